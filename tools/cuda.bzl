@@ -1,0 +1,34 @@
+"""Finds the CUDA toolkit at $CUDA_HOME (default /usr/local/cuda) as the repository @local_cuda.
+
+BUILD files ask `HAVE_CUDA` of @local_cuda//:defs.bzl and choose x_cuda.cc or no_cuda.cc by it, so that code has no #if.
+"""
+
+def _cuda_repository_impl(ctx):
+    home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
+    header = ctx.path(home + "/include/cuda_runtime.h")
+    lib = ctx.path(home + "/lib64/libcudart_static.a")
+    found = header.exists and lib.exists and ctx.os.environ.get("WEFT_CUDA", "1") != "0"
+    ctx.file("WORKSPACE", 'workspace(name = "%s")\n' % ctx.name)
+    ctx.file("defs.bzl", "HAVE_CUDA = %s\n" % found)
+    if not found:
+        ctx.file("BUILD", 'package(default_visibility = ["//visibility:public"])\n\ncc_library(name = "cudart")\n')
+        return
+    ctx.symlink(home + "/include", "include")
+    ctx.symlink(home + "/lib64/libcudart_static.a", "libcudart_static.a")
+    ctx.file("BUILD", """package(default_visibility = ["//visibility:public"])
+
+cc_library(
+    name = "cudart",
+    srcs = ["libcudart_static.a"],
+    hdrs = glob(["include/*.h", "include/crt/**"]),
+    includes = ["include"],
+    linkopts = ["-ldl", "-lrt", "-lpthread"],
+)
+""")
+
+cuda_repository = repository_rule(
+    implementation = _cuda_repository_impl,
+    environ = ["CUDA_HOME", "WEFT_CUDA"],
+    local = True,
+    doc = "The CUDA runtime, linked statically, or an empty library where there is no toolkit.",
+)

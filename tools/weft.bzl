@@ -1,0 +1,79 @@
+"""The only rules a BUILD file of Weft uses: a library is a concept, a test is its proof."""
+
+load("//tools:layers.bzl", "folder_of", "users_of")
+
+_COPTS = ["-Wall", "-Wextra", "-Werror"]
+
+def weft_library(name, private = False, copts = [], **kwargs):
+    """A cc_library whose headers are included as "weft/<package>/<file>.h".
+
+    Args:
+      name: the concept; by custom also the file, the class and the test.
+      private: keep it to this folder; else the layers above may depend on it.
+      copts: further compiler options, after the warnings.
+      **kwargs: as for cc_library.
+    """
+    folder = folder_of(native.package_name())
+    native.cc_library(
+        name = name,
+        copts = _COPTS + copts,
+        include_prefix = "weft/" + native.package_name(),
+        visibility = ["//%s:__subpackages__" % folder] if private else [users_of(folder)],
+        **kwargs
+    )
+
+def weft_binary(name, copts = [], **kwargs):
+    """A cc_binary with Weft's warnings."""
+    native.cc_binary(
+        name = name,
+        copts = _COPTS + copts,
+        **kwargs
+    )
+
+def weft_test(name, deps = [], copts = [], **kwargs):
+    """A cc_test with GoogleTest's main."""
+    native.cc_test(
+        name = name,
+        copts = _COPTS + copts,
+        deps = deps + ["@com_google_googletest//:gtest_main"],
+        **kwargs
+    )
+
+def weft_proto(name, src, grpc = False):
+    """C++ of one .proto file, included as "weft/proto/<name>.pb.h" (and .grpc.pb.h).
+
+    Args:
+      name: the target; the file is <name>.proto by custom.
+      src: the .proto file.
+      grpc: also make the service classes.
+    """
+    stem = src[:-len(".proto")]
+    outs = [stem + ".pb.h", stem + ".pb.cc"]
+    plugin = ""
+    if grpc:
+        outs += [stem + ".grpc.pb.h", stem + ".grpc.pb.cc"]
+        plugin = " --plugin=protoc-gen-grpc=/usr/bin/grpc_cpp_plugin --grpc_out=$$out"
+
+    # protoc sees the folder as weft/proto, so that an #include in generated code names what others include.
+    native.genrule(
+        name = name + "_gen",
+        srcs = [src] + native.glob(["*.proto"], exclude = [src]),
+        outs = outs,
+        cmd = "; ".join([
+            "set -e",
+            "tmp=$$(mktemp -d)",
+            "mkdir -p $$tmp/weft $$tmp/out",
+            "ln -s $$(realpath $$(dirname $(location %s))) $$tmp/weft/proto" % src,
+            "out=$$tmp/out",
+            "/usr/bin/protoc -I $$tmp --cpp_out=$$out%s $$tmp/weft/proto/%s" % (plugin, src),
+            "for f in $(OUTS); do cp $$out/weft/proto/$$(basename $$f) $$f; done",
+            "rm -r $$tmp",
+        ]),
+    )
+    weft_library(
+        name = name,
+        srcs = [o for o in outs if o.endswith(".cc")],
+        hdrs = [o for o in outs if o.endswith(".h")],
+        copts = ["-w"],
+        deps = ["@com_google_protobuf//:protobuf"] + (["@com_github_grpc_grpc//:grpc++"] if grpc else []),
+    )
