@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# run.sh: sets up, builds and runs every test; the last line is "N passed, N failed, N skipped".
+#
+#   tests/run.sh           what every change must pass
+#   tests/run.sh --long    also what is too long for that: sanitizers, long runs, more seeds
+#
+# N counts GoogleTest cases, and each other test as one. Exit status 0 only if nothing failed.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+
+long=0
+for arg in "$@"; do
+  case "$arg" in
+    --long) long=1 ;;
+    *) echo "run.sh: unknown argument '$arg'; known: --long" >&2; exit 2 ;;
+  esac
+done
+
+tools/setup.sh || exit 1
+
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+: >"$results/other"
+
+# step NAME COMMAND...: a test of its own; its output is shown only if it fails.
+step() {
+  local name=$1 log="$results/step.log" start=$SECONDS
+  shift
+  if "$@" >"$log" 2>&1; then
+    echo "pass $name" >>"$results/other"
+    echo "$name: passed in $((SECONDS - start)) s"
+  else
+    echo "fail $name" >>"$results/other"
+    echo "$name: FAILED"
+    tail -n 80 "$log"
+  fi
+}
+
+# bazel_test CONFIGURATION FILTERS TARGETS...: runs tests and keeps their reports.
+bazel_test() {
+  local name=$1 filters=$2 start=$SECONDS
+  shift 2
+  local config=()
+  [ "$name" = default ] || config=("--config=$name")
+  bazel test "${config[@]}" --test_tag_filters="$filters" --nocache_test_results --keep_going \
+    --noshow_progress --test_summary=short --build_tests_only "$@"
+  local status=$?
+  # 4: no test matched, 3: tests failed (counted from their reports); anything else did not build.
+  case $status in
+    0 | 3) ;;
+    *) echo "fail build-$name" >>"$results/other" ;;
+  esac
+  mkdir -p "$results/$name"
+  cp -rL bazel-testlogs/. "$results/$name" 2>/dev/null
+  rm -rf bazel-testlogs/* 2>/dev/null
+  echo "$name: tests took $((SECONDS - start)) s"
+}
+
+rm -rf bazel-testlogs/* 2>/dev/null
+step build bazel build --noshow_progress //...
+bazel_test default -long,-manual //...
+step consumer tests/consumer/run.sh
+step layers tests/layers/run.sh
+if [ $long = 1 ]; then
+  bazel_test default long //...
+  bazel_test asan -long,-manual,-noasan //...
+  bazel_test ubsan -long,-manual //...
+  bazel_test tsan -long,-manual,-notsan //...
+  step clang bazel build --config=clang --noshow_progress //...
+fi
+
+/usr/bin/python3 - "$results" <<'PY'
+import pathlib
+import sys
+import xml.etree.ElementTree as ET
+
+root = pathlib.Path(sys.argv[1])
+passed = failed = skipped = 0
+names = []
+for report in sorted(root.glob("*/**/test.xml")):
+    log = report.with_name("test.log")
+    try:
+        suites = ET.parse(report).getroot()
+    except ET.ParseError:
+        failed += 1
+        names.append(f"{report.parent}: unreadable report")
+        continue
+    for case in suites.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+            names.append(f"{case.get('classname')}.{case.get('name')}")
+        elif case.find("skipped") is not None or case.get("result") == "skipped":
+            skipped += 1
+        elif case.get("status") != "notrun":
+            passed += 1
+for line in (root / "other").read_text().split("\n"):
+    if line.startswith("pass "):
+        passed += 1
+    elif line.startswith("fail "):
+        failed += 1
+        names.append(line[5:])
+for name in names:
+    print("failed:", name)
+if passed == 0:
+    failed += 1
+print(f"{passed} passed, {failed} failed, {skipped} skipped")
+sys.exit(1 if failed else 0)
+PY
