@@ -39,13 +39,14 @@ def weft_test(name, deps = [], copts = [], **kwargs):
         **kwargs
     )
 
-def weft_proto(name, src, grpc = False):
+def weft_proto(name, src, grpc = False, deps = []):
     """C++ of one .proto file, included as "weft/proto/<name>.pb.h" (and .grpc.pb.h).
 
     Args:
       name: the target; the file is <name>.proto by custom.
-      src: the .proto file.
+      src: the .proto file; it imports a sibling as "weft/proto/<file>.proto".
       grpc: also make the service classes.
+      deps: the weft_proto targets of what it imports.
     """
     stem = src[:-len(".proto")]
     outs = [stem + ".pb.h", stem + ".pb.cc"]
@@ -75,5 +76,5 @@ def weft_proto(name, src, grpc = False):
         srcs = [o for o in outs if o.endswith(".cc")],
         hdrs = [o for o in outs if o.endswith(".h")],
         copts = ["-w"],
-        deps = ["@com_google_protobuf//:protobuf"] + (["@com_github_grpc_grpc//:grpc++"] if grpc else []),
+        deps = deps + ["@com_google_protobuf//:protobuf"] + (["@com_github_grpc_grpc//:grpc++"] if grpc else []),
     )
