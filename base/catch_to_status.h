@@ -1,0 +1,60 @@
+// CatchToStatus: runs code that may throw and returns what came of it.
+//
+// Stands at every place where Weft calls user code. weft::Error becomes the
+// Status it carries, std::bad_alloc RESOURCE_EXHAUSTED, anything else INTERNAL.
+
+#ifndef WEFT_BASE_CATCH_TO_STATUS_H_
+#define WEFT_BASE_CATCH_TO_STATUS_H_
+
+#include <type_traits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace weft {
+
+namespace internal {
+
+// What CatchToStatus returns for a function that returns R.
+template <typename R>
+struct Caught {
+  using type = absl::StatusOr<R>;
+};
+template <>
+struct Caught<void> {
+  using type = absl::Status;
+};
+template <>
+struct Caught<absl::Status> {
+  using type = absl::Status;
+};
+template <typename T>
+struct Caught<absl::StatusOr<T>> {
+  using type = absl::StatusOr<T>;
+};
+
+// REQUIRES: called while an exception is being handled.
+absl::Status CurrentExceptionToStatus();
+
+}  // namespace internal
+
+// Returns Status if `fn` returns void or Status, else StatusOr of its value.
+template <typename Fn>
+auto CatchToStatus(Fn&& fn) ->
+    typename internal::Caught<std::invoke_result_t<Fn>>::type {
+  try {
+    if constexpr (std::is_void_v<std::invoke_result_t<Fn>>) {
+      std::forward<Fn>(fn)();
+      return absl::OkStatus();
+    } else {
+      return std::forward<Fn>(fn)();
+    }
+  } catch (...) {
+    return internal::CurrentExceptionToStatus();
+  }
+}
+
+}  // namespace weft
+
+#endif  // WEFT_BASE_CATCH_TO_STATUS_H_

@@ -1,0 +1,62 @@
+#include "weft/base/future.h"
+
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::internal {
+
+FutureCore::~FutureCore() {
+  MutexLock lock(mu_);
+  WEFT_CHECK(first_ == nullptr) << "a future died unset with callbacks";
+}
+
+absl::Status FutureCore::AwaitReady(absl::Duration timeout) {
+  if (IsReady()) return absl::OkStatus();
+  if (InlineScope::IsActive()) {
+    return absl::FailedPreconditionError(
+        "Future::Wait: not ready, and this thread must not block (it runs an "
+        "inline handler or callback); use Then or OnReady");
+  }
+  BlockingScope blocking;
+  if (driver_->Wait(*this, driver_->clock().Now() + timeout)) {
+    return absl::OkStatus();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "Future::Wait: not ready after ", absl::FormatDuration(timeout)));
+}
+
+bool FutureCore::Append(Continuation* continuation) {
+  MutexLock lock(mu_);
+  if (IsSettled()) return false;
+  if (last_ == nullptr) {
+    first_ = continuation;
+  } else {
+    last_->next_ = continuation;
+  }
+  last_ = continuation;
+  return true;
+}
+
+void FutureCore::Drain(void* result) {
+  while (true) {
+    Continuation* next;
+    {
+      MutexLock lock(mu_);
+      next = first_;
+      first_ = last_ = nullptr;
+      if (next == nullptr) {
+        settled_.store(true, std::memory_order_release);
+        return;
+      }
+    }
+    while (next != nullptr) {
+      // Read before Run, which deletes it.
+      Continuation* const after = next->next_;
+      next->Run(result);
+      next = after;
+    }
+  }
+}
+
+}  // namespace weft::internal
