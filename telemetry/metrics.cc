@@ -1,0 +1,200 @@
+#include "weft/telemetry/metrics.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/algorithm/container.h"
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "prometheus/counter.h"
+#include "prometheus/exposer.h"
+#include "prometheus/family.h"
+#include "prometheus/gauge.h"
+#include "prometheus/histogram.h"
+#include "prometheus/registry.h"
+#include "prometheus/text_serializer.h"
+#include "weft/base/check.h"
+#include "weft/telemetry/field.h"
+
+namespace weft::telemetry {
+namespace {
+
+constexpr size_t kMaxLabelBytes = 128;
+
+bool IsWord(const std::string& word) {
+  return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+  });
+}
+
+// weft_<area>_<what>_<unit>[_total]. What is counted is often its own unit, as
+// in weft_rpc_calls_total: so a counter may have three words before _total.
+bool IsMetricName(const std::string& name, bool is_counter) {
+  const std::vector<std::string> words = absl::StrSplit(name, '_');
+  return words.size() >= 4 && words.front() == "weft" &&
+         std::all_of(words.begin(), words.end(), IsWord) &&
+         (words.back() == "total") == is_counter;
+}
+
+// Label values are shown by tools that expect text.
+void Sanitize(Metrics::Labels* labels) {
+  for (auto& [key, value] : *labels) {
+    if (value.size() > kMaxLabelBytes) value.resize(kMaxLabelBytes);
+    value = Printable(value);
+  }
+}
+
+prometheus::Counter* AddDroppedSeries(const Metrics::Options& options,
+                                      prometheus::Registry& registry) {
+  return &prometheus::BuildCounter()
+              .Name("weft_telemetry_dropped_series_total")
+              .Help("Series refused because there were too many.")
+              .Labels({{"job", Printable(options.job)},
+                       {"role", Printable(options.role)},
+                       {"rank", absl::StrCat(options.rank)}})
+              .Register(registry)
+              .Add({});
+}
+
+}  // namespace
+
+void Counter::Increment(double by) {
+  if (counter_ != nullptr) counter_->Increment(by);
+}
+double Counter::Value() const {
+  return counter_ != nullptr ? counter_->Value() : 0;
+}
+
+void Gauge::Set(double value) {
+  if (gauge_ != nullptr) gauge_->Set(value);
+}
+void Gauge::Add(double by) {
+  if (gauge_ != nullptr) gauge_->Increment(by);
+}
+double Gauge::Value() const { return gauge_ != nullptr ? gauge_->Value() : 0; }
+
+void Histogram::Observe(double value) {
+  if (histogram_ != nullptr) histogram_->Observe(value);
+}
+uint64_t Histogram::Count() const {
+  if (histogram_ == nullptr) return 0;
+  return histogram_->Collect().histogram.sample_count;
+}
+
+Metrics::Metrics(Options options)
+    : options_(std::move(options)),
+      registry_(std::make_shared<prometheus::Registry>()),
+      dropped_series_(AddDroppedSeries(options_, *registry_)) {}
+
+Metrics::~Metrics() = default;
+
+void Metrics::Check(const char* type, const std::string& name,
+                    const Labels& labels) {
+  WEFT_CHECK(IsMetricName(name, type == counters_.type))
+      << "metric \"" << name << "\": wanted weft_<area>_<what>_<unit>, with "
+      << "_total at the end of counters and of nothing else";
+  const std::string& known = types_.try_emplace(name, type).first->second;
+  WEFT_CHECK_EQ(known, type) << "metric \"" << name << "\" has two types";
+  for (const auto& [key, value] : labels) {
+    WEFT_CHECK(absl::c_linear_search(options_.labels, key))
+        << "metric \"" << name << "\" has the label \"" << key
+        << "\"; known are " << absl::StrJoin(options_.labels, ", ")
+        << " (Metrics::Options::labels)";
+  }
+}
+
+template <typename Handle, typename Metric, typename Build, typename Add>
+Handle& Metrics::Find(Series<Handle, Metric>& series, const std::string& name,
+                      Labels labels, const std::string& help, Build build,
+                      Add add) {
+  Check(series.type, name, labels);
+  Sanitize(&labels);
+  const auto found = series.handles.find({name, labels});
+  if (found != series.handles.end()) return *found->second;
+  if (series_count_ >= options_.max_series) {
+    dropped_series_->Increment();
+    return series.idle;
+  }
+  ++series_count_;
+  prometheus::Family<Metric>*& family = series.families[name];
+  if (family == nullptr) {
+    family = &build()
+                  .Name(name)
+                  .Help(help)
+                  .Labels({{"job", Printable(options_.job)},
+                           {"role", Printable(options_.role)},
+                           {"rank", absl::StrCat(options_.rank)}})
+                  .Register(*registry_);
+  }
+  auto handle = std::make_unique<Handle>(&add(*family, labels));
+  return *(series.handles[{name, std::move(labels)}] = std::move(handle));
+}
+
+Counter& Metrics::CounterFor(const std::string& name, Labels labels,
+                             const std::string& help) {
+  MutexLock lock(mu_);
+  return Find(
+      counters_, name, std::move(labels), help, prometheus::BuildCounter,
+      [](auto& family, const Labels& of) -> auto& { return family.Add(of); });
+}
+
+Gauge& Metrics::GaugeFor(const std::string& name, Labels labels,
+                         const std::string& help) {
+  MutexLock lock(mu_);
+  return Find(
+      gauges_, name, std::move(labels), help, prometheus::BuildGauge,
+      [](auto& family, const Labels& of) -> auto& { return family.Add(of); });
+}
+
+Histogram& Metrics::HistogramFor(const std::string& name, Labels labels,
+                                 std::vector<double> bounds,
+                                 const std::string& help) {
+  if (bounds.empty()) bounds = DurationBounds();
+  MutexLock lock(mu_);
+  return Find(
+      histograms_, name, std::move(labels), help,
+      prometheus::BuildHistogram, [&](auto& family, const Labels& of) -> auto& {
+        return family.Add(of, bounds);
+      });
+}
+
+std::vector<double> Metrics::DurationBounds() {
+  return {1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02,
+          0.05, 0.1,  0.2,  0.5,  1,    2,    5,    10,   20,   50,   100};
+}
+
+std::string Metrics::Text() const {
+  return prometheus::TextSerializer().Serialize(registry_->Collect());
+}
+
+absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {
+  const bool is_ipv6 = absl::StrContains(address, ':');
+  const std::string where = is_ipv6 ? absl::StrCat("[", address, "]:", port)
+                                    : absl::StrCat(address, ":", port);
+  MutexLock lock(mu_);
+  if (exposer_ != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("metrics: wanted to serve on ", where,
+                     ", but this rank serves them already on port ",
+                     exposer_->GetListeningPorts().front()));
+  }
+  try {
+    exposer_ = std::make_unique<prometheus::Exposer>(where, /*num_threads=*/2);
+  } catch (const std::exception&) {  // it does not say why
+    return absl::UnavailableError(absl::StrCat(
+        "metrics: cannot listen on ", where,
+        "; is the port taken? Choose another --metrics-port, or 0 for none"));
+  }
+  exposer_->RegisterCollectable(registry_);
+  return exposer_->GetListeningPorts().front();
+}
+
+}  // namespace weft::telemetry
