@@ -1,0 +1,55 @@
+// Storage: the memory that a tensor and its views share.
+//
+// Thread-safety: the count and the version are thread-safe; the bytes are as
+// any memory, many readers or one writer.
+
+#ifndef WEFT_TENSOR_STORAGE_H_
+#define WEFT_TENSOR_STORAGE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "weft/tensor/intrusive_ptr.h"
+
+namespace weft {
+
+class Storage : public RefCounted<Storage> {
+ public:
+  // Not initialised. Aligned to 64 bytes, or to 16 if it is at most
+  // kInlineBytes, which are part of this object.
+  static IntrusivePtr<Storage> Allocate(int64_t bytes);
+
+  // Memory of someone else, which `owner` keeps alive. May be written to.
+  static IntrusivePtr<Storage> Wrap(void* memory, int64_t bytes,
+                                    std::shared_ptr<const void> owner);
+
+  ~Storage();
+
+  char* memory() const { return memory_; }
+  int64_t bytes() const { return bytes_; }
+  // Whether Allocate made it: nobody else knows the memory.
+  bool owns_memory() const { return owner_ == nullptr; }
+
+  // Grows by one with each BumpVersion, which each operation that writes into
+  // existing elements calls. Who needs the elements later (a Payload::Borrow, a
+  // gradient) keeps the number and compares.
+  uint64_t version() const { return version_.load(std::memory_order_relaxed); }
+  void BumpVersion() { version_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  static constexpr int64_t kInlineBytes = 64;
+
+  Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner);
+  explicit Storage(int64_t bytes);
+
+  char* memory_;
+  const int64_t bytes_;
+  std::atomic<uint64_t> version_{0};
+  const std::shared_ptr<const void> owner_;  // Null: memory_ is ours.
+  alignas(16) char inline_[kInlineBytes];
+};
+
+}  // namespace weft
+
+#endif  // WEFT_TENSOR_STORAGE_H_

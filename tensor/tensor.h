@@ -1,0 +1,234 @@
+// Tensor: a handle on shared storage with shape, strides, dtype and device.
+//
+// Copying a Tensor copies no elements; so do the views (View, Transpose, Slice,
+// ...), which share storage: a write through one is seen through all.
+//
+//   Tensor x = Tensor::FromVector<float>({1, 2, 3, 4, 5, 6}, {2, 3});
+//   Tensor row = x.Select(0, 1);              // [3], shares x's elements
+//   Tensor y = MatMul(x, x.Transpose(0, 1));  // weft/tensor/ops/matmul.h
+//
+// A wrong shape, dtype or device throws weft::Error with INVALID_ARGUMENT; a
+// device that is not in this build UNIMPLEMENTED. Any use of an undefined
+// Tensor but defined(), assignment and destruction throws FAILED_PRECONDITION.
+//
+// Thread-safety: as for std::shared_ptr; elements: many readers or one writer.
+
+#ifndef WEFT_TENSOR_TENSOR_H_
+#define WEFT_TENSOR_TENSOR_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "weft/tensor/device.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/intrusive_ptr.h"
+#include "weft/tensor/shape.h"
+#include "weft/tensor/storage.h"
+
+namespace weft {
+
+class Tensor {
+ public:
+  Tensor() = default;  // Undefined.
+
+  // Elements of Empty are not initialised.
+  static Tensor Empty(const Shape& shape, DType dtype = DType::kF32,
+                      Device device = Device::Cpu());
+  static Tensor Zeros(const Shape& shape, DType dtype = DType::kF32,
+                      Device device = Device::Cpu());
+  static Tensor Ones(const Shape& shape, DType dtype = DType::kF32,
+                     Device device = Device::Cpu());
+  // `value` must be representable in `dtype`.
+  static Tensor Full(const Shape& shape, double value,
+                     DType dtype = DType::kF32, Device device = Device::Cpu());
+  static Tensor EmptyLike(const Tensor& like) {
+    return Empty(like.shape(), like.dtype(), like.device());
+  }
+  static Tensor ZerosLike(const Tensor& like) {
+    return Zeros(like.shape(), like.dtype(), like.device());
+  }
+
+  // 0, 1, ..., n - 1.
+  static Tensor Arange(int64_t n, DType dtype = DType::kI64);
+
+  // Copies. values.size() must be the number of elements of `shape`.
+  template <typename T>
+  static Tensor FromVector(const std::vector<T>& values, const Shape& shape);
+  template <typename T>
+  static Tensor FromVector(const std::vector<T>& values) {
+    return FromVector<T>(values, {static_cast<int64_t>(values.size())});
+  }
+
+  // Shape [].
+  template <typename T>
+  static Tensor Scalar(T value);
+
+  // Row-major elements at `memory`, which `owner` keeps alive (null: the caller
+  // does). No copy; in-place operations write there.
+  static Tensor FromBlob(void* memory, const Shape& shape, DType dtype,
+                         std::shared_ptr<const void> owner);
+
+  // The general view: element (i, j, ...) is at offset + i * strides[0] + ...
+  // elements. Throws if one lies outside of `storage`.
+  static Tensor FromStorage(IntrusivePtr<Storage> storage, int64_t offset,
+                            const Shape& shape, const Shape& strides,
+                            DType dtype);
+
+  bool defined() const { return static_cast<bool>(body_); }
+  DType dtype() const { return body().dtype; }
+  Device device() const { return body().device; }
+  const Shape& shape() const { return body().shape; }
+  const Shape& strides() const { return body().strides; }  // In elements.
+  int dim() const { return static_cast<int>(body().shape.size()); }
+  int64_t size(int64_t dim) const;  // A negative `dim` counts from the end.
+  int64_t numel() const { return body().numel; }
+  int64_t bytes() const { return body().numel * ItemSize(body().dtype); }
+  bool is_contiguous() const { return body().is_contiguous; }
+  const IntrusivePtr<Storage>& storage() const { return body().storage; }
+  int64_t storage_offset() const;  // In elements.
+  bool IsSameAs(const Tensor& other) const { return body_ == other.body_; }
+  // Whether this handle is the only way to its elements: no copy of it, no
+  // view, no memory of someone else. Then nobody sees what is written there.
+  bool is_sole_handle() const {
+    return body().is_unique() && body().storage->is_unique() &&
+           body().storage->owns_memory();
+  }
+
+  // Element [0, 0, ...]; the others lie where strides() say. T must be that of
+  // dtype(). Who writes here into elements that others may have seen says so by
+  // BumpVersion().
+  template <typename T>
+  T* data() const {
+    CheckDType(DTypeOf<T>);
+    return static_cast<T*>(raw());
+  }
+  void* raw() const { return body().memory; }
+
+  // The elements, which must be contiguous.
+  template <typename T>
+  absl::Span<T> span() const {
+    CheckContiguous();
+    return absl::MakeSpan(data<T>(), numel());
+  }
+
+  // The only element, of any shape.
+  template <typename T>
+  T item() const {
+    CheckOneElement();
+    return *data<T>();
+  }
+
+  // The elements in row-major order, copied.
+  template <typename T>
+  std::vector<T> ToVector() const;
+
+  // --- Views: no copy. -----------------------------------------------------
+
+  // One size may be -1: what remains. Throws if strides do not allow it.
+  Tensor View(const Shape& shape) const;
+  Tensor Transpose(int64_t a, int64_t b) const;
+  Tensor Permute(absl::Span<const int64_t> dims) const;
+  // Elements [begin, end) of `dim`; 0 <= begin <= end <= size(dim).
+  Tensor Slice(int64_t dim, int64_t begin, int64_t end) const;
+  Tensor Select(int64_t dim, int64_t index) const;  // Without `dim`.
+  // Stretches sizes of 1 and adds leading dimensions, by strides of 0.
+  Tensor Expand(const Shape& shape) const;
+  Tensor Squeeze(int64_t dim) const;  // size(dim) must be 1.
+  Tensor Unsqueeze(int64_t dim) const;
+  // Joins dimensions [begin, dim()) into one; a copy if strides demand it.
+  Tensor FlattenFrom(int64_t begin) const;
+
+  // --- Copies (the first two only where needed). ----------------------------
+
+  Tensor Contiguous() const;
+  Tensor Reshape(const Shape& shape) const;  // View, of a copy if need be.
+  Tensor Clone() const;                      // Always new, contiguous.
+  // Itself if it is `dtype`. Float to integer truncates; to bool: is not 0.
+  Tensor To(DType dtype) const;
+
+  // --- Writes: each bumps the version. --------------------------------------
+
+  // `src` is expanded to this shape and cast to this dtype; it may overlap.
+  void CopyFrom(const Tensor& src) const;
+  void Fill(double value) const;  // Representable in dtype().
+
+  uint64_t version() const { return body().storage->version(); }
+  void BumpVersion() const { body().storage->BumpVersion(); }
+
+  // "f32[2, 3]", for messages.
+  std::string Describe() const;
+
+ private:
+  struct Body : RefCounted<Body> {
+    Body(IntrusivePtr<Storage> s, void* m, const Shape& sizes,
+         const Shape& steps, int64_t elements, DType type, bool contiguous)
+        : memory(m),
+          numel(elements),
+          dtype(type),
+          is_contiguous(contiguous),
+          storage(std::move(s)),
+          shape(sizes),
+          strides(steps) {}
+
+    void* const memory;
+    const int64_t numel;
+    const DType dtype;
+    const bool is_contiguous;
+    const Device device;
+    const IntrusivePtr<Storage> storage;
+    const Shape shape;
+    const Shape strides;
+  };
+
+  explicit Tensor(IntrusivePtr<Body> body) : body_(std::move(body)) {}
+  // `memory` lies in the same storage as this tensor's.
+  Tensor Alias(void* memory, const Shape& shape, const Shape& strides) const;
+  void* At(int64_t offset) const;  // `offset` elements from the first.
+
+  const Body& body() const {
+    if (!body_) ThrowUndefined();
+    return *body_;
+  }
+  [[noreturn]] static void ThrowUndefined();
+  void CheckDType(DType wanted) const {
+    if (body().dtype != wanted) ThrowDType(wanted);
+  }
+  [[noreturn]] void ThrowDType(DType wanted) const;
+  void CheckContiguous() const;
+  void CheckOneElement() const;
+  static Tensor EmptyForValues(const Shape& shape, DType dtype, size_t values);
+
+  IntrusivePtr<Body> body_;
+};
+
+template <typename T>
+Tensor Tensor::FromVector(const std::vector<T>& values, const Shape& shape) {
+  const Tensor result = EmptyForValues(shape, DTypeOf<T>, values.size());
+  T* out = result.data<T>();
+  for (const T value : values) *out++ = value;
+  return result;
+}
+
+template <typename T>
+Tensor Tensor::Scalar(T value) {
+  const Tensor result = Empty({}, DTypeOf<T>);
+  *result.data<T>() = value;
+  return result;
+}
+
+template <typename T>
+std::vector<T> Tensor::ToVector() const {
+  CheckDType(DTypeOf<T>);
+  const Tensor flat = Contiguous();
+  const T* begin = flat.data<T>();
+  return std::vector<T>(begin, begin + flat.numel());
+}
+
+}  // namespace weft
+
+#endif  // WEFT_TENSOR_TENSOR_H_

@@ -1,0 +1,20 @@
+// WEFT_VECTORIZE: compiles a loop for several instruction sets; the one that
+// runs is chosen when the program starts.
+//
+// Only for loops: what they call must be inline. Empty where the choice does
+// not work: clang 14 has it for no template, and ThreadSanitizer is not yet up
+// when the choice is made. The results are the same but for contraction of
+// a * b + c.
+
+#ifndef WEFT_TENSOR_VECTORIZE_H_
+#define WEFT_TENSOR_VECTORIZE_H_
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(__SANITIZE_THREAD__)
+#define WEFT_VECTORIZE \
+  __attribute__((target_clones("avx512f", "arch=haswell", "default")))
+#else
+#define WEFT_VECTORIZE
+#endif
+
+#endif  // WEFT_TENSOR_VECTORIZE_H_
