@@ -1,0 +1,54 @@
+// Reductions over dimensions.
+//
+// `dims` may be negative (from the end) and names each dimension once; empty
+// means all. With `keep_dims` the reduced dimensions stay, with size 1. Float
+// sums run in several lanes of the dtype itself, pairwise over blocks, so that
+// the error grows with the logarithm of the count.
+//
+// Throws weft::Error, INVALID_ARGUMENT, for a dim that is not there or named
+// twice, for a dtype that does not fit, and for Max, Min or ArgMax of nothing.
+
+#ifndef WEFT_TENSOR_OPS_REDUCE_H_
+#define WEFT_TENSOR_OPS_REDUCE_H_
+
+#include "absl/types/span.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft {
+
+// f32, f64, i64 in their dtype; u8 and bool as i64. The sum of nothing is 0.
+Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims = {},
+           bool keep_dims = false);
+
+// f32, f64. The mean of nothing is NaN.
+Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims = {},
+            bool keep_dims = false);
+
+// Numbers; NaN if one is NaN.
+Tensor Max(const Tensor& x, absl::Span<const int64_t> dims = {},
+           bool keep_dims = false);
+Tensor Min(const Tensor& x, absl::Span<const int64_t> dims = {},
+           bool keep_dims = false);
+
+// Numbers; i64: where along `dim` the first largest lies (the first NaN, if
+// any).
+Tensor ArgMax(const Tensor& x, int64_t dim, bool keep_dims = false);
+
+// Sums `x` over what broadcasting `shape` to x's shape stretched: the gradient
+// of Expand. `x` itself if the shapes are equal.
+Tensor SumTo(const Tensor& x, const Shape& shape);
+
+// The gradient of Max and Min over `dims`: `grad` [as y] where x equals y,
+// shared equally among equals. `y` is the result with keep_dims.
+Tensor ExtremumBackward(const Tensor& grad, const Tensor& x, const Tensor& y,
+                        absl::Span<const int64_t> dims = {});
+
+// f32, f64: no NaN and no infinity.
+bool AllFinite(const Tensor& x);
+
+// sum of x * x, in f64. f32, f64.
+double SquaredNorm(const Tensor& x);
+
+}  // namespace weft
+
+#endif  // WEFT_TENSOR_OPS_REDUCE_H_
