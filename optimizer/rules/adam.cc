@@ -1,0 +1,76 @@
+#include "weft/optimizer/rules/adam.h"
+
+#include <cmath>
+
+namespace weft::optimizer {
+namespace {
+
+// What both share: `coupled` decay enters the gradient, `shrink` multiplies
+// the weights.
+template <typename T, typename Options>
+void Step(const Options& options, const StepContext& context, double coupled,
+          double shrink, int64_t n, T* __restrict weights,
+          const T* __restrict gradient, absl::Span<const absl::Span<T>> slots) {
+  const double t = static_cast<double>(context.step);
+  const double correction1 = 1.0 - std::pow(options.beta1, t);
+  const double correction2 = 1.0 - std::pow(options.beta2, t);
+  const T size = static_cast<T>(options.lr * context.lr_scale / correction1);
+  const T root = static_cast<T>(std::sqrt(correction2));
+  const T beta1 = static_cast<T>(options.beta1);
+  const T beta2 = static_cast<T>(options.beta2);
+  const T rest1 = static_cast<T>(1.0 - options.beta1);
+  const T rest2 = static_cast<T>(1.0 - options.beta2);
+  const T epsilon = static_cast<T>(options.epsilon);
+  const T decay = static_cast<T>(coupled);
+  const T keep = static_cast<T>(shrink);
+  T* __restrict m = slots[0].data();
+  T* __restrict v = slots[1].data();
+  for (int64_t i = 0; i < n; ++i) {
+    const T g = gradient[i] + decay * weights[i];
+    m[i] = beta1 * m[i] + rest1 * g;
+    v[i] = beta2 * v[i] + rest2 * g * g;
+    const T scale = std::sqrt(v[i]) / root + epsilon;
+    weights[i] = keep * weights[i] - size * (m[i] / scale);
+  }
+}
+
+}  // namespace
+
+Adam::Adam(const AdamOptions& options)
+    : OnBothTypes({{"m", 0.0}, {"v", 0.0}}), options_(options) {}
+
+template <typename T>
+void Adam::Update(const StepContext& context, int64_t n, T* __restrict weights,
+                  const T* __restrict gradient,
+                  absl::Span<const absl::Span<T>> slots) const {
+  Step<T>(options_, context, /*coupled=*/options_.weight_decay,
+          /*shrink=*/1.0, n, weights, gradient, slots);
+}
+
+AdamW::AdamW(const AdamWOptions& options)
+    : OnBothTypes({{"m", 0.0}, {"v", 0.0}}), options_(options) {}
+
+template <typename T>
+void AdamW::Update(const StepContext& context, int64_t n, T* __restrict weights,
+                   const T* __restrict gradient,
+                   absl::Span<const absl::Span<T>> slots) const {
+  const double lr = options_.lr * context.lr_scale;
+  Step<T>(options_, context, /*coupled=*/0.0,
+          /*shrink=*/1.0 - lr * options_.weight_decay, n, weights, gradient,
+          slots);
+}
+
+template void Adam::Update<float>(const StepContext&, int64_t, float*,
+                                  const float*,
+                                  absl::Span<const absl::Span<float>>) const;
+template void Adam::Update<double>(const StepContext&, int64_t, double*,
+                                   const double*,
+                                   absl::Span<const absl::Span<double>>) const;
+template void AdamW::Update<float>(const StepContext&, int64_t, float*,
+                                   const float*,
+                                   absl::Span<const absl::Span<float>>) const;
+template void AdamW::Update<double>(const StepContext&, int64_t, double*,
+                                    const double*,
+                                    absl::Span<const absl::Span<double>>) const;
+
+}  // namespace weft::optimizer

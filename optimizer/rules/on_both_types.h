@@ -1,0 +1,60 @@
+// OnBothTypes: makes an UpdateRule of a class that has Update<T>, once for
+// float and once for double.
+
+#ifndef WEFT_OPTIMIZER_RULES_ON_BOTH_TYPES_H_
+#define WEFT_OPTIMIZER_RULES_ON_BOTH_TYPES_H_
+
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "weft/base/check.h"
+#include "weft/optimizer/rules/update_rule.h"
+
+namespace weft::optimizer {
+
+// `Rule` derives from this and has
+//   template <typename T>
+//   void Update(const StepContext&, int64_t n, T* __restrict weights,
+//               const T* __restrict gradient,
+//               absl::Span<const absl::Span<T>> slots) const;
+template <typename Rule>
+class OnBothTypes : public UpdateRule {
+ public:
+  explicit OnBothTypes(std::vector<Slot> slots) : slots_(std::move(slots)) {}
+
+  absl::Span<const Slot> slots() const final { return slots_; }
+
+  void Apply(const StepContext& context, absl::Span<float> weights,
+             absl::Span<const float> gradient,
+             absl::Span<const absl::Span<float>> slots) const final {
+    ApplyAs<float>(context, weights, gradient, slots);
+  }
+  void Apply(const StepContext& context, absl::Span<double> weights,
+             absl::Span<const double> gradient,
+             absl::Span<const absl::Span<double>> slots) const final {
+    ApplyAs<double>(context, weights, gradient, slots);
+  }
+
+ private:
+  template <typename T>
+  void ApplyAs(const StepContext& context, absl::Span<T> weights,
+               absl::Span<const T> gradient,
+               absl::Span<const absl::Span<T>> slots) const {
+    WEFT_CHECK_GE(context.step, 1);
+    WEFT_CHECK_EQ(gradient.size(), weights.size());
+    WEFT_CHECK_EQ(slots.size(), slots_.size());
+    for (const absl::Span<T>& slot : slots) {
+      WEFT_CHECK_EQ(slot.size(), weights.size());
+    }
+    static_cast<const Rule*>(this)->template Update<T>(
+        context, static_cast<int64_t>(weights.size()), weights.data(),
+        gradient.data(), slots);
+  }
+
+  const std::vector<Slot> slots_;
+};
+
+}  // namespace weft::optimizer
+
+#endif  // WEFT_OPTIMIZER_RULES_ON_BOTH_TYPES_H_
