@@ -1,0 +1,213 @@
+#include "weft/base/thread_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft {
+namespace {
+
+// The pool whose thread this is; set for a worker's whole life.
+thread_local const ThreadPool* pool_of_thread = nullptr;
+
+std::chrono::steady_clock::time_point After(absl::Duration timeout) {
+  // A year stands for ever: adding the largest duration would overflow.
+  return std::chrono::steady_clock::now() +
+         absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ThreadPool>> ThreadPool::Create(
+    Options options) {
+  if (options.threads < 1 || options.max_threads < options.threads) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ThreadPool '", options.name, "': wants 1 <= threads <= max_threads, ",
+        "has threads=", options.threads,
+        ", max_threads=", options.max_threads));
+  }
+  auto pool = std::unique_ptr<ThreadPool>(new ThreadPool(std::move(options)));
+  MutexLock lock(pool->mu_);
+  for (int i = 0; i < pool->options_.threads; ++i) {
+    if (absl::Status added = pool->AddWorker(); !added.ok()) return added;
+  }
+  return pool;
+}
+
+ThreadPool::ThreadPool(Options options) : options_(std::move(options)) {}
+
+ThreadPool::~ThreadPool() {
+  StopNow();
+  JoinAll();
+}
+
+void ThreadPool::Schedule(Task task) {
+  MutexLock lock(mu_);
+  // A task that runs during the shutdown may still schedule others.
+  if (stopped_ || (draining_ && pool_of_thread != this)) return;
+  queue_.push_back(std::move(task));
+  WakeOrAddWorker();
+}
+
+absl::Status ThreadPool::Shutdown(absl::Duration timeout) {
+  if (pool_of_thread == this) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("ThreadPool '", options_.name,
+                     "': Shutdown on one of its own threads"));
+  }
+  if (!AwaitEnd(After(timeout))) {
+    const Stats left = stats();
+    StopNow();
+    return absl::DeadlineExceededError(
+        absl::StrCat("ThreadPool '", options_.name, "': tasks still run after ",
+                     absl::FormatDuration(timeout), "; dropped ", left.queued,
+                     " that had not begun"));
+  }
+  StopNow();
+  JoinAll();
+  return absl::OkStatus();
+}
+
+// Returns false if threads are left at `deadline`.
+bool ThreadPool::AwaitEnd(std::chrono::steady_clock::time_point deadline) {
+  MutexLock lock(mu_);
+  draining_ = true;
+  work_.NotifyAll();
+  while (live_ > 0) {
+    if (!ended_.WaitUntil(mu_, deadline)) return live_ == 0;
+  }
+  return true;
+}
+
+ThreadPool::Stats ThreadPool::stats() const {
+  MutexLock lock(mu_);
+  return {live_, blocked_, static_cast<int64_t>(queue_.size())};
+}
+
+void ThreadPool::BeginBlocking() {
+  MutexLock lock(mu_);
+  --running_;
+  ++blocked_;
+  WakeOrAddWorker();
+}
+
+void ThreadPool::EndBlocking() {
+  MutexLock lock(mu_);
+  --blocked_;
+  ++running_;
+  // An idle worker may now be a spare one: let it look.
+  if (idle_ > 0) work_.NotifyOne();
+}
+
+bool ThreadPool::CanStartTask() const {
+  return !queue_.empty() && running_ < options_.threads;
+}
+
+// Called whenever CanStartTask() may have become true by another than a worker
+// that is about to look itself.
+void ThreadPool::WakeOrAddWorker() {
+  if (!CanStartTask()) return;
+  if (idle_ > 0) {
+    work_.NotifyOne();
+  } else if (live_ < options_.max_threads) {
+    // Without a further thread the task waits for a present one.
+    AddWorker().IgnoreError();
+  }
+}
+
+absl::Status ThreadPool::AddWorker() {
+  if (retired_.empty()) {
+    retired_.push_back(static_cast<int>(threads_.size()));
+    threads_.emplace_back();
+  }
+  const int index = retired_.back();
+  std::thread& thread = threads_[index];
+  if (thread.joinable()) thread.join();  // it needs no lock any more
+  try {
+    thread = std::thread([this, index] { RunWorker(index); });
+  } catch (const std::system_error& error) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("ThreadPool '", options_.name, "': cannot start thread ",
+                     live_, ": ", error.what()));
+  }
+  retired_.pop_back();
+  ++live_;
+  return absl::OkStatus();
+}
+
+void ThreadPool::RunWorker(int index) {
+  pool_of_thread = this;
+  const std::string name = absl::StrCat(options_.name, "/", index);
+  pthread_setname_np(pthread_self(), name.substr(0, 15).c_str());
+  BlockingListener::Scope listener(*this);
+  Task task;
+  while (AwaitTask(&task)) {
+    RunTask(std::move(task));
+    task = nullptr;
+    MutexLock lock(mu_);
+    --running_;
+  }
+  MutexLock lock(mu_);
+  --live_;
+  WakeOrAddWorker();          // what came while this one was ending
+  retired_.push_back(index);  // after it, as that may join a retired one
+  ended_.NotifyAll();
+}
+
+// Returns false if this thread is to end: the pool stops, or it is a spare of
+// which there has been no need for a while.
+bool ThreadPool::AwaitTask(Task* task) {
+  MutexLock lock(mu_);
+  auto until = After(options_.spare_idle_time);
+  while (!CanStartTask()) {
+    if (stopped_ || (draining_ && queue_.empty() && running_ + blocked_ == 0)) {
+      work_.NotifyAll();
+      return false;
+    }
+    const bool is_spare = live_ - blocked_ > options_.threads;
+    ++idle_;
+    bool in_time = true;
+    if (is_spare) {
+      in_time = work_.WaitUntil(mu_, until);
+    } else {
+      work_.Wait(mu_);
+    }
+    --idle_;
+    if (is_spare && !in_time && !CanStartTask() &&
+        live_ - blocked_ > options_.threads) {
+      return false;
+    }
+  }
+  *task = std::move(queue_.front());
+  queue_.pop_front();
+  ++running_;
+  WakeOrAddWorker();  // two wake-ups may have found this one idle thread
+  return true;
+}
+
+void ThreadPool::StopNow() {
+  std::deque<Task> dropped;  // destroyed without the lock
+  MutexLock lock(mu_);
+  stopped_ = true;
+  dropped.swap(queue_);
+  work_.NotifyAll();
+}
+
+void ThreadPool::JoinAll() {
+  std::vector<std::thread> threads;
+  {
+    MutexLock lock(mu_);
+    threads.swap(threads_);
+    retired_.clear();
+  }
+  for (std::thread& thread : threads) {
+    if (thread.joinable()) thread.join();
+  }
+}
+
+}  // namespace weft
