@@ -1,0 +1,123 @@
+// Partition: the rows of one table that share a lock, an order and a memory of
+// what was applied.
+//
+// A row is a key, its weights, the rule's slots beside them and the number of
+// times that it was updated. A sparse row comes into being when it is first
+// pushed to; reading one that does not exist gives its initial value and
+// leaves no trace. A dense table's row is a slice of its vector, by index.
+//
+// A push and the mark that it was applied change together, under the lock: so
+// a push that is sent again, by whatever way, is applied once.
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_PS_PARTITION_H_
+#define WEFT_PS_PARTITION_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "weft/base/mutex.h"
+#include "weft/ps/placement.h"
+#include "weft/ps/sequence_window.h"
+#include "weft/ps/table_layout.h"
+
+namespace weft::ps {
+
+// One client's push to one partition. `values` are the rows' gradients, one
+// after another, each as long as its row.
+struct PushSpan {
+  // For a span that somebody else saw to being given once only.
+  static constexpr uint64_t kUnnumbered = 0;
+
+  uint64_t client = 0;
+  uint64_t sequence = kUnnumbered;
+  absl::Span<const uint64_t> keys;  // no key twice
+  const float* values = nullptr;
+};
+
+// All of a partition, copied out. Rows are in ascending order of their keys.
+struct PartitionImage {
+  struct Window {
+    uint64_t client = 0;
+    uint64_t high = 0;
+    uint64_t mask = 0;
+  };
+  std::vector<uint64_t> keys;             // [n]
+  std::vector<int64_t> steps;             // [n]
+  std::vector<float> weights;             // rows one after another
+  std::vector<std::vector<float>> slots;  // [slots], each like weights
+  std::vector<Window> windows;
+};
+
+// kInvalidArgument if `image` is not one of partition `partition` of such a
+// table: lengths differ, a key belongs elsewhere, keys do not ascend.
+absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
+                        int partition, const PartitionImage& image);
+
+class Partition {
+ public:
+  // `layout` must outlive it.
+  explicit Partition(const TableLayout* layout);
+
+  // Applies the sum of `spans`, added up in this order, times `scale`, as one
+  // step of the rule on each row that they name. Returns how many spans were
+  // left out because they had been applied before.
+  //   kFailedPrecondition  a span's sequence is beyond its window; nothing
+  //                        was changed
+  absl::StatusOr<int> Apply(absl::Span<const PushSpan> spans, float scale)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Whether that push is in what Read returns.
+  bool Applied(uint64_t client, uint64_t sequence) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Writes the rows' weights to `out`, one after another. Returns the end.
+  float* Read(absl::Span<const uint64_t> keys, float* out) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Makes row `key` with these weights unless it exists.
+  void Put(uint64_t key, absl::Span<const float> weights)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  PartitionImage Image() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Replaces everything. REQUIRES: CheckImage() is OK.
+  void Load(const PartitionImage& image) ABSL_LOCKS_EXCLUDED(mu_);
+
+  int64_t rows() const ABSL_LOCKS_EXCLUDED(mu_);
+  int64_t memory_bytes() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  using Row = uint32_t;  // an index; rows are never removed
+
+  float* WeightsOf(Row row) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Row FindOrMake(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Calls the rule on `row`.
+  void Update(Row row, const float* gradient)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ApplySum(absl::Span<const PushSpan* const> spans, float scale)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<Row> InKeyOrder() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const TableLayout& layout_;
+  const int64_t stride_;       // floats a row: weights, then slots
+  const uint32_t chunk_rows_;  // rows in one allocation
+
+  mutable Mutex mu_;
+  absl::flat_hash_map<uint64_t, Row> row_of_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> keys_ ABSL_GUARDED_BY(mu_);
+  std::vector<int64_t> steps_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<float[]>> chunks_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, SequenceWindow> windows_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_PARTITION_H_

@@ -1,0 +1,149 @@
+#include "weft/ps/partition.h"
+
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::ps {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+
+// Rows of two floats, learning by w -= g.
+std::unique_ptr<TableLayout> SgdLayout() {
+  v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_kind(v1::TableSpec::SPARSE);
+  spec.set_dim(2);
+  spec.set_mode(v1::TableSpec::ASYNC);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+  return *TableLayout::Create(spec);
+}
+
+class PartitionTest : public ::testing::Test {
+ protected:
+  absl::StatusOr<int> Push(uint64_t client, uint64_t sequence,
+                           std::vector<uint64_t> keys,
+                           std::vector<float> values) {
+    PushSpan span{client, sequence, keys, values.data()};
+    return partition_.Apply({span}, 1.0f);
+  }
+  std::vector<float> Read(std::vector<uint64_t> keys) {
+    std::vector<float> out(2 * keys.size());
+    partition_.Read(keys, out.data());
+    return out;
+  }
+
+  std::unique_ptr<TableLayout> layout_ = SgdLayout();
+  Partition partition_{layout_.get()};
+};
+
+TEST_F(PartitionTest, AppliesARuleToTheRowsThatAPushNames) {
+  EXPECT_THAT(Push(1, 1, {10, 20}, {1, 2, 3, 4}), IsOkAndHolds(0));
+  EXPECT_THAT(Read({10, 20, 30}), ElementsAre(-1, -2, -3, -4, 0, 0));
+  EXPECT_EQ(partition_.rows(), 2);
+}
+
+TEST_F(PartitionTest, ReadingLeavesNoTrace) {
+  Read({1, 2, 3});
+  EXPECT_EQ(partition_.rows(), 0);
+}
+
+TEST_F(PartitionTest, APushSentAgainIsAppliedOnce) {
+  ASSERT_THAT(Push(1, 1, {10}, {1, 1}), IsOkAndHolds(0));
+  EXPECT_THAT(Push(1, 1, {10}, {1, 1}), IsOkAndHolds(1));
+  EXPECT_THAT(Push(2, 1, {10}, {1, 1}), IsOkAndHolds(0));  // another client
+  EXPECT_THAT(Read({10}), ElementsAre(-2, -2));
+  EXPECT_TRUE(partition_.Applied(1, 1));
+  EXPECT_FALSE(partition_.Applied(1, 2));
+  EXPECT_FALSE(partition_.Applied(3, 1));
+}
+
+TEST_F(PartitionTest, ARefusedPushChangesNothing) {
+  ASSERT_THAT(Push(1, 1, {10}, {1, 1}), IsOk());
+  EXPECT_THAT(Push(1, 100, {10}, {1, 1}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "push 100"));
+  EXPECT_THAT(Read({10}), ElementsAre(-1, -1));
+}
+
+TEST_F(PartitionTest, AddsUpThePartsOfARoundAndStepsOnce) {
+  const std::vector<uint64_t> a_keys = {1, 2}, b_keys = {2, 3};
+  const std::vector<float> a = {2, 2, 4, 4}, b = {6, 6, 8, 8};
+  const std::vector<PushSpan> parts = {{1, 1, a_keys, a.data()},
+                                       {2, 1, b_keys, b.data()}};
+  EXPECT_THAT(partition_.Apply(parts, 0.5f), IsOkAndHolds(0));
+  EXPECT_THAT(Read({1, 2, 3}), ElementsAre(-1, -1, -5, -5, -4, -4));
+  EXPECT_THAT(partition_.Image().steps, Each(1));
+}
+
+// What spreadsheet arithmetic cannot show: no push is lost or doubled when
+// eight clients push the same row at once, each push twice.
+TEST_F(PartitionTest, ConcurrentPushesOfOneRowAllCountOnce) {
+  constexpr int kClients = 8;
+  constexpr int kPushes = 500;
+  std::vector<std::thread> clients;
+  for (int c = 0; c < kClients; ++c) {
+    clients.emplace_back([this, c] {
+      for (int n = 1; n <= kPushes; ++n) {
+        for (int copy = 0; copy < 2; ++copy) {
+          EXPECT_THAT(Push(c + 1, n, {5}, {1, 2}), IsOkAndHolds(copy));
+        }
+      }
+    });
+  }
+  for (std::thread& client : clients) client.join();
+  EXPECT_THAT(Read({5}),
+              ElementsAre(-kClients * kPushes, -2 * kClients * kPushes));
+}
+
+TEST_F(PartitionTest, AnImageRestoresRowsSlotsStepsAndWindows) {
+  v1::TableSpec spec = layout_->spec();
+  spec.mutable_rule()->mutable_adam()->set_lr(0.1);
+  const auto adam = *TableLayout::Create(spec);
+  Partition first(adam.get()), second(adam.get());
+  const std::vector<uint64_t> keys = {3, 1};
+  const std::vector<float> g = {1, 2, 3, 4};
+  const auto push = [&](Partition& p, uint64_t n) {
+    PushSpan span{9, n, keys, g.data()};
+    return p.Apply({span}, 1.0f);
+  };
+  ASSERT_THAT(push(first, 1), IsOk());
+  ASSERT_THAT(push(first, 2), IsOk());
+  const PartitionImage image = first.Image();
+  EXPECT_THAT(image.keys, ElementsAre(1, 3));
+  second.Load(image);
+  EXPECT_THAT(push(second, 2), IsOkAndHolds(1));  // knows what was applied
+  ASSERT_THAT(push(first, 3), IsOk());
+  ASSERT_THAT(push(second, 3), IsOk());
+  EXPECT_EQ(first.Image().weights, second.Image().weights);
+  EXPECT_EQ(first.Image().slots, second.Image().slots);
+}
+
+TEST_F(PartitionTest, PutMakesARowButDoesNotOverwriteOne) {
+  const std::vector<float> w = {7, 8}, other = {1, 1};
+  partition_.Put(4, w);
+  partition_.Put(4, other);
+  EXPECT_THAT(Read({4}), ElementsAre(7, 8));
+}
+
+TEST_F(PartitionTest, ManyRowsAcrossManyChunks) {
+  for (uint64_t k = 0; k < 50000; ++k) {
+    ASSERT_THAT(Push(1, k + 1, {k}, {1.0f, static_cast<float>(k)}), IsOk());
+  }
+  EXPECT_THAT(Read({49999}), ElementsAre(-1, -49999));
+  EXPECT_EQ(partition_.rows(), 50000);
+  EXPECT_GT(partition_.memory_bytes(), 50000 * 8);
+}
+
+}  // namespace
+}  // namespace weft::ps

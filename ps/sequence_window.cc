@@ -1,0 +1,35 @@
+#include "weft/ps/sequence_window.h"
+
+#include "weft/base/check.h"
+
+namespace weft::ps {
+
+SequenceWindow::Answer SequenceWindow::Ask(uint64_t sequence) const {
+  if (sequence == 0) return Answer::kTooFar;
+  if (sequence <= high_) {
+    const uint64_t age = high_ - sequence;
+    const bool applied = age >= kWidth || ((mask_ >> age) & 1) != 0;
+    return applied ? Answer::kDuplicate : Answer::kNew;
+  }
+  // Moving the window up pushes its oldest numbers out; none of them may be
+  // still missing, since it could not be told from an applied one afterwards.
+  const uint64_t shift = sequence - high_;
+  if (shift > kWidth) return Answer::kTooFar;
+  const uint64_t leaving = shift == kWidth ? mask_ : mask_ >> (kWidth - shift);
+  const uint64_t all =
+      shift == kWidth ? ~uint64_t{0} : (uint64_t{1} << shift) - 1;
+  return leaving == all ? Answer::kNew : Answer::kTooFar;
+}
+
+void SequenceWindow::Mark(uint64_t sequence) {
+  WEFT_CHECK(Ask(sequence) == Answer::kNew);
+  if (sequence <= high_) {
+    mask_ |= uint64_t{1} << (high_ - sequence);
+    return;
+  }
+  const uint64_t shift = sequence - high_;
+  mask_ = (shift == kWidth ? 0 : mask_ << shift) | 1;
+  high_ = sequence;
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,125 @@
+#include "weft/ps/table_layout.h"
+
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/ps/placement.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::ps {
+namespace {
+
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+v1::TableSpec Sparse() {
+  v1::TableSpec spec;
+  spec.set_name("emb");
+  spec.set_kind(v1::TableSpec::SPARSE);
+  spec.set_dim(4);
+  spec.set_mode(v1::TableSpec::ASYNC);
+  spec.mutable_rule()->mutable_sgd()->set_lr(0.5);
+  return spec;
+}
+
+v1::TableSpec Dense(int64_t elements) {
+  v1::TableSpec spec = Sparse();
+  spec.set_name("model");
+  spec.set_kind(v1::TableSpec::DENSE);
+  spec.set_elements(elements);
+  return spec;
+}
+
+TEST(TableLayout, FillsInTheNumberOfPartitions) {
+  const auto spec = CheckedSpec(Sparse());
+  ASSERT_THAT(spec, IsOk());
+  EXPECT_EQ(spec->partitions(), kDefaultPartitions);
+}
+
+TEST(TableLayout, NamesTheFieldThatIsUnfit) {
+  using S = v1::TableSpec;
+  const auto refuses = [](auto change, const char* field) {
+    S spec = Sparse();
+    change(spec);
+    EXPECT_THAT(TableLayout::Create(spec),
+                StatusIs(absl::StatusCode::kInvalidArgument, field));
+  };
+  refuses([](S& s) { s.set_name("../up to no good"); }, "name");
+  refuses([](S& s) { s.clear_kind(); }, "kind");
+  refuses([](S& s) { s.set_dim(0); }, "dim");
+  refuses([](S& s) { s.set_dim(int64_t{1} << 50); }, "dim");
+  refuses([](S& s) { s.clear_mode(); }, "mode");
+  refuses([](S& s) { s.set_mode(S::SYNC); }, "workers");
+  refuses([](S& s) { s.set_partitions(3); }, "power of two");
+  refuses([](S& s) { s.set_partitions(-1); }, "partitions");
+  refuses([](S& s) { s.mutable_initializer()->set_scale(NAN); }, "scale");
+  refuses([](S& s) { s.mutable_rule()->mutable_sgd()->set_lr(-1); }, "lr");
+  refuses([](S& s) { s.clear_rule(); }, "rule");
+  refuses(
+      [](S& s) {
+        s.set_kind(S::DENSE);
+        s.set_elements(-5);
+      },
+      "elements");
+}
+
+TEST(TableLayout, TheLastSliceOfADenseTableIsShorter) {
+  const auto layout = TableLayout::Create(Dense(2 * kSliceElements + 10));
+  ASSERT_THAT(layout, IsOk());
+  EXPECT_EQ((*layout)->slices(), 3);
+  EXPECT_EQ((*layout)->RowLength(0), kSliceElements);
+  EXPECT_EQ((*layout)->RowLength(2), 10);
+}
+
+TEST(TableLayout, InitialWeightsDependOnTableKeyAndColumnOnly) {
+  v1::TableSpec spec = Sparse();
+  spec.mutable_initializer()->set_kind(v1::Initializer::NORMAL);
+  spec.mutable_initializer()->set_scale(2.0);
+  spec.set_dim(1000);
+  const auto layout = TableLayout::Create(spec);
+  ASSERT_THAT(layout, IsOk());
+  std::vector<float> a(1000), b(1000), c(1000);
+  (*layout)->InitialWeights(7, absl::MakeSpan(a));
+  (*layout)->InitialWeights(7, absl::MakeSpan(b));
+  (*layout)->InitialWeights(8, absl::MakeSpan(c));
+  EXPECT_EQ(a, b);
+  EXPECT_NE(a, c);
+  double sum = 0, squares = 0;
+  for (float x : a) {
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / 1000, 0.0, 0.3);  // 4.7 standard errors
+  EXPECT_NEAR(std::sqrt(squares / 1000), 2.0, 0.25);
+
+  spec.set_name("another");
+  const auto other = TableLayout::Create(spec);
+  ASSERT_THAT(other, IsOk());
+  (*other)->InitialWeights(7, absl::MakeSpan(b));
+  EXPECT_NE(a, b);
+}
+
+TEST(TableLayout, UniformStaysWithinItsScale) {
+  v1::TableSpec spec = Sparse();
+  spec.mutable_initializer()->set_kind(v1::Initializer::UNIFORM);
+  spec.mutable_initializer()->set_scale(0.25);
+  spec.set_dim(4096);
+  const auto layout = TableLayout::Create(spec);
+  ASSERT_THAT(layout, IsOk());
+  std::vector<float> w(4096);
+  (*layout)->InitialWeights(1, absl::MakeSpan(w));
+  float low = 0, high = 0;
+  for (float x : w) {
+    low = std::min(low, x);
+    high = std::max(high, x);
+  }
+  EXPECT_GE(low, -0.25f);
+  EXPECT_LE(high, 0.25f);
+  EXPECT_LT(low, -0.24f);
+  EXPECT_GT(high, 0.24f);
+}
+
+}  // namespace
+}  // namespace weft::ps

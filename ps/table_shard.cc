@@ -1,0 +1,519 @@
+#include "weft/ps/table_shard.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::ps {
+namespace {
+
+absl::Span<const uint64_t> KeysOf(const Tensor& keys) {
+  if (!keys.defined()) return {};
+  // A key is 64 bits without a sign; tensors know only the signed type.
+  return absl::MakeConstSpan(
+      reinterpret_cast<const uint64_t*>(keys.data<int64_t>()), keys.numel());
+}
+
+bool IsFlat(const Tensor& t, DType dtype, int dims) {
+  return t.defined() && t.dtype() == dtype && t.dim() == dims &&
+         t.is_contiguous();
+}
+
+std::string Found(const Tensor& t) {
+  return t.defined() ? t.Describe() : "no tensor";
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TableShard>> TableShard::Create(
+    v1::TableSpec spec, int server, int servers) {
+  WEFT_CHECK(server >= 0 && server < servers);
+  WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
+  return std::unique_ptr<TableShard>(
+      new TableShard(std::move(layout), server, servers));
+}
+
+TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
+                       int servers)
+    : layout_(std::move(layout)),
+      server_(server),
+      placement_(spec().name(), spec().partitions(), servers),
+      dense_(layout_->is_dense() ? CutDense(*layout_, placement_)[server]
+                                 : DensePart{}),
+      gate_(spec().mode() == v1::TableSpec::SYNC ? spec().workers() : 0) {
+  partitions_.resize(spec().partitions());
+  for (int p = 0; p < spec().partitions(); ++p) {
+    const bool holds_rows = !layout_->is_dense() || DenseGroup(p) != nullptr;
+    if (placement_.ServerOf(p) == server_ && holds_rows) {
+      partitions_[p] = std::make_unique<Partition>(layout_.get());
+    }
+  }
+}
+
+TableShard::~TableShard() {
+  Shutdown(absl::CancelledError("the table was dropped"));
+}
+
+bool TableShard::Owns(uint32_t partition) const {
+  return partition < partitions_.size() && partitions_[partition] != nullptr;
+}
+
+const DensePart::Group* TableShard::DenseGroup(uint32_t partition) const {
+  const auto it =
+      std::lower_bound(dense_.groups.begin(), dense_.groups.end(), partition,
+                       [](const DensePart::Group& group, uint32_t p) {
+                         return static_cast<uint32_t>(group.partition) < p;
+                       });
+  const bool found = it != dense_.groups.end() &&
+                     static_cast<uint32_t>(it->partition) == partition;
+  return found ? &*it : nullptr;
+}
+
+absl::Status TableShard::Initialize(const Tensor& values) {
+  if (!layout_->is_dense()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("table '", spec().name(),
+                     "' is sparse: its rows begin as its initializer says"));
+  }
+  if (!IsFlat(values, DType::kF32, 1) || values.numel() != dense_.elements) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "first values of table '", spec().name(), "' on server ", server_,
+        ": wanted f32[", dense_.elements, "], found ", Found(values)));
+  }
+  MutexLock lock(mu_);
+  if (initialized_) return absl::OkStatus();
+  const float* at = values.data<float>();
+  for (const DensePart::Group& group : dense_.groups) {
+    for (uint64_t slice : group.slices) {
+      const int64_t length = layout_->RowLength(slice);
+      partitions_[group.partition]->Put(slice, absl::MakeConstSpan(at, length));
+      at += length;
+    }
+  }
+  initialized_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status TableShard::CheckSpan(const v1::Span& span,
+                                   absl::Span<const uint64_t> keys) const {
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (placement_.PartitionOfKey(keys[i]) !=
+        static_cast<int>(span.partition())) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "key ", keys[i], " came in partition ", span.partition(),
+          " but belongs to ", placement_.PartitionOfKey(keys[i]),
+          "; client and server must be built from the same sources"));
+    }
+    if (i > 0 && keys[i] <= keys[i - 1]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("keys of partition ", span.partition(),
+                       " are not strictly ascending at ", keys[i]));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TableShard::CheckPush(const v1::Request& request,
+                                   const Tensor& keys,
+                                   const Tensor& values) const {
+  const std::string where = absl::StrCat("push to table '", spec().name(),
+                                         "' on server ", server_, ": ");
+  if (!layout_->is_dense() && !IsFlat(keys, DType::kI64, 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "wanted keys i64[n], found ", Found(keys)));
+  }
+  const absl::Span<const uint64_t> all = KeysOf(keys);
+  size_t at = 0;
+  int64_t elements = 0;
+  int64_t previous = -1;
+  for (const v1::Span& span : request.spans()) {
+    if (!Owns(span.partition()) || span.partition() <= previous) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(where, "partition ", span.partition(),
+                       " is not held here, or is out of order"));
+    }
+    previous = span.partition();
+    if (!is_sync() && span.sequence() == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          where, "partition ", span.partition(), " has no sequence number"));
+    }
+    if (layout_->is_dense()) {
+      const DensePart::Group* group = DenseGroup(span.partition());
+      if (span.rows() != group->slices.size()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            where, "partition ", span.partition(), " has ",
+            group->slices.size(), " slices, ", span.rows(), " were sent"));
+      }
+      elements += group->elements;
+      continue;
+    }
+    if (span.rows() > all.size() - at) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          where, "spans name more rows than the ", all.size(), " keys sent"));
+    }
+    const absl::Status checked = CheckSpan(span, all.subspan(at, span.rows()));
+    if (!checked.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, checked.message()));
+    }
+    at += span.rows();
+    elements += span.rows() * layout_->dim();
+  }
+  if (at != all.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, all.size(), " keys were sent, spans name ", at));
+  }
+  const int dims = layout_->is_dense() ? 1 : 2;
+  const bool fits = IsFlat(values, DType::kF32, dims) &&
+                    values.numel() == elements &&
+                    (dims == 1 || values.size(1) == layout_->dim());
+  if (!fits) {
+    const std::string wanted =
+        dims == 1 ? absl::StrCat("f32[", elements, "]")
+                  : absl::StrCat("f32[", at, ", ", layout_->dim(), "]");
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, "wanted values ", wanted, ", found ", Found(values)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TableShard::CheckPull(const Tensor& keys) const {
+  if (layout_->is_dense()) return absl::OkStatus();
+  const std::string where = absl::StrCat("pull from table '", spec().name(),
+                                         "' on server ", server_, ": ");
+  if (!IsFlat(keys, DType::kI64, 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "wanted keys i64[n], found ", Found(keys)));
+  }
+  for (uint64_t key : KeysOf(keys)) {
+    const int partition = placement_.PartitionOfKey(key);
+    if (!Owns(partition)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          where, "key ", key, " belongs to server ",
+          placement_.ServerOf(partition),
+          "; client and server must agree on the number of servers"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+Future<ShardReply> TableShard::Handle(v1::Request request, Tensor push_keys,
+                                      Tensor push_values, Tensor pull_keys,
+                                      Instant deadline) {
+  if (request.push()) {
+    const absl::Status checked = CheckPush(request, push_keys, push_values);
+    if (!checked.ok()) return MakeReady<ShardReply>(checked);
+  }
+  if (request.pull()) {
+    const absl::Status checked = CheckPull(pull_keys);
+    if (!checked.ok()) return MakeReady<ShardReply>(checked);
+  }
+
+  Part part;
+  part.client = request.client();
+  part.spans.assign(request.spans().begin(), request.spans().end());
+  part.keys = std::move(push_keys);
+  part.values = std::move(push_values);
+  ShardReply now;
+  int64_t wanted = 0;
+  std::vector<Parked> released;
+  Future<ShardReply> parked = MakeReady<ShardReply>(ShardReply{});
+  bool is_parked = false;
+  {
+    MutexLock lock(mu_);
+    if (!shut_down_.ok()) return MakeReady<ShardReply>(shut_down_);
+    if (layout_->is_dense() && !initialized_) {
+      return MakeReady<ShardReply>(absl::FailedPreconditionError(
+          absl::StrCat("table '", spec().name(), "' on server ", server_,
+                       " has no values yet; call Initialize first")));
+    }
+    if (is_sync()) {
+      wanted = request.round();
+      if (request.push()) {
+        const absl::Status given = GivePart(request, std::move(part));
+        if (!given.ok()) return MakeReady<ShardReply>(given);
+        released = CloseRounds();
+        ++wanted;
+      }
+      if (request.pull() && gate_.open() < wanted) {
+        auto [promise, future] = MakePromise<ShardReply>();
+        parked_.push_back(
+            {wanted, deadline, std::move(pull_keys), std::move(promise)});
+        parked = std::move(future);
+        is_parked = true;
+      }
+    }
+  }
+  Answer(std::move(released));
+  if (is_parked) return parked;
+
+  if (!is_sync() && request.push()) {
+    const absl::Status pushed = PushNow(request, part, now.reply);
+    if (!pushed.ok()) return MakeReady<ShardReply>(pushed);
+  }
+  {
+    MutexLock lock(mu_);
+    now.reply.set_version(VersionLocked());
+  }
+  if (request.pull()) {
+    absl::StatusOr<ShardReply> read = Read(pull_keys, now.reply.version());
+    if (!read.ok()) return MakeReady<ShardReply>(read.status());
+    now.values = std::move(read->values);
+  }
+  return MakeReady<ShardReply>(std::move(now));
+}
+
+std::vector<PushSpan> TableShard::SpansOf(const Part& part,
+                                          bool numbered) const {
+  std::vector<PushSpan> spans;
+  absl::Span<const uint64_t> keys = KeysOf(part.keys);
+  const float* values = part.values.data<float>();
+  for (const v1::Span& span : part.spans) {
+    PushSpan push;
+    push.client = part.client;
+    push.sequence = numbered ? span.sequence() : PushSpan::kUnnumbered;
+    push.values = values;
+    if (layout_->is_dense()) {
+      const DensePart::Group* group = DenseGroup(span.partition());
+      push.keys = group->slices;
+      values += group->elements;
+    } else {
+      push.keys = keys.first(span.rows());
+      keys.remove_prefix(span.rows());
+      values += span.rows() * layout_->dim();
+    }
+    spans.push_back(push);
+  }
+  return spans;
+}
+
+absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
+                                 v1::Reply& reply) {
+  const std::vector<PushSpan> spans = SpansOf(part, /*numbered=*/true);
+  int64_t applied = 0;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const uint32_t partition = part.spans[i].partition();
+    const absl::StatusOr<int> duplicates =
+        partitions_[partition]->Apply({spans[i]}, 1.0f);
+    if (!duplicates.ok()) {
+      return absl::Status(
+          duplicates.status().code(),
+          absl::StrCat("table '", request.table(), "' partition ", partition,
+                       ": ", duplicates.status().message()));
+    }
+    reply.set_duplicates(reply.duplicates() + *duplicates);
+    applied += 1 - *duplicates;
+  }
+  MutexLock lock(mu_);
+  if (applied > 0) ++pushes_;
+  return absl::OkStatus();
+}
+
+absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
+  using Answer = RoundGate<Part>::Answer;
+  const std::string who =
+      absl::StrCat("table '", spec().name(), "': part of rank ", request.rank(),
+                   " in round ", request.round());
+  switch (gate_.Give(request.rank(), request.round(), std::move(part))) {
+    case Answer::kKept:
+    case Answer::kDuplicate:
+    case Answer::kApplied:
+      return absl::OkStatus();
+    case Answer::kMissed:
+      return absl::FailedPreconditionError(absl::StrCat(
+          who,
+          " came after the round had closed without it: the rank had "
+          "been declared dead; pull and go on with round ",
+          gate_.open()));
+    case Answer::kTooFar:
+      return absl::FailedPreconditionError(
+          absl::StrCat(who, " is too far ahead: round ", gate_.open(),
+                       " is open, and waits for ", WhoIsMissing()));
+    case Answer::kUnknown:
+      return absl::FailedPreconditionError(absl::StrCat(
+          who, ": no such live rank; the table was made for ", spec().workers(),
+          " workers, ", gate_.live(), " of them live"));
+  }
+  return absl::InternalError("unreachable");
+}
+
+std::vector<TableShard::Parked> TableShard::CloseRounds() {
+  for (std::vector<Part> parts = gate_.Close(); !parts.empty();
+       parts = gate_.Close()) {
+    ApplyRound(parts);
+  }
+  std::vector<Parked> released;
+  const auto still_parked = std::partition(
+      parked_.begin(), parked_.end(),
+      [this](const Parked& p)
+          ABSL_NO_THREAD_SAFETY_ANALYSIS { return p.version > gate_.open(); });
+  std::move(still_parked, parked_.end(), std::back_inserter(released));
+  parked_.erase(still_parked, parked_.end());
+  return released;
+}
+
+void TableShard::ApplyRound(const std::vector<Part>& parts) {
+  std::map<uint32_t, std::vector<PushSpan>> by_partition;
+  for (const Part& part : parts) {
+    const std::vector<PushSpan> spans = SpansOf(part, /*numbered=*/false);
+    for (size_t i = 0; i < spans.size(); ++i) {
+      by_partition[part.spans[i].partition()].push_back(spans[i]);
+    }
+  }
+  const float scale = spec().reduction() == v1::TableSpec::MEAN
+                          ? 1.0f / static_cast<float>(parts.size())
+                          : 1.0f;
+  for (const auto& [partition, spans] : by_partition) {
+    const absl::StatusOr<int> applied =
+        partitions_[partition]->Apply(spans, scale);
+    WEFT_CHECK(applied.ok());  // Unnumbered spans are never refused.
+  }
+}
+
+void TableShard::Answer(std::vector<Parked> released) {
+  int64_t version = 0;
+  {
+    MutexLock lock(mu_);
+    version = VersionLocked();
+  }
+  for (Parked& parked : released) {
+    parked.promise.Set(Read(parked.keys, version));
+  }
+}
+
+absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
+                                            int64_t version) const {
+  ShardReply result;
+  result.reply.set_version(version);
+  if (layout_->is_dense()) {
+    result.values = Tensor::Empty({dense_.elements});
+    float* out = result.values.data<float>();
+    for (const DensePart::Group& group : dense_.groups) {
+      out = partitions_[group.partition]->Read(group.slices, out);
+    }
+    return result;
+  }
+  const absl::Span<const uint64_t> all = KeysOf(keys);
+  result.values =
+      Tensor::Empty({static_cast<int64_t>(all.size()), layout_->dim()});
+  float* out = result.values.data<float>();
+  size_t begin = 0;
+  while (begin < all.size()) {  // a lock for each run of one partition
+    const int partition = placement_.PartitionOfKey(all[begin]);
+    size_t end = begin + 1;
+    while (end < all.size() &&
+           placement_.PartitionOfKey(all[end]) == partition) {
+      ++end;
+    }
+    out = partitions_[partition]->Read(all.subspan(begin, end - begin), out);
+    begin = end;
+  }
+  return result;
+}
+
+int64_t TableShard::VersionLocked() const {
+  return is_sync() ? gate_.open() : pushes_;
+}
+
+std::string TableShard::WhoIsMissing() const {
+  return absl::StrCat("rank ", absl::StrJoin(gate_.Missing(), ", "));
+}
+
+void TableShard::DeclareDead(int rank) {
+  std::vector<Parked> released;
+  {
+    MutexLock lock(mu_);
+    gate_.DeclareDead(rank);
+    released = CloseRounds();
+  }
+  Answer(std::move(released));
+}
+
+void TableShard::Admit(int rank) {
+  MutexLock lock(mu_);
+  gate_.Admit(rank);
+}
+
+void TableShard::Expire(Instant now) {
+  std::vector<Parked> expired;
+  std::string missing;
+  int64_t open = 0;
+  {
+    MutexLock lock(mu_);
+    const auto alive = std::partition(
+        parked_.begin(), parked_.end(),
+        [now](const Parked& parked) { return now < parked.deadline; });
+    std::move(alive, parked_.end(), std::back_inserter(expired));
+    parked_.erase(alive, parked_.end());
+    missing = WhoIsMissing();
+    open = gate_.open();
+  }
+  for (Parked& parked : expired) {
+    parked.promise.Set(absl::DeadlineExceededError(
+        absl::StrCat("table '", spec().name(), "' on server ", server_,
+                     " did not reach version ", parked.version, ": round ",
+                     open, " waits for ", missing)));
+  }
+}
+
+void TableShard::Shutdown(absl::Status reason) {
+  std::vector<Parked> parked;
+  {
+    MutexLock lock(mu_);
+    if (shut_down_.ok()) shut_down_ = reason;
+    parked.swap(parked_);
+  }
+  for (Parked& p : parked) p.promise.Set(reason);
+}
+
+v1::TableStats TableShard::Stats() const {
+  v1::TableStats stats;
+  *stats.mutable_spec() = spec();
+  for (const auto& partition : partitions_) {
+    if (partition == nullptr) continue;
+    stats.set_rows(stats.rows() + partition->rows());
+    stats.set_memory_bytes(stats.memory_bytes() + partition->memory_bytes());
+  }
+  MutexLock lock(mu_);
+  stats.set_version(VersionLocked());
+  stats.set_initialized(initialized_ || !layout_->is_dense());
+  return stats;
+}
+
+TableShard::Image TableShard::Save() const {
+  // The lock keeps rounds from closing meanwhile; asynchronous pushes go on,
+  // and each partition is copied at one moment of its own.
+  MutexLock lock(mu_);
+  Image image;
+  image.version = VersionLocked();
+  for (size_t p = 0; p < partitions_.size(); ++p) {
+    if (partitions_[p] == nullptr) continue;
+    image.partitions.emplace_back(static_cast<int>(p), partitions_[p]->Image());
+  }
+  return image;
+}
+
+absl::Status TableShard::Restore(Image image) {
+  for (const auto& [p, partition] : image.partitions) {
+    if (p < 0 || static_cast<size_t>(p) >= partitions_.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("table '", spec().name(), "' has no partition ", p));
+    }
+    WEFT_RETURN_IF_ERROR(CheckImage(*layout_, placement_, p, partition));
+  }
+  MutexLock lock(mu_);
+  for (const auto& [p, partition] : image.partitions) {
+    if (partitions_[p] != nullptr) partitions_[p]->Load(partition);
+  }
+  gate_ = RoundGate<Part>(is_sync() ? spec().workers() : 0, image.version);
+  pushes_ = image.version;
+  initialized_ = true;
+  return absl::OkStatus();
+}
+
+}  // namespace weft::ps

@@ -1,0 +1,150 @@
+// TableShard: what one server holds of one table: its partitions, and the rule
+// by which pushes become visible.
+//
+// SYNC: each push is a worker's part of a round; a round closes when every live
+// worker's part is there, and is applied in rank order as one step. A pull
+// waits, as a parked Future and not a thread, for the version it names. A
+// worker's part is known by (rank, round), so that sending it again is
+// harmless.
+// ASYNC: a push is applied as it comes; each of its spans is known by (client,
+// partition, sequence).
+//
+// Errors:
+//   kInvalidArgument     the message does not fit the table; nothing changed
+//   kFailedPrecondition  a dense table without first values; a sequence or
+//                        round too far ahead; a round closed without this
+//                        worker
+//   kDeadlineExceeded    the version was not reached in time; names who is
+//                        missing
+//   kCancelled           the shard was shut down
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_PS_TABLE_SHARD_H_
+#define WEFT_PS_TABLE_SHARD_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/clock.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/cut.h"
+#include "weft/ps/partition.h"
+#include "weft/ps/placement.h"
+#include "weft/ps/round_gate.h"
+#include "weft/ps/table_layout.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::ps {
+
+struct ShardReply {
+  v1::Reply reply;
+  Tensor values;  // f32 [m, dim], or [elements of this server]; if pulled
+};
+
+class TableShard {
+ public:
+  // As TableLayout::Create.
+  static absl::StatusOr<std::unique_ptr<TableShard>> Create(v1::TableSpec spec,
+                                                            int server,
+                                                            int servers);
+  ~TableShard();
+
+  const v1::TableSpec& spec() const { return layout_->spec(); }
+
+  // Gives a dense table its first values: this server's slices one after
+  // another, in the order of Cut. Ignored if it has them.
+  absl::Status Initialize(const Tensor& values) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The tensors are as proto/ps.proto says; those that are not used may be
+  // undefined. `deadline` bounds the wait for a version.
+  Future<ShardReply> Handle(v1::Request request, Tensor push_keys,
+                            Tensor push_values, Tensor pull_keys,
+                            Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // SYNC: rounds no longer wait for `rank`, or do so again.
+  void DeclareDead(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+  void Admit(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ends parked pulls whose deadline has passed.
+  void Expire(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends all parked pulls with `reason`.
+  void Shutdown(absl::Status reason) ABSL_LOCKS_EXCLUDED(mu_);
+
+  v1::TableStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // A copy of every partition at one version, and that version.
+  struct Image {
+    int64_t version = 0;
+    std::vector<std::pair<int, PartitionImage>> partitions;
+  };
+  Image Save() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes of `image` what belongs to this server and goes on at its version.
+  // kInvalidArgument if rows do not fit the layout.
+  absl::Status Restore(Image image) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A push, kept until its round closes.
+  struct Part {
+    uint64_t client = 0;
+    std::vector<v1::Span> spans;
+    Tensor keys;
+    Tensor values;
+  };
+  struct Parked {
+    int64_t version = 0;
+    Instant deadline;
+    Tensor keys;
+    Promise<ShardReply> promise;
+  };
+
+  TableShard(std::unique_ptr<TableLayout> layout, int server, int servers);
+
+  absl::Status CheckPush(const v1::Request& request, const Tensor& keys,
+                         const Tensor& values) const;
+  absl::Status CheckSpan(const v1::Span& span,
+                         absl::Span<const uint64_t> keys) const;
+  absl::Status CheckPull(const Tensor& keys) const;
+  absl::Status PushNow(const v1::Request& request, const Part& part,
+                       v1::Reply& reply) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status GivePart(const v1::Request& request, Part part)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Applies the rounds that may close and takes out the pulls that they
+  // release.
+  std::vector<Parked> CloseRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ApplyRound(const std::vector<Part>& parts)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Answer(std::vector<Parked> released) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<ShardReply> Read(const Tensor& keys, int64_t version) const;
+  std::vector<PushSpan> SpansOf(const Part& part, bool numbered) const;
+  int64_t VersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string WhoIsMissing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
+  bool Owns(uint32_t partition) const;
+  const DensePart::Group* DenseGroup(uint32_t partition) const;
+
+  const std::unique_ptr<TableLayout> layout_;
+  const int server_;
+  const Placement placement_;
+  const DensePart dense_;  // of this server; empty if sparse
+  // By partition; null where another server holds it.
+  std::vector<std::unique_ptr<Partition>> partitions_;
+
+  mutable Mutex mu_;
+  RoundGate<Part> gate_ ABSL_GUARDED_BY(mu_);
+  std::vector<Parked> parked_ ABSL_GUARDED_BY(mu_);
+  int64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;  // ASYNC
+  bool initialized_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_TABLE_SHARD_H_

@@ -1,0 +1,345 @@
+#include "weft/ps/table_shard.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/ps/cut.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::ps {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+constexpr int kPartitions = 8;
+
+v1::TableSpec Spec(v1::TableSpec::Kind kind, v1::TableSpec::Mode mode) {
+  v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_kind(kind);
+  spec.set_elements(5);
+  spec.set_dim(2);
+  spec.set_mode(mode);
+  spec.set_workers(2);
+  spec.set_partitions(kPartitions);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+  return spec;
+}
+
+std::unique_ptr<TableShard> Shard(v1::TableSpec::Kind kind,
+                                  v1::TableSpec::Mode mode) {
+  return *TableShard::Create(Spec(kind, mode), /*server=*/0, /*servers=*/1);
+}
+
+absl::StatusOr<ShardReply> Now(Future<ShardReply> future) {
+  return future.Wait(absl::ZeroDuration());
+}
+
+// One worker's view of a sparse or dense shard on the only server.
+class Worker {
+ public:
+  Worker(TableShard* shard, int rank)
+      : shard_(shard),
+        rank_(rank),
+        placement_("t", kPartitions, 1),
+        layout_(*TableLayout::Create(shard->spec())) {}
+
+  // Each key's gradient is {value, value}.
+  Future<ShardReply> Sparse(int64_t round, std::vector<int64_t> keys,
+                            float value, bool pull = true) {
+    v1::Request request = Request(round, pull);
+    const SparseCut cut = CutSparse(keys, placement_);
+    std::vector<int64_t> sorted;
+    for (const SparsePart::Group& group : cut.parts[0].groups) {
+      AddSpan(request, group.partition, group.end - group.begin);
+    }
+    for (uint64_t key : cut.parts[0].keys) {
+      sorted.push_back(static_cast<int64_t>(key));
+    }
+    const int64_t n = static_cast<int64_t>(sorted.size());
+    const Tensor k = Tensor::FromVector<int64_t>(sorted);
+    return shard_->Handle(request, k, Tensor::Full({n, 2}, value), k,
+                          Instant::Infinite());
+  }
+
+  Future<ShardReply> Dense(int64_t round, std::vector<float> gradient) {
+    v1::Request request = Request(round, /*pull=*/true);
+    const std::vector<DensePart> cut = CutDense(*layout_, placement_);
+    for (const DensePart::Group& group : cut[0].groups) {
+      AddSpan(request, group.partition, group.slices.size());
+    }
+    return shard_->Handle(request, Tensor(), Tensor::FromVector(gradient),
+                          Tensor(), Instant::Infinite());
+  }
+
+  void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+
+ private:
+  v1::Request Request(int64_t round, bool pull) const {
+    v1::Request request;
+    request.set_table("t");
+    request.set_client(100 + rank_);
+    request.set_rank(rank_);
+    request.set_push(true);
+    request.set_pull(pull);
+    request.set_round(round);
+    return request;
+  }
+  void AddSpan(v1::Request& request, int partition, int64_t rows) const {
+    v1::Span* span = request.add_spans();
+    span->set_partition(partition);
+    span->set_rows(rows);
+    span->set_sequence(sequence_);
+  }
+
+  TableShard* shard_;
+  int rank_;
+  Placement placement_;
+  std::unique_ptr<TableLayout> layout_;
+  uint64_t sequence_ = 1;
+};
+
+TEST(TableShard, ARoundIsAppliedOnceAllWorkersGaveTheirPart) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  Future<ShardReply> first = a.Sparse(0, {7}, 2.0f);
+  EXPECT_FALSE(first.IsReady());
+  Future<ShardReply> second = b.Sparse(0, {7, 9}, 4.0f);
+  ASSERT_THAT(Now(first), IsOk());
+  EXPECT_THAT(Now(first)->values.ToVector<float>(), Each(-3.0f));
+  EXPECT_EQ(Now(first)->reply.version(), 1);
+  ASSERT_THAT(Now(second), IsOk());
+  EXPECT_EQ(Now(second)->values.numel(), 4);
+}
+
+TEST(TableShard, APartSentAgainCountsOnce) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  Future<ShardReply> first = a.Sparse(0, {7}, 2.0f);
+  Future<ShardReply> again = a.Sparse(0, {7}, 2.0f);
+  Future<ShardReply> other = b.Sparse(0, {7}, 2.0f);
+  Future<ShardReply> late = a.Sparse(0, {7}, 2.0f);
+  for (const auto& future : {first, again, other, late}) {
+    ASSERT_THAT(Now(future), IsOk());
+    EXPECT_THAT(Now(future)->values.ToVector<float>(), Each(-2.0f));
+  }
+}
+
+TEST(TableShard, ASynchronousSumHasTheSameBitsInAnyOrderOfArrival) {
+  std::vector<float> bits;
+  for (const bool reversed : {false, true}) {
+    const auto shard = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
+    ASSERT_THAT(shard->Initialize(Tensor::Ones({5})), IsOk());
+    Worker a(shard.get(), 0), b(shard.get(), 1);
+    const std::vector<float> x = {0.1f, 1e8f, 3.3f, 1e-7f, 7.0f};
+    const std::vector<float> y = {0.7f, -1e8f, 1.1f, 1.0f, 0.3f};
+    if (reversed) {
+      b.Dense(0, y).OnReady([](const auto&) {});
+      a.Dense(0, x).OnReady([](const auto&) {});
+    } else {
+      a.Dense(0, x).OnReady([](const auto&) {});
+      b.Dense(0, y).OnReady([](const auto&) {});
+    }
+    v1::Request pull;
+    pull.set_pull(true);
+    pull.set_round(1);
+    const auto read = Now(
+        shard->Handle(pull, Tensor(), Tensor(), Tensor(), Instant::Infinite()));
+    ASSERT_THAT(read, IsOk());
+    if (bits.empty()) bits = read->values.ToVector<float>();
+    EXPECT_EQ(read->values.ToVector<float>(), bits);
+  }
+}
+
+TEST(TableShard, NobodyWaitsForADeadWorker) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  Future<ShardReply> waiting = a.Sparse(0, {7}, 2.0f);
+  EXPECT_FALSE(waiting.IsReady());
+  shard->DeclareDead(1);
+  ASSERT_THAT(Now(waiting), IsOk());
+  EXPECT_THAT(Now(waiting)->values.ToVector<float>(), Each(-2.0f));
+  EXPECT_THAT(
+      Now(b.Sparse(0, {7}, 1.0f)),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "closed without it"));
+}
+
+TEST(TableShard, AWaitThatExpiresNamesWhoIsMissing) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0);
+  v1::Request pull;
+  pull.set_pull(true);
+  pull.set_round(1);
+  const Tensor keys = Tensor::FromVector<int64_t>({1});
+  Future<ShardReply> waiting = shard->Handle(pull, Tensor(), Tensor(), keys,
+                                             Instant() + absl::Seconds(5));
+  Future<ShardReply> patient = a.Sparse(0, {7}, 2.0f);
+  shard->Expire(Instant() + absl::Seconds(6));
+  EXPECT_THAT(Now(waiting),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
+  EXPECT_FALSE(patient.IsReady());
+  shard->Shutdown(absl::CancelledError("end"));
+  EXPECT_THAT(Now(patient), StatusIs(absl::StatusCode::kCancelled, "end"));
+}
+
+TEST(TableShard, AsynchronousPushesAreAppliedAsTheyComeAndOnce) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  ASSERT_THAT(Now(a.Sparse(0, {1, 2, 3}, 1.0f)), IsOk());
+  const auto again = Now(a.Sparse(0, {1, 2, 3}, 1.0f));
+  ASSERT_THAT(again, IsOk());
+  EXPECT_GT(again->reply.duplicates(), 0);
+  EXPECT_THAT(again->values.ToVector<float>(), Each(-1.0f));
+  const auto other = Now(b.Sparse(0, {2}, 1.0f));
+  ASSERT_THAT(other, IsOk());
+  EXPECT_THAT(other->values.ToVector<float>(), Each(-2.0f));
+}
+
+TEST(TableShard, ADenseTableNeedsFirstValuesAndKeepsTheFirst) {
+  const auto shard = Shard(v1::TableSpec::DENSE, v1::TableSpec::ASYNC);
+  Worker a(shard.get(), 0);
+  EXPECT_THAT(Now(a.Dense(0, {1, 1, 1, 1, 1})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "Initialize"));
+  EXPECT_THAT(shard->Initialize(Tensor::Ones({4})),
+              StatusIs(absl::StatusCode::kInvalidArgument, "f32[5]"));
+  ASSERT_THAT(shard->Initialize(Tensor::Ones({5})), IsOk());
+  ASSERT_THAT(shard->Initialize(Tensor::Zeros({5})), IsOk());
+  const auto pushed = Now(a.Dense(0, {1, 2, 3, 4, 5}));
+  ASSERT_THAT(pushed, IsOk());
+  EXPECT_THAT(pushed->values.ToVector<float>(), ElementsAre(0, -1, -2, -3, -4));
+}
+
+// A worker whose tensors do not fit is told so, and the table stays as it is.
+TEST(TableShard, RefusesWhatDoesNotFit) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+  const Placement placement("t", kPartitions, 1);
+  v1::Request request;
+  request.set_push(true);
+  v1::Span* span = request.add_spans();
+  span->set_partition(placement.PartitionOfKey(7));
+  span->set_sequence(1);
+  span->set_rows(1);
+  const Tensor key = Tensor::FromVector<int64_t>({7});
+  const Tensor row = Tensor::Ones({1, 2});
+  const auto push = [&](const v1::Request& r, Tensor keys, Tensor values) {
+    return Now(shard->Handle(r, keys, values, Tensor(), Instant::Infinite()));
+  };
+  const auto invalid = [](const char* part) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, part);
+  };
+  EXPECT_THAT(push(request, key, Tensor::Ones({1, 3})), invalid("f32[1, 2]"));
+  EXPECT_THAT(push(request, key, Tensor::Ones({2})), invalid("f32[1, 2]"));
+  EXPECT_THAT(push(request, key, Tensor()), invalid("no tensor"));
+  EXPECT_THAT(push(request, Tensor::Ones({1}), row), invalid("keys i64[n]"));
+  EXPECT_THAT(push(request, Tensor(), row), invalid("keys i64[n]"));
+  EXPECT_THAT(push(request, Tensor::FromVector<int64_t>({7, 8}), row),
+              invalid("2 keys were sent"));
+  v1::Request bad = request;
+  bad.mutable_spans(0)->set_partition(kPartitions + 3);
+  EXPECT_THAT(push(bad, key, row), invalid("not held here"));
+  bad = request;
+  bad.mutable_spans(0)->set_partition((placement.PartitionOfKey(7) + 1) %
+                                      kPartitions);
+  EXPECT_THAT(push(bad, key, row), invalid("belongs to"));
+  bad = request;
+  bad.mutable_spans(0)->set_rows(4000000000u);
+  EXPECT_THAT(push(bad, key, row), invalid("more rows"));
+  bad = request;
+  bad.mutable_spans(0)->set_sequence(0);
+  EXPECT_THAT(push(bad, key, row), invalid("no sequence"));
+  bad = request;
+  *bad.add_spans() = bad.spans(0);
+  EXPECT_THAT(push(bad, key, row), invalid("out of order"));
+  EXPECT_EQ(shard->Stats().rows(), 0);
+  EXPECT_THAT(push(request, key, row), IsOk());
+}
+
+TEST(TableShard, AnImageMovesToAnotherNumberOfServers) {
+  const v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  const auto one = *TableShard::Create(spec, 0, 1);
+  Worker a(one.get(), 0), b(one.get(), 1);
+  std::vector<int64_t> keys;
+  for (int64_t k = 0; k < 100; ++k) keys.push_back(k * k);
+  a.Sparse(0, keys, 1.0f).OnReady([](const auto&) {});
+  ASSERT_THAT(Now(b.Sparse(0, keys, 3.0f)), IsOk());
+
+  const Placement three("t", kPartitions, 3);
+  int64_t rows = 0;
+  for (int server = 0; server < 3; ++server) {
+    const auto shard = *TableShard::Create(spec, server, 3);
+    ASSERT_THAT(shard->Restore(one->Save()), IsOk());
+    rows += shard->Stats().rows();
+    EXPECT_EQ(shard->Stats().version(), 1);
+    std::vector<int64_t> here;
+    for (int64_t key : keys) {
+      if (three.ServerOf(three.PartitionOfKey(key)) == server) {
+        here.push_back(key);
+      }
+    }
+    v1::Request pull;
+    pull.set_pull(true);
+    pull.set_round(1);
+    const auto read =
+        Now(shard->Handle(pull, Tensor(), Tensor(), Tensor::FromVector(here),
+                          Instant::Infinite()));
+    ASSERT_THAT(read, IsOk());
+    EXPECT_THAT(read->values.ToVector<float>(), Each(-2.0f));
+  }
+  EXPECT_EQ(rows, 100);
+}
+
+TEST(TableShard, RefusesAnImageOfAnotherTable) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+  TableShard::Image image;
+  image.partitions.emplace_back(0, PartitionImage{});
+  image.partitions[0].second.keys = {7};
+  image.partitions[0].second.steps = {1};
+  image.partitions[0].second.weights = {1, 2, 3};
+  EXPECT_THAT(shard->Restore(image),
+              StatusIs(absl::StatusCode::kInvalidArgument, "'t'"));
+  image.partitions[0].first = 99;
+  EXPECT_THAT(shard->Restore(image),
+              StatusIs(absl::StatusCode::kInvalidArgument, "partition 99"));
+}
+
+TEST(CutSparse, GroupsByServerAndPartitionAndRemembersWhereEachKeyWent) {
+  const Placement placement("t", 16, 3);
+  std::mt19937_64 random(1);
+  std::vector<int64_t> keys;
+  for (int i = 0; i < 1000; ++i) keys.push_back(random() % 300);
+  const SparseCut cut = CutSparse(keys, placement);
+  std::vector<uint64_t> all;
+  for (int server = 0; server < 3; ++server) {
+    const SparsePart& part = cut.parts[server];
+    int64_t at = 0;
+    for (const SparsePart::Group& group : part.groups) {
+      EXPECT_EQ(group.begin, at);
+      EXPECT_EQ(placement.ServerOf(group.partition), server);
+      for (at = group.begin; at < group.end; ++at) {
+        EXPECT_EQ(placement.PartitionOfKey(part.keys[at]), group.partition);
+        if (at > group.begin) {
+          EXPECT_GT(part.keys[at], part.keys[at - 1]);
+        }
+      }
+    }
+    EXPECT_EQ(at, static_cast<int64_t>(part.keys.size()));
+    all.insert(all.end(), part.keys.begin(), part.keys.end());
+  }
+  EXPECT_EQ(static_cast<int64_t>(all.size()), cut.unique);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    EXPECT_EQ(all[cut.unique_of[i]], static_cast<uint64_t>(keys[i]));
+  }
+}
+
+}  // namespace
+}  // namespace weft::ps
