@@ -1,0 +1,68 @@
+// Coordinator: answers for the job's membership, barriers and store. Served at
+// an endpoint by over_net.h, within the process by LocalLink().
+//
+// It is CoordinatorCore, which decides, behind a CoordinatorLog, which
+// remembers: a decision is on disk before anybody hears of it.
+
+#ifndef WEFT_RENDEZVOUS_COORDINATOR_H_
+#define WEFT_RENDEZVOUS_COORDINATOR_H_
+
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/executor.h"
+#include "weft/rendezvous/coordinator_core.h"
+#include "weft/rendezvous/coordinator_link.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::rendezvous {
+
+struct CoordinatorOptions {
+  CoordinatorCore::Options core;
+  // The file that lets members survive a restart of the coordinator. Empty:
+  // kept in memory, and a restarted coordinator knows nobody.
+  std::string log_path;
+  telemetry::Telemetry* telemetry = nullptr;
+};
+
+// Thread-safety: thread-safe.
+class Coordinator {
+ public:
+  // Reads the log, raises its term and starts. kDataLoss: the log is damaged;
+  // kFailedPrecondition: it is another job's, or in use by another process.
+  // Decisions run on `executor`, whose threads may wait for the disk. It and
+  // `timers` must outlive the Coordinator.
+  static absl::StatusOr<std::unique_ptr<Coordinator>> Create(
+      TimerSource& timers, Executor& executor, CoordinatorOptions options);
+  ~Coordinator();
+
+  // Who calls, as far as the transport has proved it.
+  struct Caller {
+    std::string text;  // for messages to people
+    // The only worker for which it may speak; empty: any.
+    std::string name;
+  };
+  // Answers one call of `method` (Join); `respond` runs once, on any thread.
+  using Respond = absl::AnyInvocable<void(absl::StatusOr<std::string>) &&>;
+  void Handle(const Caller& caller, absl::string_view method,
+              std::string request, Respond respond);
+
+  // For members of this process. `this` must outlive it.
+  std::unique_ptr<CoordinatorLink> LocalLink();
+
+  // Answers held calls with kUnavailable and takes no more.
+  void Shutdown();
+
+  class State;
+
+ private:
+  explicit Coordinator(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_COORDINATOR_H_

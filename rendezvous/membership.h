@@ -1,0 +1,122 @@
+// Membership: one worker's place in the job: it joins, shows that it lives,
+// follows the view, and leaves.
+
+#ifndef WEFT_RENDEZVOUS_MEMBERSHIP_H_
+#define WEFT_RENDEZVOUS_MEMBERSHIP_H_
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/executor.h"
+#include "weft/rendezvous/coordinator_link.h"
+#include "weft/rendezvous/member.h"
+#include "weft/rendezvous/store.h"
+#include "weft/rendezvous/view.h"
+#include "weft/rendezvous/world.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::rendezvous {
+
+struct JoinOptions {
+  std::string job;
+  std::string role;
+  int rank = 0;
+  std::string name;     // empty: <role><rank>
+  std::string address;  // where others reach this worker
+  std::map<std::string, std::string> labels;
+  World world;
+  // Until the coordinator has answered and the world is complete.
+  absl::Duration timeout = absl::Minutes(5);
+  // Return as soon as this worker is in, whoever else is.
+  bool wait_for_world = true;
+  absl::Duration heartbeat_interval = absl::Milliseconds(500);
+  // Told "3/4 joined, missing trainer1" while waiting, when it changes and at
+  // least every 10 s. Null: the log.
+  std::function<void(const std::string&)> progress;
+  // Runs OnChange callbacks. Must outlive the Membership. Null: they run on the
+  // thread that heard of the change, and must not block.
+  Executor* executor = nullptr;
+  telemetry::Telemetry* telemetry = nullptr;
+};
+
+// Thread-safety: thread-safe.
+class Membership {
+ public:
+  // Joins, in any order of start: waits for a coordinator that is not there
+  // yet.
+  //   kAlreadyExists       the name is held by a worker that lives
+  //   kFailedPrecondition  another job or another world is at that address
+  //   kInvalidArgument     the name, role or rank cannot be in this world
+  //   kDeadlineExceeded    says whether the coordinator answered, and who is
+  //                        missing
+  // `timers` must outlive the Membership.
+  static absl::StatusOr<std::unique_ptr<Membership>> Join(
+      TimerSource& timers, std::unique_ptr<CoordinatorLink> link,
+      JoinOptions options);
+
+  // Stops at once and tells nobody: to the others this worker falls silent.
+  ~Membership();
+
+  const Member& self() const;
+
+  // The newest that this worker has heard of. Never null.
+  std::shared_ptr<const View> view() const;
+
+  // Ok while this worker is in the job; else why it is not. Once lost, the
+  // membership is lost for ever: kFailedPrecondition.
+  absl::Status status() const;
+
+  // Waits for a view of which `is_fit` holds. kDeadlineExceeded says who is in.
+  absl::StatusOr<std::shared_ptr<const View>> WaitFor(
+      std::function<bool(const View&)> is_fit, absl::Duration timeout);
+
+  // Runs `fn` for each newer view, in order and one at a time, beginning with
+  // the present one, until the Subscription ends. Afterwards it does not run.
+  class Subscription {
+   public:
+    Subscription() = default;
+    explicit Subscription(std::function<void()> cancel);
+    Subscription(Subscription&& other) noexcept;
+    Subscription& operator=(Subscription&& other) noexcept;
+    ~Subscription();
+
+   private:
+    std::function<void()> cancel_;
+  };
+  [[nodiscard]] Subscription OnChange(
+      std::function<void(std::shared_ptr<const View>)> fn);
+
+  // Waits until all of `members` (names, this worker's among them; empty: all
+  // members of a fixed world) are at the barrier `tag`. Barriers of different
+  // tags are independent. kDeadlineExceeded says who is missing, kUnavailable
+  // who is gone. kFailedPrecondition: this worker is at that barrier already.
+  absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
+                       absl::Duration timeout);
+
+  Store& store();
+
+  // Says good-bye. The others see a departure, not a death. Idempotent.
+  absl::Status Leave(absl::Duration timeout);
+
+  class State;
+
+ private:
+  explicit Membership(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
+  std::unique_ptr<Store> store_;
+};
+
+// A fresh random number, not 0, for Member::incarnation.
+uint64_t DrawIncarnation();
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_MEMBERSHIP_H_

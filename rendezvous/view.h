@@ -1,0 +1,66 @@
+// View: who is in the job, at one version.
+
+#ifndef WEFT_RENDEZVOUS_VIEW_H_
+#define WEFT_RENDEZVOUS_VIEW_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/rendezvous/member.h"
+#include "weft/rendezvous/worker_key.h"
+#include "weft/rendezvous/world.h"
+
+namespace weft::rendezvous {
+
+// Held as std::shared_ptr<const View>: a reader keeps the version that it
+// looked at, while newer ones come.
+//
+// Thread-safety: immutable.
+class View {
+ public:
+  View() = default;
+  View(Epoch version, World world, std::vector<Member> members,
+       std::vector<Departed> departed);
+
+  // Grows with each change, across restarts of the coordinator too.
+  Epoch version() const { return version_; }
+  const World& world() const { return world_; }
+  const std::vector<Member>& members() const { return members_; }      // by id
+  const std::vector<Departed>& departed() const { return departed_; }  // by id
+
+  // Null if there is no such member now.
+  const Member* Find(absl::string_view name) const;
+  const Member* Find(WorkerKey key) const;
+
+  // Members that match every "name=value" of `selector`, by id: the names role,
+  // rank and name mean the member's own, others its labels. "" matches all.
+  // kInvalidArgument if a part has no '='.
+  absl::StatusOr<std::vector<const Member*>> Select(
+      absl::string_view selector) const;
+  std::vector<const Member*> WithRole(absl::string_view role) const;  // by rank
+
+  // True for an incarnation that was declared gone or has been succeeded.
+  bool IsGone(WorkerKey key) const;
+
+  bool IsComplete() const { return Missing().empty(); }
+  // Who is still to come: names in a fixed world, "2 more" in an elastic one.
+  std::vector<std::string> Missing() const;
+  // "3/4 joined, missing trainer1".
+  std::string Summary() const;
+
+ private:
+  int Counted() const;  // members that are not admins
+
+  Epoch version_ = 0;
+  World world_;
+  std::vector<Member> members_;
+  std::vector<Departed> departed_;
+};
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_VIEW_H_

@@ -1,0 +1,50 @@
+// World: how many workers a job is to have.
+
+#ifndef WEFT_RENDEZVOUS_WORLD_H_
+#define WEFT_RENDEZVOUS_WORLD_H_
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+
+namespace weft::rendezvous {
+
+// Fixed: ranks 0..n-1 of each role, named <role><rank>. Elastic: any names,
+// complete from `min` members on, full at `max`. Members of role admin are
+// never counted.
+struct World {
+  std::map<std::string, int> roles;  // empty: elastic
+  int min = 1;
+  int max = 1;
+
+  static World Fixed(std::map<std::string, int> roles);
+  static World Fixed(int servers, int trainers);
+  static World Elastic(int min, int max);
+
+  bool is_fixed() const { return !roles.empty(); }
+  int size() const;  // fixed: all roles together; elastic: `min`
+
+  // Fixed: the place of (role, rank) in 0..size()-1, roles in alphabetical
+  // order; none if there is no such place.
+  std::optional<uint32_t> Place(absl::string_view role, int rank) const;
+
+  // kInvalidArgument says which number is wrong.
+  absl::Status Validate() const;
+
+  // "ps=2 trainer=2", "elastic 1 to 8".
+  std::string ToString() const;
+
+  friend bool operator==(const World& a, const World& b);
+  friend bool operator!=(const World& a, const World& b) { return !(a == b); }
+};
+
+// The role of tools that watch a job without being counted in it.
+inline constexpr absl::string_view kAdminRole = "admin";
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_WORLD_H_
