@@ -1,0 +1,100 @@
+// Agent: one worker's end of all calls.
+//
+//   auto agent = rpc::Agent::Create({.name = "trainer0", .key = key, ...});
+//   rpc::Target ps = (*agent)->To("ps0");
+//   WEFT_ASSIGN_OR_RETURN(Tensor y, rpc::Call(ps, Scale, x, 2.0));
+//
+// It serves from the moment it is made. To call itself is to call anybody:
+// arguments and results are copied.
+
+#ifndef WEFT_RPC_AGENT_H_
+#define WEFT_RPC_AGENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/executor.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rpc/directory.h"
+#include "weft/rpc/function.h"
+#include "weft/rpc/limits.h"
+#include "weft/rpc/transport.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::rpc {
+
+struct AgentOptions {
+  std::string job;  // peers of another job are refused
+  std::string name;
+  WorkerKey key;
+
+  // The three must outlive the agent.
+  Transport* transport = nullptr;
+  Directory* directory = nullptr;
+  telemetry::Telemetry* telemetry = nullptr;  // null: silent
+
+  // Where handlers run; must outlive the agent. Null: a pool of the agent's own
+  // with `threads`, which grows while handlers wait, up to `max_threads`.
+  Executor* executor = nullptr;
+  int threads = 4;
+  int max_threads = 256;
+
+  absl::Duration default_timeout = absl::Seconds(60);
+  Limits limits;  // what peers may ask of this worker at a time
+  // A peer that cannot be reached for so long is given up: its calls end with
+  // kUnavailable.
+  absl::Duration give_up_after = absl::Seconds(10);
+  std::string build;                   // shown in errors; empty: Weft's version
+  const Registry* registry = nullptr;  // null: Registry::Global()
+};
+
+// Thread-safety: thread-safe.
+class Agent {
+ public:
+  // kInvalidArgument for a name that is none.
+  static absl::StatusOr<std::unique_ptr<Agent>> Create(AgentOptions options);
+  // Ends what is open with kCancelled, without waiting for the network.
+  ~Agent();
+
+  // A worker to call. An infinite `timeout` is the agent's default.
+  Target To(absl::string_view name,
+            absl::Duration timeout = absl::InfiniteDuration());
+  Target To(WorkerKey key, absl::Duration timeout = absl::InfiniteDuration());
+
+  // What handlers find by CallContext::Local<T>(). `object` must outlive the
+  // agent, or be replaced by null when no handler uses it any more.
+  template <typename T>
+  void SetLocal(T* object) {
+    SetLocalObject(&internal::kTypeKey<T>, object);
+  }
+
+  // Membership says that this incarnation is gone: its calls end, those that
+  // were out with OutcomeUnknown, and it is heard no more.
+  void PeerGone(WorkerKey key, absl::string_view why);
+
+  // Refuses new calls in both directions, waits until those in progress have
+  // ended, and after `timeout` ends them: then kDeadlineExceeded says which.
+  absl::Status Shutdown(absl::Duration timeout);
+
+  const std::string& name() const;
+  WorkerKey key() const;
+
+  class Core;
+
+ private:
+  friend class CallContext;
+  explicit Agent(std::shared_ptr<Core> core);
+  void SetLocalObject(const void* type_key, void* object);
+
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_AGENT_H_

@@ -1,0 +1,87 @@
+// CallContext: what a registered function may know of the call that it serves.
+//
+// A function that takes `CallContext&` first gets it. Calls made through To()
+// inherit the caller's deadline, trace and cancellation.
+
+#ifndef WEFT_RPC_CALL_CONTEXT_H_
+#define WEFT_RPC_CALL_CONTEXT_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/cancel.h"
+#include "weft/base/clock.h"
+#include "weft/rpc/directory.h"
+#include "weft/telemetry/trace_context.h"
+
+namespace weft::rpc {
+
+class Agent;
+class Target;
+
+namespace internal {
+// One address for each type: the key of Local<T>().
+template <typename T>
+inline const char kTypeKey = 0;
+}  // namespace internal
+
+// What a call hands down to those that it makes.
+struct Lineage {
+  Instant deadline = Instant::Infinite();
+  int depth = 0;      // calls above this one
+  std::string chain;  // "trainer0 > ps0:Push > ps1:Merge", the nearest of it
+  telemetry::TraceContext trace;
+  CancelToken cancel;
+};
+
+// Lives until the function has returned and a Future returned by it is ready.
+//
+// Thread-safety: thread-safe.
+class CallContext {
+ public:
+  virtual ~CallContext() = default;
+  CallContext(const CallContext&) = delete;
+  CallContext& operator=(const CallContext&) = delete;
+
+  Agent& agent() const { return *agent_; }
+  // Who calls: proven by the connection where that is secured, else as told.
+  const Worker& peer() const { return peer_; }
+
+  Instant deadline() const { return lineage_.deadline; }
+  // What the caller still waits; never negative.
+  absl::Duration Remaining() const;
+  // Fires when the caller has given up or gone, or the deadline has passed.
+  const CancelToken& cancel() const { return lineage_.cancel; }
+  const telemetry::TraceContext& trace() const { return lineage_.trace; }
+  const Lineage& lineage() const { return lineage_; }
+
+  // Where to call from here. `timeout` counts from each call and is cut to what
+  // remains of this one.
+  Target To(absl::string_view name,
+            absl::Duration timeout = absl::InfiniteDuration()) const;
+  Target To(WorkerKey key,
+            absl::Duration timeout = absl::InfiniteDuration()) const;
+
+  // What Agent::SetLocal attached, or null.
+  template <typename T>
+  T* Local() const {
+    return static_cast<T*>(FindLocal(&internal::kTypeKey<T>));
+  }
+
+ protected:
+  CallContext(Agent* agent, Worker peer, Lineage lineage)
+      : agent_(agent), peer_(std::move(peer)), lineage_(std::move(lineage)) {}
+
+ private:
+  void* FindLocal(const void* type_key) const;
+
+  Agent* const agent_;
+  const Worker peer_;
+  const Lineage lineage_;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_CALL_CONTEXT_H_

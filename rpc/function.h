@@ -1,0 +1,275 @@
+// WEFT_RPC: makes a function callable by every worker.
+//
+//   Tensor Scale(const Tensor& x, double k) { return x * k; }
+//   WEFT_RPC(Scale);                 // at namespace scope, in the same file
+//
+// The function may take `CallContext&` first, then anything with a Codec, by
+// value or const reference. It returns void, Status, R, StatusOr<R> or
+// Future<R>; what it throws becomes a Status. WEFT_RPC_INLINE runs it on the
+// transport's thread: for what is short and never waits.
+//
+// The file must be linked into the worker that serves: a library that holds
+// registrations and nothing else that is used needs `alwayslink = True`.
+
+#ifndef WEFT_RPC_FUNCTION_H_
+#define WEFT_RPC_FUNCTION_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/future.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rpc/codec.h"
+
+namespace weft::rpc {
+
+// A call being served, as the function's stub sees it.
+class ServedCall : public CallContext {
+ public:
+  // The encoded arguments; gone after the call.
+  Slices TakeRequest() { return std::move(request_); }
+
+  // Ends the call; the first one counts. Thread-safe.
+  virtual void Finish(absl::StatusOr<Slices> reply) = 0;
+
+ protected:
+  ServedCall(Agent* agent, Worker peer, Lineage lineage, Slices request)
+      : CallContext(agent, std::move(peer), std::move(lineage)),
+        request_(std::move(request)) {}
+
+ private:
+  Slices request_;
+};
+
+// Where a function runs.
+enum class RunsOn {
+  kExecutor,   // the agent's; it may wait
+  kTransport,  // where its call arrives; it must neither wait nor take long
+};
+
+// One registered function.
+struct Function {
+  using Address = void (*)();
+  using Serve = void (*)(std::shared_ptr<ServedCall>);
+
+  std::string name;       // ps::Push
+  std::string signature;  // "tensor(tensor, f64)"
+  uint64_t digest = 0;    // of the signature
+  RunsOn runs_on = RunsOn::kExecutor;
+  Address address = nullptr;
+  Serve serve = nullptr;
+};
+
+// The functions that a worker knows.
+//
+// Thread-safety: filled by one thread, then constant.
+class Registry {
+ public:
+  // What WEFT_RPC fills before main.
+  static Registry& Global();
+
+  // REQUIRES: another function of the same name is not in it.
+  void Add(Function function);
+
+  const Function* FindName(absl::string_view name) const;
+  const Function* FindAddress(Function::Address address) const;
+  // Of all names and signatures: equal registries have equal digests.
+  uint64_t Digest() const;
+  std::vector<std::string> Names() const;  // sorted
+
+ private:
+  absl::flat_hash_map<std::string, std::unique_ptr<const Function>> by_name_;
+  absl::flat_hash_map<Function::Address, const Function*> by_address_;
+};
+
+namespace internal {
+
+uint64_t DigestOf(absl::string_view text);
+
+// The T of R, StatusOr<T>, Future<T>; void of Status.
+template <typename R>
+struct Returned {
+  using type = R;
+};
+template <>
+struct Returned<absl::Status> {
+  using type = void;
+};
+template <typename T>
+struct Returned<absl::StatusOr<T>> {
+  using type = T;
+};
+template <typename T>
+struct Returned<Future<T>> {
+  using type = T;
+};
+template <typename R>
+struct IsFuture : std::false_type {};
+template <typename T>
+struct IsFuture<Future<T>> : std::true_type {};
+
+template <typename... P>
+constexpr bool kCanTravel =
+    ((!std::is_lvalue_reference_v<P> ||
+      std::is_const_v<std::remove_reference_t<P>>)&&...) &&
+    (!std::is_pointer_v<std::decay_t<P>> && ...);
+
+template <typename R>
+std::string ReturnName() {
+  if constexpr (std::is_void_v<R>) {
+    return "void";
+  } else {
+    return TypeName<R>();
+  }
+}
+
+// R(P...) without the context, of any registered function.
+template <typename R, typename... P>
+struct Shape {
+  static_assert(kCanTravel<P...>,
+                "a registered function takes values and const references");
+  using Value = typename Returned<std::decay_t<R>>::type;
+  using Arguments = std::tuple<std::decay_t<P>...>;
+
+  static std::string Signature() {
+    return absl::StrCat(ReturnName<Value>(), "(", TypeNames<P...>(), ")");
+  }
+};
+
+template <typename F>
+struct FunctionType;
+template <typename R, typename... P>
+struct FunctionType<R (*)(P...)> : Shape<R, P...> {
+  static constexpr bool kTakesContext = false;
+};
+template <typename R, typename... P>
+struct FunctionType<R (*)(CallContext&, P...)> : Shape<R, P...> {
+  static constexpr bool kTakesContext = true;
+};
+
+template <typename T>
+absl::StatusOr<Slices> EncodeResult(Result<T> result) {
+  if constexpr (std::is_void_v<T>) {
+    if (!result.ok()) return result;
+    return Slices();
+  } else {
+    if (!result.ok()) return std::move(result).status();
+    Encoder encoder;
+    encoder.Write(*std::move(result));
+    return std::move(encoder).Finish();
+  }
+}
+
+// Decodes `arguments`, naming the first that is not what the function takes.
+absl::Status ArgumentError(absl::string_view signature, size_t index,
+                           const absl::Status& status);
+
+template <typename Tuple, size_t... I>
+absl::Status DecodeArguments(Decoder& decoder, Tuple& arguments,
+                             std::index_sequence<I...>) {
+  absl::Status status;
+  size_t index = 0;
+  (void)((++index, status = decoder.Read(std::get<I>(arguments)),
+          status.ok()) &&
+         ...);
+  if (status.ok()) {
+    index = 0;
+    status = decoder.AtEnd();
+  }
+  return status.ok() ? status : ArgumentError("", index, status);
+}
+
+// What a server runs for `function`: decode, call, encode.
+template <auto function>
+void ServeFunction(std::shared_ptr<ServedCall> call) {
+  using Type = FunctionType<decltype(function)>;
+  using Value = typename Type::Value;
+  typename Type::Arguments arguments;
+  absl::Status decoded = CatchToStatus([&] {
+    const Slices request = call->TakeRequest();
+    Decoder decoder(request);
+    return DecodeArguments(
+        decoder, arguments,
+        std::make_index_sequence<std::tuple_size_v<decltype(arguments)>>());
+  });
+  if (!decoded.ok()) return call->Finish(std::move(decoded));
+  auto result = CatchToStatus([&] {
+    return std::apply(
+        [&](auto&... values) {
+          if constexpr (Type::kTakesContext) {
+            return function(*call, std::move(values)...);
+          } else {
+            return function(std::move(values)...);
+          }
+        },
+        arguments);
+  });
+  if constexpr (std::is_same_v<decltype(result),
+                               absl::StatusOr<Future<Value>>>) {
+    if (!result.ok()) return call->Finish(std::move(result).status());
+    Future<Value> future = *std::move(result);
+    // The callback holds the call, and with it the context.
+    future.OnReady([call](const Result<Value>& value) {
+      call->Finish(CatchToStatus([&] { return EncodeResult<Value>(value); }));
+    });
+  } else {
+    call->Finish(
+        CatchToStatus([&] { return EncodeResult<Value>(std::move(result)); }));
+  }
+}
+
+// The qualified name of `function`, as the compiler spells it.
+template <auto function>
+std::string NameOf() {
+  std::string_view text = __PRETTY_FUNCTION__;
+  // gcc:   "... [with auto function = ps::Push; std::string = ...]"
+  // clang: "... [function = &ps::Push]"
+  text.remove_prefix(text.find("function = ") + 11);
+  text = text.substr(0, text.find_first_of(";]"));
+  if (!text.empty() && text.front() == '&') text.remove_prefix(1);
+  return std::string(text);
+}
+
+template <auto function>
+Function Describe(RunsOn runs_on, std::string name = NameOf<function>()) {
+  Function f;
+  f.name = std::move(name);
+  f.signature = FunctionType<decltype(function)>::Signature();
+  f.digest = DigestOf(f.signature);
+  f.runs_on = runs_on;
+  f.address = reinterpret_cast<Function::Address>(function);
+  f.serve = &ServeFunction<function>;
+  return f;
+}
+
+inline bool Register(Function function) {
+  Registry::Global().Add(std::move(function));
+  return true;
+}
+
+}  // namespace internal
+}  // namespace weft::rpc
+
+#define WEFT_RPC(function) \
+  WEFT_RPC_REGISTER_(function, __COUNTER__, ::weft::rpc::RunsOn::kExecutor)
+#define WEFT_RPC_INLINE(function) \
+  WEFT_RPC_REGISTER_(function, __COUNTER__, ::weft::rpc::RunsOn::kTransport)
+#define WEFT_RPC_REGISTER_(function, n, runs_on) \
+  WEFT_RPC_REGISTER_AS_(function, n, runs_on)
+#define WEFT_RPC_REGISTER_AS_(function, n, runs_on)            \
+  [[maybe_unused]] static const bool weft_rpc_registered_##n = \
+      ::weft::rpc::internal::Register(                         \
+          ::weft::rpc::internal::Describe<&function>(runs_on))
+
+#endif  // WEFT_RPC_FUNCTION_H_

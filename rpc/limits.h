@@ -1,0 +1,27 @@
+// Limits: what one peer may ask of a worker at a time.
+
+#ifndef WEFT_RPC_LIMITS_H_
+#define WEFT_RPC_LIMITS_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace weft::rpc {
+
+// Callers keep to them by waiting for credit; who does not is refused with
+// kResourceExhausted. Bytes are those of requests in progress and of replies
+// whose receipt is not acknowledged.
+struct Limits {
+  int64_t calls = 256;
+  int64_t bytes = int64_t{256} << 20;
+  // Calls made by handlers while they serve one are outside `calls`, so that a
+  // chain of workers cannot starve itself; beyond this many they fail at once.
+  int64_t nested_calls = 4096;
+  // The longest time-out; longer ones are cut.
+  absl::Duration timeout = absl::Hours(1);
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_LIMITS_H_

@@ -1,0 +1,69 @@
+// Request, Reply: what two agents send one another for a call.
+
+#ifndef WEFT_RPC_MESSAGE_H_
+#define WEFT_RPC_MESSAGE_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/rpc/interval_set.h"
+#include "weft/telemetry/trace_context.h"
+
+namespace weft::rpc {
+
+// What one costs a quota, beside its body.
+inline constexpr int64_t kMessageOverheadBytes = 256;
+
+// Frozen once it was sent, for it may be sent again.
+struct Request {
+  uint64_t id = 0;  // given by the session; from 1
+  std::string function;
+  uint64_t signature = 0;
+  Instant deadline;  // on the clock of whoever holds it; travels as a remainder
+  int depth = 0;
+  std::string chain;
+  telemetry::TraceContext trace;
+  Slices body;
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
+  }
+};
+
+// Why a callee answered without running the function.
+enum class Refusal : uint8_t {
+  kNone = 0,
+  kUnknownFunction = 1,
+  kSignatureDiffers = 2,
+  kOverLimit = 3,
+};
+
+struct Reply {
+  uint64_t id = 0;
+  absl::Status status;
+  Refusal refusal = Refusal::kNone;
+  Slices body;  // if status.ok()
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
+  }
+};
+
+using RequestPtr = std::shared_ptr<const Request>;
+using ReplyPtr = std::shared_ptr<const Reply>;
+
+// The caller knows how these calls ended, or has given them up: their replies
+// are freed, those that run are cancelled, those not seen yet never will run.
+struct Close {
+  std::vector<Interval> ids;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_MESSAGE_H_

@@ -1,0 +1,21 @@
+#include "weft/rpc/outcome.h"
+
+#include "absl/strings/cord.h"
+
+namespace weft::rpc {
+namespace {
+
+constexpr char kOutcomeUrl[] = "weft.rpc.v1/outcome";
+
+}  // namespace
+
+bool OutcomeUnknown(const absl::Status& status) {
+  return status.GetPayload(kOutcomeUrl).has_value();
+}
+
+absl::Status WithOutcomeUnknown(absl::Status status) {
+  status.SetPayload(kOutcomeUrl, absl::Cord("unknown"));
+  return status;
+}
+
+}  // namespace weft::rpc

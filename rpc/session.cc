@@ -1,0 +1,455 @@
+#include "weft/rpc/session.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+
+namespace weft::rpc {
+
+// ---------------------------------------------------------------- the caller
+
+void CallerSession::OnEvent(const Event& event, Instant now,
+                            std::vector<Action>* actions) {
+  std::visit([&](const auto& e) { On(e, now, actions); }, event);
+}
+
+void CallerSession::On(const Start& event, Instant now,
+                       std::vector<Action>* actions) {
+  // The id is pending from the moment that it exists: nothing can be asked of
+  // it, nor be told of it, before.
+  const uint64_t id = event.request->id = next_id_++;
+  const auto it =
+      pending_.emplace_hint(pending_.end(), id, Pending{event.request, false});
+  if (is_gone()) {
+    End(it, gone_, nullptr, actions);
+    return;
+  }
+  if (event.request->deadline <= now) {
+    End(it, Expired(it->second), nullptr, actions);
+    return;
+  }
+  Wake(event.request->deadline, actions);
+  if (!connected_) {
+    if (event.request->depth == 0) waiting_.push_back(id);
+    return;
+  }
+  if (absl::Status refused = Refuse(*event.request); !refused.ok()) {
+    End(it, std::move(refused), nullptr, actions);
+  } else if (event.request->depth > 0 ||
+             (waiting_.empty() && HasCredit(*event.request))) {
+    Send(&it->second, actions);
+  } else {
+    waiting_.push_back(id);
+  }
+}
+
+void CallerSession::On(const Abandon& event, Instant now,
+                       std::vector<Action>* actions) {
+  const auto it = pending_.find(event.id);
+  if (it == pending_.end()) return;  // it has ended already
+  const bool sent = it->second.sent;
+  End(it, sent ? WithOutcomeUnknown(event.why) : event.why, nullptr, actions);
+  // A function that runs for nobody should hear of it at once.
+  if (sent && connected_) FlushCloses(actions);
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Connected& event, Instant now,
+                       std::vector<Action>* actions) {
+  limits_ = event.limits;
+  connected_ = true;
+  resumes_ = true;
+  // Before any request, so that what these close makes room for them.
+  unclosed_ = closed_;
+  FlushCloses(actions);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    Pending& call = it->second;
+    absl::Status refused = call.sent ? absl::OkStatus() : Refuse(*call.request);
+    if (!refused.ok()) {
+      it = End(it, std::move(refused), nullptr, actions);
+      continue;
+    }
+    if (call.sent) {
+      actions->push_back(SendRequest{call.request});
+    } else if (call.request->depth > 0) {
+      Send(&call, actions);
+    }
+    ++it;
+  }
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
+  connected_ = false;
+}
+
+void CallerSession::On(const Forgotten&, Instant now,
+                       std::vector<Action>* actions) {
+  connected_ = false;
+  resumes_ = false;
+  ++life_;
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    if (it->second.sent) {
+      it = End(it,
+               WithOutcomeUnknown(absl::UnavailableError(absl::StrCat(
+                   it->second.request->function,
+                   ": the worker has forgotten this session; the call was out, "
+                   "and may have run"))),
+               nullptr, actions);
+    } else {
+      ++it;
+    }
+  }
+  (void)now;
+}
+
+void CallerSession::On(const Arrived& event, Instant now,
+                       std::vector<Action>* actions) {
+  const auto it = pending_.find(event.reply->id);
+  if (it == pending_.end() || !it->second.sent) return;  // ended, or nonsense
+  unclosed_bytes_ += event.reply->bytes();
+  End(it, event.reply->status, event.reply, actions);
+  CloseSoon(now, actions);
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Unreachable& event, Instant,
+                       std::vector<Action>* actions) {
+  EndAll(event.why, actions);
+}
+
+void CallerSession::On(const PeerGone& event, Instant,
+                       std::vector<Action>* actions) {
+  if (is_gone()) return;
+  connected_ = false;
+  gone_ = event.why;
+  EndAll(event.why, actions);
+}
+
+void CallerSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
+  wake_ = Instant::Infinite();
+  Instant next = Instant::Infinite();
+  bool expired_sent = false;
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const Instant deadline = it->second.request->deadline;
+    if (deadline <= now) {
+      expired_sent |= it->second.sent;
+      it = End(it, Expired(it->second), nullptr, actions);
+    } else {
+      next = std::min(next, deadline);
+      ++it;
+    }
+  }
+  if (connected_ && (expired_sent || close_due_ <= now)) FlushCloses(actions);
+  SendWaiting(now, actions);
+  Wake(std::min(next, close_due_), actions);
+}
+
+absl::Status CallerSession::Refuse(const Request& request) const {
+  if (request.bytes() > limits_.bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(request.function, ": the arguments take ", request.bytes(),
+                     " bytes, and the worker admits ", limits_.bytes,
+                     " from one peer at a time"));
+  }
+  if (request.depth > 0 && nested_out_ >= limits_.nested_calls) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        request.function, ": ", nested_out_,
+        " nested calls to this worker are out, which is the limit; this one "
+        "came by ",
+        request.chain));
+  }
+  return absl::OkStatus();
+}
+
+bool CallerSession::HasCredit(const Request& request) const {
+  return calls_out_ < limits_.calls &&
+         bytes_out_ + request.bytes() <= limits_.bytes;
+}
+
+void CallerSession::Send(Pending* call, std::vector<Action>* actions) {
+  call->sent = true;
+  if (call->request->depth > 0) {
+    ++nested_out_;
+  } else {
+    ++calls_out_;
+    bytes_out_ += call->request->bytes();
+  }
+  FlushCloses(actions);  // they travel along
+  actions->push_back(SendRequest{call->request});
+}
+
+void CallerSession::SendWaiting(Instant, std::vector<Action>* actions) {
+  while (connected_ && !waiting_.empty()) {
+    const auto it = pending_.find(waiting_.front());
+    if (it != pending_.end() && !it->second.sent) {
+      if (!HasCredit(*it->second.request)) return;
+      Send(&it->second, actions);
+    }
+    waiting_.pop_front();
+  }
+}
+
+CallerSession::PendingMap::iterator CallerSession::End(
+    PendingMap::iterator it, absl::Status status, ReplyPtr reply,
+    std::vector<Action>* actions) {
+  const uint64_t id = it->first;
+  const Pending& call = it->second;
+  if (call.sent && call.request->depth > 0) {
+    --nested_out_;
+  } else if (call.sent) {
+    --calls_out_;
+    bytes_out_ -= call.request->bytes();
+  }
+  closed_.Add(id);
+  unclosed_.Add(id);
+  ++unclosed_calls_;
+  actions->push_back(Complete{id, std::move(status), std::move(reply)});
+  return pending_.erase(it);
+}
+
+void CallerSession::EndAll(const absl::Status& why,
+                           std::vector<Action>* actions) {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    it = End(it, it->second.sent ? WithOutcomeUnknown(why) : why, nullptr,
+             actions);
+  }
+  waiting_.clear();
+}
+
+void CallerSession::FlushCloses(std::vector<Action>* actions) {
+  if (unclosed_.empty()) return;
+  actions->push_back(SendClose{Close{unclosed_.Intervals()}});
+  unclosed_.Clear();
+  unclosed_calls_ = 0;
+  unclosed_bytes_ = 0;
+  close_due_ = Instant::Infinite();
+}
+
+void CallerSession::CloseSoon(Instant now, std::vector<Action>* actions) {
+  if (!connected_ || unclosed_.empty()) return;
+  if (unclosed_calls_ >= kCloseCalls || unclosed_bytes_ >= kCloseBytes) {
+    FlushCloses(actions);
+    return;
+  }
+  if (close_due_.is_infinite()) close_due_ = now + kCloseDelay;
+  Wake(close_due_, actions);
+}
+
+void CallerSession::Wake(Instant when, std::vector<Action>* actions) {
+  if (when >= wake_) return;
+  wake_ = when;
+  actions->push_back(WakeAt{when});
+}
+
+absl::Status CallerSession::Expired(const Pending& call) const {
+  const char* phase = call.sent    ? "was out, unanswered"
+                      : connected_ ? "waited for credit"
+                                   : "waited for a connection";
+  absl::Status status = absl::DeadlineExceededError(
+      absl::StrCat(call.request->function,
+                   ": the deadline passed while the "
+                   "call to ",
+                   peer_, " ", phase));
+  return call.sent ? WithOutcomeUnknown(std::move(status)) : status;
+}
+
+size_t CallerSession::waiting_calls() const {
+  return std::count_if(pending_.begin(), pending_.end(),
+                       [](const auto& entry) { return !entry.second.sent; });
+}
+
+std::string CallerSession::Fingerprint() const {
+  std::string text = absl::StrCat(
+      "caller life=", life_, resumes_ ? "r" : "f", connected_ ? "c" : "d",
+      is_gone() ? "g" : "", " next=", next_id_, " out=", calls_out_, ",",
+      bytes_out_, ",", nested_out_, " closed=", closed_.ToString(),
+      " unclosed=", unclosed_.ToString(), ",", unclosed_bytes_,
+      " due=", close_due_.nanoseconds(), " wake=", wake_.nanoseconds());
+  for (const auto& [id, call] : pending_) {
+    absl::StrAppend(&text, " ", id, call.sent ? "s" : "w",
+                    call.request->deadline.nanoseconds());
+  }
+  absl::StrAppend(&text, " queue");
+  for (const uint64_t id : waiting_) absl::StrAppend(&text, " ", id);
+  return text;
+}
+
+// ---------------------------------------------------------------- the callee
+
+void CalleeSession::OnEvent(const Event& event, Instant now,
+                            std::vector<Action>* actions) {
+  std::visit([&](const auto& e) { On(e, now, actions); }, event);
+}
+
+void CalleeSession::On(const Arrived& event, Instant,
+                       std::vector<Action>* actions) {
+  const Request& request = *event.request;
+  if (gone_ || closed_.Contains(request.id)) return;  // it never runs
+  const auto [it, is_new] = calls_.try_emplace(request.id);
+  Call& call = it->second;
+  if (!is_new) {
+    if (call.reply != nullptr && connected_) {
+      actions->push_back(SendReply{call.reply});
+    }
+    return;
+  }
+  call.deadline = request.deadline;
+  call.depth = request.depth;
+  call.bytes = request.bytes();
+  absl::Status admitted = Admit(request);
+  ++running_;
+  bytes_ += call.bytes;
+  if (call.depth == 0) ++open_calls_;
+  if (!admitted.ok()) {
+    auto reply = std::make_shared<Reply>();
+    reply->id = request.id;
+    reply->status = std::move(admitted);
+    reply->refusal = Refusal::kOverLimit;
+    SetReply(it, std::move(reply), actions);
+    return;
+  }
+  Wake(call.deadline, actions);
+  actions->push_back(Run{event.request});
+}
+
+void CalleeSession::On(const Closed& event, Instant,
+                       std::vector<Action>* actions) {
+  for (const Interval interval : event.close.ids) {
+    closed_.Add(interval);
+    for (auto it = calls_.lower_bound(interval.first);
+         it != calls_.end() && it->first <= interval.last;) {
+      it = CloseCall(it, actions);
+    }
+  }
+  if (closed_.size() > kMaxIntervals) {
+    actions->push_back(Violation{absl::ResourceExhaustedError(absl::StrCat(
+        "the closed calls have ", closed_.size(), " gaps, more than the ",
+        kMaxIntervals, " that are kept"))});
+  }
+}
+
+void CalleeSession::On(const Finished& event, Instant,
+                       std::vector<Action>* actions) {
+  const auto it = calls_.find(event.reply->id);
+  if (it == calls_.end() || it->second.reply != nullptr) return;
+  if (gone_ || it->second.closed) {  // nobody is interested any more
+    bytes_ -= it->second.bytes;
+    --running_;
+    calls_.erase(it);
+    return;
+  }
+  SetReply(it, event.reply, actions);
+}
+
+void CalleeSession::On(const Connected&, Instant, std::vector<Action>*) {
+  connected_ = true;
+}
+
+void CalleeSession::On(const Disconnected&, Instant, std::vector<Action>*) {
+  connected_ = false;
+}
+
+void CalleeSession::On(const PeerGone& event, Instant,
+                       std::vector<Action>* actions) {
+  gone_ = true;
+  connected_ = false;
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    CancelCall(it, event.why, actions);
+    it = CloseCall(it, actions);
+  }
+}
+
+void CalleeSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
+  wake_ = Instant::Infinite();
+  Instant next = Instant::Infinite();
+  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
+    if (it->second.reply != nullptr || it->second.cancelled) continue;
+    if (it->second.deadline <= now) {
+      CancelCall(
+          it, absl::DeadlineExceededError("the caller's deadline has passed"),
+          actions);
+    } else {
+      next = std::min(next, it->second.deadline);
+    }
+  }
+  Wake(next, actions);
+}
+
+absl::Status CalleeSession::Admit(const Request& request) const {
+  const int64_t most = 2 * (limits_.calls + limits_.nested_calls);
+  if (static_cast<int64_t>(running_) >= most) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        running_, " calls of this peer are running, given-up ones included; ",
+        most, " are admitted"));
+  }
+  if (request.depth == 0 && open_calls_ >= limits_.calls) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(open_calls_, " calls of this peer are open; ",
+                     limits_.calls, " are admitted"));
+  }
+  // Twice what was granted: replies count too, and their caller cannot know
+  // their size.
+  if (bytes_ + request.bytes() > 2 * limits_.bytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("requests and unacknowledged replies of this peer hold ",
+                     bytes_, " bytes, this request needs ", request.bytes(),
+                     "; ", 2 * limits_.bytes, " are admitted"));
+  }
+  return absl::OkStatus();
+}
+
+void CalleeSession::CancelCall(CallMap::iterator it, absl::Status why,
+                               std::vector<Action>* actions) {
+  Call& call = it->second;
+  if (call.reply != nullptr || call.cancelled) return;
+  call.cancelled = true;
+  actions->push_back(Cancel{it->first, std::move(why)});
+}
+
+CalleeSession::CallMap::iterator CalleeSession::CloseCall(
+    CallMap::iterator it, std::vector<Action>* actions) {
+  Call& call = it->second;
+  if (call.closed) return std::next(it);
+  call.closed = true;
+  if (call.depth == 0) --open_calls_;
+  if (call.reply == nullptr) {
+    CancelCall(it, absl::CancelledError("the caller gave the call up"),
+               actions);
+    return std::next(it);
+  }
+  bytes_ -= call.bytes;
+  return calls_.erase(it);
+}
+
+void CalleeSession::SetReply(CallMap::iterator it, ReplyPtr reply,
+                             std::vector<Action>* actions) {
+  Call& call = it->second;
+  --running_;
+  bytes_ += reply->bytes() - call.bytes;
+  call.bytes = reply->bytes();
+  call.reply = reply;
+  if (connected_) actions->push_back(SendReply{std::move(reply)});
+}
+
+void CalleeSession::Wake(Instant when, std::vector<Action>* actions) {
+  if (when >= wake_) return;
+  wake_ = when;
+  actions->push_back(WakeAt{when});
+}
+
+std::string CalleeSession::Fingerprint() const {
+  std::string text = absl::StrCat(
+      "callee ", connected_ ? "c" : "d", gone_ ? "g" : "",
+      " running=", running_, " open=", open_calls_, " bytes=", bytes_,
+      " closed=", closed_.ToString(), " wake=", wake_.nanoseconds());
+  for (const auto& [id, call] : calls_) {
+    absl::StrAppend(&text, " ", id, call.reply != nullptr ? "d" : "r",
+                    call.closed ? "c" : "", call.cancelled ? "x" : "",
+                    call.deadline.nanoseconds());
+  }
+  return text;
+}
+
+}  // namespace weft::rpc

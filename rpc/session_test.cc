@@ -1,0 +1,375 @@
+#include "weft/rpc/session.h"
+
+#include <cstdint>
+#include <deque>
+#include <iostream>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/rpc/interval_set.h"
+#include "weft/rpc/session_world.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(IntervalSet, JoinsNeighboursAndKeepsGaps) {
+  IntervalSet set;
+  for (const uint64_t id : {5, 1, 3, 9}) set.Add(id);
+  EXPECT_EQ(set.ToString(), "1-1 3-3 5-5 9-9");
+  set.Add(Interval{2, 4});
+  EXPECT_EQ(set.ToString(), "1-5 9-9");
+  set.Add(Interval{4, 20});
+  EXPECT_EQ(set.ToString(), "1-20");
+  EXPECT_TRUE(set.Contains(20));
+  EXPECT_FALSE(set.Contains(21));
+}
+
+TEST(IntervalSet, EqualsASetOfIdsAfterRandomAdds) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 200; ++round) {
+    IntervalSet set;
+    std::vector<bool> model(64, false);
+    for (int i = 0; i < 20; ++i) {
+      const uint64_t first = random() % 60;
+      const uint64_t last = first + random() % 4;
+      set.Add(Interval{first, last});
+      for (uint64_t id = first; id <= last; ++id) model[id] = true;
+    }
+    size_t runs = 0;
+    for (uint64_t id = 0; id < model.size(); ++id) {
+      ASSERT_EQ(set.Contains(id), model[id]) << set.ToString() << " " << id;
+      if (model[id] && (id == 0 || !model[id - 1])) ++runs;
+    }
+    ASSERT_EQ(set.size(), runs);
+  }
+}
+
+// ------------------------------------------------------------ by example
+
+std::shared_ptr<Request> MakeRequest(int depth = 0, size_t body_bytes = 0) {
+  auto request = std::make_shared<Request>();
+  request->function = "F";
+  request->deadline = Instant() + absl::Seconds(60);
+  request->depth = depth;
+  request->chain = "a > b";
+  request->body = {Bytes::Own(std::string(body_bytes, 'x'))};
+  return request;
+}
+
+class Caller {
+ public:
+  std::vector<CallerSession::Action> Tell(CallerSession::Event event) {
+    std::vector<CallerSession::Action> actions;
+    session.OnEvent(event, now, &actions);
+    return actions;
+  }
+  CallerSession session{"ps0"};
+  Instant now;
+};
+
+template <typename T>
+std::vector<T> Only(const std::vector<CallerSession::Action>& actions) {
+  std::vector<T> found;
+  for (const auto& action : actions) {
+    if (const T* match = std::get_if<T>(&action)) found.push_back(*match);
+  }
+  return found;
+}
+
+TEST(CallerSession, WaitsForCreditAndSendsInOrder) {
+  Caller caller;
+  Limits limits;
+  limits.calls = 1;
+  caller.Tell(CallerSession::Connected{limits});
+  auto sent = Only<CallerSession::SendRequest>(
+      caller.Tell(CallerSession::Start{MakeRequest()}));
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_TRUE(Only<CallerSession::SendRequest>(
+                  caller.Tell(CallerSession::Start{MakeRequest()}))
+                  .empty());
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  sent = Only<CallerSession::SendRequest>(
+      caller.Tell(CallerSession::Arrived{reply}));
+  ASSERT_EQ(sent.size(), 1u);
+  EXPECT_EQ(sent[0].request->id, 2u);
+}
+
+TEST(CallerSession, ClosesTravelBeforeTheRequestTheyMakeRoomFor) {
+  Caller caller;
+  caller.Tell(CallerSession::Connected{Limits()});
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  caller.Tell(CallerSession::Arrived{reply});
+  const auto actions = caller.Tell(CallerSession::Start{MakeRequest()});
+  ASSERT_EQ(actions.size(), 2u);
+  const auto* close = std::get_if<CallerSession::SendClose>(&actions[0]);
+  ASSERT_NE(close, nullptr);
+  EXPECT_THAT(close->close.ids, ElementsAre(Interval{1, 1}));
+  EXPECT_NE(std::get_if<CallerSession::SendRequest>(&actions[1]), nullptr);
+}
+
+TEST(CallerSession, NestedCallsNeedNoCreditButHaveALimitOfTheirOwn) {
+  Caller caller;
+  Limits limits;
+  limits.calls = 0;
+  limits.nested_calls = 1;
+  caller.Tell(CallerSession::Connected{limits});
+  EXPECT_EQ(Only<CallerSession::SendRequest>(
+                caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/1)}))
+                .size(),
+            1u);
+  const auto ended = Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/1)}));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(ended[0].status.message()), HasSubstr("a > b"));
+}
+
+TEST(CallerSession, RefusesACallThatCanNeverBeAdmitted) {
+  Caller caller;
+  Limits limits;
+  limits.bytes = 1000;
+  caller.Tell(CallerSession::Start{MakeRequest(0, 2000)});
+  const auto ended = Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Connected{limits}));
+  // Depth 0 waits in the queue, so it is looked at when credit comes.
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(OutcomeUnknown(ended[0].status));
+}
+
+TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
+  Caller caller;
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  caller.now = Instant() + absl::Seconds(61);
+  auto ended = Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Event(CallerSession::Tick{})));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(ended[0].status.message()),
+              HasSubstr("ps0 waited for a connection"));
+  EXPECT_FALSE(OutcomeUnknown(ended[0].status));
+}
+
+TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
+  Caller caller;
+  caller.Tell(CallerSession::Connected{Limits()});
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  const auto wakes =
+      Only<CallerSession::WakeAt>(caller.Tell(CallerSession::Arrived{reply}));
+  ASSERT_EQ(wakes.size(), 1u);
+  caller.now = wakes[0].when;
+  const auto actions = caller.Tell(CallerSession::Event(CallerSession::Tick{}));
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_NE(std::get_if<CallerSession::SendClose>(&actions[0]), nullptr);
+}
+
+TEST(CalleeSession, ReplyBytesCountUntilTheyAreAcknowledged) {
+  Limits limits;
+  limits.bytes = 1000;
+  CalleeSession callee(limits);
+  std::vector<CalleeSession::Action> actions;
+  const auto arrive = [&](uint64_t id) {
+    auto request = MakeRequest();
+    request->id = id;
+    actions.clear();
+    callee.OnEvent(CalleeSession::Arrived{request}, Instant(), &actions);
+    return std::get_if<CalleeSession::Run>(&actions.back()) != nullptr;
+  };
+  ASSERT_TRUE(arrive(1));
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  reply->body = {Bytes::Own(std::string(1900, 'x'))};
+  callee.OnEvent(CalleeSession::Finished{reply}, Instant(), &actions);
+  EXPECT_FALSE(arrive(2));
+  callee.OnEvent(CalleeSession::Closed{Close{{{1, 2}}}}, Instant(), &actions);
+  EXPECT_TRUE(arrive(3));
+}
+
+TEST(CalleeSession, OneLongCallPinsNothingButItself) {
+  CalleeSession callee{Limits()};
+  std::vector<CalleeSession::Action> actions;
+  for (uint64_t id = 1; id <= 1000; ++id) {
+    auto request = MakeRequest();
+    request->id = id;
+    callee.OnEvent(CalleeSession::Arrived{request}, Instant(), &actions);
+    if (id == 1) continue;  // runs on
+    auto reply = std::make_shared<Reply>();
+    reply->id = id;
+    callee.OnEvent(CalleeSession::Finished{reply}, Instant(), &actions);
+    callee.OnEvent(CalleeSession::Closed{Close{{{id, id}}}}, Instant(),
+                   &actions);
+  }
+  EXPECT_EQ(callee.known_calls(), 1u);
+  EXPECT_THAT(callee.Fingerprint(), HasSubstr("closed=2-1000 "));
+}
+
+// ------------------------------------------------------------ every way
+
+struct Walk {
+  int64_t states = 0;
+  std::string violation;  // with the moves that led to it
+};
+
+// Breadth first, so that a violation comes with the shortest way to it.
+Walk Explore(const WorldOptions& options, int64_t max_states) {
+  struct Node {
+    SessionWorld world;
+    std::vector<std::string> path;
+  };
+  Walk walk;
+  absl::flat_hash_set<size_t> seen;
+  std::deque<Node> open;
+  open.push_back({SessionWorld(options), {}});
+  while (!open.empty() && walk.states < max_states) {
+    Node node = std::move(open.front());
+    open.pop_front();
+    ++walk.states;
+    SessionWorld settled = node.world;
+    settled.Settle();
+    const std::string& violation = node.world.violation().empty()
+                                       ? settled.violation()
+                                       : node.world.violation();
+    if (!violation.empty()) {
+      walk.violation =
+          absl::StrCat(violation, " after: ", absl::StrJoin(node.path, ", "));
+      return walk;
+    }
+    for (const std::string& move : node.world.Moves()) {
+      SessionWorld next = node.world;
+      next.Apply(move);
+      if (!seen.insert(absl::HashOf(next.Fingerprint())).second) continue;
+      std::vector<std::string> path = node.path;
+      path.push_back(move);
+      open.push_back({std::move(next), std::move(path)});
+    }
+  }
+  EXPECT_TRUE(open.empty()) << "not all states fit into " << max_states;
+  return walk;
+}
+
+Limits FewCalls(int64_t calls) {
+  Limits limits;
+  limits.calls = calls;
+  return limits;
+}
+
+WorldOptions AnyOrder() {
+  WorldOptions options;
+  options.limits = FewCalls(2);
+  options.drops = 1;
+  options.duplicates = 1;
+  options.disconnects = 1;
+  options.abandons = 1;
+  return options;
+}
+
+WorldOptions InOrder() {
+  WorldOptions options;
+  options.fifo = true;
+  options.limits = FewCalls(1);
+  options.disconnects = 2;
+  options.abandons = 1;
+  options.expiries = 1;
+  options.forgets = 1;
+  options.crashes = 1;
+  return options;
+}
+
+TEST(SessionExploration, HoldsUnderLossRepetitionAndAnyOrder) {
+  const Walk walk = Explore(AnyOrder(), 400000);
+  std::cout << walk.states << " states\n";
+  EXPECT_EQ(walk.violation, "");
+  EXPECT_GT(walk.states, 1000);
+}
+
+TEST(SessionExploration, HoldsUnderReconnectsExpiryForgettingAndCrash) {
+  const Walk walk = Explore(InOrder(), 400000);
+  std::cout << walk.states << " states\n";
+  EXPECT_EQ(walk.violation, "");
+  EXPECT_GT(walk.states, 1000);
+}
+
+TEST(SessionExploration, FindsEachPlantedFault) {
+  const struct {
+    Fault fault;
+    WorldOptions options;
+    const char* finding;
+  } plants[] = {
+      {Fault::kNoDedupe, AnyOrder(), "started twice"},
+      {Fault::kNoFence, InOrder(), "started twice"},
+      {Fault::kAckBeforeDelivery, InOrder(), "ended 0 times"},
+      {Fault::kSendOrderLost, InOrder(), "honest caller was refused"},
+  };
+  for (const auto& plant : plants) {
+    WorldOptions options = plant.options;
+    options.fault = plant.fault;
+    EXPECT_THAT(Explore(options, 400000).violation, HasSubstr(plant.finding));
+  }
+}
+
+// ------------------------------------------------------------ many ways
+
+std::string Simulate(uint64_t seed, Fault fault) {
+  std::mt19937_64 random(seed);
+  WorldOptions options;
+  options.calls = 12;
+  options.fifo = seed % 2 == 0;
+  options.limits = FewCalls(1 + seed % 4);
+  options.drops = random() % 6;
+  options.duplicates = random() % 6;
+  options.disconnects = random() % 6;
+  options.abandons = random() % 4;
+  options.expiries = random() % 3;
+  options.forgets = random() % 2;
+  options.crashes = random() % 2;
+  options.fault = fault;
+  SessionWorld world(options);
+  std::vector<std::string> path;
+  for (int step = 0; step < 300 && world.violation().empty(); ++step) {
+    const std::vector<std::string> moves = world.Moves();
+    if (moves.empty()) break;
+    path.push_back(moves[random() % moves.size()]);
+    world.Apply(path.back());
+  }
+  if (world.violation().empty()) world.Settle();
+  if (world.violation().empty()) return "";
+  return absl::StrCat("seed ", seed, ": ", world.violation(),
+                      " after: ", absl::StrJoin(path, ", "));
+}
+
+TEST(SessionSimulation, HoldsForAThousandSeeds) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    ASSERT_EQ(Simulate(seed, Fault::kNone), "");
+  }
+}
+
+TEST(SessionSimulation, FindsEachPlantedFaultWithinTheSeeds) {
+  for (const Fault fault : {Fault::kNoDedupe, Fault::kNoFence,
+                            Fault::kAckBeforeDelivery, Fault::kSendOrderLost}) {
+    bool found = false;
+    for (uint64_t seed = 1; seed <= 1000 && !found; ++seed) {
+      found = !Simulate(seed, fault).empty();
+    }
+    EXPECT_TRUE(found) << "fault " << static_cast<int>(fault);
+  }
+}
+
+}  // namespace
+}  // namespace weft::rpc

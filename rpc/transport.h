@@ -1,0 +1,84 @@
+// Transport: what carries messages between agents, as the agent sees it.
+//
+// Three implement it: local_transport (threads of one process),
+// simulated_transport (a seeded network and a virtual clock) and
+// grpc_transport. Each runs the conformance suite in transport_conformance.h.
+
+#ifndef WEFT_RPC_TRANSPORT_H_
+#define WEFT_RPC_TRANSPORT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/rpc/directory.h"
+
+namespace weft::rpc {
+
+// What one end of a connection hears: OnMessage and OnWritten any number of
+// times, then OnClosed once. One event at a time, under InlineScope.
+class ConnectionObserver {
+ public:
+  virtual ~ConnectionObserver() = default;
+  virtual void OnMessage(Slices message) = 0;
+  virtual void OnWritten() = 0;
+  virtual void OnClosed(absl::Status status) = 0;
+};
+
+// One end of an ordered pipe of messages. Whoever lets the last handle go
+// closes it.
+//
+// Thread-safety: thread-safe.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  // Starts sending; `message` is held until OnWritten. One at a time: false,
+  // and nothing sent, while one is in flight or once closed. OnWritten never
+  // runs inside Write.
+  virtual bool Write(Slices message) = 0;
+
+  // Ends it: both ends hear OnClosed, the other perhaps with `status`.
+  virtual void Close(absl::Status status) = 0;
+};
+
+// Thread-safety: thread-safe.
+class Transport {
+ public:
+  using TimerId = int64_t;
+  // Returns the observer of a connection that a peer opened, or why not.
+  using Acceptor =
+      std::function<absl::StatusOr<std::shared_ptr<ConnectionObserver>>(
+          std::shared_ptr<Connection>)>;
+
+  virtual ~Transport() = default;
+
+  // How a thread waits for what arrives here, and the clock of its deadlines.
+  virtual Driver& driver() = 0;
+
+  // Lets peers in from now on; with null no more. Once this has returned, the
+  // former acceptor is not called any more.
+  virtual void Accept(Acceptor acceptor) = 0;
+
+  // Opens a connection to `worker`. Always returns one: a failure is OnClosed,
+  // which does not run inside Connect. Messages may be written at once.
+  virtual std::shared_ptr<Connection> Connect(
+      const Worker& worker, std::shared_ptr<ConnectionObserver> observer) = 0;
+
+  // Runs `fn` once clock() reaches `when`, on a thread of the transport.
+  virtual TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) = 0;
+  // True if the timer's function will not run.
+  virtual bool CancelTimer(TimerId id) = 0;
+
+  Clock& clock() { return driver().clock(); }
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_TRANSPORT_H_
