@@ -1,0 +1,149 @@
+// Arithmetic of two operands, and of a tensor and a number.
+
+#include "weft/tensor/cast.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/elementwise_loop.h"
+#include "weft/tensor/ops/scalar_math.h"
+
+namespace weft {
+namespace {
+
+using internal::CheckedElement;
+using internal::CheckSameDType;
+
+template <typename Op>
+Tensor Arithmetic(const Tensor& a, const Tensor& b, absl::string_view where,
+                  Op op) {
+  CheckSameDType(a, b, where);
+  return VisitNumber(a.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapBinary<T, T, T>(a, b, where, op);
+  });
+}
+
+template <typename Op>
+Tensor WithNumber(const Tensor& x, double number, absl::string_view where,
+                  Op op) {
+  return VisitNumber(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapWithValue<T, T>(x, CheckedElement<T>(number, where),
+                                        op);
+  });
+}
+
+template <typename Op>
+void Update(const Tensor& y, const Tensor& x, absl::string_view where, Op op) {
+  CheckSameDType(y, x, where);
+  VisitNumber(y.dtype(), where, [&](auto type) {
+    internal::UpdateBinary<typename decltype(type)::Type>(y, x, where, op);
+  });
+}
+
+template <typename Op>
+void UpdateWithNumber(const Tensor& y, double number, absl::string_view where,
+                      Op op) {
+  VisitNumber(y.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T value = CheckedElement<T>(number, where);
+    internal::UpdateUnary<T>(
+        y, where, [value, op](T element) { return op(element, value); });
+  });
+}
+
+void CheckDivisor(const Tensor& b, absl::string_view where) {
+  if (IsFloating(b.dtype())) return;
+  VisitNumber(b.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    for (const T value : b.ToVector<T>()) {
+      if (value == T{0}) ThrowInvalidArgument(where, ": integer division by 0");
+    }
+  });
+}
+
+// b op a.
+template <typename Op>
+struct Swapped {
+  Op op;
+  template <typename T>
+  T operator()(T a, T b) const {
+    return op(b, a);
+  }
+};
+
+}  // namespace
+
+Tensor Add(const Tensor& a, const Tensor& b) {
+  return Arithmetic(a, b, "Add", internal::AddOp());
+}
+Tensor Sub(const Tensor& a, const Tensor& b) {
+  return Arithmetic(a, b, "Sub", internal::SubOp());
+}
+Tensor Mul(const Tensor& a, const Tensor& b) {
+  return Arithmetic(a, b, "Mul", internal::MulOp());
+}
+Tensor Div(const Tensor& a, const Tensor& b) {
+  CheckDivisor(b, "Div");
+  return Arithmetic(a, b, "Div", internal::DivOp());
+}
+Tensor Maximum(const Tensor& a, const Tensor& b) {
+  return Arithmetic(a, b, "Maximum", internal::MaximumOp());
+}
+Tensor Minimum(const Tensor& a, const Tensor& b) {
+  return Arithmetic(a, b, "Minimum", internal::MinimumOp());
+}
+
+Tensor Add(const Tensor& a, double b) {
+  return WithNumber(a, b, "Add", internal::AddOp());
+}
+Tensor Sub(const Tensor& a, double b) {
+  return WithNumber(a, b, "Sub", internal::SubOp());
+}
+Tensor Sub(double a, const Tensor& b) {
+  return WithNumber(b, a, "Sub", Swapped<internal::SubOp>());
+}
+Tensor Mul(const Tensor& a, double b) {
+  return WithNumber(a, b, "Mul", internal::MulOp());
+}
+Tensor Div(const Tensor& a, double b) {
+  if (b == 0 && !IsFloating(a.dtype())) {
+    ThrowInvalidArgument("Div: integer division by 0");
+  }
+  return WithNumber(a, b, "Div", internal::DivOp());
+}
+Tensor Div(double a, const Tensor& b) {
+  CheckDivisor(b, "Div");
+  return WithNumber(b, a, "Div", Swapped<internal::DivOp>());
+}
+
+void Add_(const Tensor& y, const Tensor& x) {
+  Update(y, x, "Add_", internal::AddOp());
+}
+void Sub_(const Tensor& y, const Tensor& x) {
+  Update(y, x, "Sub_", internal::SubOp());
+}
+void Mul_(const Tensor& y, const Tensor& x) {
+  Update(y, x, "Mul_", internal::MulOp());
+}
+void Div_(const Tensor& y, const Tensor& x) {
+  CheckDivisor(x, "Div_");
+  Update(y, x, "Div_", internal::DivOp());
+}
+void Add_(const Tensor& y, double x) {
+  UpdateWithNumber(y, x, "Add_", internal::AddOp());
+}
+void Mul_(const Tensor& y, double x) {
+  UpdateWithNumber(y, x, "Mul_", internal::MulOp());
+}
+
+void Axpy_(const Tensor& y, double alpha, const Tensor& x) {
+  CheckSameDType(y, x, "Axpy_");
+  VisitNumber(y.dtype(), "Axpy_", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T factor = CheckedElement<T>(alpha, "Axpy_");
+    internal::UpdateBinary<T>(y, x, "Axpy_", [factor](T a, T b) {
+      return internal::AddOp()(a, internal::MulOp()(factor, b));
+    });
+  });
+}
+
+}  // namespace weft

@@ -1,0 +1,131 @@
+// Comparisons, logic on bool, and Where.
+
+#include <algorithm>
+#include <functional>
+
+#include "weft/tensor/cast.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/elementwise_loop.h"
+
+namespace weft {
+namespace {
+
+template <typename Op>
+Tensor Compare(const Tensor& a, const Tensor& b, absl::string_view where,
+               Op op) {
+  internal::CheckSameDType(a, b, where);
+  return VisitDType(a.dtype(), [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapBinary<bool, T, T>(a, b, where, op);
+  });
+}
+
+template <typename Op>
+Tensor CompareNumbers(const Tensor& a, const Tensor& b, absl::string_view where,
+                      Op op) {
+  internal::CheckSameDType(a, b, where);
+  return VisitNumber(a.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapBinary<bool, T, T>(a, b, where, op);
+  });
+}
+
+template <typename Op>
+Tensor CompareWithNumber(const Tensor& x, double number,
+                         absl::string_view where, Op op) {
+  return VisitNumber(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapWithValue<bool, T>(
+        x, internal::CheckedElement<T>(number, where), op);
+  });
+}
+
+template <typename Op>
+Tensor Logic(const Tensor& a, const Tensor& b, absl::string_view where, Op op) {
+  if (a.dtype() != DType::kBool || b.dtype() != DType::kBool) {
+    ThrowInvalidArgument(where, ": lhs is ", a.Describe(), ", rhs is ",
+                         b.Describe(), "; wanted bool");
+  }
+  return internal::MapBinary<bool, bool, bool>(a, b, where, op);
+}
+
+template <typename T>
+WEFT_VECTORIZE void ChooseRun(const bool* condition, const T* a, const T* b,
+                              T* out, const std::array<int64_t, 4>& strides,
+                              int64_t n) {
+  if (strides == std::array<int64_t, 4>{1, 1, 1, 1}) {
+    for (int64_t i = 0; i < n; ++i) out[i] = condition[i] ? a[i] : b[i];
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    out[i * strides[3]] =
+        condition[i * strides[0]] ? a[i * strides[1]] : b[i * strides[2]];
+  }
+}
+
+}  // namespace
+
+Tensor Equal(const Tensor& a, const Tensor& b) {
+  return Compare(a, b, "Equal", std::equal_to<>());
+}
+Tensor NotEqual(const Tensor& a, const Tensor& b) {
+  return Compare(a, b, "NotEqual", std::not_equal_to<>());
+}
+Tensor Less(const Tensor& a, const Tensor& b) {
+  return CompareNumbers(a, b, "Less", std::less<>());
+}
+Tensor LessEqual(const Tensor& a, const Tensor& b) {
+  return CompareNumbers(a, b, "LessEqual", std::less_equal<>());
+}
+Tensor Greater(const Tensor& a, const Tensor& b) { return Less(b, a); }
+Tensor GreaterEqual(const Tensor& a, const Tensor& b) {
+  return LessEqual(b, a);
+}
+
+Tensor Equal(const Tensor& a, double b) {
+  return CompareWithNumber(a, b, "Equal", std::equal_to<>());
+}
+Tensor Less(const Tensor& a, double b) {
+  return CompareWithNumber(a, b, "Less", std::less<>());
+}
+Tensor Greater(const Tensor& a, double b) {
+  return CompareWithNumber(a, b, "Greater", std::greater<>());
+}
+Tensor GreaterEqual(const Tensor& a, double b) {
+  return CompareWithNumber(a, b, "GreaterEqual", std::greater_equal<>());
+}
+
+Tensor LogicalAnd(const Tensor& a, const Tensor& b) {
+  return Logic(a, b, "LogicalAnd", std::logical_and<>());
+}
+Tensor LogicalOr(const Tensor& a, const Tensor& b) {
+  return Logic(a, b, "LogicalOr", std::logical_or<>());
+}
+Tensor LogicalNot(const Tensor& x) {
+  return internal::MapUnary<bool, bool>(x, std::logical_not<>());
+}
+
+Tensor Where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  internal::CheckSameDType(a, b, "Where");
+  const bool* const choice = condition.data<bool>();
+  const Shape shape =
+      BroadcastShape(condition.shape(),
+                     BroadcastShape(a.shape(), b.shape(), "Where"), "Where");
+  const Tensor result = Tensor::Empty(shape, a.dtype());
+  using internal::LayoutOf;
+  const internal::StridedLoop<4> loop(
+      shape, {LayoutOf(condition), LayoutOf(a), LayoutOf(b), LayoutOf(result)});
+  VisitDType(a.dtype(), [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* const lhs = a.data<T>();
+    const T* const rhs = b.data<T>();
+    T* const out = result.data<T>();
+    loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
+      ChooseRun(choice + at[0], lhs + at[1], rhs + at[2], out + at[3], strides,
+                n);
+    });
+  });
+  return result;
+}
+
+}  // namespace weft

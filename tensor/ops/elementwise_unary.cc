@@ -1,0 +1,150 @@
+// Functions of one operand, and the gradients that need their result.
+
+#include "weft/tensor/cast.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/elementwise_loop.h"
+#include "weft/tensor/ops/scalar_math.h"
+
+namespace weft {
+namespace {
+
+template <typename Op>
+Tensor MapNumber(const Tensor& x, absl::string_view where, Op op) {
+  return VisitNumber(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapUnary<T, T>(x, op);
+  });
+}
+
+template <typename Op>
+Tensor MapFloating(const Tensor& x, absl::string_view where, Op op) {
+  return VisitFloating(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapUnary<T, T>(x, op);
+  });
+}
+
+template <typename Op>
+Tensor Backward(const Tensor& grad, const Tensor& y, absl::string_view where,
+                Op op) {
+  internal::CheckSameDType(grad, y, where);
+  return VisitFloating(y.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    return internal::MapBinary<T, T, T>(grad, y, where, op);
+  });
+}
+
+// NaN stays, since it is not below 0.
+struct ReluOp {
+  template <typename T>
+  T operator()(T x) const {
+    return x < T{0} ? T{0} : x;
+  }
+};
+
+}  // namespace
+
+Tensor Neg(const Tensor& x) {
+  return MapNumber(x, "Neg", [](auto a) {
+    using T = decltype(a);
+    if constexpr (std::is_floating_point_v<T>) return -a;
+    if constexpr (!std::is_floating_point_v<T>) {
+      return internal::SubOp()(T{0}, a);
+    }
+  });
+}
+
+Tensor Abs(const Tensor& x) {
+  return MapNumber(x, "Abs", [](auto a) {
+    using T = decltype(a);
+    if constexpr (std::is_floating_point_v<T>) return std::fabs(a);
+    if constexpr (!std::is_floating_point_v<T>) {
+      return a < T{0} ? internal::SubOp()(T{0}, a) : a;
+    }
+  });
+}
+
+Tensor Sign(const Tensor& x) {
+  return MapNumber(x, "Sign", [](auto a) {
+    using T = decltype(a);
+    const T sign = static_cast<T>(T(a > T{0}) - T(a < T{0}));
+    return a != a ? a : sign;
+  });
+}
+
+Tensor Square(const Tensor& x) {
+  return MapNumber(x, "Square", [](auto a) { return internal::MulOp()(a, a); });
+}
+
+Tensor Relu(const Tensor& x) { return MapNumber(x, "Relu", ReluOp()); }
+
+Tensor Clamp(const Tensor& x, double low, double high) {
+  if (!(low <= high)) {
+    ThrowInvalidArgument("Clamp: low is ", low, ", high is ", high);
+  }
+  return VisitNumber(x.dtype(), "Clamp", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T l = internal::CheckedElement<T>(low, "Clamp");
+    const T h = internal::CheckedElement<T>(high, "Clamp");
+    return internal::MapUnary<T, T>(
+        x, [l, h](T a) { return a < l ? l : (a > h ? h : a); });
+  });
+}
+
+Tensor Exp(const Tensor& x) {
+  return MapFloating(x, "Exp", [](auto a) { return internal::Exp(a); });
+}
+Tensor Log(const Tensor& x) {
+  return MapFloating(x, "Log", [](auto a) { return std::log(a); });
+}
+Tensor Log1p(const Tensor& x) {
+  return MapFloating(x, "Log1p", [](auto a) { return std::log1p(a); });
+}
+Tensor Sqrt(const Tensor& x) {
+  return MapFloating(x, "Sqrt", [](auto a) { return std::sqrt(a); });
+}
+Tensor Sigmoid(const Tensor& x) {
+  return MapFloating(x, "Sigmoid", [](auto a) { return internal::Sigmoid(a); });
+}
+Tensor Tanh(const Tensor& x) {
+  return MapFloating(x, "Tanh", [](auto a) { return internal::Tanh(a); });
+}
+Tensor Softplus(const Tensor& x) {
+  return MapFloating(x, "Softplus", [](auto a) {
+    using T = decltype(a);
+    return (a < T(0) ? T(0) : a) + std::log1p(internal::Exp(-std::fabs(a)));
+  });
+}
+Tensor Sin(const Tensor& x) {
+  return MapFloating(x, "Sin", [](auto a) { return std::sin(a); });
+}
+Tensor Cos(const Tensor& x) {
+  return MapFloating(x, "Cos", [](auto a) { return std::cos(a); });
+}
+Tensor Pow(const Tensor& x, double exponent) {
+  return MapFloating(x, "Pow", [exponent](auto a) {
+    using T = decltype(a);
+    return static_cast<T>(std::pow(a, static_cast<T>(exponent)));
+  });
+}
+
+Tensor ReluBackward(const Tensor& grad, const Tensor& y) {
+  return Backward(grad, y, "ReluBackward",
+                  [](auto g, auto b) { return b > 0 ? g : decltype(g){0}; });
+}
+Tensor SigmoidBackward(const Tensor& grad, const Tensor& y) {
+  return Backward(grad, y, "SigmoidBackward",
+                  [](auto g, auto b) { return g * b * (decltype(g){1} - b); });
+}
+Tensor TanhBackward(const Tensor& grad, const Tensor& y) {
+  return Backward(grad, y, "TanhBackward",
+                  [](auto g, auto b) { return g * (decltype(g){1} - b * b); });
+}
+
+void Relu_(const Tensor& y) {
+  VisitNumber(y.dtype(), "Relu_", [&](auto type) {
+    internal::UpdateUnary<typename decltype(type)::Type>(y, "Relu_", ReluOp());
+  });
+}
+
+}  // namespace weft
