@@ -116,7 +116,8 @@ class [[nodiscard]] Future {
 
   // Runs `callback(const Result<T>&)` once: on the thread that makes it ready,
   // or right here if it is. Callbacks of one future run in the order of
-  // registration, without a lock. They must not throw or block.
+  // registration, without a lock. They must not throw or block; one that runs
+  // right here must not destroy this Future, which may hold the result.
   template <typename Callback>
   void OnReady(Callback callback) const {
     if (!pending()) return static_cast<void>(callback(ready()));

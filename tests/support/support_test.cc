@@ -86,7 +86,8 @@ TEST(Process, WaitForOutputEndsWithTheProcess) {
 
 TEST(Process, EndsThoughItsChildHoldsItsOutput) {
   WEFT_ASSERT_OK_AND_ASSIGN(
-      auto process, Process::Start(Shell("tail -f /dev/null & echo $!; exit 4")));
+      auto process,
+      Process::Start(Shell("tail -f /dev/null & echo $!; exit 4")));
   EXPECT_THAT(process->Wait(kSoon), IsOkAndHolds(4));
   const pid_t orphan = std::stoi(process->output());
   EXPECT_EQ(kill(orphan, SIGKILL), 0);
