@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# quickstart.sh [--data=DIR] [trainer flags]: sets up, builds, and trains a small CNN with 2 parameter servers and 2 trainers.
+#
+# The last line is one JSON object {"test_accuracy", "samples_per_s", "checkpoint"}.
+set -euo pipefail
+caller=$PWD
+cd "$(dirname "$0")/.."
+
+data=/usr/share/datasets/fashion-mnist
+flags=()
+for arg in "$@"; do
+  case "$arg" in
+    --data=*) data=$(cd "$caller" && realpath -m "${arg#--data=}") ;;
+    -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    *) flags+=("$arg") ;;
+  esac
+done
+
+tools/setup.sh
+tools/build.sh
+
+checkpoints=$PWD/bin/quickstart-checkpoints
+mkdir -p "$checkpoints"
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+bin/weft run --role ps=2:bin/parameter_server \
+  --role trainer=2:"bin/trainer --data=$data --checkpoint-dir=$checkpoints --json ${flags[*]}" | tee "$log"
+sed -n 's/^\[trainer0\] \({"test_accuracy".*}\)$/\1/p' "$log" | tail -n 1
