@@ -1,7 +1,7 @@
 // Agent: one worker's end of all calls.
 //
-//   auto agent = rpc::Agent::Create({.name = "trainer0", .key = key, ...});
-//   rpc::Target ps = (*agent)->To("ps0");
+//   WEFT_ASSIGN_OR_RETURN(auto agent, rpc::Agent::Create(options));
+//   rpc::Target ps = agent->To("ps0");
 //   WEFT_ASSIGN_OR_RETURN(Tensor y, rpc::Call(ps, Scale, x, 2.0));
 //
 // It serves from the moment it is made. To call itself is to call anybody:

@@ -66,7 +66,7 @@ class Target {
 
 namespace internal {
 
-using Done = absl::AnyInvocable<void(absl::StatusOr<Slices>) &&>;
+using Done = absl::AnyInvocable<void(absl::StatusOr<Received>) &&>;
 using Abandon = absl::AnyInvocable<void(absl::Status) &&>;
 
 Driver& DriverOf(const Target& target);
@@ -82,8 +82,7 @@ absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
 template <typename P, typename A>
 void EncodeArgument(Encoder& encoder, A&& argument) {
   using Value = std::decay_t<P>;
-  if constexpr (std::is_same_v<std::decay_t<A>, Value> ||
-                kTravelsAs<std::decay_t<A>, Value>) {
+  if constexpr (std::is_same_v<std::decay_t<A>, Value>) {
     encoder.Write(std::forward<A>(argument));
   } else {
     encoder.Write(static_cast<Value>(std::forward<A>(argument)));
@@ -91,7 +90,7 @@ void EncodeArgument(Encoder& encoder, A&& argument) {
 }
 
 template <typename T>
-Result<T> DecodeResult(absl::StatusOr<Slices> reply) {
+Result<T> DecodeResult(absl::StatusOr<Received> reply) {
   if (!reply.ok()) return std::move(reply).status();
   if constexpr (std::is_void_v<T>) {
     return absl::OkStatus();
@@ -114,7 +113,7 @@ Future<T> StartTyped(const Target& target, Function::Address address,
   auto promise = std::make_shared<Promise<T>>(driver);
   Future<T> future = promise->future();
   promise->OnCancel(StartCall(target, **function, *std::move(request),
-                              [promise](absl::StatusOr<Slices> reply) {
+                              [promise](absl::StatusOr<Received> reply) {
                                 promise->Set(DecodeResult<T>(std::move(reply)));
                               }));
   return future;

@@ -93,7 +93,14 @@ class Encoder {
   absl::Status status_;
 };
 
-// Reads what an Encoder wrote. Borrows the slices.
+// Encoded bytes as they came.
+struct Received {
+  Slices slices;
+  // The memory is this message's alone: values may be made of it in place.
+  bool is_private = false;
+};
+
+// Reads what an Encoder wrote. Borrows it.
 //
 // Thread-safety: one thread at a time.
 class Decoder {
@@ -103,7 +110,7 @@ class Decoder {
   // cannot become a kilobyte.
   static constexpr size_t kMaxContainerBytes = size_t{64} << 20;
 
-  explicit Decoder(const Slices& slices);
+  explicit Decoder(const Received& received);
 
   template <typename... T>
   absl::Status Read(T&... values) {
@@ -129,6 +136,12 @@ class Decoder {
     return Raw(elements.data(), size);
   }
 
+  // The length of what Attach wrote next; its bytes follow, by Raw or InPlace.
+  absl::Status AttachedSize(size_t& size);
+  // The next `size` bytes without a copy and free to be written to, if they are
+  // this message's alone, in one piece and aligned; else nothing is read.
+  std::optional<Bytes> InPlace(size_t size);
+
   // The number of elements that follow, each of at least a byte here and
   // `element_bytes` in memory.
   absl::Status Count(size_t element_bytes, size_t& count);
@@ -149,10 +162,10 @@ class Decoder {
     return status;
   }
 
-  absl::Status AttachedSize(size_t& size);
   void Skip(size_t size);
 
   const Slices& slices_;
+  const bool is_private_;
   size_t slice_ = 0;   // index of the current slice
   size_t offset_ = 0;  // in it
   size_t position_ = 0;

@@ -38,18 +38,18 @@ namespace weft::rpc {
 class ServedCall : public CallContext {
  public:
   // The encoded arguments; gone after the call.
-  Slices TakeRequest() { return std::move(request_); }
+  Received TakeRequest() { return std::move(request_); }
 
   // Ends the call; the first one counts. Thread-safe.
   virtual void Finish(absl::StatusOr<Slices> reply) = 0;
 
  protected:
-  ServedCall(Agent* agent, Worker peer, Lineage lineage, Slices request)
+  ServedCall(Agent* agent, Worker peer, Lineage lineage, Received request)
       : CallContext(agent, std::move(peer), std::move(lineage)),
         request_(std::move(request)) {}
 
  private:
-  Slices request_;
+  Received request_;
 };
 
 // Where a function runs.
@@ -171,23 +171,24 @@ absl::StatusOr<Slices> EncodeResult(Result<T> result) {
   }
 }
 
-// Decodes `arguments`, naming the first that is not what the function takes.
-absl::Status ArgumentError(absl::string_view signature, size_t index,
+// `index` from 1; 0 is what follows the last argument.
+absl::Status ArgumentError(size_t index, absl::string_view type,
                            const absl::Status& status);
 
 template <typename Tuple, size_t... I>
 absl::Status DecodeArguments(Decoder& decoder, Tuple& arguments,
                              std::index_sequence<I...>) {
   absl::Status status;
-  size_t index = 0;
-  (void)((++index, status = decoder.Read(std::get<I>(arguments)),
-          status.ok()) &&
-         ...);
-  if (status.ok()) {
-    index = 0;
-    status = decoder.AtEnd();
-  }
-  return status.ok() ? status : ArgumentError("", index, status);
+  const auto read = [&](size_t index, auto& argument) {
+    status = decoder.Read(argument);
+    if (status.ok()) return true;
+    status = ArgumentError(index, TypeName<std::decay_t<decltype(argument)>>(),
+                           status);
+    return false;
+  };
+  if (!(read(I + 1, std::get<I>(arguments)) && ...)) return status;
+  status = decoder.AtEnd();
+  return status.ok() ? status : ArgumentError(0, "", status);
 }
 
 // What a server runs for `function`: decode, call, encode.
@@ -197,7 +198,7 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
   using Value = typename Type::Value;
   typename Type::Arguments arguments;
   absl::Status decoded = CatchToStatus([&] {
-    const Slices request = call->TakeRequest();
+    const Received request = call->TakeRequest();
     Decoder decoder(request);
     return DecodeArguments(
         decoder, arguments,

@@ -30,6 +30,7 @@ struct Request {
   std::string chain;
   telemetry::TraceContext trace;
   Slices body;
+  bool is_private = false;  // see Received
 
   int64_t bytes() const {
     return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
@@ -48,7 +49,8 @@ struct Reply {
   uint64_t id = 0;
   absl::Status status;
   Refusal refusal = Refusal::kNone;
-  Slices body;  // if status.ok()
+  Slices body;              // if status.ok()
+  bool is_private = false;  // see Received
 
   int64_t bytes() const {
     return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;

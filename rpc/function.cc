@@ -1,0 +1,64 @@
+#include "weft/rpc/function.h"
+
+#include <algorithm>
+
+#include "weft/base/check.h"
+#include "xxhash.h"
+
+namespace weft::rpc {
+
+Registry& Registry::Global() {
+  static auto* const registry = new Registry();
+  return *registry;
+}
+
+void Registry::Add(Function function) {
+  const std::string name = function.name;
+  auto owned = std::make_unique<const Function>(std::move(function));
+  const auto [it, is_new] = by_name_.emplace(name, std::move(owned));
+  WEFT_CHECK(is_new) << "WEFT_RPC: two functions are named " << name;
+  by_address_.emplace(it->second->address, it->second.get());
+}
+
+const Function* Registry::FindName(absl::string_view name) const {
+  const auto it = by_name_.find(name);
+  return it == by_name_.end() ? nullptr : it->second.get();
+}
+
+const Function* Registry::FindAddress(Function::Address address) const {
+  const auto it = by_address_.find(address);
+  return it == by_address_.end() ? nullptr : it->second;
+}
+
+uint64_t Registry::Digest() const {
+  std::string text;
+  for (const std::string& name : Names()) {
+    absl::StrAppend(&text, name, " ", FindName(name)->signature, "\n");
+  }
+  return internal::DigestOf(text);
+}
+
+std::vector<std::string> Registry::Names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, function] : by_name_) names.push_back(name);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+namespace internal {
+
+uint64_t DigestOf(absl::string_view text) {
+  return XXH3_64bits(text.data(), text.size());
+}
+
+absl::Status ArgumentError(size_t index, absl::string_view type,
+                           const absl::Status& status) {
+  return absl::Status(
+      status.code(),
+      index == 0 ? absl::StrCat("after the arguments: ", status.message())
+                 : absl::StrCat("argument ", index, " (", type,
+                                "): ", status.message()));
+}
+
+}  // namespace internal
+}  // namespace weft::rpc

@@ -1,0 +1,30 @@
+// Codec<Tensor>: a tensor in a call.
+//
+// Its elements travel as they lie, without a copy if it was the only handle on
+// them and was moved into the call; else they are copied first, so that later
+// writes do not change what was sent. Received large, it is made of the memory
+// into which its bytes were received.
+
+#ifndef WEFT_RPC_TENSOR_CODEC_H_
+#define WEFT_RPC_TENSOR_CODEC_H_
+
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "weft/rpc/codec.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::rpc {
+
+template <>
+struct Codec<Tensor> {
+  static std::string TypeName() { return "tensor"; }
+  static void Encode(const Tensor& tensor, Encoder& encoder);
+  static void Encode(Tensor&& tensor, Encoder& encoder);
+  static absl::Status Decode(Decoder& decoder, Tensor& tensor);
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_TENSOR_CODEC_H_
