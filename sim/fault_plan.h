@@ -1,0 +1,95 @@
+// FaultPlan: what goes wrong, how often, and how often it did.
+
+#ifndef WEFT_SIM_FAULT_PLAN_H_
+#define WEFT_SIM_FAULT_PLAN_H_
+
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weft/sim/random.h"
+
+namespace weft::sim {
+
+enum class Fault {
+  kLoss,             // a message
+  kDuplication,      // a message
+  kDelay,            // a message and those behind it
+  kReordering,       // a message, passed by those behind it
+  kOneWayPartition,  // of a pair of nodes
+  kTwoWayPartition,  // of a pair of nodes
+  kReset,            // of the connection of a pair
+  kCrash,            // of a node
+  kRestart,          // of a crashed node; not drawn, it follows a crash
+  kDiskFull,         // at some byte of a write
+  kUnsyncedLoss,     // at the crash of a disk; not drawn, it follows
+  kTornWrite,        // at the crash of a disk: part of what was not synced
+};
+constexpr int kFaultKinds = 12;
+
+const char* NameOf(Fault fault);
+
+// Thread-safety: one thread at a time.
+class FaultPlan {
+ public:
+  struct Options {
+    // Of each kind, its probability at each opportunity.
+    std::array<double, kFaultKinds> rate{};
+    // Each kind with a rate strikes at least this often...
+    int min_hits = 0;
+    // ...at opportunities among its first `within`, which the seed picks.
+    int within = 100;
+
+    // `rate` for each of `kinds`.
+    static Options Of(std::initializer_list<Fault> kinds, double rate,
+                      int min_hits = 0);
+  };
+
+  // Each kind draws from a stream of its own: a change of one rate does not
+  // move the others. REQUIRES: min_hits <= within.
+  FaultPlan(uint64_t seed, Options options);
+  explicit FaultPlan(uint64_t seed) : FaultPlan(seed, Options()) {}
+
+  // Whether `fault` strikes at this opportunity. Counts it.
+  bool Strikes(Fault fault);
+  // Counts one that was not drawn.
+  void Count(Fault fault) { ++stream(fault).hits; }
+
+  int64_t opportunities(Fault fault) const {
+    return stream(fault).opportunities;
+  }
+  int64_t hits(Fault fault) const { return stream(fault).hits; }
+
+  // Adds the counts of another plan, so that a report covers many seeds.
+  void Absorb(const FaultPlan& other);
+  // A line for each kind that had a rate, an opportunity or a hit.
+  std::string Report() const;
+  // kFailedPrecondition, naming them, if a kind that has a rate struck less
+  // often than max(1, min_hits): the run proves nothing about it.
+  absl::Status CheckHits() const;
+
+ private:
+  struct Stream {
+    explicit Stream(uint64_t seed) : random(seed) {}
+    Random random;
+    std::set<int64_t> forced;  // opportunities at which it must strike
+    int64_t opportunities = 0;
+    int64_t hits = 0;
+  };
+
+  Stream& stream(Fault fault) { return streams_[static_cast<int>(fault)]; }
+  const Stream& stream(Fault fault) const {
+    return streams_[static_cast<int>(fault)];
+  }
+
+  const Options options_;
+  std::vector<Stream> streams_;  // [kFaultKinds]
+};
+
+}  // namespace weft::sim
+
+#endif  // WEFT_SIM_FAULT_PLAN_H_
