@@ -7,6 +7,7 @@
 #ifndef WEFT_RENDEZVOUS_COORDINATOR_H_
 #define WEFT_RENDEZVOUS_COORDINATOR_H_
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -45,12 +46,15 @@ class Coordinator {
     // The only worker for which it may speak; empty: any.
     std::string name;
   };
-  // Answers one call of `method` (Join); `respond` runs once, on any thread.
+  // Answers one call of `method` (Join); `respond` runs once, on any thread, or
+  // is dropped with the Coordinator. Returns what HangUp wants.
   using Respond = absl::AnyInvocable<void(absl::StatusOr<std::string>) &&>;
-  void Handle(const Caller& caller, absl::string_view method,
-              std::string request, Respond respond);
+  uint64_t Handle(const Caller& caller, absl::string_view method,
+                  absl::string_view request, Respond respond);
+  // Its caller is there no more: nothing is decided for it any longer.
+  void HangUp(uint64_t call);
 
-  // For members of this process. `this` must outlive it.
+  // For members of this process. Once `this` is gone it answers kUnavailable.
   std::unique_ptr<CoordinatorLink> LocalLink();
 
   // Answers held calls with kUnavailable and takes no more.

@@ -1,0 +1,375 @@
+// Coordinator: see the header.
+
+#include "weft/rendezvous/coordinator.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/base/strand.h"
+#include "weft/rendezvous/coordinator_log.h"
+#include "weft/rendezvous/wire.h"
+
+namespace weft::rendezvous {
+namespace {
+
+using Core = CoordinatorCore;
+
+// The log is made anew when it has grown to this, and to several times what it
+// would be made.
+constexpr int64_t kRewriteBytes = 1 << 20;
+constexpr int64_t kRewriteFactor = 4;
+
+template <typename T>
+absl::StatusOr<Core::Request> Parse(absl::string_view method,
+                                    absl::string_view bytes) {
+  T request;
+  if (request.ParseFromArray(bytes.data(), bytes.size())) return request;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "coordinator: ", bytes.size(), " bytes are no request of ", method));
+}
+
+absl::StatusOr<Core::Request> ParseRequest(absl::string_view method,
+                                           absl::string_view bytes) {
+  if (method == "Join") return Parse<v1::JoinRequest>(method, bytes);
+  if (method == "Heartbeat") return Parse<v1::HeartbeatRequest>(method, bytes);
+  if (method == "Watch") return Parse<v1::WatchRequest>(method, bytes);
+  if (method == "Leave") return Parse<v1::LeaveRequest>(method, bytes);
+  if (method == "ReportExit") {
+    return Parse<v1::ReportExitRequest>(method, bytes);
+  }
+  if (method == "Barrier") return Parse<v1::BarrierRequest>(method, bytes);
+  if (method == "Store") return Parse<v1::StoreRequest>(method, bytes);
+  return absl::UnimplementedError(
+      absl::StrCat("coordinator: there is no method ", method));
+}
+
+std::string Serialize(const Core::Reply& reply) {
+  return std::visit([](const auto& m) { return m.SerializeAsString(); }, reply);
+}
+
+}  // namespace
+
+class Coordinator::State : public std::enable_shared_from_this<State> {
+ public:
+  State(TimerSource& timers, Executor& executor, telemetry::Telemetry* given)
+      : timers_(timers),
+        telemetry_(telemetry::OrSilent(given)),
+        strand_(executor) {}
+
+  absl::Status Open(CoordinatorOptions options);
+  uint64_t Handle(const Caller& caller, absl::string_view method,
+                  absl::string_view bytes, Respond respond);
+  void Schedule(Core::Event event);
+  void Shutdown();
+  Driver& driver() { return timers_.driver(); }
+
+ private:
+  absl::Status CheckCaller(const Caller& caller, const Core::Request& request);
+
+  // On the strand.
+  void Run(Core::Event event);
+  void Carry(Core::Actions actions);
+  void Flush(std::vector<v1::LogRecord>& records);
+  void RewriteIfLong();
+  void Answer(Core::Ticket ticket, absl::StatusOr<std::string> answer);
+  void ArmTimer();
+
+  TimerSource& timers_;
+  telemetry::Telemetry& telemetry_;
+  Strand strand_;
+  // On the strand, once open.
+  std::unique_ptr<Core> core_;
+  std::unique_ptr<CoordinatorLog> log_;
+  absl::Status log_status_;
+  Instant timer_at_ = Instant::Infinite();
+
+  Mutex mu_;
+  Core::Ticket last_ticket_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<Core::Ticket, Respond> responds_ ABSL_GUARDED_BY(mu_);
+  std::map<uint32_t, std::string> names_ ABSL_GUARDED_BY(mu_);  // by id
+  bool is_shut_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+absl::Status Coordinator::State::Open(CoordinatorOptions options) {
+  std::vector<v1::LogRecord> history;
+  uint32_t term = 1;
+  if (!options.log_path.empty()) {
+    WEFT_ASSIGN_OR_RETURN(log_, CoordinatorLog::Open(options.log_path));
+    history = log_->history();
+    term = log_->last_term() + 1;
+  }
+  for (const v1::LogRecord& record : history) {
+    if (!record.has_opened() || record.opened().job().empty()) continue;
+    if (options.core.job.empty()) options.core.job = record.opened().job();
+    if (options.core.job == record.opened().job()) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "coordinator log ", options.log_path, " is of job \"",
+        record.opened().job(), "\", not of job \"", options.core.job,
+        "\": name another file by --coordinator-log"));
+  }
+  if (log_ != nullptr) {
+    v1::LogRecord opened;
+    opened.mutable_opened()->set_job(options.core.job);
+    opened.mutable_opened()->set_term(term);
+    WEFT_RETURN_IF_ERROR(log_->Append({opened}));
+  }
+  core_ = std::make_unique<Core>(std::move(options.core), term, history,
+                                 timers_.driver().clock().Now());
+  WEFT_LOG(telemetry_.logger(), Info, "coordinator serves")
+      .With("job", core_->job())
+      .With("term", term)
+      .With("known", core_->view().members_size());
+  Schedule(Core::Tick{});
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::State::CheckCaller(const Caller& caller,
+                                             const Core::Request& request) {
+  if (caller.name.empty()) return absl::OkStatus();
+  std::string claimed;
+  bool is_claim = true;
+  if (const auto* join = std::get_if<v1::JoinRequest>(&request)) {
+    claimed = join->member().name();
+  } else {
+    const v1::WorkerKey* key = nullptr;
+    if (const auto* beat = std::get_if<v1::HeartbeatRequest>(&request)) {
+      key = &beat->key();
+    } else if (const auto* leave = std::get_if<v1::LeaveRequest>(&request)) {
+      key = &leave->key();
+    } else if (const auto* at = std::get_if<v1::BarrierRequest>(&request)) {
+      key = &at->key();
+    }
+    if (key != nullptr) {
+      MutexLock lock(mu_);
+      const auto known = names_.find(key->id());
+      // An unknown worker is refused by the core, in its own words.
+      if (known != names_.end()) claimed = known->second;
+      is_claim = known != names_.end();
+    } else if (std::holds_alternative<v1::ReportExitRequest>(request)) {
+      claimed = "a witness (role admin)";
+    } else {
+      is_claim = false;
+    }
+  }
+  if (!is_claim || claimed == caller.name) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("coordinator: ", caller.text, " has the certificate of ",
+                   caller.name, " and speaks as ", claimed));
+}
+
+uint64_t Coordinator::State::Handle(const Caller& caller,
+                                    absl::string_view method,
+                                    absl::string_view bytes, Respond respond) {
+  absl::StatusOr<Core::Request> request = ParseRequest(method, bytes);
+  if (request.ok()) {
+    const absl::Status status = CheckCaller(caller, *request);
+    if (!status.ok()) request = status;
+  }
+  if (!request.ok()) {
+    WEFT_LOG(telemetry_.logger(), Warning, "refused: ")
+        << request.status().message();
+    std::move(respond)(request.status());
+    return 0;
+  }
+  Core::Ticket ticket = 0;
+  {
+    MutexLock lock(mu_);
+    if (!is_shut_) {
+      ticket = ++last_ticket_;
+      responds_.emplace(ticket, std::move(respond));
+    }
+  }
+  if (ticket == 0) {
+    std::move(respond)(absl::UnavailableError("the coordinator is ending"));
+    return 0;
+  }
+  Schedule(Core::Call{ticket, *std::move(request)});
+  return ticket;
+}
+
+void Coordinator::State::Schedule(Core::Event event) {
+  strand_.Schedule(
+      [self = shared_from_this(), event = std::move(event)]() mutable {
+        self->Run(std::move(event));
+      });
+}
+
+void Coordinator::State::Run(Core::Event event) {
+  {
+    MutexLock lock(mu_);
+    if (is_shut_) return;
+    if (const auto* gone = std::get_if<Core::HangUp>(&event)) {
+      responds_.erase(gone->ticket);
+    }
+  }
+  Carry(core_->OnEvent(timers_.driver().clock().Now(), std::move(event)));
+  ArmTimer();
+}
+
+void Coordinator::State::Carry(Core::Actions actions) {
+  std::vector<v1::LogRecord> records;
+  for (Core::Action& action : actions) {
+    if (auto* persist = std::get_if<Core::Persist>(&action)) {
+      if (persist->record.has_joined()) {
+        MutexLock lock(mu_);
+        names_[persist->record.joined().key().id()] =
+            persist->record.joined().name();
+      }
+      records.push_back(std::move(persist->record));
+    }
+  }
+  // All at once: one wait for the disk, before the first answer.
+  Flush(records);
+  for (Core::Action& action : actions) {
+    if (auto* answer = std::get_if<Core::Answer>(&action)) {
+      if (!log_status_.ok()) {
+        Answer(answer->ticket, log_status_);
+      } else if (!answer->status.ok()) {
+        Answer(answer->ticket, std::move(answer->status));
+      } else {
+        Answer(answer->ticket, Serialize(answer->reply));
+      }
+    } else if (auto* note = std::get_if<Core::Note>(&action)) {
+      WEFT_LOG(telemetry_.logger(), Info, note->text);
+    }
+  }
+}
+
+void Coordinator::State::Flush(std::vector<v1::LogRecord>& records) {
+  if (log_ == nullptr || records.empty() || !log_status_.ok()) return;
+  const absl::Status status = log_->Append(records);
+  if (!status.ok()) {
+    // What the core has decided is on no disk, so nobody may hear of it.
+    log_status_ = absl::Status(
+        status.code(),
+        absl::StrCat("the coordinator stopped deciding: ", status.message()));
+    WEFT_LOG(telemetry_.logger(), Error, log_status_.message());
+    return;
+  }
+  RewriteIfLong();
+}
+
+void Coordinator::State::RewriteIfLong() {
+  if (log_->bytes() < kRewriteBytes) return;
+  const std::vector<v1::LogRecord> snapshot = core_->Snapshot();
+  int64_t bytes = 0;
+  for (const v1::LogRecord& record : snapshot) bytes += record.ByteSizeLong();
+  if (log_->bytes() < kRewriteFactor * bytes) return;
+  const absl::Status status = log_->Rewrite(snapshot);
+  if (status.ok()) return;
+  // The long log is still right.
+  WEFT_LOG(telemetry_.logger(), Warning, "could not shorten: ")
+      << status.message();
+}
+
+void Coordinator::State::Answer(Core::Ticket ticket,
+                                absl::StatusOr<std::string> answer) {
+  Respond respond;
+  {
+    MutexLock lock(mu_);
+    const auto found = responds_.find(ticket);
+    if (found == responds_.end()) return;
+    respond = std::move(found->second);
+    responds_.erase(found);
+  }
+  std::move(respond)(std::move(answer));
+}
+
+void Coordinator::State::ArmTimer() {
+  const Instant next = core_->NextTick();
+  if (next >= timer_at_ || next.is_infinite()) return;
+  timer_at_ = next;
+  const Instant now = timers_.driver().clock().Now();
+  timers_.RunAfter(std::max(next - now, absl::Milliseconds(1)),
+                   [weak = weak_from_this(), next] {
+                     const std::shared_ptr<State> self = weak.lock();
+                     if (self == nullptr) return;
+                     self->strand_.Schedule([self, next] {
+                       if (self->timer_at_ == next)
+                         self->timer_at_ = Instant::Infinite();
+                       self->Run(Core::Tick{});
+                     });
+                   });
+}
+
+void Coordinator::State::Shutdown() {
+  std::map<Core::Ticket, Respond> responds;
+  {
+    MutexLock lock(mu_);
+    is_shut_ = true;
+    responds.swap(responds_);
+  }
+  for (auto& [ticket, respond] : responds) {
+    std::move(respond)(absl::UnavailableError("the coordinator is ending"));
+  }
+}
+
+namespace {
+
+class LocalLinkToCoordinator final : public CoordinatorLink {
+ public:
+  explicit LocalLinkToCoordinator(std::weak_ptr<Coordinator::State> state)
+      : state_(std::move(state)) {}
+
+  // The coordinator holds no call for longer than its caller asked, so there
+  // is no time-out to watch here.
+  Future<std::string> Call(absl::string_view method, std::string request,
+                           absl::Duration /*timeout*/) override {
+    const std::shared_ptr<Coordinator::State> state = state_.lock();
+    if (state == nullptr) {
+      return MakeReady<std::string>(
+          absl::UnavailableError("the coordinator has ended"));
+    }
+    auto [promise, future] = MakePromise<std::string>(state->driver());
+    state->Handle({address_, ""}, method, request,
+                  [promise = std::move(promise)](
+                      absl::StatusOr<std::string> answer) mutable {
+                    promise.Set(std::move(answer));
+                  });
+    return std::move(future);
+  }
+
+  const std::string& address() const override { return address_; }
+
+ private:
+  const std::weak_ptr<Coordinator::State> state_;
+  const std::string address_ = "this process";
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
+    TimerSource& timers, Executor& executor, CoordinatorOptions options) {
+  auto state = std::make_shared<State>(timers, executor, options.telemetry);
+  WEFT_RETURN_IF_ERROR(state->Open(std::move(options)));
+  return std::unique_ptr<Coordinator>(new Coordinator(std::move(state)));
+}
+
+Coordinator::Coordinator(std::shared_ptr<State> state)
+    : state_(std::move(state)) {}
+
+Coordinator::~Coordinator() { state_->Shutdown(); }
+
+uint64_t Coordinator::Handle(const Caller& caller, absl::string_view method,
+                             absl::string_view request, Respond respond) {
+  return state_->Handle(caller, method, request, std::move(respond));
+}
+
+void Coordinator::HangUp(uint64_t call) {
+  if (call != 0) state_->Schedule(CoordinatorCore::HangUp{call});
+}
+
+std::unique_ptr<CoordinatorLink> Coordinator::LocalLink() {
+  return std::make_unique<LocalLinkToCoordinator>(state_);
+}
+
+void Coordinator::Shutdown() { state_->Shutdown(); }
+
+}  // namespace weft::rendezvous

@@ -1,0 +1,68 @@
+// CallUntil: one request to the coordinator, repeated while the network or the
+// coordinator's restart may have swallowed it.
+
+#ifndef WEFT_RENDEZVOUS_COORDINATOR_CALL_H_
+#define WEFT_RENDEZVOUS_COORDINATOR_CALL_H_
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/base/future.h"
+#include "weft/rendezvous/coordinator_link.h"
+
+namespace weft::rendezvous {
+
+// What the coordinator may hold one call, and what its answer takes besides.
+inline constexpr absl::Duration kHold = absl::Seconds(5);
+inline constexpr absl::Duration kAnswerTime = absl::Seconds(2);
+
+// Calls until there is an answer or `deadline` has passed. `make(hold)` makes
+// the request, which the coordinator may hold for `hold`. The request must be
+// one that may be repeated.
+template <typename Reply, typename Make>
+absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
+                                absl::string_view method, Instant deadline,
+                                Make make) {
+  const Clock& clock = timers.driver().clock();
+  for (;;) {
+    const absl::Duration left =
+        std::max(deadline - clock.Now(), absl::ZeroDuration());
+    const absl::Duration hold = std::min(left, kHold);
+    const absl::Duration timeout = hold + kAnswerTime;
+    const Future<std::string> call =
+        link.Call(method, make(hold).SerializeAsString(), timeout);
+    const absl::StatusOr<std::string> answer = call.Wait(timeout);
+    if (answer.ok()) {
+      Reply reply;
+      if (reply.ParseFromString(*answer)) return reply;
+      return absl::InternalError(absl::StrCat("the coordinator's answer to ",
+                                              method, " cannot be read"));
+    }
+    const absl::Status& status = answer.status();
+    const bool may_pass = absl::IsUnavailable(status) ||
+                          absl::IsDeadlineExceeded(status) ||
+                          absl::IsCancelled(status) || absl::IsUnknown(status);
+    if (!may_pass) return status;
+    if (clock.Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(method, ": the coordinator at ", link.address(),
+                       " did not answer in time: ", status.message()));
+    }
+    auto [promise, pause] = MakePromise<void>(timers.driver());
+    timers.RunAfter(
+        absl::Milliseconds(100),
+        [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+    (void)pause.Wait(absl::Seconds(1));
+  }
+}
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_COORDINATOR_CALL_H_

@@ -1,0 +1,777 @@
+// Tests of CoordinatorCore: each rule by itself, then every order of few
+// events.
+
+#include "weft/rendezvous/coordinator_core.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/rendezvous/view.h"
+#include "weft/rendezvous/wire.h"
+#include "weft/rendezvous/world.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rendezvous {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+// A core, its clock, its log and its answers.
+class Fixture {
+ public:
+  explicit Fixture(std::vector<v1::LogRecord> log = {}, uint32_t term = 1,
+                   CoordinatorCore::Options options = {})
+      : options_(options),
+        log_(std::move(log)),
+        core_(options_, term, log_, now_) {}
+
+  // What a successor would be that finds this one's log.
+  void Restart() {
+    core_.emplace_or_replace(options_, core_.get().term() + 1, log_, now_);
+    answers_.clear();
+  }
+
+  uint64_t Call(CoordinatorCore::Request request) {
+    const uint64_t ticket = ++last_ticket_;
+    Do(CoordinatorCore::Call{ticket, std::move(request)});
+    return ticket;
+  }
+  void Tick(absl::Duration d) {
+    // As a driver ticks: never later than the core asks.
+    const Instant until = now_ + d;
+    while (now_ < until) {
+      now_ = std::min(until, std::max(core_.get().NextTick(),
+                                      now_ + absl::Milliseconds(1)));
+      Do(CoordinatorCore::Tick{});
+    }
+  }
+  void HangUp(uint64_t ticket) { Do(CoordinatorCore::HangUp{ticket}); }
+  // The process was stopped for so long.
+  void Sleep(absl::Duration d) {
+    now_ += d;
+    Do(CoordinatorCore::Tick{});
+  }
+
+  bool IsHeld(uint64_t ticket) const { return answers_.count(ticket) == 0; }
+  absl::Status StatusOf(uint64_t ticket) const {
+    const auto found = answers_.find(ticket);
+    return found == answers_.end() ? absl::UnknownError("no answer yet")
+                                   : found->second.status;
+  }
+  template <typename Reply>
+  Reply ReplyTo(uint64_t ticket) const {
+    EXPECT_THAT(StatusOf(ticket), IsOk());
+    if (!StatusOf(ticket).ok()) return Reply();
+    return std::get<Reply>(answers_.at(ticket).reply);
+  }
+
+  View view() const { return FromWire(core_.get().view()); }
+  CoordinatorCore& core() { return core_.get(); }
+  const std::vector<v1::LogRecord>& log() const { return log_; }
+
+  v1::JoinRequest JoinOf(const std::string& role, int rank,
+                         uint64_t incarnation) const {
+    v1::JoinRequest join;
+    join.set_job("job");
+    *join.mutable_world() = ToWire(World::Fixed(1, 2));
+    join.mutable_member()->set_name(absl::StrCat(role, rank));
+    join.mutable_member()->set_role(role);
+    join.mutable_member()->set_rank(rank);
+    join.mutable_member()->set_address("unix:/a");
+    join.mutable_member()->set_incarnation(incarnation);
+    join.set_wait_ms(5000);
+    return join;
+  }
+  WorkerKey Join(const std::string& role, int rank, uint64_t incarnation) {
+    const uint64_t ticket = Call(JoinOf(role, rank, incarnation));
+    return FromWire(ReplyTo<v1::JoinReply>(ticket).key());
+  }
+  uint64_t Beat(WorkerKey key, uint64_t incarnation) {
+    v1::HeartbeatRequest beat;
+    beat.set_job("job");
+    *beat.mutable_key() = ToWire(key);
+    beat.set_incarnation(incarnation);
+    return Call(beat);
+  }
+  uint64_t Leave(WorkerKey key, uint64_t incarnation) {
+    v1::LeaveRequest leave;
+    leave.set_job("job");
+    *leave.mutable_key() = ToWire(key);
+    leave.set_incarnation(incarnation);
+    return Call(leave);
+  }
+  uint64_t ReportExit(const std::string& name) {
+    v1::ReportExitRequest report;
+    report.set_job("job");
+    report.set_name(name);
+    report.set_reason("killed by SIGKILL");
+    return Call(report);
+  }
+  uint64_t Arrive(WorkerKey key, uint64_t arrival,
+                  std::vector<std::string> members,
+                  absl::Duration stands = absl::Seconds(60)) {
+    v1::BarrierRequest at;
+    at.set_job("job");
+    *at.mutable_key() = ToWire(key);
+    at.set_tag("start");
+    at.set_arrival(arrival);
+    at.set_settled_below(arrival);
+    *at.mutable_members() = {members.begin(), members.end()};
+    at.set_wait_ms(5000);
+    at.set_remaining_ms(absl::ToInt64Milliseconds(stands));
+    return Call(at);
+  }
+  v1::StoreRequest Store(v1::StoreRequest::Operation operation,
+                         const std::string& value = "") const {
+    v1::StoreRequest store;
+    store.set_job("job");
+    store.set_operation(operation);
+    store.set_key("key");
+    store.set_value(value);
+    return store;
+  }
+
+ private:
+  // CoordinatorCore cannot be assigned, having a constant term.
+  class Holder {
+   public:
+    template <typename... Args>
+    explicit Holder(Args&&... args)
+        : core_(
+              std::make_unique<CoordinatorCore>(std::forward<Args>(args)...)) {}
+    template <typename... Args>
+    void emplace_or_replace(Args&&... args) {
+      core_ = std::make_unique<CoordinatorCore>(std::forward<Args>(args)...);
+    }
+    CoordinatorCore& get() const { return *core_; }
+
+   private:
+    std::unique_ptr<CoordinatorCore> core_;
+  };
+
+  void Do(CoordinatorCore::Event event) {
+    for (auto& action : core_.get().OnEvent(now_, std::move(event))) {
+      if (auto* persist = std::get_if<CoordinatorCore::Persist>(&action)) {
+        log_.push_back(persist->record);
+      } else if (auto* answer = std::get_if<CoordinatorCore::Answer>(&action)) {
+        const bool is_first = answers_.emplace(answer->ticket, *answer).second;
+        EXPECT_TRUE(is_first)
+            << "call " << answer->ticket << " was answered twice";
+      }
+    }
+  }
+
+  CoordinatorCore::Options options_;
+  Instant now_;
+  std::vector<v1::LogRecord> log_;
+  Holder core_;
+  uint64_t last_ticket_ = 0;
+  std::map<uint64_t, CoordinatorCore::Answer> answers_;
+};
+
+TEST(CoordinatorCore, GivesIdsByPlaceInAFixedWorldInAnyOrderOfJoining) {
+  Fixture f;
+  EXPECT_EQ(f.Join("trainer", 1, 12).id, 2u);
+  EXPECT_EQ(f.Join("ps", 0, 10).id, 0u);
+  EXPECT_THAT(f.view().Missing(), ElementsAre("trainer0"));
+  EXPECT_EQ(f.view().Summary(), "2/3 joined, missing trainer0");
+  EXPECT_EQ(f.Join("trainer", 0, 11).id, 1u);
+  EXPECT_TRUE(f.view().IsComplete());
+}
+
+TEST(CoordinatorCore, AnswersARepeatedJoinWithTheSameKey) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  const Epoch version = f.view().version();
+  EXPECT_EQ(f.Join("ps", 0, 10), key);
+  EXPECT_EQ(f.view().version(), version);
+}
+
+TEST(CoordinatorCore, RefusesTheSecondOfANameOnceTheFirstIsHeard) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  const uint64_t second = f.Call(f.JoinOf("ps", 0, 20));
+  EXPECT_TRUE(f.IsHeld(second));
+  EXPECT_THAT(f.StatusOf(f.Beat(key, 10)), IsOk());
+  EXPECT_THAT(f.StatusOf(second),
+              StatusIs(absl::StatusCode::kAlreadyExists, "ps0"));
+  EXPECT_EQ(f.view().Find("ps0")->key, key);
+}
+
+TEST(CoordinatorCore, LetsARestartedWorkerInOnceTheFirstIsDeclaredGone) {
+  Fixture f;
+  const WorkerKey old_key = f.Join("ps", 0, 10);
+  uint64_t second = f.Call(f.JoinOf("ps", 0, 20));
+  f.Tick(absl::Seconds(6));
+  EXPECT_THAT(f.StatusOf(second), StatusIs(absl::StatusCode::kUnavailable));
+  second = f.Call(f.JoinOf("ps", 0, 20));
+  f.Tick(absl::Seconds(5));
+  const WorkerKey key = FromWire(f.ReplyTo<v1::JoinReply>(second).key());
+  EXPECT_EQ(key.id, old_key.id);
+  EXPECT_GT(key.epoch, old_key.epoch);
+  EXPECT_THAT(f.StatusOf(f.Beat(old_key, 10)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "silent"));
+}
+
+TEST(CoordinatorCore, ForgetsAHeldJoinWhoseCallerHungUp) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  const uint64_t second = f.Call(f.JoinOf("ps", 0, 20));
+  f.HangUp(second);
+  f.Leave(key, 10);
+  EXPECT_EQ(f.view().Find("ps0"), nullptr);
+  EXPECT_TRUE(f.IsHeld(second));
+}
+
+TEST(CoordinatorCore, ALateCopyOfAJoinBringsNobodyBack) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  EXPECT_THAT(f.StatusOf(f.Leave(key, 10)), IsOk());
+  EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("ps", 0, 10))),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+  EXPECT_THAT(f.view().members(), IsEmpty());
+}
+
+TEST(CoordinatorCore, NamesBothJobsWhenTwoUseOneAddress) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  v1::JoinRequest other = f.JoinOf("trainer", 0, 11);
+  other.set_job("other");
+  const absl::Status status = f.StatusOf(f.Call(other));
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, "\"job\""));
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, "\"other\""));
+}
+
+TEST(CoordinatorCore, RefusesAnotherWorldAndPlacesOutsideIt) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  v1::JoinRequest other = f.JoinOf("trainer", 0, 11);
+  *other.mutable_world() = ToWire(World::Fixed(1, 3));
+  EXPECT_THAT(f.StatusOf(f.Call(other)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "trainer=3"));
+  EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("trainer", 2, 11))),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no place"));
+  EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("trainer", -1, 11))),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no place"));
+  v1::JoinRequest misnamed = f.JoinOf("trainer", 0, 11);
+  misnamed.mutable_member()->set_name("bob");
+  EXPECT_THAT(f.StatusOf(f.Call(misnamed)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "trainer0"));
+  v1::JoinRequest no_name = f.JoinOf("trainer", 0, 11);
+  no_name.mutable_member()->set_name("a b");
+  EXPECT_THAT(f.StatusOf(f.Call(no_name)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "letters"));
+}
+
+TEST(CoordinatorCore, AnElasticWorldTakesAnyNameUpToItsMaximum) {
+  Fixture f;
+  const auto join = [&](const std::string& name, uint64_t incarnation) {
+    v1::JoinRequest request = f.JoinOf("trainer", 0, incarnation);
+    request.mutable_member()->set_name(name);
+    *request.mutable_world() = ToWire(World::Elastic(1, 2));
+    return f.Call(request);
+  };
+  EXPECT_THAT(f.StatusOf(join("ann", 1)), IsOk());
+  EXPECT_TRUE(f.view().IsComplete());
+  EXPECT_THAT(f.StatusOf(join("bob", 2)), IsOk());
+  EXPECT_NE(f.view().Find("ann")->key.id, f.view().Find("bob")->key.id);
+  EXPECT_THAT(f.StatusOf(join("cid", 3)),
+              StatusIs(absl::StatusCode::kResourceExhausted, "full"));
+}
+
+TEST(CoordinatorCore, AnAdminWatchesWithoutBeingCounted) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const uint64_t admin = f.Call(f.JoinOf("admin", 0, 99));
+  EXPECT_THAT(f.StatusOf(admin), IsOk());
+  EXPECT_EQ(f.view().Find("admin0")->key.id, 3u);
+  EXPECT_EQ(f.view().Summary(), "1/3 joined, missing trainer0, trainer1");
+}
+
+TEST(CoordinatorCore, SuspectsAfterThreeSecondsAndBuriesAfterTen) {
+  Fixture f;
+  const WorkerKey silent = f.Join("ps", 0, 10);
+  const WorkerKey heard = f.Join("trainer", 0, 11);
+  const auto tick = [&](int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      f.Tick(absl::Seconds(1));
+      EXPECT_THAT(f.StatusOf(f.Beat(heard, 11)), IsOk());
+    }
+  };
+  tick(2);
+  EXPECT_FALSE(f.view().Find("ps0")->suspect);
+  tick(2);
+  EXPECT_TRUE(f.view().Find("ps0")->suspect);
+  EXPECT_FALSE(f.view().Find("trainer0")->suspect);
+  tick(5);
+  EXPECT_NE(f.view().Find("ps0"), nullptr);
+  tick(2);
+  EXPECT_EQ(f.view().Find("ps0"), nullptr);
+  EXPECT_TRUE(f.view().IsGone(silent));
+  EXPECT_NE(f.view().Find("trainer0"), nullptr);
+}
+
+TEST(CoordinatorCore, ASuspectThatIsHeardIsSuspectNoMore) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  f.Tick(absl::Seconds(5));
+  EXPECT_TRUE(f.view().Find("ps0")->suspect);
+  EXPECT_THAT(f.StatusOf(f.Beat(key, 10)), IsOk());
+  EXPECT_FALSE(f.view().Find("ps0")->suspect);
+  f.Tick(absl::Seconds(8));
+  EXPECT_NE(f.view().Find("ps0"), nullptr);
+}
+
+TEST(CoordinatorCore, AStoppedCoordinatorAccusesNobodyOfItsOwnAbsence) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  f.Sleep(absl::Minutes(5));
+  EXPECT_FALSE(f.view().Find("ps0")->suspect);
+  f.Tick(absl::Seconds(10));
+  EXPECT_EQ(f.view().Find("ps0"), nullptr);
+}
+
+TEST(CoordinatorCore, AProvenExitNeedsNoSilence) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  const uint64_t second = f.Call(f.JoinOf("ps", 0, 20));
+  f.ReportExit("ps0");
+  EXPECT_TRUE(f.view().IsGone(key));
+  EXPECT_GT(f.ReplyTo<v1::JoinReply>(second).key().epoch(), key.epoch);
+  EXPECT_EQ(f.view().departed().front().reason, "killed by SIGKILL");
+}
+
+TEST(CoordinatorCore, AWatchIsAnsweredByAChangeOrByItsTime) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  v1::WatchRequest watch;
+  watch.set_job("job");
+  watch.set_known_version(f.view().version());
+  watch.set_wait_ms(2000);
+  const uint64_t changed = f.Call(watch);
+  EXPECT_TRUE(f.IsHeld(changed));
+  f.Leave(key, 10);
+  EXPECT_GT(f.ReplyTo<v1::WatchReply>(changed).view().version(),
+            watch.known_version());
+  const uint64_t behind = f.Call(watch);
+  EXPECT_FALSE(f.IsHeld(behind));
+  watch.set_known_version(f.view().version());
+  const uint64_t quiet = f.Call(watch);
+  f.Tick(absl::Seconds(2));
+  EXPECT_EQ(f.ReplyTo<v1::WatchReply>(quiet).view().version(),
+            watch.known_version());
+}
+
+TEST(CoordinatorCore, ABarrierOpensOnceAllAreThere) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  const uint64_t first = f.Arrive(a, 1, both);
+  EXPECT_TRUE(f.IsHeld(first));
+  const uint64_t second = f.Arrive(b, 1, both);
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(first).released());
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(second).released());
+  // A repetition of an answered arrival is no arrival at the next one.
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(f.Arrive(b, 1, both)).released());
+  const uint64_t again = f.Arrive(a, 2, both);
+  EXPECT_TRUE(f.IsHeld(again));
+}
+
+TEST(CoordinatorCore, ABarrierNamesWhoIsMissingAndLetsGoAtItsDeadline) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  const uint64_t first = f.Arrive(a, 1, both, absl::Seconds(1));
+  f.Tick(absl::Seconds(1));
+  EXPECT_FALSE(f.ReplyTo<v1::BarrierReply>(first).released());
+  EXPECT_THAT(f.ReplyTo<v1::BarrierReply>(first).missing(),
+              ElementsAre("trainer1"));
+  const uint64_t late = f.Arrive(b, 1, both);
+  EXPECT_TRUE(f.IsHeld(late)) << "trainer0 had given up";
+}
+
+TEST(CoordinatorCore, ABarrierFailsForAllWhenOneOfThemIsGone) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  const uint64_t first = f.Arrive(a, 1, both);
+  f.ReportExit("trainer1");
+  EXPECT_THAT(f.StatusOf(first),
+              StatusIs(absl::StatusCode::kAborted, "trainer1 is gone"));
+  EXPECT_THAT(f.StatusOf(f.Arrive(a, 2, both)),
+              StatusIs(absl::StatusCode::kAborted, "killed by SIGKILL"));
+}
+
+TEST(CoordinatorCore, ABarrierWantsTheSameMembersFromAll) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const uint64_t first = f.Arrive(a, 1, {"trainer0", "trainer1"});
+  EXPECT_THAT(f.StatusOf(f.Arrive(b, 1, {"ps0", "trainer1"})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
+  EXPECT_TRUE(f.IsHeld(first));
+  EXPECT_THAT(f.StatusOf(f.Arrive(b, 1, {"ps0", "trainer0"})),
+              StatusIs(absl::StatusCode::kInvalidArgument, "not among"));
+}
+
+TEST(CoordinatorCore, TheStoreSetsAddsComparesWaitsAndDeletes) {
+  Fixture f;
+  using Request = v1::StoreRequest;
+  EXPECT_FALSE(
+      f.ReplyTo<v1::StoreReply>(f.Call(f.Store(Request::GET))).found());
+  Request wait = f.Store(Request::WAIT);
+  wait.set_wait_ms(5000);
+  const uint64_t waiter = f.Call(wait);
+  EXPECT_TRUE(f.IsHeld(waiter));
+  const auto set =
+      f.ReplyTo<v1::StoreReply>(f.Call(f.Store(Request::SET, "5")));
+  EXPECT_EQ(f.ReplyTo<v1::StoreReply>(waiter).value(), "5");
+  Request add = f.Store(Request::ADD);
+  add.set_delta(-7);
+  const auto sum = f.ReplyTo<v1::StoreReply>(f.Call(add));
+  EXPECT_EQ(sum.value(), "-2");
+  EXPECT_GT(sum.version(), set.version());
+  Request swap = f.Store(Request::COMPARE_SET, "new");
+  swap.set_version(set.version());
+  EXPECT_FALSE(f.ReplyTo<v1::StoreReply>(f.Call(swap)).applied());
+  swap.set_version(sum.version());
+  EXPECT_TRUE(f.ReplyTo<v1::StoreReply>(f.Call(swap)).applied());
+  EXPECT_THAT(f.StatusOf(f.Call(add)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "\"new\""));
+  EXPECT_TRUE(
+      f.ReplyTo<v1::StoreReply>(f.Call(f.Store(Request::DELETE))).applied());
+  EXPECT_FALSE(
+      f.ReplyTo<v1::StoreReply>(f.Call(f.Store(Request::DELETE))).applied());
+}
+
+TEST(CoordinatorCore, TheStoreKeepsItsLimits) {
+  CoordinatorCore::Options options;
+  options.store.max_key_bytes = 3;
+  options.store.max_value_bytes = 8;
+  options.store.max_total_bytes = 12;
+  Fixture f({}, 1, options);
+  using Request = v1::StoreRequest;
+  EXPECT_THAT(f.StatusOf(f.Call(f.Store(Request::SET, "123456789"))),
+              StatusIs(absl::StatusCode::kInvalidArgument, "9 bytes"));
+  EXPECT_THAT(f.StatusOf(f.Call(f.Store(Request::SET, "12345678"))), IsOk());
+  Request other = f.Store(Request::SET, "1");
+  other.set_key("k2");
+  EXPECT_THAT(f.StatusOf(f.Call(other)),
+              StatusIs(absl::StatusCode::kResourceExhausted, "no room"));
+  other.set_key("toolong");
+  EXPECT_THAT(f.StatusOf(f.Call(other)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "7 bytes"));
+  EXPECT_THAT(f.StatusOf(f.Call(f.Store(Request::SET, "1"))), IsOk());
+  Request unknown = f.Store(static_cast<Request::Operation>(77));
+  EXPECT_THAT(f.StatusOf(f.Call(unknown)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "77"));
+}
+
+TEST(CoordinatorCore, ARepeatedChangeIsMadeOnceAlsoAcrossARestart) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  v1::StoreRequest add = f.Store(v1::StoreRequest::ADD);
+  add.set_delta(1);
+  add.set_client(10);
+  add.set_sequence(1);
+  EXPECT_EQ(f.ReplyTo<v1::StoreReply>(f.Call(add)).value(), "1");
+  EXPECT_EQ(f.ReplyTo<v1::StoreReply>(f.Call(add)).value(), "1");
+  f.Restart();
+  EXPECT_EQ(f.ReplyTo<v1::StoreReply>(f.Call(add)).value(), "1");
+  add.set_sequence(2);
+  EXPECT_EQ(f.ReplyTo<v1::StoreReply>(f.Call(add)).value(), "2");
+  add.set_sequence(1);
+  EXPECT_THAT(f.StatusOf(f.Call(add)), StatusIs(absl::StatusCode::kCancelled));
+  add.set_client(77);
+  EXPECT_THAT(f.StatusOf(f.Call(add)),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST(CoordinatorCore, MembersOutliveTheCoordinator) {
+  Fixture f;
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  const WorkerKey gone = f.Join("trainer", 0, 11);
+  f.ReportExit("trainer0");
+  const Epoch before = f.view().version();
+  f.Restart();
+  EXPECT_GT(f.view().version(), before);
+  EXPECT_THAT(f.StatusOf(f.Beat(ps, 10)), IsOk());
+  EXPECT_THAT(f.StatusOf(f.Beat(gone, 11)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "SIGKILL"));
+  EXPECT_GT(f.Join("trainer", 0, 12).epoch, gone.epoch);
+  v1::JoinRequest other = f.JoinOf("trainer", 1, 13);
+  other.set_job("other");
+  EXPECT_THAT(f.StatusOf(f.Call(other)),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST(CoordinatorCore, ARestartedCoordinatorLearnsTheDeadFromTheLiving) {
+  Fixture f;
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  const WorkerKey trainer = f.Join("trainer", 0, 11);
+  f.Restart();
+  v1::HeartbeatRequest beat;
+  beat.set_job("job");
+  *beat.mutable_key() = ToWire(ps);
+  beat.set_incarnation(10);
+  v1::Departed* departed = beat.add_departed();
+  departed->set_name("trainer0");
+  *departed->mutable_key() = ToWire(trainer);
+  departed->set_reason("silent");
+  EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
+  EXPECT_TRUE(f.view().IsGone(trainer));
+  // But nobody can bury an incarnation of the present term.
+  const WorkerKey fresh = f.Join("trainer", 0, 12);
+  *departed->mutable_key() = ToWire(fresh);
+  EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
+  EXPECT_FALSE(f.view().IsGone(fresh));
+}
+
+TEST(CoordinatorCore, ACoordinatorWithoutItsLogKnowsNobody) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  Fixture other;
+  EXPECT_THAT(
+      other.StatusOf(other.Beat(key, 10)),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "without its log"));
+}
+
+TEST(CoordinatorCore, ASnapshotMakesTheSameCore) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  f.Join("ps", 0, 3);
+  f.ReportExit("ps0");
+  f.Call(f.Store(v1::StoreRequest::SET, "x"));
+  v1::StoreRequest add = f.Store(v1::StoreRequest::ADD);
+  add.set_key("n");
+  add.set_client(1);
+  add.set_sequence(4);
+  add.set_delta(2);
+  f.Call(add);
+  f.Call(f.Store(v1::StoreRequest::DELETE));
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  f.Arrive(a, 1, both);
+  f.Arrive(b, 1, both);
+  const auto snapshot = f.core().Snapshot();
+  CoordinatorCore copy({}, 1, snapshot, Instant());
+  const auto again = copy.Snapshot();
+  ASSERT_EQ(snapshot.size(), again.size());
+  for (size_t i = 0; i < snapshot.size(); ++i) {
+    EXPECT_EQ(snapshot[i].DebugString(), again[i].DebugString());
+  }
+  EXPECT_EQ(copy.job(), "job");
+}
+
+// Every order of few events, restarts of the coordinator among them.
+class Exploration {
+ public:
+  struct World {
+    std::shared_ptr<CoordinatorCore> core;
+    std::vector<v1::LogRecord> log;
+    Instant now;
+    // What the members know: by incarnation.
+    std::map<uint64_t, WorkerKey> keys;
+    std::map<uint64_t, bool> refused;      // told that it is gone
+    std::map<std::string, Epoch> highest;  // epoch seen of a name
+    Epoch version = 0;
+    uint64_t ticket = 0;
+    std::map<uint64_t, uint64_t> joins;  // held: ticket to incarnation
+  };
+
+  void Run(int depth) {
+    World world;
+    world.core = std::make_shared<CoordinatorCore>(CoordinatorCore::Options(),
+                                                   1, world.log, world.now);
+    v1::LogRecord opened;
+    opened.mutable_opened()->set_term(1);
+    world.log.push_back(opened);
+    Explore(world, depth);
+  }
+  int64_t states() const { return states_; }
+  const std::map<std::string, int64_t>& hits() const { return hits_; }
+
+ private:
+  static constexpr uint64_t kIncarnations[] = {1, 2, 3};  // 1, 2: the same name
+
+  static std::string NameOf(uint64_t incarnation) {
+    return incarnation == 3 ? "trainer0" : "ps0";
+  }
+
+  void Explore(const World& world, int depth) {
+    ++states_;
+    if (depth == 0 || ::testing::Test::HasFailure()) return;
+    const auto branch = [&](const std::function<void(World&)>& step) {
+      World next = world;
+      next.core = std::make_shared<CoordinatorCore>(*world.core);
+      step(next);
+      Check(world, next);
+      Explore(next, depth - 1);
+    };
+    for (const uint64_t incarnation : kIncarnations) {
+      branch([&](World& w) { Join(w, incarnation); });
+      if (world.keys.count(incarnation) == 0) continue;
+      branch([&](World& w) { Beat(w, incarnation); });
+      branch([&](World& w) { Leave(w, incarnation); });
+    }
+    branch([&](World& w) { Pass(w, absl::Seconds(4)); });
+    branch([&](World& w) { Pass(w, absl::Seconds(11)); });
+    branch([&](World& w) {
+      v1::ReportExitRequest report;
+      report.set_job("job");
+      report.set_name("ps0");
+      report.set_reason("exit");
+      Feed(w, CoordinatorCore::Call{++w.ticket, report});
+    });
+    branch([&](World& w) {
+      v1::LogRecord opened;
+      opened.mutable_opened()->set_term(w.core->term() + 1);
+      w.core = std::make_shared<CoordinatorCore>(
+          CoordinatorCore::Options(), w.core->term() + 1, w.log, w.now);
+      w.log.push_back(opened);
+      w.joins.clear();
+    });
+  }
+
+  void Feed(World& w, CoordinatorCore::Event event) {
+    for (auto& action : w.core->OnEvent(w.now, std::move(event))) {
+      if (auto* persist = std::get_if<CoordinatorCore::Persist>(&action)) {
+        w.log.push_back(persist->record);
+      } else if (auto* answer = std::get_if<CoordinatorCore::Answer>(&action)) {
+        const auto join = w.joins.find(answer->ticket);
+        if (join == w.joins.end()) continue;
+        if (answer->status.ok()) {
+          Admitted(w, join->second,
+                   FromWire(std::get<v1::JoinReply>(answer->reply).key()));
+        } else {
+          ++hits_[absl::StrCat("join ", answer->status.code())];
+        }
+        w.joins.erase(join);
+      }
+    }
+  }
+
+  void Admitted(World& w, uint64_t incarnation, WorkerKey key) {
+    ++hits_["admitted"];
+    const auto known = w.keys.find(incarnation);
+    if (known != w.keys.end()) {
+      EXPECT_EQ(known->second, key) << "one incarnation, two keys";
+      return;
+    }
+    EXPECT_GT(key.epoch, w.highest[NameOf(incarnation)])
+        << "an epoch went back";
+    w.highest[NameOf(incarnation)] = key.epoch;
+    EXPECT_EQ(key.id, NameOf(incarnation) == "ps0" ? 0u : 1u);
+    w.keys[incarnation] = key;
+  }
+
+  void Join(World& w, uint64_t incarnation) {
+    v1::JoinRequest join;
+    join.set_job("job");
+    *join.mutable_world() = ToWire(rendezvous::World::Fixed(1, 1));
+    v1::Member* member = join.mutable_member();
+    member->set_name(NameOf(incarnation));
+    member->set_role(incarnation == 3 ? "trainer" : "ps");
+    member->set_incarnation(incarnation);
+    join.set_wait_ms(5000);
+    w.joins[++w.ticket] = incarnation;
+    Feed(w, CoordinatorCore::Call{w.ticket, join});
+  }
+
+  void Beat(World& w, uint64_t incarnation) {
+    v1::HeartbeatRequest beat;
+    beat.set_job("job");
+    *beat.mutable_key() = ToWire(w.keys[incarnation]);
+    beat.set_incarnation(incarnation);
+    const uint64_t ticket = ++w.ticket;
+    bool was_ok = false;
+    for (auto& action :
+         w.core->OnEvent(w.now, CoordinatorCore::Call{ticket, beat})) {
+      auto* answer = std::get_if<CoordinatorCore::Answer>(&action);
+      if (answer == nullptr) continue;
+      if (answer->ticket == ticket) {
+        was_ok = answer->status.ok();
+      } else {
+        w.joins.erase(answer->ticket);
+      }
+    }
+    ++hits_[was_ok ? "heard" : "refused"];
+    EXPECT_FALSE(was_ok && w.refused[incarnation])
+        << "the dead came back: " << incarnation;
+    if (!was_ok) w.refused[incarnation] = true;
+    const View view = FromWire(w.core->view());
+    EXPECT_EQ(was_ok, view.Find(w.keys[incarnation]) != nullptr);
+    EXPECT_EQ(!was_ok, view.IsGone(w.keys[incarnation]));
+  }
+
+  void Leave(World& w, uint64_t incarnation) {
+    v1::LeaveRequest leave;
+    leave.set_job("job");
+    *leave.mutable_key() = ToWire(w.keys[incarnation]);
+    leave.set_incarnation(incarnation);
+    Feed(w, CoordinatorCore::Call{++w.ticket, leave});
+    EXPECT_TRUE(FromWire(w.core->view()).IsGone(w.keys[incarnation]));
+  }
+
+  void Pass(World& w, absl::Duration d) {
+    for (int i = 0; i < absl::ToInt64Seconds(d); ++i) {
+      w.now += absl::Seconds(1);
+      Feed(w, CoordinatorCore::Tick{});
+    }
+  }
+
+  void Check(const World& before, World& after) {
+    const View was = FromWire(before.core->view());
+    const View is = FromWire(after.core->view());
+    EXPECT_GE(is.version(), was.version());
+    if (is.version() == was.version()) {
+      EXPECT_EQ(before.core->view().DebugString(),
+                after.core->view().DebugString());
+    }
+    std::map<std::string, int> names;
+    for (const Member& member : is.members()) {
+      EXPECT_EQ(++names[member.name], 1) << member.name << " is in twice";
+      EXPECT_FALSE(was.IsGone(member.key)) << member.name << " came back";
+    }
+    for (const Departed& departed : was.departed()) {
+      EXPECT_TRUE(is.IsGone(departed.key)) << departed.name;
+    }
+    // Whatever was made known is in the log.
+    const CoordinatorCore reread({}, after.core->term() + 1, after.log,
+                                 after.now);
+    EXPECT_EQ(reread.view().members_size(), after.core->view().members_size());
+    for (const Member& member : is.members()) {
+      EXPECT_NE(FromWire(reread.view()).Find(member.key), nullptr);
+    }
+  }
+
+  int64_t states_ = 0;
+  std::map<std::string, int64_t> hits_;
+};
+
+TEST(CoordinatorCore, KeepsItsInvariantsInEveryOrderOfFiveEvents) {
+  Exploration exploration;
+  exploration.Run(5);
+  EXPECT_GT(exploration.states(), 10000);
+  for (const char* what : {"admitted", "heard", "refused"}) {
+    EXPECT_GT(exploration.hits().count(what), 0u) << what << " never happened";
+  }
+  RecordProperty("states", std::to_string(exploration.states()));
+}
+
+}  // namespace
+}  // namespace weft::rendezvous

@@ -1,0 +1,200 @@
+// CoordinatorLog: see the header.
+
+#include "weft/rendezvous/coordinator_log.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::rendezvous {
+namespace {
+
+constexpr absl::string_view kMagic = "WEFTCRD1";
+constexpr size_t kHeaderBytes = sizeof(uint32_t) + sizeof(uint64_t);
+constexpr uint32_t kMaxRecordBytes = 64 << 20;
+
+std::string Frame(const v1::LogRecord& record) {
+  const std::string body = record.SerializeAsString();
+  const uint32_t size = body.size();
+  const uint64_t hash = XXH64(body.data(), body.size(), 0);
+  std::string frame(kHeaderBytes, '\0');
+  std::memcpy(&frame[0], &size, sizeof(size));
+  std::memcpy(&frame[sizeof(size)], &hash, sizeof(hash));
+  return frame + body;
+}
+
+std::string Frames(const std::vector<v1::LogRecord>& records) {
+  std::string frames;
+  for (const v1::LogRecord& record : records) frames += Frame(record);
+  return frames;
+}
+
+// Takes the next record off `bytes`. False if they hold no whole one.
+absl::StatusOr<bool> TakeRecord(absl::string_view* bytes,
+                                v1::LogRecord* record) {
+  if (bytes->size() < kHeaderBytes) return false;
+  uint32_t size;
+  uint64_t hash;
+  std::memcpy(&size, bytes->data(), sizeof(size));
+  std::memcpy(&hash, bytes->data() + sizeof(size), sizeof(hash));
+  const absl::string_view rest = bytes->substr(kHeaderBytes);
+  if (size > rest.size()) {
+    // A write that was cut leaves less than it announced, but not a size that
+    // was never written.
+    if (size > kMaxRecordBytes) return absl::DataLossError("a false length");
+    return false;
+  }
+  const absl::string_view body = rest.substr(0, size);
+  const bool is_whole = XXH64(body.data(), body.size(), 0) == hash &&
+                        record->ParseFromArray(body.data(), body.size());
+  if (!is_whole) {
+    if (size == rest.size()) return false;  // the last, torn
+    return absl::DataLossError("a false checksum");
+  }
+  *bytes = rest.substr(size);
+  return true;
+}
+
+// So that a file made or renamed in it is there after a crash.
+absl::Status SyncDirectoryOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string directory =
+      slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, directory);
+  const int synced = fsync(fd);
+  const int error = errno;
+  close(fd);
+  return synced == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, directory);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
+    std::string path) {
+  const int fd =
+      open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) {
+    return absl::ErrnoToStatus(errno, absl::StrCat("coordinator log ", path));
+  }
+  std::unique_ptr<CoordinatorLog> log(new CoordinatorLog(std::move(path), fd));
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("coordinator log ", log->path_,
+                     ": another coordinator has it open; end that one, or "
+                     "name another file by --coordinator-log"));
+  }
+  WEFT_RETURN_IF_ERROR(log->Read());
+  return log;
+}
+
+CoordinatorLog::~CoordinatorLog() { close(fd_); }
+
+absl::Status CoordinatorLog::Read() {
+  std::string all;
+  char block[1 << 16];
+  ssize_t n;
+  while ((n = read(fd_, block, sizeof(block))) > 0) all.append(block, n);
+  if (n < 0) return Failed("read");
+  // A crash may have cut the very first write too.
+  if (all.size() < kMagic.size() && kMagic.substr(0, all.size()) == all) {
+    all = std::string(kMagic);
+    if (lseek(fd_, 0, SEEK_SET) < 0) return Failed("seek");
+    WEFT_RETURN_IF_ERROR(WriteAll(fd_, kMagic));
+    if (fsync(fd_) != 0) return Failed("fsync");
+    WEFT_RETURN_IF_ERROR(SyncDirectoryOf(path_));
+  }
+  absl::string_view rest = all;
+  if (rest.substr(0, kMagic.size()) != kMagic) {
+    return absl::DataLossError(absl::StrCat(
+        "coordinator log ", path_, ": not a log of Weft's coordinator"));
+  }
+  rest.remove_prefix(kMagic.size());
+  v1::LogRecord record;
+  for (;;) {
+    const absl::StatusOr<bool> taken = TakeRecord(&rest, &record);
+    if (!taken.ok()) {
+      return absl::DataLossError(absl::StrCat(
+          "coordinator log ", path_, ": ", taken.status().message(),
+          " at byte ", all.size() - rest.size(),
+          "; move the file away to begin with an empty one"));
+    }
+    if (!*taken) break;
+    history_.push_back(std::move(record));
+  }
+  bytes_ = all.size() - rest.size();
+  if (ftruncate(fd_, bytes_) != 0) return Failed("truncate");
+  if (lseek(fd_, bytes_, SEEK_SET) < 0) return Failed("seek");
+  return absl::OkStatus();
+}
+
+uint32_t CoordinatorLog::last_term() const {
+  uint32_t term = 0;
+  for (const v1::LogRecord& record : history_) {
+    term = std::max(term, record.opened().term());
+  }
+  return term;
+}
+
+absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
+  if (is_broken_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("coordinator log ", path_, ": an earlier write failed"));
+  }
+  const std::string frames = Frames(records);
+  absl::Status status = WriteAll(fd_, frames);
+  if (status.ok() && fdatasync(fd_) != 0) status = Failed("fdatasync");
+  // What is on disk now is unknown until somebody reads it again.
+  is_broken_ = !status.ok();
+  if (status.ok()) bytes_ += frames.size();
+  return status;
+}
+
+absl::Status CoordinatorLog::Rewrite(
+    const std::vector<v1::LogRecord>& records) {
+  const std::string path = path_ + ".new";
+  const int fd = open(
+      path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return Failed("open the new file of");
+  const std::string contents = absl::StrCat(kMagic, Frames(records));
+  absl::Status status = WriteAll(fd, contents);
+  if (status.ok() && fsync(fd) != 0) status = Failed("fsync");
+  if (status.ok() && flock(fd, LOCK_EX | LOCK_NB) != 0) status = Failed("lock");
+  if (status.ok() && rename(path.c_str(), path_.c_str()) != 0) {
+    status = Failed("rename");
+  }
+  if (!status.ok()) {
+    close(fd);
+    unlink(path.c_str());
+    return status;
+  }
+  close(std::exchange(fd_, fd));
+  bytes_ = contents.size();
+  return SyncDirectoryOf(path_);
+}
+
+absl::Status CoordinatorLog::WriteAll(int fd, absl::string_view bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Failed("write");
+    bytes.remove_prefix(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorLog::Failed(absl::string_view what) const {
+  return absl::ErrnoToStatus(
+      errno, absl::StrCat("coordinator log: cannot ", what, " ", path_));
+}
+
+}  // namespace weft::rendezvous

@@ -1,0 +1,186 @@
+// MemberCore: see the header.
+
+#include "weft/rendezvous/member_core.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rendezvous/wire.h"
+
+namespace weft::rendezvous {
+namespace {
+
+// Whether the same request may fare better later.
+bool IsPassing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status) || absl::IsUnknown(status) ||
+         absl::IsResourceExhausted(status);
+}
+
+}  // namespace
+
+MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
+  now_ = now;
+  if (state_ == State::kEnded) return {};
+  if (std::holds_alternative<Start>(event)) {
+    state_ = State::kJoining;
+    SendNow(Purpose::kJoin);
+  } else if (std::holds_alternative<WantToLeave>(event)) {
+    if (state_ == State::kIn) {
+      state_ = State::kLeaving;
+      SendNow(Purpose::kLeave);
+    } else if (state_ != State::kLeaving) {
+      End(absl::OkStatus());
+    }
+  } else if (const auto* replied = std::get_if<Replied>(&event)) {
+    for (int i = 0; i < 4; ++i) {
+      if (pending_[i].call != replied->call) continue;
+      pending_[i].call = 0;
+      OnReply(static_cast<Purpose>(i), replied->reply);
+      break;
+    }
+  } else {
+    OnTimer();
+  }
+  return std::exchange(actions_, {});
+}
+
+void MemberCore::OnTimer() {
+  for (int i = 0; i < 4 && state_ != State::kEnded; ++i) {
+    Pending& pending = pending_[i];
+    if (!pending.due.has_value() || *pending.due > now_) continue;
+    SendNow(static_cast<Purpose>(i));
+  }
+}
+
+void MemberCore::OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply) {
+  if (reply.ok()) heard_at_ = now_;
+  switch (purpose) {
+    case Purpose::kJoin:
+      return OnJoinReply(reply);
+    case Purpose::kHeartbeat:
+      return OnHeartbeatReply(reply.status());
+    case Purpose::kWatch:
+      return OnWatchReply(reply);
+    case Purpose::kLeave:
+      if (!reply.ok() && IsPassing(reply.status())) {
+        return SendAfter(Purpose::kLeave, options_.retry_pause);
+      }
+      return End(absl::OkStatus());
+  }
+}
+
+void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
+  if (!reply.ok()) {
+    if (!IsPassing(reply.status())) return End(reply.status());
+    actions_.push_back(Waiting{std::string(reply.status().message())});
+    return SendAfter(Purpose::kJoin, options_.retry_pause);
+  }
+  const auto& joined = std::get<v1::JoinReply>(*reply);
+  key_ = FromWire(joined.key());
+  state_ = State::kIn;
+  actions_.push_back(Joined{key_});
+  TakeView(joined.view());
+  if (state_ != State::kIn) return;
+  SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
+  SendNow(Purpose::kWatch);
+}
+
+void MemberCore::OnHeartbeatReply(const absl::Status& status) {
+  if (status.ok()) {
+    to_repeat_.clear();
+  } else if (!IsPassing(status)) {
+    return End(status);
+  } else if (now_ - heard_at_ > options_.give_up_after) {
+    return End(absl::UnavailableError(absl::StrCat(
+        "the coordinator has been silent for ",
+        absl::FormatDuration(now_ - heard_at_), ": ", status.message())));
+  }
+  SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
+}
+
+void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
+  if (!reply.ok()) {
+    if (!IsPassing(reply.status())) return End(reply.status());
+    return SendAfter(Purpose::kWatch, options_.retry_pause);
+  }
+  TakeView(std::get<v1::WatchReply>(*reply).view());
+  if (state_ == State::kIn) SendNow(Purpose::kWatch);
+}
+
+void MemberCore::TakeView(const v1::View& view) {
+  if (view.version() <= view_.version()) return;
+  if (TermOf(view.version()) > TermOf(view_.version())) {
+    to_repeat_ = {view_.departed().begin(), view_.departed().end()};
+  }
+  view_ = view;
+  actions_.push_back(NewView{view});
+  for (const v1::Departed& departed : view.departed()) {
+    if (departed.key().id() == key_.id &&
+        departed.key().epoch() >= key_.epoch && state_ == State::kIn) {
+      return End(absl::FailedPreconditionError(absl::StrCat(
+          options_.self.name(), " was declared gone: ", departed.reason())));
+    }
+  }
+}
+
+void MemberCore::SendNow(Purpose purpose) {
+  Pending& due = pending(purpose);
+  due.call = ++last_call_;
+  due.due.reset();
+  actions_.push_back(Send{due.call, MakeRequest(purpose), TimeoutOf(purpose)});
+}
+
+void MemberCore::SendAfter(Purpose purpose, absl::Duration pause) {
+  if (state_ == State::kLeaving && purpose != Purpose::kLeave) return;
+  pending(purpose).due = now_ + pause;
+  actions_.push_back(SetTimer{pause});
+}
+
+absl::Duration MemberCore::TimeoutOf(Purpose purpose) const {
+  const bool is_held = purpose == Purpose::kJoin || purpose == Purpose::kWatch;
+  return options_.call_timeout + (is_held ? options_.hold : absl::Duration());
+}
+
+MemberCore::Request MemberCore::MakeRequest(Purpose purpose) const {
+  const uint32_t hold_ms = absl::ToInt64Milliseconds(options_.hold);
+  switch (purpose) {
+    case Purpose::kJoin: {
+      v1::JoinRequest join;
+      join.set_job(options_.job);
+      *join.mutable_member() = options_.self;
+      *join.mutable_world() = options_.world;
+      join.set_wait_ms(hold_ms);
+      return join;
+    }
+    case Purpose::kHeartbeat: {
+      v1::HeartbeatRequest heartbeat;
+      heartbeat.set_job(options_.job);
+      *heartbeat.mutable_key() = ToWire(key_);
+      heartbeat.set_incarnation(options_.self.incarnation());
+      *heartbeat.mutable_departed() = {to_repeat_.begin(), to_repeat_.end()};
+      return heartbeat;
+    }
+    case Purpose::kWatch: {
+      v1::WatchRequest watch;
+      watch.set_job(options_.job);
+      watch.set_known_version(view_.version());
+      watch.set_wait_ms(hold_ms);
+      return watch;
+    }
+    case Purpose::kLeave:
+      break;
+  }
+  v1::LeaveRequest leave;
+  leave.set_job(options_.job);
+  *leave.mutable_key() = ToWire(key_);
+  leave.set_incarnation(options_.self.incarnation());
+  return leave;
+}
+
+void MemberCore::End(absl::Status status) {
+  state_ = State::kEnded;
+  actions_.push_back(Ended{std::move(status)});
+}
+
+}  // namespace weft::rendezvous

@@ -1,0 +1,542 @@
+// Membership: see the header.
+
+#include "weft/rendezvous/membership.h"
+
+#include <algorithm>
+#include <atomic>
+#include <list>
+#include <random>
+#include <set>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/base/strand.h"
+#include "weft/rendezvous/coordinator_call.h"
+#include "weft/rendezvous/member_core.h"
+#include "weft/rendezvous/store_client.h"
+#include "weft/rendezvous/wire.h"
+
+namespace weft::rendezvous {
+namespace {
+
+constexpr absl::Duration kProgressPeriod = absl::Seconds(10);
+constexpr absl::Duration kLook = absl::Seconds(1);
+// How long a destructor waits for a callback in progress.
+constexpr absl::Duration kStopTimeout = absl::Seconds(2);
+
+absl::string_view MethodOf(const MemberCore::Request& request) {
+  constexpr absl::string_view kNames[] = {"Join", "Heartbeat", "Watch",
+                                          "Leave"};
+  return kNames[request.index()];
+}
+
+template <typename T>
+absl::StatusOr<MemberCore::Reply> ParseAs(const std::string& bytes) {
+  T reply;
+  if (reply.ParseFromString(bytes)) return MemberCore::Reply(std::move(reply));
+  return absl::InternalError("the coordinator's answer cannot be read");
+}
+
+// `index` is that of the request among MemberCore::Request's.
+absl::StatusOr<MemberCore::Reply> ParseReply(
+    size_t index, const absl::StatusOr<std::string>& bytes) {
+  if (!bytes.ok()) return bytes.status();
+  switch (index) {
+    case 0:
+      return ParseAs<v1::JoinReply>(*bytes);
+    case 1:
+      return ParseAs<v1::HeartbeatReply>(*bytes);
+    case 2:
+      return ParseAs<v1::WatchReply>(*bytes);
+    default:
+      return ParseAs<v1::LeaveReply>(*bytes);
+  }
+}
+
+// One OnChange callback. Thread-safety: thread-safe.
+class Listener {
+ public:
+  explicit Listener(std::function<void(std::shared_ptr<const View>)> fn)
+      : fn_(std::move(fn)) {}
+
+  // Not for a view older than one that it has seen.
+  void Tell(std::shared_ptr<const View> view) {
+    {
+      MutexLock lock(mu_);
+      if (is_cancelled_ || view->version() <= seen_) return;
+      seen_ = view->version();
+      running_on_ = std::this_thread::get_id();
+    }
+    fn_(std::move(view));
+    MutexLock lock(mu_);
+    running_on_ = std::thread::id();
+    done_.NotifyAll();
+  }
+
+  // Once this has returned, the callback does not run, unless it is the
+  // callback that called.
+  void Cancel() {
+    MutexLock lock(mu_);
+    is_cancelled_ = true;
+    while (running_on_ != std::thread::id() &&
+           running_on_ != std::this_thread::get_id()) {
+      done_.Wait(mu_);
+    }
+  }
+
+ private:
+  const std::function<void(std::shared_ptr<const View>)> fn_;
+  Mutex mu_;
+  CondVar done_;
+  Epoch seen_ ABSL_GUARDED_BY(mu_) = 0;
+  std::thread::id running_on_ ABSL_GUARDED_BY(mu_);
+  bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace
+
+class Membership::State : public std::enable_shared_from_this<State> {
+ public:
+  State(TimerSource& timers, std::unique_ptr<CoordinatorLink> link,
+        JoinOptions options)
+      : timers_(timers),
+        link_(std::move(link)),
+        options_(std::move(options)),
+        executor_(options_.executor != nullptr ? *options_.executor : inline_),
+        strand_(inline_),
+        listener_strand_(executor_),
+        core_(CoreOptions(), now()) {}
+
+  void Post(MemberCore::Event event);
+  absl::Status AwaitJoined();
+  void Stop();
+  absl::Status Leave(absl::Duration timeout);
+  absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
+                       absl::Duration timeout);
+  absl::StatusOr<std::shared_ptr<const View>> WaitFor(
+      std::function<bool(const View&)> is_fit, absl::Duration timeout);
+  Subscription OnChange(std::function<void(std::shared_ptr<const View>)> fn);
+
+  std::shared_ptr<const View> view() const {
+    MutexLock lock(mu_);
+    return view_;
+  }
+  absl::Status status() const {
+    MutexLock lock(mu_);
+    return status_;
+  }
+  const Member& self() const { return self_; }
+  Instant now() const { return timers_.driver().clock().Now(); }
+  std::unique_ptr<Store> MakeStore();
+
+ private:
+  struct Waiter {
+    std::function<bool(const View&)> is_fit;
+    Promise<std::shared_ptr<const View>> promise;
+  };
+
+  MemberCore::Options CoreOptions();
+  void Run(const MemberCore::Event& event);
+  void Do(MemberCore::Send send);
+  void Do(const MemberCore::SetTimer& timer);
+  void Do(const MemberCore::Joined& joined);
+  void Do(const MemberCore::NewView& changed);
+  void Do(const MemberCore::Ended& ended);
+  void Do(const MemberCore::Waiting& waiting);
+
+  void ShowProgress(std::string text);
+  std::string WhyNotJoined();
+
+  TimerSource& timers_;
+  const std::shared_ptr<CoordinatorLink> link_;
+  const JoinOptions options_;
+  InlineExecutor inline_;
+  Executor& executor_;
+  Strand strand_;           // of the core
+  Strand listener_strand_;  // of OnChange
+  MemberCore core_;         // on the strand
+  Member self_;             // const once joined
+  std::string shown_;       // of the joining thread
+  Instant shown_at_;
+
+  mutable Mutex mu_;
+  bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_in_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mu_);
+  bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
+  std::string note_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<const View> view_ ABSL_GUARDED_BY(mu_) =
+      std::make_shared<View>();
+  std::list<Waiter> waiters_ ABSL_GUARDED_BY(mu_);
+  std::vector<Promise<void>> end_waiters_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::shared_ptr<Listener>> listeners_ ABSL_GUARDED_BY(mu_);
+  uint64_t last_arrival_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<std::string, uint64_t> arrivals_ ABSL_GUARDED_BY(mu_);  // by tag
+};
+
+MemberCore::Options Membership::State::CoreOptions() {
+  self_.name = options_.name.empty()
+                   ? absl::StrCat(options_.role, options_.rank)
+                   : options_.name;
+  self_.role = options_.role;
+  self_.rank = options_.rank;
+  self_.address = options_.address;
+  self_.labels = options_.labels;
+  self_.incarnation = DrawIncarnation();
+  MemberCore::Options core;
+  core.job = options_.job;
+  core.self = ToWire(self_);
+  core.world = ToWire(options_.world);
+  core.heartbeat_interval = options_.heartbeat_interval;
+  return core;
+}
+
+void Membership::State::Post(MemberCore::Event event) {
+  strand_.Schedule([self = shared_from_this(), event = std::move(event)] {
+    self->Run(event);
+  });
+}
+
+void Membership::State::Run(const MemberCore::Event& event) {
+  {
+    MutexLock lock(mu_);
+    if (is_stopped_) return;
+  }
+  for (MemberCore::Action& action : core_.OnEvent(now(), event)) {
+    std::visit([this](auto& a) { Do(std::move(a)); }, action);
+  }
+}
+
+void Membership::State::Do(MemberCore::Send send) {
+  std::string bytes = std::visit(
+      [](const auto& m) { return m.SerializeAsString(); }, send.request);
+  link_->Call(MethodOf(send.request), std::move(bytes), send.timeout)
+      .OnReady([weak = weak_from_this(), call = send.call,
+                index = send.request.index()](
+                   const absl::StatusOr<std::string>& answer) {
+        if (const auto self = weak.lock()) {
+          self->Post(MemberCore::Replied{call, ParseReply(index, answer)});
+        }
+      });
+}
+
+void Membership::State::Do(const MemberCore::SetTimer& timer) {
+  timers_.RunAfter(timer.after, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->Post(MemberCore::Timer{});
+  });
+}
+
+void Membership::State::Do(const MemberCore::Joined& joined) {
+  self_.key = joined.key;
+  MutexLock lock(mu_);
+  is_in_ = true;
+}
+
+void Membership::State::Do(const MemberCore::NewView& changed) {
+  const auto view = std::make_shared<const View>(FromWire(changed.view));
+  std::list<Waiter> fit;
+  std::vector<std::shared_ptr<Listener>> listeners;
+  {
+    MutexLock lock(mu_);
+    view_ = view;
+    listeners = listeners_;
+    for (auto it = waiters_.begin(); it != waiters_.end();) {
+      const auto waiter = it++;
+      if (waiter->is_fit(*view)) {
+        fit.splice(fit.end(), waiters_, waiter);
+      }
+    }
+  }
+  for (Waiter& waiter : fit) waiter.promise.Set(view);
+  for (const std::shared_ptr<Listener>& listener : listeners) {
+    listener_strand_.Schedule([listener, view] { listener->Tell(view); });
+  }
+}
+
+void Membership::State::Do(const MemberCore::Ended& ended) {
+  std::list<Waiter> waiters;
+  std::vector<Promise<void>> end_waiters;
+  absl::Status status = ended.status;
+  {
+    MutexLock lock(mu_);
+    if (status.ok()) {
+      status = absl::FailedPreconditionError(
+          absl::StrCat(self_.name, " has left job \"", options_.job, "\""));
+    }
+    status_ = status;
+    has_ended_ = true;
+    waiters.swap(waiters_);
+    end_waiters.swap(end_waiters_);
+  }
+  for (Waiter& waiter : waiters) waiter.promise.Set(status);
+  for (Promise<void>& waiter : end_waiters) waiter.Set(absl::OkStatus());
+}
+
+void Membership::State::Do(const MemberCore::Waiting& waiting) {
+  MutexLock lock(mu_);
+  note_ = waiting.text;
+}
+
+absl::StatusOr<std::shared_ptr<const View>> Membership::State::WaitFor(
+    std::function<bool(const View&)> is_fit, absl::Duration timeout) {
+  auto [promise, future] =
+      MakePromise<std::shared_ptr<const View>>(timers_.driver());
+  std::list<Waiter>::iterator waiter;
+  {
+    MutexLock lock(mu_);
+    if (!status_.ok()) return status_;
+    if (is_fit(*view_)) return view_;
+    waiters_.push_back({std::move(is_fit), std::move(promise)});
+    waiter = std::prev(waiters_.end());
+  }
+  const auto result = future.Wait(timeout);
+  if (future.IsReady()) return result;
+  MutexLock lock(mu_);
+  // Between the time-out and here it may have been taken off the list.
+  if (future.IsReady()) return result;
+  for (auto it = waiters_.begin(); it != waiters_.end(); ++it) {
+    if (it != waiter) continue;
+    waiters_.erase(it);
+    break;
+  }
+  if (!absl::IsDeadlineExceeded(result.status())) return result.status();
+  return absl::DeadlineExceededError(
+      absl::StrCat("job \"", options_.job, "\": ", view_->Summary(), " after ",
+                   absl::FormatDuration(timeout)));
+}
+
+absl::Status Membership::State::AwaitJoined() {
+  const Instant deadline = now() + options_.timeout;
+  const bool wait_for_world = options_.wait_for_world;
+  for (;;) {
+    const absl::Duration left = deadline - now();
+    const auto view = WaitFor(
+        [wait_for_world](const View& v) {
+          return v.version() != 0 && (!wait_for_world || v.IsComplete());
+        },
+        std::min(left, kLook));
+    if (view.ok()) return absl::OkStatus();
+    if (!absl::IsDeadlineExceeded(view.status()) || !status().ok()) {
+      return view.status();
+    }
+    ShowProgress(WhyNotJoined());
+    if (left > kLook) continue;
+    return absl::DeadlineExceededError(absl::StrCat(
+        self_.name, " waited ", absl::FormatDuration(options_.timeout),
+        " for job \"", options_.job, "\": ", WhyNotJoined()));
+  }
+}
+
+std::string Membership::State::WhyNotJoined() {
+  MutexLock lock(mu_);
+  if (is_in_) return view_->Summary();
+  std::string text =
+      absl::StrCat("no coordinator has let it in at ", link_->address());
+  if (!note_.empty()) absl::StrAppend(&text, " (", note_, ")");
+  return absl::StrCat(text, "; is server 0 running, with this --coordinator?");
+}
+
+void Membership::State::ShowProgress(std::string text) {
+  if (text == shown_ && now() - shown_at_ < kProgressPeriod) return;
+  shown_ = text;
+  shown_at_ = now();
+  if (options_.progress) return options_.progress(text);
+  WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Info, text);
+}
+
+Membership::Subscription Membership::State::OnChange(
+    std::function<void(std::shared_ptr<const View>)> fn) {
+  const auto listener = std::make_shared<Listener>(std::move(fn));
+  std::shared_ptr<const View> view;
+  {
+    MutexLock lock(mu_);
+    listeners_.push_back(listener);
+    view = view_;
+  }
+  listener_strand_.Schedule([listener, view] { listener->Tell(view); });
+  return Subscription([weak = weak_from_this(), listener] {
+    if (const auto self = weak.lock()) {
+      MutexLock lock(self->mu_);
+      auto& all = self->listeners_;
+      all.erase(std::remove(all.begin(), all.end(), listener), all.end());
+    }
+    listener->Cancel();
+  });
+}
+
+absl::Status Membership::State::Leave(absl::Duration timeout) {
+  auto [promise, future] = MakePromise<void>(timers_.driver());
+  {
+    MutexLock lock(mu_);
+    if (has_ended_) return absl::OkStatus();
+    end_waiters_.push_back(std::move(promise));
+  }
+  Post(MemberCore::WantToLeave{});
+  const absl::Status left = future.Wait(timeout);
+  if (left.ok()) return left;
+  return absl::Status(
+      left.code(),
+      absl::StrCat(self_.name, " could not say good-bye to ", link_->address(),
+                   " within ", absl::FormatDuration(timeout)));
+}
+
+void Membership::State::Stop() {
+  {
+    MutexLock lock(mu_);
+    is_stopped_ = true;
+  }
+  auto [promise, future] = MakePromise<void>();
+  strand_.Schedule(
+      [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+  // On a thread that must not wait, what still runs holds on to this State.
+  (void)future.Wait(kStopTimeout);
+}
+
+absl::Status Membership::State::Barrier(absl::string_view tag,
+                                        std::vector<std::string> members,
+                                        absl::Duration timeout) {
+  const Instant deadline = now() + timeout;
+  const std::shared_ptr<const View> seen = view();
+  if (members.empty()) {
+    if (!seen->world().is_fixed()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Barrier ", tag, ": an elastic world wants the members named"));
+    }
+    for (const auto& [role, count] : seen->world().roles) {
+      for (int rank = 0; rank < count; ++rank) {
+        members.push_back(absl::StrCat(role, rank));
+      }
+    }
+  }
+  v1::BarrierRequest request;
+  request.set_job(options_.job);
+  *request.mutable_key() = ToWire(self_.key);
+  request.set_tag(std::string(tag));
+  *request.mutable_members() = {members.begin(), members.end()};
+  {
+    MutexLock lock(mu_);
+    if (!status_.ok()) return status_;
+    request.set_arrival(++last_arrival_);
+    const auto placed = arrivals_.emplace(tag, last_arrival_);
+    if (!placed.second) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "Barrier ", tag, ": another thread of ", self_.name, " is there"));
+    }
+    uint64_t lowest = last_arrival_;
+    for (const auto& [name, number] : arrivals_) {
+      lowest = std::min(lowest, number);
+    }
+    request.set_settled_below(lowest);
+  }
+  absl::StatusOr<v1::BarrierReply> reply = v1::BarrierReply();
+  std::vector<std::string> missing;
+  do {
+    reply = CallUntil<v1::BarrierReply>(
+        *link_, timers_, "Barrier", deadline, [&](absl::Duration hold) {
+          request.set_remaining_ms(absl::ToInt64Milliseconds(
+              std::max(deadline - now(), absl::ZeroDuration())));
+          request.set_wait_ms(absl::ToInt64Milliseconds(hold));
+          return request;
+        });
+    if (reply.ok() && !reply->released()) {
+      missing = {reply->missing().begin(), reply->missing().end()};
+    }
+  } while (reply.ok() && !reply->released() && now() < deadline &&
+           status().ok());
+  {
+    MutexLock lock(mu_);
+    arrivals_.erase(std::string(tag));
+  }
+  if (reply.ok() && reply->released()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(status());
+  if (absl::IsAborted(reply.status())) {
+    return absl::UnavailableError(reply.status().message());
+  }
+  if (!reply.ok() && !absl::IsDeadlineExceeded(reply.status())) {
+    return reply.status();
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      "Barrier ", tag, ": after ", absl::FormatDuration(timeout), " missing ",
+      missing.empty() ? "the coordinator's answer"
+                      : absl::StrJoin(missing, ", ")));
+}
+
+std::unique_ptr<Store> Membership::State::MakeStore() {
+  return MakeStoreClient(timers_, link_, options_.job, self_.incarnation);
+}
+
+absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(
+    TimerSource& timers, std::unique_ptr<CoordinatorLink> link,
+    JoinOptions options) {
+  auto state =
+      std::make_shared<State>(timers, std::move(link), std::move(options));
+  std::unique_ptr<Membership> membership(new Membership(state));
+  WEFT_RETURN_IF_ERROR(ValidateName(state->self().name));
+  state->Post(MemberCore::Start{});
+  WEFT_RETURN_IF_ERROR(state->AwaitJoined());
+  return membership;
+}
+
+Membership::Membership(std::shared_ptr<State> state)
+    : state_(std::move(state)), store_(state_->MakeStore()) {}
+
+Membership::~Membership() { state_->Stop(); }
+
+const Member& Membership::self() const { return state_->self(); }
+
+std::shared_ptr<const View> Membership::view() const { return state_->view(); }
+
+absl::Status Membership::status() const { return state_->status(); }
+
+absl::StatusOr<std::shared_ptr<const View>> Membership::WaitFor(
+    std::function<bool(const View&)> is_fit, absl::Duration timeout) {
+  return state_->WaitFor(std::move(is_fit), timeout);
+}
+
+Membership::Subscription Membership::OnChange(
+    std::function<void(std::shared_ptr<const View>)> fn) {
+  return state_->OnChange(std::move(fn));
+}
+
+absl::Status Membership::Barrier(absl::string_view tag,
+                                 std::vector<std::string> members,
+                                 absl::Duration timeout) {
+  return state_->Barrier(tag, std::move(members), timeout);
+}
+
+Store& Membership::store() { return *store_; }
+
+absl::Status Membership::Leave(absl::Duration timeout) {
+  return state_->Leave(timeout);
+}
+
+Membership::Subscription::Subscription(std::function<void()> cancel)
+    : cancel_(std::move(cancel)) {}
+
+Membership::Subscription::Subscription(Subscription&& other) noexcept
+    : cancel_(std::exchange(other.cancel_, nullptr)) {}
+
+Membership::Subscription& Membership::Subscription::operator=(
+    Subscription&& other) noexcept {
+  std::swap(cancel_, other.cancel_);
+  return *this;
+}
+
+Membership::Subscription::~Subscription() {
+  if (cancel_) cancel_();
+}
+
+uint64_t DrawIncarnation() {
+  std::random_device device;
+  uint64_t drawn = 0;
+  while (drawn == 0) drawn = (uint64_t{device()} << 32) | device();
+  return drawn;
+}
+
+}  // namespace weft::rendezvous

@@ -1,0 +1,170 @@
+// StoreClient: see the header.
+
+#include "weft/rendezvous/store_client.h"
+
+#include <chrono>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/coordinator_call.h"
+
+namespace weft::rendezvous {
+namespace {
+
+class StoreClient final : public Store {
+ public:
+  StoreClient(TimerSource& timers, std::shared_ptr<CoordinatorLink> link,
+              std::string job, uint64_t client)
+      : timers_(timers),
+        link_(std::move(link)),
+        job_(std::move(job)),
+        client_(client) {}
+
+  absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
+                               absl::Duration timeout) override {
+    v1::StoreRequest request = Request(v1::StoreRequest::SET, key);
+    request.set_value(std::string(value));
+    WEFT_ASSIGN_OR_RETURN(const v1::StoreReply reply,
+                          Change(std::move(request), timeout));
+    return reply.version();
+  }
+
+  absl::StatusOr<StoreEntry> Get(absl::string_view key,
+                                 absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(
+        v1::StoreReply reply,
+        Ask(Request(v1::StoreRequest::GET, key), Deadline(timeout)));
+    if (!reply.found()) {
+      return absl::NotFoundError(
+          absl::StrCat("store: there is no key \"", key, "\""));
+    }
+    return EntryOf(std::move(reply));
+  }
+
+  absl::StatusOr<StoreEntry> Wait(absl::string_view key, uint64_t after,
+                                  absl::Duration timeout) override {
+    v1::StoreRequest request = Request(v1::StoreRequest::WAIT, key);
+    request.set_version(after);
+    const Instant deadline = Deadline(timeout);
+    do {
+      WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, Ask(request, deadline));
+      if (reply.version() > after) return EntryOf(std::move(reply));
+    } while (timers_.driver().clock().Now() < deadline);
+    return absl::DeadlineExceededError(
+        absl::StrCat("store: key \"", key, "\" did not change from version ",
+                     after, " within ", absl::FormatDuration(timeout)));
+  }
+
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
+                              absl::Duration timeout) override {
+    v1::StoreRequest request = Request(v1::StoreRequest::ADD, key);
+    request.set_delta(delta);
+    WEFT_ASSIGN_OR_RETURN(const v1::StoreReply reply,
+                          Change(std::move(request), timeout));
+    int64_t sum = 0;
+    if (absl::SimpleAtoi(reply.value(), &sum)) return sum;
+    return absl::InternalError(
+        absl::StrCat("store: the sum at key \"", key, "\" is no number"));
+  }
+
+  absl::StatusOr<Swap> CompareSet(absl::string_view key,
+                                  uint64_t expected_version,
+                                  absl::string_view value,
+                                  absl::Duration timeout) override {
+    v1::StoreRequest request = Request(v1::StoreRequest::COMPARE_SET, key);
+    request.set_version(expected_version);
+    request.set_value(std::string(value));
+    WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply,
+                          Change(std::move(request), timeout));
+    const bool applied = reply.applied();
+    return Swap{applied, EntryOf(std::move(reply))};
+  }
+
+  absl::StatusOr<bool> Delete(absl::string_view key,
+                              absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(
+        const v1::StoreReply reply,
+        Change(Request(v1::StoreRequest::DELETE, key), timeout));
+    return reply.applied();
+  }
+
+ private:
+  Instant Deadline(absl::Duration timeout) const {
+    return timers_.driver().clock().Now() + timeout;
+  }
+
+  v1::StoreRequest Request(v1::StoreRequest::Operation operation,
+                           absl::string_view key) const {
+    v1::StoreRequest request;
+    request.set_job(job_);
+    request.set_operation(operation);
+    request.set_key(std::string(key));
+    return request;
+  }
+
+  static StoreEntry EntryOf(v1::StoreReply reply) {
+    return {std::move(*reply.mutable_value()), reply.version()};
+  }
+
+  absl::StatusOr<v1::StoreReply> Ask(v1::StoreRequest request,
+                                     Instant deadline) {
+    return CallUntil<v1::StoreReply>(
+        *link_, timers_, "Store", deadline, [&](absl::Duration hold) {
+          request.set_wait_ms(absl::ToInt64Milliseconds(hold));
+          return request;
+        });
+  }
+
+  // The coordinator remembers one change of each client, so this one waits for
+  // the one before.
+  absl::StatusOr<v1::StoreReply> Change(v1::StoreRequest request,
+                                        absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    const Instant deadline = Deadline(timeout);
+    {
+      const auto until =
+          std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+      MutexLock lock(mu_);
+      while (is_changing_) {
+        if (changed_.WaitUntil(mu_, until)) continue;
+        return absl::DeadlineExceededError(
+            absl::StrCat("store: key \"", request.key(),
+                         "\": an earlier change is still in flight after ",
+                         absl::FormatDuration(timeout)));
+      }
+      is_changing_ = true;
+      request.set_sequence(++last_sequence_);
+    }
+    request.set_client(client_);
+    absl::StatusOr<v1::StoreReply> reply = Ask(std::move(request), deadline);
+    MutexLock lock(mu_);
+    is_changing_ = false;
+    changed_.NotifyAll();
+    return reply;
+  }
+
+  TimerSource& timers_;
+  const std::shared_ptr<CoordinatorLink> link_;
+  const std::string job_;
+  const uint64_t client_;
+  Mutex mu_;
+  CondVar changed_;
+  bool is_changing_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Store> MakeStoreClient(TimerSource& timers,
+                                       std::shared_ptr<CoordinatorLink> link,
+                                       std::string job, uint64_t client) {
+  return std::make_unique<StoreClient>(timers, std::move(link), std::move(job),
+                                       client);
+}
+
+}  // namespace weft::rendezvous
