@@ -1,0 +1,355 @@
+#include "weft/net/certificates.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <openssl/bio.h>
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/pem.h>
+#include <openssl/rand.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <sstream>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::net {
+namespace {
+
+template <auto kFree>
+struct Free {
+  template <typename T>
+  void operator()(T* p) const {
+    kFree(p);
+  }
+};
+using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
+using Certificate = std::unique_ptr<X509, Free<X509_free>>;
+using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
+
+// Authorities outlive their members: later ones are signed with them.
+constexpr absl::Duration kAuthorityValidity = absl::Hours(24 * 3650);
+
+// Clocks of hosts differ.
+constexpr absl::Duration kBackdate = absl::Minutes(5);
+
+absl::Status OpenSslError(absl::string_view what) {
+  char text[256];
+  ERR_error_string_n(ERR_get_error(), text, sizeof text);
+  ERR_clear_error();
+  return absl::InternalError(absl::StrCat(what, ": ", text));
+}
+
+absl::string_view Contents(BIO* bio) {
+  char* begin = nullptr;
+  const long size = BIO_get_mem_data(bio, &begin);
+  return {begin, static_cast<size_t>(size)};
+}
+
+std::string KeyPem(EVP_PKEY* key) {
+  Bio bio(BIO_new(BIO_s_mem()));
+  PEM_write_bio_PrivateKey(bio.get(), key, nullptr, nullptr, 0, nullptr,
+                           nullptr);
+  return std::string(Contents(bio.get()));
+}
+
+std::string CertificatePem(X509* certificate) {
+  Bio bio(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509(bio.get(), certificate);
+  return std::string(Contents(bio.get()));
+}
+
+absl::StatusOr<Certificate> ParseCertificate(const std::string& pem) {
+  Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  Certificate certificate(
+      PEM_read_bio_X509(bio.get(), nullptr, nullptr, nullptr));
+  ERR_clear_error();
+  if (certificate == nullptr)
+    return absl::InvalidArgumentError("not a certificate in PEM form");
+  return certificate;
+}
+
+absl::StatusOr<Key> ParseKey(const std::string& pem) {
+  Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  // The empty password keeps OpenSSL from asking for one on the terminal.
+  char no_password[] = "";
+  Key key(PEM_read_bio_PrivateKey(bio.get(), nullptr, nullptr, no_password));
+  ERR_clear_error();
+  if (key == nullptr)
+    return absl::InvalidArgumentError("not a private key in PEM form");
+  return key;
+}
+
+absl::Status AddExtension(X509* certificate, X509* issuer, int kind,
+                          const std::string& value) {
+  X509V3_CTX context;
+  X509V3_set_ctx_nodb(&context);
+  X509V3_set_ctx(&context, issuer, certificate, nullptr, nullptr, 0);
+  X509_EXTENSION* extension =
+      X509V3_EXT_conf_nid(nullptr, &context, kind, value.c_str());
+  if (extension == nullptr)
+    return OpenSslError(absl::StrCat("certificate extension ", value));
+  X509_add_ext(certificate, extension, -1);
+  X509_EXTENSION_free(extension);
+  return absl::OkStatus();
+}
+
+// A certificate with a new serial number, `subject` and dates, not yet signed.
+absl::StatusOr<Certificate> Draft(const std::string& organisation,
+                                  const std::string& subject, EVP_PKEY* key,
+                                  Validity validity) {
+  Certificate certificate(X509_new());
+  X509_set_version(certificate.get(), 2);
+  unsigned char serial[16];
+  if (RAND_bytes(serial, sizeof serial) != 1)
+    return OpenSslError("random serial number");
+  serial[0] &= 0x7f;
+  BIGNUM* number = BN_bin2bn(serial, sizeof serial, nullptr);
+  BN_to_ASN1_INTEGER(number, X509_get_serialNumber(certificate.get()));
+  BN_free(number);
+  ASN1_TIME_set(X509_getm_notBefore(certificate.get()),
+                absl::ToTimeT(validity.from));
+  ASN1_TIME_set(X509_getm_notAfter(certificate.get()),
+                absl::ToTimeT(validity.until));
+  X509_NAME* name = X509_get_subject_name(certificate.get());
+  const auto add = [name](const char* field, const std::string& value) {
+    X509_NAME_add_entry_by_txt(
+        name, field, MBSTRING_ASC,
+        reinterpret_cast<const unsigned char*>(value.c_str()), -1, -1, 0);
+  };
+  add("O", organisation);
+  add("CN", subject);
+  if (X509_set_pubkey(certificate.get(), key) != 1)
+    return OpenSslError("public key");
+  return certificate;
+}
+
+// DNS names and IP numbers only: the text becomes part of OpenSSL's own
+// notation.
+absl::StatusOr<std::string> AlternativeName(const std::string& host) {
+  unsigned char number[16];
+  if (inet_pton(AF_INET, host.c_str(), number) == 1 ||
+      inet_pton(AF_INET6, host.c_str(), number) == 1) {
+    return absl::StrCat("IP:", host);
+  }
+  bool fits = !host.empty() && host.size() <= 253;
+  for (char c : host)
+    fits = fits && (absl::ascii_isalnum(c) || c == '.' || c == '-');
+  if (!fits) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "host \"", absl::CHexEscape(host.substr(0, 80)),
+        "\" for a certificate: wanted an IP number or a DNS name"));
+  }
+  return absl::StrCat("DNS:", host);
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file)
+    return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+  std::ostringstream contents;
+  contents << file.rdbuf();
+  return contents.str();
+}
+
+// Never follows or overwrites what is there.
+absl::Status WriteFile(const std::string& path, const std::string& contents,
+                       mode_t mode) {
+  const int fd = open(
+      path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, mode);
+  if (fd < 0) {
+    const std::string message =
+        absl::StrCat("cannot write ", path, ": ", strerror(errno));
+    return errno == EEXIST ? absl::AlreadyExistsError(message)
+                           : absl::FailedPreconditionError(message);
+  }
+  const ssize_t written = write(fd, contents.data(), contents.size());
+  const bool whole =
+      written == static_cast<ssize_t>(contents.size()) && fsync(fd) == 0;
+  const int error = errno;
+  close(fd);
+  if (whole) return absl::OkStatus();
+  unlink(path.c_str());
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot write ", path, ": ", strerror(error)));
+}
+
+absl::Status MakeDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)
+    return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot make directory ", path, ": ", strerror(errno)));
+}
+
+std::string OrganisationOf(const std::string& job) {
+  return absl::StrCat("weft job ", job);
+}
+
+std::string OrganisationOf(X509* certificate) {
+  char text[128] = "";
+  X509_NAME_get_text_by_NID(X509_get_subject_name(certificate),
+                            NID_organizationName, text, sizeof text);
+  return text;
+}
+
+absl::StatusOr<Authority> LoadOrMakeAuthority(
+    const CertificatesOptions& options) {
+  const std::string certificate_path =
+      absl::StrCat(options.directory, "/ca.pem");
+  const std::string key_path = absl::StrCat(options.directory, "/ca-key.pem");
+  absl::StatusOr<std::string> certificate = ReadFile(certificate_path);
+  if (certificate.ok()) {
+    WEFT_ASSIGN_OR_RETURN(const Certificate parsed,
+                          ParseCertificate(*certificate));
+    const std::string found = OrganisationOf(parsed.get());
+    if (found != OrganisationOf(options.job)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(certificate_path, " is of \"", found, "\", wanted job ",
+                       options.job, "; choose another --dir"));
+    }
+    WEFT_ASSIGN_OR_RETURN(std::string key, ReadFile(key_path));
+    return Authority{*std::move(certificate), std::move(key)};
+  }
+  const absl::Time now = absl::Now();
+  WEFT_ASSIGN_OR_RETURN(
+      Authority made,
+      MakeAuthority(options.job, {now - kBackdate, now + kAuthorityValidity}));
+  WEFT_RETURN_IF_ERROR(WriteFile(key_path, made.key, 0600));
+  WEFT_RETURN_IF_ERROR(WriteFile(certificate_path, made.certificate, 0644));
+  return made;
+}
+
+absl::Time TimeOf(const ASN1_TIME* time) {
+  std::tm calendar = {};
+  ASN1_TIME_to_tm(time, &calendar);
+  return absl::FromTM(calendar, absl::UTCTimeZone());
+}
+
+// The one URI among the alternative names.
+absl::StatusOr<Identity> IdentityOf(X509* certificate) {
+  using Names = std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES_free>>;
+  const Names names(static_cast<GENERAL_NAMES*>(
+      X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
+  std::optional<std::string> uri;
+  for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get());
+       ++i) {
+    const GENERAL_NAME* name = sk_GENERAL_NAME_value(names.get(), i);
+    if (name->type != GEN_URI) continue;
+    if (uri.has_value())
+      return absl::InvalidArgumentError(
+          "the certificate names two URIs, wanted one");
+    const ASN1_IA5STRING* text = name->d.uniformResourceIdentifier;
+    uri.emplace(reinterpret_cast<const char*>(ASN1_STRING_get0_data(text)),
+                ASN1_STRING_length(text));
+  }
+  if (!uri.has_value())
+    return absl::InvalidArgumentError(
+        "the certificate names no weft://<job>/<role>/<rank>");
+  return ParseIdentity(*uri);
+}
+
+}  // namespace
+
+absl::StatusOr<Authority> MakeAuthority(const std::string& job,
+                                        Validity validity) {
+  Key key(EVP_EC_gen("P-256"));
+  if (key == nullptr) return OpenSslError("EC key");
+  WEFT_ASSIGN_OR_RETURN(
+      const Certificate certificate,
+      Draft(OrganisationOf(job), "authority", key.get(), validity));
+  X509_set_issuer_name(certificate.get(),
+                       X509_get_subject_name(certificate.get()));
+  X509* const self = certificate.get();
+  WEFT_RETURN_IF_ERROR(AddExtension(self, self, NID_basic_constraints,
+                                    "critical,CA:TRUE,pathlen:0"));
+  WEFT_RETURN_IF_ERROR(
+      AddExtension(self, self, NID_key_usage, "critical,keyCertSign,cRLSign"));
+  WEFT_RETURN_IF_ERROR(
+      AddExtension(self, self, NID_subject_key_identifier, "hash"));
+  if (X509_sign(self, key.get(), EVP_sha256()) == 0)
+    return OpenSslError("signing");
+  return Authority{CertificatePem(self), KeyPem(key.get())};
+}
+
+absl::StatusOr<MemberCertificate> MakeMemberCertificate(
+    const Authority& authority, const Identity& identity,
+    const std::vector<std::string>& extra_hosts, Validity validity) {
+  WEFT_RETURN_IF_ERROR(ValidateIdentity(identity));
+  std::vector<std::string> names = {absl::StrCat("URI:", identity.Uri()),
+                                    absl::StrCat("DNS:", identity.DnsName())};
+  for (const std::string& host : extra_hosts) {
+    WEFT_ASSIGN_OR_RETURN(std::string name, AlternativeName(host));
+    names.push_back(std::move(name));
+  }
+  WEFT_ASSIGN_OR_RETURN(const Certificate issuer,
+                        ParseCertificate(authority.certificate));
+  WEFT_ASSIGN_OR_RETURN(const Key issuer_key, ParseKey(authority.key));
+  Key key(EVP_EC_gen("P-256"));
+  if (key == nullptr) return OpenSslError("EC key");
+  WEFT_ASSIGN_OR_RETURN(const Certificate certificate,
+                        Draft(OrganisationOf(identity.job), identity.Name(),
+                              key.get(), validity));
+  X509* const made = certificate.get();
+  X509_set_issuer_name(made, X509_get_subject_name(issuer.get()));
+  WEFT_RETURN_IF_ERROR(AddExtension(made, issuer.get(), NID_basic_constraints,
+                                    "critical,CA:FALSE"));
+  WEFT_RETURN_IF_ERROR(AddExtension(made, issuer.get(), NID_key_usage,
+                                    "critical,digitalSignature"));
+  WEFT_RETURN_IF_ERROR(AddExtension(made, issuer.get(), NID_ext_key_usage,
+                                    "serverAuth,clientAuth"));
+  WEFT_RETURN_IF_ERROR(
+      AddExtension(made, issuer.get(), NID_authority_key_identifier, "keyid"));
+  WEFT_RETURN_IF_ERROR(AddExtension(made, issuer.get(), NID_subject_alt_name,
+                                    absl::StrJoin(names, ",")));
+  if (X509_sign(made, issuer_key.get(), EVP_sha256()) == 0)
+    return OpenSslError("signing");
+  return MemberCertificate{CertificatePem(made), KeyPem(key.get())};
+}
+
+absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem) {
+  WEFT_ASSIGN_OR_RETURN(const Certificate certificate, ParseCertificate(pem));
+  CertificateFacts facts;
+  WEFT_ASSIGN_OR_RETURN(facts.identity, IdentityOf(certificate.get()));
+  facts.validity.from = TimeOf(X509_get0_notBefore(certificate.get()));
+  facts.validity.until = TimeOf(X509_get0_notAfter(certificate.get()));
+  return facts;
+}
+
+absl::Status MakeCertificates(const CertificatesOptions& options) {
+  WEFT_RETURN_IF_ERROR(ValidateIdentity({options.job, "any", 0}));
+  WEFT_RETURN_IF_ERROR(MakeDirectory(options.directory));
+  WEFT_ASSIGN_OR_RETURN(const Authority authority,
+                        LoadOrMakeAuthority(options));
+  const absl::Time now = absl::Now();
+  for (Identity member : options.members) {
+    member.job = options.job;
+    WEFT_ASSIGN_OR_RETURN(
+        const MemberCertificate made,
+        MakeMemberCertificate(authority, member, options.extra_hosts,
+                              {now - kBackdate, now + options.validity}));
+    const std::string directory =
+        absl::StrCat(options.directory, "/", member.Name());
+    WEFT_RETURN_IF_ERROR(MakeDirectory(directory));
+    WEFT_RETURN_IF_ERROR(
+        WriteFile(absl::StrCat(directory, "/key.pem"), made.key, 0600));
+    WEFT_RETURN_IF_ERROR(WriteFile(absl::StrCat(directory, "/cert.pem"),
+                                   made.certificate, 0644));
+    WEFT_RETURN_IF_ERROR(WriteFile(absl::StrCat(directory, "/ca.pem"),
+                                   authority.certificate, 0644));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::net

@@ -1,0 +1,67 @@
+// Certificates: the authority of one job and the certificates of its members,
+// as `weft certs init` makes them.
+//
+//   DIR/ca.pem       the authority; every member trusts what it signed
+//   DIR/ca-key.pem   its key, mode 0600: keep it off the workers
+//   DIR/<name>/      ca.pem, cert.pem, key.pem (0600) of one member: copy it to
+//   its host
+//
+// EC P-256; a member's certificate carries weft://<job>/<role>/<rank> and
+// <name>.<job>.weft in its SAN and serves for both ends of a connection.
+
+#ifndef WEFT_NET_CERTIFICATES_H_
+#define WEFT_NET_CERTIFICATES_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/net/identity.h"
+
+namespace weft::net {
+
+struct CertificatesOptions {
+  std::string directory;
+  std::string job;
+  std::vector<Identity> members;  // `job` is filled in where empty
+  std::vector<std::string>
+      extra_hosts;  // IP numbers and DNS names, into every SAN
+  absl::Duration validity = absl::Hours(24 * 30);
+};
+
+// Makes what is absent below `directory` and keeps an authority that is there,
+// so that members can be added later. kFailedPrecondition if the authority
+// there is of another job; kAlreadyExists if a member is there.
+absl::Status MakeCertificates(const CertificatesOptions& options);
+
+// The same in memory, for tests and launchers.
+struct Authority {
+  std::string certificate;  // PEM
+  std::string key;          // PEM
+};
+struct MemberCertificate {
+  std::string certificate;  // PEM
+  std::string key;          // PEM
+};
+struct Validity {
+  absl::Time from;
+  absl::Time until;
+};
+absl::StatusOr<Authority> MakeAuthority(const std::string& job,
+                                        Validity validity);
+absl::StatusOr<MemberCertificate> MakeMemberCertificate(
+    const Authority& authority, const Identity& identity,
+    const std::vector<std::string>& extra_hosts, Validity validity);
+
+// What a certificate says of its holder.
+struct CertificateFacts {
+  Identity identity;
+  Validity validity;
+};
+absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem);
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_CERTIFICATES_H_

@@ -1,0 +1,110 @@
+#include "weft/net/credentials.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+
+#include <cstring>
+#include <fstream>
+#include <sstream>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/certificates.h"
+
+namespace weft::net {
+namespace {
+
+absl::Status Unfit(const std::string& what, absl::string_view found) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "certificates: ", what, ": ", found, "; ", kHowToGetCertificates));
+}
+
+absl::StatusOr<std::string> ReadPem(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return Unfit(path, strerror(errno));
+  std::ostringstream contents;
+  contents << file.rdbuf();
+  return contents.str();
+}
+
+absl::Status CheckKeyMode(const std::string& path) {
+  struct stat found;
+  if (stat(path.c_str(), &found) != 0) return Unfit(path, strerror(errno));
+  if ((found.st_mode & 077) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrFormat("certificates: %s has mode %04o, so that other users may "
+                      "read the key; try: chmod 600 %s",
+                      path, found.st_mode & 07777, path));
+}
+
+absl::Status CheckDates(const std::string& path, const Validity& validity) {
+  const absl::Time now = absl::Now();
+  const absl::TimeZone utc = absl::UTCTimeZone();
+  if (now >= validity.until) {
+    return Unfit(path, absl::StrCat("expired on ",
+                                    absl::FormatTime(absl::RFC3339_sec,
+                                                     validity.until, utc)));
+  }
+  if (now < validity.from) {
+    return Unfit(path, absl::StrCat("valid only from ",
+                                    absl::FormatTime(absl::RFC3339_sec,
+                                                     validity.from, utc),
+                                    ": is this host's clock right?"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Credentials Credentials::Insecure() {
+  Credentials credentials;
+  credentials.insecure_ = true;
+  return credentials;
+}
+
+absl::StatusOr<Credentials> Credentials::FromDirectory(
+    const std::string& directory) {
+  const std::string certificate_path = absl::StrCat(directory, "/cert.pem");
+  const std::string key_path = absl::StrCat(directory, "/key.pem");
+  WEFT_ASSIGN_OR_RETURN(std::string ca,
+                        ReadPem(absl::StrCat(directory, "/ca.pem")));
+  WEFT_ASSIGN_OR_RETURN(std::string certificate, ReadPem(certificate_path));
+  WEFT_ASSIGN_OR_RETURN(std::string key, ReadPem(key_path));
+  WEFT_RETURN_IF_ERROR(CheckKeyMode(key_path));
+  absl::StatusOr<CertificateFacts> facts = ReadCertificate(certificate);
+  if (!facts.ok()) return Unfit(certificate_path, facts.status().message());
+  WEFT_RETURN_IF_ERROR(CheckDates(certificate_path, facts->validity));
+  return FromPem(std::move(ca), std::move(certificate), std::move(key));
+}
+
+absl::StatusOr<Credentials> Credentials::ForMember(const std::string& directory,
+                                                   const std::string& name) {
+  const std::string own = absl::StrCat(directory, "/", name);
+  struct stat found;
+  const bool has_own = stat(own.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
+  WEFT_ASSIGN_OR_RETURN(Credentials credentials,
+                        FromDirectory(has_own ? own : directory));
+  if (credentials.identity_->Name() != name) {
+    return Unfit(directory,
+                 absl::StrCat("they are for ", credentials.identity_->Name(),
+                              ", wanted ", name));
+  }
+  return credentials;
+}
+
+absl::StatusOr<Credentials> Credentials::FromPem(std::string ca,
+                                                 std::string certificate,
+                                                 std::string key) {
+  WEFT_ASSIGN_OR_RETURN(CertificateFacts facts, ReadCertificate(certificate));
+  Credentials credentials;
+  credentials.identity_ = std::move(facts.identity);
+  credentials.ca_ = std::move(ca);
+  credentials.certificate_ = std::move(certificate);
+  credentials.key_ = std::move(key);
+  return credentials;
+}
+
+}  // namespace weft::net

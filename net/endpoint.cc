@@ -1,0 +1,386 @@
+#include "weft/net/endpoint.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/endpoint_core.h"
+#include "weft/net/reflection.h"
+
+namespace weft::net {
+namespace {
+
+constexpr absl::Duration kNoDeadline = absl::Hours(1);
+
+// What our own clean-up may take after the calls have been told to end.
+constexpr absl::Duration kAbortGrace = absl::Seconds(10);
+
+// By whom calls and bytes are counted: a certificate, else a host; nobody for
+// local peers, who are this user.
+std::string AccountOf(const Peer& peer) {
+  if (peer.identity.has_value()) return peer.identity->Uri();
+  return peer.is_local ? "" : peer.address.substr(0, peer.address.rfind(':'));
+}
+
+absl::Status CheckName(const std::string& name) {
+  bool fits = !name.empty() && name.size() <= 63;
+  for (char c : name)
+    fits = fits && (absl::ascii_isalnum(c) || c == '-' || c == '_');
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("endpoint name \"", absl::CHexEscape(name.substr(0, 80)),
+                   "\": wanted 1 to 63 of [A-Za-z0-9_-]"));
+}
+
+}  // namespace
+
+// Shared by the handler's IncomingCall and the observer of the transport's
+// call.
+class IncomingCall::State {
+ public:
+  State(std::shared_ptr<ServerCall> call,
+        std::unique_ptr<Admission::Ticket> ticket)
+      : call_(std::move(call)), ticket_(std::move(ticket)) {}
+
+  ServerCall& call() const { return *call_; }
+  Slices& request() { return request_; }
+
+  absl::Status Receive(Slices request) {
+    WEFT_RETURN_IF_ERROR(
+        ticket_->AddBytes(static_cast<int64_t>(TotalSize(request))));
+    request_ = std::move(request);
+    return absl::OkStatus();
+  }
+
+  // True for the first answer.
+  bool TakeAnswer() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::AnyInvocable<void() &&> unneeded;
+    MutexLock lock(mu_);
+    unneeded = std::move(on_cancel_);
+    on_cancel_ = nullptr;
+    return !std::exchange(answered_, true);
+  }
+
+  bool answered() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return answered_;
+  }
+
+  bool cancelled() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return cancelled_;
+  }
+
+  void OnCancel(absl::AnyInvocable<void() &&> fn) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      if (!cancelled_) {
+        on_cancel_ = std::move(fn);
+        return;
+      }
+    }
+    std::move(fn)();
+  }
+
+  void Cancelled() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::AnyInvocable<void() &&> fn;
+    {
+      MutexLock lock(mu_);
+      if (answered_) return;
+      cancelled_ = true;
+      fn = std::move(on_cancel_);
+      on_cancel_ = nullptr;
+    }
+    if (fn != nullptr) std::move(fn)();
+  }
+
+ private:
+  const std::shared_ptr<ServerCall> call_;
+  const std::unique_ptr<Admission::Ticket> ticket_;
+  Slices request_;
+  Mutex mu_;
+  bool answered_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  absl::AnyInvocable<void() &&> on_cancel_ ABSL_GUARDED_BY(mu_);
+};
+
+IncomingCall::IncomingCall(std::shared_ptr<State> state)
+    : state_(std::move(state)) {}
+IncomingCall::IncomingCall(IncomingCall&&) noexcept = default;
+IncomingCall& IncomingCall::operator=(IncomingCall&& other) noexcept {
+  IncomingCall dropped(std::move(*this));
+  state_ = std::move(other.state_);
+  return *this;
+}
+IncomingCall::~IncomingCall() {
+  if (state_ == nullptr || !state_->TakeAnswer()) return;
+  state_->call().Close(absl::InternalError(
+      absl::StrCat(method(), ": its handler dropped the call")));
+}
+
+const Peer& IncomingCall::peer() const { return state_->call().peer(); }
+const std::string& IncomingCall::method() const {
+  return state_->call().method();
+}
+const Metadata& IncomingCall::metadata() const {
+  return state_->call().metadata();
+}
+absl::Duration IncomingCall::remaining() const {
+  const Instant deadline = state_->call().deadline();
+  if (deadline.is_infinite()) return kNoDeadline;
+  return std::max(absl::ZeroDuration(), deadline - SteadyClock().Now());
+}
+bool IncomingCall::is_cancelled() const { return state_->cancelled(); }
+void IncomingCall::OnCancel(absl::AnyInvocable<void() &&> fn) {
+  state_->OnCancel(std::move(fn));
+}
+const Slices& IncomingCall::request() const { return state_->request(); }
+Slices IncomingCall::TakeRequest() { return std::move(state_->request()); }
+
+void IncomingCall::Reply(Slices response) {
+  WEFT_CHECK(state_->TakeAnswer()) << method() << " was answered twice";
+  state_->call().Answer(std::move(response));
+}
+
+void IncomingCall::Reply(absl::Status error) {
+  WEFT_CHECK(!error.ok()) << "an answer that is Ok needs its bytes";
+  WEFT_CHECK(state_->TakeAnswer()) << method() << " was answered twice";
+  state_->call().Close(std::move(error));
+}
+
+namespace {
+
+// Brings the one request of a unary call to its handler.
+class UnaryObserver final : public StreamObserver {
+ public:
+  UnaryObserver(Endpoint::UnaryHandler& handler,
+                std::shared_ptr<IncomingCall::State> state)
+      : handler_(handler), state_(std::move(state)) {}
+
+  void OnMessage(Slices message) override {
+    const absl::Status admitted = state_->Receive(std::move(message));
+    IncomingCall call(state_);
+    if (!admitted.ok()) return call.Reply(admitted);
+    // An exception destroys the call, which answers.
+    CatchToStatus([&] { handler_(std::move(call)); }).IgnoreError();
+  }
+  void OnHalfClosed(Stream& stream) override {
+    stream.Close(absl::InvalidArgumentError("a unary call without a request"));
+  }
+  void OnClosed(absl::Status) override { state_->Cancelled(); }
+
+ private:
+  Endpoint::UnaryHandler& handler_;
+  const std::shared_ptr<IncomingCall::State> state_;
+};
+
+}  // namespace
+
+Endpoint::Core::Core(std::shared_ptr<Loop::Core> loop, EndpointOptions options)
+    : loop_(std::move(loop)),
+      options_(std::move(options)),
+      admission_(std::make_shared<Admission>(options_.limits)) {}
+
+absl::Status Endpoint::Core::CheckCredentials(const Address& address) const {
+  const Credentials& ours = loop_->options().credentials;
+  if (address.kind == Address::Kind::kUnix || ours.secure())
+    return absl::OkStatus();
+  if (!ours.insecure()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("wanted to listen on ", address.ToString(),
+                     ": TCP needs certificates; ", kHowToGetCertificates));
+  }
+  WEFT_LOG(loop_->telemetry().logger(), Warning,
+           "--insecure: whoever reaches this address may call every function "
+           "and read every tensor")
+      .With("address", address.ToString());
+  return absl::OkStatus();
+}
+
+// Listens before it serves: what connects waits in the backlog until Start().
+absl::Status Endpoint::Core::Open() {
+  WEFT_RETURN_IF_ERROR(CheckName(options_.name));
+  WEFT_ASSIGN_OR_RETURN(const Address wanted, ParseAddress(options_.listen));
+  WEFT_RETURN_IF_ERROR(CheckCredentials(wanted));
+  WEFT_ASSIGN_OR_RETURN(Listener listener, Listener::Open(wanted));
+  listening_ = listener.address();
+  address_ = listening_->ToString();
+  if (!options_.advertise.empty()) {
+    WEFT_ASSIGN_OR_RETURN(Address advertised, ParseAddress(options_.advertise));
+    if (advertised.kind == Address::Kind::kTcp && advertised.port == 0)
+      advertised.port = listening_->port;
+    address_ = advertised.ToString();
+  }
+  WEFT_RETURN_IF_ERROR(loop_->AddEndpoint(options_.name, shared_from_this()));
+  listener_.emplace(std::move(listener));
+  RegisterUnary(kHealthCheckMethod, health_.CheckHandler());
+  RegisterStream(kHealthWatchMethod, health_.WatchAcceptor());
+  RegisterStream(kReflectionMethod,
+                 ReflectionAcceptor([this] { return Services(); }));
+  return absl::OkStatus();
+}
+
+Endpoint::Core::Method& Endpoint::Core::AddMethod(absl::string_view method) {
+  WEFT_CHECK(!started_.load()) << "register " << method << " before Start()";
+  WEFT_CHECK(absl::StartsWith(method, "/")) << method;
+  auto [entry, is_new] = methods_.emplace(std::string(method), Method());
+  WEFT_CHECK(is_new) << method << " is registered already";
+  return entry->second;
+}
+
+void Endpoint::Core::RegisterUnary(absl::string_view method,
+                                   UnaryHandler handler) {
+  AddMethod(method).unary = std::move(handler);
+}
+
+void Endpoint::Core::RegisterStream(absl::string_view method,
+                                    StreamAcceptor acceptor) {
+  AddMethod(method).stream = std::move(acceptor);
+}
+
+std::set<std::string> Endpoint::Core::Services() const {
+  std::set<std::string> services;
+  for (const auto& [path, method] : methods_)
+    services.insert(path.substr(1, path.rfind('/') - 1));
+  return services;
+}
+
+absl::Status Endpoint::Core::Start() {
+  WEFT_CHECK(listener_.has_value()) << "Start() twice, or after Shutdown()";
+  health_.SetServices(Services());
+  started_.store(true);
+  health_.SetServing(true);
+  absl::Status listening =
+      loop_->Listen(*std::exchange(listener_, std::nullopt));
+  return listening;
+}
+
+absl::Status Endpoint::Core::Shutdown(absl::Duration timeout) {
+  WEFT_CHECK(!InlineScope::IsActive())
+      << "Endpoint::Shutdown on the thread that polls";
+  if (shut_.exchange(true)) return absl::OkStatus();
+  const Instant deadline = SteadyClock().Now() + timeout;
+  if (started_.load()) loop_->StopListening(*listening_);
+  listener_.reset();
+  health_.Stop();  // ends the watchers too
+  closing_.store(true);
+  const bool in_peace = loop_->AwaitNoCalls(this, deadline);
+  loop_->AbortCalls(this, absl::UnavailableError(absl::StrCat(
+                              options_.name, " is shutting down")));
+  loop_->RemoveEndpoint(options_.name);
+  const bool ended =
+      loop_->AwaitNoCalls(this, SteadyClock().Now() + kAbortGrace);
+  WEFT_CHECK(ended) << "calls stayed open after they were aborted";
+  if (in_peace) return absl::OkStatus();
+  return absl::DeadlineExceededError(
+      absl::StrCat("endpoint ", options_.name, ": calls were still open after ",
+                   absl::FormatDuration(timeout), " and were ended"));
+}
+
+// Over TLS the peer must be of our job.
+absl::Status Endpoint::Core::CheckPeer(const Peer& peer) const {
+  const Credentials& ours = loop_->options().credentials;
+  if (peer.is_local || !ours.secure()) return absl::OkStatus();
+  if (!peer.identity.has_value()) {
+    return absl::UnauthenticatedError(
+        absl::StrCat("peer ", peer.address,
+                     ": its certificate names no weft://<job>/<role>/<rank>"));
+  }
+  if (peer.identity->job == ours.identity()->job) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat("peer ", peer.ToString(), " is of job ", peer.identity->job,
+                   ", this is job ", ours.identity()->job));
+}
+
+void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
+  const absl::Status allowed = CheckPeer(call->peer());
+  if (!allowed.ok()) return call->Close(allowed);
+  if (!started_.load() || closing_.load()) {
+    return call->Close(absl::UnavailableError(
+        absl::StrCat(options_.name, closing_.load() ? " is shutting down"
+                                                    : " has not started yet")));
+  }
+  auto method = methods_.find(call->method());
+  if (method == methods_.end()) {
+    return call->Close(absl::UnimplementedError(absl::StrCat(
+        "no method ", absl::CHexEscape(call->method().substr(0, 256)), " on ",
+        options_.name)));
+  }
+  absl::StatusOr<std::unique_ptr<Admission::Ticket>> ticket =
+      admission_->Enter(AccountOf(call->peer()));
+  if (!ticket.ok()) {
+    loop_->telemetry()
+        .metrics()
+        .CounterFor("weft_net_refused_calls_total")
+        .Increment();
+    return call->Close(ticket.status());
+  }
+  if (method->second.unary != nullptr) {
+    ServeUnary(method->second, std::move(call), *std::move(ticket));
+  } else {
+    ServeStream(method->second, call, *std::move(ticket));
+  }
+}
+
+void Endpoint::Core::ServeUnary(Method& method,
+                                std::shared_ptr<ServerCall> call,
+                                std::unique_ptr<Admission::Ticket> ticket) {
+  ServerCall& transport = *call;
+  // The table of methods must outlive the call.
+  transport.SetOwner(this, [self = shared_from_this()] {});
+  auto state =
+      std::make_shared<IncomingCall::State>(std::move(call), std::move(ticket));
+  transport.Serve(
+      std::make_shared<UnaryObserver>(method.unary, std::move(state)),
+      ServerCall::Messages::kOne);
+}
+
+void Endpoint::Core::ServeStream(Method& method,
+                                 const std::shared_ptr<ServerCall>& call,
+                                 std::unique_ptr<Admission::Ticket> ticket) {
+  call->SetOwner(this,
+                 [self = shared_from_this(), ticket = std::move(ticket)] {});
+  std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
+    call->Close(absl::CancelledError("the stream was let go"));
+  });
+  absl::StatusOr<std::shared_ptr<StreamObserver>> observer =
+      CatchToStatus([&] { return method.stream(std::move(handle)); });
+  if (observer.ok()) {
+    call->Serve(*std::move(observer), ServerCall::Messages::kAll);
+  } else {
+    call->Close(observer.status());
+  }
+}
+
+absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(
+    Loop& loop, EndpointOptions options) {
+  auto core = std::make_shared<Core>(loop.core(), std::move(options));
+  WEFT_RETURN_IF_ERROR(core->Open());
+  return std::unique_ptr<Endpoint>(new Endpoint(std::move(core)));
+}
+
+Endpoint::Endpoint(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+Endpoint::~Endpoint() { core_->Shutdown(absl::ZeroDuration()).IgnoreError(); }
+
+void Endpoint::RegisterUnary(absl::string_view method, UnaryHandler handler) {
+  core_->RegisterUnary(method, std::move(handler));
+}
+void Endpoint::RegisterStream(absl::string_view method,
+                              StreamAcceptor acceptor) {
+  core_->RegisterStream(method, std::move(acceptor));
+}
+absl::Status Endpoint::Start() { return core_->Start(); }
+const std::string& Endpoint::name() const { return core_->name(); }
+const std::string& Endpoint::address() const { return core_->address(); }
+void Endpoint::SetServing(bool serving) { core_->health().SetServing(serving); }
+absl::Status Endpoint::Shutdown(absl::Duration timeout) {
+  return core_->Shutdown(timeout);
+}
+
+}  // namespace weft::net

@@ -1,0 +1,70 @@
+// Endpoint::Core: one endpoint's table of methods, its admission and its
+// health.
+
+#ifndef WEFT_NET_ENDPOINT_CORE_H_
+#define WEFT_NET_ENDPOINT_CORE_H_
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "absl/container/flat_hash_map.h"
+#include "weft/net/admission.h"
+#include "weft/net/endpoint.h"
+#include "weft/net/health.h"
+#include "weft/net/loop_core.h"
+#include "weft/net/server_call.h"
+
+namespace weft::net {
+
+class Endpoint::Core final
+    : public CallSink,
+      public std::enable_shared_from_this<Endpoint::Core> {
+ public:
+  Core(std::shared_ptr<Loop::Core> loop, EndpointOptions options);
+
+  absl::Status Open();
+  void RegisterUnary(absl::string_view method, UnaryHandler handler);
+  void RegisterStream(absl::string_view method, StreamAcceptor acceptor);
+  absl::Status Start();
+  absl::Status Shutdown(absl::Duration timeout);
+  void OnCall(std::shared_ptr<ServerCall> call) override;
+
+  const std::string& name() const { return options_.name; }
+  const std::string& address() const { return address_; }
+  Health& health() { return health_; }
+
+ private:
+  // One of the two is set.
+  struct Method {
+    UnaryHandler unary;
+    StreamAcceptor stream;
+  };
+
+  absl::Status CheckCredentials(const Address& address) const;
+  absl::Status CheckPeer(const Peer& peer) const;
+  Method& AddMethod(absl::string_view method);
+  std::set<std::string> Services() const;
+  void ServeUnary(Method& method, std::shared_ptr<ServerCall> call,
+                  std::unique_ptr<Admission::Ticket> ticket);
+  void ServeStream(Method& method, const std::shared_ptr<ServerCall>& call,
+                   std::unique_ptr<Admission::Ticket> ticket);
+
+  const std::shared_ptr<Loop::Core> loop_;
+  const EndpointOptions options_;
+  std::string address_;
+  std::optional<Address> listening_;
+  std::optional<Listener> listener_;  // between Open() and Start()
+  absl::flat_hash_map<std::string, Method> methods_;  // constant once started
+  const std::shared_ptr<Admission> admission_;
+  Health health_;
+  std::atomic<bool> started_{false};
+  std::atomic<bool> closing_{false};
+  std::atomic<bool> shut_{false};
+};
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_ENDPOINT_CORE_H_

@@ -1,0 +1,201 @@
+#include "weft/net/health.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "weft/proto/health.pb.h"
+
+namespace weft::net {
+namespace {
+
+using grpc::health::v1::HealthCheckRequest;
+using grpc::health::v1::HealthCheckResponse;
+
+Slices Encode(Health::Status status) {
+  HealthCheckResponse response;
+  switch (status) {
+    case Health::Status::kServing:
+      response.set_status(HealthCheckResponse::SERVING);
+      break;
+    case Health::Status::kNotServing:
+      response.set_status(HealthCheckResponse::NOT_SERVING);
+      break;
+    case Health::Status::kServiceUnknown:
+      response.set_status(HealthCheckResponse::SERVICE_UNKNOWN);
+      break;
+  }
+  return {Bytes::Own(response.SerializeAsString())};
+}
+
+std::optional<std::string> ServiceIn(const Slices& message) {
+  HealthCheckRequest request;
+  const Bytes whole = Flatten(message);
+  if (!request.ParseFromArray(whole.data(), static_cast<int>(whole.size())))
+    return std::nullopt;
+  return request.service();
+}
+
+}  // namespace
+
+// One Watch. It writes the last status that it was told, if that is not what it
+// wrote last.
+class Health::Watcher final
+    : public StreamObserver,
+      public std::enable_shared_from_this<Health::Watcher> {
+ public:
+  Watcher(Health& health, std::shared_ptr<Stream> stream)
+      : health_(health), stream_(std::move(stream)) {}
+
+  void OnMessage(Slices message) override {
+    std::optional<std::string> service = ServiceIn(message);
+    if (!service.has_value())
+      return End(absl::InvalidArgumentError("not a HealthCheckRequest"));
+    {
+      MutexLock lock(mu_);
+      if (service_.has_value()) return;  // one request a call
+      service_ = *std::move(service);
+    }
+    health_.AddWatcher(shared_from_this());
+    Update();
+  }
+
+  void Update() {
+    std::string service;
+    {
+      MutexLock lock(mu_);
+      if (!service_.has_value()) return;
+      service = *service_;
+    }
+    const Status status = health_.StatusOf(service);
+    {
+      MutexLock lock(mu_);
+      wanted_ = status;
+    }
+    WriteIfNew();
+  }
+
+  void OnWritten() override {
+    {
+      MutexLock lock(mu_);
+      writing_ = false;
+    }
+    WriteIfNew();
+  }
+
+  // The caller has asked all that it will ask; the answers go on.
+  void OnHalfClosed(Stream&) override {}
+
+  void OnClosed(absl::Status) override {
+    std::shared_ptr<Stream> released;
+    MutexLock lock(mu_);
+    released = std::move(stream_);
+  }
+
+  void End(absl::Status status) {
+    if (std::shared_ptr<Stream> stream = TakeStream())
+      stream->Close(std::move(status));
+  }
+
+ private:
+  std::shared_ptr<Stream> TakeStream() {
+    MutexLock lock(mu_);
+    return stream_;
+  }
+
+  void WriteIfNew() {
+    std::shared_ptr<Stream> stream;
+    Status status;
+    {
+      MutexLock lock(mu_);
+      if (stream_ == nullptr || writing_ || !wanted_.has_value() ||
+          wanted_ == written_)
+        return;
+      writing_ = true;
+      written_ = wanted_;
+      status = *wanted_;
+      stream = stream_;
+    }
+    stream->Write(Encode(status));
+  }
+
+  Health& health_;
+  Mutex mu_;
+  std::shared_ptr<Stream> stream_ ABSL_GUARDED_BY(mu_);
+  std::optional<std::string> service_ ABSL_GUARDED_BY(mu_);
+  std::optional<Status> wanted_ ABSL_GUARDED_BY(mu_);
+  std::optional<Status> written_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+Health::~Health() = default;
+
+Endpoint::UnaryHandler Health::CheckHandler() {
+  return [this](IncomingCall call) {
+    const std::optional<std::string> service = ServiceIn(call.request());
+    if (!service.has_value())
+      return call.Reply(absl::InvalidArgumentError("not a HealthCheckRequest"));
+    const Status status = StatusOf(*service);
+    if (status == Status::kServiceUnknown) {
+      return call.Reply(absl::NotFoundError(absl::StrCat(
+          "no service ", absl::CHexEscape(service->substr(0, 256)))));
+    }
+    call.Reply(Encode(status));
+  };
+}
+
+Endpoint::StreamAcceptor Health::WatchAcceptor() {
+  return [this](std::shared_ptr<Stream> stream)
+             -> absl::StatusOr<std::shared_ptr<StreamObserver>> {
+    return std::make_shared<Watcher>(*this, std::move(stream));
+  };
+}
+
+void Health::SetServices(std::set<std::string> services) {
+  MutexLock lock(mu_);
+  services_ = std::move(services);
+}
+
+void Health::SetServing(bool serving) {
+  {
+    MutexLock lock(mu_);
+    serving_ = serving;
+  }
+  for (const std::shared_ptr<Watcher>& watcher : Watchers()) watcher->Update();
+}
+
+void Health::Stop() {
+  SetServing(false);
+  for (const std::shared_ptr<Watcher>& watcher : Watchers())
+    watcher->End(absl::OkStatus());
+}
+
+Health::Status Health::StatusOf(const std::string& service) {
+  MutexLock lock(mu_);
+  if (!service.empty() && services_.count(service) == 0)
+    return Status::kServiceUnknown;
+  return serving_ ? Status::kServing : Status::kNotServing;
+}
+
+void Health::AddWatcher(const std::shared_ptr<Watcher>& watcher) {
+  MutexLock lock(mu_);
+  std::vector<std::weak_ptr<Watcher>> alive;
+  for (std::weak_ptr<Watcher>& known : watchers_) {
+    if (!known.expired()) alive.push_back(std::move(known));
+  }
+  alive.push_back(watcher);
+  watchers_ = std::move(alive);
+}
+
+std::vector<std::shared_ptr<Health::Watcher>> Health::Watchers() {
+  std::vector<std::shared_ptr<Watcher>> alive;
+  MutexLock lock(mu_);
+  for (const std::weak_ptr<Watcher>& known : watchers_) {
+    if (auto watcher = known.lock()) alive.push_back(std::move(watcher));
+  }
+  return alive;
+}
+
+}  // namespace weft::net

@@ -1,0 +1,101 @@
+// Loop: the process's one completion queue, and who polls it.
+//
+// gRPC has one designated poller for a process, so every call, served or
+// issued, goes through one queue, and at most one thread is inside it. A thread
+// that waits through driver() takes the queue and polls itself: its reply costs
+// no thread switch. Others park; whoever leaves hands the queue on. A
+// background thread holds it while nobody waits. See docs/performance.md for
+// what each hand-over costs.
+//
+// Callbacks of Loop, Endpoint, Channel and Stream run on whichever thread
+// polls, one at a time, under InlineScope: a wait inside fails with
+// kFailedPrecondition. They must be short.
+
+#ifndef WEFT_NET_LOOP_H_
+#define WEFT_NET_LOOP_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/net/credentials.h"
+
+namespace weft::telemetry {
+class Telemetry;
+}
+
+namespace weft::net {
+
+struct LoopOptions {
+  Credentials credentials = Credentials::LocalOnly();
+  telemetry::Telemetry* telemetry =
+      nullptr;  // null: silent; must outlive the Loop
+
+  // How long a poller looks without sleeping after the last event. About one
+  // wake-up of a halted core.
+  absl::Duration spin = absl::Microseconds(50);
+  // Ranks on this host, this one included. Nobody spins when they outnumber the
+  // cores.
+  int ranks_on_host = 1;
+
+  int64_t max_message_bytes = int64_t{256} << 20;  // of one message, both ways
+  int64_t max_metadata_bytes = 8 << 10;
+  int read_chunk_bytes =
+      4 << 20;  // of clients; pieces in which a socket is read
+
+  absl::Duration keepalive_interval = absl::Seconds(10);
+  absl::Duration keepalive_timeout = absl::Seconds(5);
+
+  // The edge: what is refused before gRPC sees it.
+  int world_size = 1;       // members expected; sets the default below
+  int max_connections = 0;  // 0: 4 * world_size + 64
+  int max_connections_per_address = 0;  // 0: three quarters of max_connections
+  int max_handshakes = 16;  // handed to gRPC and without a call yet (TCP)
+  absl::Duration handshake_timeout = absl::Seconds(5);
+};
+
+// Thread-safety: thread-safe.
+class Loop {
+ public:
+  class Core;
+
+  static absl::StatusOr<std::unique_ptr<Loop>> Create(LoopOptions options = {});
+
+  // Shuts down with no grace if Shutdown() was not called. REQUIRES: every
+  // Endpoint and Channel is gone.
+  ~Loop();
+
+  // How a thread waits: by polling here. Futures of Channel carry it.
+  Driver& driver();
+
+  // Runs `fn` soon, in the order of posting. Dropped unrun (and destroyed)
+  // after Shutdown.
+  void Post(absl::AnyInvocable<void() &&> fn);
+
+  // Runs `fn` once the steady clock has reached `when`, within about a
+  // millisecond.
+  using TimerId = int64_t;
+  TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn);
+  // True if `fn` will not run.
+  bool CancelTimer(TimerId id);
+
+  // Ends calls that are open with kUnavailable after `timeout`, then stops the
+  // threads. Idempotent.
+  absl::Status Shutdown(absl::Duration timeout);
+
+  const Credentials& credentials() const;
+  const std::shared_ptr<Core>& core() { return core_; }  // for net itself
+
+ private:
+  explicit Loop(std::shared_ptr<Core> core);
+  std::shared_ptr<Core> core_;
+};
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_LOOP_H_

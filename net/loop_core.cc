@@ -1,0 +1,418 @@
+#include "weft/net/loop_core.h"
+
+#include <grpc/support/time.h>
+#include <grpcpp/alarm.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/str_cat.h"
+#include "absl/synchronization/mutex.h"
+#include "weft/base/bytes.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/server_call.h"
+
+namespace weft::net {
+namespace {
+
+// Calls that may arrive before one of them has been looked at.
+constexpr int kCallsAhead = 32;
+
+// To hold a slice for the transport costs two allocations: below this a copy is
+// cheaper.
+constexpr size_t kCopyBelowBytes = 512;
+
+// What our own clean-up may take after the calls have been told to end.
+constexpr absl::Duration kAbortGrace = absl::Seconds(10);
+
+// A status travels in the metadata, whose size is limited.
+constexpr size_t kMaxStatusBytes = 2000;
+
+class WakeTag final : public Tag {
+ public:
+  void Set(grpc::CompletionQueue* queue) {
+    alarm_.Set(queue, gpr_time_0(GPR_CLOCK_MONOTONIC), this);
+  }
+  void Proceed(bool) override { delete this; }
+
+ private:
+  grpc::Alarm alarm_;
+};
+
+// Tells when it has been handled.
+class BarrierTag final : public Tag {
+ public:
+  void Proceed(bool) override {
+    MutexLock lock(mu_);
+    handled_ = true;
+    done_.NotifyAll();
+  }
+  void SetAndAwait(grpc::CompletionQueue* queue) {
+    alarm_.Set(queue, gpr_time_0(GPR_CLOCK_MONOTONIC), this);
+    const auto deadline =
+        std::chrono::steady_clock::now() + absl::ToChronoSeconds(kAbortGrace);
+    MutexLock lock(mu_);
+    while (!handled_) {
+      WEFT_CHECK(done_.WaitUntil(mu_, deadline) || handled_)
+          << "nobody polls the loop";
+    }
+  }
+
+ private:
+  grpc::Alarm alarm_;
+  Mutex mu_;
+  CondVar done_;
+  bool handled_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+int CoresForUs() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores)
+                                                         : 1;
+}
+
+PollerOptions PollerOptionsOf(const LoopOptions& options) {
+  PollerOptions poller;
+  const bool crowded = options.ranks_on_host > CoresForUs();
+  poller.spin = crowded ? absl::ZeroDuration() : options.spin;
+  return poller;
+}
+
+int Milliseconds(absl::Duration d) {
+  return static_cast<int>(absl::ToInt64Milliseconds(d));
+}
+
+}  // namespace
+
+grpc::ByteBuffer ToByteBuffer(const Slices& slices) {
+  absl::InlinedVector<grpc::Slice, 4> converted;
+  converted.reserve(slices.size());
+  for (const Bytes& slice : slices) {
+    if (slice.size() < kCopyBelowBytes) {
+      converted.emplace_back(slice.data(), slice.size());
+      continue;
+    }
+    auto release = [](void* held) { delete static_cast<Bytes*>(held); };
+    converted.emplace_back(
+        grpc_slice_new_with_user_data(const_cast<uint8_t*>(slice.data()),
+                                      slice.size(), release, new Bytes(slice)),
+        grpc::Slice::STEAL_REF);
+  }
+  return grpc::ByteBuffer(converted.data(), converted.size());
+}
+
+Slices FromByteBuffer(grpc::ByteBuffer& buffer) {
+  std::vector<grpc::Slice> received;
+  // Fails only for a compressed message that is broken: it has no bytes then.
+  if (!buffer.Valid() || !buffer.Dump(&received).ok()) return {};
+  Slices slices;
+  slices.reserve(received.size());
+  for (grpc::Slice& slice : received) {
+    if (slice.size() == 0) continue;
+    auto owner = std::make_shared<const grpc::Slice>(std::move(slice));
+    const uint8_t* begin = owner->begin();
+    const size_t size = owner->size();
+    slices.push_back(Bytes::Wrap(begin, size, std::move(owner)));
+  }
+  return slices;
+}
+
+grpc::Status ToGrpc(const absl::Status& status) {
+  if (status.ok()) return grpc::Status::OK;
+  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
+                      std::string(status.message().substr(0, kMaxStatusBytes)));
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  // A peer may send any number.
+  const int code = status.error_code();
+  const bool known =
+      code > 0 && code <= static_cast<int>(absl::StatusCode::kUnauthenticated);
+  return absl::Status(
+      known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown,
+      status.error_message());
+}
+
+gpr_timespec ToGpr(Instant deadline) {
+  if (deadline.is_infinite()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  const int64_t ns = absl::ToInt64Nanoseconds(deadline - SteadyClock().Now());
+  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                      gpr_time_from_nanos(ns, GPR_TIMESPAN));
+}
+
+EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
+  void* tag = nullptr;
+  bool ok = false;
+  // The poller's "do not wait" is a time long past, which needs no clock.
+  const gpr_timespec until = deadline.nanoseconds() == 0
+                                 ? gpr_inf_past(GPR_CLOCK_MONOTONIC)
+                                 : ToGpr(deadline);
+  switch (queue_->AsyncNext(&tag, &ok, until)) {
+    case grpc::CompletionQueue::SHUTDOWN:
+      return Outcome::kEnd;
+    case grpc::CompletionQueue::TIMEOUT:
+      return Outcome::kTimeout;
+    case grpc::CompletionQueue::GOT_EVENT:
+      break;
+  }
+  InlineScope scope;
+  static_cast<Tag*>(tag)->Proceed(ok);
+  return Outcome::kEvent;
+}
+
+void GrpcQueue::Wake() {
+  MutexLock lock(mu_);
+  if (shut_) return;
+  (new WakeTag)->Set(queue_.get());
+}
+
+void GrpcQueue::AwaitHandled() { BarrierTag().SetAndAwait(queue_.get()); }
+
+void GrpcQueue::Shutdown() {
+  MutexLock lock(mu_);
+  if (shut_) return;
+  shut_ = true;
+  queue_->Shutdown();
+}
+
+Loop::Core::Core(LoopOptions options)
+    : options_(std::move(options)),
+      telemetry_(telemetry::OrSilent(options_.telemetry)),
+      poller_(queue_, PollerOptionsOf(options_)) {}
+
+Loop::Core::~Core() = default;
+
+void Loop::Core::SetLimits(grpc::ServerBuilder& builder) const {
+  builder.SetMaxReceiveMessageSize(
+      static_cast<int>(options_.max_message_bytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(options_.max_message_bytes));
+  const int keepalive_ms = Milliseconds(options_.keepalive_interval);
+  builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
+                             static_cast<int>(options_.max_metadata_bytes));
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                             Milliseconds(options_.handshake_timeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                             Milliseconds(options_.keepalive_timeout));
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  // Clients ping as often as we do: half of that is still no attack.
+  builder.AddChannelArgument(
+      GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, keepalive_ms / 2);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+}
+
+absl::Status Loop::Core::Start() {
+  // On in Debian's build; it costs a tenth of a polled round trip, and gRPC's
+  // locks are not ours to prove.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+
+  AcceptLoopOptions edge;
+  edge.telemetry = &telemetry_;
+  edge.max_connections = options_.max_connections > 0
+                             ? options_.max_connections
+                             : 4 * options_.world_size + 64;
+  edge.max_connections_per_address = options_.max_connections_per_address > 0
+                                         ? options_.max_connections_per_address
+                                         : edge.max_connections * 3 / 4;
+  edge.max_handshakes = options_.max_handshakes;
+  edge.handshake_timeout = options_.handshake_timeout;
+  WEFT_ASSIGN_OR_RETURN(accept_loop_, AcceptLoop::Create(edge));
+
+  grpc::ServerBuilder builder;
+  SetLimits(builder);
+  builder.RegisterAsyncGenericService(&service_);
+  queue_.Attach(builder.AddCompletionQueue());
+  using Builder = grpc::ServerBuilder::experimental_type;
+  plain_ = builder.experimental().AddExternalConnectionAcceptor(
+      Builder::ExternalConnectionType::FROM_FD,
+      grpc::InsecureServerCredentials());
+  if (options_.credentials.secure()) {
+    grpc::SslServerCredentialsOptions tls(
+        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+    tls.pem_root_certs = options_.credentials.ca();
+    tls.pem_key_cert_pairs.push_back(
+        {options_.credentials.key(), options_.credentials.certificate()});
+    tls_ = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::ExternalConnectionType::FROM_FD,
+        grpc::SslServerCredentials(tls));
+  }
+  server_ = builder.BuildAndStart();
+  if (server_ == nullptr) {
+    queue_.Shutdown();
+    return absl::FailedPreconditionError(
+        "the gRPC server did not start: are certificate and key a pair?");
+  }
+  for (int i = 0; i < kCallsAhead; ++i) RequestCall();
+  poller_.Start();
+  return absl::OkStatus();
+}
+
+void Loop::Core::RequestCall() { ServerCall::Request(shared_from_this()); }
+
+// Calls end first, then the server, then the queue: gRPC forbids an operation
+// on a queue that was shut down, and waits without end for a call that nobody
+// finishes.
+absl::Status Loop::Core::Shutdown(absl::Duration timeout) {
+  WEFT_CHECK(!InlineScope::IsActive())
+      << "Loop::Shutdown on the thread that polls";
+  {
+    MutexLock lock(mu_);
+    if (shut_) return absl::OkStatus();
+    shut_ = true;
+  }
+  const Instant deadline = SteadyClock().Now() + timeout;
+  accept_loop_.reset();
+  AwaitNoCalls(nullptr, deadline);
+  {
+    MutexLock lock(mu_);
+    closing_ = true;
+  }
+  AbortCalls(nullptr, absl::UnavailableError("this process is shutting down"));
+  AwaitEnd();
+  // Sends what the last calls wrote; connections that stay open are cut then.
+  server_->Shutdown(std::chrono::system_clock::now() +
+                    std::chrono::milliseconds(200));
+  // A call may have arrived before that, and be in the queue still.
+  queue_.AwaitHandled();
+  AwaitEnd();
+  queue_.Shutdown();
+  poller_.Join();
+  server_.reset();
+  return absl::OkStatus();
+}
+
+void Loop::Core::AwaitEnd() {
+  const bool ended = AwaitNoCalls(nullptr, SteadyClock().Now() + kAbortGrace);
+  WEFT_CHECK(ended) << "calls stayed open after they were aborted";
+}
+
+bool Loop::Core::AddCall(const void* owner, std::shared_ptr<OpenCall> call) {
+  MutexLock lock(mu_);
+  OpenCall* const key = call.get();
+  open_.emplace(key, OpenEntry{owner, std::move(call)});
+  return !closing_;
+}
+
+void Loop::Core::RemoveCall(OpenCall* call) {
+  std::shared_ptr<OpenCall> last;  // dies without the lock
+  MutexLock lock(mu_);
+  auto found = open_.find(call);
+  WEFT_CHECK(found != open_.end());
+  last = std::move(found->second.call);
+  open_.erase(found);
+  call_ended_.NotifyAll();
+}
+
+void Loop::Core::SetOwner(OpenCall* call, const void* owner) {
+  MutexLock lock(mu_);
+  open_.at(call).owner = owner;
+}
+
+void Loop::Core::AbortCalls(const void* owner, const absl::Status& reason) {
+  std::vector<std::shared_ptr<OpenCall>> calls;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [key, entry] : open_) {
+      if (owner == nullptr || entry.owner == owner) calls.push_back(entry.call);
+    }
+  }
+  for (const std::shared_ptr<OpenCall>& call : calls) call->Abort(reason);
+}
+
+int Loop::Core::CountCalls(const void* owner) const {
+  if (owner == nullptr) return static_cast<int>(open_.size());
+  return std::count_if(open_.begin(), open_.end(), [owner](const auto& entry) {
+    return entry.second.owner == owner;
+  });
+}
+
+bool Loop::Core::AwaitNoCalls(const void* owner, Instant deadline) {
+  const std::chrono::steady_clock::time_point until{
+      std::chrono::nanoseconds(deadline.nanoseconds())};
+  MutexLock lock(mu_);
+  while (CountCalls(owner) > 0) {
+    if (!call_ended_.WaitUntil(mu_, until)) return CountCalls(owner) == 0;
+  }
+  return true;
+}
+
+absl::Status Loop::Core::AddEndpoint(const std::string& name,
+                                     std::shared_ptr<CallSink> sink) {
+  MutexLock lock(mu_);
+  if (shut_)
+    return absl::FailedPreconditionError(
+        absl::StrCat("endpoint ", name, ": the loop was shut down"));
+  if (!endpoints_.emplace(name, std::move(sink)).second) {
+    return absl::AlreadyExistsError(
+        absl::StrCat("endpoint ", name, ": this process has one of that name"));
+  }
+  return absl::OkStatus();
+}
+
+void Loop::Core::RemoveEndpoint(const std::string& name) {
+  MutexLock lock(mu_);
+  endpoints_.erase(name);
+}
+
+absl::Status Loop::Core::Listen(Listener listener) {
+  {
+    MutexLock lock(mu_);
+    if (shut_) return absl::FailedPreconditionError("the loop was shut down");
+  }
+  const bool is_unix = listener.address().kind == Address::Kind::kUnix;
+  Acceptor* const acceptor =
+      is_unix || !options_.credentials.secure() ? plain_.get() : tls_.get();
+  return accept_loop_->Add(std::move(listener), [acceptor](int fd) {
+    Acceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    acceptor->HandleNewConnection(&connection);
+  });
+}
+
+void Loop::Core::StopListening(const Address& address) {
+  if (accept_loop_ != nullptr) accept_loop_->Remove(address);
+}
+
+// By the authority's own name, else by its first label (over TLS it is
+// trainer1.job.weft), else the one there is.
+std::shared_ptr<CallSink> Loop::Core::FindSink(const std::string& authority) {
+  MutexLock lock(mu_);
+  auto found = endpoints_.find(authority);
+  if (found == endpoints_.end())
+    found = endpoints_.find(authority.substr(0, authority.find('.')));
+  if (found == endpoints_.end() && endpoints_.size() == 1)
+    found = endpoints_.begin();
+  return found == endpoints_.end() ? nullptr : found->second;
+}
+
+void Loop::Core::Route(std::shared_ptr<ServerCall> call) {
+  accept_loop_->MarkServed(call->connection());
+  const std::shared_ptr<CallSink> sink = FindSink(call->authority());
+  if (sink != nullptr) {
+    sink->OnCall(std::move(call));
+  } else {
+    call->Close(absl::UnavailableError(
+        absl::StrCat("no endpoint ", call->authority(), " at this address")));
+  }
+}
+
+std::shared_ptr<grpc::ChannelCredentials> Loop::Core::ChannelCredentialsFor(
+    const Address& address) const {
+  const Credentials& ours = options_.credentials;
+  if (address.kind == Address::Kind::kUnix || !ours.secure())
+    return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions tls;
+  tls.pem_root_certs = ours.ca();
+  tls.pem_private_key = ours.key();
+  tls.pem_cert_chain = ours.certificate();
+  return grpc::SslCredentials(tls);
+}
+
+}  // namespace weft::net

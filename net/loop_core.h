@@ -1,0 +1,173 @@
+// Loop::Core: the gRPC server, its queue and the calls that are open, as the
+// other parts of net see them.
+//
+// Lives on as long as anything of it is used; after Shutdown it refuses.
+
+#ifndef WEFT_NET_LOOP_CORE_H_
+#define WEFT_NET_LOOP_CORE_H_
+
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/bytes.h"
+#include "weft/base/mutex.h"
+#include "weft/net/accept_loop.h"
+#include "weft/net/loop.h"
+#include "weft/net/poller.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::net {
+
+// What an event of the queue stands for.
+class Tag {
+ public:
+  virtual void Proceed(bool ok) = 0;
+
+ protected:
+  ~Tag() = default;
+};
+
+// A Tag that calls a member function of `T`.
+template <typename T, void (T::*kMember)(bool)>
+class MemberTag final : public Tag {
+ public:
+  explicit MemberTag(T* owner) : owner_(owner) {}
+  void Proceed(bool ok) override { (owner_->*kMember)(ok); }
+
+ private:
+  T* const owner_;
+};
+
+// A call that is open in this Loop, served or issued.
+class OpenCall {
+ public:
+  // Ends it soon, in `reason`. From any thread; idempotent.
+  virtual void Abort(absl::Status reason) = 0;
+
+ protected:
+  ~OpenCall() = default;
+};
+
+class ServerCall;
+
+// One endpoint, as the Loop sees it.
+class CallSink {
+ public:
+  virtual ~CallSink() = default;
+  virtual void OnCall(std::shared_ptr<ServerCall> call) = 0;
+};
+
+class GrpcQueue final : public EventQueue {
+ public:
+  Outcome Next(Instant deadline) override;
+  void Wake() override ABSL_LOCKS_EXCLUDED(mu_);
+
+  void Attach(std::unique_ptr<grpc::ServerCompletionQueue> queue) {
+    queue_ = std::move(queue);
+  }
+  grpc::ServerCompletionQueue* get() { return queue_.get(); }
+  // Returns when the events that were there have been handled.
+  void AwaitHandled() ABSL_LOCKS_EXCLUDED(mu_);
+  // REQUIRES: no call is open. Next returns kEnd once it is empty.
+  void Shutdown() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  Mutex mu_;
+  bool shut_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
+ public:
+  explicit Core(LoopOptions options);
+  ~Core();
+
+  absl::Status Start();
+  absl::Status Shutdown(absl::Duration timeout);
+
+  const LoopOptions& options() const { return options_; }
+  telemetry::Telemetry& telemetry() { return telemetry_; }
+  Poller& poller() { return poller_; }
+  grpc::ServerCompletionQueue* queue() { return queue_.get(); }
+
+  // Holds `call` until RemoveCall. False if the Loop is shutting down: then
+  // `call` must end at once.
+  bool AddCall(const void* owner, std::shared_ptr<OpenCall> call)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void RemoveCall(OpenCall* call) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetOwner(OpenCall* call, const void* owner) ABSL_LOCKS_EXCLUDED(mu_);
+  // Aborts the calls that were added with `owner`, or all if null.
+  void AbortCalls(const void* owner, const absl::Status& reason)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until none is open; false if `deadline` came first.
+  bool AwaitNoCalls(const void* owner, Instant deadline)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // kAlreadyExists if there is an endpoint of that name here.
+  absl::Status AddEndpoint(const std::string& name,
+                           std::shared_ptr<CallSink> sink)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void RemoveEndpoint(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Listen(Listener listener) ABSL_LOCKS_EXCLUDED(mu_);
+  void StopListening(const Address& address);
+
+  // A call arrived.
+  void Route(std::shared_ptr<ServerCall> call) ABSL_LOCKS_EXCLUDED(mu_);
+  void RequestCall();
+
+  std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsFor(
+      const Address& address) const;
+  grpc::AsyncGenericService& service() { return service_; }
+
+ private:
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+  struct OpenEntry {
+    const void* owner;
+    std::shared_ptr<OpenCall> call;
+  };
+
+  void SetLimits(grpc::ServerBuilder& builder) const;
+  void AwaitEnd() ABSL_LOCKS_EXCLUDED(mu_);
+  int CountCalls(const void* owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<CallSink> FindSink(const std::string& authority)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  const LoopOptions options_;
+  telemetry::Telemetry& telemetry_;
+  GrpcQueue queue_;
+  Poller poller_;
+  grpc::AsyncGenericService service_;
+  std::unique_ptr<Acceptor> plain_;  // unix sockets, and TCP under --insecure
+  std::unique_ptr<Acceptor> tls_;    // null without certificates
+  std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<AcceptLoop> accept_loop_;
+
+  Mutex mu_;
+  CondVar call_ended_;
+  bool closing_ ABSL_GUARDED_BY(mu_) = false;
+  bool shut_ ABSL_GUARDED_BY(mu_) = false;
+  absl::flat_hash_map<OpenCall*, OpenEntry> open_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::shared_ptr<CallSink>> endpoints_
+      ABSL_GUARDED_BY(mu_);
+};
+
+// Between the two worlds. Slices are sent without a copy unless they are small,
+// and received without one.
+grpc::ByteBuffer ToByteBuffer(const Slices& slices);
+Slices FromByteBuffer(grpc::ByteBuffer& buffer);
+grpc::Status ToGrpc(const absl::Status& status);
+absl::Status FromGrpc(const grpc::Status& status);
+gpr_timespec ToGpr(Instant deadline);
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_LOOP_CORE_H_

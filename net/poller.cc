@@ -1,0 +1,314 @@
+#include "weft/net/poller.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "weft/base/check.h"
+
+namespace weft::net {
+namespace {
+
+// A yield longer than this means that somebody else ran: the core is wanted.
+constexpr absl::Duration kForeignYield = absl::Microseconds(5);
+
+// After this long without a user leaving, the background thread waits to be
+// told of the next.
+constexpr absl::Duration kDormantAfter = absl::Milliseconds(20);
+
+// In the past of every clock.
+constexpr Instant kNow = Instant::FromNanoseconds(0);
+
+}  // namespace
+
+// A thread that waits. It sleeps in Park() or, holding the queue, in
+// EventQueue::Next.
+class Poller::Waiter final : public Parker {
+ public:
+  explicit Waiter(Poller& poller) : poller_(poller) {}
+
+  // What it waits for is ready.
+  void Unpark() override {
+    notified_.store(true);
+    if (polling_.load()) {
+      poller_.WakeHolder();
+    } else {
+      Parker::Unpark();
+    }
+  }
+
+  // It was given the queue.
+  void UnparkToPoll() { Parker::Unpark(); }
+
+  bool notified() const { return notified_.load(); }
+
+  // Between the two, Unpark() wakes the queue.
+  void BeginPolling() { polling_.store(true); }
+  void EndPolling() { polling_.store(false); }
+
+ private:
+  Poller& poller_;
+  std::atomic<bool> notified_{false};
+  std::atomic<bool> polling_{false};
+};
+
+Poller::Poller(EventQueue& queue, PollerOptions options)
+    : queue_(queue),
+      options_(options),
+      background_(std::make_unique<Waiter>(*this)) {}
+
+Poller::~Poller() {
+  WEFT_CHECK(!thread_.joinable()) << "the poller was not joined";
+}
+
+void Poller::Start() {
+  thread_ = std::thread([this] { RunBackground(); });
+}
+
+void Poller::Join() {
+  if (thread_.joinable()) thread_.join();
+  std::deque<Task> unrun;
+  std::map<std::pair<Instant, int64_t>, Task> untimed;
+  MutexLock lock(mu_);
+  unrun.swap(posted_);
+  untimed.swap(timers_);
+  timer_times_.clear();
+}
+
+bool Poller::Wait(Waitable& what, Instant deadline) {
+  if (what.IsReady()) return true;
+  WEFT_CHECK(!InlineScope::IsActive())
+      << "a wait on the thread that polls would wait for itself";
+  Waiter waiter(*this);
+  {
+    MutexLock lock(mu_);
+    calling_again_ = SteadyClock().Now() - left_ < options_.retake_pause;
+  }
+  what.AddWaiter(&waiter);
+  while (!what.IsReady() && SteadyClock().Now() < deadline) {
+    if (Take(waiter)) {
+      Poll(waiter, deadline, [&] { return what.IsReady(); });
+      Leave(waiter);
+    } else {
+      waiter.ParkUntil(deadline);
+    }
+  }
+  what.RemoveWaiter(&waiter);
+  Withdraw(waiter);
+  return what.IsReady();
+}
+
+// True if `waiter` holds the queue now; else it is among the parked, and is
+// unparked when it does.
+bool Poller::Take(Waiter& waiter) {
+  MutexLock lock(mu_);
+  if (holder_ == &waiter) return true;
+  if (ended_.load()) return false;
+  if (holder_ == nullptr) {
+    auto found = std::find(parked_.begin(), parked_.end(), &waiter);
+    if (found != parked_.end()) parked_.erase(found);
+    parked_count_.store(static_cast<int>(parked_.size()));
+    holder_ = &waiter;
+    return true;
+  }
+  if (&waiter != background_.get() &&
+      std::find(parked_.begin(), parked_.end(), &waiter) == parked_.end()) {
+    parked_.push_back(&waiter);
+    parked_count_.store(static_cast<int>(parked_.size()));
+  }
+  return false;
+}
+
+void Poller::Leave(Waiter& waiter) {
+  MutexLock lock(mu_);
+  WEFT_CHECK(holder_ == &waiter);
+  if (&waiter != background_.get()) left_ = SteadyClock().Now();
+  HandOn();
+}
+
+// `waiter` is about to die: nobody may name it any more.
+void Poller::Withdraw(Waiter& waiter) {
+  MutexLock lock(mu_);
+  left_ = SteadyClock().Now();
+  auto found = std::find(parked_.begin(), parked_.end(), &waiter);
+  if (found != parked_.end()) {
+    parked_.erase(found);
+    parked_count_.store(static_cast<int>(parked_.size()));
+  }
+  if (holder_ == &waiter) HandOn();
+}
+
+// The one who parked last is the one whose core sleeps least deeply. It is
+// unparked under the lock, since it may die as soon as it can withdraw.
+void Poller::HandOn() {
+  holder_ = nullptr;
+  if (ended_.load()) {
+    background_->UnparkToPoll();
+    return;
+  }
+  // One whose wait is over leaves by itself: to hand it the queue would only
+  // delay the others.
+  for (auto it = parked_.rbegin(); it != parked_.rend(); ++it) {
+    if ((*it)->notified()) continue;
+    holder_ = *it;
+    parked_.erase(std::next(it).base());
+    parked_count_.store(static_cast<int>(parked_.size()));
+    holder_->UnparkToPoll();
+    return;
+  }
+  if (dormant_) {
+    dormant_ = false;
+    background_->UnparkToPoll();
+  }
+}
+
+template <typename Done>
+void Poller::Poll(Waiter& waiter, Instant deadline, const Done& done) {
+  waiter.BeginPolling();
+  Instant active = SteadyClock().Now();
+  bool crowded = false;  // somebody else wants this core
+  Instant next_timer = Instant::Infinite();
+  to_run_.fetch_add(1);  // look at what was posted before
+  while (!done()) {
+    if (to_run_.load() > 0 || SteadyClock().Now() >= next_timer) {
+      if (RunDue(&next_timer)) active = SteadyClock().Now();
+      continue;
+    }
+    const Instant now = SteadyClock().Now();
+    if (now >= deadline) break;
+    const bool sleep = crowded || now - active >= options_.spin;
+    if (sleep) {
+      asleep_.store(true);
+      // Whoever made one of these true before asleep_ was set did not wake us.
+      // Notified implies done.
+      if (waiter.notified() || to_run_.load() > 0) {
+        asleep_.store(false);
+        continue;
+      }
+    }
+    const EventQueue::Outcome outcome =
+        queue_.Next(sleep ? std::min(deadline, next_timer) : kNow);
+    if (sleep) asleep_.store(false);
+    if (outcome == EventQueue::Outcome::kEnd) {
+      ended_.store(true);
+      break;
+    }
+    if (outcome == EventQueue::Outcome::kEvent) {
+      active = SteadyClock().Now();
+      crowded = false;
+    } else if (!sleep) {
+      // gRPC leaves part of its work to threads of its own, which need this
+      // core too.
+      const Instant before = SteadyClock().Now();
+      sched_yield();
+      crowded = SteadyClock().Now() - before > kForeignYield;
+    }
+  }
+  waiter.EndPolling();
+}
+
+// Runs what was posted and the timers that are due; true if there was any.
+bool Poller::RunDue(Instant* next_timer) {
+  std::vector<Task> tasks;
+  {
+    MutexLock lock(mu_);
+    to_run_.store(0);
+    for (Task& task : posted_) tasks.push_back(std::move(task));
+    posted_.clear();
+    const Instant now = SteadyClock().Now();
+    while (!timers_.empty() && timers_.begin()->first.first <= now) {
+      timer_times_.erase(timers_.begin()->first.second);
+      tasks.push_back(std::move(timers_.begin()->second));
+      timers_.erase(timers_.begin());
+    }
+    *next_timer =
+        timers_.empty() ? Instant::Infinite() : timers_.begin()->first.first;
+  }
+  InlineScope scope;
+  for (Task& task : tasks) std::move(task)();
+  return !tasks.empty();
+}
+
+void Poller::WakeHolder() {
+  if (asleep_.exchange(false)) queue_.Wake();
+}
+
+void Poller::Post(Task fn) {
+  {
+    MutexLock lock(mu_);
+    if (ended_.load()) return;
+    posted_.push_back(std::move(fn));
+    to_run_.fetch_add(1);
+  }
+  WakeHolder();
+}
+
+int64_t Poller::RunAt(Instant when, Task fn) {
+  int64_t id;
+  bool first;
+  {
+    MutexLock lock(mu_);
+    id = next_timer_id_++;
+    if (ended_.load()) return id;
+    first = timers_.empty() || when < timers_.begin()->first.first;
+    timers_.emplace(std::make_pair(when, id), std::move(fn));
+    timer_times_.emplace(id, when);
+    if (first) to_run_.fetch_add(1);
+  }
+  if (first) WakeHolder();
+  return id;
+}
+
+bool Poller::CancelTimer(int64_t id) {
+  Task cancelled;  // destroyed without the lock
+  MutexLock lock(mu_);
+  auto found = timer_times_.find(id);
+  if (found == timer_times_.end()) return false;
+  auto timer = timers_.find({found->second, id});
+  cancelled = std::move(timer->second);
+  timers_.erase(timer);
+  timer_times_.erase(found);
+  return true;
+}
+
+// Users that wait in quick succession are better off polling themselves: leave
+// the queue to them when one of them has what it waited for.
+bool Poller::UsersComeSoon() {
+  if (parked_count_.load() == 0) return false;
+  MutexLock lock(mu_);
+  if (!calling_again_) return false;
+  return std::any_of(parked_.begin(), parked_.end(),
+                     [](const Waiter* w) { return w->notified(); });
+}
+
+// Until when the background thread leaves the queue alone.
+Instant Poller::BackgroundRest() {
+  MutexLock lock(mu_);
+  const Instant now = SteadyClock().Now();
+  if (holder_ != nullptr && now - left_ > kDormantAfter) {
+    dormant_ = true;
+    return Instant::Infinite();
+  }
+  dormant_ = false;
+  if (holder_ != nullptr) return now + options_.retake_pause;
+  const Instant free = left_ + options_.retake_pause;
+  return free <= now ? kNow : free;
+}
+
+void Poller::RunBackground() {
+  while (!ended_.load()) {
+    const Instant rest = BackgroundRest();
+    if (rest > kNow) {
+      background_->ParkUntil(rest);
+    } else if (Take(*background_)) {
+      Poll(*background_, Instant::Infinite(), [&] { return UsersComeSoon(); });
+      if (!ended_.load()) {
+        MutexLock lock(mu_);
+        left_ = SteadyClock().Now();
+      }
+      Leave(*background_);
+    }
+  }
+}
+
+}  // namespace weft::net

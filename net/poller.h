@@ -1,0 +1,121 @@
+// Poller: which thread is inside the event queue, and for how long it looks
+// before it sleeps.
+//
+// One thread at a time holds the queue. A waiting thread takes it if it is free
+// and handles events until its own wait is over; others park, and whoever
+// leaves hands the queue to one of them. When nobody waits, the queue stays
+// free for `retake_pause`, so that a thread that calls again at once finds it
+// free, and then the background thread takes it. Posted functions and timers
+// are run by the holder.
+
+#ifndef WEFT_NET_POLLER_H_
+#define WEFT_NET_POLLER_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/base/mutex.h"
+#include "weft/base/parker.h"
+
+namespace weft::net {
+
+// Where events come from.
+class EventQueue {
+ public:
+  enum class Outcome { kEvent, kTimeout, kEnd };
+
+  virtual ~EventQueue() = default;
+
+  // Takes one event, waiting for it until `deadline`, and runs what it stands
+  // for. kEnd: none will come again. One thread at a time.
+  virtual Outcome Next(Instant deadline) = 0;
+
+  // Makes Next return soon, at least once. From any thread, also before Next.
+  virtual void Wake() = 0;
+};
+
+struct PollerOptions {
+  absl::Duration spin = absl::Microseconds(50);  // 0: never
+  absl::Duration retake_pause = absl::Microseconds(500);
+};
+
+// Thread-safety: thread-safe.
+class Poller final : public Driver {
+ public:
+  // `queue` must outlive it. Start() starts the background thread.
+  Poller(EventQueue& queue, PollerOptions options);
+  ~Poller() override;  // REQUIRES: Join() was called, or Start() was not
+
+  void Start();
+  // Returns when the queue has ended and the background thread with it.
+  void Join();
+
+  bool Wait(Waitable& what, Instant deadline) override;
+
+  void Post(absl::AnyInvocable<void() &&> fn) ABSL_LOCKS_EXCLUDED(mu_);
+  int64_t RunAt(Instant when, absl::AnyInvocable<void() &&> fn)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  bool CancelTimer(int64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Waiter;
+  using Task = absl::AnyInvocable<void() &&>;
+
+  bool Take(Waiter& waiter) ABSL_LOCKS_EXCLUDED(mu_);
+  void Leave(Waiter& waiter) ABSL_LOCKS_EXCLUDED(mu_);
+  void Withdraw(Waiter& waiter) ABSL_LOCKS_EXCLUDED(mu_);
+  void HandOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Handles events until done() or `deadline`. REQUIRES: `waiter` holds the
+  // queue.
+  template <typename Done>
+  void Poll(Waiter& waiter, Instant deadline, const Done& done);
+  bool RunDue(Instant* next_timer) ABSL_LOCKS_EXCLUDED(mu_);
+  void WakeHolder();
+
+  void RunBackground();
+  Instant BackgroundRest() ABSL_LOCKS_EXCLUDED(mu_);
+  bool UsersComeSoon() ABSL_LOCKS_EXCLUDED(mu_);
+
+  EventQueue& queue_;
+  const PollerOptions options_;
+  std::unique_ptr<Waiter> background_;
+  std::thread thread_;
+
+  Mutex mu_;
+  Waiter* holder_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::deque<Waiter*> parked_ ABSL_GUARDED_BY(mu_);
+  std::deque<Task> posted_ ABSL_GUARDED_BY(mu_);
+  std::map<std::pair<Instant, int64_t>, Task> timers_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<int64_t, Instant> timer_times_ ABSL_GUARDED_BY(mu_);
+  int64_t next_timer_id_ ABSL_GUARDED_BY(mu_) = 1;
+  Instant left_
+      ABSL_GUARDED_BY(mu_);  // when a user last left the queue or its wait
+  bool calling_again_ ABSL_GUARDED_BY(mu_) =
+      false;  // the last wait began soon after the one before
+  bool dormant_ ABSL_GUARDED_BY(mu_) =
+      false;  // the background thread sleeps until told
+
+  std::atomic<bool> asleep_{
+      false};  // the holder is about to sleep in the queue, or does
+  std::atomic<int> to_run_{
+      0};  // posted functions and changes of the timers not seen yet
+  std::atomic<int> parked_count_{0};
+  std::atomic<bool> ended_{false};
+};
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_POLLER_H_

@@ -1,0 +1,74 @@
+#include "weft/net/socket_directory.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::net {
+namespace {
+
+absl::Status CheckJobName(absl::string_view job) {
+  bool fits = !job.empty() && job.size() <= 40 && job.front() != '.';
+  for (char c : job)
+    fits = fits && (absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-');
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "job name \"", absl::CHexEscape(job.substr(0, 80)),
+      "\": wanted 1 to 40 of [A-Za-z0-9._-], the first not a dot"));
+}
+
+absl::Status MakePrivateDirectory(const std::string& path) {
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "cannot make the socket directory ", path, ": ", strerror(errno),
+        "; choose --listen=unix:/path or host:port"));
+  }
+  return CheckSocketDirectory(path);
+}
+
+}  // namespace
+
+absl::Status CheckSocketDirectory(const std::string& directory) {
+  struct stat found;
+  // Not followed: a link could be turned elsewhere after the check.
+  if (lstat(directory.c_str(), &found) != 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("socket directory ", directory, ": ", strerror(errno)));
+  }
+  if (!S_ISDIR(found.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("socket directory ", directory, " is not a directory"));
+  }
+  if (found.st_uid != geteuid() || (found.st_mode & 077) != 0) {
+    return absl::FailedPreconditionError(absl::StrFormat(
+        "socket directory %s: wanted mode 0700 and user %d, found mode %04o "
+        "and user %d; others could reach the "
+        "sockets in it. Try: chmod 700 %s",
+        directory, geteuid(), found.st_mode & 07777, found.st_uid, directory));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> DefaultSocketDirectory(absl::string_view job) {
+  WEFT_RETURN_IF_ERROR(CheckJobName(job));
+  const char* runtime = getenv("XDG_RUNTIME_DIR");
+  const std::string base =
+      runtime != nullptr && runtime[0] == '/' && access(runtime, W_OK) == 0
+          ? absl::StrCat(runtime, "/weft")
+          : absl::StrCat("/tmp/weft-", geteuid());
+  WEFT_RETURN_IF_ERROR(MakePrivateDirectory(base));
+  const std::string directory = absl::StrCat(base, "/", job);
+  WEFT_RETURN_IF_ERROR(MakePrivateDirectory(directory));
+  return directory;
+}
+
+}  // namespace weft::net
