@@ -122,17 +122,16 @@ class ThenState final : public FutureState<ThenValue<T, Fn>>,
 
   void Finish(const std::shared_ptr<ThenState>& self) {
     auto source = std::move(source_);
-    std::optional<Fn> fn = std::move(fn_);
-    fn_.reset();
-    if (this->IsReady()) return;  // cancelled meanwhile
     Result<T>& input = source->Get();
+    if (this->IsReady()) return fn_.reset();  // cancelled meanwhile
     if (!StatusOf(input).ok()) {
+      fn_.reset();
       this->Set(StatusOf(input));
       return;
     }
     auto output =
-        CatchToStatus([&]() -> Returned { return InvokeWith<T>(*fn, input); });
-    fn.reset();
+        CatchToStatus([&]() -> Returned { return InvokeWith<T>(*fn_, input); });
+    fn_.reset();
     if constexpr (std::is_same_v<Returned, Future<U>>) {
       if (output.ok()) return Follow<U>(self, *std::move(output));
       this->Set(output.status());

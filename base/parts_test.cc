@@ -22,6 +22,7 @@
 #include "weft/base/fake_clock.h"
 #include "weft/base/parker.h"
 #include "weft/base/status_macros.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft {
@@ -287,6 +288,25 @@ TEST(Failpoint, ListArmsSeveral) {
   DisarmFailpoint("parts_test/place");
   DisarmFailpoint("a");
   EXPECT_EQ(internal::failpoints_armed, 0);
+}
+
+// This program again, as another process, for what is read before main.
+absl::StatusOr<int> ExitCodeWith(const std::string& failpoints) {
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<testing::Process> process,
+      testing::Process::Start(
+          {{"/proc/self/exe",
+            "--gtest_filter=Failpoint.DoesNothingUnlessArmed"},
+           {"WEFT_FAILPOINTS=" + failpoints, "XML_OUTPUT_FILE=/dev/null"}}));
+  return process->Wait(absl::Seconds(20));
+}
+
+TEST(Failpoint, IsArmedByTheEnvironment) {
+  EXPECT_THAT(ExitCodeWith("parts_test/elsewhere=crash"), IsOkAndHolds(0));
+  EXPECT_THAT(ExitCodeWith("parts_test/place=error(ABORTED)"), IsOkAndHolds(1));
+  EXPECT_THAT(ExitCodeWith("parts_test/place=crash"),
+              IsOkAndHolds(128 + SIGKILL));
+  EXPECT_THAT(ExitCodeWith("nonsense"), IsOkAndHolds(2));
 }
 
 }  // namespace
