@@ -1,0 +1,619 @@
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/autograd/grad_mode.h"
+#include "weft/autograd/gradient_sink.h"
+#include "weft/autograd/graph_task.h"
+#include "weft/autograd/leaf.h"
+#include "weft/autograd/ops.h"
+#include "weft/autograd/record.h"
+#include "weft/autograd/variable.h"
+#include "weft/base/error.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+constexpr auto kFailedPrecondition = absl::StatusCode::kFailedPrecondition;
+constexpr auto kInvalidArgument = absl::StatusCode::kInvalidArgument;
+
+Variable LeafOf(std::vector<float> values) {
+  return Variable(Tensor::FromVector(values), /*requires_grad=*/true);
+}
+
+Gradient Seed(std::vector<float> values) { return Tensor::FromVector(values); }
+
+std::vector<float> GradOf(const Variable& x) {
+  return x.grad().ToVector<float>();
+}
+
+BackwardOptions Retaining() {
+  BackwardOptions options;
+  options.retain_graph = true;
+  return options;
+}
+
+// The Status that `statement` throws; OK if it throws none.
+template <typename Statement>
+absl::Status StatusOf(Statement statement) {
+  try {
+    statement();
+  } catch (const Error& error) {
+    return error.status();
+  }
+  return absl::OkStatus();
+}
+
+// An operation of the test: hands its gradients to a function.
+class TestNode final : public Node {
+ public:
+  using Body = std::function<void(BackwardCall&)>;
+  TestNode(Body body, std::initializer_list<const Variable*> inputs,
+           uint32_t num_outputs = 1)
+      : Node(num_outputs), body_(std::move(body)) {
+    for (const Variable* input : inputs) AddEdge(input->edge());
+  }
+  absl::string_view name() const override { return "Test"; }
+  void Apply(BackwardCall& call) override { body_(call); }
+  void ReleaseSaved() override {}
+
+ private:
+  const Body body_;
+};
+
+Variable Recorded(const Variable& x, TestNode::Body body) {
+  return Variable(x.value(), NodePtr(new TestNode(std::move(body), {&x})));
+}
+
+// ---- gradients
+
+TEST(Backward, AddsUpOverAllUses) {
+  const Variable x = LeafOf({3});
+  const Variable y = x * x + x;
+  y.Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(7));
+}
+
+TEST(Backward, AccumulatesUntilCleared) {
+  const Variable x = LeafOf({1, 2});
+  Sum(x * 2).Backward();
+  Sum(x * 3).Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(5, 5));
+  x.ClearGradient();
+  EXPECT_FALSE(x.has_grad());
+  EXPECT_FALSE(x.grad().defined());
+}
+
+TEST(Backward, RunsEachNodeOnce) {
+  const Variable x = LeafOf({1});
+  int runs = 0;
+  const Variable a = Recorded(x, [&](BackwardCall& call) {
+    ++runs;
+    call.inputs[0] = call.output();
+  });
+  Variable y = a + a;
+  y = y + y;
+  (y + a).Backward();
+  EXPECT_EQ(runs, 1);
+  EXPECT_THAT(GradOf(x), ElementsAre(5));
+}
+
+TEST(Backward, StartsAtSeveralRoots) {
+  const Variable x = LeafOf({1, 1});
+  const Variable a = x * 2, b = a * 3;
+  EXPECT_THAT(Backward({a, b}, {Seed({1, 0}), Seed({0, 1})}), IsOk());
+  EXPECT_THAT(GradOf(x), ElementsAre(2, 6));
+}
+
+TEST(Backward, StartsAtALeaf) {
+  const Variable x = LeafOf({1});
+  x.Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(1));
+}
+
+TEST(Backward, NeedsASeedForMoreThanOneElement) {
+  const Variable x = LeafOf({1, 2});
+  EXPECT_THAT(StatusOf([&] { x.Backward(); }),
+              StatusIs(kInvalidArgument, "seed"));
+}
+
+TEST(Backward, RefusesASeedOfAnotherShape) {
+  const Variable x = LeafOf({1, 2});
+  EXPECT_THAT(Backward({x * 2}, {Seed({1, 2, 3})}),
+              StatusIs(kInvalidArgument, "[3]"));
+  EXPECT_THAT(Backward({x * 2}, {}), StatusIs(kInvalidArgument, "0 seeds"));
+}
+
+TEST(Backward, RefusesARootWithoutHistory) {
+  const Variable x(Tensor::Ones({1}));
+  EXPECT_THAT(StatusOf([&] { x.Backward(); }),
+              StatusIs(kFailedPrecondition, "requires no gradient"));
+}
+
+TEST(Backward, GivesLeavesGradientsOfTheirOwn) {
+  const Variable a = LeafOf({1}), b = LeafOf({2});
+  (a + b).Backward();
+  a.grad().Fill(9);
+  EXPECT_THAT(GradOf(b), ElementsAre(1));
+  EXPECT_THAT(GradOf(a), ElementsAre(9));
+}
+
+TEST(Backward, LeavesASeedAsItWas) {
+  const Variable x = LeafOf({1});
+  const Tensor seed = Tensor::FromVector<float>({1});
+  Backward({x, x}, {seed, seed}).IgnoreError();
+  x.grad().Fill(9);
+  EXPECT_THAT(seed.ToVector<float>(), ElementsAre(1));
+}
+
+// ---- what is absent stays absent
+
+TEST(Undefined, StaysUndefinedAtALeafThatWasNotUsed) {
+  const Variable x = LeafOf({2}), w0 = LeafOf({3}), w1 = LeafOf({5});
+  // One operation with two results, of which the loss uses the first.
+  const auto product = [&](BackwardCall& call) {
+    if (call.outputs[0].defined()) call.inputs[0] = call.outputs[0];
+    if (call.outputs[1].defined()) call.inputs[1] = call.outputs[1];
+  };
+  const NodePtr both(new TestNode(product, {&w0, &w1}, 2));
+  const Variable first(x.value(), both, 0);
+  const Variable second(x.value(), both, 1);
+  (first * 4).Backward();
+  EXPECT_THAT(GradOf(w0), ElementsAre(4));
+  EXPECT_FALSE(w1.has_grad());
+}
+
+TEST(Undefined, SkipsNodesThatOnlyItReaches) {
+  const Variable x = LeafOf({1}), w = LeafOf({1});
+  int runs = 0;
+  const Variable skipped = Recorded(w, [&](BackwardCall&) { ++runs; });
+  const NodePtr drops_second(
+      new TestNode([](BackwardCall& call) { call.inputs[0] = call.output(); },
+                   {&x, &skipped}));
+  Variable(x.value(), drops_second).Backward();
+  EXPECT_EQ(runs, 0);
+  EXPECT_FALSE(w.has_grad());
+  EXPECT_TRUE(x.has_grad());
+}
+
+TEST(Undefined, SeedContributesNothing) {
+  const Variable x = LeafOf({1});
+  EXPECT_THAT(Backward({x * 2, x * 3}, {Gradient(), Seed({1})}), IsOk());
+  EXPECT_THAT(GradOf(x), ElementsAre(3));
+}
+
+// ---- deep graphs
+
+constexpr int kDeep = 1000000;
+
+TEST(DeepChain, RunsAndEndsWithoutRecursion) {
+  const Variable x = LeafOf({1});
+  const Variable zero(Tensor::Zeros({1}));
+  {
+    Variable y = x;
+    for (int i = 0; i < kDeep; ++i) y = y + zero;
+    y.Backward();
+  }
+  EXPECT_THAT(GradOf(x), ElementsAre(1));
+}
+
+TEST(DeepChain, EndsWithoutRecursionThroughWhatHooksKeep) {
+  const Variable x = LeafOf({1});
+  {
+    Variable y = x;
+    for (int i = 0; i < kDeep / 4; ++i) {
+      Variable next =
+          Variable(Tensor::Ones({1}), NodePtr(new TestNode({}, {})));
+      next.AddHook([y](Gradient gradient) { return gradient; });
+      y = std::move(next);
+    }
+  }
+  EXPECT_FALSE(x.has_grad());
+}
+
+// ---- a graph is used once, unless retained
+
+TEST(Retain, SecondBackwardWithoutItIsAnError) {
+  const Variable x = LeafOf({3});
+  const Variable y = x * x;
+  y.Backward();
+  EXPECT_THAT(Backward({y}, {Seed({1})}),
+              StatusIs(kFailedPrecondition, "backward of Mul"));
+}
+
+TEST(Retain, LetsAGraphRunAgain) {
+  const Variable x = LeafOf({3});
+  const Variable y = x * x;
+  y.Backward(Retaining());
+  y.Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(12));
+}
+
+TEST(Retain, WithoutItWhatWasSavedGoesWithThePass) {
+  const Variable w = LeafOf({3});
+  Tensor x = Tensor::Ones({1});
+  const Variable y = w * Variable(x);
+  EXPECT_FALSE(x.is_sole_handle());
+  y.Backward();
+  EXPECT_TRUE(x.is_sole_handle());
+}
+
+TEST(SavedTensor, WrittenToSinceIsAnErrorNamingTheOperation) {
+  const Variable x = LeafOf({3});
+  const Variable w = LeafOf({2});
+  const Variable y = x * w;
+  w.value().Fill(5);
+  EXPECT_THAT(Backward({y}, {Seed({1})}),
+              StatusIs(kFailedPrecondition, "backward of Mul: a tensor saved"));
+}
+
+TEST(SavedTensor, MayBeWrittenToWhereItIsNotSaved) {
+  const Variable x = LeafOf({3});
+  const Variable y = x + x;
+  x.value().Fill(5);
+  EXPECT_THAT(Backward({y}, {Seed({1})}), IsOk());
+}
+
+// ---- errors
+
+TEST(Error, OfANodeEndsThePassAndNamesTheNode) {
+  const Variable x = LeafOf({1});
+  const Variable y = Recorded(
+      x, [](BackwardCall&) { throw std::runtime_error("out of luck"); });
+  GraphTask task;
+  ASSERT_THAT(task.Expect(y.edge()), IsOk());
+  ASSERT_THAT(task.Feed(y.edge(), Seed({1})), IsOk());
+  const auto is_it =
+      StatusIs(absl::StatusCode::kInternal, "backward of Test: ");
+  EXPECT_THAT(task.Run(), is_it);
+  EXPECT_THAT(task.Run(), is_it);
+  EXPECT_FALSE(x.has_grad());
+}
+
+TEST(Error, OfAGradientThatDoesNotFitTheLeaf) {
+  const Variable x = LeafOf({1});
+  const Variable y = Recorded(
+      x, [](BackwardCall& call) { call.inputs[0] = Tensor::Ones({7}); });
+  EXPECT_THAT(Backward({y}, {Seed({1})}),
+              StatusIs(kInvalidArgument, "shape [7]"));
+}
+
+TEST(Error, OfGradientsThatDoNotFitEachOther) {
+  const Variable x = LeafOf({1});
+  const Variable a = x * 2;
+  const Variable bad = Recorded(
+      a, [](BackwardCall& call) { call.inputs[0] = Tensor::Ones({7}); });
+  EXPECT_THAT(Backward({a + bad}, {Seed({1})}),
+              StatusIs(kInvalidArgument, "shape [7]"));
+}
+
+// ---- hooks, scopes, handles
+
+TEST(Hook, ChangesTheGradientThatGoesOn) {
+  const Variable x = LeafOf({1});
+  const Variable y = x * 2;
+  y.AddHook([](Gradient g) { return Gradient(Mul(g.dense(), 10)); });
+  y.AddHook([](Gradient g) { return Gradient(Add(g.dense(), 1)); });
+  (y * 3).Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(62));
+}
+
+TEST(Hook, SeesTheWholeGradientOfALeafBeforeItAccumulates) {
+  const Variable x = LeafOf({1});
+  std::vector<float> seen;
+  x.AddHook([&](Gradient g) {
+    seen = g.ToDense().ToVector<float>();
+    return g;
+  });
+  (x * 2 + x * 3).Backward();
+  EXPECT_THAT(seen, ElementsAre(5));
+}
+
+TEST(Hook, ThatDropsTheGradientLeavesItUndefined) {
+  const Variable x = LeafOf({1});
+  x.AddHook([](Gradient) { return Gradient(); });
+  (x * 2).Backward();
+  EXPECT_FALSE(x.has_grad());
+}
+
+TEST(NoGradScope, NestsAndEnds) {
+  const Variable x = LeafOf({1});
+  {
+    NoGradScope outer;
+    { NoGradScope inner; }
+    EXPECT_FALSE((x * 2).requires_grad());
+  }
+  EXPECT_TRUE((x * 2).requires_grad());
+}
+
+TEST(NoGradScope, HoldsOnlyOnItsThread) {
+  const Variable x = LeafOf({1});
+  NoGradScope no_grad;
+  bool recorded = false;
+  std::thread([&] { recorded = (x * 2).requires_grad(); }).join();
+  EXPECT_TRUE(recorded);
+}
+
+TEST(Variable, DetachForgetsItsHistory) {
+  const Variable x = LeafOf({3});
+  (x * (x * 2).Detach()).Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(6));
+}
+
+TEST(Variable, OnlyFloatsHaveGradients) {
+  EXPECT_THAT(StatusOf([] { Variable(Tensor::Arange(3), true); }),
+              StatusIs(kInvalidArgument, "i64"));
+  EXPECT_THAT(StatusOf([] { Variable(Tensor(), true); }),
+              StatusIs(kInvalidArgument, "undefined"));
+}
+
+TEST(Variable, OnlyLeavesTakeGradients) {
+  const Variable x = LeafOf({3});
+  EXPECT_THAT(StatusOf([&] { (x * 2).ClearGradient(); }),
+              StatusIs(kFailedPrecondition, "leaf"));
+  EXPECT_THAT(StatusOf([&] { x.SetGradient(Tensor::Ones({2})); }),
+              StatusIs(kInvalidArgument, "shape [2]"));
+}
+
+// ---- sinks
+
+class RecordingSink : public GradientSink {
+ public:
+  void Accept(Leaf& leaf, Gradient gradient) override {
+    leaves.push_back(&leaf);
+    gradients.push_back(std::move(gradient));
+  }
+  Tensor Destination(Leaf& leaf) override {
+    return destination.defined() && destination.shape() == leaf.value().shape()
+               ? destination
+               : Tensor();
+  }
+
+  Tensor destination;
+  std::vector<Leaf*> leaves;
+  std::vector<Gradient> gradients;
+};
+
+TEST(GradientSink, TakesTheGradientOfItsLeaf) {
+  const Variable x = LeafOf({1}), w = LeafOf({2});
+  RecordingSink sink;
+  w.SetGradientSink(&sink);
+  (x * w + w).Backward();
+  ASSERT_EQ(sink.gradients.size(), 1u);
+  EXPECT_EQ(sink.leaves[0], w.edge().node.get());
+  EXPECT_THAT(sink.gradients[0].ToDense().ToVector<float>(), ElementsAre(2));
+  EXPECT_FALSE(w.has_grad());
+  EXPECT_THAT(GradOf(x), ElementsAre(2));
+}
+
+TEST(GradientSink, OfTheTaskComesFirst) {
+  const Variable x = LeafOf({1}), w = LeafOf({2});
+  RecordingSink own, of_task;
+  w.SetGradientSink(&own);
+  BackwardOptions options;
+  options.sink = &of_task;
+  (x * w).Backward(options);
+  EXPECT_EQ(own.gradients.size(), 0u);
+  EXPECT_EQ(of_task.gradients.size(), 2u);
+  EXPECT_FALSE(x.has_grad());
+}
+
+TEST(GradientSink, IsNotToldOfAGradientThatIsUndefined) {
+  const Variable w = LeafOf({2});
+  RecordingSink sink;
+  w.SetGradientSink(&sink);
+  EXPECT_THAT(Backward({w * 2}, {Gradient()}), IsOk());
+  EXPECT_EQ(sink.gradients.size(), 0u);
+}
+
+TEST(GradientSink, GetsALinearLayersGradientMadeInItsBucket) {
+  const Variable x = Variable(Tensor::FromVector<float>({1, 2}, {1, 2}));
+  const Variable w(Tensor::Ones({3, 2}), /*requires_grad=*/true);
+  RecordingSink sink;
+  const Tensor bucket = Tensor::Full({8}, 7);
+  sink.destination = bucket.Slice(0, 1, 7).View({3, 2});
+  w.SetGradientSink(&sink);
+  Sum(Linear(x, w, Variable())).Backward();
+  ASSERT_EQ(sink.gradients.size(), 1u);
+  EXPECT_TRUE(sink.gradients[0].dense().IsSameAs(sink.destination));
+  EXPECT_THAT(bucket.ToVector<float>(), ElementsAre(7, 1, 2, 1, 2, 1, 2, 7));
+}
+
+TEST(GradientSink, IsAskedForNoDestinationWhereSeveralOperationsContribute) {
+  const Variable x = Variable(Tensor::FromVector<float>({1, 2}, {1, 2}));
+  const Variable w(Tensor::Ones({3, 2}), /*requires_grad=*/true);
+  RecordingSink sink;
+  sink.destination = Tensor::Zeros({3, 2});
+  w.SetGradientSink(&sink);
+  const Variable y = Linear(x, w, Variable()) + Linear(x, w, Variable());
+  Sum(y).Backward();
+  ASSERT_EQ(sink.gradients.size(), 1u);
+  EXPECT_THAT(sink.gradients[0].dense().ToVector<float>(),
+              ElementsAre(2, 4, 2, 4, 2, 4));
+}
+
+// ---- a pass in pieces
+
+TEST(GraphTask, WaitsForEachExpectedGradient) {
+  const Variable x = LeafOf({1});
+  const Variable a = x * 2, b = x * 3;
+  GraphTask task;
+  ASSERT_THAT(task.Expect(a.edge()), IsOk());
+  ASSERT_THAT(task.Expect(b.edge()), IsOk());
+  ASSERT_THAT(task.Feed(b.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(task.Run(), IsOk());
+  EXPECT_FALSE(task.done());
+  EXPECT_FALSE(x.has_grad());
+  EXPECT_TRUE(task.Reaches(*x.edge().node));
+  ASSERT_THAT(task.Feed(a.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(task.Run(), IsOk());
+  EXPECT_TRUE(task.done());
+  EXPECT_FALSE(task.Reaches(*x.edge().node));
+  EXPECT_THAT(GradOf(x), ElementsAre(5));
+}
+
+TEST(GraphTask, RunsWhatIsReadyWhileTheRestWaits) {
+  const Variable x = LeafOf({1}), z = LeafOf({1});
+  const Variable a = x * 2, b = z * 3;
+  GraphTask task;
+  ASSERT_THAT(task.Expect(a.edge()), IsOk());
+  ASSERT_THAT(task.Expect(b.edge()), IsOk());
+  ASSERT_THAT(task.Feed(b.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(task.Run(), IsOk());
+  EXPECT_THAT(GradOf(z), ElementsAre(3));
+  ASSERT_THAT(task.Feed(a.edge(), Gradient()), IsOk());
+  ASSERT_THAT(task.Run(), IsOk());
+  EXPECT_TRUE(task.done());
+  EXPECT_FALSE(x.has_grad());
+}
+
+TEST(GraphTask, ExpectsAndFeedsInTheMiddleOfAGraph) {
+  const Variable x = LeafOf({1});
+  const Variable a = x * 2;
+  const Variable b = a * 3;
+  GraphTask task;
+  ASSERT_THAT(task.Expect(b.edge()), IsOk());
+  ASSERT_THAT(task.Expect(a.edge()), IsOk());
+  ASSERT_THAT(task.Feed(a.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(task.Feed(b.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(task.Run(), IsOk());
+  EXPECT_THAT(GradOf(x), ElementsAre(8));
+}
+
+TEST(GraphTask, RefusesWhatItDoesNotExpect) {
+  const Variable x = LeafOf({1});
+  const Variable a = x * 2, b = x * 3;
+  GraphTask task;
+  ASSERT_THAT(task.Expect(a.edge()), IsOk());
+  EXPECT_THAT(task.Feed(b.edge(), Seed({1})),
+              StatusIs(kFailedPrecondition, "expects no gradient"));
+  EXPECT_THAT(task.Feed(a.edge(), Seed({1})), IsOk());
+  EXPECT_THAT(task.Feed(a.edge(), Seed({1})),
+              StatusIs(kFailedPrecondition, "expects no gradient"));
+  EXPECT_THAT(task.Expect(b.edge()),
+              StatusIs(kFailedPrecondition, "fed already"));
+}
+
+TEST(GraphTask, RunsBesideAnotherOverTheSameNodes) {
+  const Variable x = LeafOf({1});
+  const Variable a = x * 2;
+  const Variable b = a * 3, c = a * 5;
+  GraphTask one(Retaining()), two(Retaining());
+  ASSERT_THAT(one.Expect(b.edge()), IsOk());
+  ASSERT_THAT(two.Expect(b.edge()), IsOk());
+  ASSERT_THAT(two.Expect(c.edge()), IsOk());
+  ASSERT_THAT(one.Feed(b.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(two.Feed(b.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(one.Run(), IsOk());
+  EXPECT_THAT(GradOf(x), ElementsAre(6));
+  ASSERT_THAT(two.Run(), IsOk());
+  EXPECT_THAT(GradOf(x), ElementsAre(6));
+  ASSERT_THAT(two.Feed(c.edge(), Seed({1})), IsOk());
+  ASSERT_THAT(two.Run(), IsOk());
+  EXPECT_THAT(GradOf(x), ElementsAre(22));
+}
+
+TEST(GraphTask, RunsOnManyThreadsThatShareALeaf) {
+  const Variable w = LeafOf({0});
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&w] {
+      for (int i = 0; i < 200; ++i) (w * 2 + w).Backward();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(GradOf(w), ElementsAre(4 * 200 * 3));
+}
+
+// Data-parallel training sends a leaf's gradient while earlier layers run.
+TEST(GraphTask, GivesLeavesTheirGradientsInTheReverseOfTheForwardPass) {
+  std::vector<Variable> weights;
+  std::vector<int> order;
+  Variable y = Variable(Tensor::Ones({1}));
+  for (int i = 0; i < 3; ++i) {
+    weights.push_back(LeafOf({1}));
+    weights[i].AddHook([&order, i](Gradient gradient) {
+      order.push_back(i);
+      return gradient;
+    });
+    y = y * weights[i];
+    y = Recorded(y, [&order, i](BackwardCall& call) {
+      order.push_back(10 + i);
+      call.inputs[0] = call.output();
+    });
+  }
+  y.Backward();
+  EXPECT_THAT(order, ElementsAre(12, 2, 11, 1, 10, 0));
+}
+
+// ---- gradients of some rows
+
+Gradient Rows(std::vector<int64_t> indices, std::vector<float> values) {
+  const int64_t n = static_cast<int64_t>(indices.size());
+  return SparseRows{Tensor::FromVector(indices),
+                    Tensor::FromVector(values, {n, 1}), 4};
+}
+
+TEST(Gradient, OfRowsStaysRowsAtALeaf) {
+  const Variable table(Tensor::Ones({4, 1}), /*requires_grad=*/true);
+  const Tensor ids = Tensor::FromVector<int64_t>({1, 3, 1});
+  for (int i = 0; i < 2; ++i) {
+    Sum(Embedding(table, ids, TableGradient::kSparse)).Backward();
+  }
+  ASSERT_TRUE(table.gradient().is_sparse());
+  EXPECT_EQ(table.gradient().sparse().indices.numel(), 6);
+  EXPECT_THAT(GradOf(table), ElementsAre(0, 4, 0, 2));
+}
+
+TEST(Gradient, OfRowsAndATensorAddUpToATensor) {
+  for (const bool rows_first : {false, true}) {
+    const Gradient dense = Tensor::Ones({4, 1});
+    const Gradient rows = Rows({2, 2}, {5, 6});
+    Gradient sum = rows_first ? rows : dense;
+    sum.Add(rows_first ? dense : rows);
+    ASSERT_FALSE(sum.is_sparse());
+    EXPECT_THAT(sum.dense().ToVector<float>(), ElementsAre(1, 1, 12, 1));
+    EXPECT_THAT(dense.dense().ToVector<float>(), ElementsAre(1, 1, 1, 1));
+  }
+}
+
+TEST(Gradient, OfRowsGoesThroughOtherOperations) {
+  const Variable table(Tensor::Ones({4, 1}), /*requires_grad=*/true);
+  const Tensor ids = Tensor::FromVector<int64_t>({1, 3, 1});
+  Sum(Embedding(table * 3, ids, TableGradient::kSparse)).Backward();
+  EXPECT_THAT(GradOf(table), ElementsAre(0, 6, 0, 3));
+}
+
+TEST(Gradient, RefusesRowsThatDoNotFitTheirValues) {
+  EXPECT_THAT(StatusOf([] { Rows({1, 2, 3}, {1, 2, 3}); }), IsOk());
+  EXPECT_THAT(
+      StatusOf([] {
+        Gradient(SparseRows{Tensor::Arange(2), Tensor::Ones({3, 1}), 4});
+      }),
+      StatusIs(kInvalidArgument, "do not fit"));
+}
+
+TEST(Gradient, AddsInPlaceOnlyWhereNobodyElseHoldsTheTensor) {
+  Gradient sum = Tensor::Ones({2});
+  const void* memory = sum.dense().raw();
+  sum.Add(Tensor::Ones({2}));
+  EXPECT_EQ(sum.dense().raw(), memory);
+  const Tensor held = sum.dense();
+  sum.Add(Tensor::Ones({2}));
+  EXPECT_THAT(held.ToVector<float>(), ElementsAre(2, 2));
+  EXPECT_THAT(sum.dense().ToVector<float>(), ElementsAre(3, 3));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,87 @@
+#include "weft/autograd/gradient.h"
+
+#include <utility>
+
+#include "weft/base/check.h"
+#include "weft/base/error.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/index.h"
+
+namespace weft {
+
+Gradient::Gradient(SparseRows rows) {
+  if (rows.indices.dim() != 1 || rows.indices.dtype() != DType::kI64 ||
+      rows.values.dim() < 1 || rows.values.size(0) != rows.indices.numel()) {
+    ThrowInvalidArgument("Gradient: indices ", rows.indices.Describe(),
+                         " do not fit values ", rows.values.Describe(),
+                         "; wanted i64[n] and [n, ...]");
+  }
+  sparse_ = IntrusivePtr<const Shared>(new Shared(std::move(rows)));
+}
+
+const SparseRows& Gradient::sparse() const {
+  WEFT_CHECK(is_sparse());
+  return sparse_->rows;
+}
+
+Shape Gradient::shape() const {
+  if (!is_sparse()) return dense_.shape();
+  Shape shape = sparse().values.shape();
+  shape[0] = sparse().rows;
+  return shape;
+}
+
+DType Gradient::dtype() const {
+  return is_sparse() ? sparse().values.dtype() : dense_.dtype();
+}
+
+Tensor Gradient::ToDense() const {
+  return is_sparse() ? weft::ToDense(sparse()) : dense_;
+}
+
+Gradient Gradient::Owned() && {
+  const bool is_ours =
+      !dense_.defined() || (dense_.is_sole_handle() && dense_.is_contiguous());
+  return is_ours ? std::move(*this) : Gradient(dense_.Clone());
+}
+
+void Gradient::Add(Gradient other) {
+  if (!other.defined()) return;
+  if (!defined()) {
+    *this = std::move(other);
+    return;
+  }
+  if (shape() != other.shape() || dtype() != other.dtype()) {
+    ThrowInvalidArgument("a gradient of shape ", ShapeText(other.shape()),
+                         " and dtype ", Name(other.dtype()), " meets one of ",
+                         ShapeText(shape()), " and ", Name(dtype()));
+  }
+  if (is_sparse() && other.is_sparse()) {
+    const SparseRows& a = sparse();
+    const SparseRows& b = other.sparse();
+    *this = Gradient(SparseRows{Concat({a.indices, b.indices}, 0),
+                                Concat({a.values, b.values}, 0), a.rows});
+  } else {
+    AddDense(std::move(*this).TakeDense(), std::move(other).TakeDense());
+  }
+}
+
+Tensor Gradient::TakeDense() && {
+  return is_sparse() ? weft::ToDense(std::exchange(sparse_, {})->rows)
+                     : std::exchange(dense_, {});
+}
+
+// Which of the two is written to does not change the sum.
+void Gradient::AddDense(Tensor a, Tensor b) {
+  if (a.is_sole_handle()) {
+    Add_(a, b);
+    dense_ = std::move(a);
+  } else if (b.is_sole_handle()) {
+    Add_(b, a);
+    dense_ = std::move(b);
+  } else {
+    dense_ = weft::Add(a, b);
+  }
+}
+
+}  // namespace weft

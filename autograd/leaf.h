@@ -1,0 +1,55 @@
+// Leaf: the end of the graph at a Variable that was made, not computed, where
+// its gradient accumulates.
+
+#ifndef WEFT_AUTOGRAD_LEAF_H_
+#define WEFT_AUTOGRAD_LEAF_H_
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "weft/autograd/gradient.h"
+#include "weft/autograd/gradient_sink.h"
+#include "weft/autograd/node.h"
+#include "weft/base/mutex.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft {
+
+// Thread-safety: thread-safe, but for SetSink, which comes before the passes.
+class Leaf final : public Node, public GradientSink {
+ public:
+  explicit Leaf(Tensor value)
+      : Node(1, Kind::kLeaf), value_(std::move(value)) {}
+
+  // The Variable's value: the same storage.
+  const Tensor& value() const { return value_; }
+
+  // What has accumulated here; undefined if nothing has since it was cleared.
+  Gradient gradient() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Throws Error kInvalidArgument unless undefined or of the value's shape.
+  void SetGradient(Gradient gradient) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Null: this leaf itself. Borrowed: must outlive every pass.
+  void SetSink(GradientSink* sink) { sink_ = sink; }
+  GradientSink& sink() { return sink_ != nullptr ? *sink_ : *this; }
+
+  // Adds `gradient` to this leaf's own.
+  void Accept(Leaf& leaf, Gradient gradient) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Throws Error kInvalidArgument unless `gradient` has the value's shape and
+  // dtype.
+  void CheckFits(const Gradient& gradient) const;
+
+  absl::string_view name() const override { return "Leaf"; }
+  void Apply(BackwardCall&) override {}
+  void ReleaseSaved() override {}
+
+ private:
+  const Tensor value_;
+  GradientSink* sink_ = nullptr;
+  mutable Mutex mu_;
+  Gradient gradient_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft
+
+#endif  // WEFT_AUTOGRAD_LEAF_H_

@@ -1,0 +1,221 @@
+// What holds for every registered operation, in every case it registers.
+
+#include "weft/autograd/op.h"
+
+#include <cmath>
+#include <cstdint>
+#include <fstream>
+#include <random>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "weft/autograd/grad_mode.h"
+#include "weft/autograd/gradcheck.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using Json = nlohmann::json;
+
+const Json& Golden() {
+  static const Json* golden =
+      new Json(Json::parse(std::ifstream("tests/golden/ops.json")));
+  return *golden;
+}
+
+Tensor FromJson(const Json& json) {
+  const auto sizes = json["shape"].get<std::vector<int64_t>>();
+  const Shape shape(sizes.begin(), sizes.end());
+  const std::string dtype = json["dtype"];
+  if (dtype == "f32") {
+    return Tensor::FromVector(json["values"].get<std::vector<float>>(), shape);
+  }
+  const Tensor whole =
+      Tensor::FromVector(json["values"].get<std::vector<int64_t>>(), shape);
+  return dtype == "bool" ? whole.To(DType::kBool) : whole;
+}
+
+struct RegisteredCase {
+  const Op* op;
+  const OpCase* sample;
+  std::string name() const {
+    return std::string(op->name()) + "/" + sample->name;
+  }
+};
+
+void PrintTo(const RegisteredCase& one, std::ostream* out) {
+  *out << one.name();
+}
+
+std::vector<RegisteredCase> AllCases() {
+  std::vector<RegisteredCase> all;
+  for (const Op* op : Op::Registered()) {
+    for (const OpCase& sample : op->cases()) all.push_back({op, &sample});
+  }
+  return all;
+}
+
+// [low, high) by the sample's kind; f64 where real.
+Variable MakeInput(const SampleInput& sample, std::mt19937_64& random) {
+  std::uniform_real_distribution<double> uniform(sample.low, sample.high);
+  const Tensor x = Tensor::Empty(sample.shape, DType::kF64);
+  for (double& element : x.span<double>()) element = uniform(random);
+  switch (sample.kind) {
+    case SampleInput::Kind::kReal:
+      return Variable(x, /*requires_grad=*/true);
+    case SampleInput::Kind::kTarget:
+      return Variable(x);
+    case SampleInput::Kind::kIndex:
+      return Variable(x.To(DType::kI64));
+    case SampleInput::Kind::kBool:
+      return Variable(Greater(x, 0.5 * (sample.low + sample.high)));
+  }
+  return Variable();
+}
+
+std::vector<Variable> MakeInputs(const OpCase& sample) {
+  std::mt19937_64 random(20);
+  std::vector<Variable> inputs;
+  for (const SampleInput& input : sample.inputs) {
+    inputs.push_back(MakeInput(input, random));
+  }
+  return inputs;
+}
+
+std::vector<std::vector<double>> Gradients(const std::vector<Variable>& of) {
+  std::vector<std::vector<double>> all;
+  for (const Variable& x : of) {
+    if (x.requires_grad()) all.push_back(x.grad().ToVector<double>());
+  }
+  return all;
+}
+
+// f32 rounds to 6e-8; the sums here are short, and each side errs by a few
+// roundings of its largest term.
+void ExpectClose(const Tensor& found, const Json& golden, const char* what) {
+  const Tensor wanted = FromJson(golden);
+  ASSERT_EQ(found.Describe(), wanted.Describe()) << what;
+  const auto got = found.ToVector<float>(), want = wanted.ToVector<float>();
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_NEAR(got[i], want[i], 2e-6 + 2e-6 * std::abs(want[i]))
+        << what << ", element " << i;
+  }
+}
+
+class EachOp : public ::testing::TestWithParam<RegisteredCase> {
+ protected:
+  const OpCase& sample() const { return *GetParam().sample; }
+};
+
+TEST_P(EachOp, AgreesWithFiniteDifferences) {
+  EXPECT_THAT(CheckGradients(sample().forward, MakeInputs(sample())), IsOk());
+}
+
+TEST_P(EachOp, AgreesWithPyTorch) {
+  const auto found = Golden().find(GetParam().name());
+  ASSERT_NE(found, Golden().end())
+      << "no golden values: add the case to tools/make_golden.py and run it";
+  const Json& golden = *found;
+  ASSERT_EQ(golden["inputs"].size(), sample().inputs.size());
+  std::vector<Variable> inputs;
+  for (size_t i = 0; i < sample().inputs.size(); ++i) {
+    const bool real = sample().inputs[i].kind == SampleInput::Kind::kReal;
+    inputs.emplace_back(FromJson(golden["inputs"][i]), real);
+    ASSERT_EQ(inputs[i].shape(), sample().inputs[i].shape) << "input " << i;
+  }
+  const Variable output = sample().forward(inputs);
+  ExpectClose(output.value(), golden["output"], "output");
+  output.Backward(FromJson(golden["cotangent"]));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Json& gradient = golden["gradients"][i];
+    ASSERT_EQ(inputs[i].has_grad(), !gradient.is_null()) << "input " << i;
+    if (!gradient.is_null()) {
+      ExpectClose(inputs[i].grad(), gradient, "gradient");
+    }
+  }
+}
+
+TEST_P(EachOp, RecordsNothingUnderNoGradScope) {
+  NoGradScope no_grad;
+  EXPECT_FALSE(sample().forward(MakeInputs(sample())).requires_grad());
+}
+
+TEST_P(EachOp, RecordsUnderItsName) {
+  const Variable y = sample().forward(MakeInputs(sample()));
+  ASSERT_TRUE(y.requires_grad());
+  EXPECT_EQ(y.edge().node->name(), GetParam().op->name());
+}
+
+TEST_P(EachOp, GivesTheSameGradientAgainIfRetained) {
+  const std::vector<Variable> inputs = MakeInputs(sample());
+  const Variable y = sample().forward(inputs);
+  BackwardOptions options;
+  options.retain_graph = true;
+  y.Backward(Tensor::Ones(y.shape(), DType::kF64), options);
+  const auto once = Gradients(inputs);
+  for (const Variable& x : inputs) {
+    if (x.requires_grad()) x.ClearGradient();
+  }
+  y.Backward(Tensor::Ones(y.shape(), DType::kF64));
+  EXPECT_EQ(Gradients(inputs), once);
+}
+
+// Writing to an input after the forward pass is noticed, or does no harm.
+TEST_P(EachOp, NeverUsesWhatWasOverwritten) {
+  for (size_t written = 0; written < sample().inputs.size(); ++written) {
+    const std::vector<Variable> inputs = MakeInputs(sample());
+    const Variable clean = sample().forward(inputs);
+    clean.Backward(Tensor::Ones(clean.shape(), DType::kF64));
+    const auto wanted = Gradients(inputs);
+    for (const Variable& x : inputs) {
+      if (x.requires_grad()) x.ClearGradient();
+    }
+    const Variable y = sample().forward(inputs);
+    inputs[written].value().Fill(1);
+    const absl::Status status =
+        Backward({y}, {Gradient(Tensor::Ones(y.shape(), DType::kF64))});
+    if (status.ok()) {
+      EXPECT_EQ(Gradients(inputs), wanted) << "input " << written;
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr(std::string(GetParam().op->name())));
+    }
+  }
+}
+
+std::string TestName(const ::testing::TestParamInfo<RegisteredCase>& info) {
+  const std::string& name = info.param.sample->name;
+  return std::string(info.param.op->name()) + (name.empty() ? "" : "_") + name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Registered, EachOp, ::testing::ValuesIn(AllCases()),
+                         TestName);
+
+TEST(OpRegistry, HoldsEachCaseOnce) {
+  std::set<std::string> names;
+  for (const RegisteredCase& one : AllCases()) {
+    EXPECT_TRUE(names.insert(one.name()).second) << one.name();
+  }
+}
+
+TEST(OpRegistry, KnowsEachCaseThatHasGoldenValues) {
+  std::set<std::string> names;
+  for (const RegisteredCase& one : AllCases()) names.insert(one.name());
+  ASSERT_FALSE(Golden().empty());
+  for (const auto& [name, golden] : Golden().items()) {
+    EXPECT_EQ(names.count(name), 1u) << name << " is not registered";
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,76 @@
+#include "weft/autograd/ops/conv.h"
+
+#include <utility>
+
+#include "absl/types/span.h"
+#include "weft/autograd/op.h"
+#include "weft/autograd/record.h"
+
+namespace weft {
+namespace {
+
+using Inputs = absl::Span<const Variable>;
+
+const Op kConv2d(
+    "Conv2d",
+    {{"bias",
+      {{{2, 3, 6, 5}}, {{4, 3, 3, 3}}, {{4}}},
+      [](Inputs in) { return Conv2d(in[0], in[1], in[2]); }},
+     {"strided", {{{2, 2, 7, 7}}, {{3, 2, 3, 3}}}, [](Inputs in) {
+        return Conv2d(in[0], in[1], Variable(), {{2, 2}, {1, 1}, {1, 1}});
+      }}});
+
+const Op kMaxPool2d(
+    "MaxPool2d",
+    {{"", {{{2, 2, 6, 6}}}, [](Inputs in) { return MaxPool2d(in[0]); }},
+     {"padded", {{{1, 2, 6, 6}}}, [](Inputs in) {
+        return MaxPool2d(in[0], {{3, 3}, {2, 2}, {1, 1}});
+      }}});
+
+const Op kAvgPool2d(
+    "AvgPool2d",
+    {{"", {{{2, 2, 6, 6}}}, [](Inputs in) { return AvgPool2d(in[0]); }},
+     {"padded", {{{1, 2, 6, 6}}}, [](Inputs in) {
+        return AvgPool2d(in[0], {{3, 3}, {2, 2}, {1, 1}});
+      }}});
+
+}  // namespace
+
+Variable Conv2d(const Variable& x, const Variable& weight, const Variable& bias,
+                const Conv2dOptions& options) {
+  return Record(
+      kConv2d, Conv2d(x.value(), weight.value(), bias.value(), options),
+      {&x, &weight, &bias},
+      [x = SavedTensor(x.value()), weight = SavedTensor(weight.value()),
+       options](BackwardCall& call) {
+        const Tensor grad = call.output();
+        const Tensor &in = x.Get(), &w = weight.Get();
+        if (call.needs(0)) {
+          call.inputs[0] = Conv2dBackwardInput(grad, w, in.shape(), options);
+        }
+        if (call.needs(1)) {
+          call.inputs[1] = Conv2dBackwardWeight(grad, in, w.shape(), options);
+        }
+        if (call.needs(2)) call.inputs[2] = Conv2dBackwardBias(grad);
+      });
+}
+
+Variable MaxPool2d(const Variable& x, const Pool2dOptions& options) {
+  MaxPool2dResult pooled = MaxPool2d(x.value(), options);
+  return Record(kMaxPool2d, std::move(pooled.values), {&x},
+                [indices = SavedTensor(pooled.indices),
+                 shape = x.shape()](BackwardCall& call) {
+                  call.inputs[0] =
+                      MaxPool2dBackward(call.output(), indices.Get(), shape);
+                });
+}
+
+Variable AvgPool2d(const Variable& x, const Pool2dOptions& options) {
+  return Record(kAvgPool2d, AvgPool2d(x.value(), options), {&x},
+                [shape = x.shape(), options](BackwardCall& call) {
+                  call.inputs[0] =
+                      AvgPool2dBackward(call.output(), shape, options);
+                });
+}
+
+}  // namespace weft

@@ -1,0 +1,210 @@
+#include "weft/autograd/ops/elementwise.h"
+
+#include <utility>
+
+#include "absl/types/span.h"
+#include "weft/autograd/op.h"
+#include "weft/autograd/record.h"
+#include "weft/tensor/ops/reduce.h"
+
+namespace weft {
+namespace {
+
+using Inputs = absl::Span<const Variable>;
+
+std::vector<OpCase> UnaryCase(Variable (*function)(const Variable&), double low,
+                              double high) {
+  return {
+      {"", {{{3, 4}, low, high}}, [=](Inputs in) { return function(in[0]); }}};
+}
+
+std::vector<OpCase> BinaryCases(Variable (*function)(const Variable&,
+                                                     const Variable&),
+                                Shape wide, Shape narrow, double low = -1.5,
+                                double high = 1.5) {
+  const auto run = [=](Inputs in) { return function(in[0], in[1]); };
+  return {{"same", {{{2, 3}}, {{2, 3}, low, high}}, run},
+          {"broadcast", {{wide}, {narrow, low, high}}, run}};
+}
+
+// The gradients of an operation on two operands that broadcast: `da` and `db`
+// make them in the result's shape, from (call, a, b).
+template <typename Da, typename Db>
+auto BroadcastBackward(const Tensor& a, const Tensor& b, Da da, Db db) {
+  return [a = SavedTensor(a), b = SavedTensor(b), da, db](BackwardCall& call) {
+    const Tensor grad = call.output();
+    const Tensor &x = a.Get(), &y = b.Get();
+    if (call.needs(0)) call.inputs[0] = SumTo(da(grad, x, y), x.shape());
+    if (call.needs(1)) call.inputs[1] = SumTo(db(grad, x, y), y.shape());
+  };
+}
+
+const Op kAdd("Add", BinaryCases(Add, {2, 1, 3}, {4, 1}));
+const Op kSub("Sub", BinaryCases(Sub, {3}, {2, 3}));
+const Op kMul("Mul", BinaryCases(Mul, {2, 3}, {2, 1}));
+const Op kDiv("Div", BinaryCases(Div, {2, 3}, {3}, 0.5, 2.0));
+const Op kMaximum("Maximum", BinaryCases(Maximum, {2, 3}, {1}));
+const Op kAddScalar("AddScalar", {{"", {{{2, 3}}}, [](Inputs in) {
+                                     return Add(in[0], 2.5);
+                                   }}});
+const Op kMulScalar("MulScalar", {{"", {{{2, 3}}}, [](Inputs in) {
+                                     return Mul(in[0], -1.5);
+                                   }}});
+const Op kNeg("Neg", UnaryCase(Neg, -1.5, 1.5));
+const Op kExp("Exp", UnaryCase(Exp, -1.5, 1.5));
+const Op kLog("Log", UnaryCase(Log, 0.5, 2.0));
+const Op kSqrt("Sqrt", UnaryCase(Sqrt, 0.5, 2.0));
+const Op kRelu("Relu", UnaryCase(Relu, -1.5, 1.5));
+const Op kSigmoid("Sigmoid", UnaryCase(Sigmoid, -4, 4));
+const Op kTanh("Tanh", UnaryCase(Tanh, -1.5, 1.5));
+
+Variable WhereCase(Inputs in) { return Where(in[0].value(), in[1], in[2]); }
+constexpr SampleInput::Kind kBool = SampleInput::Kind::kBool;
+const Op kWhere(
+    "Where",
+    {{"same", {{{2, 3}, 0, 1, kBool}, {{2, 3}}, {{2, 3}}}, WhereCase},
+     {"broadcast", {{{2, 3}, 0, 1, kBool}, {{3}}, {{2, 1}}}, WhereCase}});
+
+}  // namespace
+
+Variable Add(const Variable& a, const Variable& b) {
+  Tensor sum = Add(a.value(), b.value());
+  if (a.shape() == b.shape()) {
+    return Record(kAdd, std::move(sum), {&a, &b}, [](BackwardCall& call) {
+      if (call.needs(0)) call.inputs[0] = call.outputs[0];
+      if (call.needs(1)) call.inputs[1] = std::move(call.outputs[0]);
+    });
+  }
+  return Record(kAdd, std::move(sum), {&a, &b},
+                [x = a.shape(), y = b.shape()](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  if (call.needs(0)) call.inputs[0] = SumTo(grad, x);
+                  if (call.needs(1)) call.inputs[1] = SumTo(grad, y);
+                });
+}
+
+Variable Sub(const Variable& a, const Variable& b) {
+  return Record(kSub, Sub(a.value(), b.value()), {&a, &b},
+                [x = a.shape(), y = b.shape()](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  if (call.needs(0)) call.inputs[0] = SumTo(grad, x);
+                  if (call.needs(1)) call.inputs[1] = SumTo(Neg(grad), y);
+                });
+}
+
+Variable Mul(const Variable& a, const Variable& b) {
+  return Record(kMul, Mul(a.value(), b.value()), {&a, &b},
+                BroadcastBackward(
+                    a.value(), b.value(),
+                    [](const Tensor& grad, const Tensor&, const Tensor& y) {
+                      return Mul(grad, y);
+                    },
+                    [](const Tensor& grad, const Tensor& x, const Tensor&) {
+                      return Mul(grad, x);
+                    }));
+}
+
+Variable Div(const Variable& a, const Variable& b) {
+  return Record(kDiv, Div(a.value(), b.value()), {&a, &b},
+                BroadcastBackward(
+                    a.value(), b.value(),
+                    [](const Tensor& grad, const Tensor&, const Tensor& y) {
+                      return Div(grad, y);
+                    },
+                    [](const Tensor& grad, const Tensor& x, const Tensor& y) {
+                      return Neg(Div(Mul(grad, x), Mul(y, y)));
+                    }));
+}
+
+Variable Add(const Variable& a, double b) {
+  return Record(kAddScalar, Add(a.value(), b), {&a}, [](BackwardCall& call) {
+    call.inputs[0] = std::move(call.outputs[0]);
+  });
+}
+
+Variable Mul(const Variable& a, double b) {
+  return Record(kMulScalar, Mul(a.value(), b), {&a}, [b](BackwardCall& call) {
+    call.inputs[0] = Mul(call.output(), b);
+  });
+}
+
+Variable Neg(const Variable& x) {
+  return Record(kNeg, Neg(x.value()), {&x}, [](BackwardCall& call) {
+    call.inputs[0] = Neg(call.output());
+  });
+}
+
+Variable Maximum(const Variable& a, const Variable& b) {
+  // The part of `grad` that goes to `mine`: all, half or none of each element.
+  constexpr auto share = [](const Tensor& grad, const Tensor& mine,
+                            const Tensor& other) {
+    const Tensor wins = Greater(mine, other).To(grad.dtype());
+    const Tensor draws = Equal(mine, other).To(grad.dtype());
+    return Mul(grad, Add(wins, Mul(draws, 0.5)));
+  };
+  return Record(kMaximum, Maximum(a.value(), b.value()), {&a, &b},
+                BroadcastBackward(
+                    a.value(), b.value(), share,
+                    [share](const Tensor& grad, const Tensor& x,
+                            const Tensor& y) { return share(grad, y, x); }));
+}
+
+Variable Where(const Tensor& condition, const Variable& a, const Variable& b) {
+  return Record(kWhere, Where(condition, a.value(), b.value()), {&a, &b},
+                [condition = SavedTensor(condition), x = a.shape(),
+                 y = b.shape()](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  const Tensor zero = Tensor::Zeros({}, grad.dtype());
+                  const Tensor& chosen = condition.Get();
+                  if (call.needs(0)) {
+                    call.inputs[0] = SumTo(Where(chosen, grad, zero), x);
+                  }
+                  if (call.needs(1)) {
+                    call.inputs[1] = SumTo(Where(chosen, zero, grad), y);
+                  }
+                });
+}
+
+Variable Exp(const Variable& x) {
+  const Tensor y = Exp(x.value());
+  return Record(kExp, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
+    call.inputs[0] = Mul(call.output(), y.Get());
+  });
+}
+
+Variable Log(const Variable& x) {
+  return Record(kLog, Log(x.value()), {&x},
+                [x = SavedTensor(x.value())](BackwardCall& call) {
+                  call.inputs[0] = Div(call.output(), x.Get());
+                });
+}
+
+Variable Sqrt(const Variable& x) {
+  const Tensor y = Sqrt(x.value());
+  return Record(kSqrt, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
+    call.inputs[0] = Div(Mul(call.output(), 0.5), y.Get());
+  });
+}
+
+Variable Relu(const Variable& x) {
+  const Tensor y = Relu(x.value());
+  return Record(kRelu, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
+    call.inputs[0] = ReluBackward(call.output(), y.Get());
+  });
+}
+
+Variable Sigmoid(const Variable& x) {
+  const Tensor y = Sigmoid(x.value());
+  return Record(kSigmoid, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
+    call.inputs[0] = SigmoidBackward(call.output(), y.Get());
+  });
+}
+
+Variable Tanh(const Variable& x) {
+  const Tensor y = Tanh(x.value());
+  return Record(kTanh, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
+    call.inputs[0] = TanhBackward(call.output(), y.Get());
+  });
+}
+
+}  // namespace weft

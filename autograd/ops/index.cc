@@ -1,0 +1,105 @@
+#include "weft/autograd/ops/index.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "weft/autograd/op.h"
+#include "weft/autograd/record.h"
+#include "weft/tensor/ops/index.h"
+
+namespace weft {
+namespace {
+
+using Inputs = absl::Span<const Variable>;
+
+SampleInput Indices(Shape shape, int64_t end) {
+  return {std::move(shape), 0, static_cast<double>(end),
+          SampleInput::Kind::kIndex};
+}
+
+const Op kIndexSelect("IndexSelect",
+                      {{"", {{{5, 3}}, Indices({4}, 5)}, [](Inputs in) {
+                          return IndexSelect(in[0], 0, in[1].value());
+                        }}});
+
+const Op kGather("Gather", {{"", {{{3, 5}}, Indices({3, 2}, 5)}, [](Inputs in) {
+                               return Gather(in[0], 1, in[1].value());
+                             }}});
+
+OpCase EmbeddingCase(const char* name, TableGradient gradient) {
+  return {name, {{{6, 3}}, Indices({2, 4}, 6)}, [=](Inputs in) {
+            return Embedding(in[0], in[1].value(), gradient);
+          }};
+}
+const Op kEmbedding("Embedding",
+                    {EmbeddingCase("dense", TableGradient::kDense),
+                     EmbeddingCase("sparse", TableGradient::kSparse)});
+
+OpCase BagCase(const char* name, BagMode mode, TableGradient gradient) {
+  return {name, {{{6, 3}}, Indices({7}, 6)}, [=](Inputs in) {
+            const Tensor offsets = Tensor::FromVector<int64_t>({0, 2, 2, 5});
+            return EmbeddingBag(in[0], in[1].value(), offsets, mode, gradient);
+          }};
+}
+const Op kEmbeddingBag("EmbeddingBag",
+                       {BagCase("sum", BagMode::kSum, TableGradient::kDense),
+                        BagCase("mean", BagMode::kMean, TableGradient::kDense),
+                        BagCase("sparse", BagMode::kMean,
+                                TableGradient::kSparse)});
+
+Gradient As(TableGradient wanted, SparseRows rows) {
+  if (wanted == TableGradient::kSparse) return rows;
+  return ToDense(rows);
+}
+
+}  // namespace
+
+Variable IndexSelect(const Variable& x, int64_t dim, const Tensor& index) {
+  return Record(
+      kIndexSelect, IndexSelect(x.value(), dim, index), {&x},
+      [shape = x.shape(), dim, index = SavedTensor(index)](BackwardCall& call) {
+        const Tensor grad = call.output();
+        const Tensor whole = Tensor::Zeros(shape, grad.dtype());
+        IndexAdd_(whole, dim, index.Get(), grad);
+        call.inputs[0] = whole;
+      });
+}
+
+Variable Gather(const Variable& x, int64_t dim, const Tensor& index) {
+  return Record(
+      kGather, Gather(x.value(), dim, index), {&x},
+      [shape = x.shape(), dim, index = SavedTensor(index)](BackwardCall& call) {
+        const Tensor grad = call.output();
+        const Tensor whole = Tensor::Zeros(shape, grad.dtype());
+        ScatterAdd_(whole, dim, index.Get(), grad);
+        call.inputs[0] = whole;
+      });
+}
+
+Variable Embedding(const Variable& weight, const Tensor& indices,
+                   TableGradient gradient) {
+  return Record(kEmbedding, Embedding(weight.value(), indices), {&weight},
+                [indices = SavedTensor(indices), rows = weight.size(0),
+                 gradient](BackwardCall& call) {
+                  call.inputs[0] =
+                      As(gradient,
+                         EmbeddingBackward(call.output(), indices.Get(), rows));
+                });
+}
+
+Variable EmbeddingBag(const Variable& weight, const Tensor& indices,
+                      const Tensor& offsets, BagMode mode,
+                      TableGradient gradient) {
+  return Record(kEmbeddingBag,
+                EmbeddingBag(weight.value(), indices, offsets, mode), {&weight},
+                [indices = SavedTensor(indices), offsets = SavedTensor(offsets),
+                 mode, rows = weight.size(0), gradient](BackwardCall& call) {
+                  call.inputs[0] =
+                      As(gradient,
+                         EmbeddingBagBackward(call.output(), indices.Get(),
+                                              offsets.Get(), mode, rows));
+                });
+}
+
+}  // namespace weft

@@ -1,0 +1,36 @@
+// Choosing elements and rows of variables, and embeddings.
+//
+// Indices are i64 tensors, and are checked.
+
+#ifndef WEFT_AUTOGRAD_OPS_INDEX_H_
+#define WEFT_AUTOGRAD_OPS_INDEX_H_
+
+#include <cstdint>
+
+#include "weft/autograd/variable.h"
+#include "weft/tensor/ops/embedding.h"
+
+namespace weft {
+
+// index [n]: the slices index[0], index[1], ... of `dim`.
+Variable IndexSelect(const Variable& x, int64_t dim, const Tensor& index);
+
+// result[i, j] = x[i, index[i, j]] for dim 1, and likewise.
+Variable Gather(const Variable& x, int64_t dim, const Tensor& index);
+
+// What the gradient of a table of embeddings is: all rows, or those used.
+enum class TableGradient { kDense, kSparse };
+
+// weight [rows, dim], indices [...] -> [..., dim].
+Variable Embedding(const Variable& weight, const Tensor& indices,
+                   TableGradient gradient = TableGradient::kDense);
+
+// weight [rows, dim], indices [n], offsets [bags] -> [bags, dim]: the sum or
+// mean of the rows that the indices from one offset to the next name.
+Variable EmbeddingBag(const Variable& weight, const Tensor& indices,
+                      const Tensor& offsets, BagMode mode,
+                      TableGradient gradient = TableGradient::kDense);
+
+}  // namespace weft
+
+#endif  // WEFT_AUTOGRAD_OPS_INDEX_H_

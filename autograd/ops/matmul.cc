@@ -1,0 +1,78 @@
+#include "weft/autograd/ops/matmul.h"
+
+#include <utility>
+
+#include "absl/types/span.h"
+#include "weft/autograd/op.h"
+#include "weft/autograd/record.h"
+#include "weft/tensor/ops/reduce.h"
+
+namespace weft {
+namespace {
+
+using Inputs = absl::Span<const Variable>;
+
+Variable MatMulCase(Inputs in) { return MatMul(in[0], in[1]); }
+const Op kMatMul("MatMul",
+                 {{"2d", {{{3, 4}}, {{4, 5}}}, MatMulCase},
+                  {"batched", {{{2, 3, 4}}, {{2, 4, 5}}}, MatMulCase}});
+
+const Op kLinear("Linear",
+                 {{"bias",
+                   {{{3, 4}}, {{5, 4}}, {{5}}},
+                   [](Inputs in) { return Linear(in[0], in[1], in[2]); }},
+                  {"no_bias", {{{3, 4}}, {{5, 4}}}, [](Inputs in) {
+                     return Linear(in[0], in[1], Variable());
+                   }}});
+
+// a x b for the gradient of input `i`, in the place that its sink names.
+Tensor Product(const BackwardCall& call, int i, const Tensor& a,
+               const Tensor& b) {
+  const Tensor out = call.destination(i);
+  if (!out.defined() || !out.is_contiguous() || out.dtype() != a.dtype()) {
+    return MatMul(a, b);
+  }
+  out.Fill(0);
+  MatMulAdd_(out, a, b);
+  return out;
+}
+
+Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
+
+}  // namespace
+
+Variable MatMul(const Variable& a, const Variable& b) {
+  return Record(
+      kMatMul, MatMul(a.value(), b.value()), {&a, &b},
+      [a = SavedTensor(a.value()),
+       b = SavedTensor(b.value())](BackwardCall& call) {
+        const Tensor grad = call.output();
+        const Tensor &x = a.Get(), &y = b.Get();
+        if (call.needs(0)) {
+          call.inputs[0] = SumTo(MatMul(grad, Transposed(y)), x.shape());
+        }
+        if (call.needs(1)) {
+          call.inputs[1] = SumTo(MatMul(Transposed(x), grad), y.shape());
+        }
+      });
+}
+
+Variable Linear(const Variable& x, const Variable& weight,
+                const Variable& bias) {
+  return Record(kLinear, Linear(x.value(), weight.value(), bias.value()),
+                {&x, &weight, &bias},
+                [x = SavedTensor(x.value()),
+                 weight = SavedTensor(weight.value())](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  const Tensor &in = x.Get(), &w = weight.Get();
+                  if (call.needs(0)) call.inputs[0] = MatMul(grad, w);
+                  const Tensor rows = grad.Reshape({-1, w.size(0)});
+                  if (call.needs(1)) {
+                    call.inputs[1] = Product(call, 1, Transposed(rows),
+                                             in.Reshape({-1, w.size(1)}));
+                  }
+                  if (call.needs(2)) call.inputs[2] = Sum(rows, {0});
+                });
+}
+
+}  // namespace weft

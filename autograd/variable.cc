@@ -1,0 +1,100 @@
+#include "weft/autograd/variable.h"
+
+#include "absl/strings/str_cat.h"
+#include "weft/autograd/leaf.h"
+#include "weft/base/error.h"
+#include "weft/base/status_macros.h"
+
+namespace weft {
+namespace {
+
+absl::Status CheckSeed(const Variable& root, const Gradient& seed) {
+  if (!root.requires_grad()) {
+    return absl::FailedPreconditionError(
+        "Backward: the variable requires no gradient: it was not computed from "
+        "one that does, or under a NoGradScope");
+  }
+  if (!seed.defined() ||
+      (seed.shape() == root.shape() && seed.dtype() == root.dtype())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Backward: the seed has shape ", ShapeText(seed.shape()), " and dtype ",
+      Name(seed.dtype()), ", the variable is ", root.value().Describe()));
+}
+
+}  // namespace
+
+Variable::Variable(Tensor value, bool requires_grad)
+    : value_(std::move(value)) {
+  if (!requires_grad) return;
+  if (!value_.defined()) {
+    ThrowInvalidArgument("Variable: an undefined tensor has no gradient");
+  }
+  if (!IsFloating(value_.dtype())) {
+    ThrowInvalidArgument("Variable: only f32 and f64 have gradients, not ",
+                         Name(value_.dtype()));
+  }
+  edge_.node = NodePtr(new Leaf(value_));
+}
+
+Leaf& Variable::CheckedLeaf(const char* wanted_for) const {
+  Leaf* leaf = edge_.node ? edge_.node->leaf() : nullptr;
+  if (leaf == nullptr) {
+    ThrowFailedPrecondition("Variable::", wanted_for,
+                            ": only a leaf that requires a gradient has one");
+  }
+  return *leaf;
+}
+
+Gradient Variable::gradient() const {
+  Leaf* leaf = edge_.node ? edge_.node->leaf() : nullptr;
+  return leaf == nullptr ? Gradient() : leaf->gradient();
+}
+
+void Variable::SetGradient(Gradient gradient) const {
+  CheckedLeaf("SetGradient").SetGradient(std::move(gradient));
+}
+
+void Variable::SetGradientSink(GradientSink* sink) const {
+  CheckedLeaf("SetGradientSink").SetSink(sink);
+}
+
+void Variable::AddHook(GradientHook hook) const {
+  if (!requires_grad()) {
+    ThrowFailedPrecondition("Variable::AddHook: it requires no gradient");
+  }
+  edge_.node->AddHook(edge_.output, std::move(hook));
+}
+
+void Variable::Backward(const BackwardOptions& options) const {
+  if (numel() != 1) {
+    ThrowInvalidArgument("Backward: a variable of shape ", ShapeText(shape()),
+                         " needs a seed; only one element can do without");
+  }
+  Backward(Tensor::Ones(shape(), dtype()), options);
+}
+
+void Variable::Backward(Gradient seed, const BackwardOptions& options) const {
+  ThrowIfError(weft::Backward({*this}, {std::move(seed)}, options));
+}
+
+absl::Status Backward(absl::Span<const Variable> roots,
+                      absl::Span<const Gradient> seeds,
+                      const BackwardOptions& options) {
+  if (roots.size() != seeds.size()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Backward: ", roots.size(), " variables but ", seeds.size(), " seeds"));
+  }
+  GraphTask task(options);
+  for (size_t i = 0; i < roots.size(); ++i) {
+    WEFT_RETURN_IF_ERROR(CheckSeed(roots[i], seeds[i]));
+    WEFT_RETURN_IF_ERROR(task.Expect(roots[i].edge()));
+  }
+  for (size_t i = 0; i < roots.size(); ++i) {
+    WEFT_RETURN_IF_ERROR(task.Feed(roots[i].edge(), seeds[i]));
+  }
+  return task.Run();
+}
+
+}  // namespace weft

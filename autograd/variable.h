@@ -1,0 +1,103 @@
+// Variable: a Tensor that remembers how it was made.
+//
+//   Variable w(Tensor::Ones({3, 2}), /*requires_grad=*/true);
+//   Variable loss = Sum(MatMul(x, w));
+//   loss.Backward();
+//   Tensor dw = w.grad();   // undefined if the loss did not use w
+//
+// A Variable that was made is a leaf: its gradient accumulates there until
+// cleared. One that an operation returned has a history while it is held.
+
+#ifndef WEFT_AUTOGRAD_VARIABLE_H_
+#define WEFT_AUTOGRAD_VARIABLE_H_
+
+#include <cstdint>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/types/span.h"
+#include "weft/autograd/gradient.h"
+#include "weft/autograd/gradient_sink.h"
+#include "weft/autograd/graph_task.h"
+#include "weft/autograd/node.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/shape.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft {
+
+using BackwardOptions = GraphTask::Options;
+
+// A handle: copies are the same variable.
+//
+// Thread-safety: as Tensor; gradient functions of a leaf are thread-safe.
+class Variable {
+ public:
+  Variable() = default;
+
+  // A leaf. Throws Error kInvalidArgument if it should require a gradient but
+  // is undefined or not of a floating dtype.
+  explicit Variable(Tensor value, bool requires_grad = false);
+
+  // Result number `output` of the operation that `node` records.
+  Variable(Tensor value, NodePtr node, uint32_t output = 0)
+      : value_(std::move(value)), edge_{std::move(node), output} {}
+
+  bool defined() const { return value_.defined(); }
+  const Tensor& value() const { return value_; }
+  const Shape& shape() const { return value_.shape(); }
+  DType dtype() const { return value_.dtype(); }
+  int64_t dim() const { return value_.dim(); }
+  int64_t size(int64_t d) const { return value_.size(d); }
+  int64_t numel() const { return value_.numel(); }
+
+  bool requires_grad() const { return static_cast<bool>(edge_.node); }
+  bool is_leaf() const { return !edge_.node || edge_.node->leaf() != nullptr; }
+
+  // Where gradients of this variable go; no node if it requires none.
+  const Edge& edge() const { return edge_; }
+
+  // The same value without its history.
+  Variable Detach() const { return Variable(value_); }
+
+  // The gradient accumulated in this leaf; undefined if there is none, as there
+  // is for a variable that is not a leaf or requires none.
+  Gradient gradient() const;
+  // The same as a tensor with all rows.
+  Tensor grad() const { return gradient().ToDense(); }
+  bool has_grad() const { return gradient().defined(); }
+
+  // Throw Error kFailedPrecondition unless a leaf that requires a gradient.
+  void SetGradient(Gradient gradient) const;
+  void ClearGradient() const { SetGradient(Gradient()); }
+  // Null: the leaf itself again. Borrowed: must outlive every backward pass.
+  void SetGradientSink(GradientSink* sink) const;
+
+  // Runs `hook` on the whole gradient of this variable in each backward pass,
+  // before it goes on or, at a leaf, accumulates. Throws Error
+  // kFailedPrecondition if it requires none.
+  void AddHook(GradientHook hook) const;
+
+  // Adds to the gradients of all leaves behind this variable, which must have
+  // one element, or from `seed`, its own gradient. Throws what weft::Backward
+  // returns.
+  void Backward(const BackwardOptions& options = {}) const;
+  void Backward(Gradient seed, const BackwardOptions& options = {}) const;
+
+ private:
+  Leaf& CheckedLeaf(const char* wanted_for) const;
+
+  Tensor value_;
+  Edge edge_;
+};
+
+// One backward pass from several variables at once. `seeds` are the gradients
+// of `roots`, one for each; an undefined seed contributes nothing. The Status
+// of an error names the operation.
+absl::Status Backward(absl::Span<const Variable> roots,
+                      absl::Span<const Gradient> seeds,
+                      const BackwardOptions& options = {});
+
+}  // namespace weft
+
+#endif  // WEFT_AUTOGRAD_VARIABLE_H_

@@ -1,0 +1,240 @@
+#!/usr/bin/python3
+"""Makes tests/golden/*.json: what PyTorch computes for each case of Weft's operations and modules.
+
+    /usr/bin/python3 tools/make_golden.py [--out tests/golden]
+
+Needs Debian's python3-torch (1.13). The same inputs are made each time; the
+values are f32, computed on one thread. A case is named Op/case as in the
+registry (autograd/op.h); a module's run as in nn/golden_test.cc.
+"""
+import argparse
+import json
+import pathlib
+import zlib
+
+import torch
+import torch.nn.functional as F
+
+torch.set_num_threads(1)
+
+# ---- inputs, made of few digits so that the files stay small
+
+
+def real(*shape, low=-1.5, high=1.5):
+    x = torch.rand(shape) * (high - low) + low
+    return (x * 1000).round() / 1000
+
+
+def index(*shape, high):
+    return torch.randint(0, high, shape)
+
+
+def mask(*shape):
+    return torch.rand(shape) < 0.5
+
+
+# ---- operations: name -> (inputs, function); inputs are made after seeding
+
+
+def ops():
+    pos = dict(low=0.5, high=2.0)
+    return {
+        "Add/same": (lambda: [real(2, 3), real(2, 3)], lambda a, b: a + b),
+        "Add/broadcast": (lambda: [real(2, 1, 3), real(4, 1)], lambda a, b: a + b),
+        "AddScalar/": (lambda: [real(2, 3)], lambda a: a + 2.5),
+        "Sub/same": (lambda: [real(2, 3), real(2, 3)], lambda a, b: a - b),
+        "Sub/broadcast": (lambda: [real(3), real(2, 3)], lambda a, b: a - b),
+        "Mul/same": (lambda: [real(2, 3), real(2, 3)], lambda a, b: a * b),
+        "Mul/broadcast": (lambda: [real(2, 3), real(2, 1)], lambda a, b: a * b),
+        "MulScalar/": (lambda: [real(2, 3)], lambda a: a * -1.5),
+        "Div/same": (lambda: [real(2, 3), real(2, 3, **pos)], lambda a, b: a / b),
+        "Div/broadcast": (lambda: [real(2, 3), real(3, **pos)], lambda a, b: a / b),
+        "Neg/": (lambda: [real(3, 4)], lambda a: -a),
+        "Maximum/same": (lambda: [real(2, 3), real(2, 3)], torch.maximum),
+        "Maximum/broadcast": (lambda: [real(2, 3), real(1)], torch.maximum),
+        "Where/same": (lambda: [mask(2, 3), real(2, 3), real(2, 3)], torch.where),
+        "Where/broadcast": (lambda: [mask(2, 3), real(3), real(2, 1)], torch.where),
+        "Exp/": (lambda: [real(3, 4)], torch.exp),
+        "Log/": (lambda: [real(3, 4, **pos)], torch.log),
+        "Sqrt/": (lambda: [real(3, 4, **pos)], torch.sqrt),
+        "Relu/": (lambda: [real(3, 4)], torch.relu),
+        "Sigmoid/": (lambda: [real(3, 4, low=-4, high=4)], torch.sigmoid),
+        "Tanh/": (lambda: [real(3, 4)], torch.tanh),
+        "Sum/all": (lambda: [real(2, 3)], lambda a: a.sum()),
+        "Sum/dims": (lambda: [real(2, 3, 4)], lambda a: a.sum((0, 2))),
+        "Sum/keepdim": (lambda: [real(2, 3, 4)], lambda a: a.sum(1, keepdim=True)),
+        "Mean/all": (lambda: [real(2, 3)], lambda a: a.mean()),
+        "Mean/dims": (lambda: [real(2, 3, 4)], lambda a: a.mean((1, 2))),
+        "Mean/keepdim": (lambda: [real(2, 3, 4)], lambda a: a.mean(0, keepdim=True)),
+        "Max/dim": (lambda: [real(3, 4)], lambda a: a.max(1).values),
+        "Max/keepdim": (lambda: [real(3, 4, 2)], lambda a: a.max(1, keepdim=True).values),
+        "Reshape/": (lambda: [real(2, 6)], lambda a: a.reshape(3, 4)),
+        "Transpose/": (lambda: [real(2, 3, 4)], lambda a: a.transpose(0, 2)),
+        "Permute/": (lambda: [real(2, 3, 4)], lambda a: a.permute(2, 0, 1)),
+        "Slice/": (lambda: [real(4, 5)], lambda a: a[:, 1:4]),
+        "Select/": (lambda: [real(4, 5)], lambda a: a.select(0, 2)),
+        "Expand/": (lambda: [real(3, 1)], lambda a: a.expand(2, 3, 4)),
+        "Squeeze/": (lambda: [real(3, 1, 2)], lambda a: a.squeeze(1)),
+        "Unsqueeze/": (lambda: [real(3, 2)], lambda a: a.unsqueeze(1)),
+        "Concat/": (lambda: [real(2, 3), real(2, 1), real(2, 2)], lambda *a: torch.cat(a, 1)),
+        "MatMul/2d": (lambda: [real(3, 4), real(4, 5)], torch.matmul),
+        "MatMul/batched": (lambda: [real(2, 3, 4), real(2, 4, 5)], torch.matmul),
+        "Linear/bias": (lambda: [real(3, 4), real(5, 4), real(5)], F.linear),
+        "Linear/no_bias": (lambda: [real(3, 4), real(5, 4)], F.linear),
+        "Conv2d/bias": (lambda: [real(2, 3, 6, 5), real(4, 3, 3, 3), real(4)], F.conv2d),
+        "Conv2d/strided": (lambda: [real(2, 2, 7, 7), real(3, 2, 3, 3)],
+                           lambda x, w: F.conv2d(x, w, stride=2, padding=1)),
+        "MaxPool2d/": (lambda: [real(2, 2, 6, 6)], lambda x: F.max_pool2d(x, 2)),
+        "MaxPool2d/padded": (lambda: [real(1, 2, 6, 6)], lambda x: F.max_pool2d(x, 3, 2, 1)),
+        "AvgPool2d/": (lambda: [real(2, 2, 6, 6)], lambda x: F.avg_pool2d(x, 2)),
+        "AvgPool2d/padded": (lambda: [real(1, 2, 6, 6)], lambda x: F.avg_pool2d(x, 3, 2, 1)),
+        "Softmax/": (lambda: [real(3, 4)], lambda x: F.softmax(x, 1)),
+        "LogSoftmax/": (lambda: [real(3, 4)], lambda x: F.log_softmax(x, 1)),
+        "IndexSelect/": (lambda: [real(5, 3), index(4, high=5)], lambda x, i: x.index_select(0, i)),
+        "Gather/": (lambda: [real(3, 5), index(3, 2, high=5)], lambda x, i: x.gather(1, i)),
+        "Embedding/dense": (lambda: [real(6, 3), index(2, 4, high=6)], lambda w, i: F.embedding(i, w)),
+        "Embedding/sparse": (lambda: [real(6, 3), index(2, 4, high=6)],
+                             lambda w, i: F.embedding(i, w, sparse=True)),
+        "EmbeddingBag/sum": (lambda: [real(6, 3), index(7, high=6)],
+                             lambda w, i: F.embedding_bag(i, w, torch.tensor([0, 2, 2, 5]), mode="sum")),
+        "EmbeddingBag/mean": (lambda: [real(6, 3), index(7, high=6)],
+                              lambda w, i: F.embedding_bag(i, w, torch.tensor([0, 2, 2, 5]), mode="mean")),
+        "EmbeddingBag/sparse": (lambda: [real(6, 3), index(7, high=6)],
+                                lambda w, i: F.embedding_bag(i, w, torch.tensor([0, 2, 2, 5]), mode="mean", sparse=True)),
+        "NllLoss/mean": (lambda: [real(4, 3), index(4, high=3)], lambda x, t: F.nll_loss(x, t)),
+        "NllLoss/sum": (lambda: [real(4, 3), index(4, high=3)], lambda x, t: F.nll_loss(x, t, reduction="sum")),
+        "NllLoss/none": (lambda: [real(4, 3), index(4, high=3)], lambda x, t: F.nll_loss(x, t, reduction="none")),
+        "CrossEntropy/mean": (lambda: [real(4, 3), index(4, high=3)], lambda x, t: F.cross_entropy(x, t)),
+        "CrossEntropy/sum": (lambda: [real(4, 3), index(4, high=3)],
+                             lambda x, t: F.cross_entropy(x, t, reduction="sum")),
+        "CrossEntropy/none": (lambda: [real(4, 3), index(4, high=3)],
+                              lambda x, t: F.cross_entropy(x, t, reduction="none")),
+        "MseLoss/mean": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.mse_loss(x, t)),
+        "MseLoss/sum": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.mse_loss(x, t, reduction="sum")),
+        "MseLoss/none": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.mse_loss(x, t, reduction="none")),
+        "BceWithLogits/mean": (lambda: [real(4, 3), real(4, 3, low=0, high=1)],
+                               lambda x, t: F.binary_cross_entropy_with_logits(x, t)),
+        "BceWithLogits/sum": (lambda: [real(4, 3), real(4, 3, low=0, high=1)],
+                              lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="sum")),
+        "BceWithLogits/none": (lambda: [real(4, 3, low=-9, high=9), real(4, 3, low=0, high=1)],
+                               lambda x, t: F.binary_cross_entropy_with_logits(x, t, reduction="none")),
+    }
+
+
+LOSSES = ("MseLoss", "BceWithLogits", "NllLoss", "CrossEntropy")  # their targets have no gradient
+
+
+def run_op(name, make, fn):
+    torch.manual_seed(zlib.crc32(name.encode()))
+    inputs = make()
+    for x in inputs[:1] if name.split("/")[0] in LOSSES else inputs:
+        x.requires_grad_(x.dtype == torch.float32)
+    output = fn(*inputs)
+    cotangent = real(*output.shape)
+    output.backward(cotangent)
+    return {
+        "inputs": [tensor(x) for x in inputs],
+        "output": tensor(output),
+        "cotangent": tensor(cotangent),
+        "gradients": [None if x.grad is None else tensor(x.grad.to_dense()) for x in inputs],
+    }
+
+
+# ---- modules: a forward, a backward, five steps of SGD
+
+
+class Cnn(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(1, 3, 3, padding=1)
+        self.conv2 = torch.nn.Conv2d(3, 4, 3)
+        self.fc = torch.nn.Linear(4 * 3 * 3, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(torch.relu(self.conv1(x)), 2)
+        x = torch.relu(self.conv2(x))
+        return self.fc(x.flatten(1))
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = torch.nn.Linear(8, 16)
+        self.fc2 = torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.fc2(torch.tanh(self.fc1(x)))
+
+
+class SparseLogistic(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weights = torch.nn.EmbeddingBag(20, 1, mode="sum", sparse=True)
+        self.bias = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return (self.weights(x) + self.bias).flatten()
+
+
+def modules():
+    return {
+        "cnn": (Cnn, lambda: real(4, 1, 10, 10), lambda: index(4, high=5), F.cross_entropy),
+        "mlp": (Mlp, lambda: real(6, 8), lambda: index(6, high=4), F.cross_entropy),
+        "sparse_logistic": (SparseLogistic, lambda: index(6, 3, high=20), lambda: mask(6).float(),
+                            F.binary_cross_entropy_with_logits),
+    }
+
+
+def run_module(name, make, make_input, make_target, loss_fn, lr=0.1):
+    torch.manual_seed(zlib.crc32(name.encode()))
+    module, x, target = make(), make_input(), make_target()
+    optimizer = torch.optim.SGD(module.parameters(), lr=lr)
+    golden = {
+        "input": tensor(x), "target": tensor(target), "lr": lr,
+        "initial": state(module), "output": tensor(module(x)), "losses": [],
+    }
+    for step in range(5):
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_fn(module(x), target)
+        loss.backward()
+        golden["losses"].append(number_of(loss.item()))
+        if step == 0:
+            golden["gradients"] = {n: tensor(p.grad.to_dense()) for n, p in module.named_parameters()}
+        optimizer.step()
+    golden["final"] = state(module)
+    return golden
+
+
+def state(module):
+    return {name: tensor(value) for name, value in module.state_dict().items()}
+
+
+# ---- writing
+
+
+def number_of(x):
+    return float("%.9g" % x)
+
+
+def tensor(x):
+    dtype = {torch.float32: "f32", torch.int64: "i64", torch.bool: "bool"}[x.dtype]
+    flat = x.detach().contiguous().flatten().tolist()
+    values = [number_of(v) for v in flat] if dtype == "f32" else [int(v) for v in flat]
+    return {"dtype": dtype, "shape": list(x.shape), "values": values}
+
+
+def write(path, golden):
+    lines = [f"{json.dumps(name)}: {json.dumps(case)}" for name, case in golden.items()]
+    path.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Makes the golden values from PyTorch.")
+    parser.add_argument("--out", default="tests/golden", type=pathlib.Path)
+    out = parser.parse_args().out
+    write(out / "ops.json", {name: run_op(name, *case) for name, case in ops().items()})
+    write(out / "modules.json", {name: run_module(name, *case) for name, case in modules().items()})
+
+
+if __name__ == "__main__":
+    main()
