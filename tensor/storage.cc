@@ -3,10 +3,16 @@
 #include <new>
 #include <utility>
 
+#include "weft/memory/allocator.h"
+
 namespace weft {
 namespace {
 
-constexpr std::align_val_t kAlignment{64};
+char* AllocateHost(int64_t bytes) {
+  void* const memory = memory::HostAllocator().Allocate(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return static_cast<char*>(memory);
+}
 
 }  // namespace
 
@@ -20,9 +26,7 @@ IntrusivePtr<Storage> Storage::Wrap(void* memory, int64_t bytes,
 }
 
 Storage::Storage(int64_t bytes)
-    : memory_(bytes <= kInlineBytes
-                  ? inline_
-                  : static_cast<char*>(::operator new(bytes, kAlignment))),
+    : memory_(bytes <= kInlineBytes ? inline_ : AllocateHost(bytes)),
       bytes_(bytes) {}
 
 Storage::Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner)
@@ -34,7 +38,7 @@ Storage::Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner)
 
 Storage::~Storage() {
   if (owner_ == nullptr && memory_ != inline_) {
-    ::operator delete(memory_, kAlignment);
+    memory::HostAllocator().Deallocate(memory_, bytes_);
   }
 }
 

@@ -17,7 +17,7 @@ namespace weft {
 class Storage : public RefCounted<Storage> {
  public:
   // Not initialised. Aligned to 64 bytes, or to 16 if it is at most
-  // kInlineBytes, which are part of this object.
+  // kInlineBytes, which are part of this object. Throws std::bad_alloc.
   static IntrusivePtr<Storage> Allocate(int64_t bytes);
 
   // Memory of someone else, which `owner` keeps alive. May be written to.
@@ -28,6 +28,7 @@ class Storage : public RefCounted<Storage> {
 
   char* memory() const { return memory_; }
   int64_t bytes() const { return bytes_; }
+  bool is_wrapped() const { return owner_ != nullptr; }
   // Whether Allocate made it: nobody else knows the memory.
   bool owns_memory() const { return owner_ == nullptr; }
 

@@ -91,6 +91,12 @@ class Tensor {
   bool is_contiguous() const { return body().is_contiguous; }
   const IntrusivePtr<Storage>& storage() const { return body().storage; }
   int64_t storage_offset() const;  // In elements.
+  // Whether no other Tensor and no other owner shares the elements: then nobody
+  // can change them once this handle is gone.
+  bool is_sole_owner() const {
+    return body_.get() != nullptr && body_->is_unique() &&
+           body_->storage->is_unique() && !body_->storage->is_wrapped();
+  }
   bool IsSameAs(const Tensor& other) const { return body_ == other.body_; }
   // Whether this handle is the only way to its elements: no copy of it, no
   // view, no memory of someone else. Then nobody sees what is written there.

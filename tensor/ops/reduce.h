@@ -2,8 +2,8 @@
 //
 // `dims` may be negative (from the end) and names each dimension once; empty
 // means all. With `keep_dims` the reduced dimensions stay, with size 1. Float
-// sums run in several lanes of the dtype itself, pairwise over blocks, so that
-// the error grows with the logarithm of the count.
+// sums run in the dtype itself, in 32 lanes over blocks of 8192 elements, so
+// that rounding errors stay far below those of one long chain.
 //
 // Throws weft::Error, INVALID_ARGUMENT, for a dim that is not there or named
 // twice, for a dtype that does not fit, and for Max, Min or ArgMax of nothing.

@@ -1,0 +1,425 @@
+#include "weft/tensor/ops/conv.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "dnnl.hpp"
+#include "weft/base/error.h"
+#include "weft/tensor/ops/matmul.h"
+#include "weft/tensor/ops/onednn.h"
+#include "weft/tensor/ops/reduce.h"
+
+namespace weft {
+namespace {
+
+using dnnl::memory;
+
+// The sizes of one convolution.
+struct Geometry {
+  int64_t batch, channels, height, width;
+  int64_t filters, kernel_h, kernel_w;
+  int64_t out_h, out_w;
+};
+
+int64_t OutputSize(int64_t size, int64_t kernel, int d,
+                   const Conv2dOptions& options) {
+  const int64_t reach = options.dilation[d] * (kernel - 1) + 1;
+  const int64_t room = size + 2 * options.padding[d] - reach;
+  return room < 0 ? 0 : room / options.stride[d] + 1;
+}
+
+// Checks all but dtypes. Sizes and options stay below 2^31, which is oneDNN's
+// limit and keeps the arithmetic here from overflow.
+Geometry CheckedGeometry(const Shape& x, const Shape& weight,
+                         const Conv2dOptions& options,
+                         absl::string_view where) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  bool is_possible = x.size() == 4 && weight.size() == 4;
+  for (size_t i = 0; is_possible && i < 4; ++i) {
+    is_possible = x[i] < kLimit && weight[i] < kLimit;
+  }
+  if (!is_possible || x[1] != weight[1] || weight[2] < 1 || weight[3] < 1) {
+    ThrowInvalidArgument(where, ": x is ", ShapeText(x), ", weight is ",
+                         ShapeText(weight),
+                         "; wanted [n, channels, h, w] and [filters, "
+                         "channels, kh, kw]");
+  }
+  for (int d = 0; d < 2; ++d) {
+    if (options.stride[d] < 1 || options.padding[d] < 0 ||
+        options.dilation[d] < 1 || options.stride[d] >= kLimit ||
+        options.padding[d] >= kLimit || options.dilation[d] >= kLimit) {
+      ThrowInvalidArgument(where, ": stride ", ShapeText(options.stride),
+                           ", padding ", ShapeText(options.padding),
+                           ", dilation ", ShapeText(options.dilation),
+                           "; wanted at least 1, 0 and 1");
+    }
+  }
+  Geometry g = {x[0],      x[1],      x[2],      x[3],     weight[0],
+                weight[2], weight[3], int64_t{}, int64_t{}};
+  g.out_h = OutputSize(g.height, g.kernel_h, 0, options);
+  g.out_w = OutputSize(g.width, g.kernel_w, 1, options);
+  if (g.out_h < 1 || g.out_w < 1) {
+    ThrowInvalidArgument(where, ": x ", ShapeText(x), " with padding ",
+                         ShapeText(options.padding),
+                         " is smaller than the kernel of ", ShapeText(weight));
+  }
+  return g;
+}
+
+Shape OutputShape(const Geometry& g) {
+  return {g.batch, g.filters, g.out_h, g.out_w};
+}
+
+void CheckGrad(const Tensor& grad, const Geometry& g, absl::string_view where) {
+  if (grad.shape() != OutputShape(g)) {
+    ThrowInvalidArgument(where, ": grad is ", ShapeText(grad.shape()),
+                         "; wanted ", ShapeText(OutputShape(g)));
+  }
+}
+
+void CheckDTypes(const Tensor& a, const Tensor& b, absl::string_view where) {
+  if (a.dtype() != b.dtype()) {
+    ThrowInvalidArgument(where, ": operands are ", a.Describe(), " and ",
+                         b.Describe(), "; dtypes differ");
+  }
+}
+
+// --- f64: one image at a time through its columns. ---------------------------
+
+// Calls visit(row of columns, place in columns, place in x) for each tap that
+// lies in the image.
+template <typename Visit>
+void ForEachTap(const Geometry& g, const Conv2dOptions& o, Visit&& visit) {
+  const int64_t out_size = g.out_h * g.out_w;
+  int64_t row = 0;
+  for (int64_t c = 0; c < g.channels; ++c) {
+    for (int64_t i = 0; i < g.kernel_h; ++i) {
+      for (int64_t j = 0; j < g.kernel_w; ++j, ++row) {
+        for (int64_t y = 0; y < g.out_h; ++y) {
+          const int64_t h = y * o.stride[0] + i * o.dilation[0] - o.padding[0];
+          if (h < 0 || h >= g.height) continue;
+          for (int64_t x = 0; x < g.out_w; ++x) {
+            const int64_t w =
+                x * o.stride[1] + j * o.dilation[1] - o.padding[1];
+            if (w < 0 || w >= g.width) continue;
+            visit(row * out_size + y * g.out_w + x,
+                  (c * g.height + h) * g.width + w);
+          }
+        }
+      }
+    }
+  }
+}
+
+// [channels * kh * kw, oh * ow]: what each output sees of `image`.
+Tensor Columns(const Tensor& image, const Geometry& g,
+               const Conv2dOptions& options) {
+  const Tensor columns = Tensor::Zeros(
+      {g.channels * g.kernel_h * g.kernel_w, g.out_h * g.out_w}, DType::kF64);
+  double* const out = columns.data<double>();
+  const double* const in = image.data<double>();
+  ForEachTap(g, options, [&](int64_t to, int64_t from) { out[to] = in[from]; });
+  return columns;
+}
+
+Tensor ForwardByColumns(const Tensor& x, const Tensor& weight,
+                        const Tensor& bias, const Geometry& g,
+                        const Conv2dOptions& options) {
+  const Tensor result = Tensor::Zeros(OutputShape(g), DType::kF64);
+  if (bias.defined()) result.CopyFrom(bias.View({g.filters, 1, 1}));
+  const Tensor filters = weight.View({g.filters, -1});
+  for (int64_t n = 0; n < g.batch; ++n) {
+    MatMulAdd_(result.Select(0, n).View({g.filters, -1}), filters,
+               Columns(x.Select(0, n), g, options));
+  }
+  return result;
+}
+
+Tensor BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
+                              const Geometry& g, const Conv2dOptions& options) {
+  const Tensor result =
+      Tensor::Zeros({g.batch, g.channels, g.height, g.width}, DType::kF64);
+  const Tensor filters = weight.View({g.filters, -1}).Transpose(0, 1);
+  for (int64_t n = 0; n < g.batch; ++n) {
+    const Tensor columns =
+        MatMul(filters, grad.Select(0, n).View({g.filters, -1}));
+    const double* const in = columns.data<double>();
+    double* const out = result.Select(0, n).data<double>();
+    ForEachTap(g, options,
+               [&](int64_t from, int64_t to) { out[to] += in[from]; });
+  }
+  return result;
+}
+
+Tensor BackwardWeightByColumns(const Tensor& grad, const Tensor& x,
+                               const Geometry& g,
+                               const Conv2dOptions& options) {
+  const Tensor result = Tensor::Zeros(
+      {g.filters, g.channels * g.kernel_h * g.kernel_w}, DType::kF64);
+  for (int64_t n = 0; n < g.batch; ++n) {
+    MatMulAdd_(result, grad.Select(0, n).View({g.filters, -1}),
+               Columns(x.Select(0, n), g, options).Transpose(0, 1));
+  }
+  return result.View({g.filters, g.channels, g.kernel_h, g.kernel_w});
+}
+
+// --- f32: oneDNN. -----------------------------------------------------------
+
+enum class Pass : int64_t { kForward, kForwardBias, kInput, kWeight };
+
+// A primitive and how it wants its operands to lie.
+struct ConvEntry {
+  dnnl::primitive primitive;
+  memory::desc src, weights, dst;
+};
+
+memory::desc Plain(const memory::dims& dims) {
+  return {dims, memory::data_type::f32, memory::format_tag::nchw};
+}
+
+memory::desc Any(const memory::dims& dims) {
+  return {dims, memory::data_type::f32, memory::format_tag::any};
+}
+
+struct ConvDims {
+  memory::dims src, weights, dst, bias, strides, dilates, padding_l, padding_r;
+};
+
+ConvDims DimsOf(const Geometry& g, const Conv2dOptions& o) {
+  ConvDims d;
+  d.src = {g.batch, g.channels, g.height, g.width};
+  d.weights = {g.filters, g.channels, g.kernel_h, g.kernel_w};
+  d.dst = {g.batch, g.filters, g.out_h, g.out_w};
+  d.bias = {g.filters};
+  d.strides = {o.stride[0], o.stride[1]};
+  d.dilates = {o.dilation[0] - 1, o.dilation[1] - 1};
+  d.padding_l = {o.padding[0], o.padding[1]};
+  // The right side is what makes the output's size exact, rounded down.
+  d.padding_r = {
+      (g.out_h - 1) * o.stride[0] + o.dilation[0] * (g.kernel_h - 1) + 1 -
+          g.height - o.padding[0],
+      (g.out_w - 1) * o.stride[1] + o.dilation[1] * (g.kernel_w - 1) + 1 -
+          g.width - o.padding[1]};
+  return d;
+}
+
+ConvEntry MakeEntry(Pass pass, const ConvDims& d, const dnnl::engine& engine) {
+  using dnnl::convolution_backward_data;
+  using dnnl::convolution_backward_weights;
+  using dnnl::convolution_forward;
+  const auto kind = dnnl::prop_kind::forward_training;
+  const auto direct = dnnl::algorithm::convolution_direct;
+  const memory::desc bias(d.bias, memory::data_type::f32,
+                          memory::format_tag::x);
+  const convolution_forward::primitive_desc forward(
+      pass == Pass::kForwardBias
+          ? convolution_forward::desc(kind, direct, Any(d.src), Any(d.weights),
+                                      bias, Any(d.dst), d.strides, d.dilates,
+                                      d.padding_l, d.padding_r)
+          : convolution_forward::desc(kind, direct, Any(d.src), Any(d.weights),
+                                      Any(d.dst), d.strides, d.dilates,
+                                      d.padding_l, d.padding_r),
+      engine);
+  if (pass == Pass::kInput) {
+    const convolution_backward_data::primitive_desc pd(
+        {direct, Any(d.src), Any(d.weights), Any(d.dst), d.strides, d.dilates,
+         d.padding_l, d.padding_r},
+        engine, forward);
+    return {convolution_backward_data(pd), pd.diff_src_desc(),
+            pd.weights_desc(), pd.diff_dst_desc()};
+  }
+  if (pass == Pass::kWeight) {
+    const convolution_backward_weights::primitive_desc pd(
+        {direct, Any(d.src), Any(d.weights), Any(d.dst), d.strides, d.dilates,
+         d.padding_l, d.padding_r},
+        engine, forward);
+    return {convolution_backward_weights(pd), pd.src_desc(),
+            pd.diff_weights_desc(), pd.diff_dst_desc()};
+  }
+  return {convolution_forward(forward), forward.src_desc(),
+          forward.weights_desc(), forward.dst_desc()};
+}
+
+ConvEntry& EntryFor(Pass pass, const Geometry& g, const Conv2dOptions& o,
+                    const dnnl::engine& engine) {
+  thread_local internal::PrimitiveCache<ConvEntry> cache;
+  const internal::PrimitiveKey key = {static_cast<int64_t>(pass),
+                                      internal::IntraOpThreads(),
+                                      g.batch,
+                                      g.channels,
+                                      g.height,
+                                      g.width,
+                                      g.filters,
+                                      g.kernel_h,
+                                      g.kernel_w,
+                                      o.stride[0],
+                                      o.stride[1],
+                                      o.padding[0],
+                                      o.padding[1],
+                                      o.dilation[0],
+                                      o.dilation[1]};
+  return cache.FindOrMake(
+      key, [&] { return MakeEntry(pass, DimsOf(g, o), engine); });
+}
+
+// An operand in oneDNN's hands: the tensor itself, or a copy laid out as the
+// primitive wants it.
+class Operand {
+ public:
+  // REQUIRES: `tensor` is contiguous and outlives this.
+  Operand(const Tensor& tensor, const memory::desc& wanted,
+          internal::OneDnn& onednn)
+      : onednn_(onednn),
+        plain_(Plain({tensor.shape().begin(), tensor.shape().end()}),
+               onednn.engine, tensor.raw()),
+        used_(plain_) {
+    if (wanted == plain_.get_desc()) return;
+    copy_ =
+        Tensor::Empty({static_cast<int64_t>(wanted.get_size())}, DType::kU8);
+    used_ = memory(wanted, onednn.engine, copy_.raw());
+  }
+
+  memory& AsInput() {
+    if (copy_.defined()) Reorder(plain_, used_);
+    return used_;
+  }
+  memory& AsOutput() { return used_; }
+  void FinishOutput() {
+    if (copy_.defined()) Reorder(used_, plain_);
+  }
+
+ private:
+  void Reorder(memory& from, memory& to) {
+    dnnl::reorder(from, to).execute(onednn_.stream, from, to);
+  }
+
+  internal::OneDnn& onednn_;
+  memory plain_;
+  memory used_;
+  Tensor copy_;
+};
+
+// Runs `pass` with the operands that it reads and the one that it writes.
+void RunOneDnn(Pass pass, const Geometry& g, const Conv2dOptions& options,
+               const Tensor& src, const Tensor& weights, const Tensor& bias,
+               const Tensor& dst) {
+  internal::OneDnn& onednn = internal::OneDnn::ForThisThread();
+  try {
+    ConvEntry& entry = EntryFor(pass, g, options, onednn.engine);
+    Operand x(src, entry.src, onednn);
+    Operand w(weights, entry.weights, onednn);
+    Operand y(dst, entry.dst, onednn);
+    if (pass == Pass::kInput) {
+      entry.primitive.execute(onednn.stream,
+                              {{DNNL_ARG_DIFF_DST, y.AsInput()},
+                               {DNNL_ARG_WEIGHTS, w.AsInput()},
+                               {DNNL_ARG_DIFF_SRC, x.AsOutput()}});
+      x.FinishOutput();
+    } else if (pass == Pass::kWeight) {
+      entry.primitive.execute(onednn.stream,
+                              {{DNNL_ARG_DIFF_DST, y.AsInput()},
+                               {DNNL_ARG_SRC, x.AsInput()},
+                               {DNNL_ARG_DIFF_WEIGHTS, w.AsOutput()}});
+      w.FinishOutput();
+    } else {
+      std::unordered_map<int, memory> arguments = {
+          {DNNL_ARG_SRC, x.AsInput()},
+          {DNNL_ARG_WEIGHTS, w.AsInput()},
+          {DNNL_ARG_DST, y.AsOutput()}};
+      if (bias.defined()) {
+        arguments.emplace(
+            DNNL_ARG_BIAS,
+            memory({{g.filters}, memory::data_type::f32, memory::format_tag::x},
+                   onednn.engine, bias.raw()));
+      }
+      entry.primitive.execute(onednn.stream, arguments);
+      y.FinishOutput();
+    }
+    onednn.stream.wait();
+  } catch (const dnnl::error& error) {
+    throw Error(absl::InternalError(
+        absl::StrCat("Conv2d: oneDNN ended with status ",
+                     static_cast<int>(error.status), ": ", error.message)));
+  }
+}
+
+bool IsF32(const Tensor& x, absl::string_view where) {
+  return VisitFloating(x.dtype(), where, [](auto type) {
+    return std::is_same_v<typename decltype(type)::Type, float>;
+  });
+}
+
+}  // namespace
+
+Tensor Conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
+              const Conv2dOptions& options) {
+  const Geometry g =
+      CheckedGeometry(x.shape(), weight.shape(), options, "Conv2d");
+  CheckDTypes(x, weight, "Conv2d");
+  if (bias.defined() &&
+      (bias.shape() != Shape{g.filters} || bias.dtype() != weight.dtype())) {
+    ThrowInvalidArgument("Conv2d: bias is ", bias.Describe(), "; wanted ",
+                         Name(weight.dtype()), "[", g.filters, "]");
+  }
+  const bool is_f32 = IsF32(x, "Conv2d");
+  const Tensor addend = bias.defined() ? bias.Contiguous() : bias;
+  if (!is_f32) {
+    return ForwardByColumns(x.Contiguous(), weight.Contiguous(), addend, g,
+                            options);
+  }
+  Tensor result = Tensor::Empty(OutputShape(g));
+  if (result.numel() == 0) return result;
+  if (g.channels == 0) {
+    result.Fill(0);
+    if (bias.defined()) result.CopyFrom(addend.View({g.filters, 1, 1}));
+    return result;
+  }
+  RunOneDnn(bias.defined() ? Pass::kForwardBias : Pass::kForward, g, options,
+            x.Contiguous(), weight.Contiguous(), addend, result);
+  return result;
+}
+
+Tensor Conv2dBackwardInput(const Tensor& grad, const Tensor& weight,
+                           const Shape& x_shape, const Conv2dOptions& options) {
+  constexpr absl::string_view kWhere = "Conv2dBackwardInput";
+  const Geometry g = CheckedGeometry(x_shape, weight.shape(), options, kWhere);
+  CheckGrad(grad, g, kWhere);
+  CheckDTypes(grad, weight, kWhere);
+  if (!IsF32(grad, kWhere)) {
+    return BackwardInputByColumns(grad.Contiguous(), weight.Contiguous(), g,
+                                  options);
+  }
+  if (grad.numel() == 0 || g.channels == 0) return Tensor::Zeros(x_shape);
+  Tensor result = Tensor::Empty(x_shape);
+  RunOneDnn(Pass::kInput, g, options, result, weight.Contiguous(), {},
+            grad.Contiguous());
+  return result;
+}
+
+Tensor Conv2dBackwardWeight(const Tensor& grad, const Tensor& x,
+                            const Shape& weight_shape,
+                            const Conv2dOptions& options) {
+  constexpr absl::string_view kWhere = "Conv2dBackwardWeight";
+  const Geometry g = CheckedGeometry(x.shape(), weight_shape, options, kWhere);
+  CheckGrad(grad, g, kWhere);
+  CheckDTypes(grad, x, kWhere);
+  if (!IsF32(grad, kWhere)) {
+    return BackwardWeightByColumns(grad.Contiguous(), x.Contiguous(), g,
+                                   options);
+  }
+  if (grad.numel() == 0 || g.channels == 0) return Tensor::Zeros(weight_shape);
+  Tensor result = Tensor::Empty(weight_shape);
+  RunOneDnn(Pass::kWeight, g, options, x.Contiguous(), result, {},
+            grad.Contiguous());
+  return result;
+}
+
+Tensor Conv2dBackwardBias(const Tensor& grad) {
+  if (grad.dim() != 4) {
+    ThrowInvalidArgument("Conv2dBackwardBias: grad is ", grad.Describe(),
+                         "; wanted [n, filters, oh, ow]");
+  }
+  return Sum(grad, {0, 2, 3});
+}
+
+}  // namespace weft

@@ -1,0 +1,244 @@
+#include "weft/tensor/ops/index.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "weft/base/error.h"
+#include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/strided_loop.h"
+
+namespace weft {
+namespace {
+
+using internal::AddOp;
+using internal::LayoutOf;
+using internal::StridedLoop;
+
+void CheckIndices(const Tensor& index, int64_t limit, absl::string_view where) {
+  if (index.dtype() != DType::kI64) {
+    ThrowInvalidArgument(where, ": index is ", index.Describe(),
+                         "; wanted i64");
+  }
+  const Tensor flat = index.Contiguous();
+  for (const int64_t i : flat.span<int64_t>()) {
+    if (i < 0 || i >= limit) {
+      ThrowInvalidArgument(where, ": index ", i, " is outside of [0, ", limit,
+                           ")");
+    }
+  }
+}
+
+void CheckIndexVector(const Tensor& index, int64_t limit,
+                      absl::string_view where) {
+  if (index.dim() != 1) {
+    ThrowInvalidArgument(where, ": index is ", index.Describe(),
+                         "; wanted i64[n]");
+  }
+  CheckIndices(index, limit, where);
+}
+
+// How a contiguous tensor looks along `dim`: [outer, size, inner].
+struct Around {
+  int64_t outer = 1;
+  int64_t inner = 1;
+};
+
+Around AroundDim(const Shape& shape, int d) {
+  Around around;
+  for (int i = 0; i < d; ++i) around.outer *= shape[i];
+  for (size_t i = d + 1; i < shape.size(); ++i) around.inner *= shape[i];
+  return around;
+}
+
+void CheckPart(const Tensor& part, const Tensor& first, int d,
+               absl::string_view where) {
+  bool fits = part.dtype() == first.dtype() && part.dim() == first.dim();
+  for (int i = 0; fits && i < first.dim(); ++i) {
+    fits = i == d || part.shape()[i] == first.shape()[i];
+  }
+  if (!fits) {
+    ThrowInvalidArgument(where, ": parts are ", first.Describe(), " and ",
+                         part.Describe(), "; only dimension ", d,
+                         " may differ");
+  }
+}
+
+// Gather and ScatterAdd_: checks x against index; returns the dim.
+int CheckGather(const Tensor& x, int64_t dim, const Tensor& index,
+                absl::string_view where) {
+  const int d = WrapDim(dim, x.dim(), where);
+  bool fits = index.dim() == x.dim();
+  for (int i = 0; fits && i < x.dim(); ++i) {
+    fits = i == d || index.shape()[i] <= x.shape()[i];
+  }
+  if (!fits) {
+    ThrowInvalidArgument(where, ": x is ", x.Describe(), ", index is ",
+                         index.Describe(),
+                         "; wanted no larger sizes but in dimension ", d);
+  }
+  CheckIndices(index, x.shape()[d], where);
+  return d;
+}
+
+// Calls visit(place in a, place in b) for each element of `index`: that of `a`
+// has index's value in dimension d, that of `b` is the element's own.
+template <typename Visit>
+void ForEachIndexed(const Tensor& index, int d, const Tensor& a,
+                    const Tensor& b, Visit&& visit) {
+  // In dimension d, a's place is given by the index, not by the walk.
+  Shape strides = a.strides();
+  strides[d] = 0;
+  const int64_t step = a.strides()[d];
+  const StridedLoop<3> loop(
+      index.shape(),
+      {LayoutOf(index), internal::Layout{index.shape(), strides}, LayoutOf(b)});
+  const int64_t* const chosen = index.data<int64_t>();
+  loop.ForEachRun([&](const auto& at, const auto& by, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      visit(at[1] + i * by[1] + chosen[at[0] + i * by[0]] * step,
+            at[2] + i * by[2]);
+    }
+  });
+}
+
+}  // namespace
+
+Tensor IndexSelect(const Tensor& x, int64_t dim, const Tensor& index) {
+  const int d = WrapDim(dim, x.dim(), "IndexSelect");
+  const int64_t size = x.shape()[d];
+  CheckIndexVector(index, size, "IndexSelect");
+  Shape shape = x.shape();
+  shape[d] = index.numel();
+  Tensor result = Tensor::Empty(shape, x.dtype());
+  if (result.numel() == 0) return result;
+  const Tensor source = x.Contiguous();
+  const Tensor chosen = index.Contiguous();
+  const Around around = AroundDim(shape, d);
+  const int64_t bytes = around.inner * ItemSize(x.dtype());
+  const char* in = static_cast<const char*>(source.raw());
+  char* out = static_cast<char*>(result.raw());
+  for (int64_t i = 0; i < around.outer; ++i, in += size * bytes) {
+    for (const int64_t j : chosen.span<int64_t>()) {
+      std::memcpy(out, in + j * bytes, bytes);
+      out += bytes;
+    }
+  }
+  return result;
+}
+
+void IndexAdd_(const Tensor& y, int64_t dim, const Tensor& index,
+               const Tensor& src) {
+  const int d = WrapDim(dim, y.dim(), "IndexAdd_");
+  CheckIndexVector(index, y.shape()[d], "IndexAdd_");
+  Shape wanted = y.shape();
+  wanted[d] = index.numel();
+  if (src.shape() != wanted || src.dtype() != y.dtype()) {
+    ThrowInvalidArgument("IndexAdd_: y is ", y.Describe(), ", src is ",
+                         src.Describe(), "; wanted src ", ShapeText(wanted));
+  }
+  const Tensor target = y.Contiguous();
+  const Tensor source = src.Contiguous();
+  const Tensor chosen = index.Contiguous();
+  const Around around = AroundDim(wanted, d);
+  VisitNumber(y.dtype(), "IndexAdd_", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* in = source.data<T>();
+    T* out = target.data<T>();
+    for (int64_t i = 0; i < around.outer; ++i) {
+      for (const int64_t j : chosen.span<int64_t>()) {
+        T* const row = out + j * around.inner;
+        for (int64_t k = 0; k < around.inner; ++k) {
+          row[k] = AddOp()(row[k], in[k]);
+        }
+        in += around.inner;
+      }
+      out += y.shape()[d] * around.inner;
+    }
+  });
+  if (!target.IsSameAs(y)) y.CopyFrom(target);
+  y.BumpVersion();
+}
+
+Tensor Gather(const Tensor& x, int64_t dim, const Tensor& index) {
+  const int d = CheckGather(x, dim, index, "Gather");
+  Tensor result = Tensor::Empty(index.shape(), x.dtype());
+  VisitDType(x.dtype(), [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* const in = x.data<T>();
+    T* const out = result.data<T>();
+    ForEachIndexed(index, d, x, result,
+                   [&](int64_t from, int64_t to) { out[to] = in[from]; });
+  });
+  return result;
+}
+
+void ScatterAdd_(const Tensor& y, int64_t dim, const Tensor& index,
+                 const Tensor& src) {
+  const int d = CheckGather(y, dim, index, "ScatterAdd_");
+  if (src.shape() != index.shape() || src.dtype() != y.dtype()) {
+    ThrowInvalidArgument("ScatterAdd_: y is ", y.Describe(), ", src is ",
+                         src.Describe(), "; wanted src ",
+                         ShapeText(index.shape()));
+  }
+  VisitNumber(y.dtype(), "ScatterAdd_", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    T* const out = y.data<T>();
+    const T* const in = src.data<T>();
+    ForEachIndexed(index, d, y, src, [&](int64_t to, int64_t from) {
+      out[to] = AddOp()(out[to], in[from]);
+    });
+  });
+  y.BumpVersion();
+}
+
+Tensor Concat(absl::Span<const Tensor> parts, int64_t dim) {
+  if (parts.empty()) ThrowInvalidArgument("Concat: no parts");
+  const int d = WrapDim(dim, parts[0].dim(), "Concat");
+  Shape shape = parts[0].shape();
+  shape[d] = 0;
+  for (const Tensor& part : parts) {
+    CheckPart(part, parts[0], d, "Concat");
+    shape[d] += part.shape()[d];
+  }
+  Tensor result = Tensor::Empty(shape, parts[0].dtype());
+  int64_t begin = 0;
+  for (const Tensor& part : parts) {
+    const int64_t end = begin + part.shape()[d];
+    result.Slice(d, begin, end).CopyFrom(part);
+    begin = end;
+  }
+  return result;
+}
+
+Tensor Stack(absl::Span<const Tensor> parts, int64_t dim) {
+  std::vector<Tensor> rows;
+  rows.reserve(parts.size());
+  for (const Tensor& part : parts) {
+    if (part.shape() != parts[0].shape()) {
+      ThrowInvalidArgument("Stack: parts are ", parts[0].Describe(), " and ",
+                           part.Describe(), "; shapes differ");
+    }
+    rows.push_back(part.Unsqueeze(dim));
+  }
+  return Concat(rows, dim);
+}
+
+Tensor OneHot(const Tensor& index, int64_t classes, DType dtype) {
+  CheckIndices(index, classes, "OneHot");
+  Shape shape = index.shape();
+  shape.push_back(classes);
+  Tensor result = Tensor::Zeros(shape, dtype);
+  const Tensor flat = index.Contiguous();
+  VisitDType(dtype, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    T* row = result.data<T>();
+    for (const int64_t i : flat.span<int64_t>()) {
+      row[i] = T{1};
+      row += classes;
+    }
+  });
+  return result;
+}
+
+}  // namespace weft

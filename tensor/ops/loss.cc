@@ -1,0 +1,319 @@
+#include "weft/tensor/ops/loss.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "weft/base/error.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/strided_loop.h"
+#include "weft/tensor/vectorize.h"
+
+namespace weft {
+namespace {
+
+using internal::LayoutOf;
+
+// Rows of `n` elements, `stride` apart, of contiguous tensors: the lines along
+// one dimension.
+struct Lines {
+  int64_t outer;   // Lines begin at (i * n * stride + j), i < outer,
+  int64_t n;       //
+  int64_t stride;  // j < stride.
+};
+
+Lines LinesAlong(const Shape& shape, int64_t dim, absl::string_view where) {
+  const int d = WrapDim(dim, static_cast<int64_t>(shape.size()), where);
+  Lines lines = {1, shape[d], 1};
+  for (int i = 0; i < d; ++i) lines.outer *= shape[i];
+  for (size_t i = d + 1; i < shape.size(); ++i) lines.stride *= shape[i];
+  return lines;
+}
+
+// Calls visit(first element) for each line.
+template <typename Visit>
+void ForEachLine(const Lines& lines, Visit&& visit) {
+  if (lines.n == 0) return;
+  for (int64_t i = 0; i < lines.outer; ++i) {
+    for (int64_t j = 0; j < lines.stride; ++j) {
+      visit(i * lines.n * lines.stride + j);
+    }
+  }
+}
+
+template <typename T>
+struct LineStatistics {
+  T largest;
+  T sum;  // Of exp(x - largest).
+};
+
+template <typename T>
+WEFT_VECTORIZE LineStatistics<T> StatisticsOf(const T* in, int64_t n,
+                                              int64_t stride) {
+  T largest = in[0];
+  for (int64_t i = 1; i < n; ++i) {
+    largest = internal::MaximumOp()(largest, in[i * stride]);
+  }
+  T sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    sum += internal::Exp(in[i * stride] - largest);
+  }
+  return {largest, sum};
+}
+
+// out = exp(x - largest) / sum, or its logarithm.
+template <typename T>
+WEFT_VECTORIZE void SoftmaxLine(const T* in, T* out, int64_t n, int64_t stride,
+                                bool is_log) {
+  const LineStatistics<T> line = StatisticsOf(in, n, stride);
+  if (is_log) {
+    const T shift = line.largest + std::log(line.sum);
+    for (int64_t i = 0; i < n; ++i) out[i * stride] = in[i * stride] - shift;
+    return;
+  }
+  const T scale = T(1) / line.sum;
+  for (int64_t i = 0; i < n; ++i) {
+    out[i * stride] = internal::Exp(in[i * stride] - line.largest) * scale;
+  }
+}
+
+Tensor SoftmaxOf(const Tensor& x, int64_t dim, bool is_log,
+                 absl::string_view where) {
+  const Lines lines = LinesAlong(x.shape(), dim, where);
+  const Tensor input = x.Contiguous();
+  Tensor result = Tensor::Empty(x.shape(), x.dtype());
+  VisitFloating(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    ForEachLine(lines, [&](int64_t first) {
+      SoftmaxLine(input.data<T>() + first, result.data<T>() + first, lines.n,
+                  lines.stride, is_log);
+    });
+  });
+  return result;
+}
+
+void CheckAlike(const Tensor& a, const Tensor& b, absl::string_view where) {
+  if (a.shape() != b.shape() || a.dtype() != b.dtype()) {
+    ThrowInvalidArgument(where, ": operands are ", a.Describe(), " and ",
+                         b.Describe(), "; wanted the same shape and dtype");
+  }
+}
+
+// From grad and y of softmax or log-softmax.
+template <typename T>
+WEFT_VECTORIZE void SoftmaxLineBackward(const T* grad, const T* y, T* out,
+                                        int64_t n, int64_t stride,
+                                        bool is_log) {
+  T sum = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    sum += grad[i * stride] * (is_log ? T(1) : y[i * stride]);
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = i * stride;
+    out[at] = is_log ? grad[at] - internal::Exp(y[at]) * sum
+                     : y[at] * (grad[at] - sum);
+  }
+}
+
+Tensor SoftmaxBackwardOf(const Tensor& grad, const Tensor& y, int64_t dim,
+                         bool is_log, absl::string_view where) {
+  CheckAlike(grad, y, where);
+  const Lines lines = LinesAlong(y.shape(), dim, where);
+  const Tensor g = grad.Contiguous();
+  const Tensor output = y.Contiguous();
+  Tensor result = Tensor::Empty(y.shape(), y.dtype());
+  VisitFloating(y.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    ForEachLine(lines, [&](int64_t first) {
+      SoftmaxLineBackward(g.data<T>() + first, output.data<T>() + first,
+                          result.data<T>() + first, lines.n, lines.stride,
+                          is_log);
+    });
+  });
+  return result;
+}
+
+Tensor Reduced(const Tensor& losses, Reduction reduction) {
+  switch (reduction) {
+    case Reduction::kNone:
+      return losses;
+    case Reduction::kMean:
+      return Mean(losses);
+    case Reduction::kSum:
+      return Sum(losses);
+  }
+  ThrowInvalidArgument("Reduction ", static_cast<int>(reduction),
+                       " is unknown");
+}
+
+// What each of `n` losses contributes, [n...] or []: dL/dloss of each.
+Tensor GradOfEach(const Tensor& grad, const Shape& losses, Reduction reduction,
+                  absl::string_view where) {
+  const Shape wanted = reduction == Reduction::kNone ? losses : Shape();
+  if (grad.shape() != wanted) {
+    ThrowInvalidArgument(where, ": grad is ", grad.Describe(), "; wanted ",
+                         ShapeText(wanted));
+  }
+  const int64_t n = NumElements(losses, where);
+  if (reduction != Reduction::kMean || n == 0) return grad.Expand(losses);
+  return Div(grad, static_cast<double>(n)).Expand(losses);
+}
+
+void CheckTargets(const Shape& log_probs, const Tensor& targets,
+                  absl::string_view where) {
+  if (log_probs.size() != 2 || targets.dtype() != DType::kI64 ||
+      targets.shape() != Shape{log_probs[0]}) {
+    ThrowInvalidArgument(where, ": scores are ", ShapeText(log_probs),
+                         ", targets are ", targets.Describe(),
+                         "; wanted [n, classes] and i64[n]");
+  }
+  const Tensor flat = targets.Contiguous();
+  for (const int64_t target : flat.span<int64_t>()) {
+    if (target < 0 || target >= log_probs[1]) {
+      ThrowInvalidArgument(where, ": target ", target, " is not one of ",
+                           log_probs[1], " classes");
+    }
+  }
+}
+
+// Of one logit x for target t, without overflow.
+template <typename T>
+inline T BceLoss(T x, T t) {
+  return (x < T(0) ? T(0) : x) - x * t +
+         std::log1p(internal::Exp(-std::fabs(x)));
+}
+
+// op(x, t) of each.
+template <typename Op>
+Tensor MapPair(const Tensor& x, const Tensor& t, absl::string_view where,
+               Op op) {
+  CheckAlike(x, t, where);
+  const Tensor a = x.Contiguous();
+  const Tensor b = t.Contiguous();
+  Tensor result = Tensor::Empty(x.shape(), x.dtype());
+  VisitFloating(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* const in = a.data<T>();
+    const T* const target = b.data<T>();
+    T* const out = result.data<T>();
+    for (int64_t i = 0; i < a.numel(); ++i) out[i] = op(in[i], target[i]);
+  });
+  return result;
+}
+
+}  // namespace
+
+Tensor Softmax(const Tensor& x, int64_t dim) {
+  return SoftmaxOf(x, dim, false, "Softmax");
+}
+Tensor LogSoftmax(const Tensor& x, int64_t dim) {
+  return SoftmaxOf(x, dim, true, "LogSoftmax");
+}
+Tensor SoftmaxBackward(const Tensor& grad, const Tensor& y, int64_t dim) {
+  return SoftmaxBackwardOf(grad, y, dim, false, "SoftmaxBackward");
+}
+Tensor LogSoftmaxBackward(const Tensor& grad, const Tensor& y, int64_t dim) {
+  return SoftmaxBackwardOf(grad, y, dim, true, "LogSoftmaxBackward");
+}
+
+Tensor NllLoss(const Tensor& log_probs, const Tensor& targets,
+               Reduction reduction) {
+  CheckTargets(log_probs.shape(), targets, "NllLoss");
+  const Tensor labels = targets.Contiguous();
+  const Tensor losses = Tensor::Empty(labels.shape(), log_probs.dtype());
+  VisitFloating(log_probs.dtype(), "NllLoss", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* const in = log_probs.data<T>();
+    const int64_t* const label = labels.data<int64_t>();
+    for (int64_t i = 0; i < losses.numel(); ++i) {
+      losses.data<T>()[i] =
+          -in[i * log_probs.strides()[0] + label[i] * log_probs.strides()[1]];
+    }
+  });
+  return Reduced(losses, reduction);
+}
+
+Tensor NllLossBackward(const Tensor& grad, const Tensor& targets,
+                       const Shape& log_probs_shape, Reduction reduction) {
+  CheckTargets(log_probs_shape, targets, "NllLossBackward");
+  const Tensor labels = targets.Contiguous();
+  const Tensor each =
+      GradOfEach(grad, labels.shape(), reduction, "NllLossBackward");
+  Tensor result = Tensor::Zeros(log_probs_shape, grad.dtype());
+  VisitFloating(grad.dtype(), "NllLossBackward", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const int64_t* const label = labels.data<int64_t>();
+    for (int64_t i = 0; i < labels.numel(); ++i) {
+      result.data<T>()[i * log_probs_shape[1] + label[i]] =
+          -each.data<T>()[i * each.strides()[0]];
+    }
+  });
+  return result;
+}
+
+CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
+                                Reduction reduction) {
+  CheckTargets(logits.shape(), targets, "CrossEntropy");
+  const Tensor log_probs = SoftmaxOf(logits, 1, true, "CrossEntropy");
+  return {NllLoss(log_probs, targets, reduction), log_probs};
+}
+
+Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
+                            const Tensor& targets, Reduction reduction) {
+  constexpr absl::string_view kWhere = "CrossEntropyBackward";
+  CheckTargets(log_probs.shape(), targets, kWhere);
+  const Tensor labels = targets.Contiguous();
+  const Tensor each = GradOfEach(grad, labels.shape(), reduction, kWhere);
+  // (softmax - one-hot) * grad of the row.
+  Tensor result = Exp(log_probs);
+  const int64_t classes = log_probs.shape()[1];
+  VisitFloating(grad.dtype(), kWhere, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    T* row = result.data<T>();
+    const int64_t* const label = labels.data<int64_t>();
+    for (int64_t i = 0; i < labels.numel(); ++i, row += classes) {
+      const T scale = each.data<T>()[i * each.strides()[0]];
+      row[label[i]] -= T(1);
+      for (int64_t j = 0; j < classes; ++j) row[j] *= scale;
+    }
+  });
+  return result;
+}
+
+Tensor BceWithLogits(const Tensor& logits, const Tensor& targets,
+                     Reduction reduction) {
+  return Reduced(MapPair(logits, targets, "BceWithLogits",
+                         [](auto x, auto t) { return BceLoss(x, t); }),
+                 reduction);
+}
+
+Tensor BceWithLogitsBackward(const Tensor& grad, const Tensor& logits,
+                             const Tensor& targets, Reduction reduction) {
+  constexpr absl::string_view kWhere = "BceWithLogitsBackward";
+  const Tensor each = GradOfEach(grad, logits.shape(), reduction, kWhere);
+  Tensor result = MapPair(logits, targets, kWhere, [](auto x, auto t) {
+    return internal::Sigmoid(x) - t;
+  });
+  Mul_(result, each);
+  return result;
+}
+
+Tensor MseLoss(const Tensor& x, const Tensor& targets, Reduction reduction) {
+  return Reduced(MapPair(x, targets, "MseLoss",
+                         [](auto a, auto b) { return (a - b) * (a - b); }),
+                 reduction);
+}
+
+Tensor MseLossBackward(const Tensor& grad, const Tensor& x,
+                       const Tensor& targets, Reduction reduction) {
+  constexpr absl::string_view kWhere = "MseLossBackward";
+  const Tensor each = GradOfEach(grad, x.shape(), reduction, kWhere);
+  Tensor result = MapPair(x, targets, kWhere,
+                          [](auto a, auto b) { return (a - b) + (a - b); });
+  Mul_(result, each);
+  return result;
+}
+
+}  // namespace weft

@@ -1,0 +1,204 @@
+#include "weft/tensor/ops/pool.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "weft/base/error.h"
+
+namespace weft {
+namespace {
+
+// The sizes of one pooling. Planes are [h, w], one for each n and channel.
+struct Geometry {
+  int64_t planes, height, width, out_h, out_w;
+  std::array<int64_t, 2> kernel, stride, padding;
+};
+
+// What a window covers of a plane: [top, bottom) x [left, right).
+struct Window {
+  int64_t top, bottom, left, right;
+};
+
+Geometry CheckedGeometry(const Shape& x, const Pool2dOptions& options,
+                         absl::string_view where) {
+  constexpr int64_t kLimit = int64_t{1} << 31;
+  if (x.size() != 4) {
+    ThrowInvalidArgument(where, ": x is ", ShapeText(x),
+                         "; wanted [n, channels, h, w]");
+  }
+  Geometry g = {x[0] * x[1], x[2],           x[3],           0,
+                0,           options.kernel, options.stride, options.padding};
+  for (int d = 0; d < 2; ++d) {
+    if (g.stride[d] == 0) g.stride[d] = g.kernel[d];
+    if (g.kernel[d] < 1 || g.kernel[d] >= kLimit || g.stride[d] < 1 ||
+        g.padding[d] < 0 || g.padding[d] > g.kernel[d] / 2) {
+      ThrowInvalidArgument(where, ": kernel ", ShapeText(options.kernel),
+                           ", stride ", ShapeText(options.stride), ", padding ",
+                           ShapeText(options.padding),
+                           "; wanted at least 1, at least 0 and at most half "
+                           "the kernel");
+    }
+    const int64_t room = x[2 + d] + 2 * g.padding[d] - g.kernel[d];
+    if (room < 0) {
+      ThrowInvalidArgument(where, ": x ", ShapeText(x),
+                           " is smaller than the kernel ",
+                           ShapeText(options.kernel));
+    }
+    (d == 0 ? g.out_h : g.out_w) = room / g.stride[d] + 1;
+  }
+  return g;
+}
+
+Window WindowAt(const Geometry& g, int64_t y, int64_t x) {
+  const int64_t top = y * g.stride[0] - g.padding[0];
+  const int64_t left = x * g.stride[1] - g.padding[1];
+  return {std::max<int64_t>(top, 0), std::min(top + g.kernel[0], g.height),
+          std::max<int64_t>(left, 0), std::min(left + g.kernel[1], g.width)};
+}
+
+// Calls visit(place in the output plane, window) for each output of a plane.
+template <typename Visit>
+void ForEachWindow(const Geometry& g, Visit&& visit) {
+  for (int64_t y = 0; y < g.out_h; ++y) {
+    for (int64_t x = 0; x < g.out_w; ++x) {
+      visit(y * g.out_w + x, WindowAt(g, y, x));
+    }
+  }
+}
+
+template <typename T>
+void MaxOfPlane(const Geometry& g, const T* in, T* values, int64_t* indices) {
+  ForEachWindow(g, [&](int64_t place, const Window& window) {
+    int64_t best = window.top * g.width + window.left;
+    T value = in[best];
+    for (int64_t h = window.top; h < window.bottom; ++h) {
+      for (int64_t w = window.left; w < window.right; ++w) {
+        const int64_t i = h * g.width + w;
+        // The first NaN is taken and stays.
+        const bool is_better =
+            in[i] > value || (in[i] != in[i] && value == value);
+        best = is_better ? i : best;
+        value = is_better ? in[i] : value;
+      }
+    }
+    values[place] = value;
+    indices[place] = best;
+  });
+}
+
+Shape OutputShape(const Shape& x, const Geometry& g) {
+  return {x[0], x[1], g.out_h, g.out_w};
+}
+
+}  // namespace
+
+MaxPool2dResult MaxPool2d(const Tensor& x, const Pool2dOptions& options) {
+  const Geometry g = CheckedGeometry(x.shape(), options, "MaxPool2d");
+  const Tensor input = x.Contiguous();
+  const Shape shape = OutputShape(x.shape(), g);
+  MaxPool2dResult result = {Tensor::Empty(shape, x.dtype()),
+                            Tensor::Empty(shape, DType::kI64)};
+  VisitFloating(x.dtype(), "MaxPool2d", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const int64_t out_size = g.out_h * g.out_w;
+    for (int64_t p = 0; p < g.planes; ++p) {
+      MaxOfPlane(g, input.data<T>() + p * g.height * g.width,
+                 result.values.data<T>() + p * out_size,
+                 result.indices.data<int64_t>() + p * out_size);
+    }
+  });
+  return result;
+}
+
+Tensor MaxPool2dBackward(const Tensor& grad, const Tensor& indices,
+                         const Shape& x_shape) {
+  constexpr absl::string_view kWhere = "MaxPool2dBackward";
+  const bool fits = x_shape.size() == 4 && grad.dim() == 4 &&
+                    grad.shape() == indices.shape() &&
+                    grad.shape()[0] == x_shape[0] &&
+                    grad.shape()[1] == x_shape[1];
+  if (!fits) {
+    ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(),
+                         ", indices are ", indices.Describe(), ", x is ",
+                         ShapeText(x_shape));
+  }
+  Tensor result = Tensor::Zeros(x_shape, grad.dtype());
+  const Tensor source = grad.Contiguous();
+  const Tensor places = indices.Contiguous();
+  const int64_t size = x_shape[2] * x_shape[3];
+  const int64_t out_size = grad.shape()[2] * grad.shape()[3];
+  VisitFloating(grad.dtype(), kWhere, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* in = source.data<T>();
+    const int64_t* place = places.data<int64_t>();
+    T* out = result.data<T>();
+    for (int64_t p = 0; p < x_shape[0] * x_shape[1]; ++p, out += size) {
+      for (int64_t i = 0; i < out_size; ++i, ++in, ++place) {
+        if (*place < 0 || *place >= size) {
+          ThrowInvalidArgument(kWhere, ": index ", *place,
+                               " is outside of a plane of ", size);
+        }
+        out[*place] += *in;
+      }
+    }
+  });
+  return result;
+}
+
+Tensor AvgPool2d(const Tensor& x, const Pool2dOptions& options) {
+  const Geometry g = CheckedGeometry(x.shape(), options, "AvgPool2d");
+  const Tensor input = x.Contiguous();
+  Tensor result = Tensor::Empty(OutputShape(x.shape(), g), x.dtype());
+  VisitFloating(x.dtype(), "AvgPool2d", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T scale = T(1) / static_cast<T>(g.kernel[0] * g.kernel[1]);
+    const T* in = input.data<T>();
+    T* out = result.data<T>();
+    for (int64_t p = 0; p < g.planes; ++p) {
+      ForEachWindow(g, [&](int64_t place, const Window& window) {
+        T sum = 0;
+        for (int64_t h = window.top; h < window.bottom; ++h) {
+          for (int64_t w = window.left; w < window.right; ++w) {
+            sum += in[h * g.width + w];
+          }
+        }
+        out[place] = sum * scale;
+      });
+      in += g.height * g.width;
+      out += g.out_h * g.out_w;
+    }
+  });
+  return result;
+}
+
+Tensor AvgPool2dBackward(const Tensor& grad, const Shape& x_shape,
+                         const Pool2dOptions& options) {
+  constexpr absl::string_view kWhere = "AvgPool2dBackward";
+  const Geometry g = CheckedGeometry(x_shape, options, kWhere);
+  if (grad.shape() != OutputShape(x_shape, g)) {
+    ThrowInvalidArgument(kWhere, ": grad is ", grad.Describe(), "; wanted ",
+                         ShapeText(OutputShape(x_shape, g)));
+  }
+  Tensor result = Tensor::Zeros(x_shape, grad.dtype());
+  const Tensor source = grad.Contiguous();
+  VisitFloating(grad.dtype(), kWhere, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T scale = T(1) / static_cast<T>(g.kernel[0] * g.kernel[1]);
+    const T* in = source.data<T>();
+    T* out = result.data<T>();
+    for (int64_t p = 0; p < g.planes; ++p) {
+      ForEachWindow(g, [&](int64_t place, const Window& window) {
+        for (int64_t h = window.top; h < window.bottom; ++h) {
+          for (int64_t w = window.left; w < window.right; ++w) {
+            out[h * g.width + w] += in[place] * scale;
+          }
+        }
+      });
+      in += g.out_h * g.out_w;
+      out += g.height * g.width;
+    }
+  });
+  return result;
+}
+
+}  // namespace weft

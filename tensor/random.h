@@ -1,0 +1,71 @@
+// Generator: random numbers that depend on a seed and a position, nothing else.
+//
+// Philox 4x32-10 is a block cipher of a counter: number n of seed s is the same
+// on every machine, and a generator is saved and restored as two numbers.
+//
+//   Generator generator(options.seed);
+//   Tensor weight = Uniform({out, in}, -bound, bound, generator);
+//
+// Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as
+// 1, 2, 3", SC 2011.
+
+#ifndef WEFT_TENSOR_RANDOM_H_
+#define WEFT_TENSOR_RANDOM_H_
+
+#include <array>
+#include <cstdint>
+
+#include "weft/tensor/tensor.h"
+
+namespace weft {
+
+// The cipher itself: `counter` encrypted ten rounds with `key`.
+std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
+                                   std::array<uint32_t, 2> key);
+
+// Thread-safety: one thread at a time. Copy to repeat, Fork to share out.
+class Generator {
+ public:
+  // Streams of one seed are independent.
+  explicit Generator(uint64_t seed, uint64_t stream = 0)
+      : seed_(seed), stream_(stream) {}
+
+  uint32_t NextU32();
+  uint64_t NextU64();
+  double NextDouble();             // Uniform in [0, 1), 53 bits.
+  double NextNormal();             // Mean 0, variance 1.
+  uint64_t NextBelow(uint64_t n);  // Uniform in [0, n). REQUIRES: n > 0.
+
+  // An independent generator of the same seed, the `index`-th child of this
+  // stream: so that parts drawn by several threads do not depend on their
+  // order.
+  Generator Fork(uint64_t index) const;
+
+  uint64_t seed() const { return seed_; }
+  uint64_t stream() const { return stream_; }
+  uint64_t position() const { return position_; }  // In 32-bit numbers.
+  void Seek(uint64_t position);
+
+ private:
+  uint64_t seed_;
+  uint64_t stream_;
+  uint64_t position_ = 0;
+  uint64_t block_index_ = ~uint64_t{0};  // Of block_; none yet.
+  std::array<uint32_t, 4> block_{};
+};
+
+// f32 or f64, of `shape`. Uniform in [low, high); Normal by Box and Muller.
+Tensor Uniform(const Shape& shape, double low, double high,
+               Generator& generator, DType dtype = DType::kF32);
+Tensor Normal(const Shape& shape, double mean, double deviation,
+              Generator& generator, DType dtype = DType::kF32);
+
+// i64 [n]: 0 ... n - 1 in random order, each order equally likely.
+Tensor Permutation(int64_t n, Generator& generator);
+
+// bool: true with `probability`.
+Tensor Bernoulli(const Shape& shape, double probability, Generator& generator);
+
+}  // namespace weft
+
+#endif  // WEFT_TENSOR_RANDOM_H_
