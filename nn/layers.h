@@ -1,0 +1,166 @@
+// Layers: the modules that small models are made of.
+//
+// Parameters have PyTorch's names, shapes and default initialisers, so that a
+// state dict means the same model in both. Sizes that are not positive throw
+// Error kInvalidArgument.
+
+#ifndef WEFT_NN_LAYERS_H_
+#define WEFT_NN_LAYERS_H_
+
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "weft/autograd/ops/conv.h"
+#include "weft/autograd/ops/index.h"
+#include "weft/autograd/variable.h"
+#include "weft/nn/module.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/random.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::nn {
+
+struct LayerOptions {
+  bool bias = true;
+  DType dtype = DType::kF32;
+};
+
+// [..., in] -> [..., out]: x * weight^T + bias. weight [out, in], bias [out].
+class Linear final : public Layer {
+ public:
+  Linear(int64_t in, int64_t out, Generator& random,
+         const LayerOptions& options = {});
+  Variable Forward(const Variable& x) override;
+
+ private:
+  Variable weight_;
+  Variable bias_;
+};
+
+// [n, channels, h, w] -> [n, filters, oh, ow]. weight [filters, channels,
+// kernel, kernel], bias [filters].
+class Conv2d final : public Layer {
+ public:
+  Conv2d(int64_t channels, int64_t filters, int64_t kernel, Generator& random,
+         const Conv2dOptions& convolution = {},
+         const LayerOptions& options = {});
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const Conv2dOptions convolution_;
+  Variable weight_;
+  Variable bias_;
+};
+
+struct EmbeddingOptions {
+  TableGradient gradient = TableGradient::kDense;
+  DType dtype = DType::kF32;
+};
+
+// i64 [...] -> [..., dim]. weight [rows, dim].
+class Embedding final : public Module {
+ public:
+  Embedding(int64_t rows, int64_t dim, Generator& random,
+            const EmbeddingOptions& options = {});
+  Variable Forward(const Tensor& indices);
+
+ private:
+  const TableGradient gradient_;
+  Variable weight_;
+};
+
+// The sum or mean of rows, by bag. weight [rows, dim].
+class EmbeddingBag final : public Module {
+ public:
+  EmbeddingBag(int64_t rows, int64_t dim, BagMode mode, Generator& random,
+               const EmbeddingOptions& options = {});
+  // i64 [n], and where each bag begins [bags] -> [bags, dim].
+  Variable Forward(const Tensor& indices, const Tensor& offsets);
+  // Bags of one size: i64 [bags, size] -> [bags, dim].
+  Variable Forward(const Tensor& indices);
+
+ private:
+  const BagMode mode_;
+  const TableGradient gradient_;
+  Variable weight_;
+};
+
+class MaxPool2d final : public Layer {
+ public:
+  explicit MaxPool2d(const Pool2dOptions& options = {}) : options_(options) {}
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const Pool2dOptions options_;
+};
+
+class AvgPool2d final : public Layer {
+ public:
+  explicit AvgPool2d(const Pool2dOptions& options = {}) : options_(options) {}
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const Pool2dOptions options_;
+};
+
+class Relu final : public Layer {
+ public:
+  Variable Forward(const Variable& x) override;
+};
+
+class Sigmoid final : public Layer {
+ public:
+  Variable Forward(const Variable& x) override;
+};
+
+class Tanh final : public Layer {
+ public:
+  Variable Forward(const Variable& x) override;
+};
+
+// [n, ...] -> [n, the rest].
+class Flatten final : public Layer {
+ public:
+  Variable Forward(const Variable& x) override;
+};
+
+// In training, zeroes each element with `probability` and scales the others so
+// that the mean stays; in evaluation, nothing.
+class Dropout final : public Layer {
+ public:
+  // `random` is borrowed. Throws Error kInvalidArgument unless 0 <=
+  // probability < 1.
+  Dropout(double probability, Generator& random);
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const double probability_;
+  Generator& random_;
+};
+
+// Its layers, one after another, named "0", "1", ...
+class Sequential final : public Layer {
+ public:
+  Sequential() = default;
+
+  // Makes a layer and puts it at the end: net.Add<nn::Linear>(784, 10, random).
+  template <typename L, typename... Args>
+  L& Add(Args&&... args) {
+    auto layer = std::make_unique<L>(std::forward<Args>(args)...);
+    L& added = *layer;
+    Append(std::move(layer));
+    return added;
+  }
+  void Append(std::unique_ptr<Layer> layer);
+
+  Variable Forward(const Variable& x) override;
+
+ private:
+  std::vector<std::unique_ptr<Layer>> layers_;
+};
+
+}  // namespace weft::nn
+
+#endif  // WEFT_NN_LAYERS_H_

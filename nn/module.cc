@@ -1,0 +1,129 @@
+#include "weft/nn/module.h"
+
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/error.h"
+
+namespace weft::nn {
+
+void Module::Visit(const std::string& prefix, Visitor visit) const {
+  visit(prefix, *this);
+  for (const auto& [name, child] : children_) {
+    child->Visit(absl::StrCat(prefix, name, "."), visit);
+  }
+}
+
+std::vector<NamedParameter> Module::NamedParameters() const {
+  std::vector<NamedParameter> all;
+  Visit("", [&](const std::string& prefix, const Module& module) {
+    for (const NamedParameter& own : module.parameters_) {
+      all.push_back({prefix + own.name, own.variable});
+    }
+  });
+  return all;
+}
+
+std::vector<NamedBuffer> Module::NamedBuffers() const {
+  std::vector<NamedBuffer> all;
+  Visit("", [&](const std::string& prefix, const Module& module) {
+    for (const NamedBuffer& own : module.buffers_) {
+      all.push_back({prefix + own.name, own.tensor});
+    }
+  });
+  return all;
+}
+
+std::vector<Variable> Module::Parameters() const {
+  std::vector<Variable> all;
+  for (NamedParameter& named : NamedParameters()) {
+    all.push_back(std::move(named.variable));
+  }
+  return all;
+}
+
+nn::StateDict Module::StateDict() const {
+  nn::StateDict state;
+  for (const NamedParameter& named : NamedParameters()) {
+    state[named.name] = named.variable.value();
+  }
+  for (const NamedBuffer& named : NamedBuffers()) {
+    state[named.name] = named.tensor;
+  }
+  return state;
+}
+
+absl::Status Module::LoadStateDict(const nn::StateDict& state) {
+  const nn::StateDict own = StateDict();
+  std::vector<std::string> faults;
+  for (const auto& [name, tensor] : own) {
+    const auto found = state.find(name);
+    if (found == state.end()) {
+      faults.push_back(absl::StrCat(name, " is missing"));
+    } else if (!found->second.defined()) {
+      faults.push_back(absl::StrCat(name, " is undefined"));
+    } else if (found->second.shape() != tensor.shape() ||
+               found->second.dtype() != tensor.dtype()) {
+      faults.push_back(absl::StrCat(name, " is ", found->second.Describe(),
+                                    ", wanted ", tensor.Describe()));
+    }
+  }
+  for (const auto& [name, tensor] : state) {
+    if (own.count(name) == 0) {
+      faults.push_back(absl::StrCat(name, " is unexpected"));
+    }
+  }
+  if (!faults.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("LoadStateDict: ", absl::StrJoin(faults, "; ")));
+  }
+  for (const auto& [name, tensor] : own) tensor.CopyFrom(state.at(name));
+  return absl::OkStatus();
+}
+
+void Module::Train(bool on) {
+  is_training_ = on;
+  for (const auto& [name, child] : children_) child->Train(on);
+}
+
+void Module::ClearGradients() const {
+  for (const Variable& parameter : Parameters()) parameter.ClearGradient();
+}
+
+Variable Module::AddParameter(absl::string_view name, Tensor value) {
+  CheckName(name);
+  Variable variable(std::move(value), /*requires_grad=*/true);
+  parameters_.push_back({std::string(name), variable});
+  return variable;
+}
+
+Tensor Module::AddBuffer(absl::string_view name, Tensor value) {
+  CheckName(name);
+  buffers_.push_back({std::string(name), value});
+  return value;
+}
+
+void Module::AddModule(absl::string_view name, Module& child) {
+  CheckName(name);
+  children_.emplace_back(std::string(name), &child);
+}
+
+void Module::CheckName(absl::string_view name) const {
+  const auto is_same = [name](const auto& own) { return own.name == name; };
+  const bool is_taken =
+      std::any_of(parameters_.begin(), parameters_.end(), is_same) ||
+      std::any_of(buffers_.begin(), buffers_.end(), is_same) ||
+      std::any_of(children_.begin(), children_.end(),
+                  [name](const auto& child) { return child.first == name; });
+  if (is_taken) {
+    ThrowInvalidArgument("Module: the name \"", name, "\" is taken");
+  }
+  if (name.empty() || absl::StrContains(name, '.')) {
+    ThrowInvalidArgument("Module: \"", name,
+                         "\" is no name: it is empty or holds a dot");
+  }
+}
+
+}  // namespace weft::nn

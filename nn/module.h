@@ -1,0 +1,108 @@
+// Module: a model or a part of one: named parameters, buffers and child
+// modules.
+//
+//   class Net : public nn::Module {
+//    public:
+//     explicit Net(Generator& random) : hidden_(784, 128, random),
+//                                       output_(128, 10, random) {
+//       AddModule("hidden", hidden_);
+//       AddModule("output", output_);
+//     }
+//     Variable Forward(const Variable& x) {
+//       return output_.Forward(Relu(hidden_.Forward(x)));
+//     }
+//    private:
+//     nn::Linear hidden_, output_;
+//   };
+//
+// Names join with dots ("hidden.weight") and are PyTorch's for the same model.
+
+#ifndef WEFT_NN_MODULE_H_
+#define WEFT_NN_MODULE_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/autograd/variable.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::nn {
+
+struct NamedParameter {
+  std::string name;
+  Variable variable;
+};
+
+struct NamedBuffer {
+  std::string name;
+  Tensor tensor;
+};
+
+// All parameters and buffers, by name. The tensors share the module's storage.
+using StateDict = absl::btree_map<std::string, Tensor>;
+
+// Thread-safety: one thread at a time. Neither copied nor moved, since parents
+// point at it.
+class Module {
+ public:
+  Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  virtual ~Module() = default;
+
+  // Those of this module first, then of its children, in the order added.
+  std::vector<Variable> Parameters() const;
+  std::vector<NamedParameter> NamedParameters() const;
+  std::vector<NamedBuffer> NamedBuffers() const;
+
+  nn::StateDict StateDict() const;
+
+  // Copies the values of `state` into this module's. If a name is missing or
+  // not known here, or a shape or dtype differs, nothing is copied, and the
+  // kInvalidArgument lists all of it.
+  absl::Status LoadStateDict(const nn::StateDict& state);
+
+  // Whether to act as in training (Dropout does), children too.
+  void Train(bool on = true);
+  void Eval() { Train(false); }
+  bool is_training() const { return is_training_; }
+
+  void ClearGradients() const;
+
+ protected:
+  // A name must be new here and hold no dot; else Error kInvalidArgument.
+
+  // Returns the leaf made from `value`; keep it to use it.
+  Variable AddParameter(absl::string_view name, Tensor value);
+  // State that is saved but not trained.
+  Tensor AddBuffer(absl::string_view name, Tensor value);
+  // `child` is borrowed: a member, or owned by this module in another way.
+  void AddModule(absl::string_view name, Module& child);
+
+ private:
+  using Visitor =
+      absl::FunctionRef<void(const std::string& prefix, const Module& module)>;
+
+  void Visit(const std::string& prefix, Visitor visit) const;
+  void CheckName(absl::string_view name) const;
+
+  std::vector<NamedParameter> parameters_;
+  std::vector<NamedBuffer> buffers_;
+  std::vector<std::pair<std::string, Module*>> children_;
+  bool is_training_ = true;
+};
+
+// A module that makes one variable from one: what Sequential is made of.
+class Layer : public Module {
+ public:
+  virtual Variable Forward(const Variable& x) = 0;
+};
+
+}  // namespace weft::nn
+
+#endif  // WEFT_NN_MODULE_H_
