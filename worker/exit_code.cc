@@ -1,0 +1,98 @@
+// ExitCode: see the header.
+
+#include "weft/worker/exit_code.h"
+
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+
+namespace weft {
+namespace worker {
+namespace {
+
+constexpr char kPayload[] = "weft.worker/exit_code";
+
+}  // namespace
+
+ExitCode ExitCodeFor(const absl::Status& status) {
+  if (const auto payload = status.GetPayload(kPayload)) {
+    int code = 0;
+    if (absl::SimpleAtoi(std::string(*payload), &code)) {
+      return static_cast<ExitCode>(code);
+    }
+  }
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return ExitCode::kOk;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kUnimplemented:
+      return ExitCode::kConfig;
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kAborted:
+      return ExitCode::kPeerLost;
+    case absl::StatusCode::kDeadlineExceeded:
+      return ExitCode::kTimeout;
+    case absl::StatusCode::kUnauthenticated:
+    case absl::StatusCode::kPermissionDenied:
+      return ExitCode::kAuth;
+    case absl::StatusCode::kResourceExhausted:
+      return ExitCode::kResource;
+    case absl::StatusCode::kDataLoss:
+      return ExitCode::kBadCheckpoint;
+    default:
+      return ExitCode::kInternal;
+  }
+}
+
+absl::Status WithExitCode(absl::Status status, ExitCode code) {
+  status.SetPayload(kPayload, absl::Cord(absl::StrCat(static_cast<int>(code))));
+  return status;
+}
+
+absl::string_view NameOf(ExitCode code) {
+  switch (code) {
+    case ExitCode::kOk:
+      return "ok";
+    case ExitCode::kInternal:
+      return "internal error";
+    case ExitCode::kUsage:
+      return "usage";
+    case ExitCode::kConfig:
+      return "configuration";
+    case ExitCode::kPeerLost:
+      return "peer lost";
+    case ExitCode::kTimeout:
+      return "timeout";
+    case ExitCode::kAuth:
+      return "authentication";
+    case ExitCode::kResource:
+      return "resource";
+    case ExitCode::kBadCheckpoint:
+      return "bad checkpoint";
+  }
+  return "unknown";
+}
+
+}  // namespace worker
+
+void ExitIfError(const absl::Status& status) {
+  if (status.ok()) return;
+  const worker::ExitCode code = worker::ExitCodeFor(status);
+  std::fflush(stdout);
+  std::fprintf(stderr, "error: %s (%s)\n",
+               std::string(status.message()).c_str(),
+               std::string(worker::NameOf(code)).c_str());
+  std::fflush(stderr);
+  _exit(static_cast<int>(code));
+}
+
+}  // namespace weft

@@ -1,0 +1,189 @@
+// Options: see the header.
+
+#include "weft/worker/options.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/address.h"
+#include "weft/net/identity.h"
+#include "weft/net/socket_directory.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::worker {
+namespace {
+
+absl::Status Config(absl::string_view message) {
+  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kConfig);
+}
+
+std::string Environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+std::string HostName() {
+  char name[256] = {};
+  return gethostname(name, sizeof(name) - 1) == 0 ? name : "localhost";
+}
+
+absl::Status SetLogFormat(const std::string& text,
+                          telemetry::LogFormat* format) {
+  if (text != "text" && text != "json") {
+    return absl::InvalidArgumentError("wanted text or json");
+  }
+  *format = text == "json" ? telemetry::LogFormat::kJson
+                           : telemetry::LogFormat::kText;
+  return absl::OkStatus();
+}
+
+absl::Status SetLogLevel(const std::string& text, telemetry::Level* level) {
+  constexpr absl::string_view kNames[] = {"debug", "info", "warning", "error",
+                                          "off"};
+  for (int i = 0; i < 5; ++i) {
+    if (text != kNames[i]) continue;
+    *level = static_cast<telemetry::Level>(i);
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "wanted debug, info, warning, error or off");
+}
+
+}  // namespace
+
+std::string Options::name() const { return absl::StrCat(role, rank); }
+
+bool Options::hosts_coordinator() const {
+  return rank == 0 && role == (servers > 0 ? "ps" : "trainer");
+}
+
+rendezvous::World Options::world() const {
+  return rendezvous::World::Fixed(servers, trainers);
+}
+
+void Options::AddTo(Flags& flags) {
+  flags.Add("job", &job, "the job's name, equal in all its workers",
+            {"WEFT_JOB"});
+  flags.Add("role", &role, "ps or trainer", {"WEFT_ROLE"});
+  flags.Add("rank", &rank, "this worker's number within its role, from 0",
+            {"WEFT_RANK", "RANK"});
+  flags.Add("servers", &servers, "how many parameter servers the job has",
+            {"WEFT_SERVERS"});
+  flags.Add("trainers", &trainers, "how many trainers the job has",
+            {"WEFT_TRAINERS"});
+  flags.Add("coordinator", &coordinator,
+            "where the job meets: HOST:PORT or unix:PATH; hosted by server 0",
+            {"WEFT_COORDINATOR"});
+  flags.Add("coordinator-log", &coordinator_log,
+            "file by which the coordinator survives its host's restart",
+            {"WEFT_COORDINATOR_LOG"});
+  flags.Add("listen", &listen, "where this worker listens", {"WEFT_LISTEN"});
+  flags.Add("advertise", &advertise, "where the others reach it, if elsewhere",
+            {"WEFT_ADVERTISE"});
+  flags.Add("certs", &certs, "directory made by `weft certs init`",
+            {"WEFT_CERTS"});
+  flags.Add("insecure", &insecure,
+            "TCP without certificates, on a network that you trust",
+            {"WEFT_INSECURE"});
+  flags.Add("seed", &seed, "of all random numbers", {"WEFT_SEED"});
+  flags.Add("metrics-port", &metrics_port, "serve Prometheus there; 0: off",
+            {"WEFT_METRICS_PORT"});
+  flags.AddWith(
+      "log",
+      [this](const std::string& t) { return SetLogFormat(t, &log_format); },
+      "text", "format of the log: text or json", {"WEFT_LOG"});
+  flags.AddWith(
+      "log-level",
+      [this](const std::string& t) { return SetLogLevel(t, &log_level); },
+      "info", "debug, info, warning, error or off", {"WEFT_LOG_LEVEL"});
+  flags.Add("json", &json, "results as JSON, one object a line");
+  flags.Add("device", &device, "cpu or cuda", {"WEFT_DEVICE"});
+  flags.Add("join-timeout", &join_timeout, "for all workers to join",
+            {"WEFT_JOIN_TIMEOUT"});
+  flags.Add("rpc-timeout", &rpc_timeout, "of a remote call",
+            {"WEFT_RPC_TIMEOUT"});
+  flags.Add("ranks-on-host", &ranks_on_host, "workers that share this host",
+            {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
+}
+
+absl::Status Options::Resolve() {
+  if (servers == 0 && trainers == 0) {
+    int size = rank + 1;
+    const std::string world_size = Environment("WORLD_SIZE");
+    if (!world_size.empty() && !absl::SimpleAtoi(world_size, &size)) {
+      return Config(absl::StrCat("environment WORLD_SIZE = ", world_size,
+                                 ": wanted an integer"));
+    }
+    (role == "ps" ? servers : trainers) = size;
+  }
+  // A wrong name would be refused by the first part that uses it; say it once
+  // and here.
+  if (const absl::Status named = net::ValidateIdentity({job, role, rank});
+      !named.ok()) {
+    return Config(absl::StrCat("--job, --role or --rank: ", named.message()));
+  }
+  if (const absl::Status fit = world().Validate(); !fit.ok()) {
+    return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
+  }
+  if (role != rendezvous::kAdminRole &&
+      !world().Place(role, rank).has_value()) {
+    return Config(absl::StrCat("--rank=", rank, ": there is no ", name(),
+                               " in a job of ", servers, " servers and ",
+                               trainers, " trainers; ranks count from 0"));
+  }
+  if (device != "cpu" && device != "cuda") {
+    return Config(absl::StrCat("--device=", device, ": wanted cpu or cuda"));
+  }
+  if (metrics_port < 0 || metrics_port > 65535) {
+    return Config(absl::StrCat("--metrics-port=", metrics_port,
+                               ": wanted a port from 1 on, or 0 for none"));
+  }
+  if (coordinator.empty() && !Environment("MASTER_ADDR").empty() &&
+      !Environment("MASTER_PORT").empty()) {
+    coordinator = absl::StrCat(Environment("MASTER_ADDR"), ":",
+                               Environment("MASTER_PORT"));
+  }
+  if (coordinator.empty()) {
+    auto directory = net::DefaultSocketDirectory(job);
+    if (!directory.ok()) {
+      return WithExitCode(directory.status(), ExitCode::kConfig);
+    }
+    coordinator = absl::StrCat("unix:", *directory, "/coordinator.sock");
+  }
+  const absl::StatusOr<net::Address> meet = net::ParseAddress(coordinator);
+  if (!meet.ok()) {
+    return Config(absl::StrCat("--coordinator: ", meet.status().message()));
+  }
+  if (!listen.empty()) return absl::OkStatus();
+  if (hosts_coordinator()) {
+    listen = coordinator;
+  } else if (meet->kind == net::Address::Kind::kUnix) {
+    const std::string directory = meet->path.substr(0, meet->path.rfind('/'));
+    listen = absl::StrCat("unix:", directory, "/", name(), ".sock");
+  } else if (meet->IsLocal()) {
+    listen = "127.0.0.1:0";
+  } else {
+    listen = "0.0.0.0:0";
+    if (advertise.empty()) advertise = absl::StrCat(HostName(), ":0");
+  }
+  return absl::OkStatus();
+}
+
+Options Options::FromFlags(int* argc, char** argv) {
+  Options options;
+  Flags flags(argv[0], "");
+  options.AddTo(flags);
+  ExitIfError(flags.ParseKnown(argc, argv));
+  ExitIfError(options.Resolve());
+  return options;
+}
+
+}  // namespace weft::worker

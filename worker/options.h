@@ -1,0 +1,80 @@
+// Options: all that one rank is told: who it is, where the others are, how it
+// is secured and how it reports.
+
+#ifndef WEFT_WORKER_OPTIONS_H_
+#define WEFT_WORKER_OPTIONS_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/rendezvous/world.h"
+#include "weft/telemetry/logger.h"
+#include "weft/worker/flags.h"
+
+namespace weft::worker {
+
+struct Options {
+  // Who this is. The name is <role><rank>: ps0, trainer1.
+  std::string job = "weft";      // --job, WEFT_JOB
+  std::string role = "trainer";  // --role, WEFT_ROLE: ps, trainer or admin
+  int rank = 0;                  // --rank, WEFT_RANK, RANK: within its role
+  std::map<std::string, std::string> labels;
+
+  // How many there are of each role. With neither given nor in the environment
+  // (WORLD_SIZE counts the own role), the job is this worker alone.
+  int servers = 0;   // --servers, WEFT_SERVERS
+  int trainers = 0;  // --trainers, WEFT_TRAINERS
+
+  // Where the job meets: "unix:PATH" or "HOST:PORT"; --coordinator,
+  // WEFT_COORDINATOR, or MASTER_ADDR and MASTER_PORT. Server 0 hosts it
+  // (trainer 0 where there are no servers). Empty: a socket in this user's
+  // directory for the job, for ranks on one host.
+  std::string coordinator;
+  // Where the host keeps what must outlive it; empty: in memory.
+  std::string coordinator_log;  // --coordinator-log
+  // Where this rank listens; empty: the coordinator's address for its host,
+  // else next to it (unix) or a free port (TCP).
+  std::string listen;     // --listen
+  std::string advertise;  // --advertise: where others reach it, if elsewhere
+
+  std::string certs;      // --certs: a directory of `weft certs init`
+  bool insecure = false;  // --insecure: TCP without certificates
+
+  uint64_t seed = 1;     // --seed
+  int metrics_port = 0;  // --metrics-port: Prometheus; 0: off
+  telemetry::LogFormat log_format = telemetry::LogFormat::kText;  // --log
+  telemetry::Level log_level = telemetry::Level::kInfo;           // --log-level
+  bool json = false;           // --json: results as one JSON object a line
+  std::string device = "cpu";  // --device: cpu or cuda
+
+  // For all workers to join; --join-timeout.
+  absl::Duration join_timeout = absl::Minutes(5);
+  // Of a remote call, unless it says otherwise; --rpc-timeout.
+  absl::Duration rpc_timeout = absl::Seconds(60);
+
+  int handler_threads = 0;  // that run remote calls; 0: one a core, at least 2
+  int ranks_on_host = 1;    // LOCAL_WORLD_SIZE
+
+  std::string name() const;
+  bool hosts_coordinator() const;
+  rendezvous::World world() const;
+
+  // Makes `flags` set these. Programs add their own flags beside.
+  void AddTo(Flags& flags);
+  // Completes what follows from the rest (MASTER_ADDR, WORLD_SIZE, the
+  // addresses) and checks that it fits together. After Flags::Parse.
+  // kInvalidArgument, with exit code 3, says what to change.
+  absl::Status Resolve();
+
+  // For a program that has no flags of its own: takes what it knows out of the
+  // command line, and ends the program if that cannot be read.
+  static Options FromFlags(int* argc, char** argv);
+};
+
+}  // namespace weft::worker
+
+#endif  // WEFT_WORKER_OPTIONS_H_

@@ -1,0 +1,265 @@
+// Tests of flags, options and exit codes: what a command line means.
+
+#include "weft/worker/options.h"
+
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+
+namespace weft::worker {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+class Environment {
+ public:
+  Environment(const char* name, const char* value) : name_(name) {
+    setenv(name, value, 1);
+  }
+  ~Environment() { unsetenv(name_); }
+
+ private:
+  const char* const name_;
+};
+
+absl::Status Parse(Flags& flags, std::vector<const char*> arguments) {
+  arguments.insert(arguments.begin(), "prog");
+  return flags.Parse(static_cast<int>(arguments.size()), arguments.data());
+}
+
+struct Case {
+  int epochs = 1;
+  bool sync = true;
+  std::string data = "none";
+  absl::Duration grace = absl::Seconds(1);
+  Flags flags{"prog", "Tests."};
+  Case() {
+    flags.Add("epochs", &epochs, "passes", {"WEFT_T_EPOCHS", "T_EPOCHS"});
+    flags.Add("sync", &sync, "together");
+    flags.Add("data-dir", &data, "where");
+    flags.Add("grace", &grace, "time");
+  }
+};
+
+TEST(Flags, ReadValuesInEitherSpelling) {
+  Case c;
+  ASSERT_THAT(Parse(c.flags, {"--epochs=3", "--no-sync", "--data_dir", "d_1",
+                              "--grace=2m"}),
+              IsOk());
+  EXPECT_EQ(c.epochs, 3);
+  EXPECT_FALSE(c.sync);
+  EXPECT_EQ(c.data, "d_1");
+  EXPECT_EQ(c.grace, absl::Minutes(2));
+}
+
+TEST(Flags, AFlagGoesBeforeEnvironmentBeforeFileBeforeDefault) {
+  testing::TempDir dir;
+  std::ofstream(dir.Path("f")) << "# all\nepochs = 7\ndata-dir = file\n\n";
+  const std::string config = "--config=" + dir.Path("f");
+  {
+    Case c;
+    ASSERT_THAT(Parse(c.flags, {config.c_str()}), IsOk());
+    EXPECT_EQ(c.epochs, 7);
+    EXPECT_EQ(c.data, "file");
+    EXPECT_THAT(c.flags.Origin("epochs"), HasSubstr(":2"));
+    EXPECT_EQ(c.flags.Origin("grace"), "default");
+  }
+  const Environment second("T_EPOCHS", "8");
+  {
+    Case c;
+    ASSERT_THAT(Parse(c.flags, {config.c_str()}), IsOk());
+    EXPECT_EQ(c.epochs, 8);
+  }
+  const Environment first("WEFT_T_EPOCHS", "9");
+  {
+    Case c;
+    ASSERT_THAT(Parse(c.flags, {config.c_str()}), IsOk());
+    EXPECT_EQ(c.epochs, 9);
+    EXPECT_EQ(c.flags.Origin("epochs"), "environment WEFT_T_EPOCHS");
+  }
+  Case c;
+  ASSERT_THAT(Parse(c.flags, {config.c_str(), "--epochs=10"}), IsOk());
+  EXPECT_EQ(c.epochs, 10);
+  EXPECT_EQ(c.flags.Origin("epochs"), "flag");
+}
+
+TEST(Flags, AnUnknownFlagIsUsageAndNamesTheNearest) {
+  Case c;
+  const absl::Status status = Parse(c.flags, {"--epoch=3"});
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "did you mean --epochs?"));
+  EXPECT_EQ(ExitCodeFor(status), ExitCode::kUsage);
+  Case far;
+  EXPECT_THAT(Parse(far.flags, {"--zzzzzzz"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "see --help"));
+}
+
+TEST(Flags, AValueThatCannotBeReadSaysWhatWasWanted) {
+  for (const auto& [argument, wanted] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"--epochs=many", "an integer"},
+           {"--grace=soon", "a duration"},
+           {"--grace=-3s", "no negative"},
+           {"--sync=perhaps", "true or false"}}) {
+    Case c;
+    const absl::Status status = Parse(c.flags, {argument});
+    EXPECT_EQ(ExitCodeFor(status), ExitCode::kUsage) << argument;
+    EXPECT_THAT(std::string(status.message()), HasSubstr(wanted));
+  }
+  const Environment bad("T_EPOCHS", "many");
+  Case c;
+  const absl::Status status = Parse(c.flags, {});
+  EXPECT_THAT(std::string(status.message()), HasSubstr("T_EPOCHS"));
+  EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig);
+}
+
+TEST(Flags, AFileWithAMistakeNamesItsLine) {
+  testing::TempDir dir;
+  std::ofstream(dir.Path("f")) << "epochs = 7\nepoch = 8\n";
+  const std::string config = "--config=" + dir.Path("f");
+  Case c;
+  const absl::Status status = Parse(c.flags, {config.c_str()});
+  EXPECT_THAT(std::string(status.message()), HasSubstr("f:2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("--epochs"));
+  EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig);
+  Case absent;
+  EXPECT_THAT(Parse(absent.flags, {"--config=/nowhere/f"}),
+              StatusIs(absl::StatusCode::kNotFound, "/nowhere/f"));
+}
+
+TEST(Flags, WordsEndTheFlagsWhereTheyAreAnothersCommand) {
+  Case c;
+  c.flags.AllowPositional("PROGRAM ARGS");
+  ASSERT_THAT(
+      Parse(c.flags, {"--epochs=3", "prog", "--epochs=4", "--x_y", "word"}),
+      IsOk());
+  EXPECT_EQ(c.epochs, 3);
+  EXPECT_THAT(c.flags.positional(),
+              ElementsAre("prog", "--epochs=4", "--x_y", "word"));
+  Case none;
+  EXPECT_THAT(Parse(none.flags, {"word"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "\"word\""));
+}
+
+TEST(Flags, KnownOnesAreTakenAndTheRestIsLeft) {
+  Case c;
+  std::vector<std::string> words = {"prog", "--mine=1", "--epochs=3", "word"};
+  std::vector<char*> argv;
+  for (std::string& word : words) argv.push_back(word.data());
+  argv.push_back(nullptr);
+  int argc = 4;
+  ASSERT_THAT(c.flags.ParseKnown(&argc, argv.data()), IsOk());
+  EXPECT_EQ(c.epochs, 3);
+  ASSERT_EQ(argc, 3);
+  EXPECT_STREQ(argv[1], "--mine=1");
+  EXPECT_STREQ(argv[2], "word");
+}
+
+TEST(Flags, RepeatedOnesRunForEachValue) {
+  Case c;
+  std::vector<std::string> roles;
+  c.flags.AddRepeated(
+      "role",
+      [&](const std::string& text) {
+        roles.push_back(text);
+        return absl::OkStatus();
+      },
+      "roles");
+  ASSERT_THAT(Parse(c.flags, {"--role", "ps=2:a b", "--role=trainer=2:c"}),
+              IsOk());
+  EXPECT_THAT(roles, ElementsAre("ps=2:a b", "trainer=2:c"));
+}
+
+absl::Status Resolve(Options& options, std::vector<const char*> arguments) {
+  Flags flags("prog", "");
+  options.AddTo(flags);
+  const absl::Status status = Parse(flags, std::move(arguments));
+  return status.ok() ? options.Resolve() : status;
+}
+
+TEST(Options, ServerZeroHostsTheCoordinatorAndListensThere) {
+  Options server;
+  server.role = "ps";
+  ASSERT_THAT(Resolve(server, {"--servers=2", "--trainers=2",
+                               "--coordinator=unix:/d/c.sock"}),
+              IsOk());
+  EXPECT_TRUE(server.hosts_coordinator());
+  EXPECT_EQ(server.listen, "unix:/d/c.sock");
+  Options trainer;
+  ASSERT_THAT(Resolve(trainer, {"--servers=2", "--trainers=2",
+                                "--coordinator=unix:/d/c.sock", "--rank=1"}),
+              IsOk());
+  EXPECT_FALSE(trainer.hosts_coordinator());
+  EXPECT_EQ(trainer.listen, "unix:/d/trainer1.sock");
+  EXPECT_EQ(trainer.name(), "trainer1");
+  EXPECT_EQ(trainer.world().size(), 4);
+}
+
+TEST(Options, TorchrunsVariablesAreUnderstood) {
+  const Environment rank("RANK", "1");
+  const Environment world("WORLD_SIZE", "3");
+  const Environment address("MASTER_ADDR", "node7");
+  const Environment port("MASTER_PORT", "29500");
+  Options options;
+  ASSERT_THAT(Resolve(options, {}), IsOk());
+  EXPECT_EQ(options.name(), "trainer1");
+  EXPECT_EQ(options.trainers, 3);
+  EXPECT_EQ(options.coordinator, "node7:29500");
+  EXPECT_EQ(options.listen, "0.0.0.0:0");
+  EXPECT_FALSE(options.advertise.empty());
+  const Environment weft("WEFT_COORDINATOR", "unix:/d/c.sock");
+  Options by_weft;
+  ASSERT_THAT(Resolve(by_weft, {}), IsOk());
+  EXPECT_EQ(by_weft.coordinator, "unix:/d/c.sock");
+}
+
+TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
+  const std::vector<std::pair<std::vector<const char*>, const char*>> cases = {
+      {{"--rank=2", "--trainers=2"}, "no trainer2"},
+      {{"--servers=-1"}, "--servers"},
+      {{"--device=tpu"}, "cpu or cuda"},
+      {{"--coordinator=nowhere"}, "--coordinator"},
+      {{"--job=My Job"}, "--job"},
+      {{"--metrics-port=99999"}, "--metrics-port"},
+  };
+  for (const auto& [arguments, part] : cases) {
+    Options options;
+    const absl::Status status = Resolve(options, arguments);
+    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+    EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig) << part;
+  }
+}
+
+TEST(ExitCode, FollowsTheStatusUnlessItCarriesAnother) {
+  EXPECT_EQ(ExitCodeFor(absl::OkStatus()), ExitCode::kOk);
+  EXPECT_EQ(ExitCodeFor(absl::UnavailableError("")), ExitCode::kPeerLost);
+  EXPECT_EQ(ExitCodeFor(absl::DeadlineExceededError("")), ExitCode::kTimeout);
+  EXPECT_EQ(ExitCodeFor(absl::PermissionDeniedError("")), ExitCode::kAuth);
+  EXPECT_EQ(ExitCodeFor(absl::ResourceExhaustedError("")), ExitCode::kResource);
+  EXPECT_EQ(ExitCodeFor(absl::DataLossError("")), ExitCode::kBadCheckpoint);
+  EXPECT_EQ(ExitCodeFor(absl::NotFoundError("")), ExitCode::kConfig);
+  EXPECT_EQ(ExitCodeFor(absl::InternalError("")), ExitCode::kInternal);
+  EXPECT_EQ(ExitCodeFor(WithExitCode(absl::UnavailableError("port in use"),
+                                     ExitCode::kConfig)),
+            ExitCode::kConfig);
+}
+
+TEST(ExitCodeDeathTest, ExitIfErrorSaysWhyAndEndsWithTheCode) {
+  ExitIfError(absl::OkStatus());
+  EXPECT_EXIT(ExitIfError(absl::DeadlineExceededError("ps0 is missing")),
+              ::testing::ExitedWithCode(11), "error: ps0 is missing");
+}
+
+}  // namespace
+}  // namespace weft::worker
