@@ -1,0 +1,95 @@
+#include "weft/input/read_file.h"
+
+#include <zlib.h>
+
+#include <fstream>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::input {
+namespace {
+
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+using ::weft::testing::TempDir;
+
+constexpr int64_t kEnough = 1 << 24;
+
+std::string Gzip(const std::string& bytes) {
+  z_stream stream = {};
+  EXPECT_EQ(deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, 15 + 16, 8,
+                         Z_DEFAULT_STRATEGY),
+            Z_OK);
+  std::string packed(deflateBound(&stream, bytes.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
+  stream.avail_in = bytes.size();
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = packed.size();
+  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
+  packed.resize(packed.size() - stream.avail_out);
+  deflateEnd(&stream);
+  return packed;
+}
+
+std::string Text() {
+  std::string text;
+  for (int i = 0; i < 30000; ++i) text += std::to_string(i * i % 977);
+  return text;
+}
+
+TEST(Gunzip, RestoresWhatWasPacked) {
+  EXPECT_THAT(Gunzip(Gzip(Text()), kEnough, "f"), IsOkAndHolds(Text()));
+  EXPECT_THAT(Gunzip(Gzip(""), kEnough, "f"), IsOkAndHolds(""));
+  EXPECT_THAT(Gunzip(Gzip("one ") + Gzip("two"), kEnough, "f"),
+              IsOkAndHolds("one two"));
+}
+
+TEST(Gunzip, SaysThatAStreamIsCutWhereverItIs) {
+  const std::string packed = Gzip("a small text, a small text");
+  for (size_t size = 0; size < packed.size(); ++size) {
+    EXPECT_THAT(Gunzip(packed.substr(0, size), kEnough, "f"),
+                StatusIs(absl::StatusCode::kInvalidArgument, "f: "))
+        << size;
+  }
+}
+
+TEST(Gunzip, FindsDamageInTheData) {
+  const std::string packed = Gzip("a small text, a small text");
+  for (size_t i = 10; i < packed.size(); ++i) {  // after the header
+    std::string damaged = packed;
+    damaged[i] ^= 1;
+    EXPECT_FALSE(Gunzip(damaged, kEnough, "f").ok()) << i;
+  }
+}
+
+TEST(Gunzip, StopsAtTheLimitOfAStreamThatUnpacksToTooMuch) {
+  const std::string bomb = Gzip(std::string(8 << 20, '\0'));
+  ASSERT_LT(bomb.size(), 10000u);
+  EXPECT_THAT(Gunzip(bomb, 1 << 20, "f"),
+              StatusIs(absl::StatusCode::kResourceExhausted, "1048576"));
+}
+
+TEST(ReadFile, ReadsPlainAndPackedFilesAlike) {
+  const TempDir dir;
+  std::ofstream(dir.Path("plain")) << Text();
+  std::ofstream(dir.Path("packed")) << Gzip(Text());
+  EXPECT_THAT(ReadFile(dir.Path("plain")), IsOkAndHolds(Text()));
+  EXPECT_THAT(ReadFile(dir.Path("packed")), IsOkAndHolds(Text()));
+}
+
+TEST(ReadFile, NamesWhatItCannotRead) {
+  const TempDir dir;
+  EXPECT_THAT(ReadFile(dir.Path("absent")),
+              StatusIs(absl::StatusCode::kNotFound, "absent"));
+  EXPECT_THAT(ReadFile(dir.path()),
+              StatusIs(absl::StatusCode::kInvalidArgument, "regular file"));
+  std::ofstream(dir.Path("large")) << "0123456789";
+  EXPECT_THAT(ReadFile(dir.Path("large"), {/*max_bytes=*/9}),
+              StatusIs(absl::StatusCode::kResourceExhausted, "large"));
+}
+
+}  // namespace
+}  // namespace weft::input
