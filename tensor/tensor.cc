@@ -78,8 +78,11 @@ Shape CompleteShape(const Shape& shape, int64_t numel, const char* where) {
   if (free_size != result.end()) {
     *free_size = 1;
     const int64_t others = NumElements(result, where);
-    // With no elements among the others, any size would do: none is meant.
-    *free_size = others == 0 ? -1 : numel / others;
+    if (others == 0) {
+      ThrowInvalidArgument(where, ": -1 in shape ", ShapeText(shape),
+                           " could be any size");
+    }
+    *free_size = numel / others;
   }
   if (NumElements(result, where) != numel) {
     ThrowInvalidArgument(where, ": ", numel, " elements do not fill shape ",

@@ -127,9 +127,9 @@ Tensor ForwardByColumns(const Tensor& x, const Tensor& weight,
                         const Conv2dOptions& options) {
   const Tensor result = Tensor::Zeros(OutputShape(g), DType::kF64);
   if (bias.defined()) result.CopyFrom(bias.View({g.filters, 1, 1}));
-  const Tensor filters = weight.View({g.filters, -1});
+  const Tensor filters = weight.FlattenFrom(1);
   for (int64_t n = 0; n < g.batch; ++n) {
-    MatMulAdd_(result.Select(0, n).View({g.filters, -1}), filters,
+    MatMulAdd_(result.Select(0, n).FlattenFrom(1), filters,
                Columns(x.Select(0, n), g, options));
   }
   return result;
@@ -139,10 +139,9 @@ Tensor BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
                               const Geometry& g, const Conv2dOptions& options) {
   const Tensor result =
       Tensor::Zeros({g.batch, g.channels, g.height, g.width}, DType::kF64);
-  const Tensor filters = weight.View({g.filters, -1}).Transpose(0, 1);
+  const Tensor filters = weight.FlattenFrom(1).Transpose(0, 1);
   for (int64_t n = 0; n < g.batch; ++n) {
-    const Tensor columns =
-        MatMul(filters, grad.Select(0, n).View({g.filters, -1}));
+    const Tensor columns = MatMul(filters, grad.Select(0, n).FlattenFrom(1));
     const double* const in = columns.data<double>();
     double* const out = result.Select(0, n).data<double>();
     ForEachTap(g, options,
@@ -157,7 +156,7 @@ Tensor BackwardWeightByColumns(const Tensor& grad, const Tensor& x,
   const Tensor result = Tensor::Zeros(
       {g.filters, g.channels * g.kernel_h * g.kernel_w}, DType::kF64);
   for (int64_t n = 0; n < g.batch; ++n) {
-    MatMulAdd_(result, grad.Select(0, n).View({g.filters, -1}),
+    MatMulAdd_(result, grad.Select(0, n).FlattenFrom(1),
                Columns(x.Select(0, n), g, options).Transpose(0, 1));
   }
   return result.View({g.filters, g.channels, g.kernel_h, g.kernel_w});

@@ -69,8 +69,11 @@ WEFT_VECTORIZE void SoftmaxLine(const T* in, T* out, int64_t n, int64_t stride,
                                 bool is_log) {
   const LineStatistics<T> line = StatisticsOf(in, n, stride);
   if (is_log) {
-    const T shift = line.largest + std::log(line.sum);
-    for (int64_t i = 0; i < n; ++i) out[i * stride] = in[i * stride] - shift;
+    // In this order: next to a large score the logarithm would be lost.
+    const T shift = std::log(line.sum);
+    for (int64_t i = 0; i < n; ++i) {
+      out[i * stride] = (in[i * stride] - line.largest) - shift;
+    }
     return;
   }
   const T scale = T(1) / line.sum;

@@ -66,6 +66,12 @@ void ForEachWindow(const Geometry& g, Visit&& visit) {
   }
 }
 
+// Whether `next` is taken in place of `value`: the first NaN is, and stays.
+template <typename T>
+inline bool IsBetter(T next, T value) {
+  return (next > value) | ((next != next) & (value == value));
+}
+
 template <typename T>
 void MaxOfPlane(const Geometry& g, const T* in, T* values, int64_t* indices) {
   ForEachWindow(g, [&](int64_t place, const Window& window) {
@@ -74,9 +80,7 @@ void MaxOfPlane(const Geometry& g, const T* in, T* values, int64_t* indices) {
     for (int64_t h = window.top; h < window.bottom; ++h) {
       for (int64_t w = window.left; w < window.right; ++w) {
         const int64_t i = h * g.width + w;
-        // The first NaN is taken and stays.
-        const bool is_better =
-            in[i] > value || (in[i] != in[i] && value == value);
+        const bool is_better = IsBetter(in[i], value);
         best = is_better ? i : best;
         value = is_better ? in[i] : value;
       }
@@ -84,6 +88,26 @@ void MaxOfPlane(const Geometry& g, const T* in, T* values, int64_t* indices) {
     values[place] = value;
     indices[place] = best;
   });
+}
+
+// The common case, 2 x 2 side by side, without branches.
+template <typename T>
+void MaxOfPlane2x2(const Geometry& g, const T* in, T* values,
+                   int64_t* indices) {
+  for (int64_t y = 0; y < g.out_h; ++y) {
+    const int64_t row = 2 * y * g.width;
+    for (int64_t x = 0; x < g.out_w; ++x) {
+      const int64_t first = row + 2 * x;
+      const int64_t below = first + g.width;
+      const bool right = IsBetter(in[first + 1], in[first]);
+      const T upper = right ? in[first + 1] : in[first];
+      const bool lower_right = IsBetter(in[below + 1], in[below]);
+      const T lower = lower_right ? in[below + 1] : in[below];
+      const bool is_lower = IsBetter(lower, upper);
+      *values++ = is_lower ? lower : upper;
+      *indices++ = is_lower ? below + lower_right : first + right;
+    }
+  }
 }
 
 Shape OutputShape(const Shape& x, const Geometry& g) {
@@ -101,10 +125,18 @@ MaxPool2dResult MaxPool2d(const Tensor& x, const Pool2dOptions& options) {
   VisitFloating(x.dtype(), "MaxPool2d", [&](auto type) {
     using T = typename decltype(type)::Type;
     const int64_t out_size = g.out_h * g.out_w;
+    const bool is_2x2 = g.kernel == std::array<int64_t, 2>{2, 2} &&
+                        g.stride == g.kernel && g.padding[0] == 0 &&
+                        g.padding[1] == 0;
     for (int64_t p = 0; p < g.planes; ++p) {
-      MaxOfPlane(g, input.data<T>() + p * g.height * g.width,
-                 result.values.data<T>() + p * out_size,
-                 result.indices.data<int64_t>() + p * out_size);
+      const T* const in = input.data<T>() + p * g.height * g.width;
+      T* const values = result.values.data<T>() + p * out_size;
+      int64_t* const indices = result.indices.data<int64_t>() + p * out_size;
+      if (is_2x2) {
+        MaxOfPlane2x2(g, in, values, indices);
+      } else {
+        MaxOfPlane(g, in, values, indices);
+      }
     }
   });
   return result;

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
 namespace weft::internal {
@@ -84,11 +83,10 @@ inline float Exp(float x) {
   // 2^n in two factors, since 2^128 is none; NaN counts as 0 here and comes
   // back below.
   const int32_t power = x == x ? static_cast<int32_t>(n) : 0;
-  const int32_t half = power / 2;
-  const int32_t bits[2] = {(half + 127) << 23, (power - half + 127) << 23};
-  float factors[2];
-  std::memcpy(factors, bits, sizeof(factors));
-  const float y = p * factors[0] * factors[1];
+  const int32_t half = power >> 1;
+  const float low = __builtin_bit_cast(float, (half + 127) << 23);
+  const float high = __builtin_bit_cast(float, (power - half + 127) << 23);
+  const float y = p * low * high;
   const float bounded = x > kHigh ? HUGE_VALF : (x < kLow ? 0.0f : y);
   return x == x ? bounded : x;
 }

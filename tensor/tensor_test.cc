@@ -1,0 +1,220 @@
+#include "weft/tensor/tensor.h"
+
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tensor/ops/reference.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr DType kAll[] = {DType::kF32, DType::kF64, DType::kI64, DType::kU8,
+                          DType::kBool};
+
+TEST(Shape, RefusesWhatOverflows) {
+  const int64_t big = int64_t{1} << 40;
+  EXPECT_THAT(Complaint([&] {
+                Tensor::Empty({big, big});
+              }),
+              HasSubstr("more than"));
+  EXPECT_THAT(Complaint([&] {
+                Tensor::Empty({0, big, big});
+              }),
+              HasSubstr("more than"));
+  EXPECT_THAT(Complaint([&] { Tensor::Empty({int64_t{1} << 45}); }),
+              HasSubstr("bytes"));
+  EXPECT_THAT(Complaint([&] {
+                Tensor::Empty({2, -1});
+              }),
+              HasSubstr("negative"));
+  EXPECT_THAT(Complaint([&] { Tensor::Empty(Shape(33, 1)); }),
+              HasSubstr("33 dimensions"));
+  EXPECT_EQ(Tensor::Empty(Shape(32, 1)).numel(), 1);
+}
+
+TEST(Tensor, IsMadeInEveryDType) {
+  for (const DType dtype : kAll) {
+    ExpectValues(Tensor::Zeros({2, 2}, dtype), {2, 2}, {0, 0, 0, 0}, 0);
+    ExpectValues(Tensor::Ones({}, dtype), {}, {1}, 0);
+    EXPECT_EQ(Tensor::Empty({0, 3}, dtype).numel(), 0);
+    EXPECT_EQ(Tensor::Empty({3}, dtype).bytes(), 3 * ItemSize(dtype));
+  }
+  ExpectValues(Tensor::Arange(4), {4}, {0, 1, 2, 3}, 0);
+  ExpectValues(Tensor::Arange(0), {0}, {}, 0);
+  ExpectValues(Tensor::Full({2}, 2.5), {2}, {2.5, 2.5}, 0);
+  EXPECT_EQ(Tensor::Scalar(2.5f).item<float>(), 2.5f);
+  EXPECT_EQ(Tensor::FromVector<bool>({true}).item<bool>(), true);
+}
+
+TEST(Tensor, LiesAtACacheLineUnlessItIsTiny) {
+  for (const int64_t n : {17, 100, 100000}) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(Tensor::Empty({n}).raw()) % 64, 0u);
+  }
+}
+
+TEST(Tensor, SaysWhatDoesNotFit) {
+  EXPECT_THAT(Complaint([] {
+                Tensor::FromVector<float>({1, 2}, {3});
+              }),
+              HasSubstr("shape [3] has 3 elements, the vector 2"));
+  const Tensor x = Tensor::Zeros({2, 3});
+  EXPECT_THAT(Complaint([&] { x.data<double>(); }),
+              HasSubstr("wanted as f64, the tensor is f32[2, 3]"));
+  EXPECT_THAT(Complaint([&] { x.item<float>(); }), HasSubstr("wanted 1"));
+  EXPECT_THAT(Complaint([&] { x.Transpose(0, 1).span<float>(); }),
+              HasSubstr("not contiguous"));
+  EXPECT_THAT(Complaint([&] { x.View({4}); }), HasSubstr("6 elements"));
+  EXPECT_THAT(Complaint([&] { x.View({-1, 4}); }), HasSubstr("6 elements"));
+  EXPECT_THAT(Complaint([&] { x.View({-1, -1}); }), HasSubstr("negative"));
+  EXPECT_THAT(Complaint([&] { x.View({-1, 0}); }), HasSubstr("any size"));
+  EXPECT_THAT(Complaint([&] { x.Slice(0, 1, 3); }), HasSubstr("[1, 3)"));
+  EXPECT_THAT(Complaint([&] { x.Slice(0, 2, 1); }), HasSubstr("[2, 1)"));
+  EXPECT_THAT(Complaint([&] { x.Select(1, 3); }), HasSubstr("index 3"));
+  EXPECT_THAT(Complaint([&] {
+                x.Expand({3, 3});
+              }),
+              HasSubstr("does not expand"));
+  EXPECT_THAT(Complaint([&] { x.Expand({3}); }), HasSubstr("does not expand"));
+  EXPECT_THAT(Complaint([&] { x.Squeeze(0); }), HasSubstr("is not 1"));
+  EXPECT_THAT(Complaint([&] { x.Permute({0, 0}); }), HasSubstr("once"));
+  EXPECT_THAT(Complaint([&] { x.size(2); }), HasSubstr("dim 2"));
+  EXPECT_THAT(Complaint([&] { x.To(DType::kI64).Fill(0.5); }),
+              HasSubstr("0.5 is not a value"));
+}
+
+TEST(Tensor, UndefinedOrElsewhereIsAnErrorNotACrash) {
+  try {
+    Tensor().shape();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().code(), absl::StatusCode::kFailedPrecondition);
+  }
+  try {
+    Tensor::Zeros({1}, DType::kF32, Device::Cuda(1));
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status().code(), absl::StatusCode::kUnimplemented);
+    EXPECT_THAT(std::string(error.status().message()),
+                HasSubstr("cuda:1 is not in this build"));
+  }
+}
+
+TEST(Views, ShareElements) {
+  const Tensor x = Tensor::Arange(24).View({2, 3, 4});
+  EXPECT_EQ(x.Select(0, 1).Select(0, 2).Select(0, 3).item<int64_t>(), 23);
+  ExpectValues(x.Transpose(0, 2).Select(0, 1), {3, 2}, {1, 13, 5, 17, 9, 21},
+               0);
+  EXPECT_EQ(x.Permute({2, 0, 1}).shape(), (Shape{4, 2, 3}));
+  ExpectValues(x.Slice(1, 1, 3).Slice(2, 0, 1), {2, 2, 1}, {4, 8, 16, 20}, 0);
+  ExpectValues(x.Slice(2, 3, 3), {2, 3, 0}, {}, 0);
+  EXPECT_EQ(x.Unsqueeze(-1).shape(), (Shape{2, 3, 4, 1}));
+  EXPECT_EQ(x.Unsqueeze(0).Squeeze(0).shape(), x.shape());
+  EXPECT_EQ(x.View({-1, 6}).shape(), (Shape{4, 6}));
+  EXPECT_EQ(x.FlattenFrom(1).shape(), (Shape{2, 12}));
+  x.Slice(0, 1, 2).Fill(-1);
+  EXPECT_EQ(x.Select(0, 1).Select(0, 0).Select(0, 0).item<int64_t>(), -1);
+  EXPECT_EQ(x.Slice(0, 1, 2).storage_offset(), 12);
+}
+
+TEST(Expand, RepeatsWithoutACopy) {
+  const Tensor x = Tensor::Arange(3).View({3, 1}).Expand({2, 3, 2});
+  ExpectValues(x, {2, 3, 2}, {0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2}, 0);
+  EXPECT_EQ(x.strides(), (Shape{0, 1, 0}));
+  EXPECT_FALSE(x.is_contiguous());
+  EXPECT_EQ(Tensor::Zeros({1, 3}).Expand({0, 3}).numel(), 0);
+}
+
+TEST(View, IsTakenExactlyWhenStridesAllowIt) {
+  const Tensor x = Tensor::Arange(24).View({2, 3, 4});
+  const Tensor part = x.Slice(2, 0, 2);  // Rows of 2, 4 apart.
+  ExpectSame(part.View({6, 2}), part.Clone().View({6, 2}));
+  EXPECT_THAT(Complaint([&] { part.View({12}); }), HasSubstr("use Reshape"));
+  const Tensor turned = x.Transpose(0, 1);
+  ExpectSame(turned.View({3, 2, 2, 2}), turned.Clone().View({3, 2, 2, 2}));
+  EXPECT_THAT(Complaint([&] {
+                turned.View({6, 4});
+              }),
+              HasSubstr("use Reshape"));
+  ExpectSame(turned.Reshape({6, 4}), turned.Clone().View({6, 4}));
+  EXPECT_EQ(x.Reshape({24}).raw(), x.raw());
+  EXPECT_EQ(Tensor::Zeros({0, 3}).View({3, 0, 2}).numel(), 0);
+  EXPECT_EQ(Tensor::Scalar(1.0).View({1, 1}).dim(), 2);
+}
+
+TEST(To, CastsBetweenAllDTypesInEveryLayout) {
+  Generator generator(1);
+  for (const DType from : kAll) {
+    for (const DType to : kAll) {
+      for (const Lie lie : kLies) {
+        const Tensor x = Integers({3, 5}, from, 0, 1, generator, lie);
+        const Tensor y = x.To(to);
+        EXPECT_EQ(y.dtype(), to);
+        ExpectValues(y, {3, 5}, Values(x), 0);
+      }
+    }
+  }
+}
+
+TEST(To, SaturatesWhereTheValueDoesNotFit) {
+  const double nan = std::nan("");
+  const auto x = Tensor::FromVector<double>({1e30, -1e30, nan, -2.7, 300});
+  EXPECT_THAT(x.To(DType::kI64).ToVector<int64_t>(),
+              ElementsAre(std::numeric_limits<int64_t>::max(),
+                          std::numeric_limits<int64_t>::min(), 0, -2, 300));
+  EXPECT_THAT(x.To(DType::kU8).ToVector<uint8_t>(),
+              ElementsAre(255, 0, 0, 0, 255));
+  EXPECT_THAT(x.To(DType::kBool).ToVector<bool>(),
+              ElementsAre(true, true, true, true, true));
+}
+
+TEST(CopyFrom, BroadcastsCastsAndMayOverlap) {
+  const Tensor y = Tensor::Zeros({2, 3});
+  const uint64_t version = y.version();
+  y.CopyFrom(Tensor::Arange(3));
+  ExpectValues(y, {2, 3}, {0, 1, 2, 0, 1, 2}, 0);
+  EXPECT_EQ(y.version(), version + 1);
+  const Tensor line = Tensor::Arange(5);
+  line.Slice(0, 1, 5).CopyFrom(line.Slice(0, 0, 4));
+  ExpectValues(line, {5}, {0, 0, 1, 2, 3}, 0);
+  EXPECT_THAT(Complaint([&] { y.CopyFrom(Tensor::Zeros({2})); }),
+              HasSubstr("does not expand"));
+}
+
+TEST(FromBlob, KeepsTheOwnerAlive) {
+  auto owner = std::make_shared<std::vector<float>>(4, 1.0f);
+  const std::weak_ptr<std::vector<float>> watch = owner;
+  Tensor x = Tensor::FromBlob(owner->data(), {2, 2}, DType::kF32, owner);
+  owner.reset();
+  const Tensor view = x.Select(0, 1);
+  x = Tensor();
+  EXPECT_FALSE(watch.expired());
+  ExpectValues(view, {2}, {1, 1}, 0);
+}
+
+TEST(FromStorage, RefusesElementsOutside) {
+  const Tensor x = Tensor::Arange(6);
+  const auto view = [&](int64_t offset, const Shape& shape,
+                        const Shape& strides) {
+    return Tensor::FromStorage(x.storage(), offset, shape, strides,
+                               DType::kI64);
+  };
+  ExpectValues(view(5, {2, 3}, {-3, -1}), {2, 3}, {5, 4, 3, 2, 1, 0}, 0);
+  for (const int64_t offset : {-1, 1, 100}) {
+    EXPECT_THAT(Complaint([&] { view(offset, {6}, {1}); }),
+                ::testing::Not(::testing::IsEmpty()));
+  }
+  EXPECT_THAT(Complaint([&] { view(0, {2}, {-1}); }), HasSubstr("outside"));
+  EXPECT_THAT(Complaint([&] {
+                view(0, {3, 3}, {int64_t{1} << 62, int64_t{1} << 62});
+              }),
+              HasSubstr("outside"));
+}
+
+}  // namespace
+}  // namespace weft
