@@ -1,0 +1,70 @@
+// weft certs: makes the certificates of a job.
+
+#include <cstdio>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/launch/commands.h"
+#include "weft/net/certificates.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+
+namespace weft::launch {
+namespace {
+
+void AddMembers(const std::string& job, const std::string& role, int count,
+                std::vector<net::Identity>& members) {
+  for (int rank = 0; rank < count; ++rank) members.push_back({job, role, rank});
+}
+
+}  // namespace
+
+absl::StatusOr<int> CertsCommand(int argc, char** argv) {
+  if (argc < 2 || (std::string(argv[1]) != "init" &&
+                   std::string(argv[1]).rfind("--help", 0) != 0)) {
+    return worker::WithExitCode(
+        absl::InvalidArgumentError("weft certs: wanted `weft certs init`"),
+        worker::ExitCode::kUsage);
+  }
+  net::CertificatesOptions options;
+  options.directory = "certs";
+  options.job = "weft";
+  int servers = 1;
+  int trainers = 1;
+  int admins = 1;
+  int days = 30;
+  worker::Flags flags(
+      "weft certs init",
+      "Makes the authority of a job and a certificate for each worker below "
+      "--dir. Members that are there stay.\nCopy each member's folder to its "
+      "host; keep ca-key.pem off the workers.\n");
+  flags.Add("dir", &options.directory, "where");
+  flags.Add("job", &options.job, "the job's name", {"WEFT_JOB"});
+  flags.Add("servers", &servers, "for ps0, ps1, ...", {"WEFT_SERVERS"});
+  flags.Add("trainers", &trainers, "for trainer0, trainer1, ...",
+            {"WEFT_TRAINERS"});
+  flags.Add("admins", &admins, "for admin0, ...: `weft status` and the like");
+  flags.Add("days", &days, "for how long they are good");
+  flags.AddRepeated(
+      "host",
+      [&](const std::string& host) {
+        options.extra_hosts.push_back(host);
+        return absl::OkStatus();
+      },
+      "a name or number of a host that serves, any number of times");
+  WEFT_RETURN_IF_ERROR(flags.Parse(argc - 1, argv + 1));
+  AddMembers(options.job, "ps", servers, options.members);
+  AddMembers(options.job, "trainer", trainers, options.members);
+  AddMembers(options.job, "admin", admins, options.members);
+  options.validity = absl::Hours(24) * days;
+  WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
+  std::printf(
+      "%s: certificates of job %s for %zu members, good for %d days\n"
+      "use them with --certs=%s --job=%s\n",
+      options.directory.c_str(), options.job.c_str(), options.members.size(),
+      days, options.directory.c_str(), options.job.c_str());
+  return 0;
+}
+
+}  // namespace weft::launch

@@ -1,0 +1,81 @@
+// weft: the one program of the command line: run, certs init, health, status,
+// version.
+
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/launch/commands.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+#include "weft/worker/version.h"
+
+namespace {
+
+using weft::launch::CertsCommand;
+using weft::launch::HealthCommand;
+using weft::launch::RunCommand;
+using weft::launch::StatusCommand;
+
+constexpr char kUsage[] =
+    "Usage: weft COMMAND [flags]\n"
+    "\n"
+    "  run      start the ranks of a job on this host and watch them\n"
+    "  certs    make the certificates of a job: weft certs init\n"
+    "  health   ask whether an endpoint serves\n"
+    "  status   show who is in a job\n"
+    "  version  say which Weft this is\n"
+    "\n"
+    "weft COMMAND --help lists its flags; docs/cli.md has them all.\n";
+
+absl::StatusOr<int> Version(int /*argc*/, char** /*argv*/) {
+  std::printf("weft %s\n", std::string(weft::worker::kVersion).c_str());
+  return 0;
+}
+
+struct Command {
+  const char* name;
+  absl::StatusOr<int> (*run)(int argc, char** argv);
+};
+constexpr Command kCommands[] = {
+    {"run", RunCommand},       {"certs", CertsCommand},
+    {"health", HealthCommand}, {"status", StatusCommand},
+    {"version", Version},      {"--version", Version}};
+
+absl::StatusOr<int> Main(int argc, char** argv) {
+  const std::string name = argc > 1 ? argv[1] : "";
+  if (name == "--help" || name == "-h" || name == "help") {
+    std::fputs(kUsage, stdout);
+    return 0;
+  }
+  std::vector<std::string> known;
+  for (const Command& command : kCommands) {
+    if (name == command.name) return command.run(argc - 1, argv + 1);
+    known.push_back(command.name);
+  }
+  if (name.empty()) {
+    std::fputs(kUsage, stderr);
+    return static_cast<int>(weft::worker::ExitCode::kUsage);
+  }
+  const std::string nearest = weft::worker::NearestName(name, known);
+  return weft::worker::WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat(
+          "weft: there is no command \"", name, "\"",
+          nearest.empty() ? "; see weft --help"
+                          : absl::StrCat("; did you mean ", nearest, "?"))),
+      weft::worker::ExitCode::kUsage);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const absl::StatusOr<int> code =
+      weft::CatchToStatus([&] { return Main(argc, argv); });
+  weft::ExitIfError(code);
+  return *code;
+}
