@@ -1,0 +1,502 @@
+#include "weft/ps/client.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/tensor_codec.h"
+
+namespace weft::ps {
+
+// Shards of a checkpoint are numbered; each server has a range of its own, one
+// for each table it may hold.
+constexpr int kShardsOfServer = 1024;
+
+namespace internal {
+
+// What dense and sparse tables share: the calls, the numbers of pushes, rounds.
+class TableClient {
+ public:
+  TableClient(const ClientOptions& options, std::unique_ptr<TableLayout> layout,
+              uint64_t identity, int64_t version)
+      : options_(options),
+        layout_(std::move(layout)),
+        placement_(layout_->spec().name(), layout_->spec().partitions(),
+                   static_cast<int>(options.servers.size())),
+        identity_(identity),
+        round_(version),
+        pushed_(layout_->spec().partitions(), 0) {}
+
+  const TableLayout& layout() const { return *layout_; }
+  const Placement& placement() const { return placement_; }
+  int servers() const { return placement_.servers(); }
+  int64_t round() const { return round_; }
+  bool is_sync() const { return layout_->spec().mode() == v1::TableSpec::SYNC; }
+
+  rpc::Target To(int server) const {
+    return options_.agent->To(options_.servers[server], options_.timeout);
+  }
+
+  v1::Request NewRequest(bool push, bool pull) const {
+    v1::Request request;
+    request.set_table(layout_->spec().name());
+    request.set_client(identity_);
+    request.set_rank(options_.rank);
+    request.set_push(push);
+    request.set_pull(pull);
+    request.set_round(round_);
+    return request;
+  }
+
+  void AddSpan(v1::Request& request, int partition, int64_t rows) {
+    v1::Span* span = request.add_spans();
+    span->set_partition(partition);
+    span->set_rows(static_cast<uint32_t>(rows));
+    if (!is_sync()) span->set_sequence(++pushed_[partition]);
+  }
+
+  void EndOfPush() {
+    if (is_sync()) ++round_;
+  }
+
+  // kFailedPrecondition once a push has failed.
+  absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (failure_.ok()) return failure_;
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", layout_->spec().name(),
+                     "': an earlier push failed, open the table again: ",
+                     failure_.message()));
+  }
+  void Fail(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (failure_.ok()) failure_ = status;
+  }
+
+ private:
+  const ClientOptions options_;
+  const std::unique_ptr<TableLayout> layout_;
+  const Placement placement_;
+  const uint64_t identity_;
+  int64_t round_;
+  std::vector<uint64_t> pushed_;  // by partition: the last number given
+
+  mutable Mutex mu_;
+  absl::Status failure_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace internal
+
+namespace {
+
+using internal::TableClient;
+using Replies = std::vector<ExchangeReply>;
+
+// Remembers the failure of a push, on whichever thread it shows.
+void Watch(const Future<Replies>& replies,
+           const std::shared_ptr<TableClient>& table) {
+  replies.OnReady([table](const absl::StatusOr<Replies>& result) {
+    if (!result.ok()) table->Fail(result.status());
+  });
+}
+
+absl::Status Unfit(const TableLayout& layout, absl::string_view what,
+                   absl::string_view wanted, const Tensor& found) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "table '", layout.spec().name(), "': ", what, " wanted ", wanted,
+      ", found ", found.defined() ? found.Describe() : "no tensor"));
+}
+
+absl::Status CheckFlat(const TableLayout& layout, absl::string_view what,
+                       const Tensor& t) {
+  const int64_t n = layout.spec().elements();
+  if (t.defined() && t.dtype() == DType::kF32 && t.dim() == 1 &&
+      t.numel() == n) {
+    return absl::OkStatus();
+  }
+  return Unfit(layout, what, absl::StrCat("f32[", n, "]"), t);
+}
+
+absl::Status CheckKeys(const TableLayout& layout, const Tensor& keys) {
+  if (keys.defined() && keys.dtype() == DType::kI64 && keys.dim() == 1) {
+    return absl::OkStatus();
+  }
+  return Unfit(layout, "keys:", "i64[n]", keys);
+}
+
+absl::Status CheckRows(const TableLayout& layout, const Tensor& keys,
+                       const Tensor& rows) {
+  if (rows.defined() && rows.dtype() == DType::kF32 && rows.dim() == 2 &&
+      rows.size(0) == keys.numel() && rows.size(1) == layout.dim()) {
+    return absl::OkStatus();
+  }
+  return Unfit(layout, "gradients:",
+               absl::StrCat("f32[", keys.numel(), ", ", layout.dim(), "]"),
+               rows);
+}
+
+// The slices of one server out of the whole vector, one after another.
+Tensor Gather(const Tensor& values, const DensePart& part) {
+  Tensor out = Tensor::Empty({part.elements});
+  const float* from = values.data<float>();
+  const int64_t n = values.numel();
+  float* to = out.data<float>();
+  for (const DensePart::Group& group : part.groups) {
+    for (uint64_t slice : group.slices) {
+      const int64_t begin = static_cast<int64_t>(slice) * kSliceElements;
+      const int64_t length = std::min(kSliceElements, n - begin);
+      std::copy_n(from + begin, length, to);
+      to += length;
+    }
+  }
+  return out;
+}
+
+Tensor KeyTensor(const std::vector<uint64_t>& keys) {
+  Tensor out = Tensor::Empty({static_cast<int64_t>(keys.size())}, DType::kI64);
+  std::memcpy(out.raw(), keys.data(), keys.size() * sizeof(uint64_t));
+  return out;
+}
+
+// Row i of the result is the sum of the rows of `gradients` whose key is
+// unique number i.
+Tensor SumByKey(const SparseCut& cut, const Tensor& gradients) {
+  const Tensor rows = gradients.Contiguous();
+  const int64_t dim = rows.size(1);
+  Tensor sums = Tensor::Zeros({cut.unique, dim});
+  const float* from = rows.data<float>();
+  float* to = sums.data<float>();
+  for (int64_t unique : cut.unique_of) {
+    float* sum = to + unique * dim;
+    for (int64_t j = 0; j < dim; ++j) sum[j] += from[j];
+    from += dim;
+  }
+  return sums;
+}
+
+}  // namespace
+
+// --- DenseTable --------------------------------------------------------------
+
+DenseTable::DenseTable(std::unique_ptr<TableClient> table)
+    : table_(std::move(table)),
+      cut_(std::make_shared<const std::vector<DensePart>>(
+          CutDense(table_->layout(), table_->placement()))) {}
+DenseTable::~DenseTable() = default;
+
+int64_t DenseTable::elements() const {
+  return table_->layout().spec().elements();
+}
+int64_t DenseTable::round() const { return table_->round(); }
+
+Future<void> DenseTable::Initialize(const Tensor& values) {
+  const absl::Status fit = CheckFlat(table_->layout(), "first values:", values);
+  if (!fit.ok()) return MakeReady<void>(fit);
+  const Tensor flat = values.Contiguous();
+  std::vector<Future<void>> calls;
+  for (int server = 0; server < table_->servers(); ++server) {
+    if ((*cut_)[server].groups.empty()) continue;
+    calls.push_back(rpc::CallAsync(table_->To(server), &ps::Initialize,
+                                   table_->layout().spec().name(),
+                                   Gather(flat, (*cut_)[server])));
+  }
+  return WhenAllOk(std::move(calls));
+}
+
+Future<Replies> DenseTable::Exchange(const Tensor* gradient, bool pull) {
+  const bool push = gradient != nullptr;
+  if (push) {
+    absl::Status fit = table_->status();
+    if (fit.ok()) fit = CheckFlat(table_->layout(), "gradient:", *gradient);
+    if (!fit.ok()) return MakeReady<Replies>(fit);
+  }
+  const Tensor flat = push ? gradient->Contiguous() : Tensor();
+  std::vector<Future<ExchangeReply>> calls;
+  for (int server = 0; server < table_->servers(); ++server) {
+    const DensePart& part = (*cut_)[server];
+    if (part.groups.empty()) continue;
+    v1::Request request = table_->NewRequest(push, pull);
+    std::optional<Tensor> values;
+    if (push) {
+      for (const DensePart::Group& group : part.groups) {
+        table_->AddSpan(request, group.partition, group.slices.size());
+      }
+      values = Gather(flat, part);
+    }
+    calls.push_back(rpc::CallAsync(table_->To(server), &ps::Exchange, request,
+                                   std::optional<Tensor>(), std::move(values),
+                                   std::optional<Tensor>()));
+  }
+  if (push) table_->EndOfPush();
+  Future<Replies> replies = WhenAllOk(std::move(calls));
+  if (push) Watch(replies, table_);
+  return replies;
+}
+
+namespace {
+
+// What servers are trusted with stops at the shape of what they send.
+absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
+  const std::optional<Tensor>& values = std::get<1>(reply);
+  if (values.has_value() && values->defined() &&
+      values->dtype() == DType::kF32 && values->shape() == wanted &&
+      values->is_contiguous()) {
+    return absl::OkStatus();
+  }
+  return absl::InternalError(
+      absl::StrCat("a server answered a pull with ",
+                   values.has_value() && values->defined() ? values->Describe()
+                                                           : "no values",
+                   "; are client and server built from the same sources?"));
+}
+
+// The whole vector out of the servers' parts of it.
+absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut, int64_t n,
+                                const Replies& replies) {
+  Tensor out = Tensor::Empty({n});
+  float* to = out.data<float>();
+  size_t next = 0;
+  for (const DensePart& part : cut) {
+    if (part.groups.empty()) continue;
+    const ExchangeReply& reply = replies[next++];
+    WEFT_RETURN_IF_ERROR(CheckReply(reply, {part.elements}));
+    const float* from = std::get<1>(reply)->data<float>();
+    for (const DensePart::Group& group : part.groups) {
+      for (uint64_t slice : group.slices) {
+        const int64_t begin = static_cast<int64_t>(slice) * kSliceElements;
+        const int64_t length = std::min(kSliceElements, n - begin);
+        std::copy_n(from, length, to + begin);
+        from += length;
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Future<Tensor> DenseTable::PushPull(const Tensor& gradient) {
+  return Exchange(&gradient, /*pull=*/true)
+      .Then([cut = cut_, n = elements()](const Replies& replies) {
+        return Assemble(*cut, n, replies);
+      });
+}
+
+Future<Tensor> DenseTable::Pull() {
+  return Exchange(nullptr, /*pull=*/true)
+      .Then([cut = cut_, n = elements()](const Replies& replies) {
+        return Assemble(*cut, n, replies);
+      });
+}
+
+Future<void> DenseTable::Push(const Tensor& gradient) {
+  return Exchange(&gradient, /*pull=*/false).Then([](const Replies&) {});
+}
+
+// --- SparseTable -------------------------------------------------------------
+
+SparseTable::SparseTable(std::unique_ptr<TableClient> table)
+    : table_(std::move(table)) {}
+SparseTable::~SparseTable() = default;
+
+int64_t SparseTable::dim() const { return table_->layout().dim(); }
+int64_t SparseTable::round() const { return table_->round(); }
+
+Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
+                                     const Tensor* gradients,
+                                     const Tensor* pull_keys) {
+  const bool push = push_keys != nullptr;
+  const bool pull = pull_keys != nullptr;
+  const TableLayout& layout = table_->layout();
+  absl::Status fit;
+  if (push) {
+    fit = table_->status();
+    if (fit.ok()) fit = CheckKeys(layout, *push_keys);
+    if (fit.ok()) fit = CheckRows(layout, *push_keys, *gradients);
+  }
+  if (fit.ok() && pull) fit = CheckKeys(layout, *pull_keys);
+  if (!fit.ok()) return MakeReady<Tensor>(fit);
+
+  SparseCut pushed, pulled;
+  Tensor sums;
+  if (push) {
+    const Tensor keys = push_keys->Contiguous();
+    pushed = CutSparse(keys.span<int64_t>(), table_->placement());
+    sums = SumByKey(pushed, *gradients);
+  }
+  if (pull) {
+    const Tensor keys = pull_keys->Contiguous();
+    pulled = CutSparse(keys.span<int64_t>(), table_->placement());
+  }
+
+  std::vector<Future<ExchangeReply>> calls;
+  std::vector<int> asked;  // the server of each call
+  int64_t row = 0;
+  for (int server = 0; server < table_->servers(); ++server) {
+    // A synchronous round needs a part from every worker at every server.
+    const bool push_here =
+        push && (table_->is_sync() || !pushed.parts[server].keys.empty());
+    const bool pull_here = pull && !pulled.parts[server].keys.empty();
+    if (!push_here && !pull_here) continue;
+    v1::Request request = table_->NewRequest(push_here, pull_here);
+    std::optional<Tensor> keys, values, wanted;
+    if (push_here) {
+      const SparsePart& part = pushed.parts[server];
+      for (const SparsePart::Group& group : part.groups) {
+        table_->AddSpan(request, group.partition, group.end - group.begin);
+      }
+      const int64_t rows = static_cast<int64_t>(part.keys.size());
+      keys = KeyTensor(part.keys);
+      values = sums.Slice(0, row, row + rows);
+      row += rows;
+    }
+    if (pull_here) wanted = KeyTensor(pulled.parts[server].keys);
+    asked.push_back(server);
+    calls.push_back(rpc::CallAsync(table_->To(server), &ps::Exchange, request,
+                                   std::move(keys), std::move(values),
+                                   std::move(wanted)));
+  }
+  if (push) table_->EndOfPush();
+  Future<Replies> replies = WhenAllOk(std::move(calls));
+  if (push) Watch(replies, table_);
+
+  const int64_t dim = layout.dim();
+  return std::move(replies).Then(
+      [pulled = std::move(pulled), asked = std::move(asked),
+       dim](const Replies& replies) -> absl::StatusOr<Tensor> {
+        Tensor out =
+            Tensor::Empty({static_cast<int64_t>(pulled.unique_of.size()), dim});
+        std::vector<const float*> row_of_unique;
+        row_of_unique.reserve(pulled.unique);
+        for (size_t i = 0; i < asked.size() && !pulled.parts.empty(); ++i) {
+          const int64_t rows =
+              static_cast<int64_t>(pulled.parts[asked[i]].keys.size());
+          if (rows == 0) continue;
+          WEFT_RETURN_IF_ERROR(CheckReply(replies[i], {rows, dim}));
+          const float* values = std::get<1>(replies[i])->data<float>();
+          for (int64_t r = 0; r < rows; ++r) {
+            row_of_unique.push_back(values + r * dim);
+          }
+        }
+        float* to = out.data<float>();
+        for (int64_t unique : pulled.unique_of) {
+          to = std::copy_n(row_of_unique[unique], dim, to);
+        }
+        return out;
+      });
+}
+
+Future<Tensor> SparseTable::Pull(const Tensor& keys) {
+  return Exchange(nullptr, nullptr, &keys);
+}
+
+Future<void> SparseTable::Push(const Tensor& keys, const Tensor& gradients) {
+  return Exchange(&keys, &gradients, nullptr).Then([](const Tensor&) {});
+}
+
+Future<Tensor> SparseTable::PushPull(const Tensor& push_keys,
+                                     const Tensor& gradients,
+                                     const Tensor& pull_keys) {
+  return Exchange(&push_keys, &gradients, &pull_keys);
+}
+
+// --- Client ------------------------------------------------------------------
+
+Client::Client(ClientOptions options) : options_(std::move(options)) {
+  WEFT_CHECK(options_.agent != nullptr);
+  WEFT_CHECK(!options_.servers.empty());
+}
+
+absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
+  WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
+  std::vector<Future<v1::TableStats>> calls;
+  for (const std::string& server : options_.servers) {
+    calls.push_back(rpc::CallAsync(options_.agent->To(server, options_.timeout),
+                                   &ps::CreateTable, layout->spec()));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::vector<v1::TableStats> stats,
+      WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1)));
+  int64_t version = 0;
+  for (const v1::TableStats& s : stats) {
+    version = std::max(version, s.version());
+  }
+  // Numbers of pushes begin anew with each opening, and so does the identity.
+  const uint64_t identity = Mix64(options_.client ^ Mix64(++opened_));
+  return std::make_unique<TableClient>(options_, std::move(layout), identity,
+                                       version);
+}
+
+absl::StatusOr<std::unique_ptr<DenseTable>> Client::Dense(v1::TableSpec spec) {
+  if (spec.kind() != v1::TableSpec::DENSE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", spec.name(), "': Client::Dense wanted a DENSE spec"));
+  }
+  WEFT_ASSIGN_OR_RETURN(auto table, Open(std::move(spec)));
+  return std::unique_ptr<DenseTable>(new DenseTable(std::move(table)));
+}
+
+absl::StatusOr<std::unique_ptr<SparseTable>> Client::Sparse(
+    v1::TableSpec spec) {
+  if (spec.kind() != v1::TableSpec::SPARSE) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "table '", spec.name(), "': Client::Sparse wanted a SPARSE spec"));
+  }
+  WEFT_ASSIGN_OR_RETURN(auto table, Open(std::move(spec)));
+  return std::unique_ptr<SparseTable>(new SparseTable(std::move(table)));
+}
+
+absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
+    const std::string& path, const std::string& attempt, int64_t version) {
+  std::vector<Future<v1::SaveReply>> calls;
+  for (size_t i = 0; i < options_.servers.size(); ++i) {
+    v1::SaveRequest request;
+    request.set_directory(path);
+    request.set_attempt(attempt);
+    request.set_first_shard(static_cast<int>(i) * kShardsOfServer);
+    request.set_version(version);
+    calls.push_back(rpc::CallAsync(
+        options_.agent->To(options_.servers[i], options_.timeout), &ps::Save,
+        request));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::vector<v1::SaveReply> replies,
+      WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1)));
+  std::vector<checkpoint::FileRecord> records;
+  for (const v1::SaveReply& reply : replies) {
+    for (const v1::SavedFile& file : reply.files()) {
+      checkpoint::FileRecord record;
+      record.name = file.name();
+      record.writer = file.writer();
+      record.digest.bytes = file.bytes();
+      record.digest.sha256 = file.sha256();
+      record.digest.xxh3 = file.xxh3();
+      records.push_back(std::move(record));
+    }
+  }
+  return records;
+}
+
+absl::Status Client::Restore(const std::string& path, const std::string& name) {
+  std::vector<Future<void>> calls;
+  for (const std::string& server : options_.servers) {
+    calls.push_back(rpc::CallAsync(options_.agent->To(server, options_.timeout),
+                                   &ps::Restore, path, name));
+  }
+  return WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1));
+}
+
+absl::StatusOr<std::vector<v1::ServerStats>> Client::Describe() {
+  std::vector<Future<v1::ServerStats>> calls;
+  for (const std::string& server : options_.servers) {
+    calls.push_back(rpc::CallAsync(options_.agent->To(server, options_.timeout),
+                                   &ps::Describe));
+  }
+  return WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1));
+}
+
+}  // namespace weft::ps

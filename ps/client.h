@@ -1,0 +1,158 @@
+// Client: how a worker reaches the tables of all parameter servers.
+//
+//   ps::Client client({.agent = &agent, .servers = {"ps0", "ps1"}, ...});
+//   WEFT_ASSIGN_OR_RETURN(auto model, client.Dense(spec));
+//   WEFT_RETURN_IF_ERROR(model->Initialize(parameters).Wait(timeout));
+//   Future<Tensor> next = model->PushPull(gradient);   // one step
+//
+// Each operation is one call to each server that is concerned, and ends with
+// the first error of any; the message begins with the server's name. A server
+// whose incarnation died has lost what was not in a checkpoint: kUnavailable
+// then says so, and the job is started again with --resume.
+//
+// Once a push has failed it is not known where it was applied, so the table
+// refuses further ones (kFailedPrecondition with the first error); open it
+// again to go on.
+
+#ifndef WEFT_PS_CLIENT_H_
+#define WEFT_PS_CLIENT_H_
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/checkpoint/manifest.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/cut.h"
+#include "weft/ps/placement.h"
+#include "weft/ps/service.h"
+#include "weft/ps/table_layout.h"
+#include "weft/rpc/agent.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::ps {
+
+struct ClientOptions {
+  rpc::Agent* agent = nullptr;  // must outlive the client and its tables
+  // The servers' names in the order of their index.
+  std::vector<std::string> servers;
+  // No other client has it, nor had an earlier life of this one.
+  uint64_t client = 0;
+  int rank = 0;  // whose part of a synchronous round this client gives
+  absl::Duration timeout = absl::Seconds(60);  // of each operation
+};
+
+namespace internal {
+class TableClient;
+}  // namespace internal
+
+// A dense table: a vector of floats, all of which each worker pushes and pulls.
+//
+// Thread-safety: one thread at a time.
+class DenseTable {
+ public:
+  ~DenseTable();
+
+  int64_t elements() const;
+
+  // Proposes first values f32 [elements]. The first proposal counts, so every
+  // worker may make one, in any order.
+  Future<void> Initialize(const Tensor& values);
+
+  // Pushes this worker's gradient f32 [elements] and pulls what came of it:
+  // SYNC, the values after the round, which waits for all workers.
+  Future<Tensor> PushPull(const Tensor& gradient);
+  Future<void> Push(const Tensor& gradient);
+  // SYNC: after the rounds that this worker has pushed to.
+  Future<Tensor> Pull();
+
+  // SYNC: the round that the next push belongs to. After a restore it is the
+  // table's version.
+  int64_t round() const;
+
+ private:
+  friend class Client;
+  explicit DenseTable(std::unique_ptr<internal::TableClient> table);
+  Future<std::vector<ExchangeReply>> Exchange(const Tensor* gradient,
+                                              bool pull);
+
+  // Shared with the callbacks of operations that are under way.
+  const std::shared_ptr<internal::TableClient> table_;
+  const std::shared_ptr<const std::vector<DensePart>> cut_;
+};
+
+// A sparse table: rows of `dim` floats by 64-bit key.
+//
+// Thread-safety: one thread at a time.
+class SparseTable {
+ public:
+  ~SparseTable();
+
+  int64_t dim() const;
+
+  // The rows of `keys` i64 [n], which may repeat, as f32 [n, dim]. A row that
+  // was never pushed to has its initial value.
+  Future<Tensor> Pull(const Tensor& keys);
+
+  // Pushes gradients f32 [n, dim] of the rows `keys` i64 [n]; those of a key
+  // that repeats are added up first. SYNC: every worker pushes once a round,
+  // also if it has no keys.
+  Future<void> Push(const Tensor& keys, const Tensor& gradients);
+
+  // Both in one message: SYNC, the rows of `pull_keys` after the round.
+  Future<Tensor> PushPull(const Tensor& push_keys, const Tensor& gradients,
+                          const Tensor& pull_keys);
+
+  int64_t round() const;
+
+ private:
+  friend class Client;
+  explicit SparseTable(std::unique_ptr<internal::TableClient> table);
+  Future<Tensor> Exchange(const Tensor* push_keys, const Tensor* gradients,
+                          const Tensor* pull_keys);
+
+  std::shared_ptr<internal::TableClient> table_;
+};
+
+// Thread-safety: one thread at a time.
+class Client {
+ public:
+  // REQUIRES: options.agent, at least one server.
+  explicit Client(ClientOptions options);
+
+  // Makes the table on every server, or finds it there.
+  //   kInvalidArgument     as CheckedSpec, or of the other kind
+  //   kFailedPrecondition  another table has that name
+  absl::StatusOr<std::unique_ptr<DenseTable>> Dense(v1::TableSpec spec);
+  absl::StatusOr<std::unique_ptr<SparseTable>> Sparse(v1::TableSpec spec);
+
+  // Every server adds its part to checkpoint `attempt` of the directory `path`,
+  // which all see; then the caller commits them. kFailedPrecondition unless
+  // synchronous tables are at `version` (negative: any).
+  absl::StatusOr<std::vector<checkpoint::FileRecord>> Save(
+      const std::string& path, const std::string& attempt, int64_t version);
+  // Every server replaces its tables by those of that checkpoint; tables that
+  // are open must be opened again.
+  absl::Status Restore(const std::string& path, const std::string& name);
+
+  absl::StatusOr<std::vector<v1::ServerStats>> Describe();
+
+ private:
+  absl::StatusOr<std::unique_ptr<internal::TableClient>> Open(
+      v1::TableSpec spec);
+
+  const ClientOptions options_;
+  uint64_t opened_ = 0;  // tables so far
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_CLIENT_H_

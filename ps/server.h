@@ -1,0 +1,95 @@
+// Server: one parameter server's tables, and the calls that reach them.
+//
+//   ps::Server server({.server = 0, .servers = 2});
+//   agent.SetLocal(&server);      // now it answers the functions of service.h
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_PS_SERVER_H_
+#define WEFT_PS_SERVER_H_
+
+#include <cstdint>
+#include <memory>
+#include <set>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/btree_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/table_shard.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::ps {
+
+struct ServerOptions {
+  int server = 0;   // this one's index, in [0, servers)
+  int servers = 1;  // all must agree on it
+  int max_tables = 1024;
+  telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
+};
+
+class Server {
+ public:
+  explicit Server(ServerOptions options);
+  ~Server();
+
+  // Makes the table, or finds it if an equal one is there.
+  //   kInvalidArgument     as CheckedSpec
+  //   kFailedPrecondition  another table has that name; says where they differ
+  //   kResourceExhausted   max_tables
+  absl::StatusOr<std::shared_ptr<TableShard>> CreateTable(
+      const v1::TableSpec& spec) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // kNotFound names the tables that there are.
+  absl::StatusOr<std::shared_ptr<TableShard>> Find(absl::string_view name) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // What membership says of the worker of that rank; synchronous rounds of all
+  // tables, later ones too, go on without it, or wait for it again.
+  void DeclareDead(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+  void Admit(int rank) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Answers pulls that waited for as long as their callers would. To be called
+  // every 100 ms or so.
+  void Expire(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ends waiting pulls with `reason`; later requests get it too.
+  void Shutdown(absl::Status reason) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Writes this server's part of every table as shards of a checkpoint that
+  // somebody else began and will commit. kFailedPrecondition if a synchronous
+  // table is not at the version asked for.
+  absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Replaces all tables by those of checkpoint `name` in `directory`, written
+  // by any number of servers. On an error nothing has changed.
+  absl::Status Restore(const std::string& directory, const std::string& name)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  v1::ServerStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  const ServerOptions& options() const { return options_; }
+
+ private:
+  using Tables = absl::btree_map<std::string, std::shared_ptr<TableShard>>;
+
+  Tables Snapshot() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  const ServerOptions options_;
+  telemetry::Telemetry& telemetry_;
+
+  mutable Mutex mu_;
+  Tables tables_ ABSL_GUARDED_BY(mu_);
+  std::set<int> dead_ ABSL_GUARDED_BY(mu_);
+  absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_SERVER_H_

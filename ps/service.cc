@@ -1,0 +1,100 @@
+#include "weft/ps/service.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/base/status_macros.h"
+#include "weft/ps/server.h"
+#include "weft/ps/table_shard.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/function.h"
+#include "weft/rpc/tensor_codec.h"
+
+namespace weft::ps {
+namespace {
+
+absl::StatusOr<Server*> ServerOf(rpc::CallContext& context) {
+  if (Server* server = context.Local<Server>()) return server;
+  return absl::FailedPreconditionError(
+      absl::StrCat("'", context.agent().name(),
+                   "' is no parameter server; call one of role ps"));
+}
+
+// A little before the caller gives up, so that it hears who was missing rather
+// than only that time passed.
+Instant AnswerBy(const rpc::CallContext& context) {
+  const absl::Duration remaining = context.Remaining();
+  return SteadyClock().Now() + remaining -
+         std::min(remaining / 10, absl::Milliseconds(500));
+}
+
+Tensor OrUndefined(const std::optional<Tensor>& tensor) {
+  return tensor.value_or(Tensor());
+}
+
+}  // namespace
+
+absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,
+                                           const v1::TableSpec& spec) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  WEFT_ASSIGN_OR_RETURN(auto shard, server->CreateTable(spec));
+  return shard->Stats();
+}
+WEFT_RPC(CreateTable);
+
+absl::Status Initialize(rpc::CallContext& context, const std::string& table,
+                        const Tensor& values) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  WEFT_ASSIGN_OR_RETURN(auto shard, server->Find(table));
+  return shard->Initialize(values);
+}
+WEFT_RPC(Initialize);
+
+Future<ExchangeReply> Exchange(rpc::CallContext& context,
+                               const v1::Request& request,
+                               const std::optional<Tensor>& push_keys,
+                               const std::optional<Tensor>& push_values,
+                               const std::optional<Tensor>& pull_keys) {
+  absl::StatusOr<Server*> server = ServerOf(context);
+  if (!server.ok()) return MakeReady<ExchangeReply>(server.status());
+  absl::StatusOr<std::shared_ptr<TableShard>> shard =
+      (*server)->Find(request.table());
+  if (!shard.ok()) return MakeReady<ExchangeReply>(shard.status());
+  return (*shard)
+      ->Handle(request, OrUndefined(push_keys), OrUndefined(push_values),
+               OrUndefined(pull_keys), AnswerBy(context))
+      .Then([shard = *shard](const ShardReply& reply) {
+        std::optional<Tensor> values;
+        if (reply.values.defined()) values = reply.values;
+        return ExchangeReply(reply.reply, std::move(values));
+      });
+}
+WEFT_RPC(Exchange);
+
+absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
+                                   const v1::SaveRequest& request) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  return server->Save(request);
+}
+WEFT_RPC(Save);
+
+absl::Status Restore(rpc::CallContext& context, const std::string& directory,
+                     const std::string& checkpoint) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  return server->Restore(directory, checkpoint);
+}
+WEFT_RPC(Restore);
+
+absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  v1::ServerStats stats = server->Stats();
+  stats.set_server(context.agent().name());
+  return stats;
+}
+WEFT_RPC(Describe);
+
+}  // namespace weft::ps

@@ -1,0 +1,52 @@
+// The calls of a parameter server, as registered functions. Clients use
+// client.h; this is what travels.
+//
+// Each finds its Server by CallContext::Local<Server>(); kFailedPrecondition
+// where the worker has none.
+
+#ifndef WEFT_PS_SERVICE_H_
+#define WEFT_PS_SERVICE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/future.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/rpc/call_context.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::ps {
+
+// Server::CreateTable.
+absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,
+                                           const v1::TableSpec& spec);
+
+// TableShard::Initialize.
+absl::Status Initialize(rpc::CallContext& context, const std::string& table,
+                        const Tensor& values);
+
+// TableShard::Handle: a push, a pull or both. The tensors that proto/ps.proto
+// names, as far as the request has them.
+using ExchangeReply = std::tuple<v1::Reply, std::optional<Tensor>>;
+Future<ExchangeReply> Exchange(rpc::CallContext& context,
+                               const v1::Request& request,
+                               const std::optional<Tensor>& push_keys,
+                               const std::optional<Tensor>& push_values,
+                               const std::optional<Tensor>& pull_keys);
+
+// Server::Save and Restore.
+absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
+                                   const v1::SaveRequest& request);
+absl::Status Restore(rpc::CallContext& context, const std::string& directory,
+                     const std::string& checkpoint);
+
+absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context);
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_SERVICE_H_

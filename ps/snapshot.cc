@@ -1,0 +1,285 @@
+#include "weft/ps/snapshot.h"
+
+#include <cstring>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "google/protobuf/util/message_differencer.h"
+#include "weft/base/status_macros.h"
+#include "weft/checkpoint/safetensors.h"
+#include "weft/ps/partition.h"
+#include "weft/ps/placement.h"
+#include "weft/ps/table_layout.h"
+
+namespace weft::ps {
+namespace {
+
+using checkpoint::NamedTensors;
+using checkpoint::Safetensors;
+
+constexpr char kFormat[] = "weft.ps.table/1";
+
+template <typename T, typename U>
+Tensor TensorOf(const std::vector<U>& values, const Shape& shape, DType dtype) {
+  static_assert(sizeof(T) == sizeof(U));
+  Tensor tensor = Tensor::Empty(shape, dtype);
+  if (!values.empty()) {
+    std::memcpy(tensor.raw(), values.data(), values.size() * sizeof(U));
+  }
+  return tensor;
+}
+
+// Everything in an image but its partitions, which are joined.
+struct Columns {
+  std::vector<uint64_t> keys;
+  std::vector<int64_t> steps;
+  std::vector<float> weights;
+  std::vector<std::vector<float>> slots;
+  std::vector<int64_t> partitions;  // [p, 2]
+  std::vector<int64_t> windows;     // [w, 4]
+};
+
+template <typename T>
+void Append(std::vector<T>& to, const std::vector<T>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
+Columns Join(const TableShard::Image& image, int slots) {
+  Columns all;
+  all.slots.resize(slots);
+  for (const auto& [partition, rows] : image.partitions) {
+    Append(all.keys, rows.keys);
+    Append(all.steps, rows.steps);
+    Append(all.weights, rows.weights);
+    for (int s = 0; s < slots; ++s) Append(all.slots[s], rows.slots[s]);
+    Append(all.partitions, {partition, static_cast<int64_t>(rows.keys.size())});
+    for (const PartitionImage::Window& window : rows.windows) {
+      Append(all.windows, {partition, static_cast<int64_t>(window.client),
+                           static_cast<int64_t>(window.high),
+                           static_cast<int64_t>(window.mask)});
+    }
+  }
+  return all;
+}
+
+absl::Status Damaged(const std::string& file, absl::string_view what) {
+  return absl::DataLossError(
+      absl::StrCat("checkpoint shard ", file, ": ", what));
+}
+
+// Finds `name` with this dtype and, where it is not -1, this many dimensions.
+absl::StatusOr<Tensor> Find(const Safetensors& content, const std::string& file,
+                            const std::string& name, DType dtype, int dims) {
+  const auto it = content.tensors.find(name);
+  if (it != content.tensors.end() && it->second.dtype() == dtype &&
+      (dims < 0 || it->second.dim() == dims)) {
+    return it->second.Contiguous();
+  }
+  return Damaged(
+      file, absl::StrCat(
+                "wanted a tensor '", name, "' of ", Name(dtype), ", found ",
+                it == content.tensors.end() ? "none" : it->second.Describe()));
+}
+
+absl::StatusOr<std::string> FindText(const Safetensors& content,
+                                     const std::string& file,
+                                     const std::string& key) {
+  const auto it = content.metadata.find(key);
+  if (it != content.metadata.end()) return it->second;
+  return Damaged(file, absl::StrCat("no metadata '", key, "'"));
+}
+
+// Cuts the columns into partitions, whose row counts the file gives.
+absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
+                                      const std::string& file,
+                                      const TableLayout& layout) {
+  WEFT_ASSIGN_OR_RETURN(const Tensor keys,
+                        Find(content, file, "key", DType::kI64, 1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor steps,
+                        Find(content, file, "step", DType::kI64, 1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor weights,
+                        Find(content, file, "weight", DType::kF32, -1));
+  WEFT_ASSIGN_OR_RETURN(const Tensor partitions,
+                        Find(content, file, "partition", DType::kI64, 2));
+  WEFT_ASSIGN_OR_RETURN(const Tensor windows,
+                        Find(content, file, "window", DType::kI64, 2));
+  std::vector<Tensor> slots;
+  for (int s = 0; s < layout.slots(); ++s) {
+    WEFT_ASSIGN_OR_RETURN(
+        slots.emplace_back(),
+        Find(content, file, absl::StrCat("slot.", layout.slot_name(s)),
+             DType::kF32, -1));
+    if (slots.back().numel() != weights.numel()) {
+      return Damaged(file, "slots and weights differ in length");
+    }
+  }
+  if (steps.numel() != keys.numel() || partitions.size(1) != 2 ||
+      windows.size(1) != 4) {
+    return Damaged(file, "its tensors do not fit each other");
+  }
+
+  TableShard::Image image;
+  int64_t row = 0;
+  int64_t element = 0;
+  for (int64_t p = 0; p < partitions.size(0); ++p) {
+    const int64_t partition = partitions.data<int64_t>()[2 * p];
+    const int64_t rows = partitions.data<int64_t>()[2 * p + 1];
+    if (rows < 0 || rows > keys.numel() - row || partition < 0 ||
+        partition >= layout.spec().partitions()) {
+      return Damaged(file, absl::StrCat("partition ", partition, " with ", rows,
+                                        " rows cannot be"));
+    }
+    PartitionImage part;
+    const uint64_t* key =
+        reinterpret_cast<const uint64_t*>(keys.data<int64_t>()) + row;
+    part.keys.assign(key, key + rows);
+    const int64_t* step = steps.data<int64_t>() + row;
+    part.steps.assign(step, step + rows);
+    int64_t elements = 0;
+    for (uint64_t k : part.keys) {
+      if (layout.is_dense() && k >= static_cast<uint64_t>(layout.slices())) {
+        return Damaged(file, absl::StrCat("there is no slice ", k));
+      }
+      elements += layout.RowLength(k);
+    }
+    if (elements > weights.numel() - element) {
+      return Damaged(file, "it has fewer weights than its rows need");
+    }
+    const auto copy = [&](const Tensor& from) {
+      const float* begin = from.data<float>() + element;
+      return std::vector<float>(begin, begin + elements);
+    };
+    part.weights = copy(weights);
+    for (const Tensor& slot : slots) part.slots.push_back(copy(slot));
+    row += rows;
+    element += elements;
+    image.partitions.emplace_back(static_cast<int>(partition), std::move(part));
+  }
+  if (row != keys.numel() || element != weights.numel()) {
+    return Damaged(file, "it has more rows than its partitions");
+  }
+
+  std::map<int64_t, PartitionImage*> by_partition;
+  for (auto& [partition, part] : image.partitions) {
+    by_partition[partition] = &part;
+  }
+  for (int64_t w = 0; w < windows.size(0); ++w) {
+    const int64_t* window = windows.data<int64_t>() + 4 * w;
+    const auto it = by_partition.find(window[0]);
+    if (it == by_partition.end()) {
+      return Damaged(file, "a push window of a partition that is not there");
+    }
+    it->second->windows.push_back({static_cast<uint64_t>(window[1]),
+                                   static_cast<uint64_t>(window[2]),
+                                   static_cast<uint64_t>(window[3])});
+  }
+  return image;
+}
+
+absl::Status Merge(const std::string& file, LoadedTable part,
+                   std::map<std::string, LoadedTable>& tables) {
+  const std::string name = part.spec.name();
+  const auto it = tables.find(name);
+  if (it == tables.end()) {
+    tables.emplace(name, std::move(part));
+    return absl::OkStatus();
+  }
+  LoadedTable& whole = it->second;
+  if (!google::protobuf::util::MessageDifferencer::Equals(whole.spec,
+                                                          part.spec)) {
+    return Damaged(file, absl::StrCat("table '", name,
+                                      "' has another spec than in another "
+                                      "file of the checkpoint"));
+  }
+  const bool is_sync = part.spec.mode() == v1::TableSpec::SYNC;
+  if (is_sync && whole.image.version != part.image.version) {
+    return Damaged(file, absl::StrCat("table '", name, "' is at version ",
+                                      part.image.version, ", elsewhere at ",
+                                      whole.image.version));
+  }
+  std::set<int> present;
+  for (const auto& [p, rows] : whole.image.partitions) present.insert(p);
+  for (auto& [p, rows] : part.image.partitions) {
+    if (!present.insert(p).second) {
+      return Damaged(file, absl::StrCat("table '", name, "' partition ", p,
+                                        " is in two files"));
+    }
+    whole.image.partitions.emplace_back(p, std::move(rows));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
+                                    const TableShard::Image& image) {
+  WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(spec));
+  const Columns all = Join(image, layout->slots());
+  const int64_t n = static_cast<int64_t>(all.keys.size());
+  const Shape values = layout->is_dense()
+                           ? Shape{static_cast<int64_t>(all.weights.size())}
+                           : Shape{n, layout->dim()};
+  Safetensors content;
+  NamedTensors& tensors = content.tensors;
+  tensors["key"] = TensorOf<int64_t>(all.keys, {n}, DType::kI64);
+  tensors["step"] = TensorOf<int64_t>(all.steps, {n}, DType::kI64);
+  tensors["weight"] = TensorOf<float>(all.weights, values, DType::kF32);
+  for (int s = 0; s < layout->slots(); ++s) {
+    tensors[absl::StrCat("slot.", layout->slot_name(s))] =
+        TensorOf<float>(all.slots[s], values, DType::kF32);
+  }
+  const int64_t partitions = static_cast<int64_t>(all.partitions.size()) / 2;
+  const int64_t windows = static_cast<int64_t>(all.windows.size()) / 4;
+  tensors["partition"] =
+      TensorOf<int64_t>(all.partitions, {partitions, 2}, DType::kI64);
+  tensors["window"] = TensorOf<int64_t>(all.windows, {windows, 4}, DType::kI64);
+  content.metadata["format"] = kFormat;
+  content.metadata["placement"] = std::string(kPlacementName);
+  content.metadata["server"] = absl::StrCat(server);
+  content.metadata["table"] = absl::Base64Escape(spec.SerializeAsString());
+  content.metadata["name"] = spec.name();
+  content.metadata["version"] = absl::StrCat(image.version);
+  return content;
+}
+
+bool IsTableShard(const Safetensors& shard) {
+  const auto it = shard.metadata.find("format");
+  return it != shard.metadata.end() && it->second == kFormat;
+}
+
+absl::Status AddShard(const Safetensors& content, const std::string& file,
+                      std::map<std::string, LoadedTable>& tables) {
+  WEFT_ASSIGN_OR_RETURN(const std::string format,
+                        FindText(content, file, "format"));
+  WEFT_ASSIGN_OR_RETURN(const std::string placement,
+                        FindText(content, file, "placement"));
+  if (format != kFormat || placement != kPlacementName) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checkpoint shard ", file, ": wanted format ", kFormat,
+                     " and placement ", kPlacementName, ", found ", format,
+                     " and ", placement));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::string encoded,
+                        FindText(content, file, "table"));
+  WEFT_ASSIGN_OR_RETURN(const std::string version,
+                        FindText(content, file, "version"));
+  std::string decoded;
+  LoadedTable part;
+  if (!absl::Base64Unescape(encoded, &decoded) ||
+      !part.spec.ParseFromString(decoded) ||
+      !absl::SimpleAtoi(version, &part.image.version) ||
+      part.image.version < 0) {
+    return Damaged(file, "its metadata cannot be read");
+  }
+  WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(part.spec));
+  const int64_t at_version = part.image.version;
+  WEFT_ASSIGN_OR_RETURN(part.image, Cut(content, file, *layout));
+  part.image.version = at_version;
+  return Merge(file, std::move(part), tables);
+}
+
+}  // namespace weft::ps

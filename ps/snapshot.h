@@ -1,0 +1,53 @@
+// Snapshot: a server's part of a table as the content of a checkpoint's shard,
+// and back.
+//
+// Tensors of a shard, rows by ascending partition and key:
+//   key        i64 [n]
+//   step       i64 [n]
+//   weight     f32 [n, dim], or of a dense table [elements of these slices]
+//   slot.NAME  like weight, for each slot of the rule
+//   partition  i64 [p, 2]   each partition held here, and how many rows follow
+//   window     i64 [w, 4]   partition, client, high, mask of each push window
+// Metadata: format, table (the spec), version, server, placement. A reader
+// checks everything against the spec before any of it is used: files come from
+// disks and people.
+
+#ifndef WEFT_PS_SNAPSHOT_H_
+#define WEFT_PS_SNAPSHOT_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/checkpoint/safetensors.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/table_shard.h"
+
+namespace weft::ps {
+
+// kInvalidArgument if the spec is none.
+absl::StatusOr<checkpoint::Safetensors> ToShard(int server,
+                                                const v1::TableSpec& spec,
+                                                const TableShard::Image& image);
+
+// Whether ToShard made it.
+bool IsTableShard(const checkpoint::Safetensors& shard);
+
+struct LoadedTable {
+  v1::TableSpec spec;
+  TableShard::Image image;
+};
+
+// Adds what `shard` holds to `tables`, by the table's name. kDataLoss or
+// kInvalidArgument, saying what and `where`, for a shard that is no table's,
+// does not fit the spec in it, differs from an earlier one in spec or version,
+// or repeats a partition.
+absl::Status AddShard(const checkpoint::Safetensors& shard,
+                      const std::string& where,
+                      std::map<std::string, LoadedTable>& tables);
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_SNAPSHOT_H_
