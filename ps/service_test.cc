@@ -1,0 +1,321 @@
+// Servers and clients as ranks of one process: the calls, end to end.
+
+#include "weft/ps/service.h"
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/ps/client.h"
+#include "weft/ps/placement.h"
+#include "weft/ps/server.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/local_transport.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::ps {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+using ::weft::testing::TempDir;
+
+constexpr absl::Duration kTimeout = absl::Seconds(30);
+
+// `servers` parameter servers and `trainers` trainers.
+class Job {
+ public:
+  Job(int servers, int trainers) {
+    for (int i = 0; i < servers; ++i) {
+      Rank& rank = Add(absl::StrCat("ps", i));
+      rank.server = std::make_unique<Server>(ServerOptions{i, servers});
+      rank.agent->SetLocal(rank.server.get());
+      server_names_.push_back(rank.agent->name());
+    }
+    for (int i = 0; i < trainers; ++i) Add(absl::StrCat("trainer", i));
+  }
+  ~Job() {
+    for (Rank& rank : ranks_) rank.agent.reset();
+  }
+
+  Server& server(int i) { return *ranks_[i].server; }
+
+  std::unique_ptr<Client> MakeClient(int trainer) {
+    ClientOptions options;
+    options.agent = ranks_[server_names_.size() + trainer].agent.get();
+    options.servers = server_names_;
+    options.client = 1000 + trainer;
+    options.rank = trainer;
+    options.timeout = kTimeout;
+    return std::make_unique<Client>(options);
+  }
+
+ private:
+  struct Rank {
+    std::unique_ptr<rpc::Transport> transport;
+    std::unique_ptr<Server> server;
+    std::unique_ptr<rpc::Agent> agent;
+  };
+
+  Rank& Add(const std::string& name) {
+    const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
+    directory_.Put({name, key, name});
+    Rank& rank = ranks_.emplace_back();
+    rank.transport = network_.MakeTransport(name);
+    rpc::AgentOptions options;
+    options.job = "test";
+    options.name = name;
+    options.key = key;
+    options.transport = rank.transport.get();
+    options.directory = &directory_;
+    rank.agent = *rpc::Agent::Create(options);
+    return rank;
+  }
+
+  rpc::LocalNetwork network_;
+  rpc::FixedDirectory directory_;
+  std::vector<Rank> ranks_;
+  std::vector<std::string> server_names_;
+};
+
+v1::TableSpec Spec(v1::TableSpec::Mode mode, int workers) {
+  v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_mode(mode);
+  spec.set_workers(workers);
+  spec.set_partitions(16);
+  spec.set_reduction(v1::TableSpec::SUM);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+  return spec;
+}
+
+v1::TableSpec DenseSpec(v1::TableSpec::Mode mode, int workers, int64_t n) {
+  v1::TableSpec spec = Spec(mode, workers);
+  spec.set_kind(v1::TableSpec::DENSE);
+  spec.set_elements(n);
+  return spec;
+}
+
+v1::TableSpec SparseSpec(v1::TableSpec::Mode mode, int workers) {
+  v1::TableSpec spec = Spec(mode, workers);
+  spec.set_kind(v1::TableSpec::SPARSE);
+  spec.set_dim(2);
+  return spec;
+}
+
+// Runs `body(trainer)` on a thread for each trainer.
+template <typename Body>
+void OnEach(int trainers, Body body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < trainers; ++i) threads.emplace_back([&, i] { body(i); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+// Several slices on each of three servers; the last one is short.
+TEST(PsService, ADenseTableOverThreeServersStepsInRounds) {
+  constexpr int64_t kElements = 7 * kSliceElements + 123;
+  constexpr int kRounds = 5;
+  Job job(/*servers=*/3, /*trainers=*/2);
+  OnEach(2, [&](int trainer) {
+    const auto client = job.MakeClient(trainer);
+    auto table = client->Dense(DenseSpec(v1::TableSpec::SYNC, 2, kElements));
+    ASSERT_THAT(table, IsOk());
+    ASSERT_THAT((*table)->Initialize(Tensor::Ones({kElements})).Wait(kTimeout),
+                IsOk());
+    for (int round = 0; round < kRounds; ++round) {
+      const auto values = (*table)
+                              ->PushPull(Tensor::Full({kElements}, trainer + 1))
+                              .Wait(kTimeout);
+      ASSERT_THAT(values, IsOk());
+      const float wanted = 1.0f - 3.0f * (round + 1);
+      const auto all = values->ToVector<float>();
+      ASSERT_EQ(std::count(all.begin(), all.end(), wanted), kElements);
+    }
+  });
+}
+
+TEST(PsService, ADenseVectorComesBackInItsOrder) {
+  constexpr int64_t kElements = 4 * kSliceElements + 5;
+  Job job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  auto table = client->Dense(DenseSpec(v1::TableSpec::ASYNC, 0, kElements));
+  ASSERT_THAT(table, IsOk());
+  const Tensor values = Tensor::Arange(kElements, DType::kI64).To(DType::kF32);
+  ASSERT_THAT((*table)->Initialize(values).Wait(kTimeout), IsOk());
+  const auto pulled = (*table)->Pull().Wait(kTimeout);
+  ASSERT_THAT(pulled, IsOk());
+  EXPECT_EQ(pulled->ToVector<float>(), values.ToVector<float>());
+}
+
+TEST(PsService, SparseRowsAreAddedUpByKeyAndAcrossTrainers) {
+  Job job(/*servers=*/2, /*trainers=*/2);
+  OnEach(2, [&](int trainer) {
+    const auto client = job.MakeClient(trainer);
+    auto table = client->Sparse(SparseSpec(v1::TableSpec::SYNC, 2));
+    ASSERT_THAT(table, IsOk());
+    // Key 5 twice in one push; key 9 of trainer 1 alone.
+    const Tensor keys = trainer == 0 ? Tensor::FromVector<int64_t>({5, 7, 5})
+                                     : Tensor::FromVector<int64_t>({9, 5, 5});
+    const auto rows = (*table)
+                          ->PushPull(keys, Tensor::Ones({3, 2}),
+                                     Tensor::FromVector<int64_t>({7, 5, 9, 7}))
+                          .Wait(kTimeout);
+    ASSERT_THAT(rows, IsOk());
+    EXPECT_THAT(rows->ToVector<float>(),
+                ElementsAre(-1, -1, -4, -4, -1, -1, -1, -1));
+  });
+}
+
+// A worker whose batch has no key still takes part in the round.
+TEST(PsService, ATrainerWithoutKeysStillClosesTheRound) {
+  Job job(/*servers=*/2, /*trainers=*/2);
+  OnEach(2, [&](int trainer) {
+    const auto client = job.MakeClient(trainer);
+    auto table = client->Sparse(SparseSpec(v1::TableSpec::SYNC, 2));
+    ASSERT_THAT(table, IsOk());
+    const Tensor keys = trainer == 0 ? Tensor::FromVector<int64_t>({5})
+                                     : Tensor::Zeros({0}, DType::kI64);
+    const Tensor gradients = Tensor::Ones({keys.numel(), 2});
+    ASSERT_THAT((*table)->Push(keys, gradients).Wait(kTimeout), IsOk());
+    const auto rows =
+        (*table)->Pull(Tensor::FromVector<int64_t>({5})).Wait(kTimeout);
+    ASSERT_THAT(rows, IsOk());
+    EXPECT_THAT(rows->ToVector<float>(), Each(-1.0f));
+  });
+}
+
+// Integer counters: what was acknowledged is what is there.
+TEST(PsService, NoAcknowledgedAsynchronousPushIsLostOrDoubled) {
+  constexpr int kTrainers = 3;
+  constexpr int kPushes = 60;
+  Job job(/*servers=*/2, kTrainers);
+  OnEach(kTrainers, [&](int trainer) {
+    const auto client = job.MakeClient(trainer);
+    auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
+    ASSERT_THAT(table, IsOk());
+    const Tensor keys =
+        Tensor::FromVector<int64_t>({1, 2, 3, 4, 100 + trainer});
+    for (int i = 0; i < kPushes; ++i) {
+      ASSERT_THAT((*table)->Push(keys, Tensor::Full({5, 2}, -1)).Wait(kTimeout),
+                  IsOk());
+    }
+  });
+  const auto client = job.MakeClient(0);
+  auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
+  ASSERT_THAT(table, IsOk());
+  const auto rows =
+      (*table)->Pull(Tensor::FromVector<int64_t>({1, 4, 101})).Wait(kTimeout);
+  ASSERT_THAT(rows, IsOk());
+  EXPECT_THAT(
+      rows->ToVector<float>(),
+      ElementsAre(kTrainers * kPushes, kTrainers * kPushes, kTrainers * kPushes,
+                  kTrainers * kPushes, kPushes, kPushes));
+}
+
+TEST(PsService, MistakesComeBackAsStatusesThatNameTheServer) {
+  Job job(/*servers=*/1, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  v1::TableSpec bad = SparseSpec(v1::TableSpec::ASYNC, 0);
+  bad.mutable_rule()->mutable_sgd()->set_lr(-1);
+  EXPECT_THAT(client->Sparse(bad),
+              StatusIs(absl::StatusCode::kInvalidArgument, "lr"));
+
+  ASSERT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
+  v1::TableSpec other = SparseSpec(v1::TableSpec::ASYNC, 0);
+  other.set_dim(3);
+  EXPECT_THAT(client->Sparse(other),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "dim"));
+
+  auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
+  ASSERT_THAT(table, IsOk());
+  EXPECT_THAT((*table)
+                  ->Push(Tensor::FromVector<int64_t>({1}), Tensor::Ones({1, 5}))
+                  .Wait(kTimeout),
+              StatusIs(absl::StatusCode::kInvalidArgument, "f32[1, 2]"));
+
+  auto dense = DenseSpec(v1::TableSpec::ASYNC, 0, 10);
+  dense.set_name("d");
+  auto vector = client->Dense(dense);
+  ASSERT_THAT(vector, IsOk());
+  EXPECT_THAT((*vector)->Pull().Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
+}
+
+TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
+  const TempDir temp;
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  ASSERT_THAT(directory, IsOk());
+  v1::TableSpec spec = SparseSpec(v1::TableSpec::SYNC, 1);
+  spec.mutable_rule()->mutable_adam()->set_lr(0.1);
+  const Tensor keys = Tensor::Arange(500, DType::kI64);
+  std::string name;
+  std::vector<float> after_two, after_three;
+  {
+    Job job(/*servers=*/2, /*trainers=*/1);
+    const auto client = job.MakeClient(0);
+    auto table = client->Sparse(spec);
+    ASSERT_THAT(table, IsOk());
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_THAT((*table)->Push(keys, Tensor::Ones({500, 2})).Wait(kTimeout),
+                  IsOk());
+    }
+    auto attempt = (*directory)->Begin(2);
+    ASSERT_THAT(attempt, IsOk());
+    EXPECT_THAT(client->Save(options.path, *attempt, 1),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "version 2"));
+    attempt = (*directory)->Begin(2);
+    ASSERT_THAT(attempt, IsOk());
+    auto files = client->Save(options.path, *attempt, 2);
+    ASSERT_THAT(files, IsOk());
+    auto committed = (*directory)->Commit(*attempt, *files, {});
+    ASSERT_THAT(committed, IsOk());
+    name = *committed;
+    after_two = (*table)->Pull(keys).Wait(kTimeout)->ToVector<float>();
+    after_three = (*table)
+                      ->PushPull(keys, Tensor::Ones({500, 2}), keys)
+                      .Wait(kTimeout)
+                      ->ToVector<float>();
+  }
+  Job job(/*servers=*/3, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  ASSERT_THAT(client->Restore(options.path, name), IsOk());
+  auto table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_EQ((*table)->round(), 2);
+  EXPECT_EQ((*table)->Pull(keys).Wait(kTimeout)->ToVector<float>(), after_two);
+  // Adam's moments and step counts came along: the next step has the same bits.
+  EXPECT_EQ((*table)
+                ->PushPull(keys, Tensor::Ones({500, 2}), keys)
+                .Wait(kTimeout)
+                ->ToVector<float>(),
+            after_three);
+  EXPECT_THAT(client->Restore(options.path, "ckpt-000099-step-1"),
+              StatusIs(absl::StatusCode::kNotFound, "ckpt-000099"));
+}
+
+TEST(PsService, ServersDescribeTheirTables) {
+  Job job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  ASSERT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
+  const auto stats = client->Describe();
+  ASSERT_THAT(stats, IsOk());
+  ASSERT_EQ(stats->size(), 2u);
+  EXPECT_EQ((*stats)[1].server(), "ps1");
+  ASSERT_EQ((*stats)[1].tables_size(), 1);
+  EXPECT_EQ((*stats)[1].tables(0).spec().name(), "t");
+}
+
+}  // namespace
+}  // namespace weft::ps
