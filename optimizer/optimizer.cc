@@ -1,0 +1,235 @@
+#include "weft/optimizer/optimizer.h"
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/tensor/ops/embedding.h"
+
+namespace weft::optimizer {
+namespace {
+
+absl::Status CheckParameter(const Parameter& parameter,
+                            std::set<std::string>* names) {
+  const Variable& variable = parameter.variable;
+  if (!variable.defined() || !variable.requires_grad() || !variable.is_leaf() ||
+      !variable.value().is_contiguous() || !IsFloating(variable.dtype())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: parameter \"", parameter.name, "\" is ",
+        variable.defined() ? variable.value().Describe() : "undefined",
+        "; wanted a contiguous leaf of f32 or f64 that requires a gradient"));
+  }
+  if (names->insert(parameter.name).second) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Optimizer: two parameters are named \"", parameter.name, "\""));
+}
+
+// Applies the rule to elements [begin, begin + n) of the parameter.
+template <typename T>
+void Apply(const UpdateRule& rule, const StepContext& context,
+           const Tensor& value, const std::vector<Tensor>& slots, int64_t begin,
+           absl::Span<const T> gradient) {
+  std::vector<absl::Span<T>> parts;
+  for (const Tensor& slot : slots) {
+    parts.push_back(slot.span<T>().subspan(begin, gradient.size()));
+  }
+  rule.Apply(context, value.span<T>().subspan(begin, gradient.size()), gradient,
+             parts);
+}
+
+template <typename T>
+void ApplyRows(const UpdateRule& rule, const StepContext& context,
+               const Tensor& value, const std::vector<Tensor>& slots,
+               const SparseRows& sparse) {
+  // Sums equal rows: a rule must see each row once.
+  const SparseRows rows = Coalesce(sparse);
+  const Tensor values = rows.values.Contiguous();
+  const Tensor indices = rows.indices.Contiguous();
+  const int64_t count = indices.numel();
+  if (count == 0) return;
+  const int64_t width = values.numel() / count;
+  for (int64_t i = 0; i < count; ++i) {
+    Apply<T>(rule, context, value, slots, indices.data<int64_t>()[i] * width,
+             absl::MakeConstSpan(values.data<T>() + i * width, width));
+  }
+}
+
+absl::Status CheckIndices(const SparseRows& sparse, absl::string_view name) {
+  const Tensor indices = sparse.indices.Contiguous();
+  for (const int64_t row : indices.span<int64_t>()) {
+    if (row < 0 || row >= sparse.rows) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Optimizer: the gradient of \"", name, "\" has row ",
+                       row, ", the parameter has ", sparse.rows));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(
+    std::vector<ParameterGroup> groups) {
+  std::unique_ptr<Optimizer> optimizer(new Optimizer);
+  std::set<std::string> names;
+  for (ParameterGroup& group : groups) {
+    Group made;
+    WEFT_ASSIGN_OR_RETURN(made.rule, MakeRule(group.rule));
+    made.lazy = group.lazy;
+    for (Parameter& parameter : group.parameters) {
+      WEFT_RETURN_IF_ERROR(CheckParameter(parameter, &names));
+      ParameterState state;
+      const Tensor value = parameter.variable.value();
+      for (const Slot& slot : made.rule->slots()) {
+        state.slots.push_back(
+            Tensor::Full(value.shape(), slot.initial_value, value.dtype()));
+      }
+      state.parameter = std::move(parameter);
+      made.states.push_back(std::move(state));
+    }
+    optimizer->groups_.push_back(std::move(made));
+  }
+  return optimizer;
+}
+
+absl::Status Optimizer::CheckGradient(const Group& group,
+                                      const ParameterState& state,
+                                      const Gradient& gradient) {
+  const Tensor& value = state.parameter.variable.value();
+  if (gradient.shape() != value.shape() || gradient.dtype() != value.dtype()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: the gradient of \"", state.parameter.name, "\" is ",
+        Name(gradient.dtype()), ShapeText(gradient.shape()), ", the parameter ",
+        value.Describe()));
+  }
+  if (!gradient.is_sparse()) return absl::OkStatus();
+  if (!group.lazy && !group.rule->ignores_zero_gradient()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: the gradient of \"", state.parameter.name,
+        "\" is sparse, and ", RuleName(group.rule->options()),
+        " with these options moves all rows; set ParameterGroup::lazy to move "
+        "only those, or choose sgd or adagrad without decay and momentum, or "
+        "ftrl"));
+  }
+  return CheckIndices(gradient.sparse(), state.parameter.name);
+}
+
+absl::Status Optimizer::Step() {
+  // One pass to look, one to change, on the same gradients.
+  struct Due {
+    const UpdateRule* rule;
+    ParameterState* state;
+    Gradient gradient;
+  };
+  std::vector<Due> due;
+  for (Group& group : groups_) {
+    for (ParameterState& state : group.states) {
+      Gradient gradient = state.parameter.variable.gradient();
+      if (!gradient.defined()) continue;
+      WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient));
+      due.push_back({group.rule.get(), &state, std::move(gradient)});
+    }
+  }
+  for (const Due& update : due) {
+    Update(*update.rule, *update.state, update.gradient);
+  }
+  return absl::OkStatus();
+}
+
+void Optimizer::Update(const UpdateRule& rule, ParameterState& state,
+                       const Gradient& gradient) {
+  const Tensor& value = state.parameter.variable.value();
+  const StepContext context = {++state.step};
+  VisitFloating(value.dtype(), "Optimizer", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    if (gradient.is_sparse()) {
+      ApplyRows<T>(rule, context, value, state.slots, gradient.sparse());
+    } else {
+      const Tensor dense = gradient.dense().Contiguous();
+      Apply<T>(rule, context, value, state.slots, 0,
+               absl::MakeConstSpan(dense.data<T>(), dense.numel()));
+    }
+  });
+  value.BumpVersion();
+}
+
+void Optimizer::ZeroGrad() {
+  for (const Group& group : groups_) {
+    for (const ParameterState& state : group.states) {
+      state.parameter.variable.ClearGradient();
+    }
+  }
+}
+
+double Optimizer::learning_rate(int group) const {
+  WEFT_CHECK(group >= 0 && group < groups()) << group;
+  return LearningRate(groups_[group].rule->options());
+}
+
+absl::Status Optimizer::SetLearningRate(int group, double lr) {
+  WEFT_CHECK(group >= 0 && group < groups()) << group;
+  RuleOptions options = groups_[group].rule->options();
+  optimizer::SetLearningRate(options, lr);
+  WEFT_ASSIGN_OR_RETURN(groups_[group].rule, MakeRule(options));
+  return absl::OkStatus();
+}
+
+absl::btree_map<std::string, Tensor> Optimizer::StateDict() const {
+  absl::btree_map<std::string, Tensor> dict;
+  for (const Group& group : groups_) {
+    for (const ParameterState& state : group.states) {
+      const std::string& name = state.parameter.name;
+      dict[name + "/step"] = Tensor::Scalar<int64_t>(state.step);
+      for (size_t i = 0; i < state.slots.size(); ++i) {
+        dict[absl::StrCat(name, "/", group.rule->slots()[i].name)] =
+            state.slots[i].Clone();
+      }
+    }
+  }
+  return dict;
+}
+
+absl::Status Optimizer::LoadStateDict(
+    const absl::btree_map<std::string, Tensor>& state) {
+  const absl::btree_map<std::string, Tensor> ours = StateDict();
+  for (const auto& [name, tensor] : ours) {
+    const auto found = state.find(name);
+    if (found == state.end() || !found->second.defined() ||
+        found->second.Describe() != tensor.Describe()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Optimizer: wanted state \"", name, "\" of ",
+                       tensor.Describe(), ", found ",
+                       found == state.end() || !found->second.defined()
+                           ? "none"
+                           : found->second.Describe()));
+    }
+    // Slots are floating: this is a step.
+    if (tensor.dtype() == DType::kI64 && found->second.item<int64_t>() < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Optimizer: state \"", name, "\" is ",
+                       found->second.item<int64_t>(), ", wanted 0 or more"));
+    }
+  }
+  for (const auto& [name, tensor] : state) {
+    if (ours.count(name) == 0) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Optimizer: state \"", name, "\" belongs to no parameter here"));
+    }
+  }
+  for (Group& group : groups_) {
+    for (ParameterState& mine : group.states) {
+      const std::string& name = mine.parameter.name;
+      mine.step = state.at(name + "/step").item<int64_t>();
+      for (size_t i = 0; i < mine.slots.size(); ++i) {
+        mine.slots[i].CopyFrom(
+            state.at(absl::StrCat(name, "/", group.rule->slots()[i].name)));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::optimizer

@@ -1,0 +1,256 @@
+#include "weft/optimizer/optimizer.h"
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "google/protobuf/util/json_util.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/optimizer/rules/rule_spec.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::optimizer {
+namespace {
+
+using ::nlohmann::json;
+using ::weft::testing::StatusIs;
+using ::weft::testing::TempDir;
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+const json& Golden() {
+  static const json* golden = [] {
+    std::ifstream in("tests/golden/optimizer_rules.json");
+    return new json(json::parse(in));
+  }();
+  return *golden;
+}
+
+RuleOptions OptionsOf(const std::string& rule, const json& options) {
+  v1::RuleSpec spec;
+  const json wanted = {{rule, options}};
+  EXPECT_TRUE(
+      google::protobuf::util::JsonStringToMessage(wanted.dump(), &spec).ok());
+  return *FromSpec(spec);
+}
+
+Variable Leaf(const std::vector<double>& values, const Shape& shape) {
+  return Variable(Tensor::FromVector<double>(values, shape),
+                  /*requires_grad=*/true);
+}
+
+std::unique_ptr<Optimizer> Make(std::vector<ParameterGroup> groups) {
+  auto optimizer = Optimizer::Create(std::move(groups));
+  EXPECT_TRUE(optimizer.ok()) << optimizer.status();
+  return *std::move(optimizer);
+}
+
+void ExpectNear(const Tensor& found, const std::vector<double>& wanted) {
+  const std::vector<double> values = found.ToVector<double>();
+  ASSERT_EQ(values.size(), wanted.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_NEAR(values[i], wanted[i], 1e-13);
+  }
+}
+
+TEST(Optimizer, TwoGroupsEqualPyTorch) {
+  ASSERT_EQ(Golden()["dense"].size(), 7u);
+  for (const json& test : Golden()["dense"]) {
+    std::vector<Variable> weights;
+    std::vector<ParameterGroup> groups;
+    for (const json& group : test["groups"]) {
+      const auto initial = group["initial"].get<std::vector<double>>();
+      weights.push_back(Leaf(initial, {static_cast<int64_t>(initial.size())}));
+      const std::string name = "w" + std::to_string(weights.size());
+      groups.push_back({OptionsOf(test["rule"], group["options"]),
+                        {{name, weights.back()}}});
+    }
+    const auto optimizer = Make(std::move(groups));
+    for (size_t step = 0; step < test["groups"][0]["gradients"].size();
+         ++step) {
+      for (size_t g = 0; g < weights.size(); ++g) {
+        weights[g].SetGradient(Tensor::FromVector<double>(
+            test["groups"][g]["gradients"][step].get<std::vector<double>>()));
+      }
+      WEFT_ASSERT_OK(optimizer->Step());
+      for (size_t g = 0; g < weights.size(); ++g) {
+        ExpectNear(weights[g].value(), test["groups"][g]["weights"][step]);
+      }
+    }
+  }
+}
+
+TEST(Optimizer, SparseGradientsEqualPyTorch) {
+  ASSERT_EQ(Golden()["sparse"].size(), 3u);
+  for (const json& test : Golden()["sparse"]) {
+    const int64_t rows = test["rows"], width = test["width"];
+    const Variable table = Leaf(test["initial"], {rows, width});
+    const auto optimizer = Make({{OptionsOf(test["rule"], test["options"]),
+                                  {{"table", table}},
+                                  /*lazy=*/test["rule"] == "adam"}});
+    for (const json& step : test["steps"]) {
+      // Each row's gradient comes in two halves, the second backwards: rows
+      // need not be sorted or alone.
+      std::vector<int64_t> indices = step["rows"];
+      std::vector<double> values = step["gradient"];
+      for (double& value : values) value /= 2;
+      const std::vector<int64_t> once = indices;
+      const std::vector<double> half = values;
+      for (size_t i = once.size(); i-- > 0;) {
+        indices.push_back(once[i]);
+        values.insert(values.end(), half.begin() + i * width,
+                      half.begin() + (i + 1) * width);
+      }
+      const auto n = static_cast<int64_t>(indices.size());
+      table.SetGradient(
+          SparseRows{Tensor::FromVector<int64_t>(indices),
+                     Tensor::FromVector<double>(values, {n, width}), rows});
+      WEFT_ASSERT_OK(optimizer->Step());
+      ExpectNear(table.value(), step["weights"]);
+    }
+  }
+}
+
+TEST(Optimizer, LeavesAloneWhatHasNoGradient) {
+  const Variable used = Leaf({1.0}, {1});
+  const Variable unused = Leaf({2.0}, {1});
+  SgdOptions options;
+  options.lr = 0.1;
+  options.momentum = 0.9;
+  options.weight_decay = 0.5;
+  const auto optimizer =
+      Make({{options, {{"used", used}, {"unused", unused}}}});
+  used.SetGradient(Tensor::FromVector<double>({1.0}));
+  const uint64_t version = used.value().version();
+  WEFT_ASSERT_OK(optimizer->Step());
+  EXPECT_NE(used.value().item<double>(), 1.0);
+  EXPECT_GT(used.value().version(), version);
+  EXPECT_EQ(unused.value().item<double>(), 2.0);
+  EXPECT_EQ(optimizer->StateDict().at("unused/step").item<int64_t>(), 0);
+  optimizer->ZeroGrad();
+  EXPECT_FALSE(used.has_grad());
+  const double before = used.value().item<double>();
+  WEFT_ASSERT_OK(optimizer->Step());
+  EXPECT_EQ(used.value().item<double>(), before);
+}
+
+TEST(Optimizer, SparseGradientsNeedARuleThatAllowsThem) {
+  const Variable table = Leaf({1, 2, 3, 4}, {2, 2});
+  const Variable other = Leaf({1}, {1});
+  const SparseRows rows = {Tensor::FromVector<int64_t>({1}),
+                           Tensor::FromVector<double>({1, 1}, {1, 2}), 2};
+  const auto strict =
+      Make({{AdamOptions{}, {{"other", other}, {"table", table}}}});
+  other.SetGradient(Tensor::FromVector<double>({1.0}));
+  table.SetGradient(rows);
+  EXPECT_THAT(strict->Step(), StatusIs(kInvalid,
+                                       "\"table\" is sparse, and "
+                                       "adam"));
+  EXPECT_EQ(other.value().item<double>(), 1.0);  // nothing was touched
+  const auto lazy = Make({{AdamOptions{}, {{"table", table}}, /*lazy=*/true}});
+  WEFT_EXPECT_OK(lazy->Step());
+  EXPECT_EQ(table.value().Select(0, 0).ToVector<double>(),
+            std::vector<double>({1, 2}));
+  EXPECT_NE(table.value().Select(0, 1).ToVector<double>()[0], 3.0);
+}
+
+TEST(Optimizer, RefusesGradientsThatDoNotFit) {
+  const Variable table = Leaf({1, 2, 3, 4}, {2, 2});
+  const auto optimizer = Make({{SgdOptions{}, {{"table", table}}}});
+  table.SetGradient(SparseRows{Tensor::FromVector<int64_t>({2}),
+                               Tensor::FromVector<double>({1, 1}, {1, 2}), 2});
+  EXPECT_THAT(optimizer->Step(), StatusIs(kInvalid, "has row 2"));
+  EXPECT_EQ(table.value().ToVector<double>(),
+            std::vector<double>({1, 2, 3, 4}));
+}
+
+TEST(Optimizer, LearningRateCanChangeAndKeepsTheState) {
+  const Variable w = Leaf({1.0}, {1});
+  const auto optimizer = Make({{SgdOptions{0.1, 0.5}, {{"w", w}}}});
+  w.SetGradient(Tensor::FromVector<double>({1.0}));
+  WEFT_ASSERT_OK(optimizer->Step());  // momentum 1, w 0.9
+  WEFT_ASSERT_OK(optimizer->SetLearningRate(0, 0.2));
+  EXPECT_EQ(optimizer->learning_rate(0), 0.2);
+  WEFT_ASSERT_OK(optimizer->Step());  // momentum 1.5, w 0.9 - 0.3
+  EXPECT_DOUBLE_EQ(w.value().item<double>(), 0.6);
+  EXPECT_THAT(optimizer->SetLearningRate(0, -1),
+              StatusIs(kInvalid, "sgd.lr is -1"));
+  EXPECT_EQ(optimizer->learning_rate(0), 0.2);
+}
+
+// Half the steps, a checkpoint on disk, a new optimizer, the other half: the
+// same bits as without.
+TEST(Optimizer, ContinuesFromACheckpointBitForBit) {
+  for (const RuleOptions& rule :
+       {RuleOptions(SgdOptions{0.1, 0.9}), RuleOptions(AdamOptions{}),
+        RuleOptions(AdamWOptions{}), RuleOptions(AdagradOptions{0.1, 0.1}),
+        RuleOptions(FtrlOptions{})}) {
+    const auto step = [](const Variable& w, Optimizer& optimizer, int i) {
+      w.SetGradient(Tensor::FromVector<double>({0.1 * i, -0.3}));
+      WEFT_EXPECT_OK(optimizer.Step());
+    };
+    const Variable whole = Leaf({1.0, 2.0}, {2});
+    const auto uninterrupted = Make({{rule, {{"w", whole}}}});
+    for (int i = 0; i < 10; ++i) step(whole, *uninterrupted, i);
+
+    const TempDir dir;
+    checkpoint::CheckpointDirectory::Options options;
+    options.path = dir.path();
+    const auto directory = checkpoint::CheckpointDirectory::Open(options);
+    WEFT_ASSERT_OK(directory);
+    {
+      const Variable w = Leaf({1.0, 2.0}, {2});
+      const auto first = Make({{rule, {{"w", w}}}});
+      for (int i = 0; i < 5; ++i) step(w, *first, i);
+      auto tensors = first->StateDict();
+      tensors["w"] = w.value();
+      WEFT_ASSERT_OK((*directory)->Save(5, tensors, {}));
+    }
+    auto loaded = (*directory)->LoadLatest();
+    WEFT_ASSERT_OK(loaded);
+    const Variable w(loaded->tensors.at("w"), /*requires_grad=*/true);
+    loaded->tensors.erase("w");
+    const auto second = Make({{rule, {{"w", w}}}});
+    WEFT_ASSERT_OK(second->LoadStateDict(loaded->tensors));
+    for (int i = 5; i < 10; ++i) step(w, *second, i);
+    EXPECT_EQ(w.value().ToVector<double>(), whole.value().ToVector<double>())
+        << RuleName(rule);
+  }
+}
+
+TEST(Optimizer, RefusesAStateThatIsNotItsOwn) {
+  const Variable w = Leaf({1.0, 2.0}, {2});
+  const auto optimizer = Make({{AdamOptions{}, {{"w", w}}}});
+  auto state = optimizer->StateDict();
+  EXPECT_EQ(state.size(), 3u);
+  state["w/m"] = Tensor::Zeros({3}, DType::kF64);
+  EXPECT_THAT(optimizer->LoadStateDict(state),
+              StatusIs(kInvalid,
+                       "wanted state \"w/m\" of f64[2], found "
+                       "f64[3]"));
+  state.erase("w/m");
+  EXPECT_THAT(optimizer->LoadStateDict(state), StatusIs(kInvalid, "none"));
+  state = optimizer->StateDict();
+  state["x/m"] = Tensor::Zeros({2});
+  EXPECT_THAT(optimizer->LoadStateDict(state),
+              StatusIs(kInvalid, "\"x/m\" belongs to no parameter"));
+  state = optimizer->StateDict();
+  state["w/step"] = Tensor::Scalar<int64_t>(-1);
+  EXPECT_THAT(optimizer->LoadStateDict(state), StatusIs(kInvalid, "is -1"));
+}
+
+TEST(Optimizer, RefusesWhatIsNoParameter) {
+  const Variable w = Leaf({1.0, 2.0}, {2});
+  EXPECT_THAT(Optimizer::Create(
+                  {{SgdOptions{}, {{"w", w}}}, {SgdOptions{}, {{"w", w}}}}),
+              StatusIs(kInvalid, "two parameters are named \"w\""));
+  EXPECT_THAT(Optimizer::Create({{SgdOptions{}, {{"w", w.Detach()}}}}),
+              StatusIs(kInvalid, "wanted a contiguous leaf"));
+  EXPECT_THAT(Optimizer::Create({{SgdOptions{-1.0}, {}}}),
+              StatusIs(kInvalid, "sgd.lr is -1"));
+}
+
+}  // namespace
+}  // namespace weft::optimizer
