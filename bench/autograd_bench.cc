@@ -1,0 +1,173 @@
+// autograd_bench: what an operation and its backward cost beside PyTorch's.
+//
+//   autograd_bench                 figures: min, p50, p99 of nanoseconds
+//   autograd_bench --goals=E1      rows, as bench/goals.h says
+//
+// Run it from the top of the repository: it starts bench/peers' programs.
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_split.h"
+#include "weft/autograd/grad_mode.h"
+#include "weft/autograd/ops/elementwise.h"
+#include "weft/autograd/variable.h"
+#include "weft/base/check.h"
+#include "weft/bench/goals.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr int kChain = 100;
+constexpr int kRounds = 5;
+
+using Seconds = std::chrono::duration<double>;
+
+double Now() {
+  return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double Quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(q * (values.size() - 1))];
+}
+
+class Chain {
+ public:
+  Chain() : x_(Tensor::Ones({1}), /*requires_grad=*/true) {
+    Step();
+    WEFT_CHECK_EQ(Forward().value().item<float>(), kChain + 1.0f);
+    WEFT_CHECK_EQ(x_.grad().item<float>(), 1.0f);
+  }
+
+  Variable Forward() const {
+    Variable y = x_;
+    for (int i = 0; i < kChain; ++i) y = y + c_;
+    return y;
+  }
+
+  void Step() const {
+    x_.ClearGradient();
+    Forward().Backward();
+  }
+
+ private:
+  const Variable x_;
+  const Variable c_{Tensor::Ones({1})};
+};
+
+// Seconds of each call of `step`, for about `seconds` after a warm-up.
+template <typename Step>
+std::vector<double> Times(Step step, double seconds) {
+  for (int i = 0; i < 100; ++i) step();
+  std::vector<double> times;
+  const double end = Now() + seconds;
+  for (double before = Now(); before < end;) {
+    step();
+    const double after = Now();
+    times.push_back(after - before);
+    before = after;
+  }
+  return times;
+}
+
+struct PeerRate {
+  std::string version;
+  double per_second = 0;
+};
+
+// What the peer's program prints; nothing if it is not there or fails.
+std::optional<PeerRate> RunPeer(const std::string& command) {
+  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
+  if (pipe == nullptr) return std::nullopt;
+  std::string text(256, '\0');
+  text.resize(fread(text.data(), 1, text.size(), pipe));
+  PeerRate rate;
+  std::istringstream words(text);
+  const bool ok =
+      pclose(pipe) == 0 && (words >> rate.version >> rate.per_second);
+  return ok ? std::optional<PeerRate>(rate) : std::nullopt;
+}
+
+// Both sides in turn, so that a slow spell of the machine meets both.
+void AddE1(const std::string& peers, GoalReport& report) {
+  const Chain chain;
+  std::vector<double> ours, theirs;
+  std::string version;
+  for (int round = 0; round < kRounds; ++round) {
+    const auto times = Times([&] { chain.Step(); }, 0.5);
+    double sum = 0;
+    for (const double t : times) sum += t;
+    ours.push_back(kChain * static_cast<double>(times.size()) / sum);
+    const auto rate =
+        RunPeer("/usr/bin/python3 " + peers + "/torch_autograd.py");
+    if (!rate.has_value()) continue;
+    theirs.push_back(rate->per_second);
+    version = rate->version;
+  }
+  GoalCase goal;
+  goal.goal = "E1";
+  goal.name = "chain100 forward and backward, operations/s";
+  goal.weft = Quantile(ours, 0.5);
+  if (theirs.size() == ours.size()) goal.peer = Quantile(theirs, 0.5);
+  goal.peer_name = "torch via Python";
+  goal.peer_version = version;
+  goal.must = 3;
+  goal.aim = 6;
+  report.Add(goal);
+}
+
+template <typename Step>
+void Print(const char* name, Step step) {
+  const std::vector<double> times = Times(step, 0.5);
+  const double each = 1e9 / kChain;
+  std::printf("%-22s %8.1f %8.1f %8.1f\n", name, Quantile(times, 0) * each,
+              Quantile(times, 0.5) * each, Quantile(times, 0.99) * each);
+}
+
+void PrintFigures() {
+  std::printf("%-22s %8s %8s %8s\n", "ns an operation", "min", "p50", "p99");
+  const Chain chain;
+  Print("forward and backward", [&] { chain.Step(); });
+  Print("forward", [&] { chain.Forward(); });
+  NoGradScope no_grad;
+  Print("forward, no gradient", [&] { chain.Forward(); });
+}
+
+// To one core, as the rival's programs, which inherit it.
+void Pin() {
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(0, &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  std::string goals;
+  std::string peers = "bench/peers";
+  CLI::App app("What an operation and its backward cost.");
+  CLI::Option* wanted =
+      app.add_option("--goals", goals, "Print goals' rows: E1, or empty: all")
+          ->expected(0, 1);
+  app.add_option("--peers", peers, "Where the rivals' programs are");
+  CLI11_PARSE(app, argc, argv);
+  weft::bench::Pin();
+  if (wanted->count() == 0) {
+    weft::bench::PrintFigures();
+    return 0;
+  }
+  weft::bench::GoalReport report(absl::StrSplit(goals, ','));
+  if (report.Wants("E1")) weft::bench::AddE1(peers, report);
+  report.Finish();
+}
