@@ -1,0 +1,377 @@
+#include "weft/checkpoint/checkpoint_directory.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
+#include "weft/base/failpoint.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::checkpoint {
+namespace {
+
+constexpr absl::string_view kManifest = "manifest.json";
+constexpr absl::string_view kLatest = "LATEST";
+
+// What the name of an attempt or a checkpoint says.
+struct ParsedName {
+  int64_t number = 0;
+  int64_t step = 0;
+  std::string nonce;  // of an attempt only
+};
+
+std::string CheckpointName(const ParsedName& parsed) {
+  return absl::StrFormat("ckpt-%06d-step-%d", parsed.number, parsed.step);
+}
+
+std::string AttemptName(const ParsedName& parsed) {
+  return absl::StrFormat("tmp-%06d-%d-%s", parsed.number, parsed.step,
+                         parsed.nonce);
+}
+
+bool ParseNumber(absl::string_view text, int64_t* number) {
+  return absl::SimpleAtoi(text, number) && *number >= 0;
+}
+
+std::optional<ParsedName> ParseCheckpointName(absl::string_view name) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(name, '-');
+  ParsedName parsed;
+  if (parts.size() != 4 || !ParseNumber(parts[1], &parsed.number) ||
+      !ParseNumber(parts[3], &parsed.step) || name != CheckpointName(parsed)) {
+    return std::nullopt;
+  }
+  return parsed;
+}
+
+// Accepts only what AttemptName makes, so that no name leads elsewhere.
+std::optional<ParsedName> ParseAttemptName(absl::string_view name) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(name, '-');
+  ParsedName parsed;
+  if (parts.size() != 4 || !ParseNumber(parts[1], &parsed.number) ||
+      !ParseNumber(parts[2], &parsed.step) || parts[3].size() != 16 ||
+      parts[3].find_first_not_of("0123456789abcdef") !=
+          absl::string_view::npos) {
+    return std::nullopt;
+  }
+  parsed.nonce = std::string(parts[3]);
+  if (name != AttemptName(parsed)) return std::nullopt;
+  return parsed;
+}
+
+absl::StatusOr<ParsedName> RequireAttempt(absl::string_view name) {
+  if (auto parsed = ParseAttemptName(name)) return *std::move(parsed);
+  return absl::InvalidArgumentError(absl::StrCat(
+      "\"", absl::CHexEscape(name.substr(0, 100)),
+      "\" is no attempt at a checkpoint, wanted what Begin returned"));
+}
+
+std::string MakeNonce() {
+  std::random_device random;
+  return absl::StrFormat("%08x%08x", random(), random());
+}
+
+// `status`, with what did not happen before it and what to do after.
+absl::Status Explain(const absl::Status& status, absl::string_view what) {
+  return absl::Status(
+      status.code(),
+      absl::StrCat(what, ": ", status.message(),
+                   absl::IsResourceExhausted(status)
+                       ? "; free space there or choose another directory"
+                       : ""));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CheckpointDirectory>> CheckpointDirectory::Open(
+    const Options& options) {
+  if (options.path.empty() || options.keep_last < 1 ||
+      options.keep_every_steps < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "CheckpointDirectory: path \"", options.path, "\", keep_last ",
+        options.keep_last, ", keep_every_steps ", options.keep_every_steps,
+        "; wanted a path, at least 1, and not negative"));
+  }
+  std::unique_ptr<CheckpointDirectory> directory(
+      new CheckpointDirectory(options));
+  WEFT_RETURN_IF_ERROR(directory->files_.MakeDirectories(options.path));
+  return directory;
+}
+
+CheckpointDirectory::CheckpointDirectory(const Options& options)
+    : options_(options),
+      files_(options.files != nullptr ? *options.files : LocalFiles()) {}
+
+std::string CheckpointDirectory::PathOf(absl::string_view name,
+                                        absl::string_view file) const {
+  return absl::StrCat(options_.path, "/", name, file.empty() ? "" : "/", file);
+}
+
+absl::StatusOr<std::string> CheckpointDirectory::Save(
+    int64_t step, const NamedTensors& tensors, const Metadata& metadata) {
+  WEFT_ASSIGN_OR_RETURN(const std::string attempt, Begin(step));
+  const absl::StatusOr<FileRecord> shard =
+      AddShard(attempt, /*shard=*/0, /*writer=*/"", {tensors, {}});
+  if (!shard.ok()) {
+    Abandon(attempt);
+    return shard.status();
+  }
+  absl::StatusOr<std::string> name = Commit(attempt, {*shard}, metadata);
+  if (!name.ok()) Abandon(attempt);
+  return name;
+}
+
+absl::StatusOr<std::string> CheckpointDirectory::Begin(int64_t step) {
+  if (step < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("checkpoint of step ", step, ": wanted no negative step"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        files_.List(options_.path));
+  ParsedName next = {0, step, MakeNonce()};
+  for (const std::string& name : names) {
+    auto parsed = ParseCheckpointName(name);
+    if (!parsed.has_value()) parsed = ParseAttemptName(name);
+    if (parsed.has_value()) next.number = std::max(next.number, parsed->number);
+  }
+  ++next.number;
+  const std::string attempt = AttemptName(next);
+  const absl::Status made = files_.MakeDirectories(PathOf(attempt));
+  if (made.ok()) return attempt;
+  return Explain(made,
+                 absl::StrCat("checkpoint of step ", step, " was not begun"));
+}
+
+absl::StatusOr<FileRecord> CheckpointDirectory::AddShard(
+    absl::string_view attempt, int shard, absl::string_view writer,
+    const Safetensors& content) {
+  WEFT_ASSIGN_OR_RETURN(const ParsedName parsed, RequireAttempt(attempt));
+  if (shard < 0 || shard > 99999) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard ", shard, ": allowed is [0, 99999]"));
+  }
+  FileRecord record = {ShardName(shard), std::string(writer), {}};
+  const absl::Status written = [&]() -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(auto raw,
+                          files_.Create(PathOf(attempt, record.name)));
+    DigestingFile file(std::move(raw));
+    WEFT_RETURN_IF_ERROR(WriteSafetensors(content, file));
+    WEFT_RETURN_IF_ERROR(file.Sync());
+    record.digest = file.Finish();
+    return absl::OkStatus();
+  }();
+  if (written.ok()) return record;
+  return Explain(written, absl::StrCat("checkpoint of step ", parsed.step,
+                                       " was not written, older ones stay"));
+}
+
+absl::StatusOr<std::string> CheckpointDirectory::Commit(
+    absl::string_view attempt, std::vector<FileRecord> files,
+    const Metadata& metadata) {
+  WEFT_ASSIGN_OR_RETURN(const ParsedName parsed, RequireAttempt(attempt));
+  const std::string name = CheckpointName(parsed);
+  const absl::Status prepared = [&]() -> absl::Status {
+    std::sort(files.begin(), files.end(),
+              [](const auto& a, const auto& b) { return a.name < b.name; });
+    WEFT_ASSIGN_OR_RETURN(const std::string manifest,
+                          FormatManifest({parsed.step, metadata, files}));
+    WEFT_RETURN_IF_ERROR(CheckSizes(std::string(attempt), files));
+    WEFT_RETURN_IF_ERROR(WriteWhole(PathOf(attempt, kManifest), manifest));
+    WEFT_RETURN_IF_ERROR(files_.SyncDirectory(PathOf(attempt)));
+    WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("checkpoint/before_rename"));
+    return files_.Rename(PathOf(attempt), PathOf(name));
+  }();
+  if (!prepared.ok()) {
+    return Explain(prepared,
+                   absl::StrCat("checkpoint of step ", parsed.step,
+                                " was not committed, older ones stay"));
+  }
+  const absl::Status settled = [&]() -> absl::Status {
+    WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("checkpoint/after_rename"));
+    WEFT_RETURN_IF_ERROR(files_.SyncDirectory(options_.path));
+    WEFT_RETURN_IF_ERROR(PointLatestTo(name));
+    return Retain(name);
+  }();
+  if (settled.ok()) return name;
+  return Explain(settled,
+                 absl::StrCat("checkpoint ", name,
+                              " is in place, but not settled: it may not "
+                              "survive a power cut"));
+}
+
+void CheckpointDirectory::Abandon(absl::string_view attempt) {
+  if (ParseAttemptName(attempt).has_value()) RemoveTree(std::string(attempt));
+}
+
+absl::Status CheckpointDirectory::WriteWhole(const std::string& path,
+                                             absl::string_view bytes) {
+  WEFT_ASSIGN_OR_RETURN(const auto file, files_.Create(path));
+  WEFT_RETURN_IF_ERROR(file->Append(bytes));
+  return file->Sync();
+}
+
+absl::Status CheckpointDirectory::PointLatestTo(const std::string& name) {
+  const std::string written = PathOf(absl::StrCat(kLatest, ".new"));
+  WEFT_RETURN_IF_ERROR(files_.Remove(written));
+  WEFT_RETURN_IF_ERROR(WriteWhole(written, name + "\n"));
+  WEFT_RETURN_IF_ERROR(files_.Rename(written, PathOf(kLatest)));
+  return files_.SyncDirectory(options_.path);
+}
+
+absl::Status CheckpointDirectory::CheckSizes(
+    const std::string& name, const std::vector<FileRecord>& files) {
+  for (const FileRecord& file : files) {
+    const std::string path = PathOf(name, file.name);
+    WEFT_ASSIGN_OR_RETURN(const int64_t found, files_.Size(path));
+    if (found != file.digest.bytes) {
+      return absl::DataLossError(
+          absl::StrCat(path, " of writer \"", file.writer, "\" has ", found,
+                       " bytes, wanted ", file.digest.bytes));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckpointDirectory::Retain(const std::string& newest) {
+  WEFT_RETURN_IF_ERROR(Verify(newest));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
+  int good = 0;
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    const absl::StatusOr<Manifest> manifest = ReadManifest(*name);
+    const bool is_good =
+        manifest.ok() && CheckSizes(*name, manifest->files).ok();
+    const bool is_milestone = is_good && options_.keep_every_steps > 0 &&
+                              manifest->step % options_.keep_every_steps == 0;
+    if (good >= options_.keep_last && !is_milestone) RemoveTree(*name);
+    if (is_good) ++good;
+  }
+  RemoveAbandoned(ParseCheckpointName(newest)->number);
+  return absl::OkStatus();
+}
+
+// A checkpoint is first renamed to an attempt, so that it is never found in
+// part; an attempt that could not be removed is swept up by a later Commit.
+void CheckpointDirectory::RemoveTree(const std::string& name) {
+  std::string doomed = name;
+  if (auto parsed = ParseCheckpointName(name)) {
+    parsed->nonce = MakeNonce();
+    doomed = AttemptName(*parsed);
+    if (!files_.Rename(PathOf(name), PathOf(doomed)).ok()) return;
+  }
+  const absl::StatusOr<std::vector<std::string>> inside =
+      files_.List(PathOf(doomed));
+  if (!inside.ok()) return;
+  for (const std::string& file : *inside) {
+    files_.Remove(PathOf(doomed, file)).IgnoreError();
+  }
+  files_.Remove(PathOf(doomed)).IgnoreError();
+}
+
+void CheckpointDirectory::RemoveAbandoned(int64_t number) {
+  const absl::StatusOr<std::vector<std::string>> names =
+      files_.List(options_.path);
+  if (!names.ok()) return;
+  for (const std::string& name : *names) {
+    const auto parsed = ParseAttemptName(name);
+    if (parsed.has_value() && parsed->number <= number) RemoveTree(name);
+  }
+}
+
+absl::StatusOr<std::vector<std::string>> CheckpointDirectory::List() {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        files_.List(options_.path));
+  std::vector<std::pair<int64_t, std::string>> numbered;
+  for (const std::string& name : names) {
+    const auto parsed = ParseCheckpointName(name);
+    // Without a manifest it does not exist.
+    if (parsed.has_value() && files_.Size(PathOf(name, kManifest)).ok()) {
+      numbered.emplace_back(parsed->number, name);
+    }
+  }
+  std::sort(numbered.begin(), numbered.end());
+  std::vector<std::string> sorted;
+  for (auto& [number, name] : numbered) sorted.push_back(std::move(name));
+  return sorted;
+}
+
+absl::StatusOr<Manifest> CheckpointDirectory::ReadManifest(
+    const std::string& name) {
+  if (!ParseCheckpointName(name).has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "\"", absl::CHexEscape(name), "\" is no checkpoint's name"));
+  }
+  const std::string path = PathOf(name, kManifest);
+  WEFT_ASSIGN_OR_RETURN(const std::string text,
+                        files_.Read(path, kMaxManifestBytes));
+  return ParseManifest(text, path);
+}
+
+absl::StatusOr<Safetensors> CheckpointDirectory::LoadShard(
+    const std::string& name, const FileRecord& file) {
+  const std::string path = PathOf(name, file.name);
+  WEFT_ASSIGN_OR_RETURN(const std::string bytes,
+                        files_.Read(path, std::numeric_limits<int64_t>::max()));
+  const Digest found = DigestOf(bytes);
+  if (found != file.digest) {
+    return absl::DataLossError(
+        absl::StrCat(path, " has ", found.bytes, " bytes and SHA-256 ",
+                     found.sha256, ", wanted ", file.digest.bytes, " and ",
+                     file.digest.sha256, "; it is cut or damaged"));
+  }
+  return ParseSafetensors(bytes, path);
+}
+
+absl::Status CheckpointDirectory::Verify(const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(name));
+  WEFT_RETURN_IF_ERROR(CheckSizes(name, manifest.files));
+  for (const FileRecord& file : manifest.files) {
+    WEFT_RETURN_IF_ERROR(LoadShard(name, file).status());
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::Load(
+    const std::string& name) {
+  Loaded loaded;
+  loaded.name = name;
+  WEFT_ASSIGN_OR_RETURN(loaded.manifest, ReadManifest(name));
+  WEFT_RETURN_IF_ERROR(CheckSizes(name, loaded.manifest.files));
+  for (const FileRecord& file : loaded.manifest.files) {
+    WEFT_ASSIGN_OR_RETURN(Safetensors shard, LoadShard(name, file));
+    loaded.tensors.merge(shard.tensors);
+    if (!shard.tensors.empty()) {  // what merge left behind
+      return absl::DataLossError(absl::StrCat(
+          PathOf(name, file.name), ": tensor \"", shard.tensors.begin()->first,
+          "\" is in an earlier shard too"));
+    }
+  }
+  return loaded;
+}
+
+absl::StatusOr<CheckpointDirectory::Loaded> CheckpointDirectory::LoadLatest() {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
+  std::vector<absl::Status> skipped;
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    absl::StatusOr<Loaded> loaded = Load(*name);
+    if (loaded.ok()) {
+      loaded->skipped = std::move(skipped);
+      return loaded;
+    }
+    skipped.push_back(loaded.status());
+  }
+  if (skipped.empty()) {
+    return absl::NotFoundError(
+        absl::StrCat("no checkpoint in ", options_.path));
+  }
+  return absl::DataLossError(
+      absl::StrCat("all ", skipped.size(), " checkpoints in ", options_.path,
+                   " are damaged; the newest: ", skipped.front().message()));
+}
+
+}  // namespace weft::checkpoint

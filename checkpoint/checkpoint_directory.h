@@ -1,0 +1,138 @@
+// CheckpointDirectory: checkpoints that are whole or do not exist.
+//
+//   <path>/ckpt-000007-step-1200/manifest.json     sizes, hashes, metadata
+//                                shard-00000.safetensors ...
+//   <path>/LATEST                                  for people: the newest name
+//   <path>/tmp-000008-1300-<nonce>/                being written, or abandoned
+//
+// A checkpoint is written in a directory of its own: shards, each synced, then
+// the manifest, synced; then the directory is renamed and its parent synced. A
+// directory without a manifest is no checkpoint. Numbers only grow: the newest
+// is the one with the largest number, whatever its step.
+//
+// Several processes that see the same files may contribute: one calls Begin and
+// sends the attempt's name to the others, each calls AddShard and sends back
+// the record, and the first calls Commit. One attempt at a time: a Commit
+// removes what other attempts left.
+//
+// Loading verifies sizes and hashes before it returns anything. Retention
+// removes nothing before the newest checkpoint has been read back and verified,
+// and never the newest good one.
+//
+// Codes: kResourceExhausted disk full; kDataLoss damaged or unreadable;
+// kNotFound no checkpoint.
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_CHECKPOINT_CHECKPOINT_DIRECTORY_H_
+#define WEFT_CHECKPOINT_CHECKPOINT_DIRECTORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/checkpoint/file_system.h"
+#include "weft/checkpoint/manifest.h"
+#include "weft/checkpoint/safetensors.h"
+
+namespace weft::checkpoint {
+
+class CheckpointDirectory {
+ public:
+  struct Options {
+    std::string path;  // made if it is not there
+    // How many good checkpoints stay; at least 1.
+    int keep_last = 3;
+    // Beyond those, every one whose step is a multiple of this; 0: none.
+    int64_t keep_every_steps = 0;
+    // Must outlive the directory; null: LocalFiles().
+    FileSystem* files = nullptr;
+  };
+
+  struct Loaded {
+    std::string name;
+    Manifest manifest;
+    NamedTensors tensors;  // of all shards
+    // Newer checkpoints that are damaged, and how: worth a warning.
+    std::vector<absl::Status> skipped;
+  };
+
+  static absl::StatusOr<std::unique_ptr<CheckpointDirectory>> Open(
+      const Options& options);
+
+  const std::string& path() const { return options_.path; }
+
+  // --- All by one process. -------------------------------------------------
+
+  // Writes one shard and commits; returns the checkpoint's name. After an error
+  // the older checkpoints are as they were and the space is free again.
+  absl::StatusOr<std::string> Save(int64_t step, const NamedTensors& tensors,
+                                   const Metadata& metadata);
+
+  // --- By several. ---------------------------------------------------------
+
+  // Makes room for a checkpoint and returns the attempt's name.
+  absl::StatusOr<std::string> Begin(int64_t step);
+
+  // Writes shard number `shard` of the attempt; each number once.
+  // kInvalidArgument if `attempt` is no name that Begin returns: it may come
+  // off the wire.
+  absl::StatusOr<FileRecord> AddShard(absl::string_view attempt, int shard,
+                                      absl::string_view writer,
+                                      const Safetensors& content);
+
+  // Makes the attempt a checkpoint of these files, all of which must be there
+  // in their size; returns its name. After an error nothing has changed, or
+  // (said in the message) the checkpoint is there and may not survive a power
+  // cut.
+  absl::StatusOr<std::string> Commit(absl::string_view attempt,
+                                     std::vector<FileRecord> files,
+                                     const Metadata& metadata);
+
+  // Removes what the attempt wrote, as well as it can.
+  void Abandon(absl::string_view attempt);
+
+  // --- Reading. ------------------------------------------------------------
+
+  // Committed checkpoints, oldest first, damaged ones included.
+  absl::StatusOr<std::vector<std::string>> List();
+
+  absl::StatusOr<Manifest> ReadManifest(const std::string& name);
+
+  // Reads a shard and compares it with its record first.
+  absl::StatusOr<Safetensors> LoadShard(const std::string& name,
+                                        const FileRecord& file);
+
+  // Reads all of a checkpoint and compares every size and hash.
+  absl::Status Verify(const std::string& name);
+
+  // The tensors of all shards. kDataLoss if a name is in two.
+  absl::StatusOr<Loaded> Load(const std::string& name);
+
+  // The newest that loads. kNotFound if there is none; if all are damaged,
+  // kDataLoss.
+  absl::StatusOr<Loaded> LoadLatest();
+
+ private:
+  explicit CheckpointDirectory(const Options& options);
+
+  std::string PathOf(absl::string_view name, absl::string_view file = "") const;
+  absl::Status WriteWhole(const std::string& path, absl::string_view bytes);
+  absl::Status PointLatestTo(const std::string& name);
+  absl::Status CheckSizes(const std::string& name,
+                          const std::vector<FileRecord>& files);
+  absl::Status Retain(const std::string& newest);
+  void RemoveTree(const std::string& name);
+  void RemoveAbandoned(int64_t number);
+
+  const Options options_;
+  FileSystem& files_;
+};
+
+}  // namespace weft::checkpoint
+
+#endif  // WEFT_CHECKPOINT_CHECKPOINT_DIRECTORY_H_
