@@ -114,7 +114,8 @@ class Membership::State : public std::enable_shared_from_this<State> {
         core_(CoreOptions(), now()) {}
 
   void Post(MemberCore::Event event);
-  absl::Status AwaitJoined();
+  // Until this worker is in, or the whole world is.
+  absl::Status Await(bool whole_world, absl::Duration timeout);
   void Stop();
   absl::Status Leave(absl::Duration timeout);
   absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
@@ -132,6 +133,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
     return status_;
   }
   const Member& self() const { return self_; }
+  const JoinOptions& options() const { return options_; }
   Instant now() const { return timers_.driver().clock().Now(); }
   std::unique_ptr<Store> MakeStore();
 
@@ -160,8 +162,8 @@ class Membership::State : public std::enable_shared_from_this<State> {
   Executor& executor_;
   Strand strand_;           // of the core
   Strand listener_strand_;  // of OnChange
+  Member self_;             // const once joined; CoreOptions fills it
   MemberCore core_;         // on the strand
-  Member self_;             // const once joined
   std::string shown_;       // of the joining thread
   Instant shown_at_;
 
@@ -311,14 +313,14 @@ absl::StatusOr<std::shared_ptr<const View>> Membership::State::WaitFor(
                    absl::FormatDuration(timeout)));
 }
 
-absl::Status Membership::State::AwaitJoined() {
-  const Instant deadline = now() + options_.timeout;
-  const bool wait_for_world = options_.wait_for_world;
+absl::Status Membership::State::Await(bool whole_world,
+                                      absl::Duration timeout) {
+  const Instant deadline = now() + timeout;
   for (;;) {
     const absl::Duration left = deadline - now();
     const auto view = WaitFor(
-        [wait_for_world](const View& v) {
-          return v.version() != 0 && (!wait_for_world || v.IsComplete());
+        [whole_world](const View& v) {
+          return v.version() != 0 && (!whole_world || v.IsComplete());
         },
         std::min(left, kLook));
     if (view.ok()) return absl::OkStatus();
@@ -327,9 +329,9 @@ absl::Status Membership::State::AwaitJoined() {
     }
     ShowProgress(WhyNotJoined());
     if (left > kLook) continue;
-    return absl::DeadlineExceededError(absl::StrCat(
-        self_.name, " waited ", absl::FormatDuration(options_.timeout),
-        " for job \"", options_.job, "\": ", WhyNotJoined()));
+    return absl::DeadlineExceededError(
+        absl::StrCat(self_.name, " waited ", absl::FormatDuration(timeout),
+                     " for job \"", options_.job, "\": ", WhyNotJoined()));
   }
 }
 
@@ -479,7 +481,8 @@ absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(
   std::unique_ptr<Membership> membership(new Membership(state));
   WEFT_RETURN_IF_ERROR(ValidateName(state->self().name));
   state->Post(MemberCore::Start{});
-  WEFT_RETURN_IF_ERROR(state->AwaitJoined());
+  const JoinOptions& joining = state->options();
+  WEFT_RETURN_IF_ERROR(state->Await(joining.wait_for_world, joining.timeout));
   return membership;
 }
 
@@ -497,6 +500,10 @@ absl::Status Membership::status() const { return state_->status(); }
 absl::StatusOr<std::shared_ptr<const View>> Membership::WaitFor(
     std::function<bool(const View&)> is_fit, absl::Duration timeout) {
   return state_->WaitFor(std::move(is_fit), timeout);
+}
+
+absl::Status Membership::AwaitWorld(absl::Duration timeout) {
+  return state_->Await(/*whole_world=*/true, timeout);
 }
 
 Membership::Subscription Membership::OnChange(

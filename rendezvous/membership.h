@@ -78,6 +78,10 @@ class Membership {
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
 
+  // Waits until the world is complete, telling JoinOptions::progress meanwhile.
+  // kDeadlineExceeded says who is missing.
+  absl::Status AwaitWorld(absl::Duration timeout);
+
   // Runs `fn` for each newer view, in order and one at a time, beginning with
   // the present one, until the Subscription ends. Afterwards it does not run.
   class Subscription {
