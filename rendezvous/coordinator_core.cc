@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/member.h"
@@ -20,6 +21,11 @@ namespace {
 constexpr absl::Duration kLongestAttention = absl::Seconds(1);
 
 absl::StatusCode LostCode() { return absl::StatusCode::kFailedPrecondition; }
+
+// Whether `incarnation` is one of those that had the name.
+bool HasBorne(const v1::Departed& departed, uint64_t incarnation) {
+  return absl::c_linear_search(departed.incarnations(), incarnation);
+}
 
 bool IsSame(const v1::World& a, const v1::World& b) {
   return FromWire(a) == FromWire(b);
@@ -127,7 +133,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {
   }
   if (!slot->second.is_in) {
     // A copy of an old request must not bring a dead incarnation back.
-    if (slot->second.departed.incarnation() == request.member().incarnation()) {
+    if (HasBorne(slot->second.departed, request.member().incarnation())) {
       return Fail(
           ticket,
           absl::Status(
@@ -325,7 +331,7 @@ void CoordinatorCore::Remove(Slot& slot, const std::string& reason, bool left) {
   *slot.departed.mutable_key() = slot.member.key();
   slot.departed.set_reason(reason);
   slot.departed.set_left(left);
-  slot.departed.set_incarnation(slot.member.incarnation());
+  slot.departed.add_incarnations(slot.member.incarnation());
   v1::LogRecord record;
   *record.mutable_departed() = slot.departed;
   actions_.push_back(Persist{std::move(record)});
@@ -342,7 +348,9 @@ void CoordinatorCore::ViewChanged() {
   *view_.mutable_world() = world_;
   for (const auto& [name, slot] : slots_) {
     if (slot.is_in) *view_.add_members() = slot.member;
-    if (slot.departed.has_key()) *view_.add_departed() = slot.departed;
+    if (!slot.departed.has_key()) continue;
+    *view_.add_departed() = slot.departed;
+    view_.mutable_departed()->rbegin()->clear_incarnations();
   }
   for (const HeldWatch& watch : std::exchange(held_watches_, {})) {
     v1::WatchReply reply;
@@ -628,7 +636,7 @@ void CoordinatorCore::Replay(const v1::LogRecord& record) {
       slot.is_in =
           slot.is_in && slot.member.key().epoch() > slot.departed.key().epoch();
       if (slot.is_in) break;
-      last_changes_.erase(slot.departed.incarnation());
+      last_changes_.erase(slot.member.incarnation());
       barriers_.Gone(slot.departed.name(), FromWire(slot.departed.key()), "");
       break;
     }
