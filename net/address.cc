@@ -25,7 +25,7 @@ bool IsHostByte(char c) {
   return absl::ascii_isalnum(c) || c == '.' || c == '-' || c == '_';
 }
 bool IsIpv6Byte(char c) {
-  return absl::ascii_isxdigit(c) || c == ':' || c == '.' || c == '%';
+  return absl::ascii_isxdigit(c) || c == ':' || c == '.';
 }
 
 absl::StatusOr<Address> ParseUnix(absl::string_view text,

@@ -145,7 +145,8 @@ std::shared_ptr<Stream> ClientStream::Open(
   std::shared_ptr<StreamObserver> refused;
   {
     MutexLock lock(call->mu_);
-    refused = std::move(call->observer_);
+    refused = std::exchange(call->observer_, nullptr);
+    call->grpc_ = nullptr;
   }
   refused->OnClosed(absl::UnavailableError(
       absl::StrCat(target.ToString(), ": this process is shutting down")));

@@ -349,8 +349,9 @@ void Endpoint::Core::ServeStream(Method& method,
   std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
     call->Close(absl::CancelledError("the stream was let go"));
   });
+  // A copy, so that a refusal goes out before the last handle closes the call.
   absl::StatusOr<std::shared_ptr<StreamObserver>> observer =
-      CatchToStatus([&] { return method.stream(std::move(handle)); });
+      CatchToStatus([&] { return method.stream(handle); });
   if (observer.ok()) {
     call->Serve(*std::move(observer), ServerCall::Messages::kAll);
   } else {

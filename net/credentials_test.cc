@@ -1,0 +1,225 @@
+#include "weft/net/credentials.h"
+
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gtest/gtest.h"
+#include "weft/net/address.h"
+#include "weft/net/certificates.h"
+#include "weft/net/identity.h"
+#include "weft/net/socket_directory.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::net {
+namespace {
+
+using ::weft::testing::StatusIs;
+using Code = absl::StatusCode;
+
+TEST(Address, ReadsWhatItWrites) {
+  for (const char* text : {
+           "unix:/run/weft/s",
+           "127.0.0.1:0",
+           "host-1.example:65535",
+           "[::1]:7000",
+       }) {
+    WEFT_ASSERT_OK_AND_ASSIGN(const Address address, ParseAddress(text));
+    EXPECT_EQ(address.ToString(), text);
+  }
+}
+
+TEST(Address, KnowsWhatIsLocal) {
+  EXPECT_TRUE(ParseAddress("unix:/s")->IsLocal());
+  EXPECT_TRUE(ParseAddress("127.1.2.3:1")->IsLocal());
+  EXPECT_TRUE(ParseAddress("[::1]:1")->IsLocal());
+  EXPECT_FALSE(ParseAddress("0.0.0.0:1")->IsLocal());
+}
+
+TEST(Address, HostileTextIsRefused) {
+  const std::vector<std::string> hostile = {"",
+                                            ":",
+                                            ":1",
+                                            "host",
+                                            "host:",
+                                            "host:65536",
+                                            "host:-1",
+                                            "host:+1",
+                                            "host: 1",
+                                            "host:1x",
+                                            "unix:",
+                                            "unix:s",
+                                            "unix:/" + std::string(107, 'x'),
+                                            std::string("unix:/a\0b", 9),
+                                            "[::1:7",
+                                            "[]:1",
+                                            "::1",
+                                            "a b:1",
+                                            "a/b:1",
+                                            "h\n:1",
+                                            std::string(300, 'h') + ":1",
+                                            "host:99999999999999999999",
+                                            "[::1]]:1",
+                                            "[::1]x:1"};
+  for (const std::string& text : hostile) {
+    EXPECT_THAT(ParseAddress(text), StatusIs(Code::kInvalidArgument,
+                                             "wanted unix:/path or host:port"))
+        << text;
+  }
+}
+
+TEST(Identity, ReadsWhatItWrites) {
+  const Identity identity{"job-7", "trainer", 12};
+  EXPECT_EQ(identity.Uri(), "weft://job-7/trainer/12");
+  EXPECT_EQ(identity.DnsName(), "trainer12.job-7.weft");
+  WEFT_ASSERT_OK_AND_ASSIGN(const Identity read, ParseIdentity(identity.Uri()));
+  EXPECT_EQ(read, identity);
+}
+
+TEST(Identity, HostileTextIsRefused) {
+  for (const char* text : {"",
+                           "weft://",
+                           "weft://j/r",
+                           "weft://j/r/",
+                           "weft://j/r/1/",
+                           "weft://j/r/1/2",
+                           "weft://j/r/01",
+                           "weft://j/r/+1",
+                           "weft://j/r/-1",
+                           "weft://j/r/1 ",
+                           "weft://J/r/1",
+                           "weft:///r/1",
+                           "weft://j//1",
+                           "http://j/r/1",
+                           "weft://j/r2/1",
+                           "weft://-j/r/1",
+                           "weft://j-/r/1",
+                           "weft://j/r/99999999999",
+                           "weft://j/r/1000001",
+                           "weft://j.k/r/1"}) {
+    EXPECT_THAT(ParseIdentity(text), StatusIs(Code::kInvalidArgument)) << text;
+  }
+}
+
+class CertificatesTest : public ::testing::Test {
+ protected:
+  CertificatesOptions Options(const std::string& job = "job") {
+    CertificatesOptions options;
+    options.directory = dir_.Path("certs");
+    options.job = job;
+    options.members = {{"", "ps", 0}, {"", "trainer", 1}};
+    return options;
+  }
+  mode_t ModeOf(const std::string& name) {
+    struct stat found = {};
+    EXPECT_EQ(stat(dir_.Path("certs/" + name).c_str(), &found), 0) << name;
+    return found.st_mode & 0777;
+  }
+
+  testing::TempDir dir_;
+};
+
+TEST_F(CertificatesTest, MembersCanLoadWhatInitMakes) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  WEFT_ASSERT_OK_AND_ASSIGN(
+      const Credentials trainer,
+      Credentials::ForMember(dir_.Path("certs"), "trainer1"));
+  EXPECT_TRUE(trainer.secure());
+  EXPECT_EQ(*trainer.identity(), (Identity{"job", "trainer", 1}));
+  EXPECT_EQ(ModeOf("ca-key.pem"), 0600u);
+  EXPECT_EQ(ModeOf("trainer1/key.pem"), 0600u);
+  // A member's own folder, as copied to its host.
+  WEFT_EXPECT_OK(Credentials::ForMember(dir_.Path("certs/ps0"), "ps0"));
+  EXPECT_THAT(
+      Credentials::ForMember(dir_.Path("certs/ps0"), "ps1"),
+      StatusIs(Code::kFailedPrecondition, "they are for ps0, wanted ps1"));
+}
+
+TEST_F(CertificatesTest, AnAuthorityIsKeptForLaterMembers) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  const std::string before =
+      Credentials::ForMember(dir_.Path("certs"), "ps0")->ca();
+  CertificatesOptions later = Options();
+  later.members = {{"", "trainer", 2}};
+  WEFT_ASSERT_OK(MakeCertificates(later));
+  EXPECT_EQ(Credentials::ForMember(dir_.Path("certs"), "trainer2")->ca(),
+            before);
+  EXPECT_THAT(MakeCertificates(later),
+              StatusIs(Code::kAlreadyExists, "trainer2"));
+}
+
+TEST_F(CertificatesTest, AnotherJobsAuthorityIsNotUsed) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  EXPECT_THAT(MakeCertificates(Options("other")),
+              StatusIs(Code::kFailedPrecondition,
+                       "is of \"weft job job\", wanted job other"));
+}
+
+TEST_F(CertificatesTest, ExtraHostsAreNamesOrNumbersOnly) {
+  CertificatesOptions options = Options();
+  options.extra_hosts = {"10.0.0.7", "::1", "node-3.cluster"};
+  WEFT_EXPECT_OK(MakeCertificates(options));
+  options.directory = dir_.Path("other");
+  options.extra_hosts = {"a,URI:weft://job/admin/0"};
+  EXPECT_THAT(
+      MakeCertificates(options),
+      StatusIs(Code::kInvalidArgument, "wanted an IP number or a DNS name"));
+}
+
+TEST_F(CertificatesTest, AKeyThatOthersMayReadIsRefused) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  chmod(dir_.Path("certs/ps0/key.pem").c_str(), 0644);
+  EXPECT_THAT(Credentials::ForMember(dir_.Path("certs"), "ps0"),
+              StatusIs(Code::kFailedPrecondition, "chmod 600"));
+}
+
+TEST_F(CertificatesTest, ExpiredOnesNameTheCommand) {
+  CertificatesOptions options = Options();
+  options.validity = -absl::Seconds(5);
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  EXPECT_THAT(Credentials::ForMember(dir_.Path("certs"), "ps0"),
+              StatusIs(Code::kFailedPrecondition, "expired on"));
+  EXPECT_THAT(Credentials::FromDirectory(dir_.Path("nowhere")),
+              StatusIs(Code::kFailedPrecondition, "weft certs init --dir="));
+}
+
+TEST_F(CertificatesTest, CutAndBrokenPemIsRefused) {
+  const absl::Time now = absl::Now();
+  const Authority authority =
+      *MakeAuthority("job", {now, now + absl::Hours(1)});
+  const std::string pem = MakeMemberCertificate(authority, {"job", "ps", 0}, {},
+                                                {now, now + absl::Hours(1)})
+                              ->certificate;
+  ASSERT_EQ(ReadCertificate(pem)->identity.Name(), "ps0");
+  for (size_t cut = 0; cut + 2 < pem.size(); cut += 13)
+    EXPECT_FALSE(ReadCertificate(pem.substr(0, cut)).ok()) << cut;
+  EXPECT_THAT(ReadCertificate(authority.certificate),
+              StatusIs(Code::kInvalidArgument, "names no weft://"));
+}
+
+TEST(SocketDirectory, IsOursAlone) {
+  testing::TempDir dir;
+  setenv("XDG_RUNTIME_DIR", dir.path().c_str(), 1);
+  WEFT_ASSERT_OK_AND_ASSIGN(const std::string made,
+                            DefaultSocketDirectory("my-job"));
+  EXPECT_EQ(made, dir.Path("weft/my-job"));
+  WEFT_EXPECT_OK(DefaultSocketDirectory("my-job"));
+  chmod(made.c_str(), 0755);
+  EXPECT_THAT(DefaultSocketDirectory("my-job"),
+              StatusIs(Code::kFailedPrecondition, "chmod 700"));
+  for (const char* job : {"", "..", ".hidden", "a/b", "x y"}) {
+    EXPECT_THAT(DefaultSocketDirectory(job), StatusIs(Code::kInvalidArgument))
+        << job;
+  }
+  EXPECT_EQ(symlink("/tmp", dir.Path("weft/link").c_str()), 0);
+  EXPECT_THAT(DefaultSocketDirectory("link"),
+              StatusIs(Code::kFailedPrecondition, "not a directory"));
+}
+
+}  // namespace
+}  // namespace weft::net

@@ -1,0 +1,776 @@
+#include "weft/net/endpoint.h"
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/base/future.h"
+#include "weft/net/certificates.h"
+#include "weft/net/channel.h"
+#include "weft/net/loop.h"
+#include "weft/proto/health.pb.h"
+#include "weft/proto/reflection.pb.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::net {
+namespace {
+
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+constexpr absl::Duration kSoon =
+    absl::Seconds(30);  // longer than any wait that ends well
+constexpr char kEcho[] = "/test.Service/Echo";
+constexpr char kHold[] = "/test.Service/Hold";
+constexpr char kPump[] = "/test.Service/Pump";
+
+Slices Text(std::string text) { return {Bytes::Own(std::move(text))}; }
+std::string ToText(const Slices& slices) {
+  return std::string(Flatten(slices).view());
+}
+
+// What came out of one end of a stream, for the test to wait on.
+class Recorder final : public StreamObserver {
+ public:
+  Recorder() : closed_(MakePromise<void>()) {}
+
+  void OnMessage(Slices message) override {
+    {
+      MutexLock lock(mu_);
+      messages_.push_back(ToText(message));
+      changed_.NotifyAll();
+    }
+    if (on_message) on_message();
+  }
+  void OnWritten() override {
+    MutexLock lock(mu_);
+    ++written_;
+    changed_.NotifyAll();
+  }
+  void OnClosed(absl::Status status) override {
+    closed_.first.Set(std::move(status));
+  }
+
+  Future<void> closed() const { return closed_.second; }
+  std::vector<std::string> AwaitMessages(size_t count) {
+    Await([&] { return messages_.size() >= count; });
+    MutexLock lock(mu_);
+    return messages_;
+  }
+  bool AwaitWritten(int count) {
+    return Await([&] { return written_ >= count; });
+  }
+
+  std::function<void()> on_message;
+
+ private:
+  template <typename Condition>
+  bool Await(const Condition& condition) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    const auto deadline =
+        std::chrono::steady_clock::now() + absl::ToChronoSeconds(kSoon);
+    MutexLock lock(mu_);
+    while (!condition()) {
+      if (!changed_.WaitUntil(mu_, deadline)) return condition();
+    }
+    return true;
+  }
+
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<std::string> messages_ ABSL_GUARDED_BY(mu_);
+  int written_ ABSL_GUARDED_BY(mu_) = 0;
+  std::pair<Promise<void>, Future<void>> closed_;
+};
+
+// Sends back what comes, one message at a time.
+class EchoObserver final : public StreamObserver {
+ public:
+  explicit EchoObserver(std::shared_ptr<Stream> stream)
+      : stream_(std::move(stream)) {}
+  void OnMessage(Slices message) override {
+    waiting_.push_back(std::move(message));
+    WriteNext();
+  }
+  void OnWritten() override {
+    writing_ = false;
+    WriteNext();
+  }
+  void OnClosed(absl::Status) override { stream_ = nullptr; }
+
+ private:
+  void WriteNext() {
+    if (writing_ || waiting_.empty()) return;
+    Slices next = std::move(waiting_.front());
+    waiting_.erase(waiting_.begin());
+    writing_ = stream_->Write(std::move(next));
+  }
+  std::shared_ptr<Stream> stream_;
+  std::vector<Slices> waiting_;
+  bool writing_ = false;
+};
+
+// One process: a loop and an endpoint on it that echoes, and keeps calls of
+// kHold.
+class Node {
+ public:
+  static std::unique_ptr<Node> Make(const std::string& name,
+                                    const std::string& listen,
+                                    LoopOptions options = {},
+                                    AdmissionLimits limits = {}) {
+    auto loop = Loop::Create(std::move(options));
+    EXPECT_THAT(loop, IsOk());
+    if (!loop.ok()) return nullptr;
+    auto node = std::make_unique<Node>(*std::move(loop));
+    node->AddEndpoint(name, listen, limits);
+    return node;
+  }
+
+  explicit Node(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
+  ~Node() {
+    held_.clear();
+    endpoints_.clear();
+  }
+
+  void AddEndpoint(const std::string& name, const std::string& listen,
+                   AdmissionLimits limits = {}) {
+    auto endpoint = Endpoint::Open(*loop_, {name, listen, "", limits});
+    ASSERT_THAT(endpoint, IsOk());
+    (*endpoint)->RegisterUnary(kEcho, [this, name](IncomingCall call) {
+      {
+        MutexLock lock(mu_);
+        peer_ = call.peer();
+      }
+      Slices reply = call.TakeRequest();
+      if (ToText(reply) == "who?") reply = Text(name);
+      call.Reply(std::move(reply));
+    });
+    (*endpoint)->RegisterUnary(kHold, [this](IncomingCall call) {
+      MutexLock lock(mu_);
+      held_.push_back(std::move(call));
+      changed_.NotifyAll();
+    });
+    (*endpoint)->RegisterStream(kPump, [](std::shared_ptr<Stream> stream) {
+      return std::make_shared<EchoObserver>(std::move(stream));
+    });
+    ASSERT_THAT((*endpoint)->Start(), IsOk());
+    endpoints_.push_back(*std::move(endpoint));
+  }
+
+  Loop& loop() { return *loop_; }
+  Endpoint& endpoint(int i = 0) { return *endpoints_[i]; }
+  const std::string& address(int i = 0) { return endpoints_[i]->address(); }
+  void Drop() { endpoints_.clear(); }
+
+  std::vector<IncomingCall> AwaitHeld(size_t count) {
+    const auto deadline =
+        std::chrono::steady_clock::now() + absl::ToChronoSeconds(kSoon);
+    MutexLock lock(mu_);
+    while (held_.size() < count && changed_.WaitUntil(mu_, deadline)) {
+    }
+    return std::exchange(held_, {});
+  }
+  Peer peer() {
+    MutexLock lock(mu_);
+    return peer_;
+  }
+
+ private:
+  std::unique_ptr<Loop> loop_;
+  Mutex mu_;
+  CondVar changed_;
+  std::vector<IncomingCall> held_ ABSL_GUARDED_BY(mu_);
+  Peer peer_ ABSL_GUARDED_BY(mu_);
+  std::vector<std::unique_ptr<Endpoint>> endpoints_;
+};
+
+LoopOptions With(Credentials credentials) {
+  LoopOptions options;
+  options.credentials = std::move(credentials);
+  return options;
+}
+
+// A job's authority and what it gives to its members.
+struct Job {
+  explicit Job(const std::string& name = "job") : name(name) {
+    authority = *MakeAuthority(
+        name, {absl::Now() - absl::Hours(1), absl::Now() + absl::Hours(1)});
+  }
+  Credentials For(const std::string& role, int rank,
+                  absl::Duration validity = absl::Hours(1)) const {
+    const MemberCertificate made = *MakeMemberCertificate(
+        authority, {name, role, rank}, {"127.0.0.1"},
+        {absl::Now() - absl::Hours(2), absl::Now() + validity});
+    return *Credentials::FromPem(authority.certificate, made.certificate,
+                                 made.key);
+  }
+  std::string name;
+  Authority authority;
+};
+
+std::unique_ptr<Channel> Connect(Loop& loop, const std::string& address,
+                                 const std::string& name = "ps0") {
+  auto channel = Channel::Create(loop, address, {name});
+  EXPECT_THAT(channel, IsOk());
+  return channel.ok() ? *std::move(channel) : nullptr;
+}
+
+// The three ways to connect.
+struct Way {
+  const char* name;
+  bool tcp;
+  bool tls;
+};
+
+class EveryWay : public ::testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override {
+    const std::string listen =
+        GetParam().tcp ? "127.0.0.1:0" : "unix:" + dir_.Path("s");
+    server_ = Node::Make("ps0", listen, With(CredentialsFor("ps")));
+    client_ = *Loop::Create(With(CredentialsFor("trainer")));
+    channel_ = Connect(*client_, server_->address());
+  }
+  void TearDown() override {
+    channel_ = nullptr;
+    client_ = nullptr;
+  }
+  Credentials CredentialsFor(const std::string& role) {
+    if (GetParam().tls) return job_.For(role, 0);
+    return GetParam().tcp ? Credentials::Insecure() : Credentials::LocalOnly();
+  }
+
+  Job job_;
+  testing::TempDir dir_;
+  std::unique_ptr<Node> server_;
+  std::unique_ptr<Loop> client_;
+  std::unique_ptr<Channel> channel_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Net, EveryWay,
+                         ::testing::Values(Way{"Unix", false, false},
+                                           Way{"TcpInsecure", true, false},
+                                           Way{"Mtls", true, true}),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(EveryWay, UnaryCallBringsTheAnswerBack) {
+  for (int i = 0; i < 20; ++i) {
+    auto answer =
+        channel_->UnaryCall(kEcho, Text("hello " + std::to_string(i)), kSoon)
+            .Wait(kSoon);
+    WEFT_ASSERT_OK(answer);
+    EXPECT_EQ(ToText(*answer), "hello " + std::to_string(i));
+  }
+}
+
+TEST_P(EveryWay, SlicesOfEverySizeArriveWhole) {
+  std::string wanted;
+  Slices request;
+  for (size_t size :
+       {size_t{1}, size_t{511}, size_t{512}, size_t{70'000}, size_t{3} << 20}) {
+    std::string part(size, static_cast<char>('a' + request.size()));
+    wanted += part;
+    request.push_back(Bytes::Own(std::move(part)));
+  }
+  auto answer = channel_->UnaryCall(kEcho, request, kSoon).Wait(kSoon);
+  WEFT_ASSERT_OK(answer);
+  EXPECT_TRUE(ToText(*answer) == wanted);
+}
+
+TEST_P(EveryWay, StreamKeepsTheOrderBothWays) {
+  auto recorder = std::make_shared<Recorder>();
+  std::shared_ptr<Stream> stream = channel_->OpenStream(kPump, recorder);
+  std::vector<std::string> wanted;
+  for (int i = 0; i < 100; ++i) {
+    wanted.push_back(std::to_string(i));
+    ASSERT_TRUE(stream->Write(Text(wanted.back())));
+    ASSERT_TRUE(recorder->AwaitWritten(i + 1));
+  }
+  EXPECT_EQ(recorder->AwaitMessages(100), wanted);
+  stream->Close(absl::OkStatus());
+  WEFT_EXPECT_OK(recorder->closed().Wait(kSoon));
+}
+
+TEST_P(EveryWay, ServerKnowsItsPeer) {
+  WEFT_ASSERT_OK(channel_->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+  const Peer peer = server_->peer();
+  EXPECT_EQ(peer.is_local, !GetParam().tcp);
+  EXPECT_EQ(peer.identity.has_value(), GetParam().tls);
+  if (GetParam().tls) {
+    EXPECT_EQ(*peer.identity, (Identity{"job", "trainer", 0}));
+  }
+}
+
+TEST_P(EveryWay, HealthSaysServing) {
+  auto answer = channel_->UnaryCall("/grpc.health.v1.Health/Check", {}, kSoon)
+                    .Wait(kSoon);
+  WEFT_ASSERT_OK(answer);
+  grpc::health::v1::HealthCheckResponse response;
+  ASSERT_TRUE(response.ParseFromString(ToText(*answer)));
+  EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+}
+
+class OnUnix : public ::testing::Test {
+ protected:
+  std::string Socket(const std::string& name = "s") {
+    return "unix:" + dir_.Path(name);
+  }
+
+  testing::TempDir dir_;
+};
+
+TEST_F(OnUnix, AnErrorCrossesUnchanged) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  Future<Slices> answer = channel->UnaryCall(kHold, {}, kSoon);
+  std::vector<IncomingCall> held = server->AwaitHeld(1);
+  ASSERT_EQ(held.size(), 1u);
+  held[0].Reply(absl::DataLossError("row 7 is torn"));
+  EXPECT_EQ(answer.Wait(kSoon).status(), absl::DataLossError("row 7 is torn"));
+}
+
+TEST_F(OnUnix, UnknownMethodIsNamed) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  EXPECT_THAT(channel->UnaryCall("/no.Such/Method", {}, kSoon).Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnimplemented,
+                       "no method /no.Such/Method on ps0"));
+}
+
+TEST_F(OnUnix, DeadlineNamesMethodAndAddressAndReachesTheServer) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  Future<Slices> answer = channel->UnaryCall(kHold, {}, absl::Seconds(3));
+  std::vector<IncomingCall> held = server->AwaitHeld(1);
+  ASSERT_EQ(held.size(), 1u);
+  EXPECT_LE(held[0].remaining(), absl::Seconds(3));
+  auto [told, cancelled] = MakePromise<void>();
+  held[0].OnCancel(
+      [told = std::move(told)]() mutable { told.Set(absl::OkStatus()); });
+  EXPECT_THAT(answer.Wait(kSoon),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, kHold));
+  EXPECT_THAT(answer.Wait(kSoon),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, server->address()));
+  WEFT_EXPECT_OK(cancelled.Wait(kSoon));
+  EXPECT_TRUE(held[0].is_cancelled());
+}
+
+TEST_F(OnUnix, CancelReachesTheServer) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  Future<Slices> answer = channel->UnaryCall(kHold, {}, kSoon);
+  std::vector<IncomingCall> held = server->AwaitHeld(1);
+  ASSERT_EQ(held.size(), 1u);
+  auto [told, cancelled] = MakePromise<void>();
+  held[0].OnCancel(
+      [told = std::move(told)]() mutable { told.Set(absl::OkStatus()); });
+  answer.Cancel(absl::AbortedError("not needed"));
+  WEFT_EXPECT_OK(cancelled.Wait(kSoon));
+  EXPECT_THAT(answer.Wait(kSoon),
+              StatusIs(absl::StatusCode::kAborted, "not needed"));
+}
+
+TEST_F(OnUnix, ADroppedCallIsAnswered) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  Future<Slices> answer = channel->UnaryCall(kHold, {}, kSoon);
+  server->AwaitHeld(1).clear();
+  EXPECT_THAT(answer.Wait(kSoon),
+              StatusIs(absl::StatusCode::kInternal, "dropped"));
+}
+
+TEST_F(OnUnix, NobodyThereIsUnavailableAndNamed) {
+  auto loop = *Loop::Create();
+  auto channel = Connect(*loop, Socket("nobody"));
+  EXPECT_THAT(
+      channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon),
+      StatusIs(absl::StatusCode::kUnavailable, "ps0 at " + Socket("nobody")));
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = channel->OpenStream(kPump, recorder);
+  EXPECT_THAT(recorder->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, Socket("nobody")));
+}
+
+TEST_F(OnUnix, ACallThatWaitsFindsAServerThatStartsLater) {
+  auto loop = *Loop::Create();
+  ChannelOptions options;
+  options.name = "ps0";
+  options.wait_for_ready = true;
+  auto channel = *Channel::Create(*loop, Socket(), options);
+  Future<Slices> answer = channel->UnaryCall(kEcho, Text("early"), kSoon);
+  auto server = Node::Make("ps0", Socket());
+  auto result = answer.Wait(kSoon);
+  WEFT_ASSERT_OK(result);
+  EXPECT_EQ(ToText(*result), "early");
+}
+
+TEST_F(OnUnix, OneWriteIsInFlightAtATime) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = channel->OpenStream(kPump, recorder);
+  EXPECT_TRUE(stream->Write(Text("first")));
+  EXPECT_FALSE(stream->Write(Text("second")));
+  EXPECT_TRUE(recorder->AwaitWritten(1));
+  EXPECT_TRUE(stream->Write(Text("third")));
+  EXPECT_EQ(recorder->AwaitMessages(2),
+            (std::vector<std::string>{"first", "third"}));
+  stream->Close(absl::CancelledError("enough"));
+  EXPECT_THAT(recorder->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kCancelled, "enough"));
+  EXPECT_FALSE(stream->Write(Text("late")));
+}
+
+TEST_F(OnUnix, AStreamLetGoIsClosed) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  auto recorder = std::make_shared<Recorder>();
+  channel->OpenStream(kPump, recorder) = nullptr;
+  EXPECT_THAT(recorder->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kCancelled));
+}
+
+TEST_F(OnUnix, ALostServerClosesItsStreams) {
+  auto server = Node::Make("ps0", Socket());
+  auto loop = *Loop::Create();
+  auto channel = Connect(*loop, server->address());
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = channel->OpenStream(kPump, recorder);
+  ASSERT_TRUE(stream->Write(Text("x")));
+  ASSERT_EQ(recorder->AwaitMessages(1).size(), 1u);
+  server = nullptr;
+  EXPECT_THAT(recorder->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "ps0 at unix:"));
+}
+
+TEST_F(OnUnix, TwoEndpointsShareALoopAndAreToldApart) {
+  auto server = Node::Make("ps0", Socket("a"));
+  server->AddEndpoint("ps1", Socket("b"));
+  for (int i : {0, 1}) {
+    auto channel =
+        Connect(server->loop(), server->address(i), "ps" + std::to_string(i));
+    auto answer = channel->UnaryCall(kEcho, Text("who?"), kSoon).Wait(kSoon);
+    WEFT_ASSERT_OK(answer);
+    EXPECT_EQ(ToText(*answer), "ps" + std::to_string(i));
+  }
+  auto stranger = Connect(server->loop(), server->address(0), "ps7");
+  EXPECT_THAT(stranger->UnaryCall(kEcho, {}, kSoon).Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "no endpoint ps7"));
+  EXPECT_THAT(Endpoint::Open(server->loop(), {"ps1", Socket("c"), "", {}}),
+              StatusIs(absl::StatusCode::kAlreadyExists, "ps1"));
+}
+
+TEST_F(OnUnix, ALoneEndpointAnswersToAnyName) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address(), "whoever");
+  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon));
+}
+
+TEST_F(OnUnix, EightThreadsWaitAtOnce) {
+  auto server = Node::Make("ps0", Socket());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, server->address());
+  std::atomic<int> answered{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 200; ++i) {
+        const std::string text = std::to_string(t) + ":" + std::to_string(i);
+        auto answer = channel->UnaryCall(kEcho, Text(text), kSoon).Wait(kSoon);
+        if (answer.ok() && ToText(*answer) == text) ++answered;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(answered.load(), 1600);
+}
+
+TEST_F(OnUnix, AWaitInsideACallbackIsRefused) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  auto [told, seen] = MakePromise<void>();
+  Future<Slices> never = channel->UnaryCall(kHold, {}, kSoon);
+  channel->UnaryCall(kEcho, {}, kSoon)
+      .OnReady([&, told = std::make_shared<Promise<void>>(std::move(told))](
+                   const auto&) { told->Set(never.Wait(kSoon).status()); });
+  EXPECT_THAT(seen.Wait(kSoon),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  never.Cancel();
+}
+
+TEST_F(OnUnix, AHandlerMayCallOnAndAnswerLater) {
+  auto back = Node::Make("ps1", Socket("back"));
+  auto front = *Loop::Create();
+  auto onward = Connect(*front, back->address(), "ps1");
+  auto endpoint = *Endpoint::Open(*front, {"ps0", Socket("front"), "", {}});
+  endpoint->RegisterUnary(kEcho, [&](IncomingCall call) {
+    Slices request = call.TakeRequest();
+    auto held = std::make_shared<IncomingCall>(std::move(call));
+    onward->UnaryCall(kEcho, std::move(request), held->remaining())
+        .OnReady([held](const Result<Slices>& answer) {
+          answer.ok() ? held->Reply(*answer) : held->Reply(answer.status());
+        });
+  });
+  WEFT_ASSERT_OK(endpoint->Start());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, endpoint->address());
+  auto answer = channel->UnaryCall(kEcho, Text("twice"), kSoon).Wait(kSoon);
+  WEFT_ASSERT_OK(answer);
+  EXPECT_EQ(ToText(*answer), "twice");
+}
+
+TEST_F(OnUnix, TooLargeAMessageIsRefusedAndTheServerLivesOn) {
+  LoopOptions options;
+  options.max_message_bytes = 1 << 20;
+  auto server = Node::Make("ps0", Socket(), options);
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, server->address());
+  EXPECT_THAT(channel->UnaryCall(kEcho, Text(std::string(2 << 20, 'x')), kSoon)
+                  .Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+}
+
+TEST_F(OnUnix, AdmissionBoundsCallsAndBytes) {
+  AdmissionLimits limits;
+  limits.max_calls = 2;
+  limits.max_bytes = 1000;
+  auto server = Node::Make("ps0", Socket(), {}, limits);
+  auto channel = Connect(server->loop(), server->address());
+  EXPECT_THAT(channel->UnaryCall(kEcho, Text(std::string(1001, 'x')), kSoon)
+                  .Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted, "1000 bytes"));
+  Future<Slices> first = channel->UnaryCall(kHold, {}, kSoon);
+  Future<Slices> second = channel->UnaryCall(kHold, {}, kSoon);
+  std::vector<IncomingCall> held = server->AwaitHeld(1);
+  for (IncomingCall& call : server->AwaitHeld(2 - held.size()))
+    held.push_back(std::move(call));
+  ASSERT_EQ(held.size(), 2u);
+  EXPECT_THAT(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted, "2 calls"));
+  for (IncomingCall& call : held) call.Reply(Slices());
+  WEFT_EXPECT_OK(first.Wait(kSoon));
+  WEFT_EXPECT_OK(second.Wait(kSoon));
+  held.clear();
+  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon));
+}
+
+TEST_F(OnUnix, HealthWatchTellsOfChangesAndOfTheEnd) {
+  auto server = Node::Make("ps0", Socket());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, server->address());
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = channel->OpenStream("/grpc.health.v1.Health/Watch", recorder);
+  grpc::health::v1::HealthCheckRequest request;
+  request.set_service("test.Service");
+  ASSERT_TRUE(stream->Write(Text(request.SerializeAsString())));
+  stream->Close(absl::OkStatus());  // as a server-streaming stub does
+  ASSERT_EQ(recorder->AwaitMessages(1).size(), 1u);
+  server->endpoint().SetServing(false);
+  const std::vector<std::string> told = recorder->AwaitMessages(2);
+  ASSERT_EQ(told.size(), 2u);
+  grpc::health::v1::HealthCheckResponse response;
+  ASSERT_TRUE(response.ParseFromString(told[0]));
+  EXPECT_EQ(response.status(), grpc::health::v1::HealthCheckResponse::SERVING);
+  ASSERT_TRUE(response.ParseFromString(told[1]));
+  EXPECT_EQ(response.status(),
+            grpc::health::v1::HealthCheckResponse::NOT_SERVING);
+  server->Drop();
+  EXPECT_TRUE(recorder->closed().Wait(kSoon).code() !=
+              absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(OnUnix, ReflectionListsTheServices) {
+  auto server = Node::Make("ps0", Socket());
+  auto channel = Connect(server->loop(), server->address());
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = channel->OpenStream(
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+      recorder);
+  grpc::reflection::v1alpha::ServerReflectionRequest request;
+  request.set_list_services("");
+  ASSERT_TRUE(stream->Write(Text(request.SerializeAsString())));
+  ASSERT_TRUE(recorder->AwaitWritten(1));
+  request.set_file_containing_symbol("grpc.health.v1.Health");
+  ASSERT_TRUE(stream->Write(Text(request.SerializeAsString())));
+  const std::vector<std::string> answers = recorder->AwaitMessages(2);
+  ASSERT_EQ(answers.size(), 2u);
+  grpc::reflection::v1alpha::ServerReflectionResponse response;
+  ASSERT_TRUE(response.ParseFromString(answers[0]));
+  ASSERT_EQ(response.list_services_response().service_size(), 3);
+  EXPECT_EQ(response.list_services_response().service(2).name(),
+            "test.Service");
+  ASSERT_TRUE(response.ParseFromString(answers[1]));
+  EXPECT_EQ(response.file_descriptor_response().file_descriptor_proto_size(),
+            1);
+}
+
+TEST_F(OnUnix, ShutdownEndsWhatWillNotEnd) {
+  auto server = Node::Make("ps0", Socket());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, server->address());
+  Future<Slices> answer = channel->UnaryCall(kHold, {}, kSoon);
+  std::vector<IncomingCall> held = server->AwaitHeld(1);
+  EXPECT_THAT(server->endpoint().Shutdown(absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "ps0"));
+  EXPECT_THAT(answer.Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "ps0 is shutting down"));
+  held[0].Reply(Slices());  // reaches nobody, harms nobody
+}
+
+TEST_F(OnUnix, ShutdownUnderLoadIsClean) {
+  for (int round = 0; round < 5; ++round) {
+    auto server = Node::Make("ps0", Socket());
+    auto client = *Loop::Create();
+    auto channel = Connect(*client, server->address());
+    auto recorder = std::make_shared<Recorder>();
+    auto stream = channel->OpenStream(kPump, recorder);
+    std::atomic<bool> stop{false};
+    std::atomic<int> answered{0};
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 3; ++t) {
+      threads.emplace_back([&] {
+        while (!stop) {
+          if (channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon).ok())
+            ++answered;
+        }
+      });
+    }
+    while (answered.load() < 20) std::this_thread::yield();
+    server = nullptr;  // in the middle of it
+    stop = true;
+    for (std::thread& thread : threads) thread.join();
+    stream = nullptr;
+    channel = nullptr;
+    WEFT_EXPECT_OK(client->Shutdown(absl::ZeroDuration()));
+    EXPECT_FALSE(recorder->closed().Wait(kSoon).ok());
+  }
+}
+
+TEST_F(OnUnix, AClosedLoopRefuses) {
+  auto loop = *Loop::Create();
+  auto channel = Connect(*loop, Socket());
+  WEFT_EXPECT_OK(loop->Shutdown(absl::ZeroDuration()));
+  EXPECT_THAT(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = channel->OpenStream(kPump, recorder);
+  EXPECT_FALSE(stream->Write(Text("x")));
+  EXPECT_THAT(recorder->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(Endpoint::Open(*loop, {"ps0", Socket(), "", {}}),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+TEST_F(OnUnix, TimersRunInOrderAndCanBeCancelled) {
+  auto loop = *Loop::Create();
+  std::vector<int> ran;  // on the Loop only
+  auto [done, finished] = MakePromise<void>(loop->driver());
+  const Instant now = SteadyClock().Now();
+  loop->RunAt(now + absl::Milliseconds(20),
+              [&, done = std::make_shared<Promise<void>>(std::move(done))] {
+                ran.push_back(2);
+                done->Set(absl::OkStatus());
+              });
+  loop->RunAt(now + absl::Milliseconds(5), [&] { ran.push_back(1); });
+  const Loop::TimerId unwanted =
+      loop->RunAt(now + absl::Milliseconds(10), [&] { ran.push_back(9); });
+  EXPECT_TRUE(loop->CancelTimer(unwanted));
+  EXPECT_FALSE(loop->CancelTimer(unwanted));
+  loop->Post([&] { ran.push_back(0); });
+  WEFT_ASSERT_OK(finished.Wait(kSoon));
+  WEFT_ASSERT_OK(loop->Shutdown(absl::ZeroDuration()));
+  EXPECT_EQ(ran, (std::vector<int>{0, 1, 2}));
+}
+
+TEST_F(OnUnix, AnAddressInUseSaysSo) {
+  auto server = Node::Make("ps0", Socket());
+  EXPECT_THAT(Endpoint::Open(server->loop(), {"ps1", Socket(), "", {}}),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "in use by another process; choose another address"));
+}
+
+TEST(Security, TcpWithoutCertificatesNamesTheCommand) {
+  auto loop = *Loop::Create();
+  EXPECT_THAT(Endpoint::Open(*loop, {"ps0", "127.0.0.1:0", "", {}}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "weft certs init --dir="));
+  EXPECT_THAT(Channel::Create(*loop, "127.0.0.1:1", {"ps0"}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "weft certs init --dir="));
+}
+
+class Mtls : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    server_ = Node::Make("ps0", "127.0.0.1:0", With(job_.For("ps", 0)));
+  }
+
+  // What a caller with `credentials` gets from the server.
+  absl::Status Call(Credentials credentials, const std::string& name = "ps0") {
+    auto loop = *Loop::Create(With(std::move(credentials)));
+    auto channel = Connect(*loop, server_->address(), name);
+    return channel->UnaryCall(kEcho, {}, absl::Seconds(10))
+        .Wait(kSoon)
+        .status();
+  }
+
+  Job job_;
+  std::unique_ptr<Node> server_;
+};
+
+TEST_F(Mtls, AMemberIsServed) { WEFT_EXPECT_OK(Call(job_.For("trainer", 3))); }
+
+TEST_F(Mtls, AnotherAuthorityIsRefused) {
+  EXPECT_THAT(Call(Job().For("trainer", 0)),
+              StatusIs(absl::StatusCode::kUnavailable, server_->address()));
+}
+
+TEST_F(Mtls, AnExpiredCertificateIsRefused) {
+  EXPECT_THAT(Call(job_.For("trainer", 0, -absl::Hours(1))),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(Mtls, AServerWithAnotherNameIsRefused) {
+  EXPECT_THAT(Call(job_.For("trainer", 0), "ps1"),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_F(Mtls, PlainTextIsRefused) {
+  EXPECT_THAT(Call(Credentials::Insecure()),
+              StatusIs(absl::StatusCode::kUnavailable));
+  WEFT_EXPECT_OK(Call(job_.For("trainer", 0)));
+}
+
+TEST_F(Mtls, AMemberOfAnotherJobIsRefused) {
+  Job other("other");
+  other.authority = job_.authority;  // even if signed by the same authority
+  auto loop = *Loop::Create(With(other.For("trainer", 0)));
+  // Without a name it asks for the number, which the server's certificate has.
+  auto channel = *Channel::Create(*loop, server_->address(), {});
+  EXPECT_THAT(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "is of job other, this is job job"));
+}
+
+TEST_F(Mtls, ReflectionIsForAdmin) {
+  for (const std::string role : {"trainer", "admin"}) {
+    auto loop = *Loop::Create(With(job_.For(role, 0)));
+    auto channel = Connect(*loop, server_->address());
+    auto recorder = std::make_shared<Recorder>();
+    auto stream = channel->OpenStream(
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        recorder);
+    stream->Close(absl::OkStatus());
+    const absl::Status status = recorder->closed().Wait(kSoon);
+    EXPECT_EQ(status.code(), role == "admin"
+                                 ? absl::StatusCode::kOk
+                                 : absl::StatusCode::kPermissionDenied)
+        << status;
+  }
+}
+
+}  // namespace
+}  // namespace weft::net

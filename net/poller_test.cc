@@ -1,0 +1,196 @@
+#include "weft/net/poller.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/base/future.h"
+
+namespace weft::net {
+namespace {
+
+constexpr absl::Duration kSoon =
+    absl::Seconds(30);  // longer than any wait that ends well
+
+// Events are functions, put in by any thread.
+class FakeQueue final : public EventQueue {
+ public:
+  Outcome Next(Instant deadline) override {
+    EXPECT_EQ(inside_.fetch_add(1), 0) << "two threads inside the queue";
+    std::function<void()> event;
+    bool ended = false;
+    {
+      const std::chrono::steady_clock::time_point until{
+          std::chrono::nanoseconds(
+              std::min(deadline.nanoseconds(), int64_t{1} << 62))};
+      MutexLock lock(mu_);
+      while (events_.empty() && wakes_ == 0 && !ended_ &&
+             changed_.WaitUntil(mu_, until)) {
+      }
+      if (wakes_ > 0) --wakes_;
+      ended = events_.empty() && ended_;
+      if (!events_.empty()) {
+        event = std::move(events_.front());
+        events_.pop_front();
+      }
+    }
+    inside_.fetch_sub(1);
+    if (ended) return Outcome::kEnd;
+    if (event == nullptr) return Outcome::kTimeout;
+    InlineScope scope;
+    event();
+    return Outcome::kEvent;
+  }
+  void Wake() override {
+    MutexLock lock(mu_);
+    ++wakes_;
+    changed_.NotifyAll();
+  }
+  void Put(std::function<void()> event) {
+    MutexLock lock(mu_);
+    events_.push_back(std::move(event));
+    changed_.NotifyAll();
+  }
+  void End() {
+    MutexLock lock(mu_);
+    ended_ = true;
+    changed_.NotifyAll();
+  }
+
+ private:
+  std::atomic<int> inside_{0};
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> events_ ABSL_GUARDED_BY(mu_);
+  int wakes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class PollerTest : public ::testing::Test {
+ protected:
+  ~PollerTest() override {
+    queue_.End();
+    poller_.Join();
+  }
+
+  // Ready when the event that it puts into the queue has been handled.
+  Future<void> Echo() {
+    auto promise = std::make_shared<Promise<void>>(poller_);
+    Future<void> future = promise->future();
+    queue_.Put([promise] { promise->Set(absl::OkStatus()); });
+    return future;
+  }
+
+  FakeQueue queue_;
+  Poller poller_{queue_, {}};
+};
+
+TEST_F(PollerTest, AWaitingThreadHandlesEventsItself) {
+  // No background thread: nobody else could.
+  std::thread::id handled_by;
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  queue_.Put([&handled_by, promise] {
+    handled_by = std::this_thread::get_id();
+    promise->Set(absl::OkStatus());
+  });
+  EXPECT_TRUE(promise->future().Wait(kSoon).ok());
+  EXPECT_EQ(handled_by, std::this_thread::get_id());
+}
+
+TEST_F(PollerTest, TheBackgroundThreadHandlesEventsWhenNobodyWaits) {
+  poller_.Start();
+  std::atomic<bool> handled{false};
+  queue_.Put([&] { handled = true; });
+  while (!handled) std::this_thread::yield();
+  EXPECT_TRUE(handled.load());
+}
+
+TEST_F(PollerTest, AWaitEndsAtItsDeadline) {
+  poller_.Start();
+  Promise<void> never(poller_);
+  EXPECT_EQ(never.future().Wait(absl::Milliseconds(20)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(PollerTest, AReadyMadeElsewhereWakesTheHolder) {
+  Promise<void> promise(poller_);
+  Future<void> future = promise.future();
+  std::thread elsewhere([&] { promise.Set(absl::OkStatus()); });
+  EXPECT_TRUE(future.Wait(kSoon).ok());
+  elsewhere.join();
+}
+
+TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {
+  poller_.Start();
+  std::atomic<int> finished{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) finished += Echo().Wait(kSoon).ok() ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(finished.load(), 1600);
+}
+
+TEST_F(PollerTest, WithoutABackgroundThreadTheQueueIsHandedOn) {
+  // Each event is handled by one of the waiters, whichever of them has left
+  // already.
+  std::atomic<int> finished{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) finished += Echo().Wait(kSoon).ok() ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(finished.load(), 800);
+}
+
+TEST_F(PollerTest, PostedFunctionsRunInOrder) {
+  poller_.Start();
+  std::vector<int> order;
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  for (int i = 0; i < 100; ++i)
+    poller_.Post([&order, i] { order.push_back(i); });
+  poller_.Post([promise] { promise->Set(absl::OkStatus()); });
+  ASSERT_TRUE(promise->future().Wait(kSoon).ok());
+  ASSERT_EQ(order.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_F(PollerTest, AnEarlierTimerWakesTheSleeper) {
+  poller_.Start();
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  poller_.RunAt(SteadyClock().Now() + absl::Hours(1), [] {});
+  poller_.RunAt(SteadyClock().Now() + absl::Milliseconds(1),
+                [promise] { promise->Set(absl::OkStatus()); });
+  EXPECT_TRUE(promise->future().Wait(kSoon).ok());
+}
+
+TEST_F(PollerTest, AnIdlePollerBurnsNoCpu) {
+  poller_.Start();
+  ASSERT_TRUE(Echo().Wait(kSoon).ok());
+  timespec before;
+  timespec after;
+  // The wait itself is the pause: this thread and the background thread have
+  // nothing to do in it.
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  Promise<void> never(poller_);
+  EXPECT_FALSE(never.future().Wait(absl::Milliseconds(500)).ok());
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  const int64_t used_ms = (after.tv_sec - before.tv_sec) * 1000 +
+                          (after.tv_nsec - before.tv_nsec) / 1'000'000;
+  EXPECT_LT(used_ms, 100);
+}
+
+}  // namespace
+}  // namespace weft::net
