@@ -140,15 +140,15 @@ absl::Status CheckRows(const TableLayout& layout, const Tensor& keys,
 }
 
 // The slices of one server out of the whole vector, one after another.
-Tensor Gather(const Tensor& values, const DensePart& part) {
+Tensor Gather(const Tensor& values, const TableLayout& layout,
+              const DensePart& part) {
   Tensor out = Tensor::Empty({part.elements});
   const float* from = values.data<float>();
-  const int64_t n = values.numel();
   float* to = out.data<float>();
   for (const DensePart::Group& group : part.groups) {
     for (uint64_t slice : group.slices) {
-      const int64_t begin = static_cast<int64_t>(slice) * kSliceElements;
-      const int64_t length = std::min(kSliceElements, n - begin);
+      const int64_t begin = static_cast<int64_t>(slice) * layout.dim();
+      const int64_t length = layout.RowLength(slice);
       std::copy_n(from + begin, length, to);
       to += length;
     }
@@ -200,9 +200,9 @@ Future<void> DenseTable::Initialize(const Tensor& values) {
   std::vector<Future<void>> calls;
   for (int server = 0; server < table_->servers(); ++server) {
     if ((*cut_)[server].groups.empty()) continue;
-    calls.push_back(rpc::CallAsync(table_->To(server), &ps::Initialize,
-                                   table_->layout().spec().name(),
-                                   Gather(flat, (*cut_)[server])));
+    calls.push_back(rpc::CallAsync(
+        table_->To(server), &ps::Initialize, table_->layout().spec().name(),
+        Gather(flat, table_->layout(), (*cut_)[server])));
   }
   return WhenAllOk(std::move(calls));
 }
@@ -225,7 +225,7 @@ Future<Replies> DenseTable::Exchange(const Tensor* gradient, bool pull) {
       for (const DensePart::Group& group : part.groups) {
         table_->AddSpan(request, group.partition, group.slices.size());
       }
-      values = Gather(flat, part);
+      values = Gather(flat, table_->layout(), part);
     }
     calls.push_back(rpc::CallAsync(table_->To(server), &ps::Exchange, request,
                                    std::optional<Tensor>(), std::move(values),
@@ -255,9 +255,10 @@ absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
 }
 
 // The whole vector out of the servers' parts of it.
-absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut, int64_t n,
+absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
+                                const TableLayout& layout,
                                 const Replies& replies) {
-  Tensor out = Tensor::Empty({n});
+  Tensor out = Tensor::Empty({layout.spec().elements()});
   float* to = out.data<float>();
   size_t next = 0;
   for (const DensePart& part : cut) {
@@ -267,8 +268,8 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut, int64_t n,
     const float* from = std::get<1>(reply)->data<float>();
     for (const DensePart::Group& group : part.groups) {
       for (uint64_t slice : group.slices) {
-        const int64_t begin = static_cast<int64_t>(slice) * kSliceElements;
-        const int64_t length = std::min(kSliceElements, n - begin);
+        const int64_t begin = static_cast<int64_t>(slice) * layout.dim();
+        const int64_t length = layout.RowLength(slice);
         std::copy_n(from, length, to + begin);
         from += length;
       }
@@ -281,15 +282,15 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut, int64_t n,
 
 Future<Tensor> DenseTable::PushPull(const Tensor& gradient) {
   return Exchange(&gradient, /*pull=*/true)
-      .Then([cut = cut_, n = elements()](const Replies& replies) {
-        return Assemble(*cut, n, replies);
+      .Then([cut = cut_, table = table_](const Replies& replies) {
+        return Assemble(*cut, table->layout(), replies);
       });
 }
 
 Future<Tensor> DenseTable::Pull() {
   return Exchange(nullptr, /*pull=*/true)
-      .Then([cut = cut_, n = elements()](const Replies& replies) {
-        return Assemble(*cut, n, replies);
+      .Then([cut = cut_, table = table_](const Replies& replies) {
+        return Assemble(*cut, table->layout(), replies);
       });
 }
 

@@ -39,9 +39,6 @@ constexpr uint64_t HashName(absl::string_view name) {
 // by another function would be looked for in the wrong partition.
 inline constexpr absl::string_view kPlacementName = "splitmix64-top-bits/1";
 
-// A dense table is cut into slices of this many elements (256 KiB of f32).
-inline constexpr int64_t kSliceElements = 65536;
-
 class Placement {
  public:
   // REQUIRES: `partitions` is a power of two; both are positive.

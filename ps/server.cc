@@ -117,6 +117,7 @@ absl::StatusOr<v1::SaveReply> Server::Save(
   int shard_number = request.first_shard();
   for (const auto& [name, shard] : Snapshot()) {
     const TableShard::Image image = shard->Save();
+    if (image.partitions.empty()) continue;  // all slices are elsewhere
     const bool is_sync = shard->spec().mode() == v1::TableSpec::SYNC;
     if (is_sync && request.version() >= 0 &&
         image.version != request.version()) {

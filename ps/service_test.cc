@@ -14,8 +14,8 @@
 #include "gtest/gtest.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/client.h"
-#include "weft/ps/placement.h"
 #include "weft/ps/server.h"
+#include "weft/ps/table_layout.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/local_transport.h"
 #include "weft/tests/support/status_matchers.h"
@@ -123,7 +123,7 @@ void OnEach(int trainers, Body body) {
 
 // Several slices on each of three servers; the last one is short.
 TEST(PsService, ADenseTableOverThreeServersStepsInRounds) {
-  constexpr int64_t kElements = 7 * kSliceElements + 123;
+  constexpr int64_t kElements = 70 * kMinSliceElements + 123;
   constexpr int kRounds = 5;
   Job job(/*servers=*/3, /*trainers=*/2);
   OnEach(2, [&](int trainer) {
@@ -145,7 +145,7 @@ TEST(PsService, ADenseTableOverThreeServersStepsInRounds) {
 }
 
 TEST(PsService, ADenseVectorComesBackInItsOrder) {
-  constexpr int64_t kElements = 4 * kSliceElements + 5;
+  constexpr int64_t kElements = 4 * kMinSliceElements + 5;
   Job job(/*servers=*/2, /*trainers=*/1);
   const auto client = job.MakeClient(0);
   auto table = client->Dense(DenseSpec(v1::TableSpec::ASYNC, 0, kElements));
@@ -303,6 +303,33 @@ TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
             after_three);
   EXPECT_THAT(client->Restore(options.path, "ckpt-000099-step-1"),
               StatusIs(absl::StatusCode::kNotFound, "ckpt-000099"));
+}
+
+// A table smaller than a slice is on one server; the others have no part in it.
+TEST(PsService, AServerWithoutASliceDoesNotHinderACheckpoint) {
+  const TempDir temp;
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  ASSERT_THAT(directory, IsOk());
+  Job job(/*servers=*/3, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  const v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 1, 10);
+  auto table = client->Dense(spec);
+  ASSERT_THAT(table, IsOk());
+  ASSERT_THAT((*table)->Initialize(Tensor::Ones({10})).Wait(kTimeout), IsOk());
+  ASSERT_THAT((*table)->PushPull(Tensor::Ones({10})).Wait(kTimeout), IsOk());
+  const auto attempt = (*directory)->Begin(1);
+  ASSERT_THAT(attempt, IsOk());
+  const auto files = client->Save(options.path, *attempt, 1);
+  ASSERT_THAT(files, IsOk());
+  const auto name = (*directory)->Commit(*attempt, *files, {});
+  ASSERT_THAT(name, IsOk());
+  ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+  auto again = client->Dense(spec);
+  ASSERT_THAT(again, IsOk());
+  EXPECT_EQ((*again)->round(), 1);
+  EXPECT_THAT((*again)->Pull().Wait(kTimeout)->ToVector<float>(), Each(0.0f));
 }
 
 TEST(PsService, ServersDescribeTheirTables) {

@@ -41,6 +41,13 @@ absl::Status CheckRange(const TableSpec& spec, absl::string_view field,
   return Unfit(spec, field, found, low, high);
 }
 
+// A power of two.
+int64_t SliceElements(int64_t elements) {
+  int64_t slice = kMinSliceElements;
+  while (slice < kMaxSliceElements && slice * 64 < elements) slice *= 2;
+  return slice;
+}
+
 // In [0, 1), from the upper 53 bits.
 double Unit(uint64_t bits) {
   return static_cast<double>(bits >> 11) * 0x1.0p-53;
@@ -113,18 +120,17 @@ TableLayout::TableLayout(TableSpec spec,
                          std::unique_ptr<optimizer::UpdateRule> rule)
     : spec_(std::move(spec)),
       rule_(std::move(rule)),
-      dim_(is_dense() ? std::min(spec_.elements(), kSliceElements)
-                      : spec_.dim()),
+      dim_(is_dense() ? SliceElements(spec_.elements()) : spec_.dim()),
       seed_(Mix64(spec_.initializer().seed()) ^ HashName(spec_.name())) {}
 
 int64_t TableLayout::slices() const {
-  return (spec_.elements() + kSliceElements - 1) / kSliceElements;
+  return (spec_.elements() + dim_ - 1) / dim_;
 }
 
 int64_t TableLayout::RowLength(uint64_t key) const {
   if (!is_dense()) return dim_;
-  const int64_t begin = static_cast<int64_t>(key) * kSliceElements;
-  return std::min(kSliceElements, spec_.elements() - begin);
+  const int64_t begin = static_cast<int64_t>(key) * dim_;
+  return std::min(dim_, spec_.elements() - begin);
 }
 
 void TableLayout::InitialWeights(uint64_t key,

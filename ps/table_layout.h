@@ -21,6 +21,10 @@ namespace weft::ps {
 inline constexpr int kDefaultPartitions = 1024;
 inline constexpr int kMaxPartitions = 65536;
 inline constexpr int64_t kMaxDim = 65536;
+// A dense table is cut into about 64 slices, so that a small one is shared
+// among servers too, of sizes in these bounds (256 KiB of f32).
+inline constexpr int64_t kMinSliceElements = 1024;
+inline constexpr int64_t kMaxSliceElements = 65536;
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
 inline constexpr int kMaxWorkers = 65536;
 
@@ -36,11 +40,11 @@ class TableLayout {
 
   const v1::TableSpec& spec() const { return spec_; }
   bool is_dense() const { return spec_.kind() == v1::TableSpec::DENSE; }
-  int64_t dim() const { return dim_; }  // of the longest row
+  int64_t dim() const { return dim_; }  // elements of the longest row
   int slots() const { return static_cast<int>(rule_->slots().size()); }
   const std::string& slot_name(int i) const { return rule_->slots()[i].name; }
 
-  // Elements of row `key`. DENSE: slices are kSliceElements long but the last.
+  // Elements of row `key`. DENSE: slices are dim() long but the last.
   int64_t RowLength(uint64_t key) const;
   int64_t slices() const;  // DENSE: how many rows there are
 

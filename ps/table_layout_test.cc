@@ -66,11 +66,18 @@ TEST(TableLayout, NamesTheFieldThatIsUnfit) {
 }
 
 TEST(TableLayout, TheLastSliceOfADenseTableIsShorter) {
-  const auto layout = TableLayout::Create(Dense(2 * kSliceElements + 10));
+  const auto layout = TableLayout::Create(Dense(2 * kMinSliceElements + 10));
   ASSERT_THAT(layout, IsOk());
   EXPECT_EQ((*layout)->slices(), 3);
-  EXPECT_EQ((*layout)->RowLength(0), kSliceElements);
+  EXPECT_EQ((*layout)->RowLength(0), kMinSliceElements);
   EXPECT_EQ((*layout)->RowLength(2), 10);
+}
+
+TEST(TableLayout, LargerTablesHaveLargerSlicesUpToABound) {
+  EXPECT_EQ((*TableLayout::Create(Dense(5)))->dim(), kMinSliceElements);
+  EXPECT_EQ((*TableLayout::Create(Dense(1000000)))->slices(), 62);
+  EXPECT_EQ((*TableLayout::Create(Dense(int64_t{1} << 30)))->dim(),
+            kMaxSliceElements);
 }
 
 TEST(TableLayout, InitialWeightsDependOnTableKeyAndColumnOnly) {

@@ -1,0 +1,340 @@
+#include "weft/launch/image_trainer.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/autograd/grad_mode.h"
+#include "weft/autograd/ops/loss.h"
+#include "weft/base/clock.h"
+#include "weft/base/status_macros.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/checkpoint/file_system.h"
+#include "weft/input/sharded_sampler.h"
+#include "weft/rendezvous/store.h"
+#include "weft/telemetry/logger.h"
+#include "weft/tensor/ops/reduce.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::launch {
+namespace {
+
+constexpr char kTable[] = "model";
+constexpr absl::Duration kRoundTimeout = absl::Minutes(2);
+constexpr int64_t kTestBatch = 500;
+// Beyond the numbers that ps::Client::Save gives to servers.
+constexpr int kModelShard = 99999;
+constexpr char kPlaceInData[] = "place_in_data";
+
+std::string Either(const std::string& directory, const std::string& name) {
+  const std::string path = absl::StrCat(directory, "/", name);
+  const bool is_plain = checkpoint::LocalFiles().Size(path).ok();
+  return is_plain ? path : absl::StrCat(path, ".gz");
+}
+
+absl::StatusOr<std::unique_ptr<input::IdxDataset>> Open(
+    const ImageTrainerOptions& options, const std::string& set) {
+  input::IdxDataset::Options idx;
+  idx.images = Either(options.data, absl::StrCat(set, "-images-idx3-ubyte"));
+  idx.labels = Either(options.data, absl::StrCat(set, "-labels-idx1-ubyte"));
+  idx.classes = options.classes;
+  idx.mean = 0.5f;
+  idx.deviation = 0.5f;
+  WEFT_ASSIGN_OR_RETURN(input::IdxDataset dataset,
+                        input::IdxDataset::Open(idx));
+  if (dataset.size() == 0 || dataset.height() < 4 || dataset.width() < 4) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        idx.images, ": wanted images of at least 4x4, found ", dataset.size(),
+        " of ", dataset.height(), "x", dataset.width()));
+  }
+  return std::make_unique<input::IdxDataset>(std::move(dataset));
+}
+
+std::vector<std::string> ServerNames(int servers) {
+  std::vector<std::string> names;
+  for (int i = 0; i < servers; ++i) names.push_back(absl::StrCat("ps", i));
+  return names;
+}
+
+ps::ClientOptions ClientOptionsOf(worker::Worker& worker) {
+  ps::ClientOptions options;
+  options.agent = &worker.agent();
+  options.servers = ServerNames(worker.options().servers);
+  options.client = worker.self().incarnation;
+  options.rank = worker.options().rank;
+  options.timeout = kRoundTimeout;
+  return options;
+}
+
+telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
+                                             bool is_first) {
+  telemetry::Progress::Options progress;
+  progress.style =
+      is_first ? options.progress : telemetry::Progress::Style::kQuiet;
+  return progress;
+}
+
+}  // namespace
+
+absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options) {
+  ImageData data;
+  WEFT_ASSIGN_OR_RETURN(data.train, Open(options, "train"));
+  WEFT_ASSIGN_OR_RETURN(data.test, Open(options, "t10k"));
+  if (data.train->height() != data.test->height() ||
+      data.train->width() != data.test->width()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.data, ": images to train on are ", data.train->height(), "x",
+        data.train->width(), ", those to test on ", data.test->height(), "x",
+        data.test->width()));
+  }
+  return data;
+}
+
+ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
+                           ImageTrainerOptions options,
+                           std::function<bool()> asked_to_stop)
+    : worker_(worker),
+      data_(data),
+      options_(std::move(options)),
+      asked_to_stop_(std::move(asked_to_stop)),
+      generator_(options_.seed),
+      model_(data.train->height(), data.train->width(), options_.classes,
+             generator_),
+      parameters_(model_),
+      client_(ClientOptionsOf(worker)),
+      progress_(ProgressOptions(options_, worker.options().rank == 0)) {}
+
+ImageTrainer::~ImageTrainer() = default;
+
+absl::Status ImageTrainer::Begin() {
+  input::ShardedSampler::Options order;
+  order.size = data_.train->size();
+  order.rank = worker_.options().rank;
+  order.world = worker_.options().trainers;
+  order.seed = options_.seed;
+  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
+                        input::ShardedSampler::Create(order));
+  input::DataLoader::Options loading;
+  loading.batch_size = options_.batch_size;
+  WEFT_ASSIGN_OR_RETURN(
+      loader_, input::DataLoader::Create(*data_.train, sampler, loading));
+  if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
+
+  ps::v1::TableSpec spec;
+  spec.set_name(kTable);
+  spec.set_kind(ps::v1::TableSpec::DENSE);
+  spec.set_elements(parameters_.elements());
+  spec.set_mode(options_.is_sync ? ps::v1::TableSpec::SYNC
+                                 : ps::v1::TableSpec::ASYNC);
+  spec.set_workers(worker_.options().trainers);
+  spec.set_reduction(ps::v1::TableSpec::MEAN);
+  spec.mutable_rule()->mutable_adam()->set_lr(options_.learning_rate);
+  WEFT_ASSIGN_OR_RETURN(table_, client_.Dense(spec));
+  // The same seed gave every trainer the same parameters; after a resume the
+  // servers have better ones, and keep them.
+  WEFT_RETURN_IF_ERROR(
+      table_->Initialize(parameters_.Values()).Wait(kRoundTimeout));
+  WEFT_ASSIGN_OR_RETURN(const Tensor values,
+                        table_->Pull().Wait(kRoundTimeout));
+  return parameters_.SetValues(values);
+}
+
+absl::StatusOr<double> ImageTrainer::Step(const input::Example& batch) {
+  parameters_.ClearGradient();
+  const Variable loss =
+      CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
+  loss.Backward();
+  WEFT_ASSIGN_OR_RETURN(
+      const Tensor values,
+      table_->PushPull(parameters_.Gradient()).Wait(kRoundTimeout));
+  WEFT_RETURN_IF_ERROR(parameters_.SetValues(values));
+  return loss.value().item<float>();
+}
+
+absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
+  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        directory->List());
+  absl::Status damaged;
+  for (auto name = names.rbegin(); name != names.rend(); ++name) {
+    const absl::Status verified = directory->Verify(*name);
+    if (!verified.ok()) {
+      WEFT_LOG(worker_.telemetry().logger(), Warning,
+               "passing over a damaged checkpoint")
+          .With("checkpoint", *name)
+          .With("why", verified.message());
+      damaged = verified;
+      continue;
+    }
+    WEFT_ASSIGN_OR_RETURN(const checkpoint::Manifest manifest,
+                          directory->ReadManifest(*name));
+    const auto place = manifest.metadata.find(kPlaceInData);
+    if (place == manifest.metadata.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          options_.checkpoint_dir, "/", *name, " was not saved by a trainer"));
+    }
+    WEFT_RETURN_IF_ERROR(client_.Restore(options_.checkpoint_dir, *name));
+    WEFT_LOG(worker_.telemetry().logger(), Info, "resuming")
+        .With("checkpoint", *name);
+    checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
+    return place->second;
+  }
+  if (!damaged.ok()) {
+    return worker::WithExitCode(
+        absl::DataLossError(
+            absl::StrCat("every checkpoint in ", options_.checkpoint_dir,
+                         " is damaged; the newest: ", damaged.message())),
+        worker::ExitCode::kBadCheckpoint);
+  }
+  WEFT_LOG(worker_.telemetry().logger(), Info,
+           "nothing to resume from yet; beginning anew")
+      .With("checkpoint_dir", options_.checkpoint_dir);
+  return "";
+}
+
+absl::Status ImageTrainer::Resume() {
+  // Of this life of trainer 0: an earlier one may have left its word.
+  const auto view = worker_.membership().view();
+  const rendezvous::Member* first = view->Find("trainer0");
+  if (first == nullptr) return absl::UnavailableError("trainer0 is gone");
+  const std::string key = absl::StrCat("resume/", first->incarnation);
+  rendezvous::Store& store = worker_.membership().store();
+  std::string place;
+  if (is_first()) {
+    WEFT_ASSIGN_OR_RETURN(place, RestoreNewest());
+    WEFT_RETURN_IF_ERROR(store.Set(key, place, kRoundTimeout).status());
+  } else {
+    WEFT_ASSIGN_OR_RETURN(const rendezvous::StoreEntry entry,
+                          store.Wait(key, 0, kRoundTimeout));
+    place = entry.value;
+  }
+  if (place.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,
+                        input::ShardedSampler::State::Parse(place));
+  WEFT_RETURN_IF_ERROR(loader_->LoadState(state));
+  first_epoch_ = static_cast<int>(state.epoch);
+  if (loader_->remaining() == 0) loader_->SetEpoch(++first_epoch_);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
+ImageTrainer::OpenCheckpoints() const {
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = options_.checkpoint_dir;
+  return checkpoint::CheckpointDirectory::Open(options);
+}
+
+absl::Status ImageTrainer::Save() {
+  if (options_.checkpoint_dir.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  WEFT_ASSIGN_OR_RETURN(const std::string attempt,
+                        directory->Begin(table_->round()));
+  const absl::StatusOr<std::string> name = Fill(*directory, attempt);
+  if (!name.ok()) {
+    directory->Abandon(attempt);
+    return absl::Status(
+        name.status().code(),
+        absl::StrCat(
+            "no checkpoint was saved in ", options_.checkpoint_dir,
+            ", earlier ones are as they were: ", name.status().message()));
+  }
+  checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> ImageTrainer::Fill(
+    checkpoint::CheckpointDirectory& directory, const std::string& attempt) {
+  // No round can close meanwhile: it would need this trainer's part.
+  const int64_t version = options_.is_sync ? table_->round() : -1;
+  WEFT_ASSIGN_OR_RETURN(
+      std::vector<checkpoint::FileRecord> files,
+      client_.Save(options_.checkpoint_dir, attempt, version));
+  checkpoint::Safetensors model;
+  for (const auto& [name, tensor] : model_.StateDict()) {
+    model.tensors[name] = tensor;
+  }
+  model.metadata["format"] = "weft.model/1";
+  WEFT_ASSIGN_OR_RETURN(
+      files.emplace_back(),
+      directory.AddShard(attempt, kModelShard, worker_.self().name, model));
+  return directory.Commit(attempt, std::move(files),
+                          {{kPlaceInData, loader_->state().ToString()}});
+}
+
+absl::Status ImageTrainer::TrainEpoch(int epoch) {
+  const int64_t of_epoch = data_.train->size();
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
+                          loader_->Next());
+    if (!batch.has_value()) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
+    samples_ += (*batch)[0].size(0);
+    const int64_t used = std::min(loader_->state().used, of_epoch);
+    progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch, loss);
+    if (asked_to_stop_()) {
+      was_stopped_ = true;
+      return absl::OkStatus();
+    }
+  }
+}
+
+absl::StatusOr<TrainingResult> ImageTrainer::Run() {
+  WEFT_RETURN_IF_ERROR(Begin());
+  absl::Duration training;
+  absl::Status saved;
+  for (int epoch = first_epoch_; epoch < options_.epochs && !was_stopped_;
+       ++epoch) {
+    const Instant epoch_begin = SteadyClock().Now();
+    if (epoch != first_epoch_) loader_->SetEpoch(epoch);
+    WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));
+    training += SteadyClock().Now() - epoch_begin;
+    saved = SaveIfFirst();
+  }
+  progress_.Finish();
+  TrainingResult result;
+  result.was_stopped = was_stopped_;
+  result.checkpoint = checkpoint_;
+  const double seconds = absl::ToDoubleSeconds(training);
+  if (seconds > 0) {
+    result.samples_per_s =
+        static_cast<double>(samples_) * worker_.options().trainers / seconds;
+  }
+  if (is_first()) {
+    WEFT_ASSIGN_OR_RETURN(result.test_accuracy, Test());
+  }
+  result.saved = saved;
+  return result;
+}
+
+absl::Status ImageTrainer::SaveIfFirst() {
+  if (!is_first()) return absl::OkStatus();
+  const absl::Status saved = Save();
+  if (!saved.ok()) {
+    WEFT_LOG(worker_.telemetry().logger(), Error, "training goes on")
+        .With("why", saved.message());
+  }
+  return saved;
+}
+
+absl::StatusOr<double> ImageTrainer::Test() {
+  const NoGradScope no_grad;
+  int64_t right = 0;
+  const int64_t size = data_.test->size();
+  for (int64_t begin = 0; begin < size; begin += kTestBatch) {
+    std::vector<int64_t> indices;
+    for (int64_t i = begin; i < std::min(begin + kTestBatch, size); ++i) {
+      indices.push_back(i);
+    }
+    WEFT_ASSIGN_OR_RETURN(const input::Example batch,
+                          data_.test->GetBatch(indices));
+    const Tensor guesses =
+        ArgMax(model_.Forward(Variable(batch[0])).value(), 1);
+    const int64_t* guess = guesses.data<int64_t>();
+    const int64_t* label = batch[1].data<int64_t>();
+    for (size_t i = 0; i < indices.size(); ++i) right += guess[i] == label[i];
+  }
+  return static_cast<double>(right) / static_cast<double>(size);
+}
+
+}  // namespace weft::launch

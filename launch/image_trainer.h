@@ -1,0 +1,114 @@
+// ImageTrainer: one trainer of an image classifier whose parameters live in a
+// dense table on parameter servers.
+//
+// Every trainer runs the same steps on its share of the data. Trainer 0 also
+// saves checkpoints, between two rounds, and tests the result.
+
+#ifndef WEFT_LAUNCH_IMAGE_TRAINER_H_
+#define WEFT_LAUNCH_IMAGE_TRAINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/input/data_loader.h"
+#include "weft/input/idx.h"
+#include "weft/launch/image_model.h"
+#include "weft/ps/client.h"
+#include "weft/ps/flat_parameters.h"
+#include "weft/telemetry/progress.h"
+#include "weft/worker/worker.h"
+
+namespace weft::launch {
+
+struct ImageTrainerOptions {
+  // Holds IDX files, gzipped or not, by MNIST's names:
+  // train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...
+  std::string data = "/usr/share/datasets/fashion-mnist";
+  int64_t classes = 10;
+  bool is_sync = true;
+  int epochs = 3;
+  int64_t batch_size = 64;      // of this trainer
+  double learning_rate = 2e-3;  // of Adam, on the servers
+  uint64_t seed = 1;            // of first parameters and of the data's order
+  std::string checkpoint_dir;   // empty: nothing is saved
+  bool resume = false;          // from the newest checkpoint there
+  telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
+};
+
+struct ImageData {
+  std::unique_ptr<input::IdxDataset> train;
+  std::unique_ptr<input::IdxDataset> test;
+};
+
+// Reads both sets. The error names the file, what was wanted and what found.
+absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options);
+
+struct TrainingResult {
+  // Of trainer 0; else absent.
+  std::optional<double> test_accuracy;
+  double samples_per_s = 0;  // of all trainers
+  std::string checkpoint;    // empty if none was saved
+  bool was_stopped = false;
+  // Of the last checkpoint: an error leaves the one before as the newest.
+  absl::Status saved;
+};
+
+// Thread-safety: one thread at a time.
+class ImageTrainer {
+ public:
+  // `worker` and `data` must outlive it. `asked_to_stop` is asked after each
+  // step: once true, training ends as if that had been the last one.
+  ImageTrainer(worker::Worker& worker, const ImageData& data,
+               ImageTrainerOptions options,
+               std::function<bool()> asked_to_stop);
+  ~ImageTrainer();
+
+  absl::StatusOr<TrainingResult> Run();
+
+ private:
+  absl::Status Begin();
+  // Loads the newest checkpoint into the servers (trainer 0) and its place in
+  // the data (all).
+  absl::Status Resume();
+  // Its place in the data; empty if there is no checkpoint.
+  absl::StatusOr<std::string> RestoreNewest();
+  absl::Status TrainEpoch(int epoch);
+  // One batch; its mean loss.
+  absl::StatusOr<double> Step(const input::Example& batch);
+  absl::Status Save();
+  absl::Status SaveIfFirst();
+  absl::StatusOr<std::string> Fill(checkpoint::CheckpointDirectory& directory,
+                                   const std::string& attempt);
+  absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
+  OpenCheckpoints() const;
+  absl::StatusOr<double> Test();
+  bool is_first() const { return worker_.options().rank == 0; }
+
+  worker::Worker& worker_;
+  const ImageData& data_;
+  const ImageTrainerOptions options_;
+  const std::function<bool()> asked_to_stop_;
+
+  Generator generator_;
+  ImageModel model_;
+  ps::FlatParameters parameters_;
+  ps::Client client_;
+  std::unique_ptr<ps::DenseTable> table_;
+  std::unique_ptr<input::DataLoader> loader_;
+  telemetry::Progress progress_;
+  int first_epoch_ = 0;
+  int64_t samples_ = 0;  // seen by this trainer in this run
+  bool was_stopped_ = false;
+  std::string checkpoint_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_IMAGE_TRAINER_H_

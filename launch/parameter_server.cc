@@ -1,0 +1,49 @@
+// parameter_server: holds the tables of a job and applies what trainers push.
+
+#include <atomic>
+#include <csignal>
+#include <string>
+
+#include "absl/time/time.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/launch/serve_tables.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+#include "weft/worker/options.h"
+#include "weft/worker/worker.h"
+
+namespace {
+
+volatile std::sig_atomic_t asked_to_stop = 0;
+
+absl::Status Run(int argc, char** argv) {
+  weft::worker::Options options;
+  options.role = "ps";
+  absl::Duration grace = absl::Seconds(20);
+  weft::worker::Flags flags(
+      "parameter_server",
+      "Holds the tables of a job and applies what its trainers push. Ends when "
+      "all trainers have gone.");
+  options.AddTo(flags);
+  flags.Add("grace", &grace,
+            "after SIGTERM, how long trainers may still save what they have");
+  if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
+  if (absl::Status s = options.Resolve(); !s.ok()) return s;
+
+  auto worker = weft::worker::Worker::Start(options);
+  if (!worker.ok()) return worker.status();
+  // Until here a signal just ends the program: nobody depends on it yet.
+  for (int signal : {SIGTERM, SIGINT}) {
+    std::signal(signal, [](int) { asked_to_stop = 1; });
+  }
+  const absl::Status served = weft::launch::ServeTables(
+      **worker, [] { return asked_to_stop != 0; }, grace);
+  const absl::Status ended = (*worker)->Shutdown().status();
+  return served.ok() ? ended : served;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
+}

@@ -1,0 +1,24 @@
+// ServeTables: what the parameter_server program does once it has joined.
+
+#ifndef WEFT_LAUNCH_SERVE_TABLES_H_
+#define WEFT_LAUNCH_SERVE_TABLES_H_
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weft/worker/worker.h"
+
+namespace weft::launch {
+
+// Serves tables to the trainers of `worker`'s job until all of them have gone.
+// Returns OK if each of them left by its own wish; kUnavailable names those
+// that died. Once `asked_to_stop()`, which is called from this thread about
+// ten times a second, is true it serves for `grace` at most, in which trainers
+// may still save what they have: then OK.
+absl::Status ServeTables(worker::Worker& worker,
+                         absl::FunctionRef<bool()> asked_to_stop,
+                         absl::Duration grace);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_SERVE_TABLES_H_

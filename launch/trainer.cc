@@ -1,0 +1,119 @@
+// trainer: trains an image classifier with the parameter servers of its job.
+
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "nlohmann/json.hpp"
+#include "weft/base/catch_to_status.h"
+#include "weft/launch/image_trainer.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+#include "weft/worker/options.h"
+#include "weft/worker/worker.h"
+
+namespace {
+
+using weft::launch::ImageTrainerOptions;
+using weft::launch::TrainingResult;
+
+volatile std::sig_atomic_t asked_to_stop = 0;
+
+absl::Status CheckOptions(const weft::worker::Options& worker,
+                          const ImageTrainerOptions& training) {
+  if (worker.servers < 1 || worker.trainers < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wanted --servers=N and --trainers=N of at least 1, found ",
+        worker.servers, " and ", worker.trainers));
+  }
+  if (training.epochs < 0 || training.batch_size < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wanted --epochs of at least 0 and --batch-size of at least 1, found ",
+        training.epochs, " and ", training.batch_size));
+  }
+  if (training.resume && training.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--resume needs --checkpoint-dir=DIR to resume from");
+  }
+  return absl::OkStatus();
+}
+
+void Print(const TrainingResult& result, bool json) {
+  if (!result.test_accuracy.has_value()) return;
+  if (json) {
+    const nlohmann::ordered_json object = {
+        {"test_accuracy", *result.test_accuracy},
+        {"samples_per_s", result.samples_per_s},
+        {"checkpoint", result.checkpoint}};
+    std::printf("%s\n", object.dump().c_str());
+  } else {
+    std::printf("test accuracy %.2f %%, %.0f samples/s, checkpoint %s\n",
+                100 * *result.test_accuracy, result.samples_per_s,
+                result.checkpoint.empty() ? "none" : result.checkpoint.c_str());
+  }
+  std::fflush(stdout);
+}
+
+absl::Status Run(int argc, char** argv) {
+  weft::worker::Options options;
+  ImageTrainerOptions training;
+  bool sync = false;
+  bool async = false;
+  weft::worker::Flags flags("trainer",
+                            "Trains a small CNN on IDX images with the "
+                            "parameter servers of its job.");
+  options.AddTo(flags);
+  flags.Add("data", &training.data, "directory of the IDX files, .gz or not");
+  flags.Add("sync", &sync, "rounds that wait for all trainers (the default)");
+  flags.Add("async", &async, "each trainer's gradient counts as it comes");
+  flags.Add("epochs", &training.epochs, "passes over the data");
+  flags.Add("batch-size", &training.batch_size, "examples a step and trainer");
+  flags.Add("lr", &training.learning_rate, "learning rate of Adam");
+  flags.Add("checkpoint-dir", &training.checkpoint_dir,
+            "where to save after each epoch; must be seen by all servers");
+  flags.Add("resume", &training.resume, "go on from the newest checkpoint");
+  if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
+  if (sync && async) {
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError("wanted --sync or --async, found both"),
+        weft::worker::ExitCode::kUsage);
+  }
+  if (absl::Status s = options.Resolve(); !s.ok()) return s;
+  if (absl::Status s = CheckOptions(options, training); !s.ok()) {
+    return weft::worker::WithExitCode(s, weft::worker::ExitCode::kUsage);
+  }
+  if (!training.checkpoint_dir.empty()) {
+    training.checkpoint_dir =
+        std::filesystem::absolute(training.checkpoint_dir).lexically_normal();
+  }
+  training.is_sync = !async;
+  training.seed = options.seed;
+
+  // Before joining: a missing file is this trainer's own trouble.
+  auto data = weft::launch::LoadImageData(training);
+  if (!data.ok()) {
+    return weft::worker::WithExitCode(data.status(),
+                                      weft::worker::ExitCode::kConfig);
+  }
+  auto worker = weft::worker::Worker::Start(options);
+  if (!worker.ok()) return worker.status();
+  // From here on a signal ends training after the step, with a checkpoint.
+  for (int signal : {SIGTERM, SIGINT}) {
+    std::signal(signal, [](int) { asked_to_stop = 1; });
+  }
+  weft::launch::ImageTrainer trainer(**worker, *data, training,
+                                     [] { return asked_to_stop != 0; });
+  const auto result = trainer.Run();
+  if (result.ok()) Print(*result, options.json);
+  const absl::Status ended = (*worker)->Shutdown().status();
+  if (!result.ok()) return result.status();
+  return result->saved.ok() ? ended : result->saved;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
+}
