@@ -106,13 +106,17 @@ AcceptLoop::AcceptLoop(AcceptLoopOptions options, int epoll, int wake,
       wake_(wake),
       reserve_(reserve) {}
 
-AcceptLoop::~AcceptLoop() {
+void AcceptLoop::Stop() {
   {
     MutexLock lock(mu_);
     stopping_ = true;
   }
   Wake();
-  thread_.join();
+  if (thread_.joinable()) thread_.join();
+}
+
+AcceptLoop::~AcceptLoop() {
+  Stop();
   MutexLock lock(mu_);
   for (const auto& [id, connection] : connections_) {
     if (connection.state == State::kSilent || connection.state == State::kReady)

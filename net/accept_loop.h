@@ -52,6 +52,9 @@ class AcceptLoop {
       AcceptLoopOptions options);
   ~AcceptLoop();  // closes what was not handed over
 
+  // Accepts no more. From one thread at a time; idempotent.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+
   // Accepts from `listener` until Remove, which returns its last Deliver done.
   // The listener is owned here.
   absl::Status Add(Listener listener, Deliver deliver) ABSL_LOCKS_EXCLUDED(mu_);

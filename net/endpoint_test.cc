@@ -702,6 +702,17 @@ TEST(Security, TcpWithoutCertificatesNamesTheCommand) {
                        "weft certs init --dir="));
 }
 
+TEST(Security, AKeyOfAnotherCertificateIsRefused) {
+  const Job job;
+  const Credentials one = job.For("ps", 0);
+  auto mixed =
+      Credentials::FromPem(one.ca(), one.certificate(), job.For("ps", 0).key());
+  WEFT_ASSERT_OK(mixed);
+  EXPECT_THAT(
+      Loop::Create(With(*mixed)),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "certificate and key"));
+}
+
 class Mtls : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -268,7 +268,7 @@ absl::Status Loop::Core::Shutdown(absl::Duration timeout) {
     shut_ = true;
   }
   const Instant deadline = SteadyClock().Now() + timeout;
-  accept_loop_.reset();
+  accept_loop_->Stop();
   AwaitNoCalls(nullptr, deadline);
   {
     MutexLock lock(mu_);
@@ -377,7 +377,7 @@ absl::Status Loop::Core::Listen(Listener listener) {
 }
 
 void Loop::Core::StopListening(const Address& address) {
-  if (accept_loop_ != nullptr) accept_loop_->Remove(address);
+  accept_loop_->Remove(address);
 }
 
 // By the authority's own name, else by its first label (over TLS it is

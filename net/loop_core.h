@@ -149,7 +149,8 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   std::unique_ptr<Acceptor> plain_;  // unix sockets, and TCP under --insecure
   std::unique_ptr<Acceptor> tls_;    // null without certificates
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<AcceptLoop> accept_loop_;
+  std::unique_ptr<AcceptLoop>
+      accept_loop_;  // until the end: calls that arrive late name it
 
   Mutex mu_;
   CondVar call_ended_;
