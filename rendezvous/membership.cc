@@ -30,6 +30,13 @@ constexpr absl::Duration kLook = absl::Seconds(1);
 // How long a destructor waits for a callback in progress.
 constexpr absl::Duration kStopTimeout = absl::Seconds(2);
 
+// Has no state, and outlives every strand upon it: the last task of a strand
+// may be what ends the State.
+Executor& Inline() {
+  static InlineExecutor executor;
+  return executor;
+}
+
 absl::string_view MethodOf(const MemberCore::Request& request) {
   constexpr absl::string_view kNames[] = {"Join", "Heartbeat", "Watch",
                                           "Leave"};
@@ -108,9 +115,9 @@ class Membership::State : public std::enable_shared_from_this<State> {
       : timers_(timers),
         link_(std::move(link)),
         options_(std::move(options)),
-        executor_(options_.executor != nullptr ? *options_.executor : inline_),
-        strand_(inline_),
-        listener_strand_(executor_),
+        strand_(Inline()),
+        listener_strand_(options_.executor != nullptr ? *options_.executor
+                                                      : Inline()),
         core_(CoreOptions(), now()) {}
 
   void Post(MemberCore::Event event);
@@ -158,8 +165,6 @@ class Membership::State : public std::enable_shared_from_this<State> {
   TimerSource& timers_;
   const std::shared_ptr<CoordinatorLink> link_;
   const JoinOptions options_;
-  InlineExecutor inline_;
-  Executor& executor_;
   Strand strand_;           // of the core
   Strand listener_strand_;  // of OnChange
   Member self_;             // const once joined; CoreOptions fills it

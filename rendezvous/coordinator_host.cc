@@ -1,0 +1,38 @@
+// coordinator_host: a coordinator in a process of its own, for tests to kill.
+// Arguments: address, log.
+
+#include <unistd.h>
+
+#include <cstdio>
+
+#include "weft/base/check.h"
+#include "weft/base/thread_pool.h"
+#include "weft/net/endpoint.h"
+#include "weft/net/loop.h"
+#include "weft/rendezvous/coordinator.h"
+#include "weft/rendezvous/over_net.h"
+
+int main(int argc, char** argv) {
+  WEFT_CHECK_EQ(argc, 3);
+  auto loop = weft::net::Loop::Create();
+  WEFT_CHECK(loop.ok()) << loop.status().ToString();
+  auto executor = weft::ThreadPool::Create({});
+  WEFT_CHECK(executor.ok()) << executor.status().ToString();
+  const auto timers = weft::rendezvous::MakeLoopTimers(**loop);
+  weft::rendezvous::CoordinatorOptions options;
+  options.log_path = argv[2];
+  auto coordinator =
+      weft::rendezvous::Coordinator::Create(*timers, **executor, options);
+  WEFT_CHECK(coordinator.ok()) << coordinator.status().ToString();
+  weft::net::EndpointOptions at;
+  at.name = "ps0";
+  at.listen = argv[1];
+  auto endpoint = weft::net::Endpoint::Open(**loop, at);
+  WEFT_CHECK(endpoint.ok()) << endpoint.status().ToString();
+  weft::rendezvous::Serve(**coordinator, **endpoint);
+  const absl::Status started = (*endpoint)->Start();
+  WEFT_CHECK(started.ok()) << started.ToString();
+  std::puts("serving");
+  std::fflush(stdout);
+  for (;;) pause();
+}

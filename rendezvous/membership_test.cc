@@ -1,0 +1,354 @@
+// Tests of Membership against a Coordinator: in one process, over the network,
+// and across kill -9 of the coordinator's process.
+
+#include "weft/rendezvous/membership.h"
+
+#include <signal.h>
+#include <sys/stat.h>
+
+#include <atomic>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/parker.h"
+#include "weft/base/thread_pool.h"
+#include "weft/net/loop.h"
+#include "weft/rendezvous/coordinator.h"
+#include "weft/rendezvous/coordinator_log.h"
+#include "weft/rendezvous/over_net.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::rendezvous {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+v1::LogRecord Opened(uint32_t term, const std::string& job) {
+  v1::LogRecord record;
+  record.mutable_opened()->set_term(term);
+  record.mutable_opened()->set_job(job);
+  return record;
+}
+
+TEST(CoordinatorLog, HoldsWhatWasAppendedAndDropsATornEnd) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("log");
+  {
+    auto log = CoordinatorLog::Open(path);
+    ASSERT_THAT(log, IsOk());
+    EXPECT_EQ((*log)->last_term(), 0u);
+    EXPECT_THAT((*log)->Append({Opened(1, "a"), Opened(2, "a")}), IsOk());
+  }
+  std::ofstream(path, std::ios::app | std::ios::binary) << "\x10";
+  {
+    auto log = CoordinatorLog::Open(path);
+    ASSERT_THAT(log, IsOk());
+    EXPECT_EQ((*log)->last_term(), 2u);
+    EXPECT_EQ((*log)->history().size(), 2u);
+    EXPECT_THAT((*log)->Append({Opened(3, "a")}), IsOk());
+    EXPECT_THAT((*log)->Rewrite({Opened(9, "a")}), IsOk());
+    EXPECT_THAT((*log)->Append({Opened(10, "a")}), IsOk());
+  }
+  auto log = CoordinatorLog::Open(path);
+  ASSERT_THAT(log, IsOk());
+  EXPECT_EQ((*log)->history().size(), 2u);
+  EXPECT_EQ((*log)->last_term(), 10u);
+}
+
+TEST(CoordinatorLog, RefusesADamagedOrForeignFileAndASecondUser) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("log");
+  {
+    auto log = CoordinatorLog::Open(path);
+    ASSERT_THAT(log, IsOk());
+    EXPECT_THAT((*log)->Append({Opened(1, "aaaa"), Opened(2, "bbbb")}), IsOk());
+    EXPECT_THAT(CoordinatorLog::Open(path),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "has it open"));
+  }
+  {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(22);  // within the first record
+    file.put('!');
+  }
+  EXPECT_THAT(CoordinatorLog::Open(path),
+              StatusIs(absl::StatusCode::kDataLoss, "at byte 8"));
+  std::ofstream(dir.Path("other")) << "something else entirely";
+  EXPECT_THAT(CoordinatorLog::Open(dir.Path("other")),
+              StatusIs(absl::StatusCode::kDataLoss, "not a log"));
+}
+
+class MembershipTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    chmod(dir_.path().c_str(), 0700);
+    auto loop = net::Loop::Create();
+    ASSERT_THAT(loop, IsOk());
+    loop_ = *std::move(loop);
+    timers_ = MakeLoopTimers(*loop_);
+    auto executor = ThreadPool::Create({});
+    ASSERT_THAT(executor, IsOk());
+    executor_ = *std::move(executor);
+    address_ = absl::StrCat("unix:", dir_.Path("c.sock"));
+  }
+
+  void StartCoordinator(CoordinatorOptions options = {}) {
+    auto coordinator =
+        Coordinator::Create(*timers_, *executor_, std::move(options));
+    ASSERT_THAT(coordinator, IsOk());
+    coordinator_ = *std::move(coordinator);
+    auto endpoint = net::Endpoint::Open(*loop_, {"ps0", address_, "", {}});
+    ASSERT_THAT(endpoint, IsOk());
+    endpoint_ = *std::move(endpoint);
+    Serve(*coordinator_, *endpoint_);
+    ASSERT_THAT(endpoint_->Start(), IsOk());
+  }
+
+  JoinOptions OptionsOf(const std::string& role, int rank) {
+    JoinOptions options;
+    options.job = "job";
+    options.role = role;
+    options.rank = rank;
+    options.address = "unix:/nowhere";
+    options.world = World::Fixed(1, 1);
+    options.timeout = kLong;
+    options.heartbeat_interval = absl::Milliseconds(50);
+    options.progress = [](const std::string&) {};
+    return options;
+  }
+
+  absl::StatusOr<std::unique_ptr<Membership>> Join(JoinOptions options) {
+    auto link = MakeNetLink(*loop_, address_, "ps0");
+    if (!link.ok()) return link.status();
+    return Membership::Join(*timers_, *std::move(link), std::move(options));
+  }
+
+  // ps0 and trainer0, each joined on a thread of its own.
+  void JoinBoth() {
+    std::thread other([&] {
+      auto joined = Join(OptionsOf("trainer", 0));
+      EXPECT_THAT(joined, IsOk());
+      if (joined.ok()) trainer_ = *std::move(joined);
+    });
+    auto joined = Join(OptionsOf("ps", 0));
+    EXPECT_THAT(joined, IsOk());
+    if (joined.ok()) ps_ = *std::move(joined);
+    other.join();
+    ASSERT_NE(ps_, nullptr);
+    ASSERT_NE(trainer_, nullptr);
+  }
+
+  testing::TempDir dir_;
+  std::string address_;
+  std::unique_ptr<net::Loop> loop_;
+  std::unique_ptr<TimerSource> timers_;
+  std::unique_ptr<ThreadPool> executor_;
+  std::unique_ptr<Coordinator> coordinator_;
+  std::unique_ptr<net::Endpoint> endpoint_;
+  std::unique_ptr<Membership> ps_;
+  std::unique_ptr<Membership> trainer_;
+};
+
+TEST_F(MembershipTest, JoinWaitsForACoordinatorThatIsNotThereYet) {
+  Parker waiting;
+  JoinOptions options = OptionsOf("trainer", 0);
+  options.world = World::Fixed(0, 1);
+  options.progress = [&](const std::string& text) {
+    EXPECT_THAT(text, HasSubstr("no coordinator"));
+    waiting.Unpark();
+  };
+  std::thread joining([&] {
+    auto joined = Join(options);
+    EXPECT_THAT(joined, IsOk());
+    if (joined.ok()) trainer_ = *std::move(joined);
+  });
+  waiting.Park();
+  StartCoordinator();
+  joining.join();
+  ASSERT_NE(trainer_, nullptr);
+  EXPECT_TRUE(trainer_->view()->IsComplete());
+  EXPECT_EQ(trainer_->self().name, "trainer0");
+}
+
+TEST_F(MembershipTest, TheDeadlineOfJoinSaysWhoIsMissing) {
+  StartCoordinator();
+  JoinOptions options = OptionsOf("ps", 0);
+  options.timeout = absl::Milliseconds(300);
+  EXPECT_THAT(Join(options), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                      "1/2 joined, missing trainer0"));
+}
+
+TEST_F(MembershipTest, ASecondOfTheSameNameIsToldSo) {
+  StartCoordinator();
+  JoinBoth();
+  EXPECT_THAT(Join(OptionsOf("ps", 0)),
+              StatusIs(absl::StatusCode::kAlreadyExists, "ps0"));
+  EXPECT_THAT(ps_->status(), IsOk());
+  JoinOptions other = OptionsOf("trainer", 1);
+  other.job = "other";
+  EXPECT_THAT(Join(other),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "two jobs"));
+}
+
+TEST_F(MembershipTest, WhoLeavesIsSeenToHaveLeftAndMayComeBackNewer) {
+  StartCoordinator();
+  JoinBoth();
+  const WorkerKey old_key = trainer_->self().key;
+  std::atomic<int> changes{0};
+  const auto follow =
+      ps_->OnChange([&](const std::shared_ptr<const View>&) { ++changes; });
+  EXPECT_THAT(trainer_->Leave(kLong), IsOk());
+  EXPECT_THAT(trainer_->status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "has left"));
+  const auto view =
+      ps_->WaitFor([&](const View& v) { return v.IsGone(old_key); }, kLong);
+  ASSERT_THAT(view, IsOk());
+  EXPECT_TRUE((*view)->departed().front().left);
+  auto again = Join(OptionsOf("trainer", 0));
+  ASSERT_THAT(again, IsOk());
+  EXPECT_GT((*again)->self().key.epoch, old_key.epoch);
+  EXPECT_THAT(ps_->WaitFor([](const View& v) { return v.IsComplete(); }, kLong),
+              IsOk());
+  EXPECT_GE(changes.load(), 1);
+}
+
+TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {
+  CoordinatorOptions options;
+  options.core.suspect_after = absl::Milliseconds(300);
+  options.core.dead_after = absl::Seconds(1);
+  StartCoordinator(options);
+  JoinBoth();
+  const WorkerKey key = trainer_->self().key;
+  trainer_.reset();  // tells nobody
+  const auto view =
+      ps_->WaitFor([&](const View& v) { return v.IsGone(key); }, kLong);
+  ASSERT_THAT(view, IsOk());
+  EXPECT_THAT((*view)->departed().front().reason, HasSubstr("silent"));
+  EXPECT_THAT(ps_->Barrier("b", {}, kLong),
+              StatusIs(absl::StatusCode::kUnavailable, "trainer0 is gone"));
+}
+
+TEST_F(MembershipTest, BarriersOpenTogetherAndNameWhoIsMissing) {
+  StartCoordinator();
+  JoinBoth();
+  EXPECT_THAT(ps_->Barrier("alone", {}, absl::Milliseconds(200)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "trainer0"));
+  std::thread other([&] {
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_THAT(trainer_->Barrier("step", {}, kLong), IsOk());
+    }
+  });
+  for (int i = 0; i < 20; ++i) {
+    EXPECT_THAT(ps_->Barrier("step", {}, kLong), IsOk());
+  }
+  other.join();
+}
+
+TEST_F(MembershipTest, TheStoreIsOneForAll) {
+  StartCoordinator();
+  JoinBoth();
+  Store& a = ps_->store();
+  Store& b = trainer_->store();
+  std::thread waiting([&] {
+    const auto entry = b.Wait("port", 0, kLong);
+    ASSERT_THAT(entry, IsOk());
+    EXPECT_EQ(entry->value, "4711");
+  });
+  EXPECT_THAT(a.Set("port", "4711", kLong), IsOk());
+  waiting.join();
+  EXPECT_THAT(a.Get("nothing", kLong), StatusIs(absl::StatusCode::kNotFound));
+  std::thread adding([&] {
+    for (int i = 0; i < 50; ++i) EXPECT_THAT(b.Add("n", 1, kLong), IsOk());
+  });
+  for (int i = 0; i < 50; ++i) EXPECT_THAT(a.Add("n", 1, kLong), IsOk());
+  adding.join();
+  EXPECT_THAT(a.Add("n", 0, kLong), IsOkAndHolds(100));
+  const auto swap = a.CompareSet("n", 1, "x", kLong);
+  ASSERT_THAT(swap, IsOk());
+  EXPECT_FALSE(swap->applied);
+  EXPECT_THAT(a.Delete("n", kLong), IsOkAndHolds(true));
+  EXPECT_THAT(a.Wait("n", 0, absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "\"n\""));
+}
+
+TEST_F(MembershipTest, ACallerMaySpeakOnlyForWhomItsCertificateNames) {
+  StartCoordinator();
+  JoinBoth();
+  v1::ReportExitRequest report;
+  report.set_job("job");
+  report.set_name("ps0");
+  const auto ask = [&](const std::string& name, absl::string_view method,
+                       const std::string& request) {
+    auto [promise, future] = MakePromise<std::string>();
+    coordinator_->Handle(
+        {"somebody", name}, method, request,
+        [p = std::move(promise)](absl::StatusOr<std::string> answer) mutable {
+          p.Set(std::move(answer));
+        });
+    return future.Wait(kLong).status();
+  };
+  EXPECT_THAT(ask("trainer0", "ReportExit", report.SerializeAsString()),
+              StatusIs(absl::StatusCode::kPermissionDenied, "trainer0"));
+  v1::LeaveRequest leave;
+  leave.set_job("job");
+  leave.mutable_key()->set_id(ps_->self().key.id);
+  leave.mutable_key()->set_epoch(ps_->self().key.epoch);
+  leave.set_incarnation(ps_->self().incarnation);
+  EXPECT_THAT(ask("trainer0", "Leave", leave.SerializeAsString()),
+              StatusIs(absl::StatusCode::kPermissionDenied, "ps0"));
+  EXPECT_THAT(ask("", "Nonsense", ""),
+              StatusIs(absl::StatusCode::kUnimplemented, "Nonsense"));
+  EXPECT_THAT(ask("", "Join", "\xff\xff\xff"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "Join"));
+  EXPECT_NE(trainer_->view()->Find("ps0"), nullptr);
+}
+
+TEST_F(MembershipTest, AKilledCoordinatorComesBackAndNobodyElseDoes) {
+  const auto start = [&] {
+    auto host = testing::Process::Start(
+        {{testing::RunfilePath("rendezvous/coordinator_host"), address_,
+          dir_.Path("log")},
+         {}});
+    EXPECT_THAT(host, IsOk());
+    EXPECT_THAT((*host)->WaitForOutput("serving", kLong), IsOk());
+    return *std::move(host);
+  };
+  auto host = start();
+  JoinBoth();
+  const WorkerKey ps = ps_->self().key;
+  EXPECT_THAT(ps_->store().Add("n", 5, kLong), IsOk());
+  const Epoch before = ps_->view()->version();
+  host->Signal(SIGKILL);
+  EXPECT_THAT(host->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  host = start();
+  EXPECT_THAT(
+      ps_->WaitFor([&](const View& v) { return TermOf(v.version()) == 2; },
+                   kLong),
+      IsOk());
+  EXPECT_GT(ps_->view()->version(), before);
+  EXPECT_THAT(ps_->store().Add("n", 1, kLong), IsOkAndHolds(6));
+  EXPECT_THAT(ps_->status(), IsOk());
+  EXPECT_EQ(ps_->view()->Find("ps0")->key, ps);
+  const WorkerKey old_key = trainer_->self().key;
+  EXPECT_THAT(trainer_->Leave(kLong), IsOk());
+  auto again = Join(OptionsOf("trainer", 0));
+  ASSERT_THAT(again, IsOk());
+  EXPECT_GT((*again)->self().key.epoch, old_key.epoch);
+  EXPECT_EQ(TermOf((*again)->self().key.epoch), 2u);
+}
+
+}  // namespace
+}  // namespace weft::rendezvous
