@@ -85,6 +85,14 @@ TEST(Backward, AddsUpOverAllUses) {
   EXPECT_THAT(GradOf(x), ElementsAre(7));
 }
 
+TEST(Backward, AddsUpGradientsThatAreExpandedViews) {
+  const Variable x = LeafOf({1, 2, 3});
+  (Sum(x) + Mean(x) * 3).Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(2, 2, 2));
+  Sum(x).Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(3, 3, 3));
+}
+
 TEST(Backward, AccumulatesUntilCleared) {
   const Variable x = LeafOf({1, 2});
   Sum(x * 2).Backward();

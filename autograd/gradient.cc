@@ -8,6 +8,13 @@
 #include "weft/tensor/ops/index.h"
 
 namespace weft {
+namespace {
+
+// Whether nobody sees what is written to `x`. An expanded tensor, of which one
+// element is several, is never contiguous.
+bool IsOurs(const Tensor& x) { return x.is_sole_handle() && x.is_contiguous(); }
+
+}  // namespace
 
 Gradient::Gradient(SparseRows rows) {
   if (rows.indices.dim() != 1 || rows.indices.dtype() != DType::kI64 ||
@@ -40,9 +47,8 @@ Tensor Gradient::ToDense() const {
 }
 
 Gradient Gradient::Owned() && {
-  const bool is_ours =
-      !dense_.defined() || (dense_.is_sole_handle() && dense_.is_contiguous());
-  return is_ours ? std::move(*this) : Gradient(dense_.Clone());
+  if (!dense_.defined() || IsOurs(dense_)) return std::move(*this);
+  return dense_.Clone();
 }
 
 void Gradient::Add(Gradient other) {
@@ -73,10 +79,10 @@ Tensor Gradient::TakeDense() && {
 
 // Which of the two is written to does not change the sum.
 void Gradient::AddDense(Tensor a, Tensor b) {
-  if (a.is_sole_handle()) {
+  if (IsOurs(a)) {
     Add_(a, b);
     dense_ = std::move(a);
-  } else if (b.is_sole_handle()) {
+  } else if (IsOurs(b)) {
     Add_(b, a);
     dense_ = std::move(b);
   } else {

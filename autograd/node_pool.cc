@@ -8,7 +8,14 @@ namespace {
 
 constexpr std::size_t kGranule = 32;
 constexpr std::size_t kClasses = 16;  // up to 512 bytes; larger ones are rare
-constexpr int32_t kMostKept = 4096;   // blocks of one size and thread
+
+// Blocks of one size and thread. None under AddressSanitizer, so that it sees a
+// use after the end. (By #if, since no BUILD file can know the sanitizer.)
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int32_t kMostKept = 0;
+#else
+constexpr int32_t kMostKept = 4096;
+#endif
 
 struct Block {
   Block* next;
@@ -54,15 +61,6 @@ std::size_t ClassOf(std::size_t bytes) { return (bytes - 1) / kGranule; }
 
 }  // namespace
 
-// Under AddressSanitizer each block comes from the heap, so that it sees a use
-// after the end. (By #if, since no BUILD file can know the sanitizer.)
-#if defined(__SANITIZE_ADDRESS__)
-
-void* AllocateNode(std::size_t bytes) { return ::operator new(bytes); }
-void FreeNode(void* block, std::size_t) noexcept { ::operator delete(block); }
-
-#else
-
 void* AllocateNode(std::size_t bytes) {
   const std::size_t size_class = ClassOf(bytes);
   if (size_class >= kClasses) return ::operator new(bytes);
@@ -88,7 +86,5 @@ void FreeNode(void* block, std::size_t bytes) noexcept {
   }
   ::operator delete(block);
 }
-
-#endif
 
 }  // namespace weft
