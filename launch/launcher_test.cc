@@ -178,7 +178,7 @@ TEST(WeftRun, ARankKilledBySignalIsNamedSo) {
 }
 
 TEST(WeftRun, PassesSigtermOnAndKillsWhoStays) {
-  auto run = Weft({"run", "--shutdown-timeout=300ms",
+  auto run = Weft({"run", "--shutdown-timeout=4s",
                    Role("ps", 1,
                         "trap \"echo bye; exit 0\" TERM; echo ready; "
                         "while :; do sleep 0.05; done"),
