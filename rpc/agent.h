@@ -89,7 +89,10 @@ class Agent {
 
  private:
   friend class CallContext;
+  friend class internal::CallStarter;
   explicit Agent(std::shared_ptr<Core> core);
+  Target MakeTarget(absl::StatusOr<Worker> worker, absl::Duration timeout,
+                    std::shared_ptr<const Lineage> lineage);
   void SetLocalObject(const void* type_key, void* object);
 
   std::shared_ptr<Core> core_;

@@ -36,6 +36,7 @@ namespace weft::rpc {
 
 namespace internal {
 class Caller;
+class CallStarter;
 }  // namespace internal
 
 // Whom to call and how long to wait for it. Cheap to copy; make it once where
@@ -55,7 +56,7 @@ class Target {
  private:
   friend class Agent;
   friend class CallContext;
-  friend class internal::Caller;
+  friend class internal::CallStarter;
 
   Agent* agent_ = nullptr;
   absl::Status status_;  // why there is no such worker
@@ -73,7 +74,7 @@ Driver& DriverOf(const Target& target);
 // The registration of `address` in the target's agent, or kFailedPrecondition.
 absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address);
-// Starts the call; `done` runs once. The result, given a reason, gives it up.
+// Starts the call; `done` runs once. What is returned gives the call up.
 Abandon StartCall(const Target& target, const Function& function,
                   Slices request, Done done);
 absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
@@ -95,7 +96,7 @@ Result<T> DecodeResult(absl::StatusOr<Received> reply) {
   if constexpr (std::is_void_v<T>) {
     return absl::OkStatus();
   } else {
-    absl::StatusOr<T> value{std::in_place};
+    absl::StatusOr<T> value(absl::in_place);
     Decoder decoder(*reply);
     WEFT_RETURN_IF_ERROR(decoder.Read(*value));
     WEFT_RETURN_IF_ERROR(decoder.AtEnd());

@@ -225,7 +225,7 @@ struct Codec<bool> {
   static std::string TypeName() { return "bool"; }
   static void Encode(bool value, Encoder& e) { e.Varint(value ? 1 : 0); }
   static absl::Status Decode(Decoder& d, bool& value) {
-    uint64_t raw;
+    uint64_t raw = 0;
     WEFT_RETURN_IF_ERROR(d.Varint(raw));
     if (raw > 1) return Decoder::Malformed("a bool that is neither 0 nor 1");
     value = raw == 1;
@@ -327,7 +327,7 @@ struct Codec<std::vector<T>> {
       values.clear();
       values.reserve(count);
       for (size_t i = 0; i < count; ++i) {
-        T value;
+        T value{};
         WEFT_RETURN_IF_ERROR(d.Read(value));
         values.push_back(std::move(value));
       }
@@ -431,7 +431,7 @@ struct Codec<std::optional<T>> {
     if (value.has_value()) e.Write(*std::forward<Optional>(value));
   }
   static absl::Status Decode(Decoder& d, std::optional<T>& value) {
-    bool has_value;
+    bool has_value = false;
     WEFT_RETURN_IF_ERROR(d.Read(has_value));
     if (!has_value) {
       value.reset();

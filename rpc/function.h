@@ -179,7 +179,7 @@ template <typename Tuple, size_t... I>
 absl::Status DecodeArguments(Decoder& decoder, Tuple& arguments,
                              std::index_sequence<I...>) {
   absl::Status status;
-  const auto read = [&](size_t index, auto& argument) {
+  [[maybe_unused]] const auto read = [&](size_t index, auto& argument) {
     status = decoder.Read(argument);
     if (status.ok()) return true;
     status = ArgumentError(index, TypeName<std::decay_t<decltype(argument)>>(),

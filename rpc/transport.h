@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -46,6 +47,9 @@ class Connection {
 
   // Ends it: both ends hear OnClosed, the other perhaps with `status`.
   virtual void Close(absl::Status status) = 0;
+
+  // The peer's name, where the connection proves it (by a certificate).
+  virtual std::string ProvenName() const { return ""; }
 };
 
 // Thread-safety: thread-safe.

@@ -1,0 +1,797 @@
+#include "weft/rpc/agent.h"
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/driver.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/base/thread_pool.h"
+#include "weft/rendezvous/member.h"
+#include "weft/rpc/inbound.h"
+#include "weft/rpc/link.h"
+#include "weft/rpc/outbound.h"
+#include "weft/rpc/outcome.h"
+#include "weft/rpc/wire.h"
+
+namespace weft::rpc {
+namespace {
+
+// Sessions of callers that may have gone without a word are forgotten beyond
+// this many. A caller that comes back is told so.
+constexpr size_t kMaxIdleSessions = 1024;
+// How often Shutdown looks whether all has ended.
+constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
+
+}  // namespace
+
+// What the agent's parts share. It outlives the Agent where a thread of the
+// transport still holds it; nothing of the options is used then.
+class Agent::Core final : public Dispatcher,
+                          public std::enable_shared_from_this<Agent::Core> {
+ public:
+  explicit Core(AgentOptions options, const Registry* registry)
+      : options_(std::move(options)),
+        registry_(*registry),
+        telemetry_(telemetry::OrSilent(options_.telemetry)) {}
+
+  absl::Status Start(Agent* agent);
+  // Ends everything and waits for the handlers, which have been told.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const AgentOptions& options() const { return options_; }
+  Transport& transport() const { return *options_.transport; }
+
+  absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
+      absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
+  void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetLocal(const void* type_key, void* object) ABSL_LOCKS_EXCLUDED(mu_);
+  void* FindLocal(const void* type_key) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Answers a peer's first frame. Null: it was refused.
+  std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
+                                 const std::string& proven_name)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  Agent* agent() override { return agent_; }
+  const std::string& self() const override { return options_.name; }
+  const std::string& build() const override { return options_.build; }
+  absl::StatusOr<const Function*> Find(const Request& request,
+                                       Refusal* refusal) const override;
+  void Dispatch(const Function& function,
+                std::shared_ptr<ServedCall> call) override;
+  void CallBegan() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+  void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+
+ private:
+  class Guest;
+  using OutboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Outbound>>;
+  using InboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Inbound>>;
+
+  Welcome Judge(const Hello& hello, const std::string& proven_name,
+                std::shared_ptr<Inbound>* inbound,
+                std::vector<std::shared_ptr<Inbound>>* ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckHello(const Hello& hello, const std::string& proven_name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Hello MakeHello(const Worker& peer) const;
+  telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const AgentOptions options_;
+  const Registry& registry_;
+  telemetry::Telemetry& telemetry_;
+  Agent* agent_ = nullptr;
+  std::unique_ptr<ThreadPool> own_pool_;
+  Executor* executor_ = nullptr;
+  telemetry::StatusPage::Registration status_page_;
+
+  Mutex mu_;
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
+  OutboundMap outbounds_ ABSL_GUARDED_BY(mu_);
+  InboundMap inbounds_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<internal::Caller> self_caller_ ABSL_GUARDED_BY(mu_);
+  // Up to which epoch the incarnations of a worker are gone, by id.
+  absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const void*, void*> locals_ ABSL_GUARDED_BY(mu_);
+
+  Mutex handlers_mu_;
+  CondVar no_handlers_;
+  int64_t handlers_ ABSL_GUARDED_BY(handlers_mu_) = 0;
+};
+
+// A connection that somebody opened: a stranger until the Hello.
+class Agent::Core::Guest final : public LinkOwner {
+ public:
+  Guest(std::weak_ptr<Core> core, std::string proven_name)
+      : core_(std::move(core)), proven_name_(std::move(proven_name)) {}
+
+  absl::Status OnFrame(Link& link, Frame frame) override {
+    if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
+    const auto* hello = std::get_if<Hello>(&frame);
+    if (hello == nullptr) {
+      return absl::InvalidArgumentError("the first frame is not a Hello");
+    }
+    const std::shared_ptr<Core> core = core_.lock();
+    if (core == nullptr) return absl::UnavailableError("the agent has ended");
+    inbound_ = core->Admit(link, *hello, proven_name_);
+    return absl::OkStatus();
+  }
+
+  void OnLinkClosed(Link& link, absl::Status) override {
+    if (inbound_ != nullptr) inbound_->OnLinkClosed(link);
+  }
+
+ private:
+  const std::weak_ptr<Core> core_;
+  const std::string proven_name_;
+  std::shared_ptr<Inbound> inbound_;
+};
+
+namespace {
+
+// A call of this agent by itself: encoded and decoded like any, and handed to
+// the dispatcher without a session.
+class SelfCall final : public ServedCall,
+                       public std::enable_shared_from_this<SelfCall> {
+ public:
+  SelfCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
+           Worker self, const Request& request, CancelSource cancel,
+           internal::Caller::Done done)
+      : ServedCall(dispatcher->agent(), std::move(self),
+                   LineageOf(request, dispatcher->self(), cancel.token()),
+                   Received{request.body, /*is_private=*/false}),
+        dispatcher_(std::move(dispatcher)),
+        transport_(transport),
+        cancel_(std::move(cancel)),
+        done_(std::move(done)) {
+    dispatcher_->CallBegan();
+  }
+
+  ~SelfCall() override {
+    Finish(absl::CancelledError("the call was dropped unserved"));
+    dispatcher_->CallEnded();
+  }
+
+  // Ends it at its deadline.
+  void StartTimer() {
+    timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
+      if (auto self = weak.lock()) {
+        self->Abandon(
+            absl::DeadlineExceededError("the deadline passed in the handler"));
+      }
+    });
+  }
+
+  void Abandon(const absl::Status& why) {
+    End(WithOutcomeUnknown(why), nullptr);
+    cancel_.Cancel(why);
+  }
+
+  void Finish(absl::StatusOr<Slices> result) override {
+    auto reply = std::make_shared<Reply>();
+    reply->status = result.status();
+    if (result.ok()) reply->body = *std::move(result);
+    End(reply->status, reply);
+  }
+
+ private:
+  void End(absl::Status status, ReplyPtr reply) {
+    if (ended_.exchange(true)) return;
+    transport_.CancelTimer(timer_);
+    std::move(done_)(std::move(status), std::move(reply));
+  }
+
+  const std::shared_ptr<Dispatcher> dispatcher_;
+  Transport& transport_;
+  CancelSource cancel_;
+  internal::Caller::Done done_;
+  std::atomic<bool> ended_{false};
+  Transport::TimerId timer_ = 0;
+};
+
+class SelfCaller final : public internal::Caller {
+ public:
+  SelfCaller(std::weak_ptr<Dispatcher> dispatcher, Transport& transport,
+             Worker self)
+      : dispatcher_(std::move(dispatcher)),
+        transport_(transport),
+        self_(std::move(self)) {}
+
+  const Worker& peer() const override { return self_; }
+
+  Abandon Start(std::shared_ptr<Request> request, Done done) override {
+    const std::shared_ptr<Dispatcher> dispatcher = dispatcher_.lock();
+    Refusal refusal;
+    absl::StatusOr<const Function*> function =
+        dispatcher == nullptr ? absl::UnavailableError("the agent has ended")
+                              : dispatcher->Find(*request, &refusal);
+    if (!function.ok()) {
+      std::move(done)(function.status(), nullptr);
+      return [](absl::Status) {};
+    }
+    auto call =
+        std::make_shared<SelfCall>(dispatcher, transport_, self_, *request,
+                                   CancelSource(), std::move(done));
+    call->StartTimer();
+    dispatcher->Dispatch(**function, call);
+    return [weak = std::weak_ptr<SelfCall>(call)](absl::Status why) {
+      if (auto live = weak.lock()) live->Abandon(why);
+    };
+  }
+
+ private:
+  const std::weak_ptr<Dispatcher> dispatcher_;
+  Transport& transport_;
+  const Worker self_;
+};
+
+}  // namespace
+
+// ------------------------------------------------------------------ its life
+
+absl::Status Agent::Core::Start(Agent* agent) {
+  agent_ = agent;
+  executor_ = options_.executor;
+  if (executor_ == nullptr) {
+    ThreadPool::Options pool;
+    pool.name = "rpc";
+    pool.threads = options_.threads;
+    pool.max_threads = options_.max_threads;
+    WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
+    executor_ = own_pool_.get();
+  }
+  {
+    MutexLock lock(mu_);
+    self_caller_ = std::make_shared<SelfCaller>(
+        weak_from_this(), transport(), Worker{options_.name, options_.key, ""});
+  }
+  std::weak_ptr<Core> weak = weak_from_this();
+  status_page_ = telemetry_.status().Register("rpc", [weak] {
+    const std::shared_ptr<Core> core = weak.lock();
+    return core == nullptr ? telemetry::Fields() : core->Describe();
+  });
+  transport().Accept(
+      [weak](std::shared_ptr<Connection> connection)
+          -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+        const std::shared_ptr<Core> core = weak.lock();
+        if (core == nullptr) {
+          return absl::UnavailableError("the agent has ended");
+        }
+        auto link = std::make_shared<Link>(
+            std::make_shared<Guest>(weak, connection->ProvenName()),
+            core->transport().clock(), core->options().limits.bytes);
+        link->Attach(std::move(connection));
+        return link;
+      });
+  return absl::OkStatus();
+}
+
+void Agent::Core::Stop() {
+  const absl::Status why = absl::CancelledError(
+      absl::StrCat("the agent of ", options_.name, " has ended"));
+  {
+    MutexLock lock(mu_);
+    if (ended_.ok()) ended_ = why;
+  }
+  status_page_.Release();
+  transport().Accept(nullptr);
+  for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
+  for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  {
+    MutexLock lock(handlers_mu_);
+    // Bounded by the handlers themselves: they have been cancelled, and the
+    // calls that they wait for have ended.
+    while (handlers_ > 0) {
+      no_handlers_.WaitUntil(handlers_mu_, std::chrono::steady_clock::now() +
+                                               std::chrono::seconds(1));
+    }
+  }
+  own_pool_.reset();
+}
+
+absl::Status Agent::Core::Drain(absl::Duration timeout) {
+  {
+    MutexLock lock(mu_);
+    if (ended_.ok()) {
+      ended_ = absl::UnavailableError(
+          absl::StrCat(options_.name, " is shutting down"));
+    }
+  }
+  const Instant deadline = transport().clock().Now() + timeout;
+  while (!StillOpen().empty()) {
+    if (transport().clock().Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("Agent::Shutdown: after ", absl::FormatDuration(timeout),
+                       " there are still ", absl::StrJoin(StillOpen(), ", ")));
+    }
+    // Waits as this transport is waited for, which lets it go on.
+    Promise<void> pause(transport().driver());
+    (void)pause.future().Wait(kDrainCheck);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> Agent::Core::StillOpen() {
+  std::vector<std::string> open;
+  for (const auto& outbound : Outbounds()) {
+    if (const size_t n = outbound->pending_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls to ", outbound->peer().name));
+    }
+  }
+  for (const auto& inbound : Inbounds()) {
+    if (const size_t n = inbound->running_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
+    }
+  }
+  return open;
+}
+
+std::vector<std::shared_ptr<Outbound>> Agent::Core::Outbounds() {
+  std::vector<std::shared_ptr<Outbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, outbound] : outbounds_) all.push_back(outbound);
+  return all;
+}
+
+std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
+  std::vector<std::shared_ptr<Inbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, inbound] : inbounds_) all.push_back(inbound);
+  return all;
+}
+
+telemetry::Fields Agent::Core::Describe() {
+  telemetry::Fields fields;
+  fields.emplace_back("worker", options_.name);
+  fields.emplace_back("key", options_.key.ToString());
+  for (const auto& outbound : Outbounds()) outbound->Describe(&fields);
+  for (const auto& inbound : Inbounds()) inbound->Describe(&fields);
+  return fields;
+}
+
+// ------------------------------------------------------------------- calling
+
+absl::Status Agent::Core::CanCall() {
+  MutexLock lock(mu_);
+  return ended_;
+}
+
+absl::StatusOr<const Function*> Agent::Core::FindOwn(
+    Function::Address address) const {
+  const Function* function = registry_.FindAddress(address);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the function is not registered in this program: put WEFT_RPC(function) "
+      "beside its definition");
+}
+
+Hello Agent::Core::MakeHello(const Worker& peer) const {
+  Hello hello;
+  hello.job = options_.job;
+  hello.build = options_.build;
+  hello.name = options_.name;
+  hello.from = options_.key;
+  hello.to = peer.key;
+  hello.registry = registry_.Digest();
+  return hello;
+}
+
+absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
+    absl::StatusOr<Worker> worker) {
+  if (!worker.ok()) return worker.status();
+  std::shared_ptr<Outbound> outbound;
+  MutexLock lock(mu_);
+  if (worker->key == options_.key) return self_caller_;
+  std::shared_ptr<Outbound>& known = outbounds_[worker->key];
+  if (known == nullptr) {
+    Outbound::Options options;
+    options.hello = MakeHello(*worker);
+    options.peer = *std::move(worker);
+    options.transport = options_.transport;
+    options.give_up_after = options_.give_up_after;
+    known = std::make_shared<Outbound>(std::move(options));
+  }
+  return std::shared_ptr<internal::Caller>(known);
+}
+
+void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
+  const absl::Status status = absl::UnavailableError(
+      absl::StrCat("the incarnation ", key.ToString(), " is gone: ", why));
+  std::shared_ptr<Outbound> outbound;
+  std::shared_ptr<Inbound> inbound;
+  {
+    MutexLock lock(mu_);
+    uint64_t& gone = gone_epochs_[key.id];
+    gone = std::max(gone, key.epoch);
+    // The outbound stays, so that Targets that hold it learn why.
+    if (const auto it = outbounds_.find(key); it != outbounds_.end()) {
+      outbound = it->second;
+      outbounds_.erase(it);
+    }
+    if (const auto it = inbounds_.find(key); it != inbounds_.end()) {
+      inbound = it->second;
+      inbounds_.erase(it);
+    }
+  }
+  if (outbound != nullptr) outbound->Shutdown(status);
+  if (inbound != nullptr) inbound->PeerGone(status);
+}
+
+void Agent::Core::SetLocal(const void* type_key, void* object) {
+  MutexLock lock(mu_);
+  locals_[type_key] = object;
+}
+
+void* Agent::Core::FindLocal(const void* type_key) {
+  MutexLock lock(mu_);
+  const auto it = locals_.find(type_key);
+  return it == locals_.end() ? nullptr : it->second;
+}
+
+// ------------------------------------------------------------------- serving
+
+std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
+                                            const std::string& proven_name) {
+  std::shared_ptr<Inbound> inbound;
+  std::vector<std::shared_ptr<Inbound>> ended;
+  Welcome welcome;
+  {
+    MutexLock lock(mu_);
+    welcome = Judge(hello, proven_name, &inbound, &ended);
+  }
+  for (const auto& old : ended) {
+    old->PeerGone(absl::AbortedError("the caller has begun another session"));
+  }
+  if (inbound == nullptr) {
+    WEFT_LOG(telemetry_.logger(), Warning, "refused a connection: ")
+        << welcome.status.message();
+    link.Append(welcome);
+    link.End(welcome.status, /*after_writing=*/true);
+    return nullptr;
+  }
+  link.Append(welcome);  // before any reply
+  inbound->Attach(link.shared_from_this());
+  return inbound;
+}
+
+absl::Status Agent::Core::CheckHello(const Hello& hello,
+                                     const std::string& proven_name) {
+  if (hello.magic != kMagic) {
+    return absl::InvalidArgumentError("the caller is not a Weft worker");
+  }
+  if (hello.min_version > kProtocolVersion ||
+      hello.max_version < kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.name, " (build ", options_.build, ") speaks protocol version ",
+        kProtocolVersion, ", ", hello.name, " (build ", hello.build,
+        ") versions ", hello.min_version, " to ", hello.max_version));
+  }
+  if (hello.job != options_.job) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.name, " belongs to the job '", options_.job, "', ", hello.name,
+        " to '", hello.job, "': two jobs use one address"));
+  }
+  if (!proven_name.empty() && proven_name != hello.name) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the certificate is of ", proven_name, ", who says to be ",
+                     hello.name));
+  }
+  WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(hello.name));
+  const auto gone = gone_epochs_.find(hello.from.id);
+  if (gone != gone_epochs_.end() && hello.from.epoch <= gone->second) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the incarnation ", hello.from.ToString(), " of ",
+                     hello.name, " was declared gone: join again"));
+  }
+  return ended_;
+}
+
+Welcome Agent::Core::Judge(const Hello& hello, const std::string& proven_name,
+                           std::shared_ptr<Inbound>* inbound,
+                           std::vector<std::shared_ptr<Inbound>>* ended) {
+  Welcome welcome;
+  welcome.build = options_.build;
+  welcome.registry = registry_.Digest();
+  welcome.limits = options_.limits;
+  welcome.status = CheckHello(hello, proven_name);
+  if (!welcome.status.ok()) return welcome;
+  if (hello.to != options_.key) {
+    welcome.replaced = true;
+    welcome.status = absl::UnavailableError(absl::StrCat(
+        "this is the incarnation ", options_.key.ToString(), " of ",
+        options_.name, "; the call was for ", hello.to.ToString()));
+    return welcome;
+  }
+  const auto it = inbounds_.find(hello.from);
+  std::shared_ptr<Inbound> known = it == inbounds_.end() ? nullptr : it->second;
+  if (known != nullptr && known->life() > hello.life) {
+    welcome.status = absl::AbortedError(
+        absl::StrCat(hello.name, " has begun a later life of its session"));
+    return welcome;
+  }
+  if (known == nullptr || known->life() < hello.life) {
+    if (hello.resumes) {
+      welcome.forgotten = true;
+      welcome.status = absl::UnavailableError("the session was forgotten");
+      return welcome;
+    }
+    if (known != nullptr) ended->push_back(known);
+    ForgetIdle(ended);
+    known = std::make_shared<Inbound>(Worker{hello.name, hello.from, ""},
+                                      hello.life, options_.limits, transport(),
+                                      shared_from_this());
+    inbounds_[hello.from] = known;
+  }
+  *inbound = std::move(known);
+  return welcome;
+}
+
+void Agent::Core::ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended) {
+  if (inbounds_.size() < kMaxIdleSessions) return;
+  for (auto it = inbounds_.begin(); it != inbounds_.end();) {
+    const auto current = it++;
+    if (!current->second->is_idle()) continue;
+    ended->push_back(current->second);
+    inbounds_.erase(current);
+  }
+}
+
+absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
+                                                  Refusal* refusal) const {
+  const Function* function = registry_.FindName(request.function);
+  if (function == nullptr) {
+    *refusal = Refusal::kUnknownFunction;
+    return absl::UnimplementedError(
+        absl::StrCat(options_.name, " (build ", options_.build,
+                     ") has no function ", request.function));
+  }
+  if (function->digest != request.signature) {
+    *refusal = Refusal::kSignatureDiffers;
+    return absl::FailedPreconditionError(function->signature);
+  }
+  return function;
+}
+
+void Agent::Core::Dispatch(const Function& function,
+                           std::shared_ptr<ServedCall> call) {
+  if (function.runs_on == RunsOn::kTransport) {
+    InlineScope scope;
+    return function.serve(std::move(call));
+  }
+  executor_->Schedule([&function, call = std::move(call)]() mutable {
+    // Nobody waits for it any more: its turn came too late.
+    if (call->cancel().IsCancelled()) {
+      return call->Finish(call->cancel().status());
+    }
+    function.serve(std::move(call));
+  });
+}
+
+void Agent::Core::CallBegan() {
+  MutexLock lock(handlers_mu_);
+  ++handlers_;
+}
+
+void Agent::Core::CallEnded() {
+  MutexLock lock(handlers_mu_);
+  if (--handlers_ == 0) no_handlers_.NotifyAll();
+}
+
+// -------------------------------------------------------------------- Agent
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
+  WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(options.name));
+  if (options.transport == nullptr || options.directory == nullptr) {
+    return absl::InvalidArgumentError(
+        "Agent::Create: a transport and a directory are needed");
+  }
+  if (options.build.empty()) options.build = "weft";
+  const Registry* registry =
+      options.registry != nullptr ? options.registry : &Registry::Global();
+  auto core = std::make_shared<Core>(std::move(options), registry);
+  std::unique_ptr<Agent> agent(new Agent(core));
+  WEFT_RETURN_IF_ERROR(core->Start(agent.get()));
+  return agent;
+}
+
+Agent::Agent(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+
+Agent::~Agent() { core_->Stop(); }
+
+Target Agent::To(absl::string_view name, absl::Duration timeout) {
+  return MakeTarget(core_->options().directory->Find(name), timeout, nullptr);
+}
+
+Target Agent::To(WorkerKey key, absl::Duration timeout) {
+  return MakeTarget(core_->options().directory->Find(key), timeout, nullptr);
+}
+
+Target Agent::MakeTarget(absl::StatusOr<Worker> worker, absl::Duration timeout,
+                         std::shared_ptr<const Lineage> lineage) {
+  Target target;
+  target.agent_ = this;
+  target.timeout_ = timeout == absl::InfiniteDuration()
+                        ? core_->options().default_timeout
+                        : timeout;
+  target.lineage_ = std::move(lineage);
+  auto caller = core_->CallerFor(std::move(worker));
+  if (caller.ok()) {
+    target.caller_ = *std::move(caller);
+  } else {
+    target.status_ = caller.status();
+  }
+  return target;
+}
+
+void Agent::SetLocalObject(const void* type_key, void* object) {
+  core_->SetLocal(type_key, object);
+}
+
+void Agent::PeerGone(WorkerKey key, absl::string_view why) {
+  core_->PeerGone(key, why);
+}
+
+absl::Status Agent::Shutdown(absl::Duration timeout) {
+  return core_->Drain(timeout);
+}
+
+const std::string& Agent::name() const { return core_->options().name; }
+WorkerKey Agent::key() const { return core_->options().key; }
+
+// -------------------------------------------------------------- CallContext
+
+absl::Duration CallContext::Remaining() const {
+  const Instant now = agent_->core_->transport().clock().Now();
+  return std::max(deadline() - now, absl::ZeroDuration());
+}
+
+Target CallContext::To(absl::string_view name, absl::Duration timeout) const {
+  return agent_->MakeTarget(agent_->core_->options().directory->Find(name),
+                            timeout, std::make_shared<const Lineage>(lineage_));
+}
+
+Target CallContext::To(WorkerKey key, absl::Duration timeout) const {
+  return agent_->MakeTarget(agent_->core_->options().directory->Find(key),
+                            timeout, std::make_shared<const Lineage>(lineage_));
+}
+
+void* CallContext::FindLocal(const void* type_key) const {
+  return agent_->core_->FindLocal(type_key);
+}
+
+// -------------------------------------------------------------------- calls
+
+const std::string& Target::name() const {
+  static const auto* const nobody = new std::string("nobody");
+  return caller_ == nullptr ? *nobody : caller_->peer().name;
+}
+
+Target Target::WithTimeout(absl::Duration timeout) const {
+  Target other = *this;
+  other.timeout_ = timeout;
+  return other;
+}
+
+namespace internal {
+namespace {
+
+// An error of the other side, prefixed with who it was.
+absl::Status Name(const Worker& peer, const Function& function,
+                  const absl::Status& status, const ReplyPtr& reply) {
+  std::string text = absl::StrCat(peer.name, ": ", status.message());
+  if (reply != nullptr && reply->refusal == Refusal::kSignatureDiffers) {
+    text = absl::StrCat(peer.name, ": ", function.name,
+                        ": signature differs: caller says ", function.signature,
+                        ", callee has ", status.message(),
+                        "; build both from the same sources");
+  }
+  absl::Status named(status.code(), text);
+  status.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
+    named.SetPayload(url, c);
+  });
+  return named;
+}
+
+}  // namespace
+
+// What may look into a Target.
+class CallStarter {
+ public:
+  static Agent::Core& CoreOf(const Target& target) {
+    return *target.agent_->core_;
+  }
+
+  static Abandon Start(const Target& target, const Function& function,
+                       Slices body, Done done) {
+    Agent::Core& core = CoreOf(target);
+    auto request = std::make_shared<Request>();
+    request->function = function.name;
+    request->signature = function.digest;
+    request->body = std::move(body);
+    const absl::Duration timeout =
+        std::min(target.timeout_, core.options().limits.timeout);
+    request->deadline = core.transport().clock().Now() + timeout;
+    auto parent = std::make_shared<CancelToken::Registration>();
+    if (const Lineage* lineage = target.lineage_.get()) {
+      request->deadline = std::min(request->deadline, lineage->deadline);
+      request->depth = lineage->depth + 1;
+      request->chain = lineage->chain;
+      request->trace = lineage->trace;
+    }
+    Abandon abandon = target.caller_->Start(
+        std::move(request),
+        [caller = target.caller_, &function, parent, done = std::move(done)](
+            absl::Status status, ReplyPtr reply) mutable {
+          if (!status.ok()) {
+            return std::move(done)(
+                Name(caller->peer(), function, status, reply));
+          }
+          std::move(done)(Received{reply->body, reply->is_private});
+        });
+    if (target.lineage_ == nullptr) return abandon;
+    return FollowParent(target.lineage_->cancel, std::move(abandon), parent);
+  }
+
+ private:
+  // Gives the call up also when the call that makes it is cancelled.
+  static Abandon FollowParent(
+      const CancelToken& token, Abandon abandon,
+      const std::shared_ptr<CancelToken::Registration>& registration) {
+    struct Once {
+      std::atomic<bool> used{false};
+      Abandon abandon;
+    };
+    auto once = std::make_shared<Once>();
+    once->abandon = std::move(abandon);
+    const auto give_up = [once](absl::Status why) {
+      if (!once->used.exchange(true)) std::move(once->abandon)(std::move(why));
+    };
+    *registration =
+        token.OnCancel([give_up](const absl::Status& why) { give_up(why); });
+    return
+        [give_up, registration](absl::Status why) { give_up(std::move(why)); };
+  }
+};
+
+Driver& DriverOf(const Target& target) {
+  return CallStarter::CoreOf(target).transport().driver();
+}
+
+absl::StatusOr<const Function*> FindFunction(const Target& target,
+                                             Function::Address address) {
+  WEFT_RETURN_IF_ERROR(target.status());
+  WEFT_RETURN_IF_ERROR(CallStarter::CoreOf(target).CanCall());
+  return CallStarter::CoreOf(target).FindOwn(address);
+}
+
+Abandon StartCall(const Target& target, const Function& function,
+                  Slices request, Done done) {
+  return CallStarter::Start(target, function, std::move(request),
+                            std::move(done));
+}
+
+absl::Status NotHere(absl::string_view worker) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "a call to ", worker,
+      " would wait in a function that runs inline, on the thread that must "
+      "receive the reply: use CallAsync, or register the function with "
+      "WEFT_RPC"));
+}
+
+}  // namespace internal
+}  // namespace weft::rpc

@@ -1,0 +1,444 @@
+#include "weft/rpc/agent.h"
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/error.h"
+#include "weft/base/parker.h"
+#include "weft/rpc/agent_fixture.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+// ---------------------------------------------------- what the ranks can do
+
+Tensor Scale(const Tensor& x, double k) {
+  Tensor y = x.Clone();
+  for (float& v : y.span<float>()) v *= static_cast<float>(k);
+  return y;
+}
+WEFT_RPC(Scale);
+
+int64_t Add(int64_t a, int64_t b) { return a + b; }
+WEFT_RPC_INLINE(Add);
+
+absl::Status Refuse(const std::string& why) {
+  return absl::OutOfRangeError(why);
+}
+WEFT_RPC(Refuse);
+
+void Throw(int64_t) { ThrowInvalidArgument("shapes do not match"); }
+WEFT_RPC(Throw);
+
+absl::StatusOr<std::string> Join(const std::vector<std::string>& words,
+                                 std::map<std::string, int64_t> numbers) {
+  std::string text;
+  for (const std::string& word : words) absl::StrAppend(&text, word, " ");
+  for (const auto& [key, n] : numbers) absl::StrAppend(&text, key, "=", n, " ");
+  return text;
+}
+WEFT_RPC(Join);
+
+// What handlers share with a test.
+struct Counters {
+  std::atomic<int> runs{0};
+  std::atomic<int> cancelled{0};
+  Parker began;
+  Mutex mu;
+  std::vector<Promise<int64_t>> parked ABSL_GUARDED_BY(mu);
+};
+
+int64_t Count(CallContext& context) {
+  return ++context.Local<Counters>()->runs;
+}
+WEFT_RPC(Count);
+
+// Runs until it is cancelled.
+absl::Status Linger(CallContext& context) {
+  auto* counters = context.Local<Counters>();
+  counters->began.Unpark();
+  Promise<void> stopped;
+  const auto registration = context.cancel().OnCancel(
+      [&](const absl::Status& why) { stopped.Set(why); });
+  const absl::Status why = stopped.future().Wait(absl::Seconds(60));
+  ++counters->cancelled;
+  return why;
+}
+WEFT_RPC(Linger);
+
+// Answers when the test says so; holds no thread meanwhile.
+Future<int64_t> Later(CallContext& context) {
+  auto* counters = context.Local<Counters>();
+  auto [promise, future] = MakePromise<int64_t>();
+  MutexLock lock(counters->mu);
+  counters->parked.push_back(std::move(promise));
+  counters->began.Unpark();
+  return future;
+}
+WEFT_RPC(Later);
+
+std::string WhoCalls(CallContext& context) { return context.peer().name; }
+WEFT_RPC(WhoCalls);
+
+// The sum of depths, by calls to and fro.
+absl::StatusOr<int64_t> PingPong(CallContext& context, std::string other,
+                                 int64_t depth) {
+  if (depth == 0) return 0;
+  absl::StatusOr<int64_t> below =
+      Call(context.To(other), PingPong, context.agent().name(), depth - 1);
+  if (!below.ok()) return below.status();
+  return *below + 1;
+}
+WEFT_RPC(PingPong);
+
+absl::StatusOr<int64_t> WaitInline(CallContext& context) {
+  return Call(context.To(context.peer().name), Add, 1, 2);
+}
+WEFT_RPC_INLINE(WaitInline);
+
+double RemainingSeconds(CallContext& context) {
+  return absl::ToDoubleSeconds(context.Remaining());
+}
+WEFT_RPC(RemainingSeconds);
+
+absl::StatusOr<double> RemainingBelow(CallContext& context,
+                                      const std::string& other) {
+  return Call(context.To(other, absl::Hours(1)), RemainingSeconds);
+}
+WEFT_RPC(RemainingBelow);
+
+absl::Status LingerBelow(CallContext& context, const std::string& other) {
+  return Call(context.To(other, absl::Hours(1)), Linger);
+}
+WEFT_RPC(LingerBelow);
+
+int64_t NotRegistered(int64_t x) { return x; }
+
+// ------------------------------------------------------------------- calls
+
+TEST(Agent, CallsAFunctionOnAnotherWorker) {
+  Ranks ranks(2);
+  const Target b = ranks[0].To("w1");
+  EXPECT_EQ(*Call(b, Add, 2, 3), 5);
+  const Tensor x = Tensor::FromVector<float>({1, 2, 3});
+  const absl::StatusOr<Tensor> y = Call(b, Scale, x, 2);
+  ASSERT_THAT(y, IsOk());
+  EXPECT_THAT(y->ToVector<float>(), ElementsAre(2, 4, 6));
+  EXPECT_THAT(x.ToVector<float>(), ElementsAre(1, 2, 3));
+  EXPECT_EQ(*Call(b, Join, std::vector<std::string>{"a", "b"},
+                  std::map<std::string, int64_t>{{"n", 7}}),
+            "a b n=7 ");
+  EXPECT_EQ(*Call(b, WhoCalls), "w0");
+}
+
+TEST(Agent, ALargeTensorTravelsInPiecesBothWays) {
+  Ranks ranks(2);
+  const Tensor x = Tensor::Full({1 << 20}, 3);  // 4 MiB
+  const absl::StatusOr<Tensor> y = Call(ranks[0].To("w1"), Scale, x, 2);
+  ASSERT_THAT(y, IsOk());
+  EXPECT_EQ(y->shape(), x.shape());
+  EXPECT_EQ(y->span<float>()[0], 6);
+  EXPECT_EQ(y->span<float>()[(1 << 20) - 1], 6);
+}
+
+TEST(Agent, AMovedTensorIsNotSeenToChange) {
+  Ranks ranks(2);
+  Tensor x = Tensor::Full({1 << 16}, 1);
+  const Tensor alias = x;
+  // Not the only handle: copied, so the write below is not sent.
+  Future<Tensor> y = CallAsync(ranks[0].To("w1"), Scale, std::move(x), 1);
+  alias.Fill(5);
+  EXPECT_EQ(y.Wait(absl::Seconds(10))->span<float>()[0], 1);
+}
+
+TEST(Agent, CallsItselfWithCopies) {
+  Ranks ranks(1);
+  const Target self = ranks[0].To("w0");
+  Tensor x = Tensor::FromVector<float>({1, 2});
+  EXPECT_THAT(Call(self, Scale, x, 3)->ToVector<float>(), ElementsAre(3, 6));
+  EXPECT_THAT(x.ToVector<float>(), ElementsAre(1, 2));
+  EXPECT_THAT(Call(self, Refuse, "no"),
+              StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
+}
+
+TEST(Agent, ManyCallsOfManyThreadsEachGetTheirOwnReply) {
+  Ranks ranks(2);
+  const Target b = ranks[0].To("w1");
+  std::vector<Future<int64_t>> sums;
+  for (int64_t i = 0; i < 2000; ++i) sums.push_back(CallAsync(b, Add, i, i));
+  for (int64_t i = 0; i < 2000; ++i) {
+    ASSERT_EQ(*sums[i].Wait(absl::Seconds(30)), 2 * i);
+  }
+}
+
+// ------------------------------------------------------------------ errors
+
+TEST(Agent, ErrorsNameTheWorkerAndKeepTheCode) {
+  Ranks ranks(2);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Refuse, "beyond the end"),
+              StatusIs(absl::StatusCode::kOutOfRange, "w1: beyond the end"));
+}
+
+TEST(Agent, WhatAFunctionThrowsIsTheCallersStatus) {
+  Ranks ranks(2);
+  const absl::Status status = Call(ranks[0].To("w1"), Throw, 1);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "w1: shapes do not match"));
+  EXPECT_FALSE(OutcomeUnknown(status));
+  EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 1, 1), 2);  // the server lives on
+}
+
+TEST(Agent, AnUnknownWorkerIsNotFound) {
+  Ranks ranks(2);
+  EXPECT_THAT(Call(ranks[0].To("w7"), Add, 1, 2),
+              StatusIs(absl::StatusCode::kNotFound, "w7"));
+}
+
+TEST(Agent, AnUnregisteredFunctionIsRefusedHere) {
+  Ranks ranks(2);
+  EXPECT_THAT(Call(ranks[0].To("w1"), NotRegistered, 1),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "WEFT_RPC"));
+}
+
+TEST(Agent, AnUnknownFunctionNamesItTheWorkerAndItsBuild) {
+  Registry empty;
+  RanksOptions options;
+  options.registries = {nullptr, &empty};
+  Ranks ranks(2, options);
+  const absl::Status status = Call(ranks[0].To("w1"), Add, 1, 2).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented, "Add"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("w1 (build b1)"));
+}
+
+TEST(Agent, OtherSourcesAreToldBySignature) {
+  Registry other;
+  Function add = internal::Describe<&Add>(RunsOn::kExecutor);
+  add.signature = "i64(i64, f64)";
+  add.digest = internal::DigestOf(add.signature);
+  other.Add(add);
+  RanksOptions options;
+  options.registries = {nullptr, &other};
+  Ranks ranks(2, options);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "signature differs: caller says i64(i64, i64), callee "
+                       "has i64(i64, f64)"));
+}
+
+TEST(Agent, TwoJobsAtOneAddressAreToldApart) {
+  RanksOptions options;
+  options.jobs = {"red", "blue"};
+  Ranks ranks(2, options);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "w1 belongs to the job 'blue', w0 to 'red'"));
+}
+
+TEST(Agent, AReplacedWorkerIsNotCalledInPlaceOfTheOld) {
+  Ranks ranks(2);
+  ranks.directory().Put(Worker{"w1", WorkerKey{1, 99}, "w1"});
+  const absl::Status status = Call(ranks[0].To("w1"), Add, 1, 2).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                               "this is the incarnation 1@0.1 of w1"));
+  EXPECT_FALSE(OutcomeUnknown(status));
+}
+
+TEST(Agent, NobodyThereIsUnavailableAndCertainlyNotRun) {
+  RanksOptions options;
+  options.give_up_after = absl::Milliseconds(100);
+  Ranks ranks(1, options);
+  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
+  const absl::Status status = Call(ranks[0].To("w9"), Add, 1, 2).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                               "w9 could not be reached at nowhere"));
+  EXPECT_FALSE(OutcomeUnknown(status));
+}
+
+// ------------------------------------------- deadlines, cancellation, death
+
+TEST(Agent, ADeadlineEndsTheCallAndCancelsTheHandler) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<void> call = CallAsync(ranks[0].To("w1", absl::Seconds(1)), Linger);
+  counters.began.Park();
+  const absl::Status status = call.Wait(absl::Seconds(30));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, "Linger"));
+  EXPECT_TRUE(OutcomeUnknown(status));
+  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  EXPECT_EQ(counters.cancelled, 1);
+}
+
+TEST(Agent, CancelReachesTheHandler) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
+  counters.began.Park();
+  call.Cancel(absl::CancelledError("changed my mind"));
+  EXPECT_THAT(call.Wait(absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kCancelled, "changed my mind"));
+  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  EXPECT_EQ(counters.cancelled, 1);
+}
+
+TEST(Agent, CancelReachesNestedCalls) {
+  Ranks ranks(3);
+  Counters counters;
+  ranks[2].SetLocal(&counters);
+  Future<void> call = CallAsync(ranks[0].To("w1"), LingerBelow, "w2");
+  counters.began.Park();
+  call.Cancel();
+  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  EXPECT_THAT(ranks[2].Shutdown(absl::Seconds(10)), IsOk());
+  EXPECT_EQ(counters.cancelled, 1);
+}
+
+TEST(Agent, NestedCallsInheritTheDeadline) {
+  Ranks ranks(3);
+  const absl::StatusOr<double> seconds =
+      Call(ranks[0].To("w1", absl::Seconds(30)), RemainingBelow, "w2");
+  ASSERT_THAT(seconds, IsOk());
+  EXPECT_GT(*seconds, 0);
+  EXPECT_LE(*seconds, 30);
+}
+
+TEST(Agent, APeerDeclaredGoneEndsItsCallsWithTheOutcomeUnknown) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
+  counters.began.Park();
+  ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
+  const absl::Status status = call.Wait(absl::Seconds(10));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                               "its process has ended"));
+  EXPECT_TRUE(OutcomeUnknown(status));
+}
+
+TEST(Agent, ACallerDeclaredGoneIsHeardNoMore) {
+  Ranks ranks(2);
+  ASSERT_EQ(*Call(ranks[0].To("w1"), Add, 1, 2), 3);
+  ranks[1].PeerGone(WorkerKey{0, 1}, "silent for 10 s");
+  EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "declared gone"));
+}
+
+TEST(Agent, ABrokenConnectionNeitherLosesNorRepeatsACall) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  const Target b = ranks[0].To("w1");
+  std::vector<Future<int64_t>> calls;
+  for (int i = 0; i < 500; ++i) {
+    calls.push_back(CallAsync(b, Count));
+    if (i % 50 == 25) ranks.network().Break("w1");
+  }
+  for (const auto& call : calls)
+    ASSERT_THAT(call.Wait(absl::Seconds(30)), IsOk());
+  EXPECT_EQ(counters.runs, 500);
+}
+
+TEST(Agent, AReplySurvivesTheConnectionItWasMeantFor) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<int64_t> call = CallAsync(ranks[0].To("w1"), Later);
+  counters.began.Park();
+  ranks.network().Break("w1");
+  {
+    MutexLock lock(counters.mu);
+    ASSERT_EQ(counters.parked.size(), 1u);
+    counters.parked[0].Set(42);
+  }
+  EXPECT_EQ(*call.Wait(absl::Seconds(30)), 42);
+  MutexLock lock(counters.mu);
+  EXPECT_EQ(counters.parked.size(), 1u);
+}
+
+// ----------------------------------------------------------------- threads
+
+TEST(Agent, TwelvePingPongChainsOnFourThreadsFinish) {  // PROBE-P6
+  RanksOptions options;
+  options.threads = 4;
+  Ranks ranks(2, options);
+  std::vector<Future<int64_t>> chains;
+  for (int i = 0; i < 12; ++i) {
+    const int from = i % 2;
+    chains.push_back(CallAsync(ranks[from].To(absl::StrCat("w", 1 - from)),
+                               PingPong, absl::StrCat("w", from), 10));
+  }
+  for (const auto& chain : chains) {
+    EXPECT_EQ(*chain.Wait(absl::Seconds(60)), 10);
+  }
+}
+
+TEST(Agent, AFutureReturningHandlerHoldsNoThread) {
+  RanksOptions options;
+  options.threads = 1;
+  options.max_threads = 1;
+  Ranks ranks(2, options);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  const Target b = ranks[0].To("w1");
+  Future<int64_t> later = CallAsync(b, Later);
+  counters.began.Park();
+  EXPECT_EQ(*Call(b, Count), 1);  // runs while Later is open
+  {
+    MutexLock lock(counters.mu);
+    counters.parked[0].Set(9);
+  }
+  EXPECT_EQ(*later.Wait(absl::Seconds(10)), 9);
+}
+
+TEST(Agent, AWaitInAnInlineFunctionFailsAtOnce) {
+  Ranks ranks(2);
+  EXPECT_THAT(Call(ranks[0].To("w1"), WaitInline),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "inline"));
+}
+
+TEST(Agent, ShutdownNamesWhatIsStillOpen) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
+  counters.began.Park();
+  EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(10)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "1 calls to w1"));
+  EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
+              StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
+  call.Cancel();
+}
+
+TEST(Agent, PendingCallsAreOnTheStatusPage) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  Ranks ranks(2, options);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
+  counters.began.Park();
+  const std::string page = telemetry.status().RenderText();
+  EXPECT_THAT(page, HasSubstr("call 1 to w1"));
+  EXPECT_THAT(page, HasSubstr("Linger, out"));
+  EXPECT_THAT(page, HasSubstr("serving 1 of w0"));
+  call.Cancel();
+}
+
+}  // namespace
+}  // namespace weft::rpc

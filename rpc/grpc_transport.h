@@ -1,0 +1,26 @@
+// GrpcTransport: agents over gRPC: one bidirectional stream for each (caller,
+// callee), on the process's one Loop.
+
+#ifndef WEFT_RPC_GRPC_TRANSPORT_H_
+#define WEFT_RPC_GRPC_TRANSPORT_H_
+
+#include <memory>
+
+#include "weft/net/endpoint.h"
+#include "weft/net/loop.h"
+#include "weft/rpc/transport.h"
+
+namespace weft::rpc {
+
+// Registers weft.rpc.v1.Worker/Connect at `endpoint`, which must not have
+// started, and must outlive it, as must `loop`. Until an agent accepts, callers
+// are refused and try again.
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
+                                             net::Endpoint& endpoint);
+
+// One that only calls.
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop);
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_GRPC_TRANSPORT_H_

@@ -1,0 +1,269 @@
+#include "weft/rpc/inbound.h"
+
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
+
+namespace weft::rpc {
+namespace {
+
+// Of a chain of callers the nearest are kept.
+constexpr size_t kMaxChain = 256;
+
+}  // namespace
+
+Lineage LineageOf(const Request& request, const std::string& self,
+                  CancelToken cancel) {
+  Lineage lineage;
+  lineage.deadline = request.deadline;
+  lineage.depth = request.depth;
+  lineage.chain =
+      request.chain.empty()
+          ? absl::StrCat(self, ":", request.function)
+          : absl::StrCat(request.chain, " > ", self, ":", request.function);
+  if (lineage.chain.size() > kMaxChain) {
+    lineage.chain = absl::StrCat(
+        "... ", lineage.chain.substr(lineage.chain.size() - kMaxChain));
+  }
+  lineage.trace = request.trace;
+  lineage.cancel = std::move(cancel);
+  return lineage;
+}
+
+// Keeps the Inbound alive while its handler runs.
+class Inbound::Call final : public ServedCall {
+ public:
+  Call(std::shared_ptr<Inbound> inbound, const Request& request, Agent* agent,
+       Worker peer, Lineage lineage)
+      : ServedCall(agent, std::move(peer), std::move(lineage),
+                   Received{request.body, request.is_private}),
+        inbound_(std::move(inbound)),
+        id_(request.id) {
+    inbound_->dispatcher_->CallBegan();
+  }
+
+  ~Call() override {
+    if (!finished_.load()) {
+      Finish(absl::CancelledError(
+          "the worker dropped the call: it is shutting down"));
+    }
+    inbound_->dispatcher_->CallEnded();
+  }
+
+  void Finish(absl::StatusOr<Slices> result) override {
+    if (finished_.exchange(true)) return;
+    auto reply = std::make_shared<Reply>();
+    reply->id = id_;
+    reply->status = result.status();
+    if (result.ok()) reply->body = *std::move(result);
+    inbound_->Finish(std::move(reply));
+  }
+
+ private:
+  const std::shared_ptr<Inbound> inbound_;
+  const uint64_t id_;
+  std::atomic<bool> finished_{false};
+};
+
+Inbound::Inbound(Worker peer, uint64_t life, Limits limits,
+                 Transport& transport, std::shared_ptr<Dispatcher> dispatcher)
+    : peer_(std::move(peer)),
+      life_(life),
+      transport_(transport),
+      dispatcher_(std::move(dispatcher)),
+      session_(limits) {}
+
+void Inbound::Attach(std::shared_ptr<Link> link) {
+  std::shared_ptr<Link> old;
+  {
+    MutexLock lock(mu_);
+    old = std::exchange(link_, std::move(link));
+  }
+  if (old != nullptr) {
+    old->End(absl::AbortedError("replaced by a newer connection"));
+  }
+  Tell(CalleeSession::Connected{});
+}
+
+absl::Status Inbound::OnFrame(Link& link, Frame frame) {
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();  // replaced
+  }
+  if (auto* request = std::get_if<RequestFrame>(&frame)) {
+    Tell(CalleeSession::Arrived{std::move(request->request)});
+    return absl::OkStatus();
+  }
+  if (auto* close = std::get_if<Close>(&frame)) {
+    Tell(CalleeSession::Closed{std::move(*close)});
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(peer_.name, " sent what only a callee sends"));
+}
+
+void Inbound::OnLinkClosed(Link& link) {
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return;
+    link_ = nullptr;
+  }
+  Tell(CalleeSession::Event(CalleeSession::Disconnected{}));
+}
+
+void Inbound::PeerGone(const absl::Status& why) {
+  std::shared_ptr<Link> link;
+  Transport::TimerId timer = 0;
+  bool has_timer = false;
+  {
+    MutexLock lock(mu_);
+    link = std::exchange(link_, nullptr);
+    gone_ = true;
+    std::swap(has_timer, has_timer_);
+    timer = timer_;
+  }
+  Tell(CalleeSession::PeerGone{why});
+  if (has_timer) transport_.CancelTimer(timer);
+  if (link != nullptr) link->End(why);
+}
+
+size_t Inbound::running_calls() {
+  MutexLock lock(mu_);
+  return session_.running_calls();
+}
+
+bool Inbound::is_idle() {
+  MutexLock lock(mu_);
+  return link_ == nullptr && session_.running_calls() == 0;
+}
+
+void Inbound::Describe(telemetry::Fields* fields) {
+  MutexLock lock(mu_);
+  for (const auto& [id, running] : running_) {
+    fields->emplace_back(absl::StrCat("serving ", id, " of ", peer_.name),
+                         running.function);
+  }
+}
+
+void Inbound::Tell(const CalleeSession::Event& event) {
+  std::shared_ptr<Link> link;
+  bool has_actions = false;
+  {
+    MutexLock lock(mu_);
+    emitted_.clear();
+    session_.OnEvent(event, transport_.clock().Now(), &emitted_);
+    for (CalleeSession::Action& action : emitted_) {
+      if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
+        if (link_ != nullptr) link_->Append(std::move(send->reply));
+      } else {
+        actions_.push_back(std::move(action));
+      }
+    }
+    link = link_;
+    has_actions = !actions_.empty() && !running_actions_;
+  }
+  if (has_actions) RunActions();
+  if (link != nullptr) link->Drain();
+}
+
+void Inbound::RunActions() {
+  std::vector<CalleeSession::Action> actions;
+  {
+    MutexLock lock(mu_);
+    if (running_actions_) return;
+    running_actions_ = true;
+  }
+  for (;;) {
+    {
+      MutexLock lock(mu_);
+      actions.clear();
+      actions.swap(actions_);
+      running_actions_ = !actions.empty();
+    }
+    if (actions.empty()) return;
+    for (CalleeSession::Action& action : actions) Run(std::move(action));
+  }
+}
+
+void Inbound::Run(CalleeSession::Action action) {
+  if (const auto* run = std::get_if<CalleeSession::Run>(&action)) {
+    return Serve(run->request);
+  }
+  if (auto* cancel = std::get_if<CalleeSession::Cancel>(&action)) {
+    std::optional<CancelSource> source;
+    {
+      MutexLock lock(mu_);
+      const auto it = running_.find(cancel->id);
+      if (it != running_.end()) source = it->second.cancel;
+    }
+    if (source.has_value()) source->Cancel(std::move(cancel->why));
+    return;
+  }
+  if (const auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
+    return SetTimer(wake->when);
+  }
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mu_);
+    link = link_;
+  }
+  if (link != nullptr) {
+    link->End(std::get<CalleeSession::Violation>(action).why);
+  }
+}
+
+void Inbound::Serve(const RequestPtr& request) {
+  Refusal refusal = Refusal::kNone;
+  absl::StatusOr<const Function*> function =
+      dispatcher_->Find(*request, &refusal);
+  if (!function.ok()) {
+    auto reply = std::make_shared<Reply>();
+    reply->id = request->id;
+    reply->status = function.status();
+    reply->refusal = refusal;
+    return Finish(std::move(reply));
+  }
+  CancelSource cancel;
+  {
+    MutexLock lock(mu_);
+    running_.emplace(request->id, Running{request->function, cancel});
+  }
+  dispatcher_->Dispatch(
+      **function,
+      std::make_shared<Call>(
+          shared_from_this(), *request, dispatcher_->agent(), peer_,
+          LineageOf(*request, dispatcher_->self(), cancel.token())));
+}
+
+void Inbound::Finish(std::shared_ptr<Reply> reply) {
+  {
+    MutexLock lock(mu_);
+    running_.erase(reply->id);
+  }
+  Tell(CalleeSession::Finished{std::move(reply)});
+}
+
+void Inbound::SetTimer(Instant when) {
+  Transport::TimerId old = 0;
+  bool had_timer = false;
+  {
+    MutexLock lock(mu_);
+    if (gone_) return;
+    old = timer_;
+    had_timer = has_timer_;
+  }
+  if (had_timer) transport_.CancelTimer(old);
+  const Transport::TimerId timer =
+      transport_.RunAt(when, [weak = weak_from_this()] {
+        if (auto self = weak.lock()) {
+          self->Tell(CalleeSession::Event(CalleeSession::Tick{}));
+        }
+      });
+  MutexLock lock(mu_);
+  timer_ = timer;
+  has_timer_ = true;
+}
+
+}  // namespace weft::rpc

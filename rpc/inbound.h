@@ -1,0 +1,111 @@
+// Inbound: the calls of one peer that this agent serves: the callee's session,
+// its connection and the handlers that run.
+
+#ifndef WEFT_RPC_INBOUND_H_
+#define WEFT_RPC_INBOUND_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "weft/base/cancel.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/directory.h"
+#include "weft/rpc/function.h"
+#include "weft/rpc/limits.h"
+#include "weft/rpc/link.h"
+#include "weft/rpc/message.h"
+#include "weft/rpc/session.h"
+#include "weft/rpc/transport.h"
+#include "weft/telemetry/field.h"
+
+namespace weft::rpc {
+
+// How a handler is found and run; the agent's part.
+//
+// Thread-safety: thread-safe.
+class Dispatcher {
+ public:
+  virtual ~Dispatcher() = default;
+
+  virtual Agent* agent() = 0;
+  virtual const std::string& self() const = 0;   // the worker's name
+  virtual const std::string& build() const = 0;  // for messages
+  // Ok and the function, or why the request cannot be served.
+  virtual absl::StatusOr<const Function*> Find(const Request& request,
+                                               Refusal* refusal) const = 0;
+  // A handler exists from Began to Ended.
+  virtual void CallBegan() = 0;
+  virtual void CallEnded() = 0;
+  // Runs the function on the call, here or on an executor.
+  virtual void Dispatch(const Function& function,
+                        std::shared_ptr<ServedCall> call) = 0;
+};
+
+// What a handler that was asked for by `request` is told of the call.
+Lineage LineageOf(const Request& request, const std::string& self,
+                  CancelToken cancel);
+
+// Thread-safety: thread-safe.
+class Inbound final : public std::enable_shared_from_this<Inbound> {
+ public:
+  // One life of the caller's session.
+  Inbound(Worker peer, uint64_t life, Limits limits, Transport& transport,
+          std::shared_ptr<Dispatcher> dispatcher);
+
+  const Worker& peer() const { return peer_; }
+  uint64_t life() const { return life_; }
+
+  // Takes the calls of `link` from now on; an earlier link is closed.
+  void Attach(std::shared_ptr<Link> link) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFrame(Link& link, Frame frame) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnLinkClosed(Link& link) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The caller's incarnation, or this life of it, is no more: handlers are
+  // cancelled and nothing is answered.
+  void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
+  void Describe(telemetry::Fields* fields) ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Call;
+  struct Running {
+    std::string function;
+    CancelSource cancel;
+  };
+
+  void Tell(const CalleeSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void RunActions() ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(CalleeSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
+  void Serve(const RequestPtr& request) ABSL_LOCKS_EXCLUDED(mu_);
+  void Finish(std::shared_ptr<Reply> reply) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Worker peer_;
+  const uint64_t life_;
+  Transport& transport_;
+  const std::shared_ptr<Dispatcher> dispatcher_;
+
+  Mutex mu_;
+  CalleeSession session_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Running> running_ ABSL_GUARDED_BY(mu_);
+  std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
+  std::vector<CalleeSession::Action> actions_ ABSL_GUARDED_BY(mu_);
+  bool running_actions_ ABSL_GUARDED_BY(mu_) = false;
+  Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
+  bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
+  bool gone_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_INBOUND_H_

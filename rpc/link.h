@@ -1,0 +1,123 @@
+// Link: one connection to a peer: what leaves is gathered, what arrives is
+// taken apart.
+//
+// Frames are appended under the owner's lock, which costs memory only; one
+// drainer writes them. While a write is in flight all that comes is gathered
+// into the next. Large bodies leave in pieces, between which small frames
+// overtake them, and are assembled in memory of their own at the other end.
+
+#ifndef WEFT_RPC_LINK_H_
+#define WEFT_RPC_LINK_H_
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/message.h"
+#include "weft/rpc/transport.h"
+#include "weft/rpc/wire.h"
+
+namespace weft::rpc {
+
+class Link;
+
+// Whose link it is. Called on the transport's threads, one call at a time.
+class LinkOwner {
+ public:
+  virtual ~LinkOwner() = default;
+
+  // Requests and replies come whole. An error closes the link with it.
+  virtual absl::Status OnFrame(Link& link, Frame frame) = 0;
+  // Nothing more comes of it.
+  virtual void OnLinkClosed(Link& link, absl::Status status) = 0;
+};
+
+// Thread-safety: thread-safe.
+class Link final : public ConnectionObserver,
+                   public std::enable_shared_from_this<Link> {
+ public:
+  static constexpr size_t kPieceBytes = size_t{1} << 20;
+  // Bodies from this size on leave in pieces.
+  static constexpr size_t kInPieces = size_t{128} << 10;
+  // One message gathers about so much.
+  static constexpr size_t kBatchBytes = size_t{256} << 10;
+
+  // `max_bytes` bounds the bodies that are being assembled. `owner` is held
+  // until the link is closed.
+  Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes);
+
+  // Gives it the connection whose observer it is. Once.
+  void Attach(std::shared_ptr<Connection> connection) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // What the drainer will write, in this order.
+  using Outgoing = std::variant<Hello, Welcome, RequestPtr, ReplyPtr, Close>;
+  void Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
+  // Writes what was appended, unless a write is in flight or a message is being
+  // taken apart: then that goes on with it. Never under a lock.
+  void Drain() ABSL_LOCKS_EXCLUDED(mu_);
+  // `after_writing`: what was appended is written first.
+  void End(absl::Status status, bool after_writing = false)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  void OnMessage(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten() override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnClosed(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // A body that leaves in pieces; `offset` of it has left.
+  struct Bulk {
+    uint64_t id = 0;
+    Slices body;
+    size_t slice = 0;
+    size_t offset = 0;
+  };
+  // A body that arrives in pieces.
+  struct Assembly {
+    std::shared_ptr<Request> request;  // one of these
+    std::shared_ptr<Reply> reply;
+    std::shared_ptr<uint8_t> memory;
+    size_t size = 0;
+    size_t filled = 0;
+  };
+
+  // The next message, or an empty one.
+  Slices TakeMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddOutgoing(const Outgoing& frame, BatchWriter* batch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddPiece(BatchWriter* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  absl::Status TakeFrame(Frame frame);
+  absl::Status Begin(std::shared_ptr<Request> request,
+                     std::shared_ptr<Reply> reply, uint64_t id, uint64_t size);
+  absl::Status Fill(const Piece& piece);
+
+  Clock& clock_;
+  const int64_t max_bytes_;
+
+  // Of the transport's threads, one at a time.
+  std::shared_ptr<LinkOwner> owner_;
+  absl::flat_hash_map<uint64_t, Assembly> assemblies_;
+  int64_t assembling_bytes_ = 0;
+
+  Mutex mu_;
+  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool receiving_ ABSL_GUARDED_BY(mu_) = false;
+  bool close_when_written_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status close_status_ ABSL_GUARDED_BY(mu_);
+  std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
+  std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_LINK_H_

@@ -1,0 +1,287 @@
+#include "weft/rpc/outbound.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::rpc {
+
+Outbound::Outbound(Options options)
+    : options_(std::move(options)),
+      clock_(options_.transport->clock()),
+      session_(options_.peer.name) {}
+
+Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
+  uint64_t id = 0;
+  bool connected = false;
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mu_);
+    TellLocked(CallerSession::Start{request});
+    id = request->id;
+    done_.emplace(id, std::move(done));  // no action has been run yet
+    link = link_;
+    connected = session_.is_connected();
+  }
+  RunActions();
+  if (connected) {
+    link->Drain();
+  } else {
+    ConnectIfNeeded();
+  }
+  return [weak = weak_from_this(), id](absl::Status why) {
+    if (auto self = weak.lock()) {
+      self->Tell(CallerSession::Abandon{id, std::move(why)});
+    }
+  };
+}
+
+void Outbound::PeerGone(absl::Status why) {
+  Tell(CallerSession::PeerGone{why});
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mu_);
+    link = std::move(link_);
+    connecting_ = false;
+  }
+  if (link != nullptr) link->End(why);
+}
+
+void Outbound::Shutdown(const absl::Status& why) {
+  Transport::TimerId timer = 0;
+  bool has_timer = false;
+  {
+    MutexLock lock(mu_);
+    shut_down_ = true;
+    std::swap(has_timer, has_timer_);
+    timer = timer_;
+  }
+  if (has_timer) options_.transport->CancelTimer(timer);
+  PeerGone(why);
+}
+
+size_t Outbound::pending_calls() {
+  MutexLock lock(mu_);
+  return session_.pending_calls();
+}
+
+void Outbound::Describe(telemetry::Fields* fields) {
+  MutexLock lock(mu_);
+  const Instant now = clock_.Now();
+  session_.ForEachPending([&](const Request& request, bool sent) {
+    fields->emplace_back(
+        absl::StrCat("call ", request.id, " to ", options_.peer.name),
+        absl::StrCat(request.function, sent ? ", out" : ", waiting", ", ",
+                     absl::FormatDuration(request.deadline - now), " left",
+                     request.chain.empty() ? "" : ", by ", request.chain));
+  });
+}
+
+// ------------------------------------------------------------------- the core
+
+void Outbound::Tell(CallerSession::Event event) {
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mu_);
+    TellLocked(event);
+    link = link_;
+  }
+  RunActions();
+  if (link != nullptr) link->Drain();
+}
+
+void Outbound::TellLocked(const CallerSession::Event& event) {
+  emitted_.clear();
+  session_.OnEvent(event, clock_.Now(), &emitted_);
+  for (CallerSession::Action& action : emitted_) {
+    if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
+      link_->Append(std::move(send->request));
+    } else if (auto* close = std::get_if<CallerSession::SendClose>(&action)) {
+      link_->Append(std::move(close->close));
+    } else {
+      actions_.push_back(std::move(action));
+    }
+  }
+}
+
+void Outbound::RunActions() {
+  std::vector<CallerSession::Action> actions;
+  {
+    MutexLock lock(mu_);
+    if (running_actions_ || actions_.empty()) return;
+    running_actions_ = true;
+  }
+  for (;;) {
+    {
+      MutexLock lock(mu_);
+      actions.clear();
+      actions.swap(actions_);
+      running_actions_ = !actions.empty();
+    }
+    if (actions.empty()) return;
+    for (CallerSession::Action& action : actions) Run(std::move(action));
+  }
+}
+
+void Outbound::Run(CallerSession::Action action) {
+  if (const auto* wake = std::get_if<CallerSession::WakeAt>(&action)) {
+    return SetTimer(wake->when);
+  }
+  auto& complete = std::get<CallerSession::Complete>(action);
+  Done done;
+  {
+    MutexLock lock(mu_);
+    const auto it = done_.find(complete.id);
+    if (it == done_.end()) return;
+    done = std::move(it->second);
+    done_.erase(it);
+  }
+  std::move(done)(std::move(complete.status), std::move(complete.reply));
+}
+
+void Outbound::SetTimer(Instant when) {
+  Transport::TimerId old = 0;
+  bool had_timer = false;
+  {
+    MutexLock lock(mu_);
+    if (shut_down_) return;
+    old = timer_;
+    had_timer = has_timer_;
+  }
+  if (had_timer) options_.transport->CancelTimer(old);
+  const Transport::TimerId timer =
+      options_.transport->RunAt(when, [weak = weak_from_this()] {
+        if (auto self = weak.lock()) {
+          self->Tell(CallerSession::Event(CallerSession::Tick{}));
+        }
+      });
+  MutexLock lock(mu_);
+  timer_ = timer;
+  has_timer_ = true;
+}
+
+// ------------------------------------------------------------- the connection
+
+void Outbound::ConnectIfNeeded() {
+  Instant since;
+  {
+    MutexLock lock(mu_);
+    if (connecting_ || link_ != nullptr || shut_down_ || session_.is_gone() ||
+        session_.pending_calls() == 0) {
+      return;
+    }
+    connecting_ = true;
+    pause_ = kFirstPause;
+    since = failing_since_ = clock_.Now();
+    last_failure_ = absl::UnavailableError("no answer yet");
+  }
+  GiveUpLater(since);
+  Connect();
+}
+
+void Outbound::Connect() {
+  Hello hello = options_.hello;
+  auto link =
+      std::make_shared<Link>(shared_from_this(), clock_, kMaxReplyBytes);
+  {
+    MutexLock lock(mu_);
+    if (!connecting_ || shut_down_) return;
+    hello.life = session_.life();
+    hello.resumes = session_.resumes();
+    link_ = link;
+  }
+  link->Append(std::move(hello));
+  link->Attach(options_.transport->Connect(options_.peer, link));
+}
+
+absl::Status Outbound::OnFrame(Link& link, Frame frame) {
+  if (const auto* welcome = std::get_if<Welcome>(&frame)) {
+    return OnWelcome(link, *welcome);
+  }
+  auto* reply = std::get_if<ReplyFrame>(&frame);
+  if (reply == nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options_.peer.name, " sent what only a caller sends"));
+  }
+  Tell(CallerSession::Arrived{std::move(reply->reply)});
+  return absl::OkStatus();
+}
+
+absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
+  if (welcome.replaced) {
+    PeerGone(absl::UnavailableError(welcome.status.message()));
+    return absl::OkStatus();
+  }
+  if (welcome.forgotten) {
+    Tell(CallerSession::Event(CallerSession::Forgotten{}));
+    return absl::UnavailableError("the session was forgotten");
+  }
+  if (!welcome.status.ok()) {  // nothing will be different next time
+    Tell(CallerSession::Unreachable{welcome.status});
+    return welcome.status;
+  }
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();
+    connecting_ = false;
+    TellLocked(CallerSession::Connected{welcome.limits});
+  }
+  RunActions();
+  return absl::OkStatus();
+}
+
+void Outbound::OnLinkClosed(Link& link, absl::Status status) {
+  Instant since = Instant::Infinite();
+  absl::Duration pause;
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return;
+    link_ = nullptr;
+    TellLocked(CallerSession::Event(CallerSession::Disconnected{}));
+    last_failure_ = std::move(status);
+    const bool was_open = !connecting_;
+    connecting_ =
+        !shut_down_ && !session_.is_gone() && session_.pending_calls() > 0;
+    if (!connecting_) return;
+    if (was_open) {
+      since = failing_since_ = clock_.Now();
+      pause_ = absl::ZeroDuration();
+    }
+    pause = pause_;
+    pause_ = std::min(std::max(2 * pause_, kFirstPause), kLongestPause);
+  }
+  if (!since.is_infinite()) GiveUpLater(since);
+  options_.transport->RunAt(clock_.Now() + pause, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->Connect();
+  });
+}
+
+void Outbound::GiveUpLater(Instant since) {
+  options_.transport->RunAt(since + options_.give_up_after,
+                            [weak = weak_from_this(), since] {
+                              if (auto self = weak.lock()) self->GiveUp(since);
+                            });
+}
+
+void Outbound::GiveUp(Instant since) {
+  std::shared_ptr<Link> link;
+  absl::Status why;
+  {
+    MutexLock lock(mu_);
+    // It has connected meanwhile, or fails for a later reason.
+    if (!connecting_ || failing_since_ != since) return;
+    connecting_ = false;
+    link = std::move(link_);
+    why = absl::UnavailableError(absl::StrCat(
+        options_.peer.name, " could not be reached at ", options_.peer.address,
+        " for ", absl::FormatDuration(options_.give_up_after), ": ",
+        last_failure_.message()));
+    TellLocked(CallerSession::Unreachable{why});
+  }
+  RunActions();
+  if (link != nullptr) link->End(why);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,129 @@
+// Outbound: an agent's calls to one peer: the caller's session, its connection
+// and its timer.
+
+#ifndef WEFT_RPC_OUTBOUND_H_
+#define WEFT_RPC_OUTBOUND_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/directory.h"
+#include "weft/rpc/link.h"
+#include "weft/rpc/message.h"
+#include "weft/rpc/session.h"
+#include "weft/rpc/transport.h"
+#include "weft/rpc/wire.h"
+#include "weft/telemetry/field.h"
+
+namespace weft::rpc {
+
+namespace internal {
+
+// Where the calls to one worker go: over a session, or to this agent itself.
+//
+// Thread-safety: thread-safe.
+class Caller {
+ public:
+  // `reply` is null where the call ended without one.
+  using Done = absl::AnyInvocable<void(absl::Status, ReplyPtr) &&>;
+  using Abandon = absl::AnyInvocable<void(absl::Status) &&>;
+
+  virtual ~Caller() = default;
+  virtual const Worker& peer() const = 0;
+  // `done` runs once, perhaps before this returns.
+  virtual Abandon Start(std::shared_ptr<Request> request, Done done) = 0;
+};
+
+}  // namespace internal
+
+// Connects when there is something to send, again with growing pauses while it
+// fails, and gives all calls up after `give_up_after` of failing.
+//
+// Thread-safety: thread-safe.
+class Outbound final : public internal::Caller,
+                       public LinkOwner,
+                       public std::enable_shared_from_this<Outbound> {
+ public:
+  struct Options {
+    Worker peer;
+    Transport* transport = nullptr;
+    absl::Duration give_up_after;
+    Hello hello;  // without what the session says
+  };
+
+  explicit Outbound(Options options);
+
+  const Worker& peer() const override { return options_.peer; }
+  Abandon Start(std::shared_ptr<Request> request, Done done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The peer's incarnation is no more.
+  void PeerGone(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends all with `why` and lets go of the transport.
+  void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  size_t pending_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  // One field for each pending call, for the status page.
+  void Describe(telemetry::Fields* fields) ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::Status OnFrame(Link& link, Frame frame) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnLinkClosed(Link& link, absl::Status status) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // No reply is larger: what exceeds it closes the connection.
+  static constexpr int64_t kMaxReplyBytes = int64_t{4} << 30;
+  static constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
+  static constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+  // Gives `event` to the session, its sends to the link, and does the rest.
+  void Tell(CallerSession::Event event) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellLocked(const CallerSession::Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Does what was emitted, in that order, on one thread at a time.
+  void RunActions() ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(CallerSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Connects if there is a reason to and nothing under way.
+  void ConnectIfNeeded() ABSL_LOCKS_EXCLUDED(mu_);
+  void Connect() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnWelcome(Link& link, const Welcome& welcome)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the calls if by then no connection has come about since.
+  void GiveUpLater(Instant since);
+  void GiveUp(Instant since) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Options options_;
+  Clock& clock_;
+
+  Mutex mu_;
+  CallerSession session_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Done> done_ ABSL_GUARDED_BY(mu_);
+  std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
+  std::vector<CallerSession::Action> actions_ ABSL_GUARDED_BY(mu_);
+  bool running_actions_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
+  bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again
+  bool shut_down_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Duration pause_ ABSL_GUARDED_BY(mu_);
+  Instant failing_since_ ABSL_GUARDED_BY(mu_);  // while connecting_
+  absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
+  Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
+  bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_OUTBOUND_H_

@@ -1,0 +1,209 @@
+// TransportConformance: what every Transport must do, as a suite to
+// instantiate with the ways to make a pair of them.
+
+#ifndef WEFT_RPC_TRANSPORT_CONFORMANCE_H_
+#define WEFT_RPC_TRANSPORT_CONFORMANCE_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/transport.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+
+// Two transports of one kind and how `b` is reached.
+class TransportPair {
+ public:
+  virtual ~TransportPair() = default;
+  virtual Transport& a() = 0;
+  virtual Transport& b() = 0;
+  virtual Worker worker_b() const = 0;
+};
+
+// Keeps what it hears; the test waits for it in the transport's own way.
+class HearingObserver final : public ConnectionObserver {
+ public:
+  explicit HearingObserver(Driver& driver)
+      : closed_(driver), messages_(driver), written_(driver) {}
+
+  // `messages` must come for got() to be ready.
+  void Expect(size_t messages) { expected_ = messages; }
+  Future<void> got() { return messages_.future(); }
+  Future<void> closed() { return closed_.future(); }
+  Future<void> written() { return written_.future(); }
+
+  std::vector<std::string> texts() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return texts_;
+  }
+  int closings() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return closings_;
+  }
+
+  void OnMessage(Slices message) override {
+    size_t count;
+    {
+      MutexLock lock(mu_);
+      texts_.emplace_back(Flatten(message).view());
+      count = texts_.size();
+    }
+    if (count == expected_) messages_.Set(absl::OkStatus());
+    if (echo != nullptr) echo->Write(std::move(message));
+  }
+  void OnWritten() override { written_.Set(absl::OkStatus()); }
+  void OnClosed(absl::Status status) override {
+    {
+      MutexLock lock(mu_);
+      ++closings_;
+    }
+    echo = nullptr;
+    closed_.Set(std::move(status));
+  }
+
+  std::shared_ptr<Connection> echo;  // what comes goes back there
+
+ private:
+  size_t expected_ = 1;
+  Promise<void> closed_;
+  Promise<void> messages_;
+  Promise<void> written_;
+  Mutex mu_;
+  std::vector<std::string> texts_ ABSL_GUARDED_BY(mu_);
+  int closings_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+using MakeTransportPair = std::function<std::unique_ptr<TransportPair>()>;
+
+class TransportConformance
+    : public ::testing::TestWithParam<MakeTransportPair> {
+ protected:
+  static constexpr absl::Duration kSoon = absl::Seconds(20);
+
+  TransportConformance() : pair_(GetParam()()) {}
+  ~TransportConformance() override {
+    // The test has let its end go: the other hears of it, and lets go too.
+    if (accepted_ != nullptr) (void)accepted_->closed().Wait(kSoon);
+    pair_->b().Accept(nullptr);
+  }
+
+  std::shared_ptr<HearingObserver> MakeObserver(Transport& transport) {
+    return std::make_shared<HearingObserver>(transport.driver());
+  }
+  // Lets `a` in; what it says comes back.
+  std::shared_ptr<HearingObserver> AcceptAndEcho() {
+    auto observer = MakeObserver(pair_->b());
+    pair_->b().Accept([observer](std::shared_ptr<Connection> connection) {
+      observer->echo = std::move(connection);
+      return observer;
+    });
+    accepted_ = observer;
+    return observer;
+  }
+
+  const std::unique_ptr<TransportPair> pair_;
+
+ private:
+  std::shared_ptr<HearingObserver> accepted_;
+};
+
+inline Slices TextMessage(const std::string& text) {
+  return {Bytes::Copy(text)};
+}
+
+TEST_P(TransportConformance, AMessageOfSeveralSlicesComesWhole) {
+  const auto there = AcceptAndEcho();
+  const auto here = MakeObserver(pair_->a());
+  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  const std::string text(300000, 'x');
+  ASSERT_TRUE(connection->Write({Bytes::Copy(text), Bytes::Copy("!")}));
+  EXPECT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_THAT(here->texts(), ::testing::ElementsAre(text + "!"));
+}
+
+TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
+  const auto there = AcceptAndEcho();
+  const auto here = MakeObserver(pair_->a());
+  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  ASSERT_TRUE(connection->Write(TextMessage("first")));
+  EXPECT_FALSE(connection->Write(TextMessage("second")));
+  EXPECT_THAT(here->written().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_TRUE(connection->Write(TextMessage("third")));
+  here->Expect(2);
+  EXPECT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_THAT(here->texts(), ::testing::ElementsAre("first", "third"));
+}
+
+TEST_P(TransportConformance, AClosedConnectionIsHeardOnceAtBothEnds) {
+  const auto there = AcceptAndEcho();
+  const auto here = MakeObserver(pair_->a());
+  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  ASSERT_TRUE(connection->Write(TextMessage("hello")));
+  ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
+  connection->Close(absl::AbortedError("enough"));
+  EXPECT_FALSE(here->closed().Wait(kSoon).ok());
+  EXPECT_FALSE(there->closed().Wait(kSoon).ok());
+  connection->Close(absl::AbortedError("again"));
+  EXPECT_FALSE(connection->Write(TextMessage("too late")));
+  EXPECT_EQ(here->closings(), 1);
+  EXPECT_EQ(there->closings(), 1);
+}
+
+TEST_P(TransportConformance, NobodyThereIsUnavailable) {
+  const auto here = MakeObserver(pair_->a());
+  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  (void)connection->Write(TextMessage("hello?"));
+  EXPECT_THAT(here->closed().Wait(kSoon),
+              ::weft::testing::StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST_P(TransportConformance, ARefusalClosesTheConnection) {
+  pair_->b().Accept([](std::shared_ptr<Connection>)
+                        -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+    return absl::PermissionDeniedError("not you");
+  });
+  const auto here = MakeObserver(pair_->a());
+  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  EXPECT_THAT(here->closed().Wait(kSoon),
+              ::weft::testing::StatusIs(absl::StatusCode::kPermissionDenied,
+                                        "not you"));
+}
+
+TEST_P(TransportConformance, AConnectionLetGoIsClosed) {
+  const auto there = AcceptAndEcho();
+  const auto here = MakeObserver(pair_->a());
+  auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  ASSERT_TRUE(connection->Write(TextMessage("hello")));
+  ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
+  connection = nullptr;
+  EXPECT_FALSE(there->closed().Wait(kSoon).ok());
+}
+
+TEST_P(TransportConformance, TimersRunInTimeUnlessCancelled) {
+  Transport& a = pair_->a();
+  auto [promise, fired] = MakePromise<void>(a.driver());
+  auto shared = std::make_shared<Promise<void>>(std::move(promise));
+  const Instant when = a.clock().Now() + absl::Milliseconds(20);
+  bool cancelled_ran = false;
+  const auto id = a.RunAt(when - absl::Milliseconds(5),
+                          [&cancelled_ran] { cancelled_ran = true; });
+  a.RunAt(when, [shared] { shared->Set(absl::OkStatus()); });
+  EXPECT_TRUE(a.CancelTimer(id));
+  EXPECT_THAT(fired.Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_GE(a.clock().Now(), when);
+  EXPECT_FALSE(cancelled_ran);
+  EXPECT_FALSE(a.CancelTimer(id));
+}
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_TRANSPORT_CONFORMANCE_H_

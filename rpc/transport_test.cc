@@ -1,0 +1,126 @@
+#include "weft/rpc/transport.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/executor.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/local_transport.h"
+#include "weft/rpc/simulated_transport.h"
+#include "weft/rpc/transport_conformance.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::weft::testing::IsOk;
+
+class LocalPair final : public TransportPair {
+ public:
+  Transport& a() override { return *a_; }
+  Transport& b() override { return *b_; }
+  Worker worker_b() const override { return {"b", {1, 1}, "b"}; }
+
+ private:
+  LocalNetwork network_;
+  std::unique_ptr<Transport> a_ = network_.MakeTransport("a");
+  std::unique_ptr<Transport> b_ = network_.MakeTransport("b");
+};
+
+class SimulatedPair final : public TransportPair {
+ public:
+  Transport& a() override { return *a_; }
+  Transport& b() override { return *b_; }
+  Worker worker_b() const override { return {"b", {1, 1}, "b"}; }
+
+ private:
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  std::unique_ptr<Transport> a_ = network_.MakeTransport("a");
+  std::unique_ptr<Transport> b_ = network_.MakeTransport("b");
+};
+
+INSTANTIATE_TEST_SUITE_P(Local, TransportConformance, ::testing::Values([] {
+                           return std::make_unique<LocalPair>();
+                         }));
+INSTANTIATE_TEST_SUITE_P(Simulated, TransportConformance, ::testing::Values([] {
+                           return std::make_unique<SimulatedPair>();
+                         }));
+
+// ------------------------------------------- whole agents under a simulation
+
+int64_t Mark(CallContext& context, int64_t i, const std::string& padding) {
+  return ++(*context.Local<std::vector<int64_t>>())[i] +
+         static_cast<int64_t>(padding.size());
+}
+WEFT_RPC_INLINE(Mark);
+
+// What one run of some calls over a bad network came to.
+struct Outcome {
+  std::vector<int64_t> marks;
+  int64_t broken = 0;
+  uint64_t trace_hash = 0;
+};
+
+Outcome RunCalls(uint64_t seed) {
+  constexpr int64_t kCalls = 20;
+  sim::Simulator simulator(seed);
+  SimulatedNetwork::Options network_options;
+  network_options.breaks = 0.1;
+  SimulatedNetwork network(simulator, network_options);
+  FixedDirectory directory;
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::unique_ptr<Agent>> agents;
+  InlineExecutor executor;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const std::string name = absl::StrCat("w", i);
+    directory.Put(Worker{name, WorkerKey{i, 1}, name});
+    transports.push_back(network.MakeTransport(name));
+    AgentOptions options;
+    options.name = name;
+    options.key = WorkerKey{i, 1};
+    options.transport = transports.back().get();
+    options.directory = &directory;
+    options.executor = &executor;
+    options.limits.calls = 1 + seed % 5;
+    agents.push_back(*Agent::Create(options));
+  }
+  Outcome run;
+  run.marks.resize(kCalls);
+  agents[1]->SetLocal(&run.marks);
+  std::vector<Future<int64_t>> calls;
+  for (int64_t i = 0; i < kCalls; ++i) {
+    // Some bodies travel in pieces.
+    calls.push_back(CallAsync(agents[0]->To("w1"), Mark, i,
+                              std::string(i % 4 == 0 ? 200000 : 10, 'x')));
+  }
+  for (const Future<int64_t>& call : calls) {
+    EXPECT_THAT(call.Wait(absl::Seconds(60)), IsOk()) << "seed " << seed;
+  }
+  run.broken = network.broken();
+  run.trace_hash = simulator.trace_hash();
+  agents.clear();
+  return run;
+}
+
+TEST(SimulatedAgents, EachCallRunsOnceWhateverBreaks) {
+  int64_t broken = 0;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    const Outcome run = RunCalls(seed);
+    ASSERT_THAT(run.marks, ::testing::Each(1)) << "seed " << seed;
+    broken += run.broken;
+  }
+  EXPECT_GT(broken, 200);
+}
+
+TEST(SimulatedAgents, OneSeedIsOneRun) {
+  EXPECT_EQ(RunCalls(7).trace_hash, RunCalls(7).trace_hash);
+}
+
+}  // namespace
+}  // namespace weft::rpc
