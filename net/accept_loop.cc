@@ -290,16 +290,17 @@ void AcceptLoop::Admit(int fd, int listener) {
                                   SteadyClock().Now(), listener});
 }
 
+bool AcceptLoop::IsFull(const std::string& address) {
+  return static_cast<int>(connections_.size()) >= options_.max_connections ||
+         CountOf(address) >= options_.max_connections_per_address;
+}
+
 // Why the connection may not stay, or null.
 const char* AcceptLoop::RefusalOf(int fd, const std::string& address,
                                   bool is_unix) {
   if (is_unix && !IsSameUser(fd)) return "another user";
-  const auto over = [&] {
-    return static_cast<int>(connections_.size()) >= options_.max_connections ||
-           CountOf(address) >= options_.max_connections_per_address;
-  };
-  if (over()) Sweep();
-  while (over() && EvictOldestSilent()) {
+  if (IsFull(address)) Sweep();
+  while (IsFull(address) && EvictOldestSilent()) {
   }
   if (static_cast<int>(connections_.size()) >= options_.max_connections)
     return "too many connections";

@@ -88,6 +88,7 @@ class AcceptLoop {
   bool AcceptOne(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SurviveExhaustion(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Admit(int fd, int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsFull(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   const char* RefusalOf(int fd, const std::string& address, bool is_unix)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BecomeReady(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

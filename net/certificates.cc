@@ -327,6 +327,17 @@ absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem) {
   return facts;
 }
 
+absl::Status CheckKeyFits(const std::string& certificate,
+                          const std::string& key) {
+  WEFT_ASSIGN_OR_RETURN(const Certificate parsed,
+                        ParseCertificate(certificate));
+  WEFT_ASSIGN_OR_RETURN(const Key parsed_key, ParseKey(key));
+  const bool fits = X509_check_private_key(parsed.get(), parsed_key.get()) == 1;
+  ERR_clear_error();
+  if (fits) return absl::OkStatus();
+  return absl::InvalidArgumentError("the key is of another certificate");
+}
+
 absl::Status MakeCertificates(const CertificatesOptions& options) {
   WEFT_RETURN_IF_ERROR(ValidateIdentity({options.job, "any", 0}));
   WEFT_RETURN_IF_ERROR(MakeDirectory(options.directory));

@@ -62,6 +62,10 @@ struct CertificateFacts {
 };
 absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem);
 
+// Ok if `key` is the private key of `certificate`; else kInvalidArgument.
+absl::Status CheckKeyFits(const std::string& certificate,
+                          const std::string& key);
+
 }  // namespace weft::net
 
 #endif  // WEFT_NET_CERTIFICATES_H_

@@ -77,6 +77,8 @@ absl::StatusOr<Credentials> Credentials::FromDirectory(
   absl::StatusOr<CertificateFacts> facts = ReadCertificate(certificate);
   if (!facts.ok()) return Unfit(certificate_path, facts.status().message());
   WEFT_RETURN_IF_ERROR(CheckDates(certificate_path, facts->validity));
+  const absl::Status fits = CheckKeyFits(certificate, key);
+  if (!fits.ok()) return Unfit(key_path, fits.message());
   return FromPem(std::move(ca), std::move(certificate), std::move(key));
 }
 
@@ -98,6 +100,7 @@ absl::StatusOr<Credentials> Credentials::ForMember(const std::string& directory,
 absl::StatusOr<Credentials> Credentials::FromPem(std::string ca,
                                                  std::string certificate,
                                                  std::string key) {
+  WEFT_RETURN_IF_ERROR(CheckKeyFits(certificate, key));
   WEFT_ASSIGN_OR_RETURN(CertificateFacts facts, ReadCertificate(certificate));
   Credentials credentials;
   credentials.identity_ = std::move(facts.identity);

@@ -1,5 +1,6 @@
 #include "weft/net/credentials.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -186,6 +187,16 @@ TEST_F(CertificatesTest, ExpiredOnesNameTheCommand) {
               StatusIs(Code::kFailedPrecondition, "expired on"));
   EXPECT_THAT(Credentials::FromDirectory(dir_.Path("nowhere")),
               StatusIs(Code::kFailedPrecondition, "weft certs init --dir="));
+}
+
+TEST_F(CertificatesTest, AKeyOfAnotherCertificateIsRefused) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  ASSERT_EQ(rename(dir_.Path("certs/trainer1/key.pem").c_str(),
+                   dir_.Path("certs/ps0/key.pem").c_str()),
+            0);
+  EXPECT_THAT(
+      Credentials::ForMember(dir_.Path("certs"), "ps0"),
+      StatusIs(Code::kFailedPrecondition, "the key is of another certificate"));
 }
 
 TEST_F(CertificatesTest, CutAndBrokenPemIsRefused) {
