@@ -230,10 +230,11 @@ class LocalNetwork::LocalTransport final : public Transport {
     pipe->SetSide(1, port.thread, nullptr);
     port.thread->Post([pipe, network = switch_, address = worker.address] {
       const Acceptor acceptor = network->Find(address).acceptor;
-      auto accepted = acceptor == nullptr
-                          ? absl::UnavailableError(
-                                absl::StrCat("nobody listens at ", address))
-                          : acceptor(std::make_shared<Pipe::End>(pipe, 1));
+      // Held on, so that a refusal closes it with its own status.
+      const auto end = std::make_shared<Pipe::End>(pipe, 1);
+      auto accepted = acceptor == nullptr ? absl::UnavailableError(absl::StrCat(
+                                                "nobody listens at ", address))
+                                          : acceptor(end);
       if (!accepted.ok()) return pipe->Close(accepted.status());
       pipe->Accept(*std::move(accepted));
     });

@@ -82,11 +82,13 @@ void CallerSession::On(const Connected& event, Instant now,
 
 void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
   connected_ = false;
+  close_due_ = Instant::Infinite();  // the next connection is told all
 }
 
 void CallerSession::On(const Forgotten&, Instant now,
                        std::vector<Action>* actions) {
   connected_ = false;
+  close_due_ = Instant::Infinite();
   resumes_ = false;
   ++life_;
   for (auto it = pending_.begin(); it != pending_.end();) {
@@ -123,6 +125,7 @@ void CallerSession::On(const PeerGone& event, Instant,
                        std::vector<Action>* actions) {
   if (is_gone()) return;
   connected_ = false;
+  close_due_ = Instant::Infinite();
   gone_ = event.why;
   EndAll(event.why, actions);
 }

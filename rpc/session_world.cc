@@ -149,6 +149,10 @@ void SessionWorld::Tell(const CallerSession::Event& event) {
       Ended(*done);
     } else {
       caller_wake_ = std::get<CallerSession::WakeAt>(action).when;
+      if (std::holds_alternative<CallerSession::Tick>(event) &&
+          *caller_wake_ <= now_) {
+        Fail("a tick asks for another at once, for ever");
+      }
     }
   }
   if (!sends.empty() && !connected_) Fail("sent without a connection");

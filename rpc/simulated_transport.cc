@@ -147,7 +147,9 @@ void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
     return pipe->Close(
         absl::UnavailableError(absl::StrCat("nobody listens at ", address)));
   }
-  auto accepted = it->second(std::make_shared<End>(pipe, 1));
+  // Held on, so that a refusal closes it with its own status.
+  const auto end = std::make_shared<End>(pipe, 1);
+  auto accepted = it->second(end);
   if (!accepted.ok()) return pipe->Close(accepted.status());
   pipe->SetObserver(1, *std::move(accepted));
 }

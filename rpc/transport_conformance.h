@@ -133,12 +133,13 @@ TEST_P(TransportConformance, AMessageOfSeveralSlicesComesWhole) {
 TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
+  here->Expect(2);
   const auto connection = pair_->a().Connect(pair_->worker_b(), here);
   ASSERT_TRUE(connection->Write(TextMessage("first")));
   EXPECT_FALSE(connection->Write(TextMessage("second")));
   EXPECT_THAT(here->written().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_THAT(there->written().Wait(kSoon), ::weft::testing::IsOk());  // echo
   EXPECT_TRUE(connection->Write(TextMessage("third")));
-  here->Expect(2);
   EXPECT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
   EXPECT_THAT(here->texts(), ::testing::ElementsAre("first", "third"));
 }
