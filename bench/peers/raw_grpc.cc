@@ -1,0 +1,371 @@
+// raw_grpc: what gRPC itself reaches with one bidirectional stream: the rival
+// and the floor of //bench:rpc_bench.
+//
+//   raw_grpc --listen=unix:/path|127.0.0.1:0 --size=64 --out=1 --seconds=1
+//            [--poll] [--copy] [--protobuf] [--client-core=0 --server-core=1]
+//
+// Prints p50_us, p99_us, calls_per_s and gb_per_s, one a line, tab-separated.
+// A message of at most 4 KiB is echoed, a larger one answered by 8 bytes. The
+// server is forked. Completion queues, byte buffers with the caller's memory as
+// slices; --copy: the server also copies the slices into one piece of memory;
+// --protobuf: a message with a `bytes` field, as a first version would send.
+
+#include <grpc/grpc.h>
+#include <grpcpp/generic/async_generic_service.h>
+#include <grpcpp/generic/generic_stub.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/impl/codegen/proto_utils.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/synchronization/mutex.h"
+#include "weft/proto/rpc.pb.h"
+
+namespace {
+
+constexpr size_t kEchoBytes = 4096;
+
+struct Options {
+  std::string listen = "127.0.0.1:0";
+  size_t size = 64;
+  int out = 1;
+  double seconds = 1;
+  bool poll = false;
+  bool copy = false;
+  bool protobuf = false;
+  int client_core = 0;
+  int server_core = 1;
+};
+Options options;
+
+double Now() {
+  return std::chrono::duration<double>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void Pin(int core) {
+  if (core < 0) return;
+  cpu_set_t cores;
+  CPU_ZERO(&cores);
+  CPU_SET(core, &cores);
+  sched_setaffinity(0, sizeof cores, &cores);
+}
+
+// What a completion is for.
+struct Tag {
+  virtual ~Tag() = default;
+  virtual void Go(bool ok) = 0;
+};
+
+// Runs completions until `*done`. Polling yields when nothing has come, since
+// gRPC hands some work to threads of its own.
+void RunQueue(grpc::CompletionQueue* queue, const bool* done) {
+  void* tag;
+  bool ok;
+  while (!*done) {
+    if (!options.poll) {
+      if (!queue->Next(&tag, &ok)) return;
+    } else {
+      const auto got =
+          queue->AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
+      if (got == grpc::CompletionQueue::SHUTDOWN) return;
+      if (got == grpc::CompletionQueue::TIMEOUT) {
+        sched_yield();
+        continue;
+      }
+    }
+    static_cast<Tag*>(tag)->Go(ok);
+  }
+}
+
+grpc::ByteBuffer Borrow(const char* bytes, size_t size) {
+  grpc::Slice slice(grpc_slice_new_with_user_data(
+                        const_cast<char*>(bytes), size, [](void*) {}, nullptr),
+                    grpc::Slice::STEAL_REF);
+  return grpc::ByteBuffer(&slice, 1);
+}
+
+// ------------------------------------------------------------------- server
+
+// What the receiver of a large message does with it.
+void Consume(grpc::ByteBuffer* message) {
+  static std::vector<char> memory;
+  if (options.protobuf) {
+    weft::rpc::v1::CallReply reply;
+    (void)grpc::SerializationTraits<weft::rpc::v1::CallReply>::Deserialize(
+        message, &reply);
+    memory.resize(std::max(memory.size(), reply.result().size()));
+    std::memcpy(memory.data(), reply.result().data(), reply.result().size());
+    return;
+  }
+  if (!options.copy) return;
+  std::vector<grpc::Slice> slices;
+  (void)message->Dump(&slices);
+  memory.resize(std::max(memory.size(), message->Length()));
+  size_t offset = 0;
+  for (const grpc::Slice& slice : slices) {
+    std::memcpy(memory.data() + offset, slice.begin(), slice.size());
+    offset += slice.size();
+  }
+}
+
+class ServedStream final : public Tag {
+ public:
+  ServedStream(grpc::AsyncGenericService* service,
+               grpc::ServerCompletionQueue* queue)
+      : service_(service), queue_(queue) {
+    service->RequestCall(&context_, &stream_, queue, queue, this);
+  }
+
+  void Go(bool ok) override {
+    if (!ok) {
+      if (state_ == State::kWaiting || state_ == State::kEnding)
+        delete this;
+      else
+        End();
+      return;
+    }
+    switch (state_) {
+      case State::kWaiting:
+        new ServedStream(service_, queue_);
+        return Read();
+      case State::kReading:
+        return Answer();
+      case State::kWriting:
+        return Read();
+      case State::kEnding:
+        delete this;
+    }
+  }
+
+ private:
+  enum class State { kWaiting, kReading, kWriting, kEnding };
+
+  void Read() {
+    state_ = State::kReading;
+    in_.Clear();
+    stream_.Read(&in_, this);
+  }
+  void Answer() {
+    static const char ack[8] = {};
+    state_ = State::kWriting;
+    const bool echo = in_.Length() <= kEchoBytes;
+    if (!echo) Consume(&in_);
+    out_ = echo ? in_ : Borrow(ack, sizeof ack);
+    stream_.Write(out_, this);
+  }
+  void End() {
+    state_ = State::kEnding;
+    stream_.Finish(grpc::Status::OK, this);
+  }
+
+  grpc::AsyncGenericService* const service_;
+  grpc::ServerCompletionQueue* const queue_;
+  grpc::GenericServerContext context_;
+  grpc::GenericServerAsyncReaderWriter stream_{&context_};
+  grpc::ByteBuffer in_, out_;
+  State state_ = State::kWaiting;
+};
+
+template <typename Set>
+void SetArguments(Set set) {
+  set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, -1);
+  set(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);
+  constexpr int kChunk = 4 << 20;
+  if (options.size > kEchoBytes) {
+    set(GRPC_ARG_TCP_READ_CHUNK_SIZE, kChunk);
+    set(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kChunk);
+    set(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kChunk);
+  }
+}
+
+void Serve(int ready) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Pin(options.server_core);
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(),
+                           &port);
+  SetArguments([&](const char* key, int value) {
+    builder.AddChannelArgument(key, value);
+  });
+  grpc::AsyncGenericService service;
+  builder.RegisterAsyncGenericService(&service);
+  auto queue = builder.AddCompletionQueue();
+  auto server = builder.BuildAndStart();
+  if (server == nullptr) _exit(3);
+  new ServedStream(&service, queue.get());
+  if (write(ready, &port, sizeof port) != sizeof port) _exit(3);
+  const bool done = false;
+  RunQueue(queue.get(), &done);
+}
+
+// ------------------------------------------------------------------- client
+
+class Pump {
+ public:
+  Pump(grpc::GenericStub* stub, grpc::CompletionQueue* queue)
+      : memory_(options.size, 7) {
+    stream_ = stub->PrepareCall(&context_, "/raw/Stream", queue);
+    stream_->StartCall(&started_);
+    RunQueue(queue, &ready_);
+  }
+
+  // Keeps `out` messages under way for `seconds`.
+  void Run(grpc::CompletionQueue* queue, double seconds) {
+    latencies_.clear();
+    replies_ = 0;
+    begin_ = Now();
+    end_ = begin_ + seconds;
+    idle_ = false;
+    WriteMore();
+    RunQueue(queue, &idle_);
+    elapsed_ = Now() - begin_;
+  }
+
+  void Print() {
+    if (!latencies_.empty()) {
+      std::sort(latencies_.begin(), latencies_.end());
+      const auto at = [&](double q) {
+        return 1e6 *
+               latencies_[static_cast<size_t>(q * (latencies_.size() - 1))];
+      };
+      std::printf("p50_us\t%.4g\np99_us\t%.4g\n", at(0.5), at(0.99));
+    }
+    std::printf("calls_per_s\t%.6g\n", replies_ / elapsed_);
+    std::printf("gb_per_s\t%.5g\n", replies_ * options.size / elapsed_ / 1e9);
+    std::fflush(stdout);
+  }
+
+ private:
+  struct On final : Tag {
+    On(Pump* pump, void (Pump::*step)(bool)) : pump(pump), step(step) {}
+    void Go(bool ok) override {
+      if (!ok) {
+        std::fprintf(stderr, "raw_grpc: the stream broke\n");
+        _exit(5);
+      }
+      (pump->*step)(ok);
+    }
+    Pump* const pump;
+    void (Pump::*const step)(bool);
+  };
+
+  void Started(bool) {
+    ready_ = true;
+    stream_->Read(&in_, &read_);
+  }
+  void WriteMore() {
+    if (writing_ || under_way_ >= options.out || Now() >= end_) return;
+    writing_ = true;
+    ++under_way_;
+    sent_at_ = Now();
+    if (options.protobuf) {
+      weft::rpc::v1::CallReply reply;
+      reply.set_result(memory_.data(), memory_.size());
+      bool own = false;
+      (void)grpc::SerializationTraits<weft::rpc::v1::CallReply>::Serialize(
+          reply, &message_, &own);
+    } else {
+      message_ = Borrow(memory_.data(), memory_.size());
+    }
+    stream_->Write(message_, &written_);
+  }
+  void Written(bool) {
+    writing_ = false;
+    WriteMore();
+  }
+  void Read(bool) {
+    if (options.out == 1) latencies_.push_back(Now() - sent_at_);
+    ++replies_;
+    --under_way_;
+    in_.Clear();
+    stream_->Read(&in_, &read_);
+    WriteMore();
+    idle_ = under_way_ == 0 && Now() >= end_;
+  }
+
+  std::vector<char> memory_;
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::GenericClientAsyncReaderWriter> stream_;
+  grpc::ByteBuffer in_, message_;
+  On started_{this, &Pump::Started};
+  On written_{this, &Pump::Written};
+  On read_{this, &Pump::Read};
+  bool ready_ = false;
+  bool idle_ = false;
+  bool writing_ = false;
+  int under_way_ = 0;
+  double begin_ = 0, end_ = 0, sent_at_ = 0, elapsed_ = 0;
+  int64_t replies_ = 0;
+  std::vector<double> latencies_;
+};
+
+int Measure(int port) {
+  Pin(options.client_core);
+  std::string target = options.listen;
+  if (target.rfind("unix:", 0) != 0) {
+    target = "127.0.0.1:" + std::to_string(port);
+  }
+  grpc::ChannelArguments arguments;
+  SetArguments(
+      [&](const char* key, int value) { arguments.SetInt(key, value); });
+  auto channel = grpc::CreateCustomChannel(
+      target, grpc::InsecureChannelCredentials(), arguments);
+  const auto deadline =
+      std::chrono::system_clock::now() + std::chrono::seconds(10);
+  if (!channel->WaitForConnected(deadline)) return 4;
+  grpc::GenericStub stub(channel);
+  grpc::CompletionQueue queue;
+  Pump pump(&stub, &queue);
+  pump.Run(&queue, options.seconds / 5);  // warm
+  pump.Run(&queue, options.seconds);
+  pump.Print();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("gRPC with one bidirectional stream");
+  app.add_option("--listen", options.listen, "unix:/path or 127.0.0.1:0");
+  app.add_option("--size", options.size, "bytes of a message");
+  app.add_option("--out", options.out, "messages under way");
+  app.add_option("--seconds", options.seconds, "how long to measure");
+  app.add_flag("--poll", options.poll, "poll the queues, do not block");
+  app.add_flag("--copy", options.copy, "copy what arrives into one piece");
+  app.add_flag("--protobuf", options.protobuf, "send a message with bytes");
+  app.add_option("--client-core", options.client_core, "-1: not pinned");
+  app.add_option("--server-core", options.server_core, "-1: not pinned");
+  CLI11_PARSE(app, argc, argv);
+  // Debian builds Abseil with deadlock detection on, which costs a tenth.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  int ready[2];
+  if (pipe(ready) != 0) return 2;
+  const pid_t server = fork();
+  if (server == 0) {
+    Serve(ready[1]);
+    _exit(0);
+  }
+  int port = 0;
+  if (read(ready[0], &port, sizeof port) != sizeof port) return 3;
+  const int result = Measure(port);
+  kill(server, SIGKILL);
+  waitpid(server, nullptr, 0);
+  std::fflush(stdout);
+  _exit(result);  // gRPC's threads are not waited for
+}
