@@ -12,6 +12,7 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/serve_tables.h"
 #include "weft/rendezvous/store.h"
 #include "weft/telemetry/logger.h"
 #include "weft/tensor/ops/reduce.h"
@@ -41,8 +42,14 @@ absl::StatusOr<std::unique_ptr<input::IdxDataset>> Open(
   idx.classes = options.classes;
   idx.mean = 0.5f;
   idx.deviation = 0.5f;
-  WEFT_ASSIGN_OR_RETURN(input::IdxDataset dataset,
-                        input::IdxDataset::Open(idx));
+  absl::StatusOr<input::IdxDataset> opened = input::IdxDataset::Open(idx);
+  if (!opened.ok()) {
+    return absl::Status(
+        opened.status().code(),
+        absl::StrCat(opened.status().message(), "; wanted --data=DIR with ",
+                     "whole IDX files of MNIST's names, .gz or not"));
+  }
+  input::IdxDataset dataset = *std::move(opened);
   if (dataset.size() == 0 || dataset.height() < 4 || dataset.width() < 4) {
     return absl::InvalidArgumentError(absl::StrCat(
         idx.images, ": wanted images of at least 4x4, found ", dataset.size(),
@@ -119,6 +126,7 @@ absl::Status ImageTrainer::Begin() {
   loading.batch_size = options_.batch_size;
   WEFT_ASSIGN_OR_RETURN(
       loader_, input::DataLoader::Create(*data_.train, sampler, loading));
+  WEFT_RETURN_IF_ERROR(AwaitTables(worker_, kRoundTimeout));
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
 
   ps::v1::TableSpec spec;

@@ -14,6 +14,10 @@
 
 namespace {
 
+constexpr absl::Duration kGoodBye = absl::Seconds(30);
+// Who lost the coordinator says good-bye to nobody.
+constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
+
 volatile std::sig_atomic_t asked_to_stop = 0;
 
 absl::Status Run(int argc, char** argv) {
@@ -38,7 +42,8 @@ absl::Status Run(int argc, char** argv) {
   }
   const absl::Status served = weft::launch::ServeTables(
       **worker, [] { return asked_to_stop != 0; }, grace);
-  const absl::Status ended = (*worker)->Shutdown().status();
+  const absl::Status ended =
+      (*worker)->Shutdown(served.ok() ? kGoodBye : kHastyGoodBye).status();
   return served.ok() ? ended : served;
 }
 

@@ -19,6 +19,10 @@ absl::Status ServeTables(worker::Worker& worker,
                          absl::FunctionRef<bool()> asked_to_stop,
                          absl::Duration grace);
 
+// Waits until each server of the job is in ServeTables: a server has joined a
+// moment before it can answer.
+absl::Status AwaitTables(worker::Worker& worker, absl::Duration timeout);
+
 }  // namespace weft::launch
 
 #endif  // WEFT_LAUNCH_SERVE_TABLES_H_

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/catch_to_status.h"
 #include "weft/launch/image_trainer.h"
@@ -18,6 +19,9 @@ namespace {
 
 using weft::launch::ImageTrainerOptions;
 using weft::launch::TrainingResult;
+
+constexpr absl::Duration kGoodBye = absl::Seconds(30);
+constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 
 volatile std::sig_atomic_t asked_to_stop = 0;
 
@@ -33,11 +37,27 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
         "wanted --epochs of at least 0 and --batch-size of at least 1, found ",
         training.epochs, " and ", training.batch_size));
   }
+  if (worker.device != "cpu") {
+    return absl::UnimplementedError(
+        absl::StrCat("--device=", worker.device,
+                     ": this program trains on the CPU only; wanted cpu"));
+  }
   if (training.resume && training.checkpoint_dir.empty()) {
     return absl::InvalidArgumentError(
         "--resume needs --checkpoint-dir=DIR to resume from");
   }
   return absl::OkStatus();
+}
+
+// What to do when the job has lost a server.
+absl::Status WithWayOn(const absl::Status& error,
+                       const ImageTrainerOptions& training) {
+  if (!absl::IsUnavailable(error) || training.checkpoint_dir.empty()) {
+    return error;
+  }
+  return absl::UnavailableError(absl::StrCat(
+      error.message(), "; start the job again with --resume to go on from ",
+      training.checkpoint_dir));
 }
 
 void Print(const TrainingResult& result, bool json) {
@@ -106,9 +126,11 @@ absl::Status Run(int argc, char** argv) {
   weft::launch::ImageTrainer trainer(**worker, *data, training,
                                      [] { return asked_to_stop != 0; });
   const auto result = trainer.Run();
-  if (result.ok()) Print(*result, options.json);
-  const absl::Status ended = (*worker)->Shutdown().status();
-  if (!result.ok()) return result.status();
+  // Who failed may have lost the coordinator, and then says good-bye to nobody.
+  const absl::Status ended =
+      (*worker)->Shutdown(result.ok() ? kGoodBye : kHastyGoodBye).status();
+  if (!result.ok()) return WithWayOn(result.status(), training);
+  Print(*result, options.json);
   return result->saved.ok() ? ended : result->saved;
 }
 
