@@ -18,7 +18,7 @@ namespace weft::net {
 // The last words of every error for want of certificates.
 inline constexpr char kHowToGetCertificates[] =
     "make them with `weft certs init --dir=DIR --job=JOB "
-    "--members=ps0,trainer0` and give each program "
+    "--servers=N --trainers=N` and give each program "
     "--certs=DIR, or trust the network with --insecure";
 
 // Thread-safety: a value.
