@@ -41,7 +41,8 @@ class Channel {
   ~Channel();
 
   // One request, one reply. kDeadlineExceeded names method and address;
-  // kUnavailable names the address and what went wrong there; else the
+  // kUnavailable names the address and what went wrong there, kUnauthenticated
+  // too if it has a certificate of another authority or name; else the
   // handler's own status. Future::Cancel tells the peer.
   Future<Slices> UnaryCall(absl::string_view method, Slices request,
                            absl::Duration timeout,

@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 
 namespace weft::net {
 namespace {
@@ -19,6 +21,17 @@ std::string Target::ToString() const {
 
 absl::Status Target::Explain(absl::Status status) const {
   if (!absl::IsUnavailable(status)) return status;
+  // gRPC says in words only that the one who answers is the wrong one, which no
+  // further attempt changes.
+  for (const absl::string_view words :
+       {"certificate verify failed", "is not in peer certificate"}) {
+    if (!absl::StrContains(status.message(), words)) continue;
+    return absl::UnauthenticatedError(absl::StrCat(
+        ToString(), ": ", status.message(), "; wanted the certificate of ",
+        name.empty() ? "a member" : name,
+        " of this job, by the same authority as one's own: give all its "
+        "workers the folder of one `weft certs init`"));
+  }
   return absl::UnavailableError(
       absl::StrCat(ToString(), ": ", status.message()));
 }

@@ -729,7 +729,7 @@ TEST_F(Mtls, AMemberIsServed) { WEFT_EXPECT_OK(Call(job_.For("trainer", 3))); }
 
 TEST_F(Mtls, AnotherAuthorityIsRefused) {
   EXPECT_THAT(Call(Job().For("trainer", 0)),
-              StatusIs(absl::StatusCode::kUnavailable, server_->address()));
+              StatusIs(absl::StatusCode::kUnauthenticated, server_->address()));
 }
 
 TEST_F(Mtls, AnExpiredCertificateIsRefused) {
@@ -739,7 +739,7 @@ TEST_F(Mtls, AnExpiredCertificateIsRefused) {
 
 TEST_F(Mtls, AServerWithAnotherNameIsRefused) {
   EXPECT_THAT(Call(job_.For("trainer", 0), "ps1"),
-              StatusIs(absl::StatusCode::kUnavailable));
+              StatusIs(absl::StatusCode::kUnauthenticated, "ps1 of this job"));
 }
 
 TEST_F(Mtls, PlainTextIsRefused) {
