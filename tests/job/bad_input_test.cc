@@ -1,0 +1,200 @@
+// What users get wrong: each ends with one message that says what was wanted,
+// what was found and what to do, and with the exit code of docs/cli.md.
+
+#include <sched.h>
+#include <sys/mount.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int kUsage = 2;
+constexpr int kConfig = 3;
+constexpr int kTimeout = 11;
+constexpr int kAuth = 12;
+constexpr int kResource = 13;
+
+// It ends with that code, and has said each of these.
+void ExpectEnd(Process& process, int code, const Flags& said) {
+  EXPECT_THAT(process.Wait(kLong), IsOkAndHolds(code)) << process.output();
+  EXPECT_THAT(process.output(), HasSubstr("error: "));
+  for (const std::string& text : said) {
+    EXPECT_THAT(process.output(), HasSubstr(text));
+  }
+}
+
+TEST(BadInput, AMissingImageFileIsNamed) {
+  Job job;
+  job.data = job.Path("nowhere");
+  ExpectEnd(*job.StartTrainer(0), kConfig,
+            {job.data + "/train-images-idx3-ubyte", "No such file",
+             "wanted --data=DIR"});
+}
+
+TEST(BadInput, ACutImageFileIsNamedWithItsSizes) {
+  const Job job;
+  const std::string file = job.data + "/train-images-idx3-ubyte";
+  std::filesystem::resize_file(file, 5000);
+  ExpectEnd(*job.StartTrainer(0), kConfig,
+            {file, "wanted 16384 bytes", "found 4984", "the file is cut"});
+}
+
+TEST(BadInput, AServerThatIsNotThereIsWaitedForAndNamed) {
+  const Job job;
+  ExpectEnd(*job.StartTrainer(0, {"--join-timeout=300ms"}), kTimeout,
+            {"waited 300ms", "no coordinator", job.coordinator,
+             "is server 0 running, with this --coordinator?"});
+}
+
+TEST(BadInput, TheMissingAreNamed) {
+  const Job job;
+  const auto ps0 = job.StartServer(0, {"--join-timeout=3s"});
+  const auto trainer = job.StartTrainer(1, {"--join-timeout=1s"});
+  ExpectEnd(*trainer, kTimeout, {"2/4 joined, missing ps1, trainer0"});
+  ExpectEnd(*ps0, kTimeout, {"missing ps1, trainer0"});
+}
+
+TEST(BadInput, AnUnknownFlagBringsTheNearestToMind) {
+  const Job job;
+  ExpectEnd(*job.StartTrainer(0, {"--epoch=3"}), kUsage,
+            {"--epoch=3", "did you mean --epochs?"});
+  ExpectEnd(*job.StartServer(0, {"--gracee=3s"}), kUsage,
+            {"--gracee=3s", "did you mean --grace?"});
+}
+
+TEST(BadInput, ValuesThatCannotBeAreRefused) {
+  Job job;
+  ExpectEnd(*job.StartTrainer(0, {"--epochs=many"}), kUsage,
+            {"--epochs", "many"});
+  ExpectEnd(*job.StartTrainer(7), kConfig,
+            {"--rank=7", "no trainer7", "2 trainers"});
+  ExpectEnd(*job.StartTrainer(0, {"--sync", "--async"}), kUsage, {"both"});
+  ExpectEnd(*job.StartTrainer(0, {"--resume"}), kUsage,
+            {"--resume needs --checkpoint-dir=DIR"});
+  ExpectEnd(*job.StartTrainer(0, {"--device=cuda"}), kUsage,
+            {"--device=cuda", "wanted cpu"});
+}
+
+TEST(BadInput, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {
+  Job job;
+  job.coordinator = "127.0.0.1:1";
+  for (const auto& process : {job.StartServer(0), job.StartTrainer(0)}) {
+    ExpectEnd(*process, kAuth,
+              {"TCP needs certificates", "weft certs init", "--certs=DIR",
+               "--insecure"});
+  }
+}
+
+TEST(BadInput, CertificatesThatAreNotThereAreNamed) {
+  Job job;
+  job.coordinator = "127.0.0.1:1";
+  ExpectEnd(*job.StartServer(0, {"--certs=" + job.Path("none")}), kAuth,
+            {job.Path("none"), "weft certs init"});
+}
+
+TEST(BadInput, AnAddressInUseIsNamed) {
+  const Job job;
+  const auto first = job.StartServer(0);
+  ASSERT_THAT(first->WaitForOutput("coordinator serves", kLong), IsOk());
+  ExpectEnd(*job.StartServer(0), kConfig,
+            {"cannot listen at " + job.coordinator, "in use", "--listen="});
+}
+
+TEST(BadInput, WhoDoesNotFitTheJobIsTurnedAway) {
+  Job job;
+  const auto server = job.StartServer(0);
+  ASSERT_THAT(server->WaitForOutput("ps0 joined", kLong), IsOk());
+
+  job.name = "other";
+  ExpectEnd(*job.StartTrainer(0), kConfig,
+            {"job \"job\"", "job \"other\"", "two jobs use one address",
+             "--coordinator"});
+  job.name = "job";
+
+  job.servers = 3;
+  ExpectEnd(*job.StartTrainer(0), kConfig,
+            {"ps=3 trainer=2", "ps=2 trainer=2",
+             "the same --servers and --trainers"});
+  job.servers = 2;
+
+  const auto first = job.StartTrainer(0);
+  ASSERT_THAT(server->WaitForOutput("trainer0 joined", kLong), IsOk());
+  const std::string elsewhere = "--listen=unix:" + job.Path("elsewhere.sock");
+  ExpectEnd(*job.StartTrainer(0, {elsewhere}), kConfig,
+            {"trainer0 is in job \"job\" already", "--rank"});
+}
+
+// A file system with room for one checkpoint of these models and not for two,
+// of which nobody but this process knows; if that may not be made here, a
+// limit on the size of files, which only its own programs notice.
+class SmallDisk {
+ public:
+  explicit SmallDisk(const std::string& path) : path_(path) {
+    std::filesystem::create_directory(path_);
+    is_mounted_ =
+        unshare(CLONE_NEWNS) == 0 &&
+        mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) == 0 &&
+        mount("none", path_.c_str(), "tmpfs", 0, "size=160k") == 0;
+  }
+  ~SmallDisk() {
+    if (is_mounted_) umount2(path_.c_str(), MNT_DETACH);
+  }
+
+  // `command` on the disk now that it is full.
+  Flags OnFull(const Flags& command) const {
+    if (is_mounted_) return command;
+    Flags limited = {"/bin/sh", "-c",
+                     "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\""};
+    limited.insert(limited.end(), command.begin(), command.end());
+    return limited;
+  }
+
+ private:
+  const std::string path_;
+  bool is_mounted_ = false;
+};
+
+TEST(BadInput, AFullDiskCostsOnlyTheCheckpointThatDoesNotFit) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const std::string saved = job.Path("saved");
+  const SmallDisk disk(saved);
+  job.Train({"--epochs=1", "--checkpoint-dir=" + saved});
+  {
+    const Flags flags = {"--epochs=2", "--resume", "--checkpoint-dir=" + saved};
+    const auto server = StartProcess(disk.OnFull(job.ServerCommand(0)));
+    const auto trainer =
+        StartProcess(disk.OnFull(job.TrainerCommand(0, flags)));
+    ExpectEnd(*trainer, kResource,
+              {"no checkpoint was saved in " + saved,
+               "earlier ones are as they were"});
+    EXPECT_THAT(trainer->output(),
+                ::testing::AnyOf(HasSubstr("No space left on device"),
+                                 HasSubstr("File too large")));
+    // The training was not lost with it.
+    EXPECT_THAT(trainer->output(), HasSubstr("{\"test_accuracy\""));
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(0)) << server->output();
+  }
+  EXPECT_THAT(Checkpoints(saved),
+              ::testing::ElementsAre("ckpt-000001-step-16"));
+  const TrainerResult again =
+      job.Train({"--epochs=1", "--resume", "--checkpoint-dir=" + saved});
+  EXPECT_EQ(again.checkpoint, saved + "/ckpt-000001-step-16");
+}
+
+}  // namespace
+}  // namespace weft::testing

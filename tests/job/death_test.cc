@@ -1,0 +1,184 @@
+// Processes that end in the middle of the main job, and what the others do.
+
+#include <signal.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr int kPeerLost = 10;
+// Silence is death after 10 s.
+constexpr absl::Duration kSeconds = absl::Seconds(40);
+constexpr char kForLong[] = "--epochs=100000";
+
+void AwaitTraining(Process& trainer0) {
+  ASSERT_THAT(trainer0.WaitForOutput("training ", kLong), IsOk());
+}
+
+TEST(Death, OfATrainerLeavesTheOthersToFinish) {
+  const Job job;
+  const Processes servers = job.StartServers();
+  const Processes trainers = job.StartTrainers({"--epochs=20"});
+  AwaitTraining(*trainers[0]);
+  trainers[1]->Signal(SIGKILL);
+  EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_GT(ResultOf(*trainers[0]).test_accuracy, 0.9);
+  for (const auto& server : servers) {
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
+    EXPECT_THAT(server->output(), HasSubstr("trainers died: trainer1"));
+  }
+}
+
+TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const Processes servers = job.StartServers();
+  const Processes trainers =
+      job.StartTrainers({kForLong, "--checkpoint-dir=" + saved});
+  AwaitTraining(*trainers[0]);
+  servers[1]->Signal(SIGKILL);
+  for (const auto& trainer : trainers) {
+    EXPECT_THAT(trainer->Wait(kSeconds), IsOkAndHolds(kPeerLost));
+    EXPECT_THAT(trainer->output(), HasSubstr("error: ps1: "));
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("with --resume to go on from " + saved));
+  }
+  EXPECT_THAT(servers[0]->Wait(kLong), IsOkAndHolds(0)) << servers[0]->output();
+}
+
+TEST(Death, OfTheServerWhereTheJobMeetsEndsTheTrainersWhoNameIt) {
+  const Job job;
+  const Processes servers = job.StartServers();
+  const Processes trainers = job.StartTrainers({kForLong});
+  AwaitTraining(*trainers[0]);
+  servers[0]->Signal(SIGKILL);
+  for (const auto& trainer : trainers) {
+    EXPECT_THAT(trainer->Wait(kSeconds), IsOkAndHolds(kPeerLost));
+    EXPECT_THAT(trainer->output(), HasSubstr("error: ps0: "));
+  }
+}
+
+TEST(Death, ByATermSignalSavesFirst) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const Processes servers = job.StartServers();
+  const Processes trainers =
+      job.StartTrainers({kForLong, "--checkpoint-dir=" + saved});
+  AwaitTraining(*trainers[0]);
+  for (const Processes* all : {&servers, &trainers}) {
+    for (const auto& p : *all) p->Signal(SIGTERM);
+  }
+  for (const Processes* all : {&servers, &trainers}) {
+    for (const auto& p : *all) {
+      EXPECT_THAT(p->Wait(kSeconds), IsOkAndHolds(0)) << p->output();
+    }
+  }
+  const TrainerResult result = ResultOf(*trainers[0]);
+  ASSERT_FALSE(result.checkpoint.empty());
+  EXPECT_TRUE(std::filesystem::exists(result.checkpoint + "/manifest.json"));
+}
+
+std::string MarkOf(const Job& job) { return "WEFT_TEST_JOB=" + job.data; }
+
+// `weft run` of the job.
+std::unique_ptr<Process> RunJob(const Job& job, const std::string& flags) {
+  return StartProcess(
+      {"/usr/bin/env", MarkOf(job), Program("weft"), "run",
+       absl::StrCat("--role=ps=", job.servers, ":",
+                    Program("parameter_server")),
+       absl::StrCat("--role=trainer=", job.trainers, ":", Program("trainer"),
+                    " --data=", job.data, " --batch-size=16 --lr=0.01 --json ",
+                    flags)});
+}
+
+// The ids of the processes of `job`: what `weft run` starts inherits the mark.
+std::vector<std::string> RunningFor(const Job& job) {
+  std::vector<std::string> ids;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    // Empty for what has ended, unreadable for what is another user's.
+    std::ifstream file(entry.path() / "environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    if (!absl::StrContains(environment, MarkOf(job))) continue;
+    ids.push_back(entry.path().filename());
+  }
+  return ids;
+}
+
+TEST(WeftRun, TrainsAndEndsWithTheResult) {
+  const Job job;
+  const auto run = RunJob(job, "--epochs=3");
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("[trainer0] {\"test_accuracy\":"));
+  EXPECT_THAT(run->output(), Not(HasSubstr("[trainer1] {")));
+}
+
+TEST(WeftRun, TellsEachRankOfAnyProgramWhoItIs) {
+  const auto run = StartProcess(
+      {Program("weft"), "run", "--nproc-per-node=2", "/bin/sh", "-c",
+       "echo $WEFT_ROLE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
+       "at $MASTER_ADDR, $WEFT_COORDINATOR"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_THAT(run->output(), HasSubstr(absl::StrCat(
+                                   "[trainer", rank, "] trainer ", rank, "/2 ",
+                                   rank, "/2 at 127.0.0.1, unix:/")));
+  }
+}
+
+TEST(WeftRun, PassesATermSignalOnAndAllIsSaved) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      RunJob(job, absl::StrCat(kForLong, " --checkpoint-dir=", saved));
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  run->Signal(SIGTERM);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
+  EXPECT_THAT(run->output(), Not(HasSubstr("error: ")));
+  EXPECT_THAT(Checkpoints(saved), SizeIs(1));
+}
+
+TEST(WeftRun, NamesTheRankThatFailed) {
+  Job job;
+  job.data = job.Path("nowhere");
+  const auto run = RunJob(job, "");
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3)) << run->output();
+  EXPECT_THAT(run->output(), ContainsRegex("trainer[01] failed first"));
+  EXPECT_THAT(run->output(), HasSubstr("wanted --data=DIR"));
+}
+
+TEST(WeftRun, KilledLeavesNoOrphan) {
+  const Job job;
+  const auto run = RunJob(job, kForLong);
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  EXPECT_THAT(RunningFor(job), SizeIs(::testing::Ge(5)));
+  run->Signal(SIGKILL);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  const absl::Time deadline = absl::Now() + kSeconds;
+  while (!RunningFor(job).empty() && absl::Now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_THAT(RunningFor(job), SizeIs(0));
+}
+
+}  // namespace
+}  // namespace weft::testing

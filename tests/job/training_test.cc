@@ -1,0 +1,155 @@
+// The main job as users run it: programs by hand, checkpoints, certificates.
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What the model learns of these data.
+constexpr double kHigh = 0.9;
+
+constexpr char kModel[] = "/shard-99999.safetensors";
+
+// One bit of the file is another afterwards.
+void Damage(const std::string& path) {
+  std::string bytes = ReadBytes(path);
+  ASSERT_GT(bytes.size(), 1000u) << path;
+  bytes[bytes.size() - 100] ^= 1;
+  WriteBytes(path, bytes);
+}
+
+TEST(MainJob, ProgramsMayStartInAnyOrder) {
+  const Job job;
+  const auto trainer1 = job.StartTrainer(1, {"--epochs=3"});
+  const auto trainer0 = job.StartTrainer(
+      0, {"--epochs=3", "--checkpoint-dir=" + job.Path("saved")});
+  for (const auto* trainer : {&trainer0, &trainer1}) {
+    EXPECT_THAT((*trainer)->WaitForOutput("is server 0 running", kLong),
+                IsOk());
+  }
+  const auto ps1 = job.StartServer(1);
+  const auto ps0 = job.StartServer(0);
+  for (const auto* p : {&trainer0, &trainer1, &ps0, &ps1}) {
+    EXPECT_THAT((*p)->Wait(kLong), IsOkAndHolds(0)) << (*p)->output();
+  }
+  const TrainerResult result = ResultOf(*trainer0);
+  EXPECT_GT(result.test_accuracy, kHigh);
+  EXPECT_GT(result.samples_per_s, 0);
+  // 8 steps of 2 x 16 images an epoch.
+  EXPECT_EQ(result.checkpoint, job.Path("saved/ckpt-000003-step-24"));
+  EXPECT_THAT(Checkpoints(job.Path("saved")),
+              ElementsAre("ckpt-000001-step-8", "ckpt-000002-step-16",
+                          "ckpt-000003-step-24"));
+  EXPECT_THAT(trainer1->output(), Not(HasSubstr("test_accuracy")));
+}
+
+TEST(MainJob, LearnsAsynchronouslyToo) {
+  const Job job;
+  const TrainerResult result = job.Train({"--async", "--epochs=4"});
+  EXPECT_GT(result.test_accuracy, kHigh);
+  EXPECT_EQ(result.checkpoint, "");
+}
+
+// Not only the parameters go on where they were: the rule's slots and the
+// place in the data do, else the bits would differ.
+TEST(MainJob, TheSameSeedGivesTheSameBitsAlsoAcrossAResumeOnOtherServers) {
+  Job job;
+  const std::string whole = job.Path("whole");
+  const std::string parts = job.Path("parts");
+  const std::string model =
+      job.Train({"--epochs=3", "--checkpoint-dir=" + whole}).checkpoint +
+      kModel;
+  job.Train({"--epochs=1", "--checkpoint-dir=" + parts});
+  EXPECT_EQ(ReadBytes(whole + "/ckpt-000001-step-8" + kModel),
+            ReadBytes(parts + "/ckpt-000001-step-8" + kModel));
+
+  job.servers = 3;
+  const TrainerResult resumed =
+      job.Train({"--epochs=3", "--resume", "--checkpoint-dir=" + parts});
+  EXPECT_THAT(resumed.checkpoint, EndsWith("ckpt-000003-step-24"));
+  EXPECT_EQ(ReadBytes(model), ReadBytes(resumed.checkpoint + kModel));
+  EXPECT_GT(resumed.test_accuracy, kHigh);
+
+  const std::string other = job.Path("other");
+  job.Train({"--epochs=1", "--seed=2", "--checkpoint-dir=" + other});
+  EXPECT_NE(ReadBytes(other + "/ckpt-000001-step-8" + kModel),
+            ReadBytes(parts + "/ckpt-000001-step-8" + kModel));
+}
+
+TEST(MainJob, ResumesFromTheNewestCheckpointThatIsWhole) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const std::string saved = job.Path("saved");
+  const Flags resume = {"--epochs=2", "--resume", "--checkpoint-dir=" + saved};
+  job.Train({"--epochs=2", "--checkpoint-dir=" + saved});
+  Damage(saved + "/ckpt-000002-step-32/shard-00000.safetensors");
+  {
+    const auto server = job.StartServer(0);
+    const auto trainer = job.StartTrainer(0, resume);
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("passing over a damaged checkpoint"));
+    EXPECT_THAT(trainer->output(), HasSubstr("ckpt-000002-step-32"));
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("resuming checkpoint=ckpt-000001-step-16"));
+    EXPECT_THAT(ResultOf(*trainer).checkpoint, EndsWith("ckpt-000003-step-32"));
+  }
+  for (const std::string& name : Checkpoints(saved)) {
+    if (name == "ckpt-000002-step-32") continue;
+    Damage(saved + "/" + name + kModel);
+  }
+  const auto server = job.StartServer(0);
+  const auto trainer = job.StartTrainer(0, resume);
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(20)) << trainer->output();
+  EXPECT_THAT(trainer->output(),
+              HasSubstr(absl::StrCat("every checkpoint in ", saved,
+                                     " is damaged; the newest: ")));
+}
+
+TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
+  Job job;
+  job.trainers = 1;
+  for (const std::string name : {"job", "stranger"}) {
+    const auto init = StartProcess({Program("weft"), "certs", "init",
+                                    "--dir=" + job.Path(name), "--job=" + name,
+                                    "--servers=2", "--trainers=1"});
+    ASSERT_THAT(init->Wait(kLong), IsOkAndHolds(0)) << init->output();
+  }
+  // Port 0 cannot be told to the others, so one that was free a moment ago.
+  job.coordinator = absl::StrCat("127.0.0.1:", FreePort());
+  job.flags = {"--certs=" + job.Path("job")};
+  const Processes servers = job.StartServers();
+  ASSERT_THAT(servers[0]->WaitForOutput("coordinator serves", kLong), IsOk());
+
+  Job stranger;
+  stranger.trainers = 1;
+  stranger.coordinator = job.coordinator;
+  stranger.name = "stranger";
+  stranger.flags = {"--certs=" + job.Path("stranger")};
+  const auto intruder = stranger.StartTrainer(0, {"--join-timeout=20s"});
+  EXPECT_THAT(intruder->Wait(kLong), IsOkAndHolds(12)) << intruder->output();
+  EXPECT_THAT(intruder->output(), HasSubstr("weft certs init"));
+
+  const auto trainer = job.StartTrainer(0, {"--epochs=3"});
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  EXPECT_GT(ResultOf(*trainer).test_accuracy, kHigh);
+  for (const auto& p : servers) {
+    EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(0)) << p->output();
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
