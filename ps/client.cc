@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "weft/base/check.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/tensor_codec.h"
@@ -15,6 +19,8 @@ namespace weft::ps {
 // Shards of a checkpoint are numbered; each server has a range of its own, one
 // for each table it may hold.
 constexpr int kShardsOfServer = 1024;
+
+constexpr absl::Duration kServingPause = absl::Milliseconds(20);
 
 namespace internal {
 
@@ -412,16 +418,44 @@ Client::Client(ClientOptions options) : options_(std::move(options)) {
   WEFT_CHECK(!options_.servers.empty());
 }
 
+template <typename T>
+Result<T> Client::OnEach(
+    absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call) {
+  const Instant give_up = SteadyClock().Now() + options_.timeout;
+  for (;;) {
+    std::vector<rpc::Target> servers;
+    for (const std::string& server : options_.servers) {
+      servers.push_back(options_.agent->To(server, options_.timeout));
+    }
+    Result<T> result = call(servers).Wait(options_.timeout + absl::Seconds(1));
+    absl::Status status;
+    if constexpr (std::is_void_v<T>) {
+      status = result;
+    } else {
+      status = result.status();
+    }
+    // Whoever is faster than a server that has just joined waits for it here.
+    if (!IsNotServing(status) ||
+        SteadyClock().Now() + kServingPause >= give_up) {
+      return result;
+    }
+    const BlockingScope blocking;
+    absl::SleepFor(kServingPause);
+  }
+}
+
 absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
   WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
-  std::vector<Future<v1::TableStats>> calls;
-  for (const std::string& server : options_.servers) {
-    calls.push_back(rpc::CallAsync(options_.agent->To(server, options_.timeout),
-                                   &ps::CreateTable, layout->spec()));
-  }
   WEFT_ASSIGN_OR_RETURN(
-      std::vector<v1::TableStats> stats,
-      WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1)));
+      const std::vector<v1::TableStats> stats,
+      OnEach<std::vector<v1::TableStats>>([&](const auto& servers) {
+        std::vector<Future<v1::TableStats>> calls;
+        for (const rpc::Target& server : servers) {
+          calls.push_back(
+              rpc::CallAsync(server, &ps::CreateTable, layout->spec()));
+        }
+        return WhenAllOk(std::move(calls));
+      }));
   int64_t version = 0;
   for (const v1::TableStats& s : stats) {
     version = std::max(version, s.version());
@@ -483,21 +517,23 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
 }
 
 absl::Status Client::Restore(const std::string& path, const std::string& name) {
-  std::vector<Future<void>> calls;
-  for (const std::string& server : options_.servers) {
-    calls.push_back(rpc::CallAsync(options_.agent->To(server, options_.timeout),
-                                   &ps::Restore, path, name));
-  }
-  return WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1));
+  return OnEach<void>([&](const auto& servers) {
+    std::vector<Future<void>> calls;
+    for (const rpc::Target& server : servers) {
+      calls.push_back(rpc::CallAsync(server, &ps::Restore, path, name));
+    }
+    return WhenAllOk(std::move(calls));
+  });
 }
 
 absl::StatusOr<std::vector<v1::ServerStats>> Client::Describe() {
-  std::vector<Future<v1::ServerStats>> calls;
-  for (const std::string& server : options_.servers) {
-    calls.push_back(rpc::CallAsync(options_.agent->To(server, options_.timeout),
-                                   &ps::Describe));
-  }
-  return WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1));
+  return OnEach<std::vector<v1::ServerStats>>([&](const auto& servers) {
+    std::vector<Future<v1::ServerStats>> calls;
+    for (const rpc::Target& server : servers) {
+      calls.push_back(rpc::CallAsync(server, &ps::Describe));
+    }
+    return WhenAllOk(std::move(calls));
+  });
 }
 
 }  // namespace weft::ps

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -122,6 +123,9 @@ class SparseTable {
   std::shared_ptr<internal::TableClient> table_;
 };
 
+// What concerns all servers waits, within the time-out, for those that have
+// joined and do not serve yet.
+//
 // Thread-safety: one thread at a time.
 class Client {
  public:
@@ -146,6 +150,10 @@ class Client {
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
 
  private:
+  // Makes `call` to all servers, again while one of them does not serve yet.
+  template <typename T>
+  Result<T> OnEach(
+      absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> Open(
       v1::TableSpec spec);
 

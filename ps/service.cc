@@ -4,6 +4,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
@@ -17,11 +18,15 @@
 namespace weft::ps {
 namespace {
 
+constexpr char kNotServing[] = "weft.ps/not-serving";
+
 absl::StatusOr<Server*> ServerOf(rpc::CallContext& context) {
   if (Server* server = context.Local<Server>()) return server;
-  return absl::FailedPreconditionError(
+  absl::Status status = absl::UnavailableError(
       absl::StrCat("'", context.agent().name(),
-                   "' is no parameter server; call one of role ps"));
+                   "' serves no tables; wanted a worker of role ps"));
+  status.SetPayload(kNotServing, absl::Cord("1"));
+  return status;
 }
 
 // A little before the caller gives up, so that it hears who was missing rather
@@ -37,6 +42,10 @@ Tensor OrUndefined(const std::optional<Tensor>& tensor) {
 }
 
 }  // namespace
+
+bool IsNotServing(const absl::Status& status) {
+  return status.GetPayload(kNotServing).has_value();
+}
 
 absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,
                                            const v1::TableSpec& spec) {

@@ -1,8 +1,9 @@
 // The calls of a parameter server, as registered functions. Clients use
 // client.h; this is what travels.
 //
-// Each finds its Server by CallContext::Local<Server>(); kFailedPrecondition
-// where the worker has none.
+// Each finds its Server by CallContext::Local<Server>(). A worker that has
+// none, or not yet, answers kUnavailable, of which IsNotServing() is true: a
+// server is in the view a moment before it can answer.
 
 #ifndef WEFT_PS_SERVICE_H_
 #define WEFT_PS_SERVICE_H_
@@ -21,6 +22,8 @@
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
+
+bool IsNotServing(const absl::Status& status);
 
 // Server::CreateTable.
 absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,

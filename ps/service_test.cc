@@ -50,13 +50,19 @@ class Job {
 
   Server& server(int i) { return *ranks_[i].server; }
 
-  std::unique_ptr<Client> MakeClient(int trainer) {
+  // Whether that server's worker knows of its tables.
+  void SetServing(int i, bool serving) {
+    ranks_[i].agent->SetLocal(serving ? ranks_[i].server.get() : nullptr);
+  }
+
+  std::unique_ptr<Client> MakeClient(int trainer,
+                                     absl::Duration timeout = kTimeout) {
     ClientOptions options;
     options.agent = ranks_[server_names_.size() + trainer].agent.get();
     options.servers = server_names_;
     options.client = 1000 + trainer;
     options.rank = trainer;
-    options.timeout = kTimeout;
+    options.timeout = timeout;
     return std::make_unique<Client>(options);
   }
 
@@ -249,6 +255,27 @@ TEST(PsService, MistakesComeBackAsStatusesThatNameTheServer) {
   ASSERT_THAT(vector, IsOk());
   EXPECT_THAT((*vector)->Pull().Wait(kTimeout),
               StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
+}
+
+TEST(PsService, AClientWaitsForAServerThatHasJustJoined) {
+  Job job(/*servers=*/2, /*trainers=*/1);
+  job.SetServing(1, false);
+  const auto client = job.MakeClient(0);
+  std::thread late([&] {
+    // ps0 has its table, so the client has called both.
+    while (job.server(0).Stats().tables_size() == 0) std::this_thread::yield();
+    job.SetServing(1, true);
+  });
+  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
+  late.join();
+}
+
+TEST(PsService, AWorkerThatNeverServesIsNamed) {
+  Job job(/*servers=*/2, /*trainers=*/1);
+  job.SetServing(1, false);
+  const auto client = job.MakeClient(0, absl::Milliseconds(300));
+  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)),
+              StatusIs(absl::StatusCode::kUnavailable, "'ps1' serves no"));
 }
 
 TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
