@@ -57,6 +57,7 @@ void CallerSession::On(const Abandon& event, Instant now,
 
 void CallerSession::On(const Connected& event, Instant now,
                        std::vector<Action>* actions) {
+  if (is_gone()) return;  // a welcome that was on its way
   limits_ = event.limits;
   connected_ = true;
   resumes_ = true;
@@ -290,6 +291,17 @@ void CalleeSession::On(const Arrived& event, Instant,
                        std::vector<Action>* actions) {
   const Request& request = *event.request;
   if (gone_ || closed_.Contains(request.id)) return;  // it never runs
+  const int64_t most =
+      kMaxKnownCalls * (1 + limits_.calls + limits_.nested_calls);
+  if (static_cast<int64_t>(calls_.size()) >= most &&
+      !calls_.contains(request.id)) {
+    actions->push_back(Violation{absl::ResourceExhaustedError(
+        absl::StrCat(calls_.size(),
+                     " calls are open that the caller neither closed nor was "
+                     "granted, more than the ",
+                     most, " that are kept"))});
+    return;
+  }
   const auto [it, is_new] = calls_.try_emplace(request.id);
   Call& call = it->second;
   if (!is_new) {
@@ -320,16 +332,17 @@ void CalleeSession::On(const Arrived& event, Instant,
 void CalleeSession::On(const Closed& event, Instant,
                        std::vector<Action>* actions) {
   for (const Interval interval : event.close.ids) {
+    if (closed_.size() >= kMaxIntervals) {
+      actions->push_back(Violation{absl::ResourceExhaustedError(
+          absl::StrCat("the closed calls have ", closed_.size(),
+                       " gaps, which is as many as are kept"))});
+      return;
+    }
     closed_.Add(interval);
     for (auto it = calls_.lower_bound(interval.first);
          it != calls_.end() && it->first <= interval.last;) {
       it = CloseCall(it, actions);
     }
-  }
-  if (closed_.size() > kMaxIntervals) {
-    actions->push_back(Violation{absl::ResourceExhaustedError(absl::StrCat(
-        "the closed calls have ", closed_.size(), " gaps, more than the ",
-        kMaxIntervals, " that are kept"))});
   }
 }
 

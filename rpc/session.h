@@ -184,6 +184,9 @@ class CalleeSession {
  public:
   // An honest caller never has more gaps between its closed calls.
   static constexpr size_t kMaxIntervals = size_t{1} << 20;
+  // Nor more calls that it has not closed than this many times what it is
+  // granted; beyond them not even a refusal is kept.
+  static constexpr int64_t kMaxKnownCalls = 4;
 
   // ---- Events.
   struct Arrived {
@@ -234,6 +237,7 @@ class CalleeSession {
   bool is_connected() const { return connected_; }
   size_t running_calls() const { return running_; }
   size_t known_calls() const { return calls_.size(); }
+  size_t closed_intervals() const { return closed_.size(); }
 
   std::string Fingerprint() const;
 

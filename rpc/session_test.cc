@@ -180,6 +180,42 @@ TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
   EXPECT_NE(std::get_if<CallerSession::SendClose>(&actions[0]), nullptr);
 }
 
+TEST(CallerSession, AWelcomeAfterThePeerHasGoneChangesNothing) {
+  Caller caller;
+  caller.Tell(CallerSession::PeerGone{absl::UnavailableError("its end")});
+  caller.Tell(CallerSession::Connected{Limits()});
+  EXPECT_FALSE(caller.session.is_connected());
+}
+
+TEST(CalleeSession, RefusalsThatAreNeverClosedEndTheConnection) {
+  Limits limits;
+  limits.calls = limits.nested_calls = 1;
+  CalleeSession callee(limits);
+  std::vector<CalleeSession::Action> actions;
+  for (uint64_t id = 1; id <= 100000; ++id) {
+    auto request = MakeRequest();
+    request->id = id;
+    actions.clear();
+    callee.OnEvent(CalleeSession::Arrived{request}, Instant(), &actions);
+  }
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_NE(std::get_if<CalleeSession::Violation>(&actions[0]), nullptr);
+  EXPECT_LE(callee.known_calls(), 12u);
+}
+
+TEST(CalleeSession, EndlessGapsEndTheConnectionAndAreNotKept) {
+  CalleeSession callee{Limits()};
+  std::vector<CalleeSession::Action> actions;
+  Close close;
+  for (uint64_t i = 1; i <= CalleeSession::kMaxIntervals + 10; ++i) {
+    close.ids.push_back(Interval{2 * i, 2 * i});
+  }
+  callee.OnEvent(CalleeSession::Closed{close}, Instant(), &actions);
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_NE(std::get_if<CalleeSession::Violation>(&actions[0]), nullptr);
+  EXPECT_EQ(callee.closed_intervals(), CalleeSession::kMaxIntervals);
+}
+
 TEST(CalleeSession, ReplyBytesCountUntilTheyAreAcknowledged) {
   Limits limits;
   limits.bytes = 1000;
@@ -190,7 +226,8 @@ TEST(CalleeSession, ReplyBytesCountUntilTheyAreAcknowledged) {
     request->id = id;
     actions.clear();
     callee.OnEvent(CalleeSession::Arrived{request}, Instant(), &actions);
-    return std::get_if<CalleeSession::Run>(&actions.back()) != nullptr;
+    return !actions.empty() &&
+           std::get_if<CalleeSession::Run>(&actions.back()) != nullptr;
   };
   ASSERT_TRUE(arrive(1));
   auto reply = std::make_shared<Reply>();
