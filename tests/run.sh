@@ -48,7 +48,8 @@ bazel_test() {
   local status=$?
   # 4: no test matched, 3: tests failed (counted from their reports); anything else did not build.
   case $status in
-    0 | 3) ;;
+    0) ;;
+    3) echo "failures $name" >>"$results/other" ;;
     *) echo "fail build-$name" >>"$results/other" ;;
   esac
   mkdir -p "$results/$name"
@@ -104,6 +105,9 @@ for line in (root / "other").read_text().split("\n"):
         names.append(line[5:])
 for name in names:
     print("failed:", name)
+    elif line.startswith("failures ") and failed == 0:
+        failed += 1
+        names.append(f"{line[9:]}: a test ended without a report")
 if passed == 0:
     failed += 1
 print(f"{passed} passed, {failed} failed, {skipped} skipped")
