@@ -103,11 +103,11 @@ for line in (root / "other").read_text().split("\n"):
     elif line.startswith("fail "):
         failed += 1
         names.append(line[5:])
-for name in names:
-    print("failed:", name)
     elif line.startswith("failures ") and failed == 0:
         failed += 1
         names.append(f"{line[9:]}: a test ended without a report")
+for name in names:
+    print("failed:", name)
 if passed == 0:
     failed += 1
 print(f"{passed} passed, {failed} failed, {skipped} skipped")
