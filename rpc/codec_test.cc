@@ -12,6 +12,8 @@
 #include <variant>
 #include <vector>
 
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/proto/rpc.pb.h"
@@ -351,6 +353,25 @@ TEST(Wire, ReadsWhatItWroteHoweverItIsCut) {
                 IsOk());
     EXPECT_EQ(kinds, "012345");
   }
+}
+
+TEST(Wire, AStatusWithTooManyDetailsLosesSomeButIsRead) {
+  Reply reply;
+  reply.id = 1;
+  reply.status = absl::AbortedError("no");
+  for (int i = 0; i < 40; ++i) {
+    reply.status.SetPayload(absl::StrCat("key", i), absl::Cord("v"));
+  }
+  BatchWriter batch;
+  batch.Add(reply, /*body_follows=*/false);
+  absl::Status read;
+  EXPECT_THAT(ReadBatch(std::move(batch).Finish(), Instant(),
+                        [&](Frame frame) {
+                          read = std::get<ReplyFrame>(frame).reply->status;
+                          return absl::OkStatus();
+                        }),
+              IsOk());
+  EXPECT_EQ(read.message(), "no");
 }
 
 TEST(Wire, MutatedBatchesAreReadOrRefusedButNeverMore) {

@@ -67,16 +67,12 @@ class Door {
 
   absl::StatusOr<std::shared_ptr<net::StreamObserver>> Enter(
       std::shared_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
-    Transport::Acceptor acceptor;
-    {
-      MutexLock lock(mu_);
-      acceptor = acceptor_;
-    }
-    if (acceptor == nullptr) {
+    MutexLock lock(mu_);  // Set waits for who is entering
+    if (acceptor_ == nullptr) {
       return absl::UnavailableError("no agent accepts calls here now");
     }
     auto observer =
-        acceptor(std::make_shared<GrpcConnection>(std::move(stream)));
+        acceptor_(std::make_shared<GrpcConnection>(std::move(stream)));
     if (!observer.ok()) return observer.status();
     return std::make_shared<StreamEars>(*std::move(observer));
   }

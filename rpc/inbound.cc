@@ -77,14 +77,18 @@ Inbound::Inbound(Worker peer, uint64_t life, Limits limits,
 
 void Inbound::Attach(std::shared_ptr<Link> link) {
   std::shared_ptr<Link> old;
+  bool gone = false;
   {
     MutexLock lock(mu_);
-    old = std::exchange(link_, std::move(link));
+    gone = gone_;
+    old = gone ? std::move(link) : std::exchange(link_, std::move(link));
+    // Together with the link, so that the end of one connection is not taken
+    // for the end of the next.
+    if (!gone) TellLocked(CalleeSession::Connected{});
   }
-  if (old != nullptr) {
-    old->End(absl::AbortedError("replaced by a newer connection"));
-  }
-  Tell(CalleeSession::Connected{});
+  if (old == nullptr) return;
+  old->End(gone ? absl::UnavailableError("the session has ended")
+                : absl::AbortedError("replaced by a newer connection"));
 }
 
 absl::Status Inbound::OnFrame(Link& link, Frame frame) {
@@ -105,12 +109,10 @@ absl::Status Inbound::OnFrame(Link& link, Frame frame) {
 }
 
 void Inbound::OnLinkClosed(Link& link) {
-  {
-    MutexLock lock(mu_);
-    if (link_.get() != &link) return;
-    link_ = nullptr;
-  }
-  Tell(CalleeSession::Event(CalleeSession::Disconnected{}));
+  MutexLock lock(mu_);
+  if (link_.get() != &link) return;
+  link_ = nullptr;
+  TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
 }
 
 void Inbound::PeerGone(const absl::Status& why) {
@@ -152,20 +154,24 @@ void Inbound::Tell(const CalleeSession::Event& event) {
   bool has_actions = false;
   {
     MutexLock lock(mu_);
-    emitted_.clear();
-    session_.OnEvent(event, transport_.clock().Now(), &emitted_);
-    for (CalleeSession::Action& action : emitted_) {
-      if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
-        if (link_ != nullptr) link_->Append(std::move(send->reply));
-      } else {
-        actions_.push_back(std::move(action));
-      }
-    }
+    TellLocked(event);
     link = link_;
     has_actions = !actions_.empty() && !running_actions_;
   }
   if (has_actions) RunActions();
   if (link != nullptr) link->Drain();
+}
+
+void Inbound::TellLocked(const CalleeSession::Event& event) {
+  emitted_.clear();
+  session_.OnEvent(event, transport_.clock().Now(), &emitted_);
+  for (CalleeSession::Action& action : emitted_) {
+    if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
+      if (link_ != nullptr) link_->Append(std::move(send->reply));
+    } else {
+      actions_.push_back(std::move(action));
+    }
+  }
 }
 
 void Inbound::RunActions() {

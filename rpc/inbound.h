@@ -83,6 +83,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   };
 
   void Tell(const CalleeSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellLocked(const CalleeSession::Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void RunActions() ABSL_LOCKS_EXCLUDED(mu_);
   void Run(CalleeSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(const RequestPtr& request) ABSL_LOCKS_EXCLUDED(mu_);

@@ -44,17 +44,25 @@ void Link::Drain() {
   std::shared_ptr<Connection> connection;
   Slices message;
   bool close = false;
+  bool overflows = false;
   absl::Status status;
   {
     MutexLock lock(mu_);
-    if (writing_ || receiving_ || closed_ || connection_ == nullptr) return;
-    message = TakeMessage();
-    connection = connection_;
-    writing_ = !message.empty();
-    close = message.empty() && close_when_written_;
-    status = close_status_;
+    if (closed_ || connection_ == nullptr) return;
+    overflows = outbox_.size() > kMaxWaiting;
+    if (!overflows) {
+      if (writing_ || receiving_) return;
+      message = TakeMessage();
+      connection = connection_;
+      writing_ = !message.empty();
+      close = message.empty() && close_when_written_;
+      status = close_status_;
+    }
   }
-  if (!message.empty()) {
+  if (overflows) {
+    End(absl::ResourceExhaustedError(absl::StrCat(
+        "more than ", kMaxWaiting, " messages wait for a peer to read them")));
+  } else if (!message.empty()) {
     // Fails only once the connection is closing: OnClosed follows.
     connection->Write(std::move(message));
   } else if (close) {

@@ -49,6 +49,9 @@ class Link final : public ConnectionObserver,
   static constexpr size_t kInPieces = size_t{128} << 10;
   // One message gathers about so much.
   static constexpr size_t kBatchBytes = size_t{256} << 10;
+  // An honest peer, which reads, never makes more frames wait. Beyond it the
+  // link ends.
+  static constexpr size_t kMaxWaiting = size_t{1} << 18;
 
   // `max_bytes` bounds the bodies that are being assembled. `owner` is held
   // until the link is closed.

@@ -39,13 +39,14 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
 }
 
 void Outbound::PeerGone(absl::Status why) {
-  Tell(CallerSession::PeerGone{why});
   std::shared_ptr<Link> link;
   {
     MutexLock lock(mu_);
+    TellLocked(CallerSession::PeerGone{why});
     link = std::move(link_);
     connecting_ = false;
   }
+  RunActions();
   if (link != nullptr) link->End(why);
 }
 
@@ -210,6 +211,10 @@ absl::Status Outbound::OnFrame(Link& link, Frame frame) {
 }
 
 absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();  // given up since
+  }
   if (welcome.replaced) {
     PeerGone(absl::UnavailableError(welcome.status.message()));
     return absl::OkStatus();

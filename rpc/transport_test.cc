@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,6 +15,7 @@
 #include "weft/rpc/local_transport.h"
 #include "weft/rpc/simulated_transport.h"
 #include "weft/rpc/transport_conformance.h"
+#include "weft/rpc/wire.h"
 
 namespace weft::rpc {
 namespace {
@@ -116,6 +118,75 @@ TEST(SimulatedAgents, EachCallRunsOnceWhateverBreaks) {
     broken += run.broken;
   }
   EXPECT_GT(broken, 200);
+}
+
+// What a stranger hears of an agent.
+class Stranger final : public ConnectionObserver {
+ public:
+  void OnMessage(Slices message) override {
+    EXPECT_THAT(ReadBatch(message, Instant(),
+                          [this](Frame frame) {
+                            welcomes += std::holds_alternative<Welcome>(frame);
+                            return absl::OkStatus();
+                          }),
+                IsOk());
+  }
+  void OnWritten() override {}
+  void OnClosed(absl::Status status) override { closed = status; }
+
+  int welcomes = 0;
+  absl::Status closed;
+};
+
+// One agent, and a connection to it that nobody's agent has opened.
+class StrangersTest : public ::testing::Test {
+ protected:
+  StrangersTest() {
+    AgentOptions options;
+    options.job = "job";
+    options.name = "w1";
+    options.key = WorkerKey{1, 1};
+    options.transport = at_agent_.get();
+    options.directory = &directory_;
+    options.executor = &executor_;
+    agent_ = *Agent::Create(options);
+    connection_ =
+        at_stranger_->Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, stranger_);
+  }
+
+  void Pass(absl::Duration time) {
+    Promise<void> never(at_stranger_->driver());
+    (void)never.future().Wait(time);
+  }
+
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  FixedDirectory directory_;
+  InlineExecutor executor_;
+  std::unique_ptr<Transport> at_agent_ = network_.MakeTransport("w1");
+  std::unique_ptr<Transport> at_stranger_ = network_.MakeTransport("w0");
+  std::unique_ptr<Agent> agent_;
+  std::shared_ptr<Stranger> stranger_ = std::make_shared<Stranger>();
+  std::shared_ptr<Connection> connection_;
+};
+
+TEST_F(StrangersTest, WhoSaysNothingIsHungUpOn) {
+  Pass(absl::Seconds(5));
+  EXPECT_THAT(stranger_->closed, IsOk());
+  Pass(absl::Seconds(10));
+  EXPECT_FALSE(stranger_->closed.ok());
+}
+
+TEST_F(StrangersTest, WhoIsRefusedIsToldOnce) {
+  Hello hello;
+  hello.job = "another";
+  hello.name = "w0";
+  BatchWriter batch;
+  for (int i = 0; i < 1000; ++i) batch.Add(hello);
+  ASSERT_TRUE(connection_->Write(std::move(batch).Finish()));
+  Pass(absl::Seconds(1));
+  EXPECT_EQ(stranger_->welcomes, 1);
+  EXPECT_FALSE(stranger_->closed.ok());
 }
 
 TEST(SimulatedAgents, OneSeedIsOneRun) {

@@ -23,6 +23,7 @@ constexpr uint64_t kFixed32 = 5;
 constexpr int kBody = 15;
 constexpr uint64_t kMaxId = uint64_t{1} << 62;
 constexpr size_t kMaxText = 64 << 10;
+constexpr size_t kMaxDetails = 16;  // payloads of a status
 
 // ------------------------------------------------------------------ writing
 
@@ -369,7 +370,9 @@ absl::Status ReadReply(Reader* r, size_t size, ReplyFrame* frame) {
         if (f.Is(3, kBytes)) return r->Text(f.size, &error);
         if (f.Is(4, kVarint)) return ReadNumber(r, &refusal);
         if (f.Is(5, kBytes)) {
-          if (details.size() == 16) return Bad("more than 16 details");
+          if (details.size() == kMaxDetails) {
+            return Bad(absl::StrCat("more than ", kMaxDetails, " details"));
+          }
           auto& [key, value] = details.emplace_back();
           return ReadDetail(r, f.size, &key, &value);
         }
@@ -486,12 +489,17 @@ void BatchWriter::Add(const Reply& reply, bool body_follows) {
   PutNumber(&fields, 2, static_cast<uint64_t>(reply.status.code()));
   PutText(&fields, 3, reply.status.message().substr(0, kMaxText));
   PutNumber(&fields, 4, static_cast<uint64_t>(reply.refusal));
+  // What a reader would refuse is left out.
+  size_t details = 0;
   reply.status.ForEachPayload(
-      [&fields](absl::string_view key, const absl::Cord& value) {
+      [&](absl::string_view key, const absl::Cord& value) {
+        if (details == kMaxDetails) return;
         std::string entry;
         PutText(&entry, 1, key);
         PutText(&entry, 2, std::string(value));
-        if (entry.size() < kMaxText) PutText(&fields, 5, entry);
+        if (entry.size() >= kMaxText) return;
+        PutText(&fields, 5, entry);
+        ++details;
       });
   if (body_follows) PutNumber(&fields, 8, TotalSize(reply.body));
   AddFrame(4, fields, body_follows ? Slices() : reply.body);
