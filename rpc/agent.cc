@@ -27,6 +27,8 @@ namespace {
 // Sessions of callers that may have gone without a word are forgotten beyond
 // this many. A caller that comes back is told so.
 constexpr size_t kMaxIdleSessions = 1024;
+// What a stranger may take to say who it is, and to read why it was refused.
+constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
 // How often Shutdown looks whether all has ended.
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
 
@@ -46,6 +48,8 @@ class Agent::Core final : public Dispatcher,
   // Ends everything and waits for the handlers, which have been told.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the calls in both directions; handlers are told.
+  void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions& options() const { return options_; }
   Transport& transport() const { return *options_.transport; }
@@ -55,8 +59,10 @@ class Agent::Core final : public Dispatcher,
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
   void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
-  void SetLocal(const void* type_key, void* object) ABSL_LOCKS_EXCLUDED(mu_);
-  void* FindLocal(const void* type_key) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetLocal(const void* type_key, std::shared_ptr<void> object)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<void> FindLocal(const void* type_key)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Answers a peer's first frame. Null: it was refused.
   std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
@@ -84,6 +90,8 @@ class Agent::Core final : public Dispatcher,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckHello(const Hello& hello, const std::string& proven_name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckNotGone(const std::string& name, WorkerKey key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
@@ -99,6 +107,8 @@ class Agent::Core final : public Dispatcher,
   std::unique_ptr<ThreadPool> own_pool_;
   Executor* executor_ = nullptr;
   telemetry::StatusPage::Registration status_page_;
+  CancelSource ending_;  // of the calls of this agent by itself
+  std::atomic<bool> is_draining_{false};
 
   Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
@@ -107,7 +117,8 @@ class Agent::Core final : public Dispatcher,
   std::shared_ptr<internal::Caller> self_caller_ ABSL_GUARDED_BY(mu_);
   // Up to which epoch the incarnations of a worker are gone, by id.
   absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<const void*, void*> locals_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const void*, std::shared_ptr<void>> locals_
+      ABSL_GUARDED_BY(mu_);
 
   Mutex handlers_mu_;
   CondVar no_handlers_;
@@ -122,6 +133,7 @@ class Agent::Core::Guest final : public LinkOwner {
 
   absl::Status OnFrame(Link& link, Frame frame) override {
     if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
+    if (refused_) return absl::OkStatus();  // it is told why, then closed
     const auto* hello = std::get_if<Hello>(&frame);
     if (hello == nullptr) {
       return absl::InvalidArgumentError("the first frame is not a Hello");
@@ -129,8 +141,12 @@ class Agent::Core::Guest final : public LinkOwner {
     const std::shared_ptr<Core> core = core_.lock();
     if (core == nullptr) return absl::UnavailableError("the agent has ended");
     inbound_ = core->Admit(link, *hello, proven_name_);
+    refused_ = inbound_ == nullptr;
+    is_stranger_ = refused_;
     return absl::OkStatus();
   }
+
+  bool is_stranger() const { return is_stranger_; }
 
   void OnLinkClosed(Link& link, absl::Status) override {
     if (inbound_ != nullptr) inbound_->OnLinkClosed(link);
@@ -140,6 +156,8 @@ class Agent::Core::Guest final : public LinkOwner {
   const std::weak_ptr<Core> core_;
   const std::string proven_name_;
   std::shared_ptr<Inbound> inbound_;
+  bool refused_ = false;
+  std::atomic<bool> is_stranger_{true};
 };
 
 namespace {
@@ -167,13 +185,16 @@ class SelfCall final : public ServedCall,
     dispatcher_->CallEnded();
   }
 
-  // Ends it at its deadline.
-  void StartTimer() {
+  // Ends it at its deadline, and with the agent.
+  void Follow(const CancelToken& agent) {
     timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
       if (auto self = weak.lock()) {
         self->Abandon(
             absl::DeadlineExceededError("the deadline passed in the handler"));
       }
+    });
+    with_agent_ = agent.OnCancel([weak = weak_from_this()](auto& why) {
+      if (auto self = weak.lock()) self->Abandon(why);
     });
   }
 
@@ -201,16 +222,19 @@ class SelfCall final : public ServedCall,
   CancelSource cancel_;
   internal::Caller::Done done_;
   std::atomic<bool> ended_{false};
-  Transport::TimerId timer_ = 0;
+  std::atomic<Transport::TimerId> timer_{0};  // it may fire before it is known
+  CancelToken::Registration with_agent_;
 };
 
 class SelfCaller final : public internal::Caller {
  public:
+  // Calls end with `agent`.
   SelfCaller(std::weak_ptr<Dispatcher> dispatcher, Transport& transport,
-             Worker self)
+             Worker self, CancelToken agent)
       : dispatcher_(std::move(dispatcher)),
         transport_(transport),
-        self_(std::move(self)) {}
+        self_(std::move(self)),
+        agent_(std::move(agent)) {}
 
   const Worker& peer() const override { return self_; }
 
@@ -227,7 +251,7 @@ class SelfCaller final : public internal::Caller {
     auto call =
         std::make_shared<SelfCall>(dispatcher, transport_, self_, *request,
                                    CancelSource(), std::move(done));
-    call->StartTimer();
+    call->Follow(agent_);
     dispatcher->Dispatch(**function, call);
     return [weak = std::weak_ptr<SelfCall>(call)](absl::Status why) {
       if (auto live = weak.lock()) live->Abandon(why);
@@ -238,6 +262,7 @@ class SelfCaller final : public internal::Caller {
   const std::weak_ptr<Dispatcher> dispatcher_;
   Transport& transport_;
   const Worker self_;
+  const CancelToken agent_;
 };
 
 }  // namespace
@@ -258,7 +283,8 @@ absl::Status Agent::Core::Start(Agent* agent) {
   {
     MutexLock lock(mu_);
     self_caller_ = std::make_shared<SelfCaller>(
-        weak_from_this(), transport(), Worker{options_.name, options_.key, ""});
+        weak_from_this(), transport(), Worker{options_.name, options_.key, ""},
+        ending_.token());
   }
   std::weak_ptr<Core> weak = weak_from_this();
   status_page_ = telemetry_.status().Register("rpc", [weak] {
@@ -272,10 +298,22 @@ absl::Status Agent::Core::Start(Agent* agent) {
         if (core == nullptr) {
           return absl::UnavailableError("the agent has ended");
         }
-        auto link = std::make_shared<Link>(
-            std::make_shared<Guest>(weak, connection->ProvenName()),
-            core->transport().clock(), core->options().limits.bytes);
+        Transport& transport = core->transport();
+        auto guest = std::make_shared<Guest>(weak, connection->ProvenName());
+        auto link = std::make_shared<Link>(guest, transport.clock(),
+                                           core->options().limits.bytes);
         link->Attach(std::move(connection));
+        transport.RunAt(transport.clock().Now() + kHelloTimeout,
+                        [who = std::weak_ptr<Guest>(guest),
+                         link = std::weak_ptr<Link>(link)] {
+                          const std::shared_ptr<Guest> guest = who.lock();
+                          const std::shared_ptr<Link> open = link.lock();
+                          if (guest == nullptr || open == nullptr) return;
+                          if (!guest->is_stranger()) return;
+                          open->End(absl::DeadlineExceededError(absl::StrCat(
+                              "no Hello, or none that was accepted, within ",
+                              absl::FormatDuration(kHelloTimeout))));
+                        });
         return link;
       });
   return absl::OkStatus();
@@ -290,8 +328,7 @@ void Agent::Core::Stop() {
   }
   status_page_.Release();
   transport().Accept(nullptr);
-  for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
-  for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  EndCalls(why);
   {
     MutexLock lock(handlers_mu_);
     // Bounded by the handlers themselves: they have been cancelled, and the
@@ -304,7 +341,14 @@ void Agent::Core::Stop() {
   own_pool_.reset();
 }
 
+void Agent::Core::EndCalls(const absl::Status& why) {
+  for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
+  for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  ending_.Cancel(why);
+}
+
 absl::Status Agent::Core::Drain(absl::Duration timeout) {
+  is_draining_ = true;
   {
     MutexLock lock(mu_);
     if (ended_.ok()) {
@@ -315,9 +359,12 @@ absl::Status Agent::Core::Drain(absl::Duration timeout) {
   const Instant deadline = transport().clock().Now() + timeout;
   while (!StillOpen().empty()) {
     if (transport().clock().Now() >= deadline) {
-      return absl::DeadlineExceededError(
+      const absl::Status late = absl::DeadlineExceededError(
           absl::StrCat("Agent::Shutdown: after ", absl::FormatDuration(timeout),
                        " there are still ", absl::StrJoin(StillOpen(), ", ")));
+      EndCalls(
+          absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
+      return late;
     }
     // Waits as this transport is waited for, which lets it go on.
     Promise<void> pause(transport().driver());
@@ -397,6 +444,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
   std::shared_ptr<Outbound> outbound;
   MutexLock lock(mu_);
   if (worker->key == options_.key) return self_caller_;
+  WEFT_RETURN_IF_ERROR(CheckNotGone(worker->name, worker->key));
   std::shared_ptr<Outbound>& known = outbounds_[worker->key];
   if (known == nullptr) {
     Outbound::Options options;
@@ -432,12 +480,12 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
   if (inbound != nullptr) inbound->PeerGone(status);
 }
 
-void Agent::Core::SetLocal(const void* type_key, void* object) {
+void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {
   MutexLock lock(mu_);
-  locals_[type_key] = object;
+  locals_[type_key].swap(object);  // the former one ends without the lock
 }
 
-void* Agent::Core::FindLocal(const void* type_key) {
+std::shared_ptr<void> Agent::Core::FindLocal(const void* type_key) {
   MutexLock lock(mu_);
   const auto it = locals_.find(type_key);
   return it == locals_.end() ? nullptr : it->second;
@@ -492,13 +540,29 @@ absl::Status Agent::Core::CheckHello(const Hello& hello,
                      hello.name));
   }
   WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(hello.name));
-  const auto gone = gone_epochs_.find(hello.from.id);
-  if (gone != gone_epochs_.end() && hello.from.epoch <= gone->second) {
+  if (!CheckNotGone(hello.name, hello.from).ok()) {
     return absl::FailedPreconditionError(
         absl::StrCat("the incarnation ", hello.from.ToString(), " of ",
                      hello.name, " was declared gone: join again"));
   }
+  // A name is proven by a certificate; whose key it is, only by who has it.
+  const auto known = inbounds_.find(hello.from);
+  if (known != inbounds_.end() && known->second->peer().name != hello.name) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the key ", hello.from.ToString(), " is of ",
+                     known->second->peer().name, ", not of ", hello.name));
+  }
   return ended_;
+}
+
+absl::Status Agent::Core::CheckNotGone(const std::string& name,
+                                       WorkerKey key) const {
+  const auto gone = gone_epochs_.find(key.id);
+  if (gone == gone_epochs_.end() || key.epoch > gone->second) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(absl::StrCat("the incarnation ", key.ToString(),
+                                             " of ", name, " is gone"));
 }
 
 Welcome Agent::Core::Judge(const Hello& hello, const std::string& proven_name,
@@ -553,6 +617,10 @@ void Agent::Core::ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended) {
 
 absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
                                                   Refusal* refusal) const {
+  if (is_draining_) {
+    return absl::UnavailableError(
+        absl::StrCat(options_.name, " is shutting down"));
+  }
   const Function* function = registry_.FindName(request.function);
   if (function == nullptr) {
     *refusal = Refusal::kUnknownFunction;
@@ -638,8 +706,8 @@ Target Agent::MakeTarget(absl::StatusOr<Worker> worker, absl::Duration timeout,
   return target;
 }
 
-void Agent::SetLocalObject(const void* type_key, void* object) {
-  core_->SetLocal(type_key, object);
+void Agent::SetLocalObject(const void* type_key, std::shared_ptr<void> object) {
+  core_->SetLocal(type_key, std::move(object));
 }
 
 void Agent::PeerGone(WorkerKey key, absl::string_view why) {
@@ -671,7 +739,13 @@ Target CallContext::To(WorkerKey key, absl::Duration timeout) const {
 }
 
 void* CallContext::FindLocal(const void* type_key) const {
-  return agent_->core_->FindLocal(type_key);
+  std::shared_ptr<void> object = agent_->core_->FindLocal(type_key);
+  void* const found = object.get();
+  if (object.use_count() > 0) {
+    MutexLock lock(mu_);
+    used_.push_back(std::move(object));
+  }
+  return found;
 }
 
 // -------------------------------------------------------------------- calls

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -67,11 +68,16 @@ class Agent {
             absl::Duration timeout = absl::InfiniteDuration());
   Target To(WorkerKey key, absl::Duration timeout = absl::InfiniteDuration());
 
-  // What handlers find by CallContext::Local<T>(). `object` must outlive the
-  // agent, or be replaced by null when no handler uses it any more.
+  // What handlers find by CallContext::Local<T>(), until it is replaced. A call
+  // that has found it shares it, so that it may be let go while calls run.
+  template <typename T>
+  void SetLocal(std::shared_ptr<T> object) {
+    SetLocalObject(&internal::kTypeKey<T>, std::move(object));
+  }
+  // The same; `object` must outlive the agent.
   template <typename T>
   void SetLocal(T* object) {
-    SetLocalObject(&internal::kTypeKey<T>, object);
+    SetLocal(std::shared_ptr<T>(std::shared_ptr<void>(), object));
   }
 
   // Membership says that this incarnation is gone: its calls end, those that
@@ -93,7 +99,7 @@ class Agent {
   explicit Agent(std::shared_ptr<Core> core);
   Target MakeTarget(absl::StatusOr<Worker> worker, absl::Duration timeout,
                     std::shared_ptr<const Lineage> lineage);
-  void SetLocalObject(const void* type_key, void* object);
+  void SetLocalObject(const void* type_key, std::shared_ptr<void> object);
 
   std::shared_ptr<Core> core_;
 };

@@ -24,6 +24,7 @@ struct RanksOptions {
   absl::Duration give_up_after = absl::Seconds(10);
   std::vector<const Registry*> registries;  // by rank; none: the global one
   std::vector<std::string> jobs;            // by rank; none: "job"
+  std::vector<WorkerKey> keys;              // by rank; none: as below
   telemetry::Telemetry* telemetry = nullptr;
 };
 
@@ -33,7 +34,9 @@ class Ranks {
   explicit Ranks(int n, const RanksOptions& options = {}) {
     for (int i = 0; i < n; ++i) {
       const std::string name = absl::StrCat("w", i);
-      const WorkerKey key{static_cast<uint32_t>(i), 1};
+      const WorkerKey key = options.keys.empty()
+                                ? WorkerKey{static_cast<uint32_t>(i), 1}
+                                : options.keys[i];
       directory_.Put(Worker{name, key, name});
       transports_.push_back(network_.MakeTransport(name));
       AgentOptions agent;

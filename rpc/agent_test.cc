@@ -328,6 +328,18 @@ TEST(Agent, APeerDeclaredGoneEndsItsCallsWithTheOutcomeUnknown) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
                                "its process has ended"));
   EXPECT_TRUE(OutcomeUnknown(status));
+  // The directory has not heard of it yet; nobody is called in vain.
+  EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
+              StatusIs(absl::StatusCode::kUnavailable, "1@0.1 of w1 is gone"));
+}
+
+TEST(Agent, AKeyIsOfTheNameThatCameWithItFirst) {
+  RanksOptions options;
+  options.keys = {{0, 1}, {1, 1}, {0, 1}};
+  Ranks ranks(3, options);
+  ASSERT_EQ(*Call(ranks[0].To("w1"), WhoCalls), "w0");
+  EXPECT_THAT(Call(ranks[2].To("w1"), WhoCalls),
+              StatusIs(absl::StatusCode::kPermissionDenied, "is of w0"));
 }
 
 TEST(Agent, ACallerDeclaredGoneIsHeardNoMore) {
@@ -421,7 +433,67 @@ TEST(Agent, ShutdownNamesWhatIsStillOpen) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, "1 calls to w1"));
   EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
               StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
-  call.Cancel();
+  EXPECT_THAT(call.Wait(absl::Seconds(10)),
+              StatusIs(absl::StatusCode::kCancelled, "w0 has shut down"));
+}
+
+TEST(Agent, ShutdownRefusesNewCallsOfPeers) {
+  Ranks ranks(2);
+  ASSERT_EQ(*Call(ranks[0].To("w1"), Add, 1, 2), 3);
+  ASSERT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  const absl::Status status = Call(ranks[0].To("w1"), Add, 1, 2).status();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kUnavailable, "w1 is shutting down"));
+  EXPECT_FALSE(OutcomeUnknown(status));
+}
+
+TEST(Agent, WhatIsParkedDoesNotKeepAnAgentFromEnding) {
+  Counters counters;
+  Future<int64_t> call = MakeReady<int64_t>(0);
+  {
+    Ranks ranks(2);
+    ranks[1].SetLocal(&counters);
+    call = CallAsync(ranks[0].To("w1"), Later);
+    counters.began.Park();
+  }
+  EXPECT_THAT(call.Wait(absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kCancelled, "the agent of w0"));
+  MutexLock lock(counters.mu);
+  ASSERT_EQ(counters.parked.size(), 1u);
+  EXPECT_TRUE(counters.parked[0].IsDone());
+}
+
+TEST(Agent, CallsOfAnAgentByItselfEndWithIt) {
+  Counters counters;
+  Future<void> call = MakeReady();
+  {
+    Ranks ranks(1);
+    ranks[0].SetLocal(&counters);
+    call = CallAsync(ranks[0].To("w0"), Linger);
+    counters.began.Park();
+  }
+  EXPECT_THAT(call.Wait(absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kCancelled, "the agent of w0"));
+  EXPECT_EQ(counters.cancelled, 1);
+}
+
+TEST(Agent, WhatACallHasFoundLivesUntilItHasEnded) {
+  auto counters = std::make_shared<Counters>();
+  const std::weak_ptr<Counters> alive = counters;
+  {
+    Ranks ranks(2);
+    ranks[1].SetLocal(counters);
+    Future<int64_t> call = CallAsync(ranks[0].To("w1"), Later);
+    counters->began.Park();
+    ranks[1].SetLocal<Counters>(nullptr);
+    counters.reset();
+    const std::shared_ptr<Counters> kept = alive.lock();
+    ASSERT_NE(kept, nullptr);
+    MutexLock lock(kept->mu);
+    ASSERT_EQ(kept->parked.size(), 1u);
+    kept->parked[0].Set(3);
+  }
+  EXPECT_EQ(alive.lock(), nullptr);
 }
 
 TEST(Agent, PendingCallsAreOnTheStatusPage) {

@@ -7,12 +7,17 @@
 #define WEFT_RPC_CALL_CONTEXT_H_
 
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/cancel.h"
 #include "weft/base/clock.h"
+#include "weft/base/mutex.h"
 #include "weft/rpc/directory.h"
 #include "weft/telemetry/trace_context.h"
 
@@ -64,7 +69,7 @@ class CallContext {
   Target To(WorkerKey key,
             absl::Duration timeout = absl::InfiniteDuration()) const;
 
-  // What Agent::SetLocal attached, or null.
+  // What Agent::SetLocal attached, or null. Lives until the call has ended.
   template <typename T>
   T* Local() const {
     return static_cast<T*>(FindLocal(&internal::kTypeKey<T>));
@@ -75,11 +80,13 @@ class CallContext {
       : agent_(agent), peer_(std::move(peer)), lineage_(std::move(lineage)) {}
 
  private:
-  void* FindLocal(const void* type_key) const;
+  void* FindLocal(const void* type_key) const ABSL_LOCKS_EXCLUDED(mu_);
 
   Agent* const agent_;
   const Worker peer_;
   const Lineage lineage_;
+  mutable Mutex mu_;
+  mutable std::vector<std::shared_ptr<void>> used_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::rpc

@@ -5,7 +5,8 @@
 //
 // The function may take `CallContext&` first, then anything with a Codec, by
 // value or const reference. It returns void, Status, R, StatusOr<R> or
-// Future<R>; what it throws becomes a Status. WEFT_RPC_INLINE runs it on the
+// Future<R>, which is cancelled if the call is; what it throws becomes a
+// Status. WEFT_RPC_INLINE runs it on the
 // transport's thread: for what is short and never waits.
 //
 // The file must be linked into the worker that serves: a library that holds
@@ -27,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "weft/base/cancel.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
 #include "weft/rpc/call_context.h"
@@ -220,10 +222,14 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
                                absl::StatusOr<Future<Value>>>) {
     if (!result.ok()) return call->Finish(std::move(result).status());
     Future<Value> future = *std::move(result);
+    auto follow = std::make_shared<CancelToken::Registration>();
     // The callback holds the call, and with it the context.
-    future.OnReady([call](const Result<Value>& value) {
+    future.OnReady([call, follow](const Result<Value>& value) {
       call->Finish(CatchToStatus([&] { return EncodeResult<Value>(value); }));
     });
+    // Else what is parked for nobody would keep the agent from ending.
+    *follow = call->cancel().OnCancel(
+        [future](const absl::Status& why) { future.Cancel(why); });
   } else {
     call->Finish(
         CatchToStatus([&] { return EncodeResult<Value>(std::move(result)); }));
