@@ -12,7 +12,6 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/sharded_sampler.h"
-#include "weft/launch/serve_tables.h"
 #include "weft/rendezvous/store.h"
 #include "weft/telemetry/logger.h"
 #include "weft/tensor/ops/reduce.h"
@@ -126,7 +125,6 @@ absl::Status ImageTrainer::Begin() {
   loading.batch_size = options_.batch_size;
   WEFT_ASSIGN_OR_RETURN(
       loader_, input::DataLoader::Create(*data_.train, sampler, loading));
-  WEFT_RETURN_IF_ERROR(AwaitTables(worker_, kRoundTimeout));
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
 
   ps::v1::TableSpec spec;

@@ -7,6 +7,7 @@
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/launch/serve_tables.h"
+#include "weft/ps/server.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/options.h"
@@ -24,6 +25,7 @@ absl::Status Run(int argc, char** argv) {
   weft::worker::Options options;
   options.role = "ps";
   absl::Duration grace = absl::Seconds(20);
+  std::string of_trainers;
   weft::worker::Flags flags(
       "parameter_server",
       "Holds the tables of a job and applies what its trainers push. Ends when "
@@ -31,9 +33,20 @@ absl::Status Run(int argc, char** argv) {
   options.AddTo(flags);
   flags.Add("grace", &grace,
             "after SIGTERM, how long trainers may still save what they have");
+  // What is pushed says all of this; both programs take the same command line.
+  bool ignored = false;
+  for (const char* name : {"sync", "async", "resume"}) {
+    flags.Add(name, &ignored, "of trainers; taken and not used");
+  }
+  for (const char* name :
+       {"data", "epochs", "batch-size", "lr", "checkpoint-dir"}) {
+    flags.Add(name, &of_trainers, "of trainers; taken and not used");
+  }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
 
+  // Outlives the worker, whose handlers use it to their end.
+  weft::ps::Server server({options.rank, options.servers});
   auto worker = weft::worker::Worker::Start(options);
   if (!worker.ok()) return worker.status();
   // Until here a signal just ends the program: nobody depends on it yet.
@@ -41,7 +54,7 @@ absl::Status Run(int argc, char** argv) {
     std::signal(signal, [](int) { asked_to_stop = 1; });
   }
   const absl::Status served = weft::launch::ServeTables(
-      **worker, [] { return asked_to_stop != 0; }, grace);
+      **worker, server, [] { return asked_to_stop != 0; }, grace);
   const absl::Status ended =
       (*worker)->Shutdown(served.ok() ? kGoodBye : kHastyGoodBye).status();
   return served.ok() ? ended : served;

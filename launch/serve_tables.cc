@@ -1,6 +1,5 @@
 #include "weft/launch/serve_tables.h"
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
@@ -10,14 +9,15 @@
 #include "weft/base/clock.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
-#include "weft/rendezvous/store.h"
 #include "weft/rendezvous/view.h"
 #include "weft/telemetry/logger.h"
+#include "weft/telemetry/metrics.h"
 
 namespace weft::launch {
 namespace {
 
 constexpr absl::Duration kTick = absl::Milliseconds(100);
+constexpr absl::Duration kShowEvery = absl::Seconds(2);
 
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
@@ -52,11 +52,6 @@ void TellServer(const rendezvous::View& view, int trainers,
   }
 }
 
-// Of this life of the server: an earlier one may have left its word.
-std::string ServingKey(const rendezvous::Member& server) {
-  return absl::StrCat("serving/", server.name, "/", server.incarnation);
-}
-
 bool AllGone(const rendezvous::View& view, int trainers) {
   for (int rank = 0; rank < trainers; ++rank) {
     const Trainer state = StateOf(view, rank);
@@ -79,6 +74,18 @@ absl::Status HowTheyEnded(const rendezvous::View& view, int trainers) {
       absl::StrCat("trainers died: ", absl::StrJoin(died, "; ")));
 }
 
+// What a table's owner watches.
+void Show(const ps::Server& server, telemetry::Metrics& metrics) {
+  const ps::v1::ServerStats stats = server.Stats();
+  for (const ps::v1::TableStats& table : stats.tables()) {
+    const telemetry::Metrics::Labels label = {{"table", table.spec().name()}};
+    metrics.GaugeFor("weft_ps_table_rows", label).Set(table.rows());
+    metrics.GaugeFor("weft_ps_table_memory_bytes", label)
+        .Set(table.memory_bytes());
+    metrics.GaugeFor("weft_ps_table_version", label).Set(table.version());
+  }
+}
+
 // Until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<bool()> asked_to_stop,
@@ -89,12 +96,17 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
         TellServer(*view, trainers, server);
       });
   Instant stop_by = Instant::Infinite();
+  Instant show_at;
   for (;;) {
     const auto gone = worker.membership().WaitFor(
         [&](const rendezvous::View& view) { return AllGone(view, trainers); },
         kTick);
     const Instant now = SteadyClock().Now();
     server.Expire(now);
+    if (now >= show_at) {
+      Show(server, worker.telemetry().metrics());
+      show_at = now + kShowEvery;
+    }
     if (gone.ok()) return HowTheyEnded(**gone, trainers);
     if (!absl::IsDeadlineExceeded(gone.status())) return gone.status();
     if (stop_by == Instant::Infinite() && asked_to_stop()) {
@@ -108,46 +120,14 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
 
 }  // namespace
 
-absl::Status ServeTables(worker::Worker& worker,
+absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::FunctionRef<bool()> asked_to_stop,
                          absl::Duration grace) {
-  ps::Server server({worker.options().rank, worker.options().servers, 1024,
-                     &worker.telemetry()});
   worker.agent().SetLocal(&server);
-  absl::Status ended =
-      worker.membership()
-          .store()
-          .Set(ServingKey(worker.self()), "yes", worker.options().rpc_timeout)
-          .status();
-  if (ended.ok()) {
-    ended = Serve(worker, server, asked_to_stop, grace);
-  }
+  const absl::Status ended = Serve(worker, server, asked_to_stop, grace);
   server.Shutdown(absl::CancelledError(
       absl::StrCat("parameter server ", worker.self().name, " shuts down")));
-  worker.agent().SetLocal<ps::Server>(nullptr);
   return ended;
-}
-
-absl::Status AwaitTables(worker::Worker& worker, absl::Duration timeout) {
-  const Instant deadline = SteadyClock().Now() + timeout;
-  for (int rank = 0; rank < worker.options().servers; ++rank) {
-    const std::string name = absl::StrCat("ps", rank);
-    const auto view = worker.membership().view();
-    const rendezvous::Member* server = view->Find(name);
-    if (server == nullptr) {
-      return absl::UnavailableError(
-          absl::StrCat(name, " has gone before it served tables"));
-    }
-    const auto serving = worker.membership().store().Wait(
-        ServingKey(*server), 0,
-        std::max(deadline - SteadyClock().Now(), absl::ZeroDuration()));
-    if (!serving.ok()) {
-      return absl::Status(serving.status().code(),
-                          absl::StrCat(name, " does not serve tables yet: ",
-                                       serving.status().message()));
-    }
-  }
-  return absl::OkStatus();
 }
 
 }  // namespace weft::launch

@@ -6,22 +6,20 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "weft/ps/server.h"
 #include "weft/worker/worker.h"
 
 namespace weft::launch {
 
-// Serves tables to the trainers of `worker`'s job until all of them have gone.
-// Returns OK if each of them left by its own wish; kUnavailable names those
-// that died. Once `asked_to_stop()`, which is called from this thread about
-// ten times a second, is true it serves for `grace` at most, in which trainers
-// may still save what they have: then OK.
-absl::Status ServeTables(worker::Worker& worker,
+// Serves the tables of `server`, which must outlive `worker`, to the trainers
+// of `worker`'s job until all of them have gone. Returns OK if each of them
+// left by its own wish; kUnavailable names those that died. Once
+// `asked_to_stop()`, which is called from this thread about ten times a second,
+// is true it serves for `grace` at most, in which trainers may still save what
+// they have: then OK.
+absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::FunctionRef<bool()> asked_to_stop,
                          absl::Duration grace);
-
-// Waits until each server of the job is in ServeTables: a server has joined a
-// moment before it can answer.
-absl::Status AwaitTables(worker::Worker& worker, absl::Duration timeout);
 
 }  // namespace weft::launch
 

@@ -25,10 +25,7 @@ absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>> OpenDirectory(
 
 }  // namespace
 
-Server::Server(ServerOptions options)
-    : options_(options),
-      telemetry_(options.telemetry != nullptr ? *options.telemetry
-                                              : telemetry::Silent()) {
+Server::Server(ServerOptions options) : options_(options) {
   WEFT_CHECK(options.server >= 0 && options.server < options.servers);
 }
 

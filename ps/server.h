@@ -1,6 +1,6 @@
 // Server: one parameter server's tables, and the calls that reach them.
 //
-//   ps::Server server({.server = 0, .servers = 2});
+//   ps::Server server({.server = 0, .servers = 2});   // must outlive the agent
 //   agent.SetLocal(&server);      // now it answers the functions of service.h
 //
 // Thread-safety: thread-safe.
@@ -22,7 +22,6 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/table_shard.h"
-#include "weft/telemetry/telemetry.h"
 
 namespace weft::ps {
 
@@ -30,7 +29,6 @@ struct ServerOptions {
   int server = 0;   // this one's index, in [0, servers)
   int servers = 1;  // all must agree on it
   int max_tables = 1024;
-  telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
 };
 
 class Server {
@@ -82,7 +80,6 @@ class Server {
   Tables Snapshot() const ABSL_LOCKS_EXCLUDED(mu_);
 
   const ServerOptions options_;
-  telemetry::Telemetry& telemetry_;
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);

@@ -13,6 +13,9 @@
 namespace weft::ps {
 namespace {
 
+// What one pull of a sparse table may bring.
+constexpr int64_t kMaxPullBytes = int64_t{1} << 30;
+
 absl::Span<const uint64_t> KeysOf(const Tensor& keys) {
   if (!keys.defined()) return {};
   // A key is 64 bits without a sign; tensors know only the signed type.
@@ -189,6 +192,13 @@ absl::Status TableShard::CheckPull(const Tensor& keys) const {
   if (!IsFlat(keys, DType::kI64, 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat(where, "wanted keys i64[n], found ", Found(keys)));
+  }
+  // A key is 8 bytes, its row up to 256 KiB.
+  if (keys.numel() > kMaxPullBytes / (4 * layout_->dim())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, keys.numel(), " rows of ", layout_->dim(),
+                     " floats were asked for at once; ", kMaxPullBytes,
+                     " bytes are the most, ask in several pulls"));
   }
   for (uint64_t key : KeysOf(keys)) {
     const int partition = placement_.PartitionOfKey(key);

@@ -264,6 +264,23 @@ TEST(TableShard, RefusesWhatDoesNotFit) {
   EXPECT_THAT(push(request, key, row), IsOk());
 }
 
+// 64 KiB of keys must not make a server allocate 2 GiB.
+TEST(TableShard, RefusesAPullThatWouldBringTooMuch) {
+  v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
+  spec.set_dim(kMaxDim);
+  const auto shard = *TableShard::Create(spec, 0, 1);
+  v1::Request pull;
+  pull.set_pull(true);
+  const auto read = [&](int64_t keys) {
+    return Now(shard->Handle(pull, Tensor(), Tensor(),
+                             Tensor::Arange(keys, DType::kI64),
+                             Instant::Infinite()));
+  };
+  EXPECT_THAT(read(3), IsOk());
+  EXPECT_THAT(read(8192), StatusIs(absl::StatusCode::kInvalidArgument,
+                                   "ask in several pulls"));
+}
+
 TEST(TableShard, AnImageMovesToAnotherNumberOfServers) {
   const v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
   const auto one = *TableShard::Create(spec, 0, 1);
