@@ -37,8 +37,8 @@ grpc::ChannelArguments ArgumentsOf(const LoopOptions& loop,
   arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetInt(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1);
-  arguments.SetInt(GRPC_ARG_TCP_READ_CHUNK_SIZE, loop.read_chunk_bytes);
-  arguments.SetInt(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, loop.read_chunk_bytes);
+  // gRPC grows towards it while reads are full. From a least chunk of that size
+  // each read of a small reply would pass dozens of empty slices.
   arguments.SetInt(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, loop.read_chunk_bytes);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS,
                    Milliseconds(loop.keepalive_interval));

@@ -46,7 +46,7 @@ struct LoopOptions {
   int64_t max_message_bytes = int64_t{256} << 20;  // of one message, both ways
   int64_t max_metadata_bytes = 8 << 10;
   int read_chunk_bytes =
-      4 << 20;  // of clients; pieces in which a socket is read
+      4 << 20;  // of clients; the largest piece in which a socket is read
 
   absl::Duration keepalive_interval = absl::Seconds(10);
   absl::Duration keepalive_timeout = absl::Seconds(5);
