@@ -234,7 +234,10 @@ void ClientStream::OnRead(bool ok) {
     return;
   }
   if (observer != nullptr) observer->OnMessage(std::move(message));
-  StartRead();
+  // To ask for the next message makes gRPC announce window in a packet of its
+  // own, which wakes the peer for nothing. The thread that this message was for
+  // may write before it looks at the queue again: then both travel together.
+  target_.core->BeforeNextEvent([self] { self->StartRead(); });
 }
 
 bool ClientStream::Write(Slices message) {

@@ -148,6 +148,12 @@ gpr_timespec ToGpr(Instant deadline) {
 }
 
 EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
+  if (!before_next_.empty()) {
+    InlineScope scope;
+    // None of them adds another: what adds one is an event.
+    for (auto& fn : before_next_) std::move(fn)();
+    before_next_.clear();
+  }
   void* tag = nullptr;
   bool ok = false;
   // The poller's "do not wait" is a time long past, which needs no clock.

@@ -13,9 +13,12 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/base/bytes.h"
@@ -75,6 +78,10 @@ class GrpcQueue final : public EventQueue {
     queue_ = std::move(queue);
   }
   grpc::ServerCompletionQueue* get() { return queue_.get(); }
+  // Runs `fn` before the next look at the queue. On the thread that polls.
+  void BeforeNext(absl::AnyInvocable<void() &&> fn) {
+    before_next_.push_back(std::move(fn));
+  }
   // Returns when the events that were there have been handled.
   void AwaitHandled() ABSL_LOCKS_EXCLUDED(mu_);
   // REQUIRES: no call is open. Next returns kEnd once it is empty.
@@ -82,6 +89,8 @@ class GrpcQueue final : public EventQueue {
 
  private:
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
+  // Of the thread that polls; the poller orders one after the other.
+  std::vector<absl::AnyInvocable<void() &&>> before_next_;
   Mutex mu_;
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
 };
@@ -98,6 +107,10 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   telemetry::Telemetry& telemetry() { return telemetry_; }
   Poller& poller() { return poller_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
+  // Of the thread that polls.
+  void BeforeNextEvent(absl::AnyInvocable<void() &&> fn) {
+    queue_.BeforeNext(std::move(fn));
+  }
 
   // Holds `call` until RemoveCall. False if the Loop is shutting down: then
   // `call` must end at once.
