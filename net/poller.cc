@@ -165,16 +165,18 @@ void Poller::HandOn() {
 template <typename Done>
 void Poller::Poll(Waiter& waiter, Instant deadline, const Done& done) {
   waiter.BeginPolling();
-  Instant active = SteadyClock().Now();
+  Instant now = SteadyClock().Now();
+  Instant active = now;
   bool crowded = false;  // somebody else wants this core
   Instant next_timer = Instant::Infinite();
   to_run_.fetch_add(1);  // look at what was posted before
   while (!done()) {
-    if (to_run_.load() > 0 || SteadyClock().Now() >= next_timer) {
-      if (RunDue(&next_timer)) active = SteadyClock().Now();
+    if (to_run_.load() > 0 || now >= next_timer) {
+      const bool ran = RunDue(&next_timer);
+      now = SteadyClock().Now();
+      if (ran) active = now;
       continue;
     }
-    const Instant now = SteadyClock().Now();
     if (now >= deadline) break;
     const bool sleep = crowded || now - active >= options_.spin;
     if (sleep) {
@@ -193,15 +195,17 @@ void Poller::Poll(Waiter& waiter, Instant deadline, const Done& done) {
       ended_.store(true);
       break;
     }
+    now = SteadyClock().Now();
     if (outcome == EventQueue::Outcome::kEvent) {
-      active = SteadyClock().Now();
+      active = now;
       crowded = false;
     } else if (!sleep) {
       // gRPC leaves part of its work to threads of its own, which need this
       // core too.
-      const Instant before = SteadyClock().Now();
+      const Instant before = now;
       sched_yield();
-      crowded = SteadyClock().Now() - before > kForeignYield;
+      now = SteadyClock().Now();
+      crowded = now - before > kForeignYield;
     }
   }
   waiter.EndPolling();
