@@ -300,8 +300,9 @@ absl::Status Agent::Core::Start(Agent* agent) {
         }
         Transport& transport = core->transport();
         auto guest = std::make_shared<Guest>(weak, connection->ProvenName());
+        // As much for nested calls as for the others.
         auto link = std::make_shared<Link>(guest, transport.clock(),
-                                           core->options().limits.bytes);
+                                           2 * core->options().limits.bytes);
         link->Attach(std::move(connection));
         transport.RunAt(transport.clock().Now() + kHelloTimeout,
                         [who = std::weak_ptr<Guest>(guest),

@@ -16,7 +16,8 @@ struct Limits {
   int64_t calls = 256;
   int64_t bytes = int64_t{256} << 20;
   // Calls made by handlers while they serve one are outside `calls`, so that a
-  // chain of workers cannot starve itself; beyond this many they fail at once.
+  // chain of workers cannot starve itself; beyond this many, or `bytes` of
+  // their own, they fail at once.
   int64_t nested_calls = 4096;
   // The longest time-out; longer ones are cut.
   absl::Duration timeout = absl::Hours(1);

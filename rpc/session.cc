@@ -164,6 +164,13 @@ absl::Status CallerSession::Refuse(const Request& request) const {
         "came by ",
         request.chain));
   }
+  if (request.depth > 0 &&
+      nested_bytes_out_ + request.bytes() > limits_.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        request.function, ": nested calls to this worker hold ",
+        nested_bytes_out_, " bytes, this one needs ", request.bytes(), "; ",
+        limits_.bytes, " are admitted; it came by ", request.chain));
+  }
   return absl::OkStatus();
 }
 
@@ -176,6 +183,7 @@ void CallerSession::Send(Pending* call, std::vector<Action>* actions) {
   call->sent = true;
   if (call->request->depth > 0) {
     ++nested_out_;
+    nested_bytes_out_ += call->request->bytes();
   } else {
     ++calls_out_;
     bytes_out_ += call->request->bytes();
@@ -202,6 +210,7 @@ CallerSession::PendingMap::iterator CallerSession::End(
   const Pending& call = it->second;
   if (call.sent && call.request->depth > 0) {
     --nested_out_;
+    nested_bytes_out_ -= call.request->bytes();
   } else if (call.sent) {
     --calls_out_;
     bytes_out_ -= call.request->bytes();

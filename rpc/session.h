@@ -168,6 +168,7 @@ class CallerSession {
   int64_t calls_out_ = 0;         // sent, depth 0
   int64_t bytes_out_ = 0;
   int64_t nested_out_ = 0;
+  int64_t nested_bytes_out_ = 0;
 
   IntervalSet closed_;    // all that ended
   IntervalSet unclosed_;  // of these, what this connection was not told yet

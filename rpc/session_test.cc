@@ -139,6 +139,22 @@ TEST(CallerSession, NestedCallsNeedNoCreditButHaveALimitOfTheirOwn) {
   EXPECT_THAT(std::string(ended[0].status.message()), HasSubstr("a > b"));
 }
 
+TEST(CallerSession, NestedCallsHaveALimitOfBytesOfTheirOwn) {
+  Caller caller;
+  Limits limits;
+  limits.bytes = 2000;
+  caller.Tell(CallerSession::Connected{limits});
+  EXPECT_EQ(Only<CallerSession::SendRequest>(
+                caller.Tell(CallerSession::Start{MakeRequest(1, 1000)}))
+                .size(),
+            1u);
+  const auto ended = Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Start{MakeRequest(1, 1000)}));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(OutcomeUnknown(ended[0].status));
+}
+
 TEST(CallerSession, RefusesACallThatCanNeverBeAdmitted) {
   Caller caller;
   Limits limits;
