@@ -35,7 +35,10 @@ def weft_test(name, deps = [], copts = [], **kwargs):
     native.cc_test(
         name = name,
         copts = _COPTS + copts,
-        deps = deps + ["@com_google_googletest//:gtest_main"],
+        deps = deps + [
+            "//tests/support:absl_races",
+            "@com_google_googletest//:gtest_main",
+        ],
         **kwargs
     )
 
