@@ -53,6 +53,14 @@ class RoundGate {
     return is_new ? Answer::kKept : Answer::kDuplicate;
   }
 
+  // What `rank` gave to a round that is not closed yet; null if nothing.
+  const Part* Find(int rank, int64_t round) const {
+    const auto parts = rounds_.find(round);
+    if (parts == rounds_.end()) return nullptr;
+    const auto part = parts->second.find(rank);
+    return part == parts->second.end() ? nullptr : &part->second;
+  }
+
   // The parts of the open round in rank order if it may close, which it then
   // does; else nothing. Call it until it gives nothing.
   std::vector<Part> Close() {

@@ -331,9 +331,17 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
                    " in round ", request.round());
   switch (gate_.Give(request.rank(), request.round(), std::move(part))) {
     case Answer::kKept:
-    case Answer::kDuplicate:
     case Answer::kApplied:
       return absl::OkStatus();
+    case Answer::kDuplicate:
+      if (gate_.Find(request.rank(), request.round())->client ==
+          request.client()) {
+        return absl::OkStatus();
+      }
+      return absl::FailedPreconditionError(absl::StrCat(
+          who,
+          " was given by another client; each worker needs a rank of its own, "
+          "and a table that is opened again goes on with the next round"));
     case Answer::kMissed:
       return absl::FailedPreconditionError(absl::StrCat(
           who,

@@ -51,6 +51,7 @@ class Worker {
   Worker(TableShard* shard, int rank)
       : shard_(shard),
         rank_(rank),
+        client_(100 + rank),
         placement_("t", kPartitions, 1),
         layout_(*TableLayout::Create(shard->spec())) {}
 
@@ -82,13 +83,13 @@ class Worker {
                           Tensor(), Instant::Infinite());
   }
 
-  void set_sequence(uint64_t sequence) { sequence_ = sequence; }
+  void set_client(uint64_t client) { client_ = client; }
 
  private:
   v1::Request Request(int64_t round, bool pull) const {
     v1::Request request;
     request.set_table("t");
-    request.set_client(100 + rank_);
+    request.set_client(client_);
     request.set_rank(rank_);
     request.set_push(true);
     request.set_pull(pull);
@@ -99,14 +100,14 @@ class Worker {
     v1::Span* span = request.add_spans();
     span->set_partition(partition);
     span->set_rows(rows);
-    span->set_sequence(sequence_);
+    span->set_sequence(1);
   }
 
   TableShard* shard_;
   int rank_;
+  uint64_t client_;
   Placement placement_;
   std::unique_ptr<TableLayout> layout_;
-  uint64_t sequence_ = 1;
 };
 
 TEST(TableShard, ARoundIsAppliedOnceAllWorkersGaveTheirPart) {
@@ -133,6 +134,18 @@ TEST(TableShard, APartSentAgainCountsOnce) {
     ASSERT_THAT(Now(future), IsOk());
     EXPECT_THAT(Now(future)->values.ToVector<float>(), Each(-2.0f));
   }
+}
+
+// Two workers of one rank would otherwise lose one's gradient without a word.
+TEST(TableShard, RefusesAPartOfARankThatAnotherClientGave) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  Worker a(shard.get(), 0), impostor(shard.get(), 0);
+  impostor.set_client(999);
+  Future<ShardReply> first = a.Sparse(0, {7}, 2.0f);
+  EXPECT_THAT(Now(impostor.Sparse(0, {7}, 2.0f)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "given by another client"));
+  EXPECT_FALSE(first.IsReady());
 }
 
 TEST(TableShard, ASynchronousSumHasTheSameBitsInAnyOrderOfArrival) {
