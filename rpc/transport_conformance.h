@@ -135,8 +135,20 @@ TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
   const auto here = MakeObserver(pair_->a());
   here->Expect(2);
   const auto connection = pair_->a().Connect(pair_->worker_b(), here);
-  ASSERT_TRUE(connection->Write(TextMessage("first")));
-  EXPECT_FALSE(connection->Write(TextMessage("second")));
+  // On the transport's own thread, where OnWritten cannot come in between.
+  bool first = false;
+  bool second = true;
+  Promise<void> tried(pair_->a().driver());
+  const Future<void> done = tried.future();
+  pair_->a().RunAt(pair_->a().clock().Now(),
+                   [&, tried = std::move(tried)]() mutable {
+                     first = connection->Write(TextMessage("first"));
+                     second = connection->Write(TextMessage("second"));
+                     tried.Set(absl::OkStatus());
+                   });
+  ASSERT_THAT(done.Wait(kSoon), ::weft::testing::IsOk());
+  ASSERT_TRUE(first);
+  EXPECT_FALSE(second);
   EXPECT_THAT(here->written().Wait(kSoon), ::weft::testing::IsOk());
   EXPECT_THAT(there->written().Wait(kSoon), ::weft::testing::IsOk());  // echo
   EXPECT_TRUE(connection->Write(TextMessage("third")));

@@ -6,5 +6,6 @@
 extern "C" const char* __tsan_default_suppressions();
 
 extern "C" const char* __tsan_default_suppressions() {
-  return "race:absl::*::Status::Unref\n";
+  return "race:absl::*::Status::Unref\n"
+         "race:absl::*::status_internal::Payload\n";
 }
