@@ -340,6 +340,13 @@ void Agent::Core::Stop() {
     }
   }
   own_pool_.reset();
+  // Sessions share this core as the one that runs their calls; let them go, or
+  // neither ends.
+  OutboundMap outbounds;
+  InboundMap inbounds;
+  MutexLock lock(mu_);
+  outbounds.swap(outbounds_);
+  inbounds.swap(inbounds_);
 }
 
 void Agent::Core::EndCalls(const absl::Status& why) {
