@@ -36,12 +36,11 @@ absl::Status Disagreement(const BarrierTable::Arrival& there,
 
 BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
   Result result;
-  std::set<uint64_t>& released = released_[arrival.key];
+  auto& released = released_[arrival.key];
   released.erase(released.begin(), released.lower_bound(arrival.settled_below));
-  if (released.count(arrival.number) > 0) {
-    v1::BarrierReply open;
-    open.set_released(true);
-    result.outcomes.push_back({arrival.ticket, absl::OkStatus(), open});
+  if (const auto open = released.find(arrival.number); open != released.end()) {
+    result.outcomes.push_back(
+        {arrival.ticket, absl::OkStatus(), Open(open->second)});
     return result;
   }
   if (released.empty()) released_.erase(arrival.key);
@@ -69,17 +68,40 @@ BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
 void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   const auto found = barriers_.find(tag);
   if (!MissingAmong(found->second).empty()) return;
-  v1::BarrierReply open;
-  open.set_released(true);
+  const Gathered gathered = Gather(found->second);
+  if (gathered != nullptr) {
+    *result.released.mutable_brought() = {gathered->begin(), gathered->end()};
+  }
   for (const auto& [name, arrival] : found->second) {
-    released_[arrival.key].insert(arrival.number);
+    released_[arrival.key][arrival.number] = gathered;
     auto* record = result.released.add_arrivals();
     *record->mutable_key() = ToWire(arrival.key);
     record->set_number(arrival.number);
     if (arrival.ticket == kNobody) continue;
-    result.outcomes.push_back({arrival.ticket, absl::OkStatus(), open});
+    result.outcomes.push_back(
+        {arrival.ticket, absl::OkStatus(), Open(gathered)});
   }
   barriers_.erase(found);
+}
+
+BarrierTable::Gathered BarrierTable::Gather(const Barrier& barrier) {
+  auto all = std::make_shared<std::vector<v1::Brought>>();
+  for (const auto& [name, arrival] : barrier) {
+    if (arrival.payload.empty()) continue;
+    v1::Brought& brought = all->emplace_back();
+    brought.set_name(name);
+    brought.set_payload(arrival.payload);
+  }
+  return all->empty() ? nullptr : std::move(all);
+}
+
+v1::BarrierReply BarrierTable::Open(const Gathered& gathered) {
+  v1::BarrierReply open;
+  open.set_released(true);
+  if (gathered != nullptr) {
+    *open.mutable_brought() = {gathered->begin(), gathered->end()};
+  }
+  return open;
 }
 
 BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
@@ -151,16 +173,31 @@ void BarrierTable::HangUp(Ticket ticket) {
 }
 
 void BarrierTable::Replay(const v1::LogRecord::Released& released) {
+  Gathered gathered;
+  if (released.brought_size() > 0) {
+    gathered = std::make_shared<std::vector<v1::Brought>>(
+        released.brought().begin(), released.brought().end());
+  }
   for (const auto& arrival : released.arrivals()) {
-    released_[FromWire(arrival.key())].insert(arrival.number());
+    released_[FromWire(arrival.key())][arrival.number()] = gathered;
   }
 }
 
-v1::LogRecord::Released BarrierTable::Snapshot() const {
-  v1::LogRecord::Released all;
+std::vector<v1::LogRecord::Released> BarrierTable::Snapshot() const {
+  // Arrivals that share what was gathered go into one record, so that it is
+  // written once.
+  std::vector<v1::LogRecord::Released> all;
+  std::map<const void*, size_t> places;
   for (const auto& [key, numbers] : released_) {
-    for (const uint64_t number : numbers) {
-      auto* arrival = all.add_arrivals();
+    for (const auto& [number, gathered] : numbers) {
+      const auto [place, is_new] = places.emplace(gathered.get(), all.size());
+      if (is_new) {
+        all.emplace_back();
+        if (gathered != nullptr) {
+          *all.back().mutable_brought() = {gathered->begin(), gathered->end()};
+        }
+      }
+      auto* arrival = all[place->second].add_arrivals();
       *arrival->mutable_key() = ToWire(key);
       arrival->set_number(number);
     }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ class BarrierTable {
     std::string name;
     std::string tag;
     std::set<std::string> members;
+    std::string payload;         // for all others there
     uint64_t number = 0;         // of this member's arrivals; grows
     uint64_t settled_below = 0;  // answers that the member has had
     Ticket ticket = 0;
@@ -60,19 +62,23 @@ class BarrierTable {
   void HangUp(Ticket ticket);
 
   void Replay(const v1::LogRecord::Released& released);
-  v1::LogRecord::Released Snapshot() const;
+  std::vector<v1::LogRecord::Released> Snapshot() const;
 
   int held() const;
 
  private:
   using Barrier = std::map<std::string, Arrival>;  // who waits, by name
+  // What was brought to a barrier that opened; null if nothing.
+  using Gathered = std::shared_ptr<const std::vector<v1::Brought>>;
 
   void OpenIfComplete(const std::string& tag, Result& result);
   static v1::BarrierReply NotYet(const Barrier& barrier);
+  static Gathered Gather(const Barrier& barrier);
+  static v1::BarrierReply Open(const Gathered& gathered);
 
   std::map<std::string, Barrier> barriers_;  // by tag; none is empty
-  // Openings of which a member may not have heard.
-  std::map<WorkerKey, std::set<uint64_t>> released_;
+  // Openings of which a member may not have heard, by arrival.
+  std::map<WorkerKey, std::map<uint64_t, Gathered>> released_;
 };
 
 }  // namespace weft::rendezvous

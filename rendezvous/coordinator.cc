@@ -13,7 +13,6 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
-#include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -40,6 +39,7 @@ absl::StatusOr<Core::Request> ParseRequest(absl::string_view method,
   if (method == "Join") return Parse<v1::JoinRequest>(method, bytes);
   if (method == "Heartbeat") return Parse<v1::HeartbeatRequest>(method, bytes);
   if (method == "Watch") return Parse<v1::WatchRequest>(method, bytes);
+  if (method == "Announce") return Parse<v1::AnnounceRequest>(method, bytes);
   if (method == "Leave") return Parse<v1::LeaveRequest>(method, bytes);
   if (method == "ReportExit") {
     return Parse<v1::ReportExitRequest>(method, bytes);
@@ -86,8 +86,8 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   Strand strand_;
   // On the strand, once open.
   std::unique_ptr<Core> core_;
-  std::unique_ptr<CoordinatorLog> log_;
-  absl::Status log_status_;
+  std::unique_ptr<Journal> journal_;
+  absl::Status journal_status_;
   Instant timer_at_ = Instant::Infinite();
 
   Mutex mu_;
@@ -100,26 +100,27 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
 absl::Status Coordinator::State::Open(CoordinatorOptions options) {
   std::vector<v1::LogRecord> history;
   uint32_t term = 1;
-  if (!options.log_path.empty()) {
-    WEFT_ASSIGN_OR_RETURN(log_, CoordinatorLog::Open(options.log_path));
-    history = log_->history();
-    term = log_->last_term() + 1;
+  if (options.journal != nullptr) {
+    journal_ = std::move(options.journal);
+    history = journal_->history();
+    term = LastTermOf(history) + 1;
   }
   for (const v1::LogRecord& record : history) {
     if (!record.has_opened() || record.opened().job().empty()) continue;
     if (options.core.job.empty()) options.core.job = record.opened().job();
     if (options.core.job == record.opened().job()) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "coordinator log ", options.log_path, " is of job \"",
-        record.opened().job(), "\", not of job \"", options.core.job,
-        "\": name another file by --coordinator-log"));
+    return absl::FailedPreconditionError(
+        absl::StrCat(journal_->where(), " is of job \"", record.opened().job(),
+                     "\", not of job \"", options.core.job,
+                     "\": name another by --coordinator-log"));
   }
-  if (log_ != nullptr) {
+  if (journal_ != nullptr) {
     v1::LogRecord opened;
     opened.mutable_opened()->set_job(options.core.job);
     opened.mutable_opened()->set_term(term);
-    WEFT_RETURN_IF_ERROR(log_->Append({opened}));
+    WEFT_RETURN_IF_ERROR(journal_->Append({opened}));
   }
+  options.core.is_durable = journal_ != nullptr;
   core_ = std::make_unique<Core>(std::move(options.core), term, history,
                                  timers_.driver().clock().Now());
   WEFT_LOG(telemetry_.logger(), Info, "coordinator serves")
@@ -141,6 +142,8 @@ absl::Status Coordinator::State::CheckCaller(const Caller& caller,
     const v1::WorkerKey* key = nullptr;
     if (const auto* beat = std::get_if<v1::HeartbeatRequest>(&request)) {
       key = &beat->key();
+    } else if (const auto* says = std::get_if<v1::AnnounceRequest>(&request)) {
+      key = &says->key();
     } else if (const auto* leave = std::get_if<v1::LeaveRequest>(&request)) {
       key = &leave->key();
     } else if (const auto* at = std::get_if<v1::BarrierRequest>(&request)) {
@@ -177,6 +180,9 @@ uint64_t Coordinator::State::Handle(const Caller& caller,
         << request.status().message();
     std::move(respond)(request.status());
     return 0;
+  }
+  if (auto* join = std::get_if<v1::JoinRequest>(&*request)) {
+    join->mutable_member()->set_hosts_coordinator(caller.is_host);
   }
   Core::Ticket ticket = 0;
   {
@@ -229,8 +235,8 @@ void Coordinator::State::Carry(Core::Actions actions) {
   Flush(records);
   for (Core::Action& action : actions) {
     if (auto* answer = std::get_if<Core::Answer>(&action)) {
-      if (!log_status_.ok()) {
-        Answer(answer->ticket, log_status_);
+      if (!journal_status_.ok()) {
+        Answer(answer->ticket, journal_status_);
       } else if (!answer->status.ok()) {
         Answer(answer->ticket, std::move(answer->status));
       } else {
@@ -243,26 +249,26 @@ void Coordinator::State::Carry(Core::Actions actions) {
 }
 
 void Coordinator::State::Flush(std::vector<v1::LogRecord>& records) {
-  if (log_ == nullptr || records.empty() || !log_status_.ok()) return;
-  const absl::Status status = log_->Append(records);
+  if (journal_ == nullptr || records.empty() || !journal_status_.ok()) return;
+  const absl::Status status = journal_->Append(records);
   if (!status.ok()) {
     // What the core has decided is on no disk, so nobody may hear of it.
-    log_status_ = absl::Status(
+    journal_status_ = absl::Status(
         status.code(),
         absl::StrCat("the coordinator stopped deciding: ", status.message()));
-    WEFT_LOG(telemetry_.logger(), Error, log_status_.message());
+    WEFT_LOG(telemetry_.logger(), Error, journal_status_.message());
     return;
   }
   RewriteIfLong();
 }
 
 void Coordinator::State::RewriteIfLong() {
-  if (log_->bytes() < kRewriteBytes) return;
+  if (journal_->bytes() < kRewriteBytes) return;
   const std::vector<v1::LogRecord> snapshot = core_->Snapshot();
   int64_t bytes = 0;
   for (const v1::LogRecord& record : snapshot) bytes += record.ByteSizeLong();
-  if (log_->bytes() < kRewriteFactor * bytes) return;
-  const absl::Status status = log_->Rewrite(snapshot);
+  if (journal_->bytes() < kRewriteFactor * bytes) return;
+  const absl::Status status = journal_->Rewrite(snapshot);
   if (status.ok()) return;
   // The long log is still right.
   WEFT_LOG(telemetry_.logger(), Warning, "could not shorten: ")
@@ -328,7 +334,7 @@ class LocalLinkToCoordinator final : public CoordinatorLink {
           absl::UnavailableError("the coordinator has ended"));
     }
     auto [promise, future] = MakePromise<std::string>(state->driver());
-    state->Handle({address_, ""}, method, request,
+    state->Handle({address_, "", /*is_host=*/true}, method, request,
                   [promise = std::move(promise)](
                       absl::StatusOr<std::string> answer) mutable {
                     promise.Set(std::move(answer));

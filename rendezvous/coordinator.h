@@ -1,8 +1,8 @@
 // Coordinator: answers for the job's membership, barriers and store. Served at
 // an endpoint by over_net.h, within the process by LocalLink().
 //
-// It is CoordinatorCore, which decides, behind a CoordinatorLog, which
-// remembers: a decision is on disk before anybody hears of it.
+// It is CoordinatorCore, which decides, behind a Journal, which remembers: a
+// decision is there before anybody hears of it.
 
 #ifndef WEFT_RENDEZVOUS_COORDINATOR_H_
 #define WEFT_RENDEZVOUS_COORDINATOR_H_
@@ -17,23 +17,24 @@
 #include "weft/base/executor.h"
 #include "weft/rendezvous/coordinator_core.h"
 #include "weft/rendezvous/coordinator_link.h"
+#include "weft/rendezvous/journal.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rendezvous {
 
 struct CoordinatorOptions {
   CoordinatorCore::Options core;
-  // The file that lets members survive a restart of the coordinator. Empty:
-  // kept in memory, and a restarted coordinator knows nobody.
-  std::string log_path;
+  // By which members survive a restart of the coordinator. Null: all is kept in
+  // memory, and a restarted coordinator knows nobody.
+  std::unique_ptr<Journal> journal;
   telemetry::Telemetry* telemetry = nullptr;
 };
 
 // Thread-safety: thread-safe.
 class Coordinator {
  public:
-  // Reads the log, raises its term and starts. kDataLoss: the log is damaged;
-  // kFailedPrecondition: it is another job's, or in use by another process.
+  // Raises the journal's term and starts. kFailedPrecondition: it is another
+  // job's.
   // Decisions run on `executor`, whose threads may wait for the disk. It and
   // `timers` must outlive the Coordinator.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Create(
@@ -45,6 +46,8 @@ class Coordinator {
     std::string text;  // for messages to people
     // The only worker for which it may speak; empty: any.
     std::string name;
+    // It is of this process.
+    bool is_host = false;
   };
   // Answers one call of `method` (Join); `respond` runs once, on any thread, or
   // is dropped with the Coordinator. Returns what HangUp wants.

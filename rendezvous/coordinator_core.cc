@@ -42,6 +42,15 @@ CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
       now_(now) {
   for (const v1::LogRecord& record : history) Replay(record);
   ViewChanged();
+  BuryEarlierHosts();
+}
+
+void CoordinatorCore::BuryEarlierHosts() {
+  for (auto& [name, slot] : slots_) {
+    if (!slot.is_in || !slot.member.hosts_coordinator()) continue;
+    Remove(slot, "its process, which hosted the coordinator, has ended",
+           /*left=*/false);
+  }
 }
 
 CoordinatorCore::Actions CoordinatorCore::OnEvent(Instant now, Event event) {
@@ -148,6 +157,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {
     v1::JoinReply reply;
     *reply.mutable_key() = slot->second.member.key();
     *reply.mutable_view() = view_;
+    reply.set_is_durable(options_.is_durable);
     return Ok(ticket, std::move(reply));
   }
   if (held() >= options_.max_held_calls) {
@@ -195,6 +205,7 @@ void CoordinatorCore::Admit(Ticket ticket, const v1::JoinRequest& request) {
   }
   v1::Member member = request.member();
   member.set_suspect(false);
+  member.set_phase(v1::ACTIVE);
   member.mutable_key()->set_id(IdFor(request));
   member.mutable_key()->set_epoch(NextEpoch());
   v1::LogRecord record;
@@ -211,6 +222,7 @@ void CoordinatorCore::Admit(Ticket ticket, const v1::JoinRequest& request) {
   v1::JoinReply reply;
   *reply.mutable_key() = slot.member.key();
   *reply.mutable_view() = view_;
+  reply.set_is_durable(options_.is_durable);
   Ok(ticket, std::move(reply));
 }
 
@@ -231,7 +243,8 @@ void CoordinatorCore::SettleHeldJoins(const std::string& name,
            absl::AlreadyExistsError(absl::StrCat(
                "worker ", name, " is in job \"", options_.job,
                "\" already, at ", slots_.at(name).member.address(),
-               ": give this one another --rank, or end that one first")));
+               ": give the one at ", join.request.member().address(),
+               " another --rank, or end that one first")));
     } else {
       On(join.ticket, join.request);
     }
@@ -305,6 +318,26 @@ void CoordinatorCore::Adopt(const v1::Departed& departed,
   Remove(*slot,
          absl::StrCat(departed.reason(), " (remembered by ", reporter, ")"),
          departed.left());
+}
+
+void CoordinatorCore::On(Ticket ticket, const v1::AnnounceRequest& request) {
+  const absl::StatusOr<Slot*> slot =
+      FindLive(request.key(), request.incarnation());
+  if (!slot.ok()) return Fail(ticket, slot.status());
+  v1::Member& member = (*slot)->member;
+  if (!v1::Phase_IsValid(request.phase())) {
+    return Fail(ticket, absl::InvalidArgumentError(absl::StrCat(
+                            member.name(), " announces phase ", request.phase(),
+                            ", which does not exist")));
+  }
+  if (request.phase() > member.phase()) {
+    member.set_phase(request.phase());
+    v1::LogRecord record;
+    *record.mutable_joined() = member;
+    actions_.push_back(Persist{std::move(record)});
+    ViewChanged();
+  }
+  Ok(ticket, v1::AnnounceReply());
 }
 
 void CoordinatorCore::On(Ticket ticket, const v1::LeaveRequest& request) {
@@ -481,15 +514,14 @@ void CoordinatorCore::On(Ticket ticket, const v1::BarrierRequest& request) {
   arrival.name = found->first;
   arrival.tag = request.tag();
   arrival.members = {request.members().begin(), request.members().end()};
+  arrival.payload = request.payload();
   arrival.number = request.arrival();
   arrival.settled_below = request.settled_below();
   arrival.ticket = ticket;
   arrival.answer_by = Until(request.wait_ms());
   arrival.stands_until = now_ + absl::Milliseconds(request.remaining_ms());
-  if (arrival.members.count(arrival.name) == 0) {
-    return Fail(ticket, absl::InvalidArgumentError(absl::StrCat(
-                            "Barrier ", request.tag(), ": ", arrival.name,
-                            " is not among the members it names")));
+  if (absl::Status status = CheckBarrier(request, arrival.name); !status.ok()) {
+    return Fail(ticket, std::move(status));
   }
   if (held() >= options_.max_held_calls) {
     return Fail(ticket, absl::ResourceExhaustedError(
@@ -507,6 +539,23 @@ void CoordinatorCore::On(Ticket ticket, const v1::BarrierRequest& request) {
     Report(barriers_.Gone(name, FromWire(slot->second.departed.key()),
                           slot->second.departed.reason()));
   }
+}
+
+absl::Status CoordinatorCore::CheckBarrier(const v1::BarrierRequest& request,
+                                           const std::string& caller) const {
+  if (!absl::c_linear_search(request.members(), caller)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Barrier ", request.tag(), ": ", caller,
+                     " is not among the members it names"));
+  }
+  const int64_t bytes = request.payload().size();
+  const int64_t room =
+      std::min(options_.max_payload_bytes,
+               options_.max_gathered_bytes / request.members_size());
+  if (bytes <= room) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "Barrier ", request.tag(), ": ", caller, " brings ", bytes,
+      " bytes; each of ", request.members_size(), " members may bring ", room));
 }
 
 void CoordinatorCore::Report(BarrierTable::Result result) {
@@ -684,7 +733,9 @@ std::vector<v1::LogRecord> CoordinatorCore::Snapshot() const {
   auto* last = records.emplace_back().mutable_stored()->mutable_change();
   last->set_deleted(true);
   last->set_version(store_.last_version());
-  *records.emplace_back().mutable_released() = barriers_.Snapshot();
+  for (v1::LogRecord::Released& released : barriers_.Snapshot()) {
+    *records.emplace_back().mutable_released() = std::move(released);
+  }
   return records;
 }
 

@@ -42,17 +42,23 @@ class CoordinatorCore {
     int max_names = 16384;  // that were ever in the job
     int max_held_calls = 65536;
     VersionedMap::Limits store;
+    // What members bring to one barrier: each of them, and together.
+    int64_t max_payload_bytes = int64_t{64} << 10;
+    int64_t max_gathered_bytes = int64_t{1} << 20;
+    // A successor will find this one's records; members are told.
+    bool is_durable = false;
   };
 
   // Names one call among those that are held; chosen by the driver.
   using Ticket = uint64_t;
   using Request =
       std::variant<v1::JoinRequest, v1::HeartbeatRequest, v1::WatchRequest,
-                   v1::LeaveRequest, v1::ReportExitRequest, v1::BarrierRequest,
-                   v1::StoreRequest>;
-  using Reply = std::variant<v1::JoinReply, v1::HeartbeatReply, v1::WatchReply,
-                             v1::LeaveReply, v1::ReportExitReply,
-                             v1::BarrierReply, v1::StoreReply>;
+                   v1::AnnounceRequest, v1::LeaveRequest, v1::ReportExitRequest,
+                   v1::BarrierRequest, v1::StoreRequest>;
+  using Reply =
+      std::variant<v1::JoinReply, v1::HeartbeatReply, v1::WatchReply,
+                   v1::AnnounceReply, v1::LeaveReply, v1::ReportExitReply,
+                   v1::BarrierReply, v1::StoreReply>;
 
   struct Call {
     Ticket ticket;
@@ -78,7 +84,9 @@ class CoordinatorCore {
   using Action = std::variant<Persist, Answer, Note>;
   using Actions = std::vector<Action>;
 
-  // `term` is higher than any that `history` knows, and already on disk.
+  // `term` is higher than any that `history` knows, and already on disk. Of the
+  // members in it those that hosted an earlier term are gone: theirs was the
+  // process whose place this one has taken.
   CoordinatorCore(Options options, uint32_t term,
                   const std::vector<v1::LogRecord>& history, Instant now);
 
@@ -125,6 +133,7 @@ class CoordinatorCore {
   void On(Ticket ticket, const v1::JoinRequest& request);
   void On(Ticket ticket, const v1::HeartbeatRequest& request);
   void On(Ticket ticket, const v1::WatchRequest& request);
+  void On(Ticket ticket, const v1::AnnounceRequest& request);
   void On(Ticket ticket, const v1::LeaveRequest& request);
   void On(Ticket ticket, const v1::ReportExitRequest& request);
   void On(Ticket ticket, const v1::BarrierRequest& request);
@@ -142,6 +151,9 @@ class CoordinatorCore {
                                  uint64_t incarnation);
 
   void Admit(Ticket ticket, const v1::JoinRequest& request);
+  void BuryEarlierHosts();
+  absl::Status CheckBarrier(const v1::BarrierRequest& request,
+                            const std::string& caller) const;
   void Remove(Slot& slot, const std::string& reason, bool left);
   void Adopt(const v1::Departed& departed, const std::string& reporter);
   uint32_t IdFor(const v1::JoinRequest& request) const;

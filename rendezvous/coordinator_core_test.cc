@@ -116,9 +116,18 @@ class Fixture {
     report.set_reason("killed by SIGKILL");
     return Call(report);
   }
+  uint64_t Announce(WorkerKey key, uint64_t incarnation, int phase) {
+    v1::AnnounceRequest announce;
+    announce.set_job("job");
+    *announce.mutable_key() = ToWire(key);
+    announce.set_incarnation(incarnation);
+    announce.set_phase(static_cast<v1::Phase>(phase));
+    return Call(announce);
+  }
   uint64_t Arrive(WorkerKey key, uint64_t arrival,
                   std::vector<std::string> members,
-                  absl::Duration stands = absl::Seconds(60)) {
+                  absl::Duration stands = absl::Seconds(60),
+                  const std::string& payload = "") {
     v1::BarrierRequest at;
     at.set_job("job");
     *at.mutable_key() = ToWire(key);
@@ -128,6 +137,7 @@ class Fixture {
     *at.mutable_members() = {members.begin(), members.end()};
     at.set_wait_ms(5000);
     at.set_remaining_ms(absl::ToInt64Milliseconds(stands));
+    at.set_payload(payload);
     return Call(at);
   }
   v1::StoreRequest Store(v1::StoreRequest::Operation operation,
@@ -274,6 +284,18 @@ TEST(CoordinatorCore, RefusesAnotherWorldAndPlacesOutsideIt) {
               StatusIs(absl::StatusCode::kInvalidArgument, "letters"));
 }
 
+TEST(CoordinatorCore, RefusesFixedAndElasticWorkersInOneJobNamingBoth) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  v1::JoinRequest elastic = f.JoinOf("trainer", 0, 11);
+  *elastic.mutable_world() = ToWire(World::Elastic(1, 4));
+  const absl::Status status = f.StatusOf(f.Call(elastic));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "elastic 1 to 4"));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "ps=1 trainer=2"));
+}
+
 TEST(CoordinatorCore, AnElasticWorldTakesAnyNameUpToItsMaximum) {
   Fixture f;
   const auto join = [&](const std::string& name, uint64_t incarnation) {
@@ -333,6 +355,26 @@ TEST(CoordinatorCore, ASuspectThatIsHeardIsSuspectNoMore) {
   EXPECT_NE(f.view().Find("ps0"), nullptr);
 }
 
+TEST(CoordinatorCore, ARestartedCoordinatorKnowsThatItsEarlierHostHasEnded) {
+  Fixture f;
+  v1::JoinRequest host = f.JoinOf("ps", 0, 10);
+  host.mutable_member()->set_hosts_coordinator(true);
+  const WorkerKey old_key =
+      FromWire(f.ReplyTo<v1::JoinReply>(f.Call(host)).key());
+  const WorkerKey other = f.Join("trainer", 0, 11);
+  f.Restart();
+  EXPECT_TRUE(f.view().IsGone(old_key));
+  EXPECT_EQ(f.view().Find("trainer0")->key, other);
+  const WorkerKey key = f.Join("ps", 0, 20);  // held by nobody
+  EXPECT_GT(key.epoch, old_key.epoch);
+  // It is in the log, for the successor's successor.
+  f.Restart();
+  EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("trainer", 0, 11))), IsOk());
+  f.ReportExit("ps0");
+  EXPECT_THAT(f.StatusOf(f.Call(host)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+}
+
 TEST(CoordinatorCore, AStoppedCoordinatorAccusesNobodyOfItsOwnAbsence) {
   Fixture f;
   f.Join("ps", 0, 10);
@@ -387,6 +429,70 @@ TEST(CoordinatorCore, ABarrierOpensOnceAllAreThere) {
   EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(f.Arrive(b, 1, both)).released());
   const uint64_t again = f.Arrive(a, 2, both);
   EXPECT_TRUE(f.IsHeld(again));
+}
+
+TEST(CoordinatorCore, ABarrierTellsEachWhatAllBroughtAlsoAcrossARestart) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  const auto brought = [&](uint64_t ticket) {
+    std::map<std::string, std::string> all;
+    const auto reply = f.ReplyTo<v1::BarrierReply>(ticket);
+    for (const v1::Brought& one : reply.brought()) {
+      all[one.name()] = one.payload();
+    }
+    return all;
+  };
+  const std::map<std::string, std::string> all = {{"trainer0", "x"},
+                                                  {"trainer1", "y"}};
+  const uint64_t first = f.Arrive(a, 1, both, absl::Seconds(60), "x");
+  const uint64_t second = f.Arrive(b, 1, both, absl::Seconds(60), "y");
+  EXPECT_EQ(brought(first), all);
+  EXPECT_EQ(brought(second), all);
+  f.Restart();
+  EXPECT_EQ(brought(f.Arrive(b, 1, both, absl::Seconds(60), "y")), all);
+  const CoordinatorCore shortened({}, 3, f.core().Snapshot(), Instant());
+  EXPECT_EQ(shortened.Snapshot().size(), f.core().Snapshot().size());
+}
+
+TEST(CoordinatorCore, RefusesMoreThanABarrierMayGather) {
+  CoordinatorCore::Options options;
+  options.max_payload_bytes = 8;
+  options.max_gathered_bytes = 10;
+  Fixture f({}, 1, options);
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const auto arrive = [&](std::vector<std::string> members, size_t bytes) {
+    return f.StatusOf(f.Arrive(a, 1, std::move(members), absl::Seconds(60),
+                               std::string(bytes, 'x')));
+  };
+  EXPECT_THAT(
+      arrive({"trainer0"}, 9),
+      StatusIs(absl::StatusCode::kResourceExhausted, "trainer0 brings 9"));
+  EXPECT_THAT(arrive({"trainer0", "trainer1"}, 6),
+              StatusIs(absl::StatusCode::kResourceExhausted, "may bring 5"));
+  EXPECT_THAT(arrive({"trainer0"}, 8), IsOk());
+}
+
+TEST(CoordinatorCore, APhaseIsSeenByAllAndNeverGoesBack) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  EXPECT_EQ(f.view().Find("ps0")->phase, Phase::kActive);
+  EXPECT_THAT(f.StatusOf(f.Announce(key, 10, v1::DRAINED)), IsOk());
+  EXPECT_EQ(f.view().Find("ps0")->phase, Phase::kDrained);
+  const Epoch version = f.view().version();
+  EXPECT_THAT(f.StatusOf(f.Announce(key, 10, v1::QUIESCING)), IsOk());
+  EXPECT_EQ(f.view().Find("ps0")->phase, Phase::kDrained);
+  EXPECT_EQ(f.view().version(), version);
+  EXPECT_THAT(f.StatusOf(f.Announce(key, 10, 7)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "phase 7"));
+  f.Restart();
+  EXPECT_EQ(f.view().Find("ps0")->phase, Phase::kDrained);
+  f.ReportExit("ps0");
+  EXPECT_THAT(f.StatusOf(f.Announce(key, 10, v1::DRAINED)),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+  f.Join("ps", 0, 20);
+  EXPECT_EQ(f.view().Find("ps0")->phase, Phase::kActive);
 }
 
 TEST(CoordinatorCore, ABarrierNamesWhoIsMissingAndLetsGoAtItsDeadline) {

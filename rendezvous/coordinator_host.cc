@@ -4,12 +4,14 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <utility>
 
 #include "weft/base/check.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop.h"
 #include "weft/rendezvous/coordinator.h"
+#include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/over_net.h"
 
 int main(int argc, char** argv) {
@@ -20,9 +22,11 @@ int main(int argc, char** argv) {
   WEFT_CHECK(executor.ok()) << executor.status().ToString();
   const auto timers = weft::rendezvous::MakeLoopTimers(**loop);
   weft::rendezvous::CoordinatorOptions options;
-  options.log_path = argv[2];
-  auto coordinator =
-      weft::rendezvous::Coordinator::Create(*timers, **executor, options);
+  auto log = weft::rendezvous::CoordinatorLog::Open(argv[2]);
+  WEFT_CHECK(log.ok()) << log.status().ToString();
+  options.journal = *std::move(log);
+  auto coordinator = weft::rendezvous::Coordinator::Create(*timers, **executor,
+                                                           std::move(options));
   WEFT_CHECK(coordinator.ok()) << coordinator.status().ToString();
   weft::net::EndpointOptions at;
   at.name = "ps0";

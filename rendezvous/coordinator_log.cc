@@ -5,11 +5,8 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <unistd.h>
-#include <xxhash.h>
 
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,51 +16,6 @@ namespace weft::rendezvous {
 namespace {
 
 constexpr absl::string_view kMagic = "WEFTCRD1";
-constexpr size_t kHeaderBytes = sizeof(uint32_t) + sizeof(uint64_t);
-constexpr uint32_t kMaxRecordBytes = 64 << 20;
-
-std::string Frame(const v1::LogRecord& record) {
-  const std::string body = record.SerializeAsString();
-  const uint32_t size = body.size();
-  const uint64_t hash = XXH64(body.data(), body.size(), 0);
-  std::string frame(kHeaderBytes, '\0');
-  std::memcpy(&frame[0], &size, sizeof(size));
-  std::memcpy(&frame[sizeof(size)], &hash, sizeof(hash));
-  return frame + body;
-}
-
-std::string Frames(const std::vector<v1::LogRecord>& records) {
-  std::string frames;
-  for (const v1::LogRecord& record : records) frames += Frame(record);
-  return frames;
-}
-
-// Takes the next record off `bytes`. False if they hold no whole one.
-absl::StatusOr<bool> TakeRecord(absl::string_view* bytes,
-                                v1::LogRecord* record) {
-  if (bytes->size() < kHeaderBytes) return false;
-  uint32_t size;
-  uint64_t hash;
-  std::memcpy(&size, bytes->data(), sizeof(size));
-  std::memcpy(&hash, bytes->data() + sizeof(size), sizeof(hash));
-  const absl::string_view rest = bytes->substr(kHeaderBytes);
-  if (size > rest.size()) {
-    // A write that was cut leaves less than it announced, but not a size that
-    // was never written.
-    if (size > kMaxRecordBytes) return absl::DataLossError("a false length");
-    return false;
-  }
-  const absl::string_view body = rest.substr(0, size);
-  const bool is_whole = XXH64(body.data(), body.size(), 0) == hash &&
-                        record->ParseFromArray(body.data(), body.size());
-  if (!is_whole) {
-    if (size == rest.size()) return false;  // the last, torn
-    return absl::DataLossError("a false checksum");
-  }
-  *bytes = rest.substr(size);
-  return true;
-}
-
 // So that a file made or renamed in it is there after a crash.
 absl::Status SyncDirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -119,17 +71,11 @@ absl::Status CoordinatorLog::Read() {
         "coordinator log ", path_, ": not a log of Weft's coordinator"));
   }
   rest.remove_prefix(kMagic.size());
-  v1::LogRecord record;
-  for (;;) {
-    const absl::StatusOr<bool> taken = TakeRecord(&rest, &record);
-    if (!taken.ok()) {
-      return absl::DataLossError(absl::StrCat(
-          "coordinator log ", path_, ": ", taken.status().message(),
-          " at byte ", all.size() - rest.size(),
-          "; move the file away to begin with an empty one"));
-    }
-    if (!*taken) break;
-    history_.push_back(std::move(record));
+  if (const absl::Status taken = TakeRecords(&rest, &history_); !taken.ok()) {
+    return absl::DataLossError(
+        absl::StrCat("coordinator log ", path_, ": ", taken.message(),
+                     " at byte ", all.size() - rest.size(),
+                     "; move the file away to begin with an empty one"));
   }
   bytes_ = all.size() - rest.size();
   if (ftruncate(fd_, bytes_) != 0) return Failed("truncate");
@@ -137,20 +83,12 @@ absl::Status CoordinatorLog::Read() {
   return absl::OkStatus();
 }
 
-uint32_t CoordinatorLog::last_term() const {
-  uint32_t term = 0;
-  for (const v1::LogRecord& record : history_) {
-    term = std::max(term, record.opened().term());
-  }
-  return term;
-}
-
 absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
   if (is_broken_) {
     return absl::FailedPreconditionError(
         absl::StrCat("coordinator log ", path_, ": an earlier write failed"));
   }
-  const std::string frames = Frames(records);
+  const std::string frames = FrameRecords(records);
   absl::Status status = WriteAll(fd_, frames);
   if (status.ok() && fdatasync(fd_) != 0) status = Failed("fdatasync");
   // What is on disk now is unknown until somebody reads it again.
@@ -165,7 +103,7 @@ absl::Status CoordinatorLog::Rewrite(
   const int fd = open(
       path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) return Failed("open the new file of");
-  const std::string contents = absl::StrCat(kMagic, Frames(records));
+  const std::string contents = absl::StrCat(kMagic, FrameRecords(records));
   absl::Status status = WriteAll(fd, contents);
   if (status.ok() && fsync(fd) != 0) status = Failed("fsync");
   if (status.ok() && flock(fd, LOCK_EX | LOCK_NB) != 0) status = Failed("lock");

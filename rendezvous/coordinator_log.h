@@ -1,7 +1,6 @@
 // CoordinatorLog: the file in which a coordinator's decisions outlive it.
 //
-//   "WEFTCRD1", then records: length (u32), XXH64 of the bytes (u64), the bytes
-//   of a LogRecord; little-endian.
+//   "WEFTCRD1", then records, as FrameRecords writes them.
 //
 // A record that a crash cut short at the end is dropped; damage before the end
 // is an error. The file is locked while it is open.
@@ -16,35 +15,33 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/journal.h"
 
 namespace weft::rendezvous {
 
 // Thread-safety: one thread at a time.
-class CoordinatorLog {
+class CoordinatorLog final : public Journal {
  public:
   // Opens or makes it. kFailedPrecondition: another process has it open;
   // kDataLoss: it is damaged, or no such log; else what the system said.
   static absl::StatusOr<std::unique_ptr<CoordinatorLog>> Open(std::string path);
-  ~CoordinatorLog();
+  ~CoordinatorLog() override;
   CoordinatorLog(const CoordinatorLog&) = delete;
   CoordinatorLog& operator=(const CoordinatorLog&) = delete;
 
-  // What it held when it was opened.
-  const std::vector<v1::LogRecord>& history() const { return history_; }
-  // The highest term in it; 0 in a new log.
-  uint32_t last_term() const;
-
-  // Returns once the records are on disk. After an error nothing can be
-  // appended any more. kResourceExhausted: the disk is full.
-  absl::Status Append(const std::vector<v1::LogRecord>& records);
-
-  // Makes `records` all of its contents, atomically.
-  absl::Status Rewrite(const std::vector<v1::LogRecord>& records);
-
-  int64_t bytes() const { return bytes_; }
-  const std::string& path() const { return path_; }
+  const std::vector<v1::LogRecord>& history() const override {
+    return history_;
+  }
+  // Returns once they are on disk. kResourceExhausted: the disk is full.
+  absl::Status Append(const std::vector<v1::LogRecord>& records) override;
+  absl::Status Rewrite(const std::vector<v1::LogRecord>& records) override;
+  int64_t bytes() const override { return bytes_; }
+  std::string where() const override {
+    return absl::StrCat("coordinator log ", path_);
+  }
 
  private:
   CoordinatorLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}

@@ -13,6 +13,13 @@
 
 namespace weft::rendezvous {
 
+// How far a worker has come with ending; never goes back.
+enum class Phase {
+  kActive,
+  kQuiescing,  // makes no new calls of its own; serves those of others
+  kDrained,    // has none in progress that it began
+};
+
 struct Member {
   std::string name;  // ps0, trainer1
   WorkerKey key;     // given by the coordinator
@@ -24,6 +31,7 @@ struct Member {
   std::map<std::string, std::string> labels;
   // Silent for a while, and perhaps alive.
   bool suspect = false;
+  Phase phase = Phase::kActive;
 };
 
 // The last incarnation of a name that is gone; all earlier ones are gone too.

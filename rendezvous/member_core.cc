@@ -28,6 +28,7 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
   } else if (std::holds_alternative<WantToLeave>(event)) {
     if (state_ == State::kIn) {
       state_ = State::kLeaving;
+      leaving_at_ = now_;
       SendNow(Purpose::kLeave);
     } else if (state_ != State::kLeaving) {
       End(absl::OkStatus());
@@ -63,11 +64,18 @@ void MemberCore::OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply) {
     case Purpose::kWatch:
       return OnWatchReply(reply);
     case Purpose::kLeave:
-      if (!reply.ok() && IsPassing(reply.status())) {
-        return SendAfter(Purpose::kLeave, options_.retry_pause);
-      }
-      return End(absl::OkStatus());
+      return OnLeaveReply(reply.status());
   }
+}
+
+void MemberCore::OnLeaveReply(const absl::Status& status) {
+  if (status.ok() || !IsPassing(status)) return End(absl::OkStatus());
+  // It ends once all others have left, and it may do so before a lost answer
+  // was asked for again.
+  const bool is_over = !is_durable_ && absl::IsUnavailable(status) &&
+                       now_ - leaving_at_ >= options_.leave_unheard_after;
+  if (is_over) return End(absl::OkStatus());
+  SendAfter(Purpose::kLeave, options_.retry_pause);
 }
 
 void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
@@ -78,6 +86,7 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
   }
   const auto& joined = std::get<v1::JoinReply>(*reply);
   key_ = FromWire(joined.key());
+  is_durable_ = joined.is_durable();
   state_ = State::kIn;
   actions_.push_back(Joined{key_});
   TakeView(joined.view());
@@ -91,10 +100,16 @@ void MemberCore::OnHeartbeatReply(const absl::Status& status) {
     to_repeat_.clear();
   } else if (!IsPassing(status)) {
     return End(status);
-  } else if (now_ - heard_at_ > options_.give_up_after) {
+  } else if (now_ - heard_at_ > (is_durable_
+                                     ? options_.give_up_after
+                                     : options_.give_up_for_good_after)) {
     return End(absl::UnavailableError(absl::StrCat(
         "the coordinator has been silent for ",
-        absl::FormatDuration(now_ - heard_at_), ": ", status.message())));
+        absl::FormatDuration(absl::Trunc(now_ - heard_at_, absl::Seconds(1))),
+        is_durable_ ? ""
+                    : " and, without --coordinator-log, would not know its "
+                      "members again",
+        ": ", status.message())));
   }
   SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
 }
@@ -105,7 +120,8 @@ void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
     return SendAfter(Purpose::kWatch, options_.retry_pause);
   }
   TakeView(std::get<v1::WatchReply>(*reply).view());
-  if (state_ == State::kIn) SendNow(Purpose::kWatch);
+  // Who leaves may hear of it by the view, should the answer be lost.
+  if (state_ != State::kEnded) SendNow(Purpose::kWatch);
 }
 
 void MemberCore::TakeView(const v1::View& view) {
@@ -116,8 +132,10 @@ void MemberCore::TakeView(const v1::View& view) {
   view_ = view;
   actions_.push_back(NewView{view});
   for (const v1::Departed& departed : view.departed()) {
-    if (departed.key().id() == key_.id &&
-        departed.key().epoch() >= key_.epoch && state_ == State::kIn) {
+    const bool is_self =
+        departed.key().id() == key_.id && departed.key().epoch() >= key_.epoch;
+    if (is_self && state_ == State::kLeaving) return End(absl::OkStatus());
+    if (is_self && state_ == State::kIn) {
       return End(absl::FailedPreconditionError(absl::StrCat(
           options_.self.name(), " was declared gone: ", departed.reason())));
     }

@@ -33,8 +33,14 @@ class MemberCore {
     absl::Duration hold = absl::Seconds(5);  // the longest held call
     // The pause before a request is repeated.
     absl::Duration retry_pause = absl::Milliseconds(100);
-    // The membership is lost after so long without a word from a coordinator.
+    // The membership is lost after so long without a word from a coordinator
+    // that will know its members when it is started again; and from one that
+    // will not.
     absl::Duration give_up_after = absl::Minutes(1);
+    absl::Duration give_up_for_good_after = absl::Seconds(10);
+    // Of a coordinator that will not, nobody is left to say good-bye to when it
+    // cannot be reached for so long.
+    absl::Duration leave_unheard_after = absl::Seconds(2);
   };
 
   using Request = std::variant<v1::JoinRequest, v1::HeartbeatRequest,
@@ -97,6 +103,7 @@ class MemberCore {
   void OnJoinReply(const absl::StatusOr<Reply>& reply);
   void OnHeartbeatReply(const absl::Status& status);
   void OnWatchReply(const absl::StatusOr<Reply>& reply);
+  void OnLeaveReply(const absl::Status& status);
 
   Pending& pending(Purpose purpose) {
     return pending_[static_cast<int>(purpose)];
@@ -111,12 +118,14 @@ class MemberCore {
   const Options options_;
   State state_ = State::kNew;
   WorkerKey key_;
+  bool is_durable_ = false;  // the coordinator
   v1::View view_;
   // Whom earlier terms declared gone, until a newer term has been told.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];
   uint64_t last_call_ = 0;
-  Instant heard_at_;  // the coordinator
+  Instant heard_at_;    // the coordinator
+  Instant leaving_at_;  // since when
   Instant now_;
   Actions actions_;
 };

@@ -125,8 +125,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
   absl::Status Await(bool whole_world, absl::Duration timeout);
   void Stop();
   absl::Status Leave(absl::Duration timeout);
-  absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
-                       absl::Duration timeout);
+  absl::StatusOr<std::map<std::string, std::string>> AllGather(
+      absl::string_view tag, absl::string_view payload,
+      std::vector<std::string> members, absl::Duration timeout);
+  absl::Status Announce(Phase phase, absl::Duration timeout);
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
   Subscription OnChange(std::function<void(std::shared_ptr<const View>)> fn);
@@ -159,6 +161,11 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void Do(const MemberCore::Ended& ended);
   void Do(const MemberCore::Waiting& waiting);
 
+  // Whom a barrier waits for: `members`, or all of a fixed world.
+  absl::StatusOr<std::vector<std::string>> MembersOf(
+      absl::string_view tag, std::vector<std::string> members) const;
+  // Numbers the arrival. kFailedPrecondition: this worker is there already.
+  absl::Status Arrive(v1::BarrierRequest& request);
   void ShowProgress(std::string text);
   std::string WhyNotJoined();
 
@@ -405,42 +412,49 @@ void Membership::State::Stop() {
   (void)future.Wait(kStopTimeout);
 }
 
-absl::Status Membership::State::Barrier(absl::string_view tag,
-                                        std::vector<std::string> members,
-                                        absl::Duration timeout) {
-  const Instant deadline = now() + timeout;
+absl::StatusOr<std::vector<std::string>> Membership::State::MembersOf(
+    absl::string_view tag, std::vector<std::string> members) const {
+  if (!members.empty()) return members;
   const std::shared_ptr<const View> seen = view();
-  if (members.empty()) {
-    if (!seen->world().is_fixed()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "Barrier ", tag, ": an elastic world wants the members named"));
-    }
-    for (const auto& [role, count] : seen->world().roles) {
-      for (int rank = 0; rank < count; ++rank) {
-        members.push_back(absl::StrCat(role, rank));
-      }
+  if (!seen->world().is_fixed()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Barrier ", tag, ": an elastic world wants the members named"));
+  }
+  for (const auto& [role, count] : seen->world().roles) {
+    for (int rank = 0; rank < count; ++rank) {
+      members.push_back(absl::StrCat(role, rank));
     }
   }
+  return members;
+}
+
+absl::Status Membership::State::Arrive(v1::BarrierRequest& request) {
+  MutexLock lock(mu_);
+  if (!status_.ok()) return status_;
+  request.set_arrival(++last_arrival_);
+  if (!arrivals_.emplace(request.tag(), last_arrival_).second) {
+    return absl::FailedPreconditionError(absl::StrCat("Barrier ", request.tag(),
+                                                      ": another thread of ",
+                                                      self_.name, " is there"));
+  }
+  uint64_t lowest = last_arrival_;
+  for (const auto& [tag, number] : arrivals_) lowest = std::min(lowest, number);
+  request.set_settled_below(lowest);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
+    absl::string_view tag, absl::string_view payload,
+    std::vector<std::string> members, absl::Duration timeout) {
+  const Instant deadline = now() + timeout;
+  WEFT_ASSIGN_OR_RETURN(members, MembersOf(tag, std::move(members)));
   v1::BarrierRequest request;
   request.set_job(options_.job);
   *request.mutable_key() = ToWire(self_.key);
   request.set_tag(std::string(tag));
+  request.set_payload(std::string(payload));
   *request.mutable_members() = {members.begin(), members.end()};
-  {
-    MutexLock lock(mu_);
-    if (!status_.ok()) return status_;
-    request.set_arrival(++last_arrival_);
-    const auto placed = arrivals_.emplace(tag, last_arrival_);
-    if (!placed.second) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "Barrier ", tag, ": another thread of ", self_.name, " is there"));
-    }
-    uint64_t lowest = last_arrival_;
-    for (const auto& [name, number] : arrivals_) {
-      lowest = std::min(lowest, number);
-    }
-    request.set_settled_below(lowest);
-  }
+  WEFT_RETURN_IF_ERROR(Arrive(request));
   absl::StatusOr<v1::BarrierReply> reply = v1::BarrierReply();
   std::vector<std::string> missing;
   do {
@@ -460,7 +474,14 @@ absl::Status Membership::State::Barrier(absl::string_view tag,
     MutexLock lock(mu_);
     arrivals_.erase(std::string(tag));
   }
-  if (reply.ok() && reply->released()) return absl::OkStatus();
+  if (reply.ok() && reply->released()) {
+    std::map<std::string, std::string> gathered;
+    for (std::string& member : members) gathered[std::move(member)];
+    for (v1::Brought& brought : *reply->mutable_brought()) {
+      gathered[brought.name()] = std::move(*brought.mutable_payload());
+    }
+    return gathered;
+  }
   WEFT_RETURN_IF_ERROR(status());
   if (absl::IsAborted(reply.status())) {
     return absl::UnavailableError(reply.status().message());
@@ -472,6 +493,19 @@ absl::Status Membership::State::Barrier(absl::string_view tag,
       "Barrier ", tag, ": after ", absl::FormatDuration(timeout), " missing ",
       missing.empty() ? "the coordinator's answer"
                       : absl::StrJoin(missing, ", ")));
+}
+
+absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(status());
+  v1::AnnounceRequest request;
+  request.set_job(options_.job);
+  *request.mutable_key() = ToWire(self_.key);
+  request.set_incarnation(self_.incarnation);
+  request.set_phase(ToWire(phase));
+  return CallUntil<v1::AnnounceReply>(
+             *link_, timers_, "Announce", now() + timeout,
+             [&](absl::Duration /*hold*/) { return request; })
+      .status();
 }
 
 std::unique_ptr<Store> Membership::State::MakeStore() {
@@ -519,7 +553,17 @@ Membership::Subscription Membership::OnChange(
 absl::Status Membership::Barrier(absl::string_view tag,
                                  std::vector<std::string> members,
                                  absl::Duration timeout) {
-  return state_->Barrier(tag, std::move(members), timeout);
+  return state_->AllGather(tag, "", std::move(members), timeout).status();
+}
+
+absl::StatusOr<std::map<std::string, std::string>> Membership::AllGather(
+    absl::string_view tag, absl::string_view payload,
+    std::vector<std::string> members, absl::Duration timeout) {
+  return state_->AllGather(tag, payload, std::move(members), timeout);
+}
+
+absl::Status Membership::Announce(Phase phase, absl::Duration timeout) {
+  return state_->Announce(phase, timeout);
 }
 
 Store& Membership::store() { return *store_; }
@@ -542,6 +586,29 @@ Membership::Subscription& Membership::Subscription::operator=(
 
 Membership::Subscription::~Subscription() {
   if (cancel_) cancel_();
+}
+
+absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
+                                const std::string& job, absl::string_view name,
+                                const World& world, absl::Duration timeout) {
+  const Instant deadline = timers.driver().clock().Now() + timeout;
+  v1::WatchRequest request;
+  request.set_job(job);
+  const auto reply = CallUntil<v1::WatchReply>(
+      link, timers, "Watch", deadline,
+      [&](absl::Duration /*hold*/) { return request; });
+  if (absl::IsFailedPrecondition(reply.status())) return reply.status();
+  if (!reply.ok()) return absl::OkStatus();  // no coordinator
+  const View view = FromWire(reply->view());
+  if (!view.members().empty() && view.world() != world) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, " expects the world \"", world.ToString(), "\", job \"", job,
+        "\" at ", link.address(), " has \"", view.world().ToString(), "\""));
+  }
+  return absl::AlreadyExistsError(absl::StrCat(
+      "worker ", name, " is in job \"", job, "\" already, at ", link.address(),
+      ", where this one was to host the coordinator: give one of them another "
+      "--rank or --coordinator, or end the other first"));
 }
 
 uint64_t DrawIncarnation() {

@@ -105,6 +105,17 @@ class Membership {
   absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
                        absl::Duration timeout);
 
+  // A barrier to which each brings `payload`, of up to 64 KiB, all together of
+  // up to 1 MiB (kResourceExhausted beyond): what each of `members` brought, by
+  // name. Else as Barrier.
+  absl::StatusOr<std::map<std::string, std::string>> AllGather(
+      absl::string_view tag, absl::string_view payload,
+      std::vector<std::string> members, absl::Duration timeout);
+
+  // Tells all how far this worker has come with ending: they see it in their
+  // views. Does not go back.
+  absl::Status Announce(Phase phase, absl::Duration timeout);
+
   Store& store();
 
   // Says good-bye. The others see a departure, not a death. Idempotent.
@@ -117,6 +128,14 @@ class Membership {
   std::shared_ptr<State> state_;
   std::unique_ptr<Store> store_;
 };
+
+// For the host of a coordinator that found its address taken: says by whom, if
+// that is a coordinator, in the words of a Join there. kAlreadyExists: by
+// `name` of this job; kFailedPrecondition: by another job, or a job of another
+// world. Ok if nobody answers so within `timeout`.
+absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
+                                const std::string& job, absl::string_view name,
+                                const World& world, absl::Duration timeout);
 
 // A fresh random number, not 0, for Member::incarnation.
 uint64_t DrawIncarnation();

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -22,6 +23,7 @@
 #include "weft/net/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_log.h"
+#include "weft/rendezvous/member_core.h"
 #include "weft/rendezvous/over_net.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -50,14 +52,14 @@ TEST(CoordinatorLog, HoldsWhatWasAppendedAndDropsATornEnd) {
   {
     auto log = CoordinatorLog::Open(path);
     ASSERT_THAT(log, IsOk());
-    EXPECT_EQ((*log)->last_term(), 0u);
+    EXPECT_EQ(LastTermOf((*log)->history()), 0u);
     EXPECT_THAT((*log)->Append({Opened(1, "a"), Opened(2, "a")}), IsOk());
   }
   std::ofstream(path, std::ios::app | std::ios::binary) << "\x10";
   {
     auto log = CoordinatorLog::Open(path);
     ASSERT_THAT(log, IsOk());
-    EXPECT_EQ((*log)->last_term(), 2u);
+    EXPECT_EQ(LastTermOf((*log)->history()), 2u);
     EXPECT_EQ((*log)->history().size(), 2u);
     EXPECT_THAT((*log)->Append({Opened(3, "a")}), IsOk());
     EXPECT_THAT((*log)->Rewrite({Opened(9, "a")}), IsOk());
@@ -66,7 +68,7 @@ TEST(CoordinatorLog, HoldsWhatWasAppendedAndDropsATornEnd) {
   auto log = CoordinatorLog::Open(path);
   ASSERT_THAT(log, IsOk());
   EXPECT_EQ((*log)->history().size(), 2u);
-  EXPECT_EQ((*log)->last_term(), 10u);
+  EXPECT_EQ(LastTermOf((*log)->history()), 10u);
 }
 
 TEST(CoordinatorLog, RefusesADamagedOrForeignFileAndASecondUser) {
@@ -89,6 +91,101 @@ TEST(CoordinatorLog, RefusesADamagedOrForeignFileAndASecondUser) {
   std::ofstream(dir.Path("other")) << "something else entirely";
   EXPECT_THAT(CoordinatorLog::Open(dir.Path("other")),
               StatusIs(absl::StatusCode::kDataLoss, "not a log"));
+}
+
+// A worker that has joined, and what it sends next.
+class JoinedMember {
+ public:
+  explicit JoinedMember(bool is_durable) {
+    const auto sent = SentBy(core_.OnEvent(now_, MemberCore::Start{}));
+    v1::JoinReply joined;
+    joined.set_is_durable(is_durable);
+    joined.mutable_key()->set_id(1);
+    joined.mutable_key()->set_epoch(MakeEpoch(1, 1));
+    joined.mutable_view()->set_version(MakeEpoch(1, 2));
+    Take(core_.OnEvent(now_, MemberCore::Replied{sent.at(0), joined}));
+  }
+
+  // Every request fails for so long.
+  void FailFor(absl::Duration time, const absl::Status& why) {
+    const Instant until = now_ + time;
+    while (now_ < until && state() != MemberCore::State::kEnded) {
+      now_ += absl::Milliseconds(100);
+      Take(core_.OnEvent(now_, MemberCore::Timer{}));
+      for (const uint64_t call : std::exchange(open_, {})) {
+        Take(core_.OnEvent(now_, MemberCore::Replied{call, why}));
+      }
+    }
+  }
+  void WantToLeave() { Take(core_.OnEvent(now_, MemberCore::WantToLeave{})); }
+  // The held Watch is answered by the view in which this worker has left.
+  void SeeItselfGone() {
+    v1::WatchReply seen;
+    seen.mutable_view()->set_version(MakeEpoch(1, 9));
+    auto* gone = seen.mutable_view()->add_departed();
+    gone->mutable_key()->set_id(1);
+    gone->mutable_key()->set_epoch(MakeEpoch(1, 1));
+    Take(core_.OnEvent(now_, MemberCore::Replied{watch_, seen}));
+  }
+
+  MemberCore::State state() const { return core_.state(); }
+  const absl::Status& end() const { return end_; }
+
+ private:
+  std::vector<uint64_t> SentBy(const MemberCore::Actions& actions) {
+    std::vector<uint64_t> sent;
+    for (const auto& action : actions) {
+      if (const auto* send = std::get_if<MemberCore::Send>(&action)) {
+        sent.push_back(send->call);
+        if (std::holds_alternative<v1::WatchRequest>(send->request)) {
+          watch_ = send->call;
+        }
+      } else if (const auto* end = std::get_if<MemberCore::Ended>(&action)) {
+        end_ = end->status;
+      }
+    }
+    return sent;
+  }
+  void Take(const MemberCore::Actions& actions) {
+    for (const uint64_t call : SentBy(actions)) open_.push_back(call);
+  }
+
+  Instant now_;
+  MemberCore core_{MemberCore::Options(), now_};
+  std::vector<uint64_t> open_;
+  uint64_t watch_ = 0;
+  absl::Status end_ = absl::UnknownError("goes on");
+};
+
+TEST(MemberCore,
+     WaitsAMinuteForACoordinatorWithALogAndTenSecondsForOneWithout) {
+  const absl::Status refused = absl::UnavailableError("connection refused");
+  for (const bool is_durable : {true, false}) {
+    JoinedMember member(is_durable);
+    member.FailFor(absl::Seconds(is_durable ? 59 : 9), refused);
+    EXPECT_EQ(member.state(), MemberCore::State::kIn);
+    member.FailFor(absl::Seconds(2), refused);
+    EXPECT_THAT(member.end(),
+                StatusIs(absl::StatusCode::kUnavailable, "connection refused"));
+    EXPECT_EQ(absl::StrContains(member.end().message(), "--coordinator-log"),
+              !is_durable);
+  }
+}
+
+TEST(MemberCore, ALeaverWhoseAnswerWasLostIsNotKept) {
+  const absl::Status refused = absl::UnavailableError("connection refused");
+  JoinedMember told(/*is_durable=*/true);
+  told.WantToLeave();
+  told.SeeItselfGone();
+  EXPECT_THAT(told.end(), IsOk());
+  JoinedMember alone(/*is_durable=*/false);
+  alone.WantToLeave();
+  alone.FailFor(absl::Seconds(3), refused);
+  EXPECT_THAT(alone.end(), IsOk());
+  JoinedMember waiting(/*is_durable=*/true);  // it will be there again
+  waiting.WantToLeave();
+  waiting.FailFor(absl::Seconds(30), refused);
+  EXPECT_EQ(waiting.state(), MemberCore::State::kLeaving);
 }
 
 class MembershipTest : public ::testing::Test {
@@ -229,7 +326,7 @@ TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {
   CoordinatorOptions options;
   options.core.suspect_after = absl::Milliseconds(300);
   options.core.dead_after = absl::Seconds(1);
-  StartCoordinator(options);
+  StartCoordinator(std::move(options));
   JoinBoth();
   const WorkerKey key = trainer_->self().key;
   trainer_.reset();  // tells nobody
@@ -255,6 +352,53 @@ TEST_F(MembershipTest, BarriersOpenTogetherAndNameWhoIsMissing) {
     EXPECT_THAT(ps_->Barrier("step", {}, kLong), IsOk());
   }
   other.join();
+}
+
+TEST_F(MembershipTest, AllGatherTellsEachWhatTheOthersBrought) {
+  StartCoordinator();
+  JoinBoth();
+  const std::map<std::string, std::string> all = {{"ps0", ""},
+                                                  {"trainer0", "y"}};
+  std::thread other([&] {
+    EXPECT_THAT(trainer_->AllGather("a", "y", {}, kLong), IsOkAndHolds(all));
+  });
+  EXPECT_THAT(ps_->AllGather("a", "", {}, kLong), IsOkAndHolds(all));
+  other.join();
+  EXPECT_THAT(ps_->AllGather("b", "x", {"ps0"}, kLong),
+              IsOkAndHolds(std::map<std::string, std::string>{{"ps0", "x"}}));
+  EXPECT_THAT(ps_->AllGather("c", "x", {}, absl::Milliseconds(200)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "trainer0"));
+  EXPECT_THAT(ps_->AllGather("d", std::string(1 << 20, 'x'), {}, kLong),
+              StatusIs(absl::StatusCode::kResourceExhausted, "may bring"));
+}
+
+TEST_F(MembershipTest, SubsetsMeetByThemselvesAndManyAtATime) {
+  StartCoordinator();
+  JoinBoth();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    for (Membership* member : {ps_.get(), trainer_.get()}) {
+      threads.emplace_back([member, i] {
+        EXPECT_THAT(member->Barrier(absl::StrCat("tag", i), {}, kLong), IsOk());
+      });
+    }
+  }
+  EXPECT_THAT(ps_->Barrier("alone", {"ps0"}, kLong), IsOk());
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_THAT(ps_->Barrier("others", {"trainer0"}, kLong),
+              StatusIs(absl::StatusCode::kInvalidArgument, "not among"));
+}
+
+TEST_F(MembershipTest, PhasesOfTheOthersAreSeen) {
+  StartCoordinator();
+  JoinBoth();
+  EXPECT_THAT(trainer_->Announce(Phase::kQuiescing, kLong), IsOk());
+  EXPECT_THAT(ps_->WaitFor(
+                  [](const View& v) {
+                    return v.Find("trainer0")->phase == Phase::kQuiescing;
+                  },
+                  kLong),
+              IsOk());
 }
 
 TEST_F(MembershipTest, TheStoreIsOneForAll) {

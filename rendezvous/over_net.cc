@@ -15,8 +15,9 @@ namespace weft::rendezvous {
 namespace {
 
 constexpr absl::string_view kService = "/weft.rendezvous.v1.Coordinator/";
-constexpr absl::string_view kMethods[] = {
-    "Join", "Heartbeat", "Watch", "Leave", "ReportExit", "Barrier", "Store"};
+constexpr absl::string_view kMethods[] = {"Join",     "Heartbeat", "Watch",
+                                          "Announce", "Leave",     "ReportExit",
+                                          "Barrier",  "Store"};
 
 class LoopTimers final : public TimerSource {
  public:

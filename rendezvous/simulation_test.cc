@@ -116,8 +116,10 @@ class CoordinatorNode final : public sim::SimNode {
     v1::LogRecord opened;
     opened.mutable_opened()->set_term(++term_);
     log_.push_back(opened);
-    core_ = std::make_unique<CoordinatorCore>(CoordinatorCore::Options(), term_,
-                                              log_, world_.simulator.Now());
+    CoordinatorCore::Options options;
+    options.is_durable = true;
+    core_ = std::make_unique<CoordinatorCore>(options, term_, log_,
+                                              world_.simulator.Now());
     if (term_ > 1) ++world_.hits["coordinator restarted"];
     Arm();
   }

@@ -2,6 +2,7 @@
 
 #include "weft/rendezvous/wire.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,12 @@ v1::Member ToWire(const Member& member) {
   wire.set_incarnation(member.incarnation);
   wire.mutable_labels()->insert(member.labels.begin(), member.labels.end());
   wire.set_suspect(member.suspect);
+  wire.set_phase(ToWire(member.phase));
   return wire;
+}
+
+v1::Phase ToWire(Phase phase) {
+  return static_cast<v1::Phase>(static_cast<int>(phase));
 }
 
 Member FromWire(const v1::Member& member) {
@@ -39,6 +45,9 @@ Member FromWire(const v1::Member& member) {
   m.incarnation = member.incarnation();
   m.labels.insert(member.labels().begin(), member.labels().end());
   m.suspect = member.suspect();
+  // A phase that this build does not know is beyond those that it does.
+  m.phase = static_cast<Phase>(
+      std::min<int>(member.phase(), static_cast<int>(Phase::kDrained)));
   return m;
 }
 

@@ -14,6 +14,7 @@ namespace weft::rendezvous {
 v1::WorkerKey ToWire(WorkerKey key);
 v1::Member ToWire(const Member& member);
 v1::World ToWire(const World& world);
+v1::Phase ToWire(Phase phase);
 
 WorkerKey FromWire(const v1::WorkerKey& key);
 Member FromWire(const v1::Member& member);

@@ -27,6 +27,7 @@ struct World {
 
   bool is_fixed() const { return !roles.empty(); }
   int size() const;  // fixed: all roles together; elastic: `min`
+  int max_size() const { return is_fixed() ? size() : max; }
 
   // Fixed: the place of (role, rank) in 0..size()-1, roles in alphabetical
   // order; none if there is no such place.

@@ -1,0 +1,60 @@
+// Journal: the records from which a coordinator's successor goes on.
+
+#ifndef WEFT_RENDEZVOUS_JOURNAL_H_
+#define WEFT_RENDEZVOUS_JOURNAL_H_
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weft/proto/coordinator.pb.h"
+
+namespace weft::rendezvous {
+
+// Two keep one: CoordinatorLog in a file, EtcdJournal in etcd. Whoever has it
+// open is the only one: another's Append fails, or its opening.
+//
+// Thread-safety: one thread at a time.
+class Journal {
+ public:
+  virtual ~Journal() = default;
+
+  // What it held when it was opened.
+  virtual const std::vector<v1::LogRecord>& history() const = 0;
+
+  // Returns once the records will be found again. After an error nothing can be
+  // appended any more.
+  virtual absl::Status Append(const std::vector<v1::LogRecord>& records) = 0;
+
+  // Makes `records` all of its contents, atomically.
+  virtual absl::Status Rewrite(const std::vector<v1::LogRecord>& records) = 0;
+
+  virtual int64_t bytes() const = 0;
+
+  // For messages to people: "coordinator log /var/job.log".
+  virtual std::string where() const = 0;
+};
+
+// The highest term in `history`; 0 in an empty one.
+inline uint32_t LastTermOf(const std::vector<v1::LogRecord>& history) {
+  uint32_t term = 0;
+  for (const v1::LogRecord& record : history) {
+    term = std::max(term, record.opened().term());
+  }
+  return term;
+}
+
+// Records as bytes: of each its length (u32), the XXH64 of its bytes (u64), its
+// bytes; little-endian.
+std::string FrameRecords(const std::vector<v1::LogRecord>& records);
+
+// Takes the whole records off the front of `bytes`; what is left is a write
+// that was cut short. kDataLoss: something else is in between.
+absl::Status TakeRecords(absl::string_view* bytes,
+                         std::vector<v1::LogRecord>* records);
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_JOURNAL_H_
