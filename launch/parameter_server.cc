@@ -16,8 +16,6 @@
 namespace {
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
-// Who lost the coordinator says good-bye to nobody.
-constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 
 volatile std::sig_atomic_t asked_to_stop = 0;
 
@@ -55,8 +53,11 @@ absl::Status Run(int argc, char** argv) {
   }
   const absl::Status served = weft::launch::ServeTables(
       **worker, server, [] { return asked_to_stop != 0; }, grace);
-  const absl::Status ended =
-      (*worker)->Shutdown(served.ok() ? kGoodBye : kHastyGoodBye).status();
+  weft::worker::ShutdownOptions good_bye;
+  good_bye.deadline = kGoodBye;
+  good_bye.together = "name=" + options.name();  // none calls another
+  good_bye.graceful = served.ok();
+  const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   return served.ok() ? ended : served;
 }
 

@@ -21,7 +21,6 @@ using weft::launch::ImageTrainerOptions;
 using weft::launch::TrainingResult;
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
-constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 
 volatile std::sig_atomic_t asked_to_stop = 0;
 
@@ -126,9 +125,12 @@ absl::Status Run(int argc, char** argv) {
   weft::launch::ImageTrainer trainer(**worker, *data, training,
                                      [] { return asked_to_stop != 0; });
   const auto result = trainer.Run();
-  // Who failed may have lost the coordinator, and then says good-bye to nobody.
-  const absl::Status ended =
-      (*worker)->Shutdown(result.ok() ? kGoodBye : kHastyGoodBye).status();
+  weft::worker::ShutdownOptions good_bye;
+  good_bye.deadline = kGoodBye;
+  // No trainer calls another: each ends when it is done.
+  good_bye.together = "name=" + options.name();
+  good_bye.graceful = result.ok();
+  const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   if (!result.ok()) return WithWayOn(result.status(), training);
   Print(*result, options.json);
   return result->saved.ok() ? ended : result->saved;

@@ -48,6 +48,8 @@ class Agent::Core final : public Dispatcher,
   // Ends everything and waits for the handlers, which have been told.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status AwaitIdle(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the calls in both directions; handlers are told.
   void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -98,7 +100,6 @@ class Agent::Core final : public Dispatcher,
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
-  std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions options_;
   const Registry& registry_;
@@ -364,15 +365,21 @@ absl::Status Agent::Core::Drain(absl::Duration timeout) {
           absl::StrCat(options_.name, " is shutting down"));
     }
   }
+  const absl::Status idle = AwaitIdle(timeout);
+  if (!idle.ok()) {
+    EndCalls(
+        absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
+  }
+  return idle;
+}
+
+absl::Status Agent::Core::AwaitIdle(absl::Duration timeout) {
   const Instant deadline = transport().clock().Now() + timeout;
   while (!StillOpen().empty()) {
     if (transport().clock().Now() >= deadline) {
-      const absl::Status late = absl::DeadlineExceededError(
-          absl::StrCat("Agent::Shutdown: after ", absl::FormatDuration(timeout),
+      return absl::DeadlineExceededError(
+          absl::StrCat("after ", absl::FormatDuration(timeout),
                        " there are still ", absl::StrJoin(StillOpen(), ", ")));
-      EndCalls(
-          absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
-      return late;
     }
     // Waits as this transport is waited for, which lets it go on.
     Promise<void> pause(transport().driver());
@@ -721,6 +728,12 @@ void Agent::SetLocalObject(const void* type_key, std::shared_ptr<void> object) {
 void Agent::PeerGone(WorkerKey key, absl::string_view why) {
   core_->PeerGone(key, why);
 }
+
+absl::Status Agent::AwaitIdle(absl::Duration timeout) {
+  return core_->AwaitIdle(timeout);
+}
+
+std::vector<std::string> Agent::OpenCalls() const { return core_->StillOpen(); }
 
 absl::Status Agent::Shutdown(absl::Duration timeout) {
   return core_->Drain(timeout);

@@ -14,6 +14,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -83,6 +84,12 @@ class Agent {
   // Membership says that this incarnation is gone: its calls end, those that
   // were out with OutcomeUnknown, and it is heard no more.
   void PeerGone(WorkerKey key, absl::string_view why);
+
+  // Waits until this agent neither has calls out nor serves any; refuses none.
+  // kDeadlineExceeded says which there still are.
+  absl::Status AwaitIdle(absl::Duration timeout);
+  // The calls in progress, by peer: "2 calls to ps0", "1 calls of trainer1".
+  std::vector<std::string> OpenCalls() const;
 
   // Refuses new calls in both directions, waits until those in progress have
   // ended, and after `timeout` ends them: then kDeadlineExceeded says which.

@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/address.h"
@@ -57,6 +58,33 @@ absl::Status SetLogLevel(const std::string& text, telemetry::Level* level) {
       "wanted debug, info, warning, error or off");
 }
 
+absl::Status SetWorkers(const std::string& text, int* min, int* max) {
+  const std::pair<absl::string_view, absl::string_view> bounds =
+      absl::StrSplit(text, absl::MaxSplits(':', 1));
+  if (absl::SimpleAtoi(bounds.first, min) &&
+      absl::SimpleAtoi(bounds.second, max) && *min >= 1 && *max >= *min) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("wanted MIN:MAX, as in 2:8");
+}
+
+absl::Status SetLabels(const std::string& text,
+                       std::map<std::string, std::string>* labels) {
+  labels->clear();
+  for (absl::string_view part : absl::StrSplit(text, ',')) {
+    const std::pair<absl::string_view, absl::string_view> label =
+        absl::StrSplit(part, absl::MaxSplits('=', 1));
+    const bool is_own =
+        label.first == "role" || label.first == "rank" || label.first == "name";
+    if (label.first.empty() || label.second.empty() || is_own) {
+      return absl::InvalidArgumentError(
+          "wanted NAME=VALUE,... with names other than role, rank and name");
+    }
+    labels->emplace(label.first, label.second);
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string Options::name() const { return absl::StrCat(role, rank); }
@@ -66,7 +94,8 @@ bool Options::hosts_coordinator() const {
 }
 
 rendezvous::World Options::world() const {
-  return rendezvous::World::Fixed(servers, trainers);
+  return is_elastic() ? rendezvous::World::Elastic(min_workers, max_workers)
+                      : rendezvous::World::Fixed(servers, trainers);
 }
 
 void Options::AddTo(Flags& flags) {
@@ -79,6 +108,17 @@ void Options::AddTo(Flags& flags) {
             {"WEFT_SERVERS"});
   flags.Add("trainers", &trainers, "how many trainers the job has",
             {"WEFT_TRAINERS"});
+  flags.AddWith("workers",
+                [this](const std::string& text) {
+                  return SetWorkers(text, &min_workers, &max_workers);
+                },
+                "",
+                "MIN:MAX workers, which may come and go, in place of those two",
+                {"WEFT_WORKERS"});
+  flags.AddWith(
+      "labels",
+      [this](const std::string& text) { return SetLabels(text, &labels); }, "",
+      "NAME=VALUE,... by which others select this worker", {"WEFT_LABELS"});
   flags.Add("coordinator", &coordinator,
             "where the job meets: HOST:PORT or unix:PATH; hosted by server 0",
             {"WEFT_COORDINATOR"});
@@ -115,7 +155,13 @@ void Options::AddTo(Flags& flags) {
 }
 
 absl::Status Options::Resolve() {
-  if (servers == 0 && trainers == 0) {
+  if (is_elastic() && (servers > 0 || trainers > 0)) {
+    return Config(absl::StrCat(
+        "--workers=", min_workers, ":", max_workers,
+        " is an elastic job, --servers and --trainers make a fixed one: give "
+        "either"));
+  }
+  if (!is_elastic() && servers == 0 && trainers == 0) {
     int size = rank + 1;
     const std::string world_size = Environment("WORLD_SIZE");
     if (!world_size.empty() && !absl::SimpleAtoi(world_size, &size)) {
@@ -133,7 +179,7 @@ absl::Status Options::Resolve() {
   if (const absl::Status fit = world().Validate(); !fit.ok()) {
     return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
   }
-  if (role != rendezvous::kAdminRole &&
+  if (role != rendezvous::kAdminRole && !is_elastic() &&
       !world().Place(role, rank).has_value()) {
     return Config(absl::StrCat("--rank=", rank, ": there is no ", name(),
                                " in a job of ", servers, " servers and ",
@@ -163,6 +209,7 @@ absl::Status Options::Resolve() {
     return Config(absl::StrCat("--coordinator: ", meet.status().message()));
   }
   if (!listen.empty()) return absl::OkStatus();
+  listens_by_default = true;
   if (hosts_coordinator()) {
     listen = coordinator;
   } else if (meet->kind == net::Address::Kind::kUnix) {

@@ -22,12 +22,17 @@ struct Options {
   std::string job = "weft";      // --job, WEFT_JOB
   std::string role = "trainer";  // --role, WEFT_ROLE: ps, trainer or admin
   int rank = 0;                  // --rank, WEFT_RANK, RANK: within its role
+  // --labels=zone=a,disk=fast, WEFT_LABELS: by which View::Select finds it.
   std::map<std::string, std::string> labels;
 
   // How many there are of each role. With neither given nor in the environment
   // (WORLD_SIZE counts the own role), the job is this worker alone.
   int servers = 0;   // --servers, WEFT_SERVERS
   int trainers = 0;  // --trainers, WEFT_TRAINERS
+  // Or the job is elastic: it begins with `min` workers of any role and rank,
+  // and others come and go, up to `max`. --workers=MIN:MAX, WEFT_WORKERS.
+  int min_workers = 0;
+  int max_workers = 0;  // 0: not elastic
 
   // Where the job meets: "unix:PATH" or "HOST:PORT"; --coordinator,
   // WEFT_COORDINATOR, or MASTER_ADDR and MASTER_PORT. Server 0 hosts it
@@ -40,6 +45,7 @@ struct Options {
   // else next to it (unix) or a free port (TCP).
   std::string listen;     // --listen
   std::string advertise;  // --advertise: where others reach it, if elsewhere
+  bool listens_by_default = false;  // Resolve() has chosen `listen`
 
   std::string certs;      // --certs: a directory of `weft certs init`
   bool insecure = false;  // --insecure: TCP without certificates
@@ -60,6 +66,7 @@ struct Options {
   int ranks_on_host = 1;    // LOCAL_WORLD_SIZE
 
   std::string name() const;
+  bool is_elastic() const { return max_workers > 0; }
   bool hosts_coordinator() const;
   rendezvous::World world() const;
 

@@ -2,22 +2,31 @@
 
 #include "weft/worker/worker.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/functional/function_ref.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/over_net.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::worker {
 namespace {
+
+// To tell the others, when there is no time for anything.
+constexpr absl::Duration kGoodBye = absl::Seconds(1);
+// For whoever has an address to say who it is.
+constexpr absl::Duration kWhoIsThere = absl::Seconds(4);
 
 // The membership, as the agent asks it.
 class MembershipDirectory final : public rpc::Directory {
@@ -78,13 +87,18 @@ absl::Status ShutdownReport::status() const {
 }
 
 std::string ShutdownReport::ToString() const {
-  return absl::StrJoin(phases, "; ", [](std::string* out, const Phase& phase) {
-    absl::StrAppend(
-        out, phase.name, " ", phase.status.ok() ? "ok" : phase.status.message(),
-        " (",
-        absl::FormatDuration(absl::Trunc(phase.took, absl::Milliseconds(1))),
-        ")");
-  });
+  std::string text =
+      absl::StrJoin(phases, "; ", [](std::string* out, const Phase& phase) {
+        absl::StrAppend(out, phase.name, " ",
+                        phase.status.ok() ? "ok" : phase.status.message(), " (",
+                        absl::FormatDuration(
+                            absl::Trunc(phase.took, absl::Milliseconds(1))),
+                        ")");
+      });
+  if (!pending_calls.empty()) {
+    absl::StrAppend(&text, "; cut: ", absl::StrJoin(pending_calls, ", "));
+  }
+  return text;
 }
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
@@ -133,26 +147,56 @@ absl::Status Worker::OpenNetwork() {
   loop.credentials = *std::move(credentials);
   loop.telemetry = telemetry_.get();
   loop.ranks_on_host = options_.ranks_on_host;
-  loop.world_size = options_.world().size();
+  loop.world_size = options_.world().max_size();
   WEFT_ASSIGN_OR_RETURN(loop_, net::Loop::Create(std::move(loop)));
   timers_ = rendezvous::MakeLoopTimers(*loop_);
 
+  WEFT_ASSIGN_OR_RETURN(endpoint_, Listen());
+  transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_);
+  if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
+  return endpoint_->Start();
+}
+
+absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
   net::EndpointOptions endpoint;
   endpoint.name = options_.name();
   endpoint.listen = options_.listen;
   endpoint.advertise = options_.advertise;
-  auto opened = net::Endpoint::Open(*loop_, std::move(endpoint));
-  if (!opened.ok()) {
-    // An address in use is the user's to change; no peer is lost.
-    return WithExitCode(
-        In(absl::StrCat("cannot listen at ", options_.listen), opened.status()),
-        absl::IsFailedPrecondition(opened.status()) ? ExitCode::kAuth
-                                                    : ExitCode::kConfig);
+  auto opened = net::Endpoint::Open(*loop_, endpoint);
+  if (absl::IsUnavailable(opened.status()) && options_.hosts_coordinator()) {
+    WEFT_RETURN_IF_ERROR(WhoIsThere());
+  } else if (absl::IsUnavailable(opened.status()) &&
+             options_.listens_by_default &&
+             absl::StartsWith(options_.listen, "unix:")) {
+    // Another of this name may live: the coordinator knows, and says it better.
+    endpoint.listen = absl::StrCat(options_.listen, ".", getpid());
+    opened = net::Endpoint::Open(*loop_, endpoint);
   }
-  endpoint_ = *std::move(opened);
-  transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_);
-  if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
-  return endpoint_->Start();
+  if (opened.ok()) return opened;
+  // An address in use is the user's to change; no peer is lost.
+  return WithExitCode(
+      In(absl::StrCat("cannot listen at ", options_.listen), opened.status()),
+      absl::IsFailedPrecondition(opened.status()) ? ExitCode::kAuth
+                                                  : ExitCode::kConfig);
+}
+
+absl::Status Worker::WhoIsThere() {
+  const auto link =
+      rendezvous::MakeNetLink(*loop_, options_.listen, options_.name());
+  if (!link.ok()) return absl::OkStatus();
+  return rendezvous::CheckNobodyIsThere(*timers_, **link, options_.job,
+                                        options_.name(), options_.world(),
+                                        kWhoIsThere);
+}
+
+absl::StatusOr<std::unique_ptr<rendezvous::Journal>> Worker::OpenJournal() {
+  if (options_.coordinator_log.empty()) return nullptr;
+  auto log = rendezvous::CoordinatorLog::Open(options_.coordinator_log);
+  if (log.ok()) return *std::move(log);
+  return WithExitCode(In("--coordinator-log", log.status()),
+                      absl::IsResourceExhausted(log.status())
+                          ? ExitCode::kResource
+                          : ExitCode::kConfig);
 }
 
 absl::Status Worker::HostCoordinator() {
@@ -161,8 +205,8 @@ absl::Status Worker::HostCoordinator() {
                         ThreadPool::Create({.name = "coordinator"}));
   rendezvous::CoordinatorOptions options;
   options.core.job = options_.job;
-  options.log_path = options_.coordinator_log;
   options.telemetry = telemetry_.get();
+  WEFT_ASSIGN_OR_RETURN(options.journal, OpenJournal());
   auto coordinator = rendezvous::Coordinator::Create(
       *timers_, *coordinator_executor_, std::move(options));
   if (!coordinator.ok()) {
@@ -185,12 +229,21 @@ absl::Status Worker::Join() {
                                     *loop_, options_.coordinator,
                                     options_.servers > 0 ? "ps0" : "trainer0"));
   }
+  rendezvous::JoinOptions join = MakeJoinOptions();
+  join.address = endpoint_->address();
+  WEFT_ASSIGN_OR_RETURN(
+      membership_,
+      rendezvous::Membership::Join(*timers_, std::move(link), std::move(join)));
+  return absl::OkStatus();
+}
+
+rendezvous::JoinOptions Worker::MakeJoinOptions() const {
   rendezvous::JoinOptions join;
   join.job = options_.job;
   join.role = options_.role;
   join.rank = options_.rank;
+  join.name = options_.name();
   join.labels = options_.labels;
-  join.address = endpoint_->address();
   join.world = options_.world();
   join.timeout = options_.join_timeout;
   // The others will call as soon as they see this rank, so the agent comes
@@ -198,10 +251,7 @@ absl::Status Worker::Join() {
   join.wait_for_world = false;
   join.executor = executor_.get();
   join.telemetry = telemetry_.get();
-  WEFT_ASSIGN_OR_RETURN(
-      membership_,
-      rendezvous::Membership::Join(*timers_, std::move(link), std::move(join)));
-  return absl::OkStatus();
+  return join;
 }
 
 absl::Status Worker::MakeAgent() {
@@ -231,37 +281,124 @@ absl::Status Worker::AwaitAll(absl::string_view tag, absl::Duration timeout) {
   return membership_->Barrier(tag, {}, timeout);
 }
 
-ShutdownReport Worker::Shutdown(absl::Duration timeout) {
+absl::Status Worker::AwaitPhase(rendezvous::Phase phase,
+                                const std::string& together,
+                                absl::Duration timeout) {
+  const auto behind = [&](const rendezvous::View& view) {
+    std::vector<std::string> names;
+    const auto members = view.Select(together);
+    if (!members.ok()) return names;
+    for (const rendezvous::Member* member : *members) {
+      if (member->phase < phase) names.push_back(member->name);
+    }
+    return names;
+  };
+  const absl::Status status =
+      membership_
+          ->WaitFor([&](const auto& view) { return behind(view).empty(); },
+                    timeout)
+          .status();
+  if (!absl::IsDeadlineExceeded(status)) return status;
+  return absl::DeadlineExceededError(absl::StrCat(
+      "after ", absl::FormatDuration(timeout), ": ",
+      absl::StrJoin(behind(*membership_->view()), ", "),
+      phase == rendezvous::Phase::kQuiescing ? " did not begin to end"
+                                             : " still had calls out"));
+}
+
+absl::Status Worker::Quiesce(const std::string& together,
+                             absl::Duration timeout) {
+  // Wrong words are the caller's, and are said before anybody is told.
+  WEFT_RETURN_IF_ERROR(membership_->view()->Select(together).status());
+  const Instant deadline = SteadyClock().Now() + timeout;
+  WEFT_RETURN_IF_ERROR(
+      membership_->Announce(rendezvous::Phase::kQuiescing, timeout));
+  return AwaitPhase(rendezvous::Phase::kQuiescing, together,
+                    deadline - SteadyClock().Now());
+}
+
+absl::Status Worker::Drain(const std::string& together,
+                           absl::Duration timeout) {
+  // A call that still runs here may need any of those who end together, so none
+  // of them refuses calls before all have seen the end of their own.
+  const Instant deadline = SteadyClock().Now() + timeout;
+  WEFT_RETURN_IF_ERROR(agent_->AwaitIdle(timeout));
+  WEFT_RETURN_IF_ERROR(membership_->Announce(rendezvous::Phase::kDrained,
+                                             deadline - SteadyClock().Now()));
+  return AwaitPhase(rendezvous::Phase::kDrained, together,
+                    deadline - SteadyClock().Now());
+}
+
+absl::Status Worker::Leave(absl::Duration timeout) {
+  const Instant deadline = SteadyClock().Now() + timeout;
+  const auto left = [&] {
+    return std::max(deadline - SteadyClock().Now(), kGoodBye);
+  };
+  absl::Status others;
+  if (coordinator_ != nullptr && timeout > absl::ZeroDuration()) {
+    others = membership_
+                 ->WaitFor(
+                     [](const rendezvous::View& view) {
+                       return view.members().size() <= 1;
+                     },
+                     timeout)
+                 .status();
+  }
+  const absl::Status gone = membership_->Leave(left());
+  if (coordinator_ != nullptr) coordinator_->Shutdown();
+  const absl::Status ended = endpoint_->Shutdown(
+      std::max(deadline - SteadyClock().Now(), absl::ZeroDuration()));
+  for (const absl::Status& status : {others, gone, ended}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   ShutdownReport report;
   if (std::exchange(is_shut_, true)) return report;
-  const Instant deadline = SteadyClock().Now() + timeout;
-  const auto phase =
-      [&](const char* name,
-          absl::FunctionRef<absl::Status(absl::Duration left)> run) {
-        const Instant start = SteadyClock().Now();
-        const absl::Duration left =
-            std::max(deadline - start, absl::ZeroDuration());
-        const absl::Status status = run(left);
-        report.phases.push_back({name, status, SteadyClock().Now() - start});
-      };
-  phase("calls", [&](absl::Duration left) { return agent_->Shutdown(left); });
-  if (coordinator_ != nullptr) {
-    phase("others", [&](absl::Duration left) {
-      return membership_
-          ->WaitFor(
-              [](const rendezvous::View& view) {
-                return view.members().size() <= 1;
-              },
-              left)
-          .status();
-    });
+  const std::string together = options.together.value_or(
+      absl::StrCat(options_.world().is_fixed() ? "role=" : "name=",
+                   options_.world().is_fixed() ? options_.role : self().name));
+  const Instant deadline = SteadyClock().Now() + options.deadline;
+  const auto left = [&] {
+    const bool may_wait = options.graceful && report.status().ok();
+    return may_wait
+               ? std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())
+               : absl::ZeroDuration();
+  };
+  const auto phase = [&](const char* name,
+                         absl::FunctionRef<absl::Status()> run) {
+    const Instant start = SteadyClock().Now();
+    const absl::Status status = run();
+    report.phases.push_back({name, status, SteadyClock().Now() - start});
+  };
+  if (options.graceful) {
+    phase("quiesce", [&] { return Quiesce(together, left()); });
+    if (report.status().ok()) {
+      phase("drain", [&] { return Drain(together, left()); });
+    }
   }
-  phase("leave", [&](absl::Duration left) { return membership_->Leave(left); });
-  if (coordinator_ != nullptr) coordinator_->Shutdown();
-  phase("endpoint",
-        [&](absl::Duration left) { return endpoint_->Shutdown(left); });
+  phase("release", [&] {
+    const absl::Duration timeout = left();
+    if (timeout == absl::ZeroDuration()) {
+      report.pending_calls = agent_->OpenCalls();
+    }
+    const absl::Status ended = agent_->Shutdown(timeout);
+    return options.graceful ? ended : absl::OkStatus();
+  });
+  phase("leave", [&] {
+    const absl::Status left_job = Leave(left());
+    return options.graceful ? left_job : absl::OkStatus();
+  });
   WEFT_LOG(telemetry_->logger(), Info, "shut down: ") << report.ToString();
   return report;
+}
+
+ShutdownReport Worker::Shutdown(absl::Duration deadline) {
+  ShutdownOptions options;
+  options.deadline = deadline;
+  return Shutdown(options);
 }
 
 Worker::~Worker() {

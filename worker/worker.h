@@ -9,6 +9,7 @@
 #define WEFT_WORKER_WORKER_H_
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,7 @@
 #include "weft/net/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
+#include "weft/rendezvous/journal.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
@@ -31,7 +33,24 @@
 
 namespace weft::worker {
 
-// What a Shutdown did, phase by phase.
+struct ShutdownOptions {
+  // For all phases together. What is not done by then is cut.
+  absl::Duration deadline = absl::Minutes(5);
+  // Without it nobody is waited for: calls end with kCancelled, and the others
+  // are told in passing.
+  bool graceful = true;
+  // Who ends together with this worker, as View::Select reads it: until all of
+  // them have called Shutdown, or are gone, each serves the others' calls.
+  // Unset: those of its own role in a fixed world, nobody in an elastic one.
+  std::optional<std::string> together;
+};
+
+// What a Shutdown did, phase by phase:
+//   quiesce  those who end together have all begun to
+//   drain    the calls that they had begun have ended
+//   release  the agent has ended: calls are refused, sessions let go
+//   leave    the others see a departure (the host of the coordinator sees
+//            theirs first), and the endpoint has ended
 struct ShutdownReport {
   struct Phase {
     std::string name;
@@ -39,6 +58,8 @@ struct ShutdownReport {
     absl::Duration took;
   };
   std::vector<Phase> phases;
+  // That were cut: "2 calls to ps0", "1 calls of trainer1".
+  std::vector<std::string> pending_calls;
 
   // The first error of a phase.
   absl::Status status() const;
@@ -53,8 +74,9 @@ class Worker {
   // the part that failed.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(Options options);
 
-  // Ends what Shutdown() has not, waits for no one: peers see this rank fall
-  // silent.
+  // Ends what Shutdown() has not, waits for no one, 2 s at most: peers see this
+  // rank fall silent. (A handler that waits for anything but Weft is waited
+  // for.)
   ~Worker();
 
   const Options& options() const { return options_; }
@@ -69,18 +91,33 @@ class Worker {
   // Waits until every worker of the world has called it with this tag.
   absl::Status AwaitAll(absl::string_view tag, absl::Duration timeout);
 
-  // Refuses new work, waits for calls in progress, leaves the job (the host of
-  // the coordinator last of all), and stops. One deadline for all phases: what
-  // is not done by then is cut, and the report says so. Idempotent.
-  ShutdownReport Shutdown(absl::Duration timeout = absl::Seconds(30));
+  // Ends this worker, whatever fails on the way: after the first failure, the
+  // deadline's passing among them, what is left is done without waiting, and
+  // the report says what. No calls may be begun by hand once it has been
+  // called; handlers may still make theirs. Idempotent.
+  ShutdownReport Shutdown(const ShutdownOptions& options = {});
+  ShutdownReport Shutdown(absl::Duration deadline);
 
  private:
   explicit Worker(Options options) : options_(std::move(options)) {}
   absl::Status StartParts();
   absl::Status OpenNetwork();
+  absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
+  // Which worker or job has the address at which this one was to host the
+  // coordinator. Ok if nobody there says so.
+  absl::Status WhoIsThere();
   absl::Status HostCoordinator();
+  // Null: what the coordinator decides is kept in memory.
+  absl::StatusOr<std::unique_ptr<rendezvous::Journal>> OpenJournal();
   absl::Status Join();
   absl::Status MakeAgent();
+  rendezvous::JoinOptions MakeJoinOptions() const;
+
+  absl::Status Quiesce(const std::string& together, absl::Duration timeout);
+  absl::Status Drain(const std::string& together, absl::Duration timeout);
+  absl::Status Leave(absl::Duration timeout);
+  absl::Status AwaitPhase(rendezvous::Phase phase, const std::string& together,
+                          absl::Duration timeout);
 
   const Options options_;
   // In the order of their making; each may use those above it.

@@ -2,8 +2,10 @@
 
 #include "weft/worker/worker.h"
 
+#include <signal.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <thread>
@@ -12,8 +14,12 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/clock.h"
+#include "weft/base/parker.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"
@@ -21,14 +27,91 @@
 namespace weft::worker {
 namespace {
 
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
+// A coordinator that was killed, after it was started again.
+constexpr absl::Duration kBackWithin = absl::Seconds(5);
 
 int64_t Twice(int64_t x) { return 2 * x; }
 WEFT_RPC(Twice);
+
+// Of a call that lasts until the test lets it end.
+struct Gate {
+  Parker entered;
+  Parker may_leave;
+};
+int64_t PassGate(rpc::CallContext& context) {
+  Gate* gate = context.Local<Gate>();
+  gate->entered.Unpark();
+  gate->may_leave.Park();
+  return 1;
+}
+WEFT_RPC(PassGate);
+
+using Workers = std::vector<std::unique_ptr<Worker>>;
+
+// All at once, as each waits for the others. Empty if one could not.
+Workers StartAll(const std::vector<Options>& ranks) {
+  Workers workers(ranks.size());
+  const auto statuses = testing::RunRanks(ranks.size(), [&](int i) {
+    auto worker = Worker::Start(ranks[i]);
+    if (worker.ok()) workers[i] = *std::move(worker);
+    return worker.status();
+  });
+  for (const absl::Status& status : statuses) {
+    EXPECT_THAT(status, IsOk());
+    if (!status.ok()) workers.clear();
+  }
+  return workers;
+}
+
+// Each by a thread of its own, as each may wait for the others.
+void EndAll(Workers workers) {
+  const auto statuses = testing::RunRanks(workers.size(), [&](int i) {
+    const ShutdownReport report = workers[i]->Shutdown(kLong);
+    workers[i].reset();
+    return report.status();
+  });
+  for (const absl::Status& status : statuses) EXPECT_THAT(status, IsOk());
+}
+
+absl::StatusOr<int64_t> CallTwice(Worker& caller, const std::string& peer) {
+  return rpc::Call(caller.agent().To(peer, kLong), Twice, int64_t{21});
+}
+
+// Calls `peer` over and over, from its making to its end.
+class Traffic {
+ public:
+  Traffic(Worker& caller, std::string peer)
+      : thread_([this, &caller, peer = std::move(peer)] {
+          while (!is_over_) {
+            const auto reply = CallTwice(caller, peer);
+            if (!reply.ok()) failures_.push_back(reply.status());
+            ++calls_;
+          }
+        }) {}
+  ~Traffic() { (void)End(); }
+
+  int64_t calls() const { return calls_; }
+  // Of the calls since its making; each is 0 or more calls later.
+  std::vector<absl::Status> End() {
+    is_over_ = true;
+    if (thread_.joinable()) thread_.join();
+    return failures_;
+  }
+
+ private:
+  std::atomic<bool> is_over_{false};
+  std::atomic<int64_t> calls_{0};
+  std::vector<absl::Status> failures_;
+  std::thread thread_;
+};
 
 class WorkerTest : public ::testing::Test {
  protected:
@@ -45,6 +128,20 @@ class WorkerTest : public ::testing::Test {
     options.join_timeout = kLong;
     options.log_level = telemetry::Level::kWarning;
     return options;
+  }
+
+  Options ElasticOf(int rank, int min, int max) {
+    Options options = OptionsOf("trainer", rank);
+    options.servers = options.trainers = 0;
+    options.min_workers = min;
+    options.max_workers = max;
+    return options;
+  }
+
+  // ps0, trainer0 and trainer1.
+  Workers StartThree() {
+    return StartAll(
+        {OptionsOf("ps", 0), OptionsOf("trainer", 0), OptionsOf("trainer", 1)});
   }
 
   testing::TempDir dir_;
@@ -80,6 +177,261 @@ TEST_F(WorkerTest, AServerThatIsNotThereIsNamedWithTheDeadline) {
   EXPECT_THAT(worker, StatusIs(absl::StatusCode::kDeadlineExceeded,
                                "is server 0 running"));
   EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kTimeout);
+}
+
+TEST_F(WorkerTest, AWorldOfOneCallsItself) {
+  Options options = OptionsOf("trainer", 0);
+  options.servers = 0;
+  options.trainers = 1;
+  for (int life = 0; life < 2; ++life) {  // nothing is left of the first
+    auto worker = Worker::Start(options);
+    ASSERT_THAT(worker, IsOk());
+    EXPECT_THAT(CallTwice(**worker, "trainer0"), IsOkAndHolds(42));
+    EXPECT_THAT((*worker)->Shutdown(kLong).status(), IsOk());
+  }
+}
+
+TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  std::thread early(
+      [&] { EXPECT_THAT(workers[1]->Shutdown(kLong).status(), IsOk()); });
+  ASSERT_THAT(workers[2]->membership().WaitFor(
+                  [](const rendezvous::View& view) {
+                    return view.Find("trainer0")->phase ==
+                           rendezvous::Phase::kQuiescing;
+                  },
+                  kLong),
+              IsOk());
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
+  }
+  EXPECT_THAT(workers[2]->Shutdown(kLong).status(), IsOk());
+  early.join();
+  EXPECT_THAT(CallTwice(*workers[1], "ps0"),
+              StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
+  EXPECT_THAT(workers[0]->Shutdown(kLong).status(), IsOk());
+}
+
+TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  Gate gate;
+  workers[2]->agent().SetLocal(&gate);
+  const Future<int64_t> held =
+      rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
+  gate.entered.Park();
+  const ShutdownReport report = workers[1]->Shutdown(absl::Milliseconds(300));
+  EXPECT_THAT(report.status(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                        "trainer1 did not begin to end"));
+  EXPECT_THAT(report.pending_calls, ElementsAre("1 calls to trainer1"));
+  EXPECT_THAT(report.ToString(), HasSubstr("cut: 1 calls to trainer1"));
+  EXPECT_THAT(held.Wait(kLong), StatusIs(absl::StatusCode::kCancelled, ""));
+  EXPECT_THAT(workers[1]->Shutdown().phases, IsEmpty());  // once is enough
+  gate.may_leave.Unpark();
+  // The others saw it leave all the same.
+  const auto view = workers[0]->membership().WaitFor(
+      [](const auto& v) { return v.Find("trainer0") == nullptr; }, kLong);
+  ASSERT_THAT(view, IsOk());
+  EXPECT_TRUE((*view)->departed().front().left);
+  workers.erase(workers.begin() + 1);
+  EndAll(std::move(workers));
+}
+
+TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  Gate gate;
+  workers[1]->agent().SetLocal(&gate);
+  const Future<int64_t> held =
+      rpc::CallAsync(workers[2]->agent().To("trainer0", kLong), PassGate);
+  gate.entered.Park();
+  ShutdownOptions at_once;
+  at_once.graceful = false;
+  EXPECT_THAT(workers[1]->Shutdown(at_once).status(), IsOk());
+  EXPECT_THAT(held.Wait(kLong),
+              StatusIs(absl::StatusCode::kUnavailable, "trainer0"));
+  EXPECT_THAT(
+      workers[2]->membership().WaitFor(
+          [](const auto& v) { return v.Find("trainer0") == nullptr; }, kLong),
+      IsOk());
+  EXPECT_THAT(CallTwice(*workers[2], "trainer0"),
+              StatusIs(absl::StatusCode::kNotFound, "trainer0"));
+  gate.may_leave.Unpark();
+  workers.erase(workers.begin() + 1);
+  EndAll(std::move(workers));
+}
+
+TEST_F(WorkerTest, AWorkerThatIsJustDroppedEndsWithinSeconds) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  Gate gate;
+  workers[2]->agent().SetLocal(&gate);
+  const Future<int64_t> held =
+      rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
+  gate.entered.Park();
+  workers[0].reset();  // the coordinator is no longer there to be told
+  const Instant start = SteadyClock().Now();
+  workers[1].reset();
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(5));
+  EXPECT_THAT(held.Wait(kLong), StatusIs(absl::StatusCode::kCancelled, ""));
+  gate.may_leave.Unpark();
+}
+
+TEST_F(WorkerTest, ASecondOfTheSameNameIsToldSoOnTheDefaultSocketToo) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  const Instant start = SteadyClock().Now();
+  const auto second = Worker::Start(OptionsOf("trainer", 0));
+  EXPECT_THAT(second, StatusIs(absl::StatusCode::kAlreadyExists,
+                               "trainer0 is in job \"job\" already"));
+  EXPECT_EQ(ExitCodeFor(second.status()), ExitCode::kConfig);
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(5));
+  EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
+  EndAll(std::move(workers));
+}
+
+TEST_F(WorkerTest, ASecondHostIsToldWhoHasItsPlace) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  const Instant start = SteadyClock().Now();
+  Options second = OptionsOf("ps", 0);
+  EXPECT_THAT(Worker::Start(second), StatusIs(absl::StatusCode::kAlreadyExists,
+                                              "ps0 is in job \"job\""));
+  second.trainers = 3;
+  EXPECT_THAT(Worker::Start(second),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "\"ps=1 trainer=3\", job \"job\" at"));
+  second.job = "other";
+  EXPECT_THAT(Worker::Start(second),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "serves job \"job\", not job \"other\""));
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(15));
+  EndAll(std::move(workers));
+}
+
+TEST_F(WorkerTest, WhoComesBackUnderItsNameIsReachedByTheFirstCall) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  Traffic traffic(*workers[2], "ps0");
+  const rendezvous::WorkerKey old_key = workers[1]->self().key;
+  EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
+  ShutdownOptions alone;
+  alone.together = "name=trainer0";
+  EXPECT_THAT(workers[1]->Shutdown(alone).status(), IsOk());
+  workers[1].reset();
+  auto again = Worker::Start(OptionsOf("trainer", 0));
+  ASSERT_THAT(again, IsOk());
+  workers[1] = *std::move(again);
+  EXPECT_GT(workers[1]->self().key.epoch, old_key.epoch);
+  ASSERT_THAT(workers[2]->membership().WaitFor(
+                  [](const auto& view) { return view.IsComplete(); }, kLong),
+              IsOk());
+  EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
+  EXPECT_THAT(CallTwice(*workers[1], "trainer1"), IsOkAndHolds(42));
+  EXPECT_THAT(traffic.End(), IsEmpty());  // and nobody else noticed
+  EXPECT_GT(traffic.calls(), 0);
+  EndAll(std::move(workers));
+}
+
+TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
+  Options first = ElasticOf(0, 1, 3);
+  first.labels = {{"zone", "a"}};
+  Workers workers = StartAll({first});
+  ASSERT_EQ(workers.size(), 1u);
+  Traffic traffic(*workers[0], "trainer0");
+  for (int rank : {1, 2}) {
+    Options options = ElasticOf(rank, 1, 3);
+    options.labels = {{"zone", rank == 1 ? "a" : "b"}};
+    auto worker = Worker::Start(options);
+    ASSERT_THAT(worker, IsOk());
+    workers.push_back(*std::move(worker));
+  }
+  Options fourth = ElasticOf(3, 1, 3);
+  fourth.join_timeout = absl::Milliseconds(500);  // somebody might leave
+  EXPECT_THAT(Worker::Start(fourth),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "the job is full, it has 3 of at most 3"));
+  EXPECT_THAT(Worker::Start(ElasticOf(3, 1, 4)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "\"elastic 1 to 4\", the job has \"elastic 1 to 3\""));
+  EXPECT_THAT(Worker::Start(OptionsOf("trainer", 0)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "the job has \"elastic 1 to 3\""));
+  const auto view = workers[0]->membership().WaitFor(
+      [](const auto& v) { return v.members().size() == 3; }, kLong);
+  ASSERT_THAT(view, IsOk());
+  const auto near = (*view)->Select("role=trainer,zone=a");
+  ASSERT_THAT(near, IsOk());
+  std::vector<std::string> names;
+  for (const rendezvous::Member* member : *near) names.push_back(member->name);
+  EXPECT_THAT(names, ElementsAre("trainer0", "trainer1"));
+  std::thread other([&] {
+    EXPECT_THAT(workers[1]->membership().Barrier("near", names, kLong), IsOk());
+  });
+  EXPECT_THAT(workers[0]->membership().Barrier("near", names, kLong), IsOk());
+  other.join();
+  for (int rank : {2, 1}) {  // each when it likes
+    EXPECT_THAT(CallTwice(*workers[0], absl::StrCat("trainer", rank)),
+                IsOkAndHolds(42));
+    EXPECT_THAT(workers[rank]->Shutdown(kLong).status(), IsOk());
+    workers.pop_back();
+  }
+  EXPECT_THAT(traffic.End(), IsEmpty());
+  EndAll(std::move(workers));
+}
+
+// ps0 in a process of its own, which hosts the coordinator.
+class HostTest : public WorkerTest {
+ protected:
+  std::unique_ptr<testing::Process> StartHost(const std::string& flag) {
+    auto host = testing::Process::Start(
+        {{testing::RunfilePath("worker/worker_host"), "--role=ps", "--job=job",
+          "--servers=1", "--trainers=2", "--log-level=warning",
+          absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")), flag},
+         {}});
+    EXPECT_THAT(host, IsOk());
+    return *std::move(host);
+  }
+
+  // Kills it under traffic, starts another, and looks who noticed.
+  void KillHost(const std::string& flag) {
+    auto host = StartHost(flag);
+    Workers workers =
+        StartAll({OptionsOf("trainer", 0), OptionsOf("trainer", 1)});
+    ASSERT_EQ(workers.size(), 2u);
+    rendezvous::Membership& membership = workers[0]->membership();
+    const auto before = membership.view();
+    EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
+    Traffic traffic(*workers[0], "trainer1");
+    host->Signal(SIGKILL);
+    EXPECT_THAT(host->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+    const int64_t calls = traffic.calls();
+    host = StartHost(flag);
+    const auto after = membership.WaitFor(
+        [&](const rendezvous::View& view) {
+          return rendezvous::TermOf(view.version()) >
+                     rendezvous::TermOf(before->version()) &&
+                 view.IsComplete();
+        },
+        kBackWithin);
+    ASSERT_THAT(after, IsOk()) << host->output();
+    EXPECT_GT((*after)->Find("ps0")->key.epoch, before->Find("ps0")->key.epoch);
+    for (const char* name : {"trainer0", "trainer1"}) {
+      EXPECT_EQ((*after)->Find(name)->key, before->Find(name)->key);
+    }
+    EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
+    EXPECT_THAT(traffic.End(), IsEmpty());
+    EXPECT_GT(traffic.calls(), calls);
+    host->Signal(SIGKILL);
+    ShutdownOptions at_once;
+    at_once.graceful = false;
+    for (auto& worker : workers) (void)worker->Shutdown(at_once);
+  }
+};
+
+TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNobodyElseRestarts) {
+  KillHost(absl::StrCat("--coordinator-log=", dir_.Path("log")));
 }
 
 TEST_F(WorkerTest, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {

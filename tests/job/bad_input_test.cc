@@ -3,7 +3,11 @@
 
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -11,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/check.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -105,10 +110,27 @@ TEST(BadInput, CertificatesThatAreNotThereAreNamed) {
             {job.Path("none"), "weft certs init"});
 }
 
+// A program that is none of Weft's, at that path, and answers nobody.
+class Squatter {
+ public:
+  explicit Squatter(const std::string& path)
+      : fd_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un name = {};
+    name.sun_family = AF_UNIX;
+    strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
+    WEFT_CHECK_EQ(
+        bind(fd_, reinterpret_cast<const sockaddr*>(&name), sizeof(name)), 0);
+    WEFT_CHECK_EQ(listen(fd_, 8), 0);
+  }
+  ~Squatter() { close(fd_); }
+
+ private:
+  const int fd_;
+};
+
 TEST(BadInput, AnAddressInUseIsNamed) {
   const Job job;
-  const auto first = job.StartServer(0);
-  ASSERT_THAT(first->WaitForOutput("coordinator serves", kLong), IsOk());
+  const Squatter squatter(job.Path("ps0.sock"));
   ExpectEnd(*job.StartServer(0), kConfig,
             {"cannot listen at " + job.coordinator, "in use", "--listen="});
 }
@@ -133,8 +155,12 @@ TEST(BadInput, WhoDoesNotFitTheJobIsTurnedAway) {
   const auto first = job.StartTrainer(0);
   ASSERT_THAT(server->WaitForOutput("trainer0 joined", kLong), IsOk());
   const std::string elsewhere = "--listen=unix:" + job.Path("elsewhere.sock");
-  ExpectEnd(*job.StartTrainer(0, {elsewhere}), kConfig,
-            {"trainer0 is in job \"job\" already", "--rank"});
+  for (const Flags& flags : {Flags{}, Flags{elsewhere}}) {
+    ExpectEnd(*job.StartTrainer(0, flags), kConfig,
+              {"trainer0 is in job \"job\" already", "--rank"});
+  }
+  ExpectEnd(*job.StartServer(0), kConfig,
+            {"ps0 is in job \"job\" already", job.coordinator, "--rank"});
 }
 
 // A file system with room for one checkpoint of these models and not for two,
