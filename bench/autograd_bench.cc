@@ -3,7 +3,10 @@
 //   autograd_bench                 figures: min, p50, p99 of nanoseconds
 //   autograd_bench --goals=E1      rows, as bench/goals.h says
 //
-// Run it from the top of the repository: it starts bench/peers' programs.
+// Run it from the top of the repository: it starts bench/peers' programs. The
+// rival in C++ is built apart, since it needs libtorch-dev:
+//
+//   bazel build //bench:autograd_bench //bench:torch_autograd
 
 #include <sched.h>
 
@@ -97,32 +100,47 @@ std::optional<PeerRate> RunPeer(const std::string& command) {
   return ok ? std::optional<PeerRate>(rate) : std::nullopt;
 }
 
-// Both sides in turn, so that a slow spell of the machine meets both.
-void AddE1(const std::string& peers, GoalReport& report) {
+struct Rival {
+  const char* name;
+  std::string command;
+  std::string version = {};
+  std::vector<double> rates = {};
+};
+
+// All sides in turn, so that a slow spell of the machine meets each.
+void AddE1(const std::string& peers, const std::string& libtorch,
+           GoalReport& report) {
   const Chain chain;
-  std::vector<double> ours, theirs;
-  std::string version;
+  std::vector<double> ours;
+  Rival rivals[] = {
+      {"torch via Python", "/usr/bin/python3 " + peers + "/torch_autograd.py"},
+      {"libtorch C++", libtorch}};
   for (int round = 0; round < kRounds; ++round) {
     const auto times = Times([&] { chain.Step(); }, 0.5);
     double sum = 0;
     for (const double t : times) sum += t;
     ours.push_back(kChain * static_cast<double>(times.size()) / sum);
-    const auto rate =
-        RunPeer("/usr/bin/python3 " + peers + "/torch_autograd.py");
-    if (!rate.has_value()) continue;
-    theirs.push_back(rate->per_second);
-    version = rate->version;
+    for (Rival& rival : rivals) {
+      const auto rate = RunPeer(rival.command);
+      if (!rate.has_value()) continue;
+      rival.rates.push_back(rate->per_second);
+      rival.version = rate->version;
+    }
   }
-  GoalCase goal;
-  goal.goal = "E1";
-  goal.name = "chain100 forward and backward, operations/s";
-  goal.weft = Quantile(ours, 0.5);
-  if (theirs.size() == ours.size()) goal.peer = Quantile(theirs, 0.5);
-  goal.peer_name = "torch via Python";
-  goal.peer_version = version;
-  goal.must = 3;
-  goal.aim = 6;
-  report.Add(goal);
+  for (const Rival& rival : rivals) {
+    GoalCase goal;
+    goal.goal = "E1";
+    goal.name = "chain100 forward and backward, operations/s";
+    goal.weft = Quantile(ours, 0.5);
+    if (rival.rates.size() == ours.size()) {
+      goal.peer = Quantile(rival.rates, 0.5);
+    }
+    goal.peer_name = rival.name;
+    goal.peer_version = rival.version;
+    goal.must = 3;
+    goal.aim = 6;
+    report.Add(goal);
+  }
 }
 
 template <typename Step>
@@ -156,11 +174,15 @@ void Pin() {
 int main(int argc, char** argv) {
   std::string goals;
   std::string peers = "bench/peers";
+  std::string libtorch =
+      std::string(argv[0]).substr(0, std::string(argv[0]).rfind('/') + 1) +
+      "torch_autograd";
   CLI::App app("What an operation and its backward cost.");
   CLI::Option* wanted =
       app.add_option("--goals", goals, "Print goals' rows: E1, or empty: all")
           ->expected(0, 1);
-  app.add_option("--peers", peers, "Where the rivals' programs are");
+  app.add_option("--peers", peers, "Where the rivals' scripts are");
+  app.add_option("--libtorch", libtorch, "The rival torch_autograd");
   CLI11_PARSE(app, argc, argv);
   weft::bench::Pin();
   if (wanted->count() == 0) {
@@ -168,6 +190,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   weft::bench::GoalReport report(absl::StrSplit(goals, ','));
-  if (report.Wants("E1")) weft::bench::AddE1(peers, report);
+  if (report.Wants("E1")) weft::bench::AddE1(peers, libtorch, report);
   report.Finish();
 }
