@@ -2,13 +2,33 @@
 
 #include <exception>
 #include <new>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
 
-namespace weft::internal {
+namespace weft {
+namespace {
+
+// Filled before main, then constant.
+std::vector<ThrownTranslator>& Translators() {
+  static auto* const translators = new std::vector<ThrownTranslator>();
+  return *translators;
+}
+
+}  // namespace
+
+bool RegisterThrown(ThrownTranslator translator) {
+  Translators().push_back(translator);
+  return true;
+}
+
+namespace internal {
 
 absl::Status CurrentExceptionToStatus() {
+  for (const ThrownTranslator translate : Translators()) {
+    if (std::optional<absl::Status> status = translate()) return *status;
+  }
   try {
     throw;
   } catch (const Error& error) {
@@ -22,4 +42,5 @@ absl::Status CurrentExceptionToStatus() {
   }
 }
 
-}  // namespace weft::internal
+}  // namespace internal
+}  // namespace weft

@@ -1,11 +1,13 @@
 // CatchToStatus: runs code that may throw and returns what came of it.
 //
-// Stands at every place where Weft calls user code. weft::Error becomes the
-// Status it carries, std::bad_alloc RESOURCE_EXHAUSTED, anything else INTERNAL.
+// Stands at every place where Weft calls user code. A type that was registered
+// becomes what its translator says, weft::Error the Status it carries,
+// std::bad_alloc RESOURCE_EXHAUSTED, anything else INTERNAL.
 
 #ifndef WEFT_BASE_CATCH_TO_STATUS_H_
 #define WEFT_BASE_CATCH_TO_STATUS_H_
 
+#include <optional>
 #include <type_traits>
 #include <utility>
 
@@ -13,6 +15,14 @@
 #include "absl/status/statusor.h"
 
 namespace weft {
+
+// Called while an exception is being handled: its Status if it is of the type
+// that this translator is for. Must not throw.
+using ThrownTranslator = std::optional<absl::Status> (*)();
+
+// For use before main, as in a namespace-scope initialiser. Of two that know an
+// exception the first registered is asked. Returns true.
+bool RegisterThrown(ThrownTranslator translator);
 
 namespace internal {
 

@@ -1,10 +1,23 @@
 #include "weft/base/future.h"
 
+#include <cstdio>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
 
 namespace weft::internal {
+
+absl::Status AlreadySet(const absl::Status& first) {
+  return absl::AlreadyExistsError(
+      absl::StrCat("the promise is kept already, with ", first.ToString()));
+}
+
+void ReportThrown() noexcept {
+  const std::string text = CurrentExceptionToStatus().ToString();
+  std::fprintf(stderr, "weft: a callback of a Future threw: %s\n",
+               text.c_str());
+}
 
 FutureCore::~FutureCore() {
   MutexLock lock(mu_);

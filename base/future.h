@@ -95,6 +95,12 @@ class [[nodiscard]] Future {
 
   bool IsReady() const { return !pending() || state().IsReady(); }
 
+  // The result, or null while there is none. Lives as long as this Future.
+  const Result<T>* Peek() const {
+    if (!pending()) return &ready();
+    return state().IsReady() ? &state().Get() : nullptr;
+  }
+
   // Blocks until ready, in the way of its Driver. kDeadlineExceeded if
   // `timeout` passes first (the operation itself goes on); kFailedPrecondition
   // at once if not ready in an InlineScope. Never call it on a thread that must
@@ -116,14 +122,15 @@ class [[nodiscard]] Future {
 
   // Runs `callback(const Result<T>&)` once: on the thread that makes it ready,
   // or right here if it is. Callbacks of one future run in the order of
-  // registration, without a lock. They must not throw or block; one that runs
-  // right here must not destroy this Future, which may hold the result.
+  // registration, without a lock. They must not block; what one throws is
+  // written to standard error and dropped. One that runs right here must not
+  // destroy this Future, which may hold the result.
   template <typename Callback>
   void OnReady(Callback callback) const {
-    if (!pending()) return static_cast<void>(callback(ready()));
+    if (!pending()) return internal::RunCallback(callback, ready());
     state_ptr()->OnResult(
         [callback = std::move(callback)](const Result<T>& result) mutable {
-          callback(result);
+          internal::RunCallback(callback, result);
         });
   }
 
@@ -203,6 +210,13 @@ class Promise {
     return state->Set(std::move(result));
   }
 
+  // As Set, where a second result is a mistake: kAlreadyExists then, with how
+  // the future ended.
+  absl::Status SetOnce(Result<T> result) {
+    if (Set(std::move(result))) return absl::OkStatus();
+    return internal::AlreadySet(internal::StatusOf(state_->Get()));
+  }
+
   // `hook(const absl::Status& reason)` runs once if the future is cancelled,
   // at once if it is; never after Set. A second hook replaces the first.
   template <typename Hook>
@@ -241,6 +255,13 @@ Future<std::conditional_t<
     std::is_void_v<T>, void,
     std::vector<std::conditional_t<std::is_void_v<T>, int, T>>>>
 WhenAllOk(std::vector<Future<T>> futures);
+
+// WhenAllOk and Wait: all values in order, or the first error as soon as it
+// comes. kDeadlineExceeded if `timeout` passes first; all go on in any case.
+template <typename T>
+auto WaitAll(std::vector<Future<T>> futures, absl::Duration timeout) {
+  return WhenAllOk(std::move(futures)).Wait(timeout);
+}
 
 }  // namespace weft
 

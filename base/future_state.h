@@ -59,6 +59,20 @@ Result<T> CopyOrTake(Result<T>& result) {
   }
 }
 
+// Why a second result was not taken.
+absl::Status AlreadySet(const absl::Status& first);
+// Tells people what a callback threw. REQUIRES: it is being handled.
+void ReportThrown() noexcept;
+
+template <typename Callback, typename R>
+void RunCallback(Callback& callback, const R& result) {
+  try {
+    callback(result);
+  } catch (...) {
+    ReportThrown();
+  }
+}
+
 // One entry in the list of what runs when a future becomes ready.
 class Continuation {
  public:

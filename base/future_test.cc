@@ -11,6 +11,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/error.h"
+#include "weft/base/join_scope.h"
 #include "weft/tests/support/allocation_count.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -65,6 +66,30 @@ TEST(Future, FirstSetWins) {
   EXPECT_TRUE(promise.Set(1));
   EXPECT_FALSE(promise.Set(2));
   EXPECT_THAT(future.Wait(kNow), IsOkAndHolds(1));
+}
+
+TEST(Future, ASecondSetIsToldHowItEnded) {
+  auto [promise, future] = MakePromise<int>();
+  EXPECT_THAT(promise.SetOnce(1), IsOk());
+  EXPECT_THAT(promise.SetOnce(2),
+              StatusIs(absl::StatusCode::kAlreadyExists, "with OK"));
+  EXPECT_THAT(future.Wait(kNow), IsOkAndHolds(1));
+
+  auto [lost, cancelled] = MakePromise<void>();
+  cancelled.Cancel(absl::AbortedError("enough"));
+  EXPECT_THAT(lost.SetOnce(absl::OkStatus()),
+              StatusIs(absl::StatusCode::kAlreadyExists, "ABORTED: enough"));
+}
+
+TEST(Future, PeekSeesTheResultOnceThereIsOne) {
+  auto [promise, future] = MakePromise<Box>();
+  EXPECT_EQ(future.Peek(), nullptr);
+  promise.Set(std::make_unique<int>(3));
+  ASSERT_NE(future.Peek(), nullptr);
+  EXPECT_EQ(***future.Peek(), 3);  // and is still there to be taken
+  EXPECT_EQ(**std::move(future).Wait(kNow), 3);
+  const Future<int> failed = MakeReady<int>(absl::NotFoundError("gone"));
+  EXPECT_THAT(*failed.Peek(), StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST(Future, CopiesSeeTheSameResult) {
@@ -156,6 +181,21 @@ TEST(FutureCallbacks, OneRegisteredByAnotherRunsAfterThoseBefore) {
   future.OnReady([&](const auto&) { order.push_back(1); });
   promise.Set(1);
   EXPECT_THAT(order, ElementsAre(0, 1, 2, 3));
+}
+
+TEST(FutureCallbacks, WhatOneThrowsIsShownAndTheNextRuns) {
+  auto [promise, future] = MakePromise<int>();
+  int ran = 0;
+  future.OnReady([](const auto&) { throw std::runtime_error("clumsy"); });
+  future.OnReady([&](const auto&) { ++ran; });
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(promise.Set(1));
+  future.OnReady([](const auto&) { throw 42; });  // ready by now
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      ::testing::AllOf(::testing::HasSubstr("clumsy"),
+                       ::testing::HasSubstr("not from std::exception")));
+  EXPECT_EQ(ran, 1);
 }
 
 TEST(FutureCallbacks, MayDestroyBothEnds) {
@@ -401,6 +441,85 @@ TEST(WhenAllOk, InheritsTheDriverOfWhatIsPending) {
   auto [promise, future] = MakePromise<int>(driver);
   auto all = WhenAllOk<int>({MakeReady<int>(1), future});
   EXPECT_EQ(&all.driver(), &driver);
+}
+
+TEST(WaitAll, ReturnsAllValuesInOrder) {
+  auto [promise, future] = MakePromise<int>();
+  std::vector<Future<int>> futures = {future, MakeReady<int>(2)};
+  promise.Set(1);
+  EXPECT_THAT(WaitAll(futures, kNow), IsOkAndHolds(ElementsAre(1, 2)));
+  EXPECT_THAT(WaitAll(std::vector<Future<void>>(), kNow), IsOk());
+}
+
+TEST(WaitAll, ReturnsTheFirstErrorWithoutTheOthers) {
+  auto [promise, pending] = MakePromise<int>();
+  EXPECT_THAT(
+      WaitAll<int>({pending, MakeReady<int>(absl::AbortedError("b"))}, kSoon),
+      StatusIs(absl::StatusCode::kAborted));
+  EXPECT_FALSE(pending.IsReady());
+  EXPECT_THAT(WaitAll<int>({pending}, absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
+TEST(JoinScope, JoinWaitsForAll) {
+  auto [promise, pending] = MakePromise<int>();
+  JoinScope scope;
+  scope.Add(pending);
+  scope.Add(MakeReady());
+  std::thread producer([p = std::move(promise)]() mutable { p.Set(7); });
+  EXPECT_THAT(scope.Join(kSoon), IsOk());
+  EXPECT_THAT(pending.Wait(kNow), IsOkAndHolds(7));
+  EXPECT_THAT(scope.Join(kNow), IsOk());  // empty now
+  producer.join();
+}
+
+TEST(JoinScope, TheFirstErrorCancelsTheOthers) {
+  auto [promise, pending] = MakePromise<int>();
+  JoinScope scope;
+  scope.Add(pending);
+  scope.Add(MakeReady<int>(absl::AbortedError("b")));
+  EXPECT_THAT(scope.Join(kSoon), StatusIs(absl::StatusCode::kAborted, "b"));
+  EXPECT_THAT(pending.Wait(kNow), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(promise.IsDone());
+}
+
+TEST(JoinScope, ATimeoutCancelsWhatIsLate) {
+  auto [promise, pending] = MakePromise<void>();
+  JoinScope scope;
+  scope.Add(pending);
+  EXPECT_THAT(scope.Join(absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_TRUE(promise.IsDone());
+}
+
+TEST(JoinScope, WhatTheBodyLeavesBehindIsCancelled) {
+  auto [promise, pending] = MakePromise<int>();
+  absl::Status why;
+  promise.OnCancel([&](const absl::Status& reason) { why = reason; });
+  try {
+    JoinScope scope;
+    scope.Add(pending);
+    throw std::runtime_error("the body fails");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_THAT(why, StatusIs(absl::StatusCode::kCancelled, "JoinScope"));
+}
+
+TEST(CancelOnDrop, TellsTheProducerUnlessReleased) {
+  auto [dropped, unwanted] = MakePromise<Box>();
+  auto [kept, wanted] = MakePromise<int>();
+  auto [replaced, former] = MakePromise<int>();
+  {
+    CancelOnDrop<Box> drop(std::move(unwanted));
+    CancelOnDrop<Box> moved(std::move(drop));
+    EXPECT_FALSE(moved.future().IsReady());
+    CancelOnDrop<int> keep(former);
+    keep = CancelOnDrop<int>(wanted);
+    EXPECT_TRUE(replaced.IsDone());
+    const Future<int> released = std::move(keep).Release();
+  }
+  EXPECT_TRUE(dropped.IsDone());
+  EXPECT_FALSE(kept.IsDone());
 }
 
 TEST(FutureCost, ReadyOnesDoNotAllocate) {

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/bytes.h"
@@ -64,6 +65,31 @@ TEST(CatchToStatus, TurnsEachExceptionIntoItsCode) {
               StatusIs(absl::StatusCode::kInternal, "odd"));
   EXPECT_THAT(CatchToStatus([] { throw 42; }),
               StatusIs(absl::StatusCode::kInternal));
+}
+
+// Neither copied without thought nor made without arguments.
+struct Overdrawn {
+  Overdrawn(int account, double by) : account(account), by(by) {}
+  int account;
+  double by;
+};
+
+[[maybe_unused]] const bool kRegistered =
+    RegisterThrown([]() -> std::optional<absl::Status> {
+      try {
+        throw;
+      } catch (const Overdrawn& thrown) {
+        return absl::OutOfRangeError(absl::StrCat("account ", thrown.account));
+      } catch (...) {
+        return std::nullopt;
+      }
+    });
+
+TEST(CatchToStatus, AsksTheTranslatorOfARegisteredType) {
+  EXPECT_THAT(CatchToStatus([] { throw Overdrawn(7, 0.5); }),
+              StatusIs(absl::StatusCode::kOutOfRange, "account 7"));
+  EXPECT_THAT(CatchToStatus([] { throw std::runtime_error("odd"); }),
+              StatusIs(absl::StatusCode::kInternal, "odd"));
 }
 
 TEST(CatchToStatus, PassesResultsThrough) {
