@@ -42,7 +42,9 @@ class Agent::Core final : public Dispatcher,
   explicit Core(AgentOptions options, const Registry* registry)
       : options_(std::move(options)),
         registry_(*registry),
-        telemetry_(telemetry::OrSilent(options_.telemetry)) {}
+        telemetry_(telemetry::OrSilent(options_.telemetry)) {
+    SetDefaultTimeout(options_.default_timeout);
+  }
 
   absl::Status Start(Agent* agent);
   // Ends everything and waits for the handlers, which have been told.
@@ -54,6 +56,12 @@ class Agent::Core final : public Dispatcher,
   void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions& options() const { return options_; }
+  absl::Duration default_timeout() const {
+    return Instant::FromNanoseconds(default_timeout_ns_.load()) - Instant();
+  }
+  void SetDefaultTimeout(absl::Duration timeout) {
+    default_timeout_ns_ = (Instant() + timeout).nanoseconds();
+  }
   Transport& transport() const { return *options_.transport; }
 
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
@@ -110,6 +118,7 @@ class Agent::Core final : public Dispatcher,
   telemetry::StatusPage::Registration status_page_;
   CancelSource ending_;  // of the calls of this agent by itself
   std::atomic<bool> is_draining_{false};
+  std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
 
   Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
@@ -169,13 +178,14 @@ class SelfCall final : public ServedCall,
                        public std::enable_shared_from_this<SelfCall> {
  public:
   SelfCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
-           Worker self, const Request& request, CancelSource cancel,
-           internal::Caller::Done done)
+           Worker self, const Function& function, const Request& request,
+           CancelSource cancel, internal::Caller::Done done)
       : ServedCall(dispatcher->agent(), std::move(self),
                    LineageOf(request, dispatcher->self(), cancel.token()),
                    Received{request.body, /*is_private=*/false}),
         dispatcher_(std::move(dispatcher)),
         transport_(transport),
+        function_(function),
         cancel_(std::move(cancel)),
         done_(std::move(done)) {
     dispatcher_->CallBegan();
@@ -188,25 +198,30 @@ class SelfCall final : public ServedCall,
 
   // Ends it at its deadline, and with the agent.
   void Follow(const CancelToken& agent) {
-    timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
-      if (auto self = weak.lock()) {
-        self->Abandon(
-            absl::DeadlineExceededError("the deadline passed in the handler"));
-      }
-    });
+    if (!deadline().is_infinite()) {
+      timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
+        if (auto self = weak.lock()) self->Expire();
+      });
+    }
     with_agent_ = agent.OnCancel([weak = weak_from_this()](auto& why) {
       if (auto self = weak.lock()) self->Abandon(why);
     });
   }
 
+  void Expire() {
+    Abandon(absl::DeadlineExceededError(
+        absl::StrCat("the deadline passed in the ", NameOf(phase()))));
+  }
+
   void Abandon(const absl::Status& why) {
-    End(WithOutcomeUnknown(why), nullptr);
+    End(internal::MarkFailure(WithOutcomeUnknown(why), phase()), nullptr);
     cancel_.Cancel(why);
   }
 
   void Finish(absl::StatusOr<Slices> result) override {
     auto reply = std::make_shared<Reply>();
-    reply->status = result.status();
+    reply->status = internal::NameFailure(result.status(), dispatcher_->self(),
+                                          function_.name, phase());
     if (result.ok()) reply->body = *std::move(result);
     End(reply->status, reply);
   }
@@ -220,6 +235,7 @@ class SelfCall final : public ServedCall,
 
   const std::shared_ptr<Dispatcher> dispatcher_;
   Transport& transport_;
+  const Function& function_;
   CancelSource cancel_;
   internal::Caller::Done done_;
   std::atomic<bool> ended_{false};
@@ -250,8 +266,8 @@ class SelfCaller final : public internal::Caller {
       return [](absl::Status) {};
     }
     auto call =
-        std::make_shared<SelfCall>(dispatcher, transport_, self_, *request,
-                                   CancelSource(), std::move(done));
+        std::make_shared<SelfCall>(dispatcher, transport_, self_, **function,
+                                   *request, CancelSource(), std::move(done));
     call->Follow(agent_);
     dispatcher->Dispatch(**function, call);
     return [weak = std::weak_ptr<SelfCall>(call)](absl::Status why) {
@@ -473,8 +489,10 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
 }
 
 void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
-  const absl::Status status = absl::UnavailableError(
-      absl::StrCat("the incarnation ", key.ToString(), " is gone: ", why));
+  const absl::Status status = internal::MarkFailure(
+      absl::UnavailableError(
+          absl::StrCat("the incarnation ", key.ToString(), " is gone: ", why)),
+      Phase::kNone, Reason::kPeerGone);
   std::shared_ptr<Outbound> outbound;
   std::shared_ptr<Inbound> inbound;
   {
@@ -576,8 +594,12 @@ absl::Status Agent::Core::CheckNotGone(const std::string& name,
   if (gone == gone_epochs_.end() || key.epoch > gone->second) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(absl::StrCat("the incarnation ", key.ToString(),
-                                             " of ", name, " is gone"));
+  return internal::NameFailure(
+      internal::MarkFailure(
+          absl::UnavailableError(absl::StrCat(
+              "the incarnation ", key.ToString(), " of ", name, " is gone")),
+          Phase::kNone, Reason::kPeerGone),
+      name, "", Phase::kNone);
 }
 
 Welcome Agent::Core::Judge(const Hello& hello, const std::string& proven_name,
@@ -633,8 +655,9 @@ void Agent::Core::ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended) {
 absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
                                                   Refusal* refusal) const {
   if (is_draining_) {
-    return absl::UnavailableError(
-        absl::StrCat(options_.name, " is shutting down"));
+    return internal::MarkFailure(absl::UnavailableError(absl::StrCat(
+                                     options_.name, " is shutting down")),
+                                 Phase::kQueue, Reason::kShuttingDown);
   }
   const Function* function = registry_.FindName(request.function);
   if (function == nullptr) {
@@ -683,6 +706,11 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
     return absl::InvalidArgumentError(
         "Agent::Create: a transport and a directory are needed");
   }
+  if (options.default_timeout < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Agent::Create: the default time-out is ",
+                     absl::FormatDuration(options.default_timeout)));
+  }
   if (options.build.empty()) options.build = "weft";
   const Registry* registry =
       options.registry != nullptr ? options.registry : &Registry::Global();
@@ -696,21 +724,35 @@ Agent::Agent(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
 Agent::~Agent() { core_->Stop(); }
 
-Target Agent::To(absl::string_view name, absl::Duration timeout) {
+Target Agent::To(absl::string_view name,
+                 std::optional<absl::Duration> timeout) {
   return MakeTarget(core_->options().directory->Find(name), timeout, nullptr);
 }
 
-Target Agent::To(WorkerKey key, absl::Duration timeout) {
+Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
   return MakeTarget(core_->options().directory->Find(key), timeout, nullptr);
 }
 
-Target Agent::MakeTarget(absl::StatusOr<Worker> worker, absl::Duration timeout,
+absl::Status Agent::SetDefaultTimeout(absl::Duration timeout) {
+  if (timeout < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Agent::SetDefaultTimeout: wanted none below zero, found ",
+                     absl::FormatDuration(timeout)));
+  }
+  core_->SetDefaultTimeout(timeout);
+  return absl::OkStatus();
+}
+
+absl::Duration Agent::default_timeout() const {
+  return core_->default_timeout();
+}
+
+Target Agent::MakeTarget(absl::StatusOr<Worker> worker,
+                         std::optional<absl::Duration> timeout,
                          std::shared_ptr<const Lineage> lineage) {
   Target target;
   target.agent_ = this;
-  target.timeout_ = timeout == absl::InfiniteDuration()
-                        ? core_->options().default_timeout
-                        : timeout;
+  target.timeout_ = timeout;
   target.lineage_ = std::move(lineage);
   auto caller = core_->CallerFor(std::move(worker));
   if (caller.ok()) {
@@ -749,12 +791,14 @@ absl::Duration CallContext::Remaining() const {
   return std::max(deadline() - now, absl::ZeroDuration());
 }
 
-Target CallContext::To(absl::string_view name, absl::Duration timeout) const {
+Target CallContext::To(absl::string_view name,
+                       std::optional<absl::Duration> timeout) const {
   return agent_->MakeTarget(agent_->core_->options().directory->Find(name),
                             timeout, std::make_shared<const Lineage>(lineage_));
 }
 
-Target CallContext::To(WorkerKey key, absl::Duration timeout) const {
+Target CallContext::To(WorkerKey key,
+                       std::optional<absl::Duration> timeout) const {
   return agent_->MakeTarget(agent_->core_->options().directory->Find(key),
                             timeout, std::make_shared<const Lineage>(lineage_));
 }
@@ -776,7 +820,12 @@ const std::string& Target::name() const {
   return caller_ == nullptr ? *nobody : caller_->peer().name;
 }
 
-Target Target::WithTimeout(absl::Duration timeout) const {
+absl::Duration Target::timeout() const {
+  if (timeout_.has_value()) return *timeout_;
+  return agent_ == nullptr ? absl::ZeroDuration() : agent_->default_timeout();
+}
+
+Target Target::WithTimeout(std::optional<absl::Duration> timeout) const {
   Target other = *this;
   other.timeout_ = timeout;
   return other;
@@ -795,8 +844,10 @@ absl::Status Name(const Worker& peer, const Function& function,
                         ", callee has ", status.message(),
                         "; build both from the same sources");
   }
+  const absl::Status known =
+      ReceiveFailure(status, peer.name, function.name, Phase::kQueue);
   absl::Status named(status.code(), text);
-  status.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
+  known.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
     named.SetPayload(url, c);
   });
   return named;
@@ -819,7 +870,7 @@ class CallStarter {
     request->signature = function.digest;
     request->body = std::move(body);
     const absl::Duration timeout =
-        std::min(target.timeout_, core.options().limits.timeout);
+        std::min(target.timeout(), core.options().limits.timeout);
     request->deadline = core.transport().clock().Now() + timeout;
     auto parent = std::make_shared<CancelToken::Registration>();
     if (const Lineage* lineage = target.lineage_.get()) {
@@ -870,6 +921,12 @@ Driver& DriverOf(const Target& target) {
 absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address) {
   WEFT_RETURN_IF_ERROR(target.status());
+  if (target.timeout() < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a call to ", target.name(), " has the time-out ",
+                     absl::FormatDuration(target.timeout()),
+                     ": wanted none below zero; InfiniteDuration() is none"));
+  }
   WEFT_RETURN_IF_ERROR(CallStarter::CoreOf(target).CanCall());
   return CallStarter::CoreOf(target).FindOwn(address);
 }

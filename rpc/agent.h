@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -47,6 +48,7 @@ struct AgentOptions {
   int threads = 4;
   int max_threads = 256;
 
+  // Of calls that name none; see SetDefaultTimeout. Not negative.
   absl::Duration default_timeout = absl::Seconds(60);
   Limits limits;  // what peers may ask of this worker at a time
   // A peer that cannot be reached for so long is given up: its calls end with
@@ -64,10 +66,17 @@ class Agent {
   // Ends what is open with kCancelled, without waiting for the network.
   ~Agent();
 
-  // A worker to call. An infinite `timeout` is the agent's default.
+  // A worker to call. Without a `timeout` each call takes the agent's default
+  // of that moment; an infinite one never passes; with a negative one, calls
+  // are kInvalidArgument.
   Target To(absl::string_view name,
-            absl::Duration timeout = absl::InfiniteDuration());
-  Target To(WorkerKey key, absl::Duration timeout = absl::InfiniteDuration());
+            std::optional<absl::Duration> timeout = std::nullopt);
+  Target To(WorkerKey key,
+            std::optional<absl::Duration> timeout = std::nullopt);
+
+  // For calls made from now on. kInvalidArgument if it is negative.
+  absl::Status SetDefaultTimeout(absl::Duration timeout);
+  absl::Duration default_timeout() const;
 
   // What handlers find by CallContext::Local<T>(), until it is replaced. A call
   // that has found it shares it, so that it may be let go while calls run.
@@ -104,7 +113,8 @@ class Agent {
   friend class CallContext;
   friend class internal::CallStarter;
   explicit Agent(std::shared_ptr<Core> core);
-  Target MakeTarget(absl::StatusOr<Worker> worker, absl::Duration timeout,
+  Target MakeTarget(absl::StatusOr<Worker> worker,
+                    std::optional<absl::Duration> timeout,
                     std::shared_ptr<const Lineage> lineage);
   void SetLocalObject(const void* type_key, std::shared_ptr<void> object);
 

@@ -6,8 +6,9 @@
 // The arguments are those of the function itself, so wrong ones do not compile.
 // They are encoded before the call returns: an lvalue is copied, an rvalue is
 // moved where its Codec can (a Tensor or a vector of numbers then travels
-// without a copy). Errors of the other side carry its code and begin with its
-// name; OutcomeUnknown() tells whether the function may have run.
+// without a copy). Errors of the other side carry its code and its payloads,
+// and begin with its name; FailuresOf() tells where the call failed,
+// OutcomeUnknown() whether the function may have run.
 
 #ifndef WEFT_RPC_CALL_H_
 #define WEFT_RPC_CALL_H_
@@ -28,6 +29,7 @@
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec.h"
 #include "weft/rpc/directory.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/tensor_codec.h"
@@ -48,10 +50,10 @@ class Target {
  public:
   const absl::Status& status() const { return status_; }
   const std::string& name() const;
-  absl::Duration timeout() const { return timeout_; }
+  absl::Duration timeout() const;  // of a call made now
 
-  // The same worker with another time-out for each call.
-  Target WithTimeout(absl::Duration timeout) const;
+  // The same worker with another time-out for each call; null is the default.
+  Target WithTimeout(std::optional<absl::Duration> timeout) const;
 
  private:
   friend class Agent;
@@ -61,7 +63,7 @@ class Target {
   Agent* agent_ = nullptr;
   absl::Status status_;  // why there is no such worker
   std::shared_ptr<internal::Caller> caller_;
-  absl::Duration timeout_;
+  std::optional<absl::Duration> timeout_;   // null: the agent's default
   std::shared_ptr<const Lineage> lineage_;  // null outside of a handler
 };
 

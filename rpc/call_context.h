@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,9 +66,9 @@ class CallContext {
   // Where to call from here. `timeout` counts from each call and is cut to what
   // remains of this one.
   Target To(absl::string_view name,
-            absl::Duration timeout = absl::InfiniteDuration()) const;
+            std::optional<absl::Duration> timeout = std::nullopt) const;
   Target To(WorkerKey key,
-            absl::Duration timeout = absl::InfiniteDuration()) const;
+            std::optional<absl::Duration> timeout = std::nullopt) const;
 
   // What Agent::SetLocal attached, or null. Lives until the call has ended.
   template <typename T>

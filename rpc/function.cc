@@ -51,6 +51,29 @@ uint64_t DigestOf(absl::string_view text) {
   return XXH3_64bits(text.data(), text.size());
 }
 
+namespace {
+
+absl::Status WithCode(absl::StatusCode code, const absl::Status& status,
+                      absl::string_view message) {
+  absl::Status other(code, message);
+  status.ForEachPayload([&other](absl::string_view url, const absl::Cord& c) {
+    other.SetPayload(url, c);
+  });
+  return other;
+}
+
+}  // namespace
+
+absl::Status DecodeError(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return status;
+  return WithCode(absl::StatusCode::kInvalidArgument, status, status.message());
+}
+
+absl::Status EncodeError(const absl::Status& status) {
+  return WithCode(absl::StatusCode::kInternal, status,
+                  absl::StrCat("the result: ", status.message()));
+}
+
 absl::Status ArgumentError(size_t index, absl::string_view type,
                            const absl::Status& status) {
   return absl::Status(

@@ -15,6 +15,7 @@
 #ifndef WEFT_RPC_FUNCTION_H_
 #define WEFT_RPC_FUNCTION_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -33,6 +34,7 @@
 #include "weft/base/future.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec.h"
+#include "weft/rpc/failure.h"
 
 namespace weft::rpc {
 
@@ -45,6 +47,11 @@ class ServedCall : public CallContext {
   // Ends the call; the first one counts. Thread-safe.
   virtual void Finish(absl::StatusOr<Slices> reply) = 0;
 
+  // How far it has come: what an error is said to have happened in.
+  // Thread-safe.
+  void Enter(Phase phase) { phase_.store(phase, std::memory_order_relaxed); }
+  Phase phase() const { return phase_.load(std::memory_order_relaxed); }
+
  protected:
   ServedCall(Agent* agent, Worker peer, Lineage lineage, Received request)
       : CallContext(agent, std::move(peer), std::move(lineage)),
@@ -52,6 +59,7 @@ class ServedCall : public CallContext {
 
  private:
   Received request_;
+  std::atomic<Phase> phase_{Phase::kQueue};
 };
 
 // Where a function runs.
@@ -173,6 +181,29 @@ absl::StatusOr<Slices> EncodeResult(Result<T> result) {
   }
 }
 
+// `status` of a codec as that of a call: kInvalidArgument if the arguments
+// could not be read (kResourceExhausted stays), kInternal if the result could
+// not be written.
+absl::Status DecodeError(const absl::Status& status);
+absl::Status EncodeError(const absl::Status& status);
+
+// Ends `call` with `result`.
+template <typename T>
+void FinishWith(ServedCall& call, Result<T> result) {
+  absl::Status status;
+  if constexpr (std::is_void_v<T>) {
+    status = result;
+  } else {
+    status = result.status();
+  }
+  if (!status.ok()) return call.Finish(std::move(status));
+  call.Enter(Phase::kEncode);
+  absl::StatusOr<Slices> reply =
+      CatchToStatus([&] { return EncodeResult<T>(std::move(result)); });
+  if (!reply.ok()) reply = EncodeError(reply.status());
+  call.Finish(std::move(reply));
+}
+
 // `index` from 1; 0 is what follows the last argument.
 absl::Status ArgumentError(size_t index, absl::string_view type,
                            const absl::Status& status);
@@ -199,6 +230,7 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
   using Type = FunctionType<decltype(function)>;
   using Value = typename Type::Value;
   typename Type::Arguments arguments;
+  call->Enter(Phase::kDecode);
   absl::Status decoded = CatchToStatus([&] {
     const Received request = call->TakeRequest();
     Decoder decoder(request);
@@ -206,7 +238,8 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
         decoder, arguments,
         std::make_index_sequence<std::tuple_size_v<decltype(arguments)>>());
   });
-  if (!decoded.ok()) return call->Finish(std::move(decoded));
+  if (!decoded.ok()) return call->Finish(DecodeError(decoded));
+  call->Enter(Phase::kHandler);
   auto result = CatchToStatus([&] {
     return std::apply(
         [&](auto&... values) {
@@ -225,14 +258,13 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
     auto follow = std::make_shared<CancelToken::Registration>();
     // The callback holds the call, and with it the context.
     future.OnReady([call, follow](const Result<Value>& value) {
-      call->Finish(CatchToStatus([&] { return EncodeResult<Value>(value); }));
+      FinishWith<Value>(*call, value);
     });
     // Else what is parked for nobody would keep the agent from ending.
     *follow = call->cancel().OnCancel(
         [future](const absl::Status& why) { future.Cancel(why); });
   } else {
-    call->Finish(
-        CatchToStatus([&] { return EncodeResult<Value>(std::move(result)); }));
+    FinishWith<Value>(*call, std::move(result));
   }
 }
 

@@ -35,11 +35,12 @@ Lineage LineageOf(const Request& request, const std::string& self,
 // Keeps the Inbound alive while its handler runs.
 class Inbound::Call final : public ServedCall {
  public:
-  Call(std::shared_ptr<Inbound> inbound, const Request& request, Agent* agent,
-       Worker peer, Lineage lineage)
+  Call(std::shared_ptr<Inbound> inbound, const Function& function,
+       const Request& request, Agent* agent, Worker peer, Lineage lineage)
       : ServedCall(agent, std::move(peer), std::move(lineage),
                    Received{request.body, request.is_private}),
         inbound_(std::move(inbound)),
+        function_(function),
         id_(request.id) {
     inbound_->dispatcher_->CallBegan();
   }
@@ -56,13 +57,16 @@ class Inbound::Call final : public ServedCall {
     if (finished_.exchange(true)) return;
     auto reply = std::make_shared<Reply>();
     reply->id = id_;
-    reply->status = result.status();
+    reply->status =
+        internal::NameFailure(result.status(), inbound_->dispatcher_->self(),
+                              function_.name, phase());
     if (result.ok()) reply->body = *std::move(result);
     inbound_->Finish(std::move(reply));
   }
 
  private:
   const std::shared_ptr<Inbound> inbound_;
+  const Function& function_;
   const uint64_t id_;
   std::atomic<bool> finished_{false};
 };
@@ -239,7 +243,7 @@ void Inbound::Serve(const RequestPtr& request) {
   dispatcher_->Dispatch(
       **function,
       std::make_shared<Call>(
-          shared_from_this(), *request, dispatcher_->agent(), peer_,
+          shared_from_this(), **function, *request, dispatcher_->agent(), peer_,
           LineageOf(*request, dispatcher_->self(), cancel.token())));
 }
 

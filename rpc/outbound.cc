@@ -216,7 +216,9 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     if (link_.get() != &link) return absl::OkStatus();  // given up since
   }
   if (welcome.replaced) {
-    PeerGone(absl::UnavailableError(welcome.status.message()));
+    PeerGone(
+        internal::MarkFailure(absl::UnavailableError(welcome.status.message()),
+                              Phase::kNone, Reason::kPeerGone));
     return absl::OkStatus();
   }
   if (welcome.forgotten) {
@@ -224,7 +226,11 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     return absl::UnavailableError("the session was forgotten");
   }
   if (!welcome.status.ok()) {  // nothing will be different next time
-    Tell(CallerSession::Unreachable{welcome.status});
+    const Reason reason = absl::IsUnavailable(welcome.status)
+                              ? Reason::kShuttingDown
+                              : Reason::kNone;
+    Tell(CallerSession::Unreachable{
+        internal::MarkFailure(welcome.status, Phase::kNone, reason)});
     return welcome.status;
   }
   {
@@ -279,10 +285,13 @@ void Outbound::GiveUp(Instant since) {
     if (!connecting_ || failing_since_ != since) return;
     connecting_ = false;
     link = std::move(link_);
-    why = absl::UnavailableError(absl::StrCat(
-        options_.peer.name, " could not be reached at ", options_.peer.address,
-        " for ", absl::FormatDuration(options_.give_up_after), ": ",
-        last_failure_.message()));
+    why = internal::MarkFailure(
+        absl::UnavailableError(
+            absl::StrCat(options_.peer.name, " could not be reached at ",
+                         options_.peer.address, " for ",
+                         absl::FormatDuration(options_.give_up_after), ": ",
+                         last_failure_.message())),
+        Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
   }
   RunActions();

@@ -22,7 +22,7 @@ void CallerSession::On(const Start& event, Instant now,
   const auto it =
       pending_.emplace_hint(pending_.end(), id, Pending{event.request, false});
   if (is_gone()) {
-    End(it, gone_, nullptr, actions);
+    End(it, Unanswered(it->second, gone_), nullptr, actions);
     return;
   }
   if (event.request->deadline <= now) {
@@ -35,7 +35,7 @@ void CallerSession::On(const Start& event, Instant now,
     return;
   }
   if (absl::Status refused = Refuse(*event.request); !refused.ok()) {
-    End(it, std::move(refused), nullptr, actions);
+    End(it, Unanswered(it->second, std::move(refused)), nullptr, actions);
   } else if (event.request->depth > 0 ||
              (waiting_.empty() && HasCredit(*event.request))) {
     Send(&it->second, actions);
@@ -49,7 +49,7 @@ void CallerSession::On(const Abandon& event, Instant now,
   const auto it = pending_.find(event.id);
   if (it == pending_.end()) return;  // it has ended already
   const bool sent = it->second.sent;
-  End(it, sent ? WithOutcomeUnknown(event.why) : event.why, nullptr, actions);
+  End(it, Unanswered(it->second, event.why), nullptr, actions);
   // A function that runs for nobody should hear of it at once.
   if (sent && connected_) FlushCloses(actions);
   SendWaiting(now, actions);
@@ -68,7 +68,7 @@ void CallerSession::On(const Connected& event, Instant now,
     Pending& call = it->second;
     absl::Status refused = call.sent ? absl::OkStatus() : Refuse(*call.request);
     if (!refused.ok()) {
-      it = End(it, std::move(refused), nullptr, actions);
+      it = End(it, Unanswered(call, std::move(refused)), nullptr, actions);
       continue;
     }
     if (call.sent) {
@@ -94,12 +94,15 @@ void CallerSession::On(const Forgotten&, Instant now,
   ++life_;
   for (auto it = pending_.begin(); it != pending_.end();) {
     if (it->second.sent) {
-      it = End(it,
-               WithOutcomeUnknown(absl::UnavailableError(absl::StrCat(
-                   it->second.request->function,
-                   ": the worker has forgotten this session; the call was out, "
-                   "and may have run"))),
-               nullptr, actions);
+      const absl::Status why = absl::UnavailableError(absl::StrCat(
+          it->second.request->function,
+          ": the worker has forgotten this session; the call was out, and may "
+          "have run"));
+      it =
+          End(it,
+              Unanswered(it->second, internal::MarkFailure(why, Phase::kNone,
+                                                           Reason::kForgotten)),
+              nullptr, actions);
     } else {
       ++it;
     }
@@ -225,8 +228,7 @@ CallerSession::PendingMap::iterator CallerSession::End(
 void CallerSession::EndAll(const absl::Status& why,
                            std::vector<Action>* actions) {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    it = End(it, it->second.sent ? WithOutcomeUnknown(why) : why, nullptr,
-             actions);
+    it = End(it, Unanswered(it->second, why), nullptr, actions);
   }
   waiting_.clear();
 }
@@ -257,15 +259,21 @@ void CallerSession::Wake(Instant when, std::vector<Action>* actions) {
 }
 
 absl::Status CallerSession::Expired(const Pending& call) const {
-  const char* phase = call.sent    ? "was out, unanswered"
-                      : connected_ ? "waited for credit"
-                                   : "waited for a connection";
-  absl::Status status = absl::DeadlineExceededError(
-      absl::StrCat(call.request->function,
-                   ": the deadline passed while the "
-                   "call to ",
-                   peer_, " ", phase));
-  return call.sent ? WithOutcomeUnknown(std::move(status)) : status;
+  const char* phase = call.sent && connected_ ? "was out, unanswered"
+                      : call.sent             ? "was out, the connection lost"
+                      : connected_            ? "waited for credit"
+                                              : "waited for a connection";
+  return Unanswered(call, absl::DeadlineExceededError(absl::StrCat(
+                              call.request->function,
+                              ": the deadline passed while the call to ", peer_,
+                              " ", phase)));
+}
+
+absl::Status CallerSession::Unanswered(const Pending& call,
+                                       absl::Status why) const {
+  if (!call.sent) return internal::MarkFailure(std::move(why), Phase::kQueue);
+  return internal::MarkFailure(WithOutcomeUnknown(std::move(why)),
+                               connected_ ? Phase::kHandler : Phase::kWire);
 }
 
 size_t CallerSession::waiting_calls() const {

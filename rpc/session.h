@@ -33,6 +33,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/interval_set.h"
 #include "weft/rpc/limits.h"
 #include "weft/rpc/message.h"
@@ -154,6 +155,8 @@ class CallerSession {
   void CloseSoon(Instant now, std::vector<Action>* actions);
   void Wake(Instant when, std::vector<Action>* actions);
   absl::Status Expired(const Pending& call) const;
+  // `why` as the end of this call: with its phase, and whether it may have run.
+  absl::Status Unanswered(const Pending& call, absl::Status why) const;
 
   std::string peer_;
   absl::Status gone_;

@@ -1,0 +1,449 @@
+// What a caller learns of a call that failed, and the time that calls have.
+
+#include "weft/rpc/failure.h"
+
+#include <atomic>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/parker.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/detail.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+
+// The word that cannot be written, or cannot be read.
+struct Word {
+  std::string text;
+};
+
+template <>
+struct Codec<Word> {
+  static std::string TypeName() { return "test.Word"; }
+  static void Encode(const Word& word, Encoder& encoder) {
+    if (word.text == "unwritable") {
+      return encoder.Fail(absl::OutOfRangeError("this word is not written"));
+    }
+    encoder.Write(word.text);
+  }
+  static absl::Status Decode(Decoder& decoder, Word& word) {
+    WEFT_RETURN_IF_ERROR(decoder.Read(word.text));
+    if (word.text == "unreadable") throw std::runtime_error("cannot read it");
+    return absl::OkStatus();
+  }
+};
+
+// What an exception tells its caller, for it can itself be made of no bytes.
+struct Overdrawn {
+  int64_t account = 0;
+  double by = 0;
+};
+
+template <>
+struct Codec<Overdrawn> {
+  static std::string TypeName() { return "test.Overdrawn"; }
+  static void Encode(const Overdrawn& o, Encoder& encoder) {
+    encoder.Write(o.account, o.by);
+  }
+  static absl::Status Decode(Decoder& decoder, Overdrawn& o) {
+    return decoder.Read(o.account, o.by);
+  }
+};
+
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+constexpr char kPayload[] = "test/payload";
+
+// ---------------------------------------------------- what the ranks can do
+
+class OverdrawnError : public std::exception {
+ public:
+  OverdrawnError(int64_t account, double by) : account(account), by(by) {}
+  const char* what() const noexcept override { return "overdrawn"; }
+  const int64_t account;
+  const double by;
+};
+Overdrawn Describe(const OverdrawnError& thrown) {
+  return {thrown.account, thrown.by};
+}
+WEFT_RPC_ERROR(OverdrawnError, absl::StatusCode::kOutOfRange, Describe);
+
+// An exception of two arguments that nobody has registered.
+struct Odd final : std::exception {
+  Odd(int a, const char* b) : text(absl::StrCat(b, a)) {}
+  const char* what() const noexcept override { return text.c_str(); }
+  const std::string text;
+};
+
+void ThrowOdd(int64_t kind) {
+  if (kind == 0) throw Odd(7, "odd ");
+  if (kind == 1) throw 42;
+  throw OverdrawnError(12, 0.5);
+}
+WEFT_RPC(ThrowOdd);
+
+absl::Status Fail(const std::string& why) {
+  absl::Status status = absl::DataLossError(why);
+  status.SetPayload(kPayload, absl::Cord("kept"));
+  return WithDetail(status, Overdrawn{3, 1.5});
+}
+WEFT_RPC(Fail);
+
+Word Echo(const Word& word) { return word; }
+WEFT_RPC(Echo);
+
+Word Make(const std::string& text) { return Word{text}; }
+WEFT_RPC(Make);
+
+absl::Status FailBelow(CallContext& context, const std::string& other,
+                       const std::string& why) {
+  return Call(context.To(other), Fail, why);
+}
+WEFT_RPC(FailBelow);
+
+// Makes an error of its own of the one below.
+absl::Status Translate(CallContext& context, const std::string& other) {
+  return WithCause(absl::AbortedError("the step failed"),
+                   Call(context.To(other), FailBelow, "w2", "bad block"));
+}
+WEFT_RPC(Translate);
+
+absl::Status Recurse(CallContext& context, int64_t depth) {
+  if (depth == 0) return absl::DataLossError("the bottom");
+  const std::string other = context.agent().name() == "w0" ? "w1" : "w0";
+  return Call(context.To(other), Recurse, depth - 1);
+}
+WEFT_RPC(Recurse);
+
+struct Parked {
+  Parker began;
+  Mutex mu;
+  std::vector<Promise<int64_t>> promises ABSL_GUARDED_BY(mu);
+  std::atomic<int> runs{0};
+};
+
+Future<int64_t> Park(CallContext& context) {
+  auto* parked = context.Local<Parked>();
+  auto [promise, future] = MakePromise<int64_t>();
+  MutexLock lock(parked->mu);
+  parked->promises.push_back(std::move(promise));
+  ++parked->runs;
+  parked->began.Unpark();
+  return future;
+}
+WEFT_RPC(Park);
+
+double SecondsLeft(CallContext& context) {
+  return absl::ToDoubleSeconds(context.Remaining());
+}
+WEFT_RPC(SecondsLeft);
+
+// ------------------------------------------------------------ what is known
+
+TEST(Failures, SayWorkerFunctionAndPhaseAndKeepPayloads) {
+  Ranks ranks(2);
+  const absl::Status status = Call(ranks[0].To("w1"), Fail, "bad block");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "w1: bad block"));
+  const std::vector<Failure> failures = FailuresOf(status);
+  ASSERT_THAT(failures, SizeIs(1));
+  EXPECT_EQ(failures[0].worker, "w1");
+  EXPECT_THAT(failures[0].function, HasSubstr("Fail"));
+  EXPECT_EQ(failures[0].phase, Phase::kHandler);
+  EXPECT_EQ(failures[0].reason, Reason::kNone);
+  EXPECT_EQ(failures[0].code, absl::StatusCode::kDataLoss);
+  EXPECT_EQ(failures[0].message, "bad block");
+  EXPECT_EQ(*status.GetPayload(kPayload), "kept");
+  EXPECT_EQ(DetailOf<Overdrawn>(status)->account, 3);
+  EXPECT_EQ(DetailOf<Word>(status), std::nullopt);
+}
+
+TEST(Failures, OfCallsToOneselfAreTheSame) {
+  Ranks ranks(1);
+  const absl::Status status = Call(ranks[0].To("w0"), Fail, "bad block");
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  EXPECT_EQ(FailuresOf(status)[0].worker, "w0");
+  EXPECT_EQ(PhaseOf(status), Phase::kHandler);
+  EXPECT_EQ(*status.GetPayload(kPayload), "kept");
+}
+
+TEST(Failures, ArgumentsThatCannotBeReadAreOfDecode) {
+  Ranks ranks(2);
+  const absl::Status status =
+      Call(ranks[0].To("w1"), Echo, Word{"unreadable"}).status();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kInvalidArgument, "cannot read it"));
+  EXPECT_EQ(PhaseOf(status), Phase::kDecode);
+  EXPECT_EQ(Call(ranks[0].To("w1"), Echo, Word{"fine"})->text, "fine");
+}
+
+TEST(Failures, AResultThatCannotBeWrittenIsOfEncode) {
+  Ranks ranks(2);
+  const absl::Status status =
+      Call(ranks[0].To("w1"), Make, "unwritable").status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
+                               "w1: the result: this word is not written"));
+  EXPECT_EQ(PhaseOf(status), Phase::kEncode);
+}
+
+TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
+  Ranks ranks(2);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Echo, Word{"unwritable"}),
+              StatusIs(absl::StatusCode::kOutOfRange, "not written"));
+}
+
+TEST(Failures, AnUnknownFunctionIsOfTheQueue) {
+  Registry empty;
+  RanksOptions options;
+  options.registries = {nullptr, &empty};
+  Ranks ranks(2, options);
+  const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+  EXPECT_EQ(PhaseOf(status), Phase::kQueue);
+}
+
+TEST(Failures, NestedOnesAreAChain) {
+  Ranks ranks(3);
+  const absl::Status status =
+      Call(ranks[0].To("w1"), FailBelow, "w2", "bad block");
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kDataLoss, "w1: w2: bad block"));
+  const std::vector<Failure> failures = FailuresOf(status);
+  ASSERT_THAT(failures, SizeIs(2));
+  EXPECT_EQ(failures[0].worker, "w1");
+  EXPECT_EQ(failures[1].worker, "w2");
+  EXPECT_THAT(failures[1].function, HasSubstr("Fail"));
+  EXPECT_EQ(failures[1].message, "bad block");
+  EXPECT_EQ(*status.GetPayload(kPayload), "kept");
+}
+
+TEST(Failures, ACauseIsKeptUnderAnErrorOfOnesOwn) {
+  Ranks ranks(3);
+  const absl::Status status = Call(ranks[0].To("w1"), Translate, "w0");
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kAborted, "w1: the step failed"));
+  const std::vector<Failure> failures = FailuresOf(status);
+  ASSERT_THAT(failures, SizeIs(3));
+  EXPECT_EQ(failures[0].code, absl::StatusCode::kAborted);
+  EXPECT_EQ(failures[1].worker, "w0");
+  EXPECT_EQ(failures[2].worker, "w2");
+  EXPECT_EQ(failures[2].code, absl::StatusCode::kDataLoss);
+  EXPECT_THAT(WithCause(absl::OkStatus(), status), IsOk());
+}
+
+TEST(Failures, OfALongChainTheNearestAndTheLastAreKept) {
+  Ranks ranks(2);
+  const absl::Status status = Call(ranks[0].To("w1"), Recurse, 30);
+  const std::vector<Failure> failures = FailuresOf(status);
+  ASSERT_THAT(failures, SizeIs(kMaxFailures));
+  EXPECT_EQ(failures.front().worker, "w1");
+  EXPECT_EQ(failures.back().message, "the bottom");
+  for (const Failure& failure : failures) {
+    EXPECT_LE(failure.message.size(), kMaxFailureMessage);
+  }
+}
+
+TEST(Failures, HostileDetailsAreReadAsNoneOrWithinBounds) {
+  constexpr char kUrl[] = "type.googleapis.com/weft.rpc.v1.ErrorDetails";
+  absl::Status status = absl::InternalError("x");
+  EXPECT_THAT(FailuresOf(status), IsEmpty());
+  EXPECT_THAT(FailuresOf(absl::OkStatus()), IsEmpty());
+  status.SetPayload(kUrl, absl::Cord("\x0a\x05junk"));
+  EXPECT_THAT(FailuresOf(status), IsEmpty());
+  EXPECT_EQ(PhaseOf(status), Phase::kNone);
+  // Phase 99, reason 98, code 97.
+  status.SetPayload(kUrl, absl::Cord("\x0a\x06\x18\x63\x20\x62\x28\x61"));
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  EXPECT_EQ(PhaseOf(status), Phase::kNone);
+  EXPECT_EQ(ReasonOf(status), Reason::kNone);
+  EXPECT_EQ(FailuresOf(status)[0].code, absl::StatusCode::kUnknown);
+}
+
+// ------------------------------------------------------ what functions throw
+
+TEST(Thrown, AnExceptionOfAnyShapeLeavesTheStatusWhole) {  // PROBE-P11
+  Ranks ranks(2);
+  const absl::Status odd = Call(ranks[0].To("w1"), ThrowOdd, 0);
+  EXPECT_THAT(odd, StatusIs(absl::StatusCode::kInternal, "odd 7"));
+  EXPECT_EQ(FailuresOf(odd)[0].worker, "w1");
+  const absl::Status number = Call(ranks[0].To("w1"), ThrowOdd, 1);
+  EXPECT_THAT(number,
+              StatusIs(absl::StatusCode::kInternal, "not from std::exception"));
+  EXPECT_EQ(PhaseOf(number), Phase::kHandler);
+}
+
+TEST(Thrown, ARegisteredOneArrivesWithItsCodeAndDetail) {
+  Ranks ranks(2);
+  const absl::Status status = Call(ranks[0].To("w1"), ThrowOdd, 2);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kOutOfRange, "w1: overdrawn"));
+  const std::optional<Overdrawn> overdrawn = DetailOf<Overdrawn>(status);
+  ASSERT_TRUE(overdrawn.has_value());
+  EXPECT_EQ(overdrawn->account, 12);
+  EXPECT_EQ(overdrawn->by, 0.5);
+}
+
+TEST(Thrown, TheErrorOfAFutureIsTheReply) {
+  Ranks ranks(2);
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
+  parked.began.Park();
+  {
+    MutexLock lock(parked.mu);
+    parked.promises[0].Set(
+        WithDetail(absl::AbortedError("late"), Overdrawn{1, 2}));
+  }
+  const absl::Status status = call.Wait(absl::Seconds(10)).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, "w1: late"));
+  EXPECT_EQ(PhaseOf(status), Phase::kHandler);
+  EXPECT_EQ(DetailOf<Overdrawn>(status)->account, 1);
+}
+
+// ------------------------------------------------------ where the time went
+
+TEST(Timeout, SaysThatTheCallWasInTheHandler) {
+  Ranks ranks(2);
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  Future<int64_t> call =
+      CallAsync(ranks[0].To("w1", absl::Milliseconds(300)), Park);
+  const absl::Status status = call.Wait(absl::Seconds(30)).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, "Park"));
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+  EXPECT_EQ(PhaseOf(status), Phase::kHandler);
+  EXPECT_TRUE(OutcomeUnknown(status));
+}
+
+TEST(Timeout, SaysThatTheCallWasInTheQueue) {
+  Ranks ranks(1);
+  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
+  const absl::Status status =
+      Call(ranks[0].To("w9", absl::Milliseconds(50)), Fail, "x");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, "Fail"));
+  EXPECT_EQ(PhaseOf(status), Phase::kQueue);
+  EXPECT_FALSE(OutcomeUnknown(status));
+}
+
+TEST(Timeout, TheDefaultIsReadWhenACallIsMade) {
+  Ranks ranks(2);
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  const Target target = ranks[0].To("w1");
+  ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Hours(2)), IsOk());
+  EXPECT_GT(*Call(target, SecondsLeft), 3600);
+  Future<int64_t> patient = CallAsync(target, Park);
+  parked.began.Park();
+  ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Milliseconds(100)), IsOk());
+  EXPECT_EQ(ranks[0].default_timeout(), absl::Milliseconds(100));
+  EXPECT_THAT(CallAsync(target, Park).Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_FALSE(patient.IsReady());  // keeps what it had
+  EXPECT_THAT(ranks[0].SetDefaultTimeout(absl::Seconds(-1)),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  patient.Cancel();
+}
+
+TEST(Timeout, AnInfiniteOneNeverPasses) {
+  Ranks ranks(2);
+  const Target target = ranks[0].To("w1", absl::InfiniteDuration());
+  EXPECT_GT(*Call(target, SecondsLeft), 3600.0 * 24 * 365);
+  EXPECT_GT(*Call(ranks[1].To("w1", absl::InfiniteDuration()), SecondsLeft),
+            3600.0 * 24 * 365);
+}
+
+TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
+  Ranks ranks(2);
+  const Target target = ranks[0].To("w1", absl::Seconds(-1));
+  EXPECT_THAT(Call(target, Fail, "x"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "below zero"));
+  EXPECT_THAT(Call(target.WithTimeout(absl::ZeroDuration()), Fail, "x"),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(Call(target.WithTimeout(std::nullopt), Fail, "x"),
+              StatusIs(absl::StatusCode::kDataLoss));
+  AgentOptions options;
+  options.name = "w5";
+  LocalNetwork network;
+  const std::unique_ptr<Transport> transport = network.MakeTransport("w5");
+  options.transport = transport.get();
+  options.directory = &ranks.directory();
+  options.default_timeout = absl::Seconds(-1);
+  EXPECT_THAT(Agent::Create(options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "-1s"));
+}
+
+// ---------------------------------------------------------- why unavailable
+
+TEST(Unavailable, SaysThatTheIncarnationIsGoneAndTheNextIsCalled) {
+  Ranks ranks(2);  // PROBE-P9
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
+  parked.began.Park();
+  ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
+  const absl::Status status = call.Wait(absl::Seconds(10)).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
+  EXPECT_EQ(PhaseOf(status), Phase::kWire);
+  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+  EXPECT_TRUE(OutcomeUnknown(status));
+  const absl::Status later = Call(ranks[0].To("w1"), Fail, "x");
+  EXPECT_EQ(ReasonOf(later), Reason::kPeerGone);
+  EXPECT_FALSE(OutcomeUnknown(later));
+}
+
+TEST(Unavailable, SaysThatTheWorkerIsReplaced) {
+  Ranks ranks(2);
+  ranks.directory().Put(Worker{"w1", WorkerKey{1, 99}, "w1"});
+  EXPECT_EQ(ReasonOf(Call(ranks[0].To("w1"), Fail, "x")), Reason::kPeerGone);
+}
+
+TEST(Unavailable, SaysThatNobodyIsThere) {
+  RanksOptions options;
+  options.give_up_after = absl::Milliseconds(50);
+  Ranks ranks(1, options);
+  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
+  const absl::Status status = Call(ranks[0].To("w9"), Fail, "x");
+  EXPECT_EQ(ReasonOf(status), Reason::kUnreachable);
+  EXPECT_EQ(PhaseOf(status), Phase::kQueue);
+}
+
+TEST(Unavailable, SaysThatTheWorkerShutsDown) {
+  Ranks ranks(2);
+  ASSERT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
+  EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
+  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+}
+
+// Its own reason is not that of the call below, which failed for another.
+TEST(Unavailable, TheReasonIsOfTheCallItself) {
+  Ranks ranks(2);
+  ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
+  ranks[1].PeerGone(WorkerKey{9, 1}, "gone");
+  const absl::Status status =
+      Call(ranks[0].To("w1"), FailBelow, "w9", "bad block");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ReasonOf(status), Reason::kNone);
+  ASSERT_THAT(FailuresOf(status), SizeIs(2));
+  EXPECT_EQ(FailuresOf(status)[1].reason, Reason::kPeerGone);
+  EXPECT_EQ(FailuresOf(status)[1].worker, "w9");
+}
+
+}  // namespace
+}  // namespace weft::rpc
