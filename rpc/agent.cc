@@ -1,8 +1,10 @@
 #include "weft/rpc/agent.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <map>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,7 @@
 #include "weft/rpc/link.h"
 #include "weft/rpc/outbound.h"
 #include "weft/rpc/outcome.h"
+#include "weft/rpc/retry.h"
 #include "weft/rpc/wire.h"
 
 namespace weft::rpc {
@@ -31,6 +34,16 @@ constexpr size_t kMaxIdleSessions = 1024;
 constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
 // How often Shutdown looks whether all has ended.
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
+
+// An order that is the same in each run of a simulation.
+template <typename T>
+void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
+  std::sort(all->begin(), all->end(), [](const auto& a, const auto& b) {
+    const WorkerKey x = a->peer().key;
+    const WorkerKey y = b->peer().key;
+    return std::tie(x.id, x.epoch) < std::tie(y.id, y.epoch);
+  });
+}
 
 }  // namespace
 
@@ -67,6 +80,9 @@ class Agent::Core final : public Dispatcher,
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
       absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
+  // Calls the incarnation of the moment, under `policy`.
+  std::shared_ptr<internal::Caller> Retrying(Worker peer,
+                                             const RetryPolicy& policy);
   absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
   void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
   void SetLocal(const void* type_key, std::shared_ptr<void> object)
@@ -416,6 +432,10 @@ std::vector<std::string> Agent::Core::StillOpen() {
       open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
     }
   }
+  MutexLock lock(handlers_mu_);
+  if (open.empty() && handlers_ > 0) {  // as of an agent that calls itself
+    open.push_back(absl::StrCat(handlers_, " running functions"));
+  }
   return open;
 }
 
@@ -423,6 +443,7 @@ std::vector<std::shared_ptr<Outbound>> Agent::Core::Outbounds() {
   std::vector<std::shared_ptr<Outbound>> all;
   MutexLock lock(mu_);
   for (const auto& [key, outbound] : outbounds_) all.push_back(outbound);
+  SortByPeer(&all);
   return all;
 }
 
@@ -430,6 +451,7 @@ std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
   std::vector<std::shared_ptr<Inbound>> all;
   MutexLock lock(mu_);
   for (const auto& [key, inbound] : inbounds_) all.push_back(inbound);
+  SortByPeer(&all);
   return all;
 }
 
@@ -486,6 +508,26 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
     known = std::make_shared<Outbound>(std::move(options));
   }
   return std::shared_ptr<internal::Caller>(known);
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::Retrying(
+    Worker peer, const RetryPolicy& policy) {
+  internal::RetryingCaller::Options options;
+  options.policy = policy;
+  options.transport = options_.transport;
+  options.agent = ending_.token();
+  options.find = [weak = weak_from_this(), name = peer.name]()
+      -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
+    const std::shared_ptr<Core> core = weak.lock();
+    if (core == nullptr) return absl::CancelledError("the agent has ended");
+    return core->CallerFor(core->options().directory->Find(name));
+  };
+  options.is_idempotent = [&registry = registry_](const std::string& name) {
+    const Function* function = registry.FindName(name);
+    return function != nullptr && function->is_idempotent;
+  };
+  return std::make_shared<internal::RetryingCaller>(std::move(peer),
+                                                    std::move(options));
 }
 
 void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
@@ -913,6 +955,19 @@ class CallStarter {
         [give_up, registration](absl::Status why) { give_up(std::move(why)); };
   }
 };
+
+}  // namespace internal
+
+Target Target::WithRetry(const RetryPolicy& policy) const {
+  Target other = *this;
+  if (!other.status_.ok()) return other;
+  other.status_ = Validate(policy);
+  other.caller_ =
+      internal::CallStarter::CoreOf(*this).Retrying(caller_->peer(), policy);
+  return other;
+}
+
+namespace internal {
 
 Driver& DriverOf(const Target& target) {
   return CallStarter::CoreOf(target).transport().driver();

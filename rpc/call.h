@@ -32,6 +32,7 @@
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/outcome.h"
+#include "weft/rpc/retry_policy.h"
 #include "weft/rpc/tensor_codec.h"
 
 namespace weft::rpc {
@@ -54,6 +55,10 @@ class Target {
 
   // The same worker with another time-out for each call; null is the default.
   Target WithTimeout(std::optional<absl::Duration> timeout) const;
+
+  // The worker of that name, whichever incarnation it is; see retry.h. Calls
+  // are kInvalidArgument if `policy` makes no sense.
+  Target WithRetry(const RetryPolicy& policy) const;
 
  private:
   friend class Agent;

@@ -77,6 +77,7 @@ struct Function {
   std::string signature;  // "tensor(tensor, f64)"
   uint64_t digest = 0;    // of the signature
   RunsOn runs_on = RunsOn::kExecutor;
+  bool is_idempotent = false;  // may run twice without harm
   Address address = nullptr;
   Serve serve = nullptr;
 };
@@ -292,6 +293,11 @@ Function Describe(RunsOn runs_on, std::string name = NameOf<function>()) {
   return f;
 }
 
+inline Function Idempotent(Function function) {
+  function.is_idempotent = true;
+  return function;
+}
+
 inline bool Register(Function function) {
   Registry::Global().Add(std::move(function));
   return true;
@@ -304,6 +310,15 @@ inline bool Register(Function function) {
   WEFT_RPC_REGISTER_(function, __COUNTER__, ::weft::rpc::RunsOn::kExecutor)
 #define WEFT_RPC_INLINE(function) \
   WEFT_RPC_REGISTER_(function, __COUNTER__, ::weft::rpc::RunsOn::kTransport)
+// As WEFT_RPC, of a function that may run twice without harm: see retry.h.
+#define WEFT_RPC_IDEMPOTENT(function) \
+  WEFT_RPC_IDEMPOTENT_(function, __COUNTER__)
+#define WEFT_RPC_IDEMPOTENT_(function, n) WEFT_RPC_IDEMPOTENT_AS_(function, n)
+#define WEFT_RPC_IDEMPOTENT_AS_(function, n)                             \
+  [[maybe_unused]] static const bool weft_rpc_registered_##n =           \
+      ::weft::rpc::internal::Register(::weft::rpc::internal::Idempotent( \
+          ::weft::rpc::internal::Describe<&function>(                    \
+              ::weft::rpc::RunsOn::kExecutor)))
 #define WEFT_RPC_REGISTER_(function, n, runs_on) \
   WEFT_RPC_REGISTER_AS_(function, n, runs_on)
 #define WEFT_RPC_REGISTER_AS_(function, n, runs_on)            \

@@ -2,58 +2,74 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
 namespace weft::rpc {
 
+// Side 0 connected, side 1 accepted.
 class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
  public:
-  explicit Pipe(SimulatedNetwork& network) : network_(network) {}
+  Pipe(SimulatedNetwork& network, std::string from, std::string to)
+      : network_(network), addresses_{std::move(from), std::move(to)} {}
 
   void SetObserver(int side, std::shared_ptr<ConnectionObserver> observer) {
     sides_[side].observer = std::move(observer);
   }
-  bool is_closed() const { return closed_; }
+  const std::string& address(int side) const { return addresses_[side]; }
+  bool is_closed(int side) const { return sides_[side].closed; }
 
   bool Write(int side, Slices message) {
     Side& from = sides_[side];
-    if (closed_ || from.writing) return false;
+    if (from.closed || from.writing) return false;
     from.writing = true;
-    if (network_.simulator_.random().Chance(network_.options_.breaks)) {
+    const absl::Status broken = absl::UnavailableError("the connection broke");
+    if (network_.simulator_.random().Chance(network_.options_.breaks) ||
+        network_.Strikes(sim::Fault::kReset)) {
       ++network_.broken_;
-      Close(absl::UnavailableError("the connection broke"));
-      return true;
+      Close(broken);
+    } else if (network_.Strikes(side == 0 ? sim::Fault::kLoss
+                                          : sim::Fault::kLostReply)) {
+      GoSilent();
+    } else if (network_.Strikes(sim::Fault::kHalfOpen)) {
+      GoSilent();
+      CloseSide(side, broken);
+    } else if (network_.Strikes(sim::Fault::kDuplication)) {
+      Send(side, std::move(message), absl::ZeroDuration(),
+           [self = shared_from_this(), broken] { self->Close(broken); });
+    } else if (network_.Strikes(sim::Fault::kReordering)) {
+      CloseSide(side, broken);
+      Send(side, std::move(message), UpTo(network_.options_.max_delay),
+           [self = shared_from_this(), broken] { self->Close(broken); });
+    } else {
+      const bool is_late = network_.Strikes(sim::Fault::kDelay);
+      After(network_.Latency(), "written",
+            [self = shared_from_this(), side] { self->Written(side); });
+      Send(side, std::move(message),
+           is_late ? UpTo(network_.options_.max_delay) : absl::ZeroDuration(),
+           [] {});
     }
-    After(network_.Latency(), "written", [self = shared_from_this(), side] {
-      self->sides_[side].writing = false;
-      if (auto observer = self->sides_[side].observer) observer->OnWritten();
-    });
-    // No message arrives before the one that was sent before it.
-    Instant& last = sides_[1 - side].last_arrival;
-    last = std::max(last + absl::Nanoseconds(1),
-                    network_.simulator_.Now() + network_.Latency());
-    network_.simulator_.Schedule(
-        last,
-        [self = shared_from_this(), side, m = std::move(message)]() mutable {
-          auto observer = self->sides_[1 - side].observer;
-          if (!self->closed_ && observer != nullptr) {
-            observer->OnMessage(std::move(m));
-          }
-        },
-        "message");
     return true;
   }
 
   void Close(const absl::Status& status) {
-    if (std::exchange(closed_, true)) return;
-    for (int side = 0; side < 2; ++side) {
-      After(network_.Latency(), "closed",
-            [self = shared_from_this(), side, status] {
-              auto observer =
-                  std::exchange(self->sides_[side].observer, nullptr);
-              if (observer != nullptr) observer->OnClosed(status);
-            });
+    for (int side = 0; side < 2; ++side) CloseSide(side, status);
+  }
+
+  // Nothing arrives any more; in time both ends learn of it.
+  void GoSilent() {
+    for (Side& side : sides_) side.deaf = true;
+    After(network_.options_.silence, "silence", [self = shared_from_this()] {
+      self->Close(absl::UnavailableError("nothing was heard"));
+    });
+  }
+
+  // Lets go of the observers, which hold connections and so this.
+  void Release() {
+    for (Side& side : sides_) {
+      side.closed = true;
+      const auto dropped = std::exchange(side.observer, nullptr);
     }
   }
 
@@ -61,8 +77,52 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   struct Side {
     std::shared_ptr<ConnectionObserver> observer;
     bool writing = false;
+    bool closed = false;
+    bool deaf = false;  // what is sent to it does not arrive
     Instant last_arrival;
   };
+
+  void Written(int side) {
+    sides_[side].writing = false;
+    if (auto observer = sides_[side].observer) observer->OnWritten();
+  }
+
+  // No message arrives before the one that was sent before it.
+  template <typename Then>
+  void Send(int side, Slices message, absl::Duration delay, Then then) {
+    Instant& last = sides_[1 - side].last_arrival;
+    last = std::max(last + absl::Nanoseconds(1),
+                    network_.simulator_.Now() + network_.Latency() + delay);
+    network_.simulator_.Schedule(
+        last,
+        [self = shared_from_this(), side, m = std::move(message),
+         then = std::move(then)]() mutable {
+          Side& to = self->sides_[1 - side];
+          const bool is_cut = self->network_.IsCut(self->addresses_[side],
+                                                   self->addresses_[1 - side]);
+          if (is_cut) self->GoSilent();
+          const auto observer = to.observer;
+          if (!to.closed && !to.deaf && observer != nullptr) {
+            observer->OnMessage(std::move(m));
+          }
+          then();
+        },
+        "message");
+  }
+
+  void CloseSide(int side, const absl::Status& status) {
+    if (std::exchange(sides_[side].closed, true)) return;
+    After(network_.Latency(), "closed",
+          [self = shared_from_this(), side, status] {
+            const auto observer =
+                std::exchange(self->sides_[side].observer, nullptr);
+            if (observer != nullptr) observer->OnClosed(status);
+          });
+  }
+
+  absl::Duration UpTo(absl::Duration longest) {
+    return network_.simulator_.random().Between(absl::ZeroDuration(), longest);
+  }
 
   template <typename Fn>
   void After(absl::Duration delay, const char* label, Fn fn) {
@@ -70,8 +130,8 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   }
 
   SimulatedNetwork& network_;
+  const std::string addresses_[2];
   Side sides_[2];
-  bool closed_ = false;
 };
 
 class SimulatedNetwork::End final : public Connection {
@@ -97,7 +157,10 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
       : network_(network), address_(std::move(address)) {}
   ~SimulatedTransport() override { network_.acceptors_.erase(address_); }
 
-  Driver& driver() override { return network_.driver_; }
+  Driver& driver() override {
+    return network_.options_.driver != nullptr ? *network_.options_.driver
+                                               : network_.driver_;
+  }
 
   void Accept(Acceptor acceptor) override {
     network_.acceptors_[address_] = std::move(acceptor);
@@ -106,7 +169,12 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
   std::shared_ptr<Connection> Connect(
       const Worker& worker,
       std::shared_ptr<ConnectionObserver> observer) override {
-    auto pipe = std::make_shared<Pipe>(network_);
+    auto pipe = std::make_shared<Pipe>(network_, address_, worker.address);
+    auto& pipes = network_.pipes_;
+    pipes.erase(std::remove_if(pipes.begin(), pipes.end(),
+                               [](const auto& weak) { return weak.expired(); }),
+                pipes.end());
+    pipes.push_back(pipe);
     pipe->SetObserver(0, std::move(observer));
     // Before any message: a latency is at least min_latency.
     network_.simulator_.After(
@@ -134,6 +202,35 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
 SimulatedNetwork::SimulatedNetwork(sim::Simulator& simulator, Options options)
     : simulator_(simulator), driver_(simulator), options_(options) {}
 
+SimulatedNetwork::~SimulatedNetwork() {
+  for (const auto& weak : pipes_) {
+    if (const auto pipe = weak.lock()) pipe->Release();
+  }
+}
+
+void SimulatedNetwork::CutOneWay(const std::string& from,
+                                 const std::string& to) {
+  cut_.emplace(from, to);
+}
+
+void SimulatedNetwork::Cut(const std::string& a, const std::string& b) {
+  CutOneWay(a, b);
+  CutOneWay(b, a);
+}
+
+void SimulatedNetwork::Heal(const std::string& a, const std::string& b) {
+  cut_.erase({a, b});
+  cut_.erase({b, a});
+}
+
+bool SimulatedNetwork::Strikes(sim::Fault fault) {
+  if (options_.faults == nullptr || !options_.faults->Strikes(fault)) {
+    return false;
+  }
+  simulator_.Note(sim::NameOf(fault));
+  return true;
+}
+
 std::unique_ptr<Transport> SimulatedNetwork::MakeTransport(
     std::string address) {
   return std::make_unique<SimulatedTransport>(*this, std::move(address));
@@ -141,7 +238,10 @@ std::unique_ptr<Transport> SimulatedNetwork::MakeTransport(
 
 void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
                               const std::string& address) {
-  if (pipe->is_closed()) return;
+  if (pipe->is_closed(0)) return;
+  if (IsCut(pipe->address(0), address) || IsCut(address, pipe->address(0))) {
+    return pipe->GoSilent();
+  }
   const auto it = acceptors_.find(address);
   if (it == acceptors_.end() || it->second == nullptr) {
     return pipe->Close(

@@ -20,7 +20,9 @@ const char* NameOf(Fault fault) {
                                                       "restart",
                                                       "disk full",
                                                       "unsynced loss",
-                                                      "torn write"};
+                                                      "torn write",
+                                                      "lost reply",
+                                                      "half-open"};
   return kNames[static_cast<int>(fault)];
 }
 

@@ -28,8 +28,10 @@ enum class Fault {
   kDiskFull,         // at some byte of a write
   kUnsyncedLoss,     // at the crash of a disk; not drawn, it follows
   kTornWrite,        // at the crash of a disk: part of what was not synced
+  kLostReply,  // a message of who was connected to, where kLoss is of others
+  kHalfOpen,   // of a connection: one end learns that it broke
 };
-constexpr int kFaultKinds = 12;
+constexpr int kFaultKinds = 14;
 
 const char* NameOf(Fault fault);
 

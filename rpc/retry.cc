@@ -1,0 +1,161 @@
+#include "weft/rpc/retry.h"
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/failure.h"
+#include "weft/rpc/outcome.h"
+
+namespace weft::rpc {
+
+absl::Status Validate(const RetryPolicy& policy) {
+  if (policy.max_attempts >= 1 && policy.growth >= 1 &&
+      policy.first_pause >= absl::ZeroDuration() &&
+      policy.longest_pause >= policy.first_pause) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "RetryPolicy: wanted at least 1 attempt, growth of at least 1 and pauses "
+      "from 0 to longest_pause; found ",
+      policy.max_attempts, " attempts, growth ", policy.growth, ", pauses ",
+      absl::FormatDuration(policy.first_pause), " to ",
+      absl::FormatDuration(policy.longest_pause)));
+}
+
+namespace internal {
+
+// One call and its attempts, of which one is under way at a time.
+class RetryingCaller::RetriedCall final
+    : public std::enable_shared_from_this<RetriedCall> {
+ public:
+  RetriedCall(std::shared_ptr<const Options> options,
+              std::shared_ptr<Request> request, Done done)
+      : options_(std::move(options)),
+        request_(std::move(request)),
+        done_(std::move(done)) {}
+
+  void Begin() {
+    with_agent_ =
+        options_->agent.OnCancel([weak = weak_from_this()](auto& why) {
+          if (auto self = weak.lock()) self->GiveUp(why);
+        });
+    Attempt();
+  }
+
+  void GiveUp(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_) {
+    std::optional<Abandon> abandon;
+    {
+      MutexLock lock(mu_);
+      if (!given_up_.ok()) return;
+      given_up_ = why;
+      if (state_ == State::kStarting || state_ == State::kEnded) return;
+      if (state_ == State::kOut) abandon = std::move(abandon_);
+    }
+    if (abandon.has_value()) return std::move(*abandon)(why);
+    End(MarkFailure(why, Phase::kQueue), nullptr);  // it pauses
+  }
+
+ private:
+  enum class State { kStarting, kOut, kPausing, kEnded };
+
+  void Attempt() ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      if (state_ == State::kEnded) return;
+      state_ = State::kStarting;
+      ++attempts_;
+    }
+    absl::StatusOr<std::shared_ptr<Caller>> caller = options_->find();
+    if (!caller.ok()) {
+      const bool may_come = absl::IsNotFound(caller.status());
+      return AttemptEnded(caller.status(), nullptr, may_come);
+    }
+    // A request is frozen once it was sent: each attempt sends its own.
+    auto request = std::make_shared<Request>(*request_);
+    Abandon abandon =
+        (*caller)->Start(request, [self = shared_from_this(), request](
+                                      absl::Status status, ReplyPtr reply) {
+          self->request_->id = request->id;
+          self->AttemptEnded(std::move(status), std::move(reply), false);
+        });
+    absl::Status given_up;
+    {
+      MutexLock lock(mu_);
+      if (state_ != State::kStarting) return;  // it has ended already
+      state_ = State::kOut;
+      given_up = given_up_;
+      if (given_up.ok()) abandon_ = std::move(abandon);
+    }
+    if (!given_up.ok()) std::move(abandon)(given_up);
+  }
+
+  void AttemptEnded(absl::Status status, ReplyPtr reply, bool may_come)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    Instant next;
+    {
+      MutexLock lock(mu_);
+      const Instant now = options_->transport->clock().Now();
+      next = now + Pause();
+      const bool again = given_up_.ok() && MayRetry(status, may_come) &&
+                         attempts_ < options_->policy.max_attempts &&
+                         next < request_->deadline;
+      state_ = again ? State::kPausing : State::kOut;
+      if (!again) next = Instant::Infinite();
+    }
+    if (next.is_infinite()) return End(std::move(status), std::move(reply));
+    options_->transport->RunAt(
+        next, [self = shared_from_this()] { self->Attempt(); });
+  }
+
+  bool MayRetry(const absl::Status& status, bool may_come) const {
+    if (may_come) return true;
+    if (!absl::IsUnavailable(status) || ReasonOf(status) == Reason::kNone) {
+      return false;
+    }
+    return !OutcomeUnknown(status) ||
+           options_->is_idempotent(request_->function);
+  }
+
+  absl::Duration Pause() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const RetryPolicy& policy = options_->policy;
+    return std::min(
+        policy.longest_pause,
+        policy.first_pause * std::pow(policy.growth, attempts_ - 1));
+  }
+
+  void End(absl::Status status, ReplyPtr reply) ABSL_LOCKS_EXCLUDED(mu_) {
+    {
+      MutexLock lock(mu_);
+      if (state_ == State::kEnded) return;
+      state_ = State::kEnded;
+    }
+    std::move(done_)(std::move(status), std::move(reply));
+  }
+
+  const std::shared_ptr<const Options> options_;
+  const std::shared_ptr<Request> request_;
+  Done done_;  // run by who sets kEnded
+  Mutex mu_;
+  State state_ ABSL_GUARDED_BY(mu_) = State::kStarting;
+  int attempts_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Status given_up_ ABSL_GUARDED_BY(mu_);
+  Abandon abandon_ ABSL_GUARDED_BY(mu_);  // while kOut
+  CancelToken::Registration with_agent_;
+};
+
+RetryingCaller::Abandon RetryingCaller::Start(std::shared_ptr<Request> request,
+                                              Done done) {
+  auto call = std::make_shared<RetriedCall>(options_, std::move(request),
+                                            std::move(done));
+  call->Begin();
+  return [weak = std::weak_ptr<RetriedCall>(call)](absl::Status why) {
+    if (auto live = weak.lock()) live->GiveUp(why);
+  };
+}
+
+}  // namespace internal
+}  // namespace weft::rpc

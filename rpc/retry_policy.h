@@ -1,0 +1,36 @@
+// RetryPolicy: making a call again when its worker is gone.
+//
+//   WEFT_RPC_IDEMPOTENT(Lookup);    // it may run twice without harm
+//   rpc::Target ps = agent->To("ps0").WithRetry(rpc::RetryPolicy());
+//
+// Within a session nothing of this is needed: a request is sent again, under
+// the same id, until it is answered, and its function runs once. This is for
+// when the session itself has ended. Each attempt asks the directory anew, so
+// that a later incarnation of the worker is found.
+
+#ifndef WEFT_RPC_RETRY_POLICY_H_
+#define WEFT_RPC_RETRY_POLICY_H_
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+
+namespace weft::rpc {
+
+// A call is made again after kUnavailable with a Reason, or where the directory
+// does not know the worker (yet); never after an error of the function. One
+// that may have run (OutcomeUnknown) is made again only if its function is
+// declared idempotent. All attempts share the call's deadline.
+struct RetryPolicy {
+  int max_attempts = 5;  // the first included
+  // Before the second attempt; each later pause is `growth` times as long.
+  absl::Duration first_pause = absl::Milliseconds(100);
+  double growth = 2;
+  absl::Duration longest_pause = absl::Seconds(5);
+};
+
+// kInvalidArgument for numbers that make no sense.
+absl::Status Validate(const RetryPolicy& policy);
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_RETRY_POLICY_H_

@@ -1,0 +1,364 @@
+#include "weft/rpc/simulated_agents.h"
+
+#include <cstdint>
+#include <iostream>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/rpc/failure.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+// What is looked at from outside; only one simulated thread runs at a time.
+struct Ledger {
+  SimulatedAgents* agents = nullptr;
+  std::map<int64_t, int> runs;  // of each call, in all incarnations
+  int64_t cancelled = 0;
+};
+
+int64_t Post(CallContext& context, int64_t id, const std::string& padding) {
+  auto* ledger = context.Local<Ledger>();
+  ++ledger->runs[id];
+  return id + static_cast<int64_t>(padding.size());
+}
+WEFT_RPC(Post);
+
+// Takes its time, as it is, but looks at its cancellation.
+int64_t Work(CallContext& context, int64_t id) {
+  auto* ledger = context.Local<Ledger>();
+  ++ledger->runs[id];
+  for (int i = 0; i < 20; ++i) {
+    if (context.cancel().IsCancelled()) {
+      ++ledger->cancelled;
+      break;
+    }
+    ledger->agents->Sleep(absl::Milliseconds(5));
+  }
+  return id;
+}
+WEFT_RPC(Work);
+
+int64_t Read(CallContext& context, int64_t id) { return Work(context, id); }
+WEFT_RPC_IDEMPOTENT(Read);
+
+absl::Status Refuse(CallContext& context, int64_t id) {
+  ++context.Local<Ledger>()->runs[id];
+  return absl::UnavailableError("the function says so");
+}
+WEFT_RPC_IDEMPOTENT(Refuse);
+
+// Waits for a call of its own.
+absl::StatusOr<int64_t> Forward(CallContext& context, const std::string& to,
+                                int64_t id) {
+  return Call(context.To(to), Post, id, "");
+}
+WEFT_RPC(Forward);
+
+absl::StatusOr<int64_t> PingPong(CallContext& context, int64_t depth) {
+  if (depth == 0) return 0;
+  auto below = Call(context.To(context.peer().name), PingPong, depth - 1);
+  if (!below.ok()) return below.status();
+  return *below + 1;
+}
+WEFT_RPC(PingPong);
+
+SimulatedAgents::Options Quiet(int workers) {
+  SimulatedAgents::Options options;
+  options.workers = workers;
+  return options;
+}
+
+// What one seed came to, for the sums over all.
+struct Coverage {
+  std::map<std::string, int64_t> ends;  // how calls ended, by what a user reads
+  sim::FaultPlan faults{0};
+};
+
+std::string EndOf(const absl::Status& status) {
+  if (status.ok()) return "ok";
+  std::string end(absl::StatusCodeToString(status.code()));
+  absl::StrAppend(&end, " in ", NameOf(PhaseOf(status)));
+  if (ReasonOf(status) != Reason::kNone) {
+    absl::StrAppend(&end, ", ", NameOf(ReasonOf(status)));
+  }
+  if (OutcomeUnknown(status)) absl::StrAppend(&end, ", outcome unknown");
+  if (FailuresOf(status).size() > 1) absl::StrAppend(&end, ", nested");
+  return end;
+}
+
+SimulatedAgents::Options Faulty() {
+  SimulatedAgents::Options options;
+  options.workers = 4;
+  options.faults = SimulatedAgents::AllFaults(0.02);
+  options.limits.calls = 3;
+  return options;
+}
+
+// Two workers call the other two, which crash now and then. Returns what is
+// wrong.
+std::string RunSeed(uint64_t seed, Coverage* coverage,
+                    uint64_t* trace_hash = nullptr) {
+  SimulatedAgents agents(seed, Faulty());
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  std::string wrong;
+  const auto check = [&](int64_t id, const absl::Status& status) {
+    if (coverage != nullptr) ++coverage->ends[EndOf(status)];
+    const int runs = ledger.runs[id];
+    // A nested call tells what it knows of itself, not of the one above.
+    const bool is_certain = status.ok() || FailuresOf(status).size() == 1;
+    if (runs > 1 || (status.ok() && runs != 1) ||
+        (is_certain && !status.ok() && !OutcomeUnknown(status) && runs != 0)) {
+      absl::StrAppend(&wrong, "call ", id, " ran ", runs,
+                      " times and ended with ", status.ToString(), "\n");
+    }
+  };
+  agents.Run(2, [&](int worker) -> absl::Status {
+    struct Open {
+      int64_t id;
+      Future<int64_t> future;
+    };
+    std::vector<Open> open;
+    for (int64_t i = 0; i < 12; ++i) {
+      const int64_t id = 100 * worker + i;
+      const Target to = agents[worker].To(absl::StrCat("w", 2 + i % 2));
+      const Target brief = to.WithTimeout(absl::Milliseconds(30));
+      if (i % 4 == 0) {
+        // Some bodies travel in pieces.
+        open.push_back({id, CallAsync(to, Post, id,
+                                      std::string(i == 4 ? 200000 : 0, 'x'))});
+      } else if (i % 4 == 1) {
+        open.push_back({id, CallAsync(brief, Work, id)});
+      } else if (i % 4 == 2) {
+        open.push_back(
+            {id, CallAsync(to, Forward, absl::StrCat("w", 3 - i % 2), id)});
+      } else {
+        open.push_back({id, CallAsync(to, Work, id)});
+        if (i == 7) open.back().future.Cancel();
+      }
+      agents.Sleep(absl::Milliseconds(5));
+    }
+    for (const Open& call : open) {
+      check(call.id, call.future.Wait(absl::Minutes(2)).status());
+    }
+    return absl::OkStatus();
+  });
+  // Nothing runs late either.
+  for (const auto& [id, runs] : ledger.runs) {
+    if (runs > 1) absl::StrAppend(&wrong, "call ", id, " ran ", runs, " times");
+  }
+  if (coverage != nullptr) coverage->faults.Absorb(agents.faults());
+  if (trace_hash != nullptr) *trace_hash = agents.trace_hash();
+  return wrong;
+}
+
+TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
+  Coverage coverage{{}, sim::FaultPlan(0, Faulty().faults)};
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    ASSERT_EQ(RunSeed(seed, &coverage), "") << "seed " << seed;
+  }
+  std::cout << coverage.faults.Report();
+  for (const auto& [end, count] : coverage.ends) {
+    std::cout << count << " calls: " << end << "\n";
+  }
+  EXPECT_THAT(coverage.faults.CheckHits(), IsOk());
+  // Every way in which a call can end has been seen.
+  for (const char* end :
+       {"ok", "CANCELLED in none", "DEADLINE_EXCEEDED in queue",
+        "DEADLINE_EXCEEDED in wire, outcome unknown",
+        "DEADLINE_EXCEEDED in handler, outcome unknown",
+        "UNAVAILABLE in queue, peer gone",
+        "UNAVAILABLE in wire, peer gone, outcome unknown",
+        "UNAVAILABLE in handler, outcome unknown, nested"}) {
+    EXPECT_GT(coverage.ends[end], 0) << end;
+  }
+}
+
+TEST(SimulatedFaults, ASeedReplaysBitForBit) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    uint64_t first = 0;
+    uint64_t second = 0;
+    RunSeed(seed, nullptr, &first);
+    RunSeed(seed, nullptr, &second);
+    ASSERT_EQ(first, second) << "seed " << seed;
+  }
+  uint64_t other = 0;
+  uint64_t one = 0;
+  RunSeed(1, nullptr, &one);
+  RunSeed(2, nullptr, &other);
+  EXPECT_NE(one, other);
+}
+
+TEST(SimulatedFaults, FunctionsMayWaitForCallsOfTheirOwn) {  // PROBE-P6
+  SimulatedAgents agents(3, Quiet(2));
+  const auto statuses = agents.Run(2, [&](int worker) -> absl::Status {
+    const Target other = agents[worker].To(absl::StrCat("w", 1 - worker));
+    const absl::StatusOr<int64_t> depth = Call(other, PingPong, 12);
+    if (!depth.ok()) return depth.status();
+    return *depth == 12 ? absl::OkStatus() : absl::InternalError("too few");
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(SimulatedFaults, APartitionHeals) {
+  SimulatedAgents agents(4, Quiet(2));
+  Ledger ledger;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target other = agents[0].To("w1", absl::Seconds(5));
+    WEFT_RETURN_IF_ERROR(Call(other, Post, 1, "").status());
+    agents.Cut(0, 1);
+    Future<int64_t> call = CallAsync(other, Post, 2, "");
+    agents.Sleep(absl::Seconds(1));
+    if (call.IsReady()) return absl::InternalError("through the partition");
+    agents.Heal(0, 1);
+    return call.Wait(absl::Seconds(10)).status();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_EQ(ledger.runs[2], 1);
+}
+
+TEST(SimulatedFaults, ACrashedWorkerIsCalledAgainInItsNextLife) {  // PROBE-P5
+  SimulatedAgents agents(5, Quiet(2));
+  Ledger ledger;
+  ledger.agents = &agents;
+  std::vector<uint64_t> epochs;
+  agents.OnStart([&](int worker, Agent& agent) {
+    agent.SetLocal(&ledger);
+    if (worker == 1) epochs.push_back(agent.key().epoch);
+  });
+  absl::Status lost;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    Future<int64_t> call = CallAsync(agents[0].To("w1"), Work, 1);
+    agents.Sleep(absl::Milliseconds(20));
+    agents.CrashAndRestart(1);
+    lost = call.Wait(absl::Seconds(10)).status();
+    return Call(agents[0].To("w1"), Post, 2, "").status();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_THAT(lost, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ReasonOf(lost), Reason::kPeerGone);
+  EXPECT_TRUE(OutcomeUnknown(lost));
+  EXPECT_EQ(ledger.cancelled, 1);
+  EXPECT_THAT(epochs, ElementsAre(1, 2));
+}
+
+// ------------------------------------------------------------------ retries
+
+// Calls `function` on w1, which crashes meanwhile; returns what came of it.
+template <typename Function>
+absl::Status CallAcrossACrash(Function function, Ledger* ledger,
+                              const RetryPolicy& policy) {
+  SimulatedAgents agents(6, Quiet(2));
+  ledger->agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(ledger); });
+  return agents.Run(1, [&](int) -> absl::Status {
+    Future<int64_t> call =
+        CallAsync(agents[0].To("w1").WithRetry(policy), function, 1);
+    agents.Sleep(absl::Milliseconds(20));
+    agents.CrashAndRestart(1);
+    return call.Wait(absl::Minutes(2)).status();
+  })[0];
+}
+
+TEST(Retry, AnIdempotentCallGoesToTheNextIncarnation) {
+  Ledger ledger;
+  EXPECT_THAT(CallAcrossACrash(Read, &ledger, RetryPolicy()), IsOk());
+  EXPECT_EQ(ledger.runs[1], 2);
+}
+
+TEST(Retry, WhatMayHaveRunIsNotRepeatedByItself) {
+  Ledger ledger;
+  const absl::Status status = CallAcrossACrash(Work, &ledger, RetryPolicy());
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_TRUE(OutcomeUnknown(status));
+  EXPECT_EQ(ledger.runs[1], 1);
+}
+
+TEST(Retry, WhatHasCertainlyNotRunIsTriedAgain) {
+  SimulatedAgents agents(7, Quiet(2));
+  Ledger ledger;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target dead = agents[0].To("w1").WithRetry(RetryPolicy());
+    agents.CrashAndRestart(1);
+    return Call(dead, Post, 1, "").status();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_EQ(ledger.runs[1], 1);
+}
+
+TEST(Retry, AttemptsAreCounted) {
+  Ledger ledger;
+  RetryPolicy once;
+  once.max_attempts = 1;
+  EXPECT_THAT(CallAcrossACrash(Read, &ledger, once),
+              StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ledger.runs[1], 1);
+}
+
+TEST(Retry, AnErrorOfTheFunctionIsTheAnswer) {
+  SimulatedAgents agents(8, Quiet(2));
+  Ledger ledger;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    return Call(agents[0].To("w1").WithRetry(RetryPolicy()), Refuse, 1);
+  });
+  EXPECT_THAT(statuses, ElementsAre(StatusIs(absl::StatusCode::kUnavailable,
+                                             "the function says so")));
+  EXPECT_EQ(ledger.runs[1], 1);
+}
+
+TEST(Retry, APauseEndsWithTheDeadlineAndWithACancellation) {
+  SimulatedAgents agents(9, Quiet(2));
+  RetryPolicy patient;
+  patient.max_attempts = 1000;
+  patient.growth = 1;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    agents[0].PeerGone(agents[1].key(), "so it is said");
+    const Target gone = agents[0].To("w1", absl::Seconds(1)).WithRetry(patient);
+    EXPECT_FALSE(gone.status().ok());  // known to be gone when it was made
+    agents.CrashAndRestart(1);
+    const Target target =
+        agents[0].To("w1", absl::Seconds(1)).WithRetry(patient);
+    agents[0].PeerGone(agents[1].key(), "so it is said");
+    const Instant start = agents.simulator().Now();
+    EXPECT_THAT(Call(target, Refuse, 1),
+                StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    EXPECT_GE(agents.simulator().Now() - start, absl::Milliseconds(800));
+    EXPECT_LE(agents.simulator().Now() - start, absl::Seconds(1));
+    Future<void> call = CallAsync(target, Refuse, 1);
+    agents.Sleep(absl::Milliseconds(250));
+    call.Cancel(absl::CancelledError("enough"));
+    return call.Wait(absl::Milliseconds(1));
+  });
+  EXPECT_THAT(statuses,
+              ElementsAre(StatusIs(absl::StatusCode::kCancelled, "enough")));
+}
+
+TEST(Retry, APolicyThatMakesNoSenseIsRefused) {
+  SimulatedAgents agents(10, Quiet(2));
+  RetryPolicy shrinking;
+  shrinking.growth = 0.5;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    return Call(agents[0].To("w1").WithRetry(shrinking), Refuse, 1);
+  });
+  EXPECT_THAT(statuses, ElementsAre(StatusIs(absl::StatusCode::kInvalidArgument,
+                                             "growth 0.5")));
+}
+
+}  // namespace
+}  // namespace weft::rpc
