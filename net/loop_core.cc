@@ -142,9 +142,8 @@ absl::Status FromGrpc(const grpc::Status& status) {
 
 gpr_timespec ToGpr(Instant deadline) {
   if (deadline.is_infinite()) return gpr_inf_future(GPR_CLOCK_MONOTONIC);
-  const int64_t ns = absl::ToInt64Nanoseconds(deadline - SteadyClock().Now());
-  return gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                      gpr_time_from_nanos(ns, GPR_TIMESPAN));
+  // Both are CLOCK_MONOTONIC.
+  return gpr_time_from_nanos(deadline.nanoseconds(), GPR_CLOCK_MONOTONIC);
 }
 
 EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
@@ -168,9 +167,14 @@ EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
     case grpc::CompletionQueue::GOT_EVENT:
       break;
   }
-  InlineScope scope;
-  static_cast<Tag*>(tag)->Proceed(ok);
+  taken_ = static_cast<Tag*>(tag);
+  taken_ok_ = ok;
   return Outcome::kEvent;
+}
+
+void GrpcQueue::Handle() {
+  InlineScope scope;
+  taken_->Proceed(taken_ok_);
 }
 
 void GrpcQueue::Wake() {

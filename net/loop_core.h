@@ -72,6 +72,7 @@ class CallSink {
 class GrpcQueue final : public EventQueue {
  public:
   Outcome Next(Instant deadline) override;
+  void Handle() override;
   void Wake() override ABSL_LOCKS_EXCLUDED(mu_);
 
   void Attach(std::unique_ptr<grpc::ServerCompletionQueue> queue) {
@@ -90,6 +91,8 @@ class GrpcQueue final : public EventQueue {
  private:
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   // Of the thread that polls; the poller orders one after the other.
+  Tag* taken_ = nullptr;
+  bool taken_ok_ = false;
   std::vector<absl::AnyInvocable<void() &&>> before_next_;
   Mutex mu_;
   bool shut_ ABSL_GUARDED_BY(mu_) = false;

@@ -10,7 +10,7 @@ namespace weft::net {
 namespace {
 
 // A yield longer than this means that somebody else ran: the core is wanted.
-constexpr absl::Duration kForeignYield = absl::Microseconds(5);
+constexpr int64_t kForeignYieldNs = 5'000;
 
 // After this long without a user leaving, the background thread waits to be
 // told of the next.
@@ -80,28 +80,41 @@ bool Poller::Wait(Waitable& what, Instant deadline) {
   WEFT_CHECK(!InlineScope::IsActive())
       << "a wait on the thread that polls would wait for itself";
   Waiter waiter(*this);
-  {
-    MutexLock lock(mu_);
-    calling_again_ = SteadyClock().Now() - left_ < options_.retake_pause;
-  }
   what.AddWaiter(&waiter);
-  while (!what.IsReady() && SteadyClock().Now() < deadline) {
-    if (Take(waiter)) {
-      Poll(waiter, deadline, [&] { return what.IsReady(); });
-      Leave(waiter);
+  Instant now = SteadyClock().Now();
+  bool holds = Enter(waiter, now);
+  bool parked = false;
+  while (holds || (!what.IsReady() && now < deadline)) {
+    if (holds) {
+      now = Poll(waiter, now, deadline, [&] { return what.IsReady(); });
+      Leave(waiter, now);
     } else {
+      parked = true;
       waiter.ParkUntil(deadline);
+      now = SteadyClock().Now();
     }
+    holds = !what.IsReady() && now < deadline && Take(waiter);
   }
   what.RemoveWaiter(&waiter);
-  Withdraw(waiter);
+  if (parked) Withdraw(waiter, now);
   return what.IsReady();
+}
+
+// Take() by a thread that begins to wait.
+bool Poller::Enter(Waiter& waiter, Instant now) {
+  MutexLock lock(mu_);
+  calling_again_ = now - left_ < options_.retake_pause;
+  return TakeLocked(waiter);
 }
 
 // True if `waiter` holds the queue now; else it is among the parked, and is
 // unparked when it does.
 bool Poller::Take(Waiter& waiter) {
   MutexLock lock(mu_);
+  return TakeLocked(waiter);
+}
+
+bool Poller::TakeLocked(Waiter& waiter) {
   if (holder_ == &waiter) return true;
   if (ended_.load()) return false;
   if (holder_ == nullptr) {
@@ -119,17 +132,17 @@ bool Poller::Take(Waiter& waiter) {
   return false;
 }
 
-void Poller::Leave(Waiter& waiter) {
+void Poller::Leave(Waiter& waiter, Instant now) {
   MutexLock lock(mu_);
   WEFT_CHECK(holder_ == &waiter);
-  if (&waiter != background_.get()) left_ = SteadyClock().Now();
+  left_ = now;
   HandOn();
 }
 
 // `waiter` is about to die: nobody may name it any more.
-void Poller::Withdraw(Waiter& waiter) {
+void Poller::Withdraw(Waiter& waiter, Instant now) {
   MutexLock lock(mu_);
-  left_ = SteadyClock().Now();
+  left_ = now;
   auto found = std::find(parked_.begin(), parked_.end(), &waiter);
   if (found != parked_.end()) {
     parked_.erase(found);
@@ -163,56 +176,60 @@ void Poller::HandOn() {
 }
 
 template <typename Done>
-void Poller::Poll(Waiter& waiter, Instant deadline, const Done& done) {
+Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
+                     const Done& done) {
   waiter.BeginPolling();
-  Instant now = SteadyClock().Now();
-  Instant active = now;
+  Instant spin_end = now + options_.spin;
   bool crowded = false;  // somebody else wants this core
-  Instant next_timer = Instant::Infinite();
-  to_run_.fetch_add(1);  // look at what was posted before
   while (!done()) {
-    if (to_run_.load() > 0 || now >= next_timer) {
-      const bool ran = RunDue(&next_timer);
+    if (to_run_.load() > 0 || now >= next_timer()) {
+      const bool ran = RunDue();
       now = SteadyClock().Now();
-      if (ran) active = now;
+      if (ran) spin_end = now + options_.spin;
       continue;
     }
     if (now >= deadline) break;
-    const bool sleep = crowded || now - active >= options_.spin;
+    const bool sleep = crowded || now >= spin_end;
+    Instant until = kNow;
     if (sleep) {
       asleep_.store(true);
-      // Whoever made one of these true before asleep_ was set did not wake us.
-      // Notified implies done.
+      // Whoever made one of these true, or set an earlier timer, before asleep_
+      // was set did not wake us. Notified implies done.
       if (waiter.notified() || to_run_.load() > 0) {
         asleep_.store(false);
         continue;
       }
+      until = std::min(deadline, next_timer());
     }
-    const EventQueue::Outcome outcome =
-        queue_.Next(sleep ? std::min(deadline, next_timer) : kNow);
+    const EventQueue::Outcome outcome = queue_.Next(until);
+    // Before the event is handled: what it makes ready need not wake us.
     if (sleep) asleep_.store(false);
     if (outcome == EventQueue::Outcome::kEnd) {
       ended_.store(true);
       break;
     }
+    if (outcome == EventQueue::Outcome::kEvent) queue_.Handle();
     now = SteadyClock().Now();
     if (outcome == EventQueue::Outcome::kEvent) {
-      active = now;
+      spin_end = now + options_.spin;
       crowded = false;
     } else if (!sleep) {
       // gRPC leaves part of its work to threads of its own, which need this
-      // core too.
+      // core too. Our own background thread has looked in if its count changed.
       const Instant before = now;
+      const uint32_t turns = background_turns_.load();
       sched_yield();
       now = SteadyClock().Now();
-      crowded = now - before > kForeignYield;
+      crowded = now.nanoseconds() - before.nanoseconds() > kForeignYieldNs &&
+                background_turns_.load() == turns;
     }
   }
   waiter.EndPolling();
+  return now;
 }
 
 // Runs what was posted and the timers that are due; true if there was any.
-bool Poller::RunDue(Instant* next_timer) {
+bool Poller::RunDue() {
   std::vector<Task> tasks;
   {
     MutexLock lock(mu_);
@@ -225,8 +242,9 @@ bool Poller::RunDue(Instant* next_timer) {
       tasks.push_back(std::move(timers_.begin()->second));
       timers_.erase(timers_.begin());
     }
-    *next_timer =
+    const Instant next =
         timers_.empty() ? Instant::Infinite() : timers_.begin()->first.first;
+    next_timer_ns_.store(next.nanoseconds());
   }
   InlineScope scope;
   for (Task& task : tasks) std::move(task)();
@@ -257,7 +275,7 @@ int64_t Poller::RunAt(Instant when, Task fn) {
     first = timers_.empty() || when < timers_.begin()->first.first;
     timers_.emplace(std::make_pair(when, id), std::move(fn));
     timer_times_.emplace(id, when);
-    if (first) to_run_.fetch_add(1);
+    if (first) next_timer_ns_.store(when.nanoseconds());
   }
   if (first) WakeHolder();
   return id;
@@ -304,13 +322,12 @@ void Poller::RunBackground() {
     const Instant rest = BackgroundRest();
     if (rest > kNow) {
       background_->ParkUntil(rest);
+      background_turns_.fetch_add(1);
     } else if (Take(*background_)) {
-      Poll(*background_, Instant::Infinite(), [&] { return UsersComeSoon(); });
-      if (!ended_.load()) {
-        MutexLock lock(mu_);
-        left_ = SteadyClock().Now();
-      }
-      Leave(*background_);
+      const Instant now =
+          Poll(*background_, SteadyClock().Now(), Instant::Infinite(),
+               [&] { return UsersComeSoon(); });
+      Leave(*background_, now);
     }
   }
 }

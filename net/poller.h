@@ -38,9 +38,13 @@ class EventQueue {
 
   virtual ~EventQueue() = default;
 
-  // Takes one event, waiting for it until `deadline`, and runs what it stands
-  // for. kEnd: none will come again. One thread at a time.
+  // Takes one event, waiting for it until `deadline`. kEnd: none will come
+  // again. One thread at a time.
   virtual Outcome Next(Instant deadline) = 0;
+
+  // Runs what the event stands for that Next has just taken, on the same
+  // thread.
+  virtual void Handle() = 0;
 
   // Makes Next return soon, at least once. From any thread, also before Next.
   virtual void Wake() = 0;
@@ -73,16 +77,21 @@ class Poller final : public Driver {
   class Waiter;
   using Task = absl::AnyInvocable<void() &&>;
 
+  bool Enter(Waiter& waiter, Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   bool Take(Waiter& waiter) ABSL_LOCKS_EXCLUDED(mu_);
-  void Leave(Waiter& waiter) ABSL_LOCKS_EXCLUDED(mu_);
-  void Withdraw(Waiter& waiter) ABSL_LOCKS_EXCLUDED(mu_);
+  bool TakeLocked(Waiter& waiter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Leave(Waiter& waiter, Instant now) ABSL_LOCKS_EXCLUDED(mu_);
+  void Withdraw(Waiter& waiter, Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   void HandOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Handles events until done() or `deadline`. REQUIRES: `waiter` holds the
-  // queue.
+  // Handles events until done() or `deadline`; `now` and what it returns are
+  // the time before and after. REQUIRES: `waiter` holds the queue.
   template <typename Done>
-  void Poll(Waiter& waiter, Instant deadline, const Done& done);
-  bool RunDue(Instant* next_timer) ABSL_LOCKS_EXCLUDED(mu_);
+  Instant Poll(Waiter& waiter, Instant now, Instant deadline, const Done& done);
+  bool RunDue() ABSL_LOCKS_EXCLUDED(mu_);
+  Instant next_timer() const {
+    return Instant::FromNanoseconds(next_timer_ns_.load());
+  }
   void WakeHolder();
 
   void RunBackground();
@@ -110,9 +119,11 @@ class Poller final : public Driver {
 
   std::atomic<bool> asleep_{
       false};  // the holder is about to sleep in the queue, or does
-  std::atomic<int> to_run_{
-      0};  // posted functions and changes of the timers not seen yet
+  std::atomic<int> to_run_{0};  // posted functions not seen yet
+  // When the first timer is due; earlier, if that one was cancelled.
+  std::atomic<int64_t> next_timer_ns_{Instant::Infinite().nanoseconds()};
   std::atomic<int> parked_count_{0};
+  std::atomic<uint32_t> background_turns_{0};  // times it woke
   std::atomic<bool> ended_{false};
 };
 

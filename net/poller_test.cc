@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -25,7 +26,6 @@ class FakeQueue final : public EventQueue {
  public:
   Outcome Next(Instant deadline) override {
     EXPECT_EQ(inside_.fetch_add(1), 0) << "two threads inside the queue";
-    std::function<void()> event;
     bool ended = false;
     {
       const std::chrono::steady_clock::time_point until{
@@ -38,20 +38,22 @@ class FakeQueue final : public EventQueue {
       if (wakes_ > 0) --wakes_;
       ended = events_.empty() && ended_;
       if (!events_.empty()) {
-        event = std::move(events_.front());
+        taken_ = std::move(events_.front());
         events_.pop_front();
       }
     }
     inside_.fetch_sub(1);
     if (ended) return Outcome::kEnd;
-    if (event == nullptr) return Outcome::kTimeout;
+    return taken_ == nullptr ? Outcome::kTimeout : Outcome::kEvent;
+  }
+  void Handle() override {
     InlineScope scope;
-    event();
-    return Outcome::kEvent;
+    std::exchange(taken_, nullptr)();
   }
   void Wake() override {
     MutexLock lock(mu_);
     ++wakes_;
+    ++all_wakes_;
     changed_.NotifyAll();
   }
   void Put(std::function<void()> event) {
@@ -64,13 +66,20 @@ class FakeQueue final : public EventQueue {
     ended_ = true;
     changed_.NotifyAll();
   }
+  // How often Wake was called.
+  int all_wakes() {
+    MutexLock lock(mu_);
+    return all_wakes_;
+  }
 
  private:
   std::atomic<int> inside_{0};
+  std::function<void()> taken_;  // of the thread that polls
   Mutex mu_;
   CondVar changed_;
   std::deque<std::function<void()>> events_ ABSL_GUARDED_BY(mu_);
   int wakes_ ABSL_GUARDED_BY(mu_) = 0;
+  int all_wakes_ ABSL_GUARDED_BY(mu_) = 0;
   bool ended_ ABSL_GUARDED_BY(mu_) = false;
 };
 
@@ -126,6 +135,21 @@ TEST_F(PollerTest, AReadyMadeElsewhereWakesTheHolder) {
   std::thread elsewhere([&] { promise.Set(absl::OkStatus()); });
   EXPECT_TRUE(future.Wait(kSoon).ok());
   elsewhere.join();
+}
+
+TEST(SleepingPoller, IsNotWokenByWhatItHandlesItself) {
+  FakeQueue queue;
+  PollerOptions options;
+  options.spin = absl::ZeroDuration();  // it sleeps before each event
+  Poller poller(queue, options);
+  for (int i = 0; i < 10; ++i) {
+    auto promise = std::make_shared<Promise<void>>(poller);
+    queue.Put([promise] { promise->Set(absl::OkStatus()); });
+    EXPECT_TRUE(promise->future().Wait(kSoon).ok());
+  }
+  EXPECT_EQ(queue.all_wakes(), 0);
+  queue.End();
+  poller.Join();
 }
 
 TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {
