@@ -47,8 +47,9 @@ class Link final : public ConnectionObserver,
   static constexpr size_t kPieceBytes = size_t{1} << 20;
   // Bodies from this size on leave in pieces.
   static constexpr size_t kInPieces = size_t{128} << 10;
-  // One message gathers about so much.
-  static constexpr size_t kBatchBytes = size_t{256} << 10;
+  // One message gathers about so much. It is delivered only whole: a larger one
+  // would keep the receiver idle while it comes.
+  static constexpr size_t kBatchBytes = size_t{32} << 10;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
