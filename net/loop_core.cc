@@ -88,6 +88,13 @@ int Milliseconds(absl::Duration d) {
   return static_cast<int>(absl::ToInt64Milliseconds(d));
 }
 
+Bytes FromSlice(grpc::Slice slice) {
+  auto owner = std::make_shared<const grpc::Slice>(std::move(slice));
+  const uint8_t* begin = owner->begin();
+  const size_t size = owner->size();
+  return Bytes::Wrap(begin, size, std::move(owner));
+}
+
 }  // namespace
 
 grpc::ByteBuffer ToByteBuffer(const Slices& slices) {
@@ -108,17 +115,18 @@ grpc::ByteBuffer ToByteBuffer(const Slices& slices) {
 }
 
 Slices FromByteBuffer(grpc::ByteBuffer& buffer) {
+  Slices slices;
+  if (!buffer.Valid()) return slices;
+  if (grpc::Slice only; buffer.TrySingleSlice(&only).ok()) {
+    if (only.size() > 0) slices.push_back(FromSlice(std::move(only)));
+    return slices;
+  }
   std::vector<grpc::Slice> received;
   // Fails only for a compressed message that is broken: it has no bytes then.
-  if (!buffer.Valid() || !buffer.Dump(&received).ok()) return {};
-  Slices slices;
+  if (!buffer.Dump(&received).ok()) return slices;
   slices.reserve(received.size());
   for (grpc::Slice& slice : received) {
-    if (slice.size() == 0) continue;
-    auto owner = std::make_shared<const grpc::Slice>(std::move(slice));
-    const uint8_t* begin = owner->begin();
-    const size_t size = owner->size();
-    slices.push_back(Bytes::Wrap(begin, size, std::move(owner)));
+    if (slice.size() > 0) slices.push_back(FromSlice(std::move(slice)));
   }
   return slices;
 }

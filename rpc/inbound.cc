@@ -96,17 +96,17 @@ void Inbound::Attach(std::shared_ptr<Link> link) {
 }
 
 absl::Status Inbound::OnFrame(Link& link, Frame frame) {
-  {
-    MutexLock lock(mu_);
-    if (link_.get() != &link) return absl::OkStatus();  // replaced
-  }
   if (auto* request = std::get_if<RequestFrame>(&frame)) {
-    Tell(CalleeSession::Arrived{std::move(request->request)});
+    Tell(CalleeSession::Arrived{std::move(request->request)}, &link);
     return absl::OkStatus();
   }
   if (auto* close = std::get_if<Close>(&frame)) {
-    Tell(CalleeSession::Closed{std::move(*close)});
+    Tell(CalleeSession::Closed{std::move(*close)}, &link);
     return absl::OkStatus();
+  }
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();  // replaced
   }
   return absl::InvalidArgumentError(
       absl::StrCat(peer_.name, " sent what only a callee sends"));
@@ -153,16 +153,20 @@ void Inbound::Describe(telemetry::Fields* fields) {
   }
 }
 
-void Inbound::Tell(const CalleeSession::Event& event) {
+void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
   std::shared_ptr<Link> link;
-  bool has_actions = false;
+  std::vector<CalleeSession::Action> actions;
   {
     MutexLock lock(mu_);
+    if (from != nullptr && link_.get() != from) return;  // replaced
+    if (const auto* finished = std::get_if<CalleeSession::Finished>(&event)) {
+      running_.erase(finished->reply->id);
+    }
     TellLocked(event);
+    actions = TakeActions();
     link = link_;
-    has_actions = !actions_.empty() && !running_actions_;
   }
-  if (has_actions) RunActions();
+  Do(std::move(actions));
   if (link != nullptr) link->Drain();
 }
 
@@ -178,22 +182,19 @@ void Inbound::TellLocked(const CalleeSession::Event& event) {
   }
 }
 
-void Inbound::RunActions() {
-  std::vector<CalleeSession::Action> actions;
-  {
-    MutexLock lock(mu_);
-    if (running_actions_) return;
-    running_actions_ = true;
-  }
-  for (;;) {
-    {
-      MutexLock lock(mu_);
-      actions.clear();
-      actions.swap(actions_);
-      running_actions_ = !actions.empty();
-    }
-    if (actions.empty()) return;
+std::vector<CalleeSession::Action> Inbound::TakeActions() {
+  if (is_busy_) return {};
+  is_busy_ = !actions_.empty();
+  return std::exchange(actions_, {});
+}
+
+void Inbound::Do(std::vector<CalleeSession::Action> actions) {
+  while (!actions.empty()) {
     for (CalleeSession::Action& action : actions) Run(std::move(action));
+    actions.clear();  // what they hold ends without the lock
+    MutexLock lock(mu_);
+    actions.swap(actions_);
+    is_busy_ = !actions.empty();
   }
 }
 
@@ -248,10 +249,6 @@ void Inbound::Serve(const RequestPtr& request) {
 }
 
 void Inbound::Finish(std::shared_ptr<Reply> reply) {
-  {
-    MutexLock lock(mu_);
-    running_.erase(reply->id);
-  }
   Tell(CalleeSession::Finished{std::move(reply)});
 }
 

@@ -82,10 +82,16 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
     CancelSource cancel;
   };
 
-  void Tell(const CalleeSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  // `from`: the link that it came by; if that is not ours any more, nothing.
+  void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void TellLocked(const CalleeSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void RunActions() ABSL_LOCKS_EXCLUDED(mu_);
+  // What is to be done: in the order of emission, by one thread at a time.
+  // Empty while another thread is at it; else it must be given to Do().
+  std::vector<CalleeSession::Action> TakeActions()
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Do(std::vector<CalleeSession::Action> actions) ABSL_LOCKS_EXCLUDED(mu_);
   void Run(CalleeSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(const RequestPtr& request) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(std::shared_ptr<Reply> reply) ABSL_LOCKS_EXCLUDED(mu_);
@@ -102,7 +108,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   absl::flat_hash_map<uint64_t, Running> running_ ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   std::vector<CalleeSession::Action> actions_ ABSL_GUARDED_BY(mu_);
-  bool running_actions_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody is in Do()
   Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
   bool gone_ ABSL_GUARDED_BY(mu_) = false;

@@ -15,6 +15,11 @@ void IntervalSet::Add(Interval interval) {
     const auto before = std::prev(it);
     if (before->second + 1 >= interval.first) {
       if (before->second >= interval.last) return;
+      // The usual case: the last one grows.
+      if (it == last_by_first_.end() || it->first > interval.last + 1) {
+        before->second = interval.last;
+        return;
+      }
       interval.first = before->first;
       it = before;
     }

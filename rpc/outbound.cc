@@ -17,15 +17,18 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   uint64_t id = 0;
   bool connected = false;
   std::shared_ptr<Link> link;
+  std::vector<Task> tasks;
   {
     MutexLock lock(mu_);
-    TellLocked(CallerSession::Start{request});
+    session_.OnEvent(CallerSession::Start{request}, clock_.Now(), &emitted_);
     id = request->id;
-    done_.emplace(id, std::move(done));  // no action has been run yet
+    done_.emplace(id, std::move(done));  // what was emitted may end it
+    TakeEmitted();
+    tasks = TakeTasks();
     link = link_;
     connected = session_.is_connected();
   }
-  RunActions();
+  Do(std::move(tasks));
   if (connected) {
     link->Drain();
   } else {
@@ -40,13 +43,15 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
 
 void Outbound::PeerGone(absl::Status why) {
   std::shared_ptr<Link> link;
+  std::vector<Task> tasks;
   {
     MutexLock lock(mu_);
     TellLocked(CallerSession::PeerGone{why});
+    tasks = TakeTasks();
     link = std::move(link_);
     connecting_ = false;
   }
-  RunActions();
+  Do(std::move(tasks));
   if (link != nullptr) link->End(why);
 }
 
@@ -82,64 +87,64 @@ void Outbound::Describe(telemetry::Fields* fields) {
 
 // ------------------------------------------------------------------- the core
 
-void Outbound::Tell(CallerSession::Event event) {
+void Outbound::Tell(const CallerSession::Event& event) {
   std::shared_ptr<Link> link;
+  std::vector<Task> tasks;
   {
     MutexLock lock(mu_);
     TellLocked(event);
+    tasks = TakeTasks();
     link = link_;
   }
-  RunActions();
+  Do(std::move(tasks));
   if (link != nullptr) link->Drain();
 }
 
 void Outbound::TellLocked(const CallerSession::Event& event) {
-  emitted_.clear();
   session_.OnEvent(event, clock_.Now(), &emitted_);
+  TakeEmitted();
+}
+
+void Outbound::TakeEmitted() {
   for (CallerSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
       link_->Append(std::move(send->request));
     } else if (auto* close = std::get_if<CallerSession::SendClose>(&action)) {
       link_->Append(std::move(close->close));
+    } else if (auto* end = std::get_if<CallerSession::Complete>(&action)) {
+      const auto it = done_.find(end->id);
+      if (it == done_.end()) continue;
+      tasks_.push_back(Ended{std::move(it->second), std::move(end->status),
+                             std::move(end->reply)});
+      done_.erase(it);
     } else {
-      actions_.push_back(std::move(action));
+      tasks_.push_back(std::get<CallerSession::WakeAt>(action));
     }
   }
+  emitted_.clear();
 }
 
-void Outbound::RunActions() {
-  std::vector<CallerSession::Action> actions;
-  {
-    MutexLock lock(mu_);
-    if (running_actions_ || actions_.empty()) return;
-    running_actions_ = true;
-  }
-  for (;;) {
-    {
-      MutexLock lock(mu_);
-      actions.clear();
-      actions.swap(actions_);
-      running_actions_ = !actions.empty();
+std::vector<Outbound::Task> Outbound::TakeTasks() {
+  if (is_busy_) return {};
+  is_busy_ = !tasks_.empty();
+  return std::exchange(tasks_, {});
+}
+
+void Outbound::Do(std::vector<Task> tasks) {
+  while (!tasks.empty()) {
+    for (Task& task : tasks) {
+      if (const auto* wake = std::get_if<CallerSession::WakeAt>(&task)) {
+        SetTimer(wake->when);
+        continue;
+      }
+      Ended& ended = std::get<Ended>(task);
+      std::move(ended.done)(std::move(ended.status), std::move(ended.reply));
     }
-    if (actions.empty()) return;
-    for (CallerSession::Action& action : actions) Run(std::move(action));
-  }
-}
-
-void Outbound::Run(CallerSession::Action action) {
-  if (const auto* wake = std::get_if<CallerSession::WakeAt>(&action)) {
-    return SetTimer(wake->when);
-  }
-  auto& complete = std::get<CallerSession::Complete>(action);
-  Done done;
-  {
+    tasks.clear();  // what they hold ends without the lock
     MutexLock lock(mu_);
-    const auto it = done_.find(complete.id);
-    if (it == done_.end()) return;
-    done = std::move(it->second);
-    done_.erase(it);
+    tasks.swap(tasks_);
+    is_busy_ = !tasks.empty();
   }
-  std::move(done)(std::move(complete.status), std::move(complete.reply));
 }
 
 void Outbound::SetTimer(Instant when) {
@@ -233,13 +238,15 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
         internal::MarkFailure(welcome.status, Phase::kNone, reason)});
     return welcome.status;
   }
+  std::vector<Task> tasks;
   {
     MutexLock lock(mu_);
     if (link_.get() != &link) return absl::OkStatus();
     connecting_ = false;
     TellLocked(CallerSession::Connected{welcome.limits});
+    tasks = TakeTasks();
   }
-  RunActions();
+  Do(std::move(tasks));
   return absl::OkStatus();
 }
 
@@ -278,6 +285,7 @@ void Outbound::GiveUpLater(Instant since) {
 
 void Outbound::GiveUp(Instant since) {
   std::shared_ptr<Link> link;
+  std::vector<Task> tasks;
   absl::Status why;
   {
     MutexLock lock(mu_);
@@ -293,8 +301,9 @@ void Outbound::GiveUp(Instant since) {
                          last_failure_.message())),
         Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
+    tasks = TakeTasks();
   }
-  RunActions();
+  Do(std::move(tasks));
   if (link != nullptr) link->End(why);
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -86,13 +87,23 @@ class Outbound final : public internal::Caller,
   static constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
   static constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
+  // A call that has ended, with whom to tell.
+  struct Ended {
+    Done done;
+    absl::Status status;
+    ReplyPtr reply;
+  };
+  using Task = std::variant<CallerSession::WakeAt, Ended>;
+
   // Gives `event` to the session, its sends to the link, and does the rest.
-  void Tell(CallerSession::Event event) ABSL_LOCKS_EXCLUDED(mu_);
+  void Tell(const CallerSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
   void TellLocked(const CallerSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Does what was emitted, in that order, on one thread at a time.
-  void RunActions() ABSL_LOCKS_EXCLUDED(mu_);
-  void Run(CallerSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
+  void TakeEmitted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What is to be done: in the order of emission, by one thread at a time.
+  // Empty while another thread is at it; else it must be given to Do().
+  std::vector<Task> TakeTasks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Do(std::vector<Task> tasks) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Connects if there is a reason to and nothing under way.
@@ -111,8 +122,8 @@ class Outbound final : public internal::Caller,
   CallerSession session_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Done> done_ ABSL_GUARDED_BY(mu_);
   std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
-  std::vector<CallerSession::Action> actions_ ABSL_GUARDED_BY(mu_);
-  bool running_actions_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<Task> tasks_ ABSL_GUARDED_BY(mu_);
+  bool is_busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody is in Do()
 
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
   bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again

@@ -28,11 +28,14 @@ constexpr size_t kMaxDetails = 16;  // payloads of a status
 // ------------------------------------------------------------------ writing
 
 void PutVarint(std::string* out, uint64_t value) {
+  char bytes[10];
+  size_t size = 0;
   while (value >= 0x80) {
-    out->push_back(static_cast<char>(value | 0x80));
+    bytes[size++] = static_cast<char>(value | 0x80);
     value >>= 7;
   }
-  out->push_back(static_cast<char>(value));
+  bytes[size++] = static_cast<char>(value);
+  out->append(bytes, size);
 }
 
 void PutTag(std::string* out, int number, uint64_t type) {
@@ -84,6 +87,12 @@ class Reader {
   size_t remaining() const { return remaining_; }
 
   absl::Status Varint(uint64_t* value) {
+    // Most are one byte.
+    if (remaining_ > 0 && slices_[slice_][offset_] < 0x80) {
+      *value = slices_[slice_][offset_];
+      Skip(1);
+      return absl::OkStatus();
+    }
     *value = 0;
     for (int shift = 0; shift < 64; shift += 7) {
       if (remaining_ == 0) return Bad("it ends within a number");
@@ -437,7 +446,7 @@ absl::Status TakeFrame(Read read, absl::FunctionRef<absl::Status(Frame)> take) {
 }  // namespace
 
 void BatchWriter::Add(const Hello& hello) {
-  std::string fields;
+  std::string& fields = Begin();
   PutFixed(&fields, 1, hello.magic);
   PutNumber(&fields, 2, hello.min_version);
   PutNumber(&fields, 3, hello.max_version);
@@ -453,7 +462,7 @@ void BatchWriter::Add(const Hello& hello) {
 }
 
 void BatchWriter::Add(const Welcome& welcome) {
-  std::string fields;
+  std::string& fields = Begin();
   PutNumber(&fields, 1, static_cast<uint64_t>(welcome.status.code()));
   PutText(&fields, 2, welcome.status.message());
   PutNumber(&fields, 3, welcome.version);
@@ -468,7 +477,7 @@ void BatchWriter::Add(const Welcome& welcome) {
 }
 
 void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
-  std::string fields;
+  std::string& fields = Begin();
   PutNumber(&fields, 1, request.id);
   PutText(&fields, 2, request.function);
   PutFixed(&fields, 3, request.signature);
@@ -484,7 +493,7 @@ void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
 }
 
 void BatchWriter::Add(const Reply& reply, bool body_follows) {
-  std::string fields;
+  std::string& fields = Begin();
   PutNumber(&fields, 1, reply.id);
   PutNumber(&fields, 2, static_cast<uint64_t>(reply.status.code()));
   PutText(&fields, 3, reply.status.message().substr(0, kMaxText));
@@ -511,28 +520,38 @@ void BatchWriter::Add(const Close& close) {
     PutVarint(&ids, interval.first);
     PutVarint(&ids, interval.last);
   }
-  std::string fields;
+  std::string& fields = Begin();
   PutText(&fields, 1, ids);
   AddFrame(5, fields, {});
 }
 
 void BatchWriter::Add(const Piece& piece) {
-  std::string fields;
+  std::string& fields = Begin();
   PutNumber(&fields, 1, piece.id);
   AddFrame(6, fields, piece.data);
+}
+
+std::string& BatchWriter::Begin() {
+  if (chunk_.capacity() < kChunkBytes) {
+    chunk_.reserve(kChunkBytes);
+    fields_.reserve(kChunkBytes);
+  }
+  fields_.clear();
+  return fields_;
 }
 
 void BatchWriter::AddFrame(int number, const std::string& fields,
                            const Slices& body) {
   const size_t body_size = TotalSize(body);
-  std::string body_head;
+  std::string body_head;  // short: it allocates nothing
   if (body_size > 0) {
     PutTag(&body_head, kBody, kBytes);
     PutVarint(&body_head, body_size);
   }
   PutTag(&chunk_, number, kBytes);
   PutVarint(&chunk_, fields.size() + body_head.size() + body_size);
-  absl::StrAppend(&chunk_, fields, body_head);
+  chunk_ += fields;
+  chunk_ += body_head;
   for (const Bytes& slice : body) {
     if (slice.size() < kByReference) {
       chunk_.append(slice.view().data(), slice.size());

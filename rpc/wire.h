@@ -88,9 +88,15 @@ class BatchWriter {
   Slices Finish() &&;
 
  private:
+  // The frames of a small call fit without growing.
+  static constexpr size_t kChunkBytes = 256;
+
+  // Where to write the next frame's fields; empty.
+  std::string& Begin();
   // Appends field `number` that consists of `fields` and then of `body`.
   void AddFrame(int number, const std::string& fields, const Slices& body);
 
+  std::string fields_;  // of the frame that is being added
   std::string chunk_;
   Slices slices_;
   size_t flushed_ = 0;
