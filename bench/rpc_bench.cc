@@ -1,11 +1,13 @@
-// rpc_bench: what a call between two processes costs beside raw gRPC's and
-// PyTorch RPC's.
+// rpc_bench: what a call between two processes costs beside raw gRPC's,
+// PyTorch RPC's and TensorPipe's.
 //
 //   rpc_bench                       figures
-//   rpc_bench --goals=L1,T1         rows, as bench/goals.h says: L1, L3, T1, B3
+//   rpc_bench --goals=L1,T1         rows, as bench/goals.h says: L1 to L5, T1,
+//                                   T2, B1 to B3; --quick: one short round
 //
-// Both processes hold a rank's own server. Run it from the top of the
-// repository; it starts itself and the programs of bench/peers.
+// Both processes hold a rank's own server. A small call goes over a unix
+// socket, TCP, and TCP with mTLS; so does raw gRPC's. Run it from the top of
+// the repository; it starts itself and the programs of bench/peers.
 
 #include <sched.h>
 #include <signal.h>
@@ -19,6 +21,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -31,6 +34,7 @@
 #include "absl/strings/str_split.h"
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
+#include "weft/net/certificates.h"
 #include "weft/net/credentials.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop.h"
@@ -51,18 +55,20 @@ WEFT_RPC_INLINE(Put);
 
 namespace {
 
-constexpr int kRounds = 3;
-constexpr double kSeconds = 1;
-
 struct Options {
   std::string self;
   std::string peers = "bench/peers";
-  std::string raw_grpc;  // where the rival was built
+  std::string raw_grpc;    // where the rivals were built
+  std::string tensorpipe;
+  int rounds = 5;
+  double seconds = 1;  // of one measurement
   // One side of a measurement, started by the main process.
-  std::string serve;   // an address to listen at
-  std::string call;    // an address to call
-  double spin_us = 0;  // of the Loop
-  size_t size = 0;     // of a put; 0: adds
+  std::string serve;  // an address to listen at
+  std::string call;   // an address to call
+  std::string certs;  // for mTLS
+  int core = -1;      // to be pinned to
+  double spin_us = 50;  // of the Loop
+  size_t size = 0;      // of a put; 0: adds
   int out = 1;
 };
 
@@ -78,6 +84,7 @@ double Quantile(std::vector<double> values, double q) {
 }
 
 void Pin(int core) {
+  if (core < 0) return;
   cpu_set_t cores;
   CPU_ZERO(&cores);
   CPU_SET(core, &cores);
@@ -86,12 +93,24 @@ void Pin(int core) {
 
 // ------------------------------------------------------------ the two sides
 
+// As in their certificates.
+constexpr char kServer[] = "worker0";
+constexpr char kClient[] = "worker1";
+
+net::Credentials CredentialsOf(const Options& options,
+                               const std::string& name) {
+  if (options.certs.empty()) return net::Credentials::Insecure();
+  auto made = net::Credentials::ForMember(options.certs, name);
+  WEFT_CHECK(made.ok()) << made.status().ToString();
+  return *std::move(made);
+}
+
 // A rank: a Loop, an endpoint and an agent.
 struct Rank {
   Rank(const Options& options, const std::string& name, uint32_t id,
        const std::string& listen) {
     net::LoopOptions loop_options;
-    loop_options.credentials = net::Credentials::Insecure();
+    loop_options.credentials = CredentialsOf(options, name);
     loop_options.spin = absl::Microseconds(options.spin_us);
     auto made_loop = net::Loop::Create(loop_options);
     WEFT_CHECK(made_loop.ok()) << made_loop.status().ToString();
@@ -125,8 +144,8 @@ struct Rank {
 
 int Serve(const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  Pin(1);
-  Rank rank(options, "server", 1, options.serve);
+  Pin(options.core);
+  Rank rank(options, kServer, 1, options.serve);
   std::printf("%s\n", rank.endpoint->address().c_str());
   std::fflush(stdout);
   // A server waits for nothing but its end; in the polled case this thread
@@ -196,23 +215,23 @@ void MeasureRate(Start start, int out, size_t bytes, double seconds) {
 
 int CallServer(const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  Pin(0);
+  Pin(options.core);
   const std::string own =
       options.call.rfind("unix:", 0) == 0 ? options.call + "c" : "127.0.0.1:0";
-  Rank rank(options, "client", 2, own);
-  rank.directory.Put({"server", rpc::WorkerKey{1, 1}, options.call});
-  const rpc::Target server = rank.agent->To("server");
+  Rank rank(options, kClient, 2, own);
+  rank.directory.Put({kServer, rpc::WorkerKey{1, 1}, options.call});
+  const rpc::Target server = rank.agent->To(kServer);
   const Tensor one = Tensor::Scalar<float>(1);
   if (options.size > 0) {
     const int64_t elements = options.size / sizeof(float);
     MeasureRate(
         [&] { return rpc::CallAsync(server, Put, Tensor::Empty({elements})); },
-        options.out, options.size, kSeconds);
+        options.out, options.size, options.seconds);
   } else if (options.out > 1) {
     MeasureRate([&] { return rpc::CallAsync(server, AddOne, one, one); },
-                options.out, 0, kSeconds);
+                options.out, 0, options.seconds);
   } else {
-    MeasureLatency(server, kSeconds);
+    MeasureLatency(server, options.seconds);
   }
   std::fflush(stdout);
   return 0;
@@ -242,14 +261,23 @@ std::optional<double> Find(const Figures& figures, const std::string& name) {
   return std::atof(it->second.c_str());
 }
 
+enum class Way { kUnix, kTcp, kMtls };
+constexpr Way kWays[] = {Way::kUnix, Way::kTcp, Way::kMtls};
+const char* NameOf(Way way) {
+  return way == Way::kUnix ? "unix" : way == Way::kTcp ? "tcp" : "tcp, mTLS";
+}
+
+enum class Cores { kTwo, kOne, kAny };
+enum class Waiting { kPoll, kBlock, kDefault };
+
 // What is measured: ours and the rivals' in the same way.
 struct Case {
   std::string name;
-  bool over_unix = false;
-  bool poll = true;
-  size_t size = 0;
+  Way way = Way::kUnix;
+  size_t size = 0;  // of a put; 0: adds
   int out = 1;
-  std::string figure;  // the line that counts
+  Cores cores = Cores::kTwo;
+  Waiting waiting = Waiting::kPoll;
 };
 
 class Runner {
@@ -258,19 +286,29 @@ class Runner {
     char pattern[] = "/tmp/weft-rpc-bench-XXXXXX";
     WEFT_CHECK(mkdtemp(pattern) != nullptr);
     directory_ = pattern;
+    net::CertificatesOptions certificates;
+    certificates.directory = directory_ + "/certs";
+    certificates.job = "bench";
+    certificates.members = {{"bench", "worker", 0}, {"bench", "worker", 1}};
+    const absl::Status made = net::MakeCertificates(certificates);
+    WEFT_CHECK(made.ok()) << made.ToString();
   }
   ~Runner() { (void)RunProgram("rm -r " + directory_); }
 
+  int rounds() const { return options_.rounds; }
+
   Figures Weft(const Case& c) {
-    const std::string spin = c.poll ? "1e9" : "0";
-    const std::string listen =
-        c.over_unix ? absl::StrCat("unix:", directory_, "/s", ++sockets_)
-                    : "127.0.0.1:0";
-    FILE* server =
-        popen(absl::StrCat("exec ", options_.self, " --serve=", listen,
-                           " --spin=", spin, " & echo $!; wait")
-                  .c_str(),
-              "r");
+    const char* spin = c.waiting == Waiting::kPoll    ? "1e9"
+                       : c.waiting == Waiting::kBlock ? "0"
+                                                      : "50";
+    const std::string flags =
+        absl::StrCat(" --spin=", spin, " --seconds=", options_.seconds,
+                     Certs(c), " --size=", c.size, " --out=", c.out);
+    FILE* server = popen(absl::StrCat("exec ", options_.self, " --serve=",
+                                      Listen(c), " --core=", ServerCore(c),
+                                      flags, " & echo $!; wait")
+                             .c_str(),
+                         "r");
     char pid[64], address[256];
     if (server == nullptr || fgets(pid, sizeof pid, server) == nullptr ||
         fgets(address, sizeof address, server) == nullptr) {
@@ -278,7 +316,7 @@ class Runner {
     }
     Figures figures = RunProgram(absl::StrCat(
         options_.self, " --call=", absl::StripAsciiWhitespace(address),
-        " --spin=", spin, " --size=", c.size, " --out=", c.out));
+        " --core=", ClientCore(c), flags));
     kill(std::atoi(pid), SIGKILL);
     pclose(server);
     return figures;
@@ -286,21 +324,49 @@ class Runner {
 
   // `flags`: --copy or --protobuf.
   Figures RawGrpc(const Case& c, const std::string& flags = "") {
-    const std::string listen =
-        c.over_unix ? absl::StrCat("unix:", directory_, "/r", ++sockets_)
-                    : "127.0.0.1:0";
     return RunProgram(absl::StrCat(
-        options_.raw_grpc, " --listen=", listen, " --seconds=", kSeconds,
-        " --size=", c.size == 0 ? 64 : c.size, " --out=", c.out,
-        c.poll ? " --poll " : " ", flags));
+        options_.raw_grpc, " --listen=", Listen(c), Common(c), Certs(c),
+        c.waiting == Waiting::kBlock ? " " : " --poll ", flags));
   }
 
-  Figures Torch() {
-    return RunProgram(absl::StrCat("/usr/bin/python3 ", options_.peers,
-                                   "/torch_rpc.py ", kSeconds));
+  // `channels`: "shm cma" within a host, "uv basic" over TCP.
+  Figures TensorPipe(const Case& c, const std::string& channels) {
+    return RunProgram(
+        absl::StrCat(options_.tensorpipe, " ", channels, Common(c)));
+  }
+
+  // All of its figures come from one run.
+  Figures Torch(Cores cores) {
+    return RunProgram(absl::StrCat(
+        "/usr/bin/python3 ", options_.peers, "/torch_rpc.py ", options_.seconds,
+        cores == Cores::kTwo   ? " 0 1"
+        : cores == Cores::kOne ? " 0 0"
+                               : " -1 -1"));
   }
 
  private:
+  static int ClientCore(const Case& c) {
+    return c.cores == Cores::kAny ? -1 : 0;
+  }
+  static int ServerCore(const Case& c) {
+    return c.cores == Cores::kAny ? -1 : c.cores == Cores::kTwo ? 1 : 0;
+  }
+  std::string Listen(const Case& c) {
+    return c.way == Way::kUnix
+               ? absl::StrCat("unix:", directory_, "/s", ++sockets_)
+               : "127.0.0.1:0";
+  }
+  std::string Certs(const Case& c) const {
+    return c.way == Way::kMtls ? absl::StrCat(" --certs=", directory_, "/certs")
+                               : "";
+  }
+  std::string Common(const Case& c) const {
+    return absl::StrCat(" --seconds=", options_.seconds,
+                        " --size=", c.size == 0 ? 64 : c.size,
+                        " --out=", c.out, " --client-core=", ClientCore(c),
+                        " --server-core=", ServerCore(c));
+  }
+
   const Options& options_;
   std::string directory_;
   int sockets_ = 0;
@@ -315,111 +381,184 @@ std::optional<double> Median(const std::vector<Figures>& rounds,
     if (!value.has_value()) return std::nullopt;
     values.push_back(*value);
   }
+  if (values.empty()) return std::nullopt;
   return Quantile(values, 0.5);
 }
 
+// One whom we measure ourselves against.
 struct Rival {
   std::string name;
   std::string version;
-  std::string figure;
-  double must = 1;
-  double aim = 1;
-  std::vector<Figures> rounds;
+  std::function<Figures(const Case&)> run;
 };
 
-// Runs ours and the rivals in turn; adds a row for each rival.
-void Compare(const std::string& goal, const Case& c, Runner& runner,
-             std::vector<Rival> rivals, GoalReport& report) {
-  std::vector<Figures> ours;
-  for (int round = 0; round < kRounds; ++round) {
-    ours.push_back(runner.Weft(c));
-    for (Rival& rival : rivals) {
-      rival.rounds.push_back(rival.name == "torch RPC" ? runner.Torch()
-                             : rival.name == "gRPC, protobuf bytes"
-                                 ? runner.RawGrpc(c, "--protobuf")
-                             : c.size > 0 ? runner.RawGrpc(c, "--copy")
-                                          : runner.RawGrpc(c));
+// A line of a goal: a figure of ours against the rival's.
+struct Comparison {
+  std::string goal;
+  std::string rival;
+  std::string figure;
+  std::string rivals_figure;
+  double must = 1;
+  double aim = 1;
+};
+
+// Measures the cases and adds the rows.
+class Contest {
+ public:
+  Contest(Runner& runner, GoalReport& report)
+      : runner_(runner), report_(report) {
+    const auto grpc = [&](const char* flags) {
+      return [this, flags](const Case& c) { return runner_.RawGrpc(c, flags); };
+    };
+    const auto tensorpipe = [&](const char* channels) {
+      return [this, channels](const Case& c) {
+        return runner_.TensorPipe(c, channels);
+      };
+    };
+    rivals_ = {
+        {"gRPC stream", "1.51", grpc("")},
+        {"gRPC stream, copied out", "1.51", grpc("--copy")},
+        {"gRPC, protobuf bytes", "1.51", grpc("--protobuf")},
+        {"TensorPipe shm+cma", "20220513", tensorpipe("shm cma")},
+        {"TensorPipe uv", "20220513", tensorpipe("uv basic")},
+        {"torch RPC", "1.13", [this](const Case& c) { return Torch(c); }},
+    };
+  }
+
+  // Ours and the rivals in turn.
+  void Measure(const Case& c, const std::vector<Comparison>& comparisons) {
+    const auto is_wanted = [&](const Comparison& x) {
+      return report_.Wants(x.goal);
+    };
+    if (std::none_of(comparisons.begin(), comparisons.end(), is_wanted)) return;
+    std::vector<Figures> ours;
+    std::map<std::string, std::vector<Figures>> theirs;
+    for (int round = 0; round < runner_.rounds(); ++round) {
+      ours.push_back(runner_.Weft(c));
+      for (const Rival& rival : rivals_) {
+        const auto is_this = [&](const Comparison& x) {
+          return x.rival == rival.name && is_wanted(x);
+        };
+        if (std::any_of(comparisons.begin(), comparisons.end(), is_this)) {
+          theirs[rival.name].push_back(rival.run(c));
+        }
+      }
+    }
+    for (const Comparison& x : comparisons) {
+      if (is_wanted(x)) AddRow(c, x, ours, theirs[x.rival]);
     }
   }
-  for (const Rival& rival : rivals) {
+
+ private:
+  void AddRow(const Case& c, const Comparison& x,
+              const std::vector<Figures>& ours,
+              const std::vector<Figures>& theirs) {
     GoalCase row;
-    row.goal = goal;
-    row.name = absl::StrCat(c.name, " against ", rival.name);
-    row.higher_is_better = c.figure != "p50_us";
-    row.weft = Median(ours, c.figure).value_or(0);
-    row.peer = Median(rival.rounds, rival.figure);
-    row.peer_name = rival.name;
-    row.peer_version = rival.version;
-    row.must = rival.must;
-    row.aim = rival.aim;
-    report.Add(row);
+    row.goal = x.goal;
+    row.name = absl::StrCat(NameOf(c.way), ", ", c.name, ", ", x.figure,
+                            " against ", x.rival);
+    row.higher_is_better = x.figure.find("_us") == std::string::npos;
+    row.weft = Median(ours, x.figure).value_or(0);
+    row.peer = Median(theirs, x.rivals_figure);
+    row.peer_name = x.rival;
+    for (const Rival& rival : rivals_) {
+      if (rival.name == x.rival) row.peer_version = rival.version;
+    }
+    row.must = x.must;
+    row.aim = x.aim;
+    report_.Add(row);
+  }
+
+  // It measures all cases at once and takes long: once a run and pinning.
+  Figures Torch(const Case& c) {
+    const auto known = torch_.find(c.cores);
+    if (known != torch_.end()) return known->second;
+    return torch_[c.cores] = runner_.Torch(c.cores);
+  }
+
+  Runner& runner_;
+  GoalReport& report_;
+  std::vector<Rival> rivals_;
+  std::map<Cores, Figures> torch_;
+};
+
+// Source of the bounds: GOAL-L1 to GOAL-B3, docs/performance.md.
+void MeasureCalls(Contest& contest) {
+  const std::string grpc = "gRPC stream";
+  const std::string torch = "torch RPC";
+  for (const Way way : kWays) {
+    contest.Measure(
+        {"add, polled", way, 0, 1, Cores::kTwo, Waiting::kPoll},
+        {{"L1", grpc, "p50_us", "p50_us", 1 / 1.5, 1 / 1.25},
+         {"L1", torch, "p50_us", "add_p50_us", 4, 7},
+         {"L2", grpc, "p99_us", "p99_us", 1 / 2.0, 1 / 1.3}});
+    contest.Measure(
+        {"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock},
+        {{"L3", grpc, "p50_us", "p50_us", 1 / 1.15, 1 / 1.05},
+         {"L3", torch, "p50_us", "add_p50_us", 1, 1.25}});
+    contest.Measure(
+        {"add, blocking, one core", way, 0, 1, Cores::kOne, Waiting::kBlock},
+        {{"L4", grpc, "p50_us", "p50_us", 1 / 1.4, 1 / 1.15},
+         {"L4", torch, "p50_us", "add_p50_us", 3, 4}});
+    contest.Measure(
+        {"add, unpinned", way, 0, 1, Cores::kAny, Waiting::kDefault},
+        {{"L5", torch, "p50_us", "add_p50_us", 2, 6}});
+    contest.Measure(
+        {"adds, 128 outstanding", way, 0, 128, Cores::kTwo, Waiting::kPoll},
+        {{"T1", grpc, "calls_per_s", "calls_per_s", 0.7, 2},
+         {"T1", torch, "calls_per_s", "add_128_per_s", 7, 20}});
+    contest.Measure(
+        {"adds, 16 outstanding", way, 0, 16, Cores::kTwo, Waiting::kPoll},
+        {{"T2", grpc, "calls_per_s", "calls_per_s", 0.6, 1},
+         {"T2", torch, "calls_per_s", "add_16_per_s", 6, 6}});
   }
 }
 
-constexpr char kGrpcVersion[] = "1.51";
-constexpr char kTorchVersion[] = "1.13";
-
-Rival Grpc(const std::string& figure, double must, double aim) {
-  return {"gRPC stream", kGrpcVersion, figure, must, aim, {}};
-}
-Rival Torch(const std::string& figure, double must, double aim) {
-  return {"torch RPC", kTorchVersion, figure, must, aim, {}};
-}
-
-void AddGoals(Runner& runner, GoalReport& report) {
-  for (const bool over_unix : {true, false}) {
-    const std::string way = over_unix ? "unix" : "tcp";
-    if (report.Wants("L1")) {
-      Compare("L1",
-              {way + ", polled add, p50 us", over_unix, true, 0, 1, "p50_us"},
-              runner,
-              {Grpc("p50_us", 1 / 1.5, 1 / 1.25), Torch("add_p50_us", 4, 7)},
-              report);
+// Puts of a tensor into one piece of pooled memory, 4 in flight.
+void MeasurePuts(Contest& contest) {
+  const std::string copied = "gRPC stream, copied out";
+  const std::string gb = "gb_per_s";
+  for (const size_t kib : {64, 1 << 10, 16 << 10, 64 << 10}) {
+    const std::string name = absl::StrCat("put of ", kib, " KiB");
+    const std::string torch = absl::StrCat("put_", kib, "_gb_per_s");
+    const bool is_large = kib >= 16 << 10;
+    if (kib == 64) {
+      contest.Measure({name, Way::kUnix, kib << 10, 4},
+                      {{"B2", copied, gb, gb, 1, 1.5},
+                       {"B2", "torch RPC", gb, torch, 7, 7}});
+    } else {
+      const double against_torch = kib == 1 << 10 ? 2.5 : kib == 16 << 10 ? 1.8 : 4;
+      contest.Measure(
+          {name, Way::kUnix, kib << 10, 4},
+          {{"B1", "TensorPipe shm+cma", gb, gb, 0.9, 1.1},
+           {"B1", "torch RPC", gb, torch, against_torch, against_torch}});
     }
-    if (report.Wants("L3")) {
-      Compare(
-          "L3",
-          {way + ", blocking add, p50 us", over_unix, false, 0, 1, "p50_us"},
-          runner,
-          {Grpc("p50_us", 1 / 1.15, 1 / 1.05), Torch("add_p50_us", 1, 1.25)},
-          report);
+    for (const Way way : {Way::kTcp, Way::kMtls}) {
+      std::vector<Comparison> comparisons = {
+          {"B3", copied, gb, gb, 0.85, is_large ? 1.2 : 0.85},
+          {"B3", "gRPC, protobuf bytes", gb, gb, 2, 2}};
+      // TensorPipe has no TLS; no goal says what must be reached beside it.
+      if (way == Way::kTcp) {
+        comparisons.push_back({"B3", "TensorPipe uv", gb, gb, 0, 0.65});
+      }
+      contest.Measure({name, way, kib << 10, 4}, comparisons);
     }
-    if (report.Wants("T1")) {
-      Compare("T1",
-              {way + ", 128 outstanding adds/s", over_unix, true, 0, 128,
-               "calls_per_s"},
-              runner,
-              {Grpc("calls_per_s", 0.7, 2), Torch("add_128_per_s", 7, 20)},
-              report);
-    }
-  }
-  if (!report.Wants("B3")) return;
-  for (const size_t kib : {64, 1024, 16 << 10, 64 << 10}) {
-    Rival protobuf{"gRPC, protobuf bytes", kGrpcVersion, "gb_per_s", 2, 2, {}};
-    Compare("B3",
-            {absl::StrCat("tcp, put of ", kib, " KiB, 4 in flight, GB/s"),
-             false, true, kib << 10, 4, "gb_per_s"},
-            runner,
-            {Grpc("gb_per_s", 0.85, kib >= 16 << 10 ? 1.2 : 0.85), protobuf},
-            report);
   }
 }
 
 void PrintFigures(Runner& runner) {
-  const Case cases[] = {
-      {"unix, polled add", true, true, 0, 1, ""},
-      {"tcp, polled add", false, true, 0, 1, ""},
-      {"unix, blocking add", true, false, 0, 1, ""},
-      {"tcp, blocking add", false, false, 0, 1, ""},
-      {"unix, 128 adds", true, true, 0, 128, ""},
-      {"tcp, 128 adds", false, true, 0, 128, ""},
-      {"tcp, put 64 KiB", false, true, 64 << 10, 4, ""},
-      {"tcp, put 1 MiB", false, true, 1 << 20, 4, ""},
-      {"tcp, put 16 MiB", false, true, 16 << 20, 4, ""},
-      {"tcp, put 64 MiB", false, true, 64 << 20, 4, ""},
-  };
+  std::vector<Case> cases;
+  for (const Way way : kWays) {
+    cases.push_back({"add, polled", way});
+    cases.push_back(
+        {"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock});
+    cases.push_back({"128 adds", way, 0, 128});
+    for (const size_t kib : {64, 1 << 10, 16 << 10, 64 << 10}) {
+      cases.push_back({absl::StrCat("put of ", kib, " KiB"), way, kib << 10, 4});
+    }
+  }
   for (const Case& c : cases) {
-    std::printf("%s\n", c.name.c_str());
+    std::printf("%s, %s\n", NameOf(c.way), c.name.c_str());
     for (const auto& [who, figures] :
          {std::pair{"  weft", runner.Weft(c)},
           std::pair{"  gRPC", runner.RawGrpc(c, c.size > 0 ? "--copy" : "")}}) {
@@ -439,31 +578,43 @@ void PrintFigures(Runner& runner) {
 int main(int argc, char** argv) {
   weft::bench::Options options;
   options.self = argv[0];
-  options.raw_grpc =
-      std::string(argv[0]).substr(0, std::string(argv[0]).rfind('/') + 1) +
-      "raw_grpc";
+  const std::string folder = options.self.substr(0, options.self.rfind('/') + 1);
+  options.raw_grpc = folder + "raw_grpc";
+  options.tensorpipe = folder + "tensorpipe";
   std::string goals;
+  bool quick = false;
   CLI::App app("What a call between two processes costs.");
   CLI::Option* wanted =
       app.add_option("--goals", goals,
-                     "Print goals' rows: L1,L3,T1,B3, or empty: all")
+                     "Print goals' rows: L1,...,B3, or empty: all")
           ->expected(0, 1);
+  app.add_flag("--quick", quick, "One round of 0.3 s a measurement");
   app.add_option("--peers", options.peers, "Where the rivals' scripts are");
   app.add_option("--raw-grpc", options.raw_grpc, "The rival raw_grpc");
+  app.add_option("--tensorpipe", options.tensorpipe, "The rival tensorpipe");
+  app.add_option("--seconds", options.seconds, "Of one measurement");
   app.add_option("--serve", options.serve, "")->group("");
   app.add_option("--call", options.call, "")->group("");
+  app.add_option("--certs", options.certs, "")->group("");
+  app.add_option("--core", options.core, "")->group("");
   app.add_option("--spin", options.spin_us, "")->group("");
   app.add_option("--size", options.size, "")->group("");
   app.add_option("--out", options.out, "")->group("");
   CLI11_PARSE(app, argc, argv);
   if (!options.serve.empty()) return weft::bench::Serve(options);
   if (!options.call.empty()) return weft::bench::CallServer(options);
+  if (quick) {
+    options.rounds = 1;
+    options.seconds = 0.3;
+  }
   weft::bench::Runner runner(options);
   if (wanted->count() == 0) {
     weft::bench::PrintFigures(runner);
     return 0;
   }
   weft::bench::GoalReport report(absl::StrSplit(goals, ','));
-  weft::bench::AddGoals(runner, report);
+  weft::bench::Contest contest(runner, report);
+  weft::bench::MeasureCalls(contest);
+  weft::bench::MeasurePuts(contest);
   report.Finish();
 }

@@ -3,12 +3,14 @@
 //
 //   raw_grpc --listen=unix:/path|127.0.0.1:0 --size=64 --out=1 --seconds=1
 //            [--poll] [--copy] [--protobuf] [--client-core=0 --server-core=1]
+//            [--certs=DIR]
 //
 // Prints p50_us, p99_us, calls_per_s and gb_per_s, one a line, tab-separated.
 // A message of at most 4 KiB is echoed, a larger one answered by 8 bytes. The
 // server is forked. Completion queues, byte buffers with the caller's memory as
 // slices; --copy: the server also copies the slices into one piece of memory;
 // --protobuf: a message with a `bytes` field, as a first version would send.
+// --certs: mTLS, with the folders worker0 (server) and worker1 of `weft certs`.
 
 #include <grpc/grpc.h>
 #include <grpcpp/generic/async_generic_service.h>
@@ -26,6 +28,8 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <vector>
@@ -48,8 +52,35 @@ struct Options {
   bool protobuf = false;
   int client_core = 0;
   int server_core = 1;
+  std::string certs;
 };
 Options options;
+
+std::string ReadFile(const std::string& path) {
+  std::ifstream file(path);
+  return std::string(std::istreambuf_iterator<char>(file), {});
+}
+
+std::shared_ptr<grpc::ServerCredentials> ServerCredentials() {
+  if (options.certs.empty()) return grpc::InsecureServerCredentials();
+  const std::string own = options.certs + "/worker0/";
+  grpc::SslServerCredentialsOptions tls(
+      GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  tls.pem_root_certs = ReadFile(own + "ca.pem");
+  tls.pem_key_cert_pairs.push_back(
+      {ReadFile(own + "key.pem"), ReadFile(own + "cert.pem")});
+  return grpc::SslServerCredentials(tls);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> ClientCredentials() {
+  if (options.certs.empty()) return grpc::InsecureChannelCredentials();
+  const std::string own = options.certs + "/worker1/";
+  grpc::SslCredentialsOptions tls;
+  tls.pem_root_certs = ReadFile(own + "ca.pem");
+  tls.pem_private_key = ReadFile(own + "key.pem");
+  tls.pem_cert_chain = ReadFile(own + "cert.pem");
+  return grpc::SslCredentials(tls);
+}
 
 double Now() {
   return std::chrono::duration<double>(
@@ -198,8 +229,7 @@ void Serve(int ready) {
   Pin(options.server_core);
   grpc::ServerBuilder builder;
   int port = 0;
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(),
-                           &port);
+  builder.AddListeningPort(options.listen, ServerCredentials(), &port);
   SetArguments([&](const char* key, int value) {
     builder.AddChannelArgument(key, value);
   });
@@ -324,8 +354,11 @@ int Measure(int port) {
   grpc::ChannelArguments arguments;
   SetArguments(
       [&](const char* key, int value) { arguments.SetInt(key, value); });
-  auto channel = grpc::CreateCustomChannel(
-      target, grpc::InsecureChannelCredentials(), arguments);
+  if (!options.certs.empty()) {
+    arguments.SetSslTargetNameOverride("worker0.bench.weft");
+  }
+  auto channel =
+      grpc::CreateCustomChannel(target, ClientCredentials(), arguments);
   const auto deadline =
       std::chrono::system_clock::now() + std::chrono::seconds(10);
   if (!channel->WaitForConnected(deadline)) return 4;
@@ -350,6 +383,7 @@ int main(int argc, char** argv) {
   app.add_flag("--copy", options.copy, "copy what arrives into one piece");
   app.add_flag("--protobuf", options.protobuf, "send a message with bytes");
   app.add_option("--client-core", options.client_core, "-1: not pinned");
+  app.add_option("--certs", options.certs, "mTLS with these certificates");
   app.add_option("--server-core", options.server_core, "-1: not pinned");
   CLI11_PARSE(app, argc, argv);
   // Debian builds Abseil with deadlock detection on, which costs a tenth.
