@@ -188,6 +188,41 @@ class Fixture {
   std::map<uint64_t, CoordinatorCore::Answer> answers_;
 };
 
+TEST(View, SelectsByRoleRankNameAndLabels) {
+  const auto member = [](const std::string& role, int rank, uint32_t id,
+                         const std::string& zone) {
+    Member m;
+    m.name = absl::StrCat(role, rank);
+    m.role = role;
+    m.rank = rank;
+    m.key = {id, 1};
+    m.labels = {{"zone", zone}};
+    return m;
+  };
+  const View view(1, World::Fixed(1, 2),
+                  {member("ps", 0, 0, "a"), member("trainer", 0, 1, "a"),
+                   member("trainer", 1, 2, "b")},
+                  {});
+  const auto select = [&](absl::string_view selector) {
+    std::vector<std::string> names;
+    const auto members = view.Select(selector);
+    EXPECT_THAT(members, IsOk());
+    if (!members.ok()) return names;
+    for (const Member* m : *members) names.push_back(m->name);
+    return names;
+  };
+  EXPECT_THAT(select(""), ElementsAre("ps0", "trainer0", "trainer1"));
+  EXPECT_THAT(select("role=trainer"), ElementsAre("trainer0", "trainer1"));
+  EXPECT_THAT(select("zone=a"), ElementsAre("ps0", "trainer0"));
+  EXPECT_THAT(select("role=trainer,zone=a"), ElementsAre("trainer0"));
+  EXPECT_THAT(select("rank=1"), ElementsAre("trainer1"));
+  EXPECT_THAT(select("name=ps0"), ElementsAre("ps0"));
+  EXPECT_THAT(select("zone=c"), IsEmpty());
+  EXPECT_THAT(select("disk=fast"), IsEmpty());
+  EXPECT_THAT(view.Select("trainer"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "name=value"));
+}
+
 TEST(CoordinatorCore, GivesIdsByPlaceInAFixedWorldInAnyOrderOfJoining) {
   Fixture f;
   EXPECT_EQ(f.Join("trainer", 1, 12).id, 2u);

@@ -34,13 +34,14 @@ class LoopTimers final : public TimerSource {
 
 class NetLink final : public CoordinatorLink {
  public:
-  explicit NetLink(std::unique_ptr<net::Channel> channel)
-      : channel_(std::move(channel)) {}
+  // Methods come after `path`.
+  NetLink(std::unique_ptr<net::Channel> channel, absl::string_view path)
+      : channel_(std::move(channel)), path_(path) {}
 
   Future<std::string> Call(absl::string_view method, std::string request,
                            absl::Duration timeout) override {
     return channel_
-        ->UnaryCall(absl::StrCat(kService, method),
+        ->UnaryCall(absl::StrCat(path_, method),
                     {Bytes::Own(std::move(request))}, timeout)
         .Then([](const Slices& reply) {
           return std::string(Flatten(reply).view());
@@ -51,7 +52,19 @@ class NetLink final : public CoordinatorLink {
 
  private:
   const std::unique_ptr<net::Channel> channel_;
+  const std::string path_;
 };
+
+absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeLink(
+    net::Loop& loop, absl::string_view address, absl::string_view name,
+    absl::string_view path) {
+  net::ChannelOptions options;
+  options.name = std::string(name);
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<net::Channel> channel,
+      net::Channel::Create(loop, address, std::move(options)));
+  return std::make_unique<NetLink>(std::move(channel), path);
+}
 
 Coordinator::Caller CallerOf(const net::Peer& peer) {
   Coordinator::Caller caller;
@@ -88,12 +101,12 @@ std::unique_ptr<TimerSource> MakeLoopTimers(net::Loop& loop) {
 
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeNetLink(
     net::Loop& loop, absl::string_view address, absl::string_view host) {
-  net::ChannelOptions options;
-  options.name = std::string(host);
-  WEFT_ASSIGN_OR_RETURN(
-      std::unique_ptr<net::Channel> channel,
-      net::Channel::Create(loop, address, std::move(options)));
-  return std::make_unique<NetLink>(std::move(channel));
+  return MakeLink(loop, address, host, kService);
+}
+
+absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeEtcdLink(
+    net::Loop& loop, absl::string_view address) {
+  return MakeLink(loop, address, "etcd", "/etcdserverpb.");
 }
 
 void Serve(Coordinator& coordinator, net::Endpoint& endpoint) {

@@ -23,6 +23,11 @@ std::unique_ptr<TimerSource> MakeLoopTimers(net::Loop& loop);
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeNetLink(
     net::Loop& loop, absl::string_view address, absl::string_view host);
 
+// Reaches etcd at `address`, by the methods of its v3 API: "KV/Range". Over TLS
+// its certificate must be of the job's authority, for etcd.<job>.weft.
+absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeEtcdLink(
+    net::Loop& loop, absl::string_view address);
+
 // Registers the methods of weft.rendezvous.v1.Coordinator at `endpoint`, before
 // it starts. A caller with a certificate may speak only for the worker that it
 // names; role admin for any. `coordinator` must outlive the endpoint.

@@ -1,0 +1,356 @@
+// Tests of how a job's workers find each other: init URLs, a file, etcd.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/net/loop.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/proto/etcd.pb.h"
+#include "weft/rendezvous/etcd_journal.h"
+#include "weft/rendezvous/finding_link.h"
+#include "weft/rendezvous/init_url.h"
+#include "weft/rendezvous/meeting_file.h"
+#include "weft/rendezvous/over_net.h"
+#include "weft/tests/support/etcd.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::rendezvous {
+namespace {
+
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+TEST(InitUrl, ReadsEachForm) {
+  const auto parse = [](const char* text) {
+    const auto url = ParseInitUrl(text);
+    EXPECT_THAT(url, IsOk());
+    return url.value_or(InitUrl());
+  };
+  EXPECT_EQ(parse("env://").kind, InitUrl::Kind::kEnv);
+  EXPECT_EQ(parse("tcp://[::1]:7000").address, "[::1]:7000");
+  EXPECT_EQ(parse("file:///tmp/job").path, "/tmp/job");
+  EXPECT_EQ(parse("etcd://node1:2379").prefix, "weft");
+  EXPECT_EQ(parse("etcd://node1:2379/a/b/").prefix, "a/b");
+  EXPECT_EQ(parse("etcd://node1:2379/a").address, "node1:2379");
+  EXPECT_EQ(parse("etcd+unix:///run/etcd:0").address, "unix:/run/etcd:0");
+}
+
+TEST(InitUrl, RefusesOthersAndNamesTheForms) {
+  for (const char* text :
+       {"", "7000", "http://a:1", "env://x", "tcp://", "tcp://host",
+        "tcp://h:1/x", "tcp://h:1?rank=0", "file://", "file://a", "file:///a/",
+        "etcd://h", "etcd://h:1/a b", "etcd+unix://etcd"}) {
+    EXPECT_THAT(ParseInitUrl(text),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "wanted env://, tcp://HOST:PORT"))
+        << text;
+  }
+}
+
+TEST(MeetingFile, IsThereWholeWhileItsHostLives) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("job");
+  EXPECT_THAT(ReadMeetingFile(path, "job"),
+              StatusIs(absl::StatusCode::kNotFound, path));
+  auto file = MeetingFile::Create(path, "job", "unix:/a");
+  ASSERT_THAT(file, IsOk());
+  EXPECT_THAT(ReadMeetingFile(path, "job"), IsOkAndHolds("unix:/a"));
+  EXPECT_THAT(ReadMeetingFile(path, "other"),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "job \"job\", not of job \"other\""));
+  EXPECT_THAT(MeetingFile::Create(path, "other", "unix:/b"),
+              StatusIs(absl::StatusCode::kAlreadyExists, "\"job\" at unix:/a"));
+  file->reset();
+  EXPECT_THAT(ReadMeetingFile(path, "job"),
+              StatusIs(absl::StatusCode::kNotFound, path));
+  EXPECT_THAT(MeetingFile::Create(path, "other", "unix:/b"), IsOk());
+}
+
+TEST(MeetingFile, AStaleOneIsNotReusedAndSaysHowToRemoveIt) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("job");
+  {
+    auto file = MeetingFile::Create(path, "job", "unix:/a");
+    ASSERT_THAT(file, IsOk());
+    // As a host that is killed leaves it.
+    ASSERT_EQ(link(path.c_str(), dir.Path("kept").c_str()), 0);
+  }
+  ASSERT_EQ(rename(dir.Path("kept").c_str(), path.c_str()), 0);
+  EXPECT_THAT(ReadMeetingFile(path, "job"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "rm " + path));
+  EXPECT_THAT(MeetingFile::Create(path, "job", "unix:/b"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "rm " + path));
+  EXPECT_EQ(unlink(path.c_str()), 0);
+  EXPECT_THAT(MeetingFile::Create(path, "job", "unix:/b"), IsOk());
+}
+
+TEST(MeetingFile, RefusesWhatOthersMayWriteLinksAndOtherFiles) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("job");
+  std::ofstream(path) << "something else entirely, and long enough";
+  EXPECT_THAT(ReadMeetingFile(path, "job"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "mode 0600"));
+  ASSERT_EQ(chmod(path.c_str(), 0600), 0);
+  EXPECT_THAT(ReadMeetingFile(path, "job"),
+              StatusIs(absl::StatusCode::kDataLoss, "rm " + path));
+  const std::string pointer = dir.Path("link");
+  ASSERT_EQ(symlink(path.c_str(), pointer.c_str()), 0);
+  EXPECT_FALSE(ReadMeetingFile(pointer, "job").ok());
+  ASSERT_EQ(chmod(dir.path().c_str(), 0777), 0);
+  EXPECT_THAT(ReadMeetingFile(path, "job"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "others may"));
+  EXPECT_THAT(MeetingFile::Create(dir.Path("new"), "job", "unix:/a"),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "others may"));
+  ASSERT_EQ(chmod(dir.path().c_str(), 01777), 0);  // as /tmp is
+  EXPECT_THAT(MeetingFile::Create(dir.Path("new"), "job", "unix:/a"), IsOk());
+}
+
+TEST(MeetingFile, NoCutOrBitFlipIsReadAsAnother) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("job");
+  auto file = MeetingFile::Create(path, "job", "unix:/a");
+  ASSERT_THAT(file, IsOk());
+  std::ifstream in(path, std::ios::binary);
+  const std::string whole(std::istreambuf_iterator<char>(in), {});
+  const auto refused = [&](const std::string& bytes) {
+    const int fd = open(path.c_str(), O_WRONLY | O_TRUNC);
+    EXPECT_EQ(write(fd, bytes.data(), bytes.size()),
+              static_cast<ssize_t>(bytes.size()));
+    close(fd);
+    return absl::IsDataLoss(ReadMeetingFile(path, "job").status());
+  };
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_TRUE(refused(whole.substr(0, size))) << size;
+  }
+  for (size_t bit = 0; bit < 8 * whole.size(); ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] ^= 1 << bit % 8;
+    EXPECT_TRUE(refused(flipped)) << bit;
+  }
+}
+
+// A coordinator at some address, which answers by its address.
+class FakeLink final : public CoordinatorLink {
+ public:
+  FakeLink(std::string address, const bool& is_up)
+      : address_(std::move(address)), is_up_(is_up) {}
+  Future<std::string> Call(absl::string_view, std::string,
+                           absl::Duration) override {
+    if (is_up_) return MakeReady<std::string>(address_);
+    return MakeReady<std::string>(absl::UnavailableError("refused"));
+  }
+  const std::string& address() const override { return address_; }
+
+ private:
+  const std::string address_;
+  const bool& is_up_;
+};
+
+struct FindingCase {
+  absl::StatusOr<std::string> written = absl::NotFoundError("nothing yet");
+  std::map<std::string, bool> is_up = {{"a", true}, {"b", true}};
+  int found = 0;
+  std::unique_ptr<CoordinatorLink> link = MakeFindingLink(
+      "file:///job", ParkingDriver(),
+      [this] {
+        ++found;
+        return MakeReady<std::string>(written);
+      },
+      [this](const std::string& address)
+          -> absl::StatusOr<std::unique_ptr<CoordinatorLink>> {
+        return std::make_unique<FakeLink>(address, is_up.at(address));
+      });
+
+  // As a member asks: again while it may pass.
+  absl::StatusOr<std::string> Ask() {
+    absl::StatusOr<std::string> answer;
+    for (int i = 0; i < 3; ++i) {
+      answer = link->Call("Watch", "", kLong).Wait(kLong);
+      if (!absl::IsUnavailable(answer.status())) break;
+    }
+    return answer;
+  }
+};
+
+TEST(FindingLink, FollowsTheCoordinatorToItsNewAddress) {
+  FindingCase c;
+  EXPECT_THAT(c.Ask(), StatusIs(absl::StatusCode::kUnavailable,
+                                "file:///job: nothing yet"));
+  c.written = "a";
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("a"));
+  const int found = c.found;
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("a"));
+  EXPECT_EQ(c.found, found) << "it need not look again";
+  c.is_up["a"] = false;
+  EXPECT_THAT(c.Ask(), StatusIs(absl::StatusCode::kUnavailable, "refused"));
+  c.is_up["a"] = true;  // it was started again where it was
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("a"));
+  c.is_up["a"] = false;
+  c.written = "b";
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("b"));
+}
+
+TEST(FindingLink, AnErrorThatStaysIsFinal) {
+  FindingCase c;
+  c.written = absl::FailedPreconditionError("stale; rm it");
+  EXPECT_THAT(c.Ask(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                "file:///job: stale; rm it"));
+  c.written = "a";
+  EXPECT_THAT(c.Ask(), StatusIs(absl::StatusCode::kFailedPrecondition, "rm"));
+}
+
+class EtcdJournalTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
+    auto etcd = testing::Etcd::Start(dir_.path());
+    ASSERT_THAT(etcd, IsOk());
+    etcd_ = *std::move(etcd);
+    auto loop = net::Loop::Create();
+    ASSERT_THAT(loop, IsOk());
+    loop_ = *std::move(loop);
+    timers_ = MakeLoopTimers(*loop_);
+  }
+
+  std::shared_ptr<CoordinatorLink> Link() {
+    auto link = MakeEtcdLink(*loop_, etcd_->address());
+    EXPECT_THAT(link, IsOk());
+    return *std::move(link);
+  }
+  absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& address) {
+    EtcdJournalOptions options;
+    options.job = "job";
+    options.address = address;
+    options.patience = kLong;
+    return OpenEtcdJournal(*timers_, Link(), options);
+  }
+  // What an operator's hand may do there.
+  void Delete(const std::string& key) {
+    etcdserverpb::TxnRequest change;
+    change.add_success()->mutable_request_delete_range()->set_key(key);
+    EXPECT_THAT(Link()
+                    ->Call("KV/Txn", change.SerializeAsString(), kLong)
+                    .Wait(kLong),
+                IsOk());
+  }
+
+  static v1::LogRecord Opened(uint32_t term, std::string job = "job") {
+    v1::LogRecord record;
+    record.mutable_opened()->set_term(term);
+    record.mutable_opened()->set_job(std::move(job));
+    return record;
+  }
+
+  testing::TempDir dir_;
+  std::unique_ptr<testing::Etcd> etcd_;
+  std::unique_ptr<net::Loop> loop_;
+  std::unique_ptr<TimerSource> timers_;
+};
+
+TEST_F(EtcdJournalTest, HoldsWhatWasAppendedAndRewritten) {
+  const std::string large(1200000, 'x');  // several pieces
+  {
+    auto journal = Open("unix:/a");
+    ASSERT_THAT(journal, IsOk());
+    EXPECT_TRUE((*journal)->history().empty());
+    EXPECT_THAT((*journal)->Append({Opened(1), Opened(2, large)}), IsOk());
+    EXPECT_THAT((*journal)->Append({Opened(3)}), IsOk());
+  }
+  {
+    auto journal = Open("unix:/b");
+    ASSERT_THAT(journal, IsOk());
+    ASSERT_EQ((*journal)->history().size(), 3u);
+    EXPECT_EQ((*journal)->history()[1].opened().job(), large);
+    EXPECT_THAT((*journal)->Rewrite({Opened(8), Opened(9)}), IsOk());
+    EXPECT_THAT((*journal)->Append({Opened(10)}), IsOk());
+  }
+  auto journal = Open("unix:/c");
+  ASSERT_THAT(journal, IsOk());
+  EXPECT_EQ((*journal)->history().size(), 3u);
+  EXPECT_EQ(LastTermOf((*journal)->history()), 10u);
+}
+
+TEST_F(EtcdJournalTest, OneHostAtATimeAndItsSuccessorTakesThePen) {
+  auto first = Open("unix:/a");
+  ASSERT_THAT(first, IsOk());
+  const auto link = Link();
+  EXPECT_THAT(FindByEtcd(*link, "weft", "job").Wait(kLong),
+              IsOkAndHolds("unix:/a"));
+  EXPECT_THAT(FindByEtcd(*link, "weft", "other").Wait(kLong),
+              StatusIs(absl::StatusCode::kNotFound, "\"other\""));
+  // Longer than its lease, which it renews.
+  EXPECT_THAT(
+      Open("unix:/b"),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "is at unix:/a, not"));
+  EXPECT_THAT((*first)->Append({Opened(1)}), IsOk());
+  Delete("weft/job/host");  // as if its lease had run out unnoticed
+  auto second = Open("unix:/b");
+  ASSERT_THAT(second, IsOk());
+  EXPECT_EQ((*second)->history().size(), 1u);
+  EXPECT_THAT((*first)->Append({Opened(2)}),
+              StatusIs(absl::StatusCode::kUnavailable, "has taken over"));
+  EXPECT_THAT((*first)->Append({Opened(2)}),
+              StatusIs(absl::StatusCode::kUnavailable, "has taken over"));
+  EXPECT_THAT((*second)->Append({Opened(3)}), IsOk());
+}
+
+TEST_F(EtcdJournalTest, DropsARecordThatWasCutShort) {
+  {
+    auto journal = Open("unix:/a");
+    ASSERT_THAT(journal, IsOk());
+    EXPECT_THAT((*journal)->Append({Opened(1)}), IsOk());
+    EXPECT_THAT((*journal)->Append({Opened(2, std::string(600000, 'x'))}),
+                IsOk());
+  }
+  const std::string log = "weft/job/log/0000000000000000/";
+  Delete(log + "0000000000000002");  // its second piece
+  {
+    auto journal = Open("unix:/a");
+    ASSERT_THAT(journal, IsOk());
+    EXPECT_EQ((*journal)->history().size(), 1u);
+    EXPECT_THAT((*journal)->Append({Opened(3)}), IsOk());
+  }
+  auto journal = Open("unix:/a");
+  ASSERT_THAT(journal, IsOk());
+  EXPECT_EQ((*journal)->history().size(), 2u);
+  EXPECT_EQ(LastTermOf((*journal)->history()), 3u);
+}
+
+TEST_F(EtcdJournalTest, GoesOnWhenEtcdIsBack) {
+  auto journal = Open("unix:/a");
+  ASSERT_THAT(journal, IsOk());
+  etcd_.reset();  // with SIGKILL
+  auto etcd = testing::Etcd::Start(dir_.path());
+  ASSERT_THAT(etcd, IsOk());
+  etcd_ = *std::move(etcd);
+  EXPECT_THAT((*journal)->Append({Opened(1)}), IsOk());
+}
+
+TEST_F(EtcdJournalTest, SaysThatEtcdIsNotThere) {
+  etcd_ = nullptr;
+  auto link = MakeEtcdLink(*loop_, "unix:" + dir_.Path("nowhere"));
+  ASSERT_THAT(link, IsOk());
+  EtcdJournalOptions options;
+  options.job = "job";
+  options.patience = absl::Milliseconds(200);
+  EXPECT_THAT(OpenEtcdJournal(*timers_, *std::move(link), options),
+              StatusIs(absl::StatusCode::kUnavailable, "/nowhere"));
+}
+
+}  // namespace
+}  // namespace weft::rendezvous
