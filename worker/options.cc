@@ -119,6 +119,10 @@ void Options::AddTo(Flags& flags) {
       "labels",
       [this](const std::string& text) { return SetLabels(text, &labels); }, "",
       "NAME=VALUE,... by which others select this worker", {"WEFT_LABELS"});
+  flags.Add("init", &init,
+            "how the workers meet: env://, tcp://HOST:PORT, file:///PATH, "
+            "etcd://HOST:PORT[/PREFIX] or etcd+unix:///PATH",
+            {"WEFT_INIT"});
   flags.Add("coordinator", &coordinator,
             "where the job meets: HOST:PORT or unix:PATH; hosted by server 0",
             {"WEFT_COORDINATOR"});
@@ -192,6 +196,42 @@ absl::Status Options::Resolve() {
     return Config(absl::StrCat("--metrics-port=", metrics_port,
                                ": wanted a port from 1 on, or 0 for none"));
   }
+  WEFT_RETURN_IF_ERROR(ResolveInit());
+  WEFT_RETURN_IF_ERROR(ResolveCoordinator());
+  return listen.empty() ? ResolveListen() : absl::OkStatus();
+}
+
+absl::Status Options::ResolveInit() {
+  const bool is_read = init_url.kind != rendezvous::InitUrl::Kind::kNone;
+  if (init.empty() || is_read) return absl::OkStatus();
+  if (!coordinator.empty()) {
+    return Config(absl::StrCat("--init=", init, " and --coordinator=",
+                               coordinator, " both say where the job meets"));
+  }
+  const auto url = rendezvous::ParseInitUrl(init);
+  if (!url.ok())
+    return Config(absl::StrCat("--init: ", url.status().message()));
+  init_url = *url;
+  coordinator =
+      init_url.kind == rendezvous::InitUrl::Kind::kTcp ? init_url.address : "";
+  if (init_url.kind == rendezvous::InitUrl::Kind::kEtcd &&
+      !coordinator_log.empty()) {
+    return Config(absl::StrCat("--init=", init,
+                               " keeps the coordinator's log; "
+                               "--coordinator-log=",
+                               coordinator_log, " is one too many"));
+  }
+  if (init_url.kind != rendezvous::InitUrl::Kind::kEnv) return absl::OkStatus();
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    if (!Environment(name).empty()) continue;
+    return Config(absl::StrCat("--init=env:// wants ", name,
+                               " in the environment; it is not set"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Options::ResolveCoordinator() {
+  if (init_url.is_found()) return absl::OkStatus();
   if (coordinator.empty() && !Environment("MASTER_ADDR").empty() &&
       !Environment("MASTER_PORT").empty()) {
     coordinator = absl::StrCat(Environment("MASTER_ADDR"), ":",
@@ -204,23 +244,37 @@ absl::Status Options::Resolve() {
     }
     coordinator = absl::StrCat("unix:", *directory, "/coordinator.sock");
   }
-  const absl::StatusOr<net::Address> meet = net::ParseAddress(coordinator);
-  if (!meet.ok()) {
-    return Config(absl::StrCat("--coordinator: ", meet.status().message()));
-  }
-  if (!listen.empty()) return absl::OkStatus();
+  const absl::Status read = net::ParseAddress(coordinator).status();
+  if (read.ok()) return read;
+  return Config(absl::StrCat("--coordinator: ", read.message()));
+}
+
+absl::Status Options::ResolveListen() {
   listens_by_default = true;
-  if (hosts_coordinator()) {
+  if (!coordinator.empty() && hosts_coordinator()) {
     listen = coordinator;
-  } else if (meet->kind == net::Address::Kind::kUnix) {
-    const std::string directory = meet->path.substr(0, meet->path.rfind('/'));
-    listen = absl::StrCat("unix:", directory, "/", name(), ".sock");
-  } else if (meet->IsLocal()) {
-    listen = "127.0.0.1:0";
-  } else {
-    listen = "0.0.0.0:0";
-    if (advertise.empty()) advertise = absl::StrCat(HostName(), ":0");
+    return absl::OkStatus();
   }
+  std::string meet = coordinator;
+  if (init_url.kind == rendezvous::InitUrl::Kind::kEtcd) {
+    meet = init_url.address;
+  }
+  net::Address address;  // a unix socket, if nothing says other
+  if (!meet.empty()) {
+    WEFT_ASSIGN_OR_RETURN(address, net::ParseAddress(meet));
+  }
+  if (address.kind == net::Address::Kind::kTcp) {
+    listen = address.IsLocal() ? "127.0.0.1:0" : "0.0.0.0:0";
+    if (!address.IsLocal() && advertise.empty()) {
+      advertise = absl::StrCat(HostName(), ":0");
+    }
+    return absl::OkStatus();
+  }
+  std::string directory = address.path.substr(0, address.path.rfind('/'));
+  if (coordinator.empty()) {
+    WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(job));
+  }
+  listen = absl::StrCat("unix:", directory, "/", name(), ".sock");
   return absl::OkStatus();
 }
 

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/rendezvous/init_url.h"
 #include "weft/rendezvous/world.h"
 #include "weft/telemetry/logger.h"
 #include "weft/worker/flags.h"
@@ -33,6 +34,13 @@ struct Options {
   // and others come and go, up to `max`. --workers=MIN:MAX, WEFT_WORKERS.
   int min_workers = 0;
   int max_workers = 0;  // 0: not elastic
+
+  // How the workers find each other, in place of `coordinator`: env://,
+  // tcp://HOST:PORT, file:///PATH, etcd://HOST:PORT[/PREFIX],
+  // etcd+unix:///PATH. By a file or by etcd they find the host's address; in
+  // etcd it also keeps what must outlive it. --init, WEFT_INIT.
+  std::string init;
+  rendezvous::InitUrl init_url;  // as Resolve() has read it
 
   // Where the job meets: "unix:PATH" or "HOST:PORT"; --coordinator,
   // WEFT_COORDINATOR, or MASTER_ADDR and MASTER_PORT. Server 0 hosts it
@@ -80,6 +88,11 @@ struct Options {
   // For a program that has no flags of its own: takes what it knows out of the
   // command line, and ends the program if that cannot be read.
   static Options FromFlags(int* argc, char** argv);
+
+ private:
+  absl::Status ResolveInit();
+  absl::Status ResolveCoordinator();
+  absl::Status ResolveListen();
 };
 
 }  // namespace weft::worker

@@ -188,6 +188,17 @@ absl::Status Resolve(Options& options, std::vector<const char*> arguments) {
   return status.ok() ? options.Resolve() : status;
 }
 
+TEST(Options, ValuesOfAnotherFormAreUsage) {
+  for (const char* flag :
+       {"--workers=2", "--workers=3:2", "--workers=0:2", "--labels=zone",
+        "--labels=role=ps", "--labels=a="}) {
+    Options options;
+    EXPECT_THAT(Resolve(options, {flag}),
+                StatusIs(absl::StatusCode::kInvalidArgument, "wanted "))
+        << flag;
+  }
+}
+
 TEST(Options, ServerZeroHostsTheCoordinatorAndListensThere) {
   Options server;
   server.role = "ps";
@@ -224,6 +235,45 @@ TEST(Options, TorchrunsVariablesAreUnderstood) {
   EXPECT_EQ(by_weft.coordinator, "unix:/d/c.sock");
 }
 
+TEST(Options, AnInitUrlSaysHowTheWorkersMeet) {
+  testing::TempDir dir;
+  const Environment sockets("XDG_RUNTIME_DIR", dir.path().c_str());
+  const auto resolve = [](const char* init) {
+    Options options;
+    EXPECT_THAT(Resolve(options, {"--servers=1", "--trainers=1", init}),
+                IsOk());
+    EXPECT_THAT(options.Resolve(), IsOk());  // twice is once
+    return options;
+  };
+  EXPECT_EQ(resolve("--init=tcp://node1:7000").coordinator, "node1:7000");
+  EXPECT_EQ(resolve("--init=tcp://node1:7000").listen, "0.0.0.0:0");
+  const Options by_file = resolve("--init=file:///tmp/meet");
+  EXPECT_EQ(by_file.init_url.path, "/tmp/meet");
+  EXPECT_EQ(by_file.coordinator, "");
+  EXPECT_EQ(by_file.listen, "unix:" + dir.Path("weft/weft/trainer0.sock"));
+  const Options by_etcd = resolve("--init=etcd://node1:2379/jobs");
+  EXPECT_EQ(by_etcd.init_url.prefix, "jobs");
+  EXPECT_EQ(by_etcd.listen, "0.0.0.0:0");
+  EXPECT_FALSE(by_etcd.advertise.empty());
+  Options by_env;
+  EXPECT_THAT(Resolve(by_env, {"--init=env://"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "MASTER_ADDR"));
+  const Environment address("MASTER_ADDR", "node7");
+  const Environment port("MASTER_PORT", "29500");
+  EXPECT_EQ(resolve("--init=env://").coordinator, "node7:29500");
+}
+
+TEST(Options, AnElasticJobHasBoundsAndAWorkerLabels) {
+  Options options;
+  ASSERT_THAT(Resolve(options, {"--workers=2:8", "--labels=zone=a,disk=fast",
+                                "--rank=11", "--coordinator=unix:/d/c.sock"}),
+              IsOk());
+  EXPECT_EQ(options.world(), rendezvous::World::Elastic(2, 8));
+  EXPECT_EQ(options.labels.at("zone"), "a");
+  EXPECT_EQ(options.labels.at("disk"), "fast");
+  EXPECT_FALSE(options.hosts_coordinator());
+}
+
 TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
   const std::vector<std::pair<std::vector<const char*>, const char*>> cases = {
       {{"--rank=2", "--trainers=2"}, "no trainer2"},
@@ -232,6 +282,10 @@ TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
       {{"--coordinator=nowhere"}, "--coordinator"},
       {{"--job=My Job"}, "--job"},
       {{"--metrics-port=99999"}, "--metrics-port"},
+      {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
+      {{"--init=http://a:1"}, "wanted env://"},
+      {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},
+      {{"--init=etcd://a:1", "--coordinator-log=f"}, "one too many"},
   };
   for (const auto& [arguments, part] : cases) {
     Options options;

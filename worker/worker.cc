@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -16,6 +17,8 @@
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/coordinator_log.h"
+#include "weft/rendezvous/etcd_journal.h"
+#include "weft/rendezvous/finding_link.h"
 #include "weft/rendezvous/over_net.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/worker/exit_code.h"
@@ -190,6 +193,19 @@ absl::Status Worker::WhoIsThere() {
 }
 
 absl::StatusOr<std::unique_ptr<rendezvous::Journal>> Worker::OpenJournal() {
+  const rendezvous::InitUrl& url = options_.init_url;
+  if (url.kind == rendezvous::InitUrl::Kind::kEtcd) {
+    auto etcd = rendezvous::MakeEtcdLink(*loop_, url.address);
+    if (!etcd.ok()) return In("--init", etcd.status());
+    rendezvous::EtcdJournalOptions options;
+    options.prefix = url.prefix;
+    options.job = options_.job;
+    options.address = endpoint_->address();
+    auto journal = rendezvous::OpenEtcdJournal(*timers_, *std::move(etcd),
+                                               std::move(options));
+    if (journal.ok()) return journal;
+    return WithExitCode(In("--init", journal.status()), ExitCode::kConfig);
+  }
   if (options_.coordinator_log.empty()) return nullptr;
   auto log = rendezvous::CoordinatorLog::Open(options_.coordinator_log);
   if (log.ok()) return *std::move(log);
@@ -217,18 +233,51 @@ absl::Status Worker::HostCoordinator() {
   }
   coordinator_ = *std::move(coordinator);
   rendezvous::Serve(*coordinator_, *endpoint_);
+  if (options_.init_url.kind != rendezvous::InitUrl::Kind::kFile) {
+    return absl::OkStatus();
+  }
+  auto file = rendezvous::MeetingFile::Create(
+      options_.init_url.path, options_.job, endpoint_->address());
+  if (!file.ok()) {
+    return WithExitCode(In("--init", file.status()), ExitCode::kConfig);
+  }
+  meeting_file_ = *std::move(file);
   return absl::OkStatus();
 }
 
-absl::Status Worker::Join() {
-  std::unique_ptr<rendezvous::CoordinatorLink> link;
-  if (coordinator_ != nullptr) {
-    link = coordinator_->LocalLink();
-  } else {
-    WEFT_ASSIGN_OR_RETURN(link, rendezvous::MakeNetLink(
-                                    *loop_, options_.coordinator,
-                                    options_.servers > 0 ? "ps0" : "trainer0"));
+absl::StatusOr<std::unique_ptr<rendezvous::CoordinatorLink>>
+Worker::LinkToCoordinator() {
+  if (coordinator_ != nullptr) return coordinator_->LocalLink();
+  const std::string host = options_.servers > 0 ? "ps0" : "trainer0";
+  const rendezvous::InitUrl& url = options_.init_url;
+  if (!url.is_found()) {
+    return rendezvous::MakeNetLink(*loop_, options_.coordinator, host);
   }
+  std::function<Future<std::string>()> find;
+  if (url.kind == rendezvous::InitUrl::Kind::kFile) {
+    find = [this] {
+      return MakeReady<std::string>(
+          rendezvous::ReadMeetingFile(options_.init_url.path, options_.job),
+          loop_->driver());
+    };
+  } else {
+    WEFT_ASSIGN_OR_RETURN(std::shared_ptr<rendezvous::CoordinatorLink> etcd,
+                          rendezvous::MakeEtcdLink(*loop_, url.address));
+    find = [this, etcd] {
+      return rendezvous::FindByEtcd(*etcd, options_.init_url.prefix,
+                                    options_.job);
+    };
+  }
+  return rendezvous::MakeFindingLink(
+      options_.init, loop_->driver(), std::move(find),
+      [this, host](const std::string& address) {
+        return rendezvous::MakeNetLink(*loop_, address, host);
+      });
+}
+
+absl::Status Worker::Join() {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<rendezvous::CoordinatorLink> link,
+                        LinkToCoordinator());
   rendezvous::JoinOptions join = MakeJoinOptions();
   join.address = endpoint_->address();
   WEFT_ASSIGN_OR_RETURN(

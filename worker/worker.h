@@ -24,6 +24,7 @@
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/journal.h"
+#include "weft/rendezvous/meeting_file.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
@@ -109,6 +110,8 @@ class Worker {
   absl::Status HostCoordinator();
   // Null: what the coordinator decides is kept in memory.
   absl::StatusOr<std::unique_ptr<rendezvous::Journal>> OpenJournal();
+  absl::StatusOr<std::unique_ptr<rendezvous::CoordinatorLink>>
+  LinkToCoordinator();
   absl::Status Join();
   absl::Status MakeAgent();
   rendezvous::JoinOptions MakeJoinOptions() const;
@@ -128,6 +131,7 @@ class Worker {
   std::unique_ptr<rendezvous::TimerSource> timers_;
   std::unique_ptr<rendezvous::Coordinator> coordinator_;
   std::unique_ptr<net::Endpoint> endpoint_;
+  std::unique_ptr<rendezvous::MeetingFile> meeting_file_;  // if it hosts by one
   std::unique_ptr<rpc::Transport> transport_;
   std::unique_ptr<rendezvous::Membership> membership_;
   std::unique_ptr<rpc::Directory> directory_;

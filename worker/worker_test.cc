@@ -3,6 +3,7 @@
 #include "weft/worker/worker.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
 #include <atomic>
@@ -18,6 +19,7 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
+#include "weft/tests/support/etcd.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -115,7 +117,11 @@ class Traffic {
 
 class WorkerTest : public ::testing::Test {
  protected:
-  WorkerTest() { chmod(dir_.path().c_str(), 0700); }
+  WorkerTest() {
+    chmod(dir_.path().c_str(), 0700);
+    // Where default sockets go.
+    setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1);
+  }
 
   Options OptionsOf(const std::string& role, int rank) {
     Options options;
@@ -384,21 +390,38 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
 // ps0 in a process of its own, which hosts the coordinator.
 class HostTest : public WorkerTest {
  protected:
-  std::unique_ptr<testing::Process> StartHost(const std::string& flag) {
-    auto host = testing::Process::Start(
-        {{testing::RunfilePath("worker/worker_host"), "--role=ps", "--job=job",
-          "--servers=1", "--trainers=2", "--log-level=warning",
-          absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")), flag},
-         {}});
+  std::unique_ptr<testing::Process> StartHost(
+      const std::vector<std::string>& flags) {
+    testing::Command command;
+    command.argv = {testing::RunfilePath("worker/worker_host"),
+                    "--role=ps",
+                    "--job=job",
+                    "--servers=1",
+                    "--trainers=2",
+                    "--log-level=warning"};
+    command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+    auto host = testing::Process::Start(std::move(command));
     EXPECT_THAT(host, IsOk());
     return *std::move(host);
   }
 
+  // trainer0 and trainer1, who meet by `init`.
+  Workers StartTrainers(const std::string& init) {
+    std::vector<Options> trainers = {OptionsOf("trainer", 0),
+                                     OptionsOf("trainer", 1)};
+    for (Options& options : trainers) {
+      if (init.empty()) break;
+      options.coordinator.clear();
+      options.init = init;
+    }
+    return StartAll(trainers);
+  }
+
   // Kills it under traffic, starts another, and looks who noticed.
-  void KillHost(const std::string& flag) {
-    auto host = StartHost(flag);
-    Workers workers =
-        StartAll({OptionsOf("trainer", 0), OptionsOf("trainer", 1)});
+  void KillHost(const std::vector<std::string>& flags,
+                const std::string& init) {
+    auto host = StartHost(flags);
+    Workers workers = StartTrainers(init);
     ASSERT_EQ(workers.size(), 2u);
     rendezvous::Membership& membership = workers[0]->membership();
     const auto before = membership.view();
@@ -407,7 +430,7 @@ class HostTest : public WorkerTest {
     host->Signal(SIGKILL);
     EXPECT_THAT(host->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
     const int64_t calls = traffic.calls();
-    host = StartHost(flag);
+    host = StartHost(flags);
     const auto after = membership.WaitFor(
         [&](const rendezvous::View& view) {
           return rendezvous::TermOf(view.version()) >
@@ -431,7 +454,36 @@ class HostTest : public WorkerTest {
 };
 
 TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNobodyElseRestarts) {
-  KillHost(absl::StrCat("--coordinator-log=", dir_.Path("log")));
+  KillHost({absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
+            absl::StrCat("--coordinator-log=", dir_.Path("log"))},
+           "");
+}
+
+TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
+  if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
+  auto etcd = testing::Etcd::Start(dir_.path());
+  ASSERT_THAT(etcd, IsOk());
+  KillHost({"--init=" + (*etcd)->url()}, (*etcd)->url());
+}
+
+TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
+  const std::string path = dir_.Path("meeting");
+  const std::string init = "file://" + path;
+  auto host = StartHost({"--init=" + init});
+  Workers workers = StartTrainers(init);
+  ASSERT_EQ(workers.size(), 2u);
+  EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
+  host->Signal(SIGKILL);
+  EXPECT_THAT(host->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  Options late = OptionsOf("trainer", 0);
+  late.coordinator.clear();
+  late.init = init;
+  EXPECT_THAT(
+      Worker::Start(late),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "remove it: rm " + path));
+  auto second = StartHost({"--init=" + init});
+  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(3)) << second->output();
+  EXPECT_THAT(second->output(), HasSubstr("remove it: rm " + path));
 }
 
 TEST_F(WorkerTest, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {
