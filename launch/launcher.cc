@@ -190,6 +190,7 @@ void Job::OnExits(const std::vector<Child*>& ended) {
   for (Child* child : ended) {
     const Exit exit = child->Reap();
     keeper_->Forget(child->pid());
+    if (options_.on_exit) options_.on_exit(child->name(), exit);
     while (Forward(*child)) {
     }
     if (!exit.is_failure()) continue;
@@ -358,9 +359,11 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options) {
           {"WEFT_JOB", options.job},
           {"WEFT_ROLE", role.role},
           {"WEFT_RANK", number},
-          {"WEFT_COORDINATOR", options.coordinator},
           {"WEFT_RANKS_ON_HOST", absl::StrCat(total)},
       };
+      if (!options.coordinator.empty()) {
+        child.environment["WEFT_COORDINATOR"] = options.coordinator;
+      }
       for (const RoleSpec& other : options.roles) {
         if (other.role == "ps") {
           child.environment["WEFT_SERVERS"] = absl::StrCat(other.count);

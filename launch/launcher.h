@@ -4,6 +4,7 @@
 #ifndef WEFT_LAUNCH_LAUNCHER_H_
 #define WEFT_LAUNCH_LAUNCHER_H_
 
+#include <functional>
 #include <map>
 #include <ostream>
 #include <string>
@@ -27,11 +28,13 @@ struct RoleSpec {
 struct LaunchOptions {
   std::string job;
   std::vector<RoleSpec> roles;
-  std::string coordinator;  // for WEFT_COORDINATOR
+  std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
   // Over what the launcher sets itself.
   std::map<std::string, std::string> environment;
+  // Told of each rank that has ended, as soon as it has.
+  std::function<void(const std::string& name, const Exit& exit)> on_exit;
   // Between asking the ranks to end and killing them.
   absl::Duration shutdown_timeout = absl::Seconds(30);
   // Output lines begin with "[ps0] ".

@@ -16,6 +16,8 @@
 namespace {
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
+// After a failure: the host of the coordinator still lets the others leave.
+constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
 
 volatile std::sig_atomic_t asked_to_stop = 0;
 
@@ -54,9 +56,8 @@ absl::Status Run(int argc, char** argv) {
   const absl::Status served = weft::launch::ServeTables(
       **worker, server, [] { return asked_to_stop != 0; }, grace);
   weft::worker::ShutdownOptions good_bye;
-  good_bye.deadline = kGoodBye;
+  good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another
-  good_bye.graceful = served.ok();
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   return served.ok() ? ended : served;
 }

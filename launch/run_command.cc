@@ -6,16 +6,19 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands.h"
+#include "weft/launch/exit_reporter.h"
 #include "weft/launch/launcher.h"
 #include "weft/net/socket_directory.h"
 #include "weft/worker/exit_code.h"
@@ -113,6 +116,14 @@ absl::Status AddProgram(const TorchrunFlags& torchrun,
   return absl::OkStatus();
 }
 
+// Of those roles, who hosts the coordinator.
+std::string HostOf(const std::vector<RoleSpec>& roles) {
+  for (const RoleSpec& role : roles) {
+    if (role.role == "ps") return "ps0";
+  }
+  return "trainer0";
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunCommand(int argc, char** argv) {
@@ -143,6 +154,15 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   flags.Add("coordinator", &options.coordinator,
             "where the job meets; a socket of this user's by default",
             {"WEFT_COORDINATOR"});
+  std::string init;
+  flags.Add("init", &init, "how the ranks meet, in place of --coordinator",
+            {"WEFT_INIT"});
+  ExitReporterOptions reporting;
+  flags.Add("certs", &reporting.certs,
+            "directory made by `weft certs init`, for the ranks",
+            {"WEFT_CERTS"});
+  flags.Add("insecure", &reporting.insecure, "TCP without certificates",
+            {"WEFT_INSECURE"});
   flags.Add("master-addr", &options.master_addr, "for MASTER_ADDR",
             {"PET_MASTER_ADDR"});
   flags.Add("master-port", &options.master_port,
@@ -159,7 +179,15 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   const bool is_own_job = options.job.empty();
   if (is_own_job) options.job = absl::StrCat("run-", getpid());
   std::string directory;
-  if (options.coordinator.empty()) {
+  if (!init.empty() && !options.coordinator.empty()) {
+    return Usage("give either --init or --coordinator");
+  }
+  if (!init.empty()) options.environment["WEFT_INIT"] = init;
+  if (!reporting.certs.empty()) {
+    options.environment["WEFT_CERTS"] = reporting.certs;
+  }
+  if (reporting.insecure) options.environment["WEFT_INSECURE"] = "true";
+  if (init.empty() && options.coordinator.empty()) {
     WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(options.job));
     options.coordinator = absl::StrCat("unix:", directory, "/coordinator.sock");
   }
@@ -170,6 +198,18 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   };
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
+  }
+  reporting.job = options.job;
+  reporting.coordinator = options.coordinator;
+  reporting.host = HostOf(options.roles);
+  // Where the ranks find their coordinator is theirs to know.
+  std::unique_ptr<ExitReporter> reporter;
+  if (init.empty()) {
+    reporter = std::make_unique<ExitReporter>(std::move(reporting));
+    options.on_exit = [&](const std::string& name, const Exit& exit) {
+      // Without a certificate of admin0 silence has to do.
+      (void)reporter->Report(name, exit);
+    };
   }
   absl::StatusOr<int> code = Run(options);
   if (code.ok()) return code;

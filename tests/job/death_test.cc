@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
@@ -164,6 +165,28 @@ TEST(WeftRun, NamesTheRankThatFailed) {
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3)) << run->output();
   EXPECT_THAT(run->output(), ContainsRegex("trainer[01] failed first"));
   EXPECT_THAT(run->output(), HasSubstr("wanted --data=DIR"));
+}
+
+TEST(WeftRun, ReportsAnExitThatItHasSeenWithoutWaitingForSilence) {
+  const Job job;
+  const auto run = RunJob(job, kForLong);
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  pid_t victim = 0;
+  for (const std::string& id : RunningFor(job)) {
+    std::ifstream file("/proc/" + id + "/environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    if (absl::StrContains(environment, "WEFT_ROLE=trainer") &&
+        absl::StrContains(environment, "WEFT_RANK=1")) {
+      ASSERT_TRUE(absl::SimpleAtoi(id, &victim));
+    }
+  }
+  ASSERT_NE(victim, 0);
+  ASSERT_EQ(kill(victim, SIGKILL), 0);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  EXPECT_THAT(run->output(),
+              ContainsRegex(
+                  "trainer1 is gone: its process has ended: killed by SIGKILL"))
+      << run->output();
 }
 
 TEST(WeftRun, KilledLeavesNoOrphan) {
