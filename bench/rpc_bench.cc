@@ -58,15 +58,15 @@ namespace {
 struct Options {
   std::string self;
   std::string peers = "bench/peers";
-  std::string raw_grpc;    // where the rivals were built
+  std::string raw_grpc;  // where the rivals were built
   std::string tensorpipe;
   int rounds = 5;
   double seconds = 1;  // of one measurement
   // One side of a measurement, started by the main process.
-  std::string serve;  // an address to listen at
-  std::string call;   // an address to call
-  std::string certs;  // for mTLS
-  int core = -1;      // to be pinned to
+  std::string serve;    // an address to listen at
+  std::string call;     // an address to call
+  std::string certs;    // for mTLS
+  int core = -1;        // to be pinned to
   double spin_us = 50;  // of the Loop
   size_t size = 0;      // of a put; 0: adds
   int out = 1;
@@ -304,11 +304,11 @@ class Runner {
     const std::string flags =
         absl::StrCat(" --spin=", spin, " --seconds=", options_.seconds,
                      Certs(c), " --size=", c.size, " --out=", c.out);
-    FILE* server = popen(absl::StrCat("exec ", options_.self, " --serve=",
-                                      Listen(c), " --core=", ServerCore(c),
-                                      flags, " & echo $!; wait")
-                             .c_str(),
-                         "r");
+    FILE* server =
+        popen(absl::StrCat("exec ", options_.self, " --serve=", Listen(c),
+                           " --core=", ServerCore(c), flags, " & echo $!; wait")
+                  .c_str(),
+              "r");
     char pid[64], address[256];
     if (server == nullptr || fgets(pid, sizeof pid, server) == nullptr ||
         fgets(address, sizeof address, server) == nullptr) {
@@ -337,11 +337,11 @@ class Runner {
 
   // All of its figures come from one run.
   Figures Torch(Cores cores) {
-    return RunProgram(absl::StrCat(
-        "/usr/bin/python3 ", options_.peers, "/torch_rpc.py ", options_.seconds,
-        cores == Cores::kTwo   ? " 0 1"
-        : cores == Cores::kOne ? " 0 0"
-                               : " -1 -1"));
+    return RunProgram(absl::StrCat("/usr/bin/python3 ", options_.peers,
+                                   "/torch_rpc.py ", options_.seconds,
+                                   cores == Cores::kTwo   ? " 0 1"
+                                   : cores == Cores::kOne ? " 0 0"
+                                                          : " -1 -1"));
   }
 
  private:
@@ -362,8 +362,8 @@ class Runner {
   }
   std::string Common(const Case& c) const {
     return absl::StrCat(" --seconds=", options_.seconds,
-                        " --size=", c.size == 0 ? 64 : c.size,
-                        " --out=", c.out, " --client-core=", ClientCore(c),
+                        " --size=", c.size == 0 ? 64 : c.size, " --out=", c.out,
+                        " --client-core=", ClientCore(c),
                         " --server-core=", ServerCore(c));
   }
 
@@ -487,15 +487,13 @@ void MeasureCalls(Contest& contest) {
   const std::string grpc = "gRPC stream";
   const std::string torch = "torch RPC";
   for (const Way way : kWays) {
-    contest.Measure(
-        {"add, polled", way, 0, 1, Cores::kTwo, Waiting::kPoll},
-        {{"L1", grpc, "p50_us", "p50_us", 1 / 1.5, 1 / 1.25},
-         {"L1", torch, "p50_us", "add_p50_us", 4, 7},
-         {"L2", grpc, "p99_us", "p99_us", 1 / 2.0, 1 / 1.3}});
-    contest.Measure(
-        {"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock},
-        {{"L3", grpc, "p50_us", "p50_us", 1 / 1.15, 1 / 1.05},
-         {"L3", torch, "p50_us", "add_p50_us", 1, 1.25}});
+    contest.Measure({"add, polled", way, 0, 1, Cores::kTwo, Waiting::kPoll},
+                    {{"L1", grpc, "p50_us", "p50_us", 1 / 1.5, 1 / 1.25},
+                     {"L1", torch, "p50_us", "add_p50_us", 4, 7},
+                     {"L2", grpc, "p99_us", "p99_us", 1 / 2.0, 1 / 1.3}});
+    contest.Measure({"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock},
+                    {{"L3", grpc, "p50_us", "p50_us", 1 / 1.15, 1 / 1.05},
+                     {"L3", torch, "p50_us", "add_p50_us", 1, 1.25}});
     contest.Measure(
         {"add, blocking, one core", way, 0, 1, Cores::kOne, Waiting::kBlock},
         {{"L4", grpc, "p50_us", "p50_us", 1 / 1.4, 1 / 1.15},
@@ -527,7 +525,9 @@ void MeasurePuts(Contest& contest) {
                       {{"B2", copied, gb, gb, 1, 1.5},
                        {"B2", "torch RPC", gb, torch, 7, 7}});
     } else {
-      const double against_torch = kib == 1 << 10 ? 2.5 : kib == 16 << 10 ? 1.8 : 4;
+      const double against_torch = kib == 1 << 10    ? 2.5
+                                   : kib == 16 << 10 ? 1.8
+                                                     : 4;
       contest.Measure(
           {name, Way::kUnix, kib << 10, 4},
           {{"B1", "TensorPipe shm+cma", gb, gb, 0.9, 1.1},
@@ -550,11 +550,11 @@ void PrintFigures(Runner& runner) {
   std::vector<Case> cases;
   for (const Way way : kWays) {
     cases.push_back({"add, polled", way});
-    cases.push_back(
-        {"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock});
+    cases.push_back({"add, blocking", way, 0, 1, Cores::kTwo, Waiting::kBlock});
     cases.push_back({"128 adds", way, 0, 128});
     for (const size_t kib : {64, 1 << 10, 16 << 10, 64 << 10}) {
-      cases.push_back({absl::StrCat("put of ", kib, " KiB"), way, kib << 10, 4});
+      cases.push_back(
+          {absl::StrCat("put of ", kib, " KiB"), way, kib << 10, 4});
     }
   }
   for (const Case& c : cases) {
@@ -578,7 +578,8 @@ void PrintFigures(Runner& runner) {
 int main(int argc, char** argv) {
   weft::bench::Options options;
   options.self = argv[0];
-  const std::string folder = options.self.substr(0, options.self.rfind('/') + 1);
+  const std::string folder =
+      options.self.substr(0, options.self.rfind('/') + 1);
   options.raw_grpc = folder + "raw_grpc";
   options.tensorpipe = folder + "tensorpipe";
   std::string goals;

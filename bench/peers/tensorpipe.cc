@@ -73,23 +73,23 @@ void ExitOn(const tensorpipe::Error& error) {
 // Reads one message, its payload or its tensor, into `memory`.
 void Receive(tensorpipe::Pipe& pipe, std::vector<char>& memory) {
   std::promise<void> done;
-  pipe.readDescriptor([&](const tensorpipe::Error& error,
-                          tensorpipe::Descriptor descriptor) {
-    ExitOn(error);
-    tensorpipe::Allocation into;
-    for (size_t i = 0; i < descriptor.payloads.size(); ++i) {
-      into.payloads.emplace_back();
-      into.payloads.back().data = memory.data();
-    }
-    for (size_t i = 0; i < descriptor.tensors.size(); ++i) {
-      into.tensors.emplace_back();
-      into.tensors.back().buffer = tensorpipe::CpuBuffer{memory.data()};
-    }
-    pipe.read(into, [&done](const tensorpipe::Error& error) {
-      ExitOn(error);
-      done.set_value();
-    });
-  });
+  pipe.readDescriptor(
+      [&](const tensorpipe::Error& error, tensorpipe::Descriptor descriptor) {
+        ExitOn(error);
+        tensorpipe::Allocation into;
+        for (size_t i = 0; i < descriptor.payloads.size(); ++i) {
+          into.payloads.emplace_back();
+          into.payloads.back().data = memory.data();
+        }
+        for (size_t i = 0; i < descriptor.tensors.size(); ++i) {
+          into.tensors.emplace_back();
+          into.tensors.back().buffer = tensorpipe::CpuBuffer{memory.data()};
+        }
+        pipe.read(into, [&done](const tensorpipe::Error& error) {
+          ExitOn(error);
+          done.set_value();
+        });
+      });
   done.get_future().wait();
 }
 
