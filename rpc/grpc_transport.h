@@ -12,14 +12,23 @@
 
 namespace weft::rpc {
 
+struct GrpcTransportOptions {
+  // Large bodies between processes of one user on one host pass through memory
+  // that they share, where the peer's address is a unix socket. 0: never; else
+  // the most connections of this transport that may have such memory.
+  int max_shared_memories = 64;
+};
+
 // Registers weft.rpc.v1.Worker/Connect at `endpoint`, which must not have
 // started, and must outlive it, as must `loop`. Until an agent accepts, callers
 // are refused and try again.
 std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
-                                             net::Endpoint& endpoint);
+                                             net::Endpoint& endpoint,
+                                             GrpcTransportOptions options = {});
 
 // One that only calls.
-std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop);
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
+                                             GrpcTransportOptions options = {});
 
 }  // namespace weft::rpc
 

@@ -1,6 +1,13 @@
 #include "weft/rpc/grpc_transport.h"
 
+#include <signal.h>
+
 #include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +19,7 @@
 #include "weft/base/check.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/transport_conformance.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::rpc {
@@ -24,17 +32,23 @@ using ::weft::testing::TempDir;
 // One process's part: a loop, an endpoint at a socket, a transport.
 class Node {
  public:
-  Node(const TempDir& directory, const std::string& name) : name_(name) {
+  Node(const TempDir& directory, const std::string& name, int memories = 64)
+      : Node(absl::StrCat("unix:", directory.path(), "/", name), name,
+             memories) {}
+  Node(const std::string& listen, const std::string& name, int memories)
+      : name_(name) {
     auto loop = net::Loop::Create();
     WEFT_CHECK(loop.ok()) << loop.status().ToString();
     loop_ = *std::move(loop);
     net::EndpointOptions options;
     options.name = name;
-    options.listen = absl::StrCat("unix:", directory.path(), "/", name);
+    options.listen = listen;
     auto endpoint = net::Endpoint::Open(*loop_, options);
     WEFT_CHECK(endpoint.ok()) << endpoint.status().ToString();
     endpoint_ = *std::move(endpoint);
-    transport_ = MakeGrpcTransport(*loop_, *endpoint_);
+    GrpcTransportOptions transport_options;
+    transport_options.max_shared_memories = memories;
+    transport_ = MakeGrpcTransport(*loop_, *endpoint_, transport_options);
     const absl::Status started = endpoint_->Start();
     WEFT_CHECK(started.ok()) << started.ToString();
   }
@@ -54,19 +68,27 @@ class Node {
 
 class GrpcPair final : public TransportPair {
  public:
+  explicit GrpcPair(int memories_a, int memories_b)
+      : a_(directory_, "a", memories_a), b_(directory_, "b", memories_b) {}
   Transport& a() override { return a_.transport(); }
   Transport& b() override { return b_.transport(); }
   Worker worker_b() const override { return b_.worker(1); }
 
  private:
   TempDir directory_;
-  Node a_{directory_, "a"};
-  Node b_{directory_, "b"};
+  Node a_;
+  Node b_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Grpc, TransportConformance, ::testing::Values([] {
-                           return std::make_unique<GrpcPair>();
-                         }));
+MakeTransportPair Pair(int memories_a, int memories_b) {
+  return [=] { return std::make_unique<GrpcPair>(memories_a, memories_b); };
+}
+
+INSTANTIATE_TEST_SUITE_P(Grpc, TransportConformance,
+                         ::testing::Values(Pair(64, 64)));
+INSTANTIATE_TEST_SUITE_P(GrpcWithoutSharedMemory, TransportConformance,
+                         ::testing::Values(Pair(0, 0), Pair(64, 0),
+                                           Pair(0, 64)));
 
 // ------------------------------------------------------- agents over gRPC
 
@@ -93,12 +115,12 @@ class GrpcAgents : public ::testing::Test {
     agent_b_ = Make(b_, "b", 1);
   }
 
-  std::unique_ptr<Agent> Make(Node& node, const std::string& name,
-                              uint32_t id) {
+  std::unique_ptr<Agent> Make(Node& node, const std::string& name, uint32_t id,
+                              uint64_t epoch = 1) {
     AgentOptions options;
     options.job = "job";
     options.name = name;
-    options.key = WorkerKey{id, 1};
+    options.key = WorkerKey{id, epoch};
     options.transport = &node.transport();
     options.directory = &directory_;
     options.give_up_after = absl::Milliseconds(500);
@@ -142,6 +164,121 @@ TEST_F(GrpcAgents, ALostPeerEndsItsCallsInTime) {
   EXPECT_TRUE(OutcomeUnknown(status));
   EXPECT_THAT(Call(agent_a_->To("b"), Twice, 1),
               StatusIs(absl::StatusCode::kUnavailable, "could not be reached"));
+}
+
+// ----------------------------------------------------------- shared memory
+
+int CountDescriptors() {
+  const std::filesystem::directory_iterator all("/proc/self/fd");
+  return static_cast<int>(std::distance(begin(all), end(all)));
+}
+
+// Mappings of memory that connections share; two for each, as both ends are
+// here.
+int CountMemories() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:weft-rpc") != line.npos;
+  }
+  return count;
+}
+
+TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
+  const std::vector<float> large(50000, 2.5f);
+  const auto use = [&] {
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_EQ(*Call(agent_a_->To("b"), Echo, large), large);
+    }
+  };
+  use();
+  EXPECT_EQ(CountMemories(), 2);
+  const int before = CountDescriptors();
+  for (uint64_t epoch = 2; epoch < 102; ++epoch) {
+    agent_a_ = Make(a_, "a", 0, epoch);
+    use();
+  }
+  // b may still hear of the last but one that it has ended.
+  EXPECT_LE(CountMemories(), 4);
+  EXPECT_LE(CountDescriptors(), before + 4);
+}
+
+TEST(GrpcSharedMemory, GoesToSoManyConnectionsAndNoMore) {
+  TempDir temp;
+  FixedDirectory directory;
+  Node server(temp, "s", /*memories=*/2);
+  directory.Put(server.worker(9));
+  AgentOptions options;
+  options.directory = &directory;
+  options.name = "s";
+  options.key = WorkerKey{9, 1};
+  options.transport = &server.transport();
+  const auto agent = *Agent::Create(options);
+  const std::vector<float> large(50000, 2.5f);
+  std::vector<std::unique_ptr<Node>> nodes;
+  std::vector<std::unique_ptr<Agent>> agents;
+  for (uint32_t i = 0; i < 4; ++i) {
+    options.name = absl::StrCat("c", i);
+    options.key = WorkerKey{i, 1};
+    nodes.push_back(std::make_unique<Node>(temp, options.name));
+    options.transport = &nodes.back()->transport();
+    agents.push_back(*Agent::Create(options));
+    for (int round = 0; round < 3; ++round) {
+      ASSERT_EQ(*Call(agents.back()->To("s"), Echo, large), large);
+    }
+  }
+  EXPECT_EQ(CountMemories(), 4);
+}
+
+// The other process of the next test, which runs this program.
+TEST(GrpcPeerProcess, DISABLED_ServesUntilKilled) {
+  const char* listen = std::getenv("WEFT_TEST_LISTEN");
+  ASSERT_NE(listen, nullptr);
+  Node node(listen, "b", /*memories=*/64);
+  FixedDirectory directory;
+  AgentOptions options;
+  options.job = "job";
+  options.name = "b";
+  options.key = WorkerKey{1, 1};
+  options.transport = &node.transport();
+  options.directory = &directory;
+  const auto agent = Agent::Create(options);
+  ASSERT_THAT(agent.status(), IsOk());
+  std::cout << "serving" << std::endl;
+  Promise<void> never(node.transport().driver());
+  (void)never.future().Wait(absl::Minutes(2));
+}
+
+TEST_F(GrpcAgents, APeerKilledInMidTransferEndsItsCallsAndLeavesNothing) {
+  const std::string listen = absl::StrCat("unix:", temp_.path(), "/peer");
+  directory_.Put({"b", {1, 1}, listen});
+  agent_b_ = nullptr;
+  testing::Command command;
+  command.argv = {std::filesystem::read_symlink("/proc/self/exe").string(),
+                  "--gtest_also_run_disabled_tests",
+                  "--gtest_filter=GrpcPeerProcess.*"};
+  command.env = {absl::StrCat("WEFT_TEST_LISTEN=", listen)};
+  auto peer = testing::Process::Start(command);
+  ASSERT_THAT(peer.status(), IsOk());
+  ASSERT_THAT((*peer)->WaitForOutput("serving", absl::Seconds(60)), IsOk());
+  const std::vector<float> large(4 << 20, 2.5f);
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_EQ(*Call(agent_a_->To("b"), Echo, large), large);
+  }
+  EXPECT_EQ(CountMemories(), 1);
+  std::vector<Future<std::vector<float>>> calls;
+  for (int i = 0; i < 8; ++i) {
+    calls.push_back(CallAsync(agent_a_->To("b"), Echo, large));
+  }
+  ASSERT_EQ(*calls[0].Wait(absl::Seconds(60)), large);  // the others are on it
+  (*peer)->Signal(SIGKILL);
+  for (size_t i = 1; i < calls.size(); ++i) {
+    const absl::Status status = calls[i].Wait(absl::Seconds(60)).status();
+    if (status.ok()) continue;  // had come before
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_TRUE(OutcomeUnknown(status));
+  }
+  EXPECT_EQ(CountMemories(), 0);
 }
 
 }  // namespace

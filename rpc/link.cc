@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,19 @@ std::shared_ptr<uint8_t> AllocateBody(size_t size) {
   });
 }
 
+void CopySlices(const Slices& from, uint8_t* to) {
+  for (const Bytes& slice : from) {
+    std::memcpy(to, slice.data(), slice.size());
+    to += slice.size();
+  }
+}
+
+absl::Status OutOfTurn(const RingMessage& message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("shared memory: a message of kind ",
+                   static_cast<int>(message.kind), " out of turn"));
+}
+
 }  // namespace
 
 Link::Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes)
@@ -27,7 +41,12 @@ Link::Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes)
 void Link::Attach(std::shared_ptr<Connection> connection) {
   {
     MutexLock lock(mu_);
-    if (!closed_) connection_ = std::move(connection);
+    if (!closed_) {
+      connection_ = std::move(connection);
+      if (connection_->memory_role() != Connection::MemoryRole::kNone) {
+        ring_state_ = RingState::kUntried;
+      }
+    }
   }
   if (connection != nullptr) {
     connection->Close(absl::CancelledError("closed before it was open"));
@@ -42,7 +61,7 @@ void Link::Append(Outgoing frame) {
 
 void Link::Drain() {
   std::shared_ptr<Connection> connection;
-  Slices message;
+  Leaving leaving;
   bool close = false;
   bool overflows = false;
   absl::Status status;
@@ -52,19 +71,25 @@ void Link::Drain() {
     overflows = outbox_.size() > kMaxWaiting;
     if (!overflows) {
       if (writing_ || receiving_) return;
-      message = TakeMessage();
+      leaving = TakeMessage();
       connection = connection_;
-      writing_ = !message.empty();
-      close = message.empty() && close_when_written_;
+      writing_ = !leaving.message.empty();
+      close = leaving.message.empty() && bulk_.empty() && close_when_written_;
       status = close_status_;
     }
   }
   if (overflows) {
     End(absl::ResourceExhaustedError(absl::StrCat(
         "more than ", kMaxWaiting, " messages wait for a peer to read them")));
-  } else if (!message.empty()) {
+  } else if (!leaving.message.empty()) {
+    for (const Leaving::Copy& copy : leaving.copies) {
+      CopySlices(copy.from, reinterpret_cast<uint8_t*>(copy.to));
+    }
     // Fails only once the connection is closing: OnClosed follows.
-    connection->Write(std::move(message));
+    connection->Write(std::move(leaving.message));
+    if (!leaving.wants_ring) return;
+    AskForRing(*connection);
+    Drain();
   } else if (close) {
     connection->Close(std::move(status));
   }
@@ -72,6 +97,7 @@ void Link::Drain() {
 
 void Link::End(absl::Status status, bool after_writing) {
   std::shared_ptr<Connection> connection;
+  std::shared_ptr<Ring> ring;  // unmapped without the lock
   {
     MutexLock lock(mu_);
     if (closed_) return;
@@ -82,6 +108,7 @@ void Link::End(absl::Status status, bool after_writing) {
       closed_ = true;
       outbox_.clear();
       bulk_.clear();
+      ring = std::move(ring_);
       connection = connection_;
     }
   }
@@ -101,9 +128,11 @@ void Link::OnClosed(absl::Status status) {
   std::shared_ptr<Connection> connection;
   std::deque<Outgoing> outbox;
   std::deque<Bulk> bulk;
+  std::shared_ptr<Ring> ring;  // unmapped without the lock
   {
     MutexLock lock(mu_);
     closed_ = true;
+    ring = std::move(ring_);
     connection = std::move(connection_);
     outbox.swap(outbox_);
     bulk.swap(bulk_);
@@ -115,59 +144,221 @@ void Link::OnClosed(absl::Status status) {
 
 // ------------------------------------------------------------------- sending
 
-Slices Link::TakeMessage() {
+Link::Leaving Link::TakeMessage() {
   BatchWriter batch;
+  Leaving leaving;
+  leaving.ring = ring_;
   while (!outbox_.empty() && batch.size() < kBatchBytes) {
-    AddOutgoing(outbox_.front(), &batch);
+    AddOutgoing(outbox_.front(), &batch, &leaving);
     outbox_.pop_front();
   }
-  if (!bulk_.empty() && batch.size() < kBatchBytes) AddPiece(&batch);
-  return std::move(batch).Finish();
+  size_t room =
+      ring_state_ == RingState::kOpen ? kRingPieceBytes : kPieceBytes;
+  while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
+    const size_t taken = AddPiece(room, &batch, &leaving);
+    if (taken == 0) break;  // until the peer has consumed some
+    room -= std::min(room, taken);
+  }
+  AddConsumed(&batch);
+  leaving.message = std::move(batch).Finish();
+  return leaving;
 }
 
-void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch) {
-  const auto add = [&](uint64_t id, const Slices& body, auto write) {
-    const bool in_pieces = TotalSize(body) >= kInPieces;
-    write(in_pieces);
-    if (in_pieces) bulk_.push_back(Bulk{id, body, 0, 0});
-  };
+void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,
+                       Leaving* leaving) {
   if (const auto* request = std::get_if<RequestPtr>(&frame)) {
-    add((*request)->id, (*request)->body, [&](bool in_pieces) {
-      batch->Add(**request, clock_.Now(), in_pieces);
-    });
+    const Request& r = **request;
+    batch->Add(r, clock_.Now(), AddBody(r.id, r.body, leaving));
   } else if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
-    add((*reply)->id, (*reply)->body,
-        [&](bool in_pieces) { batch->Add(**reply, in_pieces); });
+    const Reply& r = **reply;
+    batch->Add(r, AddBody(r.id, r.body, leaving));
   } else if (const auto* close = std::get_if<Close>(&frame)) {
     batch->Add(*close);
   } else if (const auto* hello = std::get_if<Hello>(&frame)) {
     batch->Add(*hello);
+  } else if (const auto* welcome = std::get_if<Welcome>(&frame)) {
+    is_welcome_ = welcome->status.ok();
+    batch->Add(*welcome);
   } else {
-    batch->Add(std::get<Welcome>(frame));
+    batch->Add(std::get<RingMessage>(frame));
   }
 }
 
-void Link::AddPiece(BatchWriter* batch) {
+bool Link::AddBody(uint64_t id, const Slices& body, Leaving* leaving) {
+  const size_t size = TotalSize(body);
+  if (size >= kInRing && ring_state_ == RingState::kUntried) {
+    ring_state_ = RingState::kAsked;
+    leaving->wants_ring = true;
+  }
+  if (size < (ring_state_ == RingState::kOpen ? kInRing : kInPieces)) {
+    return false;
+  }
+  bulk_.push_back(Bulk{id, body, size, 0, 0});
+  return true;
+}
+
+size_t Link::AddPiece(size_t room, BatchWriter* batch, Leaving* leaving) {
   Bulk& bulk = bulk_.front();
+  size_t size = std::min(room, bulk.left);
   Piece piece;
   piece.id = bulk.id;
-  size_t room = kPieceBytes;
-  while (room > 0 && bulk.slice < bulk.body.size()) {
-    const Bytes& slice = bulk.body[bulk.slice];
-    const size_t n = std::min(room, slice.size() - bulk.offset);
-    if (n > 0) piece.data.push_back(slice.subspan(bulk.offset, n));
-    room -= n;
-    bulk.offset += n;
-    if (bulk.offset == slice.size()) {
-      ++bulk.slice;
-      bulk.offset = 0;
-    }
+  if (ring_state_ == RingState::kOpen) {
+    const std::optional<RingWriter::Place> place = ring_->writer.Reserve(size);
+    if (!place.has_value()) return 0;
+    piece.in_ring = size = place->size;
+    leaving->copies.push_back({ring_->out + place->offset, bulk.Take(size)});
+  } else {
+    piece.data = bulk.Take(size);
   }
   batch->Add(piece);
   // Several bodies take turns, so that none waits for the whole of another.
   Bulk rest = std::move(bulk);
   bulk_.pop_front();
-  if (rest.slice < rest.body.size()) bulk_.push_back(std::move(rest));
+  if (rest.left > 0) bulk_.push_back(std::move(rest));
+  return size;
+}
+
+Slices Link::Bulk::Take(size_t bytes) {
+  Slices taken;
+  left -= bytes;
+  while (bytes > 0) {
+    const Bytes& from = body[slice];
+    const size_t n = std::min(bytes, from.size() - offset);
+    if (n > 0) taken.push_back(from.subspan(offset, n));
+    bytes -= n;
+    offset += n;
+    if (offset == from.size()) {
+      ++slice;
+      offset = 0;
+    }
+  }
+  return taken;
+}
+
+// Along with whatever leaves, or on its own where the peer may soon wait for
+// it.
+void Link::AddConsumed(BatchWriter* batch) {
+  if (ring_ == nullptr) return;
+  RingReader& reader = ring_->reader;
+  if (!reader.MustReport() && (batch->empty() || !reader.MayReport())) return;
+  RingMessage consumed;
+  consumed.kind = RingMessage::Kind::kConsumed;
+  consumed.position = reader.Report();
+  batch->Add(consumed);
+}
+
+// ------------------------------------------------------------- shared memory
+
+void Link::AskForRing(Connection& connection) {
+  RingMessage message;
+  std::shared_ptr<Ring> ring;
+  if (connection.memory_role() == Connection::MemoryRole::kTakes) {
+    message.kind = RingMessage::Kind::kWanted;
+  } else {
+    absl::StatusOr<SharedMemory> memory =
+        connection.OfferMemory(2 * kRingBytes);
+    if (memory.ok()) {
+      message.kind = RingMessage::Kind::kOffered;
+      message.token = memory->token;
+      message.bytes = 2 * kRingBytes;
+      ring = MakeRing(std::move(memory->segment), /*is_offerer=*/true);
+    }
+  }
+  MutexLock lock(mu_);
+  if (closed_) return;
+  if (message.kind == RingMessage::Kind::kOffered) {
+    ring_ = std::move(ring);
+    ring_state_ = RingState::kOffered;
+  } else if (connection.memory_role() == Connection::MemoryRole::kOffers) {
+    ring_state_ = RingState::kNone;
+    return;
+  }
+  outbox_.push_front(message);
+}
+
+std::shared_ptr<Link::Ring> Link::MakeRing(
+    std::shared_ptr<memory::Segment> memory, bool is_offerer) {
+  auto ring = std::make_shared<Ring>();
+  ring->memory = std::move(memory);
+  std::byte* const first = ring->memory->data();
+  std::byte* const second = first + kRingBytes;
+  ring->out = is_offerer ? first : second;
+  ring->in = is_offerer ? second : first;
+  return ring;
+}
+
+absl::Status Link::OnRingMessage(const RingMessage& message) {
+  switch (message.kind) {
+    case RingMessage::Kind::kWanted:
+      return OnWanted();
+    case RingMessage::Kind::kOffered:
+      return OnOffer(message);
+    case RingMessage::Kind::kConsumed: {
+      MutexLock lock(mu_);
+      if (closed_) return absl::OkStatus();
+      if (ring_state_ != RingState::kOpen) break;
+      return ring_->writer.Release(message.position);
+    }
+    case RingMessage::Kind::kAccepted:
+    case RingMessage::Kind::kRefused: {
+      MutexLock lock(mu_);
+      if (closed_) return absl::OkStatus();
+      if (ring_state_ != RingState::kOffered) break;
+      const bool accepted = message.kind == RingMessage::Kind::kAccepted;
+      ring_state_ = accepted ? RingState::kOpen : RingState::kNone;
+      if (!accepted) ring_ = nullptr;
+      return absl::OkStatus();
+    }
+  }
+  return OutOfTurn(message);
+}
+
+absl::Status Link::OnWanted() {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::OkStatus();
+    if (connection_ == nullptr ||
+        connection_->memory_role() != Connection::MemoryRole::kOffers) {
+      return absl::InvalidArgumentError("the peer wants memory of its guest");
+    }
+    // Offered meanwhile, or tried in vain.
+    if (ring_state_ != RingState::kUntried) return absl::OkStatus();
+    ring_state_ = RingState::kAsked;
+    connection = connection_;
+  }
+  AskForRing(*connection);
+  return absl::OkStatus();
+}
+
+absl::Status Link::OnOffer(const RingMessage& offer) {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::OkStatus();
+    const bool is_its_turn = ring_state_ == RingState::kUntried ||
+                             ring_state_ == RingState::kAsked;
+    if (!is_welcome_ || !is_its_turn || connection_ == nullptr ||
+        connection_->memory_role() != Connection::MemoryRole::kTakes) {
+      return OutOfTurn(offer);
+    }
+    connection = connection_;
+  }
+  absl::StatusOr<SharedMemory> memory =
+      offer.bytes == 2 * kRingBytes
+          ? connection->TakeMemory(offer.token, 2 * kRingBytes)
+          : absl::UnimplementedError("memory of another size");
+  RingMessage answer;
+  answer.kind = memory.ok() ? RingMessage::Kind::kAccepted
+                            : RingMessage::Kind::kRefused;
+  MutexLock lock(mu_);
+  if (closed_) return absl::OkStatus();
+  if (memory.ok()) {
+    ring_ = MakeRing(std::move(memory->segment), /*is_offerer=*/false);
+  }
+  ring_state_ = memory.ok() ? RingState::kOpen : RingState::kNone;
+  outbox_.push_front(answer);
+  return absl::OkStatus();
 }
 
 // ----------------------------------------------------------------- receiving
@@ -201,6 +392,9 @@ absl::Status Link::TakeFrame(Frame frame) {
     return Begin(nullptr, reply->reply, reply->reply->id, reply->body_bytes);
   }
   if (const auto* piece = std::get_if<Piece>(&frame)) return Fill(*piece);
+  if (const auto* message = std::get_if<RingMessage>(&frame)) {
+    return OnRingMessage(*message);
+  }
   return owner_->OnFrame(*this, std::move(frame));
 }
 
@@ -236,16 +430,16 @@ absl::Status Link::Fill(const Piece& piece) {
         absl::StrCat("a piece of call ", piece.id, ", which announced none"));
   }
   Assembly& assembly = it->second;
-  if (TotalSize(piece.data) > assembly.size - assembly.filled) {
+  const size_t size =
+      piece.in_ring > 0 ? piece.in_ring : TotalSize(piece.data);
+  if (size > assembly.size - assembly.filled) {
     return absl::InvalidArgumentError(
         absl::StrCat("call ", piece.id, " sends more than the ", assembly.size,
                      " bytes that it announced"));
   }
-  for (const Bytes& slice : piece.data) {
-    std::memcpy(assembly.memory.get() + assembly.filled, slice.data(),
-                slice.size());
-    assembly.filled += slice.size();
-  }
+  WEFT_RETURN_IF_ERROR(
+      CopyPiece(piece, assembly.memory.get() + assembly.filled));
+  assembly.filled += size;
   if (assembly.filled < assembly.size) return absl::OkStatus();
   Assembly whole = std::move(assembly);
   assemblies_.erase(it);
@@ -260,6 +454,29 @@ absl::Status Link::Fill(const Piece& piece) {
   }
   finish(*whole.reply);
   return owner_->OnFrame(*this, ReplyFrame{std::move(whole.reply), 0});
+}
+
+absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to) {
+  if (piece.in_ring == 0) {
+    CopySlices(piece.data, to);
+    return absl::OkStatus();
+  }
+  std::shared_ptr<Ring> ring;
+  size_t offset = 0;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::CancelledError("the link has ended");
+    // One who offered may be sent to before it hears that it was accepted.
+    if (ring_ == nullptr) {
+      return absl::InvalidArgumentError("a piece in memory that is not shared");
+    }
+    ring = ring_;
+    WEFT_ASSIGN_OR_RETURN(offset, ring->reader.Take(piece.in_ring));
+  }
+  std::memcpy(to, ring->in + offset, piece.in_ring);
+  MutexLock lock(mu_);
+  ring->reader.Consume();
+  return absl::OkStatus();
 }
 
 }  // namespace weft::rpc

@@ -5,6 +5,10 @@
 // drainer writes them. While a write is in flight all that comes is gathered
 // into the next. Large bodies leave in pieces, between which small frames
 // overtake them, and are assembled in memory of their own at the other end.
+//
+// Between two processes of one host pieces pass through shared memory (a Ring)
+// if the transport has it: the first large body asks for it, and goes as ever
+// until it is there. See docs/rpc.md.
 
 #ifndef WEFT_RPC_LINK_H_
 #define WEFT_RPC_LINK_H_
@@ -22,6 +26,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/message.h"
+#include "weft/rpc/payload_ring.h"
 #include "weft/rpc/transport.h"
 #include "weft/rpc/wire.h"
 
@@ -50,6 +55,11 @@ class Link final : public ConnectionObserver,
   // One message gathers about so much. It is delivered only whole: a larger one
   // would keep the receiver idle while it comes.
   static constexpr size_t kBatchBytes = size_t{32} << 10;
+  // Bodies from this size on pass through shared memory, in pieces of at most
+  // kRingPieceBytes; of it each direction has kRingBytes.
+  static constexpr size_t kInRing = size_t{32} << 10;
+  static constexpr size_t kRingPieceBytes = size_t{512} << 10;
+  static constexpr size_t kRingBytes = size_t{4} << 20;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
@@ -62,7 +72,8 @@ class Link final : public ConnectionObserver,
   void Attach(std::shared_ptr<Connection> connection) ABSL_LOCKS_EXCLUDED(mu_);
 
   // What the drainer will write, in this order.
-  using Outgoing = std::variant<Hello, Welcome, RequestPtr, ReplyPtr, Close>;
+  using Outgoing =
+      std::variant<Hello, Welcome, RequestPtr, ReplyPtr, Close, RingMessage>;
   void Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
   // Writes what was appended, unless a write is in flight or a message is being
   // taken apart: then that goes on with it. Never under a lock.
@@ -76,12 +87,44 @@ class Link final : public ConnectionObserver,
   void OnClosed(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A body that leaves in pieces; `offset` of it has left.
+  // A body that leaves in pieces; `left` of it has not, from `offset` in
+  // `slice` on.
   struct Bulk {
     uint64_t id = 0;
     Slices body;
+    size_t left = 0;
     size_t slice = 0;
     size_t offset = 0;
+
+    // The next bytes. REQUIRES: bytes <= left.
+    Slices Take(size_t bytes);
+  };
+  // Memory shared with the peer, one half for each direction. What lies in it
+  // is the peer's to change at any time.
+  struct Ring {
+    std::shared_ptr<memory::Segment> memory;
+    std::byte* out = nullptr;
+    const std::byte* in = nullptr;
+    RingWriter writer{kRingBytes};
+    RingReader reader{kRingBytes};
+  };
+  enum class RingState {
+    kNone,     // there is none and will be none
+    kUntried,  // nobody wanted it yet
+    kAsked,    // wanted, or being made
+    kOffered,  // here it is; the peer must say that it has it
+    kOpen,
+  };
+  // What a drainer does once it holds no lock.
+  struct Leaving {
+    struct Copy {
+      std::byte* to;
+      Slices from;
+    };
+    Slices message;
+    std::shared_ptr<Ring> ring;  // into it, before the message is written:
+    std::vector<Copy> copies;
+    bool wants_ring = false;
   };
   // A body that arrives in pieces.
   struct Assembly {
@@ -93,15 +136,32 @@ class Link final : public ConnectionObserver,
   };
 
   // The next message, or an empty one.
-  Slices TakeMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddOutgoing(const Outgoing& frame, BatchWriter* batch)
+  Leaving TakeMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddOutgoing(const Outgoing& frame, BatchWriter* batch, Leaving* leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddPiece(BatchWriter* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // True if the body leaves in pieces: then it waits for its turn.
+  bool AddBody(uint64_t id, const Slices& body, Leaving* leaving)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns how many bytes of a body it took; 0: none can leave now.
+  size_t AddPiece(size_t room, BatchWriter* batch, Leaving* leaving)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddConsumed(BatchWriter* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // Asks for shared memory, once. Never under a lock.
+  void AskForRing(Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnRingMessage(const RingMessage& message)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnOffer(const RingMessage& offer) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnWanted() ABSL_LOCKS_EXCLUDED(mu_);
+  static std::shared_ptr<Ring> MakeRing(
+      std::shared_ptr<memory::Segment> memory, bool is_offerer);
 
   absl::Status TakeFrame(Frame frame);
   absl::Status Begin(std::shared_ptr<Request> request,
                      std::shared_ptr<Reply> reply, uint64_t id, uint64_t size);
   absl::Status Fill(const Piece& piece);
+  absl::Status CopyPiece(const Piece& piece, uint8_t* to)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   Clock& clock_;
   const int64_t max_bytes_;
@@ -120,6 +180,10 @@ class Link final : public ConnectionObserver,
   absl::Status close_status_ ABSL_GUARDED_BY(mu_);
   std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
   std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
+  RingState ring_state_ ABSL_GUARDED_BY(mu_) = RingState::kNone;
+  std::shared_ptr<Ring> ring_ ABSL_GUARDED_BY(mu_);
+  // The peer has been told that it is welcome: it may share memory.
+  bool is_welcome_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace weft::rpc

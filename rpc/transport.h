@@ -18,6 +18,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
+#include "weft/memory/segment.h"
 #include "weft/rpc/directory.h"
 
 namespace weft::rpc {
@@ -30,6 +31,13 @@ class ConnectionObserver {
   virtual void OnMessage(Slices message) = 0;
   virtual void OnWritten() = 0;
   virtual void OnClosed(absl::Status status) = 0;
+};
+
+// Memory that both ends of a connection have mapped, and the name under which
+// one handed it to the other.
+struct SharedMemory {
+  uint64_t token = 0;
+  std::shared_ptr<memory::Segment> segment;
 };
 
 // One end of an ordered pipe of messages. Whoever lets the last handle go
@@ -47,6 +55,18 @@ class Connection {
 
   // Ends it: both ends hear OnClosed, the other perhaps with `status`.
   virtual void Close(absl::Status status) = 0;
+
+  // What this end can do about shared memory: the one that opened a connection
+  // within the host offers some, the other takes it.
+  enum class MemoryRole { kNone, kOffers, kTakes };
+  virtual MemoryRole memory_role() const { return MemoryRole::kNone; }
+  // Makes memory and hands it to the peer's process, beside the connection: the
+  // token, sent in a message afterwards, lets it take it. Any error means: do
+  // without.
+  virtual absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes);
+  // Maps what the peer handed over under `token`, which has at least `bytes`.
+  virtual absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
+                                                  int64_t bytes);
 
   // The peer's name, where the connection proves it (by a certificate).
   virtual std::string ProvenName() const { return ""; }
@@ -82,6 +102,13 @@ class Transport {
 
   Clock& clock() { return driver().clock(); }
 };
+
+inline absl::StatusOr<SharedMemory> Connection::OfferMemory(int64_t) {
+  return absl::UnimplementedError("this connection shares no memory");
+}
+inline absl::StatusOr<SharedMemory> Connection::TakeMemory(uint64_t, int64_t) {
+  return absl::UnimplementedError("this connection shares no memory");
+}
 
 }  // namespace weft::rpc
 

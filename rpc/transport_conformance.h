@@ -4,6 +4,7 @@
 #ifndef WEFT_RPC_TRANSPORT_CONFORMANCE_H_
 #define WEFT_RPC_TRANSPORT_CONFORMANCE_H_
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -199,6 +200,36 @@ TEST_P(TransportConformance, AConnectionLetGoIsClosed) {
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
   connection = nullptr;
   EXPECT_FALSE(there->closed().Wait(kSoon).ok());
+}
+
+TEST_P(TransportConformance, SharedMemoryIsOneMemoryOrNone) {
+  std::shared_ptr<Connection> there;
+  const auto observer = MakeObserver(pair_->b());
+  pair_->b().Accept([&](std::shared_ptr<Connection> connection) {
+    there = std::move(connection);
+    return observer;
+  });
+  const auto here = MakeObserver(pair_->a());
+  auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  ASSERT_TRUE(connection->Write(TextMessage("hello")));
+  ASSERT_THAT(observer->got().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_NE(there->memory_role(), Connection::MemoryRole::kOffers);
+  if (connection->memory_role() == Connection::MemoryRole::kNone ||
+      there->memory_role() == Connection::MemoryRole::kNone) {
+    EXPECT_FALSE(there->TakeMemory(1, 4096).ok());
+  } else {
+    const auto offered = connection->OfferMemory(8192);
+    ASSERT_THAT(offered.status(), ::weft::testing::IsOk());
+    EXPECT_THAT(there->TakeMemory(offered->token + 1, 8192).status(),
+                ::weft::testing::StatusIs(absl::StatusCode::kNotFound));
+    const auto taken = there->TakeMemory(offered->token, 8192);
+    ASSERT_THAT(taken.status(), ::weft::testing::IsOk());
+    offered->segment->data()[8191] = std::byte{42};
+    EXPECT_EQ(taken->segment->data()[8191], std::byte{42});
+    EXPECT_FALSE(there->TakeMemory(offered->token, 8192).ok());
+  }
+  there = nullptr;
+  (void)here->closed().Wait(kSoon);
 }
 
 TEST_P(TransportConformance, TimersRunInTimeUnlessCancelled) {

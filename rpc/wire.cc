@@ -21,6 +21,7 @@ constexpr uint64_t kBytes = 2;
 constexpr uint64_t kFixed32 = 5;
 
 constexpr int kBody = 15;
+constexpr int kRing = 14;
 constexpr uint64_t kMaxId = uint64_t{1} << 62;
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxDetails = 16;  // payloads of a status
@@ -429,10 +430,32 @@ absl::Status ReadPiece(Reader* r, size_t size, Piece* piece) {
   WEFT_RETURN_IF_ERROR(
       ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
         if (f.Is(1, kVarint)) return ReadNumber(r, &piece->id);
+        if (f.Is(2, kVarint)) return ReadNumber(r, &piece->in_ring);
         if (f.Is(kBody, kBytes)) return r->Shared(f.size, &piece->data);
         return std::nullopt;
       }));
+  if (piece->in_ring > 0 && !piece->data.empty()) {
+    return Bad("a piece that is here and in shared memory");
+  }
   return CheckId(piece->id);
+}
+
+absl::Status ReadRingMessage(Reader* r, size_t size, RingMessage* message) {
+  uint8_t kind = 0;
+  WEFT_RETURN_IF_ERROR(
+      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
+        if (f.Is(1, kVarint)) return ReadNumber(r, &kind);
+        if (f.Is(2, kVarint)) return ReadNumber(r, &message->token);
+        if (f.Is(3, kVarint)) return ReadNumber(r, &message->bytes);
+        if (f.Is(4, kVarint)) return ReadNumber(r, &message->position);
+        return std::nullopt;
+      }));
+  if (kind < static_cast<uint8_t>(RingMessage::Kind::kWanted) ||
+      kind > static_cast<uint8_t>(RingMessage::Kind::kConsumed)) {
+    return Bad(absl::StrCat("shared memory with the kind ", kind));
+  }
+  message->kind = static_cast<RingMessage::Kind>(kind);
+  return absl::OkStatus();
 }
 
 // Reads `field` as a T and hands it on.
@@ -528,7 +551,17 @@ void BatchWriter::Add(const Close& close) {
 void BatchWriter::Add(const Piece& piece) {
   std::string& fields = Begin();
   PutNumber(&fields, 1, piece.id);
+  PutNumber(&fields, 2, piece.in_ring);
   AddFrame(6, fields, piece.data);
+}
+
+void BatchWriter::Add(const RingMessage& message) {
+  std::string& fields = Begin();
+  PutNumber(&fields, 1, static_cast<uint64_t>(message.kind));
+  PutNumber(&fields, 2, message.token);
+  PutNumber(&fields, 3, message.bytes);
+  PutNumber(&fields, 4, message.position);
+  AddFrame(kRing, fields, {});
 }
 
 std::string& BatchWriter::Begin() {
@@ -599,6 +632,10 @@ absl::Status ReadBatch(const Slices& message, Instant now,
           case 6:
             return TakeFrame<Piece>(
                 [&](Piece* v) { return ReadPiece(r, f.size, v); }, take);
+          case kRing:
+            return TakeFrame<RingMessage>(
+                [&](RingMessage* v) { return ReadRingMessage(r, f.size, v); },
+                take);
           default:
             return std::nullopt;
         }

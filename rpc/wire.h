@@ -64,10 +64,26 @@ struct ReplyFrame {
 struct Piece {
   uint64_t id = 0;
   Slices data;
+  // Not 0: so many bytes are next in the shared memory, and `data` is empty.
+  uint64_t in_ring = 0;
+};
+// About memory shared beside the connection: docs/rpc.md.
+struct RingMessage {
+  enum class Kind : uint8_t {
+    kWanted = 1,    // by who was called: offer me some
+    kOffered = 2,   // by who called: `bytes` are there under `token`
+    kAccepted = 3,  // use it
+    kRefused = 4,   // do without
+    kConsumed = 5,  // I have copied out what lay before `position`
+  };
+  Kind kind = Kind::kWanted;
+  uint64_t token = 0;
+  uint64_t bytes = 0;
+  uint64_t position = 0;
 };
 
-using Frame =
-    std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Close, Piece>;
+using Frame = std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Close,
+                           Piece, RingMessage>;
 
 // Gathers frames into one message.
 class BatchWriter {
@@ -82,6 +98,7 @@ class BatchWriter {
   void Add(const Reply& reply, bool body_follows);
   void Add(const Close& close);
   void Add(const Piece& piece);
+  void Add(const RingMessage& message);
 
   bool empty() const { return slices_.empty() && chunk_.empty(); }
   size_t size() const { return flushed_ + chunk_.size(); }

@@ -1,0 +1,421 @@
+#include "weft/rpc/link.h"
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/check.h"
+#include "weft/base/executor.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/local_transport.h"
+#include "weft/rpc/memory_sharing.h"
+#include "weft/rpc/simulated_transport.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+using Floats = std::vector<float>;
+
+Floats Mirror(Floats x) { return x; }
+WEFT_RPC_INLINE(Mirror);
+
+int64_t Size(const Floats& x) { return static_cast<int64_t>(x.size()); }
+WEFT_RPC_INLINE(Size);
+
+Floats Make(int64_t elements) { return Floats(elements, 1.5f); }
+WEFT_RPC_INLINE(Make);
+
+// No two neighbours are equal, nor are the bodies of two seeds.
+Floats Body(size_t elements, uint32_t seed) {
+  Floats body(elements);
+  uint32_t state = seed * 2654435761u + 1;
+  for (float& x : body) {
+    state = state * 1664525u + 1013904223u;
+    x = static_cast<float>(state >> 8);
+  }
+  return body;
+}
+
+std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
+                                 uint32_t id, Executor* executor = nullptr) {
+  AgentOptions options;
+  options.job = "job";
+  options.name = absl::StrCat("w", id);
+  options.key = WorkerKey{id, 1};
+  options.transport = &transport;
+  options.directory = &directory;
+  options.executor = executor;
+  auto agent = Agent::Create(options);
+  WEFT_CHECK(agent.ok()) << agent.status().ToString();
+  return *std::move(agent);
+}
+
+// Two agents on threads of their own, whose connections share memory.
+class SharedMemoryTest : public ::testing::Test {
+ protected:
+  SharedMemoryTest() {
+    for (uint32_t i = 0; i < 2; ++i) {
+      const std::string name = absl::StrCat("w", i);
+      directory_.Put(Worker{name, WorkerKey{i, 1}, name});
+      transports_.push_back(std::make_unique<SharingTransport>(
+          network_.MakeTransport(name), depot_));
+    }
+  }
+  void Start() {
+    for (uint32_t i = 0; i < 2; ++i) {
+      agents_.push_back(MakeAgent(*transports_[i], directory_, i));
+    }
+  }
+
+  // Until w0 and w1 use the memory: what comes later does not use the
+  // connection.
+  void WarmUp() {
+    const Floats body = Body(100000, 1);
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
+    }
+  }
+
+  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
+  LocalNetwork network_;
+  FixedDirectory directory_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<Agent>> agents_;
+};
+
+TEST_F(SharedMemoryTest, LargeBodiesPassThroughItBothWays) {
+  Start();
+  WarmUp();
+  EXPECT_EQ(depot_->offered, 1);
+  EXPECT_EQ(depot_->taken, 1);
+  const int64_t before = depot_->written_bytes;
+  // Some times as much as the memory holds.
+  const Floats body = Body(6 << 20, 2);
+  ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
+  EXPECT_LT(depot_->written_bytes - before, 32 << 10);
+}
+
+TEST_F(SharedMemoryTest, WhoIsCalledMayAskForIt) {
+  Start();
+  const Target w1 = agents_[0]->To("w1");
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(Call(w1, Make, 7900)->size(), 7900u);
+  EXPECT_EQ(depot_->offered, 0);  // 31 KB: not worth it
+  for (int i = 0; i < 5; ++i) ASSERT_EQ(Call(w1, Make, 8300)->size(), 8300u);
+  EXPECT_EQ(depot_->taken, 1);
+}
+
+TEST_F(SharedMemoryTest, WithoutItBodiesGoAsEver) {
+  for (const bool offers : {false, true}) {
+    depot_->fails_to_offer = !offers;
+    depot_->fails_to_take = true;
+    agents_.clear();
+    Start();
+    const Floats body = Body(3 << 20, 3);
+    for (int i = 0; i < 3; ++i) {
+      ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
+    }
+    EXPECT_EQ(depot_->taken, 0);
+    EXPECT_EQ(depot_->offered, offers ? 2 : 1);  // asked once, not each time
+  }
+}
+
+TEST_F(SharedMemoryTest, SmallCallsShareNothing) {
+  Start();
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_EQ(*Call(agents_[0]->To("w1"), Size, Body(100, i)), 100);
+  }
+  EXPECT_EQ(depot_->offered, 0);
+}
+
+TEST_F(SharedMemoryTest, CallsOfManySizesFromManyThreadsKeepTheirBytes) {
+  Start();
+  const auto statuses = testing::RunRanks(4, [&](int rank) -> absl::Status {
+    std::mt19937 random(rank);
+    Agent& from = *agents_[rank % 2];
+    const Target to = from.To(absl::StrCat("w", 1 - rank % 2));
+    for (int round = 0; round < 10; ++round) {
+      std::map<uint32_t, Future<Floats>> calls;
+      std::map<uint32_t, size_t> sizes;
+      for (int i = 0; i < 6; ++i) {
+        const uint32_t seed = random();
+        sizes[seed] = random() % (i == 0 ? 700000 : 40000);
+        calls.emplace(seed, CallAsync(to, Mirror, Body(sizes[seed], seed)));
+      }
+      for (const auto& [seed, call] : calls) {
+        const auto body = call.Wait(absl::Seconds(60));
+        if (!body.ok()) return body.status();
+        if (*body != Body(sizes[seed], seed)) {
+          return absl::DataLossError(absl::StrCat("seed ", seed));
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : statuses) EXPECT_THAT(status, IsOk());
+  EXPECT_EQ(depot_->taken, 2);  // w0 calls w1, and w1 calls w0
+}
+
+TEST_F(SharedMemoryTest, ABrokenConnectionLeavesItAndTheNextHasItsOwn) {
+  Start();
+  WarmUp();
+  const Floats body = Body(4 << 20, 4);
+  for (int i = 0; i < 5; ++i) {
+    Future<Floats> call = CallAsync(agents_[0]->To("w1"), Mirror, body);
+    network_.Break("w1");
+    ASSERT_EQ(*call.Wait(absl::Seconds(60)), body);
+  }
+  WarmUp();
+  EXPECT_GT(depot_->taken, 1);
+}
+
+// Another process may write what it likes there, at any time.
+TEST_F(SharedMemoryTest, ScribblingGarblesBytesAndNothingElse) {
+  Start();
+  WarmUp();
+  std::atomic<bool> stop{false};
+  std::thread scribbler([&] {
+    std::mt19937_64 random(5);
+    while (!stop) {
+      for (const auto& segment : depot_->segments()) {
+        for (int i = 0; i < 1000; ++i) {
+          auto* const bytes = reinterpret_cast<volatile uint8_t*>(
+              segment->data());
+          bytes[random() % segment->size_bytes()] =
+              static_cast<uint8_t>(random());
+        }
+      }
+    }
+  });
+  for (int i = 0; i < 50; ++i) {
+    const auto reply = Call(agents_[0]->To("w1"), Mirror, Body(300000, i));
+    if (reply.ok()) continue;
+    EXPECT_THAT(reply.status(), StatusIs(absl::StatusCode::kInvalidArgument));
+  }
+  stop = true;
+  scribbler.join();
+  WarmUp();
+}
+
+// ----------------------------------------------------------- a hostile peer
+
+// One that was let in properly and then writes what a test says.
+class Hostile final : public ConnectionObserver {
+ public:
+  void OnMessage(Slices message) override {
+    EXPECT_THAT(ReadBatch(message, Instant(),
+                          [this](Frame frame) {
+                            frames.push_back(std::move(frame));
+                            return absl::OkStatus();
+                          }),
+                IsOk());
+  }
+  void OnWritten() override {}
+  void OnClosed(absl::Status status) override { closed = status; }
+
+  bool has(RingMessage::Kind kind) const {
+    for (const Frame& frame : frames) {
+      const auto* message = std::get_if<RingMessage>(&frame);
+      if (message != nullptr && message->kind == kind) return true;
+    }
+    return false;
+  }
+
+  std::vector<Frame> frames;
+  absl::Status closed;
+};
+
+class HostileCallerTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kBytes = 2 * Link::kRingBytes;
+
+  HostileCallerTest() {
+    agent_ = MakeAgent(at_agent_, directory_, 1, &executor_);
+    connection_ =
+        at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
+  }
+
+  static Hello Introduction() {
+    Hello hello;
+    hello.job = "job";
+    hello.name = "w0";
+    hello.from = {0, 1};
+    hello.to = {1, 1};
+    hello.life = 1;
+    return hello;
+  }
+  static RingMessage Message(RingMessage::Kind kind) {
+    RingMessage message;
+    message.kind = kind;
+    return message;
+  }
+  RingMessage Offer(uint64_t bytes = kBytes) {
+    const absl::StatusOr<SharedMemory> memory = depot_->Offer(bytes);
+    WEFT_CHECK(memory.ok());
+    RingMessage message = Message(RingMessage::Kind::kOffered);
+    message.token = memory->token;
+    message.bytes = bytes;
+    return message;
+  }
+
+  template <typename... Frames>
+  void Write(const Frames&... frames) {
+    BatchWriter batch;
+    (batch.Add(frames), ...);
+    EXPECT_TRUE(connection_->Write(std::move(batch).Finish()));
+    Promise<void> never(at_caller_.driver());
+    (void)never.future().Wait(absl::Seconds(1));
+  }
+  void ExpectHungUp(const std::string& why) {
+    EXPECT_THAT(caller_->closed,
+                StatusIs(absl::StatusCode::kInvalidArgument, why));
+    connection_ =
+        at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
+    caller_->frames.clear();
+  }
+
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
+  FixedDirectory directory_;
+  InlineExecutor executor_;
+  SharingTransport at_agent_{network_.MakeTransport("w1"), depot_};
+  SharingTransport at_caller_{network_.MakeTransport("w0"), depot_};
+  std::unique_ptr<Agent> agent_;
+  std::shared_ptr<Hostile> caller_ = std::make_shared<Hostile>();
+  std::shared_ptr<Connection> connection_;
+};
+
+TEST_F(HostileCallerTest, IsHungUpOnForWhatIsOutOfTurn) {
+  using Kind = RingMessage::Kind;
+  Write(Offer());  // nobody has said who it is
+  ExpectHungUp("out of turn");
+  Write(Introduction());
+  Write(Offer());
+  EXPECT_TRUE(caller_->has(Kind::kAccepted));
+  Write(Offer());  // a second time
+  ExpectHungUp("out of turn");
+  for (const Kind kind : {Kind::kAccepted, Kind::kRefused, Kind::kConsumed}) {
+    Write(Introduction());
+    Write(Message(kind));
+    ExpectHungUp("out of turn");
+  }
+  Write(Introduction());
+  Write(Message(Kind::kWanted));
+  ExpectHungUp("wants memory of its guest");
+}
+
+TEST_F(HostileCallerTest, MemoryThatIsNotThereIsRefused) {
+  Write(Introduction());
+  RingMessage offer = Message(RingMessage::Kind::kOffered);
+  offer.token = 77;
+  offer.bytes = kBytes;
+  Write(offer);
+  EXPECT_TRUE(caller_->has(RingMessage::Kind::kRefused));
+  EXPECT_THAT(caller_->closed, IsOk());
+  ASSERT_FALSE(caller_->frames.empty());
+}
+
+TEST_F(HostileCallerTest, MemoryOfAnotherSizeIsRefused) {
+  for (const uint64_t bytes : {uint64_t{4096}, 2 * kBytes}) {
+    Write(Introduction());
+    Write(Offer(bytes));
+    EXPECT_TRUE(caller_->has(RingMessage::Kind::kRefused));
+    Write(Message(RingMessage::Kind::kWanted));
+    ExpectHungUp("");
+  }
+}
+
+TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
+  Request request;
+  request.id = 1;
+  request.function = "none";
+  request.body = {Bytes::Own(std::string(size_t{8} << 20, 'x'))};
+  const auto begin = [&] {
+    BatchWriter batch;
+    batch.Add(request, Instant(), /*body_follows=*/true);
+    EXPECT_TRUE(connection_->Write(std::move(batch).Finish()));
+    Promise<void> never(at_caller_.driver());
+    (void)never.future().Wait(absl::Seconds(1));
+  };
+  Piece piece;
+  piece.id = 1;
+  for (const uint64_t size :
+       {uint64_t{Link::kRingBytes} + 1, uint64_t{1} << 40, ~uint64_t{0}}) {
+    Write(Introduction());
+    Write(Offer());
+    begin();
+    piece.in_ring = size;
+    Write(piece);
+    ExpectHungUp("");
+  }
+  Write(Introduction());
+  begin();
+  piece.in_ring = 4096;
+  Write(piece);
+  ExpectHungUp("memory that is not shared");
+}
+
+// ------------------------------------------------------- a network that breaks
+
+int64_t MarkOnce(CallContext& context, int64_t i, const Floats& body) {
+  ++(*context.Local<std::vector<int64_t>>())[i];
+  return body == Body(body.size(), static_cast<uint32_t>(i));
+}
+WEFT_RPC_INLINE(MarkOnce);
+
+TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesWhateverBreaks) {
+  constexpr int64_t kCalls = 12;
+  int taken = 0;
+  for (uint64_t seed = 1; seed <= 30; ++seed) {
+    sim::Simulator simulator(seed);
+    SimulatedNetwork::Options network_options;
+    network_options.breaks = 0.05;
+    SimulatedNetwork network(simulator, network_options);
+    const auto depot = std::make_shared<MemoryDepot>();
+    FixedDirectory directory;
+    InlineExecutor executor;
+    std::vector<std::unique_ptr<Transport>> transports;
+    std::vector<std::unique_ptr<Agent>> agents;
+    for (uint32_t i = 0; i < 2; ++i) {
+      const std::string name = absl::StrCat("w", i);
+      directory.Put(Worker{name, WorkerKey{i, 1}, name});
+      transports.push_back(std::make_unique<SharingTransport>(
+          network.MakeTransport(name), depot));
+      agents.push_back(
+          MakeAgent(*transports.back(), directory, i, &executor));
+    }
+    std::vector<int64_t> marks(kCalls);
+    agents[1]->SetLocal(&marks);
+    std::vector<Future<int64_t>> calls;
+    for (int64_t i = 0; i < kCalls; ++i) {
+      calls.push_back(CallAsync(agents[0]->To("w1"), MarkOnce, i,
+                                Body(i % 3 == 0 ? 50000 : 9000, i)));
+    }
+    for (const Future<int64_t>& call : calls) {
+      const auto is_whole = call.Wait(absl::Seconds(60));
+      ASSERT_THAT(is_whole.status(), IsOk()) << "seed " << seed;
+      EXPECT_EQ(*is_whole, 1) << "seed " << seed;
+    }
+    EXPECT_THAT(marks, ::testing::Each(1)) << "seed " << seed;
+    taken += depot->taken;
+    agents.clear();
+  }
+  EXPECT_GT(taken, 10);
+}
+
+}  // namespace
+}  // namespace weft::rpc
