@@ -156,6 +156,10 @@ void Options::AddTo(Flags& flags) {
             {"WEFT_RPC_TIMEOUT"});
   flags.Add("ranks-on-host", &ranks_on_host, "workers that share this host",
             {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
+  flags.Add("shared-memories", &shared_memories,
+            "connections within the host that share memory for large tensors "
+            "(8 MiB each); 0: none",
+            {"WEFT_SHARED_MEMORIES"});
 }
 
 absl::Status Options::Resolve() {

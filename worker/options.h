@@ -72,6 +72,9 @@ struct Options {
 
   int handler_threads = 0;  // that run remote calls; 0: one a core, at least 2
   int ranks_on_host = 1;    // LOCAL_WORLD_SIZE
+  // The most workers of this host with which this one shares memory for large
+  // tensors, 8 MiB each; 0: none. --shared-memories
+  int shared_memories = 64;
 
   std::string name() const;
   bool is_elastic() const { return max_workers > 0; }

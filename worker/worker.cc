@@ -155,7 +155,9 @@ absl::Status Worker::OpenNetwork() {
   timers_ = rendezvous::MakeLoopTimers(*loop_);
 
   WEFT_ASSIGN_OR_RETURN(endpoint_, Listen());
-  transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_);
+  rpc::GrpcTransportOptions transport;
+  transport.max_shared_memories = options_.shared_memories;
+  transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_, transport);
   if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
   return endpoint_->Start();
 }
