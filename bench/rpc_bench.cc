@@ -53,6 +53,20 @@ WEFT_RPC_INLINE(AddOne);
 int64_t Put(const Tensor& x) { return x.numel(); }
 WEFT_RPC_INLINE(Put);
 
+float ElementAt(int64_t i) {
+  return static_cast<float>(i * 2654435761 % 10007);
+}
+
+// What arrives by a put is checked before puts are timed.
+bool IsWhole(const Tensor& x) {
+  const auto elements = x.span<float>();
+  for (size_t i = 0; i < elements.size(); ++i) {
+    if (elements[i] != ElementAt(static_cast<int64_t>(i))) return false;
+  }
+  return true;
+}
+WEFT_RPC(IsWhole);
+
 namespace {
 
 struct Options {
@@ -213,6 +227,25 @@ void MeasureRate(Start start, int out, size_t bytes, double seconds) {
   while (!under_way.empty()) finish();
 }
 
+// Tensors arrive as they were sent. They are given back to the pool together,
+// so that those that are put later lie in memory that has been written.
+void CheckPuts(const rpc::Target& server, int64_t elements, int out) {
+  std::vector<Tensor> tensors;
+  for (int i = 0; i <= out; ++i) {
+    tensors.push_back(Tensor::Empty({elements}));
+    const auto span = tensors.back().span<float>();
+    for (int64_t j = 0; j < elements; ++j) span[j] = ElementAt(j);
+  }
+  std::vector<Future<bool>> checks;
+  for (Tensor& tensor : tensors) {
+    checks.push_back(rpc::CallAsync(server, IsWhole, std::move(tensor)));
+  }
+  for (const Future<bool>& check : checks) {
+    const absl::StatusOr<bool> is_whole = check.Wait(absl::Seconds(60));
+    WEFT_CHECK(is_whole.ok() && *is_whole) << is_whole.status().ToString();
+  }
+}
+
 int CallServer(const Options& options) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   Pin(options.core);
@@ -224,6 +257,7 @@ int CallServer(const Options& options) {
   const Tensor one = Tensor::Scalar<float>(1);
   if (options.size > 0) {
     const int64_t elements = options.size / sizeof(float);
+    CheckPuts(server, elements, options.out);
     MeasureRate(
         [&] { return rpc::CallAsync(server, Put, Tensor::Empty({elements})); },
         options.out, options.size, options.seconds);

@@ -4,8 +4,9 @@
 //   tensorpipe shm cma|uv basic --size=65536 --out=4 --seconds=1
 //              [--client-core=0 --server-core=1]
 //
-// Prints gb_per_s. The server, which is forked, reads each tensor into the same
-// memory and answers it by 8 bytes.
+// Prints gb_per_s. Tensors in flight are different ones. The server, which is
+// forked, reads each into the same memory, checks the first, and answers each
+// by 8 bytes.
 
 #include <sched.h>
 #include <signal.h>
@@ -36,6 +37,8 @@ struct Options {
   int server_core = 1;
 };
 Options options;
+
+char ByteAt(size_t i) { return static_cast<char>(i * 2654435761u >> 13); }
 
 double Now() {
   return std::chrono::duration<double>(
@@ -111,8 +114,11 @@ void Receive(tensorpipe::Pipe& pipe, std::vector<char>& memory) {
   const std::shared_ptr<tensorpipe::Pipe> pipe = accepted.get_future().get();
   std::vector<char> memory(options.size);
   static char answer[8] = {};
-  for (;;) {
+  for (bool first = true;; first = false) {
     Receive(*pipe, memory);
+    for (size_t i = 0; first && i < memory.size(); ++i) {
+      if (memory[i] != ByteAt(i)) _exit(4);  // the client gets no answer
+    }
     tensorpipe::Message reply;
     reply.payloads.emplace_back();
     reply.payloads.back().data = answer;
@@ -122,14 +128,16 @@ void Receive(tensorpipe::Pipe& pipe, std::vector<char>& memory) {
 }
 
 // Bytes a second, `out` tensors in flight.
-double MeasureRate(tensorpipe::Pipe& pipe, std::vector<char>& tensor,
-                   double seconds) {
+double MeasureRate(tensorpipe::Pipe& pipe,
+                   std::vector<std::vector<char>>& tensors, double seconds) {
   std::vector<char> answer(8);
+  size_t turn = 0;
   int in_flight = 0;
   int64_t received = 0;
   const double begin = Now();
   for (;;) {
     while (in_flight < options.out && Now() < begin + seconds) {
+      std::vector<char>& tensor = tensors[turn++ % tensors.size()];
       tensorpipe::Message message;
       message.tensors.emplace_back();
       message.tensors.back().buffer = tensorpipe::CpuBuffer{tensor.data()};
@@ -142,7 +150,7 @@ double MeasureRate(tensorpipe::Pipe& pipe, std::vector<char>& tensor,
     --in_flight;
     ++received;
   }
-  return static_cast<double>(received * tensor.size()) / (Now() - begin);
+  return static_cast<double>(received * options.size) / (Now() - begin);
 }
 
 }  // namespace
@@ -166,9 +174,11 @@ int main(int argc, char** argv) {
   Pin(options.client_core);
   auto context = MakeContext();
   const std::shared_ptr<tensorpipe::Pipe> pipe = context->connect(url);
-  std::vector<char> tensor(options.size, 1);
-  (void)MeasureRate(*pipe, tensor, options.seconds / 5);  // warm
-  const double rate = MeasureRate(*pipe, tensor, options.seconds);
+  std::vector<char> tensor(options.size);
+  for (size_t i = 0; i < tensor.size(); ++i) tensor[i] = ByteAt(i);
+  std::vector<std::vector<char>> tensors(options.out + 1, tensor);
+  (void)MeasureRate(*pipe, tensors, options.seconds / 5);  // warm
+  const double rate = MeasureRate(*pipe, tensors, options.seconds);
   std::printf("gb_per_s\t%.5g\n", rate / 1e9);
   std::fflush(stdout);
   kill(server, SIGKILL);

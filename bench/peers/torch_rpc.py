@@ -5,6 +5,7 @@ Prints name<TAB>value: version; add_p50_us, add_p99_us: a one-element add; add_1
 16 and 128 outstanding; put_<KiB>_gb_per_s: tensors of that size sent to a function, 4 in flight.
 """
 import collections
+import itertools
 import os
 import socket
 import sys
@@ -28,6 +29,10 @@ torch.set_num_threads(1)
 rpc.init_rpc(f"w{rank}", rank=rank, world_size=2)
 
 
+def is_whole(x):
+    return bool((x == torch.arange(x.numel(), dtype=torch.float32)).all())
+
+
 def put(x):
     return x.numel()
 
@@ -46,9 +51,11 @@ def repeat(call):
 def rate(outstanding, function, x):
     """Calls a second, as many outstanding all the time."""
     under_way, calls, begin = collections.deque(), 0, time.perf_counter()
+    turns = itertools.cycle(x if function is put else [x])
     while time.perf_counter() < begin + seconds:
         while len(under_way) < outstanding:
-            under_way.append(rpc.rpc_async("w1", function, (x,) if function is put else (x, x)))
+            y = next(turns)
+            under_way.append(rpc.rpc_async("w1", function, (y,) if function is put else (y, y)))
         under_way.popleft().wait()
         calls += 1
     elapsed = time.perf_counter() - begin
@@ -66,9 +73,10 @@ if rank == 0:
     for outstanding in 16, 128:
         print(f"add_{outstanding}_per_s\t{rate(outstanding, torch.add, x):.6g}")
     for kib in 64, 1 << 10, 16 << 10, 64 << 10:
-        y = torch.ones(kib << 8)
-        rate(4, put, y)
-        print(f"put_{kib}_gb_per_s\t{rate(4, put, y) * y.numel() * 4 / 1e9:.5g}", flush=True)
+        tensors = [torch.arange(kib << 8, dtype=torch.float32) for _ in range(5)]  # those in flight differ
+        assert all(rpc.rpc_sync("w1", is_whole, (tensor,)) for tensor in tensors)
+        rate(4, put, tensors)
+        print(f"put_{kib}_gb_per_s\t{rate(4, put, tensors) * kib * 1024 / 1e9:.5g}", flush=True)
 rpc.shutdown()
 if rank == 0:
     os.waitpid(child, 0)
