@@ -468,7 +468,11 @@ telemetry::Fields Agent::Core::Describe() {
 
 absl::Status Agent::Core::CanCall() {
   MutexLock lock(mu_);
-  return ended_;
+  if (ended_.ok()) return absl::OkStatus();
+  // To peers it is kUnavailable; who calls by an agent that it has shut down is
+  // wrong about its own.
+  return absl::FailedPreconditionError(
+      absl::StrCat(ended_.message(), ": it makes no more calls"));
 }
 
 absl::StatusOr<const Function*> Agent::Core::FindOwn(

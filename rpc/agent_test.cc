@@ -432,7 +432,7 @@ TEST(Agent, ShutdownNamesWhatIsStillOpen) {
   EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(10)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "1 calls to w1"));
   EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
-              StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
+              StatusIs(absl::StatusCode::kFailedPrecondition, "shutting down"));
   EXPECT_THAT(call.Wait(absl::Seconds(10)),
               StatusIs(absl::StatusCode::kCancelled, "w0 has shut down"));
 }

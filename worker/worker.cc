@@ -280,21 +280,13 @@ Worker::LinkToCoordinator() {
 absl::Status Worker::Join() {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<rendezvous::CoordinatorLink> link,
                         LinkToCoordinator());
-  rendezvous::JoinOptions join = MakeJoinOptions();
-  join.address = endpoint_->address();
-  WEFT_ASSIGN_OR_RETURN(
-      membership_,
-      rendezvous::Membership::Join(*timers_, std::move(link), std::move(join)));
-  return absl::OkStatus();
-}
-
-rendezvous::JoinOptions Worker::MakeJoinOptions() const {
   rendezvous::JoinOptions join;
   join.job = options_.job;
   join.role = options_.role;
   join.rank = options_.rank;
   join.name = options_.name();
   join.labels = options_.labels;
+  join.address = endpoint_->address();
   join.world = options_.world();
   join.timeout = options_.join_timeout;
   // The others will call as soon as they see this rank, so the agent comes
@@ -302,7 +294,10 @@ rendezvous::JoinOptions Worker::MakeJoinOptions() const {
   join.wait_for_world = false;
   join.executor = executor_.get();
   join.telemetry = telemetry_.get();
-  return join;
+  WEFT_ASSIGN_OR_RETURN(
+      membership_,
+      rendezvous::Membership::Join(*timers_, std::move(link), std::move(join)));
+  return absl::OkStatus();
 }
 
 absl::Status Worker::MakeAgent() {

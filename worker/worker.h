@@ -114,7 +114,6 @@ class Worker {
   LinkToCoordinator();
   absl::Status Join();
   absl::Status MakeAgent();
-  rendezvous::JoinOptions MakeJoinOptions() const;
 
   absl::Status Quiesce(const std::string& together, absl::Duration timeout);
   absl::Status Drain(const std::string& together, absl::Duration timeout);

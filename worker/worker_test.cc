@@ -215,7 +215,7 @@ TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
   EXPECT_THAT(workers[2]->Shutdown(kLong).status(), IsOk());
   early.join();
   EXPECT_THAT(CallTwice(*workers[1], "ps0"),
-              StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
+              StatusIs(absl::StatusCode::kFailedPrecondition, "shutting down"));
   EXPECT_THAT(workers[0]->Shutdown(kLong).status(), IsOk());
 }
 
