@@ -106,6 +106,10 @@ absl::Status Coordinator::State::Open(CoordinatorOptions options) {
     term = LastTermOf(history) + 1;
   }
   for (const v1::LogRecord& record : history) {
+    if (record.has_joined()) {
+      MutexLock lock(mu_);
+      names_[record.joined().key().id()] = record.joined().name();
+    }
     if (!record.has_opened() || record.opened().job().empty()) continue;
     if (options.core.job.empty()) options.core.job = record.opened().job();
     if (options.core.job == record.opened().job()) continue;

@@ -268,9 +268,9 @@ class EtcdJournal final : public Journal {
       if (!holder.has_value()) {
         etcdserverpb::LeaseGrantRequest grant;
         grant.set_ttl(absl::ToInt64Seconds(options_.lease));
-        WEFT_ASSIGN_OR_RETURN(const auto lease,
-                              Ask<etcdserverpb::LeaseGrantResponse>(
-                                  "Lease/LeaseGrant", grant));
+        WEFT_ASSIGN_OR_RETURN(
+            const auto lease,
+            Ask<etcdserverpb::LeaseGrantResponse>("Lease/LeaseGrant", grant));
         etcdserverpb::TxnRequest take;
         *take.add_compare() = IsAt(key, 0);
         *take.add_success() = Put(key, host, lease.id());
@@ -279,18 +279,18 @@ class EtcdJournal final : public Journal {
             Ask<etcdserverpb::TxnResponse>("KV/Txn", take).status());
       } else if (holder->value() == host) {
         // Kept from here on: reading what is there may take longer.
-        lease_ = std::make_shared<Lease>(timers_, etcd_, options_.lease, key,
-                                         host);
+        lease_ =
+            std::make_shared<Lease>(timers_, etcd_, options_.lease, key, host);
         lease_->SetGuard(IsAt(key, holder->mod_revision()));
         lease_->Keep(lease_id_);
         return absl::OkStatus();
       } else if (Now() >= deadline) {
         v1::Meeting other;
         other.ParseFromString(holder->value());
-        return absl::FailedPreconditionError(absl::StrCat(
-            "the coordinator of job \"", options_.job, "\" is at ",
-            other.address(), ", not at ", options_.address,
-            ": end that one, or give this job another name"));
+        return absl::FailedPreconditionError(
+            absl::StrCat("the coordinator of job \"", options_.job, "\" is at ",
+                         other.address(), ", not at ", options_.address,
+                         ": end that one, or give this job another name"));
       } else {
         Pause();
       }
@@ -338,9 +338,8 @@ class EtcdJournal final : public Journal {
     range.set_range_end(EndOf(prefix));
     range.set_limit(kPiecesARange);
     for (;;) {
-      WEFT_ASSIGN_OR_RETURN(
-          const auto found,
-          Ask<etcdserverpb::RangeResponse>("KV/Range", range));
+      WEFT_ASSIGN_OR_RETURN(const auto found, Ask<etcdserverpb::RangeResponse>(
+                                                  "KV/Range", range));
       for (const etcdserverpb::KeyValue& piece : found.kvs()) {
         frames += piece.value();
         range.set_key(piece.key() + '\0');
@@ -377,10 +376,10 @@ class EtcdJournal final : public Journal {
   absl::Status Write(uint64_t generation, uint64_t* next,
                      absl::string_view frames) {
     for (; !frames.empty(); ++*next) {
-      WEFT_RETURN_IF_ERROR(Change(Put(
-          absl::StrCat(LogPrefix(generation),
-                       absl::Hex(*next, absl::kZeroPad16)),
-          std::string(frames.substr(0, kPieceBytes)))));
+      WEFT_RETURN_IF_ERROR(
+          Change(Put(absl::StrCat(LogPrefix(generation),
+                                  absl::Hex(*next, absl::kZeroPad16)),
+                     std::string(frames.substr(0, kPieceBytes)))));
       frames.remove_prefix(std::min(frames.size(), kPieceBytes));
     }
     return absl::OkStatus();

@@ -33,7 +33,7 @@ struct EtcdJournalOptions {
   absl::Duration lease = absl::Seconds(2);
   // For etcd to be there and answer. Another host's lease is waited for as long
   // as it takes to end if nobody renews it.
-  absl::Duration patience = absl::Seconds(10);
+  absl::Duration patience = absl::Seconds(20);
 };
 
 // `etcd` carries the methods of etcd's v3 API ("KV/Range"). Waits in Open,

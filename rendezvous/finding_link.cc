@@ -71,10 +71,10 @@ class Finding : public std::enable_shared_from_this<Finding> {
     MutexLock lock(mu_);
     is_looking_ = false;
     if (!found.ok()) {
-      why_not_ = absl::Status(
-          MayPass(found.status()) ? absl::StatusCode::kUnavailable
-                                  : found.status().code(),
-          absl::StrCat(where_, ": ", found.status().message()));
+      why_not_ =
+          absl::Status(MayPass(found.status()) ? absl::StatusCode::kUnavailable
+                                               : found.status().code(),
+                       absl::StrCat(where_, ": ", found.status().message()));
       return;
     }
     is_in_doubt_ = false;

@@ -15,11 +15,10 @@ namespace weft::rendezvous {
 namespace {
 
 absl::Status Refuse(absl::string_view text, absl::string_view why) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("init URL \"", absl::CHexEscape(text.substr(0, 200)), "\": ",
-                   why,
-                   "; wanted env://, tcp://HOST:PORT, file:///PATH, "
-                   "etcd://HOST:PORT[/PREFIX] or etcd+unix:///PATH"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "init URL \"", absl::CHexEscape(text.substr(0, 200)), "\": ", why,
+      "; wanted env://, tcp://HOST:PORT, file:///PATH, "
+      "etcd://HOST:PORT[/PREFIX] or etcd+unix:///PATH"));
 }
 
 bool IsPrefixByte(char c) {

@@ -61,9 +61,9 @@ struct flock WholeFile(short type) {
 absl::StatusOr<bool> IsLocked(const std::string& path, int fd) {
   struct flock lock = WholeFile(F_WRLCK);
   if (fcntl(fd, F_OFD_GETLK, &lock) != 0) {
-    return Refuse(path, absl::StrCat("locks do not work there (",
-                                     strerror(errno),
-                                     "); wanted a file system that has them"));
+    return Refuse(path,
+                  absl::StrCat("locks do not work there (", strerror(errno),
+                               "); wanted a file system that has them"));
   }
   return lock.l_type != F_UNLCK;
 }
@@ -80,10 +80,9 @@ absl::StatusOr<v1::Meeting> Parse(const std::string& path,
       return meeting;
     }
   }
-  return absl::DataLossError(
-      absl::StrCat("meeting file ", path,
-                   ": not one of Weft's; name another, or remove it: rm ",
-                   path));
+  return absl::DataLossError(absl::StrCat(
+      "meeting file ", path,
+      ": not one of Weft's; name another, or remove it: rm ", path));
 }
 
 struct Found {
@@ -116,20 +115,21 @@ absl::StatusOr<Found> Look(const std::string& path) {
 }
 
 absl::Status Stale(const std::string& path, const v1::Meeting& meeting) {
-  return Refuse(path, absl::StrCat("it is stale: the coordinator of job \"",
-                                   meeting.job(), "\" at ", meeting.address(),
-                                   ", which left it, has ended; remove it: rm ",
-                                   path));
+  return Refuse(
+      path, absl::StrCat("it is stale: the coordinator of job \"",
+                         meeting.job(), "\" at ", meeting.address(),
+                         ", which left it, has ended; remove it: rm ", path));
 }
 
 // Why `path` could not be made, it being there.
 absl::Status WhoHas(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Found found, Look(path));
   if (!found.is_held) return Stale(path, found.meeting);
-  return absl::AlreadyExistsError(absl::StrCat(
-      "meeting file ", path, ": the coordinator of job \"", found.meeting.job(),
-      "\" at ", found.meeting.address(), " has it; end that one, or name "
-      "another file"));
+  return absl::AlreadyExistsError(
+      absl::StrCat("meeting file ", path, ": the coordinator of job \"",
+                   found.meeting.job(), "\" at ", found.meeting.address(),
+                   " has it; end that one, or name "
+                   "another file"));
 }
 
 }  // namespace
@@ -148,9 +148,8 @@ absl::StatusOr<std::unique_ptr<MeetingFile>> MeetingFile::Create(
   bytes += body;
 
   const std::string making = absl::StrCat(path, ".", meeting.nonce());
-  const int fd =
-      open(making.c_str(),
-           O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  const int fd = open(making.c_str(),
+                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) return Failed(making, "create");
   std::unique_ptr<MeetingFile> file(new MeetingFile(making, fd));
   if (write(fd, bytes.data(), bytes.size()) !=
@@ -160,9 +159,9 @@ absl::StatusOr<std::unique_ptr<MeetingFile>> MeetingFile::Create(
   }
   struct flock lock = WholeFile(F_WRLCK);
   if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
-    return Refuse(path, absl::StrCat("locks do not work there (",
-                                     strerror(errno),
-                                     "); wanted a file system that has them"));
+    return Refuse(path,
+                  absl::StrCat("locks do not work there (", strerror(errno),
+                               "); wanted a file system that has them"));
   }
   WEFT_ASSIGN_OR_RETURN(const Found probe, Look(making));
   if (!probe.is_held) {
@@ -190,9 +189,9 @@ absl::StatusOr<std::string> ReadMeetingFile(const std::string& path,
   WEFT_ASSIGN_OR_RETURN(const Found found, Look(path));
   if (!found.is_held) return Stale(path, found.meeting);
   if (found.meeting.job() == job) return found.meeting.address();
-  return Refuse(path, absl::StrCat("it is of job \"", found.meeting.job(),
-                                   "\", not of job \"", job,
-                                   "\": give each its own"));
+  return Refuse(
+      path, absl::StrCat("it is of job \"", found.meeting.job(),
+                         "\", not of job \"", job, "\": give each its own"));
 }
 
 }  // namespace weft::rendezvous

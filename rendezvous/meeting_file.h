@@ -24,10 +24,10 @@ namespace weft::rendezvous {
 // The host's. Thread-safety: one thread at a time.
 class MeetingFile {
  public:
-  // kAlreadyExists: a host that lives has it, and is named; kFailedPrecondition:
-  // it is stale (the command that removes it is named), the directory or the
-  // file is not this user's alone, or locks do not work there; kDataLoss: it is
-  // no such file.
+  // kAlreadyExists: a host that lives has it, and is named;
+  // kFailedPrecondition: it is stale (the command that removes it is named),
+  // the directory or the file is not this user's alone, or locks do not work
+  // there; kDataLoss: it is no such file.
   static absl::StatusOr<std::unique_ptr<MeetingFile>> Create(
       std::string path, const std::string& job, const std::string& address);
   // Removes the file.

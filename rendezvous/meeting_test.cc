@@ -55,9 +55,8 @@ TEST(InitUrl, RefusesOthersAndNamesTheForms) {
        {"", "7000", "http://a:1", "env://x", "tcp://", "tcp://host",
         "tcp://h:1/x", "tcp://h:1?rank=0", "file://", "file://a", "file:///a/",
         "etcd://h", "etcd://h:1/a b", "etcd+unix://etcd"}) {
-    EXPECT_THAT(ParseInitUrl(text),
-                StatusIs(absl::StatusCode::kInvalidArgument,
-                         "wanted env://, tcp://HOST:PORT"))
+    EXPECT_THAT(ParseInitUrl(text), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             "wanted env://, tcp://HOST:PORT"))
         << text;
   }
 }
@@ -243,10 +242,9 @@ class EtcdJournalTest : public ::testing::Test {
   void Delete(const std::string& key) {
     etcdserverpb::TxnRequest change;
     change.add_success()->mutable_request_delete_range()->set_key(key);
-    EXPECT_THAT(Link()
-                    ->Call("KV/Txn", change.SerializeAsString(), kLong)
-                    .Wait(kLong),
-                IsOk());
+    EXPECT_THAT(
+        Link()->Call("KV/Txn", change.SerializeAsString(), kLong).Wait(kLong),
+        IsOk());
   }
 
   static v1::LogRecord Opened(uint32_t term, std::string job = "job") {
@@ -294,9 +292,8 @@ TEST_F(EtcdJournalTest, OneHostAtATimeAndItsSuccessorTakesThePen) {
   EXPECT_THAT(FindByEtcd(*link, "weft", "other").Wait(kLong),
               StatusIs(absl::StatusCode::kNotFound, "\"other\""));
   // Longer than its lease, which it renews.
-  EXPECT_THAT(
-      Open("unix:/b"),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "is at unix:/a, not"));
+  EXPECT_THAT(Open("unix:/b"), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                        "is at unix:/a, not"));
   EXPECT_THAT((*first)->Append({Opened(1)}), IsOk());
   Delete("weft/job/host");  // as if its lease had run out unnoticed
   auto second = Open("unix:/b");

@@ -460,6 +460,37 @@ TEST_F(MembershipTest, ACallerMaySpeakOnlyForWhomItsCertificateNames) {
   EXPECT_NE(trainer_->view()->Find("ps0"), nullptr);
 }
 
+TEST_F(MembershipTest, WhoJoinedAnEarlierTermIsStillSpokenForByItselfAlone) {
+  {
+    auto log = CoordinatorLog::Open(dir_.Path("log"));
+    ASSERT_THAT(log, IsOk());
+    v1::LogRecord joined;
+    joined.mutable_joined()->set_name("ps0");
+    joined.mutable_joined()->set_incarnation(7);
+    joined.mutable_joined()->mutable_key()->set_epoch(MakeEpoch(1, 2));
+    EXPECT_THAT((*log)->Append({Opened(1, "job"), joined}), IsOk());
+  }
+  CoordinatorOptions options;
+  auto log = CoordinatorLog::Open(dir_.Path("log"));
+  ASSERT_THAT(log, IsOk());
+  options.journal = *std::move(log);
+  StartCoordinator(std::move(options));
+  v1::LeaveRequest leave;
+  leave.set_job("job");
+  leave.mutable_key()->set_epoch(MakeEpoch(1, 2));
+  leave.set_incarnation(7);
+  for (const bool is_self : {false, true}) {
+    auto [promise, future] = MakePromise<std::string>();
+    coordinator_->Handle(
+        {"somebody", is_self ? "ps0" : "trainer0"}, "Leave",
+        leave.SerializeAsString(),
+        [p = std::move(promise)](absl::StatusOr<std::string> answer) mutable {
+          p.Set(std::move(answer));
+        });
+    EXPECT_EQ(absl::IsPermissionDenied(future.Wait(kLong).status()), !is_self);
+  }
+}
+
 TEST_F(MembershipTest, AKilledCoordinatorComesBackAndNobodyElseDoes) {
   const auto start = [&] {
     auto host = testing::Process::Start(
