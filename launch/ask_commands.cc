@@ -67,6 +67,10 @@ absl::StatusOr<std::string> Ask(const Question& question,
   return std::string(Flatten(reply).view());
 }
 
+bool IsEnding(const rendezvous::Member& member) {
+  return member.phase != rendezvous::Phase::kActive;
+}
+
 void PrintJson(const rendezvous::View& view, const std::string& job) {
   nlohmann::json json = {{"job", job},
                          {"complete", view.IsComplete()},
@@ -79,7 +83,9 @@ void PrintJson(const rendezvous::View& view, const std::string& job) {
                                {"role", member.role},
                                {"rank", member.rank},
                                {"address", member.address},
-                               {"suspect", member.suspect}});
+                               {"labels", member.labels},
+                               {"suspect", member.suspect},
+                               {"ending", IsEnding(member)}});
   }
   for (const rendezvous::Departed& departed : view.departed()) {
     json["departed"].push_back({{"name", departed.name},
@@ -92,9 +98,10 @@ void PrintJson(const rendezvous::View& view, const std::string& job) {
 void PrintText(const rendezvous::View& view, const std::string& job) {
   std::printf("job %s: %s\n", job.c_str(), view.Summary().c_str());
   for (const rendezvous::Member& member : view.members()) {
-    std::printf("  %-12s %-8s %s%s\n", member.name.c_str(),
+    std::printf("  %-12s %-8s %s%s%s\n", member.name.c_str(),
                 member.key.ToString().c_str(), member.address.c_str(),
-                member.suspect ? "  (silent)" : "");
+                member.suspect ? "  (silent)" : "",
+                IsEnding(member) ? "  (ending)" : "");
   }
   for (const rendezvous::Departed& departed : view.departed()) {
     std::printf("  %-12s %-8s gone: %s\n", departed.name.c_str(),

@@ -42,8 +42,7 @@ absl::Status ExitReporter::Report(const std::string& name, const Exit& exit) {
   rendezvous::v1::ReportExitRequest request;
   request.set_job(options_.job);
   request.set_name(name);
-  request.set_reason(
-      absl::StrCat("its process has ended: ", exit.ToString()));
+  request.set_reason(absl::StrCat("its process has ended: ", exit.ToString()));
   reports_.push_back(channel_->UnaryCall(
       kMethod, {Bytes::Own(request.SerializeAsString())}, kAnswerTime));
   return absl::OkStatus();

@@ -77,6 +77,11 @@ TEST(Death, OfTheServerWhereTheJobMeetsEndsTheTrainersWhoNameIt) {
     EXPECT_THAT(trainer->Wait(kSeconds), IsOkAndHolds(kPeerLost));
     EXPECT_THAT(trainer->output(), HasSubstr("error: ps0: "));
   }
+  // Nobody will ever tell it that the trainers have gone.
+  EXPECT_THAT(servers[1]->Wait(kSeconds), IsOkAndHolds(kPeerLost));
+  EXPECT_THAT(servers[1]->output(), HasSubstr("the coordinator has been silent "
+                                              "for 10s and, without "
+                                              "--coordinator-log"));
 }
 
 TEST(Death, ByATermSignalSavesFirst) {
