@@ -52,8 +52,7 @@ class Link final : public ConnectionObserver,
   static constexpr size_t kPieceBytes = size_t{1} << 20;
   // Bodies from this size on leave in pieces.
   static constexpr size_t kInPieces = size_t{128} << 10;
-  // One message gathers about so much. It is delivered only whole: a larger one
-  // would keep the receiver idle while it comes.
+  // One message gathers about so much.
   static constexpr size_t kBatchBytes = size_t{32} << 10;
   // Bodies from this size on pass through shared memory, in pieces of at most
   // kRingPieceBytes; of it each direction has kRingBytes.
