@@ -1,7 +1,6 @@
 #include "weft/ps/client.h"
 
 #include <algorithm>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -164,7 +163,7 @@ Tensor Gather(const Tensor& values, const TableLayout& layout,
 
 Tensor KeyTensor(const std::vector<uint64_t>& keys) {
   Tensor out = Tensor::Empty({static_cast<int64_t>(keys.size())}, DType::kI64);
-  std::memcpy(out.raw(), keys.data(), keys.size() * sizeof(uint64_t));
+  std::copy(keys.begin(), keys.end(), out.data<int64_t>());
   return out;
 }
 

@@ -14,4 +14,4 @@ ln -s "$PWD/bazel-bin" "$root/gen/weft"
 
 files=("$@")
 [ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files '*.cc' | grep -v '^bench/peers/')
-clang-tidy-14 --quiet "${files[@]}" -- -std=c++17 -I"$root" -I"$root/gen" -I/usr/local/cuda/include
+clang-tidy-14 --quiet "${files[@]}" -- -std=c++17 -I"$root" -isystem"$root/gen" -I/usr/local/cuda/include
