@@ -177,7 +177,7 @@ class FutureState : public FutureCore {
       hook_ = nullptr;
       MarkReady();
     }
-    Drain(&*result_);
+    Drain(&Get());
     return true;
   }
 
@@ -193,7 +193,7 @@ class FutureState : public FutureCore {
       hook_ = nullptr;
       MarkReady();
     }
-    Drain(&*result_);
+    Drain(&Get());
     if (hook) std::move(hook)(reason);
   }
 

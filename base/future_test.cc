@@ -541,7 +541,7 @@ TEST(FutureCost, PendingOnesAndEachThenAllocateOnce) {
   int64_t sum = 0;
   future.OnReady([&](const absl::StatusOr<int>& n) { sum += *n; });
   const int64_t one = AllocationCount();
-  Future<int> next = future.Then([&sum](int n) { return n + 1; });
+  Future<int> next = future.Then([](int n) { return n + 1; });
   const int64_t two = AllocationCount();
   promise.Set(3);
   const absl::StatusOr<int> waited = next.Wait(kNow);

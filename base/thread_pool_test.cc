@@ -159,7 +159,7 @@ TEST(ThreadPool, ShutdownGivesUpAtItsDeadline) {
   EXPECT_THAT(pool->Shutdown(absl::Milliseconds(1)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "dropped"));
   promise.Set(absl::OkStatus());
-  EXPECT_TRUE(Eventually([&] { return queued.IsReady(); }));
+  EXPECT_TRUE(Eventually([&late = queued] { return late.IsReady(); }));
 }
 
 TEST(ThreadPool, RefusesToShutDownOnItsOwnThread) {
