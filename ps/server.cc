@@ -98,7 +98,7 @@ void Server::Expire(Instant now) {
   for (const auto& [name, shard] : Snapshot()) shard->Expire(now);
 }
 
-void Server::Shutdown(absl::Status reason) {
+void Server::Shutdown(const absl::Status& reason) {
   {
     MutexLock lock(mu_);
     if (shut_down_.ok()) shut_down_ = reason;

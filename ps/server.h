@@ -57,7 +57,7 @@ class Server {
   void Expire(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends waiting pulls with `reason`; later requests get it too.
-  void Shutdown(absl::Status reason) ABSL_LOCKS_EXCLUDED(mu_);
+  void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Writes this server's part of every table as shards of a checkpoint that
   // somebody else began and will commit. kFailedPrecondition if a synchronous

@@ -251,35 +251,35 @@ bool IsTableShard(const Safetensors& shard) {
   return it != shard.metadata.end() && it->second == kFormat;
 }
 
-absl::Status AddShard(const Safetensors& content, const std::string& file,
+absl::Status AddShard(const Safetensors& shard, const std::string& where,
                       std::map<std::string, LoadedTable>& tables) {
   WEFT_ASSIGN_OR_RETURN(const std::string format,
-                        FindText(content, file, "format"));
+                        FindText(shard, where, "format"));
   WEFT_ASSIGN_OR_RETURN(const std::string placement,
-                        FindText(content, file, "placement"));
+                        FindText(shard, where, "placement"));
   if (format != kFormat || placement != kPlacementName) {
     return absl::InvalidArgumentError(
-        absl::StrCat("checkpoint shard ", file, ": wanted format ", kFormat,
+        absl::StrCat("checkpoint shard ", where, ": wanted format ", kFormat,
                      " and placement ", kPlacementName, ", found ", format,
                      " and ", placement));
   }
   WEFT_ASSIGN_OR_RETURN(const std::string encoded,
-                        FindText(content, file, "table"));
+                        FindText(shard, where, "table"));
   WEFT_ASSIGN_OR_RETURN(const std::string version,
-                        FindText(content, file, "version"));
+                        FindText(shard, where, "version"));
   std::string decoded;
   LoadedTable part;
   if (!absl::Base64Unescape(encoded, &decoded) ||
       !part.spec.ParseFromString(decoded) ||
       !absl::SimpleAtoi(version, &part.image.version) ||
       part.image.version < 0) {
-    return Damaged(file, "its metadata cannot be read");
+    return Damaged(where, "its metadata cannot be read");
   }
   WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(part.spec));
   const int64_t at_version = part.image.version;
-  WEFT_ASSIGN_OR_RETURN(part.image, Cut(content, file, *layout));
+  WEFT_ASSIGN_OR_RETURN(part.image, Cut(shard, where, *layout));
   part.image.version = at_version;
-  return Merge(file, std::move(part), tables);
+  return Merge(where, std::move(part), tables);
 }
 
 }  // namespace weft::ps

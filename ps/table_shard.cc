@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -212,69 +213,88 @@ absl::Status TableShard::CheckPull(const Tensor& keys) const {
   return absl::OkStatus();
 }
 
-Future<ShardReply> TableShard::Handle(v1::Request request, Tensor push_keys,
-                                      Tensor push_values, Tensor pull_keys,
-                                      Instant deadline) {
-  if (request.push()) {
-    const absl::Status checked = CheckPush(request, push_keys, push_values);
-    if (!checked.ok()) return MakeReady<ShardReply>(checked);
-  }
-  if (request.pull()) {
-    const absl::Status checked = CheckPull(pull_keys);
-    if (!checked.ok()) return MakeReady<ShardReply>(checked);
-  }
+absl::Status TableShard::CheckServing() const {
+  if (!shut_down_.ok()) return shut_down_;
+  if (initialized_ || !layout_->is_dense()) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("table '", spec().name(), "' on server ", server_,
+                   " has no values yet; call Initialize first"));
+}
 
+Future<ShardReply> TableShard::Handle(const v1::Request& request,
+                                      Tensor push_keys, Tensor push_values,
+                                      Tensor pull_keys, Instant deadline) {
+  absl::Status checked;
+  if (request.push()) checked = CheckPush(request, push_keys, push_values);
+  if (checked.ok() && request.pull()) checked = CheckPull(pull_keys);
+  if (!checked.ok()) return MakeReady<ShardReply>(checked);
   Part part;
   part.client = request.client();
   part.spans.assign(request.spans().begin(), request.spans().end());
   part.keys = std::move(push_keys);
   part.values = std::move(push_values);
-  ShardReply now;
-  int64_t wanted = 0;
+  return is_sync()
+             ? HandleInRound(request, std::move(part), pull_keys, deadline)
+             : HandleAtOnce(request, part, pull_keys);
+}
+
+Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
+                                             Part part, const Tensor& pull_keys,
+                                             Instant deadline) {
+  int64_t wanted = request.round();
   std::vector<Parked> released;
-  Future<ShardReply> parked = MakeReady<ShardReply>(ShardReply{});
-  bool is_parked = false;
+  std::optional<Future<ShardReply>> parked;
   {
     MutexLock lock(mu_);
-    if (!shut_down_.ok()) return MakeReady<ShardReply>(shut_down_);
-    if (layout_->is_dense() && !initialized_) {
-      return MakeReady<ShardReply>(absl::FailedPreconditionError(
-          absl::StrCat("table '", spec().name(), "' on server ", server_,
-                       " has no values yet; call Initialize first")));
+    const absl::Status serving = CheckServing();
+    if (!serving.ok()) return MakeReady<ShardReply>(serving);
+    if (request.push()) {
+      const absl::Status given = GivePart(request, std::move(part));
+      if (!given.ok()) return MakeReady<ShardReply>(given);
+      released = CloseRounds();
+      ++wanted;
     }
-    if (is_sync()) {
-      wanted = request.round();
-      if (request.push()) {
-        const absl::Status given = GivePart(request, std::move(part));
-        if (!given.ok()) return MakeReady<ShardReply>(given);
-        released = CloseRounds();
-        ++wanted;
-      }
-      if (request.pull() && gate_.open() < wanted) {
-        auto [promise, future] = MakePromise<ShardReply>();
-        parked_.push_back(
-            {wanted, deadline, std::move(pull_keys), std::move(promise)});
-        parked = std::move(future);
-        is_parked = true;
-      }
+    if (request.pull() && gate_.open() < wanted) {
+      auto [promise, future] = MakePromise<ShardReply>();
+      parked_.push_back({wanted, deadline, pull_keys, std::move(promise)});
+      parked = std::move(future);
     }
   }
   Answer(std::move(released));
-  if (is_parked) return parked;
+  if (parked.has_value()) return *std::move(parked);
+  return AnswerNow(request, pull_keys, v1::Reply());
+}
 
-  if (!is_sync() && request.push()) {
-    const absl::Status pushed = PushNow(request, part, now.reply);
-    if (!pushed.ok()) return MakeReady<ShardReply>(pushed);
-  }
+Future<ShardReply> TableShard::HandleAtOnce(const v1::Request& request,
+                                            const Part& part,
+                                            const Tensor& pull_keys) {
   {
     MutexLock lock(mu_);
-    now.reply.set_version(VersionLocked());
+    const absl::Status serving = CheckServing();
+    if (!serving.ok()) return MakeReady<ShardReply>(serving);
   }
+  v1::Reply reply;
+  if (request.push()) {
+    const absl::Status pushed = PushNow(request, part, reply);
+    if (!pushed.ok()) return MakeReady<ShardReply>(pushed);
+  }
+  return AnswerNow(request, pull_keys, std::move(reply));
+}
+
+Future<ShardReply> TableShard::AnswerNow(const v1::Request& request,
+                                         const Tensor& pull_keys,
+                                         v1::Reply reply) {
+  {
+    MutexLock lock(mu_);
+    reply.set_version(VersionLocked());
+  }
+  ShardReply now;
   if (request.pull()) {
-    absl::StatusOr<ShardReply> read = Read(pull_keys, now.reply.version());
+    absl::StatusOr<ShardReply> read = Read(pull_keys, reply.version());
     if (!read.ok()) return MakeReady<ShardReply>(read.status());
     now.values = std::move(read->values);
   }
+  now.reply = std::move(reply);
   return MakeReady<ShardReply>(std::move(now));
 }
 
@@ -479,7 +499,7 @@ void TableShard::Expire(Instant now) {
   }
 }
 
-void TableShard::Shutdown(absl::Status reason) {
+void TableShard::Shutdown(const absl::Status& reason) {
   std::vector<Parked> parked;
   {
     MutexLock lock(mu_);
@@ -516,7 +536,7 @@ TableShard::Image TableShard::Save() const {
   return image;
 }
 
-absl::Status TableShard::Restore(Image image) {
+absl::Status TableShard::Restore(const Image& image) {
   for (const auto& [p, partition] : image.partitions) {
     if (p < 0 || static_cast<size_t>(p) >= partitions_.size()) {
       return absl::InvalidArgumentError(

@@ -65,7 +65,7 @@ class TableShard {
 
   // The tensors are as proto/ps.proto says; those that are not used may be
   // undefined. `deadline` bounds the wait for a version.
-  Future<ShardReply> Handle(v1::Request request, Tensor push_keys,
+  Future<ShardReply> Handle(const v1::Request& request, Tensor push_keys,
                             Tensor push_values, Tensor pull_keys,
                             Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -76,7 +76,7 @@ class TableShard {
   // Ends parked pulls whose deadline has passed.
   void Expire(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends all parked pulls with `reason`.
-  void Shutdown(absl::Status reason) ABSL_LOCKS_EXCLUDED(mu_);
+  void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
 
   v1::TableStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -88,7 +88,7 @@ class TableShard {
   Image Save() const ABSL_LOCKS_EXCLUDED(mu_);
   // Takes of `image` what belongs to this server and goes on at its version.
   // kInvalidArgument if rows do not fit the layout.
-  absl::Status Restore(Image image) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Restore(const Image& image) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // A push, kept until its round closes.
@@ -112,6 +112,19 @@ class TableShard {
   absl::Status CheckSpan(const v1::Span& span,
                          absl::Span<const uint64_t> keys) const;
   absl::Status CheckPull(const Tensor& keys) const;
+  absl::Status CheckServing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // SYNC: gives the part to its round; a pull waits for the version it wants.
+  Future<ShardReply> HandleInRound(const v1::Request& request, Part part,
+                                   const Tensor& pull_keys, Instant deadline)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // ASYNC: applies the part and reads.
+  Future<ShardReply> HandleAtOnce(const v1::Request& request, const Part& part,
+                                  const Tensor& pull_keys)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds version and values to `reply`.
+  Future<ShardReply> AnswerNow(const v1::Request& request,
+                               const Tensor& pull_keys, v1::Reply reply)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status PushNow(const v1::Request& request, const Part& part,
                        v1::Reply& reply) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status GivePart(const v1::Request& request, Part part)
