@@ -80,7 +80,7 @@ class GraphTask {
   uint32_t Discover(Node* node);
   void Deliver(const Edge& edge, Gradient gradient);
   void RunReady();
-  void RunPlace(uint32_t place);
+  void RunPlace(uint32_t at);
   void RunHooks(Node& node, absl::Span<Gradient> gradients);
   void RunLeaf(Leaf& leaf, Gradient gradient);
   GradientSink& SinkOf(Leaf& leaf) const;

@@ -85,7 +85,7 @@ absl::StatusOr<IdxHeader> ParseHeader(absl::string_view bytes,
   IdxHeader header = {*type, {}, 4 + 4 * dims};
   int64_t wanted = type->item_size;
   int64_t bound = wanted;  // as if no dimension were 0: strides must fit too
-  for (int d = 0; d < dims; ++d) {
+  for (int64_t d = 0; d < dims; ++d) {
     const auto size =
         static_cast<int32_t>(BigEndian<uint32_t>(bytes.data() + 4 + 4 * d));
     if (size < 0 || bound > kMaxTensorBytes / std::max(size, 1)) {
@@ -115,7 +115,8 @@ void Decode(const char* from, int64_t count, To* out) {
     const Word word = BigEndian<Word>(from + i * sizeof(Word));
     From value;
     std::memcpy(&value, &word, sizeof(value));
-    out[i] = static_cast<To>(value);
+    // One of the format's types is signed bytes.
+    out[i] = static_cast<To>(value);  // NOLINT(bugprone-signed-char-misuse)
   }
 }
 

@@ -166,7 +166,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
       absl::string_view tag, std::vector<std::string> members) const;
   // Numbers the arrival. kFailedPrecondition: this worker is there already.
   absl::Status Arrive(v1::BarrierRequest& request);
-  void ShowProgress(std::string text);
+  void ShowProgress(const std::string& text);
   std::string WhyNotJoined();
 
   TimerSource& timers_;
@@ -356,7 +356,7 @@ std::string Membership::State::WhyNotJoined() {
   return absl::StrCat(text, "; is server 0 running, with this --coordinator?");
 }
 
-void Membership::State::ShowProgress(std::string text) {
+void Membership::State::ShowProgress(const std::string& text) {
   if (text == shown_ && now() - shown_at_ < kProgressPeriod) return;
   shown_ = text;
   shown_at_ = now();
