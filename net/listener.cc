@@ -73,13 +73,15 @@ absl::StatusOr<int> ListenUnix(const Address& address) {
   return fd;
 }
 
-void TuneTcp(int fd, bool local) {
+// What the listener has, accepted sockets inherit: gRPC, which does not accept
+// them, sets none of it.
+void TuneTcp(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  // What the listener has, accepted sockets inherit.
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   // A pacing default (bbr) halves what loopback carries: docs/performance.md.
-  if (local && setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) != 0) {
+  if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", 5) != 0) {
     setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
   }
 }
@@ -101,7 +103,7 @@ absl::StatusOr<int> ListenTcp(const Address& address) {
   const int fd =
       socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return CannotListen(address, errno);
-  TuneTcp(fd, address.IsLocal());
+  TuneTcp(fd);
   if (bind(fd, found->ai_addr, found->ai_addrlen) != 0 ||
       listen(fd, kBacklog) != 0) {
     const int why = errno;
