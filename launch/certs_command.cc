@@ -1,7 +1,8 @@
-// weft certs: makes the certificates of a job.
+// weft certs: makes the certificates of a job, and takes them back.
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
@@ -20,19 +21,58 @@ void AddMembers(const std::string& job, const std::string& role, int count,
 
 }  // namespace
 
-absl::StatusOr<int> CertsCommand(int argc, char** argv) {
-  if (argc < 2 || (std::string(argv[1]) != "init" &&
-                   std::string(argv[1]).rfind("--help", 0) != 0)) {
+absl::StatusOr<int> Revoke(int argc, char** argv) {
+  std::string directory = "certs";
+  std::vector<std::string> members;
+  worker::Flags flags(
+      "weft certs revoke",
+      "Takes back certificates made by `weft certs init`, and leaves the list "
+      "as crl.pem in --dir and in each\nmember's folder. Copy it to the hosts: "
+      "workers that run look for it every 10 s.\n");
+  flags.Add("dir", &directory, "where");
+  flags.AddRepeated(
+      "name",
+      [&](const std::string& name) {
+        members.push_back(name);
+        return absl::OkStatus();
+      },
+      "whose: trainer1, any number of times");
+  WEFT_RETURN_IF_ERROR(flags.Parse(argc - 1, argv + 1));
+  if (members.empty()) {
     return worker::WithExitCode(
-        absl::InvalidArgumentError("weft certs: wanted `weft certs init`"),
+        absl::InvalidArgumentError("weft certs revoke: wanted --name=NAME"),
         worker::ExitCode::kUsage);
   }
+  WEFT_RETURN_IF_ERROR(net::RevokeCertificates(directory, members));
+  std::printf("%s/crl.pem: copy it into the folder that each worker uses\n",
+              directory.c_str());
+  return 0;
+}
+
+absl::StatusOr<int> Init(int argc, char** argv);
+
+}  // namespace
+
+absl::StatusOr<int> CertsCommand(int argc, char** argv) {
+  const std::string verb = argc < 2 ? "" : argv[1];
+  if (verb == "revoke") return Revoke(argc, argv);
+  if (verb == "init" || verb.rfind("--help", 0) == 0) return Init(argc, argv);
+  return worker::WithExitCode(
+      absl::InvalidArgumentError(
+          "weft certs: wanted `weft certs init` or `weft certs revoke`"),
+      worker::ExitCode::kUsage);
+}
+
+namespace {
+
+absl::StatusOr<int> Init(int argc, char** argv) {
   net::CertificatesOptions options;
   options.directory = "certs";
   options.job = "weft";
   int servers = 1;
   int trainers = 1;
   int admins = 1;
+  int clients = 0;
   int days = 30;
   worker::Flags flags(
       "weft certs init",
@@ -45,6 +85,11 @@ absl::StatusOr<int> CertsCommand(int argc, char** argv) {
   flags.Add("trainers", &trainers, "for trainer0, trainer1, ...",
             {"WEFT_TRAINERS"});
   flags.Add("admins", &admins, "for admin0, ...: `weft status` and the like");
+  flags.Add("clients", &clients,
+            "for client0, ...: programs that are no workers");
+  flags.Add("renew", &options.renew,
+            "new ones in place of those that are there; workers that run use "
+            "them within seconds");
   flags.Add("days", &days, "for how long they are good");
   flags.AddRepeated(
       "host",
@@ -57,6 +102,7 @@ absl::StatusOr<int> CertsCommand(int argc, char** argv) {
   AddMembers(options.job, "ps", servers, options.members);
   AddMembers(options.job, "trainer", trainers, options.members);
   AddMembers(options.job, "admin", admins, options.members);
+  AddMembers(options.job, "client", clients, options.members);
   options.validity = absl::Hours(24) * days;
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
   std::printf(
@@ -67,4 +113,5 @@ absl::StatusOr<int> CertsCommand(int argc, char** argv) {
   return 0;
 }
 
+}  // namespace
 }  // namespace weft::launch

@@ -62,6 +62,20 @@ bool IsSameUser(int fd) {
          credentials.uid == geteuid();
 }
 
+// Up to the version in a ClientHello (RFC 8446, 4.1.2 and 5.1).
+constexpr size_t kHelloBytes = 11;
+
+// Null if the first bytes may be those of TLS 1.2 or newer. TLS itself refuses
+// what only turns out later.
+const char* WhyNotTls(const uint8_t* first, size_t size) {
+  constexpr uint8_t kHandshake = 22;
+  constexpr int kTls12 = 0x0303;
+  if (first[0] != kHandshake) return "plain text; TLS is wanted here";
+  if (size < kHelloBytes) return nullptr;
+  const int version = first[9] << 8 | first[10];
+  return version < kTls12 ? "TLS 1.1 or older; TLS 1.2 is wanted" : nullptr;
+}
+
 // Half of the descriptors at most: gRPC and the job's files need the others.
 int WithinDescriptorLimit(int connections) {
   rlimit limit = {};
@@ -100,11 +114,7 @@ absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Create(
 
 AcceptLoop::AcceptLoop(AcceptLoopOptions options, int epoll, int wake,
                        int reserve)
-    : options_(options),
-      telemetry_(telemetry::OrSilent(options.telemetry)),
-      epoll_(epoll),
-      wake_(wake),
-      reserve_(reserve) {}
+    : options_(options), epoll_(epoll), wake_(wake), reserve_(reserve) {}
 
 void AcceptLoop::Stop() {
   {
@@ -127,7 +137,8 @@ AcceptLoop::~AcceptLoop() {
   close(epoll_);
 }
 
-absl::Status AcceptLoop::Add(Listener listener, Deliver deliver) {
+absl::Status AcceptLoop::Add(Listener listener, Speaks speaks,
+                             Deliver deliver) {
   MutexLock lock(mu_);
   const int fd = listener.fd();
   epoll_event event = {};
@@ -136,7 +147,7 @@ absl::Status AcceptLoop::Add(Listener listener, Deliver deliver) {
   if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
     return absl::InternalError(absl::StrCat("epoll: ", strerror(errno)));
   }
-  sources_.emplace(fd, Source{std::move(listener), std::move(deliver)});
+  sources_.emplace(fd, Source{std::move(listener), speaks, std::move(deliver)});
   return absl::OkStatus();
 }
 
@@ -314,10 +325,19 @@ void AcceptLoop::BecomeReady(Id id) {
   auto found = connections_.find(id);
   if (found == connections_.end()) return;
   Connection& connection = found->second;
-  char byte;
-  const ssize_t seen = recv(connection.fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  uint8_t first[kHelloBytes];
+  const ssize_t seen =
+      recv(connection.fd, first, sizeof first, MSG_PEEK | MSG_DONTWAIT);
   if (seen < 0 && (errno == EAGAIN || errno == EINTR)) return;
   if (seen <= 0) {
+    Close(id);
+    return;
+  }
+  const char* unfit = sources_.at(connection.listener).speaks == Speaks::kTls
+                          ? WhyNotTls(first, static_cast<size_t>(seen))
+                          : nullptr;
+  if (unfit != nullptr) {
+    Refuse(unfit, connection.peer);
     Close(id);
     return;
   }
@@ -388,12 +408,8 @@ void AcceptLoop::Close(Id id) {
 }
 
 void AcceptLoop::Refuse(const char* why, const std::string& peer) {
-  telemetry_.metrics()
-      .CounterFor("weft_net_refused_connections_total")
-      .Increment();
-  WEFT_LOG(telemetry_.logger(), Warning, "refused a connection: ")
-          .With("peer", peer)
-      << why;
+  if (options_.audit != nullptr)
+    options_.audit->Refused("connection", peer, "to connect", why);
 }
 
 int AcceptLoop::CountOf(const std::string& address) {

@@ -29,8 +29,8 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/net/audit.h"
 #include "weft/net/listener.h"
-#include "weft/telemetry/telemetry.h"
 
 namespace weft::net {
 
@@ -39,7 +39,7 @@ struct AcceptLoopOptions {
   int max_connections_per_address = 51;
   int max_handshakes = 16;
   absl::Duration handshake_timeout = absl::Seconds(5);
-  telemetry::Telemetry* telemetry = nullptr;
+  Audit* audit = nullptr;  // null: silent; else it must outlive the loop
 };
 
 // Thread-safety: thread-safe.
@@ -55,9 +55,13 @@ class AcceptLoop {
   // Accepts no more. From one thread at a time; idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // What a connection must begin with. Whatever else comes to kTls (plain text,
+  // TLS 1.1 and older) is refused before a byte of it reaches gRPC.
+  enum class Speaks { kTls, kAnything };
   // Accepts from `listener` until Remove, which returns its last Deliver done.
   // The listener is owned here.
-  absl::Status Add(Listener listener, Deliver deliver) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Add(Listener listener, Speaks speaks, Deliver deliver)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(const Address& address) ABSL_LOCKS_EXCLUDED(mu_);
 
   // A call came over the connection from `peer` (ip:port): it has shaken hands.
@@ -76,6 +80,7 @@ class AcceptLoop {
   };
   struct Source {
     Listener listener;
+    Speaks speaks;
     Deliver deliver;
   };
   using Id = int64_t;
@@ -103,7 +108,6 @@ class AcceptLoop {
   void Wake();
 
   const AcceptLoopOptions options_;
-  telemetry::Telemetry& telemetry_;
   const int epoll_;
   const int wake_;
   std::thread thread_;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -9,12 +10,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <sstream>
 #include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "weft/base/fake_clock.h"
+#include "weft/net/audit.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -74,7 +79,7 @@ class AcceptLoopTest : public ::testing::Test {
     ASSERT_THAT(listener, testing::IsOk());
     address_ = listener->address();
     loop_ = *AcceptLoop::Create(options);
-    ASSERT_THAT(loop_->Add(*std::move(listener),
+    ASSERT_THAT(loop_->Add(*std::move(listener), AcceptLoop::Speaks::kAnything,
                            [this](int fd) {
                              MutexLock lock(mu_);
                              delivered_.push_back(fd);
@@ -146,6 +151,29 @@ TEST_F(AcceptLoopTest, HandsOverWhatSpeaks) {
   Socket speaker = Speaker();
   EXPECT_TRUE(AwaitDelivered(1));
   EXPECT_EQ(delivered(), 1);
+}
+
+// gRPC sets these on what it accepts itself. Without the first, a message that
+// does not fill a segment waits for an acknowledgement, which may take 40 ms.
+TEST_F(AcceptLoopTest, AcceptedTcpSocketsSendAtOnceAndUnpaced) {
+  Open({}, /*tcp=*/true);
+  Socket speaker = Speaker();
+  ASSERT_TRUE(AwaitDelivered(1));
+  MutexLock lock(mu_);
+  const int fd = delivered_.front();
+  const auto is_on = [fd](int level, int option) {
+    int value = 0;
+    socklen_t length = sizeof value;
+    return getsockopt(fd, level, option, &value, &length) == 0 && value != 0;
+  };
+  EXPECT_TRUE(is_on(IPPROTO_TCP, TCP_NODELAY));
+  EXPECT_TRUE(is_on(SOL_SOCKET, SO_KEEPALIVE));
+  char congestion[16] = "";
+  socklen_t length = sizeof congestion;
+  ASSERT_EQ(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion, &length),
+            0);
+  const std::string found(congestion);
+  EXPECT_TRUE(found == "cubic" || found == "reno") << found;
 }
 
 TEST_F(AcceptLoopTest, SilentOnesAreClosedInTime) {
@@ -242,6 +270,35 @@ TEST_F(AcceptLoopTest, RunningOutOfDescriptorsIsSurvived) {
   EXPECT_EQ(waitpid(flood, &status, 0), flood);
   EXPECT_EQ(status, 0);
   close(hold[0]);
+}
+
+TEST(Audit, AFloodIsCountedAndItsLinesAreFew) {
+  FakeClock clock;
+  std::ostringstream lines;
+  telemetry::Telemetry::Options log;
+  log.log_output = &lines;
+  telemetry::Telemetry telemetry(log);
+  Audit::Options options;
+  options.telemetry = &telemetry;
+  options.clock = &clock;
+  options.lines_per_minute = 3;
+  Audit audit(options);
+  for (int i = 0; i < 1000; ++i)
+    audit.Refused("function", "trainer1\nforged", "ps::Push", "no");
+  EXPECT_EQ(telemetry.metrics()
+                .CounterFor("weft_net_refused_total", {{"kind", "function"}})
+                .Value(),
+            1000);
+  const auto count = [&] {
+    const std::string text = lines.str();
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  EXPECT_EQ(count(), 3);
+  clock.Advance(absl::Minutes(1));
+  audit.Refused("function", "trainer1", "ps::Push", "no");
+  EXPECT_EQ(count(), 4);
+  EXPECT_NE(lines.str().find("not_logged=997"), std::string::npos)
+      << lines.str();
 }
 
 TEST(Listener, RefusesADirectoryOpenToOthers) {

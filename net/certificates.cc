@@ -13,7 +13,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 #include <optional>
@@ -38,6 +40,8 @@ struct Free {
 using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
 using Certificate = std::unique_ptr<X509, Free<X509_free>>;
 using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
+using RevocationList = std::unique_ptr<X509_CRL, Free<X509_CRL_free>>;
+using Time = std::unique_ptr<ASN1_TIME, Free<ASN1_TIME_free>>;
 
 // Authorities outlive their members: later ones are signed with them.
 constexpr absl::Duration kAuthorityValidity = absl::Hours(24 * 3650);
@@ -186,6 +190,17 @@ absl::Status WriteFile(const std::string& path, const std::string& contents,
       absl::StrCat("cannot write ", path, ": ", strerror(error)));
 }
 
+// Readers see the former contents or these, never a part.
+absl::Status ReplaceFile(const std::string& path, const std::string& contents,
+                         mode_t mode) {
+  const std::string made = absl::StrCat(path, ".new");
+  unlink(made.c_str());
+  WEFT_RETURN_IF_ERROR(WriteFile(made, contents, mode));
+  if (rename(made.c_str(), path.c_str()) == 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot replace ", path, ": ", strerror(errno)));
+}
+
 absl::Status MakeDirectory(const std::string& path) {
   if (mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)
     return absl::OkStatus();
@@ -235,6 +250,51 @@ absl::Time TimeOf(const ASN1_TIME* time) {
   std::tm calendar = {};
   ASN1_TIME_to_tm(time, &calendar);
   return absl::FromTM(calendar, absl::UTCTimeZone());
+}
+
+using Serial = std::unique_ptr<ASN1_INTEGER, Free<ASN1_INTEGER_free>>;
+
+absl::StatusOr<std::vector<Serial>> SerialsIn(const std::string& pem) {
+  const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  const RevocationList list(
+      PEM_read_bio_X509_CRL(bio.get(), nullptr, nullptr, nullptr));
+  ERR_clear_error();
+  if (list == nullptr)
+    return absl::InvalidArgumentError("not a revocation list in PEM form");
+  std::vector<Serial> serials;
+  STACK_OF(X509_REVOKED)* entries = X509_CRL_get_REVOKED(list.get());
+  for (int i = 0; i < sk_X509_REVOKED_num(entries); ++i) {
+    serials.emplace_back(ASN1_INTEGER_dup(
+        X509_REVOKED_get0_serialNumber(sk_X509_REVOKED_value(entries, i))));
+  }
+  return serials;
+}
+
+absl::StatusOr<std::string> SignList(const Authority& authority,
+                                     const std::vector<Serial>& serials,
+                                     Validity validity) {
+  WEFT_ASSIGN_OR_RETURN(const Certificate issuer,
+                        ParseCertificate(authority.certificate));
+  WEFT_ASSIGN_OR_RETURN(const Key key, ParseKey(authority.key));
+  const RevocationList list(X509_CRL_new());
+  X509_CRL_set_version(list.get(), 1);
+  X509_CRL_set_issuer_name(list.get(), X509_get_subject_name(issuer.get()));
+  const Time from(ASN1_TIME_set(nullptr, absl::ToTimeT(validity.from)));
+  const Time until(ASN1_TIME_set(nullptr, absl::ToTimeT(validity.until)));
+  X509_CRL_set1_lastUpdate(list.get(), from.get());
+  X509_CRL_set1_nextUpdate(list.get(), until.get());
+  for (const Serial& serial : serials) {
+    X509_REVOKED* entry = X509_REVOKED_new();
+    X509_REVOKED_set_serialNumber(entry, serial.get());
+    X509_REVOKED_set_revocationDate(entry, from.get());
+    X509_CRL_add0_revoked(list.get(), entry);  // which owns it now
+  }
+  X509_CRL_sort(list.get());
+  if (X509_CRL_sign(list.get(), key.get(), EVP_sha256()) == 0)
+    return OpenSslError("signing");
+  const Bio bio(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509_CRL(bio.get(), list.get());
+  return std::string(Contents(bio.get()));
 }
 
 // The one URI among the alternative names.
@@ -318,6 +378,52 @@ absl::StatusOr<MemberCertificate> MakeMemberCertificate(
   return MemberCertificate{CertificatePem(made), KeyPem(key.get())};
 }
 
+absl::StatusOr<std::string> MakeRevocationList(
+    const Authority& authority, const std::vector<std::string>& certificates,
+    Validity validity) {
+  std::vector<Serial> serials;
+  for (const std::string& pem : certificates) {
+    WEFT_ASSIGN_OR_RETURN(const Certificate revoked, ParseCertificate(pem));
+    serials.emplace_back(
+        ASN1_INTEGER_dup(X509_get0_serialNumber(revoked.get())));
+  }
+  return SignList(authority, serials, validity);
+}
+
+absl::Status RevokeCertificates(const std::string& directory,
+                                const std::vector<std::string>& members) {
+  Authority authority;
+  WEFT_ASSIGN_OR_RETURN(authority.certificate,
+                        ReadFile(absl::StrCat(directory, "/ca.pem")));
+  WEFT_ASSIGN_OR_RETURN(authority.key,
+                        ReadFile(absl::StrCat(directory, "/ca-key.pem")));
+  const std::string path = absl::StrCat(directory, "/crl.pem");
+  const absl::StatusOr<std::string> before = ReadFile(path);
+  std::vector<Serial> serials;
+  if (before.ok()) {
+    WEFT_ASSIGN_OR_RETURN(serials, SerialsIn(*before));
+  }
+  for (const std::string& member : members) {
+    WEFT_ASSIGN_OR_RETURN(
+        const std::string pem,
+        ReadFile(absl::StrCat(directory, "/", member, "/cert.pem")));
+    WEFT_ASSIGN_OR_RETURN(const Certificate revoked, ParseCertificate(pem));
+    serials.emplace_back(
+        ASN1_INTEGER_dup(X509_get0_serialNumber(revoked.get())));
+  }
+  const absl::Time now = absl::Now();
+  WEFT_ASSIGN_OR_RETURN(const std::string list,
+                        SignList(authority, serials,
+                                 {now - kBackdate, now + kAuthorityValidity}));
+  WEFT_RETURN_IF_ERROR(ReplaceFile(path, list, 0644));
+  for (const auto& entry : std::filesystem::directory_iterator(directory)) {
+    if (!entry.is_directory()) continue;
+    WEFT_RETURN_IF_ERROR(ReplaceFile(
+        absl::StrCat(entry.path().string(), "/crl.pem"), list, 0644));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CertificateFacts> ReadCertificate(const std::string& pem) {
   WEFT_ASSIGN_OR_RETURN(const Certificate certificate, ParseCertificate(pem));
   CertificateFacts facts;
@@ -353,12 +459,13 @@ absl::Status MakeCertificates(const CertificatesOptions& options) {
     const std::string directory =
         absl::StrCat(options.directory, "/", member.Name());
     WEFT_RETURN_IF_ERROR(MakeDirectory(directory));
+    const auto write = options.renew ? &ReplaceFile : &WriteFile;
     WEFT_RETURN_IF_ERROR(
-        WriteFile(absl::StrCat(directory, "/key.pem"), made.key, 0600));
-    WEFT_RETURN_IF_ERROR(WriteFile(absl::StrCat(directory, "/cert.pem"),
-                                   made.certificate, 0644));
-    WEFT_RETURN_IF_ERROR(WriteFile(absl::StrCat(directory, "/ca.pem"),
-                                   authority.certificate, 0644));
+        write(absl::StrCat(directory, "/key.pem"), made.key, 0600));
+    WEFT_RETURN_IF_ERROR(
+        write(absl::StrCat(directory, "/cert.pem"), made.certificate, 0644));
+    WEFT_RETURN_IF_ERROR(
+        write(absl::StrCat(directory, "/ca.pem"), authority.certificate, 0644));
   }
   return absl::OkStatus();
 }

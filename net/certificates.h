@@ -6,6 +6,8 @@
 //   DIR/<name>/      ca.pem, cert.pem, key.pem (0600) of one member: copy it to
 //   its host
 //
+//   crl.pem          what the authority took back, if anything; in each folder
+//
 // EC P-256; a member's certificate carries weft://<job>/<role>/<rank> and
 // <name>.<job>.weft in its SAN and serves for both ends of a connection.
 
@@ -29,6 +31,7 @@ struct CertificatesOptions {
   std::vector<std::string>
       extra_hosts;  // IP numbers and DNS names, into every SAN
   absl::Duration validity = absl::Hours(24 * 30);
+  bool renew = false;  // in place of those that are there
 };
 
 // Makes what is absent below `directory` and keeps an authority that is there,
@@ -54,6 +57,18 @@ absl::StatusOr<Authority> MakeAuthority(const std::string& job,
 absl::StatusOr<MemberCertificate> MakeMemberCertificate(
     const Authority& authority, const Identity& identity,
     const std::vector<std::string>& extra_hosts, Validity validity);
+
+// A list (PEM) by which `authority` takes back `certificates` (PEM), in force
+// within `validity`.
+absl::StatusOr<std::string> MakeRevocationList(
+    const Authority& authority, const std::vector<std::string>& certificates,
+    Validity validity);
+
+// Takes back the certificates of `members` (ps0), beside those taken back
+// before, and leaves the list as crl.pem below `directory` and in each member's
+// folder: copy it to its host. kNotFound if there is no such member.
+absl::Status RevokeCertificates(const std::string& directory,
+                                const std::vector<std::string>& members);
 
 // What a certificate says of its holder.
 struct CertificateFacts {

@@ -71,8 +71,14 @@ struct Channel::State {
 
 absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
     Loop& loop, absl::string_view address, ChannelOptions options) {
+  return Create(loop.core(), address, std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
+    std::shared_ptr<Loop::Core> core, absl::string_view address,
+    ChannelOptions options) {
   WEFT_ASSIGN_OR_RETURN(const Address parsed, ParseAddress(address));
-  const LoopOptions& loop_options = loop.core()->options();
+  const LoopOptions& loop_options = core->options();
   const bool is_tcp = parsed.kind == Address::Kind::kTcp;
   if (is_tcp && !loop_options.credentials.secure() &&
       !loop_options.credentials.insecure()) {
@@ -81,14 +87,14 @@ absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
                      ": TCP needs certificates; ", kHowToGetCertificates));
   }
   auto state = std::make_shared<State>();
-  state->target.core = loop.core();
   state->target.name = options.name;
   state->target.address = parsed.ToString();
   state->target.wait_for_ready = options.wait_for_ready;
   const bool tls = is_tcp && loop_options.credentials.secure();
   state->target.channel = grpc::CreateCustomChannel(
-      parsed.ToString(), loop.core()->ChannelCredentialsFor(parsed),
+      parsed.ToString(), core->ChannelCredentialsFor(parsed),
       ArgumentsOf(loop_options, options, tls));
+  state->target.core = std::move(core);
   return std::unique_ptr<Channel>(new Channel(std::move(state)));
 }
 

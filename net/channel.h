@@ -38,6 +38,10 @@ class Channel {
   // kFailedPrecondition for TCP without certificates.
   static absl::StatusOr<std::unique_ptr<Channel>> Create(
       Loop& loop, absl::string_view address, ChannelOptions options = {});
+  // For net itself.
+  static absl::StatusOr<std::unique_ptr<Channel>> Create(
+      std::shared_ptr<Loop::Core> core, absl::string_view address,
+      ChannelOptions options);
   ~Channel();
 
   // One request, one reply. kDeadlineExceeded names method and address;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <fstream>
@@ -79,7 +80,24 @@ absl::StatusOr<Credentials> Credentials::FromDirectory(
   WEFT_RETURN_IF_ERROR(CheckDates(certificate_path, facts->validity));
   const absl::Status fits = CheckKeyFits(certificate, key);
   if (!fits.ok()) return Unfit(key_path, fits.message());
-  return FromPem(std::move(ca), std::move(certificate), std::move(key));
+  std::string revoked;
+  const std::string revoked_path = absl::StrCat(directory, "/crl.pem");
+  if (access(revoked_path.c_str(), F_OK) == 0) {
+    WEFT_ASSIGN_OR_RETURN(revoked, ReadPem(revoked_path));
+  }
+  WEFT_ASSIGN_OR_RETURN(Credentials credentials,
+                        FromPem(std::move(ca), std::move(certificate),
+                                std::move(key), std::move(revoked)));
+  credentials.directory_ = directory;
+  return credentials;
+}
+
+std::vector<std::string> Credentials::files() const {
+  std::vector<std::string> files;
+  if (directory_.empty()) return files;
+  for (const char* name : {"ca.pem", "cert.pem", "key.pem", "crl.pem"})
+    files.push_back(absl::StrCat(directory_, "/", name));
+  return files;
 }
 
 absl::StatusOr<Credentials> Credentials::ForMember(const std::string& directory,
@@ -99,7 +117,8 @@ absl::StatusOr<Credentials> Credentials::ForMember(const std::string& directory,
 
 absl::StatusOr<Credentials> Credentials::FromPem(std::string ca,
                                                  std::string certificate,
-                                                 std::string key) {
+                                                 std::string key,
+                                                 std::string revoked) {
   WEFT_RETURN_IF_ERROR(CheckKeyFits(certificate, key));
   WEFT_ASSIGN_OR_RETURN(CertificateFacts facts, ReadCertificate(certificate));
   Credentials credentials;
@@ -107,6 +126,7 @@ absl::StatusOr<Credentials> Credentials::FromPem(std::string ca,
   credentials.ca_ = std::move(ca);
   credentials.certificate_ = std::move(certificate);
   credentials.key_ = std::move(key);
+  credentials.revoked_ = std::move(revoked);
   return credentials;
 }
 

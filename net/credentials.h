@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -30,9 +31,10 @@ class Credentials {
   // TCP without TLS, for whoever trusts the network. Listening logs a warning.
   static Credentials Insecure();
 
-  // Reads ca.pem, cert.pem and key.pem. kFailedPrecondition, naming `weft certs
-  // init`, if one is absent, unreadable, expired or without identity, or if
-  // others may read the key.
+  // Reads ca.pem, cert.pem, key.pem and, if it is there, crl.pem: what the
+  // authority took back (`weft certs revoke`). kFailedPrecondition, naming
+  // `weft certs init`, if one is absent, unreadable, expired or without
+  // identity, or if others may read the key.
   static absl::StatusOr<Credentials> FromDirectory(
       const std::string& directory);
 
@@ -45,7 +47,8 @@ class Credentials {
   // From PEM texts; the dates are left to the peers.
   static absl::StatusOr<Credentials> FromPem(std::string ca,
                                              std::string certificate,
-                                             std::string key);
+                                             std::string key,
+                                             std::string revoked = "");
 
   bool insecure() const { return insecure_; }
   bool secure() const { return identity_.has_value(); }
@@ -54,6 +57,11 @@ class Credentials {
   const std::string& ca() const { return ca_; }
   const std::string& certificate() const { return certificate_; }
   const std::string& key() const { return key_; }
+  const std::string& revoked() const { return revoked_; }
+  // Where they were read, for whoever looks whether they have changed. Empty if
+  // from PEM texts.
+  const std::string& directory() const { return directory_; }
+  std::vector<std::string> files() const;
 
  private:
   Credentials() = default;
@@ -63,6 +71,8 @@ class Credentials {
   std::string ca_;
   std::string certificate_;
   std::string key_;
+  std::string revoked_;
+  std::string directory_;
 };
 
 }  // namespace weft::net

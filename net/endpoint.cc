@@ -1,6 +1,8 @@
 #include "weft/net/endpoint.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -9,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/endpoint_core.h"
 #include "weft/net/reflection.h"
@@ -185,7 +188,8 @@ class UnaryObserver final : public StreamObserver {
 Endpoint::Core::Core(std::shared_ptr<Loop::Core> loop, EndpointOptions options)
     : loop_(std::move(loop)),
       options_(std::move(options)),
-      admission_(std::make_shared<Admission>(options_.limits)) {}
+      admission_(std::make_shared<Admission>(options_.limits)),
+      probe_count_(options_.probe_misses) {}
 
 absl::Status Endpoint::Core::CheckCredentials(const Address& address) const {
   const Credentials& ours = loop_->options().credentials;
@@ -219,29 +223,39 @@ absl::Status Endpoint::Core::Open() {
   }
   WEFT_RETURN_IF_ERROR(loop_->AddEndpoint(options_.name, shared_from_this()));
   listener_.emplace(std::move(listener));
-  RegisterUnary(kHealthCheckMethod, health_.CheckHandler());
-  RegisterStream(kHealthWatchMethod, health_.WatchAcceptor());
+  RegisterUnary(kHealthCheckMethod, health_.CheckHandler(), Roles::Any());
+  RegisterStream(kHealthWatchMethod, health_.WatchAcceptor(), Roles::Any());
   RegisterStream(kReflectionMethod,
-                 ReflectionAcceptor([this] { return Services(); }));
+                 ReflectionAcceptor([this] { return Services(); }),
+                 Roles::Only({"admin"}));
   return absl::OkStatus();
 }
 
-Endpoint::Core::Method& Endpoint::Core::AddMethod(absl::string_view method) {
+Endpoint::Core::Method& Endpoint::Core::AddMethod(absl::string_view method,
+                                                  Roles roles) {
   WEFT_CHECK(!started_.load()) << "register " << method << " before Start()";
   WEFT_CHECK(absl::StartsWith(method, "/")) << method;
-  auto [entry, is_new] = methods_.emplace(std::string(method), Method());
+  auto [entry, is_new] = methods_.emplace(
+      std::string(method), Method{std::move(roles), nullptr, nullptr});
   WEFT_CHECK(is_new) << method << " is registered already";
   return entry->second;
 }
 
 void Endpoint::Core::RegisterUnary(absl::string_view method,
-                                   UnaryHandler handler) {
-  AddMethod(method).unary = std::move(handler);
+                                   UnaryHandler handler, Roles roles) {
+  AddMethod(method, std::move(roles)).unary = std::move(handler);
 }
 
 void Endpoint::Core::RegisterStream(absl::string_view method,
-                                    StreamAcceptor acceptor) {
-  AddMethod(method).stream = std::move(acceptor);
+                                    StreamAcceptor acceptor, Roles roles) {
+  AddMethod(method, std::move(roles)).stream = std::move(acceptor);
+}
+
+std::map<std::string, Roles> Endpoint::Core::Access() const {
+  std::map<std::string, Roles> access;
+  for (const auto& [path, method] : methods_)
+    access.emplace(path, method.roles);
+  return access;
 }
 
 std::set<std::string> Endpoint::Core::Services() const {
@@ -256,9 +270,89 @@ absl::Status Endpoint::Core::Start() {
   health_.SetServices(Services());
   started_.store(true);
   health_.SetServing(true);
-  absl::Status listening =
-      loop_->Listen(*std::exchange(listener_, std::nullopt));
-  return listening;
+  WEFT_RETURN_IF_ERROR(loop_->Listen(*std::exchange(listener_, std::nullopt)));
+  ProbeLater();
+  return absl::OkStatus();
+}
+
+void Endpoint::Core::ProbeLater() {
+  if (options_.probe_every <= absl::ZeroDuration()) return;
+  MutexLock lock(probe_mu_);
+  if (probes_ended_) return;
+  probe_timer_ = loop_->poller().RunAt(
+      SteadyClock().Now() + options_.probe_every, [weak = weak_from_this()] {
+        if (const auto self = weak.lock()) self->Probe();
+      });
+}
+
+// By a channel of its own, so that it must be accepted like a stranger.
+void Endpoint::Core::Probe() {
+  ChannelOptions options;
+  options.name = options_.name;
+  auto channel = Channel::Create(loop_, listening_->ToString(), options);
+  std::unique_ptr<Channel> former;
+  std::optional<Future<Slices>> answer;
+  {
+    MutexLock lock(probe_mu_);
+    if (probes_ended_) return;
+    former = std::move(probe_);
+    if (channel.ok()) {
+      probe_ = *std::move(channel);
+      answer = probe_->UnaryCall(kHealthCheckMethod, {}, options_.probe_every);
+    }
+  }
+  if (!answer.has_value()) return OnProbed(channel.status());
+  answer->OnReady([weak = weak_from_this()](const Result<Slices>& result) {
+    if (const auto self = weak.lock()) self->OnProbed(result.status());
+  });
+}
+
+void Endpoint::Core::OnProbed(const absl::Status& answer) {
+  // Any other error is an answer: somebody serves there.
+  const bool missed =
+      absl::IsUnavailable(answer) || absl::IsDeadlineExceeded(answer);
+  absl::Status unreachable;
+  {
+    MutexLock lock(probe_mu_);
+    if (probes_ended_) return;
+    const ProbeCount::Then then = probe_count_.OnProbed(!missed);
+    if (then == ProbeCount::Then::kReopen) unreachable = Reopen();
+    if (then == ProbeCount::Then::kGiveUp) unreachable = answer;
+  }
+  if (missed) {
+    WEFT_LOG(loop_->telemetry().logger(), Warning,
+             "does not answer at its own address: ")
+        << answer.message();
+  }
+  if (!unreachable.ok()) {
+    const absl::Status why = absl::UnavailableError(
+        absl::StrCat(options_.name, " cannot be reached at its own address ",
+                     listening_->ToString(), ", nor can a new listener: ",
+                     unreachable.message(), "; start it anew"));
+    WEFT_LOG(loop_->telemetry().logger(), Error, "") << why.message();
+    if (options_.on_unreachable) options_.on_unreachable(why);
+  }
+  ProbeLater();
+}
+
+absl::Status Endpoint::Core::Reopen() {
+  WEFT_LOG(loop_->telemetry().logger(), Warning, "makes its listener anew")
+      .With("address", listening_->ToString());
+  loop_->telemetry()
+      .metrics()
+      .CounterFor("weft_net_listeners_reopened_total")
+      .Increment();
+  loop_->StopListening(*listening_);
+  WEFT_ASSIGN_OR_RETURN(Listener listener, Listener::Open(*listening_));
+  return loop_->Listen(std::move(listener));
+}
+
+void Endpoint::Core::EndProbes() {
+  std::unique_ptr<Channel> last;
+  MutexLock lock(probe_mu_);
+  probes_ended_ = true;
+  loop_->poller().CancelTimer(probe_timer_);
+  last = std::move(probe_);
 }
 
 absl::Status Endpoint::Core::Shutdown(absl::Duration timeout) {
@@ -266,6 +360,7 @@ absl::Status Endpoint::Core::Shutdown(absl::Duration timeout) {
       << "Endpoint::Shutdown on the thread that polls";
   if (shut_.exchange(true)) return absl::OkStatus();
   const Instant deadline = SteadyClock().Now() + timeout;
+  EndProbes();
   if (started_.load()) loop_->StopListening(*listening_);
   listener_.reset();
   health_.Stop();  // ends the watchers too
@@ -298,9 +393,16 @@ absl::Status Endpoint::Core::CheckPeer(const Peer& peer) const {
                    ", this is job ", ours.identity()->job));
 }
 
+void Endpoint::Core::Refuse(ServerCall& call, absl::string_view kind,
+                            const absl::Status& why) {
+  loop_->audit().Refused(kind, call.peer().ToString(),
+                         call.method().substr(0, 256), why.message());
+  call.Close(why);
+}
+
 void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
   const absl::Status allowed = CheckPeer(call->peer());
-  if (!allowed.ok()) return call->Close(allowed);
+  if (!allowed.ok()) return Refuse(*call, "certificate", allowed);
   if (!started_.load() || closing_.load()) {
     return call->Close(absl::UnavailableError(
         absl::StrCat(options_.name, closing_.load() ? " is shutting down"
@@ -312,15 +414,12 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
         "no method ", absl::CHexEscape(call->method().substr(0, 256)), " on ",
         options_.name)));
   }
+  const absl::Status has_role = method->second.roles.Check(
+      call->peer(), absl::StrCat(call->method(), " of ", options_.name));
+  if (!has_role.ok()) return Refuse(*call, "method", has_role);
   absl::StatusOr<std::unique_ptr<Admission::Ticket>> ticket =
       admission_->Enter(AccountOf(call->peer()));
-  if (!ticket.ok()) {
-    loop_->telemetry()
-        .metrics()
-        .CounterFor("weft_net_refused_calls_total")
-        .Increment();
-    return call->Close(ticket.status());
-  }
+  if (!ticket.ok()) return Refuse(*call, "limit", ticket.status());
   if (method->second.unary != nullptr) {
     ServeUnary(method->second, std::move(call), *std::move(ticket));
   } else {
@@ -369,12 +468,16 @@ absl::StatusOr<std::unique_ptr<Endpoint>> Endpoint::Open(
 Endpoint::Endpoint(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 Endpoint::~Endpoint() { core_->Shutdown(absl::ZeroDuration()).IgnoreError(); }
 
-void Endpoint::RegisterUnary(absl::string_view method, UnaryHandler handler) {
-  core_->RegisterUnary(method, std::move(handler));
+void Endpoint::RegisterUnary(absl::string_view method, UnaryHandler handler,
+                             Roles roles) {
+  core_->RegisterUnary(method, std::move(handler), std::move(roles));
 }
-void Endpoint::RegisterStream(absl::string_view method,
-                              StreamAcceptor acceptor) {
-  core_->RegisterStream(method, std::move(acceptor));
+void Endpoint::RegisterStream(absl::string_view method, StreamAcceptor acceptor,
+                              Roles roles) {
+  core_->RegisterStream(method, std::move(acceptor), std::move(roles));
+}
+std::map<std::string, Roles> Endpoint::Access() const {
+  return core_->Access();
 }
 absl::Status Endpoint::Start() { return core_->Start(); }
 const std::string& Endpoint::name() const { return core_->name(); }

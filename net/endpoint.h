@@ -7,6 +7,8 @@
 #define WEFT_NET_ENDPOINT_H_
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <memory>
 #include <string>
 
@@ -18,6 +20,7 @@
 #include "weft/base/bytes.h"
 #include "weft/net/loop.h"
 #include "weft/net/peer.h"
+#include "weft/net/roles.h"
 #include "weft/net/stream.h"
 
 namespace weft::net {
@@ -72,6 +75,15 @@ struct EndpointOptions {
   std::string
       advertise;  // what address() says; empty: as listened, with the real port
   AdmissionLimits limits;
+
+  // How often it asks its own address, by a new connection, whether it serves.
+  // After `probe_misses` in a row without an answer the listener is made anew;
+  // if that cannot be done, or after as many misses again, `on_unreachable`
+  // learns why, on the Loop: a program may end there, for its supervisor to
+  // start another. Zero: never.
+  absl::Duration probe_every = absl::Seconds(5);
+  int probe_misses = 3;
+  std::function<void(const absl::Status& why)> on_unreachable = nullptr;
 };
 
 // Thread-safety: register from one thread before Start(); the rest is
@@ -96,10 +108,15 @@ class Endpoint {
   // Shuts down with no grace if Shutdown() was not called.
   ~Endpoint();
 
-  // `method` is a gRPC path: /weft.rpc.v1.Worker/Call. REQUIRES: not started,
-  // not registered yet.
-  void RegisterUnary(absl::string_view method, UnaryHandler handler);
-  void RegisterStream(absl::string_view method, StreamAcceptor acceptor);
+  // `method` is a gRPC path: /weft.rpc.v1.Worker/Call. Peers of other roles
+  // than `roles` get kPermissionDenied. REQUIRES: not started, not registered
+  // yet.
+  void RegisterUnary(absl::string_view method, UnaryHandler handler,
+                     Roles roles = Roles::Members());
+  void RegisterStream(absl::string_view method, StreamAcceptor acceptor,
+                      Roles roles = Roles::Members());
+  // Who may call which method, as registered.
+  std::map<std::string, Roles> Access() const;
 
   absl::Status Start();
 

@@ -5,16 +5,20 @@
 #define WEFT_NET_ENDPOINT_CORE_H_
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "weft/net/admission.h"
+#include "weft/net/channel.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/health.h"
 #include "weft/net/loop_core.h"
+#include "weft/net/probe_count.h"
 #include "weft/net/server_call.h"
 
 namespace weft::net {
@@ -26,8 +30,11 @@ class Endpoint::Core final
   Core(std::shared_ptr<Loop::Core> loop, EndpointOptions options);
 
   absl::Status Open();
-  void RegisterUnary(absl::string_view method, UnaryHandler handler);
-  void RegisterStream(absl::string_view method, StreamAcceptor acceptor);
+  void RegisterUnary(absl::string_view method, UnaryHandler handler,
+                     Roles roles);
+  void RegisterStream(absl::string_view method, StreamAcceptor acceptor,
+                      Roles roles);
+  std::map<std::string, Roles> Access() const;
   absl::Status Start();
   absl::Status Shutdown(absl::Duration timeout);
   void OnCall(std::shared_ptr<ServerCall> call) override;
@@ -37,20 +44,30 @@ class Endpoint::Core final
   Health& health() { return health_; }
 
  private:
-  // One of the two is set.
+  // One of the two handlers is set.
   struct Method {
+    Roles roles;
     UnaryHandler unary;
     StreamAcceptor stream;
   };
 
   absl::Status CheckCredentials(const Address& address) const;
   absl::Status CheckPeer(const Peer& peer) const;
-  Method& AddMethod(absl::string_view method);
+  Method& AddMethod(absl::string_view method, Roles roles);
+  // Answers the call with `why` and writes it down.
+  void Refuse(ServerCall& call, absl::string_view kind,
+              const absl::Status& why);
   std::set<std::string> Services() const;
   void ServeUnary(Method& method, std::shared_ptr<ServerCall> call,
                   std::unique_ptr<Admission::Ticket> ticket);
   void ServeStream(Method& method, const std::shared_ptr<ServerCall>& call,
                    std::unique_ptr<Admission::Ticket> ticket);
+
+  void ProbeLater() ABSL_LOCKS_EXCLUDED(probe_mu_);
+  void Probe() ABSL_LOCKS_EXCLUDED(probe_mu_);
+  void OnProbed(const absl::Status& answer) ABSL_LOCKS_EXCLUDED(probe_mu_);
+  absl::Status Reopen() ABSL_EXCLUSIVE_LOCKS_REQUIRED(probe_mu_);
+  void EndProbes() ABSL_LOCKS_EXCLUDED(probe_mu_);
 
   const std::shared_ptr<Loop::Core> loop_;
   const EndpointOptions options_;
@@ -63,6 +80,12 @@ class Endpoint::Core final
   std::atomic<bool> started_{false};
   std::atomic<bool> closing_{false};
   std::atomic<bool> shut_{false};
+
+  Mutex probe_mu_;
+  bool probes_ended_ ABSL_GUARDED_BY(probe_mu_) = false;
+  ProbeCount probe_count_ ABSL_GUARDED_BY(probe_mu_);
+  Loop::TimerId probe_timer_ ABSL_GUARDED_BY(probe_mu_) = 0;
+  std::unique_ptr<Channel> probe_ ABSL_GUARDED_BY(probe_mu_);
 };
 
 }  // namespace weft::net

@@ -1,15 +1,18 @@
 #include "weft/net/endpoint.h"
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <atomic>
-#include <functional>
 #include <thread>
 #include <vector>
 
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
-#include "weft/net/certificates.h"
 #include "weft/net/channel.h"
+#include "weft/net/endpoint_fixture.h"
 #include "weft/net/loop.h"
+#include "weft/net/probe_count.h"
 #include "weft/proto/health.pb.h"
 #include "weft/proto/reflection.pb.h"
 #include "weft/tests/support/status_matchers.h"
@@ -20,206 +23,6 @@ namespace {
 
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
-
-constexpr absl::Duration kSoon =
-    absl::Seconds(30);  // longer than any wait that ends well
-constexpr char kEcho[] = "/test.Service/Echo";
-constexpr char kHold[] = "/test.Service/Hold";
-constexpr char kPump[] = "/test.Service/Pump";
-
-Slices Text(std::string text) { return {Bytes::Own(std::move(text))}; }
-std::string ToText(const Slices& slices) {
-  return std::string(Flatten(slices).view());
-}
-
-// What came out of one end of a stream, for the test to wait on.
-class Recorder final : public StreamObserver {
- public:
-  Recorder() : closed_(MakePromise<void>()) {}
-
-  void OnMessage(Slices message) override {
-    {
-      MutexLock lock(mu_);
-      messages_.push_back(ToText(message));
-      changed_.NotifyAll();
-    }
-    if (on_message) on_message();
-  }
-  void OnWritten() override {
-    MutexLock lock(mu_);
-    ++written_;
-    changed_.NotifyAll();
-  }
-  void OnClosed(absl::Status status) override {
-    closed_.first.Set(std::move(status));
-  }
-
-  Future<void> closed() const { return closed_.second; }
-  std::vector<std::string> AwaitMessages(size_t count) {
-    Await([&]() ABSL_NO_THREAD_SAFETY_ANALYSIS {
-      return messages_.size() >= count;
-    });
-    MutexLock lock(mu_);
-    return messages_;
-  }
-  bool AwaitWritten(int count) {
-    return Await(
-        [&]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return written_ >= count; });
-  }
-
-  std::function<void()> on_message;
-
- private:
-  // Looks at `condition` with the lock held.
-  template <typename Condition>
-  bool Await(const Condition& condition) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    const auto deadline =
-        std::chrono::steady_clock::now() + absl::ToChronoSeconds(kSoon);
-    MutexLock lock(mu_);
-    while (!condition()) {
-      if (!changed_.WaitUntil(mu_, deadline)) return condition();
-    }
-    return true;
-  }
-
-  Mutex mu_;
-  CondVar changed_;
-  std::vector<std::string> messages_ ABSL_GUARDED_BY(mu_);
-  int written_ ABSL_GUARDED_BY(mu_) = 0;
-  std::pair<Promise<void>, Future<void>> closed_;
-};
-
-// Sends back what comes, one message at a time.
-class EchoObserver final : public StreamObserver {
- public:
-  explicit EchoObserver(std::shared_ptr<Stream> stream)
-      : stream_(std::move(stream)) {}
-  void OnMessage(Slices message) override {
-    waiting_.push_back(std::move(message));
-    WriteNext();
-  }
-  void OnWritten() override {
-    writing_ = false;
-    WriteNext();
-  }
-  void OnClosed(absl::Status) override { stream_ = nullptr; }
-
- private:
-  void WriteNext() {
-    if (writing_ || waiting_.empty()) return;
-    Slices next = std::move(waiting_.front());
-    waiting_.erase(waiting_.begin());
-    writing_ = stream_->Write(std::move(next));
-  }
-  std::shared_ptr<Stream> stream_;
-  std::vector<Slices> waiting_;
-  bool writing_ = false;
-};
-
-// One process: a loop and an endpoint on it that echoes, and keeps calls of
-// kHold.
-class Node {
- public:
-  static std::unique_ptr<Node> Make(const std::string& name,
-                                    const std::string& listen,
-                                    LoopOptions options = {},
-                                    AdmissionLimits limits = {}) {
-    auto loop = Loop::Create(std::move(options));
-    EXPECT_THAT(loop, IsOk());
-    if (!loop.ok()) return nullptr;
-    auto node = std::make_unique<Node>(*std::move(loop));
-    node->AddEndpoint(name, listen, limits);
-    return node;
-  }
-
-  explicit Node(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
-  ~Node() {
-    held_.clear();
-    endpoints_.clear();
-  }
-
-  void AddEndpoint(const std::string& name, const std::string& listen,
-                   AdmissionLimits limits = {}) {
-    auto endpoint = Endpoint::Open(*loop_, {name, listen, "", limits});
-    ASSERT_THAT(endpoint, IsOk());
-    (*endpoint)->RegisterUnary(kEcho, [this, name](IncomingCall call) {
-      {
-        MutexLock lock(mu_);
-        peer_ = call.peer();
-      }
-      Slices reply = call.TakeRequest();
-      if (ToText(reply) == "who?") reply = Text(name);
-      call.Reply(std::move(reply));
-    });
-    (*endpoint)->RegisterUnary(kHold, [this](IncomingCall call) {
-      MutexLock lock(mu_);
-      held_.push_back(std::move(call));
-      changed_.NotifyAll();
-    });
-    (*endpoint)->RegisterStream(kPump, [](std::shared_ptr<Stream> stream) {
-      return std::make_shared<EchoObserver>(std::move(stream));
-    });
-    ASSERT_THAT((*endpoint)->Start(), IsOk());
-    endpoints_.push_back(*std::move(endpoint));
-  }
-
-  Loop& loop() { return *loop_; }
-  Endpoint& endpoint(int i = 0) { return *endpoints_[i]; }
-  const std::string& address(int i = 0) { return endpoints_[i]->address(); }
-  void Drop() { endpoints_.clear(); }
-
-  std::vector<IncomingCall> AwaitHeld(size_t count) {
-    const auto deadline =
-        std::chrono::steady_clock::now() + absl::ToChronoSeconds(kSoon);
-    MutexLock lock(mu_);
-    while (held_.size() < count && changed_.WaitUntil(mu_, deadline)) {
-    }
-    return std::exchange(held_, {});
-  }
-  Peer peer() {
-    MutexLock lock(mu_);
-    return peer_;
-  }
-
- private:
-  std::unique_ptr<Loop> loop_;
-  Mutex mu_;
-  CondVar changed_;
-  std::vector<IncomingCall> held_ ABSL_GUARDED_BY(mu_);
-  Peer peer_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::unique_ptr<Endpoint>> endpoints_;
-};
-
-LoopOptions With(Credentials credentials) {
-  LoopOptions options;
-  options.credentials = std::move(credentials);
-  return options;
-}
-
-// A job's authority and what it gives to its members.
-struct Job {
-  explicit Job(const std::string& name = "job") : name(name) {
-    authority = *MakeAuthority(
-        name, {absl::Now() - absl::Hours(1), absl::Now() + absl::Hours(1)});
-  }
-  Credentials For(const std::string& role, int rank,
-                  absl::Duration validity = absl::Hours(1)) const {
-    const MemberCertificate made = *MakeMemberCertificate(
-        authority, {name, role, rank}, {"127.0.0.1"},
-        {absl::Now() - absl::Hours(2), absl::Now() + validity});
-    return *Credentials::FromPem(authority.certificate, made.certificate,
-                                 made.key);
-  }
-  std::string name;
-  Authority authority;
-};
-
-std::unique_ptr<Channel> Connect(Loop& loop, const std::string& address,
-                                 const std::string& name = "ps0") {
-  auto channel = Channel::Create(loop, address, {name});
-  EXPECT_THAT(channel, IsOk());
-  return channel.ok() ? *std::move(channel) : nullptr;
-}
 
 // The three ways to connect.
 struct Way {
@@ -695,6 +498,66 @@ TEST_F(OnUnix, AnAddressInUseSaysSo) {
   EXPECT_THAT(Endpoint::Open(server->loop(), {"ps1", Socket(), "", {}}),
               StatusIs(absl::StatusCode::kUnavailable,
                        "in use by another process; choose another address"));
+}
+
+TEST(ProbeCount, ReopensAndThenGivesUp) {
+  using Then = ProbeCount::Then;
+  ProbeCount count(3);
+  const auto after = [&](int misses) {
+    Then then = Then::kNothing;
+    for (int i = 0; i < misses; ++i) {
+      EXPECT_EQ(then, Then::kNothing);
+      then = count.OnProbed(false);
+    }
+    return then;
+  };
+  EXPECT_EQ(after(2), Then::kNothing);
+  EXPECT_EQ(count.OnProbed(true), Then::kNothing);  // begins anew
+  EXPECT_EQ(after(3), Then::kReopen);
+  EXPECT_EQ(after(3), Then::kGiveUp);
+  EXPECT_EQ(after(3), Then::kReopen);
+  EXPECT_EQ(count.OnProbed(true), Then::kNothing);
+  EXPECT_EQ(after(3), Then::kReopen);
+}
+
+// An endpoint whose listener nobody reaches any more: its file is gone.
+class LostListener : public OnUnix {
+ protected:
+  void SetUp() override {
+    loop_ = *Loop::Create();
+    EndpointOptions options;
+    options.name = "ps0";
+    options.listen = Socket();
+    options.probe_every = absl::Milliseconds(5);
+    options.on_unreachable = [this](const absl::Status& why) {
+      told_.Set(why);
+    };
+    endpoint_ = *Endpoint::Open(*loop_, options);
+    endpoint_->RegisterUnary(kEcho,
+                             [](IncomingCall call) { call.Reply(Slices()); });
+    WEFT_ASSERT_OK(endpoint_->Start());
+  }
+
+  std::unique_ptr<Loop> loop_;
+  std::unique_ptr<Endpoint> endpoint_;
+  Promise<void> told_;
+};
+
+TEST_F(LostListener, IsMadeAnew) {
+  ASSERT_EQ(unlink(dir_.Path("s").c_str()), 0);
+  ChannelOptions options;
+  options.name = "ps0";
+  options.wait_for_ready = true;
+  auto client = *Loop::Create();
+  auto channel = *Channel::Create(*client, Socket(), options);
+  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon));
+}
+
+TEST_F(LostListener, IsReportedWhenItCannotBeMadeAnew) {
+  ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);  // open to others
+  ASSERT_EQ(unlink(dir_.Path("s").c_str()), 0);
+  EXPECT_THAT(told_.future().Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "start it anew"));
 }
 
 TEST(Security, TcpWithoutCertificatesNamesTheCommand) {

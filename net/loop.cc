@@ -33,6 +33,10 @@ absl::Status Loop::Shutdown(absl::Duration timeout) {
   return core_->Shutdown(timeout);
 }
 
+absl::Status Loop::RenewCredentials(const Credentials& credentials) {
+  return core_->RenewCredentials(credentials);
+}
+
 const Credentials& Loop::credentials() const {
   return core_->options().credentials;
 }

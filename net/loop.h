@@ -33,6 +33,9 @@ namespace weft::net {
 
 struct LoopOptions {
   Credentials credentials = Credentials::LocalOnly();
+  // How often to look whether the files of the credentials have changed. New
+  // connections use what is there.
+  absl::Duration certificate_check = absl::Seconds(10);
   telemetry::Telemetry* telemetry =
       nullptr;  // null: silent; must outlive the Loop
 
@@ -44,6 +47,7 @@ struct LoopOptions {
   int ranks_on_host = 1;
 
   int64_t max_message_bytes = int64_t{256} << 20;  // of one message, both ways
+  int64_t max_buffered_bytes = int64_t{2} << 30;   // of messages not whole yet
   int64_t max_metadata_bytes = 8 << 10;
   int read_chunk_bytes =
       4 << 20;  // of clients; the largest piece in which a socket is read
@@ -88,7 +92,10 @@ class Loop {
   // threads. Idempotent.
   absl::Status Shutdown(absl::Duration timeout);
 
-  const Credentials& credentials() const;
+  const Credentials& credentials() const;  // as at the beginning
+  // Uses others for new connections: see Tls::Renew. kFailedPrecondition if the
+  // Loop has none.
+  absl::Status RenewCredentials(const Credentials& credentials);
   const std::shared_ptr<Core>& core() { return core_; }  // for net itself
 
  private:

@@ -2,6 +2,7 @@
 
 #include <grpc/support/time.h>
 #include <grpcpp/alarm.h>
+#include <grpcpp/resource_quota.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -203,6 +204,7 @@ void GrpcQueue::Shutdown() {
 Loop::Core::Core(LoopOptions options)
     : options_(std::move(options)),
       telemetry_(telemetry::OrSilent(options_.telemetry)),
+      audit_(telemetry_),
       poller_(queue_, PollerOptionsOf(options_)) {}
 
 Loop::Core::~Core() = default;
@@ -211,6 +213,9 @@ void Loop::Core::SetLimits(grpc::ServerBuilder& builder) const {
   builder.SetMaxReceiveMessageSize(
       static_cast<int>(options_.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(options_.max_message_bytes));
+  grpc::ResourceQuota memory("weft");
+  memory.Resize(static_cast<size_t>(options_.max_buffered_bytes));
+  builder.SetResourceQuota(memory);
   const int keepalive_ms = Milliseconds(options_.keepalive_interval);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
                              static_cast<int>(options_.max_metadata_bytes));
@@ -232,7 +237,7 @@ absl::Status Loop::Core::Start() {
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
 
   AcceptLoopOptions edge;
-  edge.telemetry = &telemetry_;
+  edge.audit = &audit_;
   edge.max_connections = options_.max_connections > 0
                              ? options_.max_connections
                              : 4 * options_.world_size + 64;
@@ -252,14 +257,14 @@ absl::Status Loop::Core::Start() {
       Builder::ExternalConnectionType::FROM_FD,
       grpc::InsecureServerCredentials());
   if (options_.credentials.secure()) {
-    grpc::SslServerCredentialsOptions tls(
-        GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-    tls.pem_root_certs = options_.credentials.ca();
-    tls.pem_key_cert_pairs.push_back(
-        {options_.credentials.key(), options_.credentials.certificate()});
-    tls_ = builder.experimental().AddExternalConnectionAcceptor(
-        Builder::ExternalConnectionType::FROM_FD,
-        grpc::SslServerCredentials(tls));
+    Tls::Options tls;
+    tls.credentials = options_.credentials;
+    tls.check_every = options_.certificate_check;
+    tls.telemetry = &telemetry_;
+    tls.audit = &audit_;
+    WEFT_ASSIGN_OR_RETURN(tls_, Tls::Create(std::move(tls)));
+    secure_ = builder.experimental().AddExternalConnectionAcceptor(
+        Builder::ExternalConnectionType::FROM_FD, tls_->ForServer());
   }
   server_ = builder.BuildAndStart();
   if (server_ == nullptr) {
@@ -386,8 +391,10 @@ absl::Status Loop::Core::Listen(Listener listener) {
   }
   const bool is_unix = listener.address().kind == Address::Kind::kUnix;
   Acceptor* const acceptor =
-      is_unix || !options_.credentials.secure() ? plain_.get() : tls_.get();
-  return accept_loop_->Add(std::move(listener), [acceptor](int fd) {
+      is_unix || tls_ == nullptr ? plain_.get() : secure_.get();
+  const auto speaks = acceptor == secure_.get() ? AcceptLoop::Speaks::kTls
+                                                : AcceptLoop::Speaks::kAnything;
+  return accept_loop_->Add(std::move(listener), speaks, [acceptor](int fd) {
     Acceptor::NewConnectionParameters connection;
     connection.fd = fd;
     acceptor->HandleNewConnection(&connection);
@@ -423,14 +430,15 @@ void Loop::Core::Route(std::shared_ptr<ServerCall> call) {
 
 std::shared_ptr<grpc::ChannelCredentials> Loop::Core::ChannelCredentialsFor(
     const Address& address) const {
-  const Credentials& ours = options_.credentials;
-  if (address.kind == Address::Kind::kUnix || !ours.secure())
+  if (address.kind == Address::Kind::kUnix || tls_ == nullptr)
     return grpc::InsecureChannelCredentials();
-  grpc::SslCredentialsOptions tls;
-  tls.pem_root_certs = ours.ca();
-  tls.pem_private_key = ours.key();
-  tls.pem_cert_chain = ours.certificate();
-  return grpc::SslCredentials(tls);
+  return tls_->ForChannel();
+}
+
+absl::Status Loop::Core::RenewCredentials(const Credentials& credentials) {
+  if (tls_ != nullptr) return tls_->Renew(credentials);
+  return absl::FailedPreconditionError(
+      "the loop was made without certificates, which cannot be added later");
 }
 
 }  // namespace weft::net

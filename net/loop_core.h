@@ -24,8 +24,10 @@
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
 #include "weft/net/accept_loop.h"
+#include "weft/net/audit.h"
 #include "weft/net/loop.h"
 #include "weft/net/poller.h"
+#include "weft/net/tls.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::net {
@@ -108,6 +110,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   const LoopOptions& options() const { return options_; }
   telemetry::Telemetry& telemetry() { return telemetry_; }
+  Audit& audit() { return audit_; }
   Poller& poller() { return poller_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
   // Of the thread that polls.
@@ -140,6 +143,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   void Route(std::shared_ptr<ServerCall> call) ABSL_LOCKS_EXCLUDED(mu_);
   void RequestCall();
 
+  absl::Status RenewCredentials(const Credentials& credentials);
   std::shared_ptr<grpc::ChannelCredentials> ChannelCredentialsFor(
       const Address& address) const;
   grpc::AsyncGenericService& service() { return service_; }
@@ -159,11 +163,13 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   const LoopOptions options_;
   telemetry::Telemetry& telemetry_;
+  Audit audit_;
   GrpcQueue queue_;
   Poller poller_;
   grpc::AsyncGenericService service_;
-  std::unique_ptr<Acceptor> plain_;  // unix sockets, and TCP under --insecure
-  std::unique_ptr<Acceptor> tls_;    // null without certificates
+  std::unique_ptr<Acceptor> plain_;   // unix sockets, and TCP under --insecure
+  std::unique_ptr<Tls> tls_;          // null without certificates
+  std::unique_ptr<Acceptor> secure_;  // null without certificates
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<AcceptLoop>
       accept_loop_;  // until the end: calls that arrive late name it

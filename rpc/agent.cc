@@ -10,12 +10,15 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
 #include "weft/base/driver.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/thread_pool.h"
+#include "weft/net/audit.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/link.h"
@@ -43,6 +46,18 @@ void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
     const WorkerKey y = b->peer().key;
     return std::tie(x.id, x.epoch) < std::tie(y.id, y.epoch);
   });
+}
+
+// Who a connection proves its peer to be; empty where it proves nothing.
+struct Proof {
+  std::string name;
+  std::string role;
+};
+
+bool Matches(const AccessRule& rule, absl::string_view function) {
+  absl::string_view wanted = rule.functions;
+  return absl::ConsumeSuffix(&wanted, "*") ? absl::StartsWith(function, wanted)
+                                           : function == wanted;
 }
 
 }  // namespace
@@ -92,8 +107,7 @@ class Agent::Core final : public Dispatcher,
 
   // Answers a peer's first frame. Null: it was refused.
   std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
-                                 const std::string& proven_name)
-      ABSL_LOCKS_EXCLUDED(mu_);
+                                 const Proof& proof) ABSL_LOCKS_EXCLUDED(mu_);
 
   Agent* agent() override { return agent_; }
   const std::string& self() const override { return options_.name; }
@@ -110,14 +124,17 @@ class Agent::Core final : public Dispatcher,
   using OutboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Outbound>>;
   using InboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Inbound>>;
 
-  Welcome Judge(const Hello& hello, const std::string& proven_name,
+  Welcome Judge(const Hello& hello, const Proof& proof,
                 std::shared_ptr<Inbound>* inbound,
                 std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckHello(const Hello& hello, const std::string& proven_name)
+  absl::Status CheckHello(const Hello& hello, const Proof& proof)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckKey(const Hello& hello, const Proof& proof)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckNotGone(const std::string& name, WorkerKey key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckRole(const Function& function, const Worker& caller);
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
@@ -128,6 +145,7 @@ class Agent::Core final : public Dispatcher,
   const AgentOptions options_;
   const Registry& registry_;
   telemetry::Telemetry& telemetry_;
+  net::Audit audit_{telemetry_};
   Agent* agent_ = nullptr;
   std::unique_ptr<ThreadPool> own_pool_;
   Executor* executor_ = nullptr;
@@ -154,8 +172,8 @@ class Agent::Core final : public Dispatcher,
 // A connection that somebody opened: a stranger until the Hello.
 class Agent::Core::Guest final : public LinkOwner {
  public:
-  Guest(std::weak_ptr<Core> core, std::string proven_name)
-      : core_(std::move(core)), proven_name_(std::move(proven_name)) {}
+  Guest(std::weak_ptr<Core> core, Proof proof)
+      : core_(std::move(core)), proof_(std::move(proof)) {}
 
   absl::Status OnFrame(Link& link, Frame frame) override {
     if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
@@ -166,7 +184,7 @@ class Agent::Core::Guest final : public LinkOwner {
     }
     const std::shared_ptr<Core> core = core_.lock();
     if (core == nullptr) return absl::UnavailableError("the agent has ended");
-    inbound_ = core->Admit(link, *hello, proven_name_);
+    inbound_ = core->Admit(link, *hello, proof_);
     refused_ = inbound_ == nullptr;
     is_stranger_ = refused_;
     return absl::OkStatus();
@@ -180,7 +198,7 @@ class Agent::Core::Guest final : public LinkOwner {
 
  private:
   const std::weak_ptr<Core> core_;
-  const std::string proven_name_;
+  const Proof proof_;
   std::shared_ptr<Inbound> inbound_;
   bool refused_ = false;
   std::atomic<bool> is_stranger_{true};
@@ -332,7 +350,8 @@ absl::Status Agent::Core::Start(Agent* agent) {
           return absl::UnavailableError("the agent has ended");
         }
         Transport& transport = core->transport();
-        auto guest = std::make_shared<Guest>(weak, connection->ProvenName());
+        auto guest = std::make_shared<Guest>(
+            weak, Proof{connection->ProvenName(), connection->ProvenRole()});
         // As much for nested calls as for the others.
         auto link = std::make_shared<Link>(guest, transport.clock(),
                                            2 * core->options().limits.bytes);
@@ -573,20 +592,20 @@ std::shared_ptr<void> Agent::Core::FindLocal(const void* type_key) {
 // ------------------------------------------------------------------- serving
 
 std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
-                                            const std::string& proven_name) {
+                                            const Proof& proof) {
   std::shared_ptr<Inbound> inbound;
   std::vector<std::shared_ptr<Inbound>> ended;
   Welcome welcome;
   {
     MutexLock lock(mu_);
-    welcome = Judge(hello, proven_name, &inbound, &ended);
+    welcome = Judge(hello, proof, &inbound, &ended);
   }
   for (const auto& old : ended) {
     old->PeerGone(absl::AbortedError("the caller has begun another session"));
   }
   if (inbound == nullptr) {
-    WEFT_LOG(telemetry_.logger(), Warning, "refused a connection: ")
-        << welcome.status.message();
+    audit_.Refused("name", hello.name.substr(0, 64), "to call",
+                   welcome.status.message());
     link.Append(welcome);
     link.End(welcome.status, /*after_writing=*/true);
     return nullptr;
@@ -596,8 +615,7 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
   return inbound;
 }
 
-absl::Status Agent::Core::CheckHello(const Hello& hello,
-                                     const std::string& proven_name) {
+absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
   if (hello.magic != kMagic) {
     return absl::InvalidArgumentError("the caller is not a Weft worker");
   }
@@ -613,10 +631,9 @@ absl::Status Agent::Core::CheckHello(const Hello& hello,
         options_.name, " belongs to the job '", options_.job, "', ", hello.name,
         " to '", hello.job, "': two jobs use one address"));
   }
-  if (!proven_name.empty() && proven_name != hello.name) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("the certificate is of ", proven_name, ", who says to be ",
-                     hello.name));
+  if (!proof.name.empty() && proof.name != hello.name) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "the certificate is of ", proof.name, ", who says to be ", hello.name));
   }
   WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(hello.name));
   if (!CheckNotGone(hello.name, hello.from).ok()) {
@@ -624,14 +641,31 @@ absl::Status Agent::Core::CheckHello(const Hello& hello,
         absl::StrCat("the incarnation ", hello.from.ToString(), " of ",
                      hello.name, " was declared gone: join again"));
   }
-  // A name is proven by a certificate; whose key it is, only by who has it.
+  WEFT_RETURN_IF_ERROR(ended_);
+  return CheckKey(hello, proof);
+}
+
+// A name is proven by a certificate; whose key it is, the directory knows.
+// Until it does, the key is of who came first.
+absl::Status Agent::Core::CheckKey(const Hello& hello, const Proof& proof) {
+  const absl::StatusOr<Worker> owner = options_.directory->Find(hello.from);
   const auto known = inbounds_.find(hello.from);
-  if (known != inbounds_.end() && known->second->peer().name != hello.name) {
+  std::string of = owner.ok() ? owner->name : hello.name;
+  if (!owner.ok() && known != inbounds_.end()) of = known->second->peer().name;
+  if (of != hello.name) {
     return absl::PermissionDeniedError(
-        absl::StrCat("the key ", hello.from.ToString(), " is of ",
-                     known->second->peer().name, ", not of ", hello.name));
+        absl::StrCat("the key ", hello.from.ToString(), " is of ", of,
+                     ", not of ", hello.name));
   }
-  return ended_;
+  const bool resumes = known != inbounds_.end() &&
+                       known->second->peer().name == hello.name &&
+                       known->second->life() == hello.life;
+  if (resumes && known->second->peer().role != proof.role) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the session of ", hello.name,
+                     " was begun with another proof of who it is"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Agent::Core::CheckNotGone(const std::string& name,
@@ -648,14 +682,14 @@ absl::Status Agent::Core::CheckNotGone(const std::string& name,
       name, "", Phase::kNone);
 }
 
-Welcome Agent::Core::Judge(const Hello& hello, const std::string& proven_name,
+Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
                            std::shared_ptr<Inbound>* inbound,
                            std::vector<std::shared_ptr<Inbound>>* ended) {
   Welcome welcome;
   welcome.build = options_.build;
   welcome.registry = registry_.Digest();
   welcome.limits = options_.limits;
-  welcome.status = CheckHello(hello, proven_name);
+  welcome.status = CheckHello(hello, proof);
   if (!welcome.status.ok()) return welcome;
   if (hello.to != options_.key) {
     welcome.replaced = true;
@@ -666,6 +700,11 @@ Welcome Agent::Core::Judge(const Hello& hello, const std::string& proven_name,
   }
   const auto it = inbounds_.find(hello.from);
   std::shared_ptr<Inbound> known = it == inbounds_.end() ? nullptr : it->second;
+  if (known != nullptr && known->peer().name != hello.name) {
+    ended->push_back(std::move(known));  // the directory knows better
+    inbounds_.erase(it);
+    known = nullptr;
+  }
   if (known != nullptr && known->life() > hello.life) {
     welcome.status = absl::AbortedError(
         absl::StrCat(hello.name, " has begun a later life of its session"));
@@ -679,9 +718,9 @@ Welcome Agent::Core::Judge(const Hello& hello, const std::string& proven_name,
     }
     if (known != nullptr) ended->push_back(known);
     ForgetIdle(ended);
-    known = std::make_shared<Inbound>(Worker{hello.name, hello.from, ""},
-                                      hello.life, options_.limits, transport(),
-                                      shared_from_this());
+    known = std::make_shared<Inbound>(
+        Worker{hello.name, hello.from, "", proof.role}, hello.life,
+        options_.limits, transport(), shared_from_this());
     inbounds_[hello.from] = known;
   }
   *inbound = std::move(known);
@@ -719,8 +758,25 @@ absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
   return function;
 }
 
+absl::Status Agent::Core::CheckRole(const Function& function,
+                                    const Worker& caller) {
+  if (caller.role.empty()) return absl::OkStatus();
+  net::Roles roles = function.roles.value_or(net::Roles::Members());
+  for (const AccessRule& rule : options_.access) {
+    if (!Matches(rule, function.name)) continue;
+    roles = rule.roles;
+    break;
+  }
+  absl::Status allowed = roles.Check(caller.name, caller.role, function.name);
+  if (!allowed.ok())
+    audit_.Refused("function", caller.name, function.name, allowed.message());
+  return allowed;
+}
+
 void Agent::Core::Dispatch(const Function& function,
                            std::shared_ptr<ServedCall> call) {
+  absl::Status allowed = CheckRole(function, call->peer());
+  if (!allowed.ok()) return call->Finish(std::move(allowed));
   if (function.runs_on == RunsOn::kTransport) {
     InlineScope scope;
     return function.serve(std::move(call));

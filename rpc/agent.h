@@ -22,6 +22,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/executor.h"
+#include "weft/net/roles.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/directory.h"
@@ -31,6 +32,12 @@
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rpc {
+
+// Who may call some functions, whatever they were registered with.
+struct AccessRule {
+  std::string functions;  // a name, or the beginning of names: "ps::*"
+  net::Roles roles;
+};
 
 struct AgentOptions {
   std::string job;  // peers of another job are refused
@@ -51,6 +58,10 @@ struct AgentOptions {
   // Of calls that name none; see SetDefaultTimeout. Not negative.
   absl::Duration default_timeout = absl::Seconds(60);
   Limits limits;  // what peers may ask of this worker at a time
+  // The first that matches counts; else what WEFT_RPC_ROLES says of the
+  // function; else net::Roles::Members(). Callers without a certificate are not
+  // asked: see net::Roles::Check.
+  std::vector<AccessRule> access;
   // A peer that cannot be reached for so long is given up: its calls end with
   // kUnavailable.
   absl::Duration give_up_after = absl::Seconds(10);

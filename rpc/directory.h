@@ -26,6 +26,9 @@ struct Worker {
   WorkerKey key;
   std::string
       address;  // as the transport understands it: unix:/path, host:port
+  // Of a caller, as its certificate proves it. Empty where nothing is proven:
+  // callers over a unix socket, or under --insecure.
+  std::string role = {};
 };
 
 // Thread-safety: thread-safe.

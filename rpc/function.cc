@@ -1,6 +1,7 @@
 #include "weft/rpc/function.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "weft/base/check.h"
 #include "xxhash.h"
@@ -14,10 +15,17 @@ Registry& Registry::Global() {
 
 void Registry::Add(Function function) {
   const std::string name = function.name;
-  auto owned = std::make_unique<const Function>(std::move(function));
+  auto owned = std::make_unique<Function>(std::move(function));
   const auto [it, is_new] = by_name_.emplace(name, std::move(owned));
   WEFT_CHECK(is_new) << "WEFT_RPC: two functions are named " << name;
   by_address_.emplace(it->second->address, it->second.get());
+}
+
+void Registry::SetRoles(absl::string_view name, net::Roles roles) {
+  const auto it = by_name_.find(name);
+  WEFT_CHECK(it != by_name_.end())
+      << "WEFT_RPC_ROLES: no function is named " << name;
+  it->second->roles = std::move(roles);
 }
 
 const Function* Registry::FindName(absl::string_view name) const {

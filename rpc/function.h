@@ -9,6 +9,11 @@
 // Status. WEFT_RPC_INLINE runs it on the
 // transport's thread: for what is short and never waits.
 //
+// Members of the job may call it (net::Roles::Members()). To let others do so,
+// or only some, name the roles of certificates that may:
+//
+//   WEFT_RPC_ROLES(Scale, "client", "admin");   // below the registration
+//
 // The file must be linked into the worker that serves: a library that holds
 // registrations and nothing else that is used needs `alwayslink = True`.
 
@@ -18,6 +23,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -32,6 +38,7 @@
 #include "weft/base/cancel.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
+#include "weft/net/roles.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec.h"
 #include "weft/rpc/failure.h"
@@ -79,6 +86,7 @@ struct Function {
   RunsOn runs_on = RunsOn::kExecutor;
   bool is_idempotent = false;  // may run twice without harm
   Address address = nullptr;
+  std::optional<net::Roles> roles;  // who may call it; none: Roles::Members()
   Serve serve = nullptr;
 };
 
@@ -92,6 +100,8 @@ class Registry {
 
   // REQUIRES: another function of the same name is not in it.
   void Add(Function function);
+  // REQUIRES: a function of that name is in it.
+  void SetRoles(absl::string_view name, net::Roles roles);
 
   const Function* FindName(absl::string_view name) const;
   const Function* FindAddress(Function::Address address) const;
@@ -100,7 +110,7 @@ class Registry {
   std::vector<std::string> Names() const;  // sorted
 
  private:
-  absl::flat_hash_map<std::string, std::unique_ptr<const Function>> by_name_;
+  absl::flat_hash_map<std::string, std::unique_ptr<Function>> by_name_;
   absl::flat_hash_map<Function::Address, const Function*> by_address_;
 };
 
@@ -303,6 +313,11 @@ inline bool Register(Function function) {
   return true;
 }
 
+inline bool SetRoles(absl::string_view name, net::Roles roles) {
+  Registry::Global().SetRoles(name, std::move(roles));
+  return true;
+}
+
 }  // namespace internal
 }  // namespace weft::rpc
 
@@ -319,6 +334,15 @@ inline bool Register(Function function) {
       ::weft::rpc::internal::Register(::weft::rpc::internal::Idempotent( \
           ::weft::rpc::internal::Describe<&function>(                    \
               ::weft::rpc::RunsOn::kExecutor)))
+#define WEFT_RPC_ROLES(function, ...) \
+  WEFT_RPC_ROLES_(function, __COUNTER__, __VA_ARGS__)
+#define WEFT_RPC_ROLES_(function, n, ...) \
+  WEFT_RPC_ROLES_AS_(function, n, __VA_ARGS__)
+#define WEFT_RPC_ROLES_AS_(function, n, ...)              \
+  [[maybe_unused]] static const bool weft_rpc_roles_##n = \
+      ::weft::rpc::internal::SetRoles(                    \
+          ::weft::rpc::internal::NameOf<&function>(),     \
+          ::weft::net::Roles::Only({__VA_ARGS__}))
 #define WEFT_RPC_REGISTER_(function, n, runs_on) \
   WEFT_RPC_REGISTER_AS_(function, n, runs_on)
 #define WEFT_RPC_REGISTER_AS_(function, n, runs_on)            \

@@ -169,6 +169,10 @@ class GrpcConnection final : public Connection {
     const auto& identity = stream_->peer().identity;
     return identity.has_value() ? identity->Name() : "";
   }
+  std::string ProvenRole() const override {
+    const auto& identity = stream_->peer().identity;
+    return identity.has_value() ? identity->role : "";
+  }
 
  private:
   const std::shared_ptr<net::Stream> stream_;
@@ -235,9 +239,12 @@ class GrpcTransport final : public Transport {
     if (endpoint == nullptr) return;
     if (options.max_shared_memories > 0) memories_->Open(endpoint->address());
     endpoint->RegisterStream(
-        kConnect, [door = door_](std::shared_ptr<net::Stream> stream) {
+        kConnect,
+        [door = door_](std::shared_ptr<net::Stream> stream) {
           return door->Enter(std::move(stream));
-        });
+        },
+        // Whom a function is for, the agent knows.
+        net::Roles::Any());
   }
 
   Driver& driver() override { return loop_.driver(); }

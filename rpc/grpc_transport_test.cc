@@ -9,17 +9,22 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
+#include "weft/net/certificates.h"
+#include "weft/net/credentials.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/transport_conformance.h"
 #include "weft/tests/support/spawn.h"
+#include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::rpc {
@@ -35,9 +40,14 @@ class Node {
   Node(const TempDir& directory, const std::string& name, int memories = 64)
       : Node(absl::StrCat("unix:", directory.path(), "/", name), name,
              memories) {}
-  Node(const std::string& listen, const std::string& name, int memories)
+  // By TCP, as who the certificate says.
+  explicit Node(net::Credentials credentials)
+      : Node("127.0.0.1:0", credentials.identity()->Name(), 0,
+             net::LoopOptions{credentials}) {}
+  Node(const std::string& listen, const std::string& name, int memories,
+       net::LoopOptions loop_options = {})
       : name_(name) {
-    auto loop = net::Loop::Create();
+    auto loop = net::Loop::Create(std::move(loop_options));
     WEFT_CHECK(loop.ok()) << loop.status().ToString();
     loop_ = *std::move(loop);
     net::EndpointOptions options;
@@ -105,6 +115,14 @@ absl::Status Stay(CallContext& context) {
   return stopped.future().Wait(absl::Seconds(60));
 }
 WEFT_RPC(Stay);
+
+int64_t ForClients(int64_t x) { return x; }
+WEFT_RPC(ForClients);
+WEFT_RPC_ROLES(ForClients, "client", "trainer");
+
+int64_t ForAdmin(int64_t x) { return x; }
+WEFT_RPC_INLINE(ForAdmin);
+WEFT_RPC_ROLES(ForAdmin, "admin");
 
 class GrpcAgents : public ::testing::Test {
  protected:
@@ -279,6 +297,130 @@ TEST_F(GrpcAgents, APeerKilledInMidTransferEndsItsCallsAndLeavesNothing) {
     EXPECT_TRUE(OutcomeUnknown(status));
   }
   EXPECT_EQ(CountMemories(), 0);
+}
+
+// ----------------------------------------------------- functions and roles
+
+// A server, ps0, and one caller of each role, with certificates.
+class SecureAgents : public ::testing::Test {
+ protected:
+  SecureAgents() {
+    authority_ = *net::MakeAuthority("job", Now());
+    telemetry::Telemetry::Options log;
+    log.log_output = &log_;
+    telemetry_ = std::make_unique<telemetry::Telemetry>(log);
+  }
+
+  static net::Validity Now() {
+    return {absl::Now() - absl::Hours(1), absl::Now() + absl::Hours(1)};
+  }
+  Node& Add(const std::string& role, int rank = 0) {
+    const net::MemberCertificate made = *net::MakeMemberCertificate(
+        authority_, {"job", role, rank}, {"127.0.0.1"}, Now());
+    nodes_.push_back(std::make_unique<Node>(*net::Credentials::FromPem(
+        authority_.certificate, made.certificate, made.key)));
+    return *nodes_.back();
+  }
+  std::unique_ptr<Agent> Make(Node& node, const Worker& self,
+                              std::vector<AccessRule> access = {}) {
+    AgentOptions options;
+    options.job = "job";
+    options.name = self.name;
+    options.key = self.key;
+    options.transport = &node.transport();
+    options.directory = &directory_;
+    options.telemetry = telemetry_.get();
+    options.access = std::move(access);
+    auto agent = Agent::Create(options);
+    WEFT_CHECK(agent.ok()) << agent.status().ToString();
+    return *std::move(agent);
+  }
+
+  std::ostringstream log_;
+  std::unique_ptr<telemetry::Telemetry> telemetry_;
+  net::Authority authority_;
+  FixedDirectory directory_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+TEST_F(SecureAgents, EachRoleMayCallItsFunctions) {
+  Node& server = Add("ps");
+  directory_.Put(server.worker(0));
+  const auto ps =
+      Make(server, server.worker(0),
+           {{internal::NameOf<&Echo>(), net::Roles::Only({"visitor"})}});
+  struct Row {
+    std::string role;
+    bool twice, for_clients, for_admin, echo;
+  };
+  // Twice is as registered, without a word on roles; Echo as the options say.
+  const std::vector<Row> table = {
+      {"ps", true, false, false, false},
+      {"trainer", true, true, false, false},
+      {"admin", true, false, true, false},
+      {"client", false, true, false, false},
+      {"visitor", false, false, false, true},
+  };
+  uint32_t id = 1;
+  int refused = 0;
+  for (const Row& row : table) {
+    Node& node = Add(row.role, 7);
+    const Worker self = node.worker(id++);
+    const auto caller = Make(node, self);
+    const auto expect = [&](const absl::Status& got, bool allowed,
+                            const std::string& function) {
+      if (allowed) {
+        EXPECT_THAT(got, IsOk());
+        return;
+      }
+      ++refused;
+      EXPECT_THAT(got, StatusIs(absl::StatusCode::kPermissionDenied,
+                                absl::StrCat("ps0: ", row.role, "7 has role ",
+                                             row.role)));
+      EXPECT_THAT(got, StatusIs(absl::StatusCode::kPermissionDenied, function));
+    };
+    const Target to = caller->To("ps0", absl::Seconds(30));
+    expect(Call(to, Twice, 1).status(), row.twice, "Twice is for role ps");
+    expect(Call(to, ForClients, 1).status(), row.for_clients,
+           "ForClients is for role client, trainer");
+    expect(Call(to, ForAdmin, 1).status(), row.for_admin,
+           "ForAdmin is for role admin");
+    expect(Call(to, Echo, std::vector<float>{1}).status(), row.echo,
+           "Echo is for role visitor");
+  }
+  EXPECT_EQ(telemetry_->metrics()
+                .CounterFor("weft_net_refused_total", {{"kind", "function"}})
+                .Value(),
+            refused);
+  EXPECT_THAT(log_.str(), ::testing::HasSubstr("kind=function who=client7"));
+}
+
+TEST_F(SecureAgents, AKeyIsOfWhomTheDirectoryNames) {
+  Node& server = Add("ps");
+  Node& owner = Add("trainer", 1);
+  Node& thief = Add("trainer", 2);
+  directory_.Put(server.worker(0));
+  const auto ps = Make(server, server.worker(0));
+  // It comes first, with a key that is not its own.
+  Worker stolen = thief.worker(1);
+  auto early = Make(thief, stolen);
+  EXPECT_THAT(Call(early->To("ps0"), Twice, 1), IsOk());
+  // Once the directory knows whose it is, the owner takes it.
+  directory_.Put(owner.worker(1));
+  const auto agent = Make(owner, owner.worker(1));
+  EXPECT_THAT(Call(agent->To("ps0"), Twice, 1), IsOk());
+  early.reset();
+  const auto late = Make(thief, stolen);
+  EXPECT_THAT(Call(late->To("ps0"), Twice, 1),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "is of trainer1, not of trainer2"));
+  // And nobody is served under a name that is not in his certificate.
+  Worker other = thief.worker(3);
+  other.name = "trainer1";
+  const auto liar = Make(thief, other);
+  EXPECT_THAT(Call(liar->To("ps0"), Twice, 1),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "the certificate is of trainer2"));
 }
 
 }  // namespace

@@ -68,8 +68,10 @@ class Connection {
   virtual absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
                                                   int64_t bytes);
 
-  // The peer's name, where the connection proves it (by a certificate).
+  // The peer's name and role, where the connection proves them (by a
+  // certificate).
   virtual std::string ProvenName() const { return ""; }
+  virtual std::string ProvenRole() const { return ""; }
 };
 
 // Thread-safety: thread-safe.

@@ -1,0 +1,55 @@
+// Audit: one line of the log for each refusal at the edge: who wanted what, and
+// why it was not given.
+//
+// A flood of refusals must not fill a disk: beyond `lines_per_minute` they are
+// only counted, in weft_net_refused_total and in the field `not_logged` of the
+// next line.
+
+#ifndef WEFT_NET_AUDIT_H_
+#define WEFT_NET_AUDIT_H_
+
+#include <cstdint>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::net {
+
+// Thread-safety: thread-safe.
+class Audit {
+ public:
+  struct Options {
+    telemetry::Telemetry* telemetry = nullptr;  // must outlive it
+    const Clock* clock = nullptr;               // null: SteadyClock()
+    int lines_per_minute = 60;
+  };
+
+  explicit Audit(Options options);
+  explicit Audit(telemetry::Telemetry& telemetry)
+      : Audit(Options{&telemetry, nullptr, 60}) {}
+
+  // `kind` is of a small set: connection, certificate, method, function, name,
+  // limit.
+  void Refused(absl::string_view kind, absl::string_view who,
+               absl::string_view what, absl::string_view why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  bool MayWrite(int64_t* not_logged) ABSL_LOCKS_EXCLUDED(mu_);
+
+  telemetry::Telemetry& telemetry_;
+  const Clock& clock_;
+  const int lines_per_minute_;
+  Mutex mu_;
+  Instant minute_ ABSL_GUARDED_BY(mu_);
+  int lines_ ABSL_GUARDED_BY(mu_) = 0;
+  int64_t not_logged_ ABSL_GUARDED_BY(mu_) = 0;
+};
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_AUDIT_H_

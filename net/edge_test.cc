@@ -1,0 +1,609 @@
+// Who may connect, and what those cannot do who may or may not: the matrices of
+// docs/security.md, with peers that speak bytes.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/net/endpoint_fixture.h"
+#include "weft/net/raw_peer.h"
+#include "weft/telemetry/telemetry.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::net {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
+RawPeer::Hello HelloOf(const Credentials& credentials) {
+  RawPeer::Hello hello;
+  hello.certificate = credentials.certificate();
+  hello.key = credentials.key();
+  return hello;
+}
+
+int64_t ResidentBytes() {
+  int64_t size = 0;
+  int64_t resident = 0;
+  std::ifstream("/proc/self/statm") >> size >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
+}
+
+int64_t PeakBytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    int64_t kib = 0;
+    if (word == "VmHWM:" && status >> kib) return kib * 1024;
+  }
+  return 0;
+}
+
+// A server over TLS, ps0, whose log is kept.
+class Edge : public ::testing::Test {
+ protected:
+  Edge() {
+    telemetry::Telemetry::Options options;
+    options.log_output = &log_;
+    telemetry_ = std::make_unique<telemetry::Telemetry>(options);
+  }
+
+  void Serve(LoopOptions options, AdmissionLimits limits = {}) {
+    options.telemetry = telemetry_.get();
+    server_ = Node::Make("ps0", "127.0.0.1:0", std::move(options), limits);
+  }
+  void Serve() { Serve(With(job_.For("ps", 0))); }
+
+  // Its HTTP/2 begins: nothing is refused any more without a reason that the
+  // peer is told.
+  bool IsLetIn(RawPeer& peer, const RawPeer::Hello& hello) {
+    peer.ShakeHands(hello);
+    peer.Write(Preface());
+    return peer.AwaitFrame(kSettingsFrame);
+  }
+  std::unique_ptr<RawPeer> LetIn(const std::string& role = "trainer",
+                                 int rank = 9) {
+    auto peer = std::make_unique<RawPeer>(server_->address());
+    EXPECT_TRUE(IsLetIn(*peer, HelloOf(job_.For(role, rank))));
+    return peer;
+  }
+  // What a member gets meanwhile.
+  absl::Status Call(const std::string& role = "trainer",
+                    const std::string& method = kEcho) {
+    auto loop = *Loop::Create(With(job_.For(role, 0)));
+    auto channel = Connect(*loop, server_->address());
+    return channel->UnaryCall(method, Text("x"), kSoon).Wait(kSoon).status();
+  }
+  double Count(const std::string& name, const std::string& kind = "") {
+    telemetry::Metrics::Labels labels;
+    if (!kind.empty()) labels["kind"] = kind;
+    return telemetry_->metrics().CounterFor(name, labels).Value();
+  }
+  // The whole log, once nobody writes it any more.
+  std::string Log() {
+    server_ = nullptr;
+    return log_.str();
+  }
+
+  std::ostringstream log_;
+  std::unique_ptr<telemetry::Telemetry> telemetry_;
+  Job job_;
+  testing::TempDir dir_;
+  std::unique_ptr<Node> server_;
+};
+
+// ------------------------------------------------------------ who may connect
+
+struct Stranger {
+  std::string name;
+  std::string reason;  // in the log of the server
+  std::function<RawPeer::Hello(const Job&)> hello;
+  bool plain = false;
+};
+
+RawPeer::Hello Between(const Job& job, absl::Duration from,
+                       absl::Duration until) {
+  const MemberCertificate made =
+      *MakeMemberCertificate(job.authority, {job.name, "trainer", 9}, {},
+                             {absl::Now() + from, absl::Now() + until});
+  return {made.certificate, made.key, TLS1_3_VERSION, ""};
+}
+
+RawPeer::Hello OfVersion(const Job& job, int version) {
+  RawPeer::Hello hello = HelloOf(job.For("trainer", 9));
+  hello.version = version;
+  return hello;
+}
+
+std::vector<Stranger> Strangers() {
+  const absl::Duration hour = absl::Hours(1);
+  return {
+      {"NoCertificate", "no certificate",
+       [](const Job&) { return RawPeer::Hello(); }},
+      {"NoCertificateInTls12", "no certificate",
+       [](const Job&) {
+         RawPeer::Hello hello;
+         hello.version = TLS1_2_VERSION;
+         return hello;
+       }},
+      {"SelfSigned", "self-signed certificate",
+       [=](const Job&) {
+         const Authority self =
+             *MakeAuthority("job", {absl::Now() - hour, absl::Now() + hour});
+         return RawPeer::Hello{self.certificate, self.key, TLS1_3_VERSION, ""};
+       }},
+      {"OtherAuthority", "certificate verify failed",
+       [](const Job&) { return HelloOf(Job().For("trainer", 9)); }},
+      {"Expired", "certificate has expired",
+       [=](const Job& job) { return Between(job, -2 * hour, -hour); }},
+      {"NotYetValid", "certificate is not yet valid",
+       [=](const Job& job) { return Between(job, hour, 2 * hour); }},
+      {"Tls10", "TLS 1.1 or older",
+       [](const Job& job) { return OfVersion(job, TLS1_VERSION); }},
+      {"Tls11", "TLS 1.1 or older",
+       [](const Job& job) { return OfVersion(job, TLS1_1_VERSION); }},
+      {"PlainText", "plain text", [](const Job&) { return RawPeer::Hello(); },
+       /*plain=*/true},
+  };
+}
+
+class EdgeRefuses : public Edge,
+                    public ::testing::WithParamInterface<Stranger> {};
+
+INSTANTIATE_TEST_SUITE_P(Edge, EdgeRefuses, ::testing::ValuesIn(Strangers()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(EdgeRefuses, TheStrangerAndNotesWhy) {
+  Serve();
+  RawPeer peer(server_->address());
+  ASSERT_TRUE(peer.connected());
+  if (GetParam().plain) {
+    peer.Write(Preface());
+    EXPECT_FALSE(peer.AwaitFrame(kSettingsFrame));
+  } else {
+    EXPECT_FALSE(IsLetIn(peer, GetParam().hello(job_)));
+  }
+  EXPECT_EQ(peer.received(), "");  // the reason is not for the peer
+  WEFT_EXPECT_OK(Call());
+  EXPECT_EQ(Count("weft_net_refused_total", "certificate") +
+                Count("weft_net_refused_total", "connection"),
+            1);
+  EXPECT_THAT(Log(), HasSubstr(GetParam().reason));
+}
+
+TEST_F(Edge, LetsAMemberIn) {
+  Serve();
+  LetIn();
+  RawPeer older(server_->address());
+  EXPECT_TRUE(IsLetIn(older, OfVersion(job_, TLS1_2_VERSION)));
+}
+
+TEST_F(Edge, TakesNoSuiteWithoutAuthenticatedEncryption) {
+  Serve();
+  for (const char* suite :
+       {"ECDHE-ECDSA-AES128-SHA", "ECDHE-ECDSA-AES256-SHA384", "AES128-SHA",
+        "ECDHE-ECDSA-NULL-SHA", "AECDH-AES128-SHA"}) {
+    RawPeer peer(server_->address());
+    RawPeer::Hello hello = OfVersion(job_, TLS1_2_VERSION);
+    hello.ciphers = suite;
+    EXPECT_FALSE(IsLetIn(peer, hello)) << suite;
+  }
+  RawPeer peer(server_->address());
+  RawPeer::Hello hello = OfVersion(job_, TLS1_2_VERSION);
+  hello.ciphers = "ECDHE-ECDSA-AES128-GCM-SHA256";
+  EXPECT_TRUE(IsLetIn(peer, hello));
+}
+
+TEST_F(Edge, RefusesWhatTheAuthorityTookBack) {
+  const Credentials lost = job_.For("trainer", 9);
+  const Credentials ours = job_.For("ps", 0);
+  Serve(With(ours));
+  RawPeer early(server_->address());
+  ASSERT_TRUE(IsLetIn(early, HelloOf(lost)));
+  const std::string list = *MakeRevocationList(
+      job_.authority, {lost.certificate()},
+      {absl::Now() - absl::Hours(1), absl::Now() + absl::Hours(1)});
+  WEFT_ASSERT_OK(server_->loop().RenewCredentials(
+      *Credentials::FromPem(ours.ca(), ours.certificate(), ours.key(), list)));
+  RawPeer peer(server_->address());
+  EXPECT_FALSE(IsLetIn(peer, HelloOf(lost)));
+  WEFT_EXPECT_OK(Call());
+  EXPECT_THAT(Log(), HasSubstr("certificate revoked"));
+}
+
+TEST_F(Edge, RefusesWhatWasRotatedAway) {
+  Serve();
+  const Credentials former = job_.For("trainer", 9);
+  Job renewed;  // the same job, with a new authority
+  WEFT_ASSERT_OK(server_->loop().RenewCredentials(renewed.For("ps", 0)));
+  RawPeer peer(server_->address());
+  EXPECT_FALSE(IsLetIn(peer, HelloOf(former)));
+  RawPeer member(server_->address());
+  EXPECT_TRUE(IsLetIn(member, HelloOf(renewed.For("trainer", 9))));
+  EXPECT_THAT(Log(), HasSubstr("certificate verify failed"));
+}
+
+TEST_F(Edge, KeepsItsCertificateWhenARenewedOneCannotBeUsed) {
+  Serve();
+  EXPECT_THAT(server_->loop().RenewCredentials(job_.For("ps", 1)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "they are for weft://job/ps/1, wanted weft://job/ps/0"));
+  const Credentials ours = job_.For("ps", 0);
+  EXPECT_THAT(server_->loop().RenewCredentials(*Credentials::FromPem(
+                  Job().authority.certificate, ours.certificate(), ours.key())),
+              StatusIs(absl::StatusCode::kUnauthenticated, "verify failed"));
+  EXPECT_THAT(server_->loop().RenewCredentials(*Credentials::FromPem(
+                  ours.ca(), ours.certificate(), ours.key(), "not a list")),
+              StatusIs(absl::StatusCode::kInvalidArgument, "revocation list"));
+  WEFT_EXPECT_OK(Call());
+}
+
+// ----------------------------------------------------------- renewal by files
+
+class Renewal : public Edge {
+ protected:
+  void SetUp() override {
+    certificates_.directory = dir_.Path("certs");
+    certificates_.job = "job";
+    certificates_.members = {{"", "ps", 0}, {"", "trainer", 0}};
+    certificates_.extra_hosts = {"127.0.0.1"};
+    WEFT_ASSERT_OK(MakeCertificates(certificates_));
+    certificates_.renew = true;
+    Serve(Watched("ps0"));
+    client_ = *Loop::Create(Watched("trainer0"));
+  }
+  void TearDown() override { client_ = nullptr; }
+
+  LoopOptions Watched(const std::string& name) {
+    LoopOptions options = With(
+        *Credentials::FromDirectory(absl::StrCat(dir_.Path("certs/"), name)));
+    options.certificate_check = absl::Milliseconds(20);
+    return options;
+  }
+  // By a connection of its own.
+  absl::Status CallAnew() {
+    auto channel = Connect(*client_, server_->address());
+    return channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon).status();
+  }
+  // Calls until `count` has risen; false if one failed or it never did.
+  bool CallUntil(const std::string& count, double wanted) {
+    const Instant deadline = SteadyClock().Now() + kSoon;
+    while (Count(count) < wanted) {
+      const absl::Status called = CallAnew();
+      EXPECT_EQ(called, absl::OkStatus());
+      if (!called.ok() || SteadyClock().Now() > deadline) return false;
+    }
+    return true;
+  }
+
+  CertificatesOptions certificates_;
+  std::unique_ptr<Loop> client_;
+};
+
+constexpr char kRenewals[] = "weft_net_certificate_renewals_total";
+constexpr char kRefusals[] = "weft_net_certificate_refusals_total";
+
+TEST_F(Renewal, FailsNoCallAndCutsNoStream) {
+  constexpr int kRotations = 30;
+  auto first = Connect(*client_, server_->address());
+  auto recorder = std::make_shared<Recorder>();
+  auto stream = first->OpenStream(kPump, recorder);
+  ASSERT_TRUE(stream->Write(Text("before")));
+  RawPeer before(server_->address());
+  before.ShakeHands(RawPeer::Hello());
+  for (int i = 1; i <= kRotations; ++i) {
+    const double before_it = Count(kRenewals);
+    WEFT_ASSERT_OK(MakeCertificates(certificates_));
+    ASSERT_TRUE(CallUntil(kRenewals, before_it + 1)) << i;
+  }
+  // gRPC takes the new pair up within a second.
+  const Instant deadline = SteadyClock().Now() + kSoon;
+  std::string serial = before.ServerSerial();
+  while (serial == before.ServerSerial() && SteadyClock().Now() < deadline) {
+    WEFT_ASSERT_OK(CallAnew());
+    RawPeer now(server_->address());
+    if (now.ShakeHands(RawPeer::Hello())) serial = now.ServerSerial();
+  }
+  EXPECT_NE(serial, before.ServerSerial());
+  EXPECT_EQ(recorder->AwaitMessages(1).size(), 1u);
+  ASSERT_TRUE(recorder->AwaitWritten(1));
+  ASSERT_TRUE(stream->Write(Text("after")));
+  EXPECT_EQ(recorder->AwaitMessages(2),
+            (std::vector<std::string>{"before", "after"}));
+}
+
+TEST_F(Renewal, ABrokenFileKeepsTheFormerAndSaysSo) {
+  const std::string path = dir_.Path("certs/ps0/cert.pem");
+  {
+    std::ofstream file(path);
+    file << "not a certificate";
+  }
+  EXPECT_TRUE(CallUntil(kRefusals, 1));
+  WEFT_EXPECT_OK(CallAnew());
+  WEFT_ASSERT_OK(MakeCertificates(certificates_));
+  EXPECT_TRUE(CallUntil(kRenewals, 1));
+  EXPECT_THAT(Log(), HasSubstr("renewed certificates cannot be used, the "
+                               "former ones stay"));
+}
+
+TEST_F(Renewal, ARevokedMemberIsNotLetInAnyMore) {
+  const Credentials trainer =
+      *Credentials::FromDirectory(dir_.Path("certs/trainer0"));
+  WEFT_ASSERT_OK(CallAnew());
+  EXPECT_THAT(RevokeCertificates(certificates_.directory, {"trainer7"}),
+              StatusIs(absl::StatusCode::kNotFound));
+  WEFT_ASSERT_OK(RevokeCertificates(certificates_.directory, {"trainer0"}));
+  // Twice: what was taken back before stays taken back.
+  WEFT_ASSERT_OK(RevokeCertificates(certificates_.directory, {"ps0"}));
+  const Instant deadline = SteadyClock().Now() + kSoon;
+  bool is_let_in = true;
+  while (is_let_in && SteadyClock().Now() < deadline) {
+    RawPeer peer(server_->address());
+    is_let_in = IsLetIn(peer, HelloOf(trainer));
+  }
+  EXPECT_FALSE(is_let_in);
+  EXPECT_THAT(Log(), HasSubstr("certificate revoked"));
+}
+
+// ---------------------------------------------------------- methods and roles
+
+TEST_F(Edge, EachMethodIsForItsRoles) {
+  Serve();
+  const std::string reflection =
+      "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+  const std::vector<std::string> roles = {"ps", "trainer", "admin", "client",
+                                          "visitor"};
+  const std::map<std::string, std::vector<std::string>> table = {
+      {kEcho, {"ps", "trainer", "admin"}},
+      {kHold, {"ps", "trainer", "admin"}},
+      {kPump, {"ps", "trainer", "admin"}},
+      {kFlood, {"ps", "trainer", "admin"}},
+      {kForClients, {"client"}},
+      {"/grpc.health.v1.Health/Check", roles},
+      {"/grpc.health.v1.Health/Watch", roles},
+      {reflection, {"admin"}},
+  };
+  int refused = 0;
+  for (const auto& [method, access] : server_->endpoint().Access()) {
+    const auto row = table.find(method);
+    ASSERT_NE(row, table.end()) << method << " has no entry in the table";
+    for (const std::string& role : roles) {
+      const bool allowed = std::find(row->second.begin(), row->second.end(),
+                                     role) != row->second.end();
+      EXPECT_EQ(access.Allow(role), allowed) << method << " " << role;
+      if (allowed) continue;
+      ++refused;
+      EXPECT_THAT(Call(role, method),
+                  StatusIs(absl::StatusCode::kPermissionDenied,
+                           absl::StrCat(role, "0 (127.0.0.1")))
+          << method << " " << role;
+    }
+  }
+  EXPECT_EQ(Count("weft_net_refused_total", "method"), refused);
+  WEFT_EXPECT_OK(Call("client", kForClients));
+  EXPECT_THAT(Log(), HasSubstr("kind=method who=\"visitor0 (127.0.0.1"));
+}
+
+// -------------------------------------------------------------------- attacks
+
+constexpr int64_t kMiB = 1 << 20;
+
+// ATT-M1: what is only declared takes no memory.
+TEST_F(Edge, ADeclaredLengthTakesNoMemory) {
+  Serve();
+  auto peer = LetIn();
+  WEFT_ASSERT_OK(Call());
+  const int64_t before = ResidentBytes();
+  uint32_t stream = 1;
+  for (const uint32_t declared :
+       {uint32_t{4 * kMiB + 1}, uint32_t{1} << 31, uint32_t{0xffffffff}}) {
+    const std::string length = {
+        0, static_cast<char>(declared >> 24), static_cast<char>(declared >> 16),
+        static_cast<char>(declared >> 8), static_cast<char>(declared)};
+    for (int i = 0; i < 10; ++i, stream += 2) {
+      peer->Write(
+          Frame(kHeadersFrame, kEndHeaders, stream, HeaderBlock(kEcho)));
+      peer->Write(Frame(kDataFrame, 0, stream, length + std::string(100, 'x')));
+    }
+  }
+  peer->Write(Frame(kPingFrame, 0, 0, "01234567"));
+  EXPECT_TRUE(peer->AwaitFrame(kPingFrame));  // all of it was read
+  EXPECT_LT(ResidentBytes() - before, 8 * kMiB);
+  WEFT_EXPECT_OK(Call());
+}
+
+// ATT-M1, sent in earnest. gRPC looks at a length when the message is whole, so
+// that what bounds it is max_buffered_bytes.
+TEST_F(Edge, AnOversizeMessageIsCutOffBeforeItIsWhole) {
+  constexpr int64_t kSent = 160 * kMiB;
+  LoopOptions options = With(job_.For("ps", 0));
+  options.max_message_bytes = 4 * kMiB;
+  options.max_buffered_bytes = 16 * kMiB;
+  Serve(std::move(options));
+  LoopOptions hostile = With(job_.For("trainer", 9));
+  hostile.max_message_bytes = 2 * kSent;
+  auto loop = *Loop::Create(std::move(hostile));
+  auto channel = Connect(*loop, server_->address());
+  WEFT_ASSERT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+  Slices large = Text(std::string(kSent, 'x'));
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak begins here
+  const int64_t before = PeakBytes();
+  EXPECT_THAT(channel->UnaryCall(kEcho, std::move(large), kSoon).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_LT(PeakBytes() - before, kSent / 2);
+  WEFT_EXPECT_OK(Call());
+}
+
+// ATT-M2: one peer's calls are capped, and no others.
+TEST_F(Edge, OnePeersManyCallsAreCappedAndOthersAreServed) {
+  AdmissionLimits limits;
+  limits.max_calls_per_peer = 8;
+  Serve(With(job_.For("ps", 0)), limits);
+  auto greedy_loop = *Loop::Create(With(job_.For("trainer", 9)));
+  auto greedy = Connect(*greedy_loop, server_->address());
+  std::vector<Future<Slices>> calls;
+  for (int i = 0; i < 2000; ++i)
+    calls.push_back(greedy->UnaryCall(kHold, {}, kSoon));
+  for (int i = 0; i < 50; ++i) WEFT_ASSERT_OK(Call());
+  server_->AwaitHeld(8);  // dropped, which answers them
+  int refused = 0;
+  for (const auto& call : calls)
+    refused += absl::IsResourceExhausted(call.Wait(kSoon).status());
+  EXPECT_GE(refused, 1000);
+  EXPECT_LE(server_->most_held(), 8);
+}
+
+// ATT-M4: whoever says nothing, or too little, holds no place for long.
+TEST_F(Edge, HalfHandshakesKeepNobodyOut) {
+  LoopOptions options = With(job_.For("ps", 0));
+  options.handshake_timeout = absl::Milliseconds(300);
+  Serve(std::move(options));
+  std::vector<std::unique_ptr<RawPeer>> idle;
+  for (int i = 0; i < 40; ++i) {
+    idle.push_back(std::make_unique<RawPeer>(server_->address()));
+    // Every other one begins a hello (of 512 bytes) that never ends.
+    if (i % 2 == 0) {
+      idle.back()->Write(absl::string_view(
+          "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 11));
+    }
+  }
+  WEFT_EXPECT_OK(Call());
+  for (const auto& peer : idle) EXPECT_TRUE(peer->AwaitEnd());
+  WEFT_EXPECT_OK(Call());
+}
+
+// ATT-M5, without a certificate: nothing reaches HTTP/2. See also EdgeRefuses.
+TEST_F(Edge, AHeaderBombWithoutACertificateMeetsTheHandshake) {
+  Serve();
+  WEFT_ASSERT_OK(Call());
+  const int64_t before = ResidentBytes();
+  for (int i = 0; i < 5; ++i) {
+    RawPeer peer(server_->address());
+    peer.ShakeHands(RawPeer::Hello());
+    const std::string block =
+        HeaderBlock(kEcho, {{"x", std::string(kMiB, 'x')}});
+    peer.Write(Preface() + Frame(kHeadersFrame, 0, 1, block.substr(0, 16000)));
+    EXPECT_FALSE(peer.AwaitFrame(kSettingsFrame));
+  }
+  EXPECT_LT(ResidentBytes() - before, 8 * kMiB);
+  WEFT_EXPECT_OK(Call());
+}
+
+// ATT-M5, with one: gRPC keeps a header until it is whole, however large; the
+// server lives on and serves others meanwhile.
+TEST_F(Edge, AMembersHeaderBombIsSurvived) {
+  Serve();
+  WEFT_ASSERT_OK(Call());
+  const int64_t before = ResidentBytes();
+  auto peer = LetIn();
+  // The server's settings are never acknowledged.
+  std::string block = HeaderBlock(kEcho, {{"x", std::string(2 * kMiB, 'x')}});
+  peer->Write(Frame(kHeadersFrame, 0, 1, block.substr(0, 16384)));
+  bool open = true;
+  for (size_t at = 16384; open && at < block.size(); at += 16384) {
+    const bool last = at + 16384 >= block.size();
+    open = peer->Write(Frame(kContinuationFrame, last ? kEndHeaders : 0, 1,
+                             block.substr(at, 16384)));
+  }
+  WEFT_EXPECT_OK(Call());
+  peer = nullptr;
+  EXPECT_LT(ResidentBytes() - before, 64 * kMiB);
+  WEFT_EXPECT_OK(Call());
+}
+
+TEST_F(Edge, RapidResetsStartNoMoreHandlersThanAdmitted) {
+  AdmissionLimits limits;
+  limits.max_calls_per_peer = 8;
+  Serve(With(job_.For("ps", 0)), limits);
+  auto peer = LetIn();
+  std::string burst;
+  for (uint32_t i = 0; i < 2000; ++i) {
+    const uint32_t stream = 2 * i + 1;
+    // A whole request, so that its handler would start.
+    burst += Frame(kHeadersFrame, kEndHeaders, stream, HeaderBlock(kHold));
+    burst += Frame(kDataFrame, 1, stream, std::string(5, '\0'));
+    burst += Frame(kResetFrame, 0, stream, std::string("\0\0\0\x08", 4));
+  }
+  peer->Write(burst);
+  peer->Write(Frame(kPingFrame, 0, 0, "01234567"));
+  // Either everything before the ping was seen, or the connection was cut.
+  peer->AwaitFrame(kPingFrame);
+  WEFT_EXPECT_OK(Call());
+  EXPECT_LE(server_->most_held(), 8);
+}
+
+TEST_F(Edge, APingFloodIsCutOff) {
+  Serve();
+  auto peer = LetIn();
+  bool open = true;
+  for (int i = 0; open && i < 10'000; ++i)
+    open = peer->Write(Frame(kPingFrame, 0, 0, "01234567"));
+  EXPECT_TRUE(peer->AwaitEnd());
+  WEFT_EXPECT_OK(Call());
+}
+
+// ATT-M6: what it does not read waits in its own window, and delays no other.
+TEST_F(Edge, APeerThatNeverReadsDelaysNobody) {
+  Serve();
+  WEFT_ASSERT_OK(Call());
+  const int64_t before = ResidentBytes();
+  auto peer = LetIn();
+  peer->Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kFlood)));
+  // Its window of 64 KiB is full, and it gives no more.
+  EXPECT_TRUE(peer->AwaitFrame(kDataFrame));
+  for (int i = 0; i < 50; ++i) WEFT_ASSERT_OK(Call());
+  EXPECT_LT(ResidentBytes() - before, 32 * kMiB);
+}
+
+// ATT-M3, in small: all of it at once, again and again.
+TEST_F(Edge, MemoryIsBoundedUnderMixedHostility) {
+  LoopOptions options = With(job_.For("ps", 0));
+  options.handshake_timeout = absl::Milliseconds(300);
+  AdmissionLimits limits;
+  limits.max_calls_per_peer = 8;
+  Serve(std::move(options), limits);
+  const auto misbehave = [&](int round) {
+    RawPeer peer(server_->address());
+    switch (round % 4) {
+      case 0:
+        peer.Write(std::string(1000, static_cast<char>(round)));
+        break;
+      case 1:
+        peer.ShakeHands(RawPeer::Hello());
+        break;
+      case 2:
+        IsLetIn(peer, HelloOf(job_.For("trainer", 9)));
+        peer.Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kHold)));
+        peer.Write(std::string(10'000, '\xff'));
+        break;
+      default:
+        IsLetIn(peer, HelloOf(job_.For("trainer", 9)));
+        peer.Write(Frame(kHeadersFrame, 0, 1, HeaderBlock(kEcho)));
+        break;
+    }
+  };
+  for (int i = 0; i < 40; ++i) misbehave(i);  // what it takes once
+  const int64_t before = ResidentBytes();
+  for (int i = 0; i < 200; ++i) {
+    misbehave(i);
+    if (i % 10 == 0) {
+      WEFT_EXPECT_OK(Call());
+    }
+  }
+  EXPECT_LT(ResidentBytes() - before, 64 * kMiB);
+}
+
+}  // namespace
+}  // namespace weft::net
