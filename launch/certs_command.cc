@@ -19,8 +19,6 @@ void AddMembers(const std::string& job, const std::string& role, int count,
   for (int rank = 0; rank < count; ++rank) members.push_back({job, role, rank});
 }
 
-}  // namespace
-
 absl::StatusOr<int> Revoke(int argc, char** argv) {
   std::string directory = "certs";
   std::vector<std::string> members;
@@ -48,22 +46,6 @@ absl::StatusOr<int> Revoke(int argc, char** argv) {
               directory.c_str());
   return 0;
 }
-
-absl::StatusOr<int> Init(int argc, char** argv);
-
-}  // namespace
-
-absl::StatusOr<int> CertsCommand(int argc, char** argv) {
-  const std::string verb = argc < 2 ? "" : argv[1];
-  if (verb == "revoke") return Revoke(argc, argv);
-  if (verb == "init" || verb.rfind("--help", 0) == 0) return Init(argc, argv);
-  return worker::WithExitCode(
-      absl::InvalidArgumentError(
-          "weft certs: wanted `weft certs init` or `weft certs revoke`"),
-      worker::ExitCode::kUsage);
-}
-
-namespace {
 
 absl::StatusOr<int> Init(int argc, char** argv) {
   net::CertificatesOptions options;
@@ -114,4 +96,15 @@ absl::StatusOr<int> Init(int argc, char** argv) {
 }
 
 }  // namespace
+
+absl::StatusOr<int> CertsCommand(int argc, char** argv) {
+  const std::string verb = argc < 2 ? "" : argv[1];
+  if (verb == "revoke") return Revoke(argc, argv);
+  if (verb == "init" || verb.rfind("--help", 0) == 0) return Init(argc, argv);
+  return worker::WithExitCode(
+      absl::InvalidArgumentError(
+          "weft certs: wanted `weft certs init` or `weft certs revoke`"),
+      worker::ExitCode::kUsage);
+}
+
 }  // namespace weft::launch

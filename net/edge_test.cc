@@ -296,7 +296,7 @@ constexpr char kRenewals[] = "weft_net_certificate_renewals_total";
 constexpr char kRefusals[] = "weft_net_certificate_refusals_total";
 
 TEST_F(Renewal, FailsNoCallAndCutsNoStream) {
-  constexpr int kRotations = 30;
+  constexpr int kRotations = 20;
   auto first = Connect(*client_, server_->address());
   auto recorder = std::make_shared<Recorder>();
   auto stream = first->OpenStream(kPump, recorder);
@@ -322,6 +322,22 @@ TEST_F(Renewal, FailsNoCallAndCutsNoStream) {
   ASSERT_TRUE(stream->Write(Text("after")));
   EXPECT_EQ(recorder->AwaitMessages(2),
             (std::vector<std::string>{"before", "after"}));
+}
+
+TEST_F(Renewal, NoKeyIsWrittenToTheLog) {
+  // A key in the wrong place is read as a certificate, and complained of.
+  std::ifstream key(dir_.Path("certs/ps0/key.pem"));
+  std::stringstream text;
+  text << key.rdbuf();
+  {
+    std::ofstream file(dir_.Path("certs/ps0/cert.pem"));
+    file << text.str();
+  }
+  EXPECT_TRUE(CallUntil(kRefusals, 1));
+  std::istringstream lines(text.str());
+  const std::string log = Log();
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_EQ(log.find(line), std::string::npos) << line;
 }
 
 TEST_F(Renewal, ABrokenFileKeepsTheFormerAndSaysSo) {

@@ -63,6 +63,7 @@ step build bazel build --noshow_progress //...
 bazel_test default -long,-manual //...
 step consumer tests/consumer/run.sh
 step layers tests/layers/run.sh
+step banned tests/banned/run.sh
 step features tests/features/run.sh
 step quickstart tests/examples/quickstart.sh
 step ctr tests/examples/ctr.sh
