@@ -109,8 +109,8 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
       memory::Segment segment;
       std::shared_ptr<void> place;
     };
-    auto placed = std::make_shared<Placed>(
-        Placed{std::move(segment), std::move(place)});
+    auto placed =
+        std::make_shared<Placed>(Placed{std::move(segment), std::move(place)});
     return {token, std::shared_ptr<memory::Segment>(placed, &placed->segment)};
   }
 
@@ -154,9 +154,8 @@ class GrpcConnection final : public Connection {
       return memories_->MayOffer(address_) ? MemoryRole::kOffers
                                            : MemoryRole::kNone;
     }
-    return memories_->is_open() && stream_->peer().is_local
-               ? MemoryRole::kTakes
-               : MemoryRole::kNone;
+    return memories_->is_open() && stream_->peer().is_local ? MemoryRole::kTakes
+                                                            : MemoryRole::kNone;
   }
   absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override {
     return memories_->Offer(address_, bytes);

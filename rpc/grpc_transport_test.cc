@@ -23,8 +23,8 @@
 #include "weft/net/credentials.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/transport_conformance.h"
-#include "weft/tests/support/spawn.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::rpc {
