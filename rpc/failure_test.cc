@@ -140,10 +140,12 @@ struct Parked {
 Future<int64_t> Park(CallContext& context) {
   auto* parked = context.Local<Parked>();
   auto [promise, future] = MakePromise<int64_t>();
-  MutexLock lock(parked->mu);
-  parked->promises.push_back(std::move(promise));
+  {
+    MutexLock lock(parked->mu);
+    parked->promises.push_back(std::move(promise));
+  }
   ++parked->runs;
-  parked->began.Unpark();
+  parked->began.Unpark();  // the last use of it
   return future;
 }
 WEFT_RPC(Park);
@@ -328,6 +330,7 @@ TEST(Timeout, SaysThatTheCallWasInTheHandler) {
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
   EXPECT_EQ(PhaseOf(status), Phase::kHandler);
   EXPECT_TRUE(OutcomeUnknown(status));
+  parked.began.Park();
 }
 
 TEST(Timeout, SaysThatTheCallWasInTheQueue) {
