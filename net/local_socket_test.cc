@@ -39,8 +39,8 @@ class LocalSocketTest : public ::testing::Test {
 
   static int OpenDescriptors() {
     int count = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(
-             "/proc/self/fd")) {
+    for (const auto& entry :
+         std::filesystem::directory_iterator("/proc/self/fd")) {
       (void)entry;
       ++count;
     }

@@ -152,8 +152,7 @@ Link::Leaving Link::TakeMessage() {
     AddOutgoing(outbox_.front(), &batch, &leaving);
     outbox_.pop_front();
   }
-  size_t room =
-      ring_state_ == RingState::kOpen ? kRingPieceBytes : kPieceBytes;
+  size_t room = ring_state_ == RingState::kOpen ? kRingPieceBytes : kPieceBytes;
   while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
     const size_t taken = AddPiece(room, &batch, &leaving);
     if (taken == 0) break;  // until the peer has consumed some
@@ -336,8 +335,8 @@ absl::Status Link::OnOffer(const RingMessage& offer) {
   {
     MutexLock lock(mu_);
     if (closed_) return absl::OkStatus();
-    const bool is_its_turn = ring_state_ == RingState::kUntried ||
-                             ring_state_ == RingState::kAsked;
+    const bool is_its_turn =
+        ring_state_ == RingState::kUntried || ring_state_ == RingState::kAsked;
     if (!is_welcome_ || !is_its_turn || connection_ == nullptr ||
         connection_->memory_role() != Connection::MemoryRole::kTakes) {
       return OutOfTurn(offer);
@@ -349,8 +348,8 @@ absl::Status Link::OnOffer(const RingMessage& offer) {
           ? connection->TakeMemory(offer.token, 2 * kRingBytes)
           : absl::UnimplementedError("memory of another size");
   RingMessage answer;
-  answer.kind = memory.ok() ? RingMessage::Kind::kAccepted
-                            : RingMessage::Kind::kRefused;
+  answer.kind =
+      memory.ok() ? RingMessage::Kind::kAccepted : RingMessage::Kind::kRefused;
   MutexLock lock(mu_);
   if (closed_) return absl::OkStatus();
   if (memory.ok()) {
@@ -430,8 +429,7 @@ absl::Status Link::Fill(const Piece& piece) {
         absl::StrCat("a piece of call ", piece.id, ", which announced none"));
   }
   Assembly& assembly = it->second;
-  const size_t size =
-      piece.in_ring > 0 ? piece.in_ring : TotalSize(piece.data);
+  const size_t size = piece.in_ring > 0 ? piece.in_ring : TotalSize(piece.data);
   if (size > assembly.size - assembly.filled) {
     return absl::InvalidArgumentError(
         absl::StrCat("call ", piece.id, " sends more than the ", assembly.size,

@@ -152,8 +152,8 @@ class Link final : public ConnectionObserver,
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnOffer(const RingMessage& offer) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnWanted() ABSL_LOCKS_EXCLUDED(mu_);
-  static std::shared_ptr<Ring> MakeRing(
-      std::shared_ptr<memory::Segment> memory, bool is_offerer);
+  static std::shared_ptr<Ring> MakeRing(std::shared_ptr<memory::Segment> memory,
+                                        bool is_offerer);
 
   absl::Status TakeFrame(Frame frame);
   absl::Status Begin(std::shared_ptr<Request> request,

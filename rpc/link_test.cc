@@ -192,8 +192,8 @@ TEST_F(SharedMemoryTest, ScribblingGarblesBytesAndNothingElse) {
     while (!stop) {
       for (const auto& segment : depot_->segments()) {
         for (int i = 0; i < 1000; ++i) {
-          auto* const bytes = reinterpret_cast<volatile uint8_t*>(
-              segment->data());
+          auto* const bytes =
+              reinterpret_cast<volatile uint8_t*>(segment->data());
           bytes[random() % segment->size_bytes()] =
               static_cast<uint8_t>(random());
         }
@@ -395,8 +395,7 @@ TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesWhateverBreaks) {
       directory.Put(Worker{name, WorkerKey{i, 1}, name});
       transports.push_back(std::make_unique<SharingTransport>(
           network.MakeTransport(name), depot));
-      agents.push_back(
-          MakeAgent(*transports.back(), directory, i, &executor));
+      agents.push_back(MakeAgent(*transports.back(), directory, i, &executor));
     }
     std::vector<int64_t> marks(kCalls);
     agents[1]->SetLocal(&marks);

@@ -57,8 +57,8 @@ class MemoryDepot {
         memory::Segment::FromFd(dup(segments_[token - 1]->fd()), bytes);
     if (!mapped.ok()) return mapped.status();
     ++taken;
-    return SharedMemory{
-        token, std::make_shared<memory::Segment>(*std::move(mapped))};
+    return SharedMemory{token,
+                        std::make_shared<memory::Segment>(*std::move(mapped))};
   }
 
   std::vector<std::shared_ptr<memory::Segment>> segments()
@@ -84,8 +84,8 @@ class SharingTransport final : public Transport {
     if (acceptor == nullptr) return inner_->Accept(nullptr);
     inner_->Accept([depot = depot_, acceptor = std::move(acceptor)](
                        std::shared_ptr<Connection> connection) {
-      return acceptor(std::make_shared<End>(
-          std::move(connection), depot, Connection::MemoryRole::kTakes));
+      return acceptor(std::make_shared<End>(std::move(connection), depot,
+                                            Connection::MemoryRole::kTakes));
     });
   }
   std::shared_ptr<Connection> Connect(

@@ -74,8 +74,8 @@ struct World {
 
   RingWriter writer{kCapacity};
   RingReader reader{kCapacity};
-  std::deque<Piece> named;      // written, and named to the reader
-  std::vector<Piece> copying;   // taken, not copied out yet
+  std::deque<Piece> named;       // written, and named to the reader
+  std::vector<Piece> copying;    // taken, not copied out yet
   std::deque<uint64_t> reports;  // told, not heard yet
 
   static uint64_t Lines(size_t bytes) { return (bytes + 63) / 64; }
@@ -130,7 +130,8 @@ std::vector<World> Successors(const World& world) {
     EXPECT_LE(place->size, bytes);
     EXPECT_FALSE(w.Overlaps(*place)) << w.Fingerprint();
     w.named.push_back({place->offset, place->size});
-    w.next_offset = (place->offset + World::Lines(place->size) * 64) % kCapacity;
+    w.next_offset =
+        (place->offset + World::Lines(place->size) * 64) % kCapacity;
     next.push_back(std::move(w));
   }
   if (!world.named.empty()) {
