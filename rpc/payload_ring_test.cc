@@ -114,7 +114,7 @@ struct World {
   uint64_t heard = 0;  // the last report that the writer has heard
 };
 
-constexpr size_t kBodies[] = {200, 450, 5000};
+constexpr size_t kBodies[] = {150, 450, 5000};
 
 // All worlds that follow from one; none if a step broke a promise.
 std::vector<World> Successors(const World& world) {
