@@ -53,18 +53,21 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
 
   absl::StatusOr<SharedMemory> Offer(const std::string& address,
                                      int64_t bytes) {
+    const std::optional<std::string> path = PathBeside(address);
+    if (!path.has_value()) return NotHere();
     WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
     absl::StatusOr<memory::Segment> segment =
         memory::Segment::Create(bytes, "weft-rpc");
     if (!segment.ok()) return Note(segment.status());
     const uint64_t token = NewToken();
     const absl::Status sent =
-        net::LocalSocket::Send(*PathBeside(address), token, segment->fd());
+        net::LocalSocket::Send(*path, token, segment->fd());
     if (!sent.ok()) return Note(sent);
     return Wrap(token, *std::move(segment), std::move(place));
   }
 
   absl::StatusOr<SharedMemory> Take(uint64_t token, int64_t bytes) {
+    if (!is_open()) return NotHere();
     WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
     const absl::StatusOr<int> fd = socket_->Take(token);
     if (!fd.ok()) return Note(fd.status());
@@ -86,6 +89,10 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
     return path;
   }
 
+  static absl::Status NotHere() {
+    return absl::UnimplementedError("this connection shares no memory");
+  }
+
   // Guessed by nobody: it ties what came over the socket to a connection.
   static uint64_t NewToken() {
     std::random_device random;
@@ -96,8 +103,10 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
   absl::StatusOr<std::shared_ptr<void>> Reserve() {
     if (memories_.fetch_add(1) >= max_memories_) {
       memories_.fetch_sub(1);
-      return absl::ResourceExhaustedError(absl::StrCat(
-          max_memories_, " connections have shared memory already"));
+      return Note(absl::ResourceExhaustedError(
+          absl::StrCat(max_memories_,
+                       " connections have shared memory already; more with "
+                       "--shared-memories")));
     }
     return std::shared_ptr<void>(
         nullptr, [self = shared_from_this()](void*) { --self->memories_; });
