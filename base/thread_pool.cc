@@ -86,7 +86,7 @@ bool ThreadPool::AwaitEnd(std::chrono::steady_clock::time_point deadline) {
 
 ThreadPool::Stats ThreadPool::stats() const {
   MutexLock lock(mu_);
-  return {live_, blocked_, static_cast<int64_t>(queue_.size())};
+  return {live_, idle_, blocked_, static_cast<int64_t>(queue_.size())};
 }
 
 void ThreadPool::BeginBlocking() {

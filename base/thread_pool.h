@@ -42,7 +42,8 @@ class ThreadPool final : public Executor, private BlockingListener {
   };
   struct Stats {
     int threads = 0;
-    int blocked = 0;
+    int idle = 0;     // of them, waiting for work
+    int blocked = 0;  // of them, in a task that waits
     int64_t queued = 0;
   };
 

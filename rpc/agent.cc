@@ -116,6 +116,12 @@ class Agent::Core final : public Dispatcher,
                                        Refusal* refusal) const override;
   void Dispatch(const Function& function,
                 std::shared_ptr<ServedCall> call) override;
+  telemetry::Span StartSpan(const Worker& peer,
+                            const Request& request) override;
+  telemetry::Telemetry& telemetry() const { return telemetry_; }
+  AgentMetrics Metrics() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<PendingCall> Pending() ABSL_LOCKS_EXCLUDED(mu_);
+  telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   void CallBegan() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
   void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
 
@@ -138,7 +144,7 @@ class Agent::Core final : public Dispatcher,
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
-  telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
+  void Export() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -150,6 +156,10 @@ class Agent::Core final : public Dispatcher,
   std::unique_ptr<ThreadPool> own_pool_;
   Executor* executor_ = nullptr;
   telemetry::StatusPage::Registration status_page_;
+  std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
+  TrafficTable traffic_;
+  // What the Metrics have been told. For one reading at a time.
+  std::map<std::string, Traffic::Counts> exported_;
   CancelSource ending_;  // of the calls of this agent by itself
   std::atomic<bool> is_draining_{false};
   std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
@@ -342,6 +352,11 @@ absl::Status Agent::Core::Start(Agent* agent) {
     const std::shared_ptr<Core> core = weak.lock();
     return core == nullptr ? telemetry::Fields() : core->Describe();
   });
+  if (options_.telemetry != nullptr) {
+    metrics_ = telemetry_.metrics().BeforeReading([weak] {
+      if (const std::shared_ptr<Core> core = weak.lock()) core->Export();
+    });
+  }
   transport().Accept(
       [weak](std::shared_ptr<Connection> connection)
           -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
@@ -380,6 +395,7 @@ void Agent::Core::Stop() {
     if (ended_.ok()) ended_ = why;
   }
   status_page_.Release();
+  metrics_ = nullptr;
   transport().Accept(nullptr);
   EndCalls(why);
   {
@@ -475,12 +491,95 @@ std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
 }
 
 telemetry::Fields Agent::Core::Describe() {
+  const std::vector<PendingCall> calls = Pending();
   telemetry::Fields fields;
   fields.emplace_back("worker", options_.name);
   fields.emplace_back("key", options_.key.ToString());
-  for (const auto& outbound : Outbounds()) outbound->Describe(&fields);
-  for (const auto& inbound : Inbounds()) inbound->Describe(&fields);
+  for (const PendingCall& call : calls) {
+    fields.emplace_back(
+        absl::StrCat(call.is_served ? "serving " : "call ", call.id,
+                     call.is_served ? " of " : " to ", call.peer),
+        absl::StrCat(call.function, ", ", NameOf(call.phase), ", ",
+                     absl::FormatDuration(call.age), " old, ",
+                     absl::FormatDuration(call.remaining), " left",
+                     call.for_id == 0 ? ""
+                                      : absl::StrCat(", for ", call.for_id,
+                                                     " of ", call.for_peer)));
+  }
+  WaitsFor waits;
+  waits.Add(options_.name, calls);
+  fields.emplace_back("waits", waits.ToString());
+  const AgentMetrics metrics = Metrics();
+  fields.emplace_back("pool_threads", metrics.pool_threads);
+  fields.emplace_back("idle_threads", metrics.idle_threads);
+  for (const auto& [peer, counts] : metrics.peers) {
+    fields.emplace_back(
+        absl::StrCat("with ", peer),
+        absl::StrCat(counts.calls, " calls, ", counts.errors,
+                     " errors; served ", counts.served, ", ",
+                     counts.served_errors, " errors; sent ", counts.sent_bytes,
+                     " bytes, received ", counts.received_bytes));
+  }
   return fields;
+}
+
+std::vector<PendingCall> Agent::Core::Pending() {
+  std::vector<PendingCall> calls;
+  for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
+  for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
+  return calls;
+}
+
+AgentMetrics Agent::Core::Metrics() {
+  AgentMetrics metrics;
+  if (own_pool_ != nullptr) {
+    const ThreadPool::Stats pool = own_pool_->stats();
+    metrics.pool_threads = pool.threads;
+    metrics.idle_threads = pool.idle;
+  }
+  for (const auto& outbound : Outbounds()) {
+    metrics.client_active_calls += outbound->pending_calls();
+  }
+  for (const auto& inbound : Inbounds()) {
+    metrics.server_active_calls += inbound->running_calls();
+    metrics.server_active_async_calls += inbound->async_calls();
+  }
+  metrics.peers = traffic_.Counts();
+  return metrics;
+}
+
+void Agent::Core::Export() {
+  telemetry::Metrics& to = telemetry_.metrics();
+  const AgentMetrics metrics = Metrics();
+  to.GaugeFor("weft_rpc_pool_threads").Set(metrics.pool_threads);
+  to.GaugeFor("weft_rpc_idle_threads").Set(metrics.idle_threads);
+  to.GaugeFor("weft_rpc_client_active_calls").Set(metrics.client_active_calls);
+  to.GaugeFor("weft_rpc_server_active_calls").Set(metrics.server_active_calls);
+  to.GaugeFor("weft_rpc_server_active_async_calls")
+      .Set(metrics.server_active_async_calls);
+  for (const auto& [peer, now] : metrics.peers) {
+    Traffic::Counts& then = exported_[peer];
+    const auto add = [&to, &peer = peer](const char* name, const char* way,
+                                         int64_t by) {
+      to.CounterFor(name, {{"peer", peer}, {"direction", way}}).Increment(by);
+    };
+    add("weft_rpc_calls_total", "out", now.calls - then.calls);
+    add("weft_rpc_calls_total", "in", now.served - then.served);
+    add("weft_rpc_errors_total", "out", now.errors - then.errors);
+    add("weft_rpc_errors_total", "in", now.served_errors - then.served_errors);
+    add("weft_rpc_bytes_total", "out", now.sent_bytes - then.sent_bytes);
+    add("weft_rpc_bytes_total", "in", now.received_bytes - then.received_bytes);
+    then = now;
+  }
+}
+
+telemetry::Span Agent::Core::StartSpan(const Worker& peer,
+                                       const Request& request) {
+  if (!telemetry_.spans().enabled()) return telemetry::Span();
+  return telemetry_.spans().Start(
+      absl::StrCat("rpc_serve#", request.function, "(", peer.name, " -> ",
+                   options_.name, ")"),
+      request.trace);
 }
 
 // ------------------------------------------------------------------- calling
@@ -528,6 +627,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
     options.peer = *std::move(worker);
     options.transport = options_.transport;
     options.give_up_after = options_.give_up_after;
+    options.traffic = traffic_.Of(options.peer.name);
     known = std::make_shared<Outbound>(std::move(options));
   }
   return std::shared_ptr<internal::Caller>(known);
@@ -720,7 +820,8 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
     ForgetIdle(ended);
     known = std::make_shared<Inbound>(
         Worker{hello.name, hello.from, "", proof.role}, hello.life,
-        options_.limits, transport(), shared_from_this());
+        options_.limits, transport(), shared_from_this(),
+        traffic_.Of(hello.name));
     inbounds_[hello.from] = known;
   }
   *inbound = std::move(known);
@@ -883,6 +984,10 @@ absl::Status Agent::Shutdown(absl::Duration timeout) {
   return core_->Drain(timeout);
 }
 
+AgentMetrics Agent::Metrics() { return core_->Metrics(); }
+std::vector<PendingCall> Agent::Pending() { return core_->Pending(); }
+telemetry::Fields Agent::DebugInfo() { return core_->Describe(); }
+
 const std::string& Agent::name() const { return core_->options().name; }
 WorkerKey Agent::key() const { return core_->options().key; }
 
@@ -925,6 +1030,12 @@ const std::string& Target::name() const {
 absl::Duration Target::timeout() const {
   if (timeout_.has_value()) return *timeout_;
   return agent_ == nullptr ? absl::ZeroDuration() : agent_->default_timeout();
+}
+
+Target Target::WithTrace(const telemetry::TraceContext& trace) const {
+  Target other = *this;
+  other.trace_ = trace;
+  return other;
 }
 
 Target Target::WithTimeout(std::optional<absl::Duration> timeout) const {
@@ -973,13 +1084,21 @@ class CallStarter {
     request->body = std::move(body);
     const absl::Duration timeout =
         std::min(target.timeout(), core.options().limits.timeout);
-    request->deadline = core.transport().clock().Now() + timeout;
+    request->began = core.transport().clock().Now();
+    request->deadline = request->began + timeout;
     auto parent = std::make_shared<CancelToken::Registration>();
     if (const Lineage* lineage = target.lineage_.get()) {
       request->deadline = std::min(request->deadline, lineage->deadline);
       request->depth = lineage->depth + 1;
       request->chain = lineage->chain;
       request->trace = lineage->trace;
+      request->for_peer = lineage->caller;
+      request->for_id = lineage->call;
+    }
+    if (target.trace_.is_valid()) request->trace = target.trace_;
+    if (core.telemetry().spans().enabled()) {
+      done =
+          Traced(core, target.caller_->peer(), request.get(), std::move(done));
     }
     Abandon abandon = target.caller_->Start(
         std::move(request),
@@ -996,6 +1115,22 @@ class CallStarter {
   }
 
  private:
+  // `done`, with a span around the call, which `request` will name as parent.
+  static Done Traced(const Agent::Core& core, const Worker& peer,
+                     Request* request, Done done) {
+    telemetry::Span span = core.telemetry().spans().Start(
+        absl::StrCat("rpc_call#", request->function, "(", core.self(), " -> ",
+                     peer.name, ")"),
+        request->trace);
+    request->trace = span.context();
+    return [span = std::move(span),
+            done = std::move(done)](absl::StatusOr<Received> reply) mutable {
+      span.With("code", absl::StatusCodeToString(reply.status().code()));
+      span.End();
+      std::move(done)(std::move(reply));
+    };
+  }
+
   // Gives the call up also when the call that makes it is cancelled.
   static Abandon FollowParent(
       const CancelToken& token, Abandon abandon,
@@ -1061,4 +1196,29 @@ absl::Status NotHere(absl::string_view worker) {
 }
 
 }  // namespace internal
+
+std::vector<PendingCall> PendingCalls(CallContext& context) {
+  return context.agent().Pending();
+}
+WEFT_RPC_INLINE(PendingCalls);
+
+WaitsFor AskWaitsFor(Agent& agent, const std::vector<std::string>& workers,
+                     absl::Duration timeout, std::vector<std::string>* silent) {
+  std::vector<Future<std::vector<PendingCall>>> answers;
+  for (const std::string& worker : workers) {
+    answers.push_back(CallAsync(agent.To(worker, timeout), PendingCalls));
+  }
+  WaitsFor waits;
+  waits.Add(agent.name(), agent.Pending());
+  for (size_t i = 0; i < workers.size(); ++i) {
+    const auto calls = answers[i].Wait(timeout + absl::Seconds(1));
+    if (calls.ok()) {
+      if (workers[i] != agent.name()) waits.Add(workers[i], *calls);
+    } else if (silent != nullptr) {
+      silent->push_back(workers[i]);
+    }
+  }
+  return waits;
+}
+
 }  // namespace weft::rpc

@@ -11,6 +11,7 @@
 #define WEFT_RPC_AGENT_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,7 +29,9 @@
 #include "weft/rpc/directory.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/limits.h"
+#include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
+#include "weft/rpc/waits_for.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rpc {
@@ -37,6 +40,18 @@ namespace weft::rpc {
 struct AccessRule {
   std::string functions;  // a name, or the beginning of names: "ps::*"
   net::Roles roles;
+};
+
+// How busy an agent is, and with whom.
+struct AgentMetrics {
+  // Of the agent's own pool; 0 where it was given an executor.
+  int pool_threads = 0;
+  int idle_threads = 0;
+  int64_t client_active_calls = 0;  // made here and not ended
+  int64_t server_active_calls = 0;  // served here and not ended
+  int64_t server_active_async_calls =
+      0;  // of them, by a Future that is to come
+  std::map<std::string, Traffic::Counts> peers;  // since the agent began
 };
 
 struct AgentOptions {
@@ -115,6 +130,13 @@ class Agent {
   // ended, and after `timeout` ends them: then kDeadlineExceeded says which.
   absl::Status Shutdown(absl::Duration timeout);
 
+  // Also exported as weft_rpc_* by the Metrics of its Telemetry.
+  AgentMetrics Metrics();
+  // The calls that are made or served here, for WaitsFor.
+  std::vector<PendingCall> Pending();
+  // What its section of the status page says.
+  telemetry::Fields DebugInfo();
+
   const std::string& name() const;
   WorkerKey key() const;
 
@@ -131,6 +153,13 @@ class Agent {
 
   std::shared_ptr<Core> core_;
 };
+
+// Asks `workers` for what is pending there; what this agent knows is added. Who
+// has not answered within `timeout` is left out, and named in `silent` unless
+// that is null. Not in an inline function.
+WaitsFor AskWaitsFor(Agent& agent, const std::vector<std::string>& workers,
+                     absl::Duration timeout,
+                     std::vector<std::string>* silent = nullptr);
 
 }  // namespace weft::rpc
 

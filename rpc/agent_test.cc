@@ -507,7 +507,7 @@ TEST(Agent, PendingCallsAreOnTheStatusPage) {
   counters.began.Park();
   const std::string page = telemetry.status().RenderText();
   EXPECT_THAT(page, HasSubstr("call 1 to w1"));
-  EXPECT_THAT(page, HasSubstr("Linger, out"));
+  EXPECT_THAT(page, HasSubstr("Linger, handler"));
   EXPECT_THAT(page, HasSubstr("serving 1 of w0"));
   call.Cancel();
 }

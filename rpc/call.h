@@ -56,6 +56,10 @@ class Target {
   // The same worker with another time-out for each call; null is the default.
   Target WithTimeout(std::optional<absl::Duration> timeout) const;
 
+  // The same, with calls that are spans of this trace. Within a function calls
+  // are of the trace of the call that it serves.
+  Target WithTrace(const telemetry::TraceContext& trace) const;
+
   // The worker of that name, whichever incarnation it is; see retry.h. Calls
   // are kInvalidArgument if `policy` makes no sense.
   Target WithRetry(const RetryPolicy& policy) const;
@@ -70,6 +74,7 @@ class Target {
   std::shared_ptr<internal::Caller> caller_;
   std::optional<absl::Duration> timeout_;   // null: the agent's default
   std::shared_ptr<const Lineage> lineage_;  // null outside of a handler
+  telemetry::TraceContext trace_;           // counts where it is valid
 };
 
 namespace internal {

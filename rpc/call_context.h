@@ -40,6 +40,9 @@ struct Lineage {
   std::string chain;  // "trainer0 > ps0:Push > ps1:Merge", the nearest of it
   telemetry::TraceContext trace;
   CancelToken cancel;
+  // The call itself: whose it is, and its id. An id of 0: none is known.
+  std::string caller;
+  uint64_t call = 0;
 };
 
 // Lives until the function has returned and a Future returned by it is ready.

@@ -42,6 +42,7 @@
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec.h"
 #include "weft/rpc/failure.h"
+#include "weft/telemetry/spans.h"
 
 namespace weft::rpc {
 
@@ -59,6 +60,13 @@ class ServedCall : public CallContext {
   void Enter(Phase phase) { phase_.store(phase, std::memory_order_relaxed); }
   Phase phase() const { return phase_.load(std::memory_order_relaxed); }
 
+  // The function has returned a Future, which holds no thread. Thread-safe.
+  void BecomeAsync() { is_async_.store(true, std::memory_order_relaxed); }
+  bool is_async() const { return is_async_.load(std::memory_order_relaxed); }
+
+  // Lasts as long as the call.
+  void SetSpan(telemetry::Span span) { span_ = std::move(span); }
+
  protected:
   ServedCall(Agent* agent, Worker peer, Lineage lineage, Received request)
       : CallContext(agent, std::move(peer), std::move(lineage)),
@@ -67,6 +75,8 @@ class ServedCall : public CallContext {
  private:
   Received request_;
   std::atomic<Phase> phase_{Phase::kQueue};
+  std::atomic<bool> is_async_{false};
+  telemetry::Span span_;
 };
 
 // Where a function runs.
@@ -266,6 +276,7 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
                                absl::StatusOr<Future<Value>>>) {
     if (!result.ok()) return call->Finish(std::move(result).status());
     Future<Value> future = *std::move(result);
+    call->BecomeAsync();
     auto follow = std::make_shared<CancelToken::Registration>();
     // The callback holds the call, and with it the context.
     future.OnReady([call, follow](const Result<Value>& value) {

@@ -1,5 +1,6 @@
 #include "weft/rpc/inbound.h"
 
+#include <algorithm>
 #include <atomic>
 #include <utility>
 
@@ -53,6 +54,8 @@ class Inbound::Call final : public ServedCall {
     inbound_->dispatcher_->CallEnded();
   }
 
+  const std::string& function() const { return function_.name; }
+
   void Finish(absl::StatusOr<Slices> result) override {
     if (finished_.exchange(true)) return;
     auto reply = std::make_shared<Reply>();
@@ -72,11 +75,13 @@ class Inbound::Call final : public ServedCall {
 };
 
 Inbound::Inbound(Worker peer, uint64_t life, Limits limits,
-                 Transport& transport, std::shared_ptr<Dispatcher> dispatcher)
+                 Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
+                 std::shared_ptr<Traffic> traffic)
     : peer_(std::move(peer)),
       life_(life),
       transport_(transport),
       dispatcher_(std::move(dispatcher)),
+      traffic_(std::move(traffic)),
       session_(limits) {}
 
 void Inbound::Attach(std::shared_ptr<Link> link) {
@@ -145,12 +150,35 @@ bool Inbound::is_idle() {
   return link_ == nullptr && session_.running_calls() == 0;
 }
 
-void Inbound::Describe(telemetry::Fields* fields) {
+std::vector<Inbound::Live> Inbound::LiveCalls() {
+  std::vector<Live> calls;
   MutexLock lock(mu_);
   for (const auto& [id, running] : running_) {
-    fields->emplace_back(absl::StrCat("serving ", id, " of ", peer_.name),
-                         running.function);
+    if (auto call = running.call.lock()) {
+      calls.push_back({id, running.began, std::move(call)});
+    }
   }
+  return calls;
+}
+
+void Inbound::AddPending(std::vector<PendingCall>* calls) {
+  const Instant now = transport_.clock().Now();
+  for (const Live& live : LiveCalls()) {
+    PendingCall& call = calls->emplace_back();
+    call.peer = peer_.name;
+    call.is_served = true;
+    call.id = live.id;
+    call.function = live.call->function();
+    call.phase = live.call->phase();
+    call.age = now - live.began;
+    call.remaining = live.call->deadline() - now;
+  }
+}
+
+size_t Inbound::async_calls() {
+  const std::vector<Live> calls = LiveCalls();
+  return std::count_if(calls.begin(), calls.end(),
+                       [](const Live& live) { return live.call->is_async(); });
 }
 
 void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
@@ -226,6 +254,7 @@ void Inbound::Run(CalleeSession::Action action) {
 }
 
 void Inbound::Serve(const RequestPtr& request) {
+  traffic_->CountServed(TotalSize(request->body));
   Refusal refusal = Refusal::kNone;
   absl::StatusOr<const Function*> function =
       dispatcher_->Find(*request, &refusal);
@@ -237,18 +266,24 @@ void Inbound::Serve(const RequestPtr& request) {
     return Finish(std::move(reply));
   }
   CancelSource cancel;
+  Lineage lineage = LineageOf(*request, dispatcher_->self(), cancel.token());
+  lineage.caller = peer_.name;
+  lineage.call = request->id;
+  telemetry::Span span = dispatcher_->StartSpan(peer_, *request);
+  if (span.context().is_valid()) lineage.trace = span.context();
+  auto call =
+      std::make_shared<Call>(shared_from_this(), **function, *request,
+                             dispatcher_->agent(), peer_, std::move(lineage));
+  call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
-    running_.emplace(request->id, Running{request->function, cancel});
+    running_.emplace(request->id, Running{cancel, request->began, call});
   }
-  dispatcher_->Dispatch(
-      **function,
-      std::make_shared<Call>(
-          shared_from_this(), **function, *request, dispatcher_->agent(), peer_,
-          LineageOf(*request, dispatcher_->self(), cancel.token())));
+  dispatcher_->Dispatch(**function, std::move(call));
 }
 
 void Inbound::Finish(std::shared_ptr<Reply> reply) {
+  traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
   Tell(CalleeSession::Finished{std::move(reply)});
 }
 

@@ -22,8 +22,10 @@
 #include "weft/rpc/link.h"
 #include "weft/rpc/message.h"
 #include "weft/rpc/session.h"
+#include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
-#include "weft/telemetry/field.h"
+#include "weft/rpc/waits_for.h"
+#include "weft/telemetry/spans.h"
 
 namespace weft::rpc {
 
@@ -43,6 +45,9 @@ class Dispatcher {
   // A handler exists from Began to Ended.
   virtual void CallBegan() = 0;
   virtual void CallEnded() = 0;
+  // The span of serving `request`; costs nothing where spans are not kept.
+  virtual telemetry::Span StartSpan(const Worker& peer,
+                                    const Request& request) = 0;
   // Runs the function on the call, here or on an executor.
   virtual void Dispatch(const Function& function,
                         std::shared_ptr<ServedCall> call) = 0;
@@ -57,7 +62,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
  public:
   // One life of the caller's session.
   Inbound(Worker peer, uint64_t life, Limits limits, Transport& transport,
-          std::shared_ptr<Dispatcher> dispatcher);
+          std::shared_ptr<Dispatcher> dispatcher,
+          std::shared_ptr<Traffic> traffic);
 
   const Worker& peer() const { return peer_; }
   uint64_t life() const { return life_; }
@@ -73,16 +79,26 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
 
   size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
-  void Describe(telemetry::Fields* fields) ABSL_LOCKS_EXCLUDED(mu_);
+  void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
+  size_t async_calls() ABSL_LOCKS_EXCLUDED(mu_);  // of the running ones
 
  private:
   class Call;
   struct Running {
-    std::string function;
     CancelSource cancel;
+    Instant began;
+    std::weak_ptr<Call> call;
   };
 
   // `from`: the link that it came by; if that is not ours any more, nothing.
+  // What runs, held so that nothing of it ends under the lock.
+  struct Live {
+    uint64_t id;
+    Instant began;
+    std::shared_ptr<Call> call;
+  };
+  std::vector<Live> LiveCalls() ABSL_LOCKS_EXCLUDED(mu_);
+
   void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
   void TellLocked(const CalleeSession::Event& event)
@@ -101,6 +117,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   const uint64_t life_;
   Transport& transport_;
   const std::shared_ptr<Dispatcher> dispatcher_;
+  const std::shared_ptr<Traffic> traffic_;
 
   Mutex mu_;
   CalleeSession session_ ABSL_GUARDED_BY(mu_);

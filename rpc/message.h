@@ -32,6 +32,12 @@ struct Request {
   Slices body;
   bool is_private = false;  // see Received
 
+  // These do not travel: when it was made here, or came; and of the call that
+  // is served here and has made it, whose it is and its id.
+  Instant began;
+  std::string for_peer;
+  uint64_t for_id = 0;
+
   int64_t bytes() const {
     return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
   }

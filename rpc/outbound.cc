@@ -18,6 +18,7 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   bool connected = false;
   std::shared_ptr<Link> link;
   std::vector<Task> tasks;
+  options_.traffic->CountCall(TotalSize(request->body));
   {
     MutexLock lock(mu_);
     session_.OnEvent(CallerSession::Start{request}, clock_.Now(), &emitted_);
@@ -73,15 +74,20 @@ size_t Outbound::pending_calls() {
   return session_.pending_calls();
 }
 
-void Outbound::Describe(telemetry::Fields* fields) {
+void Outbound::AddPending(std::vector<PendingCall>* calls) {
   MutexLock lock(mu_);
   const Instant now = clock_.Now();
+  const Phase out = session_.is_connected() ? Phase::kHandler : Phase::kWire;
   session_.ForEachPending([&](const Request& request, bool sent) {
-    fields->emplace_back(
-        absl::StrCat("call ", request.id, " to ", options_.peer.name),
-        absl::StrCat(request.function, sent ? ", out" : ", waiting", ", ",
-                     absl::FormatDuration(request.deadline - now), " left",
-                     request.chain.empty() ? "" : ", by ", request.chain));
+    PendingCall& call = calls->emplace_back();
+    call.peer = options_.peer.name;
+    call.id = request.id;
+    call.function = request.function;
+    call.phase = sent ? out : Phase::kQueue;
+    call.age = now - request.began;
+    call.remaining = request.deadline - now;
+    call.for_peer = request.for_peer;
+    call.for_id = request.for_id;
   });
 }
 
@@ -138,6 +144,9 @@ void Outbound::Do(std::vector<Task> tasks) {
         continue;
       }
       Ended& ended = std::get<Ended>(task);
+      options_.traffic->CountEnd(
+          ended.status.ok(),
+          ended.reply == nullptr ? 0 : TotalSize(ended.reply->body));
       std::move(ended.done)(std::move(ended.status), std::move(ended.reply));
     }
     tasks.clear();  // what they hold ends without the lock

@@ -21,9 +21,10 @@
 #include "weft/rpc/link.h"
 #include "weft/rpc/message.h"
 #include "weft/rpc/session.h"
+#include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
+#include "weft/rpc/waits_for.h"
 #include "weft/rpc/wire.h"
-#include "weft/telemetry/field.h"
 
 namespace weft::rpc {
 
@@ -58,7 +59,8 @@ class Outbound final : public internal::Caller,
     Worker peer;
     Transport* transport = nullptr;
     absl::Duration give_up_after;
-    Hello hello;  // without what the session says
+    std::shared_ptr<Traffic> traffic;  // counts the calls
+    Hello hello;                       // without what the session says
   };
 
   explicit Outbound(Options options);
@@ -73,8 +75,7 @@ class Outbound final : public internal::Caller,
   void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t pending_calls() ABSL_LOCKS_EXCLUDED(mu_);
-  // One field for each pending call, for the status page.
-  void Describe(telemetry::Fields* fields) ABSL_LOCKS_EXCLUDED(mu_);
+  void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Status OnFrame(Link& link, Frame frame) override
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -350,6 +350,7 @@ absl::Status ReadRequest(Reader* r, size_t size, Instant now,
       }));
   // Far beyond any limit, and still far from overflow.
   timeout_us = std::min<uint64_t>(timeout_us, int64_t{1} << 50);
+  request.began = now;
   request.deadline = now + absl::Microseconds(static_cast<int64_t>(timeout_us));
   if (request.depth < 0) return Bad("a depth below 0");
   WEFT_RETURN_IF_ERROR(CheckId(request.id));

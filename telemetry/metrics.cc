@@ -89,9 +89,43 @@ uint64_t Histogram::Count() const {
   return histogram_->Collect().histogram.sample_count;
 }
 
+// The registry as Prometheus reads it.
+class Metrics::Page final : public prometheus::Collectable {
+ public:
+  Page(std::shared_ptr<prometheus::Registry> registry,
+       std::shared_ptr<Refreshers> refreshers)
+      : registry_(std::move(registry)), refreshers_(std::move(refreshers)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    {
+      MutexLock lock(refreshers_->mu);
+      for (const auto& [id, refresh] : refreshers_->by_id) refresh();
+    }
+    return registry_->Collect();
+  }
+
+ private:
+  const std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<Refreshers> refreshers_;
+};
+
+Metrics::Refresher::~Refresher() {
+  MutexLock lock(all_->mu);
+  all_->by_id.erase(id_);
+}
+
+std::unique_ptr<Metrics::Refresher> Metrics::BeforeReading(
+    std::function<void()> refresh) {
+  MutexLock lock(refreshers_->mu);
+  const int64_t id = refreshers_->next_id++;
+  refreshers_->by_id.emplace(id, std::move(refresh));
+  return std::make_unique<Refresher>(refreshers_, id);
+}
+
 Metrics::Metrics(Options options)
     : options_(std::move(options)),
       registry_(std::make_shared<prometheus::Registry>()),
+      page_(std::make_shared<Page>(registry_, refreshers_)),
       dropped_series_(AddDroppedSeries(options_, *registry_)) {}
 
 Metrics::~Metrics() = default;
@@ -172,7 +206,7 @@ std::vector<double> Metrics::DurationBounds() {
 }
 
 std::string Metrics::Text() const {
-  return prometheus::TextSerializer().Serialize(registry_->Collect());
+  return prometheus::TextSerializer().Serialize(page_->Collect());
 }
 
 absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {
@@ -193,7 +227,7 @@ absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {
         "metrics: cannot listen on ", where,
         "; is the port taken? Choose another --metrics-port, or 0 for none"));
   }
-  exposer_->RegisterCollectable(registry_);
+  exposer_->RegisterCollectable(page_);
   return exposer_->GetListeningPorts().front();
 }
 

@@ -9,6 +9,7 @@
 #define WEFT_TELEMETRY_METRICS_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -105,6 +106,13 @@ class Metrics {
   // 10 µs to 100 s, three to a decade, in seconds.
   static std::vector<double> DurationBounds();
 
+  // Runs `refresh` before each reading of the page, for what is counted
+  // elsewhere, until the registration ends; it waits for one that runs. No lock
+  // that `refresh` takes may be held then.
+  class Refresher;
+  [[nodiscard]] std::unique_ptr<Refresher> BeforeReading(
+      std::function<void()> refresh) ABSL_LOCKS_EXCLUDED(refreshers_->mu);
+
   // The page that Prometheus would read now.
   std::string Text() const;
 
@@ -115,6 +123,14 @@ class Metrics {
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // Outlives the Metrics where a Refresher does.
+  struct Refreshers {
+    Mutex mu;
+    std::map<int64_t, std::function<void()>> by_id ABSL_GUARDED_BY(mu);
+    int64_t next_id ABSL_GUARDED_BY(mu) = 0;
+  };
+  class Page;
+
   // All series of one type. Handle is Counter, Gauge or Histogram; Metric is
   // the Prometheus type behind it.
   template <typename Handle, typename Metric>
@@ -135,6 +151,9 @@ class Metrics {
 
   const Options options_;
   const std::shared_ptr<prometheus::Registry> registry_;
+  const std::shared_ptr<Refreshers> refreshers_ =
+      std::make_shared<Refreshers>();
+  const std::shared_ptr<Page> page_;
   Mutex mu_;
   Series<Counter, prometheus::Counter> counters_ ABSL_GUARDED_BY(mu_){
       "counter", {}, {}};
@@ -147,6 +166,19 @@ class Metrics {
   int series_count_ ABSL_GUARDED_BY(mu_) = 0;
   prometheus::Counter* const dropped_series_;
   std::unique_ptr<prometheus::Exposer> exposer_ ABSL_GUARDED_BY(mu_);
+};
+
+class Metrics::Refresher {
+ public:
+  Refresher(std::shared_ptr<Refreshers> all, int64_t id)
+      : all_(std::move(all)), id_(id) {}
+  Refresher(const Refresher&) = delete;
+  Refresher& operator=(const Refresher&) = delete;
+  ~Refresher();
+
+ private:
+  const std::shared_ptr<Refreshers> all_;
+  const int64_t id_;
 };
 
 }  // namespace weft::telemetry

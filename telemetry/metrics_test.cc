@@ -152,5 +152,20 @@ TEST(Metrics, APortInUseIsAClearError) {
                        absl::StrCat("127.0.0.1:", port)));
 }
 
+TEST(Metrics, WhatIsCountedElsewhereIsReadJustBefore) {
+  Metrics metrics({});
+  int elsewhere = 1;
+  auto refresher = metrics.BeforeReading(
+      [&] { metrics.GaugeFor("weft_test_things_count").Set(elsewhere); });
+  EXPECT_THAT(metrics.Text(), HasSubstr("weft_test_things_count"));
+  elsewhere = 5;
+  (void)metrics.Text();
+  EXPECT_EQ(metrics.GaugeFor("weft_test_things_count").Value(), 5);
+  refresher = nullptr;
+  elsewhere = 7;
+  (void)metrics.Text();
+  EXPECT_EQ(metrics.GaugeFor("weft_test_things_count").Value(), 5);
+}
+
 }  // namespace
 }  // namespace weft::telemetry

@@ -1,0 +1,334 @@
+// What an agent shows of itself: pending calls and who waits for whom, metrics,
+// spans.
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/parker.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/traffic.h"
+#include "weft/rpc/waits_for.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::weft::testing::IsOk;
+
+// ---------------------------------------------------- what the ranks can do
+
+struct Parked {
+  Parker began;
+  Mutex mu;
+  std::vector<Promise<int64_t>> promises ABSL_GUARDED_BY(mu);
+};
+
+// Answers when the test says so.
+Future<int64_t> Park(CallContext& context) {
+  auto* parked = context.Local<Parked>();
+  auto [promise, future] = MakePromise<int64_t>();
+  MutexLock lock(parked->mu);
+  parked->promises.push_back(std::move(promise));
+  parked->began.Unpark();
+  return future;
+}
+WEFT_RPC(Park);
+
+absl::StatusOr<int64_t> ParkBelow(CallContext& context,
+                                  const std::string& other) {
+  return Call(context.To(other), Park);
+}
+WEFT_RPC(ParkBelow);
+
+int64_t Length(const std::string& text) {
+  return static_cast<int64_t>(text.size());
+}
+WEFT_RPC(Length);
+
+absl::Status Fail() { return absl::NotFoundError("nothing here"); }
+WEFT_RPC(Fail);
+
+absl::StatusOr<int64_t> LengthBelow(CallContext& context,
+                                    const std::string& other) {
+  return Call(context.To(other), Length, "four");
+}
+WEFT_RPC(LengthBelow);
+
+// -------------------------------------------------------------- WaitsFor
+
+PendingCall Made(std::string peer, uint64_t id, std::string function,
+                 std::string for_peer = "", uint64_t for_id = 0) {
+  PendingCall call;
+  call.peer = std::move(peer);
+  call.id = id;
+  call.function = std::move(function);
+  call.phase = Phase::kHandler;
+  call.age = absl::Seconds(10 - static_cast<int>(id));
+  call.for_peer = std::move(for_peer);
+  call.for_id = for_id;
+  return call;
+}
+
+PendingCall Served(std::string peer, uint64_t id, std::string function,
+                   Phase phase) {
+  PendingCall call = Made(std::move(peer), id, std::move(function));
+  call.is_served = true;
+  call.phase = phase;
+  return call;
+}
+
+TEST(WaitsFor, TheLongestChainGoesThroughSeveralWorkers) {
+  WaitsFor waits;
+  waits.Add("w2", {Served("w1", 5, "Pull", Phase::kQueue)});
+  waits.Add("w0", {Made("w1", 1, "Step"), Made("w2", 2, "Other")});
+  waits.Add("w1", {Served("w0", 1, "Step", Phase::kHandler),
+                   Made("w2", 5, "Pull", "w0", 1)});
+  EXPECT_THAT(waits.Cycle(), IsEmpty());
+  const auto chain = waits.LongestChain();
+  ASSERT_THAT(chain, SizeIs(2));
+  EXPECT_EQ(chain[1].caller, "w1");
+  EXPECT_EQ(chain[1].callee, "w2");
+  EXPECT_EQ(chain[1].phase, Phase::kQueue);  // as w2 says
+  EXPECT_EQ(waits.ToString(),
+            "longest chain: w0 > w1:Step (handler, 9s) > w2:Pull (queue, 5s)");
+}
+
+TEST(WaitsFor, ACycleIsFound) {
+  WaitsFor waits;
+  waits.Add("w0",
+            {Made("w1", 1, "Step"), Served("w2", 3, "Lock", Phase::kQueue),
+             Made("w2", 7, "Own")});
+  waits.Add("w1", {Served("w0", 1, "Step", Phase::kHandler),
+                   Made("w2", 2, "Pull", "w0", 1)});
+  waits.Add("w2", {Served("w1", 2, "Pull", Phase::kHandler),
+                   Made("w0", 3, "Lock", "w1", 2)});
+  EXPECT_THAT(waits.Cycle(), SizeIs(3));
+  EXPECT_THAT(waits.ToString(), AllOf(HasSubstr("cycle: w0 > w1:Step"),
+                                      HasSubstr("w0:Lock (queue, 7s)")));
+}
+
+TEST(WaitsFor, AWorkerThatCallsItselfIsNoCycle) {
+  WaitsFor waits;
+  waits.Add("w0", {Made("w0", 1, "A"), Made("w0", 2, "B", "w0", 1)});
+  EXPECT_THAT(waits.Cycle(), IsEmpty());
+  EXPECT_THAT(waits.LongestChain(), SizeIs(2));
+}
+
+TEST(WaitsFor, ReportsThatDoNotFitTogetherAreBorne) {
+  WaitsFor waits;
+  EXPECT_EQ(waits.ToString(), "nothing is pending");
+  // Each is said to wait for the other; and one for a call nobody knows.
+  waits.Add("w1", {Made("w2", 1, "A", "w2", 1), Made("w3", 4, "C", "w9", 9)});
+  waits.Add("w2", {Made("w1", 1, "B", "w1", 1)});
+  EXPECT_THAT(waits.LongestChain(), SizeIs(1));
+  EXPECT_THAT(waits.Cycle(), IsEmpty());
+}
+
+TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
+  RanksOptions options;
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  options.telemetry = &telemetry;
+  Ranks ranks(3, options);
+  Parked parked;
+  ranks[2].SetLocal(&parked);
+  Future<int64_t> call = CallAsync(ranks[0].To("w1"), ParkBelow, "w2");
+  parked.began.Park();
+  std::vector<std::string> silent;
+  const WaitsFor waits = AskWaitsFor(ranks[0], {"w0", "w1", "w2", "w7"},
+                                     absl::Seconds(30), &silent);
+  EXPECT_THAT(silent, ElementsAre("w7"));
+  const auto chain = waits.LongestChain();
+  ASSERT_THAT(chain, SizeIs(2));
+  EXPECT_THAT(chain[0].function, HasSubstr("ParkBelow"));
+  EXPECT_EQ(chain[1].callee, "w2");
+  EXPECT_EQ(chain[1].phase, Phase::kHandler);
+  EXPECT_GE(chain[0].age, absl::ZeroDuration());
+  // w1 shows by itself that one waits for the other.
+  EXPECT_THAT(telemetry.status().RenderText(),
+              AllOf(HasSubstr("longest chain: w0 > w1:"),
+                    HasSubstr("for 1 of w0"), HasSubstr("serving 1 of w1")));
+  EXPECT_EQ(ranks[0].Metrics().client_active_calls, 1);
+  EXPECT_EQ(ranks[1].Metrics().server_active_calls, 1);
+  EXPECT_EQ(ranks[1].Metrics().server_active_async_calls, 0);
+  call.Cancel();
+}
+
+// --------------------------------------------------------------- metrics
+
+TEST(AgentMetrics, CountCallsBytesAndErrorsByPeer) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  options.threads = 3;
+  Ranks ranks(2, options);
+  ASSERT_EQ(*Call(ranks[0].To("w1"), Length, std::string(1000, 'x')), 1000);
+  EXPECT_FALSE(Call(ranks[0].To("w1"), Fail).ok());
+  const Traffic::Counts out = ranks[0].Metrics().peers.at("w1");
+  EXPECT_EQ(out.calls, 2);
+  EXPECT_EQ(out.errors, 1);
+  EXPECT_GE(out.sent_bytes, 1000);
+  EXPECT_LT(out.received_bytes, 100);
+  const Traffic::Counts in = ranks[1].Metrics().peers.at("w0");
+  EXPECT_EQ(in.served, 2);
+  EXPECT_EQ(in.served_errors, 1);
+  EXPECT_GE(in.received_bytes, 1000);
+  EXPECT_EQ(ranks[0].Metrics().pool_threads, 3);
+  EXPECT_LE(ranks[0].Metrics().idle_threads, 3);
+
+  const std::string page = telemetry.metrics().Text();
+  const auto line = [](absl::string_view name, absl::string_view way,
+                       absl::string_view peer) {
+    return AllOf(
+        HasSubstr(name),
+        HasSubstr(absl::StrCat("direction=\"", way, "\",peer=\"", peer, "\"")));
+  };
+  EXPECT_THAT(page, line("weft_rpc_calls_total", "out", "w1"));
+  EXPECT_THAT(page, line("weft_rpc_calls_total", "in", "w0"));
+  EXPECT_THAT(page, HasSubstr("weft_rpc_pool_threads"));
+  const auto& calls = telemetry.metrics().CounterFor(
+      "weft_rpc_calls_total", {{"peer", "w1"}, {"direction", "out"}});
+  EXPECT_EQ(calls.Value(), 2);
+  (void)telemetry.metrics().Text();
+  EXPECT_EQ(calls.Value(), 2);  // not counted again
+}
+
+TEST(AgentMetrics, AnAsynchronousCallIsSeen) {
+  Ranks ranks(2);
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
+  parked.began.Park();
+  // The function has been entered; it returns its Future in a moment.
+  while (ranks[1].Metrics().server_active_async_calls == 0) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(ranks[1].Metrics().server_active_calls, 1);
+  {
+    MutexLock lock(parked.mu);
+    parked.promises[0].Set(1);
+  }
+  EXPECT_THAT(call.Wait(absl::Seconds(30)), IsOk());
+  EXPECT_EQ(ranks[1].Metrics().server_active_async_calls, 0);
+}
+
+TEST(AgentMetrics, PeersBeyondTheCapShareOneName) {
+  TrafficTable table;
+  for (size_t i = 0; i < 3 * TrafficTable::kMaxPeers; ++i) {
+    table.Of(absl::StrCat("w", i))->CountCall(1);
+  }
+  const auto counts = table.Counts();
+  EXPECT_EQ(counts.size(), TrafficTable::kMaxPeers + 1);
+  EXPECT_EQ(counts.at("w0").calls, 1);
+  EXPECT_EQ(counts.at(TrafficTable::kOthers).calls,
+            2 * static_cast<int64_t>(TrafficTable::kMaxPeers));
+}
+
+TEST(AgentMetrics, AnEndedAgentIsOffThePage) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  { Ranks ranks(2, options); }
+  EXPECT_THAT(telemetry.metrics().Text(),
+              Not(HasSubstr("weft_rpc_pool_threads")));
+}
+
+TEST(AgentDebugInfo, HasOneFieldForEachThing) {
+  Ranks ranks(1);
+  const telemetry::Fields fields = ranks[0].DebugInfo();
+  std::vector<std::string> names;
+  for (const telemetry::Field& field : fields) names.push_back(field.key);
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());
+  EXPECT_THAT(names, ::testing::IsSupersetOf({"worker", "key", "waits"}));
+}
+
+TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  Parked parked;
+  for (uint64_t epoch = 1; epoch <= 3; ++epoch) {
+    options.keys = {{0, epoch}, {1, epoch}};
+    Ranks ranks(2, options);
+    ranks[1].SetLocal(&parked);
+    ASSERT_EQ(*Call(ranks[0].To("w1"), Length, "four"), 4);
+    EXPECT_THAT(ranks[0].Pending(), IsEmpty());
+    EXPECT_THAT(ranks[1].Pending(), IsEmpty());
+    EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 1);
+    // Left open, and no concern of the next.
+    const Future<int64_t> open = CallAsync(ranks[0].To("w1"), Park);
+    parked.began.Park();
+  }
+  EXPECT_THAT(telemetry.status().RenderText(), Not(HasSubstr("rpc")));
+}
+
+// ----------------------------------------------------------------- spans
+
+TEST(CallSpans, CallerAndCalleeAreOfOneTraceAcrossNestedCalls) {
+  telemetry::Telemetry::Options tracing;
+  tracing.tracing = true;
+  telemetry::Telemetry telemetry(tracing);
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  std::string trace;
+  {
+    Ranks ranks(3, options);
+    telemetry::Span step = telemetry.spans().Start("step");
+    trace = telemetry::TraceIdText(step.context());
+    ASSERT_THAT(
+        Call(ranks[0].To("w1").WithTrace(step.context()), LengthBelow, "w2"),
+        IsOk());
+  }
+  std::ostringstream out;
+  telemetry.spans().WriteChromeTrace(out);
+  std::map<std::string, nlohmann::json> spans;
+  const nlohmann::json written = nlohmann::json::parse(out.str());
+  for (const auto& event : written["traceEvents"]) {
+    if (!event.contains("args") || !event["args"].contains("span")) continue;
+    std::string name = event["name"];
+    for (const char* part :
+         {"weft::rpc::", "{anonymous}::", "(anonymous namespace)::"}) {
+      if (const size_t at = name.find(part); at != std::string::npos) {
+        name.erase(at, std::string(part).size());
+      }
+    }
+    spans[name] = event["args"];
+  }
+  const auto parent_of = [&](const std::string& name) {
+    return spans[name].value("parent", "");
+  };
+  const auto id_of = [&](const std::string& name) {
+    return spans[name].value("span", "none");
+  };
+  const std::string names[] = {"step", "rpc_call#LengthBelow(w0 -> w1)",
+                               "rpc_serve#LengthBelow(w0 -> w1)",
+                               "rpc_call#Length(w1 -> w2)",
+                               "rpc_serve#Length(w1 -> w2)"};
+  for (size_t i = 0; i < std::size(names); ++i) {
+    EXPECT_EQ(spans[names[i]].value("trace", ""), trace) << names[i];
+    if (i == 0) continue;
+    EXPECT_EQ(parent_of(names[i]), id_of(names[i - 1])) << names[i];
+  }
+  EXPECT_EQ(spans[names[1]].value("code", ""), "OK");
+}
+
+}  // namespace
+}  // namespace weft::rpc

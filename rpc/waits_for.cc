@@ -1,0 +1,127 @@
+#include "weft/rpc/waits_for.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::rpc {
+namespace {
+
+using Chain = std::vector<WaitsFor::Wait>;
+
+// The part that comes back to the worker where it began, if there is one.
+Chain CycleOf(const Chain& chain) {
+  for (size_t first = 0; first < chain.size(); ++first) {
+    if (chain[first].callee == chain[first].caller) continue;
+    for (size_t last = first + 1; last < chain.size(); ++last) {
+      if (chain[last].callee != chain[first].caller) continue;
+      return Chain(chain.begin() + first, chain.begin() + last + 1);
+    }
+  }
+  return {};
+}
+
+std::string TextOf(const Chain& chain) {
+  std::string text = chain.front().caller;
+  for (const WaitsFor::Wait& wait : chain) {
+    absl::StrAppend(&text, " > ", wait.callee, ":", wait.function, " (",
+                    NameOf(wait.phase), ", ", absl::FormatDuration(wait.age),
+                    ")");
+  }
+  return text;
+}
+
+int64_t Microseconds(absl::Duration d) { return absl::ToInt64Microseconds(d); }
+
+}  // namespace
+
+void Codec<PendingCall>::Encode(const PendingCall& call, Encoder& encoder) {
+  encoder.Write(call.peer, call.is_served, call.id, call.function,
+                static_cast<uint8_t>(call.phase), Microseconds(call.age),
+                Microseconds(call.remaining), call.for_peer, call.for_id);
+}
+
+absl::Status Codec<PendingCall>::Decode(Decoder& decoder, PendingCall& call) {
+  uint8_t phase = 0;
+  int64_t age = 0;
+  int64_t remaining = 0;
+  const absl::Status status =
+      decoder.Read(call.peer, call.is_served, call.id, call.function, phase,
+                   age, remaining, call.for_peer, call.for_id);
+  if (!status.ok()) return status;
+  if (phase >= kPhases) return Decoder::Malformed("no such phase");
+  call.phase = static_cast<Phase>(phase);
+  call.age = absl::Microseconds(age);
+  call.remaining = absl::Microseconds(remaining);
+  return absl::OkStatus();
+}
+
+void WaitsFor::Add(const std::string& worker,
+                   const std::vector<PendingCall>& calls) {
+  for (const PendingCall& call : calls) {
+    const std::string& caller = call.is_served ? call.peer : worker;
+    const std::string& callee = call.is_served ? worker : call.peer;
+    Node& node = nodes_[Key(caller, callee, call.id)];
+    const bool is_new = node.wait.function.empty();
+    // The callee knows better how far it is.
+    if (is_new || call.is_served) node.wait.phase = call.phase;
+    node.wait.caller = caller;
+    node.wait.callee = callee;
+    node.wait.function = call.function;
+    node.wait.age = std::max(node.wait.age, call.age);
+    if (call.is_served || call.for_id == 0) continue;
+    node.parent = Key(call.for_peer, worker, call.for_id);
+    nodes_[node.parent].has_child = true;
+  }
+}
+
+std::vector<Chain> WaitsFor::Chains() const {
+  std::vector<Chain> chains;
+  for (const auto& [key, leaf] : nodes_) {
+    if (leaf.has_child || leaf.wait.function.empty()) continue;
+    Chain chain;
+    // Reports are of different moments, and may not fit together.
+    std::set<const Node*> seen;
+    const Node* node = &leaf;
+    while (!node->wait.function.empty() && seen.insert(node).second) {
+      chain.push_back(node->wait);
+      const auto parent = nodes_.find(node->parent);
+      if (parent == nodes_.end()) break;
+      node = &parent->second;
+    }
+    std::reverse(chain.begin(), chain.end());
+    chains.push_back(std::move(chain));
+  }
+  return chains;
+}
+
+std::vector<WaitsFor::Wait> WaitsFor::LongestChain() const {
+  Chain longest;
+  for (Chain& chain : Chains()) {
+    const bool is_older = chain.size() == longest.size() &&
+                          chain.front().age > longest.front().age;
+    if (chain.size() > longest.size() || is_older) longest = std::move(chain);
+  }
+  return longest;
+}
+
+std::vector<WaitsFor::Wait> WaitsFor::Cycle() const {
+  for (const Chain& chain : Chains()) {
+    Chain cycle = CycleOf(chain);
+    if (!cycle.empty()) return cycle;
+  }
+  return {};
+}
+
+std::string WaitsFor::ToString() const {
+  if (const Chain cycle = Cycle(); !cycle.empty()) {
+    return absl::StrCat("cycle: ", TextOf(cycle));
+  }
+  const Chain longest = LongestChain();
+  if (longest.empty()) return "nothing is pending";
+  return absl::StrCat("longest chain: ", TextOf(longest));
+}
+
+}  // namespace weft::rpc
