@@ -208,36 +208,42 @@ void ClientStream::OnStarted(bool ok) {
   if (half_close) grpc->stream->WritesDone(&grpc->writes_done);
 }
 
+// REQUIRES: no read is under way, so that the call cannot be over, and grpc_
+// stays.
 void ClientStream::StartRead() {
-  std::shared_ptr<Grpc> grpc;
+  Grpc* grpc;
   {
     MutexLock lock(mu_);
-    grpc = grpc_;
+    grpc = grpc_.get();
   }
   grpc->incoming.Clear();
   grpc->stream->Read(&grpc->incoming, &grpc->read);
 }
 
 void ClientStream::OnRead(bool ok) {
-  const std::shared_ptr<ClientStream> self = shared_from_this();
-  std::shared_ptr<StreamObserver> observer;
-  std::shared_ptr<Grpc> grpc;
-  Slices message;
+  // Let go of by EndIfOver only: on this thread, and not before the Finish that
+  // follows the last read.
+  StreamObserver* observer = nullptr;
+  Grpc* grpc;
   {
     MutexLock lock(mu_);
-    grpc = grpc_;
-    if (!closed_here_.has_value()) observer = observer_;
-    if (ok) message = FromByteBuffer(grpc->incoming);
+    grpc = grpc_.get();
+    if (!closed_here_.has_value()) observer = observer_.get();
   }
   if (!ok) {
     grpc->stream->Finish(&grpc->status, &grpc->finished);
     return;
   }
-  if (observer != nullptr) observer->OnMessage(std::move(message));
+  Slices message = FromByteBuffer(grpc->incoming);
   // To ask for the next message makes gRPC announce window in a packet of its
-  // own, which wakes the peer for nothing. The thread that this message was for
-  // may write before it looks at the queue again: then both travel together.
-  target_.core->BeforeNextEvent([self] { self->StartRead(); });
+  // own. Where both ends poll, that is work for nothing: the thread that this
+  // message was for may write before it looks at the queue again, and then both
+  // travel together. If we slept, so does the peer by now: the packet wakes its
+  // core, which takes longer than the next request takes to be written.
+  const bool at_once = target_.core->slept();
+  if (at_once) StartRead();
+  if (observer != nullptr) observer->OnMessage(std::move(message));
+  if (!at_once) target_.core->BeforeNextEvent([this] { StartRead(); });
 }
 
 bool ClientStream::Write(Slices message) {

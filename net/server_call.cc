@@ -123,10 +123,10 @@ void ServerCall::Serve(std::shared_ptr<StreamObserver> observer,
 // REQUIRES: reading_ was set by the caller, who saw the call not finishing: so
 // grpc_ stays.
 void ServerCall::StartRead() {
-  std::shared_ptr<Grpc> grpc;
+  Grpc* grpc;
   {
     MutexLock lock(mu_);
-    grpc = grpc_;
+    grpc = grpc_.get();
   }
   grpc->incoming.Clear();
   grpc->stream.Read(&grpc->incoming, &grpc->read);
@@ -134,16 +134,17 @@ void ServerCall::StartRead() {
 
 void ServerCall::OnRead(bool ok) {
   const std::shared_ptr<ServerCall> self = shared_from_this();
-  std::shared_ptr<StreamObserver> observer;
-  Slices message;
+  // Let go of by EndIfOver only, on this thread, and not while reading_.
+  StreamObserver* observer;
+  Grpc* grpc;
   bool deaf;
   {
     MutexLock lock(mu_);
-    observer = observer_;
+    grpc = grpc_.get();
+    observer = observer_.get();
     deaf = finishing_ || closing_.has_value() || cancelled_;
-    if (ok && !deaf) message = FromByteBuffer(grpc_->incoming);
   }
-  if (!deaf && ok) observer->OnMessage(std::move(message));
+  if (!deaf && ok) observer->OnMessage(FromByteBuffer(grpc->incoming));
   if (!deaf && !ok) observer->OnHalfClosed(*this);
   bool again;
   {
@@ -152,7 +153,8 @@ void ServerCall::OnRead(bool ok) {
     reading_ = again;
   }
   if (again) {
-    StartRead();
+    grpc->incoming.Clear();
+    grpc->stream.Read(&grpc->incoming, &grpc->read);
   } else {
     EndIfOver();
   }

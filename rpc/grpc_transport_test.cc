@@ -1,6 +1,7 @@
 #include "weft/rpc/grpc_transport.h"
 
 #include <signal.h>
+#include <time.h>
 
 #include <cstdint>
 #include <cstdlib>
@@ -170,6 +171,20 @@ TEST_F(GrpcAgents, GatherManyCallsAndPieceLargeOnes) {
     ASSERT_EQ(*calls[i].Wait(absl::Seconds(30)), 2 * i);
   }
   EXPECT_EQ(*echoed.Wait(absl::Seconds(30)), large);
+}
+
+TEST_F(GrpcAgents, WithNothingToDoBurnNoCpu) {
+  ASSERT_EQ(*Call(agent_a_->To("b"), Twice, 1), 2);
+  timespec before;
+  timespec after;
+  // The wait itself is the pause: both agents are connected and idle in it.
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  Promise<void> never(a_.transport().driver());
+  EXPECT_FALSE(never.future().Wait(absl::Milliseconds(500)).ok());
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  const int64_t used_ms = (after.tv_sec - before.tv_sec) * 1000 +
+                          (after.tv_nsec - before.tv_nsec) / 1'000'000;
+  EXPECT_LT(used_ms, 100);
 }
 
 TEST_F(GrpcAgents, ALostPeerEndsItsCallsInTime) {
