@@ -108,8 +108,8 @@ void Pin(int core) {
 // ------------------------------------------------------------ the two sides
 
 // As in their certificates.
-constexpr char kServer[] = "worker0";
-constexpr char kClient[] = "worker1";
+constexpr char kServer[] = "trainer0";
+constexpr char kClient[] = "trainer1";
 
 net::Credentials CredentialsOf(const Options& options,
                                const std::string& name) {
@@ -323,7 +323,7 @@ class Runner {
     net::CertificatesOptions certificates;
     certificates.directory = directory_ + "/certs";
     certificates.job = "bench";
-    certificates.members = {{"bench", "worker", 0}, {"bench", "worker", 1}};
+    certificates.members = {{"bench", "trainer", 0}, {"bench", "trainer", 1}};
     const absl::Status made = net::MakeCertificates(certificates);
     WEFT_CHECK(made.ok()) << made.ToString();
   }

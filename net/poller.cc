@@ -12,9 +12,16 @@ namespace {
 // A yield longer than this means that somebody else ran: the core is wanted.
 constexpr int64_t kForeignYieldNs = 5'000;
 
+// A yield takes about as long as half a look, and what comes meanwhile waits.
+constexpr int kLooksPerYield = 4;
+
 // After this long without a user leaving, the background thread waits to be
 // told of the next.
 constexpr absl::Duration kDormantAfter = absl::Milliseconds(20);
+
+// Nor does it rest longer, so events that come while the queue is free wait no
+// longer.
+constexpr absl::Duration kLongestRest = absl::Milliseconds(4);
 
 // In the past of every clock.
 constexpr Instant kNow = Instant::FromNanoseconds(0);
@@ -181,6 +188,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
   waiter.BeginPolling();
   Instant spin_end = now + options_.spin;
   bool crowded = false;  // somebody else wants this core
+  int looks = 0;         // in vain; the time is asked for at each yield only
   while (!done()) {
     if (to_run_.load() > 0 || now >= next_timer()) {
       const bool ran = RunDue();
@@ -208,15 +216,17 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       ended_.store(true);
       break;
     }
-    if (outcome == EventQueue::Outcome::kEvent) queue_.Handle();
-    now = SteadyClock().Now();
     if (outcome == EventQueue::Outcome::kEvent) {
+      queue_.Handle();
+      now = SteadyClock().Now();
       spin_end = now + options_.spin;
       crowded = false;
-    } else if (!sleep) {
+    } else if (sleep) {
+      now = SteadyClock().Now();
+    } else if (++looks % kLooksPerYield == 0) {
       // gRPC leaves part of its work to threads of its own, which need this
       // core too. Our own background thread has looked in if its count changed.
-      const Instant before = now;
+      const Instant before = SteadyClock().Now();
       const uint32_t turns = background_turns_.load();
       sched_yield();
       now = SteadyClock().Now();
@@ -303,18 +313,21 @@ bool Poller::UsersComeSoon() {
                      [](const Waiter* w) { return w->notified(); });
 }
 
-// Until when the background thread leaves the queue alone.
+// Until when the background thread leaves the queue alone. Each look costs the
+// caller that it interrupts a timer and two switches, so while users come and go
+// there are fewer and fewer.
 Instant Poller::BackgroundRest() {
   MutexLock lock(mu_);
   const Instant now = SteadyClock().Now();
-  if (holder_ != nullptr && now - left_ > kDormantAfter) {
-    dormant_ = true;
-    return Instant::Infinite();
+  dormant_ = holder_ != nullptr && now - left_ > kDormantAfter;
+  if (dormant_) return Instant::Infinite();
+  if (holder_ == nullptr && now - left_ >= options_.retake_pause) {
+    rest_ = absl::ZeroDuration();
+    return kNow;
   }
-  dormant_ = false;
-  if (holder_ != nullptr) return now + options_.retake_pause;
-  const Instant free = left_ + options_.retake_pause;
-  return free <= now ? kNow : free;
+  rest_ = std::min(std::max(2 * rest_, options_.retake_pause),
+                   std::max(kLongestRest, options_.retake_pause));
+  return now + rest_;
 }
 
 void Poller::RunBackground() {

@@ -5,8 +5,8 @@
 // and handles events until its own wait is over; others park, and whoever
 // leaves hands the queue to one of them. When nobody waits, the queue stays
 // free for `retake_pause`, so that a thread that calls again at once finds it
-// free, and then the background thread takes it. Posted functions and timers
-// are run by the holder.
+// free, and then the background thread takes it: after a run of quick calls a
+// few milliseconds later. Posted functions and timers are run by the holder.
 
 #ifndef WEFT_NET_POLLER_H_
 #define WEFT_NET_POLLER_H_
@@ -116,6 +116,8 @@ class Poller final : public Driver {
       false;  // the last wait began soon after the one before
   bool dormant_ ABSL_GUARDED_BY(mu_) =
       false;  // the background thread sleeps until told
+
+  absl::Duration rest_ ABSL_GUARDED_BY(mu_);  // the background thread's last
 
   std::atomic<bool> asleep_{
       false};  // the holder is about to sleep in the queue, or does

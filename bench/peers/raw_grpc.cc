@@ -10,7 +10,7 @@
 // server is forked. Completion queues, byte buffers with the caller's memory as
 // slices; --copy: the server also copies the slices into one piece of memory;
 // --protobuf: a message with a `bytes` field, as a first version would send.
-// --certs: mTLS, with the folders worker0 (server) and worker1 of `weft certs`.
+// --certs: mTLS, with the folders trainer0 (server) and trainer1 of `weft certs`.
 
 #include <grpc/grpc.h>
 #include <grpcpp/generic/async_generic_service.h>
@@ -63,7 +63,7 @@ std::string ReadFile(const std::string& path) {
 
 std::shared_ptr<grpc::ServerCredentials> ServerCredentials() {
   if (options.certs.empty()) return grpc::InsecureServerCredentials();
-  const std::string own = options.certs + "/worker0/";
+  const std::string own = options.certs + "/trainer0/";
   grpc::SslServerCredentialsOptions tls(
       GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   tls.pem_root_certs = ReadFile(own + "ca.pem");
@@ -74,7 +74,7 @@ std::shared_ptr<grpc::ServerCredentials> ServerCredentials() {
 
 std::shared_ptr<grpc::ChannelCredentials> ClientCredentials() {
   if (options.certs.empty()) return grpc::InsecureChannelCredentials();
-  const std::string own = options.certs + "/worker1/";
+  const std::string own = options.certs + "/trainer1/";
   grpc::SslCredentialsOptions tls;
   tls.pem_root_certs = ReadFile(own + "ca.pem");
   tls.pem_private_key = ReadFile(own + "key.pem");
@@ -355,7 +355,7 @@ int Measure(int port) {
   SetArguments(
       [&](const char* key, int value) { arguments.SetInt(key, value); });
   if (!options.certs.empty()) {
-    arguments.SetSslTargetNameOverride("worker0.bench.weft");
+    arguments.SetSslTargetNameOverride("trainer0.bench.weft");
   }
   auto channel =
       grpc::CreateCustomChannel(target, ClientCredentials(), arguments);
