@@ -31,6 +31,7 @@
 #include "weft/ps/server.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/client.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/local_transport.h"
 #include "weft/rpc/tensor_codec.h"

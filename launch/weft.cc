@@ -1,5 +1,5 @@
-// weft: the one program of the command line: run, certs init, health, status,
-// version.
+// weft: the one program of the command line: run, certs init, call, health,
+// status, version.
 
 #include <cstdio>
 #include <cstring>
@@ -17,6 +17,7 @@
 
 namespace {
 
+using weft::launch::CallCommand;
 using weft::launch::CertsCommand;
 using weft::launch::HealthCommand;
 using weft::launch::RunCommand;
@@ -27,6 +28,7 @@ constexpr char kUsage[] =
     "\n"
     "  run      start the ranks of a job on this host and watch them\n"
     "  certs    make the certificates of a job: weft certs init\n"
+    "  call     run a function of a worker, or list them\n"
     "  health   ask whether an endpoint serves\n"
     "  status   show who is in a job\n"
     "  version  say which Weft this is\n"
@@ -43,9 +45,9 @@ struct Command {
   absl::StatusOr<int> (*run)(int argc, char** argv);
 };
 constexpr Command kCommands[] = {
-    {"run", RunCommand},       {"certs", CertsCommand},
-    {"health", HealthCommand}, {"status", StatusCommand},
-    {"version", Version},      {"--version", Version}};
+    {"run", RunCommand},       {"certs", CertsCommand},   {"call", CallCommand},
+    {"health", HealthCommand}, {"status", StatusCommand}, {"version", Version},
+    {"--version", Version}};
 
 absl::StatusOr<int> Main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";

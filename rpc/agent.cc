@@ -22,6 +22,7 @@
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/link.h"
+#include "weft/rpc/lone_call.h"
 #include "weft/rpc/outbound.h"
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/retry.h"
@@ -65,6 +66,7 @@ bool Matches(const AccessRule& rule, absl::string_view function) {
 // What the agent's parts share. It outlives the Agent where a thread of the
 // transport still holds it; nothing of the options is used then.
 class Agent::Core final : public Dispatcher,
+                          public LoneServer,
                           public std::enable_shared_from_this<Agent::Core> {
  public:
   explicit Core(AgentOptions options, const Registry* registry)
@@ -124,6 +126,15 @@ class Agent::Core final : public Dispatcher,
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   void CallBegan() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
   void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+
+  const std::string& job() const override { return options_.job; }
+  Worker worker() const override { return {options_.name, options_.key, ""}; }
+  const Registry& registry() const override { return registry_; }
+  internal::Caller::Abandon ServeAlone(Worker caller,
+                                       std::shared_ptr<const Request> request,
+                                       CancelToken gone,
+                                       internal::Caller::Done done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   class Guest;
@@ -216,114 +227,26 @@ class Agent::Core::Guest final : public LinkOwner {
 
 namespace {
 
-// A call of this agent by itself: encoded and decoded like any, and handed to
-// the dispatcher without a session.
-class SelfCall final : public ServedCall,
-                       public std::enable_shared_from_this<SelfCall> {
- public:
-  SelfCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
-           Worker self, const Function& function, const Request& request,
-           CancelSource cancel, internal::Caller::Done done)
-      : ServedCall(dispatcher->agent(), std::move(self),
-                   LineageOf(request, dispatcher->self(), cancel.token()),
-                   Received{request.body, /*is_private=*/false}),
-        dispatcher_(std::move(dispatcher)),
-        transport_(transport),
-        function_(function),
-        cancel_(std::move(cancel)),
-        done_(std::move(done)) {
-    dispatcher_->CallBegan();
-  }
-
-  ~SelfCall() override {
-    Finish(absl::CancelledError("the call was dropped unserved"));
-    dispatcher_->CallEnded();
-  }
-
-  // Ends it at its deadline, and with the agent.
-  void Follow(const CancelToken& agent) {
-    if (!deadline().is_infinite()) {
-      timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
-        if (auto self = weak.lock()) self->Expire();
-      });
-    }
-    with_agent_ = agent.OnCancel([weak = weak_from_this()](auto& why) {
-      if (auto self = weak.lock()) self->Abandon(why);
-    });
-  }
-
-  void Expire() {
-    Abandon(absl::DeadlineExceededError(
-        absl::StrCat("the deadline passed in the ", NameOf(phase()))));
-  }
-
-  void Abandon(const absl::Status& why) {
-    End(internal::MarkFailure(WithOutcomeUnknown(why), phase()), nullptr);
-    cancel_.Cancel(why);
-  }
-
-  void Finish(absl::StatusOr<Slices> result) override {
-    auto reply = std::make_shared<Reply>();
-    reply->status = internal::NameFailure(result.status(), dispatcher_->self(),
-                                          function_.name, phase());
-    if (result.ok()) reply->body = *std::move(result);
-    End(reply->status, reply);
-  }
-
- private:
-  void End(absl::Status status, ReplyPtr reply) {
-    if (ended_.exchange(true)) return;
-    transport_.CancelTimer(timer_);
-    std::move(done_)(std::move(status), std::move(reply));
-  }
-
-  const std::shared_ptr<Dispatcher> dispatcher_;
-  Transport& transport_;
-  const Function& function_;
-  CancelSource cancel_;
-  internal::Caller::Done done_;
-  std::atomic<bool> ended_{false};
-  std::atomic<Transport::TimerId> timer_{0};  // it may fire before it is known
-  CancelToken::Registration with_agent_;
-};
-
+// Calls of an agent by itself.
 class SelfCaller final : public internal::Caller {
  public:
-  // Calls end with `agent`.
-  SelfCaller(std::weak_ptr<Dispatcher> dispatcher, Transport& transport,
-             Worker self, CancelToken agent)
-      : dispatcher_(std::move(dispatcher)),
-        transport_(transport),
-        self_(std::move(self)),
-        agent_(std::move(agent)) {}
+  SelfCaller(std::weak_ptr<LoneServer> server, Worker self)
+      : server_(std::move(server)), self_(std::move(self)) {}
 
   const Worker& peer() const override { return self_; }
 
   Abandon Start(std::shared_ptr<Request> request, Done done) override {
-    const std::shared_ptr<Dispatcher> dispatcher = dispatcher_.lock();
-    Refusal refusal;
-    absl::StatusOr<const Function*> function =
-        dispatcher == nullptr ? absl::UnavailableError("the agent has ended")
-                              : dispatcher->Find(*request, &refusal);
-    if (!function.ok()) {
-      std::move(done)(function.status(), nullptr);
-      return [](absl::Status) {};
+    if (const std::shared_ptr<LoneServer> server = server_.lock()) {
+      return server->ServeAlone(self_, std::move(request), CancelToken(),
+                                std::move(done));
     }
-    auto call =
-        std::make_shared<SelfCall>(dispatcher, transport_, self_, **function,
-                                   *request, CancelSource(), std::move(done));
-    call->Follow(agent_);
-    dispatcher->Dispatch(**function, call);
-    return [weak = std::weak_ptr<SelfCall>(call)](absl::Status why) {
-      if (auto live = weak.lock()) live->Abandon(why);
-    };
+    std::move(done)(absl::UnavailableError("the agent has ended"), nullptr);
+    return [](absl::Status) {};
   }
 
  private:
-  const std::weak_ptr<Dispatcher> dispatcher_;
-  Transport& transport_;
+  const std::weak_ptr<LoneServer> server_;
   const Worker self_;
-  const CancelToken agent_;
 };
 
 }  // namespace
@@ -343,9 +266,7 @@ absl::Status Agent::Core::Start(Agent* agent) {
   }
   {
     MutexLock lock(mu_);
-    self_caller_ = std::make_shared<SelfCaller>(
-        weak_from_this(), transport(), Worker{options_.name, options_.key, ""},
-        ending_.token());
+    self_caller_ = std::make_shared<SelfCaller>(weak_from_this(), worker());
   }
   std::weak_ptr<Core> weak = weak_from_this();
   status_page_ = telemetry_.status().Register("rpc", [weak] {
@@ -891,6 +812,32 @@ void Agent::Core::Dispatch(const Function& function,
   });
 }
 
+internal::Caller::Abandon Agent::Core::ServeAlone(
+    Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
+    internal::Caller::Done done) {
+  Refusal refusal;
+  absl::StatusOr<const Function*> function = Find(*request, &refusal);
+  absl::Status status = function.status();
+  if (status.ok()) {
+    // In one with the look at it: Stop waits for those that have begun.
+    MutexLock lock(mu_);
+    status = ended_;
+    if (status.ok()) CallBegan();
+  }
+  if (!status.ok()) {
+    std::move(done)(std::move(status), nullptr);
+    return [](absl::Status) {};
+  }
+  auto call = std::make_shared<LoneCall>(
+      std::shared_ptr<Dispatcher>(shared_from_this()), transport(),
+      std::move(caller), **function, *request, CancelSource(), std::move(done));
+  call->Follow(ending_.token(), gone);
+  Dispatch(**function, call);
+  return [weak = std::weak_ptr<LoneCall>(call)](absl::Status why) {
+    if (auto live = weak.lock()) live->Abandon(why);
+  };
+}
+
 void Agent::Core::CallBegan() {
   MutexLock lock(handlers_mu_);
   ++handlers_;
@@ -990,6 +937,8 @@ telemetry::Fields Agent::DebugInfo() { return core_->Describe(); }
 
 const std::string& Agent::name() const { return core_->options().name; }
 WorkerKey Agent::key() const { return core_->options().key; }
+
+std::weak_ptr<LoneServer> Agent::lone_server() const { return core_; }
 
 // -------------------------------------------------------------- CallContext
 

@@ -36,6 +36,8 @@
 
 namespace weft::rpc {
 
+class LoneServer;
+
 // Who may call some functions, whatever they were registered with.
 struct AccessRule {
   std::string functions;  // a name, or the beginning of names: "ps::*"
@@ -139,6 +141,9 @@ class Agent {
 
   const std::string& name() const;
   WorkerKey key() const;
+
+  // For what brings calls without a session: see plain_service.h.
+  std::weak_ptr<LoneServer> lone_server() const;
 
   class Core;
 

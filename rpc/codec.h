@@ -357,8 +357,8 @@ struct MapCodec {
     WEFT_RETURN_IF_ERROR(d.Count(sizeof(typename Map::value_type) + 32, count));
     map.clear();
     for (size_t i = 0; i < count; ++i) {
-      Key key;
-      Value value;
+      Key key{};
+      Value value{};
       WEFT_RETURN_IF_ERROR(d.Read(key, value));
       if (!map.emplace(std::move(key), std::move(value)).second) {
         return Decoder::Malformed("a map with one key twice");

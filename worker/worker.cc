@@ -158,6 +158,7 @@ absl::Status Worker::OpenNetwork() {
   rpc::GrpcTransportOptions transport;
   transport.max_shared_memories = options_.shared_memories;
   transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_, transport);
+  plain_service_ = std::make_unique<rpc::PlainService>(*endpoint_, *executor_);
   if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
   return endpoint_->Start();
 }
@@ -312,6 +313,7 @@ absl::Status Worker::MakeAgent() {
   agent.executor = executor_.get();
   agent.default_timeout = options_.rpc_timeout;
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
+  plain_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
       [agent = agent_.get(), told = std::set<rendezvous::WorkerKey>()](
           const std::shared_ptr<const rendezvous::View>& view) mutable {

@@ -28,6 +28,7 @@
 #include "weft/rendezvous/membership.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
+#include "weft/rpc/plain_service.h"
 #include "weft/rpc/transport.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/worker/options.h"
@@ -132,6 +133,7 @@ class Worker {
   std::unique_ptr<net::Endpoint> endpoint_;
   std::unique_ptr<rendezvous::MeetingFile> meeting_file_;  // if it hosts by one
   std::unique_ptr<rpc::Transport> transport_;
+  std::unique_ptr<rpc::PlainService> plain_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
   std::unique_ptr<rpc::Directory> directory_;
   std::unique_ptr<rpc::Agent> agent_;

@@ -136,11 +136,11 @@ grpc::ByteBuffer Borrow(const char* bytes, size_t size) {
 void Consume(grpc::ByteBuffer* message) {
   static std::vector<char> memory;
   if (options.protobuf) {
-    weft::rpc::v1::CallReply reply;
-    (void)grpc::SerializationTraits<weft::rpc::v1::CallReply>::Deserialize(
-        message, &reply);
-    memory.resize(std::max(memory.size(), reply.result().size()));
-    std::memcpy(memory.data(), reply.result().data(), reply.result().size());
+    weft::rpc::v1::Piece reply;
+    (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Deserialize(message,
+                                                                       &reply);
+    memory.resize(std::max(memory.size(), reply.data().size()));
+    std::memcpy(memory.data(), reply.data().data(), reply.data().size());
     return;
   }
   if (!options.copy) return;
@@ -305,10 +305,10 @@ class Pump {
     ++under_way_;
     sent_at_ = Now();
     if (options.protobuf) {
-      weft::rpc::v1::CallReply reply;
-      reply.set_result(memory_.data(), memory_.size());
+      weft::rpc::v1::Piece reply;
+      reply.set_data(memory_.data(), memory_.size());
       bool own = false;
-      (void)grpc::SerializationTraits<weft::rpc::v1::CallReply>::Serialize(
+      (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Serialize(
           reply, &message_, &own);
     } else {
       message_ = Borrow(memory_.data(), memory_.size());

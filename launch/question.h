@@ -1,0 +1,47 @@
+// Question: whom a command asks, and as whom.
+
+#ifndef WEFT_LAUNCH_QUESTION_H_
+#define WEFT_LAUNCH_QUESTION_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/rendezvous/view.h"
+#include "weft/worker/flags.h"
+
+namespace weft::launch {
+
+struct Question {
+  std::string address;       // HOST:PORT or unix:PATH
+  std::string name = "ps0";  // of the endpoint
+  std::string certs;
+  bool insecure = false;
+  absl::Duration timeout = absl::Seconds(5);
+
+  // --name, --certs, --insecure, --timeout.
+  void AddTo(worker::Flags& flags);
+};
+
+// One call, as admin0 where there are certificates. kUnavailable if nobody
+// listens there.
+absl::StatusOr<std::string> Ask(const Question& question,
+                                absl::string_view method, std::string request);
+
+// Where a job meets.
+struct Meeting {
+  std::string coordinator;
+  std::string job = "weft";
+
+  // --coordinator, --job.
+  void AddTo(worker::Flags& flags);
+};
+
+// Who is in the job. `question` says how to ask, but for the address.
+absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
+                                               const Meeting& meeting);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_QUESTION_H_

@@ -1,0 +1,64 @@
+#include "weft/rpc/lone_call.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/failure.h"
+#include "weft/rpc/outcome.h"
+
+namespace weft::rpc {
+
+LoneCall::LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
+                   Worker caller, const Function& function,
+                   const Request& request, CancelSource cancel,
+                   internal::Caller::Done done)
+    : ServedCall(dispatcher->agent(), std::move(caller),
+                 LineageOf(request, dispatcher->self(), cancel.token()),
+                 Received{request.body, /*is_private=*/false}),
+      dispatcher_(std::move(dispatcher)),
+      transport_(transport),
+      function_(function),
+      cancel_(std::move(cancel)),
+      done_(std::move(done)) {}
+
+LoneCall::~LoneCall() {
+  Finish(absl::CancelledError("the call was dropped unserved"));
+  dispatcher_->CallEnded();
+}
+
+void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
+  if (!deadline().is_infinite()) {
+    timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
+      if (auto self = weak.lock()) {
+        self->Abandon(absl::DeadlineExceededError(absl::StrCat(
+            "the deadline passed in the ", NameOf(self->phase()))));
+      }
+    });
+  }
+  const auto abandon = [weak = weak_from_this()](const absl::Status& why) {
+    if (auto self = weak.lock()) self->Abandon(why);
+  };
+  with_agent_ = agent.OnCancel(abandon);
+  with_caller_ = caller.OnCancel(abandon);
+}
+
+void LoneCall::Abandon(const absl::Status& why) {
+  End(internal::MarkFailure(WithOutcomeUnknown(why), phase()), nullptr);
+  cancel_.Cancel(why);
+}
+
+void LoneCall::Finish(absl::StatusOr<Slices> result) {
+  auto reply = std::make_shared<Reply>();
+  reply->status = internal::NameFailure(result.status(), dispatcher_->self(),
+                                        function_.name, phase());
+  if (result.ok()) reply->body = *std::move(result);
+  End(reply->status, reply);
+}
+
+void LoneCall::End(absl::Status status, ReplyPtr reply) {
+  if (ended_.exchange(true)) return;
+  transport_.CancelTimer(timer_);
+  std::move(done_)(std::move(status), std::move(reply));
+}
+
+}  // namespace weft::rpc

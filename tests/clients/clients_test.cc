@@ -1,0 +1,207 @@
+// Clients that are not workers, as users run them.
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kLong = absl::Seconds(100);
+constexpr int kUsage = 2;
+constexpr int kConfig = 3;
+constexpr int kPeerLost = 10;
+constexpr int kTimeout = 11;
+constexpr int kAuth = 12;
+
+std::unique_ptr<Process> Start(std::vector<std::string> argv) {
+  auto process = Process::Start({std::move(argv), {"OMP_NUM_THREADS=1"}});
+  EXPECT_THAT(process, IsOk());
+  return *std::move(process);
+}
+
+struct Ended {
+  int code = -1;
+  std::string output;
+};
+
+Ended RunToEnd(std::vector<std::string> argv) {
+  const auto process = Start(std::move(argv));
+  const auto code = process->Wait(kLong);
+  EXPECT_THAT(code, IsOk());
+  return {code.ok() ? *code : -1, process->output()};
+}
+
+Ended Weft(std::vector<std::string> words) {
+  words.insert(words.begin(), RunfilePath("launch/weft"));
+  return RunToEnd(std::move(words));
+}
+
+class Clients : public ::testing::Test {
+ protected:
+  // The example's worker, in a job of its own.
+  void StartWorker(std::vector<std::string> flags = {}) {
+    flags.insert(flags.begin(),
+                 {RunfilePath("examples/cpp_client/worker"), "--job=demo"});
+    if (flags.size() == 2) flags.push_back("--coordinator=" + address_);
+    worker_ = Start(std::move(flags));
+    ASSERT_THAT(worker_->WaitForOutput("serving at ", kLong), IsOk());
+    const std::string output = worker_->output();
+    absl::string_view rest = output;
+    rest.remove_prefix(rest.find("serving at ") + 11);
+    address_ = std::string(rest.substr(0, rest.find('\n')));
+  }
+
+  // `weft call` of the worker.
+  Ended Call(std::vector<std::string> words) {
+    words.insert(words.begin(), {"call", address_});
+    return Weft(std::move(words));
+  }
+
+  TempDir dir_;
+  std::string address_ = "unix:" + dir_.Path("worker.sock");
+  std::unique_ptr<Process> worker_;
+};
+
+TEST_F(Clients, TheCppClientCallsAWorkerThatItDoesNotJoin) {
+  StartWorker();
+  const Ended client =
+      RunToEnd({RunfilePath("examples/cpp_client/client"), address_});
+  EXPECT_EQ(client.code, 0);
+  EXPECT_EQ(client.output, "0.5 1 1.5 \nto: 2\n");
+}
+
+TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
+  const std::string certs = dir_.Path("certs");
+  ASSERT_EQ(Weft({"certs", "init", "--dir=" + certs, "--job=demo",
+                  "--servers=0", "--trainers=1", "--clients=1"})
+                .code,
+            0);
+  StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
+  const Ended client =
+      RunToEnd({RunfilePath("examples/cpp_client/client"), address_,
+                "--certs=" + certs, "--as=client0", "--worker=trainer0"});
+  EXPECT_EQ(client.code, 0) << client.output;
+  const Ended shell =
+      Call({"SquareRoot", "[9]", "--name=trainer0", "--certs=" + certs});
+  EXPECT_EQ(shell.code, 0) << shell.output;
+  EXPECT_EQ(shell.output, "3.0\n");
+  const Ended health = Weft(
+      {"health", address_, "--name=trainer0", "--json", "--certs=" + certs});
+  EXPECT_EQ(health.code, 0) << health.output;
+  EXPECT_EQ(nlohmann::json::parse(health.output)["status"], "SERVING");
+  const Ended none = Call({"SquareRoot", "[9]"});
+  EXPECT_EQ(none.code, kAuth);
+  EXPECT_THAT(none.output, HasSubstr("weft certs init"));
+}
+
+TEST_F(Clients, TheShellListsAndCallsFunctions) {
+  StartWorker();
+  const Ended list = Call({});
+  EXPECT_EQ(list.code, 0);
+  EXPECT_THAT(list.output, HasSubstr("example::Scale  tensor(tensor, f64)\n"));
+  const Ended json_list = Call({"--json"});
+  EXPECT_EQ(nlohmann::json::parse(json_list.output)["worker"], "trainer0");
+
+  EXPECT_EQ(
+      Call({"Scale", "[[[1, 2], [3, 4]], 0.5]"}).output,
+      "{\"dtype\":\"f32\",\"shape\":[2,2],\"values\":[0.5,1.0,1.5,2.0]}\n");
+  EXPECT_EQ(
+      Call({"Scale", "[{\"dtype\": \"f64\", \"values\": [3]}, 2]"}).output,
+      "{\"dtype\":\"f64\",\"shape\":[1],\"values\":[6.0]}\n");
+  EXPECT_EQ(Call({"example::CountWords", "[[\"a\", \"b\", \"a\"]]"}).output,
+            "{\"a\":2,\"b\":1}\n");
+}
+
+TEST_F(Clients, AWorkerIsFoundByItsName) {
+  StartWorker();
+  const std::string coordinator = "--coordinator=" + address_;
+  const Ended found = Weft({"call", "trainer0", "SquareRoot", "[4]",
+                            "--job=demo", coordinator, "--name=trainer0"});
+  EXPECT_EQ(found.code, 0) << found.output;
+  EXPECT_EQ(found.output, "2.0\n");
+  const Ended unknown =
+      Weft({"call", "ps7", "SquareRoot", "[4]", "--job=demo", coordinator});
+  EXPECT_EQ(unknown.code, kConfig);
+  EXPECT_THAT(unknown.output,
+              HasSubstr("has no worker \"ps7\"; there are: trainer0"));
+}
+
+TEST_F(Clients, ASlipOfTheShellGetsOneClearMessage) {
+  StartWorker();
+  const struct {
+    std::vector<std::string> words;
+    int code;
+    const char* says;
+  } kSlips[] = {
+      {{"SquareRot", "[4]"}, kConfig, "did you mean SquareRoot?"},
+      {{"SquareRoot", "[4"}, kUsage, "found no JSON: [4"},
+      {{"SquareRoot", "4"}, kUsage, "wanted a JSON array of 1 arguments"},
+      {{"SquareRoot"}, kUsage, "found one of 0"},
+      {{"SquareRoot", "[\"four\"]"}, kUsage, "argument 1: wanted f64"},
+      {{"Scale", "[[[1], [2, 3]], 1]"}, kUsage, "wanted an array of 1"},
+      {{"SquareRoot", "[-4]"}, kConfig, "trainer0: wanted x >= 0, found -4"},
+      {{"SquareRoot", "[4]", "more"}, kUsage, "wanted ADDRESS"}};
+  for (const auto& slip : kSlips) {
+    const Ended ended = Call(slip.words);
+    EXPECT_EQ(ended.code, slip.code) << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("error: "));
+    EXPECT_THAT(ended.output, HasSubstr(slip.says));
+    const std::vector<std::string> lines =
+        absl::StrSplit(absl::StripSuffix(ended.output, "\n"), '\n');
+    EXPECT_EQ(lines.size(), 1) << ended.output;
+  }
+}
+
+TEST_F(Clients, WhereNobodyListensIsSaid) {
+  const std::string nobody = "unix:" + dir_.Path("nobody.sock");
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"call", nobody, "F"},
+        {"call", "ps0", "--coordinator=" + nobody},
+        {"health", nobody},
+        {"status", "--coordinator=" + nobody}}) {
+    const Ended ended = Weft(words);
+    EXPECT_TRUE(ended.code == kPeerLost || ended.code == kTimeout)
+        << ended.output;
+    EXPECT_THAT(ended.output, HasSubstr("nobody.sock"));
+  }
+  EXPECT_EQ(Weft({"call", "no:address:at:all"}).code, kUsage);
+  EXPECT_EQ(Weft({"call"}).code, kUsage);
+  EXPECT_EQ(Weft({"health"}).code, kUsage);
+}
+
+TEST_F(Clients, StatusShowsTheJob) {
+  StartWorker();
+  const Ended status = Weft({"status", "--json", "--job=demo",
+                             "--coordinator=" + address_, "--name=trainer0"});
+  EXPECT_EQ(status.code, 0) << status.output;
+  const auto json = nlohmann::json::parse(status.output);
+  EXPECT_TRUE(json["complete"].get<bool>());
+  EXPECT_EQ(json["members"][0]["name"], "trainer0");
+  const Ended text =
+      Weft({"status", "--job=demo", "--coordinator=" + address_});
+  EXPECT_EQ(text.code, 0) << text.output;
+  EXPECT_THAT(text.output, HasSubstr("job demo"));
+  const Ended other =
+      Weft({"status", "--job=other", "--coordinator=" + address_});
+  EXPECT_EQ(other.code, kConfig);
+  EXPECT_THAT(other.output, HasSubstr("demo"));
+}
+
+}  // namespace
+}  // namespace weft::testing
