@@ -55,9 +55,12 @@ class Served {
                            &plain);
       });
     }
-    if (ended.ok()) {
-      return call_.Reply({Bytes::Own(plain.SerializeAsString())});
+    std::string bytes;
+    if (ended.ok() && !plain.SerializeToString(&bytes)) {
+      ended = absl::ResourceExhaustedError(
+          "the result is larger than a protobuf message may be");
     }
+    if (ended.ok()) return call_.Reply({Bytes::Own(std::move(bytes))});
     call_.Reply(absl::Status(ended.code(),
                              absl::StrCat(worker, ": ", ended.message())));
   }
