@@ -236,7 +236,11 @@ absl::Status ImageTrainer::Save() {
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_ASSIGN_OR_RETURN(const std::string attempt,
                         directory->Begin(table_->round()));
+  auto& recorder = worker_.telemetry().recorder();
+  recorder.Record("checkpoint.begin", attempt, table_->round());
   const absl::StatusOr<std::string> name = Fill(*directory, attempt);
+  recorder.Record("checkpoint.done", attempt, table_->round(),
+                  name.status().raw_code());
   if (!name.ok()) {
     directory->Abandon(attempt);
     return absl::Status(

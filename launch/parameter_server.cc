@@ -59,7 +59,9 @@ absl::Status Run(int argc, char** argv) {
   good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
-  return served.ok() ? ended : served;
+  const absl::Status status = served.ok() ? ended : served;
+  if (!status.ok()) (*worker)->Dump();
+  return status;
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/tensor_codec.h"
+#include "weft/telemetry/telemetry.h"
 
 namespace weft::ps {
 namespace {
@@ -73,10 +74,15 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context,
   absl::StatusOr<std::shared_ptr<TableShard>> shard =
       (*server)->Find(request.table());
   if (!shard.ok()) return MakeReady<ExchangeReply>(shard.status());
+  telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
+  recorder.Record(request.push() ? "ps.push" : "ps.pull", request.table(),
+                  request.rank(), request.round());
   return (*shard)
       ->Handle(request, OrUndefined(push_keys), OrUndefined(push_values),
                OrUndefined(pull_keys), AnswerBy(context))
-      .Then([shard = *shard](const ShardReply& reply) {
+      .Then([shard = *shard, &recorder, name = request.table(),
+             rank = request.rank()](const ShardReply& reply) {
+        recorder.Record("ps.answer", name, rank, reply.reply.version());
         std::optional<Tensor> values;
         if (reply.values.defined()) values = reply.values;
         return ExchangeReply(reply.reply, std::move(values));
@@ -87,14 +93,23 @@ WEFT_RPC(Exchange);
 absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
                                    const v1::SaveRequest& request) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
-  return server->Save(request);
+  telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
+  recorder.Record("ps.save", request.attempt(), request.version());
+  auto saved = server->Save(request);
+  recorder.Record("ps.saved", request.attempt(), request.version(),
+                  saved.status().raw_code());
+  return saved;
 }
 WEFT_RPC(Save);
 
 absl::Status Restore(rpc::CallContext& context, const std::string& directory,
                      const std::string& checkpoint) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
-  return server->Restore(directory, checkpoint);
+  telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
+  recorder.Record("ps.restore", checkpoint);
+  absl::Status restored = server->Restore(directory, checkpoint);
+  recorder.Record("ps.restored", checkpoint, 0, restored.raw_code());
+  return restored;
 }
 WEFT_RPC(Restore);
 

@@ -248,6 +248,7 @@ void Coordinator::State::Carry(Core::Actions actions) {
       }
     } else if (auto* note = std::get_if<Core::Note>(&action)) {
       WEFT_LOG(telemetry_.logger(), Info, note->text);
+      telemetry_.recorder().Record("coordinator", note->text);
     }
   }
 }

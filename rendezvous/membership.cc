@@ -158,6 +158,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void Do(const MemberCore::SetTimer& timer);
   void Do(const MemberCore::Joined& joined);
   void Do(const MemberCore::NewView& changed);
+  void Record(const View& before, const View& now);
   void Do(const MemberCore::Ended& ended);
   void Do(const MemberCore::Waiting& waiting);
 
@@ -256,9 +257,10 @@ void Membership::State::Do(const MemberCore::NewView& changed) {
   const auto view = std::make_shared<const View>(FromWire(changed.view));
   std::list<Waiter> fit;
   std::vector<std::shared_ptr<Listener>> listeners;
+  std::shared_ptr<const View> before;
   {
     MutexLock lock(mu_);
-    view_ = view;
+    before = std::exchange(view_, view);
     listeners = listeners_;
     for (auto it = waiters_.begin(); it != waiters_.end();) {
       const auto waiter = it++;
@@ -267,13 +269,34 @@ void Membership::State::Do(const MemberCore::NewView& changed) {
       }
     }
   }
+  Record(*before, *view);
   for (Waiter& waiter : fit) waiter.promise.Set(view);
   for (const std::shared_ptr<Listener>& listener : listeners) {
     listener_strand_.Schedule([listener, view] { listener->Tell(view); });
   }
 }
 
+void Membership::State::Record(const View& before, const View& now) {
+  auto& recorder = telemetry::OrSilent(options_.telemetry).recorder();
+  for (const Member& member : now.members()) {
+    const Member* known = before.Find(member.key);
+    if (known == nullptr) {
+      recorder.Record("member.joined", member.name, member.key.epoch);
+    } else if (member.suspect && !known->suspect) {
+      recorder.Record("member.suspect", member.name, member.key.epoch);
+    }
+  }
+  for (const Departed& departed : now.departed()) {
+    if (before.Find(departed.key) == nullptr) continue;
+    recorder.RecordFor("member.gone", departed.name, departed.reason,
+                       departed.key.epoch, departed.left ? 1 : 0);
+  }
+}
+
 void Membership::State::Do(const MemberCore::Ended& ended) {
+  telemetry::OrSilent(options_.telemetry)
+      .recorder()
+      .Record("member.ended", ended.status.message(), ended.status.raw_code());
   std::list<Waiter> waiters;
   std::vector<Promise<void>> end_waiters;
   absl::Status status = ended.status;

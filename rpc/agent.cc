@@ -121,6 +121,9 @@ class Agent::Core final : public Dispatcher,
   telemetry::Span StartSpan(const Worker& peer,
                             const Request& request) override;
   telemetry::Telemetry& telemetry() const { return telemetry_; }
+  telemetry::FlightRecorder& recorder() override {
+    return telemetry_.recorder();
+  }
   AgentMetrics Metrics() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<PendingCall> Pending() ABSL_LOCKS_EXCLUDED(mu_);
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
@@ -549,6 +552,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
     options.transport = options_.transport;
     options.give_up_after = options_.give_up_after;
     options.traffic = traffic_.Of(options.peer.name);
+    options.recorder = &telemetry_.recorder();
     known = std::make_shared<Outbound>(std::move(options));
   }
   return std::shared_ptr<internal::Caller>(known);
@@ -754,6 +758,7 @@ void Agent::Core::ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended) {
   for (auto it = inbounds_.begin(); it != inbounds_.end();) {
     const auto current = it++;
     if (!current->second->is_idle()) continue;
+    telemetry_.recorder().Record("rpc.forgets", current->second->peer().name);
     ended->push_back(current->second);
     inbounds_.erase(current);
   }
@@ -933,6 +938,7 @@ absl::Status Agent::Shutdown(absl::Duration timeout) {
 
 AgentMetrics Agent::Metrics() { return core_->Metrics(); }
 std::vector<PendingCall> Agent::Pending() { return core_->Pending(); }
+telemetry::Telemetry& Agent::telemetry() const { return core_->telemetry(); }
 telemetry::Fields Agent::DebugInfo() { return core_->Describe(); }
 
 const std::string& Agent::name() const { return core_->options().name; }

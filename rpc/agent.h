@@ -136,6 +136,7 @@ class Agent {
   AgentMetrics Metrics();
   // The calls that are made or served here, for WaitsFor.
   std::vector<PendingCall> Pending();
+  telemetry::Telemetry& telemetry() const;
   // What its section of the status page says.
   telemetry::Fields DebugInfo();
 

@@ -64,7 +64,7 @@ class Inbound::Call final : public ServedCall {
         internal::NameFailure(result.status(), inbound_->dispatcher_->self(),
                               function_.name, phase());
     if (result.ok()) reply->body = *std::move(result);
-    inbound_->Finish(std::move(reply));
+    inbound_->Finish(function_.name, std::move(reply));
   }
 
  private:
@@ -95,6 +95,7 @@ void Inbound::Attach(std::shared_ptr<Link> link) {
     // for the end of the next.
     if (!gone) TellLocked(CalleeSession::Connected{});
   }
+  if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_.name);
   if (old == nullptr) return;
   old->End(gone ? absl::UnavailableError("the session has ended")
                 : absl::AbortedError("replaced by a newer connection"));
@@ -121,6 +122,8 @@ void Inbound::OnLinkClosed(Link& link) {
   MutexLock lock(mu_);
   if (link_.get() != &link) return;
   link_ = nullptr;
+  dispatcher_->recorder().Record("rpc.caller_lost", peer_.name,
+                                 session_.running_calls());
   TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
 }
 
@@ -255,6 +258,8 @@ void Inbound::Run(CalleeSession::Action action) {
 
 void Inbound::Serve(const RequestPtr& request) {
   traffic_->CountServed(TotalSize(request->body));
+  dispatcher_->recorder().RecordFor("rpc.serve", peer_.name, request->function,
+                                    request->id);
   Refusal refusal = Refusal::kNone;
   absl::StatusOr<const Function*> function =
       dispatcher_->Find(*request, &refusal);
@@ -263,7 +268,7 @@ void Inbound::Serve(const RequestPtr& request) {
     reply->id = request->id;
     reply->status = function.status();
     reply->refusal = refusal;
-    return Finish(std::move(reply));
+    return Finish(request->function, std::move(reply));
   }
   CancelSource cancel;
   Lineage lineage = LineageOf(*request, dispatcher_->self(), cancel.token());
@@ -282,7 +287,10 @@ void Inbound::Serve(const RequestPtr& request) {
   dispatcher_->Dispatch(**function, std::move(call));
 }
 
-void Inbound::Finish(std::shared_ptr<Reply> reply) {
+void Inbound::Finish(const std::string& function,
+                     std::shared_ptr<Reply> reply) {
+  dispatcher_->recorder().RecordFor("rpc.reply", peer_.name, function,
+                                    reply->id, reply->status.raw_code());
   traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
   Tell(CalleeSession::Finished{std::move(reply)});
 }

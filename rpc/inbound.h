@@ -25,6 +25,7 @@
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
 #include "weft/rpc/waits_for.h"
+#include "weft/telemetry/flight_recorder.h"
 #include "weft/telemetry/spans.h"
 
 namespace weft::rpc {
@@ -45,6 +46,7 @@ class Dispatcher {
   // A handler exists from Began to Ended.
   virtual void CallBegan() = 0;
   virtual void CallEnded() = 0;
+  virtual telemetry::FlightRecorder& recorder() = 0;
   // The span of serving `request`; costs nothing where spans are not kept.
   virtual telemetry::Span StartSpan(const Worker& peer,
                                     const Request& request) = 0;
@@ -110,7 +112,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   void Do(std::vector<CalleeSession::Action> actions) ABSL_LOCKS_EXCLUDED(mu_);
   void Run(CalleeSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(const RequestPtr& request) ABSL_LOCKS_EXCLUDED(mu_);
-  void Finish(std::shared_ptr<Reply> reply) ABSL_LOCKS_EXCLUDED(mu_);
+  void Finish(const std::string& function, std::shared_ptr<Reply> reply)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
   const Worker peer_;

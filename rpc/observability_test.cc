@@ -26,12 +26,15 @@ namespace weft::rpc {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
 
 // ---------------------------------------------------- what the ranks can do
 
@@ -140,6 +143,34 @@ TEST(WaitsFor, ReportsThatDoNotFitTogetherAreBorne) {
   waits.Add("w2", {Made("w1", 1, "B", "w1", 1)});
   EXPECT_THAT(waits.LongestChain(), SizeIs(1));
   EXPECT_THAT(waits.Cycle(), IsEmpty());
+}
+
+// -------------------------------------------------------- FlightRecorder
+
+TEST(Flight, AFailedCallIsNamedAtBothEnds) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  Ranks ranks(2, options);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Fail),
+              StatusIs(absl::StatusCode::kNotFound));
+  const std::string dump = telemetry.recorder().DumpText();
+  EXPECT_THAT(dump, ContainsRegex("rpc.connected a=0 b=0 w1\n"));
+  EXPECT_THAT(dump, ContainsRegex("rpc.call a=1 b=0 w1 [^\n]*Fail\n"));
+  EXPECT_THAT(dump, ContainsRegex("rpc.serve a=1 b=0 w0 [^\n]*Fail\n"));
+  EXPECT_THAT(dump, ContainsRegex("rpc.reply a=1 b=5 w0 [^\n]*Fail\n"));
+  EXPECT_THAT(dump, ContainsRegex("rpc.end a=1 b=5 w1 [^\n]*Fail\n"));
+}
+
+TEST(Flight, ALostPeerIsNamed) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  Ranks ranks(2, options);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Length, "x"), IsOkAndHolds(1));
+  ranks[0].PeerGone(ranks[1].key(), "its machine is off");
+  EXPECT_THAT(telemetry.recorder().DumpText(),
+              HasSubstr("rpc.gone a=0 b=0 w1"));
 }
 
 TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
@@ -277,7 +308,7 @@ TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17
     const Future<int64_t> open = CallAsync(ranks[0].To("w1"), Park);
     parked.began.Park();
   }
-  EXPECT_THAT(telemetry.status().RenderText(), Not(HasSubstr("rpc")));
+  EXPECT_THAT(telemetry.status().RenderText(), Not(HasSubstr("rpc\n")));
 }
 
 // ----------------------------------------------------------------- spans

@@ -23,6 +23,8 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
     MutexLock lock(mu_);
     session_.OnEvent(CallerSession::Start{request}, clock_.Now(), &emitted_);
     id = request->id;
+    options_.recorder->RecordFor("rpc.call", options_.peer.name,
+                                 request->function, id);
     done_.emplace(id, std::move(done));  // what was emitted may end it
     TakeEmitted();
     tasks = TakeTasks();
@@ -47,6 +49,8 @@ void Outbound::PeerGone(absl::Status why) {
   std::vector<Task> tasks;
   {
     MutexLock lock(mu_);
+    options_.recorder->RecordFor("rpc.gone", options_.peer.name, why.message(),
+                                 session_.pending_calls());
     TellLocked(CallerSession::PeerGone{why});
     tasks = TakeTasks();
     link = std::move(link_);
@@ -121,7 +125,7 @@ void Outbound::TakeEmitted() {
       const auto it = done_.find(end->id);
       if (it == done_.end()) continue;
       tasks_.push_back(Ended{std::move(it->second), std::move(end->status),
-                             std::move(end->reply)});
+                             std::move(end->reply), std::move(end->request)});
       done_.erase(it);
     } else {
       tasks_.push_back(std::get<CallerSession::WakeAt>(action));
@@ -143,17 +147,24 @@ void Outbound::Do(std::vector<Task> tasks) {
         SetTimer(wake->when);
         continue;
       }
-      Ended& ended = std::get<Ended>(task);
-      options_.traffic->CountEnd(
-          ended.status.ok(),
-          ended.reply == nullptr ? 0 : TotalSize(ended.reply->body));
-      std::move(ended.done)(std::move(ended.status), std::move(ended.reply));
+      TellDone(std::get<Ended>(std::move(task)));
     }
     tasks.clear();  // what they hold ends without the lock
     MutexLock lock(mu_);
     tasks.swap(tasks_);
     is_busy_ = !tasks.empty();
   }
+}
+
+void Outbound::TellDone(Ended ended) {
+  options_.traffic->CountEnd(
+      ended.status.ok(),
+      ended.reply == nullptr ? 0 : TotalSize(ended.reply->body));
+  options_.recorder->RecordFor("rpc.end", options_.peer.name,
+                               ended.request->function, ended.request->id,
+                               ended.status.raw_code());
+  ended.request = nullptr;  // the memory of its arguments may be needed
+  std::move(ended.done)(std::move(ended.status), std::move(ended.reply));
 }
 
 void Outbound::SetTimer(Instant when) {
@@ -236,6 +247,7 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     return absl::OkStatus();
   }
   if (welcome.forgotten) {
+    options_.recorder->Record("rpc.forgotten", options_.peer.name);
     Tell(CallerSession::Event(CallerSession::Forgotten{}));
     return absl::UnavailableError("the session was forgotten");
   }
@@ -255,6 +267,7 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     TellLocked(CallerSession::Connected{welcome.limits});
     tasks = TakeTasks();
   }
+  options_.recorder->Record("rpc.connected", options_.peer.name);
   Do(std::move(tasks));
   return absl::OkStatus();
 }
@@ -266,6 +279,9 @@ void Outbound::OnLinkClosed(Link& link, absl::Status status) {
     MutexLock lock(mu_);
     if (link_.get() != &link) return;
     link_ = nullptr;
+    options_.recorder->RecordFor("rpc.lost", options_.peer.name,
+                                 status.message(), session_.pending_calls(),
+                                 status.raw_code());
     TellLocked(CallerSession::Event(CallerSession::Disconnected{}));
     last_failure_ = std::move(status);
     const bool was_open = !connecting_;

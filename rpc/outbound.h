@@ -25,6 +25,7 @@
 #include "weft/rpc/transport.h"
 #include "weft/rpc/waits_for.h"
 #include "weft/rpc/wire.h"
+#include "weft/telemetry/flight_recorder.h"
 
 namespace weft::rpc {
 
@@ -60,7 +61,8 @@ class Outbound final : public internal::Caller,
     Transport* transport = nullptr;
     absl::Duration give_up_after;
     std::shared_ptr<Traffic> traffic;  // counts the calls
-    Hello hello;                       // without what the session says
+    telemetry::FlightRecorder* recorder = nullptr;
+    Hello hello;  // without what the session says
   };
 
   explicit Outbound(Options options);
@@ -93,6 +95,7 @@ class Outbound final : public internal::Caller,
     Done done;
     absl::Status status;
     ReplyPtr reply;
+    RequestPtr request;
   };
   using Task = std::variant<CallerSession::WakeAt, Ended>;
 
@@ -105,6 +108,7 @@ class Outbound final : public internal::Caller,
   // Empty while another thread is at it; else it must be given to Do().
   std::vector<Task> TakeTasks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(std::vector<Task> tasks) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellDone(Ended ended) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Connects if there is a reason to and nothing under way.

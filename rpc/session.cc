@@ -221,7 +221,8 @@ CallerSession::PendingMap::iterator CallerSession::End(
   closed_.Add(id);
   unclosed_.Add(id);
   ++unclosed_calls_;
-  actions->push_back(Complete{id, std::move(status), std::move(reply)});
+  actions->push_back(Complete{id, std::move(status), std::move(reply),
+                              std::move(it->second.request)});
   return pending_.erase(it);
 }
 

@@ -95,6 +95,7 @@ class CallerSession {
     uint64_t id = 0;
     absl::Status status;
     ReplyPtr reply;
+    RequestPtr request;
   };
   // A Tick is wanted then; replaces an earlier wish.
   struct WakeAt {

@@ -14,6 +14,8 @@
 namespace weft::telemetry {
 namespace {
 
+constexpr size_t kDescribed = 32;
+
 // Words of a slot before those of the detail.
 enum : size_t { kNumber, kAt, kWhat, kA, kB, kDetail };
 
@@ -33,8 +35,8 @@ FlightRecorder::FlightRecorder(const Clock* clock, bool enabled)
     : clock_(clock != nullptr ? *clock : SteadyClock()),
       slots_(enabled ? kCapacity : 0) {}
 
-void FlightRecorder::Put(const char* what, absl::string_view detail, int64_t a,
-                         int64_t b) {
+void FlightRecorder::Put(const char* what, absl::string_view who,
+                         absl::string_view name, int64_t a, int64_t b) {
   std::array<uint64_t, kWords> words{};
   const uint64_t number = next_.fetch_add(1, std::memory_order_relaxed);
   words[kNumber] = number;
@@ -43,8 +45,14 @@ void FlightRecorder::Put(const char* what, absl::string_view detail, int64_t a,
   words[kA] = static_cast<uint64_t>(a);
   words[kB] = static_cast<uint64_t>(b);
   // Detail is ended by a zero byte or by its full length.
-  std::memcpy(&words[kDetail], detail.data(),
-              std::min(detail.size(), kDetailBytes));
+  char* detail = reinterpret_cast<char*>(&words[kDetail]);
+  const size_t used = std::min(who.size(), kDetailBytes);
+  std::memcpy(detail, who.data(), used);
+  if (!name.empty() && used + 1 < kDetailBytes) {
+    const size_t kept = std::min(name.size(), kDetailBytes - used - 1);
+    detail[used] = ' ';
+    std::memcpy(detail + used + 1, name.data() + name.size() - kept, kept);
+  }
 
   Slot& slot = slots_[number % kCapacity];
   const uint64_t mine = 2 * (number + 1);
@@ -105,6 +113,21 @@ std::string FlightRecorder::DumpText() const {
                           entry.b, Printable(entry.detail));
   }
   return text;
+}
+
+Fields FlightRecorder::Describe() const {
+  const std::vector<FlightEntry> entries = Entries();
+  const Instant newest = Newest(entries);
+  Fields fields;
+  fields.emplace_back("recorded", static_cast<int64_t>(recorded()));
+  const size_t shown = std::min(entries.size(), kDescribed);
+  for (auto it = entries.rbegin(); it != entries.rbegin() + shown; ++it) {
+    fields.emplace_back(
+        absl::StrCat(it->number),
+        absl::StrFormat("-%.6fs %s a=%d b=%d %s", AgeInSeconds(*it, newest),
+                        it->what, it->a, it->b, it->detail));
+  }
+  return fields;
 }
 
 std::string FlightRecorder::DumpJson() const {

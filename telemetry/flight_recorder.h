@@ -13,6 +13,7 @@
 
 #include "absl/strings/string_view.h"
 #include "weft/base/clock.h"
+#include "weft/telemetry/field.h"
 
 namespace weft::telemetry {
 
@@ -42,7 +43,14 @@ class FlightRecorder {
   template <size_t N>
   void Record(const char (&what)[N], absl::string_view detail = "",
               int64_t a = 0, int64_t b = 0) {
-    if (!slots_.empty()) Put(what, detail, a, b);
+    if (!slots_.empty()) Put(what, detail, "", a, b);
+  }
+  // The detail is "<who> <name>". If that is too long, the end of `name` is
+  // kept: of a::b::Function it says the most.
+  template <size_t N>
+  void RecordFor(const char (&what)[N], absl::string_view who,
+                 absl::string_view name, int64_t a = 0, int64_t b = 0) {
+    if (!slots_.empty()) Put(what, who, name, a, b);
   }
 
   // What is kept now, oldest first. Entries being written are left out.
@@ -53,6 +61,8 @@ class FlightRecorder {
 
   // One line for each entry, with the seconds since the newest of them.
   std::string DumpText() const;
+  // How many, and the newest of them, newest first.
+  Fields Describe() const;
   // {"recorded", "lost", "entries": [{number, age_s, what, detail, a, b}]}.
   std::string DumpJson() const;
 
@@ -66,7 +76,8 @@ class FlightRecorder {
     std::array<std::atomic<uint64_t>, kWords> words{};
   };
 
-  void Put(const char* what, absl::string_view detail, int64_t a, int64_t b);
+  void Put(const char* what, absl::string_view who, absl::string_view name,
+           int64_t a, int64_t b);
   static bool Read(const Slot& slot, FlightEntry* entry);
 
   const Clock& clock_;

@@ -12,7 +12,9 @@ Telemetry::Telemetry(Options options)
                 Metrics::Options().labels, Metrics::Options().max_series}),
       spans_({options.job, options.role, options.rank, options.tracing,
               Spans::Options().capacity, /*seed=*/0, options.clock}),
-      recorder_(options.clock) {}
+      recorder_(options.clock),
+      recorder_page_(status_.Register(
+          "flight recorder", [this] { return recorder_.Describe(); })) {}
 
 Telemetry::Telemetry(Disabled)
     : logger_({"", "", 0, LogFormat::kText, Level::kOff}),

@@ -51,6 +51,7 @@ class Telemetry {
   Spans spans_;
   FlightRecorder recorder_;
   StatusPage status_;
+  StatusPage::Registration recorder_page_;
 };
 
 // The one for parts that were given none: it works and keeps nothing.

@@ -61,6 +61,25 @@ TEST(FlightRecorder, CutsDetailAndKeepsItsNumbers) {
   EXPECT_EQ(entries[1].detail, "short");
 }
 
+TEST(FlightRecorder, OfALongNameTheEndIsKept) {
+  FlightRecorder recorder;
+  recorder.RecordFor("call", "ps0", "Pull");
+  recorder.RecordFor("call", "ps0", std::string(60, 'x') + "::Pull");
+  recorder.RecordFor("call", std::string(48, 'p'), "Pull");
+  const std::vector<FlightEntry> entries = recorder.Entries();
+  ASSERT_THAT(entries, SizeIs(3));
+  EXPECT_EQ(entries[0].detail, "ps0 Pull");
+  EXPECT_EQ(entries[1].detail, "ps0 " + std::string(38, 'x') + "::Pull");
+  EXPECT_EQ(entries[2].detail, std::string(48, 'p'));
+}
+
+TEST(FlightRecorder, TheStatusPageShowsTheNewest) {
+  Telemetry telemetry{Telemetry::Options()};
+  for (int i = 0; i < 100; ++i) telemetry.recorder().Record("step", "", i);
+  EXPECT_THAT(telemetry.status().RenderText(),
+              AllOf(HasSubstr("step a=99 "), Not(HasSubstr("step a=50 "))));
+}
+
 TEST(FlightRecorder, DumpsAgesAndHostileDetail) {
   FakeClock clock;
   FlightRecorder recorder(&clock);

@@ -148,6 +148,9 @@ void Options::AddTo(Flags& flags) {
       "log-level",
       [this](const std::string& t) { return SetLogLevel(t, &log_level); },
       "info", "debug, info, warning, error or off", {"WEFT_LOG_LEVEL"});
+  flags.Add("dump-dir", &dump_dir,
+            "where a worker that fails or gets SIGUSR2 writes what it did last",
+            {"WEFT_DUMP_DIR"});
   flags.Add("json", &json, "results as JSON, one object a line");
   flags.Add("device", &device, "cpu or cuda", {"WEFT_DEVICE"});
   flags.Add("join-timeout", &join_timeout, "for all workers to join",

@@ -62,6 +62,9 @@ struct Options {
   int metrics_port = 0;  // --metrics-port: Prometheus; 0: off
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;  // --log
   telemetry::Level log_level = telemetry::Level::kInfo;           // --log-level
+  // Where the flight recorder is written when the worker fails or gets SIGUSR2.
+  // Empty: this user's directory for the job. --dump-dir
+  std::string dump_dir;
   bool json = false;           // --json: results as one JSON object a line
   std::string device = "cpu";  // --device: cpu or cuda
 

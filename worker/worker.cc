@@ -2,6 +2,7 @@
 
 #include "weft/worker/worker.h"
 
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +23,7 @@
 #include "weft/rendezvous/over_net.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/flight_dump.h"
 
 namespace weft::worker {
 namespace {
@@ -109,6 +111,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   std::unique_ptr<Worker> worker(new Worker(std::move(options)));
   const absl::Status status = worker->StartParts();
   if (status.ok()) return worker;
+  if (worker->telemetry_->recorder().recorded() > 0) worker->Dump();
   return In(worker->options_.name(), status);
 }
 
@@ -120,6 +123,7 @@ absl::Status Worker::StartParts() {
   telemetry.log_format = options_.log_format;
   telemetry.log_level = options_.log_level;
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
+  dump_on_signal_ = OnSignal::Create(SIGUSR2, [this] { Dump(); });
   if (options_.metrics_port != 0) {
     const auto port =
         telemetry_->metrics().Serve("127.0.0.1", options_.metrics_port);
@@ -139,6 +143,18 @@ absl::Status Worker::StartParts() {
   WEFT_RETURN_IF_ERROR(Join());
   WEFT_RETURN_IF_ERROR(MakeAgent());
   return membership_->AwaitWorld(options_.join_timeout);
+}
+
+void Worker::Dump() {
+  const absl::StatusOr<std::string> path = WriteDump(
+      telemetry_->recorder(), options_.dump_dir, options_.job, options_.name());
+  if (path.ok()) {
+    WEFT_LOG(telemetry_->logger(), Warning, "flight recorder written to ")
+        << *path;
+  } else {
+    WEFT_LOG(telemetry_->logger(), Warning, "no flight recorder was written: ")
+        << path.status().message();
+  }
 }
 
 absl::Status Worker::OpenNetwork() {

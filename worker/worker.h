@@ -31,6 +31,7 @@
 #include "weft/rpc/plain_service.h"
 #include "weft/rpc/transport.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/worker/on_signal.h"
 #include "weft/worker/options.h"
 
 namespace weft::worker {
@@ -90,6 +91,11 @@ class Worker {
   rpc::Agent& agent() { return *agent_; }
   Executor& executor() { return *executor_; }
 
+  // Writes what the flight recorder holds to a file of --dump-dir, and a line
+  // of the log that says which. SIGUSR2 does it too, for the first Worker of a
+  // process that has no handler of its own; and so does a failed Start.
+  void Dump();
+
   // Waits until every worker of the world has called it with this tag.
   absl::Status AwaitAll(absl::string_view tag, absl::Duration timeout);
 
@@ -125,6 +131,7 @@ class Worker {
   const Options options_;
   // In the order of their making; each may use those above it.
   std::unique_ptr<telemetry::Telemetry> telemetry_;
+  std::unique_ptr<OnSignal> dump_on_signal_;
   std::unique_ptr<ThreadPool> executor_;
   std::unique_ptr<ThreadPool> coordinator_executor_;
   std::unique_ptr<net::Loop> loop_;

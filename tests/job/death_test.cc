@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -50,6 +51,37 @@ TEST(Death, OfATrainerLeavesTheOthersToFinish) {
   }
 }
 
+// The first line of the output that ends in the path of a dump.
+std::string DumpOf(const Process& process) {
+  for (absl::string_view line : absl::StrSplit(process.output(), '\n')) {
+    const size_t at = line.find("flight recorder written to ");
+    if (at == line.npos) continue;
+    const std::vector<absl::string_view> words =
+        absl::StrSplit(line.substr(at), ' ');
+    return ReadBytes(std::string(words[4]));
+  }
+  return "";
+}
+
+TEST(Death, ASignalShowsWhatAServerDidAndItLivesOn) {
+  const Job job;
+  const Processes servers = job.StartServers();
+  const Processes trainers = job.StartTrainers({"--epochs=20"});
+  AwaitTraining(*trainers[0]);
+  servers[1]->Signal(SIGUSR2);
+  ASSERT_THAT(servers[1]->WaitForOutput("-0.flight", kLong), IsOk());
+  servers[1]->Signal(SIGUSR2);
+  ASSERT_THAT(servers[1]->WaitForOutput("-1.flight", kLong), IsOk());
+  const std::string dump = DumpOf(*servers[1]);
+  for (const char* what : {"member.joined", "rpc.serve", "rpc.reply", "ps.push",
+                           "ps.answer", "trainer0", "Exchange"}) {
+    EXPECT_THAT(dump, HasSubstr(what));
+  }
+  for (const Processes* all : {&trainers, &servers}) {
+    for (const auto& p : *all) EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(0));
+  }
+}
+
 TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
   const Job job;
   const std::string saved = job.Path("saved");
@@ -63,6 +95,7 @@ TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
     EXPECT_THAT(trainer->output(), HasSubstr("error: ps1: "));
     EXPECT_THAT(trainer->output(),
                 HasSubstr("with --resume to go on from " + saved));
+    EXPECT_THAT(DumpOf(*trainer), ContainsRegex("rpc.(lost|gone) [^\n]* ps1"));
   }
   EXPECT_THAT(servers[0]->Wait(kLong), IsOkAndHolds(0)) << servers[0]->output();
 }

@@ -83,7 +83,8 @@ Flags Job::Command(const std::string& program, int rank) const {
                    absl::StrCat("--servers=", servers),
                    absl::StrCat("--trainers=", trainers),
                    absl::StrCat("--job=", name),
-                   absl::StrCat("--coordinator=", coordinator)};
+                   absl::StrCat("--coordinator=", coordinator),
+                   absl::StrCat("--dump-dir=", Path(""))};
   Append(flags, command);
   return command;
 }

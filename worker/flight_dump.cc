@@ -1,0 +1,87 @@
+#include "weft/worker/flight_dump.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/socket_directory.h"
+
+namespace weft::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kSuffix[] = ".flight";
+
+absl::Status CheckRoom(const std::string& directory) {
+  std::error_code error;
+  int dumps = 0;
+  fs::directory_iterator it(directory, error);
+  for (; !error && it != fs::directory_iterator(); it.increment(error)) {
+    if (it->path().extension() == kSuffix) ++dumps;
+  }
+  if (error) {
+    return absl::UnavailableError(
+        absl::StrCat("--dump-dir=", directory, ": ", error.message()));
+  }
+  if (dumps < kMaxDumps) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat(directory, " holds ", dumps, " files *", kSuffix,
+                   ", of which no more than ", kMaxDumps,
+                   " are kept: remove those that are not needed"));
+}
+
+// With the lowest number of which there is no file.
+absl::StatusOr<int> OpenNew(const std::string& stem, std::string* path) {
+  for (int n = 0; n < kMaxDumps; ++n) {
+    *path = absl::StrCat(stem, "-", n, kSuffix);
+    const int fd =
+        open(path->c_str(),
+             O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd >= 0) return fd;
+    if (errno != EEXIST) break;
+  }
+  return absl::UnavailableError(absl::StrCat(*path, ": ", strerror(errno)));
+}
+
+absl::Status WriteAll(int fd, absl::string_view text) {
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) return absl::UnavailableError(strerror(errno));
+    text.remove_prefix(written);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> WriteDump(const telemetry::FlightRecorder& recorder,
+                                      std::string directory,
+                                      absl::string_view job,
+                                      absl::string_view name) {
+  if (directory.empty()) {
+    WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(job));
+  }
+  WEFT_RETURN_IF_ERROR(CheckRoom(directory));
+  std::string path;
+  WEFT_ASSIGN_OR_RETURN(
+      const int fd, OpenNew(absl::StrCat((fs::path(directory) / "").string(),
+                                         job, "-", name, "-", getpid()),
+                            &path));
+  const absl::Status written = WriteAll(fd, recorder.DumpText());
+  close(fd);
+  if (written.ok()) return path;
+  return absl::Status(written.code(),
+                      absl::StrCat(path, ": ", written.message()));
+}
+
+}  // namespace weft::worker
