@@ -90,20 +90,21 @@ bool Poller::Wait(Waitable& what, Instant deadline) {
   what.AddWaiter(&waiter);
   Instant now = SteadyClock().Now();
   bool holds = Enter(waiter, now);
-  bool parked = false;
+  bool listed = !holds;  // among the parked, or was
   while (holds || (!what.IsReady() && now < deadline)) {
     if (holds) {
       now = Poll(waiter, now, deadline, [&] { return what.IsReady(); });
       Leave(waiter, now);
     } else {
-      parked = true;
       waiter.ParkUntil(deadline);
       now = SteadyClock().Now();
     }
-    holds = !what.IsReady() && now < deadline && Take(waiter);
+    if (what.IsReady() || now >= deadline) break;
+    holds = Take(waiter);
+    listed |= !holds;
   }
   what.RemoveWaiter(&waiter);
-  if (parked) Withdraw(waiter, now);
+  if (listed) Withdraw(waiter, now);
   return what.IsReady();
 }
 
@@ -314,8 +315,8 @@ bool Poller::UsersComeSoon() {
 }
 
 // Until when the background thread leaves the queue alone. Each look costs the
-// caller that it interrupts a timer and two switches, so while users come and go
-// there are fewer and fewer.
+// caller that it interrupts a timer and two switches, so while users come and
+// go there are fewer and fewer.
 Instant Poller::BackgroundRest() {
   MutexLock lock(mu_);
   const Instant now = SteadyClock().Now();
