@@ -1,5 +1,6 @@
 #include "weft/net/loop_core.h"
 
+#include <grpc/grpc.h>
 #include <grpc/support/time.h>
 #include <grpcpp/alarm.h>
 #include <grpcpp/resource_quota.h>
@@ -104,6 +105,13 @@ void TuneProcess() {
   // next message then faults all pages in again: a third of the rate at 64 KiB.
   mallopt(M_TRIM_THRESHOLD, kKeptHeapBytes);
   mallopt(M_MMAP_THRESHOLD, kMappedFromBytes);
+  // Never let go: the last to do so would wait for a thread of gRPC's that polls
+  // for 10 s after a write that did not fit into its socket.
+  static const bool kept = [] {
+    grpc_init();
+    return true;
+  }();
+  (void)kept;
 }
 
 Bytes FromSlice(grpc::Slice slice) {
