@@ -36,6 +36,12 @@ WEFT_RPC(Scale);
 int64_t Add(int64_t a, int64_t b) { return a + b; }
 WEFT_RPC_INLINE(Add);
 
+Tensor Overwrite(Tensor x) {
+  x.Fill(0);
+  return x;
+}
+WEFT_RPC(Overwrite);
+
 absl::Status Refuse(const std::string& why) {
   return absl::OutOfRangeError(why);
 }
@@ -106,7 +112,7 @@ absl::StatusOr<int64_t> PingPong(CallContext& context, std::string other,
 WEFT_RPC(PingPong);
 
 absl::StatusOr<int64_t> WaitInline(CallContext& context) {
-  return Call(context.To(context.peer().name), Add, 1, 2);
+  return Call(context.To(context.peer().name), Count);
 }
 WEFT_RPC_INLINE(WaitInline);
 
@@ -127,6 +133,13 @@ absl::Status LingerBelow(CallContext& context, const std::string& other) {
 WEFT_RPC(LingerBelow);
 
 int64_t NotRegistered(int64_t x) { return x; }
+
+// A function that waits keeps the others from running.
+RanksOptions OneThread() {
+  RanksOptions options;
+  options.threads = options.max_threads = 1;
+  return options;
+}
 
 // ------------------------------------------------------------------- calls
 
@@ -156,12 +169,17 @@ TEST(Agent, ALargeTensorTravelsInPiecesBothWays) {
 }
 
 TEST(Agent, AMovedTensorIsNotSeenToChange) {
-  Ranks ranks(2);
+  Ranks ranks(2, OneThread());
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  Future<void> holding = CallAsync(ranks[0].To("w1"), Linger);
+  counters.began.Park();
   Tensor x = Tensor::Full({1 << 16}, 1);
   const Tensor alias = x;
   // Not the only handle: copied, so the write below is not sent.
   Future<Tensor> y = CallAsync(ranks[0].To("w1"), Scale, std::move(x), 1);
   alias.Fill(5);
+  holding.Cancel();
   EXPECT_EQ(y.Wait(absl::Seconds(10))->span<float>()[0], 1);
 }
 
@@ -170,6 +188,7 @@ TEST(Agent, CallsItselfWithCopies) {
   const Target self = ranks[0].To("w0");
   Tensor x = Tensor::FromVector<float>({1, 2});
   EXPECT_THAT(Call(self, Scale, x, 3)->ToVector<float>(), ElementsAre(3, 6));
+  EXPECT_THAT(Call(self, Overwrite, x)->ToVector<float>(), ElementsAre(0, 0));
   EXPECT_THAT(x.ToVector<float>(), ElementsAre(1, 2));
   EXPECT_THAT(Call(self, Refuse, "no"),
               StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
@@ -206,6 +225,8 @@ TEST(Agent, AnUnknownWorkerIsNotFound) {
   Ranks ranks(2);
   EXPECT_THAT(Call(ranks[0].To("w7"), Add, 1, 2),
               StatusIs(absl::StatusCode::kNotFound, "w7"));
+  EXPECT_THAT(Call(ranks[0].To(WorkerKey{7, 1}), Add, 1, 2),
+              StatusIs(absl::StatusCode::kNotFound));
 }
 
 TEST(Agent, AnUnregisteredFunctionIsRefusedHere) {
@@ -281,6 +302,25 @@ TEST(Agent, ADeadlineEndsTheCallAndCancelsTheHandler) {
   EXPECT_TRUE(OutcomeUnknown(status));
   EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
   EXPECT_EQ(counters.cancelled, 1);
+}
+
+TEST(Agent, ADeadlinePassesWhileAllThreadsAreTaken) {
+  Ranks ranks(2, OneThread());
+  Counters held;
+  Counters parked;
+  ranks[0].SetLocal(&held);
+  ranks[1].SetLocal(&parked);
+  Future<void> holding = CallAsync(ranks[1].To("w0"), Linger);
+  held.began.Park();
+  for (const char* peer : {"w0", "w1"}) {
+    Future<int64_t> call =
+        CallAsync(ranks[0].To(peer, absl::Milliseconds(100)), Later);
+    EXPECT_THAT(call.Wait(absl::Seconds(10)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded));
+    EXPECT_TRUE(call.IsReady()) << "of " << peer;  // it was not the Wait
+  }
+  EXPECT_FALSE(holding.IsReady());
+  holding.Cancel();
 }
 
 TEST(Agent, CancelReachesTheHandler) {
@@ -419,8 +459,13 @@ TEST(Agent, AFutureReturningHandlerHoldsNoThread) {
 
 TEST(Agent, AWaitInAnInlineFunctionFailsAtOnce) {
   Ranks ranks(2);
-  EXPECT_THAT(Call(ranks[0].To("w1"), WaitInline),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "inline"));
+  Counters counters;
+  ranks[0].SetLocal(&counters);
+  for (const char* peer : {"w1", "w0"}) {
+    EXPECT_THAT(Call(ranks[0].To(peer), WaitInline),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "inline"));
+  }
+  EXPECT_EQ(*Call(ranks[1].To("w0"), Count), 1);  // nothing was sent before
 }
 
 TEST(Agent, ShutdownNamesWhatIsStillOpen) {

@@ -282,13 +282,24 @@ TEST(AgentMetrics, AnEndedAgentIsOffThePage) {
 }
 
 TEST(AgentDebugInfo, HasOneFieldForEachThing) {
-  Ranks ranks(1);
+  Parked parked;
+  Ranks ranks(3);
+  for (int i = 0; i < 3; ++i) ranks[i].SetLocal(&parked);
+  for (int i = 1; i < 3; ++i) {
+    (void)CallAsync(ranks[0].To(absl::StrCat("w", i)), Park);
+    parked.began.Park();
+    (void)CallAsync(ranks[i].To("w0"), Park);
+    parked.began.Park();
+  }
   const telemetry::Fields fields = ranks[0].DebugInfo();
   std::vector<std::string> names;
   for (const telemetry::Field& field : fields) names.push_back(field.key);
   std::sort(names.begin(), names.end());
   EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());
-  EXPECT_THAT(names, ::testing::IsSupersetOf({"worker", "key", "waits"}));
+  EXPECT_THAT(names, ::testing::IsSupersetOf(
+                         {"worker", "key", "waits", "call 1 to w1",
+                          "call 1 to w2", "serving 1 of w1", "serving 1 of w2",
+                          "with w1", "with w2"}));
 }
 
 TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17

@@ -188,18 +188,18 @@ TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
 }
 
 TEST(SimulatedFaults, ASeedReplaysBitForBit) {
-  for (uint64_t seed = 1; seed <= 20; ++seed) {
-    uint64_t first = 0;
-    uint64_t second = 0;
-    RunSeed(seed, nullptr, &first);
-    RunSeed(seed, nullptr, &second);
-    ASSERT_EQ(first, second) << "seed " << seed;
+  constexpr uint64_t kSeeds = 20;
+  std::map<uint64_t, uint64_t> first;
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    RunSeed(seed, nullptr, &first[seed]);
   }
-  uint64_t other = 0;
-  uint64_t one = 0;
-  RunSeed(1, nullptr, &one);
-  RunSeed(2, nullptr, &other);
-  EXPECT_NE(one, other);
+  // In another order, so that nothing is at the address that it had.
+  for (uint64_t seed = kSeeds; seed >= 1; --seed) {
+    uint64_t second = 0;
+    RunSeed(seed, nullptr, &second);
+    ASSERT_EQ(first[seed], second) << "seed " << seed;
+  }
+  EXPECT_NE(first[1], first[2]);
 }
 
 TEST(SimulatedFaults, FunctionsMayWaitForCallsOfTheirOwn) {  // PROBE-P6
