@@ -296,10 +296,10 @@ TEST(AgentDebugInfo, HasOneFieldForEachThing) {
   for (const telemetry::Field& field : fields) names.push_back(field.key);
   std::sort(names.begin(), names.end());
   EXPECT_EQ(std::unique(names.begin(), names.end()), names.end());
-  EXPECT_THAT(names, ::testing::IsSupersetOf(
-                         {"worker", "key", "waits", "call 1 to w1",
-                          "call 1 to w2", "serving 1 of w1", "serving 1 of w2",
-                          "with w1", "with w2"}));
+  EXPECT_THAT(
+      names, ::testing::IsSupersetOf(
+                 {"worker", "key", "waits", "call 1 to w1", "call 1 to w2",
+                  "serving 1 of w1", "serving 1 of w2", "with w1", "with w2"}));
 }
 
 TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17
