@@ -128,6 +128,10 @@ absl::Status TableShard::CheckPush(const v1::Request& request,
                                    const Tensor& values) const {
   const std::string where = absl::StrCat("push to table '", spec().name(),
                                          "' on server ", server_, ": ");
+  if (layout_->is_dense() && keys.defined()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, "wanted no keys, found ", Found(keys)));
+  }
   if (!layout_->is_dense() && !IsFlat(keys, DType::kI64, 1)) {
     return absl::InvalidArgumentError(
         absl::StrCat(where, "wanted keys i64[n], found ", Found(keys)));

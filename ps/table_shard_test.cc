@@ -277,6 +277,19 @@ TEST(TableShard, RefusesWhatDoesNotFit) {
   EXPECT_THAT(push(request, key, row), IsOk());
 }
 
+// Found by fuzzing: keys of another type than i64 ended in an exception.
+TEST(TableShard, RefusesKeysOfADensePush) {
+  const auto shard = Shard(v1::TableSpec::DENSE, v1::TableSpec::ASYNC);
+  v1::Request request;
+  request.set_push(true);
+  for (const Tensor& keys :
+       {Tensor::Ones({3}), Tensor::FromVector<int64_t>({7})}) {
+    EXPECT_THAT(Now(shard->Handle(request, keys, Tensor::Ones({3}), Tensor(),
+                                  Instant::Infinite())),
+                StatusIs(absl::StatusCode::kInvalidArgument, "wanted no keys"));
+  }
+}
+
 // 64 KiB of keys must not make a server allocate 2 GiB.
 TEST(TableShard, RefusesAPullThatWouldBringTooMuch) {
   v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);

@@ -10,6 +10,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
+#include "weft/net/address.h"
 
 namespace weft::rendezvous {
 namespace {
@@ -30,7 +31,7 @@ absl::Status SplitAddress(absl::string_view text, absl::string_view rest,
                           InitUrl* url) {
   const size_t slash = std::min(rest.find('/'), rest.size());
   url->address = std::string(rest.substr(0, slash));
-  if (!absl::StrContains(url->address, ':')) {
+  if (!net::ParseAddress(url->address).ok()) {
     return Refuse(text, "there is no HOST:PORT");
   }
   if (absl::StrContains(rest, '?')) {
@@ -67,8 +68,8 @@ absl::StatusOr<InitUrl> ParseInitUrl(absl::string_view text) {
   } else if (absl::ConsumePrefix(&rest, "etcd+unix://")) {
     url.kind = InitUrl::Kind::kEtcd;
     url.address = absl::StrCat("unix:", rest);
-    if (!absl::StartsWith(rest, "/")) {
-      return Refuse(text, "the path does not begin with /");
+    if (!net::ParseAddress(url.address).ok()) {
+      return Refuse(text, "the path is not that of a socket from / on");
     }
   } else if (absl::ConsumePrefix(&rest, "etcd://")) {
     url.kind = InitUrl::Kind::kEtcd;

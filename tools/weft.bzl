@@ -9,7 +9,8 @@ def weft_library(name, private = False, copts = [], **kwargs):
 
     Args:
       name: the concept; by custom also the file, the class and the test.
-      private: keep it to this folder; else the layers above may depend on it.
+      private: keep it to this folder (and the fuzz targets, which reach every parser); else the layers above may
+        depend on it.
       copts: further compiler options, after the warnings.
       **kwargs: as for cc_library.
     """
@@ -18,7 +19,7 @@ def weft_library(name, private = False, copts = [], **kwargs):
         name = name,
         copts = _COPTS + copts,
         include_prefix = "weft/" + native.package_name(),
-        visibility = ["//%s:__subpackages__" % folder] if private else [users_of(folder)],
+        visibility = ["//%s:__subpackages__" % folder, "//tests/fuzz:__pkg__"] if private else [users_of(folder)],
         **kwargs
     )
 

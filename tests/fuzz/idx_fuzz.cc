@@ -5,8 +5,9 @@
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {
+namespace {
 
-std::vector<std::string> FuzzSeeds() {
+std::vector<std::string> Seeds() {
   using std::string_literals::operator""s;
   return {
       "\0\0\x08\x01\0\0\0\x03"s + "abc",
@@ -19,26 +20,25 @@ std::vector<std::string> FuzzSeeds() {
       "\x00\x00\x00"s};
 }
 
-std::vector<std::string> FuzzWords() {
+std::vector<std::string> Words() {
   using std::string_literals::operator""s;
   return {"\x7f\xff\xff\xff"s, "\xff\xff\xff\xff"s, "\x80\0\0\0"s, "\0\0\0\0"s,
           "\0\0\0\x01"s};
 }
 
-}  // namespace weft::testing
-
-extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  absl::string_view bytes(reinterpret_cast<const char*>(data), size);
+void Run(absl::string_view bytes) {
   absl::StatusOr<std::string> unpacked;
-  if (weft::input::IsGzip(bytes)) {
-    unpacked = weft::input::Gunzip(bytes, 1 << 20, "fuzz");
-    if (!unpacked.ok()) return 0;
+  if (input::IsGzip(bytes)) {
+    unpacked = input::Gunzip(bytes, 1 << 20, "fuzz");
+    if (!unpacked.ok()) return;
     bytes = *unpacked;
   }
-  const auto tensor = weft::input::ParseIdx(bytes, "fuzz");
+  const auto tensor = input::ParseIdx(bytes, "fuzz");
   // What is accepted was all there: no element takes less than a byte.
-  if (tensor.ok() && tensor->numel() > static_cast<int64_t>(bytes.size())) {
-    __builtin_trap();
-  }
-  return 0;
+  Hold(!tensor.ok() || tensor->numel() <= static_cast<int64_t>(bytes.size()));
 }
+
+WEFT_FUZZ_TARGET(idx, Seeds, Words, Run);
+
+}  // namespace
+}  // namespace weft::testing

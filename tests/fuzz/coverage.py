@@ -1,0 +1,84 @@
+"""Prints which part of each parser's lines was run, from what `llvm-cov export` wrote; fails under 80 %."""
+
+import collections
+import json
+import re
+import sys
+
+LEAST = 80.0
+
+# The parsers: files, and of a file that does more than read the functions that do.
+PARSERS = {
+    "checkpoint/manifest.cc": "Parse|Read|Check|Take",
+    "checkpoint/safetensors_header.cc": "",
+    "input/csv.cc": "^(?!.*Dataset)",
+    "input/idx.cc": "^(?!.*(Dataset|ReadIdx|CheckPair))",
+    "input/libsvm.cc": "^(?!.*Dataset)",
+    "net/address.cc": "",
+    "net/certificates.cc": "ReadCertificate|ParseCertificate|IdentityOf|TimeOf",
+    "net/health.cc": "ServiceIn|OnMessage|Encode|StatusOf",
+    "net/identity.cc": "",
+    "net/reflection.cc": "",
+    "ps/table_layout.cc": "Check",
+    "rendezvous/coordinator.cc": "Handle|Parse|Read|Answer",
+    "rendezvous/init_url.cc": "",
+    "rendezvous/journal.cc": "",
+    "rpc/codec.cc": "Decoder|Decode",
+    "rpc/codec.h": "Decode",
+    "rpc/link.cc": "OnMessage|TakeFrame|Begin|Fill",
+    "rpc/plain.cc": "",
+    "rpc/signature.cc": "",
+    "rpc/tensor_codec.cc": "",
+    "rpc/wire.cc": "Read|Parse|Take|Field",
+    "telemetry/trace_context.cc": "Parse",
+    "tensor/codec.cc": "",
+}
+
+
+def count_lines(regions):
+    """The count of each line: of what starts there, else of what it lies in."""
+    starts = collections.defaultdict(list)
+    for first, _, last, _, count, _, _, kind in regions:
+        if kind == 0:
+            starts[first].append(count)
+    counts = {}
+    for first, _, last, _, count, _, _, kind in sorted(regions, key=lambda r: (r[0], r[1])):
+        if kind == 0:
+            for line in range(first, last + 1):
+                counts[line] = count
+    for line, here in starts.items():
+        counts[line] = max(here)
+    return counts
+
+
+def main(path):
+    with open(path) as file:
+        functions = json.load(file)["data"][0]["functions"]
+    lines = {name: {} for name in PARSERS}
+    for function in functions:
+        source = function["filenames"][0]
+        for name, pattern in PARSERS.items():
+            if source.endswith("/" + name) or source == name:
+                if re.search(pattern, function["name"]):
+                    # A template is there once for each of its types.
+                    for line, count in count_lines([r for r in function["regions"] if r[5] == 0]).items():
+                        lines[name][line] = max(lines[name].get(line, 0), count)
+    poor = []
+    for name, counts in lines.items():
+        if not counts:
+            print(f"{name:34} not there")
+            poor.append(name)
+            continue
+        share = 100.0 * sum(1 for c in counts.values() if c > 0) / len(counts)
+        print(f"{name:34} {share:5.1f} % of {len(counts)} lines")
+        if share < LEAST:
+            missed = sorted(line for line, count in counts.items() if count == 0)
+            print("    not reached:", ", ".join(map(str, missed)))
+            poor.append(name)
+    if poor:
+        print(f"under {LEAST:g} %: {', '.join(poor)}")
+    return 1 if poor else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

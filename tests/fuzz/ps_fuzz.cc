@@ -1,0 +1,105 @@
+// ps: no push or pull harms a table, synchronous or not, dense or sparse; nor
+// does the description of one harm who is to make it. The first byte chooses.
+
+#include <memory>
+#include <optional>
+
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/table_layout.h"
+#include "weft/ps/table_shard.h"
+#include "weft/rpc/codec.h"
+#include "weft/rpc/tensor_codec.h"
+#include "weft/tests/fuzz/fuzz_target.h"
+
+namespace weft::testing {
+namespace {
+
+using MaybeTensor = std::optional<Tensor>;
+using ps::v1::Request;
+using ps::v1::TableSpec;
+
+TableSpec SpecOf(bool dense, bool sync) {
+  TableSpec spec;
+  spec.set_name("t");
+  spec.set_kind(dense ? TableSpec::DENSE : TableSpec::SPARSE);
+  if (dense) spec.set_elements(3);
+  if (!dense) spec.set_dim(2);
+  spec.mutable_rule()->mutable_sgd()->set_lr(0.1);
+  spec.set_mode(sync ? TableSpec::SYNC : TableSpec::ASYNC);
+  if (sync) spec.set_workers(1);
+  spec.set_partitions(1);
+  return spec;
+}
+
+// The arguments of ps::Exchange as they travel, after their table's number.
+std::string Exchange(char table, const Request& request,
+                     const MaybeTensor& push_keys,
+                     const MaybeTensor& push_values,
+                     const MaybeTensor& pull_keys) {
+  rpc::Encoder encoder;
+  encoder.Write(request, push_keys, push_values, pull_keys);
+  const Slices encoded = *std::move(encoder).Finish();
+  return table + std::string(Flatten(encoded).view());
+}
+
+std::vector<std::string> Seeds() {
+  const MaybeTensor keys = Tensor::FromVector<int64_t>({7, 9});
+  const MaybeTensor rows = Tensor::FromVector<float>({1, 2, 3, 4}, {2, 2});
+  Request request;
+  request.set_table("t");
+  request.set_client(5);
+  request.set_push(true);
+  request.set_pull(true);
+  request.add_spans()->set_sequence(1);
+  Request sparse = request;
+  sparse.mutable_spans(0)->set_rows(2);
+  Request dense = request;
+  dense.mutable_spans(0)->set_rows(1);
+  const MaybeTensor values = Tensor::FromVector<float>({1, 2, 3});
+  return {Exchange('\0', sparse, keys, rows, keys),
+          Exchange('\1', sparse, keys, rows, keys),
+          Exchange('\2', dense, std::nullopt, values, std::nullopt),
+          Exchange('\3', dense, std::nullopt, values, std::nullopt),
+          '\4' + SpecOf(true, true).SerializeAsString(),
+          '\4' + SpecOf(false, false).SerializeAsString()};
+}
+
+std::vector<std::string> Words() {
+  return {"\x08\x01", "\x3a\x02\x10\x02", "\x01\x02\x02", "\xff\xff\x7f"};
+}
+
+void RunSpec(absl::string_view bytes) {
+  TableSpec spec;
+  if (!spec.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return;
+  }
+  const auto checked = ps::CheckedSpec(spec);
+  if (!checked.ok()) return;
+  Hold(checked->partitions() >= 1 &&
+       checked->partitions() <= ps::kMaxPartitions);
+  Hold(ps::CheckedSpec(*checked).ok());
+}
+
+void Run(absl::string_view input) {
+  if (input.empty()) return;
+  const int which = static_cast<uint8_t>(input[0]) % 5;
+  if (which == 4) return RunSpec(input.substr(1));
+  const rpc::Received received{{Bytes::Copy(input.substr(1))}, false};
+  rpc::Decoder decoder(received);
+  Request request;
+  MaybeTensor push_keys, push_values, pull_keys;
+  if (!decoder.Read(request, push_keys, push_values, pull_keys).ok()) return;
+  const auto shard =
+      ps::TableShard::Create(SpecOf(which >= 2, which % 2 == 1), 0, 1);
+  Hold(shard.ok());
+  (void)(*shard)->Initialize(Tensor::FromVector<float>({0, 0, 0}));
+  const auto reply = (*shard)->Handle(request, push_keys.value_or(Tensor()),
+                                      push_values.value_or(Tensor()),
+                                      pull_keys.value_or(Tensor()), Instant());
+  (*shard)->Shutdown(absl::CancelledError("the fuzzer has done"));
+}
+
+WEFT_FUZZ_TARGET(ps, Seeds, Words, Run);
+
+}  // namespace
+}  // namespace weft::testing
