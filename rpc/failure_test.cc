@@ -231,7 +231,9 @@ TEST(Failures, NestedOnesAreAChain) {
   const std::vector<Failure> failures = FailuresOf(status);
   ASSERT_THAT(failures, SizeIs(2));
   EXPECT_EQ(failures[0].worker, "w1");
+  EXPECT_EQ(failures[0].phase, Phase::kHandler);
   EXPECT_EQ(failures[1].worker, "w2");
+  EXPECT_EQ(failures[1].phase, Phase::kHandler);
   EXPECT_THAT(failures[1].function, HasSubstr("Fail"));
   EXPECT_EQ(failures[1].message, "bad block");
   EXPECT_EQ(status.GetPayload(kPayload), "kept");
