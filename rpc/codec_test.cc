@@ -287,6 +287,9 @@ Slices OneOfEach() {
   Welcome welcome;
   welcome.status = absl::AbortedError("later");
   welcome.limits.calls = 9;
+  auto functions = std::make_shared<FunctionTable>();
+  (*functions)["ps::Push"] = {"void(tensor)", 10};
+  welcome.functions = functions;
   batch.Add(welcome);
   Request request;
   request.id = 11;
@@ -294,6 +297,7 @@ Slices OneOfEach() {
   request.signature = 12;
   request.deadline = Instant() + absl::Seconds(3);
   request.depth = 2;
+  request.keeps_result = true;
   request.chain = "a > b";
   request.body = {Bytes::Copy("body"), Bytes::Own(std::string(5000, 'y'))};
   batch.Add(request, Instant(), /*body_follows=*/false);
@@ -318,9 +322,14 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   EXPECT_TRUE(batch.hello().resumes());
   EXPECT_EQ(batch.welcome().code(), 10);
   EXPECT_EQ(batch.welcome().calls(), 9);
+  EXPECT_TRUE(batch.welcome().has_functions());
+  ASSERT_EQ(batch.welcome().functions_size(), 1);
+  EXPECT_EQ(batch.welcome().functions(0).signature(), "void(tensor)");
+  EXPECT_EQ(batch.welcome().functions(0).digest(), 10u);
   ASSERT_EQ(batch.requests_size(), 1);
   EXPECT_EQ(batch.requests(0).function(), "ps::Push");
   EXPECT_EQ(batch.requests(0).timeout_us(), 3000000u);
+  EXPECT_TRUE(batch.requests(0).keeps_result());
   EXPECT_EQ(batch.requests(0).body().size(), 5004u);
   ASSERT_EQ(batch.replies_size(), 1);
   EXPECT_EQ(batch.replies(0).error(), "gone");
@@ -345,7 +354,12 @@ TEST(Wire, ReadsWhatItWroteHoweverItIsCut) {
                             kinds += std::to_string(frame.index());
                             if (auto* r = std::get_if<RequestFrame>(&frame)) {
                               EXPECT_EQ(r->request->chain, "a > b");
+                              EXPECT_TRUE(r->request->keeps_result);
                               EXPECT_EQ(TotalSize(r->request->body), 5004u);
+                            }
+                            if (auto* w = std::get_if<Welcome>(&frame)) {
+                              EXPECT_EQ(w->functions->at("ps::Push").digest,
+                                        10u);
                             }
                             if (auto* r = std::get_if<ReplyFrame>(&frame)) {
                               EXPECT_EQ(r->reply->status, [] {

@@ -9,11 +9,13 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/rpc/interval_set.h"
 #include "weft/telemetry/trace_context.h"
+#include "weft/tensor/payload.h"
 
 namespace weft::rpc {
 
@@ -29,6 +31,8 @@ struct Request {
   int depth = 0;
   std::string chain;
   telemetry::TraceContext trace;
+  // The result stays at the callee, under this id; the reply has no body.
+  bool keeps_result = false;
   Slices body;
   bool is_private = false;  // see Received
 
@@ -37,11 +41,25 @@ struct Request {
   Instant began;
   std::string for_peer;
   uint64_t for_id = 0;
+  // ---- Of the caller alone; these do not travel.
+  // Fails at once, instead of waiting, where there is no credit.
+  bool waits_for_credit = true;
+  // Whose elements lie in `body`; it is not sent once they have changed.
+  std::vector<Payload> borrowed;
+  // See internal::Alias; then there is no body.
+  std::shared_ptr<void> alias;
 
   int64_t bytes() const {
     return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
   }
 };
+
+// What one worker knows of the functions of another.
+struct FunctionSignature {
+  std::string signature;
+  uint64_t digest = 0;
+};
+using FunctionTable = absl::btree_map<std::string, FunctionSignature>;
 
 // Why a callee answered without running the function.
 enum class Refusal : uint8_t {

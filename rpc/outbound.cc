@@ -264,7 +264,8 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     MutexLock lock(mu_);
     if (link_.get() != &link) return absl::OkStatus();
     connecting_ = false;
-    TellLocked(CallerSession::Connected{welcome.limits});
+    TellLocked(CallerSession::Connected{welcome.limits, welcome.functions,
+                                        welcome.build});
     tasks = TakeTasks();
   }
   options_.recorder->Record("rpc.connected", options_.peer.name);

@@ -34,13 +34,16 @@ void CallerSession::On(const Start& event, Instant now,
     if (event.request->depth == 0) waiting_.push_back(id);
     return;
   }
-  if (absl::Status refused = Refuse(*event.request); !refused.ok()) {
-    End(it, Unanswered(it->second, std::move(refused)), nullptr, actions);
+  if (ReplyPtr refused = Refuse(*event.request)) {
+    End(it, Unanswered(it->second, refused->status), refused, actions);
   } else if (event.request->depth > 0 ||
              (waiting_.empty() && HasCredit(*event.request))) {
-    Send(&it->second, actions);
-  } else {
+    Send(it, actions);
+  } else if (event.request->waits_for_credit) {
     waiting_.push_back(id);
+  } else {
+    End(it, Unanswered(it->second, NoCredit(*event.request)), nullptr,
+        actions);
   }
 }
 
@@ -59,24 +62,24 @@ void CallerSession::On(const Connected& event, Instant now,
                        std::vector<Action>* actions) {
   if (is_gone()) return;  // a welcome that was on its way
   limits_ = event.limits;
+  functions_ = event.functions;
+  build_ = event.build;
   connected_ = true;
   resumes_ = true;
   // Before any request, so that what these close makes room for them.
   unclosed_ = closed_;
   FlushCloses(actions);
   for (auto it = pending_.begin(); it != pending_.end();) {
-    Pending& call = it->second;
-    absl::Status refused = call.sent ? absl::OkStatus() : Refuse(*call.request);
-    if (!refused.ok()) {
-      it = End(it, Unanswered(call, std::move(refused)), nullptr, actions);
-      continue;
-    }
+    const Pending& call = it->second;
     if (call.sent) {
-      actions->push_back(SendRequest{call.request});
+      it = Send(it, actions);
+    } else if (ReplyPtr refused = Refuse(*call.request)) {
+      it = End(it, Unanswered(call, refused->status), refused, actions);
     } else if (call.request->depth > 0) {
-      Send(&call, actions);
+      it = Send(it, actions);
+    } else {
+      ++it;
     }
-    ++it;
   }
   SendWaiting(now, actions);
 }
@@ -153,7 +156,26 @@ void CallerSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
   Wake(std::min(next, close_due_), actions);
 }
 
-absl::Status CallerSession::Refuse(const Request& request) const {
+ReplyPtr CallerSession::Refuse(const Request& request) const {
+  auto reply = std::make_shared<Reply>();
+  reply->id = request.id;
+  reply->status = CheckLimits(request);
+  if (reply->status.ok() && functions_ != nullptr) {
+    const auto known = functions_->find(request.function);
+    if (known == functions_->end()) {
+      reply->refusal = Refusal::kUnknownFunction;
+      reply->status = absl::UnimplementedError(
+          absl::StrCat(peer_, " (build ", build_, ") has no function ",
+                       request.function));
+    } else if (known->second.digest != request.signature) {
+      reply->refusal = Refusal::kSignatureDiffers;
+      reply->status = absl::FailedPreconditionError(known->second.signature);
+    }
+  }
+  return reply->status.ok() ? nullptr : reply;
+}
+
+absl::Status CallerSession::CheckLimits(const Request& request) const {
   if (request.bytes() > limits_.bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat(request.function, ": the arguments take ", request.bytes(),
@@ -182,25 +204,49 @@ bool CallerSession::HasCredit(const Request& request) const {
          bytes_out_ + request.bytes() <= limits_.bytes;
 }
 
-void CallerSession::Send(Pending* call, std::vector<Action>* actions) {
-  call->sent = true;
-  if (call->request->depth > 0) {
-    ++nested_out_;
-    nested_bytes_out_ += call->request->bytes();
-  } else {
-    ++calls_out_;
-    bytes_out_ += call->request->bytes();
+absl::Status CallerSession::NoCredit(const Request& request) const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      request.function, ": no credit is left: ", calls_out_, " calls of ",
+      limits_.calls, " and ", bytes_out_, " bytes of ", limits_.bytes,
+      " are out, and the call was not to wait"));
+}
+
+CallerSession::PendingMap::iterator CallerSession::Send(
+    PendingMap::iterator it, std::vector<Action>* actions) {
+  Pending& call = it->second;
+  const Request& request = *call.request;
+  for (const Payload& borrowed : request.borrowed) {
+    absl::Status lost = borrowed.Elements().status();
+    if (lost.ok()) continue;
+    return End(it, Unanswered(call, std::move(lost)), nullptr, actions);
   }
-  FlushCloses(actions);  // they travel along
-  actions->push_back(SendRequest{call->request});
+  if (!call.sent) {
+    call.sent = true;
+    if (request.depth > 0) {
+      ++nested_out_;
+      nested_bytes_out_ += request.bytes();
+    } else {
+      ++calls_out_;
+      bytes_out_ += request.bytes();
+    }
+    FlushCloses(actions);  // they travel along
+  }
+  actions->push_back(SendRequest{call.request});
+  return std::next(it);
 }
 
 void CallerSession::SendWaiting(Instant, std::vector<Action>* actions) {
   while (connected_ && !waiting_.empty()) {
     const auto it = pending_.find(waiting_.front());
     if (it != pending_.end() && !it->second.sent) {
-      if (!HasCredit(*it->second.request)) return;
-      Send(&it->second, actions);
+      const Request& request = *it->second.request;
+      if (HasCredit(request)) {
+        Send(it, actions);
+      } else if (request.waits_for_credit) {
+        return;
+      } else {
+        End(it, Unanswered(it->second, NoCredit(request)), nullptr, actions);
+      }
     }
     waiting_.pop_front();
   }

@@ -64,6 +64,9 @@ class CallerSession {
   // The callee knows the session and grants `limits`.
   struct Connected {
     Limits limits;
+    // What the callee serves; null: all that this side knows.
+    std::shared_ptr<const FunctionTable> functions;
+    std::string build;  // the callee's, for messages
   };
   struct Disconnected {};
   // The callee has forgotten the session: its next life is another one.
@@ -143,10 +146,16 @@ class CallerSession {
   void On(const PeerGone& event, Instant now, std::vector<Action>* actions);
   void On(const Tick&, Instant now, std::vector<Action>* actions);
 
-  // Why a request can never be sent under the granted limits; Ok if it can.
-  absl::Status Refuse(const Request& request) const;
+  // What the callee would answer to a request that it can never serve; null if
+  // it may be sent.
+  ReplyPtr Refuse(const Request& request) const;
+  absl::Status CheckLimits(const Request& request) const;
   bool HasCredit(const Request& request) const;
-  void Send(Pending* call, std::vector<Action>* actions);
+  absl::Status NoCredit(const Request& request) const;
+  // Sends a call, again if it was sent before, or ends one whose borrowed
+  // elements have changed. The next call.
+  PendingMap::iterator Send(PendingMap::iterator it,
+                            std::vector<Action>* actions);
   void SendWaiting(Instant now, std::vector<Action>* actions);
   // Ends a call with `status` or `reply` and closes its id.
   PendingMap::iterator End(PendingMap::iterator it, absl::Status status,
@@ -162,6 +171,8 @@ class CallerSession {
   std::string peer_;
   absl::Status gone_;
   Limits limits_;
+  std::shared_ptr<const FunctionTable> functions_;
+  std::string build_;
   uint64_t life_ = 1;
   bool resumes_ = false;
   bool connected_ = false;

@@ -92,7 +92,7 @@ TEST(CallerSession, WaitsForCreditAndSendsInOrder) {
   Caller caller;
   Limits limits;
   limits.calls = 1;
-  caller.Tell(CallerSession::Connected{limits});
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
   auto sent = Only<CallerSession::SendRequest>(
       caller.Tell(CallerSession::Start{MakeRequest()}));
   ASSERT_EQ(sent.size(), 1u);
@@ -109,7 +109,7 @@ TEST(CallerSession, WaitsForCreditAndSendsInOrder) {
 
 TEST(CallerSession, ClosesTravelBeforeTheRequestTheyMakeRoomFor) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits()});
+  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
@@ -127,7 +127,7 @@ TEST(CallerSession, NestedCallsNeedNoCreditButHaveALimitOfTheirOwn) {
   Limits limits;
   limits.calls = 0;
   limits.nested_calls = 1;
-  caller.Tell(CallerSession::Connected{limits});
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
   EXPECT_EQ(Only<CallerSession::SendRequest>(
                 caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/1)}))
                 .size(),
@@ -143,7 +143,7 @@ TEST(CallerSession, NestedCallsHaveALimitOfBytesOfTheirOwn) {
   Caller caller;
   Limits limits;
   limits.bytes = 2000;
-  caller.Tell(CallerSession::Connected{limits});
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
   EXPECT_EQ(Only<CallerSession::SendRequest>(
                 caller.Tell(CallerSession::Start{MakeRequest(1, 1000)}))
                 .size(),
@@ -161,11 +161,81 @@ TEST(CallerSession, RefusesACallThatCanNeverBeAdmitted) {
   limits.bytes = 1000;
   caller.Tell(CallerSession::Start{MakeRequest(0, 2000)});
   const auto ended = Only<CallerSession::Complete>(
-      caller.Tell(CallerSession::Connected{limits}));
+      caller.Tell(CallerSession::Connected{limits, nullptr, ""}));
   // Depth 0 waits in the queue, so it is looked at when credit comes.
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_FALSE(OutcomeUnknown(ended[0].status));
+}
+
+TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCredit) {
+  Caller caller;
+  Limits limits;
+  limits.calls = 1;
+  const auto start = [&] {
+    auto request = MakeRequest();
+    request->waits_for_credit = false;
+    return Only<CallerSession::Complete>(
+        caller.Tell(CallerSession::Start{request}));
+  };
+  EXPECT_TRUE(start().empty());  // nobody knows the limits yet
+  EXPECT_TRUE(start().empty());
+  const auto ended = Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Connected{limits, nullptr, ""}));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].id, 2u);
+  const auto third = start();
+  ASSERT_EQ(third.size(), 1u);
+  EXPECT_EQ(third[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_FALSE(OutcomeUnknown(third[0].status));
+}
+
+TEST(CallerSession, WhatTheCalleeDoesNotServeIsNeverSent) {
+  Caller caller;
+  auto functions = std::make_shared<FunctionTable>();
+  (*functions)["F"] = {"i64(f64)", 1};
+  auto unknown = MakeRequest();
+  unknown->function = "G";
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  caller.Tell(CallerSession::Start{unknown});
+  const auto actions =
+      caller.Tell(CallerSession::Connected{Limits(), functions, "b7"});
+  EXPECT_TRUE(Only<CallerSession::SendRequest>(actions).empty());
+  const auto ended = Only<CallerSession::Complete>(actions);
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_EQ(ended[0].reply->refusal, Refusal::kSignatureDiffers);
+  EXPECT_EQ(ended[1].reply->refusal, Refusal::kUnknownFunction);
+  EXPECT_EQ(ended[1].status.message(), "ps0 (build b7) has no function G");
+}
+
+TEST(CallerSession, BorrowedElementsThatChangedAreNotSent) {
+  Caller caller;
+  Limits limits;
+  limits.calls = 1;
+  Tensor x = Tensor::Zeros({4});
+  Tensor y = Tensor::Zeros({4});
+  auto request = MakeRequest();
+  request->borrowed.push_back(Payload::Borrow(x));
+  auto waiting = MakeRequest();
+  waiting->borrowed.push_back(Payload::Borrow(y));
+  caller.Tell(CallerSession::Start{request});
+  caller.Tell(CallerSession::Start{waiting});
+  EXPECT_EQ(Only<CallerSession::SendRequest>(
+                caller.Tell(CallerSession::Connected{limits, nullptr, ""}))
+                .size(),
+            1u);
+  x.Fill(1);
+  y.Fill(1);
+  caller.Tell(CallerSession::Event(CallerSession::Disconnected{}));
+  const auto actions =
+      caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  EXPECT_TRUE(Only<CallerSession::SendRequest>(actions).empty());
+  const auto ended = Only<CallerSession::Complete>(actions);
+  ASSERT_EQ(ended.size(), 2u);
+  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(OutcomeUnknown(ended[0].status));  // its first copy was out
+  EXPECT_EQ(ended[1].status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_FALSE(OutcomeUnknown(ended[1].status));
 }
 
 TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
@@ -183,7 +253,7 @@ TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
 
 TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
   Caller caller;
-  caller.Tell(CallerSession::Connected{Limits()});
+  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
@@ -199,7 +269,7 @@ TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
 TEST(CallerSession, AWelcomeAfterThePeerHasGoneChangesNothing) {
   Caller caller;
   caller.Tell(CallerSession::PeerGone{absl::UnavailableError("its end")});
-  caller.Tell(CallerSession::Connected{Limits()});
+  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
   EXPECT_FALSE(caller.session.is_connected());
 }
 

@@ -210,7 +210,7 @@ void SessionWorld::Connect() {
   callee_is_fresh_ = false;
   connected_ = true;
   Tell(CalleeSession::Event(CalleeSession::Connected{}));
-  Tell(CallerSession::Connected{options_.limits});
+  Tell(CallerSession::Connected{options_.limits, nullptr, ""});
 }
 
 void SessionWorld::Disconnect() {

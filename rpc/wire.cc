@@ -286,9 +286,26 @@ absl::Status ToStatus(uint64_t code, absl::string_view message) {
   return absl::Status(static_cast<absl::StatusCode>(code), message);
 }
 
+absl::Status ReadFunction(Reader* r, size_t size, FunctionTable* functions) {
+  std::string name;
+  FunctionSignature function;
+  WEFT_RETURN_IF_ERROR(
+      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
+        if (f.Is(1, kBytes)) return r->Text(f.size, &name);
+        if (f.Is(2, kBytes)) return r->Text(f.size, &function.signature);
+        if (f.Is(3, kFixed64)) return r->Fixed(&function.digest);
+        return std::nullopt;
+      }));
+  if (functions->size() == kMaxFunctions) return Bad("too many functions");
+  functions->emplace(std::move(name), std::move(function));
+  return absl::OkStatus();
+}
+
 absl::Status ReadWelcome(Reader* r, size_t size, Welcome* welcome) {
+  auto functions = std::make_shared<FunctionTable>();
   uint64_t code = 0;
   std::string error;
+  bool has_functions = false;
   Limits& limits = welcome->limits;
   limits.calls = limits.bytes = limits.nested_calls = 0;
   WEFT_RETURN_IF_ERROR(
@@ -303,11 +320,14 @@ absl::Status ReadWelcome(Reader* r, size_t size, Welcome* welcome) {
         if (f.Is(8, kVarint)) return ReadNumber(r, &limits.calls);
         if (f.Is(9, kVarint)) return ReadNumber(r, &limits.bytes);
         if (f.Is(10, kVarint)) return ReadNumber(r, &limits.nested_calls);
+        if (f.Is(11, kBytes)) return ReadFunction(r, f.size, functions.get());
+        if (f.Is(12, kVarint)) return ReadNumber(r, &has_functions);
         return std::nullopt;
       }));
   if (limits.calls < 0 || limits.bytes < 0 || limits.nested_calls < 0) {
     return Bad("a limit below 0");
   }
+  if (has_functions) welcome->functions = std::move(functions);
   welcome->status = ToStatus(code, error);
   return absl::OkStatus();
 }
@@ -345,6 +365,7 @@ absl::Status ReadRequest(Reader* r, size_t size, Instant now,
         if (f.Is(6, kBytes)) return r->Text(f.size, &request.chain);
         if (f.Is(7, kBytes)) return ReadTrace(r, f.size, &request.trace);
         if (f.Is(8, kVarint)) return ReadNumber(r, &frame->body_bytes);
+        if (f.Is(9, kVarint)) return ReadNumber(r, &request.keeps_result);
         if (f.Is(kBody, kBytes)) return r->Shared(f.size, &request.body);
         return std::nullopt;
       }));
@@ -497,6 +518,16 @@ void BatchWriter::Add(const Welcome& welcome) {
   PutNumber(&fields, 8, welcome.limits.calls);
   PutNumber(&fields, 9, welcome.limits.bytes);
   PutNumber(&fields, 10, welcome.limits.nested_calls);
+  if (welcome.functions != nullptr) {
+    for (const auto& [name, function] : *welcome.functions) {
+      std::string entry;
+      PutText(&entry, 1, name);
+      PutText(&entry, 2, function.signature);
+      PutFixed(&entry, 3, function.digest);
+      PutText(&fields, 11, entry);
+    }
+    PutNumber(&fields, 12, 1);
+  }
   AddFrame(2, fields, {});
 }
 
@@ -513,6 +544,7 @@ void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
     PutText(&fields, 7, telemetry::FormatTraceparent(request.trace));
   }
   if (body_follows) PutNumber(&fields, 8, TotalSize(request.body));
+  PutNumber(&fields, 9, request.keeps_result);
   AddFrame(3, fields, body_follows ? Slices() : request.body);
 }
 

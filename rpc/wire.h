@@ -26,6 +26,8 @@ namespace weft::rpc {
 
 inline constexpr uint32_t kMagic = 0x54464557;
 inline constexpr uint32_t kProtocolVersion = 1;
+// A Welcome with more is refused.
+inline constexpr size_t kMaxFunctions = 1 << 14;
 
 struct Hello {
   uint32_t magic = kMagic;
@@ -49,6 +51,8 @@ struct Welcome {
   uint64_t registry = 0;
   std::string build;
   Limits limits;
+  // What the callee serves; null where its registry equals the caller's.
+  std::shared_ptr<const FunctionTable> functions;
 };
 
 // A Request or Reply whose body is `body_bytes` long and follows in pieces, if
