@@ -44,7 +44,9 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
            [self = shared_from_this(), broken] { self->Close(broken); });
     } else {
       const bool is_late = network_.Strikes(sim::Fault::kDelay);
-      After(network_.Latency(), "written",
+      const absl::Duration leaves = network_.TimeToLeave(message);
+      After(leaves > absl::ZeroDuration() ? leaves : network_.Latency(),
+            "written",
             [self = shared_from_this(), side] { self->Written(side); });
       Send(side, std::move(message),
            is_late ? UpTo(network_.options_.max_delay) : absl::ZeroDuration(),
@@ -92,7 +94,8 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   void Send(int side, Slices message, absl::Duration delay, Then then) {
     Instant& last = sides_[1 - side].last_arrival;
     last = std::max(last + absl::Nanoseconds(1),
-                    network_.simulator_.Now() + network_.Latency() + delay);
+                    network_.simulator_.Now() + network_.TimeToLeave(message) +
+                        network_.Latency() + delay);
     network_.simulator_.Schedule(
         last,
         [self = shared_from_this(), side, m = std::move(message),
@@ -252,6 +255,12 @@ void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
   auto accepted = it->second(end);
   if (!accepted.ok()) return pipe->Close(accepted.status());
   pipe->SetObserver(1, *std::move(accepted));
+}
+
+absl::Duration SimulatedNetwork::TimeToLeave(const Slices& message) const {
+  if (options_.bytes_per_second <= 0) return absl::ZeroDuration();
+  return absl::Seconds(static_cast<double>(TotalSize(message)) /
+                       options_.bytes_per_second);
 }
 
 absl::Duration SimulatedNetwork::Latency() {

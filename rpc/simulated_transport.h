@@ -44,6 +44,8 @@ class SimulatedNetwork {
     absl::Duration max_delay = absl::Milliseconds(50);
     // How long a dead connection goes unnoticed.
     absl::Duration silence = absl::Milliseconds(100);
+    // Of each direction of a connection; 0: a message takes no time to leave.
+    double bytes_per_second = 0;
     // How often a message breaks the connection that it travels on.
     double breaks = 0;
     // Strikes besides; null: none. Must outlive the network.
@@ -77,6 +79,8 @@ class SimulatedNetwork {
   bool IsCut(const std::string& from, const std::string& to) const {
     return cut_.count({from, to}) > 0;
   }
+  // How long `message` keeps its direction of the connection busy.
+  absl::Duration TimeToLeave(const Slices& message) const;
   void Arrive(const std::shared_ptr<Pipe>& pipe, const std::string& address);
 
   sim::Simulator& simulator_;

@@ -62,6 +62,21 @@ int64_t Mark(CallContext& context, int64_t i, const std::string& padding) {
 }
 WEFT_RPC_INLINE(Mark);
 
+// Ends when it is given up, and says so.
+struct Lingering {
+  std::vector<Promise<void>> calls;
+  Promise<void>* told = nullptr;
+};
+Future<void> Linger(CallContext& context) {
+  auto* lingering = context.Local<Lingering>();
+  Promise<void>& call = lingering->calls.emplace_back();
+  call.OnCancel([lingering](const absl::Status&) {
+    lingering->told->Set(absl::OkStatus());
+  });
+  return call.future();
+}
+WEFT_RPC_INLINE(Linger);
+
 // What one run of some calls over a bad network came to.
 struct Outcome {
   std::vector<int64_t> marks;
@@ -187,6 +202,80 @@ TEST_F(StrangersTest, WhoIsRefusedIsToldOnce) {
   Pass(absl::Seconds(1));
   EXPECT_EQ(stranger_->welcomes, 1);
   EXPECT_FALSE(stranger_->closed.ok());
+}
+
+// A call that takes 64 MiB along, over a link of 1 GB/s: 67 ms. What others
+// that begin meanwhile take.
+class BulkTest : public ::testing::Test {
+ protected:
+  BulkTest() {
+    for (uint32_t i = 0; i < 2; ++i) {
+      const std::string name = absl::StrCat("w", i);
+      directory_.Put(Worker{name, WorkerKey{i, 1}, name});
+      transports_.push_back(network_.MakeTransport(name));
+      AgentOptions options;
+      options.name = name;
+      options.key = WorkerKey{i, 1};
+      options.transport = transports_.back().get();
+      options.directory = &directory_;
+      options.executor = &executor_;
+      agents_.push_back(*Agent::Create(options));
+    }
+    agents_[1]->SetLocal(&marks_);
+    agents_[1]->SetLocal(&lingering_);
+  }
+
+  static SimulatedNetwork::Options Slow() {
+    SimulatedNetwork::Options options;
+    options.min_latency = options.max_latency = absl::Microseconds(50);
+    options.bytes_per_second = 1e9;
+    return options;
+  }
+
+  Instant Now() { return transports_[0]->clock().Now(); }
+  void Pass(absl::Duration time) {
+    Promise<void> never(transports_[0]->driver());
+    (void)never.future().Wait(time);
+  }
+
+  std::vector<int64_t> marks_ = {0, 0};
+  Lingering lingering_;
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, Slow()};
+  FixedDirectory directory_;
+  InlineExecutor executor_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<Agent>> agents_;
+};
+
+TEST_F(BulkTest, ALargeBodyDelaysNoSmallCallAndNoCancellation) {
+  const Target b = agents_[0]->To("w1");
+  const Instant begin = Now();
+  Future<int64_t> large =
+      CallAsync(b, Mark, 0, std::string(size_t{64} << 20, 'x'));
+  Pass(absl::Milliseconds(5));
+  int small = 0;
+  while (!large.IsReady()) {
+    const Instant start = Now();
+    ASSERT_THAT(Call(b, Mark, 1, ""), IsOk());
+    // What is on its way, a piece of 1 MiB, goes first, and so may the next.
+    if (large.IsReady()) break;
+    EXPECT_LT(Now() - start, absl::Milliseconds(4));
+    ++small;
+    // A call that is given up is heard of as fast.
+    Promise<void> told(transports_[0]->driver());
+    lingering_.told = &told;
+    Future<void> lingers = CallAsync(b, Linger);
+    Pass(absl::Milliseconds(4));
+    const Instant given_up = Now();
+    lingers.Cancel();
+    ASSERT_THAT(told.future().Wait(absl::Seconds(10)), IsOk());
+    if (large.IsReady()) break;
+    EXPECT_LT(Now() - given_up, absl::Milliseconds(4));
+  }
+  EXPECT_THAT(large.Wait(absl::Seconds(60)), IsOk());
+  EXPECT_GT(Now() - begin, absl::Milliseconds(60));
+  EXPECT_GE(small, 5);
 }
 
 TEST(SimulatedAgents, OneSeedIsOneRun) {
