@@ -20,12 +20,15 @@
 #include "weft/base/thread_pool.h"
 #include "weft/net/audit.h"
 #include "weft/rendezvous/member.h"
+#include "weft/rpc/batcher.h"
+#include "weft/rpc/handle.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/link.h"
 #include "weft/rpc/lone_call.h"
 #include "weft/rpc/outbound.h"
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/retry.h"
+#include "weft/rpc/stream.h"
 #include "weft/rpc/wire.h"
 
 namespace weft::rpc {
@@ -72,7 +75,8 @@ class Agent::Core final : public Dispatcher,
   explicit Core(AgentOptions options, const Registry* registry)
       : options_(std::move(options)),
         registry_(*registry),
-        telemetry_(telemetry::OrSilent(options_.telemetry)) {
+        telemetry_(telemetry::OrSilent(options_.telemetry)),
+        objects_(options_.limits.objects) {
     SetDefaultTimeout(options_.default_timeout);
   }
 
@@ -94,6 +98,11 @@ class Agent::Core final : public Dispatcher,
   }
   Transport& transport() const { return *options_.transport; }
 
+  // kInvalidArgument for a name that no worker can have.
+  absl::StatusOr<Worker> Find(absl::string_view name) const {
+    WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(name));
+    return options_.directory->Find(name);
+  }
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
       absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
@@ -101,11 +110,13 @@ class Agent::Core final : public Dispatcher,
   std::shared_ptr<internal::Caller> Retrying(Worker peer,
                                              const RetryPolicy& policy);
   absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
+  absl::StatusOr<const Function*> FindOwn(absl::string_view method) const;
   void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
   void SetLocal(const void* type_key, std::shared_ptr<void> object)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<void> FindLocal(const void* type_key)
       ABSL_LOCKS_EXCLUDED(mu_);
+  ObjectTable& objects() { return objects_; }
 
   // Answers a peer's first frame. Null: it was refused.
   std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
@@ -154,18 +165,24 @@ class Agent::Core final : public Dispatcher,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckNotGone(const std::string& name, WorkerKey key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  net::Roles RolesOf(const Function& function) const;
   absl::Status CheckRole(const Function& function, const Worker& caller);
+  // What a caller whose registry differs may call. Null: too much to tell.
+  std::shared_ptr<const FunctionTable> TableFor(const std::string& role) const;
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
   void Export() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Batcher> BatcherOf(const Function& function)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions options_;
   const Registry& registry_;
   telemetry::Telemetry& telemetry_;
   net::Audit audit_{telemetry_};
+  ObjectTable objects_;
   Agent* agent_ = nullptr;
   std::unique_ptr<ThreadPool> own_pool_;
   Executor* executor_ = nullptr;
@@ -186,6 +203,8 @@ class Agent::Core final : public Dispatcher,
   // Up to which epoch the incarnations of a worker are gone, by id.
   absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const void*, std::shared_ptr<void>> locals_
+      ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const Function*, std::shared_ptr<Batcher>> batchers_
       ABSL_GUARDED_BY(mu_);
 
   Mutex handlers_mu_;
@@ -239,6 +258,9 @@ class SelfCaller final : public internal::Caller {
   const Worker& peer() const override { return self_; }
 
   Abandon Start(std::shared_ptr<Request> request, Done done) override {
+    request->id = ++last_id_;
+    // Elements that are only lent are read later, by the handler.
+    if (!request->borrowed.empty()) request->body = {Copy(request->body)};
     if (const std::shared_ptr<LoneServer> server = server_.lock()) {
       return server->ServeAlone(self_, std::move(request), CancelToken(),
                                 std::move(done));
@@ -248,8 +270,15 @@ class SelfCaller final : public internal::Caller {
   }
 
  private:
+  static Bytes Copy(const Slices& slices) {
+    std::string bytes;
+    for (const Bytes& slice : slices) absl::StrAppend(&bytes, slice.view());
+    return Bytes::Own(std::move(bytes));
+  }
+
   const std::weak_ptr<LoneServer> server_;
   const Worker self_;
+  std::atomic<uint64_t> last_id_{0};
 };
 
 }  // namespace
@@ -332,6 +361,7 @@ void Agent::Core::Stop() {
     }
   }
   own_pool_.reset();
+  objects_.Clear();
   // Sessions share this core as the one that runs their calls; let them go, or
   // neither ends.
   OutboundMap outbounds;
@@ -345,6 +375,15 @@ void Agent::Core::EndCalls(const absl::Status& why) {
   for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
   for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
   ending_.Cancel(why);
+  // Those that wait for a batch to fill have been told; they end in it.
+  std::vector<std::shared_ptr<Batcher>> batchers;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [function, batcher] : batchers_) {
+      batchers.push_back(batcher);
+    }
+  }
+  for (const auto& batcher : batchers) batcher->Flush();
 }
 
 absl::Status Agent::Core::Drain(absl::Duration timeout) {
@@ -526,6 +565,15 @@ absl::StatusOr<const Function*> Agent::Core::FindOwn(
       "beside its definition");
 }
 
+absl::StatusOr<const Function*> Agent::Core::FindOwn(
+    absl::string_view method) const {
+  const Function* function = registry_.FindMethod(method);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the method is not registered in this program: put "
+      "WEFT_RPC_METHOD(Class, Method) beside the class");
+}
+
 Hello Agent::Core::MakeHello(const Worker& peer) const {
   Hello hello;
   hello.job = options_.job;
@@ -601,6 +649,7 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
   }
   if (outbound != nullptr) outbound->Shutdown(status);
   if (inbound != nullptr) inbound->PeerGone(status);
+  objects_.ReleaseAll(key);  // later ones find their calls cancelled
 }
 
 void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {
@@ -627,6 +676,7 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
   }
   for (const auto& old : ended) {
     old->PeerGone(absl::AbortedError("the caller has begun another session"));
+    objects_.ReleaseAll(old->peer().key);
   }
   if (inbound == nullptr) {
     audit_.Refused("name", hello.name.substr(0, 64), "to call",
@@ -634,6 +684,9 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
     link.Append(welcome);
     link.End(welcome.status, /*after_writing=*/true);
     return nullptr;
+  }
+  if (hello.registry != welcome.registry) {
+    welcome.functions = TableFor(proof.role);
   }
   link.Append(welcome);  // before any reply
   inbound->Attach(link.shared_from_this());
@@ -785,16 +838,30 @@ absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
   return function;
 }
 
+net::Roles Agent::Core::RolesOf(const Function& function) const {
+  if (function.is_of_maker) return net::Roles::Any();
+  for (const AccessRule& rule : options_.access) {
+    if (Matches(rule, function.name)) return rule.roles;
+  }
+  return function.roles.value_or(net::Roles::Members());
+}
+
+std::shared_ptr<const FunctionTable> Agent::Core::TableFor(
+    const std::string& role) const {
+  auto table = std::make_shared<FunctionTable>();
+  for (const std::string& name : registry_.Names()) {
+    const Function& function = *registry_.FindName(name);
+    if (!role.empty() && !RolesOf(function).Allow(role)) continue;
+    (*table)[name] = {function.signature, function.digest};
+  }
+  return table->size() <= kMaxFunctions ? table : nullptr;
+}
+
 absl::Status Agent::Core::CheckRole(const Function& function,
                                     const Worker& caller) {
   if (caller.role.empty()) return absl::OkStatus();
-  net::Roles roles = function.roles.value_or(net::Roles::Members());
-  for (const AccessRule& rule : options_.access) {
-    if (!Matches(rule, function.name)) continue;
-    roles = rule.roles;
-    break;
-  }
-  absl::Status allowed = roles.Check(caller.name, caller.role, function.name);
+  absl::Status allowed =
+      RolesOf(function).Check(caller.name, caller.role, function.name);
   if (!allowed.ok())
     audit_.Refused("function", caller.name, function.name, allowed.message());
   return allowed;
@@ -804,6 +871,9 @@ void Agent::Core::Dispatch(const Function& function,
                            std::shared_ptr<ServedCall> call) {
   absl::Status allowed = CheckRole(function, call->peer());
   if (!allowed.ok()) return call->Finish(std::move(allowed));
+  if (function.serve_batch != nullptr) {
+    return BatcherOf(function)->Add(std::move(call));
+  }
   if (function.runs_on == RunsOn::kTransport) {
     InlineScope scope;
     return function.serve(std::move(call));
@@ -841,6 +911,15 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
   return [weak = std::weak_ptr<LoneCall>(call)](absl::Status why) {
     if (auto live = weak.lock()) live->Abandon(why);
   };
+}
+
+std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {
+  MutexLock lock(mu_);
+  std::shared_ptr<Batcher>& batcher = batchers_[&function];
+  if (batcher == nullptr) {
+    batcher = std::make_shared<Batcher>(function, transport(), *executor_);
+  }
+  return batcher;
 }
 
 void Agent::Core::CallBegan() {
@@ -881,7 +960,18 @@ Agent::~Agent() { core_->Stop(); }
 
 Target Agent::To(absl::string_view name,
                  std::optional<absl::Duration> timeout) {
-  return MakeTarget(core_->options().directory->Find(name), timeout, nullptr);
+  return MakeTarget(core_->Find(name), timeout, nullptr);
+}
+
+absl::StatusOr<std::vector<Target>> Agent::ToAll(
+    absl::string_view selector, std::optional<absl::Duration> timeout) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<Worker> workers,
+                        core_->options().directory->Select(selector));
+  std::vector<Target> targets;
+  for (Worker& worker : workers) {
+    targets.push_back(MakeTarget(std::move(worker), timeout, nullptr));
+  }
+  return targets;
 }
 
 Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
@@ -955,8 +1045,8 @@ absl::Duration CallContext::Remaining() const {
 
 Target CallContext::To(absl::string_view name,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->MakeTarget(agent_->core_->options().directory->Find(name),
-                            timeout, std::make_shared<const Lineage>(lineage_));
+  return agent_->MakeTarget(agent_->core_->Find(name), timeout,
+                            std::make_shared<const Lineage>(lineage_));
 }
 
 Target CallContext::To(WorkerKey key,
@@ -966,13 +1056,23 @@ Target CallContext::To(WorkerKey key,
 }
 
 void* CallContext::FindLocal(const void* type_key) const {
-  std::shared_ptr<void> object = agent_->core_->FindLocal(type_key);
-  void* const found = object.get();
+  return Hold(agent_->core_->FindLocal(type_key));
+}
+
+absl::StatusOr<void*> CallContext::FindObject(uint64_t id,
+                                              const void* type_key) const {
+  WEFT_ASSIGN_OR_RETURN(ObjectTable::Object object,
+                        agent_->core_->objects().Find(peer_.key, id, type_key));
+  return Hold(std::move(object.value));
+}
+
+void* CallContext::Hold(std::shared_ptr<void> object) const {
+  void* const held = object.get();
   if (object.use_count() > 0) {
     MutexLock lock(mu_);
     used_.push_back(std::move(object));
   }
-  return found;
+  return held;
 }
 
 // -------------------------------------------------------------------- calls
@@ -996,6 +1096,24 @@ Target Target::WithTrace(const telemetry::TraceContext& trace) const {
 Target Target::WithTimeout(std::optional<absl::Duration> timeout) const {
   Target other = *this;
   other.timeout_ = timeout;
+  return other;
+}
+
+Target Target::Within(const CallContext& context) const {
+  Target other = *this;
+  other.lineage_ = std::make_shared<const Lineage>(context.lineage());
+  return other;
+}
+
+Target Target::FailingWithoutCredit() const {
+  Target other = *this;
+  other.waits_for_credit_ = false;
+  return other;
+}
+
+Target Target::AllowingAlias() const {
+  Target other = *this;
+  other.allows_alias_ = true;
   return other;
 }
 
@@ -1026,17 +1144,29 @@ absl::Status Name(const Worker& peer, const Function& function,
 // What may look into a Target.
 class CallStarter {
  public:
+  static Agent::Core& CoreOf(const Agent& agent) { return *agent.core_; }
   static Agent::Core& CoreOf(const Target& target) {
-    return *target.agent_->core_;
+    return CoreOf(*target.agent_);
   }
 
-  static Abandon Start(const Target& target, const Function& function,
-                       Slices body, Done done) {
+  static bool IsAlias(const Target& target) {
+    return target.allows_alias_ && target.caller_ != nullptr &&
+           target.caller_->peer().key == CoreOf(target).options().key;
+  }
+
+  static Abandon Start(
+      const Target& target, const Function& function, Outgoing outgoing,
+      Done done,
+      const std::shared_ptr<Request>& request = std::make_shared<Request>()) {
     Agent::Core& core = CoreOf(target);
-    auto request = std::make_shared<Request>();
     request->function = function.name;
     request->signature = function.digest;
-    request->body = std::move(body);
+    request->function_index = function.index;
+    request->body = std::move(outgoing.body);
+    request->borrowed = std::move(outgoing.borrowed);
+    request->keeps_result = outgoing.keeps_result;
+    request->alias = std::move(outgoing.alias);
+    request->waits_for_credit = target.waits_for_credit_;
     const absl::Duration timeout =
         std::min(target.timeout(), core.options().limits.timeout);
     request->began = core.transport().clock().Now();
@@ -1055,18 +1185,55 @@ class CallStarter {
       done =
           Traced(core, target.caller_->peer(), request.get(), std::move(done));
     }
-    Abandon abandon = target.caller_->Start(
-        std::move(request),
-        [caller = target.caller_, &function, parent, done = std::move(done)](
-            absl::Status status, ReplyPtr reply) mutable {
-          if (!status.ok()) {
-            return std::move(done)(
-                Name(caller->peer(), function, status, reply));
-          }
-          std::move(done)(Received{reply->body, reply->is_private});
-        });
+    auto on_end = [request = std::shared_ptr<Request>(request),
+                   caller = target.caller_, &function, parent,
+                   done = std::move(done)](absl::Status status,
+                                           ReplyPtr reply) mutable {
+      // The memory of its arguments may be needed.
+      const uint64_t id = std::exchange(request, nullptr)->id;
+      if (!status.ok()) {
+        return std::move(done)(id,
+                               Name(caller->peer(), function, status, reply));
+      }
+      std::move(done)(id, Received{reply->body, reply->is_private});
+    };
+    Abandon abandon = target.caller_->Start(request, std::move(on_end));
     if (target.lineage_ == nullptr) return abandon;
     return FollowParent(target.lineage_->cancel, std::move(abandon), parent);
+  }
+
+  // What is kept by an incarnation needs one that stays the same.
+  static absl::Status CheckFixed(const Target& target) {
+    if (target.is_fixed_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "calls to ", target.name(),
+        " may go to another incarnation, as WithRetry() lets them; objects "
+        "and streams need a target without it"));
+  }
+
+  static Target Alone(const Target& target) {
+    Target alone;
+    alone.agent_ = target.agent_;
+    alone.status_ = target.status_;
+    alone.caller_ = target.caller_;
+    return alone;
+  }
+
+  // For calls that are part of the one that `request` is.
+  static Target PartOf(const Target& target, const Request& request,
+                       CancelToken cancel) {
+    auto lineage = std::make_shared<Lineage>();
+    lineage->deadline = request.deadline;
+    lineage->depth = request.depth;
+    lineage->chain = request.chain;
+    lineage->trace = request.trace;
+    lineage->caller = request.for_peer;
+    lineage->call = request.for_id;
+    lineage->cancel = std::move(cancel);
+    Target part = target;
+    part.lineage_ = std::move(lineage);
+    part.allows_alias_ = false;
+    return part;
   }
 
  private:
@@ -1078,11 +1245,11 @@ class CallStarter {
                      peer.name, ")"),
         request->trace);
     request->trace = span.context();
-    return [span = std::move(span),
-            done = std::move(done)](absl::StatusOr<Received> reply) mutable {
+    return [span = std::move(span), done = std::move(done)](
+               uint64_t id, absl::StatusOr<Received> reply) mutable {
       span.With("code", absl::StatusCodeToString(reply.status().code()));
       span.End();
-      std::move(done)(std::move(reply));
+      std::move(done)(id, std::move(reply));
     };
   }
 
@@ -1114,6 +1281,7 @@ Target Target::WithRetry(const RetryPolicy& policy) const {
   other.status_ = Validate(policy);
   other.caller_ =
       internal::CallStarter::CoreOf(*this).Retrying(caller_->peer(), policy);
+  other.is_fixed_ = false;
   return other;
 }
 
@@ -1123,8 +1291,9 @@ Driver& DriverOf(const Target& target) {
   return CallStarter::CoreOf(target).transport().driver();
 }
 
-absl::StatusOr<const Function*> FindFunction(const Target& target,
-                                             Function::Address address) {
+namespace {
+
+absl::Status CheckTarget(const Target& target) {
   WEFT_RETURN_IF_ERROR(target.status());
   if (target.timeout() < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(
@@ -1132,13 +1301,28 @@ absl::StatusOr<const Function*> FindFunction(const Target& target,
                      absl::FormatDuration(target.timeout()),
                      ": wanted none below zero; InfiniteDuration() is none"));
   }
-  WEFT_RETURN_IF_ERROR(CallStarter::CoreOf(target).CanCall());
+  return CallStarter::CoreOf(target).CanCall();
+}
+
+}  // namespace
+
+absl::StatusOr<const Function*> FindFunction(const Target& target,
+                                             Function::Address address) {
+  WEFT_RETURN_IF_ERROR(CheckTarget(target));
   return CallStarter::CoreOf(target).FindOwn(address);
 }
 
+absl::StatusOr<const Function*> FindMethod(const Target& target,
+                                           absl::string_view key) {
+  WEFT_RETURN_IF_ERROR(CheckTarget(target));
+  return CallStarter::CoreOf(target).FindOwn(key);
+}
+
+bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
+
 Abandon StartCall(const Target& target, const Function& function,
-                  Slices request, Done done) {
-  return CallStarter::Start(target, function, std::move(request),
+                  Outgoing outgoing, Done done) {
+  return CallStarter::Start(target, function, std::move(outgoing),
                             std::move(done));
 }
 
@@ -1148,6 +1332,31 @@ absl::Status NotHere(absl::string_view worker) {
       " would wait in a function that runs inline, on the thread that must "
       "receive the reply: use CallAsync, or register the function with "
       "WEFT_RPC"));
+}
+
+StartedStream StartStreamCall(const Target& target, const Function& function,
+                              Outgoing outgoing, CancelToken ended, Done done) {
+  const auto request = std::make_shared<Request>();
+  StartedStream started;
+  started.abandon = CallStarter::Start(target, function, std::move(outgoing),
+                                       std::move(done), request);
+  started.id = request->id;
+  started.pulls = CallStarter::PartOf(target, *request, std::move(ended));
+  return started;
+}
+
+Driver& DriverOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).transport().driver();
+}
+
+absl::Status CheckFixed(const Target& target) {
+  return CallStarter::CheckFixed(target);
+}
+
+Target Alone(const Target& target) { return CallStarter::Alone(target); }
+
+ObjectTable& ObjectsOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).objects();
 }
 
 }  // namespace internal
@@ -1174,6 +1383,16 @@ WaitsFor AskWaitsFor(Agent& agent, const std::vector<std::string>& workers,
     }
   }
   return waits;
+}
+
+absl::Status ServedCall::Keep(ObjectTable::Object object) {
+  ObjectTable& objects = internal::ObjectsOf(agent());
+  WEFT_RETURN_IF_ERROR(objects.Add(peer().key, id(), std::move(object)));
+  // Who gives the call up releases what it made after that: only now is it
+  // certain that one of the two sees the other.
+  if (!cancel().IsCancelled()) return absl::OkStatus();
+  (void)objects.Release(peer().key, id());
+  return cancel().status();
 }
 
 }  // namespace weft::rpc

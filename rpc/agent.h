@@ -96,11 +96,17 @@ class Agent {
 
   // A worker to call. Without a `timeout` each call takes the agent's default
   // of that moment; an infinite one never passes; with a negative one, calls
-  // are kInvalidArgument.
+  // are kInvalidArgument. So they are for a name that no worker can have, and
+  // kNotFound, with the names that are known, for one that no worker has.
   Target To(absl::string_view name,
             std::optional<absl::Duration> timeout = std::nullopt);
   Target To(WorkerKey key,
             std::optional<absl::Duration> timeout = std::nullopt);
+  // All living workers that `selector` matches, as Directory::Select. To call
+  // them from a handler, take each Within() its context.
+  absl::StatusOr<std::vector<Target>> ToAll(
+      absl::string_view selector,
+      std::optional<absl::Duration> timeout = std::nullopt);
 
   // For calls made from now on. kInvalidArgument if it is negative.
   absl::Status SetDefaultTimeout(absl::Duration timeout);

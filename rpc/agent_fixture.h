@@ -13,6 +13,7 @@
 #include "weft/base/check.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
+#include "weft/rpc/limits.h"
 #include "weft/rpc/local_transport.h"
 #include "weft/telemetry/telemetry.h"
 
@@ -22,6 +23,7 @@ struct RanksOptions {
   int threads = 4;
   int max_threads = 256;
   absl::Duration give_up_after = absl::Seconds(10);
+  Limits limits;
   std::vector<const Registry*> registries;  // by rank; none: the global one
   std::vector<std::string> jobs;            // by rank; none: "job"
   std::vector<WorkerKey> keys;              // by rank; none: as below
@@ -49,6 +51,7 @@ class Ranks {
       agent.threads = options.threads;
       agent.max_threads = options.max_threads;
       agent.give_up_after = options.give_up_after;
+      agent.limits = options.limits;
       agent.build = absl::StrCat("b", i);
       if (!options.registries.empty()) agent.registry = options.registries[i];
       auto made = Agent::Create(std::move(agent));

@@ -14,6 +14,7 @@
 #include "weft/base/error.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/batch.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -132,6 +133,62 @@ absl::Status LingerBelow(CallContext& context, const std::string& other) {
 }
 WEFT_RPC(LingerBelow);
 
+// As Later, with a tensor.
+Future<int64_t> LaterWith(CallContext& context, const Tensor&) {
+  return Later(context);
+}
+WEFT_RPC(LaterWith);
+
+// Keeps its thread until the test lets it go, whatever it is told.
+struct Blocker {
+  Parker began;
+  Parker go_on;
+};
+void Block(CallContext& context) {
+  auto* blocker = context.Local<Blocker>();
+  blocker->began.Unpark();
+  blocker->go_on.Park();
+}
+WEFT_RPC(Block);
+
+// How many items each batch had.
+std::vector<int64_t>& Batches() {
+  static auto* const batches = new std::vector<int64_t>();
+  return *batches;
+}
+absl::StatusOr<std::vector<int64_t>> SquareAll(std::vector<int64_t> items) {
+  Batches().push_back(static_cast<int64_t>(items.size()));
+  for (int64_t& item : items) {
+    if (item < 0) return absl::OutOfRangeError("below 0");
+    if (item == 99) return std::vector<int64_t>();
+    item *= item;
+  }
+  return items;
+}
+// The delay is longer than any test: what fills no batch is seen to wait.
+WEFT_RPC_BATCHED(SquareAll, 4, absl::Minutes(10));
+
+std::vector<std::string> GreetAll(const std::vector<std::string>& names) {
+  std::vector<std::string> all;
+  for (const std::string& name : names) all.push_back("hello " + name);
+  return all;
+}
+WEFT_RPC_BATCHED(GreetAll, 1000, absl::Milliseconds(20));
+
+absl::StatusOr<double> RemainingOfAll(CallContext& context,
+                                      const std::string& selector) {
+  double least = 1e9;
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Target> targets,
+                        context.agent().ToAll(selector, absl::Hours(1)));
+  for (const Target& target : targets) {
+    WEFT_ASSIGN_OR_RETURN(const double seconds,
+                          Call(target.Within(context), RemainingSeconds));
+    least = std::min(least, seconds);
+  }
+  return least;
+}
+WEFT_RPC(RemainingOfAll);
+
 int64_t NotRegistered(int64_t x) { return x; }
 
 // A function that waits keeps the others from running.
@@ -194,6 +251,117 @@ TEST(Agent, CallsItselfWithCopies) {
               StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
 }
 
+TEST(Agent, SharesWithItselfWhereThatIsAllowed) {
+  Ranks ranks(2);
+  Tensor x = Tensor::FromVector<float>({1, 2});
+  const Target self = ranks[0].To("w0");
+  ASSERT_THAT(Call(self, Overwrite, x), IsOk());
+  EXPECT_THAT(x.ToVector<float>(), ElementsAre(1, 2));
+  ASSERT_THAT(Call(ranks[0].To("w1").AllowingAlias(), Overwrite, x), IsOk());
+  EXPECT_THAT(x.ToVector<float>(), ElementsAre(1, 2));
+  const absl::StatusOr<Tensor> y = Call(self.AllowingAlias(), Overwrite, x);
+  ASSERT_THAT(y, IsOk());
+  EXPECT_THAT(x.ToVector<float>(), ElementsAre(0, 0));
+  EXPECT_EQ(y->raw(), x.raw());
+  EXPECT_THAT(Call(self.AllowingAlias(), Refuse, "no"),
+              StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
+  EXPECT_EQ(*Call(self.AllowingAlias(), Add, 2, 3), 5);  // inline
+}
+
+TEST(Agent, ABorrowedTensorIsReadWhereItLies) {
+  Ranks ranks(2);
+  const Tensor x = Tensor::Full({1 << 18}, 3);
+  for (const char* name : {"w0", "w1"}) {
+    const auto y = Call(ranks[0].To(name), Scale, Borrow(x), 2);
+    ASSERT_THAT(y, IsOk());
+    EXPECT_EQ(y->span<float>()[(1 << 18) - 1], 6);
+  }
+}
+
+TEST(Agent, ABorrowedTensorThatWasWrittenToIsNotSentAgain) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  const Tensor x = Tensor::Full({1 << 16}, 3);
+  Future<int64_t> call = CallAsync(ranks[0].To("w1"), LaterWith, Borrow(x));
+  counters.began.Park();
+  x.Fill(4);
+  ranks.network().Break("w1");
+  const absl::Status status = call.Wait(absl::Seconds(30)).status();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kDataLoss, "w1: Payload: borrowed"));
+  EXPECT_TRUE(OutcomeUnknown(status));
+}
+
+TEST(Agent, WithoutCreditACallWaitsOrFailsAsItIsTold) {
+  RanksOptions options;
+  options.limits.calls = 1;
+  Ranks ranks(2, options);
+  Counters counters;
+  ranks[1].SetLocal(&counters);
+  const Target b = ranks[0].To("w1");
+  Future<int64_t> out = CallAsync(b, Later);
+  counters.began.Park();
+  const absl::Status refused =
+      Call(b.FailingWithoutCredit(), Add, 1, 2).status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
+                                "Add: no credit is left: 1 calls of 1"));
+  EXPECT_FALSE(OutcomeUnknown(refused));
+  Future<int64_t> waits = CallAsync(b, Add, 1, 2);
+  EXPECT_FALSE(waits.IsReady());
+  {
+    MutexLock lock(counters.mu);
+    counters.parked[0].Set(9);
+  }
+  EXPECT_EQ(*waits.Wait(absl::Seconds(10)), 3);
+}
+
+TEST(Agent, ABatchedFunctionServesSeveralCallsAtOnce) {
+  Ranks ranks(3);
+  Batches().clear();
+  const Target targets[] = {ranks[0].To("w2"), ranks[1].To("w2")};
+  std::vector<Future<int64_t>> squares;
+  for (int64_t i = 0; i < 8; ++i) {
+    squares.push_back(CallOneAsync(targets[i % 2], SquareAll, i));
+  }
+  for (int64_t i = 0; i < 8; ++i) {
+    EXPECT_EQ(*squares[i].Wait(absl::Seconds(30)), i * i);
+  }
+  EXPECT_THAT(Batches(), ElementsAre(4, 4));
+}
+
+TEST(Agent, ABatchThatDoesNotFillIsServedAfterItsDelay) {
+  Ranks ranks(2);
+  EXPECT_EQ(*CallOne(ranks[0].To("w1"), GreetAll, "you"), "hello you");
+  EXPECT_EQ(*CallOne(ranks[0].To("w0"), GreetAll, "me"), "hello me");
+}
+
+TEST(Agent, AnErrorOfABatchIsThatOfEachCallInIt) {
+  Ranks ranks(2);
+  const auto all = [&](int64_t last) {
+    std::vector<Future<int64_t>> squares;
+    for (const int64_t i : {int64_t{1}, int64_t{2}, int64_t{3}, last}) {
+      squares.push_back(CallOneAsync(ranks[0].To("w1"), SquareAll, i));
+    }
+    std::vector<absl::StatusCode> codes;
+    for (const auto& square : squares) {
+      codes.push_back(square.Wait(absl::Seconds(30)).status().code());
+    }
+    return codes;
+  };
+  EXPECT_THAT(all(-1), ::testing::Each(absl::StatusCode::kOutOfRange));
+  EXPECT_THAT(all(99), ::testing::Each(absl::StatusCode::kInternal));
+}
+
+TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
+  Ranks ranks(2);
+  EXPECT_THAT(
+      CallOne(ranks[0].To("w1", absl::Milliseconds(100)), SquareAll, 2),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+  (void)CallOneAsync(ranks[0].To("w1"), SquareAll, 2);
+  (void)CallOneAsync(ranks[0].To("w0"), SquareAll, 2);
+}
+
 TEST(Agent, ManyCallsOfManyThreadsEachGetTheirOwnReply) {
   Ranks ranks(2);
   const Target b = ranks[0].To("w1");
@@ -221,12 +389,51 @@ TEST(Agent, WhatAFunctionThrowsIsTheCallersStatus) {
   EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 1, 1), 2);  // the server lives on
 }
 
-TEST(Agent, AnUnknownWorkerIsNotFound) {
+TEST(Agent, AnUnknownWorkerIsNotFoundAndTheKnownAreNamed) {
   Ranks ranks(2);
   EXPECT_THAT(Call(ranks[0].To("w7"), Add, 1, 2),
               StatusIs(absl::StatusCode::kNotFound, "w7"));
   EXPECT_THAT(Call(ranks[0].To(WorkerKey{7, 1}), Add, 1, 2),
               StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(Call(ranks[0].To(WorkerKey{1, 9}), Add, 1, 2),
+              StatusIs(absl::StatusCode::kNotFound, "known are w0, w1"));
+}
+
+TEST(Agent, WhatIsNoNameIsAnInvalidArgument) {
+  Ranks ranks(1);
+  for (const char* name : {"", "a b", "w0/x"}) {
+    EXPECT_THAT(Call(ranks[0].To(name), Add, 1, 2),
+                StatusIs(absl::StatusCode::kInvalidArgument, ""))
+        << name;
+  }
+}
+
+TEST(Agent, CallsByNameByKeyAndByLabel) {
+  Ranks ranks(3);
+  for (const uint32_t i : {1, 2}) {
+    const std::string name = absl::StrCat("w", i);
+    ranks.directory().Put(Worker{name, WorkerKey{i, 1}, name},
+                          {{"role", "ps"}, {"zone", i == 1 ? "a" : "b"}});
+  }
+  EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 2, 3), 5);
+  EXPECT_EQ(*Call(ranks[0].To(WorkerKey{1, 1}), Add, 2, 3), 5);
+  const auto servers = ranks[0].ToAll("role=ps");
+  ASSERT_THAT(servers, IsOk());
+  ASSERT_EQ(servers->size(), 2u);
+  for (const Target& server : *servers) EXPECT_EQ(*Call(server, Add, 2, 3), 5);
+  EXPECT_EQ(ranks[0].ToAll("role=ps,zone=b")->at(0).name(), "w2");
+  EXPECT_THAT(ranks[0].ToAll("role=chief"),
+              StatusIs(absl::StatusCode::kNotFound, "role=chief"));
+  EXPECT_THAT(ranks[0].ToAll("ps"),
+              StatusIs(absl::StatusCode::kInvalidArgument, "name=value"));
+}
+
+TEST(Agent, ATargetWithinACallInheritsItsDeadline) {
+  Ranks ranks(3);
+  const absl::StatusOr<double> seconds =
+      Call(ranks[0].To("w1", absl::Seconds(30)), RemainingOfAll, "name=w2");
+  ASSERT_THAT(seconds, IsOk());
+  EXPECT_LE(*seconds, 30);
 }
 
 TEST(Agent, AnUnregisteredFunctionIsRefusedHere) {
@@ -437,6 +644,30 @@ TEST(Agent, TwelvePingPongChainsOnFourThreadsFinish) {  // PROBE-P6
   for (const auto& chain : chains) {
     EXPECT_EQ(*chain.Wait(absl::Seconds(60)), 10);
   }
+}
+
+TEST(Agent, DeadlinesPassWhileEveryHandlerIsBusy) {
+  RanksOptions options;
+  options.threads = 1;
+  options.max_threads = 1;
+  Ranks ranks(2, options);
+  Blocker blockers[2];
+  for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&blockers[i]);
+  const Future<void> here = CallAsync(ranks[1].To("w0"), Block);
+  const Future<void> there = CallAsync(ranks[0].To("w1"), Block);
+  for (Blocker& blocker : blockers) blocker.began.Park();
+  // Neither end has a thread for handlers; the timers need none.
+  const Target b = ranks[0].To("w1", absl::Milliseconds(200));
+  Promise<void> told;
+  Future<int64_t> late = CallAsync(b, Count);
+  late.OnReady([&](const absl::StatusOr<int64_t>& result) {
+    told.Set(result.status());
+  });
+  EXPECT_THAT(told.future().Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "Count"));
+  for (Blocker& blocker : blockers) blocker.go_on.Unpark();
+  EXPECT_THAT(here.Wait(absl::Seconds(10)), IsOk());
+  EXPECT_THAT(there.Wait(absl::Seconds(10)), IsOk());
 }
 
 TEST(Agent, AFutureReturningHandlerHoldsNoThread) {

@@ -17,8 +17,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
@@ -34,6 +36,7 @@
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/retry_policy.h"
 #include "weft/rpc/tensor_codec.h"
+#include "weft/tensor/payload.h"
 
 namespace weft::rpc {
 
@@ -42,9 +45,9 @@ class Caller;
 class CallStarter;
 }  // namespace internal
 
-// Whom to call and how long to wait for it. Cheap to copy; make it once where
-// many calls follow. It names one incarnation: after a restart of the worker
-// ask for a new one. An unknown worker shows in the result of the call.
+// Whom to call, how long to wait for it, and how. Cheap to copy; make it once
+// where many calls follow. It names one incarnation: after a restart of the
+// worker ask for a new one. An unknown worker shows in the result of the call.
 //
 // Thread-safety: as for an int. Must not outlive its agent.
 class Target {
@@ -64,6 +67,18 @@ class Target {
   // are kInvalidArgument if `policy` makes no sense.
   Target WithRetry(const RetryPolicy& policy) const;
 
+  // The same worker, called as part of the call that `context` is of: deadline,
+  // cancellation, trace and depth are inherited.
+  Target Within(const CallContext& context) const;
+
+  // A call for which the callee has granted no credit fails at once with
+  // kResourceExhausted, instead of waiting for some.
+  Target FailingWithoutCredit() const;
+
+  // Where the worker is this one itself: arguments and result are handed over
+  // as they are, so that tensors share their elements. Else of no effect.
+  Target AllowingAlias() const;
+
  private:
   friend class Agent;
   friend class CallContext;
@@ -75,30 +90,91 @@ class Target {
   std::optional<absl::Duration> timeout_;   // null: the agent's default
   std::shared_ptr<const Lineage> lineage_;  // null outside of a handler
   telemetry::TraceContext trace_;           // counts where it is valid
+  bool is_fixed_ = true;  // it names one incarnation
+  bool waits_for_credit_ = true;
+  bool allows_alias_ = false;
 };
+
+// A tensor lent to a call, which sends it without a copy:
+//
+//   rpc::CallAsync(ps, Push, rpc::Borrow(gradient));
+//
+// Nobody may write to it until the call has ended. What was written before it
+// is sent, or sent again over a new connection, fails the call with kDataLoss;
+// a write while it leaves may show at the callee, as does one after the call
+// was given up. What is not contiguous, or small, is copied.
+class Borrowed {
+ public:
+  explicit Borrowed(const Tensor& tensor) : tensor_(tensor) {}
+  const Tensor& tensor() const { return tensor_; }
+
+ private:
+  Tensor tensor_;
+};
+inline Borrowed Borrow(const Tensor& tensor) { return Borrowed(tensor); }
 
 namespace internal {
 
-using Done = absl::AnyInvocable<void(absl::StatusOr<Received>) &&>;
+// What a call takes along.
+struct Outgoing {
+  Slices body;
+  std::vector<Payload> borrowed;
+  bool keeps_result = false;
+  std::shared_ptr<void> alias;
+};
+
+// With the id of the call.
+using Done = absl::AnyInvocable<void(uint64_t, absl::StatusOr<Received>) &&>;
 using Abandon = absl::AnyInvocable<void(absl::Status) &&>;
 
 Driver& DriverOf(const Target& target);
 // The registration of `address` in the target's agent, or kFailedPrecondition.
 absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address);
+absl::StatusOr<const Function*> FindMethod(const Target& target,
+                                           absl::string_view key);
+// kInvalidArgument unless it names one incarnation.
+absl::Status CheckFixed(const Target& target);
+// Whether calls to it may share arguments and results.
+bool IsAlias(const Target& target);
 // Starts the call; `done` runs once. What is returned gives the call up.
 Abandon StartCall(const Target& target, const Function& function,
-                  Slices request, Done done);
+                  Outgoing outgoing, Done done);
 absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
+
+// Whether an A may be given for a parameter P.
+template <typename P, typename A>
+constexpr bool kFits =
+    std::is_convertible_v<A, std::decay_t<P>> ||
+    (std::is_same_v<std::decay_t<P>, Tensor> &&
+     std::is_same_v<std::decay_t<A>, Borrowed>);
+template <typename P, typename A, typename Enable = void>
+struct Fit : std::false_type {};
+template <typename... P, typename... A>
+struct Fit<Types<P...>, Types<A...>,
+           std::enable_if_t<sizeof...(P) == sizeof...(A)>>
+    : std::bool_constant<(kFits<P, A> && ...)> {};
 
 // `argument` as the parameter type P, which is what travels.
 template <typename P, typename A>
-void EncodeArgument(Encoder& encoder, A&& argument) {
+void EncodeArgument(Encoder& encoder, std::vector<Payload>& borrowed,
+                    A&& argument) {
   using Value = std::decay_t<P>;
-  if constexpr (std::is_same_v<std::decay_t<A>, Value>) {
+  if constexpr (std::is_same_v<std::decay_t<A>, Borrowed>) {
+    EncodeBorrowed(argument.tensor(), encoder, borrowed);
+  } else if constexpr (std::is_same_v<std::decay_t<A>, Value>) {
     encoder.Write(std::forward<A>(argument));
   } else {
     encoder.Write(static_cast<Value>(std::forward<A>(argument)));
+  }
+}
+
+template <typename P, typename A>
+std::decay_t<P> AliasArgument(A&& argument) {
+  if constexpr (std::is_same_v<std::decay_t<A>, Borrowed>) {
+    return argument.tensor();
+  } else {
+    return std::forward<A>(argument);
   }
 }
 
@@ -116,65 +192,105 @@ Result<T> DecodeResult(absl::StatusOr<Received> reply) {
   }
 }
 
-template <typename T>
-Future<T> StartTyped(const Target& target, Function::Address address,
-                     absl::StatusOr<Slices> request) {
+// The Future of `decode(id, reply)`, a Result<T>.
+template <typename T, typename Decode>
+Future<T> StartTyped(const Target& target,
+                     absl::StatusOr<const Function*> function,
+                     absl::StatusOr<Outgoing> outgoing, Decode decode) {
   Driver& driver = DriverOf(target);
-  absl::StatusOr<const Function*> function = FindFunction(target, address);
   if (!function.ok()) return MakeReady<T>(function.status(), driver);
-  if (!request.ok()) return MakeReady<T>(request.status(), driver);
+  if (!outgoing.ok()) return MakeReady<T>(outgoing.status(), driver);
   auto promise = std::make_shared<Promise<T>>(driver);
   Future<T> future = promise->future();
-  promise->OnCancel(StartCall(target, **function, *std::move(request),
-                              [promise](absl::StatusOr<Received> reply) {
-                                promise->Set(DecodeResult<T>(std::move(reply)));
-                              }));
+  promise->OnCancel(StartCall(
+      target, **function, *std::move(outgoing),
+      [promise, decode = std::move(decode)](
+          uint64_t id, absl::StatusOr<Received> reply) mutable {
+        promise->Set(decode(id, std::move(reply)));
+      }));
   return future;
 }
 
-template <typename R, typename... P>
-struct Starter {
-  using Value = typename Returned<std::decay_t<R>>::type;
+template <typename... P, typename... A>
+absl::StatusOr<Outgoing> EncodeArguments(Types<P...>, A&&... arguments) {
+  static_assert((kHasCodec<std::decay_t<P>> && ...),
+                "a parameter has no Codec; a Future has none: wait for it, or "
+                "call in its Then");
+  Encoder encoder;
+  Outgoing outgoing;
+  (EncodeArgument<P>(encoder, outgoing.borrowed, std::forward<A>(arguments)),
+   ...);
+  WEFT_ASSIGN_OR_RETURN(outgoing.body, std::move(encoder).Finish());
+  return outgoing;
+}
 
-  template <typename... A>
-  static Future<Value> Start(const Target& target, Function::Address address,
-                             A&&... arguments) {
-    static_assert(sizeof...(A) == sizeof...(P),
-                  "the call has another number of arguments than the function");
-    Encoder encoder;
-    (EncodeArgument<P>(encoder, std::forward<A>(arguments)), ...);
-    return StartTyped<Value>(target, address, std::move(encoder).Finish());
+template <typename Value, typename... P, typename... A>
+Future<Value> StartAlias(const Target& target,
+                         absl::StatusOr<const Function*> function, Types<P...>,
+                         A&&... arguments) {
+  using Shared = Alias<std::tuple<std::decay_t<P>...>, Value>;
+  auto alias = std::make_shared<Shared>();
+  alias->arguments = std::tuple<std::decay_t<P>...>(
+      AliasArgument<P>(std::forward<A>(arguments))...);
+  Outgoing outgoing;
+  outgoing.alias = alias;
+  return StartTyped<Value>(
+      target, std::move(function), std::move(outgoing),
+      [alias](uint64_t, absl::StatusOr<Received> reply) -> Result<Value> {
+        if (!reply.ok()) return reply.status();
+        return std::move(*alias->result);
+      });
+}
+
+// Calls the function at `address`, whose parameters are `types`.
+template <typename Value, typename Parameters, typename... A>
+Future<Value> StartFunction(const Target& target, Function::Address address,
+                            Parameters types, A&&... arguments) {
+  absl::StatusOr<const Function*> function = FindFunction(target, address);
+  if (IsAlias(target)) {
+    return StartAlias<Value>(target, std::move(function), types,
+                             std::forward<A>(arguments)...);
   }
-};
+  return StartTyped<Value>(
+      target, std::move(function),
+      EncodeArguments(types, std::forward<A>(arguments)...),
+      [](uint64_t, absl::StatusOr<Received> reply) {
+        return DecodeResult<Value>(std::move(reply));
+      });
+}
 
 template <typename R>
 using ValueOf = typename Returned<std::decay_t<R>>::type;
 
+// Where arguments A fit the parameters P, the Future of what comes.
+template <typename R, typename P, typename A>
+using CallFuture = std::enable_if_t<Fit<P, A>::value, Future<ValueOf<R>>>;
+
 }  // namespace internal
 
 // The Future ends by the target's time-out at the latest. Cancelling it tells
-// the other side.
+// the other side. Does not compile where the arguments are not the function's.
 template <typename R, typename... P, typename... A>
-Future<internal::ValueOf<R>> CallAsync(const Target& target,
-                                       R (*function)(P...), A&&... arguments) {
-  return internal::Starter<R, P...>::Start(
+internal::CallFuture<R, internal::Types<P...>, internal::Types<A...>> CallAsync(
+    const Target& target, R (*function)(P...), A&&... arguments) {
+  return internal::StartFunction<internal::ValueOf<R>>(
       target, reinterpret_cast<Function::Address>(function),
-      std::forward<A>(arguments)...);
+      internal::Types<P...>(), std::forward<A>(arguments)...);
 }
 template <typename R, typename... P, typename... A>
-Future<internal::ValueOf<R>> CallAsync(const Target& target,
-                                       R (*function)(CallContext&, P...),
-                                       A&&... arguments) {
-  return internal::Starter<R, P...>::Start(
+internal::CallFuture<R, internal::Types<P...>, internal::Types<A...>> CallAsync(
+    const Target& target, R (*function)(CallContext&, P...), A&&... arguments) {
+  return internal::StartFunction<internal::ValueOf<R>>(
       target, reinterpret_cast<Function::Address>(function),
-      std::forward<A>(arguments)...);
+      internal::Types<P...>(), std::forward<A>(arguments)...);
 }
 
 // As CallAsync and Wait. kFailedPrecondition in an inline function, which must
 // not wait; nothing is sent then.
-template <typename R, typename... P, typename... A>
-Result<internal::ValueOf<R>> Call(const Target& target, R (*function)(P...),
-                                  A&&... arguments) {
+template <typename F, typename... A>
+auto Call(const Target& target, F* function, A&&... arguments)
+    -> decltype(CallAsync(target, function, std::forward<A>(arguments)...)
+                    .Wait(absl::Duration())) {
   if (InlineScope::IsActive()) return internal::NotHere(target.name());
   // The call itself ends by its time-out; this bounds the wait if its Loop has
   // stopped.

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/cancel.h"
@@ -79,12 +80,24 @@ class CallContext {
     return static_cast<T*>(FindLocal(&internal::kTypeKey<T>));
   }
 
+  // What the caller keeps at this worker under `id` (handle.h). kNotFound;
+  // kInvalidArgument if it is no T. Lives until the call has ended.
+  template <typename T>
+  absl::StatusOr<T*> FindObject(uint64_t id) const {
+    absl::StatusOr<void*> object = FindObject(id, &internal::kTypeKey<T>);
+    if (!object.ok()) return object.status();
+    return static_cast<T*>(*object);
+  }
+
  protected:
   CallContext(Agent* agent, Worker peer, Lineage lineage)
       : agent_(agent), peer_(std::move(peer)), lineage_(std::move(lineage)) {}
 
  private:
   void* FindLocal(const void* type_key) const ABSL_LOCKS_EXCLUDED(mu_);
+  void* Hold(std::shared_ptr<void> object) const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<void*> FindObject(uint64_t id, const void* type_key) const
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   Agent* const agent_;
   const Worker peer_;

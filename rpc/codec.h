@@ -53,6 +53,19 @@ class Decoder;
 template <typename T, typename Enable = void>
 struct Codec;
 
+namespace internal {
+
+template <typename T, typename Enable = void>
+struct HasCodec : std::false_type {};
+template <typename T>
+struct HasCodec<T, std::void_t<decltype(Codec<T>::TypeName())>>
+    : std::true_type {};
+// Whether a T may travel. A vector<U> seems to even if U may not.
+template <typename T>
+constexpr bool kHasCodec = HasCodec<T>::value;
+
+}  // namespace internal
+
 // Writes values one after another. What is large is taken along by reference
 // and starts at a multiple of 64, so that the receiver may use it in place.
 //

@@ -153,6 +153,89 @@ TEST(Codec, TensorsKeepShapeTypeAndElements) {
   EXPECT_FALSE(y.defined());
 }
 
+TEST(Codec, TensorsOfEachTypeAndAnyShapeTravel) {
+  for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64, DType::kU8,
+                            DType::kBool}) {
+    for (const Shape& shape :
+         {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{2, 3}, Shape{50, 100}}) {
+      const Tensor x = Tensor::Full(shape, 1, dtype);
+      Tensor y;
+      ASSERT_THAT(Decode({Encode(x), false}, y), IsOk());
+      EXPECT_EQ(y.shape(), shape);
+      EXPECT_EQ(y.dtype(), dtype);
+      EXPECT_EQ(y.bytes(), x.bytes());
+      EXPECT_TRUE(std::equal(static_cast<const char*>(x.raw()),
+                             static_cast<const char*>(x.raw()) + x.bytes(),
+                             static_cast<const char*>(y.raw())));
+    }
+  }
+}
+
+TEST(Codec, ViewsTravelAsTheirElementsAndNotAsTheirStorage) {
+  const Tensor x = Tensor::Arange(1 << 20).View({1 << 10, 1 << 10});
+  const struct {
+    Tensor view;
+    std::vector<int64_t> elements;
+  } cases[] = {
+      {x.Slice(0, 1, 2).Slice(1, 0, 3), {1024, 1025, 1026}},
+      {x.Slice(1, 5, 6).Slice(0, 0, 2), {5, 1029}},
+      {x.Select(0, 0).Slice(0, 7, 8).Expand({3}), {7, 7, 7}},
+  };
+  for (const auto& c : cases) {
+    const Slices bytes = Encode(c.view);
+    EXPECT_LT(TotalSize(bytes), 100u);
+    Tensor y;
+    ASSERT_THAT(Decode({bytes, false}, y), IsOk());
+    EXPECT_EQ(y.shape(), c.view.shape());
+    EXPECT_TRUE(y.is_contiguous());
+    EXPECT_EQ(y.ToVector<int64_t>(), c.elements);
+  }
+}
+
+TEST(Codec, ABorrowedTensorIsSentWhereItLiesAndWatched) {
+  const Tensor x = Tensor::Full({4096}, 2);
+  Encoder encoder;
+  std::vector<Payload> borrowed;
+  internal::EncodeBorrowed(x, encoder, borrowed);
+  const Slices bytes = *std::move(encoder).Finish();
+  ASSERT_EQ(bytes.size(), 2u);
+  EXPECT_EQ(bytes[1].data(), x.raw());
+  ASSERT_EQ(borrowed.size(), 1u);
+  EXPECT_THAT(borrowed[0].Elements(), IsOk());
+  x.Fill(3);
+  EXPECT_THAT(borrowed[0].Elements(),
+              StatusIs(absl::StatusCode::kDataLoss, "was written to"));
+}
+
+TEST(Codec, WhatIsLentInVainIsCopied) {
+  const Tensor x = Tensor::Full({100, 100}, 2);
+  for (const Tensor& tensor : {x.Transpose(0, 1).Slice(0, 0, 50),
+                               Tensor::Ones({4}), Tensor()}) {
+    Encoder encoder;
+    std::vector<Payload> borrowed;
+    internal::EncodeBorrowed(tensor, encoder, borrowed);
+    EXPECT_TRUE(borrowed.empty());
+    Tensor y;
+    ASSERT_THAT(Decode({*std::move(encoder).Finish(), false}, y), IsOk());
+    EXPECT_EQ(y.defined(), tensor.defined());
+  }
+}
+
+TEST(Codec, NestedContainersOfTensorsTravel) {
+  using Nested = std::map<std::string, std::vector<std::optional<Tensor>>>;
+  Nested value;
+  value["w"] = {Tensor::Ones({2}), std::nullopt, Tensor::Full({5000}, 3)};
+  Nested decoded;
+  ASSERT_THAT(Decode({Encode(value), false}, decoded), IsOk());
+  ASSERT_EQ(decoded["w"].size(), 3u);
+  EXPECT_EQ(decoded["w"][1], std::nullopt);
+  EXPECT_EQ(decoded["w"][2]->span<float>()[4999], 3);
+  std::variant<Tensor, std::string, v1::WorkerKey> one = Tensor::Ones({3});
+  decltype(one) back;
+  ASSERT_THAT(Decode({Encode(one), false}, back), IsOk());
+  EXPECT_EQ(std::get<Tensor>(back).numel(), 3);
+}
+
 TEST(Codec, AMovedTensorIsSentWithoutACopy) {
   Tensor x = Tensor::Full({4096}, 2);
   const void* memory = x.raw();

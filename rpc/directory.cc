@@ -3,38 +3,79 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 
 namespace weft::rpc {
 
-void FixedDirectory::Put(Worker worker) {
+absl::StatusOr<std::vector<Worker>> Directory::Select(
+    absl::string_view selector) const {
+  return absl::UnimplementedError(absl::StrCat(
+      "this directory knows no labels, so none is chosen by '", selector, "'"));
+}
+
+void FixedDirectory::Put(Worker worker,
+                         std::map<std::string, std::string> labels) {
+  labels["name"] = worker.name;
   MutexLock lock(mu_);
-  for (Worker& known : workers_) {
-    if (known.name != worker.name) continue;
-    known = std::move(worker);
+  for (Entry& known : workers_) {
+    if (known.worker.name != worker.name) continue;
+    known = Entry{std::move(worker), std::move(labels)};
     return;
   }
-  workers_.push_back(std::move(worker));
+  workers_.push_back(Entry{std::move(worker), std::move(labels)});
+}
+
+std::string FixedDirectory::Known() const {
+  return absl::StrJoin(workers_, ", ",
+                       [](std::string* out, const Entry& entry) {
+                         out->append(entry.worker.name);
+                       });
 }
 
 absl::StatusOr<Worker> FixedDirectory::Find(absl::string_view name) const {
   MutexLock lock(mu_);
-  for (const Worker& worker : workers_) {
-    if (worker.name == name) return worker;
+  for (const Entry& entry : workers_) {
+    if (entry.worker.name == name) return entry.worker;
   }
-  return absl::NotFoundError(absl::StrCat(
-      "no worker is named ", name, "; known are ",
-      absl::StrJoin(workers_, ", ", [](std::string* out, const Worker& worker) {
-        out->append(worker.name);
-      })));
+  return absl::NotFoundError(absl::StrCat("no worker is named ", name,
+                                          "; known are ", Known()));
 }
 
 absl::StatusOr<Worker> FixedDirectory::Find(WorkerKey key) const {
   MutexLock lock(mu_);
-  for (const Worker& worker : workers_) {
-    if (worker.key == key) return worker;
+  for (const Entry& entry : workers_) {
+    if (entry.worker.key == key) return entry.worker;
   }
-  return absl::NotFoundError(
-      absl::StrCat("no living worker has the key ", key.ToString()));
+  return absl::NotFoundError(absl::StrCat("no living worker has the key ",
+                                          key.ToString(), "; known are ",
+                                          Known()));
+}
+
+absl::StatusOr<std::vector<Worker>> FixedDirectory::Select(
+    absl::string_view selector) const {
+  std::vector<std::pair<std::string, std::string>> wanted;
+  for (const absl::string_view part :
+       absl::StrSplit(selector, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> sides = absl::StrSplit(part, '=');
+    if (sides.size() != 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("'", part, "' is not name=value"));
+    }
+    wanted.emplace_back(sides[0], sides[1]);
+  }
+  std::vector<Worker> matching;
+  MutexLock lock(mu_);
+  for (const Entry& entry : workers_) {
+    bool matches = true;
+    for (const auto& [label, value] : wanted) {
+      const auto it = entry.labels.find(label);
+      matches &= it != entry.labels.end() && it->second == value;
+    }
+    if (matches) matching.push_back(entry.worker);
+  }
+  if (!matching.empty()) return matching;
+  return absl::NotFoundError(absl::StrCat("no worker matches '", selector,
+                                          "'; known are ", Known()));
 }
 
 }  // namespace weft::rpc

@@ -6,6 +6,7 @@
 #ifndef WEFT_RPC_DIRECTORY_H_
 #define WEFT_RPC_DIRECTORY_H_
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,26 +41,42 @@ class Directory {
   virtual absl::StatusOr<Worker> Find(absl::string_view name) const = 0;
   // That very incarnation. kNotFound if it never was or is gone.
   virtual absl::StatusOr<Worker> Find(WorkerKey key) const = 0;
+  // The living workers whose labels are all of `selector`, "role=ps,zone=a".
+  // kNotFound if there is none; kInvalidArgument if it is no selector.
+  virtual absl::StatusOr<std::vector<Worker>> Select(
+      absl::string_view selector) const;
 };
 
 // A list that its owner edits.
 class FixedDirectory final : public Directory {
  public:
   FixedDirectory() = default;
-  explicit FixedDirectory(std::vector<Worker> workers)
-      : workers_(std::move(workers)) {}
+  explicit FixedDirectory(std::vector<Worker> workers) {
+    for (Worker& worker : workers) Put(std::move(worker));
+  }
 
-  // Adds a worker, in place of one of the same name.
-  void Put(Worker worker) ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds a worker, in place of one of the same name. It also has the label
+  // "name".
+  void Put(Worker worker, std::map<std::string, std::string> labels = {})
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<Worker> Find(absl::string_view name) const override
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Worker> Find(WorkerKey key) const override
       ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::vector<Worker>> Select(
+      absl::string_view selector) const override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  struct Entry {
+    Worker worker;
+    std::map<std::string, std::string> labels;
+  };
+
+  std::string Known() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   mutable Mutex mu_;
-  std::vector<Worker> workers_ ABSL_GUARDED_BY(mu_);
+  std::vector<Entry> workers_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::rpc

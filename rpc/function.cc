@@ -15,10 +15,20 @@ Registry& Registry::Global() {
 
 void Registry::Add(Function function) {
   const std::string name = function.name;
+  const Function::Address address = function.address;
+  const std::string signature = function.signature;
   auto owned = std::make_unique<Function>(std::move(function));
   const auto [it, is_new] = by_name_.emplace(name, std::move(owned));
+  if (!is_new && it->second->address == address &&
+      it->second->signature == signature) {
+    return;
+  }
   WEFT_CHECK(is_new) << "WEFT_RPC: two functions are named " << name;
+  it->second->index = by_name_.size();
   by_address_.emplace(it->second->address, it->second.get());
+  if (!it->second->method.empty()) {
+    by_method_.emplace(it->second->method, it->second.get());
+  }
 }
 
 void Registry::SetRoles(absl::string_view name, net::Roles roles) {
@@ -36,6 +46,11 @@ const Function* Registry::FindName(absl::string_view name) const {
 const Function* Registry::FindAddress(Function::Address address) const {
   const auto it = by_address_.find(address);
   return it == by_address_.end() ? nullptr : it->second;
+}
+
+const Function* Registry::FindMethod(absl::string_view key) const {
+  const auto it = by_method_.find(key);
+  return it == by_method_.end() ? nullptr : it->second;
 }
 
 uint64_t Registry::Digest() const {

@@ -35,6 +35,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "weft/base/cancel.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
@@ -42,6 +43,7 @@
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec.h"
 #include "weft/rpc/failure.h"
+#include "weft/rpc/object_table.h"
 #include "weft/telemetry/spans.h"
 
 namespace weft::rpc {
@@ -49,8 +51,27 @@ namespace weft::rpc {
 // A call being served, as the function's stub sees it.
 class ServedCall : public CallContext {
  public:
+  // What the caller has sent.
+  struct Incoming {
+    uint64_t id = 0;
+    Received arguments;
+    bool keeps_result = false;    // it stays here, under `id`
+    std::shared_ptr<void> alias;  // in place of `arguments`; see Alias
+  };
+
+  uint64_t id() const { return incoming_.id; }
   // The encoded arguments; gone after the call.
-  Received TakeRequest() { return std::move(request_); }
+  Received TakeRequest() { return std::move(incoming_.arguments); }
+  bool keeps_result() const { return incoming_.keeps_result; }
+  void* alias() const { return incoming_.alias.get(); }
+
+  // Keeps `object` for the caller under id(). Null: this agent has ended.
+  absl::Status Keep(ObjectTable::Object object);
+
+  // Keeps `registration` until the call's end.
+  void Follow(CancelToken::Registration registration) {
+    registration_ = std::move(registration);
+  }
 
   // Ends the call; the first one counts. Thread-safe.
   virtual void Finish(absl::StatusOr<Slices> reply) = 0;
@@ -68,12 +89,13 @@ class ServedCall : public CallContext {
   void SetSpan(telemetry::Span span) { span_ = std::move(span); }
 
  protected:
-  ServedCall(Agent* agent, Worker peer, Lineage lineage, Received request)
+  ServedCall(Agent* agent, Worker peer, Lineage lineage, Incoming incoming)
       : CallContext(agent, std::move(peer), std::move(lineage)),
-        request_(std::move(request)) {}
+        incoming_(std::move(incoming)) {}
 
  private:
-  Received request_;
+  Incoming incoming_;
+  CancelToken::Registration registration_;
   std::atomic<Phase> phase_{Phase::kQueue};
   std::atomic<bool> is_async_{false};
   telemetry::Span span_;
@@ -85,19 +107,32 @@ enum class RunsOn {
   kTransport,  // where its call arrives; it must neither wait nor take long
 };
 
+// How calls of a batched function (batch.h) are gathered.
+struct BatchPolicy {
+  int64_t max_items = 0;
+  absl::Duration max_delay;
+};
+
 // One registered function.
 struct Function {
   using Address = void (*)();
   using Serve = void (*)(std::shared_ptr<ServedCall>);
+  using ServeBatch = void (*)(std::vector<std::shared_ptr<ServedCall>>);
 
   std::string name;       // ps::Push
   std::string signature;  // "tensor(tensor, f64)"
   uint64_t digest = 0;    // of the signature
+  size_t index = 0;       // in its registry, from 1
   RunsOn runs_on = RunsOn::kExecutor;
   bool is_idempotent = false;  // may run twice without harm
   Address address = nullptr;
   std::optional<net::Roles> roles;  // who may call it; none: Roles::Members()
-  Serve serve = nullptr;
+  // It reaches only what its caller has made: whoever made it may call it.
+  bool is_of_maker = false;
+  std::string method;     // internal::MethodKey of a method; else empty
+  Serve serve = nullptr;  // one of the two
+  ServeBatch serve_batch = nullptr;
+  BatchPolicy batch;
 };
 
 // The functions that a worker knows.
@@ -108,13 +143,15 @@ class Registry {
   // What WEFT_RPC fills before main.
   static Registry& Global();
 
-  // REQUIRES: another function of the same name is not in it.
+  // One that is in it already is left alone. REQUIRES: another function of the
+  // same name is not in it.
   void Add(Function function);
   // REQUIRES: a function of that name is in it.
   void SetRoles(absl::string_view name, net::Roles roles);
 
   const Function* FindName(absl::string_view name) const;
   const Function* FindAddress(Function::Address address) const;
+  const Function* FindMethod(absl::string_view key) const;
   // Of all names and signatures: equal registries have equal digests.
   uint64_t Digest() const;
   std::vector<std::string> Names() const;  // sorted
@@ -122,11 +159,15 @@ class Registry {
  private:
   absl::flat_hash_map<std::string, std::unique_ptr<Function>> by_name_;
   absl::flat_hash_map<Function::Address, const Function*> by_address_;
+  absl::flat_hash_map<std::string, const Function*> by_method_;
 };
 
 namespace internal {
 
 uint64_t DigestOf(absl::string_view text);
+
+template <typename... P>
+struct Types {};
 
 // The T of R, StatusOr<T>, Future<T>; void of Status.
 template <typename R>
@@ -145,10 +186,10 @@ template <typename T>
 struct Returned<Future<T>> {
   using type = T;
 };
-template <typename R>
-struct IsFuture : std::false_type {};
 template <typename T>
-struct IsFuture<Future<T>> : std::true_type {};
+struct Returned<absl::StatusOr<Future<T>>> {
+  using type = T;
+};
 
 template <typename... P>
 constexpr bool kCanTravel =
@@ -208,19 +249,56 @@ absl::StatusOr<Slices> EncodeResult(Result<T> result) {
 absl::Status DecodeError(const absl::Status& status);
 absl::Status EncodeError(const absl::Status& status);
 
-// Ends `call` with `result`.
+// Arguments and result of a call that stays in this program and may share them:
+// nothing is encoded.
+template <typename Arguments, typename Value>
+struct Alias {
+  Arguments arguments;
+  std::optional<Result<Value>> result;
+};
+
 template <typename T>
-void FinishWith(ServedCall& call, Result<T> result) {
+absl::StatusOr<Slices> EncodeObject(const void* value) {
+  return EncodeResult<T>(*static_cast<const T*>(value));
+}
+
+// Keeps `value` for who calls; the reply is empty.
+template <typename T>
+absl::StatusOr<Slices> KeepFor(ServedCall& call, std::shared_ptr<T> value) {
+  ObjectTable::Object object;
+  object.value = std::move(value);
+  object.type = &kTypeKey<T>;
+  if constexpr (kHasCodec<T>) object.encode = &EncodeObject<T>;
+  WEFT_RETURN_IF_ERROR(call.Keep(std::move(object)));
+  return Slices();
+}
+
+// Ends `call`, of a function that takes Arguments, with its result.
+template <typename Arguments, typename Value>
+void FinishWith(ServedCall& call, Result<Value> result) {
   absl::Status status;
-  if constexpr (std::is_void_v<T>) {
+  if constexpr (std::is_void_v<Value>) {
     status = result;
   } else {
     status = result.status();
   }
   if (!status.ok()) return call.Finish(std::move(status));
+  if (call.alias() != nullptr) {
+    // Seen by the caller only if this is the call's end.
+    static_cast<Alias<Arguments, Value>*>(call.alias())
+        ->result.emplace(std::move(result));
+    return call.Finish(Slices());
+  }
+  if constexpr (!std::is_void_v<Value>) {
+    if (call.keeps_result()) {
+      return call.Finish(CatchToStatus([&] {
+        return KeepFor(call, std::make_shared<Value>(*std::move(result)));
+      }));
+    }
+  }
   call.Enter(Phase::kEncode);
   absl::StatusOr<Slices> reply =
-      CatchToStatus([&] { return EncodeResult<T>(std::move(result)); });
+      CatchToStatus([&] { return EncodeResult<Value>(std::move(result)); });
   if (!reply.ok()) reply = EncodeError(reply.status());
   call.Finish(std::move(reply));
 }
@@ -245,22 +323,37 @@ absl::Status DecodeArguments(Decoder& decoder, Tuple& arguments,
   return status.ok() ? status : ArgumentError(0, "", status);
 }
 
+// The arguments that `call` brought; then its function runs.
+template <typename Arguments>
+absl::Status TakeArguments(ServedCall& call, Arguments& arguments) {
+  call.Enter(Phase::kDecode);
+  const absl::Status decoded = CatchToStatus([&] {
+    const Received request = call.TakeRequest();
+    Decoder decoder(request);
+    return DecodeArguments(
+        decoder, arguments,
+        std::make_index_sequence<std::tuple_size_v<Arguments>>());
+  });
+  if (!decoded.ok()) return DecodeError(decoded);
+  call.Enter(Phase::kHandler);
+  return absl::OkStatus();
+}
+
 // What a server runs for `function`: decode, call, encode.
 template <auto function>
 void ServeFunction(std::shared_ptr<ServedCall> call) {
   using Type = FunctionType<decltype(function)>;
   using Value = typename Type::Value;
-  typename Type::Arguments arguments;
-  call->Enter(Phase::kDecode);
-  absl::Status decoded = CatchToStatus([&] {
-    const Received request = call->TakeRequest();
-    Decoder decoder(request);
-    return DecodeArguments(
-        decoder, arguments,
-        std::make_index_sequence<std::tuple_size_v<decltype(arguments)>>());
-  });
-  if (!decoded.ok()) return call->Finish(DecodeError(decoded));
-  call->Enter(Phase::kHandler);
+  using Arguments = typename Type::Arguments;
+  Arguments arguments;
+  if (call->alias() != nullptr) {
+    arguments = std::move(
+        static_cast<Alias<Arguments, Value>*>(call->alias())->arguments);
+    call->Enter(Phase::kHandler);
+  } else if (absl::Status taken = TakeArguments(*call, arguments);
+             !taken.ok()) {
+    return call->Finish(std::move(taken));
+  }
   auto result = CatchToStatus([&] {
     return std::apply(
         [&](auto&... values) {
@@ -280,13 +373,13 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
     auto follow = std::make_shared<CancelToken::Registration>();
     // The callback holds the call, and with it the context.
     future.OnReady([call, follow](const Result<Value>& value) {
-      FinishWith<Value>(*call, value);
+      FinishWith<Arguments, Value>(*call, value);
     });
     // Else what is parked for nobody would keep the agent from ending.
     *follow = call->cancel().OnCancel(
         [future](const absl::Status& why) { future.Cancel(why); });
   } else {
-    FinishWith<Value>(*call, std::move(result));
+    FinishWith<Arguments, Value>(*call, std::move(result));
   }
 }
 

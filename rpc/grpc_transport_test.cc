@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <time.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
@@ -23,6 +24,8 @@
 #include "weft/net/certificates.h"
 #include "weft/net/credentials.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/handle.h"
+#include "weft/rpc/stream.h"
 #include "weft/rpc/transport_conformance.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/spawn.h"
@@ -125,17 +128,57 @@ int64_t ForAdmin(int64_t x) { return x; }
 WEFT_RPC_INLINE(ForAdmin);
 WEFT_RPC_ROLES(ForAdmin, "admin");
 
+int64_t TwiceInline(int64_t x) { return 2 * x; }
+WEFT_RPC_INLINE(TwiceInline);
+
+int64_t Sum(const Tensor& x) {
+  double sum = 0;
+  for (const float v : x.span<float>()) sum += v;
+  return static_cast<int64_t>(sum);
+}
+WEFT_RPC_INLINE(Sum);
+
+absl::StatusOr<int64_t> PingPong(CallContext& context, std::string other,
+                                 int64_t depth) {
+  if (depth == 0) return 0;
+  WEFT_ASSIGN_OR_RETURN(
+      const int64_t below,
+      Call(context.To(other), PingPong, context.agent().name(), depth - 1));
+  return below + 1;
+}
+WEFT_RPC(PingPong);
+
+class Total {
+ public:
+  explicit Total(int64_t start) : sum_(start) {}
+  int64_t Add(int64_t x) { return sum_ += x; }
+
+ private:
+  std::atomic<int64_t> sum_;
+};
+WEFT_RPC_CLASS(Total, int64_t);
+WEFT_RPC_METHOD(Total, Add);
+
+absl::Status Rows(Writer<Tensor> out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    WEFT_RETURN_IF_ERROR(
+        out.Write(Tensor::Full({4096}, static_cast<double>(i))));
+  }
+  return absl::OkStatus();
+}
+WEFT_RPC_STREAM(Rows);
+
 class GrpcAgents : public ::testing::Test {
  protected:
   GrpcAgents() {
     directory_.Put(a_.worker(0));
     directory_.Put(b_.worker(1));
-    agent_a_ = Make(a_, "a", 0);
-    agent_b_ = Make(b_, "b", 1);
+    agent_a_ = MakeAgent(a_, "a", 0);
+    agent_b_ = MakeAgent(b_, "b", 1);
   }
 
-  std::unique_ptr<Agent> Make(Node& node, const std::string& name, uint32_t id,
-                              uint64_t epoch = 1) {
+  std::unique_ptr<Agent> MakeAgent(Node& node, const std::string& name,
+                                   uint32_t id, uint64_t epoch = 1) {
     AgentOptions options;
     options.job = "job";
     options.name = name;
@@ -187,6 +230,54 @@ TEST_F(GrpcAgents, WithNothingToDoBurnNoCpu) {
   EXPECT_LT(used_ms, 100);
 }
 
+TEST_F(GrpcAgents, SmallCallsOvertakeALargeTensor) {
+  const Target b = agent_a_->To("b");
+  const Tensor x = Tensor::Ones({16 << 20});  // 64 MiB
+  int overtook = 0;
+  // Behind it none would ever end first; a busy machine may hold this thread up
+  // for one large call, hardly for ten.
+  for (int round = 0; round < 10 && overtook < 5; ++round) {
+    const Future<int64_t> large = CallAsync(b, Sum, x);
+    while (!large.IsReady()) {
+      ASSERT_EQ(*Call(b, TwiceInline, 4), 8);
+      if (!large.IsReady()) ++overtook;
+    }
+    EXPECT_EQ(*large.Wait(absl::Seconds(60)), 16 << 20);
+  }
+  EXPECT_GE(overtook, 5);
+}
+
+TEST_F(GrpcAgents, PingPongChainsFinish) {  // PROBE-P6
+  std::vector<Future<int64_t>> chains;
+  for (int i = 0; i < 12; ++i) {
+    chains.push_back(i % 2 == 0
+                         ? CallAsync(agent_a_->To("b"), PingPong, "a", 8)
+                         : CallAsync(agent_b_->To("a"), PingPong, "b", 8));
+  }
+  for (const auto& chain : chains) {
+    EXPECT_EQ(*chain.Wait(absl::Seconds(60)), 8);
+  }
+}
+
+TEST_F(GrpcAgents, ObjectsAndStreams) {
+  const Target b = agent_a_->To("b");
+  const auto total = Make<Total>(b, 5);
+  ASSERT_THAT(total, IsOk());
+  EXPECT_EQ(*Call(*total, &Total::Add, 3), 8);
+  EXPECT_THAT(Release(*total), IsOk());
+  EXPECT_THAT(Call(*total, &Total::Add, 3),
+              StatusIs(absl::StatusCode::kNotFound, "b"));
+  Reader<Tensor> reader = OpenStream(b, Rows, 300);
+  int64_t rows = 0;
+  for (;;) {
+    const auto row = reader.Next();
+    ASSERT_THAT(row, IsOk());
+    if (!row->has_value()) break;
+    EXPECT_EQ((*row)->span<float>()[0], rows++);
+  }
+  EXPECT_EQ(rows, 300);
+}
+
 TEST_F(GrpcAgents, ALostPeerEndsItsCallsInTime) {
   Future<void> call = CallAsync(agent_a_->To("b"), Stay);
   ASSERT_EQ(*Call(agent_a_->To("b"), Twice, 1), 2);
@@ -228,7 +319,7 @@ TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
   EXPECT_EQ(CountMemories(), 2);
   const int before = CountDescriptors();
   for (uint64_t epoch = 2; epoch < 102; ++epoch) {
-    agent_a_ = Make(a_, "a", 0, epoch);
+    agent_a_ = MakeAgent(a_, "a", 0, epoch);
     use();
   }
   // b may not have heard yet of all that ended.
@@ -342,9 +433,11 @@ class SecureAgents : public ::testing::Test {
         authority_.certificate, made.certificate, made.key)));
     return *nodes_.back();
   }
-  std::unique_ptr<Agent> Make(Node& node, const Worker& self,
-                              std::vector<AccessRule> access = {}) {
+  std::unique_ptr<Agent> MakeAgent(Node& node, const Worker& self,
+                                   std::vector<AccessRule> access = {},
+                                   const Registry* registry = nullptr) {
     AgentOptions options;
+    options.registry = registry;
     options.job = "job";
     options.name = self.name;
     options.key = self.key;
@@ -368,8 +461,8 @@ TEST_F(SecureAgents, EachRoleMayCallItsFunctions) {
   Node& server = Add("ps");
   directory_.Put(server.worker(0));
   const auto ps =
-      Make(server, server.worker(0),
-           {{internal::NameOf<&Echo>(), net::Roles::Only({"visitor"})}});
+      MakeAgent(server, server.worker(0),
+                {{internal::NameOf<&Echo>(), net::Roles::Only({"visitor"})}});
   struct Row {
     std::string role;
     bool twice, for_clients, for_admin, echo;
@@ -387,7 +480,7 @@ TEST_F(SecureAgents, EachRoleMayCallItsFunctions) {
   for (const Row& row : table) {
     Node& node = Add(row.role, 7);
     const Worker self = node.worker(id++);
-    const auto caller = Make(node, self);
+    const auto caller = MakeAgent(node, self);
     const auto expect = [&](const absl::Status& got, bool allowed,
                             const std::string& function) {
       if (allowed) {
@@ -416,29 +509,78 @@ TEST_F(SecureAgents, EachRoleMayCallItsFunctions) {
   EXPECT_THAT(log_.str(), ::testing::HasSubstr("kind=function who=client7"));
 }
 
+TEST_F(SecureAgents, WhoMayMakeAnObjectOrAStreamMayUseAndEndIt) {
+  Node& server = Add("ps");
+  directory_.Put(server.worker(0));
+  const auto visitors = net::Roles::Only({"visitor"});
+  const std::string total = absl::StrCat(internal::NameOfType<Total>(), "::*");
+  const auto ps = MakeAgent(server, server.worker(0),
+                            {{total, visitors},
+                             {internal::NameOf<&Rows>(), visitors},
+                             {"*", net::Roles::Only({"admin"})}});
+  Node& node = Add("visitor", 7);
+  const auto caller = MakeAgent(node, node.worker(1));
+  const Target to = caller->To("ps0", absl::Seconds(30));
+  EXPECT_THAT(Call(to, Twice, 1).status(),
+              StatusIs(absl::StatusCode::kPermissionDenied, "role admin"));
+  const auto made = Make<Total>(to, 5);
+  ASSERT_THAT(made.status(), IsOk());
+  EXPECT_EQ(*Call(*made, &Total::Add, 3), 8);
+  EXPECT_THAT(Release(*made), IsOk());
+  Reader<Tensor> reader = OpenStream(to, Rows, 3);
+  for (int i = 0; i < 3; ++i) ASSERT_THAT(reader.Next().status(), IsOk());
+  EXPECT_FALSE(reader.Next()->has_value());
+  // A call of another of the same id reaches no object of the visitor.
+  Node& other = Add("admin", 8);
+  const auto admin = MakeAgent(other, other.worker(2));
+  const auto theirs = Make<Total>(to, 5);
+  ASSERT_THAT(theirs.status(), IsOk());
+  EXPECT_THAT(
+      Release(Handle<Total>(admin->To("ps0", absl::Seconds(30)), theirs->id())),
+      StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(*Call(*theirs, &Total::Add, 3), 8);
+}
+
+TEST_F(SecureAgents, AWelcomeNamesOnlyWhatTheRoleMayCall) {
+  Node& server = Add("ps");
+  directory_.Put(server.worker(0));
+  const auto ps = MakeAgent(server, server.worker(0));
+  Registry few;  // differs, so the functions of the other are told
+  few.Add(internal::Describe<&Twice>(RunsOn::kExecutor));
+  few.Add(internal::Describe<&ForClients>(RunsOn::kExecutor));
+  Node& node = Add("client", 7);
+  const auto client = MakeAgent(node, node.worker(1), {}, &few);
+  const Target to = client->To("ps0", absl::Seconds(30));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(*Call(to, ForClients, 4), 4);
+    EXPECT_THAT(Call(to, Twice, 1).status(),
+                StatusIs(absl::StatusCode::kUnimplemented, "for this caller"));
+  }
+}
+
 TEST_F(SecureAgents, AKeyIsOfWhomTheDirectoryNames) {
   Node& server = Add("ps");
   Node& owner = Add("trainer", 1);
   Node& thief = Add("trainer", 2);
   directory_.Put(server.worker(0));
-  const auto ps = Make(server, server.worker(0));
+  const auto ps = MakeAgent(server, server.worker(0));
   // It comes first, with a key that is not its own.
   Worker stolen = thief.worker(1);
-  auto early = Make(thief, stolen);
+  auto early = MakeAgent(thief, stolen);
   EXPECT_THAT(Call(early->To("ps0"), Twice, 1), IsOk());
   // Once the directory knows whose it is, the owner takes it.
   directory_.Put(owner.worker(1));
-  const auto agent = Make(owner, owner.worker(1));
+  const auto agent = MakeAgent(owner, owner.worker(1));
   EXPECT_THAT(Call(agent->To("ps0"), Twice, 1), IsOk());
   early.reset();
-  const auto late = Make(thief, stolen);
+  const auto late = MakeAgent(thief, stolen);
   EXPECT_THAT(Call(late->To("ps0"), Twice, 1),
               StatusIs(absl::StatusCode::kPermissionDenied,
                        "is of trainer1, not of trainer2"));
   // And nobody is served under a name that is not in his certificate.
   Worker other = thief.worker(3);
   other.name = "trainer1";
-  const auto liar = Make(thief, other);
+  const auto liar = MakeAgent(thief, other);
   EXPECT_THAT(Call(liar->To("ps0"), Twice, 1),
               StatusIs(absl::StatusCode::kPermissionDenied,
                        "the certificate is of trainer2"));

@@ -39,7 +39,9 @@ class Inbound::Call final : public ServedCall {
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
        const Request& request, Agent* agent, Worker peer, Lineage lineage)
       : ServedCall(agent, std::move(peer), std::move(lineage),
-                   Received{request.body, request.is_private}),
+                   Incoming{request.id,
+                            Received{request.body, request.is_private},
+                            request.keeps_result, nullptr}),
         inbound_(std::move(inbound)),
         function_(function),
         id_(request.id) {

@@ -19,6 +19,8 @@ struct Limits {
   // chain of workers cannot starve itself; beyond this many, or `bytes` of
   // their own, they fail at once.
   int64_t nested_calls = 4096;
+  // What it may keep here at a time: objects, results and open streams.
+  int64_t objects = 4096;
   // The longest time-out; longer ones are cut, infinite ones too.
   absl::Duration timeout = absl::InfiniteDuration();
 };

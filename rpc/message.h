@@ -41,7 +41,9 @@ struct Request {
   Instant began;
   std::string for_peer;
   uint64_t for_id = 0;
+
   // ---- Of the caller alone; these do not travel.
+  size_t function_index = 0;  // in the caller's registry, from 1; 0: unknown
   // Fails at once, instead of waiting, where there is no credit.
   bool waits_for_credit = true;
   // Whose elements lie in `body`; it is not sent once they have changed.

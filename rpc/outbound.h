@@ -42,7 +42,7 @@ class Caller {
 
   virtual ~Caller() = default;
   virtual const Worker& peer() const = 0;
-  // `done` runs once, perhaps before this returns.
+  // Sets the request's id. `done` runs once, perhaps before this returns.
   virtual Abandon Start(std::shared_ptr<Request> request, Done done) = 0;
 };
 

@@ -42,8 +42,7 @@ void CallerSession::On(const Start& event, Instant now,
   } else if (event.request->waits_for_credit) {
     waiting_.push_back(id);
   } else {
-    End(it, Unanswered(it->second, NoCredit(*event.request)), nullptr,
-        actions);
+    End(it, Unanswered(it->second, NoCredit(*event.request)), nullptr, actions);
   }
 }
 
@@ -63,6 +62,7 @@ void CallerSession::On(const Connected& event, Instant now,
   if (is_gone()) return;  // a welcome that was on its way
   limits_ = event.limits;
   functions_ = event.functions;
+  served_.clear();
   build_ = event.build;
   connected_ = true;
   resumes_ = true;
@@ -156,23 +156,38 @@ void CallerSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
   Wake(std::min(next, close_due_), actions);
 }
 
-ReplyPtr CallerSession::Refuse(const Request& request) const {
+ReplyPtr CallerSession::Refuse(const Request& request) {
+  Refusal refusal = Refusal::kNone;
+  absl::Status status = CheckLimits(request);
+  if (status.ok()) status = CheckServed(request, &refusal);
+  if (status.ok()) return nullptr;
   auto reply = std::make_shared<Reply>();
   reply->id = request.id;
-  reply->status = CheckLimits(request);
-  if (reply->status.ok() && functions_ != nullptr) {
-    const auto known = functions_->find(request.function);
-    if (known == functions_->end()) {
-      reply->refusal = Refusal::kUnknownFunction;
-      reply->status = absl::UnimplementedError(
-          absl::StrCat(peer_, " (build ", build_, ") has no function ",
-                       request.function));
-    } else if (known->second.digest != request.signature) {
-      reply->refusal = Refusal::kSignatureDiffers;
-      reply->status = absl::FailedPreconditionError(known->second.signature);
-    }
+  reply->refusal = refusal;
+  reply->status = std::move(status);
+  return reply;
+}
+
+absl::Status CallerSession::CheckServed(const Request& request,
+                                        Refusal* refusal) {
+  if (functions_ == nullptr) return absl::OkStatus();
+  const size_t index = request.function_index;
+  if (index < served_.size() && served_[index]) return absl::OkStatus();
+  const auto known = functions_->find(request.function);
+  if (known == functions_->end()) {
+    *refusal = Refusal::kUnknownFunction;
+    return absl::UnimplementedError(
+        absl::StrCat(peer_, " (build ", build_, ") has no function ",
+                     request.function, " for this caller"));
   }
-  return reply->status.ok() ? nullptr : reply;
+  if (known->second.digest != request.signature) {
+    *refusal = Refusal::kSignatureDiffers;
+    return absl::FailedPreconditionError(known->second.signature);
+  }
+  if (index == 0) return absl::OkStatus();
+  if (index >= served_.size()) served_.resize(index + 1);
+  served_[index] = true;
+  return absl::OkStatus();
 }
 
 absl::Status CallerSession::CheckLimits(const Request& request) const {

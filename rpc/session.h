@@ -148,7 +148,8 @@ class CallerSession {
 
   // What the callee would answer to a request that it can never serve; null if
   // it may be sent.
-  ReplyPtr Refuse(const Request& request) const;
+  ReplyPtr Refuse(const Request& request);
+  absl::Status CheckServed(const Request& request, Refusal* refusal);
   absl::Status CheckLimits(const Request& request) const;
   bool HasCredit(const Request& request) const;
   absl::Status NoCredit(const Request& request) const;
@@ -172,6 +173,7 @@ class CallerSession {
   absl::Status gone_;
   Limits limits_;
   std::shared_ptr<const FunctionTable> functions_;
+  std::vector<bool> served_;  // by Request::function_index: functions_ has it
   std::string build_;
   uint64_t life_ = 1;
   bool resumes_ = false;

@@ -205,7 +205,8 @@ TEST(CallerSession, WhatTheCalleeDoesNotServeIsNeverSent) {
   ASSERT_EQ(ended.size(), 2u);
   EXPECT_EQ(ended[0].reply->refusal, Refusal::kSignatureDiffers);
   EXPECT_EQ(ended[1].reply->refusal, Refusal::kUnknownFunction);
-  EXPECT_EQ(ended[1].status.message(), "ps0 (build b7) has no function G");
+  EXPECT_EQ(ended[1].status.message(),
+            "ps0 (build b7) has no function G for this caller");
 }
 
 TEST(CallerSession, BorrowedElementsThatChangedAreNotSent) {

@@ -106,6 +106,22 @@ void Codec<Tensor>::Encode(Tensor&& tensor, Encoder& encoder) {
   encoder.Attach(Bytes::Wrap(owner->raw(), owner->bytes(), owner));
 }
 
+namespace internal {
+
+void EncodeBorrowed(const Tensor& tensor, Encoder& encoder,
+                    std::vector<Payload>& borrowed) {
+  if (!tensor.defined() || !tensor.is_contiguous() ||
+      tensor.bytes() < static_cast<int64_t>(Encoder::kByReference)) {
+    return Codec<Tensor>::Encode(tensor, encoder);
+  }
+  EncodeHeader(tensor, encoder);
+  borrowed.push_back(Payload::Borrow(tensor));
+  auto owner = std::make_shared<const Tensor>(tensor);
+  encoder.Attach(Bytes::Wrap(owner->raw(), owner->bytes(), owner));
+}
+
+}  // namespace internal
+
 absl::Status Codec<Tensor>::Decode(Decoder& decoder, Tensor& tensor) {
   uint64_t code;
   WEFT_RETURN_IF_ERROR(decoder.Varint(code));

@@ -10,9 +10,11 @@
 
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "weft/rpc/codec.h"
+#include "weft/tensor/payload.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::rpc {
@@ -25,6 +27,14 @@ struct Codec<Tensor> {
   static absl::Status Decode(Decoder& decoder, Tensor& tensor);
 };
 
+namespace internal {
+
+// As Codec<Tensor>::Encode, but large contiguous elements are taken along as
+// they lie; then `borrowed` tells whether they have changed since.
+void EncodeBorrowed(const Tensor& tensor, Encoder& encoder,
+                    std::vector<Payload>& borrowed);
+
+}  // namespace internal
 }  // namespace weft::rpc
 
 #endif  // WEFT_RPC_TENSOR_CODEC_H_

@@ -62,6 +62,19 @@ class MembershipDirectory final : public rpc::Directory {
                      view->IsGone(key) ? " is gone" : " is unknown"));
   }
 
+  absl::StatusOr<std::vector<rpc::Worker>> Select(
+      absl::string_view selector) const override {
+    const auto view = membership_.view();
+    WEFT_ASSIGN_OR_RETURN(const auto members, view->Select(selector));
+    std::vector<rpc::Worker> workers;
+    for (const rendezvous::Member* member : members) {
+      workers.push_back({member->name, member->key, member->address});
+    }
+    if (!workers.empty()) return workers;
+    return absl::NotFoundError(
+        absl::StrCat("no worker matches \"", selector, "\" now"));
+  }
+
  private:
   rendezvous::Membership& membership_;
 };

@@ -1,0 +1,79 @@
+#include "weft/rpc/handle.h"
+
+#include "weft/base/catch_to_status.h"
+
+namespace weft::rpc::internal {
+namespace {
+
+absl::Status ReadId(ServedCall& call, ObjectId& id) {
+  std::tuple<ObjectId> arguments;
+  WEFT_RETURN_IF_ERROR(TakeArguments(call, arguments));
+  id = std::get<0>(arguments);
+  return absl::OkStatus();
+}
+
+bool RegisterBuiltin(const char* name, const char* signature,
+                     Function::Serve serve) {
+  Function f;
+  f.name = name;
+  f.signature = signature;
+  f.digest = DigestOf(f.signature);
+  f.runs_on = RunsOn::kExecutor;
+  f.address = reinterpret_cast<Function::Address>(serve);
+  f.is_of_maker = true;
+  f.serve = serve;
+  return Register(std::move(f));
+}
+
+const bool registered_fetch =
+    RegisterBuiltin("weft::rpc::Fetch", "any(object)", &ServeFetch);
+const bool registered_release =
+    RegisterBuiltin("weft::rpc::Release", "void(object)", &ServeRelease);
+
+}  // namespace
+
+void ServeFetch(std::shared_ptr<ServedCall> call) {
+  ObjectId id;
+  if (absl::Status read = ReadId(*call, id); !read.ok()) {
+    return call->Finish(std::move(read));
+  }
+  const absl::StatusOr<ObjectTable::Object> object =
+      ObjectsOf(call->agent()).Find(call->peer().key, id.value, nullptr);
+  if (!object.ok()) return call->Finish(object.status());
+  if (object->encode == nullptr) {
+    return call->Finish(
+        absl::UnimplementedError("the object's type has no Codec"));
+  }
+  call->Finish(CatchToStatus([&] { return object->encode(object->value.get()); }));
+}
+
+void ServeRelease(std::shared_ptr<ServedCall> call) {
+  ObjectId id;
+  absl::Status status = ReadId(*call, id);
+  if (status.ok()) {
+    // Its destructor is user code, and runs here.
+    status = CatchToStatus([&] {
+      return ObjectsOf(call->agent()).Release(call->peer().key, id.value);
+    });
+  }
+  if (!status.ok()) return call->Finish(std::move(status));
+  call->Finish(Slices());
+}
+
+Abandon StartMaking(const Target& target, const Function& function,
+                    Outgoing outgoing, Done done) {
+  // On its own, for what the making was part of has perhaps ended; nobody waits
+  // for it.
+  const auto release = [alone = Alone(target)](uint64_t id) {
+    (void)ReleaseAsync(Handle<void>(alone, id));
+  };
+  return StartCall(
+      target, function, std::move(outgoing),
+      [release, done = std::move(done)](
+          uint64_t id, absl::StatusOr<Received> reply) mutable {
+        if (OutcomeUnknown(reply.status())) release(id);
+        std::move(done)(id, std::move(reply));
+      });
+}
+
+}  // namespace weft::rpc::internal

@@ -1,0 +1,265 @@
+// Handle<T>: an object or a result that a call left at another worker.
+//
+//   WEFT_ASSIGN_OR_RETURN(auto shard, rpc::Make<Embedding>(ps, rows, dim));
+//   Future<Tensor> h = rpc::CallAsync(shard, &Embedding::Lookup, ids);
+//   WEFT_ASSIGN_OR_RETURN(auto kept, rpc::Remote(ps, Scale, x, 2.0));
+//   absl::StatusOr<Tensor> y = rpc::Fetch(kept);
+//   rpc::Release(shard).IgnoreError();
+//
+// What is kept is the callee's, under the id of the call that made it. It ends
+// when it is released or when the session of its maker does: the maker's
+// incarnation is gone, or the callee has forgotten it. Nothing counts handles:
+// who drops the last one without Release() leaves the object. A maker may keep
+// Limits::objects. The calls of a handle are as all calls; those in progress
+// keep the object alive. One whose making failed is not left behind.
+//
+// A handle is used by the agent that made it, and does not travel.
+
+#ifndef WEFT_RPC_HANDLE_H_
+#define WEFT_RPC_HANDLE_H_
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weft/base/future.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/class.h"
+#include "weft/rpc/function.h"
+
+namespace weft::rpc {
+
+namespace internal {
+
+// As StartCall of a call that leaves something behind: releases that again if
+// the call is given up while it may still be made.
+Abandon StartMaking(const Target& target, const Function& function,
+                    Outgoing outgoing, Done done);
+ObjectTable& ObjectsOf(const Agent& agent);
+// The same worker, called by nobody's order and with the default time-out.
+Target Alone(const Target& target);
+// The functions that every worker has.
+void ServeFetch(std::shared_ptr<ServedCall> call);
+void ServeRelease(std::shared_ptr<ServedCall> call);
+
+}  // namespace internal
+
+// Cheap to copy. Thread-safety: as for an int. Must not outlive its agent.
+template <typename T>
+class Handle {
+ public:
+  // Of the call that made it.
+  uint64_t id() const { return id_; }
+  const Target& target() const { return target_; }
+
+  // The same object, called as by that Target.
+  Handle WithTimeout(absl::Duration timeout) const {
+    return Handle(target_.WithTimeout(timeout), id_);
+  }
+  Handle Within(const CallContext& context) const {
+    return Handle(target_.Within(context), id_);
+  }
+
+  // For the functions below.
+  Handle(Target target, uint64_t id) : target_(std::move(target)), id_(id) {}
+
+ private:
+  Target target_;
+  uint64_t id_ = 0;
+};
+
+namespace internal {
+
+// A call with its result left behind: the Future of the Handle.
+template <typename T>
+Future<Handle<T>> StartKept(const Target& target,
+                            absl::StatusOr<const Function*> function,
+                            absl::StatusOr<Outgoing> outgoing) {
+  Driver& driver = DriverOf(target);
+  if (!function.ok()) return MakeReady<Handle<T>>(function.status(), driver);
+  if (!outgoing.ok()) return MakeReady<Handle<T>>(outgoing.status(), driver);
+  if (absl::Status fixed = CheckFixed(target); !fixed.ok()) {
+    return MakeReady<Handle<T>>(fixed, driver);
+  }
+  outgoing->keeps_result = true;
+  auto promise = std::make_shared<Promise<Handle<T>>>(driver);
+  Future<Handle<T>> future = promise->future();
+  promise->OnCancel(StartMaking(
+      target, **function, *std::move(outgoing),
+      [promise, target](uint64_t id, absl::StatusOr<Received> reply) {
+        if (!reply.ok()) {
+          promise->Set(reply.status());
+        } else {
+          promise->Set(Handle<T>(target, id));
+        }
+      }));
+  return future;
+}
+
+template <typename T, typename C, typename... A>
+Future<Handle<T>> StartConstructor(const Target& target, C,
+                                   A&&... arguments) {
+  static_assert(Fit<typename C::Parameters, Types<A...>>::value,
+                "these are not the arguments of the constructor that "
+                "WEFT_RPC_CLASS names");
+  return StartKept<T>(
+      target,
+      FindFunction(target, reinterpret_cast<Function::Address>(&C::Serve)),
+      EncodeArguments(typename C::Parameters(),
+                      std::forward<A>(arguments)...));
+}
+
+// The parameters of a method without its context.
+template <typename F>
+struct MethodParameters;
+template <typename R, typename... P>
+struct MethodParameters<R(P...)> {
+  using Result = R;
+  using type = Types<P...>;
+};
+template <typename R, typename... P>
+struct MethodParameters<R(CallContext&, P...)> {
+  using Result = R;
+  using type = Types<P...>;
+};
+template <typename Method>
+using ParametersOf =
+    MethodParameters<typename PlainMethod<Method>::type>;
+
+template <typename... P, typename... A>
+absl::StatusOr<Outgoing> EncodeMethod(uint64_t id, Types<P...>,
+                                      A&&... arguments) {
+  return EncodeArguments(Types<ObjectId, P...>(), ObjectId{id},
+                         std::forward<A>(arguments)...);
+}
+
+}  // namespace internal
+
+// A new T there, T being named by WEFT_RPC_CLASS. The Future ends as a call's
+// does; kResourceExhausted if this worker keeps too much there.
+template <typename T, typename... A>
+Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
+  using Constructor =
+      decltype(WeftRpcConstructor(static_cast<const T*>(nullptr)));
+  return internal::StartConstructor<T>(target, Constructor(),
+                                       std::forward<A>(arguments)...);
+}
+template <typename T, typename... A>
+Result<Handle<T>> Make(const Target& target, A&&... arguments) {
+  if (InlineScope::IsActive()) return internal::NotHere(target.name());
+  return MakeAsync<T>(target, std::forward<A>(arguments)...)
+      .Wait(target.timeout() + absl::Seconds(1));
+}
+
+// Runs `function` there, as CallAsync, and leaves its result there.
+template <typename R, typename... P, typename... A>
+std::enable_if_t<
+    internal::Fit<internal::Types<P...>, internal::Types<A...>>::value,
+    Future<Handle<internal::ValueOf<R>>>>
+RemoteAsync(const Target& target, R (*function)(P...), A&&... arguments) {
+  static_assert(!std::is_void_v<internal::ValueOf<R>>,
+                "the function has no result to be kept");
+  return internal::StartKept<internal::ValueOf<R>>(
+      target,
+      internal::FindFunction(target,
+                             reinterpret_cast<Function::Address>(function)),
+      internal::EncodeArguments(internal::Types<P...>(),
+                                std::forward<A>(arguments)...));
+}
+template <typename R, typename... P, typename... A>
+std::enable_if_t<
+    internal::Fit<internal::Types<P...>, internal::Types<A...>>::value,
+    Future<Handle<internal::ValueOf<R>>>>
+RemoteAsync(const Target& target, R (*function)(CallContext&, P...),
+            A&&... arguments) {
+  static_assert(!std::is_void_v<internal::ValueOf<R>>,
+                "the function has no result to be kept");
+  return internal::StartKept<internal::ValueOf<R>>(
+      target,
+      internal::FindFunction(target,
+                             reinterpret_cast<Function::Address>(function)),
+      internal::EncodeArguments(internal::Types<P...>(),
+                                std::forward<A>(arguments)...));
+}
+template <typename F, typename... A>
+auto Remote(const Target& target, F* function, A&&... arguments)
+    -> decltype(RemoteAsync(target, function, std::forward<A>(arguments)...)
+                    .Wait(absl::Duration())) {
+  if (InlineScope::IsActive()) return internal::NotHere(target.name());
+  return RemoteAsync(target, function, std::forward<A>(arguments)...)
+      .Wait(target.timeout() + absl::Seconds(1));
+}
+
+// Calls a method, which WEFT_RPC_METHOD names, of the object. kNotFound if it
+// was released.
+template <typename T, typename Method, typename... A>
+internal::CallFuture<typename internal::ParametersOf<Method>::Result,
+                     typename internal::ParametersOf<Method>::type,
+                     internal::Types<A...>>
+CallAsync(const Handle<T>& object, Method method, A&&... arguments) {
+  using Parameters = internal::ParametersOf<Method>;
+  using Value = internal::ValueOf<typename Parameters::Result>;
+  return internal::StartTyped<Value>(
+      object.target(),
+      internal::FindMethod(object.target(),
+                           internal::MethodKey<T>(method)),
+      internal::EncodeMethod(object.id(), typename Parameters::type(),
+                             std::forward<A>(arguments)...),
+      [](uint64_t, absl::StatusOr<Received> reply) {
+        return internal::DecodeResult<Value>(std::move(reply));
+      });
+}
+template <typename T, typename Method, typename... A>
+auto Call(const Handle<T>& object, Method method, A&&... arguments)
+    -> decltype(CallAsync(object, method, std::forward<A>(arguments)...)
+                    .Wait(absl::Duration())) {
+  if (InlineScope::IsActive()) return internal::NotHere(object.target().name());
+  return CallAsync(object, method, std::forward<A>(arguments)...)
+      .Wait(object.target().timeout() + absl::Seconds(1));
+}
+
+// A copy of the value, as it is then. kNotFound; kUnimplemented if T had no
+// Codec where it was made.
+template <typename T>
+Future<T> FetchAsync(const Handle<T>& object) {
+  static_assert(internal::kHasCodec<T>, "a T without a Codec does not travel");
+  return internal::StartTyped<T>(
+      object.target(),
+      internal::FindFunction(object.target(),
+                             reinterpret_cast<Function::Address>(
+                                 &internal::ServeFetch)),
+      internal::EncodeMethod(object.id(), internal::Types<>()),
+      [](uint64_t, absl::StatusOr<Received> reply) {
+        return internal::DecodeResult<T>(std::move(reply));
+      });
+}
+template <typename T>
+Result<T> Fetch(const Handle<T>& object) {
+  if (InlineScope::IsActive()) return internal::NotHere(object.target().name());
+  return FetchAsync(object).Wait(object.target().timeout() + absl::Seconds(1));
+}
+
+// Lets go of the object there. kNotFound if that was done before.
+template <typename T>
+Future<void> ReleaseAsync(const Handle<T>& object) {
+  return internal::StartTyped<void>(
+      object.target(),
+      internal::FindFunction(object.target(),
+                             reinterpret_cast<Function::Address>(
+                                 &internal::ServeRelease)),
+      internal::EncodeMethod(object.id(), internal::Types<>()),
+      [](uint64_t, absl::StatusOr<Received> reply) { return reply.status(); });
+}
+template <typename T>
+absl::Status Release(const Handle<T>& object) {
+  if (InlineScope::IsActive()) return internal::NotHere(object.target().name());
+  return ReleaseAsync(object).Wait(object.target().timeout() +
+                                   absl::Seconds(1));
+}
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_HANDLE_H_

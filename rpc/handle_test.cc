@@ -1,0 +1,375 @@
+#include "weft/rpc/handle.h"
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/error.h"
+#include "weft/base/mutex.h"
+#include "weft/base/parker.h"
+#include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/stream.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+// How many Embeddings and Gateds there are.
+class Count {
+ public:
+  void Add(int by) {
+    MutexLock lock(mu_);
+    count_ += by;
+    changed_.NotifyAll();
+  }
+  int value() {
+    MutexLock lock(mu_);
+    return count_;
+  }
+  // A call that has used one holds it until it has ended there, which may be
+  // after its reply has come.
+  bool WaitForNone() {
+    const auto deadline =
+        std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    MutexLock lock(mu_);
+    while (count_ > 0) {
+      if (!changed_.WaitUntil(mu_, deadline)) return count_ == 0;
+    }
+    return true;
+  }
+
+ private:
+  Mutex mu_;
+  CondVar changed_;
+  int count_ ABSL_GUARDED_BY(mu_) = 0;
+};
+Count& Objects() {
+  static auto* const objects = new Count();
+  return *objects;
+}
+int Living() { return Objects().value(); }
+
+class Base {
+ public:
+  virtual ~Base() = default;
+  virtual std::string Kind() const { return "base"; }
+  int64_t rows() const { return rows_; }
+
+ protected:
+  int64_t rows_ = 0;
+};
+
+class Embedding : public Base {
+ public:
+  Embedding(int64_t rows, int64_t dim) : table_(Tensor::Zeros({rows, dim})) {
+    if (rows == 0) ThrowInvalidArgument("an Embedding without rows");
+    rows_ = rows;
+    Objects().Add(1);
+  }
+  ~Embedding() override { Objects().Add(-1); }
+
+  std::string Kind() const override { return "embedding"; }
+  Tensor Lookup(int64_t row) const { return table_.Select(0, row).Clone(); }
+  void Set(int64_t row, double value) { table_.Select(0, row).Fill(value); }
+  absl::Status Refuse(const std::string& why) const {
+    return absl::OutOfRangeError(why);
+  }
+  std::string WhoCalls(CallContext& context, const std::string& greeting) {
+    return greeting + context.peer().name;
+  }
+  Future<int64_t> Later(CallContext&) {
+    auto [promise, future] = MakePromise<int64_t>();
+    MutexLock lock(mu_);
+    parked_.push_back(std::move(promise));
+    return future;
+  }
+  void Answer(int64_t value) {
+    std::vector<Promise<int64_t>> parked;
+    {
+      MutexLock lock(mu_);
+      parked.swap(parked_);
+    }
+    for (auto& promise : parked) promise.Set(value);
+  }
+  int64_t Unregistered() const { return 1; }
+
+ private:
+  const Tensor table_;
+  Mutex mu_;
+  std::vector<Promise<int64_t>> parked_ ABSL_GUARDED_BY(mu_);
+};
+WEFT_RPC_CLASS(Embedding, int64_t, int64_t);
+WEFT_RPC_METHOD(Embedding, Lookup);
+WEFT_RPC_METHOD(Embedding, Set);
+WEFT_RPC_METHOD(Embedding, Refuse);
+WEFT_RPC_METHOD(Embedding, WhoCalls);
+WEFT_RPC_METHOD(Embedding, Later);
+WEFT_RPC_METHOD(Embedding, Answer);
+WEFT_RPC_METHOD(Embedding, Kind);
+WEFT_RPC_METHOD(Embedding, rows);
+WEFT_RPC_METHOD(Embedding, Lookup);  // as in a second file
+
+struct Empty {};
+WEFT_RPC_CLASS(Empty);
+
+// Its maker waits until the test lets it go on.
+struct Gate {
+  Parker began;
+  Parker go_on;
+};
+class Slow {
+ public:
+  explicit Slow(int64_t) { Objects().Add(1); }
+  ~Slow() { Objects().Add(-1); }
+};
+Gate& TheGate() {
+  static auto* const gate = new Gate();
+  return *gate;
+}
+class Gated : public Slow {
+ public:
+  explicit Gated(int64_t x) : Slow(x) {
+    TheGate().began.Unpark();
+    TheGate().go_on.Park();
+  }
+};
+WEFT_RPC_CLASS(Gated, int64_t);
+
+Tensor Twice(const Tensor& x) {
+  Tensor y = x.Clone();
+  for (float& v : y.span<float>()) v *= 2;
+  return y;
+}
+WEFT_RPC(Twice);
+
+Future<int64_t> Soon(CallContext&, int64_t x) { return MakeReady<int64_t>(x); }
+WEFT_RPC(Soon);
+
+absl::StatusOr<int64_t> Fail() { return absl::AbortedError("no value"); }
+WEFT_RPC(Fail);
+
+// ------------------------------------------------------------- what compiles
+
+template <typename... A>
+using CallOf = decltype(CallAsync(std::declval<A>()...));
+template <typename Void, typename... A>
+struct Compiles : std::false_type {};
+template <typename... A>
+struct Compiles<std::void_t<CallOf<A...>>, A...> : std::true_type {};
+template <typename... A>
+constexpr bool kCompiles = Compiles<void, A...>::value;
+
+struct NoCodec {};
+
+TEST(Calls, WhatDoesNotFitDoesNotCompile) {
+  using Lookup = decltype(&Embedding::Lookup);
+  EXPECT_TRUE((kCompiles<Handle<Embedding>, Lookup, int>));
+  EXPECT_FALSE((kCompiles<Handle<Embedding>, Lookup, std::string>));
+  EXPECT_FALSE((kCompiles<Handle<Embedding>, Lookup>));
+  EXPECT_FALSE((kCompiles<Handle<Embedding>, Lookup, int, int>));
+  EXPECT_TRUE((kCompiles<Target, decltype(&Twice), Tensor>));
+  EXPECT_TRUE((kCompiles<Target, decltype(&Twice), Borrowed>));
+  EXPECT_FALSE((kCompiles<Target, decltype(&Twice), double>));
+  EXPECT_FALSE((kCompiles<Target, decltype(&Twice)>));
+  EXPECT_FALSE((kCompiles<Target, decltype(&Soon), std::string>));
+  EXPECT_FALSE((kCompiles<Target, decltype(&Soon), Future<int64_t>>));
+  EXPECT_FALSE((kCompiles<Target, int, int64_t>));  // is no function
+}
+
+TEST(Calls, WhatHasNoCodecDoesNotTravel) {
+  EXPECT_TRUE(internal::kHasCodec<std::vector<Tensor>>);
+  EXPECT_FALSE(internal::kHasCodec<NoCodec>);
+  EXPECT_FALSE(internal::kHasCodec<Future<int64_t>>);
+  EXPECT_FALSE(internal::kHasCodec<Handle<Embedding>>);
+  EXPECT_FALSE(internal::kHasCodec<Writer<int64_t>>);
+  EXPECT_FALSE(internal::kHasCodec<const char*>);
+}
+
+// ------------------------------------------------------------------- objects
+
+TEST(Handle, AnObjectIsMadeUsedAndReleasedAtADistance) {
+  Ranks ranks(2);
+  const Target b = ranks[0].To("w1");
+  const auto shard = Make<Embedding>(b, 4, 2);
+  ASSERT_THAT(shard, IsOk());
+  EXPECT_EQ(Living(), 1);
+  EXPECT_THAT(Call(*shard, &Embedding::Set, 1, 2.5), IsOk());
+  EXPECT_THAT(Call(*shard, &Embedding::Lookup, 1)->ToVector<float>(),
+              ElementsAre(2.5, 2.5));
+  EXPECT_EQ(*Call(*shard, &Embedding::WhoCalls, "hello "), "hello w0");
+  EXPECT_EQ(*Call(*shard, &Embedding::Kind), "embedding");  // virtual
+  EXPECT_EQ(*Call(*shard, &Embedding::rows), 4);            // inherited
+  EXPECT_THAT(Release(*shard), IsOk());
+  EXPECT_TRUE(Objects().WaitForNone());
+}
+
+TEST(Handle, EachObjectIsItsOwn) {
+  Ranks ranks(2);
+  const Target b = ranks[0].To("w1");
+  const auto one = Make<Embedding>(b, 1, 1);
+  const auto two = Make<Embedding>(b, 1, 1);
+  ASSERT_NE(one->id(), two->id());
+  EXPECT_THAT(Call(*one, &Embedding::Set, 0, 1.0), IsOk());
+  EXPECT_EQ(Call(*one, &Embedding::Lookup, 0)->item<float>(), 1);
+  EXPECT_EQ(Call(*two, &Embedding::Lookup, 0)->item<float>(), 0);
+}
+
+TEST(Handle, ErrorsOfMakingAndOfMethodsAreTheCallers) {
+  Ranks ranks(2);
+  const Target b = ranks[0].To("w1");
+  EXPECT_THAT(Make<Embedding>(b, 0, 2),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "w1: an Embedding without rows"));
+  EXPECT_THAT(Make<Embedding>(ranks[0].To("w9"), 1, 2),
+              StatusIs(absl::StatusCode::kNotFound, "w9"));
+  const auto shard = Make<Embedding>(b, 1, 1);
+  EXPECT_THAT(Call(*shard, &Embedding::Refuse, "no"),
+              StatusIs(absl::StatusCode::kOutOfRange, "w1: no"));
+  EXPECT_THAT(
+      Call(*shard, &Embedding::Unregistered),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "WEFT_RPC_METHOD"));
+}
+
+TEST(Handle, AReleasedObjectIsNotFound) {
+  Ranks ranks(2);
+  const auto shard = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  ASSERT_THAT(Release(*shard), IsOk());
+  EXPECT_THAT(Call(*shard, &Embedding::Lookup, 0),
+              StatusIs(absl::StatusCode::kNotFound, "there is no object"));
+  EXPECT_THAT(Release(*shard), StatusIs(absl::StatusCode::kNotFound, ""));
+  const Handle<Embedding> never(ranks[0].To("w1"), 12345);
+  EXPECT_THAT(Call(never, &Embedding::Lookup, 0),
+              StatusIs(absl::StatusCode::kNotFound, "12345"));
+}
+
+TEST(Handle, AnObjectOfAnotherTypeIsRefused) {
+  Ranks ranks(2);
+  const auto empty = Make<Empty>(ranks[0].To("w1"));
+  ASSERT_THAT(empty, IsOk());
+  const Handle<Embedding> wrong(empty->target(), empty->id());
+  EXPECT_THAT(Call(wrong, &Embedding::Lookup, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, "another type"));
+}
+
+TEST(Handle, AnotherWorkerDoesNotReachIt) {
+  Ranks ranks(3);
+  const auto shard = Make<Embedding>(ranks[0].To("w2"), 1, 1);
+  const Handle<Embedding> guess(ranks[1].To("w2"), shard->id());
+  EXPECT_THAT(Call(guess, &Embedding::Lookup, 0),
+              StatusIs(absl::StatusCode::kNotFound, ""));
+}
+
+TEST(Handle, ACallInProgressKeepsTheObject) {
+  Ranks ranks(2);
+  const auto shard = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  Future<int64_t> later = CallAsync(*shard, &Embedding::Later);
+  // Calls of one peer may overtake one another, so see that it is parked.
+  while (!later.IsReady()) {
+    ASSERT_THAT(Call(*shard, &Embedding::Answer, 7), IsOk());
+  }
+  EXPECT_EQ(*later.Wait(absl::Seconds(10)), 7);
+  Future<int64_t> open = CallAsync(*shard, &Embedding::Later);
+  ASSERT_THAT(Release(*shard), IsOk());
+  open.Cancel();
+  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+}
+
+TEST(Handle, ObjectsEndWithTheirMaker) {
+  Ranks ranks(2);
+  const auto shard = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  ASSERT_EQ(Living(), 1);
+  ranks[1].PeerGone(WorkerKey{0, 1}, "its process has ended");
+  EXPECT_EQ(Living(), 0);
+}
+
+TEST(Handle, ObjectsEndWithTheirKeeper) {
+  {
+    Ranks ranks(2);
+    ASSERT_THAT(Make<Embedding>(ranks[0].To("w1"), 1, 1), IsOk());
+    ASSERT_THAT(Make<Embedding>(ranks[0].To("w0"), 1, 1), IsOk());  // itself
+    ASSERT_EQ(Living(), 2);
+  }
+  EXPECT_EQ(Living(), 0);
+}
+
+TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {
+  Ranks ranks(2);
+  Future<Handle<Gated>> made = MakeAsync<Gated>(ranks[0].To("w1"), 1);
+  TheGate().began.Park();
+  made.Cancel();
+  TheGate().go_on.Unpark();
+  EXPECT_THAT(made.Wait(absl::Seconds(10)),
+              StatusIs(absl::StatusCode::kCancelled, ""));
+  EXPECT_TRUE(Objects().WaitForNone());
+}
+
+TEST(Handle, AMakerMayKeepSoManyObjects) {
+  RanksOptions options;
+  options.limits.objects = 2;
+  Ranks ranks(2, options);
+  const Target b = ranks[0].To("w1");
+  const auto first = Make<Embedding>(b, 1, 1);
+  ASSERT_THAT(Make<Embedding>(b, 1, 1), IsOk());
+  EXPECT_THAT(Make<Embedding>(b, 1, 1),
+              StatusIs(absl::StatusCode::kResourceExhausted, "2 objects"));
+  ASSERT_THAT(Release(*first), IsOk());
+  EXPECT_THAT(Make<Embedding>(b, 1, 1), IsOk());
+}
+
+TEST(Handle, ABrokenConnectionNeitherLosesNorRepeatsAMaking) {
+  Ranks ranks(2);
+  std::vector<Future<Handle<Embedding>>> makings;
+  for (int i = 0; i < 50; ++i) {
+    makings.push_back(MakeAsync<Embedding>(ranks[0].To("w1"), 1, 1));
+    if (i % 10 == 5) ranks.network().Break("w1");
+  }
+  for (const auto& making : makings) {
+    ASSERT_THAT(making.Wait(absl::Seconds(30)), IsOk());
+  }
+  EXPECT_EQ(Living(), 50);
+}
+
+// ------------------------------------------------------------------- results
+
+TEST(Remote, AResultStaysThereUntilItIsFetched) {
+  Ranks ranks(2);
+  const Target b = ranks[0].To("w1");
+  const auto kept = Remote(b, Twice, Tensor::FromVector<float>({1, 2}));
+  ASSERT_THAT(kept, IsOk());
+  EXPECT_THAT(Fetch(*kept)->ToVector<float>(), ElementsAre(2, 4));
+  EXPECT_THAT(Fetch(*kept)->ToVector<float>(), ElementsAre(2, 4));
+  ASSERT_THAT(Release(*kept), IsOk());
+  EXPECT_THAT(Fetch(*kept), StatusIs(absl::StatusCode::kNotFound, ""));
+  const auto soon = Remote(b, Soon, 5);
+  EXPECT_EQ(*Fetch(*soon), 5);
+}
+
+TEST(Remote, AFunctionThatFailsLeavesNothing) {
+  Ranks ranks(2);
+  EXPECT_THAT(Remote(ranks[0].To("w1"), Fail),
+              StatusIs(absl::StatusCode::kAborted, "w1: no value"));
+}
+
+TEST(Remote, WorksWithinOneWorker) {
+  Ranks ranks(1);
+  const auto kept = Remote(ranks[0].To("w0"), Soon, 6);
+  ASSERT_THAT(kept, IsOk());
+  EXPECT_EQ(*Fetch(*kept), 6);
+  EXPECT_THAT(Release(*kept), IsOk());
+}
+
+}  // namespace
+}  // namespace weft::rpc
