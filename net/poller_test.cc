@@ -182,6 +182,27 @@ TEST_F(PollerTest, WithoutABackgroundThreadTheQueueIsHandedOn) {
   EXPECT_EQ(finished.load(), 800);
 }
 
+// The queue must not go to one who is not there any more.
+TEST_F(PollerTest, AWaitThatEndsBeforeItParksLeavesNothingBehind) {
+  std::atomic<bool> holds{false};
+  std::atomic<bool> tried{false};
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  Future<void> held = promise->future();
+  queue_.Put([&holds, &tried, promise] {
+    holds = true;
+    while (!tried) std::this_thread::yield();
+    promise->Set(absl::OkStatus());
+  });
+  std::thread holder([&] { EXPECT_TRUE(held.Wait(kSoon).ok()); });
+  while (!holds) std::this_thread::yield();
+  Promise<void> never(poller_);
+  EXPECT_FALSE(never.future().Wait(absl::ZeroDuration()).ok());
+  tried = true;
+  holder.join();
+  std::thread next([&] { EXPECT_TRUE(Echo().Wait(kSoon).ok()); });
+  next.join();
+}
+
 TEST_F(PollerTest, PostedFunctionsRunInOrder) {
   poller_.Start();
   std::vector<int> order;
