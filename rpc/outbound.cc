@@ -213,7 +213,8 @@ void Outbound::Connect() {
       std::make_shared<Link>(shared_from_this(), clock_, kMaxReplyBytes);
   {
     MutexLock lock(mu_);
-    if (!connecting_ || shut_down_) return;
+    // The pause of an earlier failure may end when another link is tried.
+    if (!connecting_ || shut_down_ || link_ != nullptr) return;
     hello.life = session_.life();
     hello.resumes = session_.resumes();
     link_ = link;
