@@ -105,8 +105,8 @@ void TuneProcess() {
   // next message then faults all pages in again: a third of the rate at 64 KiB.
   mallopt(M_TRIM_THRESHOLD, kKeptHeapBytes);
   mallopt(M_MMAP_THRESHOLD, kMappedFromBytes);
-  // Never let go: the last to do so would wait for a thread of gRPC's that polls
-  // for 10 s after a write that did not fit into its socket.
+  // Never let go: the last to do so would wait for a thread of gRPC's that
+  // polls for 10 s after a write that did not fit into its socket.
   static const bool kept = [] {
     grpc_init();
     return true;

@@ -158,8 +158,8 @@ TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
     threads.emplace_back([&] {
-      // So often that some waits are over as they begin: who is listed then must
-      // not stay so.
+      // So often that some waits are over as they begin: who is listed then
+      // must not stay so.
       for (int i = 0; i < 2000; ++i)
         finished += Echo().Wait(kSoon).ok() ? 1 : 0;
     });

@@ -355,9 +355,8 @@ TEST(Agent, AnErrorOfABatchIsThatOfEachCallInIt) {
 
 TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
   Ranks ranks(2);
-  EXPECT_THAT(
-      CallOne(ranks[0].To("w1", absl::Milliseconds(100)), SquareAll, 2),
-      StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+  EXPECT_THAT(CallOne(ranks[0].To("w1", absl::Milliseconds(100)), SquareAll, 2),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
   (void)CallOneAsync(ranks[0].To("w1"), SquareAll, 2);
   (void)CallOneAsync(ranks[0].To("w0"), SquareAll, 2);
 }

@@ -72,9 +72,9 @@ void ServeBatch(std::vector<std::shared_ptr<ServedCall>> calls) {
   absl::StatusOr<typename Type::Results> results =
       CatchToStatus([&] { return function(std::move(items)); });
   if (results.ok() && results->size() != served.size()) {
-    results = absl::InternalError(
-        absl::StrCat(NameOf<function>(), " returned ", results->size(),
-                     " results for ", served.size(), " items"));
+    results = absl::InternalError(absl::StrCat(NameOf<function>(), " returned ",
+                                               results->size(), " results for ",
+                                               served.size(), " items"));
   }
   for (size_t i = 0; i < served.size(); ++i) {
     if (!results.ok()) {
@@ -133,9 +133,10 @@ auto CallOne(const Target& target, F* function, A&& item)
   WEFT_RPC_BATCHED_(function, max_items, max_delay, __COUNTER__)
 #define WEFT_RPC_BATCHED_(function, max_items, max_delay, n) \
   WEFT_RPC_BATCHED_AS_(function, max_items, max_delay, n)
-#define WEFT_RPC_BATCHED_AS_(function, max_items, max_delay, n) \
-  [[maybe_unused]] static const bool weft_rpc_registered_##n =  \
-      ::weft::rpc::internal::Register(                          \
-          ::weft::rpc::internal::DescribeBatch<&function>(max_items, max_delay))
+#define WEFT_RPC_BATCHED_AS_(function, max_items, max_delay, n)      \
+  [[maybe_unused]] static const bool weft_rpc_registered_##n =       \
+      ::weft::rpc::internal::Register(                               \
+          ::weft::rpc::internal::DescribeBatch<&function>(max_items, \
+                                                          max_delay))
 
 #endif  // WEFT_RPC_BATCH_H_

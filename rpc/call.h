@@ -90,7 +90,7 @@ class Target {
   std::optional<absl::Duration> timeout_;   // null: the agent's default
   std::shared_ptr<const Lineage> lineage_;  // null outside of a handler
   telemetry::TraceContext trace_;           // counts where it is valid
-  bool is_fixed_ = true;  // it names one incarnation
+  bool is_fixed_ = true;                    // it names one incarnation
   bool waits_for_credit_ = true;
   bool allows_alias_ = false;
 };
@@ -144,10 +144,9 @@ absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
 
 // Whether an A may be given for a parameter P.
 template <typename P, typename A>
-constexpr bool kFits =
-    std::is_convertible_v<A, std::decay_t<P>> ||
-    (std::is_same_v<std::decay_t<P>, Tensor> &&
-     std::is_same_v<std::decay_t<A>, Borrowed>);
+constexpr bool kFits = std::is_convertible_v<A, std::decay_t<P>> ||
+                       (std::is_same_v<std::decay_t<P>, Tensor> &&
+                        std::is_same_v<std::decay_t<A>, Borrowed>);
 template <typename P, typename A, typename Enable = void>
 struct Fit : std::false_type {};
 template <typename... P, typename... A>
@@ -202,12 +201,12 @@ Future<T> StartTyped(const Target& target,
   if (!outgoing.ok()) return MakeReady<T>(outgoing.status(), driver);
   auto promise = std::make_shared<Promise<T>>(driver);
   Future<T> future = promise->future();
-  promise->OnCancel(StartCall(
-      target, **function, *std::move(outgoing),
-      [promise, decode = std::move(decode)](
-          uint64_t id, absl::StatusOr<Received> reply) mutable {
-        promise->Set(decode(id, std::move(reply)));
-      }));
+  promise->OnCancel(
+      StartCall(target, **function, *std::move(outgoing),
+                [promise, decode = std::move(decode)](
+                    uint64_t id, absl::StatusOr<Received> reply) mutable {
+                  promise->Set(decode(id, std::move(reply)));
+                }));
   return future;
 }
 

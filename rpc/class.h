@@ -10,8 +10,8 @@
 //   WEFT_RPC_METHOD(Embedding, Lookup);
 //
 // The two stand in the namespace of the class, where callers see them too: in
-// its header, or in the one file that uses it. What handle.h does with it: Make,
-// Call, Release. A method is as a registered function is: it may take
+// its header, or in the one file that uses it. What handle.h does with it:
+// Make, Call, Release. A method is as a registered function is: it may take
 // `CallContext&` first and return what those return; several of one object may
 // run at the same time, so the class is thread-safe. It must not be overloaded.
 
@@ -87,12 +87,12 @@ struct ClassOf {
       return call->Finish(std::move(taken));
     }
     call->Finish(CatchToStatus([&] {
-      return KeepFor(*call, std::apply(
-                                [](auto&... values) {
-                                  return std::make_shared<T>(
-                                      std::move(values)...);
-                                },
-                                arguments));
+      return KeepFor(*call,
+                     std::apply(
+                         [](auto&... values) {
+                           return std::make_shared<T>(std::move(values)...);
+                         },
+                         arguments));
     }));
   }
 
@@ -179,22 +179,23 @@ struct Split {
 #define WEFT_RPC_CLASS(...) WEFT_RPC_CLASS_(__COUNTER__, __VA_ARGS__)
 #define WEFT_RPC_CLASS_(n, ...) WEFT_RPC_CLASS_AS_(n, __VA_ARGS__)
 // The function is found by its argument's namespace, and never called.
-#define WEFT_RPC_CLASS_AS_(n, ...)                                            \
-  [[maybe_unused]] inline auto WeftRpcConstructor(                            \
-      const ::weft::rpc::internal::Split<__VA_ARGS__>::Class*)                \
-      ->::weft::rpc::internal::Split<__VA_ARGS__>::Constructor {              \
-    return {};                                                                \
-  }                                                                           \
-  [[maybe_unused]] static const bool weft_rpc_registered_##n =                \
-      ::weft::rpc::internal::Register(                                        \
+#define WEFT_RPC_CLASS_AS_(n, ...)                               \
+  [[maybe_unused]] inline auto WeftRpcConstructor(               \
+      const ::weft::rpc::internal::Split<__VA_ARGS__>::Class*)   \
+      ->::weft::rpc::internal::Split<__VA_ARGS__>::Constructor { \
+    return {};                                                   \
+  }                                                              \
+  [[maybe_unused]] static const bool weft_rpc_registered_##n =   \
+      ::weft::rpc::internal::Register(                           \
           ::weft::rpc::internal::Split<__VA_ARGS__>::Constructor::Describe())
 
 #define WEFT_RPC_METHOD(Class, Method) \
   WEFT_RPC_METHOD_(__COUNTER__, Class, Method)
 #define WEFT_RPC_METHOD_(n, Class, Method) WEFT_RPC_METHOD_AS_(n, Class, Method)
-#define WEFT_RPC_METHOD_AS_(n, Class, Method)                  \
-  [[maybe_unused]] static const bool weft_rpc_registered_##n = \
-      ::weft::rpc::internal::Register(                         \
-          ::weft::rpc::internal::DescribeMethod<Class, &Class::Method>(#Method))
+#define WEFT_RPC_METHOD_AS_(n, Class, Method)                           \
+  [[maybe_unused]] static const bool weft_rpc_registered_##n =          \
+      ::weft::rpc::internal::Register(                                  \
+          ::weft::rpc::internal::DescribeMethod<Class, &Class::Method>( \
+              #Method))
 
 #endif  // WEFT_RPC_CLASS_H_

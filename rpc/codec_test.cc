@@ -154,8 +154,8 @@ TEST(Codec, TensorsKeepShapeTypeAndElements) {
 }
 
 TEST(Codec, TensorsOfEachTypeAndAnyShapeTravel) {
-  for (const DType dtype : {DType::kF32, DType::kF64, DType::kI64, DType::kU8,
-                            DType::kBool}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF64, DType::kI64, DType::kU8, DType::kBool}) {
     for (const Shape& shape :
          {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{2, 3}, Shape{50, 100}}) {
       const Tensor x = Tensor::Full(shape, 1, dtype);
@@ -209,8 +209,8 @@ TEST(Codec, ABorrowedTensorIsSentWhereItLiesAndWatched) {
 
 TEST(Codec, WhatIsLentInVainIsCopied) {
   const Tensor x = Tensor::Full({100, 100}, 2);
-  for (const Tensor& tensor : {x.Transpose(0, 1).Slice(0, 0, 50),
-                               Tensor::Ones({4}), Tensor()}) {
+  for (const Tensor& tensor :
+       {x.Transpose(0, 1).Slice(0, 0, 50), Tensor::Ones({4}), Tensor()}) {
     Encoder encoder;
     std::vector<Payload> borrowed;
     internal::EncodeBorrowed(tensor, encoder, borrowed);

@@ -37,8 +37,8 @@ absl::StatusOr<Worker> FixedDirectory::Find(absl::string_view name) const {
   for (const Entry& entry : workers_) {
     if (entry.worker.name == name) return entry.worker;
   }
-  return absl::NotFoundError(absl::StrCat("no worker is named ", name,
-                                          "; known are ", Known()));
+  return absl::NotFoundError(
+      absl::StrCat("no worker is named ", name, "; known are ", Known()));
 }
 
 absl::StatusOr<Worker> FixedDirectory::Find(WorkerKey key) const {
@@ -74,8 +74,8 @@ absl::StatusOr<std::vector<Worker>> FixedDirectory::Select(
     if (matches) matching.push_back(entry.worker);
   }
   if (!matching.empty()) return matching;
-  return absl::NotFoundError(absl::StrCat("no worker matches '", selector,
-                                          "'; known are ", Known()));
+  return absl::NotFoundError(
+      absl::StrCat("no worker matches '", selector, "'; known are ", Known()));
 }
 
 }  // namespace weft::rpc

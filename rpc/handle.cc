@@ -44,7 +44,8 @@ void ServeFetch(std::shared_ptr<ServedCall> call) {
     return call->Finish(
         absl::UnimplementedError("the object's type has no Codec"));
   }
-  call->Finish(CatchToStatus([&] { return object->encode(object->value.get()); }));
+  call->Finish(
+      CatchToStatus([&] { return object->encode(object->value.get()); }));
 }
 
 void ServeRelease(std::shared_ptr<ServedCall> call) {
@@ -67,13 +68,12 @@ Abandon StartMaking(const Target& target, const Function& function,
   const auto release = [alone = Alone(target)](uint64_t id) {
     (void)ReleaseAsync(Handle<void>(alone, id));
   };
-  return StartCall(
-      target, function, std::move(outgoing),
-      [release, done = std::move(done)](
-          uint64_t id, absl::StatusOr<Received> reply) mutable {
-        if (OutcomeUnknown(reply.status())) release(id);
-        std::move(done)(id, std::move(reply));
-      });
+  return StartCall(target, function, std::move(outgoing),
+                   [release, done = std::move(done)](
+                       uint64_t id, absl::StatusOr<Received> reply) mutable {
+                     if (OutcomeUnknown(reply.status())) release(id);
+                     std::move(done)(id, std::move(reply));
+                   });
 }
 
 }  // namespace weft::rpc::internal

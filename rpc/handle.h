@@ -100,16 +100,14 @@ Future<Handle<T>> StartKept(const Target& target,
 }
 
 template <typename T, typename C, typename... A>
-Future<Handle<T>> StartConstructor(const Target& target, C,
-                                   A&&... arguments) {
+Future<Handle<T>> StartConstructor(const Target& target, C, A&&... arguments) {
   static_assert(Fit<typename C::Parameters, Types<A...>>::value,
                 "these are not the arguments of the constructor that "
                 "WEFT_RPC_CLASS names");
   return StartKept<T>(
       target,
       FindFunction(target, reinterpret_cast<Function::Address>(&C::Serve)),
-      EncodeArguments(typename C::Parameters(),
-                      std::forward<A>(arguments)...));
+      EncodeArguments(typename C::Parameters(), std::forward<A>(arguments)...));
 }
 
 // The parameters of a method without its context.
@@ -126,8 +124,7 @@ struct MethodParameters<R(CallContext&, P...)> {
   using type = Types<P...>;
 };
 template <typename Method>
-using ParametersOf =
-    MethodParameters<typename PlainMethod<Method>::type>;
+using ParametersOf = MethodParameters<typename PlainMethod<Method>::type>;
 
 template <typename... P, typename... A>
 absl::StatusOr<Outgoing> EncodeMethod(uint64_t id, Types<P...>,
@@ -204,8 +201,7 @@ CallAsync(const Handle<T>& object, Method method, A&&... arguments) {
   using Value = internal::ValueOf<typename Parameters::Result>;
   return internal::StartTyped<Value>(
       object.target(),
-      internal::FindMethod(object.target(),
-                           internal::MethodKey<T>(method)),
+      internal::FindMethod(object.target(), internal::MethodKey<T>(method)),
       internal::EncodeMethod(object.id(), typename Parameters::type(),
                              std::forward<A>(arguments)...),
       [](uint64_t, absl::StatusOr<Received> reply) {
@@ -228,9 +224,9 @@ Future<T> FetchAsync(const Handle<T>& object) {
   static_assert(internal::kHasCodec<T>, "a T without a Codec does not travel");
   return internal::StartTyped<T>(
       object.target(),
-      internal::FindFunction(object.target(),
-                             reinterpret_cast<Function::Address>(
-                                 &internal::ServeFetch)),
+      internal::FindFunction(
+          object.target(),
+          reinterpret_cast<Function::Address>(&internal::ServeFetch)),
       internal::EncodeMethod(object.id(), internal::Types<>()),
       [](uint64_t, absl::StatusOr<Received> reply) {
         return internal::DecodeResult<T>(std::move(reply));
@@ -247,9 +243,9 @@ template <typename T>
 Future<void> ReleaseAsync(const Handle<T>& object) {
   return internal::StartTyped<void>(
       object.target(),
-      internal::FindFunction(object.target(),
-                             reinterpret_cast<Function::Address>(
-                                 &internal::ServeRelease)),
+      internal::FindFunction(
+          object.target(),
+          reinterpret_cast<Function::Address>(&internal::ServeRelease)),
       internal::EncodeMethod(object.id(), internal::Types<>()),
       [](uint64_t, absl::StatusOr<Received> reply) { return reply.status(); });
 }

@@ -38,10 +38,10 @@ class Inbound::Call final : public ServedCall {
  public:
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
        const Request& request, Agent* agent, Worker peer, Lineage lineage)
-      : ServedCall(agent, std::move(peer), std::move(lineage),
-                   Incoming{request.id,
-                            Received{request.body, request.is_private},
-                            request.keeps_result, nullptr}),
+      : ServedCall(
+            agent, std::move(peer), std::move(lineage),
+            Incoming{request.id, Received{request.body, request.is_private},
+                     request.keeps_result, nullptr}),
         inbound_(std::move(inbound)),
         function_(function),
         id_(request.id) {

@@ -111,8 +111,8 @@ class StreamSource {
 
   const Target target_;
   Target pulls_;
-  Future<void> call_;    // the stream itself
-  CancelSource ended_;   // ends the pulls with it
+  Future<void> call_;   // the stream itself
+  CancelSource ended_;  // ends the pulls with it
   uint64_t id_ = 0;
   std::optional<Future<StreamBuffer::Batch>> pull_;
   std::deque<Slices> values_;
@@ -216,8 +216,8 @@ Function DescribeStream() {
   using Type = StreamType<decltype(function)>;
   Function f;
   f.name = NameOf<function>();
-  f.signature = absl::StrCat("stream<", TypeName<typename Type::Value>(),
-                             "> ", Type::Signature());
+  f.signature = absl::StrCat("stream<", TypeName<typename Type::Value>(), "> ",
+                             Type::Signature());
   f.digest = DigestOf(f.signature);
   f.address = reinterpret_cast<Function::Address>(function);
   f.serve = &ServeStream<function>;

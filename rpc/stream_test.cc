@@ -119,8 +119,7 @@ TEST(Stream, ValuesComeInOrderAndThenTheEnd) {
   Ranks ranks(2);
   Progress progress;
   ranks[1].SetLocal(&progress);
-  const auto all =
-      ReadAll(OpenStream(ranks[0].To("w1"), Count, 5000, 3));
+  const auto all = ReadAll(OpenStream(ranks[0].To("w1"), Count, 5000, 3));
   ASSERT_THAT(all, IsOk());
   ASSERT_EQ(all->size(), 5000u);
   for (int i = 0; i < 5000; ++i) {
@@ -154,8 +153,8 @@ TEST(Stream, AnErrorComesAfterTheValuesBeforeIt) {
   Ranks ranks(2);
   Reader<int64_t> reader = OpenStream(ranks[0].To("w1"), ThreeThenFail);
   for (const int64_t i : {1, 2, 3}) EXPECT_EQ(**reader.Next(), i);
-  EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss,
-                                      "w1: the rest is missing"));
+  EXPECT_THAT(reader.Next(),
+              StatusIs(absl::StatusCode::kDataLoss, "w1: the rest is missing"));
   EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss, ""));
 }
 
@@ -168,7 +167,8 @@ TEST(Stream, ASlowReaderStopsTheWriter) {
       OpenStream(ranks[0].To("w1"), Count, 1000, kBytes);
   ASSERT_THAT(reader.Next(), IsOk());
   // As many calls as it likes go by; the writer is three windows ahead.
-  for (int i = 0; i < 200; ++i) ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
+  for (int i = 0; i < 200; ++i)
+    ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
   const int64_t window = StreamBuffer::kWindowBytes / kBytes + 1;
   EXPECT_LE(progress.written, 3 * window);
   reader.Cancel();
@@ -280,8 +280,7 @@ std::pair<std::vector<int64_t>, int64_t> ReadOverABadNetwork(uint64_t seed) {
     options.executor = &executor;
     agents.push_back(*Agent::Create(options));
   }
-  auto values =
-      ReadAll(OpenStream(agents[0]->To("w1"), CountAsync, 5000));
+  auto values = ReadAll(OpenStream(agents[0]->To("w1"), CountAsync, 5000));
   EXPECT_THAT(values, IsOk()) << "seed " << seed;
   const int64_t broken = network.broken();
   agents.clear();

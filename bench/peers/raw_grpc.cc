@@ -10,7 +10,8 @@
 // server is forked. Completion queues, byte buffers with the caller's memory as
 // slices; --copy: the server also copies the slices into one piece of memory;
 // --protobuf: a message with a `bytes` field, as a first version would send.
-// --certs: mTLS, with the folders trainer0 (server) and trainer1 of `weft certs`.
+// --certs: mTLS, with the folders trainer0 (server) and trainer1 of `weft
+// certs`.
 
 #include <grpc/grpc.h>
 #include <grpcpp/generic/async_generic_service.h>
