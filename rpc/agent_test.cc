@@ -649,9 +649,12 @@ TEST(Agent, DeadlinesPassWhileEveryHandlerIsBusy) {
   RanksOptions options;
   options.threads = 1;
   options.max_threads = 1;
-  Ranks ranks(2, options);
+  // Before the ranks, whose last call may run after the test's last line.
+  Counters counters;
   Blocker blockers[2];
+  Ranks ranks(2, options);
   for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&blockers[i]);
+  ranks[1].SetLocal(&counters);
   const Future<void> here = CallAsync(ranks[1].To("w0"), Block);
   const Future<void> there = CallAsync(ranks[0].To("w1"), Block);
   for (Blocker& blocker : blockers) blocker.began.Park();
