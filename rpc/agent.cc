@@ -118,6 +118,9 @@ class Agent::Core final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   ObjectTable& objects() { return objects_; }
 
+  // Hears a connection that somebody opened.
+  std::shared_ptr<ConnectionObserver> Greet(
+      std::shared_ptr<Connection> connection);
   // Answers a peer's first frame. Null: it was refused.
   std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
                                  const Proof& proof) ABSL_LOCKS_EXCLUDED(mu_);
@@ -317,25 +320,7 @@ absl::Status Agent::Core::Start(Agent* agent) {
         if (core == nullptr) {
           return absl::UnavailableError("the agent has ended");
         }
-        Transport& transport = core->transport();
-        auto guest = std::make_shared<Guest>(
-            weak, Proof{connection->ProvenName(), connection->ProvenRole()});
-        // As much for nested calls as for the others.
-        auto link = std::make_shared<Link>(guest, transport.clock(),
-                                           2 * core->options().limits.bytes);
-        link->Attach(std::move(connection));
-        transport.RunAt(transport.clock().Now() + kHelloTimeout,
-                        [who = std::weak_ptr<Guest>(guest),
-                         link = std::weak_ptr<Link>(link)] {
-                          const std::shared_ptr<Guest> guest = who.lock();
-                          const std::shared_ptr<Link> open = link.lock();
-                          if (guest == nullptr || open == nullptr) return;
-                          if (!guest->is_stranger()) return;
-                          open->End(absl::DeadlineExceededError(absl::StrCat(
-                              "no Hello, or none that was accepted, within ",
-                              absl::FormatDuration(kHelloTimeout))));
-                        });
-        return link;
+        return core->Greet(std::move(connection));
       });
   return absl::OkStatus();
 }
@@ -664,6 +649,29 @@ std::shared_ptr<void> Agent::Core::FindLocal(const void* type_key) {
 }
 
 // ------------------------------------------------------------------- serving
+
+std::shared_ptr<ConnectionObserver> Agent::Core::Greet(
+    std::shared_ptr<Connection> connection) {
+  auto guest = std::make_shared<Guest>(
+      weak_from_this(),
+      Proof{connection->ProvenName(), connection->ProvenRole()});
+  // As much for nested calls as for the others.
+  auto link = std::make_shared<Link>(guest, transport().clock(),
+                                     2 * options_.limits.bytes);
+  link->Attach(std::move(connection));
+  transport().RunAt(
+      transport().clock().Now() + kHelloTimeout,
+      [who = std::weak_ptr<Guest>(guest), link = std::weak_ptr<Link>(link)] {
+        const std::shared_ptr<Guest> guest = who.lock();
+        const std::shared_ptr<Link> open = link.lock();
+        if (guest == nullptr || open == nullptr) return;
+        if (!guest->is_stranger()) return;
+        open->End(absl::DeadlineExceededError(
+            absl::StrCat("no Hello, or none that was accepted, within ",
+                         absl::FormatDuration(kHelloTimeout))));
+      });
+  return link;
+}
 
 std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
                                             const Proof& proof) {
