@@ -7,6 +7,15 @@
 #include "weft/rpc/outcome.h"
 
 namespace weft::rpc {
+namespace {
+
+Bytes Copy(const Slices& slices) {
+  std::string bytes;
+  for (const Bytes& slice : slices) absl::StrAppend(&bytes, slice.view());
+  return Bytes::Own(std::move(bytes));
+}
+
+}  // namespace
 
 LoneCall::LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
                    Worker caller, const Function& function,
@@ -61,6 +70,19 @@ void LoneCall::End(absl::Status status, ReplyPtr reply) {
   if (ended_.exchange(true)) return;
   transport_.CancelTimer(timer_);
   std::move(done_)(std::move(status), std::move(reply));
+}
+
+internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,
+                                            Done done) {
+  request->id = ++last_id_;
+  // Elements that are only lent are read later, by the handler.
+  if (!request->borrowed.empty()) request->body = {Copy(request->body)};
+  if (const std::shared_ptr<LoneServer> server = server_.lock()) {
+    return server->ServeAlone(self_, std::move(request), CancelToken(),
+                              std::move(done));
+  }
+  std::move(done)(absl::UnavailableError("the agent has ended"), nullptr);
+  return [](absl::Status) {};
 }
 
 }  // namespace weft::rpc

@@ -1,12 +1,14 @@
-// LoneCall: a call that is served without a session: one of an agent by
-// itself, or one that a client sent in plain form.
+// LoneCall, SelfCaller: a call that is served without a session: one of an
+// agent by itself, or one that a client sent in plain form.
 
 #ifndef WEFT_RPC_LONE_CALL_H_
 #define WEFT_RPC_LONE_CALL_H_
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -70,6 +72,23 @@ class LoneCall final : public ServedCall,
   std::atomic<Transport::TimerId> timer_{0};  // it may fire before it is known
   CancelToken::Registration with_agent_;
   CancelToken::Registration with_caller_;
+};
+
+// Calls of an agent by itself.
+//
+// Thread-safety: thread-safe.
+class SelfCaller final : public internal::Caller {
+ public:
+  SelfCaller(std::weak_ptr<LoneServer> server, Worker self)
+      : server_(std::move(server)), self_(std::move(self)) {}
+
+  const Worker& peer() const override { return self_; }
+  Abandon Start(std::shared_ptr<Request> request, Done done) override;
+
+ private:
+  const std::weak_ptr<LoneServer> server_;
+  const Worker self_;
+  std::atomic<uint64_t> last_id_{0};
 };
 
 }  // namespace weft::rpc

@@ -1,0 +1,302 @@
+#include "weft/rpc/agent_core.h"
+
+#include <algorithm>
+#include <chrono>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/driver.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/retry.h"
+
+namespace weft::rpc {
+namespace {
+
+// How often Shutdown looks whether all has ended.
+constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
+
+// An order that is the same in each run of a simulation.
+template <typename T>
+void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
+  std::sort(all->begin(), all->end(), [](const auto& a, const auto& b) {
+    const WorkerKey x = a->peer().key;
+    const WorkerKey y = b->peer().key;
+    return std::tie(x.id, x.epoch) < std::tie(y.id, y.epoch);
+  });
+}
+
+}  // namespace
+
+// ------------------------------------------------------------------ its life
+
+absl::Status Agent::Core::Start(Agent* agent) {
+  agent_ = agent;
+  executor_ = options_.executor;
+  if (executor_ == nullptr) {
+    ThreadPool::Options pool;
+    pool.name = "rpc";
+    pool.threads = options_.threads;
+    pool.max_threads = options_.max_threads;
+    WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
+    executor_ = own_pool_.get();
+  }
+  {
+    MutexLock lock(mu_);
+    self_caller_ = std::make_shared<SelfCaller>(weak_from_this(), worker());
+  }
+  std::weak_ptr<Core> weak = weak_from_this();
+  status_page_ = telemetry_.status().Register("rpc", [weak] {
+    const std::shared_ptr<Core> core = weak.lock();
+    return core == nullptr ? telemetry::Fields() : core->Describe();
+  });
+  if (options_.telemetry != nullptr) {
+    metrics_ = telemetry_.metrics().BeforeReading([weak] {
+      if (const std::shared_ptr<Core> core = weak.lock()) core->Export();
+    });
+  }
+  transport().Accept(
+      [weak](std::shared_ptr<Connection> connection)
+          -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+        const std::shared_ptr<Core> core = weak.lock();
+        if (core == nullptr) {
+          return absl::UnavailableError("the agent has ended");
+        }
+        return core->Greet(std::move(connection));
+      });
+  return absl::OkStatus();
+}
+
+void Agent::Core::Stop() {
+  const absl::Status why = absl::CancelledError(
+      absl::StrCat("the agent of ", options_.name, " has ended"));
+  {
+    MutexLock lock(mu_);
+    if (ended_.ok()) ended_ = why;
+  }
+  status_page_.Release();
+  metrics_ = nullptr;
+  transport().Accept(nullptr);
+  EndCalls(why);
+  {
+    MutexLock lock(handlers_mu_);
+    // Bounded by the handlers themselves: they have been cancelled, and the
+    // calls that they wait for have ended.
+    while (handlers_ > 0) {
+      no_handlers_.WaitUntil(handlers_mu_, std::chrono::steady_clock::now() +
+                                               std::chrono::seconds(1));
+    }
+  }
+  own_pool_.reset();
+  objects_.Clear();
+  // Sessions share this core as the one that runs their calls; let them go, or
+  // neither ends.
+  OutboundMap outbounds;
+  InboundMap inbounds;
+  MutexLock lock(mu_);
+  outbounds.swap(outbounds_);
+  inbounds.swap(inbounds_);
+}
+
+void Agent::Core::EndCalls(const absl::Status& why) {
+  for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
+  for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  ending_.Cancel(why);
+  // Those that wait for a batch to fill have been told; they end in it.
+  std::vector<std::shared_ptr<Batcher>> batchers;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [function, batcher] : batchers_) {
+      batchers.push_back(batcher);
+    }
+  }
+  for (const auto& batcher : batchers) batcher->Flush();
+}
+
+absl::Status Agent::Core::Drain(absl::Duration timeout) {
+  is_draining_ = true;
+  {
+    MutexLock lock(mu_);
+    if (ended_.ok()) {
+      ended_ = absl::UnavailableError(
+          absl::StrCat(options_.name, " is shutting down"));
+    }
+  }
+  const absl::Status idle = AwaitIdle(timeout);
+  if (!idle.ok()) {
+    EndCalls(
+        absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
+  }
+  return idle;
+}
+
+absl::Status Agent::Core::AwaitIdle(absl::Duration timeout) {
+  const Instant deadline = transport().clock().Now() + timeout;
+  while (!StillOpen().empty()) {
+    if (transport().clock().Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("after ", absl::FormatDuration(timeout),
+                       " there are still ", absl::StrJoin(StillOpen(), ", ")));
+    }
+    // Waits as this transport is waited for, which lets it go on.
+    Promise<void> pause(transport().driver());
+    (void)pause.future().Wait(kDrainCheck);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> Agent::Core::StillOpen() {
+  std::vector<std::string> open;
+  for (const auto& outbound : Outbounds()) {
+    if (const size_t n = outbound->pending_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls to ", outbound->peer().name));
+    }
+  }
+  for (const auto& inbound : Inbounds()) {
+    if (const size_t n = inbound->running_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
+    }
+  }
+  MutexLock lock(handlers_mu_);
+  if (open.empty() && handlers_ > 0) {  // as of an agent that calls itself
+    open.push_back(absl::StrCat(handlers_, " running functions"));
+  }
+  return open;
+}
+
+std::vector<std::shared_ptr<Outbound>> Agent::Core::Outbounds() {
+  std::vector<std::shared_ptr<Outbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, outbound] : outbounds_) all.push_back(outbound);
+  SortByPeer(&all);
+  return all;
+}
+
+std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
+  std::vector<std::shared_ptr<Inbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, inbound] : inbounds_) all.push_back(inbound);
+  SortByPeer(&all);
+  return all;
+}
+
+// ------------------------------------------------------------------- calling
+
+absl::Status Agent::Core::CanCall() {
+  MutexLock lock(mu_);
+  if (ended_.ok()) return absl::OkStatus();
+  // To peers it is kUnavailable; who calls by an agent that it has shut down is
+  // wrong about its own.
+  return absl::FailedPreconditionError(
+      absl::StrCat(ended_.message(), ": it makes no more calls"));
+}
+
+absl::StatusOr<const Function*> Agent::Core::FindOwn(
+    Function::Address address) const {
+  const Function* function = registry_.FindAddress(address);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the function is not registered in this program: put WEFT_RPC(function) "
+      "beside its definition");
+}
+
+absl::StatusOr<const Function*> Agent::Core::FindOwn(
+    absl::string_view method) const {
+  const Function* function = registry_.FindMethod(method);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the method is not registered in this program: put "
+      "WEFT_RPC_METHOD(Class, Method) beside the class");
+}
+
+Hello Agent::Core::MakeHello(const Worker& peer) const {
+  Hello hello;
+  hello.job = options_.job;
+  hello.build = options_.build;
+  hello.name = options_.name;
+  hello.from = options_.key;
+  hello.to = peer.key;
+  hello.registry = registry_.Digest();
+  return hello;
+}
+
+absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
+    absl::StatusOr<Worker> worker) {
+  if (!worker.ok()) return worker.status();
+  std::shared_ptr<Outbound> outbound;
+  MutexLock lock(mu_);
+  if (worker->key == options_.key) return self_caller_;
+  WEFT_RETURN_IF_ERROR(CheckNotGone(worker->name, worker->key));
+  std::shared_ptr<Outbound>& known = outbounds_[worker->key];
+  if (known == nullptr) {
+    Outbound::Options options;
+    options.hello = MakeHello(*worker);
+    options.peer = *std::move(worker);
+    options.transport = options_.transport;
+    options.give_up_after = options_.give_up_after;
+    options.traffic = traffic_.Of(options.peer.name);
+    options.recorder = &telemetry_.recorder();
+    known = std::make_shared<Outbound>(std::move(options));
+  }
+  return std::shared_ptr<internal::Caller>(known);
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::Retrying(
+    Worker peer, const RetryPolicy& policy) {
+  internal::RetryingCaller::Options options;
+  options.policy = policy;
+  options.transport = options_.transport;
+  options.agent = ending_.token();
+  options.find = [weak = weak_from_this(), name = peer.name]()
+      -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
+    const std::shared_ptr<Core> core = weak.lock();
+    if (core == nullptr) return absl::CancelledError("the agent has ended");
+    return core->CallerFor(core->options().directory->Find(name));
+  };
+  options.is_idempotent = [&registry = registry_](const std::string& name) {
+    const Function* function = registry.FindName(name);
+    return function != nullptr && function->is_idempotent;
+  };
+  return std::make_shared<internal::RetryingCaller>(std::move(peer),
+                                                    std::move(options));
+}
+
+void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
+  const absl::Status status = internal::MarkFailure(
+      absl::UnavailableError(
+          absl::StrCat("the incarnation ", key.ToString(), " is gone: ", why)),
+      Phase::kNone, Reason::kPeerGone);
+  std::shared_ptr<Outbound> outbound;
+  std::shared_ptr<Inbound> inbound;
+  {
+    MutexLock lock(mu_);
+    uint64_t& gone = gone_epochs_[key.id];
+    gone = std::max(gone, key.epoch);
+    // The outbound stays, so that Targets that hold it learn why.
+    if (const auto it = outbounds_.find(key); it != outbounds_.end()) {
+      outbound = it->second;
+      outbounds_.erase(it);
+    }
+    if (const auto it = inbounds_.find(key); it != inbounds_.end()) {
+      inbound = it->second;
+      inbounds_.erase(it);
+    }
+  }
+  if (outbound != nullptr) outbound->Shutdown(status);
+  if (inbound != nullptr) inbound->PeerGone(status);
+  objects_.ReleaseAll(key);  // later ones find their calls cancelled
+}
+
+void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {
+  MutexLock lock(mu_);
+  locals_[type_key].swap(object);  // the former one ends without the lock
+}
+
+std::shared_ptr<void> Agent::Core::FindLocal(const void* type_key) {
+  MutexLock lock(mu_);
+  const auto it = locals_.find(type_key);
+  return it == locals_.end() ? nullptr : it->second;
+}
+
+}  // namespace weft::rpc

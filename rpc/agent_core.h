@@ -1,0 +1,198 @@
+// Agent::Core: what the agent's parts share. Its functions lie by what they are
+// for: agent_core.cc its life and its calls, agent_admission.cc who may call,
+// agent_serving.cc what is served, agent_report.cc what is told of it.
+
+#ifndef WEFT_RPC_AGENT_CORE_H_
+#define WEFT_RPC_AGENT_CORE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/cancel.h"
+#include "weft/base/clock.h"
+#include "weft/base/executor.h"
+#include "weft/base/mutex.h"
+#include "weft/base/thread_pool.h"
+#include "weft/net/audit.h"
+#include "weft/rendezvous/member.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/batcher.h"
+#include "weft/rpc/inbound.h"
+#include "weft/rpc/link.h"
+#include "weft/rpc/lone_call.h"
+#include "weft/rpc/outbound.h"
+#include "weft/rpc/traffic.h"
+#include "weft/rpc/wire.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::rpc {
+
+// Who a connection proves its peer to be; empty where it proves nothing.
+struct Proof {
+  std::string name;
+  std::string role;
+};
+
+// What the agent's parts share. It outlives the Agent where a thread of the
+// transport still holds it; nothing of the options is used then.
+class Agent::Core final : public Dispatcher,
+                          public LoneServer,
+                          public std::enable_shared_from_this<Agent::Core> {
+ public:
+  explicit Core(AgentOptions options, const Registry* registry)
+      : options_(std::move(options)),
+        registry_(*registry),
+        telemetry_(telemetry::OrSilent(options_.telemetry)),
+        objects_(options_.limits.objects) {
+    SetDefaultTimeout(options_.default_timeout);
+  }
+
+  absl::Status Start(Agent* agent);
+  // Ends everything and waits for the handlers, which have been told.
+  void Stop() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status AwaitIdle(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the calls in both directions; handlers are told.
+  void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const AgentOptions& options() const { return options_; }
+  absl::Duration default_timeout() const {
+    return Instant::FromNanoseconds(default_timeout_ns_.load()) - Instant();
+  }
+  void SetDefaultTimeout(absl::Duration timeout) {
+    default_timeout_ns_ = (Instant() + timeout).nanoseconds();
+  }
+  Transport& transport() const { return *options_.transport; }
+
+  // kInvalidArgument for a name that no worker can have.
+  absl::StatusOr<Worker> Find(absl::string_view name) const {
+    WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(name));
+    return options_.directory->Find(name);
+  }
+  absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
+      absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
+  // Calls the incarnation of the moment, under `policy`.
+  std::shared_ptr<internal::Caller> Retrying(Worker peer,
+                                             const RetryPolicy& policy);
+  absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
+  absl::StatusOr<const Function*> FindOwn(absl::string_view method) const;
+  void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetLocal(const void* type_key, std::shared_ptr<void> object)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<void> FindLocal(const void* type_key)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  ObjectTable& objects() { return objects_; }
+
+  // Hears a connection that somebody opened.
+  std::shared_ptr<ConnectionObserver> Greet(
+      std::shared_ptr<Connection> connection);
+  // Answers a peer's first frame. Null: it was refused.
+  std::shared_ptr<Inbound> Admit(Link& link, const Hello& hello,
+                                 const Proof& proof) ABSL_LOCKS_EXCLUDED(mu_);
+
+  Agent* agent() override { return agent_; }
+  const std::string& self() const override { return options_.name; }
+  const std::string& build() const override { return options_.build; }
+  absl::StatusOr<const Function*> Find(const Request& request,
+                                       Refusal* refusal) const override;
+  void Dispatch(const Function& function,
+                std::shared_ptr<ServedCall> call) override;
+  telemetry::Span StartSpan(const Worker& peer,
+                            const Request& request) override;
+  telemetry::Telemetry& telemetry() const { return telemetry_; }
+  telemetry::FlightRecorder& recorder() override {
+    return telemetry_.recorder();
+  }
+  AgentMetrics Metrics() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<PendingCall> Pending() ABSL_LOCKS_EXCLUDED(mu_);
+  telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
+  void CallBegan() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+  void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+
+  const std::string& job() const override { return options_.job; }
+  Worker worker() const override { return {options_.name, options_.key, ""}; }
+  const Registry& registry() const override { return registry_; }
+  internal::Caller::Abandon ServeAlone(Worker caller,
+                                       std::shared_ptr<const Request> request,
+                                       CancelToken gone,
+                                       internal::Caller::Done done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  class Guest;
+  using OutboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Outbound>>;
+  using InboundMap = absl::flat_hash_map<WorkerKey, std::shared_ptr<Inbound>>;
+
+  Welcome Judge(const Hello& hello, const Proof& proof,
+                std::shared_ptr<Inbound>* inbound,
+                std::vector<std::shared_ptr<Inbound>>* ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckHello(const Hello& hello, const Proof& proof)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckKey(const Hello& hello, const Proof& proof)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckNotGone(const std::string& name, WorkerKey key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  net::Roles RolesOf(const Function& function) const;
+  absl::Status CheckRole(const Function& function, const Worker& caller);
+  // What a caller whose registry differs may call. Null: too much to tell.
+  std::shared_ptr<const FunctionTable> TableFor(const std::string& role) const;
+  void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Hello MakeHello(const Worker& peer) const;
+  void Export() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<Batcher> BatcherOf(const Function& function)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  const AgentOptions options_;
+  const Registry& registry_;
+  telemetry::Telemetry& telemetry_;
+  net::Audit audit_{telemetry_};
+  ObjectTable objects_;
+  Agent* agent_ = nullptr;
+  std::unique_ptr<ThreadPool> own_pool_;
+  Executor* executor_ = nullptr;
+  telemetry::StatusPage::Registration status_page_;
+  std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
+  TrafficTable traffic_;
+  // What the Metrics have been told. For one reading at a time.
+  std::map<std::string, Traffic::Counts> exported_;
+  CancelSource ending_;  // of the calls of this agent by itself
+  std::atomic<bool> is_draining_{false};
+  std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
+
+  Mutex mu_;
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
+  OutboundMap outbounds_ ABSL_GUARDED_BY(mu_);
+  InboundMap inbounds_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<internal::Caller> self_caller_ ABSL_GUARDED_BY(mu_);
+  // Up to which epoch the incarnations of a worker are gone, by id.
+  absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const void*, std::shared_ptr<void>> locals_
+      ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<const Function*, std::shared_ptr<Batcher>> batchers_
+      ABSL_GUARDED_BY(mu_);
+
+  Mutex handlers_mu_;
+  CondVar no_handlers_;
+  int64_t handlers_ ABSL_GUARDED_BY(handlers_mu_) = 0;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_AGENT_CORE_H_

@@ -1,0 +1,134 @@
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
+#include "weft/rpc/agent_core.h"
+
+namespace weft::rpc {
+namespace {
+
+bool Matches(const AccessRule& rule, absl::string_view function) {
+  absl::string_view wanted = rule.functions;
+  return absl::ConsumeSuffix(&wanted, "*") ? absl::StartsWith(function, wanted)
+                                           : function == wanted;
+}
+
+}  // namespace
+
+absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
+                                                  Refusal* refusal) const {
+  if (is_draining_) {
+    return internal::MarkFailure(absl::UnavailableError(absl::StrCat(
+                                     options_.name, " is shutting down")),
+                                 Phase::kQueue, Reason::kShuttingDown);
+  }
+  const Function* function = registry_.FindName(request.function);
+  if (function == nullptr) {
+    *refusal = Refusal::kUnknownFunction;
+    return absl::UnimplementedError(
+        absl::StrCat(options_.name, " (build ", options_.build,
+                     ") has no function ", request.function));
+  }
+  if (function->digest != request.signature) {
+    *refusal = Refusal::kSignatureDiffers;
+    return absl::FailedPreconditionError(function->signature);
+  }
+  return function;
+}
+
+net::Roles Agent::Core::RolesOf(const Function& function) const {
+  if (function.is_of_maker) return net::Roles::Any();
+  for (const AccessRule& rule : options_.access) {
+    if (Matches(rule, function.name)) return rule.roles;
+  }
+  return function.roles.value_or(net::Roles::Members());
+}
+
+std::shared_ptr<const FunctionTable> Agent::Core::TableFor(
+    const std::string& role) const {
+  auto table = std::make_shared<FunctionTable>();
+  for (const std::string& name : registry_.Names()) {
+    const Function& function = *registry_.FindName(name);
+    if (!role.empty() && !RolesOf(function).Allow(role)) continue;
+    (*table)[name] = {function.signature, function.digest};
+  }
+  return table->size() <= kMaxFunctions ? table : nullptr;
+}
+
+absl::Status Agent::Core::CheckRole(const Function& function,
+                                    const Worker& caller) {
+  if (caller.role.empty()) return absl::OkStatus();
+  absl::Status allowed =
+      RolesOf(function).Check(caller.name, caller.role, function.name);
+  if (!allowed.ok())
+    audit_.Refused("function", caller.name, function.name, allowed.message());
+  return allowed;
+}
+
+void Agent::Core::Dispatch(const Function& function,
+                           std::shared_ptr<ServedCall> call) {
+  absl::Status allowed = CheckRole(function, call->peer());
+  if (!allowed.ok()) return call->Finish(std::move(allowed));
+  if (function.serve_batch != nullptr) {
+    return BatcherOf(function)->Add(std::move(call));
+  }
+  if (function.runs_on == RunsOn::kTransport) {
+    InlineScope scope;
+    return function.serve(std::move(call));
+  }
+  executor_->Schedule([&function, call = std::move(call)]() mutable {
+    // Nobody waits for it any more: its turn came too late.
+    if (call->cancel().IsCancelled()) {
+      return call->Finish(call->cancel().status());
+    }
+    function.serve(std::move(call));
+  });
+}
+
+internal::Caller::Abandon Agent::Core::ServeAlone(
+    Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
+    internal::Caller::Done done) {
+  Refusal refusal;
+  absl::StatusOr<const Function*> function = Find(*request, &refusal);
+  absl::Status status = function.status();
+  if (status.ok()) {
+    // In one with the look at it: Stop waits for those that have begun.
+    MutexLock lock(mu_);
+    status = ended_;
+    if (status.ok()) CallBegan();
+  }
+  if (!status.ok()) {
+    std::move(done)(std::move(status), nullptr);
+    return [](absl::Status) {};
+  }
+  auto call = std::make_shared<LoneCall>(
+      std::shared_ptr<Dispatcher>(shared_from_this()), transport(),
+      std::move(caller), **function, *request, CancelSource(), std::move(done));
+  call->Follow(ending_.token(), gone);
+  Dispatch(**function, call);
+  return [weak = std::weak_ptr<LoneCall>(call)](absl::Status why) {
+    if (auto live = weak.lock()) live->Abandon(why);
+  };
+}
+
+std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {
+  MutexLock lock(mu_);
+  std::shared_ptr<Batcher>& batcher = batchers_[&function];
+  if (batcher == nullptr) {
+    batcher = std::make_shared<Batcher>(function, transport(), *executor_);
+  }
+  return batcher;
+}
+
+void Agent::Core::CallBegan() {
+  MutexLock lock(handlers_mu_);
+  ++handlers_;
+}
+
+void Agent::Core::CallEnded() {
+  MutexLock lock(handlers_mu_);
+  if (--handlers_ == 0) no_handlers_.NotifyAll();
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,300 @@
+#include "weft/rpc/call.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/agent_core.h"
+#include "weft/rpc/handle.h"
+#include "weft/rpc/outcome.h"
+#include "weft/rpc/stream.h"
+
+namespace weft::rpc {
+
+const std::string& Target::name() const {
+  static const auto* const nobody = new std::string("nobody");
+  return caller_ == nullptr ? *nobody : caller_->peer().name;
+}
+
+absl::Duration Target::timeout() const {
+  if (timeout_.has_value()) return *timeout_;
+  return agent_ == nullptr ? absl::ZeroDuration() : agent_->default_timeout();
+}
+
+Target Target::WithTrace(const telemetry::TraceContext& trace) const {
+  Target other = *this;
+  other.trace_ = trace;
+  return other;
+}
+
+Target Target::WithTimeout(std::optional<absl::Duration> timeout) const {
+  Target other = *this;
+  other.timeout_ = timeout;
+  return other;
+}
+
+Target Target::Within(const CallContext& context) const {
+  Target other = *this;
+  other.lineage_ = std::make_shared<const Lineage>(context.lineage());
+  return other;
+}
+
+Target Target::FailingWithoutCredit() const {
+  Target other = *this;
+  other.waits_for_credit_ = false;
+  return other;
+}
+
+Target Target::AllowingAlias() const {
+  Target other = *this;
+  other.allows_alias_ = true;
+  return other;
+}
+
+namespace internal {
+namespace {
+
+// An error of the other side, prefixed with who it was.
+absl::Status Name(const Worker& peer, const Function& function,
+                  const absl::Status& status, const ReplyPtr& reply) {
+  std::string text = absl::StrCat(peer.name, ": ", status.message());
+  if (reply != nullptr && reply->refusal == Refusal::kSignatureDiffers) {
+    text = absl::StrCat(peer.name, ": ", function.name,
+                        ": signature differs: caller says ", function.signature,
+                        ", callee has ", status.message(),
+                        "; build both from the same sources");
+  }
+  const absl::Status known =
+      ReceiveFailure(status, peer.name, function.name, Phase::kQueue);
+  absl::Status named(status.code(), text);
+  known.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
+    named.SetPayload(url, c);
+  });
+  return named;
+}
+
+}  // namespace
+
+// What may look into a Target.
+class CallStarter {
+ public:
+  static Agent::Core& CoreOf(const Agent& agent) { return *agent.core_; }
+  static Agent::Core& CoreOf(const Target& target) {
+    return CoreOf(*target.agent_);
+  }
+
+  static bool IsAlias(const Target& target) {
+    return target.allows_alias_ && target.caller_ != nullptr &&
+           target.caller_->peer().key == CoreOf(target).options().key;
+  }
+
+  static Abandon Start(
+      const Target& target, const Function& function, Outgoing outgoing,
+      Done done,
+      const std::shared_ptr<Request>& request = std::make_shared<Request>()) {
+    Agent::Core& core = CoreOf(target);
+    request->function = function.name;
+    request->signature = function.digest;
+    request->function_index = function.index;
+    request->body = std::move(outgoing.body);
+    request->borrowed = std::move(outgoing.borrowed);
+    request->keeps_result = outgoing.keeps_result;
+    request->alias = std::move(outgoing.alias);
+    request->waits_for_credit = target.waits_for_credit_;
+    const absl::Duration timeout =
+        std::min(target.timeout(), core.options().limits.timeout);
+    request->began = core.transport().clock().Now();
+    request->deadline = request->began + timeout;
+    auto parent = std::make_shared<CancelToken::Registration>();
+    if (const Lineage* lineage = target.lineage_.get()) {
+      request->deadline = std::min(request->deadline, lineage->deadline);
+      request->depth = lineage->depth + 1;
+      request->chain = lineage->chain;
+      request->trace = lineage->trace;
+      request->for_peer = lineage->caller;
+      request->for_id = lineage->call;
+    }
+    if (target.trace_.is_valid()) request->trace = target.trace_;
+    if (core.telemetry().spans().enabled()) {
+      done =
+          Traced(core, target.caller_->peer(), request.get(), std::move(done));
+    }
+    auto on_end = [request = std::shared_ptr<Request>(request),
+                   caller = target.caller_, &function, parent,
+                   done = std::move(done)](absl::Status status,
+                                           ReplyPtr reply) mutable {
+      // The memory of its arguments may be needed.
+      const uint64_t id = std::exchange(request, nullptr)->id;
+      if (!status.ok()) {
+        return std::move(done)(id,
+                               Name(caller->peer(), function, status, reply));
+      }
+      std::move(done)(id, Received{reply->body, reply->is_private});
+    };
+    Abandon abandon = target.caller_->Start(request, std::move(on_end));
+    if (target.lineage_ == nullptr) return abandon;
+    return FollowParent(target.lineage_->cancel, std::move(abandon), parent);
+  }
+
+  // What is kept by an incarnation needs one that stays the same.
+  static absl::Status CheckFixed(const Target& target) {
+    if (target.is_fixed_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "calls to ", target.name(),
+        " may go to another incarnation, as WithRetry() lets them; objects "
+        "and streams need a target without it"));
+  }
+
+  static Target Alone(const Target& target) {
+    Target alone;
+    alone.agent_ = target.agent_;
+    alone.status_ = target.status_;
+    alone.caller_ = target.caller_;
+    return alone;
+  }
+
+  // For calls that are part of the one that `request` is.
+  static Target PartOf(const Target& target, const Request& request,
+                       CancelToken cancel) {
+    auto lineage = std::make_shared<Lineage>();
+    lineage->deadline = request.deadline;
+    lineage->depth = request.depth;
+    lineage->chain = request.chain;
+    lineage->trace = request.trace;
+    lineage->caller = request.for_peer;
+    lineage->call = request.for_id;
+    lineage->cancel = std::move(cancel);
+    Target part = target;
+    part.lineage_ = std::move(lineage);
+    part.allows_alias_ = false;
+    return part;
+  }
+
+ private:
+  // `done`, with a span around the call, which `request` will name as parent.
+  static Done Traced(const Agent::Core& core, const Worker& peer,
+                     Request* request, Done done) {
+    telemetry::Span span = core.telemetry().spans().Start(
+        absl::StrCat("rpc_call#", request->function, "(", core.self(), " -> ",
+                     peer.name, ")"),
+        request->trace);
+    request->trace = span.context();
+    return [span = std::move(span), done = std::move(done)](
+               uint64_t id, absl::StatusOr<Received> reply) mutable {
+      span.With("code", absl::StatusCodeToString(reply.status().code()));
+      span.End();
+      std::move(done)(id, std::move(reply));
+    };
+  }
+
+  // Gives the call up also when the call that makes it is cancelled.
+  static Abandon FollowParent(
+      const CancelToken& token, Abandon abandon,
+      const std::shared_ptr<CancelToken::Registration>& registration) {
+    struct Once {
+      std::atomic<bool> used{false};
+      Abandon abandon;
+    };
+    auto once = std::make_shared<Once>();
+    once->abandon = std::move(abandon);
+    const auto give_up = [once](absl::Status why) {
+      if (!once->used.exchange(true)) std::move(once->abandon)(std::move(why));
+    };
+    *registration =
+        token.OnCancel([give_up](const absl::Status& why) { give_up(why); });
+    return
+        [give_up, registration](absl::Status why) { give_up(std::move(why)); };
+  }
+};
+
+}  // namespace internal
+
+Target Target::WithRetry(const RetryPolicy& policy) const {
+  Target other = *this;
+  if (!other.status_.ok()) return other;
+  other.status_ = Validate(policy);
+  other.caller_ =
+      internal::CallStarter::CoreOf(*this).Retrying(caller_->peer(), policy);
+  other.is_fixed_ = false;
+  return other;
+}
+
+namespace internal {
+
+Driver& DriverOf(const Target& target) {
+  return CallStarter::CoreOf(target).transport().driver();
+}
+
+namespace {
+
+absl::Status CheckTarget(const Target& target) {
+  WEFT_RETURN_IF_ERROR(target.status());
+  if (target.timeout() < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a call to ", target.name(), " has the time-out ",
+                     absl::FormatDuration(target.timeout()),
+                     ": wanted none below zero; InfiniteDuration() is none"));
+  }
+  return CallStarter::CoreOf(target).CanCall();
+}
+
+}  // namespace
+
+absl::StatusOr<const Function*> FindFunction(const Target& target,
+                                             Function::Address address) {
+  WEFT_RETURN_IF_ERROR(CheckTarget(target));
+  return CallStarter::CoreOf(target).FindOwn(address);
+}
+
+absl::StatusOr<const Function*> FindMethod(const Target& target,
+                                           absl::string_view key) {
+  WEFT_RETURN_IF_ERROR(CheckTarget(target));
+  return CallStarter::CoreOf(target).FindOwn(key);
+}
+
+bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
+
+Abandon StartCall(const Target& target, const Function& function,
+                  Outgoing outgoing, Done done) {
+  return CallStarter::Start(target, function, std::move(outgoing),
+                            std::move(done));
+}
+
+absl::Status NotHere(absl::string_view worker) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "a call to ", worker,
+      " would wait in a function that runs inline, on the thread that must "
+      "receive the reply: use CallAsync, or register the function with "
+      "WEFT_RPC"));
+}
+
+StartedStream StartStreamCall(const Target& target, const Function& function,
+                              Outgoing outgoing, CancelToken ended, Done done) {
+  const auto request = std::make_shared<Request>();
+  StartedStream started;
+  started.abandon = CallStarter::Start(target, function, std::move(outgoing),
+                                       std::move(done), request);
+  started.id = request->id;
+  started.pulls = CallStarter::PartOf(target, *request, std::move(ended));
+  return started;
+}
+
+Driver& DriverOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).transport().driver();
+}
+
+absl::Status CheckFixed(const Target& target) {
+  return CallStarter::CheckFixed(target);
+}
+
+Target Alone(const Target& target) { return CallStarter::Alone(target); }
+
+ObjectTable& ObjectsOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).objects();
+}
+
+}  // namespace internal
+}  // namespace weft::rpc
