@@ -56,7 +56,12 @@ void Link::Attach(std::shared_ptr<Connection> connection) {
 
 void Link::Append(Outgoing frame) {
   MutexLock lock(mu_);
-  if (!closed_) outbox_.push_back(std::move(frame));
+  if (closed_) return;
+  if (auto* close = std::get_if<Close>(&frame)) {
+    control_.push_back(std::move(*close));
+  } else {
+    outbox_.push_back(std::move(frame));
+  }
 }
 
 void Link::Drain() {
@@ -68,7 +73,7 @@ void Link::Drain() {
   {
     MutexLock lock(mu_);
     if (closed_ || connection_ == nullptr) return;
-    overflows = outbox_.size() > kMaxWaiting;
+    overflows = control_.size() + outbox_.size() > kMaxWaiting;
     if (!overflows) {
       if (writing_ || receiving_) return;
       leaving = TakeMessage();
@@ -106,6 +111,7 @@ void Link::End(absl::Status status, bool after_writing) {
       close_status_ = status;
     } else {
       closed_ = true;
+      control_.clear();
       outbox_.clear();
       bulk_.clear();
       ring = std::move(ring_);
@@ -148,6 +154,10 @@ Link::Leaving Link::TakeMessage() {
   BatchWriter batch;
   Leaving leaving;
   leaving.ring = ring_;
+  while (!control_.empty()) {
+    batch.Add(control_.front());
+    control_.pop_front();
+  }
   while (!outbox_.empty() && batch.size() < kBatchBytes) {
     AddOutgoing(outbox_.front(), &batch, &leaving);
     outbox_.pop_front();
@@ -171,8 +181,6 @@ void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,
   } else if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
     const Reply& r = **reply;
     batch->Add(r, AddBody(r.id, r.body, leaving));
-  } else if (const auto* close = std::get_if<Close>(&frame)) {
-    batch->Add(*close);
   } else if (const auto* hello = std::get_if<Hello>(&frame)) {
     batch->Add(*hello);
   } else if (const auto* welcome = std::get_if<Welcome>(&frame)) {

@@ -70,7 +70,8 @@ class Link final : public ConnectionObserver,
   // Gives it the connection whose observer it is. Once.
   void Attach(std::shared_ptr<Connection> connection) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What the drainer will write, in this order.
+  // What the drainer will write, in this order but for closes: they are control
+  // messages, which overtake requests and replies and delay nothing.
   using Outgoing =
       std::variant<Hello, Welcome, RequestPtr, ReplyPtr, Close, RingMessage>;
   void Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
@@ -177,6 +178,7 @@ class Link final : public ConnectionObserver,
   bool receiving_ ABSL_GUARDED_BY(mu_) = false;
   bool close_when_written_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status close_status_ ABSL_GUARDED_BY(mu_);
+  std::deque<Close> control_ ABSL_GUARDED_BY(mu_);  // before the outbox
   std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
   std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
   RingState ring_state_ ABSL_GUARDED_BY(mu_) = RingState::kNone;

@@ -369,6 +369,70 @@ TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
   ExpectHungUp("memory that is not shared");
 }
 
+// ----------------------------------------------------------------- its lanes
+
+// Has a message in flight until the test says that it was written.
+class SlowConnection final : public Connection {
+ public:
+  bool Write(Slices message) override {
+    bytes = TotalSize(message);
+    frames.clear();
+    return ReadBatch(message, Instant(),
+                     [this](Frame frame) {
+                       frames.push_back(std::move(frame));
+                       return absl::OkStatus();
+                     })
+        .ok();
+  }
+  void Close(absl::Status) override {}
+
+  std::vector<Frame> frames;  // of the last message
+  size_t bytes = 0;
+};
+
+class Nobody final : public LinkOwner {
+ public:
+  absl::Status OnFrame(Link&, Frame) override { return absl::OkStatus(); }
+  void OnLinkClosed(Link&, absl::Status) override {}
+};
+
+RequestPtr RequestOf(uint64_t id, size_t bytes) {
+  auto request = std::make_shared<Request>();
+  request->id = id;
+  request->function = "F";
+  request->body = {Bytes::Own(std::string(bytes, 'x'))};
+  return request;
+}
+
+TEST(Lanes, ControlWaitsForOneMessageWhateverElseWaits) {
+  const auto connection = std::make_shared<SlowConnection>();
+  const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                           SteadyClock(), int64_t{1} << 30);
+  link->Attach(connection);
+  link->Append(RequestOf(1, size_t{64} << 20));
+  for (uint64_t id = 2; id <= 50; ++id) {
+    link->Append(RequestOf(id, Link::kInPieces - 1));
+  }
+  link->Drain();
+  int messages = 1;
+  for (; messages <= 200 && !connection->frames.empty(); ++messages) {
+    // What is in flight is all that the next close waits for.
+    EXPECT_LE(connection->bytes,
+              Link::kPieceBytes + Link::kInPieces + Link::kBatchBytes);
+    const uint64_t closed = static_cast<uint64_t>(messages);
+    link->Append(Close{{{closed, closed}}});
+    connection->frames.clear();
+    link->OnWritten();
+    ASSERT_FALSE(connection->frames.empty());
+    const auto* close = std::get_if<Close>(&connection->frames.front());
+    ASSERT_NE(close, nullptr) << "message " << messages;
+    EXPECT_EQ(close->ids.front().first, closed);
+    if (connection->frames.size() == 1) break;  // nothing else is left
+  }
+  EXPECT_GT(messages, 64);  // of the large body alone
+  EXPECT_LT(messages, 200);
+}
+
 // ------------------------------------------------------- a network that breaks
 
 int64_t MarkOnce(CallContext& context, int64_t i, const Floats& body) {
