@@ -37,6 +37,7 @@
 namespace weft::rpc {
 
 class LoneServer;
+class SessionTap;
 
 // Who may call some functions, whatever they were registered with.
 struct AccessRule {
@@ -84,6 +85,7 @@ struct AgentOptions {
   absl::Duration give_up_after = absl::Seconds(10);
   std::string build;                   // shown in errors; empty: Weft's version
   const Registry* registry = nullptr;  // null: Registry::Global()
+  SessionTap* tap = nullptr;           // of simulations; must outlive the agent
 };
 
 // Thread-safety: thread-safe.

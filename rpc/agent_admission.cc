@@ -5,6 +5,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/agent_core.h"
+#include "weft/rpc/session_tap.h"
 
 namespace weft::rpc {
 namespace {
@@ -82,7 +83,13 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
   Welcome welcome;
   {
     MutexLock lock(mu_);
-    welcome = Judge(hello, proof, &inbound, &ended);
+    if (options_.tap != nullptr) {
+      Hello tapped = hello;
+      options_.tap->OnHello(options_.key, &tapped);
+      welcome = Judge(tapped, proof, &inbound, &ended);
+    } else {
+      welcome = Judge(hello, proof, &inbound, &ended);
+    }
   }
   for (const auto& old : ended) {
     old->PeerGone(absl::AbortedError("the caller has begun another session"));

@@ -237,6 +237,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
     options.give_up_after = options_.give_up_after;
     options.traffic = traffic_.Of(options.peer.name);
     options.recorder = &telemetry_.recorder();
+    options.tap = options_.tap;
     known = std::make_shared<Outbound>(std::move(options));
   }
   return std::shared_ptr<internal::Caller>(known);

@@ -119,6 +119,7 @@ class Agent::Core final : public Dispatcher,
   AgentMetrics Metrics() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<PendingCall> Pending() ABSL_LOCKS_EXCLUDED(mu_);
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
+  SessionTap* tap() override { return options_.tap; }
   void CallBegan() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
   void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
 

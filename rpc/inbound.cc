@@ -205,7 +205,12 @@ void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
 
 void Inbound::TellLocked(const CalleeSession::Event& event) {
   emitted_.clear();
-  session_.OnEvent(event, transport_.clock().Now(), &emitted_);
+  const Instant now = transport_.clock().Now();
+  if (SessionTap* const tap = dispatcher_->tap()) {
+    tap->OnEvent(session_, event, now, &emitted_);
+  } else {
+    session_.OnEvent(event, now, &emitted_);
+  }
   for (CalleeSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
       if (link_ != nullptr) link_->Append(std::move(send->reply));

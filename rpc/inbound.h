@@ -22,6 +22,7 @@
 #include "weft/rpc/link.h"
 #include "weft/rpc/message.h"
 #include "weft/rpc/session.h"
+#include "weft/rpc/session_tap.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
 #include "weft/rpc/waits_for.h"
@@ -47,6 +48,7 @@ class Dispatcher {
   virtual void CallBegan() = 0;
   virtual void CallEnded() = 0;
   virtual telemetry::FlightRecorder& recorder() = 0;
+  virtual SessionTap* tap() = 0;  // null: none
   // The span of serving `request`; costs nothing where spans are not kept.
   virtual telemetry::Span StartSpan(const Worker& peer,
                                     const Request& request) = 0;

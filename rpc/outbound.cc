@@ -21,7 +21,7 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   options_.traffic->CountCall(TotalSize(request->body));
   {
     MutexLock lock(mu_);
-    session_.OnEvent(CallerSession::Start{request}, clock_.Now(), &emitted_);
+    GiveToSession(CallerSession::Start{request});
     id = request->id;
     options_.recorder->RecordFor("rpc.call", options_.peer.name,
                                  request->function, id);
@@ -111,8 +111,16 @@ void Outbound::Tell(const CallerSession::Event& event) {
 }
 
 void Outbound::TellLocked(const CallerSession::Event& event) {
-  session_.OnEvent(event, clock_.Now(), &emitted_);
+  GiveToSession(event);
   TakeEmitted();
+}
+
+void Outbound::GiveToSession(const CallerSession::Event& event) {
+  if (options_.tap != nullptr) {
+    options_.tap->OnEvent(session_, event, clock_.Now(), &emitted_);
+  } else {
+    session_.OnEvent(event, clock_.Now(), &emitted_);
+  }
 }
 
 void Outbound::TakeEmitted() {

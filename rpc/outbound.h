@@ -21,6 +21,7 @@
 #include "weft/rpc/link.h"
 #include "weft/rpc/message.h"
 #include "weft/rpc/session.h"
+#include "weft/rpc/session_tap.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
 #include "weft/rpc/waits_for.h"
@@ -62,6 +63,7 @@ class Outbound final : public internal::Caller,
     absl::Duration give_up_after;
     std::shared_ptr<Traffic> traffic;  // counts the calls
     telemetry::FlightRecorder* recorder = nullptr;
+    SessionTap* tap = nullptr;
     Hello hello;  // without what the session says
   };
 
@@ -102,6 +104,8 @@ class Outbound final : public internal::Caller,
   // Gives `event` to the session, its sends to the link, and does the rest.
   void Tell(const CallerSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
   void TellLocked(const CallerSession::Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GiveToSession(const CallerSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeEmitted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // What is to be done: in the order of emission, by one thread at a time.

@@ -343,6 +343,14 @@ size_t CallerSession::waiting_calls() const {
                        [](const auto& entry) { return !entry.second.sent; });
 }
 
+CallerSession::State CallerSession::StateOf(uint64_t id) const {
+  const auto it = pending_.find(id);
+  if (it != pending_.end()) {
+    return it->second.sent ? State::kSent : State::kWaiting;
+  }
+  return id < next_id_ ? State::kEnded : State::kUnknown;
+}
+
 std::string CallerSession::Fingerprint() const {
   std::string text = absl::StrCat(
       "caller life=", life_, resumes_ ? "r" : "f", connected_ ? "c" : "d",
@@ -532,6 +540,17 @@ void CalleeSession::Wake(Instant when, std::vector<Action>* actions) {
   if (when >= wake_) return;
   wake_ = when;
   actions->push_back(WakeAt{when});
+}
+
+CalleeSession::State CalleeSession::StateOf(uint64_t id) const {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) {
+    return closed_.Contains(id) ? State::kClosed : State::kUnknown;
+  }
+  const Call& call = it->second;
+  if (call.reply != nullptr) return State::kAnswered;
+  if (call.closed) return State::kGivenUp;
+  return call.cancelled ? State::kCancelled : State::kRunning;
 }
 
 std::string CalleeSession::Fingerprint() const {

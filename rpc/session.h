@@ -106,6 +106,8 @@ class CallerSession {
   };
   using Action = std::variant<SendRequest, SendClose, Complete, WakeAt>;
 
+  enum class State { kUnknown, kWaiting, kSent, kEnded };  // of a call
+
   // `peer` is the callee's name, for messages to people.
   explicit CallerSession(std::string peer) : peer_(std::move(peer)) {}
 
@@ -125,6 +127,8 @@ class CallerSession {
   void ForEachPending(Fn fn) const {
     for (const auto& [id, call] : pending_) fn(*call.request, call.sent);
   }
+
+  State StateOf(uint64_t id) const;
 
   // All state as text: equal cores have equal ones.
   std::string Fingerprint() const;
@@ -248,6 +252,15 @@ class CalleeSession {
   };
   using Action = std::variant<Run, Cancel, SendReply, WakeAt, Violation>;
 
+  enum class State {  // of a call
+    kUnknown,
+    kRunning,
+    kCancelled,  // it runs, and was told that its deadline has passed
+    kGivenUp,    // it runs, and is closed
+    kAnswered,
+    kClosed,
+  };
+
   explicit CalleeSession(Limits limits) : limits_(limits) {}
 
   void OnEvent(const Event& event, Instant now, std::vector<Action>* actions);
@@ -256,6 +269,11 @@ class CalleeSession {
   size_t running_calls() const { return running_; }
   size_t known_calls() const { return calls_.size(); }
   size_t closed_intervals() const { return closed_.size(); }
+  template <typename Fn>  // fn(uint64_t id)
+  void ForEachKnown(Fn fn) const {
+    for (const auto& [id, call] : calls_) fn(id);
+  }
+  State StateOf(uint64_t id) const;
 
   std::string Fingerprint() const;
 
