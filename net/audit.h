@@ -8,13 +8,9 @@
 #ifndef WEFT_NET_AUDIT_H_
 #define WEFT_NET_AUDIT_H_
 
-#include <cstdint>
-
-#include "absl/base/thread_annotations.h"
-#include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/clock.h"
-#include "weft/base/mutex.h"
+#include "weft/net/line_budget.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::net {
@@ -35,19 +31,11 @@ class Audit {
   // `kind` is of a small set: connection, certificate, method, function, name,
   // limit.
   void Refused(absl::string_view kind, absl::string_view who,
-               absl::string_view what, absl::string_view why)
-      ABSL_LOCKS_EXCLUDED(mu_);
+               absl::string_view what, absl::string_view why);
 
  private:
-  bool MayWrite(int64_t* not_logged) ABSL_LOCKS_EXCLUDED(mu_);
-
   telemetry::Telemetry& telemetry_;
-  const Clock& clock_;
-  const int lines_per_minute_;
-  Mutex mu_;
-  Instant minute_ ABSL_GUARDED_BY(mu_);
-  int lines_ ABSL_GUARDED_BY(mu_) = 0;
-  int64_t not_logged_ ABSL_GUARDED_BY(mu_) = 0;
+  LineBudget lines_;
 };
 
 }  // namespace weft::net

@@ -206,6 +206,21 @@ TEST_F(Edge, TakesNoSuiteWithoutAuthenticatedEncryption) {
   EXPECT_TRUE(IsLetIn(peer, hello));
 }
 
+// gRPC has a line of its own for each; it is to be one of few.
+TEST_F(Edge, FailedHandshakesDoNotFloodTheLog) {
+  Serve();
+  RawPeer::Hello hello = OfVersion(job_, TLS1_2_VERSION);
+  hello.ciphers = "AES128-SHA";
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i < 100; ++i) {
+    RawPeer peer(server_->address());
+    EXPECT_FALSE(peer.ShakeHands(hello));
+  }
+  server_ = nullptr;
+  const std::string written = ::testing::internal::GetCapturedStderr();
+  EXPECT_LE(std::count(written.begin(), written.end(), '\n'), 60) << written;
+}
+
 TEST_F(Edge, RefusesWhatTheAuthorityTookBack) {
   const Credentials lost = job_.For("trainer", 9);
   const Credentials ours = job_.For("ps", 0);
@@ -479,6 +494,24 @@ TEST_F(Edge, OnePeersManyCallsAreCappedAndOthersAreServed) {
     refused += absl::IsResourceExhausted(call.Wait(kSoon).status());
   EXPECT_GE(refused, 1000);
   EXPECT_LE(server_->most_held(), 8);
+}
+
+// Its connection is lost in the middle of a call: the handler learns it.
+TEST_F(Edge, AVanishedPeersCallIsCancelled) {
+  Serve();
+  auto peer = LetIn();
+  peer->Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kHold)));
+  peer->Write(Frame(kDataFrame, 1, 1, std::string(5, '\0')));
+  std::vector<IncomingCall> held = server_->AwaitHeld(1);
+  ASSERT_EQ(held.size(), 1u);
+  EXPECT_FALSE(held[0].is_cancelled());
+  auto [promise, cancelled] = MakePromise<void>();
+  held[0].OnCancel([promise = std::move(promise)]() mutable {
+    promise.Set(absl::OkStatus());
+  });
+  peer = nullptr;
+  WEFT_EXPECT_OK(cancelled.Wait(kSoon));
+  EXPECT_TRUE(held[0].is_cancelled());
 }
 
 // ATT-M4: whoever says nothing, or too little, holds no place for long.

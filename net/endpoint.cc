@@ -19,8 +19,6 @@
 namespace weft::net {
 namespace {
 
-constexpr absl::Duration kNoDeadline = absl::Hours(1);
-
 // What our own clean-up may take after the calls have been told to end.
 constexpr absl::Duration kAbortGrace = absl::Seconds(10);
 
@@ -136,7 +134,7 @@ const Metadata& IncomingCall::metadata() const {
 }
 absl::Duration IncomingCall::remaining() const {
   const Instant deadline = state_->call().deadline();
-  if (deadline.is_infinite()) return kNoDeadline;
+  if (deadline.is_infinite()) return absl::InfiniteDuration();
   return std::max(absl::ZeroDuration(), deadline - SteadyClock().Now());
 }
 bool IncomingCall::is_cancelled() const { return state_->cancelled(); }

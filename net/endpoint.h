@@ -40,7 +40,7 @@ class IncomingCall {
   const Peer& peer() const;
   const std::string& method() const;
   const Metadata& metadata() const;
-  // What the caller still waits; an hour if it set no deadline.
+  // What the caller still waits; infinite if it set no deadline.
   absl::Duration remaining() const;
   // Its caller went away or gave up: an answer reaches nobody.
   bool is_cancelled() const;

@@ -18,6 +18,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/library_logs.h"
 #include "weft/net/server_call.h"
 
 namespace weft::net {
@@ -98,6 +99,7 @@ int Milliseconds(absl::Duration d) {
 
 // What a Loop needs of its whole process.
 void TuneProcess() {
+  LimitLibraryLogs();
   // On in Debian's build; it costs a tenth of a polled round trip, and gRPC's
   // locks are not ours to prove.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);

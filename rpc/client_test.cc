@@ -61,6 +61,12 @@ Future<void> ParkForClients(CallContext& context) {
 }
 WEFT_RPC(ParkForClients);
 
+// Seconds that are left to it.
+double PatienceForClients(CallContext& context) {
+  return absl::ToDoubleSeconds(context.Remaining());
+}
+WEFT_RPC(PatienceForClients);
+
 absl::Status FailForClients() {
   return absl::DataLossError("as it was asked to");
 }
@@ -343,6 +349,15 @@ TEST_F(PlainCallTest, BadCallsAreNamed) {
       StatusIs(absl::StatusCode::kInvalidArgument, "not a CallRequest"));
 }
 
+// protobuf has a line of its own for each.
+TEST_F(PlainCallTest, BadTextIsNoLineOfTheLog) {
+  ::testing::internal::CaptureStderr();
+  EXPECT_THAT(
+      CallPlain(To("\xff")),
+      StatusIs(absl::StatusCode::kInvalidArgument, "not a CallRequest"));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
 TEST_F(PlainCallTest, ErrorsOfTheFunctionAreTheCalls) {
   EXPECT_THAT(CallPlain(To("FailForClients")),
               StatusIs(absl::StatusCode::kDataLoss, "ps0: as it was asked to"));
@@ -361,6 +376,23 @@ TEST_F(PlainCallTest, TheDeadlineReachesTheFunction) {
           .Wait(kLong),
       StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(served_->parked().given_up.future().Wait(kLong), IsOk());
+}
+
+TEST_F(PlainCallTest, HasADeadlineWhateverTheClientSays) {
+  const auto patience = [&](absl::Duration timeout) {
+    const auto answer =
+        Start(To("PatienceForClients").SerializeAsString(), timeout)
+            .Wait(kLong);
+    EXPECT_THAT(answer, IsOk());
+    v1::CallReply reply;
+    EXPECT_TRUE(reply.ParseFromString(std::string(Flatten(*answer).view())));
+    return absl::Seconds(reply.result().real());
+  };
+  EXPECT_LE(patience(kLong), kLong);
+  EXPECT_LE(patience(absl::InfiniteDuration()), kPlainTimeout);
+  EXPECT_GT(patience(absl::InfiniteDuration()), kPlainTimeout / 2);
+  EXPECT_LE(patience(absl::Hours(24)), kMaxPlainTimeout);
+  EXPECT_GT(patience(absl::Hours(24)), kMaxPlainTimeout / 2);
 }
 
 TEST_F(PlainCallTest, EndsWithTheAgent) {

@@ -14,7 +14,6 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/roles.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/limits.h"
 #include "weft/rpc/lone_call.h"
 #include "weft/rpc/plain.h"
 #include "weft/rpc/signature.h"
@@ -106,10 +105,15 @@ absl::StatusOr<std::shared_ptr<const Request>> Read(const LoneServer& server,
   return request;
 }
 
+absl::Duration TimeoutOf(const net::IncomingCall& call) {
+  const absl::Duration asked = call.remaining();
+  if (asked == absl::InfiniteDuration()) return kPlainTimeout;
+  return std::min(asked, kMaxPlainTimeout);
+}
+
 void ServeCall(LoneServer& server, net::IncomingCall call) {
   const std::string name = server.worker().name;
-  const Instant deadline =
-      SteadyClock().Now() + std::min(call.remaining(), Limits().timeout);
+  const Instant deadline = SteadyClock().Now() + TimeoutOf(call);
   Signature signature;
   absl::StatusOr<std::shared_ptr<const Request>> read =
       CatchToStatus([&] { return Read(server, call, &signature); });

@@ -2,18 +2,24 @@
 // functions for clients in any language.
 //
 // A call is served by the agent as any other, under the name of the caller's
-// certificate; it belongs to no session, so nothing repeats it.
+// certificate; it belongs to no session, so nothing repeats it. One whose
+// client sets no deadline has kPlainTimeout; none has more than
+// kMaxPlainTimeout. A client that goes away cancels its calls.
 
 #ifndef WEFT_RPC_PLAIN_SERVICE_H_
 #define WEFT_RPC_PLAIN_SERVICE_H_
 
 #include <memory>
 
+#include "absl/time/time.h"
 #include "weft/base/executor.h"
 #include "weft/net/endpoint.h"
 #include "weft/rpc/agent.h"
 
 namespace weft::rpc {
+
+inline constexpr absl::Duration kPlainTimeout = absl::Seconds(60);
+inline constexpr absl::Duration kMaxPlainTimeout = absl::Hours(1);
 
 // Thread-safety: thread-safe.
 class PlainService {
