@@ -13,6 +13,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
+#include "weft/net/audit.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -83,6 +84,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
 
   TimerSource& timers_;
   telemetry::Telemetry& telemetry_;
+  net::Audit audit_{telemetry_};
   Strand strand_;
   // On the strand, once open.
   std::unique_ptr<Core> core_;
@@ -180,8 +182,8 @@ uint64_t Coordinator::State::Handle(const Caller& caller,
     if (!status.ok()) request = status;
   }
   if (!request.ok()) {
-    WEFT_LOG(telemetry_.logger(), Warning, "refused: ")
-        << request.status().message();
+    audit_.Refused("coordinator", caller.text, method,
+                   request.status().message());
     std::move(respond)(request.status());
     return 0;
   }

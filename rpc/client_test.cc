@@ -388,7 +388,7 @@ TEST_F(PlainCallTest, HasADeadlineWhateverTheClientSays) {
     EXPECT_TRUE(reply.ParseFromString(std::string(Flatten(*answer).view())));
     return absl::Seconds(reply.result().real());
   };
-  EXPECT_LE(patience(kLong), kLong);
+  EXPECT_LT(patience(kLong), kPlainTimeout / 2 + absl::Seconds(1));
   EXPECT_LE(patience(absl::InfiniteDuration()), kPlainTimeout);
   EXPECT_GT(patience(absl::InfiniteDuration()), kPlainTimeout / 2);
   EXPECT_LE(patience(absl::Hours(24)), kMaxPlainTimeout);
