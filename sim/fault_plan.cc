@@ -22,7 +22,9 @@ const char* NameOf(Fault fault) {
                                                       "unsynced loss",
                                                       "torn write",
                                                       "lost reply",
-                                                      "half-open"};
+                                                      "half-open",
+                                                      "corruption",
+                                                      "clock skew"};
   return kNames[static_cast<int>(fault)];
 }
 

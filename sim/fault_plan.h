@@ -28,10 +28,12 @@ enum class Fault {
   kDiskFull,         // at some byte of a write
   kUnsyncedLoss,     // at the crash of a disk; not drawn, it follows
   kTornWrite,        // at the crash of a disk: part of what was not synced
-  kLostReply,  // a message of who was connected to, where kLoss is of others
-  kHalfOpen,   // of a connection: one end learns that it broke
+  kLostReply,   // a message of who was connected to, where kLoss is of others
+  kHalfOpen,    // of a connection: one end learns that it broke
+  kCorruption,  // of a message: some bit of it flips
+  kClockSkew,   // of a node, when it starts: a clock unlike the others'
 };
-constexpr int kFaultKinds = 14;
+constexpr int kFaultKinds = 16;
 
 const char* NameOf(Fault fault);
 

@@ -10,6 +10,7 @@
 #include "weft/sim/fault_plan.h"
 #include "weft/sim/sim_driver.h"
 #include "weft/sim/simulator.h"
+#include "weft/sim/skewed_driver.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::sim {
@@ -33,6 +34,29 @@ TEST(Simulator, RunsEventsInTheOrderOfTheirTimes) {
   EXPECT_EQ(simulator.RunUntilIdle(), 3);
   EXPECT_THAT(order, ElementsAre(1, 15, 2));
   EXPECT_EQ(simulator.Now() - Instant(), absl::Seconds(2));
+}
+
+TEST(SkewedDriver, ShowsWhatItWaitsForAndNoEarlier) {
+  for (const int64_t millionths : {-100000, -1, 0, 7, 100000}) {
+    Simulator simulator(1);
+    SimDriver driver(simulator);
+    SkewedDriver skewed(driver, {absl::Minutes(3), millionths});
+    for (int i = 0; i < 100; ++i) {
+      const Instant when = skewed.clock().Now() + absl::Nanoseconds(999 * i);
+      simulator.AdvanceTo(skewed.ToInner(when));
+      EXPECT_GE(skewed.clock().Now(), when);
+      EXPECT_LE(skewed.clock().Now(), when + absl::Nanoseconds(2));
+    }
+  }
+}
+
+TEST(SkewedDriver, GainsWhatItIsTold) {
+  Simulator simulator(1);
+  SimDriver driver(simulator);
+  SkewedDriver skewed(driver, {absl::Hours(1), 100000});
+  simulator.AdvanceTo(Instant() + absl::Hours(1));
+  EXPECT_EQ(skewed.clock().Now() - Instant(), absl::Minutes(60 + 66));
+  EXPECT_TRUE(skewed.ToInner(Instant::Infinite()).is_infinite());
 }
 
 std::vector<int> OrderOfOneInstant(uint64_t seed) {
