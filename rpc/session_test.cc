@@ -16,13 +16,16 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/interval_set.h"
+#include "weft/rpc/session_coverage.h"
 #include "weft/rpc/session_world.h"
+#include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
 
 TEST(IntervalSet, JoinsNeighboursAndKeepsGaps) {
   IntervalSet set;
@@ -450,7 +453,7 @@ TEST(SessionExploration, FindsEachPlantedFault) {
 
 // ------------------------------------------------------------ many ways
 
-std::string Simulate(uint64_t seed, Fault fault) {
+std::string Simulate(uint64_t seed, Fault fault, SessionTap* tap = nullptr) {
   std::mt19937_64 random(seed);
   WorldOptions options;
   options.calls = 12;
@@ -461,9 +464,11 @@ std::string Simulate(uint64_t seed, Fault fault) {
   options.disconnects = random() % 6;
   options.abandons = random() % 4;
   options.expiries = random() % 3;
+  options.unreachables = random() % 2;
   options.forgets = random() % 2;
   options.crashes = random() % 2;
   options.fault = fault;
+  options.tap = tap;
   SessionWorld world(options);
   std::vector<std::string> path;
   for (int step = 0; step < 300 && world.violation().empty(); ++step) {
@@ -479,9 +484,12 @@ std::string Simulate(uint64_t seed, Fault fault) {
 }
 
 TEST(SessionSimulation, HoldsForAThousandSeeds) {
+  SessionCoverage coverage;
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
-    ASSERT_EQ(Simulate(seed, Fault::kNone), "");
+    ASSERT_EQ(Simulate(seed, Fault::kNone, &coverage), "");
   }
+  std::cout << coverage.Report(SessionCoverage::Where::kAlone);
+  EXPECT_THAT(coverage.CheckHits(SessionCoverage::Where::kAlone), IsOk());
 }
 
 TEST(SessionSimulation, FindsEachPlantedFaultWithinTheSeeds) {

@@ -47,6 +47,9 @@ std::vector<std::string> SessionWorld::Moves() const {
   if (options_.forgets > 0 && !connected_ && running_.empty()) {
     moves.push_back("forget");
   }
+  if (!connected_ && !fates_.empty() && options_.unreachables > 0) {
+    moves.push_back("unreachable");
+  }
   for (size_t i = 0; i < network_.size(); ++i) {
     if (CanDeliver(i)) moves.push_back(absl::StrCat("deliver ", i));
     if (!options_.fifo && options_.duplicates > 0) {
@@ -98,6 +101,12 @@ void SessionWorld::Apply(const std::string& move) {
                                     return wire.kind != Wire::Kind::kReply;
                                   }),
                    network_.end());
+  } else if (words[0] == "unreachable") {
+    --options_.unreachables;
+    for (auto& [id, fate] : fates_) {
+      if (fate.ended == 0) fate.given_up = true;
+    }
+    Tell(CallerSession::Unreachable{absl::UnavailableError("tried for long")});
   } else if (words[0] == "deliver") {
     Deliver(n, /*keep=*/false);
   } else if (words[0] == "duplicate") {
@@ -131,7 +140,7 @@ void SessionWorld::Apply(const std::string& move) {
 
 void SessionWorld::Tell(const CallerSession::Event& event) {
   std::vector<CallerSession::Action> actions;
-  caller_.OnEvent(event, now_, &actions);
+  Give(caller_, event, &actions);
   std::vector<Wire> sends;
   for (CallerSession::Action& action : actions) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
@@ -164,7 +173,7 @@ void SessionWorld::Tell(const CallerSession::Event& event) {
 
 void SessionWorld::Tell(const CalleeSession::Event& event) {
   std::vector<CalleeSession::Action> actions;
-  callee_.OnEvent(event, now_, &actions);
+  Give(callee_, event, &actions);
   for (CalleeSession::Action& action : actions) {
     if (auto* run = std::get_if<CalleeSession::Run>(&action)) {
       RunOnce(run->request->id);
@@ -319,11 +328,12 @@ std::string SessionWorld::Fingerprint() const {
   std::vector<std::string> wires;
   for (const Wire& wire : network_) wires.push_back(wire.text);
   if (!options_.fifo) std::sort(wires.begin(), wires.end());
-  std::string text = absl::StrCat(
-      caller_.Fingerprint(), "|", callee_.Fingerprint(), "|",
-      now_.nanoseconds(), connected_, crashed_, callee_is_fresh_, "|",
-      options_.drops, options_.duplicates, options_.disconnects,
-      options_.abandons, options_.expiries, options_.forgets, options_.crashes);
+  std::string text =
+      absl::StrCat(caller_.Fingerprint(), "|", callee_.Fingerprint(), "|",
+                   now_.nanoseconds(), connected_, crashed_, callee_is_fresh_,
+                   "|", options_.drops, options_.duplicates,
+                   options_.disconnects, options_.abandons, options_.expiries,
+                   options_.unreachables, options_.forgets, options_.crashes);
   for (const std::string& wire : wires) absl::StrAppend(&text, "|", wire);
   for (const uint64_t id : running_) absl::StrAppend(&text, "|r", id);
   for (const auto& [id, fate] : fates_) {

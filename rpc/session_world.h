@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "weft/rpc/session.h"
+#include "weft/rpc/session_tap.h"
 
 namespace weft::rpc {
 
@@ -29,6 +30,7 @@ struct WorldOptions {
   int calls = 2;
   Limits limits;
   Fault fault = Fault::kNone;
+  SessionTap* tap = nullptr;  // sees all events; must outlive the world
   // A connection delivers in order or breaks. Else any message may be
   // delivered at any time, lost or repeated, also after its connection broke.
   bool fifo = false;
@@ -38,8 +40,9 @@ struct WorldOptions {
   int disconnects = 0;
   int abandons = 0;
   int expiries = 0;
-  int forgets = 0;  // the callee loses the session's table
-  int crashes = 0;  // the callee is replaced by a new incarnation
+  int unreachables = 0;  // the caller has tried for too long
+  int forgets = 0;       // the callee loses the session's table
+  int crashes = 0;       // the callee is replaced by a new incarnation
 };
 
 // Copyable, so that a walk can branch.
@@ -75,6 +78,13 @@ class SessionWorld {
     absl::Status status;
   };
 
+  // By way of the tap, if there is one.
+  template <typename Session, typename Event, typename Action>
+  void Give(Session& session, const Event& event,
+            std::vector<Action>* actions) {
+    if (options_.tap == nullptr) return session.OnEvent(event, now_, actions);
+    options_.tap->OnEvent(session, event, now_, actions);
+  }
   void Tell(const CallerSession::Event& event);
   void Tell(const CalleeSession::Event& event);
   void StartCall();

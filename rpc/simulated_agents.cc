@@ -1,10 +1,15 @@
 #include "weft/rpc/simulated_agents.h"
 
+#include <map>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/rpc/session_tap.h"
+#include "weft/rpc/wire.h"
 
 namespace weft::rpc {
 namespace {
@@ -21,12 +26,74 @@ SimulatedNetwork::Options WithFaults(SimulatedNetwork::Options options,
 
 }  // namespace
 
+// Counts what sessions do, and plants the bug.
+class SimulatedAgents::Tap final : public SessionTap {
+ public:
+  explicit Tap(PlantedBug bug) : bug_(bug) {}
+
+  const SessionCoverage& coverage() const { return coverage_; }
+
+  void OnEvent(CallerSession& session, const CallerSession::Event& event,
+               Instant now,
+               std::vector<CallerSession::Action>* actions) override {
+    coverage_.OnEvent(session, event, now, actions);
+    if (bug_ == PlantedBug::kSendOrderLost) HoldClose(session, actions);
+  }
+
+  void OnEvent(CalleeSession& session, const CalleeSession::Event& event,
+               Instant now,
+               std::vector<CalleeSession::Action>* actions) override {
+    const auto* arrived = std::get_if<CalleeSession::Arrived>(&event);
+    const bool is_known =
+        arrived != nullptr &&
+        session.StateOf(arrived->request->id) != CalleeSession::State::kUnknown;
+    coverage_.OnEvent(session, event, now, actions);
+    if (bug_ == PlantedBug::kNoDedupe && is_known) {
+      actions->push_back(CalleeSession::Run{arrived->request});
+    }
+  }
+
+  void OnHello(WorkerKey self, Hello* hello) override {
+    if (bug_ == PlantedBug::kEpochIgnored || bug_ == PlantedBug::kNoFence) {
+      if (bug_ == PlantedBug::kNoFence && hello->to != self) {
+        hello->resumes = false;
+      }
+      hello->to = self;
+    }
+  }
+
+ private:
+  // What this event would close is closed after the sends of the next one.
+  void HoldClose(const CallerSession& session,
+                 std::vector<CallerSession::Action>* actions) {
+    std::vector<CallerSession::Action> kept;
+    std::vector<CallerSession::Action> held = std::move(held_[&session]);
+    held_[&session].clear();
+    for (CallerSession::Action& action : *actions) {
+      const bool is_close =
+          std::holds_alternative<CallerSession::SendClose>(action);
+      (is_close ? held_[&session] : kept).push_back(std::move(action));
+    }
+    if (session.is_connected()) {
+      for (CallerSession::Action& close : held) {
+        kept.push_back(std::move(close));
+      }
+    }
+    actions->swap(kept);
+  }
+
+  const PlantedBug bug_;
+  SessionCoverage coverage_;
+  std::map<const CallerSession*, std::vector<CallerSession::Action>> held_;
+};
+
 sim::FaultPlan::Options SimulatedAgents::AllFaults(double rate, int min_hits) {
   using sim::Fault;
   return sim::FaultPlan::Options::Of(
       {Fault::kLoss, Fault::kLostReply, Fault::kDuplication, Fault::kDelay,
        Fault::kReordering, Fault::kReset, Fault::kHalfOpen,
-       Fault::kOneWayPartition, Fault::kTwoWayPartition, Fault::kCrash},
+       Fault::kOneWayPartition, Fault::kTwoWayPartition, Fault::kCrash,
+       Fault::kCorruption, Fault::kClockSkew},
       rate, min_hits);
 }
 
@@ -37,6 +104,7 @@ SimulatedAgents::SimulatedAgents(uint64_t seed, Options options)
       scheduler_(simulator_),
       network_(simulator_,
                WithFaults(options_.network, &faults_, &scheduler_.driver())),
+      tap_(std::make_unique<Tap>(options_.planted)),
       nodes_(options_.workers) {}
 
 SimulatedAgents::~SimulatedAgents() = default;
@@ -70,9 +138,7 @@ void SimulatedAgents::Start(int worker) {
   Node& node = nodes_[worker];
   node.name = absl::StrCat("w", worker);
   ++node.epoch;
-  // Each incarnation has its own, so that nothing of the last one is heard.
-  node.address = absl::StrCat(node.name, ".", node.epoch);
-  node.transport = network_.MakeTransport(node.address);
+  node.transport = network_.MakeTransport(node.name, RandomSkew());
   const WorkerKey key{static_cast<uint32_t>(worker), node.epoch};
   AgentOptions agent;
   agent.job = "simulation";
@@ -85,11 +151,12 @@ void SimulatedAgents::Start(int worker) {
   agent.default_timeout = options_.default_timeout;
   agent.limits = options_.limits;
   agent.registry = options_.registry;
+  agent.tap = tap_.get();
   auto made = Agent::Create(std::move(agent));
   WEFT_CHECK(made.ok()) << made.status().ToString();
   node.agent = *std::move(made);
   if (on_start_) on_start_(worker, *node.agent);
-  directory_.Put(Worker{node.name, key, node.address});
+  directory_.Put(Worker{node.name, key, node.name});
 }
 
 void SimulatedAgents::End(int worker) {
@@ -104,27 +171,46 @@ void SimulatedAgents::End(int worker) {
 void SimulatedAgents::CrashAndRestart(int worker) {
   const WorkerKey dead = nodes_[worker].agent->key();
   simulator_.Note(absl::StrCat("crash of ", nodes_[worker].name));
-  const std::string address = nodes_[worker].address;
-  for (Node& node : nodes_) {
-    if (&node != &nodes_[worker]) network_.Cut(address, node.address);
-  }
+  network_.Sever(nodes_[worker].name);
   End(worker);
-  Sleep(simulator_.random().Between(absl::ZeroDuration(),
-                                    options_.max_detection));
-  for (Node& node : nodes_) {
-    if (node.agent != nullptr) node.agent->PeerGone(dead, "it crashed");
-  }
+  TellSoon(dead);
   Sleep(simulator_.random().Between(absl::ZeroDuration(), options_.max_down));
   Start(worker);
   faults_.Count(sim::Fault::kRestart);
 }
 
+void SimulatedAgents::TellSoon(WorkerKey dead) {
+  for (Node& node : nodes_) {
+    simulator_.After(
+        simulator_.random().Between(absl::ZeroDuration(),
+                                    options_.max_detection),
+        [&node, dead] {
+          if (node.agent != nullptr) node.agent->PeerGone(dead, "it crashed");
+        },
+        absl::StrCat(node.name, " is told"));
+  }
+}
+
 void SimulatedAgents::Cut(int a, int b) {
-  network_.Cut(nodes_[a].address, nodes_[b].address);
+  network_.Cut(nodes_[a].name, nodes_[b].name);
 }
 
 void SimulatedAgents::Heal(int a, int b) {
-  network_.Heal(nodes_[a].address, nodes_[b].address);
+  network_.Heal(nodes_[a].name, nodes_[b].name);
+}
+
+const SessionCoverage& SimulatedAgents::transitions() const {
+  return tap_->coverage();
+}
+
+sim::ClockSkew SimulatedAgents::RandomSkew() {
+  sim::ClockSkew skew;
+  if (!faults_.Strikes(sim::Fault::kClockSkew)) return skew;
+  const auto most = static_cast<int64_t>(1e6 * options_.max_clock_drift);
+  skew.offset = simulator_.random().Between(absl::ZeroDuration(),
+                                            options_.max_clock_offset);
+  skew.millionths = simulator_.random().Below(2 * most + 1) - most;
+  return skew;
 }
 
 void SimulatedAgents::Chaos() {
@@ -145,8 +231,8 @@ void SimulatedAgents::Partition(bool one_way) {
       (a + 1 +
        static_cast<int>(simulator_.random().Below(options_.workers - 1))) %
       options_.workers;
-  const std::string from = nodes_[a].address;
-  const std::string to = nodes_[b].address;
+  const std::string from = nodes_[a].name;
+  const std::string to = nodes_[b].name;
   simulator_.Note(absl::StrCat("partition of ", from, " and ", to));
   if (one_way) {
     network_.CutOneWay(from, to);

@@ -10,6 +10,11 @@
 //   });
 //   EXPECT_THAT(statuses, Each(IsOk())) << "seed " << seed;
 //
+// After the last seed, CheckHits() of the sums of faults() and transitions()
+// says whether all that can go wrong has, and each row of the state tables of
+// sessions was reached; else the run shows less than it seems to. A planted bug
+// shows whether your test would notice one.
+//
 // One seed is one run, bit for bit: trace_hash() of two runs is the same unless
 // the code looks at a real clock, an address or another thread. Code may wait
 // for Futures, in functions too, and for nothing else: no locks held over a
@@ -28,6 +33,7 @@
 #include "absl/time/time.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
+#include "weft/rpc/session_coverage.h"
 #include "weft/rpc/simulated_transport.h"
 #include "weft/sim/baton_scheduler.h"
 #include "weft/sim/fault_plan.h"
@@ -35,19 +41,36 @@
 
 namespace weft::rpc {
 
+// What may be broken in the sessions of simulated agents, to see that a test
+// finds it.
+enum class PlantedBug {
+  kNone,
+  kNoDedupe,       // a request that comes again runs again
+  kNoFence,        // a new incarnation goes on with the calls of the last
+  kEpochIgnored,   // it takes what was meant for the last one
+  kSendOrderLost,  // what makes room for a request is sent after it
+};
+
 // Thread-safety: for the thread that made it, and within Run.
 class SimulatedAgents {
  public:
   struct Options {
     int workers = 3;  // w0, w1, ...
     // Kinds as SimulatedNetwork has them, struck at each message; kOneWay- and
-    // kTwoWayPartition and kCrash are struck at each `chaos_every`.
+    // kTwoWayPartition and kCrash are struck at each `chaos_every`, kClockSkew
+    // at each start of a worker.
     sim::FaultPlan::Options faults;
     absl::Duration chaos_every = absl::Milliseconds(20);
     absl::Duration max_partition = absl::Milliseconds(200);
-    // How long a crashed worker is away, and how soon the others are told.
+    // How long a crashed worker is away, and how soon each other is told: it
+    // may meet the next incarnation first, at the same address.
     absl::Duration max_down = absl::Milliseconds(100);
-    absl::Duration max_detection = absl::Milliseconds(50);
+    absl::Duration max_detection = absl::Milliseconds(100);
+    // How far a skewed clock is from the simulation's, and how much it gains or
+    // loses.
+    absl::Duration max_clock_offset = absl::Hours(1);
+    double max_clock_drift = 0.1;
+    PlantedBug planted = PlantedBug::kNone;
     SimulatedNetwork::Options network;  // without faults and driver
     absl::Duration default_timeout = absl::Seconds(60);
     Limits limits;
@@ -84,14 +107,16 @@ class SimulatedAgents {
 
   sim::Simulator& simulator() { return simulator_; }
   sim::FaultPlan& faults() { return faults_; }
+  // What the calls between the workers went through.
+  const SessionCoverage& transitions() const;
   // Of what happened: equal in two runs of a seed.
   uint64_t trace_hash() const { return simulator_.trace_hash(); }
 
  private:
+  class Tap;
   struct Node {
-    std::string name;
+    std::string name;  // and its address
     uint64_t epoch = 0;
-    std::string address;  // of this incarnation
     std::unique_ptr<Transport> transport;
     std::unique_ptr<Agent> agent;
   };
@@ -101,12 +126,15 @@ class SimulatedAgents {
   void Chaos();
   void Partition(bool one_way);
   int RandomWorker(int first);
+  sim::ClockSkew RandomSkew();
+  void TellSoon(WorkerKey dead);
 
   const Options options_;
   sim::Simulator simulator_;
   sim::FaultPlan faults_;
   sim::BatonScheduler scheduler_;
   SimulatedNetwork network_;
+  const std::unique_ptr<Tap> tap_;
   FixedDirectory directory_;
   std::function<void(int, Agent&)> on_start_;
   std::vector<Node> nodes_;

@@ -1,16 +1,21 @@
 #include "weft/rpc/simulated_agents.h"
 
 #include <cstdint>
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/failure.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -24,13 +29,22 @@ using ::weft::testing::StatusIs;
 // What is looked at from outside; only one simulated thread runs at a time.
 struct Ledger {
   SimulatedAgents* agents = nullptr;
-  std::map<int64_t, int> runs;  // of each call, in all incarnations
+  std::map<int64_t, int> runs;             // of each call, in all incarnations
+  std::map<int64_t, WorkerKey> meant_for;  // where it is to run, if known
+  std::vector<int64_t> misled;             // that ran elsewhere
   int64_t cancelled = 0;
+
+  void Ran(const CallContext& context, int64_t id) {
+    ++runs[id];
+    const auto it = meant_for.find(id);
+    if (it != meant_for.end() && !(it->second == context.agent().key())) {
+      misled.push_back(id);
+    }
+  }
 };
 
 int64_t Post(CallContext& context, int64_t id, const std::string& padding) {
-  auto* ledger = context.Local<Ledger>();
-  ++ledger->runs[id];
+  context.Local<Ledger>()->Ran(context, id);
   return id + static_cast<int64_t>(padding.size());
 }
 WEFT_RPC(Post);
@@ -38,7 +52,7 @@ WEFT_RPC(Post);
 // Takes its time, as it is, but looks at its cancellation.
 int64_t Work(CallContext& context, int64_t id) {
   auto* ledger = context.Local<Ledger>();
-  ++ledger->runs[id];
+  ledger->Ran(context, id);
   for (int i = 0; i < 20; ++i) {
     if (context.cancel().IsCancelled()) {
       ++ledger->cancelled;
@@ -54,7 +68,7 @@ int64_t Read(CallContext& context, int64_t id) { return Work(context, id); }
 WEFT_RPC_IDEMPOTENT(Read);
 
 absl::Status Refuse(CallContext& context, int64_t id) {
-  ++context.Local<Ledger>()->runs[id];
+  context.Local<Ledger>()->Ran(context, id);
   return absl::UnavailableError("the function says so");
 }
 WEFT_RPC_IDEMPOTENT(Refuse);
@@ -80,10 +94,11 @@ SimulatedAgents::Options Quiet(int workers) {
   return options;
 }
 
-// What one seed came to, for the sums over all.
+// What the seeds came to, summed up.
 struct Coverage {
   std::map<std::string, int64_t> ends;  // how calls ended, by what a user reads
   sim::FaultPlan faults{0};
+  SessionCoverage transitions;
 };
 
 std::string EndOf(const absl::Status& status) {
@@ -109,11 +124,18 @@ SimulatedAgents::Options Faulty() {
 // Two workers call the other two, which crash now and then. Returns what is
 // wrong.
 std::string RunSeed(uint64_t seed, Coverage* coverage,
-                    uint64_t* trace_hash = nullptr) {
-  SimulatedAgents agents(seed, Faulty());
+                    PlantedBug planted = PlantedBug::kNone,
+                    std::vector<std::string>* trace = nullptr) {
+  SimulatedAgents::Options options = Faulty();
+  options.planted = planted;
+  SimulatedAgents agents(seed, options);
   Ledger ledger;
   ledger.agents = &agents;
-  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  std::map<int, WorkerKey> keys;
+  agents.OnStart([&](int worker, Agent& agent) {
+    agent.SetLocal(&ledger);
+    keys[worker] = agent.key();
+  });
   std::string wrong;
   const auto check = [&](int64_t id, const absl::Status& status) {
     if (coverage != nullptr) ++coverage->ends[EndOf(status)];
@@ -121,7 +143,8 @@ std::string RunSeed(uint64_t seed, Coverage* coverage,
     // A nested call tells what it knows of itself, not of the one above.
     const bool is_certain = status.ok() || FailuresOf(status).size() == 1;
     if (runs > 1 || (status.ok() && runs != 1) ||
-        (is_certain && !status.ok() && !OutcomeUnknown(status) && runs != 0)) {
+        (is_certain && !status.ok() && !OutcomeUnknown(status) && runs != 0) ||
+        absl::IsResourceExhausted(status)) {  // they keep to their credit
       absl::StrAppend(&wrong, "call ", id, " ran ", runs,
                       " times and ended with ", status.ToString(), "\n");
     }
@@ -134,7 +157,9 @@ std::string RunSeed(uint64_t seed, Coverage* coverage,
     std::vector<Open> open;
     for (int64_t i = 0; i < 12; ++i) {
       const int64_t id = 100 * worker + i;
-      const Target to = agents[worker].To(absl::StrCat("w", 2 + i % 2));
+      const int callee = 2 + static_cast<int>(i % 2);
+      const Target to = agents[worker].To(absl::StrCat("w", callee));
+      if (i % 4 != 2) ledger.meant_for[id] = keys[callee];
       const Target brief = to.WithTimeout(absl::Milliseconds(30));
       if (i % 4 == 0) {
         // Some bodies travel in pieces.
@@ -160,21 +185,33 @@ std::string RunSeed(uint64_t seed, Coverage* coverage,
   for (const auto& [id, runs] : ledger.runs) {
     if (runs > 1) absl::StrAppend(&wrong, "call ", id, " ran ", runs, " times");
   }
-  if (coverage != nullptr) coverage->faults.Absorb(agents.faults());
-  if (trace_hash != nullptr) *trace_hash = agents.trace_hash();
+  for (const int64_t id : ledger.misled) {
+    absl::StrAppend(&wrong, "call ", id, " ran in another incarnation\n");
+  }
+  if (coverage != nullptr) {
+    coverage->faults.Absorb(agents.faults());
+    coverage->transitions.Absorb(agents.transitions());
+  }
+  if (trace != nullptr) {
+    const auto& lines = agents.simulator().trace();
+    trace->assign(lines.begin(), lines.end());
+    trace->push_back(absl::StrCat("of all: ", agents.trace_hash()));
+  }
   return wrong;
 }
 
 TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
-  Coverage coverage{{}, sim::FaultPlan(0, Faulty().faults)};
+  Coverage coverage{{}, sim::FaultPlan(0, Faulty().faults), {}};
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
     ASSERT_EQ(RunSeed(seed, &coverage), "") << "seed " << seed;
   }
-  std::cout << coverage.faults.Report();
+  constexpr auto kAgents = SessionCoverage::Where::kAgents;
+  std::cout << coverage.faults.Report() << coverage.transitions.Report(kAgents);
   for (const auto& [end, count] : coverage.ends) {
     std::cout << count << " calls: " << end << "\n";
   }
   EXPECT_THAT(coverage.faults.CheckHits(), IsOk());
+  EXPECT_THAT(coverage.transitions.CheckHits(kAgents), IsOk());
   // Every way in which a call can end has been seen.
   for (const char* end :
        {"ok", "CANCELLED in none", "DEADLINE_EXCEEDED in queue",
@@ -187,19 +224,113 @@ TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
   }
 }
 
+TEST(SimulatedFaults, FindEachPlantedBugWithinTheSeeds) {
+  const std::pair<PlantedBug, const char*> bugs[] = {
+      {PlantedBug::kNoDedupe, "ran 2 times"},
+      {PlantedBug::kNoFence, "ran 2 times"},
+      {PlantedBug::kEpochIgnored, "ran in another incarnation"},
+      {PlantedBug::kSendOrderLost, "RESOURCE_EXHAUSTED"}};
+  for (const auto& [bug, what] : bugs) {
+    std::string wrong;
+    uint64_t seed = 0;
+    while (!absl::StrContains(wrong, what) && ++seed <= 1000) {
+      wrong = RunSeed(seed, nullptr, bug);
+    }
+    std::cout << "bug " << static_cast<int>(bug) << ": seed " << seed << "\n";
+    EXPECT_LE(seed, 1000u) << "bug " << static_cast<int>(bug);
+  }
+}
+
+constexpr char kReplaySeed[] = "WEFT_REPLAY_SEED";
+
+// In a process of its own, which has other addresses and hash seeds.
+std::string TraceOfAnotherProcess(uint64_t seed) {
+  auto process = testing::Process::Start(
+      {{"/proc/self/exe", "--gtest_filter=*ASeedReplaysBitForBit"},
+       {absl::StrCat(kReplaySeed, "=", seed),
+        "XML_OUTPUT_FILE=", "TEST_PREMATURE_EXIT_FILE="}});
+  if (!process.ok()) return process.status().ToString();
+  const auto code = (*process)->Wait(absl::Minutes(2));
+  return code.ok() ? (*process)->output() : code.status().ToString();
+}
+
 TEST(SimulatedFaults, ASeedReplaysBitForBit) {
   constexpr uint64_t kSeeds = 20;
-  std::map<uint64_t, uint64_t> first;
+  if (const char* const only = std::getenv(kReplaySeed)) {
+    uint64_t seed = 0;
+    ASSERT_TRUE(absl::SimpleAtoi(only, &seed));
+    std::vector<std::string> trace;
+    RunSeed(seed, nullptr, PlantedBug::kNone, &trace);
+    std::cout << absl::StrJoin(trace, "\n") << "\nend\n";
+    return;
+  }
+  std::map<uint64_t, std::vector<std::string>> first;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    RunSeed(seed, nullptr, &first[seed]);
+    RunSeed(seed, nullptr, PlantedBug::kNone, &first[seed]);
+    ASSERT_GT(first[seed].size(), 100u);
   }
   // In another order, so that nothing is at the address that it had.
   for (uint64_t seed = kSeeds; seed >= 1; --seed) {
-    uint64_t second = 0;
-    RunSeed(seed, nullptr, &second);
+    std::vector<std::string> second;
+    RunSeed(seed, nullptr, PlantedBug::kNone, &second);
     ASSERT_EQ(first[seed], second) << "seed " << seed;
   }
   EXPECT_NE(first[1], first[2]);
+  for (uint64_t seed = 1; seed <= 3; ++seed) {
+    EXPECT_THAT(
+        TraceOfAnotherProcess(seed),
+        ::testing::HasSubstr(absl::StrJoin(first[seed], "\n") + "\nend\n"))
+        << "seed " << seed;
+  }
+}
+
+// ------------------------------------------------------------ clocks
+
+int64_t RemainingMilliseconds(CallContext& context) {
+  return absl::ToInt64Milliseconds(context.Remaining());
+}
+WEFT_RPC(RemainingMilliseconds);
+
+// Until the caller's time is over, by its own clock.
+absl::Status Outlast(CallContext& context) {
+  auto* ledger = context.Local<Ledger>();
+  while (!context.cancel().IsCancelled()) {
+    ledger->agents->Sleep(absl::Milliseconds(5));
+  }
+  ++ledger->cancelled;
+  return absl::OkStatus();
+}
+WEFT_RPC(Outlast);
+
+TEST(SimulatedFaults, DeadlinesTravelAsRemaindersBetweenClocksThatDiffer) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SimulatedAgents::Options options = Quiet(2);
+    options.faults.rate[static_cast<int>(sim::Fault::kClockSkew)] = 1;
+    SimulatedAgents agents(seed, options);
+    Ledger ledger;
+    ledger.agents = &agents;
+    agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+    const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+      const auto remaining =
+          Call(agents[0].To("w1", absl::Seconds(10)), RemainingMilliseconds);
+      if (!remaining.ok()) return remaining.status();
+      EXPECT_NEAR(*remaining, 10000, 100) << "seed " << seed;
+      const Instant before = agents.simulator().Now();
+      // It answers in time where its clock is the faster one.
+      const absl::Status end =
+          Call(agents[0].To("w1", absl::Seconds(10)), Outlast);
+      EXPECT_TRUE(end.ok() || absl::IsDeadlineExceeded(end)) << end;
+      // Either clock is off by a tenth at most.
+      const absl::Duration took = agents.simulator().Now() - before;
+      EXPECT_GE(took, absl::Seconds(9)) << "seed " << seed;
+      EXPECT_LE(took, absl::Seconds(11.2)) << "seed " << seed;
+      agents.Sleep(absl::Seconds(3));
+      return absl::OkStatus();
+    });
+    EXPECT_THAT(statuses, ElementsAre(IsOk())) << "seed " << seed;
+    EXPECT_EQ(ledger.cancelled, 1) << "seed " << seed;
+    EXPECT_EQ(agents.faults().hits(sim::Fault::kClockSkew), 2);
+  }
 }
 
 TEST(SimulatedFaults, FunctionsMayWaitForCallsOfTheirOwn) {  // PROBE-P6

@@ -5,8 +5,21 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "xxhash.h"
 
 namespace weft::rpc {
+namespace {
+
+// Of what a message says: the same in each run of a seed.
+std::string FingerprintOf(const Slices& message) {
+  uint64_t hash = 0;
+  for (const Bytes& slice : message) {
+    hash = XXH64(slice.data(), slice.size(), hash);
+  }
+  return absl::StrCat(TotalSize(message), " bytes ", absl::Hex(hash));
+}
+
+}  // namespace
 
 // Side 0 connected, side 1 accepted.
 class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
@@ -19,6 +32,10 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   }
   const std::string& address(int side) const { return addresses_[side]; }
   bool is_closed(int side) const { return sides_[side].closed; }
+  bool is_deaf() const { return sides_[0].deaf; }
+  bool Joins(const std::string& address) const {
+    return addresses_[0] == address || addresses_[1] == address;
+  }
 
   bool Write(int side, Slices message) {
     Side& from = sides_[side];
@@ -42,6 +59,10 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
       CloseSide(side, broken);
       Send(side, std::move(message), UpTo(network_.options_.max_delay),
            [self = shared_from_this(), broken] { self->Close(broken); });
+    } else if (network_.Strikes(sim::Fault::kCorruption)) {
+      Send(side, Slices(), absl::ZeroDuration(), [self = shared_from_this()] {
+        self->Close(absl::DataLossError("a message was not what was sent"));
+      });
     } else {
       const bool is_late = network_.Strikes(sim::Fault::kDelay);
       const absl::Duration leaves = network_.TimeToLeave(message);
@@ -96,6 +117,9 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     last = std::max(last + absl::Nanoseconds(1),
                     network_.simulator_.Now() + network_.TimeToLeave(message) +
                         network_.Latency() + delay);
+    std::string label =
+        absl::StrCat(addresses_[side], ">", addresses_[1 - side], " ",
+                     FingerprintOf(message));
     network_.simulator_.Schedule(
         last,
         [self = shared_from_this(), side, m = std::move(message),
@@ -105,12 +129,12 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
                                                    self->addresses_[1 - side]);
           if (is_cut) self->GoSilent();
           const auto observer = to.observer;
-          if (!to.closed && !to.deaf && observer != nullptr) {
+          if (!to.closed && !to.deaf && observer != nullptr && !m.empty()) {
             observer->OnMessage(std::move(m));
           }
           then();
         },
-        "message");
+        std::move(label));
   }
 
   void CloseSide(int side, const absl::Status& status) {
@@ -156,14 +180,14 @@ class SimulatedNetwork::End final : public Connection {
 
 class SimulatedNetwork::SimulatedTransport final : public Transport {
  public:
-  SimulatedTransport(SimulatedNetwork& network, std::string address)
-      : network_(network), address_(std::move(address)) {}
+  SimulatedTransport(SimulatedNetwork& network, std::string address,
+                     sim::ClockSkew skew)
+      : network_(network),
+        address_(std::move(address)),
+        driver_(network.driver(), skew) {}
   ~SimulatedTransport() override { network_.acceptors_.erase(address_); }
 
-  Driver& driver() override {
-    return network_.options_.driver != nullptr ? *network_.options_.driver
-                                               : network_.driver_;
-  }
+  Driver& driver() override { return driver_; }
 
   void Accept(Acceptor acceptor) override {
     network_.acceptors_[address_] = std::move(acceptor);
@@ -191,7 +215,8 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return static_cast<TimerId>(
-        network_.simulator_.Schedule(when, std::move(fn), "timer"));
+        network_.simulator_.Schedule(driver_.ToInner(when), std::move(fn),
+                                     absl::StrCat("timer of ", address_)));
   }
   bool CancelTimer(TimerId id) override {
     return network_.simulator_.Cancel(static_cast<uint64_t>(id));
@@ -200,6 +225,7 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
  private:
   SimulatedNetwork& network_;
   const std::string address_;
+  sim::SkewedDriver driver_;
 };
 
 SimulatedNetwork::SimulatedNetwork(sim::Simulator& simulator, Options options)
@@ -226,6 +252,14 @@ void SimulatedNetwork::Heal(const std::string& a, const std::string& b) {
   cut_.erase({b, a});
 }
 
+void SimulatedNetwork::Sever(const std::string& address) {
+  acceptors_.erase(address);
+  for (const auto& weak : pipes_) {
+    const auto pipe = weak.lock();
+    if (pipe != nullptr && pipe->Joins(address)) pipe->GoSilent();
+  }
+}
+
 bool SimulatedNetwork::Strikes(sim::Fault fault) {
   if (options_.faults == nullptr || !options_.faults->Strikes(fault)) {
     return false;
@@ -235,13 +269,13 @@ bool SimulatedNetwork::Strikes(sim::Fault fault) {
 }
 
 std::unique_ptr<Transport> SimulatedNetwork::MakeTransport(
-    std::string address) {
-  return std::make_unique<SimulatedTransport>(*this, std::move(address));
+    std::string address, sim::ClockSkew skew) {
+  return std::make_unique<SimulatedTransport>(*this, std::move(address), skew);
 }
 
 void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
                               const std::string& address) {
-  if (pipe->is_closed(0)) return;
+  if (pipe->is_closed(0) || pipe->is_deaf()) return;
   if (IsCut(pipe->address(0), address) || IsCut(address, pipe->address(0))) {
     return pipe->GoSilent();
   }

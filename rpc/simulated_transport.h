@@ -18,6 +18,7 @@
 #include "weft/sim/fault_plan.h"
 #include "weft/sim/sim_driver.h"
 #include "weft/sim/simulator.h"
+#include "weft/sim/skewed_driver.h"
 
 namespace weft::rpc {
 
@@ -34,6 +35,8 @@ namespace weft::rpc {
 //   kDelay        it and those behind it are late
 //   kReordering   the connection breaks for the sender, and the message comes
 //                 late, when the next connection may have carried others
+//   kCorruption   who receives the message finds that it is not what was sent,
+//                 as TLS does, and hangs up
 //
 // Thread-safety: as its Simulator.
 class SimulatedNetwork {
@@ -59,13 +62,18 @@ class SimulatedNetwork {
   // Lets go of the ends of all connections.
   ~SimulatedNetwork();
 
-  // A transport reached at `address`; the network must outlive it.
-  std::unique_ptr<Transport> MakeTransport(std::string address);
+  // A transport reached at `address`, whose clock is off by `skew`; the network
+  // must outlive it.
+  std::unique_ptr<Transport> MakeTransport(std::string address,
+                                           sim::ClockSkew skew = {});
 
   // What is sent from `from` to `to` is lost from now on, silently.
   void CutOneWay(const std::string& from, const std::string& to);
   void Cut(const std::string& a, const std::string& b);
   void Heal(const std::string& a, const std::string& b);
+  // Nothing more comes from or to what is reached at `address` now; the next
+  // transport of that address is not concerned.
+  void Sever(const std::string& address);
 
   int64_t broken() const { return broken_; }
 
@@ -78,6 +86,9 @@ class SimulatedNetwork {
   bool Strikes(sim::Fault fault);
   bool IsCut(const std::string& from, const std::string& to) const {
     return cut_.count({from, to}) > 0;
+  }
+  Driver& driver() {
+    return options_.driver != nullptr ? *options_.driver : driver_;
   }
   // How long `message` keeps its direction of the connection busy.
   absl::Duration TimeToLeave(const Slices& message) const;

@@ -2,6 +2,7 @@
 // fail does: how to test functions of your own.
 
 #include <cstdint>
+#include <iostream>
 #include <string>
 
 #include "gtest/gtest.h"
@@ -32,10 +33,18 @@ struct Result {
   uint64_t trace_hash = 0;
 };
 
-Result RunSeed(uint64_t seed, weft::sim::FaultPlan* all_faults) {
+// What happened in all seeds.
+struct Sums {
+  weft::sim::FaultPlan faults{0, rpc::SimulatedAgents::AllFaults(0.05)};
+  rpc::SessionCoverage transitions;
+};
+
+Result RunSeed(uint64_t seed, Sums* sums,
+               rpc::PlantedBug planted = rpc::PlantedBug::kNone) {
   rpc::SimulatedAgents::Options options;
   options.workers = 3;
   options.faults = rpc::SimulatedAgents::AllFaults(0.05);
+  options.planted = planted;
   rpc::SimulatedAgents agents(seed, options);
   Counter counter;  // outlives the crashes of w2, as a disk would
   agents.OnStart([&](int, rpc::Agent& agent) { agent.SetLocal(&counter); });
@@ -52,25 +61,45 @@ Result RunSeed(uint64_t seed, weft::sim::FaultPlan* all_faults) {
   });
   result.counted = counter.value;
   result.trace_hash = agents.trace_hash();
-  all_faults->Absorb(agents.faults());
+  sums->faults.Absorb(agents.faults());
+  sums->transitions.Absorb(agents.transitions());
   return result;
 }
 
+bool IsRight(const Result& result) {
+  return result.counted >= result.certain &&
+         result.counted <= result.certain + result.perhaps;
+}
+
 TEST(Counter, CountsEachIncrementOnce) {
-  weft::sim::FaultPlan faults(0, rpc::SimulatedAgents::AllFaults(0.05));
+  Sums sums;
   for (uint64_t seed = 1; seed <= 100; ++seed) {
-    const Result result = RunSeed(seed, &faults);
-    ASSERT_GE(result.counted, result.certain) << "seed " << seed;
-    ASSERT_LE(result.counted, result.certain + result.perhaps)
-        << "seed " << seed;
+    ASSERT_TRUE(IsRight(RunSeed(seed, &sums))) << "seed " << seed;
   }
-  // Each kind of fault has struck: else the test would show nothing of it.
-  EXPECT_TRUE(faults.CheckHits().ok()) << faults.CheckHits();
+  std::cout << sums.faults.Report()
+            << sums.transitions.Report(rpc::SessionCoverage::Where::kCalls);
+  // Each kind of fault has struck, and calls went through all that it brings:
+  // else the test would show nothing of it.
+  const absl::Status faults = sums.faults.CheckHits();
+  EXPECT_TRUE(faults.ok()) << faults;
+  const absl::Status transitions =
+      sums.transitions.CheckHits(rpc::SessionCoverage::Where::kCalls);
+  EXPECT_TRUE(transitions.ok()) << transitions;
+}
+
+TEST(Counter, WouldFindAWeftThatCountsTwice) {
+  Sums sums;
+  uint64_t seed = 1;
+  while (seed <= 100 &&
+         IsRight(RunSeed(seed, &sums, rpc::PlantedBug::kNoDedupe))) {
+    ++seed;
+  }
+  EXPECT_LE(seed, 100u);
 }
 
 TEST(Counter, ASeedThatFailsCanBeRunAgain) {
-  weft::sim::FaultPlan faults(0);
-  EXPECT_EQ(RunSeed(7, &faults).trace_hash, RunSeed(7, &faults).trace_hash);
+  Sums sums;
+  EXPECT_EQ(RunSeed(7, &sums).trace_hash, RunSeed(7, &sums).trace_hash);
 }
 
 }  // namespace
