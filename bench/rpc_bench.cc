@@ -4,6 +4,8 @@
 //   rpc_bench                       figures
 //   rpc_bench --goals=L1,T1         rows, as bench/goals.h says: L1 to L5, T1,
 //                                   T2, B1 to B3; --quick: one short round
+//   rpc_bench --loopback=20000      so many adds between two agents of this
+//                                   process and no network, for callgrind
 //
 // Both processes hold a rank's own server. A small call goes over a unix
 // socket, TCP, and TCP with mTLS; so does raw gRPC's. Run it from the top of
@@ -41,6 +43,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/local_transport.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::bench {
@@ -84,6 +87,7 @@ struct Options {
   double spin_us = 50;  // of the Loop
   size_t size = 0;      // of a put; 0: adds
   int out = 1;
+  int loopback = 0;  // adds within this process
 };
 
 double Now() {
@@ -268,6 +272,37 @@ int CallServer(const Options& options) {
     MeasureLatency(server, options.seconds);
   }
   std::fflush(stdout);
+  return 0;
+}
+
+// Both agents' own work, and hardly more: to be counted.
+int CallItself(const Options& options) {
+  rpc::LocalNetwork network;
+  const auto make = [&](const std::string& name, uint32_t id,
+                        rpc::Directory& directory, rpc::Transport& transport) {
+    rpc::AgentOptions agent_options;
+    agent_options.job = "bench";
+    agent_options.name = name;
+    agent_options.key = rpc::WorkerKey{id, 1};
+    agent_options.transport = &transport;
+    agent_options.directory = &directory;
+    auto agent = rpc::Agent::Create(agent_options);
+    WEFT_CHECK(agent.ok()) << agent.status().ToString();
+    return *std::move(agent);
+  };
+  rpc::FixedDirectory directory;
+  directory.Put({kServer, rpc::WorkerKey{1, 1}, "server"});
+  const auto to = network.MakeTransport("server");
+  const auto from = network.MakeTransport("client");
+  const auto server = make(kServer, 1, directory, *to);
+  const auto client = make(kClient, 2, directory, *from);
+  const rpc::Target target = client->To(kServer);
+  const Tensor one = Tensor::Scalar<float>(1);
+  for (int i = 0; i < options.loopback; ++i) {
+    const absl::StatusOr<Tensor> sum = rpc::Call(target, AddOne, one, one);
+    WEFT_CHECK(sum.ok()) << sum.status().ToString();
+    WEFT_CHECK_EQ(sum->item<float>(), 2.0f);
+  }
   return 0;
 }
 
@@ -635,7 +670,10 @@ int main(int argc, char** argv) {
   app.add_option("--spin", options.spin_us, "")->group("");
   app.add_option("--size", options.size, "")->group("");
   app.add_option("--out", options.out, "")->group("");
+  app.add_option("--loopback", options.loopback,
+                 "So many adds within this process");
   CLI11_PARSE(app, argc, argv);
+  if (options.loopback > 0) return weft::bench::CallItself(options);
   if (!options.serve.empty()) return weft::bench::Serve(options);
   if (!options.call.empty()) return weft::bench::CallServer(options);
   if (quick) {
