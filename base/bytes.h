@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -76,7 +77,8 @@ class Bytes {
   std::shared_ptr<const void> owner_;
 };
 
-using Slices = std::vector<Bytes>;
+// Most are of one slice.
+using Slices = absl::InlinedVector<Bytes, 1>;
 
 size_t TotalSize(const Slices& slices);
 

@@ -13,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/bytes.h"
+#include "weft/base/bytes_builder.h"
 #include "weft/base/cancel.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
@@ -22,6 +23,7 @@
 #include "weft/base/failpoint.h"
 #include "weft/base/fake_clock.h"
 #include "weft/base/parker.h"
+#include "weft/base/slice_reader.h"
 #include "weft/base/status_macros.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -154,6 +156,88 @@ TEST(Bytes, KeepTheirOwnerAliveAndCountElementsInBytes) {
   EXPECT_EQ(owner.use_count(), 2);
   wrapped = Bytes();
   EXPECT_EQ(owner.use_count(), 1);
+}
+
+TEST(BytesBuilder, KeepsWhatWasWrittenAsItGrows) {
+  BytesBuilder builder;
+  EXPECT_TRUE(builder.Take().empty());
+  std::string written;
+  for (int i = 0; i < 100; ++i) {
+    const std::string text(i, static_cast<char>(i));
+    builder.Append(text);
+    builder.Varint(i);
+    written += text + static_cast<char>(i);
+  }
+  EXPECT_EQ(builder.size(), written.size());
+  EXPECT_EQ(builder.Take().view(), written);
+  EXPECT_TRUE(builder.empty());
+  builder.Append("again");
+  EXPECT_EQ(builder.Take().view(), "again");
+}
+
+TEST(BytesBuilder, PutsALengthBeforeWhatItIsOf) {
+  BytesBuilder builder;
+  builder.Append("abc");
+  builder.PrependSize(1);
+  EXPECT_EQ(builder.Take().view(), "a\2bc");
+  builder.Append("abc");
+  builder.PrependSize(1, /*more=*/126);
+  EXPECT_EQ(builder.Take().view(),
+            "a\x80\x01"
+            "bc");
+}
+
+// `bytes` one to a slice, with empty ones between.
+Slices Scattered(absl::string_view bytes) {
+  Slices slices;
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    slices.push_back(Bytes());
+    slices.push_back(Bytes::Copy(bytes.substr(i, 1)));
+  }
+  return slices;
+}
+
+TEST(SliceReader, ReadsAcrossSlicesWhatItReadsWithinOne) {
+  BytesBuilder builder;
+  for (const uint64_t number : {uint64_t{0}, uint64_t{300}, UINT64_MAX}) {
+    builder.Varint(number);
+  }
+  builder.Append("texts and more");
+  const Bytes whole = builder.Take();
+  for (const Slices& slices : {Slices{whole}, Scattered(whole.view())}) {
+    SliceReader reader(slices);
+    for (const uint64_t wanted : {uint64_t{0}, uint64_t{300}, UINT64_MAX}) {
+      uint64_t number = 1;
+      ASSERT_TRUE(reader.Varint(&number));
+      EXPECT_EQ(number, wanted);
+    }
+    std::string text(5, '\0');
+    ASSERT_TRUE(reader.Copy(text.data(), text.size()));
+    EXPECT_EQ(text, "texts");
+    EXPECT_EQ(reader.position(), whole.size() - 9);
+    ASSERT_TRUE(reader.Skip(5));
+    Slices rest;
+    ASSERT_TRUE(reader.Share(4, &rest));
+    EXPECT_EQ(Flatten(rest).view(), "more");
+    EXPECT_EQ(reader.remaining(), 0);
+  }
+}
+
+TEST(SliceReader, ReadsNothingThatIsNotThere) {
+  const Slices slices = Scattered("\x80\x80");
+  SliceReader reader(slices);
+  char bytes[3];
+  Slices shared;
+  EXPECT_FALSE(reader.Copy(bytes, 3));
+  EXPECT_FALSE(reader.Skip(3));
+  EXPECT_FALSE(reader.Share(3, &shared));
+  EXPECT_EQ(reader.Peek(2), nullptr);
+  EXPECT_EQ(reader.remaining(), 2);
+  uint64_t number;
+  EXPECT_FALSE(reader.Varint(&number)) << "it ends within";
+  const Slices large = {Bytes::Copy(std::string(9, '\xff') + "\x02")};
+  SliceReader of_large(large);
+  EXPECT_FALSE(of_large.Varint(&number)) << "65 bits";
 }
 
 TEST(Bytes, FlattenCopiesOnlyIfItMust) {

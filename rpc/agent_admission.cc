@@ -24,7 +24,7 @@ class Agent::Core::Guest final : public LinkOwner {
   Guest(std::weak_ptr<Core> core, Proof proof)
       : core_(std::move(core)), proof_(std::move(proof)) {}
 
-  absl::Status OnFrame(Link& link, Frame frame) override {
+  absl::Status OnFrame(Link& link, Frame&& frame) override {
     if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
     if (refused_) return absl::OkStatus();  // it is told why, then closed
     const auto* hello = std::get_if<Hello>(&frame);

@@ -3,9 +3,8 @@
 #include <google/protobuf/io/coded_stream.h>
 #include <google/protobuf/message_lite.h>
 
-#include <algorithm>
+#include <cstring>
 #include <limits>
-#include <memory>
 
 #include "absl/strings/str_cat.h"
 
@@ -21,18 +20,6 @@ size_t Padding(size_t position) {
 }
 
 }  // namespace
-
-void Encoder::Varint(uint64_t value) {
-  while (value >= 0x80) {
-    chunk_.push_back(static_cast<char>(value | 0x80));
-    value >>= 7;
-  }
-  chunk_.push_back(static_cast<char>(value));
-}
-
-void Encoder::Raw(const void* bytes, size_t size) {
-  chunk_.append(static_cast<const char*>(bytes), size);
-}
 
 void Encoder::Attach(Bytes bytes) {
   if (bytes.size() < kByReference) {
@@ -73,89 +60,54 @@ absl::StatusOr<Slices> Encoder::Finish() && {
 }
 
 void Encoder::Align() {
-  chunk_.append(Padding(flushed_ + chunk_.size()), '\0');
+  const size_t padding = Padding(flushed_ + chunk_.size());
+  std::memset(chunk_.Extend(padding), 0, padding);
 }
 
 void Encoder::Flush() {
   if (chunk_.empty()) return;
   flushed_ += chunk_.size();
-  slices_.push_back(Bytes::Own(std::move(chunk_)));
-  chunk_.clear();
+  slices_.push_back(chunk_.Take());
 }
-
-Decoder::Decoder(const Received& received)
-    : slices_(received.slices),
-      is_private_(received.is_private),
-      remaining_(TotalSize(received.slices)) {}
 
 absl::Status Decoder::Malformed(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("malformed value: ", what));
 }
 
-absl::Status Decoder::Varint(uint64_t& value) {
-  value = 0;
-  for (int shift = 0; shift < 64; shift += 7) {
-    uint8_t byte;
-    WEFT_RETURN_IF_ERROR(Raw(&byte, 1));
-    if (shift == 63 && byte > 1) break;
-    value |= uint64_t{byte & 0x7Fu} << shift;
-    if (byte < 0x80) return absl::OkStatus();
-  }
-  return Malformed("a number of more than 64 bits");
+absl::Status Decoder::NoNumber() const {
+  return Malformed(remaining() == 0 ? "it ends within a number"
+                                    : "a number of more than 64 bits");
 }
 
-absl::Status Decoder::Raw(void* bytes, size_t size) {
-  if (size > remaining_) {
-    return Malformed(
-        absl::StrCat("it ends after ", remaining_, " of ", size, " bytes"));
-  }
-  auto* out = static_cast<uint8_t*>(bytes);
-  while (size > 0) {
-    const Bytes& slice = slices_[slice_];
-    const size_t n = std::min(size, slice.size() - offset_);
-    if (n > 0) std::memcpy(out, slice.data() + offset_, n);
-    out += n;
-    size -= n;
-    Skip(n);
-  }
-  return absl::OkStatus();
-}
-
-// REQUIRES: size <= remaining_.
-void Decoder::Skip(size_t size) {
-  position_ += size;
-  remaining_ -= size;
-  offset_ += size;
-  while (slice_ < slices_.size() && offset_ >= slices_[slice_].size()) {
-    offset_ -= slices_[slice_].size();
-    ++slice_;
-  }
+absl::Status Decoder::TooFew(size_t wanted) const {
+  return Malformed(
+      absl::StrCat("it ends after ", remaining(), " of ", wanted, " bytes"));
 }
 
 absl::Status Decoder::AttachedSize(size_t& size) {
   uint64_t length;
   WEFT_RETURN_IF_ERROR(Varint(length));
   const size_t padding =
-      length >= Encoder::kByReference ? Padding(position_) : 0;
-  if (length > remaining_ || padding > remaining_ - length) {
+      length >= Encoder::kByReference ? Padding(bytes_.position()) : 0;
+  if (length > remaining() || padding > remaining() - length) {
     return Malformed(absl::StrCat(length, " bytes are announced and ",
-                                  remaining_, " are left"));
+                                  remaining(), " are left"));
   }
-  Skip(padding);
+  bytes_.Skip(padding);
   size = length;
   return absl::OkStatus();
 }
 
 std::optional<Bytes> Decoder::InPlace(size_t size) {
-  if (!is_private_ || size == 0 || size > remaining_) return std::nullopt;
-  const Bytes& slice = slices_[slice_];
-  const auto address = reinterpret_cast<uintptr_t>(slice.data() + offset_);
-  if (size > slice.size() - offset_ || address % Encoder::kAlignment != 0) {
+  if (!is_private_ || size == 0) return std::nullopt;
+  const uint8_t* const begin = bytes_.Peek(size);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  if (begin == nullptr || address % Encoder::kAlignment != 0) {
     return std::nullopt;
   }
-  Bytes bytes = slice.subspan(offset_, size);
-  Skip(size);
-  return bytes;
+  Slices one;
+  bytes_.Share(size, &one);
+  return std::move(one.front());
 }
 
 absl::Status Decoder::Attached(Bytes& bytes) {
@@ -169,26 +121,21 @@ absl::Status Decoder::Attached(Slices& slices) {
   size_t size;
   WEFT_RETURN_IF_ERROR(AttachedSize(size));
   slices.clear();
-  while (size > 0) {
-    const Bytes& slice = slices_[slice_];
-    const size_t n = std::min(size, slice.size() - offset_);
-    if (n > 0) slices.push_back(slice.subspan(offset_, n));
-    size -= n;
-    Skip(n);
-  }
+  bytes_.Share(size, &slices);
   return absl::OkStatus();
 }
 
 absl::Status Decoder::Count(size_t element_bytes, size_t& count) {
   uint64_t announced;
   WEFT_RETURN_IF_ERROR(Varint(announced));
-  if (announced > remaining_) {
+  if (announced > remaining()) {
     return Malformed(absl::StrCat(announced, " elements are announced and ",
-                                  remaining_, " bytes are left"));
+                                  remaining(), " bytes are left"));
   }
   // No overflow: a message is far below 2^48 bytes, an element below 2^16.
   container_bytes_ += announced * element_bytes;
-  if (container_bytes_ > kMaxContainerBytes + 4 * (position_ + remaining_)) {
+  if (container_bytes_ >
+      kMaxContainerBytes + 4 * (bytes_.position() + remaining())) {
     return Malformed(absl::StrCat("its containers need ", container_bytes_,
                                   " bytes of memory"));
   }
@@ -197,8 +144,8 @@ absl::Status Decoder::Count(size_t element_bytes, size_t& count) {
 }
 
 absl::Status Decoder::AtEnd() const {
-  if (remaining_ == 0) return absl::OkStatus();
-  return Malformed(absl::StrCat(remaining_, " bytes too many"));
+  if (remaining() == 0) return absl::OkStatus();
+  return Malformed(absl::StrCat(remaining(), " bytes too many"));
 }
 
 absl::Status Codec<std::string>::Decode(Decoder& d, std::string& value) {

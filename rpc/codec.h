@@ -39,6 +39,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
+#include "weft/base/bytes_builder.h"
+#include "weft/base/slice_reader.h"
 #include "weft/base/status_macros.h"
 
 namespace google::protobuf {
@@ -81,9 +83,9 @@ class Encoder {
     (Codec<std::decay_t<T>>::Encode(std::forward<T>(values), *this), ...);
   }
 
-  void Varint(uint64_t value);
+  void Varint(uint64_t value) { chunk_.Varint(value); }
   // `size` bytes as they are; the reader knows how many.
-  void Raw(const void* bytes, size_t size);
+  void Raw(const void* bytes, size_t size) { chunk_.Append(bytes, size); }
   // A length and the bytes; copied if they are few, else shared.
   void Attach(Bytes bytes);
   void Attach(Slices slices);
@@ -100,7 +102,7 @@ class Encoder {
   void Align();
   void Flush();
 
-  std::string chunk_;  // written, not yet in slices_
+  BytesBuilder chunk_;  // written, not yet in slices_
   Slices slices_;
   size_t flushed_ = 0;  // bytes in slices_
   absl::Status status_;
@@ -123,7 +125,8 @@ class Decoder {
   // cannot become a kilobyte.
   static constexpr size_t kMaxContainerBytes = size_t{64} << 20;
 
-  explicit Decoder(const Received& received);
+  explicit Decoder(const Received& received)
+      : bytes_(received.slices), is_private_(received.is_private) {}
 
   template <typename... T>
   absl::Status Read(T&... values) {
@@ -132,8 +135,12 @@ class Decoder {
     return status;
   }
 
-  absl::Status Varint(uint64_t& value);
-  absl::Status Raw(void* bytes, size_t size);
+  absl::Status Varint(uint64_t& value) {
+    return bytes_.Varint(&value) ? absl::OkStatus() : NoNumber();
+  }
+  absl::Status Raw(void* bytes, size_t size) {
+    return bytes_.Copy(bytes, size) ? absl::OkStatus() : TooFew(size);
+  }
   // What Attach wrote; shared if it lies in one piece, else copied into one.
   absl::Status Attached(Bytes& bytes);
   // What Attach wrote, as it lies; shared.
@@ -159,7 +166,7 @@ class Decoder {
   // `element_bytes` in memory.
   absl::Status Count(size_t element_bytes, size_t& count);
 
-  size_t remaining() const { return remaining_; }
+  size_t remaining() const { return bytes_.remaining(); }
   // kInvalidArgument unless all was read.
   absl::Status AtEnd() const;
 
@@ -175,14 +182,11 @@ class Decoder {
     return status;
   }
 
-  void Skip(size_t size);
+  absl::Status NoNumber() const;
+  absl::Status TooFew(size_t wanted) const;
 
-  const Slices& slices_;
+  SliceReader bytes_;
   const bool is_private_;
-  size_t slice_ = 0;   // index of the current slice
-  size_t offset_ = 0;  // in it
-  size_t position_ = 0;
-  size_t remaining_;
   size_t container_bytes_ = 0;
   int depth_ = 0;
 };

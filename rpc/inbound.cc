@@ -103,7 +103,7 @@ void Inbound::Attach(std::shared_ptr<Link> link) {
                 : absl::AbortedError("replaced by a newer connection"));
 }
 
-absl::Status Inbound::OnFrame(Link& link, Frame frame) {
+absl::Status Inbound::OnFrame(Link& link, Frame&& frame) {
   if (auto* request = std::get_if<RequestFrame>(&frame)) {
     Tell(CalleeSession::Arrived{std::move(request->request)}, &link);
     return absl::OkStatus();

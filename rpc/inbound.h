@@ -74,7 +74,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
 
   // Takes the calls of `link` from now on; an earlier link is closed.
   void Attach(std::shared_ptr<Link> link) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnFrame(Link& link, Frame frame) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFrame(Link& link, Frame&& frame) ABSL_LOCKS_EXCLUDED(mu_);
   void OnLinkClosed(Link& link) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The caller's incarnation, or this life of it, is no more: handlers are

@@ -379,7 +379,7 @@ void Link::OnMessage(Slices message) {
   }
   const absl::Status status =
       ReadBatch(message, clock_.Now(),
-                [this](Frame frame) { return TakeFrame(std::move(frame)); });
+                [this](Frame&& frame) { return TakeFrame(std::move(frame)); });
   {
     MutexLock lock(mu_);
     receiving_ = false;
@@ -388,7 +388,7 @@ void Link::OnMessage(Slices message) {
   End(status);
 }
 
-absl::Status Link::TakeFrame(Frame frame) {
+absl::Status Link::TakeFrame(Frame&& frame) {
   if (auto* request = std::get_if<RequestFrame>(&frame);
       request != nullptr && request->body_bytes > 0) {
     return Begin(request->request, nullptr, request->request->id,

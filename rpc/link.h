@@ -40,7 +40,7 @@ class LinkOwner {
   virtual ~LinkOwner() = default;
 
   // Requests and replies come whole. An error closes the link with it.
-  virtual absl::Status OnFrame(Link& link, Frame frame) = 0;
+  virtual absl::Status OnFrame(Link& link, Frame&& frame) = 0;
   // Nothing more comes of it.
   virtual void OnLinkClosed(Link& link, absl::Status status) = 0;
 };
@@ -156,7 +156,7 @@ class Link final : public ConnectionObserver,
   static std::shared_ptr<Ring> MakeRing(std::shared_ptr<memory::Segment> memory,
                                         bool is_offerer);
 
-  absl::Status TakeFrame(Frame frame);
+  absl::Status TakeFrame(Frame&& frame);
   absl::Status Begin(std::shared_ptr<Request> request,
                      std::shared_ptr<Reply> reply, uint64_t id, uint64_t size);
   absl::Status Fill(const Piece& piece);

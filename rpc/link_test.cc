@@ -392,7 +392,7 @@ class SlowConnection final : public Connection {
 
 class Nobody final : public LinkOwner {
  public:
-  absl::Status OnFrame(Link&, Frame) override { return absl::OkStatus(); }
+  absl::Status OnFrame(Link&, Frame&&) override { return absl::OkStatus(); }
   void OnLinkClosed(Link&, absl::Status) override {}
 };
 

@@ -231,7 +231,7 @@ void Outbound::Connect() {
   link->Attach(options_.transport->Connect(options_.peer, link));
 }
 
-absl::Status Outbound::OnFrame(Link& link, Frame frame) {
+absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {
   if (const auto* welcome = std::get_if<Welcome>(&frame)) {
     return OnWelcome(link, *welcome);
   }

@@ -81,7 +81,7 @@ class Outbound final : public internal::Caller,
   size_t pending_calls() ABSL_LOCKS_EXCLUDED(mu_);
   void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
 
-  absl::Status OnFrame(Link& link, Frame frame) override
+  absl::Status OnFrame(Link& link, Frame&& frame) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void OnLinkClosed(Link& link, absl::Status status) override
       ABSL_LOCKS_EXCLUDED(mu_);

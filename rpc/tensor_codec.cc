@@ -23,6 +23,11 @@ uint64_t Code(DType dtype) {
   return code;
 }
 
+// Too small to travel by reference.
+bool IsSmall(const Tensor& tensor) {
+  return tensor.bytes() < static_cast<int64_t>(Encoder::kByReference);
+}
+
 // Everything before the elements.
 void EncodeHeader(const Tensor& tensor, Encoder& encoder) {
   encoder.Varint(Code(tensor.dtype()));
@@ -87,10 +92,10 @@ absl::Status DecodeDefined(Decoder& decoder, DType dtype, Tensor& tensor) {
 void Codec<Tensor>::Encode(const Tensor& tensor, Encoder& encoder) {
   if (!tensor.defined()) return encoder.Varint(kUndefined);
   EncodeHeader(tensor, encoder);
-  const Tensor contiguous = tensor.Contiguous();
-  if (contiguous.IsSameAs(tensor)) {
+  if (tensor.is_contiguous()) {
     encoder.AttachCopy(tensor.raw(), tensor.bytes());
-  } else {  // that was the copy
+  } else {
+    const Tensor contiguous = tensor.Contiguous();  // that is the copy
     auto owner = std::make_shared<const Tensor>(contiguous);
     encoder.Attach(Bytes::Wrap(contiguous.raw(), contiguous.bytes(), owner));
   }
@@ -102,6 +107,7 @@ void Codec<Tensor>::Encode(Tensor&& tensor, Encoder& encoder) {
     return Encode(static_cast<const Tensor&>(tensor), encoder);
   }
   EncodeHeader(tensor, encoder);
+  if (IsSmall(tensor)) return encoder.AttachCopy(tensor.raw(), tensor.bytes());
   auto owner = std::make_shared<const Tensor>(std::move(tensor));
   encoder.Attach(Bytes::Wrap(owner->raw(), owner->bytes(), owner));
 }
@@ -110,8 +116,7 @@ namespace internal {
 
 void EncodeBorrowed(const Tensor& tensor, Encoder& encoder,
                     std::vector<Payload>& borrowed) {
-  if (!tensor.defined() || !tensor.is_contiguous() ||
-      tensor.bytes() < static_cast<int64_t>(Encoder::kByReference)) {
+  if (!tensor.defined() || !tensor.is_contiguous() || IsSmall(tensor)) {
     return Codec<Tensor>::Encode(tensor, encoder);
   }
   EncodeHeader(tensor, encoder);

@@ -1,15 +1,12 @@
 #include "weft/rpc/wire.h"
 
 #include <algorithm>
-#include <cstring>
-#include <limits>
-#include <optional>
 #include <type_traits>
 #include <utility>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
-#include "weft/base/status_macros.h"
+#include "weft/base/slice_reader.h"
 
 namespace weft::rpc {
 namespace {
@@ -26,258 +23,204 @@ constexpr uint64_t kMaxId = uint64_t{1} << 62;
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxDetails = 16;  // payloads of a status
 
+// What a field begins with.
+constexpr uint64_t Tag(int number, uint64_t type) {
+  return static_cast<uint64_t>(number) << 3 | type;
+}
+
 // ------------------------------------------------------------------ writing
 
-void PutVarint(std::string* out, uint64_t value) {
-  char bytes[10];
-  size_t size = 0;
-  while (value >= 0x80) {
-    bytes[size++] = static_cast<char>(value | 0x80);
-    value >>= 7;
-  }
-  bytes[size++] = static_cast<char>(value);
-  out->append(bytes, size);
-}
-
-void PutTag(std::string* out, int number, uint64_t type) {
-  PutVarint(out, static_cast<uint64_t>(number) << 3 | type);
-}
-
 // As proto3 does, these leave out what is 0 or empty.
-void PutNumber(std::string* out, int number, uint64_t value) {
+void PutNumber(BytesBuilder* out, int number, uint64_t value) {
   if (value == 0) return;
-  PutTag(out, number, kVarint);
-  PutVarint(out, value);
+  out->Varint(Tag(number, kVarint));
+  out->Varint(value);
 }
 
 template <typename T>
-void PutFixed(std::string* out, int number, T value) {
+void PutFixed(BytesBuilder* out, int number, T value) {
   if (value == 0) return;
-  PutTag(out, number, sizeof(T) == 8 ? kFixed64 : kFixed32);
-  out->append(reinterpret_cast<const char*>(&value), sizeof(T));
+  out->Varint(Tag(number, sizeof(T) == 8 ? kFixed64 : kFixed32));
+  out->Append(&value, sizeof(T));
 }
 
-void PutText(std::string* out, int number, absl::string_view text) {
+void PutText(BytesBuilder* out, int number, absl::string_view text) {
   if (text.empty()) return;
-  PutTag(out, number, kBytes);
-  PutVarint(out, text.size());
-  out->append(text.data(), text.size());
+  out->Varint(Tag(number, kBytes));
+  out->Varint(text.size());
+  out->Append(text);
 }
 
-void PutKey(std::string* out, int number, rendezvous::WorkerKey key) {
-  std::string fields;
-  PutNumber(&fields, 1, key.id);
-  PutNumber(&fields, 2, key.epoch);
-  PutText(out, number, fields);
+// A message within one, of what `put()` writes.
+template <typename Put>
+void PutMessage(BytesBuilder* out, int number, Put put) {
+  out->Varint(Tag(number, kBytes));
+  const size_t start = out->size();
+  put();
+  out->PrependSize(start);
+}
+
+void PutKey(BytesBuilder* out, int number, rendezvous::WorkerKey key) {
+  PutMessage(out, number, [&] {
+    PutNumber(out, 1, key.id);
+    PutNumber(out, 2, key.epoch);
+  });
 }
 
 // ------------------------------------------------------------------ reading
 
-absl::Status Bad(absl::string_view what) {
-  return absl::InvalidArgumentError(absl::StrCat("malformed batch: ", what));
-}
-
-// Walks over slices.
+// Walks over the fields of a message. After the first thing that is wrong
+// there are no more of them, and what is read is zero or empty.
 class Reader {
  public:
-  explicit Reader(const Slices& slices)
-      : slices_(slices), remaining_(TotalSize(slices)) {
-    Skip(0);
+  Reader(const Slices& slices, Instant now) : bytes_(slices), now_(now) {}
+
+  // What was wrong.
+  const absl::Status& status() const { return status_; }
+  void Fail(absl::Status status) { status_.Update(std::move(status)); }
+  void Fail(absl::string_view what) {
+    Fail(absl::InvalidArgumentError(absl::StrCat("malformed batch: ", what)));
   }
 
-  size_t remaining() const { return remaining_; }
+  Instant now() const { return now_; }
 
-  absl::Status Varint(uint64_t* value) {
-    // Most are one byte.
-    if (remaining_ > 0 && slices_[slice_][offset_] < 0x80) {
-      *value = slices_[slice_][offset_];
-      Skip(1);
-      return absl::OkStatus();
+  // The tag of the next field of a message that ends where `end` bytes remain;
+  // 0 if there is none.
+  uint64_t Next(size_t end) {
+    if (!status_.ok() || bytes_.remaining() == end) return 0;
+    if (bytes_.remaining() < end) {
+      Fail("a field overruns its frame");
+      return 0;
     }
-    *value = 0;
-    for (int shift = 0; shift < 64; shift += 7) {
-      if (remaining_ == 0) return Bad("it ends within a number");
-      const uint8_t byte = slices_[slice_][offset_];
-      Skip(1);
-      if (shift == 63 && byte > 1) break;
-      *value |= uint64_t{byte & 0x7Fu} << shift;
-      if (byte < 0x80) return absl::OkStatus();
+    uint64_t tag = Varint();
+    type_ = tag & 7;
+    size_ = type_ == kBytes ? Varint() : 0;
+    if (size_ > bytes_.remaining()) {
+      Fail(absl::StrCat("a field announces ", size_, " bytes and ",
+                        bytes_.remaining(), " are left"));
     }
-    return Bad("a number of more than 64 bits");
+    if (tag < Tag(1, 0)) Fail("a field without a number");
+    return status_.ok() ? tag : 0;
+  }
+  // Where a message ends that is the field which has just begun.
+  size_t End() const { return bytes_.remaining() - size_; }
+  bool IsBefore(size_t end) const {
+    return status_.ok() && bytes_.remaining() > end;
   }
 
+  // Each reads the field which has just begun, but Varint: the next number.
   template <typename T>
-  absl::Status Fixed(T* value) {
-    return Copy(value, sizeof(T));
+  void Number(T* value) {
+    const uint64_t number = Varint();
+    *value = static_cast<T>(number);
+    if constexpr (!std::is_same_v<T, bool>) {
+      if (static_cast<uint64_t>(*value) != number) {
+        Fail("a number out of its range");
+      }
+    }
   }
-
-  absl::Status Text(size_t size, std::string* text) {
-    if (size > kMaxText) return Bad(absl::StrCat("a text of ", size, " bytes"));
-    if (size > remaining_) return Bad("it ends within a text");
-    text->resize(size);
-    return Copy(text->data(), size);
+  template <typename T>
+  void Fixed(T* value) {
+    if (!bytes_.Copy(value, sizeof(T))) Fail("it ends within a field");
   }
-
-  absl::Status Shared(size_t size, Slices* slices) {
-    if (size > remaining_) return Bad("it ends within a body");
+  void Text(std::string* text) {
+    if (size_ > kMaxText) {
+      return Fail(absl::StrCat("a text of ", size_, " bytes"));
+    }
+    text->resize(size_);
+    bytes_.Copy(text->data(), size_);
+  }
+  void Shared(Slices* slices) {
     slices->clear();
-    while (size > 0) {
-      const Bytes& slice = slices_[slice_];
-      const size_t n = std::min(size, slice.size() - offset_);
-      slices->push_back(slice.subspan(offset_, n));
-      size -= n;
-      Skip(n);
-    }
-    return absl::OkStatus();
+    bytes_.Share(size_, slices);
   }
-
-  absl::Status SkipField(uint64_t type, size_t size) {
-    uint64_t ignored;
-    switch (type) {
-      case kVarint:
-        return Varint(&ignored);
-      case kFixed64:
-        size = 8;
-        break;
-      case kFixed32:
-        size = 4;
-        break;
-      default:
-        break;
+  void Skip() {
+    if (type_ == kVarint) {
+      (void)Varint();
+    } else if (type_ != kBytes && type_ != kFixed64 && type_ != kFixed32) {
+      Fail(absl::StrCat("a field of the unknown type ", type_));
+    } else if (!bytes_.Skip(type_ == kBytes     ? size_
+                            : type_ == kFixed64 ? 8
+                                                : 4)) {
+      Fail("it ends within an unknown field");
     }
-    if (size > remaining_) return Bad("it ends within an unknown field");
-    Skip(size);
-    return absl::OkStatus();
+  }
+  uint64_t Varint() {
+    uint64_t value;
+    if (bytes_.Varint(&value)) return value;
+    Fail(bytes_.remaining() == 0 ? "it ends within a number"
+                                 : "a number of more than 64 bits");
+    return 0;
   }
 
  private:
-  absl::Status Copy(void* to, size_t size) {
-    if (size > remaining_) return Bad("it ends within a field");
-    auto* out = static_cast<uint8_t*>(to);
-    while (size > 0) {
-      const Bytes& slice = slices_[slice_];
-      const size_t n = std::min(size, slice.size() - offset_);
-      std::memcpy(out, slice.data() + offset_, n);
-      out += n;
-      size -= n;
-      Skip(n);
-    }
-    return absl::OkStatus();
-  }
-
-  void Skip(size_t size) {
-    remaining_ -= size;
-    offset_ += size;
-    while (slice_ < slices_.size() && offset_ >= slices_[slice_].size()) {
-      offset_ -= slices_[slice_].size();
-      ++slice_;
-    }
-  }
-
-  const Slices& slices_;
-  size_t slice_ = 0;
-  size_t offset_ = 0;
-  size_t remaining_;
+  SliceReader bytes_;
+  const Instant now_;
+  absl::Status status_;
+  uint64_t type_ = 0;  // of the field
+  uint64_t size_ = 0;  // of it, if that is kBytes
 };
 
-// One field: its number, its type, and its length if that is kBytes.
-struct Field {
-  uint64_t number = 0;
-  uint64_t type = 0;
-  size_t size = 0;
+// Each Read takes the message that is the field which has just begun.
 
-  bool Is(uint64_t n, uint64_t t) const { return number == n && type == t; }
-};
-
-absl::Status ReadField(Reader* reader, Field* field) {
-  uint64_t tag;
-  WEFT_RETURN_IF_ERROR(reader->Varint(&tag));
-  field->number = tag >> 3;
-  field->type = tag & 7;
-  field->size = 0;
-  switch (field->type) {
-    case kVarint:
-    case kFixed64:
-    case kFixed32:
-      return absl::OkStatus();
-    case kBytes: {
-      uint64_t size;
-      WEFT_RETURN_IF_ERROR(reader->Varint(&size));
-      if (size > reader->remaining()) {
-        return Bad(absl::StrCat("a field announces ", size, " bytes and ",
-                                reader->remaining(), " are left"));
-      }
-      field->size = size;
-      return absl::OkStatus();
-    }
-    default:
-      return Bad(absl::StrCat("a field of the unknown type ", field->type));
-  }
-}
-
-// Calls `read(field)`, which returns nullopt for one that it does not know,
-// for each field of the next `size` bytes.
-absl::Status ReadFields(
-    Reader* reader, size_t size,
-    absl::FunctionRef<std::optional<absl::Status>(const Field&)> read) {
-  const size_t end = reader->remaining() - size;
-  while (reader->remaining() > end) {
-    Field field;
-    WEFT_RETURN_IF_ERROR(ReadField(reader, &field));
-    std::optional<absl::Status> known = read(field);
-    WEFT_RETURN_IF_ERROR(
-        known.has_value() ? *known : reader->SkipField(field.type, field.size));
-    if (reader->remaining() < end) return Bad("a field overruns its frame");
-  }
-  return absl::OkStatus();
-}
-
-template <typename T>
-absl::Status ReadNumber(Reader* reader, T* value) {
-  uint64_t number;
-  WEFT_RETURN_IF_ERROR(reader->Varint(&number));
-  *value = static_cast<T>(number);
-  if constexpr (!std::is_same_v<T, bool>) {
-    if (static_cast<uint64_t>(*value) != number) {
-      return Bad("a number out of its range");
+void Read(Reader& r, rendezvous::WorkerKey* key) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&key->id);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&key->epoch);
+        break;
+      default:
+        r.Skip();
     }
   }
-  return absl::OkStatus();
 }
 
-absl::Status ReadKey(Reader* reader, size_t size, rendezvous::WorkerKey* key) {
-  return ReadFields(reader, size,
-                    [&](const Field& f) -> std::optional<absl::Status> {
-                      if (f.Is(1, kVarint)) return ReadNumber(reader, &key->id);
-                      if (f.Is(2, kVarint))
-                        return ReadNumber(reader, &key->epoch);
-                      return std::nullopt;
-                    });
-}
-
-absl::Status ReadHello(Reader* r, size_t size, Hello* hello) {
+void Read(Reader& r, Hello* hello) {
   hello->magic = hello->min_version = hello->max_version = 0;
-  return ReadFields(r, size,
-                    [&](const Field& f) -> std::optional<absl::Status> {
-                      if (f.Is(1, kFixed32)) return r->Fixed(&hello->magic);
-                      if (f.Is(2, kVarint))
-                        return ReadNumber(r, &hello->min_version);
-                      if (f.Is(3, kVarint))
-                        return ReadNumber(r, &hello->max_version);
-                      if (f.Is(4, kBytes)) return r->Text(f.size, &hello->job);
-                      if (f.Is(5, kBytes))
-                        return r->Text(f.size, &hello->build);
-                      if (f.Is(6, kBytes)) return r->Text(f.size, &hello->name);
-                      if (f.Is(7, kBytes))
-                        return ReadKey(r, f.size, &hello->from);
-                      if (f.Is(8, kBytes))
-                        return ReadKey(r, f.size, &hello->to);
-                      if (f.Is(9, kFixed64)) return r->Fixed(&hello->registry);
-                      if (f.Is(10, kVarint)) return ReadNumber(r, &hello->life);
-                      if (f.Is(11, kVarint))
-                        return ReadNumber(r, &hello->resumes);
-                      return std::nullopt;
-                    });
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kFixed32):
+        r.Fixed(&hello->magic);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&hello->min_version);
+        break;
+      case Tag(3, kVarint):
+        r.Number(&hello->max_version);
+        break;
+      case Tag(4, kBytes):
+        r.Text(&hello->job);
+        break;
+      case Tag(5, kBytes):
+        r.Text(&hello->build);
+        break;
+      case Tag(6, kBytes):
+        r.Text(&hello->name);
+        break;
+      case Tag(7, kBytes):
+        Read(r, &hello->from);
+        break;
+      case Tag(8, kBytes):
+        Read(r, &hello->to);
+        break;
+      case Tag(9, kFixed64):
+        r.Fixed(&hello->registry);
+        break;
+      case Tag(10, kVarint):
+        r.Number(&hello->life);
+        break;
+      case Tag(11, kVarint):
+        r.Number(&hello->resumes);
+        break;
+      default:
+        r.Skip();
+    }
+  }
 }
 
 // A code that no status has counts as kUnknown.
@@ -286,393 +229,490 @@ absl::Status ToStatus(uint64_t code, absl::string_view message) {
   return absl::Status(static_cast<absl::StatusCode>(code), message);
 }
 
-absl::Status ReadFunction(Reader* r, size_t size, FunctionTable* functions) {
+// One of them.
+void Read(Reader& r, FunctionTable* functions) {
   std::string name;
   FunctionSignature function;
-  WEFT_RETURN_IF_ERROR(
-      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.Is(1, kBytes)) return r->Text(f.size, &name);
-        if (f.Is(2, kBytes)) return r->Text(f.size, &function.signature);
-        if (f.Is(3, kFixed64)) return r->Fixed(&function.digest);
-        return std::nullopt;
-      }));
-  if (functions->size() == kMaxFunctions) return Bad("too many functions");
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        r.Text(&name);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&function.signature);
+        break;
+      case Tag(3, kFixed64):
+        r.Fixed(&function.digest);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (functions->size() == kMaxFunctions) return r.Fail("too many functions");
   functions->emplace(std::move(name), std::move(function));
-  return absl::OkStatus();
 }
 
-absl::Status ReadWelcome(Reader* r, size_t size, Welcome* welcome) {
+void Read(Reader& r, Welcome* welcome) {
   auto functions = std::make_shared<FunctionTable>();
   uint64_t code = 0;
   std::string error;
   bool has_functions = false;
   Limits& limits = welcome->limits;
   limits.calls = limits.bytes = limits.nested_calls = 0;
-  WEFT_RETURN_IF_ERROR(
-      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.Is(1, kVarint)) return ReadNumber(r, &code);
-        if (f.Is(2, kBytes)) return r->Text(f.size, &error);
-        if (f.Is(3, kVarint)) return ReadNumber(r, &welcome->version);
-        if (f.Is(4, kVarint)) return ReadNumber(r, &welcome->forgotten);
-        if (f.Is(5, kVarint)) return ReadNumber(r, &welcome->replaced);
-        if (f.Is(6, kFixed64)) return r->Fixed(&welcome->registry);
-        if (f.Is(7, kBytes)) return r->Text(f.size, &welcome->build);
-        if (f.Is(8, kVarint)) return ReadNumber(r, &limits.calls);
-        if (f.Is(9, kVarint)) return ReadNumber(r, &limits.bytes);
-        if (f.Is(10, kVarint)) return ReadNumber(r, &limits.nested_calls);
-        if (f.Is(11, kBytes)) return ReadFunction(r, f.size, functions.get());
-        if (f.Is(12, kVarint)) return ReadNumber(r, &has_functions);
-        return std::nullopt;
-      }));
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&code);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&error);
+        break;
+      case Tag(3, kVarint):
+        r.Number(&welcome->version);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&welcome->forgotten);
+        break;
+      case Tag(5, kVarint):
+        r.Number(&welcome->replaced);
+        break;
+      case Tag(6, kFixed64):
+        r.Fixed(&welcome->registry);
+        break;
+      case Tag(7, kBytes):
+        r.Text(&welcome->build);
+        break;
+      case Tag(8, kVarint):
+        r.Number(&limits.calls);
+        break;
+      case Tag(9, kVarint):
+        r.Number(&limits.bytes);
+        break;
+      case Tag(10, kVarint):
+        r.Number(&limits.nested_calls);
+        break;
+      case Tag(11, kBytes):
+        Read(r, functions.get());
+        break;
+      case Tag(12, kVarint):
+        r.Number(&has_functions);
+        break;
+      default:
+        r.Skip();
+    }
+  }
   if (limits.calls < 0 || limits.bytes < 0 || limits.nested_calls < 0) {
-    return Bad("a limit below 0");
+    r.Fail("a limit below 0");
   }
   if (has_functions) welcome->functions = std::move(functions);
   welcome->status = ToStatus(code, error);
-  return absl::OkStatus();
 }
 
-absl::Status CheckId(uint64_t id) {
-  if (id >= 1 && id < kMaxId) return absl::OkStatus();
-  return Bad(absl::StrCat("a call with the id ", id));
+void CheckId(Reader& r, uint64_t id) {
+  if (id < 1 || id >= kMaxId) r.Fail(absl::StrCat("a call with the id ", id));
 }
 
 // A body comes with its frame or in pieces, not both ways.
-absl::Status CheckBody(const Slices& body, uint64_t body_bytes) {
-  if (body_bytes == 0 || body.empty()) return absl::OkStatus();
-  return Bad("a body that is here and yet to come");
+void CheckBody(Reader& r, const Slices& body, uint64_t body_bytes) {
+  if (body_bytes > 0 && !body.empty()) {
+    r.Fail("a body that is here and yet to come");
+  }
 }
 
-absl::Status ReadTrace(Reader* r, size_t size, telemetry::TraceContext* trace) {
+void ReadTrace(Reader& r, telemetry::TraceContext* trace) {
   std::string text;
-  WEFT_RETURN_IF_ERROR(r->Text(size, &text));
-  WEFT_ASSIGN_OR_RETURN(*trace, telemetry::ParseTraceparent(text));
-  return absl::OkStatus();
+  r.Text(&text);
+  absl::StatusOr<telemetry::TraceContext> parsed =
+      telemetry::ParseTraceparent(text);
+  if (!parsed.ok()) return r.Fail(parsed.status());
+  *trace = *parsed;
 }
 
-absl::Status ReadRequest(Reader* r, size_t size, Instant now,
-                         RequestFrame* frame) {
+void Read(Reader& r, RequestFrame* frame) {
   frame->request = std::make_shared<Request>();
   Request& request = *frame->request;
   uint64_t timeout_us = 0;
-  WEFT_RETURN_IF_ERROR(
-      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.Is(1, kVarint)) return ReadNumber(r, &request.id);
-        if (f.Is(2, kBytes)) return r->Text(f.size, &request.function);
-        if (f.Is(3, kFixed64)) return r->Fixed(&request.signature);
-        if (f.Is(4, kVarint)) return ReadNumber(r, &timeout_us);
-        if (f.Is(5, kVarint)) return ReadNumber(r, &request.depth);
-        if (f.Is(6, kBytes)) return r->Text(f.size, &request.chain);
-        if (f.Is(7, kBytes)) return ReadTrace(r, f.size, &request.trace);
-        if (f.Is(8, kVarint)) return ReadNumber(r, &frame->body_bytes);
-        if (f.Is(9, kVarint)) return ReadNumber(r, &request.keeps_result);
-        if (f.Is(kBody, kBytes)) return r->Shared(f.size, &request.body);
-        return std::nullopt;
-      }));
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&request.id);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&request.function);
+        break;
+      case Tag(3, kFixed64):
+        r.Fixed(&request.signature);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&timeout_us);
+        break;
+      case Tag(5, kVarint):
+        r.Number(&request.depth);
+        break;
+      case Tag(6, kBytes):
+        r.Text(&request.chain);
+        break;
+      case Tag(7, kBytes):
+        ReadTrace(r, &request.trace);
+        break;
+      case Tag(8, kVarint):
+        r.Number(&frame->body_bytes);
+        break;
+      case Tag(9, kVarint):
+        r.Number(&request.keeps_result);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&request.body);
+        break;
+      default:
+        r.Skip();
+    }
+  }
   // Far beyond any limit, and still far from overflow.
   timeout_us = std::min<uint64_t>(timeout_us, int64_t{1} << 50);
-  request.began = now;
-  request.deadline = now + absl::Microseconds(static_cast<int64_t>(timeout_us));
-  if (request.depth < 0) return Bad("a depth below 0");
-  WEFT_RETURN_IF_ERROR(CheckId(request.id));
-  return CheckBody(request.body, frame->body_bytes);
+  request.began = r.now();
+  request.deadline = request.began + absl::Microseconds(timeout_us);
+  if (request.depth < 0) r.Fail("a depth below 0");
+  CheckId(r, request.id);
+  CheckBody(r, request.body, frame->body_bytes);
 }
 
-absl::Status ReadDetail(Reader* r, size_t size, std::string* key,
-                        std::string* value) {
-  return ReadFields(r, size,
-                    [&](const Field& f) -> std::optional<absl::Status> {
-                      if (f.Is(1, kBytes)) return r->Text(f.size, key);
-                      if (f.Is(2, kBytes)) return r->Text(f.size, value);
-                      return std::nullopt;
-                    });
+using Details = std::vector<std::pair<std::string, std::string>>;
+
+// One of them.
+void Read(Reader& r, Details* details) {
+  if (details->size() == kMaxDetails) {
+    return r.Fail(absl::StrCat("more than ", kMaxDetails, " details"));
+  }
+  auto& [key, value] = details->emplace_back();
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        r.Text(&key);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&value);
+        break;
+      default:
+        r.Skip();
+    }
+  }
 }
 
-absl::Status ReadReply(Reader* r, size_t size, ReplyFrame* frame) {
+void Read(Reader& r, ReplyFrame* frame) {
   frame->reply = std::make_shared<Reply>();
   Reply& reply = *frame->reply;
   uint64_t code = 0;
   uint8_t refusal = 0;
   std::string error;
-  std::vector<std::pair<std::string, std::string>> details;
-  WEFT_RETURN_IF_ERROR(
-      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.Is(1, kVarint)) return ReadNumber(r, &reply.id);
-        if (f.Is(2, kVarint)) return ReadNumber(r, &code);
-        if (f.Is(3, kBytes)) return r->Text(f.size, &error);
-        if (f.Is(4, kVarint)) return ReadNumber(r, &refusal);
-        if (f.Is(5, kBytes)) {
-          if (details.size() == kMaxDetails) {
-            return Bad(absl::StrCat("more than ", kMaxDetails, " details"));
-          }
-          auto& [key, value] = details.emplace_back();
-          return ReadDetail(r, f.size, &key, &value);
-        }
-        if (f.Is(8, kVarint)) return ReadNumber(r, &frame->body_bytes);
-        if (f.Is(kBody, kBytes)) return r->Shared(f.size, &reply.body);
-        return std::nullopt;
-      }));
-  reply.status = ToStatus(code, error);
+  Details details;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&reply.id);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&code);
+        break;
+      case Tag(3, kBytes):
+        r.Text(&error);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&refusal);
+        break;
+      case Tag(5, kBytes):
+        Read(r, &details);
+        break;
+      case Tag(8, kVarint):
+        r.Number(&frame->body_bytes);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&reply.body);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (code != 0) reply.status = ToStatus(code, error);
   for (auto& [key, value] : details) {
     reply.status.SetPayload(key, absl::Cord(value));
   }
   if (refusal <= static_cast<uint8_t>(Refusal::kOverLimit)) {
     reply.refusal = static_cast<Refusal>(refusal);
   }
-  WEFT_RETURN_IF_ERROR(CheckId(reply.id));
-  return CheckBody(reply.body, frame->body_bytes);
+  CheckId(r, reply.id);
+  CheckBody(r, reply.body, frame->body_bytes);
 }
 
-absl::Status ReadIntervals(Reader* r, size_t size, Close* close) {
-  const size_t end = r->remaining() - size;
-  while (r->remaining() > end) {
+void ReadIntervals(Reader& r, std::vector<Interval>* ids) {
+  const size_t end = r.End();
+  while (r.IsBefore(end)) {
     Interval interval;
-    WEFT_RETURN_IF_ERROR(r->Varint(&interval.first));
-    WEFT_RETURN_IF_ERROR(r->Varint(&interval.last));
-    WEFT_RETURN_IF_ERROR(CheckId(interval.first));
-    WEFT_RETURN_IF_ERROR(CheckId(interval.last));
-    if (interval.first > interval.last || r->remaining() < end) {
-      return Bad("an interval that is none");
+    interval.first = r.Varint();
+    interval.last = r.Varint();
+    CheckId(r, interval.first);
+    CheckId(r, interval.last);
+    if (interval.first > interval.last) r.Fail("an interval that is none");
+    ids->push_back(interval);
+  }
+}
+
+void Read(Reader& r, Close* close) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        ReadIntervals(r, &close->ids);
+        break;
+      default:
+        r.Skip();
     }
-    close->ids.push_back(interval);
   }
-  return absl::OkStatus();
 }
 
-absl::Status ReadClose(Reader* r, size_t size, Close* close) {
-  return ReadFields(r, size,
-                    [&](const Field& f) -> std::optional<absl::Status> {
-                      if (f.Is(1, kBytes))
-                        return ReadIntervals(r, f.size, close);
-                      return std::nullopt;
-                    });
-}
-
-absl::Status ReadPiece(Reader* r, size_t size, Piece* piece) {
-  WEFT_RETURN_IF_ERROR(
-      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.Is(1, kVarint)) return ReadNumber(r, &piece->id);
-        if (f.Is(2, kVarint)) return ReadNumber(r, &piece->in_ring);
-        if (f.Is(kBody, kBytes)) return r->Shared(f.size, &piece->data);
-        return std::nullopt;
-      }));
+void Read(Reader& r, Piece* piece) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&piece->id);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&piece->in_ring);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&piece->data);
+        break;
+      default:
+        r.Skip();
+    }
+  }
   if (piece->in_ring > 0 && !piece->data.empty()) {
-    return Bad("a piece that is here and in shared memory");
+    r.Fail("a piece that is here and in shared memory");
   }
-  return CheckId(piece->id);
+  CheckId(r, piece->id);
 }
 
-absl::Status ReadRingMessage(Reader* r, size_t size, RingMessage* message) {
+void Read(Reader& r, RingMessage* message) {
   uint8_t kind = 0;
-  WEFT_RETURN_IF_ERROR(
-      ReadFields(r, size, [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.Is(1, kVarint)) return ReadNumber(r, &kind);
-        if (f.Is(2, kVarint)) return ReadNumber(r, &message->token);
-        if (f.Is(3, kVarint)) return ReadNumber(r, &message->bytes);
-        if (f.Is(4, kVarint)) return ReadNumber(r, &message->position);
-        return std::nullopt;
-      }));
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&kind);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&message->token);
+        break;
+      case Tag(3, kVarint):
+        r.Number(&message->bytes);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&message->position);
+        break;
+      default:
+        r.Skip();
+    }
+  }
   if (kind < static_cast<uint8_t>(RingMessage::Kind::kWanted) ||
       kind > static_cast<uint8_t>(RingMessage::Kind::kConsumed)) {
-    return Bad(absl::StrCat("shared memory with the kind ", kind));
+    r.Fail(absl::StrCat("shared memory with the kind ", kind));
   }
   message->kind = static_cast<RingMessage::Kind>(kind);
-  return absl::OkStatus();
 }
 
-// Reads `field` as a T and hands it on.
-template <typename T, typename Read>
-absl::Status TakeFrame(Read read, absl::FunctionRef<absl::Status(Frame)> take) {
-  T frame;
-  WEFT_RETURN_IF_ERROR(read(&frame));
-  return take(std::move(frame));
+// Reads the field as a T and hands it on.
+template <typename T>
+void TakeFrame(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
+  Frame frame(std::in_place_type<T>);
+  Read(r, &std::get<T>(frame));
+  if (r.status().ok()) r.Fail(take(std::move(frame)));
 }
 
 }  // namespace
 
 void BatchWriter::Add(const Hello& hello) {
-  std::string& fields = Begin();
-  PutFixed(&fields, 1, hello.magic);
-  PutNumber(&fields, 2, hello.min_version);
-  PutNumber(&fields, 3, hello.max_version);
-  PutText(&fields, 4, hello.job);
-  PutText(&fields, 5, hello.build);
-  PutText(&fields, 6, hello.name);
-  PutKey(&fields, 7, hello.from);
-  PutKey(&fields, 8, hello.to);
-  PutFixed(&fields, 9, hello.registry);
-  PutNumber(&fields, 10, hello.life);
-  PutNumber(&fields, 11, hello.resumes);
-  AddFrame(1, fields, {});
+  const size_t start = Begin(1);
+  PutFixed(&chunk_, 1, hello.magic);
+  PutNumber(&chunk_, 2, hello.min_version);
+  PutNumber(&chunk_, 3, hello.max_version);
+  PutText(&chunk_, 4, hello.job);
+  PutText(&chunk_, 5, hello.build);
+  PutText(&chunk_, 6, hello.name);
+  PutKey(&chunk_, 7, hello.from);
+  PutKey(&chunk_, 8, hello.to);
+  PutFixed(&chunk_, 9, hello.registry);
+  PutNumber(&chunk_, 10, hello.life);
+  PutNumber(&chunk_, 11, hello.resumes);
+  End(start);
 }
 
 void BatchWriter::Add(const Welcome& welcome) {
-  std::string& fields = Begin();
-  PutNumber(&fields, 1, static_cast<uint64_t>(welcome.status.code()));
-  PutText(&fields, 2, welcome.status.message());
-  PutNumber(&fields, 3, welcome.version);
-  PutNumber(&fields, 4, welcome.forgotten);
-  PutNumber(&fields, 5, welcome.replaced);
-  PutFixed(&fields, 6, welcome.registry);
-  PutText(&fields, 7, welcome.build);
-  PutNumber(&fields, 8, welcome.limits.calls);
-  PutNumber(&fields, 9, welcome.limits.bytes);
-  PutNumber(&fields, 10, welcome.limits.nested_calls);
+  const size_t start = Begin(2);
+  PutNumber(&chunk_, 1, static_cast<uint64_t>(welcome.status.code()));
+  PutText(&chunk_, 2, welcome.status.message());
+  PutNumber(&chunk_, 3, welcome.version);
+  PutNumber(&chunk_, 4, welcome.forgotten);
+  PutNumber(&chunk_, 5, welcome.replaced);
+  PutFixed(&chunk_, 6, welcome.registry);
+  PutText(&chunk_, 7, welcome.build);
+  PutNumber(&chunk_, 8, welcome.limits.calls);
+  PutNumber(&chunk_, 9, welcome.limits.bytes);
+  PutNumber(&chunk_, 10, welcome.limits.nested_calls);
   if (welcome.functions != nullptr) {
     for (const auto& [name, function] : *welcome.functions) {
-      std::string entry;
-      PutText(&entry, 1, name);
-      PutText(&entry, 2, function.signature);
-      PutFixed(&entry, 3, function.digest);
-      PutText(&fields, 11, entry);
+      PutMessage(&chunk_, 11, [&, &name = name, &function = function] {
+        PutText(&chunk_, 1, name);
+        PutText(&chunk_, 2, function.signature);
+        PutFixed(&chunk_, 3, function.digest);
+      });
     }
-    PutNumber(&fields, 12, 1);
+    PutNumber(&chunk_, 12, 1);
   }
-  AddFrame(2, fields, {});
+  End(start);
 }
 
 void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
-  std::string& fields = Begin();
-  PutNumber(&fields, 1, request.id);
-  PutText(&fields, 2, request.function);
-  PutFixed(&fields, 3, request.signature);
+  const size_t start = Begin(3);
+  PutNumber(&chunk_, 1, request.id);
+  PutText(&chunk_, 2, request.function);
+  PutFixed(&chunk_, 3, request.signature);
   const int64_t us = absl::ToInt64Microseconds(request.deadline - now);
-  PutNumber(&fields, 4, std::max<int64_t>(us, 0));
-  PutNumber(&fields, 5, request.depth);
-  PutText(&fields, 6, request.chain);
+  PutNumber(&chunk_, 4, std::max<int64_t>(us, 0));
+  PutNumber(&chunk_, 5, request.depth);
+  PutText(&chunk_, 6, request.chain);
   if (request.trace.is_valid()) {
-    PutText(&fields, 7, telemetry::FormatTraceparent(request.trace));
+    PutText(&chunk_, 7, telemetry::FormatTraceparent(request.trace));
   }
-  if (body_follows) PutNumber(&fields, 8, TotalSize(request.body));
-  PutNumber(&fields, 9, request.keeps_result);
-  AddFrame(3, fields, body_follows ? Slices() : request.body);
+  if (body_follows) PutNumber(&chunk_, 8, TotalSize(request.body));
+  PutNumber(&chunk_, 9, request.keeps_result);
+  End(start, body_follows ? nullptr : &request.body);
 }
 
 void BatchWriter::Add(const Reply& reply, bool body_follows) {
-  std::string& fields = Begin();
-  PutNumber(&fields, 1, reply.id);
-  PutNumber(&fields, 2, static_cast<uint64_t>(reply.status.code()));
-  PutText(&fields, 3, reply.status.message().substr(0, kMaxText));
-  PutNumber(&fields, 4, static_cast<uint64_t>(reply.refusal));
-  // What a reader would refuse is left out.
+  const size_t start = Begin(4);
+  PutNumber(&chunk_, 1, reply.id);
+  if (!reply.status.ok()) {
+    PutNumber(&chunk_, 2, static_cast<uint64_t>(reply.status.code()));
+    PutText(&chunk_, 3, reply.status.message().substr(0, kMaxText));
+    PutNumber(&chunk_, 4, static_cast<uint64_t>(reply.refusal));
+    PutDetails(reply.status);
+  }
+  if (body_follows) PutNumber(&chunk_, 8, TotalSize(reply.body));
+  End(start, body_follows ? nullptr : &reply.body);
+}
+
+// What a reader would refuse is left out.
+void BatchWriter::PutDetails(const absl::Status& status) {
   size_t details = 0;
-  reply.status.ForEachPayload(
-      [&](absl::string_view key, const absl::Cord& value) {
-        if (details == kMaxDetails) return;
-        std::string entry;
-        PutText(&entry, 1, key);
-        PutText(&entry, 2, std::string(value));
-        if (entry.size() >= kMaxText) return;
-        PutText(&fields, 5, entry);
-        ++details;
-      });
-  if (body_follows) PutNumber(&fields, 8, TotalSize(reply.body));
-  AddFrame(4, fields, body_follows ? Slices() : reply.body);
+  status.ForEachPayload([&](absl::string_view key, const absl::Cord& value) {
+    if (details == kMaxDetails || key.size() + value.size() >= kMaxText) return;
+    PutMessage(&chunk_, 5, [&] {
+      PutText(&chunk_, 1, key);
+      PutText(&chunk_, 2, std::string(value));
+    });
+    ++details;
+  });
 }
 
 void BatchWriter::Add(const Close& close) {
-  std::string ids;
-  for (const Interval interval : close.ids) {
-    PutVarint(&ids, interval.first);
-    PutVarint(&ids, interval.last);
-  }
-  std::string& fields = Begin();
-  PutText(&fields, 1, ids);
-  AddFrame(5, fields, {});
+  const size_t start = Begin(5);
+  PutMessage(&chunk_, 1, [&] {
+    for (const Interval interval : close.ids) {
+      chunk_.Varint(interval.first);
+      chunk_.Varint(interval.last);
+    }
+  });
+  End(start);
 }
 
 void BatchWriter::Add(const Piece& piece) {
-  std::string& fields = Begin();
-  PutNumber(&fields, 1, piece.id);
-  PutNumber(&fields, 2, piece.in_ring);
-  AddFrame(6, fields, piece.data);
+  const size_t start = Begin(6);
+  PutNumber(&chunk_, 1, piece.id);
+  PutNumber(&chunk_, 2, piece.in_ring);
+  End(start, &piece.data);
 }
 
 void BatchWriter::Add(const RingMessage& message) {
-  std::string& fields = Begin();
-  PutNumber(&fields, 1, static_cast<uint64_t>(message.kind));
-  PutNumber(&fields, 2, message.token);
-  PutNumber(&fields, 3, message.bytes);
-  PutNumber(&fields, 4, message.position);
-  AddFrame(kRing, fields, {});
+  const size_t start = Begin(kRing);
+  PutNumber(&chunk_, 1, static_cast<uint64_t>(message.kind));
+  PutNumber(&chunk_, 2, message.token);
+  PutNumber(&chunk_, 3, message.bytes);
+  PutNumber(&chunk_, 4, message.position);
+  End(start);
 }
 
-std::string& BatchWriter::Begin() {
-  if (chunk_.capacity() < kChunkBytes) {
-    chunk_.reserve(kChunkBytes);
-    fields_.reserve(kChunkBytes);
-  }
-  fields_.clear();
-  return fields_;
+size_t BatchWriter::Begin(int number) {
+  chunk_.Varint(Tag(number, kBytes));
+  return chunk_.size();
 }
 
-void BatchWriter::AddFrame(int number, const std::string& fields,
-                           const Slices& body) {
-  const size_t body_size = TotalSize(body);
-  std::string body_head;  // short: it allocates nothing
+void BatchWriter::End(size_t start, const Slices* body) {
+  const size_t body_size = body == nullptr ? 0 : TotalSize(*body);
   if (body_size > 0) {
-    PutTag(&body_head, kBody, kBytes);
-    PutVarint(&body_head, body_size);
+    chunk_.Varint(Tag(kBody, kBytes));
+    chunk_.Varint(body_size);
   }
-  PutTag(&chunk_, number, kBytes);
-  PutVarint(&chunk_, fields.size() + body_head.size() + body_size);
-  chunk_ += fields;
-  chunk_ += body_head;
-  for (const Bytes& slice : body) {
+  chunk_.PrependSize(start, body_size);
+  if (body_size == 0) return;
+  for (const Bytes& slice : *body) {
     if (slice.size() < kByReference) {
-      chunk_.append(slice.view().data(), slice.size());
+      chunk_.Append(slice.data(), slice.size());
       continue;
     }
-    if (!chunk_.empty()) {
-      flushed_ += chunk_.size();
-      slices_.push_back(Bytes::Own(std::move(chunk_)));
-      chunk_.clear();
-    }
+    Flush();
     flushed_ += slice.size();
     slices_.push_back(slice);
   }
 }
 
+void BatchWriter::Flush() {
+  if (chunk_.empty()) return;
+  flushed_ += chunk_.size();
+  slices_.push_back(chunk_.Take());
+}
+
 Slices BatchWriter::Finish() && {
-  if (!chunk_.empty()) slices_.push_back(Bytes::Own(std::move(chunk_)));
+  Flush();
   return std::move(slices_);
 }
 
 absl::Status ReadBatch(const Slices& message, Instant now,
-                       absl::FunctionRef<absl::Status(Frame)> take) {
-  Reader reader(message);
-  Reader* r = &reader;
-  return ReadFields(
-      r, r->remaining(), [&](const Field& f) -> std::optional<absl::Status> {
-        if (f.type != kBytes) return std::nullopt;
-        switch (f.number) {
-          case 1:
-            return TakeFrame<Hello>(
-                [&](Hello* v) { return ReadHello(r, f.size, v); }, take);
-          case 2:
-            return TakeFrame<Welcome>(
-                [&](Welcome* v) { return ReadWelcome(r, f.size, v); }, take);
-          case 3:
-            return TakeFrame<RequestFrame>(
-                [&](RequestFrame* v) { return ReadRequest(r, f.size, now, v); },
-                take);
-          case 4:
-            return TakeFrame<ReplyFrame>(
-                [&](ReplyFrame* v) { return ReadReply(r, f.size, v); }, take);
-          case 5:
-            return TakeFrame<Close>(
-                [&](Close* v) { return ReadClose(r, f.size, v); }, take);
-          case 6:
-            return TakeFrame<Piece>(
-                [&](Piece* v) { return ReadPiece(r, f.size, v); }, take);
-          case kRing:
-            return TakeFrame<RingMessage>(
-                [&](RingMessage* v) { return ReadRingMessage(r, f.size, v); },
-                take);
-          default:
-            return std::nullopt;
-        }
-      });
+                       absl::FunctionRef<absl::Status(Frame&&)> take) {
+  Reader r(message, now);
+  while (const uint64_t tag = r.Next(0)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        TakeFrame<Hello>(r, take);
+        break;
+      case Tag(2, kBytes):
+        TakeFrame<Welcome>(r, take);
+        break;
+      case Tag(3, kBytes):
+        TakeFrame<RequestFrame>(r, take);
+        break;
+      case Tag(4, kBytes):
+        TakeFrame<ReplyFrame>(r, take);
+        break;
+      case Tag(5, kBytes):
+        TakeFrame<Close>(r, take);
+        break;
+      case Tag(6, kBytes):
+        TakeFrame<Piece>(r, take);
+        break;
+      case Tag(kRing, kBytes):
+        TakeFrame<RingMessage>(r, take);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  return r.status();
 }
 
 }  // namespace weft::rpc

@@ -17,6 +17,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "weft/base/bytes.h"
+#include "weft/base/bytes_builder.h"
 #include "weft/base/clock.h"
 #include "weft/rendezvous/worker_key.h"
 #include "weft/rpc/limits.h"
@@ -109,24 +110,21 @@ class BatchWriter {
   Slices Finish() &&;
 
  private:
-  // The frames of a small call fit without growing.
-  static constexpr size_t kChunkBytes = 256;
+  // Begins frame `number`; what it returns is for End, which takes the body.
+  size_t Begin(int number);
+  void End(size_t start, const Slices* body = nullptr);
+  void PutDetails(const absl::Status& status);
+  void Flush();
 
-  // Where to write the next frame's fields; empty.
-  std::string& Begin();
-  // Appends field `number` that consists of `fields` and then of `body`.
-  void AddFrame(int number, const std::string& fields, const Slices& body);
-
-  std::string fields_;  // of the frame that is being added
-  std::string chunk_;
+  BytesBuilder chunk_;  // not yet in slices_
   Slices slices_;
-  size_t flushed_ = 0;
+  size_t flushed_ = 0;  // bytes in slices_
 };
 
 // Gives each frame of `message` to `take`, up to the first error, its own or
 // one that `take` returns. Deadlines are `now` plus what remains.
 absl::Status ReadBatch(const Slices& message, Instant now,
-                       absl::FunctionRef<absl::Status(Frame)> take);
+                       absl::FunctionRef<absl::Status(Frame&&)> take);
 
 }  // namespace weft::rpc
 

@@ -24,7 +24,7 @@ class Silent final : public rpc::Connection {
 // Bodies come whole, and none is larger than allowed.
 class Owner final : public rpc::LinkOwner {
  public:
-  absl::Status OnFrame(rpc::Link&, rpc::Frame frame) override {
+  absl::Status OnFrame(rpc::Link&, rpc::Frame&& frame) override {
     Hold(!std::holds_alternative<rpc::Piece>(frame));
     if (const auto* request = std::get_if<rpc::RequestFrame>(&frame)) {
       Check(TotalSize(request->request->body), request->body_bytes);

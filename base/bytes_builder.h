@@ -1,0 +1,81 @@
+// BytesBuilder: bytes written one after another, which become a Bytes without a
+// copy.
+//
+// Thread-safety: one thread at a time.
+
+#ifndef WEFT_BASE_BYTES_BUILDER_H_
+#define WEFT_BASE_BYTES_BUILDER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "absl/strings/string_view.h"
+#include "weft/base/bytes.h"
+
+namespace weft {
+
+class BytesBuilder {
+ public:
+  // So many cost one allocation.
+  static constexpr size_t kFirstBytes = 224;
+  // A varint has at most so many.
+  static constexpr size_t kMaxVarint = 10;
+
+  BytesBuilder() = default;
+  BytesBuilder(const BytesBuilder&) = delete;
+  BytesBuilder& operator=(const BytesBuilder&) = delete;
+
+  size_t size() const { return at_ - begin_; }
+  bool empty() const { return at_ == begin_; }
+
+  void Append(const void* bytes, size_t size) {
+    if (size > 0) std::memcpy(Extend(size), bytes, size);
+  }
+  void Append(absl::string_view text) { Append(text.data(), text.size()); }
+
+  // A number as protobuf writes it: seven bits to a byte, the lowest first.
+  void Varint(uint64_t value) {
+    MakeRoom(kMaxVarint);
+    at_ = PutVarint(at_, value);
+  }
+
+  // `size` more bytes, for the caller to write before anything else is.
+  char* Extend(size_t size) {
+    MakeRoom(size);
+    return std::exchange(at_, at_ + size);
+  }
+
+  // Writes the length of what was written from `start` on before it.
+  // `more`: what will follow of the same.
+  void PrependSize(size_t start, size_t more = 0);
+
+  // What was written; empty after that.
+  Bytes Take();
+
+ private:
+  // Returns where it ends.
+  static char* PutVarint(char* to, uint64_t value) {
+    while (value >= 0x80) {
+      *to++ = static_cast<char>(value | 0x80);
+      value >>= 7;
+    }
+    *to++ = static_cast<char>(value);
+    return to;
+  }
+  void MakeRoom(size_t size) {
+    if (static_cast<size_t>(end_ - at_) < size) Grow(size);
+  }
+  void Grow(size_t size);
+
+  std::shared_ptr<void> owner_;
+  char* begin_ = nullptr;
+  char* at_ = nullptr;
+  char* end_ = nullptr;
+};
+
+}  // namespace weft
+
+#endif  // WEFT_BASE_BYTES_BUILDER_H_
