@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<Target>> Agent::ToAll(
 }
 
 Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
-  return MakeTarget(core_->options().directory->Find(key), timeout, nullptr);
+  return MakeTarget(core_->Find(key), timeout, nullptr);
 }
 
 absl::Status Agent::SetDefaultTimeout(absl::Duration timeout) {
@@ -128,8 +128,8 @@ Target CallContext::To(absl::string_view name,
 
 Target CallContext::To(WorkerKey key,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->MakeTarget(agent_->core_->options().directory->Find(key),
-                            timeout, std::make_shared<const Lineage>(lineage_));
+  return agent_->MakeTarget(agent_->core_->Find(key), timeout,
+                            std::make_shared<const Lineage>(lineage_));
 }
 
 void* CallContext::FindLocal(const void* type_key) const {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/retry.h"
 
 namespace weft::rpc {
@@ -25,6 +26,15 @@ void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
     const WorkerKey y = b->peer().key;
     return std::tie(x.id, x.epoch) < std::tie(y.id, y.epoch);
   });
+}
+
+// One that is gone ends a call as if it had gone during the call.
+absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
+                                 const std::string& worker) {
+  if (!absl::IsUnavailable(found.status())) return found;
+  return internal::NameFailure(
+      internal::MarkFailure(found.status(), Phase::kQueue, Reason::kPeerGone),
+      worker, "", Phase::kQueue);
 }
 
 }  // namespace
@@ -192,6 +202,15 @@ absl::Status Agent::Core::CanCall() {
       absl::StrCat(ended_.message(), ": it makes no more calls"));
 }
 
+absl::StatusOr<Worker> Agent::Core::Find(absl::string_view name) const {
+  WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(name));
+  return AsOfACall(options_.directory->Find(name), std::string(name));
+}
+
+absl::StatusOr<Worker> Agent::Core::Find(WorkerKey key) const {
+  return AsOfACall(options_.directory->Find(key), key.ToString());
+}
+
 absl::StatusOr<const Function*> Agent::Core::FindOwn(
     Function::Address address) const {
   const Function* function = registry_.FindAddress(address);
@@ -253,7 +272,7 @@ std::shared_ptr<internal::Caller> Agent::Core::Retrying(
       -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
     const std::shared_ptr<Core> core = weak.lock();
     if (core == nullptr) return absl::CancelledError("the agent has ended");
-    return core->CallerFor(core->options().directory->Find(name));
+    return core->CallerFor(core->Find(name));
   };
   options.is_idempotent = [&registry = registry_](const std::string& name) {
     const Function* function = registry.FindName(name);

@@ -76,11 +76,10 @@ class Agent::Core final : public Dispatcher,
   }
   Transport& transport() const { return *options_.transport; }
 
-  // kInvalidArgument for a name that no worker can have.
-  absl::StatusOr<Worker> Find(absl::string_view name) const {
-    WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(name));
-    return options_.directory->Find(name);
-  }
+  // kInvalidArgument for a name that no worker can have; kUnavailable, for
+  // Reason::kPeerGone, of one that is gone.
+  absl::StatusOr<Worker> Find(absl::string_view name) const;
+  absl::StatusOr<Worker> Find(WorkerKey key) const;
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
       absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);

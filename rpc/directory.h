@@ -37,9 +37,11 @@ class Directory {
  public:
   virtual ~Directory() = default;
 
-  // The living incarnation of `name`. kNotFound says who is known.
+  // The living incarnation of `name`. kNotFound says who is known; kUnavailable
+  // that it was here and has gone, and why.
   virtual absl::StatusOr<Worker> Find(absl::string_view name) const = 0;
-  // That very incarnation. kNotFound if it never was or is gone.
+  // That very incarnation. kUnavailable if it is known to be gone, kNotFound if
+  // it is unknown.
   virtual absl::StatusOr<Worker> Find(WorkerKey key) const = 0;
   // The living workers whose labels are all of `selector`, "role=ps,zone=a".
   // kNotFound if there is none; kInvalidArgument if it is no selector.

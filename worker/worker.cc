@@ -44,6 +44,9 @@ class MembershipDirectory final : public rpc::Directory {
     if (const rendezvous::Member* member = view->Find(name)) {
       return rpc::Worker{member->name, member->key, member->address};
     }
+    for (const rendezvous::Departed& departed : view->departed()) {
+      if (departed.name == name) return Gone(departed);
+    }
     return absl::NotFoundError(absl::StrCat(
         "there is no worker \"", name, "\" now; there are: ",
         absl::StrJoin(view->members(), ", ",
@@ -57,9 +60,11 @@ class MembershipDirectory final : public rpc::Directory {
     if (const rendezvous::Member* member = view->Find(key)) {
       return rpc::Worker{member->name, member->key, member->address};
     }
-    return absl::NotFoundError(
-        absl::StrCat("worker ", key.ToString(),
-                     view->IsGone(key) ? " is gone" : " is unknown"));
+    const std::string what = absl::StrCat("worker ", key.ToString());
+    if (view->IsGone(key)) {
+      return absl::UnavailableError(absl::StrCat(what, " is gone"));
+    }
+    return absl::NotFoundError(absl::StrCat(what, " is unknown"));
   }
 
   absl::StatusOr<std::vector<rpc::Worker>> Select(
@@ -76,6 +81,13 @@ class MembershipDirectory final : public rpc::Directory {
   }
 
  private:
+  // As a call says it that was open when its worker went.
+  static absl::Status Gone(const rendezvous::Departed& departed) {
+    return absl::UnavailableError(
+        absl::StrCat(departed.name, ": the incarnation ",
+                     departed.key.ToString(), " is gone: ", departed.reason));
+  }
+
   rendezvous::Membership& membership_;
 };
 

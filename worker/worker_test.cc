@@ -18,7 +18,9 @@
 #include "weft/base/clock.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/outcome.h"
 #include "weft/tests/support/etcd.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
@@ -326,6 +328,15 @@ TEST_F(WorkerTest, WhoComesBackUnderItsNameIsReachedByTheFirstCall) {
   alone.together = "name=trainer0";
   EXPECT_THAT(workers[1]->Shutdown(alone).status(), IsOk());
   workers[1].reset();
+  ASSERT_THAT(
+      workers[2]->membership().WaitFor(
+          [&](const auto& view) { return view.IsGone(old_key); }, kLong),
+      IsOk());
+  const absl::Status meanwhile = CallTwice(*workers[2], "trainer0").status();
+  EXPECT_THAT(meanwhile,
+              StatusIs(absl::StatusCode::kUnavailable, "trainer0: the incarn"));
+  EXPECT_EQ(rpc::ReasonOf(meanwhile), rpc::Reason::kPeerGone);
+  EXPECT_FALSE(rpc::OutcomeUnknown(meanwhile));
   auto again = Worker::Start(OptionsOf("trainer", 0));
   ASSERT_THAT(again, IsOk());
   workers[1] = *std::move(again);
