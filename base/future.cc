@@ -19,8 +19,7 @@ void ReportThrown() noexcept {
                text.c_str());
 }
 
-FutureCore::~FutureCore() {
-  MutexLock lock(mu_);
+FutureCore::~FutureCore() {  // nobody else has it
   WEFT_CHECK(first_ == nullptr) << "a future died unset with callbacks";
 }
 

@@ -196,7 +196,7 @@ class Promise {
     return *this;
   }
   ~Promise() {
-    if (state_ != nullptr) {
+    if (state_ != nullptr && !state_->IsReady()) {
       state_->Set(absl::CancelledError(
           "promise dropped: its producer ended without a result"));
     }

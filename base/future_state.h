@@ -119,7 +119,7 @@ class FutureCore : public Waitable {
   using CancelHook = absl::AnyInvocable<void(const absl::Status&) &&>;
 
   explicit FutureCore(Driver& driver) : driver_(&driver) {}
-  ~FutureCore();
+  ~FutureCore() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
   Driver& driver() const { return *driver_; }
   bool IsSettled() const { return settled_.load(std::memory_order_acquire); }

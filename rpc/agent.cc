@@ -123,13 +123,13 @@ absl::Duration CallContext::Remaining() const {
 Target CallContext::To(absl::string_view name,
                        std::optional<absl::Duration> timeout) const {
   return agent_->MakeTarget(agent_->core_->Find(name), timeout,
-                            std::make_shared<const Lineage>(lineage_));
+                            std::make_shared<const Lineage>(lineage()));
 }
 
 Target CallContext::To(WorkerKey key,
                        std::optional<absl::Duration> timeout) const {
   return agent_->MakeTarget(agent_->core_->Find(key), timeout,
-                            std::make_shared<const Lineage>(lineage_));
+                            std::make_shared<const Lineage>(lineage()));
 }
 
 void* CallContext::FindLocal(const void* type_key) const {

@@ -98,14 +98,14 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
   if (inbound == nullptr) {
     audit_.Refused("name", hello.name.substr(0, 64), "to call",
                    welcome.status.message());
-    link.Append(welcome);
+    link.Append(std::make_unique<Welcome>(welcome));
     link.End(welcome.status, /*after_writing=*/true);
     return nullptr;
   }
   if (hello.registry != welcome.registry) {
     welcome.functions = TableFor(proof.role);
   }
-  link.Append(welcome);  // before any reply
+  link.Append(std::make_unique<Welcome>(welcome));  // before any reply
   inbound->Attach(link.shared_from_this());
   return inbound;
 }

@@ -84,6 +84,7 @@ void Agent::Core::Stop() {
   {
     MutexLock lock(mu_);
     if (ended_.ok()) ended_ = why;
+    has_ended_ = true;
   }
   status_page_.Release();
   metrics_ = nullptr;
@@ -93,7 +94,7 @@ void Agent::Core::Stop() {
     MutexLock lock(handlers_mu_);
     // Bounded by the handlers themselves: they have been cancelled, and the
     // calls that they wait for have ended.
-    while (handlers_ > 0) {
+    while (handlers_.load() > 0) {
       no_handlers_.WaitUntil(handlers_mu_, std::chrono::steady_clock::now() +
                                                std::chrono::seconds(1));
     }
@@ -132,6 +133,7 @@ absl::Status Agent::Core::Drain(absl::Duration timeout) {
       ended_ = absl::UnavailableError(
           absl::StrCat(options_.name, " is shutting down"));
     }
+    has_ended_ = true;
   }
   const absl::Status idle = AwaitIdle(timeout);
   if (!idle.ok()) {
@@ -168,9 +170,9 @@ std::vector<std::string> Agent::Core::StillOpen() {
       open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
     }
   }
-  MutexLock lock(handlers_mu_);
-  if (open.empty() && handlers_ > 0) {  // as of an agent that calls itself
-    open.push_back(absl::StrCat(handlers_, " running functions"));
+  const int64_t handlers = handlers_.load();
+  if (open.empty() && handlers > 0) {  // as of an agent that calls itself
+    open.push_back(absl::StrCat(handlers, " running functions"));
   }
   return open;
 }
@@ -194,8 +196,8 @@ std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
 // ------------------------------------------------------------------- calling
 
 absl::Status Agent::Core::CanCall() {
+  if (!has_ended_.load()) return absl::OkStatus();
   MutexLock lock(mu_);
-  if (ended_.ok()) return absl::OkStatus();
   // To peers it is kUnavailable; who calls by an agent that it has shut down is
   // wrong about its own.
   return absl::FailedPreconditionError(

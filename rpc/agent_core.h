@@ -119,7 +119,7 @@ class Agent::Core final : public Dispatcher,
   std::vector<PendingCall> Pending() ABSL_LOCKS_EXCLUDED(mu_);
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   SessionTap* tap() override { return options_.tap; }
-  void CallBegan() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+  void CallBegan() override;
   void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
 
   const std::string& job() const override { return options_.job; }
@@ -174,6 +174,7 @@ class Agent::Core final : public Dispatcher,
   std::map<std::string, Traffic::Counts> exported_;
   CancelSource ending_;  // of the calls of this agent by itself
   std::atomic<bool> is_draining_{false};
+  std::atomic<bool> has_ended_{false};          // ended_ is set
   std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
 
   Mutex mu_;
@@ -188,9 +189,9 @@ class Agent::Core final : public Dispatcher,
   absl::flat_hash_map<const Function*, std::shared_ptr<Batcher>> batchers_
       ABSL_GUARDED_BY(mu_);
 
+  std::atomic<int64_t> handlers_{0};
   Mutex handlers_mu_;
-  CondVar no_handlers_;
-  int64_t handlers_ ABSL_GUARDED_BY(handlers_mu_) = 0;
+  CondVar no_handlers_;  // once has_ended_
 };
 
 }  // namespace weft::rpc

@@ -100,14 +100,14 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
   }
   if (!status.ok()) {
     std::move(done)(std::move(status), nullptr);
-    return [](absl::Status) {};
+    return [](const absl::Status&) {};
   }
   auto call = std::make_shared<LoneCall>(
       std::shared_ptr<Dispatcher>(shared_from_this()), transport(),
       std::move(caller), **function, *request, CancelSource(), std::move(done));
   call->Follow(ending_.token(), gone);
   Dispatch(**function, call);
-  return [weak = std::weak_ptr<LoneCall>(call)](absl::Status why) {
+  return [weak = std::weak_ptr<LoneCall>(call)](const absl::Status& why) {
     if (auto live = weak.lock()) live->Abandon(why);
   };
 }
@@ -121,14 +121,13 @@ std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {
   return batcher;
 }
 
-void Agent::Core::CallBegan() {
-  MutexLock lock(handlers_mu_);
-  ++handlers_;
-}
+void Agent::Core::CallBegan() { handlers_.fetch_add(1); }
 
 void Agent::Core::CallEnded() {
+  // Who has ended and still saw one waits by then, or will see none.
+  if (handlers_.fetch_sub(1) > 1 || !has_ended_.load()) return;
   MutexLock lock(handlers_mu_);
-  if (--handlers_ == 0) no_handlers_.NotifyAll();
+  no_handlers_.NotifyAll();
 }
 
 }  // namespace weft::rpc

@@ -108,7 +108,7 @@ class CallStarter {
         std::min(target.timeout(), core.options().limits.timeout);
     request->began = core.transport().clock().Now();
     request->deadline = request->began + timeout;
-    auto parent = std::make_shared<CancelToken::Registration>();
+    std::shared_ptr<CancelToken::Registration> parent;
     if (const Lineage* lineage = target.lineage_.get()) {
       request->deadline = std::min(request->deadline, lineage->deadline);
       request->depth = lineage->depth + 1;
@@ -116,6 +116,7 @@ class CallStarter {
       request->trace = lineage->trace;
       request->for_peer = lineage->caller;
       request->for_id = lineage->call;
+      parent = std::make_shared<CancelToken::Registration>();
     }
     if (target.trace_.is_valid()) request->trace = target.trace_;
     if (core.telemetry().spans().enabled()) {
@@ -135,7 +136,7 @@ class CallStarter {
       std::move(done)(id, Received{reply->body, reply->is_private});
     };
     Abandon abandon = target.caller_->Start(request, std::move(on_end));
-    if (target.lineage_ == nullptr) return abandon;
+    if (parent == nullptr) return abandon;
     return FollowParent(target.lineage_->cancel, std::move(abandon), parent);
   }
 
@@ -200,13 +201,11 @@ class CallStarter {
     };
     auto once = std::make_shared<Once>();
     once->abandon = std::move(abandon);
-    const auto give_up = [once](absl::Status why) {
-      if (!once->used.exchange(true)) std::move(once->abandon)(std::move(why));
+    const auto give_up = [once](const absl::Status& why) {
+      if (!once->used.exchange(true)) std::move(once->abandon)(why);
     };
-    *registration =
-        token.OnCancel([give_up](const absl::Status& why) { give_up(why); });
-    return
-        [give_up, registration](absl::Status why) { give_up(std::move(why)); };
+    *registration = token.OnCancel(give_up);
+    return [give_up, registration](const absl::Status& why) { give_up(why); };
   }
 };
 

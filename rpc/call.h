@@ -125,7 +125,7 @@ struct Outgoing {
 
 // With the id of the call.
 using Done = absl::AnyInvocable<void(uint64_t, absl::StatusOr<Received>) &&>;
-using Abandon = absl::AnyInvocable<void(absl::Status) &&>;
+using Abandon = absl::AnyInvocable<void(const absl::Status&) &&>;
 
 Driver& DriverOf(const Target& target);
 // The registration of `address` in the target's agent, or kFailedPrecondition.

@@ -59,13 +59,14 @@ class CallContext {
   // Who calls: proven by the connection where that is secured, else as told.
   const Worker& peer() const { return peer_; }
 
-  Instant deadline() const { return lineage_.deadline; }
+  Instant deadline() const { return inherited_.deadline; }
   // What the caller still waits; never negative.
   absl::Duration Remaining() const;
   // Fires when the caller has given up or gone, or the deadline has passed.
-  const CancelToken& cancel() const { return lineage_.cancel; }
-  const telemetry::TraceContext& trace() const { return lineage_.trace; }
-  const Lineage& lineage() const { return lineage_; }
+  const CancelToken& cancel() const { return inherited_.cancel; }
+  const telemetry::TraceContext& trace() const { return inherited_.trace; }
+  // What calls made from here inherit. Put together when it is asked for.
+  virtual Lineage lineage() const = 0;
 
   // Where to call from here. `timeout` counts from each call and is cut to what
   // remains of this one.
@@ -90,8 +91,13 @@ class CallContext {
   }
 
  protected:
-  CallContext(Agent* agent, Worker peer, Lineage lineage)
-      : agent_(agent), peer_(std::move(peer)), lineage_(std::move(lineage)) {}
+  CallContext(Agent* agent, Worker peer, Lineage inherited)
+      : agent_(agent),
+        peer_(std::move(peer)),
+        inherited_(std::move(inherited)) {}
+
+  // What the call itself came with, and its own trace and cancellation.
+  const Lineage& inherited() const { return inherited_; }
 
  private:
   void* FindLocal(const void* type_key) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -101,7 +107,7 @@ class CallContext {
 
   Agent* const agent_;
   const Worker peer_;
-  const Lineage lineage_;
+  const Lineage inherited_;
   mutable Mutex mu_;
   mutable std::vector<std::shared_ptr<void>> used_ ABSL_GUARDED_BY(mu_);
 };

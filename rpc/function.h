@@ -89,8 +89,8 @@ class ServedCall : public CallContext {
   void SetSpan(telemetry::Span span) { span_ = std::move(span); }
 
  protected:
-  ServedCall(Agent* agent, Worker peer, Lineage lineage, Incoming incoming)
-      : CallContext(agent, std::move(peer), std::move(lineage)),
+  ServedCall(Agent* agent, Worker peer, Lineage inherited, Incoming incoming)
+      : CallContext(agent, std::move(peer), std::move(inherited)),
         incoming_(std::move(incoming)) {}
 
  private:

@@ -15,31 +15,31 @@ constexpr size_t kMaxChain = 256;
 
 }  // namespace
 
-Lineage LineageOf(const Request& request, const std::string& self,
-                  CancelToken cancel) {
+Lineage LineageOf(const Request& request, CancelToken cancel) {
   Lineage lineage;
   lineage.deadline = request.deadline;
   lineage.depth = request.depth;
-  lineage.chain =
-      request.chain.empty()
-          ? absl::StrCat(self, ":", request.function)
-          : absl::StrCat(request.chain, " > ", self, ":", request.function);
-  if (lineage.chain.size() > kMaxChain) {
-    lineage.chain = absl::StrCat(
-        "... ", lineage.chain.substr(lineage.chain.size() - kMaxChain));
-  }
+  lineage.chain = request.chain;
   lineage.trace = request.trace;
   lineage.cancel = std::move(cancel);
   return lineage;
+}
+
+std::string ChainBeyond(const std::string& chain, const std::string& self,
+                        const std::string& function) {
+  std::string all =
+      absl::StrCat(chain, chain.empty() ? "" : " > ", self, ":", function);
+  if (all.size() <= kMaxChain) return all;
+  return absl::StrCat("... ", all.substr(all.size() - kMaxChain));
 }
 
 // Keeps the Inbound alive while its handler runs.
 class Inbound::Call final : public ServedCall {
  public:
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
-       const Request& request, Agent* agent, Worker peer, Lineage lineage)
+       const Request& request, Agent* agent, Worker peer, Lineage inherited)
       : ServedCall(
-            agent, std::move(peer), std::move(lineage),
+            agent, std::move(peer), std::move(inherited),
             Incoming{request.id, Received{request.body, request.is_private},
                      request.keeps_result, nullptr}),
         inbound_(std::move(inbound)),
@@ -57,6 +57,15 @@ class Inbound::Call final : public ServedCall {
   }
 
   const std::string& function() const { return function_.name; }
+
+  Lineage lineage() const override {
+    Lineage lineage = inherited();
+    lineage.chain = ChainBeyond(lineage.chain, inbound_->dispatcher_->self(),
+                                function_.name);
+    lineage.caller = peer().name;
+    lineage.call = id_;
+    return lineage;
+  }
 
   void Finish(absl::StatusOr<Slices> result) override {
     if (finished_.exchange(true)) return;
@@ -188,55 +197,42 @@ size_t Inbound::async_calls() {
 
 void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
   std::shared_ptr<Link> link;
-  std::vector<CalleeSession::Action> actions;
+  bool must_act = false;
   {
     MutexLock lock(mu_);
     if (from != nullptr && link_.get() != from) return;  // replaced
     if (const auto* finished = std::get_if<CalleeSession::Finished>(&event)) {
       running_.erase(finished->reply->id);
     }
-    TellLocked(event);
-    actions = TakeActions();
-    link = link_;
+    if (TellLocked(event)) link = link_;
+    must_act = actions_.Claim();
   }
-  Do(std::move(actions));
+  if (must_act) {
+    actions_.Do(mu_, [this](CalleeSession::Action action) { Run(action); });
+  }
   if (link != nullptr) link->Drain();
 }
 
-void Inbound::TellLocked(const CalleeSession::Event& event) {
-  emitted_.clear();
+bool Inbound::TellLocked(const CalleeSession::Event& event) {
   const Instant now = transport_.clock().Now();
   if (SessionTap* const tap = dispatcher_->tap()) {
     tap->OnEvent(session_, event, now, &emitted_);
   } else {
     session_.OnEvent(event, now, &emitted_);
   }
+  bool must_drain = false;
   for (CalleeSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
-      if (link_ != nullptr) link_->Append(std::move(send->reply));
+      must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
     } else {
-      actions_.push_back(std::move(action));
+      actions_.Add(std::move(action));
     }
   }
+  emitted_.clear();
+  return must_drain;
 }
 
-std::vector<CalleeSession::Action> Inbound::TakeActions() {
-  if (is_busy_) return {};
-  is_busy_ = !actions_.empty();
-  return std::exchange(actions_, {});
-}
-
-void Inbound::Do(std::vector<CalleeSession::Action> actions) {
-  while (!actions.empty()) {
-    for (CalleeSession::Action& action : actions) Run(std::move(action));
-    actions.clear();  // what they hold ends without the lock
-    MutexLock lock(mu_);
-    actions.swap(actions_);
-    is_busy_ = !actions.empty();
-  }
-}
-
-void Inbound::Run(CalleeSession::Action action) {
+void Inbound::Run(CalleeSession::Action& action) {
   if (const auto* run = std::get_if<CalleeSession::Run>(&action)) {
     return Serve(run->request);
   }
@@ -278,9 +274,7 @@ void Inbound::Serve(const RequestPtr& request) {
     return Finish(request->function, std::move(reply));
   }
   CancelSource cancel;
-  Lineage lineage = LineageOf(*request, dispatcher_->self(), cancel.token());
-  lineage.caller = peer_.name;
-  lineage.call = request->id;
+  Lineage lineage = LineageOf(*request, cancel.token());
   telemetry::Span span = dispatcher_->StartSpan(peer_, *request);
   if (span.context().is_valid()) lineage.trace = span.context();
   auto call =

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "weft/base/cancel.h"
 #include "weft/base/mutex.h"
+#include "weft/rpc/action_queue.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/limits.h"
@@ -57,9 +58,11 @@ class Dispatcher {
                         std::shared_ptr<ServedCall> call) = 0;
 };
 
-// What a handler that was asked for by `request` is told of the call.
-Lineage LineageOf(const Request& request, const std::string& self,
-                  CancelToken cancel);
+// What the call that `request` is comes with.
+Lineage LineageOf(const Request& request, CancelToken cancel);
+// The chain of calls made by `function` here, if it was called by `chain`.
+std::string ChainBeyond(const std::string& chain, const std::string& self,
+                        const std::string& function);
 
 // Thread-safety: thread-safe.
 class Inbound final : public std::enable_shared_from_this<Inbound> {
@@ -105,14 +108,10 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
 
   void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void TellLocked(const CalleeSession::Event& event)
+  // True if the link must be drained.
+  bool TellLocked(const CalleeSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What is to be done: in the order of emission, by one thread at a time.
-  // Empty while another thread is at it; else it must be given to Do().
-  std::vector<CalleeSession::Action> TakeActions()
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Do(std::vector<CalleeSession::Action> actions) ABSL_LOCKS_EXCLUDED(mu_);
-  void Run(CalleeSession::Action action) ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(CalleeSession::Action& action) ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(const RequestPtr& request) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(const std::string& function, std::shared_ptr<Reply> reply)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -129,8 +128,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Running> running_ ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
-  std::vector<CalleeSession::Action> actions_ ABSL_GUARDED_BY(mu_);
-  bool is_busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody is in Do()
+  ActionQueue<CalleeSession::Action> actions_;  // by mu_, as it says
   Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
   bool gone_ ABSL_GUARDED_BY(mu_) = false;

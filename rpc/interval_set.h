@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/container/inlined_vector.h"
 
 namespace weft::rpc {
 
@@ -22,23 +22,29 @@ struct Interval {
   }
 };
 
-// Neighbours are joined, so memory is one entry for each gap.
+using Intervals = absl::InlinedVector<Interval, 1>;
+
+// Neighbours are joined, so memory is one entry for each gap. The last interval
+// is where ids are added as a rule: it lies apart.
 class IntervalSet {
  public:
   void Add(uint64_t id) { Add(Interval{id, id}); }
-  // REQUIRES: interval.first <= interval.last < UINT64_MAX.
+  // REQUIRES: interval.first <= interval.last < UINT64_MAX, interval.last > 0.
   void Add(Interval interval);
   bool Contains(uint64_t id) const;
-  void Clear() { last_by_first_.clear(); }
+  void Clear();
 
-  bool empty() const { return last_by_first_.empty(); }
-  size_t size() const { return last_by_first_.size(); }  // of intervals
-  std::vector<Interval> Intervals() const;               // ascending
+  bool empty() const { return newest_.last == 0; }
+  size_t size() const { return earlier_.size() + !empty(); }  // of intervals
+  rpc::Intervals Intervals() const;                           // ascending
 
   std::string ToString() const;  // "1-7 9-9"
 
  private:
-  absl::btree_map<uint64_t, uint64_t> last_by_first_;
+  void AddEarlier(Interval interval);
+
+  Interval newest_;  // its last is 0 if there is none
+  absl::btree_map<uint64_t, uint64_t> earlier_;  // last by first
 };
 
 }  // namespace weft::rpc

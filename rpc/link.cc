@@ -54,17 +54,24 @@ void Link::Attach(std::shared_ptr<Connection> connection) {
   Drain();
 }
 
-void Link::Append(Outgoing frame) {
+bool Link::Append(Outgoing frame) {
   MutexLock lock(mu_);
-  if (closed_) return;
+  if (closed_) return false;
   if (auto* close = std::get_if<Close>(&frame)) {
     control_.push_back(std::move(*close));
   } else {
     outbox_.push_back(std::move(frame));
   }
+  return MayLeave() || Overflows();
 }
 
-void Link::Drain() {
+bool Link::MayLeave() const {
+  return connection_ != nullptr && !writing_ && !receiving_;
+}
+
+void Link::Drain() { GoOn(nullptr); }
+
+void Link::GoOn(bool Link::*ended) {
   std::shared_ptr<Connection> connection;
   Leaving leaving;
   bool close = false;
@@ -72,10 +79,15 @@ void Link::Drain() {
   absl::Status status;
   {
     MutexLock lock(mu_);
+    if (ended != nullptr) this->*ended = false;
     if (closed_ || connection_ == nullptr) return;
-    overflows = control_.size() + outbox_.size() > kMaxWaiting;
+    overflows = Overflows();
     if (!overflows) {
-      if (writing_ || receiving_) return;
+      if (!MayLeave()) return;
+      if (control_.empty() && outbox_.empty() && bulk_.empty() &&
+          ring_ == nullptr && !close_when_written_) {
+        return;
+      }
       leaving = TakeMessage();
       connection = connection_;
       writing_ = !leaving.message.empty();
@@ -122,13 +134,7 @@ void Link::End(absl::Status status, bool after_writing) {
   if (connection != nullptr) connection->Close(std::move(status));
 }
 
-void Link::OnWritten() {
-  {
-    MutexLock lock(mu_);
-    writing_ = false;
-  }
-  Drain();
-}
+void Link::OnWritten() { GoOn(&Link::writing_); }
 
 void Link::OnClosed(absl::Status status) {
   std::shared_ptr<Connection> connection;
@@ -181,11 +187,12 @@ void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,
   } else if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
     const Reply& r = **reply;
     batch->Add(r, AddBody(r.id, r.body, leaving));
-  } else if (const auto* hello = std::get_if<Hello>(&frame)) {
-    batch->Add(*hello);
-  } else if (const auto* welcome = std::get_if<Welcome>(&frame)) {
-    is_welcome_ = welcome->status.ok();
-    batch->Add(*welcome);
+  } else if (const auto* hello = std::get_if<std::unique_ptr<Hello>>(&frame)) {
+    batch->Add(**hello);
+  } else if (const auto* welcome =
+                 std::get_if<std::unique_ptr<Welcome>>(&frame)) {
+    is_welcome_ = (*welcome)->status.ok();
+    batch->Add(**welcome);
   } else {
     batch->Add(std::get<RingMessage>(frame));
   }
@@ -380,11 +387,7 @@ void Link::OnMessage(Slices message) {
   const absl::Status status =
       ReadBatch(message, clock_.Now(),
                 [this](Frame&& frame) { return TakeFrame(std::move(frame)); });
-  {
-    MutexLock lock(mu_);
-    receiving_ = false;
-  }
-  if (status.ok()) return Drain();
+  if (status.ok()) return GoOn(&Link::receiving_);
   End(status);
 }
 

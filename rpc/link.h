@@ -73,8 +73,10 @@ class Link final : public ConnectionObserver,
   // What the drainer will write, in this order but for closes: they are control
   // messages, which overtake requests and replies and delay nothing.
   using Outgoing =
-      std::variant<Hello, Welcome, RequestPtr, ReplyPtr, Close, RingMessage>;
-  void Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
+      std::variant<RequestPtr, ReplyPtr, Close, RingMessage,
+                   std::unique_ptr<Hello>, std::unique_ptr<Welcome>>;
+  // True if nothing else will write it: then Drain() must be called.
+  bool Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
   // Writes what was appended, unless a write is in flight or a message is being
   // taken apart: then that goes on with it. Never under a lock.
   void Drain() ABSL_LOCKS_EXCLUDED(mu_);
@@ -135,6 +137,12 @@ class Link final : public ConnectionObserver,
     size_t filled = 0;
   };
 
+  // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
+  void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
+  bool MayLeave() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return control_.size() + outbox_.size() > kMaxWaiting;
+  }
   // The next message, or an empty one.
   Leaving TakeMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddOutgoing(const Outgoing& frame, BatchWriter* batch, Leaving* leaving)

@@ -23,7 +23,7 @@ LoneCall::LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
                    internal::Caller::Done done)
     : ServedCall(
           dispatcher->agent(), std::move(caller),
-          LineageOf(request, dispatcher->self(), cancel.token()),
+          LineageOf(request, cancel.token()),
           Incoming{request.id, Received{request.body, /*is_private=*/false},
                    request.keeps_result, request.alias}),
       dispatcher_(std::move(dispatcher)),
@@ -35,6 +35,13 @@ LoneCall::LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
 LoneCall::~LoneCall() {
   Finish(absl::CancelledError("the call was dropped unserved"));
   dispatcher_->CallEnded();
+}
+
+Lineage LoneCall::lineage() const {
+  Lineage lineage = inherited();
+  lineage.chain =
+      ChainBeyond(lineage.chain, dispatcher_->self(), function_.name);
+  return lineage;
 }
 
 void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
@@ -82,7 +89,7 @@ internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,
                               std::move(done));
   }
   std::move(done)(absl::UnavailableError("the agent has ended"), nullptr);
-  return [](absl::Status) {};
+  return [](const absl::Status&) {};
 }
 
 }  // namespace weft::rpc

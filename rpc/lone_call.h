@@ -55,6 +55,7 @@ class LoneCall final : public ServedCall,
            CancelSource cancel, internal::Caller::Done done);
   ~LoneCall() override;
 
+  Lineage lineage() const override;
   // Gives itself up with either.
   void Follow(const CancelToken& agent, const CancelToken& caller);
   void Abandon(const absl::Status& why);

@@ -89,7 +89,7 @@ using ReplyPtr = std::shared_ptr<const Reply>;
 // The caller knows how these calls ended, or has given them up: their replies
 // are freed, those that run are cancelled, those not seen yet never will run.
 struct Close {
-  std::vector<Interval> ids;
+  Intervals ids;
 };
 
 }  // namespace weft::rpc

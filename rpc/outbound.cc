@@ -16,8 +16,7 @@ Outbound::Outbound(Options options)
 Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   uint64_t id = 0;
   bool connected = false;
-  std::shared_ptr<Link> link;
-  std::vector<Task> tasks;
+  Due due;
   options_.traffic->CountCall(TotalSize(request->body));
   {
     MutexLock lock(mu_);
@@ -27,36 +26,29 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
                                  request->function, id);
     done_.emplace(id, std::move(done));  // what was emitted may end it
     TakeEmitted();
-    tasks = TakeTasks();
-    link = link_;
+    due = TakeDue();
     connected = session_.is_connected();
   }
-  Do(std::move(tasks));
-  if (connected) {
-    link->Drain();
-  } else {
-    ConnectIfNeeded();
-  }
-  return [weak = weak_from_this(), id](absl::Status why) {
-    if (auto self = weak.lock()) {
-      self->Tell(CallerSession::Abandon{id, std::move(why)});
-    }
+  Do(std::move(due));
+  if (!connected) ConnectIfNeeded();
+  return [weak = weak_from_this(), id](const absl::Status& why) {
+    if (auto self = weak.lock()) self->Tell(CallerSession::Abandon{id, why});
   };
 }
 
 void Outbound::PeerGone(absl::Status why) {
   std::shared_ptr<Link> link;
-  std::vector<Task> tasks;
+  Due due;
   {
     MutexLock lock(mu_);
     options_.recorder->RecordFor("rpc.gone", options_.peer.name, why.message(),
                                  session_.pending_calls());
     TellLocked(CallerSession::PeerGone{why});
-    tasks = TakeTasks();
+    due = TakeDue();
     link = std::move(link_);
     connecting_ = false;
   }
-  Do(std::move(tasks));
+  Do(std::move(due));
   if (link != nullptr) link->End(why);
 }
 
@@ -98,16 +90,13 @@ void Outbound::AddPending(std::vector<PendingCall>* calls) {
 // ------------------------------------------------------------------- the core
 
 void Outbound::Tell(const CallerSession::Event& event) {
-  std::shared_ptr<Link> link;
-  std::vector<Task> tasks;
+  Due due;
   {
     MutexLock lock(mu_);
     TellLocked(event);
-    tasks = TakeTasks();
-    link = link_;
+    due = TakeDue();
   }
-  Do(std::move(tasks));
-  if (link != nullptr) link->Drain();
+  Do(std::move(due));
 }
 
 void Outbound::TellLocked(const CallerSession::Event& event) {
@@ -126,42 +115,40 @@ void Outbound::GiveToSession(const CallerSession::Event& event) {
 void Outbound::TakeEmitted() {
   for (CallerSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
-      link_->Append(std::move(send->request));
+      must_drain_ |= link_->Append(std::move(send->request));
     } else if (auto* close = std::get_if<CallerSession::SendClose>(&action)) {
-      link_->Append(std::move(close->close));
+      must_drain_ |= link_->Append(std::move(close->close));
     } else if (auto* end = std::get_if<CallerSession::Complete>(&action)) {
       const auto it = done_.find(end->id);
       if (it == done_.end()) continue;
-      tasks_.push_back(Ended{std::move(it->second), std::move(end->status),
-                             std::move(end->reply), std::move(end->request)});
+      tasks_.Add(Ended{std::move(it->second), std::move(end->status),
+                       std::move(end->reply), std::move(end->request)});
       done_.erase(it);
     } else {
-      tasks_.push_back(std::get<CallerSession::WakeAt>(action));
+      tasks_.Add(std::get<CallerSession::WakeAt>(action));
     }
   }
   emitted_.clear();
 }
 
-std::vector<Outbound::Task> Outbound::TakeTasks() {
-  if (is_busy_) return {};
-  is_busy_ = !tasks_.empty();
-  return std::exchange(tasks_, {});
+Outbound::Due Outbound::TakeDue() {
+  Due due;
+  due.has_tasks = tasks_.Claim();
+  if (std::exchange(must_drain_, false)) due.link = link_;
+  return due;
 }
 
-void Outbound::Do(std::vector<Task> tasks) {
-  while (!tasks.empty()) {
-    for (Task& task : tasks) {
+void Outbound::Do(Due due) {
+  if (due.has_tasks) {
+    tasks_.Do(mu_, [this](Task task) {
       if (const auto* wake = std::get_if<CallerSession::WakeAt>(&task)) {
         SetTimer(wake->when);
-        continue;
+      } else {
+        TellDone(std::get<Ended>(std::move(task)));
       }
-      TellDone(std::get<Ended>(std::move(task)));
-    }
-    tasks.clear();  // what they hold ends without the lock
-    MutexLock lock(mu_);
-    tasks.swap(tasks_);
-    is_busy_ = !tasks.empty();
+    });
   }
+  if (due.link != nullptr) due.link->Drain();
 }
 
 void Outbound::TellDone(Ended ended) {
@@ -227,7 +214,7 @@ void Outbound::Connect() {
     hello.resumes = session_.resumes();
     link_ = link;
   }
-  link->Append(std::move(hello));
+  link->Append(std::make_unique<Hello>(std::move(hello)));
   link->Attach(options_.transport->Connect(options_.peer, link));
 }
 
@@ -268,17 +255,17 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
         internal::MarkFailure(welcome.status, Phase::kNone, reason)});
     return welcome.status;
   }
-  std::vector<Task> tasks;
+  Due due;
   {
     MutexLock lock(mu_);
     if (link_.get() != &link) return absl::OkStatus();
     connecting_ = false;
     TellLocked(CallerSession::Connected{welcome.limits, welcome.functions,
                                         welcome.build});
-    tasks = TakeTasks();
+    due = TakeDue();
   }
   options_.recorder->Record("rpc.connected", options_.peer.name);
-  Do(std::move(tasks));
+  Do(std::move(due));
   return absl::OkStatus();
 }
 
@@ -320,7 +307,7 @@ void Outbound::GiveUpLater(Instant since) {
 
 void Outbound::GiveUp(Instant since) {
   std::shared_ptr<Link> link;
-  std::vector<Task> tasks;
+  Due due;
   absl::Status why;
   {
     MutexLock lock(mu_);
@@ -336,9 +323,9 @@ void Outbound::GiveUp(Instant since) {
                          last_failure_.message())),
         Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
-    tasks = TakeTasks();
+    due = TakeDue();
   }
-  Do(std::move(tasks));
+  Do(std::move(due));
   if (link != nullptr) link->End(why);
 }
 

@@ -17,6 +17,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
+#include "weft/rpc/action_queue.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/link.h"
 #include "weft/rpc/message.h"
@@ -39,7 +40,7 @@ class Caller {
  public:
   // `reply` is null where the call ended without one.
   using Done = absl::AnyInvocable<void(absl::Status, ReplyPtr) &&>;
-  using Abandon = absl::AnyInvocable<void(absl::Status) &&>;
+  using Abandon = absl::AnyInvocable<void(const absl::Status&) &&>;
 
   virtual ~Caller() = default;
   virtual const Worker& peer() const = 0;
@@ -108,10 +109,13 @@ class Outbound final : public internal::Caller,
   void GiveToSession(const CallerSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void TakeEmitted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // What is to be done: in the order of emission, by one thread at a time.
-  // Empty while another thread is at it; else it must be given to Do().
-  std::vector<Task> TakeTasks() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Do(std::vector<Task> tasks) ABSL_LOCKS_EXCLUDED(mu_);
+  // What is to be done once the lock is gone.
+  struct Due {
+    bool has_tasks = false;
+    std::shared_ptr<Link> link;  // to be drained
+  };
+  Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Do(Due due) ABSL_LOCKS_EXCLUDED(mu_);
   void TellDone(Ended ended) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -131,8 +135,8 @@ class Outbound final : public internal::Caller,
   CallerSession session_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Done> done_ ABSL_GUARDED_BY(mu_);
   std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
-  std::vector<Task> tasks_ ABSL_GUARDED_BY(mu_);
-  bool is_busy_ ABSL_GUARDED_BY(mu_) = false;  // somebody is in Do()
+  ActionQueue<Task> tasks_;  // by mu_, as it says
+  bool must_drain_ ABSL_GUARDED_BY(mu_) = false;
 
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
   bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again

@@ -152,7 +152,7 @@ RetryingCaller::Abandon RetryingCaller::Start(std::shared_ptr<Request> request,
   auto call = std::make_shared<RetriedCall>(options_, std::move(request),
                                             std::move(done));
   call->Begin();
-  return [weak = std::weak_ptr<RetriedCall>(call)](absl::Status why) {
+  return [weak = std::weak_ptr<RetriedCall>(call)](const absl::Status& why) {
     if (auto live = weak.lock()) live->GiveUp(why);
   };
 }

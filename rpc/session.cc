@@ -19,8 +19,7 @@ void CallerSession::On(const Start& event, Instant now,
   // The id is pending from the moment that it exists: nothing can be asked of
   // it, nor be told of it, before.
   const uint64_t id = event.request->id = next_id_++;
-  const auto it =
-      pending_.emplace_hint(pending_.end(), id, Pending{event.request, false});
+  const auto it = pending_.try_emplace(id, Pending{event.request, false}).first;
   if (is_gone()) {
     End(it, Unanswered(it->second, gone_), nullptr, actions);
     return;

@@ -29,11 +29,11 @@
 #include <variant>
 #include <vector>
 
-#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/rpc/failure.h"
+#include "weft/rpc/id_map.h"
 #include "weft/rpc/interval_set.h"
 #include "weft/rpc/limits.h"
 #include "weft/rpc/message.h"
@@ -138,7 +138,7 @@ class CallerSession {
     RequestPtr request;
     bool sent = false;
   };
-  using PendingMap = absl::btree_map<uint64_t, Pending>;
+  using PendingMap = IdMap<Pending>;
 
   void On(const Start& event, Instant now, std::vector<Action>* actions);
   void On(const Abandon& event, Instant now, std::vector<Action>* actions);
@@ -287,7 +287,7 @@ class CalleeSession {
     bool cancelled = false;
     ReplyPtr reply;
   };
-  using CallMap = absl::btree_map<uint64_t, Call>;
+  using CallMap = IdMap<Call>;
 
   void On(const Arrived& event, Instant now, std::vector<Action>* actions);
   void On(const Closed& event, Instant now, std::vector<Action>* actions);

@@ -449,7 +449,7 @@ void Read(Reader& r, ReplyFrame* frame) {
   CheckBody(r, reply.body, frame->body_bytes);
 }
 
-void ReadIntervals(Reader& r, std::vector<Interval>* ids) {
+void ReadIntervals(Reader& r, Intervals* ids) {
   const size_t end = r.End();
   while (r.IsBefore(end)) {
     Interval interval;
