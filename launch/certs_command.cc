@@ -55,6 +55,7 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   int trainers = 1;
   int admins = 1;
   int clients = 0;
+  int etcds = 0;
   int days = 30;
   worker::Flags flags(
       "weft certs init",
@@ -69,6 +70,7 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   flags.Add("admins", &admins, "for admin0, ...: `weft status` and the like");
   flags.Add("clients", &clients,
             "for client0, ...: programs that are no workers");
+  flags.Add("etcds", &etcds, "for etcd0: the server that --init=etcd:// names");
   flags.Add("renew", &options.renew,
             "new ones in place of those that are there; workers that run use "
             "them within seconds");
@@ -85,6 +87,7 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   AddMembers(options.job, "trainer", trainers, options.members);
   AddMembers(options.job, "admin", admins, options.members);
   AddMembers(options.job, "client", clients, options.members);
+  AddMembers(options.job, "etcd", etcds, options.members);
   options.validity = absl::Hours(24) * days;
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
   std::printf(

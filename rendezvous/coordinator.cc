@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -25,6 +26,8 @@ using Core = CoordinatorCore;
 // would be made.
 constexpr int64_t kRewriteBytes = 1 << 20;
 constexpr int64_t kRewriteFactor = 4;
+// How often a journal that could not be reached is tried again.
+constexpr absl::Duration kJournalPause = absl::Milliseconds(500);
 
 template <typename T>
 absl::StatusOr<Core::Request> Parse(absl::string_view method,
@@ -77,7 +80,13 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   // On the strand.
   void Run(Core::Event event);
   void Carry(Core::Actions actions);
-  void Flush(std::vector<v1::LogRecord>& records);
+  void Tell(Core::Actions actions);
+  // False: the records are not there yet, and must not be spoken of.
+  bool Flush(const std::vector<v1::LogRecord>& records);
+  void Stall(std::vector<v1::LogRecord> records, Core::Actions actions);
+  void RunStalled(Core::Event event);
+  void FlushAgain();
+  void FlushAgainLater();
   void RewriteIfLong();
   void Answer(Core::Ticket ticket, absl::StatusOr<std::string> answer);
   void ArmTimer();
@@ -90,6 +99,16 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   std::unique_ptr<Core> core_;
   std::unique_ptr<Journal> journal_;
   absl::Status journal_status_;
+  // While the journal cannot be reached nothing is decided. What was decided
+  // last, and is to be told once its records are there:
+  struct Stalled {
+    std::vector<v1::LogRecord> records;
+    Core::Actions actions;
+    absl::Status why;
+    Instant since;
+    std::vector<Core::HangUp> missed;
+  };
+  std::optional<Stalled> stalled_;
   Instant timer_at_ = Instant::Infinite();
 
   Mutex mu_;
@@ -221,6 +240,7 @@ void Coordinator::State::Run(Core::Event event) {
       responds_.erase(gone->ticket);
     }
   }
+  if (stalled_.has_value()) return RunStalled(std::move(event));
   Carry(core_->OnEvent(timers_.driver().clock().Now(), std::move(event)));
   ArmTimer();
 }
@@ -238,7 +258,11 @@ void Coordinator::State::Carry(Core::Actions actions) {
     }
   }
   // All at once: one wait for the disk, before the first answer.
-  Flush(records);
+  if (!Flush(records)) return Stall(std::move(records), std::move(actions));
+  Tell(std::move(actions));
+}
+
+void Coordinator::State::Tell(Core::Actions actions) {
   for (Core::Action& action : actions) {
     if (auto* answer = std::get_if<Core::Answer>(&action)) {
       if (!journal_status_.ok()) {
@@ -255,18 +279,80 @@ void Coordinator::State::Carry(Core::Actions actions) {
   }
 }
 
-void Coordinator::State::Flush(std::vector<v1::LogRecord>& records) {
-  if (journal_ == nullptr || records.empty() || !journal_status_.ok()) return;
+bool Coordinator::State::Flush(const std::vector<v1::LogRecord>& records) {
+  if (journal_ == nullptr || records.empty() || !journal_status_.ok()) {
+    return true;
+  }
   const absl::Status status = journal_->Append(records);
+  if (absl::IsUnavailable(status)) {
+    if (stalled_.has_value()) stalled_->why = status;
+    return false;
+  }
   if (!status.ok()) {
     // What the core has decided is on no disk, so nobody may hear of it.
     journal_status_ = absl::Status(
         status.code(),
         absl::StrCat("the coordinator stopped deciding: ", status.message()));
     WEFT_LOG(telemetry_.logger(), Error, journal_status_.message());
-    return;
+    return true;
   }
   RewriteIfLong();
+  return true;
+}
+
+void Coordinator::State::Stall(std::vector<v1::LogRecord> records,
+                               Core::Actions actions) {
+  WEFT_LOG(telemetry_.logger(), Error,
+           "the coordinator waits for its journal, and decides nothing: ")
+      << journal_->where();
+  telemetry_.recorder().Record("coordinator.stalled", journal_->where());
+  stalled_.emplace();
+  stalled_->records = std::move(records);
+  stalled_->actions = std::move(actions);
+  stalled_->since = timers_.driver().clock().Now();
+  stalled_->why = absl::UnavailableError(journal_->where());
+  FlushAgainLater();
+}
+
+// Members are told that the coordinator lives, which decides nothing; the rest
+// they ask again.
+void Coordinator::State::RunStalled(Core::Event event) {
+  if (const auto* gone = std::get_if<Core::HangUp>(&event)) {
+    stalled_->missed.push_back(*gone);
+    return;
+  }
+  const auto* call = std::get_if<Core::Call>(&event);
+  if (call == nullptr) return;
+  const auto* beat = std::get_if<v1::HeartbeatRequest>(&call->request);
+  if (beat != nullptr && beat->departed().empty()) {
+    return Answer(call->ticket, Serialize(v1::HeartbeatReply()));
+  }
+  Answer(call->ticket, absl::UnavailableError(absl::StrCat(
+                           "the coordinator waits for its journal: ",
+                           stalled_->why.message())));
+}
+
+void Coordinator::State::FlushAgainLater() {
+  timers_.RunAfter(kJournalPause, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->strand_.Schedule([self] { self->FlushAgain(); });
+    }
+  });
+}
+
+void Coordinator::State::FlushAgain() {
+  {
+    MutexLock lock(mu_);
+    if (is_shut_) return;
+  }
+  if (!Flush(stalled_->records)) return FlushAgainLater();
+  Stalled stalled = *std::exchange(stalled_, std::nullopt);
+  WEFT_LOG(telemetry_.logger(), Info, "the coordinator goes on after ")
+      << absl::FormatDuration(timers_.driver().clock().Now() - stalled.since);
+  telemetry_.recorder().Record("coordinator.goes_on", journal_->where());
+  Tell(std::move(stalled.actions));
+  for (const Core::HangUp& gone : stalled.missed) Run(gone);
+  Run(Core::Tick{});
 }
 
 void Coordinator::State::RewriteIfLong() {

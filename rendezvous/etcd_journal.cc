@@ -191,7 +191,9 @@ class EtcdJournal final : public Journal {
   absl::Status Open() {
     WEFT_RETURN_IF_ERROR(Named(BecomeHost()));
     WEFT_RETURN_IF_ERROR(Named(TakeHead()));
-    return Named(Read());
+    WEFT_RETURN_IF_ERROR(Named(Read()));
+    patience_ = options_.append_patience;
+    return absl::OkStatus();
   }
 
   const std::vector<v1::LogRecord>& history() const override {
@@ -199,15 +201,12 @@ class EtcdJournal final : public Journal {
   }
   absl::Status Append(const std::vector<v1::LogRecord>& records) override {
     if (!broken_.ok()) return broken_;
-    const std::string frames = FrameRecords(records);
-    broken_ = Named(Write(generation_, &next_piece_, frames));
-    if (broken_.ok()) bytes_ += frames.size();
-    return broken_;
+    return Remember(AppendFrames(FrameRecords(records)));
   }
   absl::Status Rewrite(const std::vector<v1::LogRecord>& records) override {
     if (!broken_.ok()) return broken_;
-    broken_ = Named(WriteAnew(records));
-    return broken_;
+    absl::Status settled = Settle();
+    return Remember(settled.ok() ? WriteAnew(records) : settled);
   }
   int64_t bytes() const override { return bytes_; }
   std::string where() const override {
@@ -219,6 +218,12 @@ class EtcdJournal final : public Journal {
     if (status.ok()) return status;
     return absl::Status(status.code(),
                         absl::StrCat(where(), ": ", status.message()));
+  }
+  // Errors that do not pass stay.
+  absl::Status Remember(const absl::Status& status) {
+    const absl::Status named = Named(status);
+    if (!absl::IsUnavailable(named)) broken_ = named;
+    return named;
   }
   Instant Now() const { return timers_.driver().clock().Now(); }
   void Pause() const {
@@ -232,7 +237,7 @@ class EtcdJournal final : public Journal {
   // All requests may be repeated.
   template <typename Reply, typename Request>
   absl::StatusOr<Reply> Ask(const char* method, const Request& request) {
-    const Instant deadline = Now() + options_.patience;
+    const Instant deadline = Now() + patience_;
     for (;;) {
       const auto reply = Parse<Reply>(
           etcd_->Call(method, request.SerializeAsString(), kAnswerTime)
@@ -240,7 +245,10 @@ class EtcdJournal final : public Journal {
       const bool may_pass = absl::IsUnavailable(reply.status()) ||
                             absl::IsDeadlineExceeded(reply.status()) ||
                             absl::IsCancelled(reply.status());
-      if (reply.ok() || !may_pass || Now() >= deadline) return reply;
+      if (reply.ok() || !may_pass) return reply;
+      if (Now() >= deadline) {
+        return absl::UnavailableError(reply.status().message());
+      }
       Pause();
     }
   }
@@ -297,25 +305,62 @@ class EtcdJournal final : public Journal {
     }
   }
 
+  // What the journal is while a head of that value is there.
+  struct Head {
+    std::string value;
+    uint64_t generation = 0;
+    uint64_t next_piece = 0;
+    int64_t bytes = 0;
+  };
+
   // Makes the journal this one's: `revision` is the head's that was seen.
-  absl::Status PutHead(int64_t revision, uint64_t generation,
+  absl::Status PutHead(int64_t revision, Head head,
                        const etcdserverpb::RequestOp* besides) {
-    v1::JournalHead head;
-    head.set_generation(generation);
-    head.set_nonce(DrawIncarnation());
-    const std::string mine = head.SerializeAsString();
+    v1::JournalHead message;
+    message.set_generation(head.generation);
+    message.set_nonce(DrawIncarnation());
+    head.value = message.SerializeAsString();
     etcdserverpb::TxnRequest take;
     *take.add_compare() = IsAt(base_ + "head", revision);
-    *take.add_success() = Put(base_ + "head", mine);
+    *take.add_success() = Put(base_ + "head", head.value);
     if (besides != nullptr) *take.add_success() = *besides;
+    unsettled_.push_back(std::move(head));
     WEFT_RETURN_IF_ERROR(
         Ask<etcdserverpb::TxnResponse>("KV/Txn", take).status());
-    // An answer may have been lost and the repetition refused, so look.
+    return FindHead();
+  }
+
+  // Which of the heads that were written is there: an answer may have been lost
+  // and the repetition refused.
+  absl::Status FindHead() {
     WEFT_ASSIGN_OR_RETURN(const auto now, Get(base_ + "head"));
-    if (!now.has_value() || now->value() != mine) return TakenOver();
-    guard_ = IsAt(base_ + "head", now->mod_revision());
-    lease_->SetGuard(guard_);
-    generation_ = generation;
+    for (const Head& head : unsettled_) {
+      if (!now.has_value() || now->value() != head.value) continue;
+      guard_ = IsAt(base_ + "head", now->mod_revision());
+      lease_->SetGuard(guard_);
+      generation_ = head.generation;
+      next_piece_ = head.next_piece;
+      bytes_ = head.bytes;
+      unsettled_.clear();
+      return absl::OkStatus();
+    }
+    return TakenOver();
+  }
+
+  // A head whose writing was not answered may be there, or come yet. Whichever
+  // it is, another one after it decides.
+  absl::Status Settle() {
+    if (unsettled_.empty()) return absl::OkStatus();
+    return PutHead(guard_.mod_revision(),
+                   {"", generation_, next_piece_, bytes_}, nullptr);
+  }
+
+  absl::Status AppendFrames(absl::string_view frames) {
+    WEFT_RETURN_IF_ERROR(Settle());
+    uint64_t next = next_piece_;  // the same again, unless all are there
+    WEFT_RETURN_IF_ERROR(Write(generation_, &next, frames));
+    next_piece_ = next;
+    bytes_ += static_cast<int64_t>(frames.size());
     return absl::OkStatus();
   }
 
@@ -327,7 +372,7 @@ class EtcdJournal final : public Journal {
           absl::StrCat("the key ", base_, "head is none of Weft's"));
     }
     return PutHead(seen.has_value() ? seen->mod_revision() : 0,
-                   head.generation(), nullptr);
+                   {"", head.generation(), 0, 0}, nullptr);
   }
 
   absl::Status Read() {
@@ -367,10 +412,9 @@ class EtcdJournal final : public Journal {
     WEFT_RETURN_IF_ERROR(Change(DeleteAll(leftover)));
     WEFT_RETURN_IF_ERROR(Write(generation, &next, frames));
     const etcdserverpb::RequestOp old = DeleteAll(LogPrefix(generation_));
-    WEFT_RETURN_IF_ERROR(PutHead(guard_.mod_revision(), generation, &old));
-    next_piece_ = next;
-    bytes_ = frames.size();
-    return absl::OkStatus();
+    return PutHead(guard_.mod_revision(),
+                   {"", generation, next, static_cast<int64_t>(frames.size())},
+                   &old);
   }
 
   absl::Status Write(uint64_t generation, uint64_t* next,
@@ -396,8 +440,8 @@ class EtcdJournal final : public Journal {
   }
 
   absl::Status TakenOver() const {
-    return absl::UnavailableError(absl::StrCat(
-        "another coordinator of job \"", options_.job, "\" has taken over"));
+    return absl::AbortedError(absl::StrCat("another coordinator of job \"",
+                                           options_.job, "\" has taken over"));
   }
   std::string LogPrefix(uint64_t generation) const {
     return absl::StrCat(base_, "log/", absl::Hex(generation, absl::kZeroPad16),
@@ -417,6 +461,8 @@ class EtcdJournal final : public Journal {
   int64_t lease_id_ = 0;
   std::shared_ptr<Lease> lease_;  // once this is the host
   etcdserverpb::Compare guard_;   // holds while the journal is this one's
+  std::vector<Head> unsettled_;   // written, with no answer yet
+  absl::Duration patience_ = options_.patience;
   uint64_t generation_ = 0;
   uint64_t next_piece_ = 0;
   int64_t bytes_ = 0;

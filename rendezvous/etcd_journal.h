@@ -31,17 +31,20 @@ struct EtcdJournalOptions {
   // After which a host that was killed is no longer waited for; etcd rounds it
   // up to 2 s.
   absl::Duration lease = absl::Seconds(2);
-  // For etcd to be there and answer. Another host's lease is waited for as long
-  // as it takes to end if nobody renews it.
+  // For etcd to be there and answer, when the journal is opened. Another host's
+  // lease is waited for as long as it takes to end if nobody renews it.
   absl::Duration patience = absl::Seconds(20);
+  // The same later: Append and Rewrite give up sooner, and may be called again.
+  absl::Duration append_patience = absl::Seconds(2);
 };
 
 // `etcd` carries the methods of etcd's v3 API ("KV/Range"). Waits in Open,
 // Append and Rewrite. `timers` must outlive it.
 //   kFailedPrecondition  another host holds the job's lease, and renews it
 //   kDataLoss            what is there is no journal
-//   kUnavailable         etcd is not there; or, in Append and Rewrite, another
-//                        host has taken the journal over
+//   kUnavailable         etcd is not there
+//   kAborted             in Append and Rewrite: another host has taken the
+//                        journal over
 absl::StatusOr<std::unique_ptr<Journal>> OpenEtcdJournal(
     TimerSource& timers, std::shared_ptr<CoordinatorLink> etcd,
     EtcdJournalOptions options);

@@ -24,11 +24,13 @@ class Journal {
   // What it held when it was opened.
   virtual const std::vector<v1::LogRecord>& history() const = 0;
 
-  // Returns once the records will be found again. After an error nothing can be
-  // appended any more.
+  // Returns once the records will be found again. kUnavailable: they may be or
+  // not; the same are to be appended again, before anything else, and will be
+  // there once. After another error nothing can be appended any more.
   virtual absl::Status Append(const std::vector<v1::LogRecord>& records) = 0;
 
-  // Makes `records` all of its contents, atomically.
+  // Makes `records` all of its contents, atomically. kUnavailable: it may have
+  // or not, and goes on either way.
   virtual absl::Status Rewrite(const std::vector<v1::LogRecord>& records) = 0;
 
   virtual int64_t bytes() const = 0;

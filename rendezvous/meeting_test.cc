@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +15,9 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/clock.h"
+#include "weft/net/certificates.h"
+#include "weft/net/credentials.h"
 #include "weft/net/loop.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/proto/etcd.pb.h"
@@ -218,13 +222,26 @@ class EtcdJournalTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
-    auto etcd = testing::Etcd::Start(dir_.path());
-    ASSERT_THAT(etcd, IsOk());
-    etcd_ = *std::move(etcd);
+    StartEtcd();
     auto loop = net::Loop::Create();
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
     timers_ = MakeLoopTimers(*loop_);
+  }
+
+  void StartEtcd() {
+    auto etcd = testing::Etcd::Start(dir_.path());
+    ASSERT_THAT(etcd, IsOk());
+    etcd_ = *std::move(etcd);
+  }
+  // As the coordinator does, until etcd is there.
+  static absl::Status Again(const std::function<absl::Status()>& append) {
+    const Instant deadline = SteadyClock().Now() + kLong;
+    absl::Status status;
+    do {
+      status = append();
+    } while (absl::IsUnavailable(status) && SteadyClock().Now() < deadline);
+    return status;
   }
 
   std::shared_ptr<CoordinatorLink> Link() {
@@ -237,6 +254,7 @@ class EtcdJournalTest : public ::testing::Test {
     options.job = "job";
     options.address = address;
     options.patience = kLong;
+    options.append_patience = absl::Milliseconds(200);
     return OpenEtcdJournal(*timers_, Link(), options);
   }
   // What an operator's hand may do there.
@@ -301,9 +319,9 @@ TEST_F(EtcdJournalTest, OneHostAtATimeAndItsSuccessorTakesThePen) {
   ASSERT_THAT(second, IsOk());
   EXPECT_EQ((*second)->history().size(), 1u);
   EXPECT_THAT((*first)->Append({Opened(2)}),
-              StatusIs(absl::StatusCode::kUnavailable, "has taken over"));
+              StatusIs(absl::StatusCode::kAborted, "has taken over"));
   EXPECT_THAT((*first)->Append({Opened(2)}),
-              StatusIs(absl::StatusCode::kUnavailable, "has taken over"));
+              StatusIs(absl::StatusCode::kAborted, "has taken over"));
   EXPECT_THAT((*second)->Append({Opened(3)}), IsOk());
 }
 
@@ -333,10 +351,131 @@ TEST_F(EtcdJournalTest, GoesOnWhenEtcdIsBack) {
   auto journal = Open("unix:/a");
   ASSERT_THAT(journal, IsOk());
   etcd_.reset();  // with SIGKILL
-  auto etcd = testing::Etcd::Start(dir_.path());
-  ASSERT_THAT(etcd, IsOk());
-  etcd_ = *std::move(etcd);
-  EXPECT_THAT((*journal)->Append({Opened(1)}), IsOk());
+  StartEtcd();
+  EXPECT_THAT(Again([&] { return (*journal)->Append({Opened(1)}); }), IsOk());
+}
+
+TEST_F(EtcdJournalTest, WhatCouldNotBeWrittenIsThereOnceAfterTheOutage) {
+  const std::string large(1200000, 'x');  // several pieces
+  {
+    auto journal = Open("unix:/a");
+    ASSERT_THAT(journal, IsOk());
+    EXPECT_THAT((*journal)->Append({Opened(1)}), IsOk());
+    etcd_.reset();  // with SIGKILL
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT((*journal)->Append({Opened(2, large), Opened(3)}),
+                  StatusIs(absl::StatusCode::kUnavailable, "etcd"));
+    }
+    StartEtcd();
+    EXPECT_THAT(Again([&] {
+                  return (*journal)->Append({Opened(2, large), Opened(3)});
+                }),
+                IsOk());
+    etcd_.reset();
+    EXPECT_THAT((*journal)->Rewrite({Opened(4)}),
+                StatusIs(absl::StatusCode::kUnavailable, "etcd"));
+    StartEtcd();
+    EXPECT_THAT(Again([&] { return (*journal)->Append({Opened(5)}); }), IsOk());
+  }
+  auto journal = Open("unix:/a");
+  ASSERT_THAT(journal, IsOk());
+  ASSERT_EQ((*journal)->history().size(), 4u);
+  EXPECT_EQ((*journal)->history()[1].opened().job(), large);
+  EXPECT_EQ(LastTermOf((*journal)->history()), 5u);
+}
+
+// Forwards to etcd, and loses the answers to changes of the head.
+class LossyLink final : public CoordinatorLink {
+ public:
+  explicit LossyLink(std::shared_ptr<CoordinatorLink> etcd)
+      : etcd_(std::move(etcd)) {}
+  Future<std::string> Call(absl::string_view method, std::string request,
+                           absl::Duration timeout) override {
+    etcdserverpb::TxnRequest change;
+    const bool is_change =
+        method == "KV/Txn" && change.ParseFromString(request) &&
+        change.success(0).request_put().key() == "weft/job/head";
+    if (is_change && drops_changes) {
+      return MakeReady<std::string>(absl::UnavailableError("lost"));
+    }
+    auto answer = etcd_->Call(method, std::move(request), timeout);
+    if (!is_change || !loses_answers) return answer;
+    (void)answer.Wait(kLong);
+    return MakeReady<std::string>(absl::UnavailableError("lost"));
+  }
+  const std::string& address() const override { return etcd_->address(); }
+
+  bool loses_answers = false;
+  bool drops_changes = false;
+
+ private:
+  const std::shared_ptr<CoordinatorLink> etcd_;
+};
+
+TEST_F(EtcdJournalTest, ARewriteThatWasNotAnsweredIsSettledByTheNext) {
+  for (const bool arrives : {true, false}) {
+    {
+      const auto link = std::make_shared<LossyLink>(Link());
+      EtcdJournalOptions options;
+      options.job = "job";
+      options.address = "unix:/a";
+      options.patience = kLong;
+      options.append_patience = absl::ZeroDuration();
+      auto journal = OpenEtcdJournal(*timers_, link, options);
+      ASSERT_THAT(journal, IsOk());
+      EXPECT_THAT((*journal)->Rewrite({Opened(1), Opened(2)}), IsOk());
+      link->loses_answers = arrives;
+      link->drops_changes = !arrives;
+      EXPECT_THAT((*journal)->Rewrite({Opened(7)}),
+                  StatusIs(absl::StatusCode::kUnavailable, "lost"));
+      link->loses_answers = link->drops_changes = false;
+      EXPECT_THAT((*journal)->Append({Opened(9)}), IsOk());
+    }
+    auto journal = Open("unix:/a");
+    ASSERT_THAT(journal, IsOk());
+    EXPECT_EQ((*journal)->history().size(), arrives ? 2u : 3u);
+    EXPECT_EQ(LastTermOf((*journal)->history()), 9u);
+  }
+}
+
+TEST_F(EtcdJournalTest, OverTlsBothShowCertificatesOfTheJob) {
+  net::CertificatesOptions certificates;
+  certificates.job = "job";
+  certificates.members = {{"", "ps", 0}, {"", "etcd", 0}};
+  for (const char* authority : {"ours", "theirs"}) {
+    certificates.directory = dir_.Path(authority);
+    ASSERT_THAT(net::MakeCertificates(certificates), IsOk());
+  }
+  const auto append = [&](const std::string& of_etcd,
+                          const std::string& of_host) -> absl::Status {
+    auto etcd = testing::Etcd::StartWithTls(dir_.path(), dir_.Path(of_etcd));
+    if (!etcd.ok()) return etcd.status();
+    etcd_ = *std::move(etcd);
+    auto credentials = net::Credentials::ForMember(dir_.Path(of_host), "ps0");
+    if (!credentials.ok()) return credentials.status();
+    net::LoopOptions options;
+    options.credentials = *std::move(credentials);
+    auto loop = net::Loop::Create(std::move(options));
+    if (!loop.ok()) return loop.status();
+    const auto timers = MakeLoopTimers(**loop);
+    auto link = MakeEtcdLink(**loop, etcd_->address());
+    if (!link.ok()) return link.status();
+    EtcdJournalOptions journal_options;
+    journal_options.job = "job";
+    journal_options.address = "unix:/a";
+    journal_options.patience = kLong;
+    auto journal =
+        OpenEtcdJournal(*timers, *std::move(link), std::move(journal_options));
+    return journal.ok() ? (*journal)->Append({Opened(1)}) : journal.status();
+  };
+  EXPECT_THAT(append("ours/etcd0", "ours"), IsOk());
+  for (const auto& [of_etcd, of_host] :
+       std::map<std::string, std::string>{{"ours/etcd0", "theirs"},
+                                          {"theirs/etcd0", "ours"},
+                                          {"ours/ps0", "ours"}}) {
+    EXPECT_THAT(append(of_etcd, of_host),
+                StatusIs(absl::StatusCode::kUnauthenticated, "etcd0"));
+  }
 }
 
 TEST_F(EtcdJournalTest, SaysThatEtcdIsNotThere) {

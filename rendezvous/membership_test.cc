@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <memory>
@@ -320,6 +321,70 @@ TEST_F(MembershipTest, WhoLeavesIsSeenToHaveLeftAndMayComeBackNewer) {
   EXPECT_THAT(ps_->WaitFor([](const View& v) { return v.IsComplete(); }, kLong),
               IsOk());
   EXPECT_GE(changes.load(), 1);
+}
+
+// Cannot be reached while it is out.
+class FakeJournal final : public Journal {
+ public:
+  struct Disk {
+    std::atomic<bool> is_out{false};
+    std::atomic<int> refused{0};
+    std::vector<v1::LogRecord> records;  // of the coordinator's thread
+    Parker refused_often;
+  };
+  explicit FakeJournal(Disk& disk) : disk_(disk) {}
+
+  const std::vector<v1::LogRecord>& history() const override {
+    return disk_.records;
+  }
+  absl::Status Append(const std::vector<v1::LogRecord>& records) override {
+    if (disk_.is_out) {
+      if (++disk_.refused == 9) disk_.refused_often.Unpark();
+      return absl::UnavailableError("it is out");
+    }
+    disk_.records.insert(disk_.records.end(), records.begin(), records.end());
+    return absl::OkStatus();
+  }
+  absl::Status Rewrite(const std::vector<v1::LogRecord>&) override {
+    return absl::OkStatus();
+  }
+  int64_t bytes() const override { return 0; }
+  std::string where() const override { return "a journal"; }
+
+ private:
+  Disk& disk_;
+};
+
+TEST_F(MembershipTest, ACoordinatorOutlivesAnOutageOfItsJournal) {
+  FakeJournal::Disk disk;
+  CoordinatorOptions options;
+  options.journal = std::make_unique<FakeJournal>(disk);
+  options.core.dead_after = absl::Seconds(4);  // as long as the outage
+  StartCoordinator(std::move(options));
+  JoinBoth();
+  disk.is_out = true;
+  std::thread writer([&] {
+    EXPECT_THAT(trainer_->store().Add("sum", 1, kLong), IsOkAndHolds(1));
+  });
+  disk.refused_often.Park();
+  EXPECT_THAT(
+      ps_->store().Get("sum", absl::Milliseconds(100)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, "waits for its journal"));
+  disk.is_out = false;
+  writer.join();
+  EXPECT_THAT(ps_->store().Add("sum", 1, kLong), IsOkAndHolds(2));
+  EXPECT_THAT(trainer_->status(), IsOk());
+  EXPECT_TRUE(ps_->view()->departed().empty());
+  EXPECT_THAT(trainer_->Leave(kLong), IsOk());
+  EXPECT_THAT(
+      ps_->WaitFor([](const View& v) { return !v.IsComplete(); }, kLong),
+      IsOk());
+  coordinator_.reset();
+  EXPECT_EQ(std::count_if(disk.records.begin(), disk.records.end(),
+                          [](const v1::LogRecord& record) {
+                            return record.has_stored();
+                          }),
+            2);
 }
 
 TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {

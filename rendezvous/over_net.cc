@@ -106,7 +106,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeNetLink(
 
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeEtcdLink(
     net::Loop& loop, absl::string_view address) {
-  return MakeLink(loop, address, "etcd", "/etcdserverpb.");
+  return MakeLink(loop, address, "etcd0", "/etcdserverpb.");
 }
 
 void Serve(Coordinator& coordinator, net::Endpoint& endpoint) {

@@ -24,7 +24,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeNetLink(
     net::Loop& loop, absl::string_view address, absl::string_view host);
 
 // Reaches etcd at `address`, by the methods of its v3 API: "KV/Range". Over TLS
-// its certificate must be of the job's authority, for etcd.<job>.weft.
+// its certificate must be of the job's authority, for etcd0.<job>.weft.
 absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeEtcdLink(
     net::Loop& loop, absl::string_view address);
 

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <string>
@@ -21,6 +22,7 @@
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/outcome.h"
+#include "weft/tensor/tensor.h"
 #include "weft/tests/support/etcd.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
@@ -264,7 +266,7 @@ TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
           [](const auto& v) { return v.Find("trainer0") == nullptr; }, kLong),
       IsOk());
   EXPECT_THAT(CallTwice(*workers[2], "trainer0"),
-              StatusIs(absl::StatusCode::kNotFound, "trainer0"));
+              StatusIs(absl::StatusCode::kUnavailable, "is gone: left"));
   gate.may_leave.Unpark();
   workers.erase(workers.begin() + 1);
   EndAll(std::move(workers));
@@ -398,6 +400,53 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
   EndAll(std::move(workers));
 }
 
+double Mean(const Tensor& x) {
+  const auto elements = x.span<float>();
+  double sum = 0;
+  for (const float element : elements) sum += element;
+  return sum / static_cast<double>(elements.size());
+}
+WEFT_RPC(Mean);
+
+// Heartbeats have a connection of their own, so what they share with tensors is
+// the machine. Each answer is counted, none timed but by the bound of
+// suspicion.
+TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  rendezvous::Membership& membership = workers[1]->membership();
+  std::atomic<int> suspects{0};
+  const auto follow = workers[2]->membership().OnChange(
+      [&](const std::shared_ptr<const rendezvous::View>& view) {
+        for (const rendezvous::Member& member : view->members()) {
+          if (member.suspect) ++suspects;
+        }
+      });
+  const Tensor large = Tensor::Ones({16 << 20});  // 64 MiB
+  int passed = 0;
+  absl::Duration longest;
+  for (int round = 0; round < 10 && passed < 50; ++round) {
+    std::vector<Future<double>> calls;
+    for (const int callee : {0, 2}) {  // to the coordinator's host, too
+      calls.push_back(rpc::CallAsync(
+          workers[1]->agent().To(workers[callee]->self().name, kLong), Mean,
+          large));
+    }
+    while (!calls[0].IsReady()) {
+      const Instant start = SteadyClock().Now();
+      ASSERT_THAT(membership.store().Add("beats", 1, kLong), IsOk());
+      longest = std::max(longest, SteadyClock().Now() - start);
+      if (!calls[0].IsReady()) ++passed;
+    }
+    for (const auto& call : calls)
+      EXPECT_THAT(call.Wait(kLong), IsOkAndHolds(1));
+  }
+  EXPECT_GE(passed, 50);
+  EXPECT_LT(longest, absl::Seconds(3));  // after which a member is suspect
+  EXPECT_EQ(suspects, 0);
+  EndAll(std::move(workers));
+}
+
 // ps0 in a process of its own, which hosts the coordinator.
 class HostTest : public WorkerTest {
  protected:
@@ -475,6 +524,40 @@ TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
   auto etcd = testing::Etcd::Start(dir_.path());
   ASSERT_THAT(etcd, IsOk());
   KillHost({"--init=" + (*etcd)->url()}, (*etcd)->url());
+}
+
+TEST_F(HostTest, AnOutageOfEtcdEndsNobodyAndTheCoordinatorGoesOn) {
+  if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
+  auto etcd = testing::Etcd::Start(dir_.path());
+  ASSERT_THAT(etcd, IsOk());
+  const std::string init = (*etcd)->url();
+  auto host = StartHost({"--init=" + init});
+  Workers workers = StartTrainers(init);
+  ASSERT_EQ(workers.size(), 2u);
+  rendezvous::Store& store = workers[0]->membership().store();
+  EXPECT_THAT(store.Add("sum", 1, kLong), IsOkAndHolds(1));
+  const auto before = workers[0]->membership().view();
+  etcd->reset();  // with SIGKILL
+  // Decided, but not told; nothing else is decided.
+  EXPECT_THAT(store.Add("sum", 1, absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+  EXPECT_THAT(
+      store.Get("sum", absl::Seconds(3)),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, "waits for its journal"));
+  EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
+  etcd = testing::Etcd::Start(dir_.path());
+  ASSERT_THAT(etcd, IsOk());
+  // What was given up was decided all the same, once.
+  EXPECT_THAT(store.Add("sum", 1, kLong), IsOkAndHolds(3));
+  const auto after = workers[0]->membership().view();
+  for (const char* name : {"ps0", "trainer0", "trainer1"}) {
+    ASSERT_NE(after->Find(name), nullptr) << name;
+    EXPECT_EQ(after->Find(name)->key, before->Find(name)->key);
+  }
+  host->Signal(SIGKILL);
+  ShutdownOptions at_once;
+  at_once.graceful = false;
+  for (auto& worker : workers) (void)worker->Shutdown(at_once);
 }
 
 TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {

@@ -1,4 +1,5 @@
-// Etcd: an etcd of a test's own, at a unix socket in the test's directory.
+// Etcd: an etcd of a test's own, at a unix socket in the test's directory, or
+// on a TCP port with TLS.
 
 #ifndef WEFT_TESTS_SUPPORT_ETCD_H_
 #define WEFT_TESTS_SUPPORT_ETCD_H_
@@ -21,6 +22,12 @@ class Etcd {
   // go on from there. It may take a second until it answers.
   static absl::StatusOr<std::unique_ptr<Etcd>> Start(
       const std::string& directory);
+
+  // The same on a port of 127.0.0.1, with the certificate, key and authority of
+  // `certificates` (cert.pem, key.pem, ca.pem). Clients must show a certificate
+  // of that authority.
+  static absl::StatusOr<std::unique_ptr<Etcd>> StartWithTls(
+      const std::string& directory, const std::string& certificates);
 
   const std::string& address() const { return address_; }  // unix:/...
   std::string url() const { return "etcd+unix://" + address_.substr(5); }
