@@ -125,8 +125,10 @@ absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::Duration grace) {
   worker.agent().SetLocal(&server);
   const absl::Status ended = Serve(worker, server, asked_to_stop, grace);
-  server.Shutdown(absl::CancelledError(
-      absl::StrCat("parameter server ", worker.self().name, " shuts down")));
+  // Whoever waits here learns why, and that another server may be asked.
+  server.Shutdown(absl::UnavailableError(
+      absl::StrCat("parameter server ", worker.self().name, " shuts down",
+                   ended.ok() ? "" : ": ", ended.message())));
   return ended;
 }
 
