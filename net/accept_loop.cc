@@ -27,6 +27,13 @@ constexpr uint64_t kListenerBit = uint64_t{1} << 62;
 constexpr int kAcceptsPerRound = 64;
 constexpr int kEvictionsOnExhaustion = 8;
 
+// The kinds of refusals: see Audit.
+constexpr char kConnection[] = "connection";
+constexpr char kMaxConnections[] = "max_connections";
+constexpr char kMaxPerAddress[] = "max_connections_per_address";
+constexpr char kHandshakeTimeout[] = "handshake_timeout";
+constexpr char kDescriptors[] = "descriptors";
+
 // While connections wait for a place among the handshakes, how often to look
 // for one.
 constexpr int kRetryMs = 20;
@@ -262,9 +269,10 @@ bool AcceptLoop::AcceptOne(int listener) {
 // to take one connection off the backlog and close it, so that its peer learns
 // at once.
 void AcceptLoop::SurviveExhaustion(int listener) {
-  Refuse("descriptors ran out; raise `ulimit -n`", "");
+  Refuse({kDescriptors, "descriptors ran out; raise `ulimit -n`"}, "");
   bool freed = false;
-  for (int i = 0; i < kEvictionsOnExhaustion && EvictOldestSilent(); ++i)
+  for (int i = 0; i < kEvictionsOnExhaustion && EvictOldestSilent(kDescriptors);
+       ++i)
     freed = true;
   if (freed) return;
   if (reserve_ >= 0) close(reserve_);
@@ -281,19 +289,19 @@ void AcceptLoop::Admit(int fd, int listener) {
                                : absl::StrCat(address, ":", port);
   const bool is_unix =
       sources_.at(listener).listener.address().kind == Address::Kind::kUnix;
-  const char* refusal = RefusalOf(fd, address, is_unix);
+  std::optional<Refusal> refusal = RefusalOf(fd, address, is_unix);
   const std::optional<ino_t> inode = InodeOf(fd);
   epoll_event event = {};
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = static_cast<uint64_t>(next_id_);
-  if (refusal == nullptr &&
+  if (!refusal.has_value() &&
       (!inode.has_value() ||
        epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0)) {
-    refusal = "the system refused";
+    refusal = Refusal{kConnection, "the system refused"};
   }
-  if (refusal != nullptr) {
+  if (refusal.has_value()) {
+    Refuse(*refusal, peer);
     close(fd);
-    Refuse(refusal, peer);
     return;
   }
   connections_.emplace(next_id_++,
@@ -306,18 +314,29 @@ bool AcceptLoop::IsFull(const std::string& address) {
          CountOf(address) >= options_.max_connections_per_address;
 }
 
-// Why the connection may not stay, or null.
-const char* AcceptLoop::RefusalOf(int fd, const std::string& address,
-                                  bool is_unix) {
-  if (is_unix && !IsSameUser(fd)) return "another user";
+// Why the connection may not stay, if so.
+std::optional<AcceptLoop::Refusal> AcceptLoop::RefusalOf(
+    int fd, const std::string& address, bool is_unix) {
+  if (is_unix && !IsSameUser(fd)) return Refusal{kConnection, "another user"};
   if (IsFull(address)) Sweep();
-  while (IsFull(address) && EvictOldestSilent()) {
+  while (IsFull(address) && EvictOldestSilent(kMaxConnections)) {
   }
-  if (static_cast<int>(connections_.size()) >= options_.max_connections)
-    return "too many connections";
-  if (CountOf(address) >= options_.max_connections_per_address)
-    return "too many connections from its address";
-  return nullptr;
+  if (static_cast<int>(connections_.size()) >= options_.max_connections) {
+    return Refusal{
+        kMaxConnections,
+        absl::StrCat(connections_.size(),
+                     " connections are open, and max_connections is ",
+                     options_.max_connections, "; raise it")};
+  }
+  const int here = CountOf(address);
+  if (here >= options_.max_connections_per_address) {
+    return Refusal{
+        kMaxPerAddress,
+        absl::StrCat(here, " connections of its address are open, ",
+                     "and max_connections_per_address is ",
+                     options_.max_connections_per_address, "; raise it")};
+  }
+  return std::nullopt;
 }
 
 // Its first bytes came, or its end.
@@ -337,7 +356,7 @@ void AcceptLoop::BecomeReady(Id id) {
                           ? WhyNotTls(first, static_cast<size_t>(seen))
                           : nullptr;
   if (unfit != nullptr) {
-    Refuse(unfit, connection.peer);
+    Refuse({kConnection, unfit}, connection.peer);
     Close(id);
     return;
   }
@@ -386,15 +405,19 @@ void AcceptLoop::ExpireSilent() {
       expired.push_back(id);
   }
   for (Id id : expired) {
-    Refuse("silent", connections_.at(id).peer);
+    Refuse({kHandshakeTimeout,
+            absl::StrCat("silent for ",
+                         absl::FormatDuration(options_.handshake_timeout),
+                         ", which is handshake_timeout")},
+           connections_.at(id).peer);
     Close(id);
   }
 }
 
-bool AcceptLoop::EvictOldestSilent() {
+bool AcceptLoop::EvictOldestSilent(const char* limit) {
   for (const auto& [id, connection] : connections_) {
     if (connection.state != State::kSilent) continue;
-    Refuse("silent, and its place was needed", connection.peer);
+    Refuse({limit, "silent, and its place was needed"}, connection.peer);
     Close(id);
     return true;
   }
@@ -407,9 +430,9 @@ void AcceptLoop::Close(Id id) {
   connections_.erase(found);
 }
 
-void AcceptLoop::Refuse(const char* why, const std::string& peer) {
+void AcceptLoop::Refuse(const Refusal& refusal, const std::string& peer) {
   if (options_.audit != nullptr)
-    options_.audit->Refused("connection", peer, "to connect", why);
+    options_.audit->Refused(refusal.kind, peer, "to connect", refusal.why);
 }
 
 int AcceptLoop::CountOf(const std::string& address) {

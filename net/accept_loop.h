@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -83,6 +84,11 @@ class AcceptLoop {
     Speaks speaks;
     Deliver deliver;
   };
+  // `kind` as the audit takes it.
+  struct Refusal {
+    const char* kind;
+    std::string why;
+  };
   using Id = int64_t;
 
   AcceptLoop(AcceptLoopOptions options, int epoll, int wake, int reserve);
@@ -94,15 +100,17 @@ class AcceptLoop {
   void SurviveExhaustion(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Admit(int fd, int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsFull(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  const char* RefusalOf(int fd, const std::string& address, bool is_unix)
+  std::optional<Refusal> RefusalOf(int fd, const std::string& address,
+                                   bool is_unix)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BecomeReady(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool EvictOldestSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // For the place that `limit` denies to another.
+  bool EvictOldestSilent(const char* limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Close(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Refuse(const char* why, const std::string& peer);
+  void Refuse(const Refusal& refusal, const std::string& peer);
   int CountOf(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int Handshakes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Wake();

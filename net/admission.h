@@ -41,8 +41,8 @@ class Admission : public std::enable_shared_from_this<Admission> {
 
   explicit Admission(AdmissionLimits limits) : limits_(limits) {}
 
-  // kResourceExhausted says which limit was reached. An empty `peer` counts
-  // towards the total alone.
+  // kResourceExhausted says which limit was reached, see LimitOf. An empty
+  // `peer` counts towards the total alone.
   absl::StatusOr<std::unique_ptr<Ticket>> Enter(const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -61,6 +61,9 @@ class Admission : public std::enable_shared_from_this<Admission> {
   Load all_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<std::string, Load> peers_ ABSL_GUARDED_BY(mu_);
 };
+
+// The option that names the limit of a refusal, "max_calls"; else empty.
+std::string LimitOf(const absl::Status& refusal);
 
 }  // namespace weft::net
 

@@ -427,6 +427,141 @@ TEST_F(Edge, EachMethodIsForItsRoles) {
   EXPECT_THAT(Log(), HasSubstr("kind=method who=\"visitor0 (127.0.0.1"));
 }
 
+// --------------------------------------------------------------------- limits
+
+// What is small so that it can be exceeded, and how.
+class Limits : public Edge {
+ protected:
+  void ServeWith(const std::function<void(LoopOptions&)>& lower) {
+    LoopOptions options = With(job_.For("ps", 0));
+    lower(options);
+    Serve(std::move(options));
+  }
+  void ServeWith(AdmissionLimits limits) {
+    Serve(With(job_.For("ps", 0)), limits);
+  }
+  // A call by trainer `rank` that stays open, if it is let in.
+  Future<Slices> Hold(int rank, const std::string& request = "") {
+    loops_.push_back(*Loop::Create(With(job_.For("trainer", rank))));
+    channels_.push_back(Connect(*loops_.back(), server_->address()));
+    return channels_.back()->UnaryCall(kHold, Text(request), kSoon);
+  }
+  // One refusal, in these words, of this kind.
+  void ExpectRefused(const std::string& kind, const std::string& words) {
+    channels_.clear();
+    EXPECT_EQ(Count("weft_net_refused_total", kind), 1) << kind;
+    EXPECT_THAT(Log(), HasSubstr(absl::StrCat("refused kind=", kind)));
+    EXPECT_THAT(log_.str(), HasSubstr(words));
+  }
+  void TearDown() override {
+    channels_.clear();
+    loops_.clear();
+  }
+
+  std::vector<std::unique_ptr<Loop>> loops_;
+  std::vector<std::unique_ptr<Channel>> channels_;
+};
+
+TEST_F(Limits, CallsOfOnePeer) {
+  AdmissionLimits limits;
+  limits.max_calls_per_peer = 1;
+  ServeWith(limits);
+  const Future<Slices> first = Hold(9);
+  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
+  const std::string words =
+      "peer weft://job/trainer/9: 1 calls are open, and max_calls_per_peer is "
+      "1; try again later, or raise it";
+  EXPECT_THAT(Hold(9).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted, words));
+  ExpectRefused("max_calls_per_peer", words);
+}
+
+TEST_F(Limits, CallsOfAll) {
+  AdmissionLimits limits;
+  limits.max_calls = 1;
+  ServeWith(limits);
+  const Future<Slices> first = Hold(9);
+  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
+  const std::string words = "endpoint: 1 calls are open, and max_calls is 1";
+  EXPECT_THAT(Hold(8).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted, words));
+  ExpectRefused("max_calls", words);
+}
+
+TEST_F(Limits, BytesOfOnePeer) {
+  AdmissionLimits limits;
+  limits.max_bytes_per_peer = 100;
+  ServeWith(limits);
+  const Future<Slices> first = Hold(9, std::string(60, 'x'));
+  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
+  const std::string words =
+      "requests hold 60 bytes, this one has 50, and max_bytes_per_peer is 100";
+  EXPECT_THAT(Hold(9, std::string(50, 'x')).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted, words));
+  ExpectRefused("max_bytes_per_peer", words);
+}
+
+TEST_F(Limits, BytesOfAll) {
+  AdmissionLimits limits;
+  limits.max_bytes = 100;
+  ServeWith(limits);
+  const Future<Slices> first = Hold(9, std::string(60, 'x'));
+  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
+  const std::string words =
+      "endpoint: requests hold 60 bytes, this one has 50, and max_bytes is 100";
+  EXPECT_THAT(Hold(8, std::string(50, 'x')).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted, words));
+  ExpectRefused("max_bytes", words);
+}
+
+TEST_F(Limits, Connections) {
+  ServeWith([](LoopOptions& options) {
+    options.max_connections = 1;
+    options.max_connections_per_address = 9;
+  });
+  const auto first = LetIn();
+  EXPECT_TRUE(RawPeer(server_->address()).AwaitEnd());
+  ExpectRefused("max_connections",
+                "1 connections are open, and max_connections is 1; raise it");
+}
+
+TEST_F(Limits, ConnectionsOfOneAddress) {
+  ServeWith([](LoopOptions& options) {
+    options.max_connections = 9;
+    options.max_connections_per_address = 1;
+  });
+  const auto first = LetIn();
+  EXPECT_TRUE(RawPeer(server_->address()).AwaitEnd());
+  ExpectRefused("max_connections_per_address",
+                "1 connections of its address are open, and "
+                "max_connections_per_address is 1; raise it");
+}
+
+TEST_F(Limits, SilenceOfAConnection) {
+  ServeWith([](LoopOptions& options) {
+    options.handshake_timeout = absl::Milliseconds(200);
+  });
+  EXPECT_TRUE(RawPeer(server_->address()).AwaitEnd());
+  ExpectRefused("handshake_timeout",
+                "silent for 200ms, which is handshake_timeout");
+}
+
+// These two gRPC keeps by itself: it says so to the caller, and counts nothing.
+TEST_F(Limits, BytesOfAMessageAndOfItsHeaders) {
+  ServeWith([](LoopOptions& options) {
+    options.max_message_bytes = 1000;
+    options.max_metadata_bytes = 2000;
+  });
+  EXPECT_THAT(Hold(9, std::string(1001, 'x')).Wait(kSoon),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "Received message larger than max (1001 vs. 1000)"));
+  const Metadata large = {{"x", std::string(3000, 'x')}};
+  EXPECT_THAT(
+      channels_.back()->UnaryCall(kEcho, Text("x"), kSoon, large).Wait(kSoon),
+      StatusIs(absl::StatusCode::kResourceExhausted, "exceeds limit"));
+  WEFT_EXPECT_OK(Call());
+}
+
 // -------------------------------------------------------------------- attacks
 
 constexpr int64_t kMiB = 1 << 20;
@@ -494,6 +629,43 @@ TEST_F(Edge, OnePeersManyCallsAreCappedAndOthersAreServed) {
     refused += absl::IsResourceExhausted(call.Wait(kSoon).status());
   EXPECT_GE(refused, 1000);
   EXPECT_LE(server_->most_held(), 8);
+}
+
+// ATT-M2: what one peer holds, as much as it may, costs others little. Half of
+// their pace is far below what is seen (docs/security.md), as the machine of a
+// test has more to do.
+TEST_F(Edge, OthersKeepTheirPaceWhileOnePeerHoldsAllItMay) {
+  Serve();
+  auto loop = *Loop::Create(With(job_.For("trainer", 0)));
+  auto channel = Connect(*loop, server_->address());
+  const auto best_of = [&] {
+    absl::Duration best = absl::InfiniteDuration();
+    for (int round = 0; round < 5; ++round) {
+      const Instant start = SteadyClock().Now();
+      for (int i = 0; i < 100; ++i) {
+        WEFT_EXPECT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+      }
+      best = std::min(best, SteadyClock().Now() - start);
+    }
+    return best;
+  };
+  best_of();  // warms up
+  const absl::Duration alone = best_of();
+  auto greedy = LetIn();
+  for (uint32_t i = 0; i < 1000; ++i) {
+    const uint32_t stream = 2 * i + 1;
+    greedy->Write(
+        Frame(kHeadersFrame, kEndHeaders, stream, HeaderBlock(kHold)) +
+        Frame(kDataFrame, 1, stream, std::string(5, '\0')));
+  }
+  greedy->Write(Frame(kPingFrame, 0, 0, "01234567"));
+  EXPECT_TRUE(greedy->AwaitFrame(kPingFrame));  // all of it was read
+  const std::vector<IncomingCall> held = server_->AwaitHeld(256);
+  EXPECT_EQ(held.size(), 256u);
+  const absl::Duration beside = best_of();
+  RecordProperty("pace_kept_percent",
+                 static_cast<int>(100 * absl::FDivDuration(alone, beside)));
+  EXPECT_LT(beside, 2 * alone + absl::Seconds(1));
 }
 
 // Its connection is lost in the middle of a call: the handler learns it.

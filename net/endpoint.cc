@@ -157,17 +157,26 @@ void IncomingCall::Reply(absl::Status error) {
 
 namespace {
 
+void Note(Audit& audit, const ServerCall& call, absl::string_view kind,
+          const absl::Status& why) {
+  audit.Refused(kind, call.peer().ToString(), call.method().substr(0, 256),
+                why.message());
+}
+
 // Brings the one request of a unary call to its handler.
 class UnaryObserver final : public StreamObserver {
  public:
-  UnaryObserver(Endpoint::UnaryHandler& handler,
+  UnaryObserver(Endpoint::UnaryHandler& handler, Audit& audit,
                 std::shared_ptr<IncomingCall::State> state)
-      : handler_(handler), state_(std::move(state)) {}
+      : handler_(handler), audit_(audit), state_(std::move(state)) {}
 
   void OnMessage(Slices message) override {
     const absl::Status admitted = state_->Receive(std::move(message));
     IncomingCall call(state_);
-    if (!admitted.ok()) return call.Reply(admitted);
+    if (!admitted.ok()) {
+      Note(audit_, state_->call(), LimitOf(admitted), admitted);
+      return call.Reply(admitted);
+    }
     // An exception destroys the call, which answers.
     CatchToStatus([&] { handler_(std::move(call)); }).IgnoreError();
   }
@@ -178,6 +187,7 @@ class UnaryObserver final : public StreamObserver {
 
  private:
   Endpoint::UnaryHandler& handler_;
+  Audit& audit_;
   const std::shared_ptr<IncomingCall::State> state_;
 };
 
@@ -393,8 +403,7 @@ absl::Status Endpoint::Core::CheckPeer(const Peer& peer) const {
 
 void Endpoint::Core::Refuse(ServerCall& call, absl::string_view kind,
                             const absl::Status& why) {
-  loop_->audit().Refused(kind, call.peer().ToString(),
-                         call.method().substr(0, 256), why.message());
+  Note(loop_->audit(), call, kind, why);
   call.Close(why);
 }
 
@@ -417,7 +426,8 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
   if (!has_role.ok()) return Refuse(*call, "method", has_role);
   absl::StatusOr<std::unique_ptr<Admission::Ticket>> ticket =
       admission_->Enter(AccountOf(call->peer()));
-  if (!ticket.ok()) return Refuse(*call, "limit", ticket.status());
+  if (!ticket.ok())
+    return Refuse(*call, LimitOf(ticket.status()), ticket.status());
   if (method->second.unary != nullptr) {
     ServeUnary(method->second, std::move(call), *std::move(ticket));
   } else {
@@ -433,9 +443,9 @@ void Endpoint::Core::ServeUnary(Method& method,
   transport.SetOwner(this, [self = shared_from_this()] {});
   auto state =
       std::make_shared<IncomingCall::State>(std::move(call), std::move(ticket));
-  transport.Serve(
-      std::make_shared<UnaryObserver>(method.unary, std::move(state)),
-      ServerCall::Messages::kOne);
+  transport.Serve(std::make_shared<UnaryObserver>(method.unary, loop_->audit(),
+                                                  std::move(state)),
+                  ServerCall::Messages::kOne);
 }
 
 void Endpoint::Core::ServeStream(Method& method,

@@ -119,6 +119,7 @@ class Agent::Core final : public Dispatcher,
   std::vector<PendingCall> Pending() ABSL_LOCKS_EXCLUDED(mu_);
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   SessionTap* tap() override { return options_.tap; }
+  void OverLimit(const Worker& peer, const absl::Status& why) override;
   void CallBegan() override;
   void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
 

@@ -121,6 +121,10 @@ std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {
   return batcher;
 }
 
+void Agent::Core::OverLimit(const Worker& peer, const absl::Status& why) {
+  audit_.Refused("rpc_limits", peer.name, "to call", why.message());
+}
+
 void Agent::Core::CallBegan() { handlers_.fetch_add(1); }
 
 void Agent::Core::CallEnded() {

@@ -223,6 +223,8 @@ bool Inbound::TellLocked(const CalleeSession::Event& event) {
   bool must_drain = false;
   for (CalleeSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
+      // Kept, to be noted without the lock.
+      if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(*send);
       must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
     } else {
       actions_.Add(std::move(action));
@@ -249,14 +251,17 @@ void Inbound::Run(CalleeSession::Action& action) {
   if (const auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
     return SetTimer(wake->when);
   }
+  if (const auto* refused = std::get_if<CalleeSession::SendReply>(&action)) {
+    return dispatcher_->OverLimit(peer_, refused->reply->status);
+  }
+  const absl::Status& why = std::get<CalleeSession::Violation>(action).why;
+  dispatcher_->OverLimit(peer_, why);
   std::shared_ptr<Link> link;
   {
     MutexLock lock(mu_);
     link = link_;
   }
-  if (link != nullptr) {
-    link->End(std::get<CalleeSession::Violation>(action).why);
-  }
+  if (link != nullptr) link->End(why);
 }
 
 void Inbound::Serve(const RequestPtr& request) {

@@ -53,6 +53,8 @@ class Dispatcher {
   // The span of serving `request`; costs nothing where spans are not kept.
   virtual telemetry::Span StartSpan(const Worker& peer,
                                     const Request& request) = 0;
+  // `peer` asks for more than rpc::Limits allow.
+  virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
   // Runs the function on the call, here or on an executor.
   virtual void Dispatch(const Function& function,
                         std::shared_ptr<ServedCall> call) = 0;

@@ -19,6 +19,8 @@
 #include "weft/rpc/local_transport.h"
 #include "weft/rpc/memory_sharing.h"
 #include "weft/rpc/simulated_transport.h"
+#include "weft/rpc/wire.h"
+#include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -51,7 +53,8 @@ Floats Body(size_t elements, uint32_t seed) {
 }
 
 std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
-                                 uint32_t id, Executor* executor = nullptr) {
+                                 uint32_t id, Executor* executor = nullptr,
+                                 telemetry::Telemetry* telemetry = nullptr) {
   AgentOptions options;
   options.job = "job";
   options.name = absl::StrCat("w", id);
@@ -59,6 +62,7 @@ std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
   options.transport = &transport;
   options.directory = &directory;
   options.executor = executor;
+  options.telemetry = telemetry;
   auto agent = Agent::Create(options);
   WEFT_CHECK(agent.ok()) << agent.status().ToString();
   return *std::move(agent);
@@ -243,7 +247,7 @@ class HostileCallerTest : public ::testing::Test {
   static constexpr uint64_t kBytes = 2 * Link::kRingBytes;
 
   HostileCallerTest() {
-    agent_ = MakeAgent(at_agent_, directory_, 1, &executor_);
+    agent_ = MakeAgent(at_agent_, directory_, 1, &executor_, &telemetry_);
     connection_ =
         at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
   }
@@ -287,6 +291,13 @@ class HostileCallerTest : public ::testing::Test {
     caller_->frames.clear();
   }
 
+  static telemetry::Telemetry::Options Silently() {
+    telemetry::Telemetry::Options options;
+    options.log_level = telemetry::Level::kOff;
+    return options;
+  }
+
+  telemetry::Telemetry telemetry_{Silently()};
   sim::Simulator simulator_{1};
   SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
   const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
@@ -337,6 +348,37 @@ TEST_F(HostileCallerTest, MemoryOfAnotherSizeIsRefused) {
     Write(Message(RingMessage::Kind::kWanted));
     ExpectHungUp("");
   }
+}
+
+// Beyond the credit that the Welcome gave, without closing one.
+TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
+  const int64_t credit = Limits().calls;
+  Write(Introduction());
+  BatchWriter batch;
+  for (int64_t id = 1; id <= credit + 3; ++id) {
+    Request request;
+    request.id = id;
+    request.function = "none";
+    batch.Add(request, Instant(), /*body_follows=*/false);
+  }
+  EXPECT_TRUE(connection_->Write(std::move(batch).Finish()));
+  Promise<void> never(at_caller_.driver());
+  (void)never.future().Wait(absl::Seconds(1));
+  int refused = 0;
+  for (const Frame& frame : caller_->frames) {
+    const auto* reply = std::get_if<ReplyFrame>(&frame);
+    if (reply == nullptr || reply->reply->refusal != Refusal::kOverLimit)
+      continue;
+    ++refused;
+    EXPECT_THAT(reply->reply->status,
+                StatusIs(absl::StatusCode::kResourceExhausted,
+                         "calls of this peer are open; 256 are admitted"));
+  }
+  EXPECT_EQ(refused, 3);
+  EXPECT_EQ(telemetry_.metrics()
+                .CounterFor("weft_net_refused_total", {{"kind", "rpc_limits"}})
+                .Value(),
+            3);
 }
 
 TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
