@@ -92,7 +92,7 @@ class CallStarter {
   }
 
   static Abandon Start(
-      const Target& target, const Function& function, Outgoing outgoing,
+      const Target& target, const Function& function, Outgoing&& outgoing,
       Done done,
       const std::shared_ptr<Request>& request = std::make_shared<Request>()) {
     Agent::Core& core = CoreOf(target);
@@ -257,7 +257,7 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
 bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
 
 Abandon StartCall(const Target& target, const Function& function,
-                  Outgoing outgoing, Done done) {
+                  Outgoing&& outgoing, Done done) {
   return CallStarter::Start(target, function, std::move(outgoing),
                             std::move(done));
 }

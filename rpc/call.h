@@ -139,7 +139,7 @@ absl::Status CheckFixed(const Target& target);
 bool IsAlias(const Target& target);
 // Starts the call; `done` runs once. What is returned gives the call up.
 Abandon StartCall(const Target& target, const Function& function,
-                  Outgoing outgoing, Done done);
+                  Outgoing&& outgoing, Done done);
 absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
 
 // Whether an A may be given for a parameter P.
@@ -195,7 +195,7 @@ Result<T> DecodeResult(absl::StatusOr<Received> reply) {
 template <typename T, typename Decode>
 Future<T> StartTyped(const Target& target,
                      absl::StatusOr<const Function*> function,
-                     absl::StatusOr<Outgoing> outgoing, Decode decode) {
+                     absl::StatusOr<Outgoing>&& outgoing, Decode decode) {
   Driver& driver = DriverOf(target);
   if (!function.ok()) return MakeReady<T>(function.status(), driver);
   if (!outgoing.ok()) return MakeReady<T>(outgoing.status(), driver);

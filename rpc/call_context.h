@@ -57,7 +57,7 @@ class CallContext {
 
   Agent& agent() const { return *agent_; }
   // Who calls: proven by the connection where that is secured, else as told.
-  const Worker& peer() const { return peer_; }
+  const Worker& peer() const { return *peer_; }
 
   Instant deadline() const { return inherited_.deadline; }
   // What the caller still waits; never negative.
@@ -91,7 +91,8 @@ class CallContext {
   }
 
  protected:
-  CallContext(Agent* agent, Worker peer, Lineage inherited)
+  CallContext(Agent* agent, std::shared_ptr<const Worker> peer,
+              Lineage&& inherited)
       : agent_(agent),
         peer_(std::move(peer)),
         inherited_(std::move(inherited)) {}
@@ -106,7 +107,7 @@ class CallContext {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   Agent* const agent_;
-  const Worker peer_;
+  const std::shared_ptr<const Worker> peer_;
   const Lineage inherited_;
   mutable Mutex mu_;
   mutable std::vector<std::shared_ptr<void>> used_ ABSL_GUARDED_BY(mu_);

@@ -89,7 +89,8 @@ class ServedCall : public CallContext {
   void SetSpan(telemetry::Span span) { span_ = std::move(span); }
 
  protected:
-  ServedCall(Agent* agent, Worker peer, Lineage inherited, Incoming incoming)
+  ServedCall(Agent* agent, std::shared_ptr<const Worker> peer,
+             Lineage&& inherited, Incoming&& incoming)
       : CallContext(agent, std::move(peer), std::move(inherited)),
         incoming_(std::move(incoming)) {}
 

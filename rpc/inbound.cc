@@ -37,9 +37,9 @@ std::string ChainBeyond(const std::string& chain, const std::string& self,
 class Inbound::Call final : public ServedCall {
  public:
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
-       const Request& request, Agent* agent, Worker peer, Lineage inherited)
+       const Request& request, Agent* agent, Lineage&& inherited)
       : ServedCall(
-            agent, std::move(peer), std::move(inherited),
+            agent, inbound->peer_, std::move(inherited),
             Incoming{request.id, Received{request.body, request.is_private},
                      request.keeps_result, nullptr}),
         inbound_(std::move(inbound)),
@@ -88,7 +88,7 @@ class Inbound::Call final : public ServedCall {
 Inbound::Inbound(Worker peer, uint64_t life, Limits limits,
                  Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
                  std::shared_ptr<Traffic> traffic)
-    : peer_(std::move(peer)),
+    : peer_(std::make_shared<const Worker>(std::move(peer))),
       life_(life),
       transport_(transport),
       dispatcher_(std::move(dispatcher)),
@@ -106,7 +106,7 @@ void Inbound::Attach(std::shared_ptr<Link> link) {
     // for the end of the next.
     if (!gone) TellLocked(CalleeSession::Connected{});
   }
-  if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_.name);
+  if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_->name);
   if (old == nullptr) return;
   old->End(gone ? absl::UnavailableError("the session has ended")
                 : absl::AbortedError("replaced by a newer connection"));
@@ -126,14 +126,14 @@ absl::Status Inbound::OnFrame(Link& link, Frame&& frame) {
     if (link_.get() != &link) return absl::OkStatus();  // replaced
   }
   return absl::InvalidArgumentError(
-      absl::StrCat(peer_.name, " sent what only a callee sends"));
+      absl::StrCat(peer_->name, " sent what only a callee sends"));
 }
 
 void Inbound::OnLinkClosed(Link& link) {
   MutexLock lock(mu_);
   if (link_.get() != &link) return;
   link_ = nullptr;
-  dispatcher_->recorder().Record("rpc.caller_lost", peer_.name,
+  dispatcher_->recorder().Record("rpc.caller_lost", peer_->name,
                                  session_.running_calls());
   TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
 }
@@ -179,7 +179,7 @@ void Inbound::AddPending(std::vector<PendingCall>* calls) {
   const Instant now = transport_.clock().Now();
   for (const Live& live : LiveCalls()) {
     PendingCall& call = calls->emplace_back();
-    call.peer = peer_.name;
+    call.peer = peer_->name;
     call.is_served = true;
     call.id = live.id;
     call.function = live.call->function();
@@ -214,7 +214,9 @@ void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
 }
 
 bool Inbound::TellLocked(const CalleeSession::Event& event) {
-  const Instant now = transport_.clock().Now();
+  // Nothing else asks for the time.
+  const bool is_tick = std::holds_alternative<CalleeSession::Tick>(event);
+  const Instant now = is_tick ? transport_.clock().Now() : Instant();
   if (SessionTap* const tap = dispatcher_->tap()) {
     tap->OnEvent(session_, event, now, &emitted_);
   } else {
@@ -252,10 +254,10 @@ void Inbound::Run(CalleeSession::Action& action) {
     return SetTimer(wake->when);
   }
   if (const auto* refused = std::get_if<CalleeSession::SendReply>(&action)) {
-    return dispatcher_->OverLimit(peer_, refused->reply->status);
+    return dispatcher_->OverLimit(*peer_, refused->reply->status);
   }
   const absl::Status& why = std::get<CalleeSession::Violation>(action).why;
-  dispatcher_->OverLimit(peer_, why);
+  dispatcher_->OverLimit(*peer_, why);
   std::shared_ptr<Link> link;
   {
     MutexLock lock(mu_);
@@ -266,7 +268,7 @@ void Inbound::Run(CalleeSession::Action& action) {
 
 void Inbound::Serve(const RequestPtr& request) {
   traffic_->CountServed(TotalSize(request->body));
-  dispatcher_->recorder().RecordFor("rpc.serve", peer_.name, request->function,
+  dispatcher_->recorder().RecordFor("rpc.serve", peer_->name, request->function,
                                     request->id);
   Refusal refusal = Refusal::kNone;
   absl::StatusOr<const Function*> function =
@@ -280,11 +282,10 @@ void Inbound::Serve(const RequestPtr& request) {
   }
   CancelSource cancel;
   Lineage lineage = LineageOf(*request, cancel.token());
-  telemetry::Span span = dispatcher_->StartSpan(peer_, *request);
+  telemetry::Span span = dispatcher_->StartSpan(*peer_, *request);
   if (span.context().is_valid()) lineage.trace = span.context();
-  auto call =
-      std::make_shared<Call>(shared_from_this(), **function, *request,
-                             dispatcher_->agent(), peer_, std::move(lineage));
+  auto call = std::make_shared<Call>(shared_from_this(), **function, *request,
+                                     dispatcher_->agent(), std::move(lineage));
   call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
@@ -295,7 +296,7 @@ void Inbound::Serve(const RequestPtr& request) {
 
 void Inbound::Finish(const std::string& function,
                      std::shared_ptr<Reply> reply) {
-  dispatcher_->recorder().RecordFor("rpc.reply", peer_.name, function,
+  dispatcher_->recorder().RecordFor("rpc.reply", peer_->name, function,
                                     reply->id, reply->status.raw_code());
   traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
   Tell(CalleeSession::Finished{std::move(reply)});

@@ -74,7 +74,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
           std::shared_ptr<Dispatcher> dispatcher,
           std::shared_ptr<Traffic> traffic);
 
-  const Worker& peer() const { return peer_; }
+  const Worker& peer() const { return *peer_; }
   uint64_t life() const { return life_; }
 
   // Takes the calls of `link` from now on; an earlier link is closed.
@@ -119,7 +119,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
       ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
-  const Worker peer_;
+  const std::shared_ptr<const Worker> peer_;
   const uint64_t life_;
   Transport& transport_;
   const std::shared_ptr<Dispatcher> dispatcher_;

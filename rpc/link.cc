@@ -69,46 +69,46 @@ bool Link::MayLeave() const {
   return connection_ != nullptr && !writing_ && !receiving_;
 }
 
+bool Link::HasWork() const {
+  return !control_.empty() || !outbox_.empty() || !bulk_.empty() ||
+         ring_ != nullptr || close_when_written_;
+}
+
 void Link::Drain() { GoOn(nullptr); }
 
 void Link::GoOn(bool Link::*ended) {
   std::shared_ptr<Connection> connection;
-  Leaving leaving;
-  bool close = false;
+  std::optional<Leaving> leaving;
+  absl::Status close_status;
   bool overflows = false;
-  absl::Status status;
   {
     MutexLock lock(mu_);
     if (ended != nullptr) this->*ended = false;
     if (closed_ || connection_ == nullptr) return;
     overflows = Overflows();
     if (!overflows) {
-      if (!MayLeave()) return;
-      if (control_.empty() && outbox_.empty() && bulk_.empty() &&
-          ring_ == nullptr && !close_when_written_) {
-        return;
-      }
-      leaving = TakeMessage();
+      if (!MayLeave() || !HasWork()) return;
+      TakeMessage(&leaving.emplace());
+      writing_ = !leaving->message.empty();
+      if (!writing_ && (!bulk_.empty() || !close_when_written_)) return;
       connection = connection_;
-      writing_ = !leaving.message.empty();
-      close = leaving.message.empty() && bulk_.empty() && close_when_written_;
-      status = close_status_;
+      close_status = close_status_;
     }
   }
   if (overflows) {
     End(absl::ResourceExhaustedError(absl::StrCat(
         "more than ", kMaxWaiting, " messages wait for a peer to read them")));
-  } else if (!leaving.message.empty()) {
-    for (const Leaving::Copy& copy : leaving.copies) {
+  } else if (leaving->message.empty()) {
+    connection->Close(std::move(close_status));
+  } else {
+    for (const Leaving::Copy& copy : leaving->copies) {
       CopySlices(copy.from, reinterpret_cast<uint8_t*>(copy.to));
     }
     // Fails only once the connection is closing: OnClosed follows.
-    connection->Write(std::move(leaving.message));
-    if (!leaving.wants_ring) return;
+    connection->Write(std::move(leaving->message));
+    if (!leaving->wants_ring) return;
     AskForRing(*connection);
     Drain();
-  } else if (close) {
-    connection->Close(std::move(status));
   }
 }
 
@@ -156,27 +156,25 @@ void Link::OnClosed(absl::Status status) {
 
 // ------------------------------------------------------------------- sending
 
-Link::Leaving Link::TakeMessage() {
+void Link::TakeMessage(Leaving* leaving) {
   BatchWriter batch;
-  Leaving leaving;
-  leaving.ring = ring_;
+  leaving->ring = ring_;
   while (!control_.empty()) {
     batch.Add(control_.front());
     control_.pop_front();
   }
   while (!outbox_.empty() && batch.size() < kBatchBytes) {
-    AddOutgoing(outbox_.front(), &batch, &leaving);
+    AddOutgoing(outbox_.front(), &batch, leaving);
     outbox_.pop_front();
   }
   size_t room = ring_state_ == RingState::kOpen ? kRingPieceBytes : kPieceBytes;
   while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
-    const size_t taken = AddPiece(room, &batch, &leaving);
+    const size_t taken = AddPiece(room, &batch, leaving);
     if (taken == 0) break;  // until the peer has consumed some
     room -= std::min(room, taken);
   }
   AddConsumed(&batch);
-  leaving.message = std::move(batch).Finish();
-  return leaving;
+  leaving->message = std::move(batch).Finish();
 }
 
 void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,

@@ -140,11 +140,12 @@ class Link final : public ConnectionObserver,
   // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
   void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
   bool MayLeave() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return control_.size() + outbox_.size() > kMaxWaiting;
   }
   // The next message, or an empty one.
-  Leaving TakeMessage() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeMessage(Leaving* leaving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddOutgoing(const Outgoing& frame, BatchWriter* batch, Leaving* leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // True if the body leaves in pieces: then it waits for its turn.

@@ -22,7 +22,8 @@ LoneCall::LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
                    const Request& request, CancelSource cancel,
                    internal::Caller::Done done)
     : ServedCall(
-          dispatcher->agent(), std::move(caller),
+          dispatcher->agent(),
+          std::make_shared<const Worker>(std::move(caller)),
           LineageOf(request, cancel.token()),
           Incoming{request.id, Received{request.body, /*is_private=*/false},
                    request.keeps_result, request.alias}),

@@ -263,6 +263,7 @@ class CalleeSession {
 
   explicit CalleeSession(Limits limits) : limits_(limits) {}
 
+  // Only a Tick looks at `now`.
   void OnEvent(const Event& event, Instant now, std::vector<Action>* actions);
 
   bool is_connected() const { return connected_; }
