@@ -309,6 +309,7 @@ class Pump {
       weft::rpc::v1::Piece reply;
       reply.set_data(memory_.data(), memory_.size());
       bool own = false;
+      message_.Clear();  // Serialize wants it empty
       (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Serialize(
           reply, &message_, &own);
     } else {
