@@ -138,8 +138,9 @@ void* CallContext::FindLocal(const void* type_key) const {
 
 absl::StatusOr<void*> CallContext::FindObject(uint64_t id,
                                               const void* type_key) const {
-  WEFT_ASSIGN_OR_RETURN(ObjectTable::Object object,
-                        agent_->core_->objects().Find(peer_->key, id, type_key));
+  WEFT_ASSIGN_OR_RETURN(
+      ObjectTable::Object object,
+      agent_->core_->objects().Find(peer_->key, id, type_key));
   return Hold(std::move(object.value));
 }
 
