@@ -16,6 +16,7 @@
 #include "weft/launch/question.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/signature.h"
+#include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 
@@ -67,8 +68,9 @@ void PrintFunctions(const rpc::v1::DescribeReply& worker, bool as_json) {
     functions.push_back(
         {{"name", function.name()}, {"signature", function.signature()}});
     if (!as_json) {
-      std::printf("%s  %s\n", function.name().c_str(),
-                  function.signature().c_str());
+      // The worker's words, for a terminal.
+      std::printf("%s  %s\n", telemetry::Printable(function.name()).c_str(),
+                  telemetry::Printable(function.signature()).c_str());
     }
   }
   if (!as_json) return;

@@ -88,6 +88,11 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   AddMembers(options.job, "admin", admins, options.members);
   AddMembers(options.job, "client", clients, options.members);
   AddMembers(options.job, "etcd", etcds, options.members);
+  if (days < 1) {
+    return worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                                    "--days: wanted 1 or more, found ", days)),
+                                worker::ExitCode::kUsage);
+  }
   options.validity = absl::Hours(24) * days;
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
   std::printf(

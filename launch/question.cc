@@ -1,5 +1,7 @@
 #include "weft/launch/question.h"
 
+#include <unistd.h>
+
 #include <memory>
 #include <utility>
 
@@ -22,7 +24,12 @@ absl::StatusOr<net::Credentials> CredentialsOf(const Question& question) {
     return question.insecure ? net::Credentials::Insecure()
                              : net::Credentials::LocalOnly();
   }
-  auto read = net::Credentials::ForMember(question.certs, "admin0");
+  // One member's own folder is for whoever that is.
+  const bool is_members =
+      access(absl::StrCat(question.certs, "/cert.pem").c_str(), F_OK) == 0;
+  auto read = is_members
+                  ? net::Credentials::FromDirectory(question.certs)
+                  : net::Credentials::ForMember(question.certs, "admin0");
   if (read.ok()) return read;
   return worker::WithExitCode(read.status(), worker::ExitCode::kAuth);
 }

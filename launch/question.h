@@ -24,8 +24,8 @@ struct Question {
   void AddTo(worker::Flags& flags);
 };
 
-// One call, as admin0 where there are certificates. kUnavailable if nobody
-// listens there.
+// One call, as admin0 where there are certificates, or as whoever `certs` is
+// the folder of. kUnavailable if nobody listens there.
 absl::StatusOr<std::string> Ask(const Question& question,
                                 absl::string_view method, std::string request);
 

@@ -5,9 +5,42 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 
 namespace weft::net {
 namespace {
+
+// What gRPC says of a connection that could not be made begins with these, a
+// code and the address.
+constexpr absl::string_view kNotConnected =
+    "failed to connect to all addresses; last error: ";
+
+// The rest of it, and what the user may look at.
+std::string WhyNotConnected(absl::string_view message) {
+  for (int i = 0; i < 2; ++i) {
+    const size_t at = message.find(": ");
+    if (at != message.npos) message.remove_prefix(at + 2);
+  }
+  constexpr absl::string_view kNobody =
+      "nobody listens there: is it running, and is this its address?";
+  constexpr absl::string_view kHungUp =
+      "it hung up on this: its log says why; it wants a certificate of its job "
+      "that has neither expired nor been revoked";
+  constexpr std::pair<absl::string_view, absl::string_view> kHints[] = {
+      {"Connection refused", kNobody},
+      {"No such file", kNobody},
+      {"wrong version number",
+       "it speaks no TLS: another program, or one with --insecure"},
+      {"Failed parsing HTTP/2", "another program answers there, no worker"},
+      {"Connection reset", kHungUp},
+      {"Socket closed", kHungUp},
+  };
+  for (const auto& [words, hint] : kHints) {
+    if (absl::StrContains(message, words))
+      return absl::StrCat(message, "; ", hint);
+  }
+  return std::string(message);
+}
 
 void AddMetadata(const Metadata& metadata, grpc::ClientContext& context) {
   for (const auto& [key, value] : metadata) context.AddMetadata(key, value);
@@ -32,8 +65,12 @@ absl::Status Target::Explain(absl::Status status) const {
         " of this job, by the same authority as one's own: give all its "
         "workers the folder of one `weft certs init`"));
   }
-  return absl::UnavailableError(
-      absl::StrCat(ToString(), ": ", status.message()));
+  absl::string_view message = status.message();
+  if (absl::ConsumePrefix(&message, kNotConnected)) {
+    return absl::UnavailableError(
+        absl::StrCat(ToString(), ": ", WhyNotConnected(message)));
+  }
+  return absl::UnavailableError(absl::StrCat(ToString(), ": ", message));
 }
 
 ClientUnary::ClientUnary(const Target& target, std::string method,

@@ -613,6 +613,26 @@ TEST_F(Mtls, PlainTextIsRefused) {
   WEFT_EXPECT_OK(Call(job_.For("trainer", 0)));
 }
 
+TEST_F(Mtls, WhatIsNoWorkerOfItsIsSaidSo) {
+  const auto plain =
+      Node::Make("ps0", "127.0.0.1:0", With(Credentials::Insecure()));
+  const auto call = [&](const std::string& address) {
+    auto loop = *Loop::Create(With(job_.For("trainer", 0)));
+    return Connect(*loop, address)
+        ->UnaryCall(kEcho, {}, absl::Seconds(10))
+        .Wait(kSoon)
+        .status();
+  };
+  EXPECT_THAT(call(plain->address()),
+              StatusIs(absl::StatusCode::kUnavailable, "it speaks no TLS"));
+  const std::string gone = plain->address();
+  plain->Drop();
+  EXPECT_THAT(call(gone), StatusIs(absl::StatusCode::kUnavailable,
+                                   absl::StrCat("ps0 at ", gone, ": Failed")));
+  EXPECT_THAT(call(gone), StatusIs(absl::StatusCode::kUnavailable,
+                                   "nobody listens there: is it running"));
+}
+
 TEST_F(Mtls, AMemberOfAnotherJobIsRefused) {
   Job other("other");
   other.authority = job_.authority;  // even if signed by the same authority

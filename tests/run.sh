@@ -72,8 +72,9 @@ if [ $long = 1 ]; then
   bazel_test asan_ubsan -long,-manual //...
   bazel_test tsan -long,-manual,-notsan //...
   step clang bazel build --config=clang --noshow_progress //...
-  step libfuzzer bazel build --config=fuzz --noshow_progress //tests/fuzz:fuzz_libfuzzer
+  step libfuzzer tests/fuzz/libfuzzer.sh
   step coverage tests/fuzz/coverage.sh
+  grep ' % of ' "$results/step.log"
 fi
 
 /usr/bin/python3 - "$results" <<'PY'

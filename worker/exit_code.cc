@@ -6,10 +6,14 @@
 
 #include <cstdio>
 #include <string>
+#include <vector>
 
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "weft/telemetry/field.h"
 
 namespace weft {
 namespace worker {
@@ -88,8 +92,11 @@ void ExitIfError(const absl::Status& status) {
   if (status.ok()) return;
   const worker::ExitCode code = worker::ExitCodeFor(status);
   std::fflush(stdout);
-  std::fprintf(stderr, "error: %s (%s)\n",
-               std::string(status.message()).c_str(),
+  // A peer's words may be in it, and a terminal obeys control characters.
+  std::vector<std::string> lines;
+  for (absl::string_view line : absl::StrSplit(status.message(), '\n'))
+    lines.push_back(telemetry::Printable(line));
+  std::fprintf(stderr, "error: %s (%s)\n", absl::StrJoin(lines, "\n").c_str(),
                std::string(worker::NameOf(code)).c_str());
   std::fflush(stderr);
   _exit(static_cast<int>(code));

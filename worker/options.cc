@@ -159,6 +159,10 @@ void Options::AddTo(Flags& flags) {
             {"WEFT_RPC_TIMEOUT"});
   flags.Add("ranks-on-host", &ranks_on_host, "workers that share this host",
             {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
+  flags.Add("exit-if-unreachable", &exit_if_unreachable,
+            "end, for a supervisor to start another, if its own address stays "
+            "dead",
+            {"WEFT_EXIT_IF_UNREACHABLE"});
   flags.Add("shared-memories", &shared_memories,
             "connections within the host that share memory for large tensors "
             "(8 MiB each); 0: none",

@@ -78,6 +78,11 @@ struct Options {
   // The most workers of this host with which this one shares memory for large
   // tensors, 8 MiB each; 0: none. --shared-memories
   int shared_memories = 64;
+  // Ends the program, with exit code 10 and the flight recorder written, when
+  // this worker does not answer at its own address and a new listener does not
+  // help: for a supervisor that starts another. --exit-if-unreachable
+  bool exit_if_unreachable = false;
+  absl::Duration probe_every = absl::Seconds(5);  // how often it asks itself
 
   std::string name() const;
   bool is_elastic() const { return max_workers > 0; }

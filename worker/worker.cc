@@ -209,6 +209,13 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
   endpoint.name = options_.name();
   endpoint.listen = options_.listen;
   endpoint.advertise = options_.advertise;
+  endpoint.probe_every = options_.probe_every;
+  if (options_.exit_if_unreachable) {
+    endpoint.on_unreachable = [this](const absl::Status& why) {
+      Dump();
+      ExitIfError(WithExitCode(why, ExitCode::kPeerLost));
+    };
+  }
   auto opened = net::Endpoint::Open(*loop_, endpoint);
   if (absl::IsUnavailable(opened.status()) && options_.hosts_coordinator()) {
     WEFT_RETURN_IF_ERROR(WhoIsThere());

@@ -5,7 +5,9 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <utility>
 
+#include "absl/time/time.h"
 #include "weft/rpc/function.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/options.h"
@@ -22,8 +24,11 @@ WEFT_RPC(Twice);
 }  // namespace weft::worker
 
 int main(int argc, char** argv) {
-  auto worker = weft::worker::Worker::Start(
-      weft::worker::Options::FromFlags(&argc, argv));
+  auto options = weft::worker::Options::FromFlags(&argc, argv);
+  if (options.exit_if_unreachable) {
+    options.probe_every = absl::Milliseconds(20);  // a test waits for it
+  }
+  auto worker = weft::worker::Worker::Start(std::move(options));
   weft::ExitIfError(worker.status());
   std::puts("serving");
   std::fflush(stdout);

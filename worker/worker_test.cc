@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -578,6 +579,28 @@ TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
   auto second = StartHost({"--init=" + init});
   EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(3)) << second->output();
   EXPECT_THAT(second->output(), HasSubstr("remove it: rm " + path));
+}
+
+TEST_F(WorkerTest, WhomNobodyCanReachEndsForItsSupervisor) {
+  testing::Command command;
+  command.argv = {testing::RunfilePath("worker/worker_host"),
+                  "--role=ps",
+                  "--servers=1",
+                  "--trainers=0",
+                  "--exit-if-unreachable",
+                  absl::StrCat("--dump-dir=", dir_.path()),
+                  absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"))};
+  const auto host = testing::Process::Start(std::move(command));
+  ASSERT_THAT(host, IsOk());
+  ASSERT_THAT((*host)->WaitForOutput("serving", kLong), IsOk());
+  // Its socket is lost, and where it was no other may be made.
+  chmod(dir_.path().c_str(), 0755);
+  ASSERT_EQ(unlink(dir_.Path("c.sock").c_str()), 0);
+  EXPECT_THAT((*host)->Wait(kLong),
+              IsOkAndHolds(static_cast<int>(ExitCode::kPeerLost)));
+  EXPECT_THAT((*host)->output(), HasSubstr("flight recorder written to"));
+  EXPECT_THAT((*host)->output(),
+              HasSubstr("error: ps0 cannot be reached at its own address"));
 }
 
 TEST_F(WorkerTest, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {
