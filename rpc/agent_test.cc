@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -100,6 +101,22 @@ WEFT_RPC(Later);
 
 std::string WhoCalls(CallContext& context) { return context.peer().name; }
 WEFT_RPC(WhoCalls);
+
+// What a function gives away without losing it.
+struct Shelf {
+  Tensor tensor;
+};
+Tensor TakeFromShelf(CallContext& context) {
+  return context.Local<Shelf>()->tensor;
+}
+WEFT_RPC(TakeFromShelf);
+
+absl::StatusOr<Worker> NextIncarnation(Worker worker) {
+  if (!worker.role.empty()) return absl::InternalError("a role has travelled");
+  ++worker.key.epoch;
+  return worker;
+}
+WEFT_RPC(NextIncarnation);
 
 // The sum of depths, by calls to and fro.
 absl::StatusOr<int64_t> PingPong(CallContext& context, std::string other,
@@ -240,15 +257,48 @@ TEST(Agent, AMovedTensorIsNotSeenToChange) {
   EXPECT_EQ(y.Wait(absl::Seconds(10))->span<float>()[0], 1);
 }
 
-TEST(Agent, CallsItselfWithCopies) {
+// Of a size that travels in the message, and of one that travels by reference.
+TEST(Agent, CallsItselfWithCopies) {  // PROBE-P16
   Ranks ranks(1);
   const Target self = ranks[0].To("w0");
-  Tensor x = Tensor::FromVector<float>({1, 2});
-  EXPECT_THAT(Call(self, Scale, x, 3)->ToVector<float>(), ElementsAre(3, 6));
-  EXPECT_THAT(Call(self, Overwrite, x)->ToVector<float>(), ElementsAre(0, 0));
-  EXPECT_THAT(x.ToVector<float>(), ElementsAre(1, 2));
+  for (const int64_t n : {2, 1 << 16}) {
+    Tensor x = Tensor::Full({n}, 1);
+    EXPECT_EQ(Call(self, Scale, x, 3)->span<float>()[n - 1], 3);
+    EXPECT_EQ(Call(self, Overwrite, x)->span<float>()[n - 1], 0);
+    EXPECT_EQ(x.span<float>()[n - 1], 1);
+    // Moved, but seen by another handle; and lent.
+    const Tensor alias = x;
+    EXPECT_THAT(Call(self, Overwrite, std::move(x)), IsOk());
+    EXPECT_THAT(Call(self, Overwrite, Borrow(alias)), IsOk());
+    EXPECT_EQ(alias.span<float>()[n - 1], 1);
+    // The result is a copy too.
+    Shelf shelf{Tensor::Full({n}, 7)};
+    ranks[0].SetLocal(&shelf);
+    Call(self, TakeFromShelf)->Fill(0);
+    EXPECT_EQ(shelf.tensor.span<float>()[n - 1], 7);
+    Call(self.AllowingAlias(), TakeFromShelf)->Fill(0);
+    EXPECT_EQ(shelf.tensor.span<float>()[n - 1], 0);
+  }
   EXPECT_THAT(Call(self, Refuse, "no"),
               StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
+}
+
+TEST(Agent, AWorkerIsAValueOfACall) {  // F8
+  Ranks ranks(2);
+  Worker told = *ranks.directory().Find("w1");
+  told.role = "admin";
+  const auto next = Call(ranks[0].To("w1"), NextIncarnation, told);
+  ASSERT_THAT(next, IsOk());
+  EXPECT_EQ(next->key, (WorkerKey{1, 2}));
+  EXPECT_EQ(next->address, "w1");
+  EXPECT_EQ(next->role, "");  // which nobody proved
+  EXPECT_NE(*next, told);
+  Worker same{"w1", WorkerKey{1, 1}, "elsewhere"};
+  EXPECT_EQ(same, told);
+  EXPECT_EQ(absl::HashOf(same), absl::HashOf(told));
+  EXPECT_NE((Worker{"w2", WorkerKey{1, 1}, ""}), told);
+  // What is told can be called.
+  EXPECT_EQ(*Call(ranks[0].To(same.key), Add, 2, 3), 5);
 }
 
 TEST(Agent, SharesWithItselfWhereThatIsAllowed) {

@@ -36,6 +36,7 @@
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/retry_policy.h"
 #include "weft/rpc/tensor_codec.h"
+#include "weft/rpc/worker_codec.h"
 #include "weft/tensor/payload.h"
 
 namespace weft::rpc {

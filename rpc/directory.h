@@ -30,6 +30,16 @@ struct Worker {
   // Of a caller, as its certificate proves it. Empty where nothing is proven:
   // callers over a unix socket, or under --insecure.
   std::string role = {};
+
+  // Equal: the same incarnation, under the same name.
+  friend bool operator==(const Worker& a, const Worker& b) {
+    return a.name == b.name && a.key == b.key;
+  }
+  friend bool operator!=(const Worker& a, const Worker& b) { return !(a == b); }
+  template <typename H>
+  friend H AbslHashValue(H h, const Worker& worker) {
+    return H::combine(std::move(h), worker.name, worker.key);
+  }
 };
 
 // Thread-safety: thread-safe.
