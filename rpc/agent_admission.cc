@@ -103,7 +103,7 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
     return nullptr;
   }
   if (hello.registry != welcome.registry) {
-    welcome.functions = TableFor(proof.role);
+    welcome.functions = TableFor(inbound->peer());
   }
   link.Append(std::make_unique<Welcome>(welcome));  // before any reply
   inbound->Attach(link.shared_from_this());

@@ -131,6 +131,7 @@ class Agent::Core final : public Dispatcher,
                                        CancelToken gone,
                                        internal::Caller::Done done) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  bool MayCall(const Function& function, const Worker& caller) const override;
 
  private:
   class Guest;
@@ -150,7 +151,7 @@ class Agent::Core final : public Dispatcher,
   net::Roles RolesOf(const Function& function) const;
   absl::Status CheckRole(const Function& function, const Worker& caller);
   // What a caller whose registry differs may call. Null: too much to tell.
-  std::shared_ptr<const FunctionTable> TableFor(const std::string& role) const;
+  std::shared_ptr<const FunctionTable> TableFor(const Worker& caller) const;
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;

@@ -42,15 +42,22 @@ net::Roles Agent::Core::RolesOf(const Function& function) const {
   for (const AccessRule& rule : options_.access) {
     if (Matches(rule, function.name)) return rule.roles;
   }
-  return function.roles.value_or(net::Roles::Members());
+  if (function.roles.has_value()) return *function.roles;
+  const Function* constructor = registry_.FindName(function.constructor);
+  return constructor == nullptr ? net::Roles::Members() : RolesOf(*constructor);
+}
+
+bool Agent::Core::MayCall(const Function& function,
+                          const Worker& caller) const {
+  return caller.role.empty() || RolesOf(function).Allow(caller.role);
 }
 
 std::shared_ptr<const FunctionTable> Agent::Core::TableFor(
-    const std::string& role) const {
+    const Worker& caller) const {
   auto table = std::make_shared<FunctionTable>();
   for (const std::string& name : registry_.Names()) {
     const Function& function = *registry_.FindName(name);
-    if (!role.empty() && !RolesOf(function).Allow(role)) continue;
+    if (!MayCall(function, caller)) continue;
     (*table)[name] = {function.signature, function.digest};
   }
   return table->size() <= kMaxFunctions ? table : nullptr;

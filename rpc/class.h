@@ -14,6 +14,11 @@
 // Make, Call, Release. A method is as a registered function is: it may take
 // `CallContext&` first and return what those return; several of one object may
 // run at the same time, so the class is thread-safe. It must not be overloaded.
+//
+// Members of the job may make and use them. To let others do so, or only some:
+//
+//   WEFT_RPC_CLASS_ROLES(Embedding, "client");         // make, and all methods
+//   WEFT_RPC_METHOD_ROLES(Embedding, Reset, "admin");  // but this one
 
 #ifndef WEFT_RPC_CLASS_H_
 #define WEFT_RPC_CLASS_H_
@@ -65,6 +70,16 @@ std::string NameOfType() {
   return std::string(text.substr(0, text.find_first_of(";]")));
 }
 
+// The names under which a constructor and a method are called.
+template <typename T>
+std::string ConstructorName() {
+  return absl::StrCat(NameOfType<T>(), "::new");
+}
+template <typename T>
+std::string MethodName(absl::string_view method) {
+  return absl::StrCat(NameOfType<T>(), "::", method);
+}
+
 // Which method of T `method` points to. Its bytes are compared, as pointers to
 // virtual methods have no address; they have no padding either.
 template <typename T, typename Method>
@@ -98,7 +113,7 @@ struct ClassOf {
 
   static Function Describe() {
     Function f;
-    f.name = absl::StrCat(NameOfType<T>(), "::new");
+    f.name = ConstructorName<T>();
     f.signature = absl::StrCat("object(", TypeNames<P...>(), ")");
     f.digest = DigestOf(f.signature);
     f.address = reinterpret_cast<Function::Address>(&Serve);
@@ -160,9 +175,10 @@ struct MethodOf<T, method, R(CallContext&, P...)> {
 
 template <typename T, auto method>
 Function DescribeMethod(absl::string_view name) {
-  Function f = Describe<&MethodOf<T, method>::Run>(
-      RunsOn::kExecutor, absl::StrCat(NameOfType<T>(), "::", name));
+  Function f = Describe<&MethodOf<T, method>::Run>(RunsOn::kExecutor,
+                                                   MethodName<T>(name));
   f.method = MethodKey<T>(method);
+  f.constructor = ConstructorName<T>();
   return f;
 }
 
@@ -197,5 +213,13 @@ struct Split {
       ::weft::rpc::internal::Register(                                  \
           ::weft::rpc::internal::DescribeMethod<Class, &Class::Method>( \
               #Method))
+
+// As WEFT_RPC_ROLES; below the registration.
+#define WEFT_RPC_CLASS_ROLES(Class, ...)                                 \
+  WEFT_RPC_NAMED_ROLES_(::weft::rpc::internal::ConstructorName<Class>(), \
+                        __COUNTER__, __VA_ARGS__)
+#define WEFT_RPC_METHOD_ROLES(Class, Method, ...)                          \
+  WEFT_RPC_NAMED_ROLES_(::weft::rpc::internal::MethodName<Class>(#Method), \
+                        __COUNTER__, __VA_ARGS__)
 
 #endif  // WEFT_RPC_CLASS_H_

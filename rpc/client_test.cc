@@ -153,7 +153,45 @@ class ClientTest : public ::testing::Test {
  protected:
   std::string Socket() const { return absl::StrCat("unix:", dir_.Path("ps0")); }
 
+  // Of ps0 or client3, whose certificates are made at the first.
+  net::Credentials CredentialsOf(const std::string& name) {
+    net::CertificatesOptions options;
+    options.directory = dir_.Path("certs");
+    options.job = "job";
+    options.members = {{"job", "ps", 0}, {"job", "client", 3}};
+    if (!made_certificates_) {
+      const absl::Status made = net::MakeCertificates(options);
+      WEFT_CHECK(made.ok()) << made.ToString();
+      made_certificates_ = true;
+    }
+    auto read = net::Credentials::ForMember(options.directory, name);
+    WEFT_CHECK(read.ok()) << read.status().ToString();
+    return *std::move(read);
+  }
+
+  // What the worker at `address` says of itself to whom `credentials` prove.
+  static absl::StatusOr<v1::DescribeReply> DescribeTo(
+      net::Credentials credentials, const std::string& address) {
+    net::LoopOptions options;
+    options.credentials = std::move(credentials);
+    WEFT_ASSIGN_OR_RETURN(const auto loop, net::Loop::Create(options));
+    net::ChannelOptions to_ps0;
+    to_ps0.name = "ps0";
+    WEFT_ASSIGN_OR_RETURN(const auto channel,
+                          net::Channel::Create(*loop, address, to_ps0));
+    WEFT_ASSIGN_OR_RETURN(
+        const Slices answer,
+        channel->UnaryCall("/weft.rpc.v1.Worker/Describe", {}, kLong)
+            .Wait(kLong));
+    v1::DescribeReply reply;
+    if (reply.ParseFromString(std::string(Flatten(answer).view()))) {
+      return reply;
+    }
+    return absl::DataLossError("no DescribeReply");
+  }
+
   TempDir dir_;
+  bool made_certificates_ = false;
 };
 
 TEST_F(ClientTest, CallsAWorkerWithoutJoiningIt) {
@@ -234,19 +272,9 @@ TEST_F(ClientTest, WhatCannotBeReachedOrIsAnothersIsSaid) {
 }
 
 TEST_F(ClientTest, OverTlsItIsWhomItsCertificateNames) {
-  net::CertificatesOptions certificates;
-  certificates.directory = dir_.Path("certs");
-  certificates.job = "job";
-  certificates.members = {{"job", "ps", 0}, {"job", "client", 3}};
-  ASSERT_THAT(net::MakeCertificates(certificates), IsOk());
-  const auto credentials = [&](const std::string& name) {
-    auto read = net::Credentials::ForMember(certificates.directory, name);
-    WEFT_CHECK(read.ok()) << read.status().ToString();
-    return *std::move(read);
-  };
-  const Served served("127.0.0.1:0", credentials("ps0"));
+  const Served served("127.0.0.1:0", CredentialsOf("ps0"));
   ClientOptions options;
-  options.credentials = credentials("client3");
+  options.credentials = CredentialsOf("client3");
   options.worker = "ps0";
   WEFT_ASSERT_OK_AND_ASSIGN(const auto client,
                             Client::Connect(served.address(), options));
@@ -256,7 +284,7 @@ TEST_F(ClientTest, OverTlsItIsWhomItsCertificateNames) {
   EXPECT_THAT(Call(client->To(kLong), FailForClients),
               StatusIs(absl::StatusCode::kPermissionDenied, "client3"));
   net::LoopOptions secure;
-  secure.credentials = credentials("client3");
+  secure.credentials = CredentialsOf("client3");
   WEFT_ASSERT_OK_AND_ASSIGN(const auto loop, net::Loop::Create(secure));
   net::ChannelOptions to_ps0;
   to_ps0.name = "ps0";
@@ -273,6 +301,27 @@ TEST_F(ClientTest, OverTlsItIsWhomItsCertificateNames) {
   options.worker = "ps1";
   EXPECT_THAT(Client::Connect(served.address(), options),
               StatusIs(absl::StatusCode::kUnauthenticated, "ps1"));
+}
+
+TEST_F(ClientTest, IsToldOnlyOfWhatItsRoleMayCall) {
+  const Served served("127.0.0.1:0", CredentialsOf("ps0"));
+  const auto names = [&](const char* who) {
+    std::vector<std::string> names;
+    const auto reply = DescribeTo(CredentialsOf(who), served.address());
+    EXPECT_THAT(reply, IsOk());
+    if (reply.ok()) {
+      for (const auto& function : reply->functions()) {
+        names.push_back(function.name());
+      }
+    }
+    return names;
+  };
+  const std::string for_clients = "weft::rpc::CallerForClients";
+  const std::string for_members = "weft::rpc::FailForClients";
+  EXPECT_THAT(names("client3"),
+              AllOf(Contains(for_clients), Not(Contains(for_members))));
+  EXPECT_THAT(names("ps0"),
+              AllOf(Contains(for_members), Not(Contains(for_clients))));
 }
 
 // ------------------------------------------------------------ in any language

@@ -14,6 +14,8 @@
 //
 //   WEFT_RPC_ROLES(Scale, "client", "admin");   // below the registration
 //
+// So for streams (stream.h); for classes see class.h.
+//
 // The file must be linked into the worker that serves: a library that holds
 // registrations and nothing else that is used needs `alwayslink = True`.
 
@@ -130,7 +132,10 @@ struct Function {
   std::optional<net::Roles> roles;  // who may call it; none: Roles::Members()
   // It reaches only what its caller has made: whoever made it may call it.
   bool is_of_maker = false;
-  std::string method;     // internal::MethodKey of a method; else empty
+  std::string method;  // internal::MethodKey of a method; else empty
+  // Of a method: who may call the constructor of this name may call it too,
+  // unless it has roles of its own.
+  std::string constructor;
   Serve serve = nullptr;  // one of the two
   ServeBatch serve_batch = nullptr;
   BatchPolicy batch;
@@ -439,15 +444,15 @@ inline bool SetRoles(absl::string_view name, net::Roles roles) {
       ::weft::rpc::internal::Register(::weft::rpc::internal::Idempotent( \
           ::weft::rpc::internal::Describe<&function>(                    \
               ::weft::rpc::RunsOn::kExecutor)))
-#define WEFT_RPC_ROLES(function, ...) \
-  WEFT_RPC_ROLES_(function, __COUNTER__, __VA_ARGS__)
-#define WEFT_RPC_ROLES_(function, n, ...) \
-  WEFT_RPC_ROLES_AS_(function, n, __VA_ARGS__)
-#define WEFT_RPC_ROLES_AS_(function, n, ...)              \
+#define WEFT_RPC_ROLES(function, ...)                               \
+  WEFT_RPC_NAMED_ROLES_(::weft::rpc::internal::NameOf<&function>(), \
+                        __COUNTER__, __VA_ARGS__)
+#define WEFT_RPC_NAMED_ROLES_(name, n, ...) \
+  WEFT_RPC_NAMED_ROLES_AS_(name, n, __VA_ARGS__)
+#define WEFT_RPC_NAMED_ROLES_AS_(name, n, ...)            \
   [[maybe_unused]] static const bool weft_rpc_roles_##n = \
-      ::weft::rpc::internal::SetRoles(                    \
-          ::weft::rpc::internal::NameOf<&function>(),     \
-          ::weft::net::Roles::Only({__VA_ARGS__}))
+      ::weft::rpc::internal::SetRoles(name,               \
+                                      ::weft::net::Roles::Only({__VA_ARGS__}))
 #define WEFT_RPC_REGISTER_(function, n, runs_on) \
   WEFT_RPC_REGISTER_AS_(function, n, runs_on)
 #define WEFT_RPC_REGISTER_AS_(function, n, runs_on)            \

@@ -22,7 +22,9 @@
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
 #include "weft/net/certificates.h"
+#include "weft/net/channel.h"
 #include "weft/net/credentials.h"
+#include "weft/net/endpoint.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/handle.h"
 #include "weft/rpc/stream.h"
@@ -63,17 +65,31 @@ class Node {
     GrpcTransportOptions transport_options;
     transport_options.max_shared_memories = memories;
     transport_ = MakeGrpcTransport(*loop_, *endpoint_, transport_options);
+    RegisterOther();
     const absl::Status started = endpoint_->Start();
     WEFT_CHECK(started.ok()) << started.ToString();
   }
 
   Transport& transport() { return *transport_; }
+  net::Loop& loop() { return *loop_; }
+  const std::string& address() const { return endpoint_->address(); }
   Worker worker(uint32_t id) const {
     return {name_, {id, 1}, endpoint_->address()};
   }
   void Drop() { endpoint_.reset(); }
 
  private:
+  // A service on the same port that knows nothing of calls.
+  void RegisterOther() {
+    endpoint_->RegisterUnary("/test.Other/Echo", [](net::IncomingCall call) {
+      call.Reply(call.TakeRequest());
+    });
+    endpoint_->RegisterUnary(
+        "/test.Other/Never",
+        [held = std::make_shared<std::vector<net::IncomingCall>>()](
+            net::IncomingCall call) { held->push_back(std::move(call)); });
+  }
+
   const std::string name_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<net::Endpoint> endpoint_;
@@ -158,6 +174,24 @@ class Total {
 };
 WEFT_RPC_CLASS(Total, int64_t);
 WEFT_RPC_METHOD(Total, Add);
+
+class Diary {
+ public:
+  int64_t Read() const { return pages_; }
+  void Burn() { pages_ = 0; }
+
+ private:
+  std::atomic<int64_t> pages_{7};
+};
+WEFT_RPC_CLASS(Diary);
+WEFT_RPC_CLASS_ROLES(Diary, "client", "admin");
+WEFT_RPC_METHOD(Diary, Read);
+WEFT_RPC_METHOD(Diary, Burn);
+WEFT_RPC_METHOD_ROLES(Diary, Burn, "admin");
+
+absl::Status PagesForClients(Writer<int64_t> out) { return out.Write(1); }
+WEFT_RPC_STREAM(PagesForClients);
+WEFT_RPC_ROLES(PagesForClients, "client");
 
 absl::Status Rows(Writer<Tensor> out, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
@@ -276,6 +310,30 @@ TEST_F(GrpcAgents, ObjectsAndStreams) {
     EXPECT_EQ((*row)->span<float>()[0], rows++);
   }
   EXPECT_EQ(rows, 300);
+}
+
+// F13: what else listens at the port neither needs calls nor holds them up.
+TEST_F(GrpcAgents, ShareTheirPortWithAServiceThatKnowsNothingOfThem) {
+  WEFT_ASSERT_OK_AND_ASSIGN(const auto channel,
+                            net::Channel::Create(a_.loop(), b_.address()));
+  const auto other = [&](const char* method) {
+    return channel->UnaryCall(absl::StrCat("/test.Other/", method),
+                              {Bytes::Copy("x")}, absl::Seconds(30));
+  };
+  std::vector<Future<Slices>> stuck;
+  for (int i = 0; i < 64; ++i) stuck.push_back(other("Never"));
+  EXPECT_EQ(*Call(agent_a_->To("b"), Twice, 4), 8);
+  const Future<void> stay = CallAsync(agent_a_->To("b"), Stay);
+  EXPECT_THAT(other("Echo").Wait(absl::Seconds(30)), IsOk());
+  agent_b_.reset();  // the one ends, the other stays
+  EXPECT_THAT(stay.Wait(absl::Seconds(30)), ::testing::Not(IsOk()));
+  EXPECT_THAT(other("Echo").Wait(absl::Seconds(30)), IsOk());
+  EXPECT_FALSE(stuck[0].IsReady());
+  Worker next = b_.worker(1);
+  next.key.epoch = 2;
+  directory_.Put(next);
+  agent_b_ = MakeAgent(b_, "b", 1, 2);  // and begins after it
+  EXPECT_EQ(*Call(agent_a_->To("b"), Twice, 5), 10);
 }
 
 TEST_F(GrpcAgents, ALostPeerEndsItsCallsInTime) {
@@ -539,6 +597,40 @@ TEST_F(SecureAgents, WhoMayMakeAnObjectOrAStreamMayUseAndEndIt) {
       Release(Handle<Total>(admin->To("ps0", absl::Seconds(30)), theirs->id())),
       StatusIs(absl::StatusCode::kNotFound));
   EXPECT_EQ(*Call(*theirs, &Total::Add, 3), 8);
+}
+
+TEST_F(SecureAgents, ClassesMethodsAndStreamsHaveRolesToo) {
+  Node& server = Add("ps");
+  directory_.Put(server.worker(0));
+  const auto ps = MakeAgent(server, server.worker(0));
+  struct Row {
+    std::string role;
+    bool make, burn, pages;
+  };
+  const std::vector<Row> table = {{"trainer", false, false, false},
+                                  {"client", true, false, true},
+                                  {"admin", true, true, false}};
+  const auto status = [](bool allowed) {
+    return allowed ? absl::StatusCode::kOk
+                   : absl::StatusCode::kPermissionDenied;
+  };
+  uint32_t id = 1;
+  for (const Row& row : table) {
+    Node& node = Add(row.role, 7);
+    const auto caller = MakeAgent(node, node.worker(id++));
+    const Target to = caller->To("ps0", absl::Seconds(30));
+    const auto diary = Make<Diary>(to);
+    EXPECT_EQ(diary.status().code(), status(row.make)) << row.role;
+    if (diary.ok()) {
+      EXPECT_EQ(*Call(*diary, &Diary::Read), 7);  // as the class is
+      EXPECT_EQ(Call(*diary, &Diary::Burn).code(), status(row.burn))
+          << row.role;
+      EXPECT_EQ(*Call(*diary, &Diary::Read), row.burn ? 0 : 7);
+    }
+    EXPECT_EQ(OpenStream(to, PagesForClients).Next().status().code(),
+              status(row.pages))
+        << row.role;
+  }
 }
 
 TEST_F(SecureAgents, AWelcomeNamesOnlyWhatTheRoleMayCall) {

@@ -33,6 +33,9 @@ class LoneServer {
   virtual Worker worker() const = 0;
   virtual const std::string& build() const = 0;
   virtual const Registry& registry() const = 0;
+  // Whether the role that `caller` has proven, if any, is for `function`.
+  virtual bool MayCall(const Function& function,
+                       const Worker& caller) const = 0;
 
   // Runs the function for `caller`, who gives the call up by `gone`, or by what
   // this returns. `done` runs once, perhaps before this returns.

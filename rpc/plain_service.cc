@@ -138,7 +138,8 @@ void ServeCall(LoneServer& server, net::IncomingCall call) {
       });
 }
 
-v1::DescribeReply Describe(const LoneServer& server) {
+// What `caller` may call there.
+v1::DescribeReply Describe(const LoneServer& server, const Worker& caller) {
   v1::DescribeReply reply;
   const Worker worker = server.worker();
   reply.set_job(server.job());
@@ -147,9 +148,11 @@ v1::DescribeReply Describe(const LoneServer& server) {
   reply.mutable_key()->set_epoch(worker.key.epoch);
   reply.set_build(server.build());
   for (const std::string& name : server.registry().Names()) {
+    const Function& known = *server.registry().FindName(name);
+    if (!server.MayCall(known, caller)) continue;
     v1::Function* function = reply.add_functions();
     function->set_name(name);
-    function->set_signature(server.registry().FindName(name)->signature);
+    function->set_signature(known.signature);
   }
   return reply;
 }
@@ -177,7 +180,8 @@ class PlainService::Core : public std::enable_shared_from_this<Core> {
 
   void OnDescribe(net::IncomingCall call) {
     if (const auto server = ServerFor(call)) {
-      call.Reply({Bytes::Own(Describe(*server).SerializeAsString())});
+      const Worker caller = CallerOf(call.peer());
+      call.Reply({Bytes::Own(Describe(*server, caller).SerializeAsString())});
     }
   }
 
