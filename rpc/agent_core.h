@@ -172,6 +172,7 @@ class Agent::Core final : public Dispatcher,
   telemetry::StatusPage::Registration status_page_;
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;
+  LoneCalls lone_calls_;
   // What the Metrics have been told. For one reading at a time.
   std::map<std::string, Traffic::Counts> exported_;
   CancelSource ending_;  // of the calls of this agent by itself

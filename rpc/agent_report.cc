@@ -43,6 +43,7 @@ std::vector<PendingCall> Agent::Core::Pending() {
   std::vector<PendingCall> calls;
   for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
   for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
+  for (const auto& call : lone_calls_.All()) call->AddPending(&calls);
   return calls;
 }
 
@@ -59,6 +60,11 @@ AgentMetrics Agent::Core::Metrics() {
   for (const auto& inbound : Inbounds()) {
     metrics.server_active_calls += inbound->running_calls();
     metrics.server_active_async_calls += inbound->async_calls();
+  }
+  for (const auto& call : lone_calls_.All()) {
+    metrics.client_active_calls += call->is_awaited();
+    metrics.server_active_calls += call->is_running();
+    metrics.server_active_async_calls += call->is_running() && call->is_async();
   }
   metrics.peers = traffic_.Counts();
   return metrics;

@@ -96,6 +96,10 @@ void Agent::Core::Dispatch(const Function& function,
 internal::Caller::Abandon Agent::Core::ServeAlone(
     Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
     internal::Caller::Done done) {
+  const bool is_own = caller == worker();
+  const std::shared_ptr<Traffic> traffic = traffic_.Of(caller.name);
+  if (is_own) traffic->CountCall(TotalSize(request->body));
+  traffic->CountServed(TotalSize(request->body));
   Refusal refusal;
   absl::StatusOr<const Function*> function = Find(*request, &refusal);
   absl::Status status = function.status();
@@ -106,12 +110,22 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
     if (status.ok()) CallBegan();
   }
   if (!status.ok()) {
+    traffic->CountReply(false, 0);
+    if (is_own) traffic->CountEnd(false, 0);
     std::move(done)(std::move(status), nullptr);
     return [](const absl::Status&) {};
   }
-  auto call = std::make_shared<LoneCall>(
-      std::shared_ptr<Dispatcher>(shared_from_this()), transport(),
-      std::move(caller), **function, *request, CancelSource(), std::move(done));
+  LoneCall::Options options;
+  options.dispatcher = shared_from_this();
+  options.transport = &transport();
+  options.calls = &lone_calls_;
+  options.caller = std::move(caller);
+  options.is_own = is_own;
+  options.function = *function;
+  options.request = std::move(request);
+  options.traffic = traffic;
+  options.done = std::move(done);
+  const auto call = LoneCall::Create(std::move(options));
   call->Follow(ending_.token(), gone);
   Dispatch(**function, call);
   return [weak = std::weak_ptr<LoneCall>(call)](const absl::Status& why) {

@@ -179,8 +179,9 @@ class CallStarter {
   static Done Traced(const Agent::Core& core, const Worker& peer,
                      Request* request, Done done) {
     telemetry::Span span = core.telemetry().spans().Start(
-        absl::StrCat("rpc_call#", request->function, "(", core.self(), " -> ",
-                     peer.name, ")"),
+        absl::StrCat(request->keeps_result ? "rpc_remote#" : "rpc_call#",
+                     request->function, "(", core.self(), " -> ", peer.name,
+                     ")"),
         request->trace);
     request->trace = span.context();
     return [span = std::move(span), done = std::move(done)](

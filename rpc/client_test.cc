@@ -84,7 +84,10 @@ WEFT_RPC(OwnForClients);
 
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::Not;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
@@ -135,6 +138,7 @@ class Served {
   }
 
   const std::string& address() const { return endpoint_->address(); }
+  Agent& agent() { return *agent_; }
   Parked& parked() { return parked_; }
   void EndAgent() { agent_.reset(); }
 
@@ -405,6 +409,25 @@ TEST_F(PlainCallTest, BadTextIsNoLineOfTheLog) {
       CallPlain(To("\xff")),
       StatusIs(absl::StatusCode::kInvalidArgument, "not a CallRequest"));
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+TEST_F(PlainCallTest, IsPendingAndCountedAsAnyCall) {
+  Future<Slices> call = Start(To("ParkForClients").SerializeAsString());
+  EXPECT_THAT(served_->parked().arrived.future().Wait(kLong), IsOk());
+  const auto pending = served_->agent().Pending();
+  ASSERT_EQ(pending.size(), 1u);
+  EXPECT_TRUE(pending[0].is_served);
+  EXPECT_EQ(pending[0].peer, "client");
+  EXPECT_EQ(pending[0].function, "weft::rpc::ParkForClients");
+  EXPECT_EQ(served_->agent().Metrics().server_active_calls, 1);
+  EXPECT_EQ(served_->agent().Metrics().client_active_calls, 0);
+  call.Cancel();
+  EXPECT_THAT(served_->parked().given_up.future().Wait(kLong), IsOk());
+  EXPECT_THAT(CallPlain(To("FailForClients")), ::testing::Not(IsOk()));
+  const Traffic::Counts with = served_->agent().Metrics().peers.at("client");
+  EXPECT_EQ(with.served, 2);
+  EXPECT_GE(with.served_errors, 1);
+  EXPECT_EQ(with.calls, 0);
 }
 
 TEST_F(PlainCallTest, ErrorsOfTheFunctionAreTheCalls) {

@@ -316,6 +316,32 @@ TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {
   EXPECT_TRUE(Objects().WaitForNone());
 }
 
+TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51
+  Ranks ranks(2);
+  const Target brief = ranks[0].To("w1", absl::Milliseconds(200));
+  const Future<Handle<Gated>> made = MakeAsync<Gated>(brief, 1);
+  TheGate().began.Park();
+  for (int i = 0; i < 2; ++i) {  // each time the same
+    const absl::Status late = made.Wait(absl::Seconds(30)).status();
+    EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "Gated"));
+    EXPECT_EQ(PhaseOf(late), Phase::kHandler);
+    EXPECT_TRUE(OutcomeUnknown(late));
+  }
+  TheGate().go_on.Unpark();
+  EXPECT_TRUE(Objects().WaitForNone());
+}
+
+TEST(Handle, WhatOneMakesLateByItselfIsNotLeftBehind) {  // PROBE-P19
+  Ranks ranks(1);
+  const Target brief = ranks[0].To("w0", absl::Milliseconds(200));
+  const Future<Handle<Gated>> made = MakeAsync<Gated>(brief, 1);
+  TheGate().began.Park();
+  EXPECT_THAT(made.Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  TheGate().go_on.Unpark();
+  EXPECT_TRUE(Objects().WaitForNone());
+}
+
 TEST(Handle, AMakerMayKeepSoManyObjects) {
   RanksOptions options;
   options.limits.objects = 2;
@@ -357,10 +383,50 @@ TEST(Remote, AResultStaysThereUntilItIsFetched) {
   EXPECT_EQ(*Fetch(*soon), 5);
 }
 
-TEST(Remote, AFunctionThatFailsLeavesNothing) {
-  Ranks ranks(2);
-  EXPECT_THAT(Remote(ranks[0].To("w1"), Fail),
-              StatusIs(absl::StatusCode::kAborted, "w1: no value"));
+TEST(Remote, AFunctionThatFailsLeavesNothingAndSaysSoEachTime) {  // F62
+  RanksOptions options;
+  options.limits.objects = 1;
+  Ranks ranks(2, options);
+  const auto kept = RemoteAsync(ranks[0].To("w1"), Fail);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(kept.Wait(absl::Seconds(30)),
+                StatusIs(absl::StatusCode::kAborted, "w1: no value"));
+  }
+  EXPECT_THAT(Remote(ranks[0].To("w1"), Soon, 1), IsOk());  // there is room
+}
+
+TEST(Remote, TwoThatFailedEachHaveTheirOwnError) {  // PROBE-P2
+  RanksOptions options;
+  options.threads = options.max_threads = 1;
+  Ranks ranks(2, options);
+  const Target brief = ranks[0].To("w1", absl::Milliseconds(200));
+  const auto first = MakeAsync<Gated>(brief, 1);
+  TheGate().began.Park();
+  const auto second = MakeAsync<Gated>(brief, 2);  // never begins
+  EXPECT_THAT(first.Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(second.Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  TheGate().go_on.Unpark();
+  EXPECT_TRUE(Objects().WaitForNone());
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+}
+
+TEST(Remote, AFetchThatIsLateMayBeMadeAgain) {  // F52
+  RanksOptions options;
+  options.threads = options.max_threads = 1;
+  Ranks ranks(2, options);
+  const Target b = ranks[0].To("w1");
+  const auto kept = Remote(b, Soon, 5);
+  ASSERT_THAT(kept, IsOk());
+  const Future<Handle<Gated>> busy = MakeAsync<Gated>(b, 1);
+  TheGate().began.Park();  // its only thread
+  const absl::Status late =
+      Fetch(kept->WithTimeout(absl::Milliseconds(200))).status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "Fetch"));
+  TheGate().go_on.Unpark();
+  EXPECT_EQ(*Fetch(*kept), 5);
+  EXPECT_THAT(busy.Wait(absl::Seconds(30)), IsOk());
 }
 
 TEST(Remote, WorksWithinOneWorker) {

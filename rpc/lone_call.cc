@@ -17,23 +17,63 @@ Bytes Copy(const Slices& slices) {
 
 }  // namespace
 
-LoneCall::LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
-                   Worker caller, const Function& function,
-                   const Request& request, CancelSource cancel,
-                   internal::Caller::Done done)
+uint64_t LoneCalls::Add(LoneCall* call) {
+  MutexLock lock(mu_);
+  calls_.emplace_hint(calls_.end(), ++last_, call);
+  return last_;
+}
+
+void LoneCalls::Remove(uint64_t number) {
+  MutexLock lock(mu_);
+  calls_.erase(number);
+}
+
+std::vector<std::shared_ptr<LoneCall>> LoneCalls::All() const {
+  std::vector<std::shared_ptr<LoneCall>> all;
+  MutexLock lock(mu_);
+  for (const auto& [number, call] : calls_) {
+    // Null of one that is about to remove itself.
+    if (auto live = call->weak_from_this().lock()) {
+      all.push_back(std::move(live));
+    }
+  }
+  return all;
+}
+
+std::shared_ptr<LoneCall> LoneCall::Create(Options options) {
+  CancelSource cancel;
+  Lineage inherited = LineageOf(*options.request, cancel.token());
+  telemetry::Span span =
+      options.dispatcher->StartSpan(options.caller, *options.request);
+  if (span.context().is_valid()) inherited.trace = span.context();
+  auto call = std::make_shared<LoneCall>(
+      std::move(options), std::move(inherited), std::move(cancel));
+  call->SetSpan(std::move(span));
+  call->number_ = call->calls_.Add(call.get());
+  return call;
+}
+
+LoneCall::LoneCall(Options options, Lineage inherited, CancelSource cancel)
     : ServedCall(
-          dispatcher->agent(),
-          std::make_shared<const Worker>(std::move(caller)),
-          LineageOf(request, cancel.token()),
-          Incoming{request.id, Received{request.body, /*is_private=*/false},
-                   request.keeps_result, request.alias}),
-      dispatcher_(std::move(dispatcher)),
-      transport_(transport),
-      function_(function),
+          options.dispatcher->agent(),
+          std::make_shared<const Worker>(options.caller), std::move(inherited),
+          Incoming{options.request->id,
+                   Received{options.request->body, /*is_private=*/false},
+                   options.request->keeps_result, options.request->alias}),
+      dispatcher_(std::move(options.dispatcher)),
+      transport_(*options.transport),
+      calls_(*options.calls),
+      is_own_(options.is_own),
+      function_(*options.function),
+      began_(options.transport->clock().Now()),
+      for_peer_(options.request->for_peer),
+      for_id_(options.request->for_id),
+      traffic_(std::move(options.traffic)),
       cancel_(std::move(cancel)),
-      done_(std::move(done)) {}
+      done_(std::move(options.done)) {}
 
 LoneCall::~LoneCall() {
+  calls_.Remove(number_);
   Finish(absl::CancelledError("the call was dropped unserved"));
   dispatcher_->CallEnded();
 }
@@ -42,6 +82,8 @@ Lineage LoneCall::lineage() const {
   Lineage lineage = inherited();
   lineage.chain =
       ChainBeyond(lineage.chain, dispatcher_->self(), function_.name);
+  lineage.caller = peer().name;
+  lineage.call = id();
   return lineage;
 }
 
@@ -61,23 +103,53 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
   with_caller_ = caller.OnCancel(abandon);
 }
 
+// The function hears of it before the caller does, who may then release what
+// the call made: see ServedCall::Keep.
 void LoneCall::Abandon(const absl::Status& why) {
-  End(internal::MarkFailure(WithOutcomeUnknown(why), phase()), nullptr);
+  if (ended_.exchange(true)) return;
+  absl::Status end = internal::MarkFailure(WithOutcomeUnknown(why), phase());
   cancel_.Cancel(why);
+  Tell(std::move(end), nullptr);
 }
 
 void LoneCall::Finish(absl::StatusOr<Slices> result) {
+  if (finished_.exchange(true)) return;
   auto reply = std::make_shared<Reply>();
   reply->status = internal::NameFailure(result.status(), dispatcher_->self(),
                                         function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
-  End(reply->status, reply);
+  traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
+  if (!ended_.exchange(true)) Tell(reply->status, reply);
 }
 
-void LoneCall::End(absl::Status status, ReplyPtr reply) {
-  if (ended_.exchange(true)) return;
+void LoneCall::Tell(absl::Status status, ReplyPtr reply) {
   transport_.CancelTimer(timer_);
+  if (is_own_) {
+    traffic_->CountEnd(status.ok(),
+                       reply == nullptr ? 0 : TotalSize(reply->body));
+  }
   std::move(done_)(std::move(status), std::move(reply));
+}
+
+void LoneCall::AddPending(std::vector<PendingCall>* calls) const {
+  const Instant now = transport_.clock().Now();
+  PendingCall call;
+  call.peer = peer().name;
+  call.id = id() == 0 ? number_ : id();  // a client's has none
+  call.function = function_.name;
+  call.phase = phase();
+  call.age = now - began_;
+  call.remaining = deadline() - now;
+  if (is_running()) {
+    call.is_served = true;
+    calls->push_back(call);
+  }
+  if (is_awaited()) {
+    call.is_served = false;
+    call.for_peer = for_peer_;
+    call.for_id = for_id_;
+    calls->push_back(call);
+  }
 }
 
 internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,

@@ -13,12 +13,17 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/base/cancel.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/message.h"
 #include "weft/rpc/outbound.h"
+#include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
+#include "weft/rpc/waits_for.h"
+#include "weft/telemetry/spans.h"
 
 namespace weft::rpc {
 
@@ -44,6 +49,25 @@ class LoneServer {
       internal::Caller::Done done) = 0;
 };
 
+class LoneCall;
+
+// The lone calls that an agent serves.
+//
+// Thread-safety: thread-safe.
+class LoneCalls {
+ public:
+  // Returns under which number.
+  uint64_t Add(LoneCall* call) ABSL_LOCKS_EXCLUDED(mu_);
+  void Remove(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
+  // In the order in which they began.
+  std::vector<std::shared_ptr<LoneCall>> All() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  mutable Mutex mu_;
+  uint64_t last_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::btree_map<uint64_t, LoneCall*> calls_ ABSL_GUARDED_BY(mu_);
+};
+
 // Encoded and decoded like any call. Ends at its deadline, with the agent, and
 // when it is given up.
 //
@@ -51,11 +75,21 @@ class LoneServer {
 class LoneCall final : public ServedCall,
                        public std::enable_shared_from_this<LoneCall> {
  public:
-  // The dispatcher was told by CallBegan; it is told when this ends. `function`
-  // outlives it.
-  LoneCall(std::shared_ptr<Dispatcher> dispatcher, Transport& transport,
-           Worker caller, const Function& function, const Request& request,
-           CancelSource cancel, internal::Caller::Done done);
+  struct Options {
+    std::shared_ptr<Dispatcher> dispatcher;
+    Transport* transport = nullptr;
+    LoneCalls* calls = nullptr;  // as long as the dispatcher
+    Worker caller;
+    bool is_own = false;                 // the caller is who serves
+    const Function* function = nullptr;  // outlives it
+    std::shared_ptr<const Request> request;
+    std::shared_ptr<Traffic> traffic;  // with the caller
+    internal::Caller::Done done;
+  };
+
+  // The dispatcher was told by CallBegan; it is told when this ends.
+  static std::shared_ptr<LoneCall> Create(Options options);
+  LoneCall(Options options, Lineage inherited, CancelSource cancel);
   ~LoneCall() override;
 
   Lineage lineage() const override;
@@ -64,15 +98,31 @@ class LoneCall final : public ServedCall,
   void Abandon(const absl::Status& why);
   void Finish(absl::StatusOr<Slices> result) override;
 
+  // Whether its caller, who serves it, still waits.
+  bool is_awaited() const { return is_own_ && !ended_; }
+  // Whether its function has not ended.
+  bool is_running() const { return !finished_; }
+  // Adds it as its two sides see it: made, and served.
+  void AddPending(std::vector<PendingCall>* calls) const;
+
  private:
-  void End(absl::Status status, ReplyPtr reply);
+  // For who has set ended_.
+  void Tell(absl::Status status, ReplyPtr reply);
 
   const std::shared_ptr<Dispatcher> dispatcher_;
   Transport& transport_;
+  LoneCalls& calls_;
+  const bool is_own_;
   const Function& function_;
+  const Instant began_;
+  const std::string for_peer_;
+  const uint64_t for_id_;
+  const std::shared_ptr<Traffic> traffic_;
+  uint64_t number_ = 0;  // in calls_; set before anybody else knows of it
   CancelSource cancel_;
   internal::Caller::Done done_;
   std::atomic<bool> ended_{false};
+  std::atomic<bool> finished_{false};
   std::atomic<Transport::TimerId> timer_{0};  // it may fire before it is known
   CancelToken::Registration with_agent_;
   CancelToken::Registration with_caller_;

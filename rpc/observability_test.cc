@@ -18,6 +18,7 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/handle.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/waits_for.h"
 #include "weft/tests/support/status_matchers.h"
@@ -202,6 +203,27 @@ TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
   call.Cancel();
 }
 
+TEST(WaitsFor, CallsOfItselfAreAmongThePending) {
+  Ranks ranks(1);
+  Parked parked;
+  ranks[0].SetLocal(&parked);
+  Future<int64_t> call = CallAsync(ranks[0].To("w0"), ParkBelow, "w0");
+  parked.began.Park();
+  const std::vector<PendingCall> pending = ranks[0].Pending();
+  ASSERT_THAT(pending, SizeIs(4));  // two, each made and served
+  for (const PendingCall& one : pending) {
+    EXPECT_EQ(one.peer, "w0");
+    const bool is_below = one.function.find("ParkBelow") == std::string::npos;
+    EXPECT_EQ(one.for_id, is_below && !one.is_served ? 1u : 0u);
+  }
+  WaitsFor waits;
+  waits.Add("w0", pending);
+  EXPECT_THAT(waits.LongestChain(), SizeIs(2));
+  call.Cancel();
+  EXPECT_THAT(ranks[0].AwaitIdle(absl::Seconds(30)), IsOk());
+  EXPECT_THAT(ranks[0].Pending(), IsEmpty());
+}
+
 // --------------------------------------------------------------- metrics
 
 TEST(AgentMetrics, CountCallsBytesAndErrorsByPeer) {
@@ -258,6 +280,36 @@ TEST(AgentMetrics, AnAsynchronousCallIsSeen) {
   }
   EXPECT_THAT(call.Wait(absl::Seconds(30)), IsOk());
   EXPECT_EQ(ranks[1].Metrics().server_active_async_calls, 0);
+}
+
+TEST(AgentMetrics, CallsOfItselfCountAsAny) {
+  Ranks ranks(1);
+  Parked parked;
+  ranks[0].SetLocal(&parked);
+  const Target self = ranks[0].To("w0");
+  ASSERT_EQ(*Call(self, Length, std::string(1000, 'x')), 1000);
+  EXPECT_FALSE(Call(self, Fail).ok());
+  const Traffic::Counts with = ranks[0].Metrics().peers.at("w0");
+  EXPECT_EQ(with.calls, 2);
+  EXPECT_EQ(with.errors, 1);
+  EXPECT_EQ(with.served, 2);
+  EXPECT_EQ(with.served_errors, 1);
+  EXPECT_GE(with.sent_bytes, 1000);
+  EXPECT_GE(with.received_bytes, 1000);
+  Future<int64_t> call = CallAsync(self, Park);
+  parked.began.Park();
+  while (ranks[0].Metrics().server_active_async_calls == 0) {
+    std::this_thread::yield();
+  }
+  EXPECT_EQ(ranks[0].Metrics().client_active_calls, 1);
+  EXPECT_EQ(ranks[0].Metrics().server_active_calls, 1);
+  call.Cancel();
+  EXPECT_THAT(call.Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(ranks[0].Metrics().client_active_calls, 0);
+  EXPECT_THAT(ranks[0].AwaitIdle(absl::Seconds(30)), IsOk());
+  EXPECT_EQ(ranks[0].Metrics().server_active_calls, 0);
+  EXPECT_EQ(ranks[0].Metrics().peers.at("w0").errors, 2);
 }
 
 TEST(AgentMetrics, PeersBeyondTheCapShareOneName) {
@@ -324,21 +376,8 @@ TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17
 
 // ----------------------------------------------------------------- spans
 
-TEST(CallSpans, CallerAndCalleeAreOfOneTraceAcrossNestedCalls) {
-  telemetry::Telemetry::Options tracing;
-  tracing.tracing = true;
-  telemetry::Telemetry telemetry(tracing);
-  RanksOptions options;
-  options.telemetry = &telemetry;
-  std::string trace;
-  {
-    Ranks ranks(3, options);
-    telemetry::Span step = telemetry.spans().Start("step");
-    trace = telemetry::TraceIdText(step.context());
-    ASSERT_THAT(
-        Call(ranks[0].To("w1").WithTrace(step.context()), LengthBelow, "w2"),
-        IsOk());
-  }
+// The spans that `telemetry` has kept, by name without namespaces.
+std::map<std::string, nlohmann::json> SpansOf(telemetry::Telemetry& telemetry) {
   std::ostringstream out;
   telemetry.spans().WriteChromeTrace(out);
   std::map<std::string, nlohmann::json> spans;
@@ -354,23 +393,64 @@ TEST(CallSpans, CallerAndCalleeAreOfOneTraceAcrossNestedCalls) {
     }
     spans[name] = event["args"];
   }
-  const auto parent_of = [&](const std::string& name) {
-    return spans[name].value("parent", "");
-  };
-  const auto id_of = [&](const std::string& name) {
-    return spans[name].value("span", "none");
-  };
-  const std::string names[] = {"step", "rpc_call#LengthBelow(w0 -> w1)",
-                               "rpc_serve#LengthBelow(w0 -> w1)",
-                               "rpc_call#Length(w1 -> w2)",
-                               "rpc_serve#Length(w1 -> w2)"};
+  return spans;
+}
+
+// LengthBelow of `first`, called by w0, calls Length of `second`: all is one
+// trace, and each span is of the one before.
+void ExpectOneTrace(const std::string& first, const std::string& second) {
+  telemetry::Telemetry::Options tracing;
+  tracing.tracing = true;
+  telemetry::Telemetry telemetry(tracing);
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  std::string trace;
+  {
+    Ranks ranks(3, options);
+    telemetry::Span step = telemetry.spans().Start("step");
+    trace = telemetry::TraceIdText(step.context());
+    ASSERT_THAT(
+        Call(ranks[0].To(first).WithTrace(step.context()), LengthBelow, second),
+        IsOk());
+  }
+  auto spans = SpansOf(telemetry);
+  const std::string there = absl::StrCat("#LengthBelow(w0 -> ", first, ")");
+  const std::string below =
+      absl::StrCat("#Length(", first, " -> ", second, ")");
+  const std::string names[] = {"step", "rpc_call" + there, "rpc_serve" + there,
+                               "rpc_call" + below, "rpc_serve" + below};
   for (size_t i = 0; i < std::size(names); ++i) {
     EXPECT_EQ(spans[names[i]].value("trace", ""), trace) << names[i];
     if (i == 0) continue;
-    EXPECT_EQ(parent_of(names[i]), id_of(names[i - 1])) << names[i];
+    EXPECT_EQ(spans[names[i]].value("parent", ""),
+              spans[names[i - 1]].value("span", "none"))
+        << names[i];
   }
   EXPECT_EQ(spans[names[1]].value("code", ""), "OK");
 }
+
+TEST(CallSpans, CallerAndCalleeAreOfOneTraceAcrossNestedCalls) {
+  ExpectOneTrace("w1", "w2");
+}
+
+TEST(CallSpans, OfWhatStaysThereAreOfAnotherKind) {
+  telemetry::Telemetry::Options tracing;
+  tracing.tracing = true;
+  telemetry::Telemetry telemetry(tracing);
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  {
+    Ranks ranks(2, options);
+    ASSERT_THAT(Remote(ranks[0].To("w1"), Length, "four"), IsOk());
+    EXPECT_FALSE(Call(ranks[0].To("w1"), Fail).ok());
+  }
+  auto spans = SpansOf(telemetry);
+  EXPECT_EQ(spans.count("rpc_remote#Length(w0 -> w1)"), 1u);
+  EXPECT_EQ(spans.count("rpc_serve#Length(w0 -> w1)"), 1u);
+  EXPECT_EQ(spans["rpc_call#Fail(w0 -> w1)"].value("code", ""), "NOT_FOUND");
+}
+
+TEST(CallSpans, OfCallsToOneselfAreTheSame) { ExpectOneTrace("w0", "w0"); }
 
 }  // namespace
 }  // namespace weft::rpc
