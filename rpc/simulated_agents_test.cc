@@ -12,6 +12,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/failure.h"
@@ -342,6 +343,32 @@ TEST(SimulatedFaults, FunctionsMayWaitForCallsOfTheirOwn) {  // PROBE-P6
     return *depth == 12 ? absl::OkStatus() : absl::InternalError("too few");
   });
   EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(SimulatedFaults, HoursPassInNoTime) {
+  SimulatedAgents agents(11, Quiet(2));
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const absl::Time really = absl::Now();
+  Instant before;
+  Instant after;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    before = agents.simulator().Now();
+    agents.Cut(0, 1);
+    const absl::Status late =
+        Call(agents[0].To("w1", absl::Hours(1)), Post, 1, "").status();
+    after = agents.simulator().Now();
+    agents.Sleep(absl::Hours(1000));
+    agents.Heal(0, 1);
+    return late;
+  });
+  // Whoever cannot be reached is given up before.
+  EXPECT_THAT(statuses,
+              ElementsAre(StatusIs(absl::StatusCode::kUnavailable, "w1")));
+  EXPECT_GE(after - before, absl::Seconds(10));
+  EXPECT_GE(agents.simulator().Now() - after, absl::Hours(1000));
+  EXPECT_LT(absl::Now() - really, absl::Minutes(1));
 }
 
 TEST(SimulatedFaults, APartitionHeals) {
