@@ -170,6 +170,11 @@ std::vector<std::string> Agent::Core::StillOpen() {
       open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
     }
   }
+  for (const auto& lane : WaitingLanes()) {
+    open.push_back(absl::StrCat(lane->waiting_calls(),
+                                " calls that wait on a lane to ",
+                                lane->peer().name));
+  }
   const int64_t handlers = handlers_.load();
   if (open.empty() && handlers > 0) {  // as of an agent that calls itself
     open.push_back(absl::StrCat(handlers, " running functions"));
@@ -282,6 +287,33 @@ std::shared_ptr<internal::Caller> Agent::Core::Retrying(
   };
   return std::make_shared<internal::RetryingCaller>(std::move(peer),
                                                     std::move(options));
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::InLane(
+    std::shared_ptr<internal::Caller> caller) {
+  MutexLock lock(mu_);
+  auto lane = std::make_shared<internal::LaneCaller>(
+      ++last_lane_, std::move(caller), options_.transport);
+  own_lanes_.erase(std::remove_if(own_lanes_.begin(), own_lanes_.end(),
+                                  [](const auto& l) { return l.expired(); }),
+                   own_lanes_.end());
+  own_lanes_.push_back(lane);
+  return lane;
+}
+
+std::vector<std::shared_ptr<internal::LaneCaller>> Agent::Core::WaitingLanes() {
+  std::vector<std::shared_ptr<internal::LaneCaller>> waiting;
+  std::vector<std::shared_ptr<internal::LaneCaller>> all;
+  {
+    MutexLock lock(mu_);
+    for (const auto& lane : own_lanes_) all.push_back(lane.lock());
+  }
+  for (auto& lane : all) {
+    if (lane != nullptr && lane->waiting_calls() > 0) {
+      waiting.push_back(std::move(lane));
+    }
+  }
+  return waiting;
 }
 
 void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {

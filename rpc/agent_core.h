@@ -29,6 +29,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/batcher.h"
 #include "weft/rpc/inbound.h"
+#include "weft/rpc/lane.h"
 #include "weft/rpc/link.h"
 #include "weft/rpc/lone_call.h"
 #include "weft/rpc/outbound.h"
@@ -86,6 +87,9 @@ class Agent::Core final : public Dispatcher,
   // Calls the incarnation of the moment, under `policy`.
   std::shared_ptr<internal::Caller> Retrying(Worker peer,
                                              const RetryPolicy& policy);
+  // Calls by `caller` in the order in which they are made.
+  std::shared_ptr<internal::Caller> InLane(
+      std::shared_ptr<internal::Caller> caller) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
   absl::StatusOr<const Function*> FindOwn(absl::string_view method) const;
   void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -160,6 +164,11 @@ class Agent::Core final : public Dispatcher,
   std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<Batcher> BatcherOf(const Function& function)
       ABSL_LOCKS_EXCLUDED(mu_);
+  void Run(const Function& function, std::shared_ptr<ServedCall> call)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The lanes of this agent on which calls wait.
+  std::vector<std::shared_ptr<internal::LaneCaller>> WaitingLanes()
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions options_;
   const Registry& registry_;
@@ -173,6 +182,7 @@ class Agent::Core final : public Dispatcher,
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;
   LoneCalls lone_calls_;
+  const std::shared_ptr<LaneTable> lanes_ = std::make_shared<LaneTable>();
   // What the Metrics have been told. For one reading at a time.
   std::map<std::string, Traffic::Counts> exported_;
   CancelSource ending_;  // of the calls of this agent by itself
@@ -190,6 +200,9 @@ class Agent::Core final : public Dispatcher,
   absl::flat_hash_map<const void*, std::shared_ptr<void>> locals_
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const Function*, std::shared_ptr<Batcher>> batchers_
+      ABSL_GUARDED_BY(mu_);
+  uint64_t last_lane_ ABSL_GUARDED_BY(mu_) = 0;
+  std::vector<std::weak_ptr<internal::LaneCaller>> own_lanes_
       ABSL_GUARDED_BY(mu_);
 
   std::atomic<int64_t> handlers_{0};

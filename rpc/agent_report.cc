@@ -61,6 +61,9 @@ AgentMetrics Agent::Core::Metrics() {
     metrics.server_active_calls += inbound->running_calls();
     metrics.server_active_async_calls += inbound->async_calls();
   }
+  for (const auto& lane : WaitingLanes()) {
+    metrics.client_active_calls += lane->waiting_calls();
+  }
   for (const auto& call : lone_calls_.All()) {
     metrics.client_active_calls += call->is_awaited();
     metrics.server_active_calls += call->is_running();

@@ -77,6 +77,22 @@ void Agent::Core::Dispatch(const Function& function,
                            std::shared_ptr<ServedCall> call) {
   absl::Status allowed = CheckRole(function, call->peer());
   if (!allowed.ok()) return call->Finish(std::move(allowed));
+  const uint64_t lane = call->lane();
+  if (lane == 0) return Run(function, std::move(call));
+  const WorkerKey caller = call->peer().key;
+  // The call keeps this core.
+  lanes_->Enter(caller, lane,
+                [this, &function, call = std::move(call)](auto turn) mutable {
+                  call->SetTurn(std::move(turn));
+                  if (call->cancel().IsCancelled()) {
+                    return call->Finish(call->cancel().status());
+                  }
+                  Run(function, std::move(call));
+                });
+}
+
+void Agent::Core::Run(const Function& function,
+                      std::shared_ptr<ServedCall> call) {
   if (function.serve_batch != nullptr) {
     return BatcherOf(function)->Add(std::move(call));
   }

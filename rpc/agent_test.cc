@@ -215,6 +215,36 @@ RanksOptions OneThread() {
   return options;
 }
 
+// In which order calls began, and how many ran at a time.
+struct Order {
+  Mutex mu;
+  std::vector<int64_t> began ABSL_GUARDED_BY(mu);
+  int running ABSL_GUARDED_BY(mu) = 0;
+  int most ABSL_GUARDED_BY(mu) = 0;
+  Parker first_began;
+  Parker first_may_end;
+};
+
+// The first keeps its thread until the test lets it go.
+absl::StatusOr<int64_t> Ordered(CallContext& context, int64_t i,
+                                const std::string& text) {
+  auto* order = context.Local<Order>();
+  {
+    MutexLock lock(order->mu);
+    order->began.push_back(i);
+    order->most = std::max(order->most, ++order->running);
+  }
+  if (i == 0) {
+    order->first_began.Unpark();
+    order->first_may_end.Park();
+  }
+  MutexLock lock(order->mu);
+  --order->running;
+  if (text == "fail") return absl::AbortedError("as it was told to");
+  return i;
+}
+WEFT_RPC(Ordered);
+
 // ------------------------------------------------------------------- calls
 
 TEST(Agent, CallsAFunctionOnAnotherWorker) {
@@ -409,6 +439,134 @@ TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
   (void)CallOneAsync(ranks[0].To("w1"), SquareAll, 2);
   (void)CallOneAsync(ranks[0].To("w0"), SquareAll, 2);
+}
+
+// -------------------------------------------------------------------- lanes
+
+TEST(Lane, CallsRunInTheOrderInWhichTheyWereMade) {
+  Ranks ranks(2);
+  for (const char* callee : {"w1", "w0"}) {
+    Order order;
+    for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&order);
+    const Target lane = ranks[0].To(callee).InOrder();
+    std::vector<int64_t> wanted;
+    std::vector<Future<int64_t>> calls;
+    for (int64_t i = 0; i < 200; ++i) {
+      // A large body is slower than the small one after it.
+      const std::string text = i % 50 == 1  ? std::string(1 << 20, 'x')
+                               : i % 7 == 3 ? "fail"
+                                            : "";
+      calls.push_back(CallAsync(lane, Ordered, i, text));
+      wanted.push_back(i);
+      if (i % 60 == 59) ranks.network().Break("w1");
+    }
+    order.first_began.Park();
+    EXPECT_EQ(ranks[0].Metrics().client_active_calls, 200);
+    order.first_may_end.Unpark();
+    for (int64_t i = 0; i < 200; ++i) {
+      const auto result = calls[i].Wait(absl::Seconds(30));
+      EXPECT_EQ(result.status().code(), i % 7 == 3 && i % 50 != 1
+                                            ? absl::StatusCode::kAborted
+                                            : absl::StatusCode::kOk);
+    }
+    MutexLock lock(order.mu);
+    EXPECT_EQ(order.began, wanted) << callee;
+    EXPECT_EQ(order.most, 1);
+  }
+}
+
+TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
+  Ranks ranks(2);
+  for (const char* callee : {"w1", "w0"}) {
+    Order order;
+    for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&order);
+    const Target lane = ranks[0].To(callee).InOrder();
+    std::vector<Future<int64_t>> calls;
+    for (int64_t i = 0; i < 5; ++i) {
+      calls.push_back(CallAsync(lane, Ordered, i, ""));
+    }
+    order.first_began.Park();
+    calls[2].Cancel();  // it waits here
+    EXPECT_THAT(calls[2].Wait(absl::Seconds(10)),
+                StatusIs(absl::StatusCode::kCancelled));
+    calls[0].Cancel();  // it runs, and goes on
+    EXPECT_THAT(calls[0].Wait(absl::Seconds(10)),
+                StatusIs(absl::StatusCode::kCancelled));
+    calls[1].Cancel();  // it is there, and waits
+    EXPECT_THAT(calls[1].Wait(absl::Seconds(10)),
+                StatusIs(absl::StatusCode::kCancelled));
+    // Other calls, and another lane, do not wait for it.
+    EXPECT_EQ(*Call(ranks[0].To(callee), Add, 1, 2), 3);
+    EXPECT_EQ(*Call(ranks[0].To(callee).InOrder(), Ordered, 9, ""), 9);
+    order.first_may_end.Unpark();
+    for (int i = 3; i < 5; ++i) {
+      EXPECT_EQ(*calls[i].Wait(absl::Seconds(10)), i);
+    }
+    MutexLock lock(order.mu);
+    EXPECT_THAT(order.began, ElementsAre(0, 9, 3, 4)) << callee;
+  }
+}
+
+TEST(Lane, ACallThatWaitsForOthersEndsByItsDeadline) {
+  Ranks ranks(2);
+  Order order;
+  ranks[1].SetLocal(&order);
+  const Target lane = ranks[0].To("w1").InOrder();
+  const Future<int64_t> first = CallAsync(lane, Ordered, 0, "");
+  order.first_began.Park();
+  const absl::Status late =
+      Call(lane.WithTimeout(absl::Milliseconds(100)), Ordered, 1, "").status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             "waited for those before it on its lane"));
+  EXPECT_EQ(PhaseOf(late), Phase::kQueue);
+  EXPECT_FALSE(OutcomeUnknown(late));
+  order.first_may_end.Unpark();
+  EXPECT_EQ(*first.Wait(absl::Seconds(10)), 0);
+  MutexLock lock(order.mu);
+  EXPECT_THAT(order.began, ElementsAre(0));
+}
+
+TEST(Lane, EndsWithItsPeerAndWithItsAgent) {
+  Ranks ranks(2);
+  Order order;
+  ranks[1].SetLocal(&order);
+  const Target lane = ranks[0].To("w1").InOrder();
+  std::vector<Future<int64_t>> calls;
+  for (int64_t i = 0; i < 2000; ++i) {
+    calls.push_back(CallAsync(lane, Ordered, i, ""));
+  }
+  order.first_began.Park();
+  EXPECT_THAT(
+      ranks[0].OpenCalls(),
+      ElementsAre("1 calls to w1", "1999 calls that wait on a lane to w1"));
+  ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
+  for (size_t i = 0; i < calls.size(); ++i) {
+    const absl::Status end = calls[i].Wait(absl::Seconds(10)).status();
+    ASSERT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    ASSERT_EQ(OutcomeUnknown(end), i == 0);
+  }
+  order.first_may_end.Unpark();
+  const Target self = ranks[0].To("w0").InOrder();
+  Counters counters;
+  ranks[0].SetLocal(&counters);
+  const Future<void> runs = CallAsync(self, Linger);
+  counters.began.Park();
+  const Future<void> waits = CallAsync(self, Linger);
+  EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "on a lane to w0"));
+  EXPECT_FALSE(runs.Wait(absl::Seconds(10)).ok());
+  EXPECT_FALSE(waits.Wait(absl::Seconds(10)).ok());
+}
+
+TEST(Lane, OfACallThatIsTriedAgain) {
+  Ranks ranks(2);
+  const Target to = ranks[0].To("w1");
+  const Target retrying = to.WithRetry(RetryPolicy()).InOrder();
+  EXPECT_EQ(*Call(retrying, Add, 2, 3), 5);
+  EXPECT_THAT(Call(to.InOrder().WithRetry(RetryPolicy()), Add, 2, 3),
+              StatusIs(absl::StatusCode::kInvalidArgument, "comes before"));
+  EXPECT_THAT(Call(ranks[0].To("w9").InOrder(), Add, 2, 3),
+              StatusIs(absl::StatusCode::kNotFound, "w9"));
 }
 
 TEST(Agent, ManyCallsOfManyThreadsEachGetTheirOwnReply) {

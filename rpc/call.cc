@@ -149,6 +149,14 @@ class CallStarter {
         "and streams need a target without it"));
   }
 
+  static absl::Status CheckNoLane(const Target& target) {
+    if (!target.is_lane_) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("a stream to ", target.name(),
+                     " is in order by itself: open it by a target without "
+                     "InOrder()"));
+  }
+
   static Target Alone(const Target& target) {
     Target alone;
     alone.agent_ = target.agent_;
@@ -215,10 +223,21 @@ class CallStarter {
 Target Target::WithRetry(const RetryPolicy& policy) const {
   Target other = *this;
   if (!other.status_.ok()) return other;
-  other.status_ = Validate(policy);
+  other.status_ =
+      is_lane_
+          ? absl::InvalidArgumentError("WithRetry() comes before InOrder()")
+          : Validate(policy);
   other.caller_ =
       internal::CallStarter::CoreOf(*this).Retrying(caller_->peer(), policy);
   other.is_fixed_ = false;
+  return other;
+}
+
+Target Target::InOrder() const {
+  Target other = *this;
+  if (!other.status_.ok()) return other;
+  other.caller_ = internal::CallStarter::CoreOf(*this).InLane(caller_);
+  other.is_lane_ = true;
   return other;
 }
 
@@ -284,6 +303,10 @@ StartedStream StartStreamCall(const Target& target, const Function& function,
 
 Driver& DriverOf(const Agent& agent) {
   return CallStarter::CoreOf(agent).transport().driver();
+}
+
+absl::Status CheckNoLane(const Target& target) {
+  return CallStarter::CheckNoLane(target);
 }
 
 absl::Status CheckFixed(const Target& target) {

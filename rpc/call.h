@@ -72,6 +72,14 @@ class Target {
   // cancellation, trace and depth are inherited.
   Target Within(const CallContext& context) const;
 
+  // The same worker, whose calls by this target and copies of it run there in
+  // the order in which they are made, one at a time: a lane. Each leaves when
+  // the one before has ended, so each costs a round trip; many values in order
+  // are better a stream (stream.h). One that fails or is given up leaves the
+  // order of the others as it is. A function that calls back and waits for a
+  // call of the same lane waits for itself. Not for streams; after WithRetry().
+  Target InOrder() const;
+
   // A call for which the callee has granted no credit fails at once with
   // kResourceExhausted, instead of waiting for some.
   Target FailingWithoutCredit() const;
@@ -92,6 +100,7 @@ class Target {
   std::shared_ptr<const Lineage> lineage_;  // null outside of a handler
   telemetry::TraceContext trace_;           // counts where it is valid
   bool is_fixed_ = true;                    // it names one incarnation
+  bool is_lane_ = false;                    // see InOrder()
   bool waits_for_credit_ = true;
   bool allows_alias_ = false;
 };
@@ -136,6 +145,8 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
                                            absl::string_view key);
 // kInvalidArgument unless it names one incarnation.
 absl::Status CheckFixed(const Target& target);
+// kInvalidArgument of one that was made by InOrder().
+absl::Status CheckNoLane(const Target& target);
 // Whether calls to it may share arguments and results.
 bool IsAlias(const Target& target);
 // Starts the call; `done` runs once. What is returned gives the call up.

@@ -381,6 +381,7 @@ Slices OneOfEach() {
   request.deadline = Instant() + absl::Seconds(3);
   request.depth = 2;
   request.keeps_result = true;
+  request.lane = 18;
   request.chain = "a > b";
   request.body = {Bytes::Copy("body"), Bytes::Own(std::string(5000, 'y'))};
   batch.Add(request, Instant(), /*body_follows=*/false);
@@ -413,6 +414,7 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   EXPECT_EQ(batch.requests(0).function(), "ps::Push");
   EXPECT_EQ(batch.requests(0).timeout_us(), 3000000u);
   EXPECT_TRUE(batch.requests(0).keeps_result());
+  EXPECT_EQ(batch.requests(0).lane(), 18u);
   EXPECT_EQ(batch.requests(0).body().size(), 5004u);
   ASSERT_EQ(batch.replies_size(), 1);
   EXPECT_EQ(batch.replies(0).error(), "gone");
@@ -438,6 +440,7 @@ TEST(Wire, ReadsWhatItWroteHoweverItIsCut) {
                             if (auto* r = std::get_if<RequestFrame>(&frame)) {
                               EXPECT_EQ(r->request->chain, "a > b");
                               EXPECT_TRUE(r->request->keeps_result);
+                              EXPECT_EQ(r->request->lane, 18u);
                               EXPECT_EQ(TotalSize(r->request->body), 5004u);
                             }
                             if (auto* w = std::get_if<Welcome>(&frame)) {

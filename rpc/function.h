@@ -59,6 +59,7 @@ class ServedCall : public CallContext {
     Received arguments;
     bool keeps_result = false;    // it stays here, under `id`
     std::shared_ptr<void> alias;  // in place of `arguments`; see Alias
+    uint64_t lane = 0;            // see Request
   };
 
   uint64_t id() const { return incoming_.id; }
@@ -66,6 +67,7 @@ class ServedCall : public CallContext {
   Received TakeRequest() { return std::move(incoming_.arguments); }
   bool keeps_result() const { return incoming_.keeps_result; }
   void* alias() const { return incoming_.alias.get(); }
+  uint64_t lane() const { return incoming_.lane; }
 
   // Keeps `object` for the caller under id(). Null: this agent has ended.
   absl::Status Keep(ObjectTable::Object object);
@@ -87,8 +89,9 @@ class ServedCall : public CallContext {
   void BecomeAsync() { is_async_.store(true, std::memory_order_relaxed); }
   bool is_async() const { return is_async_.load(std::memory_order_relaxed); }
 
-  // Lasts as long as the call.
+  // These last as long as the call.
   void SetSpan(telemetry::Span span) { span_ = std::move(span); }
+  void SetTurn(std::shared_ptr<const void> turn) { turn_ = std::move(turn); }
 
  protected:
   ServedCall(Agent* agent, std::shared_ptr<const Worker> peer,
@@ -102,6 +105,7 @@ class ServedCall : public CallContext {
   std::atomic<Phase> phase_{Phase::kQueue};
   std::atomic<bool> is_async_{false};
   telemetry::Span span_;
+  std::shared_ptr<const void> turn_;
 };
 
 // Where a function runs.

@@ -41,7 +41,7 @@ class Inbound::Call final : public ServedCall {
       : ServedCall(
             agent, inbound->peer_, std::move(inherited),
             Incoming{request.id, Received{request.body, request.is_private},
-                     request.keeps_result, nullptr}),
+                     request.keeps_result, nullptr, request.lane}),
         inbound_(std::move(inbound)),
         function_(function),
         id_(request.id) {

@@ -33,6 +33,9 @@ struct Request {
   telemetry::TraceContext trace;
   // The result stays at the callee, under this id; the reply has no body.
   bool keeps_result = false;
+  // Calls of the caller with the same one, unless it is 0, run in the order in
+  // which they come, one at a time.
+  uint64_t lane = 0;
   Slices body;
   bool is_private = false;  // see Received
 

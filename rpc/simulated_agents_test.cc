@@ -1,7 +1,9 @@
 #include "weft/rpc/simulated_agents.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <functional>
 #include <iostream>
 #include <map>
 #include <string>
@@ -359,7 +361,7 @@ TEST(SimulatedFaults, HoursPassInNoTime) {
     const absl::Status late =
         Call(agents[0].To("w1", absl::Hours(1)), Post, 1, "").status();
     after = agents.simulator().Now();
-    agents.Sleep(absl::Hours(1000));
+    agents.Sleep(absl::Hours(10));
     agents.Heal(0, 1);
     return late;
   });
@@ -367,7 +369,7 @@ TEST(SimulatedFaults, HoursPassInNoTime) {
   EXPECT_THAT(statuses,
               ElementsAre(StatusIs(absl::StatusCode::kUnavailable, "w1")));
   EXPECT_GE(after - before, absl::Seconds(10));
-  EXPECT_GE(agents.simulator().Now() - after, absl::Hours(1000));
+  EXPECT_GE(agents.simulator().Now() - after, absl::Hours(10));
   EXPECT_LT(absl::Now() - really, absl::Minutes(1));
 }
 
@@ -412,6 +414,101 @@ TEST(SimulatedFaults, ACrashedWorkerIsCalledAgainInItsNextLife) {  // PROBE-P5
   EXPECT_TRUE(OutcomeUnknown(lost));
   EXPECT_EQ(ledger.cancelled, 1);
   EXPECT_THAT(epochs, ElementsAre(1, 2));
+}
+
+// -------------------------------------------------------------------- lanes
+
+// The calls of each lane as their functions saw them.
+struct LaneLedger {
+  SimulatedAgents* agents = nullptr;
+  std::map<int64_t, std::vector<int64_t>> began;  // by lane
+  std::map<int64_t, int> running;
+  std::string wrong;
+};
+
+// Goes on when it is cancelled, unless the lane is odd.
+int64_t Step(CallContext& context, int64_t lane, int64_t i,
+             const std::string&) {
+  auto* ledger = context.Local<LaneLedger>();
+  if (++ledger->running[lane] > 1) {
+    absl::StrAppend(&ledger->wrong, "two at a time on lane ", lane, "\n");
+  }
+  ledger->began[lane].push_back(i);
+  for (int64_t tick = 0; tick < i % 4; ++tick) {
+    if (lane % 2 == 1 && context.cancel().IsCancelled()) break;
+    ledger->agents->Sleep(absl::Milliseconds(7));
+  }
+  --ledger->running[lane];
+  return i;
+}
+WEFT_RPC(Step);
+
+// What calls on lanes came to, over all seeds.
+struct LaneEnds {
+  int64_t ok = 0;
+  int64_t given_up = 0;  // that may have run, with later ones that were ok
+  int64_t lost = 0;
+};
+
+// Each of two workers makes ten calls on each of two lanes to workers that
+// crash, and gives some up. Returns what is wrong.
+std::string RunLanes(uint64_t seed, LaneEnds* ends) {
+  SimulatedAgents agents(seed, Faulty());
+  LaneLedger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const auto statuses = agents.Run(2, [&](int worker) -> absl::Status {
+    for (int n = 0; n < 2; ++n) {
+      const int64_t lane = 10 * (worker + 1) + n;
+      const Target to = agents[worker].To(absl::StrCat("w", 2 + n)).InOrder();
+      std::vector<Future<int64_t>> calls;
+      for (int64_t i = 0; i < 10; ++i) {
+        const Target one = i == 3 ? to.WithTimeout(absl::Milliseconds(20)) : to;
+        calls.push_back(CallAsync(one, Step, lane, i,
+                                  std::string(i == 5 ? 200000 : 0, 'x')));
+        if (i % 4 == 3) agents.Sleep(absl::Milliseconds(10));
+        if (i == 6) calls[2 + 2 * n].Cancel();
+      }
+      bool is_unknown = false;
+      for (const auto& call : calls) {
+        const absl::Status end = call.Wait(absl::Minutes(2)).status();
+        if (end.ok()) {
+          ++ends->ok;
+          ends->given_up += std::exchange(is_unknown, false);
+        } else if (absl::IsUnavailable(end)) {
+          ++ends->lost;
+        } else if (absl::IsCancelled(end) || OutcomeUnknown(end)) {
+          is_unknown = true;
+        } else if (PhaseOf(end) == Phase::kNone) {
+          return end;  // it has not ended
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+  for (const absl::Status& status : statuses) {
+    if (!status.ok()) absl::StrAppend(&ledger.wrong, status.ToString(), "\n");
+  }
+  for (const auto& [lane, began] : ledger.began) {
+    if (std::is_sorted(began.begin(), began.end(), std::less_equal<>())) {
+      continue;
+    }
+    absl::StrAppend(&ledger.wrong, "lane ", lane, " began ",
+                    absl::StrJoin(began, " "), "\n");
+  }
+  return ledger.wrong;
+}
+
+TEST(SimulatedLanes, CallsRunInOrderWhateverBreaksForAThousandSeeds) {  // F43
+  LaneEnds ends;
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
+    ASSERT_EQ(RunLanes(seed, &ends), "") << "seed " << seed;
+  }
+  std::cout << ends.ok << " ok, " << ends.given_up << " given up in between, "
+            << ends.lost << " lost\n";
+  EXPECT_GT(ends.ok, 1000);
+  EXPECT_GT(ends.given_up, 100);
+  EXPECT_GT(ends.lost, 100);
 }
 
 // ------------------------------------------------------------------ retries

@@ -94,6 +94,7 @@ std::unique_ptr<StreamSource> StreamSource::Open(
   absl::Status status = function.status();
   status.Update(outgoing.status());
   status.Update(CheckFixed(target));
+  status.Update(CheckNoLane(target));
   if (!status.ok()) {
     promise->Set(status);
     return source;

@@ -205,6 +205,8 @@ TEST(Stream, WhatCannotBeOpenedSaysWhy) {
   Ranks ranks(2);
   EXPECT_THAT(OpenStream(ranks[0].To("w9"), Nothing).Next(),
               StatusIs(absl::StatusCode::kNotFound, "w9"));
+  EXPECT_THAT(OpenStream(ranks[0].To("w1").InOrder(), Nothing).Next(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "InOrder"));
   Registry empty;
   RanksOptions options;
   options.registries = {nullptr, &empty};

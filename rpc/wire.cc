@@ -364,6 +364,9 @@ void Read(Reader& r, RequestFrame* frame) {
       case Tag(9, kVarint):
         r.Number(&request.keeps_result);
         break;
+      case Tag(10, kVarint):
+        r.Number(&request.lane);
+        break;
       case Tag(kBody, kBytes):
         r.Shared(&request.body);
         break;
@@ -591,6 +594,7 @@ void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
   }
   if (body_follows) PutNumber(&chunk_, 8, TotalSize(request.body));
   PutNumber(&chunk_, 9, request.keeps_result);
+  PutNumber(&chunk_, 10, request.lane);
   End(start, body_follows ? nullptr : &request.body);
 }
 
