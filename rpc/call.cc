@@ -297,7 +297,8 @@ StartedStream StartStreamCall(const Target& target, const Function& function,
   started.abandon = CallStarter::Start(target, function, std::move(outgoing),
                                        std::move(done), request);
   started.id = request->id;
-  started.pulls = CallStarter::PartOf(target, *request, std::move(ended));
+  started.deadline = request->deadline;
+  started.parts = CallStarter::PartOf(target, *request, std::move(ended));
   return started;
 }
 

@@ -349,6 +349,33 @@ absl::Status TakeArguments(ServedCall& call, Arguments& arguments) {
   return absl::OkStatus();
 }
 
+// Ends `call` with what its function has returned, once that is there if it is
+// a Future; `before(*call)` runs just before.
+template <typename Arguments, typename Value, typename R, typename Before>
+void FinishLater(const std::shared_ptr<ServedCall>& call, R result,
+                 Before before) {
+  if constexpr (std::is_same_v<R, absl::StatusOr<Future<Value>>>) {
+    if (!result.ok()) {
+      before(*call);
+      return call->Finish(std::move(result).status());
+    }
+    Future<Value> future = *std::move(result);
+    call->BecomeAsync();
+    auto follow = std::make_shared<CancelToken::Registration>();
+    // The callback holds the call, and with it the context.
+    future.OnReady([call, follow, before](const Result<Value>& value) {
+      before(*call);
+      FinishWith<Arguments, Value>(*call, value);
+    });
+    // Else what is parked for nobody would keep the agent from ending.
+    *follow = call->cancel().OnCancel(
+        [future](const absl::Status& why) { future.Cancel(why); });
+  } else {
+    before(*call);
+    FinishWith<Arguments, Value>(*call, std::move(result));
+  }
+}
+
 // What a server runs for `function`: decode, call, encode.
 template <auto function>
 void ServeFunction(std::shared_ptr<ServedCall> call) {
@@ -375,22 +402,7 @@ void ServeFunction(std::shared_ptr<ServedCall> call) {
         },
         arguments);
   });
-  if constexpr (std::is_same_v<decltype(result),
-                               absl::StatusOr<Future<Value>>>) {
-    if (!result.ok()) return call->Finish(std::move(result).status());
-    Future<Value> future = *std::move(result);
-    call->BecomeAsync();
-    auto follow = std::make_shared<CancelToken::Registration>();
-    // The callback holds the call, and with it the context.
-    future.OnReady([call, follow](const Result<Value>& value) {
-      FinishWith<Arguments, Value>(*call, value);
-    });
-    // Else what is parked for nobody would keep the agent from ending.
-    *follow = call->cancel().OnCancel(
-        [future](const absl::Status& why) { future.Cancel(why); });
-  } else {
-    FinishWith<Arguments, Value>(*call, std::move(result));
-  }
+  FinishLater<Arguments, Value>(call, std::move(result), [](ServedCall&) {});
 }
 
 // The qualified name of `function`, as the compiler spells it.

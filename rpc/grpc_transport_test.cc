@@ -202,6 +202,25 @@ absl::Status Rows(Writer<Tensor> out, int64_t n) {
 }
 WEFT_RPC_STREAM(Rows);
 
+int64_t SumRows(Reader<Tensor> in) {
+  double sum = 0;
+  for (auto x = in.Next(); x.ok() && x->has_value(); x = in.Next()) {
+    for (const float v : (*x)->span<float>()) sum += v;
+  }
+  return static_cast<int64_t>(sum);
+}
+WEFT_RPC_STREAM(SumRows);
+
+absl::Status ScaleRows(Reader<Tensor> in, Writer<Tensor> out, double k) {
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(std::optional<Tensor> x, in.Next());
+    if (!x.has_value()) return absl::OkStatus();
+    for (float& v : x->span<float>()) v *= static_cast<float>(k);
+    WEFT_RETURN_IF_ERROR(out.Write(*std::move(x)));
+  }
+}
+WEFT_RPC_STREAM(ScaleRows);
+
 class GrpcAgents : public ::testing::Test {
  protected:
   GrpcAgents() {
@@ -310,6 +329,19 @@ TEST_F(GrpcAgents, ObjectsAndStreams) {
     EXPECT_EQ((*row)->span<float>()[0], rows++);
   }
   EXPECT_EQ(rows, 300);
+  auto upload = OpenStream(b, SumRows);
+  auto scaled = OpenStream(b, ScaleRows, 2.0);
+  for (int64_t i = 0; i < 300; ++i) {
+    const Tensor row = Tensor::Full({4096}, static_cast<double>(i));
+    ASSERT_THAT(upload.Write(row), IsOk());
+    ASSERT_THAT(scaled.Write(row), IsOk());
+    const auto y = scaled.Next();
+    ASSERT_THAT(y, IsOk());
+    EXPECT_EQ((*y)->span<float>()[4095], 2 * i);
+  }
+  EXPECT_EQ(*upload.Finish(), 4096 * 300 * 299 / 2);
+  scaled.EndWriting();
+  EXPECT_EQ(*scaled.Next(), std::nullopt);
 }
 
 // F13: what else listens at the port neither needs calls nor holds them up.

@@ -54,13 +54,13 @@ std::shared_ptr<LoneCall> LoneCall::Create(Options options) {
 }
 
 LoneCall::LoneCall(Options options, Lineage inherited, CancelSource cancel)
-    : ServedCall(
-          options.dispatcher->agent(),
-          std::make_shared<const Worker>(options.caller), std::move(inherited),
-          Incoming{options.request->id,
-                   Received{options.request->body, /*is_private=*/false},
-                   options.request->keeps_result, options.request->alias,
-                   options.request->lane}),
+    : ServedCall(options.dispatcher->agent(),
+                 std::make_shared<const Worker>(options.caller),
+                 std::move(inherited),
+                 Incoming{options.request->id,
+                          Received{options.request->body, /*is_private=*/false},
+                          options.request->keeps_result, options.request->alias,
+                          options.request->lane}),
       dispatcher_(std::move(options.dispatcher)),
       transport_(*options.transport),
       calls_(*options.calls),

@@ -1,6 +1,7 @@
 #include "weft/rpc/stream.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "weft/rpc/class.h"
 #include "weft/rpc/handle.h"
@@ -8,72 +9,183 @@
 namespace weft::rpc::internal {
 namespace {
 
-ObjectTable::Object MakeBuffer(Driver& driver) {
+ObjectTable::Object MakeBuffers(Driver& driver) {
   ObjectTable::Object object;
-  object.value = std::make_shared<StreamBuffer>(driver);
-  object.type = &kTypeKey<StreamBuffer>;
+  object.value = std::make_shared<StreamBuffers>(driver);
+  object.type = &kTypeKey<StreamBuffers>;
   return object;
 }
 
-// The buffer under `id`, whoever of reader and function is first.
-absl::StatusOr<std::shared_ptr<StreamBuffer>> FindBuffer(
+// The buffers under `id`, whoever of caller and function is first.
+absl::StatusOr<std::shared_ptr<StreamBuffers>> FindBuffers(
     const CallContext& context, uint64_t id) {
   WEFT_ASSIGN_OR_RETURN(
       const ObjectTable::Object object,
       ObjectsOf(context.agent())
-          .FindOrAdd(context.peer().key, id, &kTypeKey<StreamBuffer>,
-                     [&] { return MakeBuffer(DriverOf(context.agent())); }));
-  return std::static_pointer_cast<StreamBuffer>(object.value);
+          .FindOrAdd(context.peer().key, id, &kTypeKey<StreamBuffers>,
+                     [&] { return MakeBuffers(DriverOf(context.agent())); }));
+  return std::static_pointer_cast<StreamBuffers>(object.value);
 }
 
-void DropBuffer(ObjectTable& objects, rendezvous::WorkerKey maker,
-                uint64_t id) {
-  // It is gone already where the reader's session has ended.
+void DropBuffers(ObjectTable& objects, rendezvous::WorkerKey maker,
+                 uint64_t id) {
+  // They are gone already where the caller's session has ended.
   objects.Release(maker, id).IgnoreError();
 }
 
-// The next values of the caller's stream `id`.
+// A stream whose function never came ends with the calls that are part of it.
+template <typename T>
+void DropWith(const Future<T>& part, const StreamBuffer& buffer,
+              std::shared_ptr<StreamBuffers> buffers,
+              const CallContext& context, ObjectId id) {
+  part.OnReady([&buffer, buffers = std::move(buffers),
+                &objects = ObjectsOf(context.agent()),
+                maker = context.peer().key, id](const auto& result) {
+    const absl::Status status = weft::internal::StatusOf(result);
+    if (!status.ok() && !buffer.is_open())
+      DropBuffers(objects, maker, id.value);
+  });
+}
+
+// The next values that the function of the caller's stream `id` has written.
 absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
                                                  ObjectId id) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffer> buffer,
-                        FindBuffer(context, id.value));
-  Future<StreamBuffer::Batch> batch = buffer->Pull();
-  // A stream whose function never came ends with its reader.
-  batch.OnReady([buffer, &objects = ObjectsOf(context.agent()),
-                 maker = context.peer().key,
-                 id](const absl::StatusOr<StreamBuffer::Batch>& result) {
-    if (result.ok() || buffer->is_open()) return;
-    DropBuffer(objects, maker, id.value);
-  });
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
+                        FindBuffers(context, id.value));
+  Future<StreamBuffer::Batch> batch = buffers->to_caller.Pull();
+  DropWith(batch, buffers->to_caller, buffers, context, id);
   return batch;
 }
 
-Function DescribePull() {
-  Function f = Describe<&Pull>(RunsOn::kTransport, "weft::rpc::Pull");
-  f.is_of_maker = true;
-  return f;
+// More values for it. Whether it still reads.
+absl::StatusOr<Future<bool>> Push(CallContext& context, ObjectId id,
+                                  bool is_last, std::vector<Slices> values) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
+                        FindBuffers(context, id.value));
+  StreamBuffer& buffer = buffers->to_function;
+  const Future<void> room = buffer.Write(absl::MakeSpan(values), is_last);
+  DropWith(room, buffer, buffers, context, id);
+  auto reads = std::make_shared<Promise<bool>>(DriverOf(context.agent()));
+  Future<bool> answer = reads->future();
+  reads->OnCancel([room](const absl::Status& why) { room.Cancel(why); });
+  room.OnReady([reads, buffers](const absl::Status& status) {
+    if (buffers->to_function.is_closed()) {
+      reads->Set(false);
+    } else if (status.ok()) {
+      reads->Set(true);
+    } else {
+      reads->Set(status);
+    }
+  });
+  return answer;
 }
 
-const bool registered = Register(DescribePull());
+Function OfStream(Function function) {
+  function.is_of_maker = true;
+  return function;
+}
+
+const bool registered_pull =
+    Register(OfStream(Describe<&Pull>(RunsOn::kTransport, "weft::rpc::Pull")));
+const bool registered_push =
+    Register(OfStream(Describe<&Push>(RunsOn::kTransport, "weft::rpc::Push")));
+
+// What the function reads of what its caller has pushed. Its end says that
+// nobody reads any more.
+class PushedSource final : public StreamSource {
+ public:
+  PushedSource(std::shared_ptr<StreamBuffers> buffers, Instant deadline,
+               Driver& driver)
+      : buffers_(std::move(buffers)), deadline_(deadline), driver_(driver) {
+    Prefetch();
+  }
+  ~PushedSource() override { buffers_->to_function.Close(); }
+
+ private:
+  Future<StreamBuffer::Batch> Pull() override {
+    return buffers_->to_function.Pull();
+  }
+  bool KnowsEnd() const override { return true; }
+  absl::Status AwaitEnd(const absl::Status& failure) override {
+    return failure;
+  }
+  void GiveUp(const absl::Status&) override { buffers_->to_function.Close(); }
+  absl::Duration Patience() const override {
+    return deadline_ - driver_.clock().Now() + absl::Seconds(1);
+  }
+  std::string Other() const override { return "the caller"; }
+
+  const std::shared_ptr<StreamBuffers> buffers_;
+  const Instant deadline_;
+  Driver& driver_;
+};
+
+// What the caller reads of what the function has written.
+class PulledSource final : public StreamSource {
+ public:
+  explicit PulledSource(std::shared_ptr<StreamCall> call)
+      : call_(std::move(call)) {
+    if (call_->id != 0) Prefetch();
+  }
+  ~PulledSource() override {
+    GiveUp(absl::CancelledError("the reader was let go"));
+  }
+
+ private:
+  Future<StreamBuffer::Batch> Pull() override {
+    return CallAsync(call_->parts, internal::Pull, ObjectId{call_->id});
+  }
+  bool KnowsEnd() const override { return call_->reply.IsReady(); }
+  // The stream has failed by it, unless that is why.
+  absl::Status AwaitEnd(const absl::Status& failure) override {
+    if (!failure.ok()) call_->reply.Cancel(failure);
+    return call_->reply.Wait(Patience()).status();
+  }
+  void GiveUp(const absl::Status& why) override { call_->reply.Cancel(why); }
+  // The stream's deadline ends all; this bounds a wait if its Loop has stopped.
+  absl::Duration Patience() const override {
+    return call_->target.timeout() + absl::Seconds(1);
+  }
+  std::string Other() const override { return call_->target.name(); }
+
+  const std::shared_ptr<StreamCall> call_;
+};
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<StreamBuffer>> OpenBuffer(ServedCall& call) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<StreamBuffer> buffer,
-                        FindBuffer(call, call.id()));
-  buffer->Open();
+// ------------------------------------------------------------ at the function
+
+absl::StatusOr<std::shared_ptr<StreamBuffers>> OpenBuffers(ServedCall& call,
+                                                           bool reads) {
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<StreamBuffers> buffers,
+                        FindBuffers(call, call.id()));
+  if (!reads) buffers->to_function.Close();
+  buffers->to_caller.Open();
+  buffers->to_function.Open();
   // As long as the call: its end takes the callback back.
-  call.Follow(call.cancel().OnCancel(
-      [buffer](const absl::Status& why) { buffer->Abort(why); }));
-  return buffer;
+  call.Follow(call.cancel().OnCancel([buffers](const absl::Status& why) {
+    buffers->to_caller.Abort(why);
+    buffers->to_function.Abort(why);
+  }));
+  return buffers;
+}
+
+std::unique_ptr<StreamSource> ReadPushed(std::shared_ptr<StreamBuffers> buffers,
+                                         const ServedCall& call) {
+  return std::make_unique<PushedSource>(std::move(buffers), call.deadline(),
+                                        DriverOf(call.agent()));
+}
+
+void CloseBuffers(const ServedCall& call) {
+  DropBuffers(ObjectsOf(call.agent()), call.peer().key, call.id());
 }
 
 void FinishStream(const std::shared_ptr<ServedCall>& call,
-                  const std::shared_ptr<StreamBuffer>& buffer,
+                  const std::shared_ptr<StreamBuffers>& buffers,
                   absl::Status status) {
-  buffer->End().OnReady(
-      [call, buffer, status = std::move(status)](const absl::Status& told) {
-        DropBuffer(ObjectsOf(call->agent()), call->peer().key, call->id());
+  buffers->to_caller.End().OnReady(
+      [call, buffers, status = std::move(status)](const absl::Status& told) {
+        CloseBuffers(*call);
         const absl::Status& end = status.ok() ? told : status;
         if (end.ok()) {
           call->Finish(Slices());
@@ -83,57 +195,100 @@ void FinishStream(const std::shared_ptr<ServedCall>& call,
       });
 }
 
-// -------------------------------------------------------------------- reading
+// -------------------------------------------------------------- at the caller
 
-std::unique_ptr<StreamSource> StreamSource::Open(
+std::shared_ptr<StreamCall> StreamCall::Open(
     const Target& target, absl::StatusOr<const Function*> function,
     absl::StatusOr<Outgoing> outgoing) {
-  auto promise = std::make_shared<Promise<void>>(DriverOf(target));
-  std::unique_ptr<StreamSource> source(
-      new StreamSource(target, promise->future()));
+  auto promise = std::make_shared<Promise<Received>>(DriverOf(target));
+  auto call = std::make_shared<StreamCall>(target, promise->future());
   absl::Status status = function.status();
   status.Update(outgoing.status());
   status.Update(CheckFixed(target));
   status.Update(CheckNoLane(target));
   if (!status.ok()) {
     promise->Set(status);
-    return source;
+    return call;
   }
-  source->call_.OnReady(
-      [ended = source->ended_](const absl::Status& end) mutable {
-        if (!end.ok()) ended.Cancel(end);
-      });
-  StartedStream started = StartStreamCall(
-      target, **function, *std::move(outgoing), source->ended_.token(),
-      [promise](uint64_t, absl::StatusOr<Received> reply) {
-        promise->Set(reply.status());
-      });
-  source->id_ = started.id;
-  source->pulls_ = std::move(started.pulls);
+  CancelSource ended;
+  call->reply.OnReady([ended](const absl::StatusOr<Received>& end) mutable {
+    ended.Cancel(end.ok() ? absl::CancelledError("the stream has ended")
+                          : end.status());
+  });
+  StartedStream started =
+      StartStreamCall(target, **function, *std::move(outgoing), ended.token(),
+                      [promise](uint64_t, absl::StatusOr<Received> reply) {
+                        promise->Set(std::move(reply));
+                      });
+  call->id = started.id;
+  call->deadline = started.deadline;
+  call->parts = std::move(started.parts);
   promise->OnCancel(std::move(started.abandon));
-  source->StartPull();
-  return source;
+  return call;
 }
 
-StreamSource::~StreamSource() {
-  Cancel(absl::CancelledError("the reader was let go"));
+std::unique_ptr<StreamSource> ReadPulled(std::shared_ptr<StreamCall> call) {
+  return std::make_unique<PulledSource>(std::move(call));
 }
+
+StreamSink::StreamSink(std::shared_ptr<StreamCall> call)
+    : call_(std::move(call)),
+      buffer_(std::make_shared<StreamBuffer>(DriverOf(call_->target))) {
+  buffer_->Open();
+}
+
+std::shared_ptr<StreamSink> StreamSink::Create(
+    std::shared_ptr<StreamCall> call) {
+  const std::shared_ptr<StreamSink> sink(new StreamSink(std::move(call)));
+  sink->PushOn();
+  sink->call_->reply.OnReady(
+      [buffer = sink->buffer_](const absl::StatusOr<Received>& end) {
+        if (end.ok()) return buffer->Close();
+        buffer->Abort(end.status());
+      });
+  return sink;
+}
+
+// Pushes what was written since, and so on until the end.
+void StreamSink::PushOn() {
+  buffer_->Pull().OnReady(
+      [self = shared_from_this()](
+          const absl::StatusOr<StreamBuffer::Batch>& batch) {
+        if (batch.ok()) self->Push(std::get<0>(*batch), std::get<1>(*batch));
+      });
+}
+
+void StreamSink::Push(bool is_last, const std::vector<Slices>& values) {
+  CallAsync(call_->parts, internal::Push, ObjectId{call_->id}, is_last, values)
+      .OnReady([self = shared_from_this(),
+                is_last](const absl::StatusOr<bool>& reads) {
+        if (!reads.ok()) {
+          self->call_->reply.Cancel(reads.status());  // unless that is why
+          self->buffer_->Abort(reads.status());
+        } else if (!*reads) {
+          self->buffer_->Close();
+        } else if (!is_last) {
+          self->PushOn();
+        }
+      });
+}
+
+void StreamSink::End() { (void)buffer_->End(); }
+
+// -------------------------------------------------------------------- reading
 
 void StreamSource::Cancel(const absl::Status& why) {
-  call_.Cancel(why);  // and with it the pulls
+  GiveUp(why);
   values_.clear();
   if (!end_.has_value()) end_ = why;
 }
 
-void StreamSource::StartPull() {
-  pull_ = CallAsync(pulls_, Pull, ObjectId{id_});
-}
+void StreamSource::Prefetch() { pull_ = Pull(); }
 
 absl::StatusOr<std::optional<Slices>> StreamSource::Next() {
   while (values_.empty() && !end_.has_value()) {
-    const bool must_wait =
-        pull_.has_value() ? !pull_->IsReady() : !call_.IsReady();
-    if (must_wait && InlineScope::IsActive()) return NotHere(target_.name());
+    const bool must_wait = pull_.has_value() ? !pull_->IsReady() : !KnowsEnd();
+    if (must_wait && InlineScope::IsActive()) return NotHere(Other());
     TakePull();
   }
   if (!values_.empty()) {
@@ -148,23 +303,19 @@ absl::StatusOr<std::optional<Slices>> StreamSource::Next() {
 // Takes what was pulled and pulls on, one batch ahead of what is read; at the
 // end, and after a failure, learns how the stream itself has ended.
 void StreamSource::TakePull() {
-  // The stream's deadline ends both; this bounds the wait if its Loop has
-  // stopped.
-  const absl::Duration patience = target_.timeout() + absl::Seconds(1);
   absl::Status failure;
   if (pull_.has_value()) {
-    Result<StreamBuffer::Batch> batch = pull_->Wait(patience);
+    Result<StreamBuffer::Batch> batch = pull_->Wait(Patience());
     pull_.reset();
     if (batch.ok() && !std::get<0>(*batch)) {
       for (Slices& value : std::get<1>(*batch)) {
         values_.push_back(std::move(value));
       }
-      return StartPull();
+      return Prefetch();
     }
     failure = batch.status();
   }
-  if (!failure.ok()) call_.Cancel(failure);  // unless that is why
-  end_ = call_.Wait(patience);
+  end_ = AwaitEnd(failure);
 }
 
 }  // namespace weft::rpc::internal

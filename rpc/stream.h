@@ -1,4 +1,5 @@
-// Streams: a function that writes many values, and a caller that reads them.
+// Streams: functions that write many values to their caller, read many of it,
+// or both.
 //
 //   absl::Status Tokens(Writer<std::string> out, const std::string& prompt) {
 //     ...
@@ -12,12 +13,25 @@
 //     if (!t.has_value()) break;  // the end
 //   }
 //
-// A stream is one call, which lasts until the reader knows the end, and beside
-// it calls that pull what was written. All of a call holds of the first: its
-// deadline bounds the stream, giving up the Reader cancels the function, an
-// error of the function is the stream's. Each value is read once and in order,
-// whatever breaks in between, since each pull is a call. The function is ahead
-// of the reader by three windows (StreamBuffer) at most.
+// One that takes a Reader is written to by its caller, and returns what any
+// registered function may; one that takes a Reader and a Writer does both:
+//
+//   absl::StatusOr<int64_t> Count(Reader<std::string> in);
+//   absl::Status Chat(Reader<std::string> in, Writer<std::string> out);
+//
+//   Upload<std::string, int64_t> upload = OpenStream(target, Count);
+//   WEFT_RETURN_IF_ERROR(upload.Write("one"));
+//   WEFT_ASSIGN_OR_RETURN(int64_t n, upload.Finish());
+//
+//   Duplex<std::string, std::string> chat = OpenStream(target, Chat);
+//
+// A stream is one call, which lasts until both sides know its end, and beside
+// it calls that pull what the function wrote and push what its caller did. All
+// of a call holds of the first: its deadline bounds the stream, giving up the
+// caller's end cancels the function, an error of the function is the stream's.
+// Each value is read once and in order, whatever breaks in between, since each
+// pull and push is a call. Who writes is ahead of who reads by three windows
+// (StreamBuffer) at most.
 
 #ifndef WEFT_RPC_STREAM_H_
 #define WEFT_RPC_STREAM_H_
@@ -26,9 +40,11 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -43,7 +59,7 @@
 
 namespace weft::rpc {
 
-// Where a stream's function writes. Cheap to copy.
+// Where one side of a stream writes. Cheap to copy.
 //
 // Thread-safety: thread-safe; values leave in the order of the calls.
 template <typename T>
@@ -67,7 +83,7 @@ class Writer {
     return buffer_->Write(*std::move(encoded));
   }
 
-  // For ServeStream.
+  // For ServeStream and OpenStream.
   Writer(std::shared_ptr<StreamBuffer> buffer, Instant deadline)
       : buffer_(std::move(buffer)), deadline_(deadline) {}
 
@@ -82,46 +98,89 @@ namespace internal {
 // its deadline, need no credit and end with `ended`.
 struct StartedStream {
   uint64_t id = 0;
+  Instant deadline;
   Abandon abandon;
-  Target pulls;
+  Target parts;
 };
 StartedStream StartStreamCall(const Target& target, const Function& function,
                               Outgoing outgoing, CancelToken ended, Done done);
 Driver& DriverOf(const Agent& agent);
 
-// The reading end, of encoded values.
+// A stream at its caller.
+struct StreamCall {
+  // Opens one. What is wrong is its reply.
+  static std::shared_ptr<StreamCall> Open(
+      const Target& target, absl::StatusOr<const Function*> function,
+      absl::StatusOr<Outgoing> outgoing);
+  StreamCall(const Target& to, Future<Received> end)
+      : target(to), reply(std::move(end)), parts(to) {}
+
+  const Target target;
+  const Future<Received> reply;  // cancelling it gives the stream up
+  uint64_t id = 0;               // 0: it was not opened
+  Instant deadline;
+  Target parts;
+};
+
+// Where encoded values are read.
 //
 // Thread-safety: one thread at a time.
 class StreamSource {
  public:
-  static std::unique_ptr<StreamSource> Open(
-      const Target& target, absl::StatusOr<const Function*> function,
-      absl::StatusOr<Outgoing> outgoing);
-  ~StreamSource();
+  virtual ~StreamSource() = default;
 
   absl::StatusOr<std::optional<Slices>> Next();
   void Cancel(const absl::Status& why);
 
- private:
-  StreamSource(const Target& target, Future<void> call)
-      : target_(target), pulls_(target), call_(std::move(call)) {}
+ protected:
+  void Prefetch();
 
-  void StartPull();
+ private:
+  virtual Future<StreamBuffer::Batch> Pull() = 0;
+  // How the stream has ended, after a pull that failed or told the end, and
+  // whether that takes no waiting.
+  virtual absl::Status AwaitEnd(const absl::Status& failure) = 0;
+  virtual bool KnowsEnd() const = 0;
+  virtual void GiveUp(const absl::Status& why) = 0;
+  virtual absl::Duration Patience() const = 0;
+  virtual std::string Other() const = 0;  // who writes, for messages
+
   void TakePull();
 
-  const Target target_;
-  Target pulls_;
-  Future<void> call_;   // the stream itself
-  CancelSource ended_;  // ends the pulls with it
-  uint64_t id_ = 0;
   std::optional<Future<StreamBuffer::Batch>> pull_;
   std::deque<Slices> values_;
   std::optional<absl::Status> end_;  // after values_
 };
 
+// At the caller, and at the function.
+std::unique_ptr<StreamSource> ReadPulled(std::shared_ptr<StreamCall> call);
+std::unique_ptr<StreamSource> ReadPushed(std::shared_ptr<StreamBuffers> buffers,
+                                         const ServedCall& call);
+
+// Where the caller writes: what is written while a push is under way is the
+// next one.
+//
+// Thread-safety: thread-safe.
+class StreamSink : public std::enable_shared_from_this<StreamSink> {
+ public:
+  static std::shared_ptr<StreamSink> Create(std::shared_ptr<StreamCall> call);
+
+  const std::shared_ptr<StreamBuffer>& buffer() const { return buffer_; }
+  void End();  // no value follows
+
+ private:
+  explicit StreamSink(std::shared_ptr<StreamCall> call);
+  void PushOn();
+  void Push(bool is_last, const std::vector<Slices>& values);
+
+  const std::shared_ptr<StreamCall> call_;
+  const std::shared_ptr<StreamBuffer> buffer_;
+};
+
 }  // namespace internal
 
-// Where a caller reads. Its end gives the stream up.
+// Where one side of a stream reads. The end of the caller's gives the stream
+// up; after that of the function's, writes of the caller fail with kCancelled.
 //
 // Thread-safety: one thread at a time. Must not outlive its agent.
 template <typename T>
@@ -144,12 +203,12 @@ class Reader {
     return std::optional<T>(*std::move(value));
   }
 
-  // Gives the stream up; the function is told.
+  // Reads no more. The caller's gives the stream up: the function is told.
   void Cancel(absl::Status why = absl::CancelledError("cancelled")) {
     source_->Cancel(why);
   }
 
-  // For OpenStream.
+  // For ServeStream and OpenStream.
   explicit Reader(std::unique_ptr<internal::StreamSource> source)
       : source_(std::move(source)) {}
 
@@ -157,27 +216,207 @@ class Reader {
   std::unique_ptr<internal::StreamSource> source_;
 };
 
+// The caller's end of a stream that it writes and whose function returns an R.
+// Its end gives the stream up, unless it was finished.
+//
+// Thread-safety: one thread at a time. Must not outlive its agent.
+template <typename T, typename R>
+class Upload {
+ public:
+  // As Writer: kCancelled once the function reads no more, and the stream's own
+  // error once it has failed.
+  absl::Status Write(T value) { return writer_.Write(std::move(value)); }
+  Future<void> WriteAsync(T value) {
+    return writer_.WriteAsync(std::move(value));
+  }
+
+  // No value follows. What the function returns, which may be before it has
+  // read all.
+  Result<R> Finish() {
+    return FinishAsync().Wait(call_->target.timeout() + absl::Seconds(1));
+  }
+  Future<R> FinishAsync() {
+    is_finished_ = true;
+    sink_->End();
+    return call_->reply.Then([](const Received& reply) {
+      return internal::DecodeResult<R>(absl::StatusOr<Received>(reply));
+    });
+  }
+
+  // Gives the stream up; the function is told.
+  void Cancel(absl::Status why = absl::CancelledError("cancelled")) {
+    call_->reply.Cancel(why);
+  }
+
+  // For OpenStream.
+  explicit Upload(std::shared_ptr<internal::StreamCall> call)
+      : call_(std::move(call)),
+        sink_(internal::StreamSink::Create(call_)),
+        writer_(sink_->buffer(), call_->deadline) {}
+  Upload(Upload&&) = default;
+  Upload& operator=(Upload&&) = delete;
+  ~Upload() {
+    if (call_ == nullptr || is_finished_) return;
+    Cancel(absl::CancelledError("the writer was let go"));
+  }
+
+ private:
+  std::shared_ptr<internal::StreamCall> call_;
+  std::shared_ptr<internal::StreamSink> sink_;
+  Writer<T> writer_;
+  bool is_finished_ = false;
+};
+
+// The caller's end of a stream that it writes and reads. Its end gives the
+// stream up. A function that waits for its reader does not read: who only
+// writes, and never reads, may wait for ever.
+//
+// Thread-safety: one thread at a time writes, and one reads. Must not outlive
+// its agent.
+template <typename T, typename U>
+class Duplex {
+ public:
+  absl::Status Write(T value) { return writer_.Write(std::move(value)); }
+  Future<void> WriteAsync(T value) {
+    return writer_.WriteAsync(std::move(value));
+  }
+  void EndWriting() { sink_->End(); }  // no value follows
+
+  absl::StatusOr<std::optional<U>> Next() { return reader_.Next(); }
+  void Cancel(absl::Status why = absl::CancelledError("cancelled")) {
+    reader_.Cancel(std::move(why));
+  }
+
+  // For OpenStream.
+  explicit Duplex(const std::shared_ptr<internal::StreamCall>& call)
+      : sink_(internal::StreamSink::Create(call)),
+        writer_(sink_->buffer(), call->deadline),
+        reader_(internal::ReadPulled(call)) {}
+
+ private:
+  std::shared_ptr<internal::StreamSink> sink_;
+  Writer<T> writer_;
+  Reader<U> reader_;
+};
+
 namespace internal {
+
+// What a stream's function is, by the ends that it takes before its parameters;
+// void is none.
+template <typename T, typename U, bool takes_context, typename R, typename... P>
+struct StreamShape : Shape<R, P...> {
+  using Read = T;
+  using Written = U;
+  static constexpr bool kTakesContext = takes_context;
+
+  static std::string Signature() {
+    std::string text;
+    if constexpr (!std::is_void_v<U>) {
+      text = absl::StrCat("stream<", TypeName<U>(), "> ");
+    }
+    absl::StrAppend(&text, ReturnName<typename Shape<R, P...>::Value>(), "(");
+    if constexpr (!std::is_void_v<T>) {
+      absl::StrAppend(&text, "stream<", TypeName<T>(), ">",
+                      sizeof...(P) == 0 ? "" : ", ");
+    }
+    return absl::StrCat(text, TypeNames<P...>(), ")");
+  }
+};
 
 template <typename F>
 struct StreamType;
+template <typename R, typename U, typename... P>
+struct StreamType<R (*)(Writer<U>, P...)>
+    : StreamShape<void, U, false, R, P...> {};
+template <typename R, typename U, typename... P>
+struct StreamType<R (*)(CallContext&, Writer<U>, P...)>
+    : StreamShape<void, U, true, R, P...> {};
 template <typename R, typename T, typename... P>
-struct StreamType<R (*)(Writer<T>, P...)> : Shape<R, P...> {
-  using Value = T;
-  static constexpr bool kTakesContext = false;
-};
+struct StreamType<R (*)(Reader<T>, P...)>
+    : StreamShape<T, void, false, R, P...> {};
 template <typename R, typename T, typename... P>
-struct StreamType<R (*)(CallContext&, Writer<T>, P...)> : Shape<R, P...> {
-  using Value = T;
-  static constexpr bool kTakesContext = true;
-};
+struct StreamType<R (*)(CallContext&, Reader<T>, P...)>
+    : StreamShape<T, void, true, R, P...> {};
+template <typename R, typename T, typename U, typename... P>
+struct StreamType<R (*)(Reader<T>, Writer<U>, P...)>
+    : StreamShape<T, U, false, R, P...> {};
+template <typename R, typename T, typename U, typename... P>
+struct StreamType<R (*)(CallContext&, Reader<T>, Writer<U>, P...)>
+    : StreamShape<T, U, true, R, P...> {};
 
-// The buffer of the stream that `call` is.
-absl::StatusOr<std::shared_ptr<StreamBuffer>> OpenBuffer(ServedCall& call);
+// The buffers of the stream that `call` is, whose function reads or not; and
+// their end.
+absl::StatusOr<std::shared_ptr<StreamBuffers>> OpenBuffers(ServedCall& call,
+                                                           bool reads);
+void CloseBuffers(const ServedCall& call);
 // Ends `call` with `status` once the reader has all.
 void FinishStream(const std::shared_ptr<ServedCall>& call,
-                  const std::shared_ptr<StreamBuffer>& buffer,
+                  const std::shared_ptr<StreamBuffers>& buffers,
                   absl::Status status);
+
+// Runs a stream's function with its ends of the stream.
+template <auto function, typename... Ends>
+auto RunStream(ServedCall& call,
+               typename StreamType<decltype(function)>::Arguments& arguments,
+               Ends... ends) {
+  return CatchToStatus([&] {
+    return std::apply(
+        [&](auto&... values) {
+          if constexpr (StreamType<decltype(function)>::kTakesContext) {
+            return function(call, std::move(ends)..., std::move(values)...);
+          } else {
+            return function(std::move(ends)..., std::move(values)...);
+          }
+        },
+        arguments);
+  });
+}
+
+// What a server runs for the function of a stream that it writes, and reads if
+// Read is not void.
+template <auto function>
+void ServeWritten(const std::shared_ptr<ServedCall>& call,
+                  typename StreamType<decltype(function)>::Arguments& arguments,
+                  const std::shared_ptr<StreamBuffers>& buffers) {
+  using Type = StreamType<decltype(function)>;
+  static_assert(std::is_void_v<typename Type::Value>,
+                "a function that writes a stream returns void, Status or "
+                "Future<void>");
+  const Writer<typename Type::Written> writer(
+      std::shared_ptr<StreamBuffer>(buffers, &buffers->to_caller),
+      call->deadline());
+  auto result = [&] {
+    if constexpr (std::is_void_v<typename Type::Read>) {
+      return RunStream<function>(*call, arguments, writer);
+    } else {
+      return RunStream<function>(
+          *call, arguments,
+          Reader<typename Type::Read>(ReadPushed(buffers, *call)), writer);
+    }
+  }();
+  if constexpr (std::is_same_v<decltype(result), absl::Status>) {
+    FinishStream(call, buffers, std::move(result));
+  } else {  // StatusOr<Future<void>>
+    if (!result.ok()) return FinishStream(call, buffers, result.status());
+    call->BecomeAsync();
+    result->OnReady([call, buffers](const absl::Status& status) {
+      FinishStream(call, buffers, status);
+    });
+  }
+}
+
+// The same for one that it only reads.
+template <auto function>
+void ServeRead(const std::shared_ptr<ServedCall>& call,
+               typename StreamType<decltype(function)>::Arguments& arguments,
+               const std::shared_ptr<StreamBuffers>& buffers) {
+  using Type = StreamType<decltype(function)>;
+  auto result = RunStream<function>(
+      *call, arguments,
+      Reader<typename Type::Read>(ReadPushed(buffers, *call)));
+  FinishLater<typename Type::Arguments, typename Type::Value>(
+      call, std::move(result), [](ServedCall& ended) { CloseBuffers(ended); });
+}
 
 // What a server runs for a stream's function.
 template <auto function>
@@ -187,72 +426,93 @@ void ServeStream(std::shared_ptr<ServedCall> call) {
   if (absl::Status taken = TakeArguments(*call, arguments); !taken.ok()) {
     return call->Finish(std::move(taken));
   }
-  const auto buffer = OpenBuffer(*call);
-  if (!buffer.ok()) return call->Finish(buffer.status());
-  const Writer<typename Type::Value> writer(*buffer, call->deadline());
-  auto result = CatchToStatus([&] {
-    return std::apply(
-        [&](auto&... values) {
-          if constexpr (Type::kTakesContext) {
-            return function(*call, writer, std::move(values)...);
-          } else {
-            return function(writer, std::move(values)...);
-          }
-        },
-        arguments);
-  });
-  if constexpr (std::is_same_v<decltype(result), absl::Status>) {
-    FinishStream(call, *buffer, std::move(result));
-  } else {  // StatusOr<Future<void>>
-    if (!result.ok()) return FinishStream(call, *buffer, result.status());
-    result->OnReady([call, buffer = *buffer](const absl::Status& status) {
-      FinishStream(call, buffer, status);
-    });
+  const auto buffers = OpenBuffers(*call, !std::is_void_v<typename Type::Read>);
+  if (!buffers.ok()) return call->Finish(buffers.status());
+  if constexpr (std::is_void_v<typename Type::Written>) {
+    ServeRead<function>(call, arguments, *buffers);
+  } else {
+    ServeWritten<function>(call, arguments, *buffers);
   }
 }
 
 template <auto function>
 Function DescribeStream() {
-  using Type = StreamType<decltype(function)>;
   Function f;
   f.name = NameOf<function>();
-  f.signature = absl::StrCat("stream<", TypeName<typename Type::Value>(), "> ",
-                             Type::Signature());
+  f.signature = StreamType<decltype(function)>::Signature();
   f.digest = DigestOf(f.signature);
   f.address = reinterpret_cast<Function::Address>(function);
   f.serve = &ServeStream<function>;
   return f;
 }
 
-template <typename T, typename P, typename A>
-using StreamOf = std::enable_if_t<Fit<P, A>::value, Reader<T>>;
-
-template <typename T, typename Parameters, typename... A>
-Reader<T> StartStream(const Target& target, Function::Address address,
-                      Parameters types, A&&... arguments) {
-  return Reader<T>(StreamSource::Open(
+template <typename Parameters, typename... A>
+std::shared_ptr<StreamCall> StartStream(const Target& target,
+                                        Function::Address address,
+                                        Parameters types, A&&... arguments) {
+  return StreamCall::Open(
       target, FindFunction(target, address),
-      EncodeArguments(types, std::forward<A>(arguments)...)));
+      EncodeArguments(types, std::forward<A>(arguments)...));
 }
+
+// Where arguments A fit the parameters P, the caller's end of a stream.
+template <typename End, typename P, typename A>
+using StreamEnd = std::enable_if_t<Fit<P, A>::value, End>;
 
 }  // namespace internal
 
 // Starts a stream, which ends by the target's time-out at the latest. What is
-// wrong shows in Next().
-template <typename R, typename T, typename... P, typename... A>
-internal::StreamOf<T, internal::Types<P...>, internal::Types<A...>> OpenStream(
-    const Target& target, R (*function)(Writer<T>, P...), A&&... arguments) {
-  return internal::StartStream<T>(
+// wrong shows in Next(), Write() and Finish().
+template <typename R, typename U, typename... P, typename... A>
+internal::StreamEnd<Reader<U>, internal::Types<P...>, internal::Types<A...>>
+OpenStream(const Target& target, R (*function)(Writer<U>, P...),
+           A&&... arguments) {
+  return Reader<U>(internal::ReadPulled(internal::StartStream(
       target, reinterpret_cast<Function::Address>(function),
-      internal::Types<P...>(), std::forward<A>(arguments)...);
+      internal::Types<P...>(), std::forward<A>(arguments)...)));
+}
+template <typename R, typename U, typename... P, typename... A>
+internal::StreamEnd<Reader<U>, internal::Types<P...>, internal::Types<A...>>
+OpenStream(const Target& target, R (*function)(CallContext&, Writer<U>, P...),
+           A&&... arguments) {
+  return Reader<U>(internal::ReadPulled(internal::StartStream(
+      target, reinterpret_cast<Function::Address>(function),
+      internal::Types<P...>(), std::forward<A>(arguments)...)));
 }
 template <typename R, typename T, typename... P, typename... A>
-internal::StreamOf<T, internal::Types<P...>, internal::Types<A...>> OpenStream(
-    const Target& target, R (*function)(CallContext&, Writer<T>, P...),
-    A&&... arguments) {
-  return internal::StartStream<T>(
+internal::StreamEnd<Upload<T, internal::ValueOf<R>>, internal::Types<P...>,
+                    internal::Types<A...>>
+OpenStream(const Target& target, R (*function)(Reader<T>, P...),
+           A&&... arguments) {
+  return Upload<T, internal::ValueOf<R>>(internal::StartStream(
       target, reinterpret_cast<Function::Address>(function),
-      internal::Types<P...>(), std::forward<A>(arguments)...);
+      internal::Types<P...>(), std::forward<A>(arguments)...));
+}
+template <typename R, typename T, typename... P, typename... A>
+internal::StreamEnd<Upload<T, internal::ValueOf<R>>, internal::Types<P...>,
+                    internal::Types<A...>>
+OpenStream(const Target& target, R (*function)(CallContext&, Reader<T>, P...),
+           A&&... arguments) {
+  return Upload<T, internal::ValueOf<R>>(internal::StartStream(
+      target, reinterpret_cast<Function::Address>(function),
+      internal::Types<P...>(), std::forward<A>(arguments)...));
+}
+template <typename R, typename T, typename U, typename... P, typename... A>
+internal::StreamEnd<Duplex<T, U>, internal::Types<P...>, internal::Types<A...>>
+OpenStream(const Target& target, R (*function)(Reader<T>, Writer<U>, P...),
+           A&&... arguments) {
+  return Duplex<T, U>(internal::StartStream(
+      target, reinterpret_cast<Function::Address>(function),
+      internal::Types<P...>(), std::forward<A>(arguments)...));
+}
+template <typename R, typename T, typename U, typename... P, typename... A>
+internal::StreamEnd<Duplex<T, U>, internal::Types<P...>, internal::Types<A...>>
+OpenStream(const Target& target,
+           R (*function)(CallContext&, Reader<T>, Writer<U>, P...),
+           A&&... arguments) {
+  return Duplex<T, U>(internal::StartStream(
+      target, reinterpret_cast<Function::Address>(function),
+      internal::Types<P...>(), std::forward<A>(arguments)...));
 }
 
 }  // namespace weft::rpc

@@ -5,8 +5,13 @@
 namespace weft::rpc {
 
 void StreamBuffer::Open() {
-  MutexLock lock(mu_);
-  is_open_ = true;
+  std::vector<Promise<void>> told;
+  {
+    MutexLock lock(mu_);
+    is_open_ = true;
+    if (HasRoom()) told.swap(writers_);
+  }
+  for (Promise<void>& promise : told) promise.Set(absl::OkStatus());
 }
 
 bool StreamBuffer::is_open() const {
@@ -26,7 +31,7 @@ std::optional<StreamBuffer::Batch> StreamBuffer::Take(
   return Batch(true, {});
 }
 
-Future<void> StreamBuffer::Write(Slices value) {
+Future<void> StreamBuffer::Write(absl::Span<Slices> values, bool is_last) {
   std::optional<Promise<Batch>> reader;
   std::optional<Batch> batch;
   std::vector<Promise<void>> told;
@@ -34,12 +39,19 @@ Future<void> StreamBuffer::Write(Slices value) {
   {
     MutexLock lock(mu_);
     if (!aborted_.ok()) return MakeReady<void>(aborted_, driver_);
-    bytes_ += TotalSize(value);
-    values_.push_back(std::move(value));
-    if (reader_.has_value()) {
-      reader.swap(reader_);
-      batch = Take(&told);
-    } else if (!HasRoom()) {
+    if (has_ended_) {
+      return MakeReady<void>(
+          absl::FailedPreconditionError("no value may follow the last"),
+          driver_);
+    }
+    has_ended_ = is_last;
+    for (Slices& value : values) {
+      bytes_ += TotalSize(value);
+      values_.push_back(std::move(value));
+    }
+    if (reader_.has_value()) batch = Take(&told);
+    if (batch.has_value()) reader.swap(reader_);
+    if (!is_open_ || !HasRoom()) {
       writers_.emplace_back(driver_);
       room = writers_.back().future();
     }
@@ -88,6 +100,19 @@ void StreamBuffer::Abort(const absl::Status& why) {
   if (reader.has_value()) reader->Set(why);
   for (Promise<void>& promise : writers) promise.Set(why);
   for (Promise<void>& promise : ending) promise.Set(why);
+}
+
+void StreamBuffer::Close() {
+  {
+    MutexLock lock(mu_);
+    is_closed_ = true;
+  }
+  Abort(absl::CancelledError("nobody reads any more"));
+}
+
+bool StreamBuffer::is_closed() const {
+  MutexLock lock(mu_);
+  return is_closed_;
 }
 
 Future<StreamBuffer::Batch> StreamBuffer::Pull() {

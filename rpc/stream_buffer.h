@@ -1,5 +1,5 @@
-// StreamBuffer: the values of one stream, between the function that writes them
-// and the caller that pulls them.
+// StreamBuffer: the values of one direction of a stream, between who writes
+// them and who pulls them.
 
 #ifndef WEFT_RPC_STREAM_BUFFER_H_
 #define WEFT_RPC_STREAM_BUFFER_H_
@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/types/span.h"
 #include "weft/base/bytes.h"
 #include "weft/base/driver.h"
 #include "weft/base/future.h"
@@ -30,16 +31,23 @@ class StreamBuffer {
 
   explicit StreamBuffer(Driver& driver) : driver_(driver) {}
 
-  // The function that writes has come. A reader may come before it.
+  // The function has come. Its caller may pull and write before.
   void Open() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_open() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ready when there is room for the next one, at once if there is.
-  Future<void> Write(Slices value) ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes the values; none follows if `is_last`. Ready when the buffer is open
+  // and there is room for the next, at once if so. kFailedPrecondition after
+  // the last.
+  Future<void> Write(absl::Span<Slices> values, bool is_last = false)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  Future<void> Write(Slices value) { return Write(absl::MakeSpan(&value, 1)); }
   // No value follows. Ready when the reader has pulled all and knows.
   Future<void> End() ABSL_LOCKS_EXCLUDED(mu_);
   // What waits, and what comes, fails with `why`; the first one stays.
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // The same: nobody reads any more.
+  void Close() ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_closed() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // All values that are here; waits for one. kFailedPrecondition while another
   // waits.
@@ -58,12 +66,22 @@ class StreamBuffer {
   mutable Mutex mu_;
   bool is_open_ ABSL_GUARDED_BY(mu_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   std::vector<Slices> values_ ABSL_GUARDED_BY(mu_);
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<Promise<void>> writers_ ABSL_GUARDED_BY(mu_);  // want room
   std::vector<Promise<void>> ending_ ABSL_GUARDED_BY(mu_);   // want the end
   std::optional<Promise<Batch>> reader_ ABSL_GUARDED_BY(mu_);
+};
+
+// Both directions of a stream at its function.
+struct StreamBuffers {
+  explicit StreamBuffers(Driver& driver)
+      : to_caller(driver), to_function(driver) {}
+
+  StreamBuffer to_caller;
+  StreamBuffer to_function;
 };
 
 }  // namespace weft::rpc

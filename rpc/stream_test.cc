@@ -2,7 +2,9 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +15,7 @@
 #include "weft/base/executor.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/simulated_agents.h"
 #include "weft/rpc/simulated_transport.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -102,8 +105,105 @@ Future<void> CountAsync(Writer<int64_t> out, int64_t n) {
 }
 WEFT_RPC_STREAM(CountAsync);
 
+// The sum, or the error `fail` after so many values.
+absl::StatusOr<int64_t> SumOf(CallContext& context, Reader<std::string> in,
+                              int64_t fail_after) {
+  auto* progress = context.Local<Progress>();
+  int64_t sum = 0;
+  int64_t read = 0;
+  for (;;) {
+    if (read == fail_after) return absl::DataLossError("enough");
+    absl::StatusOr<std::optional<std::string>> next = in.Next();
+    if (!next.ok()) return progress->End(next.status());
+    if (!next->has_value()) break;
+    if (std::stoll(**next) != read) return absl::InternalError("out of order");
+    sum += read++;
+    ++progress->written;
+  }
+  (void)progress->End(absl::OkStatus());
+  return sum;
+}
+WEFT_RPC_STREAM(SumOf);
+
+// Reads two, then no more; waits until the test lets it go on.
+struct Gate {
+  Parker began;
+  Parker go_on;
+};
+int64_t ReadTwo(CallContext& context, Reader<std::string> in) {
+  auto* gate = context.Local<Gate>();
+  gate->began.Unpark();
+  gate->go_on.Park();
+  int64_t bytes = 0;
+  for (int i = 0; i < 2; ++i) bytes += (*in.Next())->size();
+  return bytes;
+}
+WEFT_RPC_STREAM(ReadTwo);
+
+// Each value twice; -1 is refused, after what came before it.
+absl::Status Twice(CallContext& context, Reader<int64_t> in,
+                   Writer<int64_t> out, int64_t times) {
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<int64_t> x, in.Next());
+    if (!x.has_value()) return absl::OkStatus();
+    if (*x < 0) return absl::OutOfRangeError("below 0");
+    WEFT_RETURN_IF_ERROR(out.Write(*x * times));
+    if (context.cancel().IsCancelled()) return context.cancel().status();
+  }
+}
+WEFT_RPC_STREAM(Twice);
+
+// Ends without a look at what it is sent.
+void Deaf(Reader<int64_t>, Writer<int64_t>) {}
+WEFT_RPC_STREAM(Deaf);
+
+Tensor SumRows(Reader<Tensor> in) {
+  Tensor sum = Tensor::Zeros({1000});
+  for (auto row = in.Next(); row.ok() && row->has_value(); row = in.Next()) {
+    for (int64_t i = 0; i < 1000; ++i) {
+      sum.span<float>()[i] += (**row).span<float>()[i];
+    }
+  }
+  return sum;
+}
+WEFT_RPC_STREAM(SumRows);
+
+Future<int64_t> SumLater(Reader<int64_t> in) {
+  int64_t sum = 0;
+  for (auto x = in.Next(); x.ok() && x->has_value(); x = in.Next()) sum += **x;
+  return MakeReady<int64_t>(sum);
+}
+WEFT_RPC_STREAM(SumLater);
+
+// What a reader refuses.
+struct Picky {
+  int64_t value = 0;
+};
+
 int64_t Ping() { return 1; }
 WEFT_RPC(Ping);
+
+}  // namespace
+
+template <>
+struct Codec<Picky> {
+  static std::string TypeName() { return "test.Picky"; }
+  static void Encode(const Picky& x, Encoder& e) { e.Write(x.value); }
+  static absl::Status Decode(Decoder& d, Picky& x) {
+    WEFT_RETURN_IF_ERROR(d.Read(x.value));
+    return x.value == 13 ? Decoder::Malformed("a 13") : absl::OkStatus();
+  }
+};
+
+namespace {
+
+absl::Status TakePicky(Reader<Picky> in) {
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<Picky> x, in.Next());
+    if (!x.has_value()) return absl::OkStatus();
+  }
+}
+WEFT_RPC_STREAM(TakePicky);
 
 template <typename T>
 absl::StatusOr<std::vector<T>> ReadAll(Reader<T> reader) {
@@ -258,6 +358,249 @@ TEST(Stream, AnAgentThatEndsWaitsForItsFunctions) {
   EXPECT_EQ(progress.ended, 1);
 }
 
+// ------------------------------------------------- written by their callers
+
+// Writes 0 and waits until the function has read it.
+void WriteFirst(Ranks& ranks, const Progress& progress,
+                Upload<std::string, int64_t>& upload) {
+  const int64_t before = progress.written;
+  ASSERT_THAT(upload.Write("0"), IsOk());
+  while (progress.written == before) {
+    ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
+  }
+}
+
+TEST(Upload, TheFunctionReadsInOrderAndItsResultComesBack) {
+  Ranks ranks(2);
+  Progress progress;
+  for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&progress);
+  for (const char* callee : {"w1", "w0"}) {
+    auto upload = OpenStream(ranks[0].To(callee), SumOf, -1);
+    for (int64_t i = 0; i < 5000; ++i) {
+      ASSERT_THAT(upload.Write(absl::StrCat(i)), IsOk());
+      if (callee[1] == '1' && i % 1000 == 500) ranks.network().Break("w1");
+    }
+    const auto sum = upload.Finish();
+    ASSERT_THAT(sum, IsOk());
+    EXPECT_EQ(*sum, 5000 * 4999 / 2);
+    EXPECT_THAT(upload.Write("late"), StatusIs(absl::StatusCode::kCancelled));
+  }
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+}
+
+TEST(Upload, AnEmptyOneEnds) {
+  Ranks ranks(2);
+  auto upload = OpenStream(ranks[0].To("w1"), SumRows);
+  const auto sum = upload.Finish();
+  ASSERT_THAT(sum, IsOk());
+  EXPECT_EQ(sum->numel(), 1000);
+}
+
+TEST(Upload, TensorsTravelAndFuturesAreWaitedFor) {
+  Ranks ranks(2);
+  auto rows = OpenStream(ranks[0].To("w1"), SumRows);
+  for (int64_t i = 0; i < 600; ++i) ASSERT_THAT(rows.Write(Row(i)), IsOk());
+  EXPECT_EQ(rows.Finish()->span<float>()[999], 600 * 599 / 2);
+  auto later = OpenStream(ranks[0].To("w1"), SumLater);
+  for (int64_t i = 0; i < 10; ++i) ASSERT_THAT(later.Write(i), IsOk());
+  EXPECT_EQ(*later.FinishAsync().Wait(absl::Seconds(30)), 45);
+}
+
+TEST(Upload, ASlowFunctionStopsTheWriter) {
+  Ranks ranks(2);
+  Gate gate;
+  ranks[1].SetLocal(&gate);
+  constexpr size_t kBytes = 100000;
+  auto upload = OpenStream(ranks[0].To("w1"), ReadTwo);
+  gate.began.Park();
+  int64_t written = 0;
+  for (; written < 1000; ++written) {
+    const Future<void> room = upload.WriteAsync(std::string(kBytes, 'x'));
+    // What is under way arrives in the time of some calls.
+    for (int i = 0; i < 20 && !room.IsReady(); ++i) {
+      ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
+    }
+    if (!room.IsReady()) break;
+  }
+  const int64_t window = StreamBuffer::kWindowBytes / kBytes + 1;
+  EXPECT_GE(written, window);
+  EXPECT_LE(written, 3 * window);
+  gate.go_on.Unpark();
+  // It reads two and returns; then nobody reads.
+  absl::Status status;
+  while (status.ok()) status = upload.Write("x");
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kCancelled, "nobody reads any more"));
+  const auto result = upload.Finish();
+  ASSERT_THAT(result, IsOk());
+  EXPECT_EQ(*result, 2 * kBytes);
+}
+
+TEST(Upload, AnErrorOfTheFunctionIsWhatTheWriterSees) {
+  Ranks ranks(2);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  auto upload = OpenStream(ranks[0].To("w1"), SumOf, 3);
+  absl::Status status;
+  for (int64_t i = 0; status.ok(); ++i) status = upload.Write(absl::StrCat(i));
+  // Its last words, or that it reads no more, whichever comes first.
+  EXPECT_TRUE(absl::IsDataLoss(status) || absl::IsCancelled(status)) << status;
+  EXPECT_THAT(upload.Finish(),
+              StatusIs(absl::StatusCode::kDataLoss, "w1: enough"));
+  auto picky = OpenStream(ranks[0].To("w1"), TakePicky);
+  for (int64_t i = 0; i < 20; ++i) (void)picky.Write(Picky{i});
+  EXPECT_THAT(picky.Finish(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "a 13"));
+}
+
+TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
+  Ranks ranks(2);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  for (const bool cancels : {false, true}) {
+    {
+      auto upload = OpenStream(ranks[0].To("w1"), SumOf, -1);
+      WriteFirst(ranks, progress, upload);
+      if (cancels) {
+        upload.Cancel();
+        EXPECT_THAT(upload.Write("1"), StatusIs(absl::StatusCode::kCancelled));
+        EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kCancelled));
+      }
+    }
+    progress.end.Park();
+    MutexLock lock(progress.mu);
+    EXPECT_THAT(progress.why, StatusIs(absl::StatusCode::kCancelled));
+  }
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+}
+
+TEST(Upload, TheDeadlineEndsBothSides) {
+  Ranks ranks(2);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  auto upload = OpenStream(ranks[0].To("w1", absl::Seconds(1)), SumOf, -1);
+  WriteFirst(ranks, progress, upload);
+  absl::Status status;
+  for (int64_t i = 1; status.ok(); ++i) status = upload.Write(absl::StrCat(i));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  progress.end.Park();
+}
+
+TEST(Upload, ALostPeerEndsIt) {
+  Ranks ranks(2);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  auto upload = OpenStream(ranks[0].To("w1"), SumOf, -1);
+  WriteFirst(ranks, progress, upload);
+  ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
+  EXPECT_THAT(upload.Write("1"), StatusIs(absl::StatusCode::kUnavailable,
+                                          "its process has ended"));
+  EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kUnavailable));
+  ranks[1].PeerGone(WorkerKey{0, 1}, "likewise");
+  progress.end.Park();
+}
+
+TEST(Upload, WhatCannotBeOpenedSaysWhy) {
+  Ranks ranks(2);
+  auto nobody = OpenStream(ranks[0].To("w9"), SumRows);
+  EXPECT_THAT(nobody.Write(Row(1)),
+              StatusIs(absl::StatusCode::kNotFound, "w9"));
+  EXPECT_THAT(nobody.Finish(), StatusIs(absl::StatusCode::kNotFound, "w9"));
+  EXPECT_THAT(OpenStream(ranks[0].To("w9"), Deaf).Next(),
+              StatusIs(absl::StatusCode::kNotFound, "w9"));
+  Registry empty;
+  RanksOptions options;
+  options.registries = {nullptr, &empty};
+  Ranks other(2, options);
+  auto unknown = OpenStream(other[0].To("w1"), SumRows);
+  EXPECT_THAT(unknown.Finish(),
+              StatusIs(absl::StatusCode::kUnimplemented, "SumRows"));
+}
+
+TEST(Upload, ManyLeaveNothingBehind) {
+  RanksOptions options;
+  options.limits.objects = 4;  // streams at a time
+  options.limits.calls = 4;
+  Ranks ranks(2, options);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  for (int round = 0; round < 50; ++round) {
+    auto good = OpenStream(ranks[0].To("w1"), SumOf, -1);
+    auto failing = OpenStream(ranks[0].To("w1"), SumOf, 1);
+    auto left = OpenStream(ranks[0].To("w1"), SumLater);
+    (void)left.WriteAsync(1);
+    for (int64_t i = 0; i < 3; ++i) {
+      ASSERT_THAT(good.Write(absl::StrCat(i)), IsOk());
+      (void)failing.WriteAsync(absl::StrCat(i));
+    }
+    EXPECT_EQ(*good.Finish(), 3);
+    EXPECT_THAT(failing.Finish(), StatusIs(absl::StatusCode::kDataLoss));
+    left.Cancel();
+    ASSERT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+  }
+}
+
+TEST(Duplex, BothWaysAtOnce) {
+  Ranks ranks(2);
+  for (const char* callee : {"w1", "w0"}) {
+    auto stream = OpenStream(ranks[0].To(callee), Twice, 2);
+    for (int64_t i = 0; i < 500; ++i) {
+      ASSERT_THAT(stream.Write(i), IsOk());
+      if (i % 2 == 0) continue;
+      for (int64_t j = i - 1; j <= i; ++j) {
+        const auto y = stream.Next();
+        ASSERT_THAT(y, IsOk());
+        ASSERT_EQ(y->value(), 2 * j);
+      }
+    }
+    stream.EndWriting();
+    EXPECT_FALSE(stream.Write(1).ok());
+    EXPECT_EQ(*stream.Next(), std::nullopt);
+  }
+}
+
+TEST(Duplex, AnErrorComesAfterTheValuesBeforeIt) {
+  Ranks ranks(2);
+  auto stream = OpenStream(ranks[0].To("w1"), Twice, 2);
+  for (const int64_t i : {1, -1}) ASSERT_THAT(stream.Write(i), IsOk());
+  EXPECT_EQ(**stream.Next(), 2);
+  EXPECT_THAT(stream.Next(),
+              StatusIs(absl::StatusCode::kOutOfRange, "w1: below 0"));
+}
+
+TEST(Duplex, AFunctionThatDoesNotReadEndsWell) {
+  Ranks ranks(2);
+  auto stream = OpenStream(ranks[0].To("w1"), Deaf);
+  absl::Status status;
+  for (int64_t i = 0; status.ok(); ++i) status = stream.Write(i);
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_EQ(*stream.Next(), std::nullopt);
+}
+
+TEST(Duplex, ManyAtOnceNeedNoCreditForTheirParts) {
+  RanksOptions options;
+  options.limits.calls = 8;
+  Ranks ranks(2, options);
+  std::vector<Duplex<int64_t, int64_t>> streams;
+  for (int i = 0; i < 8; ++i) {  // all the credit there is
+    streams.push_back(OpenStream(ranks[0].To("w1"), Twice, 3));
+  }
+  for (auto& stream : streams) ASSERT_THAT(stream.Write(1), IsOk());
+  for (auto& stream : streams) EXPECT_EQ(**stream.Next(), 3);
+}
+
+TEST(Streams, AreToldApartBySignature) {
+  EXPECT_EQ(internal::DescribeStream<&SumOf>().signature,
+            "i64(stream<string>, i64)");
+  EXPECT_EQ(internal::DescribeStream<&Twice>().signature,
+            "stream<i64> void(stream<i64>, i64)");
+  EXPECT_EQ(internal::DescribeStream<&ThreeThenFail>().signature,
+            "stream<i64> void()");
+  EXPECT_EQ(internal::DescribeStream<&SumRows>().signature,
+            "tensor(stream<tensor>)");
+}
+
 // ------------------------------------------------------ over a bad network
 
 // Reads a stream over connections that break; the values, and how many broke.
@@ -299,6 +642,111 @@ TEST(SimulatedStream, EachValueIsReadOnceAndInOrderWhateverBreaks) {
     broken += breaks;
   }
   EXPECT_GT(broken, 50);
+}
+
+// What a function has read of each upload, and its outcome.
+struct Received64 {
+  std::map<int64_t, std::vector<int64_t>> values;
+};
+int64_t Collect(CallContext& context, Reader<int64_t> in, int64_t which) {
+  auto& values = context.Local<Received64>()->values[which];
+  for (auto x = in.Next(); x.ok() && x->has_value(); x = in.Next()) {
+    values.push_back(**x);
+  }
+  return static_cast<int64_t>(values.size());
+}
+WEFT_RPC_STREAM(Collect);
+
+absl::Status Mirror(CallContext& context, Reader<int64_t> in,
+                    Writer<int64_t> out, int64_t which) {
+  auto& values = context.Local<Received64>()->values[which];
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<int64_t> x, in.Next());
+    if (!x.has_value()) return absl::OkStatus();
+    values.push_back(*x);
+    WEFT_RETURN_IF_ERROR(out.Write(*x));
+  }
+}
+WEFT_RPC_STREAM(Mirror);
+
+struct StreamEnds {
+  int64_t ok = 0;
+  int64_t failed = 0;
+};
+
+// 0, 1, 2, ...: none twice, none left out.
+bool CountsUp(const std::vector<int64_t>& values) {
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (values[i] != static_cast<int64_t>(i)) return false;
+  }
+  return true;
+}
+
+// Uploads to workers that crash, and streams both ways. Returns what is wrong.
+std::string RunStreams(uint64_t seed, StreamEnds* ends) {
+  constexpr int64_t kValues = 40;
+  SimulatedAgents::Options options;
+  options.workers = 4;
+  options.faults = SimulatedAgents::AllFaults(0.02);
+  SimulatedAgents agents(seed, options);
+  Received64 received;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&received); });
+  std::string wrong;
+  agents.Run(2, [&](int worker) -> absl::Status {
+    for (int64_t n = 0; n < 2; ++n) {
+      const int64_t which = 10 * worker + n;
+      const Target to = agents[worker].To(absl::StrCat("w", 2 + n));
+      auto upload = OpenStream(to, Collect, which);
+      for (int64_t i = 0; i < kValues; ++i) {
+        if (!upload.Write(i).ok()) break;
+        if (i % 8 == 7) agents.Sleep(absl::Milliseconds(3));
+      }
+      const auto count = upload.Finish();
+      count.ok() ? ++ends->ok : ++ends->failed;
+      if (count.ok() && *count != kValues) {
+        absl::StrAppend(&wrong, "upload ", which, ": ", *count, " values\n");
+      }
+      auto duplex = OpenStream(to, Mirror, which + 100);
+      std::vector<int64_t> back;
+      absl::StatusOr<std::optional<int64_t>> next = std::nullopt;
+      for (int64_t i = 0; i <= kValues; ++i) {
+        if (i == kValues) {
+          duplex.EndWriting();
+        } else if (!duplex.Write(i).ok()) {
+          break;
+        }
+        if (i % 4 == 3) {
+          next = duplex.Next();
+          if (!next.ok() || !next->has_value()) break;
+          back.push_back(**next);
+        }
+      }
+      while (next.ok()) {
+        next = duplex.Next();
+        if (next.ok() && !next->has_value()) break;
+        if (next.ok()) back.push_back(**next);
+      }
+      next.ok() ? ++ends->ok : ++ends->failed;
+      if (!CountsUp(back) || (next.ok() && back.size() != kValues)) {
+        absl::StrAppend(&wrong, "duplex ", which, ": ", back.size(),
+                        " values, ", next.status().ToString(), "\n");
+      }
+    }
+    return absl::OkStatus();
+  });
+  for (const auto& [which, values] : received.values) {
+    if (!CountsUp(values)) absl::StrAppend(&wrong, which, " out of order\n");
+  }
+  return wrong;
+}
+
+TEST(SimulatedStream, WhatCallersWriteIsReadOnceAndInOrderWhateverBreaks) {
+  StreamEnds ends;
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    ASSERT_EQ(RunStreams(seed, &ends), "") << "seed " << seed;
+  }
+  EXPECT_GT(ends.ok, 300);
+  EXPECT_GT(ends.failed, 30);
 }
 
 }  // namespace
