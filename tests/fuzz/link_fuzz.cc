@@ -54,7 +54,7 @@ std::vector<std::string> Split(absl::string_view input) {
   return messages;
 }
 
-std::string Message(rpc::BatchWriter batch) {
+std::string Message(rpc::BatchWriter&& batch) {
   const std::string bytes(Flatten(std::move(batch).Finish()).view());
   return std::string(1, static_cast<char>(bytes.size())) + bytes;
 }

@@ -15,7 +15,7 @@ namespace {
 using rpc::BatchWriter;
 using rpc::Frame;
 
-std::string Whole(BatchWriter batch) {
+std::string Whole(BatchWriter&& batch) {
   return std::string(Flatten(std::move(batch).Finish()).view());
 }
 
