@@ -9,7 +9,6 @@
 #include "weft/base/bytes.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
-#include "weft/net/credentials.h"
 #include "weft/net/loop.h"
 #include "weft/net/socket_directory.h"
 #include "weft/proto/coordinator.pb.h"
@@ -17,7 +16,6 @@
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {
-namespace {
 
 absl::StatusOr<net::Credentials> CredentialsOf(const Question& question) {
   if (question.certs.empty()) {
@@ -33,8 +31,6 @@ absl::StatusOr<net::Credentials> CredentialsOf(const Question& question) {
   if (read.ok()) return read;
   return worker::WithExitCode(read.status(), worker::ExitCode::kAuth);
 }
-
-}  // namespace
 
 void Question::AddTo(worker::Flags& flags) {
   flags.Add("name", &name, "the endpoint's name, for its certificate");

@@ -8,6 +8,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/net/credentials.h"
 #include "weft/rendezvous/view.h"
 #include "weft/worker/flags.h"
 
@@ -24,8 +25,11 @@ struct Question {
   void AddTo(worker::Flags& flags);
 };
 
-// One call, as admin0 where there are certificates, or as whoever `certs` is
-// the folder of. kUnavailable if nobody listens there.
+// As admin0, or as whoever `certs` is the folder of; without certificates what
+// --insecure says.
+absl::StatusOr<net::Credentials> CredentialsOf(const Question& question);
+
+// One call. kUnavailable if nobody listens there.
 absl::StatusOr<std::string> Ask(const Question& question,
                                 absl::string_view method, std::string request);
 

@@ -168,6 +168,10 @@ class Agent {
   std::shared_ptr<Core> core_;
 };
 
+// What is pending at the worker that `target` names, but for questions such as
+// this one.
+Future<std::vector<PendingCall>> AskPending(const Target& target);
+
 // Asks `workers` for what is pending there; what this agent knows is added. Who
 // has not answered within `timeout` is left out, and named in `silent` unless
 // that is null. Not in an inline function.

@@ -44,6 +44,13 @@ std::vector<PendingCall> Agent::Core::Pending() {
   for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
   for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
   for (const auto& call : lone_calls_.All()) call->AddPending(&calls);
+  // Who asks for these waits for an answer too, but not for long.
+  calls.erase(std::remove_if(calls.begin(), calls.end(),
+                             [](const PendingCall& call) {
+                               return call.function ==
+                                      "weft::rpc::PendingCalls";
+                             }),
+              calls.end());
   return calls;
 }
 
@@ -112,11 +119,15 @@ std::vector<PendingCall> PendingCalls(CallContext& context) {
 }
 WEFT_RPC_INLINE(PendingCalls);
 
+Future<std::vector<PendingCall>> AskPending(const Target& target) {
+  return CallAsync(target, PendingCalls);
+}
+
 WaitsFor AskWaitsFor(Agent& agent, const std::vector<std::string>& workers,
                      absl::Duration timeout, std::vector<std::string>* silent) {
   std::vector<Future<std::vector<PendingCall>>> answers;
   for (const std::string& worker : workers) {
-    answers.push_back(CallAsync(agent.To(worker, timeout), PendingCalls));
+    answers.push_back(AskPending(agent.To(worker, timeout)));
   }
   WaitsFor waits;
   waits.Add(agent.name(), agent.Pending());

@@ -129,6 +129,22 @@ TEST(WaitsFor, ACycleIsFound) {
                                       HasSubstr("w0:Lock (queue, 7s)")));
 }
 
+TEST(WaitsFor, TheTreeShowsEachCallBelowTheOneThatItIsFor) {
+  WaitsFor waits;
+  EXPECT_EQ(waits.Tree(), "");
+  waits.Add("w2", {Served("w1", 5, "Pull", Phase::kQueue)});
+  waits.Add("w0", {Made("w1", 1, "Step"), Made("w2", 2, "Other")});
+  waits.Add("w1", {Made("w2", 5, "Pull", "w0", 1), Made("w2", 6, "Own"),
+                   Made("w0", 7, "Lost", "w9", 3)});
+  EXPECT_EQ(waits.Tree(),
+            "w0 waits for w1:Step  handler, 9s\n"
+            "  w1 waits for w2:Pull  queue, 5s\n"
+            "w0 waits for w2:Other  handler, 8s\n"
+            "w1 waits for w2:Own  handler, 4s\n"
+            "w1 waits for w0:Lost  handler, 3s\n");
+  EXPECT_EQ(waits.Calls().size(), 5u);
+}
+
 TEST(WaitsFor, AWorkerThatCallsItselfIsNoCycle) {
   WaitsFor waits;
   waits.Add("w0", {Made("w0", 1, "A"), Made("w0", 2, "B", "w0", 1)});

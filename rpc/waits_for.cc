@@ -11,6 +11,9 @@ namespace {
 
 using Chain = std::vector<WaitsFor::Wait>;
 
+// Of nested calls that are shown further in.
+constexpr int kMaxDepth = 64;
+
 // The part that comes back to the worker where it began, if there is one.
 Chain CycleOf(const Chain& chain) {
   for (size_t first = 0; first < chain.size(); ++first) {
@@ -69,9 +72,13 @@ void WaitsFor::Add(const std::string& worker,
     if (is_new || call.is_served) node.wait.phase = call.phase;
     node.wait.caller = caller;
     node.wait.callee = callee;
+    node.wait.id = call.id;
     node.wait.function = call.function;
     node.wait.age = std::max(node.wait.age, call.age);
+    node.wait.remaining = call.remaining;
     if (call.is_served || call.for_id == 0) continue;
+    node.wait.for_caller = call.for_peer;
+    node.wait.for_id = call.for_id;
     node.parent = Key(call.for_peer, worker, call.for_id);
     nodes_[node.parent].has_child = true;
   }
@@ -95,6 +102,47 @@ std::vector<Chain> WaitsFor::Chains() const {
     chains.push_back(std::move(chain));
   }
   return chains;
+}
+
+void WaitsFor::AddBelow(const Key& key, int depth, std::set<Key>* seen,
+                        std::vector<std::pair<int, const Wait*>>* calls) const {
+  const auto node = nodes_.find(key);
+  if (!seen->insert(key).second) return;
+  const bool is_known = !node->second.wait.function.empty();
+  if (is_known) calls->emplace_back(depth, &node->second.wait);
+  if (depth == kMaxDepth) return;
+  for (const auto& [child, below] : nodes_) {
+    if (below.parent != key || !node->second.has_child) continue;
+    AddBelow(child, depth + (is_known ? 1 : 0), seen, calls);
+  }
+}
+
+std::vector<std::pair<int, const WaitsFor::Wait*>> WaitsFor::Forest() const {
+  std::vector<std::pair<int, const Wait*>> calls;
+  std::set<Key> seen;
+  for (const auto& [key, node] : nodes_) {
+    if (nodes_.count(node.parent) == 0) AddBelow(key, 0, &seen, &calls);
+  }
+  // Reports that do not fit together may have parents in a ring.
+  for (const auto& [key, node] : nodes_) AddBelow(key, 0, &seen, &calls);
+  return calls;
+}
+
+std::vector<WaitsFor::Wait> WaitsFor::Calls() const {
+  std::vector<Wait> calls;
+  for (const auto& [depth, wait] : Forest()) calls.push_back(*wait);
+  return calls;
+}
+
+std::string WaitsFor::Tree() const {
+  std::string text;
+  for (const auto& [depth, wait] : Forest()) {
+    absl::StrAppend(&text, std::string(2 * depth, ' '), wait->caller,
+                    " waits for ", wait->callee, ":", wait->function, "  ",
+                    NameOf(wait->phase), ", ", absl::FormatDuration(wait->age),
+                    "\n");
+  }
+  return text;
 }
 
 std::vector<WaitsFor::Wait> WaitsFor::LongestChain() const {

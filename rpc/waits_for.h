@@ -9,8 +9,10 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -47,9 +49,14 @@ class WaitsFor {
   struct Wait {
     std::string caller;
     std::string callee;
+    uint64_t id = 0;
     std::string function;
     Phase phase = Phase::kNone;
     absl::Duration age;
+    absl::Duration remaining;  // of its time-out
+    // The call to `caller` within which it was made; 0: none is known.
+    std::string for_caller;
+    uint64_t for_id = 0;
   };
 
   // What `worker` has said. Each worker once, in any order.
@@ -64,6 +71,15 @@ class WaitsFor {
   // worker. Empty if there is none.
   std::vector<Wait> Cycle() const;
 
+  // All that is pending, those that were made within another behind it.
+  std::vector<Wait> Calls() const;
+
+  // Calls() as lines, each further in than the call that it was made within:
+  //   w0 waits for w1:Step  handler, 3s
+  //     w1 waits for w2:Pull  queue, 2.9s
+  // Empty if nothing is pending.
+  std::string Tree() const;
+
   // "cycle: w0 > w1:Step (handler, 3s) > w0:Pull (queue, 2.9s)", or the longest
   // chain; "nothing is pending".
   std::string ToString() const;
@@ -76,6 +92,10 @@ class WaitsFor {
     bool has_child = false;
   };
 
+  void AddBelow(const Key& key, int depth, std::set<Key>* seen,
+                std::vector<std::pair<int, const Wait*>>* calls) const;
+  // Calls() with how deep each is in its chain.
+  std::vector<std::pair<int, const Wait*>> Forest() const;
   // To each call that waits for no other, from the outermost known.
   std::vector<std::vector<Wait>> Chains() const;
 

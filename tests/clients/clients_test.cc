@@ -13,9 +13,14 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/parker.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/function.h"
+#include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/worker.h"
 
 namespace weft::testing {
 namespace {
@@ -201,6 +206,77 @@ TEST_F(Clients, StatusShowsTheJob) {
       Weft({"status", "--job=other", "--coordinator=" + address_});
   EXPECT_EQ(other.code, kConfig);
   EXPECT_THAT(other.output, HasSubstr("demo"));
+}
+
+// Of a call that lasts until the test lets it end.
+struct Gate {
+  Parker entered;
+  Parker may_leave;
+};
+int64_t PassGate(rpc::CallContext& context) {
+  Gate* const gate = context.Local<Gate>();
+  gate->entered.Unpark();
+  gate->may_leave.Park();
+  return 1;
+}
+WEFT_RPC(PassGate);
+
+absl::StatusOr<int64_t> AskOther(rpc::CallContext& context,
+                                 const std::string& other) {
+  return rpc::Call(context.To(other), PassGate);
+}
+WEFT_RPC(AskOther);
+
+TEST(Status, ShowsWhoWaitsForWhom) {
+  TempDir dir;
+  const std::string address = "unix:" + dir.Path("c.sock");
+  std::vector<std::unique_ptr<worker::Worker>> workers(2);
+  const auto started = RunRanks(2, [&](int rank) {
+    worker::Options options;
+    options.job = "demo";
+    options.role = "trainer";
+    options.rank = rank;
+    options.servers = 0;
+    options.trainers = 2;
+    options.coordinator = address;
+    options.log_level = telemetry::Level::kWarning;
+    auto worker = worker::Worker::Start(options);
+    if (worker.ok()) workers[rank] = *std::move(worker);
+    return worker.status();
+  });
+  ASSERT_THAT(started, ::testing::Each(IsOk()));
+  const std::vector<std::string> ask = {"status", "--calls", "--job=demo",
+                                        "--coordinator=" + address,
+                                        "--name=trainer0"};
+  EXPECT_THAT(Weft(ask).output, HasSubstr("nothing is pending"));
+  Gate gate;
+  workers[0]->agent().SetLocal(&gate);
+  // trainer0 waits for trainer1, which waits for trainer0: for the gate.
+  const Future<int64_t> call = rpc::CallAsync(
+      workers[0]->agent().To("trainer1", kLong), AskOther, "trainer0");
+  gate.entered.Park();
+  const Ended text = Weft(ask);
+  EXPECT_EQ(text.code, 0);
+  EXPECT_THAT(text.output, ::testing::ContainsRegex(
+                               "\ntrainer0 waits for trainer1:[^\n]*AskOther  "
+                               "handler, [^\n]*\n"
+                               "  trainer1 waits for trainer0:[^\n]*PassGate  "
+                               "handler, [^\n]*\n"
+                               "cycle: trainer0 > trainer1:"));
+  std::vector<std::string> as_json = ask;
+  as_json.push_back("--json");
+  const auto waiting = nlohmann::json::parse(Weft(as_json).output)["waiting"];
+  ASSERT_EQ(waiting["calls"].size(), 2u) << waiting;
+  EXPECT_EQ(waiting["calls"][1]["caller"], "trainer1");
+  EXPECT_EQ(waiting["calls"][1]["within"]["caller"], "trainer0");
+  EXPECT_EQ(waiting["calls"][1]["within"]["id"], waiting["calls"][0]["id"]);
+  EXPECT_GE(waiting["calls"][0]["age_seconds"].get<double>(), 0);
+  EXPECT_TRUE(waiting["no_answer"].empty());
+  gate.may_leave.Unpark();
+  EXPECT_THAT(call.Wait(kLong), IsOkAndHolds(1));
+  // Who does not answer is named.
+  workers[1].reset();
+  EXPECT_THAT(Weft(ask).output, HasSubstr("no answer: trainer1"));
 }
 
 }  // namespace
