@@ -17,7 +17,7 @@ Loop::Loop(std::shared_ptr<Core> core) : core_(std::move(core)) {}
 
 Loop::~Loop() { core_->Shutdown(absl::ZeroDuration()).IgnoreError(); }
 
-Driver& Loop::driver() { return core_->poller(); }
+Driver& Loop::driver() { return core_->driver(); }
 
 void Loop::Post(absl::AnyInvocable<void() &&> fn) {
   core_->poller().Post(std::move(fn));

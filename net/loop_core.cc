@@ -48,6 +48,7 @@ class WakeTag final : public Tag {
     alarm_.Set(queue, gpr_time_0(GPR_CLOCK_MONOTONIC), this);
   }
   void Proceed(bool) override { delete this; }
+  bool is_wake() const override { return true; }
 
  private:
   grpc::Alarm alarm_;
@@ -86,8 +87,9 @@ int CoresForUs() {
                                                          : 1;
 }
 
-PollerOptions PollerOptionsOf(const LoopOptions& options) {
+PollerOptions PollerOptionsOf(const LoopOptions& options, PollerGroup& group) {
   PollerOptions poller;
+  poller.group = &group;
   const bool crowded = options.ranks_on_host > CoresForUs();
   poller.spin = crowded ? absl::ZeroDuration() : options.spin;
   return poller;
@@ -205,7 +207,9 @@ EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
   }
   taken_ = static_cast<Tag*>(tag);
   taken_ok_ = ok;
-  return Outcome::kEvent;
+  if (!taken_->is_wake()) return Outcome::kEvent;
+  taken_->Proceed(ok);
+  return Outcome::kTimeout;
 }
 
 void GrpcQueue::Handle() {
@@ -232,7 +236,8 @@ Loop::Core::Core(LoopOptions options)
     : options_(std::move(options)),
       telemetry_(telemetry::OrSilent(options_.telemetry)),
       audit_(telemetry_),
-      poller_(queue_, PollerOptionsOf(options_)) {}
+      poller_(queue_, PollerOptionsOf(options_, pollers_)),
+      driver_(pollers_, poller_) {}
 
 Loop::Core::~Core() = default;
 
@@ -329,6 +334,7 @@ absl::Status Loop::Core::Shutdown(absl::Duration timeout) {
   // A call may have arrived before that, and be in the queue still.
   queue_.AwaitHandled();
   AwaitEnd();
+  EndMemory();
   queue_.Shutdown();
   poller_.Join();
   server_.reset();
@@ -338,6 +344,36 @@ absl::Status Loop::Core::Shutdown(absl::Duration timeout) {
 void Loop::Core::AwaitEnd() {
   const bool ended = AwaitNoCalls(nullptr, SteadyClock().Now() + kAbortGrace);
   WEFT_CHECK(ended) << "calls stayed open after they were aborted";
+}
+
+absl::Status Loop::Core::AddMemory(std::shared_ptr<MemorySource> source) {
+  MutexLock lock(mu_);
+  if (shut_) return absl::FailedPreconditionError("the loop was shut down");
+  if (memory_queue_ == nullptr) {
+    WEFT_ASSIGN_OR_RETURN(memory_queue_, MemoryQueue::Create());
+    memory_poller_ = std::make_unique<Poller>(
+        *memory_queue_, PollerOptionsOf(options_, pollers_));
+    memory_poller_->Start();
+    driver_.Add(memory_poller_.get());
+  }
+  return memory_queue_->Add(std::move(source));
+}
+
+void Loop::Core::RemoveMemory(const MemorySource* source) {
+  MutexLock lock(mu_);
+  if (memory_queue_ != nullptr) memory_queue_->Remove(source);
+}
+
+// Whoever used memory has let go of it: the calls have ended.
+void Loop::Core::EndMemory() {
+  Poller* poller;
+  {
+    MutexLock lock(mu_);
+    if (memory_queue_ == nullptr) return;
+    memory_queue_->End();
+    poller = memory_poller_.get();
+  }
+  poller->Join();
 }
 
 bool Loop::Core::AddCall(const void* owner, std::shared_ptr<OpenCall> call) {

@@ -26,6 +26,7 @@
 #include "weft/net/accept_loop.h"
 #include "weft/net/audit.h"
 #include "weft/net/loop.h"
+#include "weft/net/memory_queue.h"
 #include "weft/net/poller.h"
 #include "weft/net/tls.h"
 #include "weft/telemetry/telemetry.h"
@@ -36,6 +37,8 @@ namespace weft::net {
 class Tag {
  public:
   virtual void Proceed(bool ok) = 0;
+  // It only wakes who sleeps in the queue.
+  virtual bool is_wake() const { return false; }
 
  protected:
   ~Tag() = default;
@@ -104,6 +107,27 @@ class GrpcQueue final : public EventQueue {
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+// Waits in the poller whose queue had the last event: there the next is likely.
+class LoopDriver final : public Driver {
+ public:
+  LoopDriver(PollerGroup& group, Poller& poller)
+      : group_(group), poller_(poller) {}
+
+  // A second poller; it must outlive all waits.
+  void Add(Poller* poller) { second_.store(poller); }
+
+  bool Wait(Waitable& what, Instant deadline) override {
+    Poller* const second = second_.load();
+    const bool is_busy = second != nullptr && group_.busy.load() == second;
+    return (is_busy ? *second : poller_).Wait(what, deadline);
+  }
+
+ private:
+  PollerGroup& group_;
+  Poller& poller_;
+  std::atomic<Poller*> second_{nullptr};
+};
+
 class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
  public:
   explicit Core(LoopOptions options);
@@ -116,6 +140,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   telemetry::Telemetry& telemetry() { return telemetry_; }
   Audit& audit() { return audit_; }
   Poller& poller() { return poller_; }
+  Driver& driver() { return driver_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
   bool slept() const { return queue_.slept(); }
   // Of the thread that polls.
@@ -135,6 +160,12 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   // Waits until none is open; false if `deadline` came first.
   bool AwaitNoCalls(const void* owner, Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Handles what comes in `source` among the callbacks of this Loop, by a
+  // second poller, made for the first one. kFailedPrecondition after Shutdown.
+  absl::Status AddMemory(std::shared_ptr<MemorySource> source)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void RemoveMemory(const MemorySource* source) ABSL_LOCKS_EXCLUDED(mu_);
 
   // kAlreadyExists if there is an endpoint of that name here.
   absl::Status AddEndpoint(const std::string& name,
@@ -162,6 +193,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   void SetLimits(grpc::ServerBuilder& builder) const;
   void AwaitEnd() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndMemory() ABSL_LOCKS_EXCLUDED(mu_);
   int CountCalls(const void* owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<CallSink> FindSink(const std::string& authority)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -170,7 +202,9 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   telemetry::Telemetry& telemetry_;
   Audit audit_;
   GrpcQueue queue_;
+  PollerGroup pollers_;
   Poller poller_;
+  LoopDriver driver_;
   grpc::AsyncGenericService service_;
   std::unique_ptr<Acceptor> plain_;   // unix sockets, and TCP under --insecure
   std::unique_ptr<Tls> tls_;          // null without certificates
@@ -186,6 +220,9 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   absl::flat_hash_map<OpenCall*, OpenEntry> open_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, std::shared_ptr<CallSink>> endpoints_
       ABSL_GUARDED_BY(mu_);
+  // Made with the first memory, both; then they stay.
+  std::unique_ptr<MemoryQueue> memory_queue_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Poller> memory_poller_ ABSL_GUARDED_BY(mu_);
 };
 
 // Between the two worlds. Slices are sent without a copy unless they are small,

@@ -62,6 +62,7 @@ class Poller::Waiter final : public Parker {
 Poller::Poller(EventQueue& queue, PollerOptions options)
     : queue_(queue),
       options_(options),
+      group_(options.group == nullptr ? alone_ : *options.group),
       background_(std::make_unique<Waiter>(*this)) {}
 
 Poller::~Poller() {
@@ -198,7 +199,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       continue;
     }
     if (now >= deadline) break;
-    const bool sleep = crowded || now >= spin_end;
+    const bool sleep = crowded || now >= spin_end || !MaySpin();
     Instant until = kNow;
     if (sleep) {
       asleep_.store(true);
@@ -218,7 +219,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       break;
     }
     if (outcome == EventQueue::Outcome::kEvent) {
-      queue_.Handle();
+      Handle();
       now = SteadyClock().Now();
       spin_end = now + options_.spin;
       crowded = false;
@@ -257,9 +258,26 @@ bool Poller::RunDue() {
         timers_.empty() ? Instant::Infinite() : timers_.begin()->first.first;
     next_timer_ns_.store(next.nanoseconds());
   }
+  if (tasks.empty()) return false;
   InlineScope scope;
+  MutexLock lock(group_.running);
   for (Task& task : tasks) std::move(task)();
-  return !tasks.empty();
+  tasks.clear();
+  return true;
+}
+
+void Poller::Handle() {
+  if (group_.busy.load(std::memory_order_relaxed) != this) {
+    group_.busy.store(this);
+  }
+  MutexLock lock(group_.running);
+  queue_.Handle();
+}
+
+// Two that looked on one core would take it from each other.
+bool Poller::MaySpin() const {
+  const Poller* const busy = group_.busy.load(std::memory_order_relaxed);
+  return busy == this || busy == nullptr;
 }
 
 void Poller::WakeHolder() {

@@ -7,6 +7,8 @@
 // free for `retake_pause`, so that a thread that calls again at once finds it
 // free, and then the background thread takes it: after a run of quick calls a
 // few milliseconds later. Posted functions and timers are run by the holder.
+//
+// A Loop with two queues has a Poller for each, in one PollerGroup.
 
 #ifndef WEFT_NET_POLLER_H_
 #define WEFT_NET_POLLER_H_
@@ -50,9 +52,19 @@ class EventQueue {
   virtual void Wake() = 0;
 };
 
+class Poller;
+
+// What the pollers of a Loop share: what they run runs one at a time, and only
+// the one that had the last event looks without sleeping.
+struct PollerGroup {
+  Mutex running;
+  std::atomic<const Poller*> busy{nullptr};  // null: none had one
+};
+
 struct PollerOptions {
   absl::Duration spin = absl::Microseconds(50);  // 0: never
   absl::Duration retake_pause = absl::Microseconds(500);
+  PollerGroup* group = nullptr;  // must outlive it; null: it is alone
 };
 
 // Thread-safety: thread-safe.
@@ -93,13 +105,17 @@ class Poller final : public Driver {
     return Instant::FromNanoseconds(next_timer_ns_.load());
   }
   void WakeHolder();
+  void Handle();
+  bool MaySpin() const;
 
   void RunBackground();
   Instant BackgroundRest() ABSL_LOCKS_EXCLUDED(mu_);
   bool UsersComeSoon() ABSL_LOCKS_EXCLUDED(mu_);
 
   EventQueue& queue_;
+  PollerGroup alone_;
   const PollerOptions options_;
+  PollerGroup& group_;
   std::unique_ptr<Waiter> background_;
   std::thread thread_;
 
