@@ -9,17 +9,18 @@
 #include <cstring>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/socket_directory.h"
 
 namespace weft::net {
 namespace {
 
-// Room for one descriptor and for who sent it.
+// Room for the descriptors and for who sent them.
 constexpr size_t kControlBytes =
-    CMSG_SPACE(sizeof(int)) + CMSG_SPACE(sizeof(ucred));
+    CMSG_SPACE(LocalSocket::kMaxDescriptors * sizeof(int)) +
+    CMSG_SPACE(sizeof(ucred));
 
 absl::StatusOr<sockaddr_un> NameOf(const std::string& path) {
   sockaddr_un name = {};
@@ -42,16 +43,15 @@ absl::Status Failed(const std::string& path, const char* what, int error) {
       absl::StrCat("local socket ", path, ": ", what, ": ", strerror(error)));
 }
 
-absl::StatusOr<int> MakeSocket(const std::string& path) {
-  const int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return Failed(path, "socket", errno);
+absl::StatusOr<Descriptor> MakeSocket(const std::string& path) {
+  Descriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return Failed(path, "socket", errno);
   return fd;
 }
 
-// What came along with a message. A sender may put several descriptors there;
-// those that nobody asked for are closed.
+// What came along with a message.
 struct Control {
-  int fd = -1;
+  std::vector<Descriptor> descriptors;
   bool is_same_user = false;
 };
 
@@ -69,8 +69,7 @@ Control ReadControl(msghdr* message) {
       for (size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
         int fd;
         memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
-        std::swap(fd, control.fd);
-        if (fd >= 0) close(fd);
+        control.descriptors.emplace_back(fd);
       }
     }
   }
@@ -82,9 +81,10 @@ Control ReadControl(msghdr* message) {
 absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
     const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const sockaddr_un name, NameOf(path));
-  WEFT_ASSIGN_OR_RETURN(const int fd, MakeSocket(path));
+  WEFT_ASSIGN_OR_RETURN(Descriptor socket, MakeSocket(path));
+  const int fd = socket.get();
   // Owns fd and, from here on, the file.
-  std::unique_ptr<LocalSocket> local(new LocalSocket(fd, path));
+  std::unique_ptr<LocalSocket> local(new LocalSocket(std::move(socket), path));
   // Before anybody can send: from now on the kernel says who did.
   const int on = 1;
   if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
@@ -97,40 +97,37 @@ absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
   return local;
 }
 
-LocalSocket::~LocalSocket() {
-  unlink(path_.c_str());
-  close(fd_);
-  for (const Delivery& delivery : untaken_) close(delivery.fd);
-}
+LocalSocket::~LocalSocket() { unlink(path_.c_str()); }
 
 absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
-                               int fd) {
+                               absl::Span<const int> fds) {
+  WEFT_CHECK(!fds.empty() && fds.size() <= kMaxDescriptors);
   WEFT_ASSIGN_OR_RETURN(sockaddr_un name, NameOf(path));
-  WEFT_ASSIGN_OR_RETURN(const int socket, MakeSocket(path));
-  const absl::Cleanup close_socket = [socket] { close(socket); };
+  WEFT_ASSIGN_OR_RETURN(const Descriptor socket, MakeSocket(path));
   iovec body = {&token, sizeof token};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  const size_t bytes = fds.size() * sizeof(int);
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message = {};
   message.msg_name = &name;
   message.msg_namelen = sizeof name;
   message.msg_iov = &body;
   message.msg_iovlen = 1;
   message.msg_control = control;
-  message.msg_controllen = sizeof control;
+  message.msg_controllen = CMSG_SPACE(bytes);
   cmsghdr* const c = CMSG_FIRSTHDR(&message);
   c->cmsg_level = SOL_SOCKET;
   c->cmsg_type = SCM_RIGHTS;
-  c->cmsg_len = CMSG_LEN(sizeof fd);
-  memcpy(CMSG_DATA(c), &fd, sizeof fd);
+  c->cmsg_len = CMSG_LEN(bytes);
+  memcpy(CMSG_DATA(c), fds.data(), bytes);
   ssize_t sent;
   do {
-    sent = sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    sent = sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent < 0) return Failed(path, "cannot hand over a descriptor", errno);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int> LocalSocket::Take(uint64_t token) {
+absl::StatusOr<std::vector<Descriptor>> LocalSocket::Take(uint64_t token) {
   MutexLock lock(mu_);
   ReceiveAll();
   const auto it =
@@ -140,16 +137,14 @@ absl::StatusOr<int> LocalSocket::Take(uint64_t token) {
     return absl::NotFoundError(absl::StrCat(
         "local socket ", path_, ": no descriptor came under this token"));
   }
-  const int fd = it->fd;
+  std::vector<Descriptor> descriptors = std::move(it->descriptors);
   untaken_.erase(it);
-  return fd;
+  return descriptors;
 }
 
 void LocalSocket::ReceiveAll() {
   while (ReceiveOne()) {
-    if (untaken_.size() <= kMaxUntaken) continue;
-    close(untaken_.front().fd);
-    untaken_.pop_front();
+    if (untaken_.size() > kMaxUntaken) untaken_.pop_front();
   }
 }
 
@@ -163,14 +158,13 @@ bool LocalSocket::ReceiveOne() {
   message.msg_iovlen = 1;
   message.msg_control = space;
   message.msg_controllen = sizeof space;
-  const ssize_t size = recvmsg(fd_, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  const ssize_t size =
+      recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (size < 0) return errno == EINTR;
-  const Control control = ReadControl(&message);
-  if (control.fd < 0) return true;
-  if (control.is_same_user && size == sizeof token) {
-    untaken_.push_back(Delivery{token, control.fd});
-  } else {
-    close(control.fd);
+  Control control = ReadControl(&message);
+  if (!control.descriptors.empty() && control.is_same_user &&
+      size == sizeof token) {
+    untaken_.push_back(Delivery{token, std::move(control.descriptors)});
   }
   return true;
 }

@@ -8,11 +8,14 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "weft/base/mutex.h"
+#include "weft/net/descriptor.h"
 
 namespace weft::net {
 
@@ -23,8 +26,10 @@ namespace weft::net {
 // Thread-safety: thread-safe.
 class LocalSocket {
  public:
-  // Received and not taken yet; beyond it the oldest is closed.
-  static constexpr size_t kMaxUntaken = 16;
+  // Of one message.
+  static constexpr size_t kMaxDescriptors = 3;
+  // Messages received and not taken yet; beyond it the oldest is dropped.
+  static constexpr size_t kMaxUntaken = 64;
   // Of a path, in bytes.
   static constexpr size_t kMaxPath = 107;
 
@@ -35,26 +40,30 @@ class LocalSocket {
       const std::string& path);
   ~LocalSocket();  // removes the file
 
-  // Hands a copy of `fd` to whoever has bound `path`, under `token`. Never
+  // Hands copies of `fds` to whoever has bound `path`, under `token`. Never
   // waits. kUnavailable: nobody there, or it has not taken what came before.
-  static absl::Status Send(const std::string& path, uint64_t token, int fd);
+  // REQUIRES: 1 to kMaxDescriptors of them.
+  static absl::Status Send(const std::string& path, uint64_t token,
+                           absl::Span<const int> fds);
 
-  // What a process of this user sent under `token`; the caller closes it. Never
+  // What a process of this user sent under `token`: 1 to kMaxDescriptors. Never
   // waits. kNotFound: nothing was.
-  absl::StatusOr<int> Take(uint64_t token) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::vector<Descriptor>> Take(uint64_t token)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Delivery {
     uint64_t token;
-    int fd;
+    std::vector<Descriptor> descriptors;
   };
 
-  LocalSocket(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  LocalSocket(Descriptor fd, std::string path)
+      : fd_(std::move(fd)), path_(std::move(path)) {}
 
   void ReceiveAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool ReceiveOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const int fd_;
+  const Descriptor fd_;
   const std::string path_;
   Mutex mu_;
   std::deque<Delivery> untaken_ ABSL_GUARDED_BY(mu_);

@@ -54,27 +54,38 @@ class LocalSocketTest : public ::testing::Test {
 };
 
 TEST_F(LocalSocketTest, ADescriptorComesUnderItsToken) {
-  ASSERT_THAT(LocalSocket::Send(path_, 1, pipe_[0]), IsOk());
-  ASSERT_THAT(LocalSocket::Send(path_, 2, pipe_[1]), IsOk());
-  const absl::StatusOr<int> writer = socket_->Take(2);
+  ASSERT_THAT(LocalSocket::Send(path_, 1, {pipe_[0]}), IsOk());
+  ASSERT_THAT(LocalSocket::Send(path_, 2, {pipe_[1]}), IsOk());
+  const auto writer = socket_->Take(2);
   ASSERT_THAT(writer.status(), IsOk());
-  EXPECT_EQ(write(*writer, "x", 1), 1);
+  ASSERT_EQ(writer->size(), 1u);
+  EXPECT_EQ(write(writer->front().get(), "x", 1), 1);
   char read_back = 0;
   EXPECT_EQ(read(pipe_[0], &read_back, 1), 1);
   EXPECT_EQ(read_back, 'x');
-  EXPECT_NE(fcntl(*writer, F_GETFD) & FD_CLOEXEC, 0);
-  close(*writer);
+  EXPECT_NE(fcntl(writer->front().get(), F_GETFD) & FD_CLOEXEC, 0);
   EXPECT_THAT(socket_->Take(2), StatusIs(absl::StatusCode::kNotFound));
-  const absl::StatusOr<int> reader = socket_->Take(1);
-  ASSERT_THAT(reader.status(), IsOk());
-  close(*reader);
+  EXPECT_THAT(socket_->Take(1), IsOk());
+}
+
+TEST_F(LocalSocketTest, SeveralDescriptorsComeInTheirOrder) {
+  ASSERT_THAT(LocalSocket::Send(path_, 1, {pipe_[1], pipe_[0], pipe_[1]}),
+              IsOk());
+  const auto taken = socket_->Take(1);
+  ASSERT_THAT(taken.status(), IsOk());
+  ASSERT_EQ(taken->size(), 3u);
+  EXPECT_EQ(write((*taken)[0].get(), "ab", 2), 2);
+  EXPECT_EQ(write((*taken)[2].get(), "c", 1), 1);
+  char read_back[4] = {};
+  EXPECT_EQ(read((*taken)[1].get(), read_back, 3), 3);
+  EXPECT_STREQ(read_back, "abc");
 }
 
 TEST_F(LocalSocketTest, WhatNobodyTakesIsBoundedAndClosed) {
   const int before = OpenDescriptors();
   int refused = 0;
   for (uint64_t token = 0; token < 1000; ++token) {
-    refused += !LocalSocket::Send(path_, token, pipe_[0]).ok();
+    refused += !LocalSocket::Send(path_, token, {pipe_[0]}).ok();
     if (token % 100 == 0) (void)socket_->Take(~uint64_t{0});
   }
   EXPECT_GT(refused, 0);  // the kernel's queue is bounded, and nobody waits
@@ -97,7 +108,7 @@ TEST_F(LocalSocketTest, MessagesOfAnotherFormAreDropped) {
                      reinterpret_cast<const sockaddr*>(&name), sizeof name),
               static_cast<ssize_t>(size));
   }
-  // More descriptors than one.
+  // More descriptors than there is room for.
   const uint64_t token = 7;
   iovec body = {const_cast<uint64_t*>(&token), sizeof token};
   alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
@@ -118,27 +129,24 @@ TEST_F(LocalSocketTest, MessagesOfAnotherFormAreDropped) {
   ASSERT_EQ(sendmsg(sender, &message, MSG_DONTWAIT),
             static_cast<ssize_t>(sizeof token));
   close(sender);
-  ASSERT_THAT(LocalSocket::Send(path_, 8, pipe_[0]), IsOk());
-  const absl::StatusOr<int> good = socket_->Take(8);
-  ASSERT_THAT(good.status(), IsOk());
-  close(*good);
-  const absl::StatusOr<int> first = socket_->Take(7);
-  if (first.ok()) close(*first);
+  ASSERT_THAT(LocalSocket::Send(path_, 8, {pipe_[0]}), IsOk());
+  EXPECT_THAT(socket_->Take(8), IsOk());
+  (void)socket_->Take(7);
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
 TEST_F(LocalSocketTest, NobodyThereOrAnOpenDirectoryIsAnError) {
-  EXPECT_THAT(LocalSocket::Send(path_ + "x", 1, pipe_[0]),
+  EXPECT_THAT(LocalSocket::Send(path_ + "x", 1, {pipe_[0]}),
               StatusIs(absl::StatusCode::kUnavailable));
   socket_ = nullptr;
-  EXPECT_THAT(LocalSocket::Send(path_, 1, pipe_[0]),
+  EXPECT_THAT(LocalSocket::Send(path_, 1, {pipe_[0]}),
               StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_THAT(LocalSocket::Bind(std::string(200, '/')).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "107"));
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
   EXPECT_THAT(LocalSocket::Bind(path_).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition));
-  EXPECT_THAT(LocalSocket::Send(path_, 1, pipe_[0]),
+  EXPECT_THAT(LocalSocket::Send(path_, 1, {pipe_[0]}),
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 

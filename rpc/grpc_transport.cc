@@ -1,143 +1,43 @@
 #include "weft/rpc/grpc_transport.h"
 
-#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
-#include <random>
 #include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/mutex.h"
-#include "weft/base/status_macros.h"
-#include "weft/memory/segment.h"
-#include "weft/net/address.h"
 #include "weft/net/channel.h"
-#include "weft/net/local_socket.h"
 #include "weft/net/loop_core.h"
 #include "weft/net/stream.h"
-#include "weft/telemetry/telemetry.h"
+#include "weft/rpc/memory_exchange.h"
+#include "weft/rpc/ring_connection.h"
 
 namespace weft::rpc {
 namespace {
 
 constexpr char kConnect[] = "/weft.rpc.v1.Worker/Connect";
 
-// How processes of this host share memory with this one: by a LocalSocket
-// beside the endpoint's. Shared by all connections, and bounded.
-class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
+// With what the caller opens a stream, if it offers rings.
+constexpr char kRings[] = "weft-rings";
+
+// The Loop, as connections see it.
+class LoopWatch final : public MemoryWatch {
  public:
-  MemoryExchange(telemetry::Telemetry& telemetry, int max_memories)
-      : telemetry_(telemetry), max_memories_(max_memories) {}
-
-  // Lets those that call `address` share memory.
-  void Open(const std::string& address) {
-    const std::optional<std::string> path = PathBeside(address);
-    if (!path.has_value()) return;
-    absl::StatusOr<std::unique_ptr<net::LocalSocket>> socket =
-        net::LocalSocket::Bind(*path);
-    if (socket.ok()) {
-      socket_ = *std::move(socket);
-    } else {
-      (void)Note(socket.status());
-    }
+  explicit LoopWatch(std::shared_ptr<net::Loop::Core> core)
+      : core_(std::move(core)) {}
+  absl::Status Add(std::shared_ptr<net::MemorySource> source) override {
+    return core_->AddMemory(std::move(source));
   }
-  bool is_open() const { return socket_ != nullptr; }
-  // Whether one that listens at `address` may be offered memory.
-  bool MayOffer(const std::string& address) const {
-    return max_memories_ > 0 && PathBeside(address).has_value();
-  }
-
-  absl::StatusOr<SharedMemory> Offer(const std::string& address,
-                                     int64_t bytes) {
-    const std::optional<std::string> path = PathBeside(address);
-    if (!path.has_value()) return NotHere();
-    WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
-    absl::StatusOr<memory::Segment> segment =
-        memory::Segment::Create(bytes, "weft-rpc");
-    if (!segment.ok()) return Note(segment.status());
-    const uint64_t token = NewToken();
-    const absl::Status sent =
-        net::LocalSocket::Send(*path, token, segment->fd());
-    if (!sent.ok()) return Note(sent);
-    return Wrap(token, *std::move(segment), std::move(place));
-  }
-
-  absl::StatusOr<SharedMemory> Take(uint64_t token, int64_t bytes) {
-    if (!is_open()) return NotHere();
-    WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
-    const absl::StatusOr<int> fd = socket_->Take(token);
-    if (!fd.ok()) return Note(fd.status());
-    absl::StatusOr<memory::Segment> segment =
-        memory::Segment::FromFd(*fd, bytes);
-    if (!segment.ok()) return Note(segment.status());
-    return Wrap(token, *std::move(segment), std::move(place));
+  void Remove(const net::MemorySource* source) override {
+    core_->RemoveMemory(source);
   }
 
  private:
-  // Null: not a unix socket, or there is no room for another name.
-  static std::optional<std::string> PathBeside(const std::string& address) {
-    const absl::StatusOr<net::Address> parsed = net::ParseAddress(address);
-    if (!parsed.ok() || parsed->kind != net::Address::Kind::kUnix) {
-      return std::nullopt;
-    }
-    const std::string path = absl::StrCat(parsed->path, ".mem");
-    if (path.size() > net::LocalSocket::kMaxPath) return std::nullopt;
-    return path;
-  }
-
-  static absl::Status NotHere() {
-    return absl::UnimplementedError("this connection shares no memory");
-  }
-
-  // Guessed by nobody: it ties what came over the socket to a connection.
-  static uint64_t NewToken() {
-    std::random_device random;
-    return uint64_t{random()} << 32 | random();
-  }
-
-  // A place among the memories, given back when the last handle goes.
-  absl::StatusOr<std::shared_ptr<void>> Reserve() {
-    if (memories_.fetch_add(1) >= max_memories_) {
-      memories_.fetch_sub(1);
-      return Note(absl::ResourceExhaustedError(
-          absl::StrCat(max_memories_,
-                       " connections have shared memory already; more with "
-                       "--shared-memories")));
-    }
-    return std::shared_ptr<void>(
-        nullptr, [self = shared_from_this()](void*) { --self->memories_; });
-  }
-
-  static SharedMemory Wrap(uint64_t token, memory::Segment segment,
-                           std::shared_ptr<void> place) {
-    struct Placed {
-      memory::Segment segment;
-      std::shared_ptr<void> place;
-    };
-    auto placed =
-        std::make_shared<Placed>(Placed{std::move(segment), std::move(place)});
-    return {token, std::shared_ptr<memory::Segment>(placed, &placed->segment)};
-  }
-
-  // Said once: without shared memory all goes on, only slower.
-  absl::Status Note(absl::Status status) {
-    if (!noted_.exchange(true)) {
-      WEFT_LOG(telemetry_.logger(), Warning,
-               "large messages within the host go without shared memory: ")
-          << status.message();
-    }
-    return status;
-  }
-
-  telemetry::Telemetry& telemetry_;
-  const int max_memories_;
-  std::unique_ptr<net::LocalSocket> socket_;  // set before anything runs
-  std::atomic<int> memories_{0};
-  std::atomic<bool> noted_{false};
+  const std::shared_ptr<net::Loop::Core> core_;
 };
 
 // One end: a stream, once there is one.
@@ -150,8 +50,9 @@ class GrpcConnection final : public Connection {
         memories_(std::move(memories)),
         address_(std::move(address)) {}
 
-  bool Write(Slices message) override {
-    return stream_->Write(std::move(message));
+  Written Write(Slices message) override {
+    return stream_->Write(std::move(message)) ? Written::kUnderWay
+                                              : Written::kRefused;
   }
   void Close(absl::Status status) override {
     // At the calling end only an error ends a stream at once.
@@ -210,8 +111,9 @@ class StreamEars final : public net::StreamObserver {
 // The acceptor, which the endpoint's handler shares with the transport.
 class Door {
  public:
-  explicit Door(std::shared_ptr<MemoryExchange> memories)
-      : memories_(std::move(memories)) {}
+  Door(std::shared_ptr<MemoryExchange> memories,
+       std::shared_ptr<MemoryWatch> watch)
+      : memories_(std::move(memories)), watch_(std::move(watch)) {}
 
   void Set(Transport::Acceptor acceptor) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
@@ -220,18 +122,45 @@ class Door {
 
   absl::StatusOr<std::shared_ptr<net::StreamObserver>> Enter(
       std::shared_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
+    // Taken in any case, so that it does not wait there for ever.
+    std::shared_ptr<RingConnection> ring = TakeRings(*stream);
+    std::shared_ptr<Connection> connection =
+        std::make_shared<GrpcConnection>(std::move(stream), memories_, "");
     MutexLock lock(mu_);  // Set waits for who is entering
     if (acceptor_ == nullptr) {
+      if (ring != nullptr) ring->Discard();
       return absl::UnavailableError("no agent accepts calls here now");
     }
-    auto observer = acceptor_(
-        std::make_shared<GrpcConnection>(std::move(stream), memories_, ""));
-    if (!observer.ok()) return observer.status();
-    return std::make_shared<StreamEars>(*std::move(observer));
+    if (ring != nullptr) connection = ring->Attach(std::move(connection));
+    auto observer = acceptor_(std::move(connection));
+    if (ring == nullptr) {
+      if (!observer.ok()) return observer.status();
+      return std::make_shared<StreamEars>(*std::move(observer));
+    }
+    if (!observer.ok()) {
+      ring->Discard();
+      return observer.status();
+    }
+    ring->Observe(*std::move(observer));
+    return std::make_shared<StreamEars>(std::move(ring));
   }
 
  private:
+  // What the caller offers; null: nothing that can be had.
+  std::shared_ptr<RingConnection> TakeRings(const net::Stream& stream) {
+    for (const auto& [key, value] : stream.metadata()) {
+      uint64_t token = 0;
+      if (key != kRings || !absl::SimpleAtoi(value, &token)) continue;
+      absl::StatusOr<SharedRings> rings = memories_->TakeRings(token);
+      if (!rings.ok()) return nullptr;
+      auto ring = std::make_shared<RingConnection>(*std::move(rings), watch_);
+      return ring->Start().ok() ? ring : nullptr;
+    }
+    return nullptr;
+  }
+
   const std::shared_ptr<MemoryExchange> memories_;
+  const std::shared_ptr<MemoryWatch> watch_;
   Mutex mu_;
   Transport::Acceptor acceptor_ ABSL_GUARDED_BY(mu_);
 };
@@ -243,9 +172,10 @@ class GrpcTransport final : public Transport {
       : loop_(loop),
         memories_(std::make_shared<MemoryExchange>(
             loop.core()->telemetry(), options.max_shared_memories)),
-        door_(std::make_shared<Door>(memories_)) {
+        watch_(std::make_shared<LoopWatch>(loop.core())),
+        door_(std::make_shared<Door>(memories_, watch_)) {
     if (endpoint == nullptr) return;
-    if (options.max_shared_memories > 0) memories_->Open(endpoint->address());
+    memories_->Open(endpoint->address());
     endpoint->RegisterStream(
         kConnect,
         [door = door_](std::shared_ptr<net::Stream> stream) {
@@ -263,10 +193,20 @@ class GrpcTransport final : public Transport {
       std::shared_ptr<ConnectionObserver> observer) override {
     absl::StatusOr<std::shared_ptr<net::Channel>> channel = ChannelTo(worker);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
-    return std::make_shared<GrpcConnection>(
+    net::Metadata metadata;
+    std::shared_ptr<RingConnection> ring =
+        OfferRings(worker.address, &metadata);
+    if (ring != nullptr) {
+      ring->Observe(std::move(observer));
+      observer = ring;
+    }
+    auto connection = std::make_shared<GrpcConnection>(
         (*channel)->OpenStream(
-            kConnect, std::make_shared<StreamEars>(std::move(observer))),
+            kConnect, std::make_shared<StreamEars>(std::move(observer)),
+            metadata),
         memories_, worker.address);
+    if (ring == nullptr) return connection;
+    return ring->Attach(std::move(connection));
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -275,10 +215,22 @@ class GrpcTransport final : public Transport {
   bool CancelTimer(TimerId id) override { return loop_.CancelTimer(id); }
 
  private:
+  // Null: nothing is offered.
+  std::shared_ptr<RingConnection> OfferRings(const std::string& address,
+                                             net::Metadata* metadata) {
+    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(address);
+    if (!offered.ok()) return nullptr;
+    auto ring =
+        std::make_shared<RingConnection>(std::move(offered->rings), watch_);
+    if (!ring->Start().ok()) return nullptr;
+    metadata->emplace_back(kRings, absl::StrCat(offered->token));
+    return ring;
+  }
+
   // Never opens.
   class NoConnection final : public Connection {
    public:
-    bool Write(Slices) override { return false; }
+    Written Write(Slices) override { return Written::kRefused; }
     void Close(absl::Status) override {}
   };
 
@@ -308,6 +260,7 @@ class GrpcTransport final : public Transport {
 
   net::Loop& loop_;
   const std::shared_ptr<MemoryExchange> memories_;
+  const std::shared_ptr<MemoryWatch> watch_;
   const std::shared_ptr<Door> door_;
   Mutex mu_;
   std::map<std::pair<std::string, std::string>, std::shared_ptr<net::Channel>>

@@ -13,9 +13,10 @@
 namespace weft::rpc {
 
 struct GrpcTransportOptions {
-  // Large bodies between processes of one user on one host pass through memory
-  // that they share, where the peer's address is a unix socket. 0: never; else
-  // the most connections of this transport that may have such memory.
+  // Messages, and large bodies, between processes of one user on one host pass
+  // through memory that they share, where the peer's address is a unix socket.
+  // 0: never; else the most connections of this transport that may have such
+  // memory, of each of the two kinds.
   int max_shared_memories = 64;
 };
 

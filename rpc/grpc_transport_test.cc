@@ -27,6 +27,8 @@
 #include "weft/net/endpoint.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/handle.h"
+#include "weft/rpc/message_ring.h"
+#include "weft/rpc/ring_connection.h"
 #include "weft/rpc/stream.h"
 #include "weft/rpc/transport_conformance.h"
 #include "weft/telemetry/telemetry.h"
@@ -387,8 +389,8 @@ int CountDescriptors() {
   return static_cast<int>(std::distance(begin(all), end(all)));
 }
 
-// Mappings of memory that connections share; two for each, as both ends are
-// here.
+// Mappings of memory that connections share: for each end that is here one for
+// messages and, once there was a large body, one for bodies.
 int CountMemories() {
   std::ifstream maps("/proc/self/maps");
   int count = 0;
@@ -406,7 +408,7 @@ TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
     }
   };
   use();
-  EXPECT_EQ(CountMemories(), 2);
+  EXPECT_EQ(CountMemories(), 4);
   const int before = CountDescriptors();
   for (uint64_t epoch = 2; epoch < 102; ++epoch) {
     agent_a_ = MakeAgent(a_, "a", 0, epoch);
@@ -415,11 +417,11 @@ TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
   // b may not have heard yet of all that ended.
   Clock& clock = a_.transport().clock();
   const Instant deadline = clock.Now() + absl::Seconds(30);
-  while ((CountMemories() > 2 || CountDescriptors() > before) &&
+  while ((CountMemories() > 4 || CountDescriptors() > before) &&
          clock.Now() < deadline) {
     use();
   }
-  EXPECT_EQ(CountMemories(), 2);
+  EXPECT_EQ(CountMemories(), 4);
   EXPECT_LE(CountDescriptors(), before);
 }
 
@@ -447,7 +449,62 @@ TEST(GrpcSharedMemory, GoesToSoManyConnectionsAndNoMore) {
       ASSERT_EQ(*Call(agents.back()->To("s"), Echo, large), large);
     }
   }
-  EXPECT_EQ(CountMemories(), 4);
+  // The first two have both kinds, at both ends. The others keep the rings that
+  // they have offered in vain.
+  EXPECT_EQ(CountMemories(), 10);
+}
+
+// What was written into the rings of this process, in all.
+uint64_t BytesInRings() {
+  std::ifstream maps("/proc/self/maps");
+  uint64_t bytes = 0;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.find("memfd:weft-rpc-rings") == line.npos) continue;
+    auto* const begin =
+        reinterpret_cast<std::byte*>(std::strtoull(line.c_str(), nullptr, 16));
+    for (const uint64_t offset :
+         {uint64_t{0}, RingMemory::BytesFor(SharedRings::kCapacity)}) {
+      bytes += RingMemory::At(begin + offset, SharedRings::kCapacity)
+                   .words->written.load();
+    }
+  }
+  return bytes;
+}
+
+TEST_F(GrpcAgents, SmallCallsWithinTheHostPassThroughRings) {
+  ASSERT_EQ(*Call(agent_a_->To("b"), Twice, 4), 8);
+  EXPECT_EQ(CountMemories(), 2);
+  // Both map the same memory, so each byte is counted twice.
+  uint64_t before = BytesInRings();
+  for (int64_t i = 0; i < 100; ++i) {
+    ASSERT_EQ(*Call(agent_a_->To("b"), Twice, i), 2 * i);
+  }
+  EXPECT_GT(BytesInRings() - before, 2 * 100 * 2 * 20u);
+}
+
+TEST(GrpcRings, WhereTheCalleeHasNoneCallsGoAsEver) {
+  TempDir temp;
+  for (const auto& [here, there] : {std::pair(0, 64), std::pair(64, 0)}) {
+    FixedDirectory directory;
+    Node a(temp, "a", here);
+    Node b(temp, "b", there);
+    AgentOptions options;
+    options.directory = &directory;
+    std::vector<std::unique_ptr<Agent>> agents;
+    uint32_t id = 0;
+    for (Node* node : {&a, &b}) {
+      directory.Put(node->worker(id));
+      options.name = node->worker(id).name;
+      options.key = WorkerKey{id, 1};
+      options.transport = &node->transport();
+      agents.push_back(*Agent::Create(options));
+      ++id;
+    }
+    for (int64_t i = 0; i < 10; ++i) {
+      EXPECT_EQ(*Call(agents[0]->To("b"), Twice, i), 2 * i);
+    }
+    EXPECT_EQ(BytesInRings(), 0u);
+  }
 }
 
 // The other process of the next test, which runs this program.
@@ -485,7 +542,7 @@ TEST_F(GrpcAgents, APeerKilledInMidTransferEndsItsCallsAndLeavesNothing) {
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(*Call(agent_a_->To("b"), Echo, large), large);
   }
-  EXPECT_EQ(CountMemories(), 1);
+  EXPECT_EQ(CountMemories(), 2);
   std::vector<Future<std::vector<float>>> calls;
   for (int i = 0; i < 8; ++i) {
     calls.push_back(CallAsync(agent_a_->To("b"), Echo, large));

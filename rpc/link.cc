@@ -77,20 +77,25 @@ bool Link::HasWork() const {
 void Link::Drain() { GoOn(nullptr); }
 
 void Link::GoOn(bool Link::*ended) {
+  while (WriteOne(&ended)) {
+  }
+}
+
+bool Link::WriteOne(bool Link::**ended) {
   std::shared_ptr<Connection> connection;
   std::optional<Leaving> leaving;
   absl::Status close_status;
   bool overflows = false;
   {
     MutexLock lock(mu_);
-    if (ended != nullptr) this->*ended = false;
-    if (closed_ || connection_ == nullptr) return;
+    if (*ended != nullptr) this->**ended = false;
+    if (closed_ || connection_ == nullptr) return false;
     overflows = Overflows();
     if (!overflows) {
-      if (!MayLeave() || !HasWork()) return;
+      if (!MayLeave() || !HasWork()) return false;
       TakeMessage(&leaving.emplace());
       writing_ = !leaving->message.empty();
-      if (!writing_ && (!bulk_.empty() || !close_when_written_)) return;
+      if (!writing_ && (!bulk_.empty() || !close_when_written_)) return false;
       connection = connection_;
       close_status = close_status_;
     }
@@ -104,12 +109,14 @@ void Link::GoOn(bool Link::*ended) {
     for (const Leaving::Copy& copy : leaving->copies) {
       CopySlices(copy.from, reinterpret_cast<uint8_t*>(copy.to));
     }
-    // Fails only once the connection is closing: OnClosed follows.
-    connection->Write(std::move(leaving->message));
-    if (!leaving->wants_ring) return;
-    AskForRing(*connection);
-    Drain();
+    // Refused only once the connection is closing: OnClosed follows.
+    const bool is_done = connection->Write(std::move(leaving->message)) ==
+                         Connection::Written::kDone;
+    *ended = is_done ? &Link::writing_ : nullptr;
+    if (leaving->wants_ring) AskForRing(*connection);
+    return is_done || leaving->wants_ring;
   }
+  return false;
 }
 
 void Link::End(absl::Status status, bool after_writing) {

@@ -144,6 +144,9 @@ class Link final : public ConnectionObserver,
   bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return control_.size() + outbox_.size() > kMaxWaiting;
   }
+  // Writes one message; true if another may be written now, after what is then
+  // in `ended`.
+  bool WriteOne(bool Link::** ended) ABSL_LOCKS_EXCLUDED(mu_);
   // The next message, or an empty one.
   void TakeMessage(Leaving* leaving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddOutgoing(const Outgoing& frame, BatchWriter* batch, Leaving* leaving)

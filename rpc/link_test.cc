@@ -279,7 +279,8 @@ class HostileCallerTest : public ::testing::Test {
   void Write(const Frames&... frames) {
     BatchWriter batch;
     (batch.Add(frames), ...);
-    EXPECT_TRUE(connection_->Write(std::move(batch).Finish()));
+    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
+              Connection::Written::kRefused);
     Promise<void> never(at_caller_.driver());
     (void)never.future().Wait(absl::Seconds(1));
   }
@@ -361,7 +362,8 @@ TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
     request.function = "none";
     batch.Add(request, Instant(), /*body_follows=*/false);
   }
-  EXPECT_TRUE(connection_->Write(std::move(batch).Finish()));
+  EXPECT_NE(connection_->Write(std::move(batch).Finish()),
+            Connection::Written::kRefused);
   Promise<void> never(at_caller_.driver());
   (void)never.future().Wait(absl::Seconds(1));
   int refused = 0;
@@ -389,7 +391,8 @@ TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
   const auto begin = [&] {
     BatchWriter batch;
     batch.Add(request, Instant(), /*body_follows=*/true);
-    EXPECT_TRUE(connection_->Write(std::move(batch).Finish()));
+    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
+              Connection::Written::kRefused);
     Promise<void> never(at_caller_.driver());
     (void)never.future().Wait(absl::Seconds(1));
   };
@@ -416,15 +419,16 @@ TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
 // Has a message in flight until the test says that it was written.
 class SlowConnection final : public Connection {
  public:
-  bool Write(Slices message) override {
+  Written Write(Slices message) override {
     bytes = TotalSize(message);
     frames.clear();
-    return ReadBatch(message, Instant(),
-                     [this](Frame frame) {
-                       frames.push_back(std::move(frame));
-                       return absl::OkStatus();
-                     })
-        .ok();
+    EXPECT_THAT(ReadBatch(message, Instant(),
+                          [this](Frame frame) {
+                            frames.push_back(std::move(frame));
+                            return absl::OkStatus();
+                          }),
+                IsOk());
+    return Written::kUnderWay;
   }
   void Close(absl::Status) override {}
 

@@ -24,8 +24,9 @@ class LocalNetwork::Pipe {
     ~End() override {
       pipe_->Close(absl::CancelledError("the connection was let go"));
     }
-    bool Write(Slices message) override {
-      return pipe_->Write(side_, std::move(message));
+    Written Write(Slices message) override {
+      return pipe_->Write(side_, std::move(message)) ? Written::kUnderWay
+                                                     : Written::kRefused;
     }
     void Close(absl::Status status) override { pipe_->Close(status); }
 

@@ -106,7 +106,7 @@ class SharingTransport final : public Transport {
         MemoryRole role)
         : inner_(std::move(inner)), depot_(std::move(depot)), role_(role) {}
 
-    bool Write(Slices message) override {
+    Written Write(Slices message) override {
       depot_->written_bytes += static_cast<int64_t>(TotalSize(message));
       return inner_->Write(std::move(message));
     }

@@ -48,10 +48,14 @@ class Connection {
  public:
   virtual ~Connection() = default;
 
-  // Starts sending; `message` is held until OnWritten. One at a time: false,
-  // and nothing sent, while one is in flight or once closed. OnWritten never
-  // runs inside Write.
-  virtual bool Write(Slices message) = 0;
+  // Starts sending. One at a time: OnWritten says when a message that is under
+  // way, and held till then, has been taken; it never runs inside Write.
+  enum class Written {
+    kRefused,   // and nothing sent: one is under way, or it is closed
+    kUnderWay,  // the next may be written after OnWritten
+    kDone,      // the next may be written now: no OnWritten comes
+  };
+  virtual Written Write(Slices message) = 0;
 
   // Ends it: both ends hear OnClosed, the other perhaps with `status`.
   virtual void Close(absl::Status status) = 0;

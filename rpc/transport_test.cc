@@ -198,7 +198,8 @@ TEST_F(StrangersTest, WhoIsRefusedIsToldOnce) {
   hello.name = "w0";
   BatchWriter batch;
   for (int i = 0; i < 1000; ++i) batch.Add(hello);
-  ASSERT_TRUE(connection_->Write(std::move(batch).Finish()));
+  ASSERT_NE(connection_->Write(std::move(batch).Finish()),
+            Connection::Written::kRefused);
   Pass(absl::Seconds(1));
   EXPECT_EQ(stranger_->welcomes, 1);
   EXPECT_FALSE(stranger_->closed.ok());

@@ -164,8 +164,8 @@ void Options::AddTo(Flags& flags) {
             "dead",
             {"WEFT_EXIT_IF_UNREACHABLE"});
   flags.Add("shared-memories", &shared_memories,
-            "connections within the host that share memory for large tensors "
-            "(8 MiB each); 0: none",
+            "connections within the host that share memory (0.5 MiB each, "
+            "8.5 MiB with large tensors); 0: none",
             {"WEFT_SHARED_MEMORIES"});
 }
 

@@ -75,8 +75,8 @@ struct Options {
 
   int handler_threads = 0;  // that run remote calls; 0: one a core, at least 2
   int ranks_on_host = 1;    // LOCAL_WORLD_SIZE
-  // The most workers of this host with which this one shares memory for large
-  // tensors, 8 MiB each; 0: none. --shared-memories
+  // The most connections within this host that share memory: 516 KiB each, and
+  // 8 MiB once there was a large tensor; 0: none. --shared-memories
   int shared_memories = 64;
   // Ends the program, with exit code 10 and the flight recorder written, when
   // this worker does not answer at its own address and a new listener does not

@@ -17,7 +17,7 @@ constexpr int64_t kMaxBytes = 4096;
 
 class Silent final : public rpc::Connection {
  public:
-  bool Write(Slices) override { return true; }
+  Written Write(Slices) override { return Written::kUnderWay; }
   void Close(absl::Status) override {}
 };
 
