@@ -88,6 +88,7 @@ struct Options {
   size_t size = 0;      // of a put; 0: adds
   int out = 1;
   int loopback = 0;  // adds within this process
+  int shared_memories = 64;  // 0: unix sockets go by gRPC alone
 };
 
 double Now() {
@@ -139,7 +140,9 @@ struct Rank {
     auto made_endpoint = net::Endpoint::Open(*loop, endpoint_options);
     WEFT_CHECK(made_endpoint.ok()) << made_endpoint.status().ToString();
     endpoint = *std::move(made_endpoint);
-    transport = rpc::MakeGrpcTransport(*loop, *endpoint);
+    rpc::GrpcTransportOptions transport_options;
+    transport_options.max_shared_memories = options.shared_memories;
+    transport = rpc::MakeGrpcTransport(*loop, *endpoint, transport_options);
     rpc::AgentOptions agent_options;
     agent_options.job = "bench";
     agent_options.name = name;
@@ -672,6 +675,7 @@ int main(int argc, char** argv) {
   app.add_option("--out", options.out, "")->group("");
   app.add_option("--loopback", options.loopback,
                  "So many adds within this process");
+  app.add_option("--shared-memories", options.shared_memories, "")->group("");
   CLI11_PARSE(app, argc, argv);
   if (options.loopback > 0) return weft::bench::CallItself(options);
   if (!options.serve.empty()) return weft::bench::Serve(options);
