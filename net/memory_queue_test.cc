@@ -208,6 +208,22 @@ TEST_F(TwoPollers, WhoWaitsAtOneHearsWhatTheOtherHandles) {
   }
 }
 
+// As long as one has work, without a pause.
+TEST_F(TwoPollers, ABusyOneKeepsNobodyOut) {
+  std::atomic<bool> stop{false};
+  memories_[0]->then = [&] {
+    if (!stop) memories_[0]->Put();
+  };
+  memories_[0]->Put();
+  for (int i = 0; i < 100; ++i) {
+    auto promise = std::make_shared<Promise<void>>(second_);
+    second_.Post([promise] { promise->Set(absl::OkStatus()); });
+    ASSERT_THAT(promise->future().Wait(kSoon), IsOk());
+  }
+  stop = true;
+  while (memories_[0]->HasWork()) std::this_thread::yield();
+}
+
 TEST_F(TwoPollers, RunOneThingAtATime) {
   std::atomic<int> inside{0};
   std::atomic<bool> overlapped{false};

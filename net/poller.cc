@@ -59,6 +59,25 @@ class Poller::Waiter final : public Parker {
   std::atomic<bool> polling_{false};
 };
 
+void Turns::Take() {
+  const uint32_t mine = next_.fetch_add(1);
+  if (current_.load() == mine) return;
+  waiting_.fetch_add(1);
+  {
+    MutexLock lock(mu_);
+    while (current_.load() != mine) passed_.Wait(mu_);
+  }
+  waiting_.fetch_sub(1);
+}
+
+// Who waits says so before it looks whose turn it is.
+void Turns::Pass() {
+  current_.fetch_add(1);
+  if (waiting_.load() == 0) return;
+  MutexLock lock(mu_);
+  passed_.NotifyAll();
+}
+
 Poller::Poller(EventQueue& queue, PollerOptions options)
     : queue_(queue),
       options_(options),
@@ -260,7 +279,7 @@ bool Poller::RunDue() {
   }
   if (tasks.empty()) return false;
   InlineScope scope;
-  MutexLock lock(group_.running);
+  Turn turn(group_.running);
   for (Task& task : tasks) std::move(task)();
   tasks.clear();
   return true;
@@ -270,7 +289,7 @@ void Poller::Handle() {
   if (group_.busy.load(std::memory_order_relaxed) != this) {
     group_.busy.store(this);
   }
-  MutexLock lock(group_.running);
+  Turn turn(group_.running);
   queue_.Handle();
 }
 

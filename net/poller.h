@@ -52,12 +52,41 @@ class EventQueue {
   virtual void Wake() = 0;
 };
 
+// Lets threads do something one at a time, in the order in which they came: a
+// busy one keeps nobody out, as it would with a mutex.
+//
+// Thread-safety: thread-safe.
+class Turns {
+ public:
+  void Take() ABSL_LOCKS_EXCLUDED(mu_);
+  void Pass() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  std::atomic<uint32_t> next_{0};     // the turn of who comes next
+  std::atomic<uint32_t> current_{0};  // whose it is
+  std::atomic<int> waiting_{0};
+  Mutex mu_;
+  CondVar passed_;
+};
+
+// A turn, from here to the end of the scope.
+class Turn {
+ public:
+  explicit Turn(Turns& turns) : turns_(turns) { turns_.Take(); }
+  ~Turn() { turns_.Pass(); }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Turns& turns_;
+};
+
 class Poller;
 
 // What the pollers of a Loop share: what they run runs one at a time, and only
 // the one that had the last event looks without sleeping.
 struct PollerGroup {
-  Mutex running;
+  Turns running;
   std::atomic<const Poller*> busy{nullptr};  // null: none had one
 };
 

@@ -92,7 +92,7 @@ class RingTransport final : public Transport {
     inner_->Accept([this, acceptor = std::move(acceptor)](
                        std::shared_ptr<Connection> connection)
                        -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-      MutexLock lock(watch_->running());
+      net::Turn turn(watch_->running());
       std::optional<SharedRings> rings = depot_->Take(address_);
       if (!rings.has_value()) return acceptor(std::move(connection));
       auto ring = std::make_shared<RingConnection>(*std::move(rings), watch_);
@@ -122,7 +122,7 @@ class RingTransport final : public Transport {
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return inner_->RunAt(when, [watch = watch_, fn = std::move(fn)]() mutable {
-      MutexLock lock(watch->running());
+      net::Turn turn(watch->running());
       std::move(fn)();
     });
   }
@@ -143,7 +143,7 @@ class RingTransport final : public Transport {
       poller_.Join();
     }
     net::Poller& poller() { return poller_; }
-    Mutex& running() { return group_.running; }
+    net::Turns& running() { return group_.running; }
 
    private:
     const std::unique_ptr<net::MemoryQueue> queue_ =
@@ -159,15 +159,15 @@ class RingTransport final : public Transport {
     Ears(std::shared_ptr<RingConnection> ring, std::shared_ptr<Watch> watch)
         : ring_(std::move(ring)), watch_(std::move(watch)) {}
     void OnMessage(Slices message) override {
-      MutexLock lock(watch_->running());
+      net::Turn turn(watch_->running());
       ring_->OnMessage(std::move(message));
     }
     void OnWritten() override {
-      MutexLock lock(watch_->running());
+      net::Turn turn(watch_->running());
       ring_->OnWritten();
     }
     void OnClosed(absl::Status status) override {
-      MutexLock lock(watch_->running());
+      net::Turn turn(watch_->running());
       ring_->OnClosed(std::move(status));
     }
 
