@@ -87,7 +87,7 @@ struct Options {
   double spin_us = 50;  // of the Loop
   size_t size = 0;      // of a put; 0: adds
   int out = 1;
-  int loopback = 0;  // adds within this process
+  int loopback = 0;          // adds within this process
   int shared_memories = 64;  // 0: unix sockets go by gRPC alone
 };
 

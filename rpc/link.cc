@@ -81,14 +81,14 @@ void Link::GoOn(bool Link::*ended) {
   }
 }
 
-bool Link::WriteOne(bool Link::**ended) {
+bool Link::WriteOne(bool Link::** ended) {
   std::shared_ptr<Connection> connection;
   std::optional<Leaving> leaving;
   absl::Status close_status;
   bool overflows = false;
   {
     MutexLock lock(mu_);
-    if (*ended != nullptr) this->**ended = false;
+    if (*ended != nullptr) this->** ended = false;
     if (closed_ || connection_ == nullptr) return false;
     overflows = Overflows();
     if (!overflows) {
