@@ -118,8 +118,16 @@ class LoopDriver final : public Driver {
 
   bool Wait(Waitable& what, Instant deadline) override {
     Poller* const second = second_.load();
-    const bool is_busy = second != nullptr && group_.busy.load() == second;
-    return (is_busy ? *second : poller_).Wait(what, deadline);
+    if (second == nullptr || what.IsReady()) {
+      return poller_.Wait(what, deadline);
+    }
+    const bool is_second = group_.busy.load() == second;
+    Poller& here = is_second ? *second : poller_;
+    Poller& other = is_second ? poller_ : *second;
+    other.BeginWaitElsewhere();
+    const bool ready = here.Wait(what, deadline);
+    other.EndWaitElsewhere();
+    return ready;
   }
 
  private:

@@ -166,7 +166,9 @@ TEST_F(MemoryQueueTest, WhatIsRemovedIsLetGoAlsoAtTheEnd) {
 
 class TwoPollers : public ::testing::Test {
  protected:
-  TwoPollers() {
+  explicit TwoPollers(
+      absl::Duration retake_pause = PollerOptions().retake_pause)
+      : retake_pause_(retake_pause) {
     for (const auto& queue : queues_) {
       memories_.push_back(std::make_shared<FakeMemory>());
       EXPECT_THAT(queue->Add(memories_.back()), IsOk());
@@ -182,6 +184,7 @@ class TwoPollers : public ::testing::Test {
     PollerOptions options;
     options.spin = absl::Hours(1);
     options.group = &group_;
+    options.retake_pause = retake_pause_;
     return options;
   }
   // Ready when `memory` has been handled.
@@ -193,6 +196,7 @@ class TwoPollers : public ::testing::Test {
     return future;
   }
 
+  const absl::Duration retake_pause_;
   const std::unique_ptr<MemoryQueue> queues_[2] = {*MemoryQueue::Create(),
                                                    *MemoryQueue::Create()};
   PollerGroup group_;
@@ -206,6 +210,46 @@ TEST_F(TwoPollers, WhoWaitsAtOneHearsWhatTheOtherHandles) {
     ASSERT_THAT(Echo(*memories_[i % 2]).Wait(kSoon), IsOk());
     EXPECT_EQ(group_.busy.load(), i % 2 == 0 ? &first_ : &second_);
   }
+}
+
+// Who leaves a queue leaves it to who comes next, here for ever.
+class LeftQueues : public TwoPollers {
+ protected:
+  LeftQueues() : TwoPollers(/*retake_pause=*/absl::Hours(1'000'000)) {}
+  // Somebody must be there to see the end.
+  ~LeftQueues() override {
+    for (Poller* poller : {&first_, &second_}) poller->BeginWaitElsewhere();
+  }
+};
+
+TEST_F(LeftQueues, AreTakenWhileSomebodyWaitsAtTheOther) {
+  Poller* const pollers[] = {&first_, &second_};
+  for (int i = 0; i < 100; ++i) {
+    // Takes the one, and leaves it.
+    Promise<void> never(*pollers[i % 2]);
+    ASSERT_FALSE(never.future().Wait(absl::ZeroDuration()).ok());
+    pollers[i % 2]->BeginWaitElsewhere();
+    Promise<void> handled(*pollers[1 - i % 2]);
+    memories_[i % 2]->then = [&] { handled.Set(absl::OkStatus()); };
+    memories_[i % 2]->Put();
+    ASSERT_THAT(handled.future().Wait(kSoon), IsOk());
+    pollers[i % 2]->EndWaitElsewhere();
+  }
+}
+
+TEST_F(LeftQueues, AreTakenFromWhoLeavesWhileSomebodyWaitsAtTheOther) {
+  Promise<void> leave(first_);
+  memories_[0]->then = [&] {  // on the thread that has the queue, and leaves it
+    first_.BeginWaitElsewhere();
+    leave.Set(absl::OkStatus());
+  };
+  memories_[0]->Put();
+  ASSERT_THAT(leave.future().Wait(kSoon), IsOk());
+  Promise<void> handled(second_);
+  memories_[0]->then = [&] { handled.Set(absl::OkStatus()); };
+  memories_[0]->Put();
+  EXPECT_THAT(handled.future().Wait(kSoon), IsOk());
+  first_.EndWaitElsewhere();
 }
 
 // As long as one has work, without a pause.

@@ -160,6 +160,12 @@ bool Poller::TakeLocked(Waiter& waiter) {
   return false;
 }
 
+void Poller::BeginWaitElsewhere() {
+  if (waits_elsewhere_.fetch_add(1) > 0) return;
+  MutexLock lock(mu_);
+  if (holder_ == nullptr) background_->UnparkToPoll();
+}
+
 void Poller::Leave(Waiter& waiter, Instant now) {
   MutexLock lock(mu_);
   WEFT_CHECK(holder_ == &waiter);
@@ -197,7 +203,7 @@ void Poller::HandOn() {
     holder_->UnparkToPoll();
     return;
   }
-  if (dormant_) {
+  if (dormant_ || waits_elsewhere_.load() > 0) {
     dormant_ = false;
     background_->UnparkToPoll();
   }
@@ -344,7 +350,7 @@ bool Poller::CancelTimer(int64_t id) {
 // Users that wait in quick succession are better off polling themselves: leave
 // the queue to them when one of them has what it waited for.
 bool Poller::UsersComeSoon() {
-  if (parked_count_.load() == 0) return false;
+  if (parked_count_.load() == 0 || waits_elsewhere_.load() > 0) return false;
   MutexLock lock(mu_);
   if (!calling_again_) return false;
   return std::any_of(parked_.begin(), parked_.end(),
@@ -359,7 +365,8 @@ Instant Poller::BackgroundRest() {
   const Instant now = SteadyClock().Now();
   dormant_ = holder_ != nullptr && now - left_ > kDormantAfter;
   if (dormant_) return Instant::Infinite();
-  if (holder_ == nullptr && now - left_ >= options_.retake_pause) {
+  if (holder_ == nullptr &&
+      (waits_elsewhere_.load() > 0 || now - left_ >= options_.retake_pause)) {
     rest_ = absl::ZeroDuration();
     return kNow;
   }

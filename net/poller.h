@@ -8,7 +8,9 @@
 // free, and then the background thread takes it: after a run of quick calls a
 // few milliseconds later. Posted functions and timers are run by the holder.
 //
-// A Loop with two queues has a Poller for each, in one PollerGroup.
+// A Loop with two queues has a Poller for each, in one PollerGroup. While
+// somebody waits at one of them the other's queue is not left free: what comes
+// there may be what that wait is for.
 
 #ifndef WEFT_NET_POLLER_H_
 #define WEFT_NET_POLLER_H_
@@ -114,6 +116,10 @@ class Poller final : public Driver {
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CancelTimer(int64_t id) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Around a wait at another poller of the group.
+  void BeginWaitElsewhere() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndWaitElsewhere() { waits_elsewhere_.fetch_sub(1); }
+
  private:
   class Waiter;
   using Task = absl::AnyInvocable<void() &&>;
@@ -170,6 +176,7 @@ class Poller final : public Driver {
   // When the first timer is due; earlier, if that one was cancelled.
   std::atomic<int64_t> next_timer_ns_{Instant::Infinite().nanoseconds()};
   std::atomic<int> parked_count_{0};
+  std::atomic<int> waits_elsewhere_{0};
   std::atomic<uint32_t> background_turns_{0};  // times it woke
   std::atomic<bool> ended_{false};
 };
