@@ -86,16 +86,16 @@ class Node {
     endpoint_->RegisterUnary("/test.Other/Echo", [](net::IncomingCall call) {
       call.Reply(call.TakeRequest());
     });
-    endpoint_->RegisterUnary(
-        "/test.Other/Never",
-        [held = std::make_shared<std::vector<net::IncomingCall>>()](
-            net::IncomingCall call) { held->push_back(std::move(call)); });
+    endpoint_->RegisterUnary("/test.Other/Never", [this](net::IncomingCall c) {
+      unanswered_.push_back(std::move(c));
+    });
   }
 
   const std::string name_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<net::Endpoint> endpoint_;
   std::unique_ptr<Transport> transport_;
+  std::vector<net::IncomingCall> unanswered_;
 };
 
 class GrpcPair final : public TransportPair {

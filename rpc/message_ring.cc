@@ -128,6 +128,7 @@ void MessageWriter::CopyMessage(uint64_t bytes) {
 }
 
 void MessageWriter::Copy(const void* from, uint64_t bytes) {
+  if (bytes == 0) return;  // from nowhere, perhaps
   const uint64_t at = written_ % memory_.capacity;
   const uint64_t first = std::min(bytes, memory_.capacity - at);
   std::memcpy(memory_.bytes + at, from, first);

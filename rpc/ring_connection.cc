@@ -36,13 +36,16 @@ std::shared_ptr<Connection> RingConnection::Attach(
 
 // Nobody else holds the stream: it closes.
 void RingConnection::LetGo() {
-  Deafen();
   std::shared_ptr<Connection> stream;
-  MutexLock lock(mu_);
-  closed_ = true;
-  stream.swap(stream_);
+  {
+    MutexLock lock(mu_);
+    closed_ = true;
+    stream.swap(stream_);
+  }
+  Deafen();
 }
 
+// After closed_ is set: a Write before that may have begun to wait for room.
 void RingConnection::Deafen() {
   reads_ring_.store(false);
   is_waiting_for_room_.store(false);
@@ -192,13 +195,13 @@ void RingConnection::GoOnWriting() {
 }
 
 void RingConnection::Close(absl::Status status) {
-  Deafen();
   std::shared_ptr<Connection> stream;
   {
     MutexLock lock(mu_);
     closed_ = true;
     stream = stream_;
   }
+  Deafen();
   if (stream != nullptr) stream->Close(std::move(status));
 }
 

@@ -84,6 +84,8 @@ struct End {
     connection = ring->Attach(stream);
     if (!is_caller) ring->Observe(ears);
   }
+  // It and its stream hold each other until the stream has closed.
+  ~End() { ring->OnClosed(absl::CancelledError("the test has ended")); }
 
   // The stream has taken what was written.
   void Flush() {

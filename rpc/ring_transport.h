@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "weft/base/check.h"
@@ -82,6 +83,7 @@ class RingTransport final : public Transport {
         inner_(std::move(inner)) {}
   ~RingTransport() override {
     inner_ = nullptr;
+    Discard();
     watch_->End();
   }
 
@@ -95,8 +97,7 @@ class RingTransport final : public Transport {
       net::Turn turn(watch_->running());
       std::optional<SharedRings> rings = depot_->Take(address_);
       if (!rings.has_value()) return acceptor(std::move(connection));
-      auto ring = std::make_shared<RingConnection>(*std::move(rings), watch_);
-      WEFT_CHECK(ring->Start().ok());
+      auto ring = Start(*std::move(rings));
       auto observer = acceptor(ring->Attach(std::move(connection)));
       if (!observer.ok()) {
         ring->Discard();
@@ -112,9 +113,7 @@ class RingTransport final : public Transport {
       std::shared_ptr<ConnectionObserver> observer) override {
     RingPair pair = RingPair::Make();
     depot_->Put(worker.address, std::move(pair.callee));
-    auto ring =
-        std::make_shared<RingConnection>(std::move(pair.caller), watch_);
-    WEFT_CHECK(ring->Start().ok());
+    auto ring = Start(std::move(pair.caller));
     ring->Observe(std::move(observer));
     return ring->Attach(
         inner_->Connect(worker, std::make_shared<Ears>(ring, watch_)));
@@ -176,9 +175,34 @@ class RingTransport final : public Transport {
     const std::shared_ptr<Watch> watch_;
   };
 
+  std::shared_ptr<RingConnection> Start(SharedRings rings)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    auto ring = std::make_shared<RingConnection>(std::move(rings), watch_);
+    WEFT_CHECK(ring->Start().ok());
+    MutexLock lock(mu_);
+    rings_.push_back(ring);
+    return ring;
+  }
+
+  // Of an end that `inner_` let go without a word nobody else would: it and its
+  // observer hold each other.
+  void Discard() ABSL_LOCKS_EXCLUDED(mu_) {
+    std::vector<std::weak_ptr<RingConnection>> rings;
+    {
+      MutexLock lock(mu_);
+      rings.swap(rings_);
+    }
+    for (const std::weak_ptr<RingConnection>& ring : rings) {
+      net::Turn turn(watch_->running());
+      if (const auto left = ring.lock()) left->Discard();
+    }
+  }
+
   const std::string address_;
   const std::shared_ptr<RingDepot> depot_;
   const std::shared_ptr<Watch> watch_;
+  Mutex mu_;
+  std::vector<std::weak_ptr<RingConnection>> rings_ ABSL_GUARDED_BY(mu_);
   std::unique_ptr<Transport> inner_;
 };
 
