@@ -16,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/net/admission.h"
 #include "weft/net/endpoint_fixture.h"
 #include "weft/net/raw_peer.h"
 #include "weft/telemetry/telemetry.h"
@@ -33,6 +34,7 @@ namespace weft::net {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
 RawPeer::Hello HelloOf(const Credentials& credentials) {
@@ -519,6 +521,29 @@ TEST_F(Limits, BytesOfAll) {
   EXPECT_THAT(Hold(8, std::string(50, 'x')).Wait(kSoon),
               StatusIs(absl::StatusCode::kResourceExhausted, words));
   ExpectRefused("max_bytes", words);
+}
+
+TEST(Admission, WhatEndsLeavesItsRoomToOthers) {
+  AdmissionLimits limits;
+  limits.max_calls = 3;
+  limits.max_calls_per_peer = 2;
+  limits.max_bytes = 150;
+  limits.max_bytes_per_peer = 100;
+  const auto admission = std::make_shared<Admission>(limits);
+  const auto small = *admission->Enter("a");  // stays
+  ASSERT_THAT(small->AddBytes(10), IsOk());
+  for (int i = 0; i < 5; ++i) {
+    const auto large = admission->Enter("a");
+    ASSERT_THAT(large, IsOk());
+    ASSERT_THAT((*large)->AddBytes(90), IsOk());
+    EXPECT_EQ(LimitOf(admission->Enter("a").status()), "max_calls_per_peer");
+    EXPECT_EQ(LimitOf(small->AddBytes(1)), "max_bytes_per_peer");
+    const auto other = admission->Enter("b");  // has room of its own
+    ASSERT_THAT(other, IsOk());
+    ASSERT_THAT((*other)->AddBytes(50), IsOk());
+    EXPECT_EQ(LimitOf(admission->Enter("c").status()), "max_calls");
+    EXPECT_EQ(LimitOf((*other)->AddBytes(1)), "max_bytes");
+  }
 }
 
 TEST_F(Limits, Connections) {

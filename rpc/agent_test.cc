@@ -221,6 +221,7 @@ struct Order {
   std::vector<int64_t> began ABSL_GUARDED_BY(mu);
   int running ABSL_GUARDED_BY(mu) = 0;
   int most ABSL_GUARDED_BY(mu) = 0;
+  bool was_given_up ABSL_GUARDED_BY(mu) = false;  // the first
   Parker first_began;
   Parker first_may_end;
 };
@@ -239,6 +240,7 @@ absl::StatusOr<int64_t> Ordered(CallContext& context, int64_t i,
     order->first_may_end.Park();
   }
   MutexLock lock(order->mu);
+  if (i == 0) order->was_given_up = context.cancel().IsCancelled();
   --order->running;
   if (text == "fail") return absl::AbortedError("as it was told to");
   return i;
@@ -356,6 +358,24 @@ TEST(Agent, ABorrowedTensorIsReadWhereItLies) {
     ASSERT_THAT(y, IsOk());
     EXPECT_EQ(y->span<float>()[(1 << 18) - 1], 6);
   }
+}
+
+TEST(Agent, CallsItselfWithACopyOfWhatIsOnlyBorrowed) {
+  RanksOptions options;
+  options.threads = options.max_threads = 1;
+  Ranks ranks(1, options);
+  Counters counters;
+  ranks[0].SetLocal(&counters);
+  const Target self = ranks[0].To("w0");
+  Future<void> busy = CallAsync(self, Linger);
+  counters.began.Park();
+  const Tensor x = Tensor::Full({1 << 16}, 3);
+  const Future<Tensor> late = CallAsync(self, Scale, Borrow(x), 2);
+  x.Fill(4);  // as who gives it up may do before the function reads it
+  busy.Cancel();
+  const auto y = late.Wait(absl::Seconds(30));
+  ASSERT_THAT(y, IsOk());
+  EXPECT_EQ(y->span<float>()[0], 6);
 }
 
 TEST(Agent, ABorrowedTensorThatWasWrittenToIsNotSentAgain) {
@@ -476,7 +496,7 @@ TEST(Lane, CallsRunInTheOrderInWhichTheyWereMade) {
 }
 
 TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
-  Ranks ranks(2);
+  Ranks ranks(3);
   for (const char* callee : {"w1", "w0"}) {
     Order order;
     for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&order);
@@ -495,15 +515,17 @@ TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
     calls[1].Cancel();  // it is there, and waits
     EXPECT_THAT(calls[1].Wait(absl::Seconds(10)),
                 StatusIs(absl::StatusCode::kCancelled));
-    // Other calls, and another lane, do not wait for it.
+    // Other calls, another lane, and another's lane do not wait for it.
     EXPECT_EQ(*Call(ranks[0].To(callee), Add, 1, 2), 3);
     EXPECT_EQ(*Call(ranks[0].To(callee).InOrder(), Ordered, 9, ""), 9);
+    EXPECT_EQ(*Call(ranks[2].To(callee).InOrder(), Ordered, 8, ""), 8);
     order.first_may_end.Unpark();
     for (int i = 3; i < 5; ++i) {
       EXPECT_EQ(*calls[i].Wait(absl::Seconds(10)), i);
     }
     MutexLock lock(order.mu);
-    EXPECT_THAT(order.began, ElementsAre(0, 9, 3, 4)) << callee;
+    EXPECT_THAT(order.began, ElementsAre(0, 9, 8, 3, 4)) << callee;
+    EXPECT_TRUE(order.was_given_up) << callee;
   }
 }
 

@@ -72,6 +72,11 @@ constexpr char kPayload[] = "test/payload";
 
 // ---------------------------------------------------- what the ranks can do
 
+// Registered before the one that is thrown.
+struct Unrelated {};
+Overdrawn DescribeUnrelated(const Unrelated&) { return {0, 0}; }
+WEFT_RPC_ERROR(Unrelated, absl::StatusCode::kAborted, DescribeUnrelated);
+
 class OverdrawnError : public std::exception {
  public:
   OverdrawnError(int64_t account, double by) : account(account), by(by) {}

@@ -18,6 +18,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/rpc/failure.h"
+#include "weft/rpc/handle.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -124,6 +125,13 @@ SimulatedAgents::Options Faulty() {
   return options;
 }
 
+void AppendTrace(const sim::Simulator& simulator,
+                 std::vector<std::string>* trace) {
+  const auto& lines = simulator.trace();
+  trace->insert(trace->end(), lines.begin(), lines.end());
+  trace->push_back(absl::StrCat("of all: ", simulator.trace_hash()));
+}
+
 // Two workers call the other two, which crash now and then. Returns what is
 // wrong.
 std::string RunSeed(uint64_t seed, Coverage* coverage,
@@ -195,11 +203,7 @@ std::string RunSeed(uint64_t seed, Coverage* coverage,
     coverage->faults.Absorb(agents.faults());
     coverage->transitions.Absorb(agents.transitions());
   }
-  if (trace != nullptr) {
-    const auto& lines = agents.simulator().trace();
-    trace->assign(lines.begin(), lines.end());
-    trace->push_back(absl::StrCat("of all: ", agents.trace_hash()));
-  }
+  if (trace != nullptr) AppendTrace(agents.simulator(), trace);
   return wrong;
 }
 
@@ -257,26 +261,47 @@ std::string TraceOfAnotherProcess(uint64_t seed) {
   return code.ok() ? (*process)->output() : code.status().ToString();
 }
 
+// w3 crashes amid calls of the three others, when it has called each: in which
+// order it ends its sessions is when each of them hears of it.
+void CrashAmidSessions(uint64_t seed, std::vector<std::string>* trace) {
+  SimulatedAgents agents(seed, Quiet(4));
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  agents.Run(3, [&](int worker) -> absl::Status {
+    const Target to = agents[worker].To("w3");
+    WEFT_RETURN_IF_ERROR(Call(to, PingPong, 2).status());
+    const Future<int64_t> call = CallAsync(to, Work, worker);
+    agents.Sleep(absl::Milliseconds(20));
+    if (worker == 0) agents.CrashAndRestart(3);
+    return call.Wait(absl::Minutes(2)).status();
+  });
+  AppendTrace(agents.simulator(), trace);
+}
+
+std::vector<std::string> TraceOf(uint64_t seed) {
+  std::vector<std::string> trace;
+  RunSeed(seed, nullptr, PlantedBug::kNone, &trace);
+  CrashAmidSessions(seed, &trace);
+  return trace;
+}
+
 TEST(SimulatedFaults, ASeedReplaysBitForBit) {
   constexpr uint64_t kSeeds = 20;
   if (const char* const only = std::getenv(kReplaySeed)) {
     uint64_t seed = 0;
     ASSERT_TRUE(absl::SimpleAtoi(only, &seed));
-    std::vector<std::string> trace;
-    RunSeed(seed, nullptr, PlantedBug::kNone, &trace);
-    std::cout << absl::StrJoin(trace, "\n") << "\nend\n";
+    std::cout << absl::StrJoin(TraceOf(seed), "\n") << "\nend\n";
     return;
   }
   std::map<uint64_t, std::vector<std::string>> first;
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    RunSeed(seed, nullptr, PlantedBug::kNone, &first[seed]);
+    first[seed] = TraceOf(seed);
     ASSERT_GT(first[seed].size(), 100u);
   }
   // In another order, so that nothing is at the address that it had.
   for (uint64_t seed = kSeeds; seed >= 1; --seed) {
-    std::vector<std::string> second;
-    RunSeed(seed, nullptr, PlantedBug::kNone, &second);
-    ASSERT_EQ(first[seed], second) << "seed " << seed;
+    ASSERT_EQ(first[seed], TraceOf(seed)) << "seed " << seed;
   }
   EXPECT_NE(first[1], first[2]);
   for (uint64_t seed = 1; seed <= 3; ++seed) {
@@ -389,6 +414,36 @@ TEST(SimulatedFaults, APartitionHeals) {
   });
   EXPECT_THAT(statuses, ElementsAre(IsOk()));
   EXPECT_EQ(ledger.runs[2], 1);
+}
+
+// Its reply does not arrive.
+int64_t PostAndCut(CallContext& context, int64_t id) {
+  auto* ledger = context.Local<Ledger>();
+  ledger->Ran(context, id);
+  ledger->agents->Cut(0, 1);
+  return id;
+}
+WEFT_RPC(PostAndCut);
+
+TEST(SimulatedFaults, WhatIsKeptForWhomTheReplyDidNotReachIsReleased) {  // F51
+  SimulatedAgents::Options options = Quiet(2);
+  options.limits.objects = 1;
+  SimulatedAgents agents(12, options);
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target other = agents[0].To("w1");
+    auto made = RemoteAsync(other, PostAndCut, 1);
+    agents.Sleep(absl::Seconds(1));
+    EXPECT_EQ(ledger.runs[1], 1);
+    EXPECT_FALSE(made.IsReady());
+    made.Cancel();
+    agents.Heal(0, 1);
+    agents.Sleep(absl::Seconds(5));
+    return Remote(other, Post, 2, "").status();  // there is room
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
 }
 
 TEST(SimulatedFaults, ACrashedWorkerIsCalledAgainInItsNextLife) {  // PROBE-P5

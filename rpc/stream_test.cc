@@ -140,6 +140,19 @@ int64_t ReadTwo(CallContext& context, Reader<std::string> in) {
 }
 WEFT_RPC_STREAM(ReadTwo);
 
+// Reads one and lets the reader go; its result comes when the test has it.
+struct Owed {
+  Parker began;
+  Promise<int64_t> result;
+};
+Future<int64_t> ReadOne(CallContext& context, Reader<int64_t> in) {
+  auto* owed = context.Local<Owed>();
+  (void)in.Next();
+  owed->began.Unpark();
+  return owed->result.future();
+}
+WEFT_RPC_STREAM(ReadOne);
+
 // Each value twice; -1 is refused, after what came before it.
 absl::Status Twice(CallContext& context, Reader<int64_t> in,
                    Writer<int64_t> out, int64_t times) {
@@ -434,6 +447,36 @@ TEST(Upload, ASlowFunctionStopsTheWriter) {
   const auto result = upload.Finish();
   ASSERT_THAT(result, IsOk());
   EXPECT_EQ(*result, 2 * kBytes);
+}
+
+TEST(Upload, AFunctionThatReadsNoMoreSaysSoBeforeItEnds) {
+  Ranks ranks(2);
+  Owed owed;
+  ranks[1].SetLocal(&owed);
+  auto upload = OpenStream(ranks[0].To("w1", absl::Seconds(20)), ReadOne);
+  absl::Status status;
+  for (int64_t i = 0; status.ok(); ++i) status = upload.Write(i);
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kCancelled, "nobody reads any more"));
+  owed.began.Park();
+  owed.result.Set(7);
+  const auto result = upload.Finish();
+  ASSERT_THAT(result, IsOk());
+  EXPECT_EQ(*result, 7);
+}
+
+TEST(Upload, AValueThatMayNotBeSentEndsIt) {
+  RanksOptions options;
+  options.limits.bytes = 10000;
+  Ranks ranks(2, options);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());  // so it knows them
+  auto upload = OpenStream(ranks[0].To("w1", absl::Seconds(20)), SumOf, -1);
+  (void)upload.Write(std::string(50000, 'x'));
+  EXPECT_THAT(upload.Finish(),
+              StatusIs(absl::StatusCode::kResourceExhausted, "admits 10000"));
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());  // told, too
 }
 
 TEST(Upload, AnErrorOfTheFunctionIsWhatTheWriterSees) {

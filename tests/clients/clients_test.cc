@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -255,6 +256,8 @@ TEST(Status, ShowsWhoWaitsForWhom) {
   const Future<int64_t> call = rpc::CallAsync(
       workers[0]->agent().To("trainer1", kLong), AskOther, "trainer0");
   gate.entered.Park();
+  // The workers end only after it, whatever fails here.
+  const absl::Cleanup let_go = [&gate] { gate.may_leave.Unpark(); };
   const Ended text = Weft(ask);
   EXPECT_EQ(text.code, 0);
   EXPECT_THAT(text.output, ::testing::ContainsRegex(
