@@ -273,14 +273,11 @@ void ClientStream::OnRead(bool ok) {
   }
   Slices message = FromByteBuffer(grpc->incoming);
   // To ask for the next message makes gRPC announce window in a packet of its
-  // own. Where both ends poll, that is work for nothing: the thread that this
-  // message was for may write before it looks at the queue again, and then both
-  // travel together. If we slept, so does the peer by now: the packet wakes its
-  // core, which takes longer than the next request takes to be written.
-  const bool at_once = target_.core->slept();
-  if (at_once) StartRead();
+  // own, which wakes the peer for nothing: the thread that this message was for
+  // may write before it looks at the queue again, and then both travel
+  // together.
   if (observer != nullptr) observer->OnMessage(std::move(message));
-  if (!at_once) target_.core->BeforeNextEvent([this] { StartRead(); });
+  target_.core->BeforeNextEvent([this] { StartRead(); });
 }
 
 bool ClientStream::Write(Slices message) {

@@ -194,9 +194,9 @@ EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
   void* tag = nullptr;
   bool ok = false;
   // The poller's "do not wait" is a time long past, which needs no clock.
-  slept_ = deadline.nanoseconds() != 0;
-  const gpr_timespec until =
-      slept_ ? ToGpr(deadline) : gpr_inf_past(GPR_CLOCK_MONOTONIC);
+  const gpr_timespec until = deadline.nanoseconds() != 0
+                                 ? ToGpr(deadline)
+                                 : gpr_inf_past(GPR_CLOCK_MONOTONIC);
   switch (queue_->AsyncNext(&tag, &ok, until)) {
     case grpc::CompletionQueue::SHUTDOWN:
       return Outcome::kEnd;
