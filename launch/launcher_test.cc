@@ -55,7 +55,8 @@ bool HasEnded(pid_t pid) {
     // A zombie is as good as gone: its parent is, and the system's first
     // process may take its time.
     std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
-    std::string text((std::istreambuf_iterator<char>(stat)), {});
+    std::string text;
+    std::getline(stat, text);  // fails, and no more, if it goes meanwhile
     const size_t paren = text.rfind(')');
     if (paren != std::string::npos && text.substr(paren, 3) == ") Z") break;
     if (absl::Now() > deadline) return false;
