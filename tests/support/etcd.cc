@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 
@@ -14,7 +15,12 @@ namespace weft::testing {
 namespace {
 
 constexpr char kProgram[] = "/usr/bin/etcd";
+constexpr absl::Duration kStartTime = absl::Minutes(1);
+// Another may take a port between its choice and etcd's bind.
+constexpr int kPortsTried = 5;
 
+// Returns once it serves. One that is killed before may leave a log without its
+// own membership, from which etcd 3.4 starts, listens, and never elects itself.
 absl::StatusOr<std::unique_ptr<Process>> Run(const std::string& directory,
                                              const std::string& url,
                                              const std::string& flags) {
@@ -24,7 +30,7 @@ absl::StatusOr<std::unique_ptr<Process>> Run(const std::string& directory,
   command.argv = {
       "/bin/sh", "-c",
       absl::StrCat("cd ", directory, " && rm -f etcd:0 peer:0 && exec ",
-                   kProgram, " --data-dir=data --name=t --log-level=error",
+                   kProgram, " --data-dir=data --name=t --log-level=info",
                    " --listen-client-urls=", url,
                    " --advertise-client-urls=", url,
                    " --listen-peer-urls=unix://peer:0"
@@ -32,7 +38,10 @@ absl::StatusOr<std::unique_ptr<Process>> Run(const std::string& directory,
                    " --initial-cluster=t=unix://peer:0"
                    " --unsafe-no-fsync",
                    flags)};
-  return Process::Start(std::move(command));
+  WEFT_ASSIGN_OR_RETURN(auto process, Process::Start(std::move(command)));
+  WEFT_RETURN_IF_ERROR(
+      process->WaitForOutput("ready to serve client requests", kStartTime));
+  return process;
 }
 
 // Free a moment ago.
@@ -65,16 +74,22 @@ absl::StatusOr<std::unique_ptr<Etcd>> Etcd::Start(
 
 absl::StatusOr<std::unique_ptr<Etcd>> Etcd::StartWithTls(
     const std::string& directory, const std::string& certificates) {
-  WEFT_ASSIGN_OR_RETURN(const int port, FreePort());
-  const std::string address = absl::StrCat("127.0.0.1:", port);
-  WEFT_ASSIGN_OR_RETURN(
-      auto process,
-      Run(directory, "https://" + address,
-          absl::StrCat(" --client-cert-auth --cert-file=", certificates,
-                       "/cert.pem --key-file=", certificates,
-                       "/key.pem --trusted-ca-file=", certificates,
-                       "/ca.pem")));
-  return std::unique_ptr<Etcd>(new Etcd(address, std::move(process)));
+  const std::string flags =
+      absl::StrCat(" --client-cert-auth --cert-file=", certificates,
+                   "/cert.pem --key-file=", certificates,
+                   "/key.pem --trusted-ca-file=", certificates, "/ca.pem");
+  absl::Status taken;
+  for (int i = 0; i < kPortsTried; ++i) {
+    WEFT_ASSIGN_OR_RETURN(const int port, FreePort());
+    const std::string address = absl::StrCat("127.0.0.1:", port);
+    auto process = Run(directory, "https://" + address, flags);
+    if (process.ok()) {
+      return std::unique_ptr<Etcd>(new Etcd(address, *std::move(process)));
+    }
+    taken = process.status();
+    if (!absl::StrContains(taken.message(), "address already in use")) break;
+  }
+  return taken;
 }
 
 }  // namespace weft::testing

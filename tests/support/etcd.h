@@ -19,7 +19,7 @@ class Etcd {
   static bool IsInstalled();
 
   // Keeps its data in `directory`, which must outlive it, so that another may
-  // go on from there. It may take a second until it answers.
+  // go on from there. Returns once it serves, or what it wrote.
   static absl::StatusOr<std::unique_ptr<Etcd>> Start(
       const std::string& directory);
 
