@@ -64,6 +64,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
  public:
   State(TimerSource& timers, Executor& executor, telemetry::Telemetry* given)
       : timers_(timers),
+        executor_(executor),
         telemetry_(telemetry::OrSilent(given)),
         strand_(executor) {}
 
@@ -83,15 +84,18 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   void Tell(Core::Actions actions);
   // False: the records are not there yet, and must not be spoken of.
   bool Flush(const std::vector<v1::LogRecord>& records);
+  bool IsFlushed(const absl::Status& appended);
   void Stall(std::vector<v1::LogRecord> records, Core::Actions actions);
   void RunStalled(Core::Event event);
   void FlushAgain();
+  void GoOnAfter(const absl::Status& appended);
   void FlushAgainLater();
   void RewriteIfLong();
   void Answer(Core::Ticket ticket, absl::StatusOr<std::string> answer);
   void ArmTimer();
 
   TimerSource& timers_;
+  Executor& executor_;
   telemetry::Telemetry& telemetry_;
   net::Audit audit_{telemetry_};
   Strand strand_;
@@ -283,16 +287,19 @@ bool Coordinator::State::Flush(const std::vector<v1::LogRecord>& records) {
   if (journal_ == nullptr || records.empty() || !journal_status_.ok()) {
     return true;
   }
-  const absl::Status status = journal_->Append(records);
-  if (absl::IsUnavailable(status)) {
-    if (stalled_.has_value()) stalled_->why = status;
+  return IsFlushed(journal_->Append(records));
+}
+
+bool Coordinator::State::IsFlushed(const absl::Status& appended) {
+  if (absl::IsUnavailable(appended)) {
+    if (stalled_.has_value()) stalled_->why = appended;
     return false;
   }
-  if (!status.ok()) {
+  if (!appended.ok()) {
     // What the core has decided is on no disk, so nobody may hear of it.
     journal_status_ = absl::Status(
-        status.code(),
-        absl::StrCat("the coordinator stopped deciding: ", status.message()));
+        appended.code(),
+        absl::StrCat("the coordinator stopped deciding: ", appended.message()));
     WEFT_LOG(telemetry_.logger(), Error, journal_status_.message());
     return true;
   }
@@ -340,12 +347,22 @@ void Coordinator::State::FlushAgainLater() {
   });
 }
 
+// Beside the strand, so that requests are answered meanwhile: while stalled,
+// nothing else touches the journal.
 void Coordinator::State::FlushAgain() {
   {
     MutexLock lock(mu_);
     if (is_shut_) return;
   }
-  if (!Flush(stalled_->records)) return FlushAgainLater();
+  executor_.Schedule([self = shared_from_this(), records = stalled_->records] {
+    self->strand_.Schedule([self, appended = self->journal_->Append(records)] {
+      self->GoOnAfter(appended);
+    });
+  });
+}
+
+void Coordinator::State::GoOnAfter(const absl::Status& appended) {
+  if (!IsFlushed(appended)) return FlushAgainLater();
   Stalled stalled = *std::exchange(stalled_, std::nullopt);
   WEFT_LOG(telemetry_.logger(), Info, "the coordinator goes on after ")
       << absl::FormatDuration(timers_.driver().clock().Now() - stalled.since);

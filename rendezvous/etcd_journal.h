@@ -34,8 +34,9 @@ struct EtcdJournalOptions {
   // For etcd to be there and answer, when the journal is opened. Another host's
   // lease is waited for as long as it takes to end if nobody renews it.
   absl::Duration patience = absl::Seconds(20);
-  // The same later: Append and Rewrite give up sooner, and may be called again.
-  absl::Duration append_patience = absl::Seconds(2);
+  // The same later: Append and Rewrite give up sooner, as their callers wait,
+  // and may be called again.
+  absl::Duration append_patience = absl::Milliseconds(500);
 };
 
 // `etcd` carries the methods of etcd's v3 API ("KV/Range"). Waits in Open,

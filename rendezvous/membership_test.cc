@@ -331,6 +331,10 @@ class FakeJournal final : public Journal {
     std::atomic<int> refused{0};
     std::vector<v1::LogRecord> records;  // of the coordinator's thread
     Parker refused_often;
+    // The second try of an outage takes as long as the promise is not kept.
+    Promise<void> answer{ParkingDriver()};
+    Future<void> answered = answer.future();
+    Parker asked_again;
   };
   explicit FakeJournal(Disk& disk) : disk_(disk) {}
 
@@ -339,7 +343,12 @@ class FakeJournal final : public Journal {
   }
   absl::Status Append(const std::vector<v1::LogRecord>& records) override {
     if (disk_.is_out) {
-      if (++disk_.refused == 9) disk_.refused_often.Unpark();
+      const int refused = ++disk_.refused;
+      if (refused == 2) {
+        disk_.asked_again.Unpark();
+        (void)disk_.answered.Wait(kLong);
+      }
+      if (refused == 9) disk_.refused_often.Unpark();
       return absl::UnavailableError("it is out");
     }
     disk_.records.insert(disk_.records.end(), records.begin(), records.end());
@@ -366,10 +375,13 @@ TEST_F(MembershipTest, ACoordinatorOutlivesAnOutageOfItsJournal) {
   std::thread writer([&] {
     EXPECT_THAT(trainer_->store().Add("sum", 1, kLong), IsOkAndHolds(1));
   });
-  disk.refused_often.Park();
+  // Nobody waits for what is tried again.
+  disk.asked_again.Park();
   EXPECT_THAT(
-      ps_->store().Get("sum", absl::Milliseconds(100)),
+      ps_->store().Get("sum", absl::Seconds(1)),
       StatusIs(absl::StatusCode::kDeadlineExceeded, "waits for its journal"));
+  disk.answer.Set(absl::OkStatus());
+  disk.refused_often.Park();
   disk.is_out = false;
   writer.join();
   EXPECT_THAT(ps_->store().Add("sum", 1, kLong), IsOkAndHolds(2));
