@@ -15,12 +15,14 @@
 #include "weft/net/probe_count.h"
 #include "weft/proto/health.pb.h"
 #include "weft/proto/reflection.pb.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::net {
 namespace {
 
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -447,7 +449,7 @@ TEST_F(OnUnix, ShutdownUnderLoadIsClean) {
         }
       });
     }
-    while (answered.load() < 20) std::this_thread::yield();
+    EXPECT_TRUE(Becomes([&] { return answered.load() >= 20; }));
     server = nullptr;  // in the middle of it
     stop = true;
     for (std::thread& thread : threads) thread.join();

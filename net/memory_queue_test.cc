@@ -16,11 +16,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::net {
 namespace {
 
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 using Outcome = EventQueue::Outcome;
@@ -108,8 +110,8 @@ TEST_F(MemoryQueueTest, ABellWakesTheSleeper) {
   const auto memory = AddMemory();
   for (int i = 0; i < 200; ++i) {
     std::thread other([&] { memory->Put(); });
-    while (queue_->Next(Soon()) != Outcome::kEvent) {
-    }
+    EXPECT_TRUE(
+        Becomes([&] { return queue_->Next(Soon()) == Outcome::kEvent; }));
     queue_->Handle();
     other.join();
   }
@@ -265,7 +267,7 @@ TEST_F(TwoPollers, ABusyOneKeepsNobodyOut) {
     ASSERT_THAT(promise->future().Wait(kSoon), IsOk());
   }
   stop = true;
-  while (memories_[0]->HasWork()) std::this_thread::yield();
+  EXPECT_TRUE(Becomes([&] { return !memories_[0]->HasWork(); }));
 }
 
 TEST_F(TwoPollers, RunOneThingAtATime) {
@@ -284,7 +286,7 @@ TEST_F(TwoPollers, RunOneThingAtATime) {
     memories_[i % 2]->Put();
     if (i % 10 == 0) first_.Post(run);
   }
-  while (ran.load() < kEach + kEach / 10) std::this_thread::yield();
+  EXPECT_TRUE(Becomes([&] { return ran.load() >= kEach + kEach / 10; }));
   EXPECT_FALSE(overlapped.load());
 }
 
@@ -310,7 +312,7 @@ TEST(MemoryPoller, WithNothingToDoBurnsNoCpu) {
   poller.Start();
   memory->Put();
   Promise<void> never(poller);
-  while (memory->handled == 0) std::this_thread::yield();
+  EXPECT_TRUE(Becomes([&] { return memory->handled > 0; }));
   timespec before;
   timespec after;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);

@@ -14,9 +14,12 @@
 
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
+#include "weft/tests/support/patience.h"
 
 namespace weft::net {
 namespace {
+
+using ::weft::testing::Becomes;
 
 constexpr absl::Duration kSoon =
     absl::Seconds(30);  // longer than any wait that ends well
@@ -118,8 +121,7 @@ TEST_F(PollerTest, TheBackgroundThreadHandlesEventsWhenNobodyWaits) {
   poller_.Start();
   std::atomic<bool> handled{false};
   queue_.Put([&] { handled = true; });
-  while (!handled) std::this_thread::yield();
-  EXPECT_TRUE(handled.load());
+  EXPECT_TRUE(Becomes([&] { return handled.load(); }));
 }
 
 TEST_F(PollerTest, AWaitEndsAtItsDeadline) {
@@ -194,7 +196,7 @@ TEST_F(PollerTest, AWaitThatEndsBeforeItParksLeavesNothingBehind) {
     promise->Set(absl::OkStatus());
   });
   std::thread holder([&] { EXPECT_TRUE(held.Wait(kSoon).ok()); });
-  while (!holds) std::this_thread::yield();
+  EXPECT_TRUE(Becomes([&] { return holds.load(); }));
   Promise<void> never(poller_);
   EXPECT_FALSE(never.future().Wait(absl::ZeroDuration()).ok());
   tried = true;

@@ -97,7 +97,8 @@ TEST(RoundGate, ArrivalOrderDoesNotMatter) {
     Gate gate(kWorkers);
     std::vector<int> at(kWorkers, 0);  // the round each worker is in
     int closed = 0;
-    while (closed < kRounds) {
+    for (int given = 0; closed < kRounds; ++given) {
+      ASSERT_LT(given, 10000) << "seed " << seed;
       const int rank = random() % kWorkers;
       const int round =
           random() % 4 == 0 ? random() % (at[rank] + 1) : at[rank];

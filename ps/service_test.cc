@@ -18,6 +18,7 @@
 #include "weft/ps/table_layout.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/local_transport.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -26,6 +27,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
@@ -263,7 +265,8 @@ TEST(PsService, AClientWaitsForAServerThatHasJustJoined) {
   const auto client = job.MakeClient(0);
   std::thread late([&] {
     // ps0 has its table, so the client has called both.
-    while (job.server(0).Stats().tables_size() == 0) std::this_thread::yield();
+    EXPECT_TRUE(
+        Becomes([&] { return job.server(0).Stats().tables_size() > 0; }));
     job.SetServing(1, true);
   });
   EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());

@@ -26,6 +26,7 @@
 #include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/member_core.h"
 #include "weft/rendezvous/over_net.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -36,6 +37,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
@@ -273,7 +275,7 @@ TEST_F(MembershipTest, JoinWaitsForACoordinatorThatIsNotThereYet) {
     EXPECT_THAT(joined, IsOk());
     if (joined.ok()) trainer_ = *std::move(joined);
   });
-  waiting.Park();
+  EXPECT_TRUE(IsWoken(waiting));
   StartCoordinator();
   joining.join();
   ASSERT_NE(trainer_, nullptr);
@@ -376,12 +378,12 @@ TEST_F(MembershipTest, ACoordinatorOutlivesAnOutageOfItsJournal) {
     EXPECT_THAT(trainer_->store().Add("sum", 1, kLong), IsOkAndHolds(1));
   });
   // Nobody waits for what is tried again.
-  disk.asked_again.Park();
+  EXPECT_TRUE(IsWoken(disk.asked_again));
   EXPECT_THAT(
       ps_->store().Get("sum", absl::Seconds(1)),
       StatusIs(absl::StatusCode::kDeadlineExceeded, "waits for its journal"));
   disk.answer.Set(absl::OkStatus());
-  disk.refused_often.Park();
+  EXPECT_TRUE(IsWoken(disk.refused_often));
   disk.is_out = false;
   writer.join();
   EXPECT_THAT(ps_->store().Add("sum", 1, kLong), IsOkAndHolds(2));

@@ -16,6 +16,7 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/batch.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -24,6 +25,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 // ---------------------------------------------------- what the ranks can do
@@ -164,7 +166,7 @@ struct Blocker {
 void Block(CallContext& context) {
   auto* blocker = context.Local<Blocker>();
   blocker->began.Unpark();
-  blocker->go_on.Park();
+  EXPECT_TRUE(IsWoken(blocker->go_on));
 }
 WEFT_RPC(Block);
 
@@ -237,7 +239,7 @@ absl::StatusOr<int64_t> Ordered(CallContext& context, int64_t i,
   }
   if (i == 0) {
     order->first_began.Unpark();
-    order->first_may_end.Park();
+    EXPECT_TRUE(IsWoken(order->first_may_end));
   }
   MutexLock lock(order->mu);
   if (i == 0) order->was_given_up = context.cancel().IsCancelled();
@@ -279,7 +281,7 @@ TEST(Agent, AMovedTensorIsNotSeenToChange) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<void> holding = CallAsync(ranks[0].To("w1"), Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   Tensor x = Tensor::Full({1 << 16}, 1);
   const Tensor alias = x;
   // Not the only handle: copied, so the write below is not sent.
@@ -368,7 +370,7 @@ TEST(Agent, CallsItselfWithACopyOfWhatIsOnlyBorrowed) {
   ranks[0].SetLocal(&counters);
   const Target self = ranks[0].To("w0");
   Future<void> busy = CallAsync(self, Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   const Tensor x = Tensor::Full({1 << 16}, 3);
   const Future<Tensor> late = CallAsync(self, Scale, Borrow(x), 2);
   x.Fill(4);  // as who gives it up may do before the function reads it
@@ -384,7 +386,7 @@ TEST(Agent, ABorrowedTensorThatWasWrittenToIsNotSentAgain) {
   ranks[1].SetLocal(&counters);
   const Tensor x = Tensor::Full({1 << 16}, 3);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), LaterWith, Borrow(x));
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   x.Fill(4);
   ranks.network().Break("w1");
   const absl::Status status = call.Wait(absl::Seconds(30)).status();
@@ -401,7 +403,7 @@ TEST(Agent, WithoutCreditACallWaitsOrFailsAsItIsTold) {
   ranks[1].SetLocal(&counters);
   const Target b = ranks[0].To("w1");
   Future<int64_t> out = CallAsync(b, Later);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   const absl::Status refused =
       Call(b.FailingWithoutCredit(), Add, 1, 2).status();
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
@@ -480,7 +482,7 @@ TEST(Lane, CallsRunInTheOrderInWhichTheyWereMade) {
       wanted.push_back(i);
       if (i % 60 == 59) ranks.network().Break("w1");
     }
-    order.first_began.Park();
+    EXPECT_TRUE(IsWoken(order.first_began));
     EXPECT_EQ(ranks[0].Metrics().client_active_calls, 200);
     order.first_may_end.Unpark();
     for (int64_t i = 0; i < 200; ++i) {
@@ -505,7 +507,7 @@ TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
     for (int64_t i = 0; i < 5; ++i) {
       calls.push_back(CallAsync(lane, Ordered, i, ""));
     }
-    order.first_began.Park();
+    EXPECT_TRUE(IsWoken(order.first_began));
     calls[2].Cancel();  // it waits here
     EXPECT_THAT(calls[2].Wait(absl::Seconds(10)),
                 StatusIs(absl::StatusCode::kCancelled));
@@ -535,7 +537,7 @@ TEST(Lane, ACallThatWaitsForOthersEndsByItsDeadline) {
   ranks[1].SetLocal(&order);
   const Target lane = ranks[0].To("w1").InOrder();
   const Future<int64_t> first = CallAsync(lane, Ordered, 0, "");
-  order.first_began.Park();
+  EXPECT_TRUE(IsWoken(order.first_began));
   const absl::Status late =
       Call(lane.WithTimeout(absl::Milliseconds(100)), Ordered, 1, "").status();
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded,
@@ -557,7 +559,7 @@ TEST(Lane, EndsWithItsPeerAndWithItsAgent) {
   for (int64_t i = 0; i < 2000; ++i) {
     calls.push_back(CallAsync(lane, Ordered, i, ""));
   }
-  order.first_began.Park();
+  EXPECT_TRUE(IsWoken(order.first_began));
   EXPECT_THAT(
       ranks[0].OpenCalls(),
       ElementsAre("1 calls to w1", "1999 calls that wait on a lane to w1"));
@@ -572,7 +574,7 @@ TEST(Lane, EndsWithItsPeerAndWithItsAgent) {
   Counters counters;
   ranks[0].SetLocal(&counters);
   const Future<void> runs = CallAsync(self, Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   const Future<void> waits = CallAsync(self, Linger);
   EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(50)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "on a lane to w0"));
@@ -732,7 +734,7 @@ TEST(Agent, ADeadlineEndsTheCallAndCancelsTheHandler) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1", absl::Seconds(1)), Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   const absl::Status status = call.Wait(absl::Seconds(30));
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, "Linger"));
   EXPECT_TRUE(OutcomeUnknown(status));
@@ -747,7 +749,7 @@ TEST(Agent, ADeadlinePassesWhileAllThreadsAreTaken) {
   ranks[0].SetLocal(&held);
   ranks[1].SetLocal(&parked);
   Future<void> holding = CallAsync(ranks[1].To("w0"), Linger);
-  held.began.Park();
+  EXPECT_TRUE(IsWoken(held.began));
   for (const char* peer : {"w0", "w1"}) {
     Future<int64_t> call =
         CallAsync(ranks[0].To(peer, absl::Milliseconds(100)), Later);
@@ -764,7 +766,7 @@ TEST(Agent, CancelReachesTheHandler) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   call.Cancel(absl::CancelledError("changed my mind"));
   EXPECT_THAT(call.Wait(absl::Seconds(1)),
               StatusIs(absl::StatusCode::kCancelled, "changed my mind"));
@@ -777,7 +779,7 @@ TEST(Agent, CancelReachesNestedCalls) {
   Counters counters;
   ranks[2].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1"), LingerBelow, "w2");
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   call.Cancel();
   EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
   EXPECT_THAT(ranks[2].Shutdown(absl::Seconds(10)), IsOk());
@@ -798,7 +800,7 @@ TEST(Agent, APeerDeclaredGoneEndsItsCallsWithTheOutcomeUnknown) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
   const absl::Status status = call.Wait(absl::Seconds(10));
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
@@ -846,7 +848,7 @@ TEST(Agent, AReplySurvivesTheConnectionItWasMeantFor) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), Later);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   ranks.network().Break("w1");
   {
     MutexLock lock(counters.mu);
@@ -887,7 +889,7 @@ TEST(Agent, DeadlinesPassWhileEveryHandlerIsBusy) {
   ranks[1].SetLocal(&counters);
   const Future<void> here = CallAsync(ranks[1].To("w0"), Block);
   const Future<void> there = CallAsync(ranks[0].To("w1"), Block);
-  for (Blocker& blocker : blockers) blocker.began.Park();
+  for (Blocker& blocker : blockers) EXPECT_TRUE(IsWoken(blocker.began));
   // Neither end has a thread for handlers; the timers need none.
   const Target b = ranks[0].To("w1", absl::Milliseconds(200));
   Promise<void> told;
@@ -911,7 +913,7 @@ TEST(Agent, AFutureReturningHandlerHoldsNoThread) {
   ranks[1].SetLocal(&counters);
   const Target b = ranks[0].To("w1");
   Future<int64_t> later = CallAsync(b, Later);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   EXPECT_EQ(*Call(b, Count), 1);  // runs while Later is open
   {
     MutexLock lock(counters.mu);
@@ -936,7 +938,7 @@ TEST(Agent, ShutdownNamesWhatIsStillOpen) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(10)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "1 calls to w1"));
   EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
@@ -962,7 +964,7 @@ TEST(Agent, WhatIsParkedDoesNotKeepAnAgentFromEnding) {
     Ranks ranks(2);
     ranks[1].SetLocal(&counters);
     call = CallAsync(ranks[0].To("w1"), Later);
-    counters.began.Park();
+    EXPECT_TRUE(IsWoken(counters.began));
   }
   EXPECT_THAT(call.Wait(absl::Seconds(1)),
               StatusIs(absl::StatusCode::kCancelled, "the agent of w0"));
@@ -978,7 +980,7 @@ TEST(Agent, CallsOfAnAgentByItselfEndWithIt) {
     Ranks ranks(1);
     ranks[0].SetLocal(&counters);
     call = CallAsync(ranks[0].To("w0"), Linger);
-    counters.began.Park();
+    EXPECT_TRUE(IsWoken(counters.began));
   }
   EXPECT_THAT(call.Wait(absl::Seconds(1)),
               StatusIs(absl::StatusCode::kCancelled, "the agent of w0"));
@@ -992,7 +994,7 @@ TEST(Agent, WhatACallHasFoundLivesUntilItHasEnded) {
     Ranks ranks(2);
     ranks[1].SetLocal(counters);
     Future<int64_t> call = CallAsync(ranks[0].To("w1"), Later);
-    counters->began.Park();
+    EXPECT_TRUE(IsWoken(counters->began));
     ranks[1].SetLocal<Counters>(nullptr);
     counters.reset();
     const std::shared_ptr<Counters> kept = alive.lock();
@@ -1012,7 +1014,7 @@ TEST(Agent, PendingCallsAreOnTheStatusPage) {
   Counters counters;
   ranks[1].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
-  counters.began.Park();
+  EXPECT_TRUE(IsWoken(counters.began));
   const std::string page = telemetry.status().RenderText();
   EXPECT_THAT(page, HasSubstr("call 1 to w1"));
   EXPECT_THAT(page, HasSubstr("Linger, handler"));

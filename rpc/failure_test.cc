@@ -18,6 +18,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/detail.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -66,6 +67,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 constexpr char kPayload[] = "test/payload";
@@ -314,7 +316,7 @@ TEST(Thrown, TheErrorOfAFutureIsTheReply) {
   Parked parked;
   ranks[1].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
   {
     MutexLock lock(parked.mu);
     parked.promises[0].Set(
@@ -340,7 +342,7 @@ TEST(Timeout, SaysThatTheCallWasInTheHandler) {
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
   EXPECT_EQ(PhaseOf(status), Phase::kHandler);
   EXPECT_TRUE(OutcomeUnknown(status));
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
 }
 
 TEST(Timeout, SaysThatTheCallWasInTheQueue) {
@@ -361,7 +363,7 @@ TEST(Timeout, TheDefaultIsReadWhenACallIsMade) {
   ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Hours(2)), IsOk());
   EXPECT_GT(*Call(target, SecondsLeft), 3600);
   Future<int64_t> patient = CallAsync(target, Park);
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
   ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Milliseconds(100)), IsOk());
   EXPECT_EQ(ranks[0].default_timeout(), absl::Milliseconds(100));
   EXPECT_THAT(CallAsync(target, Park).Wait(absl::Seconds(30)),
@@ -407,7 +409,7 @@ TEST(Unavailable, SaysThatTheIncarnationIsGoneAndTheNextIsCalled) {
   Parked parked;
   ranks[1].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
   ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
   const absl::Status status = call.Wait(absl::Seconds(10)).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));

@@ -17,6 +17,7 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/stream.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -25,6 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 // How many Embeddings and Gateds there are.
@@ -143,7 +145,7 @@ class Gated : public Slow {
  public:
   explicit Gated(int64_t x) : Slow(x) {
     TheGate().began.Unpark();
-    TheGate().go_on.Park();
+    EXPECT_TRUE(IsWoken(TheGate().go_on));
   }
 };
 WEFT_RPC_CLASS(Gated, int64_t);
@@ -308,7 +310,7 @@ TEST(Handle, ObjectsEndWithTheirKeeper) {
 TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {
   Ranks ranks(2);
   Future<Handle<Gated>> made = MakeAsync<Gated>(ranks[0].To("w1"), 1);
-  TheGate().began.Park();
+  EXPECT_TRUE(IsWoken(TheGate().began));
   made.Cancel();
   TheGate().go_on.Unpark();
   EXPECT_THAT(made.Wait(absl::Seconds(10)),
@@ -320,7 +322,7 @@ TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51
   Ranks ranks(2);
   const Target brief = ranks[0].To("w1", absl::Milliseconds(200));
   const Future<Handle<Gated>> made = MakeAsync<Gated>(brief, 1);
-  TheGate().began.Park();
+  EXPECT_TRUE(IsWoken(TheGate().began));
   for (int i = 0; i < 2; ++i) {  // each time the same
     const absl::Status late = made.Wait(absl::Seconds(30)).status();
     EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "Gated"));
@@ -335,7 +337,7 @@ TEST(Handle, WhatOneMakesLateByItselfIsNotLeftBehind) {  // PROBE-P19
   Ranks ranks(1);
   const Target brief = ranks[0].To("w0", absl::Milliseconds(200));
   const Future<Handle<Gated>> made = MakeAsync<Gated>(brief, 1);
-  TheGate().began.Park();
+  EXPECT_TRUE(IsWoken(TheGate().began));
   EXPECT_THAT(made.Wait(absl::Seconds(30)),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   TheGate().go_on.Unpark();
@@ -401,7 +403,7 @@ TEST(Remote, TwoThatFailedEachHaveTheirOwnError) {  // PROBE-P2
   Ranks ranks(2, options);
   const Target brief = ranks[0].To("w1", absl::Milliseconds(200));
   const auto first = MakeAsync<Gated>(brief, 1);
-  TheGate().began.Park();
+  EXPECT_TRUE(IsWoken(TheGate().began));
   const auto second = MakeAsync<Gated>(brief, 2);  // never begins
   EXPECT_THAT(first.Wait(absl::Seconds(30)),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
@@ -420,7 +422,7 @@ TEST(Remote, AFetchThatIsLateMayBeMadeAgain) {  // F52
   const auto kept = Remote(b, Soon, 5);
   ASSERT_THAT(kept, IsOk());
   const Future<Handle<Gated>> busy = MakeAsync<Gated>(b, 1);
-  TheGate().began.Park();  // its only thread
+  EXPECT_TRUE(IsWoken(TheGate().began));  // its only thread
   const absl::Status late =
       Fetch(kept->WithTimeout(absl::Milliseconds(200))).status();
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "Fetch"));

@@ -21,6 +21,7 @@
 #include "weft/rpc/handle.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/waits_for.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -33,8 +34,10 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 // ---------------------------------------------------- what the ranks can do
@@ -198,7 +201,7 @@ TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
   Parked parked;
   ranks[2].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), ParkBelow, "w2");
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
   std::vector<std::string> silent;
   const WaitsFor waits = AskWaitsFor(ranks[0], {"w0", "w1", "w2", "w7"},
                                      absl::Seconds(30), &silent);
@@ -224,7 +227,7 @@ TEST(WaitsFor, CallsOfItselfAreAmongThePending) {
   Parked parked;
   ranks[0].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w0"), ParkBelow, "w0");
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
   const std::vector<PendingCall> pending = ranks[0].Pending();
   ASSERT_THAT(pending, SizeIs(4));  // two, each made and served
   for (const PendingCall& one : pending) {
@@ -284,11 +287,10 @@ TEST(AgentMetrics, AnAsynchronousCallIsSeen) {
   Parked parked;
   ranks[1].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
-  parked.began.Park();
+  EXPECT_TRUE(IsWoken(parked.began));
   // The function has been entered; it returns its Future in a moment.
-  while (ranks[1].Metrics().server_active_async_calls == 0) {
-    std::this_thread::yield();
-  }
+  EXPECT_TRUE(Becomes(
+      [&] { return ranks[1].Metrics().server_active_async_calls > 0; }));
   EXPECT_EQ(ranks[1].Metrics().server_active_calls, 1);
   {
     MutexLock lock(parked.mu);
@@ -313,10 +315,9 @@ TEST(AgentMetrics, CallsOfItselfCountAsAny) {
   EXPECT_GE(with.sent_bytes, 1000);
   EXPECT_GE(with.received_bytes, 1000);
   Future<int64_t> call = CallAsync(self, Park);
-  parked.began.Park();
-  while (ranks[0].Metrics().server_active_async_calls == 0) {
-    std::this_thread::yield();
-  }
+  EXPECT_TRUE(IsWoken(parked.began));
+  EXPECT_TRUE(Becomes(
+      [&] { return ranks[0].Metrics().server_active_async_calls > 0; }));
   EXPECT_EQ(ranks[0].Metrics().client_active_calls, 1);
   EXPECT_EQ(ranks[0].Metrics().server_active_calls, 1);
   call.Cancel();
@@ -355,9 +356,9 @@ TEST(AgentDebugInfo, HasOneFieldForEachThing) {
   for (int i = 0; i < 3; ++i) ranks[i].SetLocal(&parked);
   for (int i = 1; i < 3; ++i) {
     (void)CallAsync(ranks[0].To(absl::StrCat("w", i)), Park);
-    parked.began.Park();
+    EXPECT_TRUE(IsWoken(parked.began));
     (void)CallAsync(ranks[i].To("w0"), Park);
-    parked.began.Park();
+    EXPECT_TRUE(IsWoken(parked.began));
   }
   const telemetry::Fields fields = ranks[0].DebugInfo();
   std::vector<std::string> names;
@@ -385,7 +386,7 @@ TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17
     EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 1);
     // Left open, and no concern of the next.
     const Future<int64_t> open = CallAsync(ranks[0].To("w1"), Park);
-    parked.began.Park();
+    EXPECT_TRUE(IsWoken(parked.began));
   }
   EXPECT_THAT(telemetry.status().RenderText(), Not(HasSubstr("rpc\n")));
 }

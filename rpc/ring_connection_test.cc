@@ -17,6 +17,7 @@
 #include "weft/rpc/local_transport.h"
 #include "weft/rpc/ring_transport.h"
 #include "weft/rpc/transport_conformance.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -24,6 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 using Written = Connection::Written;
@@ -186,12 +188,13 @@ TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
   const std::string text(1 << 20, 'x');
   EXPECT_EQ(caller_.Write(text), Written::kUnderWay);
   EXPECT_EQ(caller_.Write("refused"), Written::kRefused);
-  while (callee_.ears->texts.empty()) {
+  EXPECT_TRUE(Becomes([&] {
     callee_.Poll();
     EXPECT_TRUE(caller_.watch->source->BeginSleep() ||
                 !callee_.ears->texts.empty());
     caller_.Poll();
-  }
+    return !callee_.ears->texts.empty();
+  }));
   EXPECT_EQ(caller_.ears->written, 1);
   EXPECT_EQ(callee_.ears->texts[0], text);
   EXPECT_EQ(caller_.Write("next"), Written::kDone);
@@ -270,7 +273,8 @@ TEST_F(RingConnectionTest, BellsThatRingForNothingAreHarmless) {
     EXPECT_EQ(queue->Next(soon), net::EventQueue::Outcome::kTimeout);
   }
   EXPECT_EQ(callee_.Write("one"), Written::kDone);
-  EXPECT_EQ(queue->Next(Instant::Infinite()), net::EventQueue::Outcome::kEvent);
+  EXPECT_EQ(queue->Next(SteadyClock().Now() + testing::kPatience),
+            net::EventQueue::Outcome::kEvent);
   queue->Handle();
   EXPECT_THAT(caller_.ears->texts, ElementsAre("one"));
 }

@@ -17,13 +17,16 @@
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/simulated_agents.h"
 #include "weft/rpc/simulated_transport.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
 namespace {
 
 using ::testing::ElementsAre;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 // What the functions share with a test.
@@ -133,7 +136,7 @@ struct Gate {
 int64_t ReadTwo(CallContext& context, Reader<std::string> in) {
   auto* gate = context.Local<Gate>();
   gate->began.Unpark();
-  gate->go_on.Park();
+  EXPECT_TRUE(IsWoken(gate->go_on));
   int64_t bytes = 0;
   for (int i = 0; i < 2; ++i) bytes += (*in.Next())->size();
   return bytes;
@@ -285,7 +288,7 @@ TEST(Stream, ASlowReaderStopsTheWriter) {
   const int64_t window = StreamBuffer::kWindowBytes / kBytes + 1;
   EXPECT_LE(progress.written, 3 * window);
   reader.Cancel();
-  progress.end.Park();
+  EXPECT_TRUE(IsWoken(progress.end));
 }
 
 TEST(Stream, LettingTheReaderGoCancelsTheFunction) {
@@ -297,7 +300,7 @@ TEST(Stream, LettingTheReaderGoCancelsTheFunction) {
         OpenStream(ranks[0].To("w1"), Count, int64_t{1} << 40, 1000);
     ASSERT_THAT(reader.Next(), IsOk());
   }
-  progress.end.Park();
+  EXPECT_TRUE(IsWoken(progress.end));
   MutexLock lock(progress.mu);
   EXPECT_THAT(progress.why, StatusIs(absl::StatusCode::kCancelled, ""));
 }
@@ -311,7 +314,7 @@ TEST(Stream, TheDeadlineEndsBothSides) {
   absl::Status status;
   while (status.ok()) status = reader.Next().status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
-  progress.end.Park();
+  EXPECT_TRUE(IsWoken(progress.end));
 }
 
 TEST(Stream, WhatCannotBeOpenedSaysWhy) {
@@ -341,7 +344,7 @@ TEST(Stream, ALostPeerEndsIt) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
                                "its process has ended"));
   ranks[1].PeerGone(WorkerKey{0, 1}, "likewise");
-  progress.end.Park();
+  EXPECT_TRUE(IsWoken(progress.end));
 }
 
 TEST(Stream, ManyAtOnceNeedNoCreditForTheirPulls) {
@@ -378,9 +381,10 @@ void WriteFirst(Ranks& ranks, const Progress& progress,
                 Upload<std::string, int64_t>& upload) {
   const int64_t before = progress.written;
   ASSERT_THAT(upload.Write("0"), IsOk());
-  while (progress.written == before) {
-    ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
-  }
+  EXPECT_TRUE(Becomes([&] {
+    EXPECT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
+    return progress.written != before;
+  }));
 }
 
 TEST(Upload, TheFunctionReadsInOrderAndItsResultComesBack) {
@@ -425,7 +429,7 @@ TEST(Upload, ASlowFunctionStopsTheWriter) {
   ranks[1].SetLocal(&gate);
   constexpr size_t kBytes = 100000;
   auto upload = OpenStream(ranks[0].To("w1"), ReadTwo);
-  gate.began.Park();
+  EXPECT_TRUE(IsWoken(gate.began));
   int64_t written = 0;
   for (; written < 1000; ++written) {
     const Future<void> room = upload.WriteAsync(std::string(kBytes, 'x'));
@@ -458,7 +462,7 @@ TEST(Upload, AFunctionThatReadsNoMoreSaysSoBeforeItEnds) {
   for (int64_t i = 0; status.ok(); ++i) status = upload.Write(i);
   EXPECT_THAT(status,
               StatusIs(absl::StatusCode::kCancelled, "nobody reads any more"));
-  owed.began.Park();
+  EXPECT_TRUE(IsWoken(owed.began));
   owed.result.Set(7);
   const auto result = upload.Finish();
   ASSERT_THAT(result, IsOk());
@@ -510,7 +514,7 @@ TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
         EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kCancelled));
       }
     }
-    progress.end.Park();
+    EXPECT_TRUE(IsWoken(progress.end));
     MutexLock lock(progress.mu);
     EXPECT_THAT(progress.why, StatusIs(absl::StatusCode::kCancelled));
   }
@@ -527,7 +531,7 @@ TEST(Upload, TheDeadlineEndsBothSides) {
   for (int64_t i = 1; status.ok(); ++i) status = upload.Write(absl::StrCat(i));
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded));
-  progress.end.Park();
+  EXPECT_TRUE(IsWoken(progress.end));
 }
 
 TEST(Upload, ALostPeerEndsIt) {
@@ -543,7 +547,7 @@ TEST(Upload, ALostPeerEndsIt) {
                                "its process has ended"));
   EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kUnavailable));
   ranks[1].PeerGone(WorkerKey{0, 1}, "likewise");
-  progress.end.Park();
+  EXPECT_TRUE(IsWoken(progress.end));
 }
 
 TEST(Upload, WhatCannotBeOpenedSaysWhy) {

@@ -25,6 +25,7 @@
 #include "weft/rpc/outcome.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/etcd.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -39,6 +40,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
@@ -56,7 +58,7 @@ struct Gate {
 int64_t PassGate(rpc::CallContext& context) {
   Gate* gate = context.Local<Gate>();
   gate->entered.Unpark();
-  gate->may_leave.Park();
+  EXPECT_TRUE(IsWoken(gate->may_leave));
   return 1;
 }
 WEFT_RPC(PassGate);
@@ -231,7 +233,7 @@ TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
   workers[2]->agent().SetLocal(&gate);
   const Future<int64_t> held =
       rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
-  gate.entered.Park();
+  EXPECT_TRUE(IsWoken(gate.entered));
   const ShutdownReport report = workers[1]->Shutdown(absl::Milliseconds(300));
   EXPECT_THAT(report.status(), StatusIs(absl::StatusCode::kDeadlineExceeded,
                                         "trainer1 did not begin to end"));
@@ -256,7 +258,7 @@ TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
   workers[1]->agent().SetLocal(&gate);
   const Future<int64_t> held =
       rpc::CallAsync(workers[2]->agent().To("trainer0", kLong), PassGate);
-  gate.entered.Park();
+  EXPECT_TRUE(IsWoken(gate.entered));
   ShutdownOptions at_once;
   at_once.graceful = false;
   EXPECT_THAT(workers[1]->Shutdown(at_once).status(), IsOk());
@@ -280,7 +282,7 @@ TEST_F(WorkerTest, AWorkerThatIsJustDroppedEndsWithinSeconds) {
   workers[2]->agent().SetLocal(&gate);
   const Future<int64_t> held =
       rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
-  gate.entered.Park();
+  EXPECT_TRUE(IsWoken(gate.entered));
   workers[0].reset();  // the coordinator is no longer there to be told
   const Instant start = SteadyClock().Now();
   workers[1].reset();

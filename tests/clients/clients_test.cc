@@ -17,6 +17,7 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -27,6 +28,7 @@ namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::IsWoken;
 
 constexpr absl::Duration kLong = absl::Seconds(100);
 constexpr int kUsage = 2;
@@ -217,7 +219,7 @@ struct Gate {
 int64_t PassGate(rpc::CallContext& context) {
   Gate* const gate = context.Local<Gate>();
   gate->entered.Unpark();
-  gate->may_leave.Park();
+  EXPECT_TRUE(IsWoken(gate->may_leave));
   return 1;
 }
 WEFT_RPC(PassGate);
@@ -255,7 +257,7 @@ TEST(Status, ShowsWhoWaitsForWhom) {
   // trainer0 waits for trainer1, which waits for trainer0: for the gate.
   const Future<int64_t> call = rpc::CallAsync(
       workers[0]->agent().To("trainer1", kLong), AskOther, "trainer0");
-  gate.entered.Park();
+  EXPECT_TRUE(IsWoken(gate.entered));
   // The workers end only after it, whatever fails here.
   const absl::Cleanup let_go = [&gate] { gate.may_leave.Unpark(); };
   const Ended text = Weft(ask);
