@@ -230,6 +230,18 @@ TEST_F(AcceptLoopTest, HandshakesAreBoundedUntilTheyMakeACall) {
   EXPECT_TRUE(AwaitDelivered(2));
 }
 
+TEST_F(AcceptLoopTest, AHandshakeThatFailsLeavesItsPlace) {
+  AcceptLoopOptions options;
+  options.max_handshakes = 1;
+  options.handshake_timeout = kSoon * 2;
+  Open(options, /*tcp=*/true);
+  Socket first = Speaker();
+  ASSERT_TRUE(AwaitDelivered(1));
+  CloseDelivered();
+  Socket second = Speaker();
+  EXPECT_TRUE(AwaitDelivered(2));
+}
+
 TEST_F(AcceptLoopTest, RemoveStopsListening) {
   Open({});
   Socket silent = Connect();
