@@ -1,34 +1,37 @@
-// OnSignal: runs a callback on a thread of its own when the process gets a
-// signal.
+// OnSignal: runs a callback when the process gets SIGUSR2.
 
 #ifndef WEFT_WORKER_ON_SIGNAL_H_
 #define WEFT_WORKER_ON_SIGNAL_H_
 
 #include <functional>
 #include <memory>
-#include <thread>
+#include <utility>
 
 namespace weft::worker {
 
+// Any number may live at a time. One thread, which is there as long as any of
+// them, runs their callbacks one after another, the oldest first. Signals that
+// come meanwhile count as one.
+//
+// Thread-safety: made and destroyed by any thread but in a callback.
 class OnSignal {
  public:
-  // Null where there is an OnSignal already, or the program treats the signal
-  // in its own way, or the system has no thread or descriptor left.
-  static std::unique_ptr<OnSignal> Create(int signal,
-                                          std::function<void()> callback);
+  // Null where the program treats SIGUSR2 in its own way, or the system has no
+  // thread or descriptor left.
+  static std::unique_ptr<OnSignal> Create(std::function<void()> callback);
 
-  // Waits for a callback that runs. The signal does again what it did.
+  // Waits for its callback if that runs. With the last of them the signal does
+  // again what it did before.
   ~OnSignal();
   OnSignal(const OnSignal&) = delete;
   OnSignal& operator=(const OnSignal&) = delete;
 
  private:
-  OnSignal(int signal, std::function<void()> callback);
-  void Run();
+  friend class SignalThread;
+  explicit OnSignal(std::function<void()> callback)
+      : callback_(std::move(callback)) {}
 
-  const int signal_;
   const std::function<void()> callback_;
-  std::thread thread_;
 };
 
 }  // namespace weft::worker

@@ -2,7 +2,6 @@
 
 #include "weft/worker/worker.h"
 
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -148,7 +147,7 @@ absl::Status Worker::StartParts() {
   telemetry.log_format = options_.log_format;
   telemetry.log_level = options_.log_level;
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
-  dump_on_signal_ = OnSignal::Create(SIGUSR2, [this] { Dump(); });
+  dump_on_signal_ = OnSignal::Create([this] { Dump(); });
   if (options_.metrics_port != 0) {
     const auto port =
         telemetry_->metrics().Serve("127.0.0.1", options_.metrics_port);

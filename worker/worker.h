@@ -92,7 +92,7 @@ class Worker {
   Executor& executor() { return *executor_; }
 
   // Writes what the flight recorder holds to a file of --dump-dir, and a line
-  // of the log that says which. SIGUSR2 does it too, for the first Worker of a
+  // of the log that says which. SIGUSR2 does it too, for every Worker of a
   // process that has no handler of its own; and so does a failed Start.
   void Dump();
 

@@ -38,6 +38,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
@@ -202,6 +203,55 @@ TEST_F(WorkerTest, AWorldOfOneCallsItself) {
     EXPECT_THAT(CallTwice(**worker, "trainer0"), IsOkAndHolds(42));
     EXPECT_THAT((*worker)->Shutdown(kLong).status(), IsOk());
   }
+}
+
+void (*HandlerOfUsr2())(int) {
+  struct sigaction current = {};
+  EXPECT_EQ(sigaction(SIGUSR2, nullptr, &current), 0);
+  return current.sa_handler;
+}
+
+TEST_F(WorkerTest, ASignalMakesEveryWorkerOfTheProcessWriteItsDump) {
+  const std::string dumps = dir_.Path("dumps");
+  ASSERT_EQ(mkdir(dumps.c_str(), 0700), 0);
+  std::vector<Options> ranks = {OptionsOf("ps", 0), OptionsOf("trainer", 0),
+                                OptionsOf("trainer", 1)};
+  for (Options& options : ranks) options.dump_dir = dumps;
+  Workers workers = StartAll(ranks);
+  ASSERT_EQ(workers.size(), 3u);
+  const auto has_written = [&](const std::string& name, int n) {
+    const std::string path =
+        absl::StrCat(dumps, "/job-", name, "-", getpid(), "-", n, ".flight");
+    return access(path.c_str(), F_OK) == 0;
+  };
+  kill(getpid(), SIGUSR2);
+  for (const char* name : {"ps0", "trainer0", "trainer1"}) {
+    EXPECT_TRUE(Becomes([&] { return has_written(name, 0); })) << name;
+  }
+  workers.erase(workers.begin() + 1);
+  kill(getpid(), SIGUSR2);
+  for (const char* name : {"ps0", "trainer1"}) {
+    EXPECT_TRUE(Becomes([&] { return has_written(name, 1); })) << name;
+  }
+  EXPECT_FALSE(has_written("trainer0", 1));
+  workers.clear();
+  EXPECT_EQ(HandlerOfUsr2(), SIG_DFL);
+}
+
+TEST_F(WorkerTest, AProgramKeepsItsOwnHandlerOfTheSignal) {
+  Options options = OptionsOf("trainer", 0);
+  options.servers = 0;
+  options.trainers = 1;
+  signal(SIGUSR2, SIG_IGN);
+  EXPECT_THAT(Worker::Start(options), IsOk());
+  EXPECT_EQ(HandlerOfUsr2(), SIG_IGN);
+  signal(SIGUSR2, SIG_DFL);
+  auto worker = Worker::Start(options);
+  EXPECT_THAT(worker, IsOk());
+  signal(SIGUSR2, SIG_IGN);  // nor is a later one's taken away
+  worker->reset();
+  EXPECT_EQ(HandlerOfUsr2(), SIG_IGN);
+  signal(SIGUSR2, SIG_DFL);
 }
 
 TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
