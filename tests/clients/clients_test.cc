@@ -28,7 +28,6 @@ namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using ::weft::testing::IsWoken;
 
 constexpr absl::Duration kLong = absl::Seconds(100);
 constexpr int kUsage = 2;
@@ -230,24 +229,40 @@ absl::StatusOr<int64_t> AskOther(rpc::CallContext& context,
 }
 WEFT_RPC(AskOther);
 
-TEST(Status, ShowsWhoWaitsForWhom) {
-  TempDir dir;
-  const std::string address = "unix:" + dir.Path("c.sock");
-  std::vector<std::unique_ptr<worker::Worker>> workers(2);
-  const auto started = RunRanks(2, [&](int rank) {
-    worker::Options options;
-    options.job = "demo";
-    options.role = "trainer";
-    options.rank = rank;
-    options.servers = 0;
-    options.trainers = 2;
-    options.coordinator = address;
-    options.log_level = telemetry::Level::kWarning;
-    auto worker = worker::Worker::Start(options);
+worker::Options OptionsOf(const std::string& role, int rank, int servers,
+                          int trainers, const std::string& coordinator) {
+  worker::Options options;
+  options.job = "demo";
+  options.role = role;
+  options.rank = rank;
+  options.servers = servers;
+  options.trainers = trainers;
+  options.coordinator = coordinator;
+  options.log_level = telemetry::Level::kWarning;
+  return options;
+}
+
+using Workers = std::vector<std::unique_ptr<worker::Worker>>;
+
+// All at once, as each waits for the others.
+Workers StartAll(const std::vector<worker::Options>& ranks) {
+  Workers workers(ranks.size());
+  const auto started = RunRanks(ranks.size(), [&](int rank) {
+    auto worker = worker::Worker::Start(ranks[rank]);
     if (worker.ok()) workers[rank] = *std::move(worker);
     return worker.status();
   });
-  ASSERT_THAT(started, ::testing::Each(IsOk()));
+  EXPECT_THAT(started, ::testing::Each(IsOk()));
+  return workers;
+}
+
+TEST(Status, ShowsWhoWaitsForWhom) {
+  TempDir dir;
+  const std::string address = "unix:" + dir.Path("c.sock");
+  Workers workers = StartAll({OptionsOf("trainer", 0, 0, 2, address),
+                              OptionsOf("trainer", 1, 0, 2, address)});
+  ASSERT_NE(workers[0], nullptr);
+  ASSERT_NE(workers[1], nullptr);
   const std::vector<std::string> ask = {"status", "--calls", "--job=demo",
                                         "--coordinator=" + address,
                                         "--name=trainer0"};
@@ -282,6 +297,24 @@ TEST(Status, ShowsWhoWaitsForWhom) {
   // Who does not answer is named.
   workers[1].reset();
   EXPECT_THAT(Weft(ask).output, HasSubstr("no answer: trainer1"));
+}
+
+// At the address where the job's trainer0 is said to be another's answers.
+TEST(Status, ShowsNoCallsOfAnotherJob) {
+  TempDir dir;
+  const std::string others = "unix:" + dir.Path("other.sock");
+  worker::Options other = OptionsOf("trainer", 0, 0, 1, others);
+  other.job = "other";
+  const Workers alone = StartAll({other});
+  const std::string address = "unix:" + dir.Path("c.sock");
+  worker::Options elsewhere = OptionsOf("trainer", 0, 1, 1, address);
+  elsewhere.advertise = others;
+  const Workers workers =
+      StartAll({OptionsOf("ps", 0, 1, 1, address), elsewhere});
+  EXPECT_THAT(
+      Weft({"status", "--calls", "--job=demo", "--coordinator=" + address})
+          .output,
+      HasSubstr("no answer: trainer0"));
 }
 
 }  // namespace

@@ -32,8 +32,7 @@ inline ::testing::AssertionResult IsWoken(Parker& parker) {
 }
 
 // Whether `condition`, asked over and over, is ever true.
-inline ::testing::AssertionResult Becomes(
-    absl::FunctionRef<bool()> condition) {
+inline ::testing::AssertionResult Becomes(absl::FunctionRef<bool()> condition) {
   const Instant deadline = SteadyClock().Now() + kPatience;
   while (!condition()) {
     if (SteadyClock().Now() > deadline) return GaveUp();
