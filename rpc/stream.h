@@ -231,12 +231,18 @@ class Upload {
   }
 
   // No value follows. What the function returns, which may be before it has
-  // read all.
+  // read all. Once, by one of the two: after that kFailedPrecondition.
   Result<R> Finish() {
     return FinishAsync().Wait(call_->target.timeout() + absl::Seconds(1));
   }
   Future<R> FinishAsync() {
-    is_finished_ = true;
+    if (std::exchange(is_finished_, true)) {
+      return MakeReady<R>(absl::FailedPreconditionError(absl::StrCat(
+                              "the stream to ", call_->target.name(),
+                              " was finished already: its result is that of "
+                              "the first Finish or FinishAsync")),
+                          call_->reply.driver());
+    }
     sink_->End();
     return call_->reply.Then([](const Received& reply) {
       return internal::DecodeResult<R>(absl::StatusOr<Received>(reply));

@@ -26,6 +26,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
@@ -421,6 +422,19 @@ TEST(Upload, TensorsTravelAndFuturesAreWaitedFor) {
   auto later = OpenStream(ranks[0].To("w1"), SumLater);
   for (int64_t i = 0; i < 10; ++i) ASSERT_THAT(later.Write(i), IsOk());
   EXPECT_EQ(*later.FinishAsync().Wait(absl::Seconds(30)), 45);
+}
+
+TEST(Upload, IsFinishedOnce) {
+  Ranks ranks(2);
+  auto upload = OpenStream(ranks[0].To("w1"), SumLater);
+  ASSERT_THAT(upload.Write(4), IsOk());
+  const Future<int64_t> first = upload.FinishAsync();
+  for (const auto& again :
+       {upload.FinishAsync().Wait(absl::Seconds(30)), upload.Finish()}) {
+    EXPECT_THAT(again, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                "the stream to w1 was finished already"));
+  }
+  EXPECT_THAT(first.Wait(absl::Seconds(30)), IsOkAndHolds(4));
 }
 
 TEST(Upload, ASlowFunctionStopsTheWriter) {
