@@ -27,6 +27,22 @@ void CopySlices(const Slices& from, uint8_t* to) {
   }
 }
 
+// The call whose request or reply `frame` is, and how long its body is; 0 and
+// nothing of any other.
+struct Body {
+  uint64_t id = 0;
+  size_t bytes = 0;
+};
+Body BodyOf(const Link::Outgoing& frame) {
+  if (const auto* request = std::get_if<RequestPtr>(&frame)) {
+    return {(*request)->id, TotalSize((*request)->body)};
+  }
+  if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
+    return {(*reply)->id, TotalSize((*reply)->body)};
+  }
+  return {};
+}
+
 absl::Status OutOfTurn(const RingMessage& message) {
   return absl::InvalidArgumentError(
       absl::StrCat("shared memory: a message of kind ",
@@ -60,9 +76,39 @@ bool Link::Append(Outgoing frame) {
   if (auto* close = std::get_if<Close>(&frame)) {
     control_.push_back(std::move(*close));
   } else {
+    unswept_bytes_ += BodyOf(frame).bytes;
+    if (unswept_bytes_ > heavy_bytes_)
+      is_heavy_.store(true, std::memory_order_relaxed);
     outbox_.push_back(std::move(frame));
   }
   return MayLeave() || Overflows();
+}
+
+// The next sweep comes when as much has been appended as is left now, so that
+// each costs no more than what has come since the one before.
+bool Link::Sweep(absl::FunctionRef<bool(uint64_t)> has_ended) {
+  MutexLock lock(mu_);
+  size_t left = 0;
+  const auto first = std::stable_partition(
+      outbox_.begin(), outbox_.end(), [&](const Outgoing& frame) {
+        const Body body = BodyOf(frame);
+        if (body.id != 0 && has_ended(body.id)) return false;
+        left += body.bytes;
+        return true;
+      });
+  outbox_.erase(first, outbox_.end());
+  for (auto it = bulk_.begin(); it != bulk_.end();) {
+    if (has_ended(it->id)) {
+      cut_.push_back(it->id);
+      it = bulk_.erase(it);
+    } else {
+      left += (it++)->left;
+    }
+  }
+  unswept_bytes_ = 0;
+  heavy_bytes_ = std::max(kHeavyBytes, left);
+  is_heavy_.store(false, std::memory_order_relaxed);
+  return !cut_.empty() && MayLeave();
 }
 
 bool Link::MayLeave() const {
@@ -71,7 +117,7 @@ bool Link::MayLeave() const {
 
 bool Link::HasWork() const {
   return !control_.empty() || !outbox_.empty() || !bulk_.empty() ||
-         ring_ != nullptr || close_when_written_;
+         !cut_.empty() || ring_ != nullptr || close_when_written_;
 }
 
 void Link::Drain() { GoOn(nullptr); }
@@ -169,6 +215,11 @@ void Link::TakeMessage(Leaving* leaving) {
   while (!control_.empty()) {
     batch.Add(control_.front());
     control_.pop_front();
+  }
+  for (const uint64_t id : std::exchange(cut_, {})) {
+    Piece end;
+    end.id = id;
+    batch.Add(end);
   }
   while (!outbox_.empty() && batch.size() < kBatchBytes) {
     AddOutgoing(outbox_.front(), &batch, leaving);
@@ -446,6 +497,11 @@ absl::Status Link::Fill(const Piece& piece) {
   }
   Assembly& assembly = it->second;
   const size_t size = piece.in_ring > 0 ? piece.in_ring : TotalSize(piece.data);
+  if (size == 0) {  // nobody waits for it any more
+    assembling_bytes_ -= static_cast<int64_t>(assembly.size);
+    assemblies_.erase(it);
+    return absl::OkStatus();
+  }
   if (size > assembly.size - assembly.filled) {
     return absl::InvalidArgumentError(
         absl::StrCat("call ", piece.id, " sends more than the ", assembly.size,

@@ -13,6 +13,7 @@
 #ifndef WEFT_RPC_LINK_H_
 #define WEFT_RPC_LINK_H_
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -21,6 +22,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
@@ -62,6 +64,8 @@ class Link final : public ConnectionObserver,
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
+  // Beyond so many bytes it is worth a Sweep().
+  static constexpr size_t kHeavyBytes = size_t{1} << 20;
 
   // `max_bytes` bounds the bodies that are being assembled. `owner` is held
   // until the link is closed.
@@ -77,6 +81,15 @@ class Link final : public ConnectionObserver,
                    std::unique_ptr<Hello>, std::unique_ptr<Welcome>>;
   // True if nothing else will write it: then Drain() must be called.
   bool Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
+  // Lets go of the requests and replies that wait here for calls which have
+  // ended, as `has_ended` says of their ids, so that who does not read does not
+  // make them pile up. A body that has left in part is cut off there. True as
+  // of Append.
+  bool Sweep(absl::FunctionRef<bool(uint64_t)> has_ended)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether much was appended since the last Sweep(), as fast as that can be
+  // told.
+  bool is_heavy() const { return is_heavy_.load(std::memory_order_relaxed); }
   // Writes what was appended, unless a write is in flight or a message is being
   // taken apart: then that goes on with it. Never under a lock.
   void Drain() ABSL_LOCKS_EXCLUDED(mu_);
@@ -193,6 +206,11 @@ class Link final : public ConnectionObserver,
   std::deque<Close> control_ ABSL_GUARDED_BY(mu_);  // before the outbox
   std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
   std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
+  std::vector<uint64_t> cut_ ABSL_GUARDED_BY(mu_);  // to be told of
+  // Appended since the last sweep; how much makes it heavy.
+  size_t unswept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t heavy_bytes_ ABSL_GUARDED_BY(mu_) = kHeavyBytes;
+  std::atomic<bool> is_heavy_{false};
   RingState ring_state_ ABSL_GUARDED_BY(mu_) = RingState::kNone;
   std::shared_ptr<Ring> ring_ ABSL_GUARDED_BY(mu_);
   // The peer has been told that it is welcome: it may share memory.

@@ -28,6 +28,7 @@ namespace weft::rpc {
 namespace {
 
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 
 using Floats = std::vector<float>;
@@ -52,10 +53,18 @@ Floats Body(size_t elements, uint32_t seed) {
   return body;
 }
 
+telemetry::Telemetry::Options Silently() {
+  telemetry::Telemetry::Options options;
+  options.log_level = telemetry::Level::kOff;
+  return options;
+}
+
 std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
                                  uint32_t id, Executor* executor = nullptr,
-                                 telemetry::Telemetry* telemetry = nullptr) {
+                                 telemetry::Telemetry* telemetry = nullptr,
+                                 Limits limits = Limits()) {
   AgentOptions options;
+  options.limits = limits;
   options.job = "job";
   options.name = absl::StrCat("w", id);
   options.key = WorkerKey{id, 1};
@@ -292,12 +301,6 @@ class HostileCallerTest : public ::testing::Test {
     caller_->frames.clear();
   }
 
-  static telemetry::Telemetry::Options Silently() {
-    telemetry::Telemetry::Options options;
-    options.log_level = telemetry::Level::kOff;
-    return options;
-  }
-
   telemetry::Telemetry telemetry_{Silently()};
   sim::Simulator simulator_{1};
   SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
@@ -430,8 +433,9 @@ class SlowConnection final : public Connection {
                 IsOk());
     return Written::kUnderWay;
   }
-  void Close(absl::Status) override {}
+  void Close(absl::Status status) override { closed = std::move(status); }
 
+  absl::Status closed;
   std::vector<Frame> frames;  // of the last message
   size_t bytes = 0;
 };
@@ -477,6 +481,178 @@ TEST(Lanes, ControlWaitsForOneMessageWhateverElseWaits) {
   }
   EXPECT_GT(messages, 64);  // of the large body alone
   EXPECT_LT(messages, 200);
+}
+
+// Gives each message that leaves to another link.
+class Handover final : public Connection {
+ public:
+  explicit Handover(Link* to) : to_(to) {}
+  Written Write(Slices message) override {
+    to_->OnMessage(std::move(message));
+    return Written::kUnderWay;
+  }
+  void Close(absl::Status status) override { closed = std::move(status); }
+
+  absl::Status closed;
+
+ private:
+  Link* const to_;
+};
+
+TEST(Lanes, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
+  constexpr size_t kBytes = size_t{4} << 20;
+  const auto receiver = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                               SteadyClock(), int64_t{kBytes});
+  const auto back = std::make_shared<SlowConnection>();
+  receiver->Attach(back);
+  const auto connection = std::make_shared<Handover>(receiver.get());
+  const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                           SteadyClock(), int64_t{1} << 30);
+  link->Attach(connection);
+  for (uint64_t id = 1; id <= 10; ++id) {
+    link->Append(RequestOf(id, kBytes));
+    link->Drain();
+    link->OnWritten();  // two pieces of it have left
+    link->Sweep([id](uint64_t ended) { return ended == id; });
+    link->OnWritten();
+    // Not told that it is too much, nor sent the rest.
+    EXPECT_THAT(back->closed, IsOk()) << "call " << id;
+  }
+}
+
+TEST(Lanes, ASweepLeavesWhatIsWaitedFor) {
+  const auto connection = std::make_shared<SlowConnection>();
+  const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                           SteadyClock(), int64_t{1} << 30);
+  link->Attach(connection);
+  link->Append(RequestOf(1, 1));
+  link->Drain();
+  for (uint64_t id = 2; id <= 9; ++id) {
+    EXPECT_FALSE(link->is_heavy());
+    link->Append(RequestOf(id, Link::kHeavyBytes / 8 + 1));
+  }
+  EXPECT_TRUE(link->is_heavy());
+  link->Sweep([](uint64_t id) { return id % 2 == 0; });
+  EXPECT_FALSE(link->is_heavy());
+  std::vector<uint64_t> left;
+  for (int i = 0; i < 20; ++i) {
+    link->OnWritten();
+    for (const Frame& frame : connection->frames) {
+      const auto* request = std::get_if<RequestFrame>(&frame);
+      if (request != nullptr) left.push_back(request->request->id);
+    }
+    connection->frames.clear();
+  }
+  EXPECT_THAT(left, ::testing::ElementsAre(3, 5, 7, 9));
+}
+
+// A worker's own transport, but for who connects: that is the test.
+class Door final : public Transport {
+ public:
+  explicit Door(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+
+  Driver& driver() override { return inner_->driver(); }
+  void Accept(Acceptor acceptor) override { open = std::move(acceptor); }
+  std::shared_ptr<Connection> Connect(
+      const Worker& worker,
+      std::shared_ptr<ConnectionObserver> observer) override {
+    return inner_->Connect(worker, std::move(observer));
+  }
+  TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
+    return inner_->RunAt(when, std::move(fn));
+  }
+  bool CancelTimer(TimerId id) override { return inner_->CancelTimer(id); }
+
+  Acceptor open;
+
+ private:
+  const std::unique_ptr<Transport> inner_;
+};
+
+// Results that live, in all.
+std::atomic<int64_t> kept_bytes{0};
+
+Bytes Keep(int64_t bytes) {
+  auto* const memory = new std::string(bytes, 'x');
+  kept_bytes += bytes;
+  return Bytes::Wrap(memory->data(), memory->size(),
+                     std::shared_ptr<const void>(memory, [=](const void*) {
+                       kept_bytes -= bytes;
+                       delete memory;
+                     }));
+}
+WEFT_RPC_INLINE(Keep);
+
+// It closes each call, so that its quota is free, and never reads.
+TEST(HostileReader, MakesNoRepliesPileUp) {
+  sim::Simulator simulator(1);
+  SimulatedNetwork network(simulator, SimulatedNetwork::Options());
+  FixedDirectory directory;
+  InlineExecutor executor;
+  Door door(network.MakeTransport("w1"));
+  const auto agent = MakeAgent(door, directory, 1, &executor);
+  const auto connection = std::make_shared<SlowConnection>();
+  const auto observer = door.open(connection);
+  ASSERT_THAT(observer.status(), IsOk());
+  const auto send = [&](const auto& frame) {
+    BatchWriter batch;
+    batch.Add(frame);
+    (*observer)->OnMessage(std::move(batch).Finish());
+  };
+  Hello hello;
+  hello.job = "job";
+  hello.name = "w0";
+  hello.from = {0, 1};
+  hello.to = {1, 1};
+  hello.life = 1;
+  send(hello);
+  constexpr int64_t kBytes = 100000;
+  for (uint64_t id = 1; id <= 500; ++id) {
+    Encoder encoder;
+    encoder.Write(kBytes);
+    Request request;
+    request.id = id;
+    const Function* keep = Registry::Global().FindAddress(
+        reinterpret_cast<Function::Address>(&Keep));
+    request.function = keep->name;
+    request.signature = keep->digest;
+    request.deadline = Instant::Infinite();
+    request.body = *std::move(encoder).Finish();
+    BatchWriter batch;
+    batch.Add(request, Instant(), /*body_follows=*/false);
+    (*observer)->OnMessage(std::move(batch).Finish());
+    send(Close{{{id, id}}});
+    EXPECT_LE(kept_bytes.load(), 2 * int64_t{Link::kHeavyBytes}) << id;
+  }
+  (*observer)->OnClosed(absl::UnavailableError("the test has ended"));
+}
+
+TEST(GivenUpCalls, OfLargeArgumentsDoNotOverrunTheCallee) {
+  sim::Simulator simulator(1);
+  SimulatedNetwork network(simulator, SimulatedNetwork::Options());
+  FixedDirectory directory;
+  InlineExecutor executor;
+  telemetry::Telemetry telemetry{Silently()};
+  std::vector<std::unique_ptr<Transport>> transports;
+  std::vector<std::unique_ptr<Agent>> agents;
+  Limits limits;
+  limits.bytes = int64_t{1} << 20;
+  for (uint32_t i = 0; i < 2; ++i) {
+    const std::string name = absl::StrCat("w", i);
+    directory.Put(Worker{name, WorkerKey{i, 1}, name});
+    transports.push_back(network.MakeTransport(name));
+    agents.push_back(MakeAgent(*transports.back(), directory, i, &executor,
+                               &telemetry, limits));
+  }
+  const Target w1 = agents[0]->To("w1");
+  ASSERT_THAT(Call(w1, Size, Floats(10)), IsOkAndHolds(10));
+  const Floats half(limits.bytes / 2 / sizeof(float));
+  for (int i = 0; i < 6; ++i) {
+    CallAsync(w1, Size, half).Cancel(absl::CancelledError("the test"));
+  }
+  EXPECT_THAT(Call(w1, Size, half), IsOkAndHolds(half.size()));
+  EXPECT_THAT(telemetry.recorder().DumpText(),
+              ::testing::Not(::testing::HasSubstr("rpc.lost")));
 }
 
 // ------------------------------------------------------- a network that breaks

@@ -113,6 +113,7 @@ void Outbound::GiveToSession(const CallerSession::Event& event) {
 }
 
 void Outbound::TakeEmitted() {
+  bool must_sweep = false;
   for (CallerSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
       must_drain_ |= link_->Append(std::move(send->request));
@@ -121,6 +122,9 @@ void Outbound::TakeEmitted() {
     } else if (auto* end = std::get_if<CallerSession::Complete>(&action)) {
       const auto it = done_.find(end->id);
       if (it == done_.end()) continue;
+      must_sweep |= end->reply == nullptr && link_ != nullptr &&
+                    (end->request->bytes() >= int64_t{Link::kInPieces} ||
+                     link_->is_heavy());
       tasks_.Add(Ended{std::move(it->second), std::move(end->status),
                        std::move(end->reply), std::move(end->request)});
       done_.erase(it);
@@ -129,6 +133,13 @@ void Outbound::TakeEmitted() {
     }
   }
   emitted_.clear();
+  if (must_sweep) {
+    // Credit is free again for what was given up. The callee takes in no more
+    // than that: what is announced to it must not be more either.
+    must_drain_ |= link_->Sweep([&session = session_](uint64_t id) {
+      return session.StateOf(id) != CallerSession::State::kSent;
+    });
+  }
 }
 
 Outbound::Due Outbound::TakeDue() {
