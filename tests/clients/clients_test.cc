@@ -12,11 +12,14 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
+#include "examples/cpp_client/functions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/client.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/handle.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/spawn.h"
@@ -91,6 +94,17 @@ TEST_F(Clients, TheCppClientCallsAWorkerThatItDoesNotJoin) {
       RunToEnd({RunfilePath("examples/cpp_client/client"), address_});
   EXPECT_EQ(client.code, 0);
   EXPECT_EQ(client.output, "0.5 1 1.5 \nto: 2\n");
+}
+
+// Its program names neither: they come with the agent.
+TEST_F(Clients, AnyWorkerKeepsResultsAndLetsGoOfThem) {
+  StartWorker();
+  const auto client = rpc::Client::Connect(address_);
+  ASSERT_THAT(client.status(), IsOk());
+  const auto root = rpc::Remote((*client)->To(kLong), example::SquareRoot, 4.0);
+  ASSERT_THAT(root.status(), IsOk());
+  EXPECT_THAT(rpc::Fetch(*root), IsOkAndHolds(2.0));
+  EXPECT_THAT(rpc::Release(*root), IsOk());
 }
 
 TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
