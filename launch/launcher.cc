@@ -31,10 +31,9 @@ namespace {
 
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
-absl::Status BadRole(absl::string_view text, absl::string_view why) {
+absl::Status BadRole(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "--role ", text, ": ", why,
-      "; wanted ROLE=COUNT:'PROGRAM ARGS', as in ps=2:bin/server"));
+      why, "; wanted ROLE=COUNT:'PROGRAM ARGS', as in ps=2:bin/server"));
 }
 
 // Signals as readable events, from its making to its end.
@@ -313,21 +312,21 @@ absl::StatusOr<RoleSpec> ParseRole(absl::string_view text) {
   const size_t equals = text.find('=');
   if (colon == absl::string_view::npos || equals == absl::string_view::npos ||
       equals > colon) {
-    return BadRole(text, "there is no '=' or no ':'");
+    return BadRole("there is no '=' or no ':'");
   }
   RoleSpec role;
   role.role = std::string(text.substr(0, equals));
   if (!absl::SimpleAtoi(text.substr(equals + 1, colon - equals - 1),
                         &role.count) ||
       role.count < 1 || role.count > 1024) {
-    return BadRole(text, "the count is not a number from 1 to 1024");
+    return BadRole("the count is not a number from 1 to 1024");
   }
   absl::StatusOr<std::vector<std::string>> words =
       SplitWords(text.substr(colon + 1));
-  if (!words.ok()) return BadRole(text, words.status().message());
+  if (!words.ok()) return BadRole(words.status().message());
   role.argv = *std::move(words);
-  if (role.role.empty()) return BadRole(text, "the role has no name");
-  if (role.argv.empty()) return BadRole(text, "there is no program");
+  if (role.role.empty()) return BadRole("the role has no name");
+  if (role.argv.empty()) return BadRole("there is no program");
   return role;
 }
 

@@ -25,7 +25,8 @@ absl::StatusOr<Server*> ServerOf(rpc::CallContext& context) {
   if (Server* server = context.Local<Server>()) return server;
   absl::Status status = absl::UnavailableError(
       absl::StrCat("'", context.agent().name(),
-                   "' serves no tables; wanted a worker of role ps"));
+                   "' serves no tables: it is no worker of role ps, or "
+                   "still waits for the others to join"));
   status.SetPayload(kNotServing, absl::Cord("1"));
   return status;
 }
