@@ -34,6 +34,8 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/client.h"
+#include "weft/rpc/detail.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/handle.h"
 #include "weft/rpc/local_transport.h"

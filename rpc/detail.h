@@ -1,8 +1,7 @@
 // Details: a value of a user's type that travels with an error.
 //
 //   struct Overdrawn { int64_t account; double by; };   // with a Codec
-//   return rpc::WithDetail(absl::OutOfRangeError("overdrawn"), Overdrawn{7,
-//   2});
+//   return rpc::WithDetail(absl::OutOfRangeError("no"), Overdrawn{7, 2});
 //   ...
 //   if (auto overdrawn = rpc::DetailOf<Overdrawn>(status)) Refill(*overdrawn);
 //

@@ -1,13 +1,13 @@
 // WEFT_RPC: makes a function callable by every worker.
 //
-//   Tensor Scale(const Tensor& x, double k) { return x * k; }
+//   Tensor Scale(const Tensor& x, double k) { return Mul(x, k); }
 //   WEFT_RPC(Scale);                 // at namespace scope, in the same file
 //
 // The function may take `CallContext&` first, then anything with a Codec, by
 // value or const reference. It returns void, Status, R, StatusOr<R> or
 // Future<R>, which is cancelled if the call is; what it throws becomes a
-// Status. WEFT_RPC_INLINE runs it on the
-// transport's thread: for what is short and never waits.
+// Status. WEFT_RPC_INLINE runs it on the transport's thread: for what is short
+// and never waits.
 //
 // Members of the job may call it (net::Roles::Members()). To let others do so,
 // or only some, name the roles of certificates that may:
@@ -69,7 +69,8 @@ class ServedCall : public CallContext {
   void* alias() const { return incoming_.alias.get(); }
   uint64_t lane() const { return incoming_.lane; }
 
-  // Keeps `object` for the caller under id(). Null: this agent has ended.
+  // Keeps `object` for the caller under id(): as ObjectTable::Add; the reason
+  // of the cancellation, and nothing kept, if the call was cancelled.
   absl::Status Keep(ObjectTable::Object object);
 
   // Keeps `registration` until the call's end.

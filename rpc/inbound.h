@@ -99,7 +99,6 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
     std::weak_ptr<Call> call;
   };
 
-  // `from`: the link that it came by; if that is not ours any more, nothing.
   // What runs, held so that nothing of it ends under the lock.
   struct Live {
     uint64_t id;
@@ -108,6 +107,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   };
   std::vector<Live> LiveCalls() ABSL_LOCKS_EXCLUDED(mu_);
 
+  // `from`: the link that it came by; if that is not ours any more, nothing.
   void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
   // True if the link must be drained.

@@ -1,9 +1,10 @@
 // Worker: one rank: it makes the parts in order, hands them down, and ends them
 // in order.
 //
-//   auto worker = worker::Worker::Start(worker::Options::FromFlags(&argc,
-//   argv)); ExitIfError(worker.status()); rpc::Agent& agent =
-//   (*worker)->agent();
+//   auto options = worker::Options::FromFlags(&argc, argv);
+//   auto worker = worker::Worker::Start(options);
+//   ExitIfError(worker.status());
+//   rpc::Agent& agent = (*worker)->agent();
 
 #ifndef WEFT_WORKER_WORKER_H_
 #define WEFT_WORKER_WORKER_H_
