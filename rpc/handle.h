@@ -126,6 +126,24 @@ struct MethodParameters<R(CallContext&, P...)> {
 template <typename Method>
 using ParametersOf = MethodParameters<typename PlainMethod<Method>::type>;
 
+// A call of the function at `address`, whose parameters are `types`, with its
+// result left behind.
+template <typename Value, typename Parameters, typename... A>
+Future<Handle<Value>> StartRemote(const Target& target,
+                                  Function::Address address, Parameters types,
+                                  A&&... arguments) {
+  static_assert(!std::is_void_v<Value>,
+                "the function has no result to be kept");
+  return StartKept<Value>(
+      target, FindFunction(target, address),
+      EncodeArguments(types, std::forward<A>(arguments)...));
+}
+
+// Where arguments A fit the parameters P, the Future of what stays there.
+template <typename R, typename P, typename A>
+using RemoteFuture =
+    std::enable_if_t<Fit<P, A>::value, Future<Handle<ValueOf<R>>>>;
+
 template <typename... P, typename... A>
 absl::StatusOr<Outgoing> EncodeMethod(uint64_t id, Types<P...>,
                                       A&&... arguments) {
@@ -153,33 +171,19 @@ Result<Handle<T>> Make(const Target& target, A&&... arguments) {
 
 // Runs `function` there, as CallAsync, and leaves its result there.
 template <typename R, typename... P, typename... A>
-std::enable_if_t<
-    internal::Fit<internal::Types<P...>, internal::Types<A...>>::value,
-    Future<Handle<internal::ValueOf<R>>>>
+internal::RemoteFuture<R, internal::Types<P...>, internal::Types<A...>>
 RemoteAsync(const Target& target, R (*function)(P...), A&&... arguments) {
-  static_assert(!std::is_void_v<internal::ValueOf<R>>,
-                "the function has no result to be kept");
-  return internal::StartKept<internal::ValueOf<R>>(
-      target,
-      internal::FindFunction(target,
-                             reinterpret_cast<Function::Address>(function)),
-      internal::EncodeArguments(internal::Types<P...>(),
-                                std::forward<A>(arguments)...));
+  return internal::StartRemote<internal::ValueOf<R>>(
+      target, reinterpret_cast<Function::Address>(function),
+      internal::Types<P...>(), std::forward<A>(arguments)...);
 }
 template <typename R, typename... P, typename... A>
-std::enable_if_t<
-    internal::Fit<internal::Types<P...>, internal::Types<A...>>::value,
-    Future<Handle<internal::ValueOf<R>>>>
+internal::RemoteFuture<R, internal::Types<P...>, internal::Types<A...>>
 RemoteAsync(const Target& target, R (*function)(CallContext&, P...),
             A&&... arguments) {
-  static_assert(!std::is_void_v<internal::ValueOf<R>>,
-                "the function has no result to be kept");
-  return internal::StartKept<internal::ValueOf<R>>(
-      target,
-      internal::FindFunction(target,
-                             reinterpret_cast<Function::Address>(function)),
-      internal::EncodeArguments(internal::Types<P...>(),
-                                std::forward<A>(arguments)...));
+  return internal::StartRemote<internal::ValueOf<R>>(
+      target, reinterpret_cast<Function::Address>(function),
+      internal::Types<P...>(), std::forward<A>(arguments)...);
 }
 template <typename F, typename... A>
 auto Remote(const Target& target, F* function, A&&... arguments)
