@@ -450,10 +450,21 @@ class Limits : public Edge {
     Serve(With(job_.For("ps", 0)), limits);
   }
   // A call by trainer `rank` that stays open, if it is let in.
-  Future<Slices> Hold(int rank, const std::string& request = "") {
+  Future<Slices> Hold(int rank, int64_t bytes) {
     loops_.push_back(*Loop::Create(With(job_.For("trainer", rank))));
     channels_.push_back(Connect(*loops_.back(), server_->address()));
-    return channels_.back()->UnaryCall(kHold, Text(request), kSoon);
+    return channels_.back()->UnaryCall(kHold, Text(std::string(bytes, 'x')),
+                                       kSoon);
+  }
+  // While a call of trainer 9 with `held` bytes is open, one of trainer `rank`
+  // with `bytes` is refused in these words, of this kind.
+  void ExpectNoRoom(int64_t held, int rank, int64_t bytes,
+                    const std::string& kind, const std::string& words) {
+    const Future<Slices> first = Hold(9, held);
+    const std::vector<IncomingCall> open = server_->AwaitHeld(1);
+    EXPECT_THAT(Hold(rank, bytes).Wait(kSoon),
+                StatusIs(absl::StatusCode::kResourceExhausted, words));
+    ExpectRefused(kind, words);
   }
   // One refusal, in these words, of this kind.
   void ExpectRefused(const std::string& kind, const std::string& words) {
@@ -475,52 +486,35 @@ TEST_F(Limits, CallsOfOnePeer) {
   AdmissionLimits limits;
   limits.max_calls_per_peer = 1;
   ServeWith(limits);
-  const Future<Slices> first = Hold(9);
-  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
-  const std::string words =
-      "peer weft://job/trainer/9: 1 calls are open, and max_calls_per_peer is "
-      "1; try again later, or raise it";
-  EXPECT_THAT(Hold(9).Wait(kSoon),
-              StatusIs(absl::StatusCode::kResourceExhausted, words));
-  ExpectRefused("max_calls_per_peer", words);
+  ExpectNoRoom(0, 9, 0, "max_calls_per_peer",
+               "peer weft://job/trainer/9: 1 calls are open, and "
+               "max_calls_per_peer is 1; try again later, or raise it");
 }
 
 TEST_F(Limits, CallsOfAll) {
   AdmissionLimits limits;
   limits.max_calls = 1;
   ServeWith(limits);
-  const Future<Slices> first = Hold(9);
-  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
-  const std::string words = "endpoint: 1 calls are open, and max_calls is 1";
-  EXPECT_THAT(Hold(8).Wait(kSoon),
-              StatusIs(absl::StatusCode::kResourceExhausted, words));
-  ExpectRefused("max_calls", words);
+  ExpectNoRoom(0, 8, 0, "max_calls",
+               "endpoint: 1 calls are open, and max_calls is 1");
 }
 
 TEST_F(Limits, BytesOfOnePeer) {
   AdmissionLimits limits;
   limits.max_bytes_per_peer = 100;
   ServeWith(limits);
-  const Future<Slices> first = Hold(9, std::string(60, 'x'));
-  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
-  const std::string words =
-      "requests hold 60 bytes, this one has 50, and max_bytes_per_peer is 100";
-  EXPECT_THAT(Hold(9, std::string(50, 'x')).Wait(kSoon),
-              StatusIs(absl::StatusCode::kResourceExhausted, words));
-  ExpectRefused("max_bytes_per_peer", words);
+  ExpectNoRoom(60, 9, 50, "max_bytes_per_peer",
+               "requests hold 60 bytes, this one has 50, and "
+               "max_bytes_per_peer is 100");
 }
 
 TEST_F(Limits, BytesOfAll) {
   AdmissionLimits limits;
   limits.max_bytes = 100;
   ServeWith(limits);
-  const Future<Slices> first = Hold(9, std::string(60, 'x'));
-  const std::vector<IncomingCall> held = server_->AwaitHeld(1);
-  const std::string words =
-      "endpoint: requests hold 60 bytes, this one has 50, and max_bytes is 100";
-  EXPECT_THAT(Hold(8, std::string(50, 'x')).Wait(kSoon),
-              StatusIs(absl::StatusCode::kResourceExhausted, words));
-  ExpectRefused("max_bytes", words);
+  ExpectNoRoom(60, 8, 50, "max_bytes",
+               "endpoint: requests hold 60 bytes, this one has 50, and "
+               "max_bytes is 100");
 }
 
 TEST(Admission, WhatEndsLeavesItsRoomToOthers) {
@@ -584,7 +578,7 @@ TEST_F(Limits, BytesOfAMessageAndOfItsHeaders) {
     options.max_message_bytes = 1000;
     options.max_metadata_bytes = 2000;
   });
-  EXPECT_THAT(Hold(9, std::string(1001, 'x')).Wait(kSoon),
+  EXPECT_THAT(Hold(9, 1001).Wait(kSoon),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "Received message larger than max (1001 vs. 1000)"));
   const Metadata large = {{"x", std::string(3000, 'x')}};

@@ -531,7 +531,7 @@ class HostTest : public WorkerTest {
   }
 
   // Kills it under traffic, starts another, and looks who noticed.
-  void KillHost(const std::vector<std::string>& flags,
+  void ExpectHostBackAfterKill(const std::vector<std::string>& flags,
                 const std::string& init) {
     auto host = StartHost(flags);
     Workers workers = StartTrainers(init);
@@ -567,7 +567,7 @@ class HostTest : public WorkerTest {
 };
 
 TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNobodyElseRestarts) {
-  KillHost({absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
+  ExpectHostBackAfterKill({absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
             absl::StrCat("--coordinator-log=", dir_.Path("log"))},
            "");
 }
@@ -576,7 +576,7 @@ TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
   if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
   auto etcd = testing::Etcd::Start(dir_.path());
   ASSERT_THAT(etcd, IsOk());
-  KillHost({"--init=" + (*etcd)->url()}, (*etcd)->url());
+  ExpectHostBackAfterKill({"--init=" + (*etcd)->url()}, (*etcd)->url());
 }
 
 TEST_F(HostTest, AnOutageOfEtcdEndsNobodyAndTheCoordinatorGoesOn) {
