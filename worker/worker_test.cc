@@ -532,7 +532,7 @@ class HostTest : public WorkerTest {
 
   // Kills it under traffic, starts another, and looks who noticed.
   void ExpectHostBackAfterKill(const std::vector<std::string>& flags,
-                const std::string& init) {
+                               const std::string& init) {
     auto host = StartHost(flags);
     Workers workers = StartTrainers(init);
     ASSERT_EQ(workers.size(), 2u);
@@ -567,9 +567,10 @@ class HostTest : public WorkerTest {
 };
 
 TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNobodyElseRestarts) {
-  ExpectHostBackAfterKill({absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
-            absl::StrCat("--coordinator-log=", dir_.Path("log"))},
-           "");
+  ExpectHostBackAfterKill(
+      {absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
+       absl::StrCat("--coordinator-log=", dir_.Path("log"))},
+      "");
 }
 
 TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
