@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -16,6 +17,14 @@ namespace weft::rendezvous {
 namespace {
 
 constexpr absl::string_view kMagic = "WEFTCRD1";
+constexpr absl::string_view kNameAnother =
+    "; name another file by --coordinator-log";
+
+bool IsRegularFile(int fd) {
+  struct stat found;
+  return fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
+}
+
 // So that a file made or renamed in it is there after a crash.
 absl::Status SyncDirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -36,14 +45,21 @@ absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
   const int fd =
       open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
   if (fd < 0) {
-    return absl::ErrnoToStatus(errno, absl::StrCat("coordinator log ", path));
+    const absl::Status status =
+        absl::ErrnoToStatus(errno, absl::StrCat("coordinator log ", path));
+    return absl::Status(status.code(),
+                        absl::StrCat(status.message(), kNameAnother));
   }
   std::unique_ptr<CoordinatorLog> log(new CoordinatorLog(std::move(path), fd));
+  if (!IsRegularFile(fd)) {  // another may be read for ever
+    return absl::FailedPreconditionError(absl::StrCat(
+        "coordinator log ", log->path_,
+        ": wanted a file, found a device or a pipe", kNameAnother));
+  }
   if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("coordinator log ", log->path_,
-                     ": another coordinator has it open; end that one, or "
-                     "name another file by --coordinator-log"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "coordinator log ", log->path_,
+        ": another coordinator has it open; end that one", kNameAnother));
   }
   WEFT_RETURN_IF_ERROR(log->Read());
   return log;
@@ -67,8 +83,9 @@ absl::Status CoordinatorLog::Read() {
   }
   absl::string_view rest = all;
   if (rest.substr(0, kMagic.size()) != kMagic) {
-    return absl::DataLossError(absl::StrCat(
-        "coordinator log ", path_, ": not a log of Weft's coordinator"));
+    return absl::DataLossError(absl::StrCat("coordinator log ", path_,
+                                            ": not a log of Weft's coordinator",
+                                            kNameAnother));
   }
   rest.remove_prefix(kMagic.size());
   if (const absl::Status taken = TakeRecords(&rest, &history_); !taken.ok()) {

@@ -25,8 +25,9 @@ namespace weft::rendezvous {
 // Thread-safety: one thread at a time.
 class CoordinatorLog final : public Journal {
  public:
-  // Opens or makes it. kFailedPrecondition: another process has it open;
-  // kDataLoss: it is damaged, or no such log; else what the system said.
+  // Opens or makes it. kFailedPrecondition: another process has it open, or it
+  // is no file; kDataLoss: it is damaged, or no such log; else what the system
+  // said.
   static absl::StatusOr<std::unique_ptr<CoordinatorLog>> Open(std::string path);
   ~CoordinatorLog() override;
   CoordinatorLog(const CoordinatorLog&) = delete;

@@ -93,7 +93,14 @@ TEST(CoordinatorLog, RefusesADamagedOrForeignFileAndASecondUser) {
               StatusIs(absl::StatusCode::kDataLoss, "at byte 8"));
   std::ofstream(dir.Path("other")) << "something else entirely";
   EXPECT_THAT(CoordinatorLog::Open(dir.Path("other")),
-              StatusIs(absl::StatusCode::kDataLoss, "not a log"));
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "not a log of Weft's coordinator; name another file"));
+  EXPECT_THAT(CoordinatorLog::Open(dir.Path("no/log")),
+              StatusIs(absl::StatusCode::kNotFound, "name another file"));
+  // Has no end.
+  EXPECT_THAT(CoordinatorLog::Open("/dev/zero"),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "wanted a file, found a device"));
 }
 
 // A worker that has joined, and what it sends next.
