@@ -223,6 +223,11 @@ TEST(SocketDirectory, IsOursAlone) {
   chmod(made.c_str(), 0755);
   EXPECT_THAT(DefaultSocketDirectory("my-job"),
               StatusIs(Code::kFailedPrecondition, "chmod 700"));
+  EXPECT_THAT(CheckSocketDirectory("/tmp"),
+              StatusIs(Code::kFailedPrecondition, "Try: one of your own"));
+  EXPECT_THAT(
+      CheckSocketDirectory(dir.Path("none")),
+      StatusIs(Code::kNotFound, "Try: mkdir -m 700 " + dir.Path("none")));
   for (const char* job : {"", "..", ".hidden", "a/b", "x y"}) {
     EXPECT_THAT(DefaultSocketDirectory(job), StatusIs(Code::kInvalidArgument))
         << job;

@@ -41,19 +41,25 @@ absl::Status CheckSocketDirectory(const std::string& directory) {
   struct stat found;
   // Not followed: a link could be turned elsewhere after the check.
   if (lstat(directory.c_str(), &found) != 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("socket directory ", directory, ": ", strerror(errno)));
+    const absl::Status status = absl::ErrnoToStatus(errno, directory);
+    return absl::Status(status.code(),
+                        absl::StrCat("socket directory ", status.message(),
+                                     ". Try: mkdir -m 700 ", directory));
   }
   if (!S_ISDIR(found.st_mode)) {
     return absl::FailedPreconditionError(
         absl::StrCat("socket directory ", directory, " is not a directory"));
   }
   if (found.st_uid != geteuid() || (found.st_mode & 077) != 0) {
+    // As /tmp: others have a right to it.
+    const bool is_shared =
+        found.st_uid != geteuid() || (found.st_mode & S_ISVTX) != 0;
     return absl::FailedPreconditionError(absl::StrFormat(
         "socket directory %s: wanted mode 0700 and user %d, found mode %04o "
-        "and user %d; others could reach the "
-        "sockets in it. Try: chmod 700 %s",
-        directory, geteuid(), found.st_mode & 07777, found.st_uid, directory));
+        "and user %d; others could reach the sockets in it. Try: %s",
+        directory, geteuid(), found.st_mode & 07777, found.st_uid,
+        is_shared ? "one of your own, made by mkdir -m 700"
+                  : absl::StrCat("chmod 700 ", directory)));
   }
   return absl::OkStatus();
 }
