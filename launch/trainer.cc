@@ -1,5 +1,6 @@
 // trainer: trains an image classifier with the parameter servers of its job.
 
+#include <cmath>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -35,6 +36,10 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
     return absl::InvalidArgumentError(absl::StrCat(
         "wanted --epochs of at least 0 and --batch-size of at least 1, found ",
         training.epochs, " and ", training.batch_size));
+  }
+  if (!(training.learning_rate > 0) || std::isinf(training.learning_rate)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--lr=", training.learning_rate, ": wanted a number above 0"));
   }
   if (worker.device != "cpu") {
     return absl::UnimplementedError(

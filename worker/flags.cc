@@ -234,6 +234,10 @@ class CommandLine {
       const int code = app_.exit(shown);
       std::fflush(stdout);
       std::exit(code);
+    } catch (const CLI::ArgumentMismatch& error) {
+      const std::string what = error.what();  // "--rank: 1 required ..."
+      return absl::InvalidArgumentError(
+          absl::StrCat(what.substr(0, what.find(':')), ": wanted a value"));
     } catch (const CLI::ParseError& error) {
       return absl::InvalidArgumentError(error.what());
     }
@@ -265,6 +269,23 @@ std::string Flags::Normalised(const std::string& argument) const {
          argument.substr(end);
 }
 
+// CLI11 would take the next word for the value of `--name=`.
+absl::Status Flags::CheckValues(
+    const std::vector<std::string>& arguments) const {
+  const bool has_command = !positional_name_.empty() && !positional_anywhere_;
+  for (const std::string& argument : arguments) {
+    if (argument == "--" || has_command) break;  // others may be another's
+    if (argument.rfind("--", 0) != 0 || argument.back() != '=') continue;
+    const std::string name = argument.substr(2, argument.size() - 3);
+    for (const Flag& flag : flags_) {
+      if (flag.name != name) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", name, "=: wanted a value"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Flags::Read(const std::vector<std::string>& arguments,
                          bool keep_unknown, std::vector<std::string>* unknown) {
   CommandLine line(program_, about_);
@@ -273,7 +294,8 @@ absl::Status Flags::Read(const std::vector<std::string>& arguments,
   for (const std::string& argument : arguments) {
     normalised.push_back(keep_unknown ? argument : Normalised(argument));
   }
-  const absl::Status status = line.Parse(std::move(normalised));
+  absl::Status status = CheckValues(normalised);
+  if (status.ok()) status = line.Parse(std::move(normalised));
   if (!status.ok()) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
                             program_, ": ", status.message(), "; see --help")),

@@ -176,6 +176,10 @@ absl::Status Options::Resolve() {
         " is an elastic job, --servers and --trainers make a fixed one: give "
         "either"));
   }
+  if (servers < 0 || trainers < 0) {
+    return Config(absl::StrCat("--servers=", servers, ", --trainers=", trainers,
+                               ": wanted numbers from 0 on"));
+  }
   if (!is_elastic() && servers == 0 && trainers == 0) {
     int size = rank + 1;
     const std::string world_size = Environment("WORLD_SIZE");
@@ -194,6 +198,11 @@ absl::Status Options::Resolve() {
   if (const absl::Status fit = world().Validate(); !fit.ok()) {
     return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
   }
+  if (role != rendezvous::kAdminRole && role != "ps" && role != "trainer" &&
+      !is_elastic()) {
+    return Config(
+        absl::StrCat("--role=", role, ": wanted ps, trainer or admin"));
+  }
   if (role != rendezvous::kAdminRole && !is_elastic() &&
       !world().Place(role, rank).has_value()) {
     return Config(absl::StrCat("--rank=", rank, ": there is no ", name(),
@@ -206,6 +215,14 @@ absl::Status Options::Resolve() {
   if (metrics_port < 0 || metrics_port > 65535) {
     return Config(absl::StrCat("--metrics-port=", metrics_port,
                                ": wanted a port from 1 on, or 0 for none"));
+  }
+  if (ranks_on_host < 1) {
+    return Config(absl::StrCat("--ranks-on-host=", ranks_on_host,
+                               ": wanted at least 1, this one"));
+  }
+  if (shared_memories < 0) {
+    return Config(absl::StrCat("--shared-memories=", shared_memories,
+                               ": wanted a number from 0 on"));
   }
   WEFT_RETURN_IF_ERROR(ResolveInit());
   WEFT_RETURN_IF_ERROR(ResolveCoordinator());

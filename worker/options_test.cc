@@ -110,6 +110,8 @@ TEST(Flags, AValueThatCannotBeReadSaysWhatWasWanted) {
        std::vector<std::pair<const char*, const char*>>{
            {"--epochs=many", "an integer"},
            {"--grace=soon", "a duration"},
+           {"--epochs", "--epochs: wanted a value"},
+           {"--data_dir=", "--data-dir=: wanted a value"},
            {"--grace=-3s", "no negative"},
            {"--sync=perhaps", "true or false"}}) {
     Case c;
@@ -277,7 +279,10 @@ TEST(Options, AnElasticJobHasBoundsAndAWorkerLabels) {
 TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
   const std::vector<std::pair<std::vector<const char*>, const char*>> cases = {
       {{"--rank=2", "--trainers=2"}, "no trainer2"},
-      {{"--servers=-1"}, "--servers"},
+      {{"--servers=-1"}, "--servers=-1, --trainers=0: wanted numbers from 0"},
+      {{"--role=boss"}, "--role=boss: wanted ps, trainer or admin"},
+      {{"--ranks-on-host=0"}, "--ranks-on-host=0"},
+      {{"--shared-memories=-1"}, "--shared-memories=-1"},
       {{"--device=tpu"}, "cpu or cuda"},
       {{"--coordinator=nowhere"}, "--coordinator"},
       {{"--job=My Job"}, "--job"},

@@ -89,6 +89,10 @@ TEST(BadInput, ValuesThatCannotBeAreRefused) {
   ExpectEnd(*job.StartTrainer(0, {"--sync", "--async"}), kUsage, {"both"});
   ExpectEnd(*job.StartTrainer(0, {"--resume"}), kUsage,
             {"--resume needs --checkpoint-dir=DIR"});
+  for (const char* rate : {"nan", "inf", "-1", "0"}) {
+    ExpectEnd(*job.StartTrainer(0, {absl::StrCat("--lr=", rate)}), kUsage,
+              {absl::StrCat("--lr=", rate, ": wanted a number above 0")});
+  }
   ExpectEnd(*job.StartTrainer(0, {"--device=cuda"}), kUsage,
             {"--device=cuda", "wanted cpu"});
 }
@@ -133,6 +137,21 @@ TEST(BadInput, AnAddressInUseIsNamed) {
   const Squatter squatter(job.Path("ps0.sock"));
   ExpectEnd(*job.StartServer(0), kConfig,
             {"cannot listen at " + job.coordinator, "in use", "--listen="});
+}
+
+TEST(BadInput, ASocketDirectoryIsMadeByTheUser) {
+  Job job;
+  job.coordinator = "unix:" + job.Path("none") + "/s";
+  ExpectEnd(*job.StartServer(0), kConfig,
+            {"socket directory " + job.Path("none"), "No such file",
+             "Try: mkdir -m 700 " + job.Path("none")});
+}
+
+TEST(BadInput, WhatIsNoLogOfTheCoordinatorIsNamed) {
+  const Job job;
+  ExpectEnd(
+      *job.StartServer(0, {"--coordinator-log=/dev/full"}), kConfig,
+      {"/dev/full", "wanted a file", "name another file by --coordinator-log"});
 }
 
 TEST(BadInput, WhoDoesNotFitTheJobIsTurnedAway) {
