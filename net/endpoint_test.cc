@@ -1,9 +1,12 @@
 #include "weft/net/endpoint.h"
 
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <thread>
 #include <vector>
 
@@ -560,7 +563,42 @@ TEST_F(LostListener, IsReportedWhenItCannotBeMadeAnew) {
   ASSERT_EQ(chmod(dir_.path().c_str(), 0755), 0);  // open to others
   ASSERT_EQ(unlink(dir_.Path("s").c_str()), 0);
   EXPECT_THAT(told_.future().Wait(kSoon),
-              StatusIs(absl::StatusCode::kUnavailable, "start it anew"));
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "nor can a new listener: socket directory"));
+}
+
+// Each new one is lost at once.
+TEST_F(LostListener, IsReportedWhenANewOneDoesNotHelp) {
+  const Future<void> told = told_.future();
+  EXPECT_TRUE(Becomes([&] {
+    unlink(dir_.Path("s").c_str());
+    return told.IsReady();
+  }));
+  EXPECT_THAT(told.Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "nor can a new listener: ps0 at " + Socket()));
+}
+
+// Who takes connections at its address and says nothing is no listener of its.
+TEST_F(LostListener, IsMadeAnewInThePlaceOfOneThatDoesNotAnswer) {
+  const std::string path = dir_.Path("s");
+  const auto inode = [&] {
+    struct stat found = {};
+    return stat(path.c_str(), &found) == 0 ? found.st_ino : 0;
+  };
+  ASSERT_EQ(unlink(path.c_str()), 0);
+  const int other = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  strncpy(name.sun_path, path.c_str(), sizeof(name.sun_path) - 1);
+  ASSERT_EQ(bind(other, reinterpret_cast<sockaddr*>(&name), sizeof(name)), 0);
+  ASSERT_EQ(listen(other, 64), 0);
+  const ino_t others = inode();
+  EXPECT_TRUE(Becomes([&] { return inode() != 0 && inode() != others; }));
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, Socket());
+  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon));
+  close(other);
 }
 
 TEST(Security, TcpWithoutCertificatesNamesTheCommand) {

@@ -656,6 +656,22 @@ TEST_F(WorkerTest, WhomNobodyCanReachEndsForItsSupervisor) {
               HasSubstr("error: ps0 cannot be reached at its own address"));
 }
 
+TEST_F(WorkerTest, WhomNobodyCanReachGoesOnUnlessItWasToldOtherwise) {
+  Options options = OptionsOf("trainer", 0);
+  options.servers = 0;
+  options.trainers = 1;
+  options.probe_every = absl::Milliseconds(20);
+  options.log_level = telemetry::Level::kOff;
+  const auto worker = Worker::Start(options);
+  ASSERT_THAT(worker, IsOk());
+  chmod(dir_.path().c_str(), 0755);
+  ASSERT_EQ(unlink(dir_.Path("c.sock").c_str()), 0);
+  telemetry::Counter& tried = (*worker)->telemetry().metrics().CounterFor(
+      "weft_net_listeners_reopened_total");
+  // The first time has been reported when there is a second.
+  EXPECT_TRUE(Becomes([&] { return tried.Value() >= 2; }));
+}
+
 TEST_F(WorkerTest, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {
   Options options = OptionsOf("ps", 0);
   options.coordinator = "127.0.0.1:0";
