@@ -162,7 +162,8 @@ bool LocalSocket::ReceiveOne() {
       recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (size < 0) return errno == EINTR;
   Control control = ReadControl(&message);
-  if (!control.descriptors.empty() && control.is_same_user &&
+  const bool is_whole = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  if (!control.descriptors.empty() && control.is_same_user && is_whole &&
       size == sizeof token) {
     untaken_.push_back(Delivery{token, std::move(control.descriptors)});
   }

@@ -12,6 +12,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
@@ -28,6 +30,9 @@ constexpr absl::Duration kAnswerTime = absl::Seconds(2);
 // How often etcd looks which leases have ended.
 constexpr absl::Duration kExpiryCheck = absl::Milliseconds(500);
 constexpr absl::Duration kPause = absl::Milliseconds(100);
+// How often a host puts its key there in vain: its lease may run out before it
+// looks.
+constexpr int kMaxPuts = 10;
 
 std::string HostKey(const std::string& prefix, const std::string& job) {
   return absl::StrCat(prefix, "/", job, "/host");
@@ -270,21 +275,14 @@ class EtcdJournal final : public Journal {
     meeting.set_address(options_.address);
     meeting.set_nonce(DrawIncarnation());
     const std::string host = meeting.SerializeAsString();
-    const Instant deadline = Now() + 2 * options_.lease + kExpiryCheck;
-    for (;;) {
+    Instant deadline = Instant::Infinite();
+    for (int puts = 0; puts < kMaxPuts;) {
       WEFT_ASSIGN_OR_RETURN(const auto holder, Get(key));
+      // Once etcd answers.
+      deadline = std::min(deadline, Now() + 2 * options_.lease + kExpiryCheck);
       if (!holder.has_value()) {
-        etcdserverpb::LeaseGrantRequest grant;
-        grant.set_ttl(absl::ToInt64Seconds(options_.lease));
-        WEFT_ASSIGN_OR_RETURN(
-            const auto lease,
-            Ask<etcdserverpb::LeaseGrantResponse>("Lease/LeaseGrant", grant));
-        etcdserverpb::TxnRequest take;
-        *take.add_compare() = IsAt(key, 0);
-        *take.add_success() = Put(key, host, lease.id());
-        lease_id_ = lease.id();
-        WEFT_RETURN_IF_ERROR(
-            Ask<etcdserverpb::TxnResponse>("KV/Txn", take).status());
+        ++puts;
+        WEFT_RETURN_IF_ERROR(PutHost(key, host));
       } else if (holder->value() == host) {
         // Kept from here on: reading what is there may take longer.
         lease_ =
@@ -303,6 +301,22 @@ class EtcdJournal final : public Journal {
         Pause();
       }
     }
+    return absl::UnavailableError(absl::StrCat("the key ", key,
+                                               " was put there ", kMaxPuts,
+                                               " times, and is not there"));
+  }
+
+  absl::Status PutHost(const std::string& key, const std::string& host) {
+    etcdserverpb::LeaseGrantRequest grant;
+    grant.set_ttl(absl::ToInt64Seconds(options_.lease));
+    WEFT_ASSIGN_OR_RETURN(
+        const auto lease,
+        Ask<etcdserverpb::LeaseGrantResponse>("Lease/LeaseGrant", grant));
+    etcdserverpb::TxnRequest take;
+    *take.add_compare() = IsAt(key, 0);
+    *take.add_success() = Put(key, host, lease.id());
+    lease_id_ = lease.id();
+    return Ask<etcdserverpb::TxnResponse>("KV/Txn", take).status();
   }
 
   // What the journal is while a head of that value is there.
@@ -388,14 +402,19 @@ class EtcdJournal final : public Journal {
       for (const etcdserverpb::KeyValue& piece : found.kvs()) {
         frames += piece.value();
         range.set_key(piece.key() + '\0');
+        absl::string_view key = piece.key();
         uint64_t number = 0;
-        if (!absl::SimpleHexAtoi(piece.key().substr(prefix.size()), &number)) {
+        if (!absl::ConsumePrefix(&key, prefix) ||
+            !absl::SimpleHexAtoi(key, &number) || number < next_piece_) {
           return absl::DataLossError(
               absl::StrCat("the key ", piece.key(), " is none of Weft's"));
         }
         next_piece_ = number + 1;
       }
       if (!found.more()) break;
+      if (found.kvs().empty()) {
+        return absl::DataLossError("etcd has more of the log, and gives none");
+      }
     }
     absl::string_view rest = frames;
     WEFT_RETURN_IF_ERROR(TakeRecords(&rest, &history_));

@@ -68,23 +68,6 @@ absl::StatusOr<bool> IsLocked(const std::string& path, int fd) {
   return lock.l_type != F_UNLCK;
 }
 
-absl::StatusOr<v1::Meeting> Parse(const std::string& path,
-                                  absl::string_view bytes) {
-  v1::Meeting meeting;
-  uint64_t hash = 0;
-  if (bytes.size() >= kHeadBytes && bytes.substr(0, kMagic.size()) == kMagic) {
-    const absl::string_view body = bytes.substr(kHeadBytes);
-    std::memcpy(&hash, bytes.data() + kMagic.size(), sizeof(hash));
-    if (XXH64(body.data(), body.size(), 0) == hash &&
-        meeting.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
-      return meeting;
-    }
-  }
-  return absl::DataLossError(absl::StrCat(
-      "meeting file ", path,
-      ": not one of Weft's; name another, or remove it: rm ", path));
-}
-
 struct Found {
   v1::Meeting meeting;
   bool is_held = false;
@@ -109,7 +92,13 @@ absl::StatusOr<Found> Look(const std::string& path) {
   if (n < 0) return Failed(path, "read");
   bytes.resize(n);
   Found result;
-  WEFT_ASSIGN_OR_RETURN(result.meeting, Parse(path, bytes));
+  absl::StatusOr<v1::Meeting> meeting = ParseMeeting(bytes);
+  if (!meeting.ok()) {
+    return absl::DataLossError(
+        absl::StrCat("meeting file ", path, ": ", meeting.status().message(),
+                     "; name another, or remove it: rm ", path));
+  }
+  result.meeting = *std::move(meeting);
   WEFT_ASSIGN_OR_RETURN(result.is_held, IsLocked(path, fd));
   return result;
 }
@@ -133,6 +122,20 @@ absl::Status WhoHas(const std::string& path) {
 }
 
 }  // namespace
+
+absl::StatusOr<v1::Meeting> ParseMeeting(absl::string_view bytes) {
+  v1::Meeting meeting;
+  uint64_t hash = 0;
+  if (bytes.size() >= kHeadBytes && bytes.substr(0, kMagic.size()) == kMagic) {
+    const absl::string_view body = bytes.substr(kHeadBytes);
+    std::memcpy(&hash, bytes.data() + kMagic.size(), sizeof(hash));
+    if (XXH64(body.data(), body.size(), 0) == hash &&
+        meeting.ParseFromArray(body.data(), static_cast<int>(body.size()))) {
+      return meeting;
+    }
+  }
+  return absl::DataLossError("not one of Weft's");
+}
 
 absl::StatusOr<std::unique_ptr<MeetingFile>> MeetingFile::Create(
     std::string path, const std::string& job, const std::string& address) {

@@ -18,6 +18,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "weft/proto/coordinator.pb.h"
 
 namespace weft::rendezvous {
 
@@ -46,6 +48,9 @@ class MeetingFile {
 // errors are those of Create; kFailedPrecondition also: it is another job's.
 absl::StatusOr<std::string> ReadMeetingFile(const std::string& path,
                                             const std::string& job);
+
+// What such a file holds. kDataLoss: `bytes` are none.
+absl::StatusOr<v1::Meeting> ParseMeeting(absl::string_view bytes);
 
 }  // namespace weft::rendezvous
 

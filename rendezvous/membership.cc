@@ -2,10 +2,11 @@
 
 #include "weft/rendezvous/membership.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <list>
-#include <random>
 #include <set>
 #include <thread>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/check.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
@@ -635,9 +637,8 @@ absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
 }
 
 uint64_t DrawIncarnation() {
-  std::random_device device;
   uint64_t drawn = 0;
-  while (drawn == 0) drawn = (uint64_t{device()} << 32) | device();
+  while (drawn == 0) WEFT_CHECK_EQ(getentropy(&drawn, sizeof drawn), 0);
   return drawn;
 }
 

@@ -1,12 +1,15 @@
 // link: no messages harm the link that puts bodies together from their pieces,
-// nor make it hold more than it was allowed.
+// nor make it hold more than it was allowed; nor those by which two processes
+// agree on memory for them. The first byte says which end of it this one is.
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <utility>
 #include <variant>
 
 #include "weft/base/clock.h"
+#include "weft/memory/segment.h"
 #include "weft/rpc/link.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
@@ -15,10 +18,27 @@ namespace {
 
 constexpr int64_t kMaxBytes = 4096;
 
+// With memory to share, which nobody else writes to.
 class Silent final : public rpc::Connection {
  public:
+  explicit Silent(MemoryRole role) : role_(role) {}
   Written Write(Slices) override { return Written::kUnderWay; }
   void Close(absl::Status) override {}
+  MemoryRole memory_role() const override { return role_; }
+  absl::StatusOr<rpc::SharedMemory> OfferMemory(int64_t bytes) override {
+    return TakeMemory(9, bytes);
+  }
+  absl::StatusOr<rpc::SharedMemory> TakeMemory(uint64_t token,
+                                               int64_t bytes) override {
+    static const auto segment =
+        std::make_shared<memory::Segment>(*memory::Segment::Create(bytes));
+    if (token != 9) return absl::NotFoundError("nothing was handed over");
+    Hold(bytes == segment->size_bytes());
+    return rpc::SharedMemory{token, segment};
+  }
+
+ private:
+  const MemoryRole role_;
 };
 
 // Bodies come whole, and none is larger than allowed.
@@ -83,34 +103,60 @@ std::string Ring(rpc::RingMessage::Kind kind, uint64_t bytes,
   return Message(std::move(batch));
 }
 
+std::string InRing(uint64_t id, uint64_t bytes) {
+  rpc::BatchWriter batch;
+  batch.Add(rpc::Piece{id, {}, bytes});
+  return Message(std::move(batch));
+}
+
 std::vector<std::string> Seeds() {
   using Kind = rpc::RingMessage::Kind;
+  constexpr uint64_t kMemory = 2 * rpc::Link::kRingBytes;
+  const std::string offered = Ring(Kind::kOffered, kMemory, 0);
+  const std::string wanted = Ring(Kind::kWanted, 0, 0);
+  const std::string accepted = Ring(Kind::kAccepted, 0, 0);
   rpc::Reply reply;
   reply.id = 9;
   reply.body = {Bytes::Copy("reply")};
   rpc::BatchWriter replies;
   replies.Add(reply, /*body_follows=*/true);
   const std::string announced = Message(std::move(replies));
-  return {Announcement(1, 6) + PieceOf(1, "abc") + PieceOf(1, "def"),
+  std::vector<std::string> seeds;
+  for (const char role : {0, 1, 2}) {
+    for (const std::string& messages :
+         {Announcement(1, 6) + PieceOf(1, "abc") + PieceOf(1, "def"),
           Announcement(1, 4) + Announcement(2, 3) + PieceOf(2, "abc") +
               PieceOf(1, "abcd"),
           announced + PieceOf(9, "re") + PieceOf(9, "ply"),
           Announcement(1, 4096) + PieceOf(1, std::string(100, 'x')),
-          Ring(Kind::kWanted, 0, 0) + Ring(Kind::kAccepted, 0, 0),
-          Ring(Kind::kOffered, 65536, 0) + Ring(Kind::kConsumed, 0, 64) +
-              Ring(Kind::kRefused, 0, 0)};
+          offered + Announcement(1, 100) + InRing(1, 60) + InRing(1, 40),
+          wanted + Announcement(1, 100) + InRing(1, 100),
+          wanted + accepted + Ring(Kind::kConsumed, 0, 64),
+          wanted + Ring(Kind::kRefused, 0, 0) + InRing(1, 9), wanted + accepted,
+          Ring(Kind::kOffered, 65536, 0) + accepted}) {
+      seeds.push_back(role + messages);
+    }
+  }
+  return seeds;
 }
 
 std::vector<std::string> Words() {
-  return {PieceOf(1, "a"), PieceOf(2, ""), Announcement(3, 2), "\x40\x02",
-          "\xff\xff\xff\xff\x0f"};
+  return {PieceOf(1, "a"),    PieceOf(2, ""), InRing(1, 9),
+          Announcement(3, 2), "\x40\x02",     "\xff\xff\xff\xff\x0f"};
 }
 
 void Run(absl::string_view input) {
+  using MemoryRole = rpc::Connection::MemoryRole;
+  if (input.empty()) return;
+  const MemoryRole role = std::array{MemoryRole::kNone, MemoryRole::kTakes,
+                                     MemoryRole::kOffers}[input[0] % 3u];
   const auto link = std::make_shared<rpc::Link>(std::make_shared<Owner>(),
                                                 SteadyClock(), kMaxBytes);
-  link->Attach(std::make_shared<Silent>());
-  for (const std::string& message : Split(input)) {
+  link->Attach(std::make_shared<Silent>(role));
+  link->Append(std::make_unique<rpc::Welcome>());
+  link->Drain();
+  link->OnWritten();
+  for (const std::string& message : Split(input.substr(1))) {
     link->OnMessage({Bytes::Copy(message)});
   }
   link->OnClosed(absl::UnavailableError("the fuzzer hangs up"));

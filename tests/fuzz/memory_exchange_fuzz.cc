@@ -1,0 +1,169 @@
+// memory_exchange: no datagram, whatever descriptors come with it, makes this
+// process share what it must not, or keep a descriptor.
+//
+// The input is datagrams: a byte says which descriptors come, another how many
+// bytes, which follow. The first eight are the token.
+
+#include <fcntl.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/memory/segment.h"
+#include "weft/rpc/memory_exchange.h"
+#include "weft/telemetry/telemetry.h"
+#include "weft/tests/fuzz/fuzz_target.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr int64_t kBytes = rpc::SharedRings::kBytes;
+constexpr uint64_t kToken = 0x6e656b6f74;
+
+// What a hostile process of the same user may send. Made once.
+struct Descriptors {
+  memory::Segment rings = *memory::Segment::Create(kBytes);
+  memory::Segment small = *memory::Segment::Create(4096);
+  int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  int waiting_bell = eventfd(0, EFD_CLOEXEC);
+  int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+};
+
+// Sets of them, as the byte chooses; the first are what honest ones send.
+std::vector<std::vector<int>> Sets(const Descriptors& d) {
+  const int rings = d.rings.fd();
+  return {{rings, d.bell, d.bell},
+          {rings},
+          {},
+          {d.small.fd()},
+          {d.unsealed},
+          {d.small.fd(), d.bell, d.bell},
+          {d.unsealed, d.bell, d.bell},
+          {rings, d.null, d.bell},
+          {rings, d.bell, d.waiting_bell},
+          {d.bell, rings, d.bell},
+          {rings, d.bell},
+          {rings, d.bell, d.bell, d.bell},
+          std::vector<int>(40, d.null)};
+}
+
+// A folder with a socket, whose name is that of the exchange's.
+class Sender {
+ public:
+  Sender() {
+    std::string path = "/tmp/weft-fuzz-XXXXXX";  // a socket's name is short
+    Hold(mkdtemp(path.data()) != nullptr);
+    address_ = absl::StrCat("unix:", path, "/s");
+    name_.sun_family = AF_UNIX;
+    std::strcpy(name_.sun_path, absl::StrCat(path, "/s.mem").c_str());
+  }
+  ~Sender() {
+    close(socket_);
+    rmdir(address_.substr(5, address_.rfind('/') - 5).c_str());
+  }
+  const std::string& address() const { return address_; }
+
+  void Send(absl::string_view body, const std::vector<int>& fds) {
+    iovec bytes = {const_cast<char*>(body.data()), body.size()};
+    alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))] = {};
+    msghdr message = {};
+    message.msg_name = &name_;
+    message.msg_namelen = sizeof name_;
+    message.msg_iov = &bytes;
+    message.msg_iovlen = 1;
+    if (!fds.empty()) {
+      message.msg_control = control;
+      message.msg_controllen = CMSG_SPACE(fds.size() * sizeof(int));
+      cmsghdr* const c = CMSG_FIRSTHDR(&message);
+      c->cmsg_level = SOL_SOCKET;
+      c->cmsg_type = SCM_RIGHTS;
+      c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
+      std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
+    }
+    // One too many is refused.
+    (void)sendmsg(socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  }
+
+ private:
+  const int socket_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  std::string address_;
+  sockaddr_un name_ = {};
+};
+
+std::string Datagram(char set, uint64_t token, const std::string& more = "") {
+  std::string body(sizeof token, '\0');
+  std::memcpy(body.data(), &token, sizeof token);
+  body += more;
+  return std::string({set, static_cast<char>(body.size())}) + body;
+}
+
+std::vector<std::string> Seeds() {
+  std::vector<std::string> seeds;
+  for (char set = 0; set < 13; ++set) {
+    seeds.push_back(Datagram(set, kToken) + Datagram(0, 1));
+  }
+  seeds.push_back(Datagram(0, kToken) + Datagram(0, kToken) +
+                  Datagram(1, kToken));
+  seeds.push_back(Datagram(0, kToken, "longer"));
+  return seeds;
+}
+
+std::vector<std::string> Words() {
+  return {Datagram(0, kToken), Datagram(1, kToken), Datagram(12, 2)};
+}
+
+int LowestFree() {
+  const int fd = dup(STDERR_FILENO);
+  close(fd);
+  return fd;
+}
+
+void TakeAll(rpc::MemoryExchange& exchange) {
+  for (;;) {
+    // One may be had at a time: a second one is refused, and must not stay.
+    const auto rings = exchange.TakeRings(kToken);
+    Hold(!rings.ok() || rings->memory->size_bytes() == kBytes);
+    const auto memory = exchange.Take(kToken, 4096);
+    const auto second = exchange.Take(kToken, 4096);
+    Hold(!memory.ok() || !second.ok());
+    Hold(!memory.ok() || memory->segment->size_bytes() == 4096);
+    if (absl::IsNotFound(second.status())) return;
+  }
+}
+
+void Run(absl::string_view input) {
+  static Sender sender;
+  static const Descriptors descriptors;
+  static const std::vector<std::vector<int>> sets = Sets(descriptors);
+  const int lowest_free = LowestFree();
+  {
+    const auto exchange =
+        std::make_shared<rpc::MemoryExchange>(telemetry::Silent(), 1);
+    exchange->Open(sender.address());
+    Hold(exchange->is_open());
+    while (input.size() >= 2) {
+      const auto set = static_cast<uint8_t>(input[0]) % sets.size();
+      const absl::string_view body =
+          input.substr(2, static_cast<uint8_t>(input[1]));
+      sender.Send(body, sets[set]);
+      input.remove_prefix(2 + body.size());
+    }
+    TakeAll(*exchange);
+  }
+  Hold(LowestFree() == lowest_free);
+}
+
+WEFT_FUZZ_TARGET(memory_exchange, Seeds, Words, Run);
+
+}  // namespace
+}  // namespace weft::testing
