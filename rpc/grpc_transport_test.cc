@@ -442,15 +442,23 @@ TEST(GrpcSharedMemory, GoesToSoManyConnectionsAndNoMore) {
   for (uint32_t i = 0; i < 4; ++i) {
     options.name = absl::StrCat("c", i);
     options.key = WorkerKey{i, 1};
-    nodes.push_back(std::make_unique<Node>(temp, options.name));
+    nodes.push_back(std::make_unique<Node>(temp, options.name, 1));
     options.transport = &nodes.back()->transport();
     agents.push_back(*Agent::Create(options));
     for (int round = 0; round < 3; ++round) {
       ASSERT_EQ(*Call(agents.back()->To("s"), Echo, large), large);
     }
   }
-  // The first two have both kinds, at both ends. The others keep the rings that
-  // they have offered in vain.
+  // The first two have both kinds, at both ends; the others nothing.
+  EXPECT_EQ(CountMemories(), 8);
+  // What was refused is free for another.
+  Node other(temp, "other");
+  directory.Put(other.worker(8));
+  options.name = "other";
+  options.key = WorkerKey{8, 1};
+  options.transport = &other.transport();
+  const auto other_agent = *Agent::Create(options);
+  ASSERT_EQ(*Call(agents.back()->To("other"), Twice, 4), 8);
   EXPECT_EQ(CountMemories(), 10);
 }
 

@@ -80,8 +80,8 @@ absl::StatusOr<SharedMemory> MemoryExchange::Offer(const std::string& address,
 absl::StatusOr<SharedMemory> MemoryExchange::Take(uint64_t token,
                                                   int64_t bytes) {
   if (!is_open()) return NotHere();
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
   WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 1));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
   absl::StatusOr<memory::Segment> segment =
       memory::Segment::FromFd(descriptors[0].Release(), bytes);
   if (!segment.ok()) return Note(segment.status());
@@ -110,8 +110,8 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
 
 absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
   if (!is_open()) return NotHere();
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
   WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 3));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
   absl::StatusOr<memory::Segment> segment =
       memory::Segment::FromFd(descriptors[0].Release(), SharedRings::kBytes);
   if (!segment.ok()) return Note(segment.status());
@@ -126,6 +126,7 @@ absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
                      *std::move(own), *std::move(peer), false};
 }
 
+// First of all, so that what cannot be used does not wait in the socket.
 absl::StatusOr<std::vector<net::Descriptor>> MemoryExchange::TakeAll(
     uint64_t token, size_t descriptors) {
   absl::StatusOr<std::vector<net::Descriptor>> taken = socket_->Take(token);

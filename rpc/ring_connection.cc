@@ -211,7 +211,7 @@ void RingConnection::OnMessage(Slices message) {
   const bool is_first = !std::exchange(answered_, true);
   if (TotalSize(message) > 0 && !reads_ring_.load()) {
     // The first word of one who was called and took nothing.
-    if (is_first && rings_.is_offerer) watch_->Remove(this);
+    if (is_first && rings_.is_offerer) DoWithoutRings();
     return observer_->OnMessage(std::move(message));
   }
   if (reads_ring_.load() || (rings_.is_offerer && !is_first)) {
@@ -233,16 +233,20 @@ bool RingConnection::HasWork() {
   return writer_.HasRoom();
 }
 
+// Who polls may have begun to look before DoWithoutRings().
 bool RingConnection::BeginSleep() {
-  reader_.BeginSleep();
-  if (is_waiting_for_room_.load()) {
+  {
     MutexLock lock(mu_);
-    writer_.BeginSleep();
+    if (rings_.memory == nullptr) return false;
+    reader_.BeginSleep();
+    if (is_waiting_for_room_.load()) writer_.BeginSleep();
   }
   return HasWork();
 }
 
 void RingConnection::EndSleep() {
+  MutexLock lock(mu_);
+  if (rings_.memory == nullptr) return;
   reader_.EndSleep();
   writer_.EndSleep();
 }
@@ -262,6 +266,14 @@ bool RingConnection::ReadOne() {
   if (!message->has_value()) return false;
   observer_->OnMessage({**std::move(message)});
   return true;
+}
+
+// Their memory is then free for another connection.
+void RingConnection::DoWithoutRings() {
+  watch_->Remove(this);
+  std::shared_ptr<memory::Segment> memory;  // unmapped without the lock
+  MutexLock lock(mu_);
+  memory.swap(rings_.memory);
 }
 
 // What the other end wrote before it went is there, and the last of it.

@@ -96,7 +96,7 @@ class RingConnection final
 
   bool HasWork() override ABSL_LOCKS_EXCLUDED(mu_);
   bool BeginSleep() override ABSL_LOCKS_EXCLUDED(mu_);
-  void EndSleep() override;
+  void EndSleep() override ABSL_LOCKS_EXCLUDED(mu_);
   void Handle() override ABSL_LOCKS_EXCLUDED(mu_);
   const net::Bell& bell() const override { return rings_.own; }
 
@@ -107,12 +107,13 @@ class RingConnection final
       ABSL_LOCKS_EXCLUDED(mu_);
   void LetGo() ABSL_LOCKS_EXCLUDED(mu_);
   void Deafen();
+  void DoWithoutRings() ABSL_LOCKS_EXCLUDED(mu_);
   void GoOver() ABSL_LOCKS_EXCLUDED(mu_);
   void GoOnWriting() ABSL_LOCKS_EXCLUDED(mu_);
   // True if there was a message.
   bool ReadOne() ABSL_LOCKS_EXCLUDED(mu_);
 
-  const SharedRings rings_;
+  SharedRings rings_;  // its memory, guarded by mu_, is null once refused
   const std::shared_ptr<MemoryWatch> watch_;
 
   // Of the events, one at a time.
@@ -126,7 +127,7 @@ class RingConnection final
 
   mutable Mutex mu_;
   std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);
-  MessageWriter writer_;  // guarded by mu_, but for EndSleep
+  MessageWriter writer_ ABSL_GUARDED_BY(mu_);
   bool stream_is_busy_ ABSL_GUARDED_BY(mu_) = false;
   bool goes_over_ ABSL_GUARDED_BY(mu_) = false;  // as soon as it may
   bool writes_ring_ ABSL_GUARDED_BY(mu_) = false;

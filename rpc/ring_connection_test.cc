@@ -125,6 +125,7 @@ class RingConnectionTest : public ::testing::Test {
   RingWords& WordsToCaller() { return *words_.memory_in().words; }
 
   RingPair pair_ = RingPair::Make();
+  const std::weak_ptr<memory::Segment> memory_of_caller_ = pair_.caller.memory;
   struct Spy {
     std::shared_ptr<memory::Segment> memory;
     RingMemory memory_in() const {
@@ -170,8 +171,15 @@ TEST_F(RingConnectionTest, GoesOverInOrderAndWritesAtOnceFromThenOn) {
 
 TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
   EXPECT_EQ(caller_.Write("one"), Written::kUnderWay);
+  const std::shared_ptr<net::MemorySource> polled = caller_.watch->source;
+  EXPECT_FALSE(memory_of_caller_.expired());
   caller_.ring->OnMessage(TextMessage("a word of the stream"));
   EXPECT_EQ(caller_.watch->source, nullptr);
+  EXPECT_TRUE(memory_of_caller_.expired());
+  // Who polls may have been at it.
+  EXPECT_FALSE(polled->BeginSleep());
+  polled->EndSleep();
+  polled->Handle();
   caller_.Flush();
   EXPECT_EQ(caller_.Write("two"), Written::kUnderWay);
   EXPECT_THAT(caller_.stream->written, ElementsAre("one", "two"));
