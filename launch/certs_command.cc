@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands.h"
 #include "weft/net/certificates.h"
@@ -47,6 +48,14 @@ absl::StatusOr<int> Revoke(int argc, char** argv) {
   return 0;
 }
 
+absl::Status CheckAtLeast(absl::string_view flag, int found, int least) {
+  if (found >= least) return absl::OkStatus();
+  return worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                                  "weft certs init: --", flag, ": wanted ",
+                                  least, " or more, found ", found)),
+                              worker::ExitCode::kUsage);
+}
+
 absl::StatusOr<int> Init(int argc, char** argv) {
   net::CertificatesOptions options;
   options.directory = "certs";
@@ -83,16 +92,17 @@ absl::StatusOr<int> Init(int argc, char** argv) {
       },
       "a name or number of a host that serves, any number of times");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc - 1, argv + 1));
+  WEFT_RETURN_IF_ERROR(CheckAtLeast("days", days, 1));
+  WEFT_RETURN_IF_ERROR(CheckAtLeast("servers", servers, 0));
+  WEFT_RETURN_IF_ERROR(CheckAtLeast("trainers", trainers, 0));
+  WEFT_RETURN_IF_ERROR(CheckAtLeast("admins", admins, 0));
+  WEFT_RETURN_IF_ERROR(CheckAtLeast("clients", clients, 0));
+  WEFT_RETURN_IF_ERROR(CheckAtLeast("etcds", etcds, 0));
   AddMembers(options.job, "ps", servers, options.members);
   AddMembers(options.job, "trainer", trainers, options.members);
   AddMembers(options.job, "admin", admins, options.members);
   AddMembers(options.job, "client", clients, options.members);
   AddMembers(options.job, "etcd", etcds, options.members);
-  if (days < 1) {
-    return worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
-                                    "--days: wanted 1 or more, found ", days)),
-                                worker::ExitCode::kUsage);
-  }
   options.validity = absl::Hours(24) * days;
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
   std::printf(

@@ -241,6 +241,7 @@ TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
       {{"run", "--role=ps"}, "ROLE=COUNT"},
       {{"run", "--nnodes=2", "x"}, "--nnodes=2"},
       {{"certs"}, "weft certs init"},
+      {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 or more"},
   };
   for (const auto& [arguments, hint] : cases) {
     auto run = Weft(arguments);
