@@ -16,9 +16,13 @@
 #include "weft/base/check.h"
 #include "weft/base/executor.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/class.h"
 #include "weft/rpc/local_transport.h"
 #include "weft/rpc/memory_sharing.h"
+#include "weft/rpc/simulated_ranks.h"
 #include "weft/rpc/simulated_transport.h"
+#include "weft/rpc/stream.h"
+#include "weft/rpc/stream_buffer.h"
 #include "weft/rpc/wire.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/run_ranks.h"
@@ -61,10 +65,8 @@ telemetry::Telemetry::Options Silently() {
 
 std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
                                  uint32_t id, Executor* executor = nullptr,
-                                 telemetry::Telemetry* telemetry = nullptr,
-                                 Limits limits = Limits()) {
+                                 telemetry::Telemetry* telemetry = nullptr) {
   AgentOptions options;
-  options.limits = limits;
   options.job = "job";
   options.name = absl::StrCat("w", id);
   options.key = WorkerKey{id, 1};
@@ -583,70 +585,105 @@ Bytes Keep(int64_t bytes) {
 }
 WEFT_RPC_INLINE(Keep);
 
-// It closes each call, so that its quota is free, and never reads.
-TEST(HostileReader, MakesNoRepliesPileUp) {
-  sim::Simulator simulator(1);
-  SimulatedNetwork network(simulator, SimulatedNetwork::Options());
-  FixedDirectory directory;
-  InlineExecutor executor;
-  Door door(network.MakeTransport("w1"));
-  const auto agent = MakeAgent(door, directory, 1, &executor);
-  const auto connection = std::make_shared<SlowConnection>();
-  const auto observer = door.open(connection);
-  ASSERT_THAT(observer.status(), IsOk());
-  const auto send = [&](const auto& frame) {
+// A caller that the agent w1 has let in, and that never reads.
+class HostileReader : public ::testing::Test {
+ protected:
+  HostileReader() {
+    agent_ = MakeAgent(door_, directory_, 1, &executor_);
+    observer_ = *door_.open(std::make_shared<SlowConnection>());
+    Hello hello;
+    hello.job = "job";
+    hello.name = "w0";
+    hello.from = {0, 1};
+    hello.to = {1, 1};
+    hello.life = 1;
     BatchWriter batch;
-    batch.Add(frame);
-    (*observer)->OnMessage(std::move(batch).Finish());
-  };
-  Hello hello;
-  hello.job = "job";
-  hello.name = "w0";
-  hello.from = {0, 1};
-  hello.to = {1, 1};
-  hello.life = 1;
-  send(hello);
-  constexpr int64_t kBytes = 100000;
-  for (uint64_t id = 1; id <= 500; ++id) {
+    batch.Add(hello);
+    observer_->OnMessage(std::move(batch).Finish());
+  }
+  ~HostileReader() override {
+    observer_->OnClosed(absl::UnavailableError("the test has ended"));
+  }
+
+  template <typename... A>
+  void Send(uint64_t id, const Function* function, A&&... arguments) {
     Encoder encoder;
-    encoder.Write(kBytes);
+    encoder.Write(std::forward<A>(arguments)...);
     Request request;
     request.id = id;
-    const Function* keep = Registry::Global().FindAddress(
-        reinterpret_cast<Function::Address>(&Keep));
-    request.function = keep->name;
-    request.signature = keep->digest;
+    request.function = function->name;
+    request.signature = function->digest;
     request.deadline = Instant::Infinite();
     request.body = *std::move(encoder).Finish();
     BatchWriter batch;
     batch.Add(request, Instant(), /*body_follows=*/false);
-    (*observer)->OnMessage(std::move(batch).Finish());
-    send(Close{{{id, id}}});
+    observer_->OnMessage(std::move(batch).Finish());
+  }
+  // It is not waited for any more, so that its quota is free.
+  void GiveUp(uint64_t id) {
+    BatchWriter batch;
+    batch.Add(Close{{{id, id}}});
+    observer_->OnMessage(std::move(batch).Finish());
+  }
+
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  FixedDirectory directory_;
+  InlineExecutor executor_;
+  Door door_{network_.MakeTransport("w1")};
+  std::unique_ptr<Agent> agent_;
+  std::shared_ptr<ConnectionObserver> observer_;
+};
+
+TEST_F(HostileReader, MakesNoRepliesPileUp) {
+  const Function* const keep = Registry::Global().FindAddress(
+      reinterpret_cast<Function::Address>(&Keep));
+  for (uint64_t id = 1; id <= 500; ++id) {
+    Send(id, keep, int64_t{100000});
+    GiveUp(id);
     EXPECT_LE(kept_bytes.load(), 2 * int64_t{Link::kHeavyBytes}) << id;
   }
-  (*observer)->OnClosed(absl::UnavailableError("the test has ended"));
+}
+
+// Reads nothing, and lasts.
+struct Lasting {
+  std::vector<Reader<Bytes>> readers;
+  std::unique_ptr<Promise<int64_t>> never;
+};
+Future<int64_t> Last(CallContext& context, Reader<Bytes> in) {
+  auto& lasting = *context.Local<Lasting>();
+  lasting.readers.push_back(std::move(in));
+  return lasting.never->future();
+}
+WEFT_RPC_STREAM(Last);
+
+TEST_F(HostileReader, MakesNoPushesPileUp) {
+  auto lasting = std::make_shared<Lasting>();
+  lasting->never = std::make_unique<Promise<int64_t>>(door_.driver());
+  agent_->SetLocal(lasting);
+  Send(1, Registry::Global().FindAddress(
+              reinterpret_cast<Function::Address>(&Last)));
+  ASSERT_EQ(lasting->readers.size(), 1u);
+  const Function* const push = Registry::Global().FindName("weft::rpc::Push");
+  for (uint64_t id = 2; id <= 200; ++id) {
+    // As it lies in the message, which the values share.
+    std::vector<Slices> values;
+    values.push_back({Keep(100000)});
+    Send(id, push, internal::ObjectId{1}, false, std::move(values));
+    GiveUp(id);
+    EXPECT_LE(kept_bytes.load(), 3 * int64_t{StreamBuffer::kWindowBytes}) << id;
+  }
 }
 
 TEST(GivenUpCalls, OfLargeArgumentsDoNotOverrunTheCallee) {
-  sim::Simulator simulator(1);
-  SimulatedNetwork network(simulator, SimulatedNetwork::Options());
-  FixedDirectory directory;
-  InlineExecutor executor;
   telemetry::Telemetry telemetry{Silently()};
-  std::vector<std::unique_ptr<Transport>> transports;
-  std::vector<std::unique_ptr<Agent>> agents;
-  Limits limits;
-  limits.bytes = int64_t{1} << 20;
-  for (uint32_t i = 0; i < 2; ++i) {
-    const std::string name = absl::StrCat("w", i);
-    directory.Put(Worker{name, WorkerKey{i, 1}, name});
-    transports.push_back(network.MakeTransport(name));
-    agents.push_back(MakeAgent(*transports.back(), directory, i, &executor,
-                               &telemetry, limits));
-  }
-  const Target w1 = agents[0]->To("w1");
+  SimulatedRanks::Options options;
+  options.limits.bytes = int64_t{1} << 20;
+  options.telemetry = &telemetry;
+  SimulatedRanks ranks(2, options);
+  const Target w1 = ranks[0].To("w1");
   ASSERT_THAT(Call(w1, Size, Floats(10)), IsOkAndHolds(10));
-  const Floats half(limits.bytes / 2 / sizeof(float));
+  const Floats half(options.limits.bytes / 2 / sizeof(float));
   for (int i = 0; i < 6; ++i) {
     CallAsync(w1, Size, half).Cancel(absl::CancelledError("the test"));
   }

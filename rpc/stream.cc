@@ -57,7 +57,8 @@ absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
   return batch;
 }
 
-// More values for it. Whether it still reads.
+// More values for it. Whether it still reads. Who gives a push up that waits
+// for room gives up what it has pushed: its quota no longer counts that.
 absl::StatusOr<Future<bool>> Push(CallContext& context, ObjectId id,
                                   bool is_last, std::vector<Slices> values) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
@@ -67,7 +68,9 @@ absl::StatusOr<Future<bool>> Push(CallContext& context, ObjectId id,
   DropWith(room, buffer, buffers, context, id);
   auto reads = std::make_shared<Promise<bool>>(DriverOf(context.agent()));
   Future<bool> answer = reads->future();
-  reads->OnCancel([room](const absl::Status& why) { room.Cancel(why); });
+  reads->OnCancel([buffers](const absl::Status& why) {
+    buffers->to_function.Abort(why);  // and room with it
+  });
   room.OnReady([reads, buffers](const absl::Status& status) {
     if (buffers->to_function.is_closed()) {
       reads->Set(false);

@@ -12,11 +12,10 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/executor.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/simulated_agents.h"
-#include "weft/rpc/simulated_transport.h"
+#include "weft/rpc/simulated_ranks.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -668,31 +667,14 @@ TEST(Streams, AreToldApartBySignature) {
 
 // Reads a stream over connections that break; the values, and how many broke.
 std::pair<std::vector<int64_t>, int64_t> ReadOverABadNetwork(uint64_t seed) {
-  sim::Simulator simulator(seed);
-  SimulatedNetwork::Options network_options;
-  network_options.breaks = 0.1;
-  SimulatedNetwork network(simulator, network_options);
-  FixedDirectory directory;
-  InlineExecutor executor;
-  std::vector<std::unique_ptr<Transport>> transports;
-  std::vector<std::unique_ptr<Agent>> agents;
-  for (uint32_t i = 0; i < 2; ++i) {
-    const std::string name = absl::StrCat("w", i);
-    directory.Put(Worker{name, WorkerKey{i, 1}, name});
-    transports.push_back(network.MakeTransport(name));
-    AgentOptions options;
-    options.name = name;
-    options.key = WorkerKey{i, 1};
-    options.transport = transports.back().get();
-    options.directory = &directory;
-    options.executor = &executor;
-    agents.push_back(*Agent::Create(options));
-  }
-  auto values = ReadAll(OpenStream(agents[0]->To("w1"), CountAsync, 5000));
+  SimulatedRanks::Options options;
+  options.seed = seed;
+  options.network.breaks = 0.1;
+  SimulatedRanks ranks(2, options);
+  auto values = ReadAll(OpenStream(ranks[0].To("w1"), CountAsync, 5000));
   EXPECT_THAT(values, IsOk()) << "seed " << seed;
-  const int64_t broken = network.broken();
-  agents.clear();
-  return {values.ok() ? *std::move(values) : std::vector<int64_t>(), broken};
+  return {values.ok() ? *std::move(values) : std::vector<int64_t>(),
+          ranks.network().broken()};
 }
 
 TEST(SimulatedStream, EachValueIsReadOnceAndInOrderWhateverBreaks) {

@@ -7,12 +7,12 @@
 #include <variant>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/executor.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/local_transport.h"
+#include "weft/rpc/simulated_ranks.h"
 #include "weft/rpc/simulated_transport.h"
 #include "weft/rpc/transport_conformance.h"
 #include "weft/rpc/wire.h"
@@ -86,42 +86,25 @@ struct Outcome {
 
 Outcome RunCalls(uint64_t seed) {
   constexpr int64_t kCalls = 20;
-  sim::Simulator simulator(seed);
-  SimulatedNetwork::Options network_options;
-  network_options.breaks = 0.1;
-  SimulatedNetwork network(simulator, network_options);
-  FixedDirectory directory;
-  std::vector<std::unique_ptr<Transport>> transports;
-  std::vector<std::unique_ptr<Agent>> agents;
-  InlineExecutor executor;
-  for (uint32_t i = 0; i < 2; ++i) {
-    const std::string name = absl::StrCat("w", i);
-    directory.Put(Worker{name, WorkerKey{i, 1}, name});
-    transports.push_back(network.MakeTransport(name));
-    AgentOptions options;
-    options.name = name;
-    options.key = WorkerKey{i, 1};
-    options.transport = transports.back().get();
-    options.directory = &directory;
-    options.executor = &executor;
-    options.limits.calls = 1 + seed % 5;
-    agents.push_back(*Agent::Create(options));
-  }
   Outcome run;
   run.marks.resize(kCalls);
-  agents[1]->SetLocal(&run.marks);
+  SimulatedRanks::Options options;
+  options.seed = seed;
+  options.network.breaks = 0.1;
+  options.limits.calls = 1 + seed % 5;
+  SimulatedRanks ranks(2, options);
+  ranks[1].SetLocal(&run.marks);
   std::vector<Future<int64_t>> calls;
   for (int64_t i = 0; i < kCalls; ++i) {
     // Some bodies travel in pieces.
-    calls.push_back(CallAsync(agents[0]->To("w1"), Mark, i,
+    calls.push_back(CallAsync(ranks[0].To("w1"), Mark, i,
                               std::string(i % 4 == 0 ? 200000 : 10, 'x')));
   }
   for (const Future<int64_t>& call : calls) {
     EXPECT_THAT(call.Wait(absl::Seconds(60)), IsOk()) << "seed " << seed;
   }
-  run.broken = network.broken();
-  run.trace_hash = simulator.trace_hash();
-  agents.clear();
+  run.broken = ranks.network().broken();
+  run.trace_hash = ranks.simulator().trace_hash();
   return run;
 }
 
@@ -210,47 +193,31 @@ TEST_F(StrangersTest, WhoIsRefusedIsToldOnce) {
 class BulkTest : public ::testing::Test {
  protected:
   BulkTest() {
-    for (uint32_t i = 0; i < 2; ++i) {
-      const std::string name = absl::StrCat("w", i);
-      directory_.Put(Worker{name, WorkerKey{i, 1}, name});
-      transports_.push_back(network_.MakeTransport(name));
-      AgentOptions options;
-      options.name = name;
-      options.key = WorkerKey{i, 1};
-      options.transport = transports_.back().get();
-      options.directory = &directory_;
-      options.executor = &executor_;
-      agents_.push_back(*Agent::Create(options));
-    }
-    agents_[1]->SetLocal(&marks_);
-    agents_[1]->SetLocal(&lingering_);
+    ranks_[1].SetLocal(&marks_);
+    ranks_[1].SetLocal(&lingering_);
   }
 
-  static SimulatedNetwork::Options Slow() {
-    SimulatedNetwork::Options options;
-    options.min_latency = options.max_latency = absl::Microseconds(50);
-    options.bytes_per_second = 1e9;
+  static SimulatedRanks::Options Slow() {
+    SimulatedRanks::Options options;
+    options.network.min_latency = options.network.max_latency =
+        absl::Microseconds(50);
+    options.network.bytes_per_second = 1e9;
     return options;
   }
 
-  Instant Now() { return transports_[0]->clock().Now(); }
+  Instant Now() { return ranks_.transport(0).clock().Now(); }
   void Pass(absl::Duration time) {
-    Promise<void> never(transports_[0]->driver());
+    Promise<void> never(ranks_.transport(0).driver());
     (void)never.future().Wait(time);
   }
 
   std::vector<int64_t> marks_ = {0, 0};
   Lingering lingering_;
-  sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, Slow()};
-  FixedDirectory directory_;
-  InlineExecutor executor_;
-  std::vector<std::unique_ptr<Transport>> transports_;
-  std::vector<std::unique_ptr<Agent>> agents_;
+  SimulatedRanks ranks_{2, Slow()};
 };
 
 TEST_F(BulkTest, ALargeBodyDelaysNoSmallCallAndNoCancellation) {
-  const Target b = agents_[0]->To("w1");
+  const Target b = ranks_[0].To("w1");
   const Instant begin = Now();
   Future<int64_t> large =
       CallAsync(b, Mark, 0, std::string(size_t{64} << 20, 'x'));
@@ -264,7 +231,7 @@ TEST_F(BulkTest, ALargeBodyDelaysNoSmallCallAndNoCancellation) {
     EXPECT_LT(Now() - start, absl::Milliseconds(4));
     ++small;
     // A call that is given up is heard of as fast.
-    Promise<void> told(transports_[0]->driver());
+    Promise<void> told(ranks_.transport(0).driver());
     lingering_.told = &told;
     Future<void> lingers = CallAsync(b, Linger);
     Pass(absl::Milliseconds(4));
