@@ -272,12 +272,15 @@ void ClientStream::OnRead(bool ok) {
     return;
   }
   Slices message = FromByteBuffer(grpc->incoming);
-  // To ask for the next message makes gRPC announce window in a packet of its
-  // own, which wakes the peer for nothing: the thread that this message was for
+  // To ask for the next message makes gRPC announce window, in a packet of its
+  // own unless something is being written. The thread that this message was for
   // may write before it looks at the queue again, and then both travel
-  // together.
+  // together. Only where both ends sleep does the packet pay: it wakes the
+  // peer's core for what may be written next.
+  const bool at_once = target_.core->slept() > kPeerSleepsAfter;
+  if (at_once) StartRead();
   if (observer != nullptr) observer->OnMessage(std::move(message));
-  target_.core->BeforeNextEvent([this] { StartRead(); });
+  if (!at_once) target_.core->BeforeNextEvent([this] { StartRead(); });
 }
 
 bool ClientStream::Write(Slices message) {

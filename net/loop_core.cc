@@ -194,10 +194,14 @@ EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
   void* tag = nullptr;
   bool ok = false;
   // The poller's "do not wait" is a time long past, which needs no clock.
-  const gpr_timespec until = deadline.nanoseconds() != 0
-                                 ? ToGpr(deadline)
-                                 : gpr_inf_past(GPR_CLOCK_MONOTONIC);
-  switch (queue_->AsyncNext(&tag, &ok, until)) {
+  const bool may_sleep = deadline.nanoseconds() != 0;
+  const gpr_timespec until =
+      may_sleep ? ToGpr(deadline) : gpr_inf_past(GPR_CLOCK_MONOTONIC);
+  const Instant began = may_sleep ? SteadyClock().Now() : Instant();
+  const grpc::CompletionQueue::NextStatus next =
+      queue_->AsyncNext(&tag, &ok, until);
+  slept_ = may_sleep ? SteadyClock().Now() - began : absl::ZeroDuration();
+  switch (next) {
     case grpc::CompletionQueue::SHUTDOWN:
       return Outcome::kEnd;
     case grpc::CompletionQueue::TIMEOUT:

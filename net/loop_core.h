@@ -84,6 +84,9 @@ class GrpcQueue final : public EventQueue {
     queue_ = std::move(queue);
   }
   grpc::ServerCompletionQueue* get() { return queue_.get(); }
+  // For how long the event that is being handled was slept for; zero where the
+  // poller spins. On the thread that polls.
+  absl::Duration slept() const { return slept_; }
   // Runs `fn` before the next look at the queue. On the thread that polls.
   void BeforeNext(absl::AnyInvocable<void() &&> fn) {
     before_next_.push_back(std::move(fn));
@@ -98,6 +101,7 @@ class GrpcQueue final : public EventQueue {
   // Of the thread that polls; the poller orders one after the other.
   Tag* taken_ = nullptr;
   bool taken_ok_ = false;
+  absl::Duration slept_;
   std::vector<absl::AnyInvocable<void() &&>> before_next_;
   Mutex mu_;
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
@@ -146,6 +150,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   Poller& poller() { return poller_; }
   Driver& driver() { return driver_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
+  absl::Duration slept() const { return queue_.slept(); }
   // Of the thread that polls.
   void BeforeNextEvent(absl::AnyInvocable<void() &&> fn) {
     queue_.BeforeNext(std::move(fn));

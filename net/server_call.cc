@@ -10,7 +10,6 @@
 #include "weft/base/check.h"
 
 namespace weft::net {
-
 struct ServerCall::Grpc {
   explicit Grpc(ServerCall* call)
       : arrived(call), read(call), write(call), done(call), finished(call) {}
@@ -128,8 +127,7 @@ void ServerCall::StartRead() {
     MutexLock lock(mu_);
     grpc = grpc_.get();
   }
-  grpc->incoming.Clear();
-  grpc->stream.Read(&grpc->incoming, &grpc->read);
+  ReadNext(*grpc);
 }
 
 void ServerCall::OnRead(bool ok) {
@@ -144,7 +142,16 @@ void ServerCall::OnRead(bool ok) {
     observer = observer_.get();
     deaf = finishing_ || closing_.has_value() || cancelled_;
   }
-  if (!deaf && ok) observer->OnMessage(FromByteBuffer(grpc->incoming));
+  if (!deaf && ok) {
+    Slices message = FromByteBuffer(grpc->incoming);
+    // As in ClientStream::OnRead: the announcement of window travels with the
+    // reply, unless it is to wake the peer while this message is handled.
+    const bool at_once =
+        messages_ == Messages::kAll && core_->slept() > kPeerSleepsAfter;
+    if (at_once) ReadNext(*grpc);
+    observer->OnMessage(std::move(message));
+    if (at_once) return;
+  }
   if (!deaf && !ok) observer->OnHalfClosed(*this);
   bool again;
   {
@@ -153,11 +160,15 @@ void ServerCall::OnRead(bool ok) {
     reading_ = again;
   }
   if (again) {
-    grpc->incoming.Clear();
-    grpc->stream.Read(&grpc->incoming, &grpc->read);
+    ReadNext(*grpc);
   } else {
     EndIfOver();
   }
+}
+
+void ServerCall::ReadNext(Grpc& grpc) {
+  grpc.incoming.Clear();
+  grpc.stream.Read(&grpc.incoming, &grpc.read);
 }
 
 bool ServerCall::Write(Slices message) {

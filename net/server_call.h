@@ -63,6 +63,7 @@ class ServerCall final : public Stream,
 
   void ReadPeer();
   void StartRead();
+  static void ReadNext(Grpc& grpc);
   void StartFinish(absl::Status status);
   void FinishWith(absl::Status status, std::optional<grpc::ByteBuffer> last);
   bool TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

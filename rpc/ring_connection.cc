@@ -244,11 +244,23 @@ bool RingConnection::BeginSleep() {
   return HasWork();
 }
 
-void RingConnection::EndSleep() {
+void RingConnection::EndSleep(absl::Duration slept) {
+  if (slept > net::kPeerSleepsAfter) peer_sleeps_.store(true);
   MutexLock lock(mu_);
   if (rings_.memory == nullptr) return;
   reader_.EndSleep();
   writer_.EndSleep();
+}
+
+// Its core wakes while the message that came is handled: for the reply, or for
+// the request that follows one.
+void RingConnection::WakePeer() {
+  bool sleeps;
+  {
+    MutexLock lock(mu_);
+    sleeps = writer_.MustWake();
+  }
+  if (sleeps) rings_.peer.Ring();
 }
 
 void RingConnection::Handle() {
@@ -264,6 +276,10 @@ bool RingConnection::ReadOne() {
     return false;
   }
   if (!message->has_value()) return false;
+  if (peer_sleeps_.load(std::memory_order_relaxed)) {
+    peer_sleeps_.store(false);
+    WakePeer();
+  }
   observer_->OnMessage({**std::move(message)});
   return true;
 }

@@ -96,7 +96,7 @@ class RingConnection final
 
   bool HasWork() override ABSL_LOCKS_EXCLUDED(mu_);
   bool BeginSleep() override ABSL_LOCKS_EXCLUDED(mu_);
-  void EndSleep() override ABSL_LOCKS_EXCLUDED(mu_);
+  void EndSleep(absl::Duration slept) override ABSL_LOCKS_EXCLUDED(mu_);
   void Handle() override ABSL_LOCKS_EXCLUDED(mu_);
   const net::Bell& bell() const override { return rings_.own; }
 
@@ -110,6 +110,7 @@ class RingConnection final
   void DoWithoutRings() ABSL_LOCKS_EXCLUDED(mu_);
   void GoOver() ABSL_LOCKS_EXCLUDED(mu_);
   void GoOnWriting() ABSL_LOCKS_EXCLUDED(mu_);
+  void WakePeer() ABSL_LOCKS_EXCLUDED(mu_);
   // True if there was a message.
   bool ReadOne() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -124,6 +125,9 @@ class RingConnection final
   // Told to those who look.
   std::atomic<bool> reads_ring_{false};
   std::atomic<bool> is_waiting_for_room_{false};
+  // Told by those who look: the next message was slept for, so long that the
+  // peer sleeps too.
+  std::atomic<bool> peer_sleeps_{false};
 
   mutable Mutex mu_;
   std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);

@@ -1,5 +1,7 @@
 #include "weft/rpc/ring_connection.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -178,7 +180,7 @@ TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
   EXPECT_TRUE(memory_of_caller_.expired());
   // Who polls may have been at it.
   EXPECT_FALSE(polled->BeginSleep());
-  polled->EndSleep();
+  polled->EndSleep(absl::ZeroDuration());
   polled->Handle();
   caller_.Flush();
   EXPECT_EQ(caller_.Write("two"), Written::kUnderWay);
@@ -189,6 +191,31 @@ TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
   ASSERT_TRUE(caller_.stream->closed.has_value());
   EXPECT_THAT(*caller_.stream->closed,
               StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+// Since the last time that it was asked.
+bool WasRung(const net::Bell& bell) {
+  uint64_t times;
+  return read(bell.fd(), &times, sizeof times) == sizeof times;
+}
+
+TEST_F(RingConnectionTest, WakesThePeerBeforeItHandlesWhatItSleptFor) {
+  GoOver();
+  ASSERT_FALSE(caller_.watch->source->BeginSleep());
+  WasRung(caller_.ring->bell());
+  ASSERT_EQ(caller_.Write("soon"), Written::kDone);
+  callee_.watch->source->EndSleep(net::kPeerSleepsAfter);
+  callee_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("soon"));
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));  // they may share a core
+
+  ASSERT_EQ(caller_.Write("late"), Written::kDone);
+  callee_.watch->source->EndSleep(2 * net::kPeerSleepsAfter);
+  callee_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("soon", "late"));
+  EXPECT_TRUE(WasRung(caller_.ring->bell()));
+  ASSERT_EQ(callee_.Write("reply"), Written::kDone);
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));  // it is awake
 }
 
 TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {

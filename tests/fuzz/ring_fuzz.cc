@@ -185,7 +185,7 @@ class Run {
 
   static void Sleep(net::MemorySource& source) {
     (void)source.BeginSleep();
-    source.EndSleep();
+    source.EndSleep(2 * net::kPeerSleepsAfter);
   }
 
   void Write(uint64_t bytes) {
