@@ -61,6 +61,8 @@ class Node {
     net::EndpointOptions options;
     options.name = name;
     options.listen = listen;
+    // A probe's connection would count among what calls leave.
+    options.probe_every = absl::ZeroDuration();
     auto endpoint = net::Endpoint::Open(*loop_, options);
     WEFT_CHECK(endpoint.ok()) << endpoint.status().ToString();
     endpoint_ = *std::move(endpoint);
