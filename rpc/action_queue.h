@@ -12,15 +12,19 @@
 
 namespace weft::rpc {
 
-// Thread-safety: Add and Claim under the lock of the core, which Do is given.
+// Thread-safety: Add and Claim under the lock of the core. Each function is
+// given that lock, so that clang can prove it.
 template <typename Action>
 class ActionQueue {
  public:
-  void Add(Action action) { waiting_.push_back(std::move(action)); }
+  void Add([[maybe_unused]] Mutex& mu, Action action)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
+    waiting_.push_back(std::move(action));
+  }
 
   // True if there is something that nobody is at: the caller must then Do() it,
   // once it holds no lock.
-  bool Claim() {
+  bool Claim([[maybe_unused]] Mutex& mu) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (is_busy_ || waiting_.empty()) return false;
     is_busy_ = true;
     under_way_.swap(waiting_);
@@ -36,7 +40,7 @@ class ActionQueue {
       under_way_.clear();  // what they hold ends without the lock
       MutexLock lock(mu);
       is_busy_ = false;
-      more = Claim();
+      more = Claim(mu);
     }
   }
 

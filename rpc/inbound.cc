@@ -205,7 +205,7 @@ void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
       running_.erase(finished->reply->id);
     }
     if (TellLocked(event)) link = link_;
-    must_act = actions_.Claim();
+    must_act = actions_.Claim(mu_);
   }
   if (must_act) {
     actions_.Do(mu_, [this](CalleeSession::Action action) { Run(action); });
@@ -226,10 +226,10 @@ bool Inbound::TellLocked(const CalleeSession::Event& event) {
   for (CalleeSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
       // Kept, to be noted without the lock.
-      if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(*send);
+      if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(mu_, *send);
       must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
     } else {
-      actions_.Add(std::move(action));
+      actions_.Add(mu_, std::move(action));
     }
   }
   emitted_.clear();

@@ -130,7 +130,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Running> running_ ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
-  ActionQueue<CalleeSession::Action> actions_;  // by mu_, as it says
+  ActionQueue<CalleeSession::Action> actions_;                       // with mu_
   Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
   bool gone_ ABSL_GUARDED_BY(mu_) = false;

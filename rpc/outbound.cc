@@ -29,14 +29,14 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
     due = TakeDue();
     connected = session_.is_connected();
   }
-  Do(std::move(due));
+  Do(due);
   if (!connected) ConnectIfNeeded();
   return [weak = weak_from_this(), id](const absl::Status& why) {
     if (auto self = weak.lock()) self->Tell(CallerSession::Abandon{id, why});
   };
 }
 
-void Outbound::PeerGone(absl::Status why) {
+void Outbound::PeerGone(const absl::Status& why) {
   std::shared_ptr<Link> link;
   Due due;
   {
@@ -48,7 +48,7 @@ void Outbound::PeerGone(absl::Status why) {
     link = std::move(link_);
     connecting_ = false;
   }
-  Do(std::move(due));
+  Do(due);
   if (link != nullptr) link->End(why);
 }
 
@@ -96,7 +96,7 @@ void Outbound::Tell(const CallerSession::Event& event) {
     TellLocked(event);
     due = TakeDue();
   }
-  Do(std::move(due));
+  Do(due);
 }
 
 void Outbound::TellLocked(const CallerSession::Event& event) {
@@ -125,11 +125,11 @@ void Outbound::TakeEmitted() {
       must_sweep |= end->reply == nullptr && link_ != nullptr &&
                     (end->request->bytes() >= int64_t{Link::kInPieces} ||
                      link_->is_heavy());
-      tasks_.Add(Ended{std::move(it->second), std::move(end->status),
-                       std::move(end->reply), std::move(end->request)});
+      tasks_.Add(mu_, Ended{std::move(it->second), std::move(end->status),
+                            std::move(end->reply), std::move(end->request)});
       done_.erase(it);
     } else {
-      tasks_.Add(std::get<CallerSession::WakeAt>(action));
+      tasks_.Add(mu_, std::get<CallerSession::WakeAt>(action));
     }
   }
   emitted_.clear();
@@ -144,12 +144,12 @@ void Outbound::TakeEmitted() {
 
 Outbound::Due Outbound::TakeDue() {
   Due due;
-  due.has_tasks = tasks_.Claim();
+  due.has_tasks = tasks_.Claim(mu_);
   if (std::exchange(must_drain_, false)) due.link = link_;
   return due;
 }
 
-void Outbound::Do(Due due) {
+void Outbound::Do(const Due& due) {
   if (due.has_tasks) {
     tasks_.Do(mu_, [this](Task task) {
       if (const auto* wake = std::get_if<CallerSession::WakeAt>(&task)) {
@@ -276,7 +276,7 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     due = TakeDue();
   }
   options_.recorder->Record("rpc.connected", options_.peer.name);
-  Do(std::move(due));
+  Do(due);
   return absl::OkStatus();
 }
 
@@ -336,7 +336,7 @@ void Outbound::GiveUp(Instant since) {
     TellLocked(CallerSession::Unreachable{why});
     due = TakeDue();
   }
-  Do(std::move(due));
+  Do(due);
   if (link != nullptr) link->End(why);
 }
 

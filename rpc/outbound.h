@@ -75,7 +75,7 @@ class Outbound final : public internal::Caller,
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // The peer's incarnation is no more.
-  void PeerGone(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
+  void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends all with `why` and lets go of the transport.
   void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -115,7 +115,7 @@ class Outbound final : public internal::Caller,
     std::shared_ptr<Link> link;  // to be drained
   };
   Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Do(Due due) ABSL_LOCKS_EXCLUDED(mu_);
+  void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
   void TellDone(Ended ended) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -135,7 +135,7 @@ class Outbound final : public internal::Caller,
   CallerSession session_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, Done> done_ ABSL_GUARDED_BY(mu_);
   std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
-  ActionQueue<Task> tasks_;  // by mu_, as it says
+  ActionQueue<Task> tasks_;                                          // with mu_
   bool must_drain_ ABSL_GUARDED_BY(mu_) = false;
 
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
