@@ -104,7 +104,8 @@ TEST(CatchToStatus, PassesResultsThrough) {
 }
 
 TEST(StatusMacros, ReturnTheFirstError) {
-  auto sum = [](absl::StatusOr<int> a, absl::Status b) -> absl::StatusOr<int> {
+  auto sum = [](const absl::StatusOr<int>& a,
+                const absl::Status& b) -> absl::StatusOr<int> {
     WEFT_ASSIGN_OR_RETURN(const int value, a);
     WEFT_RETURN_IF_ERROR(b);
     return value + 1;

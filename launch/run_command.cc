@@ -135,8 +135,9 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
       "role",
       [&](const std::string& text) {
         absl::StatusOr<RoleSpec> role = ParseRole(text);
-        if (role.ok()) options.roles.push_back(*std::move(role));
-        return role.status();
+        if (!role.ok()) return role.status();
+        options.roles.push_back(*std::move(role));
+        return absl::OkStatus();
       },
       "ROLE=COUNT:'PROGRAM ARGS', any number of times");
   flags.Add("nproc-per-node", &torchrun.processes,

@@ -305,7 +305,7 @@ void Endpoint::Core::Probe() {
     if (probes_ended_) return;
     former = std::move(probe_);
     if (channel.ok()) {
-      probe_ = *std::move(channel);
+      probe_ = std::move(*channel);
       answer = probe_->UnaryCall(kHealthCheckMethod, {}, options_.probe_every);
     }
   }

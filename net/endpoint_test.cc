@@ -26,7 +26,6 @@ namespace weft::net {
 namespace {
 
 using ::weft::testing::Becomes;
-using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
 // The three ways to connect.
