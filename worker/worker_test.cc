@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -478,7 +479,7 @@ TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
   const Tensor large = Tensor::Ones({16 << 20});  // 64 MiB
   int passed = 0;
   absl::Duration longest;
-  for (int round = 0; round < 10 && passed < 50; ++round) {
+  for (int round = 0; round < 10 && passed < 20; ++round) {
     std::vector<Future<double>> calls;
     for (const int callee : {0, 2}) {  // to the coordinator's host, too
       calls.push_back(rpc::CallAsync(
@@ -494,7 +495,7 @@ TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
     for (const auto& call : calls)
       EXPECT_THAT(call.Wait(kLong), IsOkAndHolds(1));
   }
-  EXPECT_GE(passed, 50);
+  EXPECT_GE(passed, 20);  // behind the tensors it would be one a round
   EXPECT_LT(longest, absl::Seconds(3));  // after which a member is suspect
   EXPECT_EQ(suspects, 0);
   EndAll(std::move(workers));
@@ -595,9 +596,12 @@ TEST_F(HostTest, AnOutageOfEtcdEndsNobodyAndTheCoordinatorGoesOn) {
   // Decided, but not told; nothing else is decided.
   EXPECT_THAT(store.Add("sum", 1, absl::Seconds(1)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
-  EXPECT_THAT(
-      store.Get("sum", absl::Seconds(3)),
-      StatusIs(absl::StatusCode::kDeadlineExceeded, "waits for its journal"));
+  EXPECT_TRUE(Becomes([&] {
+    const absl::Status status =
+        store.Get("sum", absl::Milliseconds(300)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    return absl::StrContains(status.message(), "waits for its journal");
+  }));
   EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
   etcd = testing::Etcd::Start(dir_.path());
   ASSERT_THAT(etcd, IsOk());
