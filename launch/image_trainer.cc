@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/clock.h"
@@ -26,6 +28,9 @@ constexpr int64_t kTestBatch = 500;
 // Beyond the numbers that ps::Client::Save gives to servers.
 constexpr int kModelShard = 99999;
 constexpr char kPlaceInData[] = "place_in_data";
+// Of trainer 0's word to the others; then why it cannot resume.
+constexpr char kNoPlace[] = "no place: ";
+constexpr absl::Duration kLastWord = absl::Seconds(5);
 
 std::string Either(const std::string& directory, const std::string& name) {
   const std::string path = absl::StrCat(directory, "/", name);
@@ -208,12 +213,22 @@ absl::Status ImageTrainer::Resume() {
   rendezvous::Store& store = worker_.membership().store();
   std::string place;
   if (is_first()) {
-    WEFT_ASSIGN_OR_RETURN(place, RestoreNewest());
+    const absl::StatusOr<std::string> restored = RestoreNewest();
+    if (!restored.ok()) {  // nobody need wait for what does not come
+      (void)store.Set(key, absl::StrCat(kNoPlace, restored.status().message()),
+                      kLastWord);
+      return restored.status();
+    }
+    place = *restored;
     WEFT_RETURN_IF_ERROR(store.Set(key, place, kRoundTimeout).status());
   } else {
     WEFT_ASSIGN_OR_RETURN(const rendezvous::StoreEntry entry,
                           store.Wait(key, 0, kRoundTimeout));
     place = entry.value;
+    absl::string_view why = place;
+    if (absl::ConsumePrefix(&why, kNoPlace)) {
+      return absl::UnavailableError(absl::StrCat("trainer0: ", why));
+    }
   }
   if (place.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,

@@ -111,12 +111,16 @@ TEST(MainJob, ResumesFromTheNewestCheckpointThatIsWhole) {
     if (name == "ckpt-000002-step-32") continue;
     Damage(saved + "/" + name + kModel);
   }
+  job.trainers = 2;
   const auto server = job.StartServer(0);
   const auto trainer = job.StartTrainer(0, resume);
+  const auto other = job.StartTrainer(1, resume);
+  const std::string why =
+      absl::StrCat("every checkpoint in ", saved, " is damaged; the newest: ");
   EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(20)) << trainer->output();
-  EXPECT_THAT(trainer->output(),
-              HasSubstr(absl::StrCat("every checkpoint in ", saved,
-                                     " is damaged; the newest: ")));
+  EXPECT_THAT(trainer->output(), HasSubstr(why));
+  EXPECT_THAT(other->Wait(kLong), IsOkAndHolds(10)) << other->output();
+  EXPECT_THAT(other->output(), HasSubstr("error: trainer0: " + why));
 }
 
 TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
