@@ -12,7 +12,8 @@
 
 namespace weft {
 
-// The count. T derives from RefCounted<T> and need not be polymorphic.
+// The count. T derives from RefCounted<T> and need not be polymorphic. One that
+// was not made by new says how it ends, by a Free of its own.
 // Thread-safety: the count is thread-safe.
 template <typename T>
 class RefCounted {
@@ -27,9 +28,11 @@ class RefCounted {
     // One owner needs no locked decrement: nobody else can add to the count.
     if (refs_.load(std::memory_order_acquire) == 1 ||
         refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      delete static_cast<const T*>(this);
+      T::Free(const_cast<T*>(static_cast<const T*>(this)));
     }
   }
+
+  static void Free(T* object) { delete object; }
 
   bool is_unique() const { return refs_.load(std::memory_order_acquire) == 1; }
 

@@ -7,6 +7,7 @@
 #define WEFT_TENSOR_STORAGE_H_
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -32,6 +33,10 @@ class Storage : public RefCounted<Storage> {
   // Whether Allocate made it: nobody else knows the memory.
   bool owns_memory() const { return owner_ == nullptr; }
 
+  // Room for the first handle on it, so that the two are one block of memory.
+  static constexpr size_t kHandleBytes = 176;
+  void* handle_room() { return handle_; }
+
   // Grows by one with each BumpVersion, which each operation that writes into
   // existing elements calls. Who needs the elements later (a Payload::Borrow, a
   // gradient) keeps the number and compares.
@@ -49,6 +54,7 @@ class Storage : public RefCounted<Storage> {
   std::atomic<uint64_t> version_{0};
   const std::shared_ptr<const void> owner_;  // Null: memory_ is ours.
   alignas(16) char inline_[kInlineBytes];
+  alignas(16) char handle_[kHandleBytes];
 };
 
 }  // namespace weft

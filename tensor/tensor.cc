@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
@@ -136,11 +137,17 @@ Tensor Tensor::Empty(const Shape& shape, DType dtype, Device device) {
     ThrowInvalidArgument("Tensor: ", Name(dtype), ShapeText(shape),
                          " has more than ", kMaxTensorBytes, " bytes");
   }
-  IntrusivePtr<Storage> storage = Storage::Allocate(numel * ItemSize(dtype));
+  return First(Storage::Allocate(numel * ItemSize(dtype)), shape, numel, dtype);
+}
+
+Tensor Tensor::First(IntrusivePtr<Storage> storage, const Shape& shape,
+                     int64_t numel, DType dtype) {
+  static_assert(sizeof(Body) <= Storage::kHandleBytes);
   void* const memory = storage->memory();
-  return Tensor(MakeIntrusive<Body>(std::move(storage), memory, shape,
-                                    ContiguousStrides(shape), numel, dtype,
-                                    true));
+  void* const room = storage->handle_room();
+  return Tensor(IntrusivePtr<Body>(
+      new (room) Body(std::move(storage), memory, shape,
+                      ContiguousStrides(shape), numel, dtype, true)));
 }
 
 Tensor Tensor::Zeros(const Shape& shape, DType dtype, Device device) {
@@ -174,11 +181,8 @@ Tensor Tensor::Arange(int64_t n, DType dtype) {
 Tensor Tensor::FromBlob(void* memory, const Shape& shape, DType dtype,
                         std::shared_ptr<const void> owner) {
   const int64_t numel = NumElements(shape, "Tensor::FromBlob");
-  IntrusivePtr<Storage> storage =
-      Storage::Wrap(memory, numel * ItemSize(dtype), std::move(owner));
-  return Tensor(MakeIntrusive<Body>(std::move(storage), memory, shape,
-                                    ContiguousStrides(shape), numel, dtype,
-                                    true));
+  return First(Storage::Wrap(memory, numel * ItemSize(dtype), std::move(owner)),
+               shape, numel, dtype);
 }
 
 Tensor Tensor::FromStorage(IntrusivePtr<Storage> storage, int64_t offset,

@@ -181,17 +181,27 @@ class Tensor {
           shape(sizes),
           strides(steps) {}
 
+    // One that lies in its storage ends with it.
+    static void Free(Body* body) {
+      if (body->storage->handle_room() != body) return delete body;
+      const IntrusivePtr<Storage> storage = std::move(body->storage);
+      body->~Body();
+    }
+
     void* const memory;
     const int64_t numel;
     const DType dtype;
     const bool is_contiguous;
     const Device device;
-    const IntrusivePtr<Storage> storage;
+    IntrusivePtr<Storage> storage;  // constant
     const Shape shape;
     const Shape strides;
   };
 
   explicit Tensor(IntrusivePtr<Body> body) : body_(std::move(body)) {}
+  // The first handle on `storage`, whose elements lie in row-major order.
+  static Tensor First(IntrusivePtr<Storage> storage, const Shape& shape,
+                      int64_t numel, DType dtype);
   // `memory` lies in the same storage as this tensor's.
   Tensor Alias(void* memory, const Shape& shape, const Shape& strides) const;
   void* At(int64_t offset) const;  // `offset` elements from the first.
