@@ -24,12 +24,6 @@ Bytes Bytes::subspan(size_t offset, size_t size) const {
   return Bytes(data_ + offset, std::min(size, size_ - offset), owner_);
 }
 
-size_t TotalSize(const Slices& slices) {
-  size_t total = 0;
-  for (const Bytes& slice : slices) total += slice.size();
-  return total;
-}
-
 Bytes Flatten(const Slices& slices) {
   if (slices.empty()) return Bytes();
   if (slices.size() == 1) return slices.front();

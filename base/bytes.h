@@ -11,13 +11,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "absl/container/inlined_vector.h"
 #include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 
@@ -77,10 +77,68 @@ class Bytes {
   std::shared_ptr<const void> owner_;
 };
 
-// Most are of one slice.
-using Slices = absl::InlinedVector<Bytes, 1>;
+// Some Bytes, in order. Most are of one slice, which needs no memory beside: a
+// move or the end of such a list costs a few instructions.
+//
+// Thread-safety: as for std::vector.
+class Slices {
+ public:
+  using value_type = Bytes;
+  using iterator = Bytes*;
+  using const_iterator = const Bytes*;
 
-size_t TotalSize(const Slices& slices);
+  Slices() = default;
+  Slices(std::initializer_list<Bytes> slices) {
+    for (const Bytes& slice : slices) push_back(slice);
+  }
+  Slices(const Slices&) = default;
+  Slices& operator=(const Slices&) = default;
+  // What was moved from is empty.
+  Slices(Slices&& other) noexcept
+      : only_(std::move(other.only_)),
+        several_(std::move(other.several_)),
+        size_(std::exchange(other.size_, 0)) {}
+  Slices& operator=(Slices&& other) noexcept {
+    only_ = std::move(other.only_);
+    several_ = std::move(other.several_);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
+
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  Bytes* begin() { return size_ > 1 ? several_.data() : &only_; }
+  Bytes* end() { return begin() + size_; }
+  const Bytes* begin() const { return size_ > 1 ? several_.data() : &only_; }
+  const Bytes* end() const { return begin() + size_; }
+  // REQUIRES: i < size().
+  Bytes& operator[](size_t i) { return begin()[i]; }
+  const Bytes& operator[](size_t i) const { return begin()[i]; }
+  Bytes& front() { return *begin(); }
+  const Bytes& front() const { return *begin(); }
+
+  void push_back(Bytes slice) {
+    if (size_ == 0) {
+      only_ = std::move(slice);
+    } else {
+      if (size_ == 1) several_.push_back(std::move(only_));
+      several_.push_back(std::move(slice));
+    }
+    ++size_;
+  }
+  void clear() { *this = Slices(); }
+
+ private:
+  Bytes only_;                  // if size_ is 1
+  std::vector<Bytes> several_;  // if it is more
+  size_t size_ = 0;
+};
+
+inline size_t TotalSize(const Slices& slices) {
+  size_t total = 0;
+  for (const Bytes& slice : slices) total += slice.size();
+  return total;
+}
 
 // All in one; copies unless there is one slice or none.
 Bytes Flatten(const Slices& slices);

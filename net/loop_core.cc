@@ -154,7 +154,6 @@ Slices FromByteBuffer(grpc::ByteBuffer& buffer) {
   std::vector<grpc::Slice> received;
   // Fails only for a compressed message that is broken: it has no bytes then.
   if (!buffer.Dump(&received).ok()) return slices;
-  slices.reserve(received.size());
   for (grpc::Slice& slice : received) {
     if (slice.size() > 0) slices.push_back(FromSlice(std::move(slice)));
   }
