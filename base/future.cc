@@ -55,12 +55,9 @@ void FutureCore::Drain(void* result) {
     Continuation* next;
     {
       MutexLock lock(mu_);
+      if (Settle()) return;
       next = first_;
       first_ = last_ = nullptr;
-      if (next == nullptr) {
-        settled_.store(true, std::memory_order_release);
-        return;
-      }
     }
     while (next != nullptr) {
       // Read before Run, which deletes it.

@@ -131,6 +131,12 @@ class FutureCore : public Waitable {
   // Appends it, or returns false if settled: then the caller runs it.
   bool Append(Continuation* continuation) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // True if nothing is left to run: from then on nothing is appended.
+  bool Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    if (first_ != nullptr) return false;
+    settled_.store(true, std::memory_order_release);
+    return true;
+  }
   // Runs what was appended. REQUIRES: called once, by who made it ready.
   void Drain(void* result) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -176,6 +182,7 @@ class FutureState : public FutureCore {
       unused = std::move(hook_);
       hook_ = nullptr;
       MarkReady();
+      if (Settle()) return true;
     }
     Drain(&Get());
     return true;
