@@ -54,13 +54,31 @@ bool SliceReader::Share(size_t size, Slices* to) {
   return true;
 }
 
+bool SliceReader::Take(size_t size, Bytes* to) {
+  if (size > 0 && Peek(size) != nullptr) {
+    const Bytes& slice = slices_[next_ - 1];
+    *to = slice.subspan(at_ - slice.begin(), size);
+    at_ += size;
+    return true;
+  }
+  Slices pieces;
+  if (!Share(size, &pieces)) return false;
+  *to = Flatten(pieces);
+  return true;
+}
+
 bool SliceReader::VarintSlowly(uint64_t* value) {
-  *value = 0;
+  uint64_t read = 0;
   for (int shift = 0; shift < 64; shift += 7) {
-    uint8_t byte;
-    if (!Copy(&byte, 1) || (shift == 63 && byte > 1)) return false;
-    *value |= uint64_t{byte & 0x7Fu} << shift;
-    if (byte < 0x80) return true;
+    if (at_ == end_) NextSlice();
+    if (at_ == end_) return false;
+    const uint8_t byte = *at_++;
+    if (shift == 63 && byte > 1) return false;
+    read |= uint64_t{byte & 0x7Fu} << shift;
+    if (byte < 0x80) {
+      *value = read;
+      return true;
+    }
   }
   return false;
 }

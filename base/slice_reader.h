@@ -36,6 +36,8 @@ class SliceReader {
   }
   // Appends the next bytes as they lie, shared.
   bool Share(size_t size, Slices* to);
+  // The next bytes in one piece: shared if they lie in one, else copied.
+  bool Take(size_t size, Bytes* to);
 
   // A number as protobuf writes it. False also where it has more than 64 bits;
   // then some of its bytes have been read.

@@ -17,9 +17,10 @@ namespace weft::rpc {
 template <typename Action>
 class ActionQueue {
  public:
-  void Add([[maybe_unused]] Mutex& mu, Action action)
+  template <typename T>
+  void Add([[maybe_unused]] Mutex& mu, T&& action)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
-    waiting_.push_back(std::move(action));
+    waiting_.emplace_back(std::forward<T>(action));
   }
 
   // True if there is something that nobody is at: the caller must then Do() it,
@@ -31,12 +32,12 @@ class ActionQueue {
     return true;
   }
 
-  // Gives the actions to `run` until none is left, also those that are added
-  // meanwhile.
+  // Gives the actions to `run(Action&)` until none is left, also those that are
+  // added meanwhile.
   template <typename Run>
   void Do(Mutex& mu, Run run) ABSL_LOCKS_EXCLUDED(mu) {
     for (bool more = true; more;) {
-      for (Action& action : under_way_) run(std::move(action));
+      for (Action& action : under_way_) run(action);
       under_way_.clear();  // what they hold ends without the lock
       MutexLock lock(mu);
       is_busy_ = false;

@@ -281,7 +281,7 @@ std::shared_ptr<internal::Caller> Agent::Core::Retrying(
     if (core == nullptr) return absl::CancelledError("the agent has ended");
     return core->CallerFor(core->Find(name));
   };
-  options.is_idempotent = [&registry = registry_](const std::string& name) {
+  options.is_idempotent = [&registry = registry_](absl::string_view name) {
     const Function* function = registry.FindName(name);
     return function != nullptr && function->is_idempotent;
   };

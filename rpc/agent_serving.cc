@@ -129,7 +129,7 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
     traffic->CountReply(false, 0);
     if (is_own) traffic->CountEnd(false, 0);
     std::move(done)(std::move(status), nullptr);
-    return [](const absl::Status&) {};
+    return internal::Abandon();
   }
   LoneCall::Options options;
   options.dispatcher = shared_from_this();
@@ -144,9 +144,7 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
   const auto call = LoneCall::Create(std::move(options));
   call->Follow(ending_.token(), gone);
   Dispatch(**function, call);
-  return [weak = std::weak_ptr<LoneCall>(call)](const absl::Status& why) {
-    if (auto live = weak.lock()) live->Abandon(why);
-  };
+  return internal::Abandon(call, 0);
 }
 
 std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {

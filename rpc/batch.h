@@ -114,8 +114,8 @@ CallOneAsync(const Target& target, R (*function)(P), A&& item) {
                              reinterpret_cast<Function::Address>(function)),
       internal::EncodeArguments(internal::Types<typename Type::Item>(),
                                 std::forward<A>(item)),
-      [](uint64_t, absl::StatusOr<Received> reply) {
-        return internal::DecodeResult<typename Type::Value>(std::move(reply));
+      [](uint64_t, const absl::StatusOr<Received>& reply) {
+        return internal::DecodeResult<typename Type::Value>(reply);
       });
 }
 template <typename F, typename A>

@@ -1,7 +1,6 @@
 #include "weft/rpc/call.h"
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -91,53 +90,24 @@ class CallStarter {
            target.caller_->peer().key == CoreOf(target).options().key;
   }
 
-  static Abandon Start(
-      const Target& target, const Function& function, Outgoing&& outgoing,
-      Done done,
-      const std::shared_ptr<Request>& request = std::make_shared<Request>()) {
-    Agent::Core& core = CoreOf(target);
-    request->function = function.name;
-    request->signature = function.digest;
-    request->function_index = function.index;
-    request->body = std::move(outgoing.body);
-    request->borrowed = std::move(outgoing.borrowed);
-    request->keeps_result = outgoing.keeps_result;
-    request->alias = std::move(outgoing.alias);
-    request->waits_for_credit = target.waits_for_credit_;
-    const absl::Duration timeout =
-        std::min(target.timeout(), core.options().limits.timeout);
-    request->began = core.transport().clock().Now();
-    request->deadline = request->began + timeout;
-    std::shared_ptr<CancelToken::Registration> parent;
+  static void Start(const Target& target, const Function& function,
+                    const std::shared_ptr<Request>& request,
+                    std::shared_ptr<OutgoingCall> call) {
+    Address(target, function, request.get());
+    call->caller_ = target.caller_;
+    call->function_ = &function;
+    call->request_ = request;
+    if (CoreOf(target).telemetry().spans().enabled()) {
+      Trace(CoreOf(target), request.get(), call.get());
+    }
+    call->abandon_ = target.caller_->Start(request, CallEnd(call));
     if (const Lineage* lineage = target.lineage_.get()) {
-      request->deadline = std::min(request->deadline, lineage->deadline);
-      request->depth = lineage->depth + 1;
-      request->chain = lineage->chain;
-      request->trace = lineage->trace;
-      request->for_peer = lineage->caller;
-      request->for_id = lineage->call;
-      parent = std::make_shared<CancelToken::Registration>();
+      // Given up also when the call that makes it is cancelled.
+      call->with_parent_ = lineage->cancel.OnCancel(
+          [weak = std::weak_ptr<OutgoingCall>(call)](const absl::Status& why) {
+            if (const auto live = weak.lock()) live->GiveUp(why);
+          });
     }
-    if (target.trace_.is_valid()) request->trace = target.trace_;
-    if (core.telemetry().spans().enabled()) {
-      done =
-          Traced(core, target.caller_->peer(), request.get(), std::move(done));
-    }
-    auto on_end = [request = std::shared_ptr<Request>(request),
-                   caller = target.caller_, &function, parent,
-                   done = std::move(done)](absl::Status status,
-                                           ReplyPtr reply) mutable {
-      // The memory of its arguments may be needed.
-      const uint64_t id = std::exchange(request, nullptr)->id;
-      if (!status.ok()) {
-        return std::move(done)(id,
-                               Name(caller->peer(), function, status, reply));
-      }
-      std::move(done)(id, Received{reply->body, reply->is_private});
-    };
-    Abandon abandon = target.caller_->Start(request, std::move(on_end));
-    if (parent == nullptr) return abandon;
-    return FollowParent(target.lineage_->cancel, std::move(abandon), parent);
   }
 
   // What is kept by an incarnation needs one that stays the same.
@@ -183,38 +153,59 @@ class CallStarter {
   }
 
  private:
-  // `done`, with a span around the call, which `request` will name as parent.
-  static Done Traced(const Agent::Core& core, const Worker& peer,
-                     Request* request, Done done) {
-    telemetry::Span span = core.telemetry().spans().Start(
-        absl::StrCat(request->keeps_result ? "rpc_remote#" : "rpc_call#",
-                     request->function, "(", core.self(), " -> ", peer.name,
-                     ")"),
-        request->trace);
-    request->trace = span.context();
-    return [span = std::move(span), done = std::move(done)](
-               uint64_t id, absl::StatusOr<Received> reply) mutable {
-      span.With("code", absl::StatusCodeToString(reply.status().code()));
-      span.End();
-      std::move(done)(id, std::move(reply));
-    };
+  // Ends its call with what has come, or because nothing can come any more.
+  class CallEnd {
+   public:
+    explicit CallEnd(std::shared_ptr<OutgoingCall> call)
+        : call_(std::move(call)) {}
+    CallEnd(CallEnd&&) noexcept = default;
+    ~CallEnd() {
+      if (call_ == nullptr) return;
+      call_->End(absl::CancelledError("the agent ended before the call did"),
+                 nullptr);
+    }
+    void operator()(absl::Status status, const ReplyPtr& reply) && {
+      const auto call = std::move(call_);
+      call->End(std::move(status), reply);
+    }
+
+   private:
+    std::shared_ptr<OutgoingCall> call_;
+  };
+
+  // Sets all but the arguments and whether the result is kept.
+  static void Address(const Target& target, const Function& function,
+                      Request* request) {
+    Agent::Core& core = CoreOf(target);
+    request->function = function.name;
+    request->signature = function.digest;
+    request->function_index = function.index;
+    request->waits_for_credit = target.waits_for_credit_;
+    const absl::Duration timeout =
+        std::min(target.timeout(), core.options().limits.timeout);
+    request->began = core.transport().clock().Now();
+    request->deadline = request->began + timeout;
+    if (const Lineage* lineage = target.lineage_.get()) {
+      request->deadline = std::min(request->deadline, lineage->deadline);
+      request->depth = lineage->depth + 1;
+      request->chain = lineage->chain;
+      request->trace = lineage->trace;
+      request->for_peer = lineage->caller;
+      request->for_id = lineage->call;
+    }
+    if (target.trace_.is_valid()) request->trace = target.trace_;
   }
 
-  // Gives the call up also when the call that makes it is cancelled.
-  static Abandon FollowParent(
-      const CancelToken& token, Abandon abandon,
-      const std::shared_ptr<CancelToken::Registration>& registration) {
-    struct Once {
-      std::atomic<bool> used{false};
-      Abandon abandon;
-    };
-    auto once = std::make_shared<Once>();
-    once->abandon = std::move(abandon);
-    const auto give_up = [once](const absl::Status& why) {
-      if (!once->used.exchange(true)) std::move(once->abandon)(why);
-    };
-    *registration = token.OnCancel(give_up);
-    return [give_up, registration](const absl::Status& why) { give_up(why); };
+  // Puts a span around the call, which `request` names as parent.
+  static void Trace(const Agent::Core& core, Request* request,
+                    OutgoingCall* call) {
+    call->span_ =
+        std::make_unique<telemetry::Span>(core.telemetry().spans().Start(
+            absl::StrCat(request->keeps_result ? "rpc_remote#" : "rpc_call#",
+                         request->function, "(", core.self(), " -> ",
+                         call->caller_->peer().name, ")"),
+            request->trace));
+    request->trace = call->span_->context();
   }
 };
 
@@ -276,10 +267,24 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
 
 bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
 
-Abandon StartCall(const Target& target, const Function& function,
-                  Outgoing&& outgoing, Done done) {
-  return CallStarter::Start(target, function, std::move(outgoing),
-                            std::move(done));
+void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
+  const auto caller = std::move(caller_);
+  // The memory of its arguments may be needed.
+  const uint64_t id = std::exchange(request_, nullptr)->id;
+  if (span_ != nullptr) {
+    span_->With("code", absl::StatusCodeToString(status.code()));
+    span_->End();
+  }
+  if (!status.ok()) {
+    return OnEnd(id, Name(caller->peer(), *function_, status, reply));
+  }
+  OnEnd(id, Received{reply->body, reply->is_private});
+}
+
+void StartCall(const Target& target, const Function& function,
+               const std::shared_ptr<Request>& request,
+               std::shared_ptr<OutgoingCall> call) {
+  CallStarter::Start(target, function, request, std::move(call));
 }
 
 absl::Status NotHere(absl::string_view worker) {
@@ -291,11 +296,11 @@ absl::Status NotHere(absl::string_view worker) {
 }
 
 StartedStream StartStreamCall(const Target& target, const Function& function,
-                              Outgoing outgoing, CancelToken ended, Done done) {
-  const auto request = std::make_shared<Request>();
+                              const std::shared_ptr<Request>& request,
+                              CancelToken ended,
+                              std::shared_ptr<OutgoingCall> call) {
+  CallStarter::Start(target, function, request, std::move(call));
   StartedStream started;
-  started.abandon = CallStarter::Start(target, function, std::move(outgoing),
-                                       std::move(done), request);
   started.id = request->id;
   started.deadline = request->deadline;
   started.parts = CallStarter::PartOf(target, *request, std::move(ended));

@@ -22,27 +22,29 @@
 #include <utility>
 #include <vector>
 
-#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/base/driver.h"
 #include "weft/base/future.h"
 #include "weft/rpc/call_context.h"
+#include "weft/rpc/caller.h"
 #include "weft/rpc/codec.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/message.h"
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/retry_policy.h"
 #include "weft/rpc/tensor_codec.h"
 #include "weft/rpc/worker_codec.h"
+#include "weft/telemetry/spans.h"
 #include "weft/tensor/payload.h"
 
 namespace weft::rpc {
 
 namespace internal {
-class Caller;
 class CallStarter;
 }  // namespace internal
 
@@ -125,17 +127,34 @@ inline Borrowed Borrow(const Tensor& tensor) { return Borrowed(tensor); }
 
 namespace internal {
 
-// What a call takes along.
-struct Outgoing {
-  Slices body;
-  std::vector<Payload> borrowed;
-  bool keeps_result = false;
-  std::shared_ptr<void> alias;
-};
+// A call that is made here, until it has ended and nobody looks at it any more.
+// What derives from it learns of the end.
+class OutgoingCall {
+ public:
+  OutgoingCall(const OutgoingCall&) = delete;
+  OutgoingCall& operator=(const OutgoingCall&) = delete;
+  virtual ~OutgoingCall() = default;
 
-// With the id of the call.
-using Done = absl::AnyInvocable<void(uint64_t, absl::StatusOr<Received>) &&>;
-using Abandon = absl::AnyInvocable<void(const absl::Status&) &&>;
+  // REQUIRES: StartCall has returned.
+  void GiveUp(const absl::Status& why) const { abandon_(why); }
+
+ protected:
+  OutgoingCall() = default;
+  // Runs once, perhaps before StartCall returns. `id` is that of the call.
+  virtual void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) = 0;
+
+ private:
+  friend class CallStarter;
+
+  void End(absl::Status status, const ReplyPtr& reply);
+
+  std::shared_ptr<Caller> caller_;  // until the end
+  const Function* function_ = nullptr;
+  std::shared_ptr<const Request> request_;  // until the end
+  std::unique_ptr<telemetry::Span> span_;   // null: not traced
+  Abandon abandon_;
+  CancelToken::Registration with_parent_;
+};
 
 Driver& DriverOf(const Target& target);
 // The registration of `address` in the target's agent, or kFailedPrecondition.
@@ -149,9 +168,11 @@ absl::Status CheckFixed(const Target& target);
 absl::Status CheckNoLane(const Target& target);
 // Whether calls to it may share arguments and results.
 bool IsAlias(const Target& target);
-// Starts the call; `done` runs once. What is returned gives the call up.
-Abandon StartCall(const Target& target, const Function& function,
-                  Outgoing&& outgoing, Done done);
+// Starts the call, once for each `call`. Of `request` it wants the arguments,
+// and keeps_result; the rest is set here.
+void StartCall(const Target& target, const Function& function,
+               const std::shared_ptr<Request>& request,
+               std::shared_ptr<OutgoingCall> call);
 absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
 
 // Whether an A may be given for a parameter P.
@@ -190,8 +211,8 @@ std::decay_t<P> AliasArgument(A&& argument) {
 }
 
 template <typename T>
-Result<T> DecodeResult(absl::StatusOr<Received> reply) {
-  if (!reply.ok()) return std::move(reply).status();
+Result<T> DecodeResult(const absl::StatusOr<Received>& reply) {
+  if (!reply.ok()) return reply.status();
   if constexpr (std::is_void_v<T>) {
     return absl::OkStatus();
   } else {
@@ -203,51 +224,73 @@ Result<T> DecodeResult(absl::StatusOr<Received> reply) {
   }
 }
 
-// The Future of `decode(id, reply)`, a Result<T>.
+// One whose end is `decode(id, reply)`, a Result<T>: one block of memory with
+// the state of its Future.
+template <typename T, typename Decode>
+class TypedCall final : public weft::internal::FutureState<T>,
+                        public OutgoingCall {
+ public:
+  TypedCall(Driver& driver, Decode decode)
+      : weft::internal::FutureState<T>(driver), decode_(std::move(decode)) {}
+
+  // Once it has been started.
+  void GiveUpIfCancelled() {
+    // Who cancels holds the state, and with it this.
+    this->OnCancel([this](const absl::Status& why) { GiveUp(why); });
+  }
+
+ private:
+  void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) override {
+    this->Set((*decode_)(id, std::move(reply)));
+    decode_.reset();
+  }
+
+  std::optional<Decode> decode_;  // until the end
+};
+
+// The Future of `decode(id, reply)`.
 template <typename T, typename Decode>
 Future<T> StartTyped(const Target& target,
-                     absl::StatusOr<const Function*> function,
-                     absl::StatusOr<Outgoing>&& outgoing, Decode decode) {
+                     const absl::StatusOr<const Function*>& function,
+                     const absl::StatusOr<std::shared_ptr<Request>>& request,
+                     Decode decode) {
   Driver& driver = DriverOf(target);
   if (!function.ok()) return MakeReady<T>(function.status(), driver);
-  if (!outgoing.ok()) return MakeReady<T>(outgoing.status(), driver);
-  auto promise = std::make_shared<Promise<T>>(driver);
-  Future<T> future = promise->future();
-  promise->OnCancel(
-      StartCall(target, **function, *std::move(outgoing),
-                [promise, decode = std::move(decode)](
-                    uint64_t id, absl::StatusOr<Received> reply) mutable {
-                  promise->Set(decode(id, std::move(reply)));
-                }));
-  return future;
+  if (!request.ok()) return MakeReady<T>(request.status(), driver);
+  auto call = std::make_shared<TypedCall<T, Decode>>(driver, std::move(decode));
+  StartCall(target, **function, *request, call);
+  call->GiveUpIfCancelled();
+  return weft::internal::FutureAccess::Make<T>(std::move(call));
 }
 
 template <typename... P, typename... A>
-absl::StatusOr<Outgoing> EncodeArguments(Types<P...>, A&&... arguments) {
+absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(Types<P...>,
+                                                         A&&... arguments) {
   static_assert((kHasCodec<std::decay_t<P>> && ...),
                 "a parameter has no Codec; a Future has none: wait for it, or "
                 "call in its Then");
+  auto request = std::make_shared<Request>();
   Encoder encoder;
-  Outgoing outgoing;
-  (EncodeArgument<P>(encoder, outgoing.borrowed, std::forward<A>(arguments)),
+  (EncodeArgument<P>(encoder, request->borrowed, std::forward<A>(arguments)),
    ...);
-  WEFT_ASSIGN_OR_RETURN(outgoing.body, std::move(encoder).Finish());
-  return outgoing;
+  WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
+  return request;
 }
 
 template <typename Value, typename... P, typename... A>
 Future<Value> StartAlias(const Target& target,
-                         absl::StatusOr<const Function*> function, Types<P...>,
-                         A&&... arguments) {
+                         const absl::StatusOr<const Function*>& function,
+                         Types<P...>, A&&... arguments) {
   using Shared = Alias<std::tuple<std::decay_t<P>...>, Value>;
   auto alias = std::make_shared<Shared>();
   alias->arguments = std::tuple<std::decay_t<P>...>(
       AliasArgument<P>(std::forward<A>(arguments))...);
-  Outgoing outgoing;
-  outgoing.alias = alias;
+  auto request = std::make_shared<Request>();
+  request->alias = alias;
   return StartTyped<Value>(
-      target, std::move(function), std::move(outgoing),
-      [alias](uint64_t, absl::StatusOr<Received> reply) -> Result<Value> {
+      target, function, absl::StatusOr<std::shared_ptr<Request>>(request),
+      [alias](uint64_t,
+              const absl::StatusOr<Received>& reply) -> Result<Value> {
         if (!reply.ok()) return reply.status();
         return std::move(*alias->result);
       });
@@ -257,16 +300,16 @@ Future<Value> StartAlias(const Target& target,
 template <typename Value, typename Parameters, typename... A>
 Future<Value> StartFunction(const Target& target, Function::Address address,
                             Parameters types, A&&... arguments) {
-  absl::StatusOr<const Function*> function = FindFunction(target, address);
+  const absl::StatusOr<const Function*> function =
+      FindFunction(target, address);
   if (IsAlias(target)) {
-    return StartAlias<Value>(target, std::move(function), types,
+    return StartAlias<Value>(target, function, types,
                              std::forward<A>(arguments)...);
   }
   return StartTyped<Value>(
-      target, std::move(function),
-      EncodeArguments(types, std::forward<A>(arguments)...),
-      [](uint64_t, absl::StatusOr<Received> reply) {
-        return DecodeResult<Value>(std::move(reply));
+      target, function, EncodeArguments(types, std::forward<A>(arguments)...),
+      [](uint64_t, const absl::StatusOr<Received>& reply) {
+        return DecodeResult<Value>(reply);
       });
 }
 

@@ -61,19 +61,12 @@ void ServeRelease(std::shared_ptr<ServedCall> call) {
   call->Finish(Slices());
 }
 
-Abandon StartMaking(const Target& target, const Function& function,
-                    Outgoing outgoing, Done done) {
+void ReleaseUnlessKnown(const Target& target, uint64_t id,
+                        const absl::Status& end) {
+  if (!OutcomeUnknown(end)) return;
   // On its own, for what the making was part of has perhaps ended; nobody waits
   // for it.
-  const auto release = [alone = Alone(target)](uint64_t id) {
-    (void)ReleaseAsync(Handle<void>(alone, id));
-  };
-  return StartCall(target, function, std::move(outgoing),
-                   [release, done = std::move(done)](
-                       uint64_t id, absl::StatusOr<Received> reply) mutable {
-                     if (OutcomeUnknown(reply.status())) release(id);
-                     std::move(done)(id, std::move(reply));
-                   });
+  (void)ReleaseAsync(Handle<void>(Alone(target), id));
 }
 
 }  // namespace weft::rpc::internal

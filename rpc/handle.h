@@ -34,10 +34,9 @@ namespace weft::rpc {
 
 namespace internal {
 
-// As StartCall of a call that leaves something behind: releases that again if
-// the call is given up while it may still be made.
-Abandon StartMaking(const Target& target, const Function& function,
-                    Outgoing outgoing, Done done);
+// Releases what the call `id` may have left behind, if `end` leaves that open.
+void ReleaseUnlessKnown(const Target& target, uint64_t id,
+                        const absl::Status& end);
 ObjectTable& ObjectsOf(const Agent& agent);
 // The same worker, called by nobody's order and with the default time-out.
 Target Alone(const Target& target);
@@ -76,27 +75,20 @@ namespace internal {
 // A call with its result left behind: the Future of the Handle.
 template <typename T>
 Future<Handle<T>> StartKept(const Target& target,
-                            absl::StatusOr<const Function*> function,
-                            absl::StatusOr<Outgoing> outgoing) {
-  Driver& driver = DriverOf(target);
-  if (!function.ok()) return MakeReady<Handle<T>>(function.status(), driver);
-  if (!outgoing.ok()) return MakeReady<Handle<T>>(outgoing.status(), driver);
-  if (absl::Status fixed = CheckFixed(target); !fixed.ok()) {
-    return MakeReady<Handle<T>>(fixed, driver);
+                            const absl::StatusOr<const Function*>& function,
+                            absl::StatusOr<std::shared_ptr<Request>> request) {
+  if (request.ok()) {
+    (*request)->keeps_result = true;
+    if (absl::Status fixed = CheckFixed(target); !fixed.ok()) request = fixed;
   }
-  outgoing->keeps_result = true;
-  auto promise = std::make_shared<Promise<Handle<T>>>(driver);
-  Future<Handle<T>> future = promise->future();
-  promise->OnCancel(StartMaking(
-      target, **function, *std::move(outgoing),
-      [promise, target](uint64_t id, absl::StatusOr<Received> reply) {
-        if (!reply.ok()) {
-          promise->Set(reply.status());
-        } else {
-          promise->Set(Handle<T>(target, id));
-        }
-      }));
-  return future;
+  return StartTyped<Handle<T>>(
+      target, function, request,
+      [target](uint64_t id,
+               const absl::StatusOr<Received>& reply) -> Result<Handle<T>> {
+        if (reply.ok()) return Handle<T>(target, id);
+        ReleaseUnlessKnown(target, id, reply.status());
+        return reply.status();
+      });
 }
 
 template <typename T, typename C, typename... A>
@@ -145,8 +137,8 @@ using RemoteFuture =
     std::enable_if_t<Fit<P, A>::value, Future<Handle<ValueOf<R>>>>;
 
 template <typename... P, typename... A>
-absl::StatusOr<Outgoing> EncodeMethod(uint64_t id, Types<P...>,
-                                      A&&... arguments) {
+absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(uint64_t id, Types<P...>,
+                                                      A&&... arguments) {
   return EncodeArguments(Types<ObjectId, P...>(), ObjectId{id},
                          std::forward<A>(arguments)...);
 }
@@ -208,8 +200,8 @@ CallAsync(const Handle<T>& object, Method method, A&&... arguments) {
       internal::FindMethod(object.target(), internal::MethodKey<T>(method)),
       internal::EncodeMethod(object.id(), typename Parameters::type(),
                              std::forward<A>(arguments)...),
-      [](uint64_t, absl::StatusOr<Received> reply) {
-        return internal::DecodeResult<Value>(std::move(reply));
+      [](uint64_t, const absl::StatusOr<Received>& reply) {
+        return internal::DecodeResult<Value>(reply);
       });
 }
 template <typename T, typename Method, typename... A>
@@ -232,8 +224,8 @@ Future<T> FetchAsync(const Handle<T>& object) {
           object.target(),
           reinterpret_cast<Function::Address>(&internal::ServeFetch)),
       internal::EncodeMethod(object.id(), internal::Types<>()),
-      [](uint64_t, absl::StatusOr<Received> reply) {
-        return internal::DecodeResult<T>(std::move(reply));
+      [](uint64_t, const absl::StatusOr<Received>& reply) {
+        return internal::DecodeResult<T>(reply);
       });
 }
 template <typename T>
@@ -251,7 +243,9 @@ Future<void> ReleaseAsync(const Handle<T>& object) {
           object.target(),
           reinterpret_cast<Function::Address>(&internal::ServeRelease)),
       internal::EncodeMethod(object.id(), internal::Types<>()),
-      [](uint64_t, absl::StatusOr<Received> reply) { return reply.status(); });
+      [](uint64_t, const absl::StatusOr<Received>& reply) {
+        return reply.status();
+      });
 }
 template <typename T>
 absl::Status Release(const Handle<T>& object) {

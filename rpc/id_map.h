@@ -48,7 +48,11 @@ class IdMap {
     return {entries_.emplace(it, id, std::move(value)), true};
   }
   // Returns the next one.
-  iterator erase(iterator it) { return entries_.erase(it); }
+  iterator erase(iterator it) {
+    if (it != begin()) return entries_.erase(it);
+    entries_.pop_front();
+    return begin();
+  }
 
  private:
   template <typename Entries>

@@ -37,14 +37,15 @@ std::string ChainBeyond(const std::string& chain, const std::string& self,
 class Inbound::Call final : public ServedCall {
  public:
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
-       const Request& request, Agent* agent, Lineage&& inherited)
+       const Request& request, Lineage&& inherited, CancelSource cancel)
       : ServedCall(
-            agent, inbound->peer_, std::move(inherited),
+            inbound->dispatcher_->agent(), inbound->peer_, std::move(inherited),
             Incoming{request.id, Received{request.body, request.is_private},
                      request.keeps_result, nullptr, request.lane}),
         inbound_(std::move(inbound)),
         function_(function),
-        id_(request.id) {
+        began_(request.began),
+        cancel_(std::move(cancel)) {
     inbound_->dispatcher_->CallBegan();
   }
 
@@ -57,20 +58,22 @@ class Inbound::Call final : public ServedCall {
   }
 
   const std::string& function() const { return function_.name; }
+  Instant began() const { return began_; }
+  void Cancel(absl::Status why) { cancel_.Cancel(std::move(why)); }
 
   Lineage lineage() const override {
     Lineage lineage = inherited();
     lineage.chain = ChainBeyond(lineage.chain, inbound_->dispatcher_->self(),
                                 function_.name);
     lineage.caller = peer().name;
-    lineage.call = id_;
+    lineage.call = id();
     return lineage;
   }
 
   void Finish(absl::StatusOr<Slices> result) override {
     if (finished_.exchange(true)) return;
     auto reply = std::make_shared<Reply>();
-    reply->id = id_;
+    reply->id = id();
     reply->status =
         internal::NameFailure(result.status(), inbound_->dispatcher_->self(),
                               function_.name, phase());
@@ -81,7 +84,8 @@ class Inbound::Call final : public ServedCall {
  private:
   const std::shared_ptr<Inbound> inbound_;
   const Function& function_;
-  const uint64_t id_;
+  const Instant began_;
+  CancelSource cancel_;
   std::atomic<bool> finished_{false};
 };
 
@@ -164,35 +168,33 @@ bool Inbound::is_idle() {
   return link_ == nullptr && session_.running_calls() == 0;
 }
 
-std::vector<Inbound::Live> Inbound::LiveCalls() {
-  std::vector<Live> calls;
+std::vector<std::shared_ptr<Inbound::Call>> Inbound::LiveCalls() {
+  std::vector<std::shared_ptr<Call>> calls;
   MutexLock lock(mu_);
   for (const auto& [id, running] : running_) {
-    if (auto call = running.call.lock()) {
-      calls.push_back({id, running.began, std::move(call)});
-    }
+    if (auto call = running.lock()) calls.push_back(std::move(call));
   }
   return calls;
 }
 
 void Inbound::AddPending(std::vector<PendingCall>* calls) {
   const Instant now = transport_.clock().Now();
-  for (const Live& live : LiveCalls()) {
+  for (const auto& live : LiveCalls()) {
     PendingCall& call = calls->emplace_back();
     call.peer = peer_->name;
     call.is_served = true;
-    call.id = live.id;
-    call.function = live.call->function();
-    call.phase = live.call->phase();
-    call.age = now - live.began;
-    call.remaining = live.call->deadline() - now;
+    call.id = live->id();
+    call.function = live->function();
+    call.phase = live->phase();
+    call.age = now - live->began();
+    call.remaining = live->deadline() - now;
   }
 }
 
 size_t Inbound::async_calls() {
-  const std::vector<Live> calls = LiveCalls();
+  const auto calls = LiveCalls();
   return std::count_if(calls.begin(), calls.end(),
-                       [](const Live& live) { return live.call->is_async(); });
+                       [](const auto& call) { return call->is_async(); });
 }
 
 void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
@@ -208,7 +210,7 @@ void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
     must_act = actions_.Claim(mu_);
   }
   if (must_act) {
-    actions_.Do(mu_, [this](CalleeSession::Action action) { Run(action); });
+    actions_.Do(mu_, [this](CalleeSession::Action& action) { Run(action); });
   }
   if (link != nullptr) link->Drain();
 }
@@ -244,17 +246,17 @@ bool Inbound::TellLocked(const CalleeSession::Event& event) {
 }
 
 void Inbound::Run(CalleeSession::Action& action) {
-  if (const auto* run = std::get_if<CalleeSession::Run>(&action)) {
-    return Serve(run->request);
+  if (auto* run = std::get_if<CalleeSession::Run>(&action)) {
+    return Serve(std::move(run->request));
   }
   if (auto* cancel = std::get_if<CalleeSession::Cancel>(&action)) {
-    std::optional<CancelSource> source;
+    std::shared_ptr<Call> call;
     {
       MutexLock lock(mu_);
       const auto it = running_.find(cancel->id);
-      if (it != running_.end()) source = it->second.cancel;
+      if (it != running_.end()) call = it->second.lock();
     }
-    if (source.has_value()) source->Cancel(std::move(cancel->why));
+    if (call != nullptr) call->Cancel(std::move(cancel->why));
     return;
   }
   if (const auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
@@ -273,7 +275,7 @@ void Inbound::Run(CalleeSession::Action& action) {
   if (link != nullptr) link->End(why);
 }
 
-void Inbound::Serve(const RequestPtr& request) {
+void Inbound::Serve(RequestPtr request) {
   traffic_->CountServed(TotalSize(request->body));
   dispatcher_->recorder().RecordFor("rpc.serve", peer_->name, request->function,
                                     request->id);
@@ -290,19 +292,19 @@ void Inbound::Serve(const RequestPtr& request) {
   CancelSource cancel;
   Lineage lineage = LineageOf(*request, cancel.token());
   telemetry::Span span = dispatcher_->StartSpan(*peer_, *request);
-  if (span.context().is_valid()) lineage.trace = span.context();
+  const bool is_traced = span.context().is_valid();
+  if (is_traced) lineage.trace = span.context();
   auto call = std::make_shared<Call>(shared_from_this(), **function, *request,
-                                     dispatcher_->agent(), std::move(lineage));
-  call->SetSpan(std::move(span));
+                                     std::move(lineage), std::move(cancel));
+  if (is_traced) call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
-    running_.emplace(request->id, Running{cancel, request->began, call});
+    running_.emplace(request->id, call);
   }
   dispatcher_->Dispatch(**function, std::move(call));
 }
 
-void Inbound::Finish(const std::string& function,
-                     std::shared_ptr<Reply> reply) {
+void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {
   dispatcher_->recorder().RecordFor("rpc.reply", peer_->name, function,
                                     reply->id, reply->status.raw_code());
   traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));

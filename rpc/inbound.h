@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/cancel.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/action_queue.h"
@@ -93,19 +93,9 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
 
  private:
   class Call;
-  struct Running {
-    CancelSource cancel;
-    Instant began;
-    std::weak_ptr<Call> call;
-  };
 
   // What runs, held so that nothing of it ends under the lock.
-  struct Live {
-    uint64_t id;
-    Instant began;
-    std::shared_ptr<Call> call;
-  };
-  std::vector<Live> LiveCalls() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::shared_ptr<Call>> LiveCalls() ABSL_LOCKS_EXCLUDED(mu_);
 
   // `from`: the link that it came by; if that is not ours any more, nothing.
   void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
@@ -114,8 +104,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   bool TellLocked(const CalleeSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Run(CalleeSession::Action& action) ABSL_LOCKS_EXCLUDED(mu_);
-  void Serve(const RequestPtr& request) ABSL_LOCKS_EXCLUDED(mu_);
-  void Finish(const std::string& function, std::shared_ptr<Reply> reply)
+  void Serve(RequestPtr request) ABSL_LOCKS_EXCLUDED(mu_);
+  void Finish(absl::string_view function, std::shared_ptr<Reply> reply)
       ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -128,7 +118,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   Mutex mu_;
   CalleeSession session_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, Running> running_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::weak_ptr<Call>> running_
+      ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<CalleeSession::Action> actions_;                       // with mu_
   Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;

@@ -13,7 +13,7 @@ LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
                                       Done done) {
   request->lane = lane_;
   const Instant deadline = request->deadline;
-  const std::string function = request->function;
+  const std::string function(request->function);
   uint64_t number = 0;
   bool must_wait = false;
   {
@@ -22,14 +22,12 @@ LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
     must_wait = out_ != 0 || !waiting_.empty();
     waiting_[number] = Waiting{std::move(request), std::move(done)};
   }
-  const auto give_up = [weak = weak_from_this(), number](absl::Status why) {
-    if (auto self = weak.lock()) self->GiveUp(number, std::move(why));
-  };
+  const Abandon abandon(weak_from_this(), number);
   if (must_wait && !deadline.is_infinite()) {
     // One that is out its session ends.
     const Transport::TimerId timer =
-        transport_.RunAt(deadline, [give_up, function, peer = peer().name] {
-          give_up(absl::DeadlineExceededError(
+        transport_.RunAt(deadline, [abandon, function, peer = peer().name] {
+          abandon(absl::DeadlineExceededError(
               absl::StrCat(function, ": the deadline passed while the call to ",
                            peer, " waited for those before it on its lane")));
         });
@@ -40,7 +38,7 @@ LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
     }
   }
   Send();
-  return give_up;
+  return abandon;
 }
 
 size_t LaneCaller::waiting_calls() const {
@@ -62,7 +60,7 @@ void LaneCaller::Send() {
       call = std::move(waiting_.begin()->second);
       waiting_.erase(waiting_.begin());
       given_up_ = absl::OkStatus();
-      abandon_ = nullptr;
+      abandon_ = Abandon();
     }
     is_first = false;
     SendOne(number, std::move(call));
@@ -71,7 +69,7 @@ void LaneCaller::Send() {
 
 void LaneCaller::SendOne(uint64_t number, Waiting call) {
   if (call.has_timer) transport_.CancelTimer(call.timer);
-  Abandon abandon = caller_->Start(
+  const Abandon abandon = caller_->Start(
       std::move(call.request),
       [self = shared_from_this(), done = std::move(call.done)](
           absl::Status status, ReplyPtr reply) mutable {
@@ -83,9 +81,9 @@ void LaneCaller::SendOne(uint64_t number, Waiting call) {
     MutexLock lock(mu_);
     if (out_ != number) return;  // it has ended already
     given_up = given_up_;
-    if (given_up.ok()) abandon_ = std::move(abandon);
+    if (given_up.ok()) abandon_ = abandon;
   }
-  if (!given_up.ok()) std::move(abandon)(std::move(given_up));
+  if (!given_up.ok()) abandon(given_up);
 }
 
 void LaneCaller::Ended() {
@@ -96,7 +94,7 @@ void LaneCaller::Ended() {
   Send();
 }
 
-void LaneCaller::GiveUp(uint64_t number, absl::Status why) {
+void LaneCaller::AbandonCall(uint64_t number, const absl::Status& why) {
   std::optional<Waiting> unsent;
   Abandon abandon;
   {
@@ -106,15 +104,14 @@ void LaneCaller::GiveUp(uint64_t number, absl::Status why) {
       waiting_.erase(it);
     } else if (out_ == number && given_up_.ok()) {
       given_up_ = why;
-      abandon = std::exchange(abandon_, nullptr);
+      abandon = std::exchange(abandon_, Abandon());
     }
   }
   if (unsent.has_value()) {
     if (unsent->has_timer) transport_.CancelTimer(unsent->timer);
-    std::move(unsent->done)(MarkFailure(std::move(why), Phase::kQueue),
-                            nullptr);
-  } else if (abandon != nullptr) {
-    std::move(abandon)(std::move(why));
+    std::move(unsent->done)(MarkFailure(why, Phase::kQueue), nullptr);
+  } else {
+    abandon(why);
   }
 }
 

@@ -19,9 +19,9 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "weft/base/mutex.h"
+#include "weft/rpc/caller.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/message.h"
-#include "weft/rpc/outbound.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::rpc {
@@ -32,6 +32,7 @@ namespace internal {
 //
 // Thread-safety: thread-safe.
 class LaneCaller final : public Caller,
+                         public Abandoner,
                          public std::enable_shared_from_this<LaneCaller> {
  public:
   // `lane` is another for each of the caller's agent, and not 0. `transport`
@@ -42,6 +43,8 @@ class LaneCaller final : public Caller,
 
   const Worker& peer() const override { return caller_->peer(); }
   Abandon Start(std::shared_ptr<Request> request, Done done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AbandonCall(uint64_t number, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls that were not sent yet.
@@ -59,7 +62,6 @@ class LaneCaller final : public Caller,
   void Send() ABSL_LOCKS_EXCLUDED(mu_);
   void SendOne(uint64_t number, Waiting call) ABSL_LOCKS_EXCLUDED(mu_);
   void Ended() ABSL_LOCKS_EXCLUDED(mu_);
-  void GiveUp(uint64_t number, absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
 
   const uint64_t lane_;
   const std::shared_ptr<Caller> caller_;

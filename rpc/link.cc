@@ -111,10 +111,6 @@ bool Link::Sweep(absl::FunctionRef<bool(uint64_t)> has_ended) {
   return !cut_.empty() && MayLeave();
 }
 
-bool Link::MayLeave() const {
-  return connection_ != nullptr && !writing_ && !receiving_;
-}
-
 bool Link::HasWork() const {
   return !control_.empty() || !outbox_.empty() || !bulk_.empty() ||
          !cut_.empty() || ring_ != nullptr || close_when_written_;
@@ -128,9 +124,7 @@ void Link::GoOn(bool Link::*ended) {
 }
 
 bool Link::WriteOne(bool Link::** ended) {
-  std::shared_ptr<Connection> connection;
-  std::optional<Leaving> leaving;
-  absl::Status close_status;
+  Leaving leaving;
   bool overflows = false;
   {
     MutexLock lock(mu_);
@@ -139,30 +133,42 @@ bool Link::WriteOne(bool Link::** ended) {
     overflows = Overflows();
     if (!overflows) {
       if (!MayLeave() || !HasWork()) return false;
-      TakeMessage(&leaving.emplace());
-      writing_ = !leaving->message.empty();
+      TakeMessage(&leaving);
+      writing_ = !leaving.message.empty();
       if (!writing_ && (!bulk_.empty() || !close_when_written_)) return false;
-      connection = connection_;
-      close_status = close_status_;
     }
+    leaving.connection = connection_;
   }
+  if (leaving.message.empty()) {
+    EndInstead(*leaving.connection, overflows);
+    return false;
+  }
+  const bool is_done = Write(&leaving);
+  *ended = is_done ? &Link::writing_ : nullptr;
+  if (leaving.wants_ring) AskForRing(*leaving.connection);
+  return is_done || leaving.wants_ring;
+}
+
+bool Link::Write(Leaving* leaving) {
+  for (const Leaving::Copy& copy : leaving->copies) {
+    CopySlices(copy.from, reinterpret_cast<uint8_t*>(copy.to));
+  }
+  // Refused only once the connection is closing: OnClosed follows.
+  return leaving->connection->Write(std::move(leaving->message)) ==
+         Connection::Written::kDone;
+}
+
+void Link::EndInstead(Connection& connection, bool overflows) {
   if (overflows) {
-    End(absl::ResourceExhaustedError(absl::StrCat(
+    return End(absl::ResourceExhaustedError(absl::StrCat(
         "more than ", kMaxWaiting, " messages wait for a peer to read them")));
-  } else if (leaving->message.empty()) {
-    connection->Close(std::move(close_status));
-  } else {
-    for (const Leaving::Copy& copy : leaving->copies) {
-      CopySlices(copy.from, reinterpret_cast<uint8_t*>(copy.to));
-    }
-    // Refused only once the connection is closing: OnClosed follows.
-    const bool is_done = connection->Write(std::move(leaving->message)) ==
-                         Connection::Written::kDone;
-    *ended = is_done ? &Link::writing_ : nullptr;
-    if (leaving->wants_ring) AskForRing(*connection);
-    return is_done || leaving->wants_ring;
   }
-  return false;
+  absl::Status status;
+  {
+    MutexLock lock(mu_);
+    status = close_status_;
+  }
+  connection.Close(std::move(status));
 }
 
 void Link::End(absl::Status status, bool after_writing) {

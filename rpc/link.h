@@ -136,6 +136,7 @@ class Link final : public ConnectionObserver,
       std::byte* to;
       Slices from;
     };
+    std::shared_ptr<Connection> connection;
     Slices message;
     std::shared_ptr<Ring> ring;  // into it, before the message is written:
     std::vector<Copy> copies;
@@ -152,7 +153,9 @@ class Link final : public ConnectionObserver,
 
   // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
   void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
-  bool MayLeave() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool MayLeave() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return connection_ != nullptr && !writing_ && !receiving_;
+  }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return control_.size() + outbox_.size() > kMaxWaiting;
@@ -160,6 +163,11 @@ class Link final : public ConnectionObserver,
   // Writes one message; true if another may be written now, after what is then
   // in `ended`.
   bool WriteOne(bool Link::** ended) ABSL_LOCKS_EXCLUDED(mu_);
+  // True if the connection took it at once.
+  static bool Write(Leaving* leaving);
+  // Where no message leaves: too much waits, or it was to end after the last.
+  void EndInstead(Connection& connection, bool overflows)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The next message, or an empty one.
   void TakeMessage(Leaving* leaving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddOutgoing(const Outgoing& frame, BatchWriter* batch, Leaving* leaving)

@@ -92,13 +92,14 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
   if (!deadline().is_infinite()) {
     timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
       if (auto self = weak.lock()) {
-        self->Abandon(absl::DeadlineExceededError(absl::StrCat(
-            "the deadline passed in the ", NameOf(self->phase()))));
+        self->AbandonCall(
+            0, absl::DeadlineExceededError(absl::StrCat(
+                   "the deadline passed in the ", NameOf(self->phase()))));
       }
     });
   }
   const auto abandon = [weak = weak_from_this()](const absl::Status& why) {
-    if (auto self = weak.lock()) self->Abandon(why);
+    if (auto self = weak.lock()) self->AbandonCall(0, why);
   };
   with_agent_ = agent.OnCancel(abandon);
   with_caller_ = caller.OnCancel(abandon);
@@ -106,7 +107,7 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
 
 // The function hears of it before the caller does, who may then release what
 // the call made: see ServedCall::Keep.
-void LoneCall::Abandon(const absl::Status& why) {
+void LoneCall::AbandonCall(uint64_t, const absl::Status& why) {
   if (ended_.exchange(true)) return;
   absl::Status end = internal::MarkFailure(WithOutcomeUnknown(why), phase());
   cancel_.Cancel(why);
@@ -163,7 +164,7 @@ internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,
                               std::move(done));
   }
   std::move(done)(absl::UnavailableError("the agent has ended"), nullptr);
-  return [](const absl::Status&) {};
+  return Abandon();
 }
 
 }  // namespace weft::rpc

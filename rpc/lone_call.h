@@ -15,11 +15,11 @@
 #include "weft/base/cancel.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/rpc/caller.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/message.h"
-#include "weft/rpc/outbound.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
 #include "weft/rpc/waits_for.h"
@@ -73,6 +73,7 @@ class LoneCalls {
 //
 // Thread-safety: thread-safe.
 class LoneCall final : public ServedCall,
+                       public internal::Abandoner,
                        public std::enable_shared_from_this<LoneCall> {
  public:
   struct Options {
@@ -95,7 +96,7 @@ class LoneCall final : public ServedCall,
   Lineage lineage() const override;
   // Gives itself up with either.
   void Follow(const CancelToken& agent, const CancelToken& caller);
-  void Abandon(const absl::Status& why);
+  void AbandonCall(uint64_t, const absl::Status& why) override;
   void Finish(absl::StatusOr<Slices> result) override;
 
   // Whether its caller, who serves it, still waits.

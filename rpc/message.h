@@ -11,6 +11,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/rpc/interval_set.h"
@@ -25,7 +26,9 @@ inline constexpr int64_t kMessageOverheadBytes = 256;
 // Frozen once it was sent, for it may be sent again.
 struct Request {
   uint64_t id = 0;  // given by the session; from 1
-  std::string function;
+  // Lies in a registry, which outlives all calls, or in `name`, as it came.
+  absl::string_view function;
+  Bytes name;
   uint64_t signature = 0;
   Instant deadline;  // on the clock of whoever holds it; travels as a remainder
   int depth = 0;

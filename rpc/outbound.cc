@@ -31,9 +31,11 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   }
   Do(due);
   if (!connected) ConnectIfNeeded();
-  return [weak = weak_from_this(), id](const absl::Status& why) {
-    if (auto self = weak.lock()) self->Tell(CallerSession::Abandon{id, why});
-  };
+  return Abandon(weak_from_this(), id);
+}
+
+void Outbound::AbandonCall(uint64_t id, const absl::Status& why) {
+  Tell(CallerSession::Abandon{id, why});
 }
 
 void Outbound::PeerGone(const absl::Status& why) {
@@ -78,7 +80,7 @@ void Outbound::AddPending(std::vector<PendingCall>* calls) {
     PendingCall& call = calls->emplace_back();
     call.peer = options_.peer.name;
     call.id = request.id;
-    call.function = request.function;
+    call.function = std::string(request.function);
     call.phase = sent ? out : Phase::kQueue;
     call.age = now - request.began;
     call.remaining = request.deadline - now;
@@ -151,18 +153,18 @@ Outbound::Due Outbound::TakeDue() {
 
 void Outbound::Do(const Due& due) {
   if (due.has_tasks) {
-    tasks_.Do(mu_, [this](Task task) {
+    tasks_.Do(mu_, [this](Task& task) {
       if (const auto* wake = std::get_if<CallerSession::WakeAt>(&task)) {
         SetTimer(wake->when);
       } else {
-        TellDone(std::get<Ended>(std::move(task)));
+        TellDone(std::get<Ended>(task));
       }
     });
   }
   if (due.link != nullptr) due.link->Drain();
 }
 
-void Outbound::TellDone(Ended ended) {
+void Outbound::TellDone(Ended& ended) {
   options_.traffic->CountEnd(
       ended.status.ok(),
       ended.reply == nullptr ? 0 : TotalSize(ended.reply->body));

@@ -12,12 +12,12 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
-#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/action_queue.h"
+#include "weft/rpc/caller.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/link.h"
 #include "weft/rpc/message.h"
@@ -31,30 +31,12 @@
 
 namespace weft::rpc {
 
-namespace internal {
-
-// Where the calls to one worker go: over a session, or to this agent itself.
-//
-// Thread-safety: thread-safe.
-class Caller {
- public:
-  // `reply` is null where the call ended without one.
-  using Done = absl::AnyInvocable<void(absl::Status, ReplyPtr) &&>;
-  using Abandon = absl::AnyInvocable<void(const absl::Status&) &&>;
-
-  virtual ~Caller() = default;
-  virtual const Worker& peer() const = 0;
-  // Sets the request's id. `done` runs once, perhaps before this returns.
-  virtual Abandon Start(std::shared_ptr<Request> request, Done done) = 0;
-};
-
-}  // namespace internal
-
 // Connects when there is something to send, again with growing pauses while it
 // fails, and gives all calls up after `give_up_after` of failing.
 //
 // Thread-safety: thread-safe.
 class Outbound final : public internal::Caller,
+                       public internal::Abandoner,
                        public LinkOwner,
                        public std::enable_shared_from_this<Outbound> {
  public:
@@ -72,6 +54,8 @@ class Outbound final : public internal::Caller,
 
   const Worker& peer() const override { return options_.peer; }
   Abandon Start(std::shared_ptr<Request> request, Done done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AbandonCall(uint64_t id, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // The peer's incarnation is no more.
@@ -116,7 +100,7 @@ class Outbound final : public internal::Caller,
   };
   Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
-  void TellDone(Ended ended) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellDone(Ended& ended) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Connects if there is a reason to and nothing under way.

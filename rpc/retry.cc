@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
@@ -30,7 +29,8 @@ namespace internal {
 
 // One call and its attempts, of which one is under way at a time.
 class RetryingCaller::RetriedCall final
-    : public std::enable_shared_from_this<RetriedCall> {
+    : public Abandoner,
+      public std::enable_shared_from_this<RetriedCall> {
  public:
   RetriedCall(std::shared_ptr<const Options> options,
               std::shared_ptr<Request> request, Done done)
@@ -41,21 +41,24 @@ class RetryingCaller::RetriedCall final
   void Begin() {
     with_agent_ =
         options_->agent.OnCancel([weak = weak_from_this()](auto& why) {
-          if (auto self = weak.lock()) self->GiveUp(why);
+          if (auto self = weak.lock()) self->AbandonCall(0, why);
         });
     Attempt();
   }
 
-  void GiveUp(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_) {
-    std::optional<Abandon> abandon;
+  void AbandonCall(uint64_t, const absl::Status& why) override
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    Abandon abandon;
+    bool was_out = false;
     {
       MutexLock lock(mu_);
       if (!given_up_.ok()) return;
       given_up_ = why;
       if (state_ == State::kStarting || state_ == State::kEnded) return;
-      if (state_ == State::kOut) abandon = std::move(abandon_);
+      was_out = state_ == State::kOut;
+      abandon = abandon_;
     }
-    if (abandon.has_value()) return std::move(*abandon)(why);
+    if (was_out) return abandon(why);
     End(MarkFailure(why, Phase::kQueue), nullptr);  // it pauses
   }
 
@@ -76,7 +79,7 @@ class RetryingCaller::RetriedCall final
     }
     // A request is frozen once it was sent: each attempt sends its own.
     auto request = std::make_shared<Request>(*request_);
-    Abandon abandon =
+    const Abandon abandon =
         (*caller)->Start(request, [self = shared_from_this(), request](
                                       absl::Status status, ReplyPtr reply) {
           self->request_->id = request->id;
@@ -88,9 +91,9 @@ class RetryingCaller::RetriedCall final
       if (state_ != State::kStarting) return;  // it has ended already
       state_ = State::kOut;
       given_up = given_up_;
-      if (given_up.ok()) abandon_ = std::move(abandon);
+      if (given_up.ok()) abandon_ = abandon;
     }
-    if (!given_up.ok()) std::move(abandon)(given_up);
+    if (!given_up.ok()) abandon(given_up);
   }
 
   void AttemptEnded(absl::Status status, ReplyPtr reply, bool may_come)
@@ -152,9 +155,7 @@ RetryingCaller::Abandon RetryingCaller::Start(std::shared_ptr<Request> request,
   auto call = std::make_shared<RetriedCall>(options_, std::move(request),
                                             std::move(done));
   call->Begin();
-  return [weak = std::weak_ptr<RetriedCall>(call)](const absl::Status& why) {
-    if (auto live = weak.lock()) live->GiveUp(why);
-  };
+  return Abandon(call, 0);
 }
 
 }  // namespace internal

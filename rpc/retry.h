@@ -9,8 +9,9 @@
 #include <utility>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/cancel.h"
-#include "weft/rpc/outbound.h"
+#include "weft/rpc/caller.h"
 #include "weft/rpc/retry_policy.h"
 #include "weft/rpc/transport.h"
 
@@ -26,7 +27,7 @@ class RetryingCaller final : public Caller {
     Transport* transport = nullptr;  // must outlive the calls
     CancelToken agent;               // calls end with it
     std::function<absl::StatusOr<std::shared_ptr<Caller>>()> find;
-    std::function<bool(const std::string& function)> is_idempotent;
+    std::function<bool(absl::string_view function)> is_idempotent;
   };
 
   RetryingCaller(Worker peer, Options options)

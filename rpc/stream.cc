@@ -202,15 +202,20 @@ void FinishStream(const std::shared_ptr<ServedCall>& call,
 
 std::shared_ptr<StreamCall> StreamCall::Open(
     const Target& target, absl::StatusOr<const Function*> function,
-    absl::StatusOr<Outgoing> outgoing) {
-  auto promise = std::make_shared<Promise<Received>>(DriverOf(target));
-  auto call = std::make_shared<StreamCall>(target, promise->future());
+    const absl::StatusOr<std::shared_ptr<Request>>& request) {
+  const auto whole = [](uint64_t, absl::StatusOr<Received>&& reply) {
+    return std::move(reply);
+  };
+  auto whole_call = std::make_shared<TypedCall<Received, decltype(whole)>>(
+      DriverOf(target), whole);
+  auto call = std::make_shared<StreamCall>(
+      target, weft::internal::FutureAccess::Make<Received>(whole_call));
   absl::Status status = function.status();
-  status.Update(outgoing.status());
+  status.Update(request.status());
   status.Update(CheckFixed(target));
   status.Update(CheckNoLane(target));
   if (!status.ok()) {
-    promise->Set(status);
+    whole_call->Set(status);
     return call;
   }
   CancelSource ended;
@@ -219,14 +224,11 @@ std::shared_ptr<StreamCall> StreamCall::Open(
                           : end.status());
   });
   StartedStream started =
-      StartStreamCall(target, **function, *std::move(outgoing), ended.token(),
-                      [promise](uint64_t, absl::StatusOr<Received> reply) {
-                        promise->Set(std::move(reply));
-                      });
+      StartStreamCall(target, **function, *request, ended.token(), whole_call);
   call->id = started.id;
   call->deadline = started.deadline;
   call->parts = std::move(started.parts);
-  promise->OnCancel(std::move(started.abandon));
+  whole_call->GiveUpIfCancelled();
   return call;
 }
 

@@ -99,11 +99,12 @@ namespace internal {
 struct StartedStream {
   uint64_t id = 0;
   Instant deadline;
-  Abandon abandon;
   Target parts;
 };
 StartedStream StartStreamCall(const Target& target, const Function& function,
-                              Outgoing outgoing, CancelToken ended, Done done);
+                              const std::shared_ptr<Request>& request,
+                              CancelToken ended,
+                              std::shared_ptr<OutgoingCall> call);
 Driver& DriverOf(const Agent& agent);
 
 // A stream at its caller.
@@ -111,7 +112,7 @@ struct StreamCall {
   // Opens one. What is wrong is its reply.
   static std::shared_ptr<StreamCall> Open(
       const Target& target, absl::StatusOr<const Function*> function,
-      absl::StatusOr<Outgoing> outgoing);
+      const absl::StatusOr<std::shared_ptr<Request>>& request);
   StreamCall(const Target& to, Future<Received> end)
       : target(to), reply(std::move(end)), parts(to) {}
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "absl/base/attributes.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/slice_reader.h"
@@ -78,7 +79,7 @@ class Reader {
   // What was wrong.
   const absl::Status& status() const { return status_; }
   void Fail(absl::Status status) { status_.Update(std::move(status)); }
-  void Fail(absl::string_view what) {
+  ABSL_ATTRIBUTE_NOINLINE void Fail(absl::string_view what) {
     Fail(absl::InvalidArgumentError(absl::StrCat("malformed batch: ", what)));
   }
 
@@ -88,18 +89,13 @@ class Reader {
   // 0 if there is none.
   uint64_t Next(size_t end) {
     if (!status_.ok() || bytes_.remaining() == end) return 0;
-    if (bytes_.remaining() < end) {
-      Fail("a field overruns its frame");
-      return 0;
-    }
-    uint64_t tag = Varint();
+    const bool overruns = bytes_.remaining() < end;
+    const uint64_t tag = Varint();
     type_ = tag & 7;
     size_ = type_ == kBytes ? Varint() : 0;
-    if (size_ > bytes_.remaining()) {
-      Fail(absl::StrCat("a field announces ", size_, " bytes and ",
-                        bytes_.remaining(), " are left"));
+    if (overruns || size_ > bytes_.remaining() || tag < Tag(1, 0)) {
+      FailField(overruns, tag);
     }
-    if (tag < Tag(1, 0)) Fail("a field without a number");
     return status_.ok() ? tag : 0;
   }
   // Where a message ends that is the field which has just begun.
@@ -124,11 +120,12 @@ class Reader {
     if (!bytes_.Copy(value, sizeof(T))) Fail("it ends within a field");
   }
   void Text(std::string* text) {
-    if (size_ > kMaxText) {
-      return Fail(absl::StrCat("a text of ", size_, " bytes"));
-    }
+    if (!IsText()) return;
     text->resize(size_);
     bytes_.Copy(text->data(), size_);
+  }
+  void Text(Bytes* text) {
+    if (IsText()) bytes_.Take(size_, text);
   }
   void Shared(Slices* slices) {
     slices->clear();
@@ -147,13 +144,30 @@ class Reader {
   }
   uint64_t Varint() {
     uint64_t value;
-    if (bytes_.Varint(&value)) return value;
+    return bytes_.Varint(&value) ? value : FailNumber();
+  }
+
+ private:
+  // Out of the way of what is well-formed.
+  ABSL_ATTRIBUTE_NOINLINE void FailField(bool overruns, uint64_t tag) {
+    if (overruns) return Fail("a field overruns its frame");
+    if (size_ > bytes_.remaining()) {
+      Fail(absl::StrCat("a field announces ", size_, " bytes and ",
+                        bytes_.remaining(), " are left"));
+    }
+    if (tag < Tag(1, 0)) Fail("a field without a number");
+  }
+  ABSL_ATTRIBUTE_NOINLINE uint64_t FailNumber() {
     Fail(bytes_.remaining() == 0 ? "it ends within a number"
                                  : "a number of more than 64 bits");
     return 0;
   }
+  bool IsText() {
+    if (size_ <= kMaxText) return true;
+    Fail(absl::StrCat("a text of ", size_, " bytes"));
+    return false;
+  }
 
- private:
   SliceReader bytes_;
   const Instant now_;
   absl::Status status_;
@@ -310,8 +324,12 @@ void Read(Reader& r, Welcome* welcome) {
   welcome->status = ToStatus(code, error);
 }
 
+ABSL_ATTRIBUTE_NOINLINE void FailId(Reader& r, uint64_t id) {
+  r.Fail(absl::StrCat("a call with the id ", id));
+}
+
 void CheckId(Reader& r, uint64_t id) {
-  if (id < 1 || id >= kMaxId) r.Fail(absl::StrCat("a call with the id ", id));
+  if (id < 1 || id >= kMaxId) FailId(r, id);
 }
 
 // A body comes with its frame or in pieces, not both ways.
@@ -341,7 +359,8 @@ void Read(Reader& r, RequestFrame* frame) {
         r.Number(&request.id);
         break;
       case Tag(2, kBytes):
-        r.Text(&request.function);
+        r.Text(&request.name);
+        request.function = request.name.view();
         break;
       case Tag(3, kFixed64):
         r.Fixed(&request.signature);
