@@ -400,6 +400,7 @@ TEST_F(MembershipTest, ACoordinatorOutlivesAnOutageOfItsJournal) {
   EXPECT_THAT(
       ps_->WaitFor([](const View& v) { return !v.IsComplete(); }, kLong),
       IsOk());
+  endpoint_.reset();  // ps0 still asks
   coordinator_.reset();
   EXPECT_EQ(std::count_if(disk.records.begin(), disk.records.end(),
                           [](const v1::LogRecord& record) {
