@@ -74,6 +74,11 @@ class CallSink {
   virtual void OnCall(std::shared_ptr<ServerCall> call) = 0;
 };
 
+// Who slept for longer until a message came may assume that its sender, on
+// another core, sleeps too by now. Two ends that share a core answer each other
+// within less; a core that sleeps takes longer to wake.
+inline constexpr absl::Duration kPeerSleepsAfter = absl::Microseconds(40);
+
 class GrpcQueue final : public EventQueue {
  public:
   Outcome Next(Instant deadline) override;

@@ -173,14 +173,11 @@ bool MemoryQueue::Look() {
 void MemoryQueue::Sleep(Instant deadline) {
   bool has_work = false;
   for (const auto& source : seen_) has_work |= source->BeginSleep();
-  absl::Duration slept;
   if (!has_work) {
     epoll_event events[16];
-    const Instant began = SteadyClock().Now();
     (void)epoll_wait(epoll_.get(), events, 16, MillisecondsUntil(deadline));
-    slept = SteadyClock().Now() - began;
   }
-  for (const auto& source : seen_) source->EndSleep(slept);
+  for (const auto& source : seen_) source->EndSleep();
 }
 
 void MemoryQueue::Handle() {

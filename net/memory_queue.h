@@ -53,8 +53,7 @@ class MemorySource {
   // From now on the bell must ring when work comes. Returns HasWork() as it is
   // after that.
   virtual bool BeginSleep() = 0;
-  // It may not ring any more. The thread that polls slept for so long.
-  virtual void EndSleep(absl::Duration slept) = 0;
+  virtual void EndSleep() = 0;
   // Does some of the work.
   virtual void Handle() = 0;
   // Where others ring for this source.

@@ -40,7 +40,7 @@ class FakeMemory final : public MemorySource {
     sleeps_.store(true);
     return HasWork();
   }
-  void EndSleep(absl::Duration) override { sleeps_.store(false); }
+  void EndSleep() override { sleeps_.store(false); }
   void Handle() override {
     --todo_;
     ++handled;

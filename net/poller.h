@@ -35,11 +35,6 @@
 
 namespace weft::net {
 
-// Who slept for longer until a message came may assume that its sender, on
-// another core, sleeps too by now. Two ends that share a core answer each other
-// within less; a core that sleeps takes longer to wake.
-inline constexpr absl::Duration kPeerSleepsAfter = absl::Microseconds(25);
-
 // Where events come from.
 class EventQueue {
  public:

@@ -1,5 +1,7 @@
 #include "weft/rpc/message_ring.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -20,6 +22,9 @@ uint64_t RoundUp(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
 // Who waits for room goes on when half of the ring is free: not for crumbs.
 uint64_t EnoughRoom(uint64_t capacity) { return capacity / 2; }
+
+// As RingWords has it: 0 if the system does not tell.
+uint32_t ThisCore() { return static_cast<uint32_t>(sched_getcpu() + 1); }
 
 absl::Status Impossible(const char* what, uint64_t found, uint64_t most) {
   return absl::InvalidArgumentError(absl::StrCat(
@@ -147,6 +152,12 @@ bool MessageWriter::MustWake() {
          sleeps.exchange(0, std::memory_order_seq_cst) != 0;
 }
 
+bool MessageWriter::ReaderIsOnAnotherCore() const {
+  const uint32_t core =
+      memory_.words->reader_core.load(std::memory_order_relaxed);
+  return core != 0 && core != ThisCore();
+}
+
 // ------------------------------------------------------------------- reading
 
 absl::StatusOr<std::optional<Bytes>> MessageReader::Read() {
@@ -208,6 +219,7 @@ bool MessageReader::MustWake() {
 }
 
 bool MessageReader::BeginSleep() {
+  memory_.words->reader_core.store(ThisCore(), std::memory_order_relaxed);
   memory_.words->reader_sleeps.store(1, std::memory_order_seq_cst);
   return memory_.words->written.load(std::memory_order_seq_cst) != read();
 }

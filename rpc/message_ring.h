@@ -38,6 +38,8 @@ struct RingWords {
   alignas(kRingLine) std::atomic<uint64_t> read;     // by the reader, in all
   alignas(kRingLine) std::atomic<uint32_t> reader_sleeps;
   std::atomic<uint32_t> writer_sleeps;  // until there is room
+  // Where the reader last went to sleep: its number and 1.
+  std::atomic<uint32_t> reader_core;
 };
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
@@ -75,6 +77,8 @@ class MessageWriter {
 
   // Whether the reader sleeps that must see what has been written. Once.
   bool MustWake();
+  // Whether the reader last went to sleep on another core than the caller's.
+  bool ReaderIsOnAnotherCore() const;
 
   // The reader must wake us from now on. Returns HasRoom() after that.
   bool BeginSleep();

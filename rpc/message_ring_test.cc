@@ -473,7 +473,7 @@ class Source final : public net::MemorySource {
   bool BeginSleep() override {
     return reader != nullptr ? reader->BeginSleep() : writer->BeginSleep();
   }
-  void EndSleep(absl::Duration) override {
+  void EndSleep() override {
     reader != nullptr ? reader->EndSleep() : writer->EndSleep();
   }
   void Handle() override {}

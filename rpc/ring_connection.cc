@@ -244,23 +244,23 @@ bool RingConnection::BeginSleep() {
   return HasWork();
 }
 
-void RingConnection::EndSleep(absl::Duration slept) {
-  if (slept > net::kPeerSleepsAfter) peer_sleeps_.store(true);
+void RingConnection::EndSleep() {
+  slept_.store(true);
   MutexLock lock(mu_);
   if (rings_.memory == nullptr) return;
   reader_.EndSleep();
   writer_.EndSleep();
 }
 
-// Its core wakes while the message that came is handled: for the reply, or for
-// the request that follows one.
+// Its core, if another, wakes while the message that came is handled: for the
+// reply, or for the request that follows one.
 void RingConnection::WakePeer() {
-  bool sleeps;
+  bool wakes;
   {
     MutexLock lock(mu_);
-    sleeps = writer_.MustWake();
+    wakes = writer_.ReaderIsOnAnotherCore() && writer_.MustWake();
   }
-  if (sleeps) rings_.peer.Ring();
+  if (wakes) rings_.peer.Ring();
 }
 
 void RingConnection::Handle() {
@@ -276,8 +276,8 @@ bool RingConnection::ReadOne() {
     return false;
   }
   if (!message->has_value()) return false;
-  if (peer_sleeps_.load(std::memory_order_relaxed)) {
-    peer_sleeps_.store(false);
+  if (slept_.load(std::memory_order_relaxed)) {
+    slept_.store(false);
     WakePeer();
   }
   observer_->OnMessage({**std::move(message)});

@@ -96,7 +96,7 @@ class RingConnection final
 
   bool HasWork() override ABSL_LOCKS_EXCLUDED(mu_);
   bool BeginSleep() override ABSL_LOCKS_EXCLUDED(mu_);
-  void EndSleep(absl::Duration slept) override ABSL_LOCKS_EXCLUDED(mu_);
+  void EndSleep() override ABSL_LOCKS_EXCLUDED(mu_);
   void Handle() override ABSL_LOCKS_EXCLUDED(mu_);
   const net::Bell& bell() const override { return rings_.own; }
 
@@ -125,9 +125,8 @@ class RingConnection final
   // Told to those who look.
   std::atomic<bool> reads_ring_{false};
   std::atomic<bool> is_waiting_for_room_{false};
-  // Told by those who look: the next message was slept for, so long that the
-  // peer sleeps too.
-  std::atomic<bool> peer_sleeps_{false};
+  // Told by those who look: they slept, so the peer may sleep too.
+  std::atomic<bool> slept_{false};
 
   mutable Mutex mu_;
   std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);

@@ -180,7 +180,7 @@ TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
   EXPECT_TRUE(memory_of_caller_.expired());
   // Who polls may have been at it.
   EXPECT_FALSE(polled->BeginSleep());
-  polled->EndSleep(absl::ZeroDuration());
+  polled->EndSleep();
   polled->Handle();
   caller_.Flush();
   EXPECT_EQ(caller_.Write("two"), Written::kUnderWay);
@@ -199,20 +199,23 @@ bool WasRung(const net::Bell& bell) {
   return read(bell.fd(), &times, sizeof times) == sizeof times;
 }
 
-TEST_F(RingConnectionTest, WakesThePeerBeforeItHandlesWhatItSleptFor) {
+TEST_F(RingConnectionTest, WakesAPeerElsewhereBeforeItHandlesWhatItSleptFor) {
   GoOver();
   ASSERT_FALSE(caller_.watch->source->BeginSleep());
   WasRung(caller_.ring->bell());
-  ASSERT_EQ(caller_.Write("soon"), Written::kDone);
-  callee_.watch->source->EndSleep(net::kPeerSleepsAfter);
-  callee_.Poll();
-  EXPECT_THAT(callee_.ears->texts, ElementsAre("soon"));
-  EXPECT_FALSE(WasRung(caller_.ring->bell()));  // they may share a core
-
-  ASSERT_EQ(caller_.Write("late"), Written::kDone);
-  callee_.watch->source->EndSleep(2 * net::kPeerSleepsAfter);
-  callee_.Poll();
-  EXPECT_THAT(callee_.ears->texts, ElementsAre("soon", "late"));
+  const auto hear = [&](const std::string& text, bool slept) {
+    ASSERT_EQ(caller_.Write(text), Written::kDone);
+    if (slept) callee_.watch->source->EndSleep();
+    callee_.Poll();
+    EXPECT_EQ(callee_.ears->texts.back(), text);
+  };
+  WordsToCaller().reader_core.store(0);
+  hear("perhaps on this core", /*slept=*/true);
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));
+  WordsToCaller().reader_core.store(1 << 20);
+  hear("found by who was awake", /*slept=*/false);
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));
+  hear("on another core", /*slept=*/true);
   EXPECT_TRUE(WasRung(caller_.ring->bell()));
   ASSERT_EQ(callee_.Write("reply"), Written::kDone);
   EXPECT_FALSE(WasRung(caller_.ring->bell()));  // it is awake

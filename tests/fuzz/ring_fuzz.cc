@@ -185,7 +185,7 @@ class Run {
 
   static void Sleep(net::MemorySource& source) {
     (void)source.BeginSleep();
-    source.EndSleep(2 * net::kPeerSleepsAfter);
+    source.EndSleep();
   }
 
   void Write(uint64_t bytes) {
