@@ -170,13 +170,20 @@ void Block(CallContext& context) {
 }
 WEFT_RPC(Block);
 
-// How many items each batch had.
-std::vector<int64_t>& Batches() {
-  static auto* const batches = new std::vector<int64_t>();
+// How many items each batch had. Batches run side by side.
+struct BatchSizes {
+  Mutex mu;
+  std::vector<int64_t> sizes ABSL_GUARDED_BY(mu);
+};
+BatchSizes& Batches() {
+  static auto* const batches = new BatchSizes();
   return *batches;
 }
 absl::StatusOr<std::vector<int64_t>> SquareAll(std::vector<int64_t> items) {
-  Batches().push_back(static_cast<int64_t>(items.size()));
+  {
+    MutexLock lock(Batches().mu);
+    Batches().sizes.push_back(static_cast<int64_t>(items.size()));
+  }
   for (int64_t& item : items) {
     if (item < 0) return absl::OutOfRangeError("below 0");
     if (item == 99) return std::vector<int64_t>();
@@ -420,7 +427,10 @@ TEST(Agent, WithoutCreditACallWaitsOrFailsAsItIsTold) {
 
 TEST(Agent, ABatchedFunctionServesSeveralCallsAtOnce) {
   Ranks ranks(3);
-  Batches().clear();
+  {
+    MutexLock lock(Batches().mu);
+    Batches().sizes.clear();
+  }
   const Target targets[] = {ranks[0].To("w2"), ranks[1].To("w2")};
   std::vector<Future<int64_t>> squares;
   for (int64_t i = 0; i < 8; ++i) {
@@ -429,7 +439,8 @@ TEST(Agent, ABatchedFunctionServesSeveralCallsAtOnce) {
   for (int64_t i = 0; i < 8; ++i) {
     EXPECT_EQ(*squares[i].Wait(absl::Seconds(30)), i * i);
   }
-  EXPECT_THAT(Batches(), ElementsAre(4, 4));
+  MutexLock lock(Batches().mu);
+  EXPECT_THAT(Batches().sizes, ElementsAre(4, 4));
 }
 
 TEST(Agent, ABatchThatDoesNotFillIsServedAfterItsDelay) {
