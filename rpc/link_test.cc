@@ -253,6 +253,17 @@ class Hostile final : public ConnectionObserver {
   absl::Status closed;
 };
 
+// What w0 says first to w1.
+Hello Introduction() {
+  Hello hello;
+  hello.job = "job";
+  hello.name = "w0";
+  hello.from = {0, 1};
+  hello.to = {1, 1};
+  hello.life = 1;
+  return hello;
+}
+
 class HostileCallerTest : public ::testing::Test {
  protected:
   static constexpr uint64_t kBytes = 2 * Link::kRingBytes;
@@ -263,15 +274,6 @@ class HostileCallerTest : public ::testing::Test {
         at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
   }
 
-  static Hello Introduction() {
-    Hello hello;
-    hello.job = "job";
-    hello.name = "w0";
-    hello.from = {0, 1};
-    hello.to = {1, 1};
-    hello.life = 1;
-    return hello;
-  }
   static RingMessage Message(RingMessage::Kind kind) {
     RingMessage message;
     message.kind = kind;
@@ -591,14 +593,8 @@ class HostileReader : public ::testing::Test {
   HostileReader() {
     agent_ = MakeAgent(door_, directory_, 1, &executor_);
     observer_ = *door_.open(std::make_shared<SlowConnection>());
-    Hello hello;
-    hello.job = "job";
-    hello.name = "w0";
-    hello.from = {0, 1};
-    hello.to = {1, 1};
-    hello.life = 1;
     BatchWriter batch;
-    batch.Add(hello);
+    batch.Add(Introduction());
     observer_->OnMessage(std::move(batch).Finish());
   }
   ~HostileReader() override {
