@@ -43,7 +43,8 @@ struct LoopOptions {
       nullptr;  // null: silent; must outlive the Loop
 
   // How long a poller looks without sleeping after the last event. About one
-  // wake-up of a halted core.
+  // wake-up of a halted core. At least 10 us: to sleep and be woken takes more
+  // of both ends' cores.
   absl::Duration spin = absl::Microseconds(50);
   // Ranks on this host, this one included. Nobody spins when they outnumber the
   // cores.

@@ -80,6 +80,9 @@ class BarrierTag final : public Tag {
   bool handled_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+// Putting a core to sleep and waking it takes 20 us of both ends' cores.
+constexpr absl::Duration kShortestSpin = absl::Microseconds(10);
+
 int CoresForUs() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -91,7 +94,8 @@ PollerOptions PollerOptionsOf(const LoopOptions& options, PollerGroup& group) {
   PollerOptions poller;
   poller.group = &group;
   const bool crowded = options.ranks_on_host > CoresForUs();
-  poller.spin = crowded ? absl::ZeroDuration() : options.spin;
+  poller.spin =
+      crowded ? absl::ZeroDuration() : std::max(options.spin, kShortestSpin);
   return poller;
 }
 

@@ -10,10 +10,16 @@ namespace weft::net {
 namespace {
 
 // A yield longer than this means that somebody else ran: the core is wanted.
-constexpr int64_t kForeignYieldNs = 5'000;
+constexpr absl::Duration kForeignYield = absl::Microseconds(5);
 
 // A yield takes about as long as half a look, and what comes meanwhile waits.
 constexpr int kLooksPerYield = 4;
+
+// Whoever ran that long computes, and an event does not take the core from it
+// while we stand in line; it does when we sleep. So for as many events as this
+// nobody yields, nor looks without sleeping.
+constexpr absl::Duration kLongYield = absl::Microseconds(200);
+constexpr int kEventsAfterALongYield = 64;
 
 // After this long without a user leaving, the background thread waits to be
 // told of the next.
@@ -58,6 +64,8 @@ class Poller::Waiter final : public Parker {
   std::atomic<bool> notified_{false};
   std::atomic<bool> polling_{false};
 };
+
+void YieldCore() { sched_yield(); }
 
 void Turns::Take() {
   const uint32_t mine = next_.fetch_add(1);
@@ -215,6 +223,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
   waiter.BeginPolling();
   Instant spin_end = now + options_.spin;
   bool crowded = false;  // somebody else wants this core
+  bool yielded = false;  // since the last event
   int looks = 0;         // in vain; the time is asked for at each yield only
   while (!done()) {
     if (to_run_.load() > 0 || now >= next_timer()) {
@@ -224,7 +233,20 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       continue;
     }
     if (now >= deadline) break;
-    const bool sleep = crowded || now >= spin_end || !MaySpin();
+    const bool may_look = !crowded && MaySpin() && without_yields_ == 0;
+    // gRPC leaves part of its work to threads of its own, which need this core
+    // too. If the core was wanted last time the peer may run on it: it goes
+    // first. Nobody sleeps who has not yielded: what comes meanwhile costs
+    // nobody a wake-up.
+    if (may_look && (core_wanted_ ? !yielded
+                                  : looks == kLooksPerYield ||
+                                        (now >= spin_end && !yielded))) {
+      now = Yield();
+      crowded = core_wanted_;
+      yielded = true;
+      looks = 0;
+    }
+    const bool sleep = crowded || now >= spin_end || !may_look;
     Instant until = kNow;
     if (sleep) {
       asleep_.store(true);
@@ -247,22 +269,30 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       Handle();
       now = SteadyClock().Now();
       spin_end = now + options_.spin;
-      crowded = false;
+      crowded = yielded = false;
+      looks = 0;
+      if (without_yields_ > 0) --without_yields_;
     } else if (sleep) {
       now = SteadyClock().Now();
-    } else if (++looks % kLooksPerYield == 0) {
-      // gRPC leaves part of its work to threads of its own, which need this
-      // core too. Our own background thread has looked in if its count changed.
-      const Instant before = SteadyClock().Now();
-      const uint32_t turns = background_turns_.load();
-      sched_yield();
-      now = SteadyClock().Now();
-      crowded = now.nanoseconds() - before.nanoseconds() > kForeignYieldNs &&
-                background_turns_.load() == turns;
+    } else {
+      ++looks;
     }
   }
   waiter.EndPolling();
   return now;
+}
+
+// Lets others have the core, and finds out whether somebody wanted it. Our own
+// background thread has looked in if its count changed.
+Instant Poller::Yield() {
+  const Instant before = SteadyClock().Now();
+  const uint32_t turns = background_turns_.load();
+  options_.yield();
+  const Instant after = SteadyClock().Now();
+  core_wanted_ =
+      after - before > kForeignYield && background_turns_.load() == turns;
+  if (after - before > kLongYield) without_yields_ = kEventsAfterALongYield;
+  return after;
 }
 
 // Runs what was posted and the timers that are due; true if there was any.

@@ -18,6 +18,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <thread>
@@ -92,10 +93,15 @@ struct PollerGroup {
   std::atomic<const Poller*> busy{nullptr};  // null: none had one
 };
 
+// sched_yield.
+void YieldCore();
+
 struct PollerOptions {
-  absl::Duration spin = absl::Microseconds(50);  // 0: never
+  // How long it looks after an event before it sleeps. 0: it yields once.
+  absl::Duration spin = absl::Microseconds(50);
   absl::Duration retake_pause = absl::Microseconds(500);
   PollerGroup* group = nullptr;  // must outlive it; null: it is alone
+  std::function<void()> yield = &YieldCore;  // tests see it
 };
 
 // Thread-safety: thread-safe.
@@ -135,6 +141,7 @@ class Poller final : public Driver {
   // the time before and after. REQUIRES: `waiter` holds the queue.
   template <typename Done>
   Instant Poll(Waiter& waiter, Instant now, Instant deadline, const Done& done);
+  Instant Yield();
   bool RunDue() ABSL_LOCKS_EXCLUDED(mu_);
   Instant next_timer() const {
     return Instant::FromNanoseconds(next_timer_ns_.load());
@@ -169,6 +176,10 @@ class Poller final : public Driver {
       false;  // the background thread sleeps until told
 
   absl::Duration rest_ ABSL_GUARDED_BY(mu_);  // the background thread's last
+
+  // Of whoever holds the queue.
+  bool core_wanted_ = false;  // somebody else ran when it last yielded
+  int without_yields_ = 0;    // events to come before it yields again
 
   std::atomic<bool> asleep_{
       false};  // the holder is about to sleep in the queue, or does

@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -30,6 +31,7 @@ class FakeQueue final : public EventQueue {
   Outcome Next(Instant deadline) override {
     EXPECT_EQ(inside_.fetch_add(1), 0) << "two threads inside the queue";
     bool ended = false;
+    looks_.fetch_add(1);
     {
       const std::chrono::steady_clock::time_point until{
           std::chrono::nanoseconds(
@@ -69,6 +71,8 @@ class FakeQueue final : public EventQueue {
     ended_ = true;
     changed_.NotifyAll();
   }
+  // How often Next was called.
+  int looks() const { return looks_.load(); }
   // How often Wake was called.
   int all_wakes() {
     MutexLock lock(mu_);
@@ -77,6 +81,7 @@ class FakeQueue final : public EventQueue {
 
  private:
   std::atomic<int> inside_{0};
+  std::atomic<int> looks_{0};
   std::function<void()> taken_;  // of the thread that polls
   Mutex mu_;
   CondVar changed_;
@@ -152,6 +157,87 @@ TEST(SleepingPoller, IsNotWokenByWhatItHandlesItself) {
   EXPECT_EQ(queue.all_wakes(), 0);
   queue.End();
   poller.Join();
+}
+
+// A poller whose core others may want: each yield does what `meanwhile` says.
+class YieldingPoller : public ::testing::Test {
+ protected:
+  ~YieldingPoller() override {
+    queue_.End();
+    poller_->Join();
+  }
+
+  void Make(absl::Duration spin, std::function<void()> meanwhile) {
+    PollerOptions options;
+    options.spin = spin;
+    options.yield = [this, meanwhile = std::move(meanwhile)] {
+      ++yields_;
+      meanwhile();
+    };
+    poller_.emplace(queue_, options);
+    promise_ = std::make_shared<Promise<void>>(*poller_);
+  }
+
+  // The event that ends the wait of now.
+  void Put() {
+    queue_.Put([promise = promise_] { promise->Set(absl::OkStatus()); });
+  }
+
+  void Wait() {
+    EXPECT_TRUE(promise_->future().Wait(kSoon).ok());
+    promise_ = std::make_shared<Promise<void>>(*poller_);
+  }
+
+  static void Work(absl::Duration d) {
+    const Instant end = SteadyClock().Now() + d;
+    while (SteadyClock().Now() < end) {
+    }
+  }
+
+  FakeQueue queue_;
+  std::optional<Poller> poller_;
+  std::shared_ptr<Promise<void>> promise_;
+  int yields_ = 0;
+};
+
+TEST_F(YieldingPoller, NobodySleepsWhoHasNotYielded) {
+  // Without a yield the event would never come.
+  Make(absl::ZeroDuration(), [this] { Put(); });
+  Wait();
+  EXPECT_EQ(yields_, 1);
+  EXPECT_EQ(queue_.looks(), 1);
+}
+
+TEST_F(YieldingPoller, WhereTheCoreIsWantedOthersGoFirst) {
+  std::vector<int> looks_before;  // each yield
+  Make(absl::Hours(1), [this, &looks_before] {
+    looks_before.push_back(queue_.looks());
+    Work(absl::Microseconds(20));
+    Put();
+  });
+  Wait();
+  ASSERT_EQ(looks_before.size(), 1u);
+  EXPECT_GT(looks_before[0], 0) << "nobody was known to want the core";
+  const int looks = queue_.looks();
+  Wait();
+  ASSERT_EQ(looks_before.size(), 2u);
+  EXPECT_EQ(looks_before[1], looks);
+}
+
+TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
+  Make(absl::Hours(1), [this] {
+    Work(absl::Milliseconds(1));
+    Put();
+  });
+  Wait();
+  ASSERT_EQ(yields_, 1);
+  for (int i = 0; i < 63; ++i) {
+    Put();
+    Wait();
+  }
+  EXPECT_EQ(yields_, 1);
+  Wait();  // and tries again
+  EXPECT_EQ(yields_, 2);
 }
 
 TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {
