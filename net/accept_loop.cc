@@ -309,30 +309,35 @@ void AcceptLoop::Admit(int fd, int listener) {
                                   SteadyClock().Now(), listener});
 }
 
+bool AcceptLoop::IsFull() {
+  return static_cast<int>(connections_.size()) >= options_.max_connections;
+}
+
 bool AcceptLoop::IsFull(const std::string& address) {
-  return static_cast<int>(connections_.size()) >= options_.max_connections ||
-         CountOf(address) >= options_.max_connections_per_address;
+  return CountOf(address) >= options_.max_connections_per_address;
 }
 
 // Why the connection may not stay, if so.
 std::optional<AcceptLoop::Refusal> AcceptLoop::RefusalOf(
     int fd, const std::string& address, bool is_unix) {
   if (is_unix && !IsSameUser(fd)) return Refusal{kConnection, "another user"};
-  if (IsFull(address)) Sweep();
-  while (IsFull(address) && EvictOldestSilent(kMaxConnections)) {
+  if (IsFull() || IsFull(address)) Sweep();
+  while (IsFull() && EvictOldestSilent(kMaxConnections)) {
   }
-  if (static_cast<int>(connections_.size()) >= options_.max_connections) {
+  // A crowd at one address must not cost others their places.
+  while (IsFull(address) && EvictOldestSilent(kMaxPerAddress, address)) {
+  }
+  if (IsFull()) {
     return Refusal{
         kMaxConnections,
         absl::StrCat(connections_.size(),
                      " connections are open, and max_connections is ",
                      options_.max_connections, "; raise it")};
   }
-  const int here = CountOf(address);
-  if (here >= options_.max_connections_per_address) {
+  if (IsFull(address)) {
     return Refusal{
         kMaxPerAddress,
-        absl::StrCat(here, " connections of its address are open, ",
+        absl::StrCat(CountOf(address), " connections of its address are open, ",
                      "and max_connections_per_address is ",
                      options_.max_connections_per_address, "; raise it")};
   }
@@ -414,9 +419,11 @@ void AcceptLoop::ExpireSilent() {
   }
 }
 
-bool AcceptLoop::EvictOldestSilent(const char* limit) {
+bool AcceptLoop::EvictOldestSilent(const char* limit,
+                                   std::optional<absl::string_view> address) {
   for (const auto& [id, connection] : connections_) {
     if (connection.state != State::kSilent) continue;
+    if (address.has_value() && connection.address != *address) continue;
     Refuse({limit, "silent, and its place was needed"}, connection.peer);
     Close(id);
     return true;

@@ -99,6 +99,7 @@ class AcceptLoop {
   bool AcceptOne(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SurviveExhaustion(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Admit(int fd, int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsFull() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsFull(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::optional<Refusal> RefusalOf(int fd, const std::string& address,
                                    bool is_unix)
@@ -107,8 +108,10 @@ class AcceptLoop {
   void DeliverReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ExpireSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // For the place that `limit` denies to another.
-  bool EvictOldestSilent(const char* limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // For the place that `limit` denies to another; only at `address`, if given.
+  bool EvictOldestSilent(const char* limit,
+                         std::optional<absl::string_view> address = {})
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Close(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const Refusal& refusal, const std::string& peer);
   int CountOf(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -112,6 +112,22 @@ class AcceptLoopTest : public ::testing::Test {
     EXPECT_GE(socket.fd(), 0) << strerror(errno);
     return socket;
   }
+  // Of 127.0.0.2 rather than 127.0.0.1.
+  Socket ConnectFromAnotherAddress() const {
+    sockaddr_in own = {};
+    own.sin_family = AF_INET;
+    own.sin_addr.s_addr = htonl(INADDR_LOOPBACK + 1);
+    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    EXPECT_EQ(
+        bind(socket.fd(), reinterpret_cast<const sockaddr*>(&own), sizeof own),
+        0);
+    socklen_t length;
+    const sockaddr_storage name = Name(&length);
+    EXPECT_EQ(
+        connect(socket.fd(), reinterpret_cast<const sockaddr*>(&name), length),
+        0);
+    return socket;
+  }
   Socket Speaker() const {
     Socket socket = Connect();
     socket.Say("x");
@@ -209,6 +225,21 @@ TEST_F(AcceptLoopTest, ConnectionsAreCappedAndPlacesComeBack) {
   EXPECT_TRUE(Connect().AwaitEnd());
   CloseDelivered();
   Socket third = Speaker();
+  EXPECT_TRUE(AwaitDelivered(3));
+}
+
+TEST_F(AcceptLoopTest, ACrowdAtOneAddressTakesNoPlaceFromOthers) {
+  AcceptLoopOptions options;
+  options.max_connections = 10;
+  options.max_connections_per_address = 2;
+  options.handshake_timeout = kSoon * 2;
+  Open(options, /*tcp=*/true);
+  Socket other = ConnectFromAnotherAddress();
+  Socket first = Speaker();
+  Socket second = Speaker();
+  ASSERT_TRUE(AwaitDelivered(2));
+  EXPECT_TRUE(Connect().AwaitEnd()) << "one too many";
+  other.Say("x");
   EXPECT_TRUE(AwaitDelivered(3));
 }
 
