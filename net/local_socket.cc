@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -76,6 +77,12 @@ Control ReadControl(msghdr* message) {
   return control;
 }
 
+std::optional<ino_t> InodeOf(const std::string& path) {
+  struct stat found;
+  if (lstat(path.c_str(), &found) != 0) return std::nullopt;
+  return found.st_ino;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
@@ -83,7 +90,7 @@ absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
   WEFT_ASSIGN_OR_RETURN(const sockaddr_un name, NameOf(path));
   WEFT_ASSIGN_OR_RETURN(Descriptor socket, MakeSocket(path));
   const int fd = socket.get();
-  // Owns fd and, from here on, the file.
+  // Owns fd, and the file once it is there.
   std::unique_ptr<LocalSocket> local(new LocalSocket(std::move(socket), path));
   // Before anybody can send: from now on the kernel says who did.
   const int on = 1;
@@ -94,10 +101,14 @@ absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
   if (bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
     return Failed(path, "bind", errno);
   }
+  local->file_ = InodeOf(path);
   return local;
 }
 
-LocalSocket::~LocalSocket() { unlink(path_.c_str()); }
+// A successor of the same name may have bound the path meanwhile.
+LocalSocket::~LocalSocket() {
+  if (file_.has_value() && InodeOf(path_) == file_) unlink(path_.c_str());
+}
 
 absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
                                absl::Span<const int> fds) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,7 +39,7 @@ class LocalSocket {
   // kInvalidArgument: too long a path.
   static absl::StatusOr<std::unique_ptr<LocalSocket>> Bind(
       const std::string& path);
-  ~LocalSocket();  // removes the file
+  ~LocalSocket();  // removes the file, unless it is another's by now
 
   // Hands copies of `fds` to whoever has bound `path`, under `token`. Never
   // waits. kUnavailable: nobody there, or it has not taken what came before.
@@ -65,6 +66,7 @@ class LocalSocket {
 
   const Descriptor fd_;
   const std::string path_;
+  std::optional<ino_t> file_;  // as it was bound
   Mutex mu_;
   std::deque<Delivery> untaken_ ABSL_GUARDED_BY(mu_);
 };

@@ -96,6 +96,16 @@ TEST_F(LocalSocketTest, WhatNobodyTakesIsBoundedAndClosed) {
   EXPECT_EQ(OpenDescriptors(), before - 1);
 }
 
+TEST_F(LocalSocketTest, WhoEndsLeavesTheFileOfASuccessor) {
+  auto successor = LocalSocket::Bind(path_);
+  ASSERT_THAT(successor.status(), IsOk());
+  socket_ = nullptr;
+  ASSERT_THAT(LocalSocket::Send(path_, 1, {pipe_[1]}), IsOk());
+  EXPECT_THAT((*successor)->Take(1), IsOk());
+  *successor = nullptr;
+  EXPECT_NE(access(path_.c_str(), F_OK), 0);
+}
+
 TEST_F(LocalSocketTest, MessagesOfAnotherFormAreDropped) {
   const int before = OpenDescriptors();
   const int sender = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
