@@ -362,6 +362,10 @@ void Coordinator::State::FlushAgain() {
 }
 
 void Coordinator::State::GoOnAfter(const absl::Status& appended) {
+  {
+    MutexLock lock(mu_);
+    if (is_shut_) return;
+  }
   if (!IsFlushed(appended)) return FlushAgainLater();
   Stalled stalled = *std::exchange(stalled_, std::nullopt);
   WEFT_LOG(telemetry_.logger(), Info, "the coordinator goes on after ")

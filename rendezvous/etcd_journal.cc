@@ -325,6 +325,12 @@ class EtcdJournal final : public Journal {
     uint64_t generation = 0;
     uint64_t next_piece = 0;
     int64_t bytes = 0;
+
+    // But for the value.
+    bool IsLike(const Head& other) const {
+      return generation == other.generation && next_piece == other.next_piece &&
+             bytes == other.bytes;
+    }
   };
 
   // Makes the journal this one's: `revision` is the head's that was seen.
@@ -334,6 +340,12 @@ class EtcdJournal final : public Journal {
     message.set_generation(head.generation);
     message.set_nonce(DrawIncarnation());
     head.value = message.SerializeAsString();
+    // The same again, lest they grow with an outage: one of them is put at
+    // most.
+    if (!unsettled_.empty() && unsettled_.back().IsLike(head)) {
+      head = std::move(unsettled_.back());
+      unsettled_.pop_back();
+    }
     etcdserverpb::TxnRequest take;
     *take.add_compare() = IsAt(base_ + "head", revision);
     *take.add_success() = Put(base_ + "head", head.value);
