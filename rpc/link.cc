@@ -7,10 +7,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/streaming_copy.h"
 #include "weft/memory/allocator.h"
 
 namespace weft::rpc {
 namespace {
+
+// A body of so many bytes is no longer in the caches once it is whole.
+constexpr size_t kStreamedBytes = 4 << 20;
 
 std::shared_ptr<uint8_t> AllocateBody(size_t size) {
   auto* memory = static_cast<uint8_t*>(memory::HostAllocator().Allocate(size));
@@ -513,8 +517,8 @@ absl::Status Link::Fill(const Piece& piece) {
         absl::StrCat("call ", piece.id, " sends more than the ", assembly.size,
                      " bytes that it announced"));
   }
-  WEFT_RETURN_IF_ERROR(
-      CopyPiece(piece, assembly.memory.get() + assembly.filled));
+  WEFT_RETURN_IF_ERROR(CopyPiece(piece, assembly.memory.get() + assembly.filled,
+                                 /*is_large=*/assembly.size >= kStreamedBytes));
   assembly.filled += size;
   if (assembly.filled < assembly.size) return absl::OkStatus();
   Assembly whole = std::move(assembly);
@@ -532,7 +536,7 @@ absl::Status Link::Fill(const Piece& piece) {
   return owner_->OnFrame(*this, ReplyFrame{std::move(whole.reply), 0});
 }
 
-absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to) {
+absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
   if (piece.in_ring == 0) {
     CopySlices(piece.data, to);
     return absl::OkStatus();
@@ -549,7 +553,11 @@ absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to) {
     ring = ring_;
     WEFT_ASSIGN_OR_RETURN(offset, ring->reader.Take(piece.in_ring));
   }
-  std::memcpy(to, ring->in + offset, piece.in_ring);
+  if (is_large) {
+    StreamingCopy(to, ring->in + offset, piece.in_ring);
+  } else {
+    std::memcpy(to, ring->in + offset, piece.in_ring);
+  }
   MutexLock lock(mu_);
   ring->reader.Consume();
   return absl::OkStatus();

@@ -193,7 +193,7 @@ class Link final : public ConnectionObserver,
   absl::Status Begin(std::shared_ptr<Request> request,
                      std::shared_ptr<Reply> reply, uint64_t id, uint64_t size);
   absl::Status Fill(const Piece& piece);
-  absl::Status CopyPiece(const Piece& piece, uint8_t* to)
+  absl::Status CopyPiece(const Piece& piece, uint8_t* to, bool is_large)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   Clock& clock_;
