@@ -189,7 +189,7 @@ class Promise {
  public:
   explicit Promise(Driver& driver = ParkingDriver())
       : state_(std::make_shared<internal::FutureState<T>>(driver)) {}
-  Promise(Promise&&) = default;
+  Promise(Promise&&) noexcept = default;
   Promise& operator=(Promise&& other) noexcept {
     Promise dropped(std::move(*this));
     state_ = std::move(other.state_);

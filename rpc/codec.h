@@ -320,7 +320,7 @@ struct Codec<std::vector<T>> {
       if constexpr (std::is_lvalue_reference_v<Vector>) {
         e.AttachCopy(values.data(), values.size() * sizeof(T));
       } else {
-        e.Attach(Bytes::Own(std::move(values)));
+        e.Attach(Bytes::Own(std::forward<Vector>(values)));
       }
     } else {
       e.Varint(values.size());

@@ -11,6 +11,7 @@
 #include <iostream>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
+#include "weft/base/clock.h"
 #include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/credentials.h"
@@ -167,6 +169,13 @@ absl::StatusOr<int64_t> PingPong(CallContext& context, std::string other,
   return below + 1;
 }
 WEFT_RPC(PingPong);
+
+// How often it ran in this process.
+int64_t CountUp() {
+  static std::atomic<int64_t> runs{0};
+  return ++runs;
+}
+WEFT_RPC(CountUp);
 
 class Total {
  public:
@@ -517,7 +526,7 @@ TEST(GrpcRings, WhereTheCalleeHasNoneCallsGoAsEver) {
   }
 }
 
-// The other process of the next test, which runs this program.
+// The other process of the next tests, which runs this program.
 TEST(GrpcPeerProcess, DISABLED_ServesUntilKilled) {
   const char* listen = std::getenv("WEFT_TEST_LISTEN");
   ASSERT_NE(listen, nullptr);
@@ -536,18 +545,89 @@ TEST(GrpcPeerProcess, DISABLED_ServesUntilKilled) {
   (void)never.future().Wait(absl::Minutes(2));
 }
 
-TEST_F(GrpcAgents, APeerKilledInMidTransferEndsItsCallsAndLeavesNothing) {
-  const std::string listen = absl::StrCat("unix:", temp_.path(), "/peer");
-  directory_.Put({"b", {1, 1}, listen});
-  agent_b_ = nullptr;
-  testing::Command command;
-  command.argv = {std::filesystem::read_symlink("/proc/self/exe").string(),
-                  "--gtest_also_run_disabled_tests",
-                  "--gtest_filter=GrpcPeerProcess.*"};
-  command.env = {absl::StrCat("WEFT_TEST_LISTEN=", listen)};
-  auto peer = testing::Process::Start(command);
-  ASSERT_THAT(peer.status(), IsOk());
-  ASSERT_THAT((*peer)->WaitForOutput("serving", absl::Seconds(60)), IsOk());
+// "b" is a process of its own.
+class GrpcPeer : public GrpcAgents {
+ protected:
+  void SetUp() override {
+    const std::string listen = absl::StrCat("unix:", temp_.path(), "/peer");
+    directory_.Put({"b", {1, 1}, listen});
+    agent_b_ = nullptr;
+    testing::Command command;
+    command.argv = {std::filesystem::read_symlink("/proc/self/exe").string(),
+                    "--gtest_also_run_disabled_tests",
+                    "--gtest_filter=GrpcPeerProcess.*"};
+    command.env = {absl::StrCat("WEFT_TEST_LISTEN=", listen)};
+    auto peer = testing::Process::Start(command);
+    ASSERT_THAT(peer.status(), IsOk());
+    peer_ = *std::move(peer);
+    ASSERT_THAT(peer_->WaitForOutput("serving", absl::Seconds(60)), IsOk());
+  }
+
+  // Returns once it runs no more.
+  void Stop() {
+    peer_->Signal(SIGSTOP);
+    const Clock& clock = SteadyClock();
+    const Instant deadline = clock.Now() + absl::Seconds(60);
+    std::string state;
+    do {
+      std::ifstream stat(absl::StrCat("/proc/", peer_->pid(), "/stat"));
+      std::string pid, name;
+      stat >> pid >> name >> state;
+    } while (state != "T" && clock.Now() < deadline);
+    ASSERT_EQ(state, "T");
+  }
+
+  std::vector<Future<int64_t>> Count(int calls) {
+    std::vector<Future<int64_t>> counts;
+    for (int i = 0; i < calls; ++i) {
+      counts.push_back(CallAsync(agent_a_->To("b"), CountUp));
+    }
+    return counts;
+  }
+
+  std::unique_ptr<testing::Process> peer_;
+};
+
+TEST_F(GrpcPeer, KilledWithUnreadMessagesEndsItsCallsAndLeavesNothing) {
+  ASSERT_EQ(*Call(agent_a_->To("b"), Twice, 4), 8);
+  EXPECT_EQ(CountMemories(), 1);
+  Stop();
+  const uint64_t before = BytesInRings();
+  const auto calls = Count(200);
+  EXPECT_GT(BytesInRings() - before, 200 * 20u);
+  peer_->Signal(SIGKILL);
+  for (const Future<int64_t>& call : calls) {
+    const absl::Status status = call.Wait(absl::Seconds(60)).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_TRUE(OutcomeUnknown(status));
+  }
+  EXPECT_EQ(CountMemories(), 0);
+}
+
+TEST_F(GrpcPeer, StoppedForSecondsRunsEachCallOnceWhenItGoesOn) {
+  std::set<int64_t> counts;
+  const auto gather = [&](const std::vector<Future<int64_t>>& calls) {
+    for (const Future<int64_t>& call : calls) {
+      const auto count = call.Wait(absl::Seconds(60));
+      ASSERT_THAT(count.status(), IsOk());
+      counts.insert(*count);
+    }
+  };
+  gather(Count(50));
+  const auto under_way = Count(50);
+  Stop();
+  const auto while_stopped = Count(100);
+  EXPECT_THAT(Call(agent_a_->To("b", absl::Seconds(2)), Twice, 4).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  peer_->Signal(SIGCONT);
+  gather(under_way);
+  gather(while_stopped);
+  gather(Count(50));
+  EXPECT_EQ(counts.size(), 250u);
+  EXPECT_EQ(*counts.rbegin(), 250);
+}
+
+TEST_F(GrpcPeer, KilledInMidTransferEndsItsCallsAndLeavesNothing) {
   const std::vector<float> large(4 << 20, 2.5f);
   for (int i = 0; i < 2; ++i) {
     ASSERT_EQ(*Call(agent_a_->To("b"), Echo, large), large);
@@ -558,7 +638,7 @@ TEST_F(GrpcAgents, APeerKilledInMidTransferEndsItsCallsAndLeavesNothing) {
     calls.push_back(CallAsync(agent_a_->To("b"), Echo, large));
   }
   ASSERT_EQ(*calls[0].Wait(absl::Seconds(60)), large);  // the others are on it
-  (*peer)->Signal(SIGKILL);
+  peer_->Signal(SIGKILL);
   for (size_t i = 1; i < calls.size(); ++i) {
     const absl::Status status = calls[i].Wait(absl::Seconds(60)).status();
     if (status.ok()) continue;  // had come before

@@ -1,5 +1,6 @@
 #include "weft/rpc/link.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -45,6 +46,16 @@ WEFT_RPC_INLINE(Size);
 
 Floats Make(int64_t elements) { return Floats(elements, 1.5f); }
 WEFT_RPC_INLINE(Make);
+
+std::unique_ptr<Promise<int64_t>> end_of_held;
+
+// Runs until the test sets that.
+Future<int64_t> Held() {
+  if (end_of_held == nullptr)
+    end_of_held = std::make_unique<Promise<int64_t>>();
+  return end_of_held->future();
+}
+WEFT_RPC_INLINE(Held);
 
 // No two neighbours are equal, nor are the bodies of two seeds.
 Floats Body(size_t elements, uint32_t seed) {
@@ -388,6 +399,47 @@ TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
                 .CounterFor("weft_net_refused_total", {{"kind", "rpc_limits"}})
                 .Value(),
             3);
+}
+
+// A call that was given up waits on its lane all the same, and counts.
+TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
+  const Limits limits;
+  const uint64_t most = 2 * (limits.calls + limits.nested_calls);
+  const std::string function = internal::NameOf<&Held>();
+  end_of_held = nullptr;
+  Write(Introduction());
+  const auto call = [&](uint64_t first, uint64_t last, bool gives_up) {
+    BatchWriter batch;
+    for (uint64_t id = first; id <= last; ++id) {
+      Request request;
+      request.id = id;
+      request.lane = 1;
+      request.function = function;
+      request.signature = internal::DigestOf("i64()");
+      request.deadline = at_caller_.clock().Now() + absl::Hours(1);
+      batch.Add(request, at_caller_.clock().Now(), /*body_follows=*/false);
+      if (gives_up) batch.Add(Close{{{id, id}}});
+    }
+    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
+              Connection::Written::kRefused);
+    caller_->frames.clear();
+    Promise<void> never(at_caller_.driver());
+    (void)never.future().Wait(absl::Seconds(1));
+    const ReplyFrame* reply = nullptr;
+    for (const Frame& frame : caller_->frames) {
+      if (const auto* r = std::get_if<ReplyFrame>(&frame)) reply = r;
+    }
+    return reply == nullptr ? absl::OkStatus() : reply->reply->status;
+  };
+  EXPECT_THAT(call(1, 1, false), IsOk());  // runs
+  for (uint64_t id = 2; id <= most; id += 100) {
+    EXPECT_THAT(call(id, std::min(id + 99, most), true), IsOk());
+  }
+  EXPECT_THAT(
+      call(most + 1, most + 1, false),
+      StatusIs(absl::StatusCode::kResourceExhausted, "given-up ones included"));
+  end_of_held->Set(7);
+  EXPECT_THAT(call(most + 2, most + 2, false), IsOk());
 }
 
 TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
