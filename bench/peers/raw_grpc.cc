@@ -2,14 +2,19 @@
 // and the floor of //bench:rpc_bench.
 //
 //   raw_grpc --listen=unix:/path|127.0.0.1:0 --size=64 --out=1 --seconds=1
-//            [--poll] [--copy] [--protobuf] [--client-core=0 --server-core=1]
-//            [--certs=DIR]
+//            [--poll] [--callback] [--copy] [--protobuf]
+//            [--client-core=0 --server-core=1] [--certs=DIR] [--work=50]
 //
 // Prints p50_us, p99_us, calls_per_s and gb_per_s, one a line, tab-separated.
 // A message of at most 4 KiB is echoed, a larger one answered by 8 bytes. The
-// server is forked. Completion queues, byte buffers with the caller's memory as
-// slices; --copy: the server also copies the slices into one piece of memory;
-// --protobuf: a message with a `bytes` field, as a first version would send.
+// server is a program of its own. Completion queues, byte buffers with the
+// caller's memory as slices; --copy: the server also copies the slices into one
+// piece of memory. --callback: gRPC's callback API at both ends in place of
+// completion queues, one echo at a time. --protobuf: unary calls by the
+// callback API, of a message with a `bytes` field, as a first version would
+// make them.
+// --work: the server is busy for so many microseconds before it echoes, and
+// latencies are given without them.
 // --certs: mTLS, with the folders trainer0 (server) and trainer1 of `weft
 // certs`.
 
@@ -25,6 +30,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
@@ -42,6 +48,7 @@
 namespace {
 
 constexpr size_t kEchoBytes = 4096;
+constexpr char kPut[] = "/raw/Put";
 
 struct Options {
   std::string listen = "127.0.0.1:0";
@@ -51,11 +58,16 @@ struct Options {
   bool poll = false;
   bool copy = false;
   bool protobuf = false;
+  bool callback = false;
   int client_core = 0;
   int server_core = 1;
   std::string certs;
+  double work_us = 0;
+  int serve = -1;  // where to write the port: this is the server
 };
 Options options;
+
+bool UsesCallbacks() { return options.callback || options.protobuf; }
 
 std::string ReadFile(const std::string& path) {
   std::ifstream file(path);
@@ -135,7 +147,7 @@ grpc::ByteBuffer Borrow(const char* bytes, size_t size) {
 
 // What the receiver of a large message does with it.
 void Consume(grpc::ByteBuffer* message) {
-  static std::vector<char> memory;
+  static thread_local std::vector<char> memory;
   if (options.protobuf) {
     weft::rpc::v1::Piece reply;
     (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Deserialize(message,
@@ -197,6 +209,11 @@ class ServedStream final : public Tag {
     state_ = State::kWriting;
     const bool echo = in_.Length() <= kEchoBytes;
     if (!echo) Consume(&in_);
+    if (options.work_us > 0) {
+      const double end = Now() + options.work_us / 1e6;
+      while (Now() < end) {
+      }
+    }
     out_ = echo ? in_ : Borrow(ack, sizeof ack);
     stream_.Write(out_, this);
   }
@@ -213,12 +230,57 @@ class ServedStream final : public Tag {
   State state_ = State::kWaiting;
 };
 
+class CallbackStream final : public grpc::ServerGenericBidiReactor {
+ public:
+  CallbackStream() { StartRead(&in_); }
+  void OnReadDone(bool ok) override {
+    if (!ok) return Finish(grpc::Status::OK);
+    out_ = in_;
+    StartWrite(&out_);
+  }
+  void OnWriteDone(bool ok) override {
+    if (!ok) return Finish(grpc::Status::OK);
+    in_.Clear();
+    StartRead(&in_);
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  grpc::ByteBuffer in_, out_;
+};
+
+// A unary call.
+class CallbackCall final : public grpc::ServerGenericBidiReactor {
+ public:
+  CallbackCall() { StartRead(&in_); }
+  void OnReadDone(bool ok) override {
+    if (!ok) return Finish(grpc::Status::CANCELLED);
+    static const char ack[8] = {};
+    Consume(&in_);
+    out_ = Borrow(ack, sizeof ack);
+    StartWriteAndFinish(&out_, {}, grpc::Status::OK);
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  grpc::ByteBuffer in_, out_;
+};
+
+class CallbackService final : public grpc::CallbackGenericService {
+ public:
+  grpc::ServerGenericBidiReactor* CreateReactor(
+      grpc::GenericCallbackServerContext* context) override {
+    if (context->method() == kPut) return new CallbackCall;
+    return new CallbackStream;
+  }
+};
+
 template <typename Set>
 void SetArguments(Set set) {
   set(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, -1);
   set(GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1);
   constexpr int kChunk = 4 << 20;
-  if (options.size > kEchoBytes) {
+  if (options.size > kEchoBytes && !options.protobuf) {
     set(GRPC_ARG_TCP_READ_CHUNK_SIZE, kChunk);
     set(GRPC_ARG_TCP_MIN_READ_CHUNK_SIZE, kChunk);
     set(GRPC_ARG_TCP_MAX_READ_CHUNK_SIZE, kChunk);
@@ -235,17 +297,39 @@ void Serve(int ready) {
     builder.AddChannelArgument(key, value);
   });
   grpc::AsyncGenericService service;
-  builder.RegisterAsyncGenericService(&service);
-  auto queue = builder.AddCompletionQueue();
+  CallbackService callback_service;
+  std::unique_ptr<grpc::ServerCompletionQueue> queue;
+  if (UsesCallbacks()) {
+    builder.RegisterCallbackGenericService(&callback_service);
+  } else {
+    builder.RegisterAsyncGenericService(&service);
+    queue = builder.AddCompletionQueue();
+  }
   auto server = builder.BuildAndStart();
   if (server == nullptr) _exit(3);
-  new ServedStream(&service, queue.get());
+  if (!UsesCallbacks()) new ServedStream(&service, queue.get());
   if (write(ready, &port, sizeof port) != sizeof port) _exit(3);
+  if (UsesCallbacks()) server->Wait();
   const bool done = false;
   RunQueue(queue.get(), &done);
 }
 
 // ------------------------------------------------------------------- client
+
+void PrintFigures(std::vector<double>* latencies, int64_t replies,
+                  double elapsed) {
+  if (!latencies->empty()) {
+    std::sort(latencies->begin(), latencies->end());
+    const auto at = [&](double q) {
+      return 1e6 *
+             (*latencies)[static_cast<size_t>(q * (latencies->size() - 1))];
+    };
+    std::printf("p50_us\t%.4g\np99_us\t%.4g\n", at(0.5), at(0.99));
+  }
+  std::printf("calls_per_s\t%.6g\n", replies / elapsed);
+  std::printf("gb_per_s\t%.5g\n", replies * options.size / elapsed / 1e9);
+  std::fflush(stdout);
+}
 
 class Pump {
  public:
@@ -268,19 +352,7 @@ class Pump {
     elapsed_ = Now() - begin_;
   }
 
-  void Print() {
-    if (!latencies_.empty()) {
-      std::sort(latencies_.begin(), latencies_.end());
-      const auto at = [&](double q) {
-        return 1e6 *
-               latencies_[static_cast<size_t>(q * (latencies_.size() - 1))];
-      };
-      std::printf("p50_us\t%.4g\np99_us\t%.4g\n", at(0.5), at(0.99));
-    }
-    std::printf("calls_per_s\t%.6g\n", replies_ / elapsed_);
-    std::printf("gb_per_s\t%.5g\n", replies_ * options.size / elapsed_ / 1e9);
-    std::fflush(stdout);
-  }
+  void Print() { PrintFigures(&latencies_, replies_, elapsed_); }
 
  private:
   struct On final : Tag {
@@ -305,16 +377,7 @@ class Pump {
     writing_ = true;
     ++under_way_;
     sent_at_ = Now();
-    if (options.protobuf) {
-      weft::rpc::v1::Piece reply;
-      reply.set_data(memory_.data(), memory_.size());
-      bool own = false;
-      message_.Clear();  // Serialize wants it empty
-      (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Serialize(
-          reply, &message_, &own);
-    } else {
-      message_ = Borrow(memory_.data(), memory_.size());
-    }
+    message_ = Borrow(memory_.data(), memory_.size());
     stream_->Write(message_, &written_);
   }
   void Written(bool) {
@@ -322,7 +385,9 @@ class Pump {
     WriteMore();
   }
   void Read(bool) {
-    if (options.out == 1) latencies_.push_back(Now() - sent_at_);
+    if (options.out == 1) {
+      latencies_.push_back(Now() - sent_at_ - options.work_us / 1e6);
+    }
     ++replies_;
     --under_way_;
     in_.Clear();
@@ -347,6 +412,122 @@ class Pump {
   std::vector<double> latencies_;
 };
 
+// One echo after the other, by gRPC's callbacks.
+class CallbackPump final
+    : public grpc::ClientBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer> {
+ public:
+  explicit CallbackPump(grpc::GenericStub* stub) : memory_(options.size, 7) {
+    stub->PrepareBidiStreamingCall(&context_, "/raw/Stream", {}, this);
+    warm_ = Now() + options.seconds / 5;
+    end_ = warm_ + options.seconds;
+    Send();
+    StartCall();
+  }
+
+  void AwaitEnd() {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(&over_));
+    PrintFigures(&latencies_, latencies_.size(), options.seconds);
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      std::fprintf(stderr, "raw_grpc: the stream broke\n");
+      _exit(5);
+    }
+    const double now = Now();
+    if (now >= warm_) latencies_.push_back(now - sent_at_);
+    GoOn();
+  }
+  void OnWriteDone(bool) override { GoOn(); }
+
+ private:
+  void Send() {
+    sent_at_ = Now();
+    message_ = Borrow(memory_.data(), memory_.size());
+    in_.Clear();
+    under_way_ = 2;
+    StartRead(&in_);
+    StartWrite(&message_);
+  }
+  // The reply may come before we hear that the message was written.
+  void GoOn() {
+    if (under_way_.fetch_sub(1) > 1) return;
+    if (Now() < end_) return Send();
+    absl::MutexLock lock(&mu_);
+    over_ = true;
+  }
+
+  std::vector<char> memory_;
+  grpc::ClientContext context_;
+  grpc::ByteBuffer in_, message_;
+  double warm_ = 0, end_ = 0, sent_at_ = 0;
+  std::vector<double> latencies_;
+  std::atomic<int> under_way_{0};
+  absl::Mutex mu_;
+  bool over_ = false;
+};
+
+// Keeps `out` unary calls under way, by gRPC's callbacks.
+class UnaryPump {
+ public:
+  explicit UnaryPump(grpc::GenericStub* stub)
+      : stub_(stub), memory_(options.size, 7) {
+    warm_ = Now() + options.seconds / 5;
+    end_ = warm_ + options.seconds;
+    under_way_ = options.out;
+    for (int i = 0; i < options.out; ++i) Start();
+  }
+
+  void AwaitEnd() {
+    absl::MutexLock lock(&mu_);
+    mu_.Await(absl::Condition(
+        +[](UnaryPump* pump) { return pump->under_way_ == 0; }, this));
+    std::vector<double> latencies;
+    PrintFigures(&latencies, replies_, options.seconds);
+  }
+
+ private:
+  struct Call {
+    grpc::ClientContext context;
+    grpc::ByteBuffer message, reply;
+  };
+
+  void Start() {
+    auto call = std::make_shared<Call>();
+    weft::rpc::v1::Piece piece;
+    piece.set_data(memory_.data(), memory_.size());
+    bool own = false;
+    (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Serialize(
+        piece, &call->message, &own);
+    stub_->UnaryCall(&call->context, kPut, {}, &call->message, &call->reply,
+                     [this, call](const grpc::Status& status) { End(status); });
+  }
+  void End(const grpc::Status& status) {
+    if (!status.ok()) {
+      std::fprintf(stderr, "raw_grpc: %s\n", status.error_message().c_str());
+      _exit(5);
+    }
+    const double now = Now();
+    {
+      absl::MutexLock lock(&mu_);
+      if (now >= warm_ && now < end_) ++replies_;
+      if (now >= end_) {
+        --under_way_;
+        return;
+      }
+    }
+    Start();
+  }
+
+  grpc::GenericStub* const stub_;
+  const std::vector<char> memory_;
+  double warm_ = 0, end_ = 0;
+  absl::Mutex mu_;
+  int64_t replies_ = 0;
+  int under_way_ = 0;
+};
+
 int Measure(int port) {
   Pin(options.client_core);
   std::string target = options.listen;
@@ -365,6 +546,17 @@ int Measure(int port) {
       std::chrono::system_clock::now() + std::chrono::seconds(10);
   if (!channel->WaitForConnected(deadline)) return 4;
   grpc::GenericStub stub(channel);
+  if (options.callback) {
+    CallbackPump pump(&stub);
+    pump.AwaitEnd();
+    std::fflush(stdout);
+    _exit(0);  // the stream is still open; the server dies with its parent
+  }
+  if (options.protobuf) {
+    UnaryPump pump(&stub);
+    pump.AwaitEnd();
+    _exit(0);
+  }
   grpc::CompletionQueue queue;
   Pump pump(&stub, &queue);
   pump.Run(&queue, options.seconds / 5);  // warm
@@ -382,20 +574,33 @@ int main(int argc, char** argv) {
   app.add_option("--out", options.out, "messages under way");
   app.add_option("--seconds", options.seconds, "how long to measure");
   app.add_flag("--poll", options.poll, "poll the queues, do not block");
+  app.add_flag("--callback", options.callback, "gRPC's callback API");
   app.add_flag("--copy", options.copy, "copy what arrives into one piece");
-  app.add_flag("--protobuf", options.protobuf, "send a message with bytes");
+  app.add_flag("--protobuf", options.protobuf, "unary calls with bytes");
   app.add_option("--client-core", options.client_core, "-1: not pinned");
   app.add_option("--certs", options.certs, "mTLS with these certificates");
   app.add_option("--server-core", options.server_core, "-1: not pinned");
+  app.add_option("--work", options.work_us, "us of work before an echo");
+  app.add_option("--serve", options.serve, "")->group("");
   CLI11_PARSE(app, argc, argv);
   // Debian builds Abseil with deadlock detection on, which costs a tenth.
   absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
+  if (options.serve >= 0) {
+    Serve(options.serve);
+    return 0;
+  }
   int ready[2];
   if (pipe(ready) != 0) return 2;
   const pid_t server = fork();
   if (server == 0) {
-    Serve(ready[1]);
-    _exit(0);
+    // A program of its own, as servers are: a fork would have all its code at
+    // the client's addresses, and what the processor has learnt of it too.
+    std::vector<char*> arguments(argv, argv + argc);
+    std::string serve = "--serve=" + std::to_string(ready[1]);
+    arguments.push_back(serve.data());
+    arguments.push_back(nullptr);
+    execv("/proc/self/exe", arguments.data());
+    _exit(2);
   }
   int port = 0;
   if (read(ready[0], &port, sizeof port) != sizeof port) return 3;
