@@ -814,6 +814,15 @@ TEST_F(Edge, APeerThatNeverReadsDelaysNobody) {
   EXPECT_LT(ResidentBytes() - before, 32 * kMiB);
 }
 
+TEST_F(Edge, APeerThatNeverReadsDoesNotKeepAnEndpointFromEnding) {
+  Serve();
+  auto peer = LetIn();
+  peer->Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kFlood)));
+  EXPECT_TRUE(peer->AwaitFrame(kDataFrame));
+  EXPECT_THAT(server_->endpoint().Shutdown(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
 // ATT-M3, in small: all of it at once, again and again.
 TEST_F(Edge, MemoryIsBoundedUnderMixedHostility) {
   LoopOptions options = With(job_.For("ps", 0));

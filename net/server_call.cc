@@ -10,6 +10,14 @@
 #include "weft/base/check.h"
 
 namespace weft::net {
+namespace {
+
+// For a write that is under way when its call is closed. Shorter than what
+// shutting down waits for calls that were told to end.
+constexpr absl::Duration kLastWriteGrace = absl::Seconds(2);
+
+}  // namespace
+
 struct ServerCall::Grpc {
   explicit Grpc(ServerCall* call)
       : arrived(call), read(call), write(call), done(call), finished(call) {}
@@ -212,14 +220,32 @@ bool ServerCall::TakeFinish() {
 }
 
 void ServerCall::Close(absl::Status status) {
+  bool under_way = false;
   {
     MutexLock lock(mu_);
     if (closing_.has_value() || finishing_) return;
     closing_ = status;
-    if (writing_) return;  // OnWrite goes on
-    TakeFinish();
+    under_way = writing_;
+    if (!under_way) TakeFinish();
   }
+  if (under_way) return CancelUnlessWritten();  // OnWrite goes on
   FinishWith(std::move(status), std::nullopt);
+}
+
+// A peer that does not read would keep the write, and with it the call, for as
+// long as its connection lives.
+void ServerCall::CancelUnlessWritten() {
+  core_->poller().RunAt(SteadyClock().Now() + kLastWriteGrace,
+                        [weak = weak_from_this()] {
+                          const std::shared_ptr<ServerCall> self = weak.lock();
+                          if (self == nullptr) return;
+                          std::shared_ptr<Grpc> grpc;
+                          {
+                            MutexLock lock(self->mu_);
+                            if (self->writing_) grpc = self->grpc_;
+                          }
+                          if (grpc != nullptr) grpc->context.TryCancel();
+                        });
 }
 
 void ServerCall::Answer(Slices response) {

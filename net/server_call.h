@@ -64,8 +64,8 @@ class ServerCall final : public Stream,
   void ReadPeer();
   void StartRead();
   static void ReadNext(Grpc& grpc);
-  void StartFinish(absl::Status status);
   void FinishWith(absl::Status status, std::optional<grpc::ByteBuffer> last);
+  void CancelUnlessWritten();
   bool TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
 
