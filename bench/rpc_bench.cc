@@ -28,7 +28,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -397,6 +396,7 @@ class Runner {
   int rounds() const { return options_.rounds; }
 
   Figures Weft(const Case& c) {
+    // 0 is the least that a Loop looks: 10 us.
     const char* spin = c.waiting == Waiting::kPoll    ? "1e9"
                        : c.waiting == Waiting::kBlock ? "0"
                                                       : "50";
@@ -422,7 +422,7 @@ class Runner {
     return figures;
   }
 
-  // `flags`: --copy or --protobuf.
+  // `flags`: --copy, --callback or --protobuf.
   Figures RawGrpc(const Case& c, const std::string& flags = "") {
     return RunProgram(absl::StrCat(
         options_.raw_grpc, " --listen=", Listen(c), Common(c), Certs(c),

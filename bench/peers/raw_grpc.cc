@@ -5,14 +5,15 @@
 //            [--poll] [--callback] [--copy] [--protobuf]
 //            [--client-core=0 --server-core=1] [--certs=DIR] [--work=50]
 //
-// Prints p50_us, p99_us, calls_per_s and gb_per_s, one a line, tab-separated.
-// A message of at most 4 KiB is echoed, a larger one answered by 8 bytes. The
+// Prints p50_us and p99_us (of one at a time), calls_per_s and gb_per_s, one a
+// line, tab-separated. A message of at most 4 KiB is echoed, a larger one and
+// those of unary calls answered by 8 bytes. The
 // server is a program of its own. Completion queues, byte buffers with the
 // caller's memory as slices; --copy: the server also copies the slices into one
 // piece of memory. --callback: gRPC's callback API at both ends in place of
-// completion queues, one echo at a time. --protobuf: unary calls by the
-// callback API, of a message with a `bytes` field, as a first version would
-// make them.
+// completion queues, one echo at a time, never polled. --protobuf: unary calls
+// by the callback API, of a message with a `bytes` field, as a first version
+// would make them.
 // --work: the server is busy for so many microseconds before it echoes, and
 // latencies are given without them.
 // --certs: mTLS, with the folders trainer0 (server) and trainer1 of `weft
@@ -149,11 +150,11 @@ grpc::ByteBuffer Borrow(const char* bytes, size_t size) {
 void Consume(grpc::ByteBuffer* message) {
   static thread_local std::vector<char> memory;
   if (options.protobuf) {
-    weft::rpc::v1::Piece reply;
+    weft::rpc::v1::Piece piece;
     (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Deserialize(message,
-                                                                       &reply);
-    memory.resize(std::max(memory.size(), reply.data().size()));
-    std::memcpy(memory.data(), reply.data().data(), reply.data().size());
+                                                                       &piece);
+    memory.resize(std::max(memory.size(), piece.data().size()));
+    std::memcpy(memory.data(), piece.data().data(), piece.data().size());
     return;
   }
   if (!options.copy) return;
@@ -309,7 +310,7 @@ void Serve(int ready) {
   if (server == nullptr) _exit(3);
   if (!UsesCallbacks()) new ServedStream(&service, queue.get());
   if (write(ready, &port, sizeof port) != sizeof port) _exit(3);
-  if (UsesCallbacks()) server->Wait();
+  if (UsesCallbacks()) return server->Wait();
   const bool done = false;
   RunQueue(queue.get(), &done);
 }
