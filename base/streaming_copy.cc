@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+// A processor, not a platform that BUILD knows.
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif

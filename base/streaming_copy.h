@@ -1,4 +1,4 @@
-// A copy for bytes that are too many for the caches.
+// StreamingCopy: a copy of what is too large for the caches.
 
 #ifndef WEFT_BASE_STREAMING_COPY_H_
 #define WEFT_BASE_STREAMING_COPY_H_

@@ -289,7 +289,7 @@ void AcceptLoop::Admit(int fd, int listener) {
                                : absl::StrCat(address, ":", port);
   const bool is_unix =
       sources_.at(listener).listener.address().kind == Address::Kind::kUnix;
-  std::optional<Refusal> refusal = RefusalOf(fd, address, is_unix);
+  std::optional<Refusal> refusal = MakeRoomFor(fd, address, is_unix);
   const std::optional<ino_t> inode = InodeOf(fd);
   epoll_event event = {};
   event.events = EPOLLIN | EPOLLRDHUP;
@@ -313,19 +313,19 @@ bool AcceptLoop::IsFull() {
   return static_cast<int>(connections_.size()) >= options_.max_connections;
 }
 
-bool AcceptLoop::IsFull(const std::string& address) {
+bool AcceptLoop::IsFullAt(const std::string& address) {
   return CountOf(address) >= options_.max_connections_per_address;
 }
 
-// Why the connection may not stay, if so.
-std::optional<AcceptLoop::Refusal> AcceptLoop::RefusalOf(
+// Closes others if it must; why the connection may not stay all the same.
+std::optional<AcceptLoop::Refusal> AcceptLoop::MakeRoomFor(
     int fd, const std::string& address, bool is_unix) {
   if (is_unix && !IsSameUser(fd)) return Refusal{kConnection, "another user"};
-  if (IsFull() || IsFull(address)) Sweep();
+  if (IsFull() || IsFullAt(address)) Sweep();
   while (IsFull() && EvictOldestSilent(kMaxConnections)) {
   }
   // A crowd at one address must not cost others their places.
-  while (IsFull(address) && EvictOldestSilent(kMaxPerAddress, address)) {
+  while (IsFullAt(address) && EvictOldestSilent(kMaxPerAddress, address)) {
   }
   if (IsFull()) {
     return Refusal{
@@ -334,7 +334,7 @@ std::optional<AcceptLoop::Refusal> AcceptLoop::RefusalOf(
                      " connections are open, and max_connections is ",
                      options_.max_connections, "; raise it")};
   }
-  if (IsFull(address)) {
+  if (IsFullAt(address)) {
     return Refusal{
         kMaxPerAddress,
         absl::StrCat(CountOf(address), " connections of its address are open, ",

@@ -14,17 +14,14 @@
 
 #include <atomic>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -35,10 +32,12 @@
 
 namespace weft::net {
 
+// As LoopOptions has them, for a world of one.
 struct AcceptLoopOptions {
   int max_connections = 68;
-  int max_connections_per_address = 51;
-  int max_handshakes = 16;
+  int max_connections_per_address = 51;  // a unix socket's count as of one
+  int max_handshakes = 16;               // under way; others wait
+  // For a connection to say something, and then to shake hands.
   absl::Duration handshake_timeout = absl::Seconds(5);
   Audit* audit = nullptr;  // null: silent; else it must outlive the loop
 };
@@ -46,7 +45,8 @@ struct AcceptLoopOptions {
 // Thread-safety: thread-safe.
 class AcceptLoop {
  public:
-  // Owns the descriptor from then on. Runs on the loop's own thread.
+  // Owns the descriptor from then on. Runs on the loop's own thread, and must
+  // not call the AcceptLoop.
   using Deliver = std::function<void(int fd)>;
 
   static absl::StatusOr<std::unique_ptr<AcceptLoop>> Create(
@@ -100,9 +100,9 @@ class AcceptLoop {
   void SurviveExhaustion(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Admit(int fd, int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool IsFull() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool IsFull(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::optional<Refusal> RefusalOf(int fd, const std::string& address,
-                                   bool is_unix)
+  bool IsFullAt(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::optional<Refusal> MakeRoomFor(int fd, const std::string& address,
+                                     bool is_unix)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void BecomeReady(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -29,7 +29,7 @@ class Audit {
       : Audit(Options{&telemetry, nullptr, 60}) {}
 
   // `kind` is of a small set: connection, certificate, method, function, name,
-  // coordinator, or the option that names a limit.
+  // coordinator, descriptors, rpc_limits, or the option that names a limit.
   void Refused(absl::string_view kind, absl::string_view who,
                absl::string_view what, absl::string_view why);
 

@@ -5,7 +5,6 @@
 #define WEFT_NET_CHANNEL_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"

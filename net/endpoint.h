@@ -100,8 +100,12 @@ class Endpoint {
           std::shared_ptr<Stream> stream)>;
 
   // Listens, so that address() is known, and serves after Start().
-  // kFailedPrecondition: TCP without certificates, or a socket directory that
-  // others may enter; kUnavailable: the address is in use.
+  //   kInvalidArgument     a name that is not 1 to 63 of [A-Za-z0-9_-], or an
+  //                        address that cannot be read
+  //   kAlreadyExists       the Loop has an endpoint of that name
+  //   kFailedPrecondition  TCP without certificates, a socket directory that
+  //                        others may enter, or the Loop was shut down
+  //   kUnavailable         the address is in use
   static absl::StatusOr<std::unique_ptr<Endpoint>> Open(
       Loop& loop, EndpointOptions options);
 
@@ -127,7 +131,8 @@ class Endpoint {
   void SetServing(bool serving);
 
   // Refuses new calls, waits for those in progress, and after `timeout` ends
-  // them with kUnavailable: then kDeadlineExceeded. Idempotent.
+  // them with kUnavailable: then kDeadlineExceeded. Idempotent. REQUIRES: not
+  // in a callback of the Loop.
   absl::Status Shutdown(absl::Duration timeout);
 
   class Core;

@@ -101,13 +101,13 @@ absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
   if (bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
     return Failed(path, "bind", errno);
   }
-  local->file_ = InodeOf(path);
+  local->inode_ = InodeOf(path);
   return local;
 }
 
 // A successor of the same name may have bound the path meanwhile.
 LocalSocket::~LocalSocket() {
-  if (file_.has_value() && InodeOf(path_) == file_) unlink(path_.c_str());
+  if (inode_.has_value() && InodeOf(path_) == inode_) unlink(path_.c_str());
 }
 
 absl::Status LocalSocket::Send(const std::string& path, uint64_t token,

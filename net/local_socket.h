@@ -4,6 +4,8 @@
 #ifndef WEFT_NET_LOCAL_SOCKET_H_
 #define WEFT_NET_LOCAL_SOCKET_H_
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -66,7 +68,7 @@ class LocalSocket {
 
   const Descriptor fd_;
   const std::string path_;
-  std::optional<ino_t> file_;  // as it was bound
+  std::optional<ino_t> inode_;  // of the file, as it was bound
   Mutex mu_;
   std::deque<Delivery> untaken_ ABSL_GUARDED_BY(mu_);
 };

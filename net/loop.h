@@ -43,8 +43,8 @@ struct LoopOptions {
       nullptr;  // null: silent; must outlive the Loop
 
   // How long a poller looks without sleeping after the last event. About one
-  // wake-up of a halted core. At least 10 us: to sleep and be woken takes more
-  // of both ends' cores.
+  // wake-up of a halted core. Less counts as 10 us: to sleep and to be woken
+  // takes more of both ends' cores.
   absl::Duration spin = absl::Microseconds(50);
   // Ranks on this host, this one included. Nobody spins when they outnumber the
   // cores.
@@ -93,7 +93,7 @@ class Loop {
   bool CancelTimer(TimerId id);
 
   // Ends calls that are open with kUnavailable after `timeout`, then stops the
-  // threads. Idempotent.
+  // threads. Always ok; idempotent. REQUIRES: not in a callback of the Loop.
   absl::Status Shutdown(absl::Duration timeout);
 
   const Credentials& credentials() const;  // as at the beginning

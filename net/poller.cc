@@ -3,6 +3,8 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "weft/base/check.h"
 

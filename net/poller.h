@@ -23,7 +23,6 @@
 #include <memory>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
@@ -99,9 +98,10 @@ void YieldCore();
 struct PollerOptions {
   // How long it looks after an event before it sleeps. 0: it yields once.
   absl::Duration spin = absl::Microseconds(50);
+  // For so long after a wait the queue stays free for the next.
   absl::Duration retake_pause = absl::Microseconds(500);
   PollerGroup* group = nullptr;  // must outlive it; null: it is alone
-  std::function<void()> yield = &YieldCore;  // tests see it
+  std::function<void()> yield = &YieldCore;  // tests replace it
 };
 
 // Thread-safety: thread-safe.

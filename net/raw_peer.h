@@ -7,7 +7,6 @@
 #include <openssl/ssl.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>

@@ -7,12 +7,6 @@
 
 namespace weft::net {
 
-Roles Roles::Or(const std::vector<std::string>& more) const {
-  Roles both = *this;
-  both.roles_.insert(both.roles_.end(), more.begin(), more.end());
-  return both;
-}
-
 bool Roles::Allow(absl::string_view role) const {
   return any_ || std::find(roles_.begin(), roles_.end(), role) != roles_.end();
 }

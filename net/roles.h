@@ -23,9 +23,6 @@ class Roles {
     return Roles(false, std::move(roles));
   }
 
-  // These and `more`.
-  Roles Or(const std::vector<std::string>& more) const;
-
   bool Allow(absl::string_view role) const;
   std::string ToString() const;  // "ps, trainer, admin"; "any"
 

@@ -65,8 +65,11 @@ class Tls {
   std::shared_ptr<grpc::ChannelCredentials> ForChannel() const;
 
   // Uses `credentials` for new connections: at once to judge peers, within a
-  // second or `check_every` to show itself. kInvalidArgument, and nothing
-  // changes, if they are of somebody else or cannot be used.
+  // second or `check_every` to show itself. On an error nothing has changed,
+  // but for the last:
+  //   kInvalidArgument  they are of somebody else, or cannot be read
+  //   kUnauthenticated  their own authority did not sign them
+  //   kInternal         no memory for them
   absl::Status Renew(const Credentials& credentials) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

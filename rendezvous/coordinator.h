@@ -27,7 +27,7 @@ struct CoordinatorOptions {
   // By which members survive a restart of the coordinator. Null: all is kept in
   // memory, and a restarted coordinator knows nobody.
   std::unique_ptr<Journal> journal;
-  telemetry::Telemetry* telemetry = nullptr;
+  telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
 };
 
 // Thread-safety: thread-safe.

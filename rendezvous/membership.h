@@ -44,7 +44,7 @@ struct JoinOptions {
   // Runs OnChange callbacks. Must outlive the Membership. Null: they run on the
   // thread that heard of the change, and must not block.
   Executor* executor = nullptr;
-  telemetry::Telemetry* telemetry = nullptr;
+  telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
 };
 
 // Thread-safety: thread-safe.

@@ -91,16 +91,6 @@ absl::StatusOr<std::vector<const Member*>> View::Select(
   return chosen;
 }
 
-std::vector<const Member*> View::WithRole(absl::string_view role) const {
-  std::vector<const Member*> chosen;
-  for (const Member& member : members_) {
-    if (member.role == role) chosen.push_back(&member);
-  }
-  std::sort(chosen.begin(), chosen.end(),
-            [](const Member* a, const Member* b) { return a->rank < b->rank; });
-  return chosen;
-}
-
 bool View::IsGone(WorkerKey key) const {
   for (const Departed& departed : departed_) {
     if (departed.key.id == key.id && key.epoch <= departed.key.epoch) {

@@ -3,8 +3,6 @@
 #ifndef WEFT_RENDEZVOUS_VIEW_H_
 #define WEFT_RENDEZVOUS_VIEW_H_
 
-#include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -41,7 +39,6 @@ class View {
   // kInvalidArgument if a part has no '='.
   absl::StatusOr<std::vector<const Member*>> Select(
       absl::string_view selector) const;
-  std::vector<const Member*> WithRole(absl::string_view role) const;  // by rank
 
   // True for an incarnation that was declared gone or has been succeeded.
   bool IsGone(WorkerKey key) const;

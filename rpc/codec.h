@@ -22,9 +22,7 @@
 #ifndef WEFT_RPC_CODEC_H_
 #define WEFT_RPC_CODEC_H_
 
-#include <array>
 #include <cstdint>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>

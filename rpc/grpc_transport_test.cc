@@ -22,7 +22,6 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
-#include "weft/base/clock.h"
 #include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/credentials.h"
@@ -34,6 +33,7 @@
 #include "weft/rpc/stream.h"
 #include "weft/rpc/transport_conformance.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -566,15 +566,12 @@ class GrpcPeer : public GrpcAgents {
   // Returns once it runs no more.
   void Stop() {
     peer_->Signal(SIGSTOP);
-    const Clock& clock = SteadyClock();
-    const Instant deadline = clock.Now() + absl::Seconds(60);
-    std::string state;
-    do {
+    EXPECT_TRUE(testing::Becomes([&] {
       std::ifstream stat(absl::StrCat("/proc/", peer_->pid(), "/stat"));
-      std::string pid, name;
+      std::string pid, name, state;
       stat >> pid >> name >> state;
-    } while (state != "T" && clock.Now() < deadline);
-    ASSERT_EQ(state, "T");
+      return state == "T";
+    }));
   }
 
   std::vector<Future<int64_t>> Count(int calls) {

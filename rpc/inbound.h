@@ -5,7 +5,6 @@
 #define WEFT_RPC_INBOUND_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>

@@ -11,29 +11,14 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/event_thread.h"
+#include "weft/rpc/pipe_end.h"
 
 namespace weft::rpc {
 
 // The two ends of a connection.
 class LocalNetwork::Pipe {
  public:
-  class End final : public Connection {
-   public:
-    End(std::shared_ptr<Pipe> pipe, int side)
-        : pipe_(std::move(pipe)), side_(side) {}
-    ~End() override {
-      pipe_->Close(absl::CancelledError("the connection was let go"));
-    }
-    Written Write(Slices message) override {
-      return pipe_->Write(side_, std::move(message)) ? Written::kUnderWay
-                                                     : Written::kRefused;
-    }
-    void Close(absl::Status status) override { pipe_->Close(status); }
-
-   private:
-    const std::shared_ptr<Pipe> pipe_;
-    const int side_;
-  };
+  using End = PipeEnd<Pipe>;
 
   // One side's observer and the thread on which it hears.
   struct Side {

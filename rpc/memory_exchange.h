@@ -28,12 +28,13 @@ struct OfferedRings {
   SharedRings rings;
 };
 
-// Every error means: do without. It is logged once.
+// Every error means: do without. The first is logged.
 //
 // Thread-safety: thread-safe, but for Open.
 class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
  public:
   // At most `max_memories` of each kind: for bodies, and for messages.
+  // `telemetry` must outlive it.
   MemoryExchange(telemetry::Telemetry& telemetry, int max_memories)
       : telemetry_(telemetry), max_memories_(max_memories) {}
 

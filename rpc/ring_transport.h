@@ -148,8 +148,13 @@ class RingTransport final : public Transport {
     const std::unique_ptr<net::MemoryQueue> queue_ =
         *net::MemoryQueue::Create();
     net::PollerGroup group_;
-    net::Poller poller_{
-        *queue_, {absl::Microseconds(50), absl::Microseconds(500), &group_}};
+    net::Poller poller_{*queue_, OptionsOf(group_)};
+
+    static net::PollerOptions OptionsOf(net::PollerGroup& group) {
+      net::PollerOptions options;
+      options.group = &group;
+      return options;
+    }
   };
 
   // What a stream hears is heard among the events of the rings.

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/rpc/pipe_end.h"
 #include "xxhash.h"
 
 namespace weft::rpc {
@@ -161,24 +162,6 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   Side sides_[2];
 };
 
-class SimulatedNetwork::End final : public Connection {
- public:
-  End(std::shared_ptr<Pipe> pipe, int side)
-      : pipe_(std::move(pipe)), side_(side) {}
-  ~End() override {
-    pipe_->Close(absl::CancelledError("the connection was let go"));
-  }
-  Written Write(Slices message) override {
-    return pipe_->Write(side_, std::move(message)) ? Written::kUnderWay
-                                                   : Written::kRefused;
-  }
-  void Close(absl::Status status) override { pipe_->Close(status); }
-
- private:
-  const std::shared_ptr<Pipe> pipe_;
-  const int side_;
-};
-
 class SimulatedNetwork::SimulatedTransport final : public Transport {
  public:
   SimulatedTransport(SimulatedNetwork& network, std::string address,
@@ -211,7 +194,7 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
           network.Arrive(pipe, address);
         },
         "connect");
-    return std::make_shared<End>(pipe, 0);
+    return std::make_shared<PipeEnd<Pipe>>(pipe, 0);
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -286,7 +269,7 @@ void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
         absl::UnavailableError(absl::StrCat("nobody listens at ", address)));
   }
   // Held on, so that a refusal closes it with its own status.
-  const auto end = std::make_shared<End>(pipe, 1);
+  const auto end = std::make_shared<PipeEnd<Pipe>>(pipe, 1);
   auto accepted = it->second(end);
   if (!accepted.ok()) return pipe->Close(accepted.status());
   pipe->SetObserver(1, *std::move(accepted));

@@ -79,7 +79,6 @@ class SimulatedNetwork {
 
  private:
   class Pipe;
-  class End;
   class SimulatedTransport;
 
   absl::Duration Latency();
