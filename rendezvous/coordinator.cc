@@ -28,6 +28,8 @@ constexpr int64_t kRewriteBytes = 1 << 20;
 constexpr int64_t kRewriteFactor = 4;
 // How often a journal that could not be reached is tried again.
 constexpr absl::Duration kJournalPause = absl::Milliseconds(500);
+// How long a destructor waits for the journal: one in etcd gives up before.
+constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 
 template <typename T>
 absl::StatusOr<Core::Request> Parse(absl::string_view method,
@@ -74,6 +76,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   void Schedule(Core::Event event);
   void Shutdown();
   Driver& driver() { return timers_.driver(); }
+  Future<void> gone() const { return gone_.future(); }
 
  private:
   absl::Status CheckCaller(const Caller& caller, const Core::Request& request);
@@ -94,6 +97,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   void Answer(Core::Ticket ticket, absl::StatusOr<std::string> answer);
   void ArmTimer();
 
+  const Promise<void> gone_;  // the first, so dropped after all else
   TimerSource& timers_;
   Executor& executor_;
   telemetry::Telemetry& telemetry_;
@@ -473,9 +477,13 @@ absl::StatusOr<std::unique_ptr<Coordinator>> Coordinator::Create(
 }
 
 Coordinator::Coordinator(std::shared_ptr<State> state)
-    : state_(std::move(state)) {}
+    : state_(std::move(state)), gone_(state_->gone()) {}
 
-Coordinator::~Coordinator() { state_->Shutdown(); }
+Coordinator::~Coordinator() {
+  state_->Shutdown();
+  state_ = nullptr;
+  (void)gone_.Wait(kStopTimeout);
+}
 
 uint64_t Coordinator::Handle(const Caller& caller, absl::string_view method,
                              absl::string_view request, Respond respond) {

@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/executor.h"
+#include "weft/base/future.h"
 #include "weft/rendezvous/coordinator_core.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/journal.h"
@@ -39,6 +40,8 @@ class Coordinator {
   // `timers` must outlive the Coordinator.
   static absl::StatusOr<std::unique_ptr<Coordinator>> Create(
       TimerSource& timers, Executor& executor, CoordinatorOptions options);
+  // Waits for what is on its way to the journal, 10 s at most. A disk that
+  // hangs for longer is for `executor`'s end to wait for.
   ~Coordinator();
 
   // Who calls, as far as the transport has proved it.
@@ -68,6 +71,7 @@ class Coordinator {
  private:
   explicit Coordinator(std::shared_ptr<State> state);
   std::shared_ptr<State> state_;
+  Future<void> gone_;  // once nothing runs for the state any more
 };
 
 }  // namespace weft::rendezvous

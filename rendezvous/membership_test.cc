@@ -26,6 +26,7 @@
 #include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/member_core.h"
 #include "weft/rendezvous/over_net.h"
+#include "weft/rendezvous/wire.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -340,12 +341,15 @@ class FakeJournal final : public Journal {
     std::atomic<int> refused{0};
     std::vector<v1::LogRecord> records;  // of the coordinator's thread
     Parker refused_often;
+    std::atomic<bool> is_closed{false};
     // The second try of an outage takes as long as the promise is not kept.
+    int slow_try = 2;
     Promise<void> answer{ParkingDriver()};
     Future<void> answered = answer.future();
     Parker asked_again;
   };
   explicit FakeJournal(Disk& disk) : disk_(disk) {}
+  ~FakeJournal() override { disk_.is_closed = true; }
 
   const std::vector<v1::LogRecord>& history() const override {
     return disk_.records;
@@ -353,7 +357,7 @@ class FakeJournal final : public Journal {
   absl::Status Append(const std::vector<v1::LogRecord>& records) override {
     if (disk_.is_out) {
       const int refused = ++disk_.refused;
-      if (refused == 2) {
+      if (refused == disk_.slow_try) {
         disk_.asked_again.Unpark();
         (void)disk_.answered.Wait(kLong);
       }
@@ -407,6 +411,33 @@ TEST_F(MembershipTest, ACoordinatorOutlivesAnOutageOfItsJournal) {
                             return record.has_stored();
                           }),
             2);
+}
+
+TEST_F(MembershipTest, AnEndedCoordinatorUsesItsJournalAndTimersNoMore) {
+  for (const int slow_try : {1, 2}) {  // on the strand, and beside it
+    FakeJournal::Disk disk;
+    disk.slow_try = slow_try;
+    CoordinatorOptions options;
+    options.journal = std::make_unique<FakeJournal>(disk);
+    StartCoordinator(std::move(options));
+    disk.is_out = true;
+    v1::JoinRequest join;
+    join.set_job("job");
+    *join.mutable_world() = ToWire(World::Fixed(1, 0));
+    join.mutable_member()->set_name("ps0");
+    join.mutable_member()->set_role("ps");
+    join.mutable_member()->set_incarnation(7);
+    coordinator_->Handle({"somebody", ""}, "Join", join.SerializeAsString(),
+                         [](const absl::StatusOr<std::string>&) {});
+    EXPECT_TRUE(IsWoken(disk.asked_again));
+    timers_->RunAfter(absl::Milliseconds(300),
+                      [answer = std::move(disk.answer)]() mutable {
+                        answer.Set(absl::OkStatus());
+                      });
+    endpoint_.reset();
+    coordinator_.reset();
+    EXPECT_TRUE(disk.is_closed) << "try " << slow_try;
+  }
 }
 
 TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {

@@ -134,9 +134,9 @@ class Worker {
   std::unique_ptr<telemetry::Telemetry> telemetry_;
   std::unique_ptr<OnSignal> dump_on_signal_;
   std::unique_ptr<ThreadPool> executor_;
-  std::unique_ptr<ThreadPool> coordinator_executor_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<rendezvous::TimerSource> timers_;
+  std::unique_ptr<ThreadPool> coordinator_executor_;
   std::unique_ptr<rendezvous::Coordinator> coordinator_;
   std::unique_ptr<net::Endpoint> endpoint_;
   std::unique_ptr<rendezvous::MeetingFile> meeting_file_;  // if it hosts by one
