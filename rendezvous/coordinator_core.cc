@@ -41,6 +41,7 @@ CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
       store_(options_.store),
       now_(now) {
   for (const v1::LogRecord& record : history) Replay(record);
+  ForgetMisnumbered();
   ViewChanged();
   BuryEarlierHosts();
 }
@@ -50,6 +51,28 @@ void CoordinatorCore::BuryEarlierHosts() {
     if (!slot.is_in || !slot.member.hosts_coordinator()) continue;
     Remove(slot, "its process, which hosted the coordinator, has ended",
            /*left=*/false);
+  }
+}
+
+// Logs of earlier versions may hold an admin that joined before any worker and
+// was given the id of one. It is refused, and has to be started again.
+void CoordinatorCore::ForgetMisnumbered() {
+  const World world = FromWire(world_);
+  if (has_world_ && !world.is_fixed()) return;
+  std::map<std::string, uint32_t> places;
+  for (const auto& [role, count] : world.roles) {
+    for (int rank = 0; rank < count; ++rank) {
+      places[absl::StrCat(role, rank)] = *world.Place(role, rank);
+    }
+  }
+  const uint32_t end = has_world_ ? places.size() : kMaxWorkers;
+  for (auto it = slots_.begin(); it != slots_.end();) {
+    const auto slot = it++;
+    const uint32_t id = slot->second.is_in ? slot->second.member.key().id()
+                                           : slot->second.departed.key().id();
+    const auto place = places.find(slot->first);
+    const bool is_its_own = place != places.end() && place->second == id;
+    if (id < end && !is_its_own) slots_.erase(slot);
   }
 }
 
@@ -180,7 +203,8 @@ uint32_t CoordinatorCore::IdFor(const v1::JoinRequest& request) const {
   if (const auto place = world.Place(member.role(), member.rank())) {
     return *place;
   }
-  uint32_t id = world.is_fixed() ? world.size() : 0;
+  // Before the world is known, only admins come here: places are not for them.
+  uint32_t id = !has_world_ ? kMaxWorkers : world.is_fixed() ? world.size() : 0;
   for (const auto& [name, other] : slots_) {
     id = std::max(
         {id, other.member.key().id() + 1, other.departed.key().id() + 1});

@@ -152,6 +152,7 @@ class CoordinatorCore {
 
   void Admit(Ticket ticket, const v1::JoinRequest& request);
   void BuryEarlierHosts();
+  void ForgetMisnumbered();
   absl::Status CheckBarrier(const v1::BarrierRequest& request,
                             const std::string& caller) const;
   void Remove(Slot& slot, const std::string& reason, bool left);

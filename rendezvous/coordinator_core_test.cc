@@ -356,6 +356,45 @@ TEST(CoordinatorCore, AnAdminWatchesWithoutBeingCounted) {
   EXPECT_EQ(f.view().Summary(), "1/3 joined, missing trainer0, trainer1");
 }
 
+TEST(CoordinatorCore, AnAdminThatJoinsFirstTakesNoWorkersPlace) {
+  Fixture f;
+  const WorkerKey admin = f.Join("admin", 0, 99);
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  EXPECT_EQ(ps.id, 0u);
+  EXPECT_NE(admin.id, 0u);
+  for (const bool is_restarted : {false, true}) {
+    if (is_restarted) f.Restart();
+    EXPECT_THAT(f.StatusOf(f.Beat(ps, 10)), IsOk());
+    EXPECT_THAT(f.StatusOf(f.Beat(admin, 99)), IsOk());
+  }
+  f.Leave(admin, 99);
+  EXPECT_THAT(f.StatusOf(f.Beat(ps, 10)), IsOk());
+}
+
+TEST(CoordinatorCore, AnAdminOfAnOldLogGivesWayToTheWorkerWhoseIdItHas) {
+  for (const bool has_left : {false, true}) {
+    Fixture first;
+    v1::LogRecord admin;
+    if (has_left) {
+      admin.mutable_departed()->set_name("admin0");
+      admin.mutable_departed()->mutable_key()->set_epoch(MakeEpoch(1, 1));
+    } else {
+      *admin.mutable_joined() = first.JoinOf("admin", 0, 99).member();
+      admin.mutable_joined()->mutable_key()->set_epoch(MakeEpoch(1, 1));
+    }
+    first.Join("ps", 0, 10);
+    std::vector<v1::LogRecord> log = {admin};
+    Fixture before(log, 2);  // the workers join only now
+    log.insert(log.end(), first.log().begin(), first.log().end());
+    Fixture after(log, 2);
+    const WorkerKey known = first.view().Find("ps0")->key;
+    EXPECT_THAT(after.StatusOf(after.Beat(known, 10)), IsOk());
+    const WorkerKey ps = before.Join("ps", 0, 10);
+    EXPECT_EQ(ps.id, 0u);
+    EXPECT_THAT(before.StatusOf(before.Beat(ps, 10)), IsOk());
+  }
+}
+
 TEST(CoordinatorCore, SuspectsAfterThreeSecondsAndBuriesAfterTen) {
   Fixture f;
   const WorkerKey silent = f.Join("ps", 0, 10);

@@ -8,11 +8,6 @@
 #include "absl/strings/str_join.h"
 
 namespace weft::rendezvous {
-namespace {
-
-constexpr int kMaxWorkers = 1 << 16;
-
-}  // namespace
 
 World World::Fixed(std::map<std::string, int> roles) {
   World world;

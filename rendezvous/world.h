@@ -43,6 +43,9 @@ struct World {
   friend bool operator!=(const World& a, const World& b) { return !(a == b); }
 };
 
+// The most workers of a job; Validate() sees to it.
+inline constexpr int kMaxWorkers = 1 << 16;
+
 // The role of tools that watch a job without being counted in it.
 inline constexpr absl::string_view kAdminRole = "admin";
 
