@@ -94,7 +94,9 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   void GoOnAfter(const absl::Status& appended);
   void FlushAgainLater();
   void RewriteIfLong();
+  void Stop(const absl::Status& why);
   void Answer(Core::Ticket ticket, absl::StatusOr<std::string> answer);
+  void AnswerAll(const absl::Status& why);
   void ArmTimer();
 
   const Promise<void> gone_;  // the first, so dropped after all else
@@ -248,6 +250,11 @@ void Coordinator::State::Run(Core::Event event) {
       responds_.erase(gone->ticket);
     }
   }
+  if (journal_ != nullptr && journal_status_.ok()) Stop(journal_->status());
+  if (!journal_status_.ok()) {
+    const auto* call = std::get_if<Core::Call>(&event);
+    return call == nullptr ? void() : Answer(call->ticket, journal_status_);
+  }
   if (stalled_.has_value()) return RunStalled(std::move(event));
   Carry(core_->OnEvent(timers_.driver().clock().Now(), std::move(event)));
   ArmTimer();
@@ -273,9 +280,7 @@ void Coordinator::State::Carry(Core::Actions actions) {
 void Coordinator::State::Tell(Core::Actions actions) {
   for (Core::Action& action : actions) {
     if (auto* answer = std::get_if<Core::Answer>(&action)) {
-      if (!journal_status_.ok()) {
-        Answer(answer->ticket, journal_status_);
-      } else if (!answer->status.ok()) {
+      if (!answer->status.ok()) {
         Answer(answer->ticket, std::move(answer->status));
       } else {
         Answer(answer->ticket, Serialize(answer->reply));
@@ -288,9 +293,7 @@ void Coordinator::State::Tell(Core::Actions actions) {
 }
 
 bool Coordinator::State::Flush(const std::vector<v1::LogRecord>& records) {
-  if (journal_ == nullptr || records.empty() || !journal_status_.ok()) {
-    return true;
-  }
+  if (journal_ == nullptr || records.empty()) return true;
   return IsFlushed(journal_->Append(records));
 }
 
@@ -299,16 +302,20 @@ bool Coordinator::State::IsFlushed(const absl::Status& appended) {
     if (stalled_.has_value()) stalled_->why = appended;
     return false;
   }
-  if (!appended.ok()) {
-    // What the core has decided is on no disk, so nobody may hear of it.
-    journal_status_ = absl::Status(
-        appended.code(),
-        absl::StrCat("the coordinator stopped deciding: ", appended.message()));
-    WEFT_LOG(telemetry_.logger(), Error, journal_status_.message());
-    return true;
-  }
-  RewriteIfLong();
+  // What the core has decided is on no disk, so nobody may hear of it.
+  Stop(appended);
+  if (appended.ok()) RewriteIfLong();
   return true;
+}
+
+// For good. Whose successor is there already tells callers to look for it.
+void Coordinator::State::Stop(const absl::Status& why) {
+  if (why.ok()) return;
+  journal_status_ = absl::Status(
+      absl::IsAborted(why) ? absl::StatusCode::kUnavailable : why.code(),
+      absl::StrCat("the coordinator stopped deciding: ", why.message()));
+  WEFT_LOG(telemetry_.logger(), Error, journal_status_.message());
+  AnswerAll(journal_status_);
 }
 
 void Coordinator::State::Stall(std::vector<v1::LogRecord> records,
@@ -370,6 +377,7 @@ void Coordinator::State::GoOnAfter(const absl::Status& appended) {
     MutexLock lock(mu_);
     if (is_shut_) return;
   }
+  if (!journal_status_.ok()) return;
   if (!IsFlushed(appended)) return FlushAgainLater();
   Stalled stalled = *std::exchange(stalled_, std::nullopt);
   WEFT_LOG(telemetry_.logger(), Info, "the coordinator goes on after ")
@@ -406,6 +414,15 @@ void Coordinator::State::Answer(Core::Ticket ticket,
   std::move(respond)(std::move(answer));
 }
 
+void Coordinator::State::AnswerAll(const absl::Status& why) {
+  std::map<Core::Ticket, Respond> responds;
+  {
+    MutexLock lock(mu_);
+    responds.swap(responds_);
+  }
+  for (auto& [ticket, respond] : responds) std::move(respond)(why);
+}
+
 void Coordinator::State::ArmTimer() {
   const Instant next = core_->NextTick();
   if (next >= timer_at_ || next.is_infinite()) return;
@@ -424,15 +441,11 @@ void Coordinator::State::ArmTimer() {
 }
 
 void Coordinator::State::Shutdown() {
-  std::map<Core::Ticket, Respond> responds;
   {
     MutexLock lock(mu_);
     is_shut_ = true;
-    responds.swap(responds_);
   }
-  for (auto& [ticket, respond] : responds) {
-    std::move(respond)(absl::UnavailableError("the coordinator is ending"));
-  }
+  AnswerAll(absl::UnavailableError("the coordinator is ending"));
 }
 
 namespace {

@@ -52,6 +52,11 @@ absl::StatusOr<Reply> Parse(const absl::StatusOr<std::string>& bytes) {
   return absl::DataLossError("an answer of etcd cannot be read");
 }
 
+bool MayPass(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status);
+}
+
 etcdserverpb::Compare IsAt(const std::string& key, int64_t revision) {
   etcdserverpb::Compare compare;
   compare.set_key(key);
@@ -94,10 +99,15 @@ class Lease : public std::enable_shared_from_this<Lease> {
     }
     Later();
   }
-  // What says that the journal is still this host's.
-  void SetGuard(etcdserverpb::Compare guard) {
+  // What says that the journal is still this host's. None: it is not known now.
+  void SetGuard(std::optional<etcdserverpb::Compare> guard) {
     MutexLock lock(mu_);
     guard_ = std::move(guard);
+  }
+  // Whether another host has taken the journal over.
+  bool is_lost() const {
+    MutexLock lock(mu_);
+    return is_lost_;
   }
   // The key goes with it, so that a successor need not wait.
   void End() {
@@ -150,24 +160,76 @@ class Lease : public std::enable_shared_from_this<Lease> {
           const auto self = weak.lock();
           if (self == nullptr) return;
           const auto granted = Parse<etcdserverpb::LeaseGrantResponse>(bytes);
-          if (granted.ok()) return self->PutHostAgain(granted->id());
-          self->Later();
+          if (!granted.ok()) return self->Later();
+          {
+            MutexLock lock(self->mu_);
+            if (self->is_over_) return;
+            self->id_ = granted->id();
+          }
+          self->PutHostAgain();
         });
   }
 
-  void PutHostAgain(int64_t lease) {
+  void PutHostAgain() {
     etcdserverpb::TxnRequest put;
+    std::optional<etcdserverpb::Compare> guard;
     {
       MutexLock lock(mu_);
       if (is_over_) return;
-      id_ = lease;
-      *put.add_compare() = guard_;
+      guard = guard_;
+      *put.add_success() = Put(host_key_, host_, id_);
     }
-    *put.add_success() = Put(host_key_, host_, lease);
+    if (!guard.has_value()) return PutLater();
+    *put.add_compare() = *guard;
+    *put.add_compare() = IsAt(host_key_, 0);  // nor is another about to
     etcd_->Call("KV/Txn", put.SerializeAsString(), kAnswerTime)
-        .OnReady([weak = weak_from_this()](const auto& /*bytes*/) {
-          if (const auto self = weak.lock()) self->Later();
+        .OnReady([weak = weak_from_this(),
+                  guard = *guard](const absl::StatusOr<std::string>& bytes) {
+          const auto self = weak.lock();
+          if (self == nullptr) return;
+          const auto done = Parse<etcdserverpb::TxnResponse>(bytes);
+          if (done.ok() && !done->succeeded()) return self->SeeWhy(guard);
+          if (done.ok() || !MayPass(done.status())) return self->Later();
+          self->PutLater();
         });
+  }
+
+  void PutLater() {
+    timers_.RunAfter(time_ / 4, [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->PutHostAgain();
+    });
+  }
+
+  // Why the key was not put there while the head was to be as `guard` has it.
+  void SeeWhy(const etcdserverpb::Compare& guard) {
+    etcdserverpb::RangeRequest range;  // of the head and the host
+    range.set_key(guard.key());
+    range.set_range_end(host_key_ + '\0');
+    etcd_->Call("KV/Range", range.SerializeAsString(), kAnswerTime)
+        .OnReady([weak = weak_from_this(),
+                  guard](const absl::StatusOr<std::string>& bytes) {
+          const auto self = weak.lock();
+          if (self == nullptr) return;
+          const auto found = Parse<etcdserverpb::RangeResponse>(bytes);
+          if (!found.ok()) return self->PutLater();
+          int64_t revision = 0;
+          bool is_there = false;  // by an earlier try
+          for (const etcdserverpb::KeyValue& kv : found->kvs()) {
+            if (kv.key() == guard.key()) revision = kv.mod_revision();
+            if (kv.key() == self->host_key_)
+              is_there = kv.value() == self->host_;
+          }
+          if (revision != guard.mod_revision() && self->Lose(guard)) return;
+          is_there ? self->Later() : self->PutLater();
+        });
+  }
+
+  // The head is not as `guard` has it. False: perhaps by this host's own doing.
+  bool Lose(const etcdserverpb::Compare& guard) {
+    MutexLock lock(mu_);
+    is_lost_ =
+        guard_.has_value() && guard_->mod_revision() == guard.mod_revision();
+    return is_lost_;
   }
 
   TimerSource& timers_;
@@ -175,10 +237,12 @@ class Lease : public std::enable_shared_from_this<Lease> {
   const absl::Duration time_;
   const std::string host_key_;
   const std::string host_;
-  Mutex mu_;
+  mutable Mutex mu_;
   int64_t id_ ABSL_GUARDED_BY(mu_) = 0;
-  etcdserverpb::Compare guard_ ABSL_GUARDED_BY(mu_);
+  // While this host changes the head, there is none.
+  std::optional<etcdserverpb::Compare> guard_ ABSL_GUARDED_BY(mu_);
   bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_lost_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 class EtcdJournal final : public Journal {
@@ -212,6 +276,9 @@ class EtcdJournal final : public Journal {
     if (!broken_.ok()) return broken_;
     absl::Status settled = Settle();
     return Remember(settled.ok() ? WriteAnew(records) : settled);
+  }
+  absl::Status status() const override {
+    return lease_->is_lost() ? Named(TakenOver()) : absl::OkStatus();
   }
   int64_t bytes() const override { return bytes_; }
   std::string where() const override {
@@ -247,10 +314,7 @@ class EtcdJournal final : public Journal {
       const auto reply = Parse<Reply>(
           etcd_->Call(method, request.SerializeAsString(), kAnswerTime)
               .Wait(kAnswerTime));
-      const bool may_pass = absl::IsUnavailable(reply.status()) ||
-                            absl::IsDeadlineExceeded(reply.status()) ||
-                            absl::IsCancelled(reply.status());
-      if (reply.ok() || !may_pass) return reply;
+      if (reply.ok() || !MayPass(reply.status())) return reply;
       if (Now() >= deadline) {
         return absl::UnavailableError(reply.status().message());
       }
@@ -287,7 +351,6 @@ class EtcdJournal final : public Journal {
         // Kept from here on: reading what is there may take longer.
         lease_ =
             std::make_shared<Lease>(timers_, etcd_, options_.lease, key, host);
-        lease_->SetGuard(IsAt(key, holder->mod_revision()));
         lease_->Keep(lease_id_);
         return absl::OkStatus();
       } else if (Now() >= deadline) {
@@ -351,6 +414,7 @@ class EtcdJournal final : public Journal {
     *take.add_success() = Put(base_ + "head", head.value);
     if (besides != nullptr) *take.add_success() = *besides;
     unsettled_.push_back(std::move(head));
+    lease_->SetGuard(std::nullopt);
     WEFT_RETURN_IF_ERROR(
         Ask<etcdserverpb::TxnResponse>("KV/Txn", take).status());
     return FindHead();

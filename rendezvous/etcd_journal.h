@@ -44,8 +44,8 @@ struct EtcdJournalOptions {
 //   kFailedPrecondition  another host holds the job's lease, and renews it
 //   kDataLoss            what is there is no journal
 //   kUnavailable         etcd is not there
-//   kAborted             in Append and Rewrite: another host has taken the
-//                        journal over
+//   kAborted             in Append, Rewrite and status: another host has taken
+//                        the journal over
 absl::StatusOr<std::unique_ptr<Journal>> OpenEtcdJournal(
     TimerSource& timers, std::shared_ptr<CoordinatorLink> etcd,
     EtcdJournalOptions options);

@@ -16,7 +16,7 @@ namespace weft::rendezvous {
 // Two keep one: CoordinatorLog in a file, EtcdJournal in etcd. Whoever has it
 // open is the only one: another's Append fails, or its opening.
 //
-// Thread-safety: one thread at a time.
+// Thread-safety: one thread at a time, but for status().
 class Journal {
  public:
   virtual ~Journal() = default;
@@ -32,6 +32,10 @@ class Journal {
   // Makes `records` all of its contents, atomically. kUnavailable: it may have
   // or not, and goes on either way.
   virtual absl::Status Rewrite(const std::vector<v1::LogRecord>& records) = 0;
+
+  // kAborted: another has taken it over, as is known without an Append.
+  // Thread-safe.
+  virtual absl::Status status() const { return absl::OkStatus(); }
 
   virtual int64_t bytes() const = 0;
 

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -17,16 +18,20 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
+#include "weft/base/thread_pool.h"
 #include "weft/net/certificates.h"
 #include "weft/net/credentials.h"
 #include "weft/net/loop.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/proto/etcd.pb.h"
+#include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/etcd_journal.h"
 #include "weft/rendezvous/finding_link.h"
 #include "weft/rendezvous/init_url.h"
 #include "weft/rendezvous/meeting_file.h"
 #include "weft/rendezvous/over_net.h"
+#include "weft/rendezvous/wire.h"
+#include "weft/rendezvous/world.h"
 #include "weft/tests/support/etcd.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -251,12 +256,16 @@ class EtcdJournalTest : public ::testing::Test {
     return *std::move(link);
   }
   absl::StatusOr<std::unique_ptr<Journal>> Open(const std::string& address) {
+    return Open(address, Link());
+  }
+  absl::StatusOr<std::unique_ptr<Journal>> Open(
+      const std::string& address, std::shared_ptr<CoordinatorLink> link) {
     EtcdJournalOptions options;
     options.job = "job";
     options.address = address;
     options.patience = kLong;
     options.append_patience = absl::Milliseconds(200);
-    return OpenEtcdJournal(*timers_, Link(), options);
+    return OpenEtcdJournal(*timers_, std::move(link), options);
   }
   // What an operator's hand may do there.
   void Delete(const std::string& key) {
@@ -383,6 +392,89 @@ TEST_F(EtcdJournalTest, WhatCouldNotBeWrittenIsThereOnceAfterTheOutage) {
   ASSERT_EQ((*journal)->history().size(), 4u);
   EXPECT_EQ((*journal)->history()[1].opened().job(), large);
   EXPECT_EQ(LastTermOf((*journal)->history()), 5u);
+}
+
+// Forwards to etcd, but while it is paused nothing that keeps a lease.
+class PausedLink final : public CoordinatorLink {
+ public:
+  explicit PausedLink(std::shared_ptr<CoordinatorLink> etcd)
+      : etcd_(std::move(etcd)) {}
+  Future<std::string> Call(absl::string_view method, std::string request,
+                           absl::Duration timeout) override {
+    if (is_paused && absl::StartsWith(method, "Lease/")) {
+      return MakeReady<std::string>(absl::UnavailableError("paused"));
+    }
+    return etcd_->Call(method, std::move(request), timeout);
+  }
+  const std::string& address() const override { return etcd_->address(); }
+
+  std::atomic<bool> is_paused{false};
+
+ private:
+  const std::shared_ptr<CoordinatorLink> etcd_;
+};
+
+absl::StatusOr<std::string> Ask(Coordinator& coordinator,
+                                absl::string_view method,
+                                const std::string& request) {
+  auto [promise, future] = MakePromise<std::string>();
+  coordinator.Handle(
+      {"a test", ""}, method, request,
+      [p = std::move(promise)](absl::StatusOr<std::string> answer) mutable {
+        p.Set(std::move(answer));
+      });
+  return future.Wait(kLong);
+}
+
+v1::JoinRequest JoinOf(const std::string& role, uint64_t incarnation) {
+  v1::JoinRequest join;
+  join.set_job("job");
+  *join.mutable_world() = ToWire(World::Fixed(1, 1));
+  join.mutable_member()->set_name(role + "0");
+  join.mutable_member()->set_role(role);
+  join.mutable_member()->set_incarnation(incarnation);
+  return join;
+}
+
+TEST_F(EtcdJournalTest, ADeposedCoordinatorSendsItsMembersToLookForAnother) {
+  auto executor = ThreadPool::Create({});
+  ASSERT_THAT(executor, IsOk());
+  const auto start = [&](absl::StatusOr<std::unique_ptr<Journal>> journal) {
+    EXPECT_THAT(journal, IsOk());
+    CoordinatorOptions options;
+    options.journal = *std::move(journal);
+    auto made = Coordinator::Create(*timers_, **executor, std::move(options));
+    EXPECT_THAT(made, IsOk());
+    return *std::move(made);
+  };
+  for (const bool by_its_lease : {true, false}) {
+    const auto link = std::make_shared<PausedLink>(Link());
+    const auto first = start(Open("unix:/a", link));
+    const auto joined =
+        Ask(*first, "Join", JoinOf("ps", 7).SerializeAsString());
+    v1::JoinReply reply;
+    EXPECT_TRUE(reply.ParseFromString(joined.value_or("")));
+    v1::HeartbeatRequest beat;
+    beat.set_job("job");
+    *beat.mutable_key() = reply.key();
+    beat.set_incarnation(7);
+    link->is_paused = true;  // its lease ends
+    const auto second = start(Open("unix:/b"));
+    link->is_paused = !by_its_lease;
+    absl::Status status;
+    if (!by_its_lease) {
+      status = Ask(*first, "Join", JoinOf("trainer", 8).SerializeAsString())
+                   .status();
+    }
+    const Instant deadline = SteadyClock().Now() + kLong;
+    while (status.ok() && SteadyClock().Now() < deadline) {
+      status = Ask(*first, "Heartbeat", beat.SerializeAsString()).status();
+    }
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, "taken over"));
+    EXPECT_THAT(Ask(*first, "Heartbeat", beat.SerializeAsString()),
+                StatusIs(absl::StatusCode::kUnavailable, "taken over"));
+    EXPECT_THAT(Ask(*second, "Heartbeat", beat.SerializeAsString()), IsOk());
+  }
 }
 
 // Forwards to etcd, and loses the answers to changes of the head.
