@@ -50,7 +50,10 @@ class Finding : public std::enable_shared_from_this<Finding> {
     reply.OnReady([weak = weak_from_this(),
                    link](const absl::StatusOr<std::string>& answer) {
       const auto self = weak.lock();
-      if (self == nullptr || !absl::IsUnavailable(answer.status())) return;
+      // No call is held for as long as its time-out.
+      const bool is_silent = absl::IsUnavailable(answer.status()) ||
+                             absl::IsDeadlineExceeded(answer.status());
+      if (self == nullptr || !is_silent) return;
       MutexLock lock(self->mu_);
       // It may be starting again where it was, or elsewhere.
       if (self->link_ == link) self->is_in_doubt_ = true;

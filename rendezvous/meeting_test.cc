@@ -157,23 +157,25 @@ TEST(MeetingFile, NoCutOrBitFlipIsReadAsAnother) {
 // A coordinator at some address, which answers by its address.
 class FakeLink final : public CoordinatorLink {
  public:
-  FakeLink(std::string address, const bool& is_up)
-      : address_(std::move(address)), is_up_(is_up) {}
+  FakeLink(std::string address, const bool& is_up, const absl::Status& is_down)
+      : address_(std::move(address)), is_up_(is_up), is_down_(is_down) {}
   Future<std::string> Call(absl::string_view, std::string,
                            absl::Duration) override {
     if (is_up_) return MakeReady<std::string>(address_);
-    return MakeReady<std::string>(absl::UnavailableError("refused"));
+    return MakeReady<std::string>(is_down_);
   }
   const std::string& address() const override { return address_; }
 
  private:
   const std::string address_;
   const bool& is_up_;
+  const absl::Status& is_down_;
 };
 
 struct FindingCase {
   absl::StatusOr<std::string> written = absl::NotFoundError("nothing yet");
   std::map<std::string, bool> is_up = {{"a", true}, {"b", true}};
+  absl::Status is_down = absl::UnavailableError("refused");
   int found = 0;
   std::unique_ptr<CoordinatorLink> link = MakeFindingLink(
       "file:///job", ParkingDriver(),
@@ -183,7 +185,7 @@ struct FindingCase {
       },
       [this](const std::string& address)
           -> absl::StatusOr<std::unique_ptr<CoordinatorLink>> {
-        return std::make_unique<FakeLink>(address, is_up.at(address));
+        return std::make_unique<FakeLink>(address, is_up.at(address), is_down);
       });
 
   // As a member asks: again while it may pass.
@@ -191,7 +193,10 @@ struct FindingCase {
     absl::StatusOr<std::string> answer;
     for (int i = 0; i < 3; ++i) {
       answer = link->Call("Watch", "", kLong).Wait(kLong);
-      if (!absl::IsUnavailable(answer.status())) break;
+      if (!absl::IsUnavailable(answer.status()) &&
+          !absl::IsDeadlineExceeded(answer.status())) {
+        break;
+      }
     }
     return answer;
   }
@@ -211,6 +216,17 @@ TEST(FindingLink, FollowsTheCoordinatorToItsNewAddress) {
   c.is_up["a"] = true;  // it was started again where it was
   EXPECT_THAT(c.Ask(), IsOkAndHolds("a"));
   c.is_up["a"] = false;
+  c.written = "b";
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("b"));
+}
+
+TEST(FindingLink, LooksAgainAfterSilence) {
+  FindingCase c;
+  c.written = "a";
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("a"));
+  c.is_down = absl::DeadlineExceededError("no answer");  // it is stopped
+  c.is_up["a"] = false;
+  EXPECT_THAT(c.Ask(), StatusIs(absl::StatusCode::kDeadlineExceeded));
   c.written = "b";
   EXPECT_THAT(c.Ask(), IsOkAndHolds("b"));
 }
