@@ -481,11 +481,18 @@ class EtcdJournal final : public Journal {
         absl::string_view key = piece.key();
         uint64_t number = 0;
         if (!absl::ConsumePrefix(&key, prefix) ||
-            !absl::SimpleHexAtoi(key, &number) || number < next_piece_) {
+            !absl::SimpleHexAtoi(key, &number)) {
           return absl::DataLossError(
               absl::StrCat("the key ", piece.key(), " is none of Weft's"));
         }
-        next_piece_ = number + 1;
+        if (number != next_piece_) {
+          return absl::DataLossError(
+              absl::StrCat("the key ", PieceKey(generation_, next_piece_),
+                           " is missing before ", piece.key(),
+                           "; put it back, or delete all keys that begin with ",
+                           base_, " to begin with an empty journal"));
+        }
+        ++next_piece_;
       }
       if (!found.more()) break;
       if (found.kvs().empty()) {
@@ -516,8 +523,7 @@ class EtcdJournal final : public Journal {
                      absl::string_view frames) {
     for (; !frames.empty(); ++*next) {
       WEFT_RETURN_IF_ERROR(
-          Change(Put(absl::StrCat(LogPrefix(generation),
-                                  absl::Hex(*next, absl::kZeroPad16)),
+          Change(Put(PieceKey(generation, *next),
                      std::string(frames.substr(0, kPieceBytes)))));
       frames.remove_prefix(std::min(frames.size(), kPieceBytes));
     }
@@ -541,6 +547,10 @@ class EtcdJournal final : public Journal {
   std::string LogPrefix(uint64_t generation) const {
     return absl::StrCat(base_, "log/", absl::Hex(generation, absl::kZeroPad16),
                         "/");
+  }
+  std::string PieceKey(uint64_t generation, uint64_t number) const {
+    return absl::StrCat(LogPrefix(generation),
+                        absl::Hex(number, absl::kZeroPad16));
   }
   static etcdserverpb::RequestOp DeleteAll(const std::string& prefix) {
     etcdserverpb::RequestOp op;

@@ -373,6 +373,21 @@ TEST_F(EtcdJournalTest, DropsARecordThatWasCutShort) {
   EXPECT_EQ(LastTermOf((*journal)->history()), 3u);
 }
 
+TEST_F(EtcdJournalTest, NamesAPieceThatIsMissing) {
+  {
+    auto journal = Open("unix:/a");
+    ASSERT_THAT(journal, IsOk());
+    for (const uint32_t term : {1, 2, 3}) {
+      EXPECT_THAT((*journal)->Append({Opened(term)}), IsOk());
+    }
+  }
+  const std::string second = "weft/job/log/0000000000000000/0000000000000001";
+  Delete(second);
+  EXPECT_THAT(Open("unix:/a"),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "the key " + second + " is missing before"));
+}
+
 TEST_F(EtcdJournalTest, GoesOnWhenEtcdIsBack) {
   auto journal = Open("unix:/a");
   ASSERT_THAT(journal, IsOk());
