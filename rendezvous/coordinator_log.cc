@@ -25,6 +25,14 @@ bool IsRegularFile(int fd) {
   return fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
 }
 
+// False once another file has been renamed to `path`, or `path` removed.
+bool IsAt(int fd, const std::string& path) {
+  struct stat opened;
+  struct stat found;
+  return fstat(fd, &opened) == 0 && stat(path.c_str(), &found) == 0 &&
+         opened.st_dev == found.st_dev && opened.st_ino == found.st_ino;
+}
+
 // So that a file made or renamed in it is there after a crash.
 absl::Status SyncDirectoryOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -61,6 +69,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
         "coordinator log ", log->path_,
         ": another coordinator has it open; end that one", kNameAnother));
   }
+  // Who had it open may have written it anew between the opening and the lock.
+  if (!IsAt(fd, log->path_)) return Open(log->path_);
   WEFT_RETURN_IF_ERROR(log->Read());
   return log;
 }

@@ -104,6 +104,24 @@ TEST(CoordinatorLog, RefusesADamagedOrForeignFileAndASecondUser) {
                        "wanted a file, found a device"));
 }
 
+TEST(CoordinatorLog, HasOneUserAlsoWhileItIsWrittenAnew) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("log");
+  auto log = CoordinatorLog::Open(path);
+  ASSERT_THAT(log, IsOk());
+  std::atomic<bool> is_over{false};
+  std::atomic<int> taken{0};
+  std::thread other([&] {
+    while (!is_over) taken += CoordinatorLog::Open(path).ok();
+  });
+  for (int i = 0; i < 50; ++i) {
+    EXPECT_THAT((*log)->Rewrite({Opened(1, "a")}), IsOk());
+  }
+  is_over = true;
+  other.join();
+  EXPECT_EQ(taken, 0);
+}
+
 // A worker that has joined, and what it sends next.
 class JoinedMember {
  public:
