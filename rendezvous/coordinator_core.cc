@@ -651,13 +651,23 @@ void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
     if (last != last_changes_.end() &&
         request.sequence() <= last->second.sequence) {
       if (request.sequence() == last->second.sequence) {
-        return Ok(ticket, last->second.reply);
+        return AnswerChange(ticket, last->second.reply);
       }
       return Fail(ticket, absl::CancelledError(
                               "store: a copy of a change that was answered"));
     }
   }
   absl::StatusOr<VersionedMap::Plan> plan = store_.Prepare(request);
+  // One that was not applied may be copied too, and be applied by then.
+  if (client != 0) {
+    LastChange& last = last_changes_[client];
+    last.sequence = request.sequence();
+    if (plan.ok()) {
+      last.reply = plan->reply;
+    } else {
+      last.reply = plan.status();
+    }
+  }
   if (!plan.ok()) return Fail(ticket, plan.status());
   if (plan->reply.applied()) {
     v1::LogRecord record;
@@ -667,7 +677,6 @@ void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
       answer->set_client(client);
       answer->set_sequence(request.sequence());
       *answer->mutable_reply() = plan->reply;
-      last_changes_[client] = {request.sequence(), plan->reply};
     }
     actions_.push_back(Persist{std::move(record)});
     store_.Apply(plan->change);
@@ -683,6 +692,12 @@ void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
     Ok(wait->ticket, store_.Look(wait->key));
   }
   held_waits_.erase(woken, held_waits_.end());
+}
+
+void CoordinatorCore::AnswerChange(Ticket ticket,
+                                   absl::StatusOr<v1::StoreReply> reply) {
+  if (!reply.ok()) return Fail(ticket, reply.status());
+  Ok(ticket, *std::move(reply));
 }
 
 // The log.
@@ -752,7 +767,12 @@ std::vector<v1::LogRecord> CoordinatorCore::Snapshot() const {
     stored->mutable_change()->set_version(store_.last_version());
     stored->mutable_answer()->set_client(client);
     stored->mutable_answer()->set_sequence(last.sequence);
-    *stored->mutable_answer()->mutable_reply() = last.reply;
+    if (last.reply.ok()) {
+      *stored->mutable_answer()->mutable_reply() = *last.reply;
+    } else {  // it may fail again; what came before it is not asked any more
+      stored->mutable_answer()->set_sequence(
+          std::max<uint64_t>(last.sequence, 1) - 1);
+    }
   }
   auto* last = records.emplace_back().mutable_stored()->mutable_change();
   last->set_deleted(true);

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/proto/coordinator.pb.h"
@@ -125,9 +126,9 @@ class CoordinatorCore {
     uint64_t version;
     Instant deadline;
   };
-  struct LastChange {  // of one client of the store
+  struct LastChange {  // of one client of the store, applied or not
     uint64_t sequence = 0;
-    v1::StoreReply reply;
+    absl::StatusOr<v1::StoreReply> reply;
   };
 
   void On(Ticket ticket, const v1::JoinRequest& request);
@@ -165,6 +166,7 @@ class CoordinatorCore {
   void ViewChanged();
   void Report(BarrierTable::Result result);
   void Change(Ticket ticket, const v1::StoreRequest& request);
+  void AnswerChange(Ticket ticket, absl::StatusOr<v1::StoreReply> reply);
 
   Instant Until(uint32_t wait_ms) const;
   int held() const;

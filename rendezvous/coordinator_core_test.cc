@@ -681,6 +681,42 @@ TEST(CoordinatorCore, ARepeatedChangeIsMadeOnceAlsoAcrossARestart) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
+TEST(CoordinatorCore, ALateCopyOfAChangeThatWasRefusedChangesNothing) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  using Request = v1::StoreRequest;
+  const auto change = [&](Request request, uint64_t sequence) {
+    request.set_client(10);
+    request.set_sequence(sequence);
+    return f.Call(std::move(request));
+  };
+  Request swap = f.Store(Request::COMPARE_SET, "new");
+  swap.set_version(1);
+  EXPECT_FALSE(f.ReplyTo<v1::StoreReply>(change(swap, 1)).applied());
+  const auto set =
+      f.ReplyTo<v1::StoreReply>(f.Call(f.Store(Request::SET, "x")));
+  EXPECT_EQ(set.version(), 1u);  // which the copy would change
+  EXPECT_FALSE(f.ReplyTo<v1::StoreReply>(change(swap, 1)).applied());
+  EXPECT_THAT(f.StatusOf(change(f.Store(Request::ADD), 2)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "\"x\""));
+  f.Call(f.Store(Request::SET, "5"));
+  EXPECT_THAT(f.StatusOf(change(f.Store(Request::ADD), 2)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "\"x\""));
+  EXPECT_EQ(f.ReplyTo<v1::StoreReply>(f.Call(f.Store(Request::GET))).value(),
+            "5");
+  Fixture shortened(f.core().Snapshot(), 2);
+  Request copy = swap;
+  copy.set_client(10);
+  copy.set_sequence(1);
+  copy.set_version(2);
+  shortened.Call(copy);
+  EXPECT_EQ(shortened
+                .ReplyTo<v1::StoreReply>(
+                    shortened.Call(shortened.Store(Request::GET)))
+                .value(),
+            "5");
+}
+
 TEST(CoordinatorCore, MembersOutliveTheCoordinator) {
   Fixture f;
   const WorkerKey ps = f.Join("ps", 0, 10);
