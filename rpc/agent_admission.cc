@@ -1,6 +1,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/member.h"
@@ -15,6 +16,14 @@ namespace {
 constexpr size_t kMaxIdleSessions = 1024;
 // What a stranger may take to say who it is, and to read why it was refused.
 constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
+
+// What the bodies may take that a peer within `limits` announces at a time: as
+// much for nested calls as for the others, and beside its bytes what each
+// costs, twice: calls that were given up may still be on their way.
+int64_t MostAssembling(const Limits& limits) {
+  return 2 * (limits.bytes +
+              (limits.calls + limits.nested_calls) * Link::kBodyOverheadBytes);
+}
 
 }  // namespace
 
@@ -39,6 +48,18 @@ class Agent::Core::Guest final : public LinkOwner {
     return absl::OkStatus();
   }
 
+  absl::StatusOr<bool> WantsBody(Link&, const Frame& frame) override {
+    if (inbound_ == nullptr) {
+      return absl::InvalidArgumentError(
+          "wanted a Hello, and to admit its sender, before any body");
+    }
+    if (std::holds_alternative<ReplyFrame>(frame)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          inbound_->peer().name, " sent a body that only a callee sends"));
+    }
+    return true;
+  }
+
   bool is_stranger() const { return is_stranger_; }
 
   void OnLinkClosed(Link& link, absl::Status) override {
@@ -58,9 +79,8 @@ std::shared_ptr<ConnectionObserver> Agent::Core::Greet(
   auto guest = std::make_shared<Guest>(
       weak_from_this(),
       Proof{connection->ProvenName(), connection->ProvenRole()});
-  // As much for nested calls as for the others.
   auto link = std::make_shared<Link>(guest, transport().clock(),
-                                     2 * options_.limits.bytes);
+                                     MostAssembling(options_.limits));
   link->Attach(std::move(connection));
   transport().RunAt(
       transport().clock().Now() + kHelloTimeout,

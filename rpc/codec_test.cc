@@ -480,6 +480,21 @@ TEST(Wire, AStatusWithTooManyDetailsLosesSomeButIsRead) {
   EXPECT_EQ(read.message(), "no");
 }
 
+// Neither it nor its details are to be kept until a body comes that nobody
+// reads.
+TEST(Wire, AnErrorThatAnnouncesABodyIsRefused) {
+  Reply reply;
+  reply.id = 1;
+  reply.status = absl::AbortedError("no");
+  reply.body = {Bytes::Copy("x")};
+  BatchWriter batch;
+  batch.Add(reply, /*body_follows=*/true);
+  EXPECT_THAT(
+      ReadBatch(std::move(batch).Finish(), Instant(),
+                [](Frame) { return absl::OkStatus(); }),
+      StatusIs(absl::StatusCode::kInvalidArgument, "an error that has a body"));
+}
+
 TEST(Wire, MutatedBatchesAreReadOrRefusedButNeverMore) {
   const std::string good(Flatten(OneOfEach()).view());
   std::mt19937_64 random(2);

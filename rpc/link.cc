@@ -47,6 +47,14 @@ Body BodyOf(const Link::Outgoing& frame) {
   return {};
 }
 
+// Lets go of the message that the names of `request` lie in, whose size nothing
+// bounds. Returns what they take then.
+int64_t DetachNames(Request& request) {
+  request.name = Bytes::Copy(request.name.view());
+  request.function = request.name.view();
+  return static_cast<int64_t>(request.name.size() + request.chain.size());
+}
+
 absl::Status OutOfTurn(const RingMessage& message) {
   return absl::InvalidArgumentError(
       absl::StrCat("shared memory: a message of kind ",
@@ -458,57 +466,70 @@ void Link::OnMessage(Slices message) {
 }
 
 absl::Status Link::TakeFrame(Frame&& frame) {
-  if (auto* request = std::get_if<RequestFrame>(&frame);
-      request != nullptr && request->body_bytes > 0) {
-    return Begin(request->request, nullptr, request->request->id,
-                 request->body_bytes);
+  if (const auto* piece = std::get_if<Piece>(&frame)) {
+    const auto it = assemblies_.find(piece->id);
+    return it == assemblies_.end() ? PassOver(frame) : Fill(it, *piece);
   }
-  if (auto* reply = std::get_if<ReplyFrame>(&frame);
-      reply != nullptr && reply->body_bytes > 0) {
-    return Begin(nullptr, reply->reply, reply->reply->id, reply->body_bytes);
-  }
-  if (const auto* piece = std::get_if<Piece>(&frame)) return Fill(*piece);
   if (const auto* message = std::get_if<RingMessage>(&frame)) {
     return OnRingMessage(*message);
   }
-  return owner_->OnFrame(*this, std::move(frame));
+  uint64_t id = 0;
+  uint64_t size = 0;
+  Assembly assembly;
+  if (const auto* request = std::get_if<RequestFrame>(&frame)) {
+    id = request->request->id;
+    size = request->body_bytes;
+    assembly.request = request->request;
+  } else if (const auto* reply = std::get_if<ReplyFrame>(&frame)) {
+    id = reply->reply->id;
+    size = reply->body_bytes;
+    assembly.reply = reply->reply;
+  }
+  if (size == 0) return owner_->OnFrame(*this, std::move(frame));
+  WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
+  return is_wanted ? Begin(id, size, std::move(assembly)) : absl::OkStatus();
 }
 
-absl::Status Link::Begin(std::shared_ptr<Request> request,
-                         std::shared_ptr<Reply> reply, uint64_t id,
-                         uint64_t size) {
-  if (size > static_cast<uint64_t>(max_bytes_ - assembling_bytes_)) {
+absl::Status Link::Begin(uint64_t id, uint64_t size, Assembly assembly) {
+  int64_t overhead = kBodyOverheadBytes;
+  if (assembly.request != nullptr) overhead += DetachNames(*assembly.request);
+  const int64_t room = max_bytes_ - assembling_bytes_ - overhead;
+  if (room < 0 || size > static_cast<uint64_t>(room)) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "a body of ", size, " bytes is announced while ", assembling_bytes_,
-        " are being received; ", max_bytes_, " are admitted"));
+        "a body of ", size, " bytes is announced while ", assemblies_.size(),
+        " others take ", assembling_bytes_, "; ", max_bytes_,
+        " are admitted, with ", overhead, " beside the body"));
   }
-  Assembly assembly;
-  assembly.request = std::move(request);
-  assembly.reply = std::move(reply);
   assembly.size = size;
+  assembly.cost = static_cast<int64_t>(size) + overhead;
   assembly.memory = AllocateBody(size);
   if (assembly.memory == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a body of ", size, " bytes"));
   }
+  assembling_bytes_ += assembly.cost;
   if (!assemblies_.emplace(id, std::move(assembly)).second) {
     return absl::InvalidArgumentError(
         absl::StrCat("call ", id, " begins a second body within the first"));
   }
-  assembling_bytes_ += static_cast<int64_t>(size);
   return absl::OkStatus();
 }
 
-absl::Status Link::Fill(const Piece& piece) {
-  const auto it = assemblies_.find(piece.id);
-  if (it == assemblies_.end()) {
+absl::Status Link::PassOver(const Frame& frame) {
+  WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
+  const Piece& piece = std::get<Piece>(frame);
+  if (is_wanted) {
     return absl::InvalidArgumentError(
         absl::StrCat("a piece of call ", piece.id, ", which announced none"));
   }
+  return CopyPiece(piece, nullptr, /*is_large=*/false);
+}
+
+absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
   Assembly& assembly = it->second;
   const size_t size = piece.in_ring > 0 ? piece.in_ring : TotalSize(piece.data);
   if (size == 0) {  // nobody waits for it any more
-    assembling_bytes_ -= static_cast<int64_t>(assembly.size);
+    assembling_bytes_ -= assembly.cost;
     assemblies_.erase(it);
     return absl::OkStatus();
   }
@@ -523,7 +544,7 @@ absl::Status Link::Fill(const Piece& piece) {
   if (assembly.filled < assembly.size) return absl::OkStatus();
   Assembly whole = std::move(assembly);
   assemblies_.erase(it);
-  assembling_bytes_ -= static_cast<int64_t>(whole.size);
+  assembling_bytes_ -= whole.cost;
   const auto finish = [&](auto& message) {
     message.body = {Bytes::Wrap(whole.memory.get(), whole.size, whole.memory)};
     message.is_private = true;
@@ -538,7 +559,7 @@ absl::Status Link::Fill(const Piece& piece) {
 
 absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
   if (piece.in_ring == 0) {
-    CopySlices(piece.data, to);
+    if (to != nullptr) CopySlices(piece.data, to);
     return absl::OkStatus();
   }
   std::shared_ptr<Ring> ring;
@@ -553,7 +574,9 @@ absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
     ring = ring_;
     WEFT_ASSIGN_OR_RETURN(offset, ring->reader.Take(piece.in_ring));
   }
-  if (is_large) {
+  if (to == nullptr) {
+    // Consumed all the same.
+  } else if (is_large) {
     StreamingCopy(to, ring->in + offset, piece.in_ring);
   } else {
     std::memcpy(to, ring->in + offset, piece.in_ring);

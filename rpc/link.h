@@ -24,6 +24,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
@@ -43,6 +44,11 @@ class LinkOwner {
 
   // Requests and replies come whole. An error closes the link with it.
   virtual absl::Status OnFrame(Link& link, Frame&& frame) = 0;
+  // Whether a body is to be put together: that of a request or reply, `frame`,
+  // which announces it, or the one that a Piece is of, where none is begun. If
+  // not, its pieces are passed over and nothing of it is kept. An error closes
+  // the link with it.
+  virtual absl::StatusOr<bool> WantsBody(Link& link, const Frame& frame) = 0;
   // Nothing more comes of it.
   virtual void OnLinkClosed(Link& link, absl::Status status) = 0;
 };
@@ -64,10 +70,14 @@ class Link final : public ConnectionObserver,
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
+  // What a body costs beside its bytes while it is put together: its request
+  // or reply, its place here and what allocations take for themselves.
+  static constexpr int64_t kBodyOverheadBytes = 1024;
   // Beyond so many bytes it is worth a Sweep().
   static constexpr size_t kHeavyBytes = size_t{1} << 20;
 
-  // `max_bytes` bounds the bodies that are being assembled. `owner` is held
+  // `max_bytes` bounds the bodies that are being assembled, each with
+  // kBodyOverheadBytes and what the names in its request take. `owner` is held
   // until the link is closed.
   Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes);
 
@@ -149,7 +159,9 @@ class Link final : public ConnectionObserver,
     std::shared_ptr<uint8_t> memory;
     size_t size = 0;
     size_t filled = 0;
+    int64_t cost = 0;  // of the bytes that are admitted
   };
+  using AssemblyMap = absl::flat_hash_map<uint64_t, Assembly>;
 
   // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
   void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
@@ -190,9 +202,12 @@ class Link final : public ConnectionObserver,
                                         bool is_offerer);
 
   absl::Status TakeFrame(Frame&& frame);
-  absl::Status Begin(std::shared_ptr<Request> request,
-                     std::shared_ptr<Reply> reply, uint64_t id, uint64_t size);
-  absl::Status Fill(const Piece& piece);
+  // A body of `size` bytes is to come, of the request or reply in `assembly`.
+  absl::Status Begin(uint64_t id, uint64_t size, Assembly assembly);
+  absl::Status Fill(AssemblyMap::iterator it, const Piece& piece);
+  // Of a body that is not being put together.
+  absl::Status PassOver(const Frame& frame);
+  // `to`: where to, or null for nowhere.
   absl::Status CopyPiece(const Piece& piece, uint8_t* to, bool is_large)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -201,7 +216,7 @@ class Link final : public ConnectionObserver,
 
   // Of the transport's threads, one at a time.
   std::shared_ptr<LinkOwner> owner_;
-  absl::flat_hash_map<uint64_t, Assembly> assemblies_;
+  AssemblyMap assemblies_;
   int64_t assembling_bytes_ = 0;
 
   Mutex mu_;

@@ -16,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
 #include "weft/base/executor.h"
+#include "weft/memory/allocator.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/local_transport.h"
@@ -76,8 +77,10 @@ telemetry::Telemetry::Options Silently() {
 
 std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
                                  uint32_t id, Executor* executor = nullptr,
-                                 telemetry::Telemetry* telemetry = nullptr) {
+                                 telemetry::Telemetry* telemetry = nullptr,
+                                 const Limits& limits = {}) {
   AgentOptions options;
+  options.limits = limits;
   options.job = "job";
   options.name = absl::StrCat("w", id);
   options.key = WorkerKey{id, 1};
@@ -303,14 +306,25 @@ class HostileCallerTest : public ::testing::Test {
   void Write(const Frames&... frames) {
     BatchWriter batch;
     (batch.Add(frames), ...);
+    Send(std::move(batch));
+  }
+  // The body is to follow.
+  void Announce(const Request& request) {
+    BatchWriter batch;
+    batch.Add(request, at_caller_.clock().Now(), /*body_follows=*/true);
+    Send(std::move(batch));
+  }
+  void Send(BatchWriter&& batch) {
     EXPECT_NE(connection_->Write(std::move(batch).Finish()),
               Connection::Written::kRefused);
     Promise<void> never(at_caller_.driver());
     (void)never.future().Wait(absl::Seconds(1));
   }
-  void ExpectHungUp(const std::string& why) {
-    EXPECT_THAT(caller_->closed,
-                StatusIs(absl::StatusCode::kInvalidArgument, why));
+  void ExpectHungUp(
+      const std::string& why,
+      absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
+    EXPECT_THAT(caller_->closed, StatusIs(code, why));
+    caller_->closed = absl::OkStatus();
     connection_ =
         at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
     caller_->frames.clear();
@@ -447,30 +461,251 @@ TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
   request.id = 1;
   request.function = "none";
   request.body = {Bytes::Own(std::string(size_t{8} << 20, 'x'))};
-  const auto begin = [&] {
-    BatchWriter batch;
-    batch.Add(request, Instant(), /*body_follows=*/true);
-    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
-              Connection::Written::kRefused);
-    Promise<void> never(at_caller_.driver());
-    (void)never.future().Wait(absl::Seconds(1));
-  };
   Piece piece;
   piece.id = 1;
   for (const uint64_t size :
        {uint64_t{Link::kRingBytes} + 1, uint64_t{1} << 40, ~uint64_t{0}}) {
     Write(Introduction());
     Write(Offer());
-    begin();
+    Announce(request);
     piece.in_ring = size;
     Write(piece);
     ExpectHungUp("");
   }
   Write(Introduction());
-  begin();
+  Announce(request);
   piece.in_ring = 4096;
   Write(piece);
   ExpectHungUp("memory that is not shared");
+}
+
+Piece PieceOf(uint64_t id, Slices data) {
+  Piece piece;
+  piece.id = id;
+  piece.data = std::move(data);
+  return piece;
+}
+
+// What bodies take that are being put together, or are kept.
+int64_t UsedBytes() { return memory::HostAllocator().stats().used_bytes; }
+
+TEST_F(HostileCallerTest, NoBodyIsTakenOfWhoWasNotAdmitted) {
+  Request request;
+  request.id = 1;
+  request.function = "none";
+  request.body = {Bytes::Own(std::string(size_t{1} << 20, 'x'))};
+  const int64_t before = UsedBytes();
+  Announce(request);
+  EXPECT_EQ(UsedBytes(), before);
+  ExpectHungUp("wanted a Hello");
+  Hello stranger = Introduction();
+  stranger.job = "another";
+  BatchWriter batch;
+  batch.Add(stranger);
+  batch.Add(request, Instant(), /*body_follows=*/true);
+  Send(std::move(batch));
+  EXPECT_EQ(UsedBytes(), before);
+  ExpectHungUp("wanted a Hello, and to admit its sender");
+  Write(PieceOf(1, {Bytes::Copy("x")}));
+  ExpectHungUp("wanted a Hello");
+}
+
+TEST_F(HostileCallerTest, NoBodyOfAReplyIsTakenOfACaller) {
+  Reply reply;
+  reply.id = 1;
+  reply.body = {Bytes::Own(std::string(size_t{1} << 20, 'x'))};
+  BatchWriter batch;
+  batch.Add(Introduction());
+  batch.Add(reply, /*body_follows=*/true);
+  Send(std::move(batch));
+  ExpectHungUp("only a callee sends");
+  Write(Introduction(), PieceOf(1, {Bytes::Copy("x")}));
+  ExpectHungUp("announced none");
+}
+
+// Bodies whose calls hold all the calls and bytes that a caller may have out,
+// nested ones too, and of which none is whole before all are announced.
+TEST_F(HostileCallerTest, AllThatCreditAllowsMayBeOnItsWayAtOnce) {
+  Limits limits;
+  limits.calls = 3;
+  limits.nested_calls = 10;
+  limits.bytes = 30000;
+  agent_ = nullptr;
+  agent_ = MakeAgent(at_agent_, directory_, 1, &executor_, &telemetry_, limits);
+  Write(Introduction());
+  std::vector<Request> requests(limits.calls + limits.nested_calls);
+  for (size_t i = 0; i < requests.size(); ++i) {
+    Request& request = requests[i];
+    request.id = i + 1;
+    request.function = "none";
+    request.deadline = Instant::Infinite();
+    request.depth = i < static_cast<size_t>(limits.calls) ? 0 : 1;
+    const int64_t share =
+        limits.bytes /
+        (request.depth == 0 ? limits.calls : limits.nested_calls);
+    request.body = {
+        Bytes::Own(std::string(share - kMessageOverheadBytes, 'x'))};
+    EXPECT_EQ(request.bytes(), share);
+    Announce(request);
+  }
+  for (const Request& request : requests) {
+    Write(PieceOf(request.id, request.body));
+  }
+  size_t unknown = 0;
+  for (const Frame& frame : caller_->frames) {
+    const auto* reply = std::get_if<ReplyFrame>(&frame);
+    if (reply == nullptr) continue;
+    EXPECT_EQ(reply->reply->refusal, Refusal::kUnknownFunction);
+    ++unknown;
+  }
+  EXPECT_EQ(unknown, requests.size());
+  EXPECT_THAT(caller_->closed, IsOk());
+}
+
+// ----------------------------------------------------------- a hostile callee
+
+// One that the agent w0 calls.
+class HostileCalleeTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kReplyBytes = size_t{1} << 30;
+
+  HostileCalleeTest() {
+    directory_.Put(Worker{"w1", WorkerKey{1, 1}, "w1"});
+    at_callee_.Accept([this](std::shared_ptr<Connection> connection) {
+      connection_ = std::move(connection);
+      return std::shared_ptr<ConnectionObserver>(callee_);
+    });
+    agent_ = MakeAgent(at_agent_, directory_, 0, &executor_);
+  }
+
+  // Makes a call that the callee hears of, if it has welcomed.
+  Future<int64_t> MakeCall() {
+    Future<int64_t> call = CallAsync(agent_->To("w1"), Size, Floats(1));
+    Settle();
+    return call;
+  }
+  static void GiveUp(Future<int64_t>& call) {
+    call.Cancel(absl::CancelledError("the test"));
+  }
+  template <typename... Frames>
+  void Write(const Frames&... frames) {
+    BatchWriter batch;
+    (batch.Add(frames), ...);
+    Send(std::move(batch));
+  }
+  void Announce(uint64_t id, size_t bytes = kReplyBytes) {
+    // The same slice again and again, for it does not leave.
+    static const Bytes slice = Bytes::Own(std::string(size_t{1} << 20, 'x'));
+    Reply reply;
+    reply.id = id;
+    for (size_t left = bytes; left > 0; left -= slice.size()) {
+      reply.body.push_back(slice);
+    }
+    BatchWriter batch;
+    batch.Add(reply, /*body_follows=*/true);
+    Send(std::move(batch));
+  }
+  void Send(BatchWriter&& batch) {
+    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
+              Connection::Written::kRefused);
+    Settle();
+  }
+  void Settle() {
+    Promise<void> never(at_callee_.driver());
+    (void)never.future().Wait(absl::Milliseconds(100));
+  }
+  void ExpectHungUp(const std::string& why) {
+    EXPECT_THAT(callee_->closed,
+                StatusIs(absl::StatusCode::kInvalidArgument, why));
+    callee_->closed = absl::OkStatus();
+  }
+
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
+  FixedDirectory directory_;
+  InlineExecutor executor_;
+  SharingTransport at_agent_{network_.MakeTransport("w0"), depot_};
+  SharingTransport at_callee_{network_.MakeTransport("w1"), depot_};
+  const std::shared_ptr<Hostile> callee_ = std::make_shared<Hostile>();
+  std::shared_ptr<Connection> connection_;
+  std::unique_ptr<Agent> agent_;
+};
+
+TEST_F(HostileCalleeTest, IsHungUpOnForABodyThatNobodyAskedFor) {
+  const int64_t before = UsedBytes();
+  Future<int64_t> call = MakeCall();
+  Announce(1);
+  EXPECT_EQ(UsedBytes(), before);
+  ExpectHungUp("wanted a Welcome of w1 first");
+  Write(Welcome());  // the call is resent to it
+  Announce(2);
+  EXPECT_EQ(UsedBytes(), before);
+  ExpectHungUp("w1 replies to call 2, which was not sent to it");
+  Write(Welcome());
+  Write(PieceOf(1, {Bytes::Copy("x")}));
+  ExpectHungUp("announced none");
+  Write(Welcome());
+  Request request;
+  request.id = 1;
+  request.body = {Bytes::Copy("x")};
+  BatchWriter batch;
+  batch.Add(request, Instant(), /*body_follows=*/true);
+  Send(std::move(batch));
+  ExpectHungUp("only a caller sends");
+  GiveUp(call);
+}
+
+TEST_F(HostileCalleeTest, ALateReplyIsPassedOverWithoutMemory) {
+  Future<int64_t> call = MakeCall();
+  Write(Welcome());
+  GiveUp(call);
+  const int64_t before = UsedBytes();
+  Announce(1);
+  Write(PieceOf(1, {Bytes::Own(std::string(size_t{1} << 20, 'x'))}));
+  EXPECT_EQ(UsedBytes(), before);
+  Write(PieceOf(1, {}));
+  Future<int64_t> next = MakeCall();
+  Reply reply;
+  reply.id = 2;
+  Encoder encoder;
+  encoder.Write(int64_t{7});
+  reply.body = *std::move(encoder).Finish();
+  Write(PieceOf(1, {Bytes::Copy("x")}));
+  BatchWriter batch;
+  batch.Add(reply, /*body_follows=*/true);
+  batch.Add(PieceOf(2, reply.body));
+  Send(std::move(batch));
+  EXPECT_THAT(next.Wait(absl::Seconds(1)), IsOkAndHolds(7));
+  EXPECT_THAT(callee_->closed, IsOk());
+}
+
+TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
+  using Kind = RingMessage::Kind;
+  Future<int64_t> call = MakeCall();
+  RingMessage message;
+  message.kind = Kind::kWanted;
+  Write(Welcome(), message);
+  ASSERT_TRUE(callee_->has(Kind::kOffered));
+  message.kind = Kind::kAccepted;
+  Write(message);
+  GiveUp(call);
+  Announce(1, Link::kRingBytes);
+  Piece piece;
+  piece.id = 1;
+  piece.in_ring = Link::kRingPieceBytes;
+  for (size_t i = 0; i < Link::kRingBytes / Link::kRingPieceBytes; ++i) {
+    Write(piece);
+  }
+  uint64_t consumed = 0;
+  for (const Frame& frame : callee_->frames) {
+    const auto* ring = std::get_if<RingMessage>(&frame);
+    if (ring != nullptr && ring->kind == Kind::kConsumed) {
+      consumed = ring->position;
+    }
+  }
+  EXPECT_EQ(consumed, uint64_t{Link::kRingBytes});
+  EXPECT_THAT(callee_->closed, IsOk());
 }
 
 // ----------------------------------------------------------------- its lanes
@@ -499,6 +734,7 @@ class SlowConnection final : public Connection {
 class Nobody final : public LinkOwner {
  public:
   absl::Status OnFrame(Link&, Frame&&) override { return absl::OkStatus(); }
+  absl::StatusOr<bool> WantsBody(Link&, const Frame&) override { return true; }
   void OnLinkClosed(Link&, absl::Status) override {}
 };
 
@@ -557,8 +793,9 @@ class Handover final : public Connection {
 
 TEST(Lanes, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
   constexpr size_t kBytes = size_t{4} << 20;
-  const auto receiver = std::make_shared<Link>(std::make_shared<Nobody>(),
-                                               SteadyClock(), int64_t{kBytes});
+  const auto receiver =
+      std::make_shared<Link>(std::make_shared<Nobody>(), SteadyClock(),
+                             int64_t{kBytes} + 2 * Link::kBodyOverheadBytes);
   const auto back = std::make_shared<SlowConnection>();
   receiver->Attach(back);
   const auto connection = std::make_shared<Handover>(receiver.get());
@@ -574,6 +811,38 @@ TEST(Lanes, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
     // Not told that it is too much, nor sent the rest.
     EXPECT_THAT(back->closed, IsOk()) << "call " << id;
   }
+}
+
+// Each costs far more than the byte that it announces.
+TEST(Bodies, TinyOnesAreBoundedByWhatTheyTake) {
+  constexpr int64_t kMost = 100;
+  const auto link =
+      std::make_shared<Link>(std::make_shared<Nobody>(), SteadyClock(),
+                             kMost * (Link::kBodyOverheadBytes + 2));
+  const auto connection = std::make_shared<SlowConnection>();
+  link->Attach(connection);
+  const auto announce = [&](uint64_t id, const std::string& function) {
+    Request request;
+    request.id = id;
+    request.function = function;
+    request.body = {Bytes::Copy("x")};
+    BatchWriter batch;
+    batch.Add(request, Instant(), /*body_follows=*/true);
+    link->OnMessage(std::move(batch).Finish());
+  };
+  for (uint64_t id = 1; id <= kMost; ++id) announce(id, "F");
+  EXPECT_THAT(connection->closed, IsOk());
+  for (uint64_t id = 1; id <= kMost; ++id) {  // each leaves its room
+    BatchWriter batch;
+    batch.Add(PieceOf(id, id % 2 == 0 ? Slices() : Slices{Bytes::Copy("x")}));
+    link->OnMessage(std::move(batch).Finish());
+  }
+  announce(1, std::string(kMost * Link::kBodyOverheadBytes / 2, 'F'));
+  EXPECT_THAT(connection->closed, IsOk());
+  for (uint64_t id = 2; id <= kMost / 2 + 1; ++id) announce(id, "F");
+  EXPECT_THAT(connection->closed,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "a body of 1 bytes is announced while 50 others"));
 }
 
 TEST(Lanes, ASweepLeavesWhatIsWaitedFor) {

@@ -236,12 +236,36 @@ absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {
     return OnWelcome(link, *welcome);
   }
   auto* reply = std::get_if<ReplyFrame>(&frame);
-  if (reply == nullptr) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options_.peer.name, " sent what only a caller sends"));
-  }
+  if (reply == nullptr) return OnlyCallersSend();
   Tell(CallerSession::Arrived{std::move(reply->reply)});
   return absl::OkStatus();
+}
+
+absl::Status Outbound::OnlyCallersSend() const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(options_.peer.name, " sent what only a caller sends"));
+}
+
+// The reply to a call that was given up may still be on its way; to one that
+// was never sent there is none.
+absl::StatusOr<bool> Outbound::WantsBody(Link& link, const Frame& frame) {
+  const auto* reply = std::get_if<ReplyFrame>(&frame);
+  const auto* piece = std::get_if<Piece>(&frame);
+  if (reply == nullptr && piece == nullptr) return OnlyCallersSend();
+  const uint64_t id = reply != nullptr ? reply->reply->id : piece->id;
+  MutexLock lock(mu_);
+  if (link_.get() != &link) return false;  // given up since
+  if (!session_.is_connected()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted a Welcome of ", options_.peer.name,
+                     " first, found a body for call ", id));
+  }
+  const CallerSession::State state = session_.StateOf(id);
+  if (state == CallerSession::State::kSent) return true;
+  if (state == CallerSession::State::kEnded) return false;
+  return absl::InvalidArgumentError(absl::StrCat(options_.peer.name,
+                                                 " replies to call ", id,
+                                                 ", which was not sent to it"));
 }
 
 absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {

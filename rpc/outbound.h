@@ -13,6 +13,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
@@ -68,6 +69,8 @@ class Outbound final : public internal::Caller,
 
   absl::Status OnFrame(Link& link, Frame&& frame) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> WantsBody(Link& link, const Frame& frame) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void OnLinkClosed(Link& link, absl::Status status) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -106,6 +109,7 @@ class Outbound final : public internal::Caller,
   // Connects if there is a reason to and nothing under way.
   void ConnectIfNeeded() ABSL_LOCKS_EXCLUDED(mu_);
   void Connect() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnlyCallersSend() const;
   absl::Status OnWelcome(Link& link, const Welcome& welcome)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the calls if by then no connection has come about since.

@@ -467,6 +467,7 @@ void Read(Reader& r, ReplyFrame* frame) {
   if (refusal <= static_cast<uint8_t>(Refusal::kOverLimit)) {
     reply.refusal = static_cast<Refusal>(refusal);
   }
+  if (code != 0 && frame->body_bytes > 0) r.Fail("an error that has a body");
   CheckId(r, reply.id);
   CheckBody(r, reply.body, frame->body_bytes);
 }

@@ -16,7 +16,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kMaxBytes = 4096;
+constexpr int64_t kMaxBytes = 8192;
 
 // With memory to share, which nobody else writes to.
 class Silent final : public rpc::Connection {
@@ -53,6 +53,16 @@ class Owner final : public rpc::LinkOwner {
       Check(TotalSize(reply->reply->body), reply->body_bytes);
     }
     return absl::OkStatus();
+  }
+  // Not those of call 3.
+  absl::StatusOr<bool> WantsBody(rpc::Link&, const rpc::Frame& frame) override {
+    if (const auto* request = std::get_if<rpc::RequestFrame>(&frame)) {
+      return request->request->id != 3;
+    }
+    if (const auto* piece = std::get_if<rpc::Piece>(&frame)) {
+      return piece->id != 3;
+    }
+    return true;
   }
   void OnLinkClosed(rpc::Link&, absl::Status) override {}
 
@@ -128,6 +138,10 @@ std::vector<std::string> Seeds() {
           Announcement(1, 4) + Announcement(2, 3) + PieceOf(2, "abc") +
               PieceOf(1, "abcd"),
           announced + PieceOf(9, "re") + PieceOf(9, "ply"),
+          Announcement(3, 4) + PieceOf(3, "abcd") + Announcement(1, 1) +
+              PieceOf(1, "a"),
+          offered + Announcement(3, 9) + InRing(3, 9) + Announcement(1, 9) +
+              InRing(1, 9),
           Announcement(1, 4096) + PieceOf(1, std::string(100, 'x')),
           offered + Announcement(1, 100) + InRing(1, 60) + InRing(1, 40),
           wanted + Announcement(1, 100) + InRing(1, 100),
