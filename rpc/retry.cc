@@ -101,6 +101,7 @@ class RetryingCaller::RetriedCall final
     Instant next;
     {
       MutexLock lock(mu_);
+      may_have_run_ |= OutcomeUnknown(status);
       const Instant now = options_->transport->clock().Now();
       next = now + Pause();
       const bool again = given_up_.ok() && MayRetry(status, may_come) &&
@@ -135,6 +136,10 @@ class RetryingCaller::RetriedCall final
       MutexLock lock(mu_);
       if (state_ == State::kEnded) return;
       state_ = State::kEnded;
+      // Whatever the last attempt says of itself.
+      if (may_have_run_ && !status.ok()) {
+        status = WithOutcomeUnknown(std::move(status));
+      }
     }
     std::move(done_)(std::move(status), std::move(reply));
   }
@@ -145,6 +150,7 @@ class RetryingCaller::RetriedCall final
   Mutex mu_;
   State state_ ABSL_GUARDED_BY(mu_) = State::kStarting;
   int attempts_ ABSL_GUARDED_BY(mu_) = 0;
+  bool may_have_run_ ABSL_GUARDED_BY(mu_) = false;  // in an attempt that ended
   absl::Status given_up_ ABSL_GUARDED_BY(mu_);
   Abandon abandon_ ABSL_GUARDED_BY(mu_);  // while kOut
   CancelToken::Registration with_agent_;

@@ -19,7 +19,8 @@ namespace weft::rpc {
 // A call is made again after kUnavailable with a Reason, or where the directory
 // does not know the worker (yet); never after an error of the function. One
 // that may have run (OutcomeUnknown) is made again only if its function is
-// declared idempotent. All attempts share the call's deadline.
+// declared idempotent, and if it fails then, that is still so. All attempts
+// share the call's deadline.
 struct RetryPolicy {
   int max_attempts = 5;  // the first included
   // Before the second attempt; each later pause is `growth` times as long.

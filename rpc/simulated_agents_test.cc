@@ -646,8 +646,9 @@ TEST(Retry, APauseEndsWithTheDeadlineAndWithACancellation) {
         agents[0].To("w1", absl::Seconds(1)).WithRetry(patient);
     agents[0].PeerGone(agents[1].key(), "so it is said");
     const Instant start = agents.simulator().Now();
-    EXPECT_THAT(Call(target, Refuse, 1),
-                StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    const absl::Status never_out = Call(target, Refuse, 1);
+    EXPECT_THAT(never_out, StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    EXPECT_FALSE(OutcomeUnknown(never_out));
     EXPECT_GE(agents.simulator().Now() - start, absl::Milliseconds(800));
     EXPECT_LE(agents.simulator().Now() - start, absl::Seconds(1));
     Future<void> call = CallAsync(target, Refuse, 1);
@@ -657,6 +658,42 @@ TEST(Retry, APauseEndsWithTheDeadlineAndWithACancellation) {
   });
   EXPECT_THAT(statuses,
               ElementsAre(StatusIs(absl::StatusCode::kCancelled, "enough")));
+}
+
+// How a call of `Read` ends, which was out when w1 was said to be gone, and
+// which nobody comes back for: when its policy or its time allows no more, or
+// when its agent ends in a pause.
+absl::Status CallOneThatIsLost(absl::Duration timeout, int attempts,
+                               bool agent_ends) {
+  SimulatedAgents agents(11, Quiet(2));
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  RetryPolicy policy;
+  policy.max_attempts = attempts;
+  policy.growth = 1;
+  return agents.Run(1, [&](int) -> absl::Status {
+    const Target target = agents[0].To("w1", timeout).WithRetry(policy);
+    Future<int64_t> call = CallAsync(target, Read, 1);
+    agents.Sleep(absl::Milliseconds(20));
+    agents[0].PeerGone(agents[1].key(), "so it is said");
+    agents.Sleep(policy.first_pause * 2.5);
+    if (agent_ends) agents.CrashAndRestart(0);
+    return call.Wait(absl::Minutes(2)).status();
+  })[0];
+}
+
+TEST(Retry, WhatMayHaveRunInAnyAttemptEndsWithTheOutcomeUnknown) {
+  const absl::Status ended =
+      CallOneThatIsLost(absl::Minutes(1), 1000, /*agent_ends=*/true);
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(OutcomeUnknown(ended));
+  for (const int attempts : {3, 1000}) {
+    const absl::Status gone =
+        CallOneThatIsLost(absl::Seconds(1), attempts, /*agent_ends=*/false);
+    EXPECT_THAT(gone, StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    EXPECT_TRUE(OutcomeUnknown(gone)) << attempts;
+  }
 }
 
 TEST(Retry, APolicyThatMakesNoSenseIsRefused) {
