@@ -6,7 +6,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <deque>
+#include <iterator>
 #include <list>
+#include <optional>
 #include <set>
 #include <thread>
 #include <utility>
@@ -15,6 +18,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
@@ -71,8 +75,9 @@ absl::StatusOr<MemberCore::Reply> ParseReply(
 // One OnChange callback. Thread-safety: thread-safe.
 class Listener {
  public:
-  explicit Listener(std::function<void(std::shared_ptr<const View>)> fn)
-      : fn_(std::move(fn)) {}
+  Listener(std::function<void(std::shared_ptr<const View>)> fn,
+           telemetry::Telemetry& telemetry)
+      : fn_(std::move(fn)), telemetry_(telemetry) {}
 
   // Not for a view older than one that it has seen.
   void Tell(std::shared_ptr<const View> view) {
@@ -82,7 +87,11 @@ class Listener {
       seen_ = view->version();
       running_on_ = std::this_thread::get_id();
     }
-    fn_(std::move(view));
+    const absl::Status told = CatchToStatus([&] { fn_(std::move(view)); });
+    if (!told.ok()) {
+      WEFT_LOG(telemetry_.logger(), Error, "an OnChange callback threw: ")
+          << told.message();
+    }
     MutexLock lock(mu_);
     running_on_ = std::thread::id();
     done_.NotifyAll();
@@ -101,6 +110,7 @@ class Listener {
 
  private:
   const std::function<void(std::shared_ptr<const View>)> fn_;
+  telemetry::Telemetry& telemetry_;
   Mutex mu_;
   CondVar done_;
   Epoch seen_ ABSL_GUARDED_BY(mu_) = 0;
@@ -150,8 +160,8 @@ class Membership::State : public std::enable_shared_from_this<State> {
 
  private:
   struct Waiter {
-    std::function<bool(const View&)> is_fit;
-    Promise<std::shared_ptr<const View>> promise;
+    std::deque<std::shared_ptr<const View>> unseen;
+    std::optional<Promise<void>> news;  // set while it has seen all
   };
 
   MemberCore::Options CoreOptions();
@@ -163,6 +173,12 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void Record(const View& before, const View& now);
   void Do(const MemberCore::Ended& ended);
   void Do(const MemberCore::Waiting& waiting);
+
+  // The next view that `waiter` is to judge.
+  absl::StatusOr<std::shared_ptr<const View>> NextView(Waiter& waiter,
+                                                       Instant deadline)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<Promise<void>> TakeNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Whom a barrier waits for: `members`, or all of a fixed world.
   absl::StatusOr<std::vector<std::string>> MembersOf(
@@ -257,22 +273,18 @@ void Membership::State::Do(const MemberCore::Joined& joined) {
 
 void Membership::State::Do(const MemberCore::NewView& changed) {
   const auto view = std::make_shared<const View>(FromWire(changed.view));
-  std::list<Waiter> fit;
+  std::vector<Promise<void>> news;
   std::vector<std::shared_ptr<Listener>> listeners;
   std::shared_ptr<const View> before;
   {
     MutexLock lock(mu_);
     before = std::exchange(view_, view);
     listeners = listeners_;
-    for (auto it = waiters_.begin(); it != waiters_.end();) {
-      const auto waiter = it++;
-      if (waiter->is_fit(*view)) {
-        fit.splice(fit.end(), waiters_, waiter);
-      }
-    }
+    for (Waiter& waiter : waiters_) waiter.unseen.push_back(view);
+    news = TakeNews();
   }
   Record(*before, *view);
-  for (Waiter& waiter : fit) waiter.promise.Set(view);
+  for (Promise<void>& waiter : news) waiter.Set(absl::OkStatus());
   for (const std::shared_ptr<Listener>& listener : listeners) {
     listener_strand_.Schedule([listener, view] { listener->Tell(view); });
   }
@@ -299,8 +311,7 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   telemetry::OrSilent(options_.telemetry)
       .recorder()
       .Record("member.ended", ended.status.message(), ended.status.raw_code());
-  std::list<Waiter> waiters;
-  std::vector<Promise<void>> end_waiters;
+  std::vector<Promise<void>> waiters;
   absl::Status status = ended.status;
   {
     MutexLock lock(mu_);
@@ -310,11 +321,22 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
     }
     status_ = status;
     has_ended_ = true;
-    waiters.swap(waiters_);
-    end_waiters.swap(end_waiters_);
+    waiters = TakeNews();
+    std::move(end_waiters_.begin(), end_waiters_.end(),
+              std::back_inserter(waiters));
+    end_waiters_.clear();
   }
-  for (Waiter& waiter : waiters) waiter.promise.Set(status);
-  for (Promise<void>& waiter : end_waiters) waiter.Set(absl::OkStatus());
+  for (Promise<void>& waiter : waiters) waiter.Set(absl::OkStatus());
+}
+
+std::vector<Promise<void>> Membership::State::TakeNews() {
+  std::vector<Promise<void>> news;
+  for (Waiter& waiter : waiters_) {
+    if (!waiter.news.has_value()) continue;
+    news.push_back(*std::move(waiter.news));
+    waiter.news.reset();
+  }
+  return news;
 }
 
 void Membership::State::Do(const MemberCore::Waiting& waiting) {
@@ -322,29 +344,48 @@ void Membership::State::Do(const MemberCore::Waiting& waiting) {
   note_ = waiting.text;
 }
 
+absl::StatusOr<std::shared_ptr<const View>> Membership::State::NextView(
+    Waiter& waiter, Instant deadline) {
+  for (;;) {
+    auto [promise, news] = MakePromise<void>(timers_.driver());
+    {
+      MutexLock lock(mu_);
+      if (!waiter.unseen.empty()) {
+        std::shared_ptr<const View> view = std::move(waiter.unseen.front());
+        waiter.unseen.pop_front();
+        return view;
+      }
+      if (!status_.ok()) return status_;
+      waiter.news = std::move(promise);
+    }
+    const absl::Status told =
+        news.Wait(std::max(deadline - now(), absl::ZeroDuration()));
+    if (!news.IsReady()) return told;
+  }
+}
+
+// `is_fit` runs here, on the thread that waits and under no lock.
 absl::StatusOr<std::shared_ptr<const View>> Membership::State::WaitFor(
     std::function<bool(const View&)> is_fit, absl::Duration timeout) {
-  auto [promise, future] =
-      MakePromise<std::shared_ptr<const View>>(timers_.driver());
+  const Instant deadline = now() + timeout;
   std::list<Waiter>::iterator waiter;
   {
     MutexLock lock(mu_);
     if (!status_.ok()) return status_;
-    if (is_fit(*view_)) return view_;
-    waiters_.push_back({std::move(is_fit), std::move(promise)});
-    waiter = std::prev(waiters_.end());
+    waiter = waiters_.emplace(waiters_.end());
+    waiter->unseen.push_back(view_);
   }
-  const auto result = future.Wait(timeout);
-  if (future.IsReady()) return result;
+  absl::StatusOr<std::shared_ptr<const View>> view;
+  absl::StatusOr<bool> fits = false;
+  while (fits.ok() && !*fits) {
+    view = NextView(*waiter, deadline);
+    if (!view.ok()) break;
+    fits = CatchToStatus([&] { return is_fit(**view); });
+  }
   MutexLock lock(mu_);
-  // Between the time-out and here it may have been taken off the list.
-  if (future.IsReady()) return result;
-  for (auto it = waiters_.begin(); it != waiters_.end(); ++it) {
-    if (it != waiter) continue;
-    waiters_.erase(it);
-    break;
-  }
-  if (!absl::IsDeadlineExceeded(result.status())) return result.status();
+  waiters_.erase(waiter);
+  if (!fits.ok()) return fits.status();
+  if (!absl::IsDeadlineExceeded(view.status())) return view;
   return absl::DeadlineExceededError(
       absl::StrCat("job \"", options_.job, "\": ", view_->Summary(), " after ",
                    absl::FormatDuration(timeout)));
@@ -391,7 +432,8 @@ void Membership::State::ShowProgress(const std::string& text) {
 
 Membership::Subscription Membership::State::OnChange(
     std::function<void(std::shared_ptr<const View>)> fn) {
-  const auto listener = std::make_shared<Listener>(std::move(fn));
+  const auto listener = std::make_shared<Listener>(
+      std::move(fn), telemetry::OrSilent(options_.telemetry));
   std::shared_ptr<const View> view;
   {
     MutexLock lock(mu_);

@@ -74,7 +74,8 @@ class Membership {
   // membership is lost for ever: kFailedPrecondition.
   absl::Status status() const;
 
-  // Waits for a view of which `is_fit` holds. kDeadlineExceeded says who is in.
+  // Waits for a view of which `is_fit` holds, which runs on this thread; of
+  // what it throws the Status. kDeadlineExceeded says who is in.
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
 
@@ -84,6 +85,7 @@ class Membership {
 
   // Runs `fn` for each newer view, in order and one at a time, beginning with
   // the present one, until the Subscription ends. Afterwards it does not run.
+  // What it throws is logged.
   class Subscription {
    public:
     Subscription() = default;

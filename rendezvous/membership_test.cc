@@ -10,6 +10,7 @@
 #include <atomic>
 #include <fstream>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -349,6 +350,38 @@ TEST_F(MembershipTest, WhoLeavesIsSeenToHaveLeftAndMayComeBackNewer) {
   EXPECT_THAT(ps_->WaitFor([](const View& v) { return v.IsComplete(); }, kLong),
               IsOk());
   EXPECT_GE(changes.load(), 1);
+}
+
+TEST_F(MembershipTest, WhatUsersGiveMayThrowAndAskTheMembership) {
+  StartCoordinator();
+  JoinBoth();
+  Parker told;
+  {
+    const auto follow = ps_->OnChange([&](const std::shared_ptr<const View>&) {
+      told.Unpark();
+      throw std::runtime_error("no");
+    });
+    EXPECT_TRUE(IsWoken(told));
+  }
+  const auto asks = [&](const View&) { return ps_->view()->IsComplete(); };
+  EXPECT_THAT(ps_->WaitFor(asks, kLong), IsOk());
+  Parker waits;
+  std::thread waiting([&] {
+    const auto throws = [&](const View& view) {
+      waits.Unpark();
+      if (view.IsComplete()) return false;
+      throw std::runtime_error("no");
+    };
+    EXPECT_THAT(ps_->WaitFor(throws, kLong),
+                StatusIs(absl::StatusCode::kInternal, "no"));
+  });
+  EXPECT_TRUE(IsWoken(waits));
+  EXPECT_THAT(trainer_->Leave(kLong), IsOk());
+  waiting.join();
+  trainer_ = nullptr;
+  const auto again = Join(OptionsOf("trainer", 0));
+  EXPECT_THAT(again, IsOk());
+  EXPECT_THAT(ps_->WaitFor(asks, kLong), IsOk()) << "it follows no more";
 }
 
 // Cannot be reached while it is out.
