@@ -131,11 +131,11 @@ bool Link::HasWork() const {
 void Link::Drain() { GoOn(nullptr); }
 
 void Link::GoOn(bool Link::*ended) {
-  while (WriteOne(&ended)) {
+  for (int i = 1; WriteOne(&ended, /*is_last=*/i == kInOneGo); ++i) {
   }
 }
 
-bool Link::WriteOne(bool Link::** ended) {
+bool Link::WriteOne(bool Link::** ended, bool is_last) {
   Leaving leaving;
   bool overflows = false;
   {
@@ -158,6 +158,10 @@ bool Link::WriteOne(bool Link::** ended) {
   const bool is_done = Write(&leaving);
   *ended = is_done ? &Link::writing_ : nullptr;
   if (leaving.wants_ring) AskForRing(*leaving.connection);
+  if (is_done && is_last) {
+    leaving.connection->GiveWay();
+    return false;
+  }
   return is_done || leaving.wants_ring;
 }
 

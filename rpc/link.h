@@ -73,6 +73,9 @@ class Link final : public ConnectionObserver,
   // What a body costs beside its bytes while it is put together: its request
   // or reply, its place here and what allocations take for themselves.
   static constexpr int64_t kBodyOverheadBytes = 1024;
+  // A thread writes no more messages in one go: the rest is for those of the
+  // transport, that a call of its own does not wait for those of all others.
+  static constexpr int kInOneGo = 64;
   // Beyond so many bytes it is worth a Sweep().
   static constexpr size_t kHeavyBytes = size_t{1} << 20;
 
@@ -173,8 +176,8 @@ class Link final : public ConnectionObserver,
     return control_.size() + outbox_.size() > kMaxWaiting;
   }
   // Writes one message; true if another may be written now, after what is then
-  // in `ended`.
-  bool WriteOne(bool Link::** ended) ABSL_LOCKS_EXCLUDED(mu_);
+  // in `ended`. Not after the last: then OnWritten comes.
+  bool WriteOne(bool Link::** ended, bool is_last) ABSL_LOCKS_EXCLUDED(mu_);
   // True if the connection took it at once.
   static bool Write(Leaving* leaving);
   // Where no message leaves: too much waits, or it was to end after the last.

@@ -775,6 +775,45 @@ TEST(Lanes, ControlWaitsForOneMessageWhateverElseWaits) {
   EXPECT_LT(messages, 200);
 }
 
+// Takes each message at once, while other threads append the next.
+class BusyConnection final : public Connection {
+ public:
+  Written Write(Slices) override {
+    ++written;
+    if (written < kMessages) link->Append(RequestOf(written + 1, 1));
+    return Written::kDone;
+  }
+  void GiveWay() override { ++given_way; }
+  void Close(absl::Status) override {}
+
+  static constexpr int kMessages = 3 * Link::kInOneGo - 1;
+  Link* link = nullptr;
+  int written = 0;
+  int given_way = 0;
+};
+
+TEST(Lanes, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
+  const auto connection = std::make_shared<BusyConnection>();
+  const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                           SteadyClock(), int64_t{1} << 30);
+  connection->link = link.get();
+  link->Attach(connection);
+  link->Append(RequestOf(1, 1));
+  for (int i = 1; i <= 2; ++i) {
+    i == 1 ? link->Drain() : link->OnWritten();
+    EXPECT_EQ(connection->written, i * Link::kInOneGo);
+    EXPECT_EQ(connection->given_way, i);
+    // Nobody else writes before OnWritten has come.
+    EXPECT_FALSE(link->Append(Close{{{1, 1}}}));
+    link->Drain();
+    EXPECT_EQ(connection->written, i * Link::kInOneGo);
+  }
+  link->OnWritten();
+  EXPECT_EQ(connection->written, BusyConnection::kMessages);
+  EXPECT_EQ(connection->given_way, 2);
+  EXPECT_TRUE(link->Append(Close{{{2, 2}}}));  // free again
+}
+
 // Gives each message that leaves to another link.
 class Handover final : public Connection {
  public:

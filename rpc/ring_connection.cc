@@ -129,10 +129,19 @@ absl::Status RingConnection::WriteToRing(Slices message) {
   }
   writer_.Begin(std::move(message));
   WEFT_RETURN_IF_ERROR(writer_.Go());
-  if (writer_.is_idle()) return absl::OkStatus();
+  if (!writer_.is_idle()) WaitForRoom();
+  return absl::OkStatus();
+}
+
+void RingConnection::WaitForRoom() {
   is_waiting_for_room_.store(true);
   rings_.own.Ring();  // who polls may sleep, and not for this
-  return absl::OkStatus();
+}
+
+// As if the last message had not found room.
+void RingConnection::GiveWay() {
+  MutexLock lock(mu_);
+  if (!closed_) WaitForRoom();
 }
 
 Connection::Written RingConnection::WriteToStream(Connection& stream,

@@ -81,6 +81,7 @@ class RingConnection final
   void Discard() ABSL_LOCKS_EXCLUDED(mu_);
 
   Written Write(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
+  void GiveWay() override ABSL_LOCKS_EXCLUDED(mu_);
   void Close(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
   MemoryRole memory_role() const override;
   absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override;
@@ -102,6 +103,7 @@ class RingConnection final
  private:
   std::shared_ptr<Connection> stream() const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status WriteToRing(Slices message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WaitForRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Written WriteToStream(Connection& stream, Slices message)
       ABSL_LOCKS_EXCLUDED(mu_);
   void LetGo() ABSL_LOCKS_EXCLUDED(mu_);

@@ -242,6 +242,25 @@ TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
+TEST_F(RingConnectionTest, WhoGivesWayIsCalledBackByThosePolling) {
+  GoOver();
+  caller_.Poll();
+  const int before = caller_.ears->written;
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(caller_.Write("one"), Written::kDone);
+    caller_.connection->GiveWay();
+    EXPECT_EQ(caller_.ears->written, before + i - 1);  // not by who writes
+    caller_.Poll();
+    EXPECT_EQ(caller_.ears->written, before + i);
+    EXPECT_FALSE(caller_.watch->source->HasWork());
+  }
+  callee_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("one", "one", "one"));
+  caller_.connection->Close(absl::CancelledError("enough"));
+  caller_.connection->GiveWay();
+  EXPECT_FALSE(caller_.watch->source->HasWork());
+}
+
 TEST_F(RingConnectionTest, WhatWasWrittenComesBeforeTheEnd) {
   GoOver();
   EXPECT_EQ(callee_.Write("one"), Written::kDone);

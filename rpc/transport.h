@@ -56,6 +56,10 @@ class Connection {
     kDone,      // the next may be written now: no OnWritten comes
   };
   virtual Written Write(Slices message) = 0;
+  // Has OnWritten come once all the same, although Write returned kDone, so
+  // that a thread which has written much leaves the rest to those that hear.
+  // Until then nothing may be written. Where Write never returns kDone: never.
+  virtual void GiveWay() {}
 
   // Ends it: both ends hear OnClosed, the other perhaps with `status`.
   virtual void Close(absl::Status status) = 0;
