@@ -11,6 +11,8 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
@@ -128,9 +130,16 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   bool is_shut_ ABSL_GUARDED_BY(mu_) = false;
 };
 
+uint32_t TermOfNow() {
+  const absl::Time first = absl::FromUnixSeconds(1767225600);  // 2026
+  const absl::Duration tick = absl::Seconds(1) / 64;
+  return static_cast<uint32_t>(
+      std::max<int64_t>(1, (absl::Now() - first) / tick));
+}
+
 absl::Status Coordinator::State::Open(CoordinatorOptions options) {
   std::vector<v1::LogRecord> history;
-  uint32_t term = 1;
+  uint32_t term = options.term;
   if (options.journal != nullptr) {
     journal_ = std::move(options.journal);
     history = journal_->history();

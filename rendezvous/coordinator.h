@@ -28,8 +28,15 @@ struct CoordinatorOptions {
   // By which members survive a restart of the coordinator. Null: all is kept in
   // memory, and a restarted coordinator knows nobody.
   std::unique_ptr<Journal> journal;
+  // Without a journal, which counts them: above that of any earlier coordinator
+  // of the job, that no incarnation's key is used again. See TermOfNow.
+  uint32_t term = 1;
   telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
 };
+
+// Grows with the system's clock, 64 times a second; begins anew every two
+// years.
+uint32_t TermOfNow();
 
 // Thread-safety: thread-safe.
 class Coordinator {

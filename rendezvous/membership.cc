@@ -311,6 +311,11 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   telemetry::OrSilent(options_.telemetry)
       .recorder()
       .Record("member.ended", ended.status.message(), ended.status.raw_code());
+  if (!ended.status.ok()) {
+    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error,
+             "out of the job, start it again to join anew: ")
+        << ended.status.message();
+  }
   std::vector<Promise<void>> waiters;
   absl::Status status = ended.status;
   {

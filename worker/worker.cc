@@ -273,6 +273,7 @@ absl::Status Worker::HostCoordinator() {
   options.core.job = options_.job;
   options.telemetry = telemetry_.get();
   WEFT_ASSIGN_OR_RETURN(options.journal, OpenJournal());
+  options.term = rendezvous::TermOfNow();
   auto coordinator = rendezvous::Coordinator::Create(
       *timers_, *coordinator_executor_, std::move(options));
   if (!coordinator.ok()) {

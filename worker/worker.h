@@ -80,7 +80,7 @@ class Worker {
 
   // Ends what Shutdown() has not, waits for no one, 2 s at most: peers see this
   // rank fall silent. (A handler that waits for anything but Weft is waited
-  // for.)
+  // for, and so is the coordinator's log while the disk writes it.)
   ~Worker();
 
   const Options& options() const { return options_; }

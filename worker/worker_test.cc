@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
 #include "weft/base/parker.h"
+#include "weft/rendezvous/coordinator.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
@@ -253,6 +254,25 @@ TEST_F(WorkerTest, AProgramKeepsItsOwnHandlerOfTheSignal) {
   worker->reset();
   EXPECT_EQ(HandlerOfUsr2(), SIG_IGN);
   signal(SIGUSR2, SIG_DFL);
+}
+
+// A target of the first must not reach the second, which has no log to count
+// by.
+TEST_F(WorkerTest, AHostWithoutALogUsesNoKeyAgain) {
+  Options options = OptionsOf("trainer", 0);
+  options.servers = 0;
+  options.trainers = 1;
+  rendezvous::Epoch last = 0;
+  for (int i = 0; i < 2; ++i) {
+    const auto worker = Worker::Start(options);
+    ASSERT_THAT(worker, IsOk());
+    const rendezvous::Epoch epoch = (*worker)->membership().self().key.epoch;
+    EXPECT_GT(rendezvous::TermOf(epoch), rendezvous::TermOf(last));
+    last = epoch;
+    // As any process takes longer than to start.
+    EXPECT_TRUE(Becomes(
+        [&] { return rendezvous::TermOfNow() > rendezvous::TermOf(last); }));
+  }
 }
 
 TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
