@@ -1,7 +1,10 @@
 // weft certs: makes the certificates of a job, and takes them back.
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -56,6 +59,20 @@ absl::Status CheckAtLeast(absl::string_view flag, int found, int least) {
                               worker::ExitCode::kUsage);
 }
 
+// Whose certificate is there stays as it is; what is there of it in part is
+// found when it is made.
+void LeaveOutThoseThere(net::CertificatesOptions& options) {
+  auto& members = options.members;
+  const auto is_there = [&](const net::Identity& member) {
+    const std::filesystem::path folder =
+        std::filesystem::path(options.directory) / member.Name();
+    std::error_code ignored;
+    return std::filesystem::exists(folder / "ca.pem", ignored);
+  };
+  members.erase(std::remove_if(members.begin(), members.end(), is_there),
+                members.end());
+}
+
 absl::StatusOr<int> Init(int argc, char** argv) {
   net::CertificatesOptions options;
   options.directory = "certs";
@@ -103,13 +120,20 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   AddMembers(options.job, "admin", admins, options.members);
   AddMembers(options.job, "client", clients, options.members);
   AddMembers(options.job, "etcd", etcds, options.members);
+  const size_t all = options.members.size();
+  if (!options.renew) LeaveOutThoseThere(options);
   options.validity = absl::Hours(24) * days;
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
   std::printf(
-      "%s: certificates of job %s for %zu members, good for %d days\n"
+      "%s: certificates of job %s for %zu members, good for %d days%s\n"
       "use them with --certs=%s --job=%s\n",
       options.directory.c_str(), options.job.c_str(), options.members.size(),
-      days, options.directory.c_str(), options.job.c_str());
+      days,
+      options.members.size() == all
+          ? ""
+          : absl::StrCat("; ", all - options.members.size(), " were there")
+                .c_str(),
+      options.directory.c_str(), options.job.c_str());
   return 0;
 }
 

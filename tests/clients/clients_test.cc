@@ -113,6 +113,11 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
                   "--servers=0", "--trainers=1", "--clients=1"})
                 .code,
             0);
+  // One more; those that are there stay.
+  const Ended more = Weft({"certs", "init", "--dir=" + certs, "--job=demo",
+                           "--servers=0", "--trainers=2", "--clients=1"});
+  EXPECT_EQ(more.code, 0) << more.output;
+  EXPECT_THAT(more.output, HasSubstr("for 1 members"));
   StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
   const Ended client =
       RunToEnd({RunfilePath("examples/cpp_client/client"), address_,
