@@ -678,6 +678,15 @@ TEST(Agent, ATargetWithinACallInheritsItsDeadline) {
   EXPECT_LE(*seconds, 30);
 }
 
+TEST(RegistryDeathTest, AFunctionIsIdempotentOrIsNot) {
+  Registry registry;
+  registry.Add(internal::Describe<&Add>(RunsOn::kExecutor));
+  registry.Add(internal::Describe<&Add>(RunsOn::kExecutor));
+  EXPECT_DEATH(registry.Add(internal::Idempotent(
+                   internal::Describe<&Add>(RunsOn::kExecutor))),
+               "use one of WEFT_RPC and WEFT_RPC_IDEMPOTENT");
+}
+
 TEST(Agent, AnUnregisteredFunctionIsRefusedHere) {
   Ranks ranks(2);
   EXPECT_THAT(Call(ranks[0].To("w1"), NotRegistered, 1),

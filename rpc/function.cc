@@ -17,10 +17,14 @@ void Registry::Add(Function function) {
   const std::string name = function.name;
   const Function::Address address = function.address;
   const std::string signature = function.signature;
+  const bool is_idempotent = function.is_idempotent;
   auto owned = std::make_unique<Function>(std::move(function));
   const auto [it, is_new] = by_name_.emplace(name, std::move(owned));
   if (!is_new && it->second->address == address &&
       it->second->signature == signature) {
+    WEFT_CHECK(it->second->is_idempotent == is_idempotent)
+        << name << " is registered as idempotent and as not: use one of "
+        << "WEFT_RPC and WEFT_RPC_IDEMPOTENT";
     return;
   }
   WEFT_CHECK(is_new) << "WEFT_RPC: two functions are named " << name;

@@ -1,6 +1,6 @@
 // RetryPolicy: making a call again when its worker is gone.
 //
-//   WEFT_RPC_IDEMPOTENT(Lookup);    // it may run twice without harm
+//   WEFT_RPC_IDEMPOTENT(Lookup);    // in place of WEFT_RPC: may run twice
 //   rpc::Target ps = agent->To("ps0").WithRetry(rpc::RetryPolicy());
 //
 // Within a session nothing of this is needed: a request is sent again, under
