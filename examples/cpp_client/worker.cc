@@ -2,26 +2,29 @@
 //
 //   worker --listen=unix:/tmp/example/worker.sock
 
+#include <semaphore.h>
+
 #include <csignal>
 #include <cstdio>
 
 #include "examples/cpp_client/functions.h"
 #include "weft/weft.h"
 
-int main(int argc, char** argv) {
-  sigset_t to_end;
-  sigemptyset(&to_end);
-  sigaddset(&to_end, SIGTERM);
-  sigaddset(&to_end, SIGINT);
-  sigprocmask(SIG_BLOCK, &to_end, nullptr);  // before threads are started
+sem_t told_to_end;
 
+int main(int argc, char** argv) {
   auto worker = weft::worker::Worker::Start(
       weft::worker::Options::FromFlags(&argc, argv));
   weft::ExitIfError(worker.status());
+  // Until here a signal just ends the program: nobody depends on it yet.
+  sem_init(&told_to_end, 0, 0);
+  for (int signal : {SIGTERM, SIGINT}) {
+    std::signal(signal, [](int) { sem_post(&told_to_end); });
+  }
   std::printf("serving at %s\n", (*worker)->endpoint().address().c_str());
   std::fflush(stdout);
-  int signal = 0;
-  sigwait(&to_end, &signal);
+  while (sem_wait(&told_to_end) != 0) {
+  }
   weft::ExitIfError((*worker)->Shutdown().status());
   return 0;
 }
