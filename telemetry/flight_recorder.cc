@@ -47,7 +47,7 @@ void FlightRecorder::Put(const char* what, absl::string_view who,
   // Detail is ended by a zero byte or by its full length.
   char* detail = reinterpret_cast<char*>(&words[kDetail]);
   const size_t used = std::min(who.size(), kDetailBytes);
-  std::memcpy(detail, who.data(), used);
+  std::copy_n(who.data(), used, detail);  // who may be null, if it is empty
   if (!name.empty() && used + 1 < kDetailBytes) {
     const size_t kept = std::min(name.size(), kDetailBytes - used - 1);
     detail[used] = ' ';
