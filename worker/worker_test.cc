@@ -298,9 +298,9 @@ TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
 }
 
 TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
+  Gate gate;  // handlers at it end with their workers
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
-  Gate gate;
   workers[2]->agent().SetLocal(&gate);
   const Future<int64_t> held =
       rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
@@ -323,9 +323,9 @@ TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
 }
 
 TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
+  Gate gate;  // handlers at it end with their workers
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
-  Gate gate;
   workers[1]->agent().SetLocal(&gate);
   const Future<int64_t> held =
       rpc::CallAsync(workers[2]->agent().To("trainer0", kLong), PassGate);
@@ -347,9 +347,9 @@ TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
 }
 
 TEST_F(WorkerTest, AWorkerThatIsJustDroppedEndsWithinSeconds) {
+  Gate gate;  // handlers at it end with their workers
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
-  Gate gate;
   workers[2]->agent().SetLocal(&gate);
   const Future<int64_t> held =
       rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
