@@ -311,15 +311,12 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   telemetry::OrSilent(options_.telemetry)
       .recorder()
       .Record("member.ended", ended.status.message(), ended.status.raw_code());
-  if (!ended.status.ok()) {
-    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error,
-             "out of the job, start it again to join anew: ")
-        << ended.status.message();
-  }
   std::vector<Promise<void>> waiters;
   absl::Status status = ended.status;
+  bool was_in = false;
   {
     MutexLock lock(mu_);
+    was_in = is_in_;
     if (status.ok()) {
       status = absl::FailedPreconditionError(
           absl::StrCat(self_.name, " has left job \"", options_.job, "\""));
@@ -330,6 +327,12 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
     std::move(end_waiters_.begin(), end_waiters_.end(),
               std::back_inserter(waiters));
     end_waiters_.clear();
+  }
+  // Whoever was never let in is told by Join.
+  if (was_in && !ended.status.ok()) {
+    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error,
+             "out of the job, start it again to join anew: ")
+        << ended.status.message();
   }
   for (Promise<void>& waiter : waiters) waiter.Set(absl::OkStatus());
 }
