@@ -166,12 +166,9 @@ void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {
   if (!slot->second.is_in) {
     // A copy of an old request must not bring a dead incarnation back.
     if (HasBorne(slot->second.departed, request.member().incarnation())) {
-      return Fail(
-          ticket,
-          absl::Status(
-              LostCode(),
-              absl::StrCat("this incarnation of ", request.member().name(),
-                           " is gone: ", slot->second.departed.reason())));
+      return Fail(ticket, absl::AbortedError(
+                              absl::StrCat("this incarnation is gone: ",
+                                           slot->second.departed.reason())));
     }
     return Admit(ticket, request);
   }

@@ -282,7 +282,7 @@ TEST(CoordinatorCore, ALateCopyOfAJoinBringsNobodyBack) {
   const WorkerKey key = f.Join("ps", 0, 10);
   EXPECT_THAT(f.StatusOf(f.Leave(key, 10)), IsOk());
   EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("ps", 0, 10))),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+              StatusIs(absl::StatusCode::kAborted, "is gone"));
   EXPECT_THAT(f.view().members(), IsEmpty());
 }
 
@@ -446,7 +446,7 @@ TEST(CoordinatorCore, ARestartedCoordinatorKnowsThatItsEarlierHostHasEnded) {
   EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("trainer", 0, 11))), IsOk());
   f.ReportExit("ps0");
   EXPECT_THAT(f.StatusOf(f.Call(host)),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+              StatusIs(absl::StatusCode::kAborted, "is gone"));
 }
 
 TEST(CoordinatorCore, AStoppedCoordinatorAccusesNobodyOfItsOwnAbsence) {

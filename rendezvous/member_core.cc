@@ -80,6 +80,9 @@ void MemberCore::OnLeaveReply(const absl::Status& status) {
 
 void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
   if (!reply.ok()) {
+    if (absl::IsAborted(reply.status())) {  // it was let in, and is gone since
+      return Lose(absl::StatusCode::kAborted, reply.status().message());
+    }
     if (!IsPassing(reply.status())) return End(reply.status());
     actions_.push_back(Waiting{std::string(reply.status().message())});
     return SendAfter(Purpose::kJoin, options_.retry_pause);
@@ -99,24 +102,29 @@ void MemberCore::OnHeartbeatReply(const absl::Status& status) {
   if (status.ok()) {
     to_repeat_.clear();
   } else if (!IsPassing(status)) {
-    return End(status);
+    return Lose(absl::StatusCode::kAborted, status.message());
   } else if (now_ - heard_at_ > (is_durable_
                                      ? options_.give_up_after
                                      : options_.give_up_for_good_after)) {
-    return End(absl::UnavailableError(absl::StrCat(
-        "the coordinator has been silent for ",
-        absl::FormatDuration(absl::Trunc(now_ - heard_at_, absl::Seconds(1))),
-        is_durable_ ? ""
-                    : " and, without --coordinator-log, would not know its "
-                      "members again",
-        ": ", status.message())));
+    const absl::Duration silent =
+        absl::Trunc(now_ - heard_at_, absl::Seconds(1));
+    return Lose(
+        absl::StatusCode::kUnavailable,
+        absl::StrCat("the coordinator has been silent for ",
+                     absl::FormatDuration(silent),
+                     is_durable_ ? ""
+                                 : " and, without --coordinator-log, would not "
+                                   "know its members again",
+                     ": ", status.message()));
   }
   SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
 }
 
 void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
   if (!reply.ok()) {
-    if (!IsPassing(reply.status())) return End(reply.status());
+    if (!IsPassing(reply.status())) {
+      return Lose(absl::StatusCode::kAborted, reply.status().message());
+    }
     return SendAfter(Purpose::kWatch, options_.retry_pause);
   }
   TakeView(std::get<v1::WatchReply>(*reply).view());
@@ -136,8 +144,8 @@ void MemberCore::TakeView(const v1::View& view) {
         departed.key().id() == key_.id && departed.key().epoch() >= key_.epoch;
     if (is_self && state_ == State::kLeaving) return End(absl::OkStatus());
     if (is_self && state_ == State::kIn) {
-      return End(absl::FailedPreconditionError(absl::StrCat(
-          options_.self.name(), " was declared gone: ", departed.reason())));
+      return Lose(absl::StatusCode::kAborted,
+                  absl::StrCat("declared gone: ", departed.reason()));
     }
   }
 }
@@ -194,6 +202,14 @@ MemberCore::Request MemberCore::MakeRequest(Purpose purpose) const {
   *leave.mutable_key() = ToWire(key_);
   leave.set_incarnation(options_.self.incarnation());
   return leave;
+}
+
+void MemberCore::Lose(absl::StatusCode code, absl::string_view why) {
+  // Who leaves wants nothing else: an answer overtook that to its good-bye.
+  if (state_ == State::kLeaving) return End(absl::OkStatus());
+  End(absl::Status(code, absl::StrCat(options_.self.name(), " is out of job \"",
+                                      options_.job, "\": ", why,
+                                      "; start it again to join anew")));
 }
 
 void MemberCore::End(absl::Status status) {

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/proto/coordinator.pb.h"
@@ -71,7 +72,8 @@ class MemberCore {
   struct NewView {
     v1::View view;
   };
-  // The end: joining failed, or the membership is lost, or it was left (ok).
+  // The end: joining failed, or it was left (ok), or the membership is lost:
+  // kAborted, or kUnavailable by the coordinator's silence.
   struct Ended {
     absl::Status status;
   };
@@ -113,6 +115,8 @@ class MemberCore {
   Request MakeRequest(Purpose purpose) const;
   absl::Duration TimeoutOf(Purpose purpose) const;
   void TakeView(const v1::View& view);
+  // What it says follows "out of the job".
+  void Lose(absl::StatusCode code, absl::string_view why);
   void End(absl::Status status);
 
   const Options options_;

@@ -16,6 +16,7 @@
 #include <variant>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/catch_to_status.h"
@@ -72,12 +73,16 @@ absl::StatusOr<MemberCore::Reply> ParseReply(
   }
 }
 
-// One OnChange callback. Thread-safety: thread-safe.
+// The callbacks of one OnChange. Thread-safety: thread-safe.
 class Listener {
  public:
-  Listener(std::function<void(std::shared_ptr<const View>)> fn,
-           telemetry::Telemetry& telemetry)
-      : fn_(std::move(fn)), telemetry_(telemetry) {}
+  using OnView = std::function<void(std::shared_ptr<const View>)>;
+  using OnLost = std::function<void(const absl::Status&)>;
+
+  Listener(OnView on_view, OnLost on_lost, telemetry::Telemetry& telemetry)
+      : on_view_(std::move(on_view)),
+        on_lost_(std::move(on_lost)),
+        telemetry_(telemetry) {}
 
   // Not for a view older than one that it has seen.
   void Tell(std::shared_ptr<const View> view) {
@@ -87,14 +92,16 @@ class Listener {
       seen_ = view->version();
       running_on_ = std::this_thread::get_id();
     }
-    const absl::Status told = CatchToStatus([&] { fn_(std::move(view)); });
-    if (!told.ok()) {
-      WEFT_LOG(telemetry_.logger(), Error, "an OnChange callback threw: ")
-          << told.message();
+    Run([&] { on_view_(std::move(view)); });
+  }
+
+  void TellLost(const absl::Status& why) {
+    {
+      MutexLock lock(mu_);
+      if (is_cancelled_ || on_lost_ == nullptr) return;
+      running_on_ = std::this_thread::get_id();
     }
-    MutexLock lock(mu_);
-    running_on_ = std::thread::id();
-    done_.NotifyAll();
+    Run([&] { on_lost_(why); });
   }
 
   // Once this has returned, the callback does not run, unless it is the
@@ -109,7 +116,20 @@ class Listener {
   }
 
  private:
-  const std::function<void(std::shared_ptr<const View>)> fn_;
+  // For who has set running_on_.
+  void Run(absl::FunctionRef<void()> callback) {
+    const absl::Status told = CatchToStatus(callback);
+    if (!told.ok()) {
+      WEFT_LOG(telemetry_.logger(), Error, "an OnChange callback threw: ")
+          << told.message();
+    }
+    MutexLock lock(mu_);
+    running_on_ = std::thread::id();
+    done_.NotifyAll();
+  }
+
+  const OnView on_view_;
+  const OnLost on_lost_;
   telemetry::Telemetry& telemetry_;
   Mutex mu_;
   CondVar done_;
@@ -143,7 +163,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   absl::Status Announce(Phase phase, absl::Duration timeout);
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
-  Subscription OnChange(std::function<void(std::shared_ptr<const View>)> fn);
+  Subscription OnChange(Listener::OnView fn, Listener::OnLost on_lost);
 
   std::shared_ptr<const View> view() const {
     MutexLock lock(mu_);
@@ -202,6 +222,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool is_in_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  bool is_lost_ ABSL_GUARDED_BY(mu_) = false;  // was in, and has not left
   bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
   std::string note_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<const View> view_ ABSL_GUARDED_BY(mu_) =
@@ -312,11 +333,14 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
       .recorder()
       .Record("member.ended", ended.status.message(), ended.status.raw_code());
   std::vector<Promise<void>> waiters;
+  std::vector<std::shared_ptr<Listener>> listeners;
   absl::Status status = ended.status;
-  bool was_in = false;
+  bool is_lost = false;
   {
     MutexLock lock(mu_);
-    was_in = is_in_;
+    // Whoever was never let in is told by Join.
+    is_lost = is_lost_ = is_in_ && !status.ok();
+    if (is_lost) listeners = listeners_;
     if (status.ok()) {
       status = absl::FailedPreconditionError(
           absl::StrCat(self_.name, " has left job \"", options_.job, "\""));
@@ -328,13 +352,15 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
               std::back_inserter(waiters));
     end_waiters_.clear();
   }
-  // Whoever was never let in is told by Join.
-  if (was_in && !ended.status.ok()) {
-    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error,
-             "out of the job, start it again to join anew: ")
-        << ended.status.message();
+  if (is_lost) {
+    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error, "")
+        << status.message();
   }
   for (Promise<void>& waiter : waiters) waiter.Set(absl::OkStatus());
+  for (const std::shared_ptr<Listener>& listener : listeners) {
+    listener_strand_.Schedule(
+        [listener, status] { listener->TellLost(status); });
+  }
 }
 
 std::vector<Promise<void>> Membership::State::TakeNews() {
@@ -438,17 +464,23 @@ void Membership::State::ShowProgress(const std::string& text) {
   WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Info, text);
 }
 
-Membership::Subscription Membership::State::OnChange(
-    std::function<void(std::shared_ptr<const View>)> fn) {
-  const auto listener = std::make_shared<Listener>(
-      std::move(fn), telemetry::OrSilent(options_.telemetry));
+Membership::Subscription Membership::State::OnChange(Listener::OnView fn,
+                                                     Listener::OnLost on_lost) {
+  const auto listener =
+      std::make_shared<Listener>(std::move(fn), std::move(on_lost),
+                                 telemetry::OrSilent(options_.telemetry));
   std::shared_ptr<const View> view;
+  absl::Status lost;
   {
     MutexLock lock(mu_);
     listeners_.push_back(listener);
     view = view_;
+    if (is_lost_) lost = status_;
   }
   listener_strand_.Schedule([listener, view] { listener->Tell(view); });
+  if (!lost.ok()) {
+    listener_strand_.Schedule([listener, lost] { listener->TellLost(lost); });
+  }
   return Subscription([weak = weak_from_this(), listener] {
     if (const auto self = weak.lock()) {
       MutexLock lock(self->mu_);
@@ -621,8 +653,9 @@ absl::Status Membership::AwaitWorld(absl::Duration timeout) {
 }
 
 Membership::Subscription Membership::OnChange(
-    std::function<void(std::shared_ptr<const View>)> fn) {
-  return state_->OnChange(std::move(fn));
+    std::function<void(std::shared_ptr<const View>)> fn,
+    std::function<void(const absl::Status& why)> on_lost) {
+  return state_->OnChange(std::move(fn), std::move(on_lost));
 }
 
 absl::Status Membership::Barrier(absl::string_view tag,

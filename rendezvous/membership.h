@@ -52,6 +52,7 @@ class Membership {
  public:
   // Joins, in any order of start: waits for a coordinator that is not there
   // yet.
+  //   kAborted             it was declared gone meanwhile: start it again
   //   kAlreadyExists       the name is held by a worker that lives
   //   kFailedPrecondition  another job or another world is at that address
   //   kInvalidArgument     the name, role or rank cannot be in this world
@@ -70,8 +71,10 @@ class Membership {
   // The newest that this worker has heard of. Never null.
   std::shared_ptr<const View> view() const;
 
-  // Ok while this worker is in the job; else why it is not. Once lost, the
-  // membership is lost for ever: kFailedPrecondition.
+  // Ok while this worker is in the job; else why it is not, for ever.
+  //   kAborted             it was declared gone: start it again
+  //   kUnavailable         the coordinator is lost
+  //   kFailedPrecondition  it has left
   absl::Status status() const;
 
   // Waits for a view of which `is_fit` holds, which runs on this thread; of
@@ -85,7 +88,8 @@ class Membership {
 
   // Runs `fn` for each newer view, in order and one at a time, beginning with
   // the present one, until the Subscription ends. Afterwards it does not run.
-  // What it throws is logged.
+  // `on_lost` runs once, and last, when this worker is out of the job without
+  // having left: `why` is status(). What they throw is logged.
   class Subscription {
    public:
     Subscription() = default;
@@ -98,7 +102,8 @@ class Membership {
     std::function<void()> cancel_;
   };
   [[nodiscard]] Subscription OnChange(
-      std::function<void(std::shared_ptr<const View>)> fn);
+      std::function<void(std::shared_ptr<const View>)> fn,
+      std::function<void(const absl::Status& why)> on_lost = nullptr);
 
   // Waits until all of `members` (names, this worker's among them; empty: all
   // members of a fixed world) are at the barrier `tag`. Barriers of different

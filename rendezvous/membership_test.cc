@@ -218,6 +218,17 @@ TEST(MemberCore, ALeaverWhoseAnswerWasLostIsNotKept) {
   EXPECT_EQ(waiting.state(), MemberCore::State::kLeaving);
 }
 
+TEST(MemberCore, AnAnswerThatOvertakesTheGoodByeIsNoLoss) {
+  JoinedMember member(/*is_durable=*/true);  // its Watch is held
+  member.WantToLeave();
+  member.FailFor(absl::Seconds(1), absl::FailedPreconditionError("is gone"));
+  EXPECT_THAT(member.end(), IsOk());
+  JoinedMember other(/*is_durable=*/true);
+  other.FailFor(absl::Seconds(1), absl::FailedPreconditionError("is gone"));
+  EXPECT_THAT(other.end(),
+              StatusIs(absl::StatusCode::kAborted, "is gone; start it again"));
+}
+
 class MembershipTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -505,6 +516,44 @@ TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {
   EXPECT_THAT((*view)->departed().front().reason, HasSubstr("silent"));
   EXPECT_THAT(ps_->Barrier("b", {}, kLong),
               StatusIs(absl::StatusCode::kUnavailable, "trainer0 is gone"));
+}
+
+TEST_F(MembershipTest, WhoIsDeclaredGoneIsToldOnceAndWhy) {
+  StartCoordinator();
+  JoinBoth();
+  std::atomic<int> losses{0};
+  Parker lost;
+  absl::Status early;
+  const auto ignore = [](const std::shared_ptr<const View>&) {};
+  const auto follow = trainer_->OnChange(ignore, [&](const absl::Status& why) {
+    early = why;
+    ++losses;
+    lost.Unpark();
+  });
+  const auto other =
+      ps_->OnChange(ignore, [&](const absl::Status&) { losses += 100; });
+  v1::ReportExitRequest report;
+  report.set_job("job");
+  report.set_name("trainer0");
+  report.set_reason("killed");
+  coordinator_->Handle({"somebody", ""}, "ReportExit",
+                       report.SerializeAsString(),
+                       [](const absl::StatusOr<std::string>&) {});
+  EXPECT_TRUE(IsWoken(lost));
+  EXPECT_THAT(early, StatusIs(absl::StatusCode::kAborted,
+                              "trainer0 is out of job \"job\": declared gone: "
+                              "killed; start it again"));
+  EXPECT_EQ(trainer_->status(), early);
+  absl::Status late;  // who asks afterwards is told too
+  const auto after = trainer_->OnChange(ignore, [&](const absl::Status& why) {
+    late = why;
+    lost.Unpark();
+  });
+  EXPECT_TRUE(IsWoken(lost));
+  EXPECT_EQ(late, early);
+  EXPECT_THAT(trainer_->Leave(kLong), IsOk());
+  EXPECT_THAT(ps_->Leave(kLong), IsOk());  // which is no loss
+  EXPECT_EQ(losses, 1);
 }
 
 TEST_F(MembershipTest, BarriersOpenTogetherAndNameWhoIsMissing) {
