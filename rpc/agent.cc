@@ -93,6 +93,8 @@ void Agent::PeerGone(WorkerKey key, absl::string_view why) {
   core_->PeerGone(key, why);
 }
 
+void Agent::OutOfJob(const absl::Status& why) { core_->OutOfJob(why); }
+
 absl::Status Agent::AwaitIdle(absl::Duration timeout) {
   return core_->AwaitIdle(timeout);
 }

@@ -130,6 +130,11 @@ class Agent {
   // were out with OutcomeUnknown, and it is heard no more.
   void PeerGone(WorkerKey key, absl::string_view why);
 
+  // This incarnation is out of its job, as `why` says: ends the calls in
+  // progress and refuses new ones in both directions. Peers are told
+  // kUnavailable for Reason::kPeerGone, who calls here kAborted.
+  void OutOfJob(const absl::Status& why);
+
   // Waits until this agent neither has calls out nor serves any; refuses none.
   // kDeadlineExceeded says which there still are.
   absl::Status AwaitIdle(absl::Duration timeout);

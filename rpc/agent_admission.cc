@@ -152,9 +152,9 @@ absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
   }
   WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(hello.name));
   if (!CheckNotGone(hello.name, hello.from).ok()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the incarnation ", hello.from.ToString(), " of ",
-                     hello.name, " was declared gone: join again"));
+    return absl::AbortedError(absl::StrCat(
+        "the incarnation ", hello.from.ToString(), " of ", hello.name,
+        " was declared gone: start it again to join anew"));
   }
   WEFT_RETURN_IF_ERROR(ended_);
   return CheckKey(hello, proof);
@@ -205,6 +205,7 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
   welcome.registry = registry_.Digest();
   welcome.limits = options_.limits;
   welcome.status = CheckHello(hello, proof);
+  welcome.replaced = ReasonOf(welcome.status) == Reason::kPeerGone;
   if (!welcome.status.ok()) return welcome;
   if (hello.to != options_.key) {
     welcome.replaced = true;

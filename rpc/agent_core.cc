@@ -125,16 +125,25 @@ void Agent::Core::EndCalls(const absl::Status& why) {
   for (const auto& batcher : batchers) batcher->Flush();
 }
 
-absl::Status Agent::Core::Drain(absl::Duration timeout) {
-  is_draining_ = true;
+void Agent::Core::Refuse(absl::Status why) {
   {
     MutexLock lock(mu_);
-    if (ended_.ok()) {
-      ended_ = absl::UnavailableError(
-          absl::StrCat(options_.name, " is shutting down"));
-    }
+    if (ended_.ok()) ended_ = std::move(why);
     has_ended_ = true;
   }
+  refuses_ = true;
+}
+
+void Agent::Core::OutOfJob(const absl::Status& why) {
+  Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
+                               Phase::kQueue, Reason::kPeerGone));
+  EndCalls(absl::AbortedError(why.message()));
+}
+
+absl::Status Agent::Core::Drain(absl::Duration timeout) {
+  Refuse(internal::MarkFailure(
+      absl::UnavailableError(absl::StrCat(options_.name, " is shutting down")),
+      Phase::kQueue, Reason::kShuttingDown));
   const absl::Status idle = AwaitIdle(timeout);
   if (!idle.ok()) {
     EndCalls(
@@ -205,8 +214,11 @@ absl::Status Agent::Core::CanCall() {
   MutexLock lock(mu_);
   // To peers it is kUnavailable; who calls by an agent that it has shut down is
   // wrong about its own.
-  return absl::FailedPreconditionError(
-      absl::StrCat(ended_.message(), ": it makes no more calls"));
+  const bool is_out_of_job = ReasonOf(ended_) == Reason::kPeerGone;
+  return absl::Status(
+      is_out_of_job ? absl::StatusCode::kAborted
+                    : absl::StatusCode::kFailedPrecondition,
+      absl::StrCat("no more calls are made: ", ended_.message()));
 }
 
 absl::StatusOr<Worker> Agent::Core::Find(absl::string_view name) const {

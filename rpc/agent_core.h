@@ -65,6 +65,7 @@ class Agent::Core final : public Dispatcher,
   absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status AwaitIdle(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
+  void OutOfJob(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the calls in both directions; handlers are told.
   void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -110,7 +111,8 @@ class Agent::Core final : public Dispatcher,
   const std::string& self() const override { return options_.name; }
   const std::string& build() const override { return options_.build; }
   absl::StatusOr<const Function*> Find(const Request& request,
-                                       Refusal* refusal) const override;
+                                       Refusal* refusal) const override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Dispatch(const Function& function,
                 std::shared_ptr<ServedCall> call) override;
   telemetry::Span StartSpan(const Worker& peer,
@@ -156,6 +158,8 @@ class Agent::Core final : public Dispatcher,
   absl::Status CheckRole(const Function& function, const Worker& caller);
   // What a caller whose registry differs may call. Null: too much to tell.
   std::shared_ptr<const FunctionTable> TableFor(const Worker& caller) const;
+  // Nothing is begun any more, for `why`; the first one counts.
+  void Refuse(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
@@ -185,12 +189,12 @@ class Agent::Core final : public Dispatcher,
   const std::shared_ptr<LaneTable> lanes_ = std::make_shared<LaneTable>();
   // What the Metrics have been told. For one reading at a time.
   std::map<std::string, Traffic::Counts> exported_;
-  CancelSource ending_;  // of the calls of this agent by itself
-  std::atomic<bool> is_draining_{false};
-  std::atomic<bool> has_ended_{false};          // ended_ is set
+  CancelSource ending_;                 // of the calls of this agent by itself
+  std::atomic<bool> refuses_{false};    // peers too, as ended_ says
+  std::atomic<bool> has_ended_{false};  // ended_ is set
   std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
 
-  Mutex mu_;
+  mutable Mutex mu_;
   absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
   OutboundMap outbounds_ ABSL_GUARDED_BY(mu_);
   InboundMap inbounds_ ABSL_GUARDED_BY(mu_);

@@ -18,10 +18,9 @@ bool Matches(const AccessRule& rule, absl::string_view function) {
 
 absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
                                                   Refusal* refusal) const {
-  if (is_draining_) {
-    return internal::MarkFailure(absl::UnavailableError(absl::StrCat(
-                                     options_.name, " is shutting down")),
-                                 Phase::kQueue, Reason::kShuttingDown);
+  if (refuses_) {
+    MutexLock lock(mu_);
+    return ended_;
   }
   const Function* function = registry_.FindName(request.function);
   if (function == nullptr) {

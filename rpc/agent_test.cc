@@ -845,7 +845,7 @@ TEST(Agent, ACallerDeclaredGoneIsHeardNoMore) {
   ASSERT_EQ(*Call(ranks[0].To("w1"), Add, 1, 2), 3);
   ranks[1].PeerGone(WorkerKey{0, 1}, "silent for 10 s");
   EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "declared gone"));
+              StatusIs(absl::StatusCode::kAborted, "declared gone"));
 }
 
 TEST(Agent, ABrokenConnectionNeitherLosesNorRepeatsACall) {
@@ -975,6 +975,36 @@ TEST(Agent, ShutdownRefusesNewCallsOfPeers) {
   EXPECT_THAT(status,
               StatusIs(absl::StatusCode::kUnavailable, "w1 is shutting down"));
   EXPECT_FALSE(OutcomeUnknown(status));
+}
+
+TEST(Agent, OutOfItsJobItEndsItsCallsAndRefusesOthersWithTheReason) {
+  Ranks ranks(2);
+  Counters counters;
+  ranks[0].SetLocal(&counters);
+  ranks[1].SetLocal(&counters);
+  const Target target = ranks[0].To("w1");
+  Future<void> served = CallAsync(target, Linger);
+  EXPECT_TRUE(IsWoken(counters.began));
+  Future<void> made = CallAsync(ranks[1].To("w0"), Linger);
+  EXPECT_TRUE(IsWoken(counters.began));
+  ranks[1].OutOfJob(absl::AbortedError("w1 is out of it; start it again"));
+  const absl::Status cut = served.Wait(absl::Seconds(30));
+  EXPECT_THAT(cut, StatusIs(absl::StatusCode::kUnavailable, "start it again"));
+  EXPECT_EQ(ReasonOf(cut), Reason::kPeerGone);
+  EXPECT_TRUE(OutcomeUnknown(cut));
+  const absl::Status ended = made.Wait(absl::Seconds(30));
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kAborted, "start it again"));
+  EXPECT_TRUE(OutcomeUnknown(ended));
+  const absl::Status refused = Call(target, Add, 1, 2).status();
+  EXPECT_THAT(refused,
+              StatusIs(absl::StatusCode::kUnavailable, "w1 is out of it"));
+  EXPECT_EQ(ReasonOf(refused), Reason::kPeerGone);
+  EXPECT_FALSE(OutcomeUnknown(refused));
+  for (const char* peer : {"w0", "w1"}) {
+    EXPECT_THAT(Call(ranks[1].To(peer), Add, 1, 2),
+                StatusIs(absl::StatusCode::kAborted, "w1 is out of it"));
+  }
+  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(30)), IsOk());
 }
 
 TEST(Agent, WhatIsParkedDoesNotKeepAnAgentFromEnding) {
