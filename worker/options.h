@@ -5,6 +5,7 @@
 #define WEFT_WORKER_OPTIONS_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <string>
 
@@ -79,10 +80,19 @@ struct Options {
   // 8 MiB once there was a large tensor; 0: none. --shared-memories
   int shared_memories = 64;
   // Ends the program, with exit code 10 and the flight recorder written, when
-  // this worker does not answer at its own address and a new listener does not
-  // help: for a supervisor that starts another. --exit-if-unreachable
+  // this worker is out of its job, or does not answer at its own address and a
+  // new listener does not help: for a supervisor that starts another.
+  // --exit-if-unreachable
   bool exit_if_unreachable = false;
   absl::Duration probe_every = absl::Seconds(5);  // how often it asks itself
+
+  // Runs once, on a thread of the handlers, when this worker is out of its job
+  // without having left it: declared gone, or the coordinator is lost; `why`
+  // says so. By then health checks answer NOT_SERVING, and calls are refused in
+  // both directions. Nothing brings this incarnation back: the program should
+  // end, and may do so here, but not by destroying the Worker. Where Start
+  // still waits for the others, it fails too.
+  std::function<void(const absl::Status& why)> on_out_of_job = nullptr;
 
   std::string name() const;
   bool is_elastic() const { return max_workers > 0; }

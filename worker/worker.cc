@@ -210,10 +210,7 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
   endpoint.advertise = options_.advertise;
   endpoint.probe_every = options_.probe_every;
   if (options_.exit_if_unreachable) {
-    endpoint.on_unreachable = [this](const absl::Status& why) {
-      Dump();
-      ExitIfError(WithExitCode(why, ExitCode::kPeerLost));
-    };
+    endpoint.on_unreachable = [this](const auto& why) { EndProgram(why); };
   }
   auto opened = net::Endpoint::Open(*loop_, endpoint);
   if (absl::IsUnavailable(opened.status()) && options_.hosts_coordinator()) {
@@ -369,8 +366,21 @@ absl::Status Worker::MakeAgent() {
           if (!told.insert(departed.key).second) continue;
           agent->PeerGone(departed.key, departed.reason);
         }
-      });
+      },
+      [this](const absl::Status& why) { OutOfJob(why); });
   return absl::OkStatus();
+}
+
+void Worker::OutOfJob(const absl::Status& why) {
+  endpoint_->SetServing(false);
+  agent_->OutOfJob(why);
+  if (options_.on_out_of_job) options_.on_out_of_job(why);
+  if (options_.exit_if_unreachable) EndProgram(why);
+}
+
+void Worker::EndProgram(const absl::Status& why) {
+  Dump();
+  ExitIfError(WithExitCode(why, ExitCode::kPeerLost));
 }
 
 absl::Status Worker::AwaitAll(absl::string_view tag, absl::Duration timeout) {

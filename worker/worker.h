@@ -122,6 +122,9 @@ class Worker {
   LinkToCoordinator();
   absl::Status Join();
   absl::Status MakeAgent();
+  void OutOfJob(const absl::Status& why);
+  // For a supervisor that starts another.
+  void EndProgram(const absl::Status& why);
 
   absl::Status Quiesce(const std::string& together, absl::Duration timeout);
   absl::Status Drain(const std::string& together, absl::Duration timeout);

@@ -20,8 +20,14 @@
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
 #include "weft/base/parker.h"
+#include "weft/net/channel.h"
+#include "weft/net/loop.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/proto/rpc.pb.h"
 #include "weft/rendezvous/coordinator.h"
+#include "weft/rendezvous/over_net.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/client.h"
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/outcome.h"
@@ -152,6 +158,23 @@ class WorkerTest : public ::testing::Test {
     options.min_workers = min;
     options.max_workers = max;
     return options;
+  }
+
+  // As a witness of its end tells the coordinator.
+  void DeclareGone(const std::string& name) {
+    const auto loop = net::Loop::Create();
+    ASSERT_THAT(loop, IsOk());
+    const auto link =
+        rendezvous::MakeNetLink(**loop, OptionsOf("ps", 0).coordinator, "ps0");
+    ASSERT_THAT(link, IsOk());
+    rendezvous::v1::ReportExitRequest report;
+    report.set_job("job");
+    report.set_name(name);
+    report.set_reason("a test says so");
+    EXPECT_THAT((*link)
+                    ->Call("ReportExit", report.SerializeAsString(), kLong)
+                    .Wait(kLong),
+                IsOk());
   }
 
   // ps0, trainer0 and trainer1.
@@ -362,6 +385,71 @@ TEST_F(WorkerTest, AWorkerThatIsJustDroppedEndsWithinSeconds) {
   gate.may_leave.Unpark();
 }
 
+// SERVING is 1, NOT_SERVING 2.
+std::string HealthOf(Worker& worker) {
+  const auto channel = net::Channel::Create(
+      worker.loop(), worker.endpoint().address(), {worker.endpoint().name()});
+  EXPECT_THAT(channel, IsOk());
+  const auto answer = (*channel)
+                          ->UnaryCall("/grpc.health.v1.Health/Check", {}, kLong)
+                          .Wait(kLong);
+  EXPECT_THAT(answer, IsOk());
+  return std::string(Flatten(*answer).view());
+}
+
+// As one is that was stopped for long, and goes on.
+TEST_F(WorkerTest, WhoIsOutOfItsJobServesNobodyAndTellsItsProgram) {
+  Parker told;
+  absl::Status why;
+  Options options = OptionsOf("trainer", 1);
+  options.on_out_of_job = [&](const absl::Status& reason) {
+    why = reason;
+    told.Unpark();
+  };
+  Workers workers =
+      StartAll({OptionsOf("ps", 0), OptionsOf("trainer", 0), options});
+  ASSERT_EQ(workers.size(), 3u);
+  const auto client = rpc::Client::Connect(workers[2]->endpoint().address());
+  ASSERT_THAT(client, IsOk());
+  EXPECT_THAT(rpc::Call((*client)->To(kLong), Twice, int64_t{21}),
+              IsOkAndHolds(42));
+  EXPECT_EQ(HealthOf(*workers[2]), "\x08\x01");
+  DeclareGone("trainer1");
+  EXPECT_TRUE(IsWoken(told));
+  EXPECT_THAT(why, StatusIs(absl::StatusCode::kAborted,
+                            "trainer1 is out of job \"job\": declared gone: a "
+                            "test says so; start it again"));
+  EXPECT_EQ(ExitCodeFor(why), ExitCode::kPeerLost);
+  EXPECT_EQ(HealthOf(*workers[2]), "\x08\x02");
+  EXPECT_EQ(HealthOf(*workers[0]), "\x08\x01");
+  const absl::Status refused =
+      rpc::Call((*client)->To(kLong), Twice, int64_t{21}).status();
+  EXPECT_THAT(refused,
+              StatusIs(absl::StatusCode::kUnavailable, "start it again"));
+  EXPECT_EQ(rpc::ReasonOf(refused), rpc::Reason::kPeerGone);
+  rpc::v1::CallRequest plain;  // as of `weft call`
+  plain.set_function("weft::worker::ForMembers");
+  const auto channel = net::Channel::Create(
+      workers[0]->loop(), workers[2]->endpoint().address(), {"trainer1"});
+  ASSERT_THAT(channel, IsOk());
+  EXPECT_THAT((*channel)
+                  ->UnaryCall("/weft.rpc.v1.Worker/Call",
+                              {Bytes::Own(plain.SerializeAsString())}, kLong)
+                  .Wait(kLong),
+              StatusIs(absl::StatusCode::kUnavailable, "start it again"));
+  EXPECT_THAT(
+      CallTwice(*workers[0], "trainer1"),
+      StatusIs(absl::StatusCode::kUnavailable, "is gone: a test says so"));
+  EXPECT_THAT(CallTwice(*workers[2], "ps0"),
+              StatusIs(absl::StatusCode::kAborted, "start it again"));
+  workers.pop_back();
+  auto again = Worker::Start(OptionsOf("trainer", 1));
+  ASSERT_THAT(again, IsOk());
+  workers.push_back(*std::move(again));
+  EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
+  EndAll(std::move(workers));
+}
+
 TEST_F(WorkerTest, ASecondOfTheSameNameIsToldSoOnTheDefaultSocketToo) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
@@ -524,19 +612,20 @@ TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
 // ps0 in a process of its own, which hosts the coordinator.
 class HostTest : public WorkerTest {
  protected:
-  std::unique_ptr<testing::Process> StartHost(
-      const std::vector<std::string>& flags) {
-    testing::Command command;
-    command.argv = {testing::RunfilePath("worker/worker_host"),
-                    "--role=ps",
-                    "--job=job",
-                    "--servers=1",
-                    "--trainers=2",
-                    "--log-level=warning"};
-    command.argv.insert(command.argv.end(), flags.begin(), flags.end());
-    auto host = testing::Process::Start(std::move(command));
-    EXPECT_THAT(host, IsOk());
-    return *std::move(host);
+  std::unique_ptr<testing::Process> StartHost(std::vector<std::string> flags) {
+    flags.insert(flags.begin(),
+                 {"--role=ps", "--trainers=2", "--log-level=warning"});
+    return StartProcess(std::move(flags));
+  }
+
+  std::unique_ptr<testing::Process> StartProcess(
+      std::vector<std::string> flags) {
+    flags.insert(flags.begin(),
+                 {testing::RunfilePath("worker/worker_host"), "--job=job",
+                  "--servers=1", absl::StrCat("--dump-dir=", dir_.path())});
+    auto process = testing::Process::Start({std::move(flags), {}});
+    EXPECT_THAT(process, IsOk());
+    return *std::move(process);
   }
 
   // trainer0 and trainer1, who meet by `init`.
@@ -636,6 +725,41 @@ TEST_F(HostTest, AnOutageOfEtcdEndsNobodyAndTheCoordinatorGoesOn) {
   ShutdownOptions at_once;
   at_once.graceful = false;
   for (auto& worker : workers) (void)worker->Shutdown(at_once);
+}
+
+TEST_F(HostTest, WhoIsOutOfItsJobEndsForItsSupervisor) {
+  const std::string coordinator =
+      absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"));
+  const auto host = StartProcess({"--role=ps", "--trainers=1", coordinator});
+  const auto trainer = StartProcess(
+      {"--role=trainer", "--trainers=1", "--exit-if-unreachable", coordinator});
+  ASSERT_THAT(trainer->WaitForOutput("serving", kLong), IsOk());
+  DeclareGone("trainer0");
+  EXPECT_THAT(trainer->Wait(kLong),
+              IsOkAndHolds(static_cast<int>(ExitCode::kPeerLost)));
+  const std::string output = trainer->output();
+  constexpr char kWhy[] =
+      "trainer0 is out of job \"job\": declared gone: a test says so; start it "
+      "again to join anew";
+  EXPECT_THAT(output, HasSubstr(absl::StrCat("error: ", kWhy)));
+  EXPECT_THAT(output, HasSubstr("flight recorder written to"));
+  // The log, which a program without the flag has too.
+  EXPECT_THAT(output.substr(0, output.find("flight recorder")),
+              HasSubstr(kWhy));
+}
+
+TEST_F(HostTest, WhoIsDeclaredGoneWhileItJoinsIsToldToStartAgain) {
+  const auto host =
+      StartProcess({"--role=ps", "--trainers=2",
+                    absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"))});
+  absl::Status joined;
+  std::thread joining(
+      [&] { joined = Worker::Start(OptionsOf("trainer", 0)).status(); });
+  EXPECT_THAT(host->WaitForOutput("trainer0 joined", kLong), IsOk());
+  DeclareGone("trainer0");  // trainer1 is still to come
+  joining.join();
+  EXPECT_THAT(joined, StatusIs(absl::StatusCode::kAborted, "start it again"));
+  EXPECT_EQ(ExitCodeFor(joined), ExitCode::kPeerLost);
 }
 
 TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
