@@ -393,7 +393,7 @@ Slices OneOfEach() {
   batch.Add(reply, false);
   batch.Add(Close{{{1, 4}, {7, 7}}});
   batch.Add(Piece{14, {Bytes::Own(std::string(2000, 'z'))}});
-  batch.Add(RingMessage{RingMessage::Kind::kOffered, 15, 16, 17});
+  batch.Add(MemoryMessage{MemoryMessage::Kind::kOffered, 15, 16, 17});
   return std::move(batch).Finish();
 }
 
@@ -423,11 +423,11 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   EXPECT_THAT(batch.closes(0).ids(), ElementsAre(1, 4, 7, 7));
   ASSERT_EQ(batch.pieces_size(), 1);
   EXPECT_EQ(batch.pieces(0).data().size(), 2000u);
-  ASSERT_EQ(batch.rings_size(), 1);
-  EXPECT_EQ(batch.rings(0).kind(), 2u);
-  EXPECT_EQ(batch.rings(0).token(), 15u);
-  EXPECT_EQ(batch.rings(0).bytes(), 16u);
-  EXPECT_EQ(batch.rings(0).position(), 17u);
+  ASSERT_EQ(batch.memories_size(), 1);
+  EXPECT_EQ(batch.memories(0).kind(), 2u);
+  EXPECT_EQ(batch.memories(0).token(), 15u);
+  EXPECT_EQ(batch.memories(0).bytes(), 16u);
+  EXPECT_EQ(batch.memories(0).position(), 17u);
   EXPECT_TRUE(batch.GetReflection()->GetUnknownFields(batch).empty());
 }
 

@@ -55,7 +55,7 @@ int64_t DetachNames(Request& request) {
   return static_cast<int64_t>(request.name.size() + request.chain.size());
 }
 
-absl::Status OutOfTurn(const RingMessage& message) {
+absl::Status OutOfTurn(const MemoryMessage& message) {
   return absl::InvalidArgumentError(
       absl::StrCat("shared memory: a message of kind ",
                    static_cast<int>(message.kind), " out of turn"));
@@ -72,7 +72,7 @@ void Link::Attach(std::shared_ptr<Connection> connection) {
     if (!closed_) {
       connection_ = std::move(connection);
       if (connection_->memory_role() != Connection::MemoryRole::kNone) {
-        ring_state_ = RingState::kUntried;
+        memory_state_ = MemoryState::kUntried;
       }
     }
   }
@@ -125,7 +125,7 @@ bool Link::Sweep(absl::FunctionRef<bool(uint64_t)> has_ended) {
 
 bool Link::HasWork() const {
   return !control_.empty() || !outbox_.empty() || !bulk_.empty() ||
-         !cut_.empty() || ring_ != nullptr || close_when_written_;
+         !cut_.empty() || payload_rings_ != nullptr || close_when_written_;
 }
 
 void Link::Drain() { GoOn(nullptr); }
@@ -157,12 +157,12 @@ bool Link::WriteOne(bool Link::** ended, bool is_last) {
   }
   const bool is_done = Write(&leaving);
   *ended = is_done ? &Link::writing_ : nullptr;
-  if (leaving.wants_ring) AskForRing(*leaving.connection);
+  if (leaving.wants_memory) AskForMemory(*leaving.connection);
   if (is_done && is_last) {
     leaving.connection->GiveWay();
     return false;
   }
-  return is_done || leaving.wants_ring;
+  return is_done || leaving.wants_memory;
 }
 
 bool Link::Write(Leaving* leaving) {
@@ -189,7 +189,7 @@ void Link::EndInstead(Connection& connection, bool overflows) {
 
 void Link::End(absl::Status status, bool after_writing) {
   std::shared_ptr<Connection> connection;
-  std::shared_ptr<Ring> ring;  // unmapped without the lock
+  std::shared_ptr<PayloadRings> rings;  // unmapped without the lock
   {
     MutexLock lock(mu_);
     if (closed_) return;
@@ -201,7 +201,7 @@ void Link::End(absl::Status status, bool after_writing) {
       control_.clear();
       outbox_.clear();
       bulk_.clear();
-      ring = std::move(ring_);
+      rings = std::move(payload_rings_);
       connection = connection_;
     }
   }
@@ -215,11 +215,11 @@ void Link::OnClosed(absl::Status status) {
   std::shared_ptr<Connection> connection;
   std::deque<Outgoing> outbox;
   std::deque<Bulk> bulk;
-  std::shared_ptr<Ring> ring;  // unmapped without the lock
+  std::shared_ptr<PayloadRings> rings;  // unmapped without the lock
   {
     MutexLock lock(mu_);
     closed_ = true;
-    ring = std::move(ring_);
+    rings = std::move(payload_rings_);
     connection = std::move(connection_);
     outbox.swap(outbox_);
     bulk.swap(bulk_);
@@ -233,7 +233,7 @@ void Link::OnClosed(absl::Status status) {
 
 void Link::TakeMessage(Leaving* leaving) {
   BatchWriter batch;
-  leaving->ring = ring_;
+  leaving->rings = payload_rings_;
   while (!control_.empty()) {
     batch.Add(control_.front());
     control_.pop_front();
@@ -247,7 +247,8 @@ void Link::TakeMessage(Leaving* leaving) {
     AddOutgoing(outbox_.front(), &batch, leaving);
     outbox_.pop_front();
   }
-  size_t room = ring_state_ == RingState::kOpen ? kRingPieceBytes : kPieceBytes;
+  size_t room =
+      memory_state_ == MemoryState::kOpen ? kMemoryPieceBytes : kPieceBytes;
   while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
     const size_t taken = AddPiece(room, &batch, leaving);
     if (taken == 0) break;  // until the peer has consumed some
@@ -272,17 +273,17 @@ void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,
     is_welcome_ = (*welcome)->status.ok();
     batch->Add(**welcome);
   } else {
-    batch->Add(std::get<RingMessage>(frame));
+    batch->Add(std::get<MemoryMessage>(frame));
   }
 }
 
 bool Link::AddBody(uint64_t id, const Slices& body, Leaving* leaving) {
   const size_t size = TotalSize(body);
-  if (size >= kInRing && ring_state_ == RingState::kUntried) {
-    ring_state_ = RingState::kAsked;
-    leaving->wants_ring = true;
+  if (size >= kInMemory && memory_state_ == MemoryState::kUntried) {
+    memory_state_ = MemoryState::kAsked;
+    leaving->wants_memory = true;
   }
-  if (size < (ring_state_ == RingState::kOpen ? kInRing : kInPieces)) {
+  if (size < (memory_state_ == MemoryState::kOpen ? kInMemory : kInPieces)) {
     return false;
   }
   bulk_.push_back(Bulk{id, body, size, 0, 0});
@@ -294,11 +295,13 @@ size_t Link::AddPiece(size_t room, BatchWriter* batch, Leaving* leaving) {
   size_t size = std::min(room, bulk.left);
   Piece piece;
   piece.id = bulk.id;
-  if (ring_state_ == RingState::kOpen) {
-    const std::optional<RingWriter::Place> place = ring_->writer.Reserve(size);
+  if (memory_state_ == MemoryState::kOpen) {
+    const std::optional<PayloadWriter::Place> place =
+        payload_rings_->writer.Reserve(size);
     if (!place.has_value()) return 0;
-    piece.in_ring = size = place->size;
-    leaving->copies.push_back({ring_->out + place->offset, bulk.Take(size)});
+    piece.in_memory = size = place->size;
+    leaving->copies.push_back(
+        {payload_rings_->out + place->offset, bulk.Take(size)});
   } else {
     piece.data = bulk.Take(size);
   }
@@ -330,75 +333,75 @@ Slices Link::Bulk::Take(size_t bytes) {
 // Along with whatever leaves, or on its own where the peer may soon wait for
 // it.
 void Link::AddConsumed(BatchWriter* batch) {
-  if (ring_ == nullptr) return;
-  RingReader& reader = ring_->reader;
+  if (payload_rings_ == nullptr) return;
+  PayloadReader& reader = payload_rings_->reader;
   if (!reader.MustReport() && (batch->empty() || !reader.MayReport())) return;
-  RingMessage consumed;
-  consumed.kind = RingMessage::Kind::kConsumed;
+  MemoryMessage consumed;
+  consumed.kind = MemoryMessage::Kind::kConsumed;
   consumed.position = reader.Report();
   batch->Add(consumed);
 }
 
 // ------------------------------------------------------------- shared memory
 
-void Link::AskForRing(Connection& connection) {
-  RingMessage message;
-  std::shared_ptr<Ring> ring;
+void Link::AskForMemory(Connection& connection) {
+  MemoryMessage message;
+  std::shared_ptr<PayloadRings> rings;
   if (connection.memory_role() == Connection::MemoryRole::kTakes) {
-    message.kind = RingMessage::Kind::kWanted;
+    message.kind = MemoryMessage::Kind::kWanted;
   } else {
     absl::StatusOr<SharedMemory> memory =
-        connection.OfferMemory(2 * kRingBytes);
+        connection.OfferMemory(2 * kPayloadRingBytes);
     if (memory.ok()) {
-      message.kind = RingMessage::Kind::kOffered;
+      message.kind = MemoryMessage::Kind::kOffered;
       message.token = memory->token;
-      message.bytes = 2 * kRingBytes;
-      ring = MakeRing(std::move(memory->segment), /*is_offerer=*/true);
+      message.bytes = 2 * kPayloadRingBytes;
+      rings = MakePayloadRings(std::move(memory->segment), /*is_offerer=*/true);
     }
   }
   MutexLock lock(mu_);
   if (closed_) return;
-  if (message.kind == RingMessage::Kind::kOffered) {
-    ring_ = std::move(ring);
-    ring_state_ = RingState::kOffered;
+  if (message.kind == MemoryMessage::Kind::kOffered) {
+    payload_rings_ = std::move(rings);
+    memory_state_ = MemoryState::kOffered;
   } else if (connection.memory_role() == Connection::MemoryRole::kOffers) {
-    ring_state_ = RingState::kNone;
+    memory_state_ = MemoryState::kNone;
     return;
   }
   outbox_.push_front(message);
 }
 
-std::shared_ptr<Link::Ring> Link::MakeRing(
+std::shared_ptr<Link::PayloadRings> Link::MakePayloadRings(
     std::shared_ptr<memory::Segment> memory, bool is_offerer) {
-  auto ring = std::make_shared<Ring>();
-  ring->memory = std::move(memory);
-  std::byte* const first = ring->memory->data();
-  std::byte* const second = first + kRingBytes;
-  ring->out = is_offerer ? first : second;
-  ring->in = is_offerer ? second : first;
-  return ring;
+  auto rings = std::make_shared<PayloadRings>();
+  rings->memory = std::move(memory);
+  std::byte* const first = rings->memory->data();
+  std::byte* const second = first + kPayloadRingBytes;
+  rings->out = is_offerer ? first : second;
+  rings->in = is_offerer ? second : first;
+  return rings;
 }
 
-absl::Status Link::OnRingMessage(const RingMessage& message) {
+absl::Status Link::OnMemoryMessage(const MemoryMessage& message) {
   switch (message.kind) {
-    case RingMessage::Kind::kWanted:
+    case MemoryMessage::Kind::kWanted:
       return OnWanted();
-    case RingMessage::Kind::kOffered:
+    case MemoryMessage::Kind::kOffered:
       return OnOffer(message);
-    case RingMessage::Kind::kConsumed: {
+    case MemoryMessage::Kind::kConsumed: {
       MutexLock lock(mu_);
       if (closed_) return absl::OkStatus();
-      if (ring_state_ != RingState::kOpen) break;
-      return ring_->writer.Release(message.position);
+      if (memory_state_ != MemoryState::kOpen) break;
+      return payload_rings_->writer.Release(message.position);
     }
-    case RingMessage::Kind::kAccepted:
-    case RingMessage::Kind::kRefused: {
+    case MemoryMessage::Kind::kAccepted:
+    case MemoryMessage::Kind::kRefused: {
       MutexLock lock(mu_);
       if (closed_) return absl::OkStatus();
-      if (ring_state_ != RingState::kOffered) break;
-      const bool accepted = message.kind == RingMessage::Kind::kAccepted;
-      ring_state_ = accepted ? RingState::kOpen : RingState::kNone;
-      if (!accepted) ring_ = nullptr;
+      if (memory_state_ != MemoryState::kOffered) break;
+      const bool accepted = message.kind == MemoryMessage::Kind::kAccepted;
+      memory_state_ = accepted ? MemoryState::kOpen : MemoryState::kNone;
+      if (!accepted) payload_rings_ = nullptr;
       return absl::OkStatus();
     }
   }
@@ -415,21 +418,21 @@ absl::Status Link::OnWanted() {
       return absl::InvalidArgumentError("the peer wants memory of its guest");
     }
     // Offered meanwhile, or tried in vain.
-    if (ring_state_ != RingState::kUntried) return absl::OkStatus();
-    ring_state_ = RingState::kAsked;
+    if (memory_state_ != MemoryState::kUntried) return absl::OkStatus();
+    memory_state_ = MemoryState::kAsked;
     connection = connection_;
   }
-  AskForRing(*connection);
+  AskForMemory(*connection);
   return absl::OkStatus();
 }
 
-absl::Status Link::OnOffer(const RingMessage& offer) {
+absl::Status Link::OnOffer(const MemoryMessage& offer) {
   std::shared_ptr<Connection> connection;
   {
     MutexLock lock(mu_);
     if (closed_) return absl::OkStatus();
-    const bool is_its_turn =
-        ring_state_ == RingState::kUntried || ring_state_ == RingState::kAsked;
+    const bool is_its_turn = memory_state_ == MemoryState::kUntried ||
+                             memory_state_ == MemoryState::kAsked;
     if (!is_welcome_ || !is_its_turn || connection_ == nullptr ||
         connection_->memory_role() != Connection::MemoryRole::kTakes) {
       return OutOfTurn(offer);
@@ -437,18 +440,19 @@ absl::Status Link::OnOffer(const RingMessage& offer) {
     connection = connection_;
   }
   absl::StatusOr<SharedMemory> memory =
-      offer.bytes == 2 * kRingBytes
-          ? connection->TakeMemory(offer.token, 2 * kRingBytes)
+      offer.bytes == 2 * kPayloadRingBytes
+          ? connection->TakeMemory(offer.token, 2 * kPayloadRingBytes)
           : absl::UnimplementedError("memory of another size");
-  RingMessage answer;
-  answer.kind =
-      memory.ok() ? RingMessage::Kind::kAccepted : RingMessage::Kind::kRefused;
+  MemoryMessage answer;
+  answer.kind = memory.ok() ? MemoryMessage::Kind::kAccepted
+                            : MemoryMessage::Kind::kRefused;
   MutexLock lock(mu_);
   if (closed_) return absl::OkStatus();
   if (memory.ok()) {
-    ring_ = MakeRing(std::move(memory->segment), /*is_offerer=*/false);
+    payload_rings_ =
+        MakePayloadRings(std::move(memory->segment), /*is_offerer=*/false);
   }
-  ring_state_ = memory.ok() ? RingState::kOpen : RingState::kNone;
+  memory_state_ = memory.ok() ? MemoryState::kOpen : MemoryState::kNone;
   outbox_.push_front(answer);
   return absl::OkStatus();
 }
@@ -474,8 +478,8 @@ absl::Status Link::TakeFrame(Frame&& frame) {
     const auto it = assemblies_.find(piece->id);
     return it == assemblies_.end() ? PassOver(frame) : Fill(it, *piece);
   }
-  if (const auto* message = std::get_if<RingMessage>(&frame)) {
-    return OnRingMessage(*message);
+  if (const auto* message = std::get_if<MemoryMessage>(&frame)) {
+    return OnMemoryMessage(*message);
   }
   uint64_t id = 0;
   uint64_t size = 0;
@@ -531,7 +535,8 @@ absl::Status Link::PassOver(const Frame& frame) {
 
 absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
   Assembly& assembly = it->second;
-  const size_t size = piece.in_ring > 0 ? piece.in_ring : TotalSize(piece.data);
+  const size_t size =
+      piece.in_memory > 0 ? piece.in_memory : TotalSize(piece.data);
   if (size == 0) {  // nobody waits for it any more
     assembling_bytes_ -= assembly.cost;
     assemblies_.erase(it);
@@ -562,31 +567,31 @@ absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
 }
 
 absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
-  if (piece.in_ring == 0) {
+  if (piece.in_memory == 0) {
     if (to != nullptr) CopySlices(piece.data, to);
     return absl::OkStatus();
   }
-  std::shared_ptr<Ring> ring;
+  std::shared_ptr<PayloadRings> rings;
   size_t offset = 0;
   {
     MutexLock lock(mu_);
     if (closed_) return absl::CancelledError("the link has ended");
     // One who offered may be sent to before it hears that it was accepted.
-    if (ring_ == nullptr) {
+    if (payload_rings_ == nullptr) {
       return absl::InvalidArgumentError("a piece in memory that is not shared");
     }
-    ring = ring_;
-    WEFT_ASSIGN_OR_RETURN(offset, ring->reader.Take(piece.in_ring));
+    rings = payload_rings_;
+    WEFT_ASSIGN_OR_RETURN(offset, rings->reader.Take(piece.in_memory));
   }
   if (to == nullptr) {
     // Consumed all the same.
   } else if (is_large) {
-    StreamingCopy(to, ring->in + offset, piece.in_ring);
+    StreamingCopy(to, rings->in + offset, piece.in_memory);
   } else {
-    std::memcpy(to, ring->in + offset, piece.in_ring);
+    std::memcpy(to, rings->in + offset, piece.in_memory);
   }
   MutexLock lock(mu_);
-  ring->reader.Consume();
+  rings->reader.Consume();
   return absl::OkStatus();
 }
 

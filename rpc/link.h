@@ -6,9 +6,9 @@
 // into the next. Large bodies leave in pieces, between which small frames
 // overtake them, and are assembled in memory of their own at the other end.
 //
-// Between two processes of one host pieces pass through shared memory (a Ring)
-// if the transport has it: the first large body asks for it, and goes as ever
-// until it is there. See docs/rpc.md.
+// Between two processes of one host pieces pass through shared memory if the
+// transport has it: the first large body asks for it, and goes as ever until it
+// is there. See docs/rpc.md.
 
 #ifndef WEFT_RPC_LINK_H_
 #define WEFT_RPC_LINK_H_
@@ -63,10 +63,10 @@ class Link final : public ConnectionObserver,
   // One message gathers about so much.
   static constexpr size_t kBatchBytes = size_t{32} << 10;
   // Bodies from this size on pass through shared memory, in pieces of at most
-  // kRingPieceBytes; of it each direction has kRingBytes.
-  static constexpr size_t kInRing = size_t{32} << 10;
-  static constexpr size_t kRingPieceBytes = size_t{512} << 10;
-  static constexpr size_t kRingBytes = size_t{4} << 20;
+  // kMemoryPieceBytes; of it each direction has kPayloadRingBytes.
+  static constexpr size_t kInMemory = size_t{32} << 10;
+  static constexpr size_t kMemoryPieceBytes = size_t{512} << 10;
+  static constexpr size_t kPayloadRingBytes = size_t{4} << 20;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
@@ -90,7 +90,7 @@ class Link final : public ConnectionObserver,
   // What the drainer will write, in this order but for closes: they are control
   // messages, which overtake requests and replies and delay nothing.
   using Outgoing =
-      std::variant<RequestPtr, ReplyPtr, Close, RingMessage,
+      std::variant<RequestPtr, ReplyPtr, Close, MemoryMessage,
                    std::unique_ptr<Hello>, std::unique_ptr<Welcome>>;
   // True if nothing else will write it: then Drain() must be called.
   bool Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
@@ -129,14 +129,14 @@ class Link final : public ConnectionObserver,
   };
   // Memory shared with the peer, one half for each direction. What lies in it
   // is the peer's to change at any time.
-  struct Ring {
+  struct PayloadRings {
     std::shared_ptr<memory::Segment> memory;
     std::byte* out = nullptr;
     const std::byte* in = nullptr;
-    RingWriter writer{kRingBytes};
-    RingReader reader{kRingBytes};
+    PayloadWriter writer{kPayloadRingBytes};
+    PayloadReader reader{kPayloadRingBytes};
   };
-  enum class RingState {
+  enum class MemoryState {
     kNone,     // there is none and will be none
     kUntried,  // nobody wanted it yet
     kAsked,    // wanted, or being made
@@ -151,9 +151,9 @@ class Link final : public ConnectionObserver,
     };
     std::shared_ptr<Connection> connection;
     Slices message;
-    std::shared_ptr<Ring> ring;  // into it, before the message is written:
-    std::vector<Copy> copies;
-    bool wants_ring = false;
+    std::shared_ptr<PayloadRings> rings;
+    std::vector<Copy> copies;  // into `rings`, before the message is written
+    bool wants_memory = false;
   };
   // A body that arrives in pieces.
   struct Assembly {
@@ -196,13 +196,13 @@ class Link final : public ConnectionObserver,
   void AddConsumed(BatchWriter* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Asks for shared memory, once. Never under a lock.
-  void AskForRing(Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnRingMessage(const RingMessage& message)
+  void AskForMemory(Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnMemoryMessage(const MemoryMessage& message)
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnOffer(const RingMessage& offer) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnOffer(const MemoryMessage& offer) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnWanted() ABSL_LOCKS_EXCLUDED(mu_);
-  static std::shared_ptr<Ring> MakeRing(std::shared_ptr<memory::Segment> memory,
-                                        bool is_offerer);
+  static std::shared_ptr<PayloadRings> MakePayloadRings(
+      std::shared_ptr<memory::Segment> memory, bool is_offerer);
 
   absl::Status TakeFrame(Frame&& frame);
   // A body of `size` bytes is to come, of the request or reply in `assembly`.
@@ -237,8 +237,8 @@ class Link final : public ConnectionObserver,
   size_t unswept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   size_t heavy_bytes_ ABSL_GUARDED_BY(mu_) = kHeavyBytes;
   std::atomic<bool> is_heavy_{false};
-  RingState ring_state_ ABSL_GUARDED_BY(mu_) = RingState::kNone;
-  std::shared_ptr<Ring> ring_ ABSL_GUARDED_BY(mu_);
+  MemoryState memory_state_ ABSL_GUARDED_BY(mu_) = MemoryState::kNone;
+  std::shared_ptr<PayloadRings> payload_rings_ ABSL_GUARDED_BY(mu_);
   // The peer has been told that it is welcome: it may share memory.
   bool is_welcome_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -255,9 +255,9 @@ class Hostile final : public ConnectionObserver {
   void OnWritten() override {}
   void OnClosed(absl::Status status) override { closed = status; }
 
-  bool has(RingMessage::Kind kind) const {
+  bool has(MemoryMessage::Kind kind) const {
     for (const Frame& frame : frames) {
-      const auto* message = std::get_if<RingMessage>(&frame);
+      const auto* message = std::get_if<MemoryMessage>(&frame);
       if (message != nullptr && message->kind == kind) return true;
     }
     return false;
@@ -280,7 +280,7 @@ Hello Introduction() {
 
 class HostileCallerTest : public ::testing::Test {
  protected:
-  static constexpr uint64_t kBytes = 2 * Link::kRingBytes;
+  static constexpr uint64_t kBytes = 2 * Link::kPayloadRingBytes;
 
   HostileCallerTest() {
     agent_ = MakeAgent(at_agent_, directory_, 1, &executor_, &telemetry_);
@@ -288,15 +288,15 @@ class HostileCallerTest : public ::testing::Test {
         at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
   }
 
-  static RingMessage Message(RingMessage::Kind kind) {
-    RingMessage message;
+  static MemoryMessage Message(MemoryMessage::Kind kind) {
+    MemoryMessage message;
     message.kind = kind;
     return message;
   }
-  RingMessage Offer(uint64_t bytes = kBytes) {
+  MemoryMessage Offer(uint64_t bytes = kBytes) {
     const absl::StatusOr<SharedMemory> memory = depot_->Offer(bytes);
     WEFT_CHECK(memory.ok());
-    RingMessage message = Message(RingMessage::Kind::kOffered);
+    MemoryMessage message = Message(MemoryMessage::Kind::kOffered);
     message.token = memory->token;
     message.bytes = bytes;
     return message;
@@ -344,7 +344,7 @@ class HostileCallerTest : public ::testing::Test {
 };
 
 TEST_F(HostileCallerTest, IsHungUpOnForWhatIsOutOfTurn) {
-  using Kind = RingMessage::Kind;
+  using Kind = MemoryMessage::Kind;
   Write(Offer());  // nobody has said who it is
   ExpectHungUp("out of turn");
   Write(Introduction());
@@ -364,11 +364,11 @@ TEST_F(HostileCallerTest, IsHungUpOnForWhatIsOutOfTurn) {
 
 TEST_F(HostileCallerTest, MemoryThatIsNotThereIsRefused) {
   Write(Introduction());
-  RingMessage offer = Message(RingMessage::Kind::kOffered);
+  MemoryMessage offer = Message(MemoryMessage::Kind::kOffered);
   offer.token = 77;
   offer.bytes = kBytes;
   Write(offer);
-  EXPECT_TRUE(caller_->has(RingMessage::Kind::kRefused));
+  EXPECT_TRUE(caller_->has(MemoryMessage::Kind::kRefused));
   EXPECT_THAT(caller_->closed, IsOk());
   ASSERT_FALSE(caller_->frames.empty());
 }
@@ -377,8 +377,8 @@ TEST_F(HostileCallerTest, MemoryOfAnotherSizeIsRefused) {
   for (const uint64_t bytes : {uint64_t{4096}, 2 * kBytes}) {
     Write(Introduction());
     Write(Offer(bytes));
-    EXPECT_TRUE(caller_->has(RingMessage::Kind::kRefused));
-    Write(Message(RingMessage::Kind::kWanted));
+    EXPECT_TRUE(caller_->has(MemoryMessage::Kind::kRefused));
+    Write(Message(MemoryMessage::Kind::kWanted));
     ExpectHungUp("");
   }
 }
@@ -463,18 +463,18 @@ TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
   request.body = {Bytes::Own(std::string(size_t{8} << 20, 'x'))};
   Piece piece;
   piece.id = 1;
-  for (const uint64_t size :
-       {uint64_t{Link::kRingBytes} + 1, uint64_t{1} << 40, ~uint64_t{0}}) {
+  for (const uint64_t size : {uint64_t{Link::kPayloadRingBytes} + 1,
+                              uint64_t{1} << 40, ~uint64_t{0}}) {
     Write(Introduction());
     Write(Offer());
     Announce(request);
-    piece.in_ring = size;
+    piece.in_memory = size;
     Write(piece);
     ExpectHungUp("");
   }
   Write(Introduction());
   Announce(request);
-  piece.in_ring = 4096;
+  piece.in_memory = 4096;
   Write(piece);
   ExpectHungUp("memory that is not shared");
 }
@@ -681,30 +681,31 @@ TEST_F(HostileCalleeTest, ALateReplyIsPassedOverWithoutMemory) {
 }
 
 TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
-  using Kind = RingMessage::Kind;
+  using Kind = MemoryMessage::Kind;
   Future<int64_t> call = MakeCall();
-  RingMessage message;
+  MemoryMessage message;
   message.kind = Kind::kWanted;
   Write(Welcome(), message);
   ASSERT_TRUE(callee_->has(Kind::kOffered));
   message.kind = Kind::kAccepted;
   Write(message);
   GiveUp(call);
-  Announce(1, Link::kRingBytes);
+  Announce(1, Link::kPayloadRingBytes);
   Piece piece;
   piece.id = 1;
-  piece.in_ring = Link::kRingPieceBytes;
-  for (size_t i = 0; i < Link::kRingBytes / Link::kRingPieceBytes; ++i) {
+  piece.in_memory = Link::kMemoryPieceBytes;
+  for (size_t i = 0; i < Link::kPayloadRingBytes / Link::kMemoryPieceBytes;
+       ++i) {
     Write(piece);
   }
   uint64_t consumed = 0;
   for (const Frame& frame : callee_->frames) {
-    const auto* ring = std::get_if<RingMessage>(&frame);
-    if (ring != nullptr && ring->kind == Kind::kConsumed) {
-      consumed = ring->position;
+    const auto* said = std::get_if<MemoryMessage>(&frame);
+    if (said != nullptr && said->kind == Kind::kConsumed) {
+      consumed = said->position;
     }
   }
-  EXPECT_EQ(consumed, uint64_t{Link::kRingBytes});
+  EXPECT_EQ(consumed, uint64_t{Link::kPayloadRingBytes});
   EXPECT_THAT(callee_->closed, IsOk());
 }
 

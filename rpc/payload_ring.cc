@@ -8,7 +8,7 @@
 namespace weft::rpc {
 namespace {
 
-using internal::kRingLine;
+constexpr uint64_t kPieceAlignment = 64;  // a cache line, to both ends
 
 // The parts of a ring: a reader reports after every quarter; a writer waits for
 // an eighth rather than cut a body into crumbs. All but a quarter is free, or
@@ -17,20 +17,20 @@ constexpr uint64_t kReportPart = 4;
 constexpr uint64_t kLeastPart = 8;
 
 uint64_t RoundUp(uint64_t bytes) {
-  return (bytes + kRingLine - 1) / kRingLine * kRingLine;
+  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
 }
 
 void CheckCapacity(uint64_t capacity) {
-  WEFT_CHECK(capacity > 0 && capacity % (kRingLine * 16) == 0);
+  WEFT_CHECK(capacity > 0 && capacity % (kPieceAlignment * 16) == 0);
 }
 
 }  // namespace
 
-RingWriter::RingWriter(uint64_t capacity) : capacity_(capacity) {
+PayloadWriter::PayloadWriter(uint64_t capacity) : capacity_(capacity) {
   CheckCapacity(capacity);
 }
 
-std::optional<RingWriter::Place> RingWriter::Reserve(size_t bytes) {
+std::optional<PayloadWriter::Place> PayloadWriter::Reserve(size_t bytes) {
   WEFT_CHECK(bytes > 0);
   const uint64_t offset = written_ % capacity_;
   const uint64_t to_end = capacity_ - offset;
@@ -42,9 +42,9 @@ std::optional<RingWriter::Place> RingWriter::Reserve(size_t bytes) {
   return Place{offset, size};
 }
 
-absl::Status RingWriter::Release(uint64_t position) {
+absl::Status PayloadWriter::Release(uint64_t position) {
   if (position < released_ || position > written_ ||
-      position % kRingLine != 0) {
+      position % kPieceAlignment != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the peer says to have read shared memory up to ",
                      position, ", of ", released_, " to ", written_));
@@ -53,11 +53,11 @@ absl::Status RingWriter::Release(uint64_t position) {
   return absl::OkStatus();
 }
 
-RingReader::RingReader(uint64_t capacity) : capacity_(capacity) {
+PayloadReader::PayloadReader(uint64_t capacity) : capacity_(capacity) {
   CheckCapacity(capacity);
 }
 
-absl::StatusOr<size_t> RingReader::Take(size_t size) {
+absl::StatusOr<size_t> PayloadReader::Take(size_t size) {
   const uint64_t offset = taken_ % capacity_;
   if (size == 0 || size > capacity_ - offset) {
     return absl::InvalidArgumentError(
@@ -68,10 +68,10 @@ absl::StatusOr<size_t> RingReader::Take(size_t size) {
   return offset;
 }
 
-bool RingReader::MustReport() const {
+bool PayloadReader::MustReport() const {
   return consumed_ - reported_ >= capacity_ / kReportPart;
 }
 
-uint64_t RingReader::Report() { return reported_ = consumed_; }
+uint64_t PayloadReader::Report() { return reported_ = consumed_; }
 
 }  // namespace weft::rpc

@@ -6,6 +6,8 @@
 // said to be consumed, by messages of the connection, in order. The writer
 // copies into what it reserved before the message that names it leaves; the
 // reader copies out before it says consumed.
+//
+// Messages themselves have rings of another kind: message_ring.h.
 
 #ifndef WEFT_RPC_PAYLOAD_RING_H_
 #define WEFT_RPC_PAYLOAD_RING_H_
@@ -19,16 +21,11 @@
 
 namespace weft::rpc {
 
-namespace internal {
-// Pieces begin at cache lines.
-inline constexpr uint64_t kRingLine = 64;
-}  // namespace internal
-
 // Thread-safety: one thread at a time.
-class RingWriter {
+class PayloadWriter {
  public:
   // REQUIRES: `capacity` is a multiple of 1024, above 0.
-  explicit RingWriter(uint64_t capacity);
+  explicit PayloadWriter(uint64_t capacity);
 
   struct Place {
     size_t offset;
@@ -52,9 +49,9 @@ class RingWriter {
 };
 
 // Thread-safety: one thread at a time.
-class RingReader {
+class PayloadReader {
  public:
-  explicit RingReader(uint64_t capacity);
+  explicit PayloadReader(uint64_t capacity);
 
   // Where the next piece, which is named to be of `size` bytes, lies.
   // kInvalidArgument if no piece of that size can lie there.

@@ -22,8 +22,8 @@ using ::weft::testing::StatusIs;
 constexpr uint64_t kCapacity = 1024;
 
 TEST(PayloadRing, PiecesLieOneBehindTheOtherAndWrap) {
-  RingWriter writer(kCapacity);
-  RingReader reader(kCapacity);
+  PayloadWriter writer(kCapacity);
+  PayloadReader reader(kCapacity);
   // 300 bytes fill 320: pieces begin at cache lines.
   for (const size_t offset : {0, 320, 640}) {
     const auto place = writer.Reserve(300);
@@ -45,7 +45,7 @@ TEST(PayloadRing, PiecesLieOneBehindTheOtherAndWrap) {
 }
 
 TEST(PayloadRing, RefusesWhatNoPeerCanHaveDone) {
-  RingWriter writer(kCapacity);
+  PayloadWriter writer(kCapacity);
   ASSERT_TRUE(writer.Reserve(200).has_value());
   EXPECT_THAT(writer.Release(320), StatusIs(absl::StatusCode::kInvalidArgument,
                                             "read shared memory up to 320"));
@@ -54,7 +54,7 @@ TEST(PayloadRing, RefusesWhatNoPeerCanHaveDone) {
   ASSERT_THAT(writer.Release(256), IsOk());
   EXPECT_THAT(writer.Release(192),
               StatusIs(absl::StatusCode::kInvalidArgument));
-  RingReader reader(kCapacity);
+  PayloadReader reader(kCapacity);
   EXPECT_THAT(reader.Take(0), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(reader.Take(1025), StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(reader.Take(SIZE_MAX),
@@ -72,8 +72,8 @@ struct World {
     size_t size;
   };
 
-  RingWriter writer{kCapacity};
-  RingReader reader{kCapacity};
+  PayloadWriter writer{kCapacity};
+  PayloadReader reader{kCapacity};
   std::deque<Piece> named;       // written, and named to the reader
   std::vector<Piece> copying;    // taken, not copied out yet
   std::deque<uint64_t> reports;  // told, not heard yet
@@ -81,7 +81,7 @@ struct World {
   static uint64_t Lines(size_t bytes) { return (bytes + 63) / 64; }
 
   // Whether a piece at `place` would be written over one still to be read.
-  bool Overlaps(const RingWriter::Place& place) const {
+  bool Overlaps(const PayloadWriter::Place& place) const {
     const auto meets = [&](const Piece& p) {
       return place.offset < p.offset + Lines(p.size) * 64 &&
              p.offset < place.offset + Lines(place.size) * 64;

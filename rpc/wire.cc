@@ -19,7 +19,7 @@ constexpr uint64_t kBytes = 2;
 constexpr uint64_t kFixed32 = 5;
 
 constexpr int kBody = 15;
-constexpr int kRing = 14;
+constexpr int kMemory = 14;
 constexpr uint64_t kMaxId = uint64_t{1} << 62;
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxDetails = 16;  // payloads of a status
@@ -506,7 +506,7 @@ void Read(Reader& r, Piece* piece) {
         r.Number(&piece->id);
         break;
       case Tag(2, kVarint):
-        r.Number(&piece->in_ring);
+        r.Number(&piece->in_memory);
         break;
       case Tag(kBody, kBytes):
         r.Shared(&piece->data);
@@ -515,13 +515,13 @@ void Read(Reader& r, Piece* piece) {
         r.Skip();
     }
   }
-  if (piece->in_ring > 0 && !piece->data.empty()) {
+  if (piece->in_memory > 0 && !piece->data.empty()) {
     r.Fail("a piece that is here and in shared memory");
   }
   CheckId(r, piece->id);
 }
 
-void Read(Reader& r, RingMessage* message) {
+void Read(Reader& r, MemoryMessage* message) {
   uint8_t kind = 0;
   const size_t end = r.End();
   while (const uint64_t tag = r.Next(end)) {
@@ -542,11 +542,11 @@ void Read(Reader& r, RingMessage* message) {
         r.Skip();
     }
   }
-  if (kind < static_cast<uint8_t>(RingMessage::Kind::kWanted) ||
-      kind > static_cast<uint8_t>(RingMessage::Kind::kConsumed)) {
+  if (kind < static_cast<uint8_t>(MemoryMessage::Kind::kWanted) ||
+      kind > static_cast<uint8_t>(MemoryMessage::Kind::kConsumed)) {
     r.Fail(absl::StrCat("shared memory with the kind ", kind));
   }
-  message->kind = static_cast<RingMessage::Kind>(kind);
+  message->kind = static_cast<MemoryMessage::Kind>(kind);
 }
 
 // Reads the field as a T and hands it on.
@@ -658,12 +658,12 @@ void BatchWriter::Add(const Close& close) {
 void BatchWriter::Add(const Piece& piece) {
   const size_t start = Begin(6);
   PutNumber(&chunk_, 1, piece.id);
-  PutNumber(&chunk_, 2, piece.in_ring);
+  PutNumber(&chunk_, 2, piece.in_memory);
   End(start, &piece.data);
 }
 
-void BatchWriter::Add(const RingMessage& message) {
-  const size_t start = Begin(kRing);
+void BatchWriter::Add(const MemoryMessage& message) {
+  const size_t start = Begin(kMemory);
   PutNumber(&chunk_, 1, static_cast<uint64_t>(message.kind));
   PutNumber(&chunk_, 2, message.token);
   PutNumber(&chunk_, 3, message.bytes);
@@ -729,8 +729,8 @@ absl::Status ReadBatch(const Slices& message, Instant now,
       case Tag(6, kBytes):
         TakeFrame<Piece>(r, take);
         break;
-      case Tag(kRing, kBytes):
-        TakeFrame<RingMessage>(r, take);
+      case Tag(kMemory, kBytes):
+        TakeFrame<MemoryMessage>(r, take);
         break;
       default:
         r.Skip();

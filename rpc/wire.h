@@ -70,10 +70,10 @@ struct Piece {
   uint64_t id = 0;
   Slices data;
   // Not 0: so many bytes are next in the shared memory, and `data` is empty.
-  uint64_t in_ring = 0;
+  uint64_t in_memory = 0;
 };
 // About memory shared beside the connection: docs/rpc.md.
-struct RingMessage {
+struct MemoryMessage {
   enum class Kind : uint8_t {
     kWanted = 1,    // by who was called: offer me some
     kOffered = 2,   // by who called: `bytes` are there under `token`
@@ -88,7 +88,7 @@ struct RingMessage {
 };
 
 using Frame = std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Close,
-                           Piece, RingMessage>;
+                           Piece, MemoryMessage>;
 
 // Gathers frames into one message.
 class BatchWriter {
@@ -103,7 +103,7 @@ class BatchWriter {
   void Add(const Reply& reply, bool body_follows);
   void Add(const Close& close);
   void Add(const Piece& piece);
-  void Add(const RingMessage& message);
+  void Add(const MemoryMessage& message);
 
   bool empty() const { return slices_.empty() && chunk_.empty(); }
   size_t size() const { return flushed_ + chunk_.size(); }

@@ -33,7 +33,7 @@ PARSERS = {
     "rpc/link.cc": "OnMessage|TakeFrame|Begin|Fill|OnRingMessage|OnOffer|OnWanted|AskForRing|CopyPiece",
     "rpc/memory_exchange.cc": "Take",
     "rpc/message_ring.cc": "",
-    "rpc/payload_ring.cc": "RingReader|Release",
+    "rpc/payload_ring.cc": "PayloadReader|Release",
     "rpc/plain.cc": "",
     "rpc/ring_connection.cc": "^(?!.*(Proven|memory_role|Memory))",
     "rpc/signature.cc": "",

@@ -106,25 +106,25 @@ std::string PieceOf(uint64_t id, const std::string& data) {
   return Message(std::move(batch));
 }
 
-std::string Ring(rpc::RingMessage::Kind kind, uint64_t bytes,
-                 uint64_t position) {
+std::string Memory(rpc::MemoryMessage::Kind kind, uint64_t bytes,
+                   uint64_t position) {
   rpc::BatchWriter batch;
-  batch.Add(rpc::RingMessage{kind, 9, bytes, position});
+  batch.Add(rpc::MemoryMessage{kind, 9, bytes, position});
   return Message(std::move(batch));
 }
 
-std::string InRing(uint64_t id, uint64_t bytes) {
+std::string InMemory(uint64_t id, uint64_t bytes) {
   rpc::BatchWriter batch;
   batch.Add(rpc::Piece{id, {}, bytes});
   return Message(std::move(batch));
 }
 
 std::vector<std::string> Seeds() {
-  using Kind = rpc::RingMessage::Kind;
-  constexpr uint64_t kMemory = 2 * rpc::Link::kRingBytes;
-  const std::string offered = Ring(Kind::kOffered, kMemory, 0);
-  const std::string wanted = Ring(Kind::kWanted, 0, 0);
-  const std::string accepted = Ring(Kind::kAccepted, 0, 0);
+  using Kind = rpc::MemoryMessage::Kind;
+  constexpr uint64_t kMemory = 2 * rpc::Link::kPayloadRingBytes;
+  const std::string offered = Memory(Kind::kOffered, kMemory, 0);
+  const std::string wanted = Memory(Kind::kWanted, 0, 0);
+  const std::string accepted = Memory(Kind::kAccepted, 0, 0);
   rpc::Reply reply;
   reply.id = 9;
   reply.body = {Bytes::Copy("reply")};
@@ -140,14 +140,14 @@ std::vector<std::string> Seeds() {
           announced + PieceOf(9, "re") + PieceOf(9, "ply"),
           Announcement(3, 4) + PieceOf(3, "abcd") + Announcement(1, 1) +
               PieceOf(1, "a"),
-          offered + Announcement(3, 9) + InRing(3, 9) + Announcement(1, 9) +
-              InRing(1, 9),
+          offered + Announcement(3, 9) + InMemory(3, 9) + Announcement(1, 9) +
+              InMemory(1, 9),
           Announcement(1, 4096) + PieceOf(1, std::string(100, 'x')),
-          offered + Announcement(1, 100) + InRing(1, 60) + InRing(1, 40),
-          wanted + Announcement(1, 100) + InRing(1, 100),
-          wanted + accepted + Ring(Kind::kConsumed, 0, 64),
-          wanted + Ring(Kind::kRefused, 0, 0) + InRing(1, 9), wanted + accepted,
-          Ring(Kind::kOffered, 65536, 0) + accepted}) {
+          offered + Announcement(1, 100) + InMemory(1, 60) + InMemory(1, 40),
+          wanted + Announcement(1, 100) + InMemory(1, 100),
+          wanted + accepted + Memory(Kind::kConsumed, 0, 64),
+          wanted + Memory(Kind::kRefused, 0, 0) + InMemory(1, 9),
+          wanted + accepted, Memory(Kind::kOffered, 65536, 0) + accepted}) {
       seeds.push_back(role + messages);
     }
   }
@@ -155,7 +155,7 @@ std::vector<std::string> Seeds() {
 }
 
 std::vector<std::string> Words() {
-  return {PieceOf(1, "a"),    PieceOf(2, ""), InRing(1, 9),
+  return {PieceOf(1, "a"),    PieceOf(2, ""), InMemory(1, 9),
           Announcement(3, 2), "\x40\x02",     "\xff\xff\xff\xff\x0f"};
 }
 

@@ -83,7 +83,7 @@ std::vector<std::string> Batches() {
   batches[4].Add(rpc::Piece{3, {Bytes::Copy("abc")}});
   batches[4].Add(rpc::Piece{3, {Bytes::Copy("def")}});
   batches[5].Add(
-      rpc::RingMessage{rpc::RingMessage::Kind::kOffered, 9, 65536, 0});
+      rpc::MemoryMessage{rpc::MemoryMessage::Kind::kOffered, 9, 65536, 0});
   batches[5].Add(rpc::Piece{3, {}, 64});
   std::vector<std::string> seeds;
   for (BatchWriter& batch : batches) seeds.push_back(Whole(std::move(batch)));
