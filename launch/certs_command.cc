@@ -2,9 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -64,10 +62,7 @@ absl::Status CheckAtLeast(absl::string_view flag, int found, int least) {
 void LeaveOutThoseThere(net::CertificatesOptions& options) {
   auto& members = options.members;
   const auto is_there = [&](const net::Identity& member) {
-    const std::filesystem::path folder =
-        std::filesystem::path(options.directory) / member.Name();
-    std::error_code ignored;
-    return std::filesystem::exists(folder / "ca.pem", ignored);
+    return net::HasMember(options.directory, member);
   };
   members.erase(std::remove_if(members.begin(), members.end(), is_there),
                 members.end());

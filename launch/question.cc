@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/bytes.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop.h"
 #include "weft/net/socket_directory.h"
@@ -24,7 +25,8 @@ absl::StatusOr<net::Credentials> CredentialsOf(const Question& question) {
   }
   // One member's own folder is for whoever that is.
   const bool is_members =
-      access(absl::StrCat(question.certs, "/cert.pem").c_str(), F_OK) == 0;
+      access(net::CertificateFiles(question.certs).certificate.c_str(), F_OK) ==
+      0;
   auto read = is_members
                   ? net::Credentials::FromDirectory(question.certs)
                   : net::Credentials::ForMember(question.certs, "admin0");

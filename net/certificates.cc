@@ -221,28 +221,26 @@ std::string OrganisationOf(X509* certificate) {
 
 absl::StatusOr<Authority> LoadOrMakeAuthority(
     const CertificatesOptions& options) {
-  const std::string certificate_path =
-      absl::StrCat(options.directory, "/ca.pem");
-  const std::string key_path = absl::StrCat(options.directory, "/ca-key.pem");
-  absl::StatusOr<std::string> certificate = ReadFile(certificate_path);
+  const CertificateFiles files(options.directory);
+  absl::StatusOr<std::string> certificate = ReadFile(files.ca);
   if (certificate.ok()) {
     WEFT_ASSIGN_OR_RETURN(const Certificate parsed,
                           ParseCertificate(*certificate));
     const std::string found = OrganisationOf(parsed.get());
     if (found != OrganisationOf(options.job)) {
       return absl::FailedPreconditionError(
-          absl::StrCat(certificate_path, " is of \"", found, "\", wanted job ",
+          absl::StrCat(files.ca, " is of \"", found, "\", wanted job ",
                        options.job, "; choose another --dir"));
     }
-    WEFT_ASSIGN_OR_RETURN(std::string key, ReadFile(key_path));
+    WEFT_ASSIGN_OR_RETURN(std::string key, ReadFile(files.ca_key));
     return Authority{*std::move(certificate), std::move(key)};
   }
   const absl::Time now = absl::Now();
   WEFT_ASSIGN_OR_RETURN(
       Authority made,
       MakeAuthority(options.job, {now - kBackdate, now + kAuthorityValidity}));
-  WEFT_RETURN_IF_ERROR(WriteFile(key_path, made.key, 0600));
-  WEFT_RETURN_IF_ERROR(WriteFile(certificate_path, made.certificate, 0644));
+  WEFT_RETURN_IF_ERROR(WriteFile(files.ca_key, made.key, 0600));
+  WEFT_RETURN_IF_ERROR(WriteFile(files.ca, made.certificate, 0644));
   return made;
 }
 
@@ -322,6 +320,23 @@ absl::StatusOr<Identity> IdentityOf(X509* certificate) {
 
 }  // namespace
 
+CertificateFiles::CertificateFiles(const std::string& folder)
+    : ca(folder + "/ca.pem"),
+      ca_key(folder + "/ca-key.pem"),
+      certificate(folder + "/cert.pem"),
+      key(folder + "/key.pem"),
+      revoked(folder + "/crl.pem") {}
+
+std::string MemberFolder(const std::string& directory,
+                         const std::string& name) {
+  return absl::StrCat(directory, "/", name);
+}
+
+bool HasMember(const std::string& directory, const Identity& member) {
+  const CertificateFiles files(MemberFolder(directory, member.Name()));
+  return access(files.ca.c_str(), F_OK) == 0;
+}
+
 absl::StatusOr<Authority> MakeAuthority(const std::string& job,
                                         Validity validity) {
   Key key(EVP_EC_gen("P-256"));
@@ -392,21 +407,18 @@ absl::StatusOr<std::string> MakeRevocationList(
 
 absl::Status RevokeCertificates(const std::string& directory,
                                 const std::vector<std::string>& members) {
+  const CertificateFiles files(directory);
   Authority authority;
-  WEFT_ASSIGN_OR_RETURN(authority.certificate,
-                        ReadFile(absl::StrCat(directory, "/ca.pem")));
-  WEFT_ASSIGN_OR_RETURN(authority.key,
-                        ReadFile(absl::StrCat(directory, "/ca-key.pem")));
-  const std::string path = absl::StrCat(directory, "/crl.pem");
-  const absl::StatusOr<std::string> before = ReadFile(path);
+  WEFT_ASSIGN_OR_RETURN(authority.certificate, ReadFile(files.ca));
+  WEFT_ASSIGN_OR_RETURN(authority.key, ReadFile(files.ca_key));
+  const absl::StatusOr<std::string> before = ReadFile(files.revoked);
   std::vector<Serial> serials;
   if (before.ok()) {
     WEFT_ASSIGN_OR_RETURN(serials, SerialsIn(*before));
   }
   for (const std::string& member : members) {
-    WEFT_ASSIGN_OR_RETURN(
-        const std::string pem,
-        ReadFile(absl::StrCat(directory, "/", member, "/cert.pem")));
+    const CertificateFiles own(MemberFolder(directory, member));
+    WEFT_ASSIGN_OR_RETURN(const std::string pem, ReadFile(own.certificate));
     WEFT_ASSIGN_OR_RETURN(const Certificate revoked, ParseCertificate(pem));
     serials.emplace_back(
         ASN1_INTEGER_dup(X509_get0_serialNumber(revoked.get())));
@@ -415,11 +427,11 @@ absl::Status RevokeCertificates(const std::string& directory,
   WEFT_ASSIGN_OR_RETURN(const std::string list,
                         SignList(authority, serials,
                                  {now - kBackdate, now + kAuthorityValidity}));
-  WEFT_RETURN_IF_ERROR(ReplaceFile(path, list, 0644));
+  WEFT_RETURN_IF_ERROR(ReplaceFile(files.revoked, list, 0644));
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     if (!entry.is_directory()) continue;
-    WEFT_RETURN_IF_ERROR(ReplaceFile(
-        absl::StrCat(entry.path().string(), "/crl.pem"), list, 0644));
+    const CertificateFiles own(entry.path().string());
+    WEFT_RETURN_IF_ERROR(ReplaceFile(own.revoked, list, 0644));
   }
   return absl::OkStatus();
 }
@@ -456,16 +468,14 @@ absl::Status MakeCertificates(const CertificatesOptions& options) {
         const MemberCertificate made,
         MakeMemberCertificate(authority, member, options.extra_hosts,
                               {now - kBackdate, now + options.validity}));
-    const std::string directory =
-        absl::StrCat(options.directory, "/", member.Name());
-    WEFT_RETURN_IF_ERROR(MakeDirectory(directory));
+    const std::string folder = MemberFolder(options.directory, member.Name());
+    WEFT_RETURN_IF_ERROR(MakeDirectory(folder));
+    const CertificateFiles files(folder);
     const auto write = options.renew ? &ReplaceFile : &WriteFile;
-    WEFT_RETURN_IF_ERROR(
-        write(absl::StrCat(directory, "/key.pem"), made.key, 0600));
-    WEFT_RETURN_IF_ERROR(
-        write(absl::StrCat(directory, "/cert.pem"), made.certificate, 0644));
-    WEFT_RETURN_IF_ERROR(
-        write(absl::StrCat(directory, "/ca.pem"), authority.certificate, 0644));
+    WEFT_RETURN_IF_ERROR(write(files.key, made.key, 0600));
+    WEFT_RETURN_IF_ERROR(write(files.certificate, made.certificate, 0644));
+    // The last: HasMember().
+    WEFT_RETURN_IF_ERROR(write(files.ca, authority.certificate, 0644));
   }
   return absl::OkStatus();
 }

@@ -24,6 +24,21 @@
 
 namespace weft::net {
 
+// Where they lie in a folder: DIR, or a member's.
+struct CertificateFiles {
+  explicit CertificateFiles(const std::string& folder);
+
+  std::string ca;
+  std::string ca_key;       // only in DIR
+  std::string certificate;  // only in a member's, as is its key
+  std::string key;
+  std::string revoked;
+};
+// The folder of member `name` (trainer1) below `directory`, which is DIR.
+std::string MemberFolder(const std::string& directory, const std::string& name);
+// Whether all that MakeCertificates makes of the member is there.
+bool HasMember(const std::string& directory, const Identity& member);
+
 struct CertificatesOptions {
   std::string directory;
   std::string job;

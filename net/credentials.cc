@@ -68,22 +68,19 @@ Credentials Credentials::Insecure() {
 
 absl::StatusOr<Credentials> Credentials::FromDirectory(
     const std::string& directory) {
-  const std::string certificate_path = absl::StrCat(directory, "/cert.pem");
-  const std::string key_path = absl::StrCat(directory, "/key.pem");
-  WEFT_ASSIGN_OR_RETURN(std::string ca,
-                        ReadPem(absl::StrCat(directory, "/ca.pem")));
-  WEFT_ASSIGN_OR_RETURN(std::string certificate, ReadPem(certificate_path));
-  WEFT_ASSIGN_OR_RETURN(std::string key, ReadPem(key_path));
-  WEFT_RETURN_IF_ERROR(CheckKeyMode(key_path));
+  const CertificateFiles files(directory);
+  WEFT_ASSIGN_OR_RETURN(std::string ca, ReadPem(files.ca));
+  WEFT_ASSIGN_OR_RETURN(std::string certificate, ReadPem(files.certificate));
+  WEFT_ASSIGN_OR_RETURN(std::string key, ReadPem(files.key));
+  WEFT_RETURN_IF_ERROR(CheckKeyMode(files.key));
   absl::StatusOr<CertificateFacts> facts = ReadCertificate(certificate);
-  if (!facts.ok()) return Unfit(certificate_path, facts.status().message());
-  WEFT_RETURN_IF_ERROR(CheckDates(certificate_path, facts->validity));
+  if (!facts.ok()) return Unfit(files.certificate, facts.status().message());
+  WEFT_RETURN_IF_ERROR(CheckDates(files.certificate, facts->validity));
   const absl::Status fits = CheckKeyFits(certificate, key);
-  if (!fits.ok()) return Unfit(key_path, fits.message());
+  if (!fits.ok()) return Unfit(files.key, fits.message());
   std::string revoked;
-  const std::string revoked_path = absl::StrCat(directory, "/crl.pem");
-  if (access(revoked_path.c_str(), F_OK) == 0) {
-    WEFT_ASSIGN_OR_RETURN(revoked, ReadPem(revoked_path));
+  if (access(files.revoked.c_str(), F_OK) == 0) {
+    WEFT_ASSIGN_OR_RETURN(revoked, ReadPem(files.revoked));
   }
   WEFT_ASSIGN_OR_RETURN(Credentials credentials,
                         FromPem(std::move(ca), std::move(certificate),
@@ -93,16 +90,14 @@ absl::StatusOr<Credentials> Credentials::FromDirectory(
 }
 
 std::vector<std::string> Credentials::files() const {
-  std::vector<std::string> files;
-  if (directory_.empty()) return files;
-  for (const char* name : {"ca.pem", "cert.pem", "key.pem", "crl.pem"})
-    files.push_back(absl::StrCat(directory_, "/", name));
-  return files;
+  if (directory_.empty()) return {};
+  const CertificateFiles files(directory_);
+  return {files.ca, files.certificate, files.key, files.revoked};
 }
 
 absl::StatusOr<Credentials> Credentials::ForMember(const std::string& directory,
                                                    const std::string& name) {
-  const std::string own = absl::StrCat(directory, "/", name);
+  const std::string own = MemberFolder(directory, name);
   struct stat found;
   const bool has_own = stat(own.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
   WEFT_ASSIGN_OR_RETURN(Credentials credentials,

@@ -141,6 +141,18 @@ TEST_F(CertificatesTest, MembersCanLoadWhatInitMakes) {
       StatusIs(Code::kFailedPrecondition, "they are for ps0, wanted ps1"));
 }
 
+TEST_F(CertificatesTest, AMemberIsThereOnceAllOfItIs) {
+  const CertificatesOptions options = Options();
+  const Identity member = options.members[1];
+  EXPECT_FALSE(HasMember(options.directory, member));
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  EXPECT_TRUE(HasMember(options.directory, member));
+  EXPECT_FALSE(HasMember(options.directory, {"", "trainer", 0}));
+  const CertificateFiles files(MemberFolder(options.directory, member.Name()));
+  ASSERT_EQ(unlink(files.ca.c_str()), 0);
+  EXPECT_FALSE(HasMember(options.directory, member));
+}
+
 TEST_F(CertificatesTest, AnAuthorityIsKeptForLaterMembers) {
   WEFT_ASSERT_OK(MakeCertificates(Options()));
   const std::string before =
