@@ -8,10 +8,7 @@
 //
 //   bazel build //bench:autograd_bench //bench:torch_autograd
 
-#include <sched.h>
-
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <optional>
 #include <sstream>
@@ -25,18 +22,13 @@
 #include "weft/autograd/variable.h"
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
+#include "weft/bench/measure.h"
 
 namespace weft::bench {
 namespace {
 
 constexpr int kChain = 100;
 constexpr int kRounds = 5;
-
-using Seconds = std::chrono::duration<double>;
-
-double Now() {
-  return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double Quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());
@@ -160,14 +152,6 @@ void PrintFigures() {
   Print("forward, no gradient", [&] { chain.Forward(); });
 }
 
-// To one core, as the rival's programs, which inherit it.
-void Pin() {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(0, &cores);
-  sched_setaffinity(0, sizeof cores, &cores);
-}
-
 }  // namespace
 }  // namespace weft::bench
 
@@ -184,7 +168,7 @@ int main(int argc, char** argv) {
   app.add_option("--peers", peers, "Where the rivals' scripts are");
   app.add_option("--libtorch", libtorch, "The rival torch_autograd");
   CLI11_PARSE(app, argc, argv);
-  weft::bench::Pin();
+  weft::bench::Pin(0);  // and so the rivals' programs
   if (wanted->count() == 0) {
     weft::bench::PrintFigures();
     return 0;

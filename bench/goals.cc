@@ -3,14 +3,12 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -18,6 +16,7 @@
 #include <thread>
 
 #include "nlohmann/json.hpp"
+#include "weft/bench/measure.h"
 
 namespace weft::bench {
 namespace {
@@ -26,19 +25,6 @@ namespace {
 constexpr double kUsualMemcpy = 27.6;
 constexpr double kUsualSpin = 0.28;
 constexpr double kUsualTcp = 6.2;
-
-using Seconds = std::chrono::duration<double>;
-
-double Now() {
-  return Seconds(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-void Pin(int core) {
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(core, &cores);
-  pthread_setaffinity_np(pthread_self(), sizeof cores, &cores);
-}
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());

@@ -12,7 +12,6 @@
 // socket, TCP, and TCP with mTLS; so does raw gRPC's. Run it from the top of
 // the repository; it starts itself and the programs of bench/peers.
 
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -36,6 +35,7 @@
 #include "absl/strings/str_split.h"
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
+#include "weft/bench/measure.h"
 #include "weft/net/certificates.h"
 #include "weft/net/credentials.h"
 #include "weft/net/endpoint.h"
@@ -102,23 +102,9 @@ struct Options {
   int shared_memories = 64;  // 0: unix sockets go by gRPC alone
 };
 
-double Now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 double Quantile(std::vector<double> values, double q) {
   std::sort(values.begin(), values.end());
   return values[static_cast<size_t>(q * (values.size() - 1))];
-}
-
-void Pin(int core) {
-  if (core < 0) return;
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(core, &cores);
-  sched_setaffinity(0, sizeof cores, &cores);
 }
 
 // ------------------------------------------------------------ the two sides

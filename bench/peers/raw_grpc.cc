@@ -44,9 +44,13 @@
 
 #include "CLI/CLI.hpp"
 #include "absl/synchronization/mutex.h"
+#include "weft/bench/measure.h"
 #include "weft/proto/rpc.pb.h"
 
 namespace {
+
+using ::weft::bench::Now;
+using ::weft::bench::Pin;
 
 constexpr size_t kEchoBytes = 4096;
 constexpr char kPut[] = "/raw/Put";
@@ -94,20 +98,6 @@ std::shared_ptr<grpc::ChannelCredentials> ClientCredentials() {
   tls.pem_private_key = ReadFile(own + "key.pem");
   tls.pem_cert_chain = ReadFile(own + "cert.pem");
   return grpc::SslCredentials(tls);
-}
-
-double Now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-void Pin(int core) {
-  if (core < 0) return;
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(core, &cores);
-  sched_setaffinity(0, sizeof cores, &cores);
 }
 
 // What a completion is for.

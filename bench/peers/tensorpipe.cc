@@ -8,14 +8,12 @@
 // forked, reads each into the same memory, checks the first, and answers each
 // by 8 bytes.
 
-#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <tensorpipe/tensorpipe.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <future>
@@ -24,8 +22,12 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
+#include "weft/bench/measure.h"
 
 namespace {
+
+using ::weft::bench::Now;
+using ::weft::bench::Pin;
 
 struct Options {
   std::string transport = "shm";
@@ -39,20 +41,6 @@ struct Options {
 Options options;
 
 char ByteAt(size_t i) { return static_cast<char>(i * 2654435761u >> 13); }
-
-double Now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-void Pin(int core) {
-  if (core < 0) return;
-  cpu_set_t cores;
-  CPU_ZERO(&cores);
-  CPU_SET(core, &cores);
-  sched_setaffinity(0, sizeof cores, &cores);
-}
 
 std::shared_ptr<tensorpipe::Context> MakeContext() {
   auto context = std::make_shared<tensorpipe::Context>();

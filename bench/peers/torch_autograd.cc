@@ -5,19 +5,16 @@
 
 #include <torch/torch.h>
 
-#include <chrono>
 #include <cstdio>
+
+#include "weft/bench/measure.h"
 
 namespace {
 
+using ::weft::bench::Now;
+
 constexpr int kChain = 100;
 constexpr double kSeconds = 0.5;
-
-double Now() {
-  return std::chrono::duration<double>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 }  // namespace
 
