@@ -278,14 +278,53 @@ Hello Introduction() {
   return hello;
 }
 
-class HostileCallerTest : public ::testing::Test {
+// An agent and the hostile end of its connection.
+class HostilePeerTest : public ::testing::Test {
+ protected:
+  HostilePeerTest(const std::string& agent, const std::string& peer)
+      : at_agent_(network_.MakeTransport(agent), depot_),
+        at_peer_(network_.MakeTransport(peer), depot_) {}
+
+  template <typename... Frames>
+  void Write(const Frames&... frames) {
+    BatchWriter batch;
+    (batch.Add(frames), ...);
+    Send(std::move(batch));
+  }
+  void Send(BatchWriter&& batch) {
+    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
+              Connection::Written::kRefused);
+    Settle();
+  }
+  void Settle() {
+    Promise<void> never(at_peer_.driver());
+    (void)never.future().Wait(absl::Milliseconds(100));
+  }
+
+  telemetry::Telemetry telemetry_{Silently()};
+  sim::Simulator simulator_{1};
+  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
+  FixedDirectory directory_;
+  InlineExecutor executor_;
+  SharingTransport at_agent_;
+  SharingTransport at_peer_;
+  const std::shared_ptr<Hostile> peer_ = std::make_shared<Hostile>();
+  std::shared_ptr<Connection> connection_;
+  std::unique_ptr<Agent> agent_;
+};
+
+// It calls the agent w1.
+class HostileCallerTest : public HostilePeerTest {
  protected:
   static constexpr uint64_t kBytes = 2 * Link::kPayloadRingBytes;
 
-  HostileCallerTest() {
+  HostileCallerTest() : HostilePeerTest("w1", "w0") {
     agent_ = MakeAgent(at_agent_, directory_, 1, &executor_, &telemetry_);
-    connection_ =
-        at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
+    Connect();
+  }
+  void Connect() {
+    connection_ = at_peer_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, peer_);
   }
 
   static MemoryMessage Message(MemoryMessage::Kind kind) {
@@ -301,46 +340,20 @@ class HostileCallerTest : public ::testing::Test {
     message.bytes = bytes;
     return message;
   }
-
-  template <typename... Frames>
-  void Write(const Frames&... frames) {
-    BatchWriter batch;
-    (batch.Add(frames), ...);
-    Send(std::move(batch));
-  }
   // The body is to follow.
   void Announce(const Request& request) {
     BatchWriter batch;
-    batch.Add(request, at_caller_.clock().Now(), /*body_follows=*/true);
+    batch.Add(request, at_peer_.clock().Now(), /*body_follows=*/true);
     Send(std::move(batch));
-  }
-  void Send(BatchWriter&& batch) {
-    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
-              Connection::Written::kRefused);
-    Promise<void> never(at_caller_.driver());
-    (void)never.future().Wait(absl::Seconds(1));
   }
   void ExpectHungUp(
       const std::string& why,
       absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
-    EXPECT_THAT(caller_->closed, StatusIs(code, why));
-    caller_->closed = absl::OkStatus();
-    connection_ =
-        at_caller_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, caller_);
-    caller_->frames.clear();
+    EXPECT_THAT(peer_->closed, StatusIs(code, why));
+    peer_->closed = absl::OkStatus();
+    Connect();
+    peer_->frames.clear();
   }
-
-  telemetry::Telemetry telemetry_{Silently()};
-  sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
-  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
-  FixedDirectory directory_;
-  InlineExecutor executor_;
-  SharingTransport at_agent_{network_.MakeTransport("w1"), depot_};
-  SharingTransport at_caller_{network_.MakeTransport("w0"), depot_};
-  std::unique_ptr<Agent> agent_;
-  std::shared_ptr<Hostile> caller_ = std::make_shared<Hostile>();
-  std::shared_ptr<Connection> connection_;
 };
 
 TEST_F(HostileCallerTest, IsHungUpOnForWhatIsOutOfTurn) {
@@ -349,7 +362,7 @@ TEST_F(HostileCallerTest, IsHungUpOnForWhatIsOutOfTurn) {
   ExpectHungUp("out of turn");
   Write(Introduction());
   Write(Offer());
-  EXPECT_TRUE(caller_->has(Kind::kAccepted));
+  EXPECT_TRUE(peer_->has(Kind::kAccepted));
   Write(Offer());  // a second time
   ExpectHungUp("out of turn");
   for (const Kind kind : {Kind::kAccepted, Kind::kRefused, Kind::kConsumed}) {
@@ -368,16 +381,16 @@ TEST_F(HostileCallerTest, MemoryThatIsNotThereIsRefused) {
   offer.token = 77;
   offer.bytes = kBytes;
   Write(offer);
-  EXPECT_TRUE(caller_->has(MemoryMessage::Kind::kRefused));
-  EXPECT_THAT(caller_->closed, IsOk());
-  ASSERT_FALSE(caller_->frames.empty());
+  EXPECT_TRUE(peer_->has(MemoryMessage::Kind::kRefused));
+  EXPECT_THAT(peer_->closed, IsOk());
+  ASSERT_FALSE(peer_->frames.empty());
 }
 
 TEST_F(HostileCallerTest, MemoryOfAnotherSizeIsRefused) {
   for (const uint64_t bytes : {uint64_t{4096}, 2 * kBytes}) {
     Write(Introduction());
     Write(Offer(bytes));
-    EXPECT_TRUE(caller_->has(MemoryMessage::Kind::kRefused));
+    EXPECT_TRUE(peer_->has(MemoryMessage::Kind::kRefused));
     Write(Message(MemoryMessage::Kind::kWanted));
     ExpectHungUp("");
   }
@@ -394,12 +407,9 @@ TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
     request.function = "none";
     batch.Add(request, Instant(), /*body_follows=*/false);
   }
-  EXPECT_NE(connection_->Write(std::move(batch).Finish()),
-            Connection::Written::kRefused);
-  Promise<void> never(at_caller_.driver());
-  (void)never.future().Wait(absl::Seconds(1));
+  Send(std::move(batch));
   int refused = 0;
-  for (const Frame& frame : caller_->frames) {
+  for (const Frame& frame : peer_->frames) {
     const auto* reply = std::get_if<ReplyFrame>(&frame);
     if (reply == nullptr || reply->reply->refusal != Refusal::kOverLimit)
       continue;
@@ -430,17 +440,14 @@ TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
       request.lane = 1;
       request.function = function;
       request.signature = internal::DigestOf("i64()");
-      request.deadline = at_caller_.clock().Now() + absl::Hours(1);
-      batch.Add(request, at_caller_.clock().Now(), /*body_follows=*/false);
+      request.deadline = at_peer_.clock().Now() + absl::Hours(1);
+      batch.Add(request, at_peer_.clock().Now(), /*body_follows=*/false);
       if (gives_up) batch.Add(Close{{{id, id}}});
     }
-    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
-              Connection::Written::kRefused);
-    caller_->frames.clear();
-    Promise<void> never(at_caller_.driver());
-    (void)never.future().Wait(absl::Seconds(1));
+    peer_->frames.clear();
+    Send(std::move(batch));
     const ReplyFrame* reply = nullptr;
-    for (const Frame& frame : caller_->frames) {
+    for (const Frame& frame : peer_->frames) {
       if (const auto* r = std::get_if<ReplyFrame>(&frame)) reply = r;
     }
     return reply == nullptr ? absl::OkStatus() : reply->reply->status;
@@ -552,30 +559,30 @@ TEST_F(HostileCallerTest, AllThatCreditAllowsMayBeOnItsWayAtOnce) {
     Write(PieceOf(request.id, request.body));
   }
   size_t unknown = 0;
-  for (const Frame& frame : caller_->frames) {
+  for (const Frame& frame : peer_->frames) {
     const auto* reply = std::get_if<ReplyFrame>(&frame);
     if (reply == nullptr) continue;
     EXPECT_EQ(reply->reply->refusal, Refusal::kUnknownFunction);
     ++unknown;
   }
   EXPECT_EQ(unknown, requests.size());
-  EXPECT_THAT(caller_->closed, IsOk());
+  EXPECT_THAT(peer_->closed, IsOk());
 }
 
 // ----------------------------------------------------------- a hostile callee
 
-// One that the agent w0 calls.
-class HostileCalleeTest : public ::testing::Test {
+// The agent w0 calls it.
+class HostileCalleeTest : public HostilePeerTest {
  protected:
   static constexpr size_t kReplyBytes = size_t{1} << 30;
 
-  HostileCalleeTest() {
+  HostileCalleeTest() : HostilePeerTest("w0", "w1") {
     directory_.Put(Worker{"w1", WorkerKey{1, 1}, "w1"});
-    at_callee_.Accept([this](std::shared_ptr<Connection> connection) {
+    at_peer_.Accept([this](std::shared_ptr<Connection> connection) {
       connection_ = std::move(connection);
-      return std::shared_ptr<ConnectionObserver>(callee_);
+      return std::shared_ptr<ConnectionObserver>(peer_);
     });
-    agent_ = MakeAgent(at_agent_, directory_, 0, &executor_);
+    agent_ = MakeAgent(at_agent_, directory_, 0, &executor_, &telemetry_);
   }
 
   // Makes a call that the callee hears of, if it has welcomed.
@@ -586,12 +593,6 @@ class HostileCalleeTest : public ::testing::Test {
   }
   static void GiveUp(Future<int64_t>& call) {
     call.Cancel(absl::CancelledError("the test"));
-  }
-  template <typename... Frames>
-  void Write(const Frames&... frames) {
-    BatchWriter batch;
-    (batch.Add(frames), ...);
-    Send(std::move(batch));
   }
   void Announce(uint64_t id, size_t bytes = kReplyBytes) {
     // The same slice again and again, for it does not leave.
@@ -605,31 +606,11 @@ class HostileCalleeTest : public ::testing::Test {
     batch.Add(reply, /*body_follows=*/true);
     Send(std::move(batch));
   }
-  void Send(BatchWriter&& batch) {
-    EXPECT_NE(connection_->Write(std::move(batch).Finish()),
-              Connection::Written::kRefused);
-    Settle();
-  }
-  void Settle() {
-    Promise<void> never(at_callee_.driver());
-    (void)never.future().Wait(absl::Milliseconds(100));
-  }
   void ExpectHungUp(const std::string& why) {
-    EXPECT_THAT(callee_->closed,
+    EXPECT_THAT(peer_->closed,
                 StatusIs(absl::StatusCode::kInvalidArgument, why));
-    callee_->closed = absl::OkStatus();
+    peer_->closed = absl::OkStatus();
   }
-
-  sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
-  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
-  FixedDirectory directory_;
-  InlineExecutor executor_;
-  SharingTransport at_agent_{network_.MakeTransport("w0"), depot_};
-  SharingTransport at_callee_{network_.MakeTransport("w1"), depot_};
-  const std::shared_ptr<Hostile> callee_ = std::make_shared<Hostile>();
-  std::shared_ptr<Connection> connection_;
-  std::unique_ptr<Agent> agent_;
 };
 
 TEST_F(HostileCalleeTest, IsHungUpOnForABodyThatNobodyAskedFor) {
@@ -677,7 +658,7 @@ TEST_F(HostileCalleeTest, ALateReplyIsPassedOverWithoutMemory) {
   batch.Add(PieceOf(2, reply.body));
   Send(std::move(batch));
   EXPECT_THAT(next.Wait(absl::Seconds(1)), IsOkAndHolds(7));
-  EXPECT_THAT(callee_->closed, IsOk());
+  EXPECT_THAT(peer_->closed, IsOk());
 }
 
 TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
@@ -686,7 +667,7 @@ TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
   MemoryMessage message;
   message.kind = Kind::kWanted;
   Write(Welcome(), message);
-  ASSERT_TRUE(callee_->has(Kind::kOffered));
+  ASSERT_TRUE(peer_->has(Kind::kOffered));
   message.kind = Kind::kAccepted;
   Write(message);
   GiveUp(call);
@@ -699,14 +680,14 @@ TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
     Write(piece);
   }
   uint64_t consumed = 0;
-  for (const Frame& frame : callee_->frames) {
+  for (const Frame& frame : peer_->frames) {
     const auto* said = std::get_if<MemoryMessage>(&frame);
     if (said != nullptr && said->kind == Kind::kConsumed) {
       consumed = said->position;
     }
   }
   EXPECT_EQ(consumed, uint64_t{Link::kPayloadRingBytes});
-  EXPECT_THAT(callee_->closed, IsOk());
+  EXPECT_THAT(peer_->closed, IsOk());
 }
 
 // ----------------------------------------------------------------- its lanes
