@@ -219,8 +219,11 @@ TEST(View, SelectsByRoleRankNameAndLabels) {
   EXPECT_THAT(select("name=ps0"), ElementsAre("ps0"));
   EXPECT_THAT(select("zone=c"), IsEmpty());
   EXPECT_THAT(select("disk=fast"), IsEmpty());
-  EXPECT_THAT(view.Select("trainer"),
-              StatusIs(absl::StatusCode::kInvalidArgument, "name=value"));
+  for (const char* wrong : {"trainer", "role==ps", "role=", "=ps", "a=b=c"}) {
+    EXPECT_THAT(view.Select(wrong),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "wanted name=value,..., as in role=ps,zone=a; found"));
+  }
 }
 
 TEST(CoordinatorCore, GivesIdsByPlaceInAFixedWorldInAnyOrderOfJoining) {

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "weft/base/status_macros.h"
 
 namespace weft::rendezvous {
 namespace {
@@ -66,20 +67,26 @@ const Member* View::Find(WorkerKey key) const {
   return at != members_.end() && at->key == key ? &*at : nullptr;
 }
 
-absl::StatusOr<std::vector<const Member*>> View::Select(
-    absl::string_view selector) const {
-  std::vector<std::pair<absl::string_view, absl::string_view>> wanted;
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(
+    absl::string_view selector) {
+  std::vector<std::pair<std::string, std::string>> wanted;
   for (absl::string_view part :
        absl::StrSplit(selector, ',', absl::SkipWhitespace())) {
-    const std::pair<absl::string_view, absl::string_view> pair =
-        absl::StrSplit(part, absl::MaxSplits('=', 1));
-    if (part.find('=') == absl::string_view::npos) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("selector \"", selector,
-                       "\": wanted name=value, found \"", part, "\""));
+    const std::vector<std::string> sides = absl::StrSplit(part, '=');
+    if (sides.size() != 2 || sides[0].empty() || sides[1].empty()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "selector \"", selector,
+          "\": wanted name=value,..., as in role=ps,zone=a; found \"", part,
+          "\""));
     }
-    wanted.push_back(pair);
+    wanted.emplace_back(sides[0], sides[1]);
   }
+  return wanted;
+}
+
+absl::StatusOr<std::vector<const Member*>> View::Select(
+    absl::string_view selector) const {
+  WEFT_ASSIGN_OR_RETURN(const auto wanted, ParseSelector(selector));
   std::vector<const Member*> chosen;
   for (const Member& member : members_) {
     if (std::all_of(wanted.begin(), wanted.end(), [&](const auto& pair) {

@@ -4,6 +4,7 @@
 #define WEFT_RENDEZVOUS_VIEW_H_
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -13,6 +14,11 @@
 #include "weft/rendezvous/world.h"
 
 namespace weft::rendezvous {
+
+// The names and values of a selector: "role=ps,zone=a". kInvalidArgument unless
+// each part is a name, one '=' and a value.
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(
+    absl::string_view selector);
 
 // Held as std::shared_ptr<const View>: a reader keeps the version that it
 // looked at, while newer ones come.
@@ -36,7 +42,7 @@ class View {
 
   // Members that match every "name=value" of `selector`, by id: the names role,
   // rank and name mean the member's own, others its labels. "" matches all.
-  // kInvalidArgument if a part has no '='.
+  // kInvalidArgument as ParseSelector.
   absl::StatusOr<std::vector<const Member*>> Select(
       absl::string_view selector) const;
 

@@ -666,8 +666,10 @@ TEST(Agent, CallsByNameByKeyAndByLabel) {
   EXPECT_EQ(ranks[0].ToAll("role=ps,zone=b")->at(0).name(), "w2");
   EXPECT_THAT(ranks[0].ToAll("role=chief"),
               StatusIs(absl::StatusCode::kNotFound, "role=chief"));
-  EXPECT_THAT(ranks[0].ToAll("ps"),
-              StatusIs(absl::StatusCode::kInvalidArgument, "name=value"));
+  for (const char* wrong : {"ps", "role==ps", "role=", "=ps", "role=ps=1"}) {
+    EXPECT_THAT(ranks[0].ToAll(wrong),
+                StatusIs(absl::StatusCode::kInvalidArgument, "name=value"));
+  }
 }
 
 TEST(Agent, ATargetWithinACallInheritsItsDeadline) {

@@ -3,7 +3,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
+#include "weft/base/status_macros.h"
+#include "weft/rendezvous/view.h"
 
 namespace weft::rpc {
 
@@ -53,16 +54,7 @@ absl::StatusOr<Worker> FixedDirectory::Find(WorkerKey key) const {
 
 absl::StatusOr<std::vector<Worker>> FixedDirectory::Select(
     absl::string_view selector) const {
-  std::vector<std::pair<std::string, std::string>> wanted;
-  for (const absl::string_view part :
-       absl::StrSplit(selector, ',', absl::SkipEmpty())) {
-    const std::vector<std::string> sides = absl::StrSplit(part, '=');
-    if (sides.size() != 2) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("'", part, "' is not name=value"));
-    }
-    wanted.emplace_back(sides[0], sides[1]);
-  }
+  WEFT_ASSIGN_OR_RETURN(const auto wanted, rendezvous::ParseSelector(selector));
   std::vector<Worker> matching;
   MutexLock lock(mu_);
   for (const Entry& entry : workers_) {

@@ -76,9 +76,12 @@ absl::Status SetLabels(const std::string& text,
         absl::StrSplit(part, absl::MaxSplits('=', 1));
     const bool is_own =
         label.first == "role" || label.first == "rank" || label.first == "name";
-    if (label.first.empty() || label.second.empty() || is_own) {
+    if (label.first.empty() || label.second.empty() || is_own ||
+        absl::StrContains(label.second, '=')) {
       return absl::InvalidArgumentError(
-          "wanted NAME=VALUE,... with names other than role, rank and name");
+          "wanted NAME=VALUE,... with names other than role, rank and name, "
+          "and "
+          "one '=' each");
     }
     labels->emplace(label.first, label.second);
   }

@@ -193,7 +193,7 @@ absl::Status Resolve(Options& options, std::vector<const char*> arguments) {
 TEST(Options, ValuesOfAnotherFormAreUsage) {
   for (const char* flag :
        {"--workers=2", "--workers=3:2", "--workers=0:2", "--labels=zone",
-        "--labels=role=ps", "--labels=a="}) {
+        "--labels=role=ps", "--labels=a=", "--labels=a==b"}) {
     Options options;
     EXPECT_THAT(Resolve(options, {flag}),
                 StatusIs(absl::StatusCode::kInvalidArgument, "wanted "))
