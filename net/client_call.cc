@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "weft/net/hang_up.h"
 
 namespace weft::net {
 namespace {
@@ -16,7 +17,7 @@ constexpr absl::string_view kNotConnected =
     "failed to connect to all addresses; last error: ";
 
 // The rest of it, and what the user may look at.
-std::string WhyNotConnected(absl::string_view message) {
+absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   for (int i = 0; i < 2; ++i) {
     const size_t at = message.find(": ");
     if (at != message.npos) message.remove_prefix(at + 2);
@@ -35,11 +36,15 @@ std::string WhyNotConnected(absl::string_view message) {
       {"Connection reset", kHungUp},
       {"Socket closed", kHungUp},
   };
+  const std::string text = absl::StrCat(target.ToString(), ": ", message);
+  const bool is_unix = absl::StartsWith(target.address, "unix:");
   for (const auto& [words, hint] : kHints) {
-    if (absl::StrContains(message, words))
-      return absl::StrCat(message, "; ", hint);
+    if (!absl::StrContains(message, words)) continue;
+    const absl::Status why =
+        absl::UnavailableError(absl::StrCat(text, "; ", hint));
+    return hint == kHungUp && !is_unix ? HungUpOn(why) : why;
   }
-  return std::string(message);
+  return absl::UnavailableError(text);
 }
 
 void AddMetadata(const Metadata& metadata, grpc::ClientContext& context) {
@@ -67,8 +72,7 @@ absl::Status Target::Explain(absl::Status status) const {
   }
   absl::string_view message = status.message();
   if (absl::ConsumePrefix(&message, kNotConnected)) {
-    return absl::UnavailableError(
-        absl::StrCat(ToString(), ": ", WhyNotConnected(message)));
+    return WhyNotConnected(*this, message);
   }
   return absl::UnavailableError(absl::StrCat(ToString(), ": ", message));
 }

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "weft/net/hang_up.h"
 #include "weft/telemetry/field.h"
 
 namespace weft {
@@ -30,6 +31,7 @@ ExitCode ExitCodeFor(const absl::Status& status) {
       return static_cast<ExitCode>(code);
     }
   }
+  if (net::WasHungUpOn(status)) return ExitCode::kAuth;
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return ExitCode::kOk;

@@ -136,6 +136,30 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
   EXPECT_THAT(none.output, HasSubstr("weft certs init"));
 }
 
+TEST_F(Clients, WhoIsHungUpOnForItsCertificateLacksRights) {
+  const std::string certs = dir_.Path("certs");
+  ASSERT_EQ(Weft({"certs", "init", "--dir=" + certs, "--job=demo",
+                  "--servers=0", "--trainers=1", "--clients=1"})
+                .code,
+            0);
+  ASSERT_EQ(Weft({"certs", "revoke", "--dir=" + certs, "--name=client0"}).code,
+            0);
+  StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
+  for (const std::string& how :
+       {std::string("--insecure"), "--certs=" + certs + "/client0"}) {
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"health", address_},
+          {"call", address_, "SquareRoot", "[4]"},
+          {"status", "--job=demo", "--coordinator=" + address_}}) {
+      std::vector<std::string> all = words;
+      all.insert(all.end(), {"--name=trainer0", how});
+      const Ended ended = Weft(all);
+      EXPECT_EQ(ended.code, kAuth) << ended.output;
+      EXPECT_THAT(ended.output, HasSubstr("it wants a certificate of its job"));
+    }
+  }
+}
+
 TEST_F(Clients, TheShellListsAndCallsFunctions) {
   StartWorker();
   const Ended list = Call({});
