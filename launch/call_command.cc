@@ -40,6 +40,13 @@ absl::Status Locate(const std::string& where, const Meeting& meeting,
   WEFT_ASSIGN_OR_RETURN(const rendezvous::View view,
                         AskWhoIsThere(*question, meeting));
   const rendezvous::Member* member = view.Find(where);
+  for (const rendezvous::Departed& departed : view.departed()) {
+    if (member != nullptr || departed.name != where) continue;
+    return absl::UnavailableError(
+        absl::StrCat("job ", meeting.job, ": ", where, ", in the incarnation ",
+                     departed.key.ToString(), ", is gone: ", departed.reason,
+                     "; start it again"));
+  }
   if (member == nullptr) {
     return absl::NotFoundError(absl::StrCat(
         "job ", meeting.job, " has no worker \"", where, "\"; there are: ",

@@ -345,6 +345,24 @@ TEST(Status, ShowsWhoWaitsForWhom) {
 // At the address where the job's trainer0 is said to be another's answers.
 TEST(Status, ShowsNoCallsOfAnotherJob) {
   TempDir dir;
+TEST(Call, SaysWhyTheWorkerIsGone) {
+  TempDir dir;
+  const std::string address = "unix:" + dir.Path("c.sock");
+  Workers workers = StartAll({OptionsOf("trainer", 0, 0, 2, address),
+                              OptionsOf("trainer", 1, 0, 2, address)});
+  ASSERT_NE(workers[0], nullptr);
+  ASSERT_NE(workers[1], nullptr);
+  worker::ShutdownOptions at_once;
+  at_once.graceful = false;
+  EXPECT_THAT(workers[1]->Shutdown(at_once).status(), IsOk());
+  const Ended ended = Weft({"call", "trainer1", "PassGate", "--job=demo",
+                            "--coordinator=" + address, "--name=trainer0"});
+  EXPECT_EQ(ended.code, kPeerLost) << ended.output;
+  EXPECT_THAT(ended.output,
+              ::testing::ContainsRegex("trainer1, in the incarnation [^ ]*, is "
+                                       "gone: left; start it again"));
+}
+
   const std::string others = "unix:" + dir.Path("other.sock");
   worker::Options other = OptionsOf("trainer", 0, 0, 1, others);
   other.job = "other";
