@@ -135,7 +135,8 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   std::unique_ptr<Worker> worker(new Worker(std::move(options)));
   const absl::Status status = worker->StartParts();
   if (status.ok()) return worker;
-  if (worker->telemetry_->recorder().recorded() > 0) worker->Dump();
+  // Who was not let in has nothing to tell that the error does not say.
+  if (worker->membership_ != nullptr) worker->Dump();
   return In(worker->options_.name(), status);
 }
 

@@ -463,6 +463,29 @@ TEST_F(WorkerTest, ASecondOfTheSameNameIsToldSoOnTheDefaultSocketToo) {
   EndAll(std::move(workers));
 }
 
+TEST_F(WorkerTest, WhoJoinedInVainWritesItsDumpAndWhoWasRefusedDoesNot) {
+  Options alone = OptionsOf("ps", 0);
+  alone.join_timeout = absl::Milliseconds(300);
+  alone.dump_dir = dir_.Path("dumps");
+  ASSERT_EQ(mkdir(alone.dump_dir.c_str(), 0700), 0);
+  const auto late = Worker::Start(alone);
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             "ps0 waited 300ms for job \"job\""));
+  EXPECT_THAT(std::string(late.status().message()),
+              ::testing::Not(HasSubstr("ps0: ps0")));
+  const std::string dump =
+      absl::StrCat(alone.dump_dir, "/job-ps0-", getpid(), "-0.flight");
+  EXPECT_EQ(unlink(dump.c_str()), 0) << dump;
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  Options second = OptionsOf("trainer", 0);
+  second.dump_dir = alone.dump_dir;
+  EXPECT_THAT(Worker::Start(second),
+              StatusIs(absl::StatusCode::kAlreadyExists, "trainer0"));
+  EXPECT_EQ(rmdir(second.dump_dir.c_str()), 0) << "it is not empty";
+  EndAll(std::move(workers));
+}
+
 TEST_F(WorkerTest, ASecondHostIsToldWhoHasItsPlace) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
