@@ -1,14 +1,14 @@
 // Version: which Weft this is.
 
-#ifndef WEFT_WORKER_VERSION_H_
-#define WEFT_WORKER_VERSION_H_
+#ifndef WEFT_BASE_VERSION_H_
+#define WEFT_BASE_VERSION_H_
 
 #include "absl/strings/string_view.h"
 
-namespace weft::worker {
+namespace weft {
 
 inline constexpr absl::string_view kVersion = "0.1.0";
 
-}  // namespace weft::worker
+}  // namespace weft
 
-#endif  // WEFT_WORKER_VERSION_H_
+#endif  // WEFT_BASE_VERSION_H_

@@ -10,10 +10,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/version.h"
 #include "weft/launch/commands.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
-#include "weft/worker/version.h"
 
 namespace {
 
@@ -36,7 +36,7 @@ constexpr char kUsage[] =
     "weft COMMAND --help lists its flags; docs/cli.md has them all.\n";
 
 absl::StatusOr<int> Version(int /*argc*/, char** /*argv*/) {
-  std::printf("weft %s\n", std::string(weft::worker::kVersion).c_str());
+  std::printf("weft %s\n", std::string(weft::kVersion).c_str());
   return 0;
 }
 

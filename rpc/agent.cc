@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/version.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/agent_core.h"
 #include "weft/rpc/handle.h"
@@ -22,7 +23,7 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
         absl::StrCat("Agent::Create: the default time-out is ",
                      absl::FormatDuration(options.default_timeout)));
   }
-  if (options.build.empty()) options.build = "weft";
+  if (options.build.empty()) options.build = std::string(kVersion);
   const Registry* registry =
       options.registry != nullptr ? options.registry : &Registry::Global();
   auto core = std::make_shared<Core>(std::move(options), registry);

@@ -321,7 +321,7 @@ TEST(Agent, CallsItselfWithCopies) {  // PROBE-P16
     EXPECT_EQ(shelf.tensor.span<float>()[n - 1], 0);
   }
   EXPECT_THAT(Call(self, Refuse, "no"),
-              StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
+              StatusIs(absl::StatusCode::kOutOfRange, "Refuse: no"));
 }
 
 TEST(Agent, AWorkerIsAValueOfACall) {  // F8
@@ -355,7 +355,7 @@ TEST(Agent, SharesWithItselfWhereThatIsAllowed) {
   EXPECT_THAT(x.ToVector<float>(), ElementsAre(0, 0));
   EXPECT_EQ(y->raw(), x.raw());
   EXPECT_THAT(Call(self.AllowingAlias(), Refuse, "no"),
-              StatusIs(absl::StatusCode::kOutOfRange, "w0: no"));
+              StatusIs(absl::StatusCode::kOutOfRange, "Refuse: no"));
   EXPECT_EQ(*Call(self.AllowingAlias(), Add, 2, 3), 5);  // inline
 }
 
@@ -618,15 +618,16 @@ TEST(Agent, ManyCallsOfManyThreadsEachGetTheirOwnReply) {
 
 TEST(Agent, ErrorsNameTheWorkerAndKeepTheCode) {
   Ranks ranks(2);
-  EXPECT_THAT(Call(ranks[0].To("w1"), Refuse, "beyond the end"),
-              StatusIs(absl::StatusCode::kOutOfRange, "w1: beyond the end"));
+  EXPECT_THAT(
+      Call(ranks[0].To("w1"), Refuse, "beyond the end"),
+      StatusIs(absl::StatusCode::kOutOfRange, "Refuse: beyond the end"));
 }
 
 TEST(Agent, WhatAFunctionThrowsIsTheCallersStatus) {
   Ranks ranks(2);
   const absl::Status status = Call(ranks[0].To("w1"), Throw, 1);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
-                               "w1: shapes do not match"));
+                               "Throw: shapes do not match"));
   EXPECT_FALSE(OutcomeUnknown(status));
   EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 1, 1), 2);  // the server lives on
 }

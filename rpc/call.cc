@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/driver.h"
+#include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/agent_core.h"
 #include "weft/rpc/handle.h"
@@ -59,7 +60,7 @@ namespace {
 // An error of the other side, prefixed with who it was.
 absl::Status Name(const Worker& peer, const Function& function,
                   const absl::Status& status, const ReplyPtr& reply) {
-  std::string text = absl::StrCat(peer.name, ": ", status.message());
+  std::string text = SaidBy(peer.name, status.message());
   if (reply != nullptr && reply->refusal == Refusal::kSignatureDiffers) {
     text = absl::StrCat(peer.name, ": ", function.name,
                         ": signature differs: caller says ", function.signature,

@@ -213,7 +213,8 @@ TEST_F(ClientTest, ErrorsCarryTheWorkersName) {
   const Served served(Socket());
   WEFT_ASSERT_OK_AND_ASSIGN(const auto client, Client::Connect(Socket()));
   EXPECT_THAT(Call(client->To(kLong), FailForClients),
-              StatusIs(absl::StatusCode::kDataLoss, "ps0: as it was asked to"));
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "FailForClients: as it was asked to"));
 }
 
 TEST_F(ClientTest, TwoClientsAreTwoCallers) {
@@ -432,7 +433,8 @@ TEST_F(PlainCallTest, IsPendingAndCountedAsAnyCall) {
 
 TEST_F(PlainCallTest, ErrorsOfTheFunctionAreTheCalls) {
   EXPECT_THAT(CallPlain(To("FailForClients")),
-              StatusIs(absl::StatusCode::kDataLoss, "ps0: as it was asked to"));
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "FailForClients: as it was asked to"));
 }
 
 TEST_F(PlainCallTest, CancellationReachesTheFunction) {

@@ -234,12 +234,12 @@ TEST(Handle, ErrorsOfMakingAndOfMethodsAreTheCallers) {
   const Target b = ranks[0].To("w1");
   EXPECT_THAT(Make<Embedding>(b, 0, 2),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       "w1: an Embedding without rows"));
+                       "Embedding::new: an Embedding without rows"));
   EXPECT_THAT(Make<Embedding>(ranks[0].To("w9"), 1, 2),
               StatusIs(absl::StatusCode::kNotFound, "w9"));
   const auto shard = Make<Embedding>(b, 1, 1);
   EXPECT_THAT(Call(*shard, &Embedding::Refuse, "no"),
-              StatusIs(absl::StatusCode::kOutOfRange, "w1: no"));
+              StatusIs(absl::StatusCode::kOutOfRange, "Refuse: no"));
   EXPECT_THAT(
       Call(*shard, &Embedding::Unregistered),
       StatusIs(absl::StatusCode::kFailedPrecondition, "WEFT_RPC_METHOD"));
@@ -392,7 +392,7 @@ TEST(Remote, AFunctionThatFailsLeavesNothingAndSaysSoEachTime) {  // F62
   const auto kept = RemoteAsync(ranks[0].To("w1"), Fail);
   for (int i = 0; i < 2; ++i) {
     EXPECT_THAT(kept.Wait(absl::Seconds(30)),
-                StatusIs(absl::StatusCode::kAborted, "w1: no value"));
+                StatusIs(absl::StatusCode::kAborted, "Fail: no value"));
   }
   EXPECT_THAT(Remote(ranks[0].To("w1"), Soon, 1), IsOk());  // there is room
 }

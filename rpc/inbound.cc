@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/driver.h"
+#include "weft/base/said_by.h"
 
 namespace weft::rpc {
 namespace {
@@ -31,6 +32,18 @@ std::string ChainBeyond(const std::string& chain, const std::string& self,
       absl::StrCat(chain, chain.empty() ? "" : " > ", self, ":", function);
   if (all.size() <= kMaxChain) return all;
   return absl::StrCat("... ", all.substr(all.size() - kMaxChain));
+}
+
+absl::Status FunctionFailure(absl::Status status, const std::string& self,
+                             const std::string& function, Phase phase) {
+  const absl::Status named =
+      internal::NameFailure(std::move(status), self, function, phase);
+  if (named.ok() || phase < Phase::kDecode) return named;
+  absl::Status told(named.code(), SaidBy(function, named.message()));
+  named.ForEachPayload([&told](absl::string_view url, const absl::Cord& c) {
+    told.SetPayload(url, c);
+  });
+  return told;
 }
 
 // Keeps the Inbound alive while its handler runs.
@@ -75,8 +88,8 @@ class Inbound::Call final : public ServedCall {
     auto reply = std::make_shared<Reply>();
     reply->id = id();
     reply->status =
-        internal::NameFailure(result.status(), inbound_->dispatcher_->self(),
-                              function_.name, phase());
+        FunctionFailure(result.status(), inbound_->dispatcher_->self(),
+                        function_.name, phase());
     if (result.ok()) reply->body = *std::move(result);
     inbound_->Finish(function_.name, std::move(reply));
   }

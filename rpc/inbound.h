@@ -65,6 +65,12 @@ Lineage LineageOf(const Request& request, CancelToken cancel);
 std::string ChainBeyond(const std::string& chain, const std::string& self,
                         const std::string& function);
 
+// What a call is told of the error in which it ended at `self`: of the
+// function, or of what was read and written for it, it begins with the
+// function's name.
+absl::Status FunctionFailure(absl::Status status, const std::string& self,
+                             const std::string& function, Phase phase);
+
 // Thread-safety: thread-safe.
 class Inbound final : public std::enable_shared_from_this<Inbound> {
  public:

@@ -28,8 +28,9 @@ LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
     const Transport::TimerId timer =
         transport_.RunAt(deadline, [abandon, function, peer = peer().name] {
           abandon(absl::DeadlineExceededError(
-              absl::StrCat(function, ": the deadline passed while the call to ",
-                           peer, " waited for those before it on its lane")));
+              absl::StrCat(function, ": the deadline passed in phase ",
+                           NameOf(Phase::kQueue), ": the call to ", peer,
+                           " waited for those before it on its lane")));
         });
     MutexLock lock(mu_);
     if (const auto it = waiting_.find(number); it != waiting_.end()) {

@@ -94,7 +94,8 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
       if (auto self = weak.lock()) {
         self->AbandonCall(
             0, absl::DeadlineExceededError(absl::StrCat(
-                   "the deadline passed in the ", NameOf(self->phase()))));
+                   self->function_.name, ": the deadline passed in phase ",
+                   NameOf(self->phase()))));
       }
     });
   }
@@ -117,8 +118,8 @@ void LoneCall::AbandonCall(uint64_t, const absl::Status& why) {
 void LoneCall::Finish(absl::StatusOr<Slices> result) {
   if (finished_.exchange(true)) return;
   auto reply = std::make_shared<Reply>();
-  reply->status = internal::NameFailure(result.status(), dispatcher_->self(),
-                                        function_.name, phase());
+  reply->status = FunctionFailure(result.status(), dispatcher_->self(),
+                                  function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
   traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
   if (!ended_.exchange(true)) Tell(reply->status, reply);

@@ -11,6 +11,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/roles.h"
 #include "weft/proto/rpc.pb.h"
@@ -60,8 +61,7 @@ class Served {
           "the result is larger than a protobuf message may be");
     }
     if (ended.ok()) return call_.Reply({Bytes::Own(std::move(bytes))});
-    call_.Reply(absl::Status(ended.code(),
-                             absl::StrCat(worker, ": ", ended.message())));
+    call_.Reply(absl::Status(ended.code(), SaidBy(worker, ended.message())));
   }
 
  private:

@@ -320,21 +320,26 @@ void CallerSession::Wake(Instant when, std::vector<Action>* actions) {
 }
 
 absl::Status CallerSession::Expired(const Pending& call) const {
-  const char* phase = call.sent && connected_ ? "was out, unanswered"
-                      : call.sent             ? "was out, the connection lost"
-                      : connected_            ? "waited for credit"
-                                              : "waited for a connection";
-  return Unanswered(call, absl::DeadlineExceededError(absl::StrCat(
-                              call.request->function,
-                              ": the deadline passed while the call to ", peer_,
-                              " ", phase)));
+  const char* what = call.sent && connected_ ? "was out, unanswered"
+                     : call.sent             ? "was out, the connection lost"
+                     : connected_            ? "waited for credit"
+                                             : "waited for a connection";
+  return Unanswered(
+      call, absl::DeadlineExceededError(absl::StrCat(
+                call.request->function, ": the deadline passed in phase ",
+                NameOf(PhaseOf(call)), ": the call to ", peer_, " ", what)));
+}
+
+Phase CallerSession::PhaseOf(const Pending& call) const {
+  if (!call.sent) return Phase::kQueue;
+  return connected_ ? Phase::kHandler : Phase::kWire;
 }
 
 absl::Status CallerSession::Unanswered(const Pending& call,
                                        absl::Status why) const {
-  if (!call.sent) return internal::MarkFailure(std::move(why), Phase::kQueue);
-  return internal::MarkFailure(WithOutcomeUnknown(std::move(why)),
-                               connected_ ? Phase::kHandler : Phase::kWire);
+  return internal::MarkFailure(
+      call.sent ? WithOutcomeUnknown(std::move(why)) : std::move(why),
+      PhaseOf(call));
 }
 
 size_t CallerSession::waiting_calls() const {

@@ -170,6 +170,7 @@ class CallerSession {
   void CloseSoon(Instant now, std::vector<Action>* actions);
   void Wake(Instant when, std::vector<Action>* actions);
   absl::Status Expired(const Pending& call) const;
+  Phase PhaseOf(const Pending& call) const;
   // `why` as the end of this call: with its phase, and whether it may have run.
   absl::Status Unanswered(const Pending& call, absl::Status why) const;
 

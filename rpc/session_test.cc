@@ -250,8 +250,10 @@ TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
       caller.Tell(CallerSession::Event(CallerSession::Tick{})));
   ASSERT_EQ(ended.size(), 1u);
   EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(std::string(ended[0].status.message()),
-              HasSubstr("ps0 waited for a connection"));
+  EXPECT_THAT(
+      std::string(ended[0].status.message()),
+      HasSubstr(
+          "passed in phase queue: the call to ps0 waited for a connection"));
   EXPECT_FALSE(OutcomeUnknown(ended[0].status));
 }
 

@@ -269,8 +269,8 @@ TEST(Stream, AnErrorComesAfterTheValuesBeforeIt) {
   Ranks ranks(2);
   Reader<int64_t> reader = OpenStream(ranks[0].To("w1"), ThreeThenFail);
   for (const int64_t i : {1, 2, 3}) EXPECT_EQ(**reader.Next(), i);
-  EXPECT_THAT(reader.Next(),
-              StatusIs(absl::StatusCode::kDataLoss, "w1: the rest is missing"));
+  EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss,
+                                      "ThreeThenFail: the rest is missing"));
   EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss, ""));
 }
 
@@ -506,7 +506,7 @@ TEST(Upload, AnErrorOfTheFunctionIsWhatTheWriterSees) {
   // Its last words, or that it reads no more, whichever comes first.
   EXPECT_TRUE(absl::IsDataLoss(status) || absl::IsCancelled(status)) << status;
   EXPECT_THAT(upload.Finish(),
-              StatusIs(absl::StatusCode::kDataLoss, "w1: enough"));
+              StatusIs(absl::StatusCode::kDataLoss, "SumOf: enough"));
   auto picky = OpenStream(ranks[0].To("w1"), TakePicky);
   for (int64_t i = 0; i < 20; ++i) (void)picky.Write(Picky{i});
   EXPECT_THAT(picky.Finish(),
@@ -628,7 +628,7 @@ TEST(Duplex, AnErrorComesAfterTheValuesBeforeIt) {
   for (const int64_t i : {1, -1}) ASSERT_THAT(stream.Write(i), IsOk());
   EXPECT_EQ(**stream.Next(), 2);
   EXPECT_THAT(stream.Next(),
-              StatusIs(absl::StatusCode::kOutOfRange, "w1: below 0"));
+              StatusIs(absl::StatusCode::kOutOfRange, "Twice: below 0"));
 }
 
 TEST(Duplex, AFunctionThatDoesNotReadEndsWell) {

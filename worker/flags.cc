@@ -16,8 +16,8 @@
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/version.h"
 #include "weft/worker/exit_code.h"
-#include "weft/worker/version.h"
 
 namespace weft::worker {
 namespace {

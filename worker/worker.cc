@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/clock.h"
+#include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/etcd_journal.h"
@@ -99,7 +100,7 @@ absl::StatusOr<net::Credentials> CredentialsOf(const Options& options) {
 // The same error, saying which part it is of, and with its exit code.
 absl::Status In(absl::string_view part, const absl::Status& status) {
   if (status.ok()) return status;
-  absl::Status named(status.code(), absl::StrCat(part, ": ", status.message()));
+  absl::Status named(status.code(), SaidBy(part, status.message()));
   status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
     named.SetPayload(url, payload);
   });
@@ -225,10 +226,10 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
   }
   if (opened.ok()) return opened;
   // An address in use is the user's to change; no peer is lost.
-  return WithExitCode(
-      In(absl::StrCat("cannot listen at ", options_.listen), opened.status()),
-      absl::IsFailedPrecondition(opened.status()) ? ExitCode::kAuth
-                                                  : ExitCode::kConfig);
+  return WithExitCode(opened.status(),
+                      absl::IsFailedPrecondition(opened.status())
+                          ? ExitCode::kAuth
+                          : ExitCode::kConfig);
 }
 
 absl::Status Worker::WhoIsThere() {

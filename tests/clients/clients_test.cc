@@ -205,7 +205,9 @@ TEST_F(Clients, ASlipOfTheShellGetsOneClearMessage) {
       {{"SquareRoot"}, kUsage, "found one of 0"},
       {{"SquareRoot", "[\"four\"]"}, kUsage, "argument 1: wanted f64"},
       {{"Scale", "[[[1], [2, 3]], 1]"}, kUsage, "wanted an array of 1"},
-      {{"SquareRoot", "[-4]"}, kConfig, "trainer0: wanted x >= 0, found -4"},
+      {{"SquareRoot", "[-4]"},
+       kConfig,
+       "trainer0: example::SquareRoot: wanted x >= 0, found -4"},
       {{"SquareRoot", "[4]", "more"}, kUsage, "wanted ADDRESS"}};
   for (const auto& slip : kSlips) {
     const Ended ended = Call(slip.words);
@@ -343,8 +345,6 @@ TEST(Status, ShowsWhoWaitsForWhom) {
 }
 
 // At the address where the job's trainer0 is said to be another's answers.
-TEST(Status, ShowsNoCallsOfAnotherJob) {
-  TempDir dir;
 TEST(Call, SaysWhyTheWorkerIsGone) {
   TempDir dir;
   const std::string address = "unix:" + dir.Path("c.sock");
@@ -363,6 +363,8 @@ TEST(Call, SaysWhyTheWorkerIsGone) {
                                        "gone: left; start it again"));
 }
 
+TEST(Status, ShowsNoCallsOfAnotherJob) {
+  TempDir dir;
   const std::string others = "unix:" + dir.Path("other.sock");
   worker::Options other = OptionsOf("trainer", 0, 0, 1, others);
   other.job = "other";

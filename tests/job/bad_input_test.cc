@@ -135,8 +135,9 @@ class Squatter {
 TEST(BadInput, AnAddressInUseIsNamed) {
   const Job job;
   const Squatter squatter(job.Path("ps0.sock"));
-  ExpectEnd(*job.StartServer(0), kConfig,
-            {"cannot listen at " + job.coordinator, "in use", "--listen="});
+  ExpectEnd(
+      *job.StartServer(0), kConfig,
+      {"ps0: wanted to listen on " + job.coordinator, "in use", "--listen="});
 }
 
 TEST(BadInput, ASocketDirectoryIsMadeByTheUser) {
