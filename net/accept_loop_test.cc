@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -11,9 +12,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <sstream>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -350,21 +354,54 @@ TEST(Listener, RefusesADirectoryOpenToOthers) {
       StatusIs(absl::StatusCode::kFailedPrecondition, "wanted mode 0700"));
 }
 
-TEST(Listener, TakesOverFromADeadProcess) {
-  testing::TempDir dir;
-  const Address address = *ParseAddress("unix:" + dir.Path("s"));
+// The file that a process leaves which ended without removing it.
+void LeaveAbandoned(const Address& address) {
   sockaddr_un name = {};
   name.sun_family = AF_UNIX;
   strncpy(name.sun_path, address.path.c_str(), sizeof name.sun_path - 1);
-  {
-    Socket dead(socket(AF_UNIX, SOCK_STREAM, 0));  // its file stays
-    ASSERT_EQ(bind(dead.fd(), reinterpret_cast<sockaddr*>(&name), sizeof name),
-              0);
-  }
+  const Socket dead(socket(AF_UNIX, SOCK_STREAM, 0));
+  ASSERT_EQ(bind(dead.fd(), reinterpret_cast<sockaddr*>(&name), sizeof name),
+            0);
+}
+
+TEST(Listener, TakesOverFromADeadProcess) {
+  testing::TempDir dir;
+  const Address address = *ParseAddress("unix:" + dir.Path("s"));
+  LeaveAbandoned(address);
   auto listener = Listener::Open(address);
   WEFT_EXPECT_OK(listener);
   EXPECT_THAT(Listener::Open(address), StatusIs(absl::StatusCode::kUnavailable,
                                                 "in use by another process"));
+}
+
+TEST(Listener, OneOfManyTakesOver) {
+  testing::TempDir dir;
+  const Address address = *ParseAddress("unix:" + dir.Path("s"));
+  for (int round = 0; round < 100; ++round) {
+    LeaveAbandoned(address);
+    std::array<std::optional<Listener>, 4> took;
+    std::vector<std::thread> threads;
+    for (std::optional<Listener>& mine : took) {
+      threads.emplace_back([&address, &mine] {
+        auto listener = Listener::Open(address);
+        if (listener.ok()) mine.emplace(*std::move(listener));
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(std::count_if(took.begin(), took.end(),
+                            [](const auto& l) { return l.has_value(); }),
+              1)
+        << "round " << round;
+  }
+}
+
+TEST(Listener, WaitsForALockOnlySoLong) {
+  testing::TempDir dir;
+  const int holder = open(dir.path().c_str(), O_RDONLY | O_CLOEXEC);
+  const Socket closes(holder);
+  ASSERT_EQ(flock(holder, LOCK_EX), 0);
+  EXPECT_THAT(Listener::Open(*ParseAddress("unix:" + dir.Path("s"))),
+              StatusIs(absl::StatusCode::kUnavailable, "held the lock of"));
 }
 
 }  // namespace

@@ -1,9 +1,11 @@
 #include "weft/net/listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,13 +16,18 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/descriptor.h"
 #include "weft/net/socket_directory.h"
 
 namespace weft::net {
 namespace {
 
 constexpr int kBacklog = 1024;
+// Others hold it for microseconds, unless they were stopped.
+constexpr absl::Duration kLockTime = absl::Seconds(5);
 
 absl::Status CannotListen(const Address& address, int error) {
   if (error == EADDRINUSE) {
@@ -54,23 +61,48 @@ bool IsAbandoned(const sockaddr_un& name) {
   return refused;
 }
 
+// Held from the look at a file until its place is taken and answers: two that
+// find the same abandoned file would take it from each other.
+absl::StatusOr<Descriptor> LockDirectory(const std::string& directory,
+                                         const Address& address) {
+  Descriptor fd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (fd.get() < 0) return CannotListen(address, errno);
+  const Instant deadline = SteadyClock().Now() + kLockTime;
+  while (flock(fd.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) break;  // none to be had there
+    if (SteadyClock().Now() >= deadline) {
+      return absl::UnavailableError(absl::StrCat(
+          "wanted to listen on ", address.ToString(), "; another process has ",
+          "held the lock of ", directory, " for ",
+          absl::FormatDuration(kLockTime), "; see which with lslocks"));
+    }
+    usleep(1000);
+  }
+  return fd;
+}
+
 absl::StatusOr<int> ListenUnix(const Address& address) {
-  const std::string directory = address.path.substr(0, address.path.rfind('/'));
-  WEFT_RETURN_IF_ERROR(
-      CheckSocketDirectory(directory.empty() ? "/" : directory));
+  std::string directory = address.path.substr(0, address.path.rfind('/'));
+  if (directory.empty()) directory = "/";
+  WEFT_RETURN_IF_ERROR(CheckSocketDirectory(directory));
   const sockaddr_un name = UnixName(address);
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return CannotListen(address, errno);
-  absl::Cleanup close_fd = [fd] { close(fd); };
-  int bound = bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name);
+  Descriptor fd(
+      socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return CannotListen(address, errno);
+  WEFT_ASSIGN_OR_RETURN(const Descriptor lock,
+                        LockDirectory(directory, address));
+  const auto take = [&] {
+    return bind(fd.get(), reinterpret_cast<const sockaddr*>(&name),
+                sizeof name);
+  };
+  int bound = take();
   if (bound != 0 && errno == EADDRINUSE && IsAbandoned(name)) {
     unlink(address.path.c_str());
-    bound = bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name);
+    bound = take();
   }
-  if (bound != 0 || listen(fd, kBacklog) != 0)
+  if (bound != 0 || listen(fd.get(), kBacklog) != 0)
     return CannotListen(address, errno);
-  std::move(close_fd).Cancel();
-  return fd;
+  return fd.Release();
 }
 
 // What the listener has, accepted sockets inherit: gRPC, which does not accept
