@@ -86,8 +86,7 @@ absl::StatusOr<int> ListenUnix(const Address& address) {
   if (directory.empty()) directory = "/";
   WEFT_RETURN_IF_ERROR(CheckSocketDirectory(directory));
   const sockaddr_un name = UnixName(address);
-  Descriptor fd(
-      socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Descriptor fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd.get() < 0) return CannotListen(address, errno);
   WEFT_ASSIGN_OR_RETURN(const Descriptor lock,
                         LockDirectory(directory, address));

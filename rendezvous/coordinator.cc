@@ -17,12 +17,16 @@
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
 #include "weft/net/audit.h"
+#include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
 namespace {
 
 using Core = CoordinatorCore;
+
+// Of a request whose answer nobody waits for.
+constexpr Core::Ticket kNobody = 0;
 
 // The log is made anew when it has grown to this, and to several times what it
 // would be made.
@@ -32,6 +36,9 @@ constexpr int64_t kRewriteFactor = 4;
 constexpr absl::Duration kJournalPause = absl::Milliseconds(500);
 // How long a destructor waits for the journal: one in etcd gives up before.
 constexpr absl::Duration kStopTimeout = absl::Seconds(10);
+// How often it is looked whether members of this host have ended. It counts at
+// the second look: a launcher that saw it too knows how.
+constexpr absl::Duration kLookPause = absl::Milliseconds(250);
 
 template <typename T>
 absl::StatusOr<Core::Request> Parse(absl::string_view method,
@@ -100,6 +107,9 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   void Answer(Core::Ticket ticket, absl::StatusOr<std::string> answer);
   void AnswerAll(const absl::Status& why);
   void ArmTimer();
+  void Watch(const v1::Member& member);
+  void LookLater();
+  void LookAtProcesses();
 
   const Promise<void> gone_;  // the first, so dropped after all else
   TimerSource& timers_;
@@ -121,6 +131,14 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
     std::vector<Core::HangUp> missed;
   };
   std::optional<Stalled> stalled_;
+  // Members of this host, until they are known to be gone.
+  struct Watched {
+    ProcessWatch process;
+    bool has_ended = false;
+  };
+  std::map<std::pair<std::string, uint64_t>, Watched>
+      watched_;  // by name and incarnation
+  bool is_looking_ = false;
   Instant timer_at_ = Instant::Infinite();
 
   Mutex mu_;
@@ -171,6 +189,7 @@ absl::Status Coordinator::State::Open(CoordinatorOptions options) {
       .With("job", core_->job())
       .With("term", term)
       .With("known", core_->view().members_size());
+  for (const v1::Member& member : core_->view().members()) Watch(member);
   Schedule(Core::Tick{});
   return absl::OkStatus();
 }
@@ -277,6 +296,11 @@ void Coordinator::State::Carry(Core::Actions actions) {
         MutexLock lock(mu_);
         names_[persist->record.joined().key().id()] =
             persist->record.joined().name();
+      }
+      if (persist->record.has_joined()) Watch(persist->record.joined());
+      for (const uint64_t incarnation :
+           persist->record.departed().incarnations()) {
+        watched_.erase({persist->record.departed().name(), incarnation});
       }
       records.push_back(std::move(persist->record));
     }
@@ -447,6 +471,44 @@ void Coordinator::State::ArmTimer() {
                        self->Run(Core::Tick{});
                      });
                    });
+}
+
+void Coordinator::State::Watch(const v1::Member& member) {
+  const std::pair who(member.name(), member.incarnation());
+  if (!member.has_process() || watched_.count(who) > 0) return;
+  auto process = ProcessWatch::Of(member.process());
+  if (!process.has_value()) return;
+  watched_.emplace(who, Watched{*std::move(process)});
+  LookLater();
+}
+
+void Coordinator::State::LookLater() {
+  if (is_looking_ || watched_.empty()) return;
+  is_looking_ = true;
+  timers_.RunAfter(kLookPause, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->strand_.Schedule([self] { self->LookAtProcesses(); });
+    }
+  });
+}
+
+// Told again until it is known: while the journal is not to be had, nothing is.
+void Coordinator::State::LookAtProcesses() {
+  is_looking_ = false;
+  std::vector<v1::ReportExitRequest> ended;
+  for (auto& [who, watched] : watched_) {
+    if (!watched.process.HasEnded()) continue;
+    if (!std::exchange(watched.has_ended, true)) continue;
+    v1::ReportExitRequest& exit = ended.emplace_back();
+    exit.set_job(core_->job());
+    exit.set_name(who.first);
+    exit.set_incarnation(who.second);
+    exit.set_reason("its process has ended");
+  }
+  for (v1::ReportExitRequest& exit : ended) {
+    Run(Core::Call{kNobody, std::move(exit)});
+  }
+  LookLater();
 }
 
 void Coordinator::State::Shutdown() {

@@ -26,6 +26,7 @@
 #include "weft/base/strand.h"
 #include "weft/rendezvous/coordinator_call.h"
 #include "weft/rendezvous/member_core.h"
+#include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
 
@@ -246,6 +247,9 @@ MemberCore::Options Membership::State::CoreOptions() {
   MemberCore::Options core;
   core.job = options_.job;
   core.self = ToWire(self_);
+  if (auto process = ThisProcess()) {
+    *core.self.mutable_process() = *std::move(process);
+  }
   core.world = ToWire(options_.world);
   core.heartbeat_interval = options_.heartbeat_interval;
   return core;

@@ -131,6 +131,9 @@ class Traffic {
   std::thread thread_;
 };
 
+// For what would take 10 s of silence otherwise.
+constexpr absl::Duration kProven = absl::Seconds(6);
+
 class WorkerTest : public ::testing::Test {
  protected:
   WorkerTest() {
@@ -356,7 +359,8 @@ TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
   ShutdownOptions at_once;
   at_once.graceful = false;
   EXPECT_THAT(workers[1]->Shutdown(at_once).status(), IsOk());
-  EXPECT_THAT(held.Wait(kLong),
+  // An agent that nobody tells gives a silent peer up after 10 s.
+  EXPECT_THAT(held.Wait(kProven),
               StatusIs(absl::StatusCode::kUnavailable, "trainer0"));
   EXPECT_THAT(
       workers[2]->membership().WaitFor(
@@ -704,6 +708,66 @@ TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNobodyElseRestarts) {
       {absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
        absl::StrCat("--coordinator-log=", dir_.Path("log"))},
       "");
+}
+
+bool IsGone(const rendezvous::View& view, const std::string& name,
+            const std::string& reason) {
+  return std::any_of(view.departed().begin(), view.departed().end(),
+                     [&](const rendezvous::Departed& departed) {
+                       return departed.name == name &&
+                              absl::StrContains(departed.reason, reason);
+                     });
+}
+
+TEST_F(HostTest, AMemberOfItsHostThatIsKilledIsGoneAtOnce) {
+  const std::string coordinator =
+      absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"));
+  const std::string log = absl::StrCat("--coordinator-log=", dir_.Path("log"));
+  const auto start_host = [&] {
+    return StartProcess({"--role=ps", "--trainers=3", coordinator, log});
+  };
+  auto host = start_host();
+  const std::vector<std::string> trainer = {"--role=trainer", "--trainers=3",
+                                            coordinator};
+  const auto start_trainer = [&](const char* rank) {
+    std::vector<std::string> flags = trainer;
+    flags.push_back(absl::StrCat("--rank=", rank));
+    return StartProcess(std::move(flags));
+  };
+  const auto first = start_trainer("1");
+  const auto second = start_trainer("2");
+  Options options = OptionsOf("trainer", 0);
+  options.trainers = 3;
+  Workers workers = StartAll({options});
+  ASSERT_EQ(workers.size(), 1u);
+  rendezvous::Membership& membership = workers[0]->membership();
+  EXPECT_THAT(CallTwice(*workers[0], "trainer1"), IsOkAndHolds(42));
+
+  first->Signal(SIGKILL);
+  EXPECT_THAT(membership.WaitFor(
+                  [](const auto& view) {
+                    return IsGone(view, "trainer1", "its process has ended");
+                  },
+                  kProven),
+              IsOk());
+  EXPECT_THAT(CallTwice(*workers[0], "trainer1"),
+              StatusIs(absl::StatusCode::kUnavailable, "process has ended"));
+
+  // One that knows its members from its log looks at them too.
+  host->Signal(SIGKILL);
+  second->Signal(SIGKILL);
+  EXPECT_THAT(host->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  host = start_host();
+  EXPECT_THAT(membership.WaitFor(
+                  [](const auto& view) {
+                    return IsGone(view, "trainer2", "its process has ended");
+                  },
+                  kProven),
+              IsOk());
+  host->Signal(SIGKILL);
+  ShutdownOptions at_once;
+  at_once.graceful = false;
+  (void)workers[0]->Shutdown(at_once);
 }
 
 TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {

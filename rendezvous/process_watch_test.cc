@@ -1,0 +1,93 @@
+#include "weft/rendezvous/process_watch.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "gtest/gtest.h"
+#include "weft/tests/support/patience.h"
+
+namespace weft::rendezvous {
+namespace {
+
+using ::weft::testing::Becomes;
+
+// A child that waits to be killed, and says who it is.
+class Child {
+ public:
+  Child() {
+    int pipe_fds[2];
+    EXPECT_EQ(pipe(pipe_fds), 0);
+    pid_ = fork();
+    if (pid_ == 0) {
+      const auto self = ThisProcess();
+      const std::string bytes = self ? self->SerializeAsString() : "";
+      (void)!write(pipe_fds[1], bytes.data(), bytes.size());
+      for (;;) pause();
+    }
+    close(pipe_fds[1]);
+    char bytes[4096];
+    const ssize_t size = read(pipe_fds[0], bytes, sizeof bytes);
+    close(pipe_fds[0]);
+    EXPECT_TRUE(size > 0 && process_.ParseFromArray(bytes, size));
+  }
+  ~Child() {
+    Kill();
+    Reap();
+  }
+  void Kill() const { kill(pid_, SIGKILL); }
+  void Reap() {
+    if (!is_reaped_) waitpid(pid_, nullptr, 0);
+    is_reaped_ = true;
+  }
+  const v1::Process& process() const { return process_; }
+
+ private:
+  pid_t pid_;
+  bool is_reaped_ = false;
+  v1::Process process_;
+};
+
+TEST(ProcessWatch, SeesAProcessEndThatNobodyHasWaitedFor) {
+  const Child child;
+  const auto watch = ProcessWatch::Of(child.process());
+  ASSERT_TRUE(watch.has_value());
+  EXPECT_FALSE(watch->HasEnded());
+  child.Kill();
+  EXPECT_TRUE(Becomes([&] { return watch->HasEnded(); }));
+}
+
+TEST(ProcessWatch, KnowsWhoHadEndedBefore) {
+  Child child;
+  child.Kill();
+  child.Reap();
+  const auto watch = ProcessWatch::Of(child.process());
+  ASSERT_TRUE(watch.has_value());
+  EXPECT_TRUE(watch->HasEnded());
+}
+
+TEST(ProcessWatch, IsNotMisledByAPidThatIsUsedAgain) {
+  const Child child;
+  v1::Process earlier = child.process();
+  earlier.set_started(earlier.started() - 1);
+  const auto watch = ProcessWatch::Of(earlier);
+  ASSERT_TRUE(watch.has_value());
+  EXPECT_TRUE(watch->HasEnded());
+}
+
+TEST(ProcessWatch, LooksAtNoOtherHostNorAtItselfNorAtNonsense) {
+  const Child child;
+  v1::Process elsewhere = child.process();
+  elsewhere.set_space("another boot");
+  EXPECT_FALSE(ProcessWatch::Of(elsewhere).has_value());
+  EXPECT_FALSE(ProcessWatch::Of(*ThisProcess()).has_value());
+  EXPECT_FALSE(ProcessWatch::Of(v1::Process()).has_value());
+  v1::Process negative = child.process();
+  negative.set_pid(0xffffffff);
+  EXPECT_FALSE(ProcessWatch::Of(negative).has_value());
+}
+
+}  // namespace
+}  // namespace weft::rendezvous
