@@ -30,7 +30,7 @@ PARSERS = {
     "rendezvous/meeting_file.cc": "ParseMeeting",
     "rpc/codec.cc": "Decoder|Decode",
     "rpc/codec.h": "Decode",
-    "rpc/link.cc": "OnMessage|TakeFrame|Begin|Fill|OnRingMessage|OnOffer|OnWanted|AskForRing|CopyPiece",
+    "rpc/link.cc": "OnMessage|TakeFrame|Begin|Fill|OnMemoryMessage|OnOffer|OnWanted|AskForMemory|CopyPiece",
     "rpc/memory_exchange.cc": "Take",
     "rpc/message_ring.cc": "",
     "rpc/payload_ring.cc": "PayloadReader|Release",
