@@ -126,8 +126,8 @@ class AcceptLoop {
   std::atomic<bool> any_unserved_{false};  // spares MarkServed the lock
 
   Mutex mu_;
-  int reserve_
-      ABSL_GUARDED_BY(mu_);  // given up for a moment when descriptors run out
+  // Given up for a moment when descriptors run out.
+  int reserve_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   Id next_id_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<Id, Connection> connections_ ABSL_GUARDED_BY(mu_);  // oldest first

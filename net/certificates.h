@@ -43,8 +43,8 @@ struct CertificatesOptions {
   std::string directory;
   std::string job;
   std::vector<Identity> members;  // `job` is filled in where empty
-  std::vector<std::string>
-      extra_hosts;  // IP numbers and DNS names, into every SAN
+  // IP numbers and DNS names, into every SAN.
+  std::vector<std::string> extra_hosts;
   absl::Duration validity = absl::Hours(24 * 30);
   bool renew = false;  // in place of those that are there
 };

@@ -106,17 +106,17 @@ class ClientStream final : public Stream,
   Mutex mu_;
   std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over
   std::shared_ptr<StreamObserver> observer_ ABSL_GUARDED_BY(mu_);
-  std::optional<Slices> first_
-      ABSL_GUARDED_BY(mu_);  // written before the call had started
+  // Written before the call had started.
+  std::optional<Slices> first_ ABSL_GUARDED_BY(mu_);
   bool started_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_closing_ ABSL_GUARDED_BY(mu_) = false;
   bool half_close_sent_ ABSL_GUARDED_BY(mu_) = false;
-  bool half_close_open_ ABSL_GUARDED_BY(mu_) =
-      false;  // its event has not come yet
+  // Its event has not come yet.
+  bool half_close_open_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
-  std::optional<absl::Status> closed_here_
-      ABSL_GUARDED_BY(mu_);  // an error given to Close()
+  // An error given to Close().
+  std::optional<absl::Status> closed_here_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::net

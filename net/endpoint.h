@@ -70,10 +70,10 @@ struct AdmissionLimits {
 
 struct EndpointOptions {
   std::string name;  // ps0; what a Channel's options name
-  std::string
-      listen;  // unix:/path or host:port; port 0 is chosen by the system
-  std::string
-      advertise;  // what address() says; empty: as listened, with the real port
+  // unix:/path or host:port; port 0 is chosen by the system.
+  std::string listen;
+  // What address() says; empty: as listened, with the real port.
+  std::string advertise;
   AdmissionLimits limits;
 
   // How often it asks its own address, by a new connection, whether it serves.

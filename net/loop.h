@@ -39,8 +39,8 @@ struct LoopOptions {
   // How often to look whether the files of the credentials have changed. New
   // connections use what is there.
   absl::Duration certificate_check = absl::Seconds(10);
-  telemetry::Telemetry* telemetry =
-      nullptr;  // null: silent; must outlive the Loop
+  // Null: silent. Must outlive the Loop.
+  telemetry::Telemetry* telemetry = nullptr;
 
   // How long a poller looks without sleeping after the last event. About one
   // wake-up of a halted core. Less counts as 10 us: to sleep and to be woken

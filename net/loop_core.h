@@ -223,8 +223,8 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   std::unique_ptr<Tls> tls_;          // null without certificates
   std::unique_ptr<Acceptor> secure_;  // null without certificates
   std::unique_ptr<grpc::Server> server_;
-  std::unique_ptr<AcceptLoop>
-      accept_loop_;  // until the end: calls that arrive late name it
+  // Until the end: calls that arrive late name it.
+  std::unique_ptr<AcceptLoop> accept_loop_;
 
   Mutex mu_;
   CondVar call_ended_;

@@ -168,21 +168,20 @@ class Poller final : public Driver {
   std::map<std::pair<Instant, int64_t>, Task> timers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<int64_t, Instant> timer_times_ ABSL_GUARDED_BY(mu_);
   int64_t next_timer_id_ ABSL_GUARDED_BY(mu_) = 1;
-  Instant left_
-      ABSL_GUARDED_BY(mu_);  // when a user last left the queue or its wait
-  bool calling_again_ ABSL_GUARDED_BY(mu_) =
-      false;  // the last wait began soon after the one before
-  bool dormant_ ABSL_GUARDED_BY(mu_) =
-      false;  // the background thread sleeps until told
-
-  absl::Duration rest_ ABSL_GUARDED_BY(mu_);  // the background thread's last
+  // When a user last left the queue or its wait.
+  Instant left_ ABSL_GUARDED_BY(mu_);
+  // The last wait began soon after the one before.
+  bool calling_again_ ABSL_GUARDED_BY(mu_) = false;
+  // The background thread sleeps until told.
+  bool dormant_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Duration rest_ ABSL_GUARDED_BY(mu_);  // its last
 
   // Of whoever holds the queue.
   bool core_wanted_ = false;  // somebody else ran when it last yielded
   int without_yields_ = 0;    // events to come before it yields again
 
-  std::atomic<bool> asleep_{
-      false};  // the holder is about to sleep in the queue, or does
+  // The holder is about to sleep in the queue, or does.
+  std::atomic<bool> asleep_{false};
   std::atomic<int> to_run_{0};  // posted functions not seen yet
   // When the first timer is due; earlier, if that one was cancelled.
   std::atomic<int64_t> next_timer_ns_{Instant::Infinite().nanoseconds()};

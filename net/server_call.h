@@ -81,12 +81,12 @@ class ServerCall final : public Stream,
   Mutex mu_;
   std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over
   std::shared_ptr<StreamObserver> observer_ ABSL_GUARDED_BY(mu_);
-  std::optional<absl::Status> closing_
-      ABSL_GUARDED_BY(mu_);  // what Close() was given
+  // What Close() was given.
+  std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
   bool reading_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  bool finishing_ ABSL_GUARDED_BY(mu_) =
-      false;  // the status is on its way, or was
+  // The status is on its way, or was.
+  bool finishing_ ABSL_GUARDED_BY(mu_) = false;
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;

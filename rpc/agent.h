@@ -52,8 +52,8 @@ struct AgentMetrics {
   int idle_threads = 0;
   int64_t client_active_calls = 0;  // made here and not ended
   int64_t server_active_calls = 0;  // served here and not ended
-  int64_t server_active_async_calls =
-      0;  // of them, by a Future that is to come
+  // Of them, by a Future that is to come.
+  int64_t server_active_async_calls = 0;
   std::map<std::string, Traffic::Counts> peers;  // since the agent began
 };
 

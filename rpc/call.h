@@ -66,7 +66,7 @@ class Target {
   // are of the trace of the call that it serves.
   Target WithTrace(const telemetry::TraceContext& trace) const;
 
-  // The worker of that name, whichever incarnation it is; see retry.h. Calls
+  // The worker of that name, whichever incarnation it is: retry_policy.h. Calls
   // are kInvalidArgument if `policy` makes no sense.
   Target WithRetry(const RetryPolicy& policy) const;
 

@@ -25,8 +25,8 @@ using rendezvous::WorkerKey;
 struct Worker {
   std::string name;  // ps0
   WorkerKey key;
-  std::string
-      address;  // as the transport understands it: unix:/path, host:port
+  // As the transport understands it: unix:/path, host:port.
+  std::string address;
   // Of a caller, as its certificate proves it. Empty where nothing is proven:
   // callers over a unix socket, or under --insecure.
   std::string role = {};
