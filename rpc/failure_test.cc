@@ -413,7 +413,7 @@ TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
 
 // ---------------------------------------------------------- why unavailable
 
-TEST(Unavailable, SaysThatTheIncarnationIsGoneAndTheNextIsCalled) {
+TEST(Unavailable, SaysThatTheIncarnationIsGone) {
   Ranks ranks(2);  // PROBE-P9
   Parked parked;
   ranks[1].SetLocal(&parked);

@@ -8,7 +8,7 @@ import sys
 PAGE = "docs/rpc_features.md"
 # F33 (scripted functions) and F77 (device futures) are for later.
 ROWS = [f"F{n}" for n in [*range(1, 33), *range(34, 77), *range(132, 139)]]
-PROBES = [f"PROBE-P{n}" for n in [2, 4, 5, 6, 9, 11, 16, 17, 19, 20, 21]]
+PROBES = [f"PROBE-P{n}" for n in [2, 4, 5, 6, 9, 11, 16, 17, 18, 19, 20, 21]]
 
 CASE = re.compile(r"\bT(?:EST|EST_F|EST_P|YPED_TEST|YPED_TEST_P)\(\s*(\w+),\s*(\w+)\s*\)")
 LINE = re.compile(r"\| (F\d+|PROBE-P\d+) \|(.*)\|(.*)\|")
