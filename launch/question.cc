@@ -74,6 +74,17 @@ void Meeting::AddTo(worker::Flags& flags) {
   flags.Add("job", &job, "the job's name", {"WEFT_JOB"});
 }
 
+absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
+                                                absl::string_view bytes) {
+  rendezvous::v1::WatchReply reply;
+  if (!reply.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
+    return rendezvous::BadAnswer(coordinator, "Watch", "it cannot be read");
+  }
+  auto view = rendezvous::ReadView(reply.view());
+  if (view.ok()) return view;
+  return rendezvous::BadAnswer(coordinator, "Watch", view.status().message());
+}
+
 absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
                                                const Meeting& meeting) {
   question.address = meeting.coordinator;
@@ -87,12 +98,7 @@ absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
   WEFT_ASSIGN_OR_RETURN(const std::string bytes,
                         Ask(question, "/weft.rendezvous.v1.Coordinator/Watch",
                             request.SerializeAsString()));
-  rendezvous::v1::WatchReply reply;
-  if (!reply.ParseFromString(bytes)) {
-    return absl::InternalError(absl::StrCat(
-        question.address, ": the coordinator's answer cannot be read"));
-  }
-  return rendezvous::FromWire(reply.view());
+  return ReadWhoIsThere(question.address, bytes);
 }
 
 }  // namespace weft::launch

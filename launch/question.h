@@ -42,6 +42,10 @@ struct Meeting {
   void AddTo(worker::Flags& flags);
 };
 
+// The View in a coordinator's answer to Watch. kInternal if it is none.
+absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
+                                                absl::string_view bytes);
+
 // Who is in the job. `question` says how to ask, but for the address.
 absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
                                                const Meeting& meeting);

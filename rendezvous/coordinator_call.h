@@ -16,12 +16,21 @@
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/rendezvous/coordinator_link.h"
+#include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
 
 // What the coordinator may hold one call, and what its answer takes besides.
 inline constexpr absl::Duration kHold = absl::Seconds(5);
 inline constexpr absl::Duration kAnswerTime = absl::Seconds(2);
+
+// Blocks the caller for so long.
+inline void PauseFor(TimerSource& timers, absl::Duration time) {
+  auto [promise, pause] = MakePromise<void>(timers.driver());
+  timers.RunAfter(
+      time, [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+  (void)pause.Wait(time + absl::Seconds(1));
+}
 
 // Calls until there is an answer or `deadline` has passed. `make(hold)` makes
 // the request, which the coordinator may hold for `hold`. The request must be
@@ -42,8 +51,7 @@ absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
     if (answer.ok()) {
       Reply reply;
       if (reply.ParseFromString(*answer)) return reply;
-      return absl::InternalError(absl::StrCat("the coordinator's answer to ",
-                                              method, " cannot be read"));
+      return BadAnswer(link.address(), method, "it cannot be read");
     }
     const absl::Status& status = answer.status();
     const bool may_pass = absl::IsUnavailable(status) ||
@@ -55,11 +63,7 @@ absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
           absl::StrCat(method, ": the coordinator at ", link.address(),
                        " did not answer in time: ", status.message()));
     }
-    auto [promise, pause] = MakePromise<void>(timers.driver());
-    timers.RunAfter(
-        absl::Milliseconds(100),
-        [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
-    (void)pause.Wait(absl::Seconds(1));
+    PauseFor(timers, absl::Milliseconds(100));
   }
 }
 

@@ -17,7 +17,41 @@ bool IsPassing(const absl::Status& status) {
          absl::IsResourceExhausted(status);
 }
 
+template <typename T>
+absl::StatusOr<MemberCore::Reply> ParseAs(const std::string& bytes) {
+  T reply;
+  if (reply.ParseFromString(bytes)) return MemberCore::Reply(std::move(reply));
+  return absl::InvalidArgumentError("it cannot be read");
+}
+
+absl::StatusOr<MemberCore::Reply> ParseAny(size_t index,
+                                           const std::string& bytes) {
+  switch (index) {
+    case 0:
+      return ParseAs<v1::JoinReply>(bytes);
+    case 1:
+      return ParseAs<v1::HeartbeatReply>(bytes);
+    case 2:
+      return ParseAs<v1::WatchReply>(bytes);
+    default:
+      return ParseAs<v1::LeaveReply>(bytes);
+  }
+}
+
 }  // namespace
+
+absl::string_view MemberCore::MethodOf(size_t index) {
+  constexpr absl::string_view kNames[] = {"Join", "Heartbeat", "Watch",
+                                          "Leave"};
+  return kNames[index];
+}
+
+absl::StatusOr<MemberCore::Reply> MemberCore::ParseReply(
+    size_t index, const std::string& bytes, absl::string_view coordinator) {
+  absl::StatusOr<Reply> reply = ParseAny(index, bytes);
+  if (reply.ok()) return reply;
+  return BadAnswer(coordinator, MethodOf(index), reply.status().message());
+}
 
 MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
   now_ = now;
@@ -88,6 +122,10 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
     return SendAfter(Purpose::kJoin, options_.retry_pause);
   }
   const auto& joined = std::get<v1::JoinReply>(*reply);
+  if (const absl::Status fit = CheckJoined(joined, options_.self.name());
+      !fit.ok()) {
+    return End(BadAnswer(options_.coordinator, "Join", fit.message()));
+  }
   key_ = FromWire(joined.key());
   is_durable_ = joined.is_durable();
   state_ = State::kIn;
@@ -102,7 +140,7 @@ void MemberCore::OnHeartbeatReply(const absl::Status& status) {
   if (status.ok()) {
     to_repeat_.clear();
   } else if (!IsPassing(status)) {
-    return Lose(absl::StatusCode::kAborted, status.message());
+    return LoseBy(status);
   } else if (now_ - heard_at_ > (is_durable_
                                      ? options_.give_up_after
                                      : options_.give_up_for_good_after)) {
@@ -122,12 +160,21 @@ void MemberCore::OnHeartbeatReply(const absl::Status& status) {
 
 void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
   if (!reply.ok()) {
-    if (!IsPassing(reply.status())) {
-      return Lose(absl::StatusCode::kAborted, reply.status().message());
-    }
+    if (!IsPassing(reply.status())) return LoseBy(reply.status());
     return SendAfter(Purpose::kWatch, options_.retry_pause);
   }
-  TakeView(std::get<v1::WatchReply>(*reply).view());
+  const v1::View& view = std::get<v1::WatchReply>(*reply).view();
+  if (view.version() <= view_.version()) {
+    const absl::Duration pause =
+        watch_pace_.Pause(now_ - pending(Purpose::kWatch).sent_at);
+    return pause > absl::ZeroDuration() ? SendAfter(Purpose::kWatch, pause)
+                                        : SendNow(Purpose::kWatch);
+  }
+  if (const absl::Status fit = CheckView(view); !fit.ok()) {
+    return LoseBy(BadAnswer(options_.coordinator, "Watch", fit.message()));
+  }
+  watch_pace_.Reset();
+  TakeView(view);
   // Who leaves may hear of it by the view, should the answer be lost.
   if (state_ != State::kEnded) SendNow(Purpose::kWatch);
 }
@@ -153,6 +200,7 @@ void MemberCore::TakeView(const v1::View& view) {
 void MemberCore::SendNow(Purpose purpose) {
   Pending& due = pending(purpose);
   due.call = ++last_call_;
+  due.sent_at = now_;
   due.due.reset();
   actions_.push_back(Send{due.call, MakeRequest(purpose), TimeoutOf(purpose)});
 }
@@ -210,6 +258,12 @@ void MemberCore::Lose(absl::StatusCode code, absl::string_view why) {
   End(absl::Status(code, absl::StrCat(options_.self.name(), " is out of job \"",
                                       options_.job, "\": ", why,
                                       "; start it again to join anew")));
+}
+
+void MemberCore::LoseBy(const absl::Status& answer) {
+  Lose(absl::IsInternal(answer) ? absl::StatusCode::kInternal
+                                : absl::StatusCode::kAborted,
+       answer.message());
 }
 
 void MemberCore::End(absl::Status status) {

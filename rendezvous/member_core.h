@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/pace.h"
 #include "weft/rendezvous/worker_key.h"
 
 namespace weft::rendezvous {
@@ -25,7 +26,8 @@ class MemberCore {
  public:
   struct Options {
     std::string job;
-    v1::Member self;  // without its key
+    std::string coordinator;  // its address, for messages
+    v1::Member self;          // without its key
     v1::World world;
     absl::Duration heartbeat_interval = absl::Milliseconds(500);
     // An unanswered request is given up and repeated after this, besides what
@@ -73,7 +75,8 @@ class MemberCore {
     v1::View view;
   };
   // The end: joining failed, or it was left (ok), or the membership is lost:
-  // kAborted, or kUnavailable by the coordinator's silence.
+  // kAborted, kUnavailable by the coordinator's silence, or kInternal by an
+  // answer that no coordinator gives.
   struct Ended {
     absl::Status status;
   };
@@ -88,6 +91,13 @@ class MemberCore {
 
   Actions OnEvent(Instant now, const Event& event);
 
+  // "Join": of the request that is `index` among Request's.
+  static absl::string_view MethodOf(size_t index);
+  // The answer to it; BadAnswer if it is none.
+  static absl::StatusOr<Reply> ParseReply(size_t index,
+                                          const std::string& bytes,
+                                          absl::string_view coordinator);
+
   enum class State { kNew, kJoining, kIn, kLeaving, kEnded };
   State state() const { return state_; }
   WorkerKey key() const { return key_; }
@@ -96,7 +106,8 @@ class MemberCore {
  private:
   enum class Purpose { kJoin, kHeartbeat, kWatch, kLeave };
   struct Pending {
-    uint64_t call = 0;           // 0: none in flight
+    uint64_t call = 0;  // 0: none in flight
+    Instant sent_at;
     std::optional<Instant> due;  // when to send (again)
   };
 
@@ -117,6 +128,7 @@ class MemberCore {
   void TakeView(const v1::View& view);
   // What it says follows "out of the job".
   void Lose(absl::StatusCode code, absl::string_view why);
+  void LoseBy(const absl::Status& answer);
   void End(absl::Status status);
 
   const Options options_;
@@ -124,6 +136,7 @@ class MemberCore {
   WorkerKey key_;
   bool is_durable_ = false;  // the coordinator
   v1::View view_;
+  Pace watch_pace_;
   // Whom earlier terms declared gone, until a newer term has been told.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];

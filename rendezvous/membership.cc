@@ -17,6 +17,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/catch_to_status.h"
@@ -26,6 +27,7 @@
 #include "weft/base/strand.h"
 #include "weft/rendezvous/coordinator_call.h"
 #include "weft/rendezvous/member_core.h"
+#include "weft/rendezvous/pace.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
@@ -43,35 +45,6 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(2);
 Executor& Inline() {
   static InlineExecutor executor;
   return executor;
-}
-
-absl::string_view MethodOf(const MemberCore::Request& request) {
-  constexpr absl::string_view kNames[] = {"Join", "Heartbeat", "Watch",
-                                          "Leave"};
-  return kNames[request.index()];
-}
-
-template <typename T>
-absl::StatusOr<MemberCore::Reply> ParseAs(const std::string& bytes) {
-  T reply;
-  if (reply.ParseFromString(bytes)) return MemberCore::Reply(std::move(reply));
-  return absl::InternalError("the coordinator's answer cannot be read");
-}
-
-// `index` is that of the request among MemberCore::Request's.
-absl::StatusOr<MemberCore::Reply> ParseReply(
-    size_t index, const absl::StatusOr<std::string>& bytes) {
-  if (!bytes.ok()) return bytes.status();
-  switch (index) {
-    case 0:
-      return ParseAs<v1::JoinReply>(*bytes);
-    case 1:
-      return ParseAs<v1::HeartbeatReply>(*bytes);
-    case 2:
-      return ParseAs<v1::WatchReply>(*bytes);
-    default:
-      return ParseAs<v1::LeaveReply>(*bytes);
-  }
 }
 
 // The callbacks of one OnChange. Thread-safety: thread-safe.
@@ -206,6 +179,11 @@ class Membership::State : public std::enable_shared_from_this<State> {
       absl::string_view tag, std::vector<std::string> members) const;
   // Numbers the arrival. kFailedPrecondition: this worker is there already.
   absl::Status Arrive(v1::BarrierRequest& request);
+  // Asks until the barrier opens or the deadline has passed, and for whom it
+  // waited last.
+  absl::StatusOr<v1::BarrierReply> Meet(v1::BarrierRequest& request,
+                                        Instant deadline,
+                                        std::vector<std::string>* missing);
   void ShowProgress(const std::string& text);
   std::string WhyNotJoined();
 
@@ -246,6 +224,7 @@ MemberCore::Options Membership::State::CoreOptions() {
   self_.incarnation = DrawIncarnation();
   MemberCore::Options core;
   core.job = options_.job;
+  core.coordinator = link_->address();
   core.self = ToWire(self_);
   if (auto process = ThisProcess()) {
     *core.self.mutable_process() = *std::move(process);
@@ -274,13 +253,18 @@ void Membership::State::Run(const MemberCore::Event& event) {
 void Membership::State::Do(MemberCore::Send send) {
   std::string bytes = std::visit(
       [](const auto& m) { return m.SerializeAsString(); }, send.request);
-  link_->Call(MethodOf(send.request), std::move(bytes), send.timeout)
+  link_
+      ->Call(MemberCore::MethodOf(send.request.index()), std::move(bytes),
+             send.timeout)
       .OnReady([weak = weak_from_this(), call = send.call,
                 index = send.request.index()](
                    const absl::StatusOr<std::string>& answer) {
-        if (const auto self = weak.lock()) {
-          self->Post(MemberCore::Replied{call, ParseReply(index, answer)});
-        }
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->Post(MemberCore::Replied{
+            call, answer.ok() ? MemberCore::ParseReply(index, *answer,
+                                                       self->link_->address())
+                              : answer.status()});
       });
 }
 
@@ -389,6 +373,10 @@ absl::StatusOr<std::shared_ptr<const View>> Membership::State::NextView(
     {
       MutexLock lock(mu_);
       if (!waiter.unseen.empty()) {
+        // Too late for all but the newest.
+        while (waiter.unseen.size() > 1 && now() >= deadline) {
+          waiter.unseen.pop_front();
+        }
         std::shared_ptr<const View> view = std::move(waiter.unseen.front());
         waiter.unseen.pop_front();
         return view;
@@ -415,7 +403,14 @@ absl::StatusOr<std::shared_ptr<const View>> Membership::State::WaitFor(
   }
   absl::StatusOr<std::shared_ptr<const View>> view;
   absl::StatusOr<bool> fits = false;
+  // Views may come faster than they are judged; the deadline holds still.
+  bool is_over = false;
   while (fits.ok() && !*fits) {
+    if (is_over) {
+      view = absl::DeadlineExceededError("");
+      break;
+    }
+    is_over = now() >= deadline;
     view = NextView(*waiter, deadline);
     if (!view.ok()) break;
     fits = CatchToStatus([&] { return is_fit(**view); });
@@ -554,6 +549,30 @@ absl::Status Membership::State::Arrive(v1::BarrierRequest& request) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
+    v1::BarrierRequest& request, Instant deadline,
+    std::vector<std::string>* missing) {
+  Pace pace;
+  for (;;) {
+    const Instant asked = now();
+    WEFT_ASSIGN_OR_RETURN(
+        v1::BarrierReply reply,
+        CallUntil<v1::BarrierReply>(
+            *link_, timers_, "Barrier", deadline, [&](absl::Duration hold) {
+              request.set_remaining_ms(absl::ToInt64Milliseconds(
+                  std::max(deadline - now(), absl::ZeroDuration())));
+              request.set_wait_ms(absl::ToInt64Milliseconds(hold));
+              return request;
+            }));
+    if (reply.released()) return reply;
+    *missing = {reply.missing().begin(), reply.missing().end()};
+    const Instant answered = now();
+    if (answered >= deadline || !status().ok()) return reply;
+    PauseFor(timers_,
+             std::min(pace.Pause(answered - asked), deadline - answered));
+  }
+}
+
 absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
     absl::string_view tag, absl::string_view payload,
     std::vector<std::string> members, absl::Duration timeout) {
@@ -566,21 +585,8 @@ absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
   request.set_payload(std::string(payload));
   *request.mutable_members() = {members.begin(), members.end()};
   WEFT_RETURN_IF_ERROR(Arrive(request));
-  absl::StatusOr<v1::BarrierReply> reply = v1::BarrierReply();
   std::vector<std::string> missing;
-  do {
-    reply = CallUntil<v1::BarrierReply>(
-        *link_, timers_, "Barrier", deadline, [&](absl::Duration hold) {
-          request.set_remaining_ms(absl::ToInt64Milliseconds(
-              std::max(deadline - now(), absl::ZeroDuration())));
-          request.set_wait_ms(absl::ToInt64Milliseconds(hold));
-          return request;
-        });
-    if (reply.ok() && !reply->released()) {
-      missing = {reply->missing().begin(), reply->missing().end()};
-    }
-  } while (reply.ok() && !reply->released() && now() < deadline &&
-           status().ok());
+  absl::StatusOr<v1::BarrierReply> reply = Meet(request, deadline, &missing);
   {
     MutexLock lock(mu_);
     arrivals_.erase(std::string(tag));
@@ -589,7 +595,14 @@ absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
     std::map<std::string, std::string> gathered;
     for (std::string& member : members) gathered[std::move(member)];
     for (v1::Brought& brought : *reply->mutable_brought()) {
-      gathered[brought.name()] = std::move(*brought.mutable_payload());
+      const auto of = gathered.find(brought.name());
+      if (of == gathered.end()) {
+        return BadAnswer(link_->address(), "Barrier",
+                         absl::StrCat("\"", absl::CHexEscape(brought.name()),
+                                      "\" is at ", tag, ", which waits for ",
+                                      gathered.size(), " others"));
+      }
+      of->second = std::move(*brought.mutable_payload());
     }
     return gathered;
   }
@@ -711,11 +724,14 @@ absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
       [&](absl::Duration /*hold*/) { return request; });
   if (absl::IsFailedPrecondition(reply.status())) return reply.status();
   if (!reply.ok()) return absl::OkStatus();  // no coordinator
-  const View view = FromWire(reply->view());
-  if (!view.members().empty() && view.world() != world) {
+  const absl::StatusOr<View> view = ReadView(reply->view());
+  if (!view.ok()) {
+    return BadAnswer(link.address(), "Watch", view.status().message());
+  }
+  if (!view->members().empty() && view->world() != world) {
     return absl::FailedPreconditionError(absl::StrCat(
         name, " expects the world \"", world.ToString(), "\", job \"", job,
-        "\" at ", link.address(), " has \"", view.world().ToString(), "\""));
+        "\" at ", link.address(), " has \"", view->world().ToString(), "\""));
   }
   return absl::AlreadyExistsError(absl::StrCat(
       "worker ", name, " is in job \"", job, "\" already, at ", link.address(),

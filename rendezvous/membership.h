@@ -58,6 +58,7 @@ class Membership {
   //   kInvalidArgument     the name, role or rank cannot be in this world
   //   kDeadlineExceeded    says whether the coordinator answered, and who is
   //                        missing
+  //   kInternal            the answer is none that a coordinator gives
   // `timers` must outlive the Membership.
   static absl::StatusOr<std::unique_ptr<Membership>> Join(
       TimerSource& timers, std::unique_ptr<CoordinatorLink> link,
@@ -74,6 +75,7 @@ class Membership {
   // Ok while this worker is in the job; else why it is not, for ever.
   //   kAborted             it was declared gone: start it again
   //   kUnavailable         the coordinator is lost
+  //   kInternal            it has said what no coordinator says
   //   kFailedPrecondition  it has left
   absl::Status status() const;
 
@@ -139,7 +141,8 @@ class Membership {
 // For the host of a coordinator that found its address taken: says by whom, if
 // that is a coordinator, in the words of a Join there. kAlreadyExists: by
 // `name` of this job; kFailedPrecondition: by another job, or a job of another
-// world. Ok if nobody answers so within `timeout`.
+// world; kInternal: by who answers as no coordinator does. Ok if nobody answers
+// so within `timeout`.
 absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
                                 const std::string& job, absl::string_view name,
                                 const World& world, absl::Duration timeout);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -20,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/clock.h"
 #include "weft/base/parker.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/loop.h"
@@ -128,12 +130,42 @@ class JoinedMember {
  public:
   explicit JoinedMember(bool is_durable) {
     const auto sent = SentBy(core_.OnEvent(now_, MemberCore::Start{}));
-    v1::JoinReply joined;
+    v1::JoinReply joined = Admission();
     joined.set_is_durable(is_durable);
+    Take(core_.OnEvent(now_, MemberCore::Replied{sent.at(0), joined}));
+  }
+
+  static MemberCore::Options OptionsOfIt() {
+    MemberCore::Options options;
+    options.job = "job";
+    options.coordinator = "10.0.0.1:7000";
+    options.self.set_name("trainer1");
+    return options;
+  }
+  static v1::JoinReply Admission() {
+    v1::JoinReply joined;
     joined.mutable_key()->set_id(1);
     joined.mutable_key()->set_epoch(MakeEpoch(1, 1));
     joined.mutable_view()->set_version(MakeEpoch(1, 2));
-    Take(core_.OnEvent(now_, MemberCore::Replied{sent.at(0), joined}));
+    joined.mutable_view()->add_members()->set_name("trainer1");
+    *joined.mutable_view()->mutable_members(0)->mutable_key() = joined.key();
+    return joined;
+  }
+
+  // Each held Watch is answered at once.
+  int AnswerWatchesFor(absl::Duration time, const v1::WatchReply& reply) {
+    int asked = 0;
+    const Instant until = now_ + time;
+    for (; now_ < until; now_ += absl::Milliseconds(10)) {
+      Take(core_.OnEvent(now_, MemberCore::Timer{}));
+      while (watch_ != 0 && state() != MemberCore::State::kEnded) {
+        ++asked;
+        if (asked > 100000) return asked;
+        Take(core_.OnEvent(
+            now_, MemberCore::Replied{std::exchange(watch_, 0), reply}));
+      }
+    }
+    return asked;
   }
 
   // Every request fails for so long.
@@ -181,7 +213,7 @@ class JoinedMember {
   }
 
   Instant now_;
-  MemberCore core_{MemberCore::Options(), now_};
+  MemberCore core_{OptionsOfIt(), now_};
   std::vector<uint64_t> open_;
   uint64_t watch_ = 0;
   absl::Status end_ = absl::UnknownError("goes on");
@@ -227,6 +259,56 @@ TEST(MemberCore, AnAnswerThatOvertakesTheGoodByeIsNoLoss) {
   other.FailFor(absl::Seconds(1), absl::FailedPreconditionError("is gone"));
   EXPECT_THAT(other.end(),
               StatusIs(absl::StatusCode::kAborted, "is gone; start it again"));
+}
+
+TEST(MemberCore, DoesNotJoinByAnAnswerThatNoCoordinatorGives) {
+  v1::JoinReply huge = JoinedMember::Admission();
+  (*huge.mutable_view()->mutable_world()->mutable_roles())["ps"] = 2147483647;
+  v1::JoinReply other = JoinedMember::Admission();
+  other.mutable_key()->set_id(2);
+  for (const auto& [reply, why] :
+       {std::pair<v1::JoinReply, std::string>{huge, "65536 workers"},
+        {other, "let trainer1 in as 2@1.1 with a view"}}) {
+    MemberCore core(JoinedMember::OptionsOfIt(), Instant());
+    (void)core.OnEvent(Instant(), MemberCore::Start{});
+    const auto actions = core.OnEvent(Instant(), MemberCore::Replied{1, reply});
+    ASSERT_EQ(actions.size(), 1u);
+    const auto* end = std::get_if<MemberCore::Ended>(&actions[0]);
+    ASSERT_NE(end, nullptr);
+    EXPECT_THAT(end->status,
+                StatusIs(absl::StatusCode::kInternal,
+                         "the coordinator at 10.0.0.1:7000 answered Join"));
+    EXPECT_THAT(end->status, StatusIs(absl::StatusCode::kInternal, why));
+  }
+  EXPECT_THAT(MemberCore::ParseReply(0, "\xff", "10.0.0.1:7000"),
+              StatusIs(absl::StatusCode::kInternal,
+                       "10.0.0.1:7000 answered Join with what none says: it "
+                       "cannot be read"));
+}
+
+TEST(MemberCore, IsOutByAViewThatNoCoordinatorSends) {
+  JoinedMember member(/*is_durable=*/true);
+  v1::WatchReply bad;
+  bad.mutable_view()->set_version(MakeEpoch(1, 3));
+  bad.mutable_view()->mutable_world()->set_max(-1);
+  EXPECT_EQ(member.AnswerWatchesFor(absl::Seconds(1), bad), 1);
+  EXPECT_THAT(member.end(),
+              StatusIs(absl::StatusCode::kInternal,
+                       "trainer1 is out of job \"job\": the coordinator at "
+                       "10.0.0.1:7000 answered Watch with what none says: "
+                       "world: elastic 0 to -1"));
+}
+
+TEST(MemberCore, AsksAtOnceForNewsOnlyOfWhoHasSome) {
+  JoinedMember member(/*is_durable=*/true);
+  v1::WatchReply none;
+  none.mutable_view()->set_version(MakeEpoch(1, 2));
+  // After 50, 100, 200, 400, 800 ms, then each second.
+  EXPECT_EQ(member.AnswerWatchesFor(absl::Seconds(30), none), 34);
+  v1::WatchReply news = none;
+  news.mutable_view()->set_version(MakeEpoch(1, 3));
+  // News, then anew: nothing at once, after 50, 150 and 350 ms.
+  EXPECT_EQ(member.AnswerWatchesFor(absl::Milliseconds(1010), news), 5);
 }
 
 class MembershipTest : public ::testing::Test {
@@ -327,6 +409,115 @@ TEST_F(MembershipTest, TheDeadlineOfJoinSaysWhoIsMissing) {
   options.timeout = absl::Milliseconds(300);
   EXPECT_THAT(Join(options), StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       "1/2 joined, missing trainer0"));
+}
+
+// A coordinator of the test's own making, which answers at once.
+class MadeUpLink final : public CoordinatorLink {
+ public:
+  using Answer = std::function<std::string(absl::string_view method)>;
+  MadeUpLink(ThreadPool& pool, Answer answer)
+      : pool_(pool), answer_(std::make_shared<Answer>(std::move(answer))) {}
+
+  Future<std::string> Call(absl::string_view method, std::string,
+                           absl::Duration) override {
+    auto [promise, future] = MakePromise<std::string>();
+    pool_.Schedule(
+        [answer = answer_, method = std::string(method),
+         p = std::move(promise)]() mutable { p.Set((*answer)(method)); });
+    return std::move(future);
+  }
+  const std::string& address() const override { return address_; }
+
+ private:
+  ThreadPool& pool_;
+  const std::shared_ptr<Answer> answer_;
+  const std::string address_ = "nowhere:1";
+};
+
+// The first is let in, and each Watch is told of a newer view, in which
+// trainer0 still lacks.
+std::string AlwaysNews(absl::string_view method) {
+  static std::atomic<uint32_t> version{0};
+  v1::JoinReply joined;
+  joined.mutable_key()->set_epoch(1);
+  v1::View* view = joined.mutable_view();
+  view->set_version(MakeEpoch(1, ++version));
+  *view->mutable_world() = ToWire(World::Fixed(1, 1));
+  v1::Member* member = view->add_members();
+  member->set_name("ps0");
+  member->set_role("ps");
+  *member->mutable_key() = joined.key();
+  if (method == "Join") return joined.SerializeAsString();
+  v1::WatchReply watched;
+  *watched.mutable_view() = *view;
+  return method == "Watch" ? watched.SerializeAsString() : "";
+}
+
+TEST_F(MembershipTest, ADeadlineHoldsThoughViewsComeFasterThanTheyAreJudged) {
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  auto joined = Membership::Join(
+      *timers_, std::make_unique<MadeUpLink>(*executor_, AlwaysNews), options);
+  ASSERT_THAT(joined, IsOk());
+  const Instant too_late = SteadyClock().Now() + absl::Seconds(10);
+  const auto judge = [&](const View& view) {
+    // There is always another to judge.
+    while ((*joined)->view()->version() == view.version()) {
+      if (SteadyClock().Now() > too_late) break;
+      std::this_thread::yield();
+    }
+    return SteadyClock().Now() > too_late;
+  };
+  EXPECT_THAT((*joined)->WaitFor(judge, absl::Milliseconds(300)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "1/2 joined, missing trainer0 after 300ms"));
+}
+
+TEST_F(MembershipTest, WhoAnswersAtOnceAndHasNothingIsNotAskedAtOnce) {
+  const auto asked = std::make_shared<std::atomic<int>>(0);
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  auto joined = Membership::Join(
+      *timers_,
+      std::make_unique<MadeUpLink>(*executor_,
+                                   [asked](absl::string_view method) {
+                                     if (method == "Watch")
+                                       return std::string();
+                                     *asked += method == "Barrier" ||
+                                               method == "Store";
+                                     return AlwaysNews(method);
+                                   }),
+      options);
+  ASSERT_THAT(joined, IsOk());
+  const absl::Duration soon = absl::Milliseconds(500);
+  EXPECT_THAT((*joined)->Barrier("begin", {}, soon),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "Barrier begin"));
+  EXPECT_LE(asked->exchange(0), 6);  // after 50, 100, 200 ms ...
+  EXPECT_THAT((*joined)->store().Wait("key", 0, soon),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "did not change"));
+  EXPECT_LE(*asked, 6);
+}
+
+TEST_F(MembershipTest, ABarrierGathersFromItsMembersAlone) {
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  auto joined = Membership::Join(
+      *timers_,
+      std::make_unique<MadeUpLink>(*executor_,
+                                   [](absl::string_view method) {
+                                     if (method != "Barrier")
+                                       return AlwaysNews(method);
+                                     v1::BarrierReply reply;
+                                     reply.set_released(true);
+                                     reply.add_brought()->set_name("trainer7");
+                                     return reply.SerializeAsString();
+                                   }),
+      options);
+  ASSERT_THAT(joined, IsOk());
+  EXPECT_THAT((*joined)->AllGather("begin", "", {}, kLong),
+              StatusIs(absl::StatusCode::kInternal,
+                       "nowhere:1 answered Barrier with what none says: "
+                       "\"trainer7\" is at begin"));
 }
 
 TEST_F(MembershipTest, ASecondOfTheSameNameIsToldSo) {

@@ -2,6 +2,7 @@
 
 #include "weft/rendezvous/store_client.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -12,6 +13,8 @@
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/coordinator_call.h"
+#include "weft/rendezvous/pace.h"
+#include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
 namespace {
@@ -50,11 +53,17 @@ class StoreClient final : public Store {
                                   absl::Duration timeout) override {
     v1::StoreRequest request = Request(v1::StoreRequest::WAIT, key);
     request.set_version(after);
+    const Clock& clock = timers_.driver().clock();
     const Instant deadline = Deadline(timeout);
-    do {
+    Pace pace;
+    for (;;) {
+      const Instant asked = clock.Now();
       WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, Ask(request, deadline));
       if (reply.version() > after) return EntryOf(std::move(reply));
-    } while (timers_.driver().clock().Now() < deadline);
+      const Instant now = clock.Now();
+      if (now >= deadline) break;
+      PauseFor(timers_, std::min(pace.Pause(now - asked), deadline - now));
+    }
     return absl::DeadlineExceededError(
         absl::StrCat("store: key \"", key, "\" did not change from version ",
                      after, " within ", absl::FormatDuration(timeout)));
@@ -68,8 +77,8 @@ class StoreClient final : public Store {
                           Change(std::move(request), timeout));
     int64_t sum = 0;
     if (absl::SimpleAtoi(reply.value(), &sum)) return sum;
-    return absl::InternalError(
-        absl::StrCat("store: the sum at key \"", key, "\" is no number"));
+    return BadAnswer(link_->address(), "Store",
+                     absl::StrCat("the sum at key \"", key, "\" is no number"));
   }
 
   absl::StatusOr<Swap> CompareSet(absl::string_view key,

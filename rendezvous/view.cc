@@ -14,6 +14,8 @@
 namespace weft::rendezvous {
 namespace {
 
+constexpr size_t kShown = 32;  // of those who are missing, in a Summary
+
 bool ById(const Member& a, const Member& b) { return a.key.id < b.key.id; }
 
 // True if `member` has `value` under `name`; ranks compare as text.
@@ -139,8 +141,13 @@ std::vector<std::string> View::Missing() const {
 std::string View::Summary() const {
   const std::vector<std::string> missing = Missing();
   std::string text = absl::StrCat(Counted(), "/", world_.size(), " joined");
-  if (!missing.empty()) {
-    absl::StrAppend(&text, ", missing ", absl::StrJoin(missing, ", "));
+  if (missing.empty()) return text;
+  const size_t shown = std::min(missing.size(), kShown);
+  absl::StrAppend(
+      &text, ", missing ",
+      absl::StrJoin(missing.begin(), missing.begin() + shown, ", "));
+  if (shown < missing.size()) {
+    absl::StrAppend(&text, " and ", missing.size() - shown, " more");
   }
   return text;
 }

@@ -27,6 +27,7 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ParseSelector(
 class View {
  public:
   View() = default;
+  // REQUIRES: a world that World::Validate takes, or an empty one.
   View(Epoch version, World world, std::vector<Member> members,
        std::vector<Departed> departed);
 
@@ -52,7 +53,7 @@ class View {
   bool IsComplete() const { return Missing().empty(); }
   // Who is still to come: names in a fixed world, "2 more" in an elastic one.
   std::vector<std::string> Missing() const;
-  // "3/4 joined, missing trainer1".
+  // "3/4 joined, missing trainer1"; of many the first 32 "and 5 more".
   std::string Summary() const;
 
  private:

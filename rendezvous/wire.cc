@@ -3,10 +3,37 @@
 #include "weft/rendezvous/wire.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
 namespace weft::rendezvous {
+namespace {
+
+// Before its first worker a job has none.
+bool IsUnset(const World& world) {
+  return !world.is_fixed() && world.min == 0 && world.max == 0;
+}
+
+absl::Status CheckPlace(const v1::Member& member, const World& world) {
+  if (member.role() == kAdminRole || !world.is_fixed()) {
+    return absl::OkStatus();
+  }
+  if (world.Place(member.role(), member.rank()).has_value() &&
+      member.name() == absl::StrCat(member.role(), member.rank())) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      member.name(), " is role \"", absl::CHexEscape(member.role()),
+      "\", rank ", member.rank(), ", which has no place in the world \"",
+      world.ToString(), "\""));
+}
+
+}  // namespace
 
 v1::WorkerKey ToWire(WorkerKey key) {
   v1::WorkerKey wire;
@@ -46,8 +73,9 @@ Member FromWire(const v1::Member& member) {
   m.labels.insert(member.labels().begin(), member.labels().end());
   m.suspect = member.suspect();
   // A phase that this build does not know is beyond those that it does.
-  m.phase = static_cast<Phase>(
-      std::min<int>(member.phase(), static_cast<int>(Phase::kDrained)));
+  m.phase = static_cast<Phase>(std::clamp(static_cast<int>(member.phase()),
+                                          static_cast<int>(Phase::kActive),
+                                          static_cast<int>(Phase::kDrained)));
   return m;
 }
 
@@ -83,6 +111,56 @@ View FromWire(const v1::View& view) {
   }
   return View(view.version(), FromWire(view.world()), std::move(members),
               std::move(departed));
+}
+
+absl::Status CheckView(const v1::View& view) {
+  const World world = FromWire(view.world());
+  if (!IsUnset(world)) WEFT_RETURN_IF_ERROR(world.Validate());
+  const int names = view.members_size() + view.departed_size();
+  if (names > kMaxNames) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a view of ", names, " names: at most ", kMaxNames));
+  }
+  std::set<absl::string_view> seen;
+  std::set<uint32_t> ids;
+  for (const v1::Member& member : view.members()) {
+    WEFT_RETURN_IF_ERROR(ValidateName(member.name()));
+    WEFT_RETURN_IF_ERROR(CheckPlace(member, world));
+    const bool is_new = seen.insert(member.name()).second;
+    if (is_new && ids.insert(member.key().id()).second) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "two members of the ", is_new ? absl::StrCat("id ", member.key().id())
+                                      : absl::StrCat("name ", member.name())));
+  }
+  for (const v1::Departed& departed : view.departed()) {
+    WEFT_RETURN_IF_ERROR(ValidateName(departed.name()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckJoined(const v1::JoinReply& reply, absl::string_view name) {
+  WEFT_RETURN_IF_ERROR(CheckView(reply.view()));
+  const WorkerKey key = FromWire(reply.key());
+  for (const v1::Member& member : reply.view().members()) {
+    const bool is_it = member.name() == name && FromWire(member.key()) == key;
+    if (is_it && key.epoch != 0) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("let ", name, " in as ", key.ToString(),
+                   " with a view that does not have it"));
+}
+
+absl::StatusOr<View> ReadView(const v1::View& view) {
+  WEFT_RETURN_IF_ERROR(CheckView(view));
+  return FromWire(view);
+}
+
+absl::Status BadAnswer(absl::string_view coordinator, absl::string_view method,
+                       absl::string_view why) {
+  return absl::InternalError(absl::StrCat(
+      "the coordinator at ", coordinator, " answered ", method,
+      " with what none says: ", why,
+      "; is it one of this job's, and of the same version of Weft?"));
 }
 
 }  // namespace weft::rendezvous

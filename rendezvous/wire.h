@@ -1,8 +1,12 @@
-// Wire: members, views and worlds to and from their messages.
+// Wire: members, views and worlds to and from their messages, and what a
+// coordinator may say.
 
 #ifndef WEFT_RENDEZVOUS_WIRE_H_
 #define WEFT_RENDEZVOUS_WIRE_H_
 
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rendezvous/view.h"
@@ -20,7 +24,26 @@ WorkerKey FromWire(const v1::WorkerKey& key);
 Member FromWire(const v1::Member& member);
 Departed FromWire(const v1::Departed& departed);
 World FromWire(const v1::World& world);
-View FromWire(const v1::View& view);
+View FromWire(const v1::View& view);  // of a view that CheckView takes
+
+// The most names of a view: members and departed together.
+inline constexpr int kMaxNames = 2 * kMaxWorkers;
+
+// What each coordinator keeps to: a world that Validate() takes, or none yet;
+// up to kMaxNames names that ValidateName() takes; no two members of one name
+// or id; in a fixed world each but an admin at its place, <role><rank>.
+// kInvalidArgument says what is wrong.
+absl::Status CheckView(const v1::View& view);
+// Also: the view has `name` under the key that was given to it.
+absl::Status CheckJoined(const v1::JoinReply& reply, absl::string_view name);
+
+// The View of one that may come from anybody; as CheckView.
+absl::StatusOr<View> ReadView(const v1::View& view);
+
+// kInternal: whoever answers at `coordinator` said to `method` what no
+// coordinator says; `why`.
+absl::Status BadAnswer(absl::string_view coordinator, absl::string_view method,
+                       absl::string_view why);
 
 }  // namespace weft::rendezvous
 

@@ -6,6 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/status_macros.h"
+#include "weft/rendezvous/member.h"
 
 namespace weft::rendezvous {
 
@@ -58,6 +60,7 @@ absl::Status World::Validate() const {
           "world: role \"", role, "\" = ", count,
           ": wanted a role other than admin with at least one member"));
     }
+    WEFT_RETURN_IF_ERROR(ValidateName(absl::StrCat(role, count - 1)));
     total += count;
   }
   if (total > kMaxWorkers || max > kMaxWorkers) {

@@ -33,7 +33,7 @@ struct World {
   // order; none if there is no such place.
   std::optional<uint32_t> Place(absl::string_view role, int rank) const;
 
-  // kInvalidArgument says which number is wrong.
+  // Also that <role><rank> is a name. kInvalidArgument says what is wrong.
   absl::Status Validate() const;
 
   // "ps=2 trainer=2", "elastic 1 to 8".
