@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/net/hang_up.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -118,6 +119,13 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
       return Lose(absl::StatusCode::kAborted, reply.status().message());
     }
     if (!IsPassing(reply.status())) return End(reply.status());
+    if (!net::WasHungUpOn(reply.status())) {
+      hung_up_on_since_.reset();
+    } else if (!hung_up_on_since_.has_value()) {
+      hung_up_on_since_ = now_;
+    } else if (now_ - *hung_up_on_since_ >= options_.hung_up_on_for) {
+      return End(reply.status());
+    }
     actions_.push_back(Waiting{std::string(reply.status().message())});
     return SendAfter(Purpose::kJoin, options_.retry_pause);
   }

@@ -24,6 +24,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/parker.h"
 #include "weft/base/thread_pool.h"
+#include "weft/net/hang_up.h"
 #include "weft/net/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_log.h"
@@ -232,6 +233,48 @@ TEST(MemberCore,
     EXPECT_EQ(absl::StrContains(member.end().message(), "--coordinator-log"),
               !is_durable);
   }
+}
+
+// Joins, and is answered by `answers` in turn, one each second, the last for
+// ever; nothing once it has ended.
+absl::Status JoinFor(int seconds, const std::vector<absl::Status>& answers) {
+  Instant now;
+  MemberCore core(MemberCore::Options(), now);
+  uint64_t call = 0;
+  absl::Status end = absl::UnknownError("goes on");
+  const auto take = [&](const MemberCore::Actions& actions) {
+    for (const auto& action : actions) {
+      if (const auto* send = std::get_if<MemberCore::Send>(&action)) {
+        call = send->call;
+      } else if (const auto* ended = std::get_if<MemberCore::Ended>(&action)) {
+        end = ended->status;
+      }
+    }
+  };
+  take(core.OnEvent(now, MemberCore::Start{}));
+  for (int second = 0; second < seconds; ++second) {
+    const size_t answer =
+        std::min<size_t>(static_cast<size_t>(second), answers.size() - 1);
+    take(core.OnEvent(now, MemberCore::Replied{call, answers[answer]}));
+    now = now + absl::Seconds(1);
+    take(core.OnEvent(now, MemberCore::Timer{}));
+  }
+  return end;
+}
+
+TEST(MemberCore, WhoIsHungUpOnForSecondsDoesNotWaitToJoin) {
+  const absl::Status refused = absl::UnavailableError("connection refused");
+  const absl::Status hung_up = net::HungUpOn(absl::UnavailableError("hung up"));
+  EXPECT_THAT(JoinFor(60, {refused}),
+              StatusIs(absl::StatusCode::kUnknown, "goes on"));
+  EXPECT_THAT(JoinFor(5, {hung_up}),
+              StatusIs(absl::StatusCode::kUnknown, "goes on"));
+  const absl::Status end = JoinFor(6, {hung_up});
+  EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "hung up"));
+  EXPECT_TRUE(net::WasHungUpOn(end));
+  // As a coordinator that is started again.
+  EXPECT_THAT(JoinFor(60, {hung_up, hung_up, hung_up, hung_up, refused}),
+              StatusIs(absl::StatusCode::kUnknown, "goes on"));
 }
 
 TEST(MemberCore, ALeaverWhoseAnswerWasLostIsNotKept) {

@@ -28,6 +28,7 @@
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/exit_code.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
@@ -206,6 +207,21 @@ const std::map<std::string, std::vector<std::string>>& AccessTable() {
           {"/weft.rpc.v1.Worker/Describe", all},
       };
   return table;
+}
+
+TEST_F(SecuredWorker, WhoHasNoCertificateDoesNotWaitToJoin) {
+  Options options;
+  options.job = "job";
+  options.role = "trainer";
+  options.servers = options.trainers = 1;
+  options.coordinator = worker_->endpoint().address();
+  options.insecure = true;
+  options.dump_dir = dir_.path();
+  options.join_timeout = absl::Minutes(5);
+  const absl::Status status = Worker::Start(options).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                               "it wants a certificate of its job"));
+  EXPECT_EQ(ExitCodeFor(status), ExitCode::kAuth);
 }
 
 TEST_F(SecuredWorker, EachMethodOfTheProtosIsForItsRoles) {
