@@ -5,6 +5,7 @@
 #include <netdb.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -18,6 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "weft/net/beginning.h"
 
 namespace weft::net {
 namespace {
@@ -31,12 +33,17 @@ constexpr int kEvictionsOnExhaustion = 8;
 constexpr char kConnection[] = "connection";
 constexpr char kMaxConnections[] = "max_connections";
 constexpr char kMaxPerAddress[] = "max_connections_per_address";
+constexpr char kMaxHandshakes[] = "max_handshakes";
 constexpr char kHandshakeTimeout[] = "handshake_timeout";
 constexpr char kDescriptors[] = "descriptors";
 
 // While connections wait for a place among the handshakes, how often to look
-// for one.
+// for one. And of those that gRPC has closed, how often to look for all while
+// every place is taken.
 constexpr int kRetryMs = 20;
+constexpr absl::Duration kSweepEvery = absl::Milliseconds(kRetryMs);
+
+constexpr char kUnix[] = "unix";  // the address of all unix sockets
 
 int OpenReserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
@@ -52,7 +59,7 @@ std::pair<std::string, std::string> PeerOf(int fd) {
   socklen_t length = sizeof name;
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0)
     return {"", ""};
-  if (name.ss_family == AF_UNIX) return {"unix", ""};
+  if (name.ss_family == AF_UNIX) return {kUnix, ""};
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
   if (getnameinfo(reinterpret_cast<sockaddr*>(&name), length, host, sizeof host,
@@ -67,20 +74,6 @@ bool IsSameUser(int fd) {
   socklen_t length = sizeof credentials;
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
          credentials.uid == geteuid();
-}
-
-// Up to the version in a ClientHello (RFC 8446, 4.1.2 and 5.1).
-constexpr size_t kHelloBytes = 11;
-
-// Null if the first bytes may be those of TLS 1.2 or newer. TLS itself refuses
-// what only turns out later.
-const char* WhyNotTls(const uint8_t* first, size_t size) {
-  constexpr uint8_t kHandshake = 22;
-  constexpr int kTls12 = 0x0303;
-  if (first[0] != kHandshake) return "plain text; TLS is wanted here";
-  if (size < kHelloBytes) return nullptr;
-  const int version = first[9] << 8 | first[10];
-  return version < kTls12 ? "TLS 1.1 or older; TLS 1.2 is wanted" : nullptr;
 }
 
 // Half of the descriptors at most: gRPC and the job's files need the others.
@@ -121,7 +114,12 @@ absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Create(
 
 AcceptLoop::AcceptLoop(AcceptLoopOptions options, int epoll, int wake,
                        int reserve)
-    : options_(options), epoll_(epoll), wake_(wake), reserve_(reserve) {}
+    : options_(options),
+      clock_(options.clock != nullptr ? *options.clock : SteadyClock()),
+      epoll_(epoll),
+      wake_(wake),
+      reserve_(reserve),
+      unserved_(options.max_handshakes, options.handshake_timeout) {}
 
 void AcceptLoop::Stop() {
   {
@@ -136,8 +134,7 @@ AcceptLoop::~AcceptLoop() {
   Stop();
   MutexLock lock(mu_);
   for (const auto& [id, connection] : connections_) {
-    if (connection.state == State::kSilent || connection.state == State::kReady)
-      close(connection.fd);
+    if (!connection.handed_over) close(connection.fd);
   }
   if (reserve_ >= 0) close(reserve_);
   close(wake_);
@@ -167,9 +164,8 @@ void AcceptLoop::Remove(const Address& address) {
     const int fd = source->first;
     std::vector<Id> waiting;
     for (const auto& [id, connection] : connections_) {
-      const bool ours = connection.state == State::kSilent ||
-                        connection.state == State::kReady;
-      if (ours && connection.listener == fd) waiting.push_back(id);
+      if (!connection.handed_over && connection.listener == fd)
+        waiting.push_back(id);
     }
     for (Id id : waiting) Close(id);
     epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
@@ -180,22 +176,18 @@ void AcceptLoop::Remove(const Address& address) {
 
 void AcceptLoop::MarkServed(absl::string_view peer) {
   if (!any_unserved_.load(std::memory_order_acquire)) return;
-  bool freed = false;
   {
     MutexLock lock(mu_);
-    bool others = false;
-    for (auto& [id, connection] : connections_) {
-      if (connection.state != State::kDelivered) continue;
-      if (connection.peer == peer) {
-        connection.state = State::kServed;
-        freed = true;
-      } else {
-        others = true;
-      }
+    unserved_.Settle(Now());
+    std::optional<Id> served;
+    for (const auto& [since, id] : unserved_.handshakes()) {
+      if (connections_.at(id).peer == peer) served = id;
     }
-    any_unserved_.store(others);
+    if (served.has_value()) unserved_.Remove(*served);
+    any_unserved_.store(!unserved_.handshakes().empty());
+    if (!served.has_value() || !unserved_.any_ready()) return;
   }
-  if (freed) Wake();
+  Wake();
 }
 
 void AcceptLoop::Wake() {
@@ -219,28 +211,22 @@ void AcceptLoop::Run() {
       } else if ((tag & kListenerBit) != 0) {
         Accept(static_cast<int>(tag & ~kListenerBit));
       } else {
-        BecomeReady(static_cast<Id>(tag));
+        Hear(static_cast<Id>(tag), events[i].events);
       }
     }
-    ExpireSilent();
+    Expire();
     DeliverReady();
     timeout_ms = RoundTimeoutMs();
   }
 }
 
 int AcceptLoop::RoundTimeoutMs() {
-  for (const auto& [id, connection] : connections_) {
-    if (connection.state == State::kReady) return kRetryMs;
-  }
-  for (const auto& [id, connection] : connections_) {
-    if (connection.state != State::kSilent) continue;
-    const absl::Duration left =
-        connection.since + options_.handshake_timeout - SteadyClock().Now();
-    return static_cast<int>(
-               std::max<int64_t>(0, absl::ToInt64Milliseconds(left))) +
-           1;
-  }
-  return -1;
+  if (unserved_.any_ready()) return kRetryMs;
+  if (unserved_.next_expiry().is_infinite()) return -1;
+  const absl::Duration left = unserved_.next_expiry() - Now();
+  return static_cast<int>(
+             std::max<int64_t>(0, absl::ToInt64Milliseconds(left))) +
+         1;
 }
 
 void AcceptLoop::Accept(int listener) {
@@ -265,13 +251,14 @@ bool AcceptLoop::AcceptOne(int listener) {
   return errno == EINTR || errno == ECONNABORTED;
 }
 
-// Frees descriptors of silent connections; with none to free, uses the reserve
-// to take one connection off the backlog and close it, so that its peer learns
-// at once.
+// Frees descriptors of who has made no call; with none to free, uses the
+// reserve to take one connection off the backlog and close it, so that its peer
+// learns at once.
 void AcceptLoop::SurviveExhaustion(int listener) {
   Refuse({kDescriptors, "descriptors ran out; raise `ulimit -n`"}, "");
   bool freed = false;
-  for (int i = 0; i < kEvictionsOnExhaustion && EvictOldestSilent(kDescriptors);
+  for (int i = 0; i < kEvictionsOnExhaustion &&
+                  Evict(unserved_.ToEvict(Now()), kDescriptors);
        ++i)
     freed = true;
   if (freed) return;
@@ -292,7 +279,8 @@ void AcceptLoop::Admit(int fd, int listener) {
   std::optional<Refusal> refusal = MakeRoomFor(fd, address, is_unix);
   const std::optional<ino_t> inode = InodeOf(fd);
   epoll_event event = {};
-  event.events = EPOLLIN | EPOLLRDHUP;
+  // By edges: a beginning that is not whole stays unread.
+  event.events = EPOLLIN | EPOLLRDHUP | EPOLLET;
   event.data.u64 = static_cast<uint64_t>(next_id_);
   if (!refusal.has_value() &&
       (!inode.has_value() ||
@@ -304,9 +292,12 @@ void AcceptLoop::Admit(int fd, int listener) {
     close(fd);
     return;
   }
-  connections_.emplace(next_id_++,
-                       Connection{fd, *inode, address, peer, State::kSilent,
-                                  SteadyClock().Now(), listener});
+  connections_.emplace(next_id_,
+                       Connection{fd, *inode, address, peer, listener});
+  ++counts_[address];
+  unserved_.Add(next_id_, address, Now());
+  // What came with it counts before somebody behind it needs its place.
+  Hear(next_id_++, 0);
 }
 
 bool AcceptLoop::IsFull() {
@@ -321,11 +312,11 @@ bool AcceptLoop::IsFullAt(const std::string& address) {
 std::optional<AcceptLoop::Refusal> AcceptLoop::MakeRoomFor(
     int fd, const std::string& address, bool is_unix) {
   if (is_unix && !IsSameUser(fd)) return Refusal{kConnection, "another user"};
-  if (IsFull() || IsFullAt(address)) Sweep();
-  while (IsFull() && EvictOldestSilent(kMaxConnections)) {
-  }
-  // A crowd at one address must not cost others their places.
-  while (IsFullAt(address) && EvictOldestSilent(kMaxPerAddress, address)) {
+  if ((IsFull() || IsFullAt(address)) && Now() - swept_ >= kSweepEvery) Sweep();
+  EvictFor(address);
+  if (IsFull() || IsFullAt(address)) {
+    Sweep();
+    EvictFor(address);
   }
   if (IsFull()) {
     return Refusal{
@@ -344,97 +335,144 @@ std::optional<AcceptLoop::Refusal> AcceptLoop::MakeRoomFor(
   return std::nullopt;
 }
 
-// Its first bytes came, or its end.
-void AcceptLoop::BecomeReady(Id id) {
+// A crowd at one address must not cost others their places.
+void AcceptLoop::EvictFor(const std::string& address) {
+  while (IsFullAt(address) &&
+         Evict(unserved_.ToEvictAt(address, Now()), kMaxPerAddress)) {
+  }
+  while (IsFull() &&
+         Evict(unserved_.ToEvictFor(address, Now()), kMaxConnections)) {
+  }
+}
+
+// More of its beginning came, or its end.
+void AcceptLoop::Hear(Id id, uint32_t events) {
   auto found = connections_.find(id);
-  if (found == connections_.end()) return;
-  Connection& connection = found->second;
-  uint8_t first[kHelloBytes];
+  if (found == connections_.end() || found->second.handed_over) return;
+  const Connection& connection = found->second;
+  char first[kBeginningBytes];
   const ssize_t seen =
       recv(connection.fd, first, sizeof first, MSG_PEEK | MSG_DONTWAIT);
+  int there = 0;
   if (seen < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  if (seen <= 0) {
-    Close(id);
-    return;
+  if (seen <= 0 || ioctl(connection.fd, FIONREAD, &there) != 0)
+    return Close(id);
+  const absl::string_view text(first, static_cast<size_t>(seen));
+  const Beginning said = sources_.at(connection.listener).speaks == Speaks::kTls
+                             ? LookAtTls(text, static_cast<size_t>(there))
+                             : LookAtHttp2(text);
+  if (said.unfit != nullptr) {
+    Refuse({kConnection, said.unfit}, connection.peer);
+    return Close(id);
   }
-  const char* unfit = sources_.at(connection.listener).speaks == Speaks::kTls
-                          ? WhyNotTls(first, static_cast<size_t>(seen))
-                          : nullptr;
-  if (unfit != nullptr) {
-    Refuse({kConnection, unfit}, connection.peer);
-    Close(id);
-    return;
-  }
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Close(id);
+  if (!said.is_whole) return unserved_.BecomePartial(id);
+  if (connection.address == kUnix) return HandOver(id);
+  unserved_.BecomeReady(id);
+}
+
+void AcceptLoop::HandOver(Id id) {
+  Connection& connection = connections_.at(id);
   epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
-  connection.state = State::kReady;
-  connection.since = SteadyClock().Now();
+  connection.handed_over = true;
+  if (connection.address == kUnix) {
+    unserved_.Remove(id);
+  } else {
+    unserved_.BeginHandshake(id, Now());
+    any_unserved_.store(true);
+  }
+  sources_.at(connection.listener).deliver(connection.fd);
 }
 
 void AcceptLoop::DeliverReady() {
-  int handshakes = -1;  // counted only if needed
-  for (auto& [id, connection] : connections_) {
-    if (connection.state != State::kReady) continue;
-    const bool is_unix = connection.address == "unix";
-    if (handshakes < 0) {
-      Sweep();
-      handshakes = Handshakes();
+  if (!unserved_.any_ready()) return;
+  SweepHandshakes();
+  for (;;) {
+    const std::optional<Id> next = unserved_.NextReady();
+    if (next.has_value()) {
+      HandOver(*next);
+    } else if (!Evict(unserved_.HandshakeToCut(Now()), kMaxHandshakes)) {
+      return;
     }
-    if (!is_unix && handshakes >= options_.max_handshakes) continue;
-    auto source = sources_.find(connection.listener);
-    connection.state = is_unix ? State::kServed : State::kDelivered;
-    connection.since = SteadyClock().Now();
-    if (!is_unix) {
-      ++handshakes;
-      any_unserved_.store(true);
-    }
-    source->second.deliver(connection.fd);
   }
+}
+
+bool AcceptLoop::IsGone(const Connection& connection) const {
+  return connection.handed_over && InodeOf(connection.fd) != connection.inode;
 }
 
 // Forgets the connections that gRPC has closed.
 void AcceptLoop::Sweep() {
-  for (auto it = connections_.begin(); it != connections_.end();) {
-    const Connection& connection = it->second;
-    const bool handed_over = connection.state == State::kDelivered ||
-                             connection.state == State::kServed;
-    const bool gone = handed_over && InodeOf(connection.fd) != connection.inode;
-    it = gone ? connections_.erase(it) : std::next(it);
+  swept_ = Now();
+  std::vector<Id> gone;
+  for (const auto& [id, connection] : connections_) {
+    if (IsGone(connection)) gone.push_back(id);
+  }
+  for (Id id : gone) Forget(id);
+}
+
+void AcceptLoop::SweepHandshakes() {
+  unserved_.Settle(Now());
+  std::vector<Id> gone;
+  for (const auto& [since, id] : unserved_.handshakes()) {
+    if (IsGone(connections_.at(id))) gone.push_back(id);
+  }
+  for (Id id : gone) Forget(id);
+}
+
+void AcceptLoop::Expire() {
+  while (const std::optional<Id> id = unserved_.Expired(Now())) {
+    const std::string waited = absl::FormatDuration(options_.handshake_timeout);
+    const std::string& peer = connections_.at(*id).peer;
+    if (unserved_.IsReady(*id)) {
+      Refuse({kMaxHandshakes,
+              absl::StrCat("waited ", waited, " for one of ",
+                           options_.max_handshakes, " handshakes; raise it")},
+             peer);
+    } else {
+      Refuse({kHandshakeTimeout, absl::StrCat("said too little for ", waited,
+                                              ", which is handshake_timeout")},
+             peer);
+    }
+    Close(*id);
   }
 }
 
-void AcceptLoop::ExpireSilent() {
-  const Instant latest = SteadyClock().Now() - options_.handshake_timeout;
-  std::vector<Id> expired;
-  for (const auto& [id, connection] : connections_) {
-    if (connection.state == State::kSilent && connection.since <= latest)
-      expired.push_back(id);
+bool AcceptLoop::Evict(std::optional<Id> victim, const char* limit) {
+  if (!victim.has_value()) return false;
+  const Connection& connection = connections_.at(*victim);
+  if (connection.handed_over && !Cut(connection)) return false;
+  Refuse({limit, "made no call yet, and its place was needed"},
+         connection.peer);
+  if (connection.handed_over) {
+    Forget(*victim);
+  } else {
+    Close(*victim);
   }
-  for (Id id : expired) {
-    Refuse({kHandshakeTimeout,
-            absl::StrCat("silent for ",
-                         absl::FormatDuration(options_.handshake_timeout),
-                         ", which is handshake_timeout")},
-           connections_.at(id).peer);
-    Close(id);
-  }
+  return true;
 }
 
-bool AcceptLoop::EvictOldestSilent(const char* limit,
-                                   std::optional<absl::string_view> address) {
-  for (const auto& [id, connection] : connections_) {
-    if (connection.state != State::kSilent) continue;
-    if (address.has_value() && connection.address != *address) continue;
-    Refuse({limit, "silent, and its place was needed"}, connection.peer);
-    Close(id);
-    return true;
-  }
-  return false;
+// gRPC may close its descriptor at any moment: a copy keeps what it names now,
+// and for no longer than this, as gRPC's poller would see a copy's events too.
+bool AcceptLoop::Cut(const Connection& connection) {
+  const int copy = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return errno == EBADF;  // closed
+  if (InodeOf(copy) == connection.inode) shutdown(copy, SHUT_RDWR);
+  close(copy);
+  return true;
 }
 
 void AcceptLoop::Close(Id id) {
-  auto found = connections_.find(id);
-  close(found->second.fd);  // leaves the epoll set by itself
+  close(connections_.at(id).fd);  // leaves the epoll set by itself
+  Forget(id);
+}
+
+void AcceptLoop::Forget(Id id) {
+  const auto found = connections_.find(id);
+  const auto count = counts_.find(found->second.address);
+  if (--count->second == 0) counts_.erase(count);
   connections_.erase(found);
+  unserved_.Remove(id);
 }
 
 void AcceptLoop::Refuse(const Refusal& refusal, const std::string& peer) {
@@ -443,20 +481,8 @@ void AcceptLoop::Refuse(const Refusal& refusal, const std::string& peer) {
 }
 
 int AcceptLoop::CountOf(const std::string& address) {
-  return std::count_if(
-      connections_.begin(), connections_.end(),
-      [&](const auto& entry) { return entry.second.address == address; });
-}
-
-// After the time-out gRPC has closed it, or it has shaken hands and merely
-// makes no calls.
-int AcceptLoop::Handshakes() {
-  const Instant latest = SteadyClock().Now() - options_.handshake_timeout;
-  return std::count_if(connections_.begin(), connections_.end(),
-                       [&](const auto& entry) {
-                         return entry.second.state == State::kDelivered &&
-                                entry.second.since > latest;
-                       });
+  const auto found = counts_.find(address);
+  return found == counts_.end() ? 0 : found->second;
 }
 
 }  // namespace weft::net

@@ -3,9 +3,10 @@
 //
 // gRPC's own listener stops for good when descriptors run out, has no cap on
 // connections, and gives a silent one two minutes. Here a connection waits, at
-// no cost to gRPC, until it has said its first byte; the oldest silent one
-// makes room when descriptors or places run out; and no more than
-// `max_handshakes` TCP connections are with gRPC without having made a call.
+// no cost to gRPC, until it has said all that it says before it wants an
+// answer; and no more than `max_handshakes` TCP connections are with gRPC
+// without having made a call. Who gets a place, and who makes room when
+// descriptors or places run out: see Unserved. Who has made a call stays.
 
 #ifndef WEFT_NET_ACCEPT_LOOP_H_
 #define WEFT_NET_ACCEPT_LOOP_H_
@@ -29,6 +30,7 @@
 #include "weft/base/mutex.h"
 #include "weft/net/audit.h"
 #include "weft/net/listener.h"
+#include "weft/net/unserved.h"
 
 namespace weft::net {
 
@@ -37,9 +39,11 @@ struct AcceptLoopOptions {
   int max_connections = 68;
   int max_connections_per_address = 51;  // a unix socket's count as of one
   int max_handshakes = 16;               // under way; others wait
-  // For a connection to say something, and then to shake hands.
+  // For a connection to begin, and then to shake hands.
   absl::Duration handshake_timeout = absl::Seconds(5);
-  Audit* audit = nullptr;  // null: silent; else it must outlive the loop
+  // These must outlive the loop.
+  Audit* audit = nullptr;        // null: silent
+  const Clock* clock = nullptr;  // null: SteadyClock()
 };
 
 // Thread-safety: thread-safe.
@@ -56,9 +60,10 @@ class AcceptLoop {
   // Accepts no more. From one thread at a time; idempotent.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What a connection must begin with. Whatever else comes to kTls (plain text,
-  // TLS 1.1 and older) is refused before a byte of it reaches gRPC.
-  enum class Speaks { kTls, kAnything };
+  // What a connection must begin with: a ClientHello of TLS 1.2 or newer, in
+  // one record, or the preface of HTTP/2. It is handed over once that is whole;
+  // whatever else comes to kTls is refused before a byte of it reaches gRPC.
+  enum class Speaks { kTls, kHttp2 };
   // Accepts from `listener` until Remove, which returns its last Deliver done.
   // The listener is owned here.
   absl::Status Add(Listener listener, Speaks speaks, Deliver deliver)
@@ -69,15 +74,14 @@ class AcceptLoop {
   void MarkServed(absl::string_view peer) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  enum class State { kSilent, kReady, kDelivered, kServed };
+  using Id = Unserved::Id;
   struct Connection {
     int fd;
     ino_t inode;  // tells a descriptor that gRPC closed from its successor
     std::string address;  // without port; "unix" for unix sockets
     std::string peer;     // ip:port
-    State state;
-    Instant since;
     int listener;
+    bool handed_over = false;
   };
   struct Source {
     Listener listener;
@@ -89,7 +93,6 @@ class AcceptLoop {
     const char* kind;
     std::string why;
   };
-  using Id = int64_t;
 
   AcceptLoop(AcceptLoopOptions options, int epoll, int wake, int reserve);
 
@@ -104,21 +107,28 @@ class AcceptLoop {
   std::optional<Refusal> MakeRoomFor(int fd, const std::string& address,
                                      bool is_unix)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void BecomeReady(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EvictFor(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Hear(Id id, uint32_t events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void HandOver(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ExpireSilent() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // For the place that `limit` denies to another; only at `address`, if given.
-  bool EvictOldestSilent(const char* limit,
-                         std::optional<absl::string_view> address = {})
+  void SweepHandshakes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool IsGone(const Connection& connection) const;
+  void Expire() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Ends `victim`, if there is one, for the place that `limit` denies to
+  // another.
+  bool Evict(std::optional<Id> victim, const char* limit)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool Cut(const Connection& connection);
   void Close(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Forget(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const Refusal& refusal, const std::string& peer);
   int CountOf(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  int Handshakes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Instant Now() const { return clock_.Now(); }
   void Wake();
 
   const AcceptLoopOptions options_;
+  const Clock& clock_;
   const int epoll_;
   const int wake_;
   std::thread thread_;
@@ -130,7 +140,10 @@ class AcceptLoop {
   int reserve_ ABSL_GUARDED_BY(mu_);
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   Id next_id_ ABSL_GUARDED_BY(mu_) = 1;
-  std::map<Id, Connection> connections_ ABSL_GUARDED_BY(mu_);  // oldest first
+  std::map<Id, Connection> connections_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, int> counts_ ABSL_GUARDED_BY(mu_);  // by address
+  Unserved unserved_ ABSL_GUARDED_BY(mu_);
+  Instant swept_ ABSL_GUARDED_BY(mu_);
   std::map<int, Source> sources_ ABSL_GUARDED_BY(mu_);
 };
 

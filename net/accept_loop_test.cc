@@ -24,6 +24,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/fake_clock.h"
 #include "weft/net/audit.h"
+#include "weft/net/beginning.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -34,6 +35,7 @@ using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kSoon =
     absl::Seconds(30);  // longer than any wait that ends well
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 class Socket {
  public:
@@ -46,6 +48,10 @@ class Socket {
   void Say(const char* text) const {
     EXPECT_EQ(write(fd_, text, strlen(text)),
               static_cast<ssize_t>(strlen(text)));
+  }
+  bool HasEnded() const {
+    pollfd now = {fd_, POLLIN, 0};
+    return poll(&now, 1, 0) != 0;
   }
   // The other end has closed it.
   bool AwaitEnd() const {
@@ -83,7 +89,7 @@ class AcceptLoopTest : public ::testing::Test {
     ASSERT_THAT(listener, testing::IsOk());
     address_ = listener->address();
     loop_ = *AcceptLoop::Create(options);
-    ASSERT_THAT(loop_->Add(*std::move(listener), AcceptLoop::Speaks::kAnything,
+    ASSERT_THAT(loop_->Add(*std::move(listener), AcceptLoop::Speaks::kHttp2,
                            [this](int fd) {
                              MutexLock lock(mu_);
                              delivered_.push_back(fd);
@@ -134,8 +140,17 @@ class AcceptLoopTest : public ::testing::Test {
   }
   Socket Speaker() const {
     Socket socket = Connect();
-    socket.Say("x");
+    socket.Say(kPreface);
     return socket;
+  }
+  // As gRPC calls it.
+  static std::string NameOf(const Socket& socket) {
+    sockaddr_in name = {};
+    socklen_t length = sizeof name;
+    EXPECT_EQ(
+        getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&name), &length),
+        0);
+    return "127.0.0.1:" + std::to_string(ntohs(name.sin_port));
   }
   bool AwaitDelivered(int count) {
     const auto deadline =
@@ -157,6 +172,7 @@ class AcceptLoopTest : public ::testing::Test {
   }
 
   testing::TempDir dir_;
+  FakeClock clock_;
   Address address_;
   std::unique_ptr<AcceptLoop> loop_;
   Mutex mu_;
@@ -204,6 +220,39 @@ TEST_F(AcceptLoopTest, SilentOnesAreClosedInTime) {
   EXPECT_EQ(delivered(), 0);
 }
 
+TEST_F(AcceptLoopTest, HandsOverOnlyWhatHasBegunInFull) {
+  AcceptLoopOptions options;
+  options.clock = &clock_;
+  Open(options, /*tcp=*/true);
+  Socket half = Connect();
+  const std::string preface = kPreface;
+  half.Say(preface.substr(0, preface.size() - 1).c_str());
+  Socket speaker = Speaker();
+  ASSERT_TRUE(AwaitDelivered(1));  // the loop has seen all of it
+  EXPECT_EQ(delivered(), 1);
+  half.Say(preface.substr(preface.size() - 1).c_str());
+  EXPECT_TRUE(AwaitDelivered(2));
+}
+
+// A byte now and then wins no time.
+TEST_F(AcceptLoopTest, WhoDripsIsClosedInTime) {
+  AcceptLoopOptions options;
+  options.clock = &clock_;
+  Open(options, /*tcp=*/true);
+  Socket dripping = Connect();
+  std::vector<Socket> others;  // the loop has looked once they are delivered
+  for (int i = 0; i < 4; ++i) {
+    others.push_back(Speaker());
+    ASSERT_TRUE(AwaitDelivered(i + 1));
+    ASSERT_FALSE(dripping.HasEnded()) << i;
+    const char byte[] = {kPreface[i], '\0'};
+    dripping.Say(byte);
+    clock_.Advance(options.handshake_timeout / 4);
+  }
+  others.push_back(Speaker());
+  EXPECT_TRUE(dripping.AwaitEnd());
+}
+
 TEST_F(AcceptLoopTest, TheOldestSilentOneMakesRoom) {
   AcceptLoopOptions options;
   options.max_connections = 3;
@@ -243,7 +292,7 @@ TEST_F(AcceptLoopTest, ACrowdAtOneAddressTakesNoPlaceFromOthers) {
   Socket second = Speaker();
   ASSERT_TRUE(AwaitDelivered(2));
   EXPECT_TRUE(Connect().AwaitEnd()) << "one too many";
-  other.Say("x");
+  other.Say(kPreface);
   EXPECT_TRUE(AwaitDelivered(3));
 }
 
@@ -257,11 +306,7 @@ TEST_F(AcceptLoopTest, HandshakesAreBoundedUntilTheyMakeACall) {
   Socket second = Speaker();
   Socket third = Connect();  // has been seen once it is closed below
   EXPECT_EQ(delivered(), 1);
-  sockaddr_in name = {};
-  socklen_t length = sizeof name;
-  ASSERT_EQ(
-      getsockname(first.fd(), reinterpret_cast<sockaddr*>(&name), &length), 0);
-  loop_->MarkServed("127.0.0.1:" + std::to_string(ntohs(name.sin_port)));
+  loop_->MarkServed(NameOf(first));
   EXPECT_TRUE(AwaitDelivered(2));
 }
 
@@ -275,6 +320,38 @@ TEST_F(AcceptLoopTest, AHandshakeThatFailsLeavesItsPlace) {
   CloseDelivered();
   Socket second = Speaker();
   EXPECT_TRUE(AwaitDelivered(2));
+}
+
+// gRPC has it, and waits for a peer that says no more.
+TEST_F(AcceptLoopTest, AHandshakeWithoutEndMakesRoomForOthers) {
+  AcceptLoopOptions options;
+  options.max_handshakes = 1;
+  options.clock = &clock_;
+  Open(options, /*tcp=*/true);
+  Socket first = Speaker();
+  ASSERT_TRUE(AwaitDelivered(1));
+  Socket second = Speaker();
+  clock_.Advance(options.handshake_timeout / 5);
+  EXPECT_TRUE(AwaitDelivered(2));
+  EXPECT_TRUE(first.AwaitEnd()) << "while gRPC still has its descriptor";
+}
+
+TEST_F(AcceptLoopTest, WhoHasMadeACallIsNeverCut) {
+  AcceptLoopOptions options;
+  options.max_connections = 2;
+  options.max_connections_per_address = 2;
+  options.max_handshakes = 1;
+  options.clock = &clock_;
+  Open(options, /*tcp=*/true);
+  Socket served = Speaker();
+  ASSERT_TRUE(AwaitDelivered(1));
+  loop_->MarkServed(NameOf(served));
+  for (int i = 2; i < 6; ++i) {
+    Socket next = Speaker();
+    ASSERT_TRUE(AwaitDelivered(i));
+    clock_.Advance(options.handshake_timeout / 2);
+  }
+  EXPECT_FALSE(served.HasEnded());
 }
 
 TEST_F(AcceptLoopTest, RemoveStopsListening) {
@@ -303,8 +380,9 @@ TEST_F(AcceptLoopTest, RunningOutOfDescriptorsIsSurvived) {
     int last = -1;
     for (int i = 0; i < 121; ++i)
       last = ConnectTo(reinterpret_cast<const sockaddr*>(&name), length);
-    char byte = 'x';
-    bool fine = last >= 0 && write(last, &byte, 1) == 1;
+    constexpr ssize_t kSize = sizeof kPreface - 1;
+    bool fine = last >= 0 && write(last, kPreface, kSize) == kSize;
+    char byte;
     fine = read(hold[0], &byte, 1) == 0 && fine;  // until the test ends
     _exit(fine ? 0 : 1);
   }
@@ -317,6 +395,60 @@ TEST_F(AcceptLoopTest, RunningOutOfDescriptorsIsSurvived) {
   EXPECT_EQ(waitpid(flood, &status, 0), flood);
   EXPECT_EQ(status, 0);
   close(hold[0]);
+}
+
+// A ClientHello of `size` bytes, that of its record's header not among them.
+std::string HelloRecord(size_t size) {
+  std::string record = {22,
+                        3,
+                        1,
+                        static_cast<char>(size >> 8),
+                        static_cast<char>(size),
+                        1,
+                        0,
+                        static_cast<char>((size - 4) >> 8),
+                        static_cast<char>(size - 4),
+                        3,
+                        3};
+  record.resize(size + 5, 'x');
+  return record;
+}
+
+TEST(Beginning, IsWholeWithTheLastByte) {
+  for (const size_t size : {size_t{512}, size_t{1} << 14}) {
+    const std::string record = HelloRecord(size);
+    for (size_t there = 1; there <= record.size() + 1; ++there) {
+      const Beginning seen =
+          LookAtTls(record.substr(0, std::min(there, kBeginningBytes)), there);
+      EXPECT_EQ(seen.unfit, nullptr) << there;
+      EXPECT_EQ(seen.is_whole, there >= record.size()) << there;
+    }
+  }
+  const std::string preface = kPreface;
+  for (size_t there = 1; there <= preface.size(); ++there) {
+    const Beginning seen = LookAtHttp2(preface.substr(0, there));
+    EXPECT_EQ(seen.unfit, nullptr) << there;
+    EXPECT_EQ(seen.is_whole, there == preface.size()) << there;
+  }
+}
+
+TEST(Beginning, SaysWhyItIsUnfit) {
+  const auto why = [](std::string changed, size_t at, char byte) {
+    changed[at] = byte;
+    const char* const unfit =
+        LookAtTls(changed.substr(0, kBeginningBytes), changed.size()).unfit;
+    return std::string(unfit != nullptr ? unfit : "");
+  };
+  const std::string record = HelloRecord(512);
+  EXPECT_EQ(why(record, 0, 22), "");
+  EXPECT_EQ(why(record, 0, 'P'), "plain text; TLS is wanted here");
+  EXPECT_EQ(why(record, 3, 0x40 + 1),
+            "a TLS record of a size that no ClientHello has");
+  EXPECT_EQ(why(HelloRecord(6), 4, 5),
+            "a TLS record of a size that no ClientHello has");
+  EXPECT_EQ(why(record, 5, 2), "TLS without a ClientHello");
+  EXPECT_EQ(why(record, 10, 2), "TLS 1.1 or older; TLS 1.2 is wanted");
+  EXPECT_TRUE(LookAtHttp2(record.substr(0, 1)).is_whole);  // gRPC says it
 }
 
 TEST(Audit, AFloodIsCountedAndItsLinesAreFew) {

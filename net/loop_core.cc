@@ -460,7 +460,7 @@ absl::Status Loop::Core::Listen(Listener listener) {
   Acceptor* const acceptor =
       is_unix || tls_ == nullptr ? plain_.get() : secure_.get();
   const auto speaks = acceptor == secure_.get() ? AcceptLoop::Speaks::kTls
-                                                : AcceptLoop::Speaks::kAnything;
+                                                : AcceptLoop::Speaks::kHttp2;
   return accept_loop_->Add(std::move(listener), speaks, [acceptor](int fd) {
     Acceptor::NewConnectionParameters connection;
     connection.fd = fd;

@@ -47,7 +47,7 @@ void UseCertificate(SSL_CTX* context, const RawPeer::Hello& hello) {
 
 }  // namespace
 
-RawPeer::RawPeer(const std::string& address) {
+RawPeer::RawPeer(const std::string& address, const std::string& from) {
   signal(SIGPIPE, SIG_IGN);
   const size_t colon = address.rfind(':');
   int port = 0;
@@ -58,11 +58,18 @@ RawPeer::RawPeer(const std::string& address) {
     return;
   name.sin_port = htons(static_cast<uint16_t>(port));
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in own = {};
+  own.sin_family = AF_INET;
+  const bool placed =
+      from.empty() ||
+      (inet_pton(AF_INET, from.c_str(), &own.sin_addr) == 1 &&
+       bind(fd, reinterpret_cast<sockaddr*>(&own), sizeof own) == 0);
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &kRawPeerPatience,
              sizeof kRawPeerPatience);
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &kRawPeerPatience,
              sizeof kRawPeerPatience);
-  if (connect(fd, reinterpret_cast<sockaddr*>(&name), sizeof name) == 0) {
+  if (placed &&
+      connect(fd, reinterpret_cast<sockaddr*>(&name), sizeof name) == 0) {
     fd_ = fd;
   } else {
     close(fd);
@@ -121,6 +128,7 @@ bool RawPeer::Write(absl::string_view bytes) {
 
 bool RawPeer::ReadMore() {
   char bytes[16384];
+  errno = 0;
   const int64_t got = ssl_ != nullptr ? SSL_read(ssl_, bytes, sizeof bytes)
                                       : recv(fd_, bytes, sizeof bytes, 0);
   ERR_clear_error();
@@ -151,6 +159,21 @@ bool RawPeer::AwaitEnd() {
   while (ReadMore()) {
   }
   return errno != EAGAIN;
+}
+
+std::string ClientHello() {
+  SSL_CTX* const context = SSL_CTX_new(TLS_client_method());
+  SSL* const ssl = SSL_new(context);
+  BIO* const said = BIO_new(BIO_s_mem());
+  SSL_set_bio(ssl, BIO_new(BIO_s_mem()), said);
+  SSL_connect(ssl);  // wants an answer
+  ERR_clear_error();
+  char* bytes = nullptr;
+  const long size = BIO_get_mem_data(said, &bytes);
+  std::string hello(bytes, static_cast<size_t>(size));
+  SSL_free(ssl);
+  SSL_CTX_free(context);
+  return hello;
 }
 
 std::string Frame(uint8_t type, uint8_t flags, uint32_t stream,

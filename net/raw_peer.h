@@ -26,13 +26,14 @@ class RawPeer {
     std::string ciphers;  // up to TLS 1.2; empty: as OpenSSL likes
   };
 
-  // Connects to host:port.
-  explicit RawPeer(const std::string& address);
+  // Connects to host:port; from the host `from`, if given.
+  explicit RawPeer(const std::string& address, const std::string& from = "");
   ~RawPeer();
   RawPeer(const RawPeer&) = delete;
   RawPeer& operator=(const RawPeer&) = delete;
 
   bool connected() const { return fd_ >= 0; }
+  int fd() const { return fd_; }
 
   // TLS as a client that believes any server. True if this end is content.
   bool ShakeHands(const Hello& hello);
@@ -57,6 +58,9 @@ class RawPeer {
   std::string received_;
   size_t parsed_ = 0;
 };
+
+// What a client says first in TLS, whole.
+std::string ClientHello();
 
 // RFC 9113, section 6.
 inline constexpr uint8_t kDataFrame = 0;
