@@ -673,41 +673,60 @@ TEST_F(Edge, OnePeersManyCallsAreCappedAndOthersAreServed) {
   EXPECT_LE(server_->most_held(), 8);
 }
 
-// ATT-M2: what one peer holds, as much as it may, costs others little. Half of
-// their pace is far below what is seen (docs/security.md), as the machine of a
-// test has more to do.
+// How fast calls of `channel` are by themselves, and while something is done
+// beside them: of several rounds in turn the best, so that what else the
+// machine does meets both.
+struct Pace {
+  absl::Duration alone = absl::InfiniteDuration();
+  absl::Duration beside = absl::InfiniteDuration();
+  int kept_percent() const {
+    return static_cast<int>(100 * absl::FDivDuration(alone, beside));
+  }
+};
+
+Pace Compare(Channel& channel, const std::function<void()>& begin,
+             const std::function<void()>& end) {
+  const auto round = [&] {
+    const Instant start = SteadyClock().Now();
+    for (int i = 0; i < 100; ++i) {
+      WEFT_EXPECT_OK(channel.UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+    }
+    return SteadyClock().Now() - start;
+  };
+  round();  // warms up
+  Pace pace;
+  for (int i = 0; i < 10; ++i) {
+    pace.alone = std::min(pace.alone, round());
+    begin();
+    pace.beside = std::min(pace.beside, round());
+    end();
+  }
+  return pace;
+}
+
+// ATT-M2: what one peer holds, as much as it may, costs others little. A third
+// of their pace is far below what is seen (docs/security.md).
 TEST_F(Edge, OthersKeepTheirPaceWhileOnePeerHoldsAllItMay) {
   Serve();
   auto loop = *Loop::Create(With(job_.For("trainer", 0)));
   auto channel = Connect(*loop, server_->address());
-  const auto best_of = [&] {
-    absl::Duration best = absl::InfiniteDuration();
-    for (int round = 0; round < 5; ++round) {
-      const Instant start = SteadyClock().Now();
-      for (int i = 0; i < 100; ++i) {
-        WEFT_EXPECT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
-      }
-      best = std::min(best, SteadyClock().Now() - start);
-    }
-    return best;
-  };
-  best_of();  // warms up
-  const absl::Duration alone = best_of();
-  auto greedy = LetIn();
-  for (uint32_t i = 0; i < 1000; ++i) {
-    const uint32_t stream = 2 * i + 1;
-    greedy->Write(
-        Frame(kHeadersFrame, kEndHeaders, stream, HeaderBlock(kHold)) +
-        Frame(kDataFrame, 1, stream, std::string(5, '\0')));
-  }
-  greedy->Write(Frame(kPingFrame, 0, 0, "01234567"));
-  EXPECT_TRUE(greedy->AwaitFrame(kPingFrame));  // all of it was read
-  const std::vector<IncomingCall> held = server_->AwaitHeld(256);
-  EXPECT_EQ(held.size(), 256u);
-  const absl::Duration beside = best_of();
-  RecordProperty("pace_kept_percent",
-                 static_cast<int>(100 * absl::FDivDuration(alone, beside)));
-  EXPECT_LT(beside, 2 * alone + absl::Seconds(1));
+  std::unique_ptr<RawPeer> greedy;
+  std::vector<IncomingCall> held;
+  const Pace pace = Compare(
+      *channel,
+      [&] {
+        greedy = LetIn();
+        for (uint32_t i = 0; i < 256; ++i)
+          greedy->Write(HoldRequest(2 * i + 1));
+        held = server_->AwaitHeld(256);
+        EXPECT_EQ(held.size(), 256u);
+      },
+      [&] {
+        held.clear();
+        greedy = nullptr;
+      });
+  RecordProperty("pace_kept_percent", pace.kept_percent());
+  EXPECT_GT(pace.kept_percent(), 33);
 }
 
 // Its connection is lost in the middle of a call: the handler learns it.
@@ -907,17 +926,33 @@ TEST_F(Edge, ServesAgainOnceDescriptorsAreFree) {
   EXPECT_GT(Count("weft_net_refused_total", "descriptors"), 0);
 }
 
+// A header of `size` bytes, in as many frames as it takes. False if the
+// connection was cut meanwhile.
+bool WriteHeaderBomb(RawPeer& peer, size_t size) {
+  constexpr size_t kFrame = 16384;
+  const std::string block = HeaderBlock(kEcho, {{"x", std::string(size, 'x')}});
+  bool open = true;
+  for (size_t at = 0; open && at < block.size(); at += kFrame) {
+    const bool last = at + kFrame >= block.size();
+    open =
+        peer.Write(Frame(at == 0 ? kHeadersFrame : kContinuationFrame,
+                         last ? kEndHeaders : 0, 1, block.substr(at, kFrame)));
+  }
+  return open;
+}
+
 // ATT-M5, without a certificate: nothing reaches HTTP/2. See also EdgeRefuses.
 TEST_F(Edge, AHeaderBombWithoutACertificateMeetsTheHandshake) {
+  constexpr int64_t kBomb = 4 * kMiB;
   Serve();
-  WEFT_ASSERT_OK(Call());
-  const int64_t before = ResidentBytes();
-  for (int i = 0; i < 5; ++i) {
-    RawPeer peer(server_->address());
+  int64_t before = 0;
+  std::vector<std::unique_ptr<RawPeer>> peers;
+  for (int i = 0; i < 6; ++i) {
+    if (i == 1) before = ResidentBytes();  // with what this test takes itself
+    peers.push_back(std::make_unique<RawPeer>(server_->address()));
+    RawPeer& peer = *peers.back();
     peer.ShakeHands(RawPeer::Hello());
-    const std::string block =
-        HeaderBlock(kEcho, {{"x", std::string(kMiB, 'x')}});
-    peer.Write(Preface() + Frame(kHeadersFrame, 0, 1, block.substr(0, 16000)));
+    EXPECT_FALSE(peer.Write(Preface()) && WriteHeaderBomb(peer, kBomb));
     EXPECT_FALSE(peer.AwaitFrame(kSettingsFrame));
   }
   EXPECT_LT(ResidentBytes() - before, 8 * kMiB);
@@ -932,14 +967,7 @@ TEST_F(Edge, AMembersHeaderBombIsSurvived) {
   const int64_t before = ResidentBytes();
   auto peer = LetIn();
   // The server's settings are never acknowledged.
-  std::string block = HeaderBlock(kEcho, {{"x", std::string(2 * kMiB, 'x')}});
-  peer->Write(Frame(kHeadersFrame, 0, 1, block.substr(0, 16384)));
-  bool open = true;
-  for (size_t at = 16384; open && at < block.size(); at += 16384) {
-    const bool last = at + 16384 >= block.size();
-    open = peer->Write(Frame(kContinuationFrame, last ? kEndHeaders : 0, 1,
-                             block.substr(at, 16384)));
-  }
+  WriteHeaderBomb(*peer, 2 * kMiB);
   WEFT_EXPECT_OK(Call());
   peer = nullptr;
   EXPECT_LT(ResidentBytes() - before, 64 * kMiB);
@@ -951,19 +979,28 @@ TEST_F(Edge, RapidResetsStartNoMoreHandlersThanAdmitted) {
   limits.max_calls_per_peer = 8;
   Serve(With(job_.For("ps", 0)), limits);
   auto peer = LetIn();
-  std::string burst;
-  for (uint32_t i = 0; i < 2000; ++i) {
-    const uint32_t stream = 2 * i + 1;
-    // A whole request, so that its handler would start.
-    burst += Frame(kHeadersFrame, kEndHeaders, stream, HeaderBlock(kHold));
-    burst += Frame(kDataFrame, 1, stream, std::string(5, '\0'));
-    burst += Frame(kResetFrame, 0, stream, std::string("\0\0\0\x08", 4));
+  const std::string cancel("\0\0\0\x08", 4);
+  bool open = true;
+  for (uint32_t batch = 0; open && batch < 100; ++batch) {
+    std::string requests;
+    std::string resets;
+    for (uint32_t i = 0; i < 100; ++i) {
+      const uint32_t stream = 2 * (100 * batch + i) + 1;
+      requests += HoldRequest(stream);
+      resets += Frame(kResetFrame, 0, stream, cancel);
+    }
+    // Some are reset before their handlers start, and some after.
+    open =
+        peer->Write(requests) &&
+        (batch % 2 == 1 || (peer->Write(Frame(kPingFrame, 0, 0, "01234567")) &&
+                            peer->AwaitFrame(kPingFrame))) &&
+        peer->Write(resets);
   }
-  peer->Write(burst);
-  peer->Write(Frame(kPingFrame, 0, 0, "01234567"));
+  open = open && peer->Write(Frame(kPingFrame, 0, 0, "01234567"));
   // Either everything before the ping was seen, or the connection was cut.
-  peer->AwaitFrame(kPingFrame);
+  EXPECT_TRUE((open && peer->AwaitFrame(kPingFrame)) || peer->AwaitEnd());
   WEFT_EXPECT_OK(Call());
+  EXPECT_GE(server_->most_held(), 1);
   EXPECT_LE(server_->most_held(), 8);
 }
 
@@ -982,12 +1019,26 @@ TEST_F(Edge, APeerThatNeverReadsDelaysNobody) {
   Serve();
   WEFT_ASSERT_OK(Call());
   const int64_t before = ResidentBytes();
-  auto peer = LetIn();
-  peer->Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kFlood)));
-  // Its window of 64 KiB is full, and it gives no more.
-  EXPECT_TRUE(peer->AwaitFrame(kDataFrame));
-  for (int i = 0; i < 50; ++i) WEFT_ASSERT_OK(Call());
-  EXPECT_LT(ResidentBytes() - before, 32 * kMiB);
+  auto loop = *Loop::Create(With(job_.For("trainer", 0)));
+  auto channel = Connect(*loop, server_->address());
+  std::vector<std::unique_ptr<RawPeer>> deaf;
+  const Pace pace = Compare(
+      *channel,
+      [&] {
+        // Their windows of 64 KiB are full, and they give no more.
+        for (int i = 0; i < 10; ++i) {
+          deaf.push_back(LetIn());
+          deaf.back()->Write(
+              Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kFlood)));
+          EXPECT_TRUE(deaf.back()->AwaitFrame(kDataFrame));
+        }
+      },
+      [&] {
+        EXPECT_LT(ResidentBytes() - before, 32 * kMiB);
+        deaf.clear();
+      });
+  RecordProperty("pace_kept_percent", pace.kept_percent());
+  EXPECT_GT(pace.kept_percent(), 30);
 }
 
 TEST_F(Edge, APeerThatNeverReadsDoesNotKeepAnEndpointFromEnding) {
