@@ -154,6 +154,9 @@ void Options::AddTo(Flags& flags) {
   flags.Add("dump-dir", &dump_dir,
             "where a worker that fails or gets SIGUSR2 writes what it did last",
             {"WEFT_DUMP_DIR"});
+  flags.Add("trace", &trace,
+            "file for spans of calls, for Perfetto; {name} in it: the worker's",
+            {"WEFT_TRACE"});
   flags.Add("json", &json, "results as JSON, one object a line");
   flags.Add("device", &device, "cpu or cuda", {"WEFT_DEVICE"});
   flags.Add("join-timeout", &join_timeout, "for all workers to join",

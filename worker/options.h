@@ -66,6 +66,10 @@ struct Options {
   // Where the flight recorder is written when the worker fails or gets SIGUSR2.
   // Empty: this user's directory for the job. --dump-dir
   std::string dump_dir;
+  // Keeps spans of calls, and writes them when the worker ends, or with the
+  // flight recorder: a file of Chrome's trace format, in whose path "{name}" is
+  // this worker's. Empty: none are kept. --trace
+  std::string trace;
   bool json = false;           // --json: results as one JSON object a line
   std::string device = "cpu";  // --device: cpu or cuda
 

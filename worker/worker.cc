@@ -5,6 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
 #include <functional>
 #include <set>
 #include <thread>
@@ -14,6 +18,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "weft/base/clock.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
@@ -148,7 +153,12 @@ absl::Status Worker::StartParts() {
   telemetry.rank = options_.rank;
   telemetry.log_format = options_.log_format;
   telemetry.log_level = options_.log_level;
+  telemetry.tracing = !options_.trace.empty();
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
+  // Without any span yet: that it cannot be written is said before the work.
+  if (const absl::Status trace = WriteTrace(); !trace.ok()) {
+    return WithExitCode(trace, ExitCode::kConfig);
+  }
   dump_on_signal_ = OnSignal::Create([this] { Dump(); });
   if (options_.metrics_port != 0) {
     const auto port =
@@ -181,6 +191,33 @@ void Worker::Dump() {
     WEFT_LOG(telemetry_->logger(), Warning, "no flight recorder was written: ")
         << path.status().message();
   }
+  WriteTraceOrLog();
+}
+
+absl::Status Worker::WriteTrace() {
+  if (options_.trace.empty()) return absl::OkStatus();
+  const std::string path =
+      absl::StrReplaceAll(options_.trace, {{"{name}", options_.name()}});
+  MutexLock lock(trace_mu_);
+  // A reader finds the former or the new one, and each whole.
+  const std::string part = absl::StrCat(path, ".part");
+  errno = 0;
+  std::ofstream out(part, std::ios::trunc);
+  telemetry_->spans().WriteChromeTrace(out);
+  out.close();
+  if (out && std::rename(part.c_str(), path.c_str()) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::UnavailableError(absl::StrCat(
+      "--trace=", options_.trace, ": wanted a file to write, found ", path,
+      ": ", errno != 0 ? std::strerror(errno) : "an error"));
+}
+
+void Worker::WriteTraceOrLog() {
+  const absl::Status written = WriteTrace();
+  if (written.ok()) return;
+  WEFT_LOG(telemetry_->logger(), Warning, "no trace was written: ")
+      << written.message();
 }
 
 absl::Status Worker::OpenNetwork() {
@@ -499,6 +536,7 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
     const absl::Status left_job = Leave(left());
     return options.graceful ? left_job : absl::OkStatus();
   });
+  WriteTraceOrLog();
   WEFT_LOG(telemetry_->logger(), Info, "shut down: ") << report.ToString();
   return report;
 }

@@ -14,11 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/executor.h"
+#include "weft/base/mutex.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop.h"
@@ -93,8 +95,9 @@ class Worker {
   Executor& executor() { return *executor_; }
 
   // Writes what the flight recorder holds to a file of --dump-dir, and a line
-  // of the log that says which. SIGUSR2 does it too, for every Worker of a
-  // process that has no handler of its own; and so does a failed Start.
+  // of the log that says which; and the spans, if they are kept, to --trace.
+  // SIGUSR2 does it too, for every Worker of a process that has no handler of
+  // its own; and so does a failed Start.
   void Dump();
 
   // Waits until every worker of the world has called it with this tag.
@@ -110,6 +113,9 @@ class Worker {
  private:
   explicit Worker(Options options) : options_(std::move(options)) {}
   absl::Status StartParts();
+  // Nothing where no spans are kept.
+  absl::Status WriteTrace() ABSL_LOCKS_EXCLUDED(trace_mu_);
+  void WriteTraceOrLog() ABSL_LOCKS_EXCLUDED(trace_mu_);
   absl::Status OpenNetwork();
   absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
   // Which worker or job has the address at which this one was to host the
@@ -150,6 +156,7 @@ class Worker {
   std::unique_ptr<rpc::Agent> agent_;
   rendezvous::Membership::Subscription follow_;
   bool is_shut_ = false;
+  Mutex trace_mu_;  // of the file
 };
 
 }  // namespace weft::worker

@@ -5,9 +5,12 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <string>
 #include <utility>
 
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/options.h"
@@ -16,9 +19,16 @@
 namespace weft::worker {
 namespace {
 
-// As in worker_test.cc, by the same name.
+// As in the tests, by the same names.
 int64_t Twice(int64_t x) { return 2 * x; }
 WEFT_RPC(Twice);
+int64_t Half(int64_t x) { return x / 2; }
+WEFT_RPC(Half);
+absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
+                               const std::string& worker, int64_t x) {
+  return rpc::Call(context.agent().To(worker).Within(context), Half, x);
+}
+WEFT_RPC(HalfAt);
 
 }  // namespace
 }  // namespace weft::worker

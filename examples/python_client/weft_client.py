@@ -108,10 +108,11 @@ class Client:
             response_deserializer=rpc_pb2.DescribeReply.FromString,
         )
 
-    def call(self, function, *arguments, timeout=60):
-        """Runs the function, at most once, and returns its result."""
+    def call(self, function, *arguments, timeout=60, traceparent=None):
+        """Runs the function, at most once, and returns its result. traceparent: the caller's span (W3C)."""
         request = rpc_pb2.CallRequest(function=function, arguments=[to_value(a) for a in arguments])
-        return from_value(self._call(request, timeout=timeout).result)
+        metadata = [("traceparent", traceparent)] if traceparent else None
+        return from_value(self._call(request, timeout=timeout, metadata=metadata).result)
 
     def functions(self, timeout=60):
         """The signature of each function by its name."""

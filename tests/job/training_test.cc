@@ -1,6 +1,9 @@
 // The main job as users run it: programs by hand, checkpoints, certificates.
 
+#include <nlohmann/json.hpp>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -53,6 +56,38 @@ TEST(MainJob, ProgramsMayStartInAnyOrder) {
               ElementsAre("ckpt-000001-step-8", "ckpt-000002-step-16",
                           "ckpt-000003-step-24"));
   EXPECT_THAT(trainer1->output(), Not(HasSubstr("test_accuracy")));
+}
+
+// "args" of the spans in the file `path` whose names have `name` in them.
+std::vector<nlohmann::json> SpansOf(const std::string& path,
+                                    const std::string& name) {
+  std::vector<nlohmann::json> spans;
+  const auto trace = nlohmann::json::parse(ReadBytes(path));
+  for (const auto& event : trace["traceEvents"]) {
+    const std::string found = event["name"];
+    if (found.find(name) != found.npos) spans.push_back(event["args"]);
+  }
+  return spans;
+}
+
+TEST(MainJob, WritesATraceOfEachProgramWhenItEnds) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  job.flags = {"--trace=" + job.Path("{name}.json")};
+  job.Train({"--epochs=1"});
+  const std::string exchanges = "weft::ps::Exchange(trainer0 -> ps0)";
+  const auto calls =
+      SpansOf(job.Path("trainer0.json"), "rpc_call#" + exchanges);
+  const auto served = SpansOf(job.Path("ps0.json"), "rpc_serve#" + exchanges);
+  ASSERT_GT(calls.size(), 0u);
+  ASSERT_EQ(served.size(), calls.size());
+  std::set<std::pair<std::string, std::string>> made, parents;
+  for (const auto& span : calls) made.emplace(span["trace"], span["span"]);
+  for (const auto& span : served) {
+    parents.emplace(span["trace"], span.value("parent", ""));
+  }
+  EXPECT_EQ(made, parents);
 }
 
 TEST(MainJob, LearnsAsynchronouslyToo) {

@@ -1,0 +1,181 @@
+// Tests of what a whole worker shows of itself: spans in files.
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+
+#include <cstdint>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/net/channel.h"
+#include "weft/proto/rpc.pb.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/function.h"
+#include "weft/telemetry/telemetry.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/worker.h"
+
+namespace weft::worker {
+namespace {
+
+using ::weft::testing::Becomes;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+int64_t Half(int64_t x) { return x / 2; }
+WEFT_RPC(Half);
+
+absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
+                               const std::string& worker, int64_t x) {
+  return rpc::Call(context.agent().To(worker).Within(context), Half, x);
+}
+WEFT_RPC(HalfAt);
+
+class Observed : public ::testing::Test {
+ protected:
+  Observed() {
+    chmod(dir_.path().c_str(), 0700);
+    setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1);
+  }
+
+  Options OptionsOf(const std::string& role) {
+    Options options;
+    options.job = "job";
+    options.role = role;
+    options.servers = 1;
+    options.trainers = role == "trainer" ? 1 : 0;
+    options.coordinator = absl::StrCat("unix:", dir_.Path("c.sock"));
+    options.join_timeout = kLong;
+    options.log_level = telemetry::Level::kWarning;
+    options.trace = dir_.Path("{name}.json");
+    return options;
+  }
+
+  // ps0 alone, with a channel to it.
+  void StartAlone() {
+    auto worker = Worker::Start(OptionsOf("ps"));
+    ASSERT_THAT(worker, IsOk());
+    worker_ = *std::move(worker);
+    auto channel = net::Channel::Create(
+        worker_->loop(), worker_->endpoint().address(), {"ps0"});
+    ASSERT_THAT(channel, IsOk());
+    channel_ = *std::move(channel);
+  }
+
+  // Half by a plain call that says so; the span of its serving.
+  nlohmann::json ServedWith(const net::Metadata& metadata) {
+    StartAlone();
+    if (channel_ == nullptr) return nullptr;
+    rpc::v1::CallRequest request;
+    request.set_function("weft::worker::Half");
+    request.add_arguments()->set_integer(42);
+    EXPECT_THAT(channel_
+                    ->UnaryCall("/weft.rpc.v1.Worker/Call",
+                                {Bytes::Own(request.SerializeAsString())},
+                                kLong, metadata)
+                    .Wait(kLong),
+                IsOk());
+    channel_ = nullptr;
+    EXPECT_THAT(worker_->Shutdown(kLong).status(), IsOk());
+    return SpanOf("ps0", "rpc_serve#");
+  }
+
+  // The span of `name` in the file of `worker`; null if it is not there.
+  nlohmann::json SpanOf(const std::string& worker, const std::string& name) {
+    std::ifstream in(dir_.Path(worker + ".json"));
+    const auto trace = nlohmann::json::parse(in, nullptr, false);
+    if (trace.is_discarded()) return nullptr;
+    for (const auto& event : trace["traceEvents"]) {
+      const std::string found = event["name"];
+      if (event.contains("args") && event["args"].contains("span") &&
+          found.find(name) != found.npos) {
+        return event["args"];
+      }
+    }
+    return nullptr;
+  }
+
+  testing::TempDir dir_;
+  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<net::Channel> channel_;
+};
+
+// From trainer0 here to ps0 in a process of its own, and within that call back:
+// one trace in two files, each span a child of the one before.
+TEST_F(Observed, ACallThroughTwoProcessesIsOneTraceInTheirFiles) {
+  const Options options = OptionsOf("trainer");
+  auto host = testing::Process::Start(
+      {{testing::RunfilePath("worker/worker_host"), "--job=job", "--role=ps",
+        "--servers=1", "--trainers=1", absl::StrCat("--dump-dir=", dir_.path()),
+        "--coordinator=" + options.coordinator, "--trace=" + options.trace},
+       {}});
+  ASSERT_THAT(host, IsOk());
+  auto trainer = Worker::Start(options);
+  ASSERT_THAT(trainer, IsOk()) << (*host)->output();
+  EXPECT_THAT(rpc::Call((*trainer)->agent().To("ps0", kLong), HalfAt,
+                        "trainer0", int64_t{42}),
+              IsOkAndHolds(21));
+  (*host)->Signal(SIGUSR2);
+  EXPECT_TRUE(Becomes(
+      [&] { return !SpanOf("ps0", "HalfAt(trainer0 -> ps0)").is_null(); }));
+  EXPECT_THAT((*trainer)->Shutdown(kLong).status(), IsOk());
+
+  const nlohmann::json spans[] = {
+      SpanOf("trainer0", "rpc_call#weft::worker::HalfAt(trainer0 -> ps0)"),
+      SpanOf("ps0", "rpc_serve#weft::worker::HalfAt(trainer0 -> ps0)"),
+      SpanOf("ps0", "rpc_call#weft::worker::Half(ps0 -> trainer0)"),
+      SpanOf("trainer0", "rpc_serve#weft::worker::Half(ps0 -> trainer0)")};
+  for (size_t i = 0; i < std::size(spans); ++i) {
+    ASSERT_TRUE(spans[i].is_object()) << i;
+    EXPECT_EQ(spans[i]["trace"], spans[0]["trace"]) << i;
+    if (i == 0) continue;
+    EXPECT_EQ(spans[i].value("parent", ""), spans[i - 1]["span"]) << i;
+  }
+  EXPECT_FALSE(spans[0].contains("parent"));
+}
+
+TEST_F(Observed, ThePlainCallersSpanIsTheParentOfItsServing) {
+  const nlohmann::json served = ServedWith(
+      {{"traceparent",
+        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}});
+  ASSERT_TRUE(served.is_object());
+  EXPECT_EQ(served["trace"], "0af7651916cd43dd8448eb211c80319c");
+  EXPECT_EQ(served.value("parent", ""), "b7ad6b7169203331");
+}
+
+TEST_F(Observed, APlainCallWithABadTraceparentIsTheRootOfItsOwnTrace) {
+  const nlohmann::json served = ServedWith(
+      {{"traceparent",
+        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"}});
+  ASSERT_TRUE(served.is_object());
+  EXPECT_NE(served["trace"], "0af7651916cd43dd8448eb211c80319c");
+  EXPECT_FALSE(served.contains("parent"));
+}
+
+TEST_F(Observed, ATraceThatCannotBeWrittenIsSaidBeforeTheWork) {
+  Options options = OptionsOf("ps");
+  options.trace = dir_.Path("no/{name}.json");
+  const auto worker = Worker::Start(options);
+  EXPECT_THAT(worker,
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "no/ps0.json: No such file or directory"));
+  EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kConfig);
+}
+
+}  // namespace
+}  // namespace weft::worker
