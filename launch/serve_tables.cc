@@ -10,8 +10,10 @@
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
 #include "weft/rendezvous/view.h"
+#include "weft/telemetry/field.h"
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/metrics.h"
+#include "weft/telemetry/status_page.h"
 
 namespace weft::launch {
 namespace {
@@ -86,6 +88,19 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
   }
 }
 
+telemetry::Fields Describe(const ps::Server& server) {
+  const ps::v1::ServerStats stats = server.Stats();
+  telemetry::Fields fields;
+  for (const ps::v1::TableStats& table : stats.tables()) {
+    fields.emplace_back(
+        absl::StrCat("table ", table.spec().name()),
+        absl::StrCat(table.rows(), " rows, ", table.memory_bytes(),
+                     " bytes, version ", table.version(),
+                     table.initialized() ? "" : ", not initialized"));
+  }
+  return fields;
+}
+
 // Until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<bool()> asked_to_stop,
@@ -124,6 +139,8 @@ absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
                          absl::FunctionRef<bool()> asked_to_stop,
                          absl::Duration grace) {
   worker.agent().SetLocal(&server);
+  const auto page = worker.telemetry().status().Register(
+      "ps", [&server] { return Describe(server); });
   const absl::Status ended = Serve(worker, server, asked_to_stop, grace);
   // Whoever waits here learns why, and that another server may be asked.
   server.Shutdown(absl::UnavailableError(

@@ -1,13 +1,15 @@
-// weft status: who is in a job, and who waits for whom.
+// weft status: who is in a job, who waits for whom, and what a worker shows.
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands.h"
@@ -17,6 +19,7 @@
 #include "weft/rpc/client.h"
 #include "weft/rpc/waits_for.h"
 #include "weft/worker/flags.h"
+#include "weft/worker/status.h"
 
 namespace weft::launch {
 namespace {
@@ -74,7 +77,7 @@ struct Waiting {
   std::vector<std::string> silent;
 };
 
-absl::StatusOr<std::vector<rpc::PendingCall>> AskWorker(
+absl::StatusOr<std::unique_ptr<rpc::Client>> ConnectTo(
     const Question& question, const rendezvous::Member& member,
     const std::string& job) {
   rpc::ClientOptions options;
@@ -82,8 +85,31 @@ absl::StatusOr<std::vector<rpc::PendingCall>> AskWorker(
   options.worker = member.name;
   options.job = job;
   options.connect_timeout = question.timeout;
-  WEFT_ASSIGN_OR_RETURN(const auto client,
-                        rpc::Client::Connect(member.address, options));
+  return rpc::Client::Connect(member.address, options);
+}
+
+absl::StatusOr<std::string> AskPage(const Question& question,
+                                    const rendezvous::View& view,
+                                    const std::string& job,
+                                    const std::string& name, bool as_json) {
+  const rendezvous::Member* const member = view.Find(name);
+  if (member == nullptr) {
+    return absl::NotFoundError(absl::StrCat(
+        "--page=", name, ": wanted a worker of job ", job, "; there are: ",
+        absl::StrJoin(view.members(), ", ",
+                      [](std::string* out, const rendezvous::Member& m) {
+                        out->append(m.name);
+                      })));
+  }
+  WEFT_ASSIGN_OR_RETURN(const auto client, ConnectTo(question, *member, job));
+  return worker::AskStatusPage(client->To(question.timeout), as_json)
+      .Wait(question.timeout);
+}
+
+absl::StatusOr<std::vector<rpc::PendingCall>> AskWorker(
+    const Question& question, const rendezvous::Member& member,
+    const std::string& job) {
+  WEFT_ASSIGN_OR_RETURN(const auto client, ConnectTo(question, member, job));
   return rpc::AskPending(client->To(question.timeout)).Wait(question.timeout);
 }
 
@@ -151,11 +177,19 @@ absl::StatusOr<int> StatusCommand(int argc, char** argv) {
   meeting.AddTo(flags);
   flags.Add("calls", &calls,
             "also which calls have not ended, and who waits for whom");
+  std::string page;
+  flags.Add("page", &page, "in place of that, what this worker says of itself");
   flags.Add("json", &as_json, "as one JSON object");
   question.AddTo(flags);
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_ASSIGN_OR_RETURN(const rendezvous::View view,
                         AskWhoIsThere(question, meeting));
+  if (!page.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const std::string shown,
+                          AskPage(question, view, meeting.job, page, as_json));
+    std::printf("%s%s", shown.c_str(), as_json ? "\n" : "");
+    return 0;
+  }
   Waiting waiting;
   if (calls) waiting = AskAll(question, view, meeting.job);
   if (as_json) {

@@ -174,6 +174,12 @@ void AcceptLoop::Remove(const Address& address) {
   }
 }
 
+int AcceptLoop::connections() {
+  MutexLock lock(mu_);
+  Sweep();
+  return static_cast<int>(connections_.size());
+}
+
 void AcceptLoop::MarkServed(absl::string_view peer) {
   if (!any_unserved_.load(std::memory_order_acquire)) return;
   {

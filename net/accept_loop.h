@@ -73,6 +73,10 @@ class AcceptLoop {
   // A call came over the connection from `peer` (ip:port): it has shaken hands.
   void MarkServed(absl::string_view peer) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // That are open, and how many may be.
+  int connections() ABSL_LOCKS_EXCLUDED(mu_);
+  int max_connections() const { return options_.max_connections; }
+
  private:
   using Id = Unserved::Id;
   struct Connection {

@@ -14,6 +14,7 @@
 
 #include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/synchronization/mutex.h"
 #include "weft/base/bytes.h"
 #include "weft/base/check.h"
@@ -310,10 +311,33 @@ absl::Status Loop::Core::Start() {
   }
   for (int i = 0; i < kCallsAhead; ++i) RequestCall();
   poller_.Start();
+  status_page_ = telemetry_.status().Register("net", [weak = weak_from_this()] {
+    const std::shared_ptr<Core> core = weak.lock();
+    return core == nullptr ? telemetry::Fields() : core->Describe();
+  });
   return absl::OkStatus();
 }
 
 void Loop::Core::RequestCall() { ServerCall::Request(shared_from_this()); }
+
+telemetry::Fields Loop::Core::Describe() {
+  telemetry::Fields fields;
+  {
+    MutexLock lock(mu_);
+    fields.emplace_back(
+        "endpoints",
+        absl::StrJoin(endpoints_, ", ", [](std::string* out, const auto& e) {
+          out->append(e.first);
+        }));
+    fields.emplace_back("open_calls", CountCalls(nullptr));
+  }
+  fields.emplace_back("connections", accept_loop_->connections());
+  fields.emplace_back("max_connections", accept_loop_->max_connections());
+  fields.emplace_back("max_message_bytes", options_.max_message_bytes);
+  fields.emplace_back("ranks_on_host", options_.ranks_on_host);
+  fields.emplace_back("spin", PollerOptionsOf(options_, pollers_).spin);
+  return fields;
+}
 
 // Calls end first, then the server, then the queue: gRPC forbids an operation
 // on a queue that was shut down, and waits without end for a call that nobody
@@ -326,6 +350,7 @@ absl::Status Loop::Core::Shutdown(absl::Duration timeout) {
     if (shut_) return absl::OkStatus();
     shut_ = true;
   }
+  status_page_.Release();
   const Instant deadline = SteadyClock().Now() + timeout;
   accept_loop_->Stop();
   AwaitNoCalls(nullptr, deadline);

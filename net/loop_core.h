@@ -205,6 +205,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   };
 
   void SetLimits(grpc::ServerBuilder& builder) const;
+  telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   void AwaitEnd() ABSL_LOCKS_EXCLUDED(mu_);
   void EndMemory() ABSL_LOCKS_EXCLUDED(mu_);
   int CountCalls(const void* owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -225,6 +226,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   std::unique_ptr<grpc::Server> server_;
   // Until the end: calls that arrive late name it.
   std::unique_ptr<AcceptLoop> accept_loop_;
+  telemetry::StatusPage::Registration status_page_;
 
   Mutex mu_;
   CondVar call_ended_;

@@ -1,4 +1,5 @@
-// Tests of what a whole worker shows of itself: spans in files.
+// Tests of what a whole worker shows of itself: spans in files, its status
+// page.
 
 #include <signal.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/parker.h"
 #include "weft/net/channel.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/call.h"
@@ -25,18 +27,12 @@
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/status.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
-namespace {
 
-using ::weft::testing::Becomes;
-using ::weft::testing::IsOk;
-using ::weft::testing::IsOkAndHolds;
-using ::weft::testing::StatusIs;
-
-constexpr absl::Duration kLong = absl::Seconds(60);
-
+// As in worker_host.cc.
 int64_t Half(int64_t x) { return x / 2; }
 WEFT_RPC(Half);
 
@@ -45,6 +41,29 @@ absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
   return rpc::Call(context.agent().To(worker).Within(context), Half, x);
 }
 WEFT_RPC(HalfAt);
+
+namespace {
+
+using ::weft::testing::Becomes;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::IsWoken;
+using ::weft::testing::StatusIs;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+// Of a call that lasts until the test lets it end.
+struct Gate {
+  Parker entered;
+  Parker may_leave;
+};
+int64_t HangAtGate(rpc::CallContext& context) {
+  Gate* const gate = context.Local<Gate>();
+  gate->entered.Unpark();
+  EXPECT_TRUE(IsWoken(gate->may_leave));
+  return 1;
+}
+WEFT_RPC(HangAtGate);
 
 class Observed : public ::testing::Test {
  protected:
@@ -71,8 +90,8 @@ class Observed : public ::testing::Test {
     auto worker = Worker::Start(OptionsOf("ps"));
     ASSERT_THAT(worker, IsOk());
     worker_ = *std::move(worker);
-    auto channel = net::Channel::Create(
-        worker_->loop(), worker_->endpoint().address(), {"ps0"});
+    auto channel = net::Channel::Create(worker_->loop(),
+                                        worker_->endpoint().address(), {"ps0"});
     ASSERT_THAT(channel, IsOk());
     channel_ = *std::move(channel);
   }
@@ -150,18 +169,18 @@ TEST_F(Observed, ACallThroughTwoProcessesIsOneTraceInTheirFiles) {
 }
 
 TEST_F(Observed, ThePlainCallersSpanIsTheParentOfItsServing) {
-  const nlohmann::json served = ServedWith(
-      {{"traceparent",
-        "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}});
+  const nlohmann::json served =
+      ServedWith({{"traceparent",
+                   "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}});
   ASSERT_TRUE(served.is_object());
   EXPECT_EQ(served["trace"], "0af7651916cd43dd8448eb211c80319c");
   EXPECT_EQ(served.value("parent", ""), "b7ad6b7169203331");
 }
 
 TEST_F(Observed, APlainCallWithABadTraceparentIsTheRootOfItsOwnTrace) {
-  const nlohmann::json served = ServedWith(
-      {{"traceparent",
-        "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"}});
+  const nlohmann::json served =
+      ServedWith({{"traceparent",
+                   "00-0af7651916cd43dd8448eb211c80319c-0000000000000000-01"}});
   ASSERT_TRUE(served.is_object());
   EXPECT_NE(served["trace"], "0af7651916cd43dd8448eb211c80319c");
   EXPECT_FALSE(served.contains("parent"));
@@ -171,10 +190,44 @@ TEST_F(Observed, ATraceThatCannotBeWrittenIsSaidBeforeTheWork) {
   Options options = OptionsOf("ps");
   options.trace = dir_.Path("no/{name}.json");
   const auto worker = Worker::Start(options);
-  EXPECT_THAT(worker,
-              StatusIs(absl::StatusCode::kUnavailable,
-                       "no/ps0.json: No such file or directory"));
+  EXPECT_THAT(worker, StatusIs(absl::StatusCode::kUnavailable,
+                               "no/ps0.json: No such file or directory"));
   EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kConfig);
+}
+
+TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
+  Options options = OptionsOf("ps");
+  options.handler_threads = 1;
+  options.ranks_on_host = 3;
+  options.trace.clear();
+  Gate gate;  // the handler at it ends with the worker
+  auto worker = Worker::Start(options);
+  ASSERT_THAT(worker, IsOk());
+  (*worker)->agent().SetLocal(&gate);
+  const Future<int64_t> held =
+      rpc::CallAsync((*worker)->agent().To("ps0", kLong), HangAtGate);
+  EXPECT_TRUE(IsWoken(gate.entered));
+  const auto text =
+      AskStatusPage((*worker)->agent().To("ps0", kLong), false).Wait(kLong);
+  const auto json =
+      AskStatusPage((*worker)->agent().To("ps0", kLong), true).Wait(kLong);
+  gate.may_leave.Unpark();
+  EXPECT_THAT(held.Wait(kLong), IsOk());
+  ASSERT_THAT(text, IsOk());
+  for (const char* part :
+       {"\nmembership\n  worker=ps0\n", "\nnet\n  endpoints=ps0\n",
+        "\n  ranks_on_host=3\n", "\nrpc\n", "HangAtGate"}) {
+    EXPECT_THAT(*text, ::testing::HasSubstr(part));
+  }
+  ASSERT_THAT(json, IsOk());
+  std::vector<std::string> names;
+  const auto page = nlohmann::json::parse(*json);
+  for (const auto& section : page["sections"]) {
+    EXPECT_TRUE(section.contains("fields")) << section;
+    names.push_back(section["name"]);
+  }
+  EXPECT_THAT(names, ::testing::ElementsAre("flight recorder", "membership",
+                                            "net", "rpc"));
 }
 
 }  // namespace

@@ -290,12 +290,16 @@ TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
   const std::map<std::string, std::vector<std::string>> table = {
       {"weft::worker::ForMembers", {"ps", "trainer", "admin"}},
       {"weft::worker::ForClientsToo", {"client", "trainer"}},
+      {"weft::worker::ReadStatusPage", {"ps", "trainer", "admin"}},
   };
   double refused = 0;
   for (const auto& [function, roles] : table) {
     for (const std::string& role : kRoles) {
       rpc::v1::CallRequest request;
       request.set_function(function);
+      if (absl::EndsWith(function, "ReadStatusPage")) {
+        request.add_arguments()->set_boolean(true);
+      }
       const absl::Status answer = Call(As(role), "/weft.rpc.v1.Worker/Call",
                                        request.SerializeAsString());
       if (std::count(roles.begin(), roles.end(), role) > 0) {
@@ -307,7 +311,7 @@ TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
       }
     }
   }
-  EXPECT_EQ(refused, 5);
+  EXPECT_EQ(refused, 7);
   EXPECT_THAT(Log(), HasSubstr("kind=function who=visitor0 "
                                "what=weft::worker::ForMembers"));
 }

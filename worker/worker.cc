@@ -385,7 +385,37 @@ absl::Status Worker::Join() {
   return absl::OkStatus();
 }
 
+telemetry::Fields Worker::DescribeMembership() const {
+  const auto view = membership_->view();
+  telemetry::Fields fields;
+  fields.emplace_back("worker", self().name);
+  fields.emplace_back("key", self().key.ToString());
+  fields.emplace_back("status", membership_->status());
+  fields.emplace_back("hosts_coordinator", coordinator_ != nullptr);
+  fields.emplace_back("version", view->version());
+  fields.emplace_back("world", view->Summary());
+  for (const rendezvous::Member& member : view->members()) {
+    fields.emplace_back(
+        absl::StrCat("member ", member.name),
+        absl::StrCat(
+            member.key.ToString(), " at ", member.address,
+            member.suspect ? ", silent" : "",
+            member.phase != rendezvous::Phase::kActive ? ", ending" : ""));
+  }
+  for (const rendezvous::Departed& departed : view->departed()) {
+    fields.emplace_back(
+        absl::StrCat("gone ", departed.name, " ", departed.key.ToString()),
+        departed.reason);
+  }
+  return fields;
+}
+
 absl::Status Worker::MakeAgent() {
+  WEFT_ASSIGN_OR_RETURN(status_executor_,
+                        ThreadPool::Create({.name = "status"}));
+  status_source_ = {&telemetry_->status(), status_executor_.get()};
+  membership_page_ = telemetry_->status().Register(
+      "membership", [this] { return DescribeMembership(); });
   directory_ = std::make_unique<MembershipDirectory>(*membership_);
   rpc::AgentOptions agent;
   agent.job = options_.job;
@@ -397,6 +427,8 @@ absl::Status Worker::MakeAgent() {
   agent.executor = executor_.get();
   agent.default_timeout = options_.rpc_timeout;
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
+  // Before anybody can call it.
+  agent_->SetLocal(&status_source_);
   plain_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
       [agent = agent_.get(), told = std::set<rendezvous::WorkerKey>()](

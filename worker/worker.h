@@ -33,9 +33,12 @@
 #include "weft/rpc/directory.h"
 #include "weft/rpc/plain_service.h"
 #include "weft/rpc/transport.h"
+#include "weft/telemetry/field.h"
+#include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/worker/on_signal.h"
 #include "weft/worker/options.h"
+#include "weft/worker/status.h"
 
 namespace weft::worker {
 
@@ -128,6 +131,7 @@ class Worker {
   LinkToCoordinator();
   absl::Status Join();
   absl::Status MakeAgent();
+  telemetry::Fields DescribeMembership() const;
   void OutOfJob(const absl::Status& why);
   // For a supervisor that starts another.
   void EndProgram(const absl::Status& why);
@@ -152,6 +156,9 @@ class Worker {
   std::unique_ptr<rpc::Transport> transport_;
   std::unique_ptr<rpc::PlainService> plain_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
+  telemetry::StatusPage::Registration membership_page_;
+  std::unique_ptr<ThreadPool> status_executor_;
+  StatusSource status_source_;
   std::unique_ptr<rpc::Directory> directory_;
   std::unique_ptr<rpc::Agent> agent_;
   rendezvous::Membership::Subscription follow_;

@@ -17,11 +17,8 @@
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
-namespace {
 
-// As in the tests, by the same names.
-int64_t Twice(int64_t x) { return 2 * x; }
-WEFT_RPC(Twice);
+// As in observability_test.cc.
 int64_t Half(int64_t x) { return x / 2; }
 WEFT_RPC(Half);
 absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
@@ -29,6 +26,12 @@ absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
   return rpc::Call(context.agent().To(worker).Within(context), Half, x);
 }
 WEFT_RPC(HalfAt);
+
+namespace {
+
+// As in worker_test.cc, by the same name.
+int64_t Twice(int64_t x) { return 2 * x; }
+WEFT_RPC(Twice);
 
 }  // namespace
 }  // namespace weft::worker

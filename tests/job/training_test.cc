@@ -6,10 +6,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::testing {
@@ -88,6 +90,36 @@ TEST(MainJob, WritesATraceOfEachProgramWhenItEnds) {
     parents.emplace(span["trace"], span.value("parent", ""));
   }
   EXPECT_EQ(made, parents);
+}
+
+TEST(MainJob, AServersStatusPageIsShownByTheTool) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const auto server = job.StartServer(0);
+  const auto trainer = job.StartTrainer(0, {"--epochs=100000"});
+  const auto ask = [&](Flags flags) {
+    flags.insert(flags.begin(), {Program("weft"), "status", "--job=" + job.name,
+                                 "--coordinator=" + job.coordinator});
+    auto asked = StartProcess(std::move(flags));
+    (void)asked->Wait(kLong);
+    return asked;
+  };
+  // Once the trainer has made its tables.
+  EXPECT_TRUE(Becomes([&] {
+    return absl::StrContains(ask({"--page=ps0"})->output(), "  table ");
+  })) << ask({"--page=ps0"})->output();
+  const auto page =
+      nlohmann::json::parse(ask({"--page=ps0", "--json"})->output());
+  std::vector<std::string> names;
+  for (const auto& section : page["sections"]) {
+    names.push_back(section["name"]);
+  }
+  EXPECT_THAT(names,
+              ElementsAre("flight recorder", "membership", "net", "ps", "rpc"));
+  const auto nobody = ask({"--page=ps7"});
+  EXPECT_THAT(nobody->Wait(kLong), IsOkAndHolds(3));
+  EXPECT_THAT(nobody->output(), HasSubstr("there are: ps0, trainer0"));
 }
 
 TEST(MainJob, LearnsAsynchronouslyToo) {
