@@ -163,6 +163,10 @@ void Options::AddTo(Flags& flags) {
             {"WEFT_JOIN_TIMEOUT"});
   flags.Add("rpc-timeout", &rpc_timeout, "of a remote call",
             {"WEFT_RPC_TIMEOUT"});
+  flags.AddWith(
+      "limits", [this](const std::string& t) { return SetLimits(t, &limits); },
+      "", "NAME=VALUE,... of docs/security.md, such as max_connections=200",
+      {"WEFT_LIMITS"});
   flags.Add("ranks-on-host", &ranks_on_host, "workers that share this host",
             {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
   flags.Add("exit-if-unreachable", &exit_if_unreachable,
@@ -225,6 +229,12 @@ absl::Status Options::Resolve() {
   if (ranks_on_host < 1) {
     return Config(absl::StrCat("--ranks-on-host=", ranks_on_host,
                                ": wanted at least 1, this one"));
+  }
+  if (limits.dead_after <= limits.suspect_after) {
+    return Config(absl::StrCat(
+        "--limits: dead_after=", absl::FormatDuration(limits.dead_after),
+        " and suspect_after=", absl::FormatDuration(limits.suspect_after),
+        ": wanted a member to be suspect before it is dead"));
   }
   if (shared_memories < 0) {
     return Config(absl::StrCat("--shared-memories=", shared_memories,

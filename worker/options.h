@@ -8,14 +8,17 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/rendezvous/init_url.h"
 #include "weft/rendezvous/world.h"
+#include "weft/rpc/agent.h"
 #include "weft/telemetry/logger.h"
 #include "weft/worker/flags.h"
+#include "weft/worker/limits.h"
 
 namespace weft::worker {
 
@@ -77,6 +80,13 @@ struct Options {
   absl::Duration join_timeout = absl::Minutes(5);
   // Of a remote call, unless it says otherwise; --rpc-timeout.
   absl::Duration rpc_timeout = absl::Seconds(60);
+
+  // What others may ask, and how long they may be silent.
+  // --limits=max_connections=200,dead_after=20s, WEFT_LIMITS
+  Limits limits;
+  // Who may call which functions, in place of what they were registered with:
+  // see rpc::AgentOptions::access.
+  std::vector<rpc::AccessRule> access;
 
   int handler_threads = 0;  // that run remote calls; 0: one a core, at least 2
   int ranks_on_host = 1;    // LOCAL_WORLD_SIZE

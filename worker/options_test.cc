@@ -13,6 +13,7 @@
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
+#include "weft/worker/limits.h"
 
 namespace weft::worker {
 namespace {
@@ -188,6 +189,66 @@ absl::Status Resolve(Options& options, std::vector<const char*> arguments) {
   options.AddTo(flags);
   const absl::Status status = Parse(flags, std::move(arguments));
   return status.ok() ? options.Resolve() : status;
+}
+
+TEST(Options, LimitsAreSetByTheirNames) {
+  Options options;
+  ASSERT_THAT(
+      Resolve(options,
+              {"--limits=max_message_bytes=1,max_buffered_bytes=2,"
+               "max_metadata_bytes=3,keepalive_interval=4,keepalive_timeout=5s,"
+               "max_connections=6,max_connections_per_address=7,"
+               "max_handshakes=8,handshake_timeout=9s,max_calls=10,"
+               "max_calls_per_peer=11,max_bytes=12,max_bytes_per_peer=13,"
+               "rpc_calls=14,rpc_bytes=15,rpc_nested_calls=16,rpc_objects=17,"
+               "rpc_timeout=18s,give_up_after=19s,suspect_after=20s,"
+               "dead_after=1m"}),
+      IsOk());
+  const Limits& limits = options.limits;
+  EXPECT_EQ(limits.loop.max_message_bytes, 1);
+  EXPECT_EQ(limits.loop.max_buffered_bytes, 2);
+  EXPECT_EQ(limits.loop.max_metadata_bytes, 3);
+  EXPECT_EQ(limits.loop.keepalive_interval, absl::Seconds(4));
+  EXPECT_EQ(limits.loop.keepalive_timeout, absl::Seconds(5));
+  EXPECT_EQ(limits.loop.max_connections, 6);
+  EXPECT_EQ(limits.loop.max_connections_per_address, 7);
+  EXPECT_EQ(limits.loop.max_handshakes, 8);
+  EXPECT_EQ(limits.loop.handshake_timeout, absl::Seconds(9));
+  EXPECT_EQ(limits.admission.max_calls, 10);
+  EXPECT_EQ(limits.admission.max_calls_per_peer, 11);
+  EXPECT_EQ(limits.admission.max_bytes, 12);
+  EXPECT_EQ(limits.admission.max_bytes_per_peer, 13);
+  EXPECT_EQ(limits.rpc.calls, 14);
+  EXPECT_EQ(limits.rpc.bytes, 15);
+  EXPECT_EQ(limits.rpc.nested_calls, 16);
+  EXPECT_EQ(limits.rpc.objects, 17);
+  EXPECT_EQ(limits.rpc.timeout, absl::Seconds(18));
+  EXPECT_EQ(limits.give_up_after, absl::Seconds(19));
+  EXPECT_EQ(limits.suspect_after, absl::Seconds(20));
+  EXPECT_EQ(limits.dead_after, absl::Minutes(1));
+}
+
+TEST(Options, ALimitThatIsNoneIsNamed) {
+  for (const auto& [text, said] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"max_conections=3", "did you mean max_connections?; there are: "},
+           {"max_calls", "max_calls: wanted an integer"},
+           {"max_calls=0", "found \"0\""},
+           {"max_calls=many", "found \"many\""},
+           {"max_connections=4294967297", "max_connections: wanted"},
+           {"rpc_calls=9,dead_after=-3s", "dead_after: wanted"},
+           {"", "no limit \"\""}}) {
+    Limits limits;
+    EXPECT_THAT(SetLimits(text, &limits),
+                StatusIs(absl::StatusCode::kInvalidArgument, said))
+        << text;
+    EXPECT_EQ(limits.rpc.calls, 256);  // all or nothing
+  }
+  Options options;
+  const absl::Status status = Resolve(options, {"--limits=dead_after=2s"});
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "dead_after=2s and suspect_after=3s"));
+  EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig);
 }
 
 TEST(Options, ValuesOfAnotherFormAreUsage) {

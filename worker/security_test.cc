@@ -36,6 +36,9 @@ namespace weft::worker {
 void ForMembers() {}
 WEFT_RPC(ForMembers);
 
+void ForAdmins() {}
+WEFT_RPC(ForAdmins);
+
 void ForClientsToo() {}
 WEFT_RPC(ForClientsToo);
 WEFT_RPC_ROLES(ForClientsToo, "client", "trainer");
@@ -79,6 +82,7 @@ class SecuredWorker : public ::testing::Test {
     options.certs = dir_.Path("certs");
     options.dump_dir = dir_.path();
     options.log_level = telemetry::Level::kDebug;
+    options.access = {{"weft::worker::ForAdm*", net::Roles::Only({"admin"})}};
     options.join_timeout = kLong;
     ::testing::internal::CaptureStderr();
     auto worker = Worker::Start(options);
@@ -289,6 +293,7 @@ TEST_F(SecuredWorker, NoMethodIsForAStranger) {
 TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
   const std::map<std::string, std::vector<std::string>> table = {
       {"weft::worker::ForMembers", {"ps", "trainer", "admin"}},
+      {"weft::worker::ForAdmins", {"admin"}},  // by Options::access
       {"weft::worker::ForClientsToo", {"client", "trainer"}},
       {"weft::worker::ReadStatusPage", {"ps", "trainer", "admin"}},
   };
@@ -311,7 +316,7 @@ TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
       }
     }
   }
-  EXPECT_EQ(refused, 7);
+  EXPECT_EQ(refused, 11);
   EXPECT_THAT(Log(), HasSubstr("kind=function who=visitor0 "
                                "what=weft::worker::ForMembers"));
 }

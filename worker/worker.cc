@@ -221,7 +221,7 @@ void Worker::WriteTraceOrLog() {
 }
 
 absl::Status Worker::OpenNetwork() {
-  net::LoopOptions loop;
+  net::LoopOptions loop = options_.limits.loop;
   absl::StatusOr<net::Credentials> credentials = CredentialsOf(options_);
   if (!credentials.ok()) {
     return WithExitCode(In("--certs", credentials.status()), ExitCode::kAuth);
@@ -248,6 +248,7 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
   endpoint.listen = options_.listen;
   endpoint.advertise = options_.advertise;
   endpoint.probe_every = options_.probe_every;
+  endpoint.limits = options_.limits.admission;
   if (options_.exit_if_unreachable) {
     endpoint.on_unreachable = [this](const auto& why) { EndProgram(why); };
   }
@@ -307,6 +308,8 @@ absl::Status Worker::HostCoordinator() {
                         ThreadPool::Create({.name = "coordinator"}));
   rendezvous::CoordinatorOptions options;
   options.core.job = options_.job;
+  options.core.suspect_after = options_.limits.suspect_after;
+  options.core.dead_after = options_.limits.dead_after;
   options.telemetry = telemetry_.get();
   WEFT_ASSIGN_OR_RETURN(options.journal, OpenJournal());
   options.term = rendezvous::TermOfNow();
@@ -426,6 +429,9 @@ absl::Status Worker::MakeAgent() {
   agent.telemetry = telemetry_.get();
   agent.executor = executor_.get();
   agent.default_timeout = options_.rpc_timeout;
+  agent.limits = options_.limits.rpc;
+  agent.access = options_.access;
+  agent.give_up_after = options_.limits.give_up_after;
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
   // Before anybody can call it.
   agent_->SetLocal(&status_source_);

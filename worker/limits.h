@@ -1,0 +1,38 @@
+// Limits: how much others may ask of one rank, and for how long it waits for
+// those who are silent. docs/security.md has the table.
+
+#ifndef WEFT_WORKER_LIMITS_H_
+#define WEFT_WORKER_LIMITS_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weft/net/endpoint.h"
+#include "weft/net/loop.h"
+#include "weft/rpc/limits.h"
+
+namespace weft::worker {
+
+struct Limits {
+  // What it has besides limits, the Worker sets.
+  net::LoopOptions loop;
+  net::AdmissionLimits admission;
+  rpc::Limits rpc;
+  // See rpc::AgentOptions.
+  absl::Duration give_up_after = absl::Seconds(10);
+  // Of the coordinator, which one worker hosts for the whole job: a member that
+  // is silent for so long is shown as suspect, and then declared gone.
+  absl::Duration suspect_after = absl::Seconds(3);
+  absl::Duration dead_after = absl::Seconds(10);
+};
+
+// Sets those that `text` names: NAME=VALUE,... with names as above, those of
+// rpc::Limits after "rpc_". kInvalidArgument, and nothing is set, if a name is
+// unknown (it says which are known) or a value is none: integers from 1 on, and
+// durations above 0.
+absl::Status SetLimits(const std::string& text, Limits* limits);
+
+}  // namespace weft::worker
+
+#endif  // WEFT_WORKER_LIMITS_H_
