@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/net/endpoint.h"
 #include "weft/rendezvous/init_url.h"
 #include "weft/rendezvous/world.h"
 #include "weft/rpc/agent.h"
@@ -99,6 +100,12 @@ struct Options {
   // --exit-if-unreachable
   bool exit_if_unreachable = false;
   absl::Duration probe_every = absl::Seconds(5);  // how often it asks itself
+
+  // Runs in Start before the endpoint serves: registers services of the
+  // program's own at this worker's port. They serve from then on until the
+  // Worker ends, and must outlive it. Other workers find them by
+  // Member::address. A method that is registered already ends the program.
+  std::function<void(net::Endpoint& endpoint)> register_services = nullptr;
 
   // Runs once, on a thread of the handlers, when this worker is out of its job
   // without having left it: declared gone, or the coordinator is lost; `why`

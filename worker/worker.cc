@@ -239,6 +239,7 @@ absl::Status Worker::OpenNetwork() {
   transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_, transport);
   plain_service_ = std::make_unique<rpc::PlainService>(*endpoint_, *executor_);
   if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
+  if (options_.register_services) options_.register_services(*endpoint_);
   return endpoint_->Start();
 }
 
