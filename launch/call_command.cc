@@ -15,6 +15,7 @@
 #include "weft/launch/json_value.h"
 #include "weft/launch/question.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/rpc/description.h"
 #include "weft/rpc/signature.h"
 #include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
@@ -63,10 +64,7 @@ absl::Status Locate(const std::string& where, const Meeting& meeting,
 absl::StatusOr<rpc::v1::DescribeReply> Describe(const Question& question) {
   WEFT_ASSIGN_OR_RETURN(const std::string bytes,
                         Ask(question, "/weft.rpc.v1.Worker/Describe", ""));
-  rpc::v1::DescribeReply reply;
-  if (reply.ParseFromString(bytes)) return reply;
-  return absl::InternalError(absl::StrCat(
-      question.address, " does not answer as a worker of this Weft does"));
+  return rpc::ParseDescription(question.address, bytes);
 }
 
 void PrintFunctions(const rpc::v1::DescribeReply& worker, bool as_json) {
@@ -115,15 +113,16 @@ absl::StatusOr<rpc::v1::Function> FindFunction(
 absl::StatusOr<std::string> RequestFor(const rpc::v1::Function& function,
                                        const rpc::Signature& signature,
                                        const std::string& text) {
-  const json arguments = json::parse(text, nullptr, /*allow_exceptions=*/false);
+  const json arguments = ParseJson(text);
   const size_t wanted = signature.parameters.size();
   if (!arguments.is_array() || arguments.size() != wanted) {
     return Usage(absl::StrCat(
         function.name(), " is ", function.signature(),
         ": wanted a JSON array of ", wanted, " arguments, found ",
-        arguments.is_discarded() ? "no JSON"
-        : arguments.is_array()   ? absl::StrCat("one of ", arguments.size())
-                                 : arguments.type_name(),
+        arguments.is_discarded()
+            ? json::accept(text) ? "JSON of more than 64 levels" : "no JSON"
+        : arguments.is_array() ? absl::StrCat("one of ", arguments.size())
+                               : arguments.type_name(),
         ": ", text.substr(0, 100)));
   }
   rpc::v1::CallRequest request;
@@ -151,7 +150,9 @@ absl::Status CallFunction(const Question& question,
       Ask(question, "/weft.rpc.v1.Worker/Call", std::move(request)));
   rpc::v1::CallReply reply;
   if (!reply.ParseFromString(bytes)) {
-    return absl::InternalError("the worker's answer cannot be read");
+    return absl::InternalError(
+        absl::StrCat(question.address, ": the answer to ", function.name(),
+                     " cannot be read; is it a worker of the same version?"));
   }
   if (reply.has_result()) {
     const json result = JsonFromValue(reply.result(), signature.result);

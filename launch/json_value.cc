@@ -23,6 +23,8 @@ using Kind = rpc::Type::Kind;
 using rpc::Type;
 using rpc::v1::Value;
 
+constexpr int kMaxLevels = 64;
+
 absl::Status Wanted(absl::string_view wanted, const Json& found) {
   std::string text = found.dump(-1, ' ', false, Json::error_handler_t::replace);
   if (text.size() > 60) text = absl::StrCat(text.substr(0, 60), "...");
@@ -115,18 +117,16 @@ Json JsonFromTensor(const rpc::v1::Value& value) {
   const absl::StatusOr<Tensor> tensor = DecodeTensor(value.tensor());
   if (!tensor.ok()) return std::string(tensor.status().message());
   Json values = Json::array();
-  const Tensor reals = tensor->To(DType::kF64).Contiguous();
-  for (const double real : reals.span<double>()) {
-    switch (tensor->dtype()) {
-      case DType::kF32:
-      case DType::kF64:
-        values.push_back(JsonFromReal(real));
-        break;
-      case DType::kBool:
-        values.push_back(real != 0);
-        break;
-      default:
-        values.push_back(static_cast<int64_t>(real));
+  if (IsFloating(tensor->dtype())) {
+    const Tensor reals = tensor->To(DType::kF64).Contiguous();
+    for (const double real : reals.span<double>()) {
+      values.push_back(JsonFromReal(real));
+    }
+  } else {
+    const Tensor whole = tensor->To(DType::kI64).Contiguous();
+    const bool is_bool = tensor->dtype() == DType::kBool;
+    for (const int64_t one : whole.span<int64_t>()) {
+      values.push_back(is_bool ? Json(one != 0) : Json(one));
     }
   }
   return {{"dtype", std::string(Name(tensor->dtype()))},
@@ -271,6 +271,20 @@ Json JsonFromMap(const Value& value, const Type& type) {
 }
 
 }  // namespace
+
+Json ParseJson(const std::string& text) {
+  bool is_deep = false;
+  Json parsed = Json::parse(
+      text,
+      [&](int around, Json::parse_event_t event, const Json&) {
+        const bool begins = event == Json::parse_event_t::array_start ||
+                            event == Json::parse_event_t::object_start;
+        is_deep |= begins && around >= kMaxLevels;
+        return !is_deep;
+      },
+      /*allow_exceptions=*/false);
+  return is_deep ? Json(Json::value_t::discarded) : parsed;
+}
 
 absl::StatusOr<Value> ValueFromJson(const Json& json, const Type& type) {
   Value value;

@@ -15,12 +15,17 @@
 #define WEFT_LAUNCH_JSON_VALUE_H_
 
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/signature.h"
 
 namespace weft::launch {
+
+// is_discarded() if `text` is no JSON or nests deeper than 64 levels, which the
+// types of a function do not.
+nlohmann::json ParseJson(const std::string& text);
 
 // kInvalidArgument says what was wanted and what was found. Whether a number
 // fits is the worker's to say.

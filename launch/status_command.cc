@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands.h"
 #include "weft/launch/question.h"
@@ -18,6 +19,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/client.h"
 #include "weft/rpc/waits_for.h"
+#include "weft/telemetry/field.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/status.h"
 
@@ -58,16 +60,20 @@ json ToJson(const rendezvous::View& view, const std::string& job) {
 }
 
 void PrintText(const rendezvous::View& view, const std::string& job) {
+  // The members' words, for a terminal.
+  using telemetry::Printable;
   std::printf("job %s: %s\n", job.c_str(), view.Summary().c_str());
   for (const rendezvous::Member& member : view.members()) {
     std::printf("  %-12s %-8s %s%s%s\n", member.name.c_str(),
-                member.key.ToString().c_str(), member.address.c_str(),
+                member.key.ToString().c_str(),
+                Printable(member.address).c_str(),
                 member.suspect ? "  (silent)" : "",
                 IsEnding(member) ? "  (ending)" : "");
   }
   for (const rendezvous::Departed& departed : view.departed()) {
     std::printf("  %-12s %-8s gone: %s\n", departed.name.c_str(),
-                departed.key.ToString().c_str(), departed.reason.c_str());
+                departed.key.ToString().c_str(),
+                Printable(departed.reason).c_str());
   }
 }
 
@@ -160,8 +166,12 @@ json ToJson(const Waiting& waiting) {
 }
 
 void PrintText(const Waiting& waiting) {
-  std::printf("%s%s\n", waiting.calls.Tree().c_str(),
-              waiting.calls.ToString().c_str());
+  const std::string tree = waiting.calls.Tree();
+  for (const absl::string_view line :
+       absl::StrSplit(tree, '\n', absl::SkipEmpty())) {
+    std::printf("%s\n", telemetry::Printable(line).c_str());
+  }
+  std::printf("%s\n", telemetry::Printable(waiting.calls.ToString()).c_str());
   if (waiting.silent.empty()) return;
   std::printf("no answer: %s\n", absl::StrJoin(waiting.silent, ", ").c_str());
 }

@@ -7,6 +7,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/rpc/description.h"
 #include "weft/rpc/grpc_transport.h"
 
 namespace weft::rpc {
@@ -34,12 +35,8 @@ absl::StatusOr<v1::DescribeReply> Describe(net::Loop& loop,
                             ->UnaryCall("/weft.rpc.v1.Worker/Describe", {},
                                         options.connect_timeout)
                             .Wait(options.connect_timeout + absl::Seconds(1)));
-  v1::DescribeReply reply;
-  const Bytes bytes = Flatten(answer);
-  if (!reply.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
-    return absl::InternalError(absl::StrCat(
-        address, " does not answer as a worker of this Weft does"));
-  }
+  WEFT_ASSIGN_OR_RETURN(const v1::DescribeReply reply,
+                        ParseDescription(address, Flatten(answer).view()));
   if (options.job.empty() || reply.job() == options.job) return reply;
   return absl::FailedPreconditionError(
       absl::StrCat("wanted a worker of job \"", options.job, "\" at ", address,

@@ -637,6 +637,14 @@ TEST_F(HostileCalleeTest, IsHungUpOnForABodyThatNobodyAskedFor) {
   GiveUp(call);
 }
 
+TEST_F(HostileCalleeTest, IsHungUpOnForWelcomingTwice) {
+  Future<int64_t> call = MakeCall();
+  Write(Welcome());
+  Write(Welcome());
+  ExpectHungUp("w1 sent a second Welcome");
+  GiveUp(call);
+}
+
 TEST_F(HostileCalleeTest, ALateReplyIsPassedOverWithoutMemory) {
   Future<int64_t> call = MakeCall();
   Write(Welcome());

@@ -165,6 +165,29 @@ TEST(WaitsFor, ReportsThatDoNotFitTogetherAreBorne) {
   EXPECT_THAT(waits.Cycle(), IsEmpty());
 }
 
+TEST(WaitsFor, AChainIsShownAsFarAsCallsMayNest) {
+  WaitsFor waits;
+  std::vector<PendingCall> calls = {Made("w0", 1, "F")};
+  for (uint64_t id = 2; id <= 1000; ++id) {
+    calls.push_back(Made("w0", id, "F", "w0", id - 1));
+  }
+  waits.Add("w0", calls);
+  EXPECT_THAT(waits.LongestChain(), SizeIs(256));
+  EXPECT_THAT(waits.Calls(), SizeIs(1000));
+}
+
+TEST(WaitsFor, ACallOfNoFunctionIsNotRead) {
+  Encoder encoder;
+  encoder.Write(Made("w1", 1, ""));
+  const auto bytes = std::move(encoder).Finish();
+  ASSERT_THAT(bytes, IsOk());
+  const Received received{*bytes, false};
+  Decoder decoder(received);
+  PendingCall call;
+  EXPECT_THAT(decoder.Read(call),
+              StatusIs(absl::StatusCode::kInvalidArgument, "no function"));
+}
+
 // -------------------------------------------------------- FlightRecorder
 
 TEST(Flight, AFailedCallIsNamedAtBothEnds) {

@@ -272,6 +272,10 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
   {
     MutexLock lock(mu_);
     if (link_.get() != &link) return absl::OkStatus();  // given up since
+    if (session_.is_connected()) {  // all would be sent again
+      return absl::InvalidArgumentError(
+          absl::StrCat(options_.peer.name, " sent a second Welcome"));
+    }
   }
   if (welcome.replaced) {
     PeerGone(

@@ -13,6 +13,8 @@ using Chain = std::vector<WaitsFor::Wait>;
 
 // Of nested calls that are shown further in.
 constexpr int kMaxDepth = 64;
+// Of one chain, from its innermost call on: far more than calls may nest.
+constexpr size_t kMaxChain = 256;
 
 // The part that comes back to the worker where it began, if there is one.
 Chain CycleOf(const Chain& chain) {
@@ -55,6 +57,8 @@ absl::Status Codec<PendingCall>::Decode(Decoder& decoder, PendingCall& call) {
                    age, remaining, call.for_peer, call.for_id);
   if (!status.ok()) return status;
   if (phase >= kPhases) return Decoder::Malformed("no such phase");
+  // WaitsFor takes such a call for one that nobody has told of.
+  if (call.function.empty()) return Decoder::Malformed("no function");
   call.phase = static_cast<Phase>(phase);
   call.age = absl::Microseconds(age);
   call.remaining = absl::Microseconds(remaining);
@@ -66,7 +70,8 @@ void WaitsFor::Add(const std::string& worker,
   for (const PendingCall& call : calls) {
     const std::string& caller = call.is_served ? call.peer : worker;
     const std::string& callee = call.is_served ? worker : call.peer;
-    Node& node = nodes_[Key(caller, callee, call.id)];
+    const Key key(caller, callee, call.id);
+    Node& node = nodes_[key];
     const bool is_new = node.wait.function.empty();
     // The callee knows better how far it is.
     if (is_new || call.is_served) node.wait.phase = call.phase;
@@ -80,19 +85,20 @@ void WaitsFor::Add(const std::string& worker,
     node.wait.for_caller = call.for_peer;
     node.wait.for_id = call.for_id;
     node.parent = Key(call.for_peer, worker, call.for_id);
-    nodes_[node.parent].has_child = true;
+    nodes_[node.parent].children.insert(key);
   }
 }
 
 std::vector<Chain> WaitsFor::Chains() const {
   std::vector<Chain> chains;
   for (const auto& [key, leaf] : nodes_) {
-    if (leaf.has_child || leaf.wait.function.empty()) continue;
+    if (!leaf.children.empty() || leaf.wait.function.empty()) continue;
     Chain chain;
     // Reports are of different moments, and may not fit together.
     std::set<const Node*> seen;
     const Node* node = &leaf;
-    while (!node->wait.function.empty() && seen.insert(node).second) {
+    while (chain.size() < kMaxChain && !node->wait.function.empty() &&
+           seen.insert(node).second) {
       chain.push_back(node->wait);
       const auto parent = nodes_.find(node->parent);
       if (parent == nodes_.end()) break;
@@ -111,8 +117,9 @@ void WaitsFor::AddBelow(const Key& key, int depth, std::set<Key>* seen,
   const bool is_known = !node->second.wait.function.empty();
   if (is_known) calls->emplace_back(depth, &node->second.wait);
   if (depth == kMaxDepth) return;
-  for (const auto& [child, below] : nodes_) {
-    if (below.parent != key || !node->second.has_child) continue;
+  for (const Key& child : node->second.children) {
+    // Told of anew, it may have been made within another since.
+    if (nodes_.at(child).parent != key) continue;
     AddBelow(child, depth + (is_known ? 1 : 0), seen, calls);
   }
 }

@@ -88,8 +88,8 @@ class WaitsFor {
   using Key = std::tuple<std::string, std::string, uint64_t>;  // caller, callee
   struct Node {
     Wait wait;
-    Key parent;  // an id of 0: none is known
-    bool has_child = false;
+    Key parent;              // an id of 0: none is known
+    std::set<Key> children;  // that have or had it for their parent
   };
 
   void AddBelow(const Key& key, int depth, std::set<Key>* seen,
