@@ -67,7 +67,9 @@ std::vector<nlohmann::json> SpansOf(const std::string& path,
   const auto trace = nlohmann::json::parse(ReadBytes(path));
   for (const auto& event : trace["traceEvents"]) {
     const std::string found = event["name"];
-    if (found.find(name) != found.npos) spans.push_back(event["args"]);
+    // Of two events for one span the first has them.
+    if (!event.contains("args") || !absl::StrContains(found, name)) continue;
+    spans.push_back(event["args"]);
   }
   return spans;
 }
