@@ -161,8 +161,7 @@ absl::StatusOr<std::string> AlternativeName(const std::string& host) {
 
 absl::StatusOr<std::string> ReadFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file)
-    return absl::NotFoundError(absl::StrCat(path, ": ", strerror(errno)));
+  if (!file) return absl::ErrnoToStatus(errno, path);
   std::ostringstream contents;
   contents << file.rdbuf();
   return contents.str();
@@ -415,6 +414,8 @@ absl::Status RevokeCertificates(const std::string& directory,
   std::vector<Serial> serials;
   if (before.ok()) {
     WEFT_ASSIGN_OR_RETURN(serials, SerialsIn(*before));
+  } else if (!absl::IsNotFound(before.status())) {
+    return before.status();
   }
   for (const std::string& member : members) {
     const CertificateFiles own(MemberFolder(directory, member));
@@ -461,6 +462,12 @@ absl::Status MakeCertificates(const CertificatesOptions& options) {
   WEFT_RETURN_IF_ERROR(MakeDirectory(options.directory));
   WEFT_ASSIGN_OR_RETURN(const Authority authority,
                         LoadOrMakeAuthority(options));
+  // What was taken back before a member came counts for it too.
+  const absl::StatusOr<std::string> revoked =
+      ReadFile(CertificateFiles(options.directory).revoked);
+  if (!revoked.ok() && !absl::IsNotFound(revoked.status())) {
+    return revoked.status();
+  }
   const absl::Time now = absl::Now();
   for (Identity member : options.members) {
     member.job = options.job;
@@ -471,6 +478,9 @@ absl::Status MakeCertificates(const CertificatesOptions& options) {
     const std::string folder = MemberFolder(options.directory, member.Name());
     WEFT_RETURN_IF_ERROR(MakeDirectory(folder));
     const CertificateFiles files(folder);
+    if (revoked.ok()) {
+      WEFT_RETURN_IF_ERROR(ReplaceFile(files.revoked, *revoked, 0644));
+    }
     const auto write = options.renew ? &ReplaceFile : &WriteFile;
     WEFT_RETURN_IF_ERROR(write(files.key, made.key, 0600));
     WEFT_RETURN_IF_ERROR(write(files.certificate, made.certificate, 0644));

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -164,6 +166,22 @@ TEST_F(CertificatesTest, AnAuthorityIsKeptForLaterMembers) {
             before);
   EXPECT_THAT(MakeCertificates(later),
               StatusIs(Code::kAlreadyExists, "trainer2"));
+}
+
+TEST_F(CertificatesTest, WhoComesLaterKnowsWhatWasTakenBack) {
+  const auto read = [](const std::string& path) {
+    std::ifstream file(path);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  CertificatesOptions options = Options();
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  WEFT_ASSERT_OK(RevokeCertificates(options.directory, {"ps0"}));
+  const std::string list = read(CertificateFiles(options.directory).revoked);
+  EXPECT_FALSE(list.empty());
+  options.members = {{"", "trainer", 2}};
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  const std::string later = MemberFolder(options.directory, "trainer2");
+  EXPECT_EQ(read(CertificateFiles(later).revoked), list);
 }
 
 TEST_F(CertificatesTest, AnotherJobsAuthorityIsNotUsed) {
