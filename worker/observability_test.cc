@@ -16,32 +16,20 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/parker.h"
 #include "weft/net/channel.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/function.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/callees.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/status.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
-
-// As in worker_host.cc.
-int64_t Half(int64_t x) { return x / 2; }
-WEFT_RPC(Half);
-
-absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
-                               const std::string& worker, int64_t x) {
-  return rpc::Call(context.agent().To(worker).Within(context), Half, x);
-}
-WEFT_RPC(HalfAt);
-
 namespace {
 
 using ::weft::testing::Becomes;
@@ -51,19 +39,6 @@ using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
-
-// Of a call that lasts until the test lets it end.
-struct Gate {
-  Parker entered;
-  Parker may_leave;
-};
-int64_t HangAtGate(rpc::CallContext& context) {
-  Gate* const gate = context.Local<Gate>();
-  gate->entered.Unpark();
-  EXPECT_TRUE(IsWoken(gate->may_leave));
-  return 1;
-}
-WEFT_RPC(HangAtGate);
 
 class Observed : public ::testing::Test {
  protected:
@@ -205,7 +180,7 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
   ASSERT_THAT(worker, IsOk());
   (*worker)->agent().SetLocal(&gate);
   const Future<int64_t> held =
-      rpc::CallAsync((*worker)->agent().To("ps0", kLong), HangAtGate);
+      rpc::CallAsync((*worker)->agent().To("ps0", kLong), PassGate);
   EXPECT_TRUE(IsWoken(gate.entered));
   const auto text =
       AskStatusPage((*worker)->agent().To("ps0", kLong), false).Wait(kLong);
@@ -216,7 +191,7 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
   ASSERT_THAT(text, IsOk());
   for (const char* part :
        {"\nmembership\n  worker=ps0\n", "\nnet\n  endpoints=ps0\n",
-        "\n  ranks_on_host=3\n", "\nrpc\n", "HangAtGate"}) {
+        "\n  ranks_on_host=3\n", "\nrpc\n", "PassGate"}) {
     EXPECT_THAT(*text, ::testing::HasSubstr(part));
   }
   ASSERT_THAT(json, IsOk());

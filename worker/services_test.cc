@@ -17,15 +17,14 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/mutex.h"
-#include "weft/base/parker.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/function.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/callees.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
@@ -147,21 +146,6 @@ class Ring {
   int64_t sent_ = 0;
 };
 
-// Of a call that lasts until the test lets it end.
-struct Gate {
-  Parker entered;
-  Parker may_leave;
-};
-int64_t AwaitGate(rpc::CallContext& context) {
-  Gate* const gate = context.Local<Gate>();
-  gate->entered.Unpark();
-  EXPECT_TRUE(IsWoken(gate->may_leave));
-  return 1;
-}
-WEFT_RPC(AwaitGate);
-int64_t Thrice(int64_t x) { return 3 * x; }
-WEFT_RPC(Thrice);
-
 constexpr int kRanks = 2;
 
 // Each rank of the ring by a thread of its own.
@@ -207,13 +191,13 @@ TEST(OwnServices, AnAllReduceRunsBeforeBesideAndAfterCalls) {
   rpc::Agent& caller = workers[0]->agent();
   workers[1]->agent().SetLocal(&gate);
   const Future<int64_t> held =
-      rpc::CallAsync(caller.To("trainer1", kLong), AwaitGate);
+      rpc::CallAsync(caller.To("trainer1", kLong), PassGate);
   EXPECT_TRUE(IsWoken(gate.entered));
   for (int i = 0; i < 20; ++i) {
     const Future<int64_t> beside =
-        rpc::CallAsync(caller.To("trainer1", kLong), Thrice, i);
+        rpc::CallAsync(caller.To("trainer1", kLong), Twice, i);
     ExpectSums(rings);
-    EXPECT_THAT(beside.Wait(kLong), IsOkAndHolds(3 * i));
+    EXPECT_THAT(beside.Wait(kLong), IsOkAndHolds(2 * i));
   }
   EXPECT_FALSE(held.IsReady());
   gate.may_leave.Unpark();
@@ -222,7 +206,7 @@ TEST(OwnServices, AnAllReduceRunsBeforeBesideAndAfterCalls) {
   for (auto& worker : workers) {
     EXPECT_THAT(worker->agent().Shutdown(kLong), IsOk());
   }
-  EXPECT_THAT(rpc::Call(caller.To("trainer1", kLong), Thrice, 1), Not(IsOk()));
+  EXPECT_THAT(rpc::Call(caller.To("trainer1", kLong), Twice, 1), Not(IsOk()));
   ExpectSums(rings);
   for (Ring& ring : rings) ring.Disconnect();
 }

@@ -39,6 +39,7 @@
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/callees.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::worker {
@@ -56,22 +57,6 @@ using ::weft::testing::StatusIs;
 constexpr absl::Duration kLong = absl::Seconds(60);
 // A coordinator that was killed, after it was started again.
 constexpr absl::Duration kBackWithin = absl::Seconds(5);
-
-int64_t Twice(int64_t x) { return 2 * x; }
-WEFT_RPC(Twice);
-
-// Of a call that lasts until the test lets it end.
-struct Gate {
-  Parker entered;
-  Parker may_leave;
-};
-int64_t PassGate(rpc::CallContext& context) {
-  Gate* gate = context.Local<Gate>();
-  gate->entered.Unpark();
-  EXPECT_TRUE(IsWoken(gate->may_leave));
-  return 1;
-}
-WEFT_RPC(PassGate);
 
 using Workers = std::vector<std::unique_ptr<Worker>>;
 

@@ -15,7 +15,6 @@
 #include "examples/cpp_client/functions.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/parker.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/client.h"
 #include "weft/rpc/function.h"
@@ -25,6 +24,7 @@
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/callees.h"
 #include "weft/worker/worker.h"
 
 namespace weft::testing {
@@ -255,22 +255,9 @@ TEST_F(Clients, StatusShowsTheJob) {
   EXPECT_THAT(other.output, HasSubstr("demo"));
 }
 
-// Of a call that lasts until the test lets it end.
-struct Gate {
-  Parker entered;
-  Parker may_leave;
-};
-int64_t PassGate(rpc::CallContext& context) {
-  Gate* const gate = context.Local<Gate>();
-  gate->entered.Unpark();
-  EXPECT_TRUE(IsWoken(gate->may_leave));
-  return 1;
-}
-WEFT_RPC(PassGate);
-
 absl::StatusOr<int64_t> AskOther(rpc::CallContext& context,
                                  const std::string& other) {
-  return rpc::Call(context.To(other), PassGate);
+  return rpc::Call(context.To(other), worker::PassGate);
 }
 WEFT_RPC(AskOther);
 
@@ -312,7 +299,7 @@ TEST(Status, ShowsWhoWaitsForWhom) {
                                         "--coordinator=" + address,
                                         "--name=trainer0"};
   EXPECT_THAT(Weft(ask).output, HasSubstr("nothing is pending"));
-  Gate gate;
+  worker::Gate gate;
   workers[0]->agent().SetLocal(&gate);
   // trainer0 waits for trainer1, which waits for trainer0: for the gate.
   const Future<int64_t> call = rpc::CallAsync(
