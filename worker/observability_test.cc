@@ -18,7 +18,10 @@
 #include "gtest/gtest.h"
 #include "weft/net/channel.h"
 #include "weft/proto/rpc.pb.h"
+#include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/directory.h"
+#include "weft/rpc/local_transport.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
@@ -203,6 +206,25 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
   }
   EXPECT_THAT(names, ::testing::ElementsAre("flight recorder", "membership",
                                             "net", "rpc"));
+}
+
+TEST_F(Observed, AnAgentWithoutAWorkerHasNoStatusPage) {
+  rpc::LocalNetwork network;
+  rpc::FixedDirectory directory;
+  const auto transport = network.MakeTransport("w0");
+  rpc::AgentOptions options;
+  options.job = "job";
+  options.name = "w0";
+  options.key = rpc::WorkerKey{0, 1};
+  options.transport = transport.get();
+  options.directory = &directory;
+  directory.Put(rpc::Worker{options.name, options.key, "w0"});
+  const auto agent = rpc::Agent::Create(options);
+  ASSERT_THAT(agent, IsOk());
+  for (const bool as_json : {false, true}) {
+    EXPECT_THAT(AskStatusPage((*agent)->To("w0", kLong), as_json).Wait(kLong),
+                StatusIs(absl::StatusCode::kUnimplemented, "no status page"));
+  }
 }
 
 }  // namespace

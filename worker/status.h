@@ -14,6 +14,7 @@ namespace weft::worker {
 
 // StatusPage::RenderText of the worker, or RenderJson. Answered also where all
 // threads of the worker's handlers are stuck. For members of the job.
+// UNIMPLEMENTED by an agent that is no Worker's.
 Future<std::string> AskStatusPage(const rpc::Target& target, bool as_json);
 
 // What a worker answers it by: Agent::SetLocal. Both must outlive the agent;
