@@ -26,22 +26,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/openssl.h"
 
 namespace weft::net {
 namespace {
 
-template <auto kFree>
-struct Free {
-  template <typename T>
-  void operator()(T* p) const {
-    kFree(p);
-  }
-};
-using Key = std::unique_ptr<EVP_PKEY, Free<EVP_PKEY_free>>;
-using Certificate = std::unique_ptr<X509, Free<X509_free>>;
-using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
-using RevocationList = std::unique_ptr<X509_CRL, Free<X509_CRL_free>>;
-using Time = std::unique_ptr<ASN1_TIME, Free<ASN1_TIME_free>>;
+using openssl::Bio;
+using openssl::Certificate;
+using openssl::Key;
+using openssl::RevocationList;
+using openssl::Serial;
+using openssl::Time;
 
 // Authorities outlive their members: later ones are signed with them.
 constexpr absl::Duration kAuthorityValidity = absl::Hours(24 * 3650);
@@ -249,8 +244,6 @@ absl::Time TimeOf(const ASN1_TIME* time) {
   return absl::FromTM(calendar, absl::UTCTimeZone());
 }
 
-using Serial = std::unique_ptr<ASN1_INTEGER, Free<ASN1_INTEGER_free>>;
-
 absl::StatusOr<std::vector<Serial>> SerialsIn(const std::string& pem) {
   const Bio bio(BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
   const RevocationList list(
@@ -296,8 +289,7 @@ absl::StatusOr<std::string> SignList(const Authority& authority,
 
 // The one URI among the alternative names.
 absl::StatusOr<Identity> IdentityOf(X509* certificate) {
-  using Names = std::unique_ptr<GENERAL_NAMES, Free<GENERAL_NAMES_free>>;
-  const Names names(static_cast<GENERAL_NAMES*>(
+  const openssl::Names names(static_cast<GENERAL_NAMES*>(
       X509_get_ext_d2i(certificate, NID_subject_alt_name, nullptr, nullptr)));
   std::optional<std::string> uri;
   for (int i = 0; names != nullptr && i < sk_GENERAL_NAME_num(names.get());

@@ -13,20 +13,14 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/openssl.h"
 
 namespace weft::net {
 namespace {
 
-template <auto kFree>
-struct Free {
-  template <typename T>
-  void operator()(T* p) const {
-    kFree(p);
-  }
-};
-using Certificate = std::unique_ptr<X509, Free<X509_free>>;
-using RevocationList = std::unique_ptr<X509_CRL, Free<X509_CRL_free>>;
-using Bio = std::unique_ptr<BIO, Free<BIO_free_all>>;
+using openssl::Bio;
+using openssl::Certificate;
+using openssl::RevocationList;
 
 // Every object of one kind in a PEM text.
 template <typename Owner, typename T>
@@ -59,9 +53,8 @@ absl::Status WantHost(X509_VERIFY_PARAM* wanted, const std::string& host) {
 }  // namespace
 
 struct Trust::Store {
-  using Owner = std::unique_ptr<X509_STORE, Free<X509_STORE_free>>;
-  explicit Store(Owner owner) : x509(std::move(owner)) {}
-  const Owner x509;
+  explicit Store(openssl::Store owner) : x509(std::move(owner)) {}
+  const openssl::Store x509;
 };
 
 Trust::Trust(std::shared_ptr<const Store> store) : store_(std::move(store)) {}
@@ -76,7 +69,7 @@ absl::StatusOr<std::shared_ptr<const Trust::Store>> Trust::Read(
       ReadAll<RevocationList, X509_CRL>(revoked, PEM_read_bio_X509_CRL);
   if (lists.empty() && !revoked.empty())
     return absl::InvalidArgumentError("no revocation list in PEM form");
-  auto store = std::make_shared<const Store>(Store::Owner(X509_STORE_new()));
+  auto store = std::make_shared<const Store>(openssl::Store(X509_STORE_new()));
   for (const Certificate& authority : trusted)
     X509_STORE_add_cert(store->x509.get(), authority.get());
   for (const RevocationList& list : lists)
@@ -125,8 +118,7 @@ absl::Status Trust::Check(const std::string& certificate,
   STACK_OF(X509)* const untrusted = sk_X509_new_null();
   const absl::Cleanup free_untrusted = [&] { sk_X509_free(untrusted); };
   for (const Certificate& one : between) sk_X509_push(untrusted, one.get());
-  const std::unique_ptr<X509_STORE_CTX, Free<X509_STORE_CTX_free>> context(
-      X509_STORE_CTX_new());
+  const openssl::Verification context(X509_STORE_CTX_new());
   if (X509_STORE_CTX_init(context.get(), store->x509.get(), shown[0].get(),
                           untrusted) != 1) {
     return absl::InternalError("OpenSSL has no memory");
