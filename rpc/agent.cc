@@ -90,8 +90,8 @@ void Agent::SetLocalObject(const void* type_key, std::shared_ptr<void> object) {
   core_->SetLocal(type_key, std::move(object));
 }
 
-void Agent::PeerGone(WorkerKey key, absl::string_view why) {
-  core_->PeerGone(key, why);
+void Agent::PeerGone(WorkerKey key, absl::string_view why, bool left) {
+  core_->PeerGone(key, why, left);
 }
 
 void Agent::OutOfJob(const absl::Status& why) { core_->OutOfJob(why); }
@@ -105,6 +105,8 @@ std::vector<std::string> Agent::OpenCalls() const { return core_->StillOpen(); }
 absl::Status Agent::Shutdown(absl::Duration timeout) {
   return core_->Drain(timeout);
 }
+
+std::vector<Leftover> Agent::Leftovers() const { return core_->Leftovers(); }
 
 AgentMetrics Agent::Metrics() { return core_->Metrics(); }
 std::vector<PendingCall> Agent::Pending() { return core_->Pending(); }
@@ -158,6 +160,8 @@ void* CallContext::Hold(std::shared_ptr<void> object) const {
 
 absl::Status ServedCall::Keep(ObjectTable::Object object) {
   ObjectTable& objects = internal::ObjectsOf(agent());
+  object.function = function();
+  object.maker = peer().name;
   WEFT_RETURN_IF_ERROR(objects.Add(peer().key, id(), std::move(object)));
   // Who gives the call up releases what it made after that: only now is it
   // certain that one of the two sees the other.

@@ -28,6 +28,7 @@
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/directory.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/leftovers.h"
 #include "weft/rpc/limits.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/transport.h"
@@ -127,8 +128,9 @@ class Agent {
   }
 
   // Membership says that this incarnation is gone: its calls end, those that
-  // were out with OutcomeUnknown, and it is heard no more.
-  void PeerGone(WorkerKey key, absl::string_view why);
+  // were out with OutcomeUnknown, and it is heard no more. `left`: by its own
+  // wish, so that Leftovers() names what it left here.
+  void PeerGone(WorkerKey key, absl::string_view why, bool left = false);
 
   // This incarnation is out of its job, as `why` says: ends the calls in
   // progress and refuses new ones in both directions. Peers are told
@@ -144,6 +146,11 @@ class Agent {
   // Refuses new calls in both directions, waits until those in progress have
   // ended, and after `timeout` ends them: then kDeadlineExceeded says which.
   absl::Status Shutdown(absl::Duration timeout);
+
+  // What nobody has let go of: handles that were made here and not released,
+  // what others keep here or have left here when they left, and the streams
+  // that Shutdown() has ended. Of peers that died there is nothing.
+  std::vector<Leftover> Leftovers() const;
 
   // Also exported as weft_rpc_* by the Metrics of its Telemetry.
   AgentMetrics Metrics();

@@ -146,6 +146,7 @@ absl::Status Agent::Core::Drain(absl::Duration timeout) {
       Phase::kQueue, Reason::kShuttingDown));
   const absl::Status idle = AwaitIdle(timeout);
   if (!idle.ok()) {
+    NoteStreams();
     EndCalls(
         absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
   }
@@ -328,7 +329,7 @@ std::vector<std::shared_ptr<internal::LaneCaller>> Agent::Core::WaitingLanes() {
   return waiting;
 }
 
-void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
+void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   const absl::Status status = internal::MarkFailure(
       absl::UnavailableError(
           absl::StrCat("the incarnation ", key.ToString(), " is gone: ", why)),
@@ -351,7 +352,12 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why) {
   }
   if (outbound != nullptr) outbound->Shutdown(status);
   if (inbound != nullptr) inbound->PeerGone(status);
-  objects_.ReleaseAll(key);  // later ones find their calls cancelled
+  handles_->KeeperGone(key, left);
+  LeftoverList objects;
+  objects_.ReleaseAll(key, &objects);  // later ones find their calls cancelled
+  if (!left || objects.empty()) return;
+  MutexLock lock(mu_);
+  leftovers_.Add(objects);
 }
 
 void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {

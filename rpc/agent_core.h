@@ -30,6 +30,7 @@
 #include "weft/rpc/batcher.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/lane.h"
+#include "weft/rpc/leftovers.h"
 #include "weft/rpc/link.h"
 #include "weft/rpc/lone_call.h"
 #include "weft/rpc/outbound.h"
@@ -93,12 +94,15 @@ class Agent::Core final : public Dispatcher,
       std::shared_ptr<internal::Caller> caller) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
   absl::StatusOr<const Function*> FindOwn(absl::string_view method) const;
-  void PeerGone(WorkerKey key, absl::string_view why) ABSL_LOCKS_EXCLUDED(mu_);
+  void PeerGone(WorkerKey key, absl::string_view why, bool left)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void SetLocal(const void* type_key, std::shared_ptr<void> object)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<void> FindLocal(const void* type_key)
       ABSL_LOCKS_EXCLUDED(mu_);
   ObjectTable& objects() { return objects_; }
+  const std::shared_ptr<OpenHandles>& handles() const { return handles_; }
+  std::vector<Leftover> Leftovers() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Hears a connection that somebody opened.
   std::shared_ptr<ConnectionObserver> Greet(
@@ -160,6 +164,8 @@ class Agent::Core final : public Dispatcher,
   std::shared_ptr<const FunctionTable> TableFor(const Worker& caller) const;
   // Nothing is begun any more, for `why`; the first one counts.
   void Refuse(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
+  // The open streams are leftovers, since their calls will be cut.
+  void NoteStreams() ABSL_LOCKS_EXCLUDED(mu_);
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
@@ -179,6 +185,8 @@ class Agent::Core final : public Dispatcher,
   telemetry::Telemetry& telemetry_;
   net::Audit audit_{telemetry_};
   ObjectTable objects_;
+  // Calls that end hold it, perhaps after the agent.
+  const std::shared_ptr<OpenHandles> handles_ = std::make_shared<OpenHandles>();
   Agent* agent_ = nullptr;
   std::unique_ptr<ThreadPool> own_pool_;
   Executor* executor_ = nullptr;
@@ -205,6 +213,9 @@ class Agent::Core final : public Dispatcher,
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const Function*, std::shared_ptr<Batcher>> batchers_
       ABSL_GUARDED_BY(mu_);
+  // Objects here of who has left, and streams that were cut.
+  LeftoverList leftovers_ ABSL_GUARDED_BY(mu_);
+  bool has_cut_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t last_lane_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::weak_ptr<internal::LaneCaller>> own_lanes_
       ABSL_GUARDED_BY(mu_);

@@ -54,6 +54,28 @@ std::vector<PendingCall> Agent::Core::Pending() {
   return calls;
 }
 
+void Agent::Core::NoteStreams() {
+  LeftoverList streams;
+  for (const PendingCall& call : Pending()) {
+    const Function* function = registry_.FindName(call.function);
+    const bool is_own = call.is_served && call.peer == options_.name;
+    if (function == nullptr || !function->is_stream || is_own) continue;
+    streams.Add({true, call.is_served, call.peer, call.function}, call.id);
+  }
+  MutexLock lock(mu_);
+  if (std::exchange(has_cut_, true)) return;  // these were counted
+  leftovers_.Add(streams);
+}
+
+std::vector<Leftover> Agent::Core::Leftovers() const {
+  LeftoverList all;
+  handles_->AddTo(&all);
+  objects_.AddTo(&all, options_.key);
+  MutexLock lock(mu_);
+  all.Add(leftovers_);
+  return all.Sorted();
+}
+
 AgentMetrics Agent::Core::Metrics() {
   AgentMetrics metrics;
   if (own_pool_ != nullptr) {

@@ -86,6 +86,10 @@ class CallStarter {
     return CoreOf(*target.agent_);
   }
 
+  static const Worker& WorkerOf(const Target& target) {
+    return target.caller_->peer();
+  }
+
   static bool IsAlias(const Target& target) {
     return target.allows_alias_ && target.caller_ != nullptr &&
            target.caller_->peer().key == CoreOf(target).options().key;
@@ -324,6 +328,18 @@ Target Alone(const Target& target) { return CallStarter::Alone(target); }
 
 ObjectTable& ObjectsOf(const Agent& agent) {
   return CallStarter::CoreOf(agent).objects();
+}
+
+const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {
+  return CallStarter::CoreOf(target).handles();
+}
+
+const Worker& WorkerOf(const Target& target) {
+  return CallStarter::WorkerOf(target);
+}
+
+void ForgetHandle(const Target& target, uint64_t id) {
+  if (target.status().ok()) HandlesOf(target)->Remove(WorkerOf(target).key, id);
 }
 
 }  // namespace internal

@@ -60,6 +60,7 @@ class ServedCall : public CallContext {
     bool keeps_result = false;    // it stays here, under `id`
     std::shared_ptr<void> alias;  // in place of `arguments`; see Alias
     uint64_t lane = 0;            // see Request
+    absl::string_view function;   // outlives the call
   };
 
   uint64_t id() const { return incoming_.id; }
@@ -68,6 +69,7 @@ class ServedCall : public CallContext {
   bool keeps_result() const { return incoming_.keeps_result; }
   void* alias() const { return incoming_.alias.get(); }
   uint64_t lane() const { return incoming_.lane; }
+  absl::string_view function() const { return incoming_.function; }
 
   // Keeps `object` for the caller under id(): as ObjectTable::Add; the reason
   // of the cancellation, and nothing kept, if the call was cancelled.
@@ -133,6 +135,7 @@ struct Function {
   size_t index = 0;       // in its registry, from 1
   RunsOn runs_on = RunsOn::kExecutor;
   bool is_idempotent = false;  // may run twice without harm
+  bool is_stream = false;      // see stream.h
   Address address = nullptr;
   std::optional<net::Roles> roles;  // who may call it; none: Roles::Members()
   // It reaches only what its caller has made: whoever made it may call it.

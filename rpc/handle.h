@@ -9,7 +9,8 @@
 // What is kept is the callee's, under the id of the call that made it. It ends
 // when it is released or when the session of its maker does: the maker's
 // incarnation is gone, or the callee has forgotten it. Nothing counts handles:
-// who drops the last one without Release() leaves the object. A maker may keep
+// who drops the last one without Release() leaves the object, and
+// Agent::Leftovers() of both workers names it. A maker may keep
 // Limits::objects. The calls of a handle are as all calls; those in progress
 // keep the object alive. One whose making failed is not left behind.
 //
@@ -38,6 +39,9 @@ namespace internal {
 void ReleaseUnlessKnown(const Target& target, uint64_t id,
                         const absl::Status& end);
 ObjectTable& ObjectsOf(const Agent& agent);
+const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target);
+void ForgetHandle(const Target& target, uint64_t id);
+const Worker& WorkerOf(const Target& target);  // REQUIRES: target.status().ok()
 // The same worker, called by nobody's order and with the default time-out.
 Target Alone(const Target& target);
 // The functions that every worker has.
@@ -81,11 +85,18 @@ Future<Handle<T>> StartKept(const Target& target,
     (*request)->keeps_result = true;
     if (absl::Status fixed = CheckFixed(target); !fixed.ok()) request = fixed;
   }
+  if (!function.ok()) {
+    return MakeReady<Handle<T>>(function.status(), DriverOf(target));
+  }
   return StartTyped<Handle<T>>(
       target, function, request,
-      [target](uint64_t id,
-               const absl::StatusOr<Received>& reply) -> Result<Handle<T>> {
-        if (reply.ok()) return Handle<T>(target, id);
+      [target, made = *function, handles = HandlesOf(target)](
+          uint64_t id,
+          const absl::StatusOr<Received>& reply) -> Result<Handle<T>> {
+        if (reply.ok()) {
+          handles->Add(WorkerOf(target), id, made->name);
+          return Handle<T>(target, id);
+        }
         ReleaseUnlessKnown(target, id, reply.status());
         return reply.status();
       });
@@ -237,6 +248,7 @@ Result<T> Fetch(const Handle<T>& object) {
 // Lets go of the object there. kNotFound if that was done before.
 template <typename T>
 Future<void> ReleaseAsync(const Handle<T>& object) {
+  internal::ForgetHandle(object.target(), object.id());
   return internal::StartTyped<void>(
       object.target(),
       internal::FindFunction(

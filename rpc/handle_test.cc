@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
@@ -305,6 +306,76 @@ TEST(Handle, ObjectsEndWithTheirKeeper) {
     ASSERT_EQ(Living(), 2);
   }
   EXPECT_EQ(Living(), 0);
+}
+
+// ------------------------------------------------------------- what is left
+
+std::vector<std::string> LeftAt(const Agent& agent) {
+  std::vector<std::string> texts;
+  for (const Leftover& left : agent.Leftovers()) {
+    texts.push_back(left.ToString());
+  }
+  return texts;
+}
+
+TEST(Leftovers, AreWhatWasMadeAndNotReleased) {
+  Ranks ranks(2);
+  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
+  const auto first = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  const auto second = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  const auto own = Make<Embedding>(ranks[0].To("w0"), 1, 1);
+  ASSERT_THAT(own, IsOk());
+  EXPECT_THAT(LeftAt(ranks[0]),
+              ElementsAre(HasSubstr("Embedding::new at w0 (call 1)"),
+                          HasSubstr("Embedding::new at w1 (calls 1, 2)")));
+  EXPECT_THAT(LeftAt(ranks[1]),
+              ElementsAre(HasSubstr("Embedding::new of w0 (calls 1, 2)")));
+  EXPECT_THAT(Release(*second), IsOk());
+  EXPECT_THAT(Release(*own), IsOk());
+  EXPECT_THAT(LeftAt(ranks[0]), ElementsAre(HasSubstr("at w1 (call 1)")));
+  EXPECT_THAT(LeftAt(ranks[1]), ElementsAre(HasSubstr("of w0 (call 1)")));
+  EXPECT_THAT(Release(*first), IsOk());
+  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
+  EXPECT_THAT(LeftAt(ranks[1]), IsEmpty());
+}
+
+TEST(Leftovers, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
+  for (const bool left : {false, true}) {
+    Ranks ranks(2);
+    const auto there = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+    ASSERT_THAT(there, IsOk());
+    ASSERT_THAT(Make<Embedding>(ranks[1].To("w0"), 1, 1), IsOk());
+    ranks[0].PeerGone(ranks[1].key(), "so it is said", left);
+    if (!left) {
+      EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
+      continue;
+    }
+    EXPECT_THAT(LeftAt(ranks[0]),
+                ElementsAre(HasSubstr("at w1"), HasSubstr("of w1")));
+    // It would have been, and the program has done its part.
+    EXPECT_THAT(Release(*there), StatusIs(absl::StatusCode::kUnavailable, ""));
+    EXPECT_THAT(LeftAt(ranks[0]), ElementsAre(HasSubstr("of w1")));
+  }
+}
+
+TEST(Leftovers, OfManyKindsAndIdsAreCountedTogether) {
+  LeftoverList list;
+  for (uint64_t id = 1; id <= 20; ++id) {
+    list.Add({false, false, "w1", "Make"}, id);
+  }
+  ASSERT_EQ(list.Sorted().size(), 1u);
+  EXPECT_EQ(list.Sorted()[0].ToString(),
+            "20 Make at w1 (calls 1, 2, 3, 4, 5, 6, 7, 8 and 12 more)");
+  for (size_t kind = 0; kind < 2 * LeftoverList::kMaxKinds; ++kind) {
+    list.Add({true, true, absl::StrCat("w", kind), "Tokens"}, 1);
+  }
+  EXPECT_EQ(list.Sorted().size(), LeftoverList::kMaxKinds + 1);
+  EXPECT_EQ(list.Sorted().back().ToString(), "33 more streams");
+  LeftoverList twice;
+  twice.Add(list);
+  twice.Add(list);
+  EXPECT_EQ(twice.Sorted()[0].count, 40);
+  EXPECT_EQ(twice.Sorted().back().ToString(), "66 more streams");
 }
 
 TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {

@@ -54,7 +54,8 @@ class Inbound::Call final : public ServedCall {
       : ServedCall(
             inbound->dispatcher_->agent(), inbound->peer_, std::move(inherited),
             Incoming{request.id, Received{request.body, request.is_private},
-                     request.keeps_result, nullptr, request.lane}),
+                     request.keeps_result, nullptr, request.lane,
+                     function.name}),
         inbound_(std::move(inbound)),
         function_(function),
         began_(request.began),
@@ -70,7 +71,6 @@ class Inbound::Call final : public ServedCall {
     inbound_->dispatcher_->CallEnded();
   }
 
-  const std::string& function() const { return function_.name; }
   Instant began() const { return began_; }
   void Cancel(absl::Status why) { cancel_.Cancel(std::move(why)); }
 
@@ -197,7 +197,7 @@ void Inbound::AddPending(std::vector<PendingCall>* calls) {
     call.peer = peer_->name;
     call.is_served = true;
     call.id = live->id();
-    call.function = live->function();
+    call.function = std::string(live->function());
     call.phase = live->phase();
     call.age = now - live->began();
     call.remaining = live->deadline() - now;

@@ -60,7 +60,7 @@ LoneCall::LoneCall(Options options, Lineage inherited, CancelSource cancel)
                  Incoming{options.request->id,
                           Received{options.request->body, /*is_private=*/false},
                           options.request->keeps_result, options.request->alias,
-                          options.request->lane}),
+                          options.request->lane, options.function->name}),
       dispatcher_(std::move(options.dispatcher)),
       transport_(*options.transport),
       calls_(*options.calls),

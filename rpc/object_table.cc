@@ -78,11 +78,12 @@ absl::Status ObjectTable::Release(Maker maker, uint64_t id) {
       absl::StrCat("there is no object ", id, " of ", maker.ToString()));
 }
 
-void ObjectTable::ReleaseAll(Maker maker) {
+void ObjectTable::ReleaseAll(Maker maker, LeftoverList* left) {
   Objects released;
   MutexLock lock(mu_);
   const auto kept = objects_.find(maker);
   if (kept == objects_.end()) return;
+  if (left != nullptr) AddTo(left, kept->second);
   released.swap(kept->second);
   objects_.erase(kept);
 }
@@ -91,6 +92,20 @@ void ObjectTable::Clear() {
   absl::flat_hash_map<Maker, Objects> released;
   MutexLock lock(mu_);
   released.swap(objects_);
+}
+
+void ObjectTable::AddTo(LeftoverList* list, const Objects& objects) {
+  for (const auto& [id, object] : objects) {
+    if (object.function.empty()) continue;
+    list->Add({false, true, object.maker, std::string(object.function)}, id);
+  }
+}
+
+void ObjectTable::AddTo(LeftoverList* list, Maker self) const {
+  MutexLock lock(mu_);
+  for (const auto& [maker, kept] : objects_) {
+    if (maker != self) AddTo(list, kept);
+  }
 }
 
 int64_t ObjectTable::size() const {

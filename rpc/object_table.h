@@ -17,9 +17,11 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
 #include "weft/rendezvous/worker_key.h"
+#include "weft/rpc/leftovers.h"
 
 namespace weft::rpc {
 
@@ -32,6 +34,10 @@ class ObjectTable {
     const void* type = nullptr;  // internal::kTypeKey of it
     // The value as a call carries it; null if it has no Codec.
     absl::StatusOr<Slices> (*encode)(const void* value) = nullptr;
+    // By a call of which function, which outlives it, and of whom. Empty of the
+    // buffers of a stream, which go with its call.
+    absl::string_view function;
+    std::string maker;
   };
 
   // A maker may keep `most_per_maker` objects.
@@ -49,14 +55,19 @@ class ObjectTable {
       ABSL_LOCKS_EXCLUDED(mu_);
   // kNotFound if it was released before.
   absl::Status Release(Maker maker, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  void ReleaseAll(Maker maker) ABSL_LOCKS_EXCLUDED(mu_);
+  // What there was is added to `left`, unless that is null.
+  void ReleaseAll(Maker maker, LeftoverList* left = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 
   int64_t size() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds what others than `self` keep here.
+  void AddTo(LeftoverList* list, Maker self) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   using Objects = absl::btree_map<uint64_t, Object>;
 
+  static void AddTo(LeftoverList* list, const Objects& objects);
   absl::Status AddLocked(Maker maker, uint64_t id, const Object& object)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<Object> FindLocked(Maker maker, uint64_t id,

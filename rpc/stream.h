@@ -450,6 +450,7 @@ Function DescribeStream() {
   f.digest = DigestOf(f.signature);
   f.address = reinterpret_cast<Function::Address>(function);
   f.serve = &ServeStream<function>;
+  f.is_stream = true;
   return f;
 }
 

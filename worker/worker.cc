@@ -14,7 +14,6 @@
 #include <thread>
 #include <utility>
 
-#include "absl/functional/function_ref.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -113,28 +112,6 @@ absl::Status In(absl::string_view part, const absl::Status& status) {
 }
 
 }  // namespace
-
-absl::Status ShutdownReport::status() const {
-  for (const Phase& phase : phases) {
-    if (!phase.status.ok()) return In(phase.name, phase.status);
-  }
-  return absl::OkStatus();
-}
-
-std::string ShutdownReport::ToString() const {
-  std::string text =
-      absl::StrJoin(phases, "; ", [](std::string* out, const Phase& phase) {
-        absl::StrAppend(out, phase.name, " ",
-                        phase.status.ok() ? "ok" : phase.status.message(), " (",
-                        absl::FormatDuration(
-                            absl::Trunc(phase.took, absl::Milliseconds(1))),
-                        ")");
-      });
-  if (!pending_calls.empty()) {
-    absl::StrAppend(&text, "; cut: ", absl::StrJoin(pending_calls, ", "));
-  }
-  return text;
-}
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   if (options.listen.empty()) WEFT_RETURN_IF_ERROR(options.Resolve());
@@ -442,7 +419,7 @@ absl::Status Worker::MakeAgent() {
           const std::shared_ptr<const rendezvous::View>& view) mutable {
         for (const rendezvous::Departed& departed : view->departed()) {
           if (!told.insert(departed.key).second) continue;
-          agent->PeerGone(departed.key, departed.reason);
+          agent->PeerGone(departed.key, departed.reason, departed.left);
         }
       },
       [this](const absl::Status& why) { OutOfJob(why); });
@@ -544,39 +521,22 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   const std::string together = options.together.value_or(
       absl::StrCat(options_.world().is_fixed() ? "role=" : "name=",
                    options_.world().is_fixed() ? options_.role : self().name));
-  const Instant deadline = SteadyClock().Now() + options.deadline;
-  const auto left = [&] {
-    const bool may_wait = options.graceful && report.status().ok();
-    return may_wait
-               ? std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())
-               : absl::ZeroDuration();
+  ShutdownSteps steps;
+  steps.quiesce = [&](absl::Duration left) { return Quiesce(together, left); };
+  steps.drain = [&](absl::Duration left) { return Drain(together, left); };
+  steps.release = [&](absl::Duration left, ShutdownReport* to) {
+    if (left == absl::ZeroDuration()) to->pending_calls = agent_->OpenCalls();
+    const absl::Status ended = agent_->Shutdown(left);
+    to->AddLeaks(agent_->Leftovers());
+    return ended;
   };
-  const auto phase = [&](const char* name,
-                         absl::FunctionRef<absl::Status()> run) {
-    const Instant start = SteadyClock().Now();
-    const absl::Status status = run();
-    report.phases.push_back({name, status, SteadyClock().Now() - start});
-  };
-  if (options.graceful) {
-    phase("quiesce", [&] { return Quiesce(together, left()); });
-    if (report.status().ok()) {
-      phase("drain", [&] { return Drain(together, left()); });
-    }
-  }
-  phase("release", [&] {
-    const absl::Duration timeout = left();
-    if (timeout == absl::ZeroDuration()) {
-      report.pending_calls = agent_->OpenCalls();
-    }
-    const absl::Status ended = agent_->Shutdown(timeout);
-    return options.graceful ? ended : absl::OkStatus();
-  });
-  phase("leave", [&] {
-    const absl::Status left_job = Leave(left());
-    return options.graceful ? left_job : absl::OkStatus();
-  });
+  steps.leave = [&](absl::Duration left) { return Leave(left); };
+  report = RunShutdown(options, SteadyClock(), steps);
   WriteTraceOrLog();
   WEFT_LOG(telemetry_->logger(), Info, "shut down: ") << report.ToString();
+  if (const absl::Status leaks = report.LeakStatus(); !leaks.ok()) {
+    WEFT_LOG(telemetry_->logger(), Warning, "left open: ") << leaks.message();
+  }
   return report;
 }
 

@@ -10,7 +10,6 @@
 #define WEFT_WORKER_WORKER_H_
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -38,42 +37,10 @@
 #include "weft/telemetry/telemetry.h"
 #include "weft/worker/on_signal.h"
 #include "weft/worker/options.h"
+#include "weft/worker/shutdown.h"
 #include "weft/worker/status.h"
 
 namespace weft::worker {
-
-struct ShutdownOptions {
-  // For all phases together. What is not done by then is cut.
-  absl::Duration deadline = absl::Minutes(5);
-  // Without it nobody is waited for: calls end with kCancelled, and the others
-  // are told in passing.
-  bool graceful = true;
-  // Who ends together with this worker, as View::Select reads it: until all of
-  // them have called Shutdown, or are gone, each serves the others' calls.
-  // Unset: those of its own role in a fixed world, nobody in an elastic one.
-  std::optional<std::string> together;
-};
-
-// What a Shutdown did, phase by phase:
-//   quiesce  those who end together have all begun to
-//   drain    the calls that they had begun have ended
-//   release  the agent has ended: calls are refused, sessions let go
-//   leave    the others see a departure (the host of the coordinator sees
-//            theirs first), and the endpoint has ended
-struct ShutdownReport {
-  struct Phase {
-    std::string name;
-    absl::Status status;
-    absl::Duration took;
-  };
-  std::vector<Phase> phases;
-  // That were cut: "2 calls to ps0", "1 calls of trainer1".
-  std::vector<std::string> pending_calls;
-
-  // The first error of a phase.
-  absl::Status status() const;
-  std::string ToString() const;
-};
 
 // Thread-safety: thread-safe, but for Shutdown, which one thread calls.
 class Worker {
@@ -109,7 +76,8 @@ class Worker {
   // Ends this worker, whatever fails on the way: after the first failure, the
   // deadline's passing among them, what is left is done without waiting, and
   // the report says what. No calls may be begun by hand once it has been
-  // called; handlers may still make theirs. Idempotent.
+  // called; handlers may still make theirs. Idempotent. Handles and streams
+  // that are left are a warning in the log, or an error: see shutdown.h.
   ShutdownReport Shutdown(const ShutdownOptions& options = {});
   ShutdownReport Shutdown(absl::Duration deadline);
 

@@ -28,10 +28,13 @@
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/over_net.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/class.h"
 #include "weft/rpc/client.h"
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/handle.h"
 #include "weft/rpc/outcome.h"
+#include "weft/rpc/stream.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/etcd.h"
 #include "weft/tests/support/patience.h"
@@ -57,6 +60,25 @@ using ::weft::testing::StatusIs;
 constexpr absl::Duration kLong = absl::Seconds(60);
 // A coordinator that was killed, after it was started again.
 constexpr absl::Duration kBackWithin = absl::Seconds(5);
+
+// What a program may forget to let go of.
+class Counter {
+ public:
+  explicit Counter(int64_t n) : n_(n) {}
+  int64_t Value() const { return n_; }
+
+ private:
+  const int64_t n_;
+};
+WEFT_RPC_CLASS(Counter, int64_t);
+WEFT_RPC_METHOD(Counter, Value);
+
+// Until nobody reads.
+void Ticks(rpc::Writer<int64_t> out) {
+  while (out.Write(1).ok()) {
+  }
+}
+WEFT_RPC_STREAM(Ticks);
 
 using Workers = std::vector<std::unique_ptr<Worker>>;
 
@@ -332,6 +354,120 @@ TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
   EXPECT_TRUE((*view)->departed().front().left);
   workers.erase(workers.begin() + 1);
   EndAll(std::move(workers));
+}
+
+std::vector<std::string> NamesOf(const ShutdownReport& report) {
+  std::vector<std::string> names;
+  for (const ShutdownReport::Phase& phase : report.phases) {
+    names.push_back(phase.name);
+    EXPECT_GE(phase.took, absl::ZeroDuration()) << phase.name;
+    EXPECT_LT(phase.took, kLong) << phase.name;
+  }
+  return names;
+}
+
+// ps0, trainer0 and trainer1 end; what each said.
+std::vector<ShutdownReport> Reports(Workers workers,
+                                    const ShutdownOptions& options) {
+  std::vector<ShutdownReport> reports(workers.size());
+  testing::RunRanks(workers.size(), [&](int i) {
+    reports[i] = workers[i]->Shutdown(options);
+    workers[i].reset();
+    return absl::OkStatus();
+  });
+  for (const ShutdownReport& report : reports) {
+    EXPECT_THAT(NamesOf(report),
+                ElementsAre("quiesce", "drain", "release", "leave"));
+  }
+  return reports;
+}
+
+TEST_F(WorkerTest, WhereAllWasLetGoOfNothingIsLeft) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  const rpc::Target to = workers[1]->agent().To("trainer1", kLong);
+  const auto counter = rpc::Make<Counter>(to, 3);
+  ASSERT_THAT(counter, IsOk());
+  EXPECT_THAT(rpc::Call(*counter, &Counter::Value), IsOkAndHolds(3));
+  EXPECT_THAT(rpc::Release(*counter), IsOk());
+  {
+    auto ticks = rpc::OpenStream(to, Ticks);
+    EXPECT_THAT(ticks.Next(), IsOk());
+  }
+  ShutdownOptions strict;
+  strict.strict_leaks = true;
+  ::testing::internal::CaptureStderr();
+  const auto reports = Reports(std::move(workers), strict);
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  for (const ShutdownReport& report : reports) {
+    EXPECT_THAT(report.status(), IsOk());
+    EXPECT_THAT(report.leaked_objects, IsEmpty());
+    EXPECT_THAT(report.leaked_streams, IsEmpty());
+  }
+}
+
+TEST_F(WorkerTest, HandlesThatWereNotReleasedAreNamedAtBothWorkers) {
+  for (const bool is_strict : {false, true}) {
+    Workers workers = StartThree();
+    ASSERT_EQ(workers.size(), 3u);
+    const rpc::Target to = workers[1]->agent().To("trainer1", kLong);
+    ASSERT_THAT(rpc::Make<Counter>(to, 3), IsOk());
+    ASSERT_THAT(rpc::Remote(to, Twice, 2), IsOk());
+    ShutdownOptions options;
+    options.strict_leaks = is_strict;
+    ::testing::internal::CaptureStderr();
+    const auto reports = Reports(std::move(workers), options);
+    const std::string log = ::testing::internal::GetCapturedStderr();
+    EXPECT_THAT(reports[0].leaked_objects, IsEmpty());
+    EXPECT_THAT(reports[1].leaked_objects,
+                ElementsAre(HasSubstr("Counter::new at trainer1 (call 1)"),
+                            HasSubstr("Twice at trainer1 (call 2)")));
+    // Also where trainer0 had left before trainer1 looked.
+    EXPECT_THAT(reports[2].leaked_objects,
+                ElementsAre(HasSubstr("Counter::new of trainer0 (call 1)"),
+                            HasSubstr("Twice of trainer0 (call 2)")));
+    EXPECT_THAT(log, HasSubstr("left open: wanted no object"));
+    EXPECT_THAT(log, HasSubstr("Counter::new at trainer1"));
+    EXPECT_THAT(log, HasSubstr("Counter::new of trainer0"));
+    if (is_strict) {
+      EXPECT_THAT(reports[1].status(),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           "Counter::new at trainer1 (call 1)"));
+      EXPECT_THAT(reports[2].status(),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           "Counter::new of trainer0 (call 1)"));
+    } else {
+      EXPECT_THAT(reports[1].status(), IsOk());
+      EXPECT_THAT(reports[2].status(), IsOk());
+    }
+    EXPECT_THAT(reports[0].status(), IsOk());
+  }
+}
+
+TEST_F(WorkerTest, AStreamThatIsOpenAtTheEndIsCutAndNamed) {
+  for (const int who : {1, 2}) {  // its reader, and its writer
+    Workers workers = StartThree();
+    ASSERT_EQ(workers.size(), 3u);
+    const rpc::Target to = workers[1]->agent().To("trainer1", kLong);
+    ASSERT_THAT(rpc::Make<Counter>(to, 3), IsOk());
+    auto ticks = rpc::OpenStream(to, Ticks);
+    EXPECT_THAT(ticks.Next(), IsOk());
+    ShutdownOptions options;
+    options.graceful = false;
+    options.strict_leaks = true;
+    const ShutdownReport report = workers[who]->Shutdown(options);
+    const std::string where = who == 1 ? " at trainer1" : " of trainer0";
+    EXPECT_THAT(NamesOf(report), ElementsAre("release", "leave"));
+    EXPECT_THAT(report.leaked_objects,
+                ElementsAre(HasSubstr("Counter::new" + where + " (call 1)")));
+    EXPECT_THAT(report.leaked_streams,
+                ElementsAre(HasSubstr("Ticks" + where + " (call 2)")));
+    EXPECT_THAT(report.status(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "Ticks"));
+    // Its function has been told, and not been waited for.
+    EXPECT_TRUE(
+        Becomes([&] { return workers[who]->agent().OpenCalls().empty(); }));
+  }
 }
 
 TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {

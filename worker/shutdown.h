@@ -1,0 +1,83 @@
+// Shutdown: how a worker ends: what it is told, its phases under one deadline,
+// and its report.
+
+#ifndef WEFT_WORKER_SHUTDOWN_H_
+#define WEFT_WORKER_SHUTDOWN_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/rpc/leftovers.h"
+
+namespace weft::worker {
+
+struct ShutdownOptions {
+  // For all phases together. What is not done by then is cut.
+  absl::Duration deadline = absl::Minutes(5);
+  // Without it nobody is waited for: calls end with kCancelled, and the others
+  // are told in passing.
+  bool graceful = true;
+  // Who ends together with this worker, as View::Select reads it: until all of
+  // them have called Shutdown, or are gone, each serves the others' calls.
+  // Unset: those of its own role in a fixed world, nobody in an elastic one.
+  std::optional<std::string> together;
+  // Objects and streams that are left are an error of the report, and not only
+  // in the log. The worker ends all the same.
+  bool strict_leaks = false;
+};
+
+// What a Shutdown did, phase by phase:
+//   quiesce  those who end together have all begun to
+//   drain    the calls that they had begun have ended
+//   release  the agent has ended: calls are refused, sessions let go
+//   leave    the others see a departure (the host of the coordinator sees
+//            theirs first), and the endpoint has ended
+// Without grace it begins with release; where quiesce fails, there is no drain.
+struct ShutdownReport {
+  struct Phase {
+    std::string name;
+    absl::Status status;
+    absl::Duration took;
+  };
+  std::vector<Phase> phases;
+  // That were cut: "2 calls to ps0", "1 calls of trainer1".
+  std::vector<std::string> pending_calls;
+  // What rpc::Agent::Leftovers() found: handles that nobody has released,
+  // "2 Embedding::new at ps0 (calls 3, 7)", objects that others have left here,
+  // "1 Embedding::new of trainer1 (call 5)"; and streams that were cut, of whom
+  // the calls are pending ones too.
+  std::vector<std::string> leaked_objects;
+  std::vector<std::string> leaked_streams;
+  bool strict_leaks = false;  // as the options say
+
+  void AddLeaks(const std::vector<rpc::Leftover>& leftovers);
+  // Ok if nothing was left; else kFailedPrecondition, which lists it.
+  absl::Status LeakStatus() const;
+  // The first error of a phase, else that of strict_leaks, which is also told
+  // by the first one's message.
+  absl::Status status() const;
+  std::string ToString() const;
+};
+
+// What is done in each phase, which may wait for as long as it is told.
+struct ShutdownSteps {
+  std::function<absl::Status(absl::Duration)> quiesce;
+  std::function<absl::Status(absl::Duration)> drain;
+  // Fills in what the report has beside phases.
+  std::function<absl::Status(absl::Duration, ShutdownReport*)> release;
+  std::function<absl::Status(absl::Duration)> leave;
+};
+
+// Runs the phases, each with what its forerunners have left of the deadline:
+// nothing once one has failed. Without grace errors do not count.
+ShutdownReport RunShutdown(const ShutdownOptions& options, const Clock& clock,
+                           const ShutdownSteps& steps);
+
+}  // namespace weft::worker
+
+#endif  // WEFT_WORKER_SHUTDOWN_H_
