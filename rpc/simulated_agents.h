@@ -15,7 +15,8 @@
 // sessions was reached; else the run shows less than it seems to. A planted bug
 // shows whether your test would notice one.
 //
-// One seed is one run, bit for bit: trace_hash() of two runs is the same unless
+// A test that fails says faults().Replay(): the seed and the plan. One seed is
+// one run, bit for bit: trace_hash() of two runs is the same unless
 // the code looks at a real clock, an address or another thread. Code may wait
 // for Futures, in functions too, and for nothing else: no locks held over a
 // wait, no sleeping but in Sleep(), no Promise without the agent's driver.
@@ -58,7 +59,8 @@ class SimulatedAgents {
     int workers = 3;  // w0, w1, ...
     // Kinds as SimulatedNetwork has them, struck at each message; kOneWay- and
     // kTwoWayPartition and kCrash are struck at each `chaos_every`, kClockSkew
-    // at each start of a worker.
+    // at each start of a worker. Its rules are of messages, as SimulatedNetwork
+    // names them.
     sim::FaultPlan::Options faults;
     absl::Duration chaos_every = absl::Milliseconds(20);
     absl::Duration max_partition = absl::Milliseconds(200);

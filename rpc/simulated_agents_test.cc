@@ -17,7 +17,9 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/status_macros.h"
 #include "weft/rpc/failure.h"
+#include "weft/rpc/function.h"
 #include "weft/rpc/handle.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -27,6 +29,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -310,6 +313,96 @@ TEST(SimulatedFaults, ASeedReplaysBitForBit) {
         ::testing::HasSubstr(absl::StrJoin(first[seed], "\n") + "\nend\n"))
         << "seed " << seed;
   }
+}
+
+// ------------------------------------------------------------ rules
+
+// Which of its caller's calls to this worker it is.
+int64_t WhichCall(CallContext& context) {
+  return static_cast<int64_t>(static_cast<ServedCall&>(context).id());
+}
+WEFT_RPC(WhichCall);
+
+struct RuledRun {
+  int64_t first = 0;  // what two calls of WhichCall returned
+  int64_t second = 0;
+  absl::Duration post;   // how long a call of Post took
+  absl::Duration other;  // and one of WhichCall
+  int64_t runs = 0;      // of Post
+  int64_t lost = 0;
+  int64_t late = 0;
+  std::string report;
+  std::string replay;
+  uint64_t trace = 0;
+};
+
+RuledRun RunWithRules(uint64_t seed, std::vector<sim::FaultPlan::Rule> rules) {
+  SimulatedAgents::Options options = Quiet(2);
+  options.faults.rules = std::move(rules);
+  SimulatedAgents agents(seed, options);
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  RuledRun run;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target to = agents[0].To("w1");
+    WEFT_ASSIGN_OR_RETURN(run.first, Call(to, WhichCall));
+    const auto time = [&](absl::Duration* took, auto function, auto... a) {
+      const Instant start = agents.simulator().Now();
+      const absl::Status status = Call(to, function, a...).status();
+      *took = agents.simulator().Now() - start;
+      return status;
+    };
+    WEFT_RETURN_IF_ERROR(time(&run.post, Post, int64_t{1}, std::string()));
+    WEFT_RETURN_IF_ERROR(time(&run.other, WhichCall));
+    WEFT_ASSIGN_OR_RETURN(run.second, Call(to, WhichCall));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk())) << agents.faults().Replay();
+  run.runs = ledger.runs[1];
+  run.lost = agents.faults().hits(sim::Fault::kReset);
+  run.late = agents.faults().hits(sim::Fault::kDelay);
+  run.report = agents.faults().Report();
+  run.replay = agents.faults().Replay();
+  run.trace = agents.trace_hash();
+  EXPECT_THAT(agents.faults().CheckHits(), IsOk()) << run.replay;
+  return run;
+}
+
+TEST(SimulatedFaults, TheFirstRequestsOfAFunctionAreLostAndTheFourthPasses) {
+  const std::string name = internal::NameOf<&WhichCall>();
+  const std::vector<sim::FaultPlan::Rule> rules = {
+      sim::FaultPlan::Rule::Drop("request", name, 3)};
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    const RuledRun run = RunWithRules(seed, rules);
+    EXPECT_EQ(run.first, 1) << run.replay;  // the same id each time
+    EXPECT_EQ(run.second, 4) << run.replay;
+    EXPECT_EQ(run.runs, 1) << run.replay;
+    EXPECT_EQ(run.lost, 3) << run.replay;
+    // Three were lost of those that were sent: of one call four, of two one.
+    EXPECT_THAT(run.report,
+                HasSubstr(absl::StrCat("reset of the first 3 request of ", name,
+                                       ": 3 hits of 6\n")));
+    EXPECT_EQ(run.trace, RunWithRules(seed, rules).trace) << run.replay;
+    EXPECT_NE(run.trace, RunWithRules(seed, {}).trace) << run.replay;
+  }
+  EXPECT_EQ(RunWithRules(7, rules).replay,
+            absl::StrCat("seed 7, reset of the first 3 request of ", name));
+}
+
+TEST(SimulatedFaults, ChosenMessagesAreLateByTheTimeThatARuleSays) {
+  using Rule = sim::FaultPlan::Rule;
+  const absl::Duration late = absl::Seconds(1.5);
+  const RuledRun request = RunWithRules(
+      3, {Rule::Delay("request", late, internal::NameOf<&Post>())});
+  EXPECT_GE(request.post, late);
+  EXPECT_LT(request.post, late + absl::Milliseconds(100));
+  EXPECT_LT(request.other, absl::Milliseconds(100));
+  EXPECT_EQ(request.late, 1);
+  const RuledRun reply = RunWithRules(3, {Rule::Delay("reply", late)});
+  EXPECT_GE(reply.post, late);
+  EXPECT_GE(reply.other, late);
+  EXPECT_EQ(reply.late, 4);
 }
 
 // ------------------------------------------------------------ clocks

@@ -1,11 +1,14 @@
 #include "weft/rpc/simulated_transport.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/pipe_end.h"
+#include "weft/rpc/wire.h"
 #include "xxhash.h"
 
 namespace weft::rpc {
@@ -18,6 +21,27 @@ std::string FingerprintOf(const Slices& message) {
     hash = XXH64(slice.data(), slice.size(), hash);
   }
   return absl::StrCat(TotalSize(message), " bytes ", absl::Hex(hash));
+}
+
+// Of rpc.proto's Batch.
+const char* KindOf(const Frame& frame) {
+  static constexpr const char* kNames[] = {
+      "hello", "welcome", "request", "reply", "close", "piece", "memory"};
+  static_assert(std::variant_size_v<Frame> == std::size(kNames));
+  return kNames[frame.index()];
+}
+
+std::vector<sim::FaultPlan::Message> FramesOf(const Slices& message) {
+  std::vector<sim::FaultPlan::Message> frames;
+  // What is none of ours, as of a test of transports, is of no kind.
+  ReadBatch(message, Instant(), [&](Frame&& frame) {
+    const auto* request = std::get_if<RequestFrame>(&frame);
+    frames.push_back(
+        {KindOf(frame),
+         request == nullptr ? "" : std::string(request->request->function)});
+    return absl::OkStatus();
+  }).IgnoreError();
+  return frames;
 }
 
 }  // namespace
@@ -43,36 +67,37 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     if (from.closed || from.writing) return false;
     from.writing = true;
     const absl::Status broken = absl::UnavailableError("the connection broke");
-    if (network_.simulator_.random().Chance(network_.options_.breaks) ||
-        network_.Strikes(sim::Fault::kReset)) {
-      ++network_.broken_;
-      Close(broken);
-    } else if (network_.Strikes(side == 0 ? sim::Fault::kLoss
-                                          : sim::Fault::kLostReply)) {
-      GoSilent();
-    } else if (network_.Strikes(sim::Fault::kHalfOpen)) {
-      GoSilent();
-      CloseSide(side, broken);
-    } else if (network_.Strikes(sim::Fault::kDuplication)) {
-      Send(side, std::move(message), absl::ZeroDuration(),
-           [self = shared_from_this(), broken] { self->Close(broken); });
-    } else if (network_.Strikes(sim::Fault::kReordering)) {
-      CloseSide(side, broken);
-      Send(side, std::move(message), UpTo(network_.options_.max_delay),
-           [self = shared_from_this(), broken] { self->Close(broken); });
-    } else if (network_.Strikes(sim::Fault::kCorruption)) {
-      Send(side, Slices(), absl::ZeroDuration(), [self = shared_from_this()] {
-        self->Close(absl::DataLossError("a message was not what was sent"));
-      });
-    } else {
-      const bool is_late = network_.Strikes(sim::Fault::kDelay);
-      const absl::Duration leaves = network_.TimeToLeave(message);
-      After(leaves > absl::ZeroDuration() ? leaves : network_.Latency(),
-            "written",
-            [self = shared_from_this(), side] { self->Written(side); });
-      Send(side, std::move(message),
-           is_late ? UpTo(network_.options_.max_delay) : absl::ZeroDuration(),
-           [] {});
+    const auto close = [self = shared_from_this(), broken] {
+      self->Close(broken);
+    };
+    const std::optional<Struck> struck = network_.StruckBy(side, message);
+    switch (struck.has_value() ? struck->fault : sim::Fault::kDelay) {
+      case sim::Fault::kReset:
+        ++network_.broken_;
+        close();
+        break;
+      case sim::Fault::kHalfOpen:
+        GoSilent();
+        CloseSide(side, broken);
+        break;
+      case sim::Fault::kDuplication:
+        Send(side, std::move(message), absl::ZeroDuration(), close);
+        break;
+      case sim::Fault::kReordering:
+        CloseSide(side, broken);
+        Send(side, std::move(message), UpTo(network_.options_.max_delay),
+             close);
+        break;
+      case sim::Fault::kCorruption:
+        Send(side, Slices(), absl::ZeroDuration(), [self = shared_from_this()] {
+          self->Close(absl::DataLossError("a message was not what was sent"));
+        });
+        break;
+      case sim::Fault::kDelay:  // or nothing
+        SendIntact(side, std::move(message), struck);
+        break;
+      default:
+        GoSilent();
     }
     return true;
   }
@@ -105,6 +130,19 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     bool deaf = false;  // what is sent to it does not arrive
     Instant last_arrival;
   };
+
+  void SendIntact(int side, Slices message, const std::optional<Struck>& late) {
+    const absl::Duration leaves = network_.TimeToLeave(message);
+    After(leaves > absl::ZeroDuration() ? leaves : network_.Latency(),
+          "written",
+          [self = shared_from_this(), side] { self->Written(side); });
+    absl::Duration delay = absl::ZeroDuration();
+    if (late.has_value()) {
+      delay = late->rule != nullptr ? late->rule->delay
+                                    : UpTo(network_.options_.max_delay);
+    }
+    Send(side, std::move(message), delay, [] {});
+  }
 
   void Written(int side) {
     sides_[side].writing = false;
@@ -250,6 +288,30 @@ bool SimulatedNetwork::Strikes(sim::Fault fault) {
   }
   simulator_.Note(sim::NameOf(fault));
   return true;
+}
+
+const sim::FaultPlan::Rule* SimulatedNetwork::RuleFor(const Slices& message) {
+  if (options_.faults == nullptr || !options_.faults->has_rules()) {
+    return nullptr;
+  }
+  const sim::FaultPlan::Rule* rule =
+      options_.faults->Strikes(FramesOf(message));
+  if (rule != nullptr) simulator_.Note(rule->ToString());
+  return rule;
+}
+
+std::optional<SimulatedNetwork::Struck> SimulatedNetwork::StruckBy(
+    int side, const Slices& message) {
+  using sim::Fault;
+  if (const auto* rule = RuleFor(message)) return Struck{rule->fault, rule};
+  if (simulator_.random().Chance(options_.breaks)) return Struck{Fault::kReset};
+  for (const Fault fault :
+       {Fault::kReset, side == 0 ? Fault::kLoss : Fault::kLostReply,
+        Fault::kHalfOpen, Fault::kDuplication, Fault::kReordering,
+        Fault::kCorruption, Fault::kDelay}) {
+    if (Strikes(fault)) return Struck{fault};
+  }
+  return std::nullopt;
 }
 
 std::unique_ptr<Transport> SimulatedNetwork::MakeTransport(

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -37,6 +38,10 @@ namespace weft::rpc {
 //                 late, when the next connection may have carried others
 //   kCorruption   who receives the message finds that it is not what was sent,
 //                 as TLS does, and hangs up
+// and of its rules those of the same kinds. A message is several frames: to
+// rules they are "hello", "welcome", "request", "reply", "close", "piece" and
+// "memory", as in proto/rpc.proto, and a request is of its function. Frames
+// that leave together share their fate.
 //
 // Thread-safety: as its Simulator.
 class SimulatedNetwork {
@@ -83,6 +88,13 @@ class SimulatedNetwork {
 
   absl::Duration Latency();
   bool Strikes(sim::Fault fault);
+  // What befalls a message of that side of a connection, if anything does.
+  struct Struck {
+    sim::Fault fault;
+    const sim::FaultPlan::Rule* rule = nullptr;  // that says so; null: none
+  };
+  std::optional<Struck> StruckBy(int side, const Slices& message);
+  const sim::FaultPlan::Rule* RuleFor(const Slices& message);
   bool IsCut(const std::string& from, const std::string& to) const {
     return cut_.count({from, to}) > 0;
   }

@@ -1,6 +1,7 @@
 #include "weft/sim/fault_plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -28,6 +29,31 @@ const char* NameOf(Fault fault) {
   return kNames[static_cast<int>(fault)];
 }
 
+namespace {
+
+bool StrikesMessages(Fault fault) {
+  switch (fault) {
+    case Fault::kLoss:
+    case Fault::kLostReply:
+    case Fault::kDuplication:
+    case Fault::kDelay:
+    case Fault::kReordering:
+    case Fault::kReset:
+    case Fault::kHalfOpen:
+    case Fault::kCorruption:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool Matches(const FaultPlan::Rule& rule, const FaultPlan::Message& message) {
+  return (rule.kind.empty() || rule.kind == message.kind) &&
+         (rule.function.empty() || rule.function == message.function);
+}
+
+}  // namespace
+
 FaultPlan::Options FaultPlan::Options::Of(std::initializer_list<Fault> kinds,
                                           double rate, int min_hits) {
   Options options;
@@ -36,14 +62,48 @@ FaultPlan::Options FaultPlan::Options::Of(std::initializer_list<Fault> kinds,
   return options;
 }
 
-FaultPlan::FaultPlan(uint64_t seed, Options options) : options_(options) {
-  WEFT_CHECK_LE(options.min_hits, options.within);
+FaultPlan::Rule FaultPlan::Rule::Drop(std::string kind, std::string function,
+                                      int64_t first) {
+  Rule rule;
+  rule.kind = std::move(kind);
+  rule.function = std::move(function);
+  rule.first = first;
+  return rule;
+}
+
+FaultPlan::Rule FaultPlan::Rule::Delay(std::string kind, absl::Duration delay,
+                                       std::string function) {
+  Rule rule;
+  rule.fault = Fault::kDelay;
+  rule.kind = std::move(kind);
+  rule.function = std::move(function);
+  rule.delay = delay;
+  return rule;
+}
+
+std::string FaultPlan::Rule::ToString() const {
+  return absl::StrCat(
+      NameOf(fault),
+      fault == Fault::kDelay ? absl::StrCat(" by ", absl::FormatDuration(delay))
+                             : "",
+      " of ", first == kAll ? "" : absl::StrCat("the first ", first, " "),
+      kind.empty() ? "any message" : kind,
+      function.empty() ? "" : absl::StrCat(" of ", function));
+}
+
+FaultPlan::FaultPlan(uint64_t seed, Options options)
+    : seed_(seed), options_(std::move(options)), rules_(options_.rules.size()) {
+  WEFT_CHECK_LE(options_.min_hits, options_.within);
+  for (const Rule& rule : options_.rules) {
+    WEFT_CHECK(StrikesMessages(rule.fault)) << rule.ToString();
+    WEFT_CHECK_GE(rule.delay, absl::ZeroDuration()) << rule.ToString();
+  }
   Random seeds(seed);
   for (int kind = 0; kind < kFaultKinds; ++kind) {
     Stream& stream = streams_.emplace_back(seeds.Next());
-    if (options.rate[kind] <= 0) continue;
-    while (static_cast<int>(stream.forced.size()) < options.min_hits) {
-      stream.forced.insert(stream.random.Below(options.within));
+    if (options_.rate[kind] <= 0) continue;
+    while (static_cast<int>(stream.forced.size()) < options_.min_hits) {
+      stream.forced.insert(stream.random.Below(options_.within));
     }
   }
 }
@@ -58,7 +118,29 @@ bool FaultPlan::Strikes(Fault fault) {
   return true;
 }
 
+const FaultPlan::Rule* FaultPlan::Strikes(
+    const std::vector<Message>& together) {
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    const Rule& rule = options_.rules[i];
+    const auto matches =
+        std::count_if(together.begin(), together.end(),
+                      [&](const Message& m) { return Matches(rule, m); });
+    if (matches == 0) continue;
+    rules_[i].matches += matches;
+    if (rules_[i].hits >= rule.first) continue;
+    // All that leaves with it shares its fate.
+    rules_[i].hits += matches;
+    Count(rule.fault);
+    return &rule;
+  }
+  return nullptr;
+}
+
 void FaultPlan::Absorb(const FaultPlan& other) {
+  for (size_t i = 0; i < std::min(rules_.size(), other.rules_.size()); ++i) {
+    rules_[i].matches += other.rules_[i].matches;
+    rules_[i].hits += other.rules_[i].hits;
+  }
   for (int kind = 0; kind < kFaultKinds; ++kind) {
     streams_[kind].opportunities += other.streams_[kind].opportunities;
     streams_[kind].hits += other.streams_[kind].hits;
@@ -77,7 +159,29 @@ std::string FaultPlan::Report() const {
                           NameOf(static_cast<Fault>(kind)), counted.hits,
                           counted.opportunities);
   }
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    absl::StrAppendFormat(&report, "%s: %d hits of %d\n",
+                          options_.rules[i].ToString(), rules_[i].hits,
+                          rules_[i].matches);
+  }
   return report;
+}
+
+std::string FaultPlan::Replay() const {
+  std::string replay = absl::StrCat("seed ", seed_);
+  for (int kind = 0; kind < kFaultKinds; ++kind) {
+    if (options_.rate[kind] <= 0) continue;
+    absl::StrAppend(&replay, ", ", NameOf(static_cast<Fault>(kind)), " ",
+                    options_.rate[kind]);
+  }
+  if (options_.min_hits > 0) {
+    absl::StrAppend(&replay, ", each at least ", options_.min_hits,
+                    " times within ", options_.within);
+  }
+  for (const Rule& rule : options_.rules) {
+    absl::StrAppend(&replay, ", ", rule.ToString());
+  }
+  return replay;
 }
 
 absl::Status FaultPlan::CheckHits() const {
@@ -91,6 +195,12 @@ absl::Status FaultPlan::CheckHits() const {
     absl::StrAppend(&missing, missing.empty() ? "" : ", ",
                     NameOf(static_cast<Fault>(kind)), " (", counted.hits,
                     " hits of ", counted.opportunities, ")");
+  }
+  for (size_t i = 0; i < rules_.size(); ++i) {
+    if (rules_[i].hits > 0) continue;
+    absl::StrAppend(&missing, missing.empty() ? "" : ", ", "the rule \"",
+                    options_.rules[i].ToString(), "\" (0 hits of ",
+                    rules_[i].matches, ")");
   }
   if (missing.empty()) return absl::OkStatus();
   return absl::FailedPreconditionError(

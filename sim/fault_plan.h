@@ -6,11 +6,13 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "weft/sim/random.h"
 
 namespace weft::sim {
@@ -40,6 +42,35 @@ const char* NameOf(Fault fault);
 // Thread-safety: one thread at a time.
 class FaultPlan {
  public:
+  // What befalls chosen messages, whatever the rates: the first three requests
+  // of a function are lost, each reply is late by 1.5 s.
+  //
+  //   options.rules = {FaultPlan::Rule::Drop("request", "app::Push", 3),
+  //                    FaultPlan::Rule::Delay("reply", absl::Seconds(1.5))};
+  struct Rule {
+    // In place of a number: of all of them.
+    static constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+    Fault fault = Fault::kReset;  // of a message
+    // Of which it is, as its network names them; empty: of any.
+    std::string kind = {};
+    std::string function = {};
+    int64_t first = kAll;       // so many times
+    absl::Duration delay = {};  // by kDelay: exactly so long
+
+    // They are not sent: the connection breaks in their place.
+    static Rule Drop(std::string kind, std::string function, int64_t first);
+    static Rule Delay(std::string kind, absl::Duration delay,
+                      std::string function = "");
+    // "reset of the first 3 request of app::Push", "delay by 1.5s of reply".
+    std::string ToString() const;
+  };
+  // A message, to rules.
+  struct Message {
+    std::string kind;
+    std::string function;
+  };
+
   struct Options {
     // Of each kind, its probability at each opportunity.
     std::array<double, kFaultKinds> rate{};
@@ -47,6 +78,8 @@ class FaultPlan {
     int min_hits = 0;
     // ...at opportunities among its first `within`, which the seed picks.
     int within = 100;
+    // Of those that a message matches, the first that is not used up strikes.
+    std::vector<Rule> rules;
 
     // `rate` for each of `kinds`.
     static Options Of(std::initializer_list<Fault> kinds, double rate,
@@ -60,6 +93,10 @@ class FaultPlan {
 
   // Whether `fault` strikes at this opportunity. Counts it.
   bool Strikes(Fault fault);
+  // The rule that strikes `together`, which leave as one; null: none does.
+  // Counts it. What it strikes is no opportunity of the rates.
+  const Rule* Strikes(const std::vector<Message>& together);
+  bool has_rules() const { return !options_.rules.empty(); }
   // Counts one that was not drawn.
   void Count(Fault fault) { ++stream(fault).hits; }
 
@@ -70,10 +107,15 @@ class FaultPlan {
 
   // Adds the counts of another plan, so that a report covers many seeds.
   void Absorb(const FaultPlan& other);
-  // A line for each kind that had a rate, an opportunity or a hit.
+  // A line for each kind that had a rate, an opportunity or a hit, and for each
+  // rule.
   std::string Report() const;
+  // All that makes this plan again: "seed 7, loss 0.02, reset of the first 3
+  // request of app::Push". For the message of a test that fails.
+  std::string Replay() const;
   // kFailedPrecondition, naming them, if a kind that has a rate struck less
-  // often than max(1, min_hits): the run proves nothing about it.
+  // often than max(1, min_hits), or a rule never: the run proves nothing about
+  // it.
   absl::Status CheckHits() const;
 
  private:
@@ -90,8 +132,15 @@ class FaultPlan {
     return streams_[static_cast<int>(fault)];
   }
 
+  struct RuleCount {
+    int64_t matches = 0;
+    int64_t hits = 0;
+  };
+
+  const uint64_t seed_;
   const Options options_;
-  std::vector<Stream> streams_;  // [kFaultKinds]
+  std::vector<RuleCount> rules_;  // by rule
+  std::vector<Stream> streams_;   // [kFaultKinds]
 };
 
 }  // namespace weft::sim

@@ -10,7 +10,7 @@
 namespace weft::sim {
 
 SimNetwork::SimNetwork(Simulator& simulator, FaultPlan& faults, Options options)
-    : simulator_(simulator), faults_(faults), options_(options) {}
+    : simulator_(simulator), faults_(faults), options_(std::move(options)) {}
 
 void SimNetwork::AddNode(const std::string& name, SimNode& node) {
   const bool is_new = nodes_.emplace(name, Node{&node}).second;
@@ -31,14 +31,37 @@ void SimNetwork::Send(const std::string& from, const std::string& to,
   if (!IsUp(from)) return;
   const Pair pair(from, to);
   const int64_t number = ++sent_;
-  if (cut_.count(pair) > 0 || faults_.Strikes(Fault::kLoss)) return;
+  if (cut_.count(pair) > 0) return;
+  if (const FaultPlan::Rule* rule = RuleFor(message)) {
+    return SendByRule(*rule, pair, std::move(message), number);
+  }
+  if (faults_.Strikes(Fault::kLoss)) return;
   if (faults_.Strikes(Fault::kDuplication)) Transmit(pair, message, number);
   Transmit(pair, std::move(message), number);
 }
 
-void SimNetwork::Transmit(const Pair& pair, Bytes message, int64_t number) {
+const FaultPlan::Rule* SimNetwork::RuleFor(const Bytes& message) {
+  if (!faults_.has_rules()) return nullptr;
+  const FaultPlan::Rule* rule = faults_.Strikes(
+      {options_.describe ? options_.describe(message) : FaultPlan::Message()});
+  if (rule != nullptr) simulator_.Note(rule->ToString());
+  return rule;
+}
+
+void SimNetwork::SendByRule(const FaultPlan::Rule& rule, const Pair& pair,
+                            Bytes message, int64_t number) {
+  if (rule.fault == Fault::kDelay) {
+    Transmit(pair, std::move(message), number, rule.delay);
+  } else if (rule.fault == Fault::kDuplication) {
+    Transmit(pair, message, number);
+    Transmit(pair, std::move(message), number);
+  }
+}
+
+void SimNetwork::Transmit(const Pair& pair, Bytes message, int64_t number,
+                          absl::Duration late) {
   Link& link = links_[pair];
-  Instant arrival = simulator_.Now() + Latency();
+  Instant arrival = simulator_.Now() + Latency() + late;
   if (faults_.Strikes(Fault::kDelay)) {
     arrival += UpTo(options_.max_delay);
   }

@@ -8,6 +8,7 @@
 #define WEFT_SIM_SIM_NETWORK_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -47,6 +48,10 @@ class SimNetwork {
     absl::Duration max_delay = absl::Milliseconds(50);  // by Fault::kDelay
     // How often peers learn of a crash by a reset; else by silence alone.
     double crash_resets = 0.5;
+    // What a message is to the rules of the FaultPlan, which make it late
+    // (kDelay), double it (kDuplication) or, by any other kind, lose it. Null:
+    // it is of no kind.
+    std::function<FaultPlan::Message(const Bytes&)> describe;
   };
   // Faults of nodes and links, drawn every `every` until `until`.
   struct Chaos {
@@ -101,7 +106,12 @@ class SimNetwork {
     int64_t connection = 0;  // grows with each reset
   };
 
-  void Transmit(const Pair& pair, Bytes message, int64_t number);
+  const FaultPlan::Rule* RuleFor(const Bytes& message);
+  void SendByRule(const FaultPlan::Rule& rule, const Pair& pair, Bytes message,
+                  int64_t number);
+  // It is late by `late` and what else befalls it.
+  void Transmit(const Pair& pair, Bytes message, int64_t number,
+                absl::Duration late = absl::ZeroDuration());
   void Deliver(const Pair& pair, int64_t from_incarnation,
                int64_t to_incarnation, int64_t connection,
                const Bytes& message);

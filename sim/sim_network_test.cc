@@ -77,6 +77,24 @@ TEST_F(SimNetworkTest, LosesWhatThePlanSays) {
   EXPECT_GT(plan_->hits(Fault::kLoss), 0);
 }
 
+TEST_F(SimNetworkTest, RulesChooseMessagesByTheirKind) {
+  FaultPlan::Options faults;
+  faults.rules = {FaultPlan::Rule::Drop("odd", "", 2),
+                  FaultPlan::Rule::Delay("even", absl::Seconds(1))};
+  SimNetwork::Options options;
+  options.describe = [](const Bytes& message) {
+    const bool is_odd = (message.view().back() - '0') % 2 == 1;
+    return FaultPlan::Message{is_odd ? "odd" : "even", ""};
+  };
+  Build(faults, options);
+  const Instant start = simulator_.Now();
+  SendMany(6);
+  EXPECT_THAT(b_.heard, ElementsAre("a#1:0", "a#1:2", "a#1:4", "a#1:5"));
+  EXPECT_GE(simulator_.Now() - start, absl::Seconds(1));
+  EXPECT_LT(simulator_.Now() - start, absl::Seconds(1.1));
+  EXPECT_THAT(plan_->CheckHits(), IsOk()) << plan_->Replay();
+}
+
 TEST_F(SimNetworkTest, DuplicatesWhatThePlanSays) {
   Build(FaultPlan::Options::Of({Fault::kDuplication}, 0.3));
   SendMany(200);

@@ -168,6 +168,47 @@ TEST(FaultPlan, AKindDoesNotMoveAnother) {
   }
 }
 
+TEST(FaultPlan, RulesStrikeTheFirstMessagesOfAKindInTheirOrder) {
+  FaultPlan::Options options;
+  options.rules = {FaultPlan::Rule::Drop("request", "Push", 3),
+                   FaultPlan::Rule::Delay("request", absl::Seconds(1.5)),
+                   FaultPlan::Rule::Drop("reply", "", 1)};
+  FaultPlan plan(7, options);
+  std::string struck;
+  const auto send = [&](const std::vector<FaultPlan::Message>& together) {
+    const FaultPlan::Rule* rule = plan.Strikes(together);
+    struck += rule == nullptr ? '-' : rule->fault == Fault::kDelay ? 'd' : 'x';
+  };
+  send({{"request", "Pull"}});
+  for (int i = 0; i < 5; ++i) send({{"request", "Push"}});
+  send({{"close", ""}});
+  EXPECT_THAT(
+      plan.CheckHits(),
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               "the rule \"reset of the first 1 reply\" (0 hits of 0)"));
+  send({{"close", ""}, {"reply", ""}});
+  send({{"reply", ""}});
+  EXPECT_EQ(struck, "dxxxdd-x-");
+  EXPECT_EQ(plan.hits(Fault::kReset), 4);
+  EXPECT_EQ(plan.hits(Fault::kDelay), 3);
+  EXPECT_THAT(plan.CheckHits(), IsOk());
+  EXPECT_THAT(plan.Report(),
+              HasSubstr("reset of the first 3 request of Push: 3 hits of 5\n"
+                        "delay by 1.5s of request: 3 hits of 3\n"));
+  EXPECT_EQ(plan.opportunities(Fault::kReset), 0);
+}
+
+TEST(FaultPlan, SaysWhatItIsMadeOf) {
+  FaultPlan::Options options =
+      FaultPlan::Options::Of({Fault::kLoss, Fault::kDelay}, 0.02, 1);
+  options.rules = {FaultPlan::Rule::Drop("request", "Push", 3),
+                   FaultPlan::Rule::Delay("", absl::Seconds(1.5))};
+  EXPECT_EQ(FaultPlan(7, options).Replay(),
+            "seed 7, loss 0.02, delay 0.02, each at least 1 times within 100, "
+            "reset of the first 3 request of Push, delay by 1.5s of any "
+            "message");
+}
+
 // Ranks that pass a token round by futures, with timers in between.
 struct RingRun {
   uint64_t trace_hash;
