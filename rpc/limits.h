@@ -21,7 +21,9 @@ struct Limits {
   int64_t nested_calls = 4096;
   // What it may keep here at a time: objects, results and open streams.
   int64_t objects = 4096;
-  // The longest time-out; longer ones are cut, infinite ones too.
+  // The one that is about what this worker asks: the longest time-out of the
+  // calls that it makes; longer ones are cut, infinite ones too. What peers ask
+  // has their time-outs.
   absl::Duration timeout = absl::InfiniteDuration();
 };
 
