@@ -100,6 +100,7 @@ void Agent::Core::Stop() {
     }
   }
   own_pool_.reset();
+  transport().AwaitTimers();  // one may have begun, and hold a session
   objects_.Clear();
   // Sessions share this core as the one that runs their calls; let them go, or
   // neither ends.

@@ -7,8 +7,11 @@
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop_core.h"
@@ -213,6 +216,17 @@ class GrpcTransport final : public Transport {
     return loop_.RunAt(when, std::move(fn));
   }
   bool CancelTimer(TimerId id) override { return loop_.CancelTimer(id); }
+  // A Loop runs one thing at a time, and drops what it is told after its end.
+  void AwaitTimers() override {
+    Promise<void> promise(loop_.driver());
+    const Future<void> turn = promise.future();
+    loop_.Post([promise = std::move(promise)]() mutable {
+      promise.Set(absl::OkStatus());
+    });
+    while (!turn.IsReady() &&
+           !absl::IsFailedPrecondition(turn.Wait(absl::Seconds(1)))) {
+    }
+  }
 
  private:
   // Null: nothing is offered.

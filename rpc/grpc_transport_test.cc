@@ -22,6 +22,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
+#include "weft/base/clock.h"
 #include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/credentials.h"
@@ -35,12 +36,14 @@
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::rpc {
 namespace {
 
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 
@@ -236,7 +239,7 @@ WEFT_RPC_STREAM(ScaleRows);
 
 class GrpcAgents : public ::testing::Test {
  protected:
-  GrpcAgents() {
+  explicit GrpcAgents(int max_threads = 256) : max_threads_(max_threads) {
     directory_.Put(a_.worker(0));
     directory_.Put(b_.worker(1));
     agent_a_ = MakeAgent(a_, "a", 0);
@@ -251,12 +254,27 @@ class GrpcAgents : public ::testing::Test {
     options.key = WorkerKey{id, epoch};
     options.transport = &node.transport();
     options.directory = &directory_;
+    options.threads = 4;
+    options.max_threads = max_threads_;
     options.give_up_after = absl::Milliseconds(500);
     auto agent = Agent::Create(options);
     WEFT_CHECK(agent.ok()) << agent.status().ToString();
     return *std::move(agent);
   }
 
+  // From a and b in turn, through ten nested calls.
+  std::vector<Future<int64_t>> StartTwelveChains(absl::Duration timeout) {
+    std::vector<Future<int64_t>> chains;
+    for (int i = 0; i < 12; ++i) {
+      chains.push_back(
+          i % 2 == 0
+              ? CallAsync(agent_a_->To("b", timeout), PingPong, "a", 10)
+              : CallAsync(agent_b_->To("a", timeout), PingPong, "b", 10));
+    }
+    return chains;
+  }
+
+  const int max_threads_;
   TempDir temp_;
   FixedDirectory directory_;
   Node a_{temp_, "a"};
@@ -313,16 +331,29 @@ TEST_F(GrpcAgents, SmallCallsOvertakeALargeTensor) {
   EXPECT_GE(overtook, 5);
 }
 
-TEST_F(GrpcAgents, PingPongChainsFinish) {  // PROBE-P6
-  std::vector<Future<int64_t>> chains;
-  for (int i = 0; i < 12; ++i) {
-    chains.push_back(i % 2 == 0
-                         ? CallAsync(agent_a_->To("b"), PingPong, "a", 8)
-                         : CallAsync(agent_b_->To("a"), PingPong, "b", 8));
+// PROBE-P6
+TEST_F(GrpcAgents, TwelvePingPongChainsOnFourThreadsFinish) {
+  for (const auto& chain : StartTwelveChains(absl::Seconds(60))) {
+    EXPECT_THAT(chain.Wait(absl::Seconds(60)), IsOkAndHolds(10));
   }
+}
+
+class GrpcAgentsOfFourThreads : public GrpcAgents {
+ protected:
+  GrpcAgentsOfFourThreads() : GrpcAgents(4) {}
+};
+
+// PROBE-P6. Each chain needs more threads of a worker than there are, so that
+// all are held when time is up. The simulation has the bound of the probe.
+TEST_F(GrpcAgentsOfFourThreads, ChainsThatCannotFinishEndAtTheirDeadline) {
+  const Instant start = SteadyClock().Now();
+  const auto chains = StartTwelveChains(absl::Seconds(2));
   for (const auto& chain : chains) {
-    EXPECT_EQ(*chain.Wait(absl::Seconds(60)), 8);
+    EXPECT_THAT(chain.Wait(absl::Seconds(60)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
   }
+  EXPECT_GE(SteadyClock().Now() - start, absl::Seconds(2));
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(20));
 }
 
 TEST_F(GrpcAgents, ObjectsAndStreams) {

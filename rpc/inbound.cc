@@ -340,9 +340,14 @@ void Inbound::SetTimer(Instant when) {
           self->Tell(CalleeSession::Event(CalleeSession::Tick{}));
         }
       });
-  MutexLock lock(mu_);
-  timer_ = timer;
-  has_timer_ = true;
+  bool is_over = false;
+  {
+    MutexLock lock(mu_);
+    is_over = gone_;  // meanwhile: nobody else would cancel it
+    timer_ = timer;
+    has_timer_ = !is_over;
+  }
+  if (is_over) transport_.CancelTimer(timer);
 }
 
 }  // namespace weft::rpc

@@ -191,9 +191,14 @@ void Outbound::SetTimer(Instant when) {
           self->Tell(CallerSession::Event(CallerSession::Tick{}));
         }
       });
-  MutexLock lock(mu_);
-  timer_ = timer;
-  has_timer_ = true;
+  bool is_over = false;
+  {
+    MutexLock lock(mu_);
+    is_over = shut_down_;  // meanwhile: nobody else would cancel it
+    timer_ = timer;
+    has_timer_ = !is_over;
+  }
+  if (is_over) options_.transport->CancelTimer(timer);
 }
 
 // ------------------------------------------------------------- the connection

@@ -465,6 +465,44 @@ TEST(SimulatedFaults, FunctionsMayWaitForCallsOfTheirOwn) {  // PROBE-P6
   EXPECT_THAT(statuses, Each(IsOk()));
 }
 
+// A chain whose last function takes its time, whoever has given up.
+absl::StatusOr<int64_t> PingPongAndOversleep(CallContext& context,
+                                             int64_t depth) {
+  if (depth == 0) {
+    context.Local<Ledger>()->agents->Sleep(absl::Seconds(30));
+    return 0;
+  }
+  return Call(context.To(context.peer().name), PingPongAndOversleep, depth - 1);
+}
+WEFT_RPC(PingPongAndOversleep);
+
+// PROBE-P6
+TEST(SimulatedFaults, TwelveStuckChainsEndWithinAQuarterSecondOfTheirDeadline) {
+  SimulatedAgents agents(13, Quiet(2));
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  constexpr absl::Duration kDeadline = absl::Seconds(2);
+  const auto statuses = agents.Run(2, [&](int worker) -> absl::Status {
+    const Target other =
+        agents[worker].To(absl::StrCat("w", 1 - worker), kDeadline);
+    const Instant start = agents.simulator().Now();
+    std::vector<Future<int64_t>> chains;
+    for (int i = 0; i < 6; ++i) {
+      chains.push_back(CallAsync(other, PingPongAndOversleep, 10));
+    }
+    for (const auto& chain : chains) {
+      EXPECT_THAT(chain.Wait(absl::Minutes(2)),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+    }
+    const absl::Duration took = agents.simulator().Now() - start;
+    EXPECT_GE(took, kDeadline);
+    EXPECT_LE(took, kDeadline + absl::Milliseconds(250));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
 TEST(SimulatedFaults, HoursPassInNoTime) {
   SimulatedAgents agents(11, Quiet(2));
   Ledger ledger;

@@ -109,6 +109,9 @@ class Transport {
   virtual TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) = 0;
   // True if the timer's function will not run.
   virtual bool CancelTimer(TimerId id) = 0;
+  // Returns once the timers' functions that had begun have ended; at once where
+  // it is called by one of them.
+  virtual void AwaitTimers() {}
 
   Clock& clock() { return driver().clock(); }
 };
