@@ -322,6 +322,32 @@ TEST(CoordinatorCore, RefusesAnotherWorldAndPlacesOutsideIt) {
               StatusIs(absl::StatusCode::kInvalidArgument, "letters"));
 }
 
+// Of any role in an elastic job, so that the name may be as long as any.
+TEST(CoordinatorCore, TakesNamesOf127CharactersAndRefusesWhatIsNone) {
+  Fixture f;
+  const auto join = [&](const std::string& role, uint64_t incarnation) {
+    v1::JoinRequest request = f.JoinOf(role, 0, incarnation);
+    *request.mutable_world() = ToWire(World::Elastic(1, 9));
+    return f.StatusOf(f.Call(request));
+  };
+  EXPECT_THAT(join(std::string(126, 'r'), 10), IsOk());
+  EXPECT_THAT(join("A-b_c:", 11), IsOk());
+  uint64_t incarnation = 11;
+  for (const std::string& role :
+       {std::string(127, 'r'), std::string(100000, 'r'), std::string("a b"),
+        std::string("a/b"), std::string("a.b"), std::string("a\n"),
+        std::string("\0", 1), std::string("\xc3\xa9")}) {
+    EXPECT_THAT(join(role, ++incarnation),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "wanted 1 to 127 letters, digits, '-', '_' or ':'"));
+  }
+  v1::JoinRequest no_name = f.JoinOf("", 0, ++incarnation);
+  no_name.mutable_member()->clear_name();
+  EXPECT_THAT(f.StatusOf(f.Call(no_name)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "name \"\""));
+  EXPECT_EQ(f.view().members().size(), 2u);
+}
+
 TEST(CoordinatorCore, RefusesFixedAndElasticWorkersInOneJobNamingBoth) {
   Fixture f;
   f.Join("ps", 0, 10);

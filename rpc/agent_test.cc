@@ -25,6 +25,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
@@ -881,6 +882,40 @@ TEST(Agent, AReplySurvivesTheConnectionItWasMeantFor) {
   EXPECT_EQ(*call.Wait(absl::Seconds(30)), 42);
   MutexLock lock(counters.mu);
   EXPECT_EQ(counters.parked.size(), 1u);
+}
+
+// ------------------------------------------------------------------- names
+
+TEST(Agent, ANameHas1To127CharactersAndIsLookedAtFirst) {
+  LocalNetwork network;
+  FixedDirectory directory;
+  const auto transport = network.MakeTransport("here");
+  AgentOptions options;
+  options.job = "job";
+  options.key = WorkerKey{0, 1};
+  options.directory = &directory;
+  for (const std::string& name :
+       {std::string(), std::string(128, 'n'), std::string("a b"),
+        std::string("a/b"), std::string("a.b"), std::string("a\n"),
+        std::string("\0", 1), std::string("\xc3\xa9")}) {
+    options.name = name;  // without a transport nothing could begin
+    EXPECT_THAT(Agent::Create(options),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "wanted 1 to 127 letters, digits, '-', '_' or ':'"));
+  }
+  options.transport = transport.get();
+  for (const std::string& name :
+       {std::string(127, 'n'), std::string("A-b_c:0"), std::string("n")}) {
+    options.name = name;
+    directory.Put(Worker{name, options.key, "here"});
+    const auto agent = Agent::Create(options);
+    ASSERT_THAT(agent, IsOk());
+    EXPECT_THAT(Call((*agent)->To(name), WhoCalls), IsOkAndHolds(name));
+    for (const std::string& other : {std::string(128, 'n'), std::string()}) {
+      EXPECT_THAT(Call((*agent)->To(other), WhoCalls),
+                  StatusIs(absl::StatusCode::kInvalidArgument, "1 to 127"));
+    }
+  }
 }
 
 // ----------------------------------------------------------------- threads

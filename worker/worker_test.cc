@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -609,6 +610,36 @@ TEST_F(WorkerTest, WhoJoinedInVainWritesItsDumpAndWhoWasRefusedDoesNot) {
   EXPECT_THAT(Worker::Start(second),
               StatusIs(absl::StatusCode::kAlreadyExists, "trainer0"));
   EXPECT_EQ(rmdir(second.dump_dir.c_str()), 0) << "it is not empty";
+  EndAll(std::move(workers));
+}
+
+// The role is a label of a DNS name in its certificate, and so shorter than a
+// name may be.
+TEST_F(WorkerTest, ANameThatIsNoneIsSaidBeforeAnythingIsMade) {
+  Options options = ElasticOf(0, 1, 2);
+  for (const std::string& role :
+       {std::string(), std::string(57, 'r'), std::string("a b"),
+        std::string("a/b"), std::string("a_b"), std::string("a:b"),
+        std::string("A"), std::string("a1"), std::string("-a"),
+        std::string("a\n"), std::string("\xc3\xa9")}) {
+    options.role = role;
+    const auto worker = Worker::Start(options);
+    EXPECT_THAT(worker, StatusIs(absl::StatusCode::kInvalidArgument,
+                                 "--job, --role or --rank: identity: the role"))
+        << role;
+    EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kConfig);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
+  options.role = "trainer";
+  Workers workers = StartAll({options});
+  ASSERT_EQ(workers.size(), 1u);
+  Options longest = ElasticOf(1000000, 1, 2);
+  longest.role = std::string(56, 'r');
+  Workers second = StartAll({longest});
+  ASSERT_EQ(second.size(), 1u);
+  EXPECT_THAT(CallTwice(*workers[0], longest.name()), IsOkAndHolds(42));
+  EXPECT_THAT(CallTwice(*second[0], "trainer0"), IsOkAndHolds(42));
+  workers.push_back(std::move(second[0]));
   EndAll(std::move(workers));
 }
 
