@@ -146,8 +146,9 @@ class [[nodiscard]] Future {
   template <typename Fn>
   Future<internal::ThenValue<T, Fn>> Then(Executor& executor, Fn fn) &&;
 
-  // Ends it in `reason`, unless ready, and tells the producer, for derived
-  // futures up to the first: it is the operation that is cancelled, for all who
+  // Ends it, unless ready, in `reason` or in what the producer makes of that (a
+  // call says how far it had come), and tells the producer, for futures derived
+  // by Then up to the first: it is the operation that is cancelled, for all who
   // look at it. REQUIRES: !reason.ok().
   void Cancel(absl::Status reason = absl::CancelledError("cancelled")) const {
     WEFT_CHECK(!reason.ok());

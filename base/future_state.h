@@ -153,6 +153,8 @@ class FutureCore : public Waitable {
   }
 
   CancelHook hook_ ABSL_GUARDED_BY(mu_);
+  bool hook_comes_first_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelling_ ABSL_GUARDED_BY(mu_) = false;  // that hook runs
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
 
  private:
@@ -188,8 +190,10 @@ class FutureState : public FutureCore {
     return true;
   }
 
-  // Ends in `reason` unless ready, then tells the producer.
+  // Ends in `reason` unless ready, then tells the producer; where the hook
+  // comes first, in what that made of it.
   void Cancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_) {
+    if (!TellFirst(reason)) return;
     CancelHook hook;
     {
       MutexLock lock(mu_);
@@ -205,13 +209,17 @@ class FutureState : public FutureCore {
   }
 
   // Replaces the hook. Runs it now if the cancellation has come already.
-  void OnCancel(CancelHook hook) ABSL_LOCKS_EXCLUDED(mu_) {
+  // `comes_first`: it runs before the future ends, and may end it by Set, as
+  // one does that knows more than the reason.
+  void OnCancel(CancelHook hook, bool comes_first = false)
+      ABSL_LOCKS_EXCLUDED(mu_) {
     CancelHook replaced;
     {
       MutexLock lock(mu_);
       if (!IsReady()) {
         replaced = std::move(hook_);
         hook_ = std::move(hook);
+        hook_comes_first_ = comes_first;
         return;
       }
       if (!cancelled_) return;
@@ -236,6 +244,21 @@ class FutureState : public FutureCore {
   Result<T>& Get() ABSL_NO_THREAD_SAFETY_ANALYSIS { return *result_; }
 
  private:
+  // False if the future ends without the rest of Cancel.
+  bool TellFirst(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_) {
+    CancelHook hook;
+    {
+      MutexLock lock(mu_);
+      if (IsReady() || cancelling_) return false;
+      if (!hook_comes_first_ || !hook_) return true;
+      hook = std::move(hook_);
+      hook_ = nullptr;
+      cancelling_ = true;
+    }
+    std::move(hook)(reason);
+    return true;
+  }
+
   std::optional<Result<T>> result_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -332,6 +332,34 @@ TEST(FutureCancel, EndsTheFutureAndTellsTheProducer) {
   EXPECT_FALSE(promise.Set(1));
 }
 
+// One whose producer knows more than the reason, if `says` so.
+Future<int> MakeKnowing(const absl::Status& says) {
+  auto state = std::make_shared<internal::FutureState<int>>(ParkingDriver());
+  state->OnCancel(
+      [raw = state.get(), says](const absl::Status&) {
+        EXPECT_FALSE(raw->IsReady());
+        raw->Cancel(absl::UnknownError("again"));  // that is under way
+        if (!says.ok()) raw->Set(says);
+      },
+      /*comes_first=*/true);
+  return internal::FutureAccess::Make<int>(std::move(state));
+}
+
+TEST(FutureCancel, AProducerThatComesFirstMaySayMore) {
+  const absl::Status says = absl::DataLossError("half of it is done");
+  const Future<int> known = MakeKnowing(says);
+  known.Cancel(absl::AbortedError("enough"));
+  EXPECT_THAT(known.Wait(kNow), StatusIs(absl::StatusCode::kDataLoss));
+  const Future<int> silent = MakeKnowing(absl::OkStatus());
+  silent.Cancel(absl::AbortedError("enough"));
+  EXPECT_THAT(silent.Wait(kNow), StatusIs(absl::StatusCode::kAborted));
+  const Future<int> source = MakeKnowing(says);
+  const Future<int> derived =
+      source.Then([](int x) { return x; }).Then([](int x) { return x; });
+  derived.Cancel(absl::AbortedError("enough"));
+  EXPECT_THAT(derived.Wait(kNow), StatusIs(absl::StatusCode::kDataLoss));
+}
+
 TEST(FutureCancel, HookSetLateRunsAtOnce) {
   auto [promise, future] = MakePromise<int>();
   future.Cancel();

@@ -57,10 +57,9 @@ decltype(auto) InvokeWith(Fn& fn, Result<T>& result) {
 template <typename U>
 void Follow(const std::shared_ptr<FutureState<U>>& state, Future<U> inner) {
   if (!inner.IsReady()) {
-    state->OnCancel(
-        [source = FutureAccess::State(inner)](const absl::Status& reason) {
-          source->Cancel(reason);
-        });
+    state->OnCancel([source = FutureAccess::State(inner)](
+                        const absl::Status& reason) { source->Cancel(reason); },
+                    /*comes_first=*/true);
   }
   if (auto source = FutureAccess::State(inner)) {
     source->OnResult(
@@ -87,7 +86,8 @@ class ThenState final : public FutureState<ThenValue<T, Fn>>,
     state->self_ = state;
     state->source_ = source;
     state->OnCancel(
-        [source](const absl::Status& reason) { source->Cancel(reason); });
+        [source](const absl::Status& reason) { source->Cancel(reason); },
+        /*comes_first=*/true);
     source->AppendOrRun(state.get());
     return FutureAccess::Make<U>(std::move(state));
   }

@@ -235,8 +235,15 @@ class TypedCall final : public weft::internal::FutureState<T>,
 
   // Once it has been started.
   void GiveUpIfCancelled() {
-    // Who cancels holds the state, and with it this.
-    this->OnCancel([this](const absl::Status& why) { GiveUp(why); });
+    // Who cancels holds the state, and with it this. The call ends as all do
+    // that are given up: with its phase, and whether it may have run.
+    this->OnCancel(
+        [this](const absl::Status& why) {
+          GiveUp(why);
+          // It has ended, or another thread is about to say how: too late.
+          this->Set(WithOutcomeUnknown(why));
+        },
+        /*comes_first=*/true);
   }
 
  private:

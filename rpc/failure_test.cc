@@ -353,6 +353,40 @@ TEST(Timeout, SaysThatTheCallWasInTheHandler) {
   EXPECT_TRUE(IsWoken(parked.began));
 }
 
+TEST(Cancelled, SaysWhereTheCallWasAndWhetherItMayHaveRun) {
+  RanksOptions options;
+  options.limits.calls = 1;
+  Ranks ranks(2, options);
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  const Future<int64_t> running = CallAsync(ranks[0].To("w1"), Park);
+  EXPECT_TRUE(IsWoken(parked.began));
+  const Future<int64_t> own = CallAsync(ranks[1].To("w1"), Park);
+  EXPECT_TRUE(IsWoken(parked.began));
+  const Future<int64_t> waiting = CallAsync(ranks[0].To("w1"), Park);
+  const Future<int64_t> derived = running.Then([](int64_t x) { return x; });
+  waiting.Cancel(absl::CancelledError("enough"));
+  own.Cancel(absl::CancelledError("enough"));
+  derived.Cancel(absl::CancelledError("enough"));
+  for (const auto& call : {waiting, own, running, derived}) {
+    ASSERT_TRUE(call.IsReady());
+    const absl::Status status = call.Wait(absl::ZeroDuration()).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "w1: enough"));
+    ASSERT_THAT(FailuresOf(status), SizeIs(1));
+    EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+    EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr("Park"));
+  }
+  const auto status_of = [](const Future<int64_t>& call) {
+    return call.Wait(absl::ZeroDuration()).status();
+  };
+  EXPECT_EQ(PhaseOf(status_of(waiting)), Phase::kQueue);
+  EXPECT_FALSE(OutcomeUnknown(status_of(waiting)));
+  for (const auto& call : {own, running, derived}) {
+    EXPECT_EQ(PhaseOf(status_of(call)), Phase::kHandler);
+    EXPECT_TRUE(OutcomeUnknown(status_of(call)));
+  }
+}
+
 TEST(Timeout, SaysThatTheCallWasInTheQueue) {
   Ranks ranks(1);
   ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});

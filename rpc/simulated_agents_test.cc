@@ -224,7 +224,8 @@ TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
   EXPECT_THAT(coverage.transitions.CheckHits(kAgents), IsOk());
   // Every way in which a call can end has been seen.
   for (const char* end :
-       {"ok", "CANCELLED in none", "DEADLINE_EXCEEDED in queue",
+       {"ok", "CANCELLED in queue", "CANCELLED in handler, outcome unknown",
+        "DEADLINE_EXCEEDED in queue",
         "DEADLINE_EXCEEDED in wire, outcome unknown",
         "DEADLINE_EXCEEDED in handler, outcome unknown",
         "UNAVAILABLE in queue, peer gone",
