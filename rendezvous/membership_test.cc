@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -31,6 +32,7 @@
 #include "weft/rendezvous/member_core.h"
 #include "weft/rendezvous/over_net.h"
 #include "weft/rendezvous/wire.h"
+#include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
@@ -910,6 +912,30 @@ TEST_F(MembershipTest, ACallerMaySpeakOnlyForWhomItsCertificateNames) {
   EXPECT_THAT(ask("", "Join", "\xff\xff\xff"),
               StatusIs(absl::StatusCode::kInvalidArgument, "Join"));
   EXPECT_NE(trainer_->view()->Find("ps0"), nullptr);
+}
+
+TEST_F(MembershipTest, WhatTheCoordinatorRefusesIsALineOfTheLog) {
+  std::ostringstream log;
+  telemetry::Telemetry::Options logging;
+  logging.log_output = &log;
+  telemetry::Telemetry telemetry(logging);
+  CoordinatorOptions options;
+  options.telemetry = &telemetry;
+  auto coordinator =
+      Coordinator::Create(*timers_, *executor_, std::move(options));
+  ASSERT_THAT(coordinator, IsOk());
+  auto [promise, future] = MakePromise<std::string>();
+  (*coordinator)
+      ->Handle(
+          {"somebody", "trainer0"}, "Join", "\xff\xff\xff",
+          [p = std::move(promise)](absl::StatusOr<std::string> answer) mutable {
+            p.Set(std::move(answer));
+          });
+  EXPECT_THAT(future.Wait(kLong),
+              StatusIs(absl::StatusCode::kInvalidArgument, "Join"));
+  coordinator->reset();
+  EXPECT_THAT(log.str(), HasSubstr("refused kind=coordinator who=somebody "
+                                   "what=Join why="));
 }
 
 TEST_F(MembershipTest, WhoJoinedAnEarlierTermIsStillSpokenForByItselfAlone) {

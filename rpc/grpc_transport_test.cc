@@ -42,6 +42,7 @@
 namespace weft::rpc {
 namespace {
 
+using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
@@ -862,7 +863,7 @@ TEST_F(SecureAgents, AKeyIsOfWhomTheDirectoryNames) {
   Node& owner = Add("trainer", 1);
   Node& thief = Add("trainer", 2);
   directory_.Put(server.worker(0));
-  const auto ps = MakeAgent(server, server.worker(0));
+  auto ps = MakeAgent(server, server.worker(0));
   // It comes first, with a key that is not its own.
   Worker stolen = thief.worker(1);
   auto early = MakeAgent(thief, stolen);
@@ -883,6 +884,14 @@ TEST_F(SecureAgents, AKeyIsOfWhomTheDirectoryNames) {
   EXPECT_THAT(Call(liar->To("ps0"), Twice, 1),
               StatusIs(absl::StatusCode::kPermissionDenied,
                        "the certificate is of trainer2"));
+  EXPECT_EQ(telemetry_->metrics()
+                .CounterFor("weft_net_refused_total", {{"kind", "name"}})
+                .Value(),
+            2);
+  ps.reset();  // nobody writes to the log any more
+  EXPECT_THAT(
+      log_.str(),
+      HasSubstr("refused kind=name who=trainer1 what=\"to call\" why="));
 }
 
 }  // namespace
