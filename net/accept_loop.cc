@@ -2,7 +2,9 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
@@ -35,6 +37,7 @@ constexpr char kMaxConnections[] = "max_connections";
 constexpr char kMaxPerAddress[] = "max_connections_per_address";
 constexpr char kMaxHandshakes[] = "max_handshakes";
 constexpr char kHandshakeTimeout[] = "handshake_timeout";
+constexpr char kMaxCalls[] = "max_calls_per_connection";
 constexpr char kDescriptors[] = "descriptors";
 
 // While connections wait for a place among the handshakes, how often to look
@@ -43,7 +46,25 @@ constexpr char kDescriptors[] = "descriptors";
 constexpr int kRetryMs = 20;
 constexpr absl::Duration kSweepEvery = absl::Milliseconds(kRetryMs);
 
+// How long an address waits whose peer was cut off: a flood that comes back at
+// once would cost others as much as one that was not cut.
+constexpr absl::Duration kHeldBack = absl::Seconds(1);
+// What came until it was noticed takes a second or more to get rid of.
+constexpr absl::Duration kFloodHeldBack = absl::Seconds(10);
+// How often to look for floods, and from how many bytes on: a call takes some
+// hundred.
+constexpr absl::Duration kWatchEvery = absl::Milliseconds(100);
+constexpr int64_t kMuch = 32 << 10;
+
 constexpr char kUnix[] = "unix";  // the address of all unix sockets
+
+// That came over the connection so far.
+int64_t BytesHeard(int fd) {
+  tcp_info info = {};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  return static_cast<int64_t>(info.tcpi_bytes_received);
+}
 
 int OpenReserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
 
@@ -74,6 +95,21 @@ bool IsSameUser(int fd) {
   socklen_t length = sizeof credentials;
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
          credentials.uid == geteuid();
+}
+
+// What came before the end would be read and obeyed still. Before the end too,
+// as the peer of a full buffer would not learn of it.
+void EndAndDiscard(int fd) {
+  const linger at_once = {1, 0};
+  setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  char unwanted[64 << 10];
+  constexpr int kMost = 1 << 10;  // more than any buffer holds
+  for (const bool is_ended : {false, true}) {
+    if (is_ended) shutdown(fd, SHUT_RDWR);
+    for (int i = 0; i < kMost; ++i) {
+      if (recv(fd, unwanted, sizeof unwanted, MSG_DONTWAIT) <= 0) break;
+    }
+  }
 }
 
 // Half of the descriptors at most: gRPC and the job's files need the others.
@@ -196,6 +232,63 @@ void AcceptLoop::MarkServed(absl::string_view peer) {
   Wake();
 }
 
+void AcceptLoop::CutOff(absl::string_view peer, absl::string_view limit,
+                        const std::string& why) {
+  MutexLock lock(mu_);
+  for (auto& [id, connection] : connections_) {
+    if (connection.peer == peer && IsWatched(connection))
+      CutOff(connection, {std::string(limit), why}, kHeldBack);
+  }
+}
+
+void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
+                        absl::Duration held_back) {
+  connection.cut_off = true;
+  Cut(connection);
+  unserved_.HoldBack(connection.address, Now() + held_back);
+  Refuse(refusal, connection.peer);
+}
+
+bool AcceptLoop::IsWatched(const Connection& connection) const {
+  return connection.handed_over && connection.address != kUnix &&
+         !connection.cut_off && !IsGone(connection);
+}
+
+// HTTP/2 bounds the calls only of who has acknowledged our settings; and gRPC
+// reads a connection for as long as bytes come, on the one thread that polls.
+// Who begins calls without an end would keep all others waiting.
+void AcceptLoop::Watch() {
+  if (!IsWatching() || Now() < next_watch_) return;
+  next_watch_ = Now() + kWatchEvery;
+  const std::set<std::string> suspects = WhoSaysMuch();
+  if (suspects.empty()) return;
+  const std::map<std::string, int64_t> open = options_.open_streams(suspects);
+  for (auto& [id, connection] : connections_) {
+    const auto found = open.find(connection.peer);
+    if (found == open.end() || !IsWatched(connection)) continue;
+    const int most = options_.max_calls_per_connection;
+    if (found->second <= int64_t{4} * most) continue;
+    CutOff(
+        connection,
+        {kMaxCalls, absl::StrCat(found->second, " calls are open, and ",
+                                 kMaxCalls, " is ", most, ", as it was told")},
+        kFloodHeldBack);
+  }
+}
+
+// Since the last look.
+std::set<std::string> AcceptLoop::WhoSaysMuch() {
+  std::set<std::string> peers;
+  for (auto& [id, connection] : connections_) {
+    if (connection.cut_off) Cut(connection);  // until gRPC has closed it
+    if (!IsWatched(connection)) continue;
+    const int64_t heard = BytesHeard(connection.fd);
+    if (heard - std::exchange(connection.heard, heard) >= kMuch)
+      peers.insert(connection.peer);
+  }
+  return peers;
+}
+
 void AcceptLoop::Wake() {
   const uint64_t one = 1;
   // Full means that it will be woken anyway.
@@ -221,6 +314,7 @@ void AcceptLoop::Run() {
       }
     }
     Expire();
+    Watch();
     DeliverReady();
     timeout_ms = RoundTimeoutMs();
   }
@@ -228,8 +322,10 @@ void AcceptLoop::Run() {
 
 int AcceptLoop::RoundTimeoutMs() {
   if (unserved_.any_ready()) return kRetryMs;
-  if (unserved_.next_expiry().is_infinite()) return -1;
-  const absl::Duration left = unserved_.next_expiry() - Now();
+  Instant next = unserved_.next_expiry();
+  if (IsWatching()) next = std::min(next, next_watch_);
+  if (next.is_infinite()) return -1;
+  const absl::Duration left = next - Now();
   return static_cast<int>(
              std::max<int64_t>(0, absl::ToInt64Milliseconds(left))) +
          1;
@@ -385,6 +481,7 @@ void AcceptLoop::HandOver(Id id) {
     unserved_.Remove(id);
   } else {
     unserved_.BeginHandshake(id, Now());
+    ++watched_;
     any_unserved_.store(true);
   }
   sources_.at(connection.listener).deliver(connection.fd);
@@ -394,7 +491,7 @@ void AcceptLoop::DeliverReady() {
   if (!unserved_.any_ready()) return;
   SweepHandshakes();
   for (;;) {
-    const std::optional<Id> next = unserved_.NextReady();
+    const std::optional<Id> next = unserved_.NextReady(Now());
     if (next.has_value()) {
       HandOver(*next);
     } else if (!Evict(unserved_.HandshakeToCut(Now()), kMaxHandshakes)) {
@@ -463,7 +560,7 @@ bool AcceptLoop::Evict(std::optional<Id> victim, const char* limit) {
 bool AcceptLoop::Cut(const Connection& connection) {
   const int copy = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
   if (copy < 0) return errno == EBADF;  // closed
-  if (InodeOf(copy) == connection.inode) shutdown(copy, SHUT_RDWR);
+  if (InodeOf(copy) == connection.inode) EndAndDiscard(copy);
   close(copy);
   return true;
 }
@@ -475,6 +572,7 @@ void AcceptLoop::Close(Id id) {
 
 void AcceptLoop::Forget(Id id) {
   const auto found = connections_.find(id);
+  if (found->second.handed_over && found->second.address != kUnix) --watched_;
   const auto count = counts_.find(found->second.address);
   if (--count->second == 0) counts_.erase(count);
   connections_.erase(found);

@@ -6,7 +6,8 @@
 // no cost to gRPC, until it has said all that it says before it wants an
 // answer; and no more than `max_handshakes` TCP connections are with gRPC
 // without having made a call. Who gets a place, and who makes room when
-// descriptors or places run out: see Unserved. Who has made a call stays.
+// descriptors or places run out: see Unserved. Who has made a call stays,
+// unless it floods us with calls.
 
 #ifndef WEFT_NET_ACCEPT_LOOP_H_
 #define WEFT_NET_ACCEPT_LOOP_H_
@@ -19,6 +20,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -41,6 +43,11 @@ struct AcceptLoopOptions {
   int max_handshakes = 16;               // under way; others wait
   // For a connection to begin, and then to shake hands.
   absl::Duration handshake_timeout = absl::Seconds(5);
+  // How many calls gRPC has open over the connections from these peers; null:
+  // nobody looks. Who has four times `max_calls_per_connection` is cut off.
+  std::function<std::map<std::string, int64_t>(const std::set<std::string>&)>
+      open_streams = nullptr;
+  int max_calls_per_connection = 256;
   // These must outlive the loop.
   Audit* audit = nullptr;        // null: silent
   const Clock* clock = nullptr;  // null: SteadyClock()
@@ -73,6 +80,12 @@ class AcceptLoop {
   // A call came over the connection from `peer` (ip:port): it has shaken hands.
   void MarkServed(absl::string_view peer) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Ends the connection from `peer` (ip:port), whose calls are too many, and
+  // has its address wait for a while before others of it begin. `limit` and
+  // `why` are written down once.
+  void CutOff(absl::string_view peer, absl::string_view limit,
+              const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
+
   // That are open, and how many may be.
   int connections() ABSL_LOCKS_EXCLUDED(mu_);
   int max_connections() const { return options_.max_connections; }
@@ -86,6 +99,8 @@ class AcceptLoop {
     std::string peer;     // ip:port
     int listener;
     bool handed_over = false;
+    bool cut_off = false;
+    int64_t heard = 0;  // bytes, at the last look
   };
   struct Source {
     Listener listener;
@@ -94,13 +109,22 @@ class AcceptLoop {
   };
   // `kind` as the audit takes it.
   struct Refusal {
-    const char* kind;
+    std::string kind;
     std::string why;
   };
 
   AcceptLoop(AcceptLoopOptions options, int epoll, int wake, int reserve);
 
   void Run();
+  bool IsWatched(const Connection& connection) const;
+  bool IsWatching() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return watched_ > 0 && options_.open_streams != nullptr;
+  }
+  void Watch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::set<std::string> WhoSaysMuch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // REQUIRES: IsWatched(connection).
+  void CutOff(Connection& connection, const Refusal& refusal,
+              absl::Duration held_back) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int RoundTimeoutMs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Accept(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AcceptOne(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -148,6 +172,8 @@ class AcceptLoop {
   std::map<std::string, int> counts_ ABSL_GUARDED_BY(mu_);  // by address
   Unserved unserved_ ABSL_GUARDED_BY(mu_);
   Instant swept_ ABSL_GUARDED_BY(mu_);
+  Instant next_watch_ ABSL_GUARDED_BY(mu_);
+  int watched_ ABSL_GUARDED_BY(mu_) = 0;  // connections of TCP at gRPC
   std::map<int, Source> sources_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -28,8 +28,9 @@ class Audit {
   explicit Audit(telemetry::Telemetry& telemetry)
       : Audit(Options{&telemetry, nullptr, 60}) {}
 
-  // `kind` is of a small set: connection, certificate, method, function, name,
-  // coordinator, descriptors, rpc_limits, or the option that names a limit.
+  // `kind` is of a small set: connection, certificate, method, request,
+  // function, name, coordinator, descriptors, rpc_limits, or the option that
+  // names a limit.
   void Refused(absl::string_view kind, absl::string_view who,
                absl::string_view what, absl::string_view why);
 

@@ -20,14 +20,7 @@ namespace weft::net {
 namespace {
 
 // What our own clean-up may take after the calls have been told to end.
-constexpr absl::Duration kAbortGrace = absl::Seconds(10);
-
-// By whom calls and bytes are counted: a certificate, else a host; nobody for
-// local peers, who are this user.
-std::string AccountOf(const Peer& peer) {
-  if (peer.identity.has_value()) return peer.identity->Uri();
-  return peer.is_local ? "" : peer.address.substr(0, peer.address.rfind(':'));
-}
+constexpr absl::Duration kAbortGrace = absl::Seconds(30);
 
 absl::Status CheckName(const std::string& name) {
   bool fits = !name.empty() && name.size() <= 63;
@@ -89,16 +82,18 @@ class IncomingCall::State {
     std::move(fn)();
   }
 
-  void Cancelled() ABSL_LOCKS_EXCLUDED(mu_) {
+  // True if it had no answer yet.
+  bool Cancelled() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::AnyInvocable<void() &&> fn;
     {
       MutexLock lock(mu_);
-      if (answered_) return;
+      if (answered_) return false;
       cancelled_ = true;
       fn = std::move(on_cancel_);
       on_cancel_ = nullptr;
     }
     if (fn != nullptr) std::move(fn)();
+    return true;
   }
 
  private:
@@ -157,37 +152,36 @@ void IncomingCall::Reply(absl::Status error) {
 
 namespace {
 
-void Note(Audit& audit, const ServerCall& call, absl::string_view kind,
-          const absl::Status& why) {
-  audit.Refused(kind, call.peer().ToString(), call.method().substr(0, 256),
-                why.message());
-}
-
 // Brings the one request of a unary call to its handler.
 class UnaryObserver final : public StreamObserver {
  public:
-  UnaryObserver(Endpoint::UnaryHandler& handler, Audit& audit,
+  // `core` outlives it: the call's owner holds it.
+  UnaryObserver(Endpoint::UnaryHandler& handler, Endpoint::Core& core,
                 std::shared_ptr<IncomingCall::State> state)
-      : handler_(handler), audit_(audit), state_(std::move(state)) {}
+      : handler_(handler), core_(core), state_(std::move(state)) {}
 
   void OnMessage(Slices message) override {
     const absl::Status admitted = state_->Receive(std::move(message));
+    if (!admitted.ok()) return Refuse(LimitOf(admitted), admitted);
     IncomingCall call(state_);
-    if (!admitted.ok()) {
-      Note(audit_, state_->call(), LimitOf(admitted), admitted);
-      return call.Reply(admitted);
-    }
     // An exception destroys the call, which answers.
     CatchToStatus([&] { handler_(std::move(call)); }).IgnoreError();
   }
-  void OnHalfClosed(Stream& stream) override {
-    stream.Close(absl::InvalidArgumentError("a unary call without a request"));
+  void OnHalfClosed(Stream&) override {
+    Refuse("request",
+           absl::InvalidArgumentError("a unary call without a request"));
   }
-  void OnClosed(absl::Status) override { state_->Cancelled(); }
+  void OnClosed(absl::Status) override {
+    if (state_->Cancelled()) core_.loop().CountWaste(state_->call());
+  }
 
  private:
+  void Refuse(absl::string_view kind, const absl::Status& why) {
+    if (state_->TakeAnswer()) core_.Refuse(state_->call(), kind, why);
+  }
+
   Endpoint::UnaryHandler& handler_;
-  Audit& audit_;
+  Endpoint::Core& core_;
   const std::shared_ptr<IncomingCall::State> state_;
 };
 
@@ -403,8 +397,10 @@ absl::Status Endpoint::Core::CheckPeer(const Peer& peer) const {
 
 void Endpoint::Core::Refuse(ServerCall& call, absl::string_view kind,
                             const absl::Status& why) {
-  Note(loop_->audit(), call, kind, why);
+  loop_->audit().Refused(kind, call.peer().ToString(),
+                         call.method().substr(0, 256), why.message());
   call.Close(why);
+  loop_->CountWaste(call);
 }
 
 void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
@@ -417,9 +413,10 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
   }
   auto method = methods_.find(call->method());
   if (method == methods_.end()) {
-    return call->Close(absl::UnimplementedError(absl::StrCat(
+    call->Close(absl::UnimplementedError(absl::StrCat(
         "no method ", absl::CHexEscape(call->method().substr(0, 256)), " on ",
         options_.name)));
+    return loop_->CountWaste(*call);
   }
   const absl::Status has_role = method->second.roles.Check(
       call->peer(), absl::StrCat(call->method(), " of ", options_.name));
@@ -443,9 +440,9 @@ void Endpoint::Core::ServeUnary(Method& method,
   transport.SetOwner(this, [self = shared_from_this()] {});
   auto state =
       std::make_shared<IncomingCall::State>(std::move(call), std::move(ticket));
-  transport.Serve(std::make_shared<UnaryObserver>(method.unary, loop_->audit(),
-                                                  std::move(state)),
-                  ServerCall::Messages::kOne);
+  transport.Serve(
+      std::make_shared<UnaryObserver>(method.unary, *this, std::move(state)),
+      ServerCall::Messages::kOne);
 }
 
 void Endpoint::Core::ServeStream(Method& method,
@@ -463,6 +460,7 @@ void Endpoint::Core::ServeStream(Method& method,
     call->Serve(*std::move(observer), ServerCall::Messages::kAll);
   } else {
     call->Close(observer.status());
+    loop_->CountWaste(*call);
   }
 }
 

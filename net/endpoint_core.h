@@ -42,6 +42,10 @@ class Endpoint::Core final
   const std::string& name() const { return options_.name; }
   const std::string& address() const { return address_; }
   Health& health() { return health_; }
+  Loop::Core& loop() { return *loop_; }
+  // Answers the call with `why` and writes it down.
+  void Refuse(ServerCall& call, absl::string_view kind,
+              const absl::Status& why);
 
  private:
   // One of the two handlers is set.
@@ -54,9 +58,6 @@ class Endpoint::Core final
   absl::Status CheckCredentials(const Address& address) const;
   absl::Status CheckPeer(const Peer& peer) const;
   Method& AddMethod(absl::string_view method, Roles roles);
-  // Answers the call with `why` and writes it down.
-  void Refuse(ServerCall& call, absl::string_view kind,
-              const absl::Status& why);
   std::set<std::string> Services() const;
   void ServeUnary(Method& method, std::shared_ptr<ServerCall> call,
                   std::unique_ptr<Admission::Ticket> ticket);

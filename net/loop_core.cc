@@ -20,6 +20,7 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/library_logs.h"
+#include "weft/net/open_streams.h"
 #include "weft/net/server_call.h"
 
 namespace weft::net {
@@ -33,7 +34,7 @@ constexpr int kCallsAhead = 32;
 constexpr size_t kCopyBelowBytes = 512;
 
 // What our own clean-up may take after the calls have been told to end.
-constexpr absl::Duration kAbortGrace = absl::Seconds(10);
+constexpr absl::Duration kAbortGrace = absl::Seconds(30);
 
 // A status travels in the metadata, whose size is limited.
 constexpr size_t kMaxStatusBytes = 2000;
@@ -244,6 +245,7 @@ Loop::Core::Core(LoopOptions options)
     : options_(std::move(options)),
       telemetry_(telemetry::OrSilent(options_.telemetry)),
       audit_(telemetry_),
+      waste_(options_.max_wasted_calls_per_peer),
       poller_(queue_, PollerOptionsOf(options_, pollers_)),
       driver_(pollers_, poller_) {}
 
@@ -259,6 +261,8 @@ void Loop::Core::SetLimits(grpc::ServerBuilder& builder) const {
   const int keepalive_ms = Milliseconds(options_.keepalive_interval);
   builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE,
                              static_cast<int>(options_.max_metadata_bytes));
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                             options_.max_calls_per_connection);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
                              Milliseconds(options_.handshake_timeout));
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, keepalive_ms);
@@ -283,6 +287,8 @@ absl::Status Loop::Core::Start() {
                                          : edge.max_connections * 3 / 4;
   edge.max_handshakes = options_.max_handshakes;
   edge.handshake_timeout = options_.handshake_timeout;
+  edge.max_calls_per_connection = options_.max_calls_per_connection;
+  edge.open_streams = OpenStreams;
   WEFT_ASSIGN_OR_RETURN(accept_loop_, AcceptLoop::Create(edge));
 
   grpc::ServerBuilder builder;
@@ -509,6 +515,17 @@ std::shared_ptr<CallSink> Loop::Core::FindSink(const std::string& authority) {
   return found == endpoints_.end() ? nullptr : found->second;
 }
 
+void Loop::Core::CountWaste(const ServerCall& call) {
+  const std::string account = AccountOf(call.peer());
+  if (account.empty() || waste_.Allows(account, SteadyClock().Now())) return;
+  accept_loop_->CutOff(
+      call.connection(), "max_wasted_calls_per_peer",
+      absl::StrCat("too many calls of ", account, " were refused or taken ",
+                   "back: max_wasted_calls_per_peer is ",
+                   options_.max_wasted_calls_per_peer,
+                   ", and a quarter of it more each second"));
+}
+
 void Loop::Core::Route(std::shared_ptr<ServerCall> call) {
   accept_loop_->MarkServed(call->connection());
   const std::shared_ptr<CallSink> sink = FindSink(call->authority());
@@ -517,6 +534,7 @@ void Loop::Core::Route(std::shared_ptr<ServerCall> call) {
   } else {
     call->Close(absl::UnavailableError(
         absl::StrCat("no endpoint ", call->authority(), " at this address")));
+    CountWaste(*call);
   }
 }
 

@@ -29,6 +29,7 @@
 #include "weft/net/memory_queue.h"
 #include "weft/net/poller.h"
 #include "weft/net/tls.h"
+#include "weft/net/waste.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::net {
@@ -188,6 +189,10 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   absl::Status Listen(Listener listener) ABSL_LOCKS_EXCLUDED(mu_);
   void StopListening(const Address& address);
 
+  // `call` came to nothing: it was refused, or taken back. Cuts off the peer
+  // that has too many of those.
+  void CountWaste(const ServerCall& call);
+
   // A call arrived.
   void Route(std::shared_ptr<ServerCall> call) ABSL_LOCKS_EXCLUDED(mu_);
   void RequestCall();
@@ -215,6 +220,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   const LoopOptions options_;
   telemetry::Telemetry& telemetry_;
   Audit audit_;
+  Waste waste_;
   GrpcQueue queue_;
   PollerGroup pollers_;
   Poller poller_;

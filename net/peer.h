@@ -23,6 +23,14 @@ struct Peer {
   std::string ToString() const;
 };
 
+// ip:port of gRPC's name for a peer over TCP: ipv4:10.0.0.7:4711,
+// ipv6:%5B::1%5D:4711.
+std::string AddressOfUri(absl::string_view uri);
+
+// By whom calls and bytes are counted: a certificate, else a host; empty for
+// local peers, who are this user.
+std::string AccountOf(const Peer& peer);
+
 // Names are lower case; a name that ends in "-bin" may carry any bytes.
 using Metadata = std::vector<std::pair<std::string, std::string>>;
 

@@ -79,16 +79,9 @@ void ServerCall::ReadPeer() {
     grpc = grpc_;
   }
   const grpc::GenericServerContext& context = grpc->context;
-  std::string name = context.peer();
-  peer_.is_local = absl::StartsWith(name, "unix");
-  if (absl::StartsWith(name, "ipv4:")) name = name.substr(5);
-  if (absl::StartsWith(name, "ipv6:")) {
-    name = absl::StrCat(
-        "[", absl::StripPrefix(absl::StripPrefix(name, "ipv6:"), "%5B"));
-    const size_t bracket = name.find("%5D");
-    if (bracket != name.npos) name.replace(bracket, 3, "]");
-  }
-  peer_.address = peer_.is_local ? "unix" : name;
+  const std::string uri = context.peer();
+  peer_.is_local = absl::StartsWith(uri, "unix");
+  peer_.address = peer_.is_local ? "unix" : AddressOfUri(uri);
   for (const grpc::string_ref& san : context.auth_context()->FindPropertyValues(
            "x509_subject_alternative_name")) {
     absl::StatusOr<Identity> identity = ParseIdentity({san.data(), san.size()});

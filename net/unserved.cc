@@ -1,6 +1,7 @@
 #include "weft/net/unserved.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace weft::net {
 namespace {
@@ -86,6 +87,15 @@ void Unserved::Detach(Id id, const Connection& connection) {
   }
 }
 
+void Unserved::HoldBack(const std::string& address, Instant until) {
+  held_back_[address] = until;
+}
+
+bool Unserved::IsHeldBack(const std::string& address, Instant now) const {
+  const auto found = held_back_.find(address);
+  return found != held_back_.end() && now < found->second;
+}
+
 bool Unserved::IsReady(Id id) const {
   const auto found = connections_.find(id);
   return found != connections_.end() && found->second.state == State::kReady;
@@ -93,13 +103,13 @@ bool Unserved::IsReady(Id id) const {
 
 // Of the crowds that have something ready; the one whose last turn is longest
 // ago among equals.
-const Unserved::Crowd* Unserved::FewestHandshakes() const {
+const Unserved::Crowd* Unserved::FewestHandshakes(Instant now) const {
   const Crowd* fewest = nullptr;
   const auto rank = [](const Crowd& crowd) {
     return std::make_pair(crowd.handshakes.size(), crowd.last_turn);
   };
   for (const auto& [address, crowd] : crowds_) {
-    if (crowd.ready.empty()) continue;
+    if (crowd.ready.empty() || IsHeldBack(address, now)) continue;
     if (fewest == nullptr || rank(crowd) < rank(*fewest)) fewest = &crowd;
   }
   return fewest;
@@ -119,9 +129,9 @@ const Unserved::Crowd* Unserved::MostHandshakes() const {
   return most;
 }
 
-std::optional<Unserved::Id> Unserved::NextReady() const {
+std::optional<Unserved::Id> Unserved::NextReady(Instant now) const {
   if (handshakes_.size() >= max_handshakes_) return std::nullopt;
-  const Crowd* const next = FewestHandshakes();
+  const Crowd* const next = FewestHandshakes(now);
   if (next == nullptr || next->handshakes.size() >= max_at_one_address_)
     return std::nullopt;
   return *next->ready.rbegin();
@@ -133,7 +143,7 @@ bool Unserved::MayBeCut(const Crowd& crowd, Instant now) const {
 }
 
 std::optional<Unserved::Id> Unserved::HandshakeToCut(Instant now) const {
-  const Crowd* const next = FewestHandshakes();
+  const Crowd* const next = FewestHandshakes(now);
   if (next == nullptr) return std::nullopt;
   // With places left it is only its own address that has as many as it may.
   const Crowd* const from =
@@ -192,6 +202,9 @@ Instant Unserved::next_expiry() const {
 }
 
 void Unserved::Settle(Instant now) {
+  for (auto held = held_back_.begin(); held != held_back_.end();) {
+    held = held->second <= now ? held_back_.erase(held) : std::next(held);
+  }
   while (!handshakes_.empty() && handshakes_.begin()->first + timeout_ <= now)
     Remove(handshakes_.begin()->second);
 }

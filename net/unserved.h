@@ -40,6 +40,9 @@ class Unserved {
   void BeginHandshake(Id id, Instant now);  // was ready
   void Remove(Id id);                       // nothing, if it is not here
 
+  // No handshake of `address` begins before `until`.
+  void HoldBack(const std::string& address, Instant until);
+
   bool any_ready() const { return ready_ > 0; }
   bool IsReady(Id id) const;
   const std::set<std::pair<Instant, Id>>& handshakes() const {
@@ -47,7 +50,7 @@ class Unserved {
   }
 
   // Which of those that are ready has a place for its handshake.
-  std::optional<Id> NextReady() const;
+  std::optional<Id> NextReady(Instant now) const;
   // Which handshake makes room for one that is ready and has no place.
   std::optional<Id> HandshakeToCut(Instant now) const;
   // Which makes room for a newcomer from `address`: of that address, or of any
@@ -84,7 +87,8 @@ class Unserved {
 
   bool MayBeCut(const Crowd& crowd, Instant now) const;
   std::optional<Id> VictimOf(const Crowd& crowd, Instant now) const;
-  const Crowd* FewestHandshakes() const;
+  bool IsHeldBack(const std::string& address, Instant now) const;
+  const Crowd* FewestHandshakes(Instant now) const;
   const Crowd* MostHandshakes() const;
   void Detach(Id id, const Connection& connection);
 
@@ -94,7 +98,8 @@ class Unserved {
   const absl::Duration fair_time_;  // that each handshake has
 
   std::map<Id, Connection> connections_;
-  Crowds crowds_;         // those with any
+  Crowds crowds_;                             // those with any
+  std::map<std::string, Instant> held_back_;  // until when
   std::set<Id> waiting_;  // all but handshakes, the oldest first
   std::set<std::pair<Instant, Id>> handshakes_;
   int64_t ready_ = 0;

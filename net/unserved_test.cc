@@ -29,7 +29,7 @@ class UnservedTest : public ::testing::Test {
   int BeginAll() {
     int began = 0;
     for (;; ++began) {
-      const std::optional<Unserved::Id> next = unserved_.NextReady();
+      const std::optional<Unserved::Id> next = unserved_.NextReady(now_);
       if (!next.has_value()) return began;
       unserved_.BeginHandshake(*next, now_);
     }
@@ -45,7 +45,7 @@ TEST_F(UnservedTest, ACrowdLeavesAQuarterOfThePlacesToOthers) {
   for (int i = 0; i < 100; ++i) Ready(kCrowd);
   EXPECT_EQ(BeginAll(), 12);
   const Unserved::Id other = Ready(kOther);
-  EXPECT_EQ(unserved_.NextReady(), other);
+  EXPECT_EQ(unserved_.NextReady(now_), other);
   for (int i = 0; i < 100; ++i) Ready(kOther);
   EXPECT_EQ(BeginAll(), 4);
 }
@@ -54,7 +54,29 @@ TEST_F(UnservedTest, ASinglePlaceIsForAnybody) {
   Unserved one(1, kTimeout);
   one.Add(1, kCrowd, now_);
   one.BecomeReady(1);
-  EXPECT_EQ(one.NextReady(), 1);
+  EXPECT_EQ(one.NextReady(now_), 1);
+}
+
+TEST_F(UnservedTest, WhoIsHeldBackWaitsAndNobodyElseDoes) {
+  const Unserved::Id flooder = Ready(kCrowd);
+  const Unserved::Id other = Ready(kOther);
+  unserved_.HoldBack(kCrowd, now_ + absl::Seconds(1));
+  EXPECT_EQ(unserved_.NextReady(now_), other);
+  EXPECT_EQ(BeginAll(), 1);
+  EXPECT_EQ(unserved_.NextReady(now_), std::nullopt);
+  now_ = now_ + absl::Seconds(1);
+  EXPECT_EQ(unserved_.NextReady(now_), flooder);
+}
+
+TEST_F(UnservedTest, NoHandshakeIsCutForWhoIsHeldBack) {
+  for (int i = 0; i < 16; ++i) Ready(kOther + std::to_string(i));
+  EXPECT_EQ(BeginAll(), 16);
+  Ready(kCrowd);
+  unserved_.HoldBack(kCrowd, now_ + absl::Seconds(3));
+  now_ = now_ + kFair;
+  EXPECT_EQ(unserved_.HandshakeToCut(now_), std::nullopt);
+  now_ = now_ + absl::Seconds(2);
+  EXPECT_NE(unserved_.HandshakeToCut(now_), std::nullopt);
 }
 
 TEST_F(UnservedTest, AddressesTakeTurns) {
@@ -63,7 +85,7 @@ TEST_F(UnservedTest, AddressesTakeTurns) {
   Ready("c");
   std::string turns;
   for (int i = 0; i < 7; ++i) {
-    const Unserved::Id next = *unserved_.NextReady();
+    const Unserved::Id next = *unserved_.NextReady(now_);
     turns += next <= 3 ? "a" : next <= 6 ? "b" : "c";
     unserved_.BeginHandshake(next, now_);
     unserved_.Remove(next);  // served at once
@@ -75,7 +97,7 @@ TEST_F(UnservedTest, AddressesTakeTurns) {
 TEST_F(UnservedTest, OfOneAddressTheNewestIsNext) {
   for (int i = 0; i < 100; ++i) Ready(kCrowd);
   const Unserved::Id last = Ready(kCrowd);
-  EXPECT_EQ(unserved_.NextReady(), last);
+  EXPECT_EQ(unserved_.NextReady(now_), last);
 }
 
 TEST_F(UnservedTest, AHandshakeHasItsTimeAndThenMakesRoom) {
@@ -89,7 +111,7 @@ TEST_F(UnservedTest, AHandshakeHasItsTimeAndThenMakesRoom) {
   now_ += absl::Milliseconds(1);
   EXPECT_EQ(unserved_.HandshakeToCut(now_), oldest);
   unserved_.Remove(oldest);
-  EXPECT_EQ(unserved_.NextReady(), next);
+  EXPECT_EQ(unserved_.NextReady(now_), next);
 }
 
 TEST_F(UnservedTest, NoHandshakeIsCutForNobody) {
@@ -111,7 +133,7 @@ TEST_F(UnservedTest, TheMostCrowdedAddressMakesRoomForAnother) {
   ASSERT_TRUE(cut.has_value());
   EXPECT_GT(*cut, 4) << "one of the few was cut";
   unserved_.Remove(*cut);
-  EXPECT_EQ(unserved_.NextReady(), third);
+  EXPECT_EQ(unserved_.NextReady(now_), third);
 }
 
 TEST_F(UnservedTest, HalfHellosMakeRoomBeforeWhoIsAboutToSpeak) {
@@ -124,7 +146,7 @@ TEST_F(UnservedTest, HalfHellosMakeRoomBeforeWhoIsAboutToSpeak) {
   }
   unserved_.BecomeReady(member);
   unserved_.BecomePartial(member);  // no more than it was
-  EXPECT_EQ(unserved_.NextReady(), member);
+  EXPECT_EQ(unserved_.NextReady(now_), member);
 }
 
 TEST_F(UnservedTest, WhoHasSaidLessMakesRoomFirst) {

@@ -45,6 +45,8 @@ std::map<std::string, Setter> SettersOf(Limits& limits) {
       {"max_message_bytes", To(&limits.loop.max_message_bytes)},
       {"max_buffered_bytes", To(&limits.loop.max_buffered_bytes)},
       {"max_metadata_bytes", To(&limits.loop.max_metadata_bytes)},
+      {"max_calls_per_connection", To(&limits.loop.max_calls_per_connection)},
+      {"max_wasted_calls_per_peer", To(&limits.loop.max_wasted_calls_per_peer)},
       {"keepalive_interval", To(&limits.loop.keepalive_interval)},
       {"keepalive_timeout", To(&limits.loop.keepalive_timeout)},
       {"max_connections", To(&limits.loop.max_connections)},

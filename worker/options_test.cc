@@ -200,6 +200,7 @@ TEST(Options, LimitsAreSetByTheirNames) {
                "max_connections=6,max_connections_per_address=7,"
                "max_handshakes=8,handshake_timeout=9s,max_calls=10,"
                "max_calls_per_peer=11,max_bytes=12,max_bytes_per_peer=13,"
+               "max_calls_per_connection=21,max_wasted_calls_per_peer=22,"
                "rpc_calls=14,rpc_bytes=15,rpc_nested_calls=16,rpc_objects=17,"
                "rpc_timeout=18s,give_up_after=19s,suspect_after=20s,"
                "dead_after=1m"}),
@@ -218,6 +219,8 @@ TEST(Options, LimitsAreSetByTheirNames) {
   EXPECT_EQ(limits.admission.max_calls_per_peer, 11);
   EXPECT_EQ(limits.admission.max_bytes, 12);
   EXPECT_EQ(limits.admission.max_bytes_per_peer, 13);
+  EXPECT_EQ(limits.loop.max_calls_per_connection, 21);
+  EXPECT_EQ(limits.loop.max_wasted_calls_per_peer, 22);
   EXPECT_EQ(limits.rpc.calls, 14);
   EXPECT_EQ(limits.rpc.bytes, 15);
   EXPECT_EQ(limits.rpc.nested_calls, 16);
