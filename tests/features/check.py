@@ -1,4 +1,7 @@
-"""Checks docs/rpc_features.md: all rows, in order, each with tests that exist or a word on what lacks."""
+"""Checks docs/rpc_features.md: all rows, in order, each with tests that exist or a word on what lacks.
+
+A row names the codes of the errors that it promises, and one of its tests expects each of them.
+"""
 
 import pathlib
 import re
@@ -10,21 +13,71 @@ PAGE = "docs/rpc_features.md"
 ROWS = [f"F{n}" for n in [*range(1, 33), *range(34, 77), *range(132, 139)]]
 PROBES = [f"PROBE-P{n}" for n in [2, 4, 5, 6, 9, 11, 16, 17, 18, 19, 20, 21]]
 
-CASE = re.compile(r"\bT(?:EST|EST_F|EST_P|YPED_TEST|YPED_TEST_P)\(\s*(\w+),\s*(\w+)\s*\)")
+# The errors that the plan of calls gives a row.
+ERRORS = {
+    "F2": ["INVALID_ARGUMENT", "ALREADY_EXISTS"],
+    "F6": ["ALREADY_EXISTS"],
+    "F8": ["NOT_FOUND"],
+    "F11": ["FAILED_PRECONDITION"],
+    "F14": ["UNAVAILABLE"],
+    "F18": ["UNAVAILABLE"],
+    "F19": ["DEADLINE_EXCEEDED"],
+    "F21": ["FAILED_PRECONDITION", "UNAVAILABLE"],
+    "F22": ["FAILED_PRECONDITION"],
+    "F24": ["DEADLINE_EXCEEDED"],
+    "F26": ["FAILED_PRECONDITION"],
+    "F29": ["INVALID_ARGUMENT", "NOT_FOUND"],
+    "F32": ["UNIMPLEMENTED"],
+    "F36": ["NOT_FOUND"],
+    "F39": ["DATA_LOSS"],
+    "F48": ["INVALID_ARGUMENT"],
+    "F49": ["DEADLINE_EXCEEDED"],
+    "F50": ["CANCELLED"],
+    "F51": ["DEADLINE_EXCEEDED"],
+    "F56": ["RESOURCE_EXHAUSTED"],
+    "F57": ["DEADLINE_EXCEEDED"],
+    "F60": ["INVALID_ARGUMENT"],
+    "F61": ["INTERNAL"],
+    "F63": ["UNAVAILABLE"],
+    "F67": ["DEADLINE_EXCEEDED"],
+    "F76": ["CANCELLED"],
+    "PROBE-P6": ["DEADLINE_EXCEEDED"],
+    "PROBE-P9": ["UNAVAILABLE"],
+    "PROBE-P20": ["NOT_FOUND"],
+}
+CODES = [
+    "CANCELLED", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+]
+
+CASE = re.compile(
+    r"\bT(?:EST|EST_F|EST_P|YPED_TEST|YPED_TEST_P)\(\s*(\w+),\s*(\w+)\s*\)(.*?)^}", re.S | re.M)
 LINE = re.compile(r"\| (F\d+|PROBE-P\d+) \|(.*)\|(.*)\|")
 
 
 def test_cases(root):
-    """The `Suite.Name` of every GoogleTest case in the sources."""
+    """The body of every GoogleTest case in the sources, by its `Suite.Name`."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.cc", "*.h"],
         cwd=root, capture_output=True, text=True, check=True)
-    cases = set()
+    cases = {}
     for name in listed.stdout.split():
         source = root / name
         if source.exists():
-            cases.update(".".join(case) for case in CASE.findall(source.read_text()))
+            for suite, case, body in CASE.findall(source.read_text()):
+                cases[f"{suite}.{case}"] = cases.get(f"{suite}.{case}", "") + body
     return cases
+
+
+def lacking_errors(row, says, bodies):
+    """What is wrong with the errors of a row whose tests have these bodies."""
+    wrong = [f"{row}: does not say {code}" for code in ERRORS.get(row, []) if code not in says]
+    for code in CODES:
+        name = "".join(part.capitalize() for part in code.split("_"))
+        if re.search(rf"\b{code}\b", says) and not re.search(rf"\b(k|Is){name}\b|\b{name}Error\b|{code}", bodies):
+            wrong.append(f"{row}: none of its tests expects {code}")
+    return wrong
 
 
 def check(root):
@@ -47,6 +100,7 @@ def check(root):
         else:
             wrong += [f"{row}: there is no test {name}" for name in names
                       if name not in cases and not (root / name).is_file()]
+            wrong += lacking_errors(row, says, "".join(cases.get(name, "") for name in names))
     if seen != ROWS + PROBES:
         wanted = set(ROWS + PROBES)
         wrong += [f"{row}: has no line" for row in ROWS + PROBES if row not in seen]
