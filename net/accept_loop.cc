@@ -55,6 +55,8 @@ constexpr absl::Duration kFloodHeldBack = absl::Seconds(10);
 // hundred.
 constexpr absl::Duration kWatchEvery = absl::Milliseconds(100);
 constexpr int64_t kMuch = 32 << 10;
+// How often to look which connections are gone, if nothing else asks.
+constexpr absl::Duration kForgetEvery = absl::Seconds(5);
 
 constexpr char kUnix[] = "unix";  // the address of all unix sockets
 
@@ -260,6 +262,7 @@ bool AcceptLoop::IsWatched(const Connection& connection) const {
 void AcceptLoop::Watch() {
   if (!IsWatching() || Now() < next_watch_) return;
   next_watch_ = Now() + kWatchEvery;
+  if (Now() - swept_ >= kForgetEvery) Sweep();  // with the last it rests
   const std::set<std::string> suspects = WhoSaysMuch();
   if (suspects.empty()) return;
   const std::map<std::string, int64_t> open = options_.open_streams(suspects);

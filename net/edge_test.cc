@@ -26,6 +26,7 @@
 #include "weft/net/admission.h"
 #include "weft/net/descriptor.h"
 #include "weft/net/endpoint_fixture.h"
+#include "weft/net/open_streams.h"
 #include "weft/net/raw_peer.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/status_matchers.h"
@@ -870,6 +871,23 @@ TEST_F(Edge, WhoBeginsCallsWithoutAnEndIsCutOff) {
                 Count("weft_net_refused_total", "max_wasted_calls_per_peer"),
             1);
   EXPECT_LE(server_->most_held(), 8);
+}
+
+// As the accept loop sees them: also of IPv6, whose names gRPC escapes.
+TEST_F(Edge, StreamsThatAreOpenAreCountedByPeer) {
+  for (const char* listen : {"127.0.0.1:0", "[::1]:0"}) {
+    const auto server = Node::Make("ps0", listen, With(job_.For("ps", 0)));
+    auto loop = *Loop::Create(With(job_.For("trainer", 9)));
+    auto channel = Connect(*loop, server->address());
+    WEFT_ASSERT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+    std::vector<Future<Slices>> calls;
+    for (int i = 0; i < 3; ++i)
+      calls.push_back(channel->UnaryCall(kHold, Text("x"), kSoon));
+    const std::vector<IncomingCall> held = server->AwaitHeld(3);
+    const std::string peer = server->peer().address;
+    const std::map<std::string, int64_t> wanted = {{peer, 3}};
+    EXPECT_EQ(OpenStreams({peer, "10.0.0.1:1"}), wanted);
+  }
 }
 
 // HTTP/2 tells a good client how many calls it may have open; the others wait
