@@ -916,6 +916,7 @@ class Door final : public Transport {
     return inner_->RunAt(when, std::move(fn));
   }
   bool CancelTimer(TimerId id) override { return inner_->CancelTimer(id); }
+  void AwaitTimers() override { inner_->AwaitTimers(); }
 
   Acceptor open;
 

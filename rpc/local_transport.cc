@@ -6,7 +6,9 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
 #include "weft/base/check.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
@@ -190,13 +192,8 @@ class LocalNetwork::LocalTransport final : public Transport {
   void Accept(Acceptor acceptor) override {
     const bool ends = acceptor == nullptr;
     switch_->SetAcceptor(address_, std::move(acceptor));
-    if (!ends) return;
-    // A connection that is being accepted is over once the thread has gone
-    // through what was posted before.
-    auto [promise, done] = MakePromise<void>();
-    thread_->Post(
-        [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
-    (void)done.Wait(absl::Seconds(10));
+    // A connection that is being accepted is over then, too.
+    if (ends) AwaitTimers();
   }
 
   std::shared_ptr<Connection> Connect(
@@ -231,6 +228,15 @@ class LocalNetwork::LocalTransport final : public Transport {
     return thread_->RunAt(when, std::move(fn));
   }
   bool CancelTimer(TimerId id) override { return thread_->Cancel(id); }
+  // The thread runs one thing at a time; a wait on it fails at once.
+  void AwaitTimers() override {
+    auto [promise, turn] = MakePromise<void>();
+    thread_->Post(
+        [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+    while (!turn.IsReady() &&
+           !absl::IsFailedPrecondition(turn.Wait(absl::Seconds(1)))) {
+    }
+  }
 
  private:
   const std::shared_ptr<Switch> switch_;

@@ -97,6 +97,7 @@ class SharingTransport final : public Transport {
     return inner_->RunAt(when, std::move(fn));
   }
   bool CancelTimer(TimerId id) override { return inner_->CancelTimer(id); }
+  void AwaitTimers() override { inner_->AwaitTimers(); }
 
  private:
   class End final : public Connection {

@@ -126,6 +126,7 @@ class RingTransport final : public Transport {
     });
   }
   bool CancelTimer(TimerId id) override { return inner_->CancelTimer(id); }
+  void AwaitTimers() override { inner_->AwaitTimers(); }
 
  private:
   class Watch final : public MemoryWatch {

@@ -111,7 +111,7 @@ class Transport {
   virtual bool CancelTimer(TimerId id) = 0;
   // Returns once the timers' functions that had begun have ended; at once where
   // it is called by one of them.
-  virtual void AwaitTimers() {}
+  virtual void AwaitTimers() = 0;
 
   Clock& clock() { return driver().clock(); }
 };

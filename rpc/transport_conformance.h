@@ -4,10 +4,12 @@
 #ifndef WEFT_RPC_TRANSPORT_CONFORMANCE_H_
 #define WEFT_RPC_TRANSPORT_CONFORMANCE_H_
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -16,7 +18,9 @@
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/base/parker.h"
 #include "weft/rpc/transport.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
@@ -28,6 +32,8 @@ class TransportPair {
   virtual Transport& a() = 0;
   virtual Transport& b() = 0;
   virtual Worker worker_b() const = 0;
+  // Whether what they run goes on while the test waits for another thread.
+  virtual bool has_threads() const { return true; }
 };
 
 // Keeps what it hears; the test waits for it in the transport's own way.
@@ -260,6 +266,40 @@ TEST_P(TransportConformance, TimersRunInTimeUnlessCancelled) {
   EXPECT_GE(a.clock().Now(), when);
   EXPECT_FALSE(cancelled_ran);
   EXPECT_FALSE(a.CancelTimer(id));
+}
+
+TEST_P(TransportConformance, WhatATimerHasBegunIsAwaited) {
+  if (!pair_->has_threads()) GTEST_SKIP() << "nothing runs beside the test";
+  Transport& a = pair_->a();
+  Promise<void> begun;
+  Parker may_end;
+  std::atomic<bool> has_ended{false};
+  a.RunAt(a.clock().Now(), [&] {
+    begun.Set(absl::OkStatus());
+    EXPECT_TRUE(::weft::testing::IsWoken(may_end));
+    has_ended = true;
+  });
+  ASSERT_THAT(begun.future().Wait(kSoon), ::weft::testing::IsOk());
+  Promise<void> awaited;
+  std::thread awaiting([&] {
+    a.AwaitTimers();
+    EXPECT_TRUE(has_ended);
+    awaited.Set(absl::OkStatus());
+  });
+  EXPECT_FALSE(awaited.future().Wait(absl::Milliseconds(100)).ok());
+  may_end.Unpark();
+  awaiting.join();
+}
+
+TEST_P(TransportConformance, ATimerDoesNotAwaitItself) {
+  Transport& a = pair_->a();
+  Promise<void> promise(a.driver());
+  const Future<void> done = promise.future();
+  a.RunAt(a.clock().Now(), [&a, promise = std::move(promise)]() mutable {
+    a.AwaitTimers();
+    promise.Set(absl::OkStatus());
+  });
+  EXPECT_THAT(done.Wait(kSoon), ::weft::testing::IsOk());
 }
 
 }  // namespace weft::rpc

@@ -1,8 +1,10 @@
 #include "weft/rpc/transport.h"
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -10,17 +12,21 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/executor.h"
+#include "weft/base/parker.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/directory.h"
 #include "weft/rpc/local_transport.h"
 #include "weft/rpc/simulated_ranks.h"
 #include "weft/rpc/simulated_transport.h"
 #include "weft/rpc/transport_conformance.h"
 #include "weft/rpc/wire.h"
+#include "weft/tests/support/patience.h"
 
 namespace weft::rpc {
 namespace {
 
 using ::weft::testing::IsOk;
+using ::weft::testing::IsWoken;
 
 class LocalPair final : public TransportPair {
  public:
@@ -39,6 +45,7 @@ class SimulatedPair final : public TransportPair {
   Transport& a() override { return *a_; }
   Transport& b() override { return *b_; }
   Worker worker_b() const override { return {"b", {1, 1}, "b"}; }
+  bool has_threads() const override { return false; }
 
  private:
   sim::Simulator simulator_{1};
@@ -53,6 +60,63 @@ INSTANTIATE_TEST_SUITE_P(Local, TransportConformance, ::testing::Values([] {
 INSTANTIATE_TEST_SUITE_P(Simulated, TransportConformance, ::testing::Values([] {
                            return std::make_unique<SimulatedPair>();
                          }));
+
+// --------------------------------------- an agent that ends as a timer runs
+
+// What a call begins once its agent is about to end.
+struct HeldTimer {
+  Transport* transport = nullptr;
+  Parker called;
+  Promise<void> begun;
+  Parker may_end;
+  std::atomic<bool> has_ended{false};
+};
+
+// By then the agent has waited for connections that were being accepted.
+absl::Status BeginOnceCancelled(CallContext& context) {
+  auto* timer = context.Local<HeldTimer>();
+  timer->called.Unpark();
+  Promise<void> cancelled;
+  const auto registration = context.cancel().OnCancel(
+      [&](const absl::Status&) { cancelled.Set(absl::OkStatus()); });
+  EXPECT_THAT(cancelled.future().Wait(absl::Seconds(60)), IsOk());
+  timer->transport->RunAt(timer->transport->clock().Now(), [timer] {
+    timer->begun.Set(absl::OkStatus());
+    EXPECT_TRUE(IsWoken(timer->may_end));
+    timer->has_ended = true;
+  });
+  return timer->begun.future().Wait(absl::Seconds(60));
+}
+WEFT_RPC(BeginOnceCancelled);
+
+TEST(LocalAgent, EndsAfterWhatATimerHasBegun) {
+  LocalNetwork network;
+  const auto transport = network.MakeTransport("a");
+  HeldTimer timer;
+  timer.transport = transport.get();
+  FixedDirectory directory;
+  directory.Put(Worker{"a", {1, 1}, "a"});
+  AgentOptions options;
+  options.job = "job";
+  options.name = "a";
+  options.key = {1, 1};
+  options.transport = transport.get();
+  options.directory = &directory;
+  auto agent = *Agent::Create(options);
+  agent->SetLocal(&timer);
+  const Future<void> call = CallAsync(agent->To("a"), BeginOnceCancelled);
+  EXPECT_TRUE(IsWoken(timer.called));
+  Promise<void> ended;
+  std::thread ending([&] {
+    agent = nullptr;
+    EXPECT_TRUE(timer.has_ended);
+    ended.Set(absl::OkStatus());
+  });
+  EXPECT_THAT(timer.begun.future().Wait(absl::Seconds(60)), IsOk());
+  EXPECT_FALSE(ended.future().Wait(absl::Milliseconds(100)).ok());
+  timer.may_end.Unpark();
+  ending.join();
+}
 
 // ------------------------------------------- whole agents under a simulation
 
