@@ -30,4 +30,10 @@ absl::StatusOr<int64_t> PassGate(rpc::CallContext& context) {
 }
 WEFT_RPC(PassGate);
 
+absl::StatusOr<int64_t> PassGateAt(rpc::CallContext& context,
+                                   const std::string& worker) {
+  return rpc::Call(context.To(worker), PassGate);
+}
+WEFT_RPC(PassGateAt);
+
 }  // namespace weft::worker

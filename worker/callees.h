@@ -28,6 +28,9 @@ struct Gate {
 // 1, once it may leave; kDeadlineExceeded after half a minute, without a gate
 // kFailedPrecondition.
 absl::StatusOr<int64_t> PassGate(rpc::CallContext& context);
+// PassGate, called at `worker` within the call.
+absl::StatusOr<int64_t> PassGateAt(rpc::CallContext& context,
+                                   const std::string& worker);
 
 }  // namespace weft::worker
 

@@ -64,6 +64,9 @@ class MembershipDirectory final : public rpc::Directory {
     if (const rendezvous::Member* member = view->Find(key)) {
       return rpc::Worker{member->name, member->key, member->address};
     }
+    for (const rendezvous::Departed& departed : view->departed()) {
+      if (departed.key == key) return Gone(departed);
+    }
     const std::string what = absl::StrCat("worker ", key.ToString());
     if (view->IsGone(key)) {
       return absl::UnavailableError(absl::StrCat(what, " is gone"));

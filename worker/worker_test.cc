@@ -927,6 +927,68 @@ TEST_F(HostTest, AMemberOfItsHostThatIsKilledIsGoneAtOnce) {
   (void)workers[0]->Shutdown(at_once);
 }
 
+TEST_F(HostTest, WhoIsKilledUnderTrafficIsReachedByTheFirstCallOnceItIsBack) {
+  Gate gate;  // a handler at it ends with its worker
+  const std::string coordinator =
+      absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"));
+  const auto start = [&] {
+    return StartProcess(
+        {"--role=trainer", "--rank=1", "--trainers=2", coordinator});
+  };
+  const auto host = StartHost({coordinator});
+  const auto first = start();
+  Workers workers = StartAll({OptionsOf("trainer", 0)});
+  ASSERT_EQ(workers.size(), 1u);
+  rpc::Agent& agent = workers[0]->agent();
+  agent.SetLocal(&gate);
+  rendezvous::Membership& membership = workers[0]->membership();
+  const rendezvous::WorkerKey old_key =
+      membership.view()->Find("trainer1")->key;
+  const rpc::Target by_key = agent.To(old_key, kLong);
+  const rpc::Target by_name = agent.To("trainer1", kLong);
+  EXPECT_THAT(rpc::Call(by_key, Twice, int64_t{21}), IsOkAndHolds(42));
+  Traffic others(*workers[0], "ps0");
+  Traffic traffic(*workers[0], "trainer1");
+  const Future<int64_t> held =
+      rpc::CallAsync(by_name, PassGateAt, std::string("trainer0"));
+  EXPECT_TRUE(IsWoken(gate.entered));
+
+  first->Signal(SIGKILL);
+  const absl::Status cut = held.Wait(kProven).status();
+  EXPECT_THAT(cut, StatusIs(absl::StatusCode::kUnavailable,
+                            "is gone: its process has ended"));
+  EXPECT_EQ(rpc::ReasonOf(cut), rpc::Reason::kPeerGone);
+  EXPECT_TRUE(rpc::OutcomeUnknown(cut));
+  gate.may_leave.Unpark();
+  for (const absl::Status& failure : traffic.End()) {
+    EXPECT_THAT(failure, StatusIs(absl::StatusCode::kUnavailable, ""));
+  }
+
+  const auto second = start();
+  ASSERT_THAT(membership.WaitFor(
+                  [&](const auto& view) {
+                    return view.IsComplete() &&
+                           view.Find("trainer1")->key.epoch > old_key.epoch;
+                  },
+                  kLong),
+              IsOk());
+  EXPECT_THAT(CallTwice(*workers[0], "trainer1"), IsOkAndHolds(42));
+  for (const rpc::Target& old : {by_key, by_name, agent.To(old_key, kLong)}) {
+    const absl::Status refused = rpc::Call(old, Twice, int64_t{21}).status();
+    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable,
+                                  "is gone: its process has ended"));
+    EXPECT_EQ(rpc::ReasonOf(refused), rpc::Reason::kPeerGone);
+    EXPECT_FALSE(rpc::OutcomeUnknown(refused));
+  }
+  EXPECT_THAT(others.End(), IsEmpty());  // and nobody else noticed
+  EXPECT_GT(others.calls(), 0);
+  host->Signal(SIGKILL);
+  second->Signal(SIGKILL);
+  ShutdownOptions at_once;
+  at_once.graceful = false;
+  (void)workers[0]->Shutdown(at_once);
+}
+
 TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
   if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
   auto etcd = testing::Etcd::Start(dir_.path());
