@@ -60,6 +60,11 @@ constexpr absl::Duration kForgetEvery = absl::Seconds(5);
 
 constexpr char kUnix[] = "unix";  // the address of all unix sockets
 
+// What an operator can do about a limit; `kind` is its name.
+std::string RaiseBy(const char* kind) {
+  return absl::StrCat("; raise it by --limits=", kind, "=VALUE");
+}
+
 // That came over the connection so far.
 int64_t BytesHeard(int fd) {
   tcp_info info = {};
@@ -428,14 +433,15 @@ std::optional<AcceptLoop::Refusal> AcceptLoop::MakeRoomFor(
         kMaxConnections,
         absl::StrCat(connections_.size(),
                      " connections are open, and max_connections is ",
-                     options_.max_connections, "; raise it")};
+                     options_.max_connections, RaiseBy(kMaxConnections))};
   }
   if (IsFullAt(address)) {
     return Refusal{
         kMaxPerAddress,
         absl::StrCat(CountOf(address), " connections of its address are open, ",
                      "and max_connections_per_address is ",
-                     options_.max_connections_per_address, "; raise it")};
+                     options_.max_connections_per_address,
+                     RaiseBy(kMaxPerAddress))};
   }
   return std::nullopt;
 }
@@ -531,10 +537,11 @@ void AcceptLoop::Expire() {
     const std::string waited = absl::FormatDuration(options_.handshake_timeout);
     const std::string& peer = connections_.at(*id).peer;
     if (unserved_.IsReady(*id)) {
-      Refuse({kMaxHandshakes,
-              absl::StrCat("waited ", waited, " for one of ",
-                           options_.max_handshakes, " handshakes; raise it")},
-             peer);
+      Refuse(
+          {kMaxHandshakes, absl::StrCat("waited ", waited, " for one of ",
+                                        options_.max_handshakes, " handshakes",
+                                        RaiseBy(kMaxHandshakes))},
+          peer);
     } else {
       Refuse({kHandshakeTimeout, absl::StrCat("said too little for ", waited,
                                               ", which is handshake_timeout")},

@@ -14,9 +14,9 @@ constexpr char kLimitUrl[] = "weft.net/limit";
 // `limit` is the option that has the number `most`.
 absl::Status Full(const std::string& whose, absl::string_view limit,
                   int64_t most, absl::string_view found) {
-  absl::Status status = absl::ResourceExhaustedError(
-      absl::StrCat(whose, ": ", found, ", and ", limit, " is ", most,
-                   "; try again later, or raise it"));
+  absl::Status status = absl::ResourceExhaustedError(absl::StrCat(
+      whose, ": ", found, ", and ", limit, " is ", most,
+      "; try again later, or raise it by --limits=", limit, "=VALUE"));
   status.SetPayload(kLimitUrl, absl::Cord(limit));
   return status;
 }

@@ -497,7 +497,8 @@ TEST_F(Limits, CallsOfOnePeer) {
   ServeWith(limits);
   ExpectNoRoom(0, 9, 0, "max_calls_per_peer",
                "peer weft://job/trainer/9: 1 calls are open, and "
-               "max_calls_per_peer is 1; try again later, or raise it");
+               "max_calls_per_peer is 1; try again later, or raise it by "
+               "--limits=max_calls_per_peer=VALUE");
 }
 
 TEST_F(Limits, CallsOfAll) {
@@ -558,7 +559,8 @@ TEST_F(Limits, Connections) {
   const auto first = LetIn();
   EXPECT_TRUE(RawPeer(server_->address()).AwaitEnd());
   ExpectRefused("max_connections",
-                "1 connections are open, and max_connections is 1; raise it");
+                "1 connections are open, and max_connections is 1; raise it "
+                "by --limits=max_connections=VALUE");
 }
 
 TEST_F(Limits, ConnectionsOfOneAddress) {
@@ -571,7 +573,8 @@ TEST_F(Limits, ConnectionsOfOneAddress) {
   EXPECT_TRUE(RawPeer(server_->address()).AwaitEnd());
   ExpectRefused("max_connections_per_address",
                 "1 connections of its address are open, and "
-                "max_connections_per_address is 1; raise it");
+                "max_connections_per_address is 1; raise it by "
+                "--limits=max_connections_per_address=VALUE");
 }
 
 TEST_F(Limits, SilenceOfAConnection) {
