@@ -3,7 +3,9 @@
 #include "weft/ps/service.h"
 
 #include <algorithm>
+#include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,6 +19,8 @@
 #include "weft/ps/server.h"
 #include "weft/ps/table_layout.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rpc/function.h"
 #include "weft/rpc/local_transport.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
@@ -37,9 +41,10 @@ constexpr absl::Duration kTimeout = absl::Seconds(30);
 // `servers` parameter servers and `trainers` trainers.
 class Job {
  public:
-  Job(int servers, int trainers) {
+  // What servers answer is in `functions`, where it is given.
+  Job(int servers, int trainers, const rpc::Registry* functions = nullptr) {
     for (int i = 0; i < servers; ++i) {
-      Rank& rank = Add(absl::StrCat("ps", i));
+      Rank& rank = Add(absl::StrCat("ps", i), functions);
       rank.server = std::make_unique<Server>(ServerOptions{i, servers});
       rank.agent->SetLocal(rank.server.get());
       server_names_.push_back(rank.agent->name());
@@ -75,7 +80,7 @@ class Job {
     std::unique_ptr<rpc::Agent> agent;
   };
 
-  Rank& Add(const std::string& name) {
+  Rank& Add(const std::string& name, const rpc::Registry* functions = nullptr) {
     const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
     directory_.Put({name, key, name});
     Rank& rank = ranks_.emplace_back();
@@ -86,6 +91,7 @@ class Job {
     options.key = key;
     options.transport = rank.transport.get();
     options.directory = &directory_;
+    if (functions != nullptr) options.registry = functions;
     rank.agent = *rpc::Agent::Create(options);
     return rank;
   }
@@ -360,6 +366,39 @@ TEST(PsService, AServerWithoutASliceDoesNotHinderACheckpoint) {
   ASSERT_THAT(again, IsOk());
   EXPECT_EQ((*again)->round(), 1);
   EXPECT_THAT((*again)->Pull().Wait(kTimeout)->ToVector<float>(), Each(0.0f));
+}
+
+absl::StatusOr<v1::SaveReply> SaveElsewhere(rpc::CallContext&,
+                                            const v1::SaveRequest&) {
+  v1::SaveReply reply;
+  v1::SavedFile* file = reply.add_files();
+  file->set_name("../x");
+  file->set_writer("ps0");
+  return reply;
+}
+
+TEST(PsService, AFileThatAServerSaysToBeElsewhereIsRefusedUntouched) {
+  const TempDir temp;
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  ASSERT_THAT(directory, IsOk());
+  const auto attempt = (*directory)->Begin(1);
+  ASSERT_THAT(attempt, IsOk());
+  const std::string elsewhere = absl::StrCat(options.path, "/x");
+  std::ofstream(elsewhere) << "mine";
+  rpc::Registry hostile;
+  hostile.Add(rpc::internal::Describe<&SaveElsewhere>(rpc::RunsOn::kExecutor,
+                                                      "weft::ps::Save"));
+  Job job(/*servers=*/1, /*trainers=*/1, &hostile);
+  const auto files = job.MakeClient(0)->Save(options.path, *attempt, 1);
+  ASSERT_THAT(files, IsOk());
+  EXPECT_THAT((*directory)->Commit(*attempt, *files, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "file \"../x\" of writer \"ps0\""));
+  std::stringstream kept;
+  kept << std::ifstream(elsewhere).rdbuf();
+  EXPECT_EQ(kept.str(), "mine");
 }
 
 TEST(PsService, ServersDescribeTheirTables) {
