@@ -1,6 +1,8 @@
 #include "weft/sim/fault_plan.h"
 
 #include <algorithm>
+#include <charconv>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -45,6 +47,12 @@ bool StrikesMessages(Fault fault) {
     default:
       return false;
   }
+}
+
+// The shortest text that is read as just this rate.
+std::string Exactly(double rate) {
+  char text[32];
+  return std::string(text, std::to_chars(text, std::end(text), rate).ptr);
 }
 
 bool Matches(const FaultPlan::Rule& rule, const FaultPlan::Message& message) {
@@ -172,7 +180,7 @@ std::string FaultPlan::Replay() const {
   for (int kind = 0; kind < kFaultKinds; ++kind) {
     if (options_.rate[kind] <= 0) continue;
     absl::StrAppend(&replay, ", ", NameOf(static_cast<Fault>(kind)), " ",
-                    options_.rate[kind]);
+                    Exactly(options_.rate[kind]));
   }
   if (options_.min_hits > 0) {
     absl::StrAppend(&replay, ", each at least ", options_.min_hits,

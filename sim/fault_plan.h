@@ -56,7 +56,7 @@ class FaultPlan {
     std::string kind = {};
     std::string function = {};
     int64_t first = kAll;       // so many times
-    absl::Duration delay = {};  // by kDelay: exactly so long
+    absl::Duration delay = {};  // by kDelay, beside its latency
 
     // They are not sent: the connection breaks in their place.
     static Rule Drop(std::string kind, std::string function, int64_t first);
@@ -110,8 +110,9 @@ class FaultPlan {
   // A line for each kind that had a rate, an opportunity or a hit, and for each
   // rule.
   std::string Report() const;
-  // All that makes this plan again: "seed 7, loss 0.02, reset of the first 3
-  // request of app::Push". For the message of a test that fails.
+  // What makes this plan again: "seed 7, loss 0.02, reset of the first 3
+  // request of app::Push". For the message of a test that fails, whose other
+  // options are its own: the plan does not know its network's.
   std::string Replay() const;
   // kFailedPrecondition, naming them, if a kind that has a rate struck less
   // often than max(1, min_hits), or a rule never: the run proves nothing about

@@ -53,19 +53,21 @@ void SimNetwork::SendByRule(const FaultPlan::Rule& rule, const Pair& pair,
   if (rule.fault == Fault::kDelay) {
     Transmit(pair, std::move(message), number, rule.delay);
   } else if (rule.fault == Fault::kDuplication) {
-    Transmit(pair, message, number);
-    Transmit(pair, std::move(message), number);
+    Transmit(pair, message, number, absl::ZeroDuration());
+    Transmit(pair, std::move(message), number, absl::ZeroDuration());
   }
 }
 
 void SimNetwork::Transmit(const Pair& pair, Bytes message, int64_t number,
-                          absl::Duration late) {
+                          std::optional<absl::Duration> late) {
   Link& link = links_[pair];
-  Instant arrival = simulator_.Now() + Latency() + late;
-  if (faults_.Strikes(Fault::kDelay)) {
+  const bool is_ruled = late.has_value();
+  Instant arrival =
+      simulator_.Now() + Latency() + late.value_or(absl::ZeroDuration());
+  if (!is_ruled && faults_.Strikes(Fault::kDelay)) {
     arrival += UpTo(options_.max_delay);
   }
-  if (faults_.Strikes(Fault::kReordering)) {
+  if (!is_ruled && faults_.Strikes(Fault::kReordering)) {
     // Late, without holding up the others.
     arrival += 4 * Latency();
   } else {

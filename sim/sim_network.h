@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -109,9 +110,9 @@ class SimNetwork {
   const FaultPlan::Rule* RuleFor(const Bytes& message);
   void SendByRule(const FaultPlan::Rule& rule, const Pair& pair, Bytes message,
                   int64_t number);
-  // It is late by `late` and what else befalls it.
+  // `late`: as a rule says, and then by nothing else; null: as may befall it.
   void Transmit(const Pair& pair, Bytes message, int64_t number,
-                absl::Duration late = absl::ZeroDuration());
+                std::optional<absl::Duration> late = std::nullopt);
   void Deliver(const Pair& pair, int64_t from_incarnation,
                int64_t to_incarnation, int64_t connection,
                const Bytes& message);

@@ -95,6 +95,22 @@ TEST_F(SimNetworkTest, RulesChooseMessagesByTheirKind) {
   EXPECT_THAT(plan_->CheckHits(), IsOk()) << plan_->Replay();
 }
 
+TEST_F(SimNetworkTest, WhatARuleStrikesIsNoOpportunityOfTheRates) {
+  auto faults =
+      FaultPlan::Options::Of({Fault::kDelay, Fault::kReordering}, 1.0);
+  faults.rules = {FaultPlan::Rule::Delay("", absl::Seconds(1))};
+  SimNetwork::Options options;
+  options.max_delay = absl::Hours(1);
+  Build(faults, options);
+  const Instant start = simulator_.Now();
+  SendMany(6);
+  EXPECT_THAT(b_.heard, ElementsAre("a#1:0", "a#1:1", "a#1:2", "a#1:3", "a#1:4",
+                                    "a#1:5"));
+  EXPECT_LT(simulator_.Now() - start, absl::Seconds(1.1));
+  EXPECT_EQ(plan_->opportunities(Fault::kDelay), 0);
+  EXPECT_EQ(plan_->opportunities(Fault::kReordering), 0);
+}
+
 TEST_F(SimNetworkTest, DuplicatesWhatThePlanSays) {
   Build(FaultPlan::Options::Of({Fault::kDuplication}, 0.3));
   SendMany(200);

@@ -207,6 +207,12 @@ TEST(FaultPlan, SaysWhatItIsMadeOf) {
             "seed 7, loss 0.02, delay 0.02, each at least 1 times within 100, "
             "reset of the first 3 request of Push, delay by 1.5s of any "
             "message");
+  // Each rate to its last bit.
+  const auto replay = [](double rate) {
+    return FaultPlan(7, FaultPlan::Options::Of({Fault::kLoss}, rate)).Replay();
+  };
+  EXPECT_EQ(replay(1.0 / 3), "seed 7, loss 0.3333333333333333");
+  EXPECT_EQ(replay(0.0012345678), "seed 7, loss 0.0012345678");
 }
 
 // Ranks that pass a token round by futures, with timers in between.
