@@ -50,11 +50,13 @@ constexpr absl::Duration kSweepEvery = absl::Milliseconds(kRetryMs);
 // once would cost others as much as one that was not cut.
 constexpr absl::Duration kHeldBack = absl::Seconds(1);
 // What came until it was noticed takes a second or more to get rid of.
-constexpr absl::Duration kFloodHeldBack = absl::Seconds(10);
-// How often to look for floods, and from how many bytes on: a call takes some
-// hundred.
+constexpr absl::Duration kFloodHeldBack = absl::Seconds(4);
+// How often to look for floods, and from how many bytes on: a call takes 20 to
+// some hundred.
 constexpr absl::Duration kWatchEvery = absl::Milliseconds(100);
-constexpr int64_t kMuch = 32 << 10;
+constexpr int64_t kMuch = 16 << 10;
+constexpr int64_t kBodies = 1 << 20;
+constexpr int kWatchesOfBodies = 5;
 // How often to look which connections are gone, if nothing else asks.
 constexpr absl::Duration kForgetEvery = absl::Seconds(5);
 
@@ -81,6 +83,19 @@ std::optional<ino_t> InodeOf(int fd) {
   return found.st_ino;
 }
 
+// A listener of all addresses sees ::ffff:10.0.0.7, gRPC calls it 10.0.0.7.
+void ToIpv4IfMapped(sockaddr_storage* name, socklen_t* length) {
+  const auto mapped = *reinterpret_cast<const sockaddr_in6*>(name);
+  if (name->ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr))
+    return;
+  sockaddr_in plain = {};
+  plain.sin_family = AF_INET;
+  plain.sin_port = mapped.sin6_port;
+  memcpy(&plain.sin_addr, &mapped.sin6_addr.s6_addr[12], sizeof plain.sin_addr);
+  memcpy(name, &plain, sizeof plain);
+  *length = sizeof plain;
+}
+
 // Host number and port of the other end; "unix" and nothing for a unix socket.
 std::pair<std::string, std::string> PeerOf(int fd) {
   sockaddr_storage name = {};
@@ -88,6 +103,7 @@ std::pair<std::string, std::string> PeerOf(int fd) {
   if (getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0)
     return {"", ""};
   if (name.ss_family == AF_UNIX) return {kUnix, ""};
+  ToIpv4IfMapped(&name, &length);
   char host[NI_MAXHOST];
   char port[NI_MAXSERV];
   if (getnameinfo(reinterpret_cast<sockaddr*>(&name), length, host, sizeof host,
@@ -248,11 +264,19 @@ void AcceptLoop::CutOff(absl::string_view peer, absl::string_view limit,
   }
 }
 
+bool AcceptLoop::IsHoldingBack() {
+  MutexLock lock(mu_);
+  return unserved_.IsHoldingBack(Now());
+}
+
 void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
                         absl::Duration held_back) {
   connection.cut_off = true;
   Cut(connection);
-  unserved_.HoldBack(connection.address, Now() + held_back);
+  // Who waits with it has time left for its handshake.
+  unserved_.HoldBack(
+      connection.address,
+      Now() + std::min(held_back, options_.handshake_timeout * 4 / 5));
   Refuse(refusal, connection.peer);
 }
 
@@ -265,16 +289,21 @@ bool AcceptLoop::IsWatched(const Connection& connection) const {
 // reads a connection for as long as bytes come, on the one thread that polls.
 // Who begins calls without an end would keep all others waiting.
 void AcceptLoop::Watch() {
-  if (!IsWatching() || Now() < next_watch_) return;
-  next_watch_ = Now() + kWatchEvery;
-  if (Now() - swept_ >= kForgetEvery) Sweep();  // with the last it rests
-  const std::set<std::string> suspects = WhoSaysMuch();
+  std::set<std::string> suspects;
+  {
+    MutexLock lock(mu_);
+    if (!IsWatching() || Now() < next_watch_) return;
+    next_watch_ = Now() + kWatchEvery;
+    if (Now() - swept_ >= kForgetEvery) Sweep();  // with the last it rests
+    suspects = WhoSaysMuch();
+  }
   if (suspects.empty()) return;
   const std::map<std::string, int64_t> open = options_.open_streams(suspects);
+  const int most = options_.max_calls_per_connection;
+  MutexLock lock(mu_);
   for (auto& [id, connection] : connections_) {
     const auto found = open.find(connection.peer);
     if (found == open.end() || !IsWatched(connection)) continue;
-    const int most = options_.max_calls_per_connection;
     if (found->second <= int64_t{4} * most) continue;
     CutOff(
         connection,
@@ -284,14 +313,17 @@ void AcceptLoop::Watch() {
   }
 }
 
-// Since the last look.
+// Since the last look. Who sends so much that it is bodies comes less often, as
+// each costs tens of microseconds.
 std::set<std::string> AcceptLoop::WhoSaysMuch() {
+  const bool bodies_too = ++watches_ % kWatchesOfBodies == 0;
   std::set<std::string> peers;
   for (auto& [id, connection] : connections_) {
     if (connection.cut_off) Cut(connection);  // until gRPC has closed it
     if (!IsWatched(connection)) continue;
     const int64_t heard = BytesHeard(connection.fd);
-    if (heard - std::exchange(connection.heard, heard) >= kMuch)
+    const int64_t more = heard - std::exchange(connection.heard, heard);
+    if (more >= kMuch && (more < kBodies || bodies_too))
       peers.insert(connection.peer);
   }
   return peers;
@@ -308,6 +340,7 @@ void AcceptLoop::Run() {
   for (;;) {
     epoll_event events[64];
     const int count = epoll_wait(epoll_, events, 64, timeout_ms);
+    Watch();
     MutexLock lock(mu_);
     if (stopping_) return;
     for (int i = 0; i < count; ++i) {
@@ -322,7 +355,6 @@ void AcceptLoop::Run() {
       }
     }
     Expire();
-    Watch();
     DeliverReady();
     timeout_ms = RoundTimeoutMs();
   }

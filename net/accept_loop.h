@@ -86,6 +86,9 @@ class AcceptLoop {
   void CutOff(absl::string_view peer, absl::string_view limit,
               const std::string& why) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // An address waits for that.
+  bool IsHoldingBack() ABSL_LOCKS_EXCLUDED(mu_);
+
   // That are open, and how many may be.
   int connections() ABSL_LOCKS_EXCLUDED(mu_);
   int max_connections() const { return options_.max_connections; }
@@ -120,7 +123,7 @@ class AcceptLoop {
   bool IsWatching() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return watched_ > 0 && options_.open_streams != nullptr;
   }
-  void Watch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Watch() ABSL_LOCKS_EXCLUDED(mu_);
   std::set<std::string> WhoSaysMuch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // REQUIRES: IsWatched(connection).
   void CutOff(Connection& connection, const Refusal& refusal,
@@ -173,6 +176,7 @@ class AcceptLoop {
   Unserved unserved_ ABSL_GUARDED_BY(mu_);
   Instant swept_ ABSL_GUARDED_BY(mu_);
   Instant next_watch_ ABSL_GUARDED_BY(mu_);
+  int64_t watches_ ABSL_GUARDED_BY(mu_) = 0;
   int watched_ ABSL_GUARDED_BY(mu_) = 0;  // connections of TCP at gRPC
   std::map<int, Source> sources_ ABSL_GUARDED_BY(mu_);
 };

@@ -82,18 +82,16 @@ class IncomingCall::State {
     std::move(fn)();
   }
 
-  // True if it had no answer yet.
-  bool Cancelled() ABSL_LOCKS_EXCLUDED(mu_) {
+  void Cancelled() ABSL_LOCKS_EXCLUDED(mu_) {
     absl::AnyInvocable<void() &&> fn;
     {
       MutexLock lock(mu_);
-      if (answered_) return false;
+      if (answered_) return;
       cancelled_ = true;
       fn = std::move(on_cancel_);
       on_cancel_ = nullptr;
     }
     if (fn != nullptr) std::move(fn)();
-    return true;
   }
 
  private:
@@ -171,9 +169,7 @@ class UnaryObserver final : public StreamObserver {
     Refuse("request",
            absl::InvalidArgumentError("a unary call without a request"));
   }
-  void OnClosed(absl::Status) override {
-    if (state_->Cancelled()) core_.loop().CountWaste(state_->call());
-  }
+  void OnClosed(absl::Status) override { state_->Cancelled(); }
 
  private:
   void Refuse(absl::string_view kind, const absl::Status& why) {
@@ -310,9 +306,11 @@ void Endpoint::Core::Probe() {
 }
 
 void Endpoint::Core::OnProbed(const absl::Status& answer) {
-  // Any other error is an answer: somebody serves there.
+  // Any other error is an answer: somebody serves there. While a flood is kept
+  // away, the probe may have been so too.
   const bool missed =
-      absl::IsUnavailable(answer) || absl::IsDeadlineExceeded(answer);
+      (absl::IsUnavailable(answer) || absl::IsDeadlineExceeded(answer)) &&
+      !loop_->IsHoldingBack();
   absl::Status unreachable;
   {
     MutexLock lock(probe_mu_);

@@ -42,7 +42,6 @@ class Endpoint::Core final
   const std::string& name() const { return options_.name; }
   const std::string& address() const { return address_; }
   Health& health() { return health_; }
-  Loop::Core& loop() { return *loop_; }
   // Answers the call with `why` and writes it down.
   void Refuse(ServerCall& call, absl::string_view kind,
               const absl::Status& why);

@@ -193,6 +193,9 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   // that has too many of those.
   void CountWaste(const ServerCall& call);
 
+  // An address of the edge may begin no connections for now.
+  bool IsHoldingBack() { return accept_loop_->IsHoldingBack(); }
+
   // A call arrived.
   void Route(std::shared_ptr<ServerCall> call) ABSL_LOCKS_EXCLUDED(mu_);
   void RequestCall();

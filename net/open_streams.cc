@@ -5,6 +5,7 @@
 #include <grpc/grpc.h>
 #include <grpc/support/alloc.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "absl/strings/numbers.h"
@@ -67,7 +68,9 @@ std::map<std::string, int64_t> OpenStreams(const std::set<std::string>& peers) {
         // chttp2 ipv4:10.0.0.7:4711
         const std::string peer = AddressOfUri(
             absl::StripPrefix(Field(ref, "name").string_value(), "chttp2 "));
-        if (peers.count(peer) > 0) open[peer] = OpenOf(number);
+        // One peer may come from one port to two listeners.
+        if (peers.count(peer) > 0)
+          open[peer] = std::max(open[peer], OpenOf(number));
         next = number + 1;
         more = !Field(page, "end").bool_value();
       }

@@ -277,6 +277,9 @@ void ServerCall::OnDone(bool) {
     MutexLock lock(mu_);
     done_ = true;
     cancelled_ = grpc_->context.IsCancelled();
+    // Of a stream the read fails first, and its observer may close it then: so
+    // whether it was closed says nothing.
+    taken_back_ = cancelled_ && SteadyClock().Now() < deadline_;
     // Even a call that was cancelled must be finished, once the write in flight
     // has come back.
     finish = !writing_ && TakeFinish();
@@ -300,6 +303,7 @@ void ServerCall::EndIfOver() {
   std::shared_ptr<Grpc> over;
   std::shared_ptr<StreamObserver> observer;
   absl::Status status;
+  bool is_wasted;
   {
     MutexLock lock(mu_);
     if (grpc_ == nullptr || !finished_ || !done_ || reading_ || writing_)
@@ -308,11 +312,13 @@ void ServerCall::EndIfOver() {
     grpc_ = nullptr;
     observer = std::move(observer_);
     observer_ = nullptr;
+    is_wasted = taken_back_;
     status = cancelled_ ? absl::UnavailableError(
                               absl::StrCat(peer_.ToString(), " ended ", method_,
                                            " or its connection was lost"))
                         : closing_.value_or(absl::OkStatus());
   }
+  if (is_wasted) core_->CountWaste(*this);
   if (observer != nullptr) observer->OnClosed(std::move(status));
   if (ended_ != nullptr) std::move(ended_)();
   over = nullptr;  // before the Loop may believe that nothing is left

@@ -90,6 +90,8 @@ class ServerCall final : public Stream,
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
   bool done_ ABSL_GUARDED_BY(mu_) = false;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  // Before its status was sent, and before its deadline.
+  bool taken_back_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace weft::net

@@ -88,7 +88,13 @@ void Unserved::Detach(Id id, const Connection& connection) {
 }
 
 void Unserved::HoldBack(const std::string& address, Instant until) {
-  held_back_[address] = until;
+  Instant& held = held_back_.emplace(address, until).first->second;
+  held = std::max(held, until);
+}
+
+bool Unserved::IsHoldingBack(Instant now) const {
+  return std::any_of(held_back_.begin(), held_back_.end(),
+                     [&](const auto& held) { return now < held.second; });
 }
 
 bool Unserved::IsHeldBack(const std::string& address, Instant now) const {

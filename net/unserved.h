@@ -42,6 +42,7 @@ class Unserved {
 
   // No handshake of `address` begins before `until`.
   void HoldBack(const std::string& address, Instant until);
+  bool IsHoldingBack(Instant now) const;  // any
 
   bool any_ready() const { return ready_ > 0; }
   bool IsReady(Id id) const;

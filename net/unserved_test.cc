@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "gtest/gtest.h"
 
@@ -66,6 +67,21 @@ TEST_F(UnservedTest, WhoIsHeldBackWaitsAndNobodyElseDoes) {
   EXPECT_EQ(unserved_.NextReady(now_), std::nullopt);
   now_ = now_ + absl::Seconds(1);
   EXPECT_EQ(unserved_.NextReady(now_), flooder);
+}
+
+TEST_F(UnservedTest, TheLongerOfTwoTimesHoldsBack) {
+  for (const auto& [first, second] : {std::pair(4, 1), std::pair(1, 4)}) {
+    Unserved unserved(16, kTimeout);
+    unserved.Add(1, kCrowd, now_);
+    unserved.BecomeReady(1);
+    unserved.HoldBack(kCrowd, now_ + absl::Seconds(first));
+    unserved.HoldBack(kCrowd, now_ + absl::Seconds(second));
+    const Instant then = now_ + absl::Seconds(3);
+    EXPECT_TRUE(unserved.IsHoldingBack(then));
+    EXPECT_EQ(unserved.NextReady(then), std::nullopt);
+    EXPECT_EQ(unserved.NextReady(then + absl::Seconds(1)), 1);
+    EXPECT_FALSE(unserved.IsHoldingBack(then + absl::Seconds(1)));
+  }
 }
 
 TEST_F(UnservedTest, NoHandshakeIsCutForWhoIsHeldBack) {
