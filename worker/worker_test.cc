@@ -52,6 +52,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
@@ -420,13 +421,15 @@ TEST_F(WorkerTest, HandlesThatWereNotReleasedAreNamedAtBothWorkers) {
     const auto reports = Reports(std::move(workers), options);
     const std::string log = ::testing::internal::GetCapturedStderr();
     EXPECT_THAT(reports[0].leaked_objects, IsEmpty());
-    EXPECT_THAT(reports[1].leaked_objects,
-                ElementsAre(HasSubstr("Counter::new at trainer1 (call 1)"),
-                            HasSubstr("Twice at trainer1 (call 2)")));
+    EXPECT_THAT(
+        reports[1].leaked_objects,
+        UnorderedElementsAre(HasSubstr("Counter::new at trainer1 (call 1)"),
+                             HasSubstr("Twice at trainer1 (call 2)")));
     // Also where trainer0 had left before trainer1 looked.
-    EXPECT_THAT(reports[2].leaked_objects,
-                ElementsAre(HasSubstr("Counter::new of trainer0 (call 1)"),
-                            HasSubstr("Twice of trainer0 (call 2)")));
+    EXPECT_THAT(
+        reports[2].leaked_objects,
+        UnorderedElementsAre(HasSubstr("Counter::new of trainer0 (call 1)"),
+                             HasSubstr("Twice of trainer0 (call 2)")));
     EXPECT_THAT(log, HasSubstr("left open: wanted no object"));
     EXPECT_THAT(log, HasSubstr("Counter::new at trainer1"));
     EXPECT_THAT(log, HasSubstr("Counter::new of trainer0"));
