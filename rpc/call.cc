@@ -58,17 +58,17 @@ namespace internal {
 namespace {
 
 // An error of the other side, prefixed with who it was.
-absl::Status Name(const Worker& peer, const Function& function,
+absl::Status Name(const std::string& worker, const Function& function,
                   const absl::Status& status, const ReplyPtr& reply) {
-  std::string text = SaidBy(peer.name, status.message());
+  std::string text = SaidBy(worker, status.message());
   if (reply != nullptr && reply->refusal == Refusal::kSignatureDiffers) {
-    text = absl::StrCat(peer.name, ": ", function.name,
+    text = absl::StrCat(worker, ": ", function.name,
                         ": signature differs: caller says ", function.signature,
                         ", callee has ", status.message(),
                         "; build both from the same sources");
   }
   const absl::Status known =
-      ReceiveFailure(status, peer.name, function.name, Phase::kQueue);
+      ReceiveFailure(status, worker, function.name, Phase::kQueue);
   absl::Status named(status.code(), text);
   known.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
     named.SetPayload(url, c);
@@ -100,6 +100,7 @@ class CallStarter {
                     std::shared_ptr<OutgoingCall> call) {
     Address(target, function, request.get());
     call->caller_ = target.caller_;
+    call->worker_ = target.name();
     call->function_ = &function;
     call->request_ = request;
     if (CoreOf(target).telemetry().spans().enabled()) {
@@ -110,7 +111,7 @@ class CallStarter {
       // Given up also when the call that makes it is cancelled.
       call->with_parent_ = lineage->cancel.OnCancel(
           [weak = std::weak_ptr<OutgoingCall>(call)](const absl::Status& why) {
-            if (const auto live = weak.lock()) live->GiveUp(why);
+            if (const auto live = weak.lock()) live->GiveUp(why).IgnoreError();
           });
     }
   }
@@ -272,6 +273,12 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
 
 bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
 
+absl::Status OutgoingCall::GiveUp(const absl::Status& why) const {
+  absl::Status end = abandon_(why);
+  if (end.ok()) end = MarkFailure(WithOutcomeUnknown(why), Phase::kHandler);
+  return Name(worker_, *function_, end, nullptr);
+}
+
 void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
   const auto caller = std::move(caller_);
   // The memory of its arguments may be needed.
@@ -281,7 +288,7 @@ void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
     span_->End();
   }
   if (!status.ok()) {
-    return OnEnd(id, Name(caller->peer(), *function_, status, reply));
+    return OnEnd(id, Name(worker_, *function_, status, reply));
   }
   OnEnd(id, Received{reply->body, reply->is_private});
 }

@@ -135,8 +135,10 @@ class OutgoingCall {
   OutgoingCall& operator=(const OutgoingCall&) = delete;
   virtual ~OutgoingCall() = default;
 
+  // Returns how the call ends by this, of which OnEnd may hear later. If it has
+  // ended, or is about to be sent, that is not known: it may have run.
   // REQUIRES: StartCall has returned.
-  void GiveUp(const absl::Status& why) const { abandon_(why); }
+  absl::Status GiveUp(const absl::Status& why) const;
 
  protected:
   OutgoingCall() = default;
@@ -149,6 +151,7 @@ class OutgoingCall {
   void End(absl::Status status, const ReplyPtr& reply);
 
   std::shared_ptr<Caller> caller_;  // until the end
+  std::string worker_;
   const Function* function_ = nullptr;
   std::shared_ptr<const Request> request_;  // until the end
   std::unique_ptr<telemetry::Span> span_;   // null: not traced
@@ -225,7 +228,8 @@ Result<T> DecodeResult(const absl::StatusOr<Received>& reply) {
 }
 
 // One whose end is `decode(id, reply)`, a Result<T>: one block of memory with
-// the state of its Future.
+// the state of its Future. Where nobody gets a result that came, `decode` is
+// told as of a call that was given up.
 template <typename T, typename Decode>
 class TypedCall final : public weft::internal::FutureState<T>,
                         public OutgoingCall {
@@ -239,16 +243,20 @@ class TypedCall final : public weft::internal::FutureState<T>,
     // that are given up: with its phase, and whether it may have run.
     this->OnCancel(
         [this](const absl::Status& why) {
-          GiveUp(why);
-          // It has ended, or another thread is about to say how: too late.
-          this->Set(WithOutcomeUnknown(why));
+          // Nobody may be told before others were, who are at it: by another
+          // thread, or further up the stack.
+          this->Set(GiveUp(why));
         },
         /*comes_first=*/true);
   }
 
  private:
   void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) override {
-    this->Set((*decode_)(id, std::move(reply)));
+    const bool has_come = reply.ok();
+    if (!this->Set((*decode_)(id, std::move(reply))) && has_come) {
+      // Cancelled while this waited to be told: nobody gets what it made.
+      (void)(*decode_)(id, WithOutcomeUnknown(absl::CancelledError("dropped")));
+    }
     decode_.reset();
   }
 

@@ -20,11 +20,15 @@ namespace weft::rpc::internal {
 class Abandoner {
  public:
   virtual ~Abandoner() = default;
+  // Returns how the call ends by this, of which its Done may hear later; OK if
+  // that cannot be said: it has ended, was never made, or is about to be sent.
   // One that has ended, or was never made, is left alone.
-  virtual void AbandonCall(uint64_t number, const absl::Status& why) = 0;
+  virtual absl::Status AbandonCall(uint64_t number,
+                                   const absl::Status& why) = 0;
 };
 
-// Gives a call up, as often as it is told. A default one does nothing.
+// Gives a call up, as often as it is told, and returns what AbandonCall does. A
+// default one does nothing.
 //
 // Thread-safety: as for an int.
 class Abandon {
@@ -33,8 +37,9 @@ class Abandon {
   Abandon(std::weak_ptr<Abandoner> whose, uint64_t number)
       : whose_(std::move(whose)), number_(number) {}
 
-  void operator()(const absl::Status& why) const {
-    if (const auto live = whose_.lock()) live->AbandonCall(number_, why);
+  absl::Status operator()(const absl::Status& why) const {
+    const auto live = whose_.lock();
+    return live == nullptr ? absl::OkStatus() : live->AbandonCall(number_, why);
   }
 
  private:

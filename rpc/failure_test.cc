@@ -387,6 +387,43 @@ TEST(Cancelled, SaysWhereTheCallWasAndWhetherItMayHaveRun) {
   }
 }
 
+// The queue of what is to be told is being worked off then.
+TEST(Cancelled, SaysTheSameWhereACallbackCancels) {
+  Parked parked;
+  RanksOptions options;
+  options.limits.calls = 1;
+  Ranks ranks(2, options);
+  ranks[1].SetLocal(&parked);
+  const Target w1 = ranks[0].To("w1");
+  const Future<int64_t> first = CallAsync(w1, Park);
+  EXPECT_TRUE(IsWoken(parked.began));
+  const Future<int64_t> next = CallAsync(w1, Park);  // sent as the first ends
+  const Future<int64_t> last = CallAsync(w1, Park);
+  const Future<void> all = first.Then([&](int64_t) {
+    last.Cancel(absl::CancelledError("enough"));
+    next.Cancel(absl::CancelledError("enough"));
+  });
+  {
+    MutexLock lock(parked.mu);
+    parked.promises[0].Set(1);
+  }
+  ASSERT_THAT(all.Wait(absl::Seconds(30)), IsOk());
+  for (const auto& call : {next, last}) {
+    ASSERT_TRUE(call.IsReady());
+    const absl::Status status = call.Wait(absl::ZeroDuration()).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "w1: enough"));
+    ASSERT_THAT(FailuresOf(status), SizeIs(1));
+    EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+    EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr("Park"));
+  }
+  const absl::Status sent = next.Wait(absl::ZeroDuration()).status();
+  EXPECT_EQ(PhaseOf(sent), Phase::kHandler);
+  EXPECT_TRUE(OutcomeUnknown(sent));
+  const absl::Status unsent = last.Wait(absl::ZeroDuration()).status();
+  EXPECT_EQ(PhaseOf(unsent), Phase::kQueue);
+  EXPECT_FALSE(OutcomeUnknown(unsent));
+}
+
 TEST(Timeout, SaysThatTheCallWasInTheQueue) {
   Ranks ranks(1);
   ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});

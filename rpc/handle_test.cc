@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -26,6 +27,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
@@ -387,6 +389,30 @@ TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {
   EXPECT_THAT(made.Wait(absl::Seconds(10)),
               StatusIs(absl::StatusCode::kCancelled, ""));
   EXPECT_TRUE(Objects().WaitForNone());
+}
+
+TEST(Handle, WhatIsGivenUpAsItsReplyComesIsNotLeftBehind) {  // F51
+  Ranks ranks(3);
+  const Target w1 = ranks[0].To("w1");
+  const Future<Handle<Gated>> other = MakeAsync<Gated>(w1, 1);
+  EXPECT_TRUE(IsWoken(TheGate().began));
+  // After this w0 is done with all that has come, so that the callback below
+  // runs in this thread, while what comes is taken in by another.
+  EXPECT_THAT(Call(ranks[0].To("w2"), Soon, 1), IsOk());
+  std::optional<Future<Handle<Embedding>>> made;
+  other.OnReady([&](const absl::StatusOr<Handle<Gated>>&) {
+    TheGate().go_on.Unpark();
+    made = MakeAsync<Embedding>(w1, 1, 1);
+    EXPECT_TRUE(Becomes([&] { return ranks[0].OpenCalls().empty(); }));
+    EXPECT_FALSE(made->IsReady());  // nobody is told while this runs
+    made->Cancel();
+  });
+  other.Cancel();
+  ASSERT_TRUE(made.has_value());
+  EXPECT_THAT(made->Wait(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kCancelled, "w1"));
+  EXPECT_TRUE(Objects().WaitForNone());
+  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
 }
 
 TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51

@@ -27,10 +27,11 @@ LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
     // One that is out its session ends.
     const Transport::TimerId timer =
         transport_.RunAt(deadline, [abandon, function, peer = peer().name] {
-          abandon(absl::DeadlineExceededError(
-              absl::StrCat(function, ": the deadline passed in phase ",
-                           NameOf(Phase::kQueue), ": the call to ", peer,
-                           " waited for those before it on its lane")));
+          abandon(absl::DeadlineExceededError(absl::StrCat(
+                      function, ": the deadline passed in phase ",
+                      NameOf(Phase::kQueue), ": the call to ", peer,
+                      " waited for those before it on its lane")))
+              .IgnoreError();
         });
     MutexLock lock(mu_);
     if (const auto it = waiting_.find(number); it != waiting_.end()) {
@@ -84,7 +85,7 @@ void LaneCaller::SendOne(uint64_t number, Waiting call) {
     given_up = given_up_;
     if (given_up.ok()) abandon_ = abandon;
   }
-  if (!given_up.ok()) abandon(given_up);
+  if (!given_up.ok()) abandon(given_up).IgnoreError();
 }
 
 void LaneCaller::Ended() {
@@ -95,7 +96,7 @@ void LaneCaller::Ended() {
   Send();
 }
 
-void LaneCaller::AbandonCall(uint64_t number, const absl::Status& why) {
+absl::Status LaneCaller::AbandonCall(uint64_t number, const absl::Status& why) {
   std::optional<Waiting> unsent;
   Abandon abandon;
   {
@@ -108,12 +109,11 @@ void LaneCaller::AbandonCall(uint64_t number, const absl::Status& why) {
       abandon = std::exchange(abandon_, Abandon());
     }
   }
-  if (unsent.has_value()) {
-    if (unsent->has_timer) transport_.CancelTimer(unsent->timer);
-    std::move(unsent->done)(MarkFailure(why, Phase::kQueue), nullptr);
-  } else {
-    abandon(why);
-  }
+  if (!unsent.has_value()) return abandon(why);
+  if (unsent->has_timer) transport_.CancelTimer(unsent->timer);
+  const absl::Status end = MarkFailure(why, Phase::kQueue);
+  std::move(unsent->done)(end, nullptr);
+  return end;
 }
 
 }  // namespace internal

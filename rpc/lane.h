@@ -44,7 +44,7 @@ class LaneCaller final : public Caller,
   const Worker& peer() const override { return caller_->peer(); }
   Abandon Start(std::shared_ptr<Request> request, Done done) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  void AbandonCall(uint64_t number, const absl::Status& why) override
+  absl::Status AbandonCall(uint64_t number, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Calls that were not sent yet.

@@ -93,14 +93,15 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
     timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
       if (auto self = weak.lock()) {
         self->AbandonCall(
-            0, absl::DeadlineExceededError(absl::StrCat(
-                   self->function_.name, ": the deadline passed in phase ",
-                   NameOf(self->phase()))));
+                0, absl::DeadlineExceededError(absl::StrCat(
+                       self->function_.name, ": the deadline passed in phase ",
+                       NameOf(self->phase()))))
+            .IgnoreError();
       }
     });
   }
   const auto abandon = [weak = weak_from_this()](const absl::Status& why) {
-    if (auto self = weak.lock()) self->AbandonCall(0, why);
+    if (auto self = weak.lock()) self->AbandonCall(0, why).IgnoreError();
   };
   with_agent_ = agent.OnCancel(abandon);
   with_caller_ = caller.OnCancel(abandon);
@@ -108,11 +109,13 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
 
 // The function hears of it before the caller does, who may then release what
 // the call made: see ServedCall::Keep.
-void LoneCall::AbandonCall(uint64_t, const absl::Status& why) {
-  if (ended_.exchange(true)) return;
-  absl::Status end = internal::MarkFailure(WithOutcomeUnknown(why), phase());
+absl::Status LoneCall::AbandonCall(uint64_t, const absl::Status& why) {
+  if (ended_.exchange(true)) return absl::OkStatus();
+  const absl::Status end =
+      internal::MarkFailure(WithOutcomeUnknown(why), phase());
   cancel_.Cancel(why);
-  Tell(std::move(end), nullptr);
+  Tell(end, nullptr);
+  return end;
 }
 
 void LoneCall::Finish(absl::StatusOr<Slices> result) {

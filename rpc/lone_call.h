@@ -96,7 +96,7 @@ class LoneCall final : public ServedCall,
   Lineage lineage() const override;
   // Gives itself up with either.
   void Follow(const CancelToken& agent, const CancelToken& caller);
-  void AbandonCall(uint64_t, const absl::Status& why) override;
+  absl::Status AbandonCall(uint64_t, const absl::Status& why) override;
   void Finish(absl::StatusOr<Slices> result) override;
 
   // Whether its caller, who serves it, still waits.

@@ -34,8 +34,21 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   return Abandon(weak_from_this(), id);
 }
 
-void Outbound::AbandonCall(uint64_t id, const absl::Status& why) {
-  Tell(CallerSession::Abandon{id, why});
+absl::Status Outbound::AbandonCall(uint64_t id, const absl::Status& why) {
+  absl::Status end;
+  Due due;
+  {
+    MutexLock lock(mu_);
+    GiveToSession(CallerSession::Abandon{id, why});
+    for (const CallerSession::Action& action : emitted_) {
+      const auto* complete = std::get_if<CallerSession::Complete>(&action);
+      if (complete != nullptr && complete->id == id) end = complete->status;
+    }
+    TakeEmitted();
+    due = TakeDue();
+  }
+  Do(due);
+  return end;
 }
 
 void Outbound::PeerGone(const absl::Status& why) {

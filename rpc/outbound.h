@@ -56,7 +56,7 @@ class Outbound final : public internal::Caller,
   const Worker& peer() const override { return options_.peer; }
   Abandon Start(std::shared_ptr<Request> request, Done done) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  void AbandonCall(uint64_t id, const absl::Status& why) override
+  absl::Status AbandonCall(uint64_t id, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // The peer's incarnation is no more.

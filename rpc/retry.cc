@@ -41,25 +41,30 @@ class RetryingCaller::RetriedCall final
   void Begin() {
     with_agent_ =
         options_->agent.OnCancel([weak = weak_from_this()](auto& why) {
-          if (auto self = weak.lock()) self->AbandonCall(0, why);
+          if (auto self = weak.lock()) self->AbandonCall(0, why).IgnoreError();
         });
     Attempt();
   }
 
-  void AbandonCall(uint64_t, const absl::Status& why) override
+  absl::Status AbandonCall(uint64_t, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_) {
     Abandon abandon;
     bool was_out = false;
+    bool may_have_run = false;
     {
       MutexLock lock(mu_);
-      if (!given_up_.ok()) return;
+      if (!given_up_.ok() || state_ == State::kEnded) return absl::OkStatus();
       given_up_ = why;
-      if (state_ == State::kStarting || state_ == State::kEnded) return;
+      if (state_ == State::kStarting) return absl::OkStatus();
       was_out = state_ == State::kOut;
+      may_have_run = may_have_run_;
       abandon = abandon_;
     }
-    if (was_out) return abandon(why);
-    End(MarkFailure(why, Phase::kQueue), nullptr);  // it pauses
+    absl::Status end =
+        was_out ? abandon(why) : MarkFailure(why, Phase::kQueue);  // it pauses
+    if (may_have_run && !end.ok()) end = WithOutcomeUnknown(std::move(end));
+    if (!was_out) End(end, nullptr);
+    return end;
   }
 
  private:
@@ -93,7 +98,7 @@ class RetryingCaller::RetriedCall final
       given_up = given_up_;
       if (given_up.ok()) abandon_ = abandon;
     }
-    if (!given_up.ok()) abandon(given_up);
+    if (!given_up.ok()) abandon(given_up).IgnoreError();
   }
 
   void AttemptEnded(absl::Status status, ReplyPtr reply, bool may_come)
