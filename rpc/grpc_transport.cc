@@ -11,6 +11,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
+#include "weft/base/check.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/net/channel.h"
@@ -23,6 +24,9 @@ namespace weft::rpc {
 namespace {
 
 constexpr char kConnect[] = "/weft.rpc.v1.Worker/Connect";
+
+// How long what runs on a Loop may keep the end of an agent waiting.
+constexpr absl::Duration kTurnGrace = absl::Seconds(30);
 
 // With what the caller opens a stream, if it offers rings.
 constexpr char kRings[] = "weft-rings";
@@ -223,9 +227,10 @@ class GrpcTransport final : public Transport {
     loop_.Post([promise = std::move(promise)]() mutable {
       promise.Set(absl::OkStatus());
     });
-    while (!turn.IsReady() &&
-           !absl::IsFailedPrecondition(turn.Wait(absl::Seconds(1)))) {
-    }
+    const absl::Status waited = turn.Wait(kTurnGrace);
+    WEFT_CHECK(turn.IsReady() || absl::IsFailedPrecondition(waited))
+        << "the loop has had no turn for " << absl::FormatDuration(kTurnGrace)
+        << ", and an agent ends: something that runs on it blocks";
   }
 
  private:
