@@ -22,7 +22,8 @@
 namespace weft {
 
 // Futures that have all ended when the scope has: what is left then, because
-// the code returned or threw before Join, is cancelled.
+// the code returned or threw before Join, is cancelled. Only one that another
+// thread is cancelling just then may end a moment later, with that thread.
 //
 // Thread-safety: one thread at a time.
 class JoinScope {
