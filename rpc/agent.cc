@@ -102,6 +102,8 @@ absl::Status Agent::AwaitIdle(absl::Duration timeout) {
 
 std::vector<std::string> Agent::OpenCalls() const { return core_->StillOpen(); }
 
+std::vector<std::string> Agent::CutCalls() const { return core_->CutCalls(); }
+
 absl::Status Agent::Shutdown(absl::Duration timeout) {
   return core_->Drain(timeout);
 }

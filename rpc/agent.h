@@ -146,6 +146,8 @@ class Agent {
   // Refuses new calls in both directions, waits until those in progress have
   // ended, and after `timeout` ends them: then kDeadlineExceeded says which.
   absl::Status Shutdown(absl::Duration timeout);
+  // What Shutdown() ended in progress, as OpenCalls() says it; none before it.
+  std::vector<std::string> CutCalls() const;
 
   // What nobody has let go of: handles that were made here and not released,
   // what others keep here or have left here when they left, and the streams

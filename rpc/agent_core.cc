@@ -147,7 +147,7 @@ absl::Status Agent::Core::Drain(absl::Duration timeout) {
       Phase::kQueue, Reason::kShuttingDown));
   const absl::Status idle = AwaitIdle(timeout);
   if (!idle.ok()) {
-    NoteStreams();
+    NoteCut();
     EndCalls(
         absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
   }

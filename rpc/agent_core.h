@@ -66,6 +66,7 @@ class Agent::Core final : public Dispatcher,
   absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status AwaitIdle(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
+  std::vector<std::string> CutCalls() const ABSL_LOCKS_EXCLUDED(mu_);
   void OutOfJob(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the calls in both directions; handlers are told.
   void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -164,8 +165,8 @@ class Agent::Core final : public Dispatcher,
   std::shared_ptr<const FunctionTable> TableFor(const Worker& caller) const;
   // Nothing is begun any more, for `why`; the first one counts.
   void Refuse(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
-  // The open streams are leftovers, since their calls will be cut.
-  void NoteStreams() ABSL_LOCKS_EXCLUDED(mu_);
+  // The calls that are open are about to be cut: streams are leftovers then.
+  void NoteCut() ABSL_LOCKS_EXCLUDED(mu_);
   void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
@@ -216,6 +217,7 @@ class Agent::Core final : public Dispatcher,
   // Objects here of who has left, and streams that were cut.
   LeftoverList leftovers_ ABSL_GUARDED_BY(mu_);
   bool has_cut_ ABSL_GUARDED_BY(mu_) = false;
+  std::vector<std::string> cut_ ABSL_GUARDED_BY(mu_);  // as StillOpen() says
   uint64_t last_lane_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::weak_ptr<internal::LaneCaller>> own_lanes_
       ABSL_GUARDED_BY(mu_);

@@ -54,7 +54,8 @@ std::vector<PendingCall> Agent::Core::Pending() {
   return calls;
 }
 
-void Agent::Core::NoteStreams() {
+void Agent::Core::NoteCut() {
+  std::vector<std::string> open = StillOpen();
   LeftoverList streams;
   for (const PendingCall& call : Pending()) {
     const Function* function = registry_.FindName(call.function);
@@ -65,6 +66,12 @@ void Agent::Core::NoteStreams() {
   MutexLock lock(mu_);
   if (std::exchange(has_cut_, true)) return;  // these were counted
   leftovers_.Add(streams);
+  cut_ = std::move(open);
+}
+
+std::vector<std::string> Agent::Core::CutCalls() const {
+  MutexLock lock(mu_);
+  return cut_;
 }
 
 std::vector<Leftover> Agent::Core::Leftovers() const {

@@ -24,6 +24,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
@@ -997,8 +998,10 @@ TEST(Agent, ShutdownNamesWhatIsStillOpen) {
   ranks[1].SetLocal(&counters);
   Future<void> call = CallAsync(ranks[0].To("w1"), Linger);
   EXPECT_TRUE(IsWoken(counters.began));
+  EXPECT_THAT(ranks[0].CutCalls(), IsEmpty());
   EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(10)),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "1 calls to w1"));
+  EXPECT_THAT(ranks[0].CutCalls(), ElementsAre("1 calls to w1"));
   EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
               StatusIs(absl::StatusCode::kFailedPrecondition, "shutting down"));
   EXPECT_THAT(call.Wait(absl::Seconds(10)),

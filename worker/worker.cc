@@ -528,8 +528,8 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   steps.quiesce = [&](absl::Duration left) { return Quiesce(together, left); };
   steps.drain = [&](absl::Duration left) { return Drain(together, left); };
   steps.release = [&](absl::Duration left, ShutdownReport* to) {
-    if (left == absl::ZeroDuration()) to->pending_calls = agent_->OpenCalls();
     const absl::Status ended = agent_->Shutdown(left);
+    to->pending_calls = agent_->CutCalls();
     to->AddLeaks(agent_->Leftovers());
     return ended;
   };

@@ -358,6 +358,43 @@ TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
   EndAll(std::move(workers));
 }
 
+TEST_F(WorkerTest, WhatIsStillServedWhenTheReleaseIsLateIsNamedAsCut) {
+  Gate ours;  // handlers at them end with their workers
+  Gate others;
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  workers[0]->agent().SetLocal(&others);
+  workers[1]->agent().SetLocal(&ours);
+  const Future<int64_t> slow =
+      rpc::CallAsync(workers[2]->agent().To("ps0", kLong), PassGate);
+  EXPECT_TRUE(IsWoken(others.entered));
+  ShutdownReport report;
+  std::thread first([&] { report = workers[1]->Shutdown(absl::Seconds(4)); });
+  std::thread second(
+      [&] { EXPECT_THAT(workers[2]->Shutdown(kLong).status(), IsOk()); });
+  // Its own calls have ended, and it serves until those of trainer1 have.
+  EXPECT_THAT(workers[0]->membership().WaitFor(
+                  [](const rendezvous::View& view) {
+                    const auto* trainer = view.Find("trainer0");
+                    return trainer == nullptr ||
+                           trainer->phase == rendezvous::Phase::kDrained;
+                  },
+                  kLong),
+              IsOk());
+  const Future<int64_t> held =
+      rpc::CallAsync(workers[0]->agent().To("trainer0", kLong), PassGate);
+  EXPECT_TRUE(IsWoken(ours.entered));
+  others.may_leave.Unpark();
+  first.join();
+  EXPECT_THAT(report.pending_calls, ElementsAre("1 calls of ps0"));
+  EXPECT_THAT(report.status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "1 calls of ps0"));
+  ours.may_leave.Unpark();
+  second.join();
+  workers.erase(workers.begin() + 1, workers.end());
+  EndAll(std::move(workers));
+}
+
 std::vector<std::string> NamesOf(const ShutdownReport& report) {
   std::vector<std::string> names;
   for (const ShutdownReport::Phase& phase : report.phases) {
