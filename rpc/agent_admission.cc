@@ -61,20 +61,14 @@ class Agent::Core::Guest final : public LinkOwner {
   }
 
   bool is_stranger() const { return is_stranger_; }
-  // Who comes and goes must not leave a timer behind each time. REQUIRES: its
-  // link has no connection yet.
-  void SetHelloTimer(Transport::TimerId timer) { hello_timer_ = timer; }
 
   void OnLinkClosed(Link& link, absl::Status) override {
-    if (const std::shared_ptr<Core> core = core_.lock())
-      core->transport().CancelTimer(hello_timer_);
     if (inbound_ != nullptr) inbound_->OnLinkClosed(link);
   }
 
  private:
   const std::weak_ptr<Core> core_;
   const Proof proof_;
-  Transport::TimerId hello_timer_ = 0;
   std::shared_ptr<Inbound> inbound_;
   bool refused_ = false;
   std::atomic<bool> is_stranger_{true};
@@ -87,7 +81,8 @@ std::shared_ptr<ConnectionObserver> Agent::Core::Greet(
       Proof{connection->ProvenName(), connection->ProvenRole()});
   auto link = std::make_shared<Link>(guest, transport().clock(),
                                      MostAssembling(options_.limits));
-  guest->SetHelloTimer(transport().RunAt(
+  link->Attach(std::move(connection));
+  transport().RunAt(
       transport().clock().Now() + kHelloTimeout,
       [who = std::weak_ptr<Guest>(guest), link = std::weak_ptr<Link>(link)] {
         const std::shared_ptr<Guest> guest = who.lock();
@@ -97,8 +92,7 @@ std::shared_ptr<ConnectionObserver> Agent::Core::Greet(
         open->End(absl::DeadlineExceededError(
             absl::StrCat("no Hello, or none that was accepted, within ",
                          absl::FormatDuration(kHelloTimeout))));
-      }));
-  link->Attach(std::move(connection));
+      });
   return link;
 }
 
