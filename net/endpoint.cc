@@ -19,9 +19,6 @@
 namespace weft::net {
 namespace {
 
-// What our own clean-up may take after the calls have been told to end.
-constexpr absl::Duration kAbortGrace = absl::Seconds(30);
-
 absl::Status CheckName(const std::string& name) {
   bool fits = !name.empty() && name.size() <= 63;
   for (char c : name)
@@ -369,9 +366,8 @@ absl::Status Endpoint::Core::Shutdown(absl::Duration timeout) {
   loop_->AbortCalls(this, absl::UnavailableError(absl::StrCat(
                               options_.name, " is shutting down")));
   loop_->RemoveEndpoint(options_.name);
-  const bool ended =
-      loop_->AwaitNoCalls(this, SteadyClock().Now() + kAbortGrace);
-  WEFT_CHECK(ended) << "calls stayed open after they were aborted";
+  WEFT_CHECK(loop_->AwaitAborted(this))
+      << "calls stayed open after they were aborted";
   if (in_peace) return absl::OkStatus();
   return absl::DeadlineExceededError(
       absl::StrCat("endpoint ", options_.name, ": calls were still open after ",

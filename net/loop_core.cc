@@ -35,6 +35,8 @@ constexpr size_t kCopyBelowBytes = 512;
 
 // What our own clean-up may take after the calls have been told to end.
 constexpr absl::Duration kAbortGrace = absl::Seconds(30);
+// So often, as long as any calls end meanwhile: those of a flood come first.
+constexpr int kAbortGraces = 10;
 
 // A status travels in the metadata, whose size is limited.
 constexpr size_t kMaxStatusBytes = 2000;
@@ -380,8 +382,8 @@ absl::Status Loop::Core::Shutdown(absl::Duration timeout) {
 }
 
 void Loop::Core::AwaitEnd() {
-  const bool ended = AwaitNoCalls(nullptr, SteadyClock().Now() + kAbortGrace);
-  WEFT_CHECK(ended) << "calls stayed open after they were aborted";
+  WEFT_CHECK(AwaitAborted(nullptr))
+      << "calls stayed open after they were aborted";
 }
 
 absl::Status Loop::Core::AddMemory(std::shared_ptr<MemorySource> source) {
@@ -428,6 +430,7 @@ void Loop::Core::RemoveCall(OpenCall* call) {
   WEFT_CHECK(found != open_.end());
   last = std::move(found->second.call);
   open_.erase(found);
+  ++ended_calls_;
   call_ended_.NotifyAll();
 }
 
@@ -452,6 +455,20 @@ int Loop::Core::CountCalls(const void* owner) const {
   return std::count_if(open_.begin(), open_.end(), [owner](const auto& entry) {
     return entry.second.owner == owner;
   });
+}
+
+bool Loop::Core::AwaitAborted(const void* owner) {
+  for (int i = 0; i < kAbortGraces; ++i) {
+    const int64_t before = CountEnded();
+    if (AwaitNoCalls(owner, SteadyClock().Now() + kAbortGrace)) return true;
+    if (CountEnded() == before) return false;
+  }
+  return false;
+}
+
+int64_t Loop::Core::CountEnded() {
+  MutexLock lock(mu_);
+  return ended_calls_;
 }
 
 bool Loop::Core::AwaitNoCalls(const void* owner, Instant deadline) {

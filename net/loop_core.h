@@ -10,6 +10,7 @@
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -175,6 +176,9 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   bool AwaitNoCalls(const void* owner, Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // After AbortCalls; false if they do not end.
+  bool AwaitAborted(const void* owner) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Handles what comes in `source` among the callbacks of this Loop, by a
   // second poller, made for the first one. kFailedPrecondition after Shutdown.
   absl::Status AddMemory(std::shared_ptr<MemorySource> source)
@@ -215,6 +219,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   void SetLimits(grpc::ServerBuilder& builder) const;
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   void AwaitEnd() ABSL_LOCKS_EXCLUDED(mu_);
+  int64_t CountEnded() ABSL_LOCKS_EXCLUDED(mu_);
   void EndMemory() ABSL_LOCKS_EXCLUDED(mu_);
   int CountCalls(const void* owner) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<CallSink> FindSink(const std::string& authority)
@@ -241,6 +246,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
   CondVar call_ended_;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t ended_calls_ ABSL_GUARDED_BY(mu_) = 0;
   absl::flat_hash_map<OpenCall*, OpenEntry> open_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, std::shared_ptr<CallSink>> endpoints_
       ABSL_GUARDED_BY(mu_);

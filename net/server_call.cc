@@ -60,8 +60,9 @@ void ServerCall::OnArrived(bool ok) {
   // Outlives this function, in which `self` is let go.
   const std::shared_ptr<ServerCall> self = std::move(grpc->self);
   if (!ok) return;  // the server is shutting down; no other event will come
-  core_->RequestCall();
   const bool open = core_->AddCall(nullptr, self);
+  // Those that wait behind it end with the server: a flood would last on.
+  if (open) core_->RequestCall();
   method_ = grpc->context.method();
   authority_ = grpc->context.host();
   ReadPeer();
