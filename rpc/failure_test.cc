@@ -353,6 +353,16 @@ TEST(Timeout, SaysThatTheCallWasInTheHandler) {
   EXPECT_TRUE(IsWoken(parked.began));
 }
 
+// As its worker says it, of Park.
+void ExpectCancelledAtW1(const Future<int64_t>& call) {
+  ASSERT_TRUE(call.IsReady());
+  const absl::Status status = call.Wait(absl::ZeroDuration()).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "w1: enough"));
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+  EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr("Park"));
+}
+
 TEST(Cancelled, SaysWhereTheCallWasAndWhetherItMayHaveRun) {
   RanksOptions options;
   options.limits.calls = 1;
@@ -368,14 +378,8 @@ TEST(Cancelled, SaysWhereTheCallWasAndWhetherItMayHaveRun) {
   waiting.Cancel(absl::CancelledError("enough"));
   own.Cancel(absl::CancelledError("enough"));
   derived.Cancel(absl::CancelledError("enough"));
-  for (const auto& call : {waiting, own, running, derived}) {
-    ASSERT_TRUE(call.IsReady());
-    const absl::Status status = call.Wait(absl::ZeroDuration()).status();
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "w1: enough"));
-    ASSERT_THAT(FailuresOf(status), SizeIs(1));
-    EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-    EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr("Park"));
-  }
+  for (const auto& call : {waiting, own, running, derived})
+    ExpectCancelledAtW1(call);
   const auto status_of = [](const Future<int64_t>& call) {
     return call.Wait(absl::ZeroDuration()).status();
   };
@@ -408,14 +412,7 @@ TEST(Cancelled, SaysTheSameWhereACallbackCancels) {
     parked.promises[0].Set(1);
   }
   ASSERT_THAT(all.Wait(absl::Seconds(30)), IsOk());
-  for (const auto& call : {next, last}) {
-    ASSERT_TRUE(call.IsReady());
-    const absl::Status status = call.Wait(absl::ZeroDuration()).status();
-    EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, "w1: enough"));
-    ASSERT_THAT(FailuresOf(status), SizeIs(1));
-    EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
-    EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr("Park"));
-  }
+  for (const auto& call : {next, last}) ExpectCancelledAtW1(call);
   const absl::Status sent = next.Wait(absl::ZeroDuration()).status();
   EXPECT_EQ(PhaseOf(sent), Phase::kHandler);
   EXPECT_TRUE(OutcomeUnknown(sent));
