@@ -149,7 +149,8 @@ class [[nodiscard]] Future {
   // Ends it, unless ready, in `reason` or in what the producer makes of that (a
   // call says how far it had come), and tells the producer, for futures derived
   // by Then up to the first: it is the operation that is cancelled, for all who
-  // look at it. REQUIRES: !reason.ok().
+  // look at it. Where another thread is at it too, ending it or cancelling it,
+  // it may be ready a moment after this returns. REQUIRES: !reason.ok().
   void Cancel(absl::Status reason = absl::CancelledError("cancelled")) const {
     WEFT_CHECK(!reason.ok());
     if (pending()) state_ptr()->Cancel(reason);

@@ -242,7 +242,14 @@ absl::Status Options::Resolve() {
   }
   WEFT_RETURN_IF_ERROR(ResolveInit());
   WEFT_RETURN_IF_ERROR(ResolveCoordinator());
-  return listen.empty() ? ResolveListen() : absl::OkStatus();
+  if (listen.empty()) WEFT_RETURN_IF_ERROR(ResolveListen());
+  const absl::Status read = net::ParseAddress(listen).status();
+  if (read.ok()) return read;
+  return Config(absl::StrCat(
+      "--listen: ", read.message(),
+      listens_by_default ? " (chosen from --job, --role and --rank: shorten "
+                           "them, or say --listen=)"
+                         : ""));
 }
 
 absl::Status Options::ResolveInit() {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/support/status_matchers.h"
@@ -341,6 +342,9 @@ TEST(Options, AnElasticJobHasBoundsAndAWorkerLabels) {
 }
 
 TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
+  // Room for the coordinator's own socket, none for trainer0.sock.
+  const std::string long_socket =
+      absl::StrCat("--coordinator=unix:/", std::string(98, 'd'), "/c.sock");
   const std::vector<std::pair<std::vector<const char*>, const char*>> cases = {
       {{"--rank=2", "--trainers=2"}, "no trainer2"},
       {{"--servers=-1"}, "--servers=-1, --trainers=0: wanted numbers from 0"},
@@ -348,7 +352,9 @@ TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
       {{"--ranks-on-host=0"}, "--ranks-on-host=0"},
       {{"--shared-memories=-1"}, "--shared-memories=-1"},
       {{"--device=tpu"}, "cpu or cuda"},
-      {{"--coordinator=nowhere"}, "--coordinator"},
+      {{"--coordinator=nowhere"}, "--coordinator: address \"nowhere\""},
+      {{"--listen=nowhere"}, "--listen: address \"nowhere\""},
+      {{long_socket.c_str()}, "shorten them, or say --listen="},
       {{"--job=My Job"}, "--job"},
       {{"--metrics-port=99999"}, "--metrics-port"},
       {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
