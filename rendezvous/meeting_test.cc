@@ -118,8 +118,12 @@ TEST(MeetingFile, RefusesWhatOthersMayWriteLinksAndOtherFiles) {
   ASSERT_EQ(chmod(path.c_str(), 0600), 0);
   EXPECT_THAT(ReadMeetingFile(path, "job"),
               StatusIs(absl::StatusCode::kDataLoss, "rm " + path));
+  const std::string live = dir.Path("live");
+  auto held = MeetingFile::Create(live, "job", "unix:/a");
+  ASSERT_THAT(held, IsOk());
+  EXPECT_THAT(ReadMeetingFile(live, "job"), IsOk());
   const std::string pointer = dir.Path("link");
-  ASSERT_EQ(symlink(path.c_str(), pointer.c_str()), 0);
+  ASSERT_EQ(symlink(live.c_str(), pointer.c_str()), 0);
   EXPECT_FALSE(ReadMeetingFile(pointer, "job").ok());
   ASSERT_EQ(chmod(dir.path().c_str(), 0777), 0);
   EXPECT_THAT(ReadMeetingFile(path, "job"),

@@ -887,6 +887,32 @@ TEST(Agent, AReplySurvivesTheConnectionItWasMeantFor) {
 
 // ------------------------------------------------------------------- names
 
+TEST(Agent, OptionsThatLackSomethingAreRefused) {
+  LocalNetwork network;
+  FixedDirectory directory;
+  const auto transport = network.MakeTransport("here");
+  AgentOptions whole;
+  whole.job = "job";
+  whole.name = "n";
+  whole.key = WorkerKey{0, 1};
+  whole.directory = &directory;
+  whole.transport = transport.get();
+  const auto refused = [](const AgentOptions& options, const char* said) {
+    EXPECT_THAT(Agent::Create(options),
+                StatusIs(absl::StatusCode::kInvalidArgument, said));
+  };
+  AgentOptions options = whole;
+  options.transport = nullptr;
+  refused(options, "a transport and a directory are needed");
+  options = whole;
+  options.directory = nullptr;
+  refused(options, "a transport and a directory are needed");
+  options = whole;
+  options.default_timeout = -absl::Seconds(1);
+  refused(options, "the default time-out is -1s");
+  EXPECT_THAT(Agent::Create(whole), IsOk());
+}
+
 TEST(Agent, ANameHas1To127CharactersAndIsLookedAtFirst) {
   LocalNetwork network;
   FixedDirectory directory;

@@ -2,6 +2,8 @@
 
 #include "weft/worker/flags.h"
 
+#include <unistd.h>
+
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -334,7 +336,29 @@ absl::Status Flags::Read(const std::vector<std::string>& arguments,
   return absl::OkStatus();
 }
 
+void Flags::WarnOfUnknown() const {
+  std::vector<std::string> known;
+  for (const Flag& flag : flags_) {
+    known.insert(known.end(), flag.environment.begin(), flag.environment.end());
+  }
+  for (char** entry = environ; !prefix_.empty() && *entry != nullptr; ++entry) {
+    const absl::string_view text = *entry;
+    const std::string name(text.substr(0, text.find('=')));
+    if (name.rfind(prefix_, 0) != 0 ||
+        std::find(known.begin(), known.end(), name) != known.end()) {
+      continue;
+    }
+    const std::string nearest = NearestName(name, known);
+    const std::string hint =
+        nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?");
+    std::fprintf(stderr,
+                 "%s: warning: environment %s sets nothing and is ignored%s\n",
+                 program_.c_str(), name.c_str(), hint.c_str());
+  }
+}
+
 absl::Status Flags::Settle() {
+  WarnOfUnknown();
   const auto apply = [&](Flag& flag, const std::string& text,
                          const std::string& origin, ExitCode code) {
     const absl::Status status = flag.set(text);

@@ -17,6 +17,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -74,6 +75,11 @@ class Flags {
   void AllowPositional(std::string name, bool anywhere = false);
   const std::vector<std::string>& positional() const { return positional_; }
 
+  // After parsing, variables of the environment that begin with `prefix` and
+  // belong to no flag are ignored with a warning on standard error, as one that
+  // is misspelt sets nothing.
+  void WarnOfUnknown(std::string prefix) { prefix_ = std::move(prefix); }
+
   // Where the value of `name` came from: "flag", "environment RANK", "file F"
   // or "default".
   std::string Origin(const std::string& name) const;
@@ -102,12 +108,14 @@ class Flags {
   absl::Status Read(const std::vector<std::string>& arguments,
                     bool keep_unknown, std::vector<std::string>* unknown);
   absl::Status Settle();
+  void WarnOfUnknown() const;
   absl::Status ReadFile(const std::string& path);
   absl::Status Unknown(const std::string& name, const std::string& where) const;
 
   const std::string program_;
   const std::string about_;
   std::string config_path_;
+  std::string prefix_;  // of variables that are ours; empty: none is
   std::string positional_name_;
   bool positional_anywhere_ = false;
   std::vector<Flag> flags_;

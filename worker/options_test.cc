@@ -258,11 +258,13 @@ TEST(Options, ALimitThatIsNoneIsNamed) {
 TEST(Options, ValuesOfAnotherFormAreUsage) {
   for (const char* flag :
        {"--workers=2", "--workers=3:2", "--workers=0:2", "--labels=zone",
-        "--labels=role=ps", "--labels=a=", "--labels=a==b"}) {
+        "--labels=role=ps", "--labels=rank=1", "--labels=name=a",
+        "--labels=a=", "--labels=a==b"}) {
     Options options;
-    EXPECT_THAT(Resolve(options, {flag}),
-                StatusIs(absl::StatusCode::kInvalidArgument, "wanted "))
+    const absl::Status status = Resolve(options, {flag});
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, "wanted "))
         << flag;
+    EXPECT_EQ(ExitCodeFor(status), ExitCode::kUsage) << flag;
   }
 }
 
@@ -330,6 +332,21 @@ TEST(Options, AnInitUrlSaysHowTheWorkersMeet) {
   EXPECT_EQ(resolve("--init=env://").coordinator, "node7:29500");
 }
 
+TEST(Options, AVariableThatIsMisspeltIsIgnoredWithAWarning) {
+  const Environment misspelt("WEFT_TRAINER", "7");
+  const Environment known("WEFT_TRAINERS", "3");
+  const Environment of_others("WEF_TRAINERS", "5");
+  Options options;
+  ::testing::internal::CaptureStderr();
+  const absl::Status status = Resolve(options, {});
+  const std::string said = ::testing::internal::GetCapturedStderr();
+  EXPECT_THAT(status, IsOk());
+  EXPECT_EQ(options.trainers, 3);
+  EXPECT_EQ(said,
+            "prog: warning: environment WEFT_TRAINER sets nothing and is "
+            "ignored; did you mean WEFT_TRAINERS?\n");
+}
+
 TEST(Options, AnElasticJobHasBoundsAndAWorkerLabels) {
   Options options;
   ASSERT_THAT(Resolve(options, {"--workers=2:8", "--labels=zone=a,disk=fast",
@@ -354,9 +371,11 @@ TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
       {{"--device=tpu"}, "cpu or cuda"},
       {{"--coordinator=nowhere"}, "--coordinator: address \"nowhere\""},
       {{"--listen=nowhere"}, "--listen: address \"nowhere\""},
-      {{long_socket.c_str()}, "shorten them, or say --listen="},
+      {{long_socket.c_str(), "--trainers=2", "--rank=1"},
+       "shorten them, or say --listen="},
       {{"--job=My Job"}, "--job"},
-      {{"--metrics-port=99999"}, "--metrics-port"},
+      {{"--metrics-port=65536"}, "--metrics-port"},
+      {{"--metrics-port=-1"}, "--metrics-port"},
       {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
       {{"--init=http://a:1"}, "wanted env://"},
       {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},

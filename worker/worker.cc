@@ -37,6 +37,21 @@ constexpr absl::Duration kGoodBye = absl::Seconds(1);
 // For whoever has an address to say who it is.
 constexpr absl::Duration kWhoIsThere = absl::Seconds(4);
 
+// Of an error that says who could have been meant.
+constexpr size_t kMostNames = 20;
+
+std::string NamesOf(const rendezvous::View& view) {
+  const auto& members = view.members();
+  const size_t shown = std::min(members.size(), kMostNames);
+  std::string names = absl::StrJoin(
+      members.begin(), members.begin() + shown, ", ",
+      [](std::string* out, const auto& member) { out->append(member.name); });
+  if (shown < members.size()) {
+    absl::StrAppend(&names, " and ", members.size() - shown, " more");
+  }
+  return names;
+}
+
 // The membership, as the agent asks it.
 class MembershipDirectory final : public rpc::Directory {
  public:
@@ -52,11 +67,7 @@ class MembershipDirectory final : public rpc::Directory {
       if (departed.name == name) return Gone(departed);
     }
     return absl::NotFoundError(absl::StrCat(
-        "there is no worker \"", name, "\" now; there are: ",
-        absl::StrJoin(view->members(), ", ",
-                      [](std::string* out, const rendezvous::Member& m) {
-                        out->append(m.name);
-                      })));
+        "there is no worker \"", name, "\" now; there are: ", NamesOf(*view)));
   }
 
   absl::StatusOr<rpc::Worker> Find(rpc::WorkerKey key) const override {
@@ -71,7 +82,8 @@ class MembershipDirectory final : public rpc::Directory {
     if (view->IsGone(key)) {
       return absl::UnavailableError(absl::StrCat(what, " is gone"));
     }
-    return absl::NotFoundError(absl::StrCat(what, " is unknown"));
+    return absl::NotFoundError(
+        absl::StrCat(what, " is unknown; there are: ", NamesOf(*view)));
   }
 
   absl::StatusOr<std::vector<rpc::Worker>> Select(
@@ -84,7 +96,8 @@ class MembershipDirectory final : public rpc::Directory {
     }
     if (!workers.empty()) return workers;
     return absl::NotFoundError(
-        absl::StrCat("no worker matches \"", selector, "\" now"));
+        absl::StrCat("no worker matches \"", selector,
+                     "\" now; there are: ", NamesOf(*view)));
   }
 
  private:
