@@ -495,6 +495,24 @@ TEST(Wire, AnErrorThatAnnouncesABodyIsRefused) {
       StatusIs(absl::StatusCode::kInvalidArgument, "an error that has a body"));
 }
 
+// Before anything looks at who sent it.
+TEST(Wire, MoreIntervalsThanAreKeptAreRefusedAsTheyAreRead) {
+  const auto read = [](size_t intervals) {
+    Close close;
+    for (uint64_t id = 1; id <= intervals; ++id) {
+      close.ids.push_back(Interval{2 * id, 2 * id});
+    }
+    BatchWriter batch;
+    batch.Add(close);
+    return ReadBatch(std::move(batch).Finish(), Instant(),
+                     [](Frame) { return absl::OkStatus(); });
+  };
+  EXPECT_THAT(read(Close::kMaxIntervals), IsOk());
+  EXPECT_THAT(
+      read(Close::kMaxIntervals + 1),
+      StatusIs(absl::StatusCode::kInvalidArgument, "too many intervals"));
+}
+
 TEST(Wire, MutatedBatchesAreReadOrRefusedButNeverMore) {
   const std::string good(Flatten(OneOfEach()).view());
   std::mt19937_64 random(2);

@@ -173,7 +173,7 @@ class Link final : public ConnectionObserver,
   }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return control_.size() + outbox_.size() > kMaxWaiting;
+    return control_.size() + outbox_.size() + bulk_.size() > kMaxWaiting;
   }
   // Writes one message; true if another may be written now, after what is then
   // in `ended`. Not after the last: then OnWritten comes.

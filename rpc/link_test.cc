@@ -874,6 +874,24 @@ TEST(Bodies, TinyOnesAreBoundedByWhatTheyTake) {
                        "a body of 1 bytes is announced while 50 others"));
 }
 
+// As a callee sends again what it is asked for again, on one connection.
+TEST(Lanes, BodiesThatWaitForTheirTurnAreBoundedToo) {
+  const auto connection = std::make_shared<SlowConnection>();
+  const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                           SteadyClock(), int64_t{1} << 30);
+  link->Attach(connection);
+  const RequestPtr body = RequestOf(1, Link::kInPieces);
+  size_t appended = 0;
+  while (connection->closed.ok() && appended < 2 * Link::kMaxWaiting) {
+    // More than one message takes along: the outbox is never empty for long.
+    for (int i = 0; i < 4000; ++i, ++appended) link->Append(body);
+    link->OnWritten();
+  }
+  EXPECT_THAT(connection->closed,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "messages wait for a peer to read them"));
+}
+
 TEST(Lanes, ASweepLeavesWhatIsWaitedFor) {
   const auto connection = std::make_shared<SlowConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),

@@ -3,6 +3,7 @@
 #ifndef WEFT_RPC_MESSAGE_H_
 #define WEFT_RPC_MESSAGE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -94,6 +95,9 @@ using ReplyPtr = std::shared_ptr<const Reply>;
 // The caller knows how these calls ended, or has given them up: their replies
 // are freed, those that run are cancelled, those not seen yet never will run.
 struct Close {
+  // An honest caller never has more gaps between its closed calls.
+  static constexpr size_t kMaxIntervals = size_t{1} << 20;
+
   Intervals ids;
 };
 

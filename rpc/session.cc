@@ -423,7 +423,7 @@ void CalleeSession::On(const Arrived& event, Instant,
 void CalleeSession::On(const Closed& event, Instant,
                        std::vector<Action>* actions) {
   for (const Interval interval : event.close.ids) {
-    if (closed_.size() >= kMaxIntervals) {
+    if (closed_.size() >= Close::kMaxIntervals) {
       actions->push_back(Violation{absl::ResourceExhaustedError(
           absl::StrCat("the closed calls have ", closed_.size(),
                        " gaps, which is as many as are kept"))});

@@ -205,10 +205,8 @@ class CallerSession {
 // Thread-safety: one thread at a time.
 class CalleeSession {
  public:
-  // An honest caller never has more gaps between its closed calls.
-  static constexpr size_t kMaxIntervals = size_t{1} << 20;
-  // Nor more calls that it has not closed than this many times what it is
-  // granted; beyond them not even a refusal is kept.
+  // An honest caller never has more calls that it has not closed than this many
+  // times what it is granted; beyond them not even a refusal is kept.
   static constexpr int64_t kMaxKnownCalls = 4;
 
   // ---- Events.

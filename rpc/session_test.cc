@@ -299,13 +299,13 @@ TEST(CalleeSession, EndlessGapsEndTheConnectionAndAreNotKept) {
   CalleeSession callee{Limits()};
   std::vector<CalleeSession::Action> actions;
   Close close;
-  for (uint64_t i = 1; i <= CalleeSession::kMaxIntervals + 10; ++i) {
+  for (uint64_t i = 1; i <= Close::kMaxIntervals + 10; ++i) {
     close.ids.push_back(Interval{2 * i, 2 * i});
   }
   callee.OnEvent(CalleeSession::Closed{close}, Instant(), &actions);
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_NE(std::get_if<CalleeSession::Violation>(&actions[0]), nullptr);
-  EXPECT_EQ(callee.closed_intervals(), CalleeSession::kMaxIntervals);
+  EXPECT_EQ(callee.closed_intervals(), Close::kMaxIntervals);
 }
 
 TEST(CalleeSession, ReplyBytesCountUntilTheyAreAcknowledged) {

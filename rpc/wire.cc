@@ -481,6 +481,7 @@ void ReadIntervals(Reader& r, Intervals* ids) {
     CheckId(r, interval.first);
     CheckId(r, interval.last);
     if (interval.first > interval.last) r.Fail("an interval that is none");
+    if (ids->size() == Close::kMaxIntervals) r.Fail("too many intervals");
     ids->push_back(interval);
   }
 }
