@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
 
 namespace weft {
 namespace {
@@ -128,13 +129,9 @@ absl::Status ThreadPool::AddWorker() {
   const int index = retired_.back();
   std::thread& thread = threads_[index];
   if (thread.joinable()) thread.join();  // it needs no lock any more
-  try {
-    thread = std::thread([this, index] { RunWorker(index); });
-  } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("ThreadPool '", options_.name, "': cannot start thread ",
-                     live_, ": ", error.what()));
-  }
+  WEFT_ASSIGN_OR_RETURN(
+      thread, StartThread(absl::StrCat("ThreadPool '", options_.name, "'"),
+                          [this, index] { RunWorker(index); }));
   retired_.pop_back();
   ++live_;
   return absl::OkStatus();

@@ -21,6 +21,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
 #include "weft/net/beginning.h"
 
 namespace weft::net {
@@ -167,7 +169,9 @@ absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Create(
   }
   std::unique_ptr<AcceptLoop> loop(
       new AcceptLoop(options, epoll, wake, reserve));
-  loop->thread_ = std::thread([loop = loop.get()] { loop->Run(); });
+  WEFT_ASSIGN_OR_RETURN(
+      loop->thread_,
+      StartThread("the accept loop", [loop = loop.get()] { loop->Run(); }));
   return loop;
 }
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/endpoint_core.h"
@@ -412,6 +413,8 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
         options_.name)));
     return loop_->CountWaste(*call);
   }
+  // Tests hold a call here while the endpoint ends.
+  WEFT_FAILPOINT("net/before_owner").IgnoreError();
   const absl::Status has_role = method->second.roles.Check(
       call->peer(), absl::StrCat(call->method(), " of ", options_.name));
   if (!has_role.ok()) return Refuse(*call, "method", has_role);
@@ -426,12 +429,19 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
   }
 }
 
+bool Endpoint::Core::RefuseAtEnd(ServerCall& call) {
+  if (!closing_.load()) return false;
+  call.Close(absl::UnavailableError(options_.name + " is shutting down"));
+  return true;
+}
+
 void Endpoint::Core::ServeUnary(Method& method,
                                 std::shared_ptr<ServerCall> call,
                                 std::unique_ptr<Admission::Ticket> ticket) {
   ServerCall& transport = *call;
   // The table of methods must outlive the call.
   transport.SetOwner(this, [self = shared_from_this()] {});
+  if (RefuseAtEnd(transport)) return;
   auto state =
       std::make_shared<IncomingCall::State>(std::move(call), std::move(ticket));
   transport.Serve(
@@ -444,6 +454,7 @@ void Endpoint::Core::ServeStream(Method& method,
                                  std::unique_ptr<Admission::Ticket> ticket) {
   call->SetOwner(this,
                  [self = shared_from_this(), ticket = std::move(ticket)] {});
+  if (RefuseAtEnd(*call)) return;
   std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
     call->Close(absl::CancelledError("the stream was let go"));
   });

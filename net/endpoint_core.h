@@ -58,6 +58,9 @@ class Endpoint::Core final
   absl::Status CheckPeer(const Peer& peer) const;
   Method& AddMethod(absl::string_view method, Roles roles);
   std::set<std::string> Services() const;
+  // For a call that is ours since now: Shutdown() waits for those that it finds
+  // to be, and one that came to be after that sees here that it has begun.
+  bool RefuseAtEnd(ServerCall& call);
   void ServeUnary(Method& method, std::shared_ptr<ServerCall> call,
                   std::unique_ptr<Admission::Ticket> ticket);
   void ServeStream(Method& method, const std::shared_ptr<ServerCall>& call,

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/future.h"
 #include "weft/net/channel.h"
 #include "weft/net/endpoint_fixture.h"
@@ -431,6 +432,31 @@ TEST_F(OnUnix, ShutdownEndsWhatWillNotEnd) {
   EXPECT_THAT(answer.Wait(kSoon),
               StatusIs(absl::StatusCode::kUnavailable, "ps0 is shutting down"));
   held[0].Reply(Slices());  // reaches nobody, harms nobody
+}
+
+TEST_F(OnUnix, NoHandlerBeginsOnceShutdownHasReturned) {
+  auto server = Node::Make("ps0", Socket());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, server->address());
+  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
+  const ScopedFailpoint between("net/before_owner", "1*delay(300ms)");
+  const auto answer = channel->UnaryCall(kEcho, Text("x"), kSoon);
+  ASSERT_TRUE(Becomes([&] { return between.hits() == 1; }));
+  WEFT_EXPECT_OK(server->endpoint().Shutdown(absl::ZeroDuration()));
+  EXPECT_THAT(answer.Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "ps0 is shutting down"));
+}
+
+// A loop has a thread that accepts and one that polls.
+TEST(Loop, WhereNoThreadCanBeStartedCreateSaysSo) {
+  for (const char* fails : {"1*error(RESOURCE_EXHAUSTED,no thread)",
+                            "1*off->1*error(RESOURCE_EXHAUSTED,no thread)"}) {
+    const ScopedFailpoint threads("base/start_thread", fails);
+    EXPECT_THAT(Loop::Create().status(),
+                StatusIs(absl::StatusCode::kResourceExhausted, "no thread"))
+        << fails;
+  }
+  WEFT_EXPECT_OK(Loop::Create());
 }
 
 TEST_F(OnUnix, ShutdownUnderLoadIsClean) {

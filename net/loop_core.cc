@@ -318,7 +318,15 @@ absl::Status Loop::Core::Start() {
         "the gRPC server did not start: are certificate and key a pair?");
   }
   for (int i = 0; i < kCallsAhead; ++i) RequestCall();
-  poller_.Start();
+  const absl::Status polled = poller_.Start();
+  if (!polled.ok()) {
+    accept_loop_->Stop();
+    server_->Shutdown(std::chrono::system_clock::now());
+    queue_.Shutdown();
+    poller_.PollToTheEnd();
+    server_.reset();
+    return polled;
+  }
   status_page_ = telemetry_.status().Register("net", [weak = weak_from_this()] {
     const std::shared_ptr<Core> core = weak.lock();
     return core == nullptr ? telemetry::Fields() : core->Describe();
@@ -390,10 +398,12 @@ absl::Status Loop::Core::AddMemory(std::shared_ptr<MemorySource> source) {
   MutexLock lock(mu_);
   if (shut_) return absl::FailedPreconditionError("the loop was shut down");
   if (memory_queue_ == nullptr) {
-    WEFT_ASSIGN_OR_RETURN(memory_queue_, MemoryQueue::Create());
-    memory_poller_ = std::make_unique<Poller>(
-        *memory_queue_, PollerOptionsOf(options_, pollers_));
-    memory_poller_->Start();
+    WEFT_ASSIGN_OR_RETURN(auto queue, MemoryQueue::Create());
+    auto poller =
+        std::make_unique<Poller>(*queue, PollerOptionsOf(options_, pollers_));
+    WEFT_RETURN_IF_ERROR(poller->Start());
+    memory_queue_ = std::move(queue);
+    memory_poller_ = std::move(poller);
     driver_.Add(memory_poller_.get());
   }
   return memory_queue_->Add(std::move(source));

@@ -175,7 +175,8 @@ class TwoPollers : public ::testing::Test {
       memories_.push_back(std::make_shared<FakeMemory>());
       EXPECT_THAT(queue->Add(memories_.back()), IsOk());
     }
-    for (Poller* poller : {&first_, &second_}) poller->Start();
+    for (Poller* poller : {&first_, &second_})
+      EXPECT_TRUE(poller->Start().ok());
   }
   ~TwoPollers() override {
     for (const auto& queue : queues_) queue->End();
@@ -314,7 +315,7 @@ TEST(MemoryPoller, WithNothingToDoBurnsNoCpu) {
   const auto memory = std::make_shared<FakeMemory>();
   ASSERT_THAT(queue->Add(memory), IsOk());
   Poller poller(*queue, {});
-  poller.Start();
+  ASSERT_TRUE(poller.Start().ok());
   memory->Put();
   Promise<void> never(poller);
   EXPECT_TRUE(Becomes([&] { return memory->handled > 0; }));

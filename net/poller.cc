@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "weft/base/check.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
 
 namespace weft::net {
 namespace {
@@ -98,8 +100,10 @@ Poller::~Poller() {
   WEFT_CHECK(!thread_.joinable()) << "the poller was not joined";
 }
 
-void Poller::Start() {
-  thread_ = std::thread([this] { RunBackground(); });
+absl::Status Poller::Start() {
+  WEFT_ASSIGN_OR_RETURN(thread_,
+                        StartThread("the poller", [this] { RunBackground(); }));
+  return absl::OkStatus();
 }
 
 void Poller::Join() {

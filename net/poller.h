@@ -27,6 +27,7 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
@@ -107,11 +108,15 @@ struct PollerOptions {
 // Thread-safety: thread-safe.
 class Poller final : public Driver {
  public:
-  // `queue` must outlive it. Start() starts the background thread.
+  // `queue` must outlive it.
   Poller(EventQueue& queue, PollerOptions options);
   ~Poller() override;  // REQUIRES: Join() was called, or Start() was not
 
-  void Start();
+  // Starts the background thread. kResourceExhausted: there can be none.
+  absl::Status Start();
+  // In place of Start(), where that has failed: polls here until the queue has
+  // ended.
+  void PollToTheEnd() { RunBackground(); }
   // Returns when the queue has ended and the background thread with it.
   void Join();
 

@@ -123,14 +123,14 @@ TEST_F(PollerTest, AWaitingThreadHandlesEventsItself) {
 }
 
 TEST_F(PollerTest, TheBackgroundThreadHandlesEventsWhenNobodyWaits) {
-  poller_.Start();
+  ASSERT_TRUE(poller_.Start().ok());
   std::atomic<bool> handled{false};
   queue_.Put([&] { handled = true; });
   EXPECT_TRUE(Becomes([&] { return handled.load(); }));
 }
 
 TEST_F(PollerTest, AWaitEndsAtItsDeadline) {
-  poller_.Start();
+  ASSERT_TRUE(poller_.Start().ok());
   Promise<void> never(poller_);
   EXPECT_EQ(never.future().Wait(absl::Milliseconds(20)).code(),
             absl::StatusCode::kDeadlineExceeded);
@@ -241,7 +241,7 @@ TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
 }
 
 TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {
-  poller_.Start();
+  ASSERT_TRUE(poller_.Start().ok());
   std::atomic<int> finished{0};
   std::vector<std::thread> threads;
   for (int t = 0; t < 8; ++t) {
@@ -292,7 +292,7 @@ TEST_F(PollerTest, AWaitThatEndsBeforeItParksLeavesNothingBehind) {
 }
 
 TEST_F(PollerTest, PostedFunctionsRunInOrder) {
-  poller_.Start();
+  ASSERT_TRUE(poller_.Start().ok());
   std::vector<int> order;
   auto promise = std::make_shared<Promise<void>>(poller_);
   for (int i = 0; i < 100; ++i)
@@ -304,7 +304,7 @@ TEST_F(PollerTest, PostedFunctionsRunInOrder) {
 }
 
 TEST_F(PollerTest, AnEarlierTimerWakesTheSleeper) {
-  poller_.Start();
+  ASSERT_TRUE(poller_.Start().ok());
   auto promise = std::make_shared<Promise<void>>(poller_);
   poller_.RunAt(SteadyClock().Now() + absl::Hours(1), [] {});
   poller_.RunAt(SteadyClock().Now() + absl::Milliseconds(1),
@@ -313,7 +313,7 @@ TEST_F(PollerTest, AnEarlierTimerWakesTheSleeper) {
 }
 
 TEST_F(PollerTest, AnIdlePollerBurnsNoCpu) {
-  poller_.Start();
+  ASSERT_TRUE(poller_.Start().ok());
   ASSERT_TRUE(Echo().Wait(kSoon).ok());
   timespec before;
   timespec after;

@@ -16,6 +16,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::net {
@@ -149,7 +150,8 @@ absl::Status Tls::Start() {
           identity_->path(), identity_->path(), authorities_->path(), seconds);
   if (ours.files().empty()) return absl::OkStatus();
   seen_ = StateOf(ours.files());
-  watcher_ = std::thread([this] { Watch(); });
+  WEFT_ASSIGN_OR_RETURN(
+      watcher_, StartThread("who watches certificates", [this] { Watch(); }));
   return absl::OkStatus();
 }
 

@@ -23,6 +23,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
 #include "weft/base/clock.h"
+#include "weft/base/failpoint.h"
 #include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/credentials.h"
@@ -531,6 +532,23 @@ TEST_F(GrpcAgents, SmallCallsWithinTheHostPassThroughRings) {
     ASSERT_EQ(*Call(agent_a_->To("b"), Twice, i), 2 * i);
   }
   EXPECT_GT(BytesInRings() - before, 2 * 100 * 2 * 20u);
+}
+
+// The thread that looks at the rings is started with the first of them.
+TEST_F(GrpcAgents, WhereNoThreadCanLookAtRingsCallsGoWithout) {
+  {
+    const ScopedFailpoint threads("base/start_thread",
+                                  "error(RESOURCE_EXHAUSTED,no thread)");
+    EXPECT_EQ(*Call(agent_a_->To("b"), Twice, 4), 8);
+    EXPECT_EQ(*Call(agent_b_->To("a"), Twice, 4), 8);
+    EXPECT_GE(threads.hits(), 1);
+    EXPECT_EQ(BytesInRings(), 0u);
+  }
+  agent_b_ = nullptr;
+  agent_b_ = MakeAgent(b_, "b", 1, 2);
+  directory_.Put(Worker{"b", WorkerKey{1, 2}, b_.address()});
+  EXPECT_EQ(*Call(agent_a_->To("b"), Twice, 4), 8);
+  EXPECT_GT(BytesInRings(), 0u);
 }
 
 TEST(GrpcRings, WhereTheCalleeHasNoneCallsGoAsEver) {
