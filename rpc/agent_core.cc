@@ -90,6 +90,7 @@ void Agent::Core::Stop() {
   metrics_ = nullptr;
   transport().Accept(nullptr);
   EndCalls(why);
+  has_stopped_ = true;
   {
     MutexLock lock(handlers_mu_);
     // Bounded by the handlers themselves: they have been cancelled, and the

@@ -201,6 +201,7 @@ class Agent::Core final : public Dispatcher,
   CancelSource ending_;                 // of the calls of this agent by itself
   std::atomic<bool> refuses_{false};    // peers too, as ended_ says
   std::atomic<bool> has_ended_{false};  // ended_ is set
+  std::atomic<bool> has_stopped_{false};        // no function begins any more
   std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
 
   mutable Mutex mu_;

@@ -74,6 +74,9 @@ absl::Status Agent::Core::CheckRole(const Function& function,
 
 void Agent::Core::Dispatch(const Function& function,
                            std::shared_ptr<ServedCall> call) {
+  // It counts as a handler by now: either Stop waits for it, or this sees that
+  // Stop does not. Its session has ended then, and nobody hears of the drop.
+  if (has_stopped_.load()) return;
   absl::Status allowed = CheckRole(function, call->peer());
   if (!allowed.ok()) return call->Finish(std::move(allowed));
   const uint64_t lane = call->lane();

@@ -23,7 +23,10 @@
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
 #include "weft/base/clock.h"
+#include "weft/base/executor.h"
 #include "weft/base/failpoint.h"
+#include "weft/base/parker.h"
+#include "weft/base/thread_pool.h"
 #include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/credentials.h"
@@ -44,8 +47,10 @@ namespace weft::rpc {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 
@@ -249,13 +254,15 @@ class GrpcAgents : public ::testing::Test {
   }
 
   std::unique_ptr<Agent> MakeAgent(Node& node, const std::string& name,
-                                   uint32_t id, uint64_t epoch = 1) {
+                                   uint32_t id, uint64_t epoch = 1,
+                                   Executor* executor = nullptr) {
     AgentOptions options;
     options.job = "job";
     options.name = name;
     options.key = WorkerKey{id, epoch};
     options.transport = &node.transport();
     options.directory = &directory_;
+    options.executor = executor;
     options.threads = 4;
     options.max_threads = max_threads_;
     options.give_up_after = absl::Milliseconds(500);
@@ -424,6 +431,49 @@ TEST_F(GrpcAgents, ALostPeerEndsItsCallsInTime) {
   EXPECT_TRUE(OutcomeUnknown(status));
   EXPECT_THAT(Call(agent_a_->To("b"), Twice, 1),
               StatusIs(absl::StatusCode::kUnavailable, "could not be reached"));
+}
+
+// A function that runs for a second, or until the test lets it end.
+struct LongRun {
+  std::atomic<int> running{0};
+  Parker began;
+  Parker may_end;
+};
+LongRun& TheLongRun() {
+  static auto* const run = new LongRun();
+  return *run;
+}
+void RunLong() {
+  LongRun& run = TheLongRun();
+  ++run.running;
+  run.began.Unpark();
+  (void)run.may_end.ParkUntil(SteadyClock().Now() + absl::Seconds(1));
+  --run.running;
+}
+WEFT_RPC(RunLong);
+
+// Goes on once RunLong has begun: it is not told before that it was cancelled.
+class PromptExecutor final : public Executor {
+ public:
+  void Schedule(Task task) override {
+    pool_->Schedule(std::move(task));
+    EXPECT_TRUE(IsWoken(TheLongRun().began));
+  }
+
+ private:
+  const std::unique_ptr<ThreadPool> pool_ = *ThreadPool::Create({});
+};
+
+TEST_F(GrpcAgents, NoFunctionOutlivesItsAgent) {
+  PromptExecutor executor;
+  agent_b_.reset();
+  agent_b_ = MakeAgent(b_, "b", 1, 1, &executor);
+  const ScopedFailpoint delay("rpc/serve", "1*delay(200ms)");
+  const Future<void> call = CallAsync(agent_a_->To("b"), RunLong);
+  EXPECT_TRUE(Becomes([&] { return delay.hits() == 1; }));
+  agent_b_.reset();  // as the request is about to become a call
+  EXPECT_EQ(TheLongRun().running, 0);
+  TheLongRun().may_end.Unpark();
 }
 
 // ----------------------------------------------------------- shared memory

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/driver.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/said_by.h"
 
 namespace weft::rpc {
@@ -302,6 +303,7 @@ void Inbound::Serve(RequestPtr request) {
     reply->refusal = refusal;
     return Finish(request->function, std::move(reply));
   }
+  WEFT_FAILPOINT("rpc/serve").IgnoreError();  // for a delay: found, not counted
   CancelSource cancel;
   Lineage lineage = LineageOf(*request, cancel.token());
   telemetry::Span span = dispatcher_->StartSpan(*peer_, *request);
