@@ -127,9 +127,10 @@ class Agent {
     SetLocal(std::shared_ptr<T>(std::shared_ptr<void>(), object));
   }
 
-  // Membership says that this incarnation is gone: its calls end, those that
-  // were out with OutcomeUnknown, and it is heard no more. `left`: by its own
-  // wish, so that Leftovers() names what it left here.
+  // Membership says that this incarnation is gone, and with it all earlier
+  // ones: its calls end, those that were out with OutcomeUnknown, and it is
+  // heard no more. `left`: by its own wish, so that Leftovers() names what it
+  // left here.
   void PeerGone(WorkerKey key, absl::string_view why, bool left = false);
 
   // This incarnation is out of its job, as `why` says: ends the calls in

@@ -28,6 +28,32 @@ void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
   });
 }
 
+// Takes those of `key` and of earlier incarnations out of `from`.
+template <typename Map>
+auto TakeUpTo(WorkerKey key, Map* from) {
+  std::vector<typename Map::mapped_type> taken;
+  for (auto it = from->begin(); it != from->end();) {
+    const auto current = it++;
+    if (current->first.id != key.id || current->first.epoch > key.epoch) {
+      continue;
+    }
+    taken.push_back(std::move(current->second));
+    from->erase(current);
+  }
+  SortByPeer(&taken);
+  return taken;
+}
+
+// Of the incarnation `of`, because `gone`, itself or a later one, is.
+absl::Status Gone(WorkerKey of, WorkerKey gone, absl::string_view why) {
+  return internal::MarkFailure(
+      absl::UnavailableError(absl::StrCat(
+          "the incarnation ", of.ToString(), " is gone: ",
+          of == gone ? "" : absl::StrCat("so is ", gone.ToString(), ": "),
+          why)),
+      Phase::kNone, Reason::kPeerGone);
+}
+
 // One that is gone ends a call as if it had gone during the call.
 absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
                                  const std::string& worker) {
@@ -332,28 +358,25 @@ std::vector<std::shared_ptr<internal::LaneCaller>> Agent::Core::WaitingLanes() {
 }
 
 void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
-  const absl::Status status = internal::MarkFailure(
-      absl::UnavailableError(
-          absl::StrCat("the incarnation ", key.ToString(), " is gone: ", why)),
-      Phase::kNone, Reason::kPeerGone);
-  std::shared_ptr<Outbound> outbound;
-  std::shared_ptr<Inbound> inbound;
+  std::vector<std::shared_ptr<Outbound>> outbounds;
+  std::vector<std::shared_ptr<Inbound>> inbounds;
   {
     MutexLock lock(mu_);
     uint64_t& gone = gone_epochs_[key.id];
     gone = std::max(gone, key.epoch);
-    // The outbound stays, so that Targets that hold it learn why.
-    if (const auto it = outbounds_.find(key); it != outbounds_.end()) {
-      outbound = it->second;
-      outbounds_.erase(it);
-    }
-    if (const auto it = inbounds_.find(key); it != inbounds_.end()) {
-      inbound = it->second;
-      inbounds_.erase(it);
-    }
+    // Earlier ones, too: nobody may have told of their end. The outbounds stay,
+    // so that Targets that hold them learn why.
+    outbounds = TakeUpTo(key, &outbounds_);
+    inbounds = TakeUpTo(key, &inbounds_);
   }
-  if (outbound != nullptr) outbound->Shutdown(status);
-  if (inbound != nullptr) inbound->PeerGone(status);
+  for (const auto& outbound : outbounds) {
+    outbound->Shutdown(Gone(outbound->peer().key, key, why));
+  }
+  for (const auto& inbound : inbounds) {
+    const WorkerKey peer = inbound->peer().key;
+    inbound->PeerGone(Gone(peer, key, why));
+    if (peer != key) objects_.ReleaseAll(peer);
+  }
   handles_->KeeperGone(key, left);
   LeftoverList objects;
   objects_.ReleaseAll(key, &objects);  // later ones find their calls cancelled

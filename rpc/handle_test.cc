@@ -360,6 +360,27 @@ TEST(Leftovers, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
   }
 }
 
+TEST(Leftovers, OfAnIncarnationWhoseEndWasMissedAreNone) {
+  RanksOptions options;
+  options.keys = {{0, 1}, {1, 5}};
+  Ranks ranks(2, options);
+  const auto there = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  const auto here = Make<Embedding>(ranks[1].To("w0"), 1, 1);
+  ASSERT_THAT(there, IsOk());
+  ASSERT_THAT(here, IsOk());
+  Future<int64_t> made = CallAsync(*there, &Embedding::Later);
+  Future<int64_t> served = CallAsync(*here, &Embedding::Later);
+  EXPECT_TRUE(Becomes([&] { return ranks[0].OpenCalls().size() == 2; }));
+  // The next one came and left meanwhile, and is all that is told of.
+  ranks[0].PeerGone(WorkerKey{1, 6}, "so it is said", /*left=*/true);
+  EXPECT_THAT(made.Wait(absl::Seconds(30)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "1@0.5 is gone: so is 1@0.6: so it is said"));
+  EXPECT_THAT(ranks[0].Shutdown(absl::Seconds(30)), IsOk());
+  EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
+  EXPECT_EQ(Living(), 1);  // there
+}
+
 TEST(Leftovers, OfManyKindsAndIdsAreCountedTogether) {
   LeftoverList list;
   for (uint64_t id = 1; id <= 20; ++id) {

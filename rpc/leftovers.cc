@@ -99,6 +99,11 @@ void OpenHandles::KeeperGone(WorkerKey keeper, bool left) {
   MutexLock lock(mu_);
   uint64_t& gone = gone_epochs_[keeper.id];
   gone = std::max(gone, keeper.epoch);
+  // Earlier ones died: who leaves is told of.
+  for (auto it = kept_.lower_bound({keeper.id, 0});
+       it != kept_.end() && it->first < keeper;) {
+    it = left_.count(it->first) > 0 ? std::next(it) : kept_.erase(it);
+  }
   const auto it = kept_.find(keeper);
   if (it == kept_.end()) return;
   size_t remembered = it->second.functions.size();
