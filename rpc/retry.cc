@@ -71,11 +71,12 @@ class RetryingCaller::RetriedCall final
   enum class State { kStarting, kOut, kPausing, kEnded };
 
   void Attempt() ABSL_LOCKS_EXCLUDED(mu_) {
+    int attempt = 0;
     {
       MutexLock lock(mu_);
       if (state_ == State::kEnded) return;
       state_ = State::kStarting;
-      ++attempts_;
+      attempt = ++attempts_;
     }
     absl::StatusOr<std::shared_ptr<Caller>> caller = options_->find();
     if (!caller.ok()) {
@@ -93,7 +94,8 @@ class RetryingCaller::RetriedCall final
     absl::Status given_up;
     {
       MutexLock lock(mu_);
-      if (state_ != State::kStarting) return;  // it has ended already
+      // It has ended already, and perhaps the next one starts.
+      if (state_ != State::kStarting || attempts_ != attempt) return;
       state_ = State::kOut;
       given_up = given_up_;
       if (given_up.ok()) abandon_ = abandon;
