@@ -3,6 +3,8 @@
 #include "weft/rendezvous/barrier_table.h"
 
 #include <algorithm>
+#include <iterator>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -13,6 +15,10 @@ namespace weft::rendezvous {
 namespace {
 
 constexpr BarrierTable::Ticket kNobody = 0;
+// What an arrival, and each name in it, takes besides its bytes, about.
+constexpr int64_t kArrivalBytes = 512;
+constexpr int64_t kNameBytes = 96;
+constexpr size_t kShown = 32;  // of a barrier's members, in an error
 
 std::vector<std::string> MissingAmong(
     const std::map<std::string, BarrierTable::Arrival>& waiting) {
@@ -23,57 +29,122 @@ std::vector<std::string> MissingAmong(
   return missing;
 }
 
+std::string Names(const std::set<std::string>& members) {
+  const size_t shown = std::min(members.size(), kShown);
+  std::string text =
+      absl::StrJoin(members.begin(), std::next(members.begin(), shown), ", ");
+  if (shown < members.size()) {
+    absl::StrAppend(&text, " and ", members.size() - shown, " more");
+  }
+  return text;
+}
+
 absl::Status Disagreement(const BarrierTable::Arrival& there,
                           const BarrierTable::Arrival& here) {
   return absl::FailedPreconditionError(
       absl::StrCat("Barrier ", here.tag, ": ", there.name, " waits for {",
-                   absl::StrJoin(there.members, ", "), "}, ", here.name,
-                   " for {", absl::StrJoin(here.members, ", "),
-                   "}: name the same members everywhere"));
+                   Names(there.members), "}, ", here.name, " for {",
+                   Names(here.members), "}: name the same members everywhere"));
 }
 
 }  // namespace
 
 BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
   Result result;
-  auto& released = released_[arrival.key];
-  released.erase(released.begin(), released.lower_bound(arrival.settled_below));
-  if (const auto open = released.find(arrival.number); open != released.end()) {
-    result.outcomes.push_back(
-        {arrival.ticket, absl::OkStatus(), Open(open->second)});
-    return result;
+  Settle(arrival);
+  if (const auto released = released_.find(arrival.key);
+      released != released_.end()) {
+    const auto open = released->second.find(arrival.number);
+    if (open != released->second.end()) {
+      result.outcomes.push_back(
+          {arrival.ticket, absl::OkStatus(), Open(open->second)});
+      return result;
+    }
   }
-  if (released.empty()) released_.erase(arrival.key);
 
-  Barrier& barrier = barriers_[arrival.tag];
-  if (!barrier.empty() && barrier.begin()->second.members != arrival.members) {
-    result.outcomes.push_back(
-        {arrival.ticket, Disagreement(barrier.begin()->second, arrival), {}});
+  const Arrival* before = nullptr;
+  if (const auto barrier = barriers_.find(arrival.tag);
+      barrier != barriers_.end()) {
+    const Arrival& there = barrier->second.begin()->second;
+    if (there.members != arrival.members) {
+      result.outcomes.push_back(
+          {arrival.ticket, Disagreement(there, arrival), {}});
+      return result;
+    }
+    const auto same = barrier->second.find(arrival.name);
+    if (same != barrier->second.end()) before = &same->second;
+  }
+  if (absl::Status room = CheckRoom(arrival, before); !room.ok()) {
+    result.outcomes.push_back({arrival.ticket, std::move(room), {}});
     return result;
   }
+  if (before != nullptr) {
+    Discharge(*before);
+    if (before->ticket != kNobody) {
+      // The member asks again, so it has given up the earlier call.
+      result.outcomes.push_back(
+          {before->ticket, absl::CancelledError("repeated by its caller"), {}});
+    }
+  }
+  Charge(arrival.key, 1, BytesOf(arrival));
   const std::string tag = arrival.tag;
   const std::string name = arrival.name;
-  if (auto before = barrier.find(name);
-      before != barrier.end() && before->second.ticket != kNobody) {
-    // The member asks again, so it has given up the earlier call.
-    result.outcomes.push_back({before->second.ticket,
-                               absl::CancelledError("repeated by its caller"),
-                               {}});
-  }
-  barrier.insert_or_assign(name, std::move(arrival));
+  barriers_[tag].insert_or_assign(name, std::move(arrival));
   OpenIfComplete(tag, result);
   return result;
 }
 
+void BarrierTable::Settle(const Arrival& arrival) {
+  const auto found = released_.find(arrival.key);
+  if (found == released_.end()) return;
+  std::map<uint64_t, Gathered>& numbers = found->second;
+  for (auto it = numbers.begin(); it != numbers.end();) {
+    const uint64_t number = it->first;
+    const bool is_settled =
+        number < arrival.settled_below ||
+        (number <= arrival.arrivals && arrival.unsettled.count(number) == 0);
+    if (!is_settled) {
+      ++it;
+      continue;
+    }
+    Charge(arrival.key, -1, -BytesOf(it->second));
+    it = numbers.erase(it);
+  }
+  if (numbers.empty()) released_.erase(found);
+}
+
+absl::Status BarrierTable::CheckRoom(const Arrival& arrival,
+                                     const Arrival* before) const {
+  const int64_t more =
+      BytesOf(arrival) - (before == nullptr ? 0 : BytesOf(*before));
+  if (before != nullptr && more <= 0) return absl::OkStatus();
+  const auto found = loads_.find(arrival.key);
+  const Load load = found == loads_.end() ? Load() : found->second;
+  const int64_t arrivals = load.arrivals + (before == nullptr ? 1 : 0);
+  if (arrivals <= limits_.arrivals && load.bytes + more <= limits_.bytes) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "Barrier ", arrival.tag, ": ", arrival.name, " is at ", load.arrivals,
+      " barriers already, of ", load.bytes,
+      " bytes, that have not opened or whose opening it has not confirmed; it "
+      "may be at ",
+      limits_.arrivals, ", of ", limits_.bytes, " bytes: wait for some first"));
+}
+
 void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   const auto found = barriers_.find(tag);
-  if (!MissingAmong(found->second).empty()) return;
-  const Gathered gathered = Gather(found->second);
+  const Barrier& barrier = found->second;
+  // Each is among the members, who are the same for all.
+  if (barrier.size() < barrier.begin()->second.members.size()) return;
+  const Gathered gathered = Gather(barrier);
   if (gathered != nullptr) {
-    *result.released.mutable_brought() = {gathered->begin(), gathered->end()};
+    *result.released.mutable_brought() = {gathered->brought.begin(),
+                                          gathered->brought.end()};
   }
-  for (const auto& [name, arrival] : found->second) {
-    released_[arrival.key][arrival.number] = gathered;
+  for (const auto& [name, arrival] : barrier) {
+    Discharge(arrival);
+    Release(arrival.key, arrival.number, gathered);
     auto* record = result.released.add_arrivals();
     *record->mutable_key() = ToWire(arrival.key);
     record->set_number(arrival.number);
@@ -84,22 +155,64 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   barriers_.erase(found);
 }
 
+void BarrierTable::Release(WorkerKey key, uint64_t number, Gathered gathered) {
+  const auto [place, is_new] = released_[key].emplace(number, gathered);
+  // A member may give one number to two arrivals, to its own confusion.
+  if (!is_new) Charge(key, -1, -BytesOf(place->second));
+  Charge(key, 1, BytesOf(gathered));
+  place->second = std::move(gathered);
+}
+
+void BarrierTable::Discharge(const Arrival& arrival) {
+  Charge(arrival.key, -1, -BytesOf(arrival));
+}
+
+void BarrierTable::Charge(WorkerKey key, int64_t arrivals, int64_t bytes) {
+  Load& load = loads_[key];
+  load.arrivals += arrivals;
+  load.bytes += bytes;
+  if (load.arrivals == 0) loads_.erase(key);
+}
+
+int64_t BarrierTable::BytesOf(const Arrival& arrival) {
+  int64_t bytes = kArrivalBytes + arrival.tag.size() + arrival.payload.size();
+  for (const std::string& name : arrival.members) {
+    bytes += kNameBytes + name.size();
+  }
+  return bytes;
+}
+
+int64_t BarrierTable::BytesOf(const Gathered& gathered) {
+  return kArrivalBytes + (gathered == nullptr ? 0 : gathered->bytes);
+}
+
 BarrierTable::Gathered BarrierTable::Gather(const Barrier& barrier) {
-  auto all = std::make_shared<std::vector<v1::Brought>>();
+  std::vector<v1::Brought> all;
   for (const auto& [name, arrival] : barrier) {
     if (arrival.payload.empty()) continue;
-    v1::Brought& brought = all->emplace_back();
+    v1::Brought& brought = all.emplace_back();
     brought.set_name(name);
     brought.set_payload(arrival.payload);
   }
-  return all->empty() ? nullptr : std::move(all);
+  return Gather(std::move(all));
+}
+
+BarrierTable::Gathered BarrierTable::Gather(std::vector<v1::Brought> brought) {
+  if (brought.empty()) return nullptr;
+  auto gathering = std::make_shared<Gathering>();
+  for (const v1::Brought& one : brought) {
+    gathering->bytes += kNameBytes + one.name().size() + one.payload().size();
+  }
+  gathering->brought = std::move(brought);
+  return gathering;
 }
 
 v1::BarrierReply BarrierTable::Open(const Gathered& gathered) {
   v1::BarrierReply open;
   open.set_released(true);
   if (gathered != nullptr) {
-    *open.mutable_brought() = {gathered->begin(), gathered->end()};
+    *open.mutable_brought() = {gathered->brought.begin(),
+                               gathered->brought.end()};
   }
   return open;
 }
@@ -107,7 +220,12 @@ v1::BarrierReply BarrierTable::Open(const Gathered& gathered) {
 BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
                                         const std::string& reason) {
   Result result;
-  released_.erase(key);
+  if (const auto found = released_.find(key); found != released_.end()) {
+    for (const auto& [number, gathered] : found->second) {
+      Charge(key, -1, -BytesOf(gathered));
+    }
+    released_.erase(found);
+  }
   for (auto it = barriers_.begin(); it != barriers_.end();) {
     const Barrier& barrier = it->second;
     if (barrier.begin()->second.members.count(name) == 0) {
@@ -117,6 +235,7 @@ BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
     const absl::Status status = absl::AbortedError(absl::StrCat(
         "Barrier ", it->first, ": ", name, " is gone (", reason, ")"));
     for (const auto& [waiter, arrival] : barrier) {
+      Discharge(arrival);
       if (arrival.ticket == kNobody) continue;
       result.outcomes.push_back({arrival.ticket, status, {}});
     }
@@ -137,16 +256,21 @@ BarrierTable::Result BarrierTable::Expire(Instant now) {
   Result result;
   for (auto it = barriers_.begin(); it != barriers_.end();) {
     Barrier& barrier = it->second;
-    const v1::BarrierReply not_yet = NotYet(barrier);
+    std::optional<v1::BarrierReply> not_yet;  // may be long, and seldom wanted
     for (auto member = barrier.begin(); member != barrier.end();) {
       Arrival& arrival = member->second;
       if (arrival.ticket != kNobody &&
           std::min(arrival.answer_by, arrival.stands_until) <= now) {
-        result.outcomes.push_back({arrival.ticket, absl::OkStatus(), not_yet});
+        if (!not_yet.has_value()) not_yet = NotYet(barrier);
+        result.outcomes.push_back({arrival.ticket, absl::OkStatus(), *not_yet});
         arrival.ticket = kNobody;
       }
-      member = arrival.stands_until <= now ? barrier.erase(member)
-                                           : std::next(member);
+      if (arrival.stands_until > now) {
+        ++member;
+        continue;
+      }
+      Discharge(arrival);
+      member = barrier.erase(member);
     }
     it = barrier.empty() ? barriers_.erase(it) : std::next(it);
   }
@@ -173,13 +297,10 @@ void BarrierTable::HangUp(Ticket ticket) {
 }
 
 void BarrierTable::Replay(const v1::LogRecord::Released& released) {
-  Gathered gathered;
-  if (released.brought_size() > 0) {
-    gathered = std::make_shared<std::vector<v1::Brought>>(
-        released.brought().begin(), released.brought().end());
-  }
+  const Gathered gathered = Gather(std::vector<v1::Brought>(
+      released.brought().begin(), released.brought().end()));
   for (const auto& arrival : released.arrivals()) {
-    released_[FromWire(arrival.key())][arrival.number()] = gathered;
+    Release(FromWire(arrival.key()), arrival.number(), gathered);
   }
 }
 
@@ -194,7 +315,8 @@ std::vector<v1::LogRecord::Released> BarrierTable::Snapshot() const {
       if (is_new) {
         all.emplace_back();
         if (gathered != nullptr) {
-          *all.back().mutable_brought() = {gathered->begin(), gathered->end()};
+          *all.back().mutable_brought() = {gathered->brought.begin(),
+                                           gathered->brought.end()};
         }
       }
       auto* arrival = all[place->second].add_arrivals();

@@ -22,14 +22,26 @@ class BarrierTable {
  public:
   using Ticket = uint64_t;  // not 0
 
+  // What one member may have here: arrivals that wait, and those that have met
+  // and that it has not settled, with what was gathered there.
+  struct Limits {
+    int64_t arrivals = 1024;
+    int64_t bytes = int64_t{64} << 20;
+  };
+  explicit BarrierTable(Limits limits) : limits_(limits) {}
+
   struct Arrival {
     WorkerKey key;
     std::string name;
     std::string tag;
-    std::set<std::string> members;
-    std::string payload;         // for all others there
-    uint64_t number = 0;         // of this member's arrivals; grows
-    uint64_t settled_below = 0;  // answers that the member has had
+    std::set<std::string> members;  // `name` among them
+    std::string payload;            // for all others there
+    uint64_t number = 0;            // of this member's arrivals; grows
+    // Answers that the member has had: to those below, and to those up to
+    // `arrivals` that are not among the unsettled.
+    uint64_t settled_below = 0;
+    uint64_t arrivals = 0;
+    std::set<uint64_t> unsettled;
     Ticket ticket = 0;
     Instant answer_by;  // the call, with "not yet"
     Instant stands_until;
@@ -46,7 +58,8 @@ class BarrierTable {
   };
 
   // A repetition replaces the call it repeats. kFailedPrecondition: those who
-  // are at this tag wait for other members.
+  // are at this tag wait for other members. kResourceExhausted: the member has
+  // as much here as it may.
   Result Arrive(Arrival arrival);
 
   // Fails every barrier that waits for `name` with kAborted, and forgets
@@ -69,16 +82,36 @@ class BarrierTable {
  private:
   using Barrier = std::map<std::string, Arrival>;  // who waits, by name
   // What was brought to a barrier that opened; null if nothing.
-  using Gathered = std::shared_ptr<const std::vector<v1::Brought>>;
+  struct Gathering {
+    std::vector<v1::Brought> brought;
+    int64_t bytes = 0;
+  };
+  using Gathered = std::shared_ptr<const Gathering>;
+  struct Load {  // of one member, as in Limits
+    int64_t arrivals = 0;
+    int64_t bytes = 0;
+  };
 
+  void Settle(const Arrival& arrival);
+  // `before`: the arrival that it repeats, if any.
+  absl::Status CheckRoom(const Arrival& arrival, const Arrival* before) const;
   void OpenIfComplete(const std::string& tag, Result& result);
+  void Release(WorkerKey key, uint64_t number, Gathered gathered);
+  // For an arrival that does not wait any more.
+  void Discharge(const Arrival& arrival);
+  void Charge(WorkerKey key, int64_t arrivals, int64_t bytes);
   static v1::BarrierReply NotYet(const Barrier& barrier);
+  static int64_t BytesOf(const Arrival& arrival);
+  static int64_t BytesOf(const Gathered& gathered);
   static Gathered Gather(const Barrier& barrier);
+  static Gathered Gather(std::vector<v1::Brought> brought);
   static v1::BarrierReply Open(const Gathered& gathered);
 
+  Limits limits_;
   std::map<std::string, Barrier> barriers_;  // by tag; none is empty
   // Openings of which a member may not have heard, by arrival.
   std::map<WorkerKey, std::map<uint64_t, Gathered>> released_;
+  std::map<WorkerKey, Load> loads_;  // none has no arrivals
 };
 
 }  // namespace weft::rendezvous

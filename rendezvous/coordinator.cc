@@ -40,9 +40,18 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 // the second look: a launcher that saw it too knows how.
 constexpr absl::Duration kLookPause = absl::Milliseconds(250);
 
+// What is parsed takes many times its bytes. The longest that members send is a
+// heartbeat that tells of all who are gone.
+constexpr size_t kMaxRequestBytes = size_t{8} << 20;
+
 template <typename T>
 absl::StatusOr<Core::Request> Parse(absl::string_view method,
                                     absl::string_view bytes) {
+  if (bytes.size() > kMaxRequestBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("coordinator: a request of ", method, " has ",
+                     bytes.size(), " bytes, at most ", kMaxRequestBytes));
+  }
   T request;
   if (request.ParseFromArray(bytes.data(), bytes.size())) return request;
   return absl::InvalidArgumentError(absl::StrCat(
@@ -117,6 +126,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   telemetry::Telemetry& telemetry_;
   net::Audit audit_{telemetry_};
   Strand strand_;
+  Core::Options limits_;  // const once open
   // On the strand, once open.
   std::unique_ptr<Core> core_;
   std::unique_ptr<Journal> journal_;
@@ -183,6 +193,7 @@ absl::Status Coordinator::State::Open(CoordinatorOptions options) {
     WEFT_RETURN_IF_ERROR(journal_->Append({opened}));
   }
   options.core.is_durable = journal_ != nullptr;
+  limits_ = options.core;
   core_ = std::make_unique<Core>(std::move(options.core), term, history,
                                  timers_.driver().clock().Now());
   WEFT_LOG(telemetry_.logger(), Info, "coordinator serves")
@@ -235,7 +246,8 @@ uint64_t Coordinator::State::Handle(const Caller& caller,
                                     absl::string_view bytes, Respond respond) {
   absl::StatusOr<Core::Request> request = ParseRequest(method, bytes);
   if (request.ok()) {
-    const absl::Status status = CheckCaller(caller, *request);
+    absl::Status status = Core::CheckSize(limits_, *request);
+    if (status.ok()) status = CheckCaller(caller, *request);
     if (!status.ok()) request = status;
   }
   if (!request.ok()) {

@@ -31,7 +31,49 @@ bool IsSame(const v1::World& a, const v1::World& b) {
   return FromWire(a) == FromWire(b);
 }
 
+absl::Status CheckSizeOf(const CoordinatorCore::Options& options,
+                         const v1::HeartbeatRequest& request) {
+  if (request.departed_size() <= options.max_names) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a heartbeat tells of ", request.departed_size(),
+      " workers that are gone; a job has at most ", options.max_names));
+}
+
+absl::Status CheckSizeOf(const CoordinatorCore::Options& options,
+                         const v1::BarrierRequest& request) {
+  const auto tag_bytes = static_cast<int64_t>(request.tag().size());
+  if (tag_bytes > options.max_tag_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Barrier ", request.tag().substr(0, 64), "...: the tag has ", tag_bytes,
+        " bytes, at most ", options.max_tag_bytes));
+  }
+  if (request.members_size() > options.max_names) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Barrier ", request.tag(), " names ", request.members_size(),
+        " members; a job has at most ", options.max_names));
+  }
+  for (const std::string& name : request.members()) {
+    const absl::Status valid = ValidateName(name);
+    if (valid.ok()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("Barrier ", request.tag(), ": ", valid.message()));
+  }
+  return absl::OkStatus();
+}
+
+// Others are as long as what bounds a request.
+template <typename T>
+absl::Status CheckSizeOf(const CoordinatorCore::Options&, const T&) {
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+absl::Status CoordinatorCore::CheckSize(const Options& options,
+                                        const Request& request) {
+  return std::visit([&](const auto& r) { return CheckSizeOf(options, r); },
+                    request);
+}
 
 CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
                                  const std::vector<v1::LogRecord>& history,
@@ -39,6 +81,7 @@ CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
     : options_(std::move(options)),
       term_(term),
       store_(options_.store),
+      barriers_(options_.barriers),
       now_(now) {
   for (const v1::LogRecord& record : history) Replay(record);
   ForgetMisnumbered();
@@ -80,9 +123,10 @@ CoordinatorCore::Actions CoordinatorCore::OnEvent(Instant now, Event event) {
   attended_ += std::min(now - now_, kLongestAttention);
   now_ = now;
   if (auto* call = std::get_if<Call>(&event)) {
+    absl::Status status = CheckSize(options_, call->request);
     std::visit(
         [&](const auto& request) {
-          const absl::Status status = CheckJob(request.job());
+          if (status.ok()) status = CheckJob(request.job());
           if (!status.ok()) return Fail(call->ticket, status);
           On(call->ticket, request);
         },
@@ -330,13 +374,14 @@ void CoordinatorCore::Adopt(const v1::Departed& departed,
                             const std::string& reporter) {
   // Of keys of its own term this coordinator has no news to learn.
   if (TermOf(departed.key().epoch()) >= term_) return;
-  Slot* slot = FindSlot(departed.key().id());
-  if (slot == nullptr || !slot->is_in ||
-      slot->member.name() != departed.name() ||
-      slot->member.key().epoch() > departed.key().epoch()) {
+  const auto found = slots_.find(departed.name());
+  if (found == slots_.end()) return;
+  Slot& slot = found->second;
+  if (!slot.is_in || slot.member.key().id() != departed.key().id() ||
+      slot.member.key().epoch() > departed.key().epoch()) {
     return;
   }
-  Remove(*slot,
+  Remove(slot,
          absl::StrCat(departed.reason(), " (remembered by ", reporter, ")"),
          departed.left());
 }
@@ -530,6 +575,9 @@ void CoordinatorCore::On(Ticket ticket, const v1::BarrierRequest& request) {
                     "Barrier ", request.tag(), ": worker ",
                     FromWire(request.key()).ToString(), " is not in the job")));
   }
+  if (absl::Status status = CheckBarrier(request, found->first); !status.ok()) {
+    return Fail(ticket, std::move(status));
+  }
   BarrierTable::Arrival arrival;
   arrival.key = FromWire(request.key());
   arrival.name = found->first;
@@ -538,12 +586,11 @@ void CoordinatorCore::On(Ticket ticket, const v1::BarrierRequest& request) {
   arrival.payload = request.payload();
   arrival.number = request.arrival();
   arrival.settled_below = request.settled_below();
+  arrival.arrivals = request.arrivals();
+  arrival.unsettled = {request.unsettled().begin(), request.unsettled().end()};
   arrival.ticket = ticket;
   arrival.answer_by = Until(request.wait_ms());
   arrival.stands_until = now_ + absl::Milliseconds(request.remaining_ms());
-  if (absl::Status status = CheckBarrier(request, arrival.name); !status.ok()) {
-    return Fail(ticket, std::move(status));
-  }
   if (held() >= options_.max_held_calls) {
     return Fail(ticket, absl::ResourceExhaustedError(
                             "coordinator: too many calls are waiting"));

@@ -42,6 +42,8 @@ class CoordinatorCore {
     absl::Duration max_wait = absl::Seconds(10);
     int max_names = 16384;  // that were ever in the job
     int max_held_calls = 65536;
+    int64_t max_tag_bytes = int64_t{1} << 10;  // of a barrier
+    BarrierTable::Limits barriers;
     VersionedMap::Limits store;
     // What members bring to one barrier: each of them, and together.
     int64_t max_payload_bytes = int64_t{64} << 10;
@@ -99,6 +101,11 @@ class CoordinatorCore {
 
   // Records that make the same core: what a compacted log holds.
   std::vector<v1::LogRecord> Snapshot() const;
+
+  // Whether `request` is of a size that one of `options` takes; else
+  // kInvalidArgument says what is too long. Any thread, so that what is refused
+  // need not be kept until the core's turn comes: OnEvent refuses it too.
+  static absl::Status CheckSize(const Options& options, const Request& request);
 
   uint32_t term() const { return term_; }
   const std::string& job() const { return options_.job; }

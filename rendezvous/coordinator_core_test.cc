@@ -77,6 +77,13 @@ class Fixture {
   View view() const { return FromWire(core_.get().view()); }
   CoordinatorCore& core() { return core_.get(); }
   const std::vector<v1::LogRecord>& log() const { return log_; }
+  size_t SnapshotBytes() const {
+    size_t bytes = 0;
+    for (const v1::LogRecord& record : core_.get().Snapshot()) {
+      bytes += record.ByteSizeLong();
+    }
+    return bytes;
+  }
 
   v1::JoinRequest JoinOf(const std::string& role, int rank,
                          uint64_t incarnation) const {
@@ -124,10 +131,8 @@ class Fixture {
     announce.set_phase(static_cast<v1::Phase>(phase));
     return Call(announce);
   }
-  uint64_t Arrive(WorkerKey key, uint64_t arrival,
-                  std::vector<std::string> members,
-                  absl::Duration stands = absl::Seconds(60),
-                  const std::string& payload = "") {
+  v1::BarrierRequest AtBarrier(WorkerKey key, uint64_t arrival,
+                               std::vector<std::string> members) const {
     v1::BarrierRequest at;
     at.set_job("job");
     *at.mutable_key() = ToWire(key);
@@ -136,6 +141,14 @@ class Fixture {
     at.set_settled_below(arrival);
     *at.mutable_members() = {members.begin(), members.end()};
     at.set_wait_ms(5000);
+    at.set_remaining_ms(60000);
+    return at;
+  }
+  uint64_t Arrive(WorkerKey key, uint64_t arrival,
+                  std::vector<std::string> members,
+                  absl::Duration stands = absl::Seconds(60),
+                  const std::string& payload = "") {
+    v1::BarrierRequest at = AtBarrier(key, arrival, std::move(members));
     at.set_remaining_ms(absl::ToInt64Milliseconds(stands));
     at.set_payload(payload);
     return Call(at);
@@ -575,6 +588,147 @@ TEST(CoordinatorCore, RefusesMoreThanABarrierMayGather) {
   EXPECT_THAT(arrive({"trainer0", "trainer1"}, 6),
               StatusIs(absl::StatusCode::kResourceExhausted, "may bring 5"));
   EXPECT_THAT(arrive({"trainer0"}, 8), IsOk());
+}
+
+TEST(CoordinatorCore, RefusesABarrierThatNoJobCouldHave) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const auto arrive = [&](const std::string& tag,
+                          std::vector<std::string> members) {
+    members.push_back("trainer0");
+    v1::BarrierRequest at = f.AtBarrier(a, 1, std::move(members));
+    at.set_tag(tag);
+    return f.StatusOf(f.Call(at));
+  };
+  EXPECT_THAT(arrive(std::string(1025, 't'), {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "the tag has 1025 bytes, at most 1024"));
+  EXPECT_THAT(arrive("start", std::vector<std::string>(16384, "x")),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "names 16385 members; a job has at most 16384"));
+  for (const std::string& name : {std::string(), std::string(128, 'x')}) {
+    EXPECT_THAT(arrive("start", {name}),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         "Barrier start: worker name"));
+  }
+  EXPECT_THAT(arrive(std::string(1024, 't'), {}), IsOk());
+}
+
+TEST(CoordinatorCore, OneMembersManyArrivalsLeaveRoomForOthers) {
+  CoordinatorCore::Options options;
+  options.max_held_calls = 4096;
+  Fixture f({}, 1, options);
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  // Answered at once, and stands for weeks.
+  const auto arrive = [&](int i) {
+    v1::BarrierRequest at = f.AtBarrier(ps, i, {"ps0", "trainer0"});
+    at.set_tag(absl::StrCat("tag", i));
+    at.set_wait_ms(0);
+    at.set_remaining_ms(0xffffffff);
+    return f.StatusOf(f.Call(at));
+  };
+  for (int i = 1; i <= 4096; ++i) {
+    const absl::Status status = arrive(i);
+    if (i <= 1024) continue;
+    ASSERT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                 "ps0 is at 1024 barriers already"));
+  }
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  const uint64_t first = f.Arrive(a, 1, both);
+  const uint64_t second = f.Arrive(b, 1, both);
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(first).released());
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(second).released());
+  // A repetition takes no more room; what has ended leaves it to others.
+  const auto is_waiting = StatusIs(absl::StatusCode::kUnknown, "no answer");
+  EXPECT_THAT(arrive(1), is_waiting);
+  f.ReportExit("trainer0");
+  EXPECT_THAT(f.StatusOf(f.Arrive(ps, 5000, {"ps0", "trainer1"})), is_waiting);
+}
+
+TEST(CoordinatorCore, OneMembersArrivalsAreBoundedInBytesToo) {
+  CoordinatorCore::Options options;
+  options.barriers.bytes = 1 << 20;
+  Fixture f({}, 1, options);
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  const auto arrive = [&](int i, size_t payload, size_t others) {
+    v1::BarrierRequest at = f.AtBarrier(ps, i, {"ps0"});
+    at.set_tag(absl::StrCat("tag", i));
+    at.set_payload(std::string(payload, 'x'));
+    for (size_t j = 0; j < others; ++j) {
+      at.add_members(absl::StrCat("trainer", j));
+    }
+    return f.StatusOf(f.Call(at));
+  };
+  for (const auto& [payload, others] :
+       {std::pair<size_t, size_t>{60000, 1}, {0, 5000}}) {
+    int taken = 0;
+    absl::Status status = absl::UnknownError("");
+    for (int i = 1; i <= 100 && absl::IsUnknown(status); ++i) {
+      status = arrive(i, payload, others);
+      taken += absl::IsUnknown(status);
+    }
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                 "1048576 bytes"));
+    EXPECT_GE(taken, 1);
+    EXPECT_LE(taken, 17);
+    f.Tick(absl::Seconds(9));  // the calls are answered, the arrivals stand
+    EXPECT_THAT(f.StatusOf(f.Beat(ps, 10)), IsOk());
+    EXPECT_THAT(arrive(99, payload, others),
+                StatusIs(absl::StatusCode::kResourceExhausted));
+    for (int i = 0; i < 60; ++i) {
+      f.Tick(absl::Seconds(1));
+      EXPECT_THAT(f.StatusOf(f.Beat(ps, 10)), IsOk());
+    }
+  }
+}
+
+TEST(CoordinatorCore, OpeningsThatAMemberDoesNotSettleAreBounded) {
+  Fixture f;
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  const auto arrive = [&](uint64_t i, uint64_t settled_below) {
+    v1::BarrierRequest at = f.AtBarrier(ps, i, {"ps0"});
+    at.set_settled_below(settled_below);
+    at.set_payload(std::string(100, 'x'));
+    return f.StatusOf(f.Call(at));
+  };
+  constexpr uint64_t kLast = 10000;
+  for (uint64_t i = 1; i <= kLast; ++i) {
+    const absl::Status status = arrive(i, 0);
+    if (i <= 1024) {
+      ASSERT_THAT(status, IsOk());
+    } else {
+      ASSERT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                   "whose opening it has not confirmed"));
+    }
+  }
+  EXPECT_LT(f.SnapshotBytes(), 1024u * 256);
+  EXPECT_LT(f.log().size(), 1100u);
+  EXPECT_THAT(arrive(1, 0), IsOk());  // it is still answered
+  EXPECT_THAT(arrive(kLast + 1, kLast), IsOk());
+  EXPECT_LT(f.SnapshotBytes(), 1024u);
+}
+
+TEST(CoordinatorCore, AnArrivalThatWaitsForLongLeavesLaterOnesSettled) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  const uint64_t end = f.Arrive(a, 1, both);
+  for (uint64_t i = 2; i <= 3000; ++i) {
+    v1::BarrierRequest at = f.AtBarrier(a, i, {"trainer0"});
+    at.set_tag("step");
+    at.set_settled_below(1);
+    at.set_arrivals(i);
+    at.add_unsettled(1);
+    at.add_unsettled(i);
+    ASSERT_THAT(f.StatusOf(f.Call(at)), IsOk());
+    ASSERT_THAT(f.StatusOf(f.Call(at)), IsOk()) << "its answer was lost";
+  }
+  EXPECT_LT(f.SnapshotBytes(), 1024u);
+  f.Arrive(b, 1, both);
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(end).released());
 }
 
 TEST(CoordinatorCore, APhaseIsSeenByAllAndNeverGoesBack) {

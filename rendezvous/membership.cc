@@ -179,6 +179,8 @@ class Membership::State : public std::enable_shared_from_this<State> {
       absl::string_view tag, std::vector<std::string> members) const;
   // Numbers the arrival. kFailedPrecondition: this worker is there already.
   absl::Status Arrive(v1::BarrierRequest& request);
+  // Of its arrivals so far, those whose answers it has not had.
+  void SaySettled(v1::BarrierRequest& request);
   // Asks until the barrier opens or the deadline has passed, and for whom it
   // waited last.
   absl::StatusOr<v1::BarrierReply> Meet(v1::BarrierRequest& request,
@@ -543,10 +545,20 @@ absl::Status Membership::State::Arrive(v1::BarrierRequest& request) {
                                                       ": another thread of ",
                                                       self_.name, " is there"));
   }
-  uint64_t lowest = last_arrival_;
-  for (const auto& [tag, number] : arrivals_) lowest = std::min(lowest, number);
-  request.set_settled_below(lowest);
   return absl::OkStatus();
+}
+
+// One that waits for long does not keep all later ones unsettled.
+void Membership::State::SaySettled(v1::BarrierRequest& request) {
+  MutexLock lock(mu_);
+  uint64_t lowest = last_arrival_;
+  request.clear_unsettled();
+  for (const auto& [tag, number] : arrivals_) {
+    lowest = std::min(lowest, number);
+    request.add_unsettled(number);
+  }
+  request.set_settled_below(lowest);
+  request.set_arrivals(last_arrival_);
 }
 
 absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
@@ -562,6 +574,7 @@ absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
               request.set_remaining_ms(absl::ToInt64Milliseconds(
                   std::max(deadline - now(), absl::ZeroDuration())));
               request.set_wait_ms(absl::ToInt64Milliseconds(hold));
+              SaySettled(request);
               return request;
             }));
     if (reply.released()) return reply;

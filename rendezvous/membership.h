@@ -111,6 +111,8 @@ class Membership {
   // members of a fixed world) are at the barrier `tag`. Barriers of different
   // tags are independent. kDeadlineExceeded says who is missing, kUnavailable
   // who is gone. kFailedPrecondition: this worker is at that barrier already.
+  // kInvalidArgument: the tag has more than 1 KiB, or there are more members
+  // than a job may have. kResourceExhausted: it is at 1024 barriers already.
   absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
                        absl::Duration timeout);
 

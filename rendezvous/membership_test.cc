@@ -843,6 +843,20 @@ TEST_F(MembershipTest, SubsetsMeetByThemselvesAndManyAtATime) {
               StatusIs(absl::StatusCode::kInvalidArgument, "not among"));
 }
 
+TEST_F(MembershipTest, WhoWaitsForLongMeetsOthersAsOftenAsItLikes) {
+  CoordinatorOptions options;
+  options.core.barriers.arrivals = 8;
+  StartCoordinator(std::move(options));
+  JoinBoth();
+  std::thread waits(
+      [&] { EXPECT_THAT(ps_->Barrier("end", {}, kLong), IsOk()); });
+  for (int i = 0; i < 40; ++i) {
+    EXPECT_THAT(ps_->Barrier("step", {"ps0"}, kLong), IsOk());
+  }
+  EXPECT_THAT(trainer_->Barrier("end", {}, kLong), IsOk());
+  waits.join();
+}
+
 TEST_F(MembershipTest, PhasesOfTheOthersAreSeen) {
   StartCoordinator();
   JoinBoth();
@@ -924,18 +938,34 @@ TEST_F(MembershipTest, WhatTheCoordinatorRefusesIsALineOfTheLog) {
   auto coordinator =
       Coordinator::Create(*timers_, *executor_, std::move(options));
   ASSERT_THAT(coordinator, IsOk());
-  auto [promise, future] = MakePromise<std::string>();
-  (*coordinator)
-      ->Handle(
-          {"somebody", "trainer0"}, "Join", "\xff\xff\xff",
-          [p = std::move(promise)](absl::StatusOr<std::string> answer) mutable {
-            p.Set(std::move(answer));
-          });
-  EXPECT_THAT(future.Wait(kLong),
+  const auto answer_to = [&](absl::string_view method,
+                             absl::string_view request) {
+    auto [promise, future] = MakePromise<std::string>();
+    (*coordinator)
+        ->Handle({"somebody", "trainer0"}, method, request,
+                 [p = std::move(promise)](
+                     absl::StatusOr<std::string> answer) mutable {
+                   p.Set(std::move(answer));
+                 });
+    return future.Wait(kLong).status();
+  };
+  EXPECT_THAT(answer_to("Join", "\xff\xff\xff"),
               StatusIs(absl::StatusCode::kInvalidArgument, "Join"));
+  // Before it is parsed; and before it waits for its turn.
+  EXPECT_THAT(answer_to("Store", std::string((8 << 20) + 1, 'x')),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "Store has 8388609 bytes, at most 8388608"));
+  v1::BarrierRequest barrier;
+  for (int i = 0; i < 16385; ++i) barrier.add_members("ps0");
+  EXPECT_THAT(answer_to("Barrier", barrier.SerializeAsString()),
+              StatusIs(absl::StatusCode::kInvalidArgument, "16385 members"));
   coordinator->reset();
-  EXPECT_THAT(log.str(), HasSubstr("refused kind=coordinator who=somebody "
-                                   "what=Join why="));
+  for (const char* method : {"Join", "Store", "Barrier"}) {
+    EXPECT_THAT(log.str(),
+                HasSubstr(absl::StrCat("refused kind=coordinator who=somebody "
+                                       "what=",
+                                       method, " why=")));
+  }
 }
 
 TEST_F(MembershipTest, WhoJoinedAnEarlierTermIsStillSpokenForByItselfAlone) {
