@@ -20,6 +20,21 @@ namespace {
 // counted as silence of the others.
 constexpr absl::Duration kLongestAttention = absl::Seconds(1);
 
+// Of each name so many incarnations that are gone are known by the number that
+// they drew; a copy of a Join is not so late that it would be of an older one.
+constexpr int kIncarnations = 256;
+
+// A reason is in every view.
+constexpr size_t kMaxReasonBytes = 256;
+
+// `text`, or its beginning, which ends where a character does.
+std::string Shortened(const std::string& text) {
+  if (text.size() <= kMaxReasonBytes) return text;
+  size_t end = kMaxReasonBytes;
+  while (end > 0 && (text[end] & 0xc0) == 0x80) --end;
+  return absl::StrCat(text.substr(0, end), "...");
+}
+
 absl::StatusCode LostCode() { return absl::StatusCode::kFailedPrecondition; }
 
 // Whether `incarnation` is one of those that had the name.
@@ -29,6 +44,29 @@ bool HasBorne(const v1::Departed& departed, uint64_t incarnation) {
 
 bool IsSame(const v1::World& a, const v1::World& b) {
   return FromWire(a) == FromWire(b);
+}
+
+absl::Status CheckSizeOf(const CoordinatorCore::Options& options,
+                         const v1::JoinRequest& request) {
+  const v1::Member& member = request.member();
+  WEFT_RETURN_IF_ERROR(ValidateName(member.name()));
+  const auto limit = static_cast<size_t>(options.max_member_bytes);
+  if (member.ByteSizeLong() > limit) {
+    size_t labels = 0;
+    for (const auto& [name, value] : member.labels()) {
+      labels += name.size() + value.size();
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        member.name(), " joins with ", member.ByteSizeLong(),
+        " bytes, which all others would be sent, and may with ", limit,
+        ": its labels have ", labels, ", its address ", member.address().size(),
+        ", its role ", member.role().size(), "; give it shorter ones"));
+  }
+  const size_t world = request.world().ByteSizeLong();
+  if (world <= limit) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(member.name(), " expects a world of ", world,
+                   " bytes, which may have ", limit, ": have fewer roles"));
 }
 
 absl::Status CheckSizeOf(const CoordinatorCore::Options& options,
@@ -153,7 +191,6 @@ absl::Status CoordinatorCore::CheckJob(const std::string& job) const {
 
 absl::Status CoordinatorCore::CheckJoin(const v1::JoinRequest& request) const {
   const v1::Member& member = request.member();
-  WEFT_RETURN_IF_ERROR(ValidateName(member.name()));
   WEFT_RETURN_IF_ERROR(ValidateName(request.job()));
   const World wanted = FromWire(request.world());
   const bool is_admin = member.role() == kAdminRole;
@@ -382,7 +419,8 @@ void CoordinatorCore::Adopt(const v1::Departed& departed,
     return;
   }
   Remove(slot,
-         absl::StrCat(departed.reason(), " (remembered by ", reporter, ")"),
+         absl::StrCat(Shortened(departed.reason()), " (remembered by ",
+                      reporter, ")"),
          departed.left());
 }
 
@@ -418,7 +456,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::ReportExitRequest& request) {
   if (slot != slots_.end() && slot->second.is_in &&
       (request.incarnation() == 0 ||
        request.incarnation() == slot->second.member.incarnation())) {
-    Remove(slot->second, request.reason(), /*left=*/false);
+    Remove(slot->second, Shortened(request.reason()), /*left=*/false);
   }
   Ok(ticket, v1::ReportExitReply());
 }
@@ -430,7 +468,12 @@ void CoordinatorCore::Remove(Slot& slot, const std::string& reason, bool left) {
   *slot.departed.mutable_key() = slot.member.key();
   slot.departed.set_reason(reason);
   slot.departed.set_left(left);
-  slot.departed.add_incarnations(slot.member.incarnation());
+  auto& incarnations = *slot.departed.mutable_incarnations();
+  incarnations.Add(slot.member.incarnation());
+  if (incarnations.size() > kIncarnations) {
+    incarnations.erase(incarnations.begin(),
+                       incarnations.end() - kIncarnations);
+  }
   v1::LogRecord record;
   *record.mutable_departed() = slot.departed;
   actions_.push_back(Persist{std::move(record)});

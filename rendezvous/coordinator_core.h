@@ -41,6 +41,9 @@ class CoordinatorCore {
     // A held call is answered after this long at the latest.
     absl::Duration max_wait = absl::Seconds(10);
     int max_names = 16384;  // that were ever in the job
+    // Of a Join what all will see: the member, with its labels and its address,
+    // and the world.
+    int64_t max_member_bytes = int64_t{16} << 10;
     int max_held_calls = 65536;
     int64_t max_tag_bytes = int64_t{1} << 10;  // of a barrier
     BarrierTable::Limits barriers;

@@ -21,6 +21,7 @@ namespace weft::rendezvous {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::EndsWith;
 using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
@@ -359,6 +360,99 @@ TEST(CoordinatorCore, TakesNamesOf127CharactersAndRefusesWhatIsNone) {
   EXPECT_THAT(f.StatusOf(f.Call(no_name)),
               StatusIs(absl::StatusCode::kInvalidArgument, "name \"\""));
   EXPECT_EQ(f.view().members().size(), 2u);
+}
+
+TEST(CoordinatorCore, RefusesToShowAllOthersALongMember) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const std::string view = f.core().view().SerializeAsString();
+  const size_t logged = f.log().size();
+  v1::JoinRequest long_label = f.JoinOf("trainer", 0, 11);
+  (*long_label.mutable_member()->mutable_labels())["zone"] =
+      std::string(1 << 20, 'a');
+  EXPECT_THAT(f.StatusOf(f.Call(long_label)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "may with 16384: its labels have 1048580"));
+  v1::JoinRequest long_address = f.JoinOf("trainer", 0, 11);
+  long_address.mutable_member()->set_address(std::string(20000, 'a'));
+  EXPECT_THAT(f.StatusOf(f.Call(long_address)),
+              StatusIs(absl::StatusCode::kInvalidArgument, "address 20000"));
+  EXPECT_EQ(f.core().view().SerializeAsString(), view);
+  EXPECT_EQ(f.log().size(), logged);
+  (*long_label.mutable_member()->mutable_labels())["zone"].resize(16000);
+  EXPECT_THAT(f.StatusOf(f.Call(long_label)), IsOk());
+
+  Fixture other;
+  v1::JoinRequest many_roles = other.JoinOf("ps", 0, 10);
+  for (int i = 0; i < 2000; ++i) {
+    (*many_roles.mutable_world()->mutable_roles())[absl::StrCat("role", i)] = 1;
+  }
+  EXPECT_THAT(
+      other.StatusOf(other.Call(many_roles)),
+      StatusIs(absl::StatusCode::kInvalidArgument, "ps0 expects a world of"));
+  EXPECT_THAT(other.StatusOf(other.Call(other.JoinOf("ps", 0, 10))), IsOk());
+}
+
+TEST(CoordinatorCore, WhoComesAndGoesForEverIsRememberedInFewBytes) {
+  Fixture f;
+  const WorkerKey first = f.Join("ps", 0, 1);
+  f.Leave(first, 1);
+  constexpr uint64_t kLast = 3000;
+  for (uint64_t i = 2; i <= kLast; ++i) f.Leave(f.Join("ps", 0, i), i);
+  EXPECT_LT(f.SnapshotBytes(), 4096u);
+  EXPECT_LT(f.log().back().ByteSizeLong(), 4096u);
+  for (const uint64_t recent : {kLast, kLast - 200}) {
+    EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("ps", 0, recent))),
+                StatusIs(absl::StatusCode::kAborted, "is gone"));
+  }
+  // Whose number is forgotten is gone by its epoch, after a restart too.
+  for (const bool is_restarted : {false, true}) {
+    if (is_restarted) f.Restart();
+    EXPECT_TRUE(f.view().IsGone(first));
+    EXPECT_THAT(f.StatusOf(f.Beat(first, 1)),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+  }
+}
+
+TEST(CoordinatorCore, AReasonOfWhateverLengthIsShortInTheView) {
+  Fixture f;
+  std::string long_reason = "x";  // so that a cut is within a character
+  while (long_reason.size() < 100000) long_reason += "\xc3\xa9";
+  const auto expect_short = [&] {
+    ASSERT_EQ(f.view().departed().size(), 1u);
+    const std::string reason = f.view().departed().front().reason;
+    EXPECT_LT(reason.size(), 512u);
+    v1::Departed read;  // as it is not, if a character is cut
+    EXPECT_TRUE(
+        read.ParseFromString(f.core().view().departed(0).SerializeAsString()));
+  };
+  f.Join("trainer", 0, 11);
+  v1::ReportExitRequest report;
+  report.set_job("job");
+  report.set_name("trainer0");
+  report.set_reason(long_reason);
+  EXPECT_THAT(f.StatusOf(f.Call(report)), IsOk());
+  expect_short();
+  EXPECT_THAT(f.view().departed().front().reason, EndsWith("\xc3\xa9..."));
+
+  const WorkerKey trainer = f.Join("trainer", 0, 12);
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  f.Restart();
+  v1::HeartbeatRequest beat;
+  beat.set_job("job");
+  *beat.mutable_key() = ToWire(ps);
+  beat.set_incarnation(10);
+  v1::Departed* departed = beat.add_departed();
+  departed->set_name("trainer0");
+  *departed->mutable_key() = ToWire(trainer);
+  departed->set_reason(long_reason);
+  EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
+  EXPECT_TRUE(f.view().IsGone(trainer));
+  expect_short();
+  for (int i = 0; i < 20000; ++i) beat.add_departed();
+  EXPECT_THAT(f.StatusOf(f.Call(beat)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "20001 workers that are gone"));
 }
 
 TEST(CoordinatorCore, RefusesFixedAndElasticWorkersInOneJobNamingBoth) {

@@ -55,7 +55,8 @@ class Membership {
   //   kAborted             it was declared gone meanwhile: start it again
   //   kAlreadyExists       the name is held by a worker that lives
   //   kFailedPrecondition  another job or another world is at that address
-  //   kInvalidArgument     the name, role or rank cannot be in this world
+  //   kInvalidArgument     the name, role or rank cannot be in this world, or
+  //                        the labels, address and so on have more than 16 KiB
   //   kDeadlineExceeded    says whether the coordinator answered, and who is
   //                        missing
   //   kInternal            the answer is none that a coordinator gives
