@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/hash/hash.h"
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -16,6 +17,7 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/batch.h"
+#include "weft/rpc/detail.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -55,6 +57,13 @@ WEFT_RPC(Refuse);
 
 void Throw(int64_t) { ThrowInvalidArgument("shapes do not match"); }
 WEFT_RPC(Throw);
+
+void ThrowDetailed(int64_t detail) {
+  absl::Status status = absl::OutOfRangeError("beyond the end");
+  status.SetPayload("test/payload", absl::Cord("kept"));
+  throw Error(WithDetail(status, detail));
+}
+WEFT_RPC(ThrowDetailed);
 
 absl::StatusOr<std::string> Join(const std::vector<std::string>& words,
                                  std::map<std::string, int64_t> numbers) {
@@ -471,7 +480,7 @@ TEST(Agent, AnErrorOfABatchIsThatOfEachCallInIt) {
 TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
   Ranks ranks(2);
   EXPECT_THAT(CallOne(ranks[0].To("w1", absl::Milliseconds(100)), SquareAll, 2),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   (void)CallOneAsync(ranks[0].To("w1"), SquareAll, 2);
   (void)CallOneAsync(ranks[0].To("w0"), SquareAll, 2);
 }
@@ -632,6 +641,17 @@ TEST(Agent, WhatAFunctionThrowsIsTheCallersStatus) {
                                "Throw: shapes do not match"));
   EXPECT_FALSE(OutcomeUnknown(status));
   EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 1, 1), 2);  // the server lives on
+}
+
+TEST(Agent, WhatAFunctionThrowsKeepsItsPayloads) {  // F59
+  Ranks ranks(2);
+  for (const char* worker : {"w1", "w0"}) {
+    const absl::Status status = Call(ranks[0].To(worker), ThrowDetailed, 12);
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kOutOfRange,
+                                 "ThrowDetailed: beyond the end"));
+    EXPECT_EQ(DetailOf<int64_t>(status), 12);
+    EXPECT_EQ(status.GetPayload("test/payload"), "kept");
+  }
 }
 
 TEST(Agent, AnUnknownWorkerIsNotFoundAndTheKnownAreNamed) {

@@ -243,7 +243,7 @@ TEST_F(ClientTest, DeadlinesPassAtBothEnds) {
   Served served(Socket());
   WEFT_ASSERT_OK_AND_ASSIGN(const auto client, Client::Connect(Socket()));
   EXPECT_THAT(Call(client->To(absl::Milliseconds(100)), ParkForClients),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_THAT(served.parked().given_up.future().Wait(kLong), IsOk());
 }
 

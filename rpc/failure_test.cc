@@ -443,8 +443,9 @@ TEST(Timeout, TheDefaultIsReadWhenACallIsMade) {
   EXPECT_TRUE(IsWoken(parked.began));
   ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Milliseconds(100)), IsOk());
   EXPECT_EQ(ranks[0].default_timeout(), absl::Milliseconds(100));
+  // Who gives up in Wait alone does not say that word, here and elsewhere.
   EXPECT_THAT(CallAsync(target, Park).Wait(absl::Seconds(30)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_FALSE(patient.IsReady());  // keeps what it had
   EXPECT_THAT(ranks[0].SetDefaultTimeout(absl::Seconds(-1)),
               StatusIs(absl::StatusCode::kInvalidArgument));
@@ -465,7 +466,7 @@ TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
   EXPECT_THAT(Call(target, Fail, "x"),
               StatusIs(absl::StatusCode::kInvalidArgument, "below zero"));
   EXPECT_THAT(Call(target.WithTimeout(absl::ZeroDuration()), Fail, "x"),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_THAT(Call(target.WithTimeout(std::nullopt), Fail, "x"),
               StatusIs(absl::StatusCode::kDataLoss));
   AgentOptions options;
@@ -502,7 +503,9 @@ TEST(Unavailable, SaysThatTheIncarnationIsGone) {
 TEST(Unavailable, SaysThatTheWorkerIsReplaced) {
   Ranks ranks(2);
   ranks.directory().Put(Worker{"w1", WorkerKey{1, 99}, "w1"});
-  EXPECT_EQ(ReasonOf(Call(ranks[0].To("w1"), Fail, "x")), Reason::kPeerGone);
+  const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
 }
 
 TEST(Unavailable, SaysThatNobodyIsThere) {
@@ -511,6 +514,7 @@ TEST(Unavailable, SaysThatNobodyIsThere) {
   Ranks ranks(1, options);
   ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
   const absl::Status status = Call(ranks[0].To("w9"), Fail, "x");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(ReasonOf(status), Reason::kUnreachable);
   EXPECT_EQ(PhaseOf(status), Phase::kQueue);
 }
@@ -519,6 +523,7 @@ TEST(Unavailable, SaysThatTheWorkerShutsDown) {
   Ranks ranks(2);
   ASSERT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
   const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
 }

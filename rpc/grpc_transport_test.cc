@@ -715,7 +715,7 @@ TEST_F(GrpcPeer, StoppedForSecondsRunsEachCallOnceWhenItGoesOn) {
   Stop();
   const auto while_stopped = Count(100);
   EXPECT_THAT(Call(agent_a_->To("b", absl::Seconds(2)), Twice, 4).status(),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   peer_->Signal(SIGCONT);
   gather(under_way);
   gather(while_stopped);

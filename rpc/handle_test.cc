@@ -101,6 +101,9 @@ class Embedding : public Base {
     parked_.push_back(std::move(promise));
     return future;
   }
+  double SecondsLeft(CallContext& context) {
+    return absl::ToDoubleSeconds(context.Remaining());
+  }
   void Answer(int64_t value) {
     std::vector<Promise<int64_t>> parked;
     {
@@ -122,6 +125,7 @@ WEFT_RPC_METHOD(Embedding, Set);
 WEFT_RPC_METHOD(Embedding, Refuse);
 WEFT_RPC_METHOD(Embedding, WhoCalls);
 WEFT_RPC_METHOD(Embedding, Later);
+WEFT_RPC_METHOD(Embedding, SecondsLeft);
 WEFT_RPC_METHOD(Embedding, Answer);
 WEFT_RPC_METHOD(Embedding, Kind);
 WEFT_RPC_METHOD(Embedding, rows);
@@ -246,6 +250,20 @@ TEST(Handle, ErrorsOfMakingAndOfMethodsAreTheCallers) {
   EXPECT_THAT(
       Call(*shard, &Embedding::Unregistered),
       StatusIs(absl::StatusCode::kFailedPrecondition, "WEFT_RPC_METHOD"));
+}
+
+TEST(Handle, ItsTimeoutIsThatOfMethodsCalledByItAlone) {  // F52
+  Ranks ranks(2);
+  const auto shard =
+      Make<Embedding>(ranks[0].To("w1", absl::Seconds(500)), 1, 1);
+  ASSERT_THAT(shard, IsOk());
+  const auto longer = shard->WithTimeout(absl::Hours(2));
+  EXPECT_GT(*Call(longer, &Embedding::SecondsLeft), 3600);
+  EXPECT_LE(*Call(*shard, &Embedding::SecondsLeft), 500);
+  EXPECT_GT(*Call(*shard, &Embedding::SecondsLeft), 60);
+  EXPECT_THAT(
+      Call(shard->WithTimeout(absl::Milliseconds(200)), &Embedding::Later),
+      StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
 }
 
 TEST(Handle, AReleasedObjectIsNotFound) {
@@ -457,7 +475,7 @@ TEST(Handle, WhatOneMakesLateByItselfIsNotLeftBehind) {  // PROBE-P19
   const Future<Handle<Gated>> made = MakeAsync<Gated>(brief, 1);
   EXPECT_TRUE(IsWoken(TheGate().began));
   EXPECT_THAT(made.Wait(absl::Seconds(30)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   TheGate().go_on.Unpark();
   EXPECT_TRUE(Objects().WaitForNone());
 }
@@ -524,9 +542,9 @@ TEST(Remote, TwoThatFailedEachHaveTheirOwnError) {  // PROBE-P2
   EXPECT_TRUE(IsWoken(TheGate().began));
   const auto second = MakeAsync<Gated>(brief, 2);  // never begins
   EXPECT_THAT(first.Wait(absl::Seconds(30)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_THAT(second.Wait(absl::Seconds(30)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   TheGate().go_on.Unpark();
   EXPECT_TRUE(Objects().WaitForNone());
   EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
@@ -541,10 +559,15 @@ TEST(Remote, AFetchThatIsLateMayBeMadeAgain) {  // F52
   ASSERT_THAT(kept, IsOk());
   const Future<Handle<Gated>> busy = MakeAsync<Gated>(b, 1);
   EXPECT_TRUE(IsWoken(TheGate().began));  // its only thread
-  const absl::Status late =
-      Fetch(kept->WithTimeout(absl::Milliseconds(200))).status();
-  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "Fetch"));
+  const auto is_late =
+      StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline");
+  const Handle<int64_t> brief = kept->WithTimeout(absl::Milliseconds(200));
+  EXPECT_THAT(Fetch(brief), is_late);
+  const Future<int64_t> patient = FetchAsync(*kept);
+  EXPECT_THAT(Fetch(brief), is_late);
+  EXPECT_FALSE(patient.IsReady());  // the time-out was not the object's
   TheGate().go_on.Unpark();
+  EXPECT_EQ(*patient.Wait(absl::Seconds(30)), 5);
   EXPECT_EQ(*Fetch(*kept), 5);
   EXPECT_THAT(busy.Wait(absl::Seconds(30)), IsOk());
 }

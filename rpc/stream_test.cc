@@ -313,7 +313,8 @@ TEST(Stream, TheDeadlineEndsBothSides) {
       ranks[0].To("w1", absl::Milliseconds(500)), Count, int64_t{1} << 40, 9);
   absl::Status status;
   while (status.ok()) status = reader.Next().status();
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_TRUE(IsWoken(progress.end));
 }
 
@@ -542,8 +543,9 @@ TEST(Upload, TheDeadlineEndsBothSides) {
   WriteFirst(ranks, progress, upload);
   absl::Status status;
   for (int64_t i = 1; status.ok(); ++i) status = upload.Write(absl::StrCat(i));
-  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
-  EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kDeadlineExceeded));
+  const auto passed = StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline");
+  EXPECT_THAT(status, passed);
+  EXPECT_THAT(upload.Finish(), passed);
   EXPECT_TRUE(IsWoken(progress.end));
 }
 
