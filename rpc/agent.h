@@ -146,6 +146,8 @@ class Agent {
 
   // Refuses new calls in both directions, waits until those in progress have
   // ended, and after `timeout` ends them: then kDeadlineExceeded says which.
+  // Refused ones have Reason::kShuttingDown: kUnavailable for peers,
+  // kFailedPrecondition for who calls here.
   absl::Status Shutdown(absl::Duration timeout);
   // What Shutdown() ended in progress, as OpenCalls() says it; none before it.
   std::vector<std::string> CutCalls() const;

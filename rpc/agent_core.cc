@@ -241,13 +241,14 @@ std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
 absl::Status Agent::Core::CanCall() {
   if (!has_ended_.load()) return absl::OkStatus();
   MutexLock lock(mu_);
+  const std::string why =
+      absl::StrCat("no more calls are made: ", ended_.message());
+  // It is out of its job.
+  if (ReasonOf(ended_) == Reason::kPeerGone) return absl::AbortedError(why);
   // To peers it is kUnavailable; who calls by an agent that it has shut down is
   // wrong about its own.
-  const bool is_out_of_job = ReasonOf(ended_) == Reason::kPeerGone;
-  return absl::Status(
-      is_out_of_job ? absl::StatusCode::kAborted
-                    : absl::StatusCode::kFailedPrecondition,
-      absl::StrCat("no more calls are made: ", ended_.message()));
+  return internal::MarkFailure(absl::FailedPreconditionError(why), Phase::kNone,
+                               Reason::kShuttingDown);
 }
 
 absl::StatusOr<Worker> Agent::Core::Find(absl::string_view name) const {

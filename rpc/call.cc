@@ -254,7 +254,9 @@ absl::Status CheckTarget(const Target& target) {
                      absl::FormatDuration(target.timeout()),
                      ": wanted none below zero; InfiniteDuration() is none"));
   }
-  return CallStarter::CoreOf(target).CanCall();
+  // Named here: of a function that passes it on, it is the nested call's.
+  return NameFailure(CallStarter::CoreOf(target).CanCall(), target.name(), "",
+                     Phase::kNone);
 }
 
 }  // namespace

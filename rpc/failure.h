@@ -30,13 +30,14 @@ enum class Phase : uint8_t {
 constexpr int kPhases = 6;
 const char* NameOf(Phase phase);
 
-// Why the other side is UNAVAILABLE. The numbers travel.
+// Why the other side is UNAVAILABLE, or no more calls are made here. The
+// numbers travel.
 enum class Reason : uint8_t {
-  kNone = 0,         // as the code and the message say
-  kPeerGone = 1,     // that incarnation is dead; a later one can be called
-  kUnreachable = 2,  // it could not be reached for too long
-  kForgotten = 3,    // it lives, and has lost its memory of this session
-  kShuttingDown = 4,
+  kNone = 0,          // as the code and the message say
+  kPeerGone = 1,      // that incarnation is dead; a later one can be called
+  kUnreachable = 2,   // it could not be reached for too long
+  kForgotten = 3,     // it lives, and has lost its memory of this session
+  kShuttingDown = 4,  // or was; with kFailedPrecondition: who calls
 };
 constexpr int kReasons = 5;
 const char* NameOf(Reason reason);

@@ -17,7 +17,10 @@
 #include "weft/base/parker.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/agent_fixture.h"
+#include "weft/rpc/batch.h"
 #include "weft/rpc/detail.h"
+#include "weft/rpc/handle.h"
+#include "weft/rpc/stream.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -118,6 +121,18 @@ WEFT_RPC(Echo);
 Word Make(const std::string& text) { return Word{text}; }
 WEFT_RPC(Make);
 
+std::vector<Word> MakeEach(const std::vector<std::string>& texts) {
+  std::vector<Word> words;
+  for (const std::string& text : texts) words.push_back(Word{text});
+  return words;
+}
+WEFT_RPC_BATCHED(MakeEach, 3, absl::Milliseconds(50));
+
+absl::Status Endless(Writer<int64_t> out) {
+  for (int64_t i = 0;; ++i) WEFT_RETURN_IF_ERROR(out.Write(i));
+}
+WEFT_RPC_STREAM(Endless);
+
 absl::Status FailBelow(CallContext& context, const std::string& other,
                        const std::string& why) {
   return Call(context.To(other), Fail, why);
@@ -157,6 +172,17 @@ Future<int64_t> Park(CallContext& context) {
   return future;
 }
 WEFT_RPC(Park);
+
+// Calls another until its own worker makes no more calls.
+absl::Status FailBelowForEver(CallContext& context, const std::string& other) {
+  context.Local<Parked>()->began.Unpark();
+  absl::Status status;
+  do {
+    status = Call(context.To(other), Fail, "again");
+  } while (absl::IsDataLoss(status));
+  return status;
+}
+WEFT_RPC(FailBelowForEver);
 
 double SecondsLeft(CallContext& context) {
   return absl::ToDoubleSeconds(context.Remaining());
@@ -526,6 +552,74 @@ TEST(Unavailable, SaysThatTheWorkerShutsDown) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+}
+
+// All that uses `target` and what it keeps.
+std::vector<absl::Status> UseAll(const Target& target,
+                                 const Handle<Word>& kept) {
+  auto stream = OpenStream(target, Endless);
+  return {Call(target, Fail, "x"),
+          CallOne(target, MakeEach, "x").status(),
+          Remote(target, Make, "x").status(),
+          Fetch(kept).status(),
+          Release(kept),
+          stream.Next().status(),
+          stream.Next().status()};
+}
+
+TEST(AfterShutdown, OnesOwnCallsHandlesAndStreamsSaySo) {  // F21
+  Ranks ranks(2);
+  const Target w1 = ranks[0].To("w1");
+  const auto kept = Remote(w1, Make, "fine");
+  ASSERT_THAT(kept, IsOk());
+  auto open = OpenStream(w1, Endless);
+  ASSERT_THAT(open.Next(), IsOk());
+  EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  for (const absl::Status& status : UseAll(w1, *kept)) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                 "no more calls are made: w0 is shutting "
+                                 "down"));
+    EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
+    EXPECT_EQ(PhaseOf(status), Phase::kNone);
+    ASSERT_THAT(FailuresOf(status), SizeIs(1));
+    EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
+    EXPECT_FALSE(OutcomeUnknown(status));
+  }
+  absl::Status cut;
+  while (cut.ok()) cut = open.Next().status();
+  EXPECT_THAT(cut, StatusIs(absl::StatusCode::kCancelled, "has shut down"));
+}
+
+TEST(AfterShutdown, ThoseOfItsPeersSaySo) {
+  Ranks ranks(2);
+  const Target w1 = ranks[0].To("w1");
+  const auto kept = Remote(w1, Make, "fine");
+  ASSERT_THAT(kept, IsOk());
+  ASSERT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  for (const absl::Status& status : UseAll(w1, *kept)) {
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
+                                 "w1 is shutting down"));
+    EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
+    EXPECT_FALSE(OutcomeUnknown(status));
+  }
+}
+
+// The function that passes it on is not what has the reason.
+TEST(AfterShutdown, TheReasonIsOfTheNestedCall) {
+  Ranks ranks(3);
+  Parked parked;
+  ranks[1].SetLocal(&parked);
+  const auto call = CallAsync(ranks[0].To("w1"), FailBelowForEver, "w2");
+  EXPECT_TRUE(IsWoken(parked.began));
+  EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(10)), IsOk());
+  const absl::Status status = call.Wait(absl::Seconds(10));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "FailBelowForEver: no more calls are made"));
+  EXPECT_EQ(ReasonOf(status), Reason::kNone);
+  ASSERT_THAT(FailuresOf(status), SizeIs(2));
+  EXPECT_EQ(FailuresOf(status)[1].reason, Reason::kShuttingDown);
+  EXPECT_EQ(FailuresOf(status)[1].worker, "w2");
 }
 
 // Its own reason is not that of the call below, which failed for another.
