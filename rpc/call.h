@@ -6,7 +6,8 @@
 // The arguments are those of the function itself, so wrong ones do not compile.
 // They are encoded before the call returns: an lvalue is copied, an rvalue is
 // moved where its Codec can (a Tensor or a vector of numbers then travels
-// without a copy). Errors of the other side carry its code and its payloads,
+// without a copy). What cannot be encoded, or is thrown by a Codec, ends the
+// call unsent. Errors of the other side carry its code and its payloads,
 // and begin with its name; FailuresOf() tells where the call failed,
 // OutcomeUnknown() whether the function may have run.
 
@@ -26,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/base/cancel.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/driver.h"
 #include "weft/base/future.h"
 #include "weft/rpc/call_context.h"
@@ -143,7 +145,12 @@ class OutgoingCall {
  protected:
   OutgoingCall() = default;
   // Runs once, perhaps before StartCall returns. `id` is that of the call.
+  // Must not throw: who runs it has other calls to end.
   virtual void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) = 0;
+  // How the call ends if what has come cannot be read.
+  absl::Status Unreadable(const absl::Status& why) const {
+    return ResultError(worker_, function_->name, why);
+  }
 
  private:
   friend class CallStarter;
@@ -253,7 +260,14 @@ class TypedCall final : public weft::internal::FutureState<T>,
  private:
   void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) override {
     const bool has_come = reply.ok();
-    if (!this->Set((*decode_)(id, std::move(reply))) && has_come) {
+    // Codecs are user code.
+    Result<T> result =
+        CatchToStatus([&] { return (*decode_)(id, std::move(reply)); });
+    if (const absl::Status& status = weft::internal::StatusOf(result);
+        has_come && !status.ok()) {
+      result = Unreadable(status);
+    }
+    if (!this->Set(std::move(result)) && has_come) {
       // Cancelled while this waited to be told: nobody gets what it made.
       (void)(*decode_)(id, WithOutcomeUnknown(absl::CancelledError("dropped")));
     }
@@ -284,12 +298,16 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(Types<P...>,
   static_assert((kHasCodec<std::decay_t<P>> && ...),
                 "a parameter has no Codec; a Future has none: wait for it, or "
                 "call in its Then");
-  auto request = std::make_shared<Request>();
-  Encoder encoder;
-  (EncodeArgument<P>(encoder, request->borrowed, std::forward<A>(arguments)),
-   ...);
-  WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
-  return request;
+  // Codecs are user code: what one throws is the call's end, and not thrown
+  // out of CallAsync.
+  return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<Request>> {
+    auto request = std::make_shared<Request>();
+    Encoder encoder;
+    (EncodeArgument<P>(encoder, request->borrowed, std::forward<A>(arguments)),
+     ...);
+    WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
+    return request;
+  });
 }
 
 template <typename Value, typename... P, typename... A>
@@ -298,12 +316,15 @@ Future<Value> StartAlias(const Target& target,
                          Types<P...>, A&&... arguments) {
   using Shared = Alias<std::tuple<std::decay_t<P>...>, Value>;
   auto alias = std::make_shared<Shared>();
-  alias->arguments = std::tuple<std::decay_t<P>...>(
-      AliasArgument<P>(std::forward<A>(arguments))...);
-  auto request = std::make_shared<Request>();
-  request->alias = alias;
+  const auto request = CatchToStatus([&] {
+    alias->arguments = std::tuple<std::decay_t<P>...>(
+        AliasArgument<P>(std::forward<A>(arguments))...);
+    auto made = std::make_shared<Request>();
+    made->alias = alias;
+    return made;
+  });
   return StartTyped<Value>(
-      target, function, absl::StatusOr<std::shared_ptr<Request>>(request),
+      target, function, request,
       [alias](uint64_t,
               const absl::StatusOr<Received>& reply) -> Result<Value> {
         if (!reply.ok()) return reply.status();

@@ -3,6 +3,7 @@
 #include "weft/rpc/client.h"
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +20,7 @@
 #include "weft/proto/reflection.pb.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/grpc_transport.h"
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/plain_service.h"
@@ -81,6 +83,23 @@ struct Codec<OwnType> {
 };
 void OwnForClients(const OwnType&) {}
 WEFT_RPC(OwnForClients);
+
+// One whose reader throws at 13.
+struct Fragile {
+  int64_t value = 0;
+};
+template <>
+struct Codec<Fragile> {
+  static std::string TypeName() { return "example.Fragile"; }
+  static void Encode(const Fragile& x, Encoder& e) { e.Write(x.value); }
+  static absl::Status Decode(Decoder& d, Fragile& x) {
+    WEFT_RETURN_IF_ERROR(d.Read(x.value));
+    if (x.value == 13) throw std::runtime_error("broke it");
+    return absl::OkStatus();
+  }
+};
+Fragile FragileForClients(int64_t value) { return Fragile{value}; }
+WEFT_RPC(FragileForClients);
 
 namespace {
 
@@ -245,6 +264,22 @@ TEST_F(ClientTest, DeadlinesPassAtBothEnds) {
   EXPECT_THAT(Call(client->To(absl::Milliseconds(100)), ParkForClients),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_THAT(served.parked().given_up.future().Wait(kLong), IsOk());
+}
+
+TEST_F(ClientTest, AResultThatCannotBeReadEndsNoOtherCall) {
+  const Served served(Socket());
+  WEFT_ASSERT_OK_AND_ASSIGN(const auto client, Client::Connect(Socket()));
+  const Target worker = client->To(kLong);
+  const auto bad = CallAsync(worker, FragileForClients, 13);
+  const auto next = CallAsync(worker, FragileForClients, 1);
+  EXPECT_THAT(
+      bad.Wait(kLong),
+      StatusIs(absl::StatusCode::kInternal,
+               "FragileForClients: its result cannot be read: exception: "
+               "broke it"));
+  EXPECT_EQ(PhaseOf(bad.Wait(kLong).status()), Phase::kDecode);
+  EXPECT_EQ(next.Wait(kLong)->value, 1);
+  EXPECT_EQ(Call(worker, FragileForClients, 2)->value, 2);
 }
 
 TEST_F(ClientTest, ARestartedWorkerIsAnother) {

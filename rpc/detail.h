@@ -26,6 +26,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/status_macros.h"
 #include "weft/rpc/codec.h"
 
 namespace weft::rpc {
@@ -59,9 +60,11 @@ std::optional<absl::Status> TranslateThrown(absl::StatusCode code);
 // be encoded is left out.
 template <typename T>
 absl::Status WithDetail(absl::Status status, const T& detail) {
-  Encoder encoder;
-  encoder.Write(detail);
-  absl::StatusOr<Slices> bytes = std::move(encoder).Finish();
+  const absl::StatusOr<Slices> bytes = CatchToStatus([&] {
+    Encoder encoder;
+    encoder.Write(detail);
+    return std::move(encoder).Finish();
+  });
   if (bytes.ok()) {
     status.SetPayload(internal::DetailUrl<T>(),
                       absl::Cord(Flatten(*bytes).view()));
@@ -78,7 +81,11 @@ std::optional<T> DetailOf(const absl::Status& status) {
   const Received received{{Bytes::Own(std::string(*payload))}, false};
   Decoder decoder(received);
   std::optional<T> detail(std::in_place);
-  if (!decoder.Read(*detail).ok() || !decoder.AtEnd().ok()) return std::nullopt;
+  const absl::Status read = CatchToStatus([&]() -> absl::Status {
+    WEFT_RETURN_IF_ERROR(decoder.Read(*detail));
+    return decoder.AtEnd();
+  });
+  if (!read.ok()) return std::nullopt;
   return detail;
 }
 

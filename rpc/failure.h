@@ -23,7 +23,7 @@ enum class Phase : uint8_t {
   kNone = 0,     // it never began: an unknown worker, a wrong argument
   kQueue = 1,    // it waited for credit, a connection, or for a thread
   kWire = 2,     // it was sent, and the connection is lost since
-  kDecode = 3,   // arguments were read
+  kDecode = 3,   // arguments were read; at the caller: the result was
   kHandler = 4,  // the function ran; from the caller's side: it was delivered
   kEncode = 5,   // the result was written
 };

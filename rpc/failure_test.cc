@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -26,7 +27,7 @@
 
 namespace weft::rpc {
 
-// The word that cannot be written, or cannot be read.
+// The words that cannot be written, or cannot be read.
 struct Word {
   std::string text;
 };
@@ -38,12 +39,17 @@ struct Codec<Word> {
     if (word.text == "unwritable") {
       return encoder.Fail(absl::OutOfRangeError("this word is not written"));
     }
+    if (word.text == "unspeakable") throw std::runtime_error("cannot write it");
     encoder.Write(word.text);
   }
   static absl::Status Decode(Decoder& decoder, Word& word) {
     WEFT_RETURN_IF_ERROR(decoder.Read(word.text));
     if (word.text == "unreadable") throw std::runtime_error("cannot read it");
-    return absl::OkStatus();
+    if (word.text == "endless") throw std::bad_alloc();
+    if (word.text != "forbidden") return absl::OkStatus();
+    absl::Status status = absl::PermissionDeniedError("this word is not read");
+    status.SetPayload("test/payload", absl::Cord("kept"));
+    return status;
   }
 };
 
@@ -244,6 +250,74 @@ TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
   Ranks ranks(2);
   EXPECT_THAT(Call(ranks[0].To("w1"), Echo, Word{"unwritable"}),
               StatusIs(absl::StatusCode::kOutOfRange, "not written"));
+}
+
+// Nor are they thrown at who calls: F27.
+TEST(Failures, WhatACodecThrowsAsItWritesArgumentsIsInTheFuture) {
+  Ranks ranks(2);
+  const Target w1 = ranks[0].To("w1");
+  const Future<Word> call = CallAsync(w1, Echo, Word{"unspeakable"});
+  ASSERT_TRUE(call.IsReady());
+  EXPECT_THAT(call.Wait(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kInternal, "cannot write it"));
+  EXPECT_THAT(Remote(w1, Echo, Word{"unspeakable"}),
+              StatusIs(absl::StatusCode::kInternal, "cannot write it"));
+  EXPECT_EQ(Call(w1, Echo, Word{"fine"})->text, "fine");
+}
+
+// As the caller sees the call end whose result its own codec throws at.
+void ExpectUnreadable(const absl::Status& status, const std::string& worker,
+                      const std::string& function) {
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
+                               absl::StrCat(function,
+                                            ": its result cannot be read: "
+                                            "exception: cannot read it")));
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  EXPECT_EQ(FailuresOf(status)[0].worker, worker);
+  EXPECT_THAT(FailuresOf(status)[0].function, HasSubstr(function));
+  EXPECT_EQ(PhaseOf(status), Phase::kDecode);
+  EXPECT_FALSE(OutcomeUnknown(status));
+}
+
+TEST(Failures, AResultThatCannotBeReadIsOfDecodeAndEndsNoOtherCall) {
+  Ranks ranks(2);
+  for (const char* worker : {"w1", "w0"}) {
+    const Target target = ranks[0].To(worker);
+    const Future<Word> call = CallAsync(target, Make, "unreadable");
+    const Future<Word> next = CallAsync(target, Make, "fine");
+    const absl::Status status = call.Wait(absl::Seconds(30)).status();
+    ExpectUnreadable(status, worker, "Make");
+    EXPECT_EQ(status.message().find(absl::StrCat(worker, ": ")), 0u);
+    EXPECT_EQ(next.Wait(absl::Seconds(30))->text, "fine");
+    EXPECT_EQ(Call(target, Make, "fine")->text, "fine");
+  }
+}
+
+TEST(Failures, WhatWasKeptAndCannotBeReadIsOfDecode) {
+  Ranks ranks(2);
+  const auto kept = Remote(ranks[0].To("w1"), Make, "unreadable");
+  ASSERT_THAT(kept, IsOk());
+  for (int i = 0; i < 2; ++i) {
+    ExpectUnreadable(Fetch(*kept).status(), "w1", "Fetch");
+  }
+  EXPECT_THAT(Release(*kept), IsOk());
+}
+
+TEST(Failures, AResultForWhichThereIsNoMemoryIsOfDecodeAndSaysSo) {
+  Ranks ranks(2);
+  const absl::Status status = Call(ranks[0].To("w1"), Make, "endless").status();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "Make: its result cannot be read: out of memory"));
+  EXPECT_EQ(PhaseOf(status), Phase::kDecode);
+}
+
+TEST(Failures, ADetailThatCannotTravelIsLeftOut) {
+  const absl::Status status = absl::AbortedError("no");
+  EXPECT_EQ(WithDetail(status, Word{"unspeakable"}), status);
+  EXPECT_EQ(DetailOf<Word>(WithDetail(status, Word{"unreadable"})),
+            std::nullopt);
+  EXPECT_EQ(DetailOf<Word>(WithDetail(status, Word{"fine"}))->text, "fine");
 }
 
 TEST(Failures, AnUnknownFunctionIsOfTheQueue) {

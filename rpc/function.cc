@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "weft/base/check.h"
+#include "weft/base/said_by.h"
 #include "xxhash.h"
 
 namespace weft::rpc {
@@ -99,6 +100,19 @@ absl::Status DecodeError(const absl::Status& status) {
 absl::Status EncodeError(const absl::Status& status) {
   return WithCode(absl::StatusCode::kInternal, status,
                   absl::StrCat("the result: ", status.message()));
+}
+
+absl::Status ResultError(const std::string& worker, const std::string& function,
+                         const absl::Status& status) {
+  const absl::StatusCode code = absl::IsResourceExhausted(status)
+                                    ? status.code()
+                                    : absl::StatusCode::kInternal;
+  const absl::Status named = NameFailure(
+      WithCode(code, status,
+               absl::StrCat("its result cannot be read: ", status.message())),
+      worker, function, Phase::kDecode);
+  return WithCode(code, named,
+                  SaidBy(worker, SaidBy(function, named.message())));
 }
 
 absl::Status ArgumentError(size_t index, absl::string_view type,

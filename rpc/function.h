@@ -262,6 +262,10 @@ absl::StatusOr<Slices> EncodeResult(Result<T> result) {
 // not be written.
 absl::Status DecodeError(const absl::Status& status);
 absl::Status EncodeError(const absl::Status& status);
+// The same at the caller, whose codec could not read what `function` of
+// `worker` has sent: kInternal (kResourceExhausted stays), of phase decode.
+absl::Status ResultError(const std::string& worker, const std::string& function,
+                         const absl::Status& status);
 
 // Arguments and result of a call that stays in this program and may share them:
 // nothing is encoded.

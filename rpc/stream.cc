@@ -113,6 +113,10 @@ class PushedSource final : public StreamSource {
     return failure;
   }
   void GiveUp(const absl::Status&) override { buffers_->to_function.Close(); }
+  // As of an argument.
+  absl::Status Unreadable(const absl::Status& why) const override {
+    return MarkFailure(DecodeError(why), Phase::kDecode);
+  }
   absl::Duration Patience() const override {
     return deadline_ - driver_.clock().Now() + absl::Seconds(1);
   }
@@ -225,6 +229,7 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   });
   StartedStream started =
       StartStreamCall(target, **function, *request, ended.token(), whole_call);
+  call->function = (*function)->name;
   call->id = started.id;
   call->deadline = started.deadline;
   call->parts = std::move(started.parts);

@@ -67,7 +67,8 @@ class Writer {
  public:
   // Takes the value; waits for room. The reason, once nobody reads any more:
   // the function should return then. kFailedPrecondition in an InlineScope, if
-  // there is no room; the value was taken.
+  // there is no room; the value was taken. What its Codec says or throws, if it
+  // cannot be encoded: it was not taken, and the stream goes on.
   absl::Status Write(T value) {
     Future<void> room = WriteAsync(std::move(value));
     const absl::Duration left = deadline_ - room.driver().clock().Now();
@@ -76,9 +77,8 @@ class Writer {
   // The same without waiting: the next value should be written once the Future
   // is ready.
   Future<void> WriteAsync(T value) {
-    Encoder encoder;
-    encoder.Write(std::move(value));
-    absl::StatusOr<Slices> encoded = std::move(encoder).Finish();
+    absl::StatusOr<Slices> encoded = CatchToStatus(
+        [&] { return internal::EncodeResult<T>(std::move(value)); });
     if (!encoded.ok()) return MakeReady<void>(encoded.status());
     return buffer_->Write(*std::move(encoded));
   }
@@ -118,6 +118,7 @@ struct StreamCall {
 
   const Target target;
   const Future<Received> reply;  // cancelling it gives the stream up
+  std::string function;          // its name; empty if it was not opened
   uint64_t id = 0;               // 0: it was not opened
   Instant deadline;
   Target parts;
@@ -132,6 +133,8 @@ class StreamSource {
 
   absl::StatusOr<std::optional<Slices>> Next();
   void Cancel(const absl::Status& why);
+  // What the reader is told of a value that cannot be decoded.
+  virtual absl::Status Unreadable(const absl::Status& why) const = 0;
 
  protected:
   void Prefetch();
@@ -190,16 +193,19 @@ class Reader {
   // The next value, nullopt at the end, or why the stream has failed: then the
   // values that were written before the function's own error have all been
   // read. Waits, at most until the stream's deadline; kFailedPrecondition where
-  // it must not, and the stream goes on.
+  // it must not, and the stream goes on. A value that cannot be decoded ends
+  // it: kInvalidArgument at the function, kInternal at the caller.
   absl::StatusOr<std::optional<T>> Next() {
     absl::StatusOr<std::optional<Slices>> next = source_->Next();
     if (!next.ok()) return next.status();
     if (!next->has_value()) return std::nullopt;
-    Result<T> value =
-        internal::DecodeResult<T>(Received{**std::move(next), false});
+    Result<T> value = CatchToStatus([&] {
+      return internal::DecodeResult<T>(Received{**std::move(next), false});
+    });
     if (!value.ok()) {
-      Cancel(value.status());
-      return value.status();
+      const absl::Status why = source_->Unreadable(value.status());
+      Cancel(why);
+      return why;
     }
     return std::optional<T>(*std::move(value));
   }
@@ -245,9 +251,16 @@ class Upload {
                           call_->reply.driver());
     }
     sink_->End();
-    return call_->reply.Then([](const Received& reply) {
-      return internal::DecodeResult<R>(absl::StatusOr<Received>(reply));
-    });
+    return call_->reply.Then(
+        [worker = call_->target.name(),
+         function = call_->function](const Received& reply) -> Result<R> {
+          Result<R> result = CatchToStatus([&] {
+            return internal::DecodeResult<R>(absl::StatusOr<Received>(reply));
+          });
+          const absl::Status& status = weft::internal::StatusOf(result);
+          if (status.ok()) return result;
+          return internal::ResultError(worker, function, status);
+        });
   }
 
   // Gives the stream up; the function is told.

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -191,7 +192,7 @@ Future<int64_t> SumLater(Reader<int64_t> in) {
 }
 WEFT_RPC_STREAM(SumLater);
 
-// What a reader refuses.
+// What a reader refuses, throws at, or a writer throws at: 13, 23, 33.
 struct Picky {
   int64_t value = 0;
 };
@@ -204,9 +205,13 @@ WEFT_RPC(Ping);
 template <>
 struct Codec<Picky> {
   static std::string TypeName() { return "test.Picky"; }
-  static void Encode(const Picky& x, Encoder& e) { e.Write(x.value); }
+  static void Encode(const Picky& x, Encoder& e) {
+    if (x.value == 33) throw std::runtime_error("threw at a 33");
+    e.Write(x.value);
+  }
   static absl::Status Decode(Decoder& d, Picky& x) {
     WEFT_RETURN_IF_ERROR(d.Read(x.value));
+    if (x.value == 23) throw std::runtime_error("threw at a 23");
     return x.value == 13 ? Decoder::Malformed("a 13") : absl::OkStatus();
   }
 };
@@ -220,6 +225,25 @@ absl::Status TakePicky(Reader<Picky> in) {
   }
 }
 WEFT_RPC_STREAM(TakePicky);
+
+// `first` to `last`, without those that cannot be written.
+absl::Status GivePicky(CallContext& context, Writer<Picky> out, int64_t first,
+                       int64_t last) {
+  for (int64_t i = first; i <= last; ++i) {
+    const absl::Status written = out.Write(Picky{i});
+    if (i == 33) {
+      EXPECT_THAT(written,
+                  StatusIs(absl::StatusCode::kInternal, "threw at a 33"));
+    } else if (!written.ok()) {
+      return context.Local<Progress>()->End(written);
+    }
+  }
+  return context.Local<Progress>()->End(absl::OkStatus());
+}
+WEFT_RPC_STREAM(GivePicky);
+
+Picky MakePicky(Reader<int64_t> in) { return Picky{**in.Next()}; }
+WEFT_RPC_STREAM(MakePicky);
 
 template <typename T>
 absl::StatusOr<std::vector<T>> ReadAll(Reader<T> reader) {
@@ -272,6 +296,37 @@ TEST(Stream, AnErrorComesAfterTheValuesBeforeIt) {
   EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss,
                                       "ThreeThenFail: the rest is missing"));
   EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss, ""));
+}
+
+TEST(Stream, AValueThatCannotBeReadEndsIt) {
+  Ranks ranks(2);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  for (const int64_t bad : {13, 23}) {
+    Reader<Picky> reader =
+        OpenStream(ranks[0].To("w1"), GivePicky, bad - 1, int64_t{1} << 40);
+    EXPECT_EQ((*reader.Next())->value, bad - 1);
+    for (int i = 0; i < 2; ++i) {  // and stays so
+      const absl::Status end = reader.Next().status();
+      EXPECT_THAT(end, StatusIs(absl::StatusCode::kInternal,
+                                "GivePicky: its result cannot be read: "));
+      EXPECT_THAT(
+          end, StatusIs(absl::StatusCode::kInternal, absl::StrCat("a ", bad)));
+      EXPECT_EQ(PhaseOf(end), Phase::kDecode);
+    }
+    EXPECT_TRUE(IsWoken(progress.end));  // the function is told
+  }
+}
+
+TEST(Stream, AValueThatCannotBeWrittenIsLeftOut) {
+  Ranks ranks(2);
+  Progress progress;
+  ranks[1].SetLocal(&progress);
+  const auto all =
+      ReadAll(OpenStream(ranks[0].To("w1"), GivePicky, int64_t{33}, 35));
+  ASSERT_THAT(all, IsOk());
+  ASSERT_EQ(all->size(), 2u);
+  EXPECT_EQ((*all)[0].value, 34);
 }
 
 TEST(Stream, ASlowReaderStopsTheWriter) {
@@ -508,10 +563,46 @@ TEST(Upload, AnErrorOfTheFunctionIsWhatTheWriterSees) {
   EXPECT_TRUE(absl::IsDataLoss(status) || absl::IsCancelled(status)) << status;
   EXPECT_THAT(upload.Finish(),
               StatusIs(absl::StatusCode::kDataLoss, "SumOf: enough"));
+}
+
+TEST(Upload, AValueThatCannotBeReadEndsIt) {
+  Ranks ranks(2);
+  for (const char* worker : {"w1", "w0"}) {
+    for (const int64_t bad : {13, 23}) {
+      auto picky = OpenStream(ranks[0].To(worker), TakePicky);
+      (void)picky.Write(Picky{0});
+      (void)picky.Write(Picky{bad});
+      const absl::Status end = picky.Finish();
+      EXPECT_THAT(end, StatusIs(absl::StatusCode::kInvalidArgument,
+                                absl::StrCat("a ", bad)));
+      EXPECT_EQ(PhaseOf(end), Phase::kDecode);
+    }
+  }
+}
+
+TEST(Upload, AValueThatCannotBeWrittenIsLeftOut) {
+  Ranks ranks(2);
   auto picky = OpenStream(ranks[0].To("w1"), TakePicky);
-  for (int64_t i = 0; i < 20; ++i) (void)picky.Write(Picky{i});
-  EXPECT_THAT(picky.Finish(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "a 13"));
+  EXPECT_THAT(picky.Write(Picky{1}), IsOk());
+  EXPECT_THAT(picky.Write(Picky{33}),
+              StatusIs(absl::StatusCode::kInternal, "threw at a 33"));
+  EXPECT_THAT(picky.Write(Picky{2}), IsOk());
+  EXPECT_THAT(picky.Finish(), IsOk());
+}
+
+TEST(Upload, AResultThatCannotBeReadIsOfDecode) {
+  Ranks ranks(2);
+  for (const int64_t bad : {13, 23}) {
+    auto upload = OpenStream(ranks[0].To("w1"), MakePicky);
+    EXPECT_THAT(upload.Write(bad), IsOk());
+    const absl::Status end = upload.Finish().status();
+    EXPECT_THAT(end, StatusIs(absl::StatusCode::kInternal,
+                              "MakePicky: its result cannot be read: "));
+    EXPECT_EQ(PhaseOf(end), Phase::kDecode);
+  }
+  auto upload = OpenStream(ranks[0].To("w1"), MakePicky);
+  EXPECT_THAT(upload.Write(1), IsOk());
+  EXPECT_EQ(upload.Finish()->value, 1);
 }
 
 TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
