@@ -81,9 +81,9 @@ void ServeBatch(std::vector<std::shared_ptr<ServedCall>> calls) {
       served[i]->Finish(results.status());
       continue;
     }
-    served[i]->Finish(CatchToStatus([&] {
+    FinishEncoded(*served[i], [&] {
       return EncodeResult<typename Type::Value>(std::move((*results)[i]));
-    }));
+    });
   }
 }
 

@@ -229,12 +229,24 @@ TEST(Failures, OfCallsToOneselfAreTheSame) {
 
 TEST(Failures, ArgumentsThatCannotBeReadAreOfDecode) {
   Ranks ranks(2);
-  const absl::Status status =
-      Call(ranks[0].To("w1"), Echo, Word{"unreadable"}).status();
-  EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kInvalidArgument, "cannot read it"));
-  EXPECT_EQ(PhaseOf(status), Phase::kDecode);
-  EXPECT_EQ(Call(ranks[0].To("w1"), Echo, Word{"fine"})->text, "fine");
+  const auto echo = [&](const char* word) {
+    return Call(ranks[0].To("w1"), Echo, Word{word}).status();
+  };
+  EXPECT_THAT(echo("unreadable"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "Echo: argument 1 (test.Word): exception: cannot read "
+                       "it"));
+  EXPECT_EQ(PhaseOf(echo("unreadable")), Phase::kDecode);
+  EXPECT_THAT(echo("forbidden"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "argument 1 (test.Word): this word is not read"));
+  EXPECT_EQ(PhaseOf(echo("forbidden")), Phase::kDecode);
+  EXPECT_EQ(echo("forbidden").GetPayload(kPayload), "kept");
+  EXPECT_THAT(echo("endless"),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "argument 1 (test.Word): out of memory"));
+  EXPECT_EQ(PhaseOf(echo("endless")), Phase::kDecode);
+  EXPECT_THAT(echo("fine"), IsOk());
 }
 
 TEST(Failures, AResultThatCannotBeWrittenIsOfEncode) {
@@ -244,6 +256,37 @@ TEST(Failures, AResultThatCannotBeWrittenIsOfEncode) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
                                ": the result: this word is not written"));
   EXPECT_EQ(PhaseOf(status), Phase::kEncode);
+}
+
+TEST(Failures, AKeptResultThatCannotBeWrittenIsOfEncode) {
+  Ranks ranks(2);
+  for (const char* worker : {"w1", "w0"}) {
+    const auto kept = Remote(ranks[0].To(worker), Make, "unwritable");
+    ASSERT_THAT(kept, IsOk());
+    const absl::Status status = Fetch(*kept).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
+                                 "Fetch: the result: this word is not "
+                                 "written"));
+    EXPECT_EQ(PhaseOf(status), Phase::kEncode);
+  }
+}
+
+TEST(Failures, AResultInABatchThatCannotBeWrittenIsOfEncode) {
+  Ranks ranks(2);
+  const Target w1 = ranks[0].To("w1");
+  const auto bad = CallOneAsync(w1, MakeEach, "unwritable");
+  const auto worse = CallOneAsync(w1, MakeEach, "unspeakable");
+  const auto good = CallOneAsync(w1, MakeEach, "fine");
+  const absl::Status status = bad.Wait(absl::Seconds(30)).status();
+  EXPECT_THAT(status,
+              StatusIs(absl::StatusCode::kInternal,
+                       "MakeEach: the result: this word is not written"));
+  EXPECT_EQ(PhaseOf(status), Phase::kEncode);
+  const absl::Status thrown = worse.Wait(absl::Seconds(30)).status();
+  EXPECT_THAT(thrown, StatusIs(absl::StatusCode::kInternal,
+                               "the result: exception: cannot write it"));
+  EXPECT_EQ(PhaseOf(thrown), Phase::kEncode);
+  EXPECT_EQ(good.Wait(absl::Seconds(30))->text, "fine");
 }
 
 TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {

@@ -117,11 +117,11 @@ absl::Status ResultError(const std::string& worker, const std::string& function,
 
 absl::Status ArgumentError(size_t index, absl::string_view type,
                            const absl::Status& status) {
-  return absl::Status(
-      status.code(),
-      index == 0 ? absl::StrCat("after the arguments: ", status.message())
-                 : absl::StrCat("argument ", index, " (", type,
-                                "): ", status.message()));
+  return WithCode(status.code(), status,
+                  index == 0
+                      ? absl::StrCat("after the arguments: ", status.message())
+                      : absl::StrCat("argument ", index, " (", type,
+                                     "): ", status.message()));
 }
 
 }  // namespace internal

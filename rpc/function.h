@@ -291,6 +291,15 @@ absl::StatusOr<Slices> KeepFor(ServedCall& call, std::shared_ptr<T> value) {
   return Slices();
 }
 
+// Ends `call` with the result that `encode` writes, a StatusOr<Slices>.
+template <typename Encode>
+void FinishEncoded(ServedCall& call, Encode encode) {
+  call.Enter(Phase::kEncode);
+  absl::StatusOr<Slices> reply = CatchToStatus(std::move(encode));
+  if (!reply.ok()) reply = EncodeError(reply.status());
+  call.Finish(std::move(reply));
+}
+
 // Ends `call`, of a function that takes Arguments, with its result.
 template <typename Arguments, typename Value>
 void FinishWith(ServedCall& call, Result<Value> result) {
@@ -314,11 +323,7 @@ void FinishWith(ServedCall& call, Result<Value> result) {
       }));
     }
   }
-  call.Enter(Phase::kEncode);
-  absl::StatusOr<Slices> reply =
-      CatchToStatus([&] { return EncodeResult<Value>(std::move(result)); });
-  if (!reply.ok()) reply = EncodeError(reply.status());
-  call.Finish(std::move(reply));
+  FinishEncoded(call, [&] { return EncodeResult<Value>(std::move(result)); });
 }
 
 // `index` from 1; 0 is what follows the last argument.
@@ -330,7 +335,8 @@ absl::Status DecodeArguments(Decoder& decoder, Tuple& arguments,
                              std::index_sequence<I...>) {
   absl::Status status;
   [[maybe_unused]] const auto read = [&](size_t index, auto& argument) {
-    status = decoder.Read(argument);
+    // Caught here, where it is known which argument it was.
+    status = CatchToStatus([&] { return decoder.Read(argument); });
     if (status.ok()) return true;
     status = ArgumentError(index, TypeName<std::decay_t<decltype(argument)>>(),
                            status);

@@ -44,8 +44,7 @@ void ServeFetch(std::shared_ptr<ServedCall> call) {
     return call->Finish(
         absl::UnimplementedError("the object's type has no Codec"));
   }
-  call->Finish(
-      CatchToStatus([&] { return object->encode(object->value.get()); }));
+  FinishEncoded(*call, [&] { return object->encode(object->value.get()); });
 }
 
 void ServeRelease(std::shared_ptr<ServedCall> call) {
