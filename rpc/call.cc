@@ -154,6 +154,7 @@ class CallStarter {
     lineage->cancel = std::move(cancel);
     Target part = target;
     part.lineage_ = std::move(lineage);
+    part.timeout_ = absl::InfiniteDuration();  // the deadline above ends it
     part.allows_alias_ = false;
     return part;
   }

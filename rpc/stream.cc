@@ -149,10 +149,10 @@ class PulledSource final : public StreamSource {
     return call_->reply.Wait(Patience()).status();
   }
   void GiveUp(const absl::Status& why) override { call_->reply.Cancel(why); }
-  // The stream's deadline ends all; this bounds a wait if its Loop has stopped.
-  absl::Duration Patience() const override {
-    return call_->target.timeout() + absl::Seconds(1);
+  absl::Status Unreadable(const absl::Status& why) const override {
+    return ResultError(call_->target.name(), call_->function, why);
   }
+  absl::Duration Patience() const override { return call_->Patience(); }
   std::string Other() const override { return call_->target.name(); }
 
   const std::shared_ptr<StreamCall> call_;

@@ -115,6 +115,11 @@ struct StreamCall {
       const absl::StatusOr<std::shared_ptr<Request>>& request);
   StreamCall(const Target& to, Future<Received> end)
       : target(to), reply(std::move(end)), parts(to) {}
+  // How long to wait for it. Its deadline ends all; this bounds a wait if its
+  // Loop has stopped.
+  absl::Duration Patience() const {
+    return deadline - reply.driver().clock().Now() + absl::Seconds(1);
+  }
 
   const Target target;
   const Future<Received> reply;  // cancelling it gives the stream up
@@ -239,9 +244,7 @@ class Upload {
 
   // No value follows. What the function returns, which may be before it has
   // read all. Once, by one of the two: after that kFailedPrecondition.
-  Result<R> Finish() {
-    return FinishAsync().Wait(call_->target.timeout() + absl::Seconds(1));
-  }
+  Result<R> Finish() { return FinishAsync().Wait(call_->Patience()); }
   Future<R> FinishAsync() {
     if (std::exchange(is_finished_, true)) {
       return MakeReady<R>(absl::FailedPreconditionError(absl::StrCat(

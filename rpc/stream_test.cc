@@ -807,6 +807,40 @@ absl::Status Mirror(CallContext& context, Reader<int64_t> in,
 }
 WEFT_RPC_STREAM(Mirror);
 
+absl::Status WriteLate(CallContext& context, Writer<int64_t> out) {
+  WEFT_RETURN_IF_ERROR(out.Write(6));
+  context.Local<SimulatedAgents>()->Sleep(absl::Seconds(20));
+  return out.Write(7);
+}
+WEFT_RPC_STREAM(WriteLate);
+
+int64_t EndLate(CallContext& context, Reader<int64_t> in) {
+  context.Local<SimulatedAgents>()->Sleep(absl::Seconds(40));
+  return **in.Next();
+}
+WEFT_RPC_STREAM(EndLate);
+
+TEST(SimulatedStream, AShorterDefaultIsNotThatOfTheOpenOnes) {  // F47
+  SimulatedAgents agents(1, SimulatedAgents::Options());
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&agents); });
+  agents.Run(1, [&](int) -> absl::Status {
+    const Target w1 = agents[0].To("w1");
+    auto reader = OpenStream(w1, WriteLate);
+    auto upload = OpenStream(w1, EndLate);
+    EXPECT_THAT(agents[0].SetDefaultTimeout(absl::Seconds(1)), IsOk());
+    EXPECT_THAT(reader.Next(), IsOkAndHolds(6));
+    EXPECT_THAT(reader.Next(), IsOkAndHolds(7));
+    EXPECT_THAT(reader.Next(), IsOkAndHolds(std::nullopt));
+    EXPECT_THAT(upload.Write(8), IsOk());
+    EXPECT_THAT(upload.Finish(), IsOkAndHolds(8));
+    Reader<int64_t> later = OpenStream(w1, WriteLate);
+    EXPECT_THAT(later.Next(), IsOkAndHolds(6));
+    EXPECT_THAT(later.Next(),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
+    return absl::OkStatus();
+  });
+}
+
 struct StreamEnds {
   int64_t ok = 0;
   int64_t failed = 0;
