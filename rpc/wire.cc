@@ -1,6 +1,8 @@
 #include "weft/rpc/wire.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -634,15 +636,20 @@ void BatchWriter::Add(const Reply& reply, bool body_follows) {
 
 // What a reader would refuse is left out.
 void BatchWriter::PutDetails(const absl::Status& status) {
-  size_t details = 0;
+  // In the same order in each run of a simulation, which a Status does not do.
+  std::map<std::string, std::string> details;
   status.ForEachPayload([&](absl::string_view key, const absl::Cord& value) {
-    if (details == kMaxDetails || key.size() + value.size() >= kMaxText) return;
+    if (key.size() + value.size() >= kMaxText) return;
+    details.emplace(key, value);
+  });
+  size_t written = 0;
+  for (const auto& [key, value] : details) {
+    if (written++ == kMaxDetails) break;
     PutMessage(&chunk_, 5, [&] {
       PutText(&chunk_, 1, key);
-      PutText(&chunk_, 2, std::string(value));
+      PutText(&chunk_, 2, value);
     });
-    ++details;
-  });
+  }
 }
 
 void BatchWriter::Add(const Close& close) {
