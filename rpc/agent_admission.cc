@@ -11,9 +11,6 @@
 namespace weft::rpc {
 namespace {
 
-// Sessions of callers that may have gone without a word are forgotten beyond
-// this many. A caller that comes back is told so.
-constexpr size_t kMaxIdleSessions = 1024;
 // What a stranger may take to say who it is, and to read why it was refused.
 constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
 
@@ -116,8 +113,10 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
     objects_.ReleaseAll(old->peer().key);
   }
   if (inbound == nullptr) {
-    audit_.Refused("name", hello.name.substr(0, 64), "to call",
-                   welcome.status.message());
+    if (!welcome.forgotten) {  // who was forgotten may come back
+      audit_.Refused("name", hello.name.substr(0, 64), "to call",
+                     welcome.status.message());
+    }
     link.Append(std::make_unique<Welcome>(welcome));
     link.End(welcome.status, /*after_writing=*/true);
     return nullptr;
@@ -245,13 +244,18 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
 }
 
 void Agent::Core::ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended) {
-  if (inbounds_.size() < kMaxIdleSessions) return;
+  if (static_cast<int64_t>(inbounds_.size()) < options_.limits.sessions) return;
+  std::vector<std::shared_ptr<Inbound>> idle;
   for (auto it = inbounds_.begin(); it != inbounds_.end();) {
     const auto current = it++;
     if (!current->second->is_idle()) continue;
-    telemetry_.recorder().Record("rpc.forgets", current->second->peer().name);
-    ended->push_back(current->second);
+    idle.push_back(std::move(current->second));
     inbounds_.erase(current);
+  }
+  SortByPeer(&idle);
+  for (auto& inbound : idle) {
+    telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
+    ended->push_back(std::move(inbound));
   }
 }
 

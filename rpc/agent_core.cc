@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -17,16 +16,6 @@ namespace {
 
 // How often Shutdown looks whether all has ended.
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
-
-// An order that is the same in each run of a simulation.
-template <typename T>
-void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
-  std::sort(all->begin(), all->end(), [](const auto& a, const auto& b) {
-    const WorkerKey x = a->peer().key;
-    const WorkerKey y = b->peer().key;
-    return std::tie(x.id, x.epoch) < std::tie(y.id, y.epoch);
-  });
-}
 
 // Takes those of `key` and of earlier incarnations out of `from`.
 template <typename Map>

@@ -5,11 +5,13 @@
 #ifndef WEFT_RPC_AGENT_CORE_H_
 #define WEFT_RPC_AGENT_CORE_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -45,6 +47,16 @@ struct Proof {
   std::string name;
   std::string role;
 };
+
+// An order that is the same in each run of a simulation.
+template <typename T>
+void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
+  std::sort(all->begin(), all->end(), [](const auto& a, const auto& b) {
+    const WorkerKey x = a->peer().key;
+    const WorkerKey y = b->peer().key;
+    return std::tie(x.id, x.epoch) < std::tie(y.id, y.epoch);
+  });
+}
 
 // What the agent's parts share. It outlives the Agent where a thread of the
 // transport still holds it; nothing of the options is used then.

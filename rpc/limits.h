@@ -1,4 +1,5 @@
-// Limits: what one peer may ask of a worker at a time.
+// Limits: what one peer may ask of a worker at a time, and how many peers it
+// remembers.
 
 #ifndef WEFT_RPC_LIMITS_H_
 #define WEFT_RPC_LIMITS_H_
@@ -21,6 +22,12 @@ struct Limits {
   int64_t nested_calls = 4096;
   // What it may keep here at a time: objects, results and open streams.
   int64_t objects = 4096;
+  // The one that is about all peers: where so many have a session here and
+  // another begins one, those are forgotten that neither are connected nor have
+  // a call that runs. If they come back, what they had sent ends with
+  // kUnavailable, Reason::kForgotten and OutcomeUnknown, and what they keep
+  // here is gone.
+  int64_t sessions = 1024;
   // The one that is about what this worker asks: the longest time-out of the
   // calls that it makes; longer ones are cut, infinite ones too. What peers ask
   // has their time-outs.

@@ -86,6 +86,7 @@ void CallerSession::On(const Connected& event, Instant now,
 void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
   connected_ = false;
   close_due_ = Instant::Infinite();  // the next connection is told all
+  if (!resumes_) ++life_;
 }
 
 void CallerSession::On(const Forgotten&, Instant now,
@@ -125,6 +126,7 @@ void CallerSession::On(const Arrived& event, Instant now,
 void CallerSession::On(const Unreachable& event, Instant,
                        std::vector<Action>* actions) {
   EndAll(event.why, actions);
+  if (!resumes_) ++life_;
 }
 
 void CallerSession::On(const PeerGone& event, Instant,

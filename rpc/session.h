@@ -114,7 +114,9 @@ class CallerSession {
   void OnEvent(const Event& event, Instant now, std::vector<Action>* actions);
 
   // What a new connection says: which life of the session this is, and whether
-  // the callee must remember it.
+  // the callee must remember it. Each has a life of its own until one was
+  // welcomed: an earlier one that comes late, perhaps when all was forgotten,
+  // must not begin the life that this one resumes.
   uint64_t life() const { return life_; }
   bool resumes() const { return resumes_; }
 

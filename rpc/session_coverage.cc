@@ -83,8 +83,8 @@ constexpr CallerRow kCallerTable[] = {
     {From::kWaiting, kReply, From::kWaiting, kRare},
     {From::kWaiting, kAbandon, From::kEnded, kAlone | kAgents},
     {From::kWaiting, kCallerTick, From::kEnded, kAlone | kAgents},
-    {From::kWaiting, kForgotten, From::kWaiting, kAlone},
-    {From::kWaiting, kUnreachable, From::kEnded, kAlone},
+    {From::kWaiting, kForgotten, From::kWaiting, kAlone | kAgents},
+    {From::kWaiting, kUnreachable, From::kEnded, kAlone | kAgents},
     {From::kWaiting, kCalleeGone, From::kEnded, kAlone | kAgents},
     // It is out: each new connection repeats it.
     {From::kSent, kConnected, From::kSent, kAll},
@@ -92,8 +92,8 @@ constexpr CallerRow kCallerTable[] = {
     {From::kSent, kReply, From::kEnded, kAll},
     {From::kSent, kAbandon, From::kEnded, kAlone | kAgents},
     {From::kSent, kCallerTick, From::kEnded, kAlone | kAgents},
-    {From::kSent, kForgotten, From::kEnded, kAlone},
-    {From::kSent, kUnreachable, From::kEnded, kAlone},
+    {From::kSent, kForgotten, From::kEnded, kAlone | kAgents},
+    {From::kSent, kUnreachable, From::kEnded, kAlone | kAgents},
     {From::kSent, kCalleeGone, From::kEnded, kAll},
     // It has ended, and stays so.
     {From::kEnded, kReply, From::kEnded, kAlone | kAgents},

@@ -25,7 +25,9 @@ class SessionCoverage final : public SessionTap {
     kAlone,   // two sessions without agents, under every event but a caller's
               // death
     kAgents,  // agents under AllFaults, with calls that are cancelled, have
-              // short deadlines or wait for credit
+              // short deadlines or wait for credit, that forget all sessions
+              // but one and give up who cannot be reached before a partition
+              // heals
     kCalls,   // agents under AllFaults, whatever they call
   };
 

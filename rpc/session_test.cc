@@ -25,6 +25,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 
 TEST(IntervalSet, JoinsNeighboursAndKeepsGaps) {
@@ -108,6 +109,90 @@ TEST(CallerSession, WaitsForCreditAndSendsInOrder) {
       caller.Tell(CallerSession::Arrived{reply}));
   ASSERT_EQ(sent.size(), 1u);
   EXPECT_EQ(sent[0].request->id, 2u);
+}
+
+std::vector<uint64_t> IdsSent(
+    const std::vector<CallerSession::Action>& actions) {
+  std::vector<uint64_t> ids;
+  for (const auto& sent : Only<CallerSession::SendRequest>(actions)) {
+    ids.push_back(sent.request->id);
+  }
+  return ids;
+}
+
+CallerSession::Arrived ReplyTo(uint64_t id) {
+  auto reply = std::make_shared<Reply>();
+  reply->id = id;
+  return CallerSession::Arrived{std::move(reply)};
+}
+
+TEST(CallerSession, WaitsForCreditOfBytes) {
+  Caller caller;
+  Limits limits;
+  limits.bytes = 5000;
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  const auto start = [&](size_t bytes) {
+    return IdsSent(
+        caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/0, bytes)}));
+  };
+  EXPECT_THAT(start(2000), ElementsAre(1));
+  EXPECT_THAT(start(2000), ElementsAre(2));
+  EXPECT_THAT(start(2000), IsEmpty());
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(1))), ElementsAre(3));
+}
+
+TEST(CallerSession, ASmallCallDoesNotOvertakeALargeOneThatWaitsForCredit) {
+  Caller caller;
+  Limits limits;
+  limits.bytes = 5000;
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  const auto start = [&](size_t bytes) {
+    return IdsSent(
+        caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/0, bytes)}));
+  };
+  EXPECT_THAT(start(2000), ElementsAre(1));
+  EXPECT_THAT(start(2000), ElementsAre(2));
+  EXPECT_THAT(start(4000), IsEmpty());
+  EXPECT_THAT(start(0), IsEmpty());  // for which there is room
+  EXPECT_THAT(start(2000), IsEmpty());
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(1))), IsEmpty());
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(2))), ElementsAre(3, 4));
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(3))), ElementsAre(5));
+}
+
+TEST(CallerSession, WhatWasSentInAForgottenLifeEndsAndTheRestIsSentInTheNext) {
+  Caller caller;
+  Limits limits;
+  limits.calls = 1;
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  caller.Tell(CallerSession::Disconnected{});
+  const auto ended =
+      Only<CallerSession::Complete>(caller.Tell(CallerSession::Forgotten{}));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_EQ(ended[0].id, 1u);
+  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(ReasonOf(ended[0].status), Reason::kForgotten);
+  EXPECT_TRUE(OutcomeUnknown(ended[0].status));
+  EXPECT_EQ(caller.session.life(), 2u);
+  EXPECT_FALSE(caller.session.resumes());
+  EXPECT_THAT(
+      IdsSent(caller.Tell(CallerSession::Connected{limits, nullptr, ""})),
+      ElementsAre(2));
+}
+
+TEST(CallerSession, EachConnectionIsOfAnotherLifeUntilOneIsWelcomed) {
+  Caller caller;
+  EXPECT_EQ(caller.session.life(), 1u);
+  caller.Tell(CallerSession::Disconnected{});
+  EXPECT_EQ(caller.session.life(), 2u);
+  caller.Tell(CallerSession::Unreachable{absl::UnavailableError("for long")});
+  EXPECT_EQ(caller.session.life(), 3u);
+  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Disconnected{});
+  EXPECT_EQ(caller.session.life(), 3u);
+  EXPECT_TRUE(caller.session.resumes());
 }
 
 TEST(CallerSession, ClosesTravelBeforeTheRequestTheyMakeRoomFor) {

@@ -60,6 +60,7 @@ class SimulatedAgents::Tap final : public SessionTap {
       }
       hello->to = self;
     }
+    if (bug_ == PlantedBug::kNoMemory) hello->resumes = false;
   }
 
  private:
@@ -149,6 +150,7 @@ void SimulatedAgents::Start(int worker) {
   agent.telemetry = options_.telemetry;
   agent.executor = &scheduler_.executor();
   agent.default_timeout = options_.default_timeout;
+  agent.give_up_after = options_.give_up_after;
   agent.limits = options_.limits;
   agent.registry = options_.registry;
   agent.tap = tap_.get();

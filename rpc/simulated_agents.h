@@ -50,6 +50,7 @@ enum class PlantedBug {
   kNoFence,        // a new incarnation goes on with the calls of the last
   kEpochIgnored,   // it takes what was meant for the last one
   kSendOrderLost,  // what makes room for a request is sent after it
+  kNoMemory,       // who has forgotten a session goes on with it
 };
 
 // Thread-safety: for the thread that made it, and within Run.
@@ -75,6 +76,8 @@ class SimulatedAgents {
     PlantedBug planted = PlantedBug::kNone;
     SimulatedNetwork::Options network;  // without faults and driver
     absl::Duration default_timeout = absl::Seconds(60);
+    absl::Duration give_up_after = absl::Seconds(10);
+    // Few sessions: a worker forgets callers that a fault keeps away.
     Limits limits;
     const Registry* registry = nullptr;         // null: the global one
     telemetry::Telemetry* telemetry = nullptr;  // of all workers

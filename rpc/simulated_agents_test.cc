@@ -21,6 +21,7 @@
 #include "weft/rpc/failure.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/handle.h"
+#include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -30,6 +31,7 @@ namespace {
 using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -124,7 +126,9 @@ SimulatedAgents::Options Faulty() {
   SimulatedAgents::Options options;
   options.workers = 4;
   options.faults = SimulatedAgents::AllFaults(0.02);
+  options.give_up_after = absl::Milliseconds(100);  // of a partition, a half
   options.limits.calls = 3;
+  options.limits.sessions = 1;
   return options;
 }
 
@@ -222,17 +226,23 @@ TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
   }
   EXPECT_THAT(coverage.faults.CheckHits(), IsOk());
   EXPECT_THAT(coverage.transitions.CheckHits(kAgents), IsOk());
-  // Every way in which a call can end has been seen.
-  for (const char* end :
-       {"ok", "CANCELLED in queue", "CANCELLED in handler, outcome unknown",
-        "DEADLINE_EXCEEDED in queue",
-        "DEADLINE_EXCEEDED in wire, outcome unknown",
-        "DEADLINE_EXCEEDED in handler, outcome unknown",
-        "UNAVAILABLE in queue, peer gone",
-        "UNAVAILABLE in wire, peer gone, outcome unknown",
-        "UNAVAILABLE in handler, outcome unknown, nested"}) {
-    EXPECT_GT(coverage.ends[end], 0) << end;
-  }
+  // Every way in which one of them can end has been seen, and no other.
+  std::vector<std::string> ends;
+  for (const auto& [end, count] : coverage.ends) ends.push_back(end);
+  EXPECT_THAT(
+      ends,
+      UnorderedElementsAre(
+          "ok", "CANCELLED in queue", "CANCELLED in handler, outcome unknown",
+          "DEADLINE_EXCEEDED in queue",
+          "DEADLINE_EXCEEDED in wire, outcome unknown",
+          "DEADLINE_EXCEEDED in handler, outcome unknown",
+          "UNAVAILABLE in none, peer gone", "UNAVAILABLE in queue, peer gone",
+          "UNAVAILABLE in wire, peer gone, outcome unknown",
+          "UNAVAILABLE in queue, unreachable",
+          "UNAVAILABLE in wire, unreachable, outcome unknown",
+          "UNAVAILABLE in wire, forgotten, outcome unknown",
+          "UNAVAILABLE in handler, nested",
+          "UNAVAILABLE in handler, outcome unknown, nested"));
 }
 
 TEST(SimulatedFaults, FindEachPlantedBugWithinTheSeeds) {
@@ -240,7 +250,8 @@ TEST(SimulatedFaults, FindEachPlantedBugWithinTheSeeds) {
       {PlantedBug::kNoDedupe, "ran 2 times"},
       {PlantedBug::kNoFence, "ran 2 times"},
       {PlantedBug::kEpochIgnored, "ran in another incarnation"},
-      {PlantedBug::kSendOrderLost, "RESOURCE_EXHAUSTED"}};
+      {PlantedBug::kSendOrderLost, "RESOURCE_EXHAUSTED"},
+      {PlantedBug::kNoMemory, "ran 2 times"}};
   for (const auto& [bug, what] : bugs) {
     std::string wrong;
     uint64_t seed = 0;
@@ -576,6 +587,76 @@ TEST(SimulatedFaults, WhatIsKeptForWhomTheReplyDidNotReachIsReleased) {  // F51
     return Remote(other, Post, 2, "").status();  // there is room
   });
   EXPECT_THAT(statuses, ElementsAre(IsOk()));
+}
+
+// G5, where the callee lives and has lost its memory.
+TEST(SimulatedFaults, AForgottenSessionEndsWhatWasSentAndRepeatsNothing) {
+  SimulatedAgents::Options options = Quiet(3);
+  options.limits.calls = 1;
+  options.limits.sessions = 1;
+  telemetry::Telemetry::Options silently;
+  silently.log_level = telemetry::Level::kOff;
+  telemetry::Telemetry telemetry(silently);
+  options.telemetry = &telemetry;
+  SimulatedAgents agents(14, options);
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  absl::Status sent;
+  absl::StatusOr<int64_t> kept;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target w1 = agents[0].To("w1");
+    WEFT_ASSIGN_OR_RETURN(const auto handle, Remote(w1, Post, 1, ""));
+    const Future<int64_t> unanswered = CallAsync(w1, PostAndCut, 2);
+    const Future<int64_t> waiting = CallAsync(w1, Post, 3, "");  // for credit
+    agents.Sleep(absl::Seconds(1));
+    EXPECT_EQ(ledger.runs[2], 1);
+    // The session of another is one too many.
+    WEFT_RETURN_IF_ERROR(Call(agents[2].To("w1"), Post, 4, "").status());
+    EXPECT_FALSE(unanswered.IsReady());
+    agents.Heal(0, 1);
+    sent = unanswered.Wait(absl::Minutes(1)).status();
+    kept = Fetch(handle);
+    return waiting.Wait(absl::Minutes(1)).status();  // in the next life
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_THAT(sent, StatusIs(absl::StatusCode::kUnavailable, "forgotten"));
+  EXPECT_EQ(ReasonOf(sent), Reason::kForgotten);
+  EXPECT_TRUE(OutcomeUnknown(sent));
+  EXPECT_THAT(kept, StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_EQ(ledger.runs[2], 1);
+  EXPECT_EQ(ledger.runs[3], 1);
+  // Who comes back is no intruder.
+  EXPECT_EQ(telemetry.metrics()
+                .CounterFor("weft_net_refused_total", {{"kind", "name"}})
+                .Value(),
+            0);
+}
+
+// G1: it would begin the forgotten life again, without what had run in it.
+TEST(SimulatedFaults, AHelloThatComesAfterItsSessionWasForgottenIsOfNoUse) {
+  using Rule = sim::FaultPlan::Rule;
+  for (uint64_t seed = 1; seed <= 200; ++seed) {
+    SimulatedAgents::Options options = Quiet(3);
+    options.limits.sessions = 1;
+    options.network.max_delay = absl::Seconds(2);
+    options.faults.rules = {Rule{sim::Fault::kReordering, "hello", "", 1}};
+    SimulatedAgents agents(seed, options);
+    Ledger ledger;
+    ledger.agents = &agents;
+    agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+    const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+      const Future<int64_t> call = CallAsync(agents[0].To("w1"), PostAndCut, 1);
+      agents.Sleep(absl::Milliseconds(500));
+      WEFT_RETURN_IF_ERROR(Call(agents[2].To("w1"), Post, 2, "").status());
+      agents.Sleep(absl::Milliseconds(100) * (seed % 10));
+      agents.Heal(0, 1);
+      call.Wait(absl::Minutes(1)).IgnoreError();
+      return absl::OkStatus();
+    });
+    ASSERT_THAT(statuses, ElementsAre(IsOk()));
+    ASSERT_EQ(ledger.runs[1], 1) << agents.faults().Replay();
+  }
 }
 
 TEST(SimulatedFaults, ACrashedWorkerIsCalledAgainInItsNextLife) {  // PROBE-P5

@@ -85,8 +85,12 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
         break;
       case sim::Fault::kReordering:
         CloseSide(side, broken);
+        sides_[1 - side].awaits_late = true;
         Send(side, std::move(message), UpTo(network_.options_.max_delay),
-             close);
+             [self = shared_from_this(), side, close] {
+               self->sides_[1 - side].awaits_late = false;
+               close();
+             });
         break;
       case sim::Fault::kCorruption:
         Send(side, Slices(), absl::ZeroDuration(), [self = shared_from_this()] {
@@ -103,7 +107,9 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
   }
 
   void Close(const absl::Status& status) {
-    for (int side = 0; side < 2; ++side) CloseSide(side, status);
+    for (int side = 0; side < 2; ++side) {
+      if (!sides_[side].awaits_late) CloseSide(side, status);
+    }
   }
 
   // Nothing arrives any more; in time both ends learn of it.
@@ -128,6 +134,8 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     bool writing = false;
     bool closed = false;
     bool deaf = false;  // what is sent to it does not arrive
+    // A message comes though its sender has hung up.
+    bool awaits_late = false;
     Instant last_arrival;
   };
 
@@ -322,7 +330,8 @@ std::unique_ptr<Transport> SimulatedNetwork::MakeTransport(
 
 void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
                               const std::string& address) {
-  if (pipe->is_closed(0) || pipe->is_deaf()) return;
+  // Who has hung up may be heard all the same: a message is on its way.
+  if (pipe->is_closed(1) || pipe->is_deaf()) return;
   if (IsCut(pipe->address(0), address) || IsCut(address, pipe->address(0))) {
     return pipe->GoSilent();
   }

@@ -203,7 +203,8 @@ TEST(Options, LimitsAreSetByTheirNames) {
                "max_calls_per_peer=11,max_bytes=12,max_bytes_per_peer=13,"
                "max_calls_per_connection=21,max_wasted_calls_per_peer=22,"
                "rpc_calls=14,rpc_bytes=15,rpc_nested_calls=16,rpc_objects=17,"
-               "rpc_timeout=18s,give_up_after=19s,suspect_after=20s,"
+               "rpc_sessions=23,rpc_timeout=18s,give_up_after=19s,suspect_"
+               "after=20s,"
                "dead_after=1m"}),
       IsOk());
   const Limits& limits = options.limits;
@@ -226,6 +227,7 @@ TEST(Options, LimitsAreSetByTheirNames) {
   EXPECT_EQ(limits.rpc.bytes, 15);
   EXPECT_EQ(limits.rpc.nested_calls, 16);
   EXPECT_EQ(limits.rpc.objects, 17);
+  EXPECT_EQ(limits.rpc.sessions, 23);
   EXPECT_EQ(limits.rpc.timeout, absl::Seconds(18));
   EXPECT_EQ(limits.give_up_after, absl::Seconds(19));
   EXPECT_EQ(limits.suspect_after, absl::Seconds(20));
