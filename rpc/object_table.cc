@@ -19,9 +19,10 @@ absl::Status ObjectTable::AddLocked(Maker maker, uint64_t id,
   }
   Objects& kept = objects_[maker];
   if (static_cast<int64_t>(kept.size()) >= most_) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the caller keeps ", kept.size(),
-                     " objects here, which is the limit; release some"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the caller keeps ", kept.size(),
+        " objects here, which is the limit; release some, or raise "
+        "it there by --limits=rpc_objects=VALUE"));
   }
   if (!kept.emplace(id, object).second) {
     return absl::AlreadyExistsError(absl::StrCat("object ", id, " exists"));

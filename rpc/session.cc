@@ -6,6 +6,15 @@
 #include "weft/base/check.h"
 
 namespace weft::rpc {
+namespace {
+
+// The end of a message that begins, at the caller, with the callee's name.
+std::string RaiseBy(const char* limit) {
+  return absl::StrCat("; or raise the limit there by --limits=", limit,
+                      "=VALUE");
+}
+
+}  // namespace
 
 // ---------------------------------------------------------------- the caller
 
@@ -193,24 +202,26 @@ absl::Status CallerSession::CheckServed(const Request& request,
 
 absl::Status CallerSession::CheckLimits(const Request& request) const {
   if (request.bytes() > limits_.bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(request.function, ": the arguments take ", request.bytes(),
-                     " bytes, and the worker admits ", limits_.bytes,
-                     " from one peer at a time"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        request.function, ": the arguments take ", request.bytes(),
+        " bytes, and the worker admits ", limits_.bytes,
+        " from one peer at a time; send them in parts", RaiseBy("rpc_bytes")));
   }
   if (request.depth > 0 && nested_out_ >= limits_.nested_calls) {
     return absl::ResourceExhaustedError(absl::StrCat(
         request.function, ": ", nested_out_,
         " nested calls to this worker are out, which is the limit; this one "
         "came by ",
-        request.chain));
+        request.chain, "; let fewer wait for one another",
+        RaiseBy("rpc_nested_calls")));
   }
   if (request.depth > 0 &&
       nested_bytes_out_ + request.bytes() > limits_.bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         request.function, ": nested calls to this worker hold ",
         nested_bytes_out_, " bytes, this one needs ", request.bytes(), "; ",
-        limits_.bytes, " are admitted; it came by ", request.chain));
+        limits_.bytes, " are admitted; it came by ", request.chain,
+        "; let fewer wait for one another", RaiseBy("rpc_bytes")));
   }
   return absl::OkStatus();
 }
@@ -224,7 +235,8 @@ absl::Status CallerSession::NoCredit(const Request& request) const {
   return absl::ResourceExhaustedError(absl::StrCat(
       request.function, ": no credit is left: ", calls_out_, " calls of ",
       limits_.calls, " and ", bytes_out_, " bytes of ", limits_.bytes,
-      " are out, and the call was not to wait"));
+      " are out, and the call was not to wait; let it wait",
+      RaiseBy(calls_out_ < limits_.calls ? "rpc_bytes" : "rpc_calls")));
 }
 
 CallerSession::PendingMap::iterator CallerSession::Send(
@@ -491,20 +503,21 @@ absl::Status CalleeSession::Admit(const Request& request) const {
   if (static_cast<int64_t>(running_) >= most) {
     return absl::ResourceExhaustedError(absl::StrCat(
         running_, " calls of this peer are running, given-up ones included; ",
-        most, " are admitted"));
+        most, " are admitted; wait for their ends",
+        RaiseBy("rpc_nested_calls")));
   }
   if (request.depth == 0 && open_calls_ >= limits_.calls) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(open_calls_, " calls of this peer are open; ",
-                     limits_.calls, " are admitted"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        open_calls_, " calls of this peer are open; ", limits_.calls,
+        " are admitted; wait for their ends", RaiseBy("rpc_calls")));
   }
   // Twice what was granted: replies count too, and their caller cannot know
   // their size.
   if (bytes_ + request.bytes() > 2 * limits_.bytes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("requests and unacknowledged replies of this peer hold ",
-                     bytes_, " bytes, this request needs ", request.bytes(),
-                     "; ", 2 * limits_.bytes, " are admitted"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "requests and unacknowledged replies of this peer hold ", bytes_,
+        " bytes, this request needs ", request.bytes(), "; ", 2 * limits_.bytes,
+        " are admitted; wait for their ends", RaiseBy("rpc_bytes")));
   }
   return absl::OkStatus();
 }

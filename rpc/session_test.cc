@@ -27,6 +27,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
 
 TEST(IntervalSet, JoinsNeighboursAndKeepsGaps) {
   IntervalSet set;
@@ -223,8 +224,10 @@ TEST(CallerSession, NestedCallsNeedNoCreditButHaveALimitOfTheirOwn) {
   const auto ended = Only<CallerSession::Complete>(
       caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/1)}));
   ASSERT_EQ(ended.size(), 1u);
-  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(std::string(ended[0].status.message()), HasSubstr("a > b"));
+  EXPECT_THAT(ended[0].status,
+              StatusIs(absl::StatusCode::kResourceExhausted, "a > b"));
+  EXPECT_THAT(ended[0].status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                        "--limits=rpc_nested_calls=VALUE"));
 }
 
 TEST(CallerSession, NestedCallsHaveALimitOfBytesOfTheirOwn) {
@@ -239,7 +242,8 @@ TEST(CallerSession, NestedCallsHaveALimitOfBytesOfTheirOwn) {
   const auto ended = Only<CallerSession::Complete>(
       caller.Tell(CallerSession::Start{MakeRequest(1, 1000)}));
   ASSERT_EQ(ended.size(), 1u);
-  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(ended[0].status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                        "--limits=rpc_bytes=VALUE"));
   EXPECT_FALSE(OutcomeUnknown(ended[0].status));
 }
 
@@ -252,7 +256,8 @@ TEST(CallerSession, RefusesACallThatCanNeverBeAdmitted) {
       caller.Tell(CallerSession::Connected{limits, nullptr, ""}));
   // Depth 0 waits in the queue, so it is looked at when credit comes.
   ASSERT_EQ(ended.size(), 1u);
-  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(ended[0].status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                        "--limits=rpc_bytes=VALUE"));
   EXPECT_FALSE(OutcomeUnknown(ended[0].status));
 }
 
@@ -274,7 +279,8 @@ TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCredit) {
   EXPECT_EQ(ended[0].id, 2u);
   const auto third = start();
   ASSERT_EQ(third.size(), 1u);
-  EXPECT_EQ(third[0].status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(third[0].status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                        "--limits=rpc_calls=VALUE"));
   EXPECT_FALSE(OutcomeUnknown(third[0].status));
 }
 
@@ -362,6 +368,34 @@ TEST(CallerSession, AWelcomeAfterThePeerHasGoneChangesNothing) {
   caller.Tell(CallerSession::PeerGone{absl::UnavailableError("its end")});
   caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
   EXPECT_FALSE(caller.session.is_connected());
+}
+
+TEST(CalleeSession, ARefusalNamesTheLimitAndHowItIsRaised) {
+  Limits limits;
+  limits.calls = 2;
+  limits.nested_calls = 1;
+  limits.bytes = 1500;
+  CalleeSession callee(limits);
+  uint64_t id = 0;
+  const auto why = [&](int depth, size_t bytes) {
+    auto request = MakeRequest(depth, bytes);
+    request->id = ++id;
+    std::vector<CalleeSession::Action> actions;
+    callee.OnEvent(CalleeSession::Connected{}, Instant(), &actions);
+    callee.OnEvent(CalleeSession::Arrived{request}, Instant(), &actions);
+    const auto* refused =
+        std::get_if<CalleeSession::SendReply>(&actions.back());
+    return refused == nullptr ? absl::OkStatus() : refused->reply->status;
+  };
+  const auto names = [](const char* limit) {
+    return StatusIs(absl::StatusCode::kResourceExhausted,
+                    absl::StrCat("--limits=", limit, "=VALUE"));
+  };
+  EXPECT_THAT(why(0, 0), IsOk());
+  EXPECT_THAT(why(0, 5000), names("rpc_bytes"));
+  EXPECT_THAT(why(0, 0), names("rpc_calls"));  // a refused one is open, too
+  for (int i = 0; i < 5; ++i) EXPECT_THAT(why(1, 0), IsOk());
+  EXPECT_THAT(why(1, 0), names("rpc_nested_calls"));
 }
 
 TEST(CalleeSession, RefusalsThatAreNeverClosedEndTheConnection) {
