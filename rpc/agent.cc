@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/version.h"
 #include "weft/rendezvous/member.h"
@@ -165,6 +166,7 @@ absl::Status ServedCall::Keep(ObjectTable::Object object) {
   object.function = function();
   object.maker = peer().name;
   WEFT_RETURN_IF_ERROR(objects.Add(peer().key, id(), std::move(object)));
+  WEFT_FAILPOINT("rpc/keep").IgnoreError();
   // Who gives the call up releases what it made after that: only now is it
   // certain that one of the two sees the other.
   if (!cancel().IsCancelled()) return absl::OkStatus();

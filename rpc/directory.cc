@@ -1,5 +1,7 @@
 #include "weft/rpc/directory.h"
 
+#include <algorithm>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -24,6 +26,15 @@ void FixedDirectory::Put(Worker worker,
     return;
   }
   workers_.push_back(Entry{std::move(worker), std::move(labels)});
+}
+
+void FixedDirectory::Remove(absl::string_view name) {
+  MutexLock lock(mu_);
+  workers_.erase(std::remove_if(workers_.begin(), workers_.end(),
+                                [name](const Entry& entry) {
+                                  return entry.worker.name == name;
+                                }),
+                 workers_.end());
 }
 
 std::string FixedDirectory::Known() const {

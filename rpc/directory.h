@@ -71,6 +71,8 @@ class FixedDirectory final : public Directory {
   // "name".
   void Put(Worker worker, std::map<std::string, std::string> labels = {})
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Who is of that name is not known any more, if anybody was.
+  void Remove(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<Worker> Find(absl::string_view name) const override
       ABSL_LOCKS_EXCLUDED(mu_);

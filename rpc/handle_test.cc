@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/error.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/mutex.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
@@ -454,6 +455,19 @@ TEST(Handle, WhatIsGivenUpAsItsReplyComesIsNotLeftBehind) {  // F51
   EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
 }
 
+// F51: the release comes before the making looks whether it is given up.
+TEST(Handle, WhatIsGivenUpAsItIsKeptIsNotLeftBehind) {
+  Ranks ranks(2);
+  const ScopedFailpoint kept("rpc/keep", "delay(500ms)");
+  const Target w1 = ranks[0].To("w1");
+  Future<Handle<Embedding>> made = MakeAsync<Embedding>(w1, 1, 1);
+  EXPECT_TRUE(Becomes([&] { return kept.hits() == 1; }));
+  made.Cancel();
+  EXPECT_THAT(made.Wait(absl::Seconds(10)),
+              StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(Objects().WaitForNone());
+}
+
 TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51
   Ranks ranks(2);
   const Target brief = ranks[0].To("w1", absl::Milliseconds(200));
@@ -489,6 +503,9 @@ TEST(Handle, AMakerMayKeepSoManyObjects) {
   ASSERT_THAT(Make<Embedding>(b, 1, 1), IsOk());
   EXPECT_THAT(Make<Embedding>(b, 1, 1),
               StatusIs(absl::StatusCode::kResourceExhausted, "2 objects"));
+  EXPECT_THAT(Make<Embedding>(b, 1, 1),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "--limits=rpc_objects=VALUE"));
   ASSERT_THAT(Release(*first), IsOk());
   EXPECT_THAT(Make<Embedding>(b, 1, 1), IsOk());
 }

@@ -111,6 +111,8 @@ class SimulatedAgents {
   void Sleep(absl::Duration time) { scheduler_.SleepFor(time); }
 
   sim::Simulator& simulator() { return simulator_; }
+  // What all workers know of one another.
+  FixedDirectory& directory() { return directory_; }
   sim::FaultPlan& faults() { return faults_; }
   // What the calls between the workers went through.
   const SessionCoverage& transitions() const;

@@ -563,30 +563,73 @@ TEST(SimulatedFaults, APartitionHeals) {
 int64_t PostAndCut(CallContext& context, int64_t id) {
   auto* ledger = context.Local<Ledger>();
   ledger->Ran(context, id);
-  ledger->agents->Cut(0, 1);
+  ledger->agents->Cut(static_cast<int>(context.peer().key.id),
+                      static_cast<int>(context.agent().key().id));
   return id;
 }
 WEFT_RPC(PostAndCut);
 
-TEST(SimulatedFaults, WhatIsKeptForWhomTheReplyDidNotReachIsReleased) {  // F51
-  SimulatedAgents::Options options = Quiet(2);
+// Waits for what it makes at w1 until it is itself given up.
+absl::Status MakeAtW1(CallContext& context, int64_t id) {
+  return Remote(context.To("w1"), PostAndCut, id).status();
+}
+WEFT_RPC(MakeAtW1);
+
+// Whether there is room at w1 for a second object of `maker`, whose first was
+// made, by way of w0 and `give_up`, with a reply that did not arrive.
+absl::Status MakeASecond(
+    int maker,
+    const std::function<absl::Status(SimulatedAgents& agents)>& give_up) {
+  SimulatedAgents::Options options = Quiet(3);
   options.limits.objects = 1;
   SimulatedAgents agents(12, options);
   Ledger ledger;
   ledger.agents = &agents;
   agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
-  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
-    const Target other = agents[0].To("w1");
-    auto made = RemoteAsync(other, PostAndCut, 1);
-    agents.Sleep(absl::Seconds(1));
+  return agents.Run(1, [&](int) -> absl::Status {
+    const absl::Status lost = give_up(agents);
+    EXPECT_TRUE(OutcomeUnknown(lost)) << lost;
     EXPECT_EQ(ledger.runs[1], 1);
-    EXPECT_FALSE(made.IsReady());
-    made.Cancel();
-    agents.Heal(0, 1);
+    agents.Heal(maker, 1);
     agents.Sleep(absl::Seconds(5));
-    return Remote(other, Post, 2, "").status();  // there is room
-  });
-  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+    return Remote(agents[maker].To("w1"), Post, 2, "").status();
+  })[0];
+}
+
+TEST(SimulatedFaults, WhatIsKeptForWhomTheReplyDidNotReachIsReleased) {  // F51
+  EXPECT_THAT(MakeASecond(0,
+                          [](SimulatedAgents& agents) {
+                            auto made =
+                                RemoteAsync(agents[0].To("w1"), PostAndCut, 1);
+                            agents.Sleep(absl::Seconds(1));
+                            EXPECT_FALSE(made.IsReady());
+                            made.Cancel();
+                            return made.Wait(absl::Seconds(1)).status();
+                          }),
+              IsOk());
+  static constexpr absl::Duration kBrief = absl::Seconds(1);
+  EXPECT_THAT(MakeASecond(0,
+                          [](SimulatedAgents& agents) {
+                            const Target w1 = agents[0].To("w1", kBrief);
+                            return Remote(w1, PostAndCut, 1).status();
+                          }),
+              IsOk());
+  // In a call that has ended: the release is no part of it.
+  EXPECT_THAT(MakeASecond(2,
+                          [](SimulatedAgents& agents) {
+                            const Target w2 = agents[0].To("w2", kBrief);
+                            return Call(w2, MakeAtW1, 1);
+                          }),
+              IsOk());
+  EXPECT_THAT(MakeASecond(2,
+                          [](SimulatedAgents& agents) {
+                            auto call =
+                                CallAsync(agents[0].To("w2"), MakeAtW1, 1);
+                            agents.Sleep(absl::Seconds(1));
+                            call.Cancel();
+                            return call.Wait(absl::Seconds(1));
+                          }),
+              IsOk());
 }
 
 // G5, where the callee lives and has lost its memory.
@@ -842,6 +885,58 @@ TEST(Retry, AnErrorOfTheFunctionIsTheAnswer) {
   });
   EXPECT_THAT(statuses, ElementsAre(StatusIs(absl::StatusCode::kUnavailable,
                                              "the function says so")));
+  EXPECT_EQ(ledger.runs[1], 1);
+}
+
+// How long a call is tried again of a worker that is said to be gone.
+absl::Duration TimeOfAttempts(const RetryPolicy& policy) {
+  SimulatedAgents agents(15, Quiet(2));
+  absl::Duration took;
+  agents.Run(1, [&](int) -> absl::Status {
+    const Target w1 = agents[0].To("w1").WithRetry(policy);
+    agents[0].PeerGone(agents[1].key(), "so it is said");
+    const Instant start = agents.simulator().Now();
+    EXPECT_THAT(Call(w1, Refuse, 1),
+                StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    took = agents.simulator().Now() - start;
+    return absl::OkStatus();
+  });
+  return took;
+}
+
+TEST(Retry, PausesGrowUpToTheLongest) {
+  RetryPolicy policy;
+  policy.first_pause = absl::Milliseconds(100);
+  policy.growth = 2;
+  policy.longest_pause = absl::Milliseconds(300);
+  policy.max_attempts = 1;
+  absl::Duration all;
+  for (const int pause : {0, 100, 200, 300, 300}) {
+    all += absl::Milliseconds(pause);
+    EXPECT_EQ(TimeOfAttempts(policy), all) << policy.max_attempts;
+    ++policy.max_attempts;
+  }
+}
+
+TEST(Retry, AWorkerThatTheDirectoryLacksMayCome) {
+  SimulatedAgents agents(16, Quiet(2));
+  Ledger ledger;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target w1 = agents[0].To("w1").WithRetry(RetryPolicy());
+    WEFT_ASSIGN_OR_RETURN(const Worker known, agents.directory().Find("w1"));
+    agents.directory().Remove("w1");
+    const Future<int64_t> call = CallAsync(w1, Post, 1, "");
+    agents.Sleep(absl::Milliseconds(250));
+    EXPECT_FALSE(call.IsReady());
+    agents.directory().Put(known);
+    WEFT_RETURN_IF_ERROR(call.Wait(absl::Seconds(1)).status());
+    agents.directory().Remove("w1");
+    EXPECT_THAT(Call(w1, Post, 2, ""),  // when no attempt is left
+                StatusIs(absl::StatusCode::kNotFound, "w1"));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
   EXPECT_EQ(ledger.runs[1], 1);
 }
 
