@@ -190,6 +190,15 @@ absl::Status FailBelowForEver(CallContext& context, const std::string& other) {
 }
 WEFT_RPC(FailBelowForEver);
 
+// Fails as the call below does, which is lost while it is out.
+absl::StatusOr<int64_t> ParkBelow(CallContext& context,
+                                  const std::string& other) {
+  absl::StatusOr<int64_t> below = Call(context.To(other), Park);
+  EXPECT_TRUE(OutcomeUnknown(below.status()));
+  return below;
+}
+WEFT_RPC(ParkBelow);
+
 double SecondsLeft(CallContext& context) {
   return absl::ToDoubleSeconds(context.Remaining());
 }
@@ -751,6 +760,23 @@ TEST(Unavailable, TheReasonIsOfTheCallItself) {
   ASSERT_THAT(FailuresOf(status), SizeIs(2));
   EXPECT_EQ(FailuresOf(status)[1].reason, Reason::kPeerGone);
   EXPECT_EQ(FailuresOf(status)[1].worker, "w9");
+}
+
+// It was answered, whatever is unknown of the call below.
+TEST(Unavailable, TheOutcomeIsThatOfTheCallItself) {
+  for (const char* peer : {"w0", "w1"}) {
+    Ranks ranks(3);
+    Parked parked;
+    ranks[2].SetLocal(&parked);
+    Future<int64_t> call = CallAsync(ranks[0].To(peer), ParkBelow, "w2");
+    EXPECT_TRUE(IsWoken(parked.began));
+    for (const int rank : {0, 1}) ranks[rank].PeerGone({2, 1}, "gone");
+    const absl::Status status = call.Wait(absl::Seconds(30)).status();
+    EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable, "w2"));
+    EXPECT_FALSE(OutcomeUnknown(status)) << "of " << peer;
+    ASSERT_THAT(FailuresOf(status), SizeIs(2));
+    EXPECT_EQ(FailuresOf(status)[1].worker, "w2");
+  }
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/failpoint.h"
 #include "weft/base/said_by.h"
+#include "weft/rpc/outcome.h"
 
 namespace weft::rpc {
 namespace {
@@ -37,8 +38,8 @@ std::string ChainBeyond(const std::string& chain, const std::string& self,
 
 absl::Status FunctionFailure(absl::Status status, const std::string& self,
                              const std::string& function, Phase phase) {
-  const absl::Status named =
-      internal::NameFailure(std::move(status), self, function, phase);
+  const absl::Status named = WithOutcomeKnown(
+      internal::NameFailure(std::move(status), self, function, phase));
   if (named.ok() || phase < Phase::kDecode) return named;
   absl::Status told(named.code(), SaidBy(function, named.message()));
   named.ForEachPayload([&told](absl::string_view url, const absl::Cord& c) {

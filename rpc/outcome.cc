@@ -18,4 +18,9 @@ absl::Status WithOutcomeUnknown(absl::Status status) {
   return status;
 }
 
+absl::Status WithOutcomeKnown(absl::Status status) {
+  status.ErasePayload(kOutcomeUrl);
+  return status;
+}
+
 }  // namespace weft::rpc

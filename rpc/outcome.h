@@ -14,6 +14,8 @@ bool OutcomeUnknown(const absl::Status& status);
 
 // `status`, marked so.
 absl::Status WithOutcomeUnknown(absl::Status status);
+// `status`, as of a call that was answered: the mark is that of a nested one.
+absl::Status WithOutcomeKnown(absl::Status status);
 
 }  // namespace weft::rpc
 
