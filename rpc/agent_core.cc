@@ -202,9 +202,17 @@ std::vector<std::string> Agent::Core::StillOpen() {
                                 " calls that wait on a lane to ",
                                 lane->peer().name));
   }
+  for (const auto& [peer, n] : retried_->PausedByPeer()) {
+    open.push_back(
+        absl::StrCat(n, " calls to ", peer, " that wait to be tried again"));
+  }
   const int64_t handlers = handlers_.load();
   if (open.empty() && handlers > 0) {  // as of an agent that calls itself
     open.push_back(absl::StrCat(handlers, " running functions"));
+  }
+  // One is of no session, nor paused, as it goes from the one to the other.
+  if (const size_t n = retried_->size(); open.empty() && n > 0) {
+    open.push_back(absl::StrCat(n, " calls that may be tried again"));
   }
   return open;
 }
@@ -306,6 +314,7 @@ std::shared_ptr<internal::Caller> Agent::Core::Retrying(
   options.policy = policy;
   options.transport = options_.transport;
   options.agent = ending_.token();
+  options.calls = retried_;
   options.find = [weak = weak_from_this(), name = peer.name]()
       -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
     const std::shared_ptr<Core> core = weak.lock();

@@ -36,6 +36,7 @@
 #include "weft/rpc/link.h"
 #include "weft/rpc/lone_call.h"
 #include "weft/rpc/outbound.h"
+#include "weft/rpc/retry.h"
 #include "weft/rpc/traffic.h"
 #include "weft/rpc/wire.h"
 #include "weft/telemetry/telemetry.h"
@@ -207,6 +208,8 @@ class Agent::Core final : public Dispatcher,
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;
   LoneCalls lone_calls_;
+  const std::shared_ptr<internal::RetriedCalls> retried_ =
+      std::make_shared<internal::RetriedCalls>();
   const std::shared_ptr<LaneTable> lanes_ = std::make_shared<LaneTable>();
   // What the Metrics have been told. For one reading at a time.
   std::map<std::string, Traffic::Counts> exported_;

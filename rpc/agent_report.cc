@@ -44,6 +44,7 @@ std::vector<PendingCall> Agent::Core::Pending() {
   for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
   for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
   for (const auto& call : lone_calls_.All()) call->AddPending(&calls);
+  retried_->AddPending(transport().clock().Now(), &calls);
   // Who asks for these waits for an answer too, but not for long.
   calls.erase(std::remove_if(calls.begin(), calls.end(),
                              [](const PendingCall& call) {
@@ -99,6 +100,9 @@ AgentMetrics Agent::Core::Metrics() {
   }
   for (const auto& lane : WaitingLanes()) {
     metrics.client_active_calls += lane->waiting_calls();
+  }
+  for (const auto& [peer, n] : retried_->PausedByPeer()) {
+    metrics.client_active_calls += n;
   }
   for (const auto& call : lone_calls_.All()) {
     metrics.client_active_calls += call->is_awaited();

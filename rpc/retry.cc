@@ -3,9 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "weft/base/mutex.h"
 #include "weft/rpc/failure.h"
 #include "weft/rpc/outcome.h"
 
@@ -27,16 +25,68 @@ absl::Status Validate(const RetryPolicy& policy) {
 
 namespace internal {
 
+uint64_t RetriedCalls::Add(Call call) {
+  MutexLock lock(mu_);
+  calls_.emplace_hint(calls_.end(), ++last_, std::move(call));
+  return last_;
+}
+
+void RetriedCalls::SetPaused(uint64_t number, bool is_paused) {
+  MutexLock lock(mu_);
+  const auto it = calls_.find(number);
+  if (it != calls_.end()) it->second.is_paused = is_paused;
+}
+
+void RetriedCalls::Remove(uint64_t number) {
+  MutexLock lock(mu_);
+  calls_.erase(number);
+}
+
+size_t RetriedCalls::size() const {
+  MutexLock lock(mu_);
+  return calls_.size();
+}
+
+std::map<std::string, size_t> RetriedCalls::PausedByPeer() const {
+  std::map<std::string, size_t> paused;
+  MutexLock lock(mu_);
+  for (const auto& [number, call] : calls_) {
+    if (call.is_paused) ++paused[call.peer];
+  }
+  return paused;
+}
+
+void RetriedCalls::AddPending(Instant now,
+                              std::vector<PendingCall>* calls) const {
+  MutexLock lock(mu_);
+  for (const auto& [number, call] : calls_) {
+    if (!call.is_paused) continue;
+    PendingCall& pending = calls->emplace_back();
+    pending.peer = call.peer;
+    pending.id = number;
+    pending.function = call.function;
+    pending.phase = Phase::kQueue;
+    pending.age = now - call.began;
+    pending.remaining = call.deadline - now;
+    pending.for_peer = call.for_peer;
+    pending.for_id = call.for_id;
+  }
+}
+
 // One call and its attempts, of which one is under way at a time.
 class RetryingCaller::RetriedCall final
     : public Abandoner,
       public std::enable_shared_from_this<RetriedCall> {
  public:
-  RetriedCall(std::shared_ptr<const Options> options,
+  RetriedCall(const std::string& peer, std::shared_ptr<const Options> options,
               std::shared_ptr<Request> request, Done done)
       : options_(std::move(options)),
         request_(std::move(request)),
-        done_(std::move(done)) {}
+        done_(std::move(done)),
+        number_(options_->calls->Add({peer, std::string(request_->function),
+                                      request_->began, request_->deadline,
+                                      request_->for_peer, request_->for_id})) {}
+  ~RetriedCall() override { options_->calls->Remove(number_); }
 
   void Begin() {
     with_agent_ =
@@ -78,6 +128,7 @@ class RetryingCaller::RetriedCall final
       state_ = State::kStarting;
       attempt = ++attempts_;
     }
+    options_->calls->SetPaused(number_, false);
     absl::StatusOr<std::shared_ptr<Caller>> caller = options_->find();
     if (!caller.ok()) {
       const bool may_come = absl::IsNotFound(caller.status());
@@ -118,6 +169,7 @@ class RetryingCaller::RetriedCall final
       if (!again) next = Instant::Infinite();
     }
     if (next.is_infinite()) return End(std::move(status), std::move(reply));
+    options_->calls->SetPaused(number_, true);
     options_->transport->RunAt(
         next, [self = shared_from_this()] { self->Attempt(); });
   }
@@ -148,12 +200,14 @@ class RetryingCaller::RetriedCall final
         status = WithOutcomeUnknown(std::move(status));
       }
     }
+    options_->calls->Remove(number_);
     std::move(done_)(std::move(status), std::move(reply));
   }
 
   const std::shared_ptr<const Options> options_;
   const std::shared_ptr<Request> request_;
-  Done done_;  // run by who sets kEnded
+  Done done_;              // run by who sets kEnded
+  const uint64_t number_;  // in Options::calls
   Mutex mu_;
   State state_ ABSL_GUARDED_BY(mu_) = State::kStarting;
   int attempts_ ABSL_GUARDED_BY(mu_) = 0;
@@ -165,8 +219,8 @@ class RetryingCaller::RetriedCall final
 
 RetryingCaller::Abandon RetryingCaller::Start(std::shared_ptr<Request> request,
                                               Done done) {
-  auto call = std::make_shared<RetriedCall>(options_, std::move(request),
-                                            std::move(done));
+  auto call = std::make_shared<RetriedCall>(
+      peer_.name, options_, std::move(request), std::move(done));
   call->Begin();
   return Abandon(call, 0);
 }

@@ -1003,6 +1003,52 @@ TEST(Retry, WhatMayHaveRunInAnyAttemptEndsWithTheOutcomeUnknown) {
   }
 }
 
+// A call is in a pause, as its worker is down, when its agent is told to end
+// within `timeout`. Returns how the Shutdown ends, and how the call does.
+std::pair<absl::Status, absl::Status> ShutDownInAPause(
+    absl::Duration timeout, std::vector<std::string>* cut) {
+  SimulatedAgents agents(12, Quiet(3));
+  Ledger ledger;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  absl::Status shutdown;
+  const auto statuses = agents.Run(2, [&](int worker) -> absl::Status {
+    if (worker == 1) {
+      agents.Sleep(absl::Milliseconds(150));
+      agents.CrashAndRestart(2);
+      return absl::OkStatus();
+    }
+    const Target target = agents[0].To("w2").WithRetry(RetryPolicy());
+    agents[0].PeerGone(agents[2].key(), "so it is said");
+    Future<int64_t> call = CallAsync(target, Post, 1, "");
+    agents.Sleep(absl::Milliseconds(50));
+    EXPECT_EQ(agents[0].Metrics().client_active_calls, 1);
+    const std::vector<PendingCall> pending = agents[0].Pending();
+    EXPECT_EQ(pending.size(), 1u);
+    for (const PendingCall& paused : pending) {
+      EXPECT_EQ(paused.peer, "w2");
+      EXPECT_EQ(paused.phase, Phase::kQueue);
+      EXPECT_EQ(paused.age, absl::Milliseconds(50));
+    }
+    shutdown = agents[0].Shutdown(timeout);
+    *cut = agents[0].CutCalls();
+    return call.Wait(absl::Seconds(1)).status();
+  });
+  return {shutdown, statuses[0]};
+}
+
+TEST(Retry, AShutdownWaitsForACallInItsPauseOrNamesIt) {
+  std::vector<std::string> cut;
+  const auto [waited, answered] = ShutDownInAPause(absl::Seconds(10), &cut);
+  EXPECT_THAT(waited, IsOk());
+  EXPECT_THAT(answered, IsOk());
+  EXPECT_THAT(cut, ElementsAre());
+  const auto [late, ended] = ShutDownInAPause(absl::ZeroDuration(), &cut);
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded, "tried"));
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kCancelled, "has shut down"));
+  EXPECT_FALSE(OutcomeUnknown(ended));
+  EXPECT_THAT(cut, ElementsAre("1 calls to w2 that wait to be tried again"));
+}
+
 TEST(Retry, APolicyThatMakesNoSenseIsRefused) {
   SimulatedAgents agents(10, Quiet(2));
   RetryPolicy shrinking;
