@@ -30,6 +30,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
@@ -584,7 +585,7 @@ TEST(Remote, AFetchThatIsLateMayBeMadeAgain) {  // F52
   EXPECT_THAT(Fetch(brief), is_late);
   EXPECT_FALSE(patient.IsReady());  // the time-out was not the object's
   TheGate().go_on.Unpark();
-  EXPECT_EQ(*patient.Wait(absl::Seconds(30)), 5);
+  EXPECT_THAT(patient.Wait(absl::Seconds(30)), IsOkAndHolds(5));
   EXPECT_EQ(*Fetch(*kept), 5);
   EXPECT_THAT(busy.Wait(absl::Seconds(30)), IsOk());
 }
