@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 #include <variant>
 
@@ -13,6 +14,10 @@ namespace {
 
 // What a stranger may take to say who it is, and to read why it was refused.
 constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
+
+// Sessions of one name, with keys that the directory does not know, that are
+// kept while nobody uses them.
+constexpr int64_t kStrangersOfAName = 16;
 
 // What the bodies may take that a peer within `limits` announces at a time: as
 // much for nested calls as for the others, and beside its bytes what each
@@ -232,10 +237,10 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
       return welcome;
     }
     if (known != nullptr) ended->push_back(known);
-    ForgetIdle(ended);
+    ForgetIdle(hello.name, ended);
     known = std::make_shared<Inbound>(
-        Worker{hello.name, hello.from, "", proof.role}, hello.life,
-        options_.limits, transport(), shared_from_this(),
+        Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
+        hello.life, options_.limits, transport(), shared_from_this(),
         traffic_.Of(hello.name));
     inbounds_[hello.from] = known;
   }
@@ -243,19 +248,46 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
   return welcome;
 }
 
-void Agent::Core::ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended) {
-  if (static_cast<int64_t>(inbounds_.size()) < options_.limits.sessions) return;
-  std::vector<std::shared_ptr<Inbound>> idle;
-  for (auto it = inbounds_.begin(); it != inbounds_.end();) {
-    const auto current = it++;
-    if (!current->second->is_idle()) continue;
-    idle.push_back(std::move(current->second));
-    inbounds_.erase(current);
+// Only who is idle is forgotten, and the longest begun first. Who draws a new
+// key each time it comes, as a tool in a watch does, leaves a session behind
+// each time: few are kept of one name. A worker that the directory knows may be
+// between two connections, and is forgotten last.
+void Agent::Core::ForgetIdle(const std::string& name,
+                             std::vector<std::shared_ptr<Inbound>>* ended) {
+  const int64_t too_many =
+      static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
+  std::vector<std::shared_ptr<Inbound>> strangers;
+  std::vector<std::shared_ptr<Inbound>> workers;
+  int64_t of_name = 1;  // the one that comes
+  for (const auto& [key, inbound] : inbounds_) {
+    const bool has_name = inbound->peer().name == name;
+    if ((too_many <= 0 && !has_name) || !inbound->is_idle()) continue;
+    const bool is_worker = options_.directory->Find(key).ok();
+    (is_worker ? workers : strangers).push_back(inbound);
+    if (has_name && !is_worker) ++of_name;
   }
-  SortByPeer(&idle);
-  for (auto& inbound : idle) {
+  int64_t forgotten = 0;
+  const auto forget = [&](const std::shared_ptr<Inbound>& inbound) {
     telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
-    ended->push_back(std::move(inbound));
+    inbounds_.erase(inbound->peer().key);
+    ended->push_back(inbound);
+    ++forgotten;
+  };
+  const auto by_number = [](const auto& a, const auto& b) {
+    return a->number() < b->number();
+  };
+  std::sort(strangers.begin(), strangers.end(), by_number);
+  std::sort(workers.begin(), workers.end(), by_number);
+  for (const auto& stranger : strangers) {
+    const bool is_crowd =
+        stranger->peer().name == name && of_name > kStrangersOfAName;
+    if (!is_crowd && forgotten >= too_many) continue;
+    if (stranger->peer().name == name) --of_name;
+    forget(stranger);
+  }
+  for (const auto& worker : workers) {
+    if (forgotten >= too_many) break;
+    forget(worker);
   }
 }
 

@@ -180,7 +180,9 @@ class Agent::Core final : public Dispatcher,
   void Refuse(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
   // The calls that are open are about to be cut: streams are leftovers then.
   void NoteCut() ABSL_LOCKS_EXCLUDED(mu_);
-  void ForgetIdle(std::vector<std::shared_ptr<Inbound>>* ended)
+  // So that there is room for a session of `name`.
+  void ForgetIdle(const std::string& name,
+                  std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
   void Export() ABSL_LOCKS_EXCLUDED(mu_);
@@ -223,6 +225,7 @@ class Agent::Core final : public Dispatcher,
   absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
   OutboundMap outbounds_ ABSL_GUARDED_BY(mu_);
   InboundMap inbounds_ ABSL_GUARDED_BY(mu_);
+  uint64_t inbounds_begun_ ABSL_GUARDED_BY(mu_) = 0;
   std::shared_ptr<internal::Caller> self_caller_ ABSL_GUARDED_BY(mu_);
   // Up to which epoch the incarnations of a worker are gone, by id.
   absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);

@@ -511,6 +511,48 @@ TEST(Handle, AMakerMayKeepSoManyObjects) {
   EXPECT_THAT(Make<Embedding>(b, 1, 1), IsOk());
 }
 
+// As `weft status` in a watch comes, with a new key each time.
+TEST(Handle, StrangersThatComeAndGoEndNoSessionOfAWorker) {
+  telemetry::Telemetry::Options silently;
+  silently.log_level = telemetry::Level::kOff;
+  telemetry::Telemetry telemetry(silently);
+  RanksOptions options;
+  options.limits.sessions = 20;
+  options.telemetry = &telemetry;
+  Ranks ranks(2, options);
+  const auto kept = Make<Embedding>(ranks[0].To("w1"), 1, 1);
+  ASSERT_THAT(kept, IsOk());
+  ranks.network().Break("w0");
+  const WorkerKey w1{1, 1};
+  constexpr uint64_t kStrangers = 100;
+  for (uint64_t life = 1; life <= kStrangers; ++life) {
+    const auto transport = ranks.network().MakeTransport("client");
+    const WorkerKey key{1000, life};
+    FixedDirectory directory({Worker{"w1", w1, "w1"}});
+    AgentOptions client;
+    client.job = "job";
+    client.name = "client0";
+    client.key = key;
+    client.transport = transport.get();
+    client.directory = &directory;
+    const auto agent = Agent::Create(client);
+    ASSERT_THAT(agent, IsOk());
+    ASSERT_THAT(Make<Embedding>((*agent)->To("w1"), 1, 1), IsOk());
+  }
+  const auto forgotten = [&] {
+    const std::string dump = telemetry.recorder().DumpText();
+    uint64_t count = 0;
+    for (size_t at = dump.find("rpc.forgets"); at != dump.npos;
+         at = dump.find("rpc.forgets", at + 1)) {
+      ++count;
+    }
+    return count;
+  };
+  // All but the last few, although there is room for more.
+  EXPECT_GE(forgotten(), kStrangers - 20);
+  EXPECT_THAT(Call(*kept, &Embedding::Kind), IsOkAndHolds("embedding"));
+}
+
 TEST(Handle, ABrokenConnectionNeitherLosesNorRepeatsAMaking) {
   Ranks ranks(2);
   std::vector<Future<Handle<Embedding>>> makings;

@@ -104,10 +104,11 @@ class Inbound::Call final : public ServedCall {
   std::atomic<bool> finished_{false};
 };
 
-Inbound::Inbound(Worker peer, uint64_t life, Limits limits,
+Inbound::Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
                  Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
                  std::shared_ptr<Traffic> traffic)
     : peer_(std::make_shared<const Worker>(std::move(peer))),
+      number_(number),
       life_(life),
       transport_(transport),
       dispatcher_(std::move(dispatcher)),

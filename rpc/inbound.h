@@ -74,12 +74,14 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
 // Thread-safety: thread-safe.
 class Inbound final : public std::enable_shared_from_this<Inbound> {
  public:
-  // One life of the caller's session.
-  Inbound(Worker peer, uint64_t life, Limits limits, Transport& transport,
-          std::shared_ptr<Dispatcher> dispatcher,
+  // One life of the caller's session; `number` orders those of an agent by when
+  // they began.
+  Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
+          Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
           std::shared_ptr<Traffic> traffic);
 
   const Worker& peer() const { return *peer_; }
+  uint64_t number() const { return number_; }
   uint64_t life() const { return life_; }
 
   // Takes the calls of `link` from now on; an earlier link is closed.
@@ -115,6 +117,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
   const std::shared_ptr<const Worker> peer_;
+  const uint64_t number_;
   const uint64_t life_;
   Transport& transport_;
   const std::shared_ptr<Dispatcher> dispatcher_;

@@ -131,7 +131,7 @@ class RingTransport final : public Transport {
  private:
   class Watch final : public MemoryWatch {
    public:
-    Watch() { poller_.Start(); }
+    Watch() { WEFT_CHECK(poller_.Start().ok()); }
     absl::Status Add(std::shared_ptr<net::MemorySource> source) override {
       return queue_->Add(std::move(source));
     }
