@@ -52,6 +52,7 @@ absl::Status Disagreement(const BarrierTable::Arrival& there,
 BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
   Result result;
   Settle(arrival);
+  arrival.unsettled.clear();  // not kept with what waits
   if (const auto released = released_.find(arrival.key);
       released != released_.end()) {
     const auto open = released->second.find(arrival.number);

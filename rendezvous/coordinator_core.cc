@@ -90,6 +90,12 @@ absl::Status CheckSizeOf(const CoordinatorCore::Options& options,
         "Barrier ", request.tag(), " names ", request.members_size(),
         " members; a job has at most ", options.max_names));
   }
+  if (request.unsettled_size() > options.barriers.arrivals) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("Barrier ", request.tag(), ": its caller is at ",
+                     request.unsettled_size(), " barriers, at most ",
+                     options.barriers.arrivals, ": wait for some first"));
+  }
   for (const std::string& name : request.members()) {
     const absl::Status valid = ValidateName(name);
     if (valid.ok()) continue;

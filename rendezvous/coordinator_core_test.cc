@@ -706,6 +706,11 @@ TEST(CoordinatorCore, RefusesABarrierThatNoJobCouldHave) {
                          "Barrier start: worker name"));
   }
   EXPECT_THAT(arrive(std::string(1024, 't'), {}), IsOk());
+  v1::BarrierRequest at = f.AtBarrier(a, 1, {"trainer0"});
+  for (uint64_t number = 1; number <= 1025; ++number) at.add_unsettled(number);
+  EXPECT_THAT(f.StatusOf(f.Call(at)),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "is at 1025 barriers, at most 1024"));
 }
 
 TEST(CoordinatorCore, OneMembersManyArrivalsLeaveRoomForOthers) {

@@ -113,7 +113,8 @@ class Membership {
   // tags are independent. kDeadlineExceeded says who is missing, kUnavailable
   // who is gone. kFailedPrecondition: this worker is at that barrier already.
   // kInvalidArgument: the tag has more than 1 KiB, or there are more members
-  // than a job may have. kResourceExhausted: it is at 1024 barriers already.
+  // than a job may have. kResourceExhausted: it is at 1024 barriers already,
+  // or those that it is at hold 64 MiB.
   absl::Status Barrier(absl::string_view tag, std::vector<std::string> members,
                        absl::Duration timeout);
 

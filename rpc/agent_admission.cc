@@ -118,7 +118,8 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
     objects_.ReleaseAll(old->peer().key);
   }
   if (inbound == nullptr) {
-    if (!welcome.forgotten) {  // who was forgotten may come back
+    // Who was forgotten may come back, and a Hello of an earlier life late.
+    if (!welcome.forgotten && !absl::IsAborted(welcome.status)) {
       audit_.Refused("name", hello.name.substr(0, 64), "to call",
                      welcome.status.message());
     }
@@ -236,7 +237,10 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
       welcome.status = absl::UnavailableError("the session was forgotten");
       return welcome;
     }
-    if (known != nullptr) ended->push_back(known);
+    if (known != nullptr) {
+      ended->push_back(known);
+      inbounds_.erase(it);  // it makes room
+    }
     ForgetIdle(hello.name, ended);
     known = std::make_shared<Inbound>(
         Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
@@ -256,16 +260,18 @@ void Agent::Core::ForgetIdle(const std::string& name,
                              std::vector<std::shared_ptr<Inbound>>* ended) {
   const int64_t too_many =
       static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
-  std::vector<std::shared_ptr<Inbound>> strangers;
-  std::vector<std::shared_ptr<Inbound>> workers;
+  std::vector<std::shared_ptr<Inbound>> idle;
   int64_t of_name = 1;  // the one that comes
   for (const auto& [key, inbound] : inbounds_) {
     const bool has_name = inbound->peer().name == name;
     if ((too_many <= 0 && !has_name) || !inbound->is_idle()) continue;
-    const bool is_worker = options_.directory->Find(key).ok();
-    (is_worker ? workers : strangers).push_back(inbound);
-    if (has_name && !is_worker) ++of_name;
+    idle.push_back(inbound);
+    if (has_name) ++of_name;
   }
+  if (too_many <= 0 && of_name <= kStrangersOfAName) return;
+  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) {
+    return a->number() < b->number();
+  });
   int64_t forgotten = 0;
   const auto forget = [&](const std::shared_ptr<Inbound>& inbound) {
     telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
@@ -273,17 +279,18 @@ void Agent::Core::ForgetIdle(const std::string& name,
     ended->push_back(inbound);
     ++forgotten;
   };
-  const auto by_number = [](const auto& a, const auto& b) {
-    return a->number() < b->number();
-  };
-  std::sort(strangers.begin(), strangers.end(), by_number);
-  std::sort(workers.begin(), workers.end(), by_number);
-  for (const auto& stranger : strangers) {
-    const bool is_crowd =
-        stranger->peer().name == name && of_name > kStrangersOfAName;
+  std::vector<std::shared_ptr<Inbound>> workers;
+  for (const auto& inbound : idle) {
+    const bool has_name = inbound->peer().name == name;
+    const bool is_crowd = has_name && of_name > kStrangersOfAName;
     if (!is_crowd && forgotten >= too_many) continue;
-    if (stranger->peer().name == name) --of_name;
-    forget(stranger);
+    // Asked of few: it may take the directory long.
+    if (options_.directory->Find(inbound->peer().key).ok()) {
+      workers.push_back(inbound);
+      continue;
+    }
+    if (has_name) --of_name;
+    forget(inbound);
   }
   for (const auto& worker : workers) {
     if (forgotten >= too_many) break;

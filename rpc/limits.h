@@ -23,8 +23,10 @@ struct Limits {
   // What it may keep here at a time: objects, results and open streams.
   int64_t objects = 4096;
   // The one that is about all peers: where so many have a session here and
-  // another begins one, those are forgotten that neither are connected nor have
-  // a call that runs. If they come back, what they had sent ends with
+  // another begins one, as many as are too many of those are forgotten that
+  // neither are connected nor have a call that runs, the oldest first, workers
+  // that the directory knows last; of one name others are few in any case. If
+  // they come back, what they had sent ends with
   // kUnavailable, Reason::kForgotten and OutcomeUnknown, and what they keep
   // here is gone.
   int64_t sessions = 1024;

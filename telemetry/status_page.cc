@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/start_thread.h"
 #include "weft/telemetry/field_json.h"
 
 namespace weft::telemetry {
@@ -25,7 +26,11 @@ struct StatusPage::Registration::Entry {
     if (running || released) return;
     running = true;
     answer = absl::UnknownError("not answered");
-    std::thread([self] { self->Call(); }).detach();
+    absl::StatusOr<std::thread> thread =
+        StartThread("the status page", [self] { self->Call(); });
+    if (thread.ok()) return thread->detach();
+    running = false;
+    answer = thread.status();
   }
 
   void Call() ABSL_LOCKS_EXCLUDED(mu) {

@@ -15,6 +15,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "weft/base/failpoint.h"
 #include "weft/base/fake_clock.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
@@ -271,6 +272,18 @@ TEST(StatusPage, ASectionLeavesWithItsRegistration) {
     EXPECT_THAT(page.RenderText(), HasSubstr("gone"));
   }
   EXPECT_EQ(page.RenderText(), "");
+}
+
+TEST(StatusPage, WhereNoThreadCanBeStartedASectionSaysSoAndMayLeave) {
+  StatusPage page;
+  auto registration = page.Register("rpc", [] { return Fields{{"calls", 1}}; });
+  {
+    const ScopedFailpoint threads("base/start_thread",
+                                  "error(RESOURCE_EXHAUSTED,no thread)");
+    EXPECT_THAT(page.RenderText(), HasSubstr("no thread"));
+  }
+  EXPECT_THAT(page.RenderText(), HasSubstr("calls"));
+  registration.Release();
 }
 
 TEST(StatusPage, ASectionThatThrowsShowsItsErrorAndHurtsNobody) {

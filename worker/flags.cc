@@ -337,7 +337,7 @@ absl::Status Flags::Read(const std::vector<std::string>& arguments,
 }
 
 void Flags::WarnOfUnknown() const {
-  std::vector<std::string> known;
+  std::vector<std::string> known = read_elsewhere_;
   for (const Flag& flag : flags_) {
     known.insert(known.end(), flag.environment.begin(), flag.environment.end());
   }

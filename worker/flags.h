@@ -76,9 +76,13 @@ class Flags {
   const std::vector<std::string>& positional() const { return positional_; }
 
   // After parsing, variables of the environment that begin with `prefix` and
-  // belong to no flag are ignored with a warning on standard error, as one that
-  // is misspelt sets nothing.
-  void WarnOfUnknown(std::string prefix) { prefix_ = std::move(prefix); }
+  // belong to no flag, nor are among `read_elsewhere`, are ignored with a
+  // warning on standard error, as one that is misspelt sets nothing.
+  void WarnOfUnknown(std::string prefix,
+                     std::vector<std::string> read_elsewhere) {
+    prefix_ = std::move(prefix);
+    read_elsewhere_ = std::move(read_elsewhere);
+  }
 
   // Where the value of `name` came from: "flag", "environment RANK", "file F"
   // or "default".
@@ -116,6 +120,7 @@ class Flags {
   const std::string about_;
   std::string config_path_;
   std::string prefix_;  // of variables that are ours; empty: none is
+  std::vector<std::string> read_elsewhere_;
   std::string positional_name_;
   bool positional_anywhere_ = false;
   std::vector<Flag> flags_;

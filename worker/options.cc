@@ -102,7 +102,7 @@ rendezvous::World Options::world() const {
 }
 
 void Options::AddTo(Flags& flags) {
-  flags.WarnOfUnknown("WEFT_");
+  flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS"});
   flags.Add("job", &job, "the job's name, equal in all its workers",
             {"WEFT_JOB"});
   flags.Add("role", &role, "ps or trainer", {"WEFT_ROLE"});

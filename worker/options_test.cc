@@ -338,6 +338,7 @@ TEST(Options, AVariableThatIsMisspeltIsIgnoredWithAWarning) {
   const Environment misspelt("WEFT_TRAINER", "7");
   const Environment known("WEFT_TRAINERS", "3");
   const Environment of_others("WEF_TRAINERS", "5");
+  const Environment of_base("WEFT_FAILPOINTS", "none=off");
   Options options;
   ::testing::internal::CaptureStderr();
   const absl::Status status = Resolve(options, {});
