@@ -137,7 +137,13 @@ absl::StatusOr<int> Init(int argc, char** argv) {
 absl::StatusOr<int> CertsCommand(int argc, char** argv) {
   const std::string verb = argc < 2 ? "" : argv[1];
   if (verb == "revoke") return Revoke(argc, argv);
-  if (verb == "init" || verb.rfind("--help", 0) == 0) return Init(argc, argv);
+  if (verb == "init") return Init(argc, argv);
+  if (verb == "--help" || verb == "-h") {
+    std::puts(
+        "weft certs init ... makes the certificates of a job, weft certs "
+        "revoke ... takes one back; each has --help");
+    return 0;
+  }
   return worker::WithExitCode(
       absl::InvalidArgumentError(
           "weft certs: wanted `weft certs init` or `weft certs revoke`"),

@@ -11,6 +11,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/credentials.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/process_watch.h"
 
 namespace weft::launch {
 namespace {
@@ -37,11 +38,16 @@ absl::Status ExitReporter::Connect() {
   return absl::OkStatus();
 }
 
-absl::Status ExitReporter::Report(const std::string& name, const Exit& exit) {
+absl::Status ExitReporter::Report(const std::string& name, pid_t pid,
+                                  const Exit& exit) {
   if (channel_ == nullptr) WEFT_RETURN_IF_ERROR(Connect());
   rendezvous::v1::ReportExitRequest request;
   request.set_job(options_.job);
   request.set_name(name);
+  if (const auto launcher = rendezvous::ThisProcess()) {
+    request.mutable_process()->set_pid(static_cast<uint32_t>(pid));
+    request.mutable_process()->set_space(launcher->space());
+  }
   request.set_reason(absl::StrCat("its process has ended: ", exit.ToString()));
   reports_.push_back(channel_->UnaryCall(
       kMethod, {Bytes::Own(request.SerializeAsString())}, kAnswerTime));

@@ -35,10 +35,12 @@ class ExitReporter {
   // Waits a second for reports that are under way.
   ~ExitReporter();
 
-  // Returns without waiting for the answer; the first report starts threads. A
+  // `pid` led the group of the worker's processes: another process may have the
+  // name. Returns without waiting for the answer; the first report starts
+  // threads. A
   // coordinator that is not there misses it: it may be who has ended.
   // kFailedPrecondition: there is no certificate of admin0.
-  absl::Status Report(const std::string& name, const Exit& exit);
+  absl::Status Report(const std::string& name, pid_t pid, const Exit& exit);
 
  private:
   absl::Status Connect();

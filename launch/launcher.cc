@@ -189,7 +189,7 @@ void Job::OnExits(const std::vector<Child*>& ended) {
   for (Child* child : ended) {
     const Exit exit = child->Reap();
     keeper_->Forget(child->pid());
-    if (options_.on_exit) options_.on_exit(child->name(), exit);
+    if (options_.on_exit) options_.on_exit(*child, exit);
     while (Forward(*child)) {
     }
     if (!exit.is_failure()) continue;

@@ -34,7 +34,7 @@ struct LaunchOptions {
   // Over what the launcher sets itself.
   std::map<std::string, std::string> environment;
   // Told of each rank that has ended, as soon as it has.
-  std::function<void(const std::string& name, const Exit& exit)> on_exit;
+  std::function<void(const Child& child, const Exit& exit)> on_exit;
   // Between asking the ranks to end and killing them.
   absl::Duration shutdown_timeout = absl::Seconds(30);
   // Output lines begin with "[ps0] ".

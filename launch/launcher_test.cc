@@ -250,6 +250,13 @@ TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
   }
 }
 
+TEST(Weft, HelpOnCertsMakesNone) {
+  auto run = Weft({"certs", "--help"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_THAT(run->output(), HasSubstr("weft certs init"));
+  EXPECT_THAT(run->output(), Not(HasSubstr("good for")));
+}
+
 TEST(Weft, CertsInitMakesADirectoryForEachMember) {
   testing::TempDir dir;
   auto run = Weft({"certs", "init", "--dir", dir.Path("c"), "--job=j",

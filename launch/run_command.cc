@@ -207,9 +207,9 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   std::unique_ptr<ExitReporter> reporter;
   if (init.empty()) {
     reporter = std::make_unique<ExitReporter>(std::move(reporting));
-    options.on_exit = [&](const std::string& name, const Exit& exit) {
+    options.on_exit = [&](const Child& child, const Exit& exit) {
       // Without a certificate of admin0 silence has to do.
-      (void)reporter->Report(name, exit);
+      (void)reporter->Report(child.name(), child.pid(), exit);
     };
   }
   absl::StatusOr<int> code = Run(options);

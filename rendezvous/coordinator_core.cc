@@ -35,6 +35,18 @@ std::string Shortened(const std::string& text) {
   return absl::StrCat(text.substr(0, end), "...");
 }
 
+// Whether `member` is the one that has ended, and not another of its name, as
+// that of a second `weft run` is which was refused. Where it cannot be told
+// silence has to do.
+bool IsOf(const v1::ReportExitRequest& report, const v1::Member& member) {
+  if (report.incarnation() != 0) {
+    return report.incarnation() == member.incarnation();
+  }
+  return report.process().pid() != 0 &&
+         report.process().pid() == member.process().group() &&
+         report.process().space() == member.process().space();
+}
+
 absl::StatusCode LostCode() { return absl::StatusCode::kFailedPrecondition; }
 
 // Whether `incarnation` is one of those that had the name.
@@ -460,8 +472,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::LeaveRequest& request) {
 void CoordinatorCore::On(Ticket ticket, const v1::ReportExitRequest& request) {
   const auto slot = slots_.find(request.name());
   if (slot != slots_.end() && slot->second.is_in &&
-      (request.incarnation() == 0 ||
-       request.incarnation() == slot->second.member.incarnation())) {
+      IsOf(request, slot->second.member)) {
     Remove(slot->second, Shortened(request.reason()), /*left=*/false);
   }
   Ok(ticket, v1::ReportExitReply());

@@ -121,6 +121,9 @@ class Fixture {
     v1::ReportExitRequest report;
     report.set_job("job");
     report.set_name(name);
+    for (const v1::Member& member : core().view().members()) {
+      if (member.name() == name) report.set_incarnation(member.incarnation());
+    }
     report.set_reason("killed by SIGKILL");
     return Call(report);
   }
@@ -430,6 +433,7 @@ TEST(CoordinatorCore, AReasonOfWhateverLengthIsShortInTheView) {
   v1::ReportExitRequest report;
   report.set_job("job");
   report.set_name("trainer0");
+  report.set_incarnation(11);
   report.set_reason(long_reason);
   EXPECT_THAT(f.StatusOf(f.Call(report)), IsOk());
   expect_short();
@@ -682,6 +686,31 @@ TEST(CoordinatorCore, RefusesMoreThanABarrierMayGather) {
   EXPECT_THAT(arrive({"trainer0", "trainer1"}, 6),
               StatusIs(absl::StatusCode::kResourceExhausted, "may bring 5"));
   EXPECT_THAT(arrive({"trainer0"}, 8), IsOk());
+}
+
+// As of a second `weft run` of the job, whose ps0 was refused.
+TEST(CoordinatorCore, TheEndOfAnotherProcessIsNotThatOfWhoHasTheName) {
+  Fixture f;
+  v1::JoinRequest join = f.JoinOf("ps", 0, 10);
+  v1::Process* process = join.mutable_member()->mutable_process();
+  process->set_pid(101);
+  process->set_group(100);
+  process->set_space("boot 1");
+  EXPECT_THAT(f.StatusOf(f.Call(join)), IsOk());
+  v1::ReportExitRequest report;
+  report.set_job("job");
+  report.set_name("ps0");
+  const auto report_end = [&](uint32_t pid, const std::string& space) {
+    report.mutable_process()->set_pid(pid);
+    report.mutable_process()->set_space(space);
+    EXPECT_THAT(f.StatusOf(f.Call(report)), IsOk());
+    return f.view().Find("ps0") == nullptr;
+  };
+  EXPECT_FALSE(report_end(0, ""));
+  EXPECT_FALSE(report_end(0, "boot 1"));
+  EXPECT_FALSE(report_end(200, "boot 1"));
+  EXPECT_FALSE(report_end(100, "boot 2"));
+  EXPECT_TRUE(report_end(100, "boot 1"));
 }
 
 TEST(CoordinatorCore, RefusesABarrierThatNoJobCouldHave) {

@@ -771,6 +771,7 @@ TEST_F(MembershipTest, WhoIsDeclaredGoneIsToldOnceAndWhy) {
   v1::ReportExitRequest report;
   report.set_job("job");
   report.set_name("trainer0");
+  report.set_incarnation(trainer_->self().incarnation);
   report.set_reason("killed");
   coordinator_->Handle({"somebody", ""}, "ReportExit",
                        report.SerializeAsString(),

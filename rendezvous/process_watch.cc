@@ -55,6 +55,7 @@ std::optional<v1::Process> ThisProcess() {
     return std::nullopt;
   }
   self.set_started(*started);
+  self.set_group(static_cast<uint32_t>(getpgrp()));
   self.set_space(absl::StrCat(boot, " ", *space));
   return self;
 }

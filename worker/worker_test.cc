@@ -28,6 +28,7 @@
 #include "weft/proto/rpc.pb.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/over_net.h"
+#include "weft/rendezvous/process_watch.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/client.h"
@@ -183,6 +184,11 @@ class WorkerTest : public ::testing::Test {
     rendezvous::v1::ReportExitRequest report;
     report.set_job("job");
     report.set_name(name);
+    // All that is started here is of this group of processes.
+    const auto self = rendezvous::ThisProcess();
+    ASSERT_TRUE(self.has_value());
+    report.mutable_process()->set_pid(self->group());
+    report.mutable_process()->set_space(self->space());
     report.set_reason("a test says so");
     EXPECT_THAT((*link)
                     ->Call("ReportExit", report.SerializeAsString(), kLong)

@@ -90,6 +90,7 @@ std::vector<std::string> Seeds() {
   rendezvous::v1::ReportExitRequest exit;
   exit.set_job("job");
   exit.set_name("ps0");
+  exit.mutable_process()->set_pid(7);
   exit.set_reason("killed by SIGKILL");
   rendezvous::v1::BarrierRequest barrier;
   barrier.set_tag("begin");

@@ -232,6 +232,29 @@ TEST(WeftRun, ReportsAnExitThatItHasSeenWithoutWaitingForSilence) {
       << run->output();
 }
 
+TEST(WeftRun, ASecondOneOfTheJobHarmsNothing) {
+  const Job job;
+  const auto run = [&](const std::string& flags) {
+    return StartProcess(
+        {Program("weft"), "run", "--job=twice",
+         "--coordinator=" + job.coordinator,
+         absl::StrCat("--role=ps=1:", Program("parameter_server")),
+         absl::StrCat("--role=trainer=1:", Program("trainer"),
+                      " --data=", job.data, " --batch-size=16 ", flags)});
+  };
+  const auto first = run(kForLong);
+  ASSERT_THAT(first->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  const auto second = run("--epochs=1");
+  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(3)) << second->output();
+  EXPECT_THAT(second->output(), HasSubstr("already"));
+  // Its coordinator has been told of those ends by now.
+  EXPECT_THAT(first->Wait(absl::Seconds(3)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(first->output(), Not(HasSubstr("gone")));
+  first->Signal(SIGTERM);
+  EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(128 + SIGTERM));
+}
+
 TEST(WeftRun, KilledLeavesNoOrphan) {
   const Job job;
   const auto run = RunJob(job, kForLong);
