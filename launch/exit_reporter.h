@@ -37,9 +37,8 @@ class ExitReporter {
 
   // `pid` led the group of the worker's processes: another process may have the
   // name. Returns without waiting for the answer; the first report starts
-  // threads. A
-  // coordinator that is not there misses it: it may be who has ended.
-  // kFailedPrecondition: there is no certificate of admin0.
+  // threads. A coordinator that is not there misses it: it may be who has
+  // ended. kFailedPrecondition: there is no certificate of admin0.
   absl::Status Report(const std::string& name, pid_t pid, const Exit& exit);
 
  private:

@@ -58,8 +58,8 @@ class Endpoint::Core final
   absl::Status CheckPeer(const Peer& peer) const;
   Method& AddMethod(absl::string_view method, Roles roles);
   std::set<std::string> Services() const;
-  // For a call that is ours since now: Shutdown() waits for those that it finds
-  // to be, and one that came to be after that sees here that it has begun.
+  // For a call that has just become ours, true if it was refused: Shutdown()
+  // waits for those that are ours when it looks, and must not miss this one.
   bool RefuseAtEnd(ServerCall& call);
   void ServeUnary(Method& method, std::shared_ptr<ServerCall> call,
                   std::unique_ptr<Admission::Ticket> ticket);

@@ -243,6 +243,20 @@ TEST(View, SelectsByRoleRankNameAndLabels) {
   }
 }
 
+// A beat of ps0, as JoinOf(.., 10) made it, that tells of the end of trainer0.
+v1::HeartbeatRequest TellingOf(WorkerKey trainer, const std::string& reason,
+                               WorkerKey ps) {
+  v1::HeartbeatRequest beat;
+  beat.set_job("job");
+  *beat.mutable_key() = ToWire(ps);
+  beat.set_incarnation(10);
+  v1::Departed* departed = beat.add_departed();
+  departed->set_name("trainer0");
+  *departed->mutable_key() = ToWire(trainer);
+  departed->set_reason(reason);
+  return beat;
+}
+
 TEST(CoordinatorCore, GivesIdsByPlaceInAFixedWorldInAnyOrderOfJoining) {
   Fixture f;
   EXPECT_EQ(f.Join("trainer", 1, 12).id, 2u);
@@ -442,14 +456,7 @@ TEST(CoordinatorCore, AReasonOfWhateverLengthIsShortInTheView) {
   const WorkerKey trainer = f.Join("trainer", 0, 12);
   const WorkerKey ps = f.Join("ps", 0, 10);
   f.Restart();
-  v1::HeartbeatRequest beat;
-  beat.set_job("job");
-  *beat.mutable_key() = ToWire(ps);
-  beat.set_incarnation(10);
-  v1::Departed* departed = beat.add_departed();
-  departed->set_name("trainer0");
-  *departed->mutable_key() = ToWire(trainer);
-  departed->set_reason(long_reason);
+  v1::HeartbeatRequest beat = TellingOf(trainer, long_reason, ps);
   EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
   EXPECT_TRUE(f.view().IsGone(trainer));
   expect_short();
@@ -1051,19 +1058,12 @@ TEST(CoordinatorCore, ARestartedCoordinatorLearnsTheDeadFromTheLiving) {
   const WorkerKey ps = f.Join("ps", 0, 10);
   const WorkerKey trainer = f.Join("trainer", 0, 11);
   f.Restart();
-  v1::HeartbeatRequest beat;
-  beat.set_job("job");
-  *beat.mutable_key() = ToWire(ps);
-  beat.set_incarnation(10);
-  v1::Departed* departed = beat.add_departed();
-  departed->set_name("trainer0");
-  *departed->mutable_key() = ToWire(trainer);
-  departed->set_reason("silent");
+  v1::HeartbeatRequest beat = TellingOf(trainer, "silent", ps);
   EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
   EXPECT_TRUE(f.view().IsGone(trainer));
   // But nobody can bury an incarnation of the present term.
   const WorkerKey fresh = f.Join("trainer", 0, 12);
-  *departed->mutable_key() = ToWire(fresh);
+  *beat.mutable_departed(0)->mutable_key() = ToWire(fresh);
   EXPECT_THAT(f.StatusOf(f.Call(beat)), IsOk());
   EXPECT_FALSE(f.view().IsGone(fresh));
 }

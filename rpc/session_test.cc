@@ -127,35 +127,33 @@ CallerSession::Arrived ReplyTo(uint64_t id) {
   return CallerSession::Arrived{std::move(reply)};
 }
 
+// May have 5000 bytes out.
+struct BriefCaller : Caller {
+  BriefCaller() {
+    Limits limits;
+    limits.bytes = 5000;
+    Tell(CallerSession::Connected{limits, nullptr, ""});
+  }
+  std::vector<uint64_t> Start(size_t bytes) {
+    return IdsSent(Tell(CallerSession::Start{MakeRequest(/*depth=*/0, bytes)}));
+  }
+};
+
 TEST(CallerSession, WaitsForCreditOfBytes) {
-  Caller caller;
-  Limits limits;
-  limits.bytes = 5000;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
-  const auto start = [&](size_t bytes) {
-    return IdsSent(
-        caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/0, bytes)}));
-  };
-  EXPECT_THAT(start(2000), ElementsAre(1));
-  EXPECT_THAT(start(2000), ElementsAre(2));
-  EXPECT_THAT(start(2000), IsEmpty());
+  BriefCaller caller;
+  EXPECT_THAT(caller.Start(2000), ElementsAre(1));
+  EXPECT_THAT(caller.Start(2000), ElementsAre(2));
+  EXPECT_THAT(caller.Start(2000), IsEmpty());
   EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(1))), ElementsAre(3));
 }
 
 TEST(CallerSession, ASmallCallDoesNotOvertakeALargeOneThatWaitsForCredit) {
-  Caller caller;
-  Limits limits;
-  limits.bytes = 5000;
-  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
-  const auto start = [&](size_t bytes) {
-    return IdsSent(
-        caller.Tell(CallerSession::Start{MakeRequest(/*depth=*/0, bytes)}));
-  };
-  EXPECT_THAT(start(2000), ElementsAre(1));
-  EXPECT_THAT(start(2000), ElementsAre(2));
-  EXPECT_THAT(start(4000), IsEmpty());
-  EXPECT_THAT(start(0), IsEmpty());  // for which there is room
-  EXPECT_THAT(start(2000), IsEmpty());
+  BriefCaller caller;
+  EXPECT_THAT(caller.Start(2000), ElementsAre(1));
+  EXPECT_THAT(caller.Start(2000), ElementsAre(2));
+  EXPECT_THAT(caller.Start(4000), IsEmpty());
+  EXPECT_THAT(caller.Start(0), IsEmpty());  // for which there is room
+  EXPECT_THAT(caller.Start(2000), IsEmpty());
   EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(1))), IsEmpty());
   EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(2))), ElementsAre(3, 4));
   EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(3))), ElementsAre(5));
