@@ -53,14 +53,22 @@ BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
   Result result;
   Settle(arrival);
   arrival.unsettled.clear();  // not kept with what waits
-  if (const auto released = released_.find(arrival.key);
-      released != released_.end()) {
-    const auto open = released->second.find(arrival.number);
-    if (open != released->second.end()) {
-      result.outcomes.push_back(
-          {arrival.ticket, absl::OkStatus(), Open(open->second)});
+  if (const auto kept = answers_.find(arrival.key); kept != answers_.end()) {
+    const auto answer = kept->second.find(arrival.number);
+    if (answer != kept->second.end()) {
+      result.outcomes.push_back({arrival.ticket, answer->second.status,
+                                 ReplyOf(answer->second.gathered)});
       return result;
     }
+  }
+  if (!heard_[arrival.key].Expects(arrival.number)) {
+    result.outcomes.push_back(
+        {arrival.ticket,
+         absl::CancelledError(absl::StrCat(
+             "Barrier ", arrival.tag, ": arrival ", arrival.number, " of ",
+             arrival.name, " is over; this is a late copy of it")),
+         {}});
+    return result;
   }
 
   const Arrival* before = nullptr;
@@ -96,22 +104,32 @@ BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
 }
 
 void BarrierTable::Settle(const Arrival& arrival) {
-  const auto found = released_.find(arrival.key);
-  if (found == released_.end()) return;
-  std::map<uint64_t, Gathered>& numbers = found->second;
-  for (auto it = numbers.begin(); it != numbers.end();) {
-    const uint64_t number = it->first;
-    const bool is_settled =
-        number < arrival.settled_below ||
-        (number <= arrival.arrivals && arrival.unsettled.count(number) == 0);
-    if (!is_settled) {
+  Heard& heard = heard_[arrival.key];
+  heard.below = std::max(heard.below, arrival.settled_below);
+  for (auto it = heard.open.begin(); it != heard.open.end();) {
+    const bool is_over =
+        *it < heard.below ||
+        (*it <= arrival.arrivals && arrival.unsettled.count(*it) == 0);
+    it = is_over ? heard.open.erase(it) : std::next(it);
+  }
+  if (arrival.arrivals > heard.last) {
+    heard.open.insert(arrival.unsettled.upper_bound(heard.last),
+                      arrival.unsettled.upper_bound(arrival.arrivals));
+    heard.last = arrival.arrivals;
+  }
+
+  const auto found = answers_.find(arrival.key);
+  if (found == answers_.end()) return;
+  std::map<uint64_t, Answer>& answers = found->second;
+  for (auto it = answers.begin(); it != answers.end();) {
+    if (heard.Expects(it->first)) {
       ++it;
       continue;
     }
     Charge(arrival.key, -1, -BytesOf(it->second));
-    it = numbers.erase(it);
+    it = answers.erase(it);
   }
-  if (numbers.empty()) released_.erase(found);
+  if (answers.empty()) answers_.erase(found);
 }
 
 absl::Status BarrierTable::CheckRoom(const Arrival& arrival,
@@ -145,23 +163,23 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   }
   for (const auto& [name, arrival] : barrier) {
     Discharge(arrival);
-    Release(arrival.key, arrival.number, gathered);
+    Keep(arrival.key, arrival.number, {absl::OkStatus(), gathered});
     auto* record = result.released.add_arrivals();
     *record->mutable_key() = ToWire(arrival.key);
     record->set_number(arrival.number);
     if (arrival.ticket == kNobody) continue;
     result.outcomes.push_back(
-        {arrival.ticket, absl::OkStatus(), Open(gathered)});
+        {arrival.ticket, absl::OkStatus(), ReplyOf(gathered)});
   }
   barriers_.erase(found);
 }
 
-void BarrierTable::Release(WorkerKey key, uint64_t number, Gathered gathered) {
-  const auto [place, is_new] = released_[key].emplace(number, gathered);
+void BarrierTable::Keep(WorkerKey key, uint64_t number, Answer answer) {
+  const auto [place, is_new] = answers_[key].emplace(number, Answer());
   // A member may give one number to two arrivals, to its own confusion.
   if (!is_new) Charge(key, -1, -BytesOf(place->second));
-  Charge(key, 1, BytesOf(gathered));
-  place->second = std::move(gathered);
+  Charge(key, 1, BytesOf(answer));
+  place->second = std::move(answer);
 }
 
 void BarrierTable::Discharge(const Arrival& arrival) {
@@ -183,8 +201,9 @@ int64_t BarrierTable::BytesOf(const Arrival& arrival) {
   return bytes;
 }
 
-int64_t BarrierTable::BytesOf(const Gathered& gathered) {
-  return kArrivalBytes + (gathered == nullptr ? 0 : gathered->bytes);
+int64_t BarrierTable::BytesOf(const Answer& answer) {
+  return kArrivalBytes + answer.status.message().size() +
+         (answer.gathered == nullptr ? 0 : answer.gathered->bytes);
 }
 
 BarrierTable::Gathered BarrierTable::Gather(const Barrier& barrier) {
@@ -208,7 +227,7 @@ BarrierTable::Gathered BarrierTable::Gather(std::vector<v1::Brought> brought) {
   return gathering;
 }
 
-v1::BarrierReply BarrierTable::Open(const Gathered& gathered) {
+v1::BarrierReply BarrierTable::ReplyOf(const Gathered& gathered) {
   v1::BarrierReply open;
   open.set_released(true);
   if (gathered != nullptr) {
@@ -221,11 +240,12 @@ v1::BarrierReply BarrierTable::Open(const Gathered& gathered) {
 BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
                                         const std::string& reason) {
   Result result;
-  if (const auto found = released_.find(key); found != released_.end()) {
-    for (const auto& [number, gathered] : found->second) {
-      Charge(key, -1, -BytesOf(gathered));
+  heard_.erase(key);
+  if (const auto found = answers_.find(key); found != answers_.end()) {
+    for (const auto& [number, answer] : found->second) {
+      Charge(key, -1, -BytesOf(answer));
     }
-    released_.erase(found);
+    answers_.erase(found);
   }
   for (auto it = barriers_.begin(); it != barriers_.end();) {
     const Barrier& barrier = it->second;
@@ -237,6 +257,7 @@ BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
         "Barrier ", it->first, ": ", name, " is gone (", reason, ")"));
     for (const auto& [waiter, arrival] : barrier) {
       Discharge(arrival);
+      if (arrival.key != key) Keep(arrival.key, arrival.number, {status, {}});
       if (arrival.ticket == kNobody) continue;
       result.outcomes.push_back({arrival.ticket, status, {}});
     }
@@ -271,6 +292,7 @@ BarrierTable::Result BarrierTable::Expire(Instant now) {
         continue;
       }
       Discharge(arrival);
+      heard_[arrival.key].open.erase(arrival.number);
       member = barrier.erase(member);
     }
     it = barrier.empty() ? barriers_.erase(it) : std::next(it);
@@ -301,7 +323,8 @@ void BarrierTable::Replay(const v1::LogRecord::Released& released) {
   const Gathered gathered = Gather(std::vector<v1::Brought>(
       released.brought().begin(), released.brought().end()));
   for (const auto& arrival : released.arrivals()) {
-    Release(FromWire(arrival.key()), arrival.number(), gathered);
+    Keep(FromWire(arrival.key()), arrival.number(),
+         {absl::OkStatus(), gathered});
   }
 }
 
@@ -310,8 +333,10 @@ std::vector<v1::LogRecord::Released> BarrierTable::Snapshot() const {
   // written once.
   std::vector<v1::LogRecord::Released> all;
   std::map<const void*, size_t> places;
-  for (const auto& [key, numbers] : released_) {
-    for (const auto& [number, gathered] : numbers) {
+  for (const auto& [key, answers] : answers_) {
+    for (const auto& [number, answer] : answers) {
+      if (!answer.status.ok()) continue;  // it fails again, or is met anew
+      const Gathered& gathered = answer.gathered;
       const auto [place, is_new] = places.emplace(gathered.get(), all.size());
       if (is_new) {
         all.emplace_back();

@@ -57,13 +57,14 @@ class BarrierTable {
     v1::LogRecord::Released released;
   };
 
-  // A repetition replaces the call it repeats. kFailedPrecondition: those who
-  // are at this tag wait for other members. kResourceExhausted: the member has
-  // as much here as it may.
+  // A repetition replaces the call it repeats. kCancelled: a late copy of an
+  // arrival that the member has settled or given up. kFailedPrecondition: those
+  // who are at this tag wait for other members. kResourceExhausted: the member
+  // has as much here as it may.
   Result Arrive(Arrival arrival);
 
   // Fails every barrier that waits for `name` with kAborted, and forgets
-  // the arrivals of `key`.
+  // `key`, which does not arrive again.
   Result Gone(const std::string& name, WorkerKey key,
               const std::string& reason);
 
@@ -87,6 +88,20 @@ class BarrierTable {
     int64_t bytes = 0;
   };
   using Gathered = std::shared_ptr<const Gathering>;
+  struct Answer {  // that the member may not have had
+    absl::Status status;
+    Gathered gathered;  // if ok
+  };
+  // Which of a member's arrivals may still come: those above `last`, and of
+  // those from `below` on the open ones. All others are late copies.
+  struct Heard {
+    uint64_t below = 0;
+    uint64_t last = 0;
+    std::set<uint64_t> open;  // at most as many as one request may name
+    bool Expects(uint64_t number) const {
+      return number >= below && (number > last || open.count(number) > 0);
+    }
+  };
   struct Load {  // of one member, as in Limits
     int64_t arrivals = 0;
     int64_t bytes = 0;
@@ -96,21 +111,21 @@ class BarrierTable {
   // `before`: the arrival that it repeats, if any.
   absl::Status CheckRoom(const Arrival& arrival, const Arrival* before) const;
   void OpenIfComplete(const std::string& tag, Result& result);
-  void Release(WorkerKey key, uint64_t number, Gathered gathered);
+  void Keep(WorkerKey key, uint64_t number, Answer answer);
   // For an arrival that does not wait any more.
   void Discharge(const Arrival& arrival);
   void Charge(WorkerKey key, int64_t arrivals, int64_t bytes);
   static v1::BarrierReply NotYet(const Barrier& barrier);
   static int64_t BytesOf(const Arrival& arrival);
-  static int64_t BytesOf(const Gathered& gathered);
+  static int64_t BytesOf(const Answer& answer);
   static Gathered Gather(const Barrier& barrier);
   static Gathered Gather(std::vector<v1::Brought> brought);
-  static v1::BarrierReply Open(const Gathered& gathered);
+  static v1::BarrierReply ReplyOf(const Gathered& gathered);
 
   Limits limits_;
   std::map<std::string, Barrier> barriers_;  // by tag; none is empty
-  // Openings of which a member may not have heard, by arrival.
-  std::map<WorkerKey, std::map<uint64_t, Gathered>> released_;
+  std::map<WorkerKey, std::map<uint64_t, Answer>> answers_;  // by arrival
+  std::map<WorkerKey, Heard> heard_;
   std::map<WorkerKey, Load> loads_;  // none has no arrivals
 };
 

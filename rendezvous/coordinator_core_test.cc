@@ -652,6 +652,55 @@ TEST(CoordinatorCore, ABarrierOpensOnceAllAreThere) {
   EXPECT_TRUE(f.IsHeld(again));
 }
 
+TEST(CoordinatorCore, ALateCopyOfAnArrivalIsNoArrivalAtALaterBarrier) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  f.Arrive(a, 1, both);
+  f.Arrive(b, 1, both);
+  const uint64_t second = f.Arrive(a, 2, both);
+  const auto is_late = StatusIs(absl::StatusCode::kCancelled, "late copy");
+  EXPECT_THAT(f.StatusOf(f.Arrive(a, 1, both)), is_late);
+  EXPECT_TRUE(f.IsHeld(second)) << "the copy took its place";
+  f.Arrive(b, 2, both);
+  EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(second).released());
+  // Nor where its member is at another barrier, or at none.
+  v1::BarrierRequest third = f.AtBarrier(a, 3, {"trainer0"});
+  third.set_tag("another");
+  EXPECT_THAT(f.StatusOf(f.Call(third)), IsOk());
+  EXPECT_THAT(f.StatusOf(f.Arrive(a, 2, both)), is_late);
+  EXPECT_TRUE(f.IsHeld(f.Arrive(b, 3, both)));
+}
+
+TEST(CoordinatorCore, ACopyOfAnArrivalThatWasGivenUpStandsForNobody) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  v1::BarrierRequest at = f.AtBarrier(a, 1, both);
+  at.set_arrivals(1);
+  at.add_unsettled(1);
+  at.set_remaining_ms(1000);
+  f.Call(at);
+  f.Tick(absl::Seconds(1));
+  EXPECT_THAT(f.StatusOf(f.Call(at)), StatusIs(absl::StatusCode::kCancelled));
+  EXPECT_TRUE(f.IsHeld(f.Arrive(b, 1, both)));
+}
+
+TEST(CoordinatorCore, ABarrierThatFailedFailsAgainForWhoAsksAgain) {
+  Fixture f;
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  f.Join("trainer", 1, 2);
+  const std::vector<std::string> both = {"trainer0", "trainer1"};
+  f.Arrive(a, 1, both);
+  f.ReportExit("trainer1");
+  const WorkerKey b = f.Join("trainer", 1, 3);
+  EXPECT_THAT(f.StatusOf(f.Arrive(a, 1, both)),
+              StatusIs(absl::StatusCode::kAborted, "trainer1 is gone"));
+  EXPECT_TRUE(f.IsHeld(f.Arrive(b, 1, both)));
+}
+
 TEST(CoordinatorCore, ABarrierTellsEachWhatAllBroughtAlsoAcrossARestart) {
   Fixture f;
   const WorkerKey a = f.Join("trainer", 0, 1);
@@ -760,6 +809,7 @@ TEST(CoordinatorCore, OneMembersManyArrivalsLeaveRoomForOthers) {
   const auto arrive = [&](int i) {
     v1::BarrierRequest at = f.AtBarrier(ps, i, {"ps0", "trainer0"});
     at.set_tag(absl::StrCat("tag", i));
+    at.set_settled_below(1);
     at.set_wait_ms(0);
     at.set_remaining_ms(0xffffffff);
     return f.StatusOf(f.Call(at));
@@ -790,6 +840,7 @@ TEST(CoordinatorCore, OneMembersArrivalsAreBoundedInBytesToo) {
   const auto arrive = [&](int i, size_t payload, size_t others) {
     v1::BarrierRequest at = f.AtBarrier(ps, i, {"ps0"});
     at.set_tag(absl::StrCat("tag", i));
+    at.set_settled_below(1);
     at.set_payload(std::string(payload, 'x'));
     for (size_t j = 0; j < others; ++j) {
       at.add_members(absl::StrCat("trainer", j));
