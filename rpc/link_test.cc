@@ -425,6 +425,35 @@ TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
             3);
 }
 
+TEST_F(HostileCallerTest, ALaterLifeOfASessionTakesNobodysPlace) {
+  Limits limits;
+  limits.sessions = 2;
+  agent_ = nullptr;
+  agent_ = MakeAgent(at_agent_, directory_, 1, &executor_, &telemetry_, limits);
+  const auto come = [&](const Hello& hello) -> absl::Status {
+    connection_->Close(absl::OkStatus());
+    Settle();
+    Connect();
+    peer_->frames.clear();
+    Write(hello);
+    for (const Frame& frame : peer_->frames) {
+      const auto* welcome = std::get_if<Welcome>(&frame);
+      if (welcome != nullptr) return welcome->status;
+    }
+    return absl::NotFoundError("no Welcome");
+  };
+  Hello other = Introduction();
+  other.name = "w2";
+  other.from = {2, 1};
+  ASSERT_THAT(come(other), IsOk());
+  Hello hello = Introduction();
+  for (hello.life = 1; hello.life <= 3; ++hello.life) {
+    ASSERT_THAT(come(hello), IsOk());
+  }
+  other.resumes = true;
+  EXPECT_THAT(come(other), IsOk());
+}
+
 // A call that was given up waits on its lane all the same, and counts.
 TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
   const Limits limits;
