@@ -643,11 +643,11 @@ void BatchWriter::PutDetails(const absl::Status& status) {
     details.emplace(key, value);
   });
   size_t written = 0;
-  for (const auto& [key, value] : details) {
+  for (const auto& detail : details) {
     if (written++ == kMaxDetails) break;
     PutMessage(&chunk_, 5, [&] {
-      PutText(&chunk_, 1, key);
-      PutText(&chunk_, 2, value);
+      PutText(&chunk_, 1, detail.first);
+      PutText(&chunk_, 2, detail.second);
     });
   }
 }

@@ -16,7 +16,7 @@ for arg in "$@"; do
   esac
 done
 
-tools/setup.sh || exit 1
+tools/setup.sh --fuzz || exit 1
 
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
@@ -61,6 +61,8 @@ bazel_test() {
 rm -rf bazel-testlogs/* 2>/dev/null
 step build bazel build --noshow_progress //...
 bazel_test default -long,-manual //...
+step fuzz tests/fuzz/run.sh
+grep ' % of ' "$results/step.log"
 step consumer tests/consumer/run.sh
 step layers tests/layers/run.sh
 step banned tests/banned/run.sh
@@ -72,9 +74,7 @@ if [ $long = 1 ]; then
   bazel_test asan_ubsan -long,-manual //...
   bazel_test tsan -long,-manual,-notsan //...
   step clang bazel build --config=clang --noshow_progress //...
-  step libfuzzer tests/fuzz/libfuzzer.sh
-  step coverage tests/fuzz/coverage.sh
-  grep ' % of ' "$results/step.log"
+  step fuzz-long tests/fuzz/run.sh --seconds=60
 fi
 
 /usr/bin/python3 - "$results" <<'PY'

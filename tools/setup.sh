@@ -2,7 +2,8 @@
 # setup.sh: installs what Weft needs from Debian 12 and is missing; says what; does nothing when all is there.
 #
 #   tools/setup.sh            what building and testing needs
-#   tools/setup.sh --dev      also the formatter, the linter, clang
+#   tools/setup.sh --fuzz     also clang, for tests/fuzz/run.sh
+#   tools/setup.sh --dev      also that, the formatter and the linter
 #   tools/setup.sh --bench    also the rivals that the benchmarks run beside Weft
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -10,9 +11,10 @@ cd "$(dirname "$0")/.."
 groups="build"
 for arg in "$@"; do
   case "$arg" in
-    --dev) groups="$groups dev" ;;
+    --fuzz) groups="$groups fuzz" ;;
+    --dev) groups="$groups fuzz dev" ;;
     --bench) groups="$groups bench" ;;
-    *) echo "setup.sh: unknown argument '$arg'; known: --dev, --bench" >&2; exit 2 ;;
+    *) echo "setup.sh: unknown argument '$arg'; known: --fuzz, --dev, --bench" >&2; exit 2 ;;
   esac
 done
 

@@ -126,6 +126,10 @@ std::vector<std::string> Seeds() {
   }
   std::vector<std::string> seeds = {std::string(2, '\0') +
                                     description.SerializeAsString()};
+  description.add_functions();  // which has no name
+  seeds.push_back(std::string(2, '\0') + description.SerializeAsString());
+  description.clear_key();
+  seeds.push_back(std::string(2, '\0') + description.SerializeAsString());
   for (size_t i = 0; i < std::size(kTyped); ++i) {
     const std::string typed = kTyped[i][1];
     const char which = static_cast<char>(i);
