@@ -851,6 +851,11 @@ TEST_F(MembershipTest, WhoWaitsForLongMeetsOthersAsOftenAsItLikes) {
   JoinBoth();
   std::thread waits(
       [&] { EXPECT_THAT(ps_->Barrier("end", {}, kLong), IsOk()); });
+  // Opens at once, unless somebody is there who waits for others too.
+  EXPECT_TRUE(testing::Becomes([&] {
+    return absl::IsFailedPrecondition(
+        trainer_->Barrier("end", {"trainer0"}, kLong));
+  }));
   for (int i = 0; i < 40; ++i) {
     EXPECT_THAT(ps_->Barrier("step", {"ps0"}, kLong), IsOk());
   }
