@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <deque>
@@ -29,8 +30,11 @@ std::atomic<int> failpoints_armed{0};
 
 namespace {
 
+// Nobody disarms a place later: its test waits for the blocked one itself.
+constexpr std::chrono::minutes kLongestBlock{1};
+
 struct Action {
-  enum class Kind { kOff, kError, kDelay, kCrash };
+  enum class Kind { kOff, kError, kDelay, kBlock, kCrash };
   Kind kind = Kind::kOff;
   absl::Status error;
   absl::Duration delay;
@@ -39,8 +43,8 @@ struct Action {
 
 absl::Status Unreadable(absl::string_view action) {
   return absl::InvalidArgumentError(absl::StrCat(
-      "failpoint: wants [N*]off|error(CODE[,message])|delay(50ms)|crash, "
-      "joined by ->; found '",
+      "failpoint: wants [N*]off|error(CODE[,message])|delay(50ms)|block|"
+      "crash, joined by ->; found '",
       action, "'"));
 }
 
@@ -76,8 +80,8 @@ absl::StatusOr<Action> ParseAction(absl::string_view whole) {
     text.remove_prefix(star + 1);
   }
   if (text == "off") return action;
-  if (text == "crash") {
-    action.kind = Action::Kind::kCrash;
+  if (text == "block" || text == "crash") {
+    action.kind = text == "block" ? Action::Kind::kBlock : Action::Kind::kCrash;
     return action;
   }
   if (ConsumeCall(text, "error", &argument)) {
@@ -102,14 +106,17 @@ class Registry {
   void Arm(absl::string_view name, std::deque<Action> actions)
       ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    places_.insert_or_assign(std::string(name), Place{std::move(actions), 0});
+    places_.insert_or_assign(std::string(name),
+                             Place{std::move(actions), 0, ++last_number_});
     CountArmed();
+    disarmed_.NotifyAll();  // what was armed under the name
   }
 
   void Disarm(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     places_.erase(std::string(name));
     CountArmed();
+    disarmed_.NotifyAll();
   }
 
   int64_t Hits(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -118,7 +125,7 @@ class Registry {
     return found == places_.end() ? 0 : found->second.hits;
   }
 
-  // What the place is to do this time.
+  // What the place is to do this time, once it need not block.
   Action Hit(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     auto found = places_.find(std::string(name));
@@ -128,6 +135,7 @@ class Registry {
     if (place.actions.empty()) return Action();
     Action action = place.actions.front();
     if (--place.actions.front().hits_left == 0) place.actions.pop_front();
+    if (action.kind == Action::Kind::kBlock) Block(found->first, place.number);
     return action;
   }
 
@@ -135,7 +143,22 @@ class Registry {
   struct Place {
     std::deque<Action> actions;
     int64_t hits = 0;
+    int64_t number = 0;  // another each time the name is armed
   };
+
+  // `name` by value: the place may go meanwhile.
+  void Block(const std::string name, int64_t number)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto deadline = std::chrono::steady_clock::now() + kLongestBlock;
+    const auto is_armed = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+      const auto found = places_.find(name);
+      return found != places_.end() && found->second.number == number;
+    };
+    while (is_armed()) {
+      WEFT_CHECK(disarmed_.WaitUntil(mu_, deadline) || !is_armed())
+          << "failpoint '" << name << "' blocks, and nobody disarms it";
+    }
+  }
 
   void CountArmed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     internal::failpoints_armed.store(static_cast<int>(places_.size()),
@@ -143,6 +166,8 @@ class Registry {
   }
 
   Mutex mu_;
+  CondVar disarmed_;
+  int64_t last_number_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, Place> places_ ABSL_GUARDED_BY(mu_);
 };
 
@@ -176,6 +201,7 @@ absl::Status internal::HitFailpoint(absl::string_view name) {
   const Action action = TheRegistry().Hit(name);
   switch (action.kind) {
     case Action::Kind::kOff:
+    case Action::Kind::kBlock:  // it has
       return absl::OkStatus();
     case Action::Kind::kError:
       return absl::Status(

@@ -7,7 +7,8 @@
 //
 //   WEFT_FAILPOINTS='ps/apply=2*off->crash;net/send=1*error(UNAVAILABLE)'
 //
-// An action is off, error(CODE) or error(CODE,message), delay(50ms), or crash
+// An action is off, error(CODE) or error(CODE,message), delay(50ms), block
+// (until the place is disarmed; a minute later the process ends), or crash
 // (ends the process as kill -9 does). `N*` limits it to N hits; `->` says what
 // comes after. Past the last one the place is off.
 

@@ -1,5 +1,6 @@
 // The small parts of base, each on its own.
 
+#include <atomic>
 #include <csignal>
 #include <cstring>
 #include <memory>
@@ -25,6 +26,7 @@
 #include "weft/base/parker.h"
 #include "weft/base/slice_reader.h"
 #include "weft/base/status_macros.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -366,6 +368,25 @@ TEST(Failpoint, FollowsItsActionsInOrder) {
   EXPECT_EQ(place.hits(), 4);
 }
 
+TEST(Failpoint, BlocksUntilItIsDisarmedOrArmedAnew) {
+  ScopedFailpoint place("parts_test/place", "block");
+  for (const bool anew : {true, false}) {
+    std::atomic<bool> may_pass{false};
+    std::thread passes([&] {
+      EXPECT_THAT(PassPlace(), IsOk());
+      EXPECT_TRUE(may_pass);
+    });
+    EXPECT_TRUE(testing::Becomes([&] { return place.hits() == 1; }));
+    may_pass = true;
+    if (anew) {
+      EXPECT_THAT(ArmFailpoint("parts_test/place", "1*block"), IsOk());
+    } else {
+      DisarmFailpoint("parts_test/place");
+    }
+    passes.join();
+  }
+}
+
 TEST(Failpoint, IsDisarmedAtTheEndOfScope) {
   { ScopedFailpoint place("parts_test/place", "error(INTERNAL)"); }
   EXPECT_THAT(PassPlace(), IsOk());
@@ -373,8 +394,8 @@ TEST(Failpoint, IsDisarmedAtTheEndOfScope) {
 }
 
 TEST(Failpoint, RefusesWhatItCannotRead) {
-  for (const char* actions :
-       {"", "explode", "error", "error(NOPE)", "0*off", "x*off", "delay(1)"}) {
+  for (const char* actions : {"", "explode", "error", "error(NOPE)", "0*off",
+                              "x*off", "delay(1)", "block(1s)"}) {
     EXPECT_THAT(ArmFailpoint("parts_test/place", actions),
                 StatusIs(absl::StatusCode::kInvalidArgument, "wants"))
         << actions;

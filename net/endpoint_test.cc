@@ -439,10 +439,11 @@ TEST_F(OnUnix, NoHandlerBeginsOnceShutdownHasReturned) {
   auto client = *Loop::Create();
   auto channel = Connect(*client, server->address());
   WEFT_EXPECT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
-  const ScopedFailpoint between("net/before_owner", "1*delay(2s)");
+  const ScopedFailpoint between("net/before_owner", "block");
   const auto answer = channel->UnaryCall(kEcho, Text("x"), kSoon);
   ASSERT_TRUE(Becomes([&] { return between.hits() == 1; }));
   WEFT_EXPECT_OK(server->endpoint().Shutdown(absl::ZeroDuration()));
+  DisarmFailpoint("net/before_owner");
   EXPECT_THAT(answer.Wait(kSoon),
               StatusIs(absl::StatusCode::kUnavailable, "ps0 is shutting down"));
 }

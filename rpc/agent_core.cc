@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/driver.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/failure.h"
 #include "weft/rpc/retry.h"
@@ -106,6 +107,7 @@ void Agent::Core::Stop() {
   transport().Accept(nullptr);
   EndCalls(why);
   has_stopped_ = true;
+  WEFT_FAILPOINT("rpc/stopped").IgnoreError();
   {
     MutexLock lock(handlers_mu_);
     // Bounded by the handlers themselves: they have been cancelled, and the

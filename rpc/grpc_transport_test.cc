@@ -14,6 +14,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -468,10 +469,14 @@ TEST_F(GrpcAgents, NoFunctionOutlivesItsAgent) {
   PromptExecutor executor;
   agent_b_.reset();
   agent_b_ = MakeAgent(b_, "b", 1, 1, &executor);
-  const ScopedFailpoint delay("rpc/serve", "1*delay(200ms)");
+  const ScopedFailpoint about_to("rpc/serve", "block");
   const Future<void> call = CallAsync(agent_a_->To("b"), RunLong);
-  EXPECT_TRUE(Becomes([&] { return delay.hits() == 1; }));
-  agent_b_.reset();  // as the request is about to become a call
+  EXPECT_TRUE(Becomes([&] { return about_to.hits() == 1; }));
+  const ScopedFailpoint stopped("rpc/stopped", "off");
+  std::thread ends([&] { agent_b_.reset(); });
+  EXPECT_TRUE(Becomes([&] { return stopped.hits() == 1; }));
+  DisarmFailpoint("rpc/serve");
+  ends.join();
   EXPECT_EQ(TheLongRun().running, 0);
   TheLongRun().may_end.Unpark();
 }

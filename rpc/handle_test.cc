@@ -459,7 +459,7 @@ TEST(Handle, WhatIsGivenUpAsItsReplyComesIsNotLeftBehind) {  // F51
 // F51: the release comes before the making looks whether it is given up.
 TEST(Handle, WhatIsGivenUpAsItIsKeptIsNotLeftBehind) {
   Ranks ranks(2);
-  const ScopedFailpoint kept("rpc/keep", "delay(500ms)");
+  const ScopedFailpoint kept("rpc/keep", "block");
   const Target w1 = ranks[0].To("w1");
   Future<Handle<Embedding>> made = MakeAsync<Embedding>(w1, 1, 1);
   EXPECT_TRUE(Becomes([&] { return kept.hits() == 1; }));
@@ -467,6 +467,9 @@ TEST(Handle, WhatIsGivenUpAsItIsKeptIsNotLeftBehind) {
   EXPECT_THAT(made.Wait(absl::Seconds(10)),
               StatusIs(absl::StatusCode::kCancelled));
   EXPECT_TRUE(Objects().WaitForNone());
+  DisarmFailpoint("rpc/keep");
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+  EXPECT_THAT(LeftAt(ranks[1]), IsEmpty());
 }
 
 TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51

@@ -305,7 +305,7 @@ void Inbound::Serve(RequestPtr request) {
     reply->refusal = refusal;
     return Finish(request->function, std::move(reply));
   }
-  WEFT_FAILPOINT("rpc/serve").IgnoreError();  // for a delay: found, not counted
+  WEFT_FAILPOINT("rpc/serve").IgnoreError();  // found, and not counted yet
   CancelSource cancel;
   Lineage lineage = LineageOf(*request, cancel.token());
   telemetry::Span span = dispatcher_->StartSpan(*peer_, *request);
