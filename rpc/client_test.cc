@@ -106,6 +106,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::Field;
 using ::testing::Not;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
@@ -278,8 +279,9 @@ TEST_F(ClientTest, AResultThatCannotBeReadEndsNoOtherCall) {
                "FragileForClients: its result cannot be read: exception: "
                "broke it"));
   EXPECT_EQ(PhaseOf(bad.Wait(kLong).status()), Phase::kDecode);
-  EXPECT_EQ(next.Wait(kLong)->value, 1);
-  EXPECT_EQ(Call(worker, FragileForClients, 2)->value, 2);
+  EXPECT_THAT(next.Wait(kLong), IsOkAndHolds(Field(&Fragile::value, 1)));
+  EXPECT_THAT(Call(worker, FragileForClients, 2),
+              IsOkAndHolds(Field(&Fragile::value, 2)));
 }
 
 TEST_F(ClientTest, ARestartedWorkerIsAnother) {
@@ -494,7 +496,8 @@ TEST_F(PlainCallTest, HasADeadlineWhateverTheClientSays) {
             .Wait(kLong);
     EXPECT_THAT(answer, IsOk());
     v1::CallReply reply;
-    EXPECT_TRUE(reply.ParseFromString(std::string(Flatten(*answer).view())));
+    EXPECT_TRUE(answer.ok() &&
+                reply.ParseFromString(std::string(Flatten(*answer).view())));
     return absl::Seconds(reply.result().real());
   };
   EXPECT_LT(patience(kLong), kPlainTimeout / 2 + absl::Seconds(1));

@@ -72,14 +72,21 @@ struct Codec<Overdrawn> {
 
 namespace {
 
+using ::testing::Field;
+using ::testing::Gt;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Optional;
 using ::testing::SizeIs;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 constexpr char kPayload[] = "test/payload";
+
+// A Word that says so.
+auto Says(const std::string& text) { return Field(&Word::text, text); }
 
 // ---------------------------------------------------- what the ranks can do
 
@@ -295,7 +302,7 @@ TEST(Failures, AResultInABatchThatCannotBeWrittenIsOfEncode) {
   EXPECT_THAT(thrown, StatusIs(absl::StatusCode::kInternal,
                                "the result: exception: cannot write it"));
   EXPECT_EQ(PhaseOf(thrown), Phase::kEncode);
-  EXPECT_EQ(good.Wait(absl::Seconds(30))->text, "fine");
+  EXPECT_THAT(good.Wait(absl::Seconds(30)), IsOkAndHolds(Says("fine")));
 }
 
 TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
@@ -314,7 +321,7 @@ TEST(Failures, WhatACodecThrowsAsItWritesArgumentsIsInTheFuture) {
               StatusIs(absl::StatusCode::kInternal, "cannot write it"));
   EXPECT_THAT(Remote(w1, Echo, Word{"unspeakable"}),
               StatusIs(absl::StatusCode::kInternal, "cannot write it"));
-  EXPECT_EQ(Call(w1, Echo, Word{"fine"})->text, "fine");
+  EXPECT_THAT(Call(w1, Echo, Word{"fine"}), IsOkAndHolds(Says("fine")));
 }
 
 // As the caller sees the call end whose result its own codec throws at.
@@ -340,8 +347,8 @@ TEST(Failures, AResultThatCannotBeReadIsOfDecodeAndEndsNoOtherCall) {
     const absl::Status status = call.Wait(absl::Seconds(30)).status();
     ExpectUnreadable(status, worker, "Make");
     EXPECT_EQ(status.message().find(absl::StrCat(worker, ": ")), 0u);
-    EXPECT_EQ(next.Wait(absl::Seconds(30))->text, "fine");
-    EXPECT_EQ(Call(target, Make, "fine")->text, "fine");
+    EXPECT_THAT(next.Wait(absl::Seconds(30)), IsOkAndHolds(Says("fine")));
+    EXPECT_THAT(Call(target, Make, "fine"), IsOkAndHolds(Says("fine")));
   }
 }
 
@@ -369,7 +376,8 @@ TEST(Failures, ADetailThatCannotTravelIsLeftOut) {
   EXPECT_EQ(WithDetail(status, Word{"unspeakable"}), status);
   EXPECT_EQ(DetailOf<Word>(WithDetail(status, Word{"unreadable"})),
             std::nullopt);
-  EXPECT_EQ(DetailOf<Word>(WithDetail(status, Word{"fine"}))->text, "fine");
+  EXPECT_THAT(DetailOf<Word>(WithDetail(status, Word{"fine"})),
+              Optional(Says("fine")));
 }
 
 TEST(Failures, AnUnknownFunctionIsOfTheQueue) {
@@ -451,6 +459,7 @@ TEST(Thrown, AnExceptionOfAnyShapeLeavesTheStatusWhole) {  // PROBE-P11
   const absl::Status odd = Call(ranks[0].To("w1"), ThrowOdd, 0);
   EXPECT_THAT(
       odd, StatusIs(absl::StatusCode::kInternal, "ThrowOdd: exception: odd 7"));
+  ASSERT_THAT(FailuresOf(odd), SizeIs(1));
   EXPECT_EQ(FailuresOf(odd)[0].worker, "w1");
   const absl::Status number = Call(ranks[0].To("w1"), ThrowOdd, 1);
   EXPECT_THAT(number,
@@ -474,7 +483,7 @@ TEST(Thrown, TheErrorOfAFutureIsTheReply) {
   Parked parked;
   ranks[1].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
-  EXPECT_TRUE(IsWoken(parked.began));
+  ASSERT_TRUE(IsWoken(parked.began));
   {
     MutexLock lock(parked.mu);
     parked.promises[0].Set(
@@ -483,7 +492,8 @@ TEST(Thrown, TheErrorOfAFutureIsTheReply) {
   const absl::Status status = call.Wait(absl::Seconds(10)).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kAborted, "Park: late"));
   EXPECT_EQ(PhaseOf(status), Phase::kHandler);
-  EXPECT_EQ(DetailOf<Overdrawn>(status)->account, 1);
+  EXPECT_THAT(DetailOf<Overdrawn>(status),
+              Optional(Field(&Overdrawn::account, 1)));
 }
 
 // ------------------------------------------------------ where the time went
@@ -552,7 +562,7 @@ TEST(Cancelled, SaysTheSameWhereACallbackCancels) {
   ranks[1].SetLocal(&parked);
   const Target w1 = ranks[0].To("w1");
   const Future<int64_t> first = CallAsync(w1, Park);
-  EXPECT_TRUE(IsWoken(parked.began));
+  ASSERT_TRUE(IsWoken(parked.began));
   const Future<int64_t> next = CallAsync(w1, Park);  // sent as the first ends
   const Future<int64_t> last = CallAsync(w1, Park);
   const Future<void> all = first.Then([&](int64_t) {
@@ -590,7 +600,7 @@ TEST(Timeout, TheDefaultIsReadWhenACallIsMade) {
   ranks[1].SetLocal(&parked);
   const Target target = ranks[0].To("w1");
   ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Hours(2)), IsOk());
-  EXPECT_GT(*Call(target, SecondsLeft), 3600);
+  EXPECT_THAT(Call(target, SecondsLeft), IsOkAndHolds(Gt(3600)));
   Future<int64_t> patient = CallAsync(target, Park);
   EXPECT_TRUE(IsWoken(parked.began));
   ASSERT_THAT(ranks[0].SetDefaultTimeout(absl::Milliseconds(100)), IsOk());
@@ -607,9 +617,10 @@ TEST(Timeout, TheDefaultIsReadWhenACallIsMade) {
 TEST(Timeout, AnInfiniteOneNeverPasses) {
   Ranks ranks(2);
   const Target target = ranks[0].To("w1", absl::InfiniteDuration());
-  EXPECT_GT(*Call(target, SecondsLeft), 3600.0 * 24 * 365);
-  EXPECT_GT(*Call(ranks[1].To("w1", absl::InfiniteDuration()), SecondsLeft),
-            3600.0 * 24 * 365);
+  const auto is_years = IsOkAndHolds(Gt(3600.0 * 24 * 365));
+  EXPECT_THAT(Call(target, SecondsLeft), is_years);
+  EXPECT_THAT(Call(ranks[1].To("w1", absl::InfiniteDuration()), SecondsLeft),
+              is_years);
 }
 
 TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
@@ -645,6 +656,7 @@ TEST(Unavailable, SaysThatTheIncarnationIsGone) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
   EXPECT_EQ(PhaseOf(status), Phase::kWire);
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
   EXPECT_TRUE(OutcomeUnknown(status));
   const absl::Status later = Call(ranks[0].To("w1"), Fail, "x");
@@ -677,6 +689,7 @@ TEST(Unavailable, SaysThatTheWorkerShutsDown) {
   const absl::Status status = Call(ranks[0].To("w1"), Fail, "x");
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
   EXPECT_EQ(ReasonOf(status), Reason::kShuttingDown);
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
 }
 

@@ -23,7 +23,9 @@
 namespace weft::rpc {
 namespace {
 
-using ::testing::ElementsAre;
+using ::testing::Eq;
+using ::testing::Field;
+using ::testing::Optional;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
@@ -134,12 +136,16 @@ struct Gate {
   Parker began;
   Parker go_on;
 };
-int64_t ReadTwo(CallContext& context, Reader<std::string> in) {
+absl::StatusOr<int64_t> ReadTwo(CallContext& context, Reader<std::string> in) {
   auto* gate = context.Local<Gate>();
   gate->began.Unpark();
   EXPECT_TRUE(IsWoken(gate->go_on));
   int64_t bytes = 0;
-  for (int i = 0; i < 2; ++i) bytes += (*in.Next())->size();
+  for (int i = 0; i < 2; ++i) {
+    WEFT_ASSIGN_OR_RETURN(const std::optional<std::string> x, in.Next());
+    if (!x.has_value()) return absl::OutOfRangeError("no more");
+    bytes += x->size();
+  }
   return bytes;
 }
 WEFT_RPC_STREAM(ReadTwo);
@@ -242,7 +248,11 @@ absl::Status GivePicky(CallContext& context, Writer<Picky> out, int64_t first,
 }
 WEFT_RPC_STREAM(GivePicky);
 
-Picky MakePicky(Reader<int64_t> in) { return Picky{**in.Next()}; }
+absl::StatusOr<Picky> MakePicky(Reader<int64_t> in) {
+  WEFT_ASSIGN_OR_RETURN(const std::optional<int64_t> x, in.Next());
+  if (!x.has_value()) return absl::OutOfRangeError("no more");
+  return Picky{*x};
+}
 WEFT_RPC_STREAM(MakePicky);
 
 template <typename T>
@@ -270,8 +280,9 @@ TEST(Stream, ValuesComeInOrderAndThenTheEnd) {
 TEST(Stream, AnEmptyOneEnds) {
   Ranks ranks(2);
   Reader<Tensor> reader = OpenStream(ranks[0].To("w1"), Nothing);
-  EXPECT_EQ(*reader.Next(), std::nullopt);
-  EXPECT_EQ(*reader.Next(), std::nullopt);  // and stays so
+  for (int i = 0; i < 2; ++i) {  // and stays so
+    EXPECT_THAT(reader.Next(), IsOkAndHolds(Eq(std::nullopt)));
+  }
 }
 
 TEST(Stream, TensorsTravel) {
@@ -292,7 +303,7 @@ TEST(Stream, WorksWithinOneWorker) {
 TEST(Stream, AnErrorComesAfterTheValuesBeforeIt) {
   Ranks ranks(2);
   Reader<int64_t> reader = OpenStream(ranks[0].To("w1"), ThreeThenFail);
-  for (const int64_t i : {1, 2, 3}) EXPECT_EQ(**reader.Next(), i);
+  for (const int64_t i : {1, 2, 3}) EXPECT_THAT(reader.Next(), IsOkAndHolds(i));
   EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss,
                                       "ThreeThenFail: the rest is missing"));
   EXPECT_THAT(reader.Next(), StatusIs(absl::StatusCode::kDataLoss, ""));
@@ -305,7 +316,8 @@ TEST(Stream, AValueThatCannotBeReadEndsIt) {
   for (const int64_t bad : {13, 23}) {
     Reader<Picky> reader =
         OpenStream(ranks[0].To("w1"), GivePicky, bad - 1, int64_t{1} << 40);
-    EXPECT_EQ((*reader.Next())->value, bad - 1);
+    EXPECT_THAT(reader.Next(),
+                IsOkAndHolds(Optional(Field(&Picky::value, bad - 1))));
     for (int i = 0; i < 2; ++i) {  // and stays so
       const absl::Status end = reader.Next().status();
       EXPECT_THAT(end, StatusIs(absl::StatusCode::kInternal,
@@ -473,10 +485,12 @@ TEST(Upload, TensorsTravelAndFuturesAreWaitedFor) {
   Ranks ranks(2);
   auto rows = OpenStream(ranks[0].To("w1"), SumRows);
   for (int64_t i = 0; i < 600; ++i) ASSERT_THAT(rows.Write(Row(i)), IsOk());
-  EXPECT_EQ(rows.Finish()->span<float>()[999], 600 * 599 / 2);
+  const auto sum = rows.Finish();
+  ASSERT_THAT(sum, IsOk());
+  EXPECT_EQ(sum->span<float>()[999], 600 * 599 / 2);
   auto later = OpenStream(ranks[0].To("w1"), SumLater);
   for (int64_t i = 0; i < 10; ++i) ASSERT_THAT(later.Write(i), IsOk());
-  EXPECT_EQ(*later.FinishAsync().Wait(absl::Seconds(30)), 45);
+  EXPECT_THAT(later.FinishAsync().Wait(absl::Seconds(30)), IsOkAndHolds(45));
 }
 
 TEST(Upload, IsFinishedOnce) {
@@ -602,7 +616,7 @@ TEST(Upload, AResultThatCannotBeReadIsOfDecode) {
   }
   auto upload = OpenStream(ranks[0].To("w1"), MakePicky);
   EXPECT_THAT(upload.Write(1), IsOk());
-  EXPECT_EQ(upload.Finish()->value, 1);
+  EXPECT_THAT(upload.Finish(), IsOkAndHolds(Field(&Picky::value, 1)));
 }
 
 TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
@@ -689,7 +703,7 @@ TEST(Upload, ManyLeaveNothingBehind) {
       ASSERT_THAT(good.Write(absl::StrCat(i)), IsOk());
       (void)failing.WriteAsync(absl::StrCat(i));
     }
-    EXPECT_EQ(*good.Finish(), 3);
+    EXPECT_THAT(good.Finish(), IsOkAndHolds(3));
     EXPECT_THAT(failing.Finish(), StatusIs(absl::StatusCode::kDataLoss));
     left.Cancel();
     ASSERT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
@@ -704,14 +718,12 @@ TEST(Duplex, BothWaysAtOnce) {
       ASSERT_THAT(stream.Write(i), IsOk());
       if (i % 2 == 0) continue;
       for (int64_t j = i - 1; j <= i; ++j) {
-        const auto y = stream.Next();
-        ASSERT_THAT(y, IsOk());
-        ASSERT_EQ(y->value(), 2 * j);
+        ASSERT_THAT(stream.Next(), IsOkAndHolds(2 * j));
       }
     }
     stream.EndWriting();
     EXPECT_FALSE(stream.Write(1).ok());
-    EXPECT_EQ(*stream.Next(), std::nullopt);
+    EXPECT_THAT(stream.Next(), IsOkAndHolds(std::nullopt));
   }
 }
 
@@ -719,7 +731,7 @@ TEST(Duplex, AnErrorComesAfterTheValuesBeforeIt) {
   Ranks ranks(2);
   auto stream = OpenStream(ranks[0].To("w1"), Twice, 2);
   for (const int64_t i : {1, -1}) ASSERT_THAT(stream.Write(i), IsOk());
-  EXPECT_EQ(**stream.Next(), 2);
+  EXPECT_THAT(stream.Next(), IsOkAndHolds(2));
   EXPECT_THAT(stream.Next(),
               StatusIs(absl::StatusCode::kOutOfRange, "Twice: below 0"));
 }
@@ -730,7 +742,7 @@ TEST(Duplex, AFunctionThatDoesNotReadEndsWell) {
   absl::Status status;
   for (int64_t i = 0; status.ok(); ++i) status = stream.Write(i);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled));
-  EXPECT_EQ(*stream.Next(), std::nullopt);
+  EXPECT_THAT(stream.Next(), IsOkAndHolds(std::nullopt));
 }
 
 TEST(Duplex, ManyAtOnceNeedNoCreditForTheirParts) {
@@ -742,7 +754,7 @@ TEST(Duplex, ManyAtOnceNeedNoCreditForTheirParts) {
     streams.push_back(OpenStream(ranks[0].To("w1"), Twice, 3));
   }
   for (auto& stream : streams) ASSERT_THAT(stream.Write(1), IsOk());
-  for (auto& stream : streams) EXPECT_EQ(**stream.Next(), 3);
+  for (auto& stream : streams) EXPECT_THAT(stream.Next(), IsOkAndHolds(3));
 }
 
 TEST(Streams, AreToldApartBySignature) {
@@ -814,9 +826,10 @@ absl::Status WriteLate(CallContext& context, Writer<int64_t> out) {
 }
 WEFT_RPC_STREAM(WriteLate);
 
-int64_t EndLate(CallContext& context, Reader<int64_t> in) {
+absl::StatusOr<int64_t> EndLate(CallContext& context, Reader<int64_t> in) {
   context.Local<SimulatedAgents>()->Sleep(absl::Seconds(40));
-  return **in.Next();
+  WEFT_ASSIGN_OR_RETURN(const std::optional<int64_t> x, in.Next());
+  return x.value_or(-1);
 }
 WEFT_RPC_STREAM(EndLate);
 
