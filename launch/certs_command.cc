@@ -119,16 +119,19 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   if (!options.renew) LeaveOutThoseThere(options);
   options.validity = absl::Hours(24) * days;
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
-  std::printf(
-      "%s: certificates of job %s for %zu members, good for %d days%s\n"
-      "use them with --certs=%s --job=%s\n",
-      options.directory.c_str(), options.job.c_str(), options.members.size(),
-      days,
-      options.members.size() == all
-          ? ""
-          : absl::StrCat("; ", all - options.members.size(), " were there")
-                .c_str(),
-      options.directory.c_str(), options.job.c_str());
+  const size_t made = options.members.size();
+  std::string what = absl::StrCat("certificates of job ", options.job, " for ",
+                                  made, " members, good for ", days, " days");
+  if (made == 0) {
+    what = absl::StrCat("all ", all, " members of job ", options.job,
+                        " were there and stay as they are; --renew makes them "
+                        "new certificates");
+  } else if (made < all) {
+    absl::StrAppend(&what, "; ", all - made, " were there");
+  }
+  std::printf("%s: %s\nuse them with --certs=%s --job=%s\n",
+              options.directory.c_str(), what.c_str(),
+              options.directory.c_str(), options.job.c_str());
   return 0;
 }
 

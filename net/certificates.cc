@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -20,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <sstream>
+#include <system_error>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
@@ -213,6 +215,20 @@ std::string OrganisationOf(X509* certificate) {
   return text;
 }
 
+constexpr char kWhereItsAuthorityIs[] =
+    "run this in the directory where `weft certs init` has made it, or copy "
+    "both files from there";
+
+// One of the two files that an authority is.
+absl::StatusOr<std::string> ReadAuthority(const std::string& path) {
+  absl::StatusOr<std::string> read = ReadFile(path);
+  if (read.ok()) return read;
+  return absl::Status(
+      read.status().code(),
+      absl::StrCat("no authority of a job: ", read.status().message(), "; ",
+                   kWhereItsAuthorityIs));
+}
+
 absl::StatusOr<Authority> LoadOrMakeAuthority(
     const CertificatesOptions& options) {
   const CertificateFiles files(options.directory);
@@ -226,8 +242,17 @@ absl::StatusOr<Authority> LoadOrMakeAuthority(
           absl::StrCat(files.ca, " is of \"", found, "\", wanted job ",
                        options.job, "; choose another --dir"));
     }
-    WEFT_ASSIGN_OR_RETURN(std::string key, ReadFile(files.ca_key));
+    WEFT_ASSIGN_OR_RETURN(std::string key, ReadAuthority(files.ca_key));
     return Authority{*std::move(certificate), std::move(key)};
+  }
+  if (!absl::IsNotFound(certificate.status())) return certificate.status();
+  // Members of two authorities refuse each other.
+  if (const auto members = MembersIn(options.directory); !members.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options.directory, " has certificates of ",
+        absl::StrJoin(members, ", "),
+        " and not the authority that signed them (ca.pem, ca-key.pem); ",
+        kWhereItsAuthorityIs, ", or choose another --dir for a new authority"));
   }
   const absl::Time now = absl::Now();
   WEFT_ASSIGN_OR_RETURN(
@@ -328,6 +353,19 @@ bool HasMember(const std::string& directory, const Identity& member) {
   return access(files.ca.c_str(), F_OK) == 0;
 }
 
+std::vector<std::string> MembersIn(const std::string& directory) {
+  std::vector<std::string> members;
+  std::error_code ended;
+  for (std::filesystem::directory_iterator at(directory, ended), end;
+       !ended && at != end; at.increment(ended)) {
+    const CertificateFiles files(at->path().string());
+    if (access(files.certificate.c_str(), F_OK) != 0) continue;
+    members.push_back(at->path().filename().string());
+  }
+  std::sort(members.begin(), members.end());
+  return members;
+}
+
 absl::StatusOr<Authority> MakeAuthority(const std::string& job,
                                         Validity validity) {
   Key key(EVP_EC_gen("P-256"));
@@ -400,8 +438,8 @@ absl::Status RevokeCertificates(const std::string& directory,
                                 const std::vector<std::string>& members) {
   const CertificateFiles files(directory);
   Authority authority;
-  WEFT_ASSIGN_OR_RETURN(authority.certificate, ReadFile(files.ca));
-  WEFT_ASSIGN_OR_RETURN(authority.key, ReadFile(files.ca_key));
+  WEFT_ASSIGN_OR_RETURN(authority.certificate, ReadAuthority(files.ca));
+  WEFT_ASSIGN_OR_RETURN(authority.key, ReadAuthority(files.ca_key));
   const absl::StatusOr<std::string> before = ReadFile(files.revoked);
   std::vector<Serial> serials;
   if (before.ok()) {

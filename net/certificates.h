@@ -38,6 +38,8 @@ struct CertificateFiles {
 std::string MemberFolder(const std::string& directory, const std::string& name);
 // Whether all that MakeCertificates makes of the member is there.
 bool HasMember(const std::string& directory, const Identity& member);
+// The folders below `directory` that hold a member's certificate: "ps0".
+std::vector<std::string> MembersIn(const std::string& directory);
 
 struct CertificatesOptions {
   std::string directory;
@@ -51,7 +53,8 @@ struct CertificatesOptions {
 
 // Makes what is absent below `directory` and keeps an authority that is there,
 // so that members can be added later. kFailedPrecondition if the authority
-// there is of another job; kAlreadyExists if a member is there.
+// there is of another job, or is absent while its members are there;
+// kAlreadyExists if a member is there.
 absl::Status MakeCertificates(const CertificatesOptions& options);
 
 // The same in memory, for tests and launchers.

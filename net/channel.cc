@@ -82,9 +82,9 @@ absl::StatusOr<std::unique_ptr<Channel>> Channel::Create(
   const bool is_tcp = parsed.kind == Address::Kind::kTcp;
   if (is_tcp && !loop_options.credentials.secure() &&
       !loop_options.credentials.insecure()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("wanted to connect to ", address,
-                     ": TCP needs certificates; ", kHowToGetCertificates));
+    return CertificatesError(absl::StrCat("wanted to connect to ", address,
+                                          ": TCP needs certificates; ",
+                                          kHowToGetCertificates));
   }
   auto state = std::make_shared<State>();
   state->target.name = options.name;

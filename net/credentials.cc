@@ -9,8 +9,10 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/certificates.h"
@@ -18,14 +20,32 @@
 namespace weft::net {
 namespace {
 
+constexpr char kUrl[] = "weft.net/certificates";
+
 absl::Status Unfit(const std::string& what, absl::string_view found) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "certificates: ", what, ": ", found, "; ", kHowToGetCertificates));
+  return CertificatesError(absl::StrCat("certificates: ", what, ": ", found,
+                                        "; ", kHowToGetCertificates));
 }
+
+bool IsThere(const std::string& path) {
+  return access(path.c_str(), F_OK) == 0;
+}
+
+// To make new ones would be wrong advice where others of the job are there.
+constexpr char kCopyThem[] =
+    "copy the whole folder from where `weft certs init` has made it";
 
 absl::StatusOr<std::string> ReadPem(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
-  if (!file) return Unfit(path, strerror(errno));
+  if (!file) {
+    const int error = errno;
+    const CertificateFiles files(path.substr(0, path.rfind('/')));
+    if (IsThere(files.ca) || IsThere(files.certificate)) {
+      return CertificatesError(absl::StrCat("certificates: ", path, ": ",
+                                            strerror(error), "; ", kCopyThem));
+    }
+    return Unfit(path, strerror(error));
+  }
   std::ostringstream contents;
   contents << file.rdbuf();
   return contents.str();
@@ -35,7 +55,7 @@ absl::Status CheckKeyMode(const std::string& path) {
   struct stat found;
   if (stat(path.c_str(), &found) != 0) return Unfit(path, strerror(errno));
   if ((found.st_mode & 077) == 0) return absl::OkStatus();
-  return absl::FailedPreconditionError(
+  return CertificatesError(
       absl::StrFormat("certificates: %s has mode %04o, so that other users may "
                       "read the key; try: chmod 600 %s",
                       path, found.st_mode & 07777, path));
@@ -60,6 +80,24 @@ absl::Status CheckDates(const std::string& path, const Validity& validity) {
 
 }  // namespace
 
+absl::Status CertificatesError(absl::string_view message) {
+  absl::Status status = absl::FailedPreconditionError(message);
+  status.SetPayload(kUrl, absl::Cord("1"));
+  return status;
+}
+
+bool IsOfCertificates(const absl::Status& status) {
+  return status.GetPayload(kUrl).has_value();
+}
+
+absl::Status Credentials::CheckJob(absl::string_view job) const {
+  if (!identity_.has_value() || identity_->job == job) return absl::OkStatus();
+  return CertificatesError(absl::StrCat(
+      "certificates: ", directory_, " is for ", identity_->Name(), " of job \"",
+      identity_->job, "\", wanted job \"", job,
+      "\"; give --job=", identity_->job, ", or --certs of job ", job));
+}
+
 Credentials Credentials::Insecure() {
   Credentials credentials;
   credentials.insecure_ = true;
@@ -79,7 +117,7 @@ absl::StatusOr<Credentials> Credentials::FromDirectory(
   const absl::Status fits = CheckKeyFits(certificate, key);
   if (!fits.ok()) return Unfit(files.key, fits.message());
   std::string revoked;
-  if (access(files.revoked.c_str(), F_OK) == 0) {
+  if (IsThere(files.revoked)) {
     WEFT_ASSIGN_OR_RETURN(revoked, ReadPem(files.revoked));
   }
   WEFT_ASSIGN_OR_RETURN(Credentials credentials,
@@ -100,6 +138,15 @@ absl::StatusOr<Credentials> Credentials::ForMember(const std::string& directory,
   const std::string own = MemberFolder(directory, name);
   struct stat found;
   const bool has_own = stat(own.c_str(), &found) == 0 && S_ISDIR(found.st_mode);
+  if (!has_own && !IsThere(CertificateFiles(directory).certificate)) {
+    const std::vector<std::string> members = MembersIn(directory);
+    if (!members.empty()) {
+      return CertificatesError(absl::StrCat(
+          "certificates: ", directory, " has a folder of ",
+          absl::StrJoin(members, ", "), " and none of ", name, "; ", kCopyThem,
+          " (it adds members to those that are there)"));
+    }
+  }
   WEFT_ASSIGN_OR_RETURN(Credentials credentials,
                         FromDirectory(has_own ? own : directory));
   if (credentials.identity_->Name() != name) {

@@ -22,6 +22,11 @@ inline constexpr char kHowToGetCertificates[] =
     "--servers=N --trainers=N` and give each program "
     "--certs=DIR, or trust the network with --insecure";
 
+// kFailedPrecondition with that message, known as one of one's own certificates
+// by IsOfCertificates().
+absl::Status CertificatesError(absl::string_view message);
+bool IsOfCertificates(const absl::Status& status);
+
 // Thread-safety: a value.
 class Credentials {
  public:
@@ -49,6 +54,10 @@ class Credentials {
                                              std::string certificate,
                                              std::string key,
                                              std::string revoked = "");
+
+  // Ok if they are for a member of `job`, or for none; else
+  // kFailedPrecondition, which names both.
+  absl::Status CheckJob(absl::string_view job) const;
 
   bool insecure() const { return insecure_; }
   bool secure() const { return identity_.has_value(); }

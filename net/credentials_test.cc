@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "absl/time/clock.h"
+#include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/net/address.h"
 #include "weft/net/certificates.h"
@@ -22,6 +23,7 @@
 namespace weft::net {
 namespace {
 
+using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 using Code = absl::StatusCode;
 
@@ -184,6 +186,61 @@ TEST_F(CertificatesTest, WhoComesLaterKnowsWhatWasTakenBack) {
   EXPECT_EQ(read(CertificateFiles(later).revoked), list);
 }
 
+TEST_F(CertificatesTest, MembersWithoutTheirAuthorityGetNoSecondOne) {
+  CertificatesOptions options = Options();
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  const CertificateFiles files(options.directory);
+  ASSERT_EQ(unlink(files.ca.c_str()), 0);
+  ASSERT_EQ(unlink(files.ca_key.c_str()), 0);
+  options.members = {{"", "trainer", 2}};
+  for (const absl::Status& status :
+       {MakeCertificates(options),
+        RevokeCertificates(options.directory, {"ps0"})}) {
+    EXPECT_THAT(status.message(),
+                HasSubstr("where `weft certs init` has made it"));
+  }
+  EXPECT_THAT(MakeCertificates(options),
+              StatusIs(Code::kFailedPrecondition,
+                       "has certificates of ps0, trainer1 and not the "
+                       "authority that signed them"));
+  EXPECT_NE(access(files.ca.c_str(), F_OK), 0);
+  // Nor does a worker's error say to make one.
+  EXPECT_THAT(Credentials::ForMember(options.directory, "trainer0"),
+              StatusIs(Code::kFailedPrecondition,
+                       "has a folder of ps0, trainer1 and none of trainer0; "
+                       "copy the whole folder"));
+  const std::string own = MemberFolder(options.directory, "ps0");
+  ASSERT_EQ(unlink(CertificateFiles(own).ca.c_str()), 0);
+  EXPECT_THAT(Credentials::ForMember(options.directory, "ps0"),
+              StatusIs(Code::kFailedPrecondition,
+                       "ps0/ca.pem: No such file or directory; copy the whole "
+                       "folder"));
+}
+
+TEST_F(CertificatesTest, AnotherJobThanTheirsIsNamedBesideTheirs) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  WEFT_ASSERT_OK_AND_ASSIGN(const Credentials ours,
+                            Credentials::ForMember(dir_.Path("certs"), "ps0"));
+  WEFT_EXPECT_OK(ours.CheckJob("job"));
+  WEFT_EXPECT_OK(Credentials::Insecure().CheckJob("other"));
+  const absl::Status status = ours.CheckJob("other");
+  EXPECT_THAT(status,
+              StatusIs(Code::kFailedPrecondition,
+                       "is for ps0 of job \"job\", wanted job \"other\"; give "
+                       "--job=job, or --certs of job other"));
+  EXPECT_TRUE(IsOfCertificates(status));
+  EXPECT_FALSE(IsOfCertificates(absl::FailedPreconditionError("no")));
+}
+
+TEST_F(CertificatesTest, AnAuthorityWithoutItsKeySaysWhereToRun) {
+  CertificatesOptions options = Options();
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  ASSERT_EQ(unlink(CertificateFiles(options.directory).ca_key.c_str()), 0);
+  options.members = {{"", "trainer", 2}};
+  EXPECT_THAT(MakeCertificates(options),
+              StatusIs(Code::kNotFound, "run this in the directory where"));
+}
+
 TEST_F(CertificatesTest, AnotherJobsAuthorityIsNotUsed) {
   WEFT_ASSERT_OK(MakeCertificates(Options()));
   EXPECT_THAT(MakeCertificates(Options("other")),
@@ -258,10 +315,15 @@ TEST(SocketDirectory, IsOursAlone) {
   EXPECT_THAT(
       CheckSocketDirectory(dir.Path("none")),
       StatusIs(Code::kNotFound, "Try: mkdir -m 700 " + dir.Path("none")));
-  for (const char* job : {"", "..", ".hidden", "a/b", "x y"}) {
-    EXPECT_THAT(DefaultSocketDirectory(job), StatusIs(Code::kInvalidArgument))
+  // The same names as certificates have.
+  for (const char* job : {"", "..", ".hidden", "a/b", "x y", "My_Job", "a-"}) {
+    EXPECT_THAT(DefaultSocketDirectory(job),
+                StatusIs(Code::kInvalidArgument, "wanted 1 to 63 of [a-z0-9-]"))
         << job;
+    EXPECT_EQ(ValidateIdentity({job, "ps", 0}),
+              DefaultSocketDirectory(job).status());
   }
+  WEFT_EXPECT_OK(DefaultSocketDirectory(std::string(63, 'j')));
   EXPECT_EQ(symlink("/tmp", dir.Path("weft/link").c_str()), 0);
   EXPECT_THAT(DefaultSocketDirectory("link"),
               StatusIs(Code::kFailedPrecondition, "not a directory"));

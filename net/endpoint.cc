@@ -192,7 +192,7 @@ absl::Status Endpoint::Core::CheckCredentials(const Address& address) const {
   if (address.kind == Address::Kind::kUnix || ours.secure())
     return absl::OkStatus();
   if (!ours.insecure()) {
-    return absl::FailedPreconditionError(
+    return CertificatesError(
         absl::StrCat("wanted to listen on ", address.ToString(),
                      ": TCP needs certificates; ", kHowToGetCertificates));
   }

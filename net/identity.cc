@@ -45,9 +45,15 @@ std::string Identity::DnsName() const {
   return absl::StrCat(Name(), ".", job, ".weft");
 }
 
+absl::Status ValidateJob(absl::string_view job) {
+  if (IsLabel(job)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "job name \"", absl::CHexEscape(job.substr(0, 80)),
+      "\": wanted 1 to 63 of [a-z0-9-], the first and the last not '-'"));
+}
+
 absl::Status ValidateIdentity(const Identity& identity) {
-  if (!IsLabel(identity.job))
-    return Refuse("the job", identity.job, "1 to 63 of [a-z0-9-]");
+  WEFT_RETURN_IF_ERROR(ValidateJob(identity.job));
   if (!IsLabel(identity.role) || absl::ascii_isdigit(identity.role.back()) ||
       identity.role.size() > 56) {
     return Refuse("the role", identity.role,

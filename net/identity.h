@@ -26,6 +26,9 @@ struct Identity {
   }
 };
 
+// kInvalidArgument if it is not as above. The one rule for names of jobs.
+absl::Status ValidateJob(absl::string_view job);
+
 // kInvalidArgument if a part is not as above.
 absl::Status ValidateIdentity(const Identity& identity);
 

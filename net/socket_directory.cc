@@ -7,24 +7,13 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/identity.h"
 
 namespace weft::net {
 namespace {
-
-absl::Status CheckJobName(absl::string_view job) {
-  bool fits = !job.empty() && job.size() <= 40 && job.front() != '.';
-  for (char c : job)
-    fits = fits && (absl::ascii_isalnum(c) || c == '.' || c == '_' || c == '-');
-  if (fits) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      "job name \"", absl::CHexEscape(job.substr(0, 80)),
-      "\": wanted 1 to 40 of [A-Za-z0-9._-], the first not a dot"));
-}
 
 absl::Status MakePrivateDirectory(const std::string& path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -65,7 +54,7 @@ absl::Status CheckSocketDirectory(const std::string& directory) {
 }
 
 absl::StatusOr<std::string> DefaultSocketDirectory(absl::string_view job) {
-  WEFT_RETURN_IF_ERROR(CheckJobName(job));
+  WEFT_RETURN_IF_ERROR(ValidateJob(job));
   const char* runtime = getenv("XDG_RUNTIME_DIR");
   const std::string base =
       runtime != nullptr && runtime[0] == '/' && access(runtime, W_OK) == 0

@@ -13,8 +13,8 @@
 namespace weft::net {
 
 // $XDG_RUNTIME_DIR/weft/<job>, else /tmp/weft-<uid>/<job>: made with mode 0700
-// if absent. kFailedPrecondition if it is not ours alone; kInvalidArgument if
-// `job` is not [A-Za-z0-9._-]{1,40}.
+// if absent. kFailedPrecondition if it is not ours alone; kInvalidArgument as
+// ValidateJob.
 absl::StatusOr<std::string> DefaultSocketDirectory(absl::string_view job);
 
 // Ok if `directory` is a directory of this user that no other may enter.
