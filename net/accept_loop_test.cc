@@ -462,8 +462,9 @@ TEST(Audit, AFloodIsCountedAndItsLinesAreFew) {
   options.clock = &clock;
   options.lines_per_minute = 3;
   Audit audit(options);
-  for (int i = 0; i < 1000; ++i)
-    audit.Refused("function", "trainer1\nforged", "ps::Push", "no");
+  for (int i = 0; i < 1000; ++i) {
+    audit.Refused("function", "trainer1\nforged", std::to_string(i), "no");
+  }
   EXPECT_EQ(telemetry.metrics()
                 .CounterFor("weft_net_refused_total", {{"kind", "function"}})
                 .Value(),
@@ -478,6 +479,34 @@ TEST(Audit, AFloodIsCountedAndItsLinesAreFew) {
   EXPECT_EQ(count(), 4);
   EXPECT_NE(lines.str().find("not_logged=997"), std::string::npos)
       << lines.str();
+}
+
+TEST(Audit, TheSameRefusalOverAndOverIsSaidEverMoreRarely) {
+  FakeClock clock;
+  std::ostringstream lines;
+  telemetry::Telemetry::Options log;
+  log.log_output = &lines;
+  telemetry::Telemetry telemetry(log);
+  Audit::Options options;
+  options.telemetry = &telemetry;
+  options.clock = &clock;
+  Audit audit(options);
+  const auto lines_of = [&](const char* who, int times) {
+    lines.str("");
+    for (int i = 0; i < times; ++i) {
+      clock.Advance(absl::Seconds(1));
+      audit.Refused("certificate", who, "to connect", "revoked");
+    }
+    const std::string text = lines.str();
+    return std::count(text.begin(), text.end(), '\n');
+  };
+  EXPECT_EQ(lines_of("trainer1", 1), 1);
+  EXPECT_EQ(lines_of("trainer1", 999), 9);  // 2, 4, ... 512
+  EXPECT_EQ(lines_of("trainer2", 1), 1);    // another's is news
+  EXPECT_NE(lines.str().find("not_logged=488"), std::string::npos)
+      << lines.str();
+  clock.Advance(absl::Hours(1));
+  EXPECT_EQ(lines_of("trainer1", 1), 1);
 }
 
 TEST(Listener, RefusesADirectoryOpenToOthers) {

@@ -64,6 +64,14 @@ absl::Status Target::Explain(absl::Status status) const {
   for (const absl::string_view words :
        {"certificate verify failed", "is not in peer certificate"}) {
     if (!absl::StrContains(status.message(), words)) continue;
+    if (absl::StrContains(status.message(), "mismatch")) {
+      const std::string who =
+          name.empty() ? "over TLS it must be said which worker is wanted"
+                       : absl::StrCat("another than ", name,
+                                      " answers there, or one of another job");
+      return absl::UnauthenticatedError(
+          absl::StrCat(ToString(), ": ", status.message(), "; ", who));
+    }
     return absl::UnauthenticatedError(absl::StrCat(
         ToString(), ": ", status.message(), "; wanted the certificate of ",
         name.empty() ? "a member" : name,

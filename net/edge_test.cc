@@ -411,6 +411,16 @@ TEST_F(Renewal, ARevokedMemberIsNotLetInAnyMore) {
   EXPECT_THAT(Log(), HasSubstr("certificate revoked"));
 }
 
+TEST_F(Renewal, WhoWasRevokedItselfSaysSo) {
+  WEFT_ASSERT_OK(RevokeCertificates(certificates_.directory, {"ps0"}));
+  const Instant deadline = SteadyClock().Now() + kSoon;
+  while (Count(kRenewals) < 1 && SteadyClock().Now() < deadline) {
+    std::this_thread::yield();
+  }
+  EXPECT_THAT(Log(), HasSubstr("the others refuse this worker's own "
+                               "certificate on new connections"));
+}
+
 // ---------------------------------------------------------- methods and roles
 
 TEST_F(Edge, EachMethodIsForItsRoles) {

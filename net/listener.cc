@@ -31,14 +31,13 @@ constexpr absl::Duration kLockTime = absl::Seconds(5);
 
 absl::Status CannotListen(const Address& address, int error) {
   if (error == EADDRINUSE) {
-    return absl::UnavailableError(absl::StrCat(
-        "wanted to listen on ", address.ToString(),
-        "; it is in use by another process; choose another address with "
-        "--listen=, or port 0 for any free one"));
+    return absl::UnavailableError(
+        absl::StrCat("wanted to listen on ", address.ToString(),
+                     "; it is in use by another process"));
   }
-  return absl::UnavailableError(absl::StrCat(
-      "wanted to listen on ", address.ToString(), ": ", strerror(error),
-      "; choose an address of this host with --listen="));
+  return absl::UnavailableError(
+      absl::StrCat("wanted to listen on ", address.ToString(), ": ",
+                   strerror(error), "; wanted an address of this host"));
 }
 
 sockaddr_un UnixName(const Address& address) {

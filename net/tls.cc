@@ -240,6 +240,13 @@ void Tls::LookAtFiles() {
   if (renewed.ok()) {
     WEFT_LOG(telemetry_.logger(), Info, "uses renewed certificates")
         .With("directory", directory);
+    const absl::Status own = trust_->CheckClient(found->certificate(), "");
+    if (own.ok()) return;
+    WEFT_LOG(telemetry_.logger(), Error,
+             "the others refuse this worker's own certificate on new "
+             "connections; `weft certs init --renew` makes another: ")
+            .With("directory", directory)
+        << own.message();
   } else {
     WEFT_LOG(telemetry_.logger(), Error,
              "renewed certificates cannot be used, the former ones stay: ")
