@@ -26,19 +26,20 @@ struct Question {
 };
 
 // As admin0, or as whoever `certs` is the folder of; without certificates what
-// --insecure says.
+// --insecure says; kInvalidArgument with both.
 absl::StatusOr<net::Credentials> CredentialsOf(const Question& question);
 
 // One call. kUnavailable if nobody listens there.
 absl::StatusOr<std::string> Ask(const Question& question,
                                 absl::string_view method, std::string request);
 
-// Where a job meets.
+// Where a job meets, as its workers are told it.
 struct Meeting {
   std::string coordinator;
+  std::string init;
   std::string job = "weft";
 
-  // --coordinator, --job.
+  // --coordinator, --init, --job.
   void AddTo(worker::Flags& flags);
 };
 

@@ -23,6 +23,7 @@
 #include "weft/net/socket_directory.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
+#include "weft/worker/options.h"
 
 namespace weft::launch {
 namespace {
@@ -175,6 +176,7 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(CheckSupported(torchrun));
+  WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
 
   const bool is_own_job = options.job.empty();

@@ -200,9 +200,11 @@ absl::Status CoordinatorCore::CheckJob(const std::string& job) const {
     return absl::InvalidArgumentError("coordinator: the request names no job");
   }
   if (options_.job.empty() || job == options_.job) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "this coordinator serves job \"", options_.job, "\", not job \"", job,
-      "\": two jobs use one address; give each its own --coordinator"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("this coordinator serves job \"", options_.job,
+                   "\", not job \"", job, "\": give --job=", options_.job,
+                   " if that one is meant; if two jobs use "
+                   "one address, give each its own --coordinator"));
 }
 
 // Joining.

@@ -454,7 +454,9 @@ std::string Membership::State::WhyNotJoined() {
   std::string text =
       absl::StrCat("no coordinator has let it in at ", link_->address());
   if (!note_.empty()) absl::StrAppend(&text, " (", note_, ")");
-  return absl::StrCat(text, "; is server 0 running, with this --coordinator?");
+  const bool has_servers = options_.world.Place("ps", 0).has_value();
+  return absl::StrCat(text, "; is ", has_servers ? "server" : "trainer",
+                      " 0 running, with this --coordinator?");
 }
 
 void Membership::State::ShowProgress(const std::string& text) {

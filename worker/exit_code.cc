@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "weft/net/credentials.h"
 #include "weft/net/hang_up.h"
 #include "weft/telemetry/field.h"
 
@@ -31,7 +32,9 @@ ExitCode ExitCodeFor(const absl::Status& status) {
       return static_cast<ExitCode>(code);
     }
   }
-  if (net::WasHungUpOn(status)) return ExitCode::kAuth;
+  if (net::WasHungUpOn(status) || net::IsOfCertificates(status)) {
+    return ExitCode::kAuth;
+  }
   switch (status.code()) {
     case absl::StatusCode::kOk:
       return ExitCode::kOk;

@@ -26,6 +26,10 @@ absl::Status Config(absl::string_view message) {
   return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kConfig);
 }
 
+absl::Status Usage(absl::string_view message) {
+  return WithExitCode(absl::InvalidArgumentError(message), ExitCode::kUsage);
+}
+
 std::string Environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "" : value;
@@ -90,6 +94,14 @@ absl::Status SetLabels(const std::string& text,
 
 }  // namespace
 
+absl::Status CheckTrust(const std::string& certs, bool insecure) {
+  if (certs.empty() || !insecure) return absl::OkStatus();
+  return Usage(
+      absl::StrCat("--certs=", certs,
+                   " (or WEFT_CERTS) and --insecure (or WEFT_INSECURE) "
+                   "mean opposite things: give one of them"));
+}
+
 std::string Options::name() const { return absl::StrCat(role, rank); }
 
 bool Options::hosts_coordinator() const {
@@ -142,7 +154,8 @@ void Options::AddTo(Flags& flags) {
             "TCP without certificates, on a network that you trust",
             {"WEFT_INSECURE"});
   flags.Add("seed", &seed, "of all random numbers", {"WEFT_SEED"});
-  flags.Add("metrics-port", &metrics_port, "serve Prometheus there; 0: off",
+  flags.Add("metrics-port", &metrics_port,
+            "serve Prometheus at 127.0.0.1 there; 0: off",
             {"WEFT_METRICS_PORT"});
   flags.AddWith(
       "log",
@@ -188,8 +201,8 @@ absl::Status Options::Resolve() {
         "either"));
   }
   if (servers < 0 || trainers < 0) {
-    return Config(absl::StrCat("--servers=", servers, ", --trainers=", trainers,
-                               ": wanted numbers from 0 on"));
+    return Usage(absl::StrCat("--servers=", servers, ", --trainers=", trainers,
+                              ": wanted numbers from 0 on"));
   }
   if (!is_elastic() && servers == 0 && trainers == 0) {
     int size = rank + 1;
@@ -204,32 +217,37 @@ absl::Status Options::Resolve() {
   // and here.
   if (const absl::Status named = net::ValidateIdentity({job, role, rank});
       !named.ok()) {
-    return Config(absl::StrCat("--job, --role or --rank: ", named.message()));
+    return Usage(absl::StrCat("--job, --role or --rank: ", named.message()));
   }
   if (const absl::Status fit = world().Validate(); !fit.ok()) {
     return Config(absl::StrCat("--servers, --trainers: ", fit.message()));
   }
   if (role != rendezvous::kAdminRole && role != "ps" && role != "trainer" &&
       !is_elastic()) {
-    return Config(
+    return Usage(
         absl::StrCat("--role=", role, ": wanted ps, trainer or admin"));
   }
   if (role != rendezvous::kAdminRole && !is_elastic() &&
       !world().Place(role, rank).has_value()) {
-    return Config(absl::StrCat("--rank=", rank, ": there is no ", name(),
-                               " in a job of ", servers, " servers and ",
-                               trainers, " trainers; ranks count from 0"));
+    const bool has_none = (role == "ps" ? servers : trainers) == 0;
+    return Config(absl::StrCat(
+        "--rank=", rank, " (or WEFT_RANK, RANK): there is no ", name(),
+        " in a job of ", servers, " servers and ", trainers, " trainers; ",
+        has_none ? absl::StrCat("say how many there are by --",
+                                role == "ps" ? "servers" : "trainers", "=N")
+                 : "ranks count from 0"));
   }
   if (device != "cpu" && device != "cuda") {
-    return Config(absl::StrCat("--device=", device, ": wanted cpu or cuda"));
+    return Usage(absl::StrCat("--device=", device, ": wanted cpu or cuda"));
   }
   if (metrics_port < 0 || metrics_port > 65535) {
-    return Config(absl::StrCat("--metrics-port=", metrics_port,
-                               ": wanted a port from 1 on, or 0 for none"));
+    return Usage(
+        absl::StrCat("--metrics-port=", metrics_port,
+                     ": wanted a port from 1 to 65535, or 0 for none"));
   }
   if (ranks_on_host < 1) {
-    return Config(absl::StrCat("--ranks-on-host=", ranks_on_host,
-                               ": wanted at least 1, this one"));
+    return Usage(absl::StrCat("--ranks-on-host=", ranks_on_host,
+                              ": wanted at least 1, this one"));
   }
   if (limits.dead_after <= limits.suspect_after) {
     return Config(absl::StrCat(
@@ -238,19 +256,21 @@ absl::Status Options::Resolve() {
         ": wanted a member to be suspect before it is dead"));
   }
   if (shared_memories < 0) {
-    return Config(absl::StrCat("--shared-memories=", shared_memories,
-                               ": wanted a number from 0 on"));
+    return Usage(absl::StrCat("--shared-memories=", shared_memories,
+                              ": wanted a number from 0 on"));
   }
+  WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
   WEFT_RETURN_IF_ERROR(ResolveInit());
   WEFT_RETURN_IF_ERROR(ResolveCoordinator());
   if (listen.empty()) WEFT_RETURN_IF_ERROR(ResolveListen());
   const absl::Status read = net::ParseAddress(listen).status();
   if (read.ok()) return read;
-  return Config(absl::StrCat(
-      "--listen: ", read.message(),
-      listens_by_default ? " (chosen from --job, --role and --rank: shorten "
-                           "them, or say --listen=)"
-                         : ""));
+  if (!listens_by_default) {
+    return Usage(absl::StrCat("--listen: ", read.message()));
+  }
+  return Config(absl::StrCat("--listen: ", read.message(),
+                             " (chosen from --job, --role and --rank: shorten "
+                             "them, or say --listen=)"));
 }
 
 absl::Status Options::ResolveInit() {
@@ -261,8 +281,7 @@ absl::Status Options::ResolveInit() {
                                coordinator, " both say where the job meets"));
   }
   const auto url = rendezvous::ParseInitUrl(init);
-  if (!url.ok())
-    return Config(absl::StrCat("--init: ", url.status().message()));
+  if (!url.ok()) return Usage(absl::StrCat("--init: ", url.status().message()));
   init_url = *url;
   coordinator =
       init_url.kind == rendezvous::InitUrl::Kind::kTcp ? init_url.address : "";
@@ -298,7 +317,7 @@ absl::Status Options::ResolveCoordinator() {
   }
   const absl::Status read = net::ParseAddress(coordinator).status();
   if (read.ok()) return read;
-  return Config(absl::StrCat("--coordinator: ", read.message()));
+  return Usage(absl::StrCat("--coordinator: ", read.message()));
 }
 
 absl::Status Options::ResolveListen() {
@@ -328,6 +347,15 @@ absl::Status Options::ResolveListen() {
   }
   listen = absl::StrCat("unix:", directory, "/", name(), ".sock");
   return absl::OkStatus();
+}
+
+Options Options::FromFlags(int argc, char** argv) {
+  Options options;
+  Flags flags(argv[0], "");
+  options.AddTo(flags);
+  ExitIfError(flags.Parse(argc, argv));
+  ExitIfError(options.Resolve());
+  return options;
 }
 
 Options Options::FromFlags(int* argc, char** argv) {

@@ -23,6 +23,10 @@
 
 namespace weft::worker {
 
+// kInvalidArgument, with exit code 2, if both are given: they mean opposite
+// things.
+absl::Status CheckTrust(const std::string& certs, bool insecure);
+
 struct Options {
   // Who this is. The name is <role><rank>: ps0, trainer1.
   std::string job = "weft";      // --job, WEFT_JOB
@@ -124,11 +128,15 @@ struct Options {
   void AddTo(Flags& flags);
   // Completes what follows from the rest (MASTER_ADDR, WORLD_SIZE, the
   // addresses) and checks that it fits together. After Flags::Parse.
-  // kInvalidArgument, with exit code 3, says what to change.
+  // kInvalidArgument says what to change: with exit code 2 if a value cannot
+  // be, with 3 if values do not fit together.
   absl::Status Resolve();
 
-  // For a program that has no flags of its own: takes what it knows out of the
-  // command line, and ends the program if that cannot be read.
+  // For a program that has no flags of its own: ends it if the command line
+  // cannot be read, or names another flag.
+  static Options FromFlags(int argc, char** argv);
+  // For one that reads its own itself: takes what it knows out of the command
+  // line, and leaves the rest.
   static Options FromFlags(int* argc, char** argv);
 
  private:

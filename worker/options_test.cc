@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/net/credentials.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"
@@ -365,34 +366,49 @@ TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
   // Room for the coordinator's own socket, none for trainer0.sock.
   const std::string long_socket =
       absl::StrCat("--coordinator=unix:/", std::string(98, 'd'), "/c.sock");
-  const std::vector<std::pair<std::vector<const char*>, const char*>> cases = {
-      {{"--rank=2", "--trainers=2"}, "no trainer2"},
-      {{"--servers=-1"}, "--servers=-1, --trainers=0: wanted numbers from 0"},
-      {{"--role=boss"}, "--role=boss: wanted ps, trainer or admin"},
-      {{"--ranks-on-host=0"}, "--ranks-on-host=0"},
-      {{"--shared-memories=-1"}, "--shared-memories=-1"},
-      {{"--device=tpu"}, "cpu or cuda"},
-      {{"--coordinator=nowhere"}, "--coordinator: address \"nowhere\""},
-      {{"--listen=nowhere"}, "--listen: address \"nowhere\""},
-      {{long_socket.c_str(), "--trainers=2", "--rank=1"},
-       "shorten them, or say --listen="},
-      {{"--job=My Job"}, "--job"},
-      {{"--metrics-port=65536"}, "--metrics-port"},
-      {{"--metrics-port=-1"}, "--metrics-port"},
-      {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
-      {{"--init=http://a:1"}, "wanted env://"},
-      {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},
-      {{"--init=etcd://a:1", "--coordinator-log=f"}, "one too many"},
+  using Cases = std::vector<std::pair<std::vector<const char*>, const char*>>;
+  const auto expect = [](ExitCode code, const Cases& cases) {
+    for (const auto& [arguments, part] : cases) {
+      Options options;
+      const absl::Status status = Resolve(options, arguments);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(part));
+      EXPECT_EQ(ExitCodeFor(status), code) << part;
+    }
   };
-  for (const auto& [arguments, part] : cases) {
-    Options options;
-    const absl::Status status = Resolve(options, arguments);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(part));
-    EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig) << part;
-  }
+  expect(ExitCode::kConfig,
+         {
+             {{"--rank=2", "--trainers=2"},
+              "(or WEFT_RANK, RANK): there is no trainer2"},
+             {{"--servers=1"},
+              "0 trainers; say how many there are by --trainers=N"},
+             {{"--trainers=1", "--role=ps"}, "by --servers=N"},
+             {{long_socket.c_str(), "--trainers=2", "--rank=1"},
+              "shorten them, or say --listen="},
+             {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
+             {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},
+             {{"--init=etcd://a:1", "--coordinator-log=f"}, "one too many"},
+         });
+  // What no worker could have.
+  expect(ExitCode::kUsage,
+         {
+             {{"--servers=-1"},
+              "--servers=-1, --trainers=0: wanted numbers from 0"},
+             {{"--role=boss"}, "--role=boss: wanted ps, trainer or admin"},
+             {{"--ranks-on-host=0"}, "--ranks-on-host=0"},
+             {{"--shared-memories=-1"}, "--shared-memories=-1"},
+             {{"--device=tpu"}, "cpu or cuda"},
+             {{"--coordinator=nowhere"}, "--coordinator: address \"nowhere\""},
+             {{"--listen=nowhere"}, "--listen: address \"nowhere\""},
+             {{"--job=My Job"}, "job name \"My Job\": wanted 1 to 63"},
+             {{"--metrics-port=65536"}, "wanted a port from 1 to 65535, or 0"},
+             {{"--metrics-port=-1"}, "--metrics-port"},
+             {{"--init=http://a:1"}, "wanted env://"},
+             {{"--certs=d", "--insecure"}, "--certs=d (or WEFT_CERTS) and "},
+         });
 }
 
 TEST(ExitCode, FollowsTheStatusUnlessItCarriesAnother) {
+  EXPECT_EQ(ExitCodeFor(net::CertificatesError("")), ExitCode::kAuth);
   EXPECT_EQ(ExitCodeFor(absl::OkStatus()), ExitCode::kOk);
   EXPECT_EQ(ExitCodeFor(absl::UnavailableError("")), ExitCode::kPeerLost);
   EXPECT_EQ(ExitCodeFor(absl::DeadlineExceededError("")), ExitCode::kTimeout);

@@ -112,9 +112,14 @@ class MembershipDirectory final : public rpc::Directory {
 };
 
 absl::StatusOr<net::Credentials> CredentialsOf(const Options& options) {
+  WEFT_RETURN_IF_ERROR(CheckTrust(options.certs, options.insecure));
   if (options.insecure) return net::Credentials::Insecure();
   if (options.certs.empty()) return net::Credentials::LocalOnly();
-  return net::Credentials::ForMember(options.certs, options.name());
+  WEFT_ASSIGN_OR_RETURN(
+      net::Credentials credentials,
+      net::Credentials::ForMember(options.certs, options.name()));
+  WEFT_RETURN_IF_ERROR(credentials.CheckJob(options.job));
+  return credentials;
 }
 
 // The same error, saying which part it is of, and with its exit code.
@@ -156,10 +161,7 @@ absl::Status Worker::StartParts() {
   if (options_.metrics_port != 0) {
     const auto port =
         telemetry_->metrics().Serve("127.0.0.1", options_.metrics_port);
-    if (!port.ok()) {
-      return WithExitCode(In("--metrics-port", port.status()),
-                          ExitCode::kConfig);
-    }
+    if (!port.ok()) return WithExitCode(port.status(), ExitCode::kConfig);
   }
   ThreadPool::Options pool;
   pool.name = "handlers";
@@ -257,11 +259,24 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
     opened = net::Endpoint::Open(*loop_, endpoint);
   }
   if (opened.ok()) return opened;
+  if (absl::IsFailedPrecondition(opened.status())) {
+    return WithExitCode(opened.status(), ExitCode::kAuth);
+  }
   // An address in use is the user's to change; no peer is lost.
-  return WithExitCode(opened.status(),
-                      absl::IsFailedPrecondition(opened.status())
-                          ? ExitCode::kAuth
-                          : ExitCode::kConfig);
+  if (!absl::IsUnavailable(opened.status())) {
+    return WithExitCode(opened.status(), ExitCode::kConfig);
+  }
+  const bool is_meeting =
+      options_.hosts_coordinator() && options_.listens_by_default;
+  return WithExitCode(
+      absl::UnavailableError(absl::StrCat(
+          opened.status().message(),
+          is_meeting
+              ? "; the job meets there: choose another address for all its "
+                "workers by --coordinator (or --init, or MASTER_ADDR and "
+                "MASTER_PORT)"
+              : "; choose another by --listen=, or port 0 for any free one")),
+      ExitCode::kConfig);
 }
 
 absl::Status Worker::WhoIsThere() {

@@ -1,7 +1,7 @@
 // Worker: one rank: it makes the parts in order, hands them down, and ends them
 // in order.
 //
-//   auto options = worker::Options::FromFlags(&argc, argv);
+//   auto options = worker::Options::FromFlags(argc, argv);
 //   auto worker = worker::Worker::Start(options);
 //   ExitIfError(worker.status());
 //   rpc::Agent& agent = (*worker)->agent();

@@ -12,7 +12,7 @@
 #include "weft/worker/worker.h"
 
 int main(int argc, char** argv) {
-  auto options = weft::worker::Options::FromFlags(&argc, argv);
+  auto options = weft::worker::Options::FromFlags(argc, argv);
   if (options.exit_if_unreachable) {
     options.probe_every = absl::Milliseconds(20);  // a test waits for it
   }

@@ -691,7 +691,7 @@ TEST_F(WorkerTest, ANameThatIsNoneIsSaidBeforeAnythingIsMade) {
     EXPECT_THAT(worker, StatusIs(absl::StatusCode::kInvalidArgument,
                                  "--job, --role or --rank: identity: the role"))
         << role;
-    EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kConfig);
+    EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kUsage);
   }
   EXPECT_TRUE(std::filesystem::is_empty(dir_.path()));
   options.role = "trainer";

@@ -17,15 +17,18 @@ int main(int argc, char** argv) {
   weft::rpc::ClientOptions options;
   flags.Add("worker", &options.worker, "whose certificate to want there");
   weft::ExitIfError(flags.Parse(argc, argv));
+  if (flags.positional().size() != 1) {
+    weft::ExitIfError(weft::worker::WithExitCode(
+        absl::InvalidArgumentError("client: wanted ADDRESS, one word"),
+        weft::worker::ExitCode::kUsage));
+  }
 
   if (!certs.empty()) {
     auto read = weft::net::Credentials::ForMember(certs, as);
     weft::ExitIfError(read.status());
     options.credentials = *read;
   }
-  const std::string address =
-      flags.positional().empty() ? "" : flags.positional()[0];
-  auto client = weft::rpc::Client::Connect(address, options);
+  auto client = weft::rpc::Client::Connect(flags.positional()[0], options);
   weft::ExitIfError(client.status());
 
   const std::vector<std::string> text = {"to", "be", "or", "not", "to", "be"};

@@ -13,8 +13,8 @@
 sem_t told_to_end;
 
 int main(int argc, char** argv) {
-  auto worker = weft::worker::Worker::Start(
-      weft::worker::Options::FromFlags(&argc, argv));
+  auto worker =
+      weft::worker::Worker::Start(weft::worker::Options::FromFlags(argc, argv));
   weft::ExitIfError(worker.status());
   // Until here a signal just ends the program: nobody depends on it yet.
   sem_init(&told_to_end, 0, 0);

@@ -31,6 +31,7 @@ namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr absl::Duration kLong = absl::Seconds(100);
 constexpr int kUsage = 2;
@@ -118,6 +119,11 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
                            "--servers=0", "--trainers=2", "--clients=1"});
   EXPECT_EQ(more.code, 0) << more.output;
   EXPECT_THAT(more.output, HasSubstr("for 1 members"));
+  const Ended none_more = Weft({"certs", "init", "--dir=" + certs, "--job=demo",
+                                "--servers=0", "--trainers=2", "--clients=1"});
+  EXPECT_EQ(none_more.code, 0) << none_more.output;
+  EXPECT_THAT(none_more.output,
+              HasSubstr("all 4 members of job demo were there"));
   StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
   const Ended client =
       RunToEnd({RunfilePath("examples/cpp_client/client"), address_,
@@ -134,6 +140,81 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
   const Ended none = Call({"SquareRoot", "[9]"});
   EXPECT_EQ(none.code, kAuth);
   EXPECT_THAT(none.output, HasSubstr("weft certs init"));
+}
+
+TEST_F(Clients, OverTcpAMisfitIsToldWhatToSay) {
+  const std::string certs = dir_.Path("certs");
+  ASSERT_EQ(Weft({"certs", "init", "--dir=" + certs, "--job=demo",
+                  "--servers=0", "--trainers=1", "--clients=1"})
+                .code,
+            0);
+  StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
+  const std::string here = "--coordinator=" + address_;
+  const std::string shown = "--certs=" + certs;
+  const std::string cpp = RunfilePath("examples/cpp_client/client");
+  const struct {
+    Ended ended;
+    int code;
+    const char* says;
+  } kMisfits[] = {
+      {Weft({"status", "--job=demo", here, shown}), kAuth,
+       "--name says who it is: trainer0 hosts the coordinator of a job without "
+       "servers"},
+      {Weft({"status", here, shown}), kAuth,
+       "is for admin0 of job \"demo\", wanted job \"weft\"; give --job=demo"},
+      {RunToEnd({RunfilePath("examples/cpp_client/worker"), shown, here}),
+       kAuth, "is for trainer0 of job \"demo\", wanted job \"weft\""},
+      {Weft({"health", address_, shown, "--insecure"}), kUsage,
+       "mean opposite things"},
+      {Weft({"run", "--nproc-per-node=1", shown, "--insecure", "/bin/true"}),
+       kUsage, "mean opposite things"},
+      {RunToEnd({cpp, address_}), kAuth, "TCP needs certificates"},
+      {RunToEnd({cpp, address_, "--certs=" + dir_.Path("none")}), kAuth,
+       "weft certs init"},
+      {RunToEnd({cpp}), kUsage, "wanted ADDRESS"},
+  };
+  for (const auto& misfit : kMisfits) {
+    EXPECT_EQ(misfit.ended.code, misfit.code) << misfit.ended.output;
+    EXPECT_THAT(misfit.ended.output, HasSubstr(misfit.says));
+    EXPECT_THAT(misfit.ended.output, Not(HasSubstr("gRPC:")));
+  }
+}
+
+TEST_F(Clients, AnUnknownFlagOfTheExamplesIsRefused) {
+  for (const char* program : {"client", "worker"}) {
+    const Ended ended =
+        RunToEnd({RunfilePath(absl::StrCat("examples/cpp_client/", program)),
+                  "--cert=none"});
+    EXPECT_EQ(ended.code, kUsage);
+    EXPECT_THAT(ended.output, HasSubstr("did you mean --certs?"));
+  }
+}
+
+TEST_F(Clients, StatusFindsAJobAsItsWorkersDo) {
+  const std::string meeting = "--init=file://" + dir_.Path("meeting");
+  StartWorker({meeting, "--listen=" + address_});
+  const Ended by_file = Weft({"status", "--job=demo", meeting});
+  EXPECT_EQ(by_file.code, 0) << by_file.output;
+  EXPECT_THAT(by_file.output, HasSubstr("1/1 joined"));
+  const Ended both =
+      Weft({"status", "--job=demo", meeting, "--coordinator=" + address_});
+  EXPECT_EQ(both.code, kConfig) << both.output;
+  EXPECT_THAT(both.output, HasSubstr("both say where the job meets"));
+  const auto by_environment =
+      Process::Start({{RunfilePath("launch/weft"), "status", "--job=demo"},
+                      {"MASTER_ADDR=127.0.0.1", "MASTER_PORT=1"}});
+  ASSERT_THAT(by_environment, IsOk());
+  EXPECT_THAT((*by_environment)->Wait(kLong), IsOkAndHolds(kAuth));
+  EXPECT_THAT((*by_environment)->output(), HasSubstr("127.0.0.1:1"));
+}
+
+TEST_F(Clients, AJobThatNobodyHasIsNamedWithTheQuestion) {
+  const Ended ended = Weft({"status", "--job=no-such-job"});
+  EXPECT_EQ(ended.code, kPeerLost);
+  EXPECT_THAT(ended.output, HasSubstr("It follows from --job=no-such-job"));
+  const Ended name = Weft({"status", "--job=No_Such"});
+  EXPECT_EQ(name.code, kUsage);
+  EXPECT_THAT(name.output, HasSubstr("job name \"No_Such\": wanted 1 to 63"));
 }
 
 TEST_F(Clients, WhoIsHungUpOnForItsCertificateLacksRights) {

@@ -107,6 +107,13 @@ TEST(BadInput, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {
   }
 }
 
+TEST(BadInput, CertificatesBesideInsecureAreRefused) {
+  Job job;
+  job.coordinator = "127.0.0.1:1";
+  ExpectEnd(*job.StartServer(0, {"--certs=" + job.Path("c"), "--insecure"}),
+            kUsage, {"--certs=" + job.Path("c"), "--insecure", "give one"});
+}
+
 TEST(BadInput, CertificatesThatAreNotThereAreNamed) {
   Job job;
   job.coordinator = "127.0.0.1:1";
@@ -135,9 +142,13 @@ class Squatter {
 TEST(BadInput, AnAddressInUseIsNamed) {
   const Job job;
   const Squatter squatter(job.Path("ps0.sock"));
+  ExpectEnd(*job.StartServer(0), kConfig,
+            {"ps0: wanted to listen on " + job.coordinator, "in use",
+             "choose another address for all its workers by --coordinator"});
+  const Squatter elsewhere(job.Path("trainer0.sock"));
   ExpectEnd(
-      *job.StartServer(0), kConfig,
-      {"ps0: wanted to listen on " + job.coordinator, "in use", "--listen="});
+      *job.StartTrainer(0, {"--listen=unix:" + job.Path("trainer0.sock")}),
+      kConfig, {"in use", "choose another by --listen="});
 }
 
 TEST(BadInput, ASocketDirectoryIsMadeByTheUser) {
@@ -163,7 +174,7 @@ TEST(BadInput, WhoDoesNotFitTheJobIsTurnedAway) {
   job.name = "other";
   ExpectEnd(*job.StartTrainer(0), kConfig,
             {"job \"job\"", "job \"other\"", "two jobs use one address",
-             "--coordinator"});
+             "--coordinator", "give --job=job if that one is meant"});
   job.name = "job";
 
   job.servers = 3;
