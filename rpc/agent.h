@@ -84,6 +84,10 @@ struct AgentOptions {
   // A peer that cannot be reached for so long is given up: its calls end with
   // kUnavailable.
   absl::Duration give_up_after = absl::Seconds(10);
+  // What the results may take, with what each costs besides, that are on their
+  // way from one peer at a time. One that is too much ends its call with
+  // kResourceExhausted; others are not touched.
+  int64_t result_bytes = int64_t{4} << 30;
   std::string build;                   // shown in errors; empty: Weft's version
   const Registry* registry = nullptr;  // null: Registry::Global()
   SessionTap* tap = nullptr;           // of simulations; must outlive the agent

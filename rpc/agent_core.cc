@@ -302,6 +302,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
     options.peer = *std::move(worker);
     options.transport = options_.transport;
     options.give_up_after = options_.give_up_after;
+    options.result_bytes = options_.result_bytes;
     options.traffic = traffic_.Of(options.peer.name);
     options.recorder = &telemetry_.recorder();
     options.tap = options_.tap;

@@ -495,12 +495,20 @@ absl::Status Link::TakeFrame(Frame&& frame) {
   }
   if (size == 0) return owner_->OnFrame(*this, std::move(frame));
   WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
-  return is_wanted ? Begin(id, size, std::move(assembly)) : absl::OkStatus();
+  if (!is_wanted) return absl::OkStatus();
+  const absl::Status room = Reserve(size, &assembly);
+  if (!room.ok()) return owner_->OnNoRoom(*this, frame, room);
+  assembling_bytes_ += assembly.cost;
+  if (!assemblies_.emplace(id, std::move(assembly)).second) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("call ", id, " begins a second body within the first"));
+  }
+  return absl::OkStatus();
 }
 
-absl::Status Link::Begin(uint64_t id, uint64_t size, Assembly assembly) {
+absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
   int64_t overhead = kBodyOverheadBytes;
-  if (assembly.request != nullptr) overhead += DetachNames(*assembly.request);
+  if (assembly->request != nullptr) overhead += DetachNames(*assembly->request);
   const int64_t room = max_bytes_ - assembling_bytes_ - overhead;
   if (room < 0 || size > static_cast<uint64_t>(room)) {
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -508,17 +516,12 @@ absl::Status Link::Begin(uint64_t id, uint64_t size, Assembly assembly) {
         " others take ", assembling_bytes_, "; ", max_bytes_,
         " are admitted, with ", overhead, " beside the body"));
   }
-  assembly.size = size;
-  assembly.cost = static_cast<int64_t>(size) + overhead;
-  assembly.memory = AllocateBody(size);
-  if (assembly.memory == nullptr) {
+  assembly->size = size;
+  assembly->cost = static_cast<int64_t>(size) + overhead;
+  assembly->memory = AllocateBody(size);
+  if (assembly->memory == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("no memory for a body of ", size, " bytes"));
-  }
-  assembling_bytes_ += assembly.cost;
-  if (!assemblies_.emplace(id, std::move(assembly)).second) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("call ", id, " begins a second body within the first"));
   }
   return absl::OkStatus();
 }

@@ -49,6 +49,13 @@ class LinkOwner {
   // not, its pieces are passed over and nothing of it is kept. An error closes
   // the link with it.
   virtual absl::StatusOr<bool> WantsBody(Link& link, const Frame& frame) = 0;
+  // There is no room for the body that `frame`, a request or reply, announces
+  // and that is wanted. Ok if it no longer is; an error closes the link with
+  // it.
+  virtual absl::Status OnNoRoom(Link&, const Frame& /*frame*/,
+                                absl::Status why) {
+    return why;
+  }
   // Nothing more comes of it.
   virtual void OnLinkClosed(Link& link, absl::Status status) = 0;
 };
@@ -205,8 +212,8 @@ class Link final : public ConnectionObserver,
       std::shared_ptr<memory::Segment> memory, bool is_offerer);
 
   absl::Status TakeFrame(Frame&& frame);
-  // A body of `size` bytes is to come, of the request or reply in `assembly`.
-  absl::Status Begin(uint64_t id, uint64_t size, Assembly assembly);
+  // Room for a body of `size` bytes, of the request or reply in `assembly`.
+  absl::Status Reserve(uint64_t size, Assembly* assembly);
   absl::Status Fill(AssemblyMap::iterator it, const Piece& piece);
   // Of a body that is not being put together.
   absl::Status PassOver(const Frame& frame);

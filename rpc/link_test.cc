@@ -727,6 +727,39 @@ TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
   EXPECT_THAT(peer_->closed, IsOk());
 }
 
+// Welcomes whoever calls, and breaks the connection by welcoming once more.
+class WelcomesTwice final : public ConnectionObserver {
+ public:
+  explicit WelcomesTwice(std::shared_ptr<Connection> connection)
+      : connection_(std::move(connection)) {}
+  void OnMessage(Slices) override {
+    BatchWriter batch;
+    batch.Add(Welcome());
+    batch.Add(Welcome());
+    (void)connection_->Write(std::move(batch).Finish());
+  }
+  void OnWritten() override {}
+  void OnClosed(absl::Status) override {}
+
+ private:
+  const std::shared_ptr<Connection> connection_;
+};
+
+TEST_F(HostileCalleeTest, ThatEndsEachConnectionIsGivenUp) {
+  int connections = 0;
+  at_peer_.Accept([&](std::shared_ptr<Connection> connection) {
+    ++connections;
+    return std::make_shared<WelcomesTwice>(std::move(connection));
+  });
+  Future<int64_t> call =
+      CallAsync(agent_->To("w1", absl::InfiniteDuration()), Size, Floats(1));
+  EXPECT_THAT(call.Wait(absl::Minutes(1)),
+              StatusIs(absl::StatusCode::kUnavailable,
+                       "w1 could not be reached at w1 for 10s: w1 sent a "
+                       "second Welcome"));
+  EXPECT_LT(connections, 30);  // with pauses that grow
+}
+
 // ----------------------------------------------------------------- its lanes
 
 // Has a message in flight until the test says that it was written.
@@ -1082,6 +1115,28 @@ TEST(GivenUpCalls, OfLargeArgumentsDoNotOverrunTheCallee) {
     CallAsync(w1, Size, half).Cancel(absl::CancelledError("the test"));
   }
   EXPECT_THAT(Call(w1, Size, half), IsOkAndHolds(half.size()));
+  EXPECT_THAT(telemetry.recorder().DumpText(),
+              ::testing::Not(::testing::HasSubstr("rpc.lost")));
+}
+
+TEST(Results, OneThatIsTooMuchEndsItsOwnCallAlone) {
+  telemetry::Telemetry telemetry{Silently()};
+  SimulatedRanks::Options options;
+  options.result_bytes = int64_t{1} << 20;
+  options.telemetry = &telemetry;
+  SimulatedRanks ranks(2, options);
+  const Target w1 = ranks[0].To("w1");
+  Future<Floats> large = CallAsync(w1, Make, int64_t{1} << 20);
+  Future<int64_t> small = CallAsync(w1, Size, Floats(3));
+  EXPECT_THAT(small.Wait(absl::Minutes(1)), IsOkAndHolds(3));
+  const absl::Status end = large.Wait(absl::Minutes(1)).status();
+  EXPECT_THAT(end, StatusIs(absl::StatusCode::kResourceExhausted,
+                            "Make: its result cannot be read: a body of"));
+  EXPECT_EQ(PhaseOf(end), Phase::kDecode);
+  EXPECT_FALSE(OutcomeUnknown(end));
+  // Nor does what was passed over stand in the way of the next.
+  const Future<Floats> fits = CallAsync(w1, Make, int64_t{1} << 17);
+  EXPECT_THAT(fits.Wait(absl::Minutes(1)), IsOk());
   EXPECT_THAT(telemetry.recorder().DumpText(),
               ::testing::Not(::testing::HasSubstr("rpc.lost")));
 }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/rpc/function.h"
 
 namespace weft::rpc {
 
@@ -236,7 +237,7 @@ void Outbound::ConnectIfNeeded() {
 void Outbound::Connect() {
   Hello hello = options_.hello;
   auto link =
-      std::make_shared<Link>(shared_from_this(), clock_, kMaxReplyBytes);
+      std::make_shared<Link>(shared_from_this(), clock_, options_.result_bytes);
   {
     MutexLock lock(mu_);
     // The pause of an earlier failure may end when another link is tried.
@@ -255,6 +256,7 @@ absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {
   }
   auto* reply = std::get_if<ReplyFrame>(&frame);
   if (reply == nullptr) return OnlyCallersSend();
+  is_barren_.store(false, std::memory_order_relaxed);
   Tell(CallerSession::Arrived{std::move(reply->reply)});
   return absl::OkStatus();
 }
@@ -284,6 +286,23 @@ absl::StatusOr<bool> Outbound::WantsBody(Link& link, const Frame& frame) {
   return absl::InvalidArgumentError(absl::StrCat(options_.peer.name,
                                                  " replies to call ", id,
                                                  ", which was not sent to it"));
+}
+
+// It is only this result that cannot be had; if the connection ended, all would
+// be sent again, and again be too much.
+absl::Status Outbound::OnNoRoom(Link&, const Frame& frame, absl::Status why) {
+  auto lost = std::make_shared<Reply>();
+  lost->id = std::get<ReplyFrame>(frame).reply->id;
+  std::string function;
+  {
+    MutexLock lock(mu_);
+    session_.ForEachPending([&](const Request& request, bool) {
+      if (request.id == lost->id) function = std::string(request.function);
+    });
+  }
+  lost->status = internal::ResultError(options_.peer.name, function, why);
+  Tell(CallerSession::Arrived{std::move(lost)});
+  return absl::OkStatus();
 }
 
 absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
@@ -344,7 +363,12 @@ void Outbound::OnLinkClosed(Link& link, absl::Status status) {
     connecting_ =
         !shut_down_ && !session_.is_gone() && session_.pending_calls() > 0;
     if (!connecting_) return;
-    if (was_open) {
+    // One that no reply comes through, time after time, is no better than one
+    // that does not come about.
+    const bool fails_still =
+        is_barren_.exchange(was_open || is_barren_.load()) &&
+        clock_.Now() - failing_since_ < options_.give_up_after;
+    if (was_open && !fails_still) {
       since = failing_since_ = clock_.Now();
       pause_ = absl::ZeroDuration();
     }

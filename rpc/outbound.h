@@ -4,6 +4,7 @@
 #ifndef WEFT_RPC_OUTBOUND_H_
 #define WEFT_RPC_OUTBOUND_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -45,6 +46,7 @@ class Outbound final : public internal::Caller,
     Worker peer;
     Transport* transport = nullptr;
     absl::Duration give_up_after;
+    int64_t result_bytes = 0;          // see AgentOptions
     std::shared_ptr<Traffic> traffic;  // counts the calls
     telemetry::FlightRecorder* recorder = nullptr;
     SessionTap* tap = nullptr;
@@ -71,12 +73,12 @@ class Outbound final : public internal::Caller,
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<bool> WantsBody(Link& link, const Frame& frame) override
       ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnNoRoom(Link& link, const Frame& frame,
+                        absl::Status why) override ABSL_LOCKS_EXCLUDED(mu_);
   void OnLinkClosed(Link& link, absl::Status status) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // No reply is larger: what exceeds it closes the connection.
-  static constexpr int64_t kMaxReplyBytes = int64_t{4} << 30;
   static constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
   static constexpr absl::Duration kLongestPause = absl::Seconds(1);
 
@@ -131,6 +133,9 @@ class Outbound final : public internal::Caller,
   bool shut_down_ ABSL_GUARDED_BY(mu_) = false;
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
   Instant failing_since_ ABSL_GUARDED_BY(mu_);  // while connecting_
+  // The last connection that was welcomed ended before any reply had come, and
+  // so did none since.
+  std::atomic<bool> is_barren_{false};
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;

@@ -28,6 +28,7 @@ class SimulatedRanks {
     uint64_t seed = 1;
     SimulatedNetwork::Options network;
     Limits limits;
+    int64_t result_bytes = AgentOptions().result_bytes;
     telemetry::Telemetry* telemetry = nullptr;
   };
 
@@ -45,6 +46,7 @@ class SimulatedRanks {
       agent.directory = &directory_;
       agent.executor = &executor_;
       agent.limits = options.limits;
+      agent.result_bytes = options.result_bytes;
       agent.telemetry = options.telemetry;
       auto made = Agent::Create(std::move(agent));
       WEFT_CHECK(made.ok()) << made.status().ToString();
