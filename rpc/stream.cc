@@ -99,15 +99,15 @@ class PushedSource final : public StreamSource {
  public:
   PushedSource(std::shared_ptr<StreamBuffers> buffers, Instant deadline,
                Driver& driver)
-      : buffers_(std::move(buffers)), deadline_(deadline), driver_(driver) {
-    Prefetch();
-  }
+      : buffers_(std::move(buffers)), deadline_(deadline), driver_(driver) {}
   ~PushedSource() override { buffers_->to_function.Close(); }
 
  private:
   Future<StreamBuffer::Batch> Pull() override {
     return buffers_->to_function.Pull();
   }
+  // What lies here counts as its caller's; in the reader's hands it does not.
+  bool PullsAhead() const override { return false; }
   bool KnowsEnd() const override { return true; }
   absl::Status AwaitEnd(const absl::Status& failure) override {
     return failure;
@@ -142,6 +142,7 @@ class PulledSource final : public StreamSource {
   Future<StreamBuffer::Batch> Pull() override {
     return CallAsync(call_->parts, internal::Pull, ObjectId{call_->id});
   }
+  bool PullsAhead() const override { return true; }  // a pull takes a while
   bool KnowsEnd() const override { return call_->reply.IsReady(); }
   // The stream has failed by it, unless that is why.
   absl::Status AwaitEnd(const absl::Status& failure) override {
@@ -297,6 +298,7 @@ void StreamSource::Prefetch() { pull_ = Pull(); }
 
 absl::StatusOr<std::optional<Slices>> StreamSource::Next() {
   while (values_.empty() && !end_.has_value()) {
+    if (!pull_.has_value() && !PullsAhead()) Prefetch();
     const bool must_wait = pull_.has_value() ? !pull_->IsReady() : !KnowsEnd();
     if (must_wait && InlineScope::IsActive()) return NotHere(Other());
     TakePull();
@@ -310,7 +312,7 @@ absl::StatusOr<std::optional<Slices>> StreamSource::Next() {
   return std::optional<Slices>();
 }
 
-// Takes what was pulled and pulls on, one batch ahead of what is read; at the
+// Takes what was pulled and pulls on, or when that was read; at the
 // end, and after a failure, learns how the stream itself has ended.
 void StreamSource::TakePull() {
   absl::Status failure;
@@ -321,7 +323,8 @@ void StreamSource::TakePull() {
       for (Slices& value : std::get<1>(*batch)) {
         values_.push_back(std::move(value));
       }
-      return Prefetch();
+      if (PullsAhead()) Prefetch();
+      return;
     }
     failure = batch.status();
   }

@@ -146,6 +146,8 @@ class StreamSource {
 
  private:
   virtual Future<StreamBuffer::Batch> Pull() = 0;
+  // One batch ahead of what is read, or once all of it was.
+  virtual bool PullsAhead() const = 0;
   // How the stream has ended, after a pull that failed or told the end, and
   // whether that takes no waiting.
   virtual absl::Status AwaitEnd(const absl::Status& failure) = 0;

@@ -9,7 +9,7 @@ void StreamBuffer::Open() {
   {
     MutexLock lock(mu_);
     is_open_ = true;
-    if (HasRoom()) told.swap(writers_);
+    if (HasRoom() && !is_overfull_) told.swap(writers_);
   }
   for (Promise<void>& promise : told) promise.Set(absl::OkStatus());
 }
@@ -22,10 +22,19 @@ bool StreamBuffer::is_open() const {
 std::optional<StreamBuffer::Batch> StreamBuffer::Take(
     std::vector<Promise<void>>* told) {
   if (!values_.empty()) {
-    bytes_ = 0;
-    told->swap(writers_);
-    return Batch(false, std::exchange(values_, {}));
+    std::vector<Slices> taken;
+    for (size_t bytes = 0; !values_.empty() && bytes < kWindowBytes &&
+                           taken.size() < kWindowValues;) {
+      const size_t size = TotalSize(values_.front());
+      bytes += size;
+      bytes_ -= size;
+      taken.push_back(std::move(values_.front()));
+      values_.pop_front();
+    }
+    if (is_open_ && HasRoom() && !is_overfull_) told->swap(writers_);
+    return Batch(false, std::move(taken));
   }
+  if (std::exchange(is_overfull_, false) && is_open_) told->swap(writers_);
   if (!has_ended_) return std::nullopt;
   told->swap(ending_);
   return Batch(true, {});
@@ -49,9 +58,10 @@ Future<void> StreamBuffer::Write(absl::Span<Slices> values, bool is_last) {
       bytes_ += TotalSize(value);
       values_.push_back(std::move(value));
     }
+    is_overfull_ = is_overfull_ || (!values_.empty() && IsOverfull());
     if (reader_.has_value()) batch = Take(&told);
     if (batch.has_value()) reader.swap(reader_);
-    if (!is_open_ || !HasRoom()) {
+    if (!is_open_ || !HasRoom() || is_overfull_) {
       writers_.emplace_back(driver_);
       room = writers_.back().future();
     }
@@ -87,7 +97,7 @@ void StreamBuffer::Abort(const absl::Status& why) {
   std::optional<Promise<Batch>> reader;
   std::vector<Promise<void>> writers;
   std::vector<Promise<void>> ending;
-  std::vector<Slices> values;
+  std::deque<Slices> values;
   {
     MutexLock lock(mu_);
     if (!aborted_.ok()) return;
@@ -117,6 +127,7 @@ bool StreamBuffer::is_closed() const {
 
 Future<StreamBuffer::Batch> StreamBuffer::Pull() {
   std::optional<Batch> batch;
+  std::optional<Future<Batch>> next;
   std::vector<Promise<void>> told;
   {
     MutexLock lock(mu_);
@@ -126,9 +137,10 @@ Future<StreamBuffer::Batch> StreamBuffer::Pull() {
           absl::FailedPreconditionError("two pull from one stream"), driver_);
     }
     batch = Take(&told);
-    if (!batch.has_value()) return reader_.emplace(driver_).future();
+    if (!batch.has_value()) next = reader_.emplace(driver_).future();
   }
   for (Promise<void>& promise : told) promise.Set(absl::OkStatus());
+  if (next.has_value()) return *std::move(next);
   return MakeReady<Batch>(*std::move(batch), driver_);
 }
 

@@ -5,6 +5,7 @@
 #define WEFT_RPC_STREAM_BUFFER_H_
 
 #include <cstddef>
+#include <deque>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -49,13 +50,17 @@ class StreamBuffer {
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_closed() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // All values that are here; waits for one. kFailedPrecondition while another
-  // waits.
+  // The values that are here, of more than a window the first; waits for one.
+  // kFailedPrecondition while another waits.
   Future<Batch> Pull() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   bool HasRoom() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return bytes_ < kWindowBytes && values_.size() < kWindowValues;
+  }
+  bool IsOverfull() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return bytes_ - TotalSize(values_.back()) >= 2 * kWindowBytes ||
+           values_.size() > 2 * kWindowValues;
   }
   // What a reader gets now, if it gets anything. Those whom this makes room for
   // and who wait for the end are to be told.
@@ -68,8 +73,12 @@ class StreamBuffer {
   bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
   bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  std::vector<Slices> values_ ABSL_GUARDED_BY(mu_);
+  std::deque<Slices> values_ ABSL_GUARDED_BY(mu_);
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  // More came at once than a writer sends that keeps to the window. Its values
+  // may share memory: it is told of room once none is left, even in the hands
+  // of the reader, so that its credit counts all of it until then.
+  bool is_overfull_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Promise<void>> writers_ ABSL_GUARDED_BY(mu_);  // want room
   std::vector<Promise<void>> ending_ ABSL_GUARDED_BY(mu_);   // want the end
   std::optional<Promise<Batch>> reader_ ABSL_GUARDED_BY(mu_);
