@@ -1,9 +1,12 @@
 #include "weft/launch/image_trainer.h"
 
 #include <algorithm>
+#include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
@@ -14,7 +17,9 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/stop_signal.h"
 #include "weft/rendezvous/store.h"
+#include "weft/rendezvous/view.h"
 #include "weft/telemetry/logger.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/worker/exit_code.h"
@@ -78,6 +83,12 @@ ps::ClientOptions ClientOptionsOf(worker::Worker& worker) {
   return options;
 }
 
+int64_t CountTrainers(const rendezvous::View& view) {
+  return std::count_if(
+      view.members().begin(), view.members().end(),
+      [](const rendezvous::Member& m) { return m.role == "trainer"; });
+}
+
 telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
                                              bool is_first) {
   telemetry::Progress::Options progress;
@@ -114,9 +125,29 @@ ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
              generator_),
       parameters_(model_),
       client_(ClientOptionsOf(worker)),
-      progress_(ProgressOptions(options_, worker.options().rank == 0)) {}
+      progress_(ProgressOptions(options_, worker.options().rank == 0)) {
+  if (is_first()) FollowTheOthers();
+}
 
 ImageTrainer::~ImageTrainer() = default;
+
+void ImageTrainer::FollowTheOthers() {
+  follow_ = worker_.membership().OnChange(
+      [this, told = std::set<rendezvous::WorkerKey>()](
+          const std::shared_ptr<const rendezvous::View>& view) mutable {
+        for (const rendezvous::Departed& departed : view->departed()) {
+          const bool is_news = !departed.left &&
+                               absl::StartsWith(departed.name, "trainer") &&
+                               told.insert(departed.key).second;
+          if (!is_news) continue;
+          WEFT_LOG(worker_.telemetry().logger(), Warning,
+                   "a trainer died; the others train on without its part of "
+                   "the data")
+              .With("trainer", departed.name)
+              .With("why", departed.reason);
+        }
+      });
+}
 
 absl::Status ImageTrainer::Begin() {
   input::ShardedSampler::Options order;
@@ -294,11 +325,17 @@ absl::Status ImageTrainer::TrainEpoch(int epoch) {
                           loader_->Next());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
-    samples_ += (*batch)[0].size(0);
+    // Each of them has had a batch meanwhile, as large as this one.
+    samples_ +=
+        static_cast<double>((*batch)[0].size(0)) *
+        static_cast<double>(CountTrainers(*worker_.membership().view()));
     const int64_t used = std::min(loader_->state().used, of_epoch);
     progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch, loss);
     if (asked_to_stop_()) {
       was_stopped_ = true;
+      WEFT_LOG(worker_.telemetry().logger(), Info,
+               "asked to stop; ending in good order; ")
+          << kEndsAtOnce;
       return absl::OkStatus();
     }
   }
@@ -322,8 +359,7 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
   result.checkpoint = checkpoint_;
   const double seconds = absl::ToDoubleSeconds(training);
   if (seconds > 0) {
-    result.samples_per_s =
-        static_cast<double>(samples_) * worker_.options().trainers / seconds;
+    result.samples_per_s = samples_ / seconds;
   }
   if (is_first()) {
     WEFT_ASSIGN_OR_RETURN(result.test_accuracy, Test());

@@ -22,6 +22,7 @@
 #include "weft/launch/image_model.h"
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
+#include "weft/rendezvous/membership.h"
 #include "weft/telemetry/progress.h"
 #include "weft/worker/worker.h"
 
@@ -53,7 +54,7 @@ absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options);
 struct TrainingResult {
   // Of trainer 0; else absent.
   std::optional<double> test_accuracy;
-  double samples_per_s = 0;  // of all trainers
+  double samples_per_s = 0;  // of all trainers that were there
   std::string checkpoint;    // empty if none was saved
   bool was_stopped = false;
   // Of the last checkpoint: an error leaves the one before as the newest.
@@ -89,6 +90,8 @@ class ImageTrainer {
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
   absl::StatusOr<double> Test();
+  // Says who has died, once each.
+  void FollowTheOthers();
   bool is_first() const { return worker_.options().rank == 0; }
 
   worker::Worker& worker_;
@@ -104,9 +107,10 @@ class ImageTrainer {
   std::unique_ptr<input::DataLoader> loader_;
   telemetry::Progress progress_;
   int first_epoch_ = 0;
-  int64_t samples_ = 0;  // seen by this trainer in this run
+  double samples_ = 0;  // seen in this run by all trainers there are
   bool was_stopped_ = false;
   std::string checkpoint_;
+  rendezvous::Membership::Subscription follow_;
 };
 
 }  // namespace weft::launch

@@ -1,12 +1,12 @@
 // parameter_server: holds the tables of a job and applies what trainers push.
 
-#include <atomic>
-#include <csignal>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/launch/serve_tables.h"
+#include "weft/launch/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
@@ -18,8 +18,6 @@ namespace {
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
 // After a failure: the host of the coordinator still lets the others leave.
 constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
-
-volatile std::sig_atomic_t asked_to_stop = 0;
 
 absl::Status Run(int argc, char** argv) {
   weft::worker::Options options;
@@ -44,17 +42,22 @@ absl::Status Run(int argc, char** argv) {
   }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
+  if (options.trainers < 1) {  // it would end at once: all have gone
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "wanted --trainers=N of at least 1, whom to serve, found ",
+            options.trainers)),
+        weft::worker::ExitCode::kUsage);
+  }
 
   // Outlives the worker, whose handlers use it to their end.
   weft::ps::Server server({options.rank, options.servers});
   auto worker = weft::worker::Worker::Start(options);
   if (!worker.ok()) return worker.status();
   // Until here a signal just ends the program: nobody depends on it yet.
-  for (int signal : {SIGTERM, SIGINT}) {
-    std::signal(signal, [](int) { asked_to_stop = 1; });
-  }
+  weft::launch::AwaitStopSignals();
   const absl::Status served = weft::launch::ServeTables(
-      **worker, server, [] { return asked_to_stop != 0; }, grace);
+      **worker, server, weft::launch::AskedToStop, grace);
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/clock.h"
+#include "weft/launch/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
 #include "weft/rendezvous/view.h"
@@ -126,7 +127,9 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
     if (!absl::IsDeadlineExceeded(gone.status())) return gone.status();
     if (stop_by == Instant::Infinite() && asked_to_stop()) {
       WEFT_LOG(worker.telemetry().logger(), Info,
-               "asked to stop; serving until the trainers have left");
+               "asked to stop; serving until the trainers have left, for ")
+          << absl::FormatDuration(grace) << " (--grace) at most; "
+          << kEndsAtOnce;
       stop_by = now + grace;
     }
     if (now >= stop_by) return absl::OkStatus();

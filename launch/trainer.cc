@@ -1,7 +1,6 @@
 // trainer: trains an image classifier with the parameter servers of its job.
 
 #include <cmath>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -10,7 +9,10 @@
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/status_macros.h"
+#include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/launch/image_trainer.h"
+#include "weft/launch/stop_signal.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/options.h"
@@ -22,8 +24,6 @@ using weft::launch::ImageTrainerOptions;
 using weft::launch::TrainingResult;
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
-
-volatile std::sig_atomic_t asked_to_stop = 0;
 
 absl::Status CheckOptions(const weft::worker::Options& worker,
                           const ImageTrainerOptions& training) {
@@ -53,15 +53,29 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
   return absl::OkStatus();
 }
 
-// What to do when the job has lost a server.
+// Whether a checkpoint can be begun there, which would else be known after an
+// epoch.
+absl::Status CheckCheckpointDir(const std::string& path) {
+  weft::checkpoint::CheckpointDirectory::Options options;
+  options.path = path;
+  WEFT_ASSIGN_OR_RETURN(const auto directory,
+                        weft::checkpoint::CheckpointDirectory::Open(options));
+  WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(0));
+  directory->Abandon(attempt);
+  return absl::OkStatus();
+}
+
+// What to do when the job has lost a server, and, with that of the coordinator,
+// this worker its job.
 absl::Status WithWayOn(const absl::Status& error,
                        const ImageTrainerOptions& training) {
-  if (!absl::IsUnavailable(error) || training.checkpoint_dir.empty()) {
-    return error;
-  }
-  return absl::UnavailableError(absl::StrCat(
-      error.message(), "; start the job again with --resume to go on from ",
-      training.checkpoint_dir));
+  const bool is_lost = absl::IsUnavailable(error) || absl::IsAborted(error);
+  if (!is_lost || training.checkpoint_dir.empty()) return error;
+  return absl::Status(
+      error.code(),
+      absl::StrCat(error.message(),
+                   "; start the job again with --resume to go on from ",
+                   training.checkpoint_dir));
 }
 
 void Print(const TrainingResult& result, bool json) {
@@ -111,6 +125,18 @@ absl::Status Run(int argc, char** argv) {
   if (!training.checkpoint_dir.empty()) {
     training.checkpoint_dir =
         std::filesystem::absolute(training.checkpoint_dir).lexically_normal();
+    const absl::Status fit = options.rank == 0
+                                 ? CheckCheckpointDir(training.checkpoint_dir)
+                                 : absl::OkStatus();  // trainer 0 begins all
+    if (!fit.ok()) {
+      return weft::worker::WithExitCode(
+          absl::Status(
+              fit.code(),
+              absl::StrCat(
+                  "--checkpoint-dir=", training.checkpoint_dir,
+                  ": wanted a directory to write in: ", fit.message())),
+          weft::worker::ExitCode::kConfig);
+    }
   }
   training.is_sync = !async;
   training.seed = options.seed;
@@ -124,11 +150,9 @@ absl::Status Run(int argc, char** argv) {
   auto worker = weft::worker::Worker::Start(options);
   if (!worker.ok()) return worker.status();
   // From here on a signal ends training after the step, with a checkpoint.
-  for (int signal : {SIGTERM, SIGINT}) {
-    std::signal(signal, [](int) { asked_to_stop = 1; });
-  }
+  weft::launch::AwaitStopSignals();
   weft::launch::ImageTrainer trainer(**worker, *data, training,
-                                     [] { return asked_to_stop != 0; });
+                                     weft::launch::AskedToStop);
   const auto result = trainer.Run();
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = kGoodBye;

@@ -113,7 +113,11 @@ std::string Progress::TextLine() const {
     absl::StrAppendFormat(&line, " %d %s", done_, options_.unit);
   }
   if (Rate() > 0) {
-    absl::StrAppendFormat(&line, "  %.4g %s/s", Rate(), options_.unit);
+    // No exponents.
+    absl::StrAppendFormat(&line, "  %s %s/s",
+                          Rate() < 1000 ? absl::StrFormat("%.4g", Rate())
+                                        : absl::StrFormat("%.0f", Rate()),
+                          options_.unit);
   }
   if (Remaining() > absl::ZeroDuration()) {
     absl::StrAppend(&line, "  ETA ", absl::FormatDuration(Remaining()));

@@ -117,6 +117,14 @@ TEST_F(ProgressTest, AnUnknownTotalHasNoEta) {
   EXPECT_EQ(Lines()[1], "training 50 samples  5 samples/s");
 }
 
+TEST_F(ProgressTest, RatesHaveNoExponents) {
+  Progress progress(With(Style::kLines));
+  progress.Update(0, 0);
+  clock_.Advance(absl::Seconds(10));
+  progress.Update(123456, 0);
+  EXPECT_EQ(Lines()[1], "training 123456 samples  12346 samples/s");
+}
+
 TEST_F(ProgressTest, AResumedRunIsNotCreditedWithTheEarlierOne) {
   Progress progress(With(Style::kLines));
   progress.Update(5000, 6000);

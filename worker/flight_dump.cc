@@ -64,6 +64,17 @@ absl::Status WriteAll(int fd, absl::string_view text) {
 
 }  // namespace
 
+absl::Status CheckDumpDirectory(const std::string& directory) {
+  if (directory.empty()) return absl::OkStatus();
+  // With the slash a file is none.
+  if (access((fs::path(directory) / "").c_str(), W_OK | X_OK) == 0) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(
+      absl::StrCat("--dump-dir=", directory,
+                   ": wanted a directory to write in: ", strerror(errno)));
+}
+
 absl::StatusOr<std::string> WriteDump(const telemetry::FlightRecorder& recorder,
                                       std::string directory,
                                       absl::string_view job,

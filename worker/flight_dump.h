@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "weft/telemetry/flight_recorder.h"
@@ -15,6 +16,8 @@ namespace weft::worker {
 // yet, and returns its path. An empty `directory` is this user's for the job.
 // kResourceExhausted: the directory holds kMaxDumps.
 inline constexpr int kMaxDumps = 64;
+// Ok if `directory` is empty or one to write in.
+absl::Status CheckDumpDirectory(const std::string& directory);
 absl::StatusOr<std::string> WriteDump(const telemetry::FlightRecorder& recorder,
                                       std::string directory,
                                       absl::string_view job,

@@ -157,6 +157,10 @@ absl::Status Worker::StartParts() {
   if (const absl::Status trace = WriteTrace(); !trace.ok()) {
     return WithExitCode(trace, ExitCode::kConfig);
   }
+  if (const absl::Status dump = CheckDumpDirectory(options_.dump_dir);
+      !dump.ok()) {
+    return WithExitCode(dump, ExitCode::kConfig);
+  }
   dump_on_signal_ = OnSignal::Create([this] { Dump(); });
   if (options_.metrics_port != 0) {
     const auto port =

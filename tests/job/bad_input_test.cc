@@ -224,6 +224,26 @@ class SmallDisk {
   bool is_mounted_ = false;
 };
 
+TEST(BadInput, WhereNothingCanBeWrittenIsSaidBeforeTheWork) {
+  const Job job;
+  WriteBytes(job.Path("file"), "");
+  ExpectEnd(*job.StartTrainer(0, {"--checkpoint-dir=" + job.Path("file/c")}),
+            kConfig,
+            {"--checkpoint-dir=" + job.Path("file/c"),
+             "wanted a "
+             "directory to write in",
+             "Not a directory"});
+  ExpectEnd(*job.StartServer(0, {"--dump-dir=" + job.Path("none")}), kConfig,
+            {"--dump-dir=" + job.Path("none"),
+             "wanted a directory to write in: No such file"});
+}
+
+TEST(BadInput, AServerWithoutTrainersIsRefused) {
+  Job job;
+  job.trainers = 0;
+  ExpectEnd(*job.StartServer(0), kUsage, {"wanted --trainers=N of at least 1"});
+}
+
 TEST(BadInput, AFullDiskCostsOnlyTheCheckpointThatDoesNotFit) {
   Job job;
   job.servers = 1;

@@ -45,6 +45,9 @@ TEST(Death, OfATrainerLeavesTheOthersToFinish) {
   trainers[1]->Signal(SIGKILL);
   EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(0));
   EXPECT_GT(ResultOf(*trainers[0]).test_accuracy, 0.9);
+  EXPECT_THAT(trainers[0]->output(),
+              HasSubstr("a trainer died; the others train on without its part "
+                        "of the data trainer=trainer1 why="));
   for (const auto& server : servers) {
     EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
     EXPECT_THAT(server->output(), HasSubstr("trainers died: trainer1"));
@@ -103,7 +106,9 @@ TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
 TEST(Death, OfTheServerWhereTheJobMeetsEndsTheTrainersWhoNameIt) {
   const Job job;
   const Processes servers = job.StartServers();
-  const Processes trainers = job.StartTrainers({kForLong});
+  const std::string saved = job.Path("saved");
+  const Processes trainers =
+      job.StartTrainers({kForLong, "--checkpoint-dir=" + saved});
   AwaitTraining(*trainers[0]);
   servers[0]->Signal(SIGKILL);
   for (const auto& trainer : trainers) {
@@ -114,6 +119,8 @@ TEST(Death, OfTheServerWhereTheJobMeetsEndsTheTrainersWhoNameIt) {
         trainer->output(),
         ContainsRegex("error: (ps0 could not be reached at |.* is out of "
                       "job .*: the coordinator has been silent)"));
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("with --resume to go on from " + saved));
   }
   // Nobody will ever tell it that the trainers have gone.
   EXPECT_THAT(servers[1]->Wait(kSeconds), IsOkAndHolds(kPeerLost));
@@ -140,6 +147,23 @@ TEST(Death, ByATermSignalSavesFirst) {
   const TrainerResult result = ResultOf(*trainers[0]);
   ASSERT_FALSE(result.checkpoint.empty());
   EXPECT_TRUE(std::filesystem::exists(result.checkpoint + "/manifest.json"));
+}
+
+TEST(Death, ByASecondInterruptIsAtOnce) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const auto server = job.StartServer(0);
+  const auto trainer = job.StartTrainer(0, {kForLong});
+  AwaitTraining(*trainer);
+  server->Signal(SIGINT);
+  ASSERT_THAT(server->WaitForOutput("serving until the trainers have left, for "
+                                    "20s (--grace) at most; Ctrl-C again ends "
+                                    "it at once",
+                                    kLong),
+              IsOk());
+  server->Signal(SIGINT);
+  EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(128 + SIGINT));
 }
 
 std::string MarkOf(const Job& job) { return "WEFT_TEST_JOB=" + job.data; }
