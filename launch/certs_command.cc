@@ -118,7 +118,12 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   const size_t all = options.members.size();
   if (!options.renew) LeaveOutThoseThere(options);
   options.validity = absl::Hours(24) * days;
-  WEFT_RETURN_IF_ERROR(net::MakeCertificates(options));
+  if (const absl::Status made = net::MakeCertificates(options); !made.ok()) {
+    // A name of a job or a host that cannot be.
+    return absl::IsInvalidArgument(made)
+               ? worker::WithExitCode(made, worker::ExitCode::kUsage)
+               : made;
+  }
   const size_t made = options.members.size();
   std::string what = absl::StrCat("certificates of job ", options.job, " for ",
                                   made, " members, good for ", days, " days");

@@ -215,7 +215,8 @@ void Job::OnSignal(int signal) {
     return;
   }
   if (signal_ == 0) signal_ = signal;
-  err_ << "weft: passing SIG" << sigabbrev_np(signal) << " on to all ranks\n";
+  err_ << "weft: passing SIG" << sigabbrev_np(signal)
+       << " on to all ranks; Ctrl-C again kills them\n";
   err_.flush();
   EndOthers(signal);
 }

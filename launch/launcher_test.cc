@@ -200,7 +200,10 @@ TEST(WeftRun, ASecondInterruptKillsAtOnce) {
                                "while :; do sleep 0.05; done")});
   ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
   run->Signal(SIGINT);
-  ASSERT_THAT(run->WaitForOutput("passing SIGINT", kLong), IsOk());
+  ASSERT_THAT(
+      run->WaitForOutput(
+          "passing SIGINT on to all ranks; Ctrl-C again kills them", kLong),
+      IsOk());
   run->Signal(SIGINT);
   EXPECT_THAT(run->Wait(absl::Seconds(20)), IsOkAndHolds(128 + SIGINT));
 }

@@ -20,6 +20,7 @@
 #include "weft/launch/commands.h"
 #include "weft/launch/exit_reporter.h"
 #include "weft/launch/launcher.h"
+#include "weft/net/identity.h"
 #include "weft/net/socket_directory.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
@@ -180,7 +181,14 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
 
   const bool is_own_job = options.job.empty();
+  if (is_own_job && !reporting.certs.empty()) {
+    return Usage(absl::StrCat("--certs=", reporting.certs,
+                              " is of one job: give its name by --job"));
+  }
   if (is_own_job) options.job = absl::StrCat("run-", getpid());
+  if (absl::Status named = net::ValidateJob(options.job); !named.ok()) {
+    return Usage(absl::StrCat("--job: ", named.message()));
+  }
   std::string directory;
   if (!init.empty() && !options.coordinator.empty()) {
     return Usage("give either --init or --coordinator");

@@ -195,7 +195,7 @@ void Options::AddTo(Flags& flags) {
 
 absl::Status Options::Resolve() {
   if (is_elastic() && (servers > 0 || trainers > 0)) {
-    return Config(absl::StrCat(
+    return Usage(absl::StrCat(
         "--workers=", min_workers, ":", max_workers,
         " is an elastic job, --servers and --trainers make a fixed one: give "
         "either"));
@@ -277,8 +277,8 @@ absl::Status Options::ResolveInit() {
   const bool is_read = init_url.kind != rendezvous::InitUrl::Kind::kNone;
   if (init.empty() || is_read) return absl::OkStatus();
   if (!coordinator.empty()) {
-    return Config(absl::StrCat("--init=", init, " and --coordinator=",
-                               coordinator, " both say where the job meets"));
+    return Usage(absl::StrCat("--init=", init, " and --coordinator=",
+                              coordinator, " both say where the job meets"));
   }
   const auto url = rendezvous::ParseInitUrl(init);
   if (!url.ok()) return Usage(absl::StrCat("--init: ", url.status().message()));
@@ -287,10 +287,10 @@ absl::Status Options::ResolveInit() {
       init_url.kind == rendezvous::InitUrl::Kind::kTcp ? init_url.address : "";
   if (init_url.kind == rendezvous::InitUrl::Kind::kEtcd &&
       !coordinator_log.empty()) {
-    return Config(absl::StrCat("--init=", init,
-                               " keeps the coordinator's log; "
-                               "--coordinator-log=",
-                               coordinator_log, " is one too many"));
+    return Usage(absl::StrCat("--init=", init,
+                              " keeps the coordinator's log; "
+                              "--coordinator-log=",
+                              coordinator_log, " is one too many"));
   }
   if (init_url.kind != rendezvous::InitUrl::Kind::kEnv) return absl::OkStatus();
   for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {

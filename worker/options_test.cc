@@ -384,15 +384,15 @@ TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
              {{"--trainers=1", "--role=ps"}, "by --servers=N"},
              {{long_socket.c_str(), "--trainers=2", "--rank=1"},
               "shorten them, or say --listen="},
-             {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
-             {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},
-             {{"--init=etcd://a:1", "--coordinator-log=f"}, "one too many"},
          });
-  // What no worker could have.
+  // What no worker could have, and contradictions.
   expect(ExitCode::kUsage,
          {
              {{"--servers=-1"},
               "--servers=-1, --trainers=0: wanted numbers from 0"},
+             {{"--workers=1:2", "--trainers=1"}, "--workers=1:2"},
+             {{"--init=tcp://a:1", "--coordinator=b:1"}, "both say"},
+             {{"--init=etcd://a:1", "--coordinator-log=f"}, "one too many"},
              {{"--role=boss"}, "--role=boss: wanted ps, trainer or admin"},
              {{"--ranks-on-host=0"}, "--ranks-on-host=0"},
              {{"--shared-memories=-1"}, "--shared-memories=-1"},

@@ -168,6 +168,12 @@ TEST_F(Clients, OverTcpAMisfitIsToldWhatToSay) {
        "mean opposite things"},
       {Weft({"run", "--nproc-per-node=1", shown, "--insecure", "/bin/true"}),
        kUsage, "mean opposite things"},
+      {Weft({"run", "--nproc-per-node=1", shown, "/bin/true"}), kUsage,
+       "is of one job: give its name by --job"},
+      {Weft({"run", "--nproc-per-node=1", "--job=No_Such", "/bin/true"}),
+       kUsage, "wanted 1 to 63 of [a-z0-9-]"},
+      {Weft({"certs", "init", "--dir=" + certs, "--job=No_Such"}), kUsage,
+       "wanted 1 to 63 of [a-z0-9-]"},
       {RunToEnd({cpp, address_}), kAuth, "TCP needs certificates"},
       {RunToEnd({cpp, address_, "--certs=" + dir_.Path("none")}), kAuth,
        "weft certs init"},
@@ -198,7 +204,7 @@ TEST_F(Clients, StatusFindsAJobAsItsWorkersDo) {
   EXPECT_THAT(by_file.output, HasSubstr("1/1 joined"));
   const Ended both =
       Weft({"status", "--job=demo", meeting, "--coordinator=" + address_});
-  EXPECT_EQ(both.code, kConfig) << both.output;
+  EXPECT_EQ(both.code, kUsage) << both.output;
   EXPECT_THAT(both.output, HasSubstr("both say where the job meets"));
   const auto by_environment =
       Process::Start({{RunfilePath("launch/weft"), "status", "--job=demo"},
