@@ -40,6 +40,7 @@ struct Codec<Word> {
       return encoder.Fail(absl::OutOfRangeError("this word is not written"));
     }
     if (word.text == "unspeakable") throw std::runtime_error("cannot write it");
+    if (word.text == "too long") throw std::bad_alloc();
     encoder.Write(word.text);
   }
   static absl::Status Decode(Decoder& decoder, Word& word) {
@@ -272,6 +273,21 @@ TEST(Failures, AResultThatCannotBeWrittenIsOfEncode) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInternal,
                                ": the result: this word is not written"));
   EXPECT_EQ(PhaseOf(status), Phase::kEncode);
+}
+
+TEST(Failures, WithoutMemoryAResultIsNotWrittenForThatReason) {
+  Ranks ranks(2);
+  for (const char* worker : {"w1", "w0"}) {
+    const auto kept = Remote(ranks[0].To(worker), Make, "too long");
+    ASSERT_THAT(kept, IsOk());
+    for (const absl::Status& status :
+         {Call(ranks[0].To(worker), Make, "too long").status(),
+          Fetch(*kept).status()}) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                   ": the result: out of memory"));
+      EXPECT_EQ(PhaseOf(status), Phase::kEncode);
+    }
+  }
 }
 
 TEST(Failures, AKeptResultThatCannotBeWrittenIsOfEncode) {

@@ -90,6 +90,13 @@ absl::Status WithCode(absl::StatusCode code, const absl::Status& status,
   return other;
 }
 
+// Of a result that cannot be written, or read: whose fault it is, unless there
+// was no memory for it.
+absl::StatusCode CodeOfResult(const absl::Status& status) {
+  return absl::IsResourceExhausted(status) ? status.code()
+                                           : absl::StatusCode::kInternal;
+}
+
 }  // namespace
 
 absl::Status DecodeError(const absl::Status& status) {
@@ -98,15 +105,13 @@ absl::Status DecodeError(const absl::Status& status) {
 }
 
 absl::Status EncodeError(const absl::Status& status) {
-  return WithCode(absl::StatusCode::kInternal, status,
+  return WithCode(CodeOfResult(status), status,
                   absl::StrCat("the result: ", status.message()));
 }
 
 absl::Status ResultError(const std::string& worker, const std::string& function,
                          const absl::Status& status) {
-  const absl::StatusCode code = absl::IsResourceExhausted(status)
-                                    ? status.code()
-                                    : absl::StatusCode::kInternal;
+  const absl::StatusCode code = CodeOfResult(status);
   const absl::Status named = NameFailure(
       WithCode(code, status,
                absl::StrCat("its result cannot be read: ", status.message())),

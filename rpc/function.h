@@ -258,8 +258,8 @@ absl::StatusOr<Slices> EncodeResult(Result<T> result) {
 }
 
 // `status` of a codec as that of a call: kInvalidArgument if the arguments
-// could not be read (kResourceExhausted stays), kInternal if the result could
-// not be written.
+// could not be read, kInternal if the result could not be written.
+// kResourceExhausted stays.
 absl::Status DecodeError(const absl::Status& status);
 absl::Status EncodeError(const absl::Status& status);
 // The same at the caller, whose codec could not read what `function` of
