@@ -295,8 +295,8 @@ int CallItself(const Options& options) {
   };
   rpc::FixedDirectory directory;
   directory.Put({kServer, rpc::WorkerKey{1, 1}, "server"});
-  const auto to = network.MakeTransport("server");
-  const auto from = network.MakeTransport("client");
+  const auto to = network.MakeTransport("server").value();
+  const auto from = network.MakeTransport("client").value();
   const auto server = make(kServer, 1, directory, *to);
   const auto client = make(kClient, 2, directory, *from);
   const rpc::Target target = client->To(kServer);

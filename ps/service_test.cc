@@ -84,7 +84,7 @@ class Job {
     const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
     directory_.Put({name, key, name});
     Rank& rank = ranks_.emplace_back();
-    rank.transport = network_.MakeTransport(name);
+    rank.transport = network_.MakeTransport(name).value();
     rpc::AgentOptions options;
     options.job = "test";
     options.name = name;

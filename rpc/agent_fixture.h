@@ -40,7 +40,7 @@ class Ranks {
                                 ? WorkerKey{static_cast<uint32_t>(i), 1}
                                 : options.keys[i];
       directory_.Put(Worker{name, key, name});
-      transports_.push_back(network_.MakeTransport(name));
+      transports_.push_back(network_.MakeTransport(name).value());
       AgentOptions agent;
       agent.job = options.jobs.empty() ? "job" : options.jobs[i];
       agent.name = name;

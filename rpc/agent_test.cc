@@ -910,7 +910,7 @@ TEST(Agent, AReplySurvivesTheConnectionItWasMeantFor) {
 TEST(Agent, OptionsThatLackSomethingAreRefused) {
   LocalNetwork network;
   FixedDirectory directory;
-  const auto transport = network.MakeTransport("here");
+  const auto transport = network.MakeTransport("here").value();
   AgentOptions whole;
   whole.job = "job";
   whole.name = "n";
@@ -936,7 +936,7 @@ TEST(Agent, OptionsThatLackSomethingAreRefused) {
 TEST(Agent, ANameHas1To127CharactersAndIsLookedAtFirst) {
   LocalNetwork network;
   FixedDirectory directory;
-  const auto transport = network.MakeTransport("here");
+  const auto transport = network.MakeTransport("here").value();
   AgentOptions options;
   options.job = "job";
   options.key = WorkerKey{0, 1};

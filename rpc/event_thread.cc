@@ -4,10 +4,18 @@
 #include <utility>
 
 #include "weft/base/driver.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
 
 namespace weft::rpc {
 
-EventThread::EventThread() : thread_([this] { Run(); }) {}
+absl::StatusOr<std::unique_ptr<EventThread>> EventThread::Create() {
+  std::unique_ptr<EventThread> made(new EventThread());
+  WEFT_ASSIGN_OR_RETURN(
+      made->thread_,
+      StartThread("a local transport", [self = made.get()] { self->Run(); }));
+  return made;
+}
 
 void EventThread::Stop() {
   std::deque<Task> posted;
@@ -17,8 +25,8 @@ void EventThread::Stop() {
     if (std::exchange(ended_, true)) return;
     changed_.NotifyAll();
   }
-  thread_.join();
-  MutexLock lock(mu_);  // dropped after the lock is released
+  if (thread_.joinable()) thread_.join();  // else it was never started
+  MutexLock lock(mu_);                     // dropped after the lock is released
   posted.swap(posted_);
   timers.swap(timers_);
   when_.clear();

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
 #include "weft/base/clock.h"
 #include "weft/base/executor.h"
 #include "weft/base/mutex.h"
@@ -21,7 +23,8 @@ namespace weft::rpc {
 // Thread-safety: thread-safe.
 class EventThread {
  public:
-  EventThread();
+  // kResourceExhausted: the system has no thread for it.
+  static absl::StatusOr<std::unique_ptr<EventThread>> Create();
   ~EventThread() { Stop(); }
 
   // Ends the thread; what has not run is dropped, as is what comes later.
@@ -34,6 +37,8 @@ class EventThread {
   bool Cancel(int64_t id) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  EventThread() = default;
+
   using TimerKey = std::pair<Instant, int64_t>;
 
   void Run() ABSL_LOCKS_EXCLUDED(mu_);
@@ -47,7 +52,7 @@ class EventThread {
   std::map<TimerKey, Task> timers_ ABSL_GUARDED_BY(mu_);
   std::map<int64_t, Instant> when_ ABSL_GUARDED_BY(mu_);
   int64_t next_id_ ABSL_GUARDED_BY(mu_) = 1;
-  std::thread thread_;  // last: it uses the others
+  std::thread thread_;
 };
 
 }  // namespace weft::rpc

@@ -651,7 +651,7 @@ TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
   AgentOptions options;
   options.name = "w5";
   LocalNetwork network;
-  const std::unique_ptr<Transport> transport = network.MakeTransport("w5");
+  const auto transport = network.MakeTransport("w5").value();
   options.transport = transport.get();
   options.directory = &ranks.directory();
   options.default_timeout = absl::Seconds(-1);

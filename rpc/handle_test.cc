@@ -529,7 +529,7 @@ TEST(Handle, StrangersThatComeAndGoEndNoSessionOfAWorker) {
   const WorkerKey w1{1, 1};
   constexpr uint64_t kStrangers = 100;
   for (uint64_t life = 1; life <= kStrangers; ++life) {
-    const auto transport = ranks.network().MakeTransport("client");
+    const auto transport = ranks.network().MakeTransport("client").value();
     const WorkerKey key{1000, life};
     FixedDirectory directory({Worker{"w1", w1, "w1"}});
     AgentOptions client;

@@ -101,7 +101,7 @@ class SharedMemoryTest : public ::testing::Test {
       const std::string name = absl::StrCat("w", i);
       directory_.Put(Worker{name, WorkerKey{i, 1}, name});
       transports_.push_back(std::make_unique<SharingTransport>(
-          network_.MakeTransport(name), depot_));
+          network_.MakeTransport(name).value(), depot_));
     }
   }
   void Start() {

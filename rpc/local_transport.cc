@@ -12,6 +12,7 @@
 #include "weft/base/check.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
 #include "weft/rpc/event_thread.h"
 #include "weft/rpc/pipe_end.h"
 
@@ -166,10 +167,11 @@ class LocalNetwork::Switch {
 
 class LocalNetwork::LocalTransport final : public Transport {
  public:
-  LocalTransport(std::shared_ptr<Switch> network, std::string address)
+  LocalTransport(std::shared_ptr<Switch> network, std::string address,
+                 std::unique_ptr<EventThread> thread)
       : switch_(std::move(network)),
         address_(std::move(address)),
-        thread_(std::make_shared<EventThread>()) {
+        thread_(std::move(thread)) {
     switch_->Add(address_, thread_);
   }
 
@@ -246,8 +248,12 @@ class LocalNetwork::LocalTransport final : public Transport {
 
 LocalNetwork::LocalNetwork() : switch_(std::make_shared<Switch>()) {}
 
-std::unique_ptr<Transport> LocalNetwork::MakeTransport(std::string address) {
-  return std::make_unique<LocalTransport>(switch_, std::move(address));
+absl::StatusOr<std::unique_ptr<Transport>> LocalNetwork::MakeTransport(
+    std::string address) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EventThread> thread,
+                        EventThread::Create());
+  return std::make_unique<LocalTransport>(switch_, std::move(address),
+                                          std::move(thread));
 }
 
 void LocalNetwork::Break(const std::string& address) {

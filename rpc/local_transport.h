@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "absl/status/statusor.h"
 #include "weft/rpc/transport.h"
 
 namespace weft::rpc {
@@ -18,9 +19,9 @@ class LocalNetwork {
  public:
   LocalNetwork();
 
-  // A transport reached at `address` while it lives. REQUIRES: no other has the
-  // address.
-  std::unique_ptr<Transport> MakeTransport(std::string address);
+  // A transport reached at `address` while it lives. kResourceExhausted: the
+  // system has no thread for it. REQUIRES: no other has the address.
+  absl::StatusOr<std::unique_ptr<Transport>> MakeTransport(std::string address);
 
   // Breaks every connection to or from `address`, as a lost network would.
   void Break(const std::string& address);

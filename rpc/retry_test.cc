@@ -81,7 +81,7 @@ class Overtaken final : public Caller,
 
 TEST(RetryingCaller, AnAttemptThatReturnsLateIsNotTakenForTheNext) {
   LocalNetwork network;
-  const auto transport = network.MakeTransport("w0");
+  const auto transport = network.MakeTransport("w0").value();
   const auto overtaken = std::make_shared<Overtaken>();
   RetryingCaller::Options options;
   options.policy.first_pause = absl::ZeroDuration();

@@ -374,8 +374,8 @@ class RingTransportPair final : public TransportPair {
  private:
   LocalNetwork network_;
   std::shared_ptr<RingDepot> depot_ = std::make_shared<RingDepot>();
-  RingTransport a_{network_.MakeTransport("a"), "a", depot_};
-  RingTransport b_{network_.MakeTransport("b"), "b", depot_};
+  RingTransport a_{network_.MakeTransport("a").value(), "a", depot_};
+  RingTransport b_{network_.MakeTransport("b").value(), "b", depot_};
 };
 
 INSTANTIATE_TEST_SUITE_P(Rings, TransportConformance, ::testing::Values([] {
@@ -396,7 +396,7 @@ class RingAgents : public ::testing::Test {
       const std::string name = absl::StrCat("w", i);
       directory_.Put(Worker{name, WorkerKey{i, 1}, name});
       transports_.push_back(std::make_unique<RingTransport>(
-          network_.MakeTransport(name), name, depot_));
+          network_.MakeTransport(name).value(), name, depot_));
       AgentOptions options;
       options.job = "job";
       options.name = name;

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/executor.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/directory.h"
@@ -21,12 +22,14 @@
 #include "weft/rpc/transport_conformance.h"
 #include "weft/rpc/wire.h"
 #include "weft/tests/support/patience.h"
+#include "weft/tests/support/status_matchers.h"
 
 namespace weft::rpc {
 namespace {
 
 using ::weft::testing::IsOk;
 using ::weft::testing::IsWoken;
+using ::weft::testing::StatusIs;
 
 class LocalPair final : public TransportPair {
  public:
@@ -36,8 +39,8 @@ class LocalPair final : public TransportPair {
 
  private:
   LocalNetwork network_;
-  std::unique_ptr<Transport> a_ = network_.MakeTransport("a");
-  std::unique_ptr<Transport> b_ = network_.MakeTransport("b");
+  std::unique_ptr<Transport> a_ = network_.MakeTransport("a").value();
+  std::unique_ptr<Transport> b_ = network_.MakeTransport("b").value();
 };
 
 class SimulatedPair final : public TransportPair {
@@ -89,9 +92,20 @@ absl::Status BeginOnceCancelled(CallContext& context) {
 }
 WEFT_RPC(BeginOnceCancelled);
 
+TEST(LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
+  LocalNetwork network;
+  {
+    const ScopedFailpoint threads("base/start_thread",
+                                  "error(RESOURCE_EXHAUSTED,no thread)");
+    EXPECT_THAT(network.MakeTransport("a"),
+                StatusIs(absl::StatusCode::kResourceExhausted, "no thread"));
+  }
+  EXPECT_THAT(network.MakeTransport("a"), IsOk());
+}
+
 TEST(LocalAgent, EndsAfterWhatATimerHasBegun) {
   LocalNetwork network;
-  const auto transport = network.MakeTransport("a");
+  const auto transport = network.MakeTransport("a").value();
   HeldTimer timer;
   timer.transport = transport.get();
   FixedDirectory directory;

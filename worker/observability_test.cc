@@ -211,7 +211,7 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
 TEST_F(Observed, AnAgentWithoutAWorkerHasNoStatusPage) {
   rpc::LocalNetwork network;
   rpc::FixedDirectory directory;
-  const auto transport = network.MakeTransport("w0");
+  const auto transport = network.MakeTransport("w0").value();
   rpc::AgentOptions options;
   options.job = "job";
   options.name = "w0";

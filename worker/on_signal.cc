@@ -8,12 +8,12 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "weft/base/mutex.h"
+#include "weft/base/start_thread.h"
 
 namespace weft::worker {
 namespace {
@@ -81,11 +81,9 @@ class SignalThread {
     if (CurrentHandler() != SIG_DFL) return false;
     if (told_fd < 0) told_fd = eventfd(0, EFD_CLOEXEC);
     if (told_fd < 0) return false;
-    try {
-      thread_ = std::thread([this] { Run(); });
-    } catch (const std::system_error&) {
-      return false;
-    }
+    auto thread = StartThread("signals", [this] { Run(); });
+    if (!thread.ok()) return false;
+    thread_ = *std::move(thread);
     SetHandler(HandleSignal);
     return true;
   }

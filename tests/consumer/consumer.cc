@@ -16,8 +16,9 @@ absl::StatusOr<weft::Tensor> CallScale(const weft::Tensor& x) {
   weft::rpc::LocalNetwork network;
   weft::rpc::FixedDirectory directory(
       {{"ps0", {0, 1}, "ps0"}, {"trainer0", {1, 1}, "trainer0"}});
-  const auto server_end = network.MakeTransport("ps0");
-  const auto trainer_end = network.MakeTransport("trainer0");
+  WEFT_ASSIGN_OR_RETURN(const auto server_end, network.MakeTransport("ps0"));
+  WEFT_ASSIGN_OR_RETURN(const auto trainer_end,
+                        network.MakeTransport("trainer0"));
   weft::rpc::AgentOptions options;
   options.job = "consumer";
   options.directory = &directory;
