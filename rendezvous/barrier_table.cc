@@ -157,13 +157,18 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   // Each is among the members, who are the same for all.
   if (barrier.size() < barrier.begin()->second.members.size()) return;
   const Gathered gathered = Gather(barrier);
+  const Answer open = {absl::OkStatus(), gathered};
+  if (absl::Status room = CheckRoomFor(barrier, open); !room.ok()) {
+    Fail(found, room, std::nullopt, result);
+    return;
+  }
   if (gathered != nullptr) {
     *result.released.mutable_brought() = {gathered->brought.begin(),
                                           gathered->brought.end()};
   }
   for (const auto& [name, arrival] : barrier) {
     Discharge(arrival);
-    Keep(arrival.key, arrival.number, {absl::OkStatus(), gathered});
+    Keep(arrival.key, arrival.number, open);
     auto* record = result.released.add_arrivals();
     *record->mutable_key() = ToWire(arrival.key);
     record->set_number(arrival.number);
@@ -172,6 +177,35 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
         {arrival.ticket, absl::OkStatus(), ReplyOf(gathered)});
   }
   barriers_.erase(found);
+}
+
+// Who waits at many brings little to each, and may be owed much of each: who
+// confirms nothing would be owed as many times what a barrier may gather.
+absl::Status BarrierTable::CheckRoomFor(const Barrier& barrier,
+                                        const Answer& open) const {
+  for (const auto& [name, arrival] : barrier) {
+    const int64_t owed = loads_.at(arrival.key).bytes - BytesOf(arrival);
+    if (owed + BytesOf(open) <= limits_.bytes) continue;
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "Barrier ", arrival.tag, ": ", name, " is at barriers, of ", owed,
+        " bytes, that have not opened or whose opening it has not confirmed; "
+        "with the ",
+        BytesOf(open), " that were brought here it would be at more than ",
+        limits_.bytes));
+  }
+  return absl::OkStatus();
+}
+
+std::map<std::string, BarrierTable::Barrier>::iterator BarrierTable::Fail(
+    std::map<std::string, Barrier>::iterator barrier, const absl::Status& why,
+    std::optional<WorkerKey> gone, Result& result) {
+  for (const auto& [waiter, arrival] : barrier->second) {
+    Discharge(arrival);
+    if (arrival.key != gone) Keep(arrival.key, arrival.number, {why, {}});
+    if (arrival.ticket == kNobody) continue;
+    result.outcomes.push_back({arrival.ticket, why, {}});
+  }
+  return barriers_.erase(barrier);
 }
 
 void BarrierTable::Keep(WorkerKey key, uint64_t number, Answer answer) {
@@ -255,13 +289,7 @@ BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
     }
     const absl::Status status = absl::AbortedError(absl::StrCat(
         "Barrier ", it->first, ": ", name, " is gone (", reason, ")"));
-    for (const auto& [waiter, arrival] : barrier) {
-      Discharge(arrival);
-      if (arrival.key != key) Keep(arrival.key, arrival.number, {status, {}});
-      if (arrival.ticket == kNobody) continue;
-      result.outcomes.push_back({arrival.ticket, status, {}});
-    }
-    it = barriers_.erase(it);
+    it = Fail(it, status, key, result);
   }
   return result;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -111,6 +112,13 @@ class BarrierTable {
   // `before`: the arrival that it repeats, if any.
   absl::Status CheckRoom(const Arrival& arrival, const Arrival* before) const;
   void OpenIfComplete(const std::string& tag, Result& result);
+  // What one of those there would have beyond its limit if it opened.
+  absl::Status CheckRoomFor(const Barrier& barrier, const Answer& open) const;
+  // Ends a barrier for all who wait there; returns the next. `gone` does not
+  // ask again.
+  std::map<std::string, Barrier>::iterator Fail(
+      std::map<std::string, Barrier>::iterator barrier, const absl::Status& why,
+      std::optional<WorkerKey> gone, Result& result);
   void Keep(WorkerKey key, uint64_t number, Answer answer);
   // For an arrival that does not wait any more.
   void Discharge(const Arrival& arrival);

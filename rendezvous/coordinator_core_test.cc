@@ -896,6 +896,38 @@ TEST(CoordinatorCore, OpeningsThatAMemberDoesNotSettleAreBounded) {
   EXPECT_LT(f.SnapshotBytes(), 1024u);
 }
 
+// Each arrival is small, and what it is owed once the others have come is not.
+TEST(CoordinatorCore, WhatAMemberIsOwedAtManyBarriersIsBounded) {
+  CoordinatorCore::Options options;
+  options.barriers.bytes = 1 << 20;
+  Fixture f({}, 1, options);
+  const WorkerKey a = f.Join("trainer", 0, 1);
+  const WorkerKey b = f.Join("trainer", 1, 2);
+  const auto arrive = [&](WorkerKey key, int i, int settled_below, int bytes) {
+    v1::BarrierRequest at = f.AtBarrier(key, i, {"trainer0", "trainer1"});
+    at.set_tag(absl::StrCat("tag", i));
+    at.set_settled_below(settled_below);
+    at.set_payload(std::string(bytes, 'x'));
+    return f.Call(at);
+  };
+  std::vector<uint64_t> waiting;
+  for (int i = 1; i <= 100; ++i) waiting.push_back(arrive(a, i, 0, 0));
+  const auto is_too_much = StatusIs(absl::StatusCode::kResourceExhausted,
+                                    "trainer0 is at barriers, of ");
+  for (int i = 1; i <= 100; ++i) {
+    const absl::Status end = f.StatusOf(arrive(b, i, i, 60000));
+    EXPECT_EQ(end, f.StatusOf(waiting[i - 1]));
+    if (i <= 10) {
+      EXPECT_THAT(end, IsOk());
+    } else if (i > 17) {
+      EXPECT_THAT(end, is_too_much);
+    }
+  }
+  EXPECT_LT(f.SnapshotBytes(), 1u << 20);
+  EXPECT_TRUE(f.IsHeld(arrive(a, 101, 101, 0)));  // has confirmed them
+  EXPECT_THAT(f.StatusOf(arrive(b, 101, 101, 60000)), IsOk());
+}
+
 TEST(CoordinatorCore, AnArrivalThatWaitsForLongLeavesLaterOnesSettled) {
   Fixture f;
   const WorkerKey a = f.Join("trainer", 0, 1);
