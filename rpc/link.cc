@@ -514,7 +514,10 @@ absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "a body of ", size, " bytes is announced while ", assemblies_.size(),
         " others take ", assembling_bytes_, "; ", max_bytes_,
-        " are admitted, with ", overhead, " beside the body"));
+        " are admitted, with ", overhead, " beside the body",
+        assembly.request == nullptr  // of replies that is no option
+            ? ""
+            : "; who serves raises the limit by --limits=rpc_bytes=VALUE"));
   }
   assembly->size = size;
   assembly->cost = static_cast<int64_t>(size) + overhead;

@@ -934,6 +934,8 @@ TEST(Bodies, TinyOnesAreBoundedByWhatTheyTake) {
   EXPECT_THAT(connection->closed,
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "a body of 1 bytes is announced while 50 others"));
+  EXPECT_THAT(connection->closed, StatusIs(absl::StatusCode::kResourceExhausted,
+                                           "--limits=rpc_bytes=VALUE"));
 }
 
 // As a callee sends again what it is asked for again, on one connection.
