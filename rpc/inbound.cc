@@ -254,9 +254,10 @@ bool Inbound::TellLocked(const CalleeSession::Event& event) {
   if (link_ != nullptr && link_->is_heavy() &&
       std::holds_alternative<CalleeSession::Closed>(event)) {
     // The quota counts a reply until it is closed: no further may it wait.
-    must_drain |= link_->Sweep([&session = session_](uint64_t id) {
-      return session.StateOf(id) != CalleeSession::State::kAnswered;
-    });
+    must_drain |=
+        link_->Sweep([this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+          return session_.StateOf(id) != CalleeSession::State::kAnswered;
+        });
   }
   return must_drain;
 }

@@ -152,9 +152,10 @@ void Outbound::TakeEmitted() {
   if (must_sweep) {
     // Credit is free again for what was given up. The callee takes in no more
     // than that: what is announced to it must not be more either.
-    must_drain_ |= link_->Sweep([&session = session_](uint64_t id) {
-      return session.StateOf(id) != CallerSession::State::kSent;
-    });
+    must_drain_ |=
+        link_->Sweep([this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+          return session_.StateOf(id) != CallerSession::State::kSent;
+        });
   }
 }
 
