@@ -273,12 +273,14 @@ void Agent::Core::ForgetIdle(const std::string& name,
     return a->number() < b->number();
   });
   int64_t forgotten = 0;
-  const auto forget = [&](const std::shared_ptr<Inbound>& inbound) {
-    telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
-    inbounds_.erase(inbound->peer().key);
-    ended->push_back(inbound);
-    ++forgotten;
-  };
+  const auto forget =
+      [&](const std::shared_ptr<Inbound>& inbound)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+            telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
+            inbounds_.erase(inbound->peer().key);
+            ended->push_back(inbound);
+            ++forgotten;
+          };
   std::vector<std::shared_ptr<Inbound>> workers;
   for (const auto& inbound : idle) {
     const bool has_name = inbound->peer().name == name;
