@@ -515,7 +515,7 @@ absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
         "a body of ", size, " bytes is announced while ", assemblies_.size(),
         " others take ", assembling_bytes_, "; ", max_bytes_,
         " are admitted, with ", overhead, " beside the body",
-        assembly.request == nullptr  // of replies that is no option
+        assembly->request == nullptr  // of replies that is no option
             ? ""
             : "; who serves raises the limit by --limits=rpc_bytes=VALUE"));
   }
