@@ -35,6 +35,10 @@
 #include "weft/rpc/waits_for.h"
 #include "weft/telemetry/telemetry.h"
 
+namespace weft {
+class ThreadPool;
+}  // namespace weft
+
 namespace weft::rpc {
 
 class LoneServer;
@@ -48,7 +52,7 @@ struct AccessRule {
 
 // How busy an agent is, and with whom.
 struct AgentMetrics {
-  // Of the agent's own pool; 0 where it was given an executor.
+  // Of the agent's own pool, else of AgentOptions::pool; 0 without either.
   int pool_threads = 0;
   int idle_threads = 0;
   int64_t client_active_calls = 0;  // made here and not ended
@@ -73,6 +77,9 @@ struct AgentOptions {
   Executor* executor = nullptr;
   int threads = 4;
   int max_threads = 256;
+  // Whose threads Metrics() counts where `executor` is a pool; must outlive the
+  // agent.
+  const ThreadPool* pool = nullptr;
 
   // Of calls that name none; see SetDefaultTimeout. Not negative.
   absl::Duration default_timeout = absl::Seconds(60);

@@ -86,10 +86,10 @@ std::vector<Leftover> Agent::Core::Leftovers() const {
 
 AgentMetrics Agent::Core::Metrics() {
   AgentMetrics metrics;
-  if (own_pool_ != nullptr) {
-    const ThreadPool::Stats pool = own_pool_->stats();
-    metrics.pool_threads = pool.threads;
-    metrics.idle_threads = pool.idle;
+  if (const ThreadPool* pool = own_pool_ ? own_pool_.get() : options_.pool) {
+    const ThreadPool::Stats stats = pool->stats();
+    metrics.pool_threads = stats.threads;
+    metrics.idle_threads = stats.idle;
   }
   for (const auto& outbound : Outbounds()) {
     metrics.client_active_calls += outbound->pending_calls();

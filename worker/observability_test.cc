@@ -35,6 +35,8 @@
 namespace weft::worker {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
@@ -206,6 +208,35 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
   }
   EXPECT_THAT(names, ::testing::ElementsAre("flight recorder", "membership",
                                             "net", "rpc"));
+}
+
+TEST_F(Observed, TheHandlerThreadsAreCounted) {
+  Options options = OptionsOf("ps");
+  options.handler_threads = 3;
+  options.trace.clear();
+  auto worker = Worker::Start(options);
+  ASSERT_THAT(worker, IsOk());
+  Gate gate;
+  (*worker)->agent().SetLocal(&gate);
+  const auto shows = [&](int threads, int idle) {
+    return Becomes([&] {
+      const rpc::AgentMetrics metrics = (*worker)->agent().Metrics();
+      return metrics.pool_threads == threads && metrics.idle_threads == idle;
+    });
+  };
+  EXPECT_TRUE(shows(3, 3));
+  const Future<int64_t> held =
+      rpc::CallAsync((*worker)->agent().To("ps0", kLong), PassGate);
+  EXPECT_TRUE(IsWoken(gate.entered));
+  EXPECT_TRUE(shows(3, 2));
+  EXPECT_THAT((*worker)->telemetry().metrics().Text(),
+              AllOf(ContainsRegex("\nweft_rpc_pool_threads[^\n]* 3\n"),
+                    ContainsRegex("\nweft_rpc_idle_threads[^\n]* 2\n")));
+  EXPECT_THAT((*worker)->telemetry().status().RenderText(),
+              ContainsRegex("\nrpc\n(  [^\n]*\n)*  pool_threads=3\n"
+                            "  idle_threads=2\n"));
+  gate.may_leave.Unpark();
+  EXPECT_THAT(held.Wait(kLong), IsOk());
 }
 
 TEST_F(Observed, AnAgentWithoutAWorkerHasNoStatusPage) {

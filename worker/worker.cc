@@ -441,6 +441,7 @@ absl::Status Worker::MakeAgent() {
   agent.directory = directory_.get();
   agent.telemetry = telemetry_.get();
   agent.executor = executor_.get();
+  agent.pool = executor_.get();
   agent.default_timeout = options_.rpc_timeout;
   agent.limits = options_.limits.rpc;
   agent.access = options_.access;
