@@ -74,8 +74,7 @@ absl::Duration Agent::default_timeout() const {
 Target Agent::MakeTarget(absl::StatusOr<Worker> worker,
                          std::optional<absl::Duration> timeout,
                          std::shared_ptr<const Lineage> lineage) {
-  Target target;
-  target.agent_ = this;
+  Target target(this);
   target.timeout_ = timeout;
   target.lineage_ = std::move(lineage);
   auto caller = core_->CallerFor(std::move(worker));

@@ -20,8 +20,7 @@ const std::string& Target::name() const {
 }
 
 absl::Duration Target::timeout() const {
-  if (timeout_.has_value()) return *timeout_;
-  return agent_ == nullptr ? absl::ZeroDuration() : agent_->default_timeout();
+  return timeout_.has_value() ? *timeout_ : agent_->default_timeout();
 }
 
 Target Target::WithTrace(const telemetry::TraceContext& trace) const {
@@ -134,8 +133,7 @@ class CallStarter {
   }
 
   static Target Alone(const Target& target) {
-    Target alone;
-    alone.agent_ = target.agent_;
+    Target alone(target.agent_);
     alone.status_ = target.status_;
     alone.caller_ = target.caller_;
     return alone;
@@ -315,11 +313,8 @@ StartedStream StartStreamCall(const Target& target, const Function& function,
                               CancelToken ended,
                               std::shared_ptr<OutgoingCall> call) {
   CallStarter::Start(target, function, request, std::move(call));
-  StartedStream started;
-  started.id = request->id;
-  started.deadline = request->deadline;
-  started.parts = CallStarter::PartOf(target, *request, std::move(ended));
-  return started;
+  return {request->id, request->deadline,
+          CallStarter::PartOf(target, *request, std::move(ended))};
 }
 
 Driver& DriverOf(const Agent& agent) {

@@ -96,8 +96,9 @@ class Target {
   friend class Agent;
   friend class CallContext;
   friend class internal::CallStarter;
+  explicit Target(Agent* agent) : agent_(agent) {}
 
-  Agent* agent_ = nullptr;
+  Agent* agent_;
   absl::Status status_;  // why there is no such worker
   std::shared_ptr<internal::Caller> caller_;
   std::optional<absl::Duration> timeout_;   // null: the agent's default

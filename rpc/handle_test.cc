@@ -200,6 +200,11 @@ TEST(Calls, WhatDoesNotFitDoesNotCompile) {
   EXPECT_FALSE((kCompiles<Target, int, int64_t>));  // is no function
 }
 
+TEST(Calls, NoneCanBeWrittenWithoutAnAgent) {
+  EXPECT_FALSE(std::is_default_constructible_v<Target>);
+  EXPECT_FALSE(std::is_default_constructible_v<Handle<Embedding>>);
+}
+
 TEST(Calls, WhatHasNoCodecDoesNotTravel) {
   EXPECT_TRUE(internal::kHasCodec<std::vector<Tensor>>);
   EXPECT_FALSE(internal::kHasCodec<NoCodec>);
