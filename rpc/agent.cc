@@ -13,17 +13,67 @@
 
 namespace weft::rpc {
 
-absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
+namespace {
+
+absl::Status Wrong(absl::string_view option, absl::string_view wanted,
+                   absl::string_view found) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      "Agent::Create: ", option, ": wanted ", wanted, ", found ", found));
+}
+
+absl::Status CheckThreads(const AgentOptions& options) {
+  if (options.executor != nullptr) return absl::OkStatus();
+  if (options.pool != nullptr) {
+    return Wrong("pool", "the one that executor is", "no executor");
+  }
+  if (options.threads < 1) {
+    return Wrong("threads", "1 or more", absl::StrCat(options.threads));
+  }
+  if (options.max_threads >= options.threads) return absl::OkStatus();
+  return Wrong("max_threads",
+               absl::StrCat("no fewer than threads, ", options.threads),
+               absl::StrCat(options.max_threads));
+}
+
+// One of 0 would let calls wait for ever, or refuse them all.
+absl::Status CheckLimits(const Limits& limits) {
+  const std::pair<const char*, int64_t> counts[] = {
+      {"limits.calls", limits.calls},
+      {"limits.bytes", limits.bytes},
+      {"limits.nested_calls", limits.nested_calls},
+      {"limits.objects", limits.objects},
+      {"limits.sessions", limits.sessions}};
+  for (const auto& [name, count] : counts) {
+    if (count < 1) return Wrong(name, "1 or more", absl::StrCat(count));
+  }
+  if (limits.timeout > absl::ZeroDuration()) return absl::OkStatus();
+  return Wrong("limits.timeout", "more than 0",
+               absl::FormatDuration(limits.timeout));
+}
+
+absl::Status Validate(const AgentOptions& options) {
   WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(options.name));
-  if (options.transport == nullptr || options.directory == nullptr) {
-    return absl::InvalidArgumentError(
-        "Agent::Create: a transport and a directory are needed");
+  if (options.job.empty()) return Wrong("job", "its name", "none");
+  if (options.key.epoch == 0) {
+    return Wrong("key", "an epoch from 1 on", options.key.ToString());
   }
+  if (options.transport == nullptr) return Wrong("transport", "one", "none");
+  if (options.directory == nullptr) return Wrong("directory", "one", "none");
+  WEFT_RETURN_IF_ERROR(CheckThreads(options));
   if (options.default_timeout < absl::ZeroDuration()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Agent::Create: the default time-out is ",
-                     absl::FormatDuration(options.default_timeout)));
+    return Wrong("default_timeout", "none below zero",
+                 absl::FormatDuration(options.default_timeout));
   }
+  WEFT_RETURN_IF_ERROR(CheckLimits(options.limits));
+  if (options.give_up_after > absl::ZeroDuration()) return absl::OkStatus();
+  return Wrong("give_up_after", "more than 0",
+               absl::FormatDuration(options.give_up_after));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
+  WEFT_RETURN_IF_ERROR(Validate(options));
   if (options.build.empty()) options.build = std::string(kVersion);
   const Registry* registry =
       options.registry != nullptr ? options.registry : &Registry::Global();

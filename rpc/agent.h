@@ -103,7 +103,7 @@ struct AgentOptions {
 // Thread-safety: thread-safe.
 class Agent {
  public:
-  // kInvalidArgument for a name that is none.
+  // kInvalidArgument, naming the option, for what makes no sense.
   static absl::StatusOr<std::unique_ptr<Agent>> Create(AgentOptions options);
   // Ends what is open with kCancelled, without waiting for the network.
   ~Agent();

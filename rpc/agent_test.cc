@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -15,6 +16,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/error.h"
 #include "weft/base/parker.h"
+#include "weft/base/thread_pool.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/batch.h"
 #include "weft/rpc/detail.h"
@@ -157,6 +159,13 @@ absl::StatusOr<double> RemainingBelow(CallContext& context,
   return Call(context.To(other, absl::Hours(1)), RemainingSeconds);
 }
 WEFT_RPC(RemainingBelow);
+
+absl::StatusOr<double> RemainingWithin(CallContext& context,
+                                       const std::string& other,
+                                       double seconds) {
+  return Call(context.To(other, absl::Seconds(seconds)), RemainingSeconds);
+}
+WEFT_RPC(RemainingWithin);
 
 absl::Status LingerBelow(CallContext& context, const std::string& other) {
   return Call(context.To(other, absl::Hours(1)), Linger);
@@ -840,6 +849,17 @@ TEST(Agent, NestedCallsInheritTheDeadline) {
   EXPECT_LE(*seconds, 30);
 }
 
+TEST(Agent, ANestedCallHasItsOwnDeadlineWhereThatIsNearer) {
+  Ranks ranks(3);
+  for (const char* other : {"w2", "w1"}) {
+    const absl::StatusOr<double> seconds =
+        Call(ranks[0].To("w1", absl::Hours(1)), RemainingWithin, other, 300.0);
+    ASSERT_THAT(seconds, IsOk());
+    EXPECT_GT(*seconds, 0);
+    EXPECT_LE(*seconds, 300);
+  }
+}
+
 TEST(Agent, APeerDeclaredGoneEndsItsCallsWithTheOutcomeUnknown) {
   Ranks ranks(2);
   Counters counters;
@@ -917,19 +937,34 @@ TEST(Agent, OptionsThatLackSomethingAreRefused) {
   whole.key = WorkerKey{0, 1};
   whole.directory = &directory;
   whole.transport = transport.get();
-  const auto refused = [](const AgentOptions& options, const char* said) {
+  const auto pool = *ThreadPool::Create({});
+  const std::pair<std::function<void(AgentOptions&)>, const char*> cases[] = {
+      {[](auto& o) { o.job = ""; }, "job: wanted its name, found none"},
+      {[](auto& o) { o.key.epoch = 0; }, "key: wanted an epoch from 1 on"},
+      {[](auto& o) { o.transport = nullptr; }, "transport: wanted one"},
+      {[](auto& o) { o.directory = nullptr; }, "directory: wanted one"},
+      {[&](auto& o) { o.pool = pool.get(); },
+       "pool: wanted the one that executor"},
+      {[](auto& o) { o.threads = 0; }, "threads: wanted 1 or more, found 0"},
+      {[](auto& o) { o.max_threads = 3; },
+       "max_threads: wanted no fewer than threads, 4, found 3"},
+      {[](auto& o) { o.default_timeout = -absl::Seconds(1); },
+       "default_timeout: wanted none below zero, found -1s"},
+      {[](auto& o) { o.limits.calls = 0; }, "limits.calls: wanted 1 or more"},
+      {[](auto& o) { o.limits.bytes = -1; }, "limits.bytes: wanted 1 or more"},
+      {[](auto& o) { o.limits.nested_calls = 0; }, "limits.nested_calls: want"},
+      {[](auto& o) { o.limits.objects = 0; }, "limits.objects: wanted 1 or"},
+      {[](auto& o) { o.limits.sessions = 0; }, "limits.sessions: wanted 1 or"},
+      {[](auto& o) { o.limits.timeout = absl::ZeroDuration(); },
+       "limits.timeout: wanted more than 0, found 0"},
+      {[](auto& o) { o.give_up_after = absl::ZeroDuration(); },
+       "give_up_after: wanted more than 0, found 0"}};
+  for (const auto& [spoil, said] : cases) {
+    AgentOptions options = whole;
+    spoil(options);
     EXPECT_THAT(Agent::Create(options),
                 StatusIs(absl::StatusCode::kInvalidArgument, said));
-  };
-  AgentOptions options = whole;
-  options.transport = nullptr;
-  refused(options, "a transport and a directory are needed");
-  options = whole;
-  options.directory = nullptr;
-  refused(options, "a transport and a directory are needed");
-  options = whole;
-  options.default_timeout = -absl::Seconds(1);
-  refused(options, "the default time-out is -1s");
+  }
   EXPECT_THAT(Agent::Create(whole), IsOk());
 }
 

@@ -648,15 +648,6 @@ TEST(Timeout, ANegativeOneIsRefusedAndZeroHasPassed) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
   EXPECT_THAT(Call(target.WithTimeout(std::nullopt), Fail, "x"),
               StatusIs(absl::StatusCode::kDataLoss));
-  AgentOptions options;
-  options.name = "w5";
-  LocalNetwork network;
-  const auto transport = network.MakeTransport("w5").value();
-  options.transport = transport.get();
-  options.directory = &ranks.directory();
-  options.default_timeout = absl::Seconds(-1);
-  EXPECT_THAT(Agent::Create(options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "-1s"));
 }
 
 // ---------------------------------------------------------- why unavailable

@@ -530,6 +530,7 @@ TEST(GrpcSharedMemory, GoesToSoManyConnectionsAndNoMore) {
   Node server(temp, "s", /*memories=*/2);
   directory.Put(server.worker(9));
   AgentOptions options;
+  options.job = "job";
   options.directory = &directory;
   options.name = "s";
   options.key = WorkerKey{9, 1};
@@ -613,6 +614,7 @@ TEST(GrpcRings, WhereTheCalleeHasNoneCallsGoAsEver) {
     Node a(temp, "a", here);
     Node b(temp, "b", there);
     AgentOptions options;
+    options.job = "job";
     options.directory = &directory;
     std::vector<std::unique_ptr<Agent>> agents;
     uint32_t id = 0;

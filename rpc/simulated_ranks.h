@@ -40,6 +40,7 @@ class SimulatedRanks {
       directory_.Put(Worker{name, key, name});
       transports_.push_back(network_.MakeTransport(name));
       AgentOptions agent;
+      agent.job = "job";
       agent.name = name;
       agent.key = key;
       agent.transport = transports_.back().get();
