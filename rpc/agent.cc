@@ -89,7 +89,7 @@ Agent::~Agent() { core_->Stop(); }
 
 Target Agent::To(absl::string_view name,
                  std::optional<absl::Duration> timeout) {
-  return MakeTarget(core_->Find(name), timeout, nullptr);
+  return MakeTarget(std::string(name), core_->Find(name), timeout, nullptr);
 }
 
 absl::StatusOr<std::vector<Target>> Agent::ToAll(
@@ -98,13 +98,14 @@ absl::StatusOr<std::vector<Target>> Agent::ToAll(
                         core_->options().directory->Select(selector));
   std::vector<Target> targets;
   for (Worker& worker : workers) {
-    targets.push_back(MakeTarget(std::move(worker), timeout, nullptr));
+    const std::string name = worker.name;
+    targets.push_back(MakeTarget(name, std::move(worker), timeout, nullptr));
   }
   return targets;
 }
 
 Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
-  return MakeTarget(core_->Find(key), timeout, nullptr);
+  return MakeTarget(key.ToString(), core_->Find(key), timeout, nullptr);
 }
 
 absl::Status Agent::SetDefaultTimeout(absl::Duration timeout) {
@@ -121,7 +122,8 @@ absl::Duration Agent::default_timeout() const {
   return core_->default_timeout();
 }
 
-Target Agent::MakeTarget(absl::StatusOr<Worker> worker,
+Target Agent::MakeTarget(const std::string& asked,
+                         absl::StatusOr<Worker> worker,
                          std::optional<absl::Duration> timeout,
                          std::shared_ptr<const Lineage> lineage) {
   Target target(this);
@@ -131,7 +133,11 @@ Target Agent::MakeTarget(absl::StatusOr<Worker> worker,
   if (caller.ok()) {
     target.caller_ = *std::move(caller);
   } else {
-    target.status_ = caller.status();
+    // One that is gone ends a call as if it had gone during the call.
+    const Phase phase =
+        absl::IsUnavailable(caller.status()) ? Phase::kQueue : Phase::kNone;
+    target.status_ =
+        internal::ReceiveFailure(caller.status(), asked, "", phase);
   }
   return target;
 }
@@ -179,13 +185,14 @@ absl::Duration CallContext::Remaining() const {
 
 Target CallContext::To(absl::string_view name,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->MakeTarget(agent_->core_->Find(name), timeout,
+  return agent_->MakeTarget(std::string(name), agent_->core_->Find(name),
+                            timeout,
                             std::make_shared<const Lineage>(lineage()));
 }
 
 Target CallContext::To(WorkerKey key,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->MakeTarget(agent_->core_->Find(key), timeout,
+  return agent_->MakeTarget(key.ToString(), agent_->core_->Find(key), timeout,
                             std::make_shared<const Lineage>(lineage()));
 }
 

@@ -188,7 +188,8 @@ class Agent {
   friend class CallContext;
   friend class internal::CallStarter;
   explicit Agent(std::shared_ptr<Core> core);
-  Target MakeTarget(absl::StatusOr<Worker> worker,
+  // `asked` is who was asked for, by name or by key.
+  Target MakeTarget(const std::string& asked, absl::StatusOr<Worker> worker,
                     std::optional<absl::Duration> timeout,
                     std::shared_ptr<const Lineage> lineage);
   void SetLocalObject(const void* type_key, std::shared_ptr<void> object);

@@ -198,8 +198,8 @@ absl::Status Agent::Core::CheckNotGone(const std::string& name,
       internal::MarkFailure(
           absl::UnavailableError(absl::StrCat(
               "the incarnation ", key.ToString(), " of ", name, " is gone")),
-          Phase::kNone, Reason::kPeerGone),
-      name, "", Phase::kNone);
+          Phase::kQueue, Reason::kPeerGone),
+      name, "", Phase::kQueue);
 }
 
 Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,

@@ -223,6 +223,8 @@ Target Target::WithRetry(const RetryPolicy& policy) const {
       is_lane_
           ? absl::InvalidArgumentError("WithRetry() comes before InOrder()")
           : Validate(policy);
+  other.status_ =
+      internal::NameFailure(other.status_, name(), "", Phase::kNone);
   other.caller_ =
       internal::CallStarter::CoreOf(*this).Retrying(caller_->peer(), policy);
   other.is_fixed_ = false;
@@ -253,9 +255,7 @@ absl::Status CheckTarget(const Target& target) {
                      absl::FormatDuration(target.timeout()),
                      ": wanted none below zero; InfiniteDuration() is none"));
   }
-  // Named here: of a function that passes it on, it is the nested call's.
-  return NameFailure(CallStarter::CoreOf(target).CanCall(), target.name(), "",
-                     Phase::kNone);
+  return CallStarter::CoreOf(target).CanCall();
 }
 
 }  // namespace
@@ -300,12 +300,21 @@ void StartCall(const Target& target, const Function& function,
   CallStarter::Start(target, function, request, std::move(call));
 }
 
-absl::Status NotHere(absl::string_view worker) {
-  return absl::FailedPreconditionError(absl::StrCat(
+absl::Status NotHere(const std::string& worker) {
+  const absl::Status why = absl::FailedPreconditionError(absl::StrCat(
       "a call to ", worker,
       " would wait in a function that runs inline, on the thread that must "
       "receive the reply: use CallAsync, or register the function with "
       "WEFT_RPC"));
+  return NameFailure(why, worker, "", Phase::kNone);
+}
+
+absl::Status NotBegun(const Target& target,
+                      const absl::StatusOr<const Function*>& function,
+                      const absl::Status& why) {
+  if (!target.status().ok()) return target.status();  // which says it already
+  return NameFailure(why, target.name(), function.ok() ? (*function)->name : "",
+                     Phase::kNone);
 }
 
 StartedStream StartStreamCall(const Target& target, const Function& function,

@@ -184,7 +184,13 @@ bool IsAlias(const Target& target);
 void StartCall(const Target& target, const Function& function,
                const std::shared_ptr<Request>& request,
                std::shared_ptr<OutgoingCall> call);
-absl::Status NotHere(absl::string_view function);  // a wait in an InlineScope
+// Of a wait in an InlineScope. IsLocal, as are those above once NotBegun has
+// said of which call they are.
+absl::Status NotHere(const std::string& worker);
+// `why` no call of `function` is begun, as the failure of that call.
+absl::Status NotBegun(const Target& target,
+                      const absl::StatusOr<const Function*>& function,
+                      const absl::Status& why);
 
 // Whether an A may be given for a parameter P.
 template <typename P, typename A>
@@ -285,8 +291,11 @@ Future<T> StartTyped(const Target& target,
                      const absl::StatusOr<std::shared_ptr<Request>>& request,
                      Decode decode) {
   Driver& driver = DriverOf(target);
-  if (!function.ok()) return MakeReady<T>(function.status(), driver);
-  if (!request.ok()) return MakeReady<T>(request.status(), driver);
+  if (!function.ok() || !request.ok()) {
+    const absl::Status& why =
+        function.ok() ? request.status() : function.status();
+    return MakeReady<T>(NotBegun(target, function, why), driver);
+  }
   auto call = std::make_shared<TypedCall<T, Decode>>(driver, std::move(decode));
   StartCall(target, **function, *request, call);
   call->GiveUpIfCancelled();

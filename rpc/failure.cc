@@ -101,6 +101,11 @@ Reason ReasonOf(const absl::Status& status) {
   return Checked<Reason>(details.failures(0).reason(), kReasons);
 }
 
+bool IsLocal(const absl::Status& status) {
+  const v1::ErrorDetails details = DetailsOf(status);
+  return !details.failures().empty() && details.failures(0).phase() == 0;
+}
+
 absl::Status WithCause(absl::Status status, const absl::Status& cause) {
   if (status.ok()) return status;
   v1::ErrorDetails details = DetailsOf(status);

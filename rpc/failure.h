@@ -20,7 +20,7 @@ namespace weft::rpc {
 
 // How far a call had come. The numbers travel.
 enum class Phase : uint8_t {
-  kNone = 0,     // it never began: an unknown worker, a wrong argument
+  kNone = 0,     // it was not begun: see IsLocal
   kQueue = 1,    // it waited for credit, a connection, or for a thread
   kWire = 2,     // it was sent, and the connection is lost since
   kDecode = 3,   // arguments were read; at the caller: the result was
@@ -63,6 +63,11 @@ constexpr size_t kMaxFailureMessage = 1024;
 // Those of the call itself; kNone if it is not an error of a call.
 Phase PhaseOf(const absl::Status& status);
 Reason ReasonOf(const absl::Status& status);
+
+// Whether it is of a call that was not even begun, for what is wrong here: an
+// unknown worker, a negative time-out, a function that is not registered, an
+// argument that cannot be written.
+bool IsLocal(const absl::Status& status);
 
 // `status`, made because of `cause`: its chain goes on with that of `cause`.
 // For functions that do not pass on the Status of a nested call as it is.

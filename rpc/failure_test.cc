@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <new>
 #include <optional>
 #include <stdexcept>
@@ -131,6 +132,8 @@ WEFT_RPC(Fail);
 
 Word Echo(const Word& word) { return word; }
 WEFT_RPC(Echo);
+
+Word NotRegistered() { return Word(); }
 
 Word Make(const std::string& text) { return Word{text}; }
 WEFT_RPC(Make);
@@ -338,6 +341,132 @@ TEST(Failures, WhatACodecThrowsAsItWritesArgumentsIsInTheFuture) {
   EXPECT_THAT(Remote(w1, Echo, Word{"unspeakable"}),
               StatusIs(absl::StatusCode::kInternal, "cannot write it"));
   EXPECT_THAT(Call(w1, Echo, Word{"fine"}), IsOkAndHolds(Says("fine")));
+}
+
+// How a call fails that is not begun, and of which worker and function it says
+// that it is.
+struct LocalError {
+  const char* what;
+  std::function<absl::Status(Ranks&)> call;
+  const char* worker;
+  const char* function;
+};
+
+Result<Word> EchoAt(const Target& target) {
+  return Call(target, Echo, Word{"fine"});
+}
+
+class LocalErrors : public ::testing::TestWithParam<LocalError> {};
+
+TEST_P(LocalErrors, AreFlagged) {
+  Ranks ranks(2);
+  const absl::Status status = GetParam().call(ranks);
+  ASSERT_FALSE(status.ok());
+  EXPECT_TRUE(IsLocal(status)) << status.ToString();
+  EXPECT_EQ(PhaseOf(status), Phase::kNone);
+  EXPECT_FALSE(OutcomeUnknown(status));
+  ASSERT_THAT(FailuresOf(status), SizeIs(1));
+  const Failure failure = FailuresOf(status)[0];
+  EXPECT_EQ(failure.worker, GetParam().worker);
+  EXPECT_THAT(failure.function, ::testing::EndsWith(GetParam().function));
+  EXPECT_EQ(failure.code, status.code());
+  EXPECT_EQ(failure.message, status.message());
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    OfCalls, LocalErrors,
+    ::testing::Values(
+        LocalError{"AnUnknownName",
+                   [](Ranks& r) { return EchoAt(r[0].To("w7")).status(); },
+                   "w7", ""},
+        LocalError{"AnUnknownKey",
+                   [](Ranks& r) {
+                     return EchoAt(r[0].To(WorkerKey{1, 9})).status();
+                   },
+                   "1@0.9", ""},
+        LocalError{"WhatIsNoName",
+                   [](Ranks& r) { return EchoAt(r[0].To("a b")).status(); },
+                   "a b", ""},
+        LocalError{"ANegativeTimeout",
+                   [](Ranks& r) {
+                     return EchoAt(r[0].To("w1", -absl::Seconds(1))).status();
+                   },
+                   "w1", ""},
+        LocalError{"APolicyWithoutSense",
+                   [](Ranks& r) {
+                     RetryPolicy policy;
+                     policy.max_attempts = 0;
+                     return EchoAt(r[0].To("w1").WithRetry(policy)).status();
+                   },
+                   "w1", ""},
+        LocalError{"AnUnregisteredFunction",
+                   [](Ranks& r) {
+                     return Call(r[0].To("w1"), NotRegistered).status();
+                   },
+                   "w1", ""},
+        LocalError{
+            "AnArgument",
+            [](Ranks& r) {
+              return Call(r[0].To("w1"), Echo, Word{"unwritable"}).status();
+            },
+            "w1", "Echo"},
+        LocalError{
+            "AnArgumentThatThrows",
+            [](Ranks& r) {
+              return Call(r[0].To("w1"), Echo, Word{"unspeakable"}).status();
+            },
+            "w1", "Echo"},
+        LocalError{
+            "AnArgumentOfWhatStaysThere",
+            [](Ranks& r) {
+              return Remote(r[0].To("w1"), Echo, Word{"unwritable"}).status();
+            },
+            "w1", "Echo"},
+        LocalError{"AnUnregisteredFunctionWhoseResultStaysThere",
+                   [](Ranks& r) {
+                     return Remote(r[0].To("w1"), NotRegistered).status();
+                   },
+                   "w1", ""},
+        LocalError{"AnObjectUnderRetry",
+                   [](Ranks& r) {
+                     return Remote(r[0].To("w1").WithRetry({}), Echo,
+                                   Word{"fine"})
+                         .status();
+                   },
+                   "w1", "Echo"},
+        LocalError{"AStreamOnALane",
+                   [](Ranks& r) {
+                     auto stream = OpenStream(r[0].To("w1").InOrder(), Endless);
+                     return stream.Next().status();
+                   },
+                   "w1", "Endless"},
+        LocalError{"AWaitInAnInlineFunction",
+                   [](Ranks& r) {
+                     InlineScope scope;
+                     return EchoAt(r[0].To("w1")).status();
+                   },
+                   "w1", ""},
+        LocalError{"AnAgentThatHasShutDown",
+                   [](Ranks& r) {
+                     EXPECT_THAT(r[0].Shutdown(absl::Seconds(30)), IsOk());
+                     return EchoAt(r[0].To("w1")).status();
+                   },
+                   "w1", ""}),
+    [](const auto& info) { return info.param.what; });
+
+TEST(Failures, AreNotLocalWhereTheCallWasBegun) {
+  Ranks ranks(2);
+  EXPECT_FALSE(IsLocal(absl::OkStatus()));
+  EXPECT_FALSE(IsLocal(absl::NotFoundError("of no call")));
+  EXPECT_FALSE(IsLocal(Call(ranks[0].To("w1"), Fail, "bad block")));
+  const absl::Status below =
+      Call(ranks[0].To("w1"), FailBelow, "w7", "bad block");
+  EXPECT_FALSE(IsLocal(below));  // it is w1 that knows no w7
+  ASSERT_THAT(FailuresOf(below), SizeIs(2));
+  EXPECT_EQ(FailuresOf(below)[1].worker, "w7");
+  EXPECT_EQ(FailuresOf(below)[1].phase, Phase::kNone);
+  ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
+  EXPECT_FALSE(IsLocal(EchoAt(ranks[0].To("w1")).status()));
 }
 
 // As the caller sees the call end whose result its own codec throws at.

@@ -86,7 +86,8 @@ Future<Handle<T>> StartKept(const Target& target,
     if (absl::Status fixed = CheckFixed(target); !fixed.ok()) request = fixed;
   }
   if (!function.ok()) {
-    return MakeReady<Handle<T>>(function.status(), DriverOf(target));
+    return MakeReady<Handle<T>>(NotBegun(target, function, function.status()),
+                                DriverOf(target));
   }
   return StartTyped<Handle<T>>(
       target, function, request,

@@ -229,19 +229,18 @@ TEST(SimulatedFaults, CallsRunOnceOrNotAtAllForAThousandSeeds) {
   // Every way in which one of them can end has been seen, and no other.
   std::vector<std::string> ends;
   for (const auto& [end, count] : coverage.ends) ends.push_back(end);
-  EXPECT_THAT(
-      ends,
-      UnorderedElementsAre(
-          "ok", "CANCELLED in queue", "CANCELLED in handler, outcome unknown",
-          "DEADLINE_EXCEEDED in queue",
-          "DEADLINE_EXCEEDED in wire, outcome unknown",
-          "DEADLINE_EXCEEDED in handler, outcome unknown",
-          "UNAVAILABLE in none, peer gone", "UNAVAILABLE in queue, peer gone",
-          "UNAVAILABLE in wire, peer gone, outcome unknown",
-          "UNAVAILABLE in queue, unreachable",
-          "UNAVAILABLE in wire, unreachable, outcome unknown",
-          "UNAVAILABLE in wire, forgotten, outcome unknown",
-          "UNAVAILABLE in handler, nested"));
+  EXPECT_THAT(ends, UnorderedElementsAre(
+                        "ok", "CANCELLED in queue",
+                        "CANCELLED in handler, outcome unknown",
+                        "DEADLINE_EXCEEDED in queue",
+                        "DEADLINE_EXCEEDED in wire, outcome unknown",
+                        "DEADLINE_EXCEEDED in handler, outcome unknown",
+                        "UNAVAILABLE in queue, peer gone",
+                        "UNAVAILABLE in wire, peer gone, outcome unknown",
+                        "UNAVAILABLE in queue, unreachable",
+                        "UNAVAILABLE in wire, unreachable, outcome unknown",
+                        "UNAVAILABLE in wire, forgotten, outcome unknown",
+                        "UNAVAILABLE in handler, nested"));
 }
 
 TEST(SimulatedFaults, FindEachPlantedBugWithinTheSeeds) {

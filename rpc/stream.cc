@@ -220,7 +220,7 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   status.Update(CheckFixed(target));
   status.Update(CheckNoLane(target));
   if (!status.ok()) {
-    whole_call->Set(status);
+    whole_call->Set(NotBegun(target, function, status));
     return call;
   }
   CancelSource ended;
