@@ -28,6 +28,7 @@ struct RanksOptions {
   std::vector<std::string> jobs;            // by rank; none: "job"
   std::vector<WorkerKey> keys;              // by rank; none: as below
   telemetry::Telemetry* telemetry = nullptr;
+  std::vector<telemetry::Telemetry*> telemetries;  // by rank; none: that one
 };
 
 // w0, w1, ... with the keys {0, 1}, {1, 1}, ...
@@ -47,7 +48,8 @@ class Ranks {
       agent.key = key;
       agent.transport = transports_.back().get();
       agent.directory = &directory_;
-      agent.telemetry = options.telemetry;
+      agent.telemetry = options.telemetries.empty() ? options.telemetry
+                                                    : options.telemetries[i];
       agent.threads = options.threads;
       agent.max_threads = options.max_threads;
       agent.give_up_after = options.give_up_after;

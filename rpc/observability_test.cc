@@ -12,7 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/parker.h"
@@ -269,9 +272,7 @@ TEST(WaitsFor, CallsOfItselfAreAmongThePending) {
 // --------------------------------------------------------------- metrics
 
 TEST(AgentMetrics, CountCallsBytesAndErrorsByPeer) {
-  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
   RanksOptions options;
-  options.telemetry = &telemetry;
   options.threads = 3;
   Ranks ranks(2, options);
   ASSERT_EQ(*Call(ranks[0].To("w1"), Length, std::string(1000, 'x')), 1000);
@@ -287,22 +288,86 @@ TEST(AgentMetrics, CountCallsBytesAndErrorsByPeer) {
   EXPECT_GE(in.received_bytes, 1000);
   EXPECT_EQ(ranks[0].Metrics().pool_threads, 3);
   EXPECT_LE(ranks[0].Metrics().idle_threads, 3);
+}
 
-  const std::string page = telemetry.metrics().Text();
-  const auto line = [](absl::string_view name, absl::string_view way,
-                       absl::string_view peer) {
-    return AllOf(
-        HasSubstr(name),
-        HasSubstr(absl::StrCat("direction=\"", way, "\",peer=\"", peer, "\"")));
-  };
-  EXPECT_THAT(page, line("weft_rpc_calls_total", "out", "w1"));
-  EXPECT_THAT(page, line("weft_rpc_calls_total", "in", "w0"));
-  EXPECT_THAT(page, HasSubstr("weft_rpc_pool_threads"));
-  const auto& calls = telemetry.metrics().CounterFor(
-      "weft_rpc_calls_total", {{"peer", "w1"}, {"direction", "out"}});
-  EXPECT_EQ(calls.Value(), 2);
-  (void)telemetry.metrics().Text();
-  EXPECT_EQ(calls.Value(), 2);  // not counted again
+// Of weft_rpc_<name> on a page of Prometheus, of the labels that are given.
+int64_t OnPage(const std::string& page, absl::string_view name,
+               absl::string_view labels = "") {
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    int64_t value = 0;
+    if (absl::StartsWith(line, absl::StrCat("weft_rpc_", name)) &&
+        absl::StrContains(line, labels) &&
+        absl::SimpleAtoi(line.substr(line.rfind(' ') + 1), &value)) {
+      return value;
+    }
+  }
+  ADD_FAILURE() << "no " << name << " of " << labels << " in\n" << page;
+  return -1;
+}
+
+// One rank each with a page of its own, and what it says of the other.
+class MetricsPage : public ::testing::Test {
+ protected:
+  static RanksOptions Apart(telemetry::Telemetry* a, telemetry::Telemetry* b) {
+    RanksOptions options;
+    options.telemetries = {a, b};
+    return options;
+  }
+  std::string PageOf(int rank) {
+    return (rank == 0 ? a_ : b_).metrics().Text();
+  }
+  int64_t Count(int rank, absl::string_view name, absl::string_view way) {
+    return OnPage(
+        PageOf(rank), name,
+        absl::StrCat("direction=\"", way, "\",peer=\"w", 1 - rank, "\""));
+  }
+
+  telemetry::Telemetry a_{telemetry::Telemetry::Options()};
+  telemetry::Telemetry b_{telemetry::Telemetry::Options()};
+  Ranks ranks_{2, Apart(&a_, &b_)};
+};
+
+TEST_F(MetricsPage, CountsCallsErrorsAndBytesByPeerAndDirection) {
+  ASSERT_EQ(*Call(ranks_[0].To("w1"), Length, std::string(1000, 'x')), 1000);
+  EXPECT_FALSE(Call(ranks_[0].To("w1"), Fail).ok());
+  for (int reading = 0; reading < 2; ++reading) {  // none counts again
+    EXPECT_EQ(Count(0, "calls_total", "out"), 2);
+    EXPECT_EQ(Count(0, "calls_total", "in"), 0);
+    EXPECT_EQ(Count(0, "errors_total", "out"), 1);
+    EXPECT_EQ(Count(0, "errors_total", "in"), 0);
+    EXPECT_EQ(Count(1, "calls_total", "out"), 0);
+    EXPECT_EQ(Count(1, "calls_total", "in"), 2);
+    EXPECT_EQ(Count(1, "errors_total", "out"), 0);
+    EXPECT_EQ(Count(1, "errors_total", "in"), 1);
+  }
+  const int64_t there = Count(0, "bytes_total", "out");
+  const int64_t back = Count(0, "bytes_total", "in");
+  EXPECT_GE(there, 1000);
+  EXPECT_LT(there, 1100);
+  EXPECT_GT(back, 0);
+  EXPECT_LT(back, 100);
+  EXPECT_EQ(Count(1, "bytes_total", "in"), there);
+  EXPECT_EQ(Count(1, "bytes_total", "out"), back);
+}
+
+// w1 waits in a function for one of its own, which answers later.
+TEST_F(MetricsPage, ShowsTheCallsThatAreMadeAndServedNow) {
+  Parked parked;
+  ranks_[1].SetLocal(&parked);
+  Future<int64_t> call = CallAsync(ranks_[0].To("w1"), ParkBelow, "w1");
+  EXPECT_TRUE(IsWoken(parked.began));
+  EXPECT_TRUE(Becomes(
+      [&] { return ranks_[1].Metrics().server_active_async_calls > 0; }));
+  const std::string at_caller = PageOf(0);
+  EXPECT_EQ(OnPage(at_caller, "client_active_calls"), 1);
+  EXPECT_EQ(OnPage(at_caller, "server_active_calls"), 0);
+  EXPECT_EQ(OnPage(at_caller, "server_active_async_calls"), 0);
+  const std::string at_callee = PageOf(1);
+  EXPECT_EQ(OnPage(at_callee, "client_active_calls"), 1);
+  EXPECT_EQ(OnPage(at_callee, "server_active_calls"), 2);
+  EXPECT_EQ(OnPage(at_callee, "server_active_async_calls"), 1);
+  EXPECT_EQ(OnPage(at_callee, "pool_threads"), 4);
+  call.Cancel();
 }
 
 TEST(AgentMetrics, AnAsynchronousCallIsSeen) {

@@ -331,19 +331,63 @@ TEST(CallerSession, BorrowedElementsThatChangedAreNotSent) {
   EXPECT_FALSE(OutcomeUnknown(ended[1].status));
 }
 
-TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
+TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCreditOfBytes) {
   Caller caller;
-  caller.Tell(CallerSession::Start{MakeRequest()});
-  caller.now = Instant() + absl::Seconds(61);
-  auto ended = Only<CallerSession::Complete>(
-      caller.Tell(CallerSession::Event(CallerSession::Tick{})));
+  Limits limits;
+  limits.bytes = 2000;
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  caller.Tell(CallerSession::Start{MakeRequest(0, 1000)});
+  auto request = MakeRequest(0, 1000);  // and what it says of itself
+  request->waits_for_credit = false;
+  const auto ended =
+      Only<CallerSession::Complete>(caller.Tell(CallerSession::Start{request}));
   ASSERT_EQ(ended.size(), 1u);
-  EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kDeadlineExceeded);
-  EXPECT_THAT(
-      std::string(ended[0].status.message()),
-      HasSubstr(
-          "passed in phase queue: the call to ps0 waited for a connection"));
+  EXPECT_THAT(ended[0].status, StatusIs(absl::StatusCode::kResourceExhausted,
+                                        "--limits=rpc_bytes=VALUE"));
   EXPECT_FALSE(OutcomeUnknown(ended[0].status));
+}
+
+void ExpectExpired(const CallerSession::Complete& ended, Phase phase,
+                   bool may_have_run, const char* said) {
+  EXPECT_THAT(ended.status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       absl::StrCat("passed in phase ", NameOf(phase),
+                                    ": the call to ps0 ", said)));
+  EXPECT_EQ(PhaseOf(ended.status), phase);
+  EXPECT_EQ(OutcomeUnknown(ended.status), may_have_run);
+}
+
+// The deadline passes once all of `events` have happened.
+std::vector<CallerSession::Complete> EndedByTheDeadline(
+    const std::vector<CallerSession::Event>& events) {
+  Caller caller;
+  for (const CallerSession::Event& event : events) caller.Tell(event);
+  caller.now = Instant() + absl::Seconds(61);
+  return Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Event(CallerSession::Tick{})));
+}
+
+TEST(CallerSession, SaysInWhichPhaseTheDeadlinePassed) {
+  Limits one;
+  one.calls = 1;
+  const CallerSession::Event connected =
+      CallerSession::Connected{one, nullptr, ""};
+  const auto start = [] {
+    return CallerSession::Event(CallerSession::Start{MakeRequest()});
+  };
+  auto ended = EndedByTheDeadline({start()});
+  ASSERT_EQ(ended.size(), 1u);
+  ExpectExpired(ended[0], Phase::kQueue, false, "waited for a connection");
+
+  ended = EndedByTheDeadline({connected, start(), start()});
+  ASSERT_EQ(ended.size(), 2u);
+  ExpectExpired(ended[0], Phase::kHandler, true, "was out, unanswered");
+  ExpectExpired(ended[1], Phase::kQueue, false, "waited for credit");
+
+  ended =
+      EndedByTheDeadline({connected, start(), CallerSession::Disconnected{}});
+  ASSERT_EQ(ended.size(), 1u);
+  ExpectExpired(ended[0], Phase::kWire, true, "was out, the connection lost");
 }
 
 TEST(CallerSession, IdleAcknowledgesOnceAndSleeps) {
