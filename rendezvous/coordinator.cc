@@ -258,6 +258,8 @@ uint64_t Coordinator::State::Handle(const Caller& caller,
   }
   if (auto* join = std::get_if<v1::JoinRequest>(&*request)) {
     join->mutable_member()->set_hosts_coordinator(caller.is_host);
+  } else if (auto* store = std::get_if<v1::StoreRequest>(&*request)) {
+    store->set_owner(caller.name);
   }
   Core::Ticket ticket = 0;
   {

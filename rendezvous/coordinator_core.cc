@@ -742,16 +742,24 @@ void CoordinatorCore::On(Ticket ticket, const v1::StoreRequest& request) {
 
 void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
   const uint64_t client = request.client();
+  std::string owner = request.owner();
   if (client != 0) {
-    const bool is_in =
-        std::any_of(slots_.begin(), slots_.end(), [&](const auto& slot) {
+    const auto caller =
+        std::find_if(slots_.begin(), slots_.end(), [&](const auto& slot) {
           return slot.second.is_in &&
                  slot.second.member.incarnation() == client;
         });
-    if (!is_in) {
+    if (caller == slots_.end()) {
       return Fail(ticket, absl::FailedPreconditionError(absl::StrCat(
                               "store: key \"", request.key(),
                               "\": the caller is not in the job any more")));
+    }
+    if (owner.empty()) owner = caller->first;
+    if (owner != caller->first) {
+      return Fail(ticket, absl::PermissionDeniedError(absl::StrCat(
+                              "store: key \"", request.key(),
+                              "\": the caller has the certificate of ", owner,
+                              " and speaks as ", caller->first)));
     }
     const auto last = last_changes_.find(client);
     if (last != last_changes_.end() &&
@@ -763,7 +771,7 @@ void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
                               "store: a copy of a change that was answered"));
     }
   }
-  absl::StatusOr<VersionedMap::Plan> plan = store_.Prepare(request);
+  absl::StatusOr<VersionedMap::Plan> plan = store_.Prepare(request, owner);
   // One that was not applied may be copied too, and be applied by then.
   if (client != 0) {
     LastChange& last = last_changes_[client];
@@ -865,6 +873,7 @@ std::vector<v1::LogRecord> CoordinatorCore::Snapshot() const {
     change->set_key(key);
     change->set_value(entry.value);
     change->set_version(entry.version);
+    change->set_owner(entry.owner);
   }
   // Versions do not go back, even if the last change was a deletion.
   for (const auto& [client, last] : last_changes_) {

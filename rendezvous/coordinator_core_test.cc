@@ -1043,7 +1043,7 @@ TEST(CoordinatorCore, TheStoreKeepsItsLimits) {
   CoordinatorCore::Options options;
   options.store.max_key_bytes = 3;
   options.store.max_value_bytes = 8;
-  options.store.max_total_bytes = 12;
+  options.store.max_total_bytes = 2 * VersionedMap::kEntryBytes + 11;
   Fixture f({}, 1, options);
   using Request = v1::StoreRequest;
   EXPECT_THAT(f.StatusOf(f.Call(f.Store(Request::SET, "123456789"))),
@@ -1060,6 +1060,67 @@ TEST(CoordinatorCore, TheStoreKeepsItsLimits) {
   Request unknown = f.Store(static_cast<Request::Operation>(77));
   EXPECT_THAT(f.StatusOf(f.Call(unknown)),
               StatusIs(absl::StatusCode::kInvalidArgument, "77"));
+}
+
+// ATT-M2: keys that are small count what they take.
+TEST(CoordinatorCore, OneCallersManySmallKeysTakeItsShareOfTheStoreAlone) {
+  CoordinatorCore::Options options;
+  options.store.max_owner_bytes = 100 * (VersionedMap::kEntryBytes + 10);
+  Fixture f({}, 1, options);
+  const auto set = [](Fixture& at, const std::string& owner, int key) {
+    v1::StoreRequest request = at.Store(v1::StoreRequest::SET);
+    request.set_key(absl::StrCat(1'000'000'000 + key));
+    request.set_owner(owner);
+    return at.StatusOf(at.Call(request));
+  };
+  for (int i = 0; i < 100; ++i) EXPECT_THAT(set(f, "trainer0", i), IsOk());
+  const auto full = StatusIs(absl::StatusCode::kResourceExhausted,
+                             "what trainer0 wrote takes 26600 of 26600 bytes");
+  EXPECT_THAT(set(f, "trainer0", 100), full);
+  EXPECT_THAT(set(f, "trainer0", 7), IsOk());  // in place of its own
+  EXPECT_THAT(set(f, "ps0", 100), IsOk());
+  EXPECT_THAT(set(f, "", 101), IsOk());
+  // So it is in the log, and in what that is shortened to.
+  f.Restart();
+  EXPECT_THAT(set(f, "trainer0", 102), full);
+  Fixture shortened(f.core().Snapshot(), 5, options);
+  EXPECT_THAT(set(shortened, "trainer0", 102), full);
+  // An entry counts for who wrote it last, until it is deleted.
+  EXPECT_THAT(set(f, "ps0", 7), IsOk());
+  EXPECT_THAT(set(f, "trainer0", 102), IsOk());
+  EXPECT_THAT(set(f, "trainer0", 103), full);
+  v1::StoreRequest gone = f.Store(v1::StoreRequest::DELETE);
+  gone.set_key("1000000000");
+  EXPECT_THAT(f.StatusOf(f.Call(gone)), IsOk());
+  EXPECT_THAT(set(f, "trainer0", 103), IsOk());
+}
+
+TEST(CoordinatorCore, AChangeIsOfTheMemberThatMakesIt) {
+  CoordinatorCore::Options options;
+  options.store.max_owner_bytes = VersionedMap::kEntryBytes + 9;
+  Fixture f({}, 1, options);
+  f.Join("ps", 0, 10);
+  f.Join("trainer", 0, 11);
+  uint64_t sequence = 0;
+  const auto set = [&](const std::string& owner, uint64_t client,
+                       const std::string& key) {
+    v1::StoreRequest request = f.Store(v1::StoreRequest::SET, "12345678");
+    request.set_key(key);
+    request.set_owner(owner);
+    request.set_client(client);
+    request.set_sequence(++sequence);
+    return f.StatusOf(f.Call(request));
+  };
+  EXPECT_THAT(set("", 11, "a"), IsOk());
+  EXPECT_THAT(set("", 11, "b"),
+              StatusIs(absl::StatusCode::kResourceExhausted, "trainer0"));
+  EXPECT_THAT(set("trainer0", 0, "b"),
+              StatusIs(absl::StatusCode::kResourceExhausted, "trainer0"));
+  EXPECT_THAT(set("trainer0", 10, "b"),
+              StatusIs(absl::StatusCode::kPermissionDenied,
+                       "has the certificate of trainer0 and speaks as ps0"));
+  sequence = 0;  // which ps0 begins with: nothing of it was taken
+  EXPECT_THAT(set("ps0", 10, "b"), IsOk());
 }
 
 TEST(CoordinatorCore, ARepeatedChangeIsMadeOnceAlsoAcrossARestart) {

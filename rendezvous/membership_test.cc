@@ -902,6 +902,34 @@ TEST_F(MembershipTest, TheStoreIsOneForAll) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, "\"n\""));
 }
 
+TEST_F(MembershipTest,
+       AMemberThatFillsItsShareOfTheStoreLeavesTheOthersTheirs) {
+  CoordinatorOptions options;
+  options.core.store.max_owner_bytes = 1000;
+  StartCoordinator(std::move(options));
+  JoinBoth();
+  const std::string large(700, 'x');
+  EXPECT_THAT(trainer_->store().Set("a", large, kLong), IsOk());
+  EXPECT_THAT(trainer_->store().Set("b", large, kLong),
+              StatusIs(absl::StatusCode::kResourceExhausted, "trainer0"));
+  EXPECT_THAT(ps_->store().Set("b", large, kLong), IsOk());
+  // Whom a certificate names is whose share it is, whatever the request says.
+  v1::StoreRequest request;
+  request.set_job("job");
+  request.set_operation(v1::StoreRequest::SET);
+  request.set_key("c");
+  request.set_value("x");
+  request.set_owner("trainer7");
+  auto [promise, future] = MakePromise<std::string>();
+  coordinator_->Handle(
+      {"somebody", "trainer0"}, "Store", request.SerializeAsString(),
+      [p = std::move(promise)](absl::StatusOr<std::string> answer) mutable {
+        p.Set(std::move(answer));
+      });
+  EXPECT_THAT(future.Wait(kLong),
+              StatusIs(absl::StatusCode::kResourceExhausted, "trainer0"));
+}
+
 TEST_F(MembershipTest, ACallerMaySpeakOnlyForWhomItsCertificateNames) {
   StartCoordinator();
   JoinBoth();

@@ -3,7 +3,8 @@
 //
 // Each key has a version, which grows with every change of the map and is 0
 // while the key is absent. Keys hold up to 1 KiB, values up to 1 MiB, all of it
-// up to 64 MiB: kResourceExhausted or kInvalidArgument beyond.
+// up to 64 MiB, and of that 16 MiB what one worker wrote last, 256 bytes being
+// counted for each key besides: kResourceExhausted or kInvalidArgument beyond.
 //
 // Every call waits for its answer, at most `timeout`, then kDeadlineExceeded
 // names the key. A change is made once, however the network behaves, while the

@@ -13,7 +13,8 @@ namespace weft::rendezvous {
 namespace {
 
 int64_t SizeOf(const std::string& key, const std::string& value) {
-  return static_cast<int64_t>(key.size() + value.size());
+  return VersionedMap::kEntryBytes +
+         static_cast<int64_t>(key.size() + value.size());
 }
 
 absl::StatusOr<std::string> Sum(const std::string& key,
@@ -51,7 +52,8 @@ v1::StoreReply VersionedMap::Look(const std::string& key) const {
 }
 
 absl::Status VersionedMap::CheckRoom(const std::string& key,
-                                     const std::string& value) const {
+                                     const std::string& value,
+                                     const std::string& owner) const {
   const int64_t value_bytes = static_cast<int64_t>(value.size());
   if (value_bytes > limits_.max_value_bytes) {
     return absl::InvalidArgumentError(
@@ -60,7 +62,17 @@ absl::Status VersionedMap::CheckRoom(const std::string& key,
   }
   const Entry* entry = Find(key);
   const int64_t freed = entry == nullptr ? 0 : SizeOf(key, entry->value);
-  if (total_bytes_ - freed + SizeOf(key, value) > limits_.max_total_bytes) {
+  const int64_t size = SizeOf(key, value);
+  const auto own = owner_bytes_.find(owner);
+  const int64_t used = own == owner_bytes_.end() ? 0 : own->second;
+  const bool frees_own = entry != nullptr && entry->owner == owner;
+  if (used - (frees_own ? freed : 0) + size > limits_.max_owner_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "store: no room for key \"", key, "\": what ",
+        owner.empty() ? "callers without a name" : owner, " wrote takes ", used,
+        " of ", limits_.max_owner_bytes, " bytes: delete some of it"));
+  }
+  if (total_bytes_ - freed + size > limits_.max_total_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("store: no room for key \"", key, "\": ", total_bytes_,
                      " of ", limits_.max_total_bytes, " bytes are in use"));
@@ -69,7 +81,7 @@ absl::Status VersionedMap::CheckRoom(const std::string& key,
 }
 
 absl::StatusOr<VersionedMap::Plan> VersionedMap::Prepare(
-    const v1::StoreRequest& request) const {
+    const v1::StoreRequest& request, const std::string& owner) const {
   const std::string& key = request.key();
   const Entry* entry = Find(key);
   const uint64_t version = entry == nullptr ? 0 : entry->version;
@@ -100,8 +112,9 @@ absl::StatusOr<VersionedMap::Plan> VersionedMap::Prepare(
     default:
       break;
   }
-  WEFT_RETURN_IF_ERROR(CheckRoom(key, value));
+  WEFT_RETURN_IF_ERROR(CheckRoom(key, value, owner));
   plan.change.set_key(key);
+  plan.change.set_owner(owner);
   plan.change.set_value(value);
   plan.change.set_version(last_version_ + 1);
   plan.reply.set_found(true);
@@ -111,18 +124,25 @@ absl::StatusOr<VersionedMap::Plan> VersionedMap::Prepare(
   return plan;
 }
 
+void VersionedMap::Count(const std::string& key, const Entry& entry, int sign) {
+  const int64_t bytes = sign * SizeOf(key, entry.value);
+  total_bytes_ += bytes;
+  int64_t& own = owner_bytes_[entry.owner];
+  own += bytes;
+  if (own == 0) owner_bytes_.erase(entry.owner);
+}
+
 void VersionedMap::Apply(const v1::LogRecord::StoreChange& change) {
   last_version_ = std::max(last_version_, change.version());
   const auto found = entries_.find(change.key());
-  if (found != entries_.end()) {
-    total_bytes_ -= SizeOf(found->first, found->second.value);
-  }
+  if (found != entries_.end()) Count(found->first, found->second, -1);
   if (change.deleted()) {
     if (found != entries_.end()) entries_.erase(found);
     return;
   }
-  total_bytes_ += SizeOf(change.key(), change.value());
-  entries_[change.key()] = {change.value(), change.version()};
+  Entry& entry = entries_[change.key()];
+  entry = {change.value(), change.version(), change.owner()};
+  Count(change.key(), entry, 1);
 }
 
 }  // namespace weft::rendezvous
