@@ -3,6 +3,9 @@
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <openssl/pem.h>
+#include <openssl/x509.h>
+#include <openssl/x509v3.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -27,6 +30,7 @@
 #include "weft/net/descriptor.h"
 #include "weft/net/endpoint_fixture.h"
 #include "weft/net/open_streams.h"
+#include "weft/net/openssl.h"
 #include "weft/net/raw_peer.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/status_matchers.h"
@@ -42,6 +46,7 @@ extern "C" const char* __asan_default_options() {
 namespace weft::net {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
@@ -204,6 +209,82 @@ TEST_P(EdgeRefuses, TheStrangerAndNotesWhy) {
                 Count("weft_net_refused_total", "connection"),
             1);
   EXPECT_THAT(Log(), HasSubstr(GetParam().reason));
+}
+
+// The certificate of trainer9, signed by the job's authority for `names`, as
+// OpenSSL reads them, in place of its own.
+RawPeer::Hello Named(const Job& job, const std::string& names) {
+  RawPeer::Hello hello = HelloOf(job.For("trainer", 9));
+  const auto read = [](const std::string& pem) {
+    return openssl::Bio(
+        BIO_new_mem_buf(pem.data(), static_cast<int>(pem.size())));
+  };
+  const openssl::Certificate certificate(PEM_read_bio_X509(
+      read(hello.certificate).get(), nullptr, nullptr, nullptr));
+  X509* const made = certificate.get();
+  X509_EXTENSION_free(X509_delete_ext(
+      made, X509_get_ext_by_NID(made, NID_subject_alt_name, -1)));
+  X509_EXTENSION* const san = X509V3_EXT_conf_nid(
+      nullptr, nullptr, NID_subject_alt_name, names.c_str());
+  X509_add_ext(made, san, -1);
+  X509_EXTENSION_free(san);
+  const openssl::Key key(PEM_read_bio_PrivateKey(read(job.authority.key).get(),
+                                                 nullptr, nullptr, nullptr));
+  EXPECT_GT(X509_sign(made, key.get(), EVP_sha256()), 0);
+  const openssl::Bio bio(BIO_new(BIO_s_mem()));
+  PEM_write_bio_X509(bio.get(), made);
+  const char* text = nullptr;
+  const auto size = BIO_get_mem_data(bio.get(), &text);
+  hello.certificate.assign(text, static_cast<size_t>(size));
+  return hello;
+}
+
+struct Misnamed {
+  std::string name;
+  std::string names;   // in the certificate
+  std::string status;  // of gRPC
+  std::string reason;
+};
+
+std::vector<Misnamed> AllMisnamed() {
+  const std::string unauthenticated = "16";
+  const std::string none =
+      "its certificate names no weft://<job>/<role>/<rank>";
+  return {
+      {"NoUri", "DNS:trainer9.job.weft", unauthenticated, none},
+      {"MalformedUri", "URI:weft://job/trainer/09", unauthenticated, none},
+      {"NoRank", "URI:weft://job/trainer", unauthenticated, none},
+      {"OtherScheme", "URI:spiffe://job/trainer/9", unauthenticated, none},
+      {"OtherJob", "URI:weft://other/trainer/9", "7",
+       "is of job other, this is job job"},
+  };
+}
+
+class EdgeTells : public Edge,
+                  public ::testing::WithParamInterface<Misnamed> {};
+
+INSTANTIATE_TEST_SUITE_P(Edge, EdgeTells, ::testing::ValuesIn(AllMisnamed()),
+                         [](const auto& info) { return info.param.name; });
+
+// They are no strangers: the job's own authority signed them.
+TEST_P(EdgeTells, WhomItsAuthoritySignedWhyItIsRefused) {
+  Serve();
+  RawPeer peer(server_->address());
+  ASSERT_TRUE(IsLetIn(peer, Named(job_, GetParam().names)));
+  peer.Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kEcho)) +
+             Frame(kDataFrame, 1, 1, std::string(5, '\0')));
+  EXPECT_TRUE(peer.AwaitFrame(kHeadersFrame));
+  const std::string& status = GetParam().status;
+  EXPECT_THAT(
+      peer.received(),
+      AllOf(HasSubstr(GetParam().reason),
+            HasSubstr(absl::StrCat("grpc-status", std::string(1, status.size()),
+                                   status))));
+  WEFT_EXPECT_OK(Call());
+  EXPECT_EQ(Count("weft_net_refused_total", "certificate"), 1);
+  EXPECT_THAT(Log(), AllOf(HasSubstr("kind=certificate"),
+                           HasSubstr(absl::StrCat("what=", kEcho)),
+                           HasSubstr(GetParam().reason)));
 }
 
 TEST_F(Edge, LetsAMemberIn) {
