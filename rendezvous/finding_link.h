@@ -16,7 +16,7 @@
 namespace weft::rendezvous {
 
 // Until the address is known, calls fail with kUnavailable, which callers
-// repeat. An error of `find` other than kUnavailable, kNotFound or
+// repeat. Until then an error of `find` other than kUnavailable, kNotFound or
 // kDeadlineExceeded is final: all calls fail with it.
 //
 //   where    for messages to people: "file:///tmp/job"

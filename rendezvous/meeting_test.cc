@@ -235,6 +235,17 @@ TEST(FindingLink, LooksAgainAfterSilence) {
   EXPECT_THAT(c.Ask(), IsOkAndHolds("b"));
 }
 
+TEST(FindingLink, GoesOnLookingAfterTheStaleFileOfAHostThatWasKilled) {
+  FindingCase c;
+  c.written = "a";
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("a"));
+  c.is_up["a"] = false;
+  c.written = absl::FailedPreconditionError("stale; rm it");
+  EXPECT_THAT(c.Ask(), StatusIs(absl::StatusCode::kUnavailable, "refused"));
+  c.written = "b";
+  EXPECT_THAT(c.Ask(), IsOkAndHolds("b"));
+}
+
 TEST(FindingLink, AnErrorThatStaysIsFinal) {
   FindingCase c;
   c.written = absl::FailedPreconditionError("stale; rm it");
