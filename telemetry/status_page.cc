@@ -110,8 +110,10 @@ StatusPage::Registration StatusPage::Register(std::string name,
 }
 
 std::vector<StatusPage::Answer> StatusPage::Ask(absl::Duration timeout) {
+  // A time_point has no room for more than three centuries.
   const auto deadline =
-      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+      std::chrono::steady_clock::now() +
+      absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
   std::vector<std::shared_ptr<Entry>> entries;
   {
     MutexLock lock(mu_);

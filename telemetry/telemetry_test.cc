@@ -316,6 +316,22 @@ TEST(StatusPage, ASectionThatHangsIsNamedAndHurtsNobody) {
   EXPECT_THAT(page.RenderText(absl::Seconds(60)), HasSubstr("free=true"));
 }
 
+TEST(StatusPage, WaitsForASectionWithoutEnd) {
+  StatusPage page;
+  std::promise<void> release;
+  auto slow = page.Register("slow", [released = release.get_future().share()] {
+    released.wait();
+    return Fields{{"free", true}};
+  });
+  auto text = std::async(std::launch::async, [&] {
+    return page.RenderText(absl::InfiniteDuration());
+  });
+  EXPECT_EQ(text.wait_for(std::chrono::milliseconds(50)),
+            std::future_status::timeout);
+  release.set_value();
+  EXPECT_THAT(text.get(), HasSubstr("free=true"));
+}
+
 TEST(StatusPage, ARegistrationWaitsForARunningCall) {
   StatusPage page;
   std::promise<void> entered, release;
