@@ -26,6 +26,11 @@ std::string Frame(const v1::LogRecord& record) {
   return frame + body;
 }
 
+// What a power loss may leave of a write, if its size came to the disk.
+bool IsAllZeros(absl::string_view bytes) {
+  return bytes.find_first_not_of('\0') == absl::string_view::npos;
+}
+
 // Takes the next record off `bytes`. False if they hold no whole one.
 absl::StatusOr<bool> TakeRecord(absl::string_view* bytes,
                                 v1::LogRecord* record) {
@@ -45,7 +50,7 @@ absl::StatusOr<bool> TakeRecord(absl::string_view* bytes,
   const bool is_whole = XXH64(body.data(), body.size(), 0) == hash &&
                         record->ParseFromArray(body.data(), body.size());
   if (!is_whole) {
-    if (size == rest.size()) return false;  // the last, torn
+    if (IsAllZeros(rest.substr(size))) return false;  // the last, torn
     return absl::DataLossError("a false checksum");
   }
   *bytes = rest.substr(size);

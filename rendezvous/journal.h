@@ -57,7 +57,8 @@ inline uint32_t LastTermOf(const std::vector<v1::LogRecord>& history) {
 std::string FrameRecords(const std::vector<v1::LogRecord>& records);
 
 // Takes the whole records off the front of `bytes`; what is left is a write
-// that was cut short. kDataLoss: something else is in between.
+// that was cut short, or whose end is zeros. kDataLoss: something else is in
+// between.
 absl::Status TakeRecords(absl::string_view* bytes,
                          std::vector<v1::LogRecord>* records);
 

@@ -29,6 +29,7 @@
 #include "weft/net/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_log.h"
+#include "weft/rendezvous/journal.h"
 #include "weft/rendezvous/member_core.h"
 #include "weft/rendezvous/over_net.h"
 #include "weft/rendezvous/wire.h"
@@ -79,6 +80,28 @@ TEST(CoordinatorLog, HoldsWhatWasAppendedAndDropsATornEnd) {
   ASSERT_THAT(log, IsOk());
   EXPECT_EQ((*log)->history().size(), 2u);
   EXPECT_EQ(LastTermOf((*log)->history()), 10u);
+}
+
+// A power loss may leave the new size of a file without what was written there.
+TEST(CoordinatorLog, DropsAnAppendThatEndsInZeros) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("log");
+  const std::string zeros(4096, '\0');
+  const std::string append = FrameRecords({Opened(2, "aaaa"), Opened(3, "b")});
+  for (size_t written = 0; written < append.size(); ++written) {
+    std::ofstream(path, std::ios::binary)
+        << "WEFTCRD1" << FrameRecords({Opened(1, "a")})
+        << append.substr(0, written) << zeros;
+    auto log = CoordinatorLog::Open(path);
+    ASSERT_THAT(log, IsOk()) << written;
+    EXPECT_EQ((*log)->history().front().opened().term(), 1u);
+    EXPECT_LE((*log)->history().size(), 2u);
+    EXPECT_THAT((*log)->Append({Opened(4, "a")}), IsOk());
+    log->reset();
+    log = CoordinatorLog::Open(path);
+    ASSERT_THAT(log, IsOk()) << written;
+    EXPECT_EQ((*log)->history().back().opened().term(), 4u);
+  }
 }
 
 TEST(CoordinatorLog, RefusesADamagedOrForeignFileAndASecondUser) {
