@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -18,20 +19,27 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
 #include "weft/base/parker.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/hang_up.h"
 #include "weft/net/loop.h"
 #include "weft/rendezvous/coordinator.h"
+#include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/coordinator_log.h"
 #include "weft/rendezvous/journal.h"
 #include "weft/rendezvous/member_core.h"
 #include "weft/rendezvous/over_net.h"
+#include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/support/patience.h"
@@ -43,6 +51,7 @@ namespace weft::rendezvous {
 namespace {
 
 using ::testing::HasSubstr;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
@@ -377,6 +386,95 @@ TEST(MemberCore, AsksAtOnceForNewsOnlyOfWhoHasSome) {
   news.mutable_view()->set_version(MakeEpoch(1, 3));
   // News, then anew: nothing at once, after 50, 150 and 350 ms.
   EXPECT_EQ(member.AnswerWatchesFor(absl::Milliseconds(1010), news), 5);
+}
+
+// A coordinator whose answers wait for the test.
+class HeldLink final : public CoordinatorLink {
+ public:
+  Future<std::string> Call(absl::string_view, std::string,
+                           absl::Duration) override {
+    Promise<std::string> promise;
+    Future<std::string> answer = promise.future();
+    MutexLock lock(mu_);
+    asked_.push_back(std::move(promise));
+    return answer;
+  }
+  const std::string& address() const override { return address_; }
+
+  // Answers the change that is asked for now.
+  ::testing::AssertionResult Answer(uint64_t version) {
+    std::optional<Promise<std::string>> promise;
+    const auto asked = Becomes([&] {
+      MutexLock lock(mu_);
+      if (asked_.size() != 1) return false;
+      promise = std::move(asked_.front());
+      asked_.clear();
+      return true;
+    });
+    if (!asked) return asked;
+    v1::StoreReply reply;
+    reply.set_version(version);
+    promise->Set(reply.SerializeAsString());
+    return ::testing::AssertionSuccess();
+  }
+  bool IsAsked() {
+    MutexLock lock(mu_);
+    return !asked_.empty();
+  }
+
+ private:
+  const std::string address_ = "nowhere:1";
+  Mutex mu_;
+  std::vector<Promise<std::string>> asked_ ABSL_GUARDED_BY(mu_);
+};
+
+class NoTimers final : public TimerSource {
+ public:
+  Driver& driver() override { return ParkingDriver(); }
+  void RunAfter(absl::Duration, absl::AnyInvocable<void() &&>) override {}
+};
+
+TEST(StoreClient, AChangeWaitsForTheOneBeforeAsLongAsItMay) {
+  NoTimers timers;
+  const auto link = std::make_shared<HeldLink>();
+  const auto store = MakeStoreClient(timers, link, "job", 1);
+  std::thread first([&] {
+    EXPECT_THAT(store->Set("a", "", absl::InfiniteDuration()),
+                IsOkAndHolds(1u));
+  });
+  EXPECT_TRUE(Becomes([&] { return link->IsAsked(); }));
+  Parker ended;
+  std::thread second([&] {
+    EXPECT_THAT(store->Set("b", "", absl::InfiniteDuration()),
+                IsOkAndHolds(2u));
+    ended.Unpark();
+  });
+  EXPECT_FALSE(ended.ParkUntil(SteadyClock().Now() + absl::Milliseconds(50)))
+      << "it did not wait for its turn";
+  EXPECT_THAT(store->Set("c", "", absl::Milliseconds(20)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "store: key \"c\": an earlier change"));
+  EXPECT_TRUE(link->Answer(1));
+  EXPECT_TRUE(link->Answer(2));
+  first.join();
+  second.join();
+}
+
+TEST(StoreClient, AChangeDoesNotBlockAThreadThatMustNot) {
+  NoTimers timers;
+  const auto link = std::make_shared<HeldLink>();
+  const auto store = MakeStoreClient(timers, link, "job", 1);
+  std::thread first(
+      [&] { EXPECT_THAT(store->Set("a", "", kLong), IsOkAndHolds(1u)); });
+  EXPECT_TRUE(Becomes([&] { return link->IsAsked(); }));
+  {
+    const InlineScope within_a_callback;
+    EXPECT_THAT(store->Set("b", "", absl::Milliseconds(100)),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         "store: key \"b\": an earlier change"));
+  }
+  EXPECT_TRUE(link->Answer(1));
+  first.join();
 }
 
 class MembershipTest : public ::testing::Test {

@@ -3,12 +3,12 @@
 #include "weft/rendezvous/store_client.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
@@ -135,26 +135,29 @@ class StoreClient final : public Store {
                                         absl::Duration timeout)
       ABSL_LOCKS_EXCLUDED(mu_) {
     const Instant deadline = Deadline(timeout);
-    {
-      const auto until =
-          std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
-      MutexLock lock(mu_);
-      while (is_changing_) {
-        if (changed_.WaitUntil(mu_, until)) continue;
-        return absl::DeadlineExceededError(
-            absl::StrCat("store: key \"", request.key(),
-                         "\": an earlier change is still in flight after ",
-                         absl::FormatDuration(timeout)));
+    Promise<void> mine(timers_.driver());  // its end says that this has ended
+    for (;;) {
+      Future<void> before = MakeReady();
+      {
+        MutexLock lock(mu_);
+        if (last_change_.IsReady()) {
+          last_change_ = mine.future();
+          request.set_sequence(++last_sequence_);
+          break;
+        }
+        before = last_change_;
       }
-      is_changing_ = true;
-      request.set_sequence(++last_sequence_);
+      const absl::Status waited =
+          before.Wait(deadline - timers_.driver().clock().Now());
+      if (before.IsReady()) continue;
+      return absl::Status(
+          waited.code(),
+          absl::StrCat(
+              "store: key \"", request.key(),
+              "\": an earlier change is still in flight: ", waited.message()));
     }
     request.set_client(client_);
-    absl::StatusOr<v1::StoreReply> reply = Ask(std::move(request), deadline);
-    MutexLock lock(mu_);
-    is_changing_ = false;
-    changed_.NotifyAll();
-    return reply;
+    return Ask(std::move(request), deadline);
   }
 
   TimerSource& timers_;
@@ -162,8 +165,7 @@ class StoreClient final : public Store {
   const std::string job_;
   const uint64_t client_;
   Mutex mu_;
-  CondVar changed_;
-  bool is_changing_ ABSL_GUARDED_BY(mu_) = false;
+  Future<void> last_change_ ABSL_GUARDED_BY(mu_) = MakeReady();
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
