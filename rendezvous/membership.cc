@@ -22,6 +22,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
@@ -87,6 +88,10 @@ class Listener {
            running_on_ != std::this_thread::get_id()) {
       done_.Wait(mu_);
     }
+  }
+  bool is_cancelled() {
+    MutexLock lock(mu_);
+    return is_cancelled_;
   }
 
  private:
@@ -173,6 +178,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
                                                        Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<Promise<void>> TakeNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Begin(const std::shared_ptr<Listener>& listener);  // on its strand
 
   // Whom a barrier waits for: `members`, or all of a fixed world.
   absl::StatusOr<std::vector<std::string>> MembersOf(
@@ -472,26 +478,33 @@ Membership::Subscription Membership::State::OnChange(Listener::OnView fn,
   const auto listener =
       std::make_shared<Listener>(std::move(fn), std::move(on_lost),
                                  telemetry::OrSilent(options_.telemetry));
-  std::shared_ptr<const View> view;
-  absl::Status lost;
-  {
-    MutexLock lock(mu_);
-    listeners_.push_back(listener);
-    view = view_;
-    if (is_lost_) lost = status_;
-  }
-  listener_strand_.Schedule([listener, view] { listener->Tell(view); });
-  if (!lost.ok()) {
-    listener_strand_.Schedule([listener, lost] { listener->TellLost(lost); });
-  }
+  // There, so that what is told of later comes after the present view.
+  listener_strand_.Schedule([weak = weak_from_this(), listener] {
+    if (const auto self = weak.lock()) self->Begin(listener);
+  });
   return Subscription([weak = weak_from_this(), listener] {
+    listener->Cancel();
     if (const auto self = weak.lock()) {
       MutexLock lock(self->mu_);
       auto& all = self->listeners_;
       all.erase(std::remove(all.begin(), all.end(), listener), all.end());
     }
-    listener->Cancel();
   });
+}
+
+void Membership::State::Begin(const std::shared_ptr<Listener>& listener) {
+  std::shared_ptr<const View> view;
+  absl::Status lost;
+  {
+    MutexLock lock(mu_);
+    if (listener->is_cancelled()) return;
+    listeners_.push_back(listener);
+    view = view_;
+    if (is_lost_) lost = status_;
+  }
+  WEFT_FAILPOINT("rendezvous/on_change").IgnoreError();
+  listener->Tell(view);
+  if (!lost.ok()) listener->TellLost(lost);
 }
 
 absl::Status Membership::State::Leave(absl::Duration timeout) {

@@ -27,6 +27,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/base/parker.h"
@@ -50,6 +51,7 @@
 namespace weft::rendezvous {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
@@ -912,6 +914,36 @@ TEST_F(MembershipTest, WhoIsDeclaredGoneIsToldOnceAndWhy) {
   EXPECT_THAT(trainer_->Leave(kLong), IsOk());
   EXPECT_THAT(ps_->Leave(kLong), IsOk());  // which is no loss
   EXPECT_EQ(losses, 1);
+}
+
+TEST_F(MembershipTest, WhoAsksForChangesAsThisWorkerIsLostIsToldThatLast) {
+  const ScopedFailpoint amid("rendezvous/on_change", "block");
+  JoinOptions options = OptionsOf("ps", 0);
+  options.wait_for_world = false;
+  const auto answer = [&](absl::string_view method) {
+    if (method == "Watch") return std::string();
+    if (method == "Heartbeat" && amid.hits() == 1) return std::string("\xff");
+    return AlwaysNews(method);
+  };
+  auto joined = Membership::Join(
+      *timers_, std::make_unique<MadeUpLink>(*executor_, answer), options);
+  ASSERT_THAT(joined, IsOk());
+  std::vector<std::string> told;
+  Parker lost;
+  Membership::Subscription follow;
+  std::thread asking([&] {
+    follow = (*joined)->OnChange(
+        [&](const std::shared_ptr<const View>&) { told.push_back("view"); },
+        [&](const absl::Status&) {
+          told.push_back("lost");
+          lost.Unpark();
+        });
+  });
+  EXPECT_TRUE(Becomes([&] { return !(*joined)->status().ok(); }));
+  DisarmFailpoint("rendezvous/on_change");
+  EXPECT_TRUE(IsWoken(lost));
+  asking.join();
+  EXPECT_THAT(told, ElementsAre("view", "lost"));
 }
 
 TEST_F(MembershipTest, BarriersOpenTogetherAndNameWhoIsMissing) {
