@@ -15,6 +15,7 @@
 #include "weft/base/future.h"
 #include "weft/net/channel.h"
 #include "weft/net/endpoint_fixture.h"
+#include "weft/net/health.h"
 #include "weft/net/loop.h"
 #include "weft/net/probe_count.h"
 #include "weft/proto/health.pb.h"
@@ -394,6 +395,44 @@ TEST_F(OnUnix, HealthWatchTellsOfChangesAndOfTheEnd) {
   server->Drop();
   EXPECT_TRUE(recorder->closed().Wait(kSoon).code() !=
               absl::StatusCode::kDeadlineExceeded);
+}
+
+// A stream whose last message a test looks at.
+class LastMessage final : public Stream {
+ public:
+  bool Write(Slices message) override {
+    last = ToText(message);
+    return true;
+  }
+  void Close(absl::Status) override {}
+  const Peer& peer() const override { return peer_; }
+  const std::string& method() const override { return method_; }
+  const Metadata& metadata() const override { return metadata_; }
+
+  std::string last;
+
+ private:
+  const Peer peer_;
+  const std::string method_;
+  const Metadata metadata_;
+};
+
+TEST(Health, AWatcherIsLeftWithTheNewestStatus) {
+  Health health;
+  health.SetServing(true);
+  const auto stream = std::make_shared<LastMessage>();
+  auto watcher = health.WatchAcceptor()(stream);
+  WEFT_ASSERT_OK(watcher);
+  const ScopedFailpoint amid("net/health", "1*delay(300ms)");
+  std::thread asking([&] { (*watcher)->OnMessage({}); });
+  EXPECT_TRUE(Becomes([&] { return amid.hits() == 1; }));
+  health.SetServing(false);
+  asking.join();
+  (*watcher)->OnWritten();
+  grpc::health::v1::HealthCheckResponse response;
+  ASSERT_TRUE(response.ParseFromString(stream->last));
+  EXPECT_EQ(response.status(),
+            grpc::health::v1::HealthCheckResponse::NOT_SERVING);
 }
 
 TEST_F(OnUnix, ReflectionListsTheServices) {

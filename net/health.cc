@@ -6,6 +6,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/failpoint.h"
 #include "weft/proto/health.pb.h"
 
 namespace weft::net {
@@ -63,15 +64,12 @@ class Health::Watcher final
   }
 
   void Update() {
-    std::string service;
     {
       MutexLock lock(mu_);
       if (!service_.has_value()) return;
-      service = *service_;
-    }
-    const Status status = health_.StatusOf(service);
-    {
-      MutexLock lock(mu_);
+      // Under the lock: of two updates the last sees what there is now.
+      const Status status = health_.StatusOf(*service_);
+      WEFT_FAILPOINT("net/health").IgnoreError();
       wanted_ = status;
     }
     WriteIfNew();
