@@ -144,9 +144,7 @@ class PulledSource final : public StreamSource {
   }
   bool PullsAhead() const override { return true; }  // a pull takes a while
   bool KnowsEnd() const override { return call_->reply.IsReady(); }
-  // The stream has failed by it, unless that is why.
-  absl::Status AwaitEnd(const absl::Status& failure) override {
-    if (!failure.ok()) call_->reply.Cancel(failure);
+  absl::Status AwaitEnd(const absl::Status&) override {
     return call_->reply.Wait(Patience()).status();
   }
   void GiveUp(const absl::Status& why) override { call_->reply.Cancel(why); }
@@ -315,7 +313,6 @@ absl::StatusOr<std::optional<Slices>> StreamSource::Next() {
 // Takes what was pulled and pulls on, or when that was read; at the
 // end, and after a failure, learns how the stream itself has ended.
 void StreamSource::TakePull() {
-  absl::Status failure;
   if (pull_.has_value()) {
     Result<StreamBuffer::Batch> batch = pull_->Wait(Patience());
     pull_.reset();
@@ -326,9 +323,12 @@ void StreamSource::TakePull() {
       if (PullsAhead()) Prefetch();
       return;
     }
-    failure = batch.status();
+    failure_ = batch.status();
+    if (!failure_.ok()) GiveUp(failure_);  // unless that is why
   }
-  end_ = AwaitEnd(failure);
+  // Where it takes waiting of its own, a later Next may.
+  if (InlineScope::IsActive() && !KnowsEnd()) return;
+  end_ = AwaitEnd(failure_);
 }
 
 }  // namespace weft::rpc::internal

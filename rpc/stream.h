@@ -148,8 +148,8 @@ class StreamSource {
   virtual Future<StreamBuffer::Batch> Pull() = 0;
   // One batch ahead of what is read, or once all of it was.
   virtual bool PullsAhead() const = 0;
-  // How the stream has ended, after a pull that failed or told the end, and
-  // whether that takes no waiting.
+  // How the stream has ended, after a pull that failed, which gave it up, or
+  // told the end; and whether that takes no waiting.
   virtual absl::Status AwaitEnd(const absl::Status& failure) = 0;
   virtual bool KnowsEnd() const = 0;
   virtual void GiveUp(const absl::Status& why) = 0;
@@ -160,6 +160,7 @@ class StreamSource {
 
   std::optional<Future<StreamBuffer::Batch>> pull_;
   std::deque<Slices> values_;
+  absl::Status failure_;             // of the last pull
   std::optional<absl::Status> end_;  // after values_
 };
 

@@ -13,6 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/driver.h"
+#include "weft/base/future.h"
 #include "weft/base/parker.h"
 #include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/simulated_agents.h"
@@ -428,6 +430,48 @@ TEST(Stream, ManyAtOnceNeedNoCreditForTheirPulls) {
     ASSERT_THAT(rows, IsOk());
     EXPECT_EQ(rows->size(), 600u);
   }
+}
+
+// Has written nothing, and its own reply comes later than its end.
+class EndedSource final : public internal::StreamSource {
+ public:
+  explicit EndedSource(Future<void> reply) : reply_(std::move(reply)) {
+    Prefetch();
+  }
+  absl::Status Unreadable(const absl::Status& why) const override {
+    return why;
+  }
+
+ private:
+  Future<StreamBuffer::Batch> Pull() override {
+    return MakeReady<StreamBuffer::Batch>(StreamBuffer::Batch(true, {}));
+  }
+  bool PullsAhead() const override { return true; }
+  absl::Status AwaitEnd(const absl::Status&) override {
+    return reply_.Wait(testing::kPatience);
+  }
+  bool KnowsEnd() const override { return reply_.IsReady(); }
+  void GiveUp(const absl::Status&) override {}
+  absl::Duration Patience() const override { return testing::kPatience; }
+  std::string Other() const override { return "ps0"; }
+
+  const Future<void> reply_;
+};
+
+TEST(Stream, AReaderThatMustNotWaitForTheLastReplyReadsOnLater) {
+  auto [reply, end] = MakePromise<void>();
+  Reader<int64_t> reader(std::make_unique<EndedSource>(end));
+  {
+    const InlineScope within_a_callback;
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_THAT(reader.Next(),
+                  StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
+    }
+  }
+  reply.Set(absl::OkStatus());
+  const auto next = reader.Next();
+  ASSERT_THAT(next, IsOk());
+  EXPECT_FALSE(next->has_value());
 }
 
 TEST(Stream, AnAgentThatEndsWaitsForItsFunctions) {
