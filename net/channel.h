@@ -53,7 +53,7 @@ class Channel {
 
   // Opens a stream; messages may be written at once. The observer learns of a
   // failure by OnClosed, which never runs before this returns on the same
-  // thread.
+  // thread, unless the Loop was shut down before.
   std::shared_ptr<Stream> OpenStream(absl::string_view method,
                                      std::shared_ptr<StreamObserver> observer,
                                      const Metadata& metadata = {});

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -204,16 +205,25 @@ std::shared_ptr<Stream> ClientStream::Open(
     call->Begin(metadata);
     return handle;
   }
-  std::shared_ptr<StreamObserver> refused;
   {
     MutexLock lock(call->mu_);
-    refused = std::exchange(call->observer_, nullptr);
     call->grpc_ = nullptr;
   }
-  refused->OnClosed(absl::UnavailableError(
-      absl::StrCat(target.ToString(), ": this process is shutting down")));
-  target.core->RemoveCall(call.get());
+  // Run or dropped: where the Loop has ended, it is dropped here.
+  target.core->poller().Post(
+      [refuse = absl::MakeCleanup([call] { call->Refuse(); })] {});
   return handle;
+}
+
+void ClientStream::Refuse() {
+  std::shared_ptr<StreamObserver> refused;
+  {
+    MutexLock lock(mu_);
+    refused = std::exchange(observer_, nullptr);
+  }
+  refused->OnClosed(absl::UnavailableError(
+      absl::StrCat(target_.ToString(), ": this process is shutting down")));
+  target_.core->RemoveCall(this);
 }
 
 void ClientStream::Begin(const Metadata& metadata) {

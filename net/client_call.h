@@ -90,6 +90,7 @@ class ClientStream final : public Stream,
   struct Grpc;
 
   void Begin(const Metadata& metadata);
+  void Refuse();
   void OnStarted(bool ok);
   void OnRead(bool ok);
   void OnWrite(bool ok);

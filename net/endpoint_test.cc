@@ -528,6 +528,38 @@ TEST_F(OnUnix, ShutdownUnderLoadIsClean) {
   }
 }
 
+// Opens another stream once its own has ended.
+class OpensAnother final : public StreamObserver {
+ public:
+  OpensAnother(Channel& channel, std::shared_ptr<Recorder> another)
+      : channel_(channel), another_(std::move(another)) {}
+
+  void OnMessage(Slices) override {}
+  void OnClosed(absl::Status) override {
+    const auto stream = channel_.OpenStream(kPump, another_);
+    was_closed_within_ = another_->closed().IsReady();
+  }
+  bool was_closed_within() const { return was_closed_within_; }
+
+ private:
+  Channel& channel_;
+  const std::shared_ptr<Recorder> another_;
+  bool was_closed_within_ = false;
+};
+
+TEST_F(OnUnix, AStreamOpenedAsTheLoopEndsIsClosedAfterItsOpening) {
+  auto server = Node::Make("ps0", Socket());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, server->address());
+  auto another = std::make_shared<Recorder>();
+  auto first = std::make_shared<OpensAnother>(*channel, another);
+  auto stream = channel->OpenStream(kPump, first);
+  WEFT_EXPECT_OK(client->Shutdown(absl::ZeroDuration()));
+  EXPECT_THAT(another->closed().Wait(kSoon),
+              StatusIs(absl::StatusCode::kUnavailable, "shutting down"));
+  EXPECT_FALSE(first->was_closed_within());
+}
+
 TEST_F(OnUnix, AClosedLoopRefuses) {
   auto loop = *Loop::Create();
   auto channel = Connect(*loop, Socket());
