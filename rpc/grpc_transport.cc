@@ -14,6 +14,7 @@
 #include "weft/base/check.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop_core.h"
 #include "weft/net/stream.h"
@@ -50,10 +51,14 @@ class LoopWatch final : public MemoryWatch {
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
  public:
-  // `address` is where the peer listens; empty: it called.
+  // `address` is where the peer listens, `channel` the way there; neither where
+  // it called.
   GrpcConnection(std::shared_ptr<net::Stream> stream,
-                 std::shared_ptr<MemoryExchange> memories, std::string address)
-      : stream_(std::move(stream)),
+                 std::shared_ptr<MemoryExchange> memories,
+                 std::string address = "",
+                 std::shared_ptr<net::Channel> channel = nullptr)
+      : channel_(std::move(channel)),
+        stream_(std::move(stream)),
         memories_(std::move(memories)),
         address_(std::move(address)) {}
 
@@ -91,6 +96,7 @@ class GrpcConnection final : public Connection {
   }
 
  private:
+  const std::shared_ptr<net::Channel> channel_;  // outlives its stream
   const std::shared_ptr<net::Stream> stream_;
   const std::shared_ptr<MemoryExchange> memories_;
   const std::string address_;
@@ -132,7 +138,7 @@ class Door {
     // Taken in any case, so that it does not wait there for ever.
     std::shared_ptr<RingConnection> ring = TakeRings(*stream);
     std::shared_ptr<Connection> connection =
-        std::make_shared<GrpcConnection>(std::move(stream), memories_, "");
+        std::make_shared<GrpcConnection>(std::move(stream), memories_);
     MutexLock lock(mu_);  // Set waits for who is entering
     if (acceptor_ == nullptr) {
       if (ring != nullptr) ring->Discard();
@@ -211,7 +217,7 @@ class GrpcTransport final : public Transport {
         (*channel)->OpenStream(
             kConnect, std::make_shared<StreamEars>(std::move(observer)),
             metadata),
-        memories_, worker.address);
+        memories_, worker.address, *channel);
     if (ring == nullptr) return connection;
     return ring->Attach(std::move(connection));
   }
@@ -246,6 +252,11 @@ class GrpcTransport final : public Transport {
     return ring;
   }
 
+  struct Way {
+    std::string address;
+    std::shared_ptr<net::Channel> channel;
+  };
+
   // Never opens.
   class NoConnection final : public Connection {
    public:
@@ -261,20 +272,20 @@ class GrpcTransport final : public Transport {
     return std::make_shared<NoConnection>();
   }
 
-  // One channel for each address; gRPC keeps its connection.
+  // One channel for each name, to where it was last; gRPC keeps its connection.
   absl::StatusOr<std::shared_ptr<net::Channel>> ChannelTo(const Worker& worker)
       ABSL_LOCKS_EXCLUDED(mu_) {
+    Way former;  // ends outside of the lock
     MutexLock lock(mu_);
-    std::shared_ptr<net::Channel>& channel =
-        channels_[{worker.name, worker.address}];
-    if (channel == nullptr) {
+    Way& way = ways_[worker.name];
+    if (way.channel == nullptr || way.address != worker.address) {
       net::ChannelOptions options;
       options.name = worker.name;
-      auto made = net::Channel::Create(loop_, worker.address, options);
-      if (!made.ok()) return made.status();
-      channel = *std::move(made);
+      WEFT_ASSIGN_OR_RETURN(
+          auto channel, net::Channel::Create(loop_, worker.address, options));
+      former = std::exchange(way, {worker.address, std::move(channel)});
     }
-    return channel;
+    return way.channel;
   }
 
   net::Loop& loop_;
@@ -282,8 +293,7 @@ class GrpcTransport final : public Transport {
   const std::shared_ptr<MemoryWatch> watch_;
   const std::shared_ptr<Door> door_;
   Mutex mu_;
-  std::map<std::pair<std::string, std::string>, std::shared_ptr<net::Channel>>
-      channels_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Way> ways_ ABSL_GUARDED_BY(mu_);  // by name
 };
 
 }  // namespace

@@ -524,6 +524,27 @@ TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
   EXPECT_LE(CountDescriptors(), before);
 }
 
+TEST(GrpcTransport, LetsGoOfWhereAPeerWasBeforeItsRestart) {
+  TempDir directory;
+  const auto at = [&](const std::string& socket) {
+    return absl::StrCat("unix:", directory.path(), "/", socket);
+  };
+  Node here(directory, "a");
+  Node first(at("1"), "ps0", 0);
+  Node second(at("2"), "ps0", 0);
+  const auto greet = [&](const Node& node) {
+    const auto hears =
+        std::make_shared<HearingObserver>(here.transport().driver());
+    const auto connection = here.transport().Connect(node.worker(1), hears);
+    EXPECT_FALSE(hears->closed().Wait(absl::Seconds(20)).ok());
+  };
+  greet(first);  // where no agent listens
+  const int before = CountDescriptors();
+  greet(second);
+  EXPECT_TRUE(Becomes([&] { return CountDescriptors() <= before; }))
+      << CountDescriptors() << " descriptors, not " << before;
+}
+
 TEST(GrpcSharedMemory, GoesToSoManyConnectionsAndNoMore) {
   TempDir temp;
   FixedDirectory directory;
