@@ -236,6 +236,12 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   return call;
 }
 
+absl::Status NotFinishedHere(absl::string_view worker) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the end of the stream to ", worker,
+      " would be waited for in a function that runs inline: use FinishAsync"));
+}
+
 std::unique_ptr<StreamSource> ReadPulled(std::shared_ptr<StreamCall> call) {
   return std::make_unique<PulledSource>(std::move(call));
 }

@@ -106,6 +106,7 @@ StartedStream StartStreamCall(const Target& target, const Function& function,
                               CancelToken ended,
                               std::shared_ptr<OutgoingCall> call);
 Driver& DriverOf(const Agent& agent);
+absl::Status NotFinishedHere(absl::string_view worker);  // in an InlineScope
 
 // A stream at its caller.
 struct StreamCall {
@@ -246,8 +247,14 @@ class Upload {
   }
 
   // No value follows. What the function returns, which may be before it has
-  // read all. Once, by one of the two: after that kFailedPrecondition.
-  Result<R> Finish() { return FinishAsync().Wait(call_->Patience()); }
+  // read all. Once, by one of the two: after that kFailedPrecondition. So is
+  // Finish() in an InlineScope, and the stream goes on.
+  Result<R> Finish() {
+    if (InlineScope::IsActive()) {
+      return internal::NotFinishedHere(call_->target.name());
+    }
+    return FinishAsync().Wait(call_->Patience());
+  }
   Future<R> FinishAsync() {
     if (std::exchange(is_finished_, true)) {
       return MakeReady<R>(absl::FailedPreconditionError(absl::StrCat(

@@ -152,6 +152,19 @@ absl::StatusOr<int64_t> ReadTwo(CallContext& context, Reader<std::string> in) {
 }
 WEFT_RPC_STREAM(ReadTwo);
 
+// How many values there were, read once the test lets it.
+absl::StatusOr<int64_t> CountAll(CallContext& context, Reader<std::string> in) {
+  auto* gate = context.Local<Gate>();
+  gate->began.Unpark();
+  EXPECT_TRUE(IsWoken(gate->go_on));
+  int64_t count = 0;
+  for (;; ++count) {
+    WEFT_ASSIGN_OR_RETURN(const auto value, in.Next());
+    if (!value.has_value()) return count;
+  }
+}
+WEFT_RPC_STREAM(CountAll);
+
 // Reads one and lets the reader go; its result comes when the test has it.
 struct Owed {
   Parker began;
@@ -393,6 +406,10 @@ TEST(Stream, WhatCannotBeOpenedSaysWhy) {
               StatusIs(absl::StatusCode::kNotFound, "w9"));
   EXPECT_THAT(OpenStream(ranks[0].To("w1").InOrder(), Nothing).Next(),
               StatusIs(absl::StatusCode::kInvalidArgument, "InOrder"));
+  const Target any = ranks[0].To("w1").WithRetry(RetryPolicy());
+  EXPECT_THAT(OpenStream(any, Nothing).Next(),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "streams need a target without it"));
   Registry empty;
   RanksOptions options;
   options.registries = {nullptr, &empty};
@@ -729,6 +746,41 @@ TEST(Upload, WhatCannotBeOpenedSaysWhy) {
   auto unknown = OpenStream(other[0].To("w1"), SumRows);
   EXPECT_THAT(unknown.Finish(),
               StatusIs(absl::StatusCode::kUnimplemented, "SumRows"));
+}
+
+// Of what must not wait, nothing is lost: F26.
+TEST(Upload, WhereItMustNotWaitItSaysSoAndGoesOn) {
+  Ranks ranks(2);
+  Gate gate;
+  ranks[1].SetLocal(&gate);
+  auto upload = OpenStream(ranks[0].To("w1"), CountAll);
+  EXPECT_TRUE(IsWoken(gate.began));
+  int64_t taken = 0;
+  {
+    const InlineScope scope;
+    absl::Status written;
+    for (; written.ok(); ++taken) {
+      written = upload.Write(std::string(64 << 10, 'x'));
+    }
+    EXPECT_THAT(written, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  "must not block"));
+    EXPECT_THAT(upload.Finish(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "FinishAsync"));
+  }
+  gate.go_on.Unpark();
+  EXPECT_THAT(upload.Finish(), IsOkAndHolds(taken));
+}
+
+TEST(Duplex, WhereItMustNotWaitItSaysSoAndGoesOn) {  // F26
+  Ranks ranks(2);
+  auto duplex = OpenStream(ranks[0].To("w1"), Twice, 2);
+  {
+    const InlineScope scope;
+    EXPECT_THAT(duplex.Next(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "inline"));
+  }
+  ASSERT_THAT(duplex.Write(4), IsOk());
+  EXPECT_THAT(duplex.Next(), IsOkAndHolds(8));
 }
 
 TEST(Upload, ManyLeaveNothingBehind) {
