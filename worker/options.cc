@@ -262,6 +262,10 @@ absl::Status Options::Resolve() {
   WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
   WEFT_RETURN_IF_ERROR(ResolveInit());
   WEFT_RETURN_IF_ERROR(ResolveCoordinator());
+  if (!advertise.empty()) {
+    const absl::Status read = net::ParseAddress(advertise).status();
+    if (!read.ok()) return Usage(absl::StrCat("--advertise: ", read.message()));
+  }
   if (listen.empty()) WEFT_RETURN_IF_ERROR(ResolveListen());
   const absl::Status read = net::ParseAddress(listen).status();
   if (read.ok()) return read;
