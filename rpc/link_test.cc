@@ -938,6 +938,74 @@ TEST(Bodies, TinyOnesAreBoundedByWhatTheyTake) {
                                            "--limits=rpc_bytes=VALUE"));
 }
 
+// More than 32 bits count, of one block over and over: F40.
+constexpr uint64_t kOverhang = 12345;
+constexpr uint64_t kHuge = (uint64_t{1} << 32) + kOverhang;
+
+RequestPtr HugeRequest() {
+  constexpr uint64_t kBlock = 1 << 20;
+  auto request = std::make_shared<Request>();
+  request->id = 1;
+  request->function = "F";
+  const Bytes block = Bytes::Own(std::string(kBlock, 'x'));
+  for (uint64_t left = kHuge, size = 0; left > 0; left -= size) {
+    size = std::min(left, kBlock);
+    request->body.push_back(block.subspan(0, size));
+  }
+  return request;
+}
+
+TEST(Bodies, OfMoreThanFourGigabytesLeaveWhole) {
+  const auto connection = std::make_shared<SlowConnection>();
+  const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                           SteadyClock(), int64_t{1} << 30);
+  link->Attach(connection);
+  link->Append(HugeRequest());
+  link->Drain();
+  uint64_t announced = 0;
+  uint64_t left = 0;
+  while (!connection->frames.empty()) {
+    for (const Frame& frame : connection->frames) {
+      if (const auto* request = std::get_if<RequestFrame>(&frame)) {
+        announced = request->body_bytes;
+      } else if (const auto* piece = std::get_if<Piece>(&frame)) {
+        left += TotalSize(piece->data);
+      }
+    }
+    connection->frames.clear();
+    link->OnWritten();
+  }
+  EXPECT_EQ(announced, kHuge);
+  EXPECT_EQ(left, kHuge);
+}
+
+// Of its memory only what has come is touched.
+TEST(Bodies, OfMoreThanFourGigabytesAreTakenWhereTheyAreAdmitted) {
+  for (const int64_t admitted : {Limits().bytes, int64_t{1} << 33}) {
+    const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
+                                             SteadyClock(), admitted);
+    const auto connection = std::make_shared<SlowConnection>();
+    link->Attach(connection);
+    const int64_t before = UsedBytes();
+    BatchWriter batch;
+    batch.Add(*HugeRequest(), Instant(), /*body_follows=*/true);
+    link->OnMessage(std::move(batch).Finish());
+    if (admitted < int64_t{kHuge}) {
+      EXPECT_THAT(connection->closed,
+                  StatusIs(absl::StatusCode::kResourceExhausted,
+                           absl::StrCat("a body of ", kHuge, " bytes")));
+      continue;
+    }
+    for (int i = 0; i < 2; ++i) {
+      BatchWriter more;
+      more.Add(PieceOf(1, {Bytes::Own(std::string(kOverhang, 'x'))}));
+      link->OnMessage(std::move(more).Finish());
+    }
+    EXPECT_THAT(connection->closed, IsOk());
+    EXPECT_GE(UsedBytes() - before, int64_t{kHuge});  // it goes on
+  }
+}
+
 // As a callee sends again what it is asked for again, on one connection.
 TEST(Lanes, BodiesThatWaitForTheirTurnAreBoundedToo) {
   const auto connection = std::make_shared<SlowConnection>();

@@ -44,6 +44,26 @@ TEST(PayloadRing, PiecesLieOneBehindTheOtherAndWrap) {
   EXPECT_EQ(*reader.Take(236), 0u);
 }
 
+TEST(PayloadRing, GoesOnBeyondFourGigabytes) {
+  constexpr uint64_t kLarge = uint64_t{4} << 20;
+  PayloadWriter writer(kLarge);
+  PayloadReader reader(kLarge);
+  uint64_t passed = 0;
+  uint64_t reported = 0;
+  while (passed < (uint64_t{1} << 32) + kLarge) {
+    const auto place = writer.Reserve(kLarge / 3);
+    ASSERT_TRUE(place.has_value()) << passed;
+    const absl::StatusOr<size_t> offset = reader.Take(place->size);
+    ASSERT_THAT(offset, IsOk());
+    ASSERT_EQ(*offset, place->offset);
+    reader.Consume();
+    passed += place->size;
+    reported = reader.Report();
+    ASSERT_THAT(writer.Release(reported), IsOk());
+  }
+  EXPECT_GE(reported, passed);
+}
+
 TEST(PayloadRing, RefusesWhatNoPeerCanHaveDone) {
   PayloadWriter writer(kCapacity);
   ASSERT_TRUE(writer.Reserve(200).has_value());

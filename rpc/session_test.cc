@@ -259,6 +259,22 @@ TEST(CallerSession, RefusesACallThatCanNeverBeAdmitted) {
   EXPECT_FALSE(OutcomeUnknown(ended[0].status));
 }
 
+TEST(CallerSession, WhereMoreIsAdmittedALargerCallIsSent) {  // F40
+  for (const bool is_raised : {false, true}) {
+    auto request = MakeRequest();
+    const Bytes block = Bytes::Own(std::string(1 << 20, 'x'));
+    for (int i = 0; i < 5000; ++i) request->body.push_back(block);
+    Caller caller;
+    Limits limits;
+    if (is_raised) limits.bytes = int64_t{8} << 30;
+    caller.Tell(CallerSession::Start{request});
+    const auto actions =
+        caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+    EXPECT_EQ(Only<CallerSession::SendRequest>(actions).size(), is_raised);
+    EXPECT_EQ(Only<CallerSession::Complete>(actions).size(), !is_raised);
+  }
+}
+
 TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCredit) {
   Caller caller;
   Limits limits;
