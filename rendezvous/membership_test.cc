@@ -54,6 +54,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::Becomes;
+using ::testing::UnorderedElementsAre;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
@@ -978,6 +979,42 @@ TEST_F(MembershipTest, AllGatherTellsEachWhatTheOthersBrought) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, "trainer0"));
   EXPECT_THAT(ps_->AllGather("d", std::string(1 << 20, 'x'), {}, kLong),
               StatusIs(absl::StatusCode::kResourceExhausted, "may bring"));
+}
+
+TEST_F(MembershipTest, TwoThreadsOfAWorkerAreNotAtOneBarrier) {  // F23, F24
+  StartCoordinator();
+  JoinBoth();
+  Parker refused;
+  const auto told = [&](absl::Status status) {
+    if (!status.ok()) refused.Unpark();
+    return status;
+  };
+  absl::Status ends[2];
+  std::thread first([&] { ends[0] = told(ps_->Barrier("step", {}, kLong)); });
+  std::thread second(
+      [&] { ends[1] = told(ps_->AllGather("step", "", {}, kLong).status()); });
+  EXPECT_TRUE(IsWoken(refused));
+  EXPECT_THAT(trainer_->Barrier("step", {}, kLong), IsOk());
+  first.join();
+  second.join();
+  EXPECT_THAT(ends, UnorderedElementsAre(
+                        IsOk(), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                         "Barrier step: another thread of ps0 "
+                                         "is there")));
+}
+
+TEST_F(MembershipTest, ABarrierOfAnElasticWorldIsOfNamedMembers) {  // F23, F24
+  StartCoordinator();
+  JoinOptions options = OptionsOf("trainer", 0);
+  options.world = World::Elastic(1, 2);
+  const auto alone = Join(options);
+  ASSERT_THAT(alone, IsOk());
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               "Barrier step: an elastic world wants the members named");
+  EXPECT_THAT((*alone)->Barrier("step", {}, kLong), is_refused);
+  EXPECT_THAT((*alone)->AllGather("step", "x", {}, kLong), is_refused);
+  EXPECT_THAT((*alone)->Barrier("step", {"trainer0"}, kLong), IsOk());
 }
 
 TEST_F(MembershipTest, SubsetsMeetByThemselvesAndManyAtATime) {

@@ -767,6 +767,7 @@ TEST(Agent, AReplacedWorkerIsNotCalledInPlaceOfTheOld) {
   const absl::Status status = Call(ranks[0].To("w1"), Add, 1, 2).status();
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
                                "this is the incarnation 1@0.1 of w1"));
+  EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
   EXPECT_FALSE(OutcomeUnknown(status));
 }
 
@@ -1069,6 +1070,12 @@ TEST(Agent, AWaitInAnInlineFunctionFailsAtOnce) {
   for (const char* peer : {"w1", "w0"}) {
     EXPECT_THAT(Call(ranks[0].To(peer), WaitInline),
                 StatusIs(absl::StatusCode::kFailedPrecondition, "inline"));
+  }
+  {
+    const InlineScope scope;
+    EXPECT_THAT(CallOne(ranks[1].To("w0"), GreetAll, "you"),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         "a call to w0 would wait"));
   }
   EXPECT_EQ(*Call(ranks[1].To("w0"), Count), 1);  // nothing was sent before
 }

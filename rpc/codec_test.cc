@@ -134,6 +134,12 @@ TEST(Codec, ProtobufMessagesTravel) {
   ASSERT_THAT(Decode({Encode(key), false}, decoded), IsOk());
   EXPECT_EQ(decoded.id(), 7u);
   EXPECT_EQ(TypeName<v1::WorkerKey>(), "proto:weft.rpc.v1.WorkerKey");
+  // A tag without its value, and one that no message has.
+  for (const std::string bytes : {"\x08", "\xff\xff"}) {
+    EXPECT_THAT(
+        Decode({Encode(bytes), false}, decoded),
+        StatusIs(absl::StatusCode::kInvalidArgument, "weft.rpc.v1.WorkerKey"));
+  }
 }
 
 TEST(Codec, TypeNamesDoNotDependOnTheCompiler) {

@@ -138,6 +138,9 @@ Word NotRegistered() { return Word(); }
 Word Make(const std::string& text) { return Word{text}; }
 WEFT_RPC(Make);
 
+int64_t Label(const Tensor& x, const Word&) { return x.numel(); }
+WEFT_RPC(Label);
+
 std::vector<Word> MakeEach(const std::vector<std::string>& texts) {
   std::vector<Word> words;
   for (const std::string& text : texts) words.push_back(Word{text});
@@ -324,10 +327,29 @@ TEST(Failures, AResultInABatchThatCannotBeWrittenIsOfEncode) {
   EXPECT_THAT(good.Wait(absl::Seconds(30)), IsOkAndHolds(Says("fine")));
 }
 
+// What was taken of the arguments before is let go: PROBE-P18.
 TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
   Ranks ranks(2);
-  EXPECT_THAT(Call(ranks[0].To("w1"), Echo, Word{"unwritable"}),
-              StatusIs(absl::StatusCode::kOutOfRange, "not written"));
+  const Target w1 = ranks[0].To("w1");
+  Tensor x = Tensor::Ones({1000});
+  for (const char* word : {"unwritable", "unspeakable"}) {
+    const bool is_refused = word == std::string("unwritable");
+    const auto fails =
+        is_refused ? StatusIs(absl::StatusCode::kOutOfRange, "not written")
+                   : StatusIs(absl::StatusCode::kInternal, "cannot write it");
+    EXPECT_THAT(Call(w1, Label, Borrow(x), Word{word}), fails);
+    EXPECT_THAT(Remote(w1, Label, Borrow(x), Word{word}), fails);
+  }
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(ranks[rank].Metrics().client_active_calls, 0);
+    EXPECT_THAT(ranks[rank].Pending(), IsEmpty());
+    EXPECT_THAT(ranks[rank].Leftovers(), IsEmpty());
+  }
+  EXPECT_EQ(Call(w1, Label, Borrow(x), Word{"fine"}).value(), 1000);
+  EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 1);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(ranks[rank].Shutdown(absl::Seconds(30)), IsOk());
+  }
 }
 
 // Nor are they thrown at who calls: F27.

@@ -164,6 +164,9 @@ WEFT_RPC_ROLES(ForAdmin, "admin");
 int64_t TwiceInline(int64_t x) { return 2 * x; }
 WEFT_RPC_INLINE(TwiceInline);
 
+std::string RoleOfPeer(CallContext& context) { return context.peer().role; }
+WEFT_RPC(RoleOfPeer);
+
 int64_t Sum(const Tensor& x) {
   double sum = 0;
   for (const float v : x.span<float>()) sum += v;
@@ -818,6 +821,18 @@ class SecureAgents : public ::testing::Test {
   FixedDirectory directory_;
   std::vector<std::unique_ptr<Node>> nodes_;
 };
+
+TEST_F(SecureAgents, AFunctionKnowsTheRoleOfItsCaller) {  // F44
+  Node& server = Add("ps");
+  const Worker ps0 = server.worker(0);
+  directory_.Put(ps0);
+  const auto ps = MakeAgent(server, ps0);
+  Node& node = Add("trainer", 7);
+  Worker self = node.worker(1);
+  self.role = "admin";  // its certificate decides
+  const auto trainer = MakeAgent(node, self);
+  EXPECT_EQ(*Call(trainer->To("ps0"), RoleOfPeer), "trainer");
+}
 
 TEST_F(SecureAgents, EachRoleMayCallItsFunctions) {
   Node& server = Add("ps");

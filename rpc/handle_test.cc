@@ -169,6 +169,11 @@ WEFT_RPC(Twice);
 Future<int64_t> Soon(CallContext&, int64_t x) { return MakeReady<int64_t>(x); }
 WEFT_RPC(Soon);
 
+struct Units {
+  static int64_t Meters(int64_t kilometers) { return 1000 * kilometers; }
+};
+WEFT_RPC(Units::Meters);
+
 absl::StatusOr<int64_t> Fail() { return absl::AbortedError("no value"); }
 WEFT_RPC(Fail);
 
@@ -230,6 +235,51 @@ TEST(Handle, AnObjectIsMadeUsedAndReleasedAtADistance) {
   EXPECT_EQ(*Call(*shard, &Embedding::rows), 4);            // inherited
   EXPECT_THAT(Release(*shard), IsOk());
   EXPECT_TRUE(Objects().WaitForNone());
+}
+
+TEST(Handle, AStaticMemberIsAFunctionAsAny) {  // F36
+  Ranks ranks(2);
+  EXPECT_THAT(Call(ranks[0].To("w1"), Units::Meters, 7), IsOkAndHolds(7000));
+}
+
+// Which incarnation has it must be known: F28, F54.
+TEST(Handle, WhatIsKeptNeedsATargetWithoutRetry) {
+  Ranks ranks(2);
+  const Target w1 = ranks[0].To("w1").WithRetry(RetryPolicy());
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               "calls to w1 may go to another incarnation, as WithRetry() lets "
+               "them; objects and streams need a target without it");
+  EXPECT_THAT(Make<Embedding>(w1, 1, 1), is_refused);
+  EXPECT_THAT(Remote(w1, Soon, 1), is_refused);
+  EXPECT_EQ(Living(), 0);
+  EXPECT_THAT(Call(w1, Soon, 1), IsOkAndHolds(1));
+  EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 1);
+}
+
+TEST(Handle, NothingIsSentWhereItsEndMustNotBeWaitedFor) {  // F26
+  Ranks ranks(2);
+  const Target w1 = ranks[0].To("w1");
+  const auto shard = Make<Embedding>(w1, 4, 1);
+  const auto kept = Remote(w1, Soon, 7);
+  ASSERT_THAT(shard, IsOk());
+  ASSERT_THAT(kept, IsOk());
+  {
+    const InlineScope scope;
+    const auto is_refused =
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 "a call to w1 would wait in a function that runs inline");
+    EXPECT_THAT(Call(*shard, &Embedding::rows), is_refused);
+    EXPECT_THAT(Make<Embedding>(w1, 1, 1), is_refused);
+    EXPECT_THAT(Remote(w1, Soon, 1), is_refused);
+    EXPECT_THAT(Fetch(*kept), is_refused);
+    EXPECT_THAT(Release(*kept), is_refused);
+    EXPECT_THAT(Release(*shard), is_refused);
+  }
+  EXPECT_THAT(Call(*shard, &Embedding::rows), IsOkAndHolds(4));
+  EXPECT_THAT(Fetch(*kept), IsOkAndHolds(7));
+  EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 4);
+  EXPECT_EQ(ranks[0].Leftovers().size(), 2u);  // still to be released
 }
 
 TEST(Handle, EachObjectIsItsOwn) {

@@ -82,6 +82,12 @@ absl::StatusOr<int64_t> LengthBelow(CallContext& context,
 }
 WEFT_RPC(LengthBelow);
 
+std::string TraceHere(CallContext& context) {
+  if (!context.trace().is_valid()) return "none";
+  return telemetry::TraceIdText(context.trace());
+}
+WEFT_RPC(TraceHere);
+
 // -------------------------------------------------------------- WaitsFor
 
 PendingCall Made(std::string peer, uint64_t id, std::string function,
@@ -553,6 +559,20 @@ TEST(CallSpans, OfWhatStaysThereAreOfAnotherKind) {
   EXPECT_EQ(spans.count("rpc_remote#Length(w0 -> w1)"), 1u);
   EXPECT_EQ(spans.count("rpc_serve#Length(w0 -> w1)"), 1u);
   EXPECT_EQ(spans["rpc_call#Fail(w0 -> w1)"].value("code", ""), "NOT_FOUND");
+}
+
+// Whether or not it is written down.
+TEST(CallSpans, AFunctionKnowsTheTraceOfItsCall) {  // F44
+  Ranks ranks(2);
+  telemetry::TraceContext trace;
+  trace.trace_high = 7;
+  trace.span = 1;
+  for (const char* worker : {"w1", "w0"}) {
+    const Target target = ranks[0].To(worker);
+    EXPECT_THAT(Call(target.WithTrace(trace), TraceHere),
+                IsOkAndHolds(telemetry::TraceIdText(trace)));
+    EXPECT_THAT(Call(target, TraceHere), IsOkAndHolds("none"));
+  }
 }
 
 TEST(CallSpans, OfCallsToOneselfAreTheSame) { ExpectOneTrace("w0", "w0"); }

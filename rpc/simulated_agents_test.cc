@@ -557,6 +557,45 @@ TEST(SimulatedFaults, APartitionHeals) {
   EXPECT_EQ(ledger.runs[2], 1);
 }
 
+void Stay(CallContext& context) {
+  auto* ledger = context.Local<Ledger>();
+  while (!context.cancel().IsCancelled()) {
+    ledger->agents->Sleep(absl::Milliseconds(100));
+  }
+  ++ledger->cancelled;
+}
+WEFT_RPC(Stay);
+
+// PROBE-P9: a call that is out, and one whose loss shows that the connection
+// is.
+TEST(SimulatedFaults, TenSecondsOfSilenceEndACallThatIsOut) {
+  SimulatedAgents agents(5, Quiet(2));
+  Ledger ledger;
+  ledger.agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+  absl::Duration took;
+  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+    const Target w1 = agents[0].To("w1", absl::Hours(1));
+    const Future<void> out = CallAsync(w1, Stay);
+    agents.Sleep(absl::Seconds(3));
+    EXPECT_EQ(agents[1].Metrics().server_active_calls, 1);
+    agents.Cut(0, 1);
+    const Instant cut = agents.simulator().Now();
+    const Future<int64_t> lost = CallAsync(w1, Post, 1, "");
+    const absl::Status status = out.Wait(absl::Hours(2));
+    took = agents.simulator().Now() - cut;
+    EXPECT_THAT(lost.Wait(absl::Seconds(1)),
+                StatusIs(absl::StatusCode::kUnavailable, "w1"));
+    return status;
+  });
+  ASSERT_THAT(statuses,
+              ElementsAre(StatusIs(absl::StatusCode::kUnavailable, "w1")));
+  EXPECT_EQ(ReasonOf(statuses[0]), Reason::kUnreachable);
+  EXPECT_TRUE(OutcomeUnknown(statuses[0]));
+  EXPECT_GE(took, absl::Seconds(10));
+  EXPECT_LT(took, absl::Seconds(11));
+}
+
 // Its reply does not arrive.
 int64_t PostAndCut(CallContext& context, int64_t id) {
   auto* ledger = context.Local<Ledger>();
@@ -1049,14 +1088,26 @@ TEST(Retry, AShutdownWaitsForACallInItsPauseOrNamesIt) {
 }
 
 TEST(Retry, APolicyThatMakesNoSenseIsRefused) {
-  SimulatedAgents agents(10, Quiet(2));
+  RetryPolicy never;
+  never.max_attempts = 0;
+  RetryPolicy back_in_time;
+  back_in_time.first_pause = absl::Milliseconds(-1);
   RetryPolicy shrinking;
   shrinking.growth = 0.5;
+  RetryPolicy short_pauses;
+  short_pauses.longest_pause = short_pauses.first_pause / 2;
+  SimulatedAgents agents(10, Quiet(2));
   const auto statuses = agents.Run(1, [&](int) -> absl::Status {
-    return Call(agents[0].To("w1").WithRetry(shrinking), Refuse, 1);
+    for (const auto& [policy, says] : {std::pair(never, "found 0 attempts"),
+                                       {back_in_time, "pauses -1ms to"},
+                                       {shrinking, "growth 0.5"},
+                                       {short_pauses, "100ms to 50ms"}}) {
+      EXPECT_THAT(Call(agents[0].To("w1").WithRetry(policy), Refuse, 1),
+                  StatusIs(absl::StatusCode::kInvalidArgument, says));
+    }
+    return absl::OkStatus();
   });
-  EXPECT_THAT(statuses, ElementsAre(StatusIs(absl::StatusCode::kInvalidArgument,
-                                             "growth 0.5")));
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
 }
 
 }  // namespace

@@ -50,9 +50,11 @@
 namespace weft::worker {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::StartsWith;
 using ::testing::UnorderedElementsAre;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
@@ -67,8 +69,11 @@ constexpr absl::Duration kBackWithin = absl::Seconds(5);
 // What a program may forget to let go of.
 class Counter {
  public:
-  explicit Counter(int64_t n) : n_(n) {}
+  explicit Counter(int64_t n) : n_(n) { ++living; }
+  ~Counter() { --living; }
   int64_t Value() const { return n_; }
+
+  static inline std::atomic<int> living{0};
 
  private:
   const int64_t n_;
@@ -247,6 +252,26 @@ TEST_F(WorkerTest, AWorldOfOneCallsItself) {
     EXPECT_THAT(CallTwice(**worker, "trainer0"), IsOkAndHolds(42));
     EXPECT_THAT((*worker)->Shutdown(kLong).status(), IsOk());
   }
+}
+
+TEST_F(WorkerTest, WhatItAdvertisesIsWhereTheOthersReachIt) {  // F16
+  std::vector<Options> ranks = {OptionsOf("ps", 0), OptionsOf("trainer", 0)};
+  ranks[1].listen = "127.0.0.1:0";
+  ranks[1].advertise = "localhost:0";
+  for (Options& options : ranks) {
+    options.trainers = 1;
+    options.insecure = true;
+    options.log_level = telemetry::Level::kError;
+  }
+  Workers workers = StartAll(ranks);
+  ASSERT_EQ(workers.size(), 2u);
+  const std::string address = workers[1]->self().address;
+  EXPECT_THAT(address, StartsWith("localhost:"));
+  EXPECT_NE(address, "localhost:0");
+  EXPECT_EQ(workers[0]->membership().view()->Find("trainer0")->address,
+            address);
+  EXPECT_THAT(CallTwice(*workers[0], "trainer0"), IsOkAndHolds(42));
+  EndAll(std::move(workers));
 }
 
 TEST_F(WorkerTest, WhoIsUnknownIsNotFoundAndTheKnownAreNamed) {
@@ -547,14 +572,20 @@ TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
   at_once.graceful = false;
   EXPECT_THAT(workers[1]->Shutdown(at_once).status(), IsOk());
   // An agent that nobody tells gives a silent peer up after 10 s.
-  EXPECT_THAT(held.Wait(kProven),
-              StatusIs(absl::StatusCode::kUnavailable, "trainer0"));
-  EXPECT_THAT(
-      workers[2]->membership().WaitFor(
-          [](const auto& v) { return v.Find("trainer0") == nullptr; }, kLong),
-      IsOk());
-  EXPECT_THAT(CallTwice(*workers[2], "trainer0"),
-              StatusIs(absl::StatusCode::kUnavailable, "is gone: left"));
+  const absl::Status cut = held.Wait(kProven).status();
+  EXPECT_THAT(cut, StatusIs(absl::StatusCode::kUnavailable, "trainer0"));
+  // Of the coordinator or of itself, whom it hears first.
+  EXPECT_THAT(rpc::ReasonOf(cut),
+              AnyOf(rpc::Reason::kPeerGone, rpc::Reason::kShuttingDown));
+  EXPECT_TRUE(rpc::OutcomeUnknown(cut));
+  const auto view = workers[2]->membership().WaitFor(
+      [](const auto& v) { return v.Find("trainer0") == nullptr; }, kLong);
+  ASSERT_THAT(view, IsOk());
+  EXPECT_TRUE((*view)->departed().front().left);
+  const absl::Status late = CallTwice(*workers[2], "trainer0").status();
+  EXPECT_THAT(late, StatusIs(absl::StatusCode::kUnavailable, "is gone: left"));
+  EXPECT_EQ(rpc::ReasonOf(late), rpc::Reason::kPeerGone);
+  EXPECT_FALSE(rpc::OutcomeUnknown(late));
   gate.may_leave.Unpark();
   workers.erase(workers.begin() + 1);
   EndAll(std::move(workers));
@@ -759,6 +790,41 @@ TEST_F(WorkerTest, WhoComesBackUnderItsNameIsReachedByTheFirstCall) {
   EndAll(std::move(workers));
 }
 
+// PROBE-P17: what it made in one life is no burden of the next.
+TEST_F(WorkerTest, EachLifeOfAWorkerLeavesNothingWhereItMadeObjects) {
+  Workers workers = StartThree();
+  ASSERT_EQ(workers.size(), 3u);
+  for (int life = 0; life < 3; ++life) {
+    const rpc::Target to = workers[1]->agent().To("ps0", kLong);
+    const auto counter = rpc::Make<Counter>(to, life);
+    ASSERT_THAT(counter, IsOk());
+    EXPECT_EQ(Counter::living, 1);
+    EXPECT_THAT(rpc::Call(*counter, &Counter::Value), IsOkAndHolds(life));
+    const bool releases = life != 1;
+    if (releases) {
+      EXPECT_THAT(rpc::Release(*counter), IsOk());
+    }
+    ShutdownOptions alone;
+    alone.together = "name=trainer0";
+    alone.strict_leaks = releases;
+    const rendezvous::WorkerKey key = workers[1]->self().key;
+    EXPECT_THAT(workers[1]->Shutdown(alone).status(), IsOk());
+    workers[1].reset();
+    EXPECT_TRUE(Becomes([] { return Counter::living == 0; }));
+    ASSERT_THAT(workers[0]->membership().WaitFor(
+                    [&](const auto& view) { return view.IsGone(key); }, kLong),
+                IsOk());
+    auto again = Worker::Start(OptionsOf("trainer", 0));
+    ASSERT_THAT(again, IsOk());
+    workers[1] = *std::move(again);
+  }
+  // The one of the second life, which it left and nobody else.
+  const auto left = workers[0]->agent().Leftovers();
+  ASSERT_EQ(left.size(), 1u);
+  EXPECT_THAT(left[0].ToString(), HasSubstr("1 "));
+  EndAll(std::move(workers));
+}
+
 TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
   const auto start = [&](int rank, const std::string& zone) {
     Options options = ElasticOf(rank, 1, 3);
@@ -807,6 +873,44 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
     EXPECT_THAT(workers[rank]->Shutdown(kLong).status(), IsOk());
     workers.pop_back();
   }
+  EndAll(std::move(workers));
+}
+
+TEST_F(WorkerTest, AnElasticWorkerThatEndsCutsNeitherWhatItCallsNorServes) {
+  Gate gates[2];  // F10; handlers at it end with their workers
+  Workers workers = StartAll({ElasticOf(0, 2, 2), ElasticOf(1, 2, 2)});
+  ASSERT_EQ(workers.size(), 2u);
+  std::vector<Future<int64_t>> held;  // of trainer0, and of trainer1
+  for (const int caller : {0, 1}) {
+    const int callee = 1 - caller;
+    workers[callee]->agent().SetLocal(&gates[callee]);
+    held.push_back(rpc::CallAsync(
+        workers[caller]->agent().To(absl::StrCat("trainer", callee), kLong),
+        PassGate));
+    EXPECT_TRUE(IsWoken(gates[callee].entered));
+  }
+  std::atomic<bool> is_over{false};
+  ShutdownReport report;
+  std::thread ending([&] {
+    report = workers[1]->Shutdown(kLong);
+    is_over = true;
+  });
+  ASSERT_THAT(workers[0]->membership().WaitFor(
+                  [](const rendezvous::View& view) {
+                    return view.Find("trainer1")->phase !=
+                           rendezvous::Phase::kActive;
+                  },
+                  kLong),
+              IsOk());
+  for (const int callee : {1, 0}) {
+    EXPECT_FALSE(is_over);
+    gates[callee].may_leave.Unpark();
+    EXPECT_THAT(held[1 - callee].Wait(kLong), IsOkAndHolds(1));
+  }
+  ending.join();
+  EXPECT_THAT(report.status(), IsOk());
+  EXPECT_THAT(report.pending_calls, IsEmpty());
+  workers.pop_back();
   EndAll(std::move(workers));
 }
 
