@@ -214,6 +214,14 @@ TEST_F(Clients, StatusFindsAJobAsItsWorkersDo) {
   EXPECT_THAT((*by_environment)->output(), HasSubstr("127.0.0.1:1"));
 }
 
+TEST_F(Clients, WhoHostsTheCoordinatorOfAJobWithoutServersIsAskedFor) {
+  const Ended ended =
+      RunToEnd({RunfilePath("examples/cpp_client/worker"), "--trainers=2",
+                "--rank=1", "--coordinator=" + address_, "--join-timeout=1s"});
+  EXPECT_EQ(ended.code, kTimeout);
+  EXPECT_THAT(ended.output, HasSubstr("is trainer 0 running, with this"));
+}
+
 TEST_F(Clients, AJobThatNobodyHasIsNamedWithTheQuestion) {
   const Ended ended = Weft({"status", "--job=no-such-job"});
   EXPECT_EQ(ended.code, kPeerLost);
