@@ -1401,6 +1401,21 @@ TEST_F(Edge, APeerThatNeverReadsDoesNotKeepAnEndpointFromEnding) {
               StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
+TEST_F(Edge, APeerThatLetsNoReplyOutDoesNotKeepAnEndpointFromEnding) {
+  LoopOptions options = With(job_.For("ps", 0));
+  options.keepalive_timeout = absl::Minutes(5);  // as if it answered pings
+  Serve(std::move(options));
+  auto peer = LetIn();
+  // Its streams begin with a window of 0: the body of the reply must wait.
+  peer->Write(
+      Frame(kSettingsFrame, 0, 0, absl::string_view("\0\4\0\0\0\0", 6)) +
+      Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kEcho)) +
+      Frame(kDataFrame, 1, 1, absl::string_view("\0\0\0\0\4body", 9)));
+  EXPECT_TRUE(peer->AwaitFrame(kHeadersFrame));  // those of the reply
+  EXPECT_THAT(server_->endpoint().Shutdown(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+}
+
 // ATT-M3, in small: all of it at once, again and again.
 TEST_F(Edge, MemoryIsBoundedUnderMixedHostility) {
   LoopOptions options = With(job_.For("ps", 0));

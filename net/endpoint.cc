@@ -431,7 +431,7 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
 
 bool Endpoint::Core::RefuseAtEnd(ServerCall& call) {
   if (!closing_.load()) return false;
-  call.Close(absl::UnavailableError(options_.name + " is shutting down"));
+  call.Abort(absl::UnavailableError(options_.name + " is shutting down"));
   return true;
 }
 

@@ -222,21 +222,29 @@ void ServerCall::Close(absl::Status status) {
     under_way = writing_;
     if (!under_way) TakeFinish();
   }
-  if (under_way) return CancelUnlessWritten();  // OnWrite goes on
+  if (under_way) {  // OnWrite goes on
+    return CancelIfStill(&ServerCall::writing_);
+  }
   FinishWith(std::move(status), std::nullopt);
 }
 
-// A peer that does not read would keep the write, and with it the call, for as
-// long as its connection lives.
-void ServerCall::CancelUnlessWritten() {
+// What was answered or closed before may not be out either.
+void ServerCall::Abort(absl::Status reason) {
+  Close(std::move(reason));
+  CancelIfStill(&ServerCall::finishing_);
+}
+
+// A peer that does not read would keep the write, or what ends the call, and
+// with it the call, for as long as its connection lives.
+void ServerCall::CancelIfStill(bool ServerCall::*under_way) {
   core_->poller().RunAt(SteadyClock().Now() + kLastWriteGrace,
-                        [weak = weak_from_this()] {
+                        [under_way, weak = weak_from_this()] {
                           const std::shared_ptr<ServerCall> self = weak.lock();
                           if (self == nullptr) return;
                           std::shared_ptr<Grpc> grpc;
                           {
                             MutexLock lock(self->mu_);
-                            if (self->writing_) grpc = self->grpc_;
+                            if (*self.*under_way) grpc = self->grpc_;
                           }
                           if (grpc != nullptr) grpc->context.TryCancel();
                         });

@@ -50,7 +50,7 @@ class ServerCall final : public Stream,
   void Close(absl::Status status) override;
   // Write and Close(Ok) in one.
   void Answer(Slices response);
-  void Abort(absl::Status reason) override { Close(std::move(reason)); }
+  void Abort(absl::Status reason) override;
 
  private:
   struct Grpc;
@@ -65,7 +65,7 @@ class ServerCall final : public Stream,
   void StartRead();
   static void ReadNext(Grpc& grpc);
   void FinishWith(absl::Status status, std::optional<grpc::ByteBuffer> last);
-  void CancelUnlessWritten();
+  void CancelIfStill(bool ServerCall::*under_way);
   bool TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
 
