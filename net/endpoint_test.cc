@@ -745,7 +745,12 @@ TEST_F(Mtls, AServerWithAnotherNameIsRefused) {
               StatusIs(absl::StatusCode::kUnauthenticated,
                        "hostname mismatch; another than ps1 answers there"));
   // gRPC's own line of it would say no more.
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+  EXPECT_THAT(
+      ::testing::internal::GetCapturedStderr(),
+      ::testing::AllOf(
+          ::testing::Not(
+              ::testing::HasSubstr("No match found for server name")),
+          ::testing::Not(::testing::HasSubstr("certificate verify failed"))));
 }
 
 TEST_F(Mtls, PlainTextIsRefused) {

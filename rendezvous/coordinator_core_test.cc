@@ -1085,6 +1085,13 @@ TEST(CoordinatorCore, OneCallersManySmallKeysTakeItsShareOfTheStoreAlone) {
   EXPECT_THAT(set(f, "trainer0", 102), full);
   Fixture shortened(f.core().Snapshot(), 5, options);
   EXPECT_THAT(set(shortened, "trainer0", 102), full);
+  // With less room than is taken, what takes no more than before goes on.
+  options.store.max_total_bytes = options.store.max_owner_bytes = 1000;
+  Fixture lessened(f.core().Snapshot(), 6, options);
+  EXPECT_THAT(set(lessened, "trainer0", 7), IsOk());
+  EXPECT_THAT(set(lessened, "ps0", 7), IsOk());
+  EXPECT_THAT(set(lessened, "ps0", 500),
+              StatusIs(absl::StatusCode::kResourceExhausted, "are in use"));
   // An entry counts for who wrote it last, until it is deleted.
   EXPECT_THAT(set(f, "ps0", 7), IsOk());
   EXPECT_THAT(set(f, "trainer0", 102), IsOk());

@@ -66,13 +66,15 @@ absl::Status VersionedMap::CheckRoom(const std::string& key,
   const auto own = owner_bytes_.find(owner);
   const int64_t used = own == owner_bytes_.end() ? 0 : own->second;
   const bool frees_own = entry != nullptr && entry->owner == owner;
+  // What takes no more than before goes on where there is no room, too.
+  if (size <= freed && frees_own) return absl::OkStatus();
   if (used - (frees_own ? freed : 0) + size > limits_.max_owner_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "store: no room for key \"", key, "\": what ",
         owner.empty() ? "callers without a name" : owner, " wrote takes ", used,
         " of ", limits_.max_owner_bytes, " bytes: delete some of it"));
   }
-  if (total_bytes_ - freed + size > limits_.max_total_bytes) {
+  if (size > freed && total_bytes_ - freed + size > limits_.max_total_bytes) {
     return absl::ResourceExhaustedError(
         absl::StrCat("store: no room for key \"", key, "\": ", total_bytes_,
                      " of ", limits_.max_total_bytes, " bytes are in use"));

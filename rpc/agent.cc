@@ -129,6 +129,7 @@ Target Agent::MakeTarget(const std::string& asked,
   Target target(this);
   target.timeout_ = timeout;
   target.lineage_ = std::move(lineage);
+  const std::string name = worker.ok() ? worker->name : asked;
   auto caller = core_->CallerFor(std::move(worker));
   if (caller.ok()) {
     target.caller_ = *std::move(caller);
@@ -136,8 +137,7 @@ Target Agent::MakeTarget(const std::string& asked,
     // One that is gone ends a call as if it had gone during the call.
     const Phase phase =
         absl::IsUnavailable(caller.status()) ? Phase::kQueue : Phase::kNone;
-    target.status_ =
-        internal::ReceiveFailure(caller.status(), asked, "", phase);
+    target.status_ = internal::ReceiveFailure(caller.status(), name, "", phase);
   }
   return target;
 }

@@ -817,9 +817,13 @@ TEST(Unavailable, SaysThatTheIncarnationIsGone) {
   ASSERT_THAT(FailuresOf(status), SizeIs(1));
   EXPECT_EQ(FailuresOf(status)[0].worker, "w1");
   EXPECT_TRUE(OutcomeUnknown(status));
-  const absl::Status later = Call(ranks[0].To("w1"), Fail, "x");
-  EXPECT_EQ(ReasonOf(later), Reason::kPeerGone);
-  EXPECT_FALSE(OutcomeUnknown(later));
+  for (const Target& target :
+       {ranks[0].To("w1"), ranks[0].To(WorkerKey{1, 1})}) {
+    const absl::Status later = Call(target, Fail, "x");
+    EXPECT_EQ(ReasonOf(later), Reason::kPeerGone);
+    EXPECT_FALSE(OutcomeUnknown(later));
+    EXPECT_THAT(FailuresOf(later), SizeIs(1));
+  }
 }
 
 TEST(Unavailable, SaysThatTheWorkerIsReplaced) {

@@ -727,6 +727,27 @@ TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
   EXPECT_THAT(peer_->closed, IsOk());
 }
 
+TEST_F(HostileCalleeTest, ThatCanBeReachedIsNotGivenUpForTwoBreaks) {
+  const auto lose = [&] {
+    connection_->Close(absl::UnavailableError("the test"));
+    Settle();  // and it is there again
+  };
+  Future<int64_t> call =
+      CallAsync(agent_->To("w1", absl::InfiniteDuration()), Size, Floats(1));
+  Settle();
+  Write(Welcome());
+  lose();
+  Write(Welcome());
+  EXPECT_FALSE(call.Wait(absl::Milliseconds(9700)).ok());  // it takes long
+  lose();
+  EXPECT_FALSE(call.Wait(absl::Seconds(1)).ok());  // it is slow to welcome
+  EXPECT_FALSE(call.IsReady());
+  Write(Welcome());
+  EXPECT_FALSE(call.Wait(absl::Minutes(1)).ok());
+  EXPECT_FALSE(call.IsReady());
+  GiveUp(call);
+}
+
 // Welcomes whoever calls, and breaks the connection by welcoming once more.
 class WelcomesTwice final : public ConnectionObserver {
  public:

@@ -257,7 +257,7 @@ absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {
   }
   auto* reply = std::get_if<ReplyFrame>(&frame);
   if (reply == nullptr) return OnlyCallersSend();
-  is_barren_.store(false, std::memory_order_relaxed);
+  has_replied_.store(true, std::memory_order_relaxed);
   Tell(CallerSession::Arrived{std::move(reply->reply)});
   return absl::OkStatus();
 }
@@ -292,6 +292,7 @@ absl::StatusOr<bool> Outbound::WantsBody(Link& link, const Frame& frame) {
 // It is only this result that cannot be had; if the connection ended, all would
 // be sent again, and again be too much.
 absl::Status Outbound::OnNoRoom(Link&, const Frame& frame, absl::Status why) {
+  has_replied_.store(true, std::memory_order_relaxed);
   auto lost = std::make_shared<Reply>();
   lost->id = std::get<ReplyFrame>(frame).reply->id;
   std::string function;
@@ -339,6 +340,8 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     MutexLock lock(mu_);
     if (link_.get() != &link) return absl::OkStatus();
     connecting_ = false;
+    welcomed_at_ = clock_.Now();
+    has_replied_.store(false, std::memory_order_relaxed);
     TellLocked(CallerSession::Connected{welcome.limits, welcome.functions,
                                         welcome.build});
     due = TakeDue();
@@ -364,14 +367,16 @@ void Outbound::OnLinkClosed(Link& link, absl::Status status) {
     connecting_ =
         !shut_down_ && !session_.is_gone() && session_.pending_calls() > 0;
     if (!connecting_) return;
-    // One that no reply comes through, time after time, is no better than one
-    // that does not come about.
-    const bool fails_still =
-        is_barren_.exchange(was_open || is_barren_.load()) &&
-        clock_.Now() - failing_since_ < options_.give_up_after;
-    if (was_open && !fails_still) {
-      since = failing_since_ = clock_.Now();
-      pause_ = absl::ZeroDuration();
+    // One that ends at once, before any reply, time after time, is no better
+    // than one that does not come about.
+    if (was_open) {
+      const bool is_barren = !has_replied_.load(std::memory_order_relaxed) &&
+                             clock_.Now() - welcomed_at_ < kLongestPause;
+      if (!is_barren) {
+        failing_since_ = clock_.Now();
+        pause_ = absl::ZeroDuration();
+      }
+      since = failing_since_;
     }
     pause = pause_;
     pause_ = std::min(std::max(2 * pause_, kFirstPause), kLongestPause);

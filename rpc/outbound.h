@@ -133,9 +133,8 @@ class Outbound final : public internal::Caller,
   bool shut_down_ ABSL_GUARDED_BY(mu_) = false;
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
   Instant failing_since_ ABSL_GUARDED_BY(mu_);  // while connecting_
-  // The last connection that was welcomed ended before any reply had come, and
-  // so did none since.
-  std::atomic<bool> is_barren_{false};
+  Instant welcomed_at_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> has_replied_{false};  // since then
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
   Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;

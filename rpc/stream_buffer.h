@@ -30,7 +30,10 @@ class StreamBuffer {
   // Whether that was the end, and else the next values.
   using Batch = std::tuple<bool, std::vector<Slices>>;
 
-  explicit StreamBuffer(Driver& driver) : driver_(driver) {}
+  // `is_pushed`: a peer writes, whose credit counts what it writes while that
+  // waits for room.
+  explicit StreamBuffer(Driver& driver, bool is_pushed = false)
+      : driver_(driver), is_pushed_(is_pushed) {}
 
   // The function has come. Its caller may pull and write before.
   void Open() ABSL_LOCKS_EXCLUDED(mu_);
@@ -59,8 +62,9 @@ class StreamBuffer {
     return bytes_ < kWindowBytes && values_.size() < kWindowValues;
   }
   bool IsOverfull() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return bytes_ - TotalSize(values_.back()) >= 2 * kWindowBytes ||
-           values_.size() > 2 * kWindowValues;
+    return is_pushed_ &&
+           (bytes_ - TotalSize(values_.back()) >= 2 * kWindowBytes ||
+            values_.size() > 2 * kWindowValues);
   }
   // What a reader gets now, if it gets anything. Those whom this makes room for
   // and who wait for the end are to be told.
@@ -68,6 +72,7 @@ class StreamBuffer {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   Driver& driver_;
+  const bool is_pushed_;
   mutable Mutex mu_;
   bool is_open_ ABSL_GUARDED_BY(mu_) = false;
   bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
@@ -87,7 +92,7 @@ class StreamBuffer {
 // Both directions of a stream at its function.
 struct StreamBuffers {
   explicit StreamBuffers(Driver& driver)
-      : to_caller(driver), to_function(driver) {}
+      : to_caller(driver), to_function(driver, /*is_pushed=*/true) {}
 
   StreamBuffer to_caller;
   StreamBuffer to_function;

@@ -54,7 +54,7 @@ TEST(StreamBuffer, BeforeItsFunctionHasComeNobodyHasRoom) {
 
 // Its credit counts them until then: see docs/rpc.md.
 TEST(StreamBuffer, WhoWritesFarMoreWaitsUntilTheReaderIsDoneWithAll) {
-  StreamBuffer buffer(ParkingDriver());
+  StreamBuffer buffer(ParkingDriver(), /*is_pushed=*/true);
   buffer.Open();
   const Future<void> room = Write(buffer, Values(64, kWindow / 2));
   for (int i = 0; i < 32; ++i) {
@@ -69,8 +69,19 @@ TEST(StreamBuffer, WhoWritesFarMoreWaitsUntilTheReaderIsDoneWithAll) {
   EXPECT_TRUE(next.IsReady());
 }
 
-TEST(StreamBuffer, ManySmallValuesAreFarMoreToo) {
+TEST(StreamBuffer, OnesOwnWriterHasRoomBeforeThat) {
   StreamBuffer buffer(ParkingDriver());
+  buffer.Open();
+  const Future<void> room = Write(buffer, Values(6, kWindow / 2));
+  EXPECT_EQ(PullNow(buffer), 2u);
+  EXPECT_EQ(PullNow(buffer), 2u);
+  EXPECT_FALSE(room.IsReady());  // a window of them is there yet
+  EXPECT_EQ(PullNow(buffer), 2u);
+  EXPECT_TRUE(room.IsReady());
+}
+
+TEST(StreamBuffer, ManySmallValuesAreFarMoreToo) {
+  StreamBuffer buffer(ParkingDriver(), /*is_pushed=*/true);
   buffer.Open();
   const Future<void> room =
       Write(buffer, Values(3 * StreamBuffer::kWindowValues, 1));

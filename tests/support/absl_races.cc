@@ -1,5 +1,6 @@
 // AbslRaces: keeps ThreadSanitizer from reports that are about Abseil's own
-// library, which is not built for it. For every test.
+// library, which is not built for it, and LeakSanitizer from one about c-ares.
+// For every test.
 
 #if defined(__SANITIZE_THREAD__)
 
@@ -26,6 +27,17 @@ extern "C" const char* __tsan_default_suppressions();
 
 extern "C" const char* __tsan_default_suppressions() {
   return "race:absl::*::status_internal::Payload\n";
+}
+
+#endif
+
+#if defined(__SANITIZE_ADDRESS__)
+
+extern "C" const char* __lsan_default_suppressions();
+
+// Debian's c-ares keeps some name that gRPC had it look up.
+extern "C" const char* __lsan_default_suppressions() {
+  return "leak:libcares.so\n";
 }
 
 #endif
