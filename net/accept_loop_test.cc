@@ -451,61 +451,63 @@ TEST(Beginning, SaysWhyItIsUnfit) {
   EXPECT_TRUE(LookAtHttp2(record.substr(0, 1)).is_whole);  // gRPC says it
 }
 
-TEST(Audit, AFloodIsCountedAndItsLinesAreFew) {
-  FakeClock clock;
-  std::ostringstream lines;
-  telemetry::Telemetry::Options log;
-  log.log_output = &lines;
-  telemetry::Telemetry telemetry(log);
-  Audit::Options options;
-  options.telemetry = &telemetry;
-  options.clock = &clock;
+class AuditTest : public ::testing::Test {
+ protected:
+  Audit::Options Options() {
+    Audit::Options options;
+    options.telemetry = &telemetry_;
+    options.clock = &clock_;
+    return options;
+  }
+  int64_t CountLines() const {
+    const std::string text = lines_.str();
+    return std::count(text.begin(), text.end(), '\n');
+  }
+
+  FakeClock clock_;
+  std::ostringstream lines_;
+  telemetry::Telemetry telemetry_{[this] {
+    telemetry::Telemetry::Options log;
+    log.log_output = &lines_;
+    return log;
+  }()};
+};
+
+TEST_F(AuditTest, AFloodIsCountedAndItsLinesAreFew) {
+  Audit::Options options = Options();
   options.lines_per_minute = 3;
   Audit audit(options);
   for (int i = 0; i < 1000; ++i) {
     audit.Refused("function", "trainer1\nforged", std::to_string(i), "no");
   }
-  EXPECT_EQ(telemetry.metrics()
+  EXPECT_EQ(telemetry_.metrics()
                 .CounterFor("weft_net_refused_total", {{"kind", "function"}})
                 .Value(),
             1000);
-  const auto count = [&] {
-    const std::string text = lines.str();
-    return std::count(text.begin(), text.end(), '\n');
-  };
-  EXPECT_EQ(count(), 3);
-  clock.Advance(absl::Minutes(1));
+  EXPECT_EQ(CountLines(), 3);
+  clock_.Advance(absl::Minutes(1));
   audit.Refused("function", "trainer1", "ps::Push", "no");
-  EXPECT_EQ(count(), 4);
-  EXPECT_NE(lines.str().find("not_logged=997"), std::string::npos)
-      << lines.str();
+  EXPECT_EQ(CountLines(), 4);
+  EXPECT_NE(lines_.str().find("not_logged=997"), std::string::npos)
+      << lines_.str();
 }
 
-TEST(Audit, TheSameRefusalOverAndOverIsSaidEverMoreRarely) {
-  FakeClock clock;
-  std::ostringstream lines;
-  telemetry::Telemetry::Options log;
-  log.log_output = &lines;
-  telemetry::Telemetry telemetry(log);
-  Audit::Options options;
-  options.telemetry = &telemetry;
-  options.clock = &clock;
-  Audit audit(options);
+TEST_F(AuditTest, TheSameRefusalOverAndOverIsSaidEverMoreRarely) {
+  Audit audit(Options());
   const auto lines_of = [&](const char* who, int times) {
-    lines.str("");
+    lines_.str("");
     for (int i = 0; i < times; ++i) {
-      clock.Advance(absl::Seconds(1));
+      clock_.Advance(absl::Seconds(1));
       audit.Refused("certificate", who, "to connect", "revoked");
     }
-    const std::string text = lines.str();
-    return std::count(text.begin(), text.end(), '\n');
+    return CountLines();
   };
   EXPECT_EQ(lines_of("trainer1", 1), 1);
   EXPECT_EQ(lines_of("trainer1", 999), 9);  // 2, 4, ... 512
   EXPECT_EQ(lines_of("trainer2", 1), 1);    // another's is news
-  EXPECT_NE(lines.str().find("not_logged=488"), std::string::npos)
-      << lines.str();
-  clock.Advance(absl::Hours(1));
+  EXPECT_NE(lines_.str().find("not_logged=488"), std::string::npos)
+      << lines_.str();
+  clock_.Advance(absl::Hours(1));
   EXPECT_EQ(lines_of("trainer1", 1), 1);
 }
 

@@ -65,6 +65,10 @@ absl::Status Validate(const AgentOptions& options) {
                  absl::FormatDuration(options.default_timeout));
   }
   WEFT_RETURN_IF_ERROR(CheckLimits(options.limits));
+  if (options.result_bytes < 1) {
+    return Wrong("result_bytes", "1 or more",
+                 absl::StrCat(options.result_bytes));
+  }
   if (options.give_up_after > absl::ZeroDuration()) return absl::OkStatus();
   return Wrong("give_up_after", "more than 0",
                absl::FormatDuration(options.give_up_after));

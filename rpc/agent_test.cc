@@ -958,6 +958,7 @@ TEST(Agent, OptionsThatLackSomethingAreRefused) {
       {[](auto& o) { o.limits.sessions = 0; }, "limits.sessions: wanted 1 or"},
       {[](auto& o) { o.limits.timeout = absl::ZeroDuration(); },
        "limits.timeout: wanted more than 0, found 0"},
+      {[](auto& o) { o.result_bytes = 0; }, "result_bytes: wanted 1 or more"},
       {[](auto& o) { o.give_up_after = absl::ZeroDuration(); },
        "give_up_after: wanted more than 0, found 0"}};
   for (const auto& [spoil, said] : cases) {

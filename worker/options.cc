@@ -354,19 +354,20 @@ absl::Status Options::ResolveListen() {
 }
 
 Options Options::FromFlags(int argc, char** argv) {
-  Options options;
-  Flags flags(argv[0], "");
-  options.AddTo(flags);
-  ExitIfError(flags.Parse(argc, argv));
-  ExitIfError(options.Resolve());
-  return options;
+  return Read(argv[0], [&](Flags& flags) { return flags.Parse(argc, argv); });
 }
 
 Options Options::FromFlags(int* argc, char** argv) {
+  return Read(argv[0],
+              [&](Flags& flags) { return flags.ParseKnown(argc, argv); });
+}
+
+Options Options::Read(const char* program,
+                      absl::FunctionRef<absl::Status(Flags&)> parse) {
   Options options;
-  Flags flags(argv[0], "");
+  Flags flags(program, "");
   options.AddTo(flags);
-  ExitIfError(flags.ParseKnown(argc, argv));
+  ExitIfError(parse(flags));
   ExitIfError(options.Resolve());
   return options;
 }

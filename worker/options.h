@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
@@ -140,6 +141,8 @@ struct Options {
   static Options FromFlags(int* argc, char** argv);
 
  private:
+  static Options Read(const char* program,
+                      absl::FunctionRef<absl::Status(Flags&)> parse);
   absl::Status ResolveInit();
   absl::Status ResolveCoordinator();
   absl::Status ResolveListen();

@@ -78,6 +78,12 @@ class Clients : public ::testing::Test {
     address_ = std::string(rest.substr(0, rest.find('\n')));
   }
 
+  // `weft certs init` of job demo, with a client0.
+  Ended MakeCertificates(const std::string& certs, int trainers) {
+    return Weft({"certs", "init", "--dir=" + certs, "--job=demo", "--servers=0",
+                 absl::StrCat("--trainers=", trainers), "--clients=1"});
+  }
+
   // `weft call` of the worker.
   Ended Call(std::vector<std::string> words) {
     words.insert(words.begin(), {"call", address_});
@@ -110,17 +116,12 @@ TEST_F(Clients, AnyWorkerKeepsResultsAndLetsGoOfThem) {
 
 TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
   const std::string certs = dir_.Path("certs");
-  ASSERT_EQ(Weft({"certs", "init", "--dir=" + certs, "--job=demo",
-                  "--servers=0", "--trainers=1", "--clients=1"})
-                .code,
-            0);
+  ASSERT_EQ(MakeCertificates(certs, 1).code, 0);
   // One more; those that are there stay.
-  const Ended more = Weft({"certs", "init", "--dir=" + certs, "--job=demo",
-                           "--servers=0", "--trainers=2", "--clients=1"});
+  const Ended more = MakeCertificates(certs, 2);
   EXPECT_EQ(more.code, 0) << more.output;
   EXPECT_THAT(more.output, HasSubstr("for 1 members"));
-  const Ended none_more = Weft({"certs", "init", "--dir=" + certs, "--job=demo",
-                                "--servers=0", "--trainers=2", "--clients=1"});
+  const Ended none_more = MakeCertificates(certs, 2);
   EXPECT_EQ(none_more.code, 0) << none_more.output;
   EXPECT_THAT(none_more.output,
               HasSubstr("all 4 members of job demo were there"));
@@ -144,10 +145,7 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
 
 TEST_F(Clients, OverTcpAMisfitIsToldWhatToSay) {
   const std::string certs = dir_.Path("certs");
-  ASSERT_EQ(Weft({"certs", "init", "--dir=" + certs, "--job=demo",
-                  "--servers=0", "--trainers=1", "--clients=1"})
-                .code,
-            0);
+  ASSERT_EQ(MakeCertificates(certs, 1).code, 0);
   StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
   const std::string here = "--coordinator=" + address_;
   const std::string shown = "--certs=" + certs;
@@ -233,10 +231,7 @@ TEST_F(Clients, AJobThatNobodyHasIsNamedWithTheQuestion) {
 
 TEST_F(Clients, WhoIsHungUpOnForItsCertificateLacksRights) {
   const std::string certs = dir_.Path("certs");
-  ASSERT_EQ(Weft({"certs", "init", "--dir=" + certs, "--job=demo",
-                  "--servers=0", "--trainers=1", "--clients=1"})
-                .code,
-            0);
+  ASSERT_EQ(MakeCertificates(certs, 1).code, 0);
   ASSERT_EQ(Weft({"certs", "revoke", "--dir=" + certs, "--name=client0"}).code,
             0);
   StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
