@@ -232,7 +232,10 @@ TEST_F(SharedMemoryTest, ScribblingGarblesBytesAndNothingElse) {
   for (int i = 0; i < 50; ++i) {
     const auto reply = Call(agents_[0]->To("w1"), Mirror, Body(300000, i));
     if (reply.ok()) continue;
-    EXPECT_THAT(reply.status(), StatusIs(absl::StatusCode::kInvalidArgument));
+    // Of the arguments or of the result, whichever was scribbled on.
+    EXPECT_TRUE(absl::IsInvalidArgument(reply.status()) ||
+                absl::IsInternal(reply.status()))
+        << reply.status();
   }
   stop = true;
   scribbler.join();
