@@ -97,11 +97,9 @@ absl::Status Agent::Core::Start(Agent* agent) {
 void Agent::Core::Stop() {
   const absl::Status why = absl::CancelledError(
       absl::StrCat("the agent of ", options_.name, " has ended"));
-  {
-    MutexLock lock(mu_);
-    if (ended_.ok()) ended_ = why;
-    has_ended_ = true;
-  }
+  // What comes now has not run, and may be tried elsewhere.
+  Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
+                               Phase::kQueue, Reason::kShuttingDown));
   status_page_.Release();
   metrics_ = nullptr;
   transport().Accept(nullptr);
@@ -380,11 +378,7 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
     if (peer != key) objects_.ReleaseAll(peer);
   }
   handles_->KeeperGone(key, left);
-  LeftoverList objects;
-  objects_.ReleaseAll(key, &objects);  // later ones find their calls cancelled
-  if (!left || objects.empty()) return;
-  MutexLock lock(mu_);
-  leftovers_.Add(objects);
+  objects_.ReleaseAll(key, left);  // later ones find their calls cancelled
 }
 
 void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/check.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/parker.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/certificates.h"
@@ -25,6 +27,7 @@
 #include "weft/rpc/outcome.h"
 #include "weft/rpc/plain_service.h"
 #include "weft/tensor/codec.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -108,6 +111,7 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::Field;
 using ::testing::Not;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
@@ -514,6 +518,18 @@ TEST_F(PlainCallTest, EndsWithTheAgent) {
   EXPECT_THAT(call.Wait(kLong), StatusIs(absl::StatusCode::kCancelled, "ps0"));
   EXPECT_THAT(CallPlain(To("FailForClients")),
               StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// It has not run, and may be tried at another worker.
+TEST_F(PlainCallTest, WhatComesWhileTheAgentEndsIsUnavailable) {
+  const ScopedFailpoint stopped("rpc/stopped", "block");
+  std::thread end([&] { served_->EndAgent(); });
+  EXPECT_TRUE(Becomes([&] { return stopped.hits() == 1; }));
+  EXPECT_THAT(
+      CallPlain(To("FailForClients")),
+      StatusIs(absl::StatusCode::kUnavailable, "the agent of ps0 has ended"));
+  DisarmFailpoint("rpc/stopped");
+  end.join();
 }
 
 TEST_F(PlainCallTest, DescribesItself) {

@@ -50,8 +50,29 @@
 
 namespace weft::rpc {
 
+// Who waits for the calls that are served. Thread-safety: thread-safe.
+class CallCounter {
+ public:
+  virtual ~CallCounter() = default;
+  virtual void CallBegan() = 0;
+  virtual void CallEnded() = 0;
+};
+
+// The first base of a call, so that it ends last: by then all that the call
+// held has gone, users' objects too.
+class CountedCall {
+ protected:
+  // `counter` was told that the call began.
+  explicit CountedCall(std::shared_ptr<CallCounter> counter)
+      : counter_(std::move(counter)) {}
+  ~CountedCall() { counter_->CallEnded(); }
+
+ private:
+  const std::shared_ptr<CallCounter> counter_;
+};
+
 // A call being served, as the function's stub sees it.
-class ServedCall : public CallContext {
+class ServedCall : private CountedCall, public CallContext {
  public:
   // What the caller has sent.
   struct Incoming {
@@ -97,10 +118,15 @@ class ServedCall : public CallContext {
   void SetTurn(std::shared_ptr<const void> turn) { turn_ = std::move(turn); }
 
  protected:
-  ServedCall(Agent* agent, std::shared_ptr<const Worker> peer,
-             Lineage&& inherited, Incoming&& incoming)
-      : CallContext(agent, std::move(peer), std::move(inherited)),
+  ServedCall(std::shared_ptr<CallCounter> counter, Agent* agent,
+             std::shared_ptr<const Worker> peer, Lineage&& inherited,
+             Incoming&& incoming)
+      : CountedCall(std::move(counter)),
+        CallContext(agent, std::move(peer), std::move(inherited)),
         incoming_(std::move(incoming)) {}
+
+  // Before anybody is told of the call's end, who may then ask for the spans.
+  void EndSpan() { span_.End(); }
 
  private:
   Incoming incoming_;

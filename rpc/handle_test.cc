@@ -456,6 +456,78 @@ TEST(Leftovers, OfAnIncarnationWhoseEndWasMissedAreNone) {
   EXPECT_EQ(Living(), 1);  // there
 }
 
+// Looks, as it ends, at what is left behind where it was.
+class Witness {
+ public:
+  Witness() = default;
+  ~Witness() {
+    for (const Leftover& left : (*TheAgent())->Leftovers()) {
+      Found().push_back(left.ToString());
+    }
+  }
+  static Agent** TheAgent() {
+    static Agent* agent = nullptr;
+    return &agent;
+  }
+  static std::vector<std::string>& Found() {
+    static auto* const found = new std::vector<std::string>();
+    return *found;
+  }
+};
+WEFT_RPC_CLASS(Witness);
+
+TEST(Leftovers, AreCountedOnceAlsoWhileTheyEnd) {
+  Ranks ranks(2);
+  *Witness::TheAgent() = &ranks[1];
+  ASSERT_THAT(Make<Witness>(ranks[0].To("w1")), IsOk());
+  ranks[1].PeerGone(ranks[0].key(), "so it is said", /*left=*/true);
+  EXPECT_THAT(Witness::Found(), ElementsAre(HasSubstr("of w0")));
+}
+
+// Its use and its end take until the test lets them.
+struct Stays {
+  Parker used;
+  Parker go_on;
+  Parker ending;
+  Parker end;
+};
+class Heavy {
+ public:
+  Heavy() = default;
+  ~Heavy() {
+    It().ending.Unpark();
+    EXPECT_TRUE(IsWoken(It().end));
+  }
+  int64_t Use() {
+    It().used.Unpark();
+    EXPECT_TRUE(IsWoken(It().go_on));
+    return 1;
+  }
+  static Stays& It() {
+    static auto* const stays = new Stays();
+    return *stays;
+  }
+};
+WEFT_RPC_CLASS(Heavy);
+WEFT_RPC_METHOD(Heavy, Use);
+
+TEST(Handle, NoWorkerIsIdleWhileACallLetsGoOfItsObject) {
+  Ranks ranks(2);
+  const auto heavy = Make<Heavy>(ranks[0].To("w1"));
+  ASSERT_THAT(heavy, IsOk());
+  const Future<int64_t> call = CallAsync(*heavy, &Heavy::Use);
+  EXPECT_TRUE(IsWoken(Heavy::It().used));
+  EXPECT_THAT(Release(*heavy), IsOk());  // the call has it now
+  Heavy::It().go_on.Unpark();
+  EXPECT_THAT(call.Wait(absl::Seconds(30)), IsOkAndHolds(1));
+  EXPECT_TRUE(IsWoken(Heavy::It().ending));
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Milliseconds(50)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "there are still 1 running functions"));
+  Heavy::It().end.Unpark();
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+}
+
 TEST(Leftovers, OfManyKindsAndIdsAreCountedTogether) {
   LeftoverList list;
   for (uint64_t id = 1; id <= 20; ++id) {

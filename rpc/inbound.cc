@@ -54,23 +54,21 @@ class Inbound::Call final : public ServedCall {
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
        const Request& request, Lineage&& inherited, CancelSource cancel)
       : ServedCall(
-            inbound->dispatcher_->agent(), inbound->peer_, std::move(inherited),
+            Begun(inbound->dispatcher_), inbound->dispatcher_->agent(),
+            inbound->peer_, std::move(inherited),
             Incoming{request.id, Received{request.body, request.is_private},
                      request.keeps_result, nullptr, request.lane,
                      function.name}),
         inbound_(std::move(inbound)),
         function_(function),
         began_(request.began),
-        cancel_(std::move(cancel)) {
-    inbound_->dispatcher_->CallBegan();
-  }
+        cancel_(std::move(cancel)) {}
 
   ~Call() override {
     if (!finished_.load()) {
       Finish(absl::CancelledError(
           "the worker dropped the call: it is shutting down"));
     }
-    inbound_->dispatcher_->CallEnded();
   }
 
   Instant began() const { return began_; }
@@ -87,6 +85,7 @@ class Inbound::Call final : public ServedCall {
 
   void Finish(absl::StatusOr<Slices> result) override {
     if (finished_.exchange(true)) return;
+    EndSpan();
     auto reply = std::make_shared<Reply>();
     reply->id = id();
     reply->status =
@@ -97,6 +96,12 @@ class Inbound::Call final : public ServedCall {
   }
 
  private:
+  static std::shared_ptr<CallCounter> Begun(
+      std::shared_ptr<Dispatcher> dispatcher) {
+    dispatcher->CallBegan();
+    return dispatcher;
+  }
+
   const std::shared_ptr<Inbound> inbound_;
   const Function& function_;
   const Instant began_;

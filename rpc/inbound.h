@@ -34,19 +34,14 @@ namespace weft::rpc {
 // How a handler is found and run; the agent's part.
 //
 // Thread-safety: thread-safe.
-class Dispatcher {
+class Dispatcher : public CallCounter {
  public:
-  virtual ~Dispatcher() = default;
-
   virtual Agent* agent() = 0;
   virtual const std::string& self() const = 0;   // the worker's name
   virtual const std::string& build() const = 0;  // for messages
   // Ok and the function, or why the request cannot be served.
   virtual absl::StatusOr<const Function*> Find(const Request& request,
                                                Refusal* refusal) const = 0;
-  // A handler exists from Began to Ended.
-  virtual void CallBegan() = 0;
-  virtual void CallEnded() = 0;
   virtual telemetry::FlightRecorder& recorder() = 0;
   virtual SessionTap* tap() = 0;  // null: none
   // The span of serving `request`; costs nothing where spans are not kept.

@@ -42,7 +42,6 @@ class LeftoverList {
   // `kind` without ids and count.
   void Add(const Leftover& kind, uint64_t id);
   void Add(const LeftoverList& other);
-  bool empty() const { return all_.empty(); }
   // Sorted, what was counted together last.
   std::vector<Leftover> Sorted() const;
 

@@ -54,7 +54,7 @@ std::shared_ptr<LoneCall> LoneCall::Create(Options options) {
 }
 
 LoneCall::LoneCall(Options options, Lineage inherited, CancelSource cancel)
-    : ServedCall(options.dispatcher->agent(),
+    : ServedCall(options.dispatcher, options.dispatcher->agent(),
                  std::make_shared<const Worker>(options.caller),
                  std::move(inherited),
                  Incoming{options.request->id,
@@ -76,7 +76,6 @@ LoneCall::LoneCall(Options options, Lineage inherited, CancelSource cancel)
 LoneCall::~LoneCall() {
   calls_.Remove(number_);
   Finish(absl::CancelledError("the call was dropped unserved"));
-  dispatcher_->CallEnded();
 }
 
 Lineage LoneCall::lineage() const {
@@ -120,6 +119,7 @@ absl::Status LoneCall::AbandonCall(uint64_t, const absl::Status& why) {
 
 void LoneCall::Finish(absl::StatusOr<Slices> result) {
   if (finished_.exchange(true)) return;
+  EndSpan();
   auto reply = std::make_shared<Reply>();
   reply->status = FunctionFailure(result.status(), dispatcher_->self(),
                                   function_.name, phase());

@@ -79,12 +79,12 @@ absl::Status ObjectTable::Release(Maker maker, uint64_t id) {
       absl::StrCat("there is no object ", id, " of ", maker.ToString()));
 }
 
-void ObjectTable::ReleaseAll(Maker maker, LeftoverList* left) {
+void ObjectTable::ReleaseAll(Maker maker, bool was_left) {
   Objects released;
   MutexLock lock(mu_);
   const auto kept = objects_.find(maker);
   if (kept == objects_.end()) return;
-  if (left != nullptr) AddTo(left, kept->second);
+  if (was_left) AddTo(&left_, kept->second);
   released.swap(kept->second);
   objects_.erase(kept);
 }
@@ -107,6 +107,7 @@ void ObjectTable::AddTo(LeftoverList* list, Maker self) const {
   for (const auto& [maker, kept] : objects_) {
     if (maker != self) AddTo(list, kept);
   }
+  list->Add(left_);
 }
 
 int64_t ObjectTable::size() const {

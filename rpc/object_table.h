@@ -55,13 +55,13 @@ class ObjectTable {
       ABSL_LOCKS_EXCLUDED(mu_);
   // kNotFound if it was released before.
   absl::Status Release(Maker maker, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  // What there was is added to `left`, unless that is null.
-  void ReleaseAll(Maker maker, LeftoverList* left = nullptr)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  // `was_left`: the maker has left in peace, and what there was is counted as
+  // left behind.
+  void ReleaseAll(Maker maker, bool was_left = false) ABSL_LOCKS_EXCLUDED(mu_);
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 
   int64_t size() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Adds what others than `self` keep here.
+  // Adds what others than `self` keep here, and what they left.
   void AddTo(LeftoverList* list, Maker self) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -77,6 +77,7 @@ class ObjectTable {
   const int64_t most_;
   mutable Mutex mu_;
   absl::flat_hash_map<Maker, Objects> objects_ ABSL_GUARDED_BY(mu_);
+  LeftoverList left_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::rpc

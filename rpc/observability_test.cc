@@ -561,6 +561,30 @@ TEST(CallSpans, OfWhatStaysThereAreOfAnotherKind) {
   EXPECT_EQ(spans["rpc_call#Fail(w0 -> w1)"].value("code", ""), "NOT_FOUND");
 }
 
+TEST(CallSpans, TheServingIsWrittenDownBeforeItsCallerHears) {
+  telemetry::Telemetry::Options tracing;
+  tracing.tracing = true;
+  telemetry::Telemetry telemetry(tracing);
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  Parked parked;
+  Ranks ranks(1, options);
+  ranks[0].SetLocal(&parked);
+  const Future<int64_t> call = CallAsync(ranks[0].To("w0"), Park);
+  EXPECT_TRUE(Becomes(
+      [&] { return ranks[0].Metrics().server_active_async_calls > 0; }));
+  size_t served = 0;
+  call.OnReady([&](const absl::StatusOr<int64_t>&) {
+    served = SpansOf(telemetry).count("rpc_serve#Park(w0 -> w0)");
+  });
+  {
+    MutexLock lock(parked.mu);
+    parked.promises[0].Set(1);
+  }
+  EXPECT_THAT(call.Wait(absl::Seconds(30)), IsOk());
+  EXPECT_EQ(served, 1u);
+}
+
 // Whether or not it is written down.
 TEST(CallSpans, AFunctionKnowsTheTraceOfItsCall) {  // F44
   Ranks ranks(2);
