@@ -134,6 +134,7 @@ absl::Status ThreadPool::AddWorker() {
                           [this, index] { RunWorker(index); }));
   retired_.pop_back();
   ++live_;
+  ++running_;  // until it looks, so that nobody is added in its place
   return absl::OkStatus();
 }
 
@@ -146,8 +147,6 @@ void ThreadPool::RunWorker(int index) {
   while (AwaitTask(&task)) {
     RunTask(std::move(task));
     task = nullptr;
-    MutexLock lock(mu_);
-    --running_;
   }
   MutexLock lock(mu_);
   --live_;
@@ -160,6 +159,7 @@ void ThreadPool::RunWorker(int index) {
 // which there has been no need for a while.
 bool ThreadPool::AwaitTask(Task* task) {
   MutexLock lock(mu_);
+  --running_;
   auto until = After(options_.spare_idle_time);
   while (!CanStartTask()) {
     if (stopped_ || (draining_ && queue_.empty() && running_ + blocked_ == 0)) {

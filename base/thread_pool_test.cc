@@ -94,6 +94,20 @@ TEST(ThreadPool, DoesNotExceedItsCap) {
   EXPECT_EQ(woken, 5);
 }
 
+// Neither for one that has yet to begin, nor for one between two tasks.
+TEST(ThreadPool, AddsNoSpareBesideAThreadThatIsAboutToLook) {
+  for (int round = 0; round < 100; ++round) {
+    auto pool = *ThreadPool::Create({"pool", /*threads=*/2});
+    for (int i = 0; i < 20; ++i) {
+      auto [promise, future] = MakePromise<void>();
+      pool->Schedule(
+          [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+      ASSERT_THAT(future.Wait(kSoon), IsOk());
+    }
+    ASSERT_EQ(pool->stats().threads, 2);
+  }
+}
+
 // One task blocks, so a spare runs another; when both run, a third must wait
 // until one thread is the normal number again.
 TEST(ThreadPool, ReturnsToTheNormalNumberAfterBlocking) {
