@@ -1413,11 +1413,9 @@ TEST_F(Edge, APeerThatLetsNoReplyOutDoesNotKeepAnEndpointFromEnding) {
 
 // ATT-M3, in small: all of it at once, again and again.
 TEST_F(Edge, MemoryIsBoundedUnderMixedHostility) {
-  LoopOptions options = With(job_.For("ps", 0));
-  options.handshake_timeout = absl::Milliseconds(300);
   AdmissionLimits limits;
   limits.max_calls_per_peer = 8;
-  Serve(std::move(options), limits);
+  Serve(With(job_.For("ps", 0)), limits);
   const auto misbehave = [&](int round) {
     RawPeer peer(server_->address());
     switch (round % 4) {
