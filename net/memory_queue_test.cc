@@ -203,6 +203,7 @@ class TwoPollers : public ::testing::Test {
   const std::unique_ptr<MemoryQueue> queues_[2] = {*MemoryQueue::Create(),
                                                    *MemoryQueue::Create()};
   PollerGroup group_;
+  std::atomic<bool> stop_{false};  // read by what pollers run, until their end
   std::vector<std::shared_ptr<FakeMemory>> memories_;
   Poller first_{*queues_[0], Options()};
   Poller second_{*queues_[1], Options()};
@@ -262,9 +263,8 @@ TEST_F(LeftQueues, AreTakenFromWhoLeavesWhileSomebodyWaitsAtTheOther) {
 
 // As long as one has work, without a pause.
 TEST_F(TwoPollers, ABusyOneKeepsNobodyOut) {
-  std::atomic<bool> stop{false};
   memories_[0]->then = [&] {
-    if (!stop) memories_[0]->Put();
+    if (!stop_) memories_[0]->Put();
   };
   memories_[0]->Put();
   for (int i = 0; i < 100; ++i) {
@@ -272,7 +272,7 @@ TEST_F(TwoPollers, ABusyOneKeepsNobodyOut) {
     second_.Post([promise] { promise->Set(absl::OkStatus()); });
     ASSERT_THAT(promise->future().Wait(kSoon), IsOk());
   }
-  stop = true;
+  stop_ = true;
   EXPECT_TRUE(Becomes([&] { return !memories_[0]->HasWork(); }));
 }
 

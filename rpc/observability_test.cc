@@ -229,8 +229,8 @@ TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
   RanksOptions options;
   telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
   options.telemetry = &telemetry;
-  Ranks ranks(3, options);
   Parked parked;
+  Ranks ranks(3, options);
   ranks[2].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), ParkBelow, "w2");
   EXPECT_TRUE(IsWoken(parked.began));
@@ -245,7 +245,7 @@ TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
   EXPECT_EQ(chain[1].phase, Phase::kHandler);
   EXPECT_GE(chain[0].age, absl::ZeroDuration());
   // w1 shows by itself that one waits for the other.
-  EXPECT_THAT(telemetry.status().RenderText(),
+  EXPECT_THAT(telemetry.status().RenderText(absl::InfiniteDuration()),
               AllOf(HasSubstr("longest chain: w0 > w1:"),
                     HasSubstr("for 1 of w0"), HasSubstr("serving 1 of w1")));
   EXPECT_EQ(ranks[0].Metrics().client_active_calls, 1);
@@ -255,8 +255,8 @@ TEST(WaitsFor, PendingCallsOfAllWorkersArePutTogether) {
 }
 
 TEST(WaitsFor, CallsOfItselfAreAmongThePending) {
-  Ranks ranks(1);
   Parked parked;
+  Ranks ranks(1);
   ranks[0].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w0"), ParkBelow, "w0");
   EXPECT_TRUE(IsWoken(parked.began));
@@ -330,6 +330,7 @@ class MetricsPage : public ::testing::Test {
 
   telemetry::Telemetry a_{telemetry::Telemetry::Options()};
   telemetry::Telemetry b_{telemetry::Telemetry::Options()};
+  Parked parked_;  // for what still runs while the ranks end, too
   Ranks ranks_{2, Apart(&a_, &b_)};
 };
 
@@ -358,10 +359,9 @@ TEST_F(MetricsPage, CountsCallsErrorsAndBytesByPeerAndDirection) {
 
 // w1 waits in a function for one of its own, which answers later.
 TEST_F(MetricsPage, ShowsTheCallsThatAreMadeAndServedNow) {
-  Parked parked;
-  ranks_[1].SetLocal(&parked);
+  ranks_[1].SetLocal(&parked_);
   Future<int64_t> call = CallAsync(ranks_[0].To("w1"), ParkBelow, "w1");
-  EXPECT_TRUE(IsWoken(parked.began));
+  EXPECT_TRUE(IsWoken(parked_.began));
   EXPECT_TRUE(Becomes(
       [&] { return ranks_[1].Metrics().server_active_async_calls > 0; }));
   const std::string at_caller = PageOf(0);
@@ -377,8 +377,8 @@ TEST_F(MetricsPage, ShowsTheCallsThatAreMadeAndServedNow) {
 }
 
 TEST(AgentMetrics, AnAsynchronousCallIsSeen) {
-  Ranks ranks(2);
   Parked parked;
+  Ranks ranks(2);
   ranks[1].SetLocal(&parked);
   Future<int64_t> call = CallAsync(ranks[0].To("w1"), Park);
   EXPECT_TRUE(IsWoken(parked.began));
@@ -395,8 +395,8 @@ TEST(AgentMetrics, AnAsynchronousCallIsSeen) {
 }
 
 TEST(AgentMetrics, CallsOfItselfCountAsAny) {
-  Ranks ranks(1);
   Parked parked;
+  Ranks ranks(1);
   ranks[0].SetLocal(&parked);
   const Target self = ranks[0].To("w0");
   ASSERT_EQ(*Call(self, Length, std::string(1000, 'x')), 1000);
@@ -482,7 +482,8 @@ TEST(AgentDebugInfo, AnEndedAgentLeavesNothingToTheNext) {  // PROBE-P17
     const Future<int64_t> open = CallAsync(ranks[0].To("w1"), Park);
     EXPECT_TRUE(IsWoken(parked.began));
   }
-  EXPECT_THAT(telemetry.status().RenderText(), Not(HasSubstr("rpc\n")));
+  EXPECT_THAT(telemetry.status().RenderText(absl::InfiniteDuration()),
+              Not(HasSubstr("rpc\n")));
 }
 
 // ----------------------------------------------------------------- spans
