@@ -113,9 +113,11 @@ bool ThreadPool::CanStartTask() const {
 // that is about to look itself.
 void ThreadPool::WakeOrAddWorker() {
   if (!CanStartTask()) return;
+  const auto can_start = std::min<int64_t>(static_cast<int64_t>(queue_.size()),
+                                           options_.threads - running_);
   if (idle_ > 0) {
     work_.NotifyOne();
-  } else if (live_ < options_.max_threads) {
+  } else if (can_start > looking_ && live_ < options_.max_threads) {
     // Without a further thread the task waits for a present one.
     AddWorker().IgnoreError();
   }
@@ -134,7 +136,7 @@ absl::Status ThreadPool::AddWorker() {
                           [this, index] { RunWorker(index); }));
   retired_.pop_back();
   ++live_;
-  ++running_;  // until it looks, so that nobody is added in its place
+  ++looking_;
   return absl::OkStatus();
 }
 
@@ -147,6 +149,9 @@ void ThreadPool::RunWorker(int index) {
   while (AwaitTask(&task)) {
     RunTask(std::move(task));
     task = nullptr;
+    MutexLock lock(mu_);
+    --running_;
+    ++looking_;
   }
   MutexLock lock(mu_);
   --live_;
@@ -159,7 +164,7 @@ void ThreadPool::RunWorker(int index) {
 // which there has been no need for a while.
 bool ThreadPool::AwaitTask(Task* task) {
   MutexLock lock(mu_);
-  --running_;
+  --looking_;
   auto until = After(options_.spare_idle_time);
   while (!CanStartTask()) {
     if (stopped_ || (draining_ && queue_.empty() && running_ + blocked_ == 0)) {

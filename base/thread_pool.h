@@ -91,7 +91,8 @@ class ThreadPool final : public Executor, private BlockingListener {
   std::vector<int> retired_ ABSL_GUARDED_BY(mu_);  // indices to take
   int live_ ABSL_GUARDED_BY(mu_) = 0;              // threads not ended
   int idle_ ABSL_GUARDED_BY(mu_) = 0;              // of them, waiting for work
-  int running_ ABSL_GUARDED_BY(mu_) = 0;           // neither idle nor blocked
+  int looking_ ABSL_GUARDED_BY(mu_) = 0;           // about to look for work
+  int running_ ABSL_GUARDED_BY(mu_) = 0;           // in a task, not blocked
   int blocked_ ABSL_GUARDED_BY(mu_) = 0;           // in a task, blocked
   bool draining_ ABSL_GUARDED_BY(mu_) = false;     // Shutdown has begun
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;      // take no more tasks

@@ -99,11 +99,27 @@ TEST(ThreadPool, AddsNoSpareBesideAThreadThatIsAboutToLook) {
   for (int round = 0; round < 100; ++round) {
     auto pool = *ThreadPool::Create({"pool", /*threads=*/2});
     for (int i = 0; i < 20; ++i) {
+      for (int more = 0; more < 4; ++more) pool->Schedule([] {});
       auto [promise, future] = MakePromise<void>();
       pool->Schedule(
           [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
       ASSERT_THAT(future.Wait(kSoon), IsOk());
     }
+    ASSERT_EQ(pool->stats().threads, 2);
+  }
+}
+
+TEST(ThreadPool, AddsNoSpareForATaskThatAThreadWillTakeOnceItHasBegun) {
+  for (int round = 0; round < 300; ++round) {
+    auto pool = *ThreadPool::Create({"pool", /*threads=*/2});
+    auto [promise, future] = MakePromise<void>();
+    pool->Schedule([&, p = std::move(promise)]() mutable {
+      auto [other, ran] = MakePromise<void>();
+      pool->Schedule(
+          [o = std::move(other)]() mutable { o.Set(absl::OkStatus()); });
+      p.Set(ran.Wait(kSoon));
+    });
+    ASSERT_THAT(future.Wait(kSoon), IsOk());
     ASSERT_EQ(pool->stats().threads, 2);
   }
 }
