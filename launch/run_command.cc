@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -22,6 +23,7 @@
 #include "weft/launch/launcher.h"
 #include "weft/net/identity.h"
 #include "weft/net/socket_directory.h"
+#include "weft/rendezvous/membership.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/options.h"
@@ -185,7 +187,13 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
     return Usage(absl::StrCat("--certs=", reporting.certs,
                               " is of one job: give its name by --job"));
   }
-  if (is_own_job) options.job = absl::StrCat("run-", getpid());
+  if (is_own_job) {
+    // An id is also that of others, who see the same directory from another
+    // container.
+    options.job = absl::StrCat(
+        "run-", getpid(), "-",
+        absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
+  }
   if (absl::Status named = net::ValidateJob(options.job); !named.ok()) {
     return Usage(absl::StrCat("--job: ", named.message()));
   }
