@@ -2,6 +2,8 @@
 
 #include <signal.h>
 
+#include <cinttypes>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -18,12 +20,15 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::testing {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::ContainsRegex;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
@@ -39,15 +44,24 @@ void AwaitTraining(Process& trainer0) {
 
 TEST(Death, OfATrainerLeavesTheOthersToFinish) {
   const Job job;
+  const std::string saved = job.Path("saved");
   const Processes servers = job.StartServers();
-  const Processes trainers = job.StartTrainers({"--epochs=20"});
+  const Processes trainers =
+      job.StartTrainers({kForLong, "--checkpoint-dir=" + saved});
   AwaitTraining(*trainers[0]);
   trainers[1]->Signal(SIGKILL);
+  EXPECT_THAT(
+      trainers[0]->WaitForOutput("a trainer died; the others train on without "
+                                 "its part of the data trainer=trainer1 why=",
+                                 kLong),
+      IsOk());
+  for (int epoch = 0; epoch < 4; ++epoch) {  // enough to learn by
+    const auto before = Checkpoints(saved);
+    ASSERT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }));
+  }
+  trainers[0]->Signal(SIGTERM);
   EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(0));
   EXPECT_GT(ResultOf(*trainers[0]).test_accuracy, 0.9);
-  EXPECT_THAT(trainers[0]->output(),
-              HasSubstr("a trainer died; the others train on without its part "
-                        "of the data trainer=trainer1 why="));
   for (const auto& server : servers) {
     EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
     EXPECT_THAT(server->output(), HasSubstr("trainers died: trainer1"));
@@ -69,19 +83,22 @@ std::string DumpOf(const Process& process) {
 TEST(Death, ASignalShowsWhatAServerDidAndItLivesOn) {
   const Job job;
   const Processes servers = job.StartServers();
-  const Processes trainers = job.StartTrainers({"--epochs=20"});
+  const Processes trainers = job.StartTrainers({kForLong});
   AwaitTraining(*trainers[0]);
   servers[1]->Signal(SIGUSR2);
   ASSERT_THAT(servers[1]->WaitForOutput("-0.flight", kLong), IsOk());
   servers[1]->Signal(SIGUSR2);
   ASSERT_THAT(servers[1]->WaitForOutput("-1.flight", kLong), IsOk());
   const std::string dump = DumpOf(*servers[1]);
-  for (const char* what : {"member.joined", "rpc.serve", "rpc.reply", "ps.push",
-                           "ps.answer", "trainer0", "Exchange"}) {
+  for (const char* what : {"rpc.serve", "rpc.reply", "ps.push", "ps.answer",
+                           "trainer0", "Exchange"}) {
     EXPECT_THAT(dump, HasSubstr(what));
   }
+  for (const auto& trainer : trainers) trainer->Signal(SIGTERM);
   for (const Processes* all : {&trainers, &servers}) {
-    for (const auto& p : *all) EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(0));
+    for (const auto& p : *all) {
+      EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(0)) << p->output();
+    }
   }
 }
 
@@ -100,7 +117,12 @@ TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
                 HasSubstr("with --resume to go on from " + saved));
     EXPECT_THAT(DumpOf(*trainer), ContainsRegex("rpc.(lost|gone) [^\n]* ps1"));
   }
-  EXPECT_THAT(servers[0]->Wait(kLong), IsOkAndHolds(0)) << servers[0]->output();
+  // A trainer that failed says good-bye for a second, and has died otherwise.
+  const auto code = servers[0]->Wait(kLong);
+  EXPECT_THAT(code, IsOkAndHolds(AnyOf(0, kPeerLost)));
+  if (code.ok() && *code != 0) {
+    EXPECT_THAT(servers[0]->output(), HasSubstr("trainers died: "));
+  }
 }
 
 TEST(Death, OfTheServerWhereTheJobMeetsEndsTheTrainersWhoNameIt) {
@@ -222,7 +244,19 @@ TEST(WeftRun, PassesATermSignalOnAndAllIsSaved) {
   run->Signal(SIGTERM);
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
   EXPECT_THAT(run->output(), Not(HasSubstr("error: ")));
-  EXPECT_THAT(Checkpoints(saved), SizeIs(1));
+  const std::string output = run->output();
+  const auto names = Checkpoints(saved);  // of the epochs before, too
+  ASSERT_FALSE(names.empty());
+  EXPECT_THAT(output, HasSubstr(absl::StrCat("\"checkpoint\":\"", saved, "/",
+                                             names.back(), "\"}")));
+  // The last line of progress says how many images it has come to.
+  const size_t last = output.rfind("[trainer0] training ");
+  int64_t images = 0;
+  ASSERT_EQ(sscanf(output.c_str() + last, "[trainer0] training %*d%% %" SCNd64,
+                   &images),
+            1);
+  EXPECT_THAT(names.back(),
+              EndsWith(absl::StrCat("-step-", images / (2 * Job::kBatch))));
 }
 
 TEST(WeftRun, NamesTheRankThatFailed) {
@@ -250,10 +284,9 @@ TEST(WeftRun, ReportsAnExitThatItHasSeenWithoutWaitingForSilence) {
   ASSERT_NE(victim, 0);
   ASSERT_EQ(kill(victim, SIGKILL), 0);
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  // The coordinator looks itself, too: "killed by SIGKILL" may come too late.
   EXPECT_THAT(run->output(),
-              ContainsRegex(
-                  "trainer1 is gone: its process has ended: killed by SIGKILL"))
-      << run->output();
+              HasSubstr("trainer1 is gone: its process has ended"));
 }
 
 TEST(WeftRun, ASecondOneOfTheJobHarmsNothing) {
