@@ -358,8 +358,8 @@ void AcceptLoop::Run() {
         Hear(static_cast<Id>(tag), events[i].events);
       }
     }
+    DeliverReady();  // first: this may be the first look after a long stop
     Expire();
-    DeliverReady();
     timeout_ms = RoundTimeoutMs();
   }
 }
