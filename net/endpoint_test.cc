@@ -350,16 +350,25 @@ TEST_F(OnUnix, TooLargeAMessageIsRefusedAndTheServerLivesOn) {
   WEFT_EXPECT_OK(channel->UnaryCall(kEcho, Text("x"), kSoon).Wait(kSoon));
 }
 
-TEST_F(OnUnix, AdmissionBoundsCallsAndBytes) {
+TEST_F(OnUnix, AdmissionBoundsBytes) {
   AdmissionLimits limits;
-  limits.max_calls = 2;
   limits.max_bytes = 1000;
   auto server = Node::Make("ps0", Socket(), {}, limits);
   auto channel = Connect(server->loop(), server->address());
-  EXPECT_THAT(
-      channel->UnaryCall(kEcho, Text(std::string(1001, 'x')), kSoon)
-          .Wait(kSoon),
-      StatusIs(absl::StatusCode::kResourceExhausted, "max_bytes is 1000"));
+  const auto echo = [&](size_t bytes) {
+    return channel->UnaryCall(kEcho, Text(std::string(bytes, 'x')), kSoon)
+        .Wait(kSoon);
+  };
+  EXPECT_THAT(echo(1001), StatusIs(absl::StatusCode::kResourceExhausted,
+                                   "max_bytes is 1000"));
+  WEFT_EXPECT_OK(echo(1000));
+}
+
+TEST_F(OnUnix, AdmissionBoundsCalls) {
+  AdmissionLimits limits;
+  limits.max_calls = 2;
+  auto server = Node::Make("ps0", Socket(), {}, limits);
+  auto channel = Connect(server->loop(), server->address());
   Future<Slices> first = channel->UnaryCall(kHold, {}, kSoon);
   Future<Slices> second = channel->UnaryCall(kHold, {}, kSoon);
   std::vector<IncomingCall> held = server->AwaitHeld(1);
@@ -372,7 +381,9 @@ TEST_F(OnUnix, AdmissionBoundsCallsAndBytes) {
   WEFT_EXPECT_OK(first.Wait(kSoon));
   WEFT_EXPECT_OK(second.Wait(kSoon));
   held.clear();
-  WEFT_EXPECT_OK(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon));
+  // A place comes back when its call is over here, maybe after its answer came.
+  EXPECT_TRUE(Becomes(
+      [&] { return channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon).ok(); }));
 }
 
 TEST_F(OnUnix, HealthWatchTellsOfChangesAndOfTheEnd) {

@@ -19,10 +19,9 @@ constexpr absl::Duration kForeignYield = absl::Microseconds(5);
 // A yield takes about as long as half a look, and what comes meanwhile waits.
 constexpr int kLooksPerYield = 4;
 
-// Whoever ran that long computes, and an event does not take the core from it
-// while we stand in line; it does when we sleep. So for as many events as this
-// nobody yields, nor looks without sleeping.
-constexpr absl::Duration kLongYield = absl::Microseconds(200);
+// Whoever ran for long_yield computes, and an event does not take the core from
+// it while we stand in line; it does when we sleep. So for as many events as
+// this nobody yields, nor looks without sleeping.
 constexpr int kEventsAfterALongYield = 64;
 
 // After this long without a user leaving, the background thread waits to be
@@ -297,7 +296,8 @@ Instant Poller::Yield() {
   const Instant after = SteadyClock().Now();
   core_wanted_ =
       after - before > kForeignYield && background_turns_.load() == turns;
-  if (after - before > kLongYield) without_yields_ = kEventsAfterALongYield;
+  if (after - before > options_.long_yield)
+    without_yields_ = kEventsAfterALongYield;
   return after;
 }
 

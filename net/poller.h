@@ -101,6 +101,8 @@ struct PollerOptions {
   absl::Duration spin = absl::Microseconds(50);
   // For so long after a wait the queue stays free for the next.
   absl::Duration retake_pause = absl::Microseconds(500);
+  // Somebody computes who took the core for longer than this at a yield.
+  absl::Duration long_yield = absl::Microseconds(200);
   PollerGroup* group = nullptr;  // must outlive it; null: it is alone
   std::function<void()> yield = &YieldCore;  // tests replace it
 };

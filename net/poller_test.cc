@@ -167,9 +167,11 @@ class YieldingPoller : public ::testing::Test {
     poller_->Join();
   }
 
-  void Make(absl::Duration spin, std::function<void()> meanwhile) {
+  void Make(absl::Duration spin, std::function<void()> meanwhile,
+            absl::Duration long_yield = PollerOptions().long_yield) {
     PollerOptions options;
     options.spin = spin;
+    options.long_yield = long_yield;
     options.yield = [this, meanwhile = std::move(meanwhile)] {
       ++yields_;
       meanwhile();
@@ -210,11 +212,14 @@ TEST_F(YieldingPoller, NobodySleepsWhoHasNotYielded) {
 
 TEST_F(YieldingPoller, WhereTheCoreIsWantedOthersGoFirst) {
   std::vector<int> looks_before;  // each yield
-  Make(absl::Hours(1), [this, &looks_before] {
-    looks_before.push_back(queue_.looks());
-    Work(absl::Microseconds(20));
-    Put();
-  });
+  Make(
+      absl::Hours(1),
+      [this, &looks_before] {
+        looks_before.push_back(queue_.looks());
+        Work(absl::Microseconds(20));
+        Put();
+      },
+      /*long_yield=*/absl::InfiniteDuration());
   Wait();
   ASSERT_EQ(looks_before.size(), 1u);
   EXPECT_GT(looks_before[0], 0) << "nobody was known to want the core";
