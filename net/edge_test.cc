@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/net/admission.h"
@@ -33,6 +34,7 @@
 #include "weft/net/openssl.h"
 #include "weft/net/raw_peer.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -48,6 +50,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -1147,17 +1150,29 @@ class Flood {
   std::thread thread_;
 };
 
-// ATT-M4, at default settings: who says nothing, or too little, or no more than
-// a hello, keeps nobody out, of another address or of its own.
+// ATT-M4: who says nothing, or too little, or no more than a hello, keeps
+// nobody out, of another address or of its own. None of them expires before a
+// call would: whoever is let in got a place beside them.
 class FloodOfHandshakes : public Edge {
  protected:
-  // A member joins anew, several times.
-  void ExpectLetIn(absl::Duration within, const char* when) {
-    for (int i = 0; i < 5; ++i) {
-      const Instant start = SteadyClock().Now();
-      WEFT_EXPECT_OK(Call()) << when;
-      EXPECT_LT(SteadyClock().Now() - start, within) << when;
+  void Serve(absl::Duration handshake_timeout) {
+    LoopOptions options = With(job_.For("ps", 0));
+    options.handshake_timeout = handshake_timeout;
+    Edge::Serve(std::move(options));
+  }
+  // A member joins anew, so many times; for each it tries until it is let in.
+  void ExpectLetIn(int times, const char* when) {
+    const Instant start = SteadyClock().Now();
+    for (int i = 0; i < times; ++i) {
+      auto loop = *Loop::Create(With(job_.For("trainer", 0)));
+      ChannelOptions options;
+      options.name = "ps0";
+      options.wait_for_ready = true;
+      auto channel = *Channel::Create(*loop, server_->address(), options);
+      WEFT_EXPECT_OK(channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon)) << when;
     }
+    RecordProperty(absl::StrReplaceAll(when, {{" ", "_"}}),
+                   absl::FormatDuration(SteadyClock().Now() - start));
   }
   void SetUp() override {
     rlimit limit;  // often 1024, and the flood is of this process
@@ -1165,27 +1180,30 @@ class FloodOfHandshakes : public Edge {
     limit.rlim_cur = limit.rlim_max;
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   }
+  // Of which a handshake has a fifth before it makes room.
+  static constexpr absl::Duration kTime = absl::Seconds(40);
+  static_assert(kTime > kSoon);
   const std::string hello_ = ClientHello();
   const std::string half_ = hello_.substr(0, 11);
 };
 
 TEST_F(FloodOfHandshakes, KeepsNobodyOut) {
-  Serve();
+  Serve(absl::Hours(1));  // there are places that an address leaves to others
   {
     Flood flood(server_->address(), {"127.0.0.2", {half_, hello_, ""}});
-    ExpectLetIn(absl::Seconds(2), "beside those that wait");
+    ExpectLetIn(5, "beside those that wait");
   }
   {
     Flood flood(server_->address(),
                 {"127.0.0.2", {half_, hello_, ""}, 1000, /*tireless=*/true});
-    ExpectLetIn(absl::Seconds(2), "beside those that come again");
-    EXPECT_GT(flood.begun(), 1000);
+    ExpectLetIn(5, "beside those that come again");
+    EXPECT_TRUE(Becomes([&] { return flood.begun() > 1000; }));
   }
-  ExpectLetIn(absl::Seconds(5), "afterwards");
+  ExpectLetIn(5, "afterwards");
 }
 
 TEST_F(FloodOfHandshakes, FromManyAddressesKeepsNobodyOut) {
-  Serve();
+  Serve(kTime);
   std::vector<std::unique_ptr<Flood>> floods;
   for (int i = 2; i < 12; ++i) {
     floods.push_back(std::make_unique<Flood>(
@@ -1194,24 +1212,24 @@ TEST_F(FloodOfHandshakes, FromManyAddressesKeepsNobodyOut) {
                                            100,
                                            /*tireless=*/i % 2 == 0}));
   }
-  ExpectLetIn(absl::Seconds(2), "beside them");
+  ExpectLetIn(5, "beside them");
 }
 
 // Who shares an address with it, as behind a NAT. Of those that come again and
 // again, only half hellos are known for what they are.
 TEST_F(FloodOfHandshakes, FromTheirOwnAddressKeepsNobodyOut) {
-  Serve();
+  Serve(kTime);
   auto member = LetIn();
   member->Write(HoldRequest(1));
   const std::vector<IncomingCall> held = server_->AwaitHeld(1);
   {
     Flood flood(server_->address(), {"127.0.0.1", {half_, hello_, ""}});
-    ExpectLetIn(absl::Seconds(2), "beside those that wait");
+    ExpectLetIn(1, "beside those that wait");
   }
   {
     Flood flood(server_->address(),
                 {"127.0.0.1", {half_}, 1000, /*tireless=*/true});
-    ExpectLetIn(absl::Seconds(2), "beside those that come again");
+    ExpectLetIn(5, "beside those that come again");
   }
   ASSERT_EQ(held.size(), 1u);
   EXPECT_FALSE(held[0].is_cancelled());  // who was there stays
@@ -1224,9 +1242,7 @@ TEST_F(Edge, ABodyByTheByteDelaysNobody) {
   peer->Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kEcho)));
   for (const char byte :
        Frame(kDataFrame, 1, 1, absl::string_view("\0\0\0\0\4body", 9))) {
-    const Instant start = SteadyClock().Now();
     WEFT_EXPECT_OK(Call());
-    EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(2));
     ASSERT_TRUE(peer->Write(std::string(1, byte)));
   }
   EXPECT_TRUE(peer->AwaitFrame(kDataFrame)) << "it was served in the end";
@@ -1264,9 +1280,7 @@ TEST_F(Edge, ServesAgainOnceDescriptorsAreFree) {
   }
   EXPECT_EQ(refused, 120);
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
-  const Instant start = SteadyClock().Now();
   WEFT_EXPECT_OK(Call());
-  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(5));
   EXPECT_GT(Count("weft_net_refused_total", "descriptors"), 0);
 }
 
