@@ -1,5 +1,7 @@
 #include "weft/launch/stop_signal.h"
 
+#include <signal.h>
+
 #include <csignal>
 
 namespace weft::launch {
@@ -19,8 +21,12 @@ void OnStop(int signal) {
 }  // namespace
 
 void AwaitStopSignals() {
-  std::signal(SIGTERM, OnStop);
-  std::signal(SIGINT, OnStop);
+  struct sigaction action = {};
+  action.sa_handler = OnStop;
+  // On the stack that a thread may have for it: see tensor/ops/onednn.h.
+  action.sa_flags = SA_RESTART | SA_ONSTACK;
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
 }
 
 bool AskedToStop() { return asked_to_stop != 0; }

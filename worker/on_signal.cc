@@ -48,7 +48,8 @@ Handler CurrentHandler() {
 void SetHandler(Handler handler) {
   struct sigaction action = {};
   action.sa_handler = handler;
-  action.sa_flags = SA_RESTART;
+  // On the stack that a thread may have for it: see tensor/ops/onednn.h.
+  action.sa_flags = SA_RESTART | SA_ONSTACK;
   sigaction(kSignal, &action, nullptr);
 }
 

@@ -294,11 +294,13 @@ TEST_F(WorkerTest, WhoIsUnknownIsNotFoundAndTheKnownAreNamed) {
   EXPECT_THAT((*worker)->Shutdown(kLong).status(), IsOk());
 }
 
-void (*HandlerOfUsr2())(int) {
+struct sigaction ActionOfUsr2() {
   struct sigaction current = {};
   EXPECT_EQ(sigaction(SIGUSR2, nullptr, &current), 0);
-  return current.sa_handler;
+  return current;
 }
+
+void (*HandlerOfUsr2())(int) { return ActionOfUsr2().sa_handler; }
 
 TEST_F(WorkerTest, ASignalMakesEveryWorkerOfTheProcessWriteItsDump) {
   const std::string dumps = dir_.Path("dumps");
@@ -318,6 +320,7 @@ TEST_F(WorkerTest, ASignalMakesEveryWorkerOfTheProcessWriteItsDump) {
     return absl::StrContains(workers[0]->telemetry().recorder().DumpText(),
                              "member.joined");
   }));
+  EXPECT_NE(ActionOfUsr2().sa_flags & SA_ONSTACK, 0);
   kill(getpid(), SIGUSR2);
   for (const char* name : {"ps0", "trainer0", "trainer1"}) {
     EXPECT_TRUE(Becomes([&] { return has_written(name, 0); })) << name;

@@ -1,7 +1,13 @@
 // Products, convolutions, pooling and reductions against loops over doubles.
 
+#include <pthread.h>
+#include <signal.h>
+
+#include <atomic>
 #include <cmath>
 #include <limits>
+#include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -55,6 +61,51 @@ TEST(MatMul, AgreesWithLoopsInEverySizeAndLayout) {
       }
     }
   }
+}
+
+std::atomic<int> handled{0};
+
+// See SignalStack.
+TEST(MatMul, IsRightUnderSignalsThatHaveAStackOfTheirOwn) {
+  Generator generator(1);
+  struct Case {
+    Tensor a, b;
+    std::vector<float> wanted;
+  };
+  std::vector<Case> cases;
+  const int64_t sizes[][3] = {{16, 128, 10}, {10, 16, 128}, {40, 33, 65},
+                              {64, 64, 60},  {16, 16, 9},   {80, 70, 90}};
+  for (const auto& [m, k, n] : sizes) {
+    for (const Lie lie : kLies) {
+      for (const Lie other : kLies) {
+        Case& c = cases.emplace_back();
+        c.a = Integers({m, k}, DType::kF32, -4, 4, generator, lie);
+        c.b = Integers({k, n}, DType::kF32, -4, 4, generator, other);
+        c.wanted = MatMul(c.a, c.b).ToVector<float>();
+      }
+    }
+  }
+  handled = 0;
+  struct sigaction action = {};
+  action.sa_handler = [](int) { ++handled; };
+  action.sa_flags = SA_ONSTACK;
+  sigaction(SIGUSR1, &action, nullptr);
+  std::atomic<bool> is_over{false};
+  std::thread sender([&is_over, to = pthread_self()] {
+    while (!is_over) {
+      const int seen = handled;
+      pthread_kill(to, SIGUSR1);
+      while (handled == seen && !is_over) std::this_thread::yield();
+    }
+  });
+  while (handled < 2000 && !HasFailure()) {
+    for (const Case& c : cases) {
+      EXPECT_EQ(MatMul(c.a, c.b).ToVector<float>(), c.wanted);
+    }
+  }
+  is_over = true;
+  sender.join();
+  signal(SIGUSR1, SIG_IGN);  // one may be on its way
 }
 
 TEST(MatMul, BroadcastsBatches) {

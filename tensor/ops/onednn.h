@@ -5,6 +5,7 @@
 #define WEFT_TENSOR_OPS_ONEDNN_H_
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -13,9 +14,25 @@
 
 namespace weft::internal {
 
+// The stack of this thread's signal handlers, of those with SA_ONSTACK, unless
+// it has one. sgemm and what falls back to it (oneDNN 2.6, AVX-512) keep what
+// they work with below the red zone of the stack, where a handler that runs on
+// that stack overwrites it.
+class SignalStack {
+ public:
+  SignalStack();
+  ~SignalStack();
+  SignalStack(const SignalStack&) = delete;
+  SignalStack& operator=(const SignalStack&) = delete;
+
+ private:
+  std::unique_ptr<char[]> memory_;
+};
+
 // One for each thread, made when first used: oneDNN's streams are for one
 // thread at a time. Caches without meaning.
 struct OneDnn {
+  SignalStack signal_stack;
   dnnl::engine engine{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream{engine};
 
