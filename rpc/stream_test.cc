@@ -32,9 +32,11 @@ using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
+using ::weft::testing::kPatience;
 using ::weft::testing::StatusIs;
 
-// What the functions share with a test.
+// What the functions share with a test. As all that they use, before the ranks:
+// the last of them may run after the test's last line.
 struct Progress {
   std::atomic<int64_t> written{0};
   std::atomic<int> ended{0};
@@ -281,8 +283,8 @@ absl::StatusOr<std::vector<T>> ReadAll(Reader<T> reader) {
 }
 
 TEST(Stream, ValuesComeInOrderAndThenTheEnd) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   const auto all = ReadAll(OpenStream(ranks[0].To("w1"), Count, 5000, 3));
   ASSERT_THAT(all, IsOk());
@@ -325,8 +327,8 @@ TEST(Stream, AnErrorComesAfterTheValuesBeforeIt) {
 }
 
 TEST(Stream, AValueThatCannotBeReadEndsIt) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   for (const int64_t bad : {13, 23}) {
     Reader<Picky> reader =
@@ -346,8 +348,8 @@ TEST(Stream, AValueThatCannotBeReadEndsIt) {
 }
 
 TEST(Stream, AValueThatCannotBeWrittenIsLeftOut) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   const auto all =
       ReadAll(OpenStream(ranks[0].To("w1"), GivePicky, int64_t{33}, 35));
@@ -357,8 +359,8 @@ TEST(Stream, AValueThatCannotBeWrittenIsLeftOut) {
 }
 
 TEST(Stream, ASlowReaderStopsTheWriter) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   constexpr int64_t kBytes = 100000;
   Reader<std::string> reader =
@@ -374,8 +376,8 @@ TEST(Stream, ASlowReaderStopsTheWriter) {
 }
 
 TEST(Stream, LettingTheReaderGoCancelsTheFunction) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   {
     Reader<std::string> reader =
@@ -387,17 +389,19 @@ TEST(Stream, LettingTheReaderGoCancelsTheFunction) {
   EXPECT_THAT(progress.why, StatusIs(absl::StatusCode::kCancelled, ""));
 }
 
+// The function only if it has begun by then; SimulatedStream has it for sure.
 TEST(Stream, TheDeadlineEndsBothSides) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   Reader<std::string> reader = OpenStream(
       ranks[0].To("w1", absl::Milliseconds(500)), Count, int64_t{1} << 40, 9);
-  absl::Status status;
-  while (status.ok()) status = reader.Next().status();
-  EXPECT_THAT(status,
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
-  EXPECT_TRUE(IsWoken(progress.end));
+  int64_t read = 0;
+  absl::Status status = reader.Next().status();
+  for (; status.ok(); ++read) status = reader.Next().status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
+  EXPECT_TRUE(read == 0 || progress.ended == 1) << read;
 }
 
 TEST(Stream, WhatCannotBeOpenedSaysWhy) {
@@ -419,8 +423,8 @@ TEST(Stream, WhatCannotBeOpenedSaysWhy) {
 }
 
 TEST(Stream, ALostPeerEndsIt) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   Reader<std::string> reader =
       OpenStream(ranks[0].To("w1"), Count, int64_t{1} << 40, 1000);
@@ -517,8 +521,8 @@ void WriteFirst(Ranks& ranks, const Progress& progress,
 }
 
 TEST(Upload, TheFunctionReadsInOrderAndItsResultComesBack) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&progress);
   for (const char* callee : {"w1", "w0"}) {
     auto upload = OpenStream(ranks[0].To(callee), SumOf, -1);
@@ -568,8 +572,8 @@ TEST(Upload, IsFinishedOnce) {
 }
 
 TEST(Upload, ASlowFunctionStopsTheWriter) {
-  Ranks ranks(2);
   Gate gate;
+  Ranks ranks(2);
   ranks[1].SetLocal(&gate);
   constexpr size_t kBytes = 100000;
   auto upload = OpenStream(ranks[0].To("w1"), ReadTwo);
@@ -598,8 +602,8 @@ TEST(Upload, ASlowFunctionStopsTheWriter) {
 }
 
 TEST(Upload, AFunctionThatReadsNoMoreSaysSoBeforeItEnds) {
-  Ranks ranks(2);
   Owed owed;
+  Ranks ranks(2);
   ranks[1].SetLocal(&owed);
   auto upload = OpenStream(ranks[0].To("w1", absl::Seconds(20)), ReadOne);
   absl::Status status;
@@ -616,8 +620,8 @@ TEST(Upload, AFunctionThatReadsNoMoreSaysSoBeforeItEnds) {
 TEST(Upload, AValueThatMayNotBeSentEndsIt) {
   RanksOptions options;
   options.limits.bytes = 10000;
-  Ranks ranks(2, options);
   Progress progress;
+  Ranks ranks(2, options);
   ranks[1].SetLocal(&progress);
   ASSERT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());  // so it knows them
   auto upload = OpenStream(ranks[0].To("w1", absl::Seconds(20)), SumOf, -1);
@@ -628,8 +632,8 @@ TEST(Upload, AValueThatMayNotBeSentEndsIt) {
 }
 
 TEST(Upload, AnErrorOfTheFunctionIsWhatTheWriterSees) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   auto upload = OpenStream(ranks[0].To("w1"), SumOf, 3);
   absl::Status status;
@@ -681,8 +685,8 @@ TEST(Upload, AResultThatCannotBeReadIsOfDecode) {
 }
 
 TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   for (const bool cancels : {false, true}) {
     {
@@ -690,8 +694,8 @@ TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
       WriteFirst(ranks, progress, upload);
       if (cancels) {
         upload.Cancel();
-        EXPECT_THAT(upload.Write("1"), StatusIs(absl::StatusCode::kCancelled));
         EXPECT_THAT(upload.Finish(), StatusIs(absl::StatusCode::kCancelled));
+        EXPECT_THAT(upload.Write("1"), StatusIs(absl::StatusCode::kCancelled));
       }
     }
     EXPECT_TRUE(IsWoken(progress.end));
@@ -701,23 +705,26 @@ TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
   EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
 }
 
-TEST(Upload, TheDeadlineEndsBothSides) {
-  Ranks ranks(2);
+TEST(Upload, TheDeadlineEndsBothSides) {  // as of Stream
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
-  auto upload = OpenStream(ranks[0].To("w1", absl::Seconds(1)), SumOf, -1);
-  WriteFirst(ranks, progress, upload);
+  auto upload =
+      OpenStream(ranks[0].To("w1", absl::Milliseconds(500)), SumOf, -1);
   absl::Status status;
-  for (int64_t i = 1; status.ok(); ++i) status = upload.Write(absl::StrCat(i));
-  const auto passed = StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline");
-  EXPECT_THAT(status, passed);
-  EXPECT_THAT(upload.Finish(), passed);
-  EXPECT_TRUE(IsWoken(progress.end));
+  for (int64_t i = 0; status.ok(); ++i) status = upload.Write(absl::StrCat(i));
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(upload.FinishAsync().Wait(kPatience),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
+  // After it w1 has heard of the stream and of its end.
+  EXPECT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
+  EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
+  EXPECT_TRUE(progress.written == 0 || progress.ended == 1);
 }
 
 TEST(Upload, ALostPeerEndsIt) {
-  Ranks ranks(2);
   Progress progress;
+  Ranks ranks(2);
   ranks[1].SetLocal(&progress);
   auto upload = OpenStream(ranks[0].To("w1"), SumOf, -1);
   WriteFirst(ranks, progress, upload);
@@ -750,8 +757,8 @@ TEST(Upload, WhatCannotBeOpenedSaysWhy) {
 
 // Of what must not wait, nothing is lost: F26.
 TEST(Upload, WhereItMustNotWaitItSaysSoAndGoesOn) {
-  Ranks ranks(2);
   Gate gate;
+  Ranks ranks(2);
   ranks[1].SetLocal(&gate);
   auto upload = OpenStream(ranks[0].To("w1"), CountAll);
   EXPECT_TRUE(IsWoken(gate.began));
@@ -787,8 +794,8 @@ TEST(Upload, ManyLeaveNothingBehind) {
   RanksOptions options;
   options.limits.objects = 4;  // streams at a time
   options.limits.calls = 4;
-  Ranks ranks(2, options);
   Progress progress;
+  Ranks ranks(2, options);
   ranks[1].SetLocal(&progress);
   for (int round = 0; round < 50; ++round) {
     auto good = OpenStream(ranks[0].To("w1"), SumOf, -1);
@@ -946,6 +953,32 @@ TEST(SimulatedStream, AShorterDefaultIsNotThatOfTheOpenOnes) {  // F47
     EXPECT_THAT(later.Next(), IsOkAndHolds(6));
     EXPECT_THAT(later.Next(),
                 StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
+    return absl::OkStatus();
+  });
+}
+
+TEST(SimulatedStream, TheDeadlineEndsBothSides) {
+  Progress progress;
+  SimulatedAgents agents(1, SimulatedAgents::Options());
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&progress); });
+  const auto is_late =
+      StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline");
+  agents.Run(1, [&](int) -> absl::Status {
+    const Target brief = agents[0].To("w1", absl::Seconds(1));
+    auto reader = OpenStream(brief, Count, int64_t{1} << 40, 1000);
+    EXPECT_THAT(reader.Next(), IsOk());
+    agents.Sleep(absl::Seconds(2));
+    absl::Status end;
+    while (end.ok()) end = reader.Next().status();
+    EXPECT_THAT(end, is_late);
+    EXPECT_EQ(progress.ended, 1);
+    auto upload = OpenStream(brief, SumOf, -1);
+    EXPECT_THAT(upload.Write("0"), IsOk());
+    agents.Sleep(absl::Seconds(2));
+    EXPECT_THAT(upload.Write("1"), is_late);
+    EXPECT_THAT(upload.Finish(), is_late);
+    EXPECT_EQ(progress.ended, 2);
+    EXPECT_THAT(agents[1].AwaitIdle(absl::Seconds(1)), IsOk());
     return absl::OkStatus();
   });
 }
