@@ -421,18 +421,27 @@ template <typename T>
 Result<T> Client::OnEach(
     absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call) {
   const Instant give_up = SteadyClock().Now() + options_.timeout;
+  absl::Status not_serving;
   for (;;) {
+    const absl::Duration left =
+        std::max(give_up - SteadyClock().Now(), absl::ZeroDuration());
     std::vector<rpc::Target> servers;
     for (const std::string& server : options_.servers) {
-      servers.push_back(options_.agent->To(server, options_.timeout));
+      servers.push_back(options_.agent->To(server, left));
     }
-    Result<T> result = call(servers).Wait(options_.timeout + absl::Seconds(1));
+    Result<T> result = call(servers).Wait(left + absl::Seconds(1));
     absl::Status status;
     if constexpr (std::is_void_v<T>) {
       status = result;
     } else {
       status = result.status();
     }
+    // Of a server that does not serve yet that is the reason, also where the
+    // time ran out within a later try.
+    if (absl::IsDeadlineExceeded(status) && !not_serving.ok()) {
+      return not_serving;
+    }
+    if (IsNotServing(status)) not_serving = status;
     // Whoever is faster than a server that has just joined waits for it here.
     if (!IsNotServing(status) ||
         SteadyClock().Now() + kServingPause >= give_up) {

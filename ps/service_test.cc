@@ -3,6 +3,7 @@
 #include "weft/ps/service.h"
 
 #include <algorithm>
+#include <atomic>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -14,6 +15,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/parker.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/client.h"
 #include "weft/ps/server.h"
@@ -33,6 +35,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
+using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 
@@ -265,14 +268,38 @@ TEST(PsService, MistakesComeBackAsStatusesThatNameTheServer) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
 }
 
+// How ps1 answers whoever opens a table there.
+struct Refusals {
+  std::atomic<int> count{0};
+  std::atomic<Parker*> held_after_one{nullptr};  // until it is woken
+} refusals;
+
+absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
+                                              const v1::TableSpec& spec) {
+  if (context.Local<Server>() == nullptr && refusals.count > 0 &&
+      refusals.held_after_one != nullptr) {
+    EXPECT_TRUE(IsWoken(*refusals.held_after_one));
+  }
+  auto made = CreateTable(context, spec);
+  if (!made.ok()) ++refusals.count;
+  return made;
+}
+
+rpc::Registry Counting() {
+  rpc::Registry functions;
+  functions.Add(rpc::internal::Describe<&RefuseAndCount>(
+      rpc::RunsOn::kExecutor, "weft::ps::CreateTable"));
+  return functions;
+}
+
 TEST(PsService, AClientWaitsForAServerThatHasJustJoined) {
-  Job job(/*servers=*/2, /*trainers=*/1);
+  refusals.count = 0;
+  const rpc::Registry functions = Counting();
+  Job job(/*servers=*/2, /*trainers=*/1, &functions);
   job.SetServing(1, false);
   const auto client = job.MakeClient(0);
   std::thread late([&] {
-    // ps0 has its table, so the client has called both.
-    EXPECT_TRUE(
-        Becomes([&] { return job.server(0).Stats().tables_size() > 0; }));
+    EXPECT_TRUE(Becomes([] { return refusals.count > 0; }));
     job.SetServing(1, true);
   });
   EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
@@ -280,11 +307,20 @@ TEST(PsService, AClientWaitsForAServerThatHasJustJoined) {
 }
 
 TEST(PsService, AWorkerThatNeverServesIsNamed) {
-  Job job(/*servers=*/2, /*trainers=*/1);
+  Parker end;
+  refusals.count = 0;
+  const rpc::Registry functions = Counting();
+  Job job(/*servers=*/2, /*trainers=*/1, &functions);
   job.SetServing(1, false);
-  const auto client = job.MakeClient(0, absl::Milliseconds(300));
-  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)),
-              StatusIs(absl::StatusCode::kUnavailable, "'ps1' serves no"));
+  const auto refused =
+      StatusIs(absl::StatusCode::kUnavailable, "'ps1' serves no");
+  const auto client = job.MakeClient(0, absl::Seconds(3));
+  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), refused);
+  refusals.count = 0;
+  refusals.held_after_one = &end;  // the time runs out within a later try
+  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), refused);
+  end.Unpark();
+  refusals.held_after_one = nullptr;
 }
 
 TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
