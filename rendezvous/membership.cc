@@ -335,7 +335,15 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   {
     MutexLock lock(mu_);
     // Whoever was never let in is told by Join.
-    is_lost = is_lost_ = is_in_ && !status.ok();
+    is_lost = is_in_ && !status.ok();
+  }
+  if (is_lost) {  // before a listener is told, which may end the program
+    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error, "")
+        << status.message();
+  }
+  {
+    MutexLock lock(mu_);
+    is_lost_ = is_lost;
     if (is_lost) listeners = listeners_;
     if (status.ok()) {
       status = absl::FailedPreconditionError(
@@ -347,10 +355,6 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
     std::move(end_waiters_.begin(), end_waiters_.end(),
               std::back_inserter(waiters));
     end_waiters_.clear();
-  }
-  if (is_lost) {
-    WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error, "")
-        << status.message();
   }
   for (Promise<void>& waiter : waiters) waiter.Set(absl::OkStatus());
   for (const std::shared_ptr<Listener>& listener : listeners) {
@@ -456,7 +460,7 @@ absl::Status Membership::State::Await(bool whole_world,
 
 std::string Membership::State::WhyNotJoined() {
   MutexLock lock(mu_);
-  if (is_in_) return view_->Summary();
+  if (view_->version() != 0) return view_->Summary();
   std::string text =
       absl::StrCat("no coordinator has let it in at ", link_->address());
   if (!note_.empty()) absl::StrAppend(&text, " (", note_, ")");

