@@ -9,7 +9,6 @@
 #include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
-#include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "examples/cpp_client/functions.h"
@@ -72,10 +71,15 @@ class Clients : public ::testing::Test {
     if (flags.size() == 2) flags.push_back("--coordinator=" + address_);
     worker_ = Start(std::move(flags));
     ASSERT_THAT(worker_->WaitForOutput("serving at ", kLong), IsOk());
-    const std::string output = worker_->output();
-    absl::string_view rest = output;
-    rest.remove_prefix(rest.find("serving at ") + 11);
-    address_ = std::string(rest.substr(0, rest.find('\n')));
+    // The line may come in parts.
+    EXPECT_TRUE(Becomes([&] {
+      const std::string output = worker_->output();
+      const size_t begin = output.find("serving at ") + 11;
+      const size_t end = output.find('\n', begin);
+      if (end == output.npos) return false;
+      address_ = output.substr(begin, end - begin);
+      return true;
+    }));
   }
 
   // `weft certs init` of job demo, with a client0.
