@@ -307,19 +307,19 @@ TEST(PsService, AClientWaitsForAServerThatHasJustJoined) {
 }
 
 TEST(PsService, AWorkerThatNeverServesIsNamed) {
-  Parker end;
-  refusals.count = 0;
-  const rpc::Registry functions = Counting();
-  Job job(/*servers=*/2, /*trainers=*/1, &functions);
-  job.SetServing(1, false);
-  const auto refused =
-      StatusIs(absl::StatusCode::kUnavailable, "'ps1' serves no");
-  const auto client = job.MakeClient(0, absl::Seconds(3));
-  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), refused);
-  refusals.count = 0;
-  refusals.held_after_one = &end;  // the time runs out within a later try
-  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), refused);
-  end.Unpark();
+  for (const bool is_held : {false, true}) {
+    Parker end;
+    refusals.count = 0;
+    // The time runs out within a later try.
+    refusals.held_after_one = is_held ? &end : nullptr;
+    const rpc::Registry functions = Counting();
+    Job job(/*servers=*/2, /*trainers=*/1, &functions);
+    job.SetServing(1, false);
+    const auto client = job.MakeClient(0, absl::Seconds(3));
+    EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)),
+                StatusIs(absl::StatusCode::kUnavailable, "'ps1' serves no"));
+    end.Unpark();
+  }
   refusals.held_after_one = nullptr;
 }
 
