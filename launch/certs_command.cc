@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/launch/commands.h"
 #include "weft/net/certificates.h"
+#include "weft/rendezvous/world.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 
@@ -49,11 +51,14 @@ absl::StatusOr<int> Revoke(int argc, char** argv) {
   return 0;
 }
 
-absl::Status CheckAtLeast(absl::string_view flag, int found, int least) {
-  if (found >= least) return absl::OkStatus();
+constexpr int kMostDays = 36500;  // a date holds years of four digits
+
+absl::Status CheckRange(absl::string_view flag, int found, int least,
+                        int most) {
+  if (found >= least && found <= most) return absl::OkStatus();
   return worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
                                   "weft certs init: --", flag, ": wanted ",
-                                  least, " or more, found ", found)),
+                                  least, " to ", most, ", found ", found)),
                               worker::ExitCode::kUsage);
 }
 
@@ -104,12 +109,13 @@ absl::StatusOr<int> Init(int argc, char** argv) {
       },
       "a name or number of a host that serves, any number of times");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc - 1, argv + 1));
-  WEFT_RETURN_IF_ERROR(CheckAtLeast("days", days, 1));
-  WEFT_RETURN_IF_ERROR(CheckAtLeast("servers", servers, 0));
-  WEFT_RETURN_IF_ERROR(CheckAtLeast("trainers", trainers, 0));
-  WEFT_RETURN_IF_ERROR(CheckAtLeast("admins", admins, 0));
-  WEFT_RETURN_IF_ERROR(CheckAtLeast("clients", clients, 0));
-  WEFT_RETURN_IF_ERROR(CheckAtLeast("etcds", etcds, 0));
+  WEFT_RETURN_IF_ERROR(CheckRange("days", days, 1, kMostDays));
+  for (const auto& [flag, count] :
+       {std::pair("servers", servers), std::pair("trainers", trainers),
+        std::pair("admins", admins), std::pair("clients", clients),
+        std::pair("etcds", etcds)}) {
+    WEFT_RETURN_IF_ERROR(CheckRange(flag, count, 0, rendezvous::kMaxWorkers));
+  }
   AddMembers(options.job, "ps", servers, options.members);
   AddMembers(options.job, "trainer", trainers, options.members);
   AddMembers(options.job, "admin", admins, options.members);
@@ -119,7 +125,7 @@ absl::StatusOr<int> Init(int argc, char** argv) {
   if (!options.renew) LeaveOutThoseThere(options);
   options.validity = absl::Hours(24) * days;
   if (const absl::Status made = net::MakeCertificates(options); !made.ok()) {
-    // A name of a job or a host that cannot be.
+    // A name of a job or a host that cannot be, or too many days.
     return absl::IsInvalidArgument(made)
                ? worker::WithExitCode(made, worker::ExitCode::kUsage)
                : made;

@@ -229,6 +229,20 @@ TEST(WeftRun, ARanksChildrenEndWithIt) {
   EXPECT_TRUE(HasEnded(PidIn(run->output(), "[ps0] sleeper ")));
 }
 
+TEST(WeftRun, RunsWithItsStandardStreamsClosed) {
+  testing::TempDir dir;
+  const std::string ran = dir.Path("ran");
+  auto started = testing::Process::Start(
+      {{"/bin/sh", "-c",
+        "\"$0\" run --nproc-per-node=1 sh -c \"echo said; touch $1\" <&- >&- "
+        "2>&-",
+        testing::RunfilePath("launch/weft"), ran},
+       {}});
+  ASSERT_THAT(started, IsOk());
+  EXPECT_THAT((*started)->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_EQ(access(ran.c_str(), F_OK), 0);
+}
+
 TEST(WeftRun, AProgramThatCannotRunIsNamed) {
   auto run = Weft({"run", "--role=ps=1:/nowhere/server"});
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3));
@@ -244,7 +258,9 @@ TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
       {{"run", "--role=ps"}, "ROLE=COUNT"},
       {{"run", "--nnodes=2", "x"}, "--nnodes=2"},
       {{"certs"}, "weft certs init"},
-      {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 or more"},
+      {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 to 65536"},
+      {{"certs", "init", "--servers=1000000"}, "--servers: wanted 0 to 65536"},
+      {{"certs", "init", "--days=3000000"}, "--days: wanted 1 to 36500"},
   };
   for (const auto& [arguments, hint] : cases) {
     auto run = Weft(arguments);

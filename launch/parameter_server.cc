@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/launch/serve_tables.h"
+#include "weft/launch/standard_streams.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/worker/exit_code.h"
@@ -70,5 +71,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::launch::OpenStandardStreams();
   weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
 }

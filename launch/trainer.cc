@@ -12,6 +12,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/launch/image_trainer.h"
+#include "weft/launch/standard_streams.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
@@ -169,5 +170,6 @@ absl::Status Run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::launch::OpenStandardStreams();
   weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
 }

@@ -12,6 +12,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/version.h"
 #include "weft/launch/commands.h"
+#include "weft/launch/standard_streams.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 
@@ -76,6 +77,7 @@ absl::StatusOr<int> Main(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::launch::OpenStandardStreams();
   const absl::StatusOr<int> code =
       weft::CatchToStatus([&] { return Main(argc, argv); });
   weft::ExitIfError(code);

@@ -229,6 +229,28 @@ absl::StatusOr<std::string> ReadAuthority(const std::string& path) {
                    kWhereItsAuthorityIs));
 }
 
+absl::Time TimeOf(const ASN1_TIME* time) {
+  std::tm calendar = {};
+  ASN1_TIME_to_tm(time, &calendar);
+  return absl::FromTM(calendar, absl::UTCTimeZone());
+}
+
+// A member is not trusted beyond the end of `authority`, read from `path`.
+absl::Status CheckOutlives(X509* authority, const std::string& path,
+                           const CertificatesOptions& options) {
+  const absl::Time now = absl::Now();
+  const absl::Time until = TimeOf(X509_get0_notAfter(authority));
+  if (options.members.empty() || now + options.validity <= until) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "the authority ", path, " is good until ",
+      absl::FormatTime("%Y-%m-%d", until, absl::UTCTimeZone()),
+      ": wanted certificates of at most ", absl::ToInt64Hours(until - now) / 24,
+      " days, found ", absl::ToInt64Hours(options.validity) / 24,
+      "; choose another --dir for a new authority"));
+}
+
 absl::StatusOr<Authority> LoadOrMakeAuthority(
     const CertificatesOptions& options) {
   const CertificateFiles files(options.directory);
@@ -242,6 +264,7 @@ absl::StatusOr<Authority> LoadOrMakeAuthority(
           absl::StrCat(files.ca, " is of \"", found, "\", wanted job ",
                        options.job, "; choose another --dir"));
     }
+    WEFT_RETURN_IF_ERROR(CheckOutlives(parsed.get(), files.ca, options));
     WEFT_ASSIGN_OR_RETURN(std::string key, ReadAuthority(files.ca_key));
     return Authority{*std::move(certificate), std::move(key)};
   }
@@ -255,18 +278,14 @@ absl::StatusOr<Authority> LoadOrMakeAuthority(
         kWhereItsAuthorityIs, ", or choose another --dir for a new authority"));
   }
   const absl::Time now = absl::Now();
+  const absl::Duration validity =
+      std::max(kAuthorityValidity, 2 * options.validity);
   WEFT_ASSIGN_OR_RETURN(
       Authority made,
-      MakeAuthority(options.job, {now - kBackdate, now + kAuthorityValidity}));
+      MakeAuthority(options.job, {now - kBackdate, now + validity}));
   WEFT_RETURN_IF_ERROR(WriteFile(files.ca_key, made.key, 0600));
   WEFT_RETURN_IF_ERROR(WriteFile(files.ca, made.certificate, 0644));
   return made;
-}
-
-absl::Time TimeOf(const ASN1_TIME* time) {
-  std::tm calendar = {};
-  ASN1_TIME_to_tm(time, &calendar);
-  return absl::FromTM(calendar, absl::UTCTimeZone());
 }
 
 absl::StatusOr<std::vector<Serial>> SerialsIn(const std::string& pem) {
@@ -449,15 +468,24 @@ absl::Status RevokeCertificates(const std::string& directory,
   }
   for (const std::string& member : members) {
     const CertificateFiles own(MemberFolder(directory, member));
-    WEFT_ASSIGN_OR_RETURN(const std::string pem, ReadFile(own.certificate));
-    WEFT_ASSIGN_OR_RETURN(const Certificate revoked, ParseCertificate(pem));
+    const absl::StatusOr<std::string> pem = ReadFile(own.certificate);
+    if (absl::IsNotFound(pem.status())) {
+      return absl::NotFoundError(absl::StrCat(
+          "there is no certificate of ", member, " in ", directory,
+          "; there are: ", absl::StrJoin(MembersIn(directory), ", ")));
+    }
+    WEFT_RETURN_IF_ERROR(pem.status());
+    WEFT_ASSIGN_OR_RETURN(const Certificate revoked, ParseCertificate(*pem));
     serials.emplace_back(
         ASN1_INTEGER_dup(X509_get0_serialNumber(revoked.get())));
   }
   const absl::Time now = absl::Now();
+  WEFT_ASSIGN_OR_RETURN(const Certificate issuer,
+                        ParseCertificate(authority.certificate));
+  const absl::Time until = std::max(now + kAuthorityValidity,
+                                    TimeOf(X509_get0_notAfter(issuer.get())));
   WEFT_ASSIGN_OR_RETURN(const std::string list,
-                        SignList(authority, serials,
-                                 {now - kBackdate, now + kAuthorityValidity}));
+                        SignList(authority, serials, {now - kBackdate, until}));
   WEFT_RETURN_IF_ERROR(ReplaceFile(files.revoked, list, 0644));
   for (const auto& entry : std::filesystem::directory_iterator(directory)) {
     if (!entry.is_directory()) continue;
@@ -489,6 +517,9 @@ absl::Status CheckKeyFits(const std::string& certificate,
 
 absl::Status MakeCertificates(const CertificatesOptions& options) {
   WEFT_RETURN_IF_ERROR(ValidateIdentity({options.job, "any", 0}));
+  for (const std::string& host : options.extra_hosts) {
+    WEFT_RETURN_IF_ERROR(AlternativeName(host).status());
+  }
   WEFT_RETURN_IF_ERROR(MakeDirectory(options.directory));
   WEFT_ASSIGN_OR_RETURN(const Authority authority,
                         LoadOrMakeAuthority(options));

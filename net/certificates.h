@@ -54,6 +54,7 @@ struct CertificatesOptions {
 // Makes what is absent below `directory` and keeps an authority that is there,
 // so that members can be added later. kFailedPrecondition if the authority
 // there is of another job, or is absent while its members are there;
+// kInvalidArgument if it ends before `validity` does, or if a name cannot be;
 // kAlreadyExists if a member is there.
 absl::Status MakeCertificates(const CertificatesOptions& options);
 

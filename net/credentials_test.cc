@@ -241,6 +241,30 @@ TEST_F(CertificatesTest, AnAuthorityWithoutItsKeySaysWhereToRun) {
               StatusIs(Code::kNotFound, "run this in the directory where"));
 }
 
+TEST_F(CertificatesTest, AnAuthorityOutlivesWhatItSigns) {
+  constexpr absl::Duration kDay = absl::Hours(24);
+  CertificatesOptions options = Options();
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  options.validity = 20000 * kDay;
+  EXPECT_THAT(
+      MakeCertificates(options),
+      StatusIs(Code::kInvalidArgument,
+               "wanted certificates of at most 3649 days, found 20000"));
+  options.directory = dir_.Path("long");
+  WEFT_ASSERT_OK(MakeCertificates(options));
+  // The same command once more, for a later member.
+  options.members = {{"", "trainer", 2}};
+  WEFT_EXPECT_OK(MakeCertificates(options));
+}
+
+TEST_F(CertificatesTest, WhoIsToBeRevokedIsAMember) {
+  WEFT_ASSERT_OK(MakeCertificates(Options()));
+  EXPECT_THAT(RevokeCertificates(dir_.Path("certs"), {"nobody"}),
+              StatusIs(Code::kNotFound,
+                       "there is no certificate of nobody in " +
+                           dir_.Path("certs") + "; there are: ps0, trainer1"));
+}
+
 TEST_F(CertificatesTest, AnotherJobsAuthorityIsNotUsed) {
   WEFT_ASSERT_OK(MakeCertificates(Options()));
   EXPECT_THAT(MakeCertificates(Options("other")),
@@ -257,6 +281,7 @@ TEST_F(CertificatesTest, ExtraHostsAreNamesOrNumbersOnly) {
   EXPECT_THAT(
       MakeCertificates(options),
       StatusIs(Code::kInvalidArgument, "wanted an IP number or a DNS name"));
+  EXPECT_NE(access(options.directory.c_str(), F_OK), 0);  // nothing was made
 }
 
 TEST_F(CertificatesTest, AKeyThatOthersMayReadIsRefused) {
@@ -309,7 +334,7 @@ TEST(SocketDirectory, IsOursAlone) {
   WEFT_EXPECT_OK(DefaultSocketDirectory("my-job"));
   chmod(made.c_str(), 0755);
   EXPECT_THAT(DefaultSocketDirectory("my-job"),
-              StatusIs(Code::kFailedPrecondition, "chmod 700"));
+              StatusIs(Code::kFailedPrecondition, "Try: one of your own"));
   EXPECT_THAT(CheckSocketDirectory("/tmp"),
               StatusIs(Code::kFailedPrecondition, "Try: one of your own"));
   EXPECT_THAT(

@@ -40,15 +40,12 @@ absl::Status CheckSocketDirectory(const std::string& directory) {
         absl::StrCat("socket directory ", directory, " is not a directory"));
   }
   if (found.st_uid != geteuid() || (found.st_mode & 077) != 0) {
-    // As /tmp: others have a right to it.
-    const bool is_shared =
-        found.st_uid != geteuid() || (found.st_mode & S_ISVTX) != 0;
+    // Not to change its mode: it may be /tmp or /etc, which are for others too.
     return absl::FailedPreconditionError(absl::StrFormat(
         "socket directory %s: wanted mode 0700 and user %d, found mode %04o "
-        "and user %d; others could reach the sockets in it. Try: %s",
-        directory, geteuid(), found.st_mode & 07777, found.st_uid,
-        is_shared ? "one of your own, made by mkdir -m 700"
-                  : absl::StrCat("chmod 700 ", directory)));
+        "and user %d; others could reach the sockets in it. Try: one "
+        "of your own, made by mkdir -m 700",
+        directory, geteuid(), found.st_mode & 07777, found.st_uid));
   }
   return absl::OkStatus();
 }

@@ -140,7 +140,10 @@ std::vector<std::string> View::Missing() const {
 
 std::string View::Summary() const {
   const std::vector<std::string> missing = Missing();
-  std::string text = absl::StrCat(Counted(), "/", world_.size(), " joined");
+  std::string text =
+      world_.is_fixed() ? absl::StrCat(Counted(), "/", world_.size(), " joined")
+                        : absl::StrCat(Counted(), " joined (", world_.min,
+                                       " to ", world_.max, ")");
   if (missing.empty()) return text;
   const size_t shown = std::min(missing.size(), kShown);
   absl::StrAppend(

@@ -48,8 +48,10 @@ TEST(View, IsReadAsACoordinatorSendsIt) {
   EXPECT_EQ(read->Summary(), "1/2 joined, missing ps1");
   // Before the first worker there is no world.
   EXPECT_THAT(ReadView(v1::View()), IsOk());
-  *view.mutable_world() = ToWire(World::Elastic(1, kMaxWorkers));
-  EXPECT_THAT(ReadView(view), IsOk());
+  *view.mutable_world() = ToWire(World::Elastic(2, kMaxWorkers));
+  const auto elastic = ReadView(view);
+  ASSERT_THAT(elastic, IsOk());
+  EXPECT_EQ(elastic->Summary(), "1 joined (2 to 65536), missing 1 more");
 }
 
 TEST(View, IsRefusedAsNoCoordinatorSendsIt) {
