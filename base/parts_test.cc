@@ -7,6 +7,7 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -25,6 +26,7 @@
 #include "weft/base/fake_clock.h"
 #include "weft/base/parker.h"
 #include "weft/base/slice_reader.h"
+#include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
@@ -36,6 +38,24 @@ namespace {
 using testing::IsOk;
 using testing::IsOkAndHolds;
 using testing::StatusIs;
+
+// What a thread cannot be started with: moving it there fails as the system
+// does when it has no more.
+struct Unstartable {
+  Unstartable() = default;
+  Unstartable(Unstartable&&) {
+    throw std::system_error(
+        std::make_error_code(std::errc::resource_unavailable_try_again));
+  }
+  void operator()() const {}
+};
+
+TEST(StartThread, SaysWhichLimitsMayHaveBeenReached) {
+  EXPECT_THAT(StartThread("pool", Unstartable()),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "pool: cannot start a thread: Resource temporarily "
+                       "unavailable; raise `ulimit -u`, `ulimit -v`"));
+}
 
 enum class Colour { kRed = 7 };
 

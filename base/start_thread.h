@@ -24,9 +24,10 @@ absl::StatusOr<std::thread> StartThread(absl::string_view what, Fn fn) {
   try {
     return std::thread(std::move(fn));
   } catch (const std::system_error& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(what, ": cannot start a thread: ", error.what(),
-                     "; raise `ulimit -u` or the limit of pids"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        what, ": cannot start a thread: ", error.what(),
+        "; raise `ulimit -u`, `ulimit -v`, or the group's limit of "
+        "pids or memory"));
   }
 }
 

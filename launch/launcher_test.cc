@@ -23,6 +23,7 @@
 namespace weft::launch {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -243,6 +244,18 @@ TEST(WeftRun, RunsWithItsStandardStreamsClosed) {
   EXPECT_EQ(access(ran.c_str(), F_OK), 0);
 }
 
+TEST(WeftRun, ALimitOfOpenFilesIsNamed) {
+  auto started = testing::Process::Start(
+      {{"/bin/sh", "-c",
+        "ulimit -n 12; exec \"$0\" run --nproc-per-node=8 sleep 1000",
+        testing::RunfilePath("launch/weft")},
+       {}});
+  ASSERT_THAT(started, IsOk());
+  EXPECT_THAT((*started)->Wait(kLong), IsOkAndHolds(13));
+  EXPECT_THAT((*started)->output(),
+              AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
+}
+
 TEST(WeftRun, AProgramThatCannotRunIsNamed) {
   auto run = Weft({"run", "--role=ps=1:/nowhere/server"});
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3));
@@ -257,6 +270,7 @@ TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
       {{"run", "--rolle=ps=1:x"}, "did you mean --role?"},
       {{"run", "--role=ps"}, "ROLE=COUNT"},
       {{"run", "--nnodes=2", "x"}, "--nnodes=2"},
+      {{"run", "--master-port=99999", "true"}, "a port from 1 to 65535"},
       {{"certs"}, "weft certs init"},
       {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 to 65536"},
       {{"certs", "init", "--servers=1000000"}, "--servers: wanted 0 to 65536"},

@@ -43,6 +43,14 @@ absl::Status Run(int argc, char** argv) {
   }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
+  if (options.is_elastic()) {
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "--workers=", options.min_workers, ":", options.max_workers,
+            " (or WEFT_WORKERS): this program is of no elastic job; wanted "
+            "--servers=N and --trainers=N of at least 1")),
+        weft::worker::ExitCode::kUsage);
+  }
   if (options.trainers < 1) {  // it would end at once: all have gone
     return weft::worker::WithExitCode(
         absl::InvalidArgumentError(absl::StrCat(

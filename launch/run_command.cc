@@ -81,6 +81,13 @@ absl::Status CheckSupported(const TorchrunFlags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status CheckMasterPort(int port) {
+  if (port >= 0 && port <= 65535) return absl::OkStatus();
+  return Usage(absl::StrCat("--master-port=", port,
+                            ": wanted a port from 1 to 65535, or 0 for a free "
+                            "one"));
+}
+
 // A port that is free now: for programs that want MASTER_PORT.
 absl::StatusOr<int> FreePort() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -179,6 +186,7 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(CheckSupported(torchrun));
+  WEFT_RETURN_IF_ERROR(CheckMasterPort(options.master_port));
   WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
 
@@ -232,10 +240,15 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   }
   absl::StatusOr<int> code = Run(options);
   if (code.ok()) return code;
+  const bool is_limit = absl::IsResourceExhausted(code.status());
   return WithExitCode(
-      absl::Status(code.status().code(),
-                   absl::StrCat("weft run: ", code.status().message())),
-      ExitCode::kConfig);
+      absl::Status(
+          code.status().code(),
+          absl::StrCat("weft run: ", code.status().message(),
+                       is_limit ? "; raise the limit, of open files by "
+                                  "`ulimit -n`, of memory by `ulimit -v`"
+                                : "")),
+      is_limit ? ExitCode::kResource : ExitCode::kConfig);
 }
 
 }  // namespace weft::launch

@@ -28,6 +28,12 @@ constexpr absl::Duration kGoodBye = absl::Seconds(30);
 
 absl::Status CheckOptions(const weft::worker::Options& worker,
                           const ImageTrainerOptions& training) {
+  if (worker.is_elastic()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--workers=", worker.min_workers, ":", worker.max_workers,
+        " (or WEFT_WORKERS): this program is of no elastic job; wanted "
+        "--servers=N and --trainers=N of at least 1"));
+  }
   if (worker.servers < 1 || worker.trainers < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "wanted --servers=N and --trainers=N of at least 1, found ",

@@ -126,7 +126,8 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
     } else if (now_ - *hung_up_on_since_ >= options_.hung_up_on_for) {
       return End(reply.status());
     }
-    actions_.push_back(Waiting{std::string(reply.status().message())});
+    actions_.push_back(Waiting{std::string(reply.status().message()),
+                               absl::IsResourceExhausted(reply.status())});
     return SendAfter(Purpose::kJoin, options_.retry_pause);
   }
   const auto& joined = std::get<v1::JoinReply>(*reply);

@@ -85,6 +85,7 @@ class MemberCore {
   };
   struct Waiting {  // joining takes its time; for whoever watches
     std::string text;
+    bool is_answer = false;  // of a coordinator, which has no room
   };
   using Action = std::variant<Send, SetTimer, Joined, NewView, Ended, Waiting>;
   using Actions = std::vector<Action>;

@@ -212,6 +212,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   bool is_lost_ ABSL_GUARDED_BY(mu_) = false;  // was in, and has not left
   bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
   std::string note_ ABSL_GUARDED_BY(mu_);
+  bool has_answered_ ABSL_GUARDED_BY(mu_) = false;  // with that note
   std::shared_ptr<const View> view_ ABSL_GUARDED_BY(mu_) =
       std::make_shared<View>();
   std::list<Waiter> waiters_ ABSL_GUARDED_BY(mu_);
@@ -376,6 +377,7 @@ std::vector<Promise<void>> Membership::State::TakeNews() {
 void Membership::State::Do(const MemberCore::Waiting& waiting) {
   MutexLock lock(mu_);
   note_ = waiting.text;
+  has_answered_ = waiting.is_answer;
 }
 
 absl::StatusOr<std::shared_ptr<const View>> Membership::State::NextView(
@@ -461,6 +463,10 @@ absl::Status Membership::State::Await(bool whole_world,
 std::string Membership::State::WhyNotJoined() {
   MutexLock lock(mu_);
   if (view_->version() != 0) return view_->Summary();
+  if (has_answered_) {
+    return absl::StrCat("the coordinator at ", link_->address(),
+                        " has not let it in (", note_, ")");
+  }
   std::string text =
       absl::StrCat("no coordinator has let it in at ", link_->address());
   if (!note_.empty()) absl::StrAppend(&text, " (", note_, ")");

@@ -6,8 +6,10 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <utility>
 
@@ -392,10 +394,12 @@ absl::Status Flags::Settle() {
 }
 
 absl::Status Flags::ReadFile(const std::string& path) {
+  errno = 0;
   std::ifstream file(path);
   if (!file) {
     return absl::NotFoundError(
-        absl::StrCat(program_, ": --config: cannot read ", path));
+        absl::StrCat(program_, ": --config: cannot read ", path, ": ",
+                     errno != 0 ? std::strerror(errno) : "an error"));
   }
   std::string line;
   for (int number = 1; std::getline(file, line); ++number) {

@@ -66,10 +66,14 @@ absl::Status SetWorkers(const std::string& text, int* min, int* max) {
   const std::pair<absl::string_view, absl::string_view> bounds =
       absl::StrSplit(text, absl::MaxSplits(':', 1));
   if (absl::SimpleAtoi(bounds.first, min) &&
-      absl::SimpleAtoi(bounds.second, max) && *min >= 1 && *max >= *min) {
+      absl::SimpleAtoi(bounds.second, max) && *min >= 1 && *max >= *min &&
+      *max <= rendezvous::kMaxWorkers) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError("wanted MIN:MAX, as in 2:8");
+  return absl::InvalidArgumentError(
+      absl::StrCat("wanted MIN:MAX, as in 2:8, MIN at least 1 and MAX from MIN "
+                   "to ",
+                   rendezvous::kMaxWorkers));
 }
 
 absl::Status SetLabels(const std::string& text,

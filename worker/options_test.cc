@@ -139,8 +139,9 @@ TEST(Flags, AFileWithAMistakeNamesItsLine) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("--epochs"));
   EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig);
   Case absent;
-  EXPECT_THAT(Parse(absent.flags, {"--config=/nowhere/f"}),
-              StatusIs(absl::StatusCode::kNotFound, "/nowhere/f"));
+  EXPECT_THAT(
+      Parse(absent.flags, {"--config=/nowhere/f"}),
+      StatusIs(absl::StatusCode::kNotFound, "/nowhere/f: No such file"));
 }
 
 TEST(Flags, WordsEndTheFlagsWhereTheyAreAnothersCommand) {
@@ -260,15 +261,23 @@ TEST(Options, ALimitThatIsNoneIsNamed) {
 
 TEST(Options, ValuesOfAnotherFormAreUsage) {
   for (const char* flag :
-       {"--workers=2", "--workers=3:2", "--workers=0:2", "--labels=zone",
-        "--labels=role=ps", "--labels=rank=1", "--labels=name=a",
-        "--labels=a=", "--labels=a==b"}) {
+       {"--workers=2", "--workers=3:2", "--workers=0:2", "--workers=1:99999999",
+        "--labels=zone", "--labels=role=ps", "--labels=rank=1",
+        "--labels=name=a", "--labels=a=", "--labels=a==b"}) {
     Options options;
     const absl::Status status = Resolve(options, {flag});
     EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument, "wanted "))
         << flag;
     EXPECT_EQ(ExitCodeFor(status), ExitCode::kUsage) << flag;
   }
+}
+
+TEST(Options, TheBoundsOfAnElasticJobAreNamed) {
+  Options options;
+  EXPECT_THAT(Resolve(options, {"--workers=1:99999999"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "--workers=1:99999999: wanted MIN:MAX, as in 2:8, MIN "
+                       "at least 1 and MAX from MIN to 65536"));
 }
 
 TEST(Options, ServerZeroHostsTheCoordinatorAndListensThere) {

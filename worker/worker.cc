@@ -154,9 +154,7 @@ absl::Status Worker::StartParts() {
   telemetry.tracing = !options_.trace.empty();
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
   // Without any span yet: that it cannot be written is said before the work.
-  if (const absl::Status trace = WriteTrace(); !trace.ok()) {
-    return WithExitCode(trace, ExitCode::kConfig);
-  }
+  WEFT_RETURN_IF_ERROR(WriteTrace());
   if (const absl::Status dump = CheckDumpDirectory(options_.dump_dir);
       !dump.ok()) {
     return WithExitCode(dump, ExitCode::kConfig);
@@ -207,9 +205,14 @@ absl::Status Worker::WriteTrace() {
   if (out && std::rename(part.c_str(), path.c_str()) == 0) {
     return absl::OkStatus();
   }
-  return absl::UnavailableError(absl::StrCat(
-      "--trace=", options_.trace, ": wanted a file to write, found ", path,
-      ": ", errno != 0 ? std::strerror(errno) : "an error"));
+  const int error = errno;
+  std::remove(part.c_str());
+  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  return WithExitCode(
+      absl::UnavailableError(absl::StrCat(
+          "--trace=", options_.trace, ": wanted a file to write, found ", path,
+          ": ", error != 0 ? std::strerror(error) : "an error")),
+      is_full ? ExitCode::kResource : ExitCode::kConfig);
 }
 
 void Worker::WriteTraceOrLog() {

@@ -854,12 +854,15 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
   }
   Options fourth = ElasticOf(3, 1, 3);
   fourth.join_timeout = absl::Seconds(3);  // somebody might leave
-  EXPECT_THAT(Worker::Start(fourth),
-              StatusIs(absl::StatusCode::kDeadlineExceeded,
-                       "the job is full, it has 3 of at most 3"));
+  const absl::Status full = Worker::Start(fourth).status();
+  EXPECT_THAT(full, StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             "the job is full, it has 3 of at most 3"));
+  EXPECT_THAT(full.message(), ::testing::HasSubstr("has not let it in"));
+  EXPECT_THAT(full.message(), Not(::testing::HasSubstr("running")));
   EXPECT_THAT(Worker::Start(ElasticOf(3, 1, 4)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "\"elastic 1 to 4\", the job has \"elastic 1 to 3\""));
+                       "\"elastic 1 to 4\", the job has \"elastic 1 to 3\": "
+                       "start all workers with the same --workers"));
   EXPECT_THAT(Worker::Start(OptionsOf("trainer", 0)),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        "the job has \"elastic 1 to 3\""));

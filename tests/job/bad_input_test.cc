@@ -245,6 +245,35 @@ TEST(BadInput, AServerWithoutTrainersIsRefused) {
   ExpectEnd(*job.StartServer(0), kUsage, {"wanted --trainers=N of at least 1"});
 }
 
+TEST(BadInput, TheProgramsAreOfNoElasticJob) {
+  Job job;
+  job.servers = 0;
+  job.trainers = 0;
+  const Flags elastic = {"--workers=1:2"};
+  for (const auto& process :
+       {job.StartServer(0, elastic), job.StartTrainer(0, elastic)}) {
+    ExpectEnd(*process, kUsage,
+              {"--workers=1:2", "of no elastic job",
+               "wanted --servers=N and --trainers=N"});
+  }
+}
+
+TEST(BadInput, ATraceThatCannotBeWrittenLeavesNothingBehind) {
+  const Job job;
+  const std::string trace = "--trace=" + job.Path("t");
+  std::filesystem::create_directory(job.Path("t"));
+  ExpectEnd(*job.StartServer(0, {trace}), kConfig, {trace, "Is a directory"});
+  EXPECT_FALSE(std::filesystem::exists(job.Path("t.part")));
+  std::filesystem::remove(job.Path("t"));
+  Flags full = {"/bin/sh", "-c",
+                "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""};
+  for (const std::string& word : job.ServerCommand(0, {trace})) {
+    full.push_back(word);
+  }
+  ExpectEnd(*StartProcess(full), kResource, {trace, "File too large"});
+  EXPECT_FALSE(std::filesystem::exists(job.Path("t.part")));
+}
+
 TEST(BadInput, AFullDiskCostsOnlyTheCheckpointThatDoesNotFit) {
   Job job;
   job.servers = 1;
