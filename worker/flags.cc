@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <limits>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -33,7 +34,15 @@ absl::Status Wanted(absl::string_view what) {
 template <typename Integer>
 Flags::Setter IntegerSetter(Integer* target, const char* wanted) {
   return [target, wanted](const std::string& text) {
-    return absl::SimpleAtoi(text, target) ? absl::OkStatus() : Wanted(wanted);
+    if (absl::SimpleAtoi(text, target)) return absl::OkStatus();
+    const size_t sign = text.rfind('-', 0) == 0 ? 1 : 0;
+    const bool is_number =
+        text.size() > sign &&
+        text.find_first_not_of("0123456789", sign) == std::string::npos;
+    if (!is_number) return Wanted(wanted);
+    using Limits = std::numeric_limits<Integer>;
+    return Wanted(
+        absl::StrCat("an integer from ", Limits::min(), " to ", Limits::max()));
   };
 }
 

@@ -112,6 +112,7 @@ TEST(Flags, AValueThatCannotBeReadSaysWhatWasWanted) {
   for (const auto& [argument, wanted] :
        std::vector<std::pair<const char*, const char*>>{
            {"--epochs=many", "an integer"},
+           {"--epochs=99999999999", "an integer from -"},
            {"--grace=soon", "a duration"},
            {"--epochs", "--epochs: wanted a value"},
            {"--data_dir=", "--data-dir=: wanted a value"},
