@@ -36,14 +36,31 @@ namespace weft::rpc {
 
 namespace internal {
 
+// The T of vector<T>; T itself where it is none, so that BatchType's message is
+// the only one.
+template <typename T>
+struct ElementOf {
+  static constexpr bool kIsOfVector = false;
+  using type = T;
+};
+template <typename T, typename A>
+struct ElementOf<std::vector<T, A>> {
+  static constexpr bool kIsOfVector = true;
+  using type = T;
+};
+
 template <typename F>
 struct BatchType;
 template <typename R, typename P>
 struct BatchType<R (*)(P)> {
   using Items = std::decay_t<P>;
-  using Item = typename Items::value_type;
   using Results = typename Returned<std::decay_t<R>>::type;
-  using Value = typename Results::value_type;
+  static_assert(
+      ElementOf<Items>::kIsOfVector && ElementOf<Results>::kIsOfVector,
+      "this is no function of WEFT_RPC_BATCHED, which takes a vector of items "
+      "and returns a vector of results");
+  using Item = typename ElementOf<Items>::type;
+  using Value = typename ElementOf<Results>::type;
 
   static std::string Signature() {
     return absl::StrCat("one of ", TypeName<Value>(), "(", TypeName<Item>(),

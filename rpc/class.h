@@ -182,6 +182,24 @@ Function DescribeMethod(absl::string_view name) {
   return f;
 }
 
+// Whether WEFT_RPC_CLASS names T, and not only a base of it. The function that
+// says so is found by the namespace of T.
+template <typename T, typename Constructor>
+constexpr bool kMakes = false;
+template <typename T, typename... P>
+constexpr bool kMakes<T, ClassOf<T, P...>> = true;
+template <typename T, typename Enable = void>
+struct ConstructorOf {
+  using type = void;
+};
+template <typename T>
+struct ConstructorOf<T, std::void_t<decltype(WeftRpcConstructor(
+                            static_cast<const T*>(nullptr)))>> {
+  using type = decltype(WeftRpcConstructor(static_cast<const T*>(nullptr)));
+};
+template <typename T>
+constexpr bool kIsClass = kMakes<T, typename ConstructorOf<T>::type>;
+
 // The first of a list of types, and the parameters that are the others.
 template <typename T, typename... P>
 struct Split {

@@ -64,6 +64,15 @@ struct HasCodec<T, std::void_t<decltype(Codec<T>::TypeName())>>
 template <typename T>
 constexpr bool kHasCodec = HasCodec<T>::value;
 
+// Codec<T>; does not compile where there is none, and says so.
+template <typename T>
+struct CodecOf {
+  static_assert(kHasCodec<T>,
+                "T cannot travel: specialise weft::rpc::Codec for it, before "
+                "its first use (docs/rpc.md)");
+  using type = Codec<T>;
+};
+
 }  // namespace internal
 
 // Writes values one after another. What is large is taken along by reference
@@ -78,7 +87,9 @@ class Encoder {
 
   template <typename... T>
   void Write(T&&... values) {
-    (Codec<std::decay_t<T>>::Encode(std::forward<T>(values), *this), ...);
+    (internal::CodecOf<std::decay_t<T>>::type::Encode(std::forward<T>(values),
+                                                      *this),
+     ...);
   }
 
   void Varint(uint64_t value) { chunk_.Varint(value); }
@@ -175,7 +186,7 @@ class Decoder {
   absl::Status ReadOne(T& value) {
     if (depth_ == kMaxDepth) return Malformed("nested too deep");
     ++depth_;
-    absl::Status status = Codec<T>::Decode(*this, value);
+    absl::Status status = internal::CodecOf<T>::type::Decode(*this, value);
     --depth_;
     return status;
   }
@@ -192,7 +203,7 @@ class Decoder {
 // The name of T in signatures, the same in every build.
 template <typename T>
 std::string TypeName() {
-  return Codec<std::decay_t<T>>::TypeName();
+  return internal::CodecOf<std::decay_t<T>>::type::TypeName();
 }
 
 // "f64, tensor" for a list of types.

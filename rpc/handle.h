@@ -161,10 +161,14 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(uint64_t id, Types<P...>,
 // does; kResourceExhausted if this worker keeps too much there.
 template <typename T, typename... A>
 Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
-  using Constructor =
-      decltype(WeftRpcConstructor(static_cast<const T*>(nullptr)));
-  return internal::StartConstructor<T>(target, Constructor(),
-                                       std::forward<A>(arguments)...);
+  static_assert(internal::kIsClass<T>,
+                "T has no WEFT_RPC_CLASS; it stands in T's namespace, before "
+                "this (docs/rpc.md)");
+  if constexpr (internal::kIsClass<T>) {
+    using Constructor = typename internal::ConstructorOf<T>::type;
+    return internal::StartConstructor<T>(target, Constructor(),
+                                         std::forward<A>(arguments)...);
+  }
 }
 template <typename T, typename... A>
 Result<Handle<T>> Make(const Target& target, A&&... arguments) {

@@ -67,6 +67,7 @@ grep ' % of ' "$results/step.log"
 step locks bazel build --noshow_progress --config=fuzz //worker //rpc:client
 step consumer tests/consumer/run.sh
 step layers tests/layers/run.sh
+step misuse tests/misuse/run.sh
 step banned tests/banned/run.sh
 step features tests/features/run.sh
 step quickstart tests/examples/quickstart.sh
