@@ -247,7 +247,7 @@ TEST(WeftRun, RunsWithItsStandardStreamsClosed) {
 TEST(WeftRun, ALimitOfOpenFilesIsNamed) {
   auto started = testing::Process::Start(
       {{"/bin/sh", "-c",
-        "ulimit -n 12; exec \"$0\" run --nproc-per-node=8 sleep 1000",
+        "ulimit -n 24; exec \"$0\" run --nproc-per-node=24 sleep 1000",
         testing::RunfilePath("launch/weft")},
        {}});
   ASSERT_THAT(started, IsOk());
