@@ -119,8 +119,13 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(ChildSpec spec) {
     if (child->pid_fd_ >= 0) return child;
     error = errno;
   }
-  return absl::ErrnoToStatus(error, absl::StrCat(child->name(), ": cannot run ",
-                                                 child->spec_.argv.front()));
+  const std::string what =
+      absl::StrCat(child->name(), ": cannot run ", child->spec_.argv.front());
+  if (child->pid_ < 0 && error == EAGAIN) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(what, ": fork: ", std::strerror(error)));
+  }
+  return absl::ErrnoToStatus(error, what);
 }
 
 Child::~Child() {

@@ -8,7 +8,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <set>
+
+#include "absl/strings/str_cat.h"
 
 namespace weft::launch {
 namespace {
@@ -42,9 +45,14 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start() {
   if (pipe2(fds, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe");
   const pid_t pid = fork();
   if (pid < 0) {
+    const int error = errno;
     close(fds[0]);
     close(fds[1]);
-    return absl::ErrnoToStatus(errno, "fork");
+    if (error == EAGAIN) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("fork: ", std::strerror(error)));
+    }
+    return absl::ErrnoToStatus(error, "fork");
   }
   if (pid == 0) {
     close(fds[1]);

@@ -245,9 +245,11 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
       absl::Status(
           code.status().code(),
           absl::StrCat("weft run: ", code.status().message(),
-                       is_limit ? "; raise the limit, of open files by "
-                                  "`ulimit -n`, of memory by `ulimit -v`"
-                                : "")),
+                       is_limit
+                           ? "; raise the limit, of open files by "
+                             "`ulimit -n`, of processes by `ulimit -u`, of "
+                             "memory by `ulimit -v`"
+                           : "")),
       is_limit ? ExitCode::kResource : ExitCode::kConfig);
 }
 

@@ -243,11 +243,14 @@ absl::Status CheckOutlives(X509* authority, const std::string& path,
   if (options.members.empty() || now + options.validity <= until) {
     return absl::OkStatus();
   }
+  const int64_t days = absl::ToInt64Hours(until - now) / 24;
   return absl::InvalidArgumentError(absl::StrCat(
       "the authority ", path, " is good until ",
-      absl::FormatTime("%Y-%m-%d", until, absl::UTCTimeZone()),
-      ": wanted certificates of at most ", absl::ToInt64Hours(until - now) / 24,
-      " days, found ", absl::ToInt64Hours(options.validity) / 24,
+      absl::FormatTime("%Y-%m-%d", until, absl::UTCTimeZone()), ": ",
+      days < 1 ? std::string("it signs no more")
+               : absl::StrCat("wanted certificates of at most ", days,
+                              " days, found ",
+                              absl::ToInt64Hours(options.validity) / 24),
       "; choose another --dir for a new authority"));
 }
 
@@ -470,9 +473,11 @@ absl::Status RevokeCertificates(const std::string& directory,
     const CertificateFiles own(MemberFolder(directory, member));
     const absl::StatusOr<std::string> pem = ReadFile(own.certificate);
     if (absl::IsNotFound(pem.status())) {
-      return absl::NotFoundError(absl::StrCat(
-          "there is no certificate of ", member, " in ", directory,
-          "; there are: ", absl::StrJoin(MembersIn(directory), ", ")));
+      const auto there = MembersIn(directory);
+      return absl::NotFoundError(
+          absl::StrCat("there is no certificate of ", member, " in ", directory,
+                       "; there are: ",
+                       there.empty() ? "none" : absl::StrJoin(there, ", ")));
     }
     WEFT_RETURN_IF_ERROR(pem.status());
     WEFT_ASSIGN_OR_RETURN(const Certificate revoked, ParseCertificate(*pem));

@@ -11,6 +11,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/call.h"
+#include "weft/rpc/failure.h"
 #include "weft/rpc/tensor_codec.h"
 
 namespace weft::ps {
@@ -417,6 +418,19 @@ Client::Client(ClientOptions options) : options_(std::move(options)) {
   WEFT_CHECK(!options_.servers.empty());
 }
 
+namespace {
+
+// Whether `late` may be of the worker that `other` is of: it is, or it names
+// none.
+bool MayBeOfOneServer(const absl::Status& late, const absl::Status& other) {
+  const std::vector<rpc::Failure> of_late = rpc::FailuresOf(late);
+  const std::vector<rpc::Failure> of_other = rpc::FailuresOf(other);
+  return of_late.empty() || of_other.empty() ||
+         of_late.front().worker == of_other.front().worker;
+}
+
+}  // namespace
+
 template <typename T>
 Result<T> Client::OnEach(
     absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call) {
@@ -437,8 +451,9 @@ Result<T> Client::OnEach(
       status = result.status();
     }
     // Of a server that does not serve yet that is the reason, also where the
-    // time ran out within a later try.
-    if (absl::IsDeadlineExceeded(status) && !not_serving.ok()) {
+    // time ran out within a later try of it.
+    if (absl::IsDeadlineExceeded(status) && !not_serving.ok() &&
+        MayBeOfOneServer(status, not_serving)) {
       return not_serving;
     }
     if (IsNotServing(status)) not_serving = status;

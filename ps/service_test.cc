@@ -272,6 +272,7 @@ TEST(PsService, MistakesComeBackAsStatusesThatNameTheServer) {
 struct Refusals {
   std::atomic<int> count{0};
   std::atomic<Parker*> held_after_one{nullptr};  // until it is woken
+  std::atomic<bool> holds_ps0{false};            // then, while it is set
 } refusals;
 
 absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
@@ -279,6 +280,9 @@ absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
   if (context.Local<Server>() == nullptr && refusals.count > 0 &&
       refusals.held_after_one != nullptr) {
     EXPECT_TRUE(IsWoken(*refusals.held_after_one));
+  }
+  if (context.agent().name() == "ps0" && refusals.count > 0) {
+    EXPECT_TRUE(Becomes([] { return !refusals.holds_ps0; }));
   }
   auto made = CreateTable(context, spec);
   if (!made.ok()) ++refusals.count;
@@ -321,6 +325,23 @@ TEST(PsService, AWorkerThatNeverServesIsNamed) {
     end.Unpark();
   }
   refusals.held_after_one = nullptr;
+}
+
+TEST(PsService, AServerThatHangsIsNotTakenForOneThatDidNotServe) {
+  refusals.count = 0;
+  refusals.holds_ps0 = true;
+  const rpc::Registry functions = Counting();
+  Job job(/*servers=*/2, /*trainers=*/1, &functions);
+  job.SetServing(1, false);
+  const auto client = job.MakeClient(0, absl::Seconds(3));
+  std::thread late([&] {
+    EXPECT_TRUE(Becomes([] { return refusals.count > 0; }));
+    job.SetServing(1, true);
+  });
+  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "ps0"));
+  late.join();
+  refusals.holds_ps0 = false;
 }
 
 TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {

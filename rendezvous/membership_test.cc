@@ -159,9 +159,10 @@ TEST(CoordinatorLog, HasOneUserAlsoWhileItIsWrittenAnew) {
       ++tries;
     }
   });
+  int rewrites = 0;
   EXPECT_TRUE(Becomes([&] {
     EXPECT_THAT((*log)->Rewrite({Opened(1, "a")}), IsOk());
-    return tries >= 50;
+    return ++rewrites >= 50 && tries >= 50;
   }));
   is_over = true;
   other.join();

@@ -13,5 +13,5 @@ mkdir -p "$root/gen"
 ln -s "$PWD/bazel-bin" "$root/gen/weft"
 
 files=("$@")
-[ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files '*.cc' | grep -v '^bench/peers/')
+[ ${#files[@]} -gt 0 ] || mapfile -t files < <(git ls-files '*.cc' | grep -Ev '^(bench/peers|tests/misuse)/')
 clang-tidy-14 --quiet "${files[@]}" -- -std=c++17 -I"$root" -isystem"$root/gen" -I/usr/local/cuda/include

@@ -18,9 +18,11 @@ int main(int argc, char** argv) {
   weft::ExitIfError(worker.status());
   // Until here a signal just ends the program: nobody depends on it yet.
   sem_init(&told_to_end, 0, 0);
-  for (int signal : {SIGTERM, SIGINT}) {
-    std::signal(signal, [](int) { sem_post(&told_to_end); });
-  }
+  struct sigaction action = {};
+  action.sa_handler = [](int) { sem_post(&told_to_end); };
+  action.sa_flags = SA_RESTART | SA_ONSTACK;  // see docs/threading.md
+  sigaction(SIGTERM, &action, nullptr);
+  sigaction(SIGINT, &action, nullptr);
   std::printf("serving at %s\n", (*worker)->endpoint().address().c_str());
   std::fflush(stdout);
   while (sem_wait(&told_to_end) != 0) {

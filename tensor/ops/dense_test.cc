@@ -90,6 +90,11 @@ TEST(MatMul, IsRightUnderSignalsThatHaveAStackOfTheirOwn) {
   action.sa_handler = [](int) { ++handled; };
   action.sa_flags = SA_ONSTACK;
   sigaction(SIGUSR1, &action, nullptr);
+  sigset_t usr1;
+  sigemptyset(&usr1);
+  sigaddset(&usr1, SIGUSR1);
+  pthread_sigmask(SIG_UNBLOCK, &usr1,
+                  nullptr);  // as whoever began this left it
   std::atomic<bool> is_over{false};
   std::thread sender([&is_over, to = pthread_self()] {
     while (!is_over) {
