@@ -135,6 +135,28 @@ std::string HostOf(const std::vector<RoleSpec>& roles) {
   return "trainer0";
 }
 
+// An id of a process is also that of others, who see the same directory from
+// another container.
+std::string NameOfOwnJob() {
+  return absl::StrCat(
+      "run-", getpid(), "-",
+      absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
+}
+
+// What the command ends with that could not run its ranks.
+absl::Status NotRun(const absl::Status& why) {
+  const bool is_limit = absl::IsResourceExhausted(why);
+  return WithExitCode(
+      absl::Status(why.code(),
+                   absl::StrCat("weft run: ", why.message(),
+                                is_limit ? "; raise the limit, of open files "
+                                           "by `ulimit -n`, of processes by "
+                                           "`ulimit -u`, of memory by "
+                                           "`ulimit -v`"
+                                         : "")),
+      is_limit ? ExitCode::kResource : ExitCode::kConfig);
+}
+
 }  // namespace
 
 absl::StatusOr<int> RunCommand(int argc, char** argv) {
@@ -195,13 +217,7 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
     return Usage(absl::StrCat("--certs=", reporting.certs,
                               " is of one job: give its name by --job"));
   }
-  if (is_own_job) {
-    // An id is also that of others, who see the same directory from another
-    // container.
-    options.job = absl::StrCat(
-        "run-", getpid(), "-",
-        absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
-  }
+  if (is_own_job) options.job = NameOfOwnJob();
   if (absl::Status named = net::ValidateJob(options.job); !named.ok()) {
     return Usage(absl::StrCat("--job: ", named.message()));
   }
@@ -239,18 +255,8 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
     };
   }
   absl::StatusOr<int> code = Run(options);
-  if (code.ok()) return code;
-  const bool is_limit = absl::IsResourceExhausted(code.status());
-  return WithExitCode(
-      absl::Status(
-          code.status().code(),
-          absl::StrCat("weft run: ", code.status().message(),
-                       is_limit
-                           ? "; raise the limit, of open files by "
-                             "`ulimit -n`, of processes by `ulimit -u`, of "
-                             "memory by `ulimit -v`"
-                           : "")),
-      is_limit ? ExitCode::kResource : ExitCode::kConfig);
+  if (!code.ok()) return NotRun(code.status());
+  return code;
 }
 
 }  // namespace weft::launch
