@@ -1,8 +1,11 @@
 #include "weft/base/future.h"
 
+#include <algorithm>
 #include <cstdio>
-#include <optional>
+#include <iterator>
+#include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 
@@ -38,33 +41,149 @@ absl::Status FutureCore::AwaitReady(absl::Duration timeout) {
       "Future::Wait: not ready after ", absl::FormatDuration(timeout)));
 }
 
-bool FutureCore::Append(Continuation* continuation) {
-  MutexLock lock(mu_);
-  if (IsSettled()) return false;
-  if (last_ == nullptr) {
-    first_ = continuation;
-  } else {
-    last_->next_ = continuation;
+Undrained FutureCore::AppendOrRun(Continuation* continuation) {
+  {
+    MutexLock lock(mu_);
+    if (!IsSettled()) {
+      (last_ == nullptr ? first_ : last_->next_) = continuation;
+      last_ = continuation;
+      return nullptr;
+    }
   }
-  last_ = continuation;
+  return continuation->Run(result());
+}
+
+Continuation* FutureCore::TakeAppended() {
+  MutexLock lock(mu_);
+  if (Settle()) return nullptr;
+  last_ = nullptr;
+  return std::exchange(first_, nullptr);
+}
+
+// A future of which some continuations have run.
+struct FutureCore::Frame {
+  FutureCore* core;
+  Undrained held;  // `core`, unless whoever called Drain holds it
+  Continuation* next = nullptr;
+};
+
+// The stack of what recursion would do: links of a chain are frames of it.
+void FutureCore::Drain() {
+  absl::InlinedVector<Frame, 4> frames;
+  frames.push_back({this, nullptr});
+  while (!frames.empty()) {
+    Frame& top = frames.back();
+    if (top.next == nullptr) top.next = top.core->TakeAppended();
+    if (top.next == nullptr) {
+      frames.pop_back();
+      continue;
+    }
+    // Its next_ is read before Run, which deletes it.
+    Continuation* const run = std::exchange(top.next, top.next->next_);
+    if (Undrained made = run->Run(top.core->result())) {
+      FutureCore* const core = made.get();
+      frames.push_back({core, std::move(made)});
+    }
+  }
+}
+
+// -------------------------------------------------------------------
+// cancelling
+
+void FutureCore::SetHook(CancelHook hook, bool comes_first) {
+  std::optional<Producer> late =
+      ReplaceProducer({nullptr, std::move(hook), comes_first});
+  if (!late.has_value()) return;
+  for (const auto& source : std::move(late->hook)(status())) {
+    source->Cancel(status());
+  }
+}
+
+void FutureCore::PassCancelTo(std::shared_ptr<FutureCore> source) {
+  std::optional<Producer> late =
+      ReplaceProducer({std::move(source), nullptr, /*comes_first=*/true});
+  if (late.has_value()) late->source->Cancel(status());
+}
+
+// Gives it back if it is to be told at once.
+std::optional<FutureCore::Producer> FutureCore::ReplaceProducer(
+    Producer producer) {
+  Producer replaced;  // destroyed after the lock is released
+  MutexLock lock(mu_);
+  if (!IsReady()) {
+    replaced = std::exchange(producer_, std::move(producer));
+    return std::nullopt;
+  }
+  if (!cancelled_) {
+    replaced = std::move(producer);
+    return std::nullopt;
+  }
+  return producer;
+}
+
+bool FutureCore::BeginCancel(Producer* first) {
+  MutexLock lock(mu_);
+  if (IsReady() || cancelling_) return false;
+  if (producer_.comes_first && producer_.IsThere()) {
+    *first = TakeProducer();
+    cancelling_ = true;
+  }
   return true;
 }
 
-void FutureCore::Drain(void* result) {
-  while (true) {
-    Continuation* next;
-    {
-      MutexLock lock(mu_);
-      if (Settle()) return;
-      next = first_;
-      first_ = last_ = nullptr;
-    }
-    while (next != nullptr) {
-      // Read before Run, which deletes it.
-      Continuation* const after = next->next_;
-      next->Run(result);
-      next = after;
-    }
+FutureCore::CancelList FutureCore::EndCancel(const absl::Status& reason) {
+  Producer producer;
+  {
+    MutexLock lock(mu_);
+    if (IsReady()) return {};
+    PutError(reason);
+    cancelled_ = true;
+    producer = TakeProducer();
+    MarkReady();
+  }
+  Drain();
+  if (producer.source != nullptr) return {std::move(producer.source)};
+  return producer.hook ? std::move(producer.hook)(reason) : CancelList();
+}
+
+// From this future up the chain of those it is derived from, to one whose
+// producer does not come first; then down again, ending each. Returns what is
+// to be cancelled after that.
+FutureCore::CancelList FutureCore::CancelUpToProducer(
+    const absl::Status& reason) {
+  CancelList later;
+  const auto append = [&later](CancelList list) {
+    for (auto& core : list) later.push_back(std::move(core));
+  };
+  CancelList above;  // of this, the nearest first
+  Producer first;
+  FutureCore* highest = this;
+  bool ends = highest->BeginCancel(&first);
+  while (ends && first.source != nullptr) {
+    above.push_back(std::exchange(first, Producer()).source);
+    highest = above.back().get();
+    ends = highest->BeginCancel(&first);
+  }
+  if (ends && first.hook) append(std::move(first.hook)(reason));
+  // One that was ready, or is being cancelled, is left alone.
+  if (!ends && above.empty()) return later;
+  if (!ends) above.pop_back();
+  for (; !above.empty(); above.pop_back()) {
+    append(above.back()->EndCancel(reason));
+  }
+  append(EndCancel(reason));
+  return later;
+}
+
+void FutureCore::Cancel(const absl::Status& reason) {
+  CancelList open = CancelUpToProducer(reason);
+  std::reverse(open.begin(), open.end());
+  while (!open.empty()) {
+    const std::shared_ptr<FutureCore> next = std::move(open.back());
+    open.pop_back();
+    CancelList more = next->CancelUpToProducer(reason);
+    open.insert(open.end(), std::make_move_iterator(more.rbegin()),
+                std::make_move_iterator(more.rend()));
   }
 }
 

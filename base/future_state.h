@@ -73,11 +73,19 @@ void RunCallback(Callback& callback, const R& result) {
   }
 }
 
+class FutureCore;
+
+// A future that has just become ready and whose continuations must still run;
+// null for none. Whoever gets it runs them, by Drain or in a Drain of its own.
+using Undrained = std::shared_ptr<FutureCore>;
+
 // One entry in the list of what runs when a future becomes ready.
 class Continuation {
  public:
-  // `result` is the Result<T>*. The continuation may delete itself.
-  virtual void Run(void* result) = 0;
+  // `result` is the Result<T>*. The continuation may delete itself. What it
+  // makes ready it returns instead of draining it, so that a chain of any
+  // length needs no more stack than one link.
+  virtual Undrained Run(void* result) = 0;
 
  protected:
   ~Continuation() = default;
@@ -95,13 +103,14 @@ class CallableContinuation final : public Continuation {
       : fn_(std::move(fn)), in_buffer_(in_buffer) {}
   ~CallableContinuation() = default;
 
-  void Run(void* result) override {
-    fn_(result);
+  Undrained Run(void* result) override {
+    Undrained next = fn_(result);
     if (in_buffer_) {
       this->~CallableContinuation();
     } else {
       delete this;
     }
+    return next;
   }
 
  private:
@@ -116,10 +125,11 @@ class CallableContinuation final : public Continuation {
 // then (settled) do later ones run where they are registered.
 class FutureCore : public Waitable {
  public:
-  using CancelHook = absl::AnyInvocable<void(const absl::Status&) &&>;
+  // Futures that a cancellation goes on to.
+  using CancelList = std::vector<std::shared_ptr<FutureCore>>;
 
   explicit FutureCore(Driver& driver) : driver_(&driver) {}
-  ~FutureCore() ABSL_NO_THREAD_SAFETY_ANALYSIS;
+  virtual ~FutureCore() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
   Driver& driver() const { return *driver_; }
   bool IsSettled() const { return settled_.load(std::memory_order_acquire); }
@@ -127,9 +137,58 @@ class FutureCore : public Waitable {
   // OK once ready; else says why the wait ended.
   absl::Status AwaitReady(absl::Duration timeout);
 
+  // Runs what was appended, and what becomes ready by that: the continuations
+  // of a future that one of them made ready run before the next one.
+  // REQUIRES: ready; called once, by who made it ready.
+  void Drain() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ends in `reason` unless ready, then tells the producer; where the hook
+  // comes first, in what that made of it.
+  void Cancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Replaces the hook, `void(const absl::Status&)` or one that returns the
+  // CancelList to cancel next. Runs it now if the cancellation has come.
+  // `comes_first`: it runs before the future ends, and may end it by Set, as
+  // one does that knows more than the reason.
+  template <typename Hook>
+  void OnCancel(Hook hook, bool comes_first = false) ABSL_LOCKS_EXCLUDED(mu_) {
+    using Returned = std::invoke_result_t<Hook&, const absl::Status&>;
+    if constexpr (std::is_void_v<Returned>) {
+      SetHook(
+          [hook = std::move(hook)](const absl::Status& reason) mutable {
+            hook(reason);
+            return CancelList();
+          },
+          comes_first);
+    } else {
+      SetHook(std::move(hook), comes_first);
+    }
+  }
+
+  // As a hook that comes first and cancels `source`, but without recursion.
+  void PassCancelTo(std::shared_ptr<FutureCore> source)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
  protected:
-  // Appends it, or returns false if settled: then the caller runs it.
-  bool Append(Continuation* continuation) ABSL_LOCKS_EXCLUDED(mu_);
+  using CancelHook = absl::AnyInvocable<CancelList(const absl::Status&) &&>;
+
+  // Whom to tell of a cancellation.
+  struct Producer {
+    bool IsThere() const { return source != nullptr || hook; }
+
+    std::shared_ptr<FutureCore> source;  // of a derived future
+    CancelHook hook;
+    bool comes_first = false;
+  };
+
+  virtual void* result() = 0;  // a Result<T>*; REQUIRES: ready
+  virtual absl::Status status() = 0;
+  // Makes `error` the result.
+  virtual void PutError(const absl::Status& error)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) = 0;
+
+  // Appends it, or runs it here if settled.
+  Undrained AppendOrRun(Continuation* continuation) ABSL_LOCKS_EXCLUDED(mu_);
 
   // True if nothing is left to run: from then on nothing is appended.
   bool Settle() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -137,8 +196,10 @@ class FutureCore : public Waitable {
     settled_.store(true, std::memory_order_release);
     return true;
   }
-  // Runs what was appended. REQUIRES: called once, by who made it ready.
-  void Drain(void* result) ABSL_LOCKS_EXCLUDED(mu_);
+
+  Producer TakeProducer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return std::exchange(producer_, Producer());
+  }
 
   template <typename Fn>
   Continuation* MakeContinuation(Fn fn) {
@@ -152,17 +213,27 @@ class FutureCore : public Waitable {
     return new Node(std::move(fn), /*in_buffer=*/false);
   }
 
-  CancelHook hook_ ABSL_GUARDED_BY(mu_);
-  bool hook_comes_first_ ABSL_GUARDED_BY(mu_) = false;
-  bool cancelling_ ABSL_GUARDED_BY(mu_) = false;  // that hook runs
-  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
-
  private:
   static constexpr size_t kBufferBytes = 64;
+  struct Frame;
+
+  void SetHook(CancelHook hook, bool comes_first) ABSL_LOCKS_EXCLUDED(mu_);
+  std::optional<Producer> ReplaceProducer(Producer producer)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // False if the future ends without the rest of a cancellation.
+  bool BeginCancel(Producer* first) ABSL_LOCKS_EXCLUDED(mu_);
+  CancelList EndCancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
+  CancelList CancelUpToProducer(const absl::Status& reason)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The list of what was appended since, or null and settled.
+  Continuation* TakeAppended() ABSL_LOCKS_EXCLUDED(mu_);
 
   Driver* const driver_;
   std::atomic<bool> settled_{false};
   std::atomic<bool> buffer_taken_{false};
+  bool cancelling_ ABSL_GUARDED_BY(mu_) = false;  // its producer is told first
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  Producer producer_ ABSL_GUARDED_BY(mu_);
   Continuation* first_ ABSL_GUARDED_BY(mu_) = nullptr;
   Continuation* last_ ABSL_GUARDED_BY(mu_) = nullptr;
   alignas(std::max_align_t) std::byte buffer_[kBufferBytes];
@@ -172,91 +243,65 @@ class FutureCore : public Waitable {
 template <typename T>
 class FutureState : public FutureCore {
  public:
+  using FutureCore::AppendOrRun;
   using FutureCore::FutureCore;
 
   // The first result wins: returns false, and changes nothing, if there is one.
   bool Set(Result<T> result) ABSL_LOCKS_EXCLUDED(mu_) {
-    CancelHook unused;  // destroyed after the lock is released
-    {
-      MutexLock lock(mu_);
-      if (IsReady()) return false;
-      result_.emplace(std::move(result));
-      unused = std::move(hook_);
-      hook_ = nullptr;
-      MarkReady();
-      if (Settle()) return true;
-    }
-    Drain(&Get());
+    if (!Put(std::move(result))) return false;
+    if (!IsSettled()) Drain();
     return true;
   }
 
-  // Ends in `reason` unless ready, then tells the producer; where the hook
-  // comes first, in what that made of it.
-  void Cancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_) {
-    if (!TellFirst(reason)) return;
-    CancelHook hook;
-    {
-      MutexLock lock(mu_);
-      if (IsReady()) return;
-      result_.emplace(reason);
-      cancelled_ = true;
-      hook = std::move(hook_);
-      hook_ = nullptr;
-      MarkReady();
-    }
-    Drain(&Get());
-    if (hook) std::move(hook)(reason);
+  // As Set, but leaves the continuations to who gets the Undrained.
+  static Undrained SetUndrained(const std::shared_ptr<FutureState>& state,
+                                Result<T> result) {
+    if (!state->Put(std::move(result)) || state->IsSettled()) return nullptr;
+    return state;
   }
 
-  // Replaces the hook. Runs it now if the cancellation has come already.
-  // `comes_first`: it runs before the future ends, and may end it by Set, as
-  // one does that knows more than the reason.
-  void OnCancel(CancelHook hook, bool comes_first = false)
-      ABSL_LOCKS_EXCLUDED(mu_) {
-    CancelHook replaced;
-    {
-      MutexLock lock(mu_);
-      if (!IsReady()) {
-        replaced = std::move(hook_);
-        hook_ = std::move(hook);
-        hook_comes_first_ = comes_first;
-        return;
-      }
-      if (!cancelled_) return;
-    }
-    std::move(hook)(StatusOf(Get()));
-  }
-
-  // `fn(Result<T>&)` runs once ready, in order of registration.
+  // `fn(Result<T>&)` runs once ready, in order of registration. It returns
+  // nothing, or an Undrained; so does OnResult, of one that ran here.
   template <typename Fn>
-  void OnResult(Fn fn) {
-    if (IsSettled()) return fn(Get());
-    AppendOrRun(MakeContinuation([fn = std::move(fn)](void* result) mutable {
-      fn(*static_cast<Result<T>*>(result));
-    }));
-  }
-
-  void AppendOrRun(Continuation* continuation) {
-    if (!Append(continuation)) continuation->Run(&Get());
+  Undrained OnResult(Fn fn) {
+    if (IsSettled()) return Call(fn, Get());
+    return AppendOrRun(
+        MakeContinuation([fn = std::move(fn)](void* result) mutable {
+          return Call(fn, *static_cast<Result<T>*>(result));
+        }));
   }
 
   // REQUIRES: ready. It is not written after that, so needs no lock.
   Result<T>& Get() ABSL_NO_THREAD_SAFETY_ANALYSIS { return *result_; }
 
  private:
-  // False if the future ends without the rest of Cancel.
-  bool TellFirst(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_) {
-    CancelHook hook;
-    {
-      MutexLock lock(mu_);
-      if (IsReady() || cancelling_) return false;
-      if (!hook_comes_first_ || !hook_) return true;
-      hook = std::move(hook_);
-      hook_ = nullptr;
-      cancelling_ = true;
+  template <typename Fn>
+  static Undrained Call(Fn& fn, Result<T>& result) {
+    if constexpr (std::is_void_v<std::invoke_result_t<Fn&, Result<T>&>>) {
+      fn(result);
+      return nullptr;
+    } else {
+      return fn(result);
     }
-    std::move(hook)(reason);
+  }
+
+  // Ready then, and settled if nobody listens. False if it was ready.
+  bool Put(Result<T> result) ABSL_LOCKS_EXCLUDED(mu_) {
+    Producer unused;  // destroyed after the lock is released
+    MutexLock lock(mu_);
+    if (IsReady()) return false;
+    result_.emplace(std::move(result));
+    unused = TakeProducer();
+    MarkReady();
+    Settle();
     return true;
+  }
+
+  void* result() override { return &Get(); }
+  absl::Status status() override { return StatusOf(Get()); }
+  void PutError(const absl::Status& error)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) override {
+    result_.emplace(error);
   }
 
   std::optional<Result<T>> result_ ABSL_GUARDED_BY(mu_);

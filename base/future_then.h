@@ -55,18 +55,17 @@ decltype(auto) InvokeWith(Fn& fn, Result<T>& result) {
 
 // `state` ends as `inner` does, and a cancellation goes on to `inner`.
 template <typename U>
-void Follow(const std::shared_ptr<FutureState<U>>& state, Future<U> inner) {
-  if (!inner.IsReady()) {
-    state->OnCancel([source = FutureAccess::State(inner)](
-                        const absl::Status& reason) { source->Cancel(reason); },
-                    /*comes_first=*/true);
+Undrained Follow(const std::shared_ptr<FutureState<U>>& state,
+                 Future<U> inner) {
+  auto source = FutureAccess::State(inner);
+  if (source == nullptr) {
+    return FutureState<U>::SetUndrained(
+        state, std::move(*FutureAccess::Settled(inner)));
   }
-  if (auto source = FutureAccess::State(inner)) {
-    source->OnResult(
-        [state](Result<U>& result) { state->Set(CopyOrTake<U>(result)); });
-  } else {
-    state->Set(std::move(*FutureAccess::Settled(inner)));
-  }
+  if (!source->IsReady()) state->PassCancelTo(source);
+  return source->OnResult([state](Result<U>& result) {
+    return FutureState<U>::SetUndrained(state, CopyOrTake<U>(result));
+  });
 }
 
 // The state of what Then returns, and at once the continuation of its source:
@@ -81,27 +80,29 @@ class ThenState final : public FutureState<ThenValue<T, Fn>>,
   // `executor` null: `fn` runs where the source becomes ready.
   static Future<U> Start(std::shared_ptr<FutureState<T>> source,
                          Executor* executor, Fn fn) {
+    // An InlineExecutor does the same, but needs stack for each link of a
+    // chain.
+    if (dynamic_cast<InlineExecutor*>(executor) != nullptr) executor = nullptr;
     auto state =
         std::make_shared<ThenState>(source->driver(), executor, std::move(fn));
     state->self_ = state;
     state->source_ = source;
-    state->OnCancel(
-        [source](const absl::Status& reason) { source->Cancel(reason); },
-        /*comes_first=*/true);
-    source->AppendOrRun(state.get());
+    state->PassCancelTo(source);
+    if (Undrained ready = source->AppendOrRun(state.get())) ready->Drain();
     return FutureAccess::Make<U>(std::move(state));
   }
 
   ThenState(Driver& driver, Executor* executor, Fn fn)
       : FutureState<U>(driver), executor_(executor), fn_(std::move(fn)) {}
 
-  void Run(void* result) override {
+  Undrained Run(void* result) override {
     auto self = std::move(self_);
     if (executor_ == nullptr ||
         !StatusOf(*static_cast<Result<T>*>(result)).ok()) {
       return Finish(self);
     }
     executor_->Schedule(Step{std::move(self)});
+    return nullptr;
   }
 
  private:
@@ -115,28 +116,30 @@ class ThenState final : public FutureState<ThenValue<T, Fn>>,
     }
     void operator()() {
       auto taken = std::move(state);
-      taken->Finish(taken);
+      if (Undrained ready = taken->Finish(taken)) ready->Drain();
     }
     std::shared_ptr<ThenState> state;
   };
 
-  void Finish(const std::shared_ptr<ThenState>& self) {
+  Undrained Finish(const std::shared_ptr<ThenState>& self) {
     auto source = std::move(source_);
     Result<T>& input = source->Get();
-    if (this->IsReady()) return fn_.reset();  // cancelled meanwhile
+    if (this->IsReady()) {  // cancelled meanwhile
+      fn_.reset();
+      return nullptr;
+    }
     if (!StatusOf(input).ok()) {
       fn_.reset();
-      this->Set(StatusOf(input));
-      return;
+      return FutureState<U>::SetUndrained(self, StatusOf(input));
     }
     auto output =
         CatchToStatus([&]() -> Returned { return InvokeWith<T>(*fn_, input); });
     fn_.reset();
     if constexpr (std::is_same_v<Returned, Future<U>>) {
       if (output.ok()) return Follow<U>(self, *std::move(output));
-      this->Set(output.status());
+      return FutureState<U>::SetUndrained(self, output.status());
     } else {
-      this->Set(std::move(output));
+      return FutureState<U>::SetUndrained(self, std::move(output));
     }
   }
 

@@ -51,27 +51,24 @@ class Gathered {
   std::atomic<int64_t> missing_;
 };
 
-template <typename T>
-using States = std::vector<std::shared_ptr<FutureState<T>>>;
-
 // The states of those that have one; for cancelling them.
 template <typename T>
-States<T> PendingStates(const std::vector<Future<T>>& futures) {
-  States<T> states;
+FutureCore::CancelList PendingStates(const std::vector<Future<T>>& futures) {
+  FutureCore::CancelList states;
   for (const Future<T>& future : futures) {
     if (!future.IsReady()) states.push_back(FutureAccess::State(future));
   }
   return states;
 }
 
-// `consume(Result<T>&)` now or once ready.
+// `consume(Result<T>&)`, which returns an Undrained, now or once ready.
 template <typename T, typename Consume>
 void Consumed(Future<T>& future, Consume consume) {
-  if (auto state = FutureAccess::State(future)) {
-    state->OnResult(std::move(consume));
-  } else {
-    consume(*FutureAccess::Settled(future));
-  }
+  const auto state = FutureAccess::State(future);
+  const Undrained ready = state == nullptr
+                              ? consume(*FutureAccess::Settled(future))
+                              : state->OnResult(std::move(consume));
+  if (ready != nullptr) ready->Drain();
 }
 
 template <typename T>
@@ -107,10 +104,9 @@ struct WhenAllOkState final : public FutureState<AllOk<T>> {
 };
 
 // A cancellation of `all` goes on to `inputs`.
-template <typename All, typename T>
-void PassCancelOn(All& all, States<T> inputs) {
-  all.OnCancel([inputs = std::move(inputs)](const absl::Status& reason) {
-    for (const auto& input : inputs) input->Cancel(reason);
+inline void PassCancelOn(FutureCore& all, FutureCore::CancelList inputs) {
+  all.OnCancel([inputs = std::move(inputs)](const absl::Status&) mutable {
+    return std::move(inputs);
   });
 }
 
@@ -126,9 +122,10 @@ Future<std::vector<Result<T>>> WhenAll(std::vector<Future<T>> futures) {
   internal::PassCancelOn(*all, internal::PendingStates(futures));
   for (size_t i = 0; i < futures.size(); ++i) {
     internal::Consumed(futures[i], [all, i](Result<T>& result) {
-      if (all->gathered.Put(i, internal::CopyOrTake<T>(result))) {
-        all->Set(all->gathered.Take());
+      if (!all->gathered.Put(i, internal::CopyOrTake<T>(result))) {
+        return internal::Undrained();
       }
+      return internal::WhenAllState<T>::SetUndrained(all, all->gathered.Take());
     });
   }
   return internal::FutureAccess::Make<All>(std::move(all));
@@ -146,11 +143,15 @@ Future<internal::AllOk<T>> WhenAllOk(std::vector<Future<T>> futures) {
   internal::PassCancelOn(*all, internal::PendingStates(futures));
   for (size_t i = 0; i < futures.size(); ++i) {
     internal::Consumed(futures[i], [all, i](Result<T>& result) {
-      if (!internal::StatusOf(result).ok()) {
-        all->Set(internal::StatusOf(result));  // and its index stays missing
-      } else if (all->gathered.Put(i, internal::CopyOrTake<T>(result))) {
-        all->Set(internal::ValuesOf<T>(all->gathered.Take()));
+      using State = internal::WhenAllOkState<T>;
+      if (!internal::StatusOf(result).ok()) {  // its index stays missing
+        return State::SetUndrained(all, internal::StatusOf(result));
       }
+      if (!all->gathered.Put(i, internal::CopyOrTake<T>(result))) {
+        return internal::Undrained();
+      }
+      return State::SetUndrained(all,
+                                 internal::ValuesOf<T>(all->gathered.Take()));
     });
   }
   return internal::FutureAccess::Make<All>(std::move(all));

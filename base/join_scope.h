@@ -11,7 +11,6 @@
 #ifndef WEFT_BASE_JOIN_SCOPE_H_
 #define WEFT_BASE_JOIN_SCOPE_H_
 
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -70,25 +69,30 @@ class [[nodiscard]] CancelOnDrop {
  public:
   explicit CancelOnDrop(Future<T> future) : future_(std::move(future)) {}
   CancelOnDrop(CancelOnDrop&& other) noexcept
-      : future_(std::exchange(other.future_, std::nullopt)) {}
+      : future_(std::move(other.future_)),
+        cancels_(std::exchange(other.cancels_, false)) {}
   CancelOnDrop& operator=(CancelOnDrop&& other) noexcept {
     CancelOnDrop dropped(std::move(*this));
-    future_ = std::exchange(other.future_, std::nullopt);
+    future_ = std::move(other.future_);
+    cancels_ = std::exchange(other.cancels_, false);
     return *this;
   }
   ~CancelOnDrop() {
-    if (future_.has_value()) {
-      future_->Cancel(absl::CancelledError("its handle was dropped"));
-    }
+    if (cancels_)
+      future_.Cancel(absl::CancelledError("its handle was dropped"));
   }
 
   // REQUIRES of both: not moved from.
-  const Future<T>& future() const { return *future_; }
+  const Future<T>& future() const { return future_; }
   // It goes on without this handle.
-  Future<T> Release() && { return *std::exchange(future_, std::nullopt); }
+  Future<T> Release() && {
+    cancels_ = false;
+    return std::move(future_);
+  }
 
  private:
-  std::optional<Future<T>> future_;
+  Future<T> future_;
+  bool cancels_ = true;  // false: moved from
 };
 
 }  // namespace weft
