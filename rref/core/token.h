@@ -1,0 +1,74 @@
+// Token: a reference as it travels: which object, which fork, and the proof
+// that its holder may register the fork with the owner.
+
+#ifndef WEFT_RREF_CORE_TOKEN_H_
+#define WEFT_RREF_CORE_TOKEN_H_
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rendezvous/worker_key.h"
+
+namespace weft::rref {
+
+using rendezvous::WorkerKey;
+
+// An object: the call `call` of `creator` made it at `owner`. Call ids count
+// for each pair of incarnations, so all three are needed.
+struct RefId {
+  WorkerKey owner;
+  WorkerKey creator;
+  uint64_t call = 0;
+
+  std::string ToString() const {
+    return absl::StrCat("object ", call, " of ", creator.ToString(), " at ",
+                        owner.ToString());
+  }
+  friend bool operator==(const RefId& a, const RefId& b) {
+    return a.owner == b.owner && a.creator == b.creator && a.call == b.call;
+  }
+  friend bool operator<(const RefId& a, const RefId& b) {
+    return std::tie(a.owner, a.creator, a.call) <
+           std::tie(b.owner, b.creator, b.call);
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const RefId& id) {
+    return H::combine(std::move(h), id.owner, id.creator, id.call);
+  }
+};
+
+// One counted reference to an object. `parent` made it, by sharing its own or
+// by creating the object; `number` counts all forks that `parent` ever made.
+struct ForkId {
+  WorkerKey parent;
+  uint64_t number = 0;
+
+  std::string ToString() const {
+    return absl::StrCat("fork ", number, " of ", parent.ToString());
+  }
+  friend bool operator==(const ForkId& a, const ForkId& b) {
+    return a.parent == b.parent && a.number == b.number;
+  }
+  friend bool operator<(const ForkId& a, const ForkId& b) {
+    return std::tie(a.parent, a.number) < std::tie(b.parent, b.number);
+  }
+  template <typename H>
+  friend H AbslHashValue(H h, const ForkId& id) {
+    return H::combine(std::move(h), id.parent, id.number);
+  }
+};
+
+// `secret` is random, chosen by the creator, and known to whoever was given a
+// reference. The owner refuses a fork whose secret differs.
+struct Token {
+  RefId object;
+  ForkId fork;
+  uint64_t secret = 0;
+};
+
+}  // namespace weft::rref
+
+#endif  // WEFT_RREF_CORE_TOKEN_H_
