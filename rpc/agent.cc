@@ -93,23 +93,26 @@ Agent::~Agent() { core_->Stop(); }
 
 Target Agent::To(absl::string_view name,
                  std::optional<absl::Duration> timeout) {
-  return MakeTarget(std::string(name), core_->Find(name), timeout, nullptr);
+  return ByName(name, timeout, nullptr);
+}
+
+Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
+  return ByKey(key, timeout, nullptr);
+}
+
+Target Agent::To(const Worker& worker, std::optional<absl::Duration> timeout) {
+  return ByKey(worker.key, timeout, nullptr);
 }
 
 absl::StatusOr<std::vector<Target>> Agent::ToAll(
     absl::string_view selector, std::optional<absl::Duration> timeout) {
-  WEFT_ASSIGN_OR_RETURN(std::vector<Worker> workers,
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Worker> workers,
                         core_->options().directory->Select(selector));
   std::vector<Target> targets;
-  for (Worker& worker : workers) {
-    const std::string name = worker.name;
-    targets.push_back(MakeTarget(name, std::move(worker), timeout, nullptr));
+  for (const Worker& worker : workers) {
+    targets.push_back(ByName(worker.name, timeout, nullptr));
   }
   return targets;
-}
-
-Target Agent::To(WorkerKey key, std::optional<absl::Duration> timeout) {
-  return MakeTarget(key.ToString(), core_->Find(key), timeout, nullptr);
 }
 
 absl::Status Agent::SetDefaultTimeout(absl::Duration timeout) {
@@ -126,22 +129,33 @@ absl::Duration Agent::default_timeout() const {
   return core_->default_timeout();
 }
 
-Target Agent::MakeTarget(const std::string& asked,
-                         absl::StatusOr<Worker> worker,
-                         std::optional<absl::Duration> timeout,
-                         std::shared_ptr<const Lineage> lineage) {
+Target Agent::ByName(absl::string_view name,
+                     std::optional<absl::Duration> timeout,
+                     std::shared_ptr<const Lineage> lineage) {
   Target target(this);
+  target.named_ = std::make_shared<internal::NamedWorker>(std::string(name));
   target.timeout_ = timeout;
   target.lineage_ = std::move(lineage);
-  const std::string name = worker.ok() ? worker->name : asked;
-  auto caller = core_->CallerFor(std::move(worker));
+  const absl::Status valid = rendezvous::ValidateName(name);
+  target.follows_ = valid.ok();
+  if (!valid.ok()) target.status_ = internal::NotThere(valid, target.name());
+  return target;
+}
+
+Target Agent::ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
+                    std::shared_ptr<const Lineage> lineage) {
+  Target target(this);
+  target.key_ = key;
+  target.timeout_ = timeout;
+  target.lineage_ = std::move(lineage);
+  const absl::StatusOr<Worker> worker = core_->Find(key);
+  auto caller = core_->CallerFor(worker);
   if (caller.ok()) {
     target.caller_ = *std::move(caller);
   } else {
-    // One that is gone ends a call as if it had gone during the call.
-    const Phase phase =
-        absl::IsUnavailable(caller.status()) ? Phase::kQueue : Phase::kNone;
-    target.status_ = internal::ReceiveFailure(caller.status(), name, "", phase);
+    target.named_ = std::make_shared<internal::NamedWorker>(
+        worker.ok() ? worker->name : key.ToString());
+    target.status_ = internal::NotThere(caller.status(), target.name());
   }
   return target;
 }
@@ -189,15 +203,19 @@ absl::Duration CallContext::Remaining() const {
 
 Target CallContext::To(absl::string_view name,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->MakeTarget(std::string(name), agent_->core_->Find(name),
-                            timeout,
-                            std::make_shared<const Lineage>(lineage()));
+  return agent_->ByName(name, timeout,
+                        std::make_shared<const Lineage>(lineage()));
 }
 
 Target CallContext::To(WorkerKey key,
                        std::optional<absl::Duration> timeout) const {
-  return agent_->MakeTarget(key.ToString(), agent_->core_->Find(key), timeout,
-                            std::make_shared<const Lineage>(lineage()));
+  return agent_->ByKey(key, timeout,
+                       std::make_shared<const Lineage>(lineage()));
+}
+
+Target CallContext::To(const Worker& worker,
+                       std::optional<absl::Duration> timeout) const {
+  return To(worker.key, timeout);
 }
 
 void* CallContext::FindLocal(const void* type_key) const {

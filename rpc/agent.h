@@ -108,16 +108,22 @@ class Agent {
   // Ends what is open with kCancelled, without waiting for the network.
   ~Agent();
 
-  // A worker to call. Without a `timeout` each call takes the agent's default
-  // of that moment; an infinite one never passes; with a negative one, calls
-  // are kInvalidArgument. So they are for a name that no worker can have, and
-  // kNotFound, with the names that are known, for one that no worker has.
+  // A worker to call. By name: whichever incarnation has it when a call is
+  // made; it need not be there yet. By key, or by what the directory or
+  // CallContext::peer() say: that incarnation, and no other. See Target.
+  //
+  // Without a `timeout` each call takes the agent's default of that moment; an
+  // infinite one never passes; with a negative one, calls are kInvalidArgument.
+  // So they are for a name that no worker can have, and kNotFound, with the
+  // names that are known, for one that no worker has.
   Target To(absl::string_view name,
             std::optional<absl::Duration> timeout = std::nullopt);
   Target To(WorkerKey key,
             std::optional<absl::Duration> timeout = std::nullopt);
-  // All living workers that `selector` matches, as Directory::Select. To call
-  // them from a handler, take each Within() its context.
+  Target To(const Worker& worker,
+            std::optional<absl::Duration> timeout = std::nullopt);
+  // All living workers that `selector` matches, as Directory::Select, each by
+  // name. To call them from a handler, take each Within() its context.
   absl::StatusOr<std::vector<Target>> ToAll(
       absl::string_view selector,
       std::optional<absl::Duration> timeout = std::nullopt);
@@ -188,10 +194,10 @@ class Agent {
   friend class CallContext;
   friend class internal::CallStarter;
   explicit Agent(std::shared_ptr<Core> core);
-  // `asked` is who was asked for, by name or by key.
-  Target MakeTarget(const std::string& asked, absl::StatusOr<Worker> worker,
-                    std::optional<absl::Duration> timeout,
-                    std::shared_ptr<const Lineage> lineage);
+  Target ByName(absl::string_view name, std::optional<absl::Duration> timeout,
+                std::shared_ptr<const Lineage> lineage);
+  Target ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
+               std::shared_ptr<const Lineage> lineage);
   void SetLocalObject(const void* type_key, std::shared_ptr<void> object);
 
   std::shared_ptr<Core> core_;

@@ -55,6 +55,16 @@ absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
 
 }  // namespace
 
+namespace internal {
+
+absl::Status NotThere(const absl::Status& why, const std::string& worker) {
+  // One that is gone ends a call as if it had gone during the call.
+  return ReceiveFailure(
+      why, worker, "", absl::IsUnavailable(why) ? Phase::kQueue : Phase::kNone);
+}
+
+}  // namespace internal
+
 // ------------------------------------------------------------------ its life
 
 absl::Status Agent::Core::Start(Agent* agent) {
@@ -198,9 +208,8 @@ std::vector<std::string> Agent::Core::StillOpen() {
     }
   }
   for (const auto& lane : WaitingLanes()) {
-    open.push_back(absl::StrCat(lane->waiting_calls(),
-                                " calls that wait on a lane to ",
-                                lane->peer().name));
+    open.push_back(absl::StrCat(
+        lane->waiting_calls(), " calls that wait on a lane to ", lane->peer()));
   }
   for (const auto& [peer, n] : retried_->PausedByPeer()) {
     open.push_back(
@@ -309,18 +318,53 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
   return std::shared_ptr<internal::Caller>(known);
 }
 
+absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerOf(
+    internal::NamedWorker& worker) {
+  // Before it is asked: what changes meanwhile is asked for the next time.
+  const internal::NamedWorker::Version version(options_.directory->version(),
+                                               times_gone_.load());
+  if (version.first != 0) {
+    if (auto known = worker.FoundAt(version)) return known;
+  }
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<internal::Caller> caller,
+                        CallerFor(Find(worker.name())));
+  if (version.first != 0) worker.SetFound(version, caller);
+  return caller;
+}
+
 std::shared_ptr<internal::Caller> Agent::Core::Retrying(
-    Worker peer, const RetryPolicy& policy) {
+    const std::string& name, const RetryPolicy& policy) {
+  return RetryingAs({name, WorkerKey(), ""}, policy,
+                    [name](const Core& core) { return core.Find(name); });
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::Retrying(
+    const std::string& name, WorkerKey key, const RetryPolicy& policy) {
+  return RetryingAs({name, key, ""}, policy,
+                    [name, key](const Core& core) -> absl::StatusOr<Worker> {
+                      {
+                        // The directory need not know it any more.
+                        MutexLock lock(core.mu_);
+                        WEFT_RETURN_IF_ERROR(core.CheckNotGone(name, key));
+                      }
+                      return core.Find(key);
+                    });
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::RetryingAs(
+    Worker peer, const RetryPolicy& policy,
+    std::function<absl::StatusOr<Worker>(const Core&)> find) {
   internal::RetryingCaller::Options options;
   options.policy = policy;
+  options.may_come_back = peer.key.epoch == 0;
   options.transport = options_.transport;
   options.agent = ending_.token();
   options.calls = retried_;
-  options.find = [weak = weak_from_this(), name = peer.name]()
+  options.find = [weak = weak_from_this(), find = std::move(find)]()
       -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
     const std::shared_ptr<Core> core = weak.lock();
     if (core == nullptr) return absl::CancelledError("the agent has ended");
-    return core->CallerFor(core->Find(name));
+    return core->CallerFor(find(*core));
   };
   options.is_idempotent = [&registry = registry_](absl::string_view name) {
     const Function* function = registry.FindName(name);
@@ -330,11 +374,11 @@ std::shared_ptr<internal::Caller> Agent::Core::Retrying(
                                                     std::move(options));
 }
 
-std::shared_ptr<internal::Caller> Agent::Core::InLane(
-    std::shared_ptr<internal::Caller> caller) {
+std::shared_ptr<internal::LaneCaller> Agent::Core::NewLane(
+    const std::string& peer) {
   MutexLock lock(mu_);
-  auto lane = std::make_shared<internal::LaneCaller>(
-      ++last_lane_, std::move(caller), options_.transport);
+  auto lane = std::make_shared<internal::LaneCaller>(++last_lane_, peer,
+                                                     options_.transport);
   own_lanes_.erase(std::remove_if(own_lanes_.begin(), own_lanes_.end(),
                                   [](const auto& l) { return l.expired(); }),
                    own_lanes_.end());
@@ -369,6 +413,7 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
     outbounds = TakeUpTo(key, &outbounds_);
     inbounds = TakeUpTo(key, &inbounds_);
   }
+  times_gone_.fetch_add(1);
   for (const auto& outbound : outbounds) {
     outbound->Shutdown(Gone(outbound->peer().key, key, why));
   }

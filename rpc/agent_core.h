@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -30,6 +31,7 @@
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/batcher.h"
+#include "weft/rpc/caller.h"
 #include "weft/rpc/inbound.h"
 #include "weft/rpc/lane.h"
 #include "weft/rpc/leftovers.h"
@@ -42,6 +44,45 @@
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rpc {
+
+namespace internal {
+
+// A worker that is called by name, and who that was when it was last asked.
+//
+// Thread-safety: thread-safe.
+class NamedWorker {
+ public:
+  // Of the directory, and of what this agent knows of incarnations that are
+  // gone: while both are the same, the name means the same incarnation.
+  using Version = std::pair<uint64_t, uint64_t>;
+
+  explicit NamedWorker(std::string name) : name_(std::move(name)) {}
+
+  const std::string& name() const { return name_; }
+  // Null unless it was found at this version.
+  std::shared_ptr<Caller> FoundAt(Version version) const
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return version == version_ ? caller_ : nullptr;
+  }
+  void SetFound(Version version, std::shared_ptr<Caller> caller)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    version_ = version;
+    caller_.swap(caller);  // the former one ends without the lock
+  }
+
+ private:
+  const std::string name_;
+  mutable Mutex mu_;
+  Version version_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Caller> caller_ ABSL_GUARDED_BY(mu_);
+};
+
+// How a call ends of `worker` that was not found, as `why` says.
+absl::Status NotThere(const absl::Status& why, const std::string& worker);
+
+}  // namespace internal
 
 // Who a connection proves its peer to be; empty where it proves nothing.
 struct Proof {
@@ -99,13 +140,20 @@ class Agent::Core final : public Dispatcher,
   absl::StatusOr<Worker> Find(WorkerKey key) const;
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
       absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
+  // Calls the incarnation that has the name now.
+  absl::StatusOr<std::shared_ptr<internal::Caller>> CallerOf(
+      internal::NamedWorker& worker) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls the incarnation of the moment, under `policy`.
-  std::shared_ptr<internal::Caller> Retrying(Worker peer,
+  // Calls under `policy`: whoever has the name at each attempt, or that very
+  // incarnation.
+  std::shared_ptr<internal::Caller> Retrying(const std::string& name,
                                              const RetryPolicy& policy);
-  // Calls by `caller` in the order in which they are made.
-  std::shared_ptr<internal::Caller> InLane(
-      std::shared_ptr<internal::Caller> caller) ABSL_LOCKS_EXCLUDED(mu_);
+  std::shared_ptr<internal::Caller> Retrying(const std::string& name,
+                                             WorkerKey key,
+                                             const RetryPolicy& policy);
+  // For calls to `peer` in the order in which they are made.
+  std::shared_ptr<internal::LaneCaller> NewLane(const std::string& peer)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
   absl::StatusOr<const Function*> FindOwn(absl::string_view method) const;
   void PeerGone(WorkerKey key, absl::string_view why, bool left)
@@ -185,6 +233,9 @@ class Agent::Core final : public Dispatcher,
                   std::vector<std::shared_ptr<Inbound>>* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Hello MakeHello(const Worker& peer) const;
+  std::shared_ptr<internal::Caller> RetryingAs(
+      Worker peer, const RetryPolicy& policy,
+      std::function<absl::StatusOr<Worker>(const Core&)> find);
   void Export() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
@@ -237,6 +288,8 @@ class Agent::Core final : public Dispatcher,
   LeftoverList leftovers_ ABSL_GUARDED_BY(mu_);
   bool has_cut_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::string> cut_ ABSL_GUARDED_BY(mu_);  // as StillOpen() says
+  // How often PeerGone was told.
+  std::atomic<uint64_t> times_gone_{0};
   uint64_t last_lane_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::weak_ptr<internal::LaneCaller>> own_lanes_
       ABSL_GUARDED_BY(mu_);

@@ -365,6 +365,7 @@ TEST(Agent, AWorkerIsAValueOfACall) {  // F8
   EXPECT_EQ(absl::HashOf(same), absl::HashOf(told));
   EXPECT_NE((Worker{"w2", WorkerKey{1, 1}, ""}), told);
   // What is told can be called.
+  EXPECT_EQ(*Call(ranks[0].To(same), Add, 2, 3), 5);
   EXPECT_EQ(*Call(ranks[0].To(same.key), Add, 2, 3), 5);
 }
 

@@ -125,9 +125,10 @@ std::enable_if_t<
     Future<typename internal::BatchType<R (*)(P)>::Value>>
 CallOneAsync(const Target& target, R (*function)(P), A&& item) {
   using Type = internal::BatchType<R (*)(P)>;
+  const Target now = target.Pinned();
   return internal::StartTyped<typename Type::Value>(
-      target,
-      internal::FindFunction(target,
+      now,
+      internal::FindFunction(now,
                              reinterpret_cast<Function::Address>(function)),
       internal::EncodeArguments(internal::Types<typename Type::Item>(),
                                 std::forward<A>(item)),

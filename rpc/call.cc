@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
 #include "weft/base/driver.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
@@ -16,6 +17,7 @@ namespace weft::rpc {
 
 const std::string& Target::name() const {
   static const auto* const nobody = new std::string("nobody");
+  if (named_ != nullptr) return named_->name();
   return caller_ == nullptr ? *nobody : caller_->peer().name;
 }
 
@@ -90,22 +92,30 @@ class CallStarter {
   }
 
   static bool IsAlias(const Target& target) {
-    return target.allows_alias_ && target.caller_ != nullptr &&
-           target.caller_->peer().key == CoreOf(target).options().key;
+    if (!target.allows_alias_ || target.caller_ == nullptr) return false;
+    const AgentOptions& self = CoreOf(target).options();
+    const Worker& peer = target.caller_->peer();
+    // WithRetry() has the name only.
+    return peer.key.epoch == 0 ? peer.name == self.name : peer.key == self.key;
   }
 
   static void Start(const Target& target, const Function& function,
                     const std::shared_ptr<Request>& request,
                     std::shared_ptr<OutgoingCall> call) {
     Address(target, function, request.get());
+    WEFT_CHECK(target.caller_ != nullptr) << target.name();
     call->caller_ = target.caller_;
+    call->lane_ = target.lane_;
     call->worker_ = target.name();
     call->function_ = &function;
     call->request_ = request;
     if (CoreOf(target).telemetry().spans().enabled()) {
       Trace(CoreOf(target), request.get(), call.get());
     }
-    call->abandon_ = target.caller_->Start(request, CallEnd(call));
+    call->abandon_ =
+        target.lane_ == nullptr
+            ? target.caller_->Start(request, CallEnd(call))
+            : target.lane_->Start(target.caller_, request, CallEnd(call));
     if (const Lineage* lineage = target.lineage_.get()) {
       // Given up also when the call that makes it is cancelled.
       call->with_parent_ = lineage->cancel.OnCancel(
@@ -117,7 +127,7 @@ class CallStarter {
 
   // What is kept by an incarnation needs one that stays the same.
   static absl::Status CheckFixed(const Target& target) {
-    if (target.is_fixed_) return absl::OkStatus();
+    if (!target.retries_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
         "calls to ", target.name(),
         " may go to another incarnation, as WithRetry() lets them; objects "
@@ -125,7 +135,7 @@ class CallStarter {
   }
 
   static absl::Status CheckNoLane(const Target& target) {
-    if (!target.is_lane_) return absl::OkStatus();
+    if (target.lane_ == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("a stream to ", target.name(),
                      " is in order by itself: open it by a target without "
@@ -136,6 +146,8 @@ class CallStarter {
     Target alone(target.agent_);
     alone.status_ = target.status_;
     alone.caller_ = target.caller_;
+    alone.named_ = target.named_;
+    alone.key_ = target.key_;
     return alone;
   }
 
@@ -216,26 +228,45 @@ class CallStarter {
 
 }  // namespace internal
 
+absl::Status Target::status() const {
+  return follows_ ? Pinned().status_ : status_;
+}
+
+Target Target::Pinned() const {
+  Target other = *this;
+  if (!follows_) return other;
+  other.follows_ = false;
+  auto caller = internal::CallStarter::CoreOf(*this).CallerOf(*named_);
+  if (caller.ok()) {
+    other.caller_ = *std::move(caller);
+    other.key_ = other.caller_->peer().key;
+  } else {
+    other.status_ = internal::NotThere(caller.status(), name());
+  }
+  return other;
+}
+
 Target Target::WithRetry(const RetryPolicy& policy) const {
   Target other = *this;
-  if (!other.status_.ok()) return other;
+  // An incarnation that is not there, or not yet, has its key all the same.
+  if (!status_.ok() && key_.epoch == 0) return other;
   other.status_ =
-      is_lane_
+      lane_ != nullptr
           ? absl::InvalidArgumentError("WithRetry() comes before InOrder()")
           : Validate(policy);
   other.status_ =
       internal::NameFailure(other.status_, name(), "", Phase::kNone);
-  other.caller_ =
-      internal::CallStarter::CoreOf(*this).Retrying(caller_->peer(), policy);
-  other.is_fixed_ = false;
+  Agent::Core& core = internal::CallStarter::CoreOf(*this);
+  other.caller_ = key_.epoch == 0 ? core.Retrying(name(), policy)
+                                  : core.Retrying(name(), key_, policy);
+  other.follows_ = false;
+  other.retries_ = true;
   return other;
 }
 
 Target Target::InOrder() const {
   Target other = *this;
-  if (!other.status_.ok()) return other;
-  other.caller_ = internal::CallStarter::CoreOf(*this).InLane(caller_);
-  other.is_lane_ = true;
+  other.lane_ = internal::CallStarter::CoreOf(*this).NewLane(name());
   return other;
 }
 
@@ -282,6 +313,7 @@ absl::Status OutgoingCall::GiveUp(const absl::Status& why) const {
 
 void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
   const auto caller = std::move(caller_);
+  const auto lane = std::move(lane_);
   // The memory of its arguments may be needed.
   const uint64_t id = std::exchange(request_, nullptr)->id;
   if (span_ != nullptr) {

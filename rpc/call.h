@@ -48,18 +48,31 @@ namespace weft::rpc {
 
 namespace internal {
 class CallStarter;
+class LaneCaller;
+class NamedWorker;
 }  // namespace internal
 
 // Whom to call, how long to wait for it, and how. Cheap to copy; make it once
-// where many calls follow. It names one incarnation: after a restart of the
-// worker ask for a new one. An unknown worker shows in the result of the call.
+// where many calls follow.
+//
+// A target by name follows the name: each call goes to the incarnation of the
+// worker that the directory names when the call is made. So it can be made
+// before the worker is there, and be kept across restarts of the worker; while
+// there is none of that name, calls fail (kNotFound, or kUnavailable of one
+// that is gone). A target by key, by Worker or by Pinned() stays with one
+// incarnation, and its calls fail with kUnavailable once that is gone. Objects,
+// kept results and streams belong to the incarnation that had the name when
+// Make, Remote or OpenStream was called.
 //
 // Thread-safety: as for an int. Must not outlive its agent.
 class Target {
  public:
-  const absl::Status& status() const { return status_; }
-  const std::string& name() const;
-  absl::Duration timeout() const;  // of a call made now
+  // How a call made now would fail before it is sent, for want of the worker or
+  // because the target makes no sense. By name this asks the directory, unless
+  // the target is WithRetry(), for which an absent worker is no error yet.
+  absl::Status status() const;
+  const std::string& name() const;  // as it was asked for, or "nobody"
+  absl::Duration timeout() const;   // of a call made now
 
   // The same worker with another time-out for each call; null is the default.
   Target WithTimeout(std::optional<absl::Duration> timeout) const;
@@ -68,9 +81,14 @@ class Target {
   // are of the trace of the call that it serves.
   Target WithTrace(const telemetry::TraceContext& trace) const;
 
-  // The worker of that name, whichever incarnation it is: retry_policy.h. Calls
-  // are kInvalidArgument if `policy` makes no sense.
+  // Calls that did not reach their worker are made again: retry_policy.h. It
+  // does not matter whether the worker is there when this is called. Calls are
+  // kInvalidArgument if `policy` makes no sense.
   Target WithRetry(const RetryPolicy& policy) const;
+
+  // The incarnation that has the name now, and no later one. If there is none,
+  // calls fail as one made now does. Of no effect after WithRetry().
+  Target Pinned() const;
 
   // The same worker, called as part of the call that `context` is of: deadline,
   // cancellation, trace and depth are inherited.
@@ -99,13 +117,17 @@ class Target {
   explicit Target(Agent* agent) : agent_(agent) {}
 
   Agent* agent_;
-  absl::Status status_;  // why there is no such worker
+  absl::Status status_;  // why each call fails
+  // Null while follows_, and of an incarnation that is not there.
   std::shared_ptr<internal::Caller> caller_;
-  std::optional<absl::Duration> timeout_;   // null: the agent's default
-  std::shared_ptr<const Lineage> lineage_;  // null outside of a handler
-  telemetry::TraceContext trace_;           // counts where it is valid
-  bool is_fixed_ = true;                    // it names one incarnation
-  bool is_lane_ = false;                    // see InOrder()
+  std::shared_ptr<internal::NamedWorker> named_;  // null: caller_ has the name
+  WorkerKey key_;  // of the one incarnation, once that is known
+  std::shared_ptr<internal::LaneCaller> lane_;  // see InOrder()
+  std::optional<absl::Duration> timeout_;       // null: the agent's default
+  std::shared_ptr<const Lineage> lineage_;      // null outside of a handler
+  telemetry::TraceContext trace_;               // counts where it is valid
+  bool follows_ = false;  // each call asks for the incarnation of named_
+  bool retries_ = false;  // caller_ does so
   bool waits_for_credit_ = true;
   bool allows_alias_ = false;
 };
@@ -158,7 +180,9 @@ class OutgoingCall {
 
   void End(absl::Status status, const ReplyPtr& reply);
 
-  std::shared_ptr<Caller> caller_;  // until the end
+  // Both until the end.
+  std::shared_ptr<Caller> caller_;
+  std::shared_ptr<LaneCaller> lane_;
   std::string worker_;
   const Function* function_ = nullptr;
   std::shared_ptr<const Request> request_;  // until the end
@@ -173,14 +197,14 @@ absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address);
 absl::StatusOr<const Function*> FindMethod(const Target& target,
                                            absl::string_view key);
-// kInvalidArgument unless it names one incarnation.
+// kInvalidArgument of one that was made by WithRetry().
 absl::Status CheckFixed(const Target& target);
 // kInvalidArgument of one that was made by InOrder().
 absl::Status CheckNoLane(const Target& target);
 // Whether calls to it may share arguments and results.
 bool IsAlias(const Target& target);
-// Starts the call, once for each `call`. Of `request` it wants the arguments,
-// and keeps_result; the rest is set here.
+// Starts the call, once for each `call`. REQUIRES: `target` is Pinned(). Of
+// `request` it wants the arguments, and keeps_result; the rest is set here.
 void StartCall(const Target& target, const Function& function,
                const std::shared_ptr<Request>& request,
                std::shared_ptr<OutgoingCall> call);
@@ -346,14 +370,14 @@ Future<Value> StartAlias(const Target& target,
 template <typename Value, typename Parameters, typename... A>
 Future<Value> StartFunction(const Target& target, Function::Address address,
                             Parameters types, A&&... arguments) {
-  const absl::StatusOr<const Function*> function =
-      FindFunction(target, address);
-  if (IsAlias(target)) {
-    return StartAlias<Value>(target, function, types,
+  const Target now = target.Pinned();
+  const absl::StatusOr<const Function*> function = FindFunction(now, address);
+  if (IsAlias(now)) {
+    return StartAlias<Value>(now, function, types,
                              std::forward<A>(arguments)...);
   }
   return StartTyped<Value>(
-      target, function, EncodeArguments(types, std::forward<A>(arguments)...),
+      now, function, EncodeArguments(types, std::forward<A>(arguments)...),
       [](uint64_t, const absl::StatusOr<Received>& reply) {
         return DecodeResult<Value>(reply);
       });

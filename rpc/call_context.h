@@ -74,6 +74,8 @@ class CallContext {
             std::optional<absl::Duration> timeout = std::nullopt) const;
   Target To(WorkerKey key,
             std::optional<absl::Duration> timeout = std::nullopt) const;
+  Target To(const Worker& worker,  // that incarnation, such as peer()
+            std::optional<absl::Duration> timeout = std::nullopt) const;
 
   // What Agent::SetLocal attached, or null. Lives until the call has ended.
   template <typename T>

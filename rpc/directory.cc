@@ -20,12 +20,13 @@ void FixedDirectory::Put(Worker worker,
                          std::map<std::string, std::string> labels) {
   labels["name"] = worker.name;
   MutexLock lock(mu_);
+  Entry* entry = nullptr;
   for (Entry& known : workers_) {
-    if (known.worker.name != worker.name) continue;
-    known = Entry{std::move(worker), std::move(labels)};
-    return;
+    if (known.worker.name == worker.name) entry = &known;
   }
-  workers_.push_back(Entry{std::move(worker), std::move(labels)});
+  if (entry == nullptr) entry = &workers_.emplace_back();
+  *entry = Entry{std::move(worker), std::move(labels)};
+  version_.fetch_add(1);
 }
 
 void FixedDirectory::Remove(absl::string_view name) {
@@ -35,6 +36,7 @@ void FixedDirectory::Remove(absl::string_view name) {
                                   return entry.worker.name == name;
                                 }),
                  workers_.end());
+  version_.fetch_add(1);
 }
 
 std::string FixedDirectory::Known() const {

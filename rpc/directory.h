@@ -6,6 +6,8 @@
 #ifndef WEFT_RPC_DIRECTORY_H_
 #define WEFT_RPC_DIRECTORY_H_
 
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <string>
 #include <utility>
@@ -53,6 +55,9 @@ class Directory {
   // That very incarnation. kUnavailable if it is known to be gone, kNotFound if
   // it is unknown.
   virtual absl::StatusOr<Worker> Find(WorkerKey key) const = 0;
+  // Another number, never 0, whenever Find(name) might answer otherwise than it
+  // did before: who has asked need not ask again at the same one. 0: it must.
+  virtual uint64_t version() const { return 0; }
   // The living workers whose labels are all of `selector`, "role=ps,zone=a".
   // kNotFound if there is none; kInvalidArgument if it is no selector.
   virtual absl::StatusOr<std::vector<Worker>> Select(
@@ -78,6 +83,7 @@ class FixedDirectory final : public Directory {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<Worker> Find(WorkerKey key) const override
       ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t version() const override { return version_.load(); }
   absl::StatusOr<std::vector<Worker>> Select(
       absl::string_view selector) const override ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -89,6 +95,7 @@ class FixedDirectory final : public Directory {
 
   std::string Known() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  std::atomic<uint64_t> version_{1};  // each change comes before its number
   mutable Mutex mu_;
   std::vector<Entry> workers_ ABSL_GUARDED_BY(mu_);
 };

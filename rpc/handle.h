@@ -66,8 +66,9 @@ class Handle {
     return Handle(target_.Within(context), id_);
   }
 
-  // For the functions below.
-  Handle(Target target, uint64_t id) : target_(std::move(target)), id_(id) {}
+  // For the functions below. Of the incarnation that `target` names now.
+  Handle(const Target& target, uint64_t id)
+      : target_(target.Pinned()), id_(id) {}
 
  private:
   Target target_;
@@ -108,9 +109,9 @@ Future<Handle<T>> StartConstructor(const Target& target, C, A&&... arguments) {
   static_assert(Fit<typename C::Parameters, Types<A...>>::value,
                 "these are not the arguments of the constructor that "
                 "WEFT_RPC_CLASS names");
+  const Target now = target.Pinned();
   return StartKept<T>(
-      target,
-      FindFunction(target, reinterpret_cast<Function::Address>(&C::Serve)),
+      now, FindFunction(now, reinterpret_cast<Function::Address>(&C::Serve)),
       EncodeArguments(typename C::Parameters(), std::forward<A>(arguments)...));
 }
 
@@ -138,8 +139,9 @@ Future<Handle<Value>> StartRemote(const Target& target,
                                   A&&... arguments) {
   static_assert(!std::is_void_v<Value>,
                 "the function has no result to be kept");
+  const Target now = target.Pinned();
   return StartKept<Value>(
-      target, FindFunction(target, address),
+      now, FindFunction(now, address),
       EncodeArguments(types, std::forward<A>(arguments)...));
 }
 
@@ -157,8 +159,10 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(uint64_t id, Types<P...>,
 
 }  // namespace internal
 
-// A new T there, T being named by WEFT_RPC_CLASS. The Future ends as a call's
-// does; kResourceExhausted if this worker keeps too much there.
+// A new T there, T being named by WEFT_RPC_CLASS. It belongs to the incarnation
+// that the target names now: the Handle does not follow the name. The Future
+// ends as a call's does; kResourceExhausted if this worker keeps too much
+// there.
 template <typename T, typename... A>
 Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
   static_assert(internal::kIsClass<T>,
@@ -177,7 +181,8 @@ Result<Handle<T>> Make(const Target& target, A&&... arguments) {
       .Wait(target.timeout() + absl::Seconds(1));
 }
 
-// Runs `function` there, as CallAsync, and leaves its result there.
+// Runs `function` there, as CallAsync, and leaves its result there, with the
+// incarnation that the target names now.
 template <typename R, typename... P, typename... A>
 internal::RemoteFuture<R, internal::Types<P...>, internal::Types<A...>>
 RemoteAsync(const Target& target, R (*function)(P...), A&&... arguments) {

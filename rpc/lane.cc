@@ -1,7 +1,6 @@
 #include "weft/rpc/lane.h"
 
 #include <optional>
-#include <string>
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/failure.h"
@@ -9,8 +8,9 @@
 namespace weft::rpc {
 namespace internal {
 
-LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
-                                      Done done) {
+LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Caller> caller,
+                                      std::shared_ptr<Request> request,
+                                      Caller::Done done) {
   request->lane = lane_;
   const Instant deadline = request->deadline;
   const std::string function(request->function);
@@ -20,13 +20,14 @@ LaneCaller::Abandon LaneCaller::Start(std::shared_ptr<Request> request,
     MutexLock lock(mu_);
     number = ++last_;
     must_wait = out_ != 0 || !waiting_.empty();
-    waiting_[number] = Waiting{std::move(request), std::move(done)};
+    waiting_[number] =
+        Waiting{std::move(caller), std::move(request), std::move(done)};
   }
   const Abandon abandon(weak_from_this(), number);
   if (must_wait && !deadline.is_infinite()) {
     // One that is out its session ends.
     const Transport::TimerId timer =
-        transport_.RunAt(deadline, [abandon, function, peer = peer().name] {
+        transport_.RunAt(deadline, [abandon, function, peer = peer_] {
           abandon(absl::DeadlineExceededError(absl::StrCat(
                       function, ": the deadline passed in phase ",
                       NameOf(Phase::kQueue), ": the call to ", peer,
@@ -71,7 +72,7 @@ void LaneCaller::Send() {
 
 void LaneCaller::SendOne(uint64_t number, Waiting call) {
   if (call.has_timer) transport_.CancelTimer(call.timer);
-  const Abandon abandon = caller_->Start(
+  const Abandon abandon = call.caller->Start(
       std::move(call.request),
       [self = shared_from_this(), done = std::move(call.done)](
           absl::Status status, ReplyPtr reply) mutable {

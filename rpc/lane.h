@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <string>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
@@ -28,21 +29,25 @@ namespace weft::rpc {
 
 namespace internal {
 
-// A lane at its caller.
+// A lane at its caller. Its calls may go to several incarnations of a worker,
+// one after another.
 //
 // Thread-safety: thread-safe.
-class LaneCaller final : public Caller,
-                         public Abandoner,
+class LaneCaller final : public Abandoner,
                          public std::enable_shared_from_this<LaneCaller> {
  public:
+  using Abandon = internal::Abandon;
+
   // `lane` is another for each of the caller's agent, and not 0. `transport`
   // must outlive the calls.
-  LaneCaller(uint64_t lane, std::shared_ptr<Caller> caller,
-             Transport* transport)
-      : lane_(lane), caller_(std::move(caller)), transport_(*transport) {}
+  LaneCaller(uint64_t lane, std::string peer, Transport* transport)
+      : lane_(lane), peer_(std::move(peer)), transport_(*transport) {}
 
-  const Worker& peer() const override { return caller_->peer(); }
-  Abandon Start(std::shared_ptr<Request> request, Done done) override
+  // The name of the callee.
+  const std::string& peer() const { return peer_; }
+  // As caller->Start, once the calls before this one have ended.
+  Abandon Start(std::shared_ptr<Caller> caller,
+                std::shared_ptr<Request> request, Caller::Done done)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status AbandonCall(uint64_t number, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -52,8 +57,9 @@ class LaneCaller final : public Caller,
 
  private:
   struct Waiting {
+    std::shared_ptr<Caller> caller;
     std::shared_ptr<Request> request;
-    Done done;
+    Caller::Done done;
     Transport::TimerId timer = 0;
     bool has_timer = false;
   };
@@ -64,7 +70,7 @@ class LaneCaller final : public Caller,
   void Ended() ABSL_LOCKS_EXCLUDED(mu_);
 
   const uint64_t lane_;
-  const std::shared_ptr<Caller> caller_;
+  const std::string peer_;
   Transport& transport_;
 
   mutable Mutex mu_;

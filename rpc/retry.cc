@@ -179,6 +179,9 @@ class RetryingCaller::RetriedCall final
     if (!absl::IsUnavailable(status) || ReasonOf(status) == Reason::kNone) {
       return false;
     }
+    if (!options_->may_come_back && ReasonOf(status) == Reason::kPeerGone) {
+      return false;
+    }
     return !OutcomeUnknown(status) ||
            options_->is_idempotent(request_->function);
   }

@@ -67,6 +67,8 @@ class RetryingCaller final : public Caller {
  public:
   struct Options {
     RetryPolicy policy;
+    // `find` may find a later incarnation once one is gone.
+    bool may_come_back = true;
     Transport* transport = nullptr;       // must outlive the calls
     CancelToken agent;                    // calls end with it
     std::shared_ptr<RetriedCalls> calls;  // not null
@@ -84,7 +86,7 @@ class RetryingCaller final : public Caller {
  private:
   class RetriedCall;
 
-  const Worker peer_;  // as it was at first
+  const Worker peer_;
   const std::shared_ptr<const Options> options_;
 };
 

@@ -5,8 +5,10 @@
 //
 // Within a session nothing of this is needed: a request is sent again, under
 // the same id, until it is answered, and its function runs once. This is for
-// when the session itself has ended. Each attempt asks the directory anew, so
-// that a later incarnation of the worker is found.
+// when the session itself has ended. Each attempt asks the directory anew: by
+// name, so that a worker that is away when the target or the call is made, and
+// a later incarnation of it, are found. A target that is pinned to one
+// incarnation stays so, and its calls end when that is gone.
 
 #ifndef WEFT_RPC_RETRY_POLICY_H_
 #define WEFT_RPC_RETRY_POLICY_H_

@@ -859,7 +859,143 @@ TEST(SimulatedLanes, CallsRunInOrderWhateverBreaksForAThousandSeeds) {  // F43
   EXPECT_GT(ends.lost, 100);
 }
 
+// ------------------------------------------------------------------ targets
+
+// Runs `main` on w0 of two workers, of which w1 may be restarted.
+std::vector<absl::Status> RunWithTwo(
+    uint64_t seed, Ledger* ledger,
+    const std::function<absl::Status(SimulatedAgents&)>& main) {
+  SimulatedAgents agents(seed, Quiet(2));
+  ledger->agents = &agents;
+  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(ledger); });
+  return agents.Run(1, [&](int) { return main(agents); });
+}
+
+TEST(Target, ByNameReachesEachIncarnationAndPinnedOnlyItsOwn) {
+  Ledger ledger;
+  const auto statuses = RunWithTwo(40, &ledger, [](SimulatedAgents& agents) {
+    const Worker first = *agents.directory().Find("w1");
+    const Target by_name = agents[0].To("w1");
+    const Target lane = by_name.InOrder();
+    std::vector<Target> selected = *agents[0].ToAll("name=w1");
+    const std::vector<Target> pinned = {by_name.Pinned(), lane.Pinned(),
+                                        agents[0].To(first),
+                                        agents[0].To(first.key)};
+    std::vector<Target> following = {by_name, lane, selected[0]};
+    for (const auto& targets : {pinned, following}) {
+      for (const Target& target : targets) {
+        EXPECT_THAT(Call(target, Post, 1, ""), IsOk());
+      }
+    }
+    for (int restart = 0; restart < 2; ++restart) {
+      agents.CrashAndRestart(1);
+      for (const Target& target : following) {
+        EXPECT_THAT(target.status(), IsOk());
+        EXPECT_THAT(Call(target, Post, 2, ""), IsOk());
+      }
+      for (const Target& target : pinned) {
+        const absl::Status end = Call(target, Post, 3, "").status();
+        EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+        EXPECT_EQ(ReasonOf(end), Reason::kPeerGone);
+        EXPECT_FALSE(OutcomeUnknown(end));
+      }
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_EQ(ledger.runs[1], 7);
+  EXPECT_EQ(ledger.runs[2], 6);
+  EXPECT_EQ(ledger.runs[3], 0);
+}
+
+TEST(Target, ByNameCanBeMadeBeforeItsWorkerIsThere) {
+  Ledger ledger;
+  const auto statuses = RunWithTwo(41, &ledger, [](SimulatedAgents& agents) {
+    const Worker w1 = *agents.directory().Find("w1");
+    agents.directory().Remove("w1");
+    const Target early = agents[0].To("w1");
+    EXPECT_EQ(early.name(), "w1");
+    EXPECT_THAT(early.status(), StatusIs(absl::StatusCode::kNotFound, "w1"));
+    const absl::Status absent = Call(early, Post, 1, "").status();
+    EXPECT_THAT(absent, StatusIs(absl::StatusCode::kNotFound, "w1"));
+    EXPECT_TRUE(IsLocal(absent));
+    const Target pinned = early.Pinned();
+    agents.directory().Put(w1);
+    EXPECT_THAT(early.status(), IsOk());
+    EXPECT_THAT(Call(pinned, Post, 1, ""),
+                StatusIs(absl::StatusCode::kNotFound, "w1"));
+    return Call(early, Post, 1, "").status();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_EQ(ledger.runs[1], 1);
+}
+
+TEST(Target, ObjectsAndResultsStayWithTheIncarnationThatMadeThem) {
+  Ledger ledger;
+  const auto statuses = RunWithTwo(42, &ledger, [](SimulatedAgents& agents) {
+    const Target w1 = agents[0].To("w1");
+    const Target lane = w1.InOrder();
+    std::vector<Handle<int64_t>> kept;
+    for (const Target& target : {w1, lane}) {
+      auto result = Remote(target, Post, 5, "");
+      EXPECT_THAT(result, IsOk());
+      if (result.ok()) kept.push_back(*result);
+    }
+    agents.CrashAndRestart(1);
+    for (const Target& target : {w1, lane}) {
+      // The same ids, in a session with the next incarnation.
+      EXPECT_THAT(Remote(target, Post, 6, ""), IsOk());
+    }
+    for (const Handle<int64_t>& handle : kept) {
+      EXPECT_THAT(Fetch(handle), StatusIs(absl::StatusCode::kUnavailable));
+    }
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+}
+
 // ------------------------------------------------------------------ retries
+
+TEST(Retry, IsKeptByATargetWhoseWorkerIsAwayWhenItIsMade) {
+  Ledger ledger;
+  const auto statuses = RunWithTwo(43, &ledger, [](SimulatedAgents& agents) {
+    const Worker w1 = *agents.directory().Find("w1");
+    agents.directory().Remove("w1");
+    const Target unknown = agents[0].To("w1").WithRetry(RetryPolicy());
+    const Future<int64_t> early = CallAsync(unknown, Post, 1, "");
+    agents.Sleep(absl::Milliseconds(250));
+    agents.directory().Put(w1);
+    EXPECT_THAT(early.Wait(absl::Seconds(5)), IsOk());
+    agents[0].PeerGone(w1.key, "so it is said");
+    const Target gone = agents[0].To("w1").WithRetry(RetryPolicy());
+    const Future<int64_t> late = CallAsync(gone, Post, 2, "");
+    agents.Sleep(absl::Milliseconds(50));
+    agents.CrashAndRestart(1);
+    EXPECT_THAT(late.Wait(absl::Seconds(5)), IsOk());
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_EQ(ledger.runs[1], 1);
+  EXPECT_EQ(ledger.runs[2], 1);
+}
+
+TEST(Retry, OfOneIncarnationEndsAtOnceWhenThatIsGone) {
+  Ledger ledger;
+  const auto statuses = RunWithTwo(44, &ledger, [](SimulatedAgents& agents) {
+    const Worker first = *agents.directory().Find("w1");
+    const Target pinned = agents[0].To(first).WithRetry(RetryPolicy());
+    EXPECT_THAT(Call(pinned, Post, 1, ""), IsOk());
+    agents.CrashAndRestart(1);
+    agents[0].PeerGone(first.key, "so it is said");
+    const Instant start = agents.simulator().Now();
+    EXPECT_THAT(Call(pinned, Post, 2, ""),
+                StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+    EXPECT_EQ(agents.simulator().Now(), start);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+  EXPECT_EQ(ledger.runs[2], 0);
+}
 
 // Calls `function` on w1, which crashes meanwhile; returns what came of it.
 template <typename Function>
@@ -985,7 +1121,7 @@ TEST(Retry, APauseEndsWithTheDeadlineAndWithACancellation) {
   const auto statuses = agents.Run(1, [&](int) -> absl::Status {
     agents[0].PeerGone(agents[1].key(), "so it is said");
     const Target gone = agents[0].To("w1", absl::Seconds(1)).WithRetry(patient);
-    EXPECT_FALSE(gone.status().ok());  // known to be gone when it was made
+    EXPECT_TRUE(gone.status().ok());  // it may come back
     agents.CrashAndRestart(1);
     const Target target =
         agents[0].To("w1", absl::Seconds(1)).WithRetry(patient);

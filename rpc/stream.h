@@ -484,8 +484,9 @@ template <typename Parameters, typename... A>
 std::shared_ptr<StreamCall> StartStream(const Target& target,
                                         Function::Address address,
                                         Parameters types, A&&... arguments) {
+  const Target now = target.Pinned();
   return StreamCall::Open(
-      target, FindFunction(target, address),
+      now, FindFunction(now, address),
       EncodeArguments(types, std::forward<A>(arguments)...));
 }
 
@@ -495,8 +496,9 @@ using StreamEnd = std::enable_if_t<Fit<P, A>::value, End>;
 
 }  // namespace internal
 
-// Starts a stream, which ends by the target's time-out at the latest. What is
-// wrong shows in Next(), Write() and Finish().
+// Starts a stream with the incarnation that the target names now; it ends by
+// the target's time-out at the latest. What is wrong shows in Next(), Write()
+// and Finish().
 template <typename R, typename U, typename... P, typename... A>
 internal::StreamEnd<Reader<U>, internal::Types<P...>, internal::Types<A...>>
 OpenStream(const Target& target, R (*function)(Writer<U>, P...),

@@ -86,6 +86,8 @@ class MembershipDirectory final : public rpc::Directory {
         absl::StrCat(what, " is unknown; there are: ", NamesOf(*view)));
   }
 
+  uint64_t version() const override { return membership_.view()->version(); }
+
   absl::StatusOr<std::vector<rpc::Worker>> Select(
       absl::string_view selector) const override {
     const auto view = membership_.view();
