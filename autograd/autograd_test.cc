@@ -8,11 +8,10 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/grad_mode.h"
-#include "weft/autograd/gradient_sink.h"
 #include "weft/autograd/graph_task.h"
-#include "weft/autograd/leaf.h"
 #include "weft/autograd/ops.h"
 #include "weft/autograd/record.h"
+#include "weft/autograd/test_graph.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/error.h"
 #include "weft/tests/support/status_matchers.h"
@@ -22,59 +21,18 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::weft::testing::GradOf;
 using ::weft::testing::IsOk;
+using ::weft::testing::LeafOf;
+using ::weft::testing::Recorded;
+using ::weft::testing::Retaining;
+using ::weft::testing::Seed;
 using ::weft::testing::StatusIs;
+using ::weft::testing::StatusOf;
+using ::weft::testing::TestNode;
 
 constexpr auto kFailedPrecondition = absl::StatusCode::kFailedPrecondition;
 constexpr auto kInvalidArgument = absl::StatusCode::kInvalidArgument;
-
-Variable LeafOf(std::vector<float> values) {
-  return Variable(Tensor::FromVector(values), /*requires_grad=*/true);
-}
-
-Gradient Seed(std::vector<float> values) { return Tensor::FromVector(values); }
-
-std::vector<float> GradOf(const Variable& x) {
-  return x.grad().ToVector<float>();
-}
-
-BackwardOptions Retaining() {
-  BackwardOptions options;
-  options.retain_graph = true;
-  return options;
-}
-
-// The Status that `statement` throws; OK if it throws none.
-template <typename Statement>
-absl::Status StatusOf(Statement statement) {
-  try {
-    statement();
-  } catch (const Error& error) {
-    return error.status();
-  }
-  return absl::OkStatus();
-}
-
-// An operation of the test: hands its gradients to a function.
-class TestNode final : public Node {
- public:
-  using Body = std::function<void(BackwardCall&)>;
-  TestNode(Body body, std::initializer_list<const Variable*> inputs,
-           uint32_t num_outputs = 1)
-      : Node(num_outputs), body_(std::move(body)) {
-    for (const Variable* input : inputs) AddEdge(input->edge());
-  }
-  absl::string_view name() const override { return "Test"; }
-  void Apply(BackwardCall& call) override { body_(call); }
-  void ReleaseSaved() override {}
-
- private:
-  const Body body_;
-};
-
-Variable Recorded(const Variable& x, TestNode::Body body) {
-  return Variable(x.value(), NodePtr(new TestNode(std::move(body), {&x})));
-}
 
 // ---- gradients
 
@@ -372,197 +330,6 @@ TEST(Variable, OnlyLeavesTakeGradients) {
               StatusIs(kFailedPrecondition, "leaf"));
   EXPECT_THAT(StatusOf([&] { x.SetGradient(Tensor::Ones({2})); }),
               StatusIs(kInvalidArgument, "shape [2]"));
-}
-
-// ---- sinks
-
-class RecordingSink : public GradientSink {
- public:
-  void Accept(Leaf& leaf, Gradient gradient) override {
-    leaves.push_back(&leaf);
-    gradients.push_back(std::move(gradient));
-  }
-  Tensor Destination(Leaf& leaf) override {
-    return destination.defined() && destination.shape() == leaf.value().shape()
-               ? destination
-               : Tensor();
-  }
-
-  Tensor destination;
-  std::vector<Leaf*> leaves;
-  std::vector<Gradient> gradients;
-};
-
-TEST(GradientSink, TakesTheGradientOfItsLeaf) {
-  const Variable x = LeafOf({1}), w = LeafOf({2});
-  RecordingSink sink;
-  w.SetGradientSink(&sink);
-  (x * w + w).Backward();
-  ASSERT_EQ(sink.gradients.size(), 1u);
-  EXPECT_EQ(sink.leaves[0], w.edge().node.get());
-  EXPECT_THAT(sink.gradients[0].ToDense().ToVector<float>(), ElementsAre(2));
-  EXPECT_FALSE(w.has_grad());
-  EXPECT_THAT(GradOf(x), ElementsAre(2));
-}
-
-TEST(GradientSink, OfTheTaskComesFirst) {
-  const Variable x = LeafOf({1}), w = LeafOf({2});
-  RecordingSink own, of_task;
-  w.SetGradientSink(&own);
-  BackwardOptions options;
-  options.sink = &of_task;
-  (x * w).Backward(options);
-  EXPECT_EQ(own.gradients.size(), 0u);
-  EXPECT_EQ(of_task.gradients.size(), 2u);
-  EXPECT_FALSE(x.has_grad());
-}
-
-TEST(GradientSink, IsNotToldOfAGradientThatIsUndefined) {
-  const Variable w = LeafOf({2});
-  RecordingSink sink;
-  w.SetGradientSink(&sink);
-  EXPECT_THAT(Backward({w * 2}, {Gradient()}), IsOk());
-  EXPECT_EQ(sink.gradients.size(), 0u);
-}
-
-TEST(GradientSink, GetsALinearLayersGradientMadeInItsBucket) {
-  const Variable x = Variable(Tensor::FromVector<float>({1, 2}, {1, 2}));
-  const Variable w(Tensor::Ones({3, 2}), /*requires_grad=*/true);
-  RecordingSink sink;
-  const Tensor bucket = Tensor::Full({8}, 7);
-  sink.destination = bucket.Slice(0, 1, 7).View({3, 2});
-  w.SetGradientSink(&sink);
-  Sum(Linear(x, w, Variable())).Backward();
-  ASSERT_EQ(sink.gradients.size(), 1u);
-  EXPECT_TRUE(sink.gradients[0].dense().IsSameAs(sink.destination));
-  EXPECT_THAT(bucket.ToVector<float>(), ElementsAre(7, 1, 2, 1, 2, 1, 2, 7));
-}
-
-TEST(GradientSink, IsAskedForNoDestinationWhereSeveralOperationsContribute) {
-  const Variable x = Variable(Tensor::FromVector<float>({1, 2}, {1, 2}));
-  const Variable w(Tensor::Ones({3, 2}), /*requires_grad=*/true);
-  RecordingSink sink;
-  sink.destination = Tensor::Zeros({3, 2});
-  w.SetGradientSink(&sink);
-  const Variable y = Linear(x, w, Variable()) + Linear(x, w, Variable());
-  Sum(y).Backward();
-  ASSERT_EQ(sink.gradients.size(), 1u);
-  EXPECT_THAT(sink.gradients[0].dense().ToVector<float>(),
-              ElementsAre(2, 4, 2, 4, 2, 4));
-}
-
-// ---- a pass in pieces
-
-TEST(GraphTask, WaitsForEachExpectedGradient) {
-  const Variable x = LeafOf({1});
-  const Variable a = x * 2, b = x * 3;
-  GraphTask task;
-  ASSERT_THAT(task.Expect(a.edge()), IsOk());
-  ASSERT_THAT(task.Expect(b.edge()), IsOk());
-  ASSERT_THAT(task.Feed(b.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(task.Run(), IsOk());
-  EXPECT_FALSE(task.done());
-  EXPECT_FALSE(x.has_grad());
-  EXPECT_TRUE(task.Reaches(*x.edge().node));
-  ASSERT_THAT(task.Feed(a.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(task.Run(), IsOk());
-  EXPECT_TRUE(task.done());
-  EXPECT_FALSE(task.Reaches(*x.edge().node));
-  EXPECT_THAT(GradOf(x), ElementsAre(5));
-}
-
-TEST(GraphTask, RunsWhatIsReadyWhileTheRestWaits) {
-  const Variable x = LeafOf({1}), z = LeafOf({1});
-  const Variable a = x * 2, b = z * 3;
-  GraphTask task;
-  ASSERT_THAT(task.Expect(a.edge()), IsOk());
-  ASSERT_THAT(task.Expect(b.edge()), IsOk());
-  ASSERT_THAT(task.Feed(b.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(task.Run(), IsOk());
-  EXPECT_THAT(GradOf(z), ElementsAre(3));
-  ASSERT_THAT(task.Feed(a.edge(), Gradient()), IsOk());
-  ASSERT_THAT(task.Run(), IsOk());
-  EXPECT_TRUE(task.done());
-  EXPECT_FALSE(x.has_grad());
-}
-
-TEST(GraphTask, ExpectsAndFeedsInTheMiddleOfAGraph) {
-  const Variable x = LeafOf({1});
-  const Variable a = x * 2;
-  const Variable b = a * 3;
-  GraphTask task;
-  ASSERT_THAT(task.Expect(b.edge()), IsOk());
-  ASSERT_THAT(task.Expect(a.edge()), IsOk());
-  ASSERT_THAT(task.Feed(a.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(task.Feed(b.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(task.Run(), IsOk());
-  EXPECT_THAT(GradOf(x), ElementsAre(8));
-}
-
-TEST(GraphTask, RefusesWhatItDoesNotExpect) {
-  const Variable x = LeafOf({1});
-  const Variable a = x * 2, b = x * 3;
-  GraphTask task;
-  ASSERT_THAT(task.Expect(a.edge()), IsOk());
-  EXPECT_THAT(task.Feed(b.edge(), Seed({1})),
-              StatusIs(kFailedPrecondition, "expects no gradient"));
-  EXPECT_THAT(task.Feed(a.edge(), Seed({1})), IsOk());
-  EXPECT_THAT(task.Feed(a.edge(), Seed({1})),
-              StatusIs(kFailedPrecondition, "expects no gradient"));
-  EXPECT_THAT(task.Expect(b.edge()),
-              StatusIs(kFailedPrecondition, "fed already"));
-}
-
-TEST(GraphTask, RunsBesideAnotherOverTheSameNodes) {
-  const Variable x = LeafOf({1});
-  const Variable a = x * 2;
-  const Variable b = a * 3, c = a * 5;
-  GraphTask one(Retaining()), two(Retaining());
-  ASSERT_THAT(one.Expect(b.edge()), IsOk());
-  ASSERT_THAT(two.Expect(b.edge()), IsOk());
-  ASSERT_THAT(two.Expect(c.edge()), IsOk());
-  ASSERT_THAT(one.Feed(b.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(two.Feed(b.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(one.Run(), IsOk());
-  EXPECT_THAT(GradOf(x), ElementsAre(6));
-  ASSERT_THAT(two.Run(), IsOk());
-  EXPECT_THAT(GradOf(x), ElementsAre(6));
-  ASSERT_THAT(two.Feed(c.edge(), Seed({1})), IsOk());
-  ASSERT_THAT(two.Run(), IsOk());
-  EXPECT_THAT(GradOf(x), ElementsAre(22));
-}
-
-TEST(GraphTask, RunsOnManyThreadsThatShareALeaf) {
-  const Variable w = LeafOf({0});
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&w] {
-      for (int i = 0; i < 200; ++i) (w * 2 + w).Backward();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_THAT(GradOf(w), ElementsAre(4 * 200 * 3));
-}
-
-// Data-parallel training sends a leaf's gradient while earlier layers run.
-TEST(GraphTask, GivesLeavesTheirGradientsInTheReverseOfTheForwardPass) {
-  std::vector<Variable> weights;
-  std::vector<int> order;
-  Variable y = Variable(Tensor::Ones({1}));
-  for (int i = 0; i < 3; ++i) {
-    weights.push_back(LeafOf({1}));
-    weights[i].AddHook([&order, i](Gradient gradient) {
-      order.push_back(i);
-      return gradient;
-    });
-    y = y * weights[i];
-    y = Recorded(y, [&order, i](BackwardCall& call) {
-      order.push_back(10 + i);
-      call.inputs[0] = call.output();
-    });
-  }
-  y.Backward();
-  EXPECT_THAT(order, ElementsAre(12, 2, 11, 1, 10, 0));
 }
 
 // ---- gradients of some rows

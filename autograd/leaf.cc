@@ -17,7 +17,17 @@ void Leaf::SetGradient(Gradient gradient) {
   gradient_ = std::move(gradient);
 }
 
-void Leaf::Accept(Leaf&, Gradient gradient) {
+void Leaf::SetValue(Tensor value) {
+  if (!value.defined() || value.shape() != value_.shape() ||
+      value.dtype() != value_.dtype() || value.device() != value_.device()) {
+    ThrowInvalidArgument("Leaf::SetValue: wanted ", value_.Describe(),
+                         " on the same device, found ",
+                         value.defined() ? value.Describe() : "undefined");
+  }
+  value_ = std::move(value);
+}
+
+void Leaf::Accept(const BackwardPass&, Leaf&, Gradient gradient) {
   MutexLock lock(mu_);
   if (gradient_.defined()) {
     gradient_.Add(std::move(gradient));

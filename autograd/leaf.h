@@ -14,29 +14,38 @@
 
 namespace weft {
 
-// Thread-safety: thread-safe, but for SetSink, which comes before the passes.
+// Thread-safety: thread-safe, but for SetValue and SetSink, during which nobody
+// else uses the leaf.
 class Leaf final : public Node, public GradientSink {
  public:
   explicit Leaf(Tensor value)
       : Node(1, Kind::kLeaf), value_(std::move(value)) {}
 
-  // The Variable's value: the same storage.
+  // The value of each Variable that is this leaf.
   const Tensor& value() const { return value_; }
+
+  // Gives the leaf other memory: a part of an arena, the result of an operation
+  // that was not done in place. It stays the same leaf, with its gradient,
+  // sink and hooks. A graph recorded before keeps the old value. Throws Error
+  // kInvalidArgument unless `value` is of the same shape, dtype and device.
+  void SetValue(Tensor value);
 
   // What has accumulated here; undefined if nothing has since it was cleared.
   Gradient gradient() const ABSL_LOCKS_EXCLUDED(mu_);
   // Throws Error kInvalidArgument unless undefined or of the value's shape.
   void SetGradient(Gradient gradient) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Null: this leaf itself. Borrowed: must outlive every pass.
+  // Null: the store of the pass, or else this leaf. Borrowed: must outlive
+  // every pass.
   void SetSink(GradientSink* sink) { sink_ = sink; }
-  GradientSink& sink() { return sink_ != nullptr ? *sink_ : *this; }
+  GradientSink* sink() const { return sink_; }
 
   // Adds `gradient` to this leaf's own.
-  void Accept(Leaf& leaf, Gradient gradient) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Accept(const BackwardPass& pass, Leaf& leaf, Gradient gradient) override
+      ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Throws Error kInvalidArgument unless `gradient` has the value's shape and
-  // dtype.
+  // Throws Error kInvalidArgument unless `gradient`, which is defined, has the
+  // value's shape and dtype.
   void CheckFits(const Gradient& gradient) const;
 
   absl::string_view name() const override { return "Leaf"; }
@@ -44,7 +53,7 @@ class Leaf final : public Node, public GradientSink {
   void ReleaseSaved() override {}
 
  private:
-  const Tensor value_;
+  Tensor value_;
   GradientSink* sink_ = nullptr;
   mutable Mutex mu_;
   Gradient gradient_ ABSL_GUARDED_BY(mu_);

@@ -5,6 +5,7 @@
 #include "weft/autograd/graph_task.h"
 #include "weft/autograd/leaf.h"
 #include "weft/autograd/node_pool.h"
+#include "weft/tensor/ops/elementwise.h"
 
 namespace weft {
 
@@ -23,9 +24,41 @@ void Node::AddEdge(Edge edge) {
   edges_.push_back(std::move(edge));
 }
 
+Node::~Node() {
+  const Extra* extra = extra_.load(std::memory_order_acquire);
+  if (extra == nullptr) return;
+  delete extra->note.load(std::memory_order_acquire);
+  delete extra;
+}
+
+Node::Extra& Node::MakeExtra() {
+  Extra* current = extra_.load(std::memory_order_acquire);
+  if (current != nullptr) return *current;
+  auto made = std::make_unique<Extra>();
+  if (extra_.compare_exchange_strong(current, made.get(),
+                                     std::memory_order_acq_rel)) {
+    return *made.release();
+  }
+  return *current;
+}
+
 void Node::AddHook(uint32_t output, GradientHook hook) {
-  if (hooks_ == nullptr) hooks_ = std::make_unique<std::vector<Hook>>();
-  hooks_->push_back({output, std::move(hook)});
+  MakeExtra().hooks.push_back({output, std::move(hook)});
+}
+
+const NodeNote* Node::note() const {
+  const Extra* extra = extra_.load(std::memory_order_acquire);
+  return extra == nullptr ? nullptr
+                          : extra->note.load(std::memory_order_acquire);
+}
+
+const NodeNote& Node::SetNote(std::unique_ptr<const NodeNote> note) {
+  const NodeNote* current = nullptr;
+  if (MakeExtra().note.compare_exchange_strong(current, note.get(),
+                                               std::memory_order_acq_rel)) {
+    return *note.release();
+  }
+  return *current;
 }
 
 void Node::Destroy(Node* node) {
@@ -49,8 +82,28 @@ void Node::Destroy(Node* node) {
   ending = false;
 }
 
-Tensor BackwardCall::destination(int i) const {
+GradientDestination BackwardCall::destination(int i) const {
   return task_.Destination(node_.edges()[i]);
 }
+
+void BackwardCall::Put(int i, const Tensor& gradient) const {
+  PutInto(destination(i), i, gradient);
+}
+
+void BackwardCall::PutInto(const GradientDestination& to, int i,
+                           const Tensor& gradient) const {
+  if (!to.tensor.defined()) {
+    inputs[i] = gradient;
+    return;
+  }
+  if (to.add) {
+    Add_(to.tensor, gradient);
+  } else {
+    to.tensor.CopyFrom(gradient);
+  }
+  inputs[i] = to.tensor;
+}
+
+const BackwardPass& BackwardCall::pass() const { return task_.pass(); }
 
 }  // namespace weft

@@ -35,21 +35,22 @@ Variable::Variable(Tensor value, bool requires_grad)
     ThrowInvalidArgument("Variable: only f32 and f64 have gradients, not ",
                          Name(value_.dtype()));
   }
-  edge_.node = NodePtr(new Leaf(value_));
+  edge_.node = NodePtr(new Leaf(std::move(value_)));
+  value_ = Tensor();
+  is_leaf_ = true;
 }
 
 Leaf& Variable::CheckedLeaf(const char* wanted_for) const {
-  Leaf* leaf = edge_.node ? edge_.node->leaf() : nullptr;
-  if (leaf == nullptr) {
+  if (!requires_grad() || !is_leaf_) {
     ThrowFailedPrecondition("Variable::", wanted_for,
                             ": only a leaf that requires a gradient has one");
   }
-  return *leaf;
+  return *static_cast<Leaf*>(edge_.node.get());
 }
 
 Gradient Variable::gradient() const {
-  Leaf* leaf = edge_.node ? edge_.node->leaf() : nullptr;
-  return leaf == nullptr ? Gradient() : leaf->gradient();
+  if (!requires_grad() || !is_leaf_) return Gradient();
+  return static_cast<Leaf*>(edge_.node.get())->gradient();
 }
 
 void Variable::SetGradient(Gradient gradient) const {
@@ -58,6 +59,10 @@ void Variable::SetGradient(Gradient gradient) const {
 
 void Variable::SetGradientSink(GradientSink* sink) const {
   CheckedLeaf("SetGradientSink").SetSink(sink);
+}
+
+void Variable::SetValue(Tensor value) const {
+  CheckedLeaf("SetValue").SetValue(std::move(value));
 }
 
 void Variable::AddHook(GradientHook hook) const {

@@ -19,6 +19,7 @@
 #include "weft/autograd/gradient.h"
 #include "weft/autograd/gradient_sink.h"
 #include "weft/autograd/graph_task.h"
+#include "weft/autograd/leaf.h"
 #include "weft/autograd/node.h"
 #include "weft/tensor/dtype.h"
 #include "weft/tensor/shape.h"
@@ -39,26 +40,32 @@ class Variable {
   // is undefined or not of a floating dtype.
   explicit Variable(Tensor value, bool requires_grad = false);
 
-  // Result number `output` of the operation that `node` records.
+  // Result number `output` of the operation that `node` records, which is no
+  // leaf.
   Variable(Tensor value, NodePtr node, uint32_t output = 0)
       : value_(std::move(value)), edge_{std::move(node), output} {}
 
-  bool defined() const { return value_.defined(); }
-  const Tensor& value() const { return value_; }
-  const Shape& shape() const { return value_.shape(); }
-  DType dtype() const { return value_.dtype(); }
-  int64_t dim() const { return value_.dim(); }
-  int64_t size(int64_t d) const { return value_.size(d); }
-  int64_t numel() const { return value_.numel(); }
+  bool defined() const { return value().defined(); }
+  const Tensor& value() const {
+    // A leaf keeps the value, since it can be given another.
+    return is_leaf_ && edge_.node
+               ? static_cast<const Leaf*>(edge_.node.get())->value()
+               : value_;
+  }
+  const Shape& shape() const { return value().shape(); }
+  DType dtype() const { return value().dtype(); }
+  int64_t dim() const { return value().dim(); }
+  int64_t size(int64_t d) const { return value().size(d); }
+  int64_t numel() const { return value().numel(); }
 
   bool requires_grad() const { return static_cast<bool>(edge_.node); }
-  bool is_leaf() const { return !edge_.node || edge_.node->leaf() != nullptr; }
+  bool is_leaf() const { return !edge_.node || is_leaf_; }
 
   // Where gradients of this variable go; no node if it requires none.
   const Edge& edge() const { return edge_; }
 
   // The same value without its history.
-  Variable Detach() const { return Variable(value_); }
+  Variable Detach() const { return Variable(value()); }
 
   // The gradient accumulated in this leaf; undefined if there is none, as there
   // is for a variable that is not a leaf or requires none.
@@ -72,6 +79,9 @@ class Variable {
   void ClearGradient() const { SetGradient(Gradient()); }
   // Null: the leaf itself again. Borrowed: must outlive every backward pass.
   void SetGradientSink(GradientSink* sink) const;
+  // Gives this leaf, and so all copies of this variable, other memory of the
+  // same shape, dtype and device: see Leaf::SetValue.
+  void SetValue(Tensor value) const;
 
   // Runs `hook` on the whole gradient of this variable in each backward pass,
   // before it goes on or, at a leaf, accumulates. Throws Error
@@ -87,8 +97,9 @@ class Variable {
  private:
   Leaf& CheckedLeaf(const char* wanted_for) const;
 
-  Tensor value_;
+  Tensor value_;  // undefined if is_leaf_
   Edge edge_;
+  bool is_leaf_ = false;  // whether edge_.node is a Leaf
 };
 
 // One backward pass from several variables at once. `seeds` are the gradients

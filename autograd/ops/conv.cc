@@ -34,6 +34,19 @@ const Op kAvgPool2d(
         return AvgPool2d(in[0], {{3, 3}, {2, 2}, {1, 1}});
       }}});
 
+// Makes the gradient of `weight`, input 1, in its destination if that can be
+// overwritten.
+void PutWeight(BackwardCall& call, const Tensor& grad, const Tensor& x,
+               const Tensor& weight, const Conv2dOptions& options) {
+  const GradientDestination to = call.destination(1);
+  if (!to.tensor.defined() || to.add || !to.tensor.is_contiguous()) {
+    call.PutInto(to, 1, Conv2dBackwardWeight(grad, x, weight.shape(), options));
+    return;
+  }
+  Conv2dBackwardWeightInto(to.tensor, grad, x, options);
+  call.inputs[1] = to.tensor;
+}
+
 }  // namespace
 
 Variable Conv2d(const Variable& x, const Variable& weight, const Variable& bias,
@@ -48,10 +61,8 @@ Variable Conv2d(const Variable& x, const Variable& weight, const Variable& bias,
         if (call.needs(0)) {
           call.inputs[0] = Conv2dBackwardInput(grad, w, in.shape(), options);
         }
-        if (call.needs(1)) {
-          call.inputs[1] = Conv2dBackwardWeight(grad, in, w.shape(), options);
-        }
-        if (call.needs(2)) call.inputs[2] = Conv2dBackwardBias(grad);
+        if (call.needs(1)) PutWeight(call, grad, in, w, options);
+        if (call.needs(2)) call.Put(2, Conv2dBackwardBias(grad));
       });
 }
 

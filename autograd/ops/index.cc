@@ -48,9 +48,20 @@ const Op kEmbeddingBag("EmbeddingBag",
                         BagCase("sparse", BagMode::kMean,
                                 TableGradient::kSparse)});
 
-Gradient As(TableGradient wanted, SparseRows rows) {
-  if (wanted == TableGradient::kSparse) return rows;
-  return ToDense(rows);
+// Puts the gradient of the table, input 0.
+void PutTable(BackwardCall& call, TableGradient wanted, SparseRows rows) {
+  if (wanted == TableGradient::kSparse) {
+    call.inputs[0] = std::move(rows);
+    return;
+  }
+  const GradientDestination to = call.destination(0);
+  if (!to.tensor.defined()) {
+    call.inputs[0] = ToDense(rows);
+    return;
+  }
+  if (!to.add) to.tensor.Fill(0);
+  AddRows_(to.tensor, 1, rows);
+  call.inputs[0] = to.tensor;
 }
 
 }  // namespace
@@ -82,9 +93,9 @@ Variable Embedding(const Variable& weight, const Tensor& indices,
   return Record(kEmbedding, Embedding(weight.value(), indices), {&weight},
                 [indices = SavedTensor(indices), rows = weight.size(0),
                  gradient](BackwardCall& call) {
-                  call.inputs[0] =
-                      As(gradient,
-                         EmbeddingBackward(call.output(), indices.Get(), rows));
+                  PutTable(
+                      call, gradient,
+                      EmbeddingBackward(call.output(), indices.Get(), rows));
                 });
 }
 
@@ -95,10 +106,9 @@ Variable EmbeddingBag(const Variable& weight, const Tensor& indices,
                 EmbeddingBag(weight.value(), indices, offsets, mode), {&weight},
                 [indices = SavedTensor(indices), offsets = SavedTensor(offsets),
                  mode, rows = weight.size(0), gradient](BackwardCall& call) {
-                  call.inputs[0] =
-                      As(gradient,
-                         EmbeddingBagBackward(call.output(), indices.Get(),
-                                              offsets.Get(), mode, rows));
+                  PutTable(call, gradient,
+                           EmbeddingBagBackward(call.output(), indices.Get(),
+                                                offsets.Get(), mode, rows));
                 });
 }
 

@@ -28,13 +28,14 @@ const Op kLinear("Linear",
 // a x b for the gradient of input `i`, in the place that its sink names.
 Tensor Product(const BackwardCall& call, int i, const Tensor& a,
                const Tensor& b) {
-  const Tensor out = call.destination(i);
-  if (!out.defined() || !out.is_contiguous() || out.dtype() != a.dtype()) {
+  const GradientDestination out = call.destination(i);
+  if (!out.tensor.defined() || !out.tensor.is_contiguous() ||
+      out.tensor.dtype() != a.dtype()) {
     return MatMul(a, b);
   }
-  out.Fill(0);
-  MatMulAdd_(out, a, b);
-  return out;
+  if (!out.add) out.tensor.Fill(0);
+  MatMulAdd_(out.tensor, a, b);
+  return out.tensor;
 }
 
 Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
@@ -71,7 +72,7 @@ Variable Linear(const Variable& x, const Variable& weight,
                     call.inputs[1] = Product(call, 1, Transposed(rows),
                                              in.Reshape({-1, w.size(1)}));
                   }
-                  if (call.needs(2)) call.inputs[2] = Sum(rows, {0});
+                  if (call.needs(2)) call.Put(2, Sum(rows, {0}));
                 });
 }
 

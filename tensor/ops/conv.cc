@@ -150,16 +150,16 @@ Tensor BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
   return result;
 }
 
-Tensor BackwardWeightByColumns(const Tensor& grad, const Tensor& x,
-                               const Geometry& g,
-                               const Conv2dOptions& options) {
-  const Tensor result = Tensor::Zeros(
-      {g.filters, g.channels * g.kernel_h * g.kernel_w}, DType::kF64);
+void BackwardWeightByColumns(const Tensor& grad, const Tensor& x,
+                             const Geometry& g, const Conv2dOptions& options,
+                             const Tensor& out) {
+  out.Fill(0);
+  const Tensor result =
+      out.View({g.filters, g.channels * g.kernel_h * g.kernel_w});
   for (int64_t n = 0; n < g.batch; ++n) {
     MatMulAdd_(result, grad.Select(0, n).FlattenFrom(1),
                Columns(x.Select(0, n), g, options).Transpose(0, 1));
   }
-  return result.View({g.filters, g.channels, g.kernel_h, g.kernel_w});
 }
 
 // --- f32: oneDNN. -----------------------------------------------------------
@@ -398,19 +398,30 @@ Tensor Conv2dBackwardInput(const Tensor& grad, const Tensor& weight,
 Tensor Conv2dBackwardWeight(const Tensor& grad, const Tensor& x,
                             const Shape& weight_shape,
                             const Conv2dOptions& options) {
+  const Tensor result = Tensor::Empty(weight_shape, grad.dtype());
+  Conv2dBackwardWeightInto(result, grad, x, options);
+  return result;
+}
+
+void Conv2dBackwardWeightInto(const Tensor& out, const Tensor& grad,
+                              const Tensor& x, const Conv2dOptions& options) {
   constexpr absl::string_view kWhere = "Conv2dBackwardWeight";
-  const Geometry g = CheckedGeometry(x.shape(), weight_shape, options, kWhere);
+  const Geometry g = CheckedGeometry(x.shape(), out.shape(), options, kWhere);
   CheckGrad(grad, g, kWhere);
   CheckDTypes(grad, x, kWhere);
-  if (!IsF32(grad, kWhere)) {
-    return BackwardWeightByColumns(grad.Contiguous(), x.Contiguous(), g,
-                                   options);
+  CheckDTypes(grad, out, kWhere);
+  if (!out.is_contiguous()) {
+    ThrowInvalidArgument(kWhere, ": out is not contiguous");
   }
-  if (grad.numel() == 0 || g.channels == 0) return Tensor::Zeros(weight_shape);
-  Tensor result = Tensor::Empty(weight_shape);
-  RunOneDnn(Pass::kWeight, g, options, x.Contiguous(), result, {},
-            grad.Contiguous());
-  return result;
+  if (!IsF32(grad, kWhere)) {
+    BackwardWeightByColumns(grad.Contiguous(), x.Contiguous(), g, options, out);
+  } else if (grad.numel() == 0 || g.channels == 0) {
+    out.Fill(0);
+  } else {
+    RunOneDnn(Pass::kWeight, g, options, x.Contiguous(), out, {},
+              grad.Contiguous());
+    out.BumpVersion();
+  }
 }
 
 Tensor Conv2dBackwardBias(const Tensor& grad) {

@@ -33,10 +33,14 @@ Tensor Conv2dBackwardInput(const Tensor& grad, const Tensor& weight,
                            const Shape& x_shape,
                            const Conv2dOptions& options = {});
 
-// dL/dweight [as `weight_shape`].
+// dL/dweight [as `weight_shape`]. The second overwrites `out`, contiguous and
+// of grad's dtype, with it.
 Tensor Conv2dBackwardWeight(const Tensor& grad, const Tensor& x,
                             const Shape& weight_shape,
                             const Conv2dOptions& options = {});
+void Conv2dBackwardWeightInto(const Tensor& out, const Tensor& grad,
+                              const Tensor& x,
+                              const Conv2dOptions& options = {});
 
 // dL/dbias [filters].
 Tensor Conv2dBackwardBias(const Tensor& grad);
