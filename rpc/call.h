@@ -221,12 +221,17 @@ template <typename P, typename A>
 constexpr bool kFits = std::is_convertible_v<A, std::decay_t<P>> ||
                        (std::is_same_v<std::decay_t<P>, Tensor> &&
                         std::is_same_v<std::decay_t<A>, Borrowed>);
-template <typename P, typename A, typename Enable = void>
+// Whether arguments A may be given for the parameters P, or for the first of
+// them: a call that gives too few is chosen, and EncodeArguments says why it
+// does not compile.
+template <typename P, typename A>
 struct Fit : std::false_type {};
-template <typename... P, typename... A>
-struct Fit<Types<P...>, Types<A...>,
-           std::enable_if_t<sizeof...(P) == sizeof...(A)>>
-    : std::bool_constant<(kFits<P, A> && ...)> {};
+template <typename... P>
+struct Fit<Types<P...>, Types<>> : std::true_type {};
+template <typename P, typename... Ps, typename A, typename... As>
+struct Fit<Types<P, Ps...>, Types<A, As...>>
+    : std::bool_constant<kFits<P, A> &&
+                         Fit<Types<Ps...>, Types<As...>>::value> {};
 
 // `argument` as the parameter type P, which is what travels.
 template <typename P, typename A>
@@ -329,6 +334,10 @@ Future<T> StartTyped(const Target& target,
 template <typename... P, typename... A>
 absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(Types<P...>,
                                                          A&&... arguments) {
+  static_assert(sizeof...(A) == sizeof...(P),
+                "too few arguments: a call gives all, since default arguments "
+                "are no part of a function's type; or register a function that "
+                "takes fewer and calls this one");
   static_assert((kHasCodec<std::decay_t<P>> && ...),
                 "a parameter has no Codec; a Future has none: wait for it, or "
                 "call in its Then");
@@ -337,8 +346,11 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(Types<P...>,
   return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<Request>> {
     auto request = std::make_shared<Request>();
     Encoder encoder;
-    (EncodeArgument<P>(encoder, request->borrowed, std::forward<A>(arguments)),
-     ...);
+    if constexpr (sizeof...(A) == sizeof...(P)) {
+      (EncodeArgument<P>(encoder, request->borrowed,
+                         std::forward<A>(arguments)),
+       ...);
+    }
     WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
     return request;
   });
@@ -351,8 +363,10 @@ Future<Value> StartAlias(const Target& target,
   using Shared = Alias<std::tuple<std::decay_t<P>...>, Value>;
   auto alias = std::make_shared<Shared>();
   const auto request = CatchToStatus([&] {
-    alias->arguments = std::tuple<std::decay_t<P>...>(
-        AliasArgument<P>(std::forward<A>(arguments))...);
+    if constexpr (sizeof...(A) == sizeof...(P)) {
+      alias->arguments = std::tuple<std::decay_t<P>...>(
+          AliasArgument<P>(std::forward<A>(arguments))...);
+    }
     auto made = std::make_shared<Request>();
     made->alias = alias;
     return made;

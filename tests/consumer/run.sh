@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and runs a program in a workspace that knows of Weft only //:weft and weft_repositories().
+# Builds and runs programs in a workspace that knows of Weft only //:weft, //:testing and weft_repositories().
 set -euo pipefail
 cd "$(dirname "$0")"
-bazel test --nocache_test_results --noshow_progress --test_output=errors //:consumer
+bazel test --nocache_test_results --noshow_progress --test_output=errors //...
 bazel shutdown
