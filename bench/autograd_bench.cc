@@ -3,10 +3,8 @@
 //   autograd_bench                 figures: min, p50, p99 of nanoseconds
 //   autograd_bench --goals=E1      rows, as bench/goals.h says
 //
-// Run it from the top of the repository: it starts bench/peers' programs. The
-// rival in C++ is built apart, since it needs libtorch-dev:
-//
-//   bazel build //bench:autograd_bench //bench:torch_autograd
+// It starts the programs of bench/peers, which it finds and builds wherever it
+// is started.
 
 #include <algorithm>
 #include <cstdio>
@@ -23,6 +21,7 @@
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/rivals.h"
 
 namespace weft::bench {
 namespace {
@@ -100,13 +99,19 @@ struct Rival {
 };
 
 // All sides in turn, so that a slow spell of the machine meets each.
-void AddE1(const std::string& peers, const std::string& libtorch,
-           GoalReport& report) {
+void AddE1(GoalReport& report) {
   const Chain chain;
+  // An empty command prints nothing, as an absent rival does.
+  const std::string python =
+      HasPythonModule("torch", "PyTorch")
+          ? "/usr/bin/python3 " + ScriptPath("torch_autograd.py")
+          : "";
+  const std::string libtorch =
+      BuildProgram("torch_autograd", "libtorch",
+                   "/usr/include/torch/csrc/api/include/torch/torch.h");
+  report.Begin();
   std::vector<double> ours;
-  Rival rivals[] = {
-      {"torch via Python", "/usr/bin/python3 " + peers + "/torch_autograd.py"},
-      {"libtorch C++", libtorch}};
+  Rival rivals[] = {{"torch via Python", python}, {"libtorch C++", libtorch}};
   for (int round = 0; round < kRounds; ++round) {
     const auto times = Times([&] { chain.Step(); }, 0.5);
     double sum = 0;
@@ -133,6 +138,7 @@ void AddE1(const std::string& peers, const std::string& libtorch,
     goal.aim = 6;
     report.Add(goal);
   }
+  report.End();
 }
 
 template <typename Step>
@@ -157,16 +163,10 @@ void PrintFigures() {
 
 int main(int argc, char** argv) {
   std::string goals;
-  std::string peers = "bench/peers";
-  std::string libtorch =
-      std::string(argv[0]).substr(0, std::string(argv[0]).rfind('/') + 1) +
-      "torch_autograd";
   CLI::App app("What an operation and its backward cost.");
   CLI::Option* wanted =
       app.add_option("--goals", goals, "Print goals' rows: E1, or empty: all")
           ->expected(0, 1);
-  app.add_option("--peers", peers, "Where the rivals' scripts are");
-  app.add_option("--libtorch", libtorch, "The rival torch_autograd");
   CLI11_PARSE(app, argc, argv);
   weft::bench::Pin(0);  // and so the rivals' programs
   if (wanted->count() == 0) {
@@ -174,6 +174,6 @@ int main(int argc, char** argv) {
     return 0;
   }
   weft::bench::GoalReport report(absl::StrSplit(goals, ','));
-  if (report.Wants("E1")) weft::bench::AddE1(peers, libtorch, report);
+  if (report.Wants("E1")) weft::bench::AddE1(report);
   report.Finish();
 }

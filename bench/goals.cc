@@ -14,17 +14,13 @@
 #include <cstring>
 #include <functional>
 #include <thread>
+#include <utility>
 
 #include "nlohmann/json.hpp"
 #include "weft/bench/measure.h"
 
 namespace weft::bench {
 namespace {
-
-// What docs/performance.md gives for the machine that the goals rest on.
-constexpr double kUsualMemcpy = 27.6;
-constexpr double kUsualSpin = 0.28;
-constexpr double kUsualTcp = 6.2;
 
 double Median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -153,16 +149,22 @@ double TcpRoundTrip() {
   return seconds / kTrips * 1e6;
 }
 
-bool Near(double found, double usual) {
-  return found > 0.75 * usual && found < 1.25 * usual;
+bool Near(double before, double after) {
+  return after > 0.75 * before && after < 1.25 * before;
+}
+
+nlohmann::ordered_json AsJson(const Control& control) {
+  return {{"memcpy_two_cores_gb_s", control.memcpy_two_cores_gb_s},
+          {"spin_round_trip_us", control.spin_round_trip_us},
+          {"tcp_round_trip_us", control.tcp_round_trip_us}};
 }
 
 }  // namespace
 
-bool Control::ok() const {
-  return Near(memcpy_two_cores_gb_s, kUsualMemcpy) &&
-         Near(spin_round_trip_us, kUsualSpin) &&
-         Near(tcp_round_trip_us, kUsualTcp);
+bool Agree(const Control& before, const Control& after) {
+  return Near(before.memcpy_two_cores_gb_s, after.memcpy_two_cores_gb_s) &&
+         Near(before.spin_round_trip_us, after.spin_round_trip_us) &&
+         Near(before.tcp_round_trip_us, after.tcp_round_trip_us);
 }
 
 Control MeasureControl() {
@@ -187,9 +189,19 @@ bool GoalReport::Wants(const std::string& goal) const {
          std::find(wanted_.begin(), wanted_.end(), goal) != wanted_.end();
 }
 
+void GoalReport::Begin() { before_ = MeasureControl(); }
+
 void GoalReport::Add(const GoalCase& c) {
-  if (!Wants(c.goal)) return;
-  const Control control = MeasureControl();
+  if (Wants(c.goal)) rows_.push_back(c);
+}
+
+void GoalReport::End() {
+  const Control after = MeasureControl();
+  for (const GoalCase& c : std::exchange(rows_, {})) Print(c, after);
+}
+
+void GoalReport::Print(const GoalCase& c, const Control& after) {
+  const bool control_ok = Agree(before_, after);
   nlohmann::ordered_json row = {{"goal", c.goal},
                                 {"case", c.name},
                                 {"higher_is_better", c.higher_is_better},
@@ -202,7 +214,9 @@ void GoalReport::Add(const GoalCase& c) {
                                 {"aim", c.aim},
                                 {"met", false},
                                 {"aim_met", false},
-                                {"control_ok", control.ok()}};
+                                {"control_ok", control_ok},
+                                {"control_before", AsJson(before_)},
+                                {"control_after", AsJson(after)}};
   bool met = false;
   bool aim_met = false;
   if (c.peer.has_value() && *c.peer > 0 && c.weft > 0) {
@@ -226,7 +240,7 @@ void GoalReport::Add(const GoalCase& c) {
   }
   summary->met = summary->met && met;
   summary->aim_met = summary->aim_met && aim_met;
-  summary->control_ok = summary->control_ok && control.ok();
+  summary->control_ok = summary->control_ok && control_ok;
 }
 
 void GoalReport::Finish() {

@@ -9,8 +9,8 @@
 //                                   process and no network, for callgrind
 //
 // Both processes hold a rank's own server. A small call goes over a unix
-// socket, TCP, and TCP with mTLS; so does raw gRPC's. Run it from the top of
-// the repository; it starts itself and the programs of bench/peers.
+// socket, TCP, and TCP with mTLS; so does raw gRPC's. It starts itself and the
+// programs of bench/peers, which it finds and builds wherever it is started.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -36,6 +36,7 @@
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/rivals.h"
 #include "weft/net/certificates.h"
 #include "weft/net/credentials.h"
 #include "weft/net/endpoint.h"
@@ -84,9 +85,7 @@ namespace {
 
 struct Options {
   std::string self;
-  std::string peers = "bench/peers";
-  std::string raw_grpc;  // where the rivals were built
-  std::string tensorpipe;
+  std::string raw_grpc;
   int rounds = 5;
   double seconds = 1;  // of one measurement
   // One side of a measurement, started by the main process.
@@ -418,17 +417,25 @@ class Runner {
 
   // `channels`: "shm cma" within a host, "uv basic" over TCP.
   Figures TensorPipe(const Case& c, const std::string& channels) {
-    return RunProgram(
-        absl::StrCat(options_.tensorpipe, " ", channels, Common(c)));
+    if (!tensorpipe_.has_value()) {
+      tensorpipe_ = BuildProgram("tensorpipe", "TensorPipe",
+                                 "/usr/include/tensorpipe/tensorpipe.h");
+    }
+    if (tensorpipe_->empty()) return {};
+    return RunProgram(absl::StrCat(*tensorpipe_, " ", channels, Common(c)));
   }
 
   // All of its figures come from one run.
   Figures Torch(Cores cores) {
-    return RunProgram(absl::StrCat("/usr/bin/python3 ", options_.peers,
-                                   "/torch_rpc.py ", options_.seconds,
-                                   cores == Cores::kTwo   ? " 0 1"
-                                   : cores == Cores::kOne ? " 0 0"
-                                                          : " -1 -1"));
+    if (!has_torch_.has_value()) {
+      has_torch_ = HasPythonModule("torch", "PyTorch");
+    }
+    if (!*has_torch_) return {};
+    return RunProgram(absl::StrCat(
+        "/usr/bin/python3 ", ScriptPath("torch_rpc.py"), " ", options_.seconds,
+        cores == Cores::kTwo   ? " 0 1"
+        : cores == Cores::kOne ? " 0 0"
+                               : " -1 -1"));
   }
 
  private:
@@ -457,6 +464,8 @@ class Runner {
   const Options& options_;
   std::string directory_;
   int sockets_ = 0;
+  std::optional<std::string> tensorpipe_;  // once looked for; empty: absent
+  std::optional<bool> has_torch_;
 };
 
 // The median over rounds; nothing if a round gave none.
@@ -519,6 +528,7 @@ class Contest {
       return report_.Wants(x.goal);
     };
     if (std::none_of(comparisons.begin(), comparisons.end(), is_wanted)) return;
+    report_.Begin();
     std::vector<Figures> ours;
     std::map<std::string, std::vector<Figures>> theirs;
     for (int round = 0; round < runner_.rounds(); ++round) {
@@ -535,6 +545,7 @@ class Contest {
     for (const Comparison& x : comparisons) {
       if (is_wanted(x)) AddRow(c, x, ours, theirs[x.rival]);
     }
+    report_.End();
   }
 
  private:
@@ -694,11 +705,8 @@ void PrintFigures(Runner& runner) {
 
 int main(int argc, char** argv) {
   weft::bench::Options options;
-  options.self = argv[0];
-  const std::string folder =
-      options.self.substr(0, options.self.rfind('/') + 1);
-  options.raw_grpc = folder + "raw_grpc";
-  options.tensorpipe = folder + "tensorpipe";
+  options.self = weft::bench::OwnPath();
+  options.raw_grpc = weft::bench::ProgramPath("raw_grpc");
   std::string goals;
   bool quick = false;
   CLI::App app("What a call between two processes costs.");
@@ -707,9 +715,7 @@ int main(int argc, char** argv) {
                      "Print goals' rows: L1,...,B3, or empty: all")
           ->expected(0, 1);
   app.add_flag("--quick", quick, "One round of 0.3 s a measurement");
-  app.add_option("--peers", options.peers, "Where the rivals' scripts are");
-  app.add_option("--raw-grpc", options.raw_grpc, "The rival raw_grpc");
-  app.add_option("--tensorpipe", options.tensorpipe, "The rival tensorpipe");
+  app.add_option("--raw-grpc", options.raw_grpc, "Another rival raw_grpc");
   app.add_option("--seconds", options.seconds, "Of one measurement");
   app.add_option("--serve", options.serve, "")->group("");
   app.add_option("--call", options.call, "")->group("");
