@@ -202,13 +202,12 @@ class GrpcTransport final : public Transport {
   void Accept(Acceptor acceptor) override { door_->Set(std::move(acceptor)); }
 
   std::shared_ptr<Connection> Connect(
-      const Worker& worker,
+      const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    absl::StatusOr<std::shared_ptr<net::Channel>> channel = ChannelTo(worker);
+    absl::StatusOr<std::shared_ptr<net::Channel>> channel = ChannelTo(to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
-    std::shared_ptr<RingConnection> ring =
-        OfferRings(worker.address, &metadata);
+    std::shared_ptr<RingConnection> ring = OfferRings(to.address, &metadata);
     if (ring != nullptr) {
       ring->Observe(std::move(observer));
       observer = ring;
@@ -217,7 +216,7 @@ class GrpcTransport final : public Transport {
         (*channel)->OpenStream(
             kConnect, std::make_shared<StreamEars>(std::move(observer)),
             metadata),
-        memories_, worker.address, *channel);
+        memories_, to.address, *channel);
     if (ring == nullptr) return connection;
     return ring->Attach(std::move(connection));
   }
@@ -273,17 +272,17 @@ class GrpcTransport final : public Transport {
   }
 
   // One channel for each name, to where it was last; gRPC keeps its connection.
-  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelTo(const Worker& worker)
+  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelTo(const Destination& to)
       ABSL_LOCKS_EXCLUDED(mu_) {
     Way former;  // ends outside of the lock
     MutexLock lock(mu_);
-    Way& way = ways_[worker.name];
-    if (way.channel == nullptr || way.address != worker.address) {
+    Way& way = ways_[to.name];
+    if (way.channel == nullptr || way.address != to.address) {
       net::ChannelOptions options;
-      options.name = worker.name;
-      WEFT_ASSIGN_OR_RETURN(
-          auto channel, net::Channel::Create(loop_, worker.address, options));
-      former = std::exchange(way, {worker.address, std::move(channel)});
+      options.name = to.name;
+      WEFT_ASSIGN_OR_RETURN(auto channel,
+                            net::Channel::Create(loop_, to.address, options));
+      former = std::exchange(way, {to.address, std::move(channel)});
     }
     return way.channel;
   }

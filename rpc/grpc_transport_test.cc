@@ -93,6 +93,7 @@ class Node {
   Worker worker(uint32_t id) const {
     return {name_, {id, 1}, endpoint_->address()};
   }
+  Destination destination() const { return {name_, endpoint_->address()}; }
   void Drop() { endpoint_.reset(); }
 
  private:
@@ -119,7 +120,7 @@ class GrpcPair final : public TransportPair {
       : a_(directory_, "a", memories_a), b_(directory_, "b", memories_b) {}
   Transport& a() override { return a_.transport(); }
   Transport& b() override { return b_.transport(); }
-  Worker worker_b() const override { return b_.worker(1); }
+  Destination b_destination() const override { return b_.destination(); }
 
  private:
   TempDir directory_;
@@ -547,7 +548,7 @@ TEST(GrpcTransport, LetsGoOfWhereAPeerWasBeforeItsRestart) {
   const auto greet = [&](const Node& node) {
     const auto hears =
         std::make_shared<HearingObserver>(here.transport().driver());
-    const auto connection = here.transport().Connect(node.worker(1), hears);
+    const auto connection = here.transport().Connect(node.destination(), hears);
     EXPECT_FALSE(hears->closed().Wait(absl::Seconds(20)).ok());
   };
   greet(first);  // where no agent listens

@@ -199,21 +199,21 @@ class LocalNetwork::LocalTransport final : public Transport {
   }
 
   std::shared_ptr<Connection> Connect(
-      const Worker& worker,
+      const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     auto pipe = std::make_shared<Pipe>();
     pipe->set_self(pipe);
     pipe->SetSide(0, thread_, std::move(observer));
     auto end = std::make_shared<Pipe::End>(pipe, 0);
-    Switch::Port port = switch_->Find(worker.address);
+    Switch::Port port = switch_->Find(to.address);
     if (port.acceptor == nullptr) {
       pipe->Close(absl::UnavailableError(
-          absl::StrCat("nobody listens at ", worker.address)));
+          absl::StrCat("nobody listens at ", to.address)));
       return end;
     }
-    switch_->Track(address_, worker.address, pipe);
+    switch_->Track(address_, to.address, pipe);
     pipe->SetSide(1, port.thread, nullptr);
-    port.thread->Post([pipe, network = switch_, address = worker.address] {
+    port.thread->Post([pipe, network = switch_, address = to.address] {
       const Acceptor acceptor = network->Find(address).acceptor;
       // Held on, so that a refusal closes it with its own status.
       const auto end = std::make_shared<Pipe::End>(pipe, 1);

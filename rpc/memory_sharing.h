@@ -88,9 +88,9 @@ class SharingTransport final : public Transport {
     });
   }
   std::shared_ptr<Connection> Connect(
-      const Worker& worker,
+      const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    return std::make_shared<End>(inner_->Connect(worker, std::move(observer)),
+    return std::make_shared<End>(inner_->Connect(to, std::move(observer)),
                                  depot_, Connection::MemoryRole::kOffers);
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {

@@ -248,7 +248,8 @@ void Outbound::Connect() {
     link_ = link;
   }
   link->Append(std::make_unique<Hello>(std::move(hello)));
-  link->Attach(options_.transport->Connect(options_.peer, link));
+  link->Attach(options_.transport->Connect(
+      {options_.peer.name, options_.peer.address}, link));
 }
 
 absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {

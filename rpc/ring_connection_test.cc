@@ -369,7 +369,7 @@ class RingTransportPair final : public TransportPair {
  public:
   Transport& a() override { return a_; }
   Transport& b() override { return b_; }
-  Worker worker_b() const override { return {"b", {1, 1}, "b"}; }
+  Destination b_destination() const override { return {"b", "b"}; }
 
  private:
   LocalNetwork network_;

@@ -109,14 +109,14 @@ class RingTransport final : public Transport {
   }
 
   std::shared_ptr<Connection> Connect(
-      const Worker& worker,
+      const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     RingPair pair = RingPair::Make();
-    depot_->Put(worker.address, std::move(pair.callee));
+    depot_->Put(to.address, std::move(pair.callee));
     auto ring = Start(std::move(pair.caller));
     ring->Observe(std::move(observer));
     return ring->Attach(
-        inner_->Connect(worker, std::make_shared<Ears>(ring, watch_)));
+        inner_->Connect(to, std::make_shared<Ears>(ring, watch_)));
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {

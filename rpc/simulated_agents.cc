@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/rpc/frame_kinds.h"
 #include "weft/rpc/session_tap.h"
 #include "weft/rpc/wire.h"
 
@@ -20,6 +21,7 @@ constexpr absl::Duration kPoll = absl::Milliseconds(1);
 SimulatedNetwork::Options WithFaults(SimulatedNetwork::Options options,
                                      sim::FaultPlan* faults, Driver* driver) {
   options.faults = faults;
+  options.classify = FramesOf;
   options.driver = driver;
   return options;
 }

@@ -1,14 +1,11 @@
 #include "weft/rpc/simulated_transport.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/rpc/pipe_end.h"
-#include "weft/rpc/wire.h"
 #include "xxhash.h"
 
 namespace weft::rpc {
@@ -21,27 +18,6 @@ std::string FingerprintOf(const Slices& message) {
     hash = XXH64(slice.data(), slice.size(), hash);
   }
   return absl::StrCat(TotalSize(message), " bytes ", absl::Hex(hash));
-}
-
-// Of rpc.proto's Batch.
-const char* KindOf(const Frame& frame) {
-  static constexpr const char* kNames[] = {
-      "hello", "welcome", "request", "reply", "close", "piece", "memory"};
-  static_assert(std::variant_size_v<Frame> == std::size(kNames));
-  return kNames[frame.index()];
-}
-
-std::vector<sim::FaultPlan::Message> FramesOf(const Slices& message) {
-  std::vector<sim::FaultPlan::Message> frames;
-  // What is none of ours, as of a test of transports, is of no kind.
-  ReadBatch(message, Instant(), [&](Frame&& frame) {
-    const auto* request = std::get_if<RequestFrame>(&frame);
-    frames.push_back(
-        {KindOf(frame),
-         request == nullptr ? "" : std::string(request->request->function)});
-    return absl::OkStatus();
-  }).IgnoreError();
-  return frames;
 }
 
 }  // namespace
@@ -224,9 +200,9 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
   }
 
   std::shared_ptr<Connection> Connect(
-      const Worker& worker,
+      const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    auto pipe = std::make_shared<Pipe>(network_, address_, worker.address);
+    auto pipe = std::make_shared<Pipe>(network_, address_, to.address);
     auto& pipes = network_.pipes_;
     pipes.erase(std::remove_if(pipes.begin(), pipes.end(),
                                [](const auto& weak) { return weak.expired(); }),
@@ -236,7 +212,7 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
     // Before any message: a latency is at least min_latency.
     network_.simulator_.After(
         network_.options_.min_latency / 2,
-        [&network = network_, pipe, address = worker.address] {
+        [&network = network_, pipe, address = to.address] {
           network.Arrive(pipe, address);
         },
         "connect");
@@ -260,7 +236,7 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
 };
 
 SimulatedNetwork::SimulatedNetwork(sim::Simulator& simulator, Options options)
-    : simulator_(simulator), driver_(simulator), options_(options) {}
+    : simulator_(simulator), driver_(simulator), options_(std::move(options)) {}
 
 SimulatedNetwork::~SimulatedNetwork() {
   for (const auto& weak : pipes_) {
@@ -303,8 +279,9 @@ const sim::FaultPlan::Rule* SimulatedNetwork::RuleFor(const Slices& message) {
   if (options_.faults == nullptr || !options_.faults->has_rules()) {
     return nullptr;
   }
-  const sim::FaultPlan::Rule* rule =
-      options_.faults->Strikes(FramesOf(message));
+  const sim::FaultPlan::Rule* rule = options_.faults->Strikes(
+      options_.classify != nullptr ? options_.classify(message)
+                                   : std::vector<sim::FaultPlan::Message>());
   if (rule != nullptr) simulator_.Note(rule->ToString());
   return rule;
 }

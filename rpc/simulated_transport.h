@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "weft/base/bytes.h"
 #include "weft/rpc/transport.h"
 #include "weft/sim/fault_plan.h"
 #include "weft/sim/sim_driver.h"
@@ -38,10 +39,8 @@ namespace weft::rpc {
 //                 late, when the next connection may have carried others
 //   kCorruption   who receives the message finds that it is not what was sent,
 //                 as TLS does, and hangs up
-// and of its rules those of the same kinds. A message is several frames: to
-// rules they are "hello", "welcome", "request", "reply", "close", "piece" and
-// "memory", as in proto/rpc.proto, and a request is of its function. Frames
-// that leave together share their fate.
+// and of its rules those of the same kinds, by what Options::classify says is
+// in a message. What is in one message shares its fate.
 //
 // Thread-safety: as its Simulator.
 class SimulatedNetwork {
@@ -58,6 +57,8 @@ class SimulatedNetwork {
     double breaks = 0;
     // Strikes besides; null: none. Must outlive the network.
     sim::FaultPlan* faults = nullptr;
+    // What a message holds, to the rules of `faults`; null: of no kind.
+    std::function<std::vector<sim::FaultPlan::Message>(const Slices&)> classify;
     // How its transports wait; null: by running the simulation. The same.
     Driver* driver = nullptr;
   };

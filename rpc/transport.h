@@ -19,7 +19,6 @@
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/memory/segment.h"
-#include "weft/rpc/directory.h"
 
 namespace weft::rpc {
 
@@ -82,6 +81,12 @@ class Connection {
   virtual std::string ProvenRole() const { return ""; }
 };
 
+// Where a connection leads.
+struct Destination {
+  std::string name;     // ps0: whoever answers must prove it, where anybody can
+  std::string address;  // unix:/path, host:port
+};
+
 // Thread-safety: thread-safe.
 class Transport {
  public:
@@ -100,10 +105,10 @@ class Transport {
   // former acceptor is not called any more.
   virtual void Accept(Acceptor acceptor) = 0;
 
-  // Opens a connection to `worker`. Always returns one: a failure is OnClosed,
-  // which does not run inside Connect. Messages may be written at once.
+  // Opens a connection. Always returns one: a failure is OnClosed, which does
+  // not run inside Connect. Messages may be written at once.
   virtual std::shared_ptr<Connection> Connect(
-      const Worker& worker, std::shared_ptr<ConnectionObserver> observer) = 0;
+      const Destination& to, std::shared_ptr<ConnectionObserver> observer) = 0;
 
   // Runs `fn` once clock() reaches `when`, on a thread of the transport.
   virtual TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) = 0;

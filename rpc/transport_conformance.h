@@ -31,7 +31,7 @@ class TransportPair {
   virtual ~TransportPair() = default;
   virtual Transport& a() = 0;
   virtual Transport& b() = 0;
-  virtual Worker worker_b() const = 0;
+  virtual Destination b_destination() const = 0;
   // Whether what they run goes on while the test waits for another thread.
   virtual bool has_threads() const { return true; }
 };
@@ -133,7 +133,7 @@ inline Slices TextMessage(const std::string& text) {
 TEST_P(TransportConformance, AMessageOfSeveralSlicesComesWhole) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
   const std::string text(300000, 'x');
   ASSERT_NE(connection->Write({Bytes::Copy(text), Bytes::Copy("!")}),
             Connection::Written::kRefused);
@@ -145,7 +145,7 @@ TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
   here->Expect(2);
-  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
   // On the transport's own thread, where OnWritten cannot come in between.
   using Written = Connection::Written;
   Written first = Written::kRefused;
@@ -176,7 +176,7 @@ TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
 TEST_P(TransportConformance, AClosedConnectionIsHeardOnceAtBothEnds) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
@@ -192,7 +192,7 @@ TEST_P(TransportConformance, AClosedConnectionIsHeardOnceAtBothEnds) {
 
 TEST_P(TransportConformance, NobodyThereIsUnavailable) {
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
   (void)connection->Write(TextMessage("hello?"));
   EXPECT_THAT(here->closed().Wait(kSoon),
               ::weft::testing::StatusIs(absl::StatusCode::kUnavailable));
@@ -204,7 +204,7 @@ TEST_P(TransportConformance, ARefusalClosesTheConnection) {
     return absl::PermissionDeniedError("not you");
   });
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
   EXPECT_THAT(here->closed().Wait(kSoon),
               ::weft::testing::StatusIs(absl::StatusCode::kPermissionDenied,
                                         "not you"));
@@ -213,7 +213,7 @@ TEST_P(TransportConformance, ARefusalClosesTheConnection) {
 TEST_P(TransportConformance, AConnectionLetGoIsClosed) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
-  auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  auto connection = pair_->a().Connect(pair_->b_destination(), here);
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
@@ -229,7 +229,7 @@ TEST_P(TransportConformance, SharedMemoryIsOneMemoryOrNone) {
     return observer;
   });
   const auto here = MakeObserver(pair_->a());
-  auto connection = pair_->a().Connect(pair_->worker_b(), here);
+  auto connection = pair_->a().Connect(pair_->b_destination(), here);
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(observer->got().Wait(kSoon), ::weft::testing::IsOk());

@@ -35,7 +35,7 @@ class LocalPair final : public TransportPair {
  public:
   Transport& a() override { return *a_; }
   Transport& b() override { return *b_; }
-  Worker worker_b() const override { return {"b", {1, 1}, "b"}; }
+  Destination b_destination() const override { return {"b", "b"}; }
 
  private:
   LocalNetwork network_;
@@ -47,7 +47,7 @@ class SimulatedPair final : public TransportPair {
  public:
   Transport& a() override { return *a_; }
   Transport& b() override { return *b_; }
-  Worker worker_b() const override { return {"b", {1, 1}, "b"}; }
+  Destination b_destination() const override { return {"b", "b"}; }
   bool has_threads() const override { return false; }
 
  private:
@@ -226,8 +226,7 @@ class StrangersTest : public ::testing::Test {
     options.directory = &directory_;
     options.executor = &executor_;
     agent_ = *Agent::Create(options);
-    connection_ =
-        at_stranger_->Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, stranger_);
+    connection_ = at_stranger_->Connect({"w1", "w1"}, stranger_);
   }
 
   void Pass(absl::Duration time) {
