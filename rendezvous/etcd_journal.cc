@@ -18,7 +18,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/proto/etcd.pb.h"
-#include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/member.h"
 
 namespace weft::rendezvous {
 namespace {

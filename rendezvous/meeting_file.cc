@@ -16,7 +16,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
-#include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/member.h"
 
 namespace weft::rendezvous {
 namespace {

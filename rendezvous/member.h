@@ -34,6 +34,9 @@ struct Member {
   Phase phase = Phase::kActive;
 };
 
+// A fresh random number, not 0, for Member::incarnation.
+uint64_t DrawIncarnation();
+
 // The last incarnation of a name that is gone; all earlier ones are gone too.
 struct Departed {
   std::string name;

@@ -777,10 +777,4 @@ absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
       "--rank or --coordinator, or end the other first"));
 }
 
-uint64_t DrawIncarnation() {
-  uint64_t drawn = 0;
-  while (drawn == 0) WEFT_CHECK_EQ(getentropy(&drawn, sizeof drawn), 0);
-  return drawn;
-}
-
 }  // namespace weft::rendezvous

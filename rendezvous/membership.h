@@ -151,9 +151,6 @@ absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
                                 const std::string& job, absl::string_view name,
                                 const World& world, absl::Duration timeout);
 
-// A fresh random number, not 0, for Member::incarnation.
-uint64_t DrawIncarnation();
-
 }  // namespace weft::rendezvous
 
 #endif  // WEFT_RENDEZVOUS_MEMBERSHIP_H_
