@@ -7,7 +7,7 @@
 #ifndef WEFT_TESTING_H_
 #define WEFT_TESTING_H_
 
-#include "weft/rpc/simulated_agents.h"
+#include "weft/rpc/testing/simulated_agents.h"
 #include "weft/sim/fault_plan.h"
 #include "weft/worker/test_workers.h"
 

@@ -37,15 +37,15 @@
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
 #include "weft/bench/rivals.h"
-#include "weft/net/certificates.h"
-#include "weft/net/credentials.h"
 #include "weft/net/endpoint.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
+#include "weft/net/tls/certificates.h"
+#include "weft/net/tls/credentials.h"
 #include "weft/rpc/agent.h"
-#include "weft/rpc/directory.h"
-#include "weft/rpc/grpc_transport.h"
-#include "weft/rpc/local_transport.h"
+#include "weft/rpc/session/directory.h"
 #include "weft/tensor/tensor.h"
+#include "weft/transport/grpc_transport.h"
+#include "weft/transport/local_transport.h"
 
 namespace weft::bench {
 

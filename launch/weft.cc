@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/version.h"
-#include "weft/launch/commands.h"
+#include "weft/launch/commands/commands.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"

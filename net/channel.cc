@@ -5,8 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/address.h"
-#include "weft/net/client_call.h"
-#include "weft/net/loop_core.h"
+#include "weft/net/call/client_call.h"
+#include "weft/net/loop/loop_core.h"
 
 namespace weft::net {
 namespace {

@@ -12,9 +12,9 @@
 #include "absl/time/time.h"
 #include "weft/base/bytes.h"
 #include "weft/base/future.h"
-#include "weft/net/identity.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
 #include "weft/net/stream.h"
+#include "weft/net/tls/identity.h"
 
 namespace weft::net {
 

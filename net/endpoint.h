@@ -18,10 +18,10 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/bytes.h"
-#include "weft/net/loop.h"
-#include "weft/net/peer.h"
-#include "weft/net/roles.h"
+#include "weft/net/loop/loop.h"
 #include "weft/net/stream.h"
+#include "weft/net/tls/peer.h"
+#include "weft/net/tls/roles.h"
 
 namespace weft::net {
 

@@ -17,9 +17,9 @@
 #include "weft/net/channel.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/health.h"
-#include "weft/net/loop_core.h"
+#include "weft/net/loop/loop_core.h"
+#include "weft/net/loop/server_call.h"
 #include "weft/net/probe_count.h"
-#include "weft/net/server_call.h"
 
 namespace weft::net {
 

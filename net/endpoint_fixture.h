@@ -19,10 +19,10 @@
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
-#include "weft/net/certificates.h"
 #include "weft/net/channel.h"
 #include "weft/net/endpoint.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
+#include "weft/net/tls/certificates.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::net {

@@ -16,7 +16,7 @@
 #include "weft/net/channel.h"
 #include "weft/net/endpoint_fixture.h"
 #include "weft/net/health.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
 #include "weft/net/probe_count.h"
 #include "weft/proto/health.pb.h"
 #include "weft/proto/reflection.pb.h"

@@ -16,7 +16,7 @@
 
 #include "absl/status/status.h"
 #include "weft/base/bytes.h"
-#include "weft/net/peer.h"
+#include "weft/net/tls/peer.h"
 
 namespace weft::net {
 

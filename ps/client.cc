@@ -11,8 +11,8 @@
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/failure.h"
-#include "weft/rpc/tensor_codec.h"
+#include "weft/rpc/codec/tensor_codec.h"
+#include "weft/rpc/session/failure.h"
 
 namespace weft::ps {
 

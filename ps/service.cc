@@ -12,8 +12,8 @@
 #include "weft/ps/server.h"
 #include "weft/ps/table_shard.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/codec/tensor_codec.h"
 #include "weft/rpc/function.h"
-#include "weft/rpc/tensor_codec.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::ps {

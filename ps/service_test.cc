@@ -23,10 +23,10 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/function.h"
-#include "weft/rpc/local_transport.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/transport/local_transport.h"
 
 namespace weft::ps {
 namespace {

@@ -16,9 +16,9 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/executor.h"
 #include "weft/base/future.h"
-#include "weft/rendezvous/coordinator_core.h"
 #include "weft/rendezvous/coordinator_link.h"
-#include "weft/rendezvous/journal.h"
+#include "weft/rendezvous/core/coordinator_core.h"
+#include "weft/rendezvous/journal/journal.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rendezvous {

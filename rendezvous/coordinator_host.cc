@@ -9,9 +9,9 @@
 #include "weft/base/check.h"
 #include "weft/base/thread_pool.h"
 #include "weft/net/endpoint.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
 #include "weft/rendezvous/coordinator.h"
-#include "weft/rendezvous/coordinator_log.h"
+#include "weft/rendezvous/journal/coordinator_log.h"
 #include "weft/rendezvous/over_net.h"
 
 int main(int argc, char** argv) {

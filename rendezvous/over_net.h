@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "weft/net/endpoint.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
 

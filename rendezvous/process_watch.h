@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "weft/net/descriptor.h"
+#include "weft/net/edge/descriptor.h"
 #include "weft/proto/coordinator.pb.h"
 
 namespace weft::rendezvous {

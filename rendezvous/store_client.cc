@@ -13,7 +13,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/coordinator_call.h"
-#include "weft/rendezvous/pace.h"
+#include "weft/rendezvous/core/pace.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {

@@ -20,7 +20,7 @@
 #include "weft/base/cancel.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
-#include "weft/rpc/directory.h"
+#include "weft/rpc/session/directory.h"
 #include "weft/telemetry/trace_context.h"
 
 namespace weft::rpc {

@@ -9,8 +9,8 @@
 
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
-#include "weft/rpc/directory.h"
-#include "weft/rpc/message.h"
+#include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/message.h"
 
 namespace weft::rpc::internal {
 

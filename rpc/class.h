@@ -37,7 +37,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/catch_to_status.h"
-#include "weft/rpc/codec.h"
+#include "weft/rpc/codec/codec.h"
 #include "weft/rpc/function.h"
 
 namespace weft::rpc {

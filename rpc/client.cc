@@ -7,8 +7,8 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/description.h"
-#include "weft/rpc/grpc_transport.h"
+#include "weft/rpc/gateway/description.h"
+#include "weft/transport/grpc_transport.h"
 
 namespace weft::rpc {
 namespace {

@@ -21,13 +21,13 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
-#include "weft/net/credentials.h"
-#include "weft/net/loop.h"
+#include "weft/net/loop/loop.h"
+#include "weft/net/tls/credentials.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/directory.h"
 #include "weft/rpc/function.h"
-#include "weft/rpc/transport.h"
+#include "weft/rpc/session/directory.h"
+#include "weft/transport/transport.h"
 
 namespace weft::rpc {
 

@@ -27,7 +27,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
-#include "weft/rpc/codec.h"
+#include "weft/rpc/codec/codec.h"
 
 namespace weft::rpc {
 

@@ -41,11 +41,11 @@
 #include "weft/base/cancel.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
-#include "weft/net/roles.h"
+#include "weft/net/tls/roles.h"
 #include "weft/rpc/call_context.h"
-#include "weft/rpc/codec.h"
-#include "weft/rpc/failure.h"
+#include "weft/rpc/codec/codec.h"
 #include "weft/rpc/object_table.h"
+#include "weft/rpc/session/failure.h"
 #include "weft/telemetry/spans.h"
 
 namespace weft::rpc {

@@ -11,10 +11,10 @@
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
-#include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/batch.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/testing/agent_fixture.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 

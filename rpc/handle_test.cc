@@ -18,8 +18,8 @@
 #include "weft/base/failpoint.h"
 #include "weft/base/mutex.h"
 #include "weft/base/parker.h"
-#include "weft/rpc/agent_fixture.h"
 #include "weft/rpc/stream.h"
+#include "weft/rpc/testing/agent_fixture.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 

@@ -21,7 +21,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
 #include "weft/rendezvous/worker_key.h"
-#include "weft/rpc/leftovers.h"
+#include "weft/rpc/diagnostics/leftovers.h"
 
 namespace weft::rpc {
 

@@ -53,7 +53,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
 #include "weft/rpc/call.h"
-#include "weft/rpc/codec.h"
+#include "weft/rpc/codec/codec.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/stream_buffer.h"
 

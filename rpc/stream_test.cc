@@ -16,9 +16,9 @@
 #include "weft/base/driver.h"
 #include "weft/base/future.h"
 #include "weft/base/parker.h"
-#include "weft/rpc/agent_fixture.h"
-#include "weft/rpc/simulated_agents.h"
-#include "weft/rpc/simulated_ranks.h"
+#include "weft/rpc/testing/agent_fixture.h"
+#include "weft/rpc/testing/simulated_agents.h"
+#include "weft/rpc/testing/simulated_ranks.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 

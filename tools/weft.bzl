@@ -1,25 +1,38 @@
 """The only rules a BUILD file of Weft uses: a library is a concept, a test is its proof."""
 
-load("//tools:layers.bzl", "folder_of", "users_of")
+load("//tools:layers.bzl", "check_rooms", "folder_of", "is_room", "users_of")
 
 _COPTS = ["-Wall", "-Wextra", "-Werror"]
 
-def weft_library(name, private = False, copts = [], **kwargs):
+def weft_library(name, private = False, deps = [], copts = [], **kwargs):
     """A cc_library whose headers are included as "weft/<package>/<file>.h".
 
     Args:
       name: the concept; by custom also the file, the class and the test.
       private: keep it to this folder (and the fuzz targets, which reach every parser); else the layers above may
-        depend on it.
+        depend on it. What is in a room (ROOMS of layers.bzl) is private in any case.
+      deps: as for cc_library; none of a later room.
       copts: further compiler options, after the warnings.
       **kwargs: as for cc_library.
     """
-    folder = folder_of(native.package_name())
+    package = native.package_name()
+    folder = folder_of(package)
+    check_rooms(package, name, deps)
     native.cc_library(
         name = name,
+        deps = deps,
         copts = _COPTS + copts,
-        include_prefix = "weft/" + native.package_name(),
-        visibility = ["//%s:__subpackages__" % folder, "//tests/fuzz:__pkg__"] if private else [users_of(folder)],
+        include_prefix = "weft/" + package,
+        visibility = ["//%s:__subpackages__" % folder, "//tests/fuzz:__pkg__"] if private or is_room(package) else [users_of(folder)],
+        **kwargs
+    )
+
+def weft_facade(name, actual, **kwargs):
+    """Lets the layers above depend on a target of a room, under a name of the folder's own package."""
+    native.alias(
+        name = name,
+        actual = actual,
+        visibility = [users_of(folder_of(native.package_name()))],
         **kwargs
     )
 

@@ -13,8 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "weft/net/credentials.h"
-#include "weft/net/hang_up.h"
+#include "weft/net/call/hang_up.h"
+#include "weft/net/tls/credentials.h"
 #include "weft/telemetry/field.h"
 
 namespace weft {

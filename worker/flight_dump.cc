@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
-#include "weft/net/socket_directory.h"
+#include "weft/net/edge/socket_directory.h"
 
 namespace weft::worker {
 namespace {

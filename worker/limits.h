@@ -9,8 +9,8 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/net/endpoint.h"
-#include "weft/net/loop.h"
-#include "weft/rpc/limits.h"
+#include "weft/net/loop/loop.h"
+#include "weft/rpc/session/limits.h"
 
 namespace weft::worker {
 

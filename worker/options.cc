@@ -15,8 +15,8 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/address.h"
-#include "weft/net/identity.h"
-#include "weft/net/socket_directory.h"
+#include "weft/net/edge/socket_directory.h"
+#include "weft/net/tls/identity.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::worker {

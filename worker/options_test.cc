@@ -10,7 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/net/credentials.h"
+#include "weft/net/tls/credentials.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/worker/exit_code.h"

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
-#include "weft/rpc/leftovers.h"
+#include "weft/rpc/diagnostics/leftovers.h"
 
 namespace weft::worker {
 

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "gtest/gtest.h"
-#include "weft/rpc/simulated_agents.h"
+#include "weft/rpc/testing/simulated_agents.h"
 #include "weft/weft.h"
 
 namespace {

@@ -18,7 +18,7 @@ find_banned() {
   fi
 }
 # The check itself must find something where there is something.
-git grep -qE "$programs" -- launch/child.cc || { echo "banned: the pattern finds nothing" >&2; exit 1; }
+git grep -qE "$programs" -- launch/run/child.cc || { echo "banned: the pattern finds nothing" >&2; exit 1; }
 
 failed=0
 find_banned "a shell" "$shells" || failed=1

@@ -3,7 +3,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "weft/net/certificates.h"
+#include "weft/net/tls/certificates.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/codec.h"
-#include "weft/rpc/tensor_codec.h"
+#include "weft/rpc/codec/codec.h"
+#include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

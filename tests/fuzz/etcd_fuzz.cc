@@ -15,7 +15,7 @@
 #include "weft/base/driver.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/proto/etcd.pb.h"
-#include "weft/rendezvous/etcd_journal.h"
+#include "weft/rendezvous/journal/etcd_journal.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

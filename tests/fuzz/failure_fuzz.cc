@@ -1,7 +1,7 @@
 // failure: no details of an error harm who reads where a call failed.
 
 #include "absl/status/status.h"
-#include "weft/rpc/failure.h"
+#include "weft/rpc/session/failure.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -1,6 +1,6 @@
 // identity: no URI of a certificate passes for another than the one it is.
 
-#include "weft/net/identity.h"
+#include "weft/net/tls/identity.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

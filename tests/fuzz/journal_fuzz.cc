@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rendezvous/journal.h"
+#include "weft/rendezvous/journal/journal.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -10,7 +10,7 @@
 
 #include "weft/base/clock.h"
 #include "weft/memory/segment.h"
-#include "weft/rpc/link.h"
+#include "weft/rpc/connection/link.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rendezvous/meeting_file.h"
+#include "weft/rendezvous/discovery/meeting_file.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

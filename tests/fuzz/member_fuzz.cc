@@ -7,7 +7,7 @@
 
 #include "weft/base/driver.h"
 #include "weft/proto/coordinator.pb.h"
-#include "weft/rendezvous/member_core.h"
+#include "weft/rendezvous/core/member_core.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rendezvous/wire.h"
 #include "weft/tests/fuzz/fuzz_target.h"

@@ -19,9 +19,9 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/memory/segment.h"
-#include "weft/rpc/memory_exchange.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/tests/fuzz/fuzz_target.h"
+#include "weft/transport/shm/memory_exchange.h"
 
 namespace weft::testing {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <utility>
 
-#include "weft/rpc/payload_ring.h"
 #include "weft/tests/fuzz/fuzz_target.h"
+#include "weft/transport/shm/payload_ring.h"
 
 namespace weft::testing {
 namespace {

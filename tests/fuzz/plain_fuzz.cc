@@ -3,8 +3,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/proto/rpc.pb.h"
-#include "weft/rpc/plain.h"
-#include "weft/rpc/signature.h"
+#include "weft/rpc/codec/signature.h"
+#include "weft/rpc/gateway/plain.h"
 #include "weft/tensor/codec.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 

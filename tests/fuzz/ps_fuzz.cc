@@ -7,8 +7,8 @@
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/table_layout.h"
 #include "weft/ps/table_shard.h"
-#include "weft/rpc/codec.h"
-#include "weft/rpc/tensor_codec.h"
+#include "weft/rpc/codec/codec.h"
+#include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

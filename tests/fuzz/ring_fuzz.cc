@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "weft/memory/segment.h"
-#include "weft/rpc/ring_connection.h"
 #include "weft/tests/fuzz/fuzz_target.h"
+#include "weft/transport/shm/ring_connection.h"
 
 namespace weft::testing {
 namespace {

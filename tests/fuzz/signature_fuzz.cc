@@ -1,7 +1,7 @@
 // signature: no text harms the reader of signatures.
 
-#include "weft/rpc/plain.h"
-#include "weft/rpc/signature.h"
+#include "weft/rpc/codec/signature.h"
+#include "weft/rpc/gateway/plain.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

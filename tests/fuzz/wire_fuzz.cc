@@ -6,7 +6,7 @@
 #include <variant>
 
 #include "weft/base/clock.h"
-#include "weft/rpc/wire.h"
+#include "weft/rpc/connection/wire.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -1,0 +1,42 @@
+// Tests of JSON that people type, and of what it becomes.
+
+#include "weft/launch/commands/json_value.h"
+
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tensor/codec.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::launch {
+namespace {
+
+TEST(JsonValue, OfTooManyLevelsIsNone) {
+  EXPECT_FALSE(
+      ParseJson(std::string(64, '[') + std::string(64, ']')).is_discarded());
+  EXPECT_TRUE(
+      ParseJson(std::string(65, '[') + std::string(65, ']')).is_discarded());
+  // Which would be too deep for the stack.
+  const size_t deep = 1 << 20;
+  EXPECT_TRUE(ParseJson(std::string(deep, '[') + std::string(deep, ']'))
+                  .is_discarded());
+  EXPECT_TRUE(ParseJson("[1").is_discarded());
+  EXPECT_EQ(ParseJson("[1]"), nlohmann::json::array({1}));
+}
+
+TEST(JsonValue, OfAnI64TensorIsExact) {
+  const std::vector<int64_t> values = {std::numeric_limits<int64_t>::max(),
+                                       std::numeric_limits<int64_t>::min(),
+                                       (int64_t{1} << 53) + 1};
+  rpc::v1::Value value;
+  *value.mutable_tensor() = EncodeTensor(Tensor::FromVector<int64_t>(values));
+  rpc::Type type;
+  type.kind = rpc::Type::Kind::kTensor;
+  EXPECT_EQ(JsonFromValue(value, type)["values"], nlohmann::json(values));
+}
+
+}  // namespace
+}  // namespace weft::launch

@@ -1,0 +1,56 @@
+// Question: whom a command asks, and as whom.
+
+#ifndef WEFT_LAUNCH_COMMANDS_QUESTION_H_
+#define WEFT_LAUNCH_COMMANDS_QUESTION_H_
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/net/tls/credentials.h"
+#include "weft/rendezvous/view.h"
+#include "weft/worker/flags.h"
+
+namespace weft::launch {
+
+struct Question {
+  std::string address;       // HOST:PORT or unix:PATH
+  std::string name = "ps0";  // of the endpoint
+  std::string certs;
+  bool insecure = false;
+  absl::Duration timeout = absl::Seconds(5);
+
+  // --name, --certs, --insecure, --timeout.
+  void AddTo(worker::Flags& flags);
+};
+
+// As admin0, or as whoever `certs` is the folder of; without certificates what
+// --insecure says; kInvalidArgument with both.
+absl::StatusOr<net::Credentials> CredentialsOf(const Question& question);
+
+// One call. kUnavailable if nobody listens there.
+absl::StatusOr<std::string> Ask(const Question& question,
+                                absl::string_view method, std::string request);
+
+// Where a job meets, as its workers are told it.
+struct Meeting {
+  std::string coordinator;
+  std::string init;
+  std::string job = "weft";
+
+  // --coordinator, --init, --job.
+  void AddTo(worker::Flags& flags);
+};
+
+// The View in a coordinator's answer to Watch. kInternal if it is none.
+absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
+                                                absl::string_view bytes);
+
+// Who is in the job. `question` says how to ask, but for the address.
+absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
+                                               const Meeting& meeting);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_COMMANDS_QUESTION_H_

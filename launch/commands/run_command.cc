@@ -1,0 +1,262 @@
+// weft run: starts the ranks of a job on this host.
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/cleanup/cleanup.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/launch/commands/commands.h"
+#include "weft/launch/run/exit_reporter.h"
+#include "weft/launch/run/launcher.h"
+#include "weft/net/edge/socket_directory.h"
+#include "weft/net/tls/identity.h"
+#include "weft/rendezvous/membership.h"
+#include "weft/worker/exit_code.h"
+#include "weft/worker/flags.h"
+#include "weft/worker/options.h"
+
+namespace weft::launch {
+namespace {
+
+using worker::ExitCode;
+using worker::WithExitCode;
+
+constexpr char kAbout[] =
+    "Starts the ranks of a job on this host, shows their output, and ends them "
+    "together.\n\n"
+    "  weft run --role ps=2:bin/parameter_server --role "
+    "trainer=2:'bin/trainer --epochs=3'\n"
+    "  weft run --nproc-per-node=4 PROGRAM ARGS\n";
+
+absl::Status Usage(absl::string_view message) {
+  return WithExitCode(
+      absl::InvalidArgumentError(absl::StrCat("weft run: ", message)),
+      ExitCode::kUsage);
+}
+
+// What torchrun calls so.
+struct TorchrunFlags {
+  std::string processes;  // --nproc-per-node
+  std::string nodes = "1";
+  int max_restarts = 0;
+  bool standalone = true;
+};
+
+absl::StatusOr<int> CountOf(const std::string& processes) {
+  int count = 0;
+  if (processes == "auto" || processes == "cpu") {
+    return std::max(1u, std::thread::hardware_concurrency());
+  }
+  if (absl::SimpleAtoi(processes, &count) && count >= 1 && count <= 1024) {
+    return count;
+  }
+  return Usage(absl::StrCat("--nproc-per-node=", processes,
+                            ": wanted a number from 1 to 1024, auto or cpu"));
+}
+
+absl::Status CheckSupported(const TorchrunFlags& flags) {
+  if (flags.nodes != "1" && flags.nodes != "1:1") {
+    return Usage(absl::StrCat(
+        "--nnodes=", flags.nodes,
+        ": it starts ranks on this host only; start each host's ranks by hand "
+        "with one --coordinator=HOST:PORT (docs/cli.md)"));
+  }
+  if (flags.max_restarts != 0) {
+    return Usage(absl::StrCat("--max-restarts=", flags.max_restarts,
+                              ": ranks are not restarted yet; wanted 0"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckMasterPort(int port) {
+  if (port >= 0 && port <= 65535) return absl::OkStatus();
+  return Usage(absl::StrCat("--master-port=", port,
+                            ": wanted a port from 1 to 65535, or 0 for a free "
+                            "one"));
+}
+
+// A port that is free now: for programs that want MASTER_PORT.
+absl::StatusOr<int> FreePort() {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) return absl::ErrnoToStatus(errno, "socket");
+  const absl::Cleanup closer = [fd] { close(fd); };
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* general = reinterpret_cast<sockaddr*>(&address);
+  if (bind(fd, general, size) != 0 || getsockname(fd, general, &size) != 0) {
+    return absl::ErrnoToStatus(errno, "no free port");
+  }
+  return ntohs(address.sin_port);
+}
+
+absl::Status AddProgram(const TorchrunFlags& torchrun,
+                        const std::vector<std::string>& words,
+                        LaunchOptions& options) {
+  if (words.empty() && torchrun.processes.empty()) {
+    if (!options.roles.empty()) return absl::OkStatus();
+    return Usage(
+        "nothing to run; give --role, or --nproc-per-node and a "
+        "program (see --help)");
+  }
+  if (!options.roles.empty()) {
+    return Usage("give either --role or --nproc-per-node and a program");
+  }
+  if (words.empty()) return Usage("--nproc-per-node wants a program after it");
+  RoleSpec role;
+  role.role = "trainer";
+  role.argv = words;
+  WEFT_ASSIGN_OR_RETURN(
+      role.count,
+      CountOf(torchrun.processes.empty() ? "1" : torchrun.processes));
+  options.roles.push_back(std::move(role));
+  return absl::OkStatus();
+}
+
+// Of those roles, who hosts the coordinator.
+std::string HostOf(const std::vector<RoleSpec>& roles) {
+  for (const RoleSpec& role : roles) {
+    if (role.role == "ps") return "ps0";
+  }
+  return "trainer0";
+}
+
+// An id of a process is also that of others, who see the same directory from
+// another container.
+std::string NameOfOwnJob() {
+  return absl::StrCat(
+      "run-", getpid(), "-",
+      absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
+}
+
+// What the command ends with that could not run its ranks.
+absl::Status NotRun(const absl::Status& why) {
+  const bool is_limit = absl::IsResourceExhausted(why);
+  return WithExitCode(
+      absl::Status(why.code(),
+                   absl::StrCat("weft run: ", why.message(),
+                                is_limit ? "; raise the limit, of open files "
+                                           "by `ulimit -n`, of processes by "
+                                           "`ulimit -u`, of memory by "
+                                           "`ulimit -v`"
+                                         : "")),
+      is_limit ? ExitCode::kResource : ExitCode::kConfig);
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunCommand(int argc, char** argv) {
+  LaunchOptions options;
+  TorchrunFlags torchrun;
+  options.master_port = 0;
+  worker::Flags flags("weft run", kAbout);
+  flags.AddRepeated(
+      "role",
+      [&](const std::string& text) {
+        absl::StatusOr<RoleSpec> role = ParseRole(text);
+        if (!role.ok()) return role.status();
+        options.roles.push_back(*std::move(role));
+        return absl::OkStatus();
+      },
+      "ROLE=COUNT:'PROGRAM ARGS', any number of times");
+  flags.Add("nproc-per-node", &torchrun.processes,
+            "run so many of the program after the flags: a number, auto or cpu",
+            {"PET_NPROC_PER_NODE"});
+  flags.Add("nnodes", &torchrun.nodes, "only 1", {"PET_NNODES"});
+  flags.Add("max-restarts", &torchrun.max_restarts, "only 0",
+            {"PET_MAX_RESTARTS"});
+  flags.Add("standalone", &torchrun.standalone,
+            "as torchrun's; jobs of this command always are");
+  flags.Add("rdzv-id", &options.job, "torchrun's name for --job",
+            {"PET_RDZV_ID"});
+  flags.Add("job", &options.job, "the job's name; one of its own by default",
+            {"WEFT_JOB"});
+  flags.Add("coordinator", &options.coordinator,
+            "where the job meets; a socket of this user's by default",
+            {"WEFT_COORDINATOR"});
+  std::string init;
+  flags.Add("init", &init, "how the ranks meet, in place of --coordinator",
+            {"WEFT_INIT"});
+  ExitReporterOptions reporting;
+  flags.Add("certs", &reporting.certs,
+            "directory made by `weft certs init`, for the ranks",
+            {"WEFT_CERTS"});
+  flags.Add("insecure", &reporting.insecure, "TCP without certificates",
+            {"WEFT_INSECURE"});
+  flags.Add("master-addr", &options.master_addr, "for MASTER_ADDR",
+            {"PET_MASTER_ADDR"});
+  flags.Add("master-port", &options.master_port,
+            "for MASTER_PORT; a free one by default", {"PET_MASTER_PORT"});
+  flags.Add("shutdown-timeout", &options.shutdown_timeout,
+            "between asking ranks to end and killing them",
+            {"PET_SHUTDOWN_TIMEOUT"});
+  flags.Add("prefix", &options.prefix, "begin lines with the rank's name");
+  flags.AllowPositional("PROGRAM ARGS");
+  WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
+  WEFT_RETURN_IF_ERROR(CheckSupported(torchrun));
+  WEFT_RETURN_IF_ERROR(CheckMasterPort(options.master_port));
+  WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
+  WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
+
+  const bool is_own_job = options.job.empty();
+  if (is_own_job && !reporting.certs.empty()) {
+    return Usage(absl::StrCat("--certs=", reporting.certs,
+                              " is of one job: give its name by --job"));
+  }
+  if (is_own_job) options.job = NameOfOwnJob();
+  if (absl::Status named = net::ValidateJob(options.job); !named.ok()) {
+    return Usage(absl::StrCat("--job: ", named.message()));
+  }
+  std::string directory;
+  if (!init.empty() && !options.coordinator.empty()) {
+    return Usage("give either --init or --coordinator");
+  }
+  if (!init.empty()) options.environment["WEFT_INIT"] = init;
+  if (!reporting.certs.empty()) {
+    options.environment["WEFT_CERTS"] = reporting.certs;
+  }
+  if (reporting.insecure) options.environment["WEFT_INSECURE"] = "true";
+  if (init.empty() && options.coordinator.empty()) {
+    WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(options.job));
+    options.coordinator = absl::StrCat("unix:", directory, "/coordinator.sock");
+  }
+  const absl::Cleanup sweeper = [&] {
+    if (!is_own_job || directory.empty()) return;
+    std::error_code ignored;  // what is left is a few dead sockets
+    std::filesystem::remove_all(directory, ignored);
+  };
+  if (options.master_port == 0) {
+    WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
+  }
+  reporting.job = options.job;
+  reporting.coordinator = options.coordinator;
+  reporting.host = HostOf(options.roles);
+  // Where the ranks find their coordinator is theirs to know.
+  std::unique_ptr<ExitReporter> reporter;
+  if (init.empty()) {
+    reporter = std::make_unique<ExitReporter>(std::move(reporting));
+    options.on_exit = [&](const Child& child, const Exit& exit) {
+      // Without a certificate of admin0 silence has to do.
+      (void)reporter->Report(child.name(), child.pid(), exit);
+    };
+  }
+  absl::StatusOr<int> code = Run(options);
+  if (!code.ok()) return NotRun(code.status());
+  return code;
+}
+
+}  // namespace weft::launch

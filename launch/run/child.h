@@ -1,0 +1,91 @@
+// Child: one process that the launcher started: its group, its output, its end.
+
+#ifndef WEFT_LAUNCH_RUN_CHILD_H_
+#define WEFT_LAUNCH_RUN_CHILD_H_
+
+#include <sys/types.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace weft::launch {
+
+struct ChildSpec {
+  std::string name;               // ps0
+  std::vector<std::string> argv;  // argv[0] is looked up in PATH
+  std::map<std::string, std::string> environment;  // over the launcher's own
+};
+
+// How a process ended.
+struct Exit {
+  int code = 0;    // if it ended by itself
+  int signal = 0;  // that killed it; else 0
+
+  bool is_failure() const { return code != 0 || signal != 0; }
+  // As a shell says it: the code, or 128 + signal.
+  int shell_code() const { return signal != 0 ? 128 + signal : code; }
+  std::string ToString() const;  // "exit code 3 (configuration)", "SIGKILL"
+};
+
+// Leads a process group of its own, and dies with the launcher, however that
+// ends. Its standard input is /dev/null.
+//
+// Thread-safety: one thread at a time.
+class Child {
+ public:
+  // kNotFound, kPermissionDenied: argv[0] cannot be run.
+  static absl::StatusOr<std::unique_ptr<Child>> Start(ChildSpec spec);
+
+  // Kills the group if it has not been reaped.
+  ~Child();
+  Child(const Child&) = delete;
+  Child& operator=(const Child&) = delete;
+
+  const std::string& name() const { return spec_.name; }
+  pid_t pid() const { return pid_; }
+  // Becomes readable when the process ends.
+  int exit_fd() const { return pid_fd_; }
+  // What it writes to standard output and standard error. -1 once closed.
+  int output_fd(int stream) const { return streams_[stream].fd; }
+
+  // Reads what there is and returns its whole lines, without their ends; at the
+  // end of the output also the last piece.
+  std::vector<std::string> ReadLines(int stream);
+  // The last lines that ReadLines returned, of both streams.
+  const std::deque<std::string>& tail() const { return tail_; }
+
+  // After exit_fd() became readable. The rest of the group is killed: nothing
+  // of a rank outlives it.
+  Exit Reap();
+  bool has_ended() const { return has_ended_; }
+  const Exit& exit() const { return exit_; }
+
+  // To the whole group.
+  void Signal(int signal);
+
+ private:
+  struct Stream {
+    int fd = -1;
+    std::string partial;
+  };
+
+  explicit Child(ChildSpec spec) : spec_(std::move(spec)) {}
+
+  const ChildSpec spec_;
+  pid_t pid_ = -1;
+  int pid_fd_ = -1;
+  Stream streams_[2];
+  std::deque<std::string> tail_;
+  bool has_ended_ = false;
+  Exit exit_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_RUN_CHILD_H_

@@ -1,0 +1,42 @@
+// Keeper: a process that outlives the launcher by an instant, to end its ranks
+// should it be killed.
+//
+// A rank dies with the launcher by PR_SET_PDEATHSIG; what the rank has started
+// does not. The keeper holds one end of a pipe, and when the launcher's end
+// closes, kills every group that was not reaped.
+
+#ifndef WEFT_LAUNCH_RUN_KEEPER_H_
+#define WEFT_LAUNCH_RUN_KEEPER_H_
+
+#include <sys/types.h>
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+
+namespace weft::launch {
+
+// Thread-safety: one thread at a time.
+class Keeper {
+ public:
+  // REQUIRES: the process has one thread.
+  static absl::StatusOr<std::unique_ptr<Keeper>> Start();
+  // Ends it, with all groups it still watches.
+  ~Keeper();
+  Keeper(const Keeper&) = delete;
+  Keeper& operator=(const Keeper&) = delete;
+
+  void Watch(pid_t group);
+  void Forget(pid_t group);  // it was reaped
+
+ private:
+  Keeper(pid_t pid, int fd) : pid_(pid), fd_(fd) {}
+  void Tell(pid_t message);
+
+  const pid_t pid_;
+  const int fd_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_RUN_KEEPER_H_

@@ -1,0 +1,392 @@
+// Launcher: see the header.
+
+#include "weft/launch/run/launcher.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <iostream>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/clock.h"
+#include "weft/base/status_macros.h"
+#include "weft/launch/run/keeper.h"
+#include "weft/telemetry/field.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::launch {
+namespace {
+
+constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
+
+absl::Status BadRole(absl::string_view why) {
+  return absl::InvalidArgumentError(absl::StrCat(
+      why, "; wanted ROLE=COUNT:'PROGRAM ARGS', as in ps=2:bin/server"));
+}
+
+// Signals as readable events, from its making to its end.
+class SignalScope {
+ public:
+  SignalScope() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int signal : kPassedOn) sigaddset(&set, signal);
+    sigprocmask(SIG_BLOCK, &set, &before_);
+    fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  }
+  ~SignalScope() {
+    if (fd_ >= 0) close(fd_);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+  }
+  int fd() const { return fd_; }
+  // The next that came; 0 if none.
+  int Take() {
+    signalfd_siginfo info;
+    return read(fd_, &info, sizeof(info)) == sizeof(info)
+               ? static_cast<int>(info.ssi_signo)
+               : 0;
+  }
+
+ private:
+  sigset_t before_;
+  int fd_;
+};
+
+// One run of a job's ranks. The phases: all run; some are asked to end; those
+// that do not are killed.
+class Job {
+ public:
+  explicit Job(const LaunchOptions& options)
+      : options_(options),
+        out_(options.out != nullptr ? *options.out : std::cout),
+        err_(options.err != nullptr ? *options.err : std::cerr) {}
+
+  absl::StatusOr<int> Run();
+
+ private:
+  absl::Status StartAll();
+  void Watch();
+  void OnSignal(int signal);
+  void OnExits(const std::vector<Child*>& ended);
+  // Writes what `child` has written; returns whether there was any.
+  bool Forward(Child& child);
+  void EndOthers(int signal);
+  void KillIfDue();
+  void Report() const;
+  int ExitCode() const;
+  int PollTimeout() const;
+  Instant Now() const { return SteadyClock().Now(); }
+
+  const LaunchOptions& options_;
+  std::ostream& out_;
+  std::ostream& err_;
+  SignalScope signals_;
+  std::unique_ptr<Keeper> keeper_;
+  std::vector<std::unique_ptr<Child>> children_;
+  Instant started_at_;
+  const Child* culprit_ = nullptr;  // the first that failed by itself
+  absl::Duration failed_after_;
+  int signal_ = 0;  // that we were sent
+  Instant kill_at_ = Instant::Infinite();
+  std::vector<std::string> killed_;
+};
+
+absl::StatusOr<int> Job::Run() {
+  started_at_ = Now();
+  WEFT_ASSIGN_OR_RETURN(keeper_, Keeper::Start());
+  WEFT_RETURN_IF_ERROR(StartAll());
+  Watch();
+  out_.flush();
+  if (culprit_ != nullptr) Report();
+  return ExitCode();
+}
+
+absl::Status Job::StartAll() {
+  for (ChildSpec& spec : PlanChildren(options_)) {
+    auto child = Child::Start(std::move(spec));
+    if (!child.ok()) {
+      for (const auto& started : children_) keeper_->Forget(started->pid());
+      children_.clear();  // kills them
+      return child.status();
+    }
+    keeper_->Watch((*child)->pid());
+    children_.push_back(*std::move(child));
+  }
+  return absl::OkStatus();
+}
+
+int Job::PollTimeout() const {
+  if (kill_at_.is_infinite()) return -1;
+  const int64_t ms = absl::ToInt64Milliseconds(kill_at_ - Now()) + 1;
+  return static_cast<int>(std::clamp<int64_t>(ms, 0, 60000));
+}
+
+void Job::Watch() {
+  for (;;) {
+    std::vector<pollfd> fds = {{signals_.fd(), POLLIN, 0}};
+    std::vector<Child*> owners = {nullptr};
+    const auto add = [&](int fd, Child* owner) {
+      if (fd < 0) return;
+      fds.push_back({fd, POLLIN, 0});
+      owners.push_back(owner);
+    };
+    bool is_any_alive = false;
+    for (const auto& child : children_) {
+      add(child->output_fd(0), child.get());
+      add(child->output_fd(1), child.get());
+      if (child->has_ended()) continue;
+      is_any_alive = true;
+      add(child->exit_fd(), child.get());
+    }
+    if (!is_any_alive) return;
+    if (poll(fds.data(), fds.size(), PollTimeout()) < 0 && errno != EINTR) {
+      err_ << "weft: poll failed: " << strerror(errno) << "\n";
+      return;
+    }
+    while (const int signal = signals_.Take()) OnSignal(signal);
+    std::vector<Child*> ended;
+    for (size_t i = 1; i < fds.size(); ++i) {
+      if (fds[i].revents == 0) continue;
+      if (!owners[i]->has_ended() && fds[i].fd == owners[i]->exit_fd()) {
+        ended.push_back(owners[i]);
+      } else {
+        Forward(*owners[i]);
+      }
+    }
+    OnExits(ended);
+    KillIfDue();
+  }
+}
+
+bool Job::Forward(Child& child) {
+  bool found = false;
+  const std::string prefix =
+      options_.prefix ? absl::StrCat("[", child.name(), "] ") : "";
+  for (int stream : {0, 1}) {
+    std::ostream& to = stream == 0 ? out_ : err_;
+    const std::vector<std::string> lines = child.ReadLines(stream);
+    for (const std::string& line : lines) to << prefix << line << "\n";
+    if (!lines.empty()) to.flush();
+    found = found || !lines.empty();
+  }
+  return found;
+}
+
+void Job::OnExits(const std::vector<Child*>& ended) {
+  const Child* first = nullptr;
+  for (Child* child : ended) {
+    const Exit exit = child->Reap();
+    keeper_->Forget(child->pid());
+    if (options_.on_exit) options_.on_exit(*child, exit);
+    while (Forward(*child)) {
+    }
+    if (!exit.is_failure()) continue;
+    // Of several that ended at once, one that lost a peer is no culprit.
+    const bool is_victim =
+        exit.code == static_cast<int>(worker::ExitCode::kPeerLost) ||
+        exit.code == static_cast<int>(worker::ExitCode::kTimeout);
+    if (first == nullptr || !is_victim) first = child;
+  }
+  // What ends after it was asked to is no failure.
+  if (first == nullptr || culprit_ != nullptr || signal_ != 0) return;
+  culprit_ = first;
+  failed_after_ = Now() - started_at_;
+  err_ << "weft: " << first->name() << " failed: " << first->exit().ToString()
+       << "; ending the others\n";
+  err_.flush();
+  EndOthers(SIGTERM);
+}
+
+void Job::OnSignal(int signal) {
+  if (signal_ != 0 && signal == SIGINT) {
+    kill_at_ = Now();  // the user means it
+    return;
+  }
+  if (signal_ == 0) signal_ = signal;
+  err_ << "weft: passing SIG" << sigabbrev_np(signal)
+       << " on to all ranks; Ctrl-C again kills them\n";
+  err_.flush();
+  EndOthers(signal);
+}
+
+void Job::EndOthers(int signal) {
+  for (const auto& child : children_) child->Signal(signal);
+  kill_at_ = std::min(kill_at_, Now() + options_.shutdown_timeout);
+}
+
+void Job::KillIfDue() {
+  if (Now() < kill_at_) return;
+  kill_at_ = Instant::Infinite();
+  for (const auto& child : children_) {
+    if (child->has_ended()) continue;
+    killed_.push_back(child->name());
+    child->Signal(SIGKILL);
+  }
+}
+
+int Job::ExitCode() const {
+  if (culprit_ != nullptr) return culprit_->exit().shell_code();
+  return signal_ == 0 ? 0 : 128 + signal_;
+}
+
+void Job::Report() const {
+  char host[256] = {};
+  gethostname(host, sizeof(host) - 1);
+  err_ << "weft: ---- " << culprit_->name() << " failed first\n"
+       << "  how: " << culprit_->exit().ToString() << ", after "
+       << absl::FormatDuration(
+              absl::Trunc(failed_after_, absl::Milliseconds(1)))
+       << " (pid " << culprit_->pid() << " on " << host << ")\n";
+  if (culprit_->tail().empty()) {
+    err_ << "  it wrote nothing\n";
+  } else {
+    err_ << "  the last " << culprit_->tail().size()
+         << " lines of its output:\n";
+    for (const std::string& line : culprit_->tail()) {
+      err_ << "    | " << telemetry::Printable(line) << "\n";
+    }
+  }
+  std::vector<std::string> others;
+  for (const auto& child : children_) {
+    if (child.get() == culprit_) continue;
+    const bool was_killed = std::find(killed_.begin(), killed_.end(),
+                                      child->name()) != killed_.end();
+    others.push_back(absl::StrCat(child->name(), " ",
+                                  was_killed
+                                      ? "killed, as it did not end when asked"
+                                      : child->exit().ToString()));
+  }
+  if (!others.empty()) {
+    err_ << "  the others then: " << absl::StrJoin(others, "; ") << "\n";
+  }
+  err_ << "weft: ----\n";
+  err_.flush();
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text) {
+  std::vector<std::string> words;
+  std::string word;
+  bool has_word = false;
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quote != 0 && c == quote) {
+      quote = 0;
+    } else if (quote == 0 && (c == '\'' || c == '"')) {
+      quote = c;
+      has_word = true;
+    } else if (c == '\\' && quote != '\'' && i + 1 < text.size()) {
+      word += text[++i];
+      has_word = true;
+    } else if (quote == 0 && absl::ascii_isspace(c)) {
+      if (has_word) words.push_back(std::exchange(word, ""));
+      has_word = false;
+    } else {
+      word += c;
+      has_word = true;
+    }
+  }
+  if (quote != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a quote (", std::string(1, quote), ") is not closed"));
+  }
+  if (has_word) words.push_back(std::move(word));
+  return words;
+}
+
+absl::StatusOr<RoleSpec> ParseRole(absl::string_view text) {
+  const size_t colon = text.find(':');
+  const size_t equals = text.find('=');
+  if (colon == absl::string_view::npos || equals == absl::string_view::npos ||
+      equals > colon) {
+    return BadRole("there is no '=' or no ':'");
+  }
+  RoleSpec role;
+  role.role = std::string(text.substr(0, equals));
+  if (!absl::SimpleAtoi(text.substr(equals + 1, colon - equals - 1),
+                        &role.count) ||
+      role.count < 1 || role.count > 1024) {
+    return BadRole("the count is not a number from 1 to 1024");
+  }
+  absl::StatusOr<std::vector<std::string>> words =
+      SplitWords(text.substr(colon + 1));
+  if (!words.ok()) return BadRole(words.status().message());
+  role.argv = *std::move(words);
+  if (role.role.empty()) return BadRole("the role has no name");
+  if (role.argv.empty()) return BadRole("there is no program");
+  return role;
+}
+
+std::vector<ChildSpec> PlanChildren(const LaunchOptions& options) {
+  int total = 0;
+  for (const RoleSpec& role : options.roles) total += role.count;
+  const int cores = std::max(1u, std::thread::hardware_concurrency());
+  std::vector<ChildSpec> children;
+  for (const RoleSpec& role : options.roles) {
+    for (int rank = 0; rank < role.count; ++rank) {
+      ChildSpec child;
+      child.name = absl::StrCat(role.role, rank);
+      child.argv = role.argv;
+      const std::string number = absl::StrCat(rank);
+      const std::string count = absl::StrCat(role.count);
+      child.environment = {
+          {"RANK", number},
+          {"LOCAL_RANK", number},
+          {"ROLE_RANK", number},
+          {"GROUP_RANK", "0"},
+          {"WORLD_SIZE", count},
+          {"LOCAL_WORLD_SIZE", count},
+          {"ROLE_WORLD_SIZE", count},
+          {"GROUP_WORLD_SIZE", "1"},
+          {"ROLE_NAME", role.role},
+          {"MASTER_ADDR", options.master_addr},
+          {"MASTER_PORT", absl::StrCat(options.master_port)},
+          {"TORCHELASTIC_RUN_ID", options.job},
+          {"WEFT_JOB", options.job},
+          {"WEFT_ROLE", role.role},
+          {"WEFT_RANK", number},
+          {"WEFT_RANKS_ON_HOST", absl::StrCat(total)},
+      };
+      if (!options.coordinator.empty()) {
+        child.environment["WEFT_COORDINATOR"] = options.coordinator;
+      }
+      for (const RoleSpec& other : options.roles) {
+        if (other.role == "ps") {
+          child.environment["WEFT_SERVERS"] = absl::StrCat(other.count);
+        } else if (other.role == "trainer") {
+          child.environment["WEFT_TRAINERS"] = absl::StrCat(other.count);
+        }
+      }
+      // Ranks that share a host share its cores.
+      if (total > 1 && getenv("OMP_NUM_THREADS") == nullptr) {
+        child.environment["OMP_NUM_THREADS"] =
+            absl::StrCat(std::max(1, cores / total));
+      }
+      for (const auto& [name, value] : options.environment) {
+        child.environment[name] = value;
+      }
+      children.push_back(std::move(child));
+    }
+  }
+  return children;
+}
+
+absl::StatusOr<int> Run(const LaunchOptions& options) {
+  return Job(options).Run();
+}
+
+}  // namespace weft::launch

@@ -1,0 +1,65 @@
+// Launcher: starts the ranks of a job on this host, watches them, and ends them
+// together.
+
+#ifndef WEFT_LAUNCH_RUN_LAUNCHER_H_
+#define WEFT_LAUNCH_RUN_LAUNCHER_H_
+
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/launch/run/child.h"
+
+namespace weft::launch {
+
+// The ranks of one role.
+struct RoleSpec {
+  std::string role;
+  int count = 1;
+  std::vector<std::string> argv;
+};
+
+struct LaunchOptions {
+  std::string job;
+  std::vector<RoleSpec> roles;
+  std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
+  std::string master_addr = "127.0.0.1";
+  int master_port = 29500;
+  // Over what the launcher sets itself.
+  std::map<std::string, std::string> environment;
+  // Told of each rank that has ended, as soon as it has.
+  std::function<void(const Child& child, const Exit& exit)> on_exit;
+  // Between asking the ranks to end and killing them.
+  absl::Duration shutdown_timeout = absl::Seconds(30);
+  // Output lines begin with "[ps0] ".
+  bool prefix = true;
+  std::ostream* out = nullptr;  // null: standard output
+  std::ostream* err = nullptr;  // null: standard error
+};
+
+// "ps=2:bin/server --x 'a b'": the words as a shell would split them, without
+// its expansions. kInvalidArgument says what is wrong.
+absl::StatusOr<RoleSpec> ParseRole(absl::string_view text);
+absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
+
+// What Run starts: name, command and environment of each rank. RANK and
+// WORLD_SIZE count within the role, LOCAL_RANK too.
+std::vector<ChildSpec> PlanChildren(const LaunchOptions& options);
+
+// Runs until all ranks have ended: 0 if all ended with 0. When one fails, ends
+// the others, writes one block that names the first that failed and why, and
+// returns its exit code (128 + signal if one killed it). SIGINT and SIGTERM are
+// passed on, and after `shutdown_timeout` or a second SIGINT all are killed;
+// then 128 + signal, or what a rank that failed before says. Must be called on
+// a process's only thread; leaves signal handling as it was.
+absl::StatusOr<int> Run(const LaunchOptions& options);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_RUN_LAUNCHER_H_

@@ -1,0 +1,321 @@
+// Tests of `weft run`: real ranks, real signals, real deaths.
+
+#include "weft/launch/run/launcher.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+
+constexpr absl::Duration kLong = absl::Seconds(60);
+
+// Runs `weft` with these arguments.
+std::unique_ptr<testing::Process> Weft(std::vector<std::string> arguments) {
+  testing::Command command;
+  command.argv = {testing::RunfilePath("launch/weft")};
+  for (std::string& a : arguments) command.argv.push_back(std::move(a));
+  auto process = testing::Process::Start(std::move(command));
+  EXPECT_THAT(process, IsOk());
+  return process.ok() ? *std::move(process) : nullptr;
+}
+
+// A role whose ranks run this shell script.
+std::string Role(const std::string& role, int count,
+                 const std::string& script) {
+  return absl::StrCat("--role=", role, "=", count, ":sh -c '", script, "'");
+}
+
+// Waits until no process has this id, which is somebody's grandchild.
+bool HasEnded(pid_t pid) {
+  const absl::Time deadline = absl::Now() + kLong;
+  while (kill(pid, 0) == 0 || errno != ESRCH) {
+    // A zombie is as good as gone: its parent is, and the system's first
+    // process may take its time.
+    std::ifstream stat(absl::StrCat("/proc/", pid, "/stat"));
+    std::string text;
+    std::getline(stat, text);  // fails, and no more, if it goes meanwhile
+    const size_t paren = text.rfind(')');
+    if (paren != std::string::npos && text.substr(paren, 3) == ") Z") break;
+    if (absl::Now() > deadline) return false;
+    usleep(1000);
+  }
+  return true;
+}
+
+// The number in the line of `output` that begins with `label`.
+pid_t PidIn(const std::string& output, const std::string& label) {
+  for (absl::string_view line : absl::StrSplit(output, '\n')) {
+    const size_t at = line.find(label);
+    int pid = 0;
+    if (at != absl::string_view::npos &&
+        absl::SimpleAtoi(line.substr(at + label.size()), &pid)) {
+      return pid;
+    }
+  }
+  ADD_FAILURE() << label << " is not in: " << output;
+  return -1;
+}
+
+TEST(ParseRole, SplitsWordsAsAShellDoes) {
+  const auto role = ParseRole(R"(trainer=3:bin/t --x 'a b' c\ d "e 'f'" '')");
+  ASSERT_THAT(role, IsOk());
+  EXPECT_EQ(role->role, "trainer");
+  EXPECT_EQ(role->count, 3);
+  EXPECT_THAT(role->argv,
+              ElementsAre("bin/t", "--x", "a b", "c d", "e 'f'", ""));
+}
+
+TEST(ParseRole, SaysWhatIsWrong) {
+  for (const auto& [text, why] :
+       std::vector<std::pair<const char*, const char*>>{
+           {"ps", "no '='"},
+           {"ps:2=x", "no '='"},
+           {"ps=0:x", "count"},
+           {"ps=x:y", "count"},
+           {"=1:x", "no name"},
+           {"ps=1:", "no program"},
+           {"ps=1:'x", "not closed"}}) {
+    EXPECT_THAT(ParseRole(text),
+                StatusIs(absl::StatusCode::kInvalidArgument, why))
+        << text;
+  }
+}
+
+TEST(PlanChildren, TellsEachRankWhoItIsAsTorchrunDoes) {
+  LaunchOptions options;
+  options.job = "j";
+  options.coordinator = "unix:/d/c.sock";
+  options.master_port = 4711;
+  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
+  const std::vector<ChildSpec> plan = PlanChildren(options);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan[2].name, "trainer1");
+  const auto& env = plan[2].environment;
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"RANK", "1"},
+           {"WORLD_SIZE", "2"},
+           {"LOCAL_RANK", "1"},
+           {"LOCAL_WORLD_SIZE", "2"},
+           {"MASTER_ADDR", "127.0.0.1"},
+           {"MASTER_PORT", "4711"},
+           {"WEFT_JOB", "j"},
+           {"WEFT_ROLE", "trainer"},
+           {"WEFT_SERVERS", "1"},
+           {"WEFT_TRAINERS", "2"},
+           {"WEFT_RANKS_ON_HOST", "3"},
+           {"WEFT_COORDINATOR", "unix:/d/c.sock"}}) {
+    EXPECT_EQ(env.at(name), value) << name;
+  }
+}
+
+TEST(WeftRun, PrefixesOutputByRoleAndRankAndEndsWithZero) {
+  auto run = Weft({"run", Role("ps", 1, "echo from $WEFT_ROLE"),
+                   Role("trainer", 2,
+                        "echo number $RANK of $WORLD_SIZE; "
+                        "printf tail")});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("[ps0] from ps\n"));
+  EXPECT_THAT(run->output(), HasSubstr("[trainer1] number 1 of 2\n"));
+  EXPECT_THAT(run->output(), HasSubstr("[trainer0] tail\n"));
+}
+
+TEST(WeftRun, TakesTorchrunsSpellings) {
+  auto run =
+      Weft({"run", "--standalone", "--nnodes=1", "--nproc_per_node=2", "sh",
+            "-c", "echo $LOCAL_RANK/$LOCAL_WORLD_SIZE:$0", "--nproc_per_node"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("[trainer1] 1/2:--nproc_per_node\n"));
+}
+
+TEST(WeftRun, NamesTheFirstThatFailedWithItsLastLinesAndEndsTheOthers) {
+  testing::TempDir dir;
+  // trainer0 waits for trainer1's end before it fails itself.
+  const std::string script = absl::StrCat(
+      "if [ $RANK = 1 ]; then i=0; while [ $i -lt 30 ]; do echo line $i; "
+      "i=$((i+1)); done; exit 3; fi; echo here; sleep 1000");
+  auto run = Weft({"run", Role("trainer", 2, script)});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3)) << run->output();
+  const std::string output = run->output();
+  EXPECT_THAT(output, HasSubstr("---- trainer1 failed first"));
+  EXPECT_THAT(output, HasSubstr("exit code 3 (configuration)"));
+  EXPECT_THAT(output, HasSubstr("    | line 29\n"));
+  EXPECT_THAT(output, HasSubstr("    | line 10\n"));
+  EXPECT_THAT(output, Not(HasSubstr("    | line 9\n")));
+  EXPECT_THAT(output, HasSubstr("trainer0 killed by SIGTERM"));
+}
+
+TEST(WeftRun, ARankKilledBySignalIsNamedSo) {
+  auto run = Weft({"run", Role("ps", 1, "sleep 1000"),
+                   Role("trainer", 1, "echo pid $$; sleep 1000")});
+  ASSERT_THAT(run->WaitForOutput("[trainer0] pid ", kLong), IsOk());
+  ASSERT_THAT(run->WaitForOutput("\n", kLong), IsOk());
+  kill(PidIn(run->output(), "[trainer0] pid "), SIGKILL);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("trainer0 failed first"));
+  EXPECT_THAT(run->output(), HasSubstr("killed by SIGKILL"));
+}
+
+TEST(WeftRun, PassesSigtermOnAndKillsWhoStays) {
+  auto run = Weft({"run", "--shutdown-timeout=4s",
+                   Role("ps", 1,
+                        "trap \"echo bye; exit 0\" TERM; echo ready; "
+                        "while :; do sleep 0.05; done"),
+                   Role("trainer", 1,
+                        "trap \"\" TERM; echo ready; "
+                        "while :; do sleep 0.05; done")});
+  ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
+  ASSERT_THAT(run->WaitForOutput("[trainer0] ready", kLong), IsOk());
+  run->Signal(SIGTERM);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("[ps0] bye"));
+  EXPECT_THAT(run->output(), Not(HasSubstr("failed first")));
+}
+
+TEST(WeftRun, ASecondInterruptKillsAtOnce) {
+  auto run = Weft({"run", Role("ps", 1,
+                               "trap \"\" INT TERM; echo ready; "
+                               "while :; do sleep 0.05; done")});
+  ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
+  run->Signal(SIGINT);
+  ASSERT_THAT(
+      run->WaitForOutput(
+          "passing SIGINT on to all ranks; Ctrl-C again kills them", kLong),
+      IsOk());
+  run->Signal(SIGINT);
+  EXPECT_THAT(run->Wait(absl::Seconds(20)), IsOkAndHolds(128 + SIGINT));
+}
+
+TEST(WeftRun, LeavesNoOrphanWhenItIsKilled) {
+  // sleep is a child of the rank's shell: nobody but the keeper knows it.
+  auto run =
+      Weft({"run", Role("ps", 1, "sleep 1000 & echo sleeper $!; wait"),
+            Role("trainer", 1, "echo shell $$; sleep 1000; echo never")});
+  ASSERT_THAT(run->WaitForOutput("[ps0] sleeper ", kLong), IsOk());
+  ASSERT_THAT(run->WaitForOutput("[trainer0] shell ", kLong), IsOk());
+  const pid_t sleeper = PidIn(run->output(), "[ps0] sleeper ");
+  const pid_t shell = PidIn(run->output(), "[trainer0] shell ");
+  run->Signal(SIGKILL);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  EXPECT_TRUE(HasEnded(sleeper));
+  EXPECT_TRUE(HasEnded(shell));
+}
+
+TEST(WeftRun, ARanksChildrenEndWithIt) {
+  auto run = Weft({"run", Role("ps", 1, "sleep 1000 & echo sleeper $!")});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_TRUE(HasEnded(PidIn(run->output(), "[ps0] sleeper ")));
+}
+
+TEST(WeftRun, RunsWithItsStandardStreamsClosed) {
+  testing::TempDir dir;
+  const std::string ran = dir.Path("ran");
+  auto started = testing::Process::Start(
+      {{"/bin/sh", "-c",
+        "\"$0\" run --nproc-per-node=1 sh -c \"echo said; touch $1\" <&- >&- "
+        "2>&-",
+        testing::RunfilePath("launch/weft"), ran},
+       {}});
+  ASSERT_THAT(started, IsOk());
+  EXPECT_THAT((*started)->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_EQ(access(ran.c_str(), F_OK), 0);
+}
+
+TEST(WeftRun, ALimitOfOpenFilesIsNamed) {
+  auto started = testing::Process::Start(
+      {{"/bin/sh", "-c",
+        "ulimit -n 24; exec \"$0\" run --nproc-per-node=24 sleep 1000",
+        testing::RunfilePath("launch/weft")},
+       {}});
+  ASSERT_THAT(started, IsOk());
+  EXPECT_THAT((*started)->Wait(kLong), IsOkAndHolds(13));
+  EXPECT_THAT((*started)->output(),
+              AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
+}
+
+TEST(WeftRun, AProgramThatCannotRunIsNamed) {
+  auto run = Weft({"run", "--role=ps=1:/nowhere/server"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3));
+  EXPECT_THAT(run->output(), HasSubstr("ps0: cannot run /nowhere/server"));
+}
+
+TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
+  const std::vector<std::pair<std::vector<std::string>, const char*>> cases = {
+      {{}, "Usage: weft"},
+      {{"rum"}, "did you mean run?"},
+      {{"run"}, "nothing to run"},
+      {{"run", "--rolle=ps=1:x"}, "did you mean --role?"},
+      {{"run", "--role=ps"}, "ROLE=COUNT"},
+      {{"run", "--nnodes=2", "x"}, "--nnodes=2"},
+      {{"run", "--master-port=99999", "true"}, "a port from 1 to 65535"},
+      {{"certs"}, "weft certs init"},
+      {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 to 65536"},
+      {{"certs", "init", "--servers=1000000"}, "--servers: wanted 0 to 65536"},
+      {{"certs", "init", "--days=3000000"}, "--days: wanted 1 to 36500"},
+  };
+  for (const auto& [arguments, hint] : cases) {
+    auto run = Weft(arguments);
+    EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(2)) << hint;
+    EXPECT_THAT(run->output(), HasSubstr(hint));
+  }
+}
+
+TEST(Weft, HelpOnCertsMakesNone) {
+  auto run = Weft({"certs", "--help"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_THAT(run->output(), HasSubstr("weft certs init"));
+  EXPECT_THAT(run->output(), Not(HasSubstr("good for")));
+}
+
+TEST(Weft, CertsInitMakesADirectoryForEachMember) {
+  testing::TempDir dir;
+  auto run = Weft({"certs", "init", "--dir", dir.Path("c"), "--job=j",
+                   "--servers=1", "--trainers=2"});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  for (const char* name : {"ps0", "trainer1", "admin0"}) {
+    const std::string key = dir.Path(absl::StrCat("c/", name, "/key.pem"));
+    EXPECT_EQ(access(key.c_str(), R_OK), 0) << key;
+  }
+}
+
+TEST(Weft, AskingNobodySaysSoWithItsExitCode) {
+  testing::TempDir dir;
+  for (const char* command : {"health", "status"}) {
+    auto run =
+        Weft({command,
+              absl::StrCat(std::string(command) == "health" ? "--addr="
+                                                            : "--coordinator=",
+                           "unix:", dir.Path("none.sock")),
+              "--timeout=2s"});
+    const auto code = run->Wait(kLong);
+    ASSERT_THAT(code, IsOk());
+    EXPECT_TRUE(*code == 10 || *code == 11) << run->output();
+    EXPECT_THAT(run->output(), HasSubstr("none.sock"));
+  }
+}
+
+}  // namespace
+}  // namespace weft::launch

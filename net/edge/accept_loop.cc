@@ -1,0 +1,638 @@
+#include "weft/net/edge/accept_loop.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/tcp.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/start_thread.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/edge/beginning.h"
+
+namespace weft::net {
+namespace {
+
+constexpr uint64_t kWakeTag = ~uint64_t{0};
+constexpr uint64_t kListenerBit = uint64_t{1} << 62;
+constexpr int kAcceptsPerRound = 64;
+constexpr int kEvictionsOnExhaustion = 8;
+
+// The kinds of refusals: see Audit.
+constexpr char kConnection[] = "connection";
+constexpr char kMaxConnections[] = "max_connections";
+constexpr char kMaxPerAddress[] = "max_connections_per_address";
+constexpr char kMaxHandshakes[] = "max_handshakes";
+constexpr char kHandshakeTimeout[] = "handshake_timeout";
+constexpr char kMaxCalls[] = "max_calls_per_connection";
+constexpr char kDescriptors[] = "descriptors";
+
+// While connections wait for a place among the handshakes, how often to look
+// for one. And of those that gRPC has closed, how often to look for all while
+// every place is taken.
+constexpr int kRetryMs = 20;
+constexpr absl::Duration kSweepEvery = absl::Milliseconds(kRetryMs);
+
+// How long an address waits whose peer was cut off: a flood that comes back at
+// once would cost others as much as one that was not cut.
+constexpr absl::Duration kHeldBack = absl::Seconds(1);
+// What came until it was noticed takes a second or more to get rid of.
+constexpr absl::Duration kFloodHeldBack = absl::Seconds(4);
+// How often to look for floods, and from how many bytes on: a call takes 20 to
+// some hundred.
+constexpr absl::Duration kWatchEvery = absl::Milliseconds(100);
+constexpr int64_t kMuch = 16 << 10;
+constexpr int64_t kBodies = 1 << 20;
+constexpr int kWatchesOfBodies = 5;
+// How often to look which connections are gone, if nothing else asks.
+constexpr absl::Duration kForgetEvery = absl::Seconds(5);
+
+constexpr char kUnix[] = "unix";  // the address of all unix sockets
+
+// What an operator can do about a limit; `kind` is its name.
+std::string RaiseBy(const char* kind) {
+  return absl::StrCat("; raise it by --limits=", kind, "=VALUE");
+}
+
+// That came over the connection so far.
+int64_t BytesHeard(int fd) {
+  tcp_info info = {};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
+  return static_cast<int64_t>(info.tcpi_bytes_received);
+}
+
+int OpenReserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
+
+std::optional<ino_t> InodeOf(int fd) {
+  struct stat found;
+  if (fstat(fd, &found) != 0 || !S_ISSOCK(found.st_mode)) return std::nullopt;
+  return found.st_ino;
+}
+
+// A listener of all addresses sees ::ffff:10.0.0.7, gRPC calls it 10.0.0.7.
+void ToIpv4IfMapped(sockaddr_storage* name, socklen_t* length) {
+  const auto mapped = *reinterpret_cast<const sockaddr_in6*>(name);
+  if (name->ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr))
+    return;
+  sockaddr_in plain = {};
+  plain.sin_family = AF_INET;
+  plain.sin_port = mapped.sin6_port;
+  memcpy(&plain.sin_addr, &mapped.sin6_addr.s6_addr[12], sizeof plain.sin_addr);
+  memcpy(name, &plain, sizeof plain);
+  *length = sizeof plain;
+}
+
+// Host number and port of the other end; "unix" and nothing for a unix socket.
+std::pair<std::string, std::string> PeerOf(int fd) {
+  sockaddr_storage name = {};
+  socklen_t length = sizeof name;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0)
+    return {"", ""};
+  if (name.ss_family == AF_UNIX) return {kUnix, ""};
+  ToIpv4IfMapped(&name, &length);
+  char host[NI_MAXHOST];
+  char port[NI_MAXSERV];
+  if (getnameinfo(reinterpret_cast<sockaddr*>(&name), length, host, sizeof host,
+                  port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    return {"", ""};
+  }
+  return {host, port};
+}
+
+bool IsSameUser(int fd) {
+  ucred credentials = {};
+  socklen_t length = sizeof credentials;
+  return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) == 0 &&
+         credentials.uid == geteuid();
+}
+
+// What came before the end would be read and obeyed still. Before the end too,
+// as the peer of a full buffer would not learn of it.
+void EndAndDiscard(int fd) {
+  const linger at_once = {1, 0};
+  setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  char unwanted[64 << 10];
+  constexpr int kMost = 1 << 10;  // more than any buffer holds
+  for (const bool is_ended : {false, true}) {
+    if (is_ended) shutdown(fd, SHUT_RDWR);
+    for (int i = 0; i < kMost; ++i) {
+      if (recv(fd, unwanted, sizeof unwanted, MSG_DONTWAIT) <= 0) break;
+    }
+  }
+}
+
+// Half of the descriptors at most: gRPC and the job's files need the others.
+int WithinDescriptorLimit(int connections) {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+    return connections;
+  return std::min<int64_t>(connections,
+                           std::max<int64_t>(8, limit.rlim_cur / 2));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Create(
+    AcceptLoopOptions options) {
+  options.max_connections = WithinDescriptorLimit(options.max_connections);
+  const int epoll = epoll_create1(EPOLL_CLOEXEC);
+  const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  const int reserve = OpenReserve();
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = kWakeTag;
+  if (epoll < 0 || wake < 0 || reserve < 0 ||
+      epoll_ctl(epoll, EPOLL_CTL_ADD, wake, &event) != 0) {
+    const absl::Status status = absl::ResourceExhaustedError(
+        absl::StrCat("no descriptors for the accept loop: ", strerror(errno),
+                     "; raise `ulimit -n`"));
+    for (int fd : {epoll, wake, reserve}) {
+      if (fd >= 0) close(fd);
+    }
+    return status;
+  }
+  std::unique_ptr<AcceptLoop> loop(
+      new AcceptLoop(options, epoll, wake, reserve));
+  WEFT_ASSIGN_OR_RETURN(
+      loop->thread_,
+      StartThread("the accept loop", [loop = loop.get()] { loop->Run(); }));
+  return loop;
+}
+
+AcceptLoop::AcceptLoop(AcceptLoopOptions options, int epoll, int wake,
+                       int reserve)
+    : options_(options),
+      clock_(options.clock != nullptr ? *options.clock : SteadyClock()),
+      epoll_(epoll),
+      wake_(wake),
+      reserve_(reserve),
+      unserved_(options.max_handshakes, options.handshake_timeout) {}
+
+void AcceptLoop::Stop() {
+  {
+    MutexLock lock(mu_);
+    stopping_ = true;
+  }
+  Wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+AcceptLoop::~AcceptLoop() {
+  Stop();
+  MutexLock lock(mu_);
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.handed_over) close(connection.fd);
+  }
+  if (reserve_ >= 0) close(reserve_);
+  close(wake_);
+  close(epoll_);
+}
+
+absl::Status AcceptLoop::Add(Listener listener, Speaks speaks,
+                             Deliver deliver) {
+  MutexLock lock(mu_);
+  const int fd = listener.fd();
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = kListenerBit | static_cast<uint64_t>(fd);
+  if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    return absl::InternalError(absl::StrCat("epoll: ", strerror(errno)));
+  }
+  sources_.emplace(fd, Source{std::move(listener), speaks, std::move(deliver)});
+  return absl::OkStatus();
+}
+
+// Deliver runs under the lock, so none is running once we have it.
+void AcceptLoop::Remove(const Address& address) {
+  MutexLock lock(mu_);
+  for (auto source = sources_.begin(); source != sources_.end(); ++source) {
+    if (source->second.listener.address().ToString() != address.ToString())
+      continue;
+    const int fd = source->first;
+    std::vector<Id> waiting;
+    for (const auto& [id, connection] : connections_) {
+      if (!connection.handed_over && connection.listener == fd)
+        waiting.push_back(id);
+    }
+    for (Id id : waiting) Close(id);
+    epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
+    sources_.erase(source);
+    return;
+  }
+}
+
+int AcceptLoop::connections() {
+  MutexLock lock(mu_);
+  Sweep();
+  return static_cast<int>(connections_.size());
+}
+
+void AcceptLoop::MarkServed(absl::string_view peer) {
+  if (!any_unserved_.load(std::memory_order_acquire)) return;
+  {
+    MutexLock lock(mu_);
+    unserved_.Settle(Now());
+    std::optional<Id> served;
+    for (const auto& [since, id] : unserved_.handshakes()) {
+      if (connections_.at(id).peer == peer) served = id;
+    }
+    if (served.has_value()) unserved_.Remove(*served);
+    any_unserved_.store(!unserved_.handshakes().empty());
+    if (!served.has_value() || !unserved_.any_ready()) return;
+  }
+  Wake();
+}
+
+void AcceptLoop::CutOff(absl::string_view peer, absl::string_view limit,
+                        const std::string& why) {
+  MutexLock lock(mu_);
+  for (auto& [id, connection] : connections_) {
+    if (connection.peer == peer && IsWatched(connection))
+      CutOff(connection, {std::string(limit), why}, kHeldBack);
+  }
+}
+
+bool AcceptLoop::IsHoldingBack() {
+  MutexLock lock(mu_);
+  return unserved_.IsHoldingBack(Now());
+}
+
+void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
+                        absl::Duration held_back) {
+  connection.cut_off = true;
+  Refuse(refusal, connection.peer);
+  Cut(connection);
+  // Who waits with it has time left for its handshake.
+  unserved_.HoldBack(
+      connection.address,
+      Now() + std::min(held_back, options_.handshake_timeout * 4 / 5));
+}
+
+bool AcceptLoop::IsWatched(const Connection& connection) const {
+  return connection.handed_over && connection.address != kUnix &&
+         !connection.cut_off && !IsGone(connection);
+}
+
+// HTTP/2 bounds the calls only of who has acknowledged our settings; and gRPC
+// reads a connection for as long as bytes come, on the one thread that polls.
+// Who begins calls without an end would keep all others waiting.
+void AcceptLoop::Watch() {
+  std::set<std::string> suspects;
+  {
+    MutexLock lock(mu_);
+    if (!IsWatching() || Now() < next_watch_) return;
+    next_watch_ = Now() + kWatchEvery;
+    if (Now() - swept_ >= kForgetEvery) Sweep();  // with the last it rests
+    suspects = WhoSaysMuch();
+  }
+  if (suspects.empty()) return;
+  const std::map<std::string, int64_t> open = options_.open_streams(suspects);
+  const int most = options_.max_calls_per_connection;
+  MutexLock lock(mu_);
+  for (auto& [id, connection] : connections_) {
+    const auto found = open.find(connection.peer);
+    if (found == open.end() || !IsWatched(connection)) continue;
+    if (found->second <= int64_t{4} * most) continue;
+    CutOff(
+        connection,
+        {kMaxCalls, absl::StrCat(found->second, " calls are open, and ",
+                                 kMaxCalls, " is ", most, ", as it was told")},
+        kFloodHeldBack);
+  }
+}
+
+// Since the last look. Who sends so much that it is bodies comes less often, as
+// each costs tens of microseconds.
+std::set<std::string> AcceptLoop::WhoSaysMuch() {
+  const bool bodies_too = ++watches_ % kWatchesOfBodies == 0;
+  std::set<std::string> peers;
+  for (auto& [id, connection] : connections_) {
+    if (connection.cut_off) Cut(connection);  // until gRPC has closed it
+    if (!IsWatched(connection)) continue;
+    const int64_t heard = BytesHeard(connection.fd);
+    const int64_t more = heard - std::exchange(connection.heard, heard);
+    if (more >= kMuch && (more < kBodies || bodies_too))
+      peers.insert(connection.peer);
+  }
+  return peers;
+}
+
+void AcceptLoop::Wake() {
+  const uint64_t one = 1;
+  // Full means that it will be woken anyway.
+  [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+}
+
+void AcceptLoop::Run() {
+  int timeout_ms = -1;
+  for (;;) {
+    epoll_event events[64];
+    const int count = epoll_wait(epoll_, events, 64, timeout_ms);
+    Watch();
+    MutexLock lock(mu_);
+    if (stopping_) return;
+    for (int i = 0; i < count; ++i) {
+      const uint64_t tag = events[i].data.u64;
+      if (tag == kWakeTag) {
+        uint64_t times;
+        [[maybe_unused]] const ssize_t got = read(wake_, &times, sizeof times);
+      } else if ((tag & kListenerBit) != 0) {
+        Accept(static_cast<int>(tag & ~kListenerBit));
+      } else {
+        Hear(static_cast<Id>(tag), events[i].events);
+      }
+    }
+    DeliverReady();  // first: this may be the first look after a long stop
+    Expire();
+    timeout_ms = RoundTimeoutMs();
+  }
+}
+
+int AcceptLoop::RoundTimeoutMs() {
+  if (unserved_.any_ready()) return kRetryMs;
+  Instant next = unserved_.next_expiry();
+  if (IsWatching()) next = std::min(next, next_watch_);
+  if (next.is_infinite()) return -1;
+  const absl::Duration left = next - Now();
+  return static_cast<int>(
+             std::max<int64_t>(0, absl::ToInt64Milliseconds(left))) +
+         1;
+}
+
+void AcceptLoop::Accept(int listener) {
+  // Removed in the same round.
+  if (sources_.find(listener) == sources_.end()) return;
+  for (int i = 0; i < kAcceptsPerRound && AcceptOne(listener); ++i) {
+  }
+}
+
+bool AcceptLoop::AcceptOne(int listener) {
+  const int fd =
+      accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd >= 0) {
+    Admit(fd, listener);
+    return true;
+  }
+  if (errno == EMFILE || errno == ENFILE) {
+    SurviveExhaustion(listener);
+    return false;  // the backlog is still readable: the next round goes on with
+                   // it
+  }
+  return errno == EINTR || errno == ECONNABORTED;
+}
+
+// Frees descriptors of who has made no call; with none to free, uses the
+// reserve to take one connection off the backlog and close it, so that its peer
+// learns at once.
+void AcceptLoop::SurviveExhaustion(int listener) {
+  Refuse({kDescriptors, "descriptors ran out; raise `ulimit -n`"}, "");
+  bool freed = false;
+  for (int i = 0; i < kEvictionsOnExhaustion &&
+                  Evict(unserved_.ToEvict(Now()), kDescriptors);
+       ++i)
+    freed = true;
+  if (freed) return;
+  if (reserve_ >= 0) close(reserve_);
+  const int fd =
+      accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+  if (fd >= 0) close(fd);
+  reserve_ = OpenReserve();
+}
+
+void AcceptLoop::Admit(int fd, int listener) {
+  auto [address, port] = PeerOf(fd);
+  const std::string peer = absl::StrContains(address, ':')
+                               ? absl::StrCat("[", address, "]:", port)
+                               : absl::StrCat(address, ":", port);
+  const bool is_unix =
+      sources_.at(listener).listener.address().kind == Address::Kind::kUnix;
+  std::optional<Refusal> refusal = MakeRoomFor(fd, address, is_unix);
+  const std::optional<ino_t> inode = InodeOf(fd);
+  epoll_event event = {};
+  // By edges: a beginning that is not whole stays unread.
+  event.events = EPOLLIN | EPOLLRDHUP | EPOLLET;
+  event.data.u64 = static_cast<uint64_t>(next_id_);
+  if (!refusal.has_value() &&
+      (!inode.has_value() ||
+       epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0)) {
+    refusal = Refusal{kConnection, "the system refused"};
+  }
+  if (refusal.has_value()) {
+    Refuse(*refusal, peer);
+    close(fd);
+    return;
+  }
+  connections_.emplace(next_id_,
+                       Connection{fd, *inode, address, peer, listener});
+  ++counts_[address];
+  unserved_.Add(next_id_, address, Now());
+  // What came with it counts before somebody behind it needs its place.
+  Hear(next_id_++, 0);
+}
+
+bool AcceptLoop::IsFull() {
+  return static_cast<int>(connections_.size()) >= options_.max_connections;
+}
+
+bool AcceptLoop::IsFullAt(const std::string& address) {
+  return CountOf(address) >= options_.max_connections_per_address;
+}
+
+// Closes others if it must; why the connection may not stay all the same.
+std::optional<AcceptLoop::Refusal> AcceptLoop::MakeRoomFor(
+    int fd, const std::string& address, bool is_unix) {
+  if (is_unix && !IsSameUser(fd)) return Refusal{kConnection, "another user"};
+  if ((IsFull() || IsFullAt(address)) && Now() - swept_ >= kSweepEvery) Sweep();
+  EvictFor(address);
+  if (IsFull() || IsFullAt(address)) {
+    Sweep();
+    EvictFor(address);
+  }
+  if (IsFull()) {
+    return Refusal{
+        kMaxConnections,
+        absl::StrCat(connections_.size(),
+                     " connections are open, and max_connections is ",
+                     options_.max_connections, RaiseBy(kMaxConnections))};
+  }
+  if (IsFullAt(address)) {
+    return Refusal{
+        kMaxPerAddress,
+        absl::StrCat(CountOf(address), " connections of its address are open, ",
+                     "and max_connections_per_address is ",
+                     options_.max_connections_per_address,
+                     RaiseBy(kMaxPerAddress))};
+  }
+  return std::nullopt;
+}
+
+// A crowd at one address must not cost others their places.
+void AcceptLoop::EvictFor(const std::string& address) {
+  while (IsFullAt(address) &&
+         Evict(unserved_.ToEvictAt(address, Now()), kMaxPerAddress)) {
+  }
+  while (IsFull() &&
+         Evict(unserved_.ToEvictFor(address, Now()), kMaxConnections)) {
+  }
+}
+
+// More of its beginning came, or its end.
+void AcceptLoop::Hear(Id id, uint32_t events) {
+  auto found = connections_.find(id);
+  if (found == connections_.end() || found->second.handed_over) return;
+  const Connection& connection = found->second;
+  char first[kBeginningBytes];
+  const ssize_t seen =
+      recv(connection.fd, first, sizeof first, MSG_PEEK | MSG_DONTWAIT);
+  int there = 0;
+  if (seen < 0 && (errno == EAGAIN || errno == EINTR)) return;
+  if (seen <= 0 || ioctl(connection.fd, FIONREAD, &there) != 0)
+    return Close(id);
+  const absl::string_view text(first, static_cast<size_t>(seen));
+  const Beginning said = sources_.at(connection.listener).speaks == Speaks::kTls
+                             ? LookAtTls(text, static_cast<size_t>(there))
+                             : LookAtHttp2(text);
+  if (said.unfit != nullptr) {
+    Refuse({kConnection, said.unfit}, connection.peer);
+    return Close(id);
+  }
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Close(id);
+  if (!said.is_whole) return unserved_.BecomePartial(id);
+  if (connection.address == kUnix) return HandOver(id);
+  unserved_.BecomeReady(id);
+}
+
+void AcceptLoop::HandOver(Id id) {
+  Connection& connection = connections_.at(id);
+  epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
+  connection.handed_over = true;
+  if (connection.address == kUnix) {
+    unserved_.Remove(id);
+  } else {
+    unserved_.BeginHandshake(id, Now());
+    ++watched_;
+    any_unserved_.store(true);
+  }
+  sources_.at(connection.listener).deliver(connection.fd);
+}
+
+void AcceptLoop::DeliverReady() {
+  if (!unserved_.any_ready()) return;
+  SweepHandshakes();
+  for (;;) {
+    const std::optional<Id> next = unserved_.NextReady(Now());
+    if (next.has_value()) {
+      HandOver(*next);
+    } else if (!Evict(unserved_.HandshakeToCut(Now()), kMaxHandshakes)) {
+      return;
+    }
+  }
+}
+
+bool AcceptLoop::IsGone(const Connection& connection) const {
+  return connection.handed_over && InodeOf(connection.fd) != connection.inode;
+}
+
+// Forgets the connections that gRPC has closed.
+void AcceptLoop::Sweep() {
+  swept_ = Now();
+  std::vector<Id> gone;
+  for (const auto& [id, connection] : connections_) {
+    if (IsGone(connection)) gone.push_back(id);
+  }
+  for (Id id : gone) Forget(id);
+}
+
+void AcceptLoop::SweepHandshakes() {
+  unserved_.Settle(Now());
+  std::vector<Id> gone;
+  for (const auto& [since, id] : unserved_.handshakes()) {
+    if (IsGone(connections_.at(id))) gone.push_back(id);
+  }
+  for (Id id : gone) Forget(id);
+}
+
+void AcceptLoop::Expire() {
+  while (const std::optional<Id> id = unserved_.Expired(Now())) {
+    const std::string waited = absl::FormatDuration(options_.handshake_timeout);
+    const std::string& peer = connections_.at(*id).peer;
+    if (unserved_.IsReady(*id)) {
+      Refuse(
+          {kMaxHandshakes, absl::StrCat("waited ", waited, " for one of ",
+                                        options_.max_handshakes, " handshakes",
+                                        RaiseBy(kMaxHandshakes))},
+          peer);
+    } else {
+      Refuse({kHandshakeTimeout, absl::StrCat("said too little for ", waited,
+                                              ", which is handshake_timeout")},
+             peer);
+    }
+    Close(*id);
+  }
+}
+
+bool AcceptLoop::Evict(std::optional<Id> victim, const char* limit) {
+  if (!victim.has_value()) return false;
+  const Connection& connection = connections_.at(*victim);
+  if (connection.handed_over && !Cut(connection)) return false;
+  Refuse({limit, "made no call yet, and its place was needed"},
+         connection.peer);
+  if (connection.handed_over) {
+    Forget(*victim);
+  } else {
+    Close(*victim);
+  }
+  return true;
+}
+
+// gRPC may close its descriptor at any moment: a copy keeps what it names now,
+// and for no longer than this, as gRPC's poller would see a copy's events too.
+bool AcceptLoop::Cut(const Connection& connection) {
+  const int copy = fcntl(connection.fd, F_DUPFD_CLOEXEC, 0);
+  if (copy < 0) return errno == EBADF;  // closed
+  if (InodeOf(copy) == connection.inode) EndAndDiscard(copy);
+  close(copy);
+  return true;
+}
+
+void AcceptLoop::Close(Id id) {
+  close(connections_.at(id).fd);  // leaves the epoll set by itself
+  Forget(id);
+}
+
+void AcceptLoop::Forget(Id id) {
+  const auto found = connections_.find(id);
+  if (found->second.handed_over && found->second.address != kUnix) --watched_;
+  const auto count = counts_.find(found->second.address);
+  if (--count->second == 0) counts_.erase(count);
+  connections_.erase(found);
+  unserved_.Remove(id);
+}
+
+void AcceptLoop::Refuse(const Refusal& refusal, const std::string& peer) {
+  if (options_.audit != nullptr)
+    options_.audit->Refused(refusal.kind, peer, "to connect", refusal.why);
+}
+
+int AcceptLoop::CountOf(const std::string& address) {
+  const auto found = counts_.find(address);
+  return found == counts_.end() ? 0 : found->second;
+}
+
+}  // namespace weft::net

@@ -1,0 +1,184 @@
+#include "weft/net/edge/local_socket.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/edge/socket_directory.h"
+
+namespace weft::net {
+namespace {
+
+// Room for the descriptors and for who sent them.
+constexpr size_t kControlBytes =
+    CMSG_SPACE(LocalSocket::kMaxDescriptors * sizeof(int)) +
+    CMSG_SPACE(sizeof(ucred));
+
+absl::StatusOr<sockaddr_un> NameOf(const std::string& path) {
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  static_assert(LocalSocket::kMaxPath < sizeof name.sun_path);
+  if (path.empty() || path[0] != '/' || path.size() > LocalSocket::kMaxPath) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("local socket ", path, ": wanted an absolute path of at ",
+                     "most ", LocalSocket::kMaxPath, " bytes"));
+  }
+  memcpy(name.sun_path, path.data(), path.size());
+  const size_t slash = path.rfind('/');
+  WEFT_RETURN_IF_ERROR(
+      CheckSocketDirectory(slash == 0 ? "/" : path.substr(0, slash)));
+  return name;
+}
+
+absl::Status Failed(const std::string& path, const char* what, int error) {
+  return absl::UnavailableError(
+      absl::StrCat("local socket ", path, ": ", what, ": ", strerror(error)));
+}
+
+absl::StatusOr<Descriptor> MakeSocket(const std::string& path) {
+  Descriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd.get() < 0) return Failed(path, "socket", errno);
+  return fd;
+}
+
+// What came along with a message.
+struct Control {
+  std::vector<Descriptor> descriptors;
+  bool is_same_user = false;
+};
+
+Control ReadControl(msghdr* message) {
+  Control control;
+  for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr;
+       c = CMSG_NXTHDR(message, c)) {
+    if (c->cmsg_level != SOL_SOCKET) continue;
+    const size_t size = c->cmsg_len - CMSG_LEN(0);
+    if (c->cmsg_type == SCM_CREDENTIALS && size >= sizeof(ucred)) {
+      ucred sender;
+      memcpy(&sender, CMSG_DATA(c), sizeof sender);
+      control.is_same_user = sender.uid == geteuid();
+    } else if (c->cmsg_type == SCM_RIGHTS) {
+      for (size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
+        int fd;
+        memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
+        control.descriptors.emplace_back(fd);
+      }
+    }
+  }
+  return control;
+}
+
+std::optional<ino_t> InodeOf(const std::string& path) {
+  struct stat found;
+  if (lstat(path.c_str(), &found) != 0) return std::nullopt;
+  return found.st_ino;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
+    const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const sockaddr_un name, NameOf(path));
+  WEFT_ASSIGN_OR_RETURN(Descriptor socket, MakeSocket(path));
+  const int fd = socket.get();
+  // Owns fd, and the file once it is there.
+  std::unique_ptr<LocalSocket> local(new LocalSocket(std::move(socket), path));
+  // Before anybody can send: from now on the kernel says who did.
+  const int on = 1;
+  if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
+    return Failed(path, "setsockopt", errno);
+  }
+  unlink(path.c_str());
+  if (bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
+    return Failed(path, "bind", errno);
+  }
+  local->inode_ = InodeOf(path);
+  return local;
+}
+
+// A successor of the same name may have bound the path meanwhile.
+LocalSocket::~LocalSocket() {
+  if (inode_.has_value() && InodeOf(path_) == inode_) unlink(path_.c_str());
+}
+
+absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
+                               absl::Span<const int> fds) {
+  WEFT_CHECK(!fds.empty() && fds.size() <= kMaxDescriptors);
+  WEFT_ASSIGN_OR_RETURN(sockaddr_un name, NameOf(path));
+  WEFT_ASSIGN_OR_RETURN(const Descriptor socket, MakeSocket(path));
+  iovec body = {&token, sizeof token};
+  const size_t bytes = fds.size() * sizeof(int);
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_name = &name;
+  message.msg_namelen = sizeof name;
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = CMSG_SPACE(bytes);
+  cmsghdr* const c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(bytes);
+  memcpy(CMSG_DATA(c), fds.data(), bytes);
+  ssize_t sent;
+  do {
+    sent = sendmsg(socket.get(), &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  } while (sent < 0 && errno == EINTR);
+  if (sent < 0) return Failed(path, "cannot hand over a descriptor", errno);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<Descriptor>> LocalSocket::Take(uint64_t token) {
+  MutexLock lock(mu_);
+  ReceiveAll();
+  const auto it =
+      std::find_if(untaken_.begin(), untaken_.end(),
+                   [token](const Delivery& d) { return d.token == token; });
+  if (it == untaken_.end()) {
+    return absl::NotFoundError(absl::StrCat(
+        "local socket ", path_, ": no descriptor came under this token"));
+  }
+  std::vector<Descriptor> descriptors = std::move(it->descriptors);
+  untaken_.erase(it);
+  return descriptors;
+}
+
+void LocalSocket::ReceiveAll() {
+  while (ReceiveOne()) {
+    if (untaken_.size() > kMaxUntaken) untaken_.pop_front();
+  }
+}
+
+// False if nothing waits.
+bool LocalSocket::ReceiveOne() {
+  uint64_t token = 0;
+  iovec body = {&token, sizeof token};
+  alignas(cmsghdr) char space[kControlBytes];
+  msghdr message = {};
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  message.msg_control = space;
+  message.msg_controllen = sizeof space;
+  const ssize_t size =
+      recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (size < 0) return errno == EINTR;
+  Control control = ReadControl(&message);
+  const bool is_whole = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  if (!control.descriptors.empty() && control.is_same_user && is_whole &&
+      size == sizeof token) {
+    untaken_.push_back(Delivery{token, std::move(control.descriptors)});
+  }
+  return true;
+}
+
+}  // namespace weft::net

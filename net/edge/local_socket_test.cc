@@ -1,0 +1,164 @@
+#include "weft/net/edge/local_socket.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::net {
+namespace {
+
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+using ::weft::testing::TempDir;
+
+class LocalSocketTest : public ::testing::Test {
+ protected:
+  LocalSocketTest() {
+    auto socket = LocalSocket::Bind(path_);
+    EXPECT_THAT(socket.status(), IsOk());
+    socket_ = *std::move(socket);
+    EXPECT_EQ(pipe(pipe_), 0);
+  }
+  ~LocalSocketTest() override {
+    close(pipe_[0]);
+    close(pipe_[1]);
+  }
+
+  static int OpenDescriptors() {
+    int count = 0;
+    for (const auto& entry :
+         std::filesystem::directory_iterator("/proc/self/fd")) {
+      (void)entry;
+      ++count;
+    }
+    return count;
+  }
+
+  TempDir directory_;
+  const std::string path_ = absl::StrCat(directory_.path(), "/s");
+  std::unique_ptr<LocalSocket> socket_;
+  int pipe_[2];
+};
+
+TEST_F(LocalSocketTest, ADescriptorComesUnderItsToken) {
+  ASSERT_THAT(LocalSocket::Send(path_, 1, {pipe_[0]}), IsOk());
+  ASSERT_THAT(LocalSocket::Send(path_, 2, {pipe_[1]}), IsOk());
+  const auto writer = socket_->Take(2);
+  ASSERT_THAT(writer.status(), IsOk());
+  ASSERT_EQ(writer->size(), 1u);
+  EXPECT_EQ(write(writer->front().get(), "x", 1), 1);
+  char read_back = 0;
+  EXPECT_EQ(read(pipe_[0], &read_back, 1), 1);
+  EXPECT_EQ(read_back, 'x');
+  EXPECT_NE(fcntl(writer->front().get(), F_GETFD) & FD_CLOEXEC, 0);
+  EXPECT_THAT(socket_->Take(2), StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(socket_->Take(1), IsOk());
+}
+
+TEST_F(LocalSocketTest, SeveralDescriptorsComeInTheirOrder) {
+  ASSERT_THAT(LocalSocket::Send(path_, 1, {pipe_[1], pipe_[0], pipe_[1]}),
+              IsOk());
+  const auto taken = socket_->Take(1);
+  ASSERT_THAT(taken.status(), IsOk());
+  ASSERT_EQ(taken->size(), 3u);
+  EXPECT_EQ(write((*taken)[0].get(), "ab", 2), 2);
+  EXPECT_EQ(write((*taken)[2].get(), "c", 1), 1);
+  char read_back[4] = {};
+  EXPECT_EQ(read((*taken)[1].get(), read_back, 3), 3);
+  EXPECT_STREQ(read_back, "abc");
+}
+
+TEST_F(LocalSocketTest, WhatNobodyTakesIsBoundedAndClosed) {
+  const int before = OpenDescriptors();
+  int refused = 0;
+  for (uint64_t token = 0; token < 1000; ++token) {
+    refused += !LocalSocket::Send(path_, token, {pipe_[0]}).ok();
+    if (token % 100 == 0) (void)socket_->Take(~uint64_t{0});
+  }
+  EXPECT_GT(refused, 0);  // the kernel's queue is bounded, and nobody waits
+  (void)socket_->Take(~uint64_t{0});
+  EXPECT_LE(OpenDescriptors(),
+            before + static_cast<int>(LocalSocket::kMaxUntaken));
+  socket_ = nullptr;
+  EXPECT_EQ(OpenDescriptors(), before - 1);
+}
+
+TEST_F(LocalSocketTest, WhoEndsLeavesTheFileOfASuccessor) {
+  auto successor = LocalSocket::Bind(path_);
+  ASSERT_THAT(successor.status(), IsOk());
+  socket_ = nullptr;
+  ASSERT_THAT(LocalSocket::Send(path_, 1, {pipe_[1]}), IsOk());
+  EXPECT_THAT((*successor)->Take(1), IsOk());
+  *successor = nullptr;
+  EXPECT_NE(access(path_.c_str(), F_OK), 0);
+}
+
+TEST_F(LocalSocketTest, MessagesOfAnotherFormAreDropped) {
+  const int before = OpenDescriptors();
+  const int sender = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  memcpy(name.sun_path, path_.data(), path_.size());
+  for (const size_t size : {0, 1, 7, 9, 4000}) {
+    const std::string text(size, 'x');
+    ASSERT_EQ(sendto(sender, text.data(), size, MSG_DONTWAIT,
+                     reinterpret_cast<const sockaddr*>(&name), sizeof name),
+              static_cast<ssize_t>(size));
+  }
+  // More descriptors than there is room for.
+  const uint64_t token = 7;
+  iovec body = {const_cast<uint64_t*>(&token), sizeof token};
+  alignas(cmsghdr) char control[CMSG_SPACE(8 * sizeof(int))] = {};
+  msghdr message = {};
+  message.msg_name = &name;
+  message.msg_namelen = sizeof name;
+  message.msg_iov = &body;
+  message.msg_iovlen = 1;
+  message.msg_control = control;
+  message.msg_controllen = sizeof control;
+  cmsghdr* const c = CMSG_FIRSTHDR(&message);
+  c->cmsg_level = SOL_SOCKET;
+  c->cmsg_type = SCM_RIGHTS;
+  c->cmsg_len = CMSG_LEN(8 * sizeof(int));
+  for (int i = 0; i < 8; ++i) {
+    memcpy(CMSG_DATA(c) + i * sizeof(int), &pipe_[0], sizeof(int));
+  }
+  ASSERT_EQ(sendmsg(sender, &message, MSG_DONTWAIT),
+            static_cast<ssize_t>(sizeof token));
+  close(sender);
+  ASSERT_THAT(LocalSocket::Send(path_, 8, {pipe_[0]}), IsOk());
+  EXPECT_THAT(socket_->Take(8), IsOk());
+  (void)socket_->Take(7);
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
+TEST_F(LocalSocketTest, NobodyThereOrAnOpenDirectoryIsAnError) {
+  EXPECT_THAT(LocalSocket::Send(path_ + "x", 1, {pipe_[0]}),
+              StatusIs(absl::StatusCode::kUnavailable));
+  socket_ = nullptr;
+  EXPECT_THAT(LocalSocket::Send(path_, 1, {pipe_[0]}),
+              StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(LocalSocket::Bind(std::string(200, '/')).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "107"));
+  ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
+  EXPECT_THAT(LocalSocket::Bind(path_).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(LocalSocket::Send(path_, 1, {pipe_[0]}),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+}
+
+}  // namespace
+}  // namespace weft::net

@@ -1,0 +1,189 @@
+#include "weft/net/loop/memory_queue.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/driver.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::net {
+namespace {
+
+// Looks of one Next() that does not wait: about a microsecond, so that the
+// poller's own looks at the clock and its yields are few beside them.
+constexpr int kLooks = 24;
+
+// Tells the core that this thread spins: the other thread of the core, if it
+// has one, then runs faster.
+void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+absl::Status Failed(const char* call) {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("memory queue: ", call, ": ", strerror(errno)));
+}
+
+absl::Status Watch(int epoll, int fd) {
+  epoll_event event = {};
+  // Edges: a bell need not be read to be heard again.
+  event.events = EPOLLIN | EPOLLET;
+  if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
+    return Failed("epoll_ctl");
+  }
+  return absl::OkStatus();
+}
+
+// Rounded up, so that nobody looks again before the time has come.
+int MillisecondsUntil(Instant deadline) {
+  if (deadline.is_infinite()) return -1;
+  const absl::Duration left = deadline - SteadyClock().Now();
+  if (left <= absl::ZeroDuration()) return 0;
+  constexpr absl::Duration kLongest = absl::Hours(1);
+  return static_cast<int>(absl::ToInt64Milliseconds(
+      absl::Ceil(std::min(left, kLongest), absl::Milliseconds(1))));
+}
+
+}  // namespace
+
+absl::StatusOr<Bell> Bell::Create() {
+  Descriptor fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (fd.get() < 0) return Failed("eventfd");
+  return Bell(std::move(fd));
+}
+
+// Anything else that can be written to might block, or send signals.
+absl::StatusOr<Bell> Bell::FromDescriptor(Descriptor descriptor) {
+  const std::string name = absl::StrCat("/proc/self/fd/", descriptor.get());
+  char target[64];
+  const ssize_t size = readlink(name.c_str(), target, sizeof target);
+  const absl::string_view found(target, std::max<ssize_t>(size, 0));
+  const int flags = fcntl(descriptor.get(), F_GETFL);
+  if (found != "anon_inode:[eventfd]" || flags < 0 ||
+      (flags & O_NONBLOCK) == 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wants an eventfd that does not block, found ", found));
+  }
+  return Bell(std::move(descriptor));
+}
+
+void Bell::Ring() const {
+  const uint64_t one = 1;
+  // It fails only when it was rung 2^64 times: that was heard.
+  (void)!write(fd_.get(), &one, sizeof one);
+}
+
+absl::StatusOr<std::unique_ptr<MemoryQueue>> MemoryQueue::Create() {
+  WEFT_ASSIGN_OR_RETURN(Bell bell, Bell::Create());
+  Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
+  if (epoll.get() < 0) return Failed("epoll_create1");
+  WEFT_RETURN_IF_ERROR(Watch(epoll.get(), bell.fd()));
+  return std::unique_ptr<MemoryQueue>(
+      new MemoryQueue(std::move(bell), std::move(epoll)));
+}
+
+MemoryQueue::MemoryQueue(Bell bell, Descriptor epoll)
+    : bell_(std::move(bell)), epoll_(std::move(epoll)) {}
+
+absl::Status MemoryQueue::Add(std::shared_ptr<MemorySource> source) {
+  if (ended_.load()) {
+    return absl::FailedPreconditionError("the memory queue has ended");
+  }
+  WEFT_RETURN_IF_ERROR(Watch(epoll_.get(), source->bell().fd()));
+  {
+    MutexLock lock(mu_);
+    sources_.push_back(std::move(source));
+    version_.fetch_add(1);
+  }
+  Wake();
+  return absl::OkStatus();
+}
+
+void MemoryQueue::Remove(const MemorySource* source) {
+  std::shared_ptr<MemorySource> removed;  // dies without the lock
+  {
+    MutexLock lock(mu_);
+    const auto it =
+        std::find_if(sources_.begin(), sources_.end(),
+                     [source](const auto& s) { return s.get() == source; });
+    if (it == sources_.end()) return;
+    removed = std::move(*it);
+    sources_.erase(it);
+    version_.fetch_add(1);
+  }
+  // The other process holds the same file, so closing ours is not enough.
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, removed->bell().fd(), nullptr);
+  Wake();  // who sleeps lets go of it
+}
+
+void MemoryQueue::End() {
+  ended_.store(true);
+  Wake();
+}
+
+void MemoryQueue::Wake() { bell_.Ring(); }
+
+EventQueue::Outcome MemoryQueue::Next(Instant deadline) {
+  // Also at the end: what was removed is let go.
+  if (version_.load(std::memory_order_acquire) != seen_version_) TakeSources();
+  if (ended_.load()) return Outcome::kEnd;
+  // The poller's "do not wait" is a time long past, which needs no clock.
+  const bool sleeps = deadline.nanoseconds() != 0;
+  for (int i = sleeps ? kLooks - 1 : 0; i < kLooks; ++i) {
+    if (Look()) return Outcome::kEvent;
+    Pause();
+  }
+  if (sleeps) Sleep(deadline);
+  return Look() ? Outcome::kEvent : Outcome::kTimeout;
+}
+
+void MemoryQueue::TakeSources() {
+  std::vector<std::shared_ptr<MemorySource>> old;  // dies without the lock
+  MutexLock lock(mu_);
+  old.swap(seen_);
+  seen_ = sources_;
+  seen_version_ = version_.load();
+}
+
+bool MemoryQueue::Look() {
+  for (size_t i = 0; i < seen_.size(); ++i) {
+    // Each in turn, so that a busy one does not hide the others.
+    if (++next_ >= seen_.size()) next_ = 0;
+    if (!seen_[next_]->HasWork()) continue;
+    taken_ = seen_[next_];
+    return true;
+  }
+  return false;
+}
+
+void MemoryQueue::Sleep(Instant deadline) {
+  bool has_work = false;
+  for (const auto& source : seen_) has_work |= source->BeginSleep();
+  if (!has_work) {
+    epoll_event events[16];
+    (void)epoll_wait(epoll_.get(), events, 16, MillisecondsUntil(deadline));
+  }
+  for (const auto& source : seen_) source->EndSleep();
+}
+
+void MemoryQueue::Handle() {
+  InlineScope scope;
+  taken_->Handle();
+  taken_ = nullptr;
+}
+
+}  // namespace weft::net

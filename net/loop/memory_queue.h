@@ -1,0 +1,104 @@
+// MemoryQueue: events that other processes of the host put into memory which
+// they share with this one.
+//
+// To look costs no system call. Who is about to sleep says so in each memory,
+// looks once more, and then sleeps until a Bell rings: whoever puts something
+// there rings it if the other sleeps.
+
+#ifndef WEFT_NET_LOOP_MEMORY_QUEUE_H_
+#define WEFT_NET_LOOP_MEMORY_QUEUE_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/clock.h"
+#include "weft/base/mutex.h"
+#include "weft/net/edge/descriptor.h"
+#include "weft/net/loop/poller.h"
+
+namespace weft::net {
+
+// An eventfd, which another process may hold too.
+//
+// Thread-safety: thread-safe.
+class Bell {
+ public:
+  static absl::StatusOr<Bell> Create();
+  // What a process of this user handed over; kInvalidArgument if it is
+  // something else.
+  static absl::StatusOr<Bell> FromDescriptor(Descriptor descriptor);
+
+  // Wakes who sleeps at it, or the next who would. Never waits.
+  void Ring() const;
+  int fd() const { return fd_.get(); }
+
+ private:
+  explicit Bell(Descriptor fd) : fd_(std::move(fd)) {}
+
+  Descriptor fd_;
+};
+
+// Memory in which events appear. All but Handle() is called by the thread that
+// polls and must be short; Handle() runs among the Loop's callbacks.
+class MemorySource {
+ public:
+  virtual ~MemorySource() = default;
+
+  virtual bool HasWork() = 0;
+  // From now on the bell must ring when work comes. Returns HasWork() as it is
+  // after that.
+  virtual bool BeginSleep() = 0;
+  virtual void EndSleep() = 0;
+  // Does some of the work.
+  virtual void Handle() = 0;
+  // Where others ring for this source.
+  virtual const Bell& bell() const = 0;
+};
+
+// Thread-safety: thread-safe, but for Next and Handle: see EventQueue.
+class MemoryQueue final : public EventQueue {
+ public:
+  static absl::StatusOr<std::unique_ptr<MemoryQueue>> Create();
+
+  absl::Status Add(std::shared_ptr<MemorySource> source)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Its Handle() may run once more, if that is being waited for.
+  void Remove(const MemorySource* source) ABSL_LOCKS_EXCLUDED(mu_);
+  // Next returns kEnd from now on.
+  void End();
+
+  Outcome Next(Instant deadline) override ABSL_LOCKS_EXCLUDED(mu_);
+  void Handle() override;
+  void Wake() override;
+
+ private:
+  MemoryQueue(Bell bell, Descriptor epoll);
+
+  void TakeSources() ABSL_LOCKS_EXCLUDED(mu_);
+  // True if one has work: it is taken_.
+  bool Look();
+  void Sleep(Instant deadline);
+
+  const Bell bell_;  // of the queue itself
+  const Descriptor epoll_;
+  std::atomic<bool> ended_{false};
+
+  Mutex mu_;
+  std::vector<std::shared_ptr<MemorySource>> sources_ ABSL_GUARDED_BY(mu_);
+  std::atomic<uint64_t> version_{0};  // of sources_
+
+  // Of the thread that polls; the poller orders one after the other.
+  std::vector<std::shared_ptr<MemorySource>> seen_;
+  uint64_t seen_version_ = 0;
+  size_t next_ = 0;  // whose turn it is to be looked at first
+  std::shared_ptr<MemorySource> taken_;
+};
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_LOOP_MEMORY_QUEUE_H_

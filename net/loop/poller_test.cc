@@ -1,0 +1,337 @@
+#include "weft/net/loop/poller.h"
+
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/base/future.h"
+#include "weft/tests/support/patience.h"
+
+namespace weft::net {
+namespace {
+
+using ::weft::testing::Becomes;
+
+constexpr absl::Duration kSoon =
+    absl::Seconds(30);  // longer than any wait that ends well
+
+// Events are functions, put in by any thread.
+class FakeQueue final : public EventQueue {
+ public:
+  Outcome Next(Instant deadline) override {
+    EXPECT_EQ(inside_.fetch_add(1), 0) << "two threads inside the queue";
+    bool ended = false;
+    looks_.fetch_add(1);
+    {
+      const std::chrono::steady_clock::time_point until{
+          std::chrono::nanoseconds(
+              std::min(deadline.nanoseconds(), int64_t{1} << 62))};
+      MutexLock lock(mu_);
+      while (events_.empty() && wakes_ == 0 && !ended_ &&
+             changed_.WaitUntil(mu_, until)) {
+      }
+      if (wakes_ > 0) --wakes_;
+      ended = events_.empty() && ended_;
+      if (!events_.empty()) {
+        taken_ = std::move(events_.front());
+        events_.pop_front();
+      }
+    }
+    inside_.fetch_sub(1);
+    if (ended) return Outcome::kEnd;
+    return taken_ == nullptr ? Outcome::kTimeout : Outcome::kEvent;
+  }
+  void Handle() override {
+    InlineScope scope;
+    std::exchange(taken_, nullptr)();
+  }
+  void Wake() override {
+    MutexLock lock(mu_);
+    ++wakes_;
+    ++all_wakes_;
+    changed_.NotifyAll();
+  }
+  void Put(std::function<void()> event) {
+    MutexLock lock(mu_);
+    events_.push_back(std::move(event));
+    changed_.NotifyAll();
+  }
+  void End() {
+    MutexLock lock(mu_);
+    ended_ = true;
+    changed_.NotifyAll();
+  }
+  // How often Next was called.
+  int looks() const { return looks_.load(); }
+  // How often Wake was called.
+  int all_wakes() {
+    MutexLock lock(mu_);
+    return all_wakes_;
+  }
+
+ private:
+  std::atomic<int> inside_{0};
+  std::atomic<int> looks_{0};
+  std::function<void()> taken_;  // of the thread that polls
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<std::function<void()>> events_ ABSL_GUARDED_BY(mu_);
+  int wakes_ ABSL_GUARDED_BY(mu_) = 0;
+  int all_wakes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool ended_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class PollerTest : public ::testing::Test {
+ protected:
+  ~PollerTest() override {
+    queue_.End();
+    poller_.Join();
+  }
+
+  // Ready when the event that it puts into the queue has been handled.
+  Future<void> Echo() {
+    auto promise = std::make_shared<Promise<void>>(poller_);
+    Future<void> future = promise->future();
+    queue_.Put([promise] { promise->Set(absl::OkStatus()); });
+    return future;
+  }
+
+  FakeQueue queue_;
+  Poller poller_{queue_, {}};
+};
+
+TEST_F(PollerTest, AWaitingThreadHandlesEventsItself) {
+  // No background thread: nobody else could.
+  std::thread::id handled_by;
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  queue_.Put([&handled_by, promise] {
+    handled_by = std::this_thread::get_id();
+    promise->Set(absl::OkStatus());
+  });
+  EXPECT_TRUE(promise->future().Wait(kSoon).ok());
+  EXPECT_EQ(handled_by, std::this_thread::get_id());
+}
+
+TEST_F(PollerTest, TheBackgroundThreadHandlesEventsWhenNobodyWaits) {
+  ASSERT_TRUE(poller_.Start().ok());
+  std::atomic<bool> handled{false};
+  queue_.Put([&] { handled = true; });
+  EXPECT_TRUE(Becomes([&] { return handled.load(); }));
+}
+
+TEST_F(PollerTest, AWaitEndsAtItsDeadline) {
+  ASSERT_TRUE(poller_.Start().ok());
+  Promise<void> never(poller_);
+  EXPECT_EQ(never.future().Wait(absl::Milliseconds(20)).code(),
+            absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_F(PollerTest, AReadyMadeElsewhereWakesTheHolder) {
+  Promise<void> promise(poller_);
+  Future<void> future = promise.future();
+  std::thread elsewhere([&] { promise.Set(absl::OkStatus()); });
+  EXPECT_TRUE(future.Wait(kSoon).ok());
+  elsewhere.join();
+}
+
+TEST(SleepingPoller, IsNotWokenByWhatItHandlesItself) {
+  FakeQueue queue;
+  PollerOptions options;
+  options.spin = absl::ZeroDuration();  // it sleeps before each event
+  Poller poller(queue, options);
+  for (int i = 0; i < 10; ++i) {
+    auto promise = std::make_shared<Promise<void>>(poller);
+    queue.Put([promise] { promise->Set(absl::OkStatus()); });
+    EXPECT_TRUE(promise->future().Wait(kSoon).ok());
+  }
+  EXPECT_EQ(queue.all_wakes(), 0);
+  queue.End();
+  poller.Join();
+}
+
+// A poller whose core others may want: each yield does what `meanwhile` says.
+class YieldingPoller : public ::testing::Test {
+ protected:
+  ~YieldingPoller() override {
+    queue_.End();
+    poller_->Join();
+  }
+
+  void Make(absl::Duration spin, std::function<void()> meanwhile,
+            absl::Duration long_yield = PollerOptions().long_yield) {
+    PollerOptions options;
+    options.spin = spin;
+    options.long_yield = long_yield;
+    options.yield = [this, meanwhile = std::move(meanwhile)] {
+      ++yields_;
+      meanwhile();
+    };
+    poller_.emplace(queue_, options);
+    promise_ = std::make_shared<Promise<void>>(*poller_);
+  }
+
+  // The event that ends the wait of now.
+  void Put() {
+    queue_.Put([promise = promise_] { promise->Set(absl::OkStatus()); });
+  }
+
+  void Wait() {
+    EXPECT_TRUE(promise_->future().Wait(kSoon).ok());
+    promise_ = std::make_shared<Promise<void>>(*poller_);
+  }
+
+  static void Work(absl::Duration d) {
+    const Instant end = SteadyClock().Now() + d;
+    while (SteadyClock().Now() < end) {
+    }
+  }
+
+  FakeQueue queue_;
+  std::optional<Poller> poller_;
+  std::shared_ptr<Promise<void>> promise_;
+  int yields_ = 0;
+};
+
+TEST_F(YieldingPoller, NobodySleepsWhoHasNotYielded) {
+  // Without a yield the event would never come.
+  Make(absl::ZeroDuration(), [this] { Put(); });
+  Wait();
+  EXPECT_EQ(yields_, 1);
+  EXPECT_EQ(queue_.looks(), 1);
+}
+
+TEST_F(YieldingPoller, WhereTheCoreIsWantedOthersGoFirst) {
+  std::vector<int> looks_before;  // each yield
+  Make(
+      absl::Hours(1),
+      [this, &looks_before] {
+        looks_before.push_back(queue_.looks());
+        Work(absl::Microseconds(20));
+        Put();
+      },
+      /*long_yield=*/absl::InfiniteDuration());
+  Wait();
+  ASSERT_EQ(looks_before.size(), 1u);
+  EXPECT_GT(looks_before[0], 0) << "nobody was known to want the core";
+  const int looks = queue_.looks();
+  Wait();
+  ASSERT_EQ(looks_before.size(), 2u);
+  EXPECT_EQ(looks_before[1], looks);
+}
+
+TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
+  Make(absl::Hours(1), [this] {
+    Work(absl::Milliseconds(1));
+    Put();
+  });
+  Wait();
+  ASSERT_EQ(yields_, 1);
+  for (int i = 0; i < 63; ++i) {
+    Put();
+    Wait();
+  }
+  EXPECT_EQ(yields_, 1);
+  Wait();  // and tries again
+  EXPECT_EQ(yields_, 2);
+}
+
+TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {
+  ASSERT_TRUE(poller_.Start().ok());
+  std::atomic<int> finished{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&] {
+      // So often that some waits are over as they begin: who is listed then
+      // must not stay so.
+      for (int i = 0; i < 2000; ++i)
+        finished += Echo().Wait(kSoon).ok() ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(finished.load(), 16000);
+}
+
+TEST_F(PollerTest, WithoutABackgroundThreadTheQueueIsHandedOn) {
+  // Each event is handled by one of the waiters, whichever of them has left
+  // already.
+  std::atomic<int> finished{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) finished += Echo().Wait(kSoon).ok() ? 1 : 0;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(finished.load(), 800);
+}
+
+// The queue must not go to one who is not there any more.
+TEST_F(PollerTest, AWaitThatEndsBeforeItParksLeavesNothingBehind) {
+  std::atomic<bool> holds{false};
+  std::atomic<bool> tried{false};
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  Future<void> held = promise->future();
+  queue_.Put([&holds, &tried, promise] {
+    holds = true;
+    while (!tried) std::this_thread::yield();
+    promise->Set(absl::OkStatus());
+  });
+  std::thread holder([&] { EXPECT_TRUE(held.Wait(kSoon).ok()); });
+  EXPECT_TRUE(Becomes([&] { return holds.load(); }));
+  Promise<void> never(poller_);
+  EXPECT_FALSE(never.future().Wait(absl::ZeroDuration()).ok());
+  tried = true;
+  holder.join();
+  std::thread next([&] { EXPECT_TRUE(Echo().Wait(kSoon).ok()); });
+  next.join();
+}
+
+TEST_F(PollerTest, PostedFunctionsRunInOrder) {
+  ASSERT_TRUE(poller_.Start().ok());
+  std::vector<int> order;
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  for (int i = 0; i < 100; ++i)
+    poller_.Post([&order, i] { order.push_back(i); });
+  poller_.Post([promise] { promise->Set(absl::OkStatus()); });
+  ASSERT_TRUE(promise->future().Wait(kSoon).ok());
+  ASSERT_EQ(order.size(), 100u);
+  EXPECT_TRUE(std::is_sorted(order.begin(), order.end()));
+}
+
+TEST_F(PollerTest, AnEarlierTimerWakesTheSleeper) {
+  ASSERT_TRUE(poller_.Start().ok());
+  auto promise = std::make_shared<Promise<void>>(poller_);
+  poller_.RunAt(SteadyClock().Now() + absl::Hours(1), [] {});
+  poller_.RunAt(SteadyClock().Now() + absl::Milliseconds(1),
+                [promise] { promise->Set(absl::OkStatus()); });
+  EXPECT_TRUE(promise->future().Wait(kSoon).ok());
+}
+
+TEST_F(PollerTest, AnIdlePollerBurnsNoCpu) {
+  ASSERT_TRUE(poller_.Start().ok());
+  ASSERT_TRUE(Echo().Wait(kSoon).ok());
+  timespec before;
+  timespec after;
+  // The wait itself is the pause: this thread and the background thread have
+  // nothing to do in it.
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  Promise<void> never(poller_);
+  EXPECT_FALSE(never.future().Wait(absl::Milliseconds(500)).ok());
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  const int64_t used_ms = (after.tv_sec - before.tv_sec) * 1000 +
+                          (after.tv_nsec - before.tv_nsec) / 1'000'000;
+  EXPECT_LT(used_ms, 100);
+}
+
+}  // namespace
+}  // namespace weft::net

@@ -1,0 +1,99 @@
+// ServerCall: one call that came in, from its arrival to its last event. A
+// Stream to those who serve streams.
+
+#ifndef WEFT_NET_LOOP_SERVER_CALL_H_
+#define WEFT_NET_LOOP_SERVER_CALL_H_
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "weft/base/mutex.h"
+#include "weft/net/loop/loop_core.h"
+#include "weft/net/stream.h"
+
+namespace weft::net {
+
+// gRPC's objects live until the status is sent and every operation has
+// returned; this object, as long as anyone holds it. Thread-safety:
+// thread-safe.
+class ServerCall final : public Stream,
+                         public OpenCall,
+                         public std::enable_shared_from_this<ServerCall> {
+ public:
+  // Waits for one call to arrive.
+  static void Request(std::shared_ptr<Loop::Core> core);
+
+  explicit ServerCall(std::shared_ptr<Loop::Core> core);
+  ~ServerCall() override;
+
+  const std::string& method() const override { return method_; }
+  const Peer& peer() const override { return peer_; }
+  const Metadata& metadata() const override { return metadata_; }
+  const std::string& authority() const { return authority_; }
+  const std::string& connection() const { return peer_.address; }  // ip:port
+  Instant deadline() const { return deadline_; }
+
+  // Delivers one message, or all, to `observer`, and at last OnClosed.
+  // REQUIRES: called once, on the Loop.
+  enum class Messages { kOne, kAll };
+  void Serve(std::shared_ptr<StreamObserver> observer, Messages messages);
+
+  // From now on open on behalf of `owner`, and calls `ended` after OnClosed.
+  // REQUIRES: before Serve.
+  void SetOwner(const void* owner, absl::AnyInvocable<void() &&> ended);
+
+  bool Write(Slices message) override;
+  void Close(absl::Status status) override;
+  // Write and Close(Ok) in one.
+  void Answer(Slices response);
+  void Abort(absl::Status reason) override;
+
+ private:
+  struct Grpc;
+
+  void OnArrived(bool ok);
+  void OnRead(bool ok);
+  void OnWrite(bool ok);
+  void OnDone(bool ok);
+  void OnFinished(bool ok);
+
+  void ReadPeer();
+  void StartRead();
+  static void ReadNext(Grpc& grpc);
+  void FinishWith(absl::Status status, std::optional<grpc::ByteBuffer> last);
+  void CancelIfStill(bool ServerCall::*under_way);
+  bool TakeFinish() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndIfOver() ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::shared_ptr<Loop::Core> core_;
+  std::string method_;
+  std::string authority_;
+  Peer peer_;
+  Metadata metadata_;
+  Instant deadline_ = Instant::Infinite();
+  Messages messages_ = Messages::kAll;
+  absl::AnyInvocable<void() &&> ended_;
+
+  Mutex mu_;
+  std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over
+  std::shared_ptr<StreamObserver> observer_ ABSL_GUARDED_BY(mu_);
+  // What Close() was given.
+  std::optional<absl::Status> closing_ ABSL_GUARDED_BY(mu_);
+  bool reading_ ABSL_GUARDED_BY(mu_) = false;
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  // The status is on its way, or was.
+  bool finishing_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+  bool done_ ABSL_GUARDED_BY(mu_) = false;
+  bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
+  // Before its status was sent, and before its deadline.
+  bool taken_back_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace weft::net
+
+#endif  // WEFT_NET_LOOP_SERVER_CALL_H_

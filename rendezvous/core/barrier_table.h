@@ -1,0 +1,142 @@
+// BarrierTable: who has arrived where, and who waits for whom. Pure.
+
+#ifndef WEFT_RENDEZVOUS_CORE_BARRIER_TABLE_H_
+#define WEFT_RENDEZVOUS_CORE_BARRIER_TABLE_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weft/base/clock.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/worker_key.h"
+
+namespace weft::rendezvous {
+
+// Thread-safety: one thread at a time.
+class BarrierTable {
+ public:
+  using Ticket = uint64_t;  // not 0
+
+  // What one member may have here: arrivals that wait, and those that have met
+  // and that it has not settled, with what was gathered there.
+  struct Limits {
+    int64_t arrivals = 1024;
+    int64_t bytes = int64_t{64} << 20;
+  };
+  explicit BarrierTable(Limits limits) : limits_(limits) {}
+
+  struct Arrival {
+    WorkerKey key;
+    std::string name;
+    std::string tag;
+    std::set<std::string> members;  // `name` among them
+    std::string payload;            // for all others there
+    uint64_t number = 0;            // of this member's arrivals; grows
+    // Answers that the member has had: to those below, and to those up to
+    // `arrivals` that are not among the unsettled.
+    uint64_t settled_below = 0;
+    uint64_t arrivals = 0;
+    std::set<uint64_t> unsettled;
+    Ticket ticket = 0;
+    Instant answer_by;  // the call, with "not yet"
+    Instant stands_until;
+  };
+  struct Outcome {
+    Ticket ticket;
+    absl::Status status;
+    v1::BarrierReply reply;  // if ok
+  };
+  struct Result {
+    std::vector<Outcome> outcomes;
+    // To be remembered before the outcomes are told; empty if none opened.
+    v1::LogRecord::Released released;
+  };
+
+  // A repetition replaces the call it repeats. kCancelled: a late copy of an
+  // arrival that the member has settled or given up. kFailedPrecondition: those
+  // who are at this tag wait for other members. kResourceExhausted: the member
+  // has as much here as it may.
+  Result Arrive(Arrival arrival);
+
+  // Fails every barrier that waits for `name` with kAborted, and forgets
+  // `key`, which does not arrive again.
+  Result Gone(const std::string& name, WorkerKey key,
+              const std::string& reason);
+
+  // Answers the calls and ends the arrivals whose time has come.
+  Result Expire(Instant now);
+  Instant NextExpiry() const;
+
+  // The caller of `ticket` is no longer there; its arrival stands meanwhile.
+  void HangUp(Ticket ticket);
+
+  void Replay(const v1::LogRecord::Released& released);
+  std::vector<v1::LogRecord::Released> Snapshot() const;
+
+  int held() const;
+
+ private:
+  using Barrier = std::map<std::string, Arrival>;  // who waits, by name
+  // What was brought to a barrier that opened; null if nothing.
+  struct Gathering {
+    std::vector<v1::Brought> brought;
+    int64_t bytes = 0;
+  };
+  using Gathered = std::shared_ptr<const Gathering>;
+  struct Answer {  // that the member may not have had
+    absl::Status status;
+    Gathered gathered;  // if ok
+  };
+  // Which of a member's arrivals may still come: those above `last`, and of
+  // those from `below` on the open ones. All others are late copies.
+  struct Heard {
+    uint64_t below = 0;
+    uint64_t last = 0;
+    std::set<uint64_t> open;  // at most as many as one request may name
+    bool Expects(uint64_t number) const {
+      return number >= below && (number > last || open.count(number) > 0);
+    }
+  };
+  struct Load {  // of one member, as in Limits
+    int64_t arrivals = 0;
+    int64_t bytes = 0;
+  };
+
+  void Settle(const Arrival& arrival);
+  // `before`: the arrival that it repeats, if any.
+  absl::Status CheckRoom(const Arrival& arrival, const Arrival* before) const;
+  void OpenIfComplete(const std::string& tag, Result& result);
+  // What one of those there would have beyond its limit if it opened.
+  absl::Status CheckRoomFor(const Barrier& barrier, const Answer& open) const;
+  // Ends a barrier for all who wait there; returns the next. `gone` does not
+  // ask again.
+  std::map<std::string, Barrier>::iterator Fail(
+      std::map<std::string, Barrier>::iterator barrier, const absl::Status& why,
+      std::optional<WorkerKey> gone, Result& result);
+  void Keep(WorkerKey key, uint64_t number, Answer answer);
+  // For an arrival that does not wait any more.
+  void Discharge(const Arrival& arrival);
+  void Charge(WorkerKey key, int64_t arrivals, int64_t bytes);
+  static v1::BarrierReply NotYet(const Barrier& barrier);
+  static int64_t BytesOf(const Arrival& arrival);
+  static int64_t BytesOf(const Answer& answer);
+  static Gathered Gather(const Barrier& barrier);
+  static Gathered Gather(std::vector<v1::Brought> brought);
+  static v1::BarrierReply ReplyOf(const Gathered& gathered);
+
+  Limits limits_;
+  std::map<std::string, Barrier> barriers_;  // by tag; none is empty
+  std::map<WorkerKey, std::map<uint64_t, Answer>> answers_;  // by arrival
+  std::map<WorkerKey, Heard> heard_;
+  std::map<WorkerKey, Load> loads_;  // none has no arrivals
+};
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_CORE_BARRIER_TABLE_H_

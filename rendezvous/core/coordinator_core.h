@@ -1,0 +1,208 @@
+// CoordinatorCore: decides who is in the job, who is gone, when a barrier opens
+// and what the store holds. Pure: OnEvent(event) -> actions.
+//
+// Whoever drives it carries the actions out in order: a Persist is on disk
+// before a later Answer leaves. From the persisted records a successor with a
+// higher term goes on where this one stopped; what is lost with the process is
+// only who is suspect and which calls were held.
+//
+// Silence is counted in time during which the core was ticked: a coordinator
+// that was itself stopped for a while accuses nobody of it.
+
+#ifndef WEFT_RENDEZVOUS_CORE_COORDINATOR_CORE_H_
+#define WEFT_RENDEZVOUS_CORE_COORDINATOR_CORE_H_
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/core/barrier_table.h"
+#include "weft/rendezvous/core/versioned_map.h"
+#include "weft/rendezvous/worker_key.h"
+
+namespace weft::rendezvous {
+
+// Thread-safety: one thread at a time. Copyable, so that an exploration can
+// branch.
+class CoordinatorCore {
+ public:
+  struct Options {
+    std::string job;  // empty: that of the first to join
+    absl::Duration suspect_after = absl::Seconds(3);
+    absl::Duration dead_after = absl::Seconds(10);
+    // A held call is answered after this long at the latest.
+    absl::Duration max_wait = absl::Seconds(10);
+    int max_names = 16384;  // that were ever in the job
+    // Of a Join what all will see: the member, with its labels and its address,
+    // and the world.
+    int64_t max_member_bytes = int64_t{16} << 10;
+    int max_held_calls = 65536;
+    int64_t max_tag_bytes = int64_t{1} << 10;  // of a barrier
+    BarrierTable::Limits barriers;
+    VersionedMap::Limits store;
+    // What members bring to one barrier: each of them, and together.
+    int64_t max_payload_bytes = int64_t{64} << 10;
+    int64_t max_gathered_bytes = int64_t{1} << 20;
+    // A successor will find this one's records; members are told.
+    bool is_durable = false;
+  };
+
+  // Names one call among those that are held; chosen by the driver.
+  using Ticket = uint64_t;
+  using Request =
+      std::variant<v1::JoinRequest, v1::HeartbeatRequest, v1::WatchRequest,
+                   v1::AnnounceRequest, v1::LeaveRequest, v1::ReportExitRequest,
+                   v1::BarrierRequest, v1::StoreRequest>;
+  using Reply =
+      std::variant<v1::JoinReply, v1::HeartbeatReply, v1::WatchReply,
+                   v1::AnnounceReply, v1::LeaveReply, v1::ReportExitReply,
+                   v1::BarrierReply, v1::StoreReply>;
+
+  struct Call {
+    Ticket ticket;
+    Request request;
+  };
+  struct Tick {};
+  struct HangUp {  // the caller of a held call is no longer there
+    Ticket ticket;
+  };
+  using Event = std::variant<Call, Tick, HangUp>;
+
+  struct Answer {
+    Ticket ticket;
+    absl::Status status;
+    Reply reply;  // if status is ok
+  };
+  struct Persist {
+    v1::LogRecord record;
+  };
+  struct Note {  // for the log that people read
+    std::string text;
+  };
+  using Action = std::variant<Persist, Answer, Note>;
+  using Actions = std::vector<Action>;
+
+  // `term` is higher than any that `history` knows, and already on disk. Of the
+  // members in it those that hosted an earlier term are gone: theirs was the
+  // process whose place this one has taken.
+  CoordinatorCore(Options options, uint32_t term,
+                  const std::vector<v1::LogRecord>& history, Instant now);
+
+  // `now` does not go back.
+  Actions OnEvent(Instant now, Event event);
+
+  // When the next Tick has something to do, as far as is known now.
+  Instant NextTick() const;
+
+  // Records that make the same core: what a compacted log holds.
+  std::vector<v1::LogRecord> Snapshot() const;
+
+  // Whether `request` is of a size that one of `options` takes; else
+  // kInvalidArgument says what is too long. Any thread, so that what is refused
+  // need not be kept until the core's turn comes: OnEvent refuses it too.
+  static absl::Status CheckSize(const Options& options, const Request& request);
+
+  uint32_t term() const { return term_; }
+  const std::string& job() const { return options_.job; }
+  const v1::View& view() const { return view_; }
+
+ private:
+  struct Slot {         // a name that has been in the job
+    v1::Member member;  // the present incarnation, if is_in
+    bool is_in = false;
+    v1::Departed departed;    // the last incarnation that is gone, if any
+    absl::Duration heard_at;  // of `attended_`
+  };
+  struct HeldJoin {
+    Ticket ticket;
+    v1::JoinRequest request;
+    Instant deadline;
+  };
+  struct HeldWatch {
+    Ticket ticket;
+    Instant deadline;
+  };
+  struct HeldWait {
+    Ticket ticket;
+    std::string key;
+    uint64_t version;
+    Instant deadline;
+  };
+  struct LastChange {  // of one client of the store, applied or not
+    uint64_t sequence = 0;
+    absl::StatusOr<v1::StoreReply> reply;
+  };
+
+  void On(Ticket ticket, const v1::JoinRequest& request);
+  void On(Ticket ticket, const v1::HeartbeatRequest& request);
+  void On(Ticket ticket, const v1::WatchRequest& request);
+  void On(Ticket ticket, const v1::AnnounceRequest& request);
+  void On(Ticket ticket, const v1::LeaveRequest& request);
+  void On(Ticket ticket, const v1::ReportExitRequest& request);
+  void On(Ticket ticket, const v1::BarrierRequest& request);
+  void On(Ticket ticket, const v1::StoreRequest& request);
+  void OnTick();
+  void OnHangUp(Ticket ticket);
+  void Replay(const v1::LogRecord& record);
+
+  absl::Status CheckJob(const std::string& job) const;
+  absl::Status CheckJoin(const v1::JoinRequest& request) const;
+  absl::Status CheckStore(const v1::StoreRequest& request) const;
+  Slot* FindSlot(uint32_t id);
+  // The slot of that incarnation if it is in; else why it is not.
+  absl::StatusOr<Slot*> FindLive(const v1::WorkerKey& key,
+                                 uint64_t incarnation);
+
+  void Admit(Ticket ticket, const v1::JoinRequest& request);
+  void BuryEarlierHosts();
+  void ForgetMisnumbered();
+  absl::Status CheckBarrier(const v1::BarrierRequest& request,
+                            const std::string& caller) const;
+  void Remove(Slot& slot, const std::string& reason, bool left);
+  void Adopt(const v1::Departed& departed, const std::string& reporter);
+  uint32_t IdFor(const v1::JoinRequest& request) const;
+  // Decides the joins that waited to know whether `name` is alive.
+  void SettleHeldJoins(const std::string& name, bool holder_lives);
+  void JudgeSilence();
+  void AnswerExpired();
+  void ViewChanged();
+  void Report(BarrierTable::Result result);
+  void Change(Ticket ticket, const v1::StoreRequest& request);
+  void AnswerChange(Ticket ticket, absl::StatusOr<v1::StoreReply> reply);
+
+  Instant Until(uint32_t wait_ms) const;
+  int held() const;
+  void Ok(Ticket ticket, Reply reply);
+  void Fail(Ticket ticket, absl::Status status);
+  void Say(std::string text);
+  Epoch NextEpoch() { return MakeEpoch(term_, ++counter_); }
+
+  Options options_;
+  const uint32_t term_;
+  uint32_t counter_ = 0;
+  v1::World world_;
+  bool has_world_ = false;
+  std::map<std::string, Slot> slots_;  // by name
+  v1::View view_;
+  VersionedMap store_;
+  BarrierTable barriers_;
+  std::map<uint64_t, LastChange> last_changes_;  // by client
+  std::vector<HeldJoin> held_joins_;
+  std::vector<HeldWatch> held_watches_;
+  std::vector<HeldWait> held_waits_;
+  Instant now_;
+  absl::Duration attended_;  // how long this core has been watching
+  Actions actions_;          // of the event in progress
+};
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_CORE_COORDINATOR_CORE_H_

@@ -1,0 +1,283 @@
+// MemberCore: see the header.
+
+#include "weft/rendezvous/core/member_core.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/net/call/hang_up.h"
+#include "weft/rendezvous/wire.h"
+
+namespace weft::rendezvous {
+namespace {
+
+// Whether the same request may fare better later.
+bool IsPassing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) ||
+         absl::IsCancelled(status) || absl::IsUnknown(status) ||
+         absl::IsResourceExhausted(status);
+}
+
+template <typename T>
+absl::StatusOr<MemberCore::Reply> ParseAs(const std::string& bytes) {
+  T reply;
+  if (reply.ParseFromString(bytes)) return MemberCore::Reply(std::move(reply));
+  return absl::InvalidArgumentError("it cannot be read");
+}
+
+absl::StatusOr<MemberCore::Reply> ParseAny(size_t index,
+                                           const std::string& bytes) {
+  switch (index) {
+    case 0:
+      return ParseAs<v1::JoinReply>(bytes);
+    case 1:
+      return ParseAs<v1::HeartbeatReply>(bytes);
+    case 2:
+      return ParseAs<v1::WatchReply>(bytes);
+    default:
+      return ParseAs<v1::LeaveReply>(bytes);
+  }
+}
+
+}  // namespace
+
+absl::string_view MemberCore::MethodOf(size_t index) {
+  constexpr absl::string_view kNames[] = {"Join", "Heartbeat", "Watch",
+                                          "Leave"};
+  return kNames[index];
+}
+
+absl::StatusOr<MemberCore::Reply> MemberCore::ParseReply(
+    size_t index, const std::string& bytes, absl::string_view coordinator) {
+  absl::StatusOr<Reply> reply = ParseAny(index, bytes);
+  if (reply.ok()) return reply;
+  return BadAnswer(coordinator, MethodOf(index), reply.status().message());
+}
+
+MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
+  now_ = now;
+  if (state_ == State::kEnded) return {};
+  if (std::holds_alternative<Start>(event)) {
+    state_ = State::kJoining;
+    SendNow(Purpose::kJoin);
+  } else if (std::holds_alternative<WantToLeave>(event)) {
+    if (state_ == State::kIn) {
+      state_ = State::kLeaving;
+      leaving_at_ = now_;
+      SendNow(Purpose::kLeave);
+    } else if (state_ != State::kLeaving) {
+      End(absl::OkStatus());
+    }
+  } else if (const auto* replied = std::get_if<Replied>(&event)) {
+    for (int i = 0; i < 4; ++i) {
+      if (pending_[i].call != replied->call) continue;
+      pending_[i].call = 0;
+      OnReply(static_cast<Purpose>(i), replied->reply);
+      break;
+    }
+  } else {
+    OnTimer();
+  }
+  return std::exchange(actions_, {});
+}
+
+void MemberCore::OnTimer() {
+  for (int i = 0; i < 4 && state_ != State::kEnded; ++i) {
+    Pending& pending = pending_[i];
+    if (!pending.due.has_value() || *pending.due > now_) continue;
+    SendNow(static_cast<Purpose>(i));
+  }
+}
+
+void MemberCore::OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply) {
+  if (reply.ok()) heard_at_ = now_;
+  switch (purpose) {
+    case Purpose::kJoin:
+      return OnJoinReply(reply);
+    case Purpose::kHeartbeat:
+      return OnHeartbeatReply(reply.status());
+    case Purpose::kWatch:
+      return OnWatchReply(reply);
+    case Purpose::kLeave:
+      return OnLeaveReply(reply.status());
+  }
+}
+
+void MemberCore::OnLeaveReply(const absl::Status& status) {
+  if (status.ok() || !IsPassing(status)) return End(absl::OkStatus());
+  // It ends once all others have left, and it may do so before a lost answer
+  // was asked for again.
+  const bool is_over = !is_durable_ && absl::IsUnavailable(status) &&
+                       now_ - leaving_at_ >= options_.leave_unheard_after;
+  if (is_over) return End(absl::OkStatus());
+  SendAfter(Purpose::kLeave, options_.retry_pause);
+}
+
+void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
+  if (!reply.ok()) {
+    if (absl::IsAborted(reply.status())) {  // it was let in, and is gone since
+      return Lose(absl::StatusCode::kAborted, reply.status().message());
+    }
+    if (!IsPassing(reply.status())) return End(reply.status());
+    if (!net::WasHungUpOn(reply.status())) {
+      hung_up_on_since_.reset();
+    } else if (!hung_up_on_since_.has_value()) {
+      hung_up_on_since_ = now_;
+    } else if (now_ - *hung_up_on_since_ >= options_.hung_up_on_for) {
+      return End(reply.status());
+    }
+    actions_.push_back(Waiting{std::string(reply.status().message()),
+                               absl::IsResourceExhausted(reply.status())});
+    return SendAfter(Purpose::kJoin, options_.retry_pause);
+  }
+  const auto& joined = std::get<v1::JoinReply>(*reply);
+  if (const absl::Status fit = CheckJoined(joined, options_.self.name());
+      !fit.ok()) {
+    return End(BadAnswer(options_.coordinator, "Join", fit.message()));
+  }
+  key_ = FromWire(joined.key());
+  is_durable_ = joined.is_durable();
+  state_ = State::kIn;
+  actions_.push_back(Joined{key_});
+  TakeView(joined.view());
+  if (state_ != State::kIn) return;
+  SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
+  SendNow(Purpose::kWatch);
+}
+
+void MemberCore::OnHeartbeatReply(const absl::Status& status) {
+  if (status.ok()) {
+    to_repeat_.clear();
+  } else if (!IsPassing(status)) {
+    return LoseBy(status);
+  } else if (now_ - heard_at_ > (is_durable_
+                                     ? options_.give_up_after
+                                     : options_.give_up_for_good_after)) {
+    const absl::Duration silent =
+        absl::Trunc(now_ - heard_at_, absl::Seconds(1));
+    return Lose(
+        absl::StatusCode::kUnavailable,
+        absl::StrCat("the coordinator has been silent for ",
+                     absl::FormatDuration(silent),
+                     is_durable_ ? ""
+                                 : " and, without --coordinator-log, would not "
+                                   "know its members again",
+                     ": ", status.message()));
+  }
+  SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
+}
+
+void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
+  if (!reply.ok()) {
+    if (!IsPassing(reply.status())) return LoseBy(reply.status());
+    return SendAfter(Purpose::kWatch, options_.retry_pause);
+  }
+  const v1::View& view = std::get<v1::WatchReply>(*reply).view();
+  if (view.version() <= view_.version()) {
+    const absl::Duration pause =
+        watch_pace_.Pause(now_ - pending(Purpose::kWatch).sent_at);
+    return pause > absl::ZeroDuration() ? SendAfter(Purpose::kWatch, pause)
+                                        : SendNow(Purpose::kWatch);
+  }
+  if (const absl::Status fit = CheckView(view); !fit.ok()) {
+    return LoseBy(BadAnswer(options_.coordinator, "Watch", fit.message()));
+  }
+  watch_pace_.Reset();
+  TakeView(view);
+  // Who leaves may hear of it by the view, should the answer be lost.
+  if (state_ != State::kEnded) SendNow(Purpose::kWatch);
+}
+
+void MemberCore::TakeView(const v1::View& view) {
+  if (view.version() <= view_.version()) return;
+  if (TermOf(view.version()) > TermOf(view_.version())) {
+    to_repeat_ = {view_.departed().begin(), view_.departed().end()};
+  }
+  view_ = view;
+  actions_.push_back(NewView{view});
+  for (const v1::Departed& departed : view.departed()) {
+    const bool is_self =
+        departed.key().id() == key_.id && departed.key().epoch() >= key_.epoch;
+    if (is_self && state_ == State::kLeaving) return End(absl::OkStatus());
+    if (is_self && state_ == State::kIn) {
+      return Lose(absl::StatusCode::kAborted,
+                  absl::StrCat("declared gone: ", departed.reason()));
+    }
+  }
+}
+
+void MemberCore::SendNow(Purpose purpose) {
+  Pending& due = pending(purpose);
+  due.call = ++last_call_;
+  due.sent_at = now_;
+  due.due.reset();
+  actions_.push_back(Send{due.call, MakeRequest(purpose), TimeoutOf(purpose)});
+}
+
+void MemberCore::SendAfter(Purpose purpose, absl::Duration pause) {
+  if (state_ == State::kLeaving && purpose != Purpose::kLeave) return;
+  pending(purpose).due = now_ + pause;
+  actions_.push_back(SetTimer{pause});
+}
+
+absl::Duration MemberCore::TimeoutOf(Purpose purpose) const {
+  const bool is_held = purpose == Purpose::kJoin || purpose == Purpose::kWatch;
+  return options_.call_timeout + (is_held ? options_.hold : absl::Duration());
+}
+
+MemberCore::Request MemberCore::MakeRequest(Purpose purpose) const {
+  const uint32_t hold_ms = absl::ToInt64Milliseconds(options_.hold);
+  switch (purpose) {
+    case Purpose::kJoin: {
+      v1::JoinRequest join;
+      join.set_job(options_.job);
+      *join.mutable_member() = options_.self;
+      *join.mutable_world() = options_.world;
+      join.set_wait_ms(hold_ms);
+      return join;
+    }
+    case Purpose::kHeartbeat: {
+      v1::HeartbeatRequest heartbeat;
+      heartbeat.set_job(options_.job);
+      *heartbeat.mutable_key() = ToWire(key_);
+      heartbeat.set_incarnation(options_.self.incarnation());
+      *heartbeat.mutable_departed() = {to_repeat_.begin(), to_repeat_.end()};
+      return heartbeat;
+    }
+    case Purpose::kWatch: {
+      v1::WatchRequest watch;
+      watch.set_job(options_.job);
+      watch.set_known_version(view_.version());
+      watch.set_wait_ms(hold_ms);
+      return watch;
+    }
+    case Purpose::kLeave:
+      break;
+  }
+  v1::LeaveRequest leave;
+  leave.set_job(options_.job);
+  *leave.mutable_key() = ToWire(key_);
+  leave.set_incarnation(options_.self.incarnation());
+  return leave;
+}
+
+void MemberCore::Lose(absl::StatusCode code, absl::string_view why) {
+  // Who leaves wants nothing else: an answer overtook that to its good-bye.
+  if (state_ == State::kLeaving) return End(absl::OkStatus());
+  End(absl::Status(code, absl::StrCat(options_.self.name(), " is out of job \"",
+                                      options_.job, "\": ", why,
+                                      "; start it again to join anew")));
+}
+
+void MemberCore::LoseBy(const absl::Status& answer) {
+  Lose(absl::IsInternal(answer) ? absl::StatusCode::kInternal
+                                : absl::StatusCode::kAborted,
+       answer.message());
+}
+
+void MemberCore::End(absl::Status status) {
+  state_ = State::kEnded;
+  actions_.push_back(Ended{std::move(status)});
+}
+
+}  // namespace weft::rendezvous

@@ -1,0 +1,158 @@
+// MemberCore: one worker's side of the membership: joins, repeats, beats,
+// watches, leaves. Pure: OnEvent(event) -> actions.
+
+#ifndef WEFT_RENDEZVOUS_CORE_MEMBER_CORE_H_
+#define WEFT_RENDEZVOUS_CORE_MEMBER_CORE_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/core/pace.h"
+#include "weft/rendezvous/worker_key.h"
+
+namespace weft::rendezvous {
+
+// Thread-safety: one thread at a time. Copyable.
+class MemberCore {
+ public:
+  struct Options {
+    std::string job;
+    std::string coordinator;  // its address, for messages
+    v1::Member self;          // without its key
+    v1::World world;
+    absl::Duration heartbeat_interval = absl::Milliseconds(500);
+    // An unanswered request is given up and repeated after this, besides what
+    // the coordinator may hold it.
+    absl::Duration call_timeout = absl::Seconds(2);
+    absl::Duration hold = absl::Seconds(5);  // the longest held call
+    // The pause before a request is repeated.
+    absl::Duration retry_pause = absl::Milliseconds(100);
+    // The membership is lost after so long without a word from a coordinator
+    // that will know its members when it is started again; and from one that
+    // will not.
+    absl::Duration give_up_after = absl::Minutes(1);
+    absl::Duration give_up_for_good_after = absl::Seconds(10);
+    // Of a coordinator that will not, nobody is left to say good-bye to when it
+    // cannot be reached for so long.
+    absl::Duration leave_unheard_after = absl::Seconds(2);
+    // Who is hung up on for so long as it joins has a certificate that is
+    // refused. A coordinator that starts, or is crowded, hangs up too.
+    absl::Duration hung_up_on_for = absl::Seconds(5);
+  };
+
+  using Request = std::variant<v1::JoinRequest, v1::HeartbeatRequest,
+                               v1::WatchRequest, v1::LeaveRequest>;
+  using Reply = std::variant<v1::JoinReply, v1::HeartbeatReply, v1::WatchReply,
+                             v1::LeaveReply>;
+
+  struct Start {};
+  struct Replied {
+    uint64_t call;
+    absl::StatusOr<Reply> reply;
+  };
+  struct Timer {};
+  struct WantToLeave {};
+  using Event = std::variant<Start, Replied, Timer, WantToLeave>;
+
+  struct Send {
+    uint64_t call;  // named again by its Replied
+    Request request;
+    absl::Duration timeout;  // after which it is Replied kDeadlineExceeded
+  };
+  struct SetTimer {  // several may be set
+    absl::Duration after;
+  };
+  struct Joined {
+    WorkerKey key;
+  };
+  struct NewView {
+    v1::View view;
+  };
+  // The end: joining failed, or it was left (ok), or the membership is lost:
+  // kAborted, kUnavailable by the coordinator's silence, or kInternal by an
+  // answer that no coordinator gives.
+  struct Ended {
+    absl::Status status;
+  };
+  struct Waiting {  // joining takes its time; for whoever watches
+    std::string text;
+    bool is_answer = false;  // of a coordinator, which has no room
+  };
+  using Action = std::variant<Send, SetTimer, Joined, NewView, Ended, Waiting>;
+  using Actions = std::vector<Action>;
+
+  MemberCore(Options options, Instant now)
+      : options_(std::move(options)), heard_at_(now), now_(now) {}
+
+  Actions OnEvent(Instant now, const Event& event);
+
+  // "Join": of the request that is `index` among Request's.
+  static absl::string_view MethodOf(size_t index);
+  // The answer to it; BadAnswer if it is none.
+  static absl::StatusOr<Reply> ParseReply(size_t index,
+                                          const std::string& bytes,
+                                          absl::string_view coordinator);
+
+  enum class State { kNew, kJoining, kIn, kLeaving, kEnded };
+  State state() const { return state_; }
+  WorkerKey key() const { return key_; }
+  const v1::View& view() const { return view_; }
+
+ private:
+  enum class Purpose { kJoin, kHeartbeat, kWatch, kLeave };
+  struct Pending {
+    uint64_t call = 0;  // 0: none in flight
+    Instant sent_at;
+    std::optional<Instant> due;  // when to send (again)
+  };
+
+  void OnTimer();
+  void OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply);
+  void OnJoinReply(const absl::StatusOr<Reply>& reply);
+  void OnHeartbeatReply(const absl::Status& status);
+  void OnWatchReply(const absl::StatusOr<Reply>& reply);
+  void OnLeaveReply(const absl::Status& status);
+
+  Pending& pending(Purpose purpose) {
+    return pending_[static_cast<int>(purpose)];
+  }
+  void SendNow(Purpose purpose);
+  void SendAfter(Purpose purpose, absl::Duration pause);
+  Request MakeRequest(Purpose purpose) const;
+  absl::Duration TimeoutOf(Purpose purpose) const;
+  void TakeView(const v1::View& view);
+  // What it says follows "out of the job".
+  void Lose(absl::StatusCode code, absl::string_view why);
+  void LoseBy(const absl::Status& answer);
+  void End(absl::Status status);
+
+  const Options options_;
+  State state_ = State::kNew;
+  WorkerKey key_;
+  bool is_durable_ = false;  // the coordinator
+  v1::View view_;
+  Pace watch_pace_;
+  // Whom earlier terms declared gone, until a newer term has been told.
+  std::vector<v1::Departed> to_repeat_;
+  Pending pending_[4];
+  uint64_t last_call_ = 0;
+  Instant heard_at_;  // the coordinator
+  // While joining: since when it answers with nothing but a hang-up.
+  std::optional<Instant> hung_up_on_since_;
+  Instant leaving_at_;  // since when
+  Instant now_;
+  Actions actions_;
+};
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_CORE_MEMBER_CORE_H_

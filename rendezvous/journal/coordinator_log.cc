@@ -1,0 +1,165 @@
+// CoordinatorLog: see the header.
+
+#include "weft/rendezvous/journal/coordinator_log.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::rendezvous {
+namespace {
+
+constexpr absl::string_view kMagic = "WEFTCRD1";
+constexpr absl::string_view kNameAnother =
+    "; name another file by --coordinator-log";
+
+bool IsRegularFile(int fd) {
+  struct stat found;
+  return fstat(fd, &found) == 0 && S_ISREG(found.st_mode);
+}
+
+// False once another file has been renamed to `path`, or `path` removed.
+bool IsAt(int fd, const std::string& path) {
+  struct stat opened;
+  struct stat found;
+  return fstat(fd, &opened) == 0 && stat(path.c_str(), &found) == 0 &&
+         opened.st_dev == found.st_dev && opened.st_ino == found.st_ino;
+}
+
+// So that a file made or renamed in it is there after a crash.
+absl::Status SyncDirectoryOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string directory =
+      slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const int fd = open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) return absl::ErrnoToStatus(errno, directory);
+  const int synced = fsync(fd);
+  const int error = errno;
+  close(fd);
+  return synced == 0 ? absl::OkStatus() : absl::ErrnoToStatus(error, directory);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
+    std::string path) {
+  const int fd =
+      open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) {
+    const absl::Status status =
+        absl::ErrnoToStatus(errno, absl::StrCat("coordinator log ", path));
+    return absl::Status(status.code(),
+                        absl::StrCat(status.message(), kNameAnother));
+  }
+  std::unique_ptr<CoordinatorLog> log(new CoordinatorLog(std::move(path), fd));
+  if (!IsRegularFile(fd)) {  // another may be read for ever
+    return absl::FailedPreconditionError(absl::StrCat(
+        "coordinator log ", log->path_,
+        ": wanted a file, found a device or a pipe", kNameAnother));
+  }
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "coordinator log ", log->path_,
+        ": another coordinator has it open; end that one", kNameAnother));
+  }
+  // Who had it open may have written it anew between the opening and the lock.
+  if (!IsAt(fd, log->path_)) return Open(log->path_);
+  WEFT_RETURN_IF_ERROR(log->Read());
+  return log;
+}
+
+CoordinatorLog::~CoordinatorLog() { close(fd_); }
+
+absl::Status CoordinatorLog::Read() {
+  std::string all;
+  char block[1 << 16];
+  ssize_t n;
+  while ((n = read(fd_, block, sizeof(block))) > 0) all.append(block, n);
+  if (n < 0) return Failed("read");
+  // A crash may have cut the very first write too.
+  if (all.size() < kMagic.size() && kMagic.substr(0, all.size()) == all) {
+    all = std::string(kMagic);
+    if (lseek(fd_, 0, SEEK_SET) < 0) return Failed("seek");
+    WEFT_RETURN_IF_ERROR(WriteAll(fd_, kMagic));
+    if (fsync(fd_) != 0) return Failed("fsync");
+    WEFT_RETURN_IF_ERROR(SyncDirectoryOf(path_));
+  }
+  absl::string_view rest = all;
+  if (rest.substr(0, kMagic.size()) != kMagic) {
+    return absl::DataLossError(absl::StrCat("coordinator log ", path_,
+                                            ": not a log of Weft's coordinator",
+                                            kNameAnother));
+  }
+  rest.remove_prefix(kMagic.size());
+  if (const absl::Status taken = TakeRecords(&rest, &history_); !taken.ok()) {
+    return absl::DataLossError(
+        absl::StrCat("coordinator log ", path_, ": ", taken.message(),
+                     " at byte ", all.size() - rest.size(),
+                     "; move the file away to begin with an empty one"));
+  }
+  bytes_ = all.size() - rest.size();
+  if (ftruncate(fd_, bytes_) != 0) return Failed("truncate");
+  if (lseek(fd_, bytes_, SEEK_SET) < 0) return Failed("seek");
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
+  if (is_broken_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("coordinator log ", path_, ": an earlier write failed"));
+  }
+  const std::string frames = FrameRecords(records);
+  absl::Status status = WriteAll(fd_, frames);
+  if (status.ok() && fdatasync(fd_) != 0) status = Failed("fdatasync");
+  // What is on disk now is unknown until somebody reads it again.
+  is_broken_ = !status.ok();
+  if (status.ok()) bytes_ += frames.size();
+  return status;
+}
+
+absl::Status CoordinatorLog::Rewrite(
+    const std::vector<v1::LogRecord>& records) {
+  const std::string path = path_ + ".new";
+  const int fd = open(
+      path.c_str(), O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (fd < 0) return Failed("open the new file of");
+  const std::string contents = absl::StrCat(kMagic, FrameRecords(records));
+  absl::Status status = WriteAll(fd, contents);
+  if (status.ok() && fsync(fd) != 0) status = Failed("fsync");
+  if (status.ok() && flock(fd, LOCK_EX | LOCK_NB) != 0) status = Failed("lock");
+  if (status.ok() && rename(path.c_str(), path_.c_str()) != 0) {
+    status = Failed("rename");
+  }
+  if (!status.ok()) {
+    close(fd);
+    unlink(path.c_str());
+    return status;
+  }
+  close(std::exchange(fd_, fd));
+  bytes_ = contents.size();
+  return SyncDirectoryOf(path_);
+}
+
+absl::Status CoordinatorLog::WriteAll(int fd, absl::string_view bytes) const {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return Failed("write");
+    bytes.remove_prefix(n);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CoordinatorLog::Failed(absl::string_view what) const {
+  return absl::ErrnoToStatus(
+      errno, absl::StrCat("coordinator log: cannot ", what, " ", path_));
+}
+
+}  // namespace weft::rendezvous

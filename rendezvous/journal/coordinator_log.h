@@ -1,0 +1,62 @@
+// CoordinatorLog: the file in which a coordinator's decisions outlive it.
+//
+//   "WEFTCRD1", then records, as FrameRecords writes them.
+//
+// A record that a crash cut short at the end is dropped; damage before the end
+// is an error. The file is locked while it is open.
+
+#ifndef WEFT_RENDEZVOUS_JOURNAL_COORDINATOR_LOG_H_
+#define WEFT_RENDEZVOUS_JOURNAL_COORDINATOR_LOG_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/journal/journal.h"
+
+namespace weft::rendezvous {
+
+// Thread-safety: one thread at a time.
+class CoordinatorLog final : public Journal {
+ public:
+  // Opens or makes it. kFailedPrecondition: another process has it open, or it
+  // is no file; kDataLoss: it is damaged, or no such log; else what the system
+  // said.
+  static absl::StatusOr<std::unique_ptr<CoordinatorLog>> Open(std::string path);
+  ~CoordinatorLog() override;
+  CoordinatorLog(const CoordinatorLog&) = delete;
+  CoordinatorLog& operator=(const CoordinatorLog&) = delete;
+
+  const std::vector<v1::LogRecord>& history() const override {
+    return history_;
+  }
+  // Returns once they are on disk. kResourceExhausted: the disk is full.
+  absl::Status Append(const std::vector<v1::LogRecord>& records) override;
+  absl::Status Rewrite(const std::vector<v1::LogRecord>& records) override;
+  int64_t bytes() const override { return bytes_; }
+  std::string where() const override {
+    return absl::StrCat("coordinator log ", path_);
+  }
+
+ private:
+  CoordinatorLog(std::string path, int fd) : path_(std::move(path)), fd_(fd) {}
+  absl::Status Read();
+  absl::Status WriteAll(int fd, absl::string_view bytes) const;
+  absl::Status Failed(absl::string_view what) const;
+
+  const std::string path_;
+  int fd_;
+  int64_t bytes_ = 0;
+  bool is_broken_ = false;
+  std::vector<v1::LogRecord> history_;
+};
+
+}  // namespace weft::rendezvous
+
+#endif  // WEFT_RENDEZVOUS_JOURNAL_COORDINATOR_LOG_H_

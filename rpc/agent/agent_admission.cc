@@ -1,0 +1,303 @@
+#include <algorithm>
+#include <utility>
+#include <variant>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/rendezvous/member.h"
+#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/session/session_tap.h"
+
+namespace weft::rpc {
+namespace {
+
+// What a stranger may take to say who it is, and to read why it was refused.
+constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
+
+// Sessions of one name, with keys that the directory does not know, that are
+// kept while nobody uses them.
+constexpr int64_t kStrangersOfAName = 16;
+
+// What the bodies may take that a peer within `limits` announces at a time: as
+// much for nested calls as for the others, and beside its bytes what each
+// costs, twice: calls that were given up may still be on their way.
+int64_t MostAssembling(const Limits& limits) {
+  return 2 * (limits.bytes +
+              (limits.calls + limits.nested_calls) * Link::kBodyOverheadBytes);
+}
+
+}  // namespace
+
+// A connection that somebody opened: a stranger until the Hello.
+class Agent::Core::Guest final : public LinkOwner {
+ public:
+  Guest(std::weak_ptr<Core> core, Proof proof)
+      : core_(std::move(core)), proof_(std::move(proof)) {}
+
+  absl::Status OnFrame(Link& link, Frame&& frame) override {
+    if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
+    if (refused_) return absl::OkStatus();  // it is told why, then closed
+    const auto* hello = std::get_if<Hello>(&frame);
+    if (hello == nullptr) {
+      return absl::InvalidArgumentError("the first frame is not a Hello");
+    }
+    const std::shared_ptr<Core> core = core_.lock();
+    if (core == nullptr) return absl::UnavailableError("the agent has ended");
+    inbound_ = core->Admit(link, *hello, proof_);
+    refused_ = inbound_ == nullptr;
+    is_stranger_ = refused_;
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> WantsBody(Link&, const Frame& frame) override {
+    if (inbound_ == nullptr) {
+      return absl::InvalidArgumentError(
+          "wanted a Hello, and to admit its sender, before any body");
+    }
+    if (std::holds_alternative<ReplyFrame>(frame)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          inbound_->peer().name, " sent a body that only a callee sends"));
+    }
+    return true;
+  }
+
+  bool is_stranger() const { return is_stranger_; }
+
+  void OnLinkClosed(Link& link, absl::Status) override {
+    if (inbound_ != nullptr) inbound_->OnLinkClosed(link);
+  }
+
+ private:
+  const std::weak_ptr<Core> core_;
+  const Proof proof_;
+  std::shared_ptr<Inbound> inbound_;
+  bool refused_ = false;
+  std::atomic<bool> is_stranger_{true};
+};
+
+std::shared_ptr<ConnectionObserver> Agent::Core::Greet(
+    std::shared_ptr<Connection> connection) {
+  auto guest = std::make_shared<Guest>(
+      weak_from_this(),
+      Proof{connection->ProvenName(), connection->ProvenRole()});
+  auto link = std::make_shared<Link>(guest, transport().clock(),
+                                     MostAssembling(options_.limits));
+  link->Attach(std::move(connection));
+  transport().RunAt(
+      transport().clock().Now() + kHelloTimeout,
+      [who = std::weak_ptr<Guest>(guest), link = std::weak_ptr<Link>(link)] {
+        const std::shared_ptr<Guest> guest = who.lock();
+        const std::shared_ptr<Link> open = link.lock();
+        if (guest == nullptr || open == nullptr) return;
+        if (!guest->is_stranger()) return;
+        open->End(absl::DeadlineExceededError(
+            absl::StrCat("no Hello, or none that was accepted, within ",
+                         absl::FormatDuration(kHelloTimeout))));
+      });
+  return link;
+}
+
+std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
+                                            const Proof& proof) {
+  std::shared_ptr<Inbound> inbound;
+  std::vector<std::shared_ptr<Inbound>> ended;
+  Welcome welcome;
+  {
+    MutexLock lock(mu_);
+    if (options_.tap != nullptr) {
+      Hello tapped = hello;
+      options_.tap->OnHello(options_.key, &tapped);
+      welcome = Judge(tapped, proof, &inbound, &ended);
+    } else {
+      welcome = Judge(hello, proof, &inbound, &ended);
+    }
+  }
+  for (const auto& old : ended) {
+    old->PeerGone(absl::AbortedError("the caller has begun another session"));
+    objects_.ReleaseAll(old->peer().key);
+  }
+  if (inbound == nullptr) {
+    // Who was forgotten may come back, and a Hello of an earlier life late.
+    if (!welcome.forgotten && !absl::IsAborted(welcome.status)) {
+      audit_.Refused("name", hello.name.substr(0, 64), "to call",
+                     welcome.status.message());
+    }
+    link.Append(std::make_unique<Welcome>(welcome));
+    link.End(welcome.status, /*after_writing=*/true);
+    return nullptr;
+  }
+  if (hello.registry != welcome.registry) {
+    welcome.functions = TableFor(inbound->peer());
+  }
+  link.Append(std::make_unique<Welcome>(welcome));  // before any reply
+  inbound->Attach(link.shared_from_this());
+  return inbound;
+}
+
+absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
+  if (hello.magic != kMagic) {
+    return absl::InvalidArgumentError("the caller is not a Weft worker");
+  }
+  if (hello.min_version > kProtocolVersion ||
+      hello.max_version < kProtocolVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.name, " (build ", options_.build, ") speaks protocol version ",
+        kProtocolVersion, ", ", hello.name, " (build ", hello.build,
+        ") versions ", hello.min_version, " to ", hello.max_version));
+  }
+  if (hello.job != options_.job) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        options_.name, " belongs to the job '", options_.job, "', ", hello.name,
+        " to '", hello.job, "': two jobs use one address"));
+  }
+  if (!proof.name.empty() && proof.name != hello.name) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "the certificate is of ", proof.name, ", who says to be ", hello.name));
+  }
+  WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(hello.name));
+  if (!CheckNotGone(hello.name, hello.from).ok()) {
+    return absl::AbortedError(absl::StrCat(
+        "the incarnation ", hello.from.ToString(), " of ", hello.name,
+        " was declared gone: start it again to join anew"));
+  }
+  WEFT_RETURN_IF_ERROR(ended_);
+  return CheckKey(hello, proof);
+}
+
+// A name is proven by a certificate; whose key it is, the directory knows.
+// Until it does, the key is of who came first.
+absl::Status Agent::Core::CheckKey(const Hello& hello, const Proof& proof) {
+  const absl::StatusOr<Worker> owner = options_.directory->Find(hello.from);
+  const auto known = inbounds_.find(hello.from);
+  std::string of = owner.ok() ? owner->name : hello.name;
+  if (!owner.ok() && known != inbounds_.end()) of = known->second->peer().name;
+  if (of != hello.name) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the key ", hello.from.ToString(), " is of ", of,
+                     ", not of ", hello.name));
+  }
+  const bool resumes = known != inbounds_.end() &&
+                       known->second->peer().name == hello.name &&
+                       known->second->life() == hello.life;
+  if (resumes && known->second->peer().role != proof.role) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("the session of ", hello.name,
+                     " was begun with another proof of who it is"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Agent::Core::CheckNotGone(const std::string& name,
+                                       WorkerKey key) const {
+  const auto gone = gone_epochs_.find(key.id);
+  if (gone == gone_epochs_.end() || key.epoch > gone->second) {
+    return absl::OkStatus();
+  }
+  return internal::NameFailure(
+      internal::MarkFailure(
+          absl::UnavailableError(absl::StrCat(
+              "the incarnation ", key.ToString(), " of ", name, " is gone")),
+          Phase::kQueue, Reason::kPeerGone),
+      name, "", Phase::kQueue);
+}
+
+Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
+                           std::shared_ptr<Inbound>* inbound,
+                           std::vector<std::shared_ptr<Inbound>>* ended) {
+  Welcome welcome;
+  welcome.build = options_.build;
+  welcome.registry = registry_.Digest();
+  welcome.limits = options_.limits;
+  welcome.status = CheckHello(hello, proof);
+  welcome.replaced = ReasonOf(welcome.status) == Reason::kPeerGone;
+  if (!welcome.status.ok()) return welcome;
+  if (hello.to != options_.key) {
+    welcome.replaced = true;
+    welcome.status = absl::UnavailableError(absl::StrCat(
+        "this is the incarnation ", options_.key.ToString(), " of ",
+        options_.name, "; the call was for ", hello.to.ToString()));
+    return welcome;
+  }
+  const auto it = inbounds_.find(hello.from);
+  std::shared_ptr<Inbound> known = it == inbounds_.end() ? nullptr : it->second;
+  if (known != nullptr && known->peer().name != hello.name) {
+    ended->push_back(std::move(known));  // the directory knows better
+    inbounds_.erase(it);
+    known = nullptr;
+  }
+  if (known != nullptr && known->life() > hello.life) {
+    welcome.status = absl::AbortedError(
+        absl::StrCat(hello.name, " has begun a later life of its session"));
+    return welcome;
+  }
+  if (known == nullptr || known->life() < hello.life) {
+    if (hello.resumes) {
+      welcome.forgotten = true;
+      welcome.status = absl::UnavailableError("the session was forgotten");
+      return welcome;
+    }
+    if (known != nullptr) {
+      ended->push_back(known);
+      inbounds_.erase(it);  // it makes room
+    }
+    ForgetIdle(hello.name, ended);
+    known = std::make_shared<Inbound>(
+        Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
+        hello.life, options_.limits, transport(), shared_from_this(),
+        traffic_.Of(hello.name));
+    inbounds_[hello.from] = known;
+  }
+  *inbound = std::move(known);
+  return welcome;
+}
+
+// Only who is idle is forgotten, and the longest begun first. Who draws a new
+// key each time it comes, as a tool in a watch does, leaves a session behind
+// each time: few are kept of one name. A worker that the directory knows may be
+// between two connections, and is forgotten last.
+void Agent::Core::ForgetIdle(const std::string& name,
+                             std::vector<std::shared_ptr<Inbound>>* ended) {
+  const int64_t too_many =
+      static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
+  std::vector<std::shared_ptr<Inbound>> idle;
+  int64_t of_name = 1;  // the one that comes
+  for (const auto& [key, inbound] : inbounds_) {
+    const bool has_name = inbound->peer().name == name;
+    if ((too_many <= 0 && !has_name) || !inbound->is_idle()) continue;
+    idle.push_back(inbound);
+    if (has_name) ++of_name;
+  }
+  if (too_many <= 0 && of_name <= kStrangersOfAName) return;
+  std::sort(idle.begin(), idle.end(), [](const auto& a, const auto& b) {
+    return a->number() < b->number();
+  });
+  int64_t forgotten = 0;
+  const auto forget =
+      [&](const std::shared_ptr<Inbound>& inbound)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+            telemetry_.recorder().Record("rpc.forgets", inbound->peer().name);
+            inbounds_.erase(inbound->peer().key);
+            ended->push_back(inbound);
+            ++forgotten;
+          };
+  std::vector<std::shared_ptr<Inbound>> workers;
+  for (const auto& inbound : idle) {
+    const bool has_name = inbound->peer().name == name;
+    const bool is_crowd = has_name && of_name > kStrangersOfAName;
+    if (!is_crowd && forgotten >= too_many) continue;
+    // Asked of few: it may take the directory long.
+    if (options_.directory->Find(inbound->peer().key).ok()) {
+      workers.push_back(inbound);
+      continue;
+    }
+    if (has_name) --of_name;
+    forget(inbound);
+  }
+  for (const auto& worker : workers) {
+    if (forgotten >= too_many) break;
+    forget(worker);
+  }
+}
+
+}  // namespace weft::rpc

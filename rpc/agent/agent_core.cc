@@ -1,0 +1,440 @@
+#include "weft/rpc/agent/agent_core.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/driver.h"
+#include "weft/base/failpoint.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/agent/retry.h"
+#include "weft/rpc/session/failure.h"
+
+namespace weft::rpc {
+namespace {
+
+// How often Shutdown looks whether all has ended.
+constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
+
+// Takes those of `key` and of earlier incarnations out of `from`.
+template <typename Map>
+auto TakeUpTo(WorkerKey key, Map* from) {
+  std::vector<typename Map::mapped_type> taken;
+  for (auto it = from->begin(); it != from->end();) {
+    const auto current = it++;
+    if (current->first.id != key.id || current->first.epoch > key.epoch) {
+      continue;
+    }
+    taken.push_back(std::move(current->second));
+    from->erase(current);
+  }
+  SortByPeer(&taken);
+  return taken;
+}
+
+// Of the incarnation `of`, because `gone`, itself or a later one, is.
+absl::Status Gone(WorkerKey of, WorkerKey gone, absl::string_view why) {
+  return internal::MarkFailure(
+      absl::UnavailableError(absl::StrCat(
+          "the incarnation ", of.ToString(), " is gone: ",
+          of == gone ? "" : absl::StrCat("so is ", gone.ToString(), ": "),
+          why)),
+      Phase::kNone, Reason::kPeerGone);
+}
+
+// One that is gone ends a call as if it had gone during the call.
+absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
+                                 const std::string& worker) {
+  if (!absl::IsUnavailable(found.status())) return found;
+  return internal::NameFailure(
+      internal::MarkFailure(found.status(), Phase::kQueue, Reason::kPeerGone),
+      worker, "", Phase::kQueue);
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status NotThere(const absl::Status& why, const std::string& worker) {
+  // One that is gone ends a call as if it had gone during the call.
+  return ReceiveFailure(
+      why, worker, "", absl::IsUnavailable(why) ? Phase::kQueue : Phase::kNone);
+}
+
+}  // namespace internal
+
+// ------------------------------------------------------------------ its life
+
+absl::Status Agent::Core::Start(Agent* agent) {
+  agent_ = agent;
+  executor_ = options_.executor;
+  if (executor_ == nullptr) {
+    ThreadPool::Options pool;
+    pool.name = "rpc";
+    pool.threads = options_.threads;
+    pool.max_threads = options_.max_threads;
+    WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
+    executor_ = own_pool_.get();
+  }
+  {
+    MutexLock lock(mu_);
+    self_caller_ = std::make_shared<SelfCaller>(weak_from_this(), worker());
+  }
+  std::weak_ptr<Core> weak = weak_from_this();
+  status_page_ = telemetry_.status().Register("rpc", [weak] {
+    const std::shared_ptr<Core> core = weak.lock();
+    return core == nullptr ? telemetry::Fields() : core->Describe();
+  });
+  if (options_.telemetry != nullptr) {
+    metrics_ = telemetry_.metrics().BeforeReading([weak] {
+      if (const std::shared_ptr<Core> core = weak.lock()) core->Export();
+    });
+  }
+  transport().Accept(
+      [weak](std::shared_ptr<Connection> connection)
+          -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+        const std::shared_ptr<Core> core = weak.lock();
+        if (core == nullptr) {
+          return absl::UnavailableError("the agent has ended");
+        }
+        return core->Greet(std::move(connection));
+      });
+  return absl::OkStatus();
+}
+
+void Agent::Core::Stop() {
+  const absl::Status why = absl::CancelledError(
+      absl::StrCat("the agent of ", options_.name, " has ended"));
+  // What comes now has not run, and may be tried elsewhere.
+  Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
+                               Phase::kQueue, Reason::kShuttingDown));
+  status_page_.Release();
+  metrics_ = nullptr;
+  transport().Accept(nullptr);
+  EndCalls(why);
+  has_stopped_ = true;
+  WEFT_FAILPOINT("rpc/stopped").IgnoreError();
+  {
+    MutexLock lock(handlers_mu_);
+    // Bounded by the handlers themselves: they have been cancelled, and the
+    // calls that they wait for have ended.
+    while (handlers_.load() > 0) {
+      no_handlers_.WaitUntil(handlers_mu_, std::chrono::steady_clock::now() +
+                                               std::chrono::seconds(1));
+    }
+  }
+  own_pool_.reset();
+  transport().AwaitTimers();  // one may have begun, and hold a session
+  objects_.Clear();
+  // Sessions share this core as the one that runs their calls; let them go, or
+  // neither ends.
+  OutboundMap outbounds;
+  InboundMap inbounds;
+  MutexLock lock(mu_);
+  outbounds.swap(outbounds_);
+  inbounds.swap(inbounds_);
+}
+
+void Agent::Core::EndCalls(const absl::Status& why) {
+  for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
+  for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  ending_.Cancel(why);
+  // Those that wait for a batch to fill have been told; they end in it.
+  std::vector<std::shared_ptr<Batcher>> batchers;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [function, batcher] : batchers_) {
+      batchers.push_back(batcher);
+    }
+  }
+  for (const auto& batcher : batchers) batcher->Flush();
+}
+
+void Agent::Core::Refuse(absl::Status why) {
+  {
+    MutexLock lock(mu_);
+    if (ended_.ok()) ended_ = std::move(why);
+    has_ended_ = true;
+  }
+  refuses_ = true;
+}
+
+void Agent::Core::OutOfJob(const absl::Status& why) {
+  Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
+                               Phase::kQueue, Reason::kPeerGone));
+  EndCalls(absl::AbortedError(why.message()));
+}
+
+absl::Status Agent::Core::Drain(absl::Duration timeout) {
+  Refuse(internal::MarkFailure(
+      absl::UnavailableError(absl::StrCat(options_.name, " is shutting down")),
+      Phase::kQueue, Reason::kShuttingDown));
+  const absl::Status idle = AwaitIdle(timeout);
+  if (!idle.ok()) {
+    NoteCut();
+    EndCalls(
+        absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
+  }
+  return idle;
+}
+
+absl::Status Agent::Core::AwaitIdle(absl::Duration timeout) {
+  const Instant deadline = transport().clock().Now() + timeout;
+  while (!StillOpen().empty()) {
+    if (transport().clock().Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("after ", absl::FormatDuration(timeout),
+                       " there are still ", absl::StrJoin(StillOpen(), ", ")));
+    }
+    // Waits as this transport is waited for, which lets it go on.
+    Promise<void> pause(transport().driver());
+    (void)pause.future().Wait(kDrainCheck);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> Agent::Core::StillOpen() {
+  std::vector<std::string> open;
+  for (const auto& outbound : Outbounds()) {
+    if (const size_t n = outbound->pending_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls to ", outbound->peer().name));
+    }
+  }
+  for (const auto& inbound : Inbounds()) {
+    if (const size_t n = inbound->running_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
+    }
+  }
+  for (const auto& lane : WaitingLanes()) {
+    open.push_back(absl::StrCat(
+        lane->waiting_calls(), " calls that wait on a lane to ", lane->peer()));
+  }
+  for (const auto& [peer, n] : retried_->PausedByPeer()) {
+    open.push_back(
+        absl::StrCat(n, " calls to ", peer, " that wait to be tried again"));
+  }
+  const int64_t handlers = handlers_.load();
+  if (open.empty() && handlers > 0) {  // as of an agent that calls itself
+    open.push_back(absl::StrCat(handlers, " running functions"));
+  }
+  // One is of no session, nor paused, as it goes from the one to the other.
+  if (const size_t n = retried_->size(); open.empty() && n > 0) {
+    open.push_back(absl::StrCat(n, " calls that may be tried again"));
+  }
+  return open;
+}
+
+std::vector<std::shared_ptr<Outbound>> Agent::Core::Outbounds() {
+  std::vector<std::shared_ptr<Outbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, outbound] : outbounds_) all.push_back(outbound);
+  SortByPeer(&all);
+  return all;
+}
+
+std::vector<std::shared_ptr<Inbound>> Agent::Core::Inbounds() {
+  std::vector<std::shared_ptr<Inbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, inbound] : inbounds_) all.push_back(inbound);
+  SortByPeer(&all);
+  return all;
+}
+
+// ------------------------------------------------------------------- calling
+
+absl::Status Agent::Core::CanCall() {
+  if (!has_ended_.load()) return absl::OkStatus();
+  MutexLock lock(mu_);
+  const std::string why =
+      absl::StrCat("no more calls are made: ", ended_.message());
+  // It is out of its job.
+  if (ReasonOf(ended_) == Reason::kPeerGone) return absl::AbortedError(why);
+  // To peers it is kUnavailable; who calls by an agent that it has shut down is
+  // wrong about its own.
+  return internal::MarkFailure(absl::FailedPreconditionError(why), Phase::kNone,
+                               Reason::kShuttingDown);
+}
+
+absl::StatusOr<Worker> Agent::Core::Find(absl::string_view name) const {
+  WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(name));
+  return AsOfACall(options_.directory->Find(name), std::string(name));
+}
+
+absl::StatusOr<Worker> Agent::Core::Find(WorkerKey key) const {
+  return AsOfACall(options_.directory->Find(key), key.ToString());
+}
+
+absl::StatusOr<const Function*> Agent::Core::FindOwn(
+    Function::Address address) const {
+  const Function* function = registry_.FindAddress(address);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the function is not registered in this program: put WEFT_RPC(function) "
+      "beside its definition");
+}
+
+absl::StatusOr<const Function*> Agent::Core::FindOwn(
+    absl::string_view method) const {
+  const Function* function = registry_.FindMethod(method);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the method is not registered in this program: put "
+      "WEFT_RPC_METHOD(Class, Method) beside the class");
+}
+
+Hello Agent::Core::MakeHello(const Worker& peer) const {
+  Hello hello;
+  hello.job = options_.job;
+  hello.build = options_.build;
+  hello.name = options_.name;
+  hello.from = options_.key;
+  hello.to = peer.key;
+  hello.registry = registry_.Digest();
+  return hello;
+}
+
+absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
+    absl::StatusOr<Worker> worker) {
+  if (!worker.ok()) return worker.status();
+  std::shared_ptr<Outbound> outbound;
+  MutexLock lock(mu_);
+  if (worker->key == options_.key) return self_caller_;
+  WEFT_RETURN_IF_ERROR(CheckNotGone(worker->name, worker->key));
+  std::shared_ptr<Outbound>& known = outbounds_[worker->key];
+  if (known == nullptr) {
+    Outbound::Options options;
+    options.hello = MakeHello(*worker);
+    options.peer = *std::move(worker);
+    options.transport = options_.transport;
+    options.give_up_after = options_.give_up_after;
+    options.result_bytes = options_.result_bytes;
+    options.traffic = traffic_.Of(options.peer.name);
+    options.recorder = &telemetry_.recorder();
+    options.tap = options_.tap;
+    known = std::make_shared<Outbound>(std::move(options));
+  }
+  return std::shared_ptr<internal::Caller>(known);
+}
+
+absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerOf(
+    internal::NamedWorker& worker) {
+  // Before it is asked: what changes meanwhile is asked for the next time.
+  const internal::NamedWorker::Version version(options_.directory->version(),
+                                               times_gone_.load());
+  if (version.first != 0) {
+    if (auto known = worker.FoundAt(version)) return known;
+  }
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<internal::Caller> caller,
+                        CallerFor(Find(worker.name())));
+  if (version.first != 0) worker.SetFound(version, caller);
+  return caller;
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::Retrying(
+    const std::string& name, const RetryPolicy& policy) {
+  return RetryingAs({name, WorkerKey(), ""}, policy,
+                    [name](const Core& core) { return core.Find(name); });
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::Retrying(
+    const std::string& name, WorkerKey key, const RetryPolicy& policy) {
+  return RetryingAs({name, key, ""}, policy,
+                    [name, key](const Core& core) -> absl::StatusOr<Worker> {
+                      {
+                        // The directory need not know it any more.
+                        MutexLock lock(core.mu_);
+                        WEFT_RETURN_IF_ERROR(core.CheckNotGone(name, key));
+                      }
+                      return core.Find(key);
+                    });
+}
+
+std::shared_ptr<internal::Caller> Agent::Core::RetryingAs(
+    Worker peer, const RetryPolicy& policy,
+    std::function<absl::StatusOr<Worker>(const Core&)> find) {
+  internal::RetryingCaller::Options options;
+  options.policy = policy;
+  options.may_come_back = peer.key.epoch == 0;
+  options.transport = options_.transport;
+  options.agent = ending_.token();
+  options.calls = retried_;
+  options.find = [weak = weak_from_this(), find = std::move(find)]()
+      -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
+    const std::shared_ptr<Core> core = weak.lock();
+    if (core == nullptr) return absl::CancelledError("the agent has ended");
+    return core->CallerFor(find(*core));
+  };
+  options.is_idempotent = [&registry = registry_](absl::string_view name) {
+    const Function* function = registry.FindName(name);
+    return function != nullptr && function->is_idempotent;
+  };
+  return std::make_shared<internal::RetryingCaller>(std::move(peer),
+                                                    std::move(options));
+}
+
+std::shared_ptr<internal::LaneCaller> Agent::Core::NewLane(
+    const std::string& peer) {
+  MutexLock lock(mu_);
+  auto lane = std::make_shared<internal::LaneCaller>(++last_lane_, peer,
+                                                     options_.transport);
+  own_lanes_.erase(std::remove_if(own_lanes_.begin(), own_lanes_.end(),
+                                  [](const auto& l) { return l.expired(); }),
+                   own_lanes_.end());
+  own_lanes_.push_back(lane);
+  return lane;
+}
+
+std::vector<std::shared_ptr<internal::LaneCaller>> Agent::Core::WaitingLanes() {
+  std::vector<std::shared_ptr<internal::LaneCaller>> waiting;
+  std::vector<std::shared_ptr<internal::LaneCaller>> all;
+  {
+    MutexLock lock(mu_);
+    for (const auto& lane : own_lanes_) all.push_back(lane.lock());
+  }
+  for (auto& lane : all) {
+    if (lane != nullptr && lane->waiting_calls() > 0) {
+      waiting.push_back(std::move(lane));
+    }
+  }
+  return waiting;
+}
+
+void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
+  std::vector<std::shared_ptr<Outbound>> outbounds;
+  std::vector<std::shared_ptr<Inbound>> inbounds;
+  {
+    MutexLock lock(mu_);
+    uint64_t& gone = gone_epochs_[key.id];
+    gone = std::max(gone, key.epoch);
+    // Earlier ones, too: nobody may have told of their end. The outbounds stay,
+    // so that Targets that hold them learn why.
+    outbounds = TakeUpTo(key, &outbounds_);
+    inbounds = TakeUpTo(key, &inbounds_);
+  }
+  times_gone_.fetch_add(1);
+  for (const auto& outbound : outbounds) {
+    outbound->Shutdown(Gone(outbound->peer().key, key, why));
+  }
+  for (const auto& inbound : inbounds) {
+    const WorkerKey peer = inbound->peer().key;
+    inbound->PeerGone(Gone(peer, key, why));
+    if (peer != key) objects_.ReleaseAll(peer);
+  }
+  handles_->KeeperGone(key, left);
+  objects_.ReleaseAll(key, left);  // later ones find their calls cancelled
+}
+
+void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {
+  MutexLock lock(mu_);
+  locals_[type_key].swap(object);  // the former one ends without the lock
+}
+
+std::shared_ptr<void> Agent::Core::FindLocal(const void* type_key) {
+  MutexLock lock(mu_);
+  const auto it = locals_.find(type_key);
+  return it == locals_.end() ? nullptr : it->second;
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,178 @@
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/call.h"
+
+namespace weft::rpc {
+
+telemetry::Fields Agent::Core::Describe() {
+  const std::vector<PendingCall> calls = Pending();
+  telemetry::Fields fields;
+  fields.emplace_back("worker", options_.name);
+  fields.emplace_back("key", options_.key.ToString());
+  for (const PendingCall& call : calls) {
+    fields.emplace_back(
+        absl::StrCat(call.is_served ? "serving " : "call ", call.id,
+                     call.is_served ? " of " : " to ", call.peer),
+        absl::StrCat(call.function, ", ", NameOf(call.phase), ", ",
+                     absl::FormatDuration(call.age), " old, ",
+                     absl::FormatDuration(call.remaining), " left",
+                     call.for_id == 0 ? ""
+                                      : absl::StrCat(", for ", call.for_id,
+                                                     " of ", call.for_peer)));
+  }
+  WaitsFor waits;
+  waits.Add(options_.name, calls);
+  fields.emplace_back("waits", waits.ToString());
+  const AgentMetrics metrics = Metrics();
+  fields.emplace_back("pool_threads", metrics.pool_threads);
+  fields.emplace_back("idle_threads", metrics.idle_threads);
+  for (const auto& [peer, counts] : metrics.peers) {
+    fields.emplace_back(
+        absl::StrCat("with ", peer),
+        absl::StrCat(counts.calls, " calls, ", counts.errors,
+                     " errors; served ", counts.served, ", ",
+                     counts.served_errors, " errors; sent ", counts.sent_bytes,
+                     " bytes, received ", counts.received_bytes));
+  }
+  return fields;
+}
+
+std::vector<PendingCall> Agent::Core::Pending() {
+  std::vector<PendingCall> calls;
+  for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
+  for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
+  for (const auto& call : lone_calls_.All()) call->AddPending(&calls);
+  retried_->AddPending(transport().clock().Now(), &calls);
+  // Who asks for these waits for an answer too, but not for long.
+  calls.erase(std::remove_if(calls.begin(), calls.end(),
+                             [](const PendingCall& call) {
+                               return call.function ==
+                                      "weft::rpc::PendingCalls";
+                             }),
+              calls.end());
+  return calls;
+}
+
+void Agent::Core::NoteCut() {
+  std::vector<std::string> open = StillOpen();
+  LeftoverList streams;
+  for (const PendingCall& call : Pending()) {
+    const Function* function = registry_.FindName(call.function);
+    const bool is_own = call.is_served && call.peer == options_.name;
+    if (function == nullptr || !function->is_stream || is_own) continue;
+    streams.Add({true, call.is_served, call.peer, call.function}, call.id);
+  }
+  MutexLock lock(mu_);
+  if (std::exchange(has_cut_, true)) return;  // these were counted
+  leftovers_.Add(streams);
+  cut_ = std::move(open);
+}
+
+std::vector<std::string> Agent::Core::CutCalls() const {
+  MutexLock lock(mu_);
+  return cut_;
+}
+
+std::vector<Leftover> Agent::Core::Leftovers() const {
+  LeftoverList all;
+  handles_->AddTo(&all);
+  objects_.AddTo(&all, options_.key);
+  MutexLock lock(mu_);
+  all.Add(leftovers_);
+  return all.Sorted();
+}
+
+AgentMetrics Agent::Core::Metrics() {
+  AgentMetrics metrics;
+  if (const ThreadPool* pool = own_pool_ ? own_pool_.get() : options_.pool) {
+    const ThreadPool::Stats stats = pool->stats();
+    metrics.pool_threads = stats.threads;
+    metrics.idle_threads = stats.idle;
+  }
+  for (const auto& outbound : Outbounds()) {
+    metrics.client_active_calls += outbound->pending_calls();
+  }
+  for (const auto& inbound : Inbounds()) {
+    metrics.server_active_calls += inbound->running_calls();
+    metrics.server_active_async_calls += inbound->async_calls();
+  }
+  for (const auto& lane : WaitingLanes()) {
+    metrics.client_active_calls += lane->waiting_calls();
+  }
+  for (const auto& [peer, n] : retried_->PausedByPeer()) {
+    metrics.client_active_calls += n;
+  }
+  for (const auto& call : lone_calls_.All()) {
+    metrics.client_active_calls += call->is_awaited();
+    metrics.server_active_calls += call->is_running();
+    metrics.server_active_async_calls += call->is_running() && call->is_async();
+  }
+  metrics.peers = traffic_.Counts();
+  return metrics;
+}
+
+void Agent::Core::Export() {
+  telemetry::Metrics& to = telemetry_.metrics();
+  const AgentMetrics metrics = Metrics();
+  to.GaugeFor("weft_rpc_pool_threads").Set(metrics.pool_threads);
+  to.GaugeFor("weft_rpc_idle_threads").Set(metrics.idle_threads);
+  to.GaugeFor("weft_rpc_client_active_calls").Set(metrics.client_active_calls);
+  to.GaugeFor("weft_rpc_server_active_calls").Set(metrics.server_active_calls);
+  to.GaugeFor("weft_rpc_server_active_async_calls")
+      .Set(metrics.server_active_async_calls);
+  for (const auto& [peer, now] : metrics.peers) {
+    Traffic::Counts& then = exported_[peer];
+    const auto add = [&to, &peer = peer](const char* name, const char* way,
+                                         int64_t by) {
+      to.CounterFor(name, {{"peer", peer}, {"direction", way}}).Increment(by);
+    };
+    add("weft_rpc_calls_total", "out", now.calls - then.calls);
+    add("weft_rpc_calls_total", "in", now.served - then.served);
+    add("weft_rpc_errors_total", "out", now.errors - then.errors);
+    add("weft_rpc_errors_total", "in", now.served_errors - then.served_errors);
+    add("weft_rpc_bytes_total", "out", now.sent_bytes - then.sent_bytes);
+    add("weft_rpc_bytes_total", "in", now.received_bytes - then.received_bytes);
+    then = now;
+  }
+}
+
+telemetry::Span Agent::Core::StartSpan(const Worker& peer,
+                                       const Request& request) {
+  if (!telemetry_.spans().enabled()) return telemetry::Span();
+  return telemetry_.spans().Start(
+      absl::StrCat("rpc_serve#", request.function, "(", peer.name, " -> ",
+                   options_.name, ")"),
+      request.trace);
+}
+
+std::vector<PendingCall> PendingCalls(CallContext& context) {
+  return context.agent().Pending();
+}
+WEFT_RPC_INLINE(PendingCalls);
+
+Future<std::vector<PendingCall>> AskPending(const Target& target) {
+  return CallAsync(target, PendingCalls);
+}
+
+WaitsFor AskWaitsFor(Agent& agent, const std::vector<std::string>& workers,
+                     absl::Duration timeout, std::vector<std::string>* silent) {
+  std::vector<Future<std::vector<PendingCall>>> answers;
+  for (const std::string& worker : workers) {
+    answers.push_back(AskPending(agent.To(worker, timeout)));
+  }
+  WaitsFor waits;
+  waits.Add(agent.name(), agent.Pending());
+  for (size_t i = 0; i < workers.size(); ++i) {
+    const auto calls = answers[i].Wait(timeout + absl::Seconds(1));
+    if (calls.ok()) {
+      if (workers[i] != agent.name()) waits.Add(workers[i], *calls);
+    } else if (silent != nullptr) {
+      silent->push_back(workers[i]);
+    }
+  }
+  return waits;
+}
+
+}  // namespace weft::rpc

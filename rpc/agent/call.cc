@@ -1,0 +1,392 @@
+#include "weft/rpc/call.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+#include "weft/base/driver.h"
+#include "weft/base/said_by.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/handle.h"
+#include "weft/rpc/session/outcome.h"
+#include "weft/rpc/stream.h"
+
+namespace weft::rpc {
+
+const std::string& Target::name() const {
+  static const auto* const nobody = new std::string("nobody");
+  if (named_ != nullptr) return named_->name();
+  return caller_ == nullptr ? *nobody : caller_->peer().name;
+}
+
+absl::Duration Target::timeout() const {
+  return timeout_.has_value() ? *timeout_ : agent_->default_timeout();
+}
+
+Target Target::WithTrace(const telemetry::TraceContext& trace) const {
+  Target other = *this;
+  other.trace_ = trace;
+  return other;
+}
+
+Target Target::WithTimeout(std::optional<absl::Duration> timeout) const {
+  Target other = *this;
+  other.timeout_ = timeout;
+  return other;
+}
+
+Target Target::Within(const CallContext& context) const {
+  Target other = *this;
+  other.lineage_ = std::make_shared<const Lineage>(context.lineage());
+  return other;
+}
+
+Target Target::FailingWithoutCredit() const {
+  Target other = *this;
+  other.waits_for_credit_ = false;
+  return other;
+}
+
+Target Target::AllowingAlias() const {
+  Target other = *this;
+  other.allows_alias_ = true;
+  return other;
+}
+
+namespace internal {
+namespace {
+
+// An error of the other side, prefixed with who it was.
+absl::Status Name(const std::string& worker, const Function& function,
+                  const absl::Status& status, const ReplyPtr& reply) {
+  std::string text = SaidBy(worker, status.message());
+  if (reply != nullptr && reply->refusal == Refusal::kSignatureDiffers) {
+    text = absl::StrCat(worker, ": ", function.name,
+                        ": signature differs: caller says ", function.signature,
+                        ", callee has ", status.message(),
+                        "; build both from the same sources");
+  }
+  const absl::Status known =
+      ReceiveFailure(status, worker, function.name, Phase::kQueue);
+  absl::Status named(status.code(), text);
+  known.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
+    named.SetPayload(url, c);
+  });
+  return named;
+}
+
+}  // namespace
+
+// What may look into a Target.
+class CallStarter {
+ public:
+  static Agent::Core& CoreOf(const Agent& agent) { return *agent.core_; }
+  static Agent::Core& CoreOf(const Target& target) {
+    return CoreOf(*target.agent_);
+  }
+
+  static const Worker& WorkerOf(const Target& target) {
+    return target.caller_->peer();
+  }
+
+  static bool IsAlias(const Target& target) {
+    if (!target.allows_alias_ || target.caller_ == nullptr) return false;
+    const AgentOptions& self = CoreOf(target).options();
+    const Worker& peer = target.caller_->peer();
+    // WithRetry() has the name only.
+    return peer.key.epoch == 0 ? peer.name == self.name : peer.key == self.key;
+  }
+
+  static void Start(const Target& target, const Function& function,
+                    const std::shared_ptr<Request>& request,
+                    std::shared_ptr<OutgoingCall> call) {
+    Address(target, function, request.get());
+    WEFT_CHECK(target.caller_ != nullptr) << target.name();
+    call->caller_ = target.caller_;
+    call->lane_ = target.lane_;
+    call->worker_ = target.name();
+    call->function_ = &function;
+    call->request_ = request;
+    if (CoreOf(target).telemetry().spans().enabled()) {
+      Trace(CoreOf(target), request.get(), call.get());
+    }
+    call->abandon_ =
+        target.lane_ == nullptr
+            ? target.caller_->Start(request, CallEnd(call))
+            : target.lane_->Start(target.caller_, request, CallEnd(call));
+    if (const Lineage* lineage = target.lineage_.get()) {
+      // Given up also when the call that makes it is cancelled.
+      call->with_parent_ = lineage->cancel.OnCancel(
+          [weak = std::weak_ptr<OutgoingCall>(call)](const absl::Status& why) {
+            if (const auto live = weak.lock()) live->GiveUp(why).IgnoreError();
+          });
+    }
+  }
+
+  // What is kept by an incarnation needs one that stays the same.
+  static absl::Status CheckFixed(const Target& target) {
+    if (!target.retries_) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(
+        "calls to ", target.name(),
+        " may go to another incarnation, as WithRetry() lets them; objects "
+        "and streams need a target without it"));
+  }
+
+  static absl::Status CheckNoLane(const Target& target) {
+    if (target.lane_ == nullptr) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat("a stream to ", target.name(),
+                     " is in order by itself: open it by a target without "
+                     "InOrder()"));
+  }
+
+  static Target Alone(const Target& target) {
+    Target alone(target.agent_);
+    alone.status_ = target.status_;
+    alone.caller_ = target.caller_;
+    alone.named_ = target.named_;
+    alone.key_ = target.key_;
+    return alone;
+  }
+
+  // For calls that are part of the one that `request` is.
+  static Target PartOf(const Target& target, const Request& request,
+                       CancelToken cancel) {
+    auto lineage = std::make_shared<Lineage>();
+    lineage->deadline = request.deadline;
+    lineage->depth = request.depth;
+    lineage->chain = request.chain;
+    lineage->trace = request.trace;
+    lineage->caller = request.for_peer;
+    lineage->call = request.for_id;
+    lineage->cancel = std::move(cancel);
+    Target part = target;
+    part.lineage_ = std::move(lineage);
+    part.timeout_ = absl::InfiniteDuration();  // the deadline above ends it
+    part.allows_alias_ = false;
+    return part;
+  }
+
+ private:
+  // Ends its call with what has come, or because nothing can come any more.
+  class CallEnd {
+   public:
+    explicit CallEnd(std::shared_ptr<OutgoingCall> call)
+        : call_(std::move(call)) {}
+    CallEnd(CallEnd&&) noexcept = default;
+    ~CallEnd() {
+      if (call_ == nullptr) return;
+      call_->End(absl::CancelledError("the agent ended before the call did"),
+                 nullptr);
+    }
+    void operator()(absl::Status status, const ReplyPtr& reply) && {
+      const auto call = std::move(call_);
+      call->End(std::move(status), reply);
+    }
+
+   private:
+    std::shared_ptr<OutgoingCall> call_;
+  };
+
+  // Sets all but the arguments and whether the result is kept.
+  static void Address(const Target& target, const Function& function,
+                      Request* request) {
+    Agent::Core& core = CoreOf(target);
+    request->function = function.name;
+    request->signature = function.digest;
+    request->function_index = function.index;
+    request->waits_for_credit = target.waits_for_credit_;
+    const absl::Duration timeout =
+        std::min(target.timeout(), core.options().limits.timeout);
+    request->began = core.transport().clock().Now();
+    request->deadline = request->began + timeout;
+    if (const Lineage* lineage = target.lineage_.get()) {
+      request->deadline = std::min(request->deadline, lineage->deadline);
+      request->depth = lineage->depth + 1;
+      request->chain = lineage->chain;
+      request->trace = lineage->trace;
+      request->for_peer = lineage->caller;
+      request->for_id = lineage->call;
+    }
+    if (target.trace_.is_valid()) request->trace = target.trace_;
+  }
+
+  // Puts a span around the call, which `request` names as parent.
+  static void Trace(const Agent::Core& core, Request* request,
+                    OutgoingCall* call) {
+    call->span_ =
+        std::make_unique<telemetry::Span>(core.telemetry().spans().Start(
+            absl::StrCat(request->keeps_result ? "rpc_remote#" : "rpc_call#",
+                         request->function, "(", core.self(), " -> ",
+                         call->caller_->peer().name, ")"),
+            request->trace));
+    request->trace = call->span_->context();
+  }
+};
+
+}  // namespace internal
+
+absl::Status Target::status() const {
+  return follows_ ? Pinned().status_ : status_;
+}
+
+Target Target::Pinned() const {
+  Target other = *this;
+  if (!follows_) return other;
+  other.follows_ = false;
+  auto caller = internal::CallStarter::CoreOf(*this).CallerOf(*named_);
+  if (caller.ok()) {
+    other.caller_ = *std::move(caller);
+    other.key_ = other.caller_->peer().key;
+  } else {
+    other.status_ = internal::NotThere(caller.status(), name());
+  }
+  return other;
+}
+
+Target Target::WithRetry(const RetryPolicy& policy) const {
+  Target other = *this;
+  // An incarnation that is not there, or not yet, has its key all the same.
+  if (!status_.ok() && key_.epoch == 0) return other;
+  other.status_ =
+      lane_ != nullptr
+          ? absl::InvalidArgumentError("WithRetry() comes before InOrder()")
+          : Validate(policy);
+  other.status_ =
+      internal::NameFailure(other.status_, name(), "", Phase::kNone);
+  Agent::Core& core = internal::CallStarter::CoreOf(*this);
+  other.caller_ = key_.epoch == 0 ? core.Retrying(name(), policy)
+                                  : core.Retrying(name(), key_, policy);
+  other.follows_ = false;
+  other.retries_ = true;
+  return other;
+}
+
+Target Target::InOrder() const {
+  Target other = *this;
+  other.lane_ = internal::CallStarter::CoreOf(*this).NewLane(name());
+  return other;
+}
+
+namespace internal {
+
+Driver& DriverOf(const Target& target) {
+  return CallStarter::CoreOf(target).transport().driver();
+}
+
+namespace {
+
+absl::Status CheckTarget(const Target& target) {
+  WEFT_RETURN_IF_ERROR(target.status());
+  if (target.timeout() < absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a call to ", target.name(), " has the time-out ",
+                     absl::FormatDuration(target.timeout()),
+                     ": wanted none below zero; InfiniteDuration() is none"));
+  }
+  return CallStarter::CoreOf(target).CanCall();
+}
+
+}  // namespace
+
+absl::StatusOr<const Function*> FindFunction(const Target& target,
+                                             Function::Address address) {
+  WEFT_RETURN_IF_ERROR(CheckTarget(target));
+  return CallStarter::CoreOf(target).FindOwn(address);
+}
+
+absl::StatusOr<const Function*> FindMethod(const Target& target,
+                                           absl::string_view key) {
+  WEFT_RETURN_IF_ERROR(CheckTarget(target));
+  return CallStarter::CoreOf(target).FindOwn(key);
+}
+
+bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
+
+absl::Status OutgoingCall::GiveUp(const absl::Status& why) const {
+  absl::Status end = abandon_(why);
+  if (end.ok()) end = MarkFailure(WithOutcomeUnknown(why), Phase::kHandler);
+  return Name(worker_, *function_, end, nullptr);
+}
+
+void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
+  const auto caller = std::move(caller_);
+  const auto lane = std::move(lane_);
+  // The memory of its arguments may be needed.
+  const uint64_t id = std::exchange(request_, nullptr)->id;
+  if (span_ != nullptr) {
+    span_->With("code", absl::StatusCodeToString(status.code()));
+    span_->End();
+  }
+  if (!status.ok()) {
+    return OnEnd(id, Name(worker_, *function_, status, reply));
+  }
+  OnEnd(id, Received{reply->body, reply->is_private});
+}
+
+void StartCall(const Target& target, const Function& function,
+               const std::shared_ptr<Request>& request,
+               std::shared_ptr<OutgoingCall> call) {
+  CallStarter::Start(target, function, request, std::move(call));
+}
+
+absl::Status NotHere(const std::string& worker) {
+  const absl::Status why = absl::FailedPreconditionError(absl::StrCat(
+      "a call to ", worker,
+      " would wait in a function that runs inline, on the thread that must "
+      "receive the reply: use CallAsync, or register the function with "
+      "WEFT_RPC"));
+  return NameFailure(why, worker, "", Phase::kNone);
+}
+
+absl::Status NotBegun(const Target& target,
+                      const absl::StatusOr<const Function*>& function,
+                      const absl::Status& why) {
+  if (!target.status().ok()) return target.status();  // which says it already
+  return NameFailure(why, target.name(), function.ok() ? (*function)->name : "",
+                     Phase::kNone);
+}
+
+StartedStream StartStreamCall(const Target& target, const Function& function,
+                              const std::shared_ptr<Request>& request,
+                              CancelToken ended,
+                              std::shared_ptr<OutgoingCall> call) {
+  CallStarter::Start(target, function, request, std::move(call));
+  return {request->id, request->deadline,
+          CallStarter::PartOf(target, *request, std::move(ended))};
+}
+
+Driver& DriverOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).transport().driver();
+}
+
+absl::Status CheckNoLane(const Target& target) {
+  return CallStarter::CheckNoLane(target);
+}
+
+absl::Status CheckFixed(const Target& target) {
+  return CallStarter::CheckFixed(target);
+}
+
+Target Alone(const Target& target) { return CallStarter::Alone(target); }
+
+ObjectTable& ObjectsOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).objects();
+}
+
+const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {
+  return CallStarter::CoreOf(target).handles();
+}
+
+const Worker& WorkerOf(const Target& target) {
+  return CallStarter::WorkerOf(target);
+}
+
+void ForgetHandle(const Target& target, uint64_t id) {
+  if (target.status().ok()) HandlesOf(target)->Remove(WorkerOf(target).key, id);
+}
+
+}  // namespace internal
+}  // namespace weft::rpc

@@ -1,0 +1,363 @@
+#include "weft/rpc/agent/inbound.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
+#include "weft/base/failpoint.h"
+#include "weft/base/said_by.h"
+#include "weft/rpc/session/outcome.h"
+
+namespace weft::rpc {
+namespace {
+
+// Of a chain of callers the nearest are kept.
+constexpr size_t kMaxChain = 256;
+
+}  // namespace
+
+Lineage LineageOf(const Request& request, CancelToken cancel) {
+  Lineage lineage;
+  lineage.deadline = request.deadline;
+  lineage.depth = request.depth;
+  lineage.chain = request.chain;
+  lineage.trace = request.trace;
+  lineage.cancel = std::move(cancel);
+  return lineage;
+}
+
+std::string ChainBeyond(const std::string& chain, const std::string& self,
+                        const std::string& function) {
+  std::string all =
+      absl::StrCat(chain, chain.empty() ? "" : " > ", self, ":", function);
+  if (all.size() <= kMaxChain) return all;
+  return absl::StrCat("... ", all.substr(all.size() - kMaxChain));
+}
+
+absl::Status FunctionFailure(absl::Status status, const std::string& self,
+                             const std::string& function, Phase phase) {
+  const absl::Status named = WithOutcomeKnown(
+      internal::NameFailure(std::move(status), self, function, phase));
+  if (named.ok() || phase < Phase::kDecode) return named;
+  absl::Status told(named.code(), SaidBy(function, named.message()));
+  named.ForEachPayload([&told](absl::string_view url, const absl::Cord& c) {
+    told.SetPayload(url, c);
+  });
+  return told;
+}
+
+// Keeps the Inbound alive while its handler runs.
+class Inbound::Call final : public ServedCall {
+ public:
+  Call(std::shared_ptr<Inbound> inbound, const Function& function,
+       const Request& request, Lineage&& inherited, CancelSource cancel)
+      : ServedCall(
+            Begun(inbound->dispatcher_), inbound->dispatcher_->agent(),
+            inbound->peer_, std::move(inherited),
+            Incoming{request.id, Received{request.body, request.is_private},
+                     request.keeps_result, nullptr, request.lane,
+                     function.name}),
+        inbound_(std::move(inbound)),
+        function_(function),
+        began_(request.began),
+        cancel_(std::move(cancel)) {}
+
+  ~Call() override {
+    if (!finished_.load()) {
+      Finish(absl::CancelledError(
+          "the worker dropped the call: it is shutting down"));
+    }
+  }
+
+  Instant began() const { return began_; }
+  void Cancel(absl::Status why) { cancel_.Cancel(std::move(why)); }
+
+  Lineage lineage() const override {
+    Lineage lineage = inherited();
+    lineage.chain = ChainBeyond(lineage.chain, inbound_->dispatcher_->self(),
+                                function_.name);
+    lineage.caller = peer().name;
+    lineage.call = id();
+    return lineage;
+  }
+
+  void Finish(absl::StatusOr<Slices> result) override {
+    if (finished_.exchange(true)) return;
+    EndSpan();
+    auto reply = std::make_shared<Reply>();
+    reply->id = id();
+    reply->status =
+        FunctionFailure(result.status(), inbound_->dispatcher_->self(),
+                        function_.name, phase());
+    if (result.ok()) reply->body = *std::move(result);
+    inbound_->Finish(function_.name, std::move(reply));
+  }
+
+ private:
+  static std::shared_ptr<CallCounter> Begun(
+      std::shared_ptr<Dispatcher> dispatcher) {
+    dispatcher->CallBegan();
+    return dispatcher;
+  }
+
+  const std::shared_ptr<Inbound> inbound_;
+  const Function& function_;
+  const Instant began_;
+  CancelSource cancel_;
+  std::atomic<bool> finished_{false};
+};
+
+Inbound::Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
+                 Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
+                 std::shared_ptr<Traffic> traffic)
+    : peer_(std::make_shared<const Worker>(std::move(peer))),
+      number_(number),
+      life_(life),
+      transport_(transport),
+      dispatcher_(std::move(dispatcher)),
+      traffic_(std::move(traffic)),
+      session_(limits) {}
+
+void Inbound::Attach(std::shared_ptr<Link> link) {
+  std::shared_ptr<Link> old;
+  bool gone = false;
+  {
+    MutexLock lock(mu_);
+    gone = gone_;
+    old = gone ? std::move(link) : std::exchange(link_, std::move(link));
+    // Together with the link, so that the end of one connection is not taken
+    // for the end of the next.
+    if (!gone) TellLocked(CalleeSession::Connected{});
+  }
+  if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_->name);
+  if (old == nullptr) return;
+  old->End(gone ? absl::UnavailableError("the session has ended")
+                : absl::AbortedError("replaced by a newer connection"));
+}
+
+absl::Status Inbound::OnFrame(Link& link, Frame&& frame) {
+  if (auto* request = std::get_if<RequestFrame>(&frame)) {
+    Tell(CalleeSession::Arrived{std::move(request->request)}, &link);
+    return absl::OkStatus();
+  }
+  if (auto* close = std::get_if<Close>(&frame)) {
+    Tell(CalleeSession::Closed{std::move(*close)}, &link);
+    return absl::OkStatus();
+  }
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();  // replaced
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat(peer_->name, " sent what only a callee sends"));
+}
+
+void Inbound::OnLinkClosed(Link& link) {
+  MutexLock lock(mu_);
+  if (link_.get() != &link) return;
+  link_ = nullptr;
+  dispatcher_->recorder().Record("rpc.caller_lost", peer_->name,
+                                 session_.running_calls());
+  TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
+}
+
+void Inbound::PeerGone(const absl::Status& why) {
+  std::shared_ptr<Link> link;
+  Transport::TimerId timer = 0;
+  bool has_timer = false;
+  {
+    MutexLock lock(mu_);
+    link = std::exchange(link_, nullptr);
+    gone_ = true;
+    std::swap(has_timer, has_timer_);
+    timer = timer_;
+  }
+  Tell(CalleeSession::PeerGone{why});
+  if (has_timer) transport_.CancelTimer(timer);
+  if (link != nullptr) link->End(why);
+}
+
+size_t Inbound::running_calls() {
+  MutexLock lock(mu_);
+  return session_.running_calls();
+}
+
+bool Inbound::is_idle() {
+  MutexLock lock(mu_);
+  return link_ == nullptr && session_.running_calls() == 0;
+}
+
+std::vector<std::shared_ptr<Inbound::Call>> Inbound::LiveCalls() {
+  std::vector<std::shared_ptr<Call>> calls;
+  MutexLock lock(mu_);
+  for (const auto& [id, running] : running_) {
+    if (auto call = running.lock()) calls.push_back(std::move(call));
+  }
+  return calls;
+}
+
+void Inbound::AddPending(std::vector<PendingCall>* calls) {
+  const Instant now = transport_.clock().Now();
+  for (const auto& live : LiveCalls()) {
+    PendingCall& call = calls->emplace_back();
+    call.peer = peer_->name;
+    call.is_served = true;
+    call.id = live->id();
+    call.function = std::string(live->function());
+    call.phase = live->phase();
+    call.age = now - live->began();
+    call.remaining = live->deadline() - now;
+  }
+}
+
+size_t Inbound::async_calls() {
+  const auto calls = LiveCalls();
+  return std::count_if(calls.begin(), calls.end(),
+                       [](const auto& call) { return call->is_async(); });
+}
+
+void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
+  std::shared_ptr<Link> link;
+  bool must_act = false;
+  {
+    MutexLock lock(mu_);
+    if (from != nullptr && link_.get() != from) return;  // replaced
+    if (const auto* finished = std::get_if<CalleeSession::Finished>(&event)) {
+      running_.erase(finished->reply->id);
+    }
+    if (TellLocked(event)) link = link_;
+    must_act = actions_.Claim(mu_);
+  }
+  if (must_act) {
+    actions_.Do(mu_, [this](CalleeSession::Action& action) { Run(action); });
+  }
+  if (link != nullptr) link->Drain();
+}
+
+bool Inbound::TellLocked(const CalleeSession::Event& event) {
+  // Nothing else asks for the time.
+  const bool is_tick = std::holds_alternative<CalleeSession::Tick>(event);
+  const Instant now = is_tick ? transport_.clock().Now() : Instant();
+  if (SessionTap* const tap = dispatcher_->tap()) {
+    tap->OnEvent(session_, event, now, &emitted_);
+  } else {
+    session_.OnEvent(event, now, &emitted_);
+  }
+  bool must_drain = false;
+  for (CalleeSession::Action& action : emitted_) {
+    if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
+      // Kept, to be noted without the lock.
+      if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(mu_, *send);
+      must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
+    } else {
+      actions_.Add(mu_, std::move(action));
+    }
+  }
+  emitted_.clear();
+  if (link_ != nullptr && link_->is_heavy() &&
+      std::holds_alternative<CalleeSession::Closed>(event)) {
+    // The quota counts a reply until it is closed: no further may it wait.
+    must_drain |=
+        link_->Sweep([this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+          return session_.StateOf(id) != CalleeSession::State::kAnswered;
+        });
+  }
+  return must_drain;
+}
+
+void Inbound::Run(CalleeSession::Action& action) {
+  if (auto* run = std::get_if<CalleeSession::Run>(&action)) {
+    return Serve(std::move(run->request));
+  }
+  if (auto* cancel = std::get_if<CalleeSession::Cancel>(&action)) {
+    std::shared_ptr<Call> call;
+    {
+      MutexLock lock(mu_);
+      const auto it = running_.find(cancel->id);
+      if (it != running_.end()) call = it->second.lock();
+    }
+    if (call != nullptr) call->Cancel(std::move(cancel->why));
+    return;
+  }
+  if (const auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
+    return SetTimer(wake->when);
+  }
+  if (const auto* refused = std::get_if<CalleeSession::SendReply>(&action)) {
+    return dispatcher_->OverLimit(*peer_, refused->reply->status);
+  }
+  const absl::Status& why = std::get<CalleeSession::Violation>(action).why;
+  dispatcher_->OverLimit(*peer_, why);
+  std::shared_ptr<Link> link;
+  {
+    MutexLock lock(mu_);
+    link = link_;
+  }
+  if (link != nullptr) link->End(why);
+}
+
+void Inbound::Serve(RequestPtr request) {
+  traffic_->CountServed(TotalSize(request->body));
+  dispatcher_->recorder().RecordFor("rpc.serve", peer_->name, request->function,
+                                    request->id);
+  Refusal refusal = Refusal::kNone;
+  absl::StatusOr<const Function*> function =
+      dispatcher_->Find(*request, &refusal);
+  if (!function.ok()) {
+    auto reply = std::make_shared<Reply>();
+    reply->id = request->id;
+    reply->status = function.status();
+    reply->refusal = refusal;
+    return Finish(request->function, std::move(reply));
+  }
+  WEFT_FAILPOINT("rpc/serve").IgnoreError();  // found, and not counted yet
+  CancelSource cancel;
+  Lineage lineage = LineageOf(*request, cancel.token());
+  telemetry::Span span = dispatcher_->StartSpan(*peer_, *request);
+  const bool is_traced = span.context().is_valid();
+  if (is_traced) lineage.trace = span.context();
+  auto call = std::make_shared<Call>(shared_from_this(), **function, *request,
+                                     std::move(lineage), std::move(cancel));
+  if (is_traced) call->SetSpan(std::move(span));
+  {
+    MutexLock lock(mu_);
+    running_.emplace(request->id, call);
+  }
+  dispatcher_->Dispatch(**function, std::move(call));
+}
+
+void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {
+  dispatcher_->recorder().RecordFor("rpc.reply", peer_->name, function,
+                                    reply->id, reply->status.raw_code());
+  traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
+  Tell(CalleeSession::Finished{std::move(reply)});
+}
+
+void Inbound::SetTimer(Instant when) {
+  Transport::TimerId old = 0;
+  bool had_timer = false;
+  {
+    MutexLock lock(mu_);
+    if (gone_) return;
+    old = timer_;
+    had_timer = has_timer_;
+  }
+  if (had_timer) transport_.CancelTimer(old);
+  const Transport::TimerId timer =
+      transport_.RunAt(when, [weak = weak_from_this()] {
+        if (auto self = weak.lock()) {
+          self->Tell(CalleeSession::Event(CalleeSession::Tick{}));
+        }
+      });
+  bool is_over = false;
+  {
+    MutexLock lock(mu_);
+    is_over = gone_;  // meanwhile: nobody else would cancel it
+    timer_ = timer;
+    has_timer_ = !is_over;
+  }
+  if (is_over) transport_.CancelTimer(timer);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,135 @@
+// Inbound: the calls of one peer that this agent serves: the callee's session,
+// its connection and the handlers that run.
+
+#ifndef WEFT_RPC_AGENT_INBOUND_H_
+#define WEFT_RPC_AGENT_INBOUND_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/cancel.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/connection/link.h"
+#include "weft/rpc/diagnostics/traffic.h"
+#include "weft/rpc/diagnostics/waits_for.h"
+#include "weft/rpc/function.h"
+#include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/limits.h"
+#include "weft/rpc/session/message.h"
+#include "weft/rpc/session/session.h"
+#include "weft/rpc/session/session_tap.h"
+#include "weft/telemetry/flight_recorder.h"
+#include "weft/telemetry/spans.h"
+#include "weft/transport/transport.h"
+
+namespace weft::rpc {
+
+// How a handler is found and run; the agent's part.
+//
+// Thread-safety: thread-safe.
+class Dispatcher : public CallCounter {
+ public:
+  virtual Agent* agent() = 0;
+  virtual const std::string& self() const = 0;   // the worker's name
+  virtual const std::string& build() const = 0;  // for messages
+  // Ok and the function, or why the request cannot be served.
+  virtual absl::StatusOr<const Function*> Find(const Request& request,
+                                               Refusal* refusal) const = 0;
+  virtual telemetry::FlightRecorder& recorder() = 0;
+  virtual SessionTap* tap() = 0;  // null: none
+  // The span of serving `request`; costs nothing where spans are not kept.
+  virtual telemetry::Span StartSpan(const Worker& peer,
+                                    const Request& request) = 0;
+  // `peer` asks for more than rpc::Limits allow.
+  virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
+  // Runs the function on the call, here or on an executor.
+  virtual void Dispatch(const Function& function,
+                        std::shared_ptr<ServedCall> call) = 0;
+};
+
+// What the call that `request` is comes with.
+Lineage LineageOf(const Request& request, CancelToken cancel);
+// The chain of calls made by `function` here, if it was called by `chain`.
+std::string ChainBeyond(const std::string& chain, const std::string& self,
+                        const std::string& function);
+
+// What a call is told of the error in which it ended at `self`: of the
+// function, or of what was read and written for it, it begins with the
+// function's name.
+absl::Status FunctionFailure(absl::Status status, const std::string& self,
+                             const std::string& function, Phase phase);
+
+// Thread-safety: thread-safe.
+class Inbound final : public std::enable_shared_from_this<Inbound> {
+ public:
+  // One life of the caller's session; `number` orders those of an agent by when
+  // they began.
+  Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
+          Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
+          std::shared_ptr<Traffic> traffic);
+
+  const Worker& peer() const { return *peer_; }
+  uint64_t number() const { return number_; }
+  uint64_t life() const { return life_; }
+
+  // Takes the calls of `link` from now on; an earlier link is closed.
+  void Attach(std::shared_ptr<Link> link) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnFrame(Link& link, Frame&& frame) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnLinkClosed(Link& link) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The caller's incarnation, or this life of it, is no more: handlers are
+  // cancelled and nothing is answered.
+  void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
+  void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
+  size_t async_calls() ABSL_LOCKS_EXCLUDED(mu_);  // of the running ones
+
+ private:
+  class Call;
+
+  // What runs, held so that nothing of it ends under the lock.
+  std::vector<std::shared_ptr<Call>> LiveCalls() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // `from`: the link that it came by; if that is not ours any more, nothing.
+  void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // True if the link must be drained.
+  bool TellLocked(const CalleeSession::Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Run(CalleeSession::Action& action) ABSL_LOCKS_EXCLUDED(mu_);
+  void Serve(RequestPtr request) ABSL_LOCKS_EXCLUDED(mu_);
+  void Finish(absl::string_view function, std::shared_ptr<Reply> reply)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::shared_ptr<const Worker> peer_;
+  const uint64_t number_;
+  const uint64_t life_;
+  Transport& transport_;
+  const std::shared_ptr<Dispatcher> dispatcher_;
+  const std::shared_ptr<Traffic> traffic_;
+
+  Mutex mu_;
+  CalleeSession session_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, std::weak_ptr<Call>> running_
+      ABSL_GUARDED_BY(mu_);
+  std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
+  ActionQueue<CalleeSession::Action> actions_;                       // with mu_
+  Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
+  bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
+  bool gone_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_AGENT_INBOUND_H_

@@ -1,0 +1,422 @@
+#include "weft/rpc/agent/outbound.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/function.h"
+
+namespace weft::rpc {
+
+Outbound::Outbound(Options options)
+    : options_(std::move(options)),
+      clock_(options_.transport->clock()),
+      session_(options_.peer.name) {}
+
+Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
+  uint64_t id = 0;
+  bool connected = false;
+  Due due;
+  options_.traffic->CountCall(TotalSize(request->body));
+  {
+    MutexLock lock(mu_);
+    GiveToSession(CallerSession::Start{request});
+    id = request->id;
+    options_.recorder->RecordFor("rpc.call", options_.peer.name,
+                                 request->function, id);
+    done_.emplace(id, std::move(done));  // what was emitted may end it
+    TakeEmitted();
+    due = TakeDue();
+    connected = session_.is_connected();
+  }
+  Do(due);
+  if (!connected) ConnectIfNeeded();
+  return Abandon(weak_from_this(), id);
+}
+
+absl::Status Outbound::AbandonCall(uint64_t id, const absl::Status& why) {
+  absl::Status end;
+  Due due;
+  {
+    MutexLock lock(mu_);
+    GiveToSession(CallerSession::Abandon{id, why});
+    for (const CallerSession::Action& action : emitted_) {
+      const auto* complete = std::get_if<CallerSession::Complete>(&action);
+      if (complete != nullptr && complete->id == id) end = complete->status;
+    }
+    TakeEmitted();
+    due = TakeDue();
+  }
+  Do(due);
+  return end;
+}
+
+void Outbound::PeerGone(const absl::Status& why) {
+  std::shared_ptr<Link> link;
+  Due due;
+  {
+    MutexLock lock(mu_);
+    options_.recorder->RecordFor("rpc.gone", options_.peer.name, why.message(),
+                                 session_.pending_calls());
+    TellLocked(CallerSession::PeerGone{why});
+    due = TakeDue();
+    link = std::move(link_);
+    connecting_ = false;
+  }
+  Do(due);
+  if (link != nullptr) link->End(why);
+}
+
+void Outbound::Shutdown(const absl::Status& why) {
+  Transport::TimerId timer = 0;
+  bool has_timer = false;
+  {
+    MutexLock lock(mu_);
+    shut_down_ = true;
+    std::swap(has_timer, has_timer_);
+    timer = timer_;
+  }
+  if (has_timer) options_.transport->CancelTimer(timer);
+  PeerGone(why);
+}
+
+size_t Outbound::pending_calls() {
+  MutexLock lock(mu_);
+  return session_.pending_calls();
+}
+
+void Outbound::AddPending(std::vector<PendingCall>* calls) {
+  MutexLock lock(mu_);
+  const Instant now = clock_.Now();
+  const Phase out = session_.is_connected() ? Phase::kHandler : Phase::kWire;
+  session_.ForEachPending([&](const Request& request, bool sent) {
+    PendingCall& call = calls->emplace_back();
+    call.peer = options_.peer.name;
+    call.id = request.id;
+    call.function = std::string(request.function);
+    call.phase = sent ? out : Phase::kQueue;
+    call.age = now - request.began;
+    call.remaining = request.deadline - now;
+    call.for_peer = request.for_peer;
+    call.for_id = request.for_id;
+  });
+}
+
+// ------------------------------------------------------------------- the core
+
+void Outbound::Tell(const CallerSession::Event& event) {
+  Due due;
+  {
+    MutexLock lock(mu_);
+    TellLocked(event);
+    due = TakeDue();
+  }
+  Do(due);
+}
+
+void Outbound::TellLocked(const CallerSession::Event& event) {
+  GiveToSession(event);
+  TakeEmitted();
+}
+
+void Outbound::GiveToSession(const CallerSession::Event& event) {
+  if (options_.tap != nullptr) {
+    options_.tap->OnEvent(session_, event, clock_.Now(), &emitted_);
+  } else {
+    session_.OnEvent(event, clock_.Now(), &emitted_);
+  }
+}
+
+void Outbound::TakeEmitted() {
+  bool must_sweep = false;
+  for (CallerSession::Action& action : emitted_) {
+    if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
+      must_drain_ |= link_->Append(std::move(send->request));
+    } else if (auto* close = std::get_if<CallerSession::SendClose>(&action)) {
+      must_drain_ |= link_->Append(std::move(close->close));
+    } else if (auto* end = std::get_if<CallerSession::Complete>(&action)) {
+      const auto it = done_.find(end->id);
+      if (it == done_.end()) continue;
+      must_sweep |= end->reply == nullptr && link_ != nullptr &&
+                    (end->request->bytes() >= int64_t{Link::kInPieces} ||
+                     link_->is_heavy());
+      tasks_.Add(mu_, Ended{std::move(it->second), std::move(end->status),
+                            std::move(end->reply), std::move(end->request)});
+      done_.erase(it);
+    } else {
+      tasks_.Add(mu_, std::get<CallerSession::WakeAt>(action));
+    }
+  }
+  emitted_.clear();
+  if (must_sweep) {
+    // Credit is free again for what was given up. The callee takes in no more
+    // than that: what is announced to it must not be more either.
+    must_drain_ |=
+        link_->Sweep([this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+          return session_.StateOf(id) != CallerSession::State::kSent;
+        });
+  }
+}
+
+Outbound::Due Outbound::TakeDue() {
+  Due due;
+  due.has_tasks = tasks_.Claim(mu_);
+  if (std::exchange(must_drain_, false)) due.link = link_;
+  return due;
+}
+
+void Outbound::Do(const Due& due) {
+  if (due.has_tasks) {
+    tasks_.Do(mu_, [this](Task& task) {
+      if (const auto* wake = std::get_if<CallerSession::WakeAt>(&task)) {
+        SetTimer(wake->when);
+      } else {
+        TellDone(std::get<Ended>(task));
+      }
+    });
+  }
+  if (due.link != nullptr) due.link->Drain();
+}
+
+void Outbound::TellDone(Ended& ended) {
+  options_.traffic->CountEnd(
+      ended.status.ok(),
+      ended.reply == nullptr ? 0 : TotalSize(ended.reply->body));
+  options_.recorder->RecordFor("rpc.end", options_.peer.name,
+                               ended.request->function, ended.request->id,
+                               ended.status.raw_code());
+  ended.request = nullptr;  // the memory of its arguments may be needed
+  std::move(ended.done)(std::move(ended.status), std::move(ended.reply));
+}
+
+void Outbound::SetTimer(Instant when) {
+  Transport::TimerId old = 0;
+  bool had_timer = false;
+  {
+    MutexLock lock(mu_);
+    if (shut_down_) return;
+    old = timer_;
+    had_timer = has_timer_;
+  }
+  if (had_timer) options_.transport->CancelTimer(old);
+  const Transport::TimerId timer =
+      options_.transport->RunAt(when, [weak = weak_from_this()] {
+        if (auto self = weak.lock()) {
+          self->Tell(CallerSession::Event(CallerSession::Tick{}));
+        }
+      });
+  bool is_over = false;
+  {
+    MutexLock lock(mu_);
+    is_over = shut_down_;  // meanwhile: nobody else would cancel it
+    timer_ = timer;
+    has_timer_ = !is_over;
+  }
+  if (is_over) options_.transport->CancelTimer(timer);
+}
+
+// ------------------------------------------------------------- the connection
+
+void Outbound::ConnectIfNeeded() {
+  Instant since;
+  {
+    MutexLock lock(mu_);
+    if (connecting_ || link_ != nullptr || shut_down_ || session_.is_gone() ||
+        session_.pending_calls() == 0) {
+      return;
+    }
+    connecting_ = true;
+    pause_ = kFirstPause;
+    since = failing_since_ = clock_.Now();
+    last_failure_ = absl::UnavailableError("no answer yet");
+  }
+  GiveUpLater(since);
+  Connect();
+}
+
+void Outbound::Connect() {
+  Hello hello = options_.hello;
+  auto link =
+      std::make_shared<Link>(shared_from_this(), clock_, options_.result_bytes);
+  {
+    MutexLock lock(mu_);
+    // The pause of an earlier failure may end when another link is tried.
+    if (!connecting_ || shut_down_ || link_ != nullptr) return;
+    hello.life = session_.life();
+    hello.resumes = session_.resumes();
+    link_ = link;
+  }
+  link->Append(std::make_unique<Hello>(std::move(hello)));
+  link->Attach(options_.transport->Connect(
+      {options_.peer.name, options_.peer.address}, link));
+}
+
+absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {
+  if (const auto* welcome = std::get_if<Welcome>(&frame)) {
+    return OnWelcome(link, *welcome);
+  }
+  auto* reply = std::get_if<ReplyFrame>(&frame);
+  if (reply == nullptr) return OnlyCallersSend();
+  has_replied_.store(true, std::memory_order_relaxed);
+  Tell(CallerSession::Arrived{std::move(reply->reply)});
+  return absl::OkStatus();
+}
+
+absl::Status Outbound::OnlyCallersSend() const {
+  return absl::InvalidArgumentError(
+      absl::StrCat(options_.peer.name, " sent what only a caller sends"));
+}
+
+// The reply to a call that was given up may still be on its way; to one that
+// was never sent there is none.
+absl::StatusOr<bool> Outbound::WantsBody(Link& link, const Frame& frame) {
+  const auto* reply = std::get_if<ReplyFrame>(&frame);
+  const auto* piece = std::get_if<Piece>(&frame);
+  if (reply == nullptr && piece == nullptr) return OnlyCallersSend();
+  const uint64_t id = reply != nullptr ? reply->reply->id : piece->id;
+  MutexLock lock(mu_);
+  if (link_.get() != &link) return false;  // given up since
+  if (!session_.is_connected()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted a Welcome of ", options_.peer.name,
+                     " first, found a body for call ", id));
+  }
+  const CallerSession::State state = session_.StateOf(id);
+  if (state == CallerSession::State::kSent) return true;
+  if (state == CallerSession::State::kEnded) return false;
+  return absl::InvalidArgumentError(absl::StrCat(options_.peer.name,
+                                                 " replies to call ", id,
+                                                 ", which was not sent to it"));
+}
+
+// It is only this result that cannot be had; if the connection ended, all would
+// be sent again, and again be too much.
+absl::Status Outbound::OnNoRoom(Link&, const Frame& frame, absl::Status why) {
+  has_replied_.store(true, std::memory_order_relaxed);
+  auto lost = std::make_shared<Reply>();
+  lost->id = std::get<ReplyFrame>(frame).reply->id;
+  std::string function;
+  {
+    MutexLock lock(mu_);
+    session_.ForEachPending([&](const Request& request, bool) {
+      if (request.id == lost->id) function = std::string(request.function);
+    });
+  }
+  lost->status = internal::ResultError(options_.peer.name, function, why);
+  Tell(CallerSession::Arrived{std::move(lost)});
+  return absl::OkStatus();
+}
+
+absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();  // given up since
+    if (session_.is_connected()) {  // all would be sent again
+      return absl::InvalidArgumentError(
+          absl::StrCat(options_.peer.name, " sent a second Welcome"));
+    }
+  }
+  if (welcome.replaced) {
+    PeerGone(
+        internal::MarkFailure(absl::UnavailableError(welcome.status.message()),
+                              Phase::kNone, Reason::kPeerGone));
+    return absl::OkStatus();
+  }
+  if (welcome.forgotten) {
+    options_.recorder->Record("rpc.forgotten", options_.peer.name);
+    Tell(CallerSession::Event(CallerSession::Forgotten{}));
+    return absl::UnavailableError("the session was forgotten");
+  }
+  if (!welcome.status.ok()) {  // nothing will be different next time
+    const Reason reason = absl::IsUnavailable(welcome.status)
+                              ? Reason::kShuttingDown
+                              : Reason::kNone;
+    Tell(CallerSession::Unreachable{
+        internal::MarkFailure(welcome.status, Phase::kNone, reason)});
+    return welcome.status;
+  }
+  Due due;
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return absl::OkStatus();
+    connecting_ = false;
+    welcomed_at_ = clock_.Now();
+    has_replied_.store(false, std::memory_order_relaxed);
+    TellLocked(CallerSession::Connected{welcome.limits, welcome.functions,
+                                        welcome.build});
+    due = TakeDue();
+  }
+  options_.recorder->Record("rpc.connected", options_.peer.name);
+  Do(due);
+  return absl::OkStatus();
+}
+
+void Outbound::OnLinkClosed(Link& link, absl::Status status) {
+  Instant since = Instant::Infinite();
+  absl::Duration pause;
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return;
+    link_ = nullptr;
+    options_.recorder->RecordFor("rpc.lost", options_.peer.name,
+                                 status.message(), session_.pending_calls(),
+                                 status.raw_code());
+    TellLocked(CallerSession::Event(CallerSession::Disconnected{}));
+    last_failure_ = std::move(status);
+    const bool was_open = !connecting_;
+    connecting_ =
+        !shut_down_ && !session_.is_gone() && session_.pending_calls() > 0;
+    if (!connecting_) return;
+    // One that ends at once, before any reply, time after time, is no better
+    // than one that does not come about.
+    if (was_open) {
+      const bool is_barren = !has_replied_.load(std::memory_order_relaxed) &&
+                             clock_.Now() - welcomed_at_ < kLongestPause;
+      if (!is_barren) {
+        failing_since_ = clock_.Now();
+        pause_ = absl::ZeroDuration();
+      }
+      since = failing_since_;
+    }
+    pause = pause_;
+    pause_ = std::min(std::max(2 * pause_, kFirstPause), kLongestPause);
+  }
+  if (!since.is_infinite()) GiveUpLater(since);
+  options_.transport->RunAt(clock_.Now() + pause, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->Connect();
+  });
+}
+
+void Outbound::GiveUpLater(Instant since) {
+  options_.transport->RunAt(since + options_.give_up_after,
+                            [weak = weak_from_this(), since] {
+                              if (auto self = weak.lock()) self->GiveUp(since);
+                            });
+}
+
+void Outbound::GiveUp(Instant since) {
+  std::shared_ptr<Link> link;
+  Due due;
+  absl::Status why;
+  {
+    MutexLock lock(mu_);
+    // It has connected meanwhile, or fails for a later reason.
+    if (!connecting_ || failing_since_ != since) return;
+    connecting_ = false;
+    link = std::move(link_);
+    why = internal::MarkFailure(
+        absl::UnavailableError(
+            absl::StrCat(options_.peer.name, " could not be reached at ",
+                         options_.peer.address, " for ",
+                         absl::FormatDuration(options_.give_up_after), ": ",
+                         last_failure_.message())),
+        Phase::kNone, Reason::kUnreachable);
+    TellLocked(CallerSession::Unreachable{why});
+    due = TakeDue();
+  }
+  Do(due);
+  if (link != nullptr) link->End(why);
+}
+
+}  // namespace weft::rpc

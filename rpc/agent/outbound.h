@@ -1,0 +1,145 @@
+// Outbound: an agent's calls to one peer: the caller's session, its connection
+// and its timer.
+
+#ifndef WEFT_RPC_AGENT_OUTBOUND_H_
+#define WEFT_RPC_AGENT_OUTBOUND_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/caller.h"
+#include "weft/rpc/connection/link.h"
+#include "weft/rpc/connection/wire.h"
+#include "weft/rpc/diagnostics/traffic.h"
+#include "weft/rpc/diagnostics/waits_for.h"
+#include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/message.h"
+#include "weft/rpc/session/session.h"
+#include "weft/rpc/session/session_tap.h"
+#include "weft/telemetry/flight_recorder.h"
+#include "weft/transport/transport.h"
+
+namespace weft::rpc {
+
+// Connects when there is something to send, again with growing pauses while it
+// fails, and gives all calls up after `give_up_after` of failing.
+//
+// Thread-safety: thread-safe.
+class Outbound final : public internal::Caller,
+                       public internal::Abandoner,
+                       public LinkOwner,
+                       public std::enable_shared_from_this<Outbound> {
+ public:
+  struct Options {
+    Worker peer;
+    Transport* transport = nullptr;
+    absl::Duration give_up_after;
+    int64_t result_bytes = 0;          // see AgentOptions
+    std::shared_ptr<Traffic> traffic;  // counts the calls
+    telemetry::FlightRecorder* recorder = nullptr;
+    SessionTap* tap = nullptr;
+    Hello hello;  // without what the session says
+  };
+
+  explicit Outbound(Options options);
+
+  const Worker& peer() const override { return options_.peer; }
+  Abandon Start(std::shared_ptr<Request> request, Done done) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status AbandonCall(uint64_t id, const absl::Status& why) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The peer's incarnation is no more.
+  void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends all with `why` and lets go of the transport.
+  void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+
+  size_t pending_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
+
+  absl::Status OnFrame(Link& link, Frame&& frame) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> WantsBody(Link& link, const Frame& frame) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnNoRoom(Link& link, const Frame& frame,
+                        absl::Status why) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnLinkClosed(Link& link, absl::Status status) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  static constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
+  static constexpr absl::Duration kLongestPause = absl::Seconds(1);
+
+  // A call that has ended, with whom to tell.
+  struct Ended {
+    Done done;
+    absl::Status status;
+    ReplyPtr reply;
+    RequestPtr request;
+  };
+  using Task = std::variant<CallerSession::WakeAt, Ended>;
+
+  // Gives `event` to the session, its sends to the link, and does the rest.
+  void Tell(const CallerSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellLocked(const CallerSession::Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void GiveToSession(const CallerSession::Event& event)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void TakeEmitted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // What is to be done once the lock is gone.
+  struct Due {
+    bool has_tasks = false;
+    std::shared_ptr<Link> link;  // to be drained
+  };
+  Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
+  void TellDone(Ended& ended) ABSL_LOCKS_EXCLUDED(mu_);
+  void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Connects if there is a reason to and nothing under way.
+  void ConnectIfNeeded() ABSL_LOCKS_EXCLUDED(mu_);
+  void Connect() ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status OnlyCallersSend() const;
+  absl::Status OnWelcome(Link& link, const Welcome& welcome)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the calls if by then no connection has come about since.
+  void GiveUpLater(Instant since);
+  void GiveUp(Instant since) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const Options options_;
+  Clock& clock_;
+
+  Mutex mu_;
+  CallerSession session_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<uint64_t, Done> done_ ABSL_GUARDED_BY(mu_);
+  std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
+  ActionQueue<Task> tasks_;                                          // with mu_
+  bool must_drain_ ABSL_GUARDED_BY(mu_) = false;
+
+  std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
+  bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again
+  bool shut_down_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Duration pause_ ABSL_GUARDED_BY(mu_);
+  Instant failing_since_ ABSL_GUARDED_BY(mu_);  // while connecting_
+  Instant welcomed_at_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> has_replied_{false};  // since then
+  absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
+  Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
+  bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_AGENT_OUTBOUND_H_

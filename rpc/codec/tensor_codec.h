@@ -1,0 +1,40 @@
+// Codec<Tensor>: a tensor in a call.
+//
+// Its elements travel as they lie, without a copy if it was the only handle on
+// them and was moved into the call; else they are copied first, so that later
+// writes do not change what was sent. Received large, it is made of the memory
+// into which its bytes were received.
+
+#ifndef WEFT_RPC_CODEC_TENSOR_CODEC_H_
+#define WEFT_RPC_CODEC_TENSOR_CODEC_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weft/rpc/codec/codec.h"
+#include "weft/tensor/payload.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::rpc {
+
+template <>
+struct Codec<Tensor> {
+  static std::string TypeName() { return "tensor"; }
+  static void Encode(const Tensor& tensor, Encoder& encoder);
+  static void Encode(Tensor&& tensor, Encoder& encoder);
+  static absl::Status Decode(Decoder& decoder, Tensor& tensor);
+};
+
+namespace internal {
+
+// As Codec<Tensor>::Encode, but large contiguous elements are taken along as
+// they lie; then `borrowed` tells whether they have changed since.
+void EncodeBorrowed(const Tensor& tensor, Encoder& encoder,
+                    std::vector<Payload>& borrowed);
+
+}  // namespace internal
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_CODEC_TENSOR_CODEC_H_

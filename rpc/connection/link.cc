@@ -1,0 +1,604 @@
+#include "weft/rpc/connection/link.h"
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/base/streaming_copy.h"
+#include "weft/memory/allocator.h"
+
+namespace weft::rpc {
+namespace {
+
+// A body of so many bytes is no longer in the caches once it is whole.
+constexpr size_t kStreamedBytes = 4 << 20;
+
+std::shared_ptr<uint8_t> AllocateBody(size_t size) {
+  auto* memory = static_cast<uint8_t*>(memory::HostAllocator().Allocate(size));
+  if (memory == nullptr) return nullptr;
+  return std::shared_ptr<uint8_t>(memory, [size](uint8_t* begin) {
+    memory::HostAllocator().Deallocate(begin, size);
+  });
+}
+
+void CopySlices(const Slices& from, uint8_t* to) {
+  for (const Bytes& slice : from) {
+    std::memcpy(to, slice.data(), slice.size());
+    to += slice.size();
+  }
+}
+
+// The call whose request or reply `frame` is, and how long its body is; 0 and
+// nothing of any other.
+struct Body {
+  uint64_t id = 0;
+  size_t bytes = 0;
+};
+Body BodyOf(const Link::Outgoing& frame) {
+  if (const auto* request = std::get_if<RequestPtr>(&frame)) {
+    return {(*request)->id, TotalSize((*request)->body)};
+  }
+  if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
+    return {(*reply)->id, TotalSize((*reply)->body)};
+  }
+  return {};
+}
+
+// Lets go of the message that the names of `request` lie in, whose size nothing
+// bounds. Returns what they take then.
+int64_t DetachNames(Request& request) {
+  request.name = Bytes::Copy(request.name.view());
+  request.function = request.name.view();
+  return static_cast<int64_t>(request.name.size() + request.chain.size());
+}
+
+absl::Status OutOfTurn(const MemoryMessage& message) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("shared memory: a message of kind ",
+                   static_cast<int>(message.kind), " out of turn"));
+}
+
+}  // namespace
+
+Link::Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes)
+    : clock_(clock), max_bytes_(max_bytes), owner_(std::move(owner)) {}
+
+void Link::Attach(std::shared_ptr<Connection> connection) {
+  {
+    MutexLock lock(mu_);
+    if (!closed_) {
+      connection_ = std::move(connection);
+      if (connection_->memory_role() != Connection::MemoryRole::kNone) {
+        memory_state_ = MemoryState::kUntried;
+      }
+    }
+  }
+  if (connection != nullptr) {
+    connection->Close(absl::CancelledError("closed before it was open"));
+  }
+  Drain();
+}
+
+bool Link::Append(Outgoing frame) {
+  MutexLock lock(mu_);
+  if (closed_) return false;
+  if (auto* close = std::get_if<Close>(&frame)) {
+    control_.push_back(std::move(*close));
+  } else {
+    unswept_bytes_ += BodyOf(frame).bytes;
+    if (unswept_bytes_ > heavy_bytes_)
+      is_heavy_.store(true, std::memory_order_relaxed);
+    outbox_.push_back(std::move(frame));
+  }
+  return MayLeave() || Overflows();
+}
+
+// The next sweep comes when as much has been appended as is left now, so that
+// each costs no more than what has come since the one before.
+bool Link::Sweep(absl::FunctionRef<bool(uint64_t)> has_ended) {
+  MutexLock lock(mu_);
+  size_t left = 0;
+  const auto first = std::stable_partition(
+      outbox_.begin(), outbox_.end(), [&](const Outgoing& frame) {
+        const Body body = BodyOf(frame);
+        if (body.id != 0 && has_ended(body.id)) return false;
+        left += body.bytes;
+        return true;
+      });
+  outbox_.erase(first, outbox_.end());
+  for (auto it = bulk_.begin(); it != bulk_.end();) {
+    if (has_ended(it->id)) {
+      cut_.push_back(it->id);
+      it = bulk_.erase(it);
+    } else {
+      left += (it++)->left;
+    }
+  }
+  unswept_bytes_ = 0;
+  heavy_bytes_ = std::max(kHeavyBytes, left);
+  is_heavy_.store(false, std::memory_order_relaxed);
+  return !cut_.empty() && MayLeave();
+}
+
+bool Link::HasWork() const {
+  return !control_.empty() || !outbox_.empty() || !bulk_.empty() ||
+         !cut_.empty() || payload_rings_ != nullptr || close_when_written_;
+}
+
+void Link::Drain() { GoOn(nullptr); }
+
+void Link::GoOn(bool Link::*ended) {
+  for (int i = 1; WriteOne(&ended, /*is_last=*/i == kInOneGo); ++i) {
+  }
+}
+
+bool Link::WriteOne(bool Link::** ended, bool is_last) {
+  Leaving leaving;
+  bool overflows = false;
+  {
+    MutexLock lock(mu_);
+    if (*ended != nullptr) this->** ended = false;
+    if (closed_ || connection_ == nullptr) return false;
+    overflows = Overflows();
+    if (!overflows) {
+      if (!MayLeave() || !HasWork()) return false;
+      TakeMessage(&leaving);
+      writing_ = !leaving.message.empty();
+      if (!writing_ && (!bulk_.empty() || !close_when_written_)) return false;
+    }
+    leaving.connection = connection_;
+  }
+  if (leaving.message.empty()) {
+    EndInstead(*leaving.connection, overflows);
+    return false;
+  }
+  const bool is_done = Write(&leaving);
+  *ended = is_done ? &Link::writing_ : nullptr;
+  if (leaving.wants_memory) AskForMemory(*leaving.connection);
+  if (is_done && is_last) {
+    leaving.connection->GiveWay();
+    return false;
+  }
+  return is_done || leaving.wants_memory;
+}
+
+bool Link::Write(Leaving* leaving) {
+  for (const Leaving::Copy& copy : leaving->copies) {
+    CopySlices(copy.from, reinterpret_cast<uint8_t*>(copy.to));
+  }
+  // Refused only once the connection is closing: OnClosed follows.
+  return leaving->connection->Write(std::move(leaving->message)) ==
+         Connection::Written::kDone;
+}
+
+void Link::EndInstead(Connection& connection, bool overflows) {
+  if (overflows) {
+    return End(absl::ResourceExhaustedError(absl::StrCat(
+        "more than ", kMaxWaiting, " messages wait for a peer to read them")));
+  }
+  absl::Status status;
+  {
+    MutexLock lock(mu_);
+    status = close_status_;
+  }
+  connection.Close(std::move(status));
+}
+
+void Link::End(absl::Status status, bool after_writing) {
+  std::shared_ptr<Connection> connection;
+  std::shared_ptr<PayloadRings> rings;  // unmapped without the lock
+  {
+    MutexLock lock(mu_);
+    if (closed_) return;
+    if (after_writing) {
+      close_when_written_ = true;
+      close_status_ = status;
+    } else {
+      closed_ = true;
+      control_.clear();
+      outbox_.clear();
+      bulk_.clear();
+      rings = std::move(payload_rings_);
+      connection = connection_;
+    }
+  }
+  if (after_writing) return Drain();
+  if (connection != nullptr) connection->Close(std::move(status));
+}
+
+void Link::OnWritten() { GoOn(&Link::writing_); }
+
+void Link::OnClosed(absl::Status status) {
+  std::shared_ptr<Connection> connection;
+  std::deque<Outgoing> outbox;
+  std::deque<Bulk> bulk;
+  std::shared_ptr<PayloadRings> rings;  // unmapped without the lock
+  {
+    MutexLock lock(mu_);
+    closed_ = true;
+    rings = std::move(payload_rings_);
+    connection = std::move(connection_);
+    outbox.swap(outbox_);
+    bulk.swap(bulk_);
+  }
+  assemblies_.clear();
+  const std::shared_ptr<LinkOwner> owner = std::move(owner_);
+  if (owner != nullptr) owner->OnLinkClosed(*this, std::move(status));
+}
+
+// ------------------------------------------------------------------- sending
+
+void Link::TakeMessage(Leaving* leaving) {
+  BatchWriter batch;
+  leaving->rings = payload_rings_;
+  while (!control_.empty()) {
+    batch.Add(control_.front());
+    control_.pop_front();
+  }
+  for (const uint64_t id : std::exchange(cut_, {})) {
+    Piece end;
+    end.id = id;
+    batch.Add(end);
+  }
+  while (!outbox_.empty() && batch.size() < kBatchBytes) {
+    AddOutgoing(outbox_.front(), &batch, leaving);
+    outbox_.pop_front();
+  }
+  size_t room =
+      memory_state_ == MemoryState::kOpen ? kMemoryPieceBytes : kPieceBytes;
+  while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
+    const size_t taken = AddPiece(room, &batch, leaving);
+    if (taken == 0) break;  // until the peer has consumed some
+    room -= std::min(room, taken);
+  }
+  AddConsumed(&batch);
+  leaving->message = std::move(batch).Finish();
+}
+
+void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,
+                       Leaving* leaving) {
+  if (const auto* request = std::get_if<RequestPtr>(&frame)) {
+    const Request& r = **request;
+    batch->Add(r, clock_.Now(), AddBody(r.id, r.body, leaving));
+  } else if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
+    const Reply& r = **reply;
+    batch->Add(r, AddBody(r.id, r.body, leaving));
+  } else if (const auto* hello = std::get_if<std::unique_ptr<Hello>>(&frame)) {
+    batch->Add(**hello);
+  } else if (const auto* welcome =
+                 std::get_if<std::unique_ptr<Welcome>>(&frame)) {
+    is_welcome_ = (*welcome)->status.ok();
+    batch->Add(**welcome);
+  } else {
+    batch->Add(std::get<MemoryMessage>(frame));
+  }
+}
+
+bool Link::AddBody(uint64_t id, const Slices& body, Leaving* leaving) {
+  const size_t size = TotalSize(body);
+  if (size >= kInMemory && memory_state_ == MemoryState::kUntried) {
+    memory_state_ = MemoryState::kAsked;
+    leaving->wants_memory = true;
+  }
+  if (size < (memory_state_ == MemoryState::kOpen ? kInMemory : kInPieces)) {
+    return false;
+  }
+  bulk_.push_back(Bulk{id, body, size, 0, 0});
+  return true;
+}
+
+size_t Link::AddPiece(size_t room, BatchWriter* batch, Leaving* leaving) {
+  Bulk& bulk = bulk_.front();
+  size_t size = std::min(room, bulk.left);
+  Piece piece;
+  piece.id = bulk.id;
+  if (memory_state_ == MemoryState::kOpen) {
+    const std::optional<PayloadWriter::Place> place =
+        payload_rings_->writer.Reserve(size);
+    if (!place.has_value()) return 0;
+    piece.in_memory = size = place->size;
+    leaving->copies.push_back(
+        {payload_rings_->out + place->offset, bulk.Take(size)});
+  } else {
+    piece.data = bulk.Take(size);
+  }
+  batch->Add(piece);
+  // Several bodies take turns, so that none waits for the whole of another.
+  Bulk rest = std::move(bulk);
+  bulk_.pop_front();
+  if (rest.left > 0) bulk_.push_back(std::move(rest));
+  return size;
+}
+
+Slices Link::Bulk::Take(size_t bytes) {
+  Slices taken;
+  left -= bytes;
+  while (bytes > 0) {
+    const Bytes& from = body[slice];
+    const size_t n = std::min(bytes, from.size() - offset);
+    if (n > 0) taken.push_back(from.subspan(offset, n));
+    bytes -= n;
+    offset += n;
+    if (offset == from.size()) {
+      ++slice;
+      offset = 0;
+    }
+  }
+  return taken;
+}
+
+// Along with whatever leaves, or on its own where the peer may soon wait for
+// it.
+void Link::AddConsumed(BatchWriter* batch) {
+  if (payload_rings_ == nullptr) return;
+  PayloadReader& reader = payload_rings_->reader;
+  if (!reader.MustReport() && (batch->empty() || !reader.MayReport())) return;
+  MemoryMessage consumed;
+  consumed.kind = MemoryMessage::Kind::kConsumed;
+  consumed.position = reader.Report();
+  batch->Add(consumed);
+}
+
+// ------------------------------------------------------------- shared memory
+
+void Link::AskForMemory(Connection& connection) {
+  MemoryMessage message;
+  std::shared_ptr<PayloadRings> rings;
+  if (connection.memory_role() == Connection::MemoryRole::kTakes) {
+    message.kind = MemoryMessage::Kind::kWanted;
+  } else {
+    absl::StatusOr<SharedMemory> memory =
+        connection.OfferMemory(2 * kPayloadRingBytes);
+    if (memory.ok()) {
+      message.kind = MemoryMessage::Kind::kOffered;
+      message.token = memory->token;
+      message.bytes = 2 * kPayloadRingBytes;
+      rings = MakePayloadRings(std::move(memory->segment), /*is_offerer=*/true);
+    }
+  }
+  MutexLock lock(mu_);
+  if (closed_) return;
+  if (message.kind == MemoryMessage::Kind::kOffered) {
+    payload_rings_ = std::move(rings);
+    memory_state_ = MemoryState::kOffered;
+  } else if (connection.memory_role() == Connection::MemoryRole::kOffers) {
+    memory_state_ = MemoryState::kNone;
+    return;
+  }
+  outbox_.push_front(message);
+}
+
+std::shared_ptr<Link::PayloadRings> Link::MakePayloadRings(
+    std::shared_ptr<memory::Segment> memory, bool is_offerer) {
+  auto rings = std::make_shared<PayloadRings>();
+  rings->memory = std::move(memory);
+  std::byte* const first = rings->memory->data();
+  std::byte* const second = first + kPayloadRingBytes;
+  rings->out = is_offerer ? first : second;
+  rings->in = is_offerer ? second : first;
+  return rings;
+}
+
+absl::Status Link::OnMemoryMessage(const MemoryMessage& message) {
+  switch (message.kind) {
+    case MemoryMessage::Kind::kWanted:
+      return OnWanted();
+    case MemoryMessage::Kind::kOffered:
+      return OnOffer(message);
+    case MemoryMessage::Kind::kConsumed: {
+      MutexLock lock(mu_);
+      if (closed_) return absl::OkStatus();
+      if (memory_state_ != MemoryState::kOpen) break;
+      return payload_rings_->writer.Release(message.position);
+    }
+    case MemoryMessage::Kind::kAccepted:
+    case MemoryMessage::Kind::kRefused: {
+      MutexLock lock(mu_);
+      if (closed_) return absl::OkStatus();
+      if (memory_state_ != MemoryState::kOffered) break;
+      const bool accepted = message.kind == MemoryMessage::Kind::kAccepted;
+      memory_state_ = accepted ? MemoryState::kOpen : MemoryState::kNone;
+      if (!accepted) payload_rings_ = nullptr;
+      return absl::OkStatus();
+    }
+  }
+  return OutOfTurn(message);
+}
+
+absl::Status Link::OnWanted() {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::OkStatus();
+    if (connection_ == nullptr ||
+        connection_->memory_role() != Connection::MemoryRole::kOffers) {
+      return absl::InvalidArgumentError("the peer wants memory of its guest");
+    }
+    // Offered meanwhile, or tried in vain.
+    if (memory_state_ != MemoryState::kUntried) return absl::OkStatus();
+    memory_state_ = MemoryState::kAsked;
+    connection = connection_;
+  }
+  AskForMemory(*connection);
+  return absl::OkStatus();
+}
+
+absl::Status Link::OnOffer(const MemoryMessage& offer) {
+  std::shared_ptr<Connection> connection;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::OkStatus();
+    const bool is_its_turn = memory_state_ == MemoryState::kUntried ||
+                             memory_state_ == MemoryState::kAsked;
+    if (!is_welcome_ || !is_its_turn || connection_ == nullptr ||
+        connection_->memory_role() != Connection::MemoryRole::kTakes) {
+      return OutOfTurn(offer);
+    }
+    connection = connection_;
+  }
+  absl::StatusOr<SharedMemory> memory =
+      offer.bytes == 2 * kPayloadRingBytes
+          ? connection->TakeMemory(offer.token, 2 * kPayloadRingBytes)
+          : absl::UnimplementedError("memory of another size");
+  MemoryMessage answer;
+  answer.kind = memory.ok() ? MemoryMessage::Kind::kAccepted
+                            : MemoryMessage::Kind::kRefused;
+  MutexLock lock(mu_);
+  if (closed_) return absl::OkStatus();
+  if (memory.ok()) {
+    payload_rings_ =
+        MakePayloadRings(std::move(memory->segment), /*is_offerer=*/false);
+  }
+  memory_state_ = memory.ok() ? MemoryState::kOpen : MemoryState::kNone;
+  outbox_.push_front(answer);
+  return absl::OkStatus();
+}
+
+// ----------------------------------------------------------------- receiving
+
+void Link::OnMessage(Slices message) {
+  const std::shared_ptr<Link> self = shared_from_this();
+  {
+    MutexLock lock(mu_);
+    if (closed_) return;
+    receiving_ = true;  // what this message causes leaves together
+  }
+  const absl::Status status =
+      ReadBatch(message, clock_.Now(),
+                [this](Frame&& frame) { return TakeFrame(std::move(frame)); });
+  if (status.ok()) return GoOn(&Link::receiving_);
+  End(status);
+}
+
+absl::Status Link::TakeFrame(Frame&& frame) {
+  if (const auto* piece = std::get_if<Piece>(&frame)) {
+    const auto it = assemblies_.find(piece->id);
+    return it == assemblies_.end() ? PassOver(frame) : Fill(it, *piece);
+  }
+  if (const auto* message = std::get_if<MemoryMessage>(&frame)) {
+    return OnMemoryMessage(*message);
+  }
+  uint64_t id = 0;
+  uint64_t size = 0;
+  Assembly assembly;
+  if (const auto* request = std::get_if<RequestFrame>(&frame)) {
+    id = request->request->id;
+    size = request->body_bytes;
+    assembly.request = request->request;
+  } else if (const auto* reply = std::get_if<ReplyFrame>(&frame)) {
+    id = reply->reply->id;
+    size = reply->body_bytes;
+    assembly.reply = reply->reply;
+  }
+  if (size == 0) return owner_->OnFrame(*this, std::move(frame));
+  WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
+  if (!is_wanted) return absl::OkStatus();
+  const absl::Status room = Reserve(size, &assembly);
+  if (!room.ok()) return owner_->OnNoRoom(*this, frame, room);
+  assembling_bytes_ += assembly.cost;
+  if (!assemblies_.emplace(id, std::move(assembly)).second) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("call ", id, " begins a second body within the first"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
+  int64_t overhead = kBodyOverheadBytes;
+  if (assembly->request != nullptr) overhead += DetachNames(*assembly->request);
+  const int64_t room = max_bytes_ - assembling_bytes_ - overhead;
+  if (room < 0 || size > static_cast<uint64_t>(room)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a body of ", size, " bytes is announced while ", assemblies_.size(),
+        " others take ", assembling_bytes_, "; ", max_bytes_,
+        " are admitted, with ", overhead, " beside the body",
+        assembly->request == nullptr  // of replies that is no option
+            ? ""
+            : "; who serves raises the limit by --limits=rpc_bytes=VALUE"));
+  }
+  assembly->size = size;
+  assembly->cost = static_cast<int64_t>(size) + overhead;
+  assembly->memory = AllocateBody(size);
+  if (assembly->memory == nullptr) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("no memory for a body of ", size, " bytes"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Link::PassOver(const Frame& frame) {
+  WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
+  const Piece& piece = std::get<Piece>(frame);
+  if (is_wanted) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a piece of call ", piece.id, ", which announced none"));
+  }
+  return CopyPiece(piece, nullptr, /*is_large=*/false);
+}
+
+absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
+  Assembly& assembly = it->second;
+  const size_t size =
+      piece.in_memory > 0 ? piece.in_memory : TotalSize(piece.data);
+  if (size == 0) {  // nobody waits for it any more
+    assembling_bytes_ -= assembly.cost;
+    assemblies_.erase(it);
+    return absl::OkStatus();
+  }
+  if (size > assembly.size - assembly.filled) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("call ", piece.id, " sends more than the ", assembly.size,
+                     " bytes that it announced"));
+  }
+  WEFT_RETURN_IF_ERROR(CopyPiece(piece, assembly.memory.get() + assembly.filled,
+                                 /*is_large=*/assembly.size >= kStreamedBytes));
+  assembly.filled += size;
+  if (assembly.filled < assembly.size) return absl::OkStatus();
+  Assembly whole = std::move(assembly);
+  assemblies_.erase(it);
+  assembling_bytes_ -= whole.cost;
+  const auto finish = [&](auto& message) {
+    message.body = {Bytes::Wrap(whole.memory.get(), whole.size, whole.memory)};
+    message.is_private = true;
+  };
+  if (whole.request != nullptr) {
+    finish(*whole.request);
+    return owner_->OnFrame(*this, RequestFrame{std::move(whole.request), 0});
+  }
+  finish(*whole.reply);
+  return owner_->OnFrame(*this, ReplyFrame{std::move(whole.reply), 0});
+}
+
+absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
+  if (piece.in_memory == 0) {
+    if (to != nullptr) CopySlices(piece.data, to);
+    return absl::OkStatus();
+  }
+  std::shared_ptr<PayloadRings> rings;
+  size_t offset = 0;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::CancelledError("the link has ended");
+    // One who offered may be sent to before it hears that it was accepted.
+    if (payload_rings_ == nullptr) {
+      return absl::InvalidArgumentError("a piece in memory that is not shared");
+    }
+    rings = payload_rings_;
+    WEFT_ASSIGN_OR_RETURN(offset, rings->reader.Take(piece.in_memory));
+  }
+  if (to == nullptr) {
+    // Consumed all the same.
+  } else if (is_large) {
+    StreamingCopy(to, rings->in + offset, piece.in_memory);
+  } else {
+    std::memcpy(to, rings->in + offset, piece.in_memory);
+  }
+  MutexLock lock(mu_);
+  rings->reader.Consume();
+  return absl::OkStatus();
+}
+
+}  // namespace weft::rpc

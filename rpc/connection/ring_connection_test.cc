@@ -1,0 +1,447 @@
+#include "weft/transport/shm/ring_connection.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/rpc/agent.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/transport/local_transport.h"
+#include "weft/transport/testing/ring_transport.h"
+#include "weft/transport/testing/transport_conformance.h"
+
+namespace weft::rpc {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::weft::testing::Becomes;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+using Written = Connection::Written;
+
+// ---------------------------------------------------------- one end, by hand
+
+// A stream that keeps what is written, and says so when it is told to.
+class FakeStream final : public Connection {
+ public:
+  Written Write(Slices message) override {
+    if (is_busy || closed.has_value()) return Written::kRefused;
+    is_busy = true;
+    written.emplace_back(Flatten(message).view());
+    return Written::kUnderWay;
+  }
+  void Close(absl::Status status) override {
+    if (!closed.has_value()) closed = std::move(status);
+  }
+  std::string ProvenName() const override { return "w7"; }
+
+  bool is_busy = false;
+  std::vector<std::string> written;
+  std::optional<absl::Status> closed;
+};
+
+class FakeWatch final : public MemoryWatch {
+ public:
+  absl::Status Add(std::shared_ptr<net::MemorySource> added) override {
+    source = std::move(added);
+    return absl::OkStatus();
+  }
+  void Remove(const net::MemorySource* removed) override {
+    if (source.get() == removed) source = nullptr;
+  }
+
+  std::shared_ptr<net::MemorySource> source;
+};
+
+class Ears final : public ConnectionObserver {
+ public:
+  void OnMessage(Slices message) override {
+    texts.emplace_back(Flatten(message).view());
+  }
+  void OnWritten() override { ++written; }
+  void OnClosed(absl::Status status) override { closed = std::move(status); }
+
+  std::vector<std::string> texts;
+  int written = 0;
+  std::optional<absl::Status> closed;
+};
+
+// One end, with everything around it.
+struct End {
+  End(SharedRings rings, bool is_caller) {
+    ring = std::make_shared<RingConnection>(std::move(rings), watch);
+    EXPECT_THAT(ring->Start(), IsOk());
+    if (is_caller) ring->Observe(ears);
+    connection = ring->Attach(stream);
+    if (!is_caller) ring->Observe(ears);
+  }
+  // It and its stream hold each other until the stream has closed.
+  ~End() { ring->OnClosed(absl::CancelledError("the test has ended")); }
+
+  // The stream has taken what was written.
+  void Flush() {
+    ASSERT_TRUE(std::exchange(stream->is_busy, false));
+    ring->OnWritten();
+  }
+  Written Write(const std::string& text) {
+    return connection->Write(TextMessage(text));
+  }
+  // What a poller would do.
+  void Poll() {
+    for (int i = 0; i < 1000 && watch->source && watch->source->HasWork();
+         ++i) {
+      watch->source->Handle();
+    }
+  }
+
+  const std::shared_ptr<FakeWatch> watch = std::make_shared<FakeWatch>();
+  const std::shared_ptr<FakeStream> stream = std::make_shared<FakeStream>();
+  const std::shared_ptr<Ears> ears = std::make_shared<Ears>();
+  std::shared_ptr<RingConnection> ring;
+  std::shared_ptr<Connection> connection;
+};
+
+class RingConnectionTest : public ::testing::Test {
+ protected:
+  // Both ends use the rings from now on.
+  void GoOver() {
+    callee_.Flush();
+    caller_.ring->OnMessage({});
+    caller_.Flush();
+    callee_.ring->OnMessage({});
+  }
+  // As another process sees the ring by which the caller is written to.
+  RingWords& WordsToCaller() { return *words_.memory_in().words; }
+
+  RingPair pair_ = RingPair::Make();
+  const std::weak_ptr<memory::Segment> memory_of_caller_ = pair_.caller.memory;
+  struct Spy {
+    std::shared_ptr<memory::Segment> memory;
+    RingMemory memory_in() const {
+      return RingMemory::At(
+          memory->data() + RingMemory::BytesFor(SharedRings::kCapacity),
+          SharedRings::kCapacity);
+    }
+  } words_{std::make_shared<memory::Segment>(*memory::Segment::FromFd(
+      dup(pair_.caller.memory->fd()), SharedRings::kBytes))};
+  End caller_{std::move(pair_.caller), true};
+  End callee_{std::move(pair_.callee), false};
+};
+
+TEST_F(RingConnectionTest, GoesOverInOrderAndWritesAtOnceFromThenOn) {
+  EXPECT_THAT(callee_.stream->written, ElementsAre(""));
+  EXPECT_EQ(caller_.Write("one"), Written::kUnderWay);
+  EXPECT_EQ(caller_.Write("refused"), Written::kRefused);
+  callee_.Flush();
+  // The callee's word comes while a message is under way: that goes first.
+  caller_.ring->OnMessage({});
+  EXPECT_THAT(caller_.stream->written, ElementsAre("one"));
+  caller_.Flush();
+  EXPECT_THAT(caller_.stream->written, ElementsAre("one", ""));
+  EXPECT_EQ(caller_.ears->written, 1);
+  EXPECT_EQ(caller_.Write("two"), Written::kDone);
+  EXPECT_EQ(caller_.Write("three"), Written::kDone);
+  caller_.Flush();
+  EXPECT_EQ(caller_.ears->written, 1);
+  // Nothing is read from the ring before the stream has ended.
+  callee_.Poll();
+  callee_.ring->OnMessage(TextMessage("one"));
+  callee_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("one"));
+  callee_.ring->OnMessage({});
+  callee_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("one", "two", "three"));
+  EXPECT_EQ(callee_.Write("four"), Written::kDone);
+  caller_.Poll();
+  EXPECT_THAT(caller_.ears->texts, ElementsAre("four"));
+  EXPECT_THAT(callee_.stream->written, ElementsAre(""));
+  EXPECT_EQ(caller_.connection->ProvenName(), "w7");
+}
+
+TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
+  EXPECT_EQ(caller_.Write("one"), Written::kUnderWay);
+  const std::shared_ptr<net::MemorySource> polled = caller_.watch->source;
+  EXPECT_FALSE(memory_of_caller_.expired());
+  caller_.ring->OnMessage(TextMessage("a word of the stream"));
+  EXPECT_EQ(caller_.watch->source, nullptr);
+  EXPECT_TRUE(memory_of_caller_.expired());
+  // Who polls may have been at it.
+  EXPECT_FALSE(polled->BeginSleep());
+  polled->EndSleep();
+  polled->Handle();
+  caller_.Flush();
+  EXPECT_EQ(caller_.Write("two"), Written::kUnderWay);
+  EXPECT_THAT(caller_.stream->written, ElementsAre("one", "two"));
+  EXPECT_THAT(caller_.ears->texts, ElementsAre("a word of the stream"));
+  // Too late.
+  caller_.ring->OnMessage({});
+  ASSERT_TRUE(caller_.stream->closed.has_value());
+  EXPECT_THAT(*caller_.stream->closed,
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+// Since the last time that it was asked.
+bool WasRung(const net::Bell& bell) {
+  uint64_t times;
+  return read(bell.fd(), &times, sizeof times) == sizeof times;
+}
+
+TEST_F(RingConnectionTest, WakesAPeerElsewhereBeforeItHandlesWhatItSleptFor) {
+  GoOver();
+  ASSERT_FALSE(caller_.watch->source->BeginSleep());
+  WasRung(caller_.ring->bell());
+  const auto hear = [&](const std::string& text, bool slept) {
+    ASSERT_EQ(caller_.Write(text), Written::kDone);
+    if (slept) callee_.watch->source->EndSleep();
+    callee_.Poll();
+    EXPECT_EQ(callee_.ears->texts.back(), text);
+  };
+  WordsToCaller().reader_core.store(0);
+  hear("perhaps on this core", /*slept=*/true);
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));
+  WordsToCaller().reader_core.store(1 << 20);
+  hear("found by who was awake", /*slept=*/false);
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));
+  hear("on another core", /*slept=*/true);
+  EXPECT_TRUE(WasRung(caller_.ring->bell()));
+  ASSERT_EQ(callee_.Write("reply"), Written::kDone);
+  EXPECT_FALSE(WasRung(caller_.ring->bell()));  // it is awake
+}
+
+TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
+  GoOver();
+  const std::string text(1 << 20, 'x');
+  EXPECT_EQ(caller_.Write(text), Written::kUnderWay);
+  EXPECT_EQ(caller_.Write("refused"), Written::kRefused);
+  EXPECT_TRUE(Becomes([&] {
+    callee_.Poll();
+    EXPECT_TRUE(caller_.watch->source->BeginSleep() ||
+                !callee_.ears->texts.empty());
+    caller_.Poll();
+    return !callee_.ears->texts.empty();
+  }));
+  EXPECT_EQ(caller_.ears->written, 1);
+  EXPECT_EQ(callee_.ears->texts[0], text);
+  EXPECT_EQ(caller_.Write("next"), Written::kDone);
+  EXPECT_EQ(caller_.Write(std::string(kMaxRingMessageBytes + 1, 'x')),
+            Written::kRefused);
+  EXPECT_THAT(*caller_.stream->closed,
+              StatusIs(absl::StatusCode::kResourceExhausted));
+}
+
+TEST_F(RingConnectionTest, WhoGivesWayIsCalledBackByThosePolling) {
+  GoOver();
+  caller_.Poll();
+  const int before = caller_.ears->written;
+  for (int i = 1; i <= 3; ++i) {
+    EXPECT_EQ(caller_.Write("one"), Written::kDone);
+    caller_.connection->GiveWay();
+    EXPECT_EQ(caller_.ears->written, before + i - 1);  // not by who writes
+    caller_.Poll();
+    EXPECT_EQ(caller_.ears->written, before + i);
+    EXPECT_FALSE(caller_.watch->source->HasWork());
+  }
+  callee_.Poll();
+  EXPECT_THAT(callee_.ears->texts, ElementsAre("one", "one", "one"));
+  caller_.connection->Close(absl::CancelledError("enough"));
+  caller_.connection->GiveWay();
+  EXPECT_FALSE(caller_.watch->source->HasWork());
+}
+
+TEST_F(RingConnectionTest, WhatWasWrittenComesBeforeTheEnd) {
+  GoOver();
+  EXPECT_EQ(callee_.Write("one"), Written::kDone);
+  EXPECT_EQ(callee_.Write("two"), Written::kDone);
+  caller_.ring->OnClosed(absl::UnavailableError("killed"));
+  EXPECT_THAT(caller_.ears->texts, ElementsAre("one", "two"));
+  EXPECT_THAT(*caller_.ears->closed, StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(caller_.watch->source, nullptr);
+  EXPECT_EQ(caller_.Write("three"), Written::kRefused);
+}
+
+TEST_F(RingConnectionTest, WhoHasClosedHearsNoMore) {
+  GoOver();
+  EXPECT_EQ(callee_.Write("one"), Written::kDone);
+  caller_.connection->Close(absl::AbortedError("enough"));
+  caller_.Poll();
+  caller_.ring->OnClosed(absl::AbortedError("enough"));
+  EXPECT_THAT(caller_.ears->texts, IsEmpty());
+  EXPECT_THAT(*caller_.ears->closed, StatusIs(absl::StatusCode::kAborted));
+}
+
+TEST_F(RingConnectionTest, WhoeverLetsItsLastHandleGoLetsTheStreamGo) {
+  const std::weak_ptr<FakeStream> stream = caller_.stream;
+  EXPECT_EQ(stream.use_count(), 2);
+  caller_.connection = nullptr;
+  EXPECT_EQ(stream.use_count(), 1);
+}
+
+// ------------------------------------------------------------ a hostile peer
+
+TEST_F(RingConnectionTest, AMessageBesideTheRingEndsTheConnection) {
+  GoOver();
+  caller_.ring->OnMessage(TextMessage("on the stream"));
+  EXPECT_THAT(caller_.ears->texts, IsEmpty());
+  EXPECT_THAT(*caller_.stream->closed,
+              StatusIs(absl::StatusCode::kInvalidArgument, "left it"));
+  callee_.ring->OnMessage({});
+  EXPECT_THAT(*callee_.stream->closed,
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(RingConnectionTest, APositionThatLiesEndsTheConnection) {
+  GoOver();
+  WordsToCaller().written = 1 << 30;
+  caller_.Poll();
+  EXPECT_THAT(*caller_.stream->closed,
+              StatusIs(absl::StatusCode::kInvalidArgument, "to have written"));
+  EXPECT_FALSE(caller_.watch->source->HasWork());
+  // And of what the callee writes, also while it waits for room.
+  const std::string text(1 << 20, 'x');
+  EXPECT_EQ(callee_.Write(text), Written::kUnderWay);
+  WordsToCaller().read = uint64_t{1} << 40;
+  callee_.Poll();
+  EXPECT_THAT(*callee_.stream->closed,
+              StatusIs(absl::StatusCode::kInvalidArgument, "to have read"));
+  EXPECT_EQ(callee_.Write("more"), Written::kRefused);
+  EXPECT_EQ(callee_.ears->written, 0);
+}
+
+TEST_F(RingConnectionTest, BellsThatRingForNothingAreHarmless) {
+  GoOver();
+  auto queue = *net::MemoryQueue::Create();
+  ASSERT_THAT(queue->Add(caller_.ring), IsOk());
+  for (int i = 0; i < 1000; ++i) caller_.ring->bell().Ring();
+  const Instant soon = SteadyClock().Now() + absl::Milliseconds(5);
+  while (SteadyClock().Now() < soon) {
+    EXPECT_EQ(queue->Next(soon), net::EventQueue::Outcome::kTimeout);
+  }
+  EXPECT_EQ(callee_.Write("one"), Written::kDone);
+  EXPECT_EQ(queue->Next(SteadyClock().Now() + testing::kPatience),
+            net::EventQueue::Outcome::kEvent);
+  queue->Handle();
+  EXPECT_THAT(caller_.ears->texts, ElementsAre("one"));
+}
+
+// Whatever the other process writes, wherever: messages, or an end.
+TEST_F(RingConnectionTest, ScribblingEndsTheConnectionAtWorst) {
+  GoOver();
+  std::atomic<bool> stop{false};
+  std::thread scribbler([&, words = words_] {
+    std::mt19937_64 random(5);
+    const auto memory = words.memory->span();
+    auto* const all = reinterpret_cast<uint64_t*>(memory.data());
+    while (!stop) {
+      __atomic_store_n(&all[random() % (memory.size() / 8)], random() % 5000,
+                       __ATOMIC_RELAXED);
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    (void)caller_.Write("hello");
+    (void)callee_.Write("hello");
+    caller_.Poll();
+    callee_.Poll();
+  }
+  stop = true;
+  scribbler.join();
+  for (End* end : {&caller_, &callee_}) {
+    end->ring->OnClosed(absl::UnavailableError("over"));
+    EXPECT_TRUE(end->ears->closed.has_value());
+  }
+}
+
+// ------------------------------------------------- transports of one process
+
+class RingTransportPair final : public TransportPair {
+ public:
+  Transport& a() override { return a_; }
+  Transport& b() override { return b_; }
+  Destination b_destination() const override { return {"b", "b"}; }
+
+ private:
+  LocalNetwork network_;
+  std::shared_ptr<RingDepot> depot_ = std::make_shared<RingDepot>();
+  RingTransport a_{network_.MakeTransport("a").value(), "a", depot_};
+  RingTransport b_{network_.MakeTransport("b").value(), "b", depot_};
+};
+
+INSTANTIATE_TEST_SUITE_P(Rings, TransportConformance, ::testing::Values([] {
+                           return std::unique_ptr<TransportPair>(
+                               new RingTransportPair);
+                         }));
+
+int64_t Next(int64_t x) { return x + 1; }
+WEFT_RPC_INLINE(Next);
+
+std::string Mirror(std::string x) { return x; }
+WEFT_RPC(Mirror);
+
+class RingAgents : public ::testing::Test {
+ protected:
+  RingAgents() {
+    for (uint32_t i = 0; i < 2; ++i) {
+      const std::string name = absl::StrCat("w", i);
+      directory_.Put(Worker{name, WorkerKey{i, 1}, name});
+      transports_.push_back(std::make_unique<RingTransport>(
+          network_.MakeTransport(name).value(), name, depot_));
+      AgentOptions options;
+      options.job = "job";
+      options.name = name;
+      options.key = WorkerKey{i, 1};
+      options.transport = transports_.back().get();
+      options.directory = &directory_;
+      agents_.push_back(*Agent::Create(options));
+    }
+  }
+
+  LocalNetwork network_;
+  const std::shared_ptr<RingDepot> depot_ = std::make_shared<RingDepot>();
+  FixedDirectory directory_;
+  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<Agent>> agents_;
+};
+
+TEST_F(RingAgents, CallBothWaysFromManyThreads) {
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([this, t] {
+      const Target to = agents_[t % 2]->To(absl::StrCat("w", 1 - t % 2));
+      for (int64_t i = 0; i < 500; ++i) {
+        ASSERT_EQ(*Call(to, Next, i), i + 1);
+        if (i % 50 > 0) continue;
+        const std::string text(i * 500, static_cast<char>(i));
+        ASSERT_EQ(*Call(to, Mirror, text), text);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST_F(RingAgents, EveryNewConnectionHasRingsOfItsOwn) {
+  for (int64_t round = 0; round < 20; ++round) {
+    std::vector<Future<int64_t>> calls;
+    for (int64_t i = 0; i < 20; ++i) {
+      calls.push_back(CallAsync(agents_[0]->To("w1"), Next, i));
+    }
+    network_.Break("w1");
+    for (int64_t i = 0; i < 20; ++i) {
+      EXPECT_EQ(*calls[i].Wait(absl::Seconds(60)), i + 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::rpc

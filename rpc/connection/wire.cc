@@ -1,0 +1,750 @@
+#include "weft/rpc/connection/wire.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "absl/base/attributes.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/slice_reader.h"
+
+namespace weft::rpc {
+namespace {
+
+// Protobuf's wire types.
+constexpr uint64_t kVarint = 0;
+constexpr uint64_t kFixed64 = 1;
+constexpr uint64_t kBytes = 2;
+constexpr uint64_t kFixed32 = 5;
+
+constexpr int kBody = 15;
+constexpr int kMemory = 14;
+constexpr uint64_t kMaxId = uint64_t{1} << 62;
+constexpr size_t kMaxText = 64 << 10;
+constexpr size_t kMaxDetails = 16;  // payloads of a status
+
+// What a field begins with.
+constexpr uint64_t Tag(int number, uint64_t type) {
+  return static_cast<uint64_t>(number) << 3 | type;
+}
+
+// ------------------------------------------------------------------ writing
+
+// As proto3 does, these leave out what is 0 or empty.
+void PutNumber(BytesBuilder* out, int number, uint64_t value) {
+  if (value == 0) return;
+  out->Varint(Tag(number, kVarint));
+  out->Varint(value);
+}
+
+template <typename T>
+void PutFixed(BytesBuilder* out, int number, T value) {
+  if (value == 0) return;
+  out->Varint(Tag(number, sizeof(T) == 8 ? kFixed64 : kFixed32));
+  out->Append(&value, sizeof(T));
+}
+
+void PutText(BytesBuilder* out, int number, absl::string_view text) {
+  if (text.empty()) return;
+  out->Varint(Tag(number, kBytes));
+  out->Varint(text.size());
+  out->Append(text);
+}
+
+// A message within one, of what `put()` writes.
+template <typename Put>
+void PutMessage(BytesBuilder* out, int number, Put put) {
+  out->Varint(Tag(number, kBytes));
+  const size_t start = out->size();
+  put();
+  out->PrependSize(start);
+}
+
+void PutKey(BytesBuilder* out, int number, rendezvous::WorkerKey key) {
+  PutMessage(out, number, [&] {
+    PutNumber(out, 1, key.id);
+    PutNumber(out, 2, key.epoch);
+  });
+}
+
+// ------------------------------------------------------------------ reading
+
+// Walks over the fields of a message. After the first thing that is wrong
+// there are no more of them, and what is read is zero or empty.
+class Reader {
+ public:
+  Reader(const Slices& slices, Instant now) : bytes_(slices), now_(now) {}
+
+  // What was wrong.
+  const absl::Status& status() const { return status_; }
+  void Fail(absl::Status status) { status_.Update(std::move(status)); }
+  ABSL_ATTRIBUTE_NOINLINE void Fail(absl::string_view what) {
+    Fail(absl::InvalidArgumentError(absl::StrCat("malformed batch: ", what)));
+  }
+
+  Instant now() const { return now_; }
+
+  // The tag of the next field of a message that ends where `end` bytes remain;
+  // 0 if there is none.
+  uint64_t Next(size_t end) {
+    if (!status_.ok() || bytes_.remaining() == end) return 0;
+    const bool overruns = bytes_.remaining() < end;
+    const uint64_t tag = Varint();
+    type_ = tag & 7;
+    size_ = type_ == kBytes ? Varint() : 0;
+    if (overruns || size_ > bytes_.remaining() || tag < Tag(1, 0)) {
+      FailField(overruns, tag);
+    }
+    return status_.ok() ? tag : 0;
+  }
+  // Where a message ends that is the field which has just begun.
+  size_t End() const { return bytes_.remaining() - size_; }
+  bool IsBefore(size_t end) const {
+    return status_.ok() && bytes_.remaining() > end;
+  }
+
+  // Each reads the field which has just begun, but Varint: the next number.
+  template <typename T>
+  void Number(T* value) {
+    const uint64_t number = Varint();
+    *value = static_cast<T>(number);
+    if constexpr (!std::is_same_v<T, bool>) {
+      if (static_cast<uint64_t>(*value) != number) {
+        Fail("a number out of its range");
+      }
+    }
+  }
+  template <typename T>
+  void Fixed(T* value) {
+    if (!bytes_.Copy(value, sizeof(T))) Fail("it ends within a field");
+  }
+  void Text(std::string* text) {
+    if (!IsText()) return;
+    text->resize(size_);
+    bytes_.Copy(text->data(), size_);
+  }
+  void Text(Bytes* text) {
+    if (IsText()) bytes_.Take(size_, text);
+  }
+  void Shared(Slices* slices) {
+    slices->clear();
+    bytes_.Share(size_, slices);
+  }
+  void Skip() {
+    if (type_ == kVarint) {
+      (void)Varint();
+    } else if (type_ != kBytes && type_ != kFixed64 && type_ != kFixed32) {
+      Fail(absl::StrCat("a field of the unknown type ", type_));
+    } else if (!bytes_.Skip(type_ == kBytes     ? size_
+                            : type_ == kFixed64 ? 8
+                                                : 4)) {
+      Fail("it ends within an unknown field");
+    }
+  }
+  uint64_t Varint() {
+    uint64_t value;
+    return bytes_.Varint(&value) ? value : FailNumber();
+  }
+
+ private:
+  // Out of the way of what is well-formed.
+  ABSL_ATTRIBUTE_NOINLINE void FailField(bool overruns, uint64_t tag) {
+    if (overruns) return Fail("a field overruns its frame");
+    if (size_ > bytes_.remaining()) {
+      Fail(absl::StrCat("a field announces ", size_, " bytes and ",
+                        bytes_.remaining(), " are left"));
+    }
+    if (tag < Tag(1, 0)) Fail("a field without a number");
+  }
+  ABSL_ATTRIBUTE_NOINLINE uint64_t FailNumber() {
+    Fail(bytes_.remaining() == 0 ? "it ends within a number"
+                                 : "a number of more than 64 bits");
+    return 0;
+  }
+  bool IsText() {
+    if (size_ <= kMaxText) return true;
+    Fail(absl::StrCat("a text of ", size_, " bytes"));
+    return false;
+  }
+
+  SliceReader bytes_;
+  const Instant now_;
+  absl::Status status_;
+  uint64_t type_ = 0;  // of the field
+  uint64_t size_ = 0;  // of it, if that is kBytes
+};
+
+// Each Read takes the message that is the field which has just begun.
+
+void Read(Reader& r, rendezvous::WorkerKey* key) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&key->id);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&key->epoch);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+}
+
+void Read(Reader& r, Hello* hello) {
+  hello->magic = hello->min_version = hello->max_version = 0;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kFixed32):
+        r.Fixed(&hello->magic);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&hello->min_version);
+        break;
+      case Tag(3, kVarint):
+        r.Number(&hello->max_version);
+        break;
+      case Tag(4, kBytes):
+        r.Text(&hello->job);
+        break;
+      case Tag(5, kBytes):
+        r.Text(&hello->build);
+        break;
+      case Tag(6, kBytes):
+        r.Text(&hello->name);
+        break;
+      case Tag(7, kBytes):
+        Read(r, &hello->from);
+        break;
+      case Tag(8, kBytes):
+        Read(r, &hello->to);
+        break;
+      case Tag(9, kFixed64):
+        r.Fixed(&hello->registry);
+        break;
+      case Tag(10, kVarint):
+        r.Number(&hello->life);
+        break;
+      case Tag(11, kVarint):
+        r.Number(&hello->resumes);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+}
+
+// A code that no status has counts as kUnknown.
+absl::Status ToStatus(uint64_t code, absl::string_view message) {
+  if (code > 16) code = static_cast<uint64_t>(absl::StatusCode::kUnknown);
+  return absl::Status(static_cast<absl::StatusCode>(code), message);
+}
+
+// One of them.
+void Read(Reader& r, FunctionTable* functions) {
+  std::string name;
+  FunctionSignature function;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        r.Text(&name);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&function.signature);
+        break;
+      case Tag(3, kFixed64):
+        r.Fixed(&function.digest);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (functions->size() == kMaxFunctions) return r.Fail("too many functions");
+  functions->emplace(std::move(name), std::move(function));
+}
+
+void Read(Reader& r, Welcome* welcome) {
+  auto functions = std::make_shared<FunctionTable>();
+  uint64_t code = 0;
+  std::string error;
+  bool has_functions = false;
+  Limits& limits = welcome->limits;
+  limits.calls = limits.bytes = limits.nested_calls = 0;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&code);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&error);
+        break;
+      case Tag(3, kVarint):
+        r.Number(&welcome->version);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&welcome->forgotten);
+        break;
+      case Tag(5, kVarint):
+        r.Number(&welcome->replaced);
+        break;
+      case Tag(6, kFixed64):
+        r.Fixed(&welcome->registry);
+        break;
+      case Tag(7, kBytes):
+        r.Text(&welcome->build);
+        break;
+      case Tag(8, kVarint):
+        r.Number(&limits.calls);
+        break;
+      case Tag(9, kVarint):
+        r.Number(&limits.bytes);
+        break;
+      case Tag(10, kVarint):
+        r.Number(&limits.nested_calls);
+        break;
+      case Tag(11, kBytes):
+        Read(r, functions.get());
+        break;
+      case Tag(12, kVarint):
+        r.Number(&has_functions);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (limits.calls < 0 || limits.bytes < 0 || limits.nested_calls < 0) {
+    r.Fail("a limit below 0");
+  }
+  if (has_functions) welcome->functions = std::move(functions);
+  welcome->status = ToStatus(code, error);
+}
+
+ABSL_ATTRIBUTE_NOINLINE void FailId(Reader& r, uint64_t id) {
+  r.Fail(absl::StrCat("a call with the id ", id));
+}
+
+void CheckId(Reader& r, uint64_t id) {
+  if (id < 1 || id >= kMaxId) FailId(r, id);
+}
+
+// A body comes with its frame or in pieces, not both ways.
+void CheckBody(Reader& r, const Slices& body, uint64_t body_bytes) {
+  if (body_bytes > 0 && !body.empty()) {
+    r.Fail("a body that is here and yet to come");
+  }
+}
+
+void ReadTrace(Reader& r, telemetry::TraceContext* trace) {
+  std::string text;
+  r.Text(&text);
+  absl::StatusOr<telemetry::TraceContext> parsed =
+      telemetry::ParseTraceparent(text);
+  if (!parsed.ok()) return r.Fail(parsed.status());
+  *trace = *parsed;
+}
+
+void Read(Reader& r, RequestFrame* frame) {
+  frame->request = std::make_shared<Request>();
+  Request& request = *frame->request;
+  uint64_t timeout_us = 0;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&request.id);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&request.name);
+        request.function = request.name.view();
+        break;
+      case Tag(3, kFixed64):
+        r.Fixed(&request.signature);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&timeout_us);
+        break;
+      case Tag(5, kVarint):
+        r.Number(&request.depth);
+        break;
+      case Tag(6, kBytes):
+        r.Text(&request.chain);
+        break;
+      case Tag(7, kBytes):
+        ReadTrace(r, &request.trace);
+        break;
+      case Tag(8, kVarint):
+        r.Number(&frame->body_bytes);
+        break;
+      case Tag(9, kVarint):
+        r.Number(&request.keeps_result);
+        break;
+      case Tag(10, kVarint):
+        r.Number(&request.lane);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&request.body);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  // Far beyond any limit, and still far from overflow.
+  timeout_us = std::min<uint64_t>(timeout_us, int64_t{1} << 50);
+  request.began = r.now();
+  request.deadline = request.began + absl::Microseconds(timeout_us);
+  if (request.depth < 0) r.Fail("a depth below 0");
+  CheckId(r, request.id);
+  CheckBody(r, request.body, frame->body_bytes);
+}
+
+using Details = std::vector<std::pair<std::string, std::string>>;
+
+// One of them.
+void Read(Reader& r, Details* details) {
+  if (details->size() == kMaxDetails) {
+    return r.Fail(absl::StrCat("more than ", kMaxDetails, " details"));
+  }
+  auto& [key, value] = details->emplace_back();
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        r.Text(&key);
+        break;
+      case Tag(2, kBytes):
+        r.Text(&value);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+}
+
+void Read(Reader& r, ReplyFrame* frame) {
+  frame->reply = std::make_shared<Reply>();
+  Reply& reply = *frame->reply;
+  uint64_t code = 0;
+  uint8_t refusal = 0;
+  std::string error;
+  Details details;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&reply.id);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&code);
+        break;
+      case Tag(3, kBytes):
+        r.Text(&error);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&refusal);
+        break;
+      case Tag(5, kBytes):
+        Read(r, &details);
+        break;
+      case Tag(8, kVarint):
+        r.Number(&frame->body_bytes);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&reply.body);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (code != 0) reply.status = ToStatus(code, error);
+  for (auto& [key, value] : details) {
+    reply.status.SetPayload(key, absl::Cord(value));
+  }
+  if (refusal <= static_cast<uint8_t>(Refusal::kOverLimit)) {
+    reply.refusal = static_cast<Refusal>(refusal);
+  }
+  if (code != 0 && frame->body_bytes > 0) r.Fail("an error that has a body");
+  CheckId(r, reply.id);
+  CheckBody(r, reply.body, frame->body_bytes);
+}
+
+void ReadIntervals(Reader& r, Intervals* ids) {
+  const size_t end = r.End();
+  while (r.IsBefore(end)) {
+    Interval interval;
+    interval.first = r.Varint();
+    interval.last = r.Varint();
+    CheckId(r, interval.first);
+    CheckId(r, interval.last);
+    if (interval.first > interval.last) r.Fail("an interval that is none");
+    if (ids->size() == Close::kMaxIntervals) r.Fail("too many intervals");
+    ids->push_back(interval);
+  }
+}
+
+void Read(Reader& r, Close* close) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        ReadIntervals(r, &close->ids);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+}
+
+void Read(Reader& r, Piece* piece) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&piece->id);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&piece->in_memory);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&piece->data);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (piece->in_memory > 0 && !piece->data.empty()) {
+    r.Fail("a piece that is here and in shared memory");
+  }
+  CheckId(r, piece->id);
+}
+
+void Read(Reader& r, MemoryMessage* message) {
+  uint8_t kind = 0;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kVarint):
+        r.Number(&kind);
+        break;
+      case Tag(2, kVarint):
+        r.Number(&message->token);
+        break;
+      case Tag(3, kVarint):
+        r.Number(&message->bytes);
+        break;
+      case Tag(4, kVarint):
+        r.Number(&message->position);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  if (kind < static_cast<uint8_t>(MemoryMessage::Kind::kWanted) ||
+      kind > static_cast<uint8_t>(MemoryMessage::Kind::kConsumed)) {
+    r.Fail(absl::StrCat("shared memory with the kind ", kind));
+  }
+  message->kind = static_cast<MemoryMessage::Kind>(kind);
+}
+
+// Reads the field as a T and hands it on.
+template <typename T>
+void TakeFrame(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
+  Frame frame(std::in_place_type<T>);
+  Read(r, &std::get<T>(frame));
+  if (r.status().ok()) r.Fail(take(std::move(frame)));
+}
+
+}  // namespace
+
+void BatchWriter::Add(const Hello& hello) {
+  const size_t start = Begin(1);
+  PutFixed(&chunk_, 1, hello.magic);
+  PutNumber(&chunk_, 2, hello.min_version);
+  PutNumber(&chunk_, 3, hello.max_version);
+  PutText(&chunk_, 4, hello.job);
+  PutText(&chunk_, 5, hello.build);
+  PutText(&chunk_, 6, hello.name);
+  PutKey(&chunk_, 7, hello.from);
+  PutKey(&chunk_, 8, hello.to);
+  PutFixed(&chunk_, 9, hello.registry);
+  PutNumber(&chunk_, 10, hello.life);
+  PutNumber(&chunk_, 11, hello.resumes);
+  End(start);
+}
+
+void BatchWriter::Add(const Welcome& welcome) {
+  const size_t start = Begin(2);
+  PutNumber(&chunk_, 1, static_cast<uint64_t>(welcome.status.code()));
+  PutText(&chunk_, 2, welcome.status.message());
+  PutNumber(&chunk_, 3, welcome.version);
+  PutNumber(&chunk_, 4, welcome.forgotten);
+  PutNumber(&chunk_, 5, welcome.replaced);
+  PutFixed(&chunk_, 6, welcome.registry);
+  PutText(&chunk_, 7, welcome.build);
+  PutNumber(&chunk_, 8, welcome.limits.calls);
+  PutNumber(&chunk_, 9, welcome.limits.bytes);
+  PutNumber(&chunk_, 10, welcome.limits.nested_calls);
+  if (welcome.functions != nullptr) {
+    for (const auto& [name, function] : *welcome.functions) {
+      PutMessage(&chunk_, 11, [&, &name = name, &function = function] {
+        PutText(&chunk_, 1, name);
+        PutText(&chunk_, 2, function.signature);
+        PutFixed(&chunk_, 3, function.digest);
+      });
+    }
+    PutNumber(&chunk_, 12, 1);
+  }
+  End(start);
+}
+
+void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
+  const size_t start = Begin(3);
+  PutNumber(&chunk_, 1, request.id);
+  PutText(&chunk_, 2, request.function);
+  PutFixed(&chunk_, 3, request.signature);
+  const int64_t us = absl::ToInt64Microseconds(request.deadline - now);
+  PutNumber(&chunk_, 4, std::max<int64_t>(us, 0));
+  PutNumber(&chunk_, 5, request.depth);
+  PutText(&chunk_, 6, request.chain);
+  if (request.trace.is_valid()) {
+    PutText(&chunk_, 7, telemetry::FormatTraceparent(request.trace));
+  }
+  if (body_follows) PutNumber(&chunk_, 8, TotalSize(request.body));
+  PutNumber(&chunk_, 9, request.keeps_result);
+  PutNumber(&chunk_, 10, request.lane);
+  End(start, body_follows ? nullptr : &request.body);
+}
+
+void BatchWriter::Add(const Reply& reply, bool body_follows) {
+  const size_t start = Begin(4);
+  PutNumber(&chunk_, 1, reply.id);
+  if (!reply.status.ok()) {
+    PutNumber(&chunk_, 2, static_cast<uint64_t>(reply.status.code()));
+    PutText(&chunk_, 3, reply.status.message().substr(0, kMaxText));
+    PutNumber(&chunk_, 4, static_cast<uint64_t>(reply.refusal));
+    PutDetails(reply.status);
+  }
+  if (body_follows) PutNumber(&chunk_, 8, TotalSize(reply.body));
+  End(start, body_follows ? nullptr : &reply.body);
+}
+
+// What a reader would refuse is left out.
+void BatchWriter::PutDetails(const absl::Status& status) {
+  // In the same order in each run of a simulation, which a Status does not do.
+  std::map<std::string, std::string> details;
+  status.ForEachPayload([&](absl::string_view key, const absl::Cord& value) {
+    if (key.size() + value.size() >= kMaxText) return;
+    details.emplace(key, value);
+  });
+  size_t written = 0;
+  for (const auto& detail : details) {
+    if (written++ == kMaxDetails) break;
+    PutMessage(&chunk_, 5, [&] {
+      PutText(&chunk_, 1, detail.first);
+      PutText(&chunk_, 2, detail.second);
+    });
+  }
+}
+
+void BatchWriter::Add(const Close& close) {
+  const size_t start = Begin(5);
+  PutMessage(&chunk_, 1, [&] {
+    for (const Interval interval : close.ids) {
+      chunk_.Varint(interval.first);
+      chunk_.Varint(interval.last);
+    }
+  });
+  End(start);
+}
+
+void BatchWriter::Add(const Piece& piece) {
+  const size_t start = Begin(6);
+  PutNumber(&chunk_, 1, piece.id);
+  PutNumber(&chunk_, 2, piece.in_memory);
+  End(start, &piece.data);
+}
+
+void BatchWriter::Add(const MemoryMessage& message) {
+  const size_t start = Begin(kMemory);
+  PutNumber(&chunk_, 1, static_cast<uint64_t>(message.kind));
+  PutNumber(&chunk_, 2, message.token);
+  PutNumber(&chunk_, 3, message.bytes);
+  PutNumber(&chunk_, 4, message.position);
+  End(start);
+}
+
+size_t BatchWriter::Begin(int number) {
+  chunk_.Varint(Tag(number, kBytes));
+  return chunk_.size();
+}
+
+void BatchWriter::End(size_t start, const Slices* body) {
+  const size_t body_size = body == nullptr ? 0 : TotalSize(*body);
+  if (body_size > 0) {
+    chunk_.Varint(Tag(kBody, kBytes));
+    chunk_.Varint(body_size);
+  }
+  chunk_.PrependSize(start, body_size);
+  if (body_size == 0) return;
+  for (const Bytes& slice : *body) {
+    if (slice.size() < kByReference) {
+      chunk_.Append(slice.data(), slice.size());
+      continue;
+    }
+    Flush();
+    flushed_ += slice.size();
+    slices_.push_back(slice);
+  }
+}
+
+void BatchWriter::Flush() {
+  if (chunk_.empty()) return;
+  flushed_ += chunk_.size();
+  slices_.push_back(chunk_.Take());
+}
+
+Slices BatchWriter::Finish() && {
+  Flush();
+  return std::move(slices_);
+}
+
+absl::Status ReadBatch(const Slices& message, Instant now,
+                       absl::FunctionRef<absl::Status(Frame&&)> take) {
+  Reader r(message, now);
+  while (const uint64_t tag = r.Next(0)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        TakeFrame<Hello>(r, take);
+        break;
+      case Tag(2, kBytes):
+        TakeFrame<Welcome>(r, take);
+        break;
+      case Tag(3, kBytes):
+        TakeFrame<RequestFrame>(r, take);
+        break;
+      case Tag(4, kBytes):
+        TakeFrame<ReplyFrame>(r, take);
+        break;
+      case Tag(5, kBytes):
+        TakeFrame<Close>(r, take);
+        break;
+      case Tag(6, kBytes):
+        TakeFrame<Piece>(r, take);
+        break;
+      case Tag(kMemory, kBytes):
+        TakeFrame<MemoryMessage>(r, take);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  return r.status();
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,78 @@
+#include "weft/rpc/session/interval_set.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+
+namespace weft::rpc {
+
+void IntervalSet::Add(Interval interval) {
+  WEFT_CHECK_LE(interval.first, interval.last);
+  if (empty()) {
+    newest_ = interval;
+  } else if (interval.first > newest_.last + 1) {
+    earlier_.emplace_hint(earlier_.end(), newest_.first, newest_.last);
+    newest_ = interval;
+  } else if (interval.first >= newest_.first) {
+    newest_.last = std::max(newest_.last, interval.last);
+  } else {
+    AddEarlier(newest_);
+    AddEarlier(interval);
+    const auto last = std::prev(earlier_.end());
+    newest_ = {last->first, last->second};
+    earlier_.erase(last);
+  }
+}
+
+void IntervalSet::AddEarlier(Interval interval) {
+  auto it = earlier_.upper_bound(interval.first);
+  if (it != earlier_.begin()) {
+    const auto before = std::prev(it);
+    if (before->second + 1 >= interval.first) {
+      if (before->second >= interval.last) return;
+      interval.first = before->first;
+      it = before;
+    }
+  }
+  // Every interval that it touches becomes part of it.
+  while (it != earlier_.end() && it->first <= interval.last + 1) {
+    interval.last = std::max(interval.last, it->second);
+    it = earlier_.erase(it);
+  }
+  earlier_.emplace_hint(it, interval.first, interval.last);
+}
+
+void IntervalSet::Clear() {
+  newest_ = Interval();
+  earlier_.clear();
+}
+
+bool IntervalSet::Contains(uint64_t id) const {
+  if (empty() || id > newest_.last) return false;
+  if (id >= newest_.first) return true;
+  const auto it = earlier_.upper_bound(id);
+  return it != earlier_.begin() && std::prev(it)->second >= id;
+}
+
+Intervals IntervalSet::Intervals() const {
+  rpc::Intervals intervals;
+  intervals.reserve(size());
+  for (const auto& [first, last] : earlier_) {
+    intervals.push_back(Interval{first, last});
+  }
+  if (!empty()) intervals.push_back(newest_);
+  return intervals;
+}
+
+std::string IntervalSet::ToString() const {
+  std::string text;
+  for (const Interval interval : Intervals()) {
+    absl::StrAppend(&text, text.empty() ? "" : " ", interval.first, "-",
+                    interval.last);
+  }
+  return text;
+}
+
+}  // namespace weft::rpc

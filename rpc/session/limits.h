@@ -1,0 +1,41 @@
+// Limits: what one peer may ask of a worker at a time, and how many peers it
+// remembers.
+
+#ifndef WEFT_RPC_SESSION_LIMITS_H_
+#define WEFT_RPC_SESSION_LIMITS_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+
+namespace weft::rpc {
+
+// Callers keep to them by waiting for credit; who does not is refused with
+// kResourceExhausted. Bytes are those of requests in progress and of replies
+// whose receipt is not acknowledged.
+struct Limits {
+  int64_t calls = 256;
+  int64_t bytes = int64_t{256} << 20;
+  // Calls made by handlers while they serve one are outside `calls`, so that a
+  // chain of workers cannot starve itself; beyond this many, or `bytes` of
+  // their own, they fail at once.
+  int64_t nested_calls = 4096;
+  // What it may keep here at a time: objects, results and open streams.
+  int64_t objects = 4096;
+  // The one that is about all peers: where so many have a session here and
+  // another begins one, as many as are too many of those are forgotten that
+  // neither are connected nor have a call that runs, the oldest first, workers
+  // that the directory knows last; of one name others are few in any case. If
+  // they come back, what they had sent ends with
+  // kUnavailable, Reason::kForgotten and OutcomeUnknown, and what they keep
+  // here is gone.
+  int64_t sessions = 1024;
+  // The one that is about what this worker asks: the longest time-out of the
+  // calls that it makes; longer ones are cut, infinite ones too. What peers ask
+  // has their time-outs.
+  absl::Duration timeout = absl::InfiniteDuration();
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_SESSION_LIMITS_H_

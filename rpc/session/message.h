@@ -1,0 +1,106 @@
+// Request, Reply: what two agents send one another for a call.
+
+#ifndef WEFT_RPC_SESSION_MESSAGE_H_
+#define WEFT_RPC_SESSION_MESSAGE_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/btree_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/rpc/session/interval_set.h"
+#include "weft/telemetry/trace_context.h"
+#include "weft/tensor/payload.h"
+
+namespace weft::rpc {
+
+// What one costs a quota, beside its body.
+inline constexpr int64_t kMessageOverheadBytes = 256;
+
+// Frozen once it was sent, for it may be sent again.
+struct Request {
+  uint64_t id = 0;  // given by the session; from 1
+  // Lies in a registry, which outlives all calls, or in `name`, as it came.
+  absl::string_view function;
+  Bytes name;
+  uint64_t signature = 0;
+  Instant deadline;  // on the clock of whoever holds it; travels as a remainder
+  int depth = 0;
+  std::string chain;
+  telemetry::TraceContext trace;
+  // The result stays at the callee, under this id; the reply has no body.
+  bool keeps_result = false;
+  // Calls of the caller with the same one, unless it is 0, run in the order in
+  // which they come, one at a time.
+  uint64_t lane = 0;
+  Slices body;
+  bool is_private = false;  // see Received
+
+  // These do not travel: when it was made here, or came; and of the call that
+  // is served here and has made it, whose it is and its id.
+  Instant began;
+  std::string for_peer;
+  uint64_t for_id = 0;
+
+  // ---- Of the caller alone; these do not travel.
+  size_t function_index = 0;  // in the caller's registry, from 1; 0: unknown
+  // Fails at once, instead of waiting, where there is no credit.
+  bool waits_for_credit = true;
+  // Whose elements lie in `body`; it is not sent once they have changed.
+  std::vector<Payload> borrowed;
+  // See internal::Alias; then there is no body.
+  std::shared_ptr<void> alias;
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
+  }
+};
+
+// What one worker knows of the functions of another.
+struct FunctionSignature {
+  std::string signature;
+  uint64_t digest = 0;
+};
+using FunctionTable = absl::btree_map<std::string, FunctionSignature>;
+
+// Why a callee answered without running the function.
+enum class Refusal : uint8_t {
+  kNone = 0,
+  kUnknownFunction = 1,
+  kSignatureDiffers = 2,
+  kOverLimit = 3,
+};
+
+struct Reply {
+  uint64_t id = 0;
+  absl::Status status;
+  Refusal refusal = Refusal::kNone;
+  Slices body;              // if status.ok()
+  bool is_private = false;  // see Received
+
+  int64_t bytes() const {
+    return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
+  }
+};
+
+using RequestPtr = std::shared_ptr<const Request>;
+using ReplyPtr = std::shared_ptr<const Reply>;
+
+// The caller knows how these calls ended, or has given them up: their replies
+// are freed, those that run are cancelled, those not seen yet never will run.
+struct Close {
+  // An honest caller never has more gaps between its closed calls.
+  static constexpr size_t kMaxIntervals = size_t{1} << 20;
+
+  Intervals ids;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_SESSION_MESSAGE_H_

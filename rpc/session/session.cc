@@ -1,0 +1,588 @@
+#include "weft/rpc/session/session.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
+
+namespace weft::rpc {
+namespace {
+
+// The end of a message that begins, at the caller, with the callee's name.
+std::string RaiseBy(const char* limit) {
+  return absl::StrCat("; or raise the limit there by --limits=", limit,
+                      "=VALUE");
+}
+
+}  // namespace
+
+// ---------------------------------------------------------------- the caller
+
+void CallerSession::OnEvent(const Event& event, Instant now,
+                            std::vector<Action>* actions) {
+  std::visit([&](const auto& e) { On(e, now, actions); }, event);
+}
+
+void CallerSession::On(const Start& event, Instant now,
+                       std::vector<Action>* actions) {
+  // The id is pending from the moment that it exists: nothing can be asked of
+  // it, nor be told of it, before.
+  const uint64_t id = event.request->id = next_id_++;
+  const auto it = pending_.try_emplace(id, Pending{event.request, false}).first;
+  if (is_gone()) {
+    End(it, Unanswered(it->second, gone_), nullptr, actions);
+    return;
+  }
+  if (event.request->deadline <= now) {
+    End(it, Expired(it->second), nullptr, actions);
+    return;
+  }
+  Wake(event.request->deadline, actions);
+  if (!connected_) {
+    if (event.request->depth == 0) waiting_.push_back(id);
+    return;
+  }
+  if (ReplyPtr refused = Refuse(*event.request)) {
+    End(it, Unanswered(it->second, refused->status), refused, actions);
+  } else if (event.request->depth > 0 ||
+             (waiting_.empty() && HasCredit(*event.request))) {
+    Send(it, actions);
+  } else if (event.request->waits_for_credit) {
+    waiting_.push_back(id);
+  } else {
+    End(it, Unanswered(it->second, NoCredit(*event.request)), nullptr, actions);
+  }
+}
+
+void CallerSession::On(const Abandon& event, Instant now,
+                       std::vector<Action>* actions) {
+  const auto it = pending_.find(event.id);
+  if (it == pending_.end()) return;  // it has ended already
+  const bool sent = it->second.sent;
+  End(it, Unanswered(it->second, event.why), nullptr, actions);
+  // A function that runs for nobody should hear of it at once.
+  if (sent && connected_) FlushCloses(actions);
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Connected& event, Instant now,
+                       std::vector<Action>* actions) {
+  if (is_gone()) return;  // a welcome that was on its way
+  limits_ = event.limits;
+  functions_ = event.functions;
+  served_.clear();
+  build_ = event.build;
+  connected_ = true;
+  resumes_ = true;
+  // Before any request, so that what these close makes room for them.
+  unclosed_ = closed_;
+  FlushCloses(actions);
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const Pending& call = it->second;
+    if (call.sent) {
+      it = Send(it, actions);
+    } else if (ReplyPtr refused = Refuse(*call.request)) {
+      it = End(it, Unanswered(call, refused->status), refused, actions);
+    } else if (call.request->depth > 0) {
+      it = Send(it, actions);
+    } else {
+      ++it;
+    }
+  }
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
+  connected_ = false;
+  close_due_ = Instant::Infinite();  // the next connection is told all
+  if (!resumes_) ++life_;
+}
+
+void CallerSession::On(const Forgotten&, Instant now,
+                       std::vector<Action>* actions) {
+  connected_ = false;
+  close_due_ = Instant::Infinite();
+  resumes_ = false;
+  ++life_;
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    if (it->second.sent) {
+      const absl::Status why = absl::UnavailableError(absl::StrCat(
+          it->second.request->function,
+          ": the worker has forgotten this session; the call was out, and may "
+          "have run"));
+      it =
+          End(it,
+              Unanswered(it->second, internal::MarkFailure(why, Phase::kNone,
+                                                           Reason::kForgotten)),
+              nullptr, actions);
+    } else {
+      ++it;
+    }
+  }
+  (void)now;
+}
+
+void CallerSession::On(const Arrived& event, Instant now,
+                       std::vector<Action>* actions) {
+  const auto it = pending_.find(event.reply->id);
+  if (it == pending_.end() || !it->second.sent) return;  // ended, or nonsense
+  unclosed_bytes_ += event.reply->bytes();
+  End(it, event.reply->status, event.reply, actions);
+  CloseSoon(now, actions);
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Unreachable& event, Instant,
+                       std::vector<Action>* actions) {
+  EndAll(event.why, actions);
+  if (!resumes_) ++life_;
+}
+
+void CallerSession::On(const PeerGone& event, Instant,
+                       std::vector<Action>* actions) {
+  if (is_gone()) return;
+  connected_ = false;
+  close_due_ = Instant::Infinite();
+  gone_ = event.why;
+  EndAll(event.why, actions);
+}
+
+void CallerSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
+  wake_ = Instant::Infinite();
+  Instant next = Instant::Infinite();
+  bool expired_sent = false;
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    const Instant deadline = it->second.request->deadline;
+    if (deadline <= now) {
+      expired_sent |= it->second.sent;
+      it = End(it, Expired(it->second), nullptr, actions);
+    } else {
+      next = std::min(next, deadline);
+      ++it;
+    }
+  }
+  if (connected_ && (expired_sent || close_due_ <= now)) FlushCloses(actions);
+  SendWaiting(now, actions);
+  Wake(std::min(next, close_due_), actions);
+}
+
+ReplyPtr CallerSession::Refuse(const Request& request) {
+  Refusal refusal = Refusal::kNone;
+  absl::Status status = CheckLimits(request);
+  if (status.ok()) status = CheckServed(request, &refusal);
+  if (status.ok()) return nullptr;
+  auto reply = std::make_shared<Reply>();
+  reply->id = request.id;
+  reply->refusal = refusal;
+  reply->status = std::move(status);
+  return reply;
+}
+
+absl::Status CallerSession::CheckServed(const Request& request,
+                                        Refusal* refusal) {
+  if (functions_ == nullptr) return absl::OkStatus();
+  const size_t index = request.function_index;
+  if (index < served_.size() && served_[index]) return absl::OkStatus();
+  const auto known = functions_->find(request.function);
+  if (known == functions_->end()) {
+    *refusal = Refusal::kUnknownFunction;
+    return absl::UnimplementedError(
+        absl::StrCat(peer_, " (build ", build_, ") has no function ",
+                     request.function, " for this caller"));
+  }
+  if (known->second.digest != request.signature) {
+    *refusal = Refusal::kSignatureDiffers;
+    return absl::FailedPreconditionError(known->second.signature);
+  }
+  if (index == 0) return absl::OkStatus();
+  if (index >= served_.size()) served_.resize(index + 1);
+  served_[index] = true;
+  return absl::OkStatus();
+}
+
+absl::Status CallerSession::CheckLimits(const Request& request) const {
+  if (request.bytes() > limits_.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        request.function, ": the arguments take ", request.bytes(),
+        " bytes, and the worker admits ", limits_.bytes,
+        " from one peer at a time; send them in parts", RaiseBy("rpc_bytes")));
+  }
+  if (request.depth > 0 && nested_out_ >= limits_.nested_calls) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        request.function, ": ", nested_out_,
+        " nested calls to this worker are out, which is the limit; this one "
+        "came by ",
+        request.chain, "; let fewer wait for one another",
+        RaiseBy("rpc_nested_calls")));
+  }
+  if (request.depth > 0 &&
+      nested_bytes_out_ + request.bytes() > limits_.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        request.function, ": nested calls to this worker hold ",
+        nested_bytes_out_, " bytes, this one needs ", request.bytes(), "; ",
+        limits_.bytes, " are admitted; it came by ", request.chain,
+        "; let fewer wait for one another", RaiseBy("rpc_bytes")));
+  }
+  return absl::OkStatus();
+}
+
+bool CallerSession::HasCredit(const Request& request) const {
+  return calls_out_ < limits_.calls &&
+         bytes_out_ + request.bytes() <= limits_.bytes;
+}
+
+absl::Status CallerSession::NoCredit(const Request& request) const {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      request.function, ": no credit is left: ", calls_out_, " calls of ",
+      limits_.calls, " and ", bytes_out_, " bytes of ", limits_.bytes,
+      " are out, and the call was not to wait; let it wait",
+      RaiseBy(calls_out_ < limits_.calls ? "rpc_bytes" : "rpc_calls")));
+}
+
+CallerSession::PendingMap::iterator CallerSession::Send(
+    PendingMap::iterator it, std::vector<Action>* actions) {
+  Pending& call = it->second;
+  const Request& request = *call.request;
+  for (const Payload& borrowed : request.borrowed) {
+    absl::Status lost = borrowed.Elements().status();
+    if (lost.ok()) continue;
+    return End(it, Unanswered(call, std::move(lost)), nullptr, actions);
+  }
+  if (!call.sent) {
+    call.sent = true;
+    if (request.depth > 0) {
+      ++nested_out_;
+      nested_bytes_out_ += request.bytes();
+    } else {
+      ++calls_out_;
+      bytes_out_ += request.bytes();
+    }
+    FlushCloses(actions);  // they travel along
+  }
+  actions->push_back(SendRequest{call.request});
+  return std::next(it);
+}
+
+void CallerSession::SendWaiting(Instant, std::vector<Action>* actions) {
+  while (connected_ && !waiting_.empty()) {
+    const auto it = pending_.find(waiting_.front());
+    if (it != pending_.end() && !it->second.sent) {
+      const Request& request = *it->second.request;
+      if (HasCredit(request)) {
+        Send(it, actions);
+      } else if (request.waits_for_credit) {
+        return;
+      } else {
+        End(it, Unanswered(it->second, NoCredit(request)), nullptr, actions);
+      }
+    }
+    waiting_.pop_front();
+  }
+}
+
+CallerSession::PendingMap::iterator CallerSession::End(
+    PendingMap::iterator it, absl::Status status, ReplyPtr reply,
+    std::vector<Action>* actions) {
+  const uint64_t id = it->first;
+  const Pending& call = it->second;
+  if (call.sent && call.request->depth > 0) {
+    --nested_out_;
+    nested_bytes_out_ -= call.request->bytes();
+  } else if (call.sent) {
+    --calls_out_;
+    bytes_out_ -= call.request->bytes();
+  }
+  closed_.Add(id);
+  unclosed_.Add(id);
+  ++unclosed_calls_;
+  actions->push_back(Complete{id, std::move(status), std::move(reply),
+                              std::move(it->second.request)});
+  return pending_.erase(it);
+}
+
+void CallerSession::EndAll(const absl::Status& why,
+                           std::vector<Action>* actions) {
+  for (auto it = pending_.begin(); it != pending_.end();) {
+    it = End(it, Unanswered(it->second, why), nullptr, actions);
+  }
+  waiting_.clear();
+}
+
+void CallerSession::FlushCloses(std::vector<Action>* actions) {
+  if (unclosed_.empty()) return;
+  actions->push_back(SendClose{Close{unclosed_.Intervals()}});
+  unclosed_.Clear();
+  unclosed_calls_ = 0;
+  unclosed_bytes_ = 0;
+  close_due_ = Instant::Infinite();
+}
+
+void CallerSession::CloseSoon(Instant now, std::vector<Action>* actions) {
+  if (!connected_ || unclosed_.empty()) return;
+  if (unclosed_calls_ >= kCloseCalls || unclosed_bytes_ >= kCloseBytes) {
+    FlushCloses(actions);
+    return;
+  }
+  if (close_due_.is_infinite()) close_due_ = now + kCloseDelay;
+  Wake(close_due_, actions);
+}
+
+void CallerSession::Wake(Instant when, std::vector<Action>* actions) {
+  if (when >= wake_) return;
+  wake_ = when;
+  actions->push_back(WakeAt{when});
+}
+
+absl::Status CallerSession::Expired(const Pending& call) const {
+  const char* what = call.sent && connected_ ? "was out, unanswered"
+                     : call.sent             ? "was out, the connection lost"
+                     : connected_            ? "waited for credit"
+                                             : "waited for a connection";
+  return Unanswered(
+      call, absl::DeadlineExceededError(absl::StrCat(
+                call.request->function, ": the deadline passed in phase ",
+                NameOf(PhaseOf(call)), ": the call to ", peer_, " ", what)));
+}
+
+Phase CallerSession::PhaseOf(const Pending& call) const {
+  if (!call.sent) return Phase::kQueue;
+  return connected_ ? Phase::kHandler : Phase::kWire;
+}
+
+absl::Status CallerSession::Unanswered(const Pending& call,
+                                       absl::Status why) const {
+  return internal::MarkFailure(
+      call.sent ? WithOutcomeUnknown(std::move(why)) : std::move(why),
+      PhaseOf(call));
+}
+
+size_t CallerSession::waiting_calls() const {
+  return std::count_if(pending_.begin(), pending_.end(),
+                       [](const auto& entry) { return !entry.second.sent; });
+}
+
+CallerSession::State CallerSession::StateOf(uint64_t id) const {
+  const auto it = pending_.find(id);
+  if (it != pending_.end()) {
+    return it->second.sent ? State::kSent : State::kWaiting;
+  }
+  return id < next_id_ ? State::kEnded : State::kUnknown;
+}
+
+std::string CallerSession::Fingerprint() const {
+  std::string text = absl::StrCat(
+      "caller life=", life_, resumes_ ? "r" : "f", connected_ ? "c" : "d",
+      is_gone() ? "g" : "", " next=", next_id_, " out=", calls_out_, ",",
+      bytes_out_, ",", nested_out_, " closed=", closed_.ToString(),
+      " unclosed=", unclosed_.ToString(), ",", unclosed_bytes_,
+      " due=", close_due_.nanoseconds(), " wake=", wake_.nanoseconds());
+  for (const auto& [id, call] : pending_) {
+    absl::StrAppend(&text, " ", id, call.sent ? "s" : "w",
+                    call.request->deadline.nanoseconds());
+  }
+  absl::StrAppend(&text, " queue");
+  for (const uint64_t id : waiting_) absl::StrAppend(&text, " ", id);
+  return text;
+}
+
+// ---------------------------------------------------------------- the callee
+
+void CalleeSession::OnEvent(const Event& event, Instant now,
+                            std::vector<Action>* actions) {
+  std::visit([&](const auto& e) { On(e, now, actions); }, event);
+}
+
+void CalleeSession::On(const Arrived& event, Instant,
+                       std::vector<Action>* actions) {
+  const Request& request = *event.request;
+  if (gone_ || closed_.Contains(request.id)) return;  // it never runs
+  const int64_t most =
+      kMaxKnownCalls * (1 + limits_.calls + limits_.nested_calls);
+  if (static_cast<int64_t>(calls_.size()) >= most &&
+      !calls_.contains(request.id)) {
+    actions->push_back(Violation{absl::ResourceExhaustedError(
+        absl::StrCat(calls_.size(),
+                     " calls are open that the caller neither closed nor was "
+                     "granted, more than the ",
+                     most, " that are kept"))});
+    return;
+  }
+  const auto [it, is_new] = calls_.try_emplace(request.id);
+  Call& call = it->second;
+  if (!is_new) {
+    if (call.reply != nullptr && connected_) {
+      actions->push_back(SendReply{call.reply});
+    }
+    return;
+  }
+  call.deadline = request.deadline;
+  call.depth = request.depth;
+  call.bytes = request.bytes();
+  absl::Status admitted = Admit(request);
+  ++running_;
+  bytes_ += call.bytes;
+  if (call.depth == 0) ++open_calls_;
+  if (!admitted.ok()) {
+    auto reply = std::make_shared<Reply>();
+    reply->id = request.id;
+    reply->status = std::move(admitted);
+    reply->refusal = Refusal::kOverLimit;
+    SetReply(it, std::move(reply), actions);
+    return;
+  }
+  Wake(call.deadline, actions);
+  actions->push_back(Run{event.request});
+}
+
+void CalleeSession::On(const Closed& event, Instant,
+                       std::vector<Action>* actions) {
+  for (const Interval interval : event.close.ids) {
+    if (closed_.size() >= Close::kMaxIntervals) {
+      actions->push_back(Violation{absl::ResourceExhaustedError(
+          absl::StrCat("the closed calls have ", closed_.size(),
+                       " gaps, which is as many as are kept"))});
+      return;
+    }
+    closed_.Add(interval);
+    for (auto it = calls_.lower_bound(interval.first);
+         it != calls_.end() && it->first <= interval.last;) {
+      it = CloseCall(it, actions);
+    }
+  }
+}
+
+void CalleeSession::On(const Finished& event, Instant,
+                       std::vector<Action>* actions) {
+  const auto it = calls_.find(event.reply->id);
+  if (it == calls_.end() || it->second.reply != nullptr) return;
+  if (gone_ || it->second.closed) {  // nobody is interested any more
+    bytes_ -= it->second.bytes;
+    --running_;
+    calls_.erase(it);
+    return;
+  }
+  SetReply(it, event.reply, actions);
+}
+
+void CalleeSession::On(const Connected&, Instant, std::vector<Action>*) {
+  connected_ = true;
+}
+
+void CalleeSession::On(const Disconnected&, Instant, std::vector<Action>*) {
+  connected_ = false;
+}
+
+void CalleeSession::On(const PeerGone& event, Instant,
+                       std::vector<Action>* actions) {
+  gone_ = true;
+  connected_ = false;
+  for (auto it = calls_.begin(); it != calls_.end();) {
+    CancelCall(it, event.why, actions);
+    it = CloseCall(it, actions);
+  }
+}
+
+void CalleeSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
+  wake_ = Instant::Infinite();
+  Instant next = Instant::Infinite();
+  for (auto it = calls_.begin(); it != calls_.end(); ++it) {
+    if (it->second.reply != nullptr || it->second.cancelled) continue;
+    if (it->second.deadline <= now) {
+      CancelCall(
+          it, absl::DeadlineExceededError("the caller's deadline has passed"),
+          actions);
+    } else {
+      next = std::min(next, it->second.deadline);
+    }
+  }
+  Wake(next, actions);
+}
+
+absl::Status CalleeSession::Admit(const Request& request) const {
+  const int64_t most = 2 * (limits_.calls + limits_.nested_calls);
+  if (static_cast<int64_t>(running_) >= most) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        running_, " calls of this peer are running, given-up ones included; ",
+        most, " are admitted; wait for their ends",
+        RaiseBy("rpc_nested_calls")));
+  }
+  if (request.depth == 0 && open_calls_ >= limits_.calls) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        open_calls_, " calls of this peer are open; ", limits_.calls,
+        " are admitted; wait for their ends", RaiseBy("rpc_calls")));
+  }
+  // Twice what was granted: replies count too, and their caller cannot know
+  // their size.
+  if (bytes_ + request.bytes() > 2 * limits_.bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "requests and unacknowledged replies of this peer hold ", bytes_,
+        " bytes, this request needs ", request.bytes(), "; ", 2 * limits_.bytes,
+        " are admitted; wait for their ends", RaiseBy("rpc_bytes")));
+  }
+  return absl::OkStatus();
+}
+
+void CalleeSession::CancelCall(CallMap::iterator it, absl::Status why,
+                               std::vector<Action>* actions) {
+  Call& call = it->second;
+  if (call.reply != nullptr || call.cancelled) return;
+  call.cancelled = true;
+  actions->push_back(Cancel{it->first, std::move(why)});
+}
+
+CalleeSession::CallMap::iterator CalleeSession::CloseCall(
+    CallMap::iterator it, std::vector<Action>* actions) {
+  Call& call = it->second;
+  if (call.closed) return std::next(it);
+  call.closed = true;
+  if (call.depth == 0) --open_calls_;
+  if (call.reply == nullptr) {
+    CancelCall(it, absl::CancelledError("the caller gave the call up"),
+               actions);
+    return std::next(it);
+  }
+  bytes_ -= call.bytes;
+  return calls_.erase(it);
+}
+
+void CalleeSession::SetReply(CallMap::iterator it, ReplyPtr reply,
+                             std::vector<Action>* actions) {
+  Call& call = it->second;
+  --running_;
+  bytes_ += reply->bytes() - call.bytes;
+  call.bytes = reply->bytes();
+  call.reply = reply;
+  if (connected_) actions->push_back(SendReply{std::move(reply)});
+}
+
+void CalleeSession::Wake(Instant when, std::vector<Action>* actions) {
+  if (when >= wake_) return;
+  wake_ = when;
+  actions->push_back(WakeAt{when});
+}
+
+CalleeSession::State CalleeSession::StateOf(uint64_t id) const {
+  const auto it = calls_.find(id);
+  if (it == calls_.end()) {
+    return closed_.Contains(id) ? State::kClosed : State::kUnknown;
+  }
+  const Call& call = it->second;
+  if (call.reply != nullptr) return State::kAnswered;
+  if (call.closed) return State::kGivenUp;
+  return call.cancelled ? State::kCancelled : State::kRunning;
+}
+
+std::string CalleeSession::Fingerprint() const {
+  std::string text = absl::StrCat(
+      "callee ", connected_ ? "c" : "d", gone_ ? "g" : "",
+      " running=", running_, " open=", open_calls_, " bytes=", bytes_,
+      " closed=", closed_.ToString(), " wake=", wake_.nanoseconds());
+  for (const auto& [id, call] : calls_) {
+    absl::StrAppend(&text, " ", id, call.reply != nullptr ? "d" : "r",
+                    call.closed ? "c" : "", call.cancelled ? "x" : "",
+                    call.deadline.nanoseconds());
+  }
+  return text;
+}
+
+}  // namespace weft::rpc

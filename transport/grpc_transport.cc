@@ -1,0 +1,311 @@
+#include "weft/transport/grpc_transport.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/check.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/channel.h"
+#include "weft/net/loop/loop_core.h"
+#include "weft/net/stream.h"
+#include "weft/transport/shm/memory_exchange.h"
+#include "weft/transport/shm/ring_connection.h"
+
+namespace weft::rpc {
+namespace {
+
+constexpr char kConnect[] = "/weft.rpc.v1.Worker/Connect";
+
+// How long what runs on a Loop may keep the end of an agent waiting.
+constexpr absl::Duration kTurnGrace = absl::Seconds(30);
+
+// With what the caller opens a stream, if it offers rings.
+constexpr char kRings[] = "weft-rings";
+
+// The Loop, as connections see it.
+class LoopWatch final : public MemoryWatch {
+ public:
+  explicit LoopWatch(std::shared_ptr<net::Loop::Core> core)
+      : core_(std::move(core)) {}
+  absl::Status Add(std::shared_ptr<net::MemorySource> source) override {
+    return core_->AddMemory(std::move(source));
+  }
+  void Remove(const net::MemorySource* source) override {
+    core_->RemoveMemory(source);
+  }
+
+ private:
+  const std::shared_ptr<net::Loop::Core> core_;
+};
+
+// One end: a stream, once there is one.
+class GrpcConnection final : public Connection {
+ public:
+  // `address` is where the peer listens, `channel` the way there; neither where
+  // it called.
+  GrpcConnection(std::shared_ptr<net::Stream> stream,
+                 std::shared_ptr<MemoryExchange> memories,
+                 std::string address = "",
+                 std::shared_ptr<net::Channel> channel = nullptr)
+      : channel_(std::move(channel)),
+        stream_(std::move(stream)),
+        memories_(std::move(memories)),
+        address_(std::move(address)) {}
+
+  Written Write(Slices message) override {
+    return stream_->Write(std::move(message)) ? Written::kUnderWay
+                                              : Written::kRefused;
+  }
+  void Close(absl::Status status) override {
+    // At the calling end only an error ends a stream at once.
+    stream_->Close(status.ok() ? absl::CancelledError("closed")
+                               : std::move(status));
+  }
+  MemoryRole memory_role() const override {
+    if (!address_.empty()) {
+      return memories_->MayOffer(address_) ? MemoryRole::kOffers
+                                           : MemoryRole::kNone;
+    }
+    return memories_->is_open() && stream_->peer().is_local ? MemoryRole::kTakes
+                                                            : MemoryRole::kNone;
+  }
+  absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override {
+    return memories_->Offer(address_, bytes);
+  }
+  absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
+                                          int64_t bytes) override {
+    return memories_->Take(token, bytes);
+  }
+  std::string ProvenName() const override {
+    const auto& identity = stream_->peer().identity;
+    return identity.has_value() ? identity->Name() : "";
+  }
+  std::string ProvenRole() const override {
+    const auto& identity = stream_->peer().identity;
+    return identity.has_value() ? identity->role : "";
+  }
+
+ private:
+  const std::shared_ptr<net::Channel> channel_;  // outlives its stream
+  const std::shared_ptr<net::Stream> stream_;
+  const std::shared_ptr<MemoryExchange> memories_;
+  const std::string address_;
+};
+
+// What a stream hears goes to the connection's observer.
+class StreamEars final : public net::StreamObserver {
+ public:
+  explicit StreamEars(std::shared_ptr<ConnectionObserver> observer)
+      : observer_(std::move(observer)) {}
+
+  void OnMessage(Slices message) override {
+    observer_->OnMessage(std::move(message));
+  }
+  void OnWritten() override { observer_->OnWritten(); }
+  void OnClosed(absl::Status status) override {
+    if (status.ok()) status = absl::UnavailableError("the peer hung up");
+    observer_->OnClosed(std::move(status));
+  }
+
+ private:
+  const std::shared_ptr<ConnectionObserver> observer_;
+};
+
+// The acceptor, which the endpoint's handler shares with the transport.
+class Door {
+ public:
+  Door(std::shared_ptr<MemoryExchange> memories,
+       std::shared_ptr<MemoryWatch> watch)
+      : memories_(std::move(memories)), watch_(std::move(watch)) {}
+
+  void Set(Transport::Acceptor acceptor) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    acceptor_ = std::move(acceptor);
+  }
+
+  absl::StatusOr<std::shared_ptr<net::StreamObserver>> Enter(
+      std::shared_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
+    // Taken in any case, so that it does not wait there for ever.
+    std::shared_ptr<RingConnection> ring = TakeRings(*stream);
+    std::shared_ptr<Connection> connection =
+        std::make_shared<GrpcConnection>(std::move(stream), memories_);
+    MutexLock lock(mu_);  // Set waits for who is entering
+    if (acceptor_ == nullptr) {
+      if (ring != nullptr) ring->Discard();
+      return absl::UnavailableError("no agent accepts calls here now");
+    }
+    if (ring != nullptr) connection = ring->Attach(std::move(connection));
+    auto observer = acceptor_(std::move(connection));
+    if (ring == nullptr) {
+      if (!observer.ok()) return observer.status();
+      return std::make_shared<StreamEars>(*std::move(observer));
+    }
+    if (!observer.ok()) {
+      ring->Discard();
+      return observer.status();
+    }
+    ring->Observe(*std::move(observer));
+    return std::make_shared<StreamEars>(std::move(ring));
+  }
+
+ private:
+  // What the caller offers; null: nothing that can be had.
+  std::shared_ptr<RingConnection> TakeRings(const net::Stream& stream) {
+    for (const auto& [key, value] : stream.metadata()) {
+      uint64_t token = 0;
+      if (key != kRings || !absl::SimpleAtoi(value, &token)) continue;
+      absl::StatusOr<SharedRings> rings = memories_->TakeRings(token);
+      if (!rings.ok()) return nullptr;
+      auto ring = std::make_shared<RingConnection>(*std::move(rings), watch_);
+      return ring->Start().ok() ? ring : nullptr;
+    }
+    return nullptr;
+  }
+
+  const std::shared_ptr<MemoryExchange> memories_;
+  const std::shared_ptr<MemoryWatch> watch_;
+  Mutex mu_;
+  Transport::Acceptor acceptor_ ABSL_GUARDED_BY(mu_);
+};
+
+class GrpcTransport final : public Transport {
+ public:
+  GrpcTransport(net::Loop& loop, net::Endpoint* endpoint,
+                const GrpcTransportOptions& options)
+      : loop_(loop),
+        memories_(std::make_shared<MemoryExchange>(
+            loop.core()->telemetry(), options.max_shared_memories)),
+        watch_(std::make_shared<LoopWatch>(loop.core())),
+        door_(std::make_shared<Door>(memories_, watch_)) {
+    if (endpoint == nullptr) return;
+    memories_->Open(endpoint->address());
+    endpoint->RegisterStream(
+        kConnect,
+        [door = door_](std::shared_ptr<net::Stream> stream) {
+          return door->Enter(std::move(stream));
+        },
+        // Whom a function is for, the agent knows.
+        net::Roles::Any());
+  }
+
+  Driver& driver() override { return loop_.driver(); }
+  void Accept(Acceptor acceptor) override { door_->Set(std::move(acceptor)); }
+
+  std::shared_ptr<Connection> Connect(
+      const Destination& to,
+      std::shared_ptr<ConnectionObserver> observer) override {
+    absl::StatusOr<std::shared_ptr<net::Channel>> channel = ChannelTo(to);
+    if (!channel.ok()) return Fail(channel.status(), std::move(observer));
+    net::Metadata metadata;
+    std::shared_ptr<RingConnection> ring = OfferRings(to.address, &metadata);
+    if (ring != nullptr) {
+      ring->Observe(std::move(observer));
+      observer = ring;
+    }
+    auto connection = std::make_shared<GrpcConnection>(
+        (*channel)->OpenStream(
+            kConnect, std::make_shared<StreamEars>(std::move(observer)),
+            metadata),
+        memories_, to.address, *channel);
+    if (ring == nullptr) return connection;
+    return ring->Attach(std::move(connection));
+  }
+
+  TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
+    return loop_.RunAt(when, std::move(fn));
+  }
+  bool CancelTimer(TimerId id) override { return loop_.CancelTimer(id); }
+  // A Loop runs one thing at a time, and drops what it is told after its end.
+  void AwaitTimers() override {
+    Promise<void> promise(loop_.driver());
+    const Future<void> turn = promise.future();
+    loop_.Post([promise = std::move(promise)]() mutable {
+      promise.Set(absl::OkStatus());
+    });
+    const absl::Status waited = turn.Wait(kTurnGrace);
+    WEFT_CHECK(turn.IsReady() || absl::IsFailedPrecondition(waited))
+        << "the loop has had no turn for " << absl::FormatDuration(kTurnGrace)
+        << ", and an agent ends: something that runs on it blocks";
+  }
+
+ private:
+  // Null: nothing is offered.
+  std::shared_ptr<RingConnection> OfferRings(const std::string& address,
+                                             net::Metadata* metadata) {
+    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(address);
+    if (!offered.ok()) return nullptr;
+    auto ring =
+        std::make_shared<RingConnection>(std::move(offered->rings), watch_);
+    if (!ring->Start().ok()) return nullptr;
+    metadata->emplace_back(kRings, absl::StrCat(offered->token));
+    return ring;
+  }
+
+  struct Way {
+    std::string address;
+    std::shared_ptr<net::Channel> channel;
+  };
+
+  // Never opens.
+  class NoConnection final : public Connection {
+   public:
+    Written Write(Slices) override { return Written::kRefused; }
+    void Close(absl::Status) override {}
+  };
+
+  std::shared_ptr<Connection> Fail(
+      absl::Status status, std::shared_ptr<ConnectionObserver> observer) {
+    loop_.Post([observer = std::move(observer), status = std::move(status)] {
+      observer->OnClosed(status);
+    });
+    return std::make_shared<NoConnection>();
+  }
+
+  // One channel for each name, to where it was last; gRPC keeps its connection.
+  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelTo(const Destination& to)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    Way former;  // ends outside of the lock
+    MutexLock lock(mu_);
+    Way& way = ways_[to.name];
+    if (way.channel == nullptr || way.address != to.address) {
+      net::ChannelOptions options;
+      options.name = to.name;
+      WEFT_ASSIGN_OR_RETURN(auto channel,
+                            net::Channel::Create(loop_, to.address, options));
+      former = std::exchange(way, {to.address, std::move(channel)});
+    }
+    return way.channel;
+  }
+
+  net::Loop& loop_;
+  const std::shared_ptr<MemoryExchange> memories_;
+  const std::shared_ptr<MemoryWatch> watch_;
+  const std::shared_ptr<Door> door_;
+  Mutex mu_;
+  std::map<std::string, Way> ways_ ABSL_GUARDED_BY(mu_);  // by name
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
+                                             net::Endpoint& endpoint,
+                                             GrpcTransportOptions options) {
+  return std::make_unique<GrpcTransport>(loop, &endpoint, options);
+}
+
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
+                                             GrpcTransportOptions options) {
+  return std::make_unique<GrpcTransport>(loop, nullptr, options);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,36 @@
+// GrpcTransport: agents over gRPC: one bidirectional stream for each (caller,
+// callee), on the process's one Loop.
+
+#ifndef WEFT_TRANSPORT_GRPC_TRANSPORT_H_
+#define WEFT_TRANSPORT_GRPC_TRANSPORT_H_
+
+#include <memory>
+
+#include "weft/net/endpoint.h"
+#include "weft/net/loop/loop.h"
+#include "weft/transport/transport.h"
+
+namespace weft::rpc {
+
+struct GrpcTransportOptions {
+  // Messages, and large bodies, between processes of one user on one host pass
+  // through memory that they share, where the peer's address is a unix socket.
+  // 0: never; else the most connections of this transport that may have such
+  // memory, of each of the two kinds.
+  int max_shared_memories = 64;
+};
+
+// Registers weft.rpc.v1.Worker/Connect at `endpoint`, which must not have
+// started, and must outlive it, as must `loop`. Until an agent accepts, callers
+// are refused and try again.
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
+                                             net::Endpoint& endpoint,
+                                             GrpcTransportOptions options = {});
+
+// One that only calls.
+std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
+                                             GrpcTransportOptions options = {});
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_TRANSPORT_GRPC_TRANSPORT_H_

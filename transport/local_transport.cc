@@ -1,0 +1,263 @@
+#include "weft/transport/local_transport.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/check.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/transport/event_thread.h"
+#include "weft/transport/pipe_end.h"
+
+namespace weft::rpc {
+
+// The two ends of a connection.
+class LocalNetwork::Pipe {
+ public:
+  using End = PipeEnd<Pipe>;
+
+  // One side's observer and the thread on which it hears.
+  struct Side {
+    std::shared_ptr<EventThread> thread;
+    std::shared_ptr<ConnectionObserver> observer;
+    bool writing = false;
+  };
+
+  void SetSide(int side, std::shared_ptr<EventThread> thread,
+               std::shared_ptr<ConnectionObserver> observer) {
+    MutexLock lock(mu_);
+    sides_[side].thread = std::move(thread);
+    sides_[side].observer = std::move(observer);
+  }
+
+  bool Write(int side, Slices message) {
+    MutexLock lock(mu_);
+    Side& from = sides_[side];
+    const Side& to = sides_[1 - side];
+    if (closed_ || from.writing) return false;
+    from.writing = true;
+    // Posting under the lock keeps the events of a side in order.
+    if (to.observer != nullptr) {
+      to.thread->Post(
+          [observer = to.observer, m = std::move(message)]() mutable {
+            observer->OnMessage(std::move(m));
+          });
+    } else {
+      early_.push_back(std::move(message));
+    }
+    from.thread->Post([self = self_.lock(), side] { self->Written(side); });
+    return true;
+  }
+
+  // The side that was connected to now listens; it hears what came before.
+  void Accept(std::shared_ptr<ConnectionObserver> observer) {
+    MutexLock lock(mu_);
+    if (closed_) return;
+    Side& side = sides_[1];
+    side.observer = std::move(observer);
+    for (Slices& message : early_) {
+      side.thread->Post(
+          [observer = side.observer, m = std::move(message)]() mutable {
+            observer->OnMessage(std::move(m));
+          });
+    }
+    early_.clear();
+  }
+
+  void Close(const absl::Status& status) {
+    MutexLock lock(mu_);
+    if (std::exchange(closed_, true)) return;
+    for (Side& side : sides_) {
+      if (side.observer == nullptr) continue;
+      side.thread->Post([observer = std::move(side.observer), status] {
+        observer->OnClosed(status);
+      });
+      side.observer = nullptr;
+    }
+  }
+
+  void set_self(std::weak_ptr<Pipe> self) { self_ = std::move(self); }
+
+ private:
+  void Written(int side) {
+    std::shared_ptr<ConnectionObserver> observer;
+    {
+      MutexLock lock(mu_);
+      sides_[side].writing = false;
+      observer = sides_[side].observer;
+    }
+    if (observer != nullptr) observer->OnWritten();
+  }
+
+  std::weak_ptr<Pipe> self_;
+  Mutex mu_;
+  Side sides_[2] ABSL_GUARDED_BY(mu_);
+  std::vector<Slices> early_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+// Who is where.
+class LocalNetwork::Switch {
+ public:
+  struct Port {
+    std::shared_ptr<EventThread> thread;
+    Transport::Acceptor acceptor;
+  };
+
+  void Add(const std::string& address, std::shared_ptr<EventThread> thread) {
+    MutexLock lock(mu_);
+    WEFT_CHECK(ports_.emplace(address, Port{std::move(thread), nullptr}).second)
+        << "two transports at " << address;
+  }
+
+  void Remove(const std::string& address) {
+    MutexLock lock(mu_);
+    ports_.erase(address);
+  }
+
+  void SetAcceptor(const std::string& address, Transport::Acceptor acceptor) {
+    MutexLock lock(mu_);
+    ports_[address].acceptor = std::move(acceptor);
+  }
+
+  Port Find(const std::string& address) {
+    MutexLock lock(mu_);
+    const auto it = ports_.find(address);
+    return it == ports_.end() ? Port() : it->second;
+  }
+
+  void Track(const std::string& a, const std::string& b,
+             const std::shared_ptr<Pipe>& pipe) {
+    MutexLock lock(mu_);
+    pipes_.erase(
+        std::remove_if(pipes_.begin(), pipes_.end(),
+                       [](const Tracked& t) { return t.pipe.expired(); }),
+        pipes_.end());
+    pipes_.push_back(Tracked{a, b, pipe});
+  }
+
+  std::vector<std::shared_ptr<Pipe>> PipesOf(const std::string& address) {
+    std::vector<std::shared_ptr<Pipe>> found;
+    MutexLock lock(mu_);
+    for (const Tracked& t : pipes_) {
+      if (t.a != address && t.b != address) continue;
+      if (auto pipe = t.pipe.lock()) found.push_back(std::move(pipe));
+    }
+    return found;
+  }
+
+ private:
+  struct Tracked {
+    std::string a;
+    std::string b;
+    std::weak_ptr<Pipe> pipe;
+  };
+
+  Mutex mu_;
+  absl::flat_hash_map<std::string, Port> ports_ ABSL_GUARDED_BY(mu_);
+  std::vector<Tracked> pipes_ ABSL_GUARDED_BY(mu_);
+};
+
+class LocalNetwork::LocalTransport final : public Transport {
+ public:
+  LocalTransport(std::shared_ptr<Switch> network, std::string address,
+                 std::unique_ptr<EventThread> thread)
+      : switch_(std::move(network)),
+        address_(std::move(address)),
+        thread_(std::move(thread)) {
+    switch_->Add(address_, thread_);
+  }
+
+  ~LocalTransport() override {
+    switch_->Remove(address_);
+    BreakAll(*switch_, address_);
+    // Connections may hold the thread longer, and let it go on the thread.
+    thread_->Stop();
+  }
+
+  static void BreakAll(Switch& network, const std::string& address) {
+    for (const auto& pipe : network.PipesOf(address)) {
+      pipe->Close(absl::UnavailableError(
+          absl::StrCat("the connection with ", address, " broke")));
+    }
+  }
+
+  Driver& driver() override { return ParkingDriver(); }
+
+  void Accept(Acceptor acceptor) override {
+    const bool ends = acceptor == nullptr;
+    switch_->SetAcceptor(address_, std::move(acceptor));
+    // A connection that is being accepted is over then, too.
+    if (ends) AwaitTimers();
+  }
+
+  std::shared_ptr<Connection> Connect(
+      const Destination& to,
+      std::shared_ptr<ConnectionObserver> observer) override {
+    auto pipe = std::make_shared<Pipe>();
+    pipe->set_self(pipe);
+    pipe->SetSide(0, thread_, std::move(observer));
+    auto end = std::make_shared<Pipe::End>(pipe, 0);
+    Switch::Port port = switch_->Find(to.address);
+    if (port.acceptor == nullptr) {
+      pipe->Close(absl::UnavailableError(
+          absl::StrCat("nobody listens at ", to.address)));
+      return end;
+    }
+    switch_->Track(address_, to.address, pipe);
+    pipe->SetSide(1, port.thread, nullptr);
+    port.thread->Post([pipe, network = switch_, address = to.address] {
+      const Acceptor acceptor = network->Find(address).acceptor;
+      // Held on, so that a refusal closes it with its own status.
+      const auto end = std::make_shared<Pipe::End>(pipe, 1);
+      auto accepted = acceptor == nullptr ? absl::UnavailableError(absl::StrCat(
+                                                "nobody listens at ", address))
+                                          : acceptor(end);
+      if (!accepted.ok()) return pipe->Close(accepted.status());
+      pipe->Accept(*std::move(accepted));
+    });
+    return end;
+  }
+
+  TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
+    return thread_->RunAt(when, std::move(fn));
+  }
+  bool CancelTimer(TimerId id) override { return thread_->Cancel(id); }
+  // The thread runs one thing at a time; a wait on it fails at once.
+  void AwaitTimers() override {
+    auto [promise, turn] = MakePromise<void>();
+    thread_->Post(
+        [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+    while (!turn.IsReady() &&
+           !absl::IsFailedPrecondition(turn.Wait(absl::Seconds(1)))) {
+    }
+  }
+
+ private:
+  const std::shared_ptr<Switch> switch_;
+  const std::string address_;
+  const std::shared_ptr<EventThread> thread_;
+};
+
+LocalNetwork::LocalNetwork() : switch_(std::make_shared<Switch>()) {}
+
+absl::StatusOr<std::unique_ptr<Transport>> LocalNetwork::MakeTransport(
+    std::string address) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EventThread> thread,
+                        EventThread::Create());
+  return std::make_unique<LocalTransport>(switch_, std::move(address),
+                                          std::move(thread));
+}
+
+void LocalNetwork::Break(const std::string& address) {
+  LocalTransport::BreakAll(*switch_, address);
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,164 @@
+#include "weft/transport/shm/memory_exchange.h"
+
+#include <optional>
+#include <random>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/net/address.h"
+
+namespace weft::rpc {
+namespace {
+
+// Null: not a unix socket, or there is no room for another name.
+std::optional<std::string> PathBeside(const std::string& address) {
+  const absl::StatusOr<net::Address> parsed = net::ParseAddress(address);
+  if (!parsed.ok() || parsed->kind != net::Address::Kind::kUnix) {
+    return std::nullopt;
+  }
+  const std::string path = absl::StrCat(parsed->path, ".mem");
+  if (path.size() > net::LocalSocket::kMaxPath) return std::nullopt;
+  return path;
+}
+
+absl::Status NotHere() {
+  return absl::UnimplementedError("this connection shares no memory");
+}
+
+// Guessed by nobody: it ties what came over the socket to a connection.
+uint64_t NewToken() {
+  std::random_device random;
+  return uint64_t{random()} << 32 | random();
+}
+
+// The segment, with its place among the memories.
+std::shared_ptr<memory::Segment> Share(memory::Segment segment,
+                                       std::shared_ptr<void> place) {
+  struct Placed {
+    memory::Segment segment;
+    std::shared_ptr<void> place;
+  };
+  auto placed =
+      std::make_shared<Placed>(Placed{std::move(segment), std::move(place)});
+  return std::shared_ptr<memory::Segment>(placed, &placed->segment);
+}
+
+}  // namespace
+
+void MemoryExchange::Open(const std::string& address) {
+  const std::optional<std::string> path = PathBeside(address);
+  if (max_memories_ == 0 || !path.has_value()) return;
+  absl::StatusOr<std::unique_ptr<net::LocalSocket>> socket =
+      net::LocalSocket::Bind(*path);
+  if (socket.ok()) {
+    socket_ = *std::move(socket);
+  } else {
+    (void)Note(socket.status());
+  }
+}
+
+bool MemoryExchange::MayOffer(const std::string& address) const {
+  return max_memories_ > 0 && PathBeside(address).has_value();
+}
+
+absl::StatusOr<SharedMemory> MemoryExchange::Offer(const std::string& address,
+                                                   int64_t bytes) {
+  const std::optional<std::string> path = PathBeside(address);
+  if (!path.has_value()) return NotHere();
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
+  absl::StatusOr<memory::Segment> segment =
+      memory::Segment::Create(bytes, "weft-rpc");
+  if (!segment.ok()) return Note(segment.status());
+  const uint64_t token = NewToken();
+  const absl::Status sent =
+      net::LocalSocket::Send(*path, token, {segment->fd()});
+  if (!sent.ok()) return Note(sent);
+  return SharedMemory{token, Share(*std::move(segment), std::move(place))};
+}
+
+absl::StatusOr<SharedMemory> MemoryExchange::Take(uint64_t token,
+                                                  int64_t bytes) {
+  if (!is_open()) return NotHere();
+  WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 1));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
+  absl::StatusOr<memory::Segment> segment =
+      memory::Segment::FromFd(descriptors[0].Release(), bytes);
+  if (!segment.ok()) return Note(segment.status());
+  return SharedMemory{token, Share(*std::move(segment), std::move(place))};
+}
+
+absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
+    const std::string& address) {
+  const std::optional<std::string> path = PathBeside(address);
+  if (max_memories_ == 0 || !path.has_value()) return NotHere();
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
+  absl::StatusOr<memory::Segment> segment =
+      memory::Segment::Create(SharedRings::kBytes, "weft-rpc-rings");
+  if (!segment.ok()) return Note(segment.status());
+  absl::StatusOr<net::Bell> own = net::Bell::Create();
+  if (!own.ok()) return Note(own.status());
+  absl::StatusOr<net::Bell> peer = net::Bell::Create();
+  if (!peer.ok()) return Note(peer.status());
+  const uint64_t token = NewToken();
+  WEFT_RETURN_IF_ERROR(net::LocalSocket::Send(
+      *path, token, {segment->fd(), own->fd(), peer->fd()}));
+  return OfferedRings{token,
+                      {Share(*std::move(segment), std::move(place)),
+                       *std::move(own), *std::move(peer), true}};
+}
+
+absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
+  if (!is_open()) return NotHere();
+  WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 3));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
+  absl::StatusOr<memory::Segment> segment =
+      memory::Segment::FromFd(descriptors[0].Release(), SharedRings::kBytes);
+  if (!segment.ok()) return Note(segment.status());
+  // The caller's own is this end's peer's.
+  absl::StatusOr<net::Bell> peer =
+      net::Bell::FromDescriptor(std::move(descriptors[1]));
+  if (!peer.ok()) return Note(peer.status());
+  absl::StatusOr<net::Bell> own =
+      net::Bell::FromDescriptor(std::move(descriptors[2]));
+  if (!own.ok()) return Note(own.status());
+  return SharedRings{Share(*std::move(segment), std::move(place)),
+                     *std::move(own), *std::move(peer), false};
+}
+
+// First of all, so that what cannot be used does not wait in the socket.
+absl::StatusOr<std::vector<net::Descriptor>> MemoryExchange::TakeAll(
+    uint64_t token, size_t descriptors) {
+  absl::StatusOr<std::vector<net::Descriptor>> taken = socket_->Take(token);
+  if (!taken.ok()) return Note(taken.status());
+  if (taken->size() == descriptors) return taken;
+  return Note(absl::InvalidArgumentError(
+      absl::StrCat("wanted ", descriptors, " descriptors, ", taken->size(),
+                   " were handed over")));
+}
+
+// A place among the memories, given back when the last handle goes.
+absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve(
+    std::atomic<int>& count) {
+  if (count.fetch_add(1) >= max_memories_) {
+    count.fetch_sub(1);
+    return Note(absl::ResourceExhaustedError(
+        absl::StrCat(max_memories_,
+                     " connections have shared memory already; more with "
+                     "--shared-memories")));
+  }
+  return std::shared_ptr<void>(
+      nullptr, [self = shared_from_this(), &count](void*) { --count; });
+}
+
+// Said once: without shared memory all goes on, only slower.
+absl::Status MemoryExchange::Note(absl::Status status) {
+  if (!noted_.exchange(true)) {
+    WEFT_LOG(telemetry_.logger(), Warning,
+             "messages within the host go without shared memory: ")
+        << status.message();
+  }
+  return status;
+}
+
+}  // namespace weft::rpc

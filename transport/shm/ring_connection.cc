@@ -1,0 +1,317 @@
+#include "weft/transport/shm/ring_connection.h"
+
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::rpc {
+
+RingMemory SharedRings::Ring(int direction) const {
+  return RingMemory::At(
+      memory->data() + direction * RingMemory::BytesFor(kCapacity), kCapacity);
+}
+
+RingConnection::RingConnection(SharedRings rings,
+                               std::shared_ptr<MemoryWatch> watch)
+    : rings_(std::move(rings)),
+      watch_(std::move(watch)),
+      reader_(rings_.in()),
+      writer_(rings_.out()) {}
+
+absl::Status RingConnection::Start() { return watch_->Add(shared_from_this()); }
+
+std::shared_ptr<Connection> RingConnection::Attach(
+    std::shared_ptr<Connection> stream) {
+  bool goes_over = false;
+  {
+    MutexLock lock(mu_);
+    if (!closed_) stream_ = std::move(stream);
+    goes_over = goes_over_ || !rings_.is_offerer;
+  }
+  if (goes_over) GoOver();
+  return {this, [self = shared_from_this()](Connection*) { self->LetGo(); }};
+}
+
+// Nobody else holds the stream: it closes.
+void RingConnection::LetGo() {
+  std::shared_ptr<Connection> stream;
+  {
+    MutexLock lock(mu_);
+    closed_ = true;
+    stream.swap(stream_);
+  }
+  Deafen();
+}
+
+// After closed_ is set: a Write before that may have begun to wait for room.
+void RingConnection::Deafen() {
+  reads_ring_.store(false);
+  is_waiting_for_room_.store(false);
+}
+
+void RingConnection::Observe(std::shared_ptr<ConnectionObserver> observer) {
+  observer_ = std::move(observer);
+}
+
+void RingConnection::Discard() {
+  OnClosed(absl::CancelledError("nobody observes the connection"));
+}
+
+std::shared_ptr<Connection> RingConnection::stream() const {
+  MutexLock lock(mu_);
+  return stream_;
+}
+
+Connection::MemoryRole RingConnection::memory_role() const {
+  const std::shared_ptr<Connection> s = stream();
+  return s == nullptr ? MemoryRole::kNone : s->memory_role();
+}
+
+absl::StatusOr<SharedMemory> RingConnection::OfferMemory(int64_t bytes) {
+  const std::shared_ptr<Connection> s = stream();
+  return s == nullptr ? Connection::OfferMemory(bytes) : s->OfferMemory(bytes);
+}
+
+absl::StatusOr<SharedMemory> RingConnection::TakeMemory(uint64_t token,
+                                                        int64_t bytes) {
+  const std::shared_ptr<Connection> s = stream();
+  return s == nullptr ? Connection::TakeMemory(token, bytes)
+                      : s->TakeMemory(token, bytes);
+}
+
+std::string RingConnection::ProvenName() const {
+  const std::shared_ptr<Connection> s = stream();
+  return s == nullptr ? "" : s->ProvenName();
+}
+
+std::string RingConnection::ProvenRole() const {
+  const std::shared_ptr<Connection> s = stream();
+  return s == nullptr ? "" : s->ProvenRole();
+}
+
+// ------------------------------------------------------------------- writing
+
+Connection::Written RingConnection::Write(Slices message) {
+  absl::Status status;
+  bool is_done = false;
+  bool wakes = false;
+  std::shared_ptr<Connection> stream;
+  {
+    MutexLock lock(mu_);
+    if (closed_ || !writer_.is_idle() || (stream_is_busy_ && !writes_ring_)) {
+      return Written::kRefused;
+    }
+    if (writes_ring_) {
+      status = WriteToRing(std::move(message));
+      is_done = writer_.is_idle();
+      wakes = writer_.MustWake();
+    } else {
+      stream_is_busy_ = true;
+      stream = stream_;
+    }
+  }
+  if (stream != nullptr) return WriteToStream(*stream, std::move(message));
+  if (wakes) rings_.peer.Ring();
+  if (!status.ok()) {
+    Close(std::move(status));
+    return Written::kRefused;
+  }
+  return is_done ? Written::kDone : Written::kUnderWay;
+}
+
+absl::Status RingConnection::WriteToRing(Slices message) {
+  if (const size_t size = TotalSize(message); size > kMaxRingMessageBytes) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("a message of ", size, " bytes, of at most ",
+                     kMaxRingMessageBytes, " within the host"));
+  }
+  writer_.Begin(std::move(message));
+  WEFT_RETURN_IF_ERROR(writer_.Go());
+  if (!writer_.is_idle()) WaitForRoom();
+  return absl::OkStatus();
+}
+
+void RingConnection::WaitForRoom() {
+  is_waiting_for_room_.store(true);
+  rings_.own.Ring();  // who polls may sleep, and not for this
+}
+
+// As if the last message had not found room.
+void RingConnection::GiveWay() {
+  MutexLock lock(mu_);
+  if (!closed_) WaitForRoom();
+}
+
+Connection::Written RingConnection::WriteToStream(Connection& stream,
+                                                  Slices message) {
+  const Written written = stream.Write(std::move(message));
+  if (written == Written::kUnderWay) return written;
+  bool goes_over = false;
+  {
+    MutexLock lock(mu_);
+    stream_is_busy_ = false;
+    goes_over = goes_over_;
+  }
+  if (goes_over) GoOver();
+  return written;
+}
+
+// What is written to the ring before the empty message has left is not read
+// before it has come.
+void RingConnection::GoOver() {
+  std::shared_ptr<Connection> stream;
+  {
+    MutexLock lock(mu_);
+    goes_over_ = true;
+    if (closed_ || stream_ == nullptr || stream_is_busy_ || writes_ring_) {
+      return;
+    }
+    writes_ring_ = stream_is_busy_ = true;
+    stream = stream_;
+  }
+  stream->Write({});
+}
+
+void RingConnection::OnWritten() {
+  bool goes_over = false;
+  {
+    MutexLock lock(mu_);
+    stream_is_busy_ = false;
+    if (writes_ring_) return;  // that was the empty one
+    goes_over = goes_over_;
+  }
+  if (goes_over) GoOver();
+  if (observer_ != nullptr) observer_->OnWritten();
+}
+
+void RingConnection::GoOnWriting() {
+  absl::Status status;
+  bool is_done = false;
+  bool wakes = false;
+  {
+    MutexLock lock(mu_);
+    if (closed_ || !writer_.HasRoom()) return;
+    status = writer_.Go();
+    is_done = writer_.is_idle();
+    wakes = writer_.MustWake();
+    if (is_done || !status.ok()) is_waiting_for_room_.store(false);
+  }
+  if (wakes) rings_.peer.Ring();
+  if (!status.ok()) return Close(std::move(status));
+  if (is_done) observer_->OnWritten();
+}
+
+void RingConnection::Close(absl::Status status) {
+  std::shared_ptr<Connection> stream;
+  {
+    MutexLock lock(mu_);
+    closed_ = true;
+    stream = stream_;
+  }
+  Deafen();
+  if (stream != nullptr) stream->Close(std::move(status));
+}
+
+// ------------------------------------------------------------------- reading
+
+void RingConnection::OnMessage(Slices message) {
+  const bool is_first = !std::exchange(answered_, true);
+  if (TotalSize(message) > 0 && !reads_ring_.load()) {
+    // The first word of one who was called and took nothing.
+    if (is_first && rings_.is_offerer) DoWithoutRings();
+    return observer_->OnMessage(std::move(message));
+  }
+  if (reads_ring_.load() || (rings_.is_offerer && !is_first)) {
+    return Close(absl::InvalidArgumentError(
+        "a message on the stream after the connection left it, or that leaves "
+        "it unasked"));
+  }
+  reads_ring_.store(true);
+  rings_.own.Ring();  // there may be something already
+  GoOver();
+}
+
+bool RingConnection::HasWork() {
+  if (reads_ring_.load(std::memory_order_relaxed) && reader_.HasMore()) {
+    return true;
+  }
+  if (!is_waiting_for_room_.load()) return false;
+  MutexLock lock(mu_);
+  return writer_.HasRoom();
+}
+
+// Who polls may have begun to look before DoWithoutRings().
+bool RingConnection::BeginSleep() {
+  {
+    MutexLock lock(mu_);
+    if (rings_.memory == nullptr) return false;
+    reader_.BeginSleep();
+    if (is_waiting_for_room_.load()) writer_.BeginSleep();
+  }
+  return HasWork();
+}
+
+void RingConnection::EndSleep() {
+  slept_.store(true);
+  MutexLock lock(mu_);
+  if (rings_.memory == nullptr) return;
+  reader_.EndSleep();
+  writer_.EndSleep();
+}
+
+// Its core, if another, wakes while the message that came is handled: for the
+// reply, or for the request that follows one.
+void RingConnection::WakePeer() {
+  bool wakes;
+  {
+    MutexLock lock(mu_);
+    wakes = writer_.ReaderIsOnAnotherCore() && writer_.MustWake();
+  }
+  if (wakes) rings_.peer.Ring();
+}
+
+void RingConnection::Handle() {
+  if (is_waiting_for_room_.load()) GoOnWriting();
+  if (reads_ring_.load()) ReadOne();
+}
+
+bool RingConnection::ReadOne() {
+  absl::StatusOr<std::optional<Bytes>> message = reader_.Read();
+  if (reader_.MustWake()) rings_.peer.Ring();
+  if (!message.ok()) {
+    Close(message.status());
+    return false;
+  }
+  if (!message->has_value()) return false;
+  if (slept_.load(std::memory_order_relaxed)) {
+    slept_.store(false);
+    WakePeer();
+  }
+  observer_->OnMessage({**std::move(message)});
+  return true;
+}
+
+// Their memory is then free for another connection.
+void RingConnection::DoWithoutRings() {
+  watch_->Remove(this);
+  std::shared_ptr<memory::Segment> memory;  // unmapped without the lock
+  MutexLock lock(mu_);
+  memory.swap(rings_.memory);
+}
+
+// What the other end wrote before it went is there, and the last of it.
+void RingConnection::OnClosed(absl::Status status) {
+  if (reads_ring_.load()) {
+    reader_.StopAtWritten();
+    while (reads_ring_.load() && ReadOne()) {
+    }
+  }
+  LetGo();
+  watch_->Remove(this);
+  const auto observer = std::exchange(observer_, nullptr);
+  if (observer != nullptr) observer->OnClosed(std::move(status));
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,143 @@
+// RingConnection: a connection within a host whose messages leave a stream,
+// once both ends have agreed, for rings in memory that they share.
+//
+// The end that opens the connection makes the memory and two bells, hands them
+// to the other process, and names them as it opens the stream. An end that
+// goes over to the ring says so by an empty message, its last on the stream:
+//
+//   caller                                  callee
+//   opens, naming what it offers  ------->  takes it
+//        <--- empty: from now on by the ring, also in what it sends first
+//   once nothing is under way: empty --->   from now on it reads the ring
+//
+// So the order of messages holds, and what has no ring, or cannot take it, goes
+// on as ever. The stream says when the connection ends; what the other end
+// wrote before is read first.
+
+#ifndef WEFT_TRANSPORT_SHM_RING_CONNECTION_H_
+#define WEFT_TRANSPORT_SHM_RING_CONNECTION_H_
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/bytes.h"
+#include "weft/base/mutex.h"
+#include "weft/memory/segment.h"
+#include "weft/net/loop/memory_queue.h"
+#include "weft/transport/shm/message_ring.h"
+#include "weft/transport/transport.h"
+
+namespace weft::rpc {
+
+// What the two ends of a connection share, as one of them holds it.
+struct SharedRings {
+  static constexpr uint64_t kCapacity = 256 << 10;  // of each direction
+  static constexpr int64_t kBytes = 2 * RingMemory::BytesFor(kCapacity);
+
+  std::shared_ptr<memory::Segment> memory;
+  net::Bell own;   // the other end rings it for this one
+  net::Bell peer;  // and this one rings for the other
+  bool is_offerer = false;
+
+  RingMemory out() const { return Ring(is_offerer ? 0 : 1); }
+  RingMemory in() const { return Ring(is_offerer ? 1 : 0); }
+
+ private:
+  RingMemory Ring(int direction) const;
+};
+
+// Where the connection's memory is looked at: by who polls.
+class MemoryWatch {
+ public:
+  virtual ~MemoryWatch() = default;
+  virtual absl::Status Add(std::shared_ptr<net::MemorySource> source) = 0;
+  virtual void Remove(const net::MemorySource* source) = 0;
+};
+
+// Thread-safety: thread-safe; what it hears, one event at a time, those of
+// `watch` included.
+class RingConnection final
+    : public Connection,
+      public ConnectionObserver,
+      public net::MemorySource,
+      public std::enable_shared_from_this<RingConnection> {
+ public:
+  RingConnection(SharedRings rings, std::shared_ptr<MemoryWatch> watch);
+
+  // An error means: do without, and forget this.
+  absl::Status Start();
+  // Gives it the stream, whose observer it is, and who hears what comes. Each
+  // once; the callee's observer may come later than its stream, but not later
+  // than the stream's first event. The handle closes the connection.
+  std::shared_ptr<Connection> Attach(std::shared_ptr<Connection> stream)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Observe(std::shared_ptr<ConnectionObserver> observer);
+  // Nobody will observe it.
+  void Discard() ABSL_LOCKS_EXCLUDED(mu_);
+
+  Written Write(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
+  void GiveWay() override ABSL_LOCKS_EXCLUDED(mu_);
+  void Close(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
+  MemoryRole memory_role() const override;
+  absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override;
+  absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
+                                          int64_t bytes) override;
+  std::string ProvenName() const override;
+  std::string ProvenRole() const override;
+
+  void OnMessage(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten() override ABSL_LOCKS_EXCLUDED(mu_);
+  void OnClosed(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
+
+  bool HasWork() override ABSL_LOCKS_EXCLUDED(mu_);
+  bool BeginSleep() override ABSL_LOCKS_EXCLUDED(mu_);
+  void EndSleep() override ABSL_LOCKS_EXCLUDED(mu_);
+  void Handle() override ABSL_LOCKS_EXCLUDED(mu_);
+  const net::Bell& bell() const override { return rings_.own; }
+
+ private:
+  std::shared_ptr<Connection> stream() const ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status WriteToRing(Slices message) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WaitForRoom() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Written WriteToStream(Connection& stream, Slices message)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void LetGo() ABSL_LOCKS_EXCLUDED(mu_);
+  void Deafen();
+  void DoWithoutRings() ABSL_LOCKS_EXCLUDED(mu_);
+  void GoOver() ABSL_LOCKS_EXCLUDED(mu_);
+  void GoOnWriting() ABSL_LOCKS_EXCLUDED(mu_);
+  void WakePeer() ABSL_LOCKS_EXCLUDED(mu_);
+  // True if there was a message.
+  bool ReadOne() ABSL_LOCKS_EXCLUDED(mu_);
+
+  SharedRings rings_;  // its memory, guarded by mu_, is null once refused
+  const std::shared_ptr<MemoryWatch> watch_;
+
+  // Of the events, one at a time.
+  std::shared_ptr<ConnectionObserver> observer_;
+  MessageReader reader_;
+  bool answered_ = false;  // the other end has said something
+
+  // Told to those who look.
+  std::atomic<bool> reads_ring_{false};
+  std::atomic<bool> is_waiting_for_room_{false};
+  // Told by those who look: they slept, so the peer may sleep too.
+  std::atomic<bool> slept_{false};
+
+  mutable Mutex mu_;
+  std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);
+  MessageWriter writer_ ABSL_GUARDED_BY(mu_);
+  bool stream_is_busy_ ABSL_GUARDED_BY(mu_) = false;
+  bool goes_over_ ABSL_GUARDED_BY(mu_) = false;  // as soon as it may
+  bool writes_ring_ ABSL_GUARDED_BY(mu_) = false;
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_TRANSPORT_SHM_RING_CONNECTION_H_

@@ -1,0 +1,217 @@
+// RingTransport: a transport of one process, such as the local one, whose
+// connections go over to rings in shared memory as those within a host do; for
+// tests.
+
+#ifndef WEFT_TRANSPORT_TESTING_RING_TRANSPORT_H_
+#define WEFT_TRANSPORT_TESTING_RING_TRANSPORT_H_
+
+#include <unistd.h>
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "weft/base/check.h"
+#include "weft/base/mutex.h"
+#include "weft/net/loop/memory_queue.h"
+#include "weft/net/loop/poller.h"
+#include "weft/transport/shm/ring_connection.h"
+#include "weft/transport/transport.h"
+
+namespace weft::rpc {
+
+// The two ends of a new pair of rings, as two processes would map them.
+struct RingPair {
+  SharedRings caller;
+  SharedRings callee;
+
+  static RingPair Make() {
+    auto memory = *memory::Segment::Create(SharedRings::kBytes);
+    auto again =
+        *memory::Segment::FromFd(dup(memory.fd()), SharedRings::kBytes);
+    net::Bell own = *net::Bell::Create();
+    net::Bell peer = *net::Bell::Create();
+    const auto copy = [](const net::Bell& bell) {
+      return *net::Bell::FromDescriptor(net::Descriptor(dup(bell.fd())));
+    };
+    net::Bell own_there = copy(own);
+    net::Bell peer_there = copy(peer);
+    return {{std::make_shared<memory::Segment>(std::move(memory)),
+             std::move(own), std::move(peer), true},
+            {std::make_shared<memory::Segment>(std::move(again)),
+             std::move(peer_there), std::move(own_there), false}};
+  }
+};
+
+// Where callees find what they are offered: by the address, in the order of the
+// connections.
+class RingDepot {
+ public:
+  void Put(const std::string& address, SharedRings rings)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    offered_[address].push_back(std::move(rings));
+  }
+  std::optional<SharedRings> Take(const std::string& address)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    std::deque<SharedRings>& rings = offered_[address];
+    if (rings.empty()) return std::nullopt;
+    std::optional<SharedRings> first = std::move(rings.front());
+    rings.pop_front();
+    return first;
+  }
+
+ private:
+  Mutex mu_;
+  std::map<std::string, std::deque<SharedRings>> offered_ ABSL_GUARDED_BY(mu_);
+};
+
+// Thread-safety: as `inner`.
+class RingTransport final : public Transport {
+ public:
+  RingTransport(std::unique_ptr<Transport> inner, std::string address,
+                std::shared_ptr<RingDepot> depot)
+      : address_(std::move(address)),
+        depot_(std::move(depot)),
+        watch_(std::make_shared<Watch>()),
+        inner_(std::move(inner)) {}
+  ~RingTransport() override {
+    inner_ = nullptr;
+    Discard();
+    watch_->End();
+  }
+
+  Driver& driver() override { return watch_->poller(); }
+
+  void Accept(Acceptor acceptor) override {
+    if (acceptor == nullptr) return inner_->Accept(nullptr);
+    inner_->Accept([this, acceptor = std::move(acceptor)](
+                       std::shared_ptr<Connection> connection)
+                       -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+      net::Turn turn(watch_->running());
+      std::optional<SharedRings> rings = depot_->Take(address_);
+      if (!rings.has_value()) return acceptor(std::move(connection));
+      auto ring = Start(*std::move(rings));
+      auto observer = acceptor(ring->Attach(std::move(connection)));
+      if (!observer.ok()) {
+        ring->Discard();
+        return observer;
+      }
+      ring->Observe(*std::move(observer));
+      return std::make_shared<Ears>(std::move(ring), watch_);
+    });
+  }
+
+  std::shared_ptr<Connection> Connect(
+      const Destination& to,
+      std::shared_ptr<ConnectionObserver> observer) override {
+    RingPair pair = RingPair::Make();
+    depot_->Put(to.address, std::move(pair.callee));
+    auto ring = Start(std::move(pair.caller));
+    ring->Observe(std::move(observer));
+    return ring->Attach(
+        inner_->Connect(to, std::make_shared<Ears>(ring, watch_)));
+  }
+
+  TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
+    return inner_->RunAt(when, [watch = watch_, fn = std::move(fn)]() mutable {
+      net::Turn turn(watch->running());
+      std::move(fn)();
+    });
+  }
+  bool CancelTimer(TimerId id) override { return inner_->CancelTimer(id); }
+  void AwaitTimers() override { inner_->AwaitTimers(); }
+
+ private:
+  class Watch final : public MemoryWatch {
+   public:
+    Watch() { WEFT_CHECK(poller_.Start().ok()); }
+    absl::Status Add(std::shared_ptr<net::MemorySource> source) override {
+      return queue_->Add(std::move(source));
+    }
+    void Remove(const net::MemorySource* source) override {
+      queue_->Remove(source);
+    }
+    void End() {
+      queue_->End();
+      poller_.Join();
+    }
+    net::Poller& poller() { return poller_; }
+    net::Turns& running() { return group_.running; }
+
+   private:
+    const std::unique_ptr<net::MemoryQueue> queue_ =
+        *net::MemoryQueue::Create();
+    net::PollerGroup group_;
+    net::Poller poller_{*queue_, OptionsOf(group_)};
+
+    static net::PollerOptions OptionsOf(net::PollerGroup& group) {
+      net::PollerOptions options;
+      options.group = &group;
+      return options;
+    }
+  };
+
+  // What a stream hears is heard among the events of the rings.
+  class Ears final : public ConnectionObserver {
+   public:
+    Ears(std::shared_ptr<RingConnection> ring, std::shared_ptr<Watch> watch)
+        : ring_(std::move(ring)), watch_(std::move(watch)) {}
+    void OnMessage(Slices message) override {
+      net::Turn turn(watch_->running());
+      ring_->OnMessage(std::move(message));
+    }
+    void OnWritten() override {
+      net::Turn turn(watch_->running());
+      ring_->OnWritten();
+    }
+    void OnClosed(absl::Status status) override {
+      net::Turn turn(watch_->running());
+      ring_->OnClosed(std::move(status));
+    }
+
+   private:
+    const std::shared_ptr<RingConnection> ring_;
+    const std::shared_ptr<Watch> watch_;
+  };
+
+  std::shared_ptr<RingConnection> Start(SharedRings rings)
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    auto ring = std::make_shared<RingConnection>(std::move(rings), watch_);
+    WEFT_CHECK(ring->Start().ok());
+    MutexLock lock(mu_);
+    rings_.push_back(ring);
+    return ring;
+  }
+
+  // Of an end that `inner_` let go without a word nobody else would: it and its
+  // observer hold each other.
+  void Discard() ABSL_LOCKS_EXCLUDED(mu_) {
+    std::vector<std::weak_ptr<RingConnection>> rings;
+    {
+      MutexLock lock(mu_);
+      rings.swap(rings_);
+    }
+    for (const std::weak_ptr<RingConnection>& ring : rings) {
+      net::Turn turn(watch_->running());
+      if (const auto left = ring.lock()) left->Discard();
+    }
+  }
+
+  const std::string address_;
+  const std::shared_ptr<RingDepot> depot_;
+  const std::shared_ptr<Watch> watch_;
+  Mutex mu_;
+  std::vector<std::weak_ptr<RingConnection>> rings_ ABSL_GUARDED_BY(mu_);
+  std::unique_ptr<Transport> inner_;
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_TRANSPORT_TESTING_RING_TRANSPORT_H_

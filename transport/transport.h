@@ -1,0 +1,133 @@
+// Transport: what carries messages between agents, as the agent sees it.
+//
+// Three implement it: local_transport (threads of one process),
+// simulated_transport (a seeded network and a virtual clock) and
+// grpc_transport. Each runs the conformance suite in transport_conformance.h.
+
+#ifndef WEFT_TRANSPORT_TRANSPORT_H_
+#define WEFT_TRANSPORT_TRANSPORT_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/functional/any_invocable.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/memory/segment.h"
+
+namespace weft::rpc {
+
+// What one end of a connection hears: OnMessage and OnWritten any number of
+// times, then OnClosed once. One event at a time, under InlineScope.
+class ConnectionObserver {
+ public:
+  virtual ~ConnectionObserver() = default;
+  virtual void OnMessage(Slices message) = 0;
+  virtual void OnWritten() = 0;
+  virtual void OnClosed(absl::Status status) = 0;
+};
+
+// Memory that both ends of a connection have mapped, and the name under which
+// one handed it to the other.
+struct SharedMemory {
+  uint64_t token = 0;
+  std::shared_ptr<memory::Segment> segment;
+};
+
+// One end of an ordered pipe of messages. Whoever lets the last handle go
+// closes it.
+//
+// Thread-safety: thread-safe.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  // Starts sending. One at a time: OnWritten says when a message that is under
+  // way, and held till then, has been taken; it never runs inside Write.
+  enum class Written {
+    kRefused,   // and nothing sent: one is under way, or it is closed
+    kUnderWay,  // the next may be written after OnWritten
+    kDone,      // the next may be written now: no OnWritten comes
+  };
+  virtual Written Write(Slices message) = 0;
+  // Has OnWritten come once all the same, although Write returned kDone, so
+  // that a thread which has written much leaves the rest to those that hear.
+  // Until then nothing may be written. Where Write never returns kDone: never.
+  virtual void GiveWay() {}
+
+  // Ends it: both ends hear OnClosed, the other perhaps with `status`.
+  virtual void Close(absl::Status status) = 0;
+
+  // What this end can do about shared memory: the one that opened a connection
+  // within the host offers some, the other takes it.
+  enum class MemoryRole { kNone, kOffers, kTakes };
+  virtual MemoryRole memory_role() const { return MemoryRole::kNone; }
+  // Makes memory and hands it to the peer's process, beside the connection: the
+  // token, sent in a message afterwards, lets it take it. Any error means: do
+  // without.
+  virtual absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes);
+  // Maps what the peer handed over under `token`, which has at least `bytes`.
+  virtual absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
+                                                  int64_t bytes);
+
+  // The peer's name and role, where the connection proves them (by a
+  // certificate).
+  virtual std::string ProvenName() const { return ""; }
+  virtual std::string ProvenRole() const { return ""; }
+};
+
+// Where a connection leads.
+struct Destination {
+  std::string name;     // ps0: whoever answers must prove it, where anybody can
+  std::string address;  // unix:/path, host:port
+};
+
+// Thread-safety: thread-safe.
+class Transport {
+ public:
+  using TimerId = int64_t;
+  // Returns the observer of a connection that a peer opened, or why not.
+  using Acceptor =
+      std::function<absl::StatusOr<std::shared_ptr<ConnectionObserver>>(
+          std::shared_ptr<Connection>)>;
+
+  virtual ~Transport() = default;
+
+  // How a thread waits for what arrives here, and the clock of its deadlines.
+  virtual Driver& driver() = 0;
+
+  // Lets peers in from now on; with null no more. Once this has returned, the
+  // former acceptor is not called any more.
+  virtual void Accept(Acceptor acceptor) = 0;
+
+  // Opens a connection. Always returns one: a failure is OnClosed, which does
+  // not run inside Connect. Messages may be written at once.
+  virtual std::shared_ptr<Connection> Connect(
+      const Destination& to, std::shared_ptr<ConnectionObserver> observer) = 0;
+
+  // Runs `fn` once clock() reaches `when`, on a thread of the transport.
+  virtual TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) = 0;
+  // True if the timer's function will not run.
+  virtual bool CancelTimer(TimerId id) = 0;
+  // Returns once the timers' functions that had begun have ended; at once where
+  // it is called by one of them.
+  virtual void AwaitTimers() = 0;
+
+  Clock& clock() { return driver().clock(); }
+};
+
+inline absl::StatusOr<SharedMemory> Connection::OfferMemory(int64_t) {
+  return absl::UnimplementedError("this connection shares no memory");
+}
+inline absl::StatusOr<SharedMemory> Connection::TakeMemory(uint64_t, int64_t) {
+  return absl::UnimplementedError("this connection shares no memory");
+}
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_TRANSPORT_TRANSPORT_H_
