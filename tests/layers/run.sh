@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A folder that includes a higher one must not build: adds such an edge to a copy's BUILD file and wants Bazel to refuse it.
+# A folder that includes a higher one, and a room that includes a later one or another folder's, must not build: adds such edges
+# to a copy's BUILD files and wants Bazel to refuse them.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 base=$(mktemp -d)
@@ -7,16 +8,22 @@ trap 'bazel --output_base="$base/out" shutdown >/dev/null 2>&1; chmod -R u+w "$b
 mkdir "$base/copy"
 git ls-files -z | xargs -0 cp --parents -t "$base/copy"
 cd "$base/copy"
-cat >>base/BUILD <<'BUILD'
+# refused PACKAGE DEPENDENCY MESSAGE: a library of PACKAGE that depends on DEPENDENCY must fail with MESSAGE.
+refused() {
+  local name=wrong_edge
+  cp "$1/BUILD" "$base/BUILD"
+  printf '\nweft_library(\n    name = "%s",\n    deps = ["%s"],\n)\n' "$name" "$2" >>"$1/BUILD"
+  if bazel --output_base="$base/out" build --nobuild --noshow_progress "//$1:$name" >"$base/log" 2>&1; then
+    echo "layers: $1 depends on $2 and Bazel did not mind" >&2
+    exit 1
+  fi
+  grep -q "$3" "$base/log" || { cat "$base/log" >&2; exit 1; }
+  cp "$base/BUILD" "$1/BUILD"
+}
 
-weft_library(
-    name = "wrong_edge",
-    deps = ["//tensor"],
-)
-BUILD
-if bazel --output_base="$base/out" build --nobuild --noshow_progress //base:wrong_edge >"$base/log" 2>&1; then
-  echo "layers: base depends on tensor and Bazel did not mind" >&2
-  exit 1
-fi
-grep -q "is not visible from target '//base:wrong_edge'" "$base/log" || { cat "$base/log" >&2; exit 1; }
+refused base //tensor "is not visible from target '//base:wrong_edge"
+refused transport //rpc:agent "is not visible from target '//transport:wrong_edge"
+refused worker //rpc/session "is not visible from target '//worker:wrong_edge"
+refused rpc/session //rpc/agent "may not use //rpc/agent: its room comes later"
+refused net/tls //net:endpoint "may not use //net:endpoint: its room comes later"
 echo "layers: refused, as it should be"
