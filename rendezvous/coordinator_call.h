@@ -32,13 +32,14 @@ inline void PauseFor(TimerSource& timers, absl::Duration time) {
   (void)pause.Wait(time + absl::Seconds(1));
 }
 
-// Calls until there is an answer or `deadline` has passed. `make(hold)` makes
-// the request, which the coordinator may hold for `hold`. The request must be
-// one that may be repeated.
-template <typename Reply, typename Make>
+// Calls until there is an answer, `deadline` has passed, or `may_go_on()` is an
+// error, which is returned then. `make(hold)` makes the request, which the
+// coordinator may hold for `hold`. The request must be one that may be
+// repeated.
+template <typename Reply, typename Make, typename MayGoOn>
 absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
                                 absl::string_view method, Instant deadline,
-                                Make make) {
+                                Make make, MayGoOn may_go_on) {
   const Clock& clock = timers.driver().clock();
   for (;;) {
     const absl::Duration left =
@@ -64,7 +65,16 @@ absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
                        " did not answer in time: ", status.message()));
     }
     PauseFor(timers, absl::Milliseconds(100));
+    if (absl::Status over = may_go_on(); !over.ok()) return over;
   }
+}
+
+template <typename Reply, typename Make>
+absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
+                                absl::string_view method, Instant deadline,
+                                Make make) {
+  return CallUntil<Reply>(link, timers, method, deadline, std::move(make),
+                          [] { return absl::OkStatus(); });
 }
 
 }  // namespace weft::rendezvous

@@ -595,13 +595,15 @@ absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
     WEFT_ASSIGN_OR_RETURN(
         v1::BarrierReply reply,
         CallUntil<v1::BarrierReply>(
-            *link_, timers_, "Barrier", deadline, [&](absl::Duration hold) {
+            *link_, timers_, "Barrier", deadline,
+            [&](absl::Duration hold) {
               request.set_remaining_ms(absl::ToInt64Milliseconds(
                   std::max(deadline - now(), absl::ZeroDuration())));
               request.set_wait_ms(absl::ToInt64Milliseconds(hold));
               SaySettled(request);
               return request;
-            }));
+            },
+            [this] { return status(); }));
     if (reply.released()) return reply;
     *missing = {reply.missing().begin(), reply.missing().end()};
     const Instant answered = now();
@@ -666,7 +668,8 @@ absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {
   request.set_phase(ToWire(phase));
   return CallUntil<v1::AnnounceReply>(
              *link_, timers_, "Announce", now() + timeout,
-             [&](absl::Duration /*hold*/) { return request; })
+             [&](absl::Duration /*hold*/) { return request; },
+             [this] { return status(); })
       .status();
 }
 

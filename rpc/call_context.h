@@ -62,7 +62,9 @@ class CallContext {
   Instant deadline() const { return inherited_.deadline; }
   // What the caller still waits; never negative.
   absl::Duration Remaining() const;
-  // Fires when the caller has given up or gone, or the deadline has passed.
+  // Fires when the caller has given up or is gone, or the deadline has passed.
+  // A worker is gone when the membership says so. A client, which is no member,
+  // is gone when it has been without a connection for 2 s.
   const CancelToken& cancel() const { return inherited_.cancel; }
   const telemetry::TraceContext& trace() const { return inherited_.trace; }
   // What calls made from here inherit. Put together when it is asked for.

@@ -13,9 +13,6 @@
 namespace weft::rpc {
 namespace {
 
-// No worker has it: theirs are given by a coordinator, and count from 0.
-constexpr uint32_t kClientId = ~uint32_t{0};
-
 // One life of a client: chosen at random, so that a session is not taken for
 // another's.
 WorkerKey NewKey() {

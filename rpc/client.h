@@ -6,7 +6,10 @@
 //
 // Calls are typed, have deadlines and can be cancelled as between workers, and
 // have a session: each runs once whatever the connection does, until the worker
-// is restarted. Then they end with kUnavailable: connect anew.
+// is restarted. Then they end with kUnavailable: connect anew. The worker holds
+// a client that has been without a connection for 2 s to be gone: it cancels
+// its calls and releases its objects. Should it come back, those calls end with
+// kUnavailable and OutcomeUnknown, and later ones work.
 //
 // Who the client is, its certificate says, or the unix socket, which only the
 // same user can open.

@@ -2,6 +2,8 @@
 
 #include "weft/rpc/client.h"
 
+#include <signal.h>
+
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -27,6 +29,7 @@
 #include "weft/rpc/session/outcome.h"
 #include "weft/tensor/codec.h"
 #include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/grpc_transport.h"
@@ -268,6 +271,39 @@ TEST_F(ClientTest, ACancelledCallIsCancelledAtTheWorker) {
   parked.Cancel(absl::CancelledError("no longer wanted"));
   EXPECT_THAT(parked.Wait(kLong), StatusIs(absl::StatusCode::kCancelled));
   EXPECT_THAT(served.parked().given_up.future().Wait(kLong), IsOk());
+}
+
+class VanishedClientTest : public ClientTest {
+ protected:
+  // The call of a client that has gone hears of it, and nothing of it is left
+  // to keep the worker from ending.
+  void ExpectGivenUp(Served& served) {
+    EXPECT_THAT(served.parked().given_up.future().Wait(kLong), IsOk());
+    EXPECT_TRUE(Becomes(
+        [&] { return served.agent().Metrics().server_active_calls == 0; }));
+    EXPECT_THAT(served.agent().Shutdown(kLong), IsOk());
+  }
+};
+
+TEST_F(VanishedClientTest, OneThatIsDestroyedHasItsCallsCancelled) {
+  Served served(Socket());
+  WEFT_ASSERT_OK_AND_ASSIGN(auto client, Client::Connect(Socket()));
+  const auto parked =
+      CallAsync(client->To(absl::InfiniteDuration()), ParkForClients);
+  ASSERT_THAT(served.parked().arrived.future().Wait(kLong), IsOk());
+  client.reset();
+  ExpectGivenUp(served);
+}
+
+TEST_F(VanishedClientTest, OneThatIsKilledHasItsCallsCancelled) {
+  Served served(Socket());
+  auto client = testing::Process::Start(
+      {{testing::RunfilePath("rpc/client_host"), Socket()}, /*env=*/{}});
+  ASSERT_THAT(client, IsOk());
+  ASSERT_THAT(served.parked().arrived.future().Wait(kLong), IsOk())
+      << (*client)->output();
+  (*client)->Signal(SIGKILL);
+  ExpectGivenUp(served);
 }
 
 TEST_F(ClientTest, DeadlinesPassAtBothEnds) {

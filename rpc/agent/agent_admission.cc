@@ -161,7 +161,10 @@ absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
         "the incarnation ", hello.from.ToString(), " of ", hello.name,
         " was declared gone: start it again to join anew"));
   }
-  WEFT_RETURN_IF_ERROR(ended_);
+  const auto known = inbounds_.find(hello.from);
+  const bool returns = known != inbounds_.end() && hello.resumes &&
+                       known->second->life() == hello.life;
+  if (!(is_draining_ && returns)) WEFT_RETURN_IF_ERROR(ended_);
   return CheckKey(hello, proof);
 }
 

@@ -18,6 +18,10 @@ namespace {
 // How often Shutdown looks whether all has ended.
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
 
+// How long Shutdown waits for callers to acknowledge their last replies. They
+// do so within CallerSession::kCloseDelay unless they are stopped.
+constexpr absl::Duration kAcknowledgeTime = absl::Seconds(2);
+
 // Takes those of `key` and of earlier incarnations out of `from`.
 template <typename Map>
 auto TakeUpTo(WorkerKey key, Map* from) {
@@ -138,6 +142,7 @@ void Agent::Core::Stop() {
 }
 
 void Agent::Core::EndCalls(const absl::Status& why) {
+  is_draining_ = false;
   for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
   for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
   ending_.Cancel(why);
@@ -171,13 +176,46 @@ absl::Status Agent::Core::Drain(absl::Duration timeout) {
   Refuse(internal::MarkFailure(
       absl::UnavailableError(absl::StrCat(options_.name, " is shutting down")),
       Phase::kQueue, Reason::kShuttingDown));
+  const Instant deadline = transport().clock().Now() + timeout;
+  is_draining_ = true;
   const absl::Status idle = AwaitIdle(timeout);
-  if (!idle.ok()) {
+  if (idle.ok()) {
+    EndConnections(deadline - transport().clock().Now());
+  } else {
     NoteCut();
     EndCalls(
         absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
   }
   return idle;
+}
+
+// Each end of a connection closes it by itself. Who only closed it when it
+// heard that the peer has left could wait for ever: a peer that leaves at the
+// same time is heard of by nobody, and waits likewise.
+void Agent::Core::EndConnections(absl::Duration timeout) {
+  const absl::Status why = CanCall();
+  {
+    MutexLock lock(mu_);
+    connections_end_ = why;
+  }
+  for (const auto& outbound : Outbounds()) outbound->EndWhenIdle(why);
+  for (const auto& inbound : Inbounds()) inbound->EndWhenAcknowledged();
+  // A peer that hears of the departure before it has read its last reply would
+  // take the call for lost.
+  const Instant deadline =
+      transport().clock().Now() + std::min(timeout, kAcknowledgeTime);
+  const auto is_owed = [this] {
+    const auto inbounds = Inbounds();
+    return std::any_of(inbounds.begin(), inbounds.end(),
+                       [](const auto& in) { return in->unacknowledged() > 0; });
+  };
+  while (is_owed() && transport().clock().Now() < deadline) PauseToCheck();
+}
+
+void Agent::Core::PauseToCheck() {
+  // Waits as this transport is waited for, which lets it go on.
+  Promise<void> pause(transport().driver());
+  (void)pause.future().Wait(kDrainCheck);
 }
 
 absl::Status Agent::Core::AwaitIdle(absl::Duration timeout) {
@@ -188,9 +226,7 @@ absl::Status Agent::Core::AwaitIdle(absl::Duration timeout) {
           absl::StrCat("after ", absl::FormatDuration(timeout),
                        " there are still ", absl::StrJoin(StillOpen(), ", ")));
     }
-    // Waits as this transport is waited for, which lets it go on.
-    Promise<void> pause(transport().driver());
-    (void)pause.future().Wait(kDrainCheck);
+    PauseToCheck();
   }
   return absl::OkStatus();
 }
@@ -298,24 +334,27 @@ Hello Agent::Core::MakeHello(const Worker& peer) const {
 absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
     absl::StatusOr<Worker> worker) {
   if (!worker.ok()) return worker.status();
-  std::shared_ptr<Outbound> outbound;
   MutexLock lock(mu_);
   if (worker->key == options_.key) return self_caller_;
   WEFT_RETURN_IF_ERROR(CheckNotGone(worker->name, worker->key));
-  std::shared_ptr<Outbound>& known = outbounds_[worker->key];
-  if (known == nullptr) {
-    Outbound::Options options;
-    options.hello = MakeHello(*worker);
-    options.peer = *std::move(worker);
-    options.transport = options_.transport;
-    options.give_up_after = options_.give_up_after;
-    options.result_bytes = options_.result_bytes;
-    options.traffic = traffic_.Of(options.peer.name);
-    options.recorder = &telemetry_.recorder();
-    options.tap = options_.tap;
-    known = std::make_shared<Outbound>(std::move(options));
-  }
-  return std::shared_ptr<internal::Caller>(known);
+  const auto it = outbounds_.find(worker->key);
+  if (it != outbounds_.end())
+    return std::shared_ptr<internal::Caller>(it->second);
+  // A call that was about to begin: nobody would close its connection.
+  WEFT_RETURN_IF_ERROR(connections_end_);
+  Outbound::Options options;
+  options.hello = MakeHello(*worker);
+  options.peer = *std::move(worker);
+  options.transport = options_.transport;
+  options.give_up_after = options_.give_up_after;
+  options.result_bytes = options_.result_bytes;
+  options.traffic = traffic_.Of(options.peer.name);
+  options.recorder = &telemetry_.recorder();
+  options.tap = options_.tap;
+  const WorkerKey key = options.peer.key;
+  const auto made = std::make_shared<Outbound>(std::move(options));
+  outbounds_[key] = made;
+  return std::shared_ptr<internal::Caller>(made);
 }
 
 absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerOf(
@@ -424,6 +463,22 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   }
   handles_->KeeperGone(key, left);
   objects_.ReleaseAll(key, left);  // later ones find their calls cancelled
+}
+
+void Agent::Core::ClientVanished(const std::shared_ptr<Inbound>& caller) {
+  const WorkerKey key = caller->peer().key;
+  {
+    MutexLock lock(mu_);
+    const auto it = inbounds_.find(key);
+    // It may have begun another session meanwhile.
+    if (it == inbounds_.end() || it->second != caller) return;
+    inbounds_.erase(it);
+  }
+  telemetry_.recorder().Record("rpc.client_vanished", caller->peer().name);
+  caller->PeerGone(absl::CancelledError(absl::StrCat(
+      "the client ", caller->peer().name, " is gone: it was not connected for ",
+      absl::FormatDuration(kClientPatience))));
+  objects_.ReleaseAll(key);
 }
 
 void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {

@@ -124,6 +124,9 @@ class Agent::Core final : public Dispatcher,
   void OutOfJob(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends the calls in both directions; handlers are told.
   void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes the connections in both directions, each once nothing is owed there.
+  void EndConnections(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  void PauseToCheck();
 
   const AgentOptions& options() const { return options_; }
   absl::Duration default_timeout() const {
@@ -192,6 +195,8 @@ class Agent::Core final : public Dispatcher,
   telemetry::Fields Describe() ABSL_LOCKS_EXCLUDED(mu_);
   SessionTap* tap() override { return options_.tap; }
   void OverLimit(const Worker& peer, const absl::Status& why) override;
+  void ClientVanished(const std::shared_ptr<Inbound>& caller) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   void CallBegan() override;
   void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
 
@@ -269,11 +274,15 @@ class Agent::Core final : public Dispatcher,
   CancelSource ending_;                 // of the calls of this agent by itself
   std::atomic<bool> refuses_{false};    // peers too, as ended_ says
   std::atomic<bool> has_ended_{false};  // ended_ is set
+  // Shutdown() has begun and cut nothing: callers whose connection breaks may
+  // come back for the ends of their calls.
+  std::atomic<bool> is_draining_{false};
   std::atomic<bool> has_stopped_{false};        // no function begins any more
   std::atomic<int64_t> default_timeout_ns_{0};  // as an Instant after 0
 
   mutable Mutex mu_;
-  absl::Status ended_ ABSL_GUARDED_BY(mu_);  // why calls are refused
+  absl::Status ended_ ABSL_GUARDED_BY(mu_);            // why calls are refused
+  absl::Status connections_end_ ABSL_GUARDED_BY(mu_);  // why none is opened
   OutboundMap outbounds_ ABSL_GUARDED_BY(mu_);
   InboundMap inbounds_ ABSL_GUARDED_BY(mu_);
   uint64_t inbounds_begun_ ABSL_GUARDED_BY(mu_) = 0;

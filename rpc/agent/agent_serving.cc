@@ -14,6 +14,13 @@ bool Matches(const AccessRule& rule, absl::string_view function) {
                                            : function == wanted;
 }
 
+// Why a call whose turn has come need not run any more. Its timer may be late.
+absl::Status TooLate(const ServedCall& call, const Clock& clock) {
+  if (call.cancel().IsCancelled()) return call.cancel().status();
+  if (clock.Now() < call.deadline()) return absl::OkStatus();
+  return absl::DeadlineExceededError("the caller's deadline has passed");
+}
+
 }  // namespace
 
 absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
@@ -102,11 +109,10 @@ void Agent::Core::Run(const Function& function,
     InlineScope scope;
     return function.serve(std::move(call));
   }
-  executor_->Schedule([&function, call = std::move(call)]() mutable {
-    // Nobody waits for it any more: its turn came too late.
-    if (call->cancel().IsCancelled()) {
-      return call->Finish(call->cancel().status());
-    }
+  const Clock& clock = transport().clock();
+  executor_->Schedule([&function, &clock, call = std::move(call)]() mutable {
+    absl::Status late = TooLate(*call, clock);
+    if (!late.ok()) return call->Finish(std::move(late));
     function.serve(std::move(call));
   });
 }
@@ -121,6 +127,13 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
   Refusal refusal;
   absl::StatusOr<const Function*> function = Find(*request, &refusal);
   absl::Status status = function.status();
+  if (status.ok() && request->deadline <= transport().clock().Now()) {
+    status = internal::MarkFailure(
+        absl::DeadlineExceededError(
+            absl::StrCat(request->function, ": the deadline passed in phase ",
+                         NameOf(Phase::kQueue), ": before the call began")),
+        Phase::kQueue);
+  }
   if (status.ok()) {
     // In one with the look at it: Stop waits for those that have begun.
     MutexLock lock(mu_);

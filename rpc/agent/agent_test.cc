@@ -107,6 +107,13 @@ absl::Status Linger(CallContext& context) {
 }
 WEFT_RPC(Linger);
 
+// Runs until it is cancelled, and returns what it has by then.
+int64_t CountUntilStopped(CallContext& context) {
+  Linger(context).IgnoreError();
+  return context.Local<Counters>()->lingered;
+}
+WEFT_RPC(CountUntilStopped);
+
 // Answers when the test says so; holds no thread meanwhile.
 Future<int64_t> Later(CallContext& context) {
   auto* counters = context.Local<Counters>();
@@ -810,6 +817,43 @@ TEST(Agent, ADeadlineEndsTheCallAndCancelsTheHandler) {
   EXPECT_EQ(OutcomeUnknown(status), PhaseOf(status) == Phase::kHandler);
   EXPECT_THAT(ranks[1].Shutdown(kPatience), IsOk());
   EXPECT_EQ(counters.cancelled, counters.lingered);
+}
+
+// The function hears of the deadline about when its caller does.
+TEST(Agent, WhatAFunctionReturnsAfterTheDeadlineIsNoResult) {
+  Counters counters[2];
+  Ranks ranks(2);
+  for (int rank : {0, 1}) ranks[rank].SetLocal(&counters[rank]);
+  ASSERT_THAT(Call(ranks[0].To("w1"), Add, 1, 2), IsOk());  // connected
+  for (int round = 0; round < 50; ++round) {
+    for (const char* peer : {"w0", "w1"}) {
+      const auto late =
+          Call(ranks[0].To(peer, absl::Milliseconds(10)), CountUntilStopped);
+      ASSERT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded))
+          << peer << " in round " << round;
+    }
+  }
+}
+
+TEST(Agent, ATimeoutOfZeroNeverRunsTheFunction) {
+  Counters counters[2];
+  Ranks ranks(2);
+  for (int rank : {0, 1}) ranks[rank].SetLocal(&counters[rank]);
+  for (const char* peer : {"w0", "w1"}) {
+    const Target now = ranks[0].To(peer, absl::ZeroDuration());
+    for (const Target& target : {now, now.InOrder(), now.AllowingAlias()}) {
+      for (int round = 0; round < 100; ++round) {
+        const absl::Status late =
+            CallAsync(target, Count).Wait(kPatience).status();
+        ASSERT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded));
+        ASSERT_FALSE(OutcomeUnknown(late)) << late;
+      }
+    }
+  }
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(ranks[rank].AwaitIdle(kPatience), IsOk());
+    EXPECT_EQ(counters[rank].runs, 0) << "at w" << rank;
+  }
 }
 
 TEST(Agent, ADeadlinePassesWhileAllThreadsAreTaken) {

@@ -118,19 +118,22 @@ Inbound::Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
       transport_(transport),
       dispatcher_(std::move(dispatcher)),
       traffic_(std::move(traffic)),
-      session_(limits) {}
+      session_(limits, peer_->key.id == kClientId ? kClientPatience
+                                                  : absl::InfiniteDuration()) {}
 
 void Inbound::Attach(std::shared_ptr<Link> link) {
   std::shared_ptr<Link> old;
   bool gone = false;
+  Due due;
   {
     MutexLock lock(mu_);
     gone = gone_;
     old = gone ? std::move(link) : std::exchange(link_, std::move(link));
     // Together with the link, so that the end of one connection is not taken
     // for the end of the next.
-    if (!gone) TellLocked(CalleeSession::Connected{});
+    if (!gone) due = TellLocked(CalleeSession::Connected{});
   }
+  Do(due);
   if (!gone) dispatcher_->recorder().Record("rpc.caller", peer_->name);
   if (old == nullptr) return;
   old->End(gone ? absl::UnavailableError("the session has ended")
@@ -155,12 +158,20 @@ absl::Status Inbound::OnFrame(Link& link, Frame&& frame) {
 }
 
 void Inbound::OnLinkClosed(Link& link) {
-  MutexLock lock(mu_);
-  if (link_.get() != &link) return;
-  link_ = nullptr;
-  dispatcher_->recorder().Record("rpc.caller_lost", peer_->name,
-                                 session_.running_calls());
-  TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
+  Due due;
+  {
+    MutexLock lock(mu_);
+    if (link_.get() != &link) return;
+    link_ = nullptr;
+    dispatcher_->recorder().Record("rpc.caller_lost", peer_->name,
+                                   session_.running_calls());
+    due = TellLocked(CalleeSession::Event(CalleeSession::Disconnected{}));
+  }
+  Do(due);
+}
+
+void Inbound::EndWhenAcknowledged() {
+  Tell(CalleeSession::Event(CalleeSession::Ending{}));
 }
 
 void Inbound::PeerGone(const absl::Status& why) {
@@ -182,6 +193,11 @@ void Inbound::PeerGone(const absl::Status& why) {
 size_t Inbound::running_calls() {
   MutexLock lock(mu_);
   return session_.running_calls();
+}
+
+size_t Inbound::unacknowledged() {
+  MutexLock lock(mu_);
+  return session_.unacknowledged();
 }
 
 bool Inbound::is_idle() {
@@ -219,38 +235,48 @@ size_t Inbound::async_calls() {
 }
 
 void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
-  std::shared_ptr<Link> link;
-  bool must_act = false;
+  Due due;
   {
     MutexLock lock(mu_);
     if (from != nullptr && link_.get() != from) return;  // replaced
     if (const auto* finished = std::get_if<CalleeSession::Finished>(&event)) {
       running_.erase(finished->reply->id);
     }
-    if (TellLocked(event)) link = link_;
-    must_act = actions_.Claim(mu_);
+    due = TellLocked(event);
   }
-  if (must_act) {
-    actions_.Do(mu_, [this](CalleeSession::Action& action) { Run(action); });
-  }
-  if (link != nullptr) link->Drain();
+  Do(due);
 }
 
-bool Inbound::TellLocked(const CalleeSession::Event& event) {
-  // Nothing else asks for the time.
-  const bool is_tick = std::holds_alternative<CalleeSession::Tick>(event);
-  const Instant now = is_tick ? transport_.clock().Now() : Instant();
+void Inbound::Do(const Due& due) {
+  if (due.has_actions) {
+    actions_.Do(mu_, [this](CalleeSession::Action& action) { Run(action); });
+  }
+  if (due.link == nullptr) return;
+  if (!due.must_hang_up) return due.link->Drain();
+  due.link->End(absl::UnavailableError("the worker is shutting down"),
+                /*after_writing=*/true);
+}
+
+Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
+  const bool needs_time =
+      std::holds_alternative<CalleeSession::Tick>(event) ||
+      std::holds_alternative<CalleeSession::Connected>(event) ||
+      std::holds_alternative<CalleeSession::Disconnected>(event);
+  const Instant now = needs_time ? transport_.clock().Now() : Instant();
   if (SessionTap* const tap = dispatcher_->tap()) {
     tap->OnEvent(session_, event, now, &emitted_);
   } else {
     session_.OnEvent(event, now, &emitted_);
   }
   bool must_drain = false;
+  Due due;
   for (CalleeSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
       // Kept, to be noted without the lock.
       if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(mu_, *send);
       must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
+    } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
+      due.must_hang_up = true;
     } else {
       actions_.Add(mu_, std::move(action));
     }
@@ -264,7 +290,9 @@ bool Inbound::TellLocked(const CalleeSession::Event& event) {
           return session_.StateOf(id) != CalleeSession::State::kAnswered;
         });
   }
-  return must_drain;
+  if (must_drain || due.must_hang_up) due.link = link_;
+  due.has_actions = actions_.Claim(mu_);
+  return due;
 }
 
 void Inbound::Run(CalleeSession::Action& action) {
@@ -286,6 +314,9 @@ void Inbound::Run(CalleeSession::Action& action) {
   }
   if (const auto* refused = std::get_if<CalleeSession::SendReply>(&action)) {
     return dispatcher_->OverLimit(*peer_, refused->reply->status);
+  }
+  if (std::holds_alternative<CalleeSession::Vanished>(action)) {
+    return dispatcher_->ClientVanished(shared_from_this());
   }
   const absl::Status& why = std::get<CalleeSession::Violation>(action).why;
   dispatcher_->OverLimit(*peer_, why);

@@ -13,6 +13,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "weft/base/cancel.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
@@ -30,6 +31,11 @@
 #include "weft/transport/transport.h"
 
 namespace weft::rpc {
+
+class Inbound;
+
+// How long a client whose connection is lost may take to connect again.
+inline constexpr absl::Duration kClientPatience = absl::Seconds(2);
 
 // How a handler is found and run; the agent's part.
 //
@@ -49,6 +55,8 @@ class Dispatcher : public CallCounter {
                                     const Request& request) = 0;
   // `peer` asks for more than rpc::Limits allow.
   virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
+  // The client that `caller` is of has not connected again in time.
+  virtual void ClientVanished(const std::shared_ptr<Inbound>& caller) = 0;
   // Runs the function on the call, here or on an executor.
   virtual void Dispatch(const Function& function,
                         std::shared_ptr<ServedCall> call) = 0;
@@ -70,7 +78,8 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
 class Inbound final : public std::enable_shared_from_this<Inbound> {
  public:
   // One life of the caller's session; `number` orders those of an agent by when
-  // they began.
+  // they began. A client that has not connected again for kClientPatience after
+  // its connection was lost is gone; of a worker's end the membership tells.
   Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
           Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
           std::shared_ptr<Traffic> traffic);
@@ -84,11 +93,16 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   absl::Status OnFrame(Link& link, Frame&& frame) ABSL_LOCKS_EXCLUDED(mu_);
   void OnLinkClosed(Link& link) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Closes the connection once the caller has acknowledged all replies. It may
+  // connect again until then, to hear the end of calls that it has made.
+  void EndWhenAcknowledged() ABSL_LOCKS_EXCLUDED(mu_);
   // The caller's incarnation, or this life of it, is no more: handlers are
   // cancelled and nothing is answered.
   void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  // Replies that the caller, while it is connected, has not acknowledged.
+  size_t unacknowledged() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
   void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
   size_t async_calls() ABSL_LOCKS_EXCLUDED(mu_);  // of the running ones
@@ -102,9 +116,15 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   // `from`: the link that it came by; if that is not ours any more, nothing.
   void Tell(const CalleeSession::Event& event, const Link* from = nullptr)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // True if the link must be drained.
-  bool TellLocked(const CalleeSession::Event& event)
+  // What is to be done once the lock is gone.
+  struct Due {
+    bool has_actions = false;
+    std::shared_ptr<Link> link;  // to be drained
+    bool must_hang_up = false;   // and then closed
+  };
+  Due TellLocked(const CalleeSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
   void Run(CalleeSession::Action& action) ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(RequestPtr request) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(absl::string_view function, std::shared_ptr<Reply> reply)

@@ -91,11 +91,7 @@ void LoneCall::Follow(const CancelToken& agent, const CancelToken& caller) {
   if (!deadline().is_infinite()) {
     timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
       if (auto self = weak.lock()) {
-        self->AbandonCall(
-                0, absl::DeadlineExceededError(absl::StrCat(
-                       self->function_.name, ": the deadline passed in phase ",
-                       NameOf(self->phase()))))
-            .IgnoreError();
+        self->AbandonCall(0, self->Expired()).IgnoreError();
       }
     });
   }
@@ -125,7 +121,16 @@ void LoneCall::Finish(absl::StatusOr<Slices> result) {
                                   function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
   traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
-  if (!ended_.exchange(true)) Tell(reply->status, reply);
+  if (ended_.exchange(true)) return;
+  if (transport_.clock().Now() < deadline()) return Tell(reply->status, reply);
+  // Its timer is late. The function may have stopped at the deadline and
+  // returned what it had: that is no result.
+  Tell(internal::MarkFailure(WithOutcomeUnknown(Expired()), phase()), nullptr);
+}
+
+absl::Status LoneCall::Expired() const {
+  return absl::DeadlineExceededError(absl::StrCat(
+      function_.name, ": the deadline passed in phase ", NameOf(phase())));
 }
 
 void LoneCall::Tell(absl::Status status, ReplyPtr reply) {

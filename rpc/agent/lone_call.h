@@ -109,6 +109,7 @@ class LoneCall final : public ServedCall,
  private:
   // For who has set ended_.
   void Tell(absl::Status status, ReplyPtr reply);
+  absl::Status Expired() const;
 
   const std::shared_ptr<Dispatcher> dispatcher_;
   Transport& transport_;

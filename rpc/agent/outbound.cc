@@ -68,6 +68,10 @@ void Outbound::PeerGone(const absl::Status& why) {
   if (link != nullptr) link->End(why);
 }
 
+void Outbound::EndWhenIdle(const absl::Status& why) {
+  Tell(CallerSession::Ending{why});
+}
+
 void Outbound::Shutdown(const absl::Status& why) {
   Transport::TimerId timer = 0;
   bool has_timer = false;
@@ -144,6 +148,9 @@ void Outbound::TakeEmitted() {
       tasks_.Add(mu_, Ended{std::move(it->second), std::move(end->status),
                             std::move(end->reply), std::move(end->request)});
       done_.erase(it);
+    } else if (std::holds_alternative<CallerSession::HangUp>(action)) {
+      must_hang_up_ = true;
+      connecting_ = false;
     } else {
       tasks_.Add(mu_, std::get<CallerSession::WakeAt>(action));
     }
@@ -162,7 +169,8 @@ void Outbound::TakeEmitted() {
 Outbound::Due Outbound::TakeDue() {
   Due due;
   due.has_tasks = tasks_.Claim(mu_);
-  if (std::exchange(must_drain_, false)) due.link = link_;
+  due.must_hang_up = std::exchange(must_hang_up_, false);
+  if (std::exchange(must_drain_, false) || due.must_hang_up) due.link = link_;
   return due;
 }
 
@@ -176,7 +184,10 @@ void Outbound::Do(const Due& due) {
       }
     });
   }
-  if (due.link != nullptr) due.link->Drain();
+  if (due.link == nullptr) return;
+  if (!due.must_hang_up) return due.link->Drain();
+  due.link->End(absl::CancelledError("the caller has shut down"),
+                /*after_writing=*/true);
 }
 
 void Outbound::TellDone(Ended& ended) {

@@ -63,6 +63,8 @@ class Outbound final : public internal::Caller,
 
   // The peer's incarnation is no more.
   void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Closes the connection once no call is open; later calls end with `why`.
+  void EndWhenIdle(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends all with `why` and lets go of the transport.
   void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -102,6 +104,7 @@ class Outbound final : public internal::Caller,
   struct Due {
     bool has_tasks = false;
     std::shared_ptr<Link> link;  // to be drained
+    bool must_hang_up = false;   // and then closed
   };
   Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
@@ -127,6 +130,7 @@ class Outbound final : public internal::Caller,
   std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<Task> tasks_;                                          // with mu_
   bool must_drain_ ABSL_GUARDED_BY(mu_) = false;
+  bool must_hang_up_ ABSL_GUARDED_BY(mu_) = false;
 
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
   bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again

@@ -23,6 +23,10 @@ namespace weft::rpc {
 
 using rendezvous::WorkerKey;
 
+// The id of every client's key. No worker has it: theirs are given by a
+// coordinator, and count from 0.
+inline constexpr uint32_t kClientId = ~uint32_t{0};
+
 // One incarnation of a worker.
 struct Worker {
   std::string name;  // ps0

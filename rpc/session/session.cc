@@ -21,6 +21,19 @@ std::string RaiseBy(const char* limit) {
 void CallerSession::OnEvent(const Event& event, Instant now,
                             std::vector<Action>* actions) {
   std::visit([&](const auto& e) { On(e, now, actions); }, event);
+  if (!ending_.ok()) HangUpIfDone(actions);
+}
+
+void CallerSession::On(const Ending& event, Instant, std::vector<Action>*) {
+  ending_ = event.why;
+}
+
+// The callee then waits for nothing from here: what it kept is acknowledged.
+void CallerSession::HangUpIfDone(std::vector<Action>* actions) {
+  if (is_gone() || pending_.size() > 0) return;
+  if (connected_) FlushCloses(actions);
+  gone_ = ending_;
+  actions->push_back(HangUp{});
 }
 
 void CallerSession::On(const Start& event, Instant now,
@@ -127,7 +140,13 @@ void CallerSession::On(const Arrived& event, Instant now,
   const auto it = pending_.find(event.reply->id);
   if (it == pending_.end() || !it->second.sent) return;  // ended, or nonsense
   unclosed_bytes_ += event.reply->bytes();
-  End(it, event.reply->status, event.reply, actions);
+  if (it->second.request->deadline <= now) {
+    // The function may have stopped at the deadline and returned what it had:
+    // that is no result.
+    End(it, Expired(it->second), nullptr, actions);
+  } else {
+    End(it, event.reply->status, event.reply, actions);
+  }
   CloseSoon(now, actions);
   SendWaiting(now, actions);
 }
@@ -372,10 +391,11 @@ CallerSession::State CallerSession::StateOf(uint64_t id) const {
 std::string CallerSession::Fingerprint() const {
   std::string text = absl::StrCat(
       "caller life=", life_, resumes_ ? "r" : "f", connected_ ? "c" : "d",
-      is_gone() ? "g" : "", " next=", next_id_, " out=", calls_out_, ",",
-      bytes_out_, ",", nested_out_, " closed=", closed_.ToString(),
-      " unclosed=", unclosed_.ToString(), ",", unclosed_bytes_,
-      " due=", close_due_.nanoseconds(), " wake=", wake_.nanoseconds());
+      is_gone() ? "g" : "", ending_.ok() ? "" : "e", " next=", next_id_,
+      " out=", calls_out_, ",", bytes_out_, ",", nested_out_,
+      " closed=", closed_.ToString(), " unclosed=", unclosed_.ToString(), ",",
+      unclosed_bytes_, " due=", close_due_.nanoseconds(),
+      " wake=", wake_.nanoseconds());
   for (const auto& [id, call] : pending_) {
     absl::StrAppend(&text, " ", id, call.sent ? "s" : "w",
                     call.request->deadline.nanoseconds());
@@ -389,7 +409,20 @@ std::string CallerSession::Fingerprint() const {
 
 void CalleeSession::OnEvent(const Event& event, Instant now,
                             std::vector<Action>* actions) {
+  const size_t known_before = calls_.size();
   std::visit([&](const auto& e) { On(e, now, actions); }, event);
+  // Not where it is idle from the start: a caller that has just connected again
+  // first says what is closed, and then repeats its calls.
+  if (ending_ && calls_.size() < known_before) HangUpIfDone(actions);
+}
+
+void CalleeSession::On(const Ending&, Instant, std::vector<Action>* actions) {
+  ending_ = true;
+  HangUpIfDone(actions);
+}
+
+void CalleeSession::HangUpIfDone(std::vector<Action>* actions) {
+  if (connected_ && calls_.size() == 0) actions->push_back(HangUp{});
 }
 
 void CalleeSession::On(const Arrived& event, Instant,
@@ -464,18 +497,29 @@ void CalleeSession::On(const Finished& event, Instant,
   SetReply(it, event.reply, actions);
 }
 
-void CalleeSession::On(const Connected&, Instant, std::vector<Action>*) {
+void CalleeSession::On(const Connected&, Instant now,
+                       std::vector<Action>* actions) {
   connected_ = true;
+  vanishes_at_ = Instant::Infinite();
+  if (!ending_) return;
+  repeats_until_ = now + kRepeatTime;
+  Wake(repeats_until_, actions);
 }
 
-void CalleeSession::On(const Disconnected&, Instant, std::vector<Action>*) {
+void CalleeSession::On(const Disconnected&, Instant now,
+                       std::vector<Action>* actions) {
   connected_ = false;
+  repeats_until_ = Instant::Infinite();
+  if (gone_ || patience_ == absl::InfiniteDuration()) return;
+  vanishes_at_ = now + patience_;
+  Wake(vanishes_at_, actions);
 }
 
 void CalleeSession::On(const PeerGone& event, Instant,
                        std::vector<Action>* actions) {
   gone_ = true;
   connected_ = false;
+  vanishes_at_ = repeats_until_ = Instant::Infinite();
   for (auto it = calls_.begin(); it != calls_.end();) {
     CancelCall(it, event.why, actions);
     it = CloseCall(it, actions);
@@ -495,7 +539,15 @@ void CalleeSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
       next = std::min(next, it->second.deadline);
     }
   }
-  Wake(next, actions);
+  if (vanishes_at_ <= now) {
+    vanishes_at_ = Instant::Infinite();
+    actions->push_back(Vanished{});
+  }
+  if (repeats_until_ <= now) {
+    repeats_until_ = Instant::Infinite();
+    HangUpIfDone(actions);
+  }
+  Wake(std::min({next, vanishes_at_, repeats_until_}), actions);
 }
 
 absl::Status CalleeSession::Admit(const Request& request) const {
@@ -574,7 +626,8 @@ CalleeSession::State CalleeSession::StateOf(uint64_t id) const {
 
 std::string CalleeSession::Fingerprint() const {
   std::string text = absl::StrCat(
-      "callee ", connected_ ? "c" : "d", gone_ ? "g" : "",
+      "callee ", connected_ ? "c" : "d", gone_ ? "g" : "", ending_ ? "e" : "",
+      vanishes_at_.nanoseconds(), ",", repeats_until_.nanoseconds(),
       " running=", running_, " open=", open_calls_, " bytes=", bytes_,
       " closed=", closed_.ToString(), " wake=", wake_.nanoseconds());
   for (const auto& [id, call] : calls_) {

@@ -83,8 +83,13 @@ class CallerSession {
     absl::Status why;
   };
   struct Tick {};
+  // The caller ends: once no call is open it hangs up, and later calls end with
+  // `why`.
+  struct Ending {
+    absl::Status why;
+  };
   using Event = std::variant<Start, Abandon, Connected, Disconnected, Forgotten,
-                             Arrived, Unreachable, PeerGone, Tick>;
+                             Arrived, Unreachable, PeerGone, Tick, Ending>;
 
   // ---- Actions.
   struct SendRequest {
@@ -104,7 +109,9 @@ class CallerSession {
   struct WakeAt {
     Instant when;
   };
-  using Action = std::variant<SendRequest, SendClose, Complete, WakeAt>;
+  // Closes the connection, if there is one, after what was sent.
+  struct HangUp {};
+  using Action = std::variant<SendRequest, SendClose, Complete, WakeAt, HangUp>;
 
   enum class State { kUnknown, kWaiting, kSent, kEnded };  // of a call
 
@@ -151,7 +158,9 @@ class CallerSession {
   void On(const Unreachable& event, Instant now, std::vector<Action>* actions);
   void On(const PeerGone& event, Instant now, std::vector<Action>* actions);
   void On(const Tick&, Instant now, std::vector<Action>* actions);
+  void On(const Ending& event, Instant, std::vector<Action>*);
 
+  void HangUpIfDone(std::vector<Action>* actions);
   // What the callee would answer to a request that it can never serve; null if
   // it may be sent.
   ReplyPtr Refuse(const Request& request);
@@ -178,6 +187,7 @@ class CallerSession {
 
   std::string peer_;
   absl::Status gone_;
+  absl::Status ending_;  // not OK: why no more calls are made
   Limits limits_;
   std::shared_ptr<const FunctionTable> functions_;
   std::vector<bool> served_;  // by Request::function_index: functions_ has it
@@ -210,6 +220,9 @@ class CalleeSession {
   // An honest caller never has more calls that it has not closed than this many
   // times what it is granted; beyond them not even a refusal is kept.
   static constexpr int64_t kMaxKnownCalls = 4;
+  // A caller that connects again while the callee ends repeats its calls within
+  // so long.
+  static constexpr absl::Duration kRepeatTime = absl::Seconds(1);
 
   // ---- Events.
   struct Arrived {
@@ -229,8 +242,10 @@ class CalleeSession {
     absl::Status why;
   };
   struct Tick {};
+  // The callee ends: it hangs up once the caller has acknowledged all replies.
+  struct Ending {};
   using Event = std::variant<Arrived, Closed, Finished, Connected, Disconnected,
-                             PeerGone, Tick>;
+                             PeerGone, Tick, Ending>;
 
   // ---- Actions.
   struct Run {
@@ -251,7 +266,12 @@ class CalleeSession {
   struct Violation {
     absl::Status why;
   };
-  using Action = std::variant<Run, Cancel, SendReply, WakeAt, Violation>;
+  // Closes the connection after what was sent.
+  struct HangUp {};
+  // The caller has not connected again in time: PeerGone should follow.
+  struct Vanished {};
+  using Action =
+      std::variant<Run, Cancel, SendReply, WakeAt, Violation, HangUp, Vanished>;
 
   enum class State {  // of a call
     kUnknown,
@@ -262,14 +282,22 @@ class CalleeSession {
     kClosed,
   };
 
-  explicit CalleeSession(Limits limits) : limits_(limits) {}
+  // A caller whose connection is lost for `patience` has vanished. Infinite for
+  // one of whose end somebody else tells.
+  explicit CalleeSession(Limits limits,
+                         absl::Duration patience = absl::InfiniteDuration())
+      : limits_(limits), patience_(patience) {}
 
-  // Only a Tick looks at `now`.
+  // Only these look at `now`: Connected, Disconnected and Tick.
   void OnEvent(const Event& event, Instant now, std::vector<Action>* actions);
 
   bool is_connected() const { return connected_; }
   size_t running_calls() const { return running_; }
   size_t known_calls() const { return calls_.size(); }
+  // Replies that a caller which is connected has not acknowledged.
+  size_t unacknowledged() const {
+    return connected_ ? calls_.size() - running_ : 0;
+  }
   size_t closed_intervals() const { return closed_.size(); }
   template <typename Fn>  // fn(uint64_t id)
   void ForEachKnown(Fn fn) const {
@@ -294,11 +322,13 @@ class CalleeSession {
   void On(const Arrived& event, Instant now, std::vector<Action>* actions);
   void On(const Closed& event, Instant now, std::vector<Action>* actions);
   void On(const Finished& event, Instant now, std::vector<Action>* actions);
-  void On(const Connected&, Instant, std::vector<Action>*);
-  void On(const Disconnected&, Instant, std::vector<Action>*);
+  void On(const Connected&, Instant now, std::vector<Action>* actions);
+  void On(const Disconnected&, Instant now, std::vector<Action>* actions);
   void On(const PeerGone& event, Instant now, std::vector<Action>* actions);
   void On(const Tick&, Instant now, std::vector<Action>* actions);
+  void On(const Ending&, Instant, std::vector<Action>* actions);
 
+  void HangUpIfDone(std::vector<Action>* actions);
   // Why the request may not run now.
   absl::Status Admit(const Request& request) const;
   void CancelCall(CallMap::iterator it, absl::Status why,
@@ -311,8 +341,12 @@ class CalleeSession {
   void Wake(Instant when, std::vector<Action>* actions);
 
   Limits limits_;
+  absl::Duration patience_;
   bool connected_ = false;
   bool gone_ = false;
+  bool ending_ = false;
+  Instant repeats_until_ = Instant::Infinite();  // while ending_ and connected_
+  Instant vanishes_at_ = Instant::Infinite();    // while not connected_
   CallMap calls_;
   IntervalSet closed_;
   size_t running_ = 0;

@@ -26,10 +26,11 @@ enum CallerEvent {
   kUnreachable,
   kCalleeGone,
   kCallerTick,
+  kCallerEnding,
 };
 constexpr const char* kCallerEvents[] = {
     "start", "abandon",     "connected", "disconnected", "forgotten",
-    "reply", "unreachable", "peer gone", "tick"};
+    "reply", "unreachable", "peer gone", "tick",         "ending"};
 enum CalleeEvent {
   kRequest,
   kClose,
@@ -38,12 +39,13 @@ enum CalleeEvent {
   kCalleeDisconnected,
   kCallerGone,
   kCalleeTick,
+  kCalleeEnding,
 };
 constexpr const char* kCalleeEvents[] = {
     "request",      "close",     "finished", "connected",
-    "disconnected", "peer gone", "tick"};
-static_assert(std::variant_size_v<CallerSession::Event> == 9);
-static_assert(std::variant_size_v<CalleeSession::Event> == 7);
+    "disconnected", "peer gone", "tick",     "ending"};
+static_assert(std::variant_size_v<CallerSession::Event> == 10);
+static_assert(std::variant_size_v<CalleeSession::Event> == 8);
 
 constexpr const char* kCallerStates[] = {"new", "waiting", "sent", "ended"};
 constexpr const char* kCalleeStates[] = {"unknown",  "running",  "cancelled",

@@ -428,6 +428,104 @@ TEST(CallerSession, AWelcomeAfterThePeerHasGoneChangesNothing) {
   EXPECT_FALSE(caller.session.is_connected());
 }
 
+TEST(CallerSession, AReplyAfterTheDeadlineIsNoResult) {
+  Caller caller;
+  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  caller.now = Instant() + absl::Seconds(60);  // the tick is late
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  const auto ended =
+      Only<CallerSession::Complete>(caller.Tell(CallerSession::Arrived{reply}));
+  ASSERT_EQ(ended.size(), 1u);
+  EXPECT_THAT(ended[0].status,
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "unanswered"));
+  EXPECT_TRUE(OutcomeUnknown(ended[0].status));
+  EXPECT_EQ(ended[0].reply, nullptr);
+}
+
+TEST(CallerSession, OneThatEndsHangsUpWithItsLastCall) {
+  Caller caller;
+  caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
+  caller.Tell(CallerSession::Start{MakeRequest()});
+  const absl::Status why = absl::FailedPreconditionError("shut down");
+  EXPECT_TRUE(
+      Only<CallerSession::HangUp>(caller.Tell(CallerSession::Ending{why}))
+          .empty());
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  const auto last = caller.Tell(CallerSession::Arrived{reply});
+  EXPECT_EQ(Only<CallerSession::SendClose>(last).size(), 1u);
+  EXPECT_EQ(Only<CallerSession::HangUp>(last).size(), 1u);
+  const auto late = Only<CallerSession::Complete>(
+      caller.Tell(CallerSession::Start{MakeRequest()}));
+  ASSERT_EQ(late.size(), 1u);
+  EXPECT_THAT(late[0].status,
+              StatusIs(absl::StatusCode::kFailedPrecondition, "shut down"));
+}
+
+template <typename T>
+int CountOf(const std::vector<CalleeSession::Action>& actions) {
+  int count = 0;
+  for (const auto& action : actions) count += std::holds_alternative<T>(action);
+  return count;
+}
+
+TEST(CalleeSession, ACallerThatIsNotBackInTimeHasVanished) {
+  const absl::Duration patience = absl::Seconds(2);
+  CalleeSession callee{Limits(), patience};
+  Instant now;
+  const auto tell = [&](const CalleeSession::Event& event) {
+    std::vector<CalleeSession::Action> actions;
+    callee.OnEvent(event, now, &actions);
+    return actions;
+  };
+  tell(CalleeSession::Event(CalleeSession::Connected{}));
+  const auto lost = tell(CalleeSession::Event(CalleeSession::Disconnected{}));
+  ASSERT_EQ(CountOf<CalleeSession::WakeAt>(lost), 1);
+  now = now + absl::Seconds(1);
+  tell(CalleeSession::Event(CalleeSession::Connected{}));
+  now = now + absl::Seconds(1);
+  const auto back = tell(CalleeSession::Event(CalleeSession::Tick{}));
+  EXPECT_EQ(CountOf<CalleeSession::Vanished>(back), 0);
+  tell(CalleeSession::Event(CalleeSession::Disconnected{}));
+  now = now + patience - absl::Milliseconds(1);
+  const auto early = tell(CalleeSession::Event(CalleeSession::Tick{}));
+  EXPECT_EQ(CountOf<CalleeSession::Vanished>(early), 0);
+  EXPECT_EQ(CountOf<CalleeSession::WakeAt>(early), 1);
+  now = now + absl::Milliseconds(1);
+  const auto late = tell(CalleeSession::Event(CalleeSession::Tick{}));
+  EXPECT_EQ(CountOf<CalleeSession::Vanished>(late), 1);
+  EXPECT_EQ(CountOf<CalleeSession::Vanished>(
+                tell(CalleeSession::Event(CalleeSession::Tick{}))),
+            0);
+}
+
+TEST(CalleeSession, OneThatEndsHangsUpWithTheLastAcknowledgement) {
+  CalleeSession callee{Limits()};
+  const auto tell = [&](const CalleeSession::Event& event) {
+    std::vector<CalleeSession::Action> actions;
+    callee.OnEvent(event, Instant(), &actions);
+    return actions;
+  };
+  tell(CalleeSession::Event(CalleeSession::Connected{}));
+  auto request = MakeRequest();
+  request->id = 1;
+  tell(CalleeSession::Arrived{request});
+  EXPECT_EQ(CountOf<CalleeSession::HangUp>(
+                tell(CalleeSession::Event(CalleeSession::Ending{}))),
+            0);
+  auto reply = std::make_shared<Reply>();
+  reply->id = 1;
+  EXPECT_EQ(
+      CountOf<CalleeSession::HangUp>(tell(CalleeSession::Finished{reply})), 0);
+  EXPECT_EQ(callee.unacknowledged(), 1u);
+  EXPECT_EQ(CountOf<CalleeSession::HangUp>(
+                tell(CalleeSession::Closed{Close{{{1, 1}}}})),
+            1);
+  EXPECT_EQ(callee.unacknowledged(), 0u);
+}
+
 TEST(CalleeSession, ARefusalNamesTheLimitAndHowItIsRaised) {
   Limits limits;
   limits.calls = 2;
