@@ -8,6 +8,7 @@
 #include "weft/autograd/ops/index.h"        // IWYU pragma: export
 #include "weft/autograd/ops/loss.h"         // IWYU pragma: export
 #include "weft/autograd/ops/matmul.h"       // IWYU pragma: export
+#include "weft/autograd/ops/norm.h"         // IWYU pragma: export
 #include "weft/autograd/ops/reduce.h"       // IWYU pragma: export
 #include "weft/autograd/ops/shape.h"        // IWYU pragma: export
 

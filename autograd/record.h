@@ -28,15 +28,16 @@
 
 namespace weft {
 
-// A tensor kept for the backward pass, with proof that it is still the same.
+// A tensor kept for the backward pass, with proof that it is still the same. It
+// may be undefined.
 class SavedTensor {
  public:
   explicit SavedTensor(const Tensor& tensor)
-      : tensor_(tensor), version_(tensor.version()) {}
+      : tensor_(tensor), version_(tensor.defined() ? tensor.version() : 0) {}
 
   // Throws Error kFailedPrecondition if the tensor was written to since.
   const Tensor& Get() const {
-    if (tensor_.version() != version_) ThrowModified();
+    if (tensor_.defined() && tensor_.version() != version_) ThrowModified();
     return tensor_;
   }
 

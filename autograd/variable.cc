@@ -31,7 +31,7 @@ Variable::Variable(Tensor value, bool requires_grad)
   if (!value_.defined()) {
     ThrowInvalidArgument("Variable: an undefined tensor has no gradient");
   }
-  if (!IsFloating(value_.dtype())) {
+  if (!IsDifferentiable(value_.dtype())) {
     ThrowInvalidArgument("Variable: only f32 and f64 have gradients, not ",
                          Name(value_.dtype()));
   }

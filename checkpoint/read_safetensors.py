@@ -10,7 +10,9 @@ import sys
 
 import numpy as np
 
-DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1", "BOOL": "?"}
+# numpy has no bfloat16: its bits are read, and placed above 16 zeros they are a float32.
+DTYPES = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U8": "u1", "BOOL": "?",
+          "F16": "<f2", "BF16": "<u2", "I32": "<i4", "I8": "i1"}
 
 
 def read(path):
@@ -26,6 +28,8 @@ def read(path):
         assert begin == at, "hole or overlap at " + name
         assert begin % dtype.itemsize == 0, "not aligned: " + name
         tensors[name] = np.frombuffer(elements[begin:end], dtype).reshape(entry["shape"])
+        if entry["dtype"] == "BF16":
+            tensors[name] = (tensors[name].astype("<u4") << 16).view("<f4")
         at = end
     assert at == len(elements), "bytes left over"
     return tensors, metadata

@@ -22,13 +22,20 @@ constexpr absl::string_view SafetensorsName(DType dtype) {
       return "U8";
     case DType::kBool:
       return "BOOL";
+    case DType::kF16:
+      return "F16";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kI32:
+      return "I32";
+    case DType::kI8:
+      return "I8";
   }
   return "";
 }
 
 inline std::optional<DType> DTypeFromSafetensors(absl::string_view name) {
-  for (const DType dtype :
-       {DType::kF32, DType::kF64, DType::kI64, DType::kU8, DType::kBool}) {
+  for (const DType dtype : kAllDTypes) {
     if (name == SafetensorsName(dtype)) return dtype;
   }
   return std::nullopt;

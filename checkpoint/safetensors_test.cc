@@ -27,6 +27,10 @@ Safetensors EveryDType() {
   content.tensors["i64"] = Tensor::FromVector<int64_t>({-1, 1LL << 40}, {2, 1});
   content.tensors["u8"] = Tensor::FromVector<uint8_t>({0, 255, 7});
   content.tensors["bool"] = Tensor::FromVector<bool>({true, false});
+  content.tensors["i32"] = Tensor::FromVector<int32_t>({-7, 1 << 30});
+  content.tensors["i8"] = Tensor::FromVector<int8_t>({-128, 127, 3});
+  content.tensors["f16"] = matrix.To(DType::kF16);
+  content.tensors["bf16"] = matrix.To(DType::kBF16);
   content.tensors["scalar"] = Tensor::Scalar<float>(2.5f);
   content.tensors["empty"] = Tensor::Zeros({0, 3});
   content.metadata = {{"made_by", "a \"test\""}, {"step", "7"}};
@@ -91,12 +95,16 @@ TEST(Safetensors, NumpyReadsTheSame) {
   EXPECT_EQ(output,
             "# made_by=a \"test\"\n"
             "# step=7\n"
+            "bf16 float32 [2, 3] [1.5, -2.0, 3.0, 4.0, 5.0, 6.0]\n"
             "bool bool [2] [True, False]\n"
             "empty float32 [0, 3] []\n"
+            "f16 float16 [2, 3] [1.5, -2.0, 3.0, 4.0, 5.0, 6.0]\n"
             "f32 float32 [2, 3] [1.5, -2.0, 3.0, 4.0, 5.0, 6.0]\n"
             "f32.transposed float32 [3, 2] [1.5, 4.0, -2.0, 5.0, 3.0, 6.0]\n"
             "f64 float64 [2] [0.1, 1e+300]\n"
+            "i32 int32 [2] [-7, 1073741824]\n"
             "i64 int64 [2, 1] [-1, 1099511627776]\n"
+            "i8 int8 [3] [-128, 127, 3]\n"
             "scalar float32 [] [2.5]\n"
             "u8 uint8 [3] [0, 255, 7]\n");
 }

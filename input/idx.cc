@@ -139,6 +139,11 @@ void DecodeInto(const Tensor& out, int64_t item_size, const char* from) {
     case DType::kBool:
       if (n > 0) std::memcpy(out.raw(), from, n);
       return;
+    case DType::kF16:
+    case DType::kBF16:
+    case DType::kI32:
+    case DType::kI8:
+      break;  // No type of the format is held as these.
   }
 }
 

@@ -16,7 +16,7 @@ absl::Status CheckParameter(const Parameter& parameter,
                             std::set<std::string>* names) {
   const Variable& variable = parameter.variable;
   if (!variable.defined() || !variable.requires_grad() || !variable.is_leaf() ||
-      !variable.value().is_contiguous() || !IsFloating(variable.dtype())) {
+      !variable.value().is_contiguous() || !IsDifferentiable(variable.dtype())) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Optimizer: parameter \"", parameter.name, "\" is ",
         variable.defined() ? variable.value().Describe() : "undefined",

@@ -13,12 +13,22 @@
 
 namespace weft::internal {
 
+template <typename T>
+inline constexpr bool kIsHalf =
+    std::is_same_v<T, Float16> || std::is_same_v<T, BFloat16>;
+
 // Floating to integer truncates, saturates at the ends and makes NaN 0 (the
 // bare conversion is undefined there); wider to narrower integer wraps; to bool
 // is "not 0".
 template <typename To, typename From>
 inline To CastElement(From value) {
-  if constexpr (std::is_same_v<To, bool>) {
+  if constexpr (std::is_same_v<To, From>) {
+    return value;
+  } else if constexpr (kIsHalf<From>) {
+    return CastElement<To>(static_cast<float>(value));
+  } else if constexpr (kIsHalf<To>) {
+    return To(static_cast<float>(value));
+  } else if constexpr (std::is_same_v<To, bool>) {
     return value != From(0);
   } else if constexpr (std::is_floating_point_v<From> &&
                        std::is_integral_v<To>) {
@@ -39,7 +49,7 @@ inline To CastElement(From value) {
 template <typename T>
 T CheckedElement(double value, absl::string_view where) {
   const T element = CastElement<T>(value);
-  if constexpr (!std::is_floating_point_v<T>) {
+  if constexpr (!IsFloating(DTypeOf<T>)) {
     if (static_cast<double>(element) != value) {
       ThrowInvalidArgument(where, ": ", value, " is not a value of dtype ",
                            Name(DTypeOf<T>));

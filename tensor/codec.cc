@@ -27,6 +27,14 @@ wire::DType WireDType(DType dtype) {
       return wire::DTYPE_U8;
     case DType::kBool:
       return wire::DTYPE_BOOL;
+    case DType::kF16:
+      return wire::DTYPE_F16;
+    case DType::kBF16:
+      return wire::DTYPE_BF16;
+    case DType::kI32:
+      return wire::DTYPE_I32;
+    case DType::kI8:
+      return wire::DTYPE_I8;
   }
   return wire::DTYPE_UNSPECIFIED;
 }
@@ -43,6 +51,14 @@ absl::optional<DType> LocalDType(wire::DType dtype) {
       return DType::kU8;
     case wire::DTYPE_BOOL:
       return DType::kBool;
+    case wire::DTYPE_F16:
+      return DType::kF16;
+    case wire::DTYPE_BF16:
+      return DType::kBF16;
+    case wire::DTYPE_I32:
+      return DType::kI32;
+    case wire::DTYPE_I8:
+      return DType::kI8;
     default:  // Any number may come off the wire.
       return absl::nullopt;
   }

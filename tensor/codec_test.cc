@@ -74,8 +74,7 @@ TEST(Payload, OfAViewHoldsItsElementsInOrder) {
 
 TEST(Codec, BringsEveryDTypeAndShapeBack) {
   Generator generator(1);
-  for (const DType dtype :
-       {DType::kF32, DType::kF64, DType::kI64, DType::kU8, DType::kBool}) {
+  for (const DType dtype : kAllDTypes) {
     for (const Shape& shape :
          {Shape{}, Shape{0}, Shape{7}, Shape{3, 0, 2}, Shape{2, 3, 4, 5, 6}}) {
       const Tensor x = Integers(shape, dtype, 0, 1, generator);

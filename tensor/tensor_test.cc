@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -13,9 +14,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr DType kAll[] = {DType::kF32, DType::kF64, DType::kI64, DType::kU8,
-                          DType::kBool};
 
 TEST(Shape, RefusesWhatOverflows) {
   const int64_t big = int64_t{1} << 40;
@@ -39,7 +37,7 @@ TEST(Shape, RefusesWhatOverflows) {
 }
 
 TEST(Tensor, IsMadeInEveryDType) {
-  for (const DType dtype : kAll) {
+  for (const DType dtype : kAllDTypes) {
     ExpectValues(Tensor::Zeros({2, 2}, dtype), {2, 2}, {0, 0, 0, 0}, 0);
     ExpectValues(Tensor::Ones({}, dtype), {}, {1}, 0);
     EXPECT_EQ(Tensor::Empty({0, 3}, dtype).numel(), 0);
@@ -149,8 +147,8 @@ TEST(View, IsTakenExactlyWhenStridesAllowIt) {
 
 TEST(To, CastsBetweenAllDTypesInEveryLayout) {
   Generator generator(1);
-  for (const DType from : kAll) {
-    for (const DType to : kAll) {
+  for (const DType from : kAllDTypes) {
+    for (const DType to : kAllDTypes) {
       for (const Lie lie : kLies) {
         const Tensor x = Integers({3, 5}, from, 0, 1, generator, lie);
         const Tensor y = x.To(to);
@@ -171,6 +169,93 @@ TEST(To, SaturatesWhereTheValueDoesNotFit) {
               ElementsAre(255, 0, 0, 0, 255));
   EXPECT_THAT(x.To(DType::kBool).ToVector<bool>(),
               ElementsAre(true, true, true, true, true));
+}
+
+TEST(To, NarrowerIntegersSaturateFromFloatAndWrapFromInteger) {
+  const auto x = Tensor::FromVector<double>({1e30, -1e30, std::nan(""), -2.7});
+  constexpr int32_t kMost = std::numeric_limits<int32_t>::max();
+  EXPECT_THAT(x.To(DType::kI32).ToVector<int32_t>(),
+              ElementsAre(kMost, -kMost - 1, 0, -2));
+  EXPECT_THAT(x.To(DType::kI8).ToVector<int8_t>(),
+              ElementsAre(127, -128, 0, -2));
+  EXPECT_THAT(Tensor::FromVector<int64_t>({300, -1, int64_t{1} << 32})
+                  .To(DType::kI8)
+                  .ToVector<int8_t>(),
+              ElementsAre(44, -1, 0));
+}
+
+// The bits that `value` has as T.
+template <typename T>
+int Bits(float value) {
+  const Tensor x = Tensor::Scalar(value).To(DTypeOf<T>);
+  return x.item<T>().bits();
+}
+
+// By Python: numpy.float16(x).view("u2").
+TEST(Float16, RoundsToNearestEvenAndKeepsSpecialValues) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Bits<Float16>(0.0f), 0x0000);
+  EXPECT_EQ(Bits<Float16>(-0.0f), 0x8000);
+  EXPECT_EQ(Bits<Float16>(1.0f), 0x3C00);
+  EXPECT_EQ(Bits<Float16>(-2.0f), 0xC000);
+  EXPECT_EQ(Bits<Float16>(0.1f), 0x2E66);
+  EXPECT_EQ(Bits<Float16>(65504.0f), 0x7BFF);
+  EXPECT_EQ(Bits<Float16>(65519.99f), 0x7BFF);
+  EXPECT_EQ(Bits<Float16>(65520.0f), 0x7C00);
+  EXPECT_EQ(Bits<Float16>(1e30f), 0x7C00);
+  EXPECT_EQ(Bits<Float16>(-infinity), 0xFC00);
+  EXPECT_EQ(Bits<Float16>(std::nanf("")), 0x7E00);
+  EXPECT_EQ(Bits<Float16>(0x1p-24f), 0x0001);
+  EXPECT_EQ(Bits<Float16>(0x1p-25f), 0x0000);         // A tie, to even.
+  EXPECT_EQ(Bits<Float16>(0x1.8p-24f), 0x0002);       // A tie, to even.
+  EXPECT_EQ(Bits<Float16>(0x1.ff8p-15f), 0x03FF);     // The largest subnormal.
+  EXPECT_EQ(Bits<Float16>(1.0f + 0x1p-11f), 0x3C00);  // A tie, to even.
+  EXPECT_EQ(Bits<Float16>(1.0f + 0x1.8p-10f), 0x3C02);  // A tie, to even.
+}
+
+TEST(BFloat16, RoundsToNearestEvenAndKeepsSpecialValues) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(Bits<BFloat16>(1.0f), 0x3F80);
+  EXPECT_EQ(Bits<BFloat16>(0.1f), 0x3DCD);
+  EXPECT_EQ(Bits<BFloat16>(1.0f + 0x1p-8f), 0x3F80);    // A tie, to even.
+  EXPECT_EQ(Bits<BFloat16>(1.0f + 0x1.8p-7f), 0x3F82);  // A tie, to even.
+  EXPECT_EQ(Bits<BFloat16>(std::numeric_limits<float>::max()), 0x7F80);
+  EXPECT_EQ(Bits<BFloat16>(infinity), 0x7F80);
+  EXPECT_EQ(Bits<BFloat16>(-infinity), 0xFF80);
+  const Tensor nan = Tensor::Scalar(std::nanf("")).To(DType::kBF16);
+  EXPECT_TRUE(std::isnan(nan.To(DType::kF32).item<float>()));
+}
+
+// Of each of the 65,536 values, by way of f32.
+template <typename T>
+void ExpectEachValueSurvives() {
+  std::vector<T> all;
+  for (int bits = 0; bits < 65536; ++bits) {
+    all.push_back(T::FromBits(static_cast<uint16_t>(bits)));
+  }
+  const Tensor x = Tensor::FromVector(all);
+  const Tensor wide = x.To(DType::kF32);
+  const Tensor back = wide.To(DTypeOf<T>);
+  for (int bits = 0; bits < 65536; ++bits) {
+    if (std::isnan(wide.data<float>()[bits])) {
+      EXPECT_TRUE(std::isnan(static_cast<float>(back.data<T>()[bits])));
+    } else {
+      ASSERT_EQ(back.data<T>()[bits].bits(), bits);
+    }
+  }
+}
+
+TEST(Float16, SurvivesTheWayByF32) { ExpectEachValueSurvives<Float16>(); }
+TEST(BFloat16, SurvivesTheWayByF32) { ExpectEachValueSurvives<BFloat16>(); }
+
+TEST(Tensor, OfAStorageDTypeIsRefusedByArithmeticThatNamesTheCast) {
+  for (const DType dtype :
+       {DType::kF16, DType::kBF16, DType::kI32, DType::kI8}) {
+    const Tensor x = Tensor::Ones({2, 3}, dtype);
+    EXPECT_EQ(x.Transpose(0, 1).Clone().dtype(), dtype);
+    EXPECT_THAT(Complaint([&] { Tensor::Arange(3, dtype); }),
+                HasSubstr("cast with To()"));
+  }
 }
 
 TEST(CopyFrom, BroadcastsCastsAndMayOverlap) {

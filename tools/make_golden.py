@@ -33,6 +33,10 @@ def mask(*shape):
     return torch.rand(shape) < 0.5
 
 
+def rms_norm(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
 # ---- operations: name -> (inputs, function); inputs are made after seeding
 
 
@@ -88,6 +92,21 @@ def ops():
         "MaxPool2d/padded": (lambda: [real(1, 2, 6, 6)], lambda x: F.max_pool2d(x, 3, 2, 1)),
         "AvgPool2d/": (lambda: [real(2, 2, 6, 6)], lambda x: F.avg_pool2d(x, 2)),
         "AvgPool2d/padded": (lambda: [real(1, 2, 6, 6)], lambda x: F.avg_pool2d(x, 3, 2, 1)),
+        "LayerNorm/affine": (lambda: [real(2, 3, 5), real(5), real(5)],
+                             lambda x, w, b: F.layer_norm(x, [5], w, b)),
+        "LayerNorm/two_dims": (lambda: [real(3, 2, 4), real(2, 4), real(2, 4)],
+                               lambda x, w, b: F.layer_norm(x, [2, 4], w, b, 1e-3)),
+        "LayerNorm/plain": (lambda: [real(4, 3)], lambda x: F.layer_norm(x, [3])),
+        # PyTorch 1.13 has no RMSNorm: by its definition.
+        "RmsNorm/weight": (lambda: [real(2, 3, 5), real(5)], lambda x, w: rms_norm(x) * w),
+        "RmsNorm/plain": (lambda: [real(4, 3)], lambda x: rms_norm(x)),
+        "BatchNorm/training": (lambda: [real(4, 3, 2, 2), real(3), real(3)],
+                               lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True)),
+        "BatchNorm/rows": (lambda: [real(5, 3), real(3), real(3)],
+                           lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True)),
+        "BatchNorm/plain": (lambda: [real(5, 3)], lambda x: F.batch_norm(x, None, None, training=True)),
+        "BatchNorm/evaluating": (lambda: [real(4, 3, 2), real(3), real(3), real(3), real(3, **pos)],
+                                 lambda x, w, b, m, v: F.batch_norm(x, m.detach(), v.detach(), w, b)),
         "Softmax/": (lambda: [real(3, 4)], lambda x: F.softmax(x, 1)),
         "LogSoftmax/": (lambda: [real(3, 4)], lambda x: F.log_softmax(x, 1)),
         "IndexSelect/": (lambda: [real(5, 3), index(4, high=5)], lambda x, i: x.index_select(0, i)),
@@ -209,6 +228,59 @@ def state(module):
     return {name: tensor(value) for name, value in module.state_dict().items()}
 
 
+# ---- long sums: how much PyTorch's f32 errs, relative to the same in f64
+
+
+def fractions(*shape):
+    n = int(torch.tensor(shape).prod())
+    i = torch.arange(1, n + 1, dtype=torch.float64)
+    return torch.fmod(i * 0.6180339887498949, 1.0).float().reshape(shape)
+
+
+def grad_of(fn, x, seed):
+    x = x.detach().requires_grad_()
+    fn(x).backward(seed)
+    return x.grad
+
+
+def bias_grad(x):
+    bias = torch.zeros(4, dtype=x.dtype, requires_grad=True)
+    F.linear(torch.ones(x.shape[0], 1, dtype=x.dtype), torch.zeros(4, 1, dtype=x.dtype), bias).backward(x)
+    return bias.grad
+
+
+def sums():
+    n = 2 ** 20
+    softmax, log_softmax = (lambda x: F.softmax(x, 0)), (lambda x: F.log_softmax(x, 0))
+    return {
+        "all": (lambda: fractions(n), lambda x: x.sum()),
+        "equal terms": (lambda: torch.full((n, 3), 0.1), lambda x: x.sum(0)),
+        "leading": (lambda: fractions(n, 4), lambda x: x.sum(0)),
+        "leading wide": (lambda: fractions(2 ** 14, 300), lambda x: x.sum(0)),
+        "last": (lambda: fractions(4, n), lambda x: x.sum(1)),
+        "strided": (lambda: fractions(n, 3), lambda x: x[:, 1].sum()),
+        "outer and inner": (lambda: fractions(4096, 4, 64), lambda x: x.sum((0, 2))),
+        "outer and short inner": (lambda: fractions(2 ** 19, 3, 2), lambda x: x.sum((0, 2))),
+        "mean": (lambda: fractions(n, 4), lambda x: x.mean(0)),
+        "bias of Linear": (lambda: fractions(n, 4), bias_grad),
+        "log_softmax 50257": (lambda: fractions(50257) * 4, log_softmax),
+        "log_softmax": (lambda: fractions(n) * 4, log_softmax),
+        "softmax": (lambda: fractions(n) * 4, softmax),
+        "log_softmax backward": (lambda: fractions(n), lambda x: grad_of(log_softmax, x * 4, x)),
+        "softmax backward": (lambda: fractions(n), lambda x: grad_of(softmax, x * 4, x)),
+        "layer_norm": (lambda: fractions(2, n), lambda x: F.layer_norm(x, x.shape[1:])),
+        "batch_norm": (lambda: fractions(n, 4), lambda x: F.batch_norm(x, None, None, training=True)),
+        "batch_norm planes": (lambda: fractions(4096, 4, 64), lambda x: F.batch_norm(x, None, None, training=True)),
+    }
+
+
+def error_of(make, fn):
+    x = make()
+    wanted = fn(x.double())
+    difference = (fn(x).double() - wanted).abs().max() / wanted.abs().max()
+    return float("%.2g" % difference.item())
+
+
 # ---- writing
 
 
@@ -233,6 +305,7 @@ def main():
     parser.add_argument("--out", default="tests/golden", type=pathlib.Path)
     out = parser.parse_args().out
     write(out / "ops.json", {name: run_op(name, *case) for name, case in ops().items()})
+    write(out / "sums.json", {name: error_of(*case) for name, case in sums().items()})
     write(out / "modules.json", {name: run_module(name, *case) for name, case in modules().items()})
 
 

@@ -79,11 +79,10 @@ absl::Status Flatten(const Json& json, size_t depth, Shape& shape,
 }
 
 absl::StatusOr<DType> DTypeNamed(const Json& json) {
-  for (const DType dtype :
-       {DType::kF32, DType::kF64, DType::kI64, DType::kU8, DType::kBool}) {
+  for (const DType dtype : kAllDTypes) {
     if (json == std::string(Name(dtype))) return dtype;
   }
-  return Wanted("f32, f64, i64, u8 or bool as dtype", json);
+  return Wanted("f32, f64, i64, u8, bool, f16, bf16, i32 or i8 as dtype", json);
 }
 
 absl::StatusOr<Tensor> TensorFromJson(const Json& json) {

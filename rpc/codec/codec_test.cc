@@ -160,8 +160,7 @@ TEST(Codec, TensorsKeepShapeTypeAndElements) {
 }
 
 TEST(Codec, TensorsOfEachTypeAndAnyShapeTravel) {
-  for (const DType dtype :
-       {DType::kF32, DType::kF64, DType::kI64, DType::kU8, DType::kBool}) {
+  for (const DType dtype : kAllDTypes) {
     for (const Shape& shape :
          {Shape{}, Shape{0}, Shape{3, 0, 2}, Shape{2, 3}, Shape{50, 100}}) {
       const Tensor x = Tensor::Full(shape, 1, dtype);

@@ -1,6 +1,7 @@
 #include "weft/rpc/codec/tensor_codec.h"
 
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <memory>
 
@@ -13,8 +14,10 @@ namespace {
 constexpr int kMaxDims = 32;
 constexpr int64_t kMaxBytes = int64_t{1} << 47;
 // On the wire; never renumber.
-constexpr DType kDTypes[] = {DType::kF32, DType::kF64, DType::kI64, DType::kU8,
-                             DType::kBool};
+constexpr DType kDTypes[] = {DType::kF32,  DType::kF64,  DType::kI64,
+                             DType::kU8,   DType::kBool, DType::kF16,
+                             DType::kBF16, DType::kI32,  DType::kI8};
+static_assert(std::size(kDTypes) == std::size(kAllDTypes));
 constexpr uint64_t kUndefined = 255;
 
 uint64_t Code(DType dtype) {

@@ -6,6 +6,7 @@
 
 #include "weft/base/error.h"
 #include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/scalar_math.h"
 #include "weft/tensor/strided_loop.h"
@@ -49,18 +50,24 @@ struct LineStatistics {
   T sum;  // Of exp(x - largest).
 };
 
+template <typename T, typename Term>
+WEFT_INLINE LineStatistics<T> StatisticsOfTerms(int64_t n, Term term) {
+  const T largest =
+      internal::FoldTerms(n, term(0), internal::MaximumOp(), term);
+  const T sum = internal::SumTerms<T>(n, [term, largest](int64_t i) {
+    return internal::Exp(term(i) - largest);
+  });
+  return {largest, sum};
+}
+
 template <typename T>
 WEFT_VECTORIZE LineStatistics<T> StatisticsOf(const T* in, int64_t n,
                                               int64_t stride) {
-  T largest = in[0];
-  for (int64_t i = 1; i < n; ++i) {
-    largest = internal::MaximumOp()(largest, in[i * stride]);
+  if (stride == 1) {  // Only so the loops vectorise.
+    return StatisticsOfTerms<T>(n, [in](int64_t i) { return in[i]; });
   }
-  T sum = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    sum += internal::Exp(in[i * stride] - largest);
-  }
-  return {largest, sum};
+  return StatisticsOfTerms<T>(
+      n, [in, stride](int64_t i) { return in[i * stride]; });
 }
 
 // out = exp(x - largest) / sum, or its logarithm.
@@ -104,15 +111,31 @@ void CheckAlike(const Tensor& a, const Tensor& b, absl::string_view where) {
   }
 }
 
+template <typename T>
+WEFT_INLINE T SumOfLine(const T* x, int64_t n, int64_t stride) {
+  if (stride == 1) {
+    return internal::SumTerms<T>(n, [x](int64_t i) { return x[i]; });
+  }
+  return internal::SumTerms<T>(
+      n, [x, stride](int64_t i) { return x[i * stride]; });
+}
+
+template <typename T>
+WEFT_INLINE T SumOfProducts(const T* x, const T* y, int64_t n, int64_t stride) {
+  if (stride == 1) {
+    return internal::SumTerms<T>(n, [x, y](int64_t i) { return x[i] * y[i]; });
+  }
+  return internal::SumTerms<T>(
+      n, [x, y, stride](int64_t i) { return x[i * stride] * y[i * stride]; });
+}
+
 // From grad and y of softmax or log-softmax.
 template <typename T>
 WEFT_VECTORIZE void SoftmaxLineBackward(const T* grad, const T* y, T* out,
                                         int64_t n, int64_t stride,
                                         bool is_log) {
-  T sum = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    sum += grad[i * stride] * (is_log ? T(1) : y[i * stride]);
-  }
+  const T sum =
+      is_log ? SumOfLine(grad, n, stride) : SumOfProducts(grad, y, n, stride);
   for (int64_t i = 0; i < n; ++i) {
     const int64_t at = i * stride;
     out[at] = is_log ? grad[at] - internal::Exp(y[at]) * sum

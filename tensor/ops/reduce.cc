@@ -1,10 +1,15 @@
 #include "weft/tensor/ops/reduce.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
+#include <memory>
+#include <utility>
 
+#include "absl/container/inlined_vector.h"
 #include "weft/base/error.h"
 #include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/scalar_math.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
@@ -43,72 +48,136 @@ Plan PlanFor(const Shape& shape, absl::Span<const int64_t> dims,
   return plan;
 }
 
-// Several partial results side by side, so that the loop vectorises and the
-// rounding error of a sum is a fraction of that of one long chain.
 template <typename T, typename Op>
 WEFT_VECTORIZE T FoldRun(const T* in, int64_t stride, int64_t n, T start,
                          Op op) {
-  constexpr int64_t kLanes = 32;
-  int64_t i = 0;
-  T total = start;
-  if (stride == 1 && n >= kLanes) {
-    T lanes[kLanes];
-    for (int64_t j = 0; j < kLanes; ++j) lanes[j] = in[j];
-    for (i = kLanes; i + kLanes <= n; i += kLanes) {
-      for (int64_t j = 0; j < kLanes; ++j) lanes[j] = op(lanes[j], in[i + j]);
+  if (stride == 1) {
+    return internal::FoldTerms(n, start, op, [in](int64_t i) { return in[i]; });
+  }
+  return internal::FoldTerms(
+      n, start, op, [in, stride](int64_t i) { return in[i * stride]; });
+}
+
+// One dimension of what is folded.
+struct FoldDim {
+  int64_t size;
+  int64_t stride;
+  bool is_reduced;
+};
+using FoldDimList = absl::InlinedVector<FoldDim, 6>;
+
+// The dimensions of x, outermost first, neighbours joined where they go on from
+// each other.
+FoldDimList JoinedDims(const Tensor& x, const Plan& plan) {
+  FoldDimList dims;
+  for (int d = 0; d < x.dim(); ++d) {
+    const FoldDim dim = {x.shape()[d], x.strides()[d],
+                         (plan.is_reduced >> d & 1) != 0};
+    if (dim.size == 1) continue;
+    FoldDim* const last = dims.empty() ? nullptr : &dims.back();
+    if (last != nullptr && last->is_reduced == dim.is_reduced &&
+        last->stride == dim.stride * dim.size) {
+      last->size *= dim.size;
+      last->stride = dim.stride;
+    } else {
+      dims.push_back(dim);
     }
-    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-      for (int64_t j = 0; j < width; ++j) {
-        lanes[j] = op(lanes[j], lanes[j + width]);
+  }
+  return dims;
+}
+
+// Folds dimension after dimension, from the innermost outwards.
+template <typename T, typename Op>
+class Folder {
+ public:
+  Folder(FoldDimList dims, T start, Op op)
+      : dims_(std::move(dims)), start_(start), op_(op) {}
+
+  // Writes the fold of dimensions [d, end) at `in` to out[0], out[1], ...
+  void Run(size_t d, const T* in, T* out) const {
+    if (d == dims_.size()) {
+      *out = *in;
+      return;
+    }
+    const FoldDim& dim = dims_[d];
+    if (TryRows(d, in, out)) return;
+    if (!dim.is_reduced) {
+      const int64_t inner = KeptFrom(d + 1);
+      for (int64_t i = 0; i < dim.size; ++i) {
+        Run(d + 1, in + i * dim.stride, out + i * inner);
       }
+    } else if (d + 1 == dims_.size()) {
+      *out = FoldRun(in, dim.stride, dim.size, start_, op_);
+    } else {
+      FoldOuter(d, in, out);
     }
-    total = op(total, lanes[0]);
   }
-  for (; i < n; ++i) total = op(total, in[i * stride]);
-  return total;
-}
 
-// Blocks are folded apart, so that the partial sums of a long run stay small.
-template <typename T, typename Op>
-T Fold(const T* in, int64_t stride, int64_t n, T start, Op op) {
-  constexpr int64_t kBlock = 8192;
-  T total = start;
-  for (int64_t i = 0; i < n; i += kBlock) {
-    const int64_t length = std::min(kBlock, n - i);
-    const T* const block = in + i * stride;
-    total = op(total, FoldRun(block + stride, stride, length - 1, *block, op));
+ private:
+  int64_t KeptFrom(size_t d) const {
+    int64_t kept = 1;
+    for (; d < dims_.size(); ++d)
+      kept *= dims_[d].is_reduced ? 1 : dims_[d].size;
+    return kept;
   }
-  return total;
-}
 
-template <typename T, typename Op>
-WEFT_VECTORIZE void FoldInto(const T* in, int64_t in_stride, T* out,
-                             int64_t out_stride, int64_t n, Op op) {
-  if (in_stride == 1 && out_stride == 1) {
-    for (int64_t i = 0; i < n; ++i) out[i] = op(out[i], in[i]);
-    return;
+  // The last two dimensions, if that which is kept is the denser one.
+  bool TryRows(size_t d, const T* in, T* out) const {
+    if (d + 2 != dims_.size()) return false;
+    if (dims_[d].is_reduced == dims_[d + 1].is_reduced) return false;
+    const FoldDim& reduced = dims_[d].is_reduced ? dims_[d] : dims_[d + 1];
+    const FoldDim& kept = dims_[d].is_reduced ? dims_[d + 1] : dims_[d];
+    if (std::abs(kept.stride) > std::abs(reduced.stride)) return false;
+    internal::FoldRows(in,
+                       {reduced.size, kept.size, reduced.stride, kept.stride},
+                       out, start_, op_);
+    return true;
   }
-  for (int64_t i = 0; i < n; ++i) {
-    out[i * out_stride] = op(out[i * out_stride], in[i * in_stride]);
+
+  // Dimension d, each of whose elements is a fold of its own: a cascade of
+  // whole results.
+  void FoldOuter(size_t d, const T* in, T* out) const {
+    const int64_t n = KeptFrom(d + 1);
+    // A plain array: std::vector<bool> is none.
+    const std::unique_ptr<T[]> levels(
+        new T[static_cast<size_t>(n * internal::kCascadeLevels)]);
+    std::fill_n(levels.get(), n * internal::kCascadeLevels, start_);
+    for (int64_t i = 0; i < dims_[d].size; ++i) {
+      Run(d + 1, in + i * dims_[d].stride, out);
+      Join(out, levels.get(), n);
+      internal::ForFullLevels(i + 1, [&](int level) {
+        T* const from = levels.get() + level * n;
+        Join(from, from + n, n);
+        std::fill_n(from, n, start_);
+      });
+    }
+    std::copy_n(levels.get(), n, out);
+    for (int level = 1; level < internal::kCascadeLevels; ++level) {
+      Join(levels.get() + level * n, out, n);
+    }
   }
-}
+
+  // to[i] = op(to[i], from[i]).
+  void Join(const T* from, T* to, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) to[i] = op_(to[i], from[i]);
+  }
+
+  const FoldDimList dims_;
+  const T start_;
+  const Op op_;
+};
 
 // Folds x over the plan's dimensions; the result has shape plan.kept.
 template <typename T, typename Op>
 Tensor FoldDims(const Tensor& x, const Plan& plan, T start, Op op) {
   const Tensor result = Tensor::Empty(plan.kept, DTypeOf<T>);
   T* const out = result.data<T>();
-  std::fill_n(out, result.numel(), start);
-  const T* const in = x.data<T>();
-  const StridedLoop<2> loop(x.shape(), {LayoutOf(x), LayoutOf(result)});
-  loop.ForEachRun([&](const auto& at, const auto& strides, int64_t n) {
-    if (strides[1] == 0) {
-      T& total = out[at[1]];
-      total = Fold(in + at[0], strides[0], n, total, op);
-    } else {
-      FoldInto(in + at[0], strides[0], out + at[1], strides[1], n, op);
-    }
-  });
+  if (x.numel() == 0) {
+    std::fill_n(out, result.numel(), start);
+    return result;
+  }
+  const Folder<T, Op> folder(JoinedDims(x, plan), start, op);
+  folder.Run(0, x.data<T>(), out);
   return result;
 }
 
@@ -130,6 +199,13 @@ Tensor Extremum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims,
     const T high = Limits::has_infinity ? Limits::infinity() : Limits::max();
     return Finish(FoldDims<T>(x, plan, is_max ? low : high, op), plan,
                   keep_dims);
+  });
+}
+
+template <typename T>
+WEFT_VECTORIZE double SquaresOf(const T* in, int64_t n) {
+  return internal::SumTerms<double>(n, [in](int64_t i) {
+    return static_cast<double>(in[i]) * static_cast<double>(in[i]);
   });
 }
 
@@ -158,7 +234,7 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
 }
 
 Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
-  if (!IsFloating(x.dtype())) {
+  if (!IsDifferentiable(x.dtype())) {
     ThrowInvalidArgument("Mean: x is ", x.Describe(), "; wanted f32 or f64");
   }
   const Plan plan = PlanFor(x.shape(), dims, "Mean");
@@ -242,12 +318,7 @@ double SquaredNorm(const Tensor& x) {
   return VisitFloating(x.dtype(), "SquaredNorm", [&](auto type) {
     using T = typename decltype(type)::Type;
     const Tensor flat = x.Contiguous();
-    const T* const in = flat.data<T>();
-    double total = 0;
-    for (int64_t i = 0; i < flat.numel(); ++i) {
-      total += static_cast<double>(in[i]) * static_cast<double>(in[i]);
-    }
-    return total;
+    return SquaresOf(flat.data<T>(), flat.numel());
   });
 }
 

@@ -1,0 +1,169 @@
+// Long sums in f32: within 10 times the error of PyTorch on the same input.
+//
+// tests/golden/sums.json has PyTorch's error of each case; tools/make_golden.py
+// says what each case is. Errors are relative to the largest element of the
+// result computed in f64.
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <functional>
+#include <string>
+
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/ops/loss.h"
+#include "weft/tensor/ops/norm.h"
+#include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int64_t kMany = int64_t{1} << 20;
+
+// In [0, 1), spread evenly.
+Tensor Fractions(const Shape& shape) {
+  const Tensor x = Tensor::Empty(shape);
+  int64_t i = 0;
+  for (float& element : x.span<float>()) {
+    const double multiple = static_cast<double>(++i) * 0.6180339887498949;
+    element = static_cast<float>(std::fmod(multiple, 1.0));
+  }
+  return x;
+}
+
+double Largest(const Tensor& x) { return Max(Abs(x)).item<double>(); }
+
+struct Case {
+  std::string name;
+  std::function<Tensor()> make;
+  std::function<Tensor(const Tensor& x)> run;
+};
+
+void PrintTo(const Case& one, std::ostream* out) { *out << one.name; }
+
+Tensor BatchNormed(const Tensor& x) {
+  const ChannelMoments moments = MomentsOf(x);
+  return BatchNorm(x, moments.mean, moments.variance, {}, {}).y;
+}
+
+std::vector<Case> Cases() {
+  const auto leading = [] { return Fractions({kMany, 4}); };
+  const auto line = [] { return Fractions({kMany}); };
+  const auto scores = [] { return Mul(Fractions({kMany}), 4); };
+  const auto planes = [] { return Fractions({4096, 4, 64}); };
+  const auto sum_leading = [](const Tensor& x) { return Sum(x, {0}); };
+  const auto log_softmax = [](const Tensor& x) { return LogSoftmax(x, 0); };
+  return {
+      {"all", line, [](const Tensor& x) { return Sum(x); }},
+      {"equal terms",
+       [] {
+         return Tensor::Full({kMany, 3}, 0.1);
+       },
+       sum_leading},
+      {"leading", leading, sum_leading},
+      {"leading wide",
+       [] {
+         return Fractions({1 << 14, 300});
+       },
+       sum_leading},
+      {"last",
+       [] {
+         return Fractions({4, kMany});
+       },
+       [](const Tensor& x) { return Sum(x, {1}); }},
+      {"strided",
+       [] {
+         return Fractions({kMany, 3});
+       },
+       [](const Tensor& x) { return Sum(x.Select(1, 1)); }},
+      {"outer and inner", planes,
+       [](const Tensor& x) {
+         return Sum(x, {0, 2});
+       }},
+      {"outer and short inner",
+       [] {
+         return Fractions({kMany / 2, 3, 2});
+       },
+       [](const Tensor& x) {
+         return Sum(x, {0, 2});
+       }},
+      {"mean", leading, [](const Tensor& x) { return Mean(x, {0}); }},
+      {"bias of Linear", leading, sum_leading},
+      {"log_softmax 50257", [] { return Mul(Fractions({50257}), 4); },
+       log_softmax},
+      {"log_softmax", scores, log_softmax},
+      {"softmax", scores, [](const Tensor& x) { return Softmax(x, 0); }},
+      {"log_softmax backward", line,
+       [](const Tensor& x) {
+         return LogSoftmaxBackward(x, LogSoftmax(Mul(x, 4), 0), 0);
+       }},
+      {"softmax backward", line,
+       [](const Tensor& x) {
+         return SoftmaxBackward(x, Softmax(Mul(x, 4), 0), 0);
+       }},
+      {"layer_norm",
+       [] {
+         return Fractions({2, kMany});
+       },
+       [](const Tensor& x) { return LayerNorm(x, {kMany}, {}, {}).y; }},
+      {"batch_norm", leading, BatchNormed},
+      {"batch_norm planes", planes, BatchNormed},
+  };
+}
+
+class LongSum : public ::testing::TestWithParam<Case> {};
+
+TEST_P(LongSum, ErrsAtMostTenTimesAsMuchAsPyTorch) {
+  static const Json* golden =
+      new Json(Json::parse(std::ifstream("tests/golden/sums.json")));
+  ASSERT_TRUE(golden->contains(GetParam().name));
+  // An error of PyTorch's below one rounding is luck.
+  const double theirs =
+      std::max((*golden)[GetParam().name].get<double>(), 0x1p-24);
+  const Tensor x = GetParam().make();
+  const Tensor wanted = GetParam().run(x.To(DType::kF64));
+  const Tensor found = GetParam().run(x).To(DType::kF64);
+  const double error = Largest(Sub(found, wanted)) / Largest(wanted);
+  RecordProperty("error", std::to_string(error / theirs));
+  EXPECT_LE(error, 10 * theirs);
+}
+
+std::string TestName(const ::testing::TestParamInfo<Case>& info) {
+  std::string name = info.param.name;
+  std::replace(name.begin(), name.end(), ' ', '_');
+  return name;
+}
+
+INSTANTIATE_TEST_SUITE_P(Each, LongSum, ::testing::ValuesIn(Cases()), TestName);
+
+// In the order of memory a sum of many views must not depend on the layout.
+TEST(Sum, OfEveryOrderOfDimensionsIsExactForWholeNumbers) {
+  const Tensor x = Tensor::Empty({5, 6, 7, 3});
+  int64_t i = 0;
+  for (float& element : x.span<float>()) element = static_cast<float>(i++ % 11);
+  Shape order = {0, 1, 2, 3};
+  do {
+    const Tensor view = x.Permute(order);
+    for (int mask = 1; mask < 16; ++mask) {
+      Shape dims;
+      Shape of_x;
+      for (int64_t d = 0; d < 4; ++d) {
+        if ((mask >> d & 1) == 0) continue;
+        dims.push_back(d);
+        of_x.push_back(order[d]);
+      }
+      const Tensor found = Sum(view, dims, true);
+      const Tensor wanted = Sum(x.To(DType::kI64), of_x, true).Permute(order);
+      EXPECT_EQ(found.To(DType::kI64).ToVector<int64_t>(),
+                wanted.ToVector<int64_t>());
+    }
+  } while (std::next_permutation(order.begin(), order.end()));
+}
+
+}  // namespace
+}  // namespace weft
