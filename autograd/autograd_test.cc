@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -368,6 +369,41 @@ TEST(Gradient, OfRowsGoesThroughOtherOperations) {
   const Tensor ids = Tensor::FromVector<int64_t>({1, 3, 1});
   Sum(Embedding(table * 3, ids, TableGradient::kSparse)).Backward();
   EXPECT_THAT(GradOf(table), ElementsAre(0, 6, 0, 3));
+}
+
+TEST(Linear, WithoutInputsOrOutputsHasEmptyGradients) {
+  for (const auto [in, out] :
+       {std::pair(0, 3), std::pair(3, 0), std::pair(0, 0)}) {
+    const Variable x(Tensor::Ones({2, in}), /*requires_grad=*/true);
+    const Variable weight(Tensor::Ones({out, in}), /*requires_grad=*/true);
+    const Variable bias(Tensor::Ones({out}), /*requires_grad=*/true);
+    Sum(Linear(x, weight, bias)).Backward();
+    EXPECT_EQ(x.grad().shape(), x.shape());
+    EXPECT_EQ(weight.grad().shape(), weight.shape());
+    EXPECT_THAT(GradOf(bias), ::testing::Each(2));
+  }
+}
+
+TEST(Linear, OfAVectorHasTheGradientsOfOneRow) {
+  const Variable x(Tensor::FromVector<float>({1, 2}), /*requires_grad=*/true);
+  const Variable weight(Tensor::FromVector<float>({3, 4}, {1, 2}),
+                        /*requires_grad=*/true);
+  const Variable y = Linear(x, weight, Variable());
+  EXPECT_EQ(y.shape(), Shape{1});
+  Sum(y).Backward();
+  EXPECT_THAT(GradOf(x), ElementsAre(3, 4));
+  EXPECT_THAT(GradOf(weight), ElementsAre(1, 2));
+}
+
+TEST(Relu, PassesTheGradientWhereItsResultIsNan) {
+  const float nan = std::nanf("");
+  const Variable x(Tensor::FromVector<float>({-1, nan, 2}),
+                   /*requires_grad=*/true);
+  Relu(x).Backward(Tensor::FromVector<float>({nan, 3, nan}));
+  const std::vector<float> grad = GradOf(x);
+  EXPECT_EQ(grad[0], 0);
+  EXPECT_EQ(grad[1], 3);
+  EXPECT_TRUE(std::isnan(grad[2]));
 }
 
 TEST(Gradient, RefusesRowsThatDoNotFitTheirValues) {

@@ -1,7 +1,6 @@
 #include "weft/tensor/codec.h"
 
 #include <cstring>
-#include <new>
 
 #include "absl/strings/str_cat.h"
 #include "absl/types/optional.h"
@@ -114,9 +113,6 @@ absl::Status CheckBools(const Tensor& tensor) {
 absl::StatusOr<Tensor> Allocate(const wire::TensorHeader& header) {
   try {
     return Tensor::Empty(ShapeOfHeader(header), DTypeOfHeader(header));
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "Tensor: no memory for the ", header.bytes(), " bytes received"));
   } catch (const Error& error) {
     return error.status();
   }

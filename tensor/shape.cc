@@ -59,20 +59,28 @@ bool IsContiguous(absl::Span<const int64_t> shape,
   return is_contiguous;
 }
 
-Shape BroadcastShape(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
-                     absl::string_view where) {
+bool TryBroadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
+                  Shape* result) {
   if (a.size() < b.size()) std::swap(a, b);
-  Shape result(a.begin(), a.end());
+  result->assign(a.begin(), a.end());
   const size_t lead = a.size() - b.size();
   for (size_t i = 0; i < b.size(); ++i) {
-    int64_t& size = result[lead + i];
+    int64_t& size = (*result)[lead + i];
     if (size == b[i] || b[i] == 1) continue;
-    if (size != 1) {
-      ThrowInvalidArgument(where, ": shapes ", ShapeText(a), " and ",
-                           ShapeText(b), " do not broadcast; sizes ", size,
-                           " and ", b[i], " differ and neither is 1");
-    }
+    if (size != 1) return false;
     size = b[i];
+  }
+  return true;
+}
+
+Shape BroadcastShape(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
+                     absl::string_view where) {
+  Shape result;
+  if (!TryBroadcast(a, b, &result)) {
+    ThrowInvalidArgument(where, ": shapes ", ShapeText(a), " and ",
+                         ShapeText(b),
+                         " do not broadcast; aligned at the last dimension, "
+                         "sizes must be equal or 1");
   }
   return result;
 }

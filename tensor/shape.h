@@ -40,7 +40,9 @@ bool IsContiguous(absl::Span<const int64_t> shape,
                   absl::Span<const int64_t> strides);
 
 // The shape to which both can be expanded: aligned at the last dimension, a
-// size of 1 stretches.
+// size of 1 stretches. TryBroadcast: false if there is none.
+bool TryBroadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
+                  Shape* result);
 Shape BroadcastShape(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
                      absl::string_view where);
 

@@ -1,8 +1,10 @@
 #include "weft/tensor/storage.h"
 
-#include <new>
 #include <utility>
 
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/error.h"
 #include "weft/memory/allocator.h"
 
 namespace weft {
@@ -10,7 +12,10 @@ namespace {
 
 char* AllocateHost(int64_t bytes) {
   void* const memory = memory::HostAllocator().Allocate(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
+  if (memory == nullptr) {
+    throw Error(absl::ResourceExhaustedError(
+        absl::StrCat("Tensor: no memory for ", bytes, " bytes")));
+  }
   return static_cast<char*>(memory);
 }
 

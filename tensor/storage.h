@@ -18,7 +18,8 @@ namespace weft {
 class Storage : public RefCounted<Storage> {
  public:
   // Not initialised. Aligned to 64 bytes, or to 16 if it is at most
-  // kInlineBytes, which are part of this object. Throws std::bad_alloc.
+  // kInlineBytes, which are part of this object. Throws Error with
+  // RESOURCE_EXHAUSTED if there is not as much memory.
   static IntrusivePtr<Storage> Allocate(int64_t bytes);
 
   // Memory of someone else, which `owner` keeps alive. May be written to.

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
 #include "weft/tensor/cast.h"
+#include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
@@ -43,7 +44,8 @@ void FillRun(T value, T* out, int64_t stride, int64_t n) {
 void CopyElements(const Tensor& dst, const Tensor& src) {
   if (src.dtype() == dst.dtype() && src.is_contiguous() &&
       dst.is_contiguous() && src.numel() == dst.numel()) {
-    if (dst.numel() > 0) std::memcpy(dst.raw(), src.raw(), dst.bytes());
+    if (dst.numel() > 0 && dst.raw() != src.raw())
+      std::memcpy(dst.raw(), src.raw(), dst.bytes());
     return;
   }
   const StridedLoop<2> loop(dst.shape(), {LayoutOf(src), LayoutOf(dst)});
@@ -78,6 +80,10 @@ Shape CompleteShape(const Shape& shape, int64_t numel, const char* where) {
   const auto free_size = std::find(result.begin(), result.end(), -1);
   if (free_size != result.end()) {
     *free_size = 1;
+    if (std::find(free_size + 1, result.end(), -1) != result.end()) {
+      ThrowInvalidArgument(where, ": shape ", ShapeText(shape),
+                           " has more than one -1");
+    }
     const int64_t others = NumElements(result, where);
     if (others == 0) {
       ThrowInvalidArgument(where, ": -1 in shape ", ShapeText(shape),
@@ -385,12 +391,13 @@ Tensor Tensor::To(DType dtype) const {
 
 void Tensor::CopyFrom(const Tensor& src) const {
   CheckBroadcastsTo(src, shape(), "Tensor::CopyFrom");
-  const bool may_overlap = src.storage() == storage();
-  CopyElements(*this, may_overlap ? src.Clone() : src);
+  internal::CheckWritable(*this, "Tensor::CopyFrom");
+  CopyElements(*this, internal::Unaliased(src, *this));
   BumpVersion();
 }
 
 void Tensor::Fill(double value) const {
+  internal::CheckWritable(*this, "Tensor::Fill");
   const StridedLoop<1> loop(shape(), {LayoutOf(*this)});
   VisitDType(dtype(), [&](auto type) {
     using T = typename decltype(type)::Type;

@@ -8,7 +8,8 @@
 //   Tensor y = MatMul(x, x.Transpose(0, 1));  // weft/tensor/ops/matmul.h
 //
 // A wrong shape, dtype or device throws weft::Error with INVALID_ARGUMENT; a
-// device that is not in this build UNIMPLEMENTED. Any use of an undefined
+// device that is not in this build UNIMPLEMENTED; memory that is not to be had
+// RESOURCE_EXHAUSTED. Any use of an undefined
 // Tensor but defined(), assignment and destruction throws FAILED_PRECONDITION.
 //
 // Thread-safety: as for std::shared_ptr; elements: many readers or one writer.
@@ -159,7 +160,9 @@ class Tensor {
 
   // --- Writes: each bumps the version. --------------------------------------
 
-  // `src` is expanded to this shape and cast to this dtype; it may overlap.
+  // Throw for a tensor that has several elements in one place (an expanded
+  // one). `src` is expanded to this shape and cast to this dtype; it may
+  // overlap.
   void CopyFrom(const Tensor& src) const;
   void Fill(double value) const;  // Representable in dtype().
 

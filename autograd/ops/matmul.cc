@@ -38,6 +38,13 @@ Tensor Product(const BackwardCall& call, int i, const Tensor& a,
   return out.tensor;
 }
 
+// The product of all sizes but the last.
+int64_t NumRows(const Tensor& x) {
+  int64_t rows = 1;
+  for (int d = 0; d + 1 < x.dim(); ++d) rows *= x.shape()[d];
+  return rows;
+}
+
 Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
 
 }  // namespace
@@ -66,11 +73,15 @@ Variable Linear(const Variable& x, const Variable& weight,
                  weight = SavedTensor(weight.value())](BackwardCall& call) {
                   const Tensor grad = call.output();
                   const Tensor &in = x.Get(), &w = weight.Get();
-                  if (call.needs(0)) call.inputs[0] = MatMul(grad, w);
-                  const Tensor rows = grad.Reshape({-1, w.size(0)});
+                  // Not -1: there may be 0 inputs or outputs.
+                  const int64_t n = NumRows(in);
+                  const Tensor rows = grad.Reshape({n, w.size(0)});
+                  if (call.needs(0)) {
+                    call.inputs[0] = MatMul(rows, w).Reshape(in.shape());
+                  }
                   if (call.needs(1)) {
                     call.inputs[1] = Product(call, 1, Transposed(rows),
-                                             in.Reshape({-1, w.size(1)}));
+                                             in.Reshape({n, w.size(1)}));
                   }
                   if (call.needs(2)) call.Put(2, Sum(rows, {0}));
                 });

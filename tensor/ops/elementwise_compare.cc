@@ -63,6 +63,20 @@ WEFT_VECTORIZE void ChooseRun(const bool* condition, const T* a, const T* b,
   }
 }
 
+Shape ShapeOfWhere(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  Shape both;
+  Shape shape;
+  if (condition.dtype() != DType::kBool || a.dtype() != b.dtype() ||
+      !TryBroadcast(a.shape(), b.shape(), &both) ||
+      !TryBroadcast(condition.shape(), both, &shape)) {
+    ThrowInvalidArgument("Where: condition is ", condition.Describe(), ", a ",
+                         a.Describe(), ", b ", b.Describe(),
+                         "; wanted a bool condition, a and b of one dtype, and "
+                         "shapes that broadcast together");
+  }
+  return shape;
+}
+
 }  // namespace
 
 Tensor Equal(const Tensor& a, const Tensor& b) {
@@ -77,9 +91,11 @@ Tensor Less(const Tensor& a, const Tensor& b) {
 Tensor LessEqual(const Tensor& a, const Tensor& b) {
   return CompareNumbers(a, b, "LessEqual", std::less_equal<>());
 }
-Tensor Greater(const Tensor& a, const Tensor& b) { return Less(b, a); }
+Tensor Greater(const Tensor& a, const Tensor& b) {
+  return CompareNumbers(a, b, "Greater", std::greater<>());
+}
 Tensor GreaterEqual(const Tensor& a, const Tensor& b) {
-  return LessEqual(b, a);
+  return CompareNumbers(a, b, "GreaterEqual", std::greater_equal<>());
 }
 
 Tensor Equal(const Tensor& a, double b) {
@@ -106,11 +122,8 @@ Tensor LogicalNot(const Tensor& x) {
 }
 
 Tensor Where(const Tensor& condition, const Tensor& a, const Tensor& b) {
-  internal::CheckSameDType(a, b, "Where");
+  const Shape shape = ShapeOfWhere(condition, a, b);
   const bool* const choice = condition.data<bool>();
-  const Shape shape =
-      BroadcastShape(condition.shape(),
-                     BroadcastShape(a.shape(), b.shape(), "Where"), "Where");
   const Tensor result = Tensor::Empty(shape, a.dtype());
   using internal::LayoutOf;
   const internal::StridedLoop<4> loop(

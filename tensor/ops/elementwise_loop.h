@@ -8,6 +8,7 @@
 
 #include "absl/strings/string_view.h"
 #include "weft/base/error.h"
+#include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tensor/vectorize.h"
@@ -22,17 +23,6 @@ inline void CheckSameDType(const Tensor& a, const Tensor& b,
   }
 }
 
-// A stretched tensor has several elements in one place: writing is an error.
-inline void CheckWritable(const Tensor& y, absl::string_view where) {
-  for (int d = 0; d < y.dim(); ++d) {
-    if (y.strides()[d] == 0 && y.shape()[d] > 1) {
-      ThrowInvalidArgument(where, ": ", y.Describe(), " with strides ",
-                           ShapeText(y.strides()),
-                           " is expanded and cannot be written to");
-    }
-  }
-}
-
 inline void CheckShapeKept(const Tensor& y, const Shape& broadcast,
                            const Tensor& x, absl::string_view where) {
   if (broadcast != y.shape()) {
@@ -40,14 +30,6 @@ inline void CheckShapeKept(const Tensor& y, const Shape& broadcast,
                          " does not expand to ", ShapeText(y.shape()),
                          ", which is written to");
   }
-}
-
-// `x`, or a copy if writing to `y` could change an element of x not yet read.
-inline Tensor Unaliased(const Tensor& x, const Tensor& y) {
-  const bool is_safe = x.storage() != y.storage() ||
-                       (x.raw() == y.raw() && x.shape() == y.shape() &&
-                        x.strides() == y.strides());
-  return is_safe ? x : x.Clone();
 }
 
 template <typename R, typename T, typename Op>
@@ -133,7 +115,7 @@ void UpdateBinary(const Tensor& y, const Tensor& x, absl::string_view where,
                   Op op) {
   T* const out = y.data<T>();
   if (y.is_contiguous() && x.is_contiguous() && y.shape() == x.shape() &&
-      x.storage() != y.storage()) {
+      !MayOverlap(x, y)) {
     BinaryRun(out, 1, x.data<T>(), 1, out, 1, y.numel(), op);
   } else {
     CheckWritable(y, where);

@@ -130,7 +130,8 @@ Tensor Pow(const Tensor& x, double exponent) {
 
 Tensor ReluBackward(const Tensor& grad, const Tensor& y) {
   return Backward(grad, y, "ReluBackward",
-                  [](auto g, auto b) { return b > 0 ? g : decltype(g){0}; });
+                  // Of NaN, as for PyTorch, grad: a NaN in must be seen.
+                  [](auto g, auto b) { return b <= 0 ? decltype(g){0} : g; });
 }
 Tensor SigmoidBackward(const Tensor& grad, const Tensor& y) {
   return Backward(grad, y, "SigmoidBackward",

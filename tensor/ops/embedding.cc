@@ -6,6 +6,7 @@
 
 #include "weft/base/error.h"
 #include "weft/tensor/ops/index.h"
+#include "weft/tensor/overlap.h"
 
 namespace weft {
 namespace {
@@ -170,7 +171,7 @@ void AddRows_(const Tensor& y, double alpha, const SparseRows& sparse) {
                          " rows; wanted y [rows, dim], contiguous");
   }
   const Tensor indices = sparse.indices.Contiguous();
-  const Tensor values = sparse.values.Contiguous();
+  const Tensor values = internal::Apart(sparse.values, y).Contiguous();
   CheckIndices(indices.span<int64_t>(), sparse.rows, "AddRows_");
   const int64_t dim = y.shape()[1];
   VisitFloating(y.dtype(), "AddRows_", [&](auto type) {

@@ -6,6 +6,7 @@
 
 #include "weft/base/error.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/overlap.h"
 #include "weft/tensor/strided_loop.h"
 
 namespace weft {
@@ -137,9 +138,10 @@ void IndexAdd_(const Tensor& y, int64_t dim, const Tensor& index,
     ThrowInvalidArgument("IndexAdd_: y is ", y.Describe(), ", src is ",
                          src.Describe(), "; wanted src ", ShapeText(wanted));
   }
+  internal::CheckWritable(y, "IndexAdd_");
   const Tensor target = y.Contiguous();
-  const Tensor source = src.Contiguous();
-  const Tensor chosen = index.Contiguous();
+  const Tensor source = internal::Apart(src, y).Contiguous();
+  const Tensor chosen = internal::Apart(index, y).Contiguous();
   const Around around = AroundDim(wanted, d);
   VisitNumber(y.dtype(), "IndexAdd_", [&](auto type) {
     using T = typename decltype(type)::Type;
@@ -181,11 +183,14 @@ void ScatterAdd_(const Tensor& y, int64_t dim, const Tensor& index,
                          src.Describe(), "; wanted src ",
                          ShapeText(index.shape()));
   }
+  internal::CheckWritable(y, "ScatterAdd_");
+  const Tensor source = internal::Apart(src, y);
+  const Tensor chosen = internal::Apart(index, y);
   VisitNumber(y.dtype(), "ScatterAdd_", [&](auto type) {
     using T = typename decltype(type)::Type;
     T* const out = y.data<T>();
-    const T* const in = src.data<T>();
-    ForEachIndexed(index, d, y, src, [&](int64_t to, int64_t from) {
+    const T* const in = source.data<T>();
+    ForEachIndexed(chosen, d, y, source, [&](int64_t to, int64_t from) {
       out[to] = AddOp()(out[to], in[from]);
     });
   });

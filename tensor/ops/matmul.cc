@@ -7,6 +7,7 @@
 #include "dnnl.hpp"
 #include "weft/base/error.h"
 #include "weft/tensor/ops/onednn.h"
+#include "weft/tensor/overlap.h"
 #include "weft/tensor/vectorize.h"
 
 namespace weft {
@@ -259,11 +260,32 @@ Tensor MatrixAt(const Tensor& x, const Shape& lead, int64_t batch) {
   return matrix;
 }
 
+void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
+  const bool fits = x.dim() >= 1 && weight.dim() == 2 &&
+                    x.size(-1) == weight.size(1) && x.dtype() == weight.dtype();
+  if (!fits) {
+    ThrowInvalidArgument("Linear: x is ", x.Describe(), ", weight is ",
+                         weight.Describe(),
+                         "; wanted x [..., in] and weight [out, in]");
+  }
+  if (!bias.defined()) return;
+  if (bias.shape() != Shape{weight.size(0)} || bias.dtype() != x.dtype()) {
+    ThrowInvalidArgument("Linear: bias is ", bias.Describe(), "; wanted ",
+                         Name(x.dtype()), "[", weight.size(0), "]");
+  }
+}
+
 }  // namespace
 
 Tensor MatMul(const Tensor& a, const Tensor& b) {
   CheckOperands(a, b, "MatMul");
-  const Shape lead = BroadcastShape(LeadingDims(a), LeadingDims(b), "MatMul");
+  Shape lead;
+  if (!TryBroadcast(LeadingDims(a), LeadingDims(b), &lead)) {
+    ThrowInvalidArgument("MatMul: lhs is ", ShapeText(a.shape()), ", rhs is ",
+                         ShapeText(b.shape()), "; leading sizes ",
+                         ShapeText(LeadingDims(a)), " and ",
+                         ShapeText(LeadingDims(b)), " do not broadcast");
+  }
   Shape shape = lead;
   shape.push_back(a.size(-2));
   shape.push_back(b.size(-1));
@@ -298,29 +320,22 @@ void MatMulAdd_(const Tensor& out, const Tensor& a, const Tensor& b) {
                          a.Describe(), ", rhs ", b.Describe(),
                          "; wanted matrices, out contiguous [m, n]");
   }
-  MultiplyMatrices(a, b, out, true, "MatMulAdd_");
+  internal::CheckWritable(out, "MatMulAdd_");
+  MultiplyMatrices(internal::Apart(a, out), internal::Apart(b, out), out, true,
+                   "MatMulAdd_");
   out.BumpVersion();
 }
 
 Tensor Linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
-  if (weight.dim() != 2) {
-    ThrowInvalidArgument("Linear: weight is ", weight.Describe(),
-                         "; wanted [out, in]");
-  }
-  if (!bias.defined()) return MatMul(x, weight.Transpose(0, 1));
-  CheckOperands(x, weight.Transpose(0, 1), "Linear");
-  if (bias.shape() != Shape{weight.size(0)} || bias.dtype() != x.dtype()) {
-    ThrowInvalidArgument("Linear: bias is ", bias.Describe(), "; wanted ",
-                         Name(x.dtype()), "[", weight.size(0), "]");
-  }
+  CheckLinear(x, weight, bias);
   Shape shape = x.shape();
   shape.back() = weight.size(0);
   Tensor result = Tensor::Empty(shape, x.dtype());
   if (result.numel() == 0) return result;
-  result.CopyFrom(bias);
+  if (bias.defined()) result.CopyFrom(bias);
   MultiplyMatrices(x.Reshape({result.numel() / shape.back(), x.size(-1)}),
                    weight.Transpose(0, 1), result.View({-1, shape.back()}),
-                   true, "Linear");
+                   bias.defined(), "Linear");
   return result;
 }
 
