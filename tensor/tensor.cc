@@ -330,6 +330,28 @@ Tensor Tensor::Select(int64_t dim, int64_t index) const {
   return Alias(first, shape, strides);
 }
 
+Tensor Tensor::Index(absl::Span<const TensorIndex> parts) const {
+  if (static_cast<int64_t>(parts.size()) > dim()) {
+    ThrowInvalidArgument("Tensor::Index: ", parts.size(), " indices for ",
+                         Describe());
+  }
+  Tensor view = *this;
+  int64_t d = 0;
+  for (const TensorIndex& part : parts) {
+    const int64_t size = view.shape()[d];
+    const auto wrapped = [size](int64_t i) { return i < 0 ? i + size : i; };
+    if (!part.is_range()) {
+      view = view.Select(d, wrapped(part.number()));
+      continue;
+    }
+    const IndexRange& range = part.range();
+    const int64_t end = range.end == IndexRange::kToTheEnd ? size : range.end;
+    view = view.Slice(d, wrapped(range.begin), wrapped(end));
+    ++d;
+  }
+  return view;
+}
+
 Tensor Tensor::Expand(const Shape& shape) const {
   NumElements(shape, "Tensor::Expand");
   CheckBroadcastsTo(*this, shape, "Tensor::Expand");

@@ -18,6 +18,7 @@
 #define WEFT_TENSOR_TENSOR_H_
 
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <string>
 #include <utility>
@@ -30,6 +31,7 @@
 #include "weft/tensor/intrusive_ptr.h"
 #include "weft/tensor/shape.h"
 #include "weft/tensor/storage.h"
+#include "weft/tensor/tensor_index.h"
 
 namespace weft {
 
@@ -150,6 +152,14 @@ class Tensor {
   // Joins dimensions [begin, dim()) into one; a copy if strides demand it.
   Tensor FlattenFrom(int64_t begin) const;
 
+  // x(Slice(0, 2), 3): see weft/tensor/tensor_index.h.
+  template <typename... Parts>
+  Tensor operator()(const Parts&... parts) const {
+    return Index({TensorIndex(parts)...});
+  }
+  // As many as dim(), or fewer: the rest is taken whole.
+  Tensor Index(absl::Span<const TensorIndex> parts) const;
+
   // --- Copies (the first two only where needed). ----------------------------
 
   Tensor Contiguous() const;
@@ -247,6 +257,11 @@ std::vector<T> Tensor::ToVector() const {
   const T* begin = flat.data<T>();
   return std::vector<T>(begin, begin + flat.numel());
 }
+
+// "f32[2, 3]", then the elements in nested brackets, reals with six digits; of
+// more than 1000 elements, the first and last three of each dimension.
+std::string ToString(const Tensor& x);
+std::ostream& operator<<(std::ostream& out, const Tensor& x);
 
 }  // namespace weft
 

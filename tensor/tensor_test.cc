@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 #include <memory>
+#include <sstream>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -259,6 +260,51 @@ TEST(Tensor, OfAStorageDTypeIsRefusedByArithmeticThatNamesTheCast) {
     EXPECT_THAT(Complaint([&] { Tensor::Arange(3, dtype); }),
                 HasSubstr("cast with To()"));
   }
+}
+
+TEST(Tensor, IsIndexedByNumbersAndRanges) {
+  const Tensor x = Tensor::Arange(24).View({2, 3, 4});
+  ExpectValues(x(1, 2, 3), {}, {23}, 0);
+  ExpectValues(x(-1, -1, -1), {}, {23}, 0);
+  ExpectValues(x(0, Slice(1, 3), 2), {2}, {6, 10}, 0);
+  ExpectValues(x(Slice(), 1, Slice(-2)), {2, 2}, {6, 7, 18, 19}, 0);
+  ExpectValues(x(1, Slice(0, -2)), {1, 4}, {12, 13, 14, 15}, 0);
+  EXPECT_EQ(x(Slice(2)).shape(), (Shape{0, 3, 4}));
+  EXPECT_EQ(x().shape(), x.shape());
+  x(0, 0, Slice(0, 2)).Fill(-1);
+  ExpectValues(x(0, 0), {4}, {-1, -1, 2, 3}, 0);
+}
+
+TEST(Tensor, RefusesAnIndexOutside) {
+  const Tensor x = Tensor::Arange(6).View({2, 3});
+  EXPECT_THAT(Complaint([&] { x(2); }), HasSubstr("index 2 is outside"));
+  EXPECT_THAT(Complaint([&] { x(-3); }), HasSubstr("index -1 is outside"));
+  EXPECT_THAT(Complaint([&] { x(0, Slice(0, 4)); }), HasSubstr("[0, 4)"));
+  EXPECT_THAT(Complaint([&] { x(Slice(2, 1)); }), HasSubstr("[2, 1)"));
+  EXPECT_THAT(Complaint([&] { x(0, 0, 0); }),
+              HasSubstr("3 indices for i64[2, 3]"));
+}
+
+TEST(ToString, ShowsDTypeShapeAndValues) {
+  const Tensor x = Tensor::FromVector<float>({1, 2.5, -3, 0, 1e10f, 6}, {2, 3});
+  EXPECT_EQ(ToString(x), "f32[2, 3]\n[[1, 2.5, -3],\n [0, 1e+10, 6]]");
+  EXPECT_EQ(ToString(x.Transpose(0, 1)),
+            "f32[3, 2]\n[[1, 0],\n [2.5, 1e+10],\n [-3, 6]]");
+  EXPECT_EQ(ToString(Tensor::Scalar<int64_t>(7)), "i64[] 7");
+  EXPECT_EQ(ToString(Tensor::FromVector<bool>({true, false})),
+            "bool[2] [true, false]");
+  EXPECT_EQ(ToString(Tensor::FromVector<int8_t>({-1})), "i8[1] [-1]");
+  EXPECT_EQ(ToString(Tensor::Full({2}, 0.5, DType::kBF16)),
+            "bf16[2] [0.5, 0.5]");
+  EXPECT_EQ(ToString(Tensor::Zeros({0, 2})), "f32[0, 2]\n[]");
+  EXPECT_EQ(ToString(Tensor()), "undefined");
+  EXPECT_EQ(ToString(Tensor::Arange(2000)),
+            "i64[2000] [0, 1, 2, ..., 1997, 1998, 1999]");
+  EXPECT_EQ(ToString(Tensor::Arange(2)(Slice(0, 1)).View({1, 1, 1})),
+            "i64[1, 1, 1]\n[[[0]]]");
+  std::ostringstream out;
+  out << Tensor::Arange(2);
+  EXPECT_EQ(out.str(), "i64[2] [0, 1]");
 }
 
 TEST(CopyFrom, BroadcastsCastsAndMayOverlap) {

@@ -44,6 +44,7 @@ const Op kSub("Sub", BinaryCases(Sub, {3}, {2, 3}));
 const Op kMul("Mul", BinaryCases(Mul, {2, 3}, {2, 1}));
 const Op kDiv("Div", BinaryCases(Div, {2, 3}, {3}, 0.5, 2.0));
 const Op kMaximum("Maximum", BinaryCases(Maximum, {2, 3}, {1}));
+const Op kMinimum("Minimum", BinaryCases(Minimum, {2, 3}, {1}));
 const Op kAddScalar("AddScalar", {{"", {{{2, 3}}}, [](Inputs in) {
                                      return Add(in[0], 2.5);
                                    }}});
@@ -57,13 +58,59 @@ const Op kSqrt("Sqrt", UnaryCase(Sqrt, 0.5, 2.0));
 const Op kRelu("Relu", UnaryCase(Relu, -1.5, 1.5));
 const Op kSigmoid("Sigmoid", UnaryCase(Sigmoid, -4, 4));
 const Op kTanh("Tanh", UnaryCase(Tanh, -1.5, 1.5));
+const Op kAbs("Abs", UnaryCase(Abs, -1.5, 1.5));
+const Op kSquare("Square", UnaryCase(Square, -1.5, 1.5));
+const Op kLog1p("Log1p", UnaryCase(Log1p, -0.5, 1.5));
+const Op kSoftplus("Softplus", UnaryCase(Softplus, -4, 4));
+const Op kSin("Sin", UnaryCase(Sin, -1.5, 1.5));
+const Op kCos("Cos", UnaryCase(Cos, -1.5, 1.5));
+const Op kSilu("Silu", UnaryCase(Silu, -4, 4));
+const Op kGelu("Gelu", {{"exact",
+                         {{{3, 4}, -3, 3}},
+                         [](Inputs in) { return Gelu(in[0]); }},
+                        {"tanh", {{{3, 4}, -3, 3}}, [](Inputs in) {
+                           return Gelu(in[0], GeluKind::kTanh);
+                         }}});
+const Op kPow(
+    "Pow",
+    {{"cube", {{{3, 4}}}, [](Inputs in) { return Pow(in[0], 3); }},
+     {"root", {{{3, 4}, 0.5, 2.0}}, [](Inputs in) { return Pow(in[0], 0.5); }},
+     {"zero", {{{3, 4}}}, [](Inputs in) { return Pow(in[0], 0); }}});
+const Op kClamp("Clamp", {{"", {{{3, 4}}}, [](Inputs in) {
+                             return Clamp(in[0], -0.5, 0.75);
+                           }}});
 
 Variable WhereCase(Inputs in) { return Where(in[0].value(), in[1], in[2]); }
 constexpr SampleInput::Kind kBool = SampleInput::Kind::kBool;
+Variable MaskedFillCase(Inputs in) {
+  return MaskedFill(in[0], in[1].value(), -2.5);
+}
+const Op kMaskedFill(
+    "MaskedFill",
+    {{"same", {{{2, 3}}, {{2, 3}, 0, 1, kBool}}, MaskedFillCase},
+     {"broadcast", {{{3}}, {{2, 1}, 0, 1, kBool}}, MaskedFillCase}});
 const Op kWhere(
     "Where",
     {{"same", {{{2, 3}, 0, 1, kBool}, {{2, 3}}, {{2, 3}}}, WhereCase},
      {"broadcast", {{{2, 3}, 0, 1, kBool}, {{3}}, {{2, 1}}}, WhereCase}});
+
+// The part of `grad` that goes to `mine`: all, half or none of each element.
+Tensor ShareOfLarger(const Tensor& grad, const Tensor& mine,
+                     const Tensor& other) {
+  const Tensor wins = Greater(mine, other).To(grad.dtype());
+  const Tensor draws = Equal(mine, other).To(grad.dtype());
+  return Mul(grad, Add(wins, Mul(draws, 0.5)));
+}
+
+// An operation on one operand x whose gradient is backward(grad, x).
+template <typename Backward>
+Variable RecordUnary(const Op& op, Tensor y, const Variable& x,
+                     Backward backward) {
+  return Record(op, std::move(y), {&x},
+                [x = SavedTensor(x.value()), backward](BackwardCall& call) {
+                  call.inputs[0] = backward(call.output(), x.Get());
+                });
+}
 
 }  // namespace
 
@@ -135,18 +182,24 @@ Variable Neg(const Variable& x) {
 }
 
 Variable Maximum(const Variable& a, const Variable& b) {
-  // The part of `grad` that goes to `mine`: all, half or none of each element.
-  constexpr auto share = [](const Tensor& grad, const Tensor& mine,
-                            const Tensor& other) {
-    const Tensor wins = Greater(mine, other).To(grad.dtype());
-    const Tensor draws = Equal(mine, other).To(grad.dtype());
-    return Mul(grad, Add(wins, Mul(draws, 0.5)));
-  };
   return Record(kMaximum, Maximum(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
-                    a.value(), b.value(), share,
-                    [share](const Tensor& grad, const Tensor& x,
-                            const Tensor& y) { return share(grad, y, x); }));
+                    a.value(), b.value(), ShareOfLarger,
+                    [](const Tensor& grad, const Tensor& x, const Tensor& y) {
+                      return ShareOfLarger(grad, y, x);
+                    }));
+}
+
+Variable Minimum(const Variable& a, const Variable& b) {
+  return Record(kMinimum, Minimum(a.value(), b.value()), {&a, &b},
+                BroadcastBackward(
+                    a.value(), b.value(),
+                    [](const Tensor& grad, const Tensor& x, const Tensor& y) {
+                      return ShareOfLarger(grad, Neg(x), Neg(y));
+                    },
+                    [](const Tensor& grad, const Tensor& x, const Tensor& y) {
+                      return ShareOfLarger(grad, Neg(y), Neg(x));
+                    }));
 }
 
 Variable Where(const Tensor& condition, const Variable& a, const Variable& b) {
@@ -205,6 +258,83 @@ Variable Tanh(const Variable& x) {
   return Record(kTanh, y, {&x}, [y = SavedTensor(y)](BackwardCall& call) {
     call.inputs[0] = TanhBackward(call.output(), y.Get());
   });
+}
+
+Variable Abs(const Variable& x) {
+  return RecordUnary(
+      kAbs, Abs(x.value()), x,
+      [](const Tensor& grad, const Tensor& in) { return Mul(grad, Sign(in)); });
+}
+
+Variable Square(const Variable& x) {
+  return RecordUnary(kSquare, Square(x.value()), x,
+                     [](const Tensor& grad, const Tensor& in) {
+                       return Mul(grad, Add(in, in));
+                     });
+}
+
+Variable Log1p(const Variable& x) {
+  return RecordUnary(kLog1p, Log1p(x.value()), x,
+                     [](const Tensor& grad, const Tensor& in) {
+                       return Div(grad, Add(in, 1));
+                     });
+}
+
+Variable Softplus(const Variable& x) {
+  return RecordUnary(kSoftplus, Softplus(x.value()), x,
+                     [](const Tensor& grad, const Tensor& in) {
+                       return Mul(grad, Sigmoid(in));
+                     });
+}
+
+Variable Sin(const Variable& x) {
+  return RecordUnary(
+      kSin, Sin(x.value()), x,
+      [](const Tensor& grad, const Tensor& in) { return Mul(grad, Cos(in)); });
+}
+
+Variable Cos(const Variable& x) {
+  return RecordUnary(kCos, Cos(x.value()), x,
+                     [](const Tensor& grad, const Tensor& in) {
+                       return Neg(Mul(grad, Sin(in)));
+                     });
+}
+
+Variable Pow(const Variable& x, double exponent) {
+  return RecordUnary(kPow, Pow(x.value(), exponent), x,
+                     [exponent](const Tensor& grad, const Tensor& in) {
+                       // 0 * x^-1 would be NaN at 0.
+                       if (exponent == 0) return Tensor::ZerosLike(in);
+                       return Mul(grad, Mul(Pow(in, exponent - 1), exponent));
+                     });
+}
+
+Variable Clamp(const Variable& x, double low, double high) {
+  return RecordUnary(kClamp, Clamp(x.value(), low, high), x,
+                     [low, high](const Tensor& grad, const Tensor& in) {
+                       const Tensor outside =
+                           LogicalOr(Less(in, low), Greater(in, high));
+                       return MaskedFill(grad, outside, 0);
+                     });
+}
+
+Variable Gelu(const Variable& x, GeluKind kind) {
+  return RecordUnary(kGelu, Gelu(x.value(), kind), x,
+                     [kind](const Tensor& grad, const Tensor& in) {
+                       return GeluBackward(grad, in, kind);
+                     });
+}
+
+Variable Silu(const Variable& x) {
+  return RecordUnary(kSilu, Silu(x.value()), x, SiluBackward);
+}
+
+Variable MaskedFill(const Variable& x, const Tensor& mask, double value) {
+  return Record(
+      kMaskedFill, MaskedFill(x.value(), mask, value), {&x},
+      [mask = SavedTensor(mask), shape = x.shape()](BackwardCall& call) {
+        call.inputs[0] = SumTo(MaskedFill(call.output(), mask.Get(), 0), shape);
+      });
 }
 
 }  // namespace weft

@@ -20,8 +20,9 @@ Variable Add(const Variable& a, double b);
 Variable Mul(const Variable& a, double b);
 Variable Neg(const Variable& x);
 
-// The gradient goes to the larger; equals share it equally.
+// The gradient goes to the larger (smaller); equals share it equally.
 Variable Maximum(const Variable& a, const Variable& b);
+Variable Minimum(const Variable& a, const Variable& b);
 
 // condition ? a : b; `condition` is bool.
 Variable Where(const Tensor& condition, const Variable& a, const Variable& b);
@@ -32,6 +33,20 @@ Variable Sqrt(const Variable& x);
 Variable Relu(const Variable& x);  // gradient 0 at 0
 Variable Sigmoid(const Variable& x);
 Variable Tanh(const Variable& x);
+Variable Abs(const Variable& x);  // gradient 0 at 0
+Variable Square(const Variable& x);
+Variable Log1p(const Variable& x);
+Variable Softplus(const Variable& x);
+Variable Sin(const Variable& x);
+Variable Cos(const Variable& x);
+Variable Pow(const Variable& x, double exponent);
+// The gradient passes where low <= x <= high.
+Variable Clamp(const Variable& x, double low, double high);
+Variable Gelu(const Variable& x, GeluKind kind = GeluKind::kExact);
+Variable Silu(const Variable& x);
+
+// `value` where `mask`, a bool tensor that broadcasts with x, is true.
+Variable MaskedFill(const Variable& x, const Tensor& mask, double value);
 
 inline Variable operator+(const Variable& a, const Variable& b) {
   return Add(a, b);

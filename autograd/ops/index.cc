@@ -27,6 +27,16 @@ const Op kGather("Gather", {{"", {{{3, 5}}, Indices({3, 2}, 5)}, [](Inputs in) {
                                return Gather(in[0], 1, in[1].value());
                              }}});
 
+const Op kScatterAdd(
+    "ScatterAdd",
+    {{"", {{{3, 5}}, Indices({3, 4}, 5), {{3, 4}}}, [](Inputs in) {
+        return ScatterAdd(in[0], 1, in[1].value(), in[2]);
+      }}});
+const Op kIndexAdd("IndexAdd",
+                   {{"", {{{5, 3}}, Indices({4}, 5), {{4, 3}}}, [](Inputs in) {
+                       return IndexAdd(in[0], 0, in[1].value(), in[2]);
+                     }}});
+
 OpCase EmbeddingCase(const char* name, TableGradient gradient) {
   return {name, {{{6, 3}}, Indices({2, 4}, 6)}, [=](Inputs in) {
             return Embedding(in[0], in[1].value(), gradient);
@@ -86,6 +96,34 @@ Variable Gather(const Variable& x, int64_t dim, const Tensor& index) {
         ScatterAdd_(whole, dim, index.Get(), grad);
         call.inputs[0] = whole;
       });
+}
+
+Variable ScatterAdd(const Variable& x, int64_t dim, const Tensor& index,
+                    const Variable& src) {
+  const Tensor sum = x.value().Clone();
+  ScatterAdd_(sum, dim, index, src.value());
+  return Record(kScatterAdd, sum, {&x, &src},
+                [dim, index = SavedTensor(index)](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  if (call.needs(0)) call.inputs[0] = grad;
+                  if (call.needs(1)) {
+                    call.inputs[1] = Gather(grad, dim, index.Get());
+                  }
+                });
+}
+
+Variable IndexAdd(const Variable& x, int64_t dim, const Tensor& index,
+                  const Variable& src) {
+  const Tensor sum = x.value().Clone();
+  IndexAdd_(sum, dim, index, src.value());
+  return Record(kIndexAdd, sum, {&x, &src},
+                [dim, index = SavedTensor(index)](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  if (call.needs(0)) call.inputs[0] = grad;
+                  if (call.needs(1)) {
+                    call.inputs[1] = IndexSelect(grad, dim, index.Get());
+                  }
+                });
 }
 
 Variable Embedding(const Variable& weight, const Tensor& indices,

@@ -18,6 +18,15 @@ Variable IndexSelect(const Variable& x, int64_t dim, const Tensor& index);
 // result[i, j] = x[i, index[i, j]] for dim 1, and likewise.
 Variable Gather(const Variable& x, int64_t dim, const Tensor& index);
 
+// x with src added: result[i, index[i, j]] += src[i, j] for dim 1, and
+// likewise.
+Variable ScatterAdd(const Variable& x, int64_t dim, const Tensor& index,
+                    const Variable& src);
+
+// x with src added: result[..., index[i], ...] += src[..., i, ...].
+Variable IndexAdd(const Variable& x, int64_t dim, const Tensor& index,
+                  const Variable& src);
+
 // What the gradient of a table of embeddings is: all rows, or those used.
 enum class TableGradient { kDense, kSparse };
 

@@ -38,12 +38,66 @@ const Op kMax("Max",
                   return Max(in[0], {1}, true);
                 }}});
 
+const Op kMin("Min",
+              {{"dim", {{{3, 4}}}, [](Inputs in) { return Min(in[0], {1}); }},
+               {"keepdim", {{{3, 4, 2}}}, [](Inputs in) {
+                  return Min(in[0], {1}, true);
+                }}});
+
+const Op kVar("Var", {{"all", {{{2, 3}}}, [](Inputs in) { return Var(in[0]); }},
+                      {"population", {{{2, 3, 4}}}, [](Inputs in) {
+                         return Var(in[0], {0, 2}, 0, true);
+                       }}});
+const Op kStd("Std", {{"all", {{{2, 3}}}, [](Inputs in) { return Std(in[0]); }},
+                      {"dims", {{{2, 3, 4}}}, [](Inputs in) {
+                         return Std(in[0], {0, 2});
+                       }}});
+
+bool IsReduced(int d, int64_t rank, absl::Span<const int64_t> dims) {
+  if (dims.empty()) return true;
+  for (const int64_t dim : dims) {
+    if (WrapDim(dim, rank, "reduce") == d) return true;
+  }
+  return false;
+}
+
 // The shape of `x` reduced over `dims`, with them kept as sizes of 1.
 Shape KeptShape(const Tensor& x, absl::Span<const int64_t> dims) {
   if (dims.empty()) return Shape(x.dim(), 1);
   Shape kept = x.shape();
   for (const int64_t d : dims) kept[WrapDim(d, x.dim(), "reduce")] = 1;
   return kept;
+}
+
+// Max or Min, from its result with the reduced dimensions kept.
+Variable RecordExtremum(const Op& op, const Tensor& kept, const Variable& x,
+                        absl::Span<const int64_t> dims, bool keep_dims) {
+  Tensor y = kept;
+  if (!keep_dims) {
+    Shape shape;
+    for (int d = 0; d < kept.dim(); ++d) {
+      if (!IsReduced(d, kept.dim(), dims)) shape.push_back(kept.shape()[d]);
+    }
+    y = kept.View(shape);
+  }
+  return Record(op, std::move(y), {&x},
+                [x = SavedTensor(x.value()), kept = SavedTensor(kept),
+                 dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
+                  const Tensor grad = call.output().Reshape(kept.Get().shape());
+                  call.inputs[0] =
+                      ExtremumBackward(grad, x.Get(), kept.Get(), dims);
+                });
+}
+
+// d sum((x - mean)^2) / dx = 2 (x - mean): that of the mean cancels.
+Tensor VarBackward(const Tensor& grad, const Tensor& x, const Shape& dims,
+                   int64_t correction) {
+  const Shape kept = KeptShape(x, dims);
+  const double count = static_cast<double>(x.numel()) /
+                       static_cast<double>(NumElements(kept, "Var"));
+  const Tensor distance = Sub(x, Mean(x, dims, true));
+  return Mul(Mul(distance, grad.Reshape(kept)),
+             2 / (count - static_cast<double>(correction)));
 }
 
 }  // namespace
@@ -71,14 +125,37 @@ Variable Mean(const Variable& x, absl::Span<const int64_t> dims,
 
 Variable Max(const Variable& x, absl::Span<const int64_t> dims,
              bool keep_dims) {
-  const Tensor kept = Max(x.value(), dims, true);
-  Tensor max = keep_dims ? kept : Max(x.value(), dims, false);
-  return Record(kMax, std::move(max), {&x},
-                [x = SavedTensor(x.value()), kept = SavedTensor(kept),
+  return RecordExtremum(kMax, Max(x.value(), dims, true), x, dims, keep_dims);
+}
+
+Variable Min(const Variable& x, absl::Span<const int64_t> dims,
+             bool keep_dims) {
+  return RecordExtremum(kMin, Min(x.value(), dims, true), x, dims, keep_dims);
+}
+
+Variable Var(const Variable& x, absl::Span<const int64_t> dims,
+             int64_t correction, bool keep_dims) {
+  Tensor variance = Var(x.value(), dims, correction, keep_dims);
+  return Record(kVar, std::move(variance), {&x},
+                [x = SavedTensor(x.value()), correction,
                  dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
-                  const Tensor grad = call.output().Reshape(kept.Get().shape());
                   call.inputs[0] =
-                      ExtremumBackward(grad, x.Get(), kept.Get(), dims);
+                      VarBackward(call.output(), x.Get(), dims, correction);
+                });
+}
+
+Variable Std(const Variable& x, absl::Span<const int64_t> dims,
+             int64_t correction, bool keep_dims) {
+  const Tensor y = Std(x.value(), dims, correction, keep_dims);
+  return Record(kStd, y, {&x},
+                [x = SavedTensor(x.value()), y = SavedTensor(y), correction,
+                 dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
+                  const Tensor& deviation = y.Get();
+                  const Tensor slope = Div(call.output(), Mul(deviation, 2));
+                  const Tensor zero = Tensor::Zeros({}, slope.dtype());
+                  call.inputs[0] =
+                      VarBackward(Where(Equal(deviation, 0), zero, slope),
+                                  x.Get(), dims, correction);
                 });
 }
 

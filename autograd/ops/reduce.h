@@ -18,9 +18,17 @@ Variable Sum(const Variable& x, absl::Span<const int64_t> dims = {},
 Variable Mean(const Variable& x, absl::Span<const int64_t> dims = {},
               bool keep_dims = false);
 
-// The gradient goes to the largest; equals share it equally.
+// The gradient goes to the largest (smallest); equals share it equally.
 Variable Max(const Variable& x, absl::Span<const int64_t> dims = {},
              bool keep_dims = false);
+Variable Min(const Variable& x, absl::Span<const int64_t> dims = {},
+             bool keep_dims = false);
+
+Variable Var(const Variable& x, absl::Span<const int64_t> dims = {},
+             int64_t correction = 1, bool keep_dims = false);
+// Gradient 0 where the result is 0.
+Variable Std(const Variable& x, absl::Span<const int64_t> dims = {},
+             int64_t correction = 1, bool keep_dims = false);
 
 }  // namespace weft
 

@@ -46,6 +46,17 @@ const Op kConcat("Concat", {{"", {{{2, 3}}, {{2, 1}}, {{2, 2}}}, [](Inputs in) {
                                return Concat(in, 1);
                              }}});
 
+const Op kStack("Stack", {{"", {{{2, 3}}, {{2, 3}}}, [](Inputs in) {
+                             return Stack(in, 1);
+                           }}});
+const Op kIndex("Index", OneCase({4, 5, 3}, [](Inputs in) {
+                  return Index(in[0], {Slice(1, 3), -2, Slice(1)});
+                }));
+const Op kTril("Tril",
+               OneCase({2, 3, 4}, [](Inputs in) { return Tril(in[0], 1); }));
+const Op kTriu("Triu",
+               OneCase({2, 4, 3}, [](Inputs in) { return Triu(in[0], -1); }));
+
 // An operation whose gradient is the same elements in x's shape.
 Variable RecordReshaped(const Op& op, const Variable& x, Tensor y) {
   return Record(op, std::move(y), {&x},
@@ -144,6 +155,67 @@ Variable Concat(absl::Span<const Variable> parts, int64_t dim) {
                     call.inputs[i] = grad.Slice(dim, begin, end);
                     begin = end;
                   }
+                });
+}
+
+Variable Stack(absl::Span<const Variable> parts, int64_t dim) {
+  std::vector<Tensor> values;
+  std::vector<const Variable*> inputs;
+  for (const Variable& part : parts) {
+    values.push_back(part.value());
+    inputs.push_back(&part);
+  }
+  return Record(kStack, Stack(values, dim), inputs,
+                [n = parts.size(), dim](BackwardCall& call) {
+                  const Tensor grad = call.output();
+                  for (size_t i = 0; i < n; ++i) {
+                    call.inputs[i] = grad.Select(dim, static_cast<int64_t>(i));
+                  }
+                });
+}
+
+Variable Index(const Variable& x, absl::Span<const TensorIndex> parts) {
+  return Record(
+      kIndex, x.value().Index(parts), {&x},
+      [shape = x.shape(), parts = std::vector<TensorIndex>(
+                              parts.begin(), parts.end())](BackwardCall& call) {
+        call.inputs[0] =
+            Embedded(call.output(), shape,
+                     [&](const Tensor& whole) { return whole.Index(parts); });
+      });
+}
+
+std::vector<Variable> Split(const Variable& x, absl::Span<const int64_t> sizes,
+                            int64_t dim) {
+  std::vector<Variable> parts;
+  int64_t begin = 0;
+  for (const Tensor& part : Split(x.value(), sizes, dim)) {
+    const int64_t end = begin + part.size(dim);
+    parts.push_back(Slice(x, dim, begin, end));
+    begin = end;
+  }
+  return parts;
+}
+
+std::vector<Variable> Split(const Variable& x, int64_t size, int64_t dim) {
+  return Split(x, SplitSizes(x.size(dim), size, "Split"), dim);
+}
+
+std::vector<Variable> Chunk(const Variable& x, int64_t chunks, int64_t dim) {
+  return Split(x, ChunkSizes(x.size(dim), chunks), dim);
+}
+
+Variable Tril(const Variable& x, int64_t diagonal) {
+  return Record(kTril, Tril(x.value(), diagonal), {&x},
+                [diagonal](BackwardCall& call) {
+                  call.inputs[0] = Tril(call.output(), diagonal);
+                });
+}
+
+Variable Triu(const Variable& x, int64_t diagonal) {
+  return Record(kTriu, Triu(x.value(), diagonal), {&x},
+                [diagonal](BackwardCall& call) {
+                  call.inputs[0] = Triu(call.output(), diagonal);
                 });
 }
 

@@ -66,6 +66,18 @@ Tensor Sin(const Tensor& x);
 Tensor Cos(const Tensor& x);
 Tensor Pow(const Tensor& x, double exponent);
 
+Tensor Silu(const Tensor& x);  // x * sigmoid(x)
+
+// kExact: x * Phi(x), Phi the normal distribution function; kTanh: its
+// approximation by tanh, as GPT-2 has it.
+// Source: Hendrycks, Gimpel, "Gaussian Error Linear Units", 2016.
+enum class GeluKind { kExact, kTanh };
+Tensor Gelu(const Tensor& x, GeluKind kind = GeluKind::kExact);
+
+// dL/dx from `grad` = dL/dy and the operand x.
+Tensor SiluBackward(const Tensor& grad, const Tensor& x);
+Tensor GeluBackward(const Tensor& grad, const Tensor& x, GeluKind kind);
+
 // dL/dx from `grad`, dL/dy of the same shape, in one pass. f32 and f64. Of
 // relu, sigmoid and tanh from the result y.
 Tensor ReluBackward(const Tensor& grad, const Tensor& y);
@@ -89,6 +101,10 @@ Tensor LogicalNot(const Tensor& x);                   // bool.
 
 // condition ? a : b; `condition` is bool; the three broadcast together.
 Tensor Where(const Tensor& condition, const Tensor& a, const Tensor& b);
+
+// `value` where `mask`, bool, is true; the two broadcast together. Any dtype,
+// which must be able to hold `value`.
+Tensor MaskedFill(const Tensor& x, const Tensor& mask, double value);
 
 void Add_(const Tensor& y, const Tensor& x);
 void Sub_(const Tensor& y, const Tensor& x);

@@ -141,4 +141,15 @@ Tensor Where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return result;
 }
 
+Tensor MaskedFill(const Tensor& x, const Tensor& mask, double value) {
+  Shape shape;
+  if (mask.dtype() != DType::kBool ||
+      !TryBroadcast(x.shape(), mask.shape(), &shape)) {
+    ThrowInvalidArgument("MaskedFill: x is ", x.Describe(), ", mask ",
+                         mask.Describe(),
+                         "; wanted a bool mask that broadcasts with x");
+  }
+  return Where(mask, Tensor::Full({}, value, x.dtype()), x);
+}
+
 }  // namespace weft

@@ -42,6 +42,51 @@ struct ReluOp {
   }
 };
 
+constexpr double kSqrtHalf = 0.70710678118654752440;
+constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
+constexpr double kGeluCubic = 0.044715;
+
+// Phi(x) = (1 + erf(x / sqrt(2))) / 2, the normal distribution function.
+template <typename T>
+T NormalCdf(T x) {
+  return T(0.5) * (T(1) + std::erf(x * T(kSqrtHalf)));
+}
+
+struct ExactGelu {
+  template <typename T>
+  T operator()(T x) const {
+    return x * NormalCdf(x);
+  }
+};
+
+struct TanhGelu {
+  template <typename T>
+  T operator()(T x) const {
+    const T inner = T(kSqrtTwoOverPi) * (x + T(kGeluCubic) * x * x * x);
+    return T(0.5) * x * (T(1) + internal::Tanh(inner));
+  }
+};
+
+// d(x Phi(x))/dx = Phi(x) + x phi(x).
+struct ExactGeluBackward {
+  template <typename T>
+  T operator()(T grad, T x) const {
+    constexpr double kDensityAtZero = 0.39894228040143267794;
+    const T density = T(kDensityAtZero) * internal::Exp(T(-0.5) * x * x);
+    return grad * (NormalCdf(x) + x * density);
+  }
+};
+
+struct TanhGeluBackward {
+  template <typename T>
+  T operator()(T grad, T x) const {
+    const T inner = T(kSqrtTwoOverPi) * (x + T(kGeluCubic) * x * x * x);
+    const T slope = T(kSqrtTwoOverPi) * (T(1) + T(3) * T(kGeluCubic) * x * x);
+    const T t = internal::Tanh(inner);
+    return grad * T(0.5) * (T(1) + t + x * (T(1) - t * t) * slope);
+  }
+};
+
 }  // namespace
 
 Tensor Neg(const Tensor& x) {
@@ -126,6 +171,28 @@ Tensor Pow(const Tensor& x, double exponent) {
     using T = decltype(a);
     return static_cast<T>(std::pow(a, static_cast<T>(exponent)));
   });
+}
+
+Tensor Silu(const Tensor& x) {
+  return MapFloating(x, "Silu",
+                     [](auto a) { return a * internal::Sigmoid(a); });
+}
+Tensor Gelu(const Tensor& x, GeluKind kind) {
+  if (kind == GeluKind::kTanh) return MapFloating(x, "Gelu", TanhGelu());
+  return MapFloating(x, "Gelu", ExactGelu());
+}
+Tensor SiluBackward(const Tensor& grad, const Tensor& x) {
+  return Backward(grad, x, "SiluBackward", [](auto g, auto a) {
+    using T = decltype(a);
+    const T s = internal::Sigmoid(a);
+    return g * s * (T(1) + a * (T(1) - s));
+  });
+}
+Tensor GeluBackward(const Tensor& grad, const Tensor& x, GeluKind kind) {
+  if (kind == GeluKind::kTanh) {
+    return Backward(grad, x, "GeluBackward", TanhGeluBackward());
+  }
+  return Backward(grad, x, "GeluBackward", ExactGeluBackward());
 }
 
 Tensor ReluBackward(const Tensor& grad, const Tensor& y) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "weft/base/error.h"
@@ -101,6 +102,29 @@ void ForEachIndexed(const Tensor& index, int d, const Tensor& a,
             at[2] + i * by[2]);
     }
   });
+}
+
+// A copy of x [..., rows, columns] in which, of each row, only columns
+// [begin, end) = kept(row, columns) are not 0.
+template <typename Kept>
+Tensor Triangle(const Tensor& x, absl::string_view where, Kept kept) {
+  if (x.dim() < 2) {
+    ThrowInvalidArgument(where, ": x is ", x.Describe(),
+                         "; wanted [..., rows, columns]");
+  }
+  const Tensor result = x.Clone();
+  const int64_t rows = x.size(-2);
+  const int64_t columns = x.size(-1);
+  if (x.numel() == 0) return result;
+  const int64_t item = ItemSize(x.dtype());
+  char* line = static_cast<char*>(result.raw());
+  for (int64_t i = 0; i < x.numel() / columns; ++i, line += columns * item) {
+    const auto [begin, end] = kept(i % rows, columns);
+    // 0 is all bits 0 in each dtype.
+    std::memset(line, 0, begin * item);
+    std::memset(line + end * item, 0, (columns - end) * item);
+  }
+  return result;
 }
 
 }  // namespace
@@ -244,6 +268,71 @@ Tensor OneHot(const Tensor& index, int64_t classes, DType dtype) {
     }
   });
   return result;
+}
+
+Shape SplitSizes(int64_t n, int64_t size, absl::string_view where) {
+  if (size <= 0) {
+    ThrowInvalidArgument(where, ": parts of size ", size,
+                         "; wanted at least 1");
+  }
+  Shape sizes;
+  // Of nothing, one part without elements, as PyTorch makes it.
+  for (int64_t begin = 0; begin == 0 || begin < n; begin += size) {
+    sizes.push_back(std::min(size, n - begin));
+  }
+  return sizes;
+}
+
+Shape ChunkSizes(int64_t n, int64_t chunks) {
+  if (chunks <= 0) {
+    ThrowInvalidArgument("Chunk: ", chunks, " chunks; wanted at least 1");
+  }
+  const int64_t size = (n + chunks - 1) / chunks;
+  return SplitSizes(n, std::max<int64_t>(size, 1), "Chunk");
+}
+
+std::vector<Tensor> Split(const Tensor& x, absl::Span<const int64_t> sizes,
+                          int64_t dim) {
+  const int d = WrapDim(dim, x.dim(), "Split");
+  int64_t sum = 0;
+  bool fits = true;
+  for (const int64_t size : sizes) {
+    fits &= size >= 0 && size <= x.shape()[d] - sum;
+    if (fits) sum += size;
+  }
+  if (!fits || sum != x.shape()[d]) {
+    ThrowInvalidArgument("Split: sizes ", ShapeText(sizes),
+                         " do not make up dimension ", d, " of ", x.Describe());
+  }
+  std::vector<Tensor> parts;
+  int64_t begin = 0;
+  for (const int64_t size : sizes) {
+    parts.push_back(x.Slice(d, begin, begin + size));
+    begin += size;
+  }
+  return parts;
+}
+
+std::vector<Tensor> Split(const Tensor& x, int64_t size, int64_t dim) {
+  return Split(x, SplitSizes(x.size(dim), size, "Split"), dim);
+}
+
+std::vector<Tensor> Chunk(const Tensor& x, int64_t chunks, int64_t dim) {
+  return Split(x, ChunkSizes(x.size(dim), chunks), dim);
+}
+
+Tensor Tril(const Tensor& x, int64_t diagonal) {
+  return Triangle(x, "Tril", [diagonal](int64_t row, int64_t columns) {
+    return std::make_pair(int64_t{0},
+                          std::clamp<int64_t>(row + diagonal + 1, 0, columns));
+  });
+}
+
+Tensor Triu(const Tensor& x, int64_t diagonal) {
+  return Triangle(x, "Triu", [diagonal](int64_t row, int64_t columns) {
+    return std::make_pair(std::clamp<int64_t>(row + diagonal, 0, columns),
+                          columns);
+  });
 }
 
 }  // namespace weft

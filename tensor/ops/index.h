@@ -7,6 +7,10 @@
 #ifndef WEFT_TENSOR_OPS_INDEX_H_
 #define WEFT_TENSOR_OPS_INDEX_H_
 
+#include <cstdint>
+#include <vector>
+
+#include "absl/strings/string_view.h"
 #include "absl/types/span.h"
 #include "weft/tensor/tensor.h"
 
@@ -34,6 +38,23 @@ Tensor Concat(absl::Span<const Tensor> parts, int64_t dim);
 
 // Along a new dimension `dim`; all shapes equal; at least one.
 Tensor Stack(absl::Span<const Tensor> parts, int64_t dim);
+
+// Views of x along `dim`: of `size` each, the last of what remains; of these
+// sizes, whose sum is the dimension's; `chunks` parts of one size (rounded up),
+// fewer if the dimension ends before.
+std::vector<Tensor> Split(const Tensor& x, int64_t size, int64_t dim);
+std::vector<Tensor> Split(const Tensor& x, absl::Span<const int64_t> sizes,
+                          int64_t dim);
+std::vector<Tensor> Chunk(const Tensor& x, int64_t chunks, int64_t dim);
+
+// The sizes of those parts of a dimension of `n`.
+Shape SplitSizes(int64_t n, int64_t size, absl::string_view where);
+Shape ChunkSizes(int64_t n, int64_t chunks);
+
+// x [..., rows, columns] where column - row <= diagonal (Tril) or >= diagonal
+// (Triu), else 0.
+Tensor Tril(const Tensor& x, int64_t diagonal = 0);
+Tensor Triu(const Tensor& x, int64_t diagonal = 0);
 
 // index [...] in [0, classes) -> [..., classes], 1 at the index, else 0.
 Tensor OneHot(const Tensor& index, int64_t classes, DType dtype = DType::kF32);

@@ -1,7 +1,9 @@
 #include "weft/tensor/ops/reduce.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <utility>
@@ -181,6 +183,15 @@ Tensor FoldDims(const Tensor& x, const Plan& plan, T start, Op op) {
   return result;
 }
 
+// How many elements become one.
+double CountOf(const Tensor& x, const Plan& plan) {
+  double count = 1;
+  for (size_t d = 0; d < x.shape().size(); ++d) {
+    if ((plan.is_reduced >> d & 1) != 0) count *= x.shape()[d];
+  }
+  return count;
+}
+
 Tensor Finish(const Tensor& kept, const Plan& plan, bool keep_dims) {
   return keep_dims ? kept : kept.View(plan.squeezed);
 }
@@ -209,15 +220,45 @@ WEFT_VECTORIZE double SquaresOf(const T* in, int64_t n) {
   });
 }
 
-template <typename T>
-int64_t FirstLargest(const T* in, int64_t stride, int64_t n) {
+// The first element that `beats` all before it; the first NaN, if any.
+template <typename T, typename Beats>
+int64_t FirstBest(const T* in, int64_t stride, int64_t n, Beats beats) {
   int64_t best = 0;
   for (int64_t i = 1; i < n; ++i) {
     const T value = in[i * stride];
     const T found = in[best * stride];
-    if (value > found || (value != value && found == found)) best = i;
+    const bool found_is_nan = found != found;
+    if (!found_is_nan && (value != value || beats(value, found))) best = i;
   }
   return best;
+}
+
+// Of ArgMax and ArgMin.
+template <typename Beats>
+Tensor ArgBest(const Tensor& x, int64_t dim, bool keep_dims,
+               absl::string_view where, Beats beats) {
+  const int d = WrapDim(dim, x.dim(), where);
+  const int64_t n = x.shape()[d];
+  Shape shape = x.shape();
+  shape[d] = 1;
+  const Tensor kept = Tensor::Empty(shape, DType::kI64);
+  if (n == 0 && kept.numel() > 0) {
+    ThrowInvalidArgument(where, ": nothing to choose from in ", x.Describe());
+  }
+  const StridedLoop<2> loop(
+      shape, {LayoutOf(x.Slice(d, 0, n > 0 ? 1 : 0)), LayoutOf(kept)});
+  VisitNumber(x.dtype(), where, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* const in = x.data<T>();
+    int64_t* const out = kept.data<int64_t>();
+    loop.ForEachRun([&](const auto& at, const auto& strides, int64_t length) {
+      for (int64_t i = 0; i < length; ++i) {
+        out[at[1] + i * strides[1]] =
+            FirstBest(in + at[0] + i * strides[0], x.strides()[d], n, beats);
+      }
+    });
+  });
+  return keep_dims ? kept : kept.Squeeze(d);
 }
 
 }  // namespace
@@ -237,14 +278,27 @@ Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
   if (!IsDifferentiable(x.dtype())) {
     ThrowInvalidArgument("Mean: x is ", x.Describe(), "; wanted f32 or f64");
   }
-  const Plan plan = PlanFor(x.shape(), dims, "Mean");
-  double count = 1;
-  for (size_t d = 0; d < x.shape().size(); ++d) {
-    if ((plan.is_reduced >> d & 1) != 0) count *= x.shape()[d];
-  }
+  const double count = CountOf(x, PlanFor(x.shape(), dims, "Mean"));
   Tensor sum = Sum(x, dims, keep_dims);
   if (sum.numel() > 0) Mul_(sum, 1 / count);
   return sum;
+}
+
+Tensor Var(const Tensor& x, absl::Span<const int64_t> dims, int64_t correction,
+           bool keep_dims) {
+  if (!IsDifferentiable(x.dtype())) {
+    ThrowInvalidArgument("Var: x is ", x.Describe(), "; wanted f32 or f64");
+  }
+  const double count = CountOf(x, PlanFor(x.shape(), dims, "Var"));
+  const double divisor = count - static_cast<double>(correction);
+  Tensor sum = Sum(Square(Sub(x, Mean(x, dims, true))), dims, keep_dims);
+  if (divisor > 0) return Div(sum, divisor);
+  return Tensor::Full(sum.shape(), std::nan(""), x.dtype());
+}
+
+Tensor Std(const Tensor& x, absl::Span<const int64_t> dims, int64_t correction,
+           bool keep_dims) {
+  return Sqrt(Var(x, dims, correction, keep_dims));
 }
 
 Tensor Max(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
@@ -256,28 +310,11 @@ Tensor Min(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
 }
 
 Tensor ArgMax(const Tensor& x, int64_t dim, bool keep_dims) {
-  const int d = WrapDim(dim, x.dim(), "ArgMax");
-  const int64_t n = x.shape()[d];
-  Shape shape = x.shape();
-  shape[d] = 1;
-  const Tensor kept = Tensor::Empty(shape, DType::kI64);
-  if (n == 0 && kept.numel() > 0) {
-    ThrowInvalidArgument("ArgMax: nothing to choose from in ", x.Describe());
-  }
-  const StridedLoop<2> loop(
-      shape, {LayoutOf(x.Slice(d, 0, n > 0 ? 1 : 0)), LayoutOf(kept)});
-  VisitNumber(x.dtype(), "ArgMax", [&](auto type) {
-    using T = typename decltype(type)::Type;
-    const T* const in = x.data<T>();
-    int64_t* const out = kept.data<int64_t>();
-    loop.ForEachRun([&](const auto& at, const auto& strides, int64_t length) {
-      for (int64_t i = 0; i < length; ++i) {
-        out[at[1] + i * strides[1]] =
-            FirstLargest(in + at[0] + i * strides[0], x.strides()[d], n);
-      }
-    });
-  });
-  return keep_dims ? kept : kept.Squeeze(d);
+  return ArgBest(x, dim, keep_dims, "ArgMax", std::greater<>());
+}
+
+Tensor ArgMin(const Tensor& x, int64_t dim, bool keep_dims) {
+  return ArgBest(x, dim, keep_dims, "ArgMin", std::less<>());
 }
 
 Tensor SumTo(const Tensor& x, const Shape& shape) {

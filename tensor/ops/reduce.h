@@ -7,7 +7,8 @@
 // (that of 2^20 is a few units in the last place).
 //
 // Throws weft::Error, INVALID_ARGUMENT, for a dim that is not there or named
-// twice, for a dtype that does not fit, and for Max, Min or ArgMax of nothing.
+// twice, for a dtype that does not fit, and for Max, Min, ArgMax or ArgMin of
+// nothing.
 
 #ifndef WEFT_TENSOR_OPS_REDUCE_H_
 #define WEFT_TENSOR_OPS_REDUCE_H_
@@ -25,6 +26,14 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims = {},
 Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims = {},
             bool keep_dims = false);
 
+// f32, f64: the mean square distance from the mean, as sum / (count -
+// correction): 1 for that of a sample, 0 for that of the population. NaN if
+// count <= correction. Std is its root.
+Tensor Var(const Tensor& x, absl::Span<const int64_t> dims = {},
+           int64_t correction = 1, bool keep_dims = false);
+Tensor Std(const Tensor& x, absl::Span<const int64_t> dims = {},
+           int64_t correction = 1, bool keep_dims = false);
+
 // Numbers; NaN if one is NaN.
 Tensor Max(const Tensor& x, absl::Span<const int64_t> dims = {},
            bool keep_dims = false);
@@ -34,6 +43,8 @@ Tensor Min(const Tensor& x, absl::Span<const int64_t> dims = {},
 // Numbers; i64: where along `dim` the first largest lies (the first NaN, if
 // any).
 Tensor ArgMax(const Tensor& x, int64_t dim, bool keep_dims = false);
+// The first smallest.
+Tensor ArgMin(const Tensor& x, int64_t dim, bool keep_dims = false);
 
 // Sums `x` over what broadcasting `shape` to x's shape stretched: the gradient
 // of Expand. `x` itself if the shapes are equal.
