@@ -372,8 +372,8 @@ TEST(Gradient, OfRowsGoesThroughOtherOperations) {
 }
 
 TEST(Linear, WithoutInputsOrOutputsHasEmptyGradients) {
-  for (const auto [in, out] :
-       {std::pair(0, 3), std::pair(3, 0), std::pair(0, 0)}) {
+  using Sizes = std::pair<int64_t, int64_t>;
+  for (const auto& [in, out] : {Sizes(0, 3), Sizes(3, 0), Sizes(0, 0)}) {
     const Variable x(Tensor::Ones({2, in}), /*requires_grad=*/true);
     const Variable weight(Tensor::Ones({out, in}), /*requires_grad=*/true);
     const Variable bias(Tensor::Ones({out}), /*requires_grad=*/true);

@@ -175,7 +175,7 @@ TEST(Safetensors, RefusesEverythingElseThatIsNotTheFormat) {
         std::string("{\"a\":{}}"), std::string("{}}"),
         std::string("{\"__metadata__\":{\"k\":1}}"), "{\"a\":" + deep,
         "{\"a\":{\"shape\":" + deep,
-        "{\"a\":" + Entry("F16", "[0]", "[0,0]") + "}",
+        "{\"a\":" + Entry("F8_E4M3", "[0]", "[0,0]") + "}",
         "{\"a\":" + Entry("F32", "[-1]", "[0,0]") + "}",
         "{\"a\":" + Entry("F32", "[0.5]", "[0,0]") + "}",
         "{\"a\":" + Entry("F32", "[0]", "[0]") + "}",

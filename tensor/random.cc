@@ -1,8 +1,12 @@
 #include "weft/tensor/random.h"
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/string_view.h"
 #include "weft/base/error.h"
 
 namespace weft {
@@ -117,6 +121,126 @@ Tensor Permutation(int64_t n, Generator& generator) {
   for (int64_t i = n - 1; i > 0; --i) {
     std::swap(order[i],
               order[generator.NextBelow(static_cast<uint64_t>(i) + 1)]);
+  }
+  return result;
+}
+
+namespace {
+
+// The weights of one row, checked.
+std::vector<double> WeightsOfRow(const double* row, int64_t classes,
+                                 int64_t needed, absl::string_view where) {
+  const std::vector<double> weights(row, row + classes);
+  int64_t positive = 0;
+  for (const double weight : weights) {
+    if (!(weight >= 0) || std::isinf(weight)) {
+      ThrowInvalidArgument(where, ": a weight of ", weight,
+                           "; wanted finite ones of at least 0");
+    }
+    positive += weight > 0 ? 1 : 0;
+  }
+  if (positive < needed) {
+    ThrowInvalidArgument(where, ": ", positive,
+                         " classes have a weight above 0; wanted ", needed,
+                         " or more");
+  }
+  return weights;
+}
+
+// Where a number of [0, sum of weights) falls.
+class Wheel {
+ public:
+  explicit Wheel(const std::vector<double>& weights) : ends_(weights) {
+    std::partial_sum(ends_.begin(), ends_.end(), ends_.begin());
+  }
+
+  int64_t Turn(Generator& generator) const {
+    const double number = generator.NextDouble() * ends_.back();
+    // The first end above: a class of weight 0 ends where it begins.
+    const auto found = std::upper_bound(ends_.begin(), ends_.end(), number);
+    // By rounding the product may be the sum itself: then the last class that
+    // has a weight.
+    const auto last =
+        std::lower_bound(ends_.begin(), ends_.end(), ends_.back());
+    return std::min(found, last) - ends_.begin();
+  }
+
+ private:
+  std::vector<double> ends_;
+};
+
+// The classes in the order of their exponential times of arrival, which is that
+// of draws without replacement.
+void DrawDistinct(const std::vector<double>& weights, int64_t samples,
+                  Generator& generator, int64_t* out) {
+  std::vector<std::pair<double, int64_t>> arrivals;
+  for (size_t i = 0; i < weights.size(); ++i) {
+    const double time = -std::log(1 - generator.NextDouble());
+    if (weights[i] > 0) {
+      arrivals.emplace_back(time / weights[i], static_cast<int64_t>(i));
+    }
+  }
+  std::partial_sort(arrivals.begin(), arrivals.begin() + samples,
+                    arrivals.end());
+  for (int64_t i = 0; i < samples; ++i) {
+    out[i] = arrivals[static_cast<size_t>(i)].second;
+  }
+}
+
+}  // namespace
+
+Tensor Multinomial(const Tensor& weights, int64_t samples,
+                   bool with_replacement, Generator& generator) {
+  constexpr absl::string_view kWhere = "Multinomial";
+  const bool fits = IsDifferentiable(weights.dtype()) &&
+                    (weights.dim() == 1 || weights.dim() == 2);
+  if (!fits || samples < 0) {
+    ThrowInvalidArgument(kWhere, ": ", samples, " samples of ",
+                         weights.Describe(),
+                         "; wanted f32 or f64 [classes] or [n, classes]");
+  }
+  Shape shape = weights.shape();
+  shape.back() = samples;
+  const Tensor result = Tensor::Empty(shape, DType::kI64);
+  const Tensor rows = weights.To(DType::kF64).Contiguous();
+  const int64_t classes = weights.size(-1);
+  const int64_t n = weights.dim() == 1 ? 1 : weights.size(0);
+  for (int64_t i = 0; i < n; ++i) {
+    int64_t* const out = result.data<int64_t>() + i * samples;
+    const std::vector<double> row = WeightsOfRow(
+        rows.data<double>() + i * classes, classes,
+        with_replacement ? std::min<int64_t>(samples, 1) : samples, kWhere);
+    if (!with_replacement) {
+      DrawDistinct(row, samples, generator, out);
+    } else if (samples > 0) {
+      const Wheel wheel(row);
+      for (int64_t j = 0; j < samples; ++j) out[j] = wheel.Turn(generator);
+    }
+  }
+  return result;
+}
+
+Tensor Categorical(const Tensor& logits, Generator& generator) {
+  if (logits.dim() < 1 || !IsDifferentiable(logits.dtype())) {
+    ThrowInvalidArgument("Categorical: logits are ", logits.Describe(),
+                         "; wanted f32 or f64 [..., classes]");
+  }
+  Shape shape = logits.shape();
+  shape.pop_back();
+  const Tensor result = Tensor::Empty(shape, DType::kI64);
+  const Tensor rows = logits.To(DType::kF64).Contiguous();
+  const int64_t classes = logits.size(-1);
+  std::vector<double> weights(static_cast<size_t>(classes));
+  for (int64_t i = 0; i < result.numel(); ++i) {
+    const double* const row = rows.data<double>() + i * classes;
+    const double largest =
+        classes > 0 ? *std::max_element(row, row + classes) : 0;
+    for (int64_t j = 0; j < classes; ++j) {
+      weights[static_cast<size_t>(j)] = std::exp(row[j] - largest);
+    }
+    result.data<int64_t>()[i] =
+        Wheel(WeightsOfRow(weights.data(), classes, 1, "Categorical"))
+            .Turn(generator);
   }
   return result;
 }

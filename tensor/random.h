@@ -63,6 +63,20 @@ Tensor Normal(const Shape& shape, double mean, double deviation,
 // i64 [n]: 0 ... n - 1 in random order, each order equally likely.
 Tensor Permutation(int64_t n, Generator& generator);
 
+// Class numbers drawn with probabilities proportional to `weights`, f32 or f64
+// [classes] or [n, classes], finite and at least 0: i64 [samples] or [n,
+// samples]. With replacement each draw is independent; without, no class comes
+// twice in a row, and each is drawn among those that are left. Throws if a row
+// has no weight above 0, or, without replacement, fewer than `samples`.
+// Source: without replacement, Efraimidis, Spirakis, "Weighted random sampling
+// with a reservoir", Inf. Process. Lett. 97, 2006.
+Tensor Multinomial(const Tensor& weights, int64_t samples,
+                   bool with_replacement, Generator& generator);
+
+// One class for each row of `logits`, f32 or f64 [..., classes], with
+// probabilities softmax(logits): i64 [...]. -infinity: never.
+Tensor Categorical(const Tensor& logits, Generator& generator);
+
 // bool: true with `probability`.
 Tensor Bernoulli(const Shape& shape, double probability, Generator& generator);
 

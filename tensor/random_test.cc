@@ -2,15 +2,18 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/tensor/ops/reference.h"
 
 namespace weft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 // Source: kat_vectors of Random123 1.09, the authors' own implementation.
 TEST(Philox, GivesTheKnownAnswers) {
@@ -101,6 +104,91 @@ TEST(Bernoulli, IsTrueAsOftenAsAsked) {
   const std::vector<bool> x =
       Bernoulli({10000}, 0.25, generator).ToVector<bool>();
   EXPECT_NEAR(std::count(x.begin(), x.end(), true), 2500, 250);
+}
+
+// The share of each class, among all elements of `drawn`.
+std::vector<double> Shares(const Tensor& drawn, int64_t classes) {
+  std::vector<double> shares(static_cast<size_t>(classes));
+  for (const int64_t c : drawn.ToVector<int64_t>()) {
+    shares[static_cast<size_t>(c)] += 1.0 / static_cast<double>(drawn.numel());
+  }
+  return shares;
+}
+
+// A share of n draws deviates by sqrt(p (1 - p) / n): 0.0016 at most here, and
+// the bound is six times that.
+constexpr int64_t kDraws = 100000;
+constexpr double kSixDeviations = 0.0095;
+
+TEST(Multinomial, WithReplacementDrawsInProportion) {
+  Generator generator(5);
+  const auto weights =
+      Tensor::FromVector<float>({2, 0, 6, 2, 0, 1, 3, 0, 0, 0}, {2, 5});
+  const Tensor drawn = Multinomial(weights, kDraws, true, generator);
+  ASSERT_EQ(drawn.shape(), (Shape{2, kDraws}));
+  const std::vector<double> first = Shares(drawn.Select(0, 0), 5);
+  const std::vector<double> second = Shares(drawn.Select(0, 1), 5);
+  const double wanted[2][5] = {{0.2, 0, 0.6, 0.2, 0}, {0.25, 0.75, 0, 0, 0}};
+  for (size_t c = 0; c < 5; ++c) {
+    EXPECT_NEAR(first[c], wanted[0][c], kSixDeviations);
+    EXPECT_NEAR(second[c], wanted[1][c], kSixDeviations);
+    // Classes of weight 0 are never drawn.
+    EXPECT_EQ(first[c] == 0, wanted[0][c] == 0);
+    EXPECT_EQ(second[c] == 0, wanted[1][c] == 0);
+  }
+}
+
+TEST(Multinomial, WithoutReplacementDrawsEachClassOnce) {
+  Generator generator(6);
+  const auto row = Tensor::FromVector<double>({1, 0, 2, 5});
+  const Tensor drawn =
+      Multinomial(row.View({1, 4}).Expand({kDraws, 4}), 3, false, generator);
+  for (int64_t i = 0; i < 100; ++i) {
+    std::vector<int64_t> classes = drawn.Select(0, i).ToVector<int64_t>();
+    std::sort(classes.begin(), classes.end());
+    EXPECT_EQ(classes, (std::vector<int64_t>{0, 2, 3}));
+  }
+  // The first draw is as one with replacement; the second, of those left:
+  // P(second is 0) = 2/8 * 1/6 + 5/8 * 1/3 = 1/4.
+  EXPECT_NEAR(Shares(drawn.Select(1, 0), 4)[3], 5.0 / 8, kSixDeviations);
+  EXPECT_NEAR(Shares(drawn.Select(1, 1), 4)[0], 1.0 / 4, kSixDeviations);
+}
+
+TEST(Multinomial, RefusesWeightsThatCannotBe) {
+  Generator generator(7);
+  const auto of = [](std::vector<float> values) {
+    return Tensor::FromVector<float>(values);
+  };
+  EXPECT_THAT(Complaint([&] {
+                Multinomial(of({1, -1}), 1, true, generator);
+              }),
+              HasSubstr("a weight of -1"));
+  EXPECT_THAT(Complaint([&] {
+                Multinomial(of({0, 0}), 1, true, generator);
+              }),
+              HasSubstr("0 classes have a weight above 0"));
+  EXPECT_THAT(Complaint([&] {
+                Multinomial(of({1, 0}), 2, false, generator);
+              }),
+              HasSubstr("1 classes have a weight above 0; wanted 2"));
+  EXPECT_EQ(Multinomial(of({0}), 0, true, generator).numel(), 0);
+}
+
+TEST(Categorical, DrawsBySoftmaxOfLogits) {
+  Generator generator(8);
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto logits = Tensor::FromVector<double>(
+      {1000 + std::log(0.3), -infinity, 1000 + std::log(0.7)});
+  const Tensor drawn = Categorical(logits.Expand({kDraws, 3}), generator);
+  ASSERT_EQ(drawn.shape(), Shape{kDraws});
+  const std::vector<double> shares = Shares(drawn, 3);
+  EXPECT_NEAR(shares[0], 0.3, kSixDeviations);
+  EXPECT_EQ(shares[1], 0);
+  EXPECT_THAT(Complaint([&] {
+                Categorical(Tensor::Full({2}, -infinity, DType::kF64),
+                            generator);
+              }),
+              HasSubstr("Categorical"));
 }
 
 }  // namespace

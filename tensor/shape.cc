@@ -76,13 +76,15 @@ bool TryBroadcast(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
 Shape BroadcastShape(absl::Span<const int64_t> a, absl::Span<const int64_t> b,
                      absl::string_view where) {
   Shape result;
-  if (!TryBroadcast(a, b, &result)) {
+  if (TryBroadcast(a, b, &result)) return result;
+  for (size_t i = 1;; ++i) {  // One dimension, from the end, does not fit.
+    const int64_t x = a[a.size() - i];
+    const int64_t y = b[b.size() - i];
+    if (x == y || x == 1 || y == 1) continue;
     ThrowInvalidArgument(where, ": shapes ", ShapeText(a), " and ",
-                         ShapeText(b),
-                         " do not broadcast; aligned at the last dimension, "
-                         "sizes must be equal or 1");
+                         ShapeText(b), " do not broadcast; sizes ", x, " and ",
+                         y, " differ and neither is 1");
   }
-  return result;
 }
 
 int WrapDim(int64_t dim, int64_t rank, absl::string_view where) {

@@ -37,6 +37,24 @@ def rms_norm(x):
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
 
 
+# The classes are Weft's last dimension and PyTorch's second.
+def cross_entropy(**options):
+    return lambda x, t: F.cross_entropy(x.transpose(1, 2), t, **options)
+
+
+# A query that sees nothing gives 0, as in PyTorch from 2.5 on.
+def attention(q, k, v, visible=None, scale=None):
+    scores = q @ k.transpose(-2, -1) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if visible is None:
+        return F.softmax(scores, -1) @ v
+    weights = F.softmax(scores.masked_fill(~visible, -1e30), -1)
+    return weights.masked_fill(~visible, 0) @ v
+
+
+def einsum(equation):
+    return lambda *operands: torch.einsum(equation, *operands)
+
+
 # ---- operations: name -> (inputs, function); inputs are made after seeding
 
 
@@ -160,6 +178,38 @@ def ops():
                              lambda x, t: F.cross_entropy(x, t, reduction="sum")),
         "CrossEntropy/none": (lambda: [real(4, 3), index(4, high=3)],
                               lambda x, t: F.cross_entropy(x, t, reduction="none")),
+        **{"CrossEntropy/" + name: (lambda: [real(2, 3, 4), index(2, 3, high=4)], cross_entropy(**options))
+           for name, options in {
+               "sequences": {}, "ignore": dict(ignore_index=1),
+               "ignore_none": dict(ignore_index=1, reduction="none"),
+               "smoothed": dict(label_smoothing=0.1),
+               "smoothed_ignore": dict(label_smoothing=0.3, ignore_index=2)}.items()},
+        "KlDivLoss/mean": (lambda: [real(4, 3), real(4, 3, low=0, high=1)], lambda x, t: F.kl_div(x, t)),
+        "KlDivLoss/sum": (lambda: [real(4, 3), real(4, 3, low=0, high=1)],
+                          lambda x, t: F.kl_div(x, t, reduction="sum")),
+        "KlDivLoss/none": (lambda: [real(4, 3), real(4, 3, low=0, high=1)],
+                           lambda x, t: F.kl_div(x, t, reduction="none")),
+        "HuberLoss/mean": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.huber_loss(x, t)),
+        "HuberLoss/delta": (lambda: [real(4, 3), real(4, 3)],
+                            lambda x, t: F.huber_loss(x, t, delta=0.4, reduction="sum")),
+        "Cumsum/last": (lambda: [real(3, 4)], lambda x: x.cumsum(1)),
+        "Cumsum/first": (lambda: [real(3, 4)], lambda x: x.cumsum(0)),
+        "TopK/largest": (lambda: [real(3, 5)], lambda x: x.topk(2, 1).values),
+        "TopK/smallest": (lambda: [real(5, 3)], lambda x: x.topk(3, 0, largest=False).values),
+        "ScaledDotProductAttention/plain": (
+            lambda: [real(2, 3, 4), real(2, 5, 4), real(2, 5, 3)], lambda q, k, v: attention(q, k, v)),
+        "ScaledDotProductAttention/causal": (
+            lambda: [real(2, 2, 4, 3), real(2, 2, 4, 3), real(2, 2, 4, 3)],
+            lambda q, k, v: attention(q, k, v, torch.ones(4, 4).tril().bool())),
+        "ScaledDotProductAttention/masked": (
+            lambda: [real(2, 3, 4), real(2, 5, 4), real(2, 5, 4), mask(3, 5)],
+            lambda q, k, v, m: attention(q, k, v, m, 0.75)),
+        "Einsum/matrices": (lambda: [real(3, 4), real(4, 2)], einsum("ij,jk->ik")),
+        "Einsum/heads": (lambda: [real(2, 3, 2, 4), real(2, 5, 2, 4)], einsum("bthd,bshd->bhts")),
+        "Einsum/outer": (lambda: [real(3), real(4)], einsum("i,j->ji")),
+        "Einsum/inner": (lambda: [real(3, 4), real(3, 4)], einsum("ij,ij->")),
+        "Einsum/summed": (lambda: [real(2, 3, 4), real(5, 3)], einsum("abi,jb->j")),
+        "Einsum/one": (lambda: [real(2, 3, 4)], einsum("ijk->ki")),
         "MseLoss/mean": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.mse_loss(x, t)),
         "MseLoss/sum": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.mse_loss(x, t, reduction="sum")),
         "MseLoss/none": (lambda: [real(4, 3), real(4, 3)], lambda x, t: F.mse_loss(x, t, reduction="none")),
@@ -172,7 +222,7 @@ def ops():
     }
 
 
-LOSSES = ("MseLoss", "BceWithLogits", "NllLoss", "CrossEntropy")  # their targets have no gradient
+LOSSES = ("MseLoss", "BceWithLogits", "NllLoss", "CrossEntropy", "KlDivLoss", "HuberLoss")  # their targets have no gradient
 
 
 def run_op(name, make, fn):

@@ -34,10 +34,35 @@ const Op kLogSoftmax("LogSoftmax", {{"", {{{3, 4}}}, [](Inputs in) {
                                        return LogSoftmax(in[0], 1);
                                      }}});
 const Op kNllLoss("NllLoss", LossCases(NllLoss, kClasses));
-const Op kCrossEntropy("CrossEntropy", LossCases(CrossEntropy, kClasses));
+std::vector<OpCase> CrossEntropyCases() {
+  std::vector<OpCase> cases = LossCases(CrossEntropy, kClasses);
+  const SampleInput targets{{2, 3}, 0, 4, SampleInput::Kind::kIndex};
+  const auto add = [&](const char* name, CrossEntropyOptions options) {
+    cases.push_back({name, {{{2, 3, 4}}, targets}, [options](Inputs in) {
+                       return CrossEntropy(in[0], in[1].value(), options);
+                     }});
+  };
+  add("sequences", {});
+  add("ignore", {Reduction::kMean, 1, 0});
+  add("ignore_none", {Reduction::kNone, 1, 0});
+  add("smoothed", {Reduction::kMean, std::nullopt, 0.1});
+  add("smoothed_ignore", {Reduction::kMean, 2, 0.3});
+  return cases;
+}
+const Op kCrossEntropy("CrossEntropy", CrossEntropyCases());
 const Op kBceWithLogits("BceWithLogits",
                         LossCases(BceWithLogits, kProbabilities));
 const Op kMseLoss("MseLoss", LossCases(MseLoss, kValues));
+const Op kKlDivLoss("KlDivLoss", LossCases(KlDivLoss, kProbabilities));
+const Op kHuberLoss("HuberLoss", {{"mean",
+                                   {{{4, 3}}, kValues},
+                                   [](Inputs in) {
+                                     return HuberLoss(in[0], in[1].value());
+                                   }},
+                                  {"delta", {{{4, 3}}, kValues}, [](Inputs in) {
+                                     return HuberLoss(in[0], in[1].value(), 0.4,
+                                                      Reduction::kSum);
+                                   }}});
 
 }  // namespace
 
@@ -69,15 +94,21 @@ Variable NllLoss(const Variable& log_probs, const Tensor& targets,
 }
 
 Variable CrossEntropy(const Variable& logits, const Tensor& targets,
+                      const CrossEntropyOptions& options) {
+  CrossEntropyResult result = CrossEntropy(logits.value(), targets, options);
+  return Record(kCrossEntropy, std::move(result.loss), {&logits},
+                [log_probs = SavedTensor(result.log_probs),
+                 targets = SavedTensor(targets), options](BackwardCall& call) {
+                  call.inputs[0] = CrossEntropyBackward(
+                      call.output(), log_probs.Get(), targets.Get(), options);
+                });
+}
+
+Variable CrossEntropy(const Variable& logits, const Tensor& targets,
                       Reduction reduction) {
-  CrossEntropyResult result = CrossEntropy(logits.value(), targets, reduction);
-  return Record(
-      kCrossEntropy, std::move(result.loss), {&logits},
-      [log_probs = SavedTensor(result.log_probs),
-       targets = SavedTensor(targets), reduction](BackwardCall& call) {
-        call.inputs[0] = CrossEntropyBackward(call.output(), log_probs.Get(),
-                                              targets.Get(), reduction);
-      });
+  CrossEntropyOptions options;
+  options.reduction = reduction;
+  return CrossEntropy(logits, targets, options);
 }
 
 Variable BceWithLogits(const Variable& logits, const Tensor& targets,
@@ -100,6 +131,28 @@ Variable MseLoss(const Variable& x, const Tensor& targets,
                   call.inputs[0] = MseLossBackward(call.output(), x.Get(),
                                                    targets.Get(), reduction);
                 });
+}
+
+Variable HuberLoss(const Variable& x, const Tensor& targets, double delta,
+                   Reduction reduction) {
+  return Record(kHuberLoss, HuberLoss(x.value(), targets, delta, reduction),
+                {&x},
+                [x = SavedTensor(x.value()), targets = SavedTensor(targets),
+                 delta, reduction](BackwardCall& call) {
+                  call.inputs[0] = HuberLossBackward(
+                      call.output(), x.Get(), targets.Get(), delta, reduction);
+                });
+}
+
+Variable KlDivLoss(const Variable& log_probs, const Tensor& targets,
+                   Reduction reduction) {
+  return Record(
+      kKlDivLoss, KlDivLoss(log_probs.value(), targets, reduction),
+      {&log_probs},
+      [targets = SavedTensor(targets), reduction](BackwardCall& call) {
+        call.inputs[0] =
+            KlDivLossBackward(call.output(), targets.Get(), reduction);
+      });
 }
 
 }  // namespace weft

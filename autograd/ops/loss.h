@@ -17,15 +17,23 @@ Variable LogSoftmax(const Variable& x, int64_t dim);
 Variable NllLoss(const Variable& log_probs, const Tensor& targets,
                  Reduction reduction = Reduction::kMean);
 
-// logits [n, classes], targets i64 [n] -> [], or [n] for kNone.
+// logits [..., classes], targets i64 [...] -> [], or [...] for kNone.
 Variable CrossEntropy(const Variable& logits, const Tensor& targets,
                       Reduction reduction = Reduction::kMean);
+Variable CrossEntropy(const Variable& logits, const Tensor& targets,
+                      const CrossEntropyOptions& options);
 
 // Of one shape; targets in [0, 1]. -> [], or that shape for kNone.
 Variable BceWithLogits(const Variable& logits, const Tensor& targets,
                        Reduction reduction = Reduction::kMean);
 Variable MseLoss(const Variable& x, const Tensor& targets,
                  Reduction reduction = Reduction::kMean);
+
+// As those of tensors (weft/tensor/ops/loss.h).
+Variable HuberLoss(const Variable& x, const Tensor& targets, double delta = 1,
+                   Reduction reduction = Reduction::kMean);
+Variable KlDivLoss(const Variable& log_probs, const Tensor& targets,
+                   Reduction reduction = Reduction::kMean);
 
 }  // namespace weft
 

@@ -38,11 +38,20 @@ WEFT_INLINE void ForFullLevels(int64_t count, PassOn&& pass_on) {
   }
 }
 
+// How many levels `count` terms reach.
+WEFT_INLINE int LevelsFor(int64_t count) {
+  int levels = 1;
+  while (levels < kCascadeLevels && (count >> (kCascadeBits * levels)) > 0) {
+    ++levels;
+  }
+  return levels;
+}
+
 // The fold of term(0) ... term(n - 1); `start` changes nothing under `op`.
 template <typename T, typename Op, typename Term>
 WEFT_INLINE T FoldTerms(int64_t n, T start, Op op, Term term) {
   constexpr int64_t kLanes = 32;
-  constexpr int64_t kBlock = 64 * kLanes;
+  constexpr int64_t kBlock = 128 * kLanes;
   if (n < kLanes) {
     T total = start;
     for (int64_t i = 0; i < n; ++i) total = op(total, term(i));
@@ -102,8 +111,9 @@ WEFT_VECTORIZE void FoldFewColumns(const T* in, RowsLayout layout, T* out,
   const int64_t n = layout.columns;
   const int64_t step = layout.row_stride;
   T levels[kCascadeLevels][kFoldedColumns];
-  for (auto& level : levels) {
-    for (int64_t j = 0; j < n; ++j) level[j] = start;
+  const int used = LevelsFor(layout.rows);
+  for (int level = 0; level < used; ++level) {
+    for (int64_t j = 0; j < n; ++j) levels[level][j] = start;
   }
   T* const lowest = levels[0];
   const auto pass_on = [&](int level) {
@@ -134,7 +144,7 @@ WEFT_VECTORIZE void FoldFewColumns(const T* in, RowsLayout layout, T* out,
     }
     ForFullLevels(++count, pass_on);
   }
-  for (int level = 1; level < kCascadeLevels; ++level) {
+  for (int level = 1; level < used; ++level) {
     for (int64_t j = 0; j < n; ++j) {
       lowest[j] = op(lowest[j], levels[level][j]);
     }
@@ -167,7 +177,7 @@ template <typename T, typename Op>
 void FoldRows(const T* in, RowsLayout layout, T* out, T start, Op op) {
   const int64_t n = layout.columns;
   if (layout.column_stride == 1 && layout.row_stride == n &&
-      2 * n <= kFoldedColumns) {
+      2 * n <= kFoldedColumns && layout.rows * n >= 2 * kFoldedColumns) {
     return FoldNarrowRows(in, layout, out, start, op);
   }
   for (int64_t begin = 0; begin < n; begin += kFoldedColumns) {

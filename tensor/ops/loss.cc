@@ -204,6 +204,53 @@ void CheckTargets(const Shape& log_probs, const Tensor& targets,
   }
 }
 
+// The classes that CrossEntropy is to find, checked.
+class ClassTargets {
+ public:
+  // `scores` [..., classes], `targets` i64 [...].
+  ClassTargets(const Tensor& scores, const Tensor& targets,
+               const CrossEntropyOptions& options, absl::string_view where)
+      : ignored_(options.ignore_index) {
+    Shape wanted = scores.shape();
+    if (!wanted.empty()) wanted.pop_back();
+    if (scores.dim() < 1 || targets.dtype() != DType::kI64 ||
+        targets.shape() != wanted) {
+      ThrowInvalidArgument(where, ": scores are ", scores.Describe(),
+                           ", targets are ", targets.Describe(),
+                           "; wanted [..., classes] and i64 [...]");
+    }
+    if (!(options.label_smoothing >= 0 && options.label_smoothing <= 1)) {
+      ThrowInvalidArgument(where, ": label_smoothing is ",
+                           options.label_smoothing, "; wanted one in [0, 1]");
+    }
+    labels_ = targets.Contiguous();
+    classes_ = scores.size(-1);
+    for (int64_t i = 0; i < count(); ++i) CheckLabel(i, where);
+  }
+
+  int64_t count() const { return labels_.numel(); }
+  int64_t classes() const { return classes_; }
+  int64_t kept() const { return kept_; }  // Those that are not ignored.
+  int64_t operator[](int64_t i) const { return labels_.data<int64_t>()[i]; }
+  bool is_ignored(int64_t i) const { return ignored_ == (*this)[i]; }
+
+ private:
+  void CheckLabel(int64_t i, absl::string_view where) {
+    if (is_ignored(i)) return;
+    ++kept_;
+    const int64_t target = (*this)[i];
+    if (target < 0 || target >= classes_) {
+      ThrowInvalidArgument(where, ": target ", target, " is not one of ",
+                           classes_, " classes");
+    }
+  }
+
+  const std::optional<int64_t> ignored_;
+  Tensor labels_;
+  int64_t classes_ = 0;
+  int64_t kept_ = 0;
+};
+
 // Of one logit x for target t, without overflow.
 template <typename T>
 inline T BceLoss(T x, T t) {
@@ -227,6 +274,12 @@ Tensor MapPair(const Tensor& x, const Tensor& t, absl::string_view where,
     for (int64_t i = 0; i < a.numel(); ++i) out[i] = op(in[i], target[i]);
   });
   return result;
+}
+
+void CheckDelta(double delta, absl::string_view where) {
+  if (!(delta > 0)) {
+    ThrowInvalidArgument(where, ": delta is ", delta, "; wanted more than 0");
+  }
 }
 
 }  // namespace
@@ -280,29 +333,68 @@ Tensor NllLossBackward(const Tensor& grad, const Tensor& targets,
 }
 
 CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
+                                const CrossEntropyOptions& options) {
+  constexpr absl::string_view kWhere = "CrossEntropy";
+  const ClassTargets labels(logits, targets, options, kWhere);
+  const Tensor log_probs = SoftmaxOf(logits, -1, true, kWhere);
+  const Tensor losses = Tensor::Empty(targets.shape(), logits.dtype());
+  const double smoothing = options.label_smoothing;
+  VisitFloating(logits.dtype(), kWhere, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const T* row = log_probs.data<T>();
+    for (int64_t i = 0; i < labels.count(); ++i, row += labels.classes()) {
+      T& loss = losses.data<T>()[i];
+      loss = T(0);
+      if (labels.is_ignored(i)) continue;
+      loss = -row[labels[i]];
+      if (smoothing == 0) continue;
+      const T mean = SumOfLine(row, labels.classes(), 1) /
+                     static_cast<T>(labels.classes());
+      loss = static_cast<T>(1 - smoothing) * loss -
+             static_cast<T>(smoothing) * mean;
+    }
+  });
+  if (options.reduction != Reduction::kMean) {
+    return {Reduced(losses, options.reduction), log_probs};
+  }
+  return {Div(Sum(losses), static_cast<double>(labels.kept())), log_probs};
+}
+
+CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
                                 Reduction reduction) {
-  CheckTargets(logits.shape(), targets, "CrossEntropy");
-  const Tensor log_probs = SoftmaxOf(logits, 1, true, "CrossEntropy");
-  return {NllLoss(log_probs, targets, reduction), log_probs};
+  CrossEntropyOptions options;
+  options.reduction = reduction;
+  return CrossEntropy(logits, targets, options);
 }
 
 Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
-                            const Tensor& targets, Reduction reduction) {
+                            const Tensor& targets,
+                            const CrossEntropyOptions& options) {
   constexpr absl::string_view kWhere = "CrossEntropyBackward";
-  CheckTargets(log_probs.shape(), targets, kWhere);
-  const Tensor labels = targets.Contiguous();
-  const Tensor each = GradOfEach(grad, labels.shape(), reduction, kWhere);
-  // (softmax - one-hot) * grad of the row.
+  const ClassTargets labels(log_probs, targets, options, kWhere);
+  const bool is_mean = options.reduction == Reduction::kMean;
+  const Tensor each =
+      GradOfEach(grad, targets.shape(),
+                 is_mean ? Reduction::kSum : options.reduction, kWhere)
+          .Contiguous();
+  const double share = is_mean ? 1 / static_cast<double>(labels.kept()) : 1.0;
+  const double spread =
+      options.label_smoothing / static_cast<double>(labels.classes());
+  // (softmax - what is wanted) * grad of the row.
   Tensor result = Exp(log_probs);
-  const int64_t classes = log_probs.shape()[1];
   VisitFloating(grad.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
     T* row = result.data<T>();
-    const int64_t* const label = labels.data<int64_t>();
-    for (int64_t i = 0; i < labels.numel(); ++i, row += classes) {
-      const T scale = each.data<T>()[i * each.strides()[0]];
-      row[label[i]] -= T(1);
-      for (int64_t j = 0; j < classes; ++j) row[j] *= scale;
+    const int64_t classes = labels.classes();
+    for (int64_t i = 0; i < labels.count(); ++i, row += classes) {
+      if (labels.is_ignored(i)) {
+        std::fill_n(row, classes, T(0));
+        continue;
+      }
+      const T scale = each.data<T>()[i] * static_cast<T>(share);
+      row[labels[i]] -= static_cast<T>(1 - options.label_smoothing);
+      const T part = static_cast<T>(spread);
+      for (int64_t j = 0; j < classes; ++j) row[j] = (row[j] - part) * scale;
     }
   });
   return result;
@@ -340,6 +432,52 @@ Tensor MseLossBackward(const Tensor& grad, const Tensor& x,
                           [](auto a, auto b) { return (a - b) + (a - b); });
   Mul_(result, each);
   return result;
+}
+
+Tensor HuberLoss(const Tensor& x, const Tensor& targets, double delta,
+                 Reduction reduction) {
+  CheckDelta(delta, "HuberLoss");
+  return Reduced(MapPair(x, targets, "HuberLoss",
+                         [delta](auto a, auto b) {
+                           using T = decltype(a);
+                           const T d = static_cast<T>(delta);
+                           const T distance = std::fabs(a - b);
+                           return distance <= d ? T(0.5) * distance * distance
+                                                : d * (distance - T(0.5) * d);
+                         }),
+                 reduction);
+}
+
+Tensor HuberLossBackward(const Tensor& grad, const Tensor& x,
+                         const Tensor& targets, double delta,
+                         Reduction reduction) {
+  constexpr absl::string_view kWhere = "HuberLossBackward";
+  CheckDelta(delta, kWhere);
+  const Tensor each = GradOfEach(grad, x.shape(), reduction, kWhere);
+  Tensor result = MapPair(x, targets, kWhere, [delta](auto a, auto b) {
+    const auto d = static_cast<decltype(a)>(delta);
+    const auto distance = a - b;
+    return distance < -d ? -d : (distance > d ? d : distance);
+  });
+  Mul_(result, each);
+  return result;
+}
+
+Tensor KlDivLoss(const Tensor& log_probs, const Tensor& targets,
+                 Reduction reduction) {
+  return Reduced(MapPair(log_probs, targets, "KlDivLoss",
+                         [](auto a, auto t) {
+                           using T = decltype(a);
+                           return t > T(0) ? t * (std::log(t) - a) : T(0);
+                         }),
+                 reduction);
+}
+
+Tensor KlDivLossBackward(const Tensor& grad, const Tensor& targets,
+                         Reduction reduction) {
+  const Tensor each =
+      GradOfEach(grad, targets.shape(), reduction, "KlDivLossBackward");
+  return Neg(Mul(Relu(targets), each));
 }
 
 }  // namespace weft

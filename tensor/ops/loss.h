@@ -7,6 +7,9 @@
 #ifndef WEFT_TENSOR_OPS_LOSS_H_
 #define WEFT_TENSOR_OPS_LOSS_H_
 
+#include <cstdint>
+#include <optional>
+
 #include "weft/tensor/tensor.h"
 
 namespace weft {
@@ -28,16 +31,30 @@ Tensor NllLossBackward(const Tensor& grad, const Tensor& targets,
                        const Shape& log_probs_shape,
                        Reduction reduction = Reduction::kMean);
 
-// NllLoss(LogSoftmax(logits, 1), targets).
+struct CrossEntropyOptions {
+  // kMean: over the targets that are not ignored; NaN if all are.
+  Reduction reduction = Reduction::kMean;
+  // A target of this value has loss 0 and gives no gradient. None: each target
+  // must be a class.
+  std::optional<int64_t> ignore_index;
+  // In [0, 1]: so much of the target's probability is spread over all classes.
+  // Source: Szegedy et al., "Rethinking the Inception architecture", 2016, 7.
+  double label_smoothing = 0;
+};
+
+// -log softmax(logits)[target] of each: logits [..., classes], targets i64
+// [...]. [...] for kNone, else [].
 struct CrossEntropyResult {
   Tensor loss;
-  Tensor log_probs;  // [n, classes], for the gradient.
+  Tensor log_probs;  // [..., classes], for the gradient.
 };
+CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
+                                const CrossEntropyOptions& options);
 CrossEntropyResult CrossEntropy(const Tensor& logits, const Tensor& targets,
                                 Reduction reduction = Reduction::kMean);
 Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
                             const Tensor& targets,
-                            Reduction reduction = Reduction::kMean);
+                            const CrossEntropyOptions& options);
 
 // -(t * log(sigmoid(x)) + (1 - t) * log(1 - sigmoid(x))); x and t of one shape
 // and dtype, t in [0, 1]. The shape of x for kNone, else [].
@@ -53,6 +70,22 @@ Tensor MseLoss(const Tensor& x, const Tensor& targets,
 Tensor MseLossBackward(const Tensor& grad, const Tensor& x,
                        const Tensor& targets,
                        Reduction reduction = Reduction::kMean);
+
+// delta = 1: the smooth L1 loss. (x - t)^2 / 2 where |x - t| <= delta, else
+// delta * (|x - t| - delta / 2); delta > 0.
+Tensor HuberLoss(const Tensor& x, const Tensor& targets, double delta = 1,
+                 Reduction reduction = Reduction::kMean);
+Tensor HuberLossBackward(const Tensor& grad, const Tensor& x,
+                         const Tensor& targets, double delta,
+                         Reduction reduction = Reduction::kMean);
+
+// targets * (log(targets) - log_probs), 0 where a target is 0: targets are
+// probabilities, of the shape of log_probs. kMean is over all elements; the
+// divergence of n distributions on the average is kSum divided by n.
+Tensor KlDivLoss(const Tensor& log_probs, const Tensor& targets,
+                 Reduction reduction = Reduction::kMean);
+Tensor KlDivLossBackward(const Tensor& grad, const Tensor& targets,
+                         Reduction reduction = Reduction::kMean);
 
 }  // namespace weft
 
