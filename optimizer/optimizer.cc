@@ -1,5 +1,8 @@
 #include "weft/optimizer/optimizer.h"
 
+#include <algorithm>
+#include <cmath>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -12,19 +15,16 @@
 namespace weft::optimizer {
 namespace {
 
-absl::Status CheckParameter(const Parameter& parameter,
-                            std::set<std::string>* names) {
+absl::Status CheckParameter(const Parameter& parameter) {
   const Variable& variable = parameter.variable;
-  if (!variable.defined() || !variable.requires_grad() || !variable.is_leaf() ||
-      !variable.value().is_contiguous() || !IsDifferentiable(variable.dtype())) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Optimizer: parameter \"", parameter.name, "\" is ",
-        variable.defined() ? variable.value().Describe() : "undefined",
-        "; wanted a contiguous leaf of f32 or f64 that requires a gradient"));
+  if (variable.defined() && variable.requires_grad() && variable.is_leaf() &&
+      variable.value().is_contiguous() && IsDifferentiable(variable.dtype())) {
+    return absl::OkStatus();
   }
-  if (names->insert(parameter.name).second) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "Optimizer: two parameters are named \"", parameter.name, "\""));
+      "Optimizer: parameter \"", parameter.name, "\" is ",
+      variable.defined() ? variable.value().Describe() : "undefined",
+      "; wanted a contiguous leaf of f32 or f64 that requires a gradient"));
 }
 
 // Applies the rule to elements [begin, begin + n) of the parameter.
@@ -52,8 +52,9 @@ void ApplyRows(const UpdateRule& rule, const StepContext& context,
   if (count == 0) return;
   const int64_t width = values.numel() / count;
   for (int64_t i = 0; i < count; ++i) {
-    Apply<T>(rule, context, value, slots, indices.data<int64_t>()[i] * width,
-             absl::MakeConstSpan(values.data<T>() + i * width, width));
+    optimizer::Apply<T>(
+        rule, context, value, slots, indices.data<int64_t>()[i] * width,
+        absl::MakeConstSpan(values.data<T>() + i * width, width));
   }
 }
 
@@ -69,41 +70,89 @@ absl::Status CheckIndices(const SparseRows& sparse, absl::string_view name) {
   return absl::OkStatus();
 }
 
+bool IsFinite(const Gradient& gradient) {
+  const Tensor values =
+      (gradient.is_sparse() ? gradient.sparse().values : gradient.dense())
+          .Contiguous();
+  return VisitFloating(values.dtype(), "Optimizer", [&](auto type) {
+    using T = typename decltype(type)::Type;
+    const absl::Span<const T> all = values.span<T>();
+    return std::all_of(all.begin(), all.end(),
+                       [](T x) { return std::isfinite(x); });
+  });
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(
     std::vector<ParameterGroup> groups) {
   std::unique_ptr<Optimizer> optimizer(new Optimizer);
-  std::set<std::string> names;
   for (ParameterGroup& group : groups) {
-    Group made;
-    WEFT_ASSIGN_OR_RETURN(made.rule, MakeRule(group.rule));
-    made.lazy = group.lazy;
-    for (Parameter& parameter : group.parameters) {
-      WEFT_RETURN_IF_ERROR(CheckParameter(parameter, &names));
-      ParameterState state;
-      const Tensor value = parameter.variable.value();
-      for (const Slot& slot : made.rule->slots()) {
-        state.slots.push_back(
-            Tensor::Full(value.shape(), slot.initial_value, value.dtype()));
-      }
-      state.parameter = std::move(parameter);
-      made.states.push_back(std::move(state));
-    }
-    optimizer->groups_.push_back(std::move(made));
+    WEFT_RETURN_IF_ERROR(optimizer->AddGroup(std::move(group)));
   }
   return optimizer;
 }
 
+absl::Status Optimizer::CheckNew(const ParameterGroup& group) const {
+  std::set<std::string> names;
+  std::map<const Node*, std::string> leaves;
+  for (const Group& present : groups_) {
+    for (const ParameterState& state : present.states) {
+      names.insert(state.parameter.name);
+      leaves[state.parameter.variable.edge().node.get()] = state.parameter.name;
+    }
+  }
+  for (const Parameter& parameter : group.parameters) {
+    WEFT_RETURN_IF_ERROR(CheckParameter(parameter));
+    if (!names.insert(parameter.name).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Optimizer: two parameters are named \"", parameter.name, "\""));
+    }
+    const auto [it, is_new] = leaves.try_emplace(
+        parameter.variable.edge().node.get(), parameter.name);
+    if (!is_new) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Optimizer: \"", it->second, "\" and \"", parameter.name,
+          "\" are one parameter, which would be updated twice; give it once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Optimizer::AddGroup(ParameterGroup group) {
+  Group made;
+  WEFT_ASSIGN_OR_RETURN(made.rule, MakeRule(group.rule));
+  WEFT_RETURN_IF_ERROR(CheckNew(group));
+  made.lazy = group.lazy;
+  for (Parameter& parameter : group.parameters) {
+    ParameterState state;
+    const Tensor value = parameter.variable.value();
+    for (const Slot& slot : made.rule->slots()) {
+      state.slots.push_back(
+          Tensor::Full(value.shape(), slot.initial_value, value.dtype()));
+    }
+    state.parameter = std::move(parameter);
+    made.states.push_back(std::move(state));
+  }
+  groups_.push_back(std::move(made));
+  return absl::OkStatus();
+}
+
 absl::Status Optimizer::CheckGradient(const Group& group,
                                       const ParameterState& state,
-                                      const Gradient& gradient) {
+                                      const Gradient& gradient, Finite finite) {
   const Tensor& value = state.parameter.variable.value();
   if (gradient.shape() != value.shape() || gradient.dtype() != value.dtype()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Optimizer: the gradient of \"", state.parameter.name, "\" is ",
         Name(gradient.dtype()), ShapeText(gradient.shape()), ", the parameter ",
         value.Describe()));
+  }
+  if (finite == Finite::kRequired && !IsFinite(gradient)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Optimizer: the gradient of \"", state.parameter.name,
+        "\" has an infinite or NaN element; skip this step, or clip and scale "
+        "before"));
   }
   if (!gradient.is_sparse()) return absl::OkStatus();
   if (!group.lazy && !group.rule->ignores_zero_gradient()) {
@@ -118,39 +167,50 @@ absl::Status Optimizer::CheckGradient(const Group& group,
 }
 
 absl::Status Optimizer::Step() {
-  // One pass to look, one to change, on the same gradients.
-  struct Due {
-    const UpdateRule* rule;
-    ParameterState* state;
-    Gradient gradient;
-  };
-  std::vector<Due> due;
-  for (Group& group : groups_) {
-    for (ParameterState& state : group.states) {
-      Gradient gradient = state.parameter.variable.gradient();
+  return Apply([](const Parameter& p) { return p.variable.gradient(); });
+}
+
+absl::Status Optimizer::Check(GradientsOf gradients, Finite finite) const {
+  for (const Group& group : groups_) {
+    for (const ParameterState& state : group.states) {
+      const Gradient gradient = gradients(state.parameter);
       if (!gradient.defined()) continue;
-      WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient));
-      due.push_back({group.rule.get(), &state, std::move(gradient)});
+      WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, finite));
     }
-  }
-  for (const Due& update : due) {
-    Update(*update.rule, *update.state, update.gradient);
   }
   return absl::OkStatus();
 }
 
-void Optimizer::Update(const UpdateRule& rule, ParameterState& state,
-                       const Gradient& gradient) {
+absl::Status Optimizer::Apply(GradientsOf gradients) {
+  // One pass to look, one to change, on the same gradients.
+  std::vector<Due> due;
+  for (Group& group : groups_) {
+    for (ParameterState& state : group.states) {
+      Gradient gradient = gradients(state.parameter);
+      if (!gradient.defined()) continue;
+      WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, Finite::kAny));
+      due.push_back({group.rule.get(), &state, std::move(gradient)});
+    }
+  }
+  for (const Due& update : due) Update(update);
+  return absl::OkStatus();
+}
+
+void Optimizer::Update(const Due& due) const {
+  ParameterState& state = *due.state;
+  const Gradient& gradient = due.gradient;
   const Tensor& value = state.parameter.variable.value();
-  const StepContext context = {++state.step};
+  StepContext context;
+  context.step = ++state.step;
+  context.lr_scale = lr_scale_;
   VisitFloating(value.dtype(), "Optimizer", [&](auto type) {
     using T = typename decltype(type)::Type;
     if (gradient.is_sparse()) {
-      ApplyRows<T>(rule, context, value, state.slots, gradient.sparse());
+      ApplyRows<T>(*due.rule, context, value, state.slots, gradient.sparse());
     } else {
       const Tensor dense = gradient.dense().Contiguous();
-      Apply<T>(rule, context, value, state.slots, 0,
-               absl::MakeConstSpan(dense.data<T>(), dense.numel()));
+      optimizer::Apply<T>(*due.rule, context, value, state.slots, 0,
+                          absl::MakeConstSpan(dense.data<T>(), dense.numel()));
     }
   });
   value.BumpVersion();
@@ -174,6 +234,16 @@ absl::Status Optimizer::SetLearningRate(int group, double lr) {
   RuleOptions options = groups_[group].rule->options();
   optimizer::SetLearningRate(options, lr);
   WEFT_ASSIGN_OR_RETURN(groups_[group].rule, MakeRule(options));
+  return absl::OkStatus();
+}
+
+absl::Status Optimizer::SetLearningRateScale(double scale) {
+  if (!(scale >= 0) || !std::isfinite(scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Optimizer: the learning rate's scale is ", scale,
+                     "; wanted a finite number, at least 0"));
+  }
+  lr_scale_ = scale;
   return absl::OkStatus();
 }
 

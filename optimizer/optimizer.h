@@ -15,6 +15,14 @@
 // decay or momentum of the other rows would stand still, the group has to allow
 // it with `lazy`.
 //
+// Gradients may come from elsewhere than the parameters: from the context of a
+// distributed pass, a bucket, a table. Check tells whether Apply would take
+// them, so that several owners can agree before any of them changes a weight:
+//
+//   WEFT_RETURN_IF_ERROR(optimizer->Check(gradients, Finite::kRequired));
+//   ...                                   // the others are ready too
+//   WEFT_RETURN_IF_ERROR(optimizer->Apply(gradients));
+//
 // Thread-safety: one thread at a time.
 
 #ifndef WEFT_OPTIMIZER_OPTIMIZER_H_
@@ -26,6 +34,7 @@
 #include <vector>
 
 #include "absl/container/btree_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/autograd/variable.h"
@@ -47,19 +56,36 @@ struct ParameterGroup {
   bool lazy = false;  // see above
 };
 
+// The gradient of a parameter; undefined if it has none. Called once for each
+// parameter of all groups, in their order.
+using GradientsOf = absl::FunctionRef<Gradient(const Parameter&)>;
+
+enum class Finite { kAny, kRequired };
+
 class Optimizer {
  public:
   // kInvalidArgument for options as MakeRule, for a parameter that is no
-  // contiguous leaf of f32 or f64 that requires a gradient, and for a name that
-  // is there twice, in any group.
+  // contiguous leaf of f32 or f64 that requires a gradient, and for a name or a
+  // leaf that is there twice, in any group.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
       std::vector<ParameterGroup> groups);
 
-  // Updates each parameter that has a gradient. All gradients are checked
-  // before any weight is touched: kInvalidArgument names the parameter if its
-  // gradient is of another shape or dtype, has a row outside of it, or is
-  // sparse where the group does not allow that.
+  // Adds a group, whose parameters begin at step 0: a layer that is trained
+  // later. kInvalidArgument as Create, with nothing changed.
+  absl::Status AddGroup(ParameterGroup group);
+
+  // Updates each parameter by its own gradient: Apply(those).
   absl::Status Step();
+
+  // kInvalidArgument names the parameter if its gradient is of another shape or
+  // dtype, has a row outside of it, is sparse where the group does not allow
+  // that, or has an infinite or NaN element where that is not allowed. Changes
+  // nothing.
+  absl::Status Check(GradientsOf gradients, Finite finite = Finite::kAny) const;
+
+  // Updates each parameter that has a gradient in `gradients`, which are not
+  // written to. Fails as Check(gradients), and then changes nothing.
+  absl::Status Apply(GradientsOf gradients);
 
   // Makes all gradients undefined.
   void ZeroGrad();
@@ -68,6 +94,12 @@ class Optimizer {
   double learning_rate(int group) const;
   // From the next Step on; slots stay. kInvalidArgument as MakeRule.
   absl::Status SetLearningRate(int group, double lr);
+
+  // Multiplies the learning rates of all groups from the next Step on; 1 at
+  // first, and not part of the state: see schedule.h. kInvalidArgument unless
+  // finite and at least 0.
+  absl::Status SetLearningRateScale(double scale);
+  double learning_rate_scale() const { return lr_scale_; }
 
   // Per parameter "<name>/step" i64 [] and "<name>/<slot>" of the parameter's
   // shape and dtype: clones, to be kept in a checkpoint.
@@ -91,13 +123,21 @@ class Optimizer {
 
   Optimizer() = default;
 
+  // A gradient that is there, and what it updates.
+  struct Due {
+    const UpdateRule* rule;
+    ParameterState* state;
+    Gradient gradient;
+  };
+
   static absl::Status CheckGradient(const Group& group,
                                     const ParameterState& state,
-                                    const Gradient& gradient);
-  static void Update(const UpdateRule& rule, ParameterState& state,
-                     const Gradient& gradient);
+                                    const Gradient& gradient, Finite finite);
+  absl::Status CheckNew(const ParameterGroup& group) const;
+  void Update(const Due& due) const;
 
   std::vector<Group> groups_;
+  double lr_scale_ = 1;
 };
 
 }  // namespace weft::optimizer

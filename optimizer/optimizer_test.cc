@@ -1,5 +1,6 @@
 #include "weft/optimizer/optimizer.h"
 
+#include <cmath>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -241,11 +242,109 @@ TEST(Optimizer, RefusesAStateThatIsNotItsOwn) {
   EXPECT_THAT(optimizer->LoadStateDict(state), StatusIs(kInvalid, "is -1"));
 }
 
+// ---- gradients from elsewhere
+
+Gradient Of(std::vector<double> values) {
+  return Tensor::FromVector<double>(values);
+}
+
+TEST(Optimizer, ApplyTakesGradientsThatTheParametersDoNotHave) {
+  const Variable a = Leaf({1.0}, {1}), b = Leaf({2.0}, {1});
+  const auto optimizer = Make({{SgdOptions{0.5}, {{"a", a}, {"b", b}}}});
+  b.SetGradient(Of({100}));
+  WEFT_ASSERT_OK(optimizer->Apply([](const Parameter& parameter) {
+    return parameter.name == "a" ? Of({1}) : Gradient();
+  }));
+  EXPECT_EQ(a.value().item<double>(), 0.5);
+  EXPECT_EQ(b.value().item<double>(), 2.0);
+  EXPECT_FALSE(a.has_grad());
+}
+
+TEST(Optimizer, CheckFailsAsApplyAndChangesNothing) {
+  const Variable a = Leaf({1.0}, {1}), b = Leaf({2.0}, {1});
+  const auto optimizer = Make({{AdamOptions{}, {{"a", a}, {"b", b}}}});
+  const auto misfit = [](const Parameter& parameter) {
+    return parameter.name == "a" ? Of({1}) : Of({1, 2});
+  };
+  EXPECT_THAT(optimizer->Check(misfit), StatusIs(kInvalid, "\"b\" is f64[2]"));
+  EXPECT_THAT(optimizer->Apply(misfit), StatusIs(kInvalid, "\"b\" is f64[2]"));
+  const auto fits = [](const Parameter&) { return Of({1}); };
+  WEFT_EXPECT_OK(optimizer->Check(fits, Finite::kRequired));
+  EXPECT_EQ(a.value().item<double>(), 1.0);
+  EXPECT_EQ(optimizer->StateDict().at("a/step").item<int64_t>(), 0);
+}
+
+TEST(Optimizer, CheckFindsElementsThatAreNotFinite) {
+  const Variable a = Leaf({1.0, 2.0}, {2, 1});
+  const auto optimizer = Make({{SgdOptions{}, {{"a", a}}}});
+  for (const double bad : {std::nan(""), HUGE_VAL, -HUGE_VAL}) {
+    const auto dense = [bad](const Parameter&) {
+      return Gradient(Tensor::FromVector<double>({1, bad}, {2, 1}));
+    };
+    EXPECT_THAT(optimizer->Check(dense, Finite::kRequired),
+                StatusIs(kInvalid, "\"a\" has an infinite or NaN"));
+    WEFT_EXPECT_OK(optimizer->Check(dense));
+    const auto sparse = [bad](const Parameter&) {
+      return Gradient(SparseRows{Tensor::FromVector<int64_t>({1}),
+                                 Tensor::FromVector<double>({bad}, {1, 1}), 2});
+    };
+    EXPECT_THAT(optimizer->Check(sparse, Finite::kRequired),
+                StatusIs(kInvalid, "NaN"));
+  }
+}
+
+TEST(Optimizer, GroupAddedLaterStartsAtStepZero) {
+  const Variable a = Leaf({1.0}, {1}), b = Leaf({1.0}, {1});
+  const auto optimizer = Make({{AdamOptions{}, {{"a", a}}}});
+  const auto ones = [](const Parameter&) { return Of({1}); };
+  WEFT_ASSERT_OK(optimizer->Apply(ones));
+  WEFT_ASSERT_OK(optimizer->AddGroup({SgdOptions{0.25}, {{"b", b}}}));
+  EXPECT_EQ(optimizer->groups(), 2);
+  WEFT_ASSERT_OK(optimizer->Apply(ones));
+  EXPECT_EQ(b.value().item<double>(), 0.75);
+  EXPECT_EQ(optimizer->StateDict().at("a/step").item<int64_t>(), 2);
+  EXPECT_EQ(optimizer->StateDict().at("b/step").item<int64_t>(), 1);
+  EXPECT_THAT(optimizer->AddGroup({SgdOptions{}, {{"c", a}}}),
+              StatusIs(kInvalid, "\"a\" and \"c\" are one parameter"));
+  EXPECT_THAT(optimizer->AddGroup({SgdOptions{}, {{"b", Leaf({1.0}, {1})}}}),
+              StatusIs(kInvalid, "named \"b\""));
+  EXPECT_EQ(optimizer->groups(), 2);
+}
+
+TEST(Optimizer, LearningRateScaleMultipliesAllGroups) {
+  const Variable a = Leaf({1.0}, {1}), b = Leaf({1.0}, {1});
+  const auto optimizer =
+      Make({{SgdOptions{0.5}, {{"a", a}}}, {SgdOptions{0.25}, {{"b", b}}}});
+  WEFT_ASSERT_OK(optimizer->SetLearningRateScale(0.5));
+  WEFT_ASSERT_OK(optimizer->Apply([](const Parameter&) { return Of({1}); }));
+  EXPECT_EQ(a.value().item<double>(), 0.75);
+  EXPECT_EQ(b.value().item<double>(), 0.875);
+  EXPECT_EQ(optimizer->learning_rate(0), 0.5);
+  for (const double bad : {-1.0, std::nan(""), HUGE_VAL}) {
+    EXPECT_THAT(optimizer->SetLearningRateScale(bad),
+                StatusIs(kInvalid, "scale is"));
+  }
+  EXPECT_EQ(optimizer->learning_rate_scale(), 0.5);
+}
+
+// As a step on state that was reduced elsewhere is committed.
+TEST(Optimizer, UpdatesTheMemoryThatAParameterWasGiven) {
+  const Variable a = Leaf({1.0}, {1});
+  const auto optimizer = Make({{SgdOptions{0.5}, {{"a", a}}}});
+  const Tensor arena = Tensor::FromVector<double>({7, 3});
+  a.SetValue(arena.Slice(0, 1, 2));
+  a.SetGradient(Of({1}));
+  WEFT_ASSERT_OK(optimizer->Step());
+  EXPECT_EQ(arena.ToVector<double>(), std::vector<double>({7, 2.5}));
+}
+
 TEST(Optimizer, RefusesWhatIsNoParameter) {
   const Variable w = Leaf({1.0, 2.0}, {2});
   EXPECT_THAT(Optimizer::Create(
                   {{SgdOptions{}, {{"w", w}}}, {SgdOptions{}, {{"w", w}}}}),
               StatusIs(kInvalid, "two parameters are named \"w\""));
+  EXPECT_THAT(Optimizer::Create({{SgdOptions{}, {{"w", w}, {"tied", w}}}}),
+              StatusIs(kInvalid, "\"w\" and \"tied\" are one parameter"));
   EXPECT_THAT(Optimizer::Create({{SgdOptions{}, {{"w", w.Detach()}}}}),
               StatusIs(kInvalid, "wanted a contiguous leaf"));
   EXPECT_THAT(Optimizer::Create({{SgdOptions{-1.0}, {}}}),

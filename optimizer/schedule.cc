@@ -1,0 +1,87 @@
+#include "weft/optimizer/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "weft/base/check.h"
+
+namespace weft::optimizer {
+namespace {
+
+constexpr double kPi = 3.14159265358979323846;
+
+// Half a cosine: `from` at share 0, `to` at 1.
+double Cosine(double from, double to, double share) {
+  return to + (from - to) * (1 + std::cos(kPi * share)) / 2;
+}
+
+}  // namespace
+
+Schedule StepDecay(int64_t every, double gamma) {
+  WEFT_CHECK(every > 0) << every;
+  return [=](int64_t step) {
+    return std::pow(gamma, static_cast<double>(step / every));
+  };
+}
+
+Schedule MultiStepDecay(std::vector<int64_t> milestones, double gamma) {
+  std::sort(milestones.begin(), milestones.end());
+  return [milestones = std::move(milestones), gamma](int64_t step) {
+    const auto passed =
+        std::upper_bound(milestones.begin(), milestones.end(), step) -
+        milestones.begin();
+    return std::pow(gamma, static_cast<double>(passed));
+  };
+}
+
+Schedule ExponentialDecay(double gamma) {
+  return
+      [=](int64_t step) { return std::pow(gamma, static_cast<double>(step)); };
+}
+
+Schedule CosineDecay(int64_t steps, double least) {
+  WEFT_CHECK(steps > 0) << steps;
+  return [=](int64_t step) {
+    const double share =
+        static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
+    return Cosine(1, least, share);
+  };
+}
+
+Schedule LinearWarmUp(int64_t steps, double from) {
+  WEFT_CHECK(steps > 0) << steps;
+  return [=](int64_t step) {
+    const double share =
+        static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
+    return from + (1 - from) * share;
+  };
+}
+
+Schedule OneCycle(const OneCycleOptions& options) {
+  WEFT_CHECK(options.steps >= 2) << options.steps;
+  WEFT_CHECK(options.rising_share > 0 && options.rising_share < 1)
+      << options.rising_share;
+  const double last = static_cast<double>(options.steps - 1);
+  // The first half ends between two steps, as PyTorch's does.
+  const double top = std::max(
+      0.0, options.rising_share * static_cast<double>(options.steps) - 1);
+  return [=](int64_t step) {
+    const double at = std::min(static_cast<double>(step), last);
+    if (at < top) return Cosine(options.initial_share, 1, at / top);
+    return Cosine(1, options.final_share, (at - top) / (last - top));
+  };
+}
+
+Schedule Sequence(std::vector<Phase> phases, Schedule last) {
+  for (const Phase& phase : phases) WEFT_CHECK(phase.steps >= 0);
+  return [phases = std::move(phases), last = std::move(last)](int64_t step) {
+    for (const Phase& phase : phases) {
+      if (step < phase.steps) return phase.schedule(step);
+      step -= phase.steps;
+    }
+    return last(step);
+  };
+}
+
+}  // namespace weft::optimizer
