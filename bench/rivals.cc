@@ -58,16 +58,17 @@ std::string BuildProgram(const std::string& name, const std::string& rival,
     return "";
   }
   const std::string workspace = Workspace();
-  if (!workspace.empty()) {
-    // What it prints is not for who reads rows; its failure shows below.
-    (void)std::system(("cd '" + workspace +
-                       "' && bazel build --noshow_progress //bench:" + name +
-                       " >/dev/null 2>&1")
-                          .c_str());
-  }
+  // What Bazel prints is not for who reads rows. Without the sources, what lies
+  // beside this program will do.
+  const bool is_built =
+      workspace.empty() ||
+      std::system(("cd '" + workspace +
+                   "' && bazel build --noshow_progress //bench:" + name +
+                   " >/dev/null 2>&1")
+                      .c_str()) == 0;
   for (const std::string& path :
        {ProgramPath(name), workspace + "/bazel-bin/bench/" + name}) {
-    if (CanRun(path)) return path;
+    if (is_built && CanRun(path)) return path;
   }
   SayAbsent(rival, "`bazel build //bench:" + name + "` fails");
   return "";
