@@ -284,6 +284,21 @@ TEST(Destination, EmbeddingMakesItsDenseGradientThere) {
   });
 }
 
+TEST(Destination, NormLayersMakeTheirGradientsThere) {
+  const Variable x = Values({4, 3});
+  const Variable w = Weight({3}), b = Weight({3});
+  ExpectMadeInDestination({3}, [&](const Variable& weight) {
+    return LayerNorm(x, {3}, weight, b) * Values({4, 3});
+  });
+  ExpectMadeInDestination(
+      {3}, [&](const Variable& bias) { return LayerNorm(x, {3}, w, bias); });
+  ExpectMadeInDestination(
+      {3}, [&](const Variable& weight) { return RmsNorm(x, {3}, weight); });
+  ExpectMadeInDestination({3}, [&](const Variable& weight) {
+    return BatchNorm(x, weight, b, Tensor(), Tensor()) * Values({4, 3});
+  });
+}
+
 TEST(Destination, IsNotAskedForALeafWithAHook) {
   const Variable x = Values({4, 2});
   const Variable w = Weight({3, 2});

@@ -37,6 +37,18 @@ Linear::Linear(int64_t in, int64_t out, Generator& random,
   }
 }
 
+Linear::Linear(const Variable& weight, Generator& random, bool bias) {
+  weight_ = AddParameter("weight", weight);
+  if (weight.dim() != 2) {
+    ThrowInvalidArgument("Linear: the weight is ", weight.value().Describe(),
+                         "; wanted [out, in]");
+  }
+  if (bias) {
+    bias_ = AddParameter("bias", FanInUniform({weight.size(0)}, weight.size(1),
+                                              random, weight.dtype()));
+  }
+}
+
 Variable Linear::Forward(const Variable& x) {
   return weft::Linear(x, weight_, bias_);
 }
@@ -64,13 +76,20 @@ Variable Conv2d::Forward(const Variable& x) {
 
 Embedding::Embedding(int64_t rows, int64_t dim, Generator& random,
                      const EmbeddingOptions& options)
-    : gradient_(options.gradient) {
-  weight_ = AddParameter("weight",
-                         Table(rows, dim, "Embedding", random, options.dtype));
+    : options_(options) {
+  const Tensor table = Table(rows, dim, "Embedding", random, options.dtype);
+  if (options.padding.has_value()) {
+    if (*options.padding < 0 || *options.padding >= rows) {
+      ThrowInvalidArgument("Embedding: the padding is row ", *options.padding,
+                           " of ", rows);
+    }
+    table.Select(0, *options.padding).Fill(0);
+  }
+  weight_ = AddParameter("weight", table);
 }
 
 Variable Embedding::Forward(const Tensor& indices) {
-  return weft::Embedding(weight_, indices, gradient_);
+  return weft::Embedding(weight_, indices, options_.gradient, options_.padding);
 }
 
 EmbeddingBag::EmbeddingBag(int64_t rows, int64_t dim, BagMode mode,

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,12 @@ class Linear final : public Layer {
  public:
   Linear(int64_t in, int64_t out, Generator& random,
          const LayerOptions& options = {});
+  // With a weight [out, in] that another module has too, such as an Embedding.
+  // Throws Error kInvalidArgument unless it is a leaf that requires a gradient.
+  Linear(const Variable& weight, Generator& random, bool bias = true);
   Variable Forward(const Variable& x) override;
+
+  const Variable& weight() const { return weight_; }
 
  private:
   Variable weight_;
@@ -57,6 +63,9 @@ class Conv2d final : public Layer {
 struct EmbeddingOptions {
   TableGradient gradient = TableGradient::kDense;
   DType dtype = DType::kF32;
+  // Embedding only: the row that stands for nothing. It is 0 at first and gets
+  // no gradient.
+  std::optional<int64_t> padding = std::nullopt;
 };
 
 // i64 [...] -> [..., dim]. weight [rows, dim].
@@ -66,8 +75,10 @@ class Embedding final : public Module {
             const EmbeddingOptions& options = {});
   Variable Forward(const Tensor& indices);
 
+  const Variable& weight() const { return weight_; }
+
  private:
-  const TableGradient gradient_;
+  const EmbeddingOptions options_;
   Variable weight_;
 };
 

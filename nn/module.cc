@@ -1,13 +1,25 @@
 #include "weft/nn/module.h"
 
 #include <algorithm>
+#include <cstring>
 
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/error.h"
 
 namespace weft::nn {
+namespace {
+
+bool HaveSameBytes(const Tensor& a, const Tensor& b) {
+  if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
+  const Tensor x = a.Contiguous(), y = b.Contiguous();
+  return std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.bytes())) == 0;
+}
+
+}  // namespace
 
 void Module::Visit(const std::string& prefix, Visitor visit) const {
   visit(prefix, *this);
@@ -16,13 +28,23 @@ void Module::Visit(const std::string& prefix, Visitor visit) const {
   }
 }
 
-std::vector<NamedParameter> Module::NamedParameters() const {
+std::vector<NamedParameter> Module::AllNames() const {
   std::vector<NamedParameter> all;
   Visit("", [&](const std::string& prefix, const Module& module) {
     for (const NamedParameter& own : module.parameters_) {
       all.push_back({prefix + own.name, own.variable});
     }
   });
+  return all;
+}
+
+std::vector<NamedParameter> Module::NamedParameters() const {
+  std::vector<NamedParameter> all = AllNames();
+  absl::flat_hash_set<const Node*> seen;
+  const auto is_repeated = [&seen](const NamedParameter& named) {
+    return !seen.insert(named.variable.edge().node.get()).second;
+  };
+  all.erase(std::remove_if(all.begin(), all.end(), is_repeated), all.end());
   return all;
 }
 
@@ -46,13 +68,29 @@ std::vector<Variable> Module::Parameters() const {
 
 nn::StateDict Module::StateDict() const {
   nn::StateDict state;
-  for (const NamedParameter& named : NamedParameters()) {
+  for (const NamedParameter& named : AllNames()) {
     state[named.name] = named.variable.value();
   }
   for (const NamedBuffer& named : NamedBuffers()) {
     state[named.name] = named.tensor;
   }
   return state;
+}
+
+// The names of one parameter that have different values in `state`, which has
+// all names.
+std::vector<std::string> Module::TiedFaults(const nn::StateDict& state) const {
+  std::vector<std::string> faults;
+  absl::flat_hash_map<const Node*, std::string> first;
+  for (const NamedParameter& named : AllNames()) {
+    const auto [it, is_new] =
+        first.try_emplace(named.variable.edge().node.get(), named.name);
+    if (!is_new && !HaveSameBytes(state.at(named.name), state.at(it->second))) {
+      faults.push_back(absl::StrCat(it->second, " and ", named.name,
+                                    " are one parameter, but differ"));
+    }
+  }
+  return faults;
 }
 
 absl::Status Module::LoadStateDict(const nn::StateDict& state) {
@@ -75,6 +113,7 @@ absl::Status Module::LoadStateDict(const nn::StateDict& state) {
       faults.push_back(absl::StrCat(name, " is unexpected"));
     }
   }
+  if (faults.empty()) faults = TiedFaults(state);
   if (!faults.empty()) {
     return absl::InvalidArgumentError(
         absl::StrCat("LoadStateDict: ", absl::StrJoin(faults, "; ")));
@@ -97,6 +136,16 @@ Variable Module::AddParameter(absl::string_view name, Tensor value) {
   Variable variable(std::move(value), /*requires_grad=*/true);
   parameters_.push_back({std::string(name), variable});
   return variable;
+}
+
+Variable Module::AddParameter(absl::string_view name, const Variable& shared) {
+  CheckName(name);
+  if (!shared.requires_grad() || !shared.is_leaf()) {
+    ThrowInvalidArgument("Module: the shared parameter \"", name,
+                         "\" is no leaf that requires a gradient");
+  }
+  parameters_.push_back({std::string(name), shared});
+  return shared;
 }
 
 Tensor Module::AddBuffer(absl::string_view name, Tensor value) {

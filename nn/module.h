@@ -16,6 +16,10 @@
 //   };
 //
 // Names join with dots ("hidden.weight") and are PyTorch's for the same model.
+//
+// Two modules may have one parameter (a language model whose output layer is
+// its embedding): the leaf is the same, under a name in each. Parameters() has
+// it once, under the name that comes first; a state dict has it under each.
 
 #ifndef WEFT_NN_MODULE_H_
 #define WEFT_NN_MODULE_H_
@@ -55,7 +59,8 @@ class Module {
   Module& operator=(const Module&) = delete;
   virtual ~Module() = default;
 
-  // Those of this module first, then of its children, in the order added.
+  // Those of this module first, then of its children, in the order added; each
+  // once.
   std::vector<Variable> Parameters() const;
   std::vector<NamedParameter> NamedParameters() const;
   std::vector<NamedBuffer> NamedBuffers() const;
@@ -63,8 +68,9 @@ class Module {
   nn::StateDict StateDict() const;
 
   // Copies the values of `state` into this module's. If a name is missing or
-  // not known here, or a shape or dtype differs, nothing is copied, and the
-  // kInvalidArgument lists all of it.
+  // not known here, a shape or dtype differs, or two names of one parameter
+  // have different values, nothing is copied, and the kInvalidArgument lists
+  // all of it.
   absl::Status LoadStateDict(const nn::StateDict& state);
 
   // Whether to act as in training (Dropout does), children too.
@@ -79,6 +85,9 @@ class Module {
 
   // Returns the leaf made from `value`; keep it to use it.
   Variable AddParameter(absl::string_view name, Tensor value);
+  // Takes a parameter that another module has too. Error kInvalidArgument
+  // unless it is a leaf that requires a gradient.
+  Variable AddParameter(absl::string_view name, const Variable& shared);
   // State that is saved but not trained.
   Tensor AddBuffer(absl::string_view name, Tensor value);
   // `child` is borrowed: a member, or owned by this module in another way.
@@ -89,6 +98,9 @@ class Module {
       absl::FunctionRef<void(const std::string& prefix, const Module& module)>;
 
   void Visit(const std::string& prefix, Visitor visit) const;
+  // Under each of their names.
+  std::vector<NamedParameter> AllNames() const;
+  std::vector<std::string> TiedFaults(const nn::StateDict& state) const;
   void CheckName(absl::string_view name) const;
 
   std::vector<NamedParameter> parameters_;

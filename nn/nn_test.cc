@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -10,10 +11,12 @@
 #include "nlohmann/json.hpp"
 #include "weft/autograd/ops.h"
 #include "weft/base/error.h"
+#include "weft/nn/attention.h"
 #include "weft/nn/init.h"
 #include "weft/nn/layers.h"
 #include "weft/nn/loss.h"
 #include "weft/nn/module.h"
+#include "weft/nn/norm.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/embedding.h"
 #include "weft/tensor/ops/reduce.h"
@@ -49,6 +52,10 @@ void ExpectClose(const Tensor& found, const Json& golden,
                  const std::string& what) {
   const Tensor wanted = FromJson(golden);
   ASSERT_EQ(found.Describe(), wanted.Describe()) << what;
+  if (wanted.dtype() == DType::kI64) {
+    EXPECT_EQ(found.ToVector<int64_t>(), wanted.ToVector<int64_t>()) << what;
+    return;
+  }
   const auto got = found.ToVector<float>(), want = wanted.ToVector<float>();
   for (size_t i = 0; i < want.size(); ++i) {
     EXPECT_NEAR(got[i], want[i], 5e-6 + 5e-6 * std::abs(want[i]))
@@ -174,6 +181,82 @@ TEST(Golden, SparseLogisticTrainsAsInPyTorch) {
       [](const Variable& y, const Tensor& t) { return BceWithLogits(y, t); });
 }
 
+class BatchNormCnn : public Module {
+ public:
+  explicit BatchNormCnn(Generator& random)
+      : conv_(1, 3, 3, random, {{1, 1}, {1, 1}, {1, 1}}),
+        norm_(3, {NormOptions{}, /*momentum=*/0.2}),
+        fc_(3 * 5 * 5, 5, random) {
+    AddModule("conv", conv_);
+    AddModule("norm", norm_);
+    AddModule("fc", fc_);
+  }
+  Variable Forward(const Variable& x) {
+    const Variable y = weft::Relu(norm_.Forward(conv_.Forward(x)));
+    return fc_.Forward(FlattenFrom(weft::MaxPool2d(y), 1));
+  }
+
+ private:
+  Conv2d conv_;
+  BatchNorm norm_;
+  Linear fc_;
+};
+
+// The running statistics and the count of batches are part of the final state.
+TEST(Golden, BatchNormCnnTrainsAsInPyTorch) {
+  Generator random(kSeed);
+  BatchNormCnn cnn(random);
+  ExpectTrainsAsGolden(
+      "batch_norm_cnn", cnn,
+      [&](const Tensor& x) { return cnn.Forward(Variable(x)); },
+      [](const Variable& y, const Tensor& t) { return CrossEntropy(y, t); });
+}
+
+class LanguageModel : public Module {
+ public:
+  explicit LanguageModel(Generator& random)
+      : embedding_(11, 8, random, Padded(0)),
+        norm1_({8}),
+        attention_(8, 2, random),
+        norm2_({8}),
+        head_(embedding_.weight(), random, /*bias=*/false) {
+    AddModule("embedding", embedding_);
+    AddModule("norm1", norm1_);
+    AddModule("attention", attention_);
+    AddModule("norm2", norm2_);
+    AddModule("head", head_);
+  }
+  Variable Forward(const Tensor& x) {
+    const Variable h = embedding_.Forward(x);
+    AttentionOptions causal;
+    causal.is_causal = true;
+    const Variable mixed = h + attention_.Forward(norm1_.Forward(h), causal);
+    return Reshape(head_.Forward(norm2_.Forward(mixed)), {-1, 11});
+  }
+
+  static EmbeddingOptions Padded(int64_t row) {
+    EmbeddingOptions options;
+    options.padding = row;
+    return options;
+  }
+
+ private:
+  Embedding embedding_;
+  LayerNorm norm1_;
+  MultiheadAttention attention_;
+  RmsNorm norm2_;
+  Linear head_;
+};
+
+TEST(Golden, LanguageModelWithTiedWeightsTrainsAsInPyTorch) {
+  Generator random(kSeed);
+  LanguageModel model(random);
+  ExpectTrainsAsGolden(
+      "language_model", model,
+      [&](const Tensor& x) { return model.Forward(x); },
+      [](const Variable& y, const Tensor& t) { return CrossEntropy(y, t); });
+}
+
 // ---- modules
 
 std::vector<std::string> Names(const Module& module) {
@@ -246,6 +329,52 @@ TEST(Module, RefusesNamesThatAreTakenOrNone) {
   }
 }
 
+TEST(Module, TiedParameterIsListedOnceAndSavedUnderEachName) {
+  Generator random(kSeed);
+  LanguageModel model(random);
+  const std::vector<std::string> names = Names(model);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "embedding.weight"), 1);
+  EXPECT_EQ(std::count(names.begin(), names.end(), "head.weight"), 0);
+  nn::StateDict state = model.StateDict();
+  ASSERT_TRUE(state.contains("head.weight"));
+  EXPECT_EQ(state["head.weight"].raw(), state["embedding.weight"].raw());
+  EXPECT_EQ(model.Parameters().size(), state.size() - 1);
+}
+
+TEST(Module, TiedParameterStaysTiedInOtherMemory) {
+  Generator random(kSeed);
+  LanguageModel model(random);
+  const Variable weight = model.Parameters()[0];
+  weight.SetValue(weight.value().Clone());
+  nn::StateDict state = model.StateDict();
+  EXPECT_EQ(state["embedding.weight"].raw(), weight.value().raw());
+  EXPECT_EQ(state["head.weight"].raw(), weight.value().raw());
+}
+
+TEST(Module, LoadRefusesTwoValuesForATiedParameter) {
+  Generator random(kSeed);
+  LanguageModel model(random);
+  nn::StateDict state;
+  for (const auto& [name, tensor] : model.StateDict()) {
+    state[name] = tensor.Clone();
+  }
+  WEFT_EXPECT_OK(model.LoadStateDict(state));
+  state["head.weight"].Fill(3);
+  EXPECT_THAT(model.LoadStateDict(state),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "embedding.weight and head.weight are one parameter"));
+}
+
+TEST(Module, SharedParameterMustBeALeaf) {
+  Generator random(kSeed);
+  const Variable weight(Tensor::Ones({2, 3}), /*requires_grad=*/true);
+  EXPECT_THROW(Linear(weight * 2, random), Error);
+  EXPECT_THROW(Linear(Variable(Tensor::Ones({2, 3})), random), Error);
+  Linear layer(weight, random);
+  EXPECT_EQ(layer.Forward(Variable(Tensor::Ones({5, 3}))).shape(),
+            Shape({5, 2}));
+}
+
 TEST(Module, TrainAndEvalReachChildren) {
   Generator random(kSeed);
   WithBuffer module(random);
@@ -311,6 +440,82 @@ TEST(Embedding, LooksRowsUp) {
   const Tensor weight = table.StateDict()["weight"];
   EXPECT_EQ(y.value().Select(0, 2).ToVector<float>(),
             weight.Select(0, 4).ToVector<float>());
+}
+
+TEST(Embedding, PaddingRowIsZeroAndGetsNoGradient) {
+  Generator random(kSeed);
+  for (const TableGradient kind :
+       {TableGradient::kDense, TableGradient::kSparse}) {
+    EmbeddingOptions options = LanguageModel::Padded(2);
+    options.gradient = kind;
+    Embedding table(4, 2, random, options);
+    EXPECT_THAT(table.weight().value().Select(0, 2).ToVector<float>(),
+                ElementsAre(0, 0));
+    Sum(table.Forward(Tensor::FromVector<int64_t>({2, 1, 2, 3, 1}))).Backward();
+    EXPECT_THAT(table.weight().grad().ToVector<float>(),
+                ElementsAre(0, 0, 2, 2, 0, 0, 1, 1));
+    EXPECT_EQ(table.weight().gradient().is_sparse(),
+              kind == TableGradient::kSparse);
+  }
+  EXPECT_THROW(Embedding(4, 2, random, LanguageModel::Padded(4)), Error);
+  EXPECT_THROW(Embedding(4, 2, random, LanguageModel::Padded(-1)), Error);
+}
+
+TEST(BatchNorm, EvaluationUsesTheRunningStatisticsAndLeavesThem) {
+  BatchNorm norm(1);
+  nn::StateDict state = norm.StateDict();
+  state["running_mean"].Fill(3);
+  state["running_var"].Fill(4);
+  norm.Eval();
+  const Variable x(Tensor::FromVector<float>({5, 3, 1}, {3, 1}));
+  const std::vector<float> y = norm.Forward(x).value().ToVector<float>();
+  EXPECT_NEAR(y[0], 1, 1e-5);
+  EXPECT_NEAR(y[2], -1, 1e-5);
+  EXPECT_EQ(state["running_mean"].item<float>(), 3);
+  EXPECT_EQ(state["num_batches_tracked"].item<int64_t>(), 0);
+  norm.Train();
+  norm.Forward(x);
+  EXPECT_FLOAT_EQ(state["running_mean"].item<float>(), 3);
+  EXPECT_FLOAT_EQ(state["running_var"].item<float>(), 0.9f * 4 + 0.1f * 4);
+  EXPECT_EQ(state["num_batches_tracked"].item<int64_t>(), 1);
+}
+
+TEST(BatchNorm, WithoutRunningStatisticsUsesEachBatch) {
+  BatchNormLayerOptions options;
+  options.track_running_statistics = false;
+  options.norm.affine = false;
+  BatchNorm norm(1, options);
+  EXPECT_TRUE(norm.StateDict().empty());
+  norm.Eval();
+  const Variable x(Tensor::FromVector<float>({10, 20}, {2, 1}));
+  const std::vector<float> y = norm.Forward(x).value().ToVector<float>();
+  EXPECT_NEAR(y[0], -1, 1e-5);
+  EXPECT_NEAR(y[1], 1, 1e-5);
+}
+
+TEST(NormLayers, RefuseSizesThatAreNotPositive) {
+  EXPECT_THROW(LayerNorm({3, 0}), Error);
+  EXPECT_THROW(RmsNorm(Shape{}), Error);
+  EXPECT_THROW(BatchNorm(-1), Error);
+}
+
+TEST(MultiheadAttention, MaskHidesKeys) {
+  Generator random(kSeed);
+  MultiheadAttention attention(4, 2, random);
+  const Tensor x = Normal({1, 3, 4}, 0, 1, random);
+  AttentionOptions masked;
+  masked.mask = Tensor::FromVector<int64_t>({1, 1, 0}).To(DType::kBool);
+  const auto before =
+      attention.Forward(Variable(x), masked).value().Select(1, 0);
+  const std::vector<float> wanted = before.ToVector<float>();
+  x.Select(1, 2).Fill(100);
+  EXPECT_EQ(attention.Forward(Variable(x), masked)
+                .value()
+                .Select(1, 0)
+                .ToVector<float>(),
+            wanted);
+  EXPECT_THROW(MultiheadAttention(4, 3, random), Error);
+  EXPECT_THROW(attention.Forward(Variable(x.Select(0, 0))), Error);
 }
 
 TEST(EmbeddingBag, OfOneSizeIsEmbeddingBagWithOffsets) {

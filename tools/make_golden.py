@@ -277,8 +277,52 @@ class SparseLogistic(torch.nn.Module):
         return (self.weights(x) + self.bias).flatten()
 
 
+class BatchNormCnn(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 3, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(3, momentum=0.2)
+        self.fc = torch.nn.Linear(3 * 5 * 5, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(torch.relu(self.norm(self.conv(x))), 2)
+        return self.fc(x.flatten(1))
+
+
+class RmsNorm(torch.nn.Module):
+    def __init__(self, size, epsilon):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+        self.epsilon = epsilon
+
+    def forward(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.epsilon) * self.weight
+
+
+class LanguageModel(torch.nn.Module):
+    """One causal attention; the last layer's weight is the embedding's."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(11, 8, padding_idx=0)
+        self.norm1 = torch.nn.LayerNorm(8)
+        self.attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm2 = RmsNorm(8, 1e-5)
+        self.head = torch.nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x):
+        h = self.embedding(x)
+        a = self.norm1(h)
+        hidden = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        h = h + self.attention(a, a, a, attn_mask=hidden, need_weights=False)[0]
+        return self.head(self.norm2(h)).flatten(0, 1)
+
+
 def modules():
     return {
+        "batch_norm_cnn": (BatchNormCnn, lambda: real(4, 1, 10, 10), lambda: index(4, high=5), F.cross_entropy),
+        "language_model": (LanguageModel, lambda: index(3, 6, high=11), lambda: index(18, high=11), F.cross_entropy),
         "cnn": (Cnn, lambda: real(4, 1, 10, 10), lambda: index(4, high=5), F.cross_entropy),
         "mlp": (Mlp, lambda: real(6, 8), lambda: index(6, high=4), F.cross_entropy),
         "sparse_logistic": (SparseLogistic, lambda: index(6, 3, high=20), lambda: mask(6).float(),

@@ -58,6 +58,18 @@ const Op kEmbeddingBag("EmbeddingBag",
                         BagCase("sparse", BagMode::kMean,
                                 TableGradient::kSparse)});
 
+SparseRows WithoutRow(const SparseRows& sparse, int64_t row) {
+  std::vector<int64_t> kept;
+  const Tensor indices = sparse.indices.Contiguous();
+  const absl::Span<const int64_t> all = indices.span<int64_t>();
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (all[i] != row) kept.push_back(static_cast<int64_t>(i));
+  }
+  const Tensor places = Tensor::FromVector(kept);
+  return {IndexSelect(indices, 0, places),
+          IndexSelect(sparse.values, 0, places), sparse.rows};
+}
+
 // Puts the gradient of the table, input 0.
 void PutTable(BackwardCall& call, TableGradient wanted, SparseRows rows) {
   if (wanted == TableGradient::kSparse) {
@@ -127,13 +139,14 @@ Variable IndexAdd(const Variable& x, int64_t dim, const Tensor& index,
 }
 
 Variable Embedding(const Variable& weight, const Tensor& indices,
-                   TableGradient gradient) {
+                   TableGradient gradient, std::optional<int64_t> padding) {
   return Record(kEmbedding, Embedding(weight.value(), indices), {&weight},
                 [indices = SavedTensor(indices), rows = weight.size(0),
-                 gradient](BackwardCall& call) {
-                  PutTable(
-                      call, gradient,
-                      EmbeddingBackward(call.output(), indices.Get(), rows));
+                 gradient, padding](BackwardCall& call) {
+                  SparseRows used =
+                      EmbeddingBackward(call.output(), indices.Get(), rows);
+                  if (padding.has_value()) used = WithoutRow(used, *padding);
+                  PutTable(call, gradient, std::move(used));
                 });
 }
 

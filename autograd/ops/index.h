@@ -6,6 +6,7 @@
 #define WEFT_AUTOGRAD_OPS_INDEX_H_
 
 #include <cstdint>
+#include <optional>
 
 #include "weft/autograd/variable.h"
 #include "weft/tensor/ops/embedding.h"
@@ -30,9 +31,11 @@ Variable IndexAdd(const Variable& x, int64_t dim, const Tensor& index,
 // What the gradient of a table of embeddings is: all rows, or those used.
 enum class TableGradient { kDense, kSparse };
 
-// weight [rows, dim], indices [...] -> [..., dim].
+// weight [rows, dim], indices [...] -> [..., dim]. Row `padding`, if given,
+// gets no gradient.
 Variable Embedding(const Variable& weight, const Tensor& indices,
-                   TableGradient gradient = TableGradient::kDense);
+                   TableGradient gradient = TableGradient::kDense,
+                   std::optional<int64_t> padding = std::nullopt);
 
 // weight [rows, dim], indices [n], offsets [bags] -> [bags, dim]: the sum or
 // mean of the rows that the indices from one offset to the next name.

@@ -86,8 +86,8 @@ Variable RecordRows(const Op& op, RowNormResult forward, const Variable& x,
             RowNormBackward(call.output(), x.Get(), forward, normalized,
                             weight.Get(), has_bias && call.needs(2));
         if (call.needs(0)) call.inputs[0] = std::move(grads.x);
-        if (call.needs(1)) call.inputs[1] = std::move(grads.weight);
-        if (call.needs(2)) call.inputs[2] = std::move(grads.bias);
+        if (call.needs(1)) call.Put(1, grads.weight);
+        if (call.needs(2)) call.Put(2, grads.bias);
       });
 }
 
@@ -157,8 +157,8 @@ Variable BatchNorm(const Variable& x, const Variable& weight,
             BatchNormBackward(call.output(), x.Get(), forward, weight.Get(),
                               has_bias && call.needs(2), of_batch);
         if (call.needs(0)) call.inputs[0] = std::move(grads.x);
-        if (call.needs(1)) call.inputs[1] = std::move(grads.weight);
-        if (call.needs(2)) call.inputs[2] = std::move(grads.bias);
+        if (call.needs(1)) call.Put(1, grads.weight);
+        if (call.needs(2)) call.Put(2, grads.bias);
       });
 }
 

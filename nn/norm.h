@@ -1,0 +1,82 @@
+// Normalisation layers.
+//
+// Parameters and buffers have PyTorch's names and shapes. Sizes that are not
+// positive throw Error kInvalidArgument.
+
+#ifndef WEFT_NN_NORM_H_
+#define WEFT_NN_NORM_H_
+
+#include <cstdint>
+
+#include "weft/autograd/variable.h"
+#include "weft/nn/module.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/shape.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::nn {
+
+struct NormOptions {
+  double epsilon = 1e-5;
+  bool affine = true;  // whether there are weight and bias
+  DType dtype = DType::kF32;
+};
+
+// [..., normalized] -> the same, over each row of the last dimensions. weight
+// and bias [normalized], 1 and 0 at first.
+class LayerNorm final : public Layer {
+ public:
+  explicit LayerNorm(const Shape& normalized, const NormOptions& options = {});
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const Shape normalized_;
+  const double epsilon_;
+  Variable weight_;
+  Variable bias_;
+};
+
+// [..., normalized] -> the same, divided by the root of the mean square of each
+// row. weight [normalized], 1 at first.
+class RmsNorm final : public Layer {
+ public:
+  explicit RmsNorm(const Shape& normalized, const NormOptions& options = {});
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const Shape normalized_;
+  const double epsilon_;
+  Variable weight_;
+};
+
+struct BatchNormLayerOptions {
+  NormOptions norm;
+  // How far the running statistics move to those of each batch.
+  double momentum = 0.1;
+  // Without them each batch is normalised by its own, in evaluation too.
+  bool track_running_statistics = true;
+};
+
+// [n, channels, ...] -> the same: PyTorch's BatchNorm1d, 2d and 3d. weight and
+// bias [channels], 1 and 0 at first; buffers running_mean and running_var
+// [channels], 0 and 1 at first, and num_batches_tracked i64 []. In training
+// the batch's own statistics are used and the running ones moved; in
+// evaluation the running ones are used.
+class BatchNorm final : public Layer {
+ public:
+  explicit BatchNorm(int64_t channels,
+                     const BatchNormLayerOptions& options = {});
+  Variable Forward(const Variable& x) override;
+
+ private:
+  const BatchNormLayerOptions options_;
+  Variable weight_;
+  Variable bias_;
+  Tensor running_mean_;  // undefined if none are kept, like the next two
+  Tensor running_variance_;
+  Tensor batches_;
+};
+
+}  // namespace weft::nn
+
+#endif  // WEFT_NN_NORM_H_
