@@ -21,14 +21,14 @@ absl::StatusOr<ShardedSampler> ShardedSampler::Create(const Options& options) {
     return absl::InvalidArgumentError(absl::StrCat(
         "ShardedSampler.size is ", options.size, ", allowed is [0, 2^62]"));
   }
-  if (options.world < 1) {
+  if (options.shards < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "ShardedSampler.world is ", options.world, ", wanted at least 1"));
+        "ShardedSampler.shards is ", options.shards, ", wanted at least 1"));
   }
-  if (options.rank < 0 || options.rank >= options.world) {
+  if (options.shard < 0 || options.shard >= options.shards) {
     return absl::InvalidArgumentError(
-        absl::StrCat("ShardedSampler.rank is ", options.rank,
-                     ", allowed is [0, ", options.world, ")"));
+        absl::StrCat("ShardedSampler.shard is ", options.shard,
+                     ", allowed is [0, ", options.shards, ")"));
   }
   return ShardedSampler(options);
 }
@@ -49,8 +49,8 @@ void ShardedSampler::Begin(int64_t epoch, int64_t used) {
   drawn_ = 0;
   order_ = Permutation(options_.size, SplitMix64(options_.seed) ^ epoch);
   const int64_t left = std::max<int64_t>(options_.size - used, 0);
-  share_ = left / options_.world;
-  if (options_.uneven == Uneven::kPad && left % options_.world != 0) ++share_;
+  share_ = left / options_.shards;
+  if (options_.uneven == Uneven::kPad && left % options_.shards != 0) ++share_;
 }
 
 int64_t ShardedSampler::remaining() const { return share_ - drawn_; }
@@ -59,7 +59,7 @@ std::optional<int64_t> ShardedSampler::Next() {
   if (drawn_ == share_) return std::nullopt;
   // Past the end, padding begins again at the front.
   const int64_t place =
-      (begin_ + drawn_ * options_.world + options_.rank) % options_.size;
+      (begin_ + drawn_ * options_.shards + options_.shard) % options_.size;
   ++drawn_;
   return options_.shuffle ? order_(place) : place;
 }
@@ -68,7 +68,7 @@ ShardedSampler::State ShardedSampler::StateAfter(int64_t draws) const {
   State state;
   state.epoch = epoch_;
   // Padding uses nothing more.
-  state.used = std::min(begin_ + draws * options_.world, options_.size);
+  state.used = std::min(begin_ + draws * options_.shards, options_.size);
   state.size = options_.size;
   state.seed = options_.seed;
   state.shuffle = options_.shuffle;
@@ -91,6 +91,16 @@ absl::Status ShardedSampler::LoadState(const State& state) {
   }
   Begin(state.epoch, state.used);
   return absl::OkStatus();
+}
+
+std::vector<int> ShardsOf(int member, int members, int shards) {
+  WEFT_CHECK(0 <= member && member < members) << member << " of " << members;
+  WEFT_CHECK_GE(shards, 0);
+  std::vector<int> served;
+  for (int shard = member; shard < shards; shard += members) {
+    served.push_back(shard);
+  }
+  return served;
 }
 
 std::string ShardedSampler::State::ToString() const {

@@ -18,12 +18,12 @@ using ::weft::testing::StatusIs;
 using Uneven = ShardedSampler::Uneven;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
-ShardedSampler Sampler(int64_t size, int rank, int world,
+ShardedSampler Sampler(int64_t size, int shard, int shards,
                        Uneven uneven = Uneven::kPad, uint64_t seed = 7) {
   ShardedSampler::Options options;
   options.size = size;
-  options.rank = rank;
-  options.world = world;
+  options.shard = shard;
+  options.shards = shards;
   options.seed = seed;
   options.uneven = uneven;
   return *ShardedSampler::Create(options);
@@ -83,16 +83,16 @@ TEST(Permutation, StandsHugeSizes) {
 
 TEST(ShardedSampler, ShardsAreEqualAndCoverAllIndices) {
   for (const int64_t size : {0, 1, 2, 7, 24, 25, 100}) {
-    for (const int world : {1, 2, 3, 8, 30}) {
+    for (const int shards : {1, 2, 3, 8, 30}) {
       for (const Uneven uneven : {Uneven::kPad, Uneven::kDrop}) {
         std::vector<int64_t> all;
         int64_t share = -1;
-        for (int rank = 0; rank < world; ++rank) {
-          ShardedSampler sampler = Sampler(size, rank, world, uneven);
+        for (int shard = 0; shard < shards; ++shard) {
+          ShardedSampler sampler = Sampler(size, shard, shards, uneven);
           const int64_t promised = sampler.remaining();
           const std::vector<int64_t> mine = Drain(sampler);
           EXPECT_EQ(promised, static_cast<int64_t>(mine.size()));
-          if (rank == 0) share = promised;
+          if (shard == 0) share = promised;
           EXPECT_EQ(promised, share);
           all.insert(all.end(), mine.begin(), mine.end());
         }
@@ -100,10 +100,10 @@ TEST(ShardedSampler, ShardsAreEqualAndCoverAllIndices) {
         const auto end = std::unique(all.begin(), all.end());
         if (uneven == Uneven::kPad) {
           EXPECT_EQ(std::vector<int64_t>(all.begin(), end), Counted(size));
-          EXPECT_LT(static_cast<int64_t>(all.size()), size + world);
+          EXPECT_LT(static_cast<int64_t>(all.size()), size + shards);
         } else {
           EXPECT_EQ(end, all.end());  // none twice
-          EXPECT_EQ(static_cast<int64_t>(all.size()), size / world * world);
+          EXPECT_EQ(static_cast<int64_t>(all.size()), size / shards * shards);
         }
       }
     }
@@ -122,11 +122,11 @@ TEST(ShardedSampler, EachEpochHasItsOwnOrderAndRepeatsIt) {
   EXPECT_NE(Drain(other), zero);
 }
 
-TEST(ShardedSampler, WithoutShuffleRanksTakeTurns) {
+TEST(ShardedSampler, WithoutShuffleShardsTakeTurns) {
   ShardedSampler::Options options;
   options.size = 5;
-  options.rank = 1;
-  options.world = 2;
+  options.shard = 1;
+  options.shards = 2;
   options.shuffle = false;
   ShardedSampler sampler = *ShardedSampler::Create(options);
   EXPECT_EQ(Drain(sampler), std::vector<int64_t>({1, 3, 0}));
@@ -148,21 +148,70 @@ TEST(ShardedSampler, ContinuesInTheMiddleOfAnEpoch) {
   }
 }
 
-TEST(ShardedSampler, AnotherNumberOfRanksContinuesWithTheUnusedIndices) {
+TEST(ShardedSampler, AnotherNumberOfShardsContinuesWithTheUnusedIndices) {
   std::vector<int64_t> all;
   ShardedSampler::State state;
-  for (int rank = 0; rank < 4; ++rank) {
-    ShardedSampler sampler = Sampler(101, rank, 4);
+  for (int shard = 0; shard < 4; ++shard) {
+    ShardedSampler sampler = Sampler(101, shard, 4);
     for (int i = 0; i < 9; ++i) all.push_back(*sampler.Next());
     state = sampler.state();
   }
   EXPECT_EQ(state.used, 36);
-  for (int rank = 0; rank < 5; ++rank) {
-    ShardedSampler sampler = Sampler(101, rank, 5);
+  for (int shard = 0; shard < 5; ++shard) {
+    ShardedSampler sampler = Sampler(101, shard, 5);
     WEFT_ASSERT_OK(sampler.LoadState(state));
     for (const int64_t index : Drain(sampler)) all.push_back(index);
   }
   EXPECT_EQ(Sorted(all), Counted(101));  // 65 are left: 13 for each of five
+}
+
+// Six shards, two draws each in a step. `members` says how many ranks there are
+// at each step: a shard goes to another one by its State.
+std::vector<std::vector<int64_t>> UsedInSteps(const std::vector<int>& members) {
+  constexpr int kShards = 6;
+  std::vector<ShardedSampler::State> states(kShards,
+                                            Sampler(100, 0, 6).state());
+  std::vector<std::vector<int64_t>> steps;
+  for (const int count : members) {
+    std::vector<std::vector<int64_t>> by_shard(kShards);
+    for (int member = 0; member < count; ++member) {
+      for (const int shard : ShardsOf(member, count, kShards)) {
+        ShardedSampler sampler = Sampler(100, shard, kShards);
+        WEFT_EXPECT_OK(sampler.LoadState(states[shard]));
+        while (by_shard[shard].size() < 2) {
+          const auto index = sampler.Next();
+          if (!index.has_value()) break;
+          by_shard[shard].push_back(*index);
+        }
+        states[shard] = sampler.state();
+      }
+    }
+    steps.emplace_back();
+    for (const auto& used : by_shard) {
+      steps.back().insert(steps.back().end(), used.begin(), used.end());
+    }
+  }
+  return steps;
+}
+
+TEST(ShardedSampler, OrderDoesNotDependOnWhoServesAShard) {
+  // 100 indices are 17 draws of each shard: the last step has one.
+  const auto wanted = UsedInSteps({1, 1, 1, 1, 1, 1, 1, 1, 1});
+  EXPECT_EQ(UsedInSteps({6, 6, 6, 6, 6, 6, 6, 6, 6}), wanted);
+  EXPECT_EQ(UsedInSteps({3, 3, 2, 1, 4, 5, 6, 2, 3}), wanted);
+}
+
+TEST(ShardsOf, GivesEachShardToOneMember) {
+  for (int members = 1; members <= 5; ++members) {
+    std::vector<int64_t> all;
+    for (int member = 0; member < members; ++member) {
+      for (const int shard : ShardsOf(member, members, 8)) {
+        all.push_back(shard);
+      }
+    }
+    EXPECT_EQ(Sorted(all), Counted(8));
+  }
+  EXPECT_TRUE(ShardsOf(2, 3, 2).empty());
 }
 
 TEST(ShardedSampler, RefusesAStateOfOtherData) {
@@ -177,12 +226,12 @@ TEST(ShardedSampler, RefusesAStateOfOtherData) {
               StatusIs(kInvalid, "epoch=1 used=x"));
 }
 
-TEST(ShardedSampler, RefusesARankOutsideTheWorld) {
+TEST(ShardedSampler, RefusesAShardThatIsNotThere) {
   ShardedSampler::Options options;
-  options.rank = 2;
-  options.world = 2;
+  options.shard = 2;
+  options.shards = 2;
   EXPECT_THAT(ShardedSampler::Create(options),
-              StatusIs(kInvalid, "rank is 2, allowed is [0, 2)"));
+              StatusIs(kInvalid, "shard is 2, allowed is [0, 2)"));
 }
 
 }  // namespace

@@ -152,8 +152,8 @@ void ImageTrainer::FollowTheOthers() {
 absl::Status ImageTrainer::Begin() {
   input::ShardedSampler::Options order;
   order.size = data_.train->size();
-  order.rank = worker_.options().rank;
-  order.world = worker_.options().trainers;
+  order.shard = worker_.options().rank;
+  order.shards = worker_.options().trainers;
   order.seed = options_.seed;
   WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
                         input::ShardedSampler::Create(order));
