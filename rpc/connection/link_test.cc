@@ -327,7 +327,7 @@ class HostileCallerTest : public HostilePeerTest {
     Connect();
   }
   void Connect() {
-    connection_ = at_peer_.Connect(Worker{"w1", WorkerKey{1, 1}, "w1"}, peer_);
+    connection_ = at_peer_.Connect(Destination{"w1", "w1"}, peer_);
   }
 
   static MemoryMessage Message(MemoryMessage::Kind kind) {
@@ -1082,9 +1082,9 @@ class Door final : public Transport {
   Driver& driver() override { return inner_->driver(); }
   void Accept(Acceptor acceptor) override { open = std::move(acceptor); }
   std::shared_ptr<Connection> Connect(
-      const Worker& worker,
+      const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    return inner_->Connect(worker, std::move(observer));
+    return inner_->Connect(to, std::move(observer));
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return inner_->RunAt(when, std::move(fn));
