@@ -1,0 +1,264 @@
+#include "weft/collectives/accumulate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+#include "weft/tensor/vectorize.h"
+
+namespace weft::collectives {
+namespace {
+
+// Elements that are no arithmetic type of C++ are 16 bits wide: sums of many of
+// them would soon stop growing.
+template <typename T>
+using AccumulatorOf = std::conditional_t<std::is_arithmetic_v<T>, T, float>;
+
+// A sum that does not fit wraps; of signed integers that is undefined.
+template <typename A, typename Op>
+inline A Wrapping(A a, A b, Op op) {
+  if constexpr (std::is_same_v<A, bool> || std::is_floating_point_v<A>) {
+    return op(a, b);
+  } else {
+    using U = std::make_unsigned_t<A>;
+    // 8-bit operands would be promoted to int, in which 16 of them overflow.
+    using Wide = std::conditional_t<sizeof(U) < sizeof(unsigned), unsigned, U>;
+    return static_cast<A>(op(static_cast<Wide>(static_cast<U>(a)),
+                             static_cast<Wide>(static_cast<U>(b))));
+  }
+}
+
+struct Add {
+  template <typename A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_same_v<A, bool>) {
+      return a || b;
+    } else {
+      return Wrapping(a, b, [](auto x, auto y) { return x + y; });
+    }
+  }
+};
+struct Multiply {
+  template <typename A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_same_v<A, bool>) {
+      return a && b;
+    } else {
+      return Wrapping(a, b, [](auto x, auto y) { return x * y; });
+    }
+  }
+};
+// The comparison is false for a NaN on either side.
+struct Least {
+  template <typename A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>) {
+      return a != a ? a : (a < b ? a : b);
+    } else {
+      return a < b ? a : b;
+    }
+  }
+};
+struct Greatest {
+  template <typename A>
+  A operator()(A a, A b) const {
+    if constexpr (std::is_floating_point_v<A>) {
+      return a != a ? a : (a > b ? a : b);
+    } else {
+      return a > b ? a : b;
+    }
+  }
+};
+struct BitAnd {
+  template <typename A>
+  A operator()(A a, A b) const {
+    return static_cast<A>(a & b);
+  }
+};
+struct BitOr {
+  template <typename A>
+  A operator()(A a, A b) const {
+    return static_cast<A>(a | b);
+  }
+};
+struct BitXor {
+  template <typename A>
+  A operator()(A a, A b) const {
+    return static_cast<A>(a ^ b);
+  }
+};
+
+template <typename A, typename T>
+WEFT_VECTORIZE void LoadRun(const T* in, A* acc, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) acc[i] = static_cast<A>(in[i]);
+}
+
+template <typename A, typename T>
+WEFT_VECTORIZE void LoadScaledRun(const T* in, A factor, A* acc,
+                                  int64_t count) {
+  for (int64_t i = 0; i < count; ++i) acc[i] = factor * static_cast<A>(in[i]);
+}
+
+template <typename A, typename T, typename Op>
+WEFT_VECTORIZE void AddRun(const T* in, A* acc, int64_t count, Op op) {
+  for (int64_t i = 0; i < count; ++i) {
+    acc[i] = op(acc[i], static_cast<A>(in[i]));
+  }
+}
+
+template <typename A, typename T, typename Op>
+WEFT_VECTORIZE void AddScaledRun(const T* in, A factor, A* acc, int64_t count,
+                                 Op op) {
+  for (int64_t i = 0; i < count; ++i) {
+    // Rounded before the sum, as LoadScaledRun rounds it: a fused operation
+    // would make the result depend on the order of the ranks.
+    const A scaled = factor * static_cast<A>(in[i]);
+    acc[i] = op(acc[i], scaled);
+  }
+}
+
+template <typename A, typename T>
+WEFT_VECTORIZE void StoreRun(const A* acc, T* out, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(acc[i]);
+}
+
+template <typename A, typename T>
+WEFT_VECTORIZE void StoreAverageRun(const A* acc, A ranks, T* out,
+                                    int64_t count) {
+  for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(acc[i] / ranks);
+}
+
+// Calls run(op) with the function of `op` on accumulators of type A. What
+// CheckReduction refuses does not come here.
+template <typename A, typename Run>
+void WithOp(ReduceOp op, Run run) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return run(Add());
+    case ReduceOp::kProduct:
+      return run(Multiply());
+    case ReduceOp::kMin:
+      return run(Least());
+    case ReduceOp::kMax:
+      return run(Greatest());
+    default:
+      break;
+  }
+  if constexpr (std::is_integral_v<A>) {
+    if (op == ReduceOp::kAnd) return run(BitAnd());
+    if (op == ReduceOp::kOr) return run(BitOr());
+    if (op == ReduceOp::kXor) return run(BitXor());
+  }
+}
+
+// Calls run(element type, accumulator type).
+template <typename Run>
+void WithTypes(DType dtype, Run run) {
+  VisitDType(dtype, [&](auto type) {
+    using T = typename decltype(type)::Type;
+    run(type, ElementType<AccumulatorOf<T>>());
+  });
+}
+
+}  // namespace
+
+int64_t AccumulatorBytes(DType dtype) {
+  int64_t bytes = 0;
+  WithTypes(dtype, [&](auto, auto accumulator) {
+    bytes = sizeof(typename decltype(accumulator)::Type);
+  });
+  return bytes;
+}
+
+void LoadElements(DType dtype, const Reduction& reduction, const void* elements,
+                  void* accumulators, int64_t count) {
+  WithTypes(dtype, [&](auto element, auto accumulator) {
+    using T = typename decltype(element)::Type;
+    using A = typename decltype(accumulator)::Type;
+    const T* in = static_cast<const T*>(elements);
+    A* acc = static_cast<A*>(accumulators);
+    if constexpr (std::is_floating_point_v<A>) {
+      if (reduction.factor != 1) {
+        return LoadScaledRun(in, static_cast<A>(reduction.factor), acc, count);
+      }
+    }
+    LoadRun(in, acc, count);
+  });
+}
+
+void AddElements(DType dtype, const Reduction& reduction, const void* elements,
+                 void* accumulators, int64_t count) {
+  WithTypes(dtype, [&](auto element, auto accumulator) {
+    using T = typename decltype(element)::Type;
+    using A = typename decltype(accumulator)::Type;
+    const T* in = static_cast<const T*>(elements);
+    A* acc = static_cast<A*>(accumulators);
+    WithOp<A>(reduction.op, [&](auto op) {
+      if constexpr (std::is_floating_point_v<A>) {
+        if (reduction.factor != 1) {
+          return AddScaledRun(in, static_cast<A>(reduction.factor), acc, count,
+                              op);
+        }
+      }
+      AddRun(in, acc, count, op);
+    });
+  });
+}
+
+void AddAccumulators(DType dtype, ReduceOp op, const void* others,
+                     void* accumulators, int64_t count) {
+  WithTypes(dtype, [&](auto, auto accumulator) {
+    using A = typename decltype(accumulator)::Type;
+    WithOp<A>(op, [&](auto function) {
+      AddRun(static_cast<const A*>(others), static_cast<A*>(accumulators),
+             count, function);
+    });
+  });
+}
+
+void StoreElements(DType dtype, ReduceOp op, int ranks,
+                   const void* accumulators, void* elements, int64_t count) {
+  WithTypes(dtype, [&](auto element, auto accumulator) {
+    using T = typename decltype(element)::Type;
+    using A = typename decltype(accumulator)::Type;
+    const A* acc = static_cast<const A*>(accumulators);
+    T* out = static_cast<T*>(elements);
+    if constexpr (!std::is_same_v<T, bool>) {
+      if (op == ReduceOp::kAverage) {
+        return StoreAverageRun(acc, static_cast<A>(ranks), out, count);
+      }
+    }
+    if (accumulators != elements) StoreRun(acc, out, count);
+  });
+}
+
+void ReduceContributions(DType dtype, ReduceOp op,
+                         absl::Span<const Contribution> contributions,
+                         absl::Span<std::byte* const> outputs, int64_t count) {
+  constexpr int64_t kPiece = 1024;  // At most 8 KiB of accumulators.
+  alignas(64) std::byte accumulators[kPiece * sizeof(int64_t)];
+  const int64_t item = ItemSize(dtype);
+  const int ranks = static_cast<int>(contributions.size());
+  for (int64_t begin = 0; begin < count; begin += kPiece) {
+    const int64_t n = std::min(kPiece, count - begin);
+    const int64_t offset = begin * item;
+    for (int r = 0; r < ranks; ++r) {
+      const Reduction reduction(op, contributions[r].factor);
+      const std::byte* in = contributions[r].elements + offset;
+      if (r == 0) {
+        LoadElements(dtype, reduction, in, accumulators, n);
+      } else {
+        AddElements(dtype, reduction, in, accumulators, n);
+      }
+    }
+    StoreElements(dtype, op, ranks, accumulators, outputs[0] + offset, n);
+    for (size_t i = 1; i < outputs.size(); ++i) {
+      memcpy(outputs[i] + offset, outputs[0] + offset, n * item);
+    }
+  }
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,91 @@
+#include "weft/collectives/accumulate.h"
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::collectives {
+namespace {
+
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+template <typename T>
+std::vector<T> Reduced(ReduceOp op, std::vector<std::vector<T>> inputs,
+                       double factor = 1) {
+  std::vector<Contribution> contributions;
+  for (const std::vector<T>& input : inputs) {
+    contributions.push_back(
+        {reinterpret_cast<const std::byte*>(input.data()), factor});
+  }
+  std::vector<T> output(inputs[0].size());
+  std::byte* const out = reinterpret_cast<std::byte*>(output.data());
+  ReduceContributions(DTypeOf<T>, op, contributions, {&out, 1}, output.size());
+  return output;
+}
+
+TEST(ReduceContributions, EachOperationOfIntegers) {
+  const std::vector<std::vector<int64_t>> in = {{6, -7}, {3, 5}, {4, 1}};
+  EXPECT_EQ(Reduced(ReduceOp::kSum, in), (std::vector<int64_t>{13, -1}));
+  EXPECT_EQ(Reduced(ReduceOp::kProduct, in), (std::vector<int64_t>{72, -35}));
+  EXPECT_EQ(Reduced(ReduceOp::kMin, in), (std::vector<int64_t>{3, -7}));
+  EXPECT_EQ(Reduced(ReduceOp::kMax, in), (std::vector<int64_t>{6, 5}));
+  // 13 / 3 and -1 / 3, towards zero.
+  EXPECT_EQ(Reduced(ReduceOp::kAverage, in), (std::vector<int64_t>{4, 0}));
+  EXPECT_EQ(Reduced(ReduceOp::kAnd, in), (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(Reduced(ReduceOp::kOr, in), (std::vector<int64_t>{7, -3}));
+  EXPECT_EQ(Reduced(ReduceOp::kXor, in), (std::vector<int64_t>{1, -3}));
+}
+
+TEST(ReduceContributions, IntegerSumThatDoesNotFitWraps) {
+  EXPECT_EQ(Reduced<uint8_t>(ReduceOp::kSum, {{200}, {100}})[0], 44);
+  EXPECT_EQ(Reduced<int64_t>(ReduceOp::kSum,
+                             {{std::numeric_limits<int64_t>::max()}, {1}})[0],
+            std::numeric_limits<int64_t>::min());
+}
+
+TEST(ReduceContributions, NanWinsMinAndMaxWhereverItStands) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+    EXPECT_TRUE(std::isnan(Reduced<float>(op, {{nan}, {1}, {2}})[0]));
+    EXPECT_TRUE(std::isnan(Reduced<float>(op, {{1}, {nan}, {2}})[0]));
+    EXPECT_TRUE(std::isnan(Reduced<float>(op, {{1}, {2}, {nan}})[0]));
+  }
+}
+
+TEST(ReduceContributions, FactorMultipliesEachInput) {
+  EXPECT_EQ(Reduced<float>(ReduceOp::kSum, {{1, 2}, {3, 4}}, 0.5),
+            (std::vector<float>{2, 3}));
+}
+
+TEST(ReduceContributions, ManyPiecesAndAnOutputInPlace) {
+  std::vector<float> a(5000), b(5000), other(5000);
+  for (int i = 0; i < 5000; ++i) a[i] = i, b[i] = 2 * i;
+  const Contribution contributions[] = {
+      {reinterpret_cast<std::byte*>(a.data()), 1},
+      {reinterpret_cast<std::byte*>(b.data()), 1}};
+  std::byte* const outputs[] = {reinterpret_cast<std::byte*>(b.data()),
+                                reinterpret_cast<std::byte*>(other.data())};
+  ReduceContributions(DType::kF32, ReduceOp::kAverage, contributions, outputs,
+                      5000);
+  for (int i = 0; i < 5000; ++i) {
+    ASSERT_EQ(b[i], 1.5f * i);
+    ASSERT_EQ(other[i], b[i]);
+  }
+}
+
+TEST(CheckReduction, RefusesWhatMakesNoSense) {
+  EXPECT_THAT(CheckReduction(ReduceOp::kSum, DType::kBool), IsOk());
+  EXPECT_THAT(CheckReduction(ReduceOp::kAverage, DType::kBool),
+              StatusIs(absl::StatusCode::kInvalidArgument, "average"));
+  EXPECT_THAT(CheckReduction(ReduceOp::kXor, DType::kF32),
+              StatusIs(absl::StatusCode::kInvalidArgument, "dtype f32"));
+  EXPECT_THAT(CheckReduction({ReduceOp::kSum, 0.5}, DType::kI64),
+              StatusIs(absl::StatusCode::kInvalidArgument, "factor"));
+}
+
+}  // namespace
+}  // namespace weft::collectives

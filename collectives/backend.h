@@ -1,0 +1,97 @@
+// Backend: how the ranks of one group reach each other. ProcessGroup checks
+// arguments, keeps the order and the deadlines, and hands Operations to it.
+
+#ifndef WEFT_COLLECTIVES_BACKEND_H_
+#define WEFT_COLLECTIVES_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/collectives/operation.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::collectives {
+
+// A Send or Receive that goes on.
+struct Transfer {
+  bool is_send = false;
+  int peer = 0;  // -1: receive from any; then the sender, once it is known
+  uint64_t tag = 0;
+  DType dtype = DType::kU8;
+  Block block;
+  int64_t moved_bytes = 0;  // the backend's
+};
+
+// Its end is this rank's leaving: the other ranks go on until they wait for it.
+//
+// Thread-safety: Run and Refuse are called by one thread at a time, Advance by
+// one thread at a time (both at once may be); all else by any.
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  virtual absl::string_view name() const = 0;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  // How those who wait for its operations wait, and by which clock.
+  virtual Driver& driver() { return ParkingDriver(); }
+
+  // kUnimplemented, "backend X lacks Y", if it cannot run `operation`. Every
+  // rank finds the same.
+  virtual absl::Status CheckSupport(const Operation& operation) const = 0;
+
+  // Takes part in `operation` and returns once this rank's part is done and its
+  // blocks are no longer used. Errors:
+  //   kAborted             another rank refused its arguments; the group goes
+  //                        on, and health() stays OK
+  //   kFailedPrecondition  the ranks called different operations; the message
+  //                        names both call sites, on every rank
+  //   kUnavailable         a rank is gone; the message names it
+  //   kDeadlineExceeded    the message names the ranks waited for
+  //   else                 what Abort was given
+  // All but the first abort the group.
+  virtual absl::Status Run(const Operation& operation) = 0;
+
+  // Takes the place of Run where this rank refuses its arguments: the other
+  // ranks' Run of this sequence number ends in kAborted with `why`. Does not
+  // wait.
+  virtual void Refuse(const Operation& operation, const absl::Status& why) = 0;
+
+  // Makes every Run and Advance of all ranks of the group fail with `why`, now
+  // and from now on. The first reason stays. Does not wait.
+  virtual void Abort(const absl::Status& why) = 0;
+  // OK, or why the group was aborted. Any thread.
+  virtual absl::Status health() const = 0;
+
+  // Moves what can be moved without waiting. True once it is complete.
+  // kInvalidArgument if what has arrived is of another dtype or count than
+  // wanted: then it is dropped. Of transfers with one peer, tag and direction,
+  // the oldest is advanced until it is complete.
+  virtual absl::StatusOr<bool> Advance(Transfer& transfer) = 0;
+  // Changes whenever an Advance may find more than before.
+  virtual uint64_t transfer_events() const = 0;
+  // Returns once transfer_events() is not `seen`, at `until`, or without cause.
+  virtual void AwaitTransfers(uint64_t seen, Instant until) = 0;
+
+  // Memory in which this backend's operations need no copies.
+  virtual absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) = 0;
+
+  // A backend for `members`, ranks of this one in the order of the new ranks,
+  // of which this rank is one. Called on all of them with the same `name`,
+  // which no other group ever had. Waits for them until `deadline`. Also of an
+  // aborted group.
+  virtual absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
+      absl::Span<const int> members, absl::string_view name,
+      Instant deadline) = 0;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKEND_H_

@@ -1,0 +1,280 @@
+#include "weft/collectives/backends/host/host_backend.h"
+
+#include <algorithm>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/host/arena_allocator.h"
+#include "weft/collectives/backends/host/host_segment.h"
+#include "weft/collectives/backends/host/host_transfers.h"
+#include "weft/collectives/backends/host/meeting.h"
+#include "weft/collectives/backends/host/phases.h"
+#include "weft/collectives/backends/host/shared_run.h"
+
+namespace weft::collectives {
+namespace {
+
+// How often a rank that waits looks whether those it waits for have ended.
+constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
+
+// About 10 us of looking, which pays only if all ranks can run at once.
+int SpinRounds(int ranks) {
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  return ranks <= cores ? 2000 : 0;
+}
+
+// What tensors in the arena keep alive.
+struct Arena {
+  Arena(std::shared_ptr<const HostSegment> shared)
+      : segment(std::move(shared)), allocator(segment->arena_bytes()) {}
+
+  const std::shared_ptr<const HostSegment> segment;
+  ArenaAllocator allocator;
+};
+
+class HostBackend final : public Backend {
+ public:
+  HostBackend(HostOptions options, Meeting meeting, SegmentLayout layout)
+      : options_(std::move(options)),
+        watches_(std::move(meeting.watches)),
+        segment_(std::make_shared<HostSegment>(
+            std::move(meeting.segment), layout, options_.rank, options_.size)),
+        arena_(std::make_shared<Arena>(segment_)),
+        phases_(segment_->Controls(), options_.rank, SpinRounds(options_.size)),
+        transfers_(*segment_) {}
+
+  ~HostBackend() override {
+    segment_->ControlOf(rank()).has_left.store(1, std::memory_order_seq_cst);
+    WakeAll();
+  }
+
+  absl::string_view name() const override { return "host"; }
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+  absl::Status CheckSupport(const Operation&) const override {
+    return absl::OkStatus();
+  }
+
+  absl::Status Run(const Operation& operation) override;
+  void Refuse(const Operation& operation, const absl::Status& why) override;
+  void Abort(const absl::Status& why) override {
+    segment_->SetAbort(why);
+    WakeAll();
+  }
+  absl::Status health() const override { return segment_->abort_status(); }
+
+  absl::StatusOr<bool> Advance(Transfer& transfer) override;
+  uint64_t transfer_events() const override { return transfers_.events(); }
+  void AwaitTransfers(uint64_t seen, Instant until) override {
+    transfers_.AwaitEvent(seen, until);
+  }
+
+  absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override;
+  absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
+      absl::Span<const int> members, absl::string_view name,
+      Instant deadline) override;
+
+ private:
+  // Of one wait of an operation.
+  struct Wait {
+    const Operation& operation;
+    Instant report_at;
+    Instant watch_at;
+  };
+
+  void WakeAll() {
+    phases_.WakeAll();
+    transfers_.WakeAll();
+  }
+  absl::Status CheckWait(Wait& wait, const std::vector<int>& missing);
+  // Why a rank will do nothing more, or OK.
+  absl::Status CheckGone(int rank, bool also_process) const;
+  std::string WhatItDoes(int rank) const;
+  std::string WhoIsAwaited(const std::vector<int>& missing) const;
+
+  const HostOptions options_;
+  const std::vector<std::optional<rendezvous::ProcessWatch>> watches_;
+  const std::shared_ptr<HostSegment> segment_;
+  const std::shared_ptr<Arena> arena_;
+  Phases phases_;
+  HostTransfers transfers_;
+};
+
+// The newer of a rank's two records.
+std::string HostBackend::WhatItDoes(int rank) const {
+  const uint64_t arrived =
+      segment_->ControlOf(rank).arrived.load(std::memory_order_acquire);
+  if (arrived == 0) return "has called nothing yet";
+  const OperationRecord& a = segment_->SlotOf(rank, 0).record;
+  const OperationRecord& b = segment_->SlotOf(rank, 1).record;
+  const bool is_b = arrived == 1 || b.sequence() > a.sequence();
+  return absl::StrCat("last called ", (is_b ? b : a).ToString());
+}
+
+std::string HostBackend::WhoIsAwaited(const std::vector<int>& missing) const {
+  std::string text;
+  for (const int r : missing) {
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
+                    " has not called it and ", WhatItDoes(r));
+  }
+  return text;
+}
+
+absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
+  if (segment_->ControlOf(rank).has_left.load(std::memory_order_acquire)) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", rank, " has left the group; it ", WhatItDoes(rank)));
+  }
+  if (also_process && watches_[rank].has_value() &&
+      watches_[rank]->HasEnded()) {
+    return absl::UnavailableError(absl::StrCat(
+        "the process of rank ", rank, " has ended; it ", WhatItDoes(rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostBackend::CheckWait(Wait& wait,
+                                    const std::vector<int>& missing) {
+  WEFT_RETURN_IF_ERROR(health());
+  const Instant now = SteadyClock().Now();
+  const bool is_watching = now >= wait.watch_at;
+  if (is_watching) wait.watch_at = now + kWatchInterval;
+  for (const int r : missing) {
+    WEFT_RETURN_IF_ERROR(CheckGone(r, is_watching));
+  }
+  if (now >= wait.operation.deadline) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "rank ", rank(), " waited for others: ", WhoIsAwaited(missing)));
+  }
+  if (now >= wait.report_at) {
+    wait.report_at = Instant::Infinite();
+    Report(options_.diagnosis,
+           absl::StrCat(Describe(wait.operation), ": rank ", rank(),
+                        " still waits: ", WhoIsAwaited(missing)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status HostBackend::Run(const Operation& operation) {
+  WEFT_RETURN_IF_ERROR(health());
+  std::optional<Wait> wait;
+  // The clock is read only where somebody must be waited for.
+  const auto check = [&](const std::vector<int>& missing) {
+    if (!wait.has_value()) {
+      const Instant now = SteadyClock().Now();
+      wait.emplace(Wait{operation, now + options_.diagnosis.report_after, now});
+    }
+    return CheckWait(*wait, missing);
+  };
+  absl::Status status = SharedRun(*segment_, phases_, operation, check).Run();
+  if (!status.ok() && !absl::IsAborted(status)) Abort(status);
+  return status;
+}
+
+void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
+  Wait wait = {operation, Instant::Infinite(), SteadyClock().Now()};
+  const absl::Status shown = SharedRun(*segment_, phases_, operation,
+                                       [&](const std::vector<int>& missing) {
+                                         return CheckWait(wait, missing);
+                                       })
+                                 .Refuse(why);
+  if (!shown.ok()) Abort(shown);
+}
+
+absl::StatusOr<bool> HostBackend::Advance(Transfer& transfer) {
+  WEFT_RETURN_IF_ERROR(health());
+  const auto advance = [&] { return transfers_.Advance(transfer); };
+  // Before the attempt: what a rank sent before its end is still received.
+  const bool is_any = transfer.peer < 0;
+  absl::Status gone;
+  int gone_ranks = 0;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank() || (!is_any && r != transfer.peer)) continue;
+    const absl::Status found = CheckGone(r, /*also_process=*/true);
+    if (found.ok()) continue;
+    gone = found;
+    ++gone_ranks;
+  }
+  const int awaited = is_any ? size() - 1 : 1;
+  WEFT_ASSIGN_OR_RETURN(const bool is_complete, CatchToStatus(advance));
+  if (is_complete || gone_ranks < awaited) return is_complete;
+  return gone;
+}
+
+absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
+  const int64_t bytes = NumElements(shape, "Allocate") * ItemSize(dtype);
+  const int64_t offset = arena_->allocator.Allocate(bytes);
+  if (offset < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "Allocate: wants ", bytes, " bytes of shared memory, ",
+        arena_->allocator.free_bytes(), " of ", arena_->allocator.bytes(),
+        " are free (not all in one piece); raise HostOptions::arena_bytes"));
+  }
+  std::byte* const memory = segment_->own_arena() + offset;
+  std::shared_ptr<const void> owner(
+      memory, [arena = arena_, offset, bytes](const void*) {
+        arena->allocator.Free(offset, bytes);
+      });
+  return Tensor::FromBlob(memory, shape, dtype, std::move(owner));
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> HostBackend::Subgroup(
+    absl::Span<const int> members, absl::string_view name, Instant deadline) {
+  HostOptions options = options_;
+  options.name = std::string(name);
+  options.rank = static_cast<int>(
+      std::find(members.begin(), members.end(), rank()) - members.begin());
+  options.size = static_cast<int>(members.size());
+  options.connect_timeout = deadline - SteadyClock().Now();
+  return ConnectHost(std::move(options));
+}
+
+absl::Status CheckOptions(const HostOptions& options) {
+  if (options.store == nullptr) {
+    return absl::InvalidArgumentError("ConnectHost: no store is given");
+  }
+  if (options.size < 1 || options.rank < 0 || options.rank >= options.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("ConnectHost: wants a rank from 0 to size - 1, found ",
+                     options.rank, " of ", options.size));
+  }
+  constexpr int64_t kMost = int64_t{1} << 46;
+  if (options.arena_bytes < 0 || options.arena_bytes > kMost / options.size) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "ConnectHost: arena_bytes cannot be ", options.arena_bytes));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
+  WEFT_RETURN_IF_ERROR(CheckOptions(options));
+  MeetingOptions meeting_options;
+  meeting_options.store = options.store;
+  meeting_options.name = absl::StrCat("collectives/", options.name);
+  meeting_options.rank = options.rank;
+  meeting_options.size = options.size;
+  meeting_options.directory = options.directory;
+  meeting_options.bytes_for = [&](int ranks) {
+    return SegmentLayout(ranks, options.arena_bytes).bytes();
+  };
+  meeting_options.deadline = SteadyClock().Now() + options.connect_timeout;
+  WEFT_ASSIGN_OR_RETURN(Meeting meeting, Meet(meeting_options));
+  if (static_cast<int>(meeting.ranks.size()) != options.size) {
+    return absl::UnimplementedError(absl::StrCat(
+        "backend host lacks ranks on several hosts: group ", options.name,
+        " has ", options.size, " ranks, and only ", RankList(meeting.ranks),
+        " share memory on this host and in directory ", options.directory));
+  }
+  const SegmentLayout layout(options.size, options.arena_bytes);
+  return std::unique_ptr<Backend>(
+      new HostBackend(std::move(options), std::move(meeting), layout));
+}
+
+}  // namespace weft::collectives

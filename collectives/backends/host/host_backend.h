@@ -1,0 +1,62 @@
+// The host backend: ranks of one host, as processes or threads, meet in shared
+// memory. The default on CPU.
+//
+//   HostOptions options;
+//   options.store = &store;   // of the job; see rendezvous/store.h
+//   options.rank = rank;
+//   options.size = size;
+//   options.directory = socket_directory;
+//   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+//                         ConnectHost(options));
+//   auto group = ProcessGroup::Create(std::move(backend));
+//
+// A tensor of ProcessGroup::Allocate lies in the shared memory; operations read
+// and write it where it is. Of any other, pieces are copied through shared
+// memory.
+//
+// A rank that ends is found by its peers within a tenth of a second if it is a
+// process of this host, killed or not; one that is stopped is reported after
+// DiagnosisOptions::report_after, and ends operations at their deadline.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_HOST_HOST_BACKEND_H_
+#define WEFT_COLLECTIVES_BACKENDS_HOST_HOST_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/diagnosis.h"
+#include "weft/rendezvous/store.h"
+
+namespace weft::collectives {
+
+struct HostOptions {
+  // Through which the ranks find each other. Must outlive the group and the
+  // groups made from it.
+  rendezvous::Store* store = nullptr;
+  // Of this group alone, among all that the store ever saw.
+  std::string name = "world";
+  int rank = 0;
+  int size = 1;
+  // For sockets: the job's directory of mode 0700.
+  std::string directory;
+  // How much ProcessGroup::Allocate may hand out on each rank. Taken from the
+  // system at once.
+  int64_t arena_bytes = int64_t{64} << 20;
+  // How long to wait for the other ranks.
+  absl::Duration connect_timeout = absl::Minutes(1);
+  DiagnosisOptions diagnosis;
+};
+
+// Waits for all ranks. kInvalidArgument: options that make no sense;
+// kDeadlineExceeded names the ranks that did not come; kResourceExhausted: no
+// memory for the segment; kUnimplemented, on every rank: some ranks are on
+// another host, or cannot map the segment.
+absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_HOST_HOST_BACKEND_H_

@@ -1,0 +1,229 @@
+#include "weft/collectives/backends/host/host_backend.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/process_group.h"
+#include "weft/collectives/testing/conformance.h"
+#include "weft/collectives/testing/directory_store.h"
+#include "weft/collectives/testing/memory_store.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::collectives {
+namespace {
+
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+class HostTestWorld final : public TestWorld {
+ public:
+  HostTestWorld(int size, DiagnosisOptions diagnosis)
+      : size_(size), diagnosis_(std::move(diagnosis)) {}
+
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Join(
+      int rank, const GroupOptions& options) override {
+    HostOptions host;
+    host.store = &store_;
+    host.rank = rank;
+    host.size = size_;
+    host.directory = directory_.path();
+    host.arena_bytes = 8 << 20;
+    host.diagnosis = diagnosis_;
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, ConnectHost(host));
+    return ProcessGroup::Create(std::move(backend), options);
+  }
+
+ private:
+  const int size_;
+  const DiagnosisOptions diagnosis_;
+  testing::TempDir directory_;
+  MemoryStore store_;
+};
+
+TestBackend Host() {
+  TestBackend backend;
+  backend.name = "host";
+  backend.make_world = [](int size, const DiagnosisOptions& diagnosis) {
+    return std::make_unique<HostTestWorld>(size, diagnosis);
+  };
+  return backend;
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, ProcessGroupConformance,
+                         ::testing::Values(Host()),
+                         [](const auto& info) { return info.param.name; });
+
+HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
+                      const std::string& directory) {
+  HostOptions options;
+  options.store = store;
+  options.rank = rank;
+  options.size = size;
+  options.directory = directory;
+  options.arena_bytes = 1 << 20;
+  return options;
+}
+
+// --- Ranks as processes. -----------------------------------------------------
+
+// Runs `body` in a child for each rank. REQUIRES: no threads yet.
+class Children {
+ public:
+  template <typename Body>
+  Children(int size, Body body) {
+    for (int rank = 0; rank < size; ++rank) {
+      const pid_t pid = fork();
+      if (pid == 0) _exit(body(rank));
+      pids_.push_back(pid);
+    }
+  }
+  ~Children() {
+    for (const pid_t pid : pids_) {
+      if (pid == kNobody) continue;
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, 0);
+    }
+  }
+
+  pid_t pid(int rank) const { return pids_[rank]; }
+  int Wait(int rank) {
+    int status = 0;
+    waitpid(pids_[rank], &status, 0);
+    pids_[rank] = kNobody;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+
+ private:
+  static constexpr pid_t kNobody = -1;
+  std::vector<pid_t> pids_;
+};
+
+TEST(HostBackend, ProcessesReduceWithoutACopyAndLeaveNothingBehind) {
+  testing::TempDir directory;
+  testing::TempDir keys;
+  Children children(3, [&](int rank) {
+    DirectoryStore store(keys.path());
+    auto backend = ConnectHost(OptionsOf(rank, 3, &store, directory.path()));
+    if (!backend.ok()) return 1;
+    auto group = ProcessGroup::Create(*std::move(backend));
+    const auto tensor = group->Allocate({100'000}, DType::kF32);
+    if (!tensor.ok()) return 2;
+    for (int round = 0; round < 20; ++round) {
+      tensor->Fill(rank + round);
+      if (!group->AllReduce(*tensor).ok()) return 3;
+      if (tensor->data<float>()[99'999] != 3.0f + 3 * round) return 4;
+    }
+    return group->Barrier().ok() ? 0 : 5;
+  });
+  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(children.Wait(rank), 0);
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
+TEST(HostBackend, KilledProcessIsNamedByTheOthers) {
+  testing::TempDir directory;
+  testing::TempDir keys;
+  Children children(3, [&](int rank) {
+    DirectoryStore store(keys.path());
+    auto backend = ConnectHost(OptionsOf(rank, 3, &store, directory.path()));
+    if (!backend.ok()) return 1;
+    auto group = ProcessGroup::Create(*std::move(backend));
+    if (!group->Barrier().ok()) return 2;
+    if (rank == 1) kill(getpid(), SIGKILL);
+    const Instant before = SteadyClock().Now();
+    const absl::Status found = group->AllReduce(Tensor::Ones({100'000}));
+    if (found.code() != absl::StatusCode::kUnavailable) return 3;
+    const std::string text(found.message());
+    if (text.find("process of rank 1 has ended") == text.npos) return 4;
+    return SteadyClock().Now() - before < absl::Seconds(2) ? 0 : 5;
+  });
+  EXPECT_EQ(children.Wait(0), 0);
+  EXPECT_EQ(children.Wait(1), 128 + SIGKILL);
+  EXPECT_EQ(children.Wait(2), 0);
+}
+
+// --- Ranks as threads.
+// --------------------------------------------------------
+
+TEST(HostBackend, RankThatDoesNotComeIsNamed) {
+  testing::TempDir directory;
+  MemoryStore store;
+  HostOptions options = OptionsOf(0, 2, &store, directory.path());
+  options.connect_timeout = absl::Milliseconds(50);
+  EXPECT_THAT(ConnectHost(options).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
+}
+
+TEST(HostBackend, RankThatComesTwiceIsRefused) {
+  testing::TempDir directory;
+  MemoryStore store;
+  const HostOptions options = OptionsOf(0, 1, &store, directory.path());
+  WEFT_EXPECT_OK(ConnectHost(options).status());
+  EXPECT_THAT(ConnectHost(options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "there already"));
+}
+
+TEST(HostBackend, RanksThatShareNoDirectoryAreRefusedOnEachRank) {
+  testing::TempDir directories[2];
+  MemoryStore store;
+  const auto statuses = testing::RunRanks(2, [&](int rank) {
+    return ConnectHost(OptionsOf(rank, 2, &store, directories[rank].path()))
+        .status();
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnimplemented,
+                                      "lacks ranks on several hosts")));
+}
+
+TEST(HostBackend, SegmentForWhichThereIsNoMemoryIsRefusedOnEachRank) {
+  testing::TempDir directory;
+  MemoryStore store;
+  const auto statuses = testing::RunRanks(2, [&](int rank) {
+    HostOptions options = OptionsOf(rank, 2, &store, directory.path());
+    options.arena_bytes = int64_t{1} << 44;
+    return ConnectHost(options).status();
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kResourceExhausted)));
+}
+
+TEST(HostBackend, OptionsThatMakeNoSenseAreRefused) {
+  MemoryStore store;
+  EXPECT_THAT(ConnectHost(OptionsOf(0, 1, nullptr, "/tmp")).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "store"));
+  EXPECT_THAT(ConnectHost(OptionsOf(2, 2, &store, "/tmp")).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "found 2 of 2"));
+}
+
+TEST(HostBackend, ArenaThatIsUsedUpSaysWhichOptionHelps) {
+  testing::TempDir directory;
+  MemoryStore store;
+  auto backend = ConnectHost(OptionsOf(0, 1, &store, directory.path()));
+  WEFT_ASSERT_OK(backend.status());
+  auto group = ProcessGroup::Create(*std::move(backend));
+  {
+    const auto all = group->Allocate({1 << 18}, DType::kF32);
+    WEFT_ASSERT_OK(all.status());
+    EXPECT_THAT(group->Allocate({1}, DType::kF32).status(),
+                StatusIs(absl::StatusCode::kResourceExhausted, "arena_bytes"));
+  }
+  auto tensor = group->Allocate({1 << 18}, DType::kF32);
+  WEFT_EXPECT_OK(tensor.status());
+  group.reset();
+  tensor->Fill(1);  // outlives the group
+}
+
+}  // namespace
+}  // namespace weft::collectives

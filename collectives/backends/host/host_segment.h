@@ -1,0 +1,68 @@
+// HostSegment: one rank's mapping of the memory that the ranks of a host share.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_HOST_HOST_SEGMENT_H_
+#define WEFT_COLLECTIVES_BACKENDS_HOST_HOST_SEGMENT_H_
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "weft/collectives/backends/host/segment_layout.h"
+#include "weft/memory/segment.h"
+
+namespace weft::collectives {
+
+// Thread-safety: as each part of the segment says.
+class HostSegment {
+ public:
+  // REQUIRES: `segment` has layout.bytes() and began as zeros.
+  HostSegment(memory::Segment segment, SegmentLayout layout, int rank, int size)
+      : segment_(std::move(segment)),
+        layout_(layout),
+        rank_(rank),
+        size_(size) {}
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  SegmentHead& head() const { return *At<SegmentHead>(layout_.HeadAt()); }
+  RankControl& ControlOf(int rank) const {
+    return *At<RankControl>(layout_.ControlAt(rank));
+  }
+  std::vector<RankControl*> Controls() const;
+  Slot& SlotOf(int rank, uint64_t phase) const {
+    return *At<Slot>(layout_.SlotAt(rank, static_cast<int>(phase % 2)));
+  }
+  TransferRing& RingOf(int from, int to) const {
+    return *At<TransferRing>(layout_.RingAt(from, to));
+  }
+  std::byte* own_arena() const { return At<std::byte>(layout_.ArenaAt(rank_)); }
+  int64_t arena_bytes() const { return layout_.arena_bytes(); }
+
+  // 1 + the offset of memory in this rank's arena; 0 for any other.
+  uint64_t PlaceOf(const std::byte* memory, int64_t bytes) const;
+  // Where `bytes` at a place that `rank` has named are mapped here; null if
+  // they are not within its arena.
+  std::byte* Find(int rank, uint64_t place, int64_t bytes) const;
+
+  // The first reason stays. Wakes nobody.
+  void SetAbort(const absl::Status& why) const;
+  // OK, or what SetAbort was given on some rank.
+  absl::Status abort_status() const;
+
+ private:
+  template <typename T>
+  T* At(int64_t offset) const {
+    return reinterpret_cast<T*>(segment_.data() + offset);
+  }
+
+  const memory::Segment segment_;
+  const SegmentLayout layout_;
+  const int rank_;
+  const int size_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_HOST_HOST_SEGMENT_H_

@@ -1,0 +1,59 @@
+// Meeting: the ranks of a group find out who is on this host, and map one
+// segment.
+//
+// Messages, as keys of the store, under the meeting's name:
+//   place/<rank>      where the rank is: host, process, socket
+//   segment/<leader>  the token under which the leader of a host, its lowest
+//                     rank, has sent the segment to the others' sockets; or why
+//                     there is none
+//   mapped/<rank>     "ok", or why the rank could not map it
+//   agreed/<leader>   the ranks that have mapped it, or why the meeting failed
+// The leader alone decides, so all ranks of a host find the same.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_HOST_MEETING_H_
+#define WEFT_COLLECTIVES_BACKENDS_HOST_MEETING_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "weft/base/clock.h"
+#include "weft/memory/segment.h"
+#include "weft/rendezvous/process_watch.h"
+#include "weft/rendezvous/store.h"
+
+namespace weft::collectives {
+
+struct MeetingOptions {
+  // Must outlive the call.
+  rendezvous::Store* store = nullptr;
+  // Of this meeting alone: keys of an earlier one would be taken for its own.
+  std::string name;
+  int rank = 0;
+  int size = 1;
+  // The job's directory of sockets, of mode 0700, the same on all ranks of a
+  // host.
+  std::string directory;
+  // The size of a segment that so many ranks share.
+  std::function<int64_t(int ranks)> bytes_for;
+  Instant deadline;
+};
+
+struct Meeting {
+  // The ranks that share `segment`, this one among them, in rising order.
+  std::vector<int> ranks;
+  memory::Segment segment;
+  // By the place in `ranks`: none for this process, or where none is possible.
+  std::vector<std::optional<rendezvous::ProcessWatch>> watches;
+};
+
+// kDeadlineExceeded names the ranks that have not come; kResourceExhausted: no
+// memory for the segment; kInvalidArgument: a rank was given twice.
+absl::StatusOr<Meeting> Meet(const MeetingOptions& options);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_HOST_MEETING_H_

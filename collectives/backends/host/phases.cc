@@ -1,0 +1,80 @@
+#include "weft/collectives/backends/host/phases.h"
+
+#include <sched.h>
+
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/host/futex.h"
+
+namespace weft::collectives {
+namespace {
+
+// A sleeper wakes by itself after this long, to call its check.
+constexpr absl::Duration kSlice = absl::Milliseconds(10);
+
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+bool Phases::IsOver(uint64_t phase) const {
+  for (const RankControl* control : controls_) {
+    if (control->arrived.load(std::memory_order_acquire) < phase) return false;
+  }
+  return true;
+}
+
+std::vector<int> Phases::Missing(uint64_t phase) const {
+  std::vector<int> missing;
+  for (size_t r = 0; r < controls_.size(); ++r) {
+    if (controls_[r]->arrived.load(std::memory_order_acquire) < phase) {
+      missing.push_back(static_cast<int>(r));
+    }
+  }
+  return missing;
+}
+
+// Sequentially consistent: either the sleeper sees the arrival, or this rank
+// sees that it sleeps.
+void Phases::Arrive() {
+  controls_[rank_]->arrived.store(next_++, std::memory_order_seq_cst);
+  WakeAll();
+}
+
+void Phases::WakeAll() {
+  for (size_t r = 0; r < controls_.size(); ++r) {
+    RankControl& control = *controls_[r];
+    if (static_cast<int>(r) == rank_) continue;
+    if (control.is_sleeping.load(std::memory_order_seq_cst) == 0) continue;
+    control.doorbell.fetch_add(1, std::memory_order_seq_cst);
+    FutexWake(control.doorbell);
+  }
+}
+
+absl::Status Phases::Await(
+    uint64_t phase,
+    absl::FunctionRef<absl::Status(const std::vector<int>& missing)> check) {
+  for (int round = 0; round < spin_rounds_; ++round) {
+    if (IsOver(phase)) return absl::OkStatus();
+    Pause();
+  }
+  // With more ranks than cores, whoever is awaited may need this core.
+  for (int round = 0; round < 3; ++round) {
+    if (IsOver(phase)) return absl::OkStatus();
+    sched_yield();
+  }
+  RankControl& own = *controls_[rank_];
+  while (true) {
+    const uint32_t seen = own.doorbell.load(std::memory_order_seq_cst);
+    own.is_sleeping.store(1, std::memory_order_seq_cst);
+    const std::vector<int> missing = Missing(phase);
+    absl::Status status = missing.empty() ? absl::OkStatus() : check(missing);
+    if (!missing.empty() && status.ok()) FutexWait(own.doorbell, seen, kSlice);
+    own.is_sleeping.store(0, std::memory_order_seq_cst);
+    if (missing.empty() || !status.ok()) return status;
+  }
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,191 @@
+// The protocol of phases.h, step by step, in all interleavings of its atomic
+// steps. Memory is sequentially consistent here, as the accesses of the code
+// that matter are.
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_set.h"
+#include "gtest/gtest.h"
+
+namespace weft::collectives {
+namespace {
+
+// What can be broken on purpose, to see the model find it.
+enum class Mutant {
+  kNone,
+  kOneSlot,            // the same slot in each phase
+  kSleepWithoutLook,   // does not look again once is_sleeping is set
+  kBellAfterFlag,      // reads the doorbell after it has looked
+  kArriveWithoutWake,  // wakes nobody
+};
+
+constexpr int kMaxRanks = 3;
+
+// Steps of one rank, of one phase.
+enum Step : int8_t {
+  kWriteSlot,
+  kArrive,
+  kWake,      // once for each other rank
+  kLook,      // spins once
+  kReadBell,  // then sets is_sleeping, looks, and sleeps
+  kSetSleeping,
+  kLookAgain,
+  kSleep,
+  kAsleep,
+  kClearSleeping,
+  kReadSlots,  // once for each rank
+  kDone,
+};
+
+struct Rank {
+  int8_t step = kWriteSlot;
+  int8_t phase = 1;
+  int8_t peer = 0;  // of kWake and kReadSlots
+  int8_t bell_seen = 0;
+};
+
+struct State {
+  std::array<Rank, kMaxRanks> ranks;
+  std::array<int8_t, kMaxRanks> arrived{};
+  std::array<int8_t, kMaxRanks> bell{};
+  std::array<int8_t, kMaxRanks> sleeping{};
+  std::array<std::array<int8_t, 2>, kMaxRanks> slot{};  // phase written
+
+  std::string Key() const {
+    return std::string(reinterpret_cast<const char*>(this), sizeof *this);
+  }
+};
+
+class Model {
+ public:
+  Model(int ranks, int phases, Mutant mutant)
+      : ranks_(ranks), phases_(phases), mutant_(mutant) {}
+
+  // Explores everything; what went wrong first, or "".
+  std::string Explore() {
+    std::vector<State> stack = {State()};
+    absl::flat_hash_set<std::string> seen = {stack[0].Key()};
+    while (!stack.empty() && error_.empty()) {
+      const State state = stack.back();
+      stack.pop_back();
+      bool can_move = false;
+      bool is_done = true;
+      for (int r = 0; r < ranks_; ++r) {
+        is_done = is_done && state.ranks[r].step == kDone;
+        State next = state;
+        if (!Move(next, r)) continue;
+        can_move = true;
+        if (seen.insert(next.Key()).second) stack.push_back(next);
+      }
+      if (!can_move && !is_done) error_ = "all sleep";
+    }
+    states_ = seen.size();
+    return error_;
+  }
+
+  size_t states() const { return states_; }
+
+ private:
+  int SlotOf(int phase) const {
+    return mutant_ == Mutant::kOneSlot ? 0 : phase % 2;
+  }
+  bool IsOver(const State& s, int phase) const {
+    for (int r = 0; r < ranks_; ++r) {
+      if (s.arrived[r] < phase) return false;
+    }
+    return true;
+  }
+
+  // One step of rank `r`; false if it sleeps or is done.
+  bool Move(State& s, int r) {
+    Rank& me = s.ranks[r];
+    switch (me.step) {
+      case kWriteSlot:
+        s.slot[r][SlotOf(me.phase)] = me.phase;
+        me.step = kArrive;
+        return true;
+      case kArrive:
+        s.arrived[r] = me.phase;
+        me.peer = 0;
+        me.step = mutant_ == Mutant::kArriveWithoutWake ? kLook : kWake;
+        return true;
+      case kWake:
+        if (me.peer != r && s.sleeping[me.peer]) {
+          ++s.bell[me.peer];
+          Rank& peer = s.ranks[me.peer];
+          if (peer.step == kAsleep) peer.step = kClearSleeping;
+        }
+        if (++me.peer == ranks_) me.step = kLook;
+        return true;
+      case kLook:
+        me.peer = 0;
+        me.step = IsOver(s, me.phase) ? kReadSlots : kReadBell;
+        if (mutant_ == Mutant::kBellAfterFlag && me.step == kReadBell) {
+          me.step = kSetSleeping;
+        }
+        return true;
+      case kReadBell:
+        me.bell_seen = s.bell[r];
+        me.step = mutant_ == Mutant::kBellAfterFlag ? kSleep : kSetSleeping;
+        return true;
+      case kSetSleeping:
+        s.sleeping[r] = 1;
+        me.step = mutant_ == Mutant::kSleepWithoutLook ? kSleep : kLookAgain;
+        return true;
+      case kLookAgain:
+        me.step = IsOver(s, me.phase)                 ? kClearSleeping
+                  : mutant_ == Mutant::kBellAfterFlag ? kReadBell
+                                                      : kSleep;
+        return true;
+      case kSleep:  // the kernel compares and sleeps in one
+        me.step = s.bell[r] == me.bell_seen ? kAsleep : kClearSleeping;
+        return true;
+      case kAsleep:
+        return false;
+      case kClearSleeping:
+        s.sleeping[r] = 0;
+        me.step = kLook;
+        return true;
+      case kReadSlots:
+        if (s.slot[me.peer][SlotOf(me.phase)] != me.phase) {
+          error_ = "a slot was read that is of another phase";
+        }
+        if (++me.peer < ranks_) return true;
+        me.step = me.phase == phases_ ? kDone : kWriteSlot;
+        ++me.phase;
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  const int ranks_;
+  const int phases_;
+  const Mutant mutant_;
+  std::string error_;
+  size_t states_ = 0;
+};
+
+TEST(PhasesModel, NoWakeUpIsLostAndNoSlotIsOverwrittenInAnyInterleaving) {
+  for (const auto& [ranks, phases] : {std::pair(2, 5), std::pair(3, 2)}) {
+    Model model(ranks, phases, Mutant::kNone);
+    EXPECT_EQ(model.Explore(), "");
+    EXPECT_GT(model.states(), 1000u);
+  }
+}
+
+TEST(PhasesModel, FindsEachPlantedMistake) {
+  EXPECT_EQ(Model(2, 3, Mutant::kOneSlot).Explore(),
+            "a slot was read that is of another phase");
+  for (const Mutant mutant : {Mutant::kSleepWithoutLook, Mutant::kBellAfterFlag,
+                              Mutant::kArriveWithoutWake}) {
+    EXPECT_EQ(Model(2, 3, mutant).Explore(), "all sleep")
+        << static_cast<int>(mutant);
+  }
+}
+
+}  // namespace
+}  // namespace weft::collectives

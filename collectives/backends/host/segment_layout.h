@@ -1,0 +1,147 @@
+// SegmentLayout: what lies where in the memory that the ranks of a host share.
+//
+//   head | a control block for each rank | slots, two for each rank |
+//   a transfer ring for each ordered pair | an arena for each rank
+//
+// Ranks trust each other no further than needed: a number that another rank
+// wrote is copied, then checked, then used.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_HOST_SEGMENT_LAYOUT_H_
+#define WEFT_COLLECTIVES_BACKENDS_HOST_SEGMENT_LAYOUT_H_
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/collectives/diagnosis.h"
+#include "weft/collectives/operation.h"
+
+namespace weft::collectives {
+
+// Whose turn it is, by rank. Each in cache lines of its own.
+struct alignas(64) RankControl {
+  // The phase in which this rank arrived last; phases count from 1.
+  std::atomic<uint64_t> arrived;
+  // Changes when somebody arrived while this rank slept.
+  std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> is_sleeping;
+  std::atomic<uint32_t> has_left;
+  // Changes with what this rank can send or receive.
+  alignas(64) std::atomic<uint32_t> transfer_bell;
+  std::atomic<uint32_t> transfer_sleepers;
+};
+
+// Of the whole group.
+struct alignas(64) SegmentHead {
+  std::atomic<uint32_t> abort_state;  // 0, 1 while it is written, 2
+  int32_t abort_code;
+  uint32_t abort_bytes;
+  char abort_text[1500];
+};
+
+// What a rank says of its operation before the first phase of it. Words, since
+// a rank that reports a stuck operation reads it while it may be written.
+class OperationRecord {
+ public:
+  // Of this rank's memory in the arena: 0 if it is elsewhere, else 1 + its
+  // offset in the segment.
+  struct Places {
+    uint64_t input = 0;
+    uint64_t output = 0;
+  };
+
+  void Write(const Operation& operation, uint64_t fingerprint,
+             const Places& places);
+  void WriteRefusal(const Operation& operation, absl::string_view why);
+
+  uint64_t sequence() const { return Word(kSequence); }
+  uint64_t fingerprint() const { return Word(kFingerprint); }
+  bool is_refusal() const { return Word(kIsRefusal) != 0; }
+  // Largest block, in elements.
+  int64_t most_elements() const { return static_cast<int64_t>(Word(kMost)); }
+  double factor() const;
+  Places places() const { return {Word(kInput), Word(kOutput)}; }
+  // As Describe(operation), of at most 4 counts.
+  std::string ToString() const;
+
+ private:
+  enum Index {
+    kSequence,
+    kFingerprint,
+    kLabel,
+    kKind,  // verb, dtype, reduction, number of blocks
+    kRoot,  // and the line
+    kFactor,
+    kMost,
+    kInput,
+    kOutput,
+    kIsRefusal,
+    kCounts,  // 4 words
+    kFile = kCounts + 4,
+    kWords = kFile + 5
+  };
+
+  void Set(int index, uint64_t word) {
+    words_[index].store(word, std::memory_order_relaxed);
+  }
+  uint64_t Word(int index) const {
+    return words_[index].load(std::memory_order_relaxed);
+  }
+  void WriteCommon(const Operation& operation);
+
+  std::array<std::atomic<uint64_t>, kWords> words_;
+};
+
+// What a rank shows the others in one phase; the next phase uses its other one.
+struct alignas(64) Slot {
+  static constexpr int64_t kBytes = 128 * 1024;
+
+  OperationRecord record;
+  uint32_t refusal_bytes;
+  char refusal[500];
+  alignas(64) std::byte staged[kBytes];
+};
+
+// The bytes on their way from one rank to another.
+struct alignas(64) TransferRing {
+  static constexpr uint64_t kBytes = 64 * 1024;
+
+  alignas(64) std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+  alignas(64) std::byte content[kBytes];
+};
+
+// The parts of a segment of `ranks` ranks, each with `arena_bytes`.
+class SegmentLayout {
+ public:
+  SegmentLayout(int ranks, int64_t arena_bytes)
+      : ranks_(ranks), arena_bytes_((arena_bytes + 4095) / 4096 * 4096) {}
+
+  int64_t bytes() const { return ArenaAt(ranks_); }
+  int64_t arena_bytes() const { return arena_bytes_; }
+
+  int64_t HeadAt() const { return 0; }
+  int64_t ControlAt(int rank) const {
+    return sizeof(SegmentHead) + rank * sizeof(RankControl);
+  }
+  int64_t SlotAt(int rank, int parity) const {
+    return ControlAt(ranks_) + (2 * rank + parity) * sizeof(Slot);
+  }
+  int64_t RingAt(int from, int to) const {
+    return SlotAt(ranks_, 0) + (from * ranks_ + to) * sizeof(TransferRing);
+  }
+  int64_t ArenaAt(int rank) const {
+    return (RingAt(ranks_, 0) + 4095) / 4096 * 4096 + rank * arena_bytes_;
+  }
+
+ private:
+  const int ranks_;
+  const int64_t arena_bytes_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_HOST_SEGMENT_LAYOUT_H_

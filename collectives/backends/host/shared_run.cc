@@ -1,0 +1,424 @@
+#include "weft/collectives/backends/host/shared_run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/accumulate.h"
+#include "weft/collectives/algorithms/blocks.h"
+#include "weft/collectives/diagnosis.h"
+
+namespace weft::collectives {
+namespace {
+
+// Up to this many bytes travel in the first phase.
+constexpr int64_t kSmallBytes = 8 * 1024;
+// With more ranks than this, each reduces a slice of every piece only.
+constexpr int kMostThatReduceAll = 3;
+
+// Elements [begin, begin + count) of `block`, as far as it has them, from or to
+// `piece`.
+void CopyOut(const Block& block, int64_t item, int64_t begin, int64_t count,
+             std::byte* piece) {
+  const int64_t n = std::min(count, block.elements - begin);
+  if (n > 0) memcpy(piece, block.memory + begin * item, n * item);
+}
+void CopyIn(const Block& block, int64_t item, int64_t begin, int64_t count,
+            const std::byte* piece) {
+  const int64_t n = std::min(count, block.elements - begin);
+  if (n > 0) memcpy(block.memory + begin * item, piece, n * item);
+}
+
+int64_t MostElements(const Blocks& blocks) {
+  int64_t most = 0;
+  for (const Block& block : blocks) most = std::max(most, block.elements);
+  return most;
+}
+
+// Whether the blocks follow each other in memory.
+bool AreAdjacent(const Blocks& blocks, int64_t item) {
+  for (size_t i = 1; i < blocks.size(); ++i) {
+    if (blocks[i].memory !=
+        blocks[i - 1].memory + blocks[i - 1].elements * item) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int64_t TotalElements(const Blocks& blocks) {
+  int64_t total = 0;
+  for (const Block& block : blocks) total += block.elements;
+  return total;
+}
+
+void NoStage(std::byte*) {}
+
+}  // namespace
+
+absl::StatusOr<Slot*> SharedRun::BeginPhase() {
+  WEFT_RETURN_IF_ERROR(phases_.Await(phases_.next() - 1, check_));
+  return &SlotNow(rank(), phases_.next());
+}
+
+absl::Status SharedRun::EndPhase() {
+  phases_.Arrive();
+  return phases_.Await(phases_.next() - 1, check_);
+}
+
+OperationRecord::Places SharedRun::OwnPlaces() const {
+  OperationRecord::Places places;
+  const Blocks& in = operation_.inputs;
+  const Blocks& out = operation_.outputs;
+  if (!in.empty() && AreAdjacent(in, item_)) {
+    places.input = segment_.PlaceOf(in[0].memory, TotalElements(in) * item_);
+  }
+  if (out.size() == 1) {
+    places.output = segment_.PlaceOf(out[0].memory, out[0].elements * item_);
+  }
+  return places;
+}
+
+absl::Status SharedRun::Announce(
+    absl::FunctionRef<void(std::byte* staged)> stage) {
+  WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
+  const uint64_t phase = phases_.next();
+  slot->record.Write(operation_, Fingerprint(operation_), OwnPlaces());
+  stage(slot->staged);
+  WEFT_RETURN_IF_ERROR(EndPhase());
+  return CompareRecords(phase);
+}
+
+// All ranks compare the same records, so all find the same.
+absl::Status SharedRun::CompareRecords(uint64_t phase) {
+  const OperationRecord& first = SlotNow(0, phase).record;
+  int different = -1;
+  for (int r = 0; r < size(); ++r) {
+    const Slot& slot = SlotNow(r, phase);
+    if (slot.record.is_refusal()) {
+      const uint32_t bytes =
+          std::min<uint32_t>(slot.refusal_bytes, sizeof slot.refusal);
+      return Refused(r, absl::string_view(slot.refusal, bytes));
+    }
+    if (slot.record.fingerprint() != first.fingerprint() && different < 0) {
+      different = r;
+    }
+  }
+  if (different < 0) {
+    for (int r = 0; r < size(); ++r) {
+      factors_.push_back(SlotNow(r, phase).record.factor());
+    }
+    return absl::OkStatus();
+  }
+  return Mismatch(0, first.ToString(), different,
+                  SlotNow(different, phase).record.ToString());
+}
+
+absl::Status SharedRun::Refuse(const absl::Status& why) {
+  WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
+  const std::string text =
+      absl::StrCat(Describe(operation_), ": ", why.message());
+  slot->record.WriteRefusal(operation_, text);
+  slot->refusal_bytes =
+      static_cast<uint32_t>(std::min(text.size(), sizeof slot->refusal));
+  memcpy(slot->refusal, text.data(), slot->refusal_bytes);
+  phases_.Arrive();
+  return absl::OkStatus();
+}
+
+std::vector<std::byte*> SharedRun::InArenas(
+    uint64_t OperationRecord::Places::*which, int64_t bytes,
+    uint64_t phase) const {
+  std::vector<std::byte*> found;
+  for (int r = 0; r < size(); ++r) {
+    std::byte* memory =
+        segment_.Find(r, SlotNow(r, phase).record.places().*which, bytes);
+    if (memory == nullptr) return {};
+    found.push_back(memory);
+  }
+  return found;
+}
+
+absl::Status SharedRun::Run() {
+  switch (operation_.verb) {
+    case Verb::kAllReduce:
+      return AllReduce();
+    case Verb::kBroadcast:
+      return Broadcast();
+    case Verb::kReduce:
+      return Reduce();
+    case Verb::kAllGather:
+      return AllGather();
+    case Verb::kReduceScatter:
+      return ReduceScatter();
+    case Verb::kGather:
+    case Verb::kScatter:
+    case Verb::kAllToAll:
+      return Exchange();
+    case Verb::kBarrier:
+      return Announce(NoStage);
+    case Verb::kSend:
+    case Verb::kReceive:
+      break;
+  }
+  return absl::InternalError("no collective operation");
+}
+
+absl::Status SharedRun::Spread(const Block& own, int64_t most,
+                               Consume consume) {
+  const int64_t piece = Slot::kBytes / item_;
+  Pieces pieces(size());
+  const auto take = [&](int64_t begin, int64_t count, uint64_t phase) {
+    for (int r = 0; r < size(); ++r) pieces[r] = SlotNow(r, phase).staged;
+    consume(pieces, begin, count);
+  };
+  if (most * item_ <= kSmallBytes) {
+    const uint64_t phase = phases_.next();
+    WEFT_RETURN_IF_ERROR(Announce(
+        [&](std::byte* staged) { CopyOut(own, item_, 0, most, staged); }));
+    take(0, most, phase);
+    return absl::OkStatus();
+  }
+  for (int64_t begin = 0; begin < most; begin += piece) {
+    const int64_t count = std::min(piece, most - begin);
+    WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
+    const uint64_t phase = phases_.next();
+    CopyOut(own, item_, begin, count, slot->staged);
+    WEFT_RETURN_IF_ERROR(EndPhase());
+    take(begin, count, phase);
+  }
+  return absl::OkStatus();
+}
+
+void SharedRun::ReducePieces(const Pieces& pieces, int64_t count,
+                             std::byte* output) {
+  absl::InlinedVector<Contribution, 8> contributions;
+  for (int r = 0; r < size(); ++r) {
+    contributions.push_back({pieces[r], factors_[r]});
+  }
+  ReduceContributions(operation_.dtype, operation_.reduction.op, contributions,
+                      {&output, 1}, count);
+}
+
+absl::Status SharedRun::AllReduceInArenas(
+    const std::vector<std::byte*>& inputs,
+    const std::vector<std::byte*>& outputs) {
+  const Range part =
+      PartOf(operation_.inputs[0].elements, operation_.dtype, size(), rank());
+  const int64_t offset = part.begin * item_;
+  absl::InlinedVector<Contribution, 8> contributions;
+  absl::InlinedVector<std::byte*, 8> targets;
+  for (int r = 0; r < size(); ++r) {
+    contributions.push_back({inputs[r] + offset, factors_[r]});
+    targets.push_back(outputs[r] + offset);
+  }
+  ReduceContributions(operation_.dtype, operation_.reduction.op, contributions,
+                      targets, part.count);
+  WEFT_RETURN_IF_ERROR(BeginPhase().status());
+  return EndPhase();
+}
+
+// Two phases a piece: all stage it; each reduces its slice into its slot of the
+// next phase, from where all take it.
+absl::Status SharedRun::AllReduceBySlices() {
+  const Block& in = operation_.inputs[0];
+  const Block& out = operation_.outputs[0];
+  const int64_t piece = Slot::kBytes / item_;
+  for (int64_t begin = 0; begin < in.elements; begin += piece) {
+    const int64_t count = std::min(piece, in.elements - begin);
+    WEFT_ASSIGN_OR_RETURN(Slot * staged, BeginPhase());
+    const uint64_t phase = phases_.next();
+    CopyOut(in, item_, begin, count, staged->staged);
+    WEFT_RETURN_IF_ERROR(EndPhase());
+
+    const auto slice = [&](int r) {
+      return PartOf(count, operation_.dtype, size(), r);
+    };
+    Pieces pieces;
+    for (int r = 0; r < size(); ++r) {
+      pieces.push_back(SlotNow(r, phase).staged + slice(rank()).begin * item_);
+    }
+    WEFT_ASSIGN_OR_RETURN(Slot * reduced, BeginPhase());
+    ReducePieces(pieces, slice(rank()).count, reduced->staged);
+    WEFT_RETURN_IF_ERROR(EndPhase());
+    for (int r = 0; r < size(); ++r) {
+      CopyIn(out, item_, begin + slice(r).begin, slice(r).count,
+             SlotNow(r, phase + 1).staged);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedRun::AllReduce() {
+  const Block& in = operation_.inputs[0];
+  const Block& out = operation_.outputs[0];
+  const auto reduce = [&](const Pieces& pieces, int64_t begin, int64_t count) {
+    ReducePieces(pieces, count, out.memory + begin * item_);
+  };
+  if (in.elements * item_ <= kSmallBytes) {
+    return Spread(in, in.elements, reduce);
+  }
+  const uint64_t phase = phases_.next();
+  WEFT_RETURN_IF_ERROR(Announce(NoStage));
+  const int64_t bytes = in.elements * item_;
+  const auto inputs = InArenas(&OperationRecord::Places::input, bytes, phase);
+  const auto outputs = InArenas(&OperationRecord::Places::output, bytes, phase);
+  if (!inputs.empty() && !outputs.empty()) {
+    return AllReduceInArenas(inputs, outputs);
+  }
+  if (size() > kMostThatReduceAll) return AllReduceBySlices();
+  return Spread(in, in.elements, reduce);
+}
+
+absl::Status SharedRun::Broadcast() {
+  const Block& out = operation_.outputs[0];
+  const bool is_root = rank() == operation_.root;
+  const Block own = is_root ? out : Block();
+  const int64_t bytes = out.elements * item_;
+  const auto copy = [&](const Pieces& pieces, int64_t begin, int64_t count) {
+    if (is_root) return;
+    CopyIn(out, item_, begin, count, pieces[operation_.root]);
+  };
+  if (bytes <= kSmallBytes) return Spread(own, out.elements, copy);
+  const uint64_t phase = phases_.next();
+  WEFT_RETURN_IF_ERROR(Announce(NoStage));
+  const std::byte* from = segment_.Find(
+      operation_.root, SlotNow(operation_.root, phase).record.places().output,
+      bytes);
+  if (from == nullptr) return Spread(own, out.elements, copy);
+  if (!is_root) CopyIn(out, item_, 0, out.elements, from);
+  WEFT_RETURN_IF_ERROR(BeginPhase().status());
+  return EndPhase();
+}
+
+absl::Status SharedRun::Reduce() {
+  const Block& in = operation_.inputs[0];
+  if (in.elements * item_ > kSmallBytes) {
+    WEFT_RETURN_IF_ERROR(Announce(NoStage));
+  }
+  return Spread(in, in.elements,
+                [&](const Pieces& pieces, int64_t begin, int64_t count) {
+                  if (rank() != operation_.root) return;
+                  ReducePieces(pieces, count,
+                               operation_.outputs[0].memory + begin * item_);
+                });
+}
+
+absl::Status SharedRun::AllGather() {
+  const Block& in = operation_.inputs[0];
+  const Blocks& out = operation_.outputs;
+  const int64_t most = MostElements(out);
+  const auto copy = [&](const Pieces& pieces, int64_t begin, int64_t count) {
+    for (int r = 0; r < size(); ++r) {
+      if (r != rank()) CopyIn(out[r], item_, begin, count, pieces[r]);
+    }
+  };
+  CopyBlock(operation_, in, out[rank()]);
+  if (most * item_ > kSmallBytes) WEFT_RETURN_IF_ERROR(Announce(NoStage));
+  return Spread(in, most, copy);
+}
+
+absl::Status SharedRun::SpreadTo(const Blocks& blocks, int64_t most,
+                                 Consume consume) {
+  // Whole cache lines for each rank.
+  const int64_t room = Slot::kBytes / size() / 64 * 64;
+  const int64_t piece = room / item_;
+  Pieces pieces(size());
+  for (int64_t begin = 0; begin < most; begin += piece) {
+    const int64_t count = std::min(piece, most - begin);
+    WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
+    const uint64_t phase = phases_.next();
+    for (size_t r = 0; r < blocks.size(); ++r) {
+      CopyOut(blocks[r], item_, begin, count, slot->staged + r * room);
+    }
+    WEFT_RETURN_IF_ERROR(EndPhase());
+    for (int r = 0; r < size(); ++r) {
+      pieces[r] = SlotNow(r, phase).staged + rank() * room;
+    }
+    consume(pieces, begin, count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedRun::ReduceScatter() {
+  const Blocks& in = operation_.inputs;
+  const Block& out = operation_.outputs[0];
+  const uint64_t phase = phases_.next();
+  WEFT_RETURN_IF_ERROR(Announce(NoStage));
+  const auto inputs = InArenas(&OperationRecord::Places::input,
+                               TotalElements(in) * item_, phase);
+  if (!inputs.empty() && AreAdjacent(in, item_)) {
+    Pieces pieces;
+    for (const std::byte* input : inputs) {
+      pieces.push_back(input + (in[rank()].memory - in[0].memory));
+    }
+    ReducePieces(pieces, out.elements, out.memory);
+    WEFT_RETURN_IF_ERROR(BeginPhase().status());
+    return EndPhase();
+  }
+  return SpreadTo(in, MostElements(in),
+                  [&](const Pieces& pieces, int64_t begin, int64_t count) {
+                    const int64_t n = std::min(count, out.elements - begin);
+                    if (n <= 0) return;
+                    ReducePieces(pieces, n, out.memory + begin * item_);
+                  });
+}
+
+// What rank a sends to rank b must be what b wants of a, for all a and b.
+absl::Status SharedRun::CheckCounts(uint64_t phase, int64_t* most) const {
+  const auto count = [&](int rank, int index) {
+    int64_t value;
+    memcpy(&value, SlotNow(rank, phase).staged + index * sizeof value,
+           sizeof value);
+    return value;
+  };
+  *most = 0;
+  for (int from = 0; from < size(); ++from) {
+    for (int to = 0; to < size(); ++to) {
+      const int64_t sent = count(from, to);
+      const int64_t wanted = count(to, size() + from);
+      if (sent != wanted) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "the ranks called different operations: rank ", from, " sends ",
+            sent, " elements to rank ", to, ", which wants ", wanted, "; ",
+            SlotNow(from, phase).record.ToString(), ", ",
+            SlotNow(to, phase).record.ToString()));
+      }
+      *most = std::max(*most, sent);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SharedRun::Exchange() {
+  const Blocks none(size(), Block());
+  Blocks in = operation_.inputs.empty() ? none : operation_.inputs;
+  Blocks out = operation_.outputs.empty() ? none : operation_.outputs;
+  if (operation_.verb == Verb::kGather) {
+    in = none;
+    in[operation_.root] = operation_.inputs[0];
+  } else if (operation_.verb == Verb::kScatter) {
+    out = none;
+    out[operation_.root] = operation_.outputs[0];
+  }
+  const uint64_t phase = phases_.next();
+  WEFT_RETURN_IF_ERROR(Announce([&](std::byte* staged) {
+    std::vector<int64_t> counts;
+    for (const Block& block : in) counts.push_back(block.elements);
+    for (const Block& block : out) counts.push_back(block.elements);
+    memcpy(staged, counts.data(), counts.size() * sizeof(int64_t));
+  }));
+  int64_t most;
+  WEFT_RETURN_IF_ERROR(CheckCounts(phase, &most));
+  return SpreadTo(in, most,
+                  [&](const Pieces& pieces, int64_t begin, int64_t count) {
+                    for (int r = 0; r < size(); ++r) {
+                      CopyIn(out[r], item_, begin, count, pieces[r]);
+                    }
+                  });
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,109 @@
+// SharedRun: one operation among ranks that share memory.
+//
+// Each operation begins with a phase in which every rank shows its record; all
+// compare all of them, so each finds the same mismatch. What is small travels
+// in that phase. Larger things that lie in the ranks' arenas are read and
+// written where they are; others pass through the slots in pieces.
+//
+// Cost of an all-reduce of S bytes on n ranks, in bytes that each rank reads
+// and writes: in the arena 2 S and two phases; elsewhere (3 + n) S and a phase
+// a piece for up to 3 ranks, 5 S + S / n and two phases a piece for more.
+// Source: the owner of a slice reads all inputs and writes all outputs, as in
+// Jain et al., "Framework for scalable intra-node collective operations using
+// shared memory", 2018.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_
+#define WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/collectives/backends/host/host_segment.h"
+#include "weft/collectives/backends/host/phases.h"
+#include "weft/collectives/operation.h"
+
+namespace weft::collectives {
+
+// Thread-safety: one thread at a time.
+class SharedRun {
+ public:
+  using Check =
+      absl::FunctionRef<absl::Status(const std::vector<int>& missing)>;
+
+  // All must outlive it. `check`: see Phases::Await.
+  SharedRun(const HostSegment& segment, Phases& phases,
+            const Operation& operation, Check check)
+      : segment_(segment),
+        phases_(phases),
+        operation_(operation),
+        check_(check),
+        item_(ItemSize(operation.dtype)) {}
+
+  // As Backend::Run. kAborted if another rank refused; of any other error the
+  // caller tells the others.
+  absl::Status Run();
+
+  // Shows the others, in place of Run, that this rank refuses.
+  absl::Status Refuse(const absl::Status& why);
+
+ private:
+  using Pieces = std::vector<const std::byte*>;
+  // Gets the place of each rank's piece, elements [begin, begin + count).
+  using Consume = absl::FunctionRef<void(const Pieces& pieces, int64_t begin,
+                                         int64_t count)>;
+
+  int rank() const { return segment_.rank(); }
+  int size() const { return segment_.size(); }
+  Slot& SlotNow(int rank, uint64_t phase) const {
+    return segment_.SlotOf(rank, phase);
+  }
+
+  // This rank's slot of the next phase, once it may be written.
+  absl::StatusOr<Slot*> BeginPhase();
+  // Arrives in it and waits for its end.
+  absl::Status EndPhase();
+  // The first phase, with `staged` bytes written by `stage`.
+  absl::Status Announce(absl::FunctionRef<void(std::byte* staged)> stage);
+  absl::Status CompareRecords(uint64_t phase);
+  OperationRecord::Places OwnPlaces() const;
+  // The arena memory of every rank's input or output; empty if some is not in
+  // an arena.
+  std::vector<std::byte*> InArenas(uint64_t OperationRecord::Places::*which,
+                                   int64_t bytes, uint64_t phase) const;
+
+  absl::Status AllReduce();
+  absl::Status AllReduceInArenas(const std::vector<std::byte*>& inputs,
+                                 const std::vector<std::byte*>& outputs);
+  absl::Status AllReduceBySlices();
+  void ReducePieces(const Pieces& pieces, int64_t count, std::byte* output);
+  absl::Status Broadcast();
+  absl::Status Reduce();
+  absl::Status AllGather();
+  absl::Status ReduceScatter();
+  absl::Status Exchange();
+
+  // Each rank shows `own`, of at most `most` elements, to all others, piece by
+  // piece. Small ones in the first phase, which this is with `is_first`.
+  absl::Status Spread(const Block& own, int64_t most, Consume consume);
+  // Each rank shows blocks[r] to rank r, piece by piece.
+  absl::Status SpreadTo(const Blocks& blocks, int64_t most, Consume consume);
+  absl::Status CheckCounts(uint64_t phase, int64_t* most) const;
+
+  const HostSegment& segment_;
+  Phases& phases_;
+  const Operation& operation_;
+  Check check_;
+  const int64_t item_;
+  // Of each rank's reduction, from the records of the first phase, which later
+  // ones overwrite.
+  absl::InlinedVector<double, 8> factors_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_

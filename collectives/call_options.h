@@ -1,0 +1,22 @@
+// CallOptions: what one call of a collective may say besides its arguments.
+
+#ifndef WEFT_COLLECTIVES_CALL_OPTIONS_H_
+#define WEFT_COLLECTIVES_CALL_OPTIONS_H_
+
+#include <cstdint>
+
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+
+namespace weft::collectives {
+
+struct CallOptions {
+  absl::optional<absl::Duration> timeout;  // none: the group's
+  // Whatever must be equal on all ranks besides the arguments, such as a step
+  // and a bucket: so a rank that skips one of two equal operations is found.
+  uint64_t label = 0;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_CALL_OPTIONS_H_

@@ -1,0 +1,50 @@
+// Diagnosis: what backends say of operations that do not fit or do not end.
+
+#ifndef WEFT_COLLECTIVES_DIAGNOSIS_H_
+#define WEFT_COLLECTIVES_DIAGNOSIS_H_
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/collectives/operation.h"
+
+namespace weft::collectives {
+
+struct DiagnosisOptions {
+  // An operation that waits longer is reported, once, and goes on.
+  absl::Duration report_after = absl::Seconds(2);
+  // Gets the report, on the thread that waits. By default it is written to
+  // standard error. Must not block.
+  std::function<void(absl::string_view report)> report;
+};
+
+// Hands `text` to options.report, or writes it to standard error.
+void Report(const DiagnosisOptions& options, absl::string_view text);
+
+// What a rank announces of the operation that it has begun.
+struct Announcement {
+  uint64_t sequence = 0;
+  uint64_t fingerprint = 0;
+  bool is_refused = false;
+  std::string text;  // Describe(operation), or why it is refused
+};
+Announcement Announce(const Operation& operation);
+Announcement AnnounceRefusal(const Operation& operation,
+                             const absl::Status& why);
+
+// kFailedPrecondition: "rank 0 called X, but rank 3 called Y".
+absl::Status Mismatch(int rank, absl::string_view text, int other_rank,
+                      absl::string_view other_text);
+// kAborted: "rank 3 refused its part: ...".
+absl::Status Refused(int rank, absl::string_view why);
+
+// "ranks 1, 2 and 5" or "rank 3".
+std::string RankList(const std::vector<int>& ranks);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_DIAGNOSIS_H_

@@ -1,0 +1,95 @@
+#include "weft/collectives/generation.h"
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::collectives {
+
+Generation::~Generation() {
+  if (operations_.is_idle() && transfers_.is_idle()) return;
+  backend_->Abort(absl::CancelledError(
+      absl::StrCat("group ", name_, " ended on rank ", backend_->rank())));
+}
+
+Instant Generation::DeadlineOf(const CallOptions& options) {
+  return backend_->driver().clock().Now() + options.timeout.value_or(timeout_);
+}
+
+absl::Status Generation::Annotate(const absl::Status& status,
+                                  const Operation& operation) const {
+  if (status.ok()) return status;
+  return absl::Status(
+      status.code(),
+      absl::StrCat(Describe(operation), ", rank ", backend_->rank(),
+                   " of group ", name_, ": ", status.message()));
+}
+
+absl::Status Generation::CheckHealth() const {
+  const absl::Status health = backend_->health();
+  if (health.ok() || absl::IsCancelled(health)) return health;
+  return absl::FailedPreconditionError(
+      absl::StrCat("the group is broken (", health.message(),
+                   "); make a new one, or Shrink or Reconfigure this one"));
+}
+
+absl::Status Generation::RunNow(Call& call, uint64_t number, Instant deadline) {
+  Operation& operation = call.preparation.operation();
+  operation.sequence = number;
+  operation.deadline = deadline;
+  absl::Status status = CheckHealth();
+  if (status.ok() && !call.refusal.ok()) {
+    backend_->Refuse(operation, call.refusal);
+    status = call.refusal;
+  }
+  if (status.ok()) status = backend_->CheckSupport(operation);
+  if (status.ok()) status = backend_->Run(operation);
+  if (status.ok()) call.preparation.Finish();
+  return Annotate(status, operation);
+}
+
+absl::Status Generation::Run(Call call, const CallOptions& options) {
+  if (InlineScope::IsActive()) {
+    return Annotate(
+        absl::FailedPreconditionError(
+            "this thread must not block: call the Async form of it"),
+        call.preparation.operation());
+  }
+  call.preparation.operation().label = options.label;
+  const Instant deadline = DeadlineOf(options);
+  return operations_.RunHere(
+      [&](uint64_t number) { return RunNow(call, number, deadline); });
+}
+
+Future<void> Generation::RunAsync(Call call, const CallOptions& options) {
+  call.preparation.operation().label = options.label;
+  return operations_.Schedule(
+      [this, call = std::move(call), deadline = DeadlineOf(options)](
+          uint64_t number) mutable { return RunNow(call, number, deadline); });
+}
+
+Future<int> Generation::Move(Call call, int peer, uint64_t tag,
+                             const CallOptions& options) {
+  const Operation& operation = call.preparation.operation();
+  absl::Status status = CheckHealth();
+  if (status.ok()) status = call.refusal;
+  if (!status.ok()) return MakeReady<int>(Annotate(status, operation));
+  Transfer transfer;
+  transfer.is_send = operation.verb == Verb::kSend;
+  transfer.peer = peer;
+  transfer.tag = tag;
+  transfer.dtype = operation.dtype;
+  transfer.block =
+      transfer.is_send ? operation.inputs[0] : operation.outputs[0];
+  const std::string what = absl::StrCat(
+      Describe(operation), transfer.is_send ? " to " : " from ",
+      peer < 0 ? "any rank" : absl::StrCat("rank ", peer), ", tag ", tag,
+      ", rank ", backend_->rank(), " of group ", name_);
+  Future<int> moved = transfers_.Add(transfer, DeadlineOf(options), what);
+  return std::move(moved).Then(
+      [preparation = std::move(call.preparation)](int from) mutable {
+        preparation.Finish();
+        return from;
+      });
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,69 @@
+// Generation: what a group is between two changes of its members: one backend,
+// and what goes on over it.
+
+#ifndef WEFT_COLLECTIVES_GENERATION_H_
+#define WEFT_COLLECTIVES_GENERATION_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "weft/base/future.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/call_options.h"
+#include "weft/collectives/operation_queue.h"
+#include "weft/collectives/preparation.h"
+#include "weft/collectives/transfer_queue.h"
+
+namespace weft::collectives {
+
+// A call's arguments, checked; or why they are refused, with verb and site.
+struct Call {
+  Preparation preparation;
+  absl::Status refusal;
+};
+
+// Thread-safety: thread-safe.
+class Generation {
+ public:
+  Generation(std::unique_ptr<Backend> backend, std::string name,
+             absl::Duration timeout)
+      : name_(std::move(name)),
+        timeout_(timeout),
+        backend_(std::move(backend)),
+        transfers_(*backend_) {}
+  // Aborts what goes on.
+  ~Generation();
+
+  Backend& backend() { return *backend_; }
+  const std::string& name() const { return name_; }
+  absl::Duration timeout() const { return timeout_; }
+
+  absl::Status Run(Call call, const CallOptions& options);
+  Future<void> RunAsync(Call call, const CallOptions& options);
+
+  // Of the operation that `call` prepared: one block.
+  Future<int> Move(Call call, int peer, uint64_t tag,
+                   const CallOptions& options);
+
+ private:
+  Instant DeadlineOf(const CallOptions& options);
+  absl::Status RunNow(Call& call, uint64_t number, Instant deadline);
+  // OK, or that the group is broken.
+  absl::Status CheckHealth() const;
+  // `status`, with what was called where.
+  absl::Status Annotate(const absl::Status& status,
+                        const Operation& operation) const;
+
+  const std::string name_;
+  const absl::Duration timeout_;
+  const std::unique_ptr<Backend> backend_;
+  TransferQueue transfers_;
+  OperationQueue operations_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_GENERATION_H_

@@ -1,0 +1,132 @@
+#include "weft/collectives/operation.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+
+namespace weft::collectives {
+namespace {
+
+// FNV-1a over whole words: equal on all machines, which a hash of Abseil's is
+// not. Source: Fowler, Noll, Vo, "The FNV Non-Cryptographic Hash Algorithm".
+class Hash {
+ public:
+  void Add(uint64_t word) {
+    value_ = (value_ ^ word) * 0x100000001b3;
+    value_ ^= value_ >> 32;
+  }
+  uint64_t value() const { return value_; }
+
+ private:
+  uint64_t value_ = 0xcbf29ce484222325;
+};
+
+bool IsReducing(Verb verb) {
+  return verb == Verb::kAllReduce || verb == Verb::kReduce ||
+         verb == Verb::kReduceScatter;
+}
+
+bool HasRoot(Verb verb) {
+  return verb == Verb::kBroadcast || verb == Verb::kReduce ||
+         verb == Verb::kGather || verb == Verb::kScatter;
+}
+
+// The blocks whose counts every rank knows.
+const Blocks* CommonBlocks(const Operation& operation) {
+  switch (operation.verb) {
+    case Verb::kAllReduce:
+    case Verb::kReduce:
+    case Verb::kReduceScatter:
+      return &operation.inputs;
+    case Verb::kBroadcast:
+    case Verb::kAllGather:
+      return &operation.outputs;
+    default:
+      return nullptr;
+  }
+}
+
+// "f32[12]" or "f32[3, 0, 4]".
+std::string DescribeBlocks(DType dtype, const Blocks& blocks) {
+  std::string text = absl::StrCat(Name(dtype), "[");
+  constexpr size_t kMost = 4;
+  for (size_t i = 0; i < blocks.size() && i < kMost; ++i) {
+    absl::StrAppend(&text, i == 0 ? "" : ", ", blocks[i].elements);
+  }
+  return absl::StrCat(text, blocks.size() > kMost ? ", ...]" : "]");
+}
+
+}  // namespace
+
+absl::string_view Name(Verb verb) {
+  switch (verb) {
+    case Verb::kAllReduce:
+      return "AllReduce";
+    case Verb::kBroadcast:
+      return "Broadcast";
+    case Verb::kReduce:
+      return "Reduce";
+    case Verb::kAllGather:
+      return "AllGather";
+    case Verb::kGather:
+      return "Gather";
+    case Verb::kScatter:
+      return "Scatter";
+    case Verb::kReduceScatter:
+      return "ReduceScatter";
+    case Verb::kAllToAll:
+      return "AllToAll";
+    case Verb::kBarrier:
+      return "Barrier";
+    case Verb::kSend:
+      return "Send";
+    case Verb::kReceive:
+      return "Receive";
+  }
+  return "unknown";
+}
+
+void CopyBlock(const Operation& operation, const Block& from, const Block& to) {
+  if (from.memory == to.memory || from.elements == 0) return;
+  memcpy(to.memory, from.memory, operation.BytesOf(from));
+}
+
+std::string Describe(const Operation& operation) {
+  std::string text(Name(operation.verb));
+  const bool is_counted =
+      operation.verb != Verb::kSend && operation.verb != Verb::kReceive;
+  if (is_counted) absl::StrAppend(&text, " #", operation.sequence);
+  const Blocks& blocks =
+      operation.inputs.empty() ? operation.outputs : operation.inputs;
+  if (!blocks.empty()) {
+    absl::StrAppend(
+        &text, " (",
+        IsReducing(operation.verb)
+            ? absl::StrCat(Name(operation.reduction.op), " of ")
+            : "",
+        DescribeBlocks(operation.dtype, blocks),
+        HasRoot(operation.verb) ? absl::StrCat(", root ", operation.root) : "",
+        ")");
+  }
+  if (operation.label != 0) {
+    absl::StrAppend(&text, " labelled ", operation.label);
+  }
+  return absl::StrCat(text, " at ", operation.site.ToString());
+}
+
+uint64_t Fingerprint(const Operation& operation) {
+  Hash hash;
+  hash.Add(static_cast<uint64_t>(operation.verb));
+  hash.Add(static_cast<uint64_t>(operation.dtype));
+  hash.Add(operation.label);
+  if (IsReducing(operation.verb)) {
+    hash.Add(static_cast<uint64_t>(operation.reduction.op));
+  }
+  if (HasRoot(operation.verb)) hash.Add(operation.root);
+  if (const Blocks* blocks = CommonBlocks(operation); blocks != nullptr) {
+    for (const Block& block : *blocks) hash.Add(block.elements);
+  }
+  return hash.value();
+}
+
+}  // namespace weft::collectives

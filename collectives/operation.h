@@ -1,0 +1,90 @@
+// Operation: what one rank asks of all ranks of its group, once its arguments
+// are checked. This is what a Backend runs.
+
+#ifndef WEFT_COLLECTIVES_OPERATION_H_
+#define WEFT_COLLECTIVES_OPERATION_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "absl/container/inlined_vector.h"
+#include "absl/strings/string_view.h"
+#include "absl/types/span.h"
+#include "weft/base/clock.h"
+#include "weft/collectives/call_site.h"
+#include "weft/collectives/reduction.h"
+#include "weft/tensor/dtype.h"
+
+namespace weft::collectives {
+
+enum class Verb : uint8_t {
+  kAllReduce,
+  kBroadcast,
+  kReduce,
+  kAllGather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kBarrier,
+  kSend,
+  kReceive,
+};
+inline constexpr int kNumVerbs = 11;
+
+// "AllReduce", ...
+absl::string_view Name(Verb verb);
+
+// `bytes()` of row-major elements, written by nobody else meanwhile.
+struct Block {
+  std::byte* memory = nullptr;
+  int64_t elements = 0;
+};
+using Blocks = absl::InlinedVector<Block, 4>;
+
+// Which blocks there are, with `size` ranks:
+//   verb            inputs                  outputs
+//   AllReduce       1                       1, of the same count
+//   Broadcast       -                       1; the root's is read
+//   Reduce          1                       1 at the root, else none
+//   AllGather       1                       size; block r is rank r's input
+//   Gather          1                       size at the root, else none
+//   Scatter         size at the root        1
+//   ReduceScatter   size                    1, of input `rank`'s count
+//   AllToAll        size                    size
+//   Barrier         -                       -
+// An input may be the same memory as its output (block `rank` of size blocks);
+// no other blocks overlap.
+struct Operation {
+  Verb verb = Verb::kBarrier;
+  DType dtype = DType::kU8;
+  Reduction reduction;
+  int root = 0;
+  Blocks inputs;
+  Blocks outputs;
+  // Counts the collective operations of this rank on this group, from 0.
+  uint64_t sequence = 0;
+  uint64_t label = 0;  // CallOptions::label
+  Instant deadline;
+  CallSite site;
+
+  int64_t BytesOf(const Block& block) const {
+    return block.elements * ItemSize(dtype);
+  }
+};
+
+// Copies input to output, where both are there and not the same memory.
+void CopyBlock(const Operation& operation, const Block& from, const Block& to);
+
+// "AllReduce #12 (sum of f32[1024]) at train.cc:40".
+std::string Describe(const Operation& operation);
+
+// What must be equal on all ranks for the operation to make sense: verb, dtype,
+// reduction operation, root, label, and the counts where all ranks know them.
+// Not the call site, and not counts of which a rank knows only its own.
+uint64_t Fingerprint(const Operation& operation);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_OPERATION_H_

@@ -1,0 +1,332 @@
+// ProcessGroup: an ordered set of ranks that do the same operation together.
+//
+//   weft::collectives::ProcessGroup& group = ...;      // on each rank
+//   WEFT_RETURN_IF_ERROR(group.AllReduce(gradient));   // in place: the sum
+//   Future<void> reduced = group.AllReduceAsync(bucket, ReduceOp::kAverage);
+//   WEFT_RETURN_IF_ERROR(reduced.Wait(absl::Minutes(5)));
+//
+// Order. Every rank calls the same collective operations on a group in the same
+// order; a group runs them one after the other, in the order of the calls (of
+// several threads, each call whole). Operations of two groups have no order.
+// Send and Receive are matched by peer and tag, not by that order.
+//
+// Threads. X() runs on the calling thread, after what was called before. XAsync
+// returns at once; the operation runs on a thread of the group's own, started
+// by the first of them, and callbacks of its Future too: they must not block.
+// On a thread that must not block (InlineScope: the Loop's) X() is
+// kFailedPrecondition. Reduction never runs on the Loop's thread.
+//
+// Tensors. Of any supported dtype, on the backend's device. One that is not
+// contiguous is copied. An output that is written (all but pure inputs) must
+// not be read or written elsewhere until the operation is complete; the group
+// holds the handles until then. Counts of 0 are fine everywhere. Where the
+// result is the same for all ranks it has the same bits on all of them, and on
+// every run with the same inputs, ranks and backend.
+//
+// Errors (each names operation, call site, group and rank):
+//   kInvalidArgument     wrong tensor, root, split, reduction. This rank
+//   refuses
+//                        at once; the others' same operation, as far as it
+//                        needs this rank, ends in kAborted with what this rank
+//                        found. The group goes on.
+//   kUnimplemented       "backend X lacks Y": at once, on every rank.
+//   kFailedPrecondition  the ranks called different operations, both call sites
+//                        are named on every rank; or the group is broken.
+//   kUnavailable         a rank has ended; its number is named.
+//   kDeadlineExceeded    `timeout` has passed; the ranks waited for are named.
+//                        After Options::report_after the same is reported, and
+//                        the operation goes on.
+//   kCancelled           Revoke, or the group's end on some rank.
+// The last four break the group: later operations are kFailedPrecondition with
+// the first reason, until Shrink or Reconfigure. Ending a Future early
+// (Future::Cancel) does not withdraw this rank's part.
+//
+// Thread-safety: thread-safe.
+
+#ifndef WEFT_COLLECTIVES_PROCESS_GROUP_H_
+#define WEFT_COLLECTIVES_PROCESS_GROUP_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "weft/base/future.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/call_options.h"
+#include "weft/collectives/call_site.h"
+#include "weft/collectives/reduction.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::collectives {
+
+struct GroupOptions {
+  // In messages, and before the names of groups made from it.
+  std::string name = "world";
+  // Of an operation that says nothing else.
+  absl::Duration timeout = absl::Minutes(5);
+};
+
+// One part of an Exchange.
+struct PointToPoint {
+  enum Kind { kSend, kReceive } kind;
+  Tensor tensor;
+  int peer = 0;
+  uint64_t tag = 0;
+};
+
+class ProcessGroup {
+ public:
+  // The group of the ranks that `backend` connects.
+  static std::unique_ptr<ProcessGroup> Create(std::unique_ptr<Backend> backend,
+                                              GroupOptions options = {});
+  // Leaves the group: others go on until they wait for this rank
+  // (kUnavailable). If operations are in flight here, they end in kCancelled on
+  // all ranks. Joins the group's threads: not to be called in a callback of its
+  // Futures.
+  ~ProcessGroup();
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  int rank() const;
+  int size() const;
+  const std::string& name() const;
+  std::string backend_name() const;
+  // OK, or why the group is broken.
+  absl::Status health() const;
+
+  // A tensor, not initialised, in memory that this group's operations use
+  // without a copy (the host backend: shared memory). Any tensor may be used
+  // in operations. kResourceExhausted: that memory is used up. The memory lives
+  // as long as the tensor, also after the group.
+  absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype);
+
+  // --- Collective operations: called by all ranks. ---------------------------
+
+  // Every rank's `tensor` becomes the reduction of all. Cost: at most 2(n-1)/n
+  // of its bytes sent by each rank of n.
+  absl::Status AllReduce(const Tensor& tensor, const Reduction& reduction = {},
+                         const CallOptions& options = {},
+                         CallSite site = CallSite::Here());
+  Future<void> AllReduceAsync(const Tensor& tensor,
+                              const Reduction& reduction = {},
+                              const CallOptions& options = {},
+                              CallSite site = CallSite::Here());
+  // Out of place: `output` is like `input`.
+  absl::Status AllReduceInto(const Tensor& input, const Tensor& output,
+                             const Reduction& reduction = {},
+                             const CallOptions& options = {},
+                             CallSite site = CallSite::Here());
+  Future<void> AllReduceIntoAsync(const Tensor& input, const Tensor& output,
+                                  const Reduction& reduction = {},
+                                  const CallOptions& options = {},
+                                  CallSite site = CallSite::Here());
+  // Each of `tensors`, which are of one dtype, as one operation: one latency
+  // for all. The list is equal on all ranks.
+  absl::Status AllReduceCoalesced(const std::vector<Tensor>& tensors,
+                                  const Reduction& reduction = {},
+                                  const CallOptions& options = {},
+                                  CallSite site = CallSite::Here());
+  Future<void> AllReduceCoalescedAsync(const std::vector<Tensor>& tensors,
+                                       const Reduction& reduction = {},
+                                       const CallOptions& options = {},
+                                       CallSite site = CallSite::Here());
+
+  // Every rank's `tensor` becomes the root's.
+  absl::Status Broadcast(const Tensor& tensor, int root,
+                         const CallOptions& options = {},
+                         CallSite site = CallSite::Here());
+  Future<void> BroadcastAsync(const Tensor& tensor, int root,
+                              const CallOptions& options = {},
+                              CallSite site = CallSite::Here());
+
+  // The root's `tensor` becomes the reduction of all; the others' stays as it
+  // was.
+  absl::Status Reduce(const Tensor& tensor, int root,
+                      const Reduction& reduction = {},
+                      const CallOptions& options = {},
+                      CallSite site = CallSite::Here());
+  Future<void> ReduceAsync(const Tensor& tensor, int root,
+                           const Reduction& reduction = {},
+                           const CallOptions& options = {},
+                           CallSite site = CallSite::Here());
+
+  // `output`, of size() times as many elements, becomes the inputs of all in
+  // rank order. `input` may be the part of `output` that is this rank's.
+  absl::Status AllGather(const Tensor& input, const Tensor& output,
+                         const CallOptions& options = {},
+                         CallSite site = CallSite::Here());
+  Future<void> AllGatherAsync(const Tensor& input, const Tensor& output,
+                              const CallOptions& options = {},
+                              CallSite site = CallSite::Here());
+  // outputs[r] becomes the input of rank r. Counts may differ from rank to
+  // rank; every rank gives the same list of counts.
+  absl::Status AllGatherList(const Tensor& input,
+                             const std::vector<Tensor>& outputs,
+                             const CallOptions& options = {},
+                             CallSite site = CallSite::Here());
+  Future<void> AllGatherListAsync(const Tensor& input,
+                                  const std::vector<Tensor>& outputs,
+                                  const CallOptions& options = {},
+                                  CallSite site = CallSite::Here());
+
+  // At the root outputs[r] becomes the input of rank r, counts may differ; on
+  // the other ranks `outputs` is empty.
+  absl::Status Gather(const Tensor& input, const std::vector<Tensor>& outputs,
+                      int root, const CallOptions& options = {},
+                      CallSite site = CallSite::Here());
+  Future<void> GatherAsync(const Tensor& input,
+                           const std::vector<Tensor>& outputs, int root,
+                           const CallOptions& options = {},
+                           CallSite site = CallSite::Here());
+
+  // `output` becomes the root's inputs[rank()], counts may differ; on the other
+  // ranks `inputs` is empty.
+  absl::Status Scatter(const std::vector<Tensor>& inputs, const Tensor& output,
+                       int root, const CallOptions& options = {},
+                       CallSite site = CallSite::Here());
+  Future<void> ScatterAsync(const std::vector<Tensor>& inputs,
+                            const Tensor& output, int root,
+                            const CallOptions& options = {},
+                            CallSite site = CallSite::Here());
+
+  // `input` has size() times as many elements as `output`, which becomes part
+  // rank() of the reduction of all inputs. It may be that part of `input`.
+  absl::Status ReduceScatter(const Tensor& input, const Tensor& output,
+                             const Reduction& reduction = {},
+                             const CallOptions& options = {},
+                             CallSite site = CallSite::Here());
+  Future<void> ReduceScatterAsync(const Tensor& input, const Tensor& output,
+                                  const Reduction& reduction = {},
+                                  const CallOptions& options = {},
+                                  CallSite site = CallSite::Here());
+  // `output` becomes the reduction of all ranks' inputs[rank()]. Counts may
+  // differ from one list entry to the next; the lists are alike on all ranks.
+  absl::Status ReduceScatterList(const std::vector<Tensor>& inputs,
+                                 const Tensor& output,
+                                 const Reduction& reduction = {},
+                                 const CallOptions& options = {},
+                                 CallSite site = CallSite::Here());
+  Future<void> ReduceScatterListAsync(const std::vector<Tensor>& inputs,
+                                      const Tensor& output,
+                                      const Reduction& reduction = {},
+                                      const CallOptions& options = {},
+                                      CallSite site = CallSite::Here());
+
+  // Part r of `input` goes to rank r; part r of `output` comes from rank r. The
+  // parts are equal.
+  absl::Status AllToAll(const Tensor& input, const Tensor& output,
+                        const CallOptions& options = {},
+                        CallSite site = CallSite::Here());
+  Future<void> AllToAllAsync(const Tensor& input, const Tensor& output,
+                             const CallOptions& options = {},
+                             CallSite site = CallSite::Here());
+  // As AllToAll with parts of any counts: inputs[r] of this rank has as many
+  // elements as outputs[rank()] of rank r.
+  absl::Status AllToAllList(const std::vector<Tensor>& inputs,
+                            const std::vector<Tensor>& outputs,
+                            const CallOptions& options = {},
+                            CallSite site = CallSite::Here());
+  Future<void> AllToAllListAsync(const std::vector<Tensor>& inputs,
+                                 const std::vector<Tensor>& outputs,
+                                 const CallOptions& options = {},
+                                 CallSite site = CallSite::Here());
+
+  // Returns once all ranks have called it. In kDeadlineExceeded the message
+  // names all ranks that have not.
+  absl::Status Barrier(const CallOptions& options = {},
+                       CallSite site = CallSite::Here());
+  Future<void> BarrierAsync(const CallOptions& options = {},
+                            CallSite site = CallSite::Here());
+
+  // Small objects, serialised by the caller: every rank's bytes in rank order.
+  absl::StatusOr<std::vector<std::string>> AllGatherBytes(
+      absl::string_view bytes, const CallOptions& options = {},
+      CallSite site = CallSite::Here());
+  // The root's bytes; those of the others are not looked at.
+  absl::StatusOr<std::string> BroadcastBytes(absl::string_view bytes, int root,
+                                             const CallOptions& options = {},
+                                             CallSite site = CallSite::Here());
+
+  // --- Point to point: called by two ranks.
+  // -----------------------------------
+
+  // Complete once `tensor` may be written again, which may be before it is
+  // received. kInvalidArgument for `to` == rank().
+  absl::Status Send(const Tensor& tensor, int to, uint64_t tag = 0,
+                    const CallOptions& options = {},
+                    CallSite site = CallSite::Here());
+  Future<void> SendAsync(const Tensor& tensor, int to, uint64_t tag = 0,
+                         const CallOptions& options = {},
+                         CallSite site = CallSite::Here());
+  // The tensors of one sender with one tag arrive in the order of sending; they
+  // must have the dtype and the number of elements of `tensor`, else
+  // kInvalidArgument, and the group goes on.
+  absl::Status Receive(const Tensor& tensor, int from, uint64_t tag = 0,
+                       const CallOptions& options = {},
+                       CallSite site = CallSite::Here());
+  Future<void> ReceiveAsync(const Tensor& tensor, int from, uint64_t tag = 0,
+                            const CallOptions& options = {},
+                            CallSite site = CallSite::Here());
+  // Whoever sends it: the sender's rank.
+  absl::StatusOr<int> ReceiveAny(const Tensor& tensor, uint64_t tag = 0,
+                                 const CallOptions& options = {},
+                                 CallSite site = CallSite::Here());
+  Future<int> ReceiveAnyAsync(const Tensor& tensor, uint64_t tag = 0,
+                              const CallOptions& options = {},
+                              CallSite site = CallSite::Here());
+  // All parts at once, in any order on any rank.
+  absl::Status Exchange(const std::vector<PointToPoint>& parts,
+                        const CallOptions& options = {},
+                        CallSite site = CallSite::Here());
+
+  // --- Groups of some of the ranks.
+  // -------------------------------------------
+
+  // Called by all ranks: those of the same `color` form a group, ordered by
+  // `key`, then by rank. Null where color < 0.
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Split(
+      int color, int key = 0, const CallOptions& options = {},
+      CallSite site = CallSite::Here());
+  // Called by all ranks with the same list: a group of `ranks`, in this order.
+  // Null on the others.
+  absl::StatusOr<std::unique_ptr<ProcessGroup>> Subgroup(
+      const std::vector<int>& ranks, const CallOptions& options = {},
+      CallSite site = CallSite::Here());
+
+  // --- Life.
+  // -------------------------------------------------------------------
+
+  // Ends all operations in flight and queued, on every rank, in `reason`, and
+  // breaks the group; the object stays, for Shrink or Reconfigure.
+  void Revoke(const absl::Status& reason);
+  // Called by `members` (ranks of now) only, also of a broken group: they
+  // become ranks 0, 1, ... of it. What was in flight ends in kCancelled.
+  absl::Status Shrink(const std::vector<int>& members,
+                      const CallOptions& options = {},
+                      CallSite site = CallSite::Here());
+  // Goes on over `backend`, of other members; what was in flight ends in
+  // kCancelled.
+  absl::Status Reconfigure(std::unique_ptr<Backend> backend);
+
+  class Core;
+
+ private:
+  explicit ProcessGroup(std::shared_ptr<Core> core);
+
+  const std::shared_ptr<Core> core_;
+};
+
+// OK if this build has the backend: "local", "host", "nccl", "gloo", "mpi";
+// else kUnimplemented with what is there.
+absl::Status IsAvailable(absl::string_view backend);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_PROCESS_GROUP_H_

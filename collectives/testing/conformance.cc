@@ -1,0 +1,754 @@
+#include "weft/collectives/testing/conformance.h"
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <random>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/accumulate.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+
+// In a body that runs on a rank: ends it with what was wrong.
+#define WANT_EQ(found, wanted)                                              \
+  do {                                                                      \
+    const auto weft_found = (found);                                        \
+    const auto weft_wanted = (wanted);                                      \
+    if (!(weft_found == weft_wanted)) {                                     \
+      return absl::InternalError(absl::StrCat(                              \
+          "line ", __LINE__, ", rank ", group.rank(), " of ", group.size(), \
+          ": found ", ::testing::PrintToString(weft_found), ", wanted ",    \
+          ::testing::PrintToString(weft_wanted)));                          \
+    }                                                                       \
+  } while (false)
+
+namespace weft::collectives {
+
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ProcessGroupConformance);
+
+std::vector<absl::Status> ProcessGroupConformance::Run(int size,
+                                                       const Body& body) {
+  std::unique_ptr<TestWorld> world = GetParam().make_world(size, diagnosis_);
+  return testing::RunRanks(size, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
+                          world->Join(rank, options_));
+    return body(*group);
+  });
+}
+
+void ProcessGroupConformance::RunSizes(const Body& body) {
+  for (const int size : GetParam().sizes) {
+    for (const absl::Status& status : Run(size, body)) WEFT_EXPECT_OK(status);
+  }
+}
+
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
+// Small whole numbers, different for each rank and element: sums are exact.
+Tensor Numbers(int rank, int64_t count, DType dtype = DType::kF32) {
+  const Tensor result = Tensor::Empty({count}, DType::kI64);
+  for (int64_t i = 0; i < count; ++i) {
+    result.data<int64_t>()[i] = (rank * 3 + i * 7) % 5 + 1;
+  }
+  return result.To(dtype);
+}
+
+// What a reduction gives on one rank.
+Tensor Expected(ReduceOp op, const std::vector<Tensor>& inputs) {
+  std::vector<Contribution> contributions;
+  for (const Tensor& input : inputs) {
+    contributions.push_back({static_cast<std::byte*>(input.raw()), 1});
+  }
+  const Tensor result = Tensor::EmptyLike(inputs[0]);
+  std::byte* const out = static_cast<std::byte*>(result.raw());
+  ReduceContributions(result.dtype(), op, contributions, {&out, 1},
+                      result.numel());
+  return result;
+}
+
+std::vector<Tensor> NumbersOfAll(int size, int64_t count,
+                                 DType dtype = DType::kF32) {
+  std::vector<Tensor> result;
+  for (int r = 0; r < size; ++r) result.push_back(Numbers(r, count, dtype));
+  return result;
+}
+
+std::string BytesOf(const Tensor& tensor) {
+  const Tensor flat = tensor.Contiguous();
+  return std::string(static_cast<const char*>(flat.raw()), flat.bytes());
+}
+
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kProduct, ReduceOp::kMin,
+                             ReduceOp::kMax, ReduceOp::kAverage, ReduceOp::kAnd,
+                             ReduceOp::kOr,  ReduceOp::kXor};
+// None, one, fewer than ranks, no multiple of anything, several pieces, and
+// beyond every buffer of a backend.
+constexpr int64_t kCounts[] = {0, 1, 3, 1001, 300'001};
+
+TEST_P(ProcessGroupConformance, AllReduceOfEachDTypeAndOperation) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    for (const DType dtype : kAllDTypes) {
+      for (const ReduceOp op : kOps) {
+        if (!CheckReduction(op, dtype).ok()) continue;
+        const Tensor tensor = Numbers(group.rank(), 37, dtype);
+        WEFT_RETURN_IF_ERROR(group.AllReduce(tensor, op));
+        WANT_EQ(BytesOf(tensor),
+                BytesOf(Expected(op, NumbersOfAll(group.size(), 37, dtype))));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, AllReduceOfEachCountInAndOutOfPlace) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    for (const int64_t count : kCounts) {
+      const Tensor wanted =
+          Expected(ReduceOp::kSum, NumbersOfAll(group.size(), count));
+      const Tensor input = Numbers(group.rank(), count);
+      const Tensor output = Tensor::Zeros({count});
+      WEFT_RETURN_IF_ERROR(group.AllReduceInto(input, output));
+      WANT_EQ(BytesOf(output), BytesOf(wanted));
+      WANT_EQ(BytesOf(input), BytesOf(Numbers(group.rank(), count)));
+      WEFT_RETURN_IF_ERROR(group.AllReduce(input));
+      WANT_EQ(BytesOf(input), BytesOf(wanted));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, AllReduceOfAllocatedTensors) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    std::vector<Tensor> kept;
+    for (const int64_t count : kCounts) {
+      const Tensor wanted =
+          Expected(ReduceOp::kSum, NumbersOfAll(group.size(), count));
+      WEFT_ASSIGN_OR_RETURN(const Tensor input,
+                            group.Allocate({count}, DType::kF32));
+      WEFT_ASSIGN_OR_RETURN(const Tensor output,
+                            group.Allocate({count}, DType::kF32));
+      kept.push_back(input);
+      input.CopyFrom(Numbers(group.rank(), count));
+      WEFT_RETURN_IF_ERROR(group.AllReduceInto(input, output));
+      WANT_EQ(BytesOf(output), BytesOf(wanted));
+      WANT_EQ(BytesOf(input), BytesOf(Numbers(group.rank(), count)));
+      WEFT_RETURN_IF_ERROR(group.AllReduce(input));
+      WANT_EQ(BytesOf(input), BytesOf(wanted));
+      // One rank's in shared memory, the others' not.
+      const Tensor own = Numbers(group.rank(), count);
+      input.CopyFrom(own);
+      WEFT_RETURN_IF_ERROR(group.AllReduce(group.rank() == 0 ? input : own));
+      WANT_EQ(BytesOf(group.rank() == 0 ? input : own), BytesOf(wanted));
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Sums of these depend on the order of addition.
+Tensor Fractions(int rank, int64_t count) {
+  std::mt19937 random(rank + 1);
+  std::normal_distribution<float> normal;
+  const Tensor result = Tensor::Empty({count});
+  for (float& x : result.span<float>()) x = normal(random);
+  return result;
+}
+
+TEST_P(ProcessGroupConformance, ResultHasTheSameBitsOnAllRanksAndRuns) {
+  for (const int64_t count : {100, 300'001}) {
+    std::string first;
+    for (int run = 0; run < 2; ++run) {
+      const int size = GetParam().sizes.back();
+      std::vector<std::string> found(size);
+      const auto statuses = Run(size, [&](ProcessGroup& group) {
+        const Tensor tensor = Fractions(group.rank(), count);
+        const absl::Status status = group.AllReduce(tensor, ReduceOp::kAverage);
+        found[group.rank()] = BytesOf(tensor);
+        return status;
+      });
+      EXPECT_THAT(statuses, Each(testing::IsOk()));
+      if (run == 0) first = found[0];
+      for (int r = 0; r < size; ++r) {
+        EXPECT_TRUE(found[r] == first) << "rank " << r << ", run " << run;
+      }
+    }
+  }
+}
+
+TEST_P(ProcessGroupConformance, FactorMultipliesOwnElements) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const Tensor tensor = Tensor::Ones({5});
+    WEFT_RETURN_IF_ERROR(
+        group.AllReduce(tensor, Reduction(ReduceOp::kSum, group.rank() + 1)));
+    const int n = group.size();
+    WANT_EQ(tensor.ToVector<float>(),
+            std::vector<float>(5, n * (n + 1) / 2.0f));
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, BroadcastFromEachRoot) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    for (int root = 0; root < group.size(); ++root) {
+      for (const int64_t count : kCounts) {
+        const Tensor tensor = Numbers(group.rank(), count);
+        WEFT_RETURN_IF_ERROR(group.Broadcast(tensor, root));
+        WANT_EQ(BytesOf(tensor), BytesOf(Numbers(root, count)));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, ReduceWritesAtTheRootOnly) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    for (int root = 0; root < group.size(); ++root) {
+      for (const int64_t count : kCounts) {
+        const Tensor tensor = Numbers(group.rank(), count);
+        WEFT_RETURN_IF_ERROR(group.Reduce(tensor, root, ReduceOp::kMax));
+        WANT_EQ(BytesOf(tensor),
+                BytesOf(group.rank() == root
+                            ? Expected(ReduceOp::kMax,
+                                       NumbersOfAll(group.size(), count))
+                            : Numbers(group.rank(), count)));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// How many elements rank `r` has where counts differ; none for one of them.
+int64_t Uneven(int r, int64_t count) { return r == 1 ? 0 : count + r; }
+
+std::vector<Tensor> EmptyUneven(int size, int64_t count) {
+  std::vector<Tensor> result;
+  for (int r = 0; r < size; ++r) {
+    result.push_back(Tensor::Zeros({Uneven(r, count)}));
+  }
+  return result;
+}
+
+TEST_P(ProcessGroupConformance, AllGatherEvenUnevenAndInPlace) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const int n = group.size();
+    for (const int64_t count : kCounts) {
+      std::string wanted;
+      for (int r = 0; r < n; ++r) wanted += BytesOf(Numbers(r, count));
+      const Tensor all = Tensor::Zeros({n, count});
+      WEFT_RETURN_IF_ERROR(group.AllGather(Numbers(group.rank(), count), all));
+      WANT_EQ(BytesOf(all), wanted);
+      all.Fill(0);
+      const Tensor own = all.Select(0, group.rank());
+      own.CopyFrom(Numbers(group.rank(), count));
+      WEFT_RETURN_IF_ERROR(group.AllGather(own, all));
+      WANT_EQ(BytesOf(all), wanted);
+      const std::vector<Tensor> parts = EmptyUneven(n, count);
+      WEFT_RETURN_IF_ERROR(group.AllGatherList(
+          Numbers(group.rank(), Uneven(group.rank(), count)), parts));
+      for (int r = 0; r < n; ++r) {
+        WANT_EQ(BytesOf(parts[r]), BytesOf(Numbers(r, Uneven(r, count))));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, GatherAndScatterOfUnevenCounts) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const int n = group.size();
+    const int root = n - 1;
+    for (const int64_t count : kCounts) {
+      const bool is_root = group.rank() == root;
+      const Tensor own = Numbers(group.rank(), Uneven(group.rank(), count));
+      std::vector<Tensor> parts;
+      if (is_root) parts = EmptyUneven(n, count);
+      WEFT_RETURN_IF_ERROR(group.Gather(own, parts, root));
+      for (int r = 0; is_root && r < n; ++r) {
+        WANT_EQ(BytesOf(parts[r]), BytesOf(Numbers(r, Uneven(r, count))));
+      }
+      const Tensor back = Tensor::ZerosLike(own);
+      WEFT_RETURN_IF_ERROR(group.Scatter(parts, back, root));
+      WANT_EQ(BytesOf(back), BytesOf(own));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, ReduceScatterEvenUnevenAndInPlace) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const int n = group.size();
+    for (const int64_t count : kCounts) {
+      const Tensor wanted =
+          Expected(ReduceOp::kSum, NumbersOfAll(n, n * count))
+              .Slice(0, group.rank() * count, (group.rank() + 1) * count);
+      const Tensor input = Numbers(group.rank(), n * count);
+      const Tensor output = Tensor::Zeros({count});
+      WEFT_RETURN_IF_ERROR(group.ReduceScatter(input, output));
+      WANT_EQ(BytesOf(output), BytesOf(wanted));
+      const Tensor part =
+          input.Slice(0, group.rank() * count, (group.rank() + 1) * count);
+      WEFT_RETURN_IF_ERROR(group.ReduceScatter(input, part));
+      WANT_EQ(BytesOf(part), BytesOf(wanted));
+
+      std::vector<Tensor> inputs;
+      for (int r = 0; r < n; ++r) {
+        inputs.push_back(Numbers(group.rank(), Uneven(r, count)));
+      }
+      const int64_t own = Uneven(group.rank(), count);
+      const Tensor uneven = Tensor::Zeros({own});
+      WEFT_RETURN_IF_ERROR(group.ReduceScatterList(inputs, uneven));
+      WANT_EQ(BytesOf(uneven),
+              BytesOf(Expected(ReduceOp::kSum, NumbersOfAll(n, own))));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, AllToAllEvenAndUneven) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const int n = group.size();
+    for (const int64_t count : kCounts) {
+      const Tensor input = Numbers(group.rank(), n * count);
+      const Tensor output = Tensor::Zeros({n, count});
+      WEFT_RETURN_IF_ERROR(group.AllToAll(input, output));
+      for (int r = 0; r < n; ++r) {
+        WANT_EQ(BytesOf(output.Select(0, r)),
+                BytesOf(Numbers(r, n * count)
+                            .Slice(0, group.rank() * count,
+                                   (group.rank() + 1) * count)));
+      }
+      // Rank a sends Uneven(a, count) + b elements to rank b.
+      std::vector<Tensor> inputs, outputs;
+      for (int r = 0; r < n; ++r) {
+        inputs.push_back(
+            Numbers(group.rank() * n + r, Uneven(group.rank(), count) + r));
+        outputs.push_back(Tensor::Zeros({Uneven(r, count) + group.rank()}));
+      }
+      WEFT_RETURN_IF_ERROR(group.AllToAllList(inputs, outputs));
+      for (int r = 0; r < n; ++r) {
+        WANT_EQ(BytesOf(outputs[r]),
+                BytesOf(Numbers(r * n + group.rank(),
+                                Uneven(r, count) + group.rank())));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, BarrierWaitsForAllRanks) {
+  for (const int size : GetParam().sizes) {
+    std::atomic<int> arrived{0};
+    const auto statuses = Run(size, [&](ProcessGroup& group) -> absl::Status {
+      for (int round = 1; round <= 50; ++round) {
+        ++arrived;
+        WEFT_RETURN_IF_ERROR(group.Barrier());
+        if (arrived < round * group.size()) {
+          return absl::InternalError("left the barrier too early");
+        }
+        WEFT_RETURN_IF_ERROR(group.Barrier());
+      }
+      return absl::OkStatus();
+    });
+    EXPECT_THAT(statuses, Each(testing::IsOk()));
+  }
+}
+
+TEST_P(ProcessGroupConformance, TensorsThatAreNotContiguous) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const Tensor base = Numbers(group.rank(), 12).View({3, 4});
+    const Tensor tensor = base.Transpose(0, 1);
+    const Tensor wanted =
+        Expected(ReduceOp::kSum, NumbersOfAll(group.size(), 12)).View({3, 4});
+    WEFT_RETURN_IF_ERROR(group.AllReduce(tensor));
+    WANT_EQ(BytesOf(base), BytesOf(wanted));
+    const Tensor scalar = Tensor::Scalar<float>(group.rank() + 1);
+    WEFT_RETURN_IF_ERROR(group.Broadcast(scalar, 0));
+    WANT_EQ(scalar.item<float>(), 1.0f);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, FuturesEndInTheOrderOfTheCalls) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    std::vector<Tensor> tensors;
+    std::vector<Future<void>> futures;
+    Mutex mu;
+    std::vector<int> order;
+    for (int i = 0; i < 20; ++i) {
+      tensors.push_back(Numbers(group.rank(), 100 + i));
+      futures.push_back(group.AllReduceAsync(tensors.back()));
+      futures.back().OnReady([&mu, &order, i](const absl::Status&) {
+        MutexLock lock(mu);
+        order.push_back(i);
+      });
+    }
+    // A synchronous operation comes after them.
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    WEFT_RETURN_IF_ERROR(WaitAll(futures, absl::Seconds(30)));
+    for (int i = 0; i < 20; ++i) {
+      WANT_EQ(BytesOf(tensors[i]),
+              BytesOf(Expected(ReduceOp::kSum,
+                               NumbersOfAll(group.size(), 100 + i))));
+    }
+    MutexLock lock(mu);
+    WANT_EQ(std::is_sorted(order.begin(), order.end()), true);
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, CoalescedTensorsAreReducedAsEach) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const std::vector<Tensor> tensors = {Numbers(group.rank(), 6).View({2, 3}),
+                                         Numbers(group.rank(), 0),
+                                         Numbers(group.rank(), 11)};
+    WEFT_RETURN_IF_ERROR(group.AllReduceCoalesced(tensors));
+    for (const Tensor& tensor : tensors) {
+      WANT_EQ(BytesOf(tensor),
+              BytesOf(Expected(ReduceOp::kSum,
+                               NumbersOfAll(group.size(), tensor.numel()))));
+    }
+    return group.AllReduceCoalesced({});
+  });
+}
+
+TEST_P(ProcessGroupConformance, BytesOfAnyLength) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const std::string own(group.rank() * 3, 'a' + group.rank());
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> all,
+                          group.AllGatherBytes(own));
+    for (int r = 0; r < group.size(); ++r) {
+      WANT_EQ(all[r], std::string(r * 3, 'a' + r));
+    }
+    const int root = group.size() - 1;
+    WEFT_ASSIGN_OR_RETURN(
+        const std::string roots,
+        group.BroadcastBytes(group.rank() == root ? "model" : "x", root));
+    WANT_EQ(roots, std::string("model"));
+    return absl::OkStatus();
+  });
+}
+
+// --- Point to point. ---------------------------------------------------------
+
+TEST_P(ProcessGroupConformance, MessagesAreMatchedByTagAndKeepTheirOrder) {
+  if (!GetParam().has_point_to_point) GTEST_SKIP();
+  const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
+    if (group.rank() == 0) {
+      for (const int i : {1, 2, 3}) {
+        WEFT_RETURN_IF_ERROR(group.Send(Tensor::Full({4}, i), 1, i % 2));
+      }
+      WEFT_RETURN_IF_ERROR(group.Send(Numbers(0, 300'001), 1, 9));
+      return group.Send(Tensor::Zeros({0}), 1);
+    }
+    const Tensor tensor = Tensor::Zeros({4});
+    const auto receive = [&](uint64_t tag) -> absl::StatusOr<float> {
+      WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0, tag));
+      return tensor.data<float>()[3];
+    };
+    WANT_EQ(receive(0).value(), 2.0f);
+    WANT_EQ(receive(1).value(), 1.0f);
+    WANT_EQ(receive(1).value(), 3.0f);
+    const Tensor large = Tensor::Zeros({300'001});
+    WEFT_RETURN_IF_ERROR(group.Receive(large, 0, 9));
+    WANT_EQ(BytesOf(large), BytesOf(Numbers(0, 300'001)));
+    return group.Receive(Tensor::Zeros({0}), 0);
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+TEST_P(ProcessGroupConformance, ReceivesPostedBeforeSendsOnAllRanks) {
+  if (!GetParam().has_point_to_point) GTEST_SKIP();
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const int n = group.size();
+    if (n == 1) return absl::OkStatus();
+    const int right = (group.rank() + 1) % n;
+    const int left = (group.rank() + n - 1) % n;
+    const Tensor in = Tensor::Zeros({100'000});
+    const Tensor out = Numbers(group.rank(), 100'000);
+    Future<void> received = group.ReceiveAsync(in, left);
+    Future<void> sent = group.SendAsync(out, right);
+    // Collectives go on meanwhile.
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    WEFT_RETURN_IF_ERROR(sent.Wait(absl::Seconds(30)));
+    WEFT_RETURN_IF_ERROR(received.Wait(absl::Seconds(30)));
+    WANT_EQ(BytesOf(in), BytesOf(Numbers(left, 100'000)));
+    return group.Exchange({{PointToPoint::kReceive, in, right, 5},
+                           {PointToPoint::kSend, out, left, 5}});
+  });
+}
+
+TEST_P(ProcessGroupConformance, ReceiveAnySaysWhoSentIt) {
+  if (!GetParam().has_point_to_point) GTEST_SKIP();
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    if (group.rank() != 0) return group.Send(Numbers(group.rank(), 8), 0, 4);
+    std::map<int, std::string> found;
+    for (int i = 1; i < group.size(); ++i) {
+      const Tensor tensor = Tensor::Zeros({8});
+      WEFT_ASSIGN_OR_RETURN(const int from, group.ReceiveAny(tensor, 4));
+      found[from] = BytesOf(tensor);
+    }
+    WANT_EQ(found.size(), static_cast<size_t>(group.size() - 1));
+    for (const auto& [from, bytes] : found) {
+      WANT_EQ(bytes, BytesOf(Numbers(from, 8)));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST_P(ProcessGroupConformance, MessageOfAnotherKindIsAnErrorAndIsDropped) {
+  if (!GetParam().has_point_to_point) GTEST_SKIP();
+  const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
+    if (group.rank() == 0) {
+      WEFT_RETURN_IF_ERROR(group.Send(Tensor::Zeros({3}), 1));
+      WEFT_RETURN_IF_ERROR(group.Send(Tensor::Ones({4}), 1));
+      const absl::Status self = group.Send(Tensor::Zeros({3}), 0);
+      WANT_EQ(self.code(), absl::StatusCode::kInvalidArgument);
+      return absl::OkStatus();
+    }
+    const Tensor tensor = Tensor::Zeros({4});
+    const absl::Status wrong = group.Receive(tensor, 0);
+    WANT_EQ(wrong.code(), absl::StatusCode::kInvalidArgument);
+    WANT_EQ(absl::StrContains(wrong.message(), "f32[3]"), true);
+    WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0));
+    WANT_EQ(tensor.data<float>()[0], 1.0f);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+// --- Groups of some.
+// -----------------------------------------------------------
+
+TEST_P(ProcessGroupConformance, SplitMakesOneGroupForEachColor) {
+  if (!GetParam().has_subgroups) GTEST_SKIP();
+  const auto statuses = Run(4, [](ProcessGroup& group) -> absl::Status {
+    // Ranks 0 and 2 in reverse order; rank 1 alone; rank 3 in none.
+    const int color = group.rank() == 3 ? -1 : group.rank() % 2;
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> part,
+                          group.Split(color, -group.rank()));
+    WANT_EQ(part == nullptr, color < 0);
+    if (part != nullptr) {
+      WANT_EQ(part->size(), color == 0 ? 2 : 1);
+      if (color == 0) WANT_EQ(part->rank(), group.rank() == 2 ? 0 : 1);
+      const Tensor tensor = Tensor::Scalar<float>(group.rank());
+      WEFT_RETURN_IF_ERROR(part->AllReduce(tensor));
+      WANT_EQ(tensor.item<float>(), color == 0 ? 2.0f : 1.0f);
+    }
+    const std::vector<int> wrong = {0, 0};
+    WANT_EQ(group.Subgroup(wrong).status().code(),
+            absl::StatusCode::kInvalidArgument);
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> last,
+                          group.Subgroup({3, 0}));
+    WANT_EQ(last != nullptr, group.rank() == 0 || group.rank() == 3);
+    if (last != nullptr) WANT_EQ(last->rank(), group.rank() == 3 ? 0 : 1);
+    return group.Barrier();
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+TEST_P(ProcessGroupConformance, RevokeEndsAllAndShrinkGoesOn) {
+  if (!GetParam().has_subgroups) GTEST_SKIP();
+  std::atomic<int> ready{0};
+  const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    ++ready;
+    if (group.rank() == 1) {
+      while (ready < 3) absl::SleepFor(absl::Milliseconds(1));
+      group.Revoke(absl::CancelledError("a rank is slow"));
+    } else {
+      const absl::Status ended = group.AllReduce(Numbers(group.rank(), 10));
+      WANT_EQ(ended.code(), absl::StatusCode::kCancelled);
+      WANT_EQ(absl::StrContains(ended.message(), "a rank is slow"), true);
+    }
+    WANT_EQ(group.Barrier().ok(), false);
+    if (group.rank() == 1) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(group.Shrink({0, 2}));
+    WANT_EQ(group.size(), 2);
+    const Tensor tensor = Tensor::Ones({4});
+    WEFT_RETURN_IF_ERROR(group.AllReduce(tensor));
+    WANT_EQ(tensor.ToVector<float>(), std::vector<float>(4, 2.0f));
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+// --- What goes wrong.
+// ----------------------------------------------------------
+
+TEST_P(ProcessGroupConformance, RefusalOfOneRankIsHeardByAllAndTheGroupGoesOn) {
+  const auto statuses = Run(3, [](ProcessGroup& group) -> absl::Status {
+    for (int round = 0; round < 3; ++round) {
+      const absl::Status found =
+          group.AllReduce(Numbers(group.rank(), 10),
+                          group.rank() == 1 ? ReduceOp::kXor : ReduceOp::kSum);
+      WANT_EQ(found.code(), group.rank() == 1
+                                ? absl::StatusCode::kInvalidArgument
+                                : absl::StatusCode::kAborted);
+      if (group.rank() != 1) {
+        WANT_EQ(absl::StrContains(found.message(), "rank 1 refused"), true);
+        WANT_EQ(absl::StrContains(found.message(), "found dtype f32"), true);
+      }
+      const Tensor sum = Tensor::Ones({5});
+      WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
+      WANT_EQ(sum.ToVector<float>(), std::vector<float>(5, 3.0f));
+    }
+    return group.health();
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+TEST_P(ProcessGroupConformance, WrongArgumentsAreRefusedOnEachRank) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    const auto code = absl::StatusCode::kInvalidArgument;
+    const Tensor f32 = Tensor::Zeros({4 * group.size()});
+    const Tensor i64 = Tensor::Zeros({4 * group.size()}, DType::kI64);
+    WANT_EQ(group.AllReduce(Tensor()).code(), code);
+    WANT_EQ(group.AllReduce(f32, ReduceOp::kXor).code(), code);
+    WANT_EQ(group.AllReduceInto(f32, i64).code(), code);
+    WANT_EQ(group.AllReduceInto(f32.Slice(0, 0, 3), f32.Slice(0, 1, 4)).code(),
+            code);
+    WANT_EQ(group.AllReduce(Tensor::Zeros({1}).Expand({4})).code(), code);
+    WANT_EQ(group.Broadcast(f32, -1).code(), code);
+    WANT_EQ(group.AllGather(f32, Tensor::Zeros({1})).code(), code);
+    WANT_EQ(group.AllGatherList(f32, {}).code(), code);
+    WANT_EQ(group.ReduceScatter(f32, Tensor::Zeros({3})).code(), code);
+    WANT_EQ(group.AllToAll(f32, Tensor::Zeros({0})).code(), code);
+    return group.Barrier();
+  });
+}
+
+// Each pair of calls that do not fit: every rank names both sites.
+TEST_P(ProcessGroupConformance, DifferentOperationsAreReportedOnAllRanks) {
+  const std::vector<std::pair<Body, Body>> cases = {
+      {[](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({4})); },
+       [](ProcessGroup& g) { return g.Broadcast(Tensor::Zeros({4}), 0); }},
+      {[](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({4})); },
+       [](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({5})); }},
+      {[](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({400'000})); },
+       [](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({5})); }},
+      {[](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({4})); },
+       [](ProcessGroup& g) {
+         return g.AllReduce(Tensor::Zeros({2}, DType::kF64));
+       }},
+      {[](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({4})); },
+       [](ProcessGroup& g) {
+         return g.AllReduce(Tensor::Zeros({4}), ReduceOp::kMax);
+       }},
+      {[](ProcessGroup& g) { return g.Broadcast(Tensor::Zeros({4}), 0); },
+       [](ProcessGroup& g) { return g.Broadcast(Tensor::Zeros({4}), 1); }},
+      {[](ProcessGroup& g) { return g.Barrier(); },
+       [](ProcessGroup& g) { return g.AllReduce(Tensor::Zeros({4})); }},
+      {[](ProcessGroup& g) {
+         CallOptions options;
+         options.label = 1;
+         return g.AllReduce(Tensor::Zeros({4}), {}, options);
+       },
+       [](ProcessGroup& g) {
+         CallOptions options;
+         options.label = 2;
+         return g.AllReduce(Tensor::Zeros({4}), {}, options);
+       }},
+  };
+  int number = 0;
+  for (const auto& [one, other] : cases) {
+    SCOPED_TRACE(absl::StrCat("case ", number++));
+    const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(group.Barrier());
+      // A rank whose part is done before the others' calls are known (a root's)
+      // finds out in its next one.
+      const absl::Status found = group.rank() == 2 ? other(group) : one(group);
+      return found.ok() ? group.Barrier() : found;
+    });
+    EXPECT_THAT(statuses,
+                Each(AllOf(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    "different operations"),
+                           StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    "rank 2 called"))));
+    for (const absl::Status& status : statuses) {
+      EXPECT_THAT(std::string(status.message()), HasSubstr("conformance.cc:"));
+    }
+  }
+}
+
+TEST_P(ProcessGroupConformance, RankThatDoesNotCallIsNamedAtTheDeadline) {
+  std::atomic<bool> over{false};
+  const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    if (group.rank() == 1) {
+      while (!over) absl::SleepFor(absl::Milliseconds(5));
+      return absl::OkStatus();
+    }
+    CallOptions options;
+    options.timeout = absl::Milliseconds(200);
+    const absl::Status found =
+        group.AllReduce(Numbers(group.rank(), 10), {}, options);
+    over = true;
+    WANT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
+    return found;
+  });
+  for (const int r : {0, 2}) {
+    EXPECT_THAT(statuses[r],
+                StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
+  }
+}
+
+TEST_P(ProcessGroupConformance, RankThatLeavesIsNamed) {
+  const auto statuses = Run(3, [](ProcessGroup& group) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(group.AllReduce(Numbers(group.rank(), 10)));
+    if (group.rank() == 1) return absl::OkStatus();
+    return group.AllReduce(Numbers(group.rank(), 10));
+  });
+  WEFT_EXPECT_OK(statuses[1]);
+  for (const int r : {0, 2}) {
+    EXPECT_THAT(statuses[r],
+                StatusIs(absl::StatusCode::kUnavailable, "rank 1 has left"));
+  }
+}
+
+TEST_P(ProcessGroupConformance, StuckRankIsReportedAndTheOperationGoesOn) {
+  diagnosis_.report_after = absl::Milliseconds(20);
+  Mutex mu;
+  std::string reports;
+  std::atomic<bool> is_reported{false};
+  diagnosis_.report = [&](absl::string_view report) {
+    MutexLock lock(mu);
+    absl::StrAppend(&reports, report, "\n");
+    is_reported = true;
+  };
+  const auto statuses = Run(2, [&](ProcessGroup& group) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    while (group.rank() == 1 && !is_reported) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+    return group.AllReduce(Numbers(group.rank(), 10));
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+  MutexLock lock(mu);
+  EXPECT_THAT(reports, HasSubstr("AllReduce #1"));
+  EXPECT_THAT(reports, HasSubstr("rank 1 has not called it"));
+  EXPECT_THAT(reports, HasSubstr("Barrier #0"));
+}
+
+TEST_P(ProcessGroupConformance, OperationOnAThreadThatMustNotBlockIsRefused) {
+  const auto statuses = Run(1, [](ProcessGroup& group) -> absl::Status {
+    InlineScope scope;
+    WANT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
+    return absl::OkStatus();
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+}  // namespace
+}  // namespace weft::collectives

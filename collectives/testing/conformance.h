@@ -1,0 +1,63 @@
+// The conformance suite of process groups: what every backend does.
+//
+//   INSTANTIATE_TEST_SUITE_P(Local, ProcessGroupConformance,
+//                            ::testing::Values(TestBackend{...}));
+
+#ifndef WEFT_COLLECTIVES_TESTING_CONFORMANCE_H_
+#define WEFT_COLLECTIVES_TESTING_CONFORMANCE_H_
+
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "gtest/gtest.h"
+#include "weft/collectives/diagnosis.h"
+#include "weft/collectives/process_group.h"
+
+namespace weft::collectives {
+
+// The ranks of one test.
+class TestWorld {
+ public:
+  virtual ~TestWorld() = default;
+  // Called once on the thread of each rank.
+  virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Join(
+      int rank, const GroupOptions& options) = 0;
+};
+
+struct TestBackend {
+  std::string name;
+  std::function<std::unique_ptr<TestWorld>(int size,
+                                           const DiagnosisOptions& diagnosis)>
+      make_world;
+  // Verbs that this backend lacks; their tests are skipped.
+  bool has_point_to_point = true;
+  bool has_subgroups = true;
+  std::vector<int> sizes = {1, 2, 3, 4};
+
+  friend void PrintTo(const TestBackend& backend, std::ostream* out) {
+    *out << backend.name;
+  }
+};
+
+class ProcessGroupConformance : public ::testing::TestWithParam<TestBackend> {
+ protected:
+  using Body = std::function<absl::Status(ProcessGroup& group)>;
+
+  // Runs `body` on each of `size` ranks of a new group; their statuses.
+  std::vector<absl::Status> Run(int size, const Body& body);
+  // As Run, for each of the backend's sizes; expects OK of all.
+  void RunSizes(const Body& body);
+
+  GroupOptions options_;
+  DiagnosisOptions diagnosis_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_TESTING_CONFORMANCE_H_
