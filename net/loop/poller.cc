@@ -16,6 +16,11 @@ namespace {
 // A yield longer than this means that somebody else ran: the core is wanted.
 constexpr absl::Duration kForeignYield = absl::Microseconds(5);
 
+// One such yield may have been an interruption, of this thread or of the whole
+// virtual machine. If the next takes long too, and nothing came between, then
+// somebody else does want the core.
+constexpr int kForeignYieldsBeforeSleep = 2;
+
 // A yield takes about as long as half a look, and what comes meanwhile waits.
 constexpr int kLooksPerYield = 4;
 
@@ -227,8 +232,8 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
                      const Done& done) {
   waiter.BeginPolling();
   Instant spin_end = now + options_.spin;
-  bool crowded = false;  // somebody else wants this core
   bool yielded = false;  // since the last event
+  int foreign = 0;       // yields since then to others, one after the other
   int looks = 0;         // in vain; the time is asked for at each yield only
   while (!done()) {
     if (to_run_.load() > 0 || now >= next_timer()) {
@@ -238,20 +243,22 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       continue;
     }
     if (now >= deadline) break;
-    const bool may_look = !crowded && MaySpin() && without_yields_ == 0;
+    const bool may_look = foreign < kForeignYieldsBeforeSleep && MaySpin() &&
+                          without_yields_ == 0;
     // gRPC leaves part of its work to threads of its own, which need this core
     // too. If the core was wanted last time the peer may run on it: it goes
     // first. Nobody sleeps who has not yielded: what comes meanwhile costs
     // nobody a wake-up.
-    if (may_look && (core_wanted_ ? !yielded
+    if (may_look && (core_wanted_ ? !yielded || looks > 0
                                   : looks == kLooksPerYield ||
                                         (now >= spin_end && !yielded))) {
       now = Yield();
-      crowded = core_wanted_;
+      foreign = core_wanted_ ? foreign + 1 : 0;
       yielded = true;
       looks = 0;
     }
-    const bool sleep = crowded || now >= spin_end || !may_look;
+    const bool sleep =
+        foreign >= kForeignYieldsBeforeSleep || now >= spin_end || !may_look;
     Instant until = kNow;
     if (sleep) {
       asleep_.store(true);
@@ -274,8 +281,8 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       Handle();
       now = SteadyClock().Now();
       spin_end = now + options_.spin;
-      crowded = yielded = false;
-      looks = 0;
+      yielded = false;
+      foreign = looks = 0;
       if (without_yields_ > 0) --without_yields_;
     } else if (sleep) {
       now = SteadyClock().Now();

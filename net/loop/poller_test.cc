@@ -229,6 +229,34 @@ TEST_F(YieldingPoller, WhereTheCoreIsWantedOthersGoFirst) {
   EXPECT_EQ(looks_before[1], looks);
 }
 
+TEST_F(YieldingPoller, OneLongYieldIsNoReasonToSleep) {
+  // The event comes at the third yield, which is not reached asleep.
+  int before = 0;
+  Make(
+      absl::Hours(1),
+      [this, &before] {
+        if (yields_ == before + 1) Work(absl::Microseconds(20));
+        if (yields_ == before + 3) Put();
+      },
+      /*long_yield=*/absl::InfiniteDuration());
+  // The second yield may take long too, on a busy machine.
+  bool came = false;
+  for (int attempt = 0; attempt < 100 && !came; ++attempt) {
+    before = yields_;
+    came = promise_->future().Wait(absl::Milliseconds(50)).ok();
+  }
+  EXPECT_TRUE(came);
+}
+
+TEST_F(YieldingPoller, TwoLongYieldsInARowMeanThatTheCoreIsWanted) {
+  Make(
+      absl::Hours(1), [] { Work(absl::Microseconds(20)); },
+      /*long_yield=*/absl::InfiniteDuration());
+  // Awake it would yield until then.
+  EXPECT_FALSE(promise_->future().Wait(absl::Milliseconds(50)).ok());
+  EXPECT_EQ(yields_, 2);
+}
+
 TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
   Make(absl::Hours(1), [this] {
     Work(absl::Milliseconds(1));
