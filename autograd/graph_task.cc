@@ -108,7 +108,7 @@ uint32_t GraphTask::Discover(Node* node) {
   return first;
 }
 
-uint32_t GraphTask::AddPlace(Node* node) {
+inline uint32_t GraphTask::AddPlace(Node* node) {
   const uint32_t at = static_cast<uint32_t>(places_.size());
   Place& made = places_.emplace_back();
   made.node = node;
@@ -124,7 +124,7 @@ uint32_t GraphTask::AddPlace(Node* node) {
 // Puts this task's mark on the node, or finds another one there. Of a task that
 // wants the node alone and a guest, the one whose second look comes last sees
 // the other: both first write, then read.
-void GraphTask::Claim(Node& node, uint32_t place) {
+inline void GraphTask::Claim(Node& node, uint32_t place) {
   uint64_t mark = 0;
   const bool is_leaf = node.kind_ == Node::Kind::kLeaf;
   if (node.mark_.compare_exchange_strong(mark, Pack(mark_id_, place))) {
@@ -288,15 +288,15 @@ uint32_t GraphTask::RankOf(const Node& node) {
   return node.height_;
 }
 
-void GraphTask::Arrive(uint32_t at) {
+inline void GraphTask::Arrive(uint32_t at) {
   Place& place = places_[at];
   if (--place.awaited > 0) return;
   ready_.push_back(Pack(RankOf(*place.node), ~at));
   std::push_heap(ready_.begin(), ready_.end());
 }
 
-void GraphTask::DeliverFrom(uint32_t source, size_t input, Gradient gradient) {
-  const Edge& edge = places_[source].node->edges_[input];
+inline void GraphTask::DeliverFrom(uint32_t source, size_t input,
+                                   const Edge& edge, Gradient gradient) {
   const uint32_t at = PlaceOf(*edge.node);
   Gradient& sum = places_[at].gradients[edge.output];
   if (sum_order_ != nullptr) {
@@ -360,7 +360,8 @@ void GraphTask::RunPlace(uint32_t at) {
   // In place additions need the sole hold on a tensor.
   outputs.clear();
   for (size_t i = 0; i < inputs.size(); ++i) {
-    if (node.edges_[i].node) DeliverFrom(at, i, std::move(inputs[i]));
+    const Edge& edge = node.edges_[i];
+    if (edge.node) DeliverFrom(at, i, edge, std::move(inputs[i]));
   }
   --num_left_;
 }

@@ -141,7 +141,8 @@ class GraphTask {
   absl::Status CancelReason() ABSL_LOCKS_EXCLUDED(mu_);
 
   void Arrive(uint32_t at);
-  void DeliverFrom(uint32_t source, size_t input, Gradient gradient);
+  void DeliverFrom(uint32_t source, size_t input, const Edge& edge,
+                   Gradient gradient);
   void RunReady();
   void RunPlace(uint32_t at);
   void Apply(Place& place, absl::Span<Gradient> outputs,
