@@ -11,6 +11,7 @@
 #define WEFT_RPC_AGENT_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,8 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/base/executor.h"
 #include "weft/net/tls/roles.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/diagnostics/leftovers.h"
@@ -144,11 +147,48 @@ class Agent {
     SetLocal(std::shared_ptr<T>(std::shared_ptr<void>(), object));
   }
 
+  // What SetLocal attached, or null; for a Codec, which has an agent by its
+  // context().
+  template <typename T>
+  std::shared_ptr<T> Local() const {
+    return std::static_pointer_cast<T>(FindLocalObject(&internal::kTypeKey<T>));
+  }
+
   // Membership says that this incarnation is gone, and with it all earlier
   // ones: its calls end, those that were out with OutcomeUnknown, and it is
   // heard no more. `left`: by its own wish, so that Leftovers() names what it
   // left here.
   void PeerGone(WorkerKey key, absl::string_view why, bool left = false);
+
+  // Runs `callback` for each PeerGone, after the calls from and to the
+  // incarnations that are gone were told to end, the attachments of both were
+  // told kAbandoned, and what they hold was released. Handlers that serve one
+  // of them may still run: what they add afterwards they must look for
+  // themselves, as CallContext::cancel() fires before. On the thread that tells
+  // of the end, under no lock of rpc; must not block or throw. None for calls
+  // of a client: it is not a member, and ends with its session. Callbacks run
+  // in the order of registration, perhaps twice for one key, until the
+  // Registration is let go; one that is running on another thread then goes on,
+  // so hold what it needs by a weak_ptr.
+  struct GonePeer {
+    WorkerKey key;  // and all incarnations of key.id with a smaller epoch
+    std::string why;
+    bool left = false;  // by its own wish
+  };
+  using PeerGoneCallback = std::function<void(const GonePeer&)>;
+  using PeerGoneRegistration = std::shared_ptr<const void>;
+  [[nodiscard]] PeerGoneRegistration OnPeerGone(PeerGoneCallback callback);
+
+  // Who takes the attachments of `kind` that come with requests and replies
+  // (attachment.h), until the agent ends. Set it before the first call may
+  // come: messages with attachments that nobody takes are refused.
+  // kAlreadyExists if somebody takes them; kInvalidArgument for a bad kind.
+  absl::Status SetAttachmentReceiver(
+      absl::string_view kind, std::shared_ptr<AttachmentReceiver> receiver);
+
+  // What this worker keeps for others; for libraries that let several workers
+  // hold one object.
+  ObjectTable& objects();
 
   // This incarnation is out of its job, as `why` says: ends the calls in
   // progress and refuses new ones in both directions. Peers are told
@@ -199,6 +239,7 @@ class Agent {
   Target ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
                std::shared_ptr<const Lineage> lineage);
   void SetLocalObject(const void* type_key, std::shared_ptr<void> object);
+  std::shared_ptr<void> FindLocalObject(const void* type_key) const;
 
   std::shared_ptr<Core> core_;
 };

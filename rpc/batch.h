@@ -99,7 +99,9 @@ void ServeBatch(std::vector<std::shared_ptr<ServedCall>> calls) {
       continue;
     }
     FinishEncoded(*served[i], [&] {
-      return EncodeResult<typename Type::Value>(std::move((*results)[i]));
+      Encoder encoder = served[i]->ReplyEncoder();
+      return EncodeResult<typename Type::Value>(encoder,
+                                                std::move((*results)[i]));
     });
   }
 }
@@ -130,7 +132,7 @@ CallOneAsync(const Target& target, R (*function)(P), A&& item) {
       now,
       internal::FindFunction(now,
                              reinterpret_cast<Function::Address>(function)),
-      internal::EncodeArguments(internal::Types<typename Type::Item>(),
+      internal::EncodeArguments(now, internal::Types<typename Type::Item>(),
                                 std::forward<A>(item)),
       [](uint64_t, const absl::StatusOr<Received>& reply) {
         return internal::DecodeResult<typename Type::Value>(reply);

@@ -183,6 +183,7 @@ class OutgoingCall {
   // Both until the end.
   std::shared_ptr<Caller> caller_;
   std::shared_ptr<LaneCaller> lane_;
+  Agent* agent_ = nullptr;
   std::string worker_;
   const Function* function_ = nullptr;
   std::shared_ptr<const Request> request_;  // until the end
@@ -199,8 +200,17 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
                                            absl::string_view key);
 // kInvalidArgument of one that was made by WithRetry().
 absl::Status CheckFixed(const Target& target);
-// kInvalidArgument of one that was made by InOrder().
-absl::Status CheckNoLane(const Target& target);
+// kInvalidArgument, for the reason `why`, of one that was made by InOrder().
+inline constexpr absl::string_view kNoLaneForObjects =
+    "an object has the id of the call that makes it, and calls by InOrder() "
+    "get theirs when they leave";
+absl::Status CheckNoLane(const Target& target, absl::string_view why);
+// Writes the arguments of a call to it; attachments are kept in `staged`.
+Encoder RequestEncoder(const Target& target,
+                       std::shared_ptr<StagedAttachments>* staged);
+// Sets the attachments of `request`, once all arguments were encoded.
+absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
+                               Request* request);
 // Whether calls to it may share arguments and results.
 bool IsAlias(const Target& target);
 // Starts the call, once for each `call`. REQUIRES: `target` is Pinned(). Of
@@ -331,8 +341,10 @@ Future<T> StartTyped(const Target& target,
   return weft::internal::FutureAccess::Make<T>(std::move(call));
 }
 
+// What was staged for arguments that could not be encoded is told so.
 template <typename... P, typename... A>
-absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(Types<P...>,
+absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
+                                                         Types<P...>,
                                                          A&&... arguments) {
   static_assert(sizeof...(A) == sizeof...(P),
                 "too few arguments: a call gives all, since default arguments "
@@ -344,14 +356,19 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(Types<P...>,
   // Codecs are user code: what one throws is the call's end, and not thrown
   // out of CallAsync.
   return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<Request>> {
+    WEFT_RETURN_IF_ERROR(target.status());
     auto request = std::make_shared<Request>();
-    Encoder encoder;
+    std::shared_ptr<StagedAttachments> staged;
+    Encoder encoder = RequestEncoder(target, &staged);
     if constexpr (sizeof...(A) == sizeof...(P)) {
       (EncodeArgument<P>(encoder, request->borrowed,
                          std::forward<A>(arguments)),
        ...);
     }
     WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
+    if (staged != nullptr) {
+      WEFT_RETURN_IF_ERROR(FreezeAttachments(std::move(staged), request.get()));
+    }
     return request;
   });
 }
@@ -391,7 +408,7 @@ Future<Value> StartFunction(const Target& target, Function::Address address,
                              std::forward<A>(arguments)...);
   }
   return StartTyped<Value>(
-      now, function, EncodeArguments(types, std::forward<A>(arguments)...),
+      now, function, EncodeArguments(now, types, std::forward<A>(arguments)...),
       [](uint64_t, const absl::StatusOr<Received>& reply) {
         return DecodeResult<Value>(reply);
       });

@@ -20,12 +20,14 @@
 #include "weft/base/cancel.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/rpc/object_id.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/telemetry/trace_context.h"
 
 namespace weft::rpc {
 
 class Agent;
+class ReceivedAttachment;
 class Target;
 
 namespace internal {
@@ -79,16 +81,20 @@ class CallContext {
   Target To(const Worker& worker,  // that incarnation, such as peer()
             std::optional<absl::Duration> timeout = std::nullopt) const;
 
+  // What came with the request beside its arguments (attachment.h); null if no
+  // attachment of this kind did. Lives until the call has ended.
+  virtual ReceivedAttachment* attachment(absl::string_view kind) const = 0;
+
   // What Agent::SetLocal attached, or null. Lives until the call has ended.
   template <typename T>
   T* Local() const {
     return static_cast<T*>(FindLocal(&internal::kTypeKey<T>));
   }
 
-  // What the caller keeps at this worker under `id` (handle.h). kNotFound;
-  // kInvalidArgument if it is no T. Lives until the call has ended.
+  // The object `id` of this worker (handle.h), which the caller holds.
+  // kNotFound; kInvalidArgument if it is no T. Lives until the call has ended.
   template <typename T>
-  absl::StatusOr<T*> FindObject(uint64_t id) const {
+  absl::StatusOr<T*> FindObject(const ObjectId& id) const {
     absl::StatusOr<void*> object = FindObject(id, &internal::kTypeKey<T>);
     if (!object.ok()) return object.status();
     return static_cast<T*>(*object);
@@ -107,7 +113,8 @@ class CallContext {
  private:
   void* FindLocal(const void* type_key) const ABSL_LOCKS_EXCLUDED(mu_);
   void* Hold(std::shared_ptr<void> object) const ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<void*> FindObject(uint64_t id, const void* type_key) const
+  absl::StatusOr<void*> FindObject(const ObjectId& id,
+                                   const void* type_key) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
   Agent* const agent_;

@@ -38,27 +38,11 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/rpc/codec/codec.h"
+#include "weft/rpc/codec/worker_codec.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/object_id.h"
 
 namespace weft::rpc {
-
-namespace internal {
-
-// An object, to the worker that keeps it: the call that made it.
-struct ObjectId {
-  uint64_t value = 0;
-};
-
-}  // namespace internal
-
-template <>
-struct Codec<internal::ObjectId> {
-  static std::string TypeName() { return "object"; }
-  static void Encode(internal::ObjectId id, Encoder& e) { e.Varint(id.value); }
-  static absl::Status Decode(Decoder& d, internal::ObjectId& id) {
-    return d.Varint(id.value);
-  }
-};
 
 namespace internal {
 
@@ -136,11 +120,12 @@ struct PlainMethod<R (C::*)(P...) const> {
   using type = R(P...);
 };
 
-// What `use` makes of the caller's object `id`.
+// What `use` makes of the object `id`, which the caller holds.
 template <typename T, typename R, typename Use>
 typename weft::internal::Caught<R>::type UseObject(CallContext& context,
-                                                   ObjectId id, Use use) {
-  absl::StatusOr<T*> object = context.FindObject<T>(id.value);
+                                                   const ObjectId& id,
+                                                   Use use) {
+  absl::StatusOr<T*> object = context.FindObject<T>(id);
   if (!object.ok()) return object.status();
   if constexpr (std::is_void_v<R>) {
     use(**object);
@@ -157,7 +142,8 @@ struct MethodOf;
 template <typename T, auto method, typename R, typename... P>
 struct MethodOf<T, method, R(P...)> {
   static typename weft::internal::Caught<R>::type Run(CallContext& context,
-                                                      ObjectId id, P... p) {
+                                                      const ObjectId& id,
+                                                      P... p) {
     return UseObject<T, R>(context, id, [&](T& object) -> R {
       return (object.*method)(std::forward<P>(p)...);
     });
@@ -166,7 +152,8 @@ struct MethodOf<T, method, R(P...)> {
 template <typename T, auto method, typename R, typename... P>
 struct MethodOf<T, method, R(CallContext&, P...)> {
   static typename weft::internal::Caught<R>::type Run(CallContext& context,
-                                                      ObjectId id, P... p) {
+                                                      const ObjectId& id,
+                                                      P... p) {
     return UseObject<T, R>(context, id, [&](T& object) -> R {
       return (object.*method)(context, std::forward<P>(p)...);
     });

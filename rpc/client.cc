@@ -8,6 +8,7 @@
 #include "weft/net/channel.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/gateway/description.h"
+#include "weft/rpc/object_table.h"
 #include "weft/transport/grpc_transport.h"
 
 namespace weft::rpc {

@@ -73,6 +73,14 @@ std::vector<std::string> Registry::Names() const {
   return names;
 }
 
+Encoder ServedCall::ReplyEncoder() {
+  const CodecContext context{CodecContext::Message::kReply, &agent(),
+                             peer().key, incoming_.has_session ? id() : 0};
+  return Encoder(context, incoming_.has_session ? &staged_ : nullptr,
+                 "the call has no session: a worker calls itself, or a client "
+                 "in plain form");
+}
+
 namespace internal {
 
 uint64_t DigestOf(absl::string_view text) {

@@ -42,6 +42,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
 #include "weft/net/tls/roles.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/object_table.h"
@@ -82,6 +83,8 @@ class ServedCall : private CountedCall, public CallContext {
     std::shared_ptr<void> alias;  // in place of `arguments`; see Alias
     uint64_t lane = 0;            // see Request
     absl::string_view function;   // outlives the call
+    // Whether it is of a session, so that messages may have attachments.
+    bool has_session = false;
   };
 
   uint64_t id() const { return incoming_.id; }
@@ -91,6 +94,13 @@ class ServedCall : private CountedCall, public CallContext {
   void* alias() const { return incoming_.alias.get(); }
   uint64_t lane() const { return incoming_.lane; }
   absl::string_view function() const { return incoming_.function; }
+  ReceivedAttachment* attachment(absl::string_view kind) const override {
+    return attachments_ == nullptr ? nullptr : attachments_->Find(kind);
+  }
+
+  // For the result of the call; its attachments go with the Finish() that ends
+  // the call.
+  Encoder ReplyEncoder();
 
   // Keeps `object` for the caller under id(): as ObjectTable::Add; the reason
   // of the cancellation, and nothing kept, if the call was cancelled.
@@ -123,13 +133,18 @@ class ServedCall : private CountedCall, public CallContext {
              Incoming&& incoming)
       : CountedCall(std::move(counter)),
         CallContext(agent, std::move(peer), std::move(inherited)),
-        incoming_(std::move(incoming)) {}
+        incoming_(std::move(incoming)),
+        attachments_(incoming_.arguments.attachments) {}
 
   // Before anybody is told of the call's end, who may then ask for the spans.
   void EndSpan() { span_.End(); }
+  // What ReplyEncoder() has staged; for who ends the call.
+  std::shared_ptr<StagedAttachments> TakeStaged() { return std::move(staged_); }
 
  private:
   Incoming incoming_;
+  std::shared_ptr<const ReceivedAttachments> attachments_;  // of the request
+  std::shared_ptr<StagedAttachments> staged_;               // of the reply
   CancelToken::Registration registration_;
   std::atomic<Phase> phase_{Phase::kQueue};
   std::atomic<bool> is_async_{false};
@@ -271,13 +286,12 @@ struct FunctionType<R (*)(CallContext&, P...)> : Shape<R, P...> {
 };
 
 template <typename T>
-absl::StatusOr<Slices> EncodeResult(Result<T> result) {
+absl::StatusOr<Slices> EncodeResult(Encoder& encoder, Result<T> result) {
   if constexpr (std::is_void_v<T>) {
     if (!result.ok()) return result;
     return Slices();
   } else {
     if (!result.ok()) return std::move(result).status();
-    Encoder encoder;
     encoder.Write(*std::move(result));
     return std::move(encoder).Finish();
   }
@@ -302,8 +316,8 @@ struct Alias {
 };
 
 template <typename T>
-absl::StatusOr<Slices> EncodeObject(const void* value) {
-  return EncodeResult<T>(*static_cast<const T*>(value));
+absl::StatusOr<Slices> EncodeObject(const void* value, Encoder& encoder) {
+  return EncodeResult<T>(encoder, *static_cast<const T*>(value));
 }
 
 // Keeps `value` for who calls; the reply is empty.
@@ -349,7 +363,10 @@ void FinishWith(ServedCall& call, Result<Value> result) {
       }));
     }
   }
-  FinishEncoded(call, [&] { return EncodeResult<Value>(std::move(result)); });
+  FinishEncoded(call, [&] {
+    Encoder encoder = call.ReplyEncoder();
+    return EncodeResult<Value>(encoder, std::move(result));
+  });
 }
 
 // `index` from 1; 0 is what follows the last argument.

@@ -38,13 +38,16 @@ void ServeFetch(std::shared_ptr<ServedCall> call) {
     return call->Finish(std::move(read));
   }
   const absl::StatusOr<ObjectTable::Object> object =
-      ObjectsOf(call->agent()).Find(call->peer().key, id.value, nullptr);
+      ObjectsOf(call->agent()).Find(id, call->peer().key, nullptr);
   if (!object.ok()) return call->Finish(object.status());
   if (object->encode == nullptr) {
     return call->Finish(
         absl::UnimplementedError("the object's type has no Codec"));
   }
-  FinishEncoded(*call, [&] { return object->encode(object->value.get()); });
+  FinishEncoded(*call, [&] {
+    Encoder encoder = call->ReplyEncoder();
+    return object->encode(object->value.get(), encoder);
+  });
 }
 
 void ServeRelease(std::shared_ptr<ServedCall> call) {
@@ -52,20 +55,19 @@ void ServeRelease(std::shared_ptr<ServedCall> call) {
   absl::Status status = ReadId(*call, id);
   if (status.ok()) {
     // Its destructor is user code, and runs here.
-    status = CatchToStatus([&] {
-      return ObjectsOf(call->agent()).Release(call->peer().key, id.value);
-    });
+    status = CatchToStatus(
+        [&] { return ObjectsOf(call->agent()).Release(id, call->peer().key); });
   }
   if (!status.ok()) return call->Finish(std::move(status));
   call->Finish(Slices());
 }
 
-void ReleaseUnlessKnown(const Target& target, uint64_t id,
+void ReleaseUnlessKnown(const Target& target, uint64_t call,
                         const absl::Status& end) {
   if (!OutcomeUnknown(end)) return;
   // On its own, for what the making was part of has perhaps ended; nobody waits
   // for it.
-  (void)ReleaseAsync(Handle<void>(Alone(target), id));
+  (void)ReleaseAsync(Handle<void>(Alone(target), MadeBy(target, call)));
 }
 
 }  // namespace weft::rpc::internal

@@ -6,13 +6,13 @@
 //   absl::StatusOr<Tensor> y = rpc::Fetch(kept);
 //   rpc::Release(shard).IgnoreError();
 //
-// What is kept is the callee's, under the id of the call that made it. It ends
-// when it is released or when the session of its maker does: the maker's
-// incarnation is gone, or the callee has forgotten it. Nothing counts handles:
+// What is kept is the callee's, under the id of the call that made it
+// (object_id.h). It ends when it is released or when its maker does: the
+// incarnation of a member, the session of a client. Nothing counts handles:
 // who drops the last one without Release() leaves the object, and
-// Agent::Leftovers() of both workers names it. A maker may keep
-// Limits::objects. The calls of a handle are as all calls; those in progress
-// keep the object alive. One whose making failed is not left behind.
+// Agent::Leftovers() of both workers names it. A worker may hold
+// Limits::objects at another. The calls of a handle are as all calls; those in
+// progress keep the object alive. One whose making failed is not left behind.
 //
 // A handle is used by the agent that made it, and does not travel.
 
@@ -30,15 +30,20 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/object_id.h"
+#include "weft/rpc/stream_table.h"
 
 namespace weft::rpc {
 
 namespace internal {
 
 // Releases what the call `id` may have left behind, if `end` leaves that open.
-void ReleaseUnlessKnown(const Target& target, uint64_t id,
+void ReleaseUnlessKnown(const Target& target, uint64_t call,
                         const absl::Status& end);
 ObjectTable& ObjectsOf(const Agent& agent);
+StreamTable& StreamsOf(const Agent& agent);
+// What the `call` of this agent to `target` has made.
+ObjectId MadeBy(const Target& target, uint64_t call);
 const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target);
 void ForgetHandle(const Target& target, uint64_t id);
 const Worker& WorkerOf(const Target& target);  // REQUIRES: target.status().ok()
@@ -54,8 +59,7 @@ void ServeRelease(std::shared_ptr<ServedCall> call);
 template <typename T>
 class Handle {
  public:
-  // Of the call that made it.
-  uint64_t id() const { return id_; }
+  const ObjectId& id() const { return id_; }
   const Target& target() const { return target_; }
 
   // The same object, called as by that Target.
@@ -66,13 +70,17 @@ class Handle {
     return Handle(target_.Within(context), id_);
   }
 
+  // The same object; calls by this handle and copies of it run one after
+  // another: see Target::InOrder().
+  Handle InOrder() const { return Handle(target_.InOrder(), id_); }
+
   // For the functions below. Of the incarnation that `target` names now.
-  Handle(const Target& target, uint64_t id)
+  Handle(const Target& target, const ObjectId& id)
       : target_(target.Pinned()), id_(id) {}
 
  private:
   Target target_;
-  uint64_t id_ = 0;
+  ObjectId id_;
 };
 
 namespace internal {
@@ -84,7 +92,9 @@ Future<Handle<T>> StartKept(const Target& target,
                             absl::StatusOr<std::shared_ptr<Request>> request) {
   if (request.ok()) {
     (*request)->keeps_result = true;
-    if (absl::Status fixed = CheckFixed(target); !fixed.ok()) request = fixed;
+    absl::Status fits = CheckFixed(target);
+    fits.Update(CheckNoLane(target, kNoLaneForObjects));
+    if (!fits.ok()) request = std::move(fits);
   }
   if (!function.ok()) {
     return MakeReady<Handle<T>>(NotBegun(target, function, function.status()),
@@ -97,7 +107,7 @@ Future<Handle<T>> StartKept(const Target& target,
           const absl::StatusOr<Received>& reply) -> Result<Handle<T>> {
         if (reply.ok()) {
           handles->Add(WorkerOf(target), id, made->name);
-          return Handle<T>(target, id);
+          return Handle<T>(target, MadeBy(target, id));
         }
         ReleaseUnlessKnown(target, id, reply.status());
         return reply.status();
@@ -112,7 +122,8 @@ Future<Handle<T>> StartConstructor(const Target& target, C, A&&... arguments) {
   const Target now = target.Pinned();
   return StartKept<T>(
       now, FindFunction(now, reinterpret_cast<Function::Address>(&C::Serve)),
-      EncodeArguments(typename C::Parameters(), std::forward<A>(arguments)...));
+      EncodeArguments(now, typename C::Parameters(),
+                      std::forward<A>(arguments)...));
 }
 
 // The parameters of a method without its context.
@@ -142,7 +153,7 @@ Future<Handle<Value>> StartRemote(const Target& target,
   const Target now = target.Pinned();
   return StartKept<Value>(
       now, FindFunction(now, address),
-      EncodeArguments(types, std::forward<A>(arguments)...));
+      EncodeArguments(now, types, std::forward<A>(arguments)...));
 }
 
 // Where arguments A fit the parameters P, the Future of what stays there.
@@ -151,9 +162,11 @@ using RemoteFuture =
     std::enable_if_t<Fit<P, A>::value, Future<Handle<ValueOf<R>>>>;
 
 template <typename... P, typename... A>
-absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(uint64_t id, Types<P...>,
+absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(const Target& target,
+                                                      const ObjectId& id,
+                                                      Types<P...>,
                                                       A&&... arguments) {
-  return EncodeArguments(Types<ObjectId, P...>(), ObjectId{id},
+  return EncodeArguments(target, Types<ObjectId, P...>(), id,
                          std::forward<A>(arguments)...);
 }
 
@@ -161,8 +174,8 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(uint64_t id, Types<P...>,
 
 // A new T there, T being named by WEFT_RPC_CLASS. It belongs to the incarnation
 // that the target names now: the Handle does not follow the name. The Future
-// ends as a call's does; kResourceExhausted if this worker keeps too much
-// there.
+// ends as a call's does; kResourceExhausted if this worker holds too much
+// there. Not by a target of WithRetry() or InOrder(): kInvalidArgument.
 template <typename T, typename... A>
 Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
   static_assert(internal::kIsClass<T>,
@@ -219,7 +232,8 @@ CallAsync(const Handle<T>& object, Method method, A&&... arguments) {
   return internal::StartTyped<Value>(
       object.target(),
       internal::FindMethod(object.target(), internal::MethodKey<T>(method)),
-      internal::EncodeMethod(object.id(), typename Parameters::type(),
+      internal::EncodeMethod(object.target(), object.id(),
+                             typename Parameters::type(),
                              std::forward<A>(arguments)...),
       [](uint64_t, const absl::StatusOr<Received>& reply) {
         return internal::DecodeResult<Value>(reply);
@@ -244,7 +258,7 @@ Future<T> FetchAsync(const Handle<T>& object) {
       internal::FindFunction(
           object.target(),
           reinterpret_cast<Function::Address>(&internal::ServeFetch)),
-      internal::EncodeMethod(object.id(), internal::Types<>()),
+      internal::EncodeMethod(object.target(), object.id(), internal::Types<>()),
       [](uint64_t, const absl::StatusOr<Received>& reply) {
         return internal::DecodeResult<T>(reply);
       });
@@ -258,13 +272,13 @@ Result<T> Fetch(const Handle<T>& object) {
 // Lets go of the object there. kNotFound if that was done before.
 template <typename T>
 Future<void> ReleaseAsync(const Handle<T>& object) {
-  internal::ForgetHandle(object.target(), object.id());
+  internal::ForgetHandle(object.target(), object.id().call);
   return internal::StartTyped<void>(
       object.target(),
       internal::FindFunction(
           object.target(),
           reinterpret_cast<Function::Address>(&internal::ServeRelease)),
-      internal::EncodeMethod(object.id(), internal::Types<>()),
+      internal::EncodeMethod(object.target(), object.id(), internal::Types<>()),
       [](uint64_t, const absl::StatusOr<Received>& reply) {
         return reply.status();
       });

@@ -1,14 +1,15 @@
-// ObjectTable: what peers keep at this worker, each under the id of the call
-// that made it.
+// ObjectTable: what this worker keeps for others, and who holds it.
 //
-// An object lives until it is released, or until the session of its maker has
-// ended: its incarnation is gone, or its session was forgotten.
+// An object lives while somebody holds it: its creator, and whoever it was
+// passed on to. What a member of the job holds ends when it releases it or when
+// its incarnation is gone; forgetting an idle session of a member frees
+// nothing. A client is known by its session only: what it holds ends with that.
+// A Handle (handle.h) is the case of one holder, its creator.
 
 #ifndef WEFT_RPC_OBJECT_TABLE_H_
 #define WEFT_RPC_OBJECT_TABLE_H_
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -20,63 +21,97 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
-#include "weft/rendezvous/worker_key.h"
+#include "weft/rpc/codec/codec.h"
 #include "weft/rpc/diagnostics/leftovers.h"
+#include "weft/rpc/object_id.h"
+#include "weft/rpc/session/directory.h"
 
 namespace weft::rpc {
+
+// The id in the key of each rpc::Client; no worker has it: theirs are given by
+// a coordinator, and count from 0.
+inline constexpr uint32_t kClientId = ~uint32_t{0};
 
 // Thread-safety: thread-safe. Objects end without its lock.
 class ObjectTable {
  public:
-  using Maker = rendezvous::WorkerKey;
   struct Object {
     std::shared_ptr<void> value;
     const void* type = nullptr;  // internal::kTypeKey of it
     // The value as a call carries it; null if it has no Codec.
-    absl::StatusOr<Slices> (*encode)(const void* value) = nullptr;
-    // By a call of which function, which outlives it, and of whom. Empty of the
-    // buffers of a stream, which go with its call.
+    absl::StatusOr<Slices> (*encode)(const void* value,
+                                     Encoder& encoder) = nullptr;
+    // By a call of which function, which outlives it; for reports.
     absl::string_view function;
-    std::string maker;
   };
 
-  // A maker may keep `most_per_maker` objects.
-  explicit ObjectTable(int64_t most_per_maker) : most_(most_per_maker) {}
+  // Of the worker `owner`; each holder may hold `most_per_holder` objects.
+  ObjectTable(WorkerKey owner, int64_t most_per_holder)
+      : owner_(owner), most_(most_per_holder) {}
 
-  // kResourceExhausted beyond the limit; kAlreadyExists.
-  absl::Status Add(Maker maker, uint64_t id, Object object)
+  // Keeps `object`, which `holder` holds once. kAlreadyExists;
+  // kResourceExhausted, naming the holder, beyond its quota; kUnavailable of a
+  // holder that is gone; kFailedPrecondition for an id without a call, as calls
+  // without a session are.
+  absl::Status Add(const ObjectId& id, const Worker& holder, Object object)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // kNotFound; kInvalidArgument if it is of another type. Null: any type.
-  absl::StatusOr<Object> Find(Maker maker, uint64_t id, const void* type) const
+  // `holder` holds the object once more: as often as it may release it.
+  // kNotFound if there is no such object; else as Add.
+  absl::Status Hold(const ObjectId& id, const Worker& holder)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // As Find, but makes what is not there.
-  absl::StatusOr<Object> FindOrAdd(Maker maker, uint64_t id, const void* type,
-                                   const std::function<Object()>& make)
+  // Takes back one Add or Hold; the last of all holders ends the object.
+  // kNotFound if `holder` does not hold it.
+  absl::Status Release(const ObjectId& id, WorkerKey holder)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // kNotFound if it was released before.
-  absl::Status Release(Maker maker, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  // `was_left`: the maker has left in peace, and what there was is counted as
-  // left behind.
-  void ReleaseAll(Maker maker, bool was_left = false) ABSL_LOCKS_EXCLUDED(mu_);
+  // The object, if `holder` holds it. kNotFound if not, or if there is none;
+  // kInvalidArgument if it is of another type. A null type is any.
+  absl::StatusOr<Object> Find(const ObjectId& id, WorkerKey holder,
+                              const void* type) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The incarnation `key` is gone, and of a member all earlier ones: what they
+  // hold is released, and they hold nothing any more. `left`: in peace, and
+  // what there was is counted as left behind.
+  void HolderGone(WorkerKey key, bool left = false) ABSL_LOCKS_EXCLUDED(mu_);
+  // The session of one that is no member has ended; it may begin another.
+  void SessionEnded(WorkerKey client) ABSL_LOCKS_EXCLUDED(mu_);
   void Clear() ABSL_LOCKS_EXCLUDED(mu_);
 
   int64_t size() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Adds what others than `self` keep here, and what they left.
-  void AddTo(LeftoverList* list, Maker self) const ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds what others than the owner hold here, and what they left.
+  void AddTo(LeftoverList* list) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  using Objects = absl::btree_map<uint64_t, Object>;
+  struct Entry {
+    Object object;
+    int64_t holders = 0;
+  };
+  struct Holder {
+    std::string name;
+    absl::btree_map<ObjectId, int64_t> times;
+  };
+  using Holders = absl::btree_map<WorkerKey, Holder>;
+  using Ended = std::vector<Object>;  // whose destructors run without the lock
 
-  static void AddTo(LeftoverList* list, const Objects& objects);
-  absl::Status AddLocked(Maker maker, uint64_t id, const Object& object)
+  absl::Status CheckHolder(const Worker& holder) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<Object> FindLocked(Maker maker, uint64_t id,
-                                    const void* type) const
+  absl::Status AddHolding(const ObjectId& id, const Worker& holder,
+                          Entry* entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropHolding(const ObjectId& id, Ended* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The next holder.
+  Holders::iterator DropHolder(Holders::iterator it, bool left, Ended* ended)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AddTo(LeftoverList* list, const Holder& holder) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status NoObject(const ObjectId& id) const;
 
+  const WorkerKey owner_;
   const int64_t most_;
   mutable Mutex mu_;
-  absl::flat_hash_map<Maker, Objects> objects_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ObjectId, Entry> objects_ ABSL_GUARDED_BY(mu_);
+  Holders holders_ ABSL_GUARDED_BY(mu_);
+  // Up to which epoch the incarnations of a member are gone, by id.
+  absl::flat_hash_map<uint32_t, uint64_t> gone_ ABSL_GUARDED_BY(mu_);
   LeftoverList left_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -9,47 +9,29 @@
 namespace weft::rpc::internal {
 namespace {
 
-ObjectTable::Object MakeBuffers(Driver& driver) {
-  ObjectTable::Object object;
-  object.value = std::make_shared<StreamBuffers>(driver);
-  object.type = &kTypeKey<StreamBuffers>;
-  return object;
-}
-
 // The buffers under `id`, whoever of caller and function is first.
 absl::StatusOr<std::shared_ptr<StreamBuffers>> FindBuffers(
     const CallContext& context, uint64_t id) {
-  WEFT_ASSIGN_OR_RETURN(
-      const ObjectTable::Object object,
-      ObjectsOf(context.agent())
-          .FindOrAdd(context.peer().key, id, &kTypeKey<StreamBuffers>,
-                     [&] { return MakeBuffers(DriverOf(context.agent())); }));
-  return std::static_pointer_cast<StreamBuffers>(object.value);
-}
-
-void DropBuffers(ObjectTable& objects, rendezvous::WorkerKey maker,
-                 uint64_t id) {
-  // They are gone already where the caller's session has ended.
-  objects.Release(maker, id).IgnoreError();
+  return StreamsOf(context.agent())
+      .FindOrAdd(context.peer(), id, DriverOf(context.agent()));
 }
 
 // A stream whose function never came ends with the calls that are part of it.
 template <typename T>
 void DropWith(const Future<T>& part, const StreamBuffer& buffer,
               std::shared_ptr<StreamBuffers> buffers,
-              const CallContext& context, ObjectId id) {
+              const CallContext& context, StreamId id) {
   part.OnReady([&buffer, buffers = std::move(buffers),
-                &objects = ObjectsOf(context.agent()),
-                maker = context.peer().key, id](const auto& result) {
+                &streams = StreamsOf(context.agent()),
+                caller = context.peer().key, id](const auto& result) {
     const absl::Status status = weft::internal::StatusOf(result);
-    if (!status.ok() && !buffer.is_open())
-      DropBuffers(objects, maker, id.value);
+    if (!status.ok() && !buffer.is_open()) streams.Remove(caller, id.value);
   });
 }
 
 // The next values that the function of the caller's stream `id` has written.
 absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
-                                                 ObjectId id) {
+                                                 StreamId id) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
                         FindBuffers(context, id.value));
   Future<StreamBuffer::Batch> batch = buffers->to_caller.Pull();
@@ -59,7 +41,7 @@ absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
 
 // More values for it. Whether it still reads. Who gives a push up that waits
 // for room gives up what it has pushed: its quota no longer counts that.
-absl::StatusOr<Future<bool>> Push(CallContext& context, ObjectId id,
+absl::StatusOr<Future<bool>> Push(CallContext& context, StreamId id,
                                   bool is_last, std::vector<Slices> values) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,
                         FindBuffers(context, id.value));
@@ -140,7 +122,7 @@ class PulledSource final : public StreamSource {
 
  private:
   Future<StreamBuffer::Batch> Pull() override {
-    return CallAsync(call_->parts, internal::Pull, ObjectId{call_->id});
+    return CallAsync(call_->parts, internal::Pull, StreamId{call_->id});
   }
   bool PullsAhead() const override { return true; }  // a pull takes a while
   bool KnowsEnd() const override { return call_->reply.IsReady(); }
@@ -183,7 +165,8 @@ std::unique_ptr<StreamSource> ReadPushed(std::shared_ptr<StreamBuffers> buffers,
 }
 
 void CloseBuffers(const ServedCall& call) {
-  DropBuffers(ObjectsOf(call.agent()), call.peer().key, call.id());
+  // They are gone already where the caller's session has ended.
+  StreamsOf(call.agent()).Remove(call.peer().key, call.id());
 }
 
 void FinishStream(const std::shared_ptr<ServedCall>& call,
@@ -216,7 +199,7 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   absl::Status status = function.status();
   status.Update(request.status());
   status.Update(CheckFixed(target));
-  status.Update(CheckNoLane(target));
+  status.Update(CheckNoLane(target, kNoLaneForStreams));
   if (!status.ok()) {
     whole_call->Set(NotBegun(target, function, status));
     return call;
@@ -274,7 +257,7 @@ void StreamSink::PushOn() {
 }
 
 void StreamSink::Push(bool is_last, const std::vector<Slices>& values) {
-  CallAsync(call_->parts, internal::Push, ObjectId{call_->id}, is_last, values)
+  CallAsync(call_->parts, internal::Push, StreamId{call_->id}, is_last, values)
       .OnReady([self = shared_from_this(),
                 is_last](const absl::StatusOr<bool>& reads) {
         if (!reads.ok()) {

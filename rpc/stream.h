@@ -77,8 +77,10 @@ class Writer {
   // The same without waiting: the next value should be written once the Future
   // is ready.
   Future<void> WriteAsync(T value) {
-    absl::StatusOr<Slices> encoded = CatchToStatus(
-        [&] { return internal::EncodeResult<T>(std::move(value)); });
+    absl::StatusOr<Slices> encoded = CatchToStatus([&] {
+      Encoder encoder;
+      return internal::EncodeResult<T>(encoder, std::move(value));
+    });
     if (!encoded.ok()) return MakeReady<void>(encoded.status());
     return buffer_->Write(*std::move(encoded));
   }
@@ -377,6 +379,11 @@ template <typename R, typename T, typename U, typename... P>
 struct StreamType<R (*)(CallContext&, Reader<T>, Writer<U>, P...)>
     : StreamShape<T, U, true, R, P...> {};
 
+// A stream, to the worker that serves it: the call that opened it.
+struct StreamId {
+  uint64_t value = 0;
+};
+
 // The buffers of the stream that `call` is, whose function reads or not; and
 // their end.
 absl::StatusOr<std::shared_ptr<StreamBuffers>> OpenBuffers(ServedCall& call,
@@ -487,14 +494,26 @@ std::shared_ptr<StreamCall> StartStream(const Target& target,
   const Target now = target.Pinned();
   return StreamCall::Open(
       now, FindFunction(now, address),
-      EncodeArguments(types, std::forward<A>(arguments)...));
+      EncodeArguments(now, types, std::forward<A>(arguments)...));
 }
+
+constexpr absl::string_view kNoLaneForStreams =
+    "a stream is in order by itself";
 
 // Where arguments A fit the parameters P, the caller's end of a stream.
 template <typename End, typename P, typename A>
 using StreamEnd = std::enable_if_t<Fit<P, A>::value, End>;
 
 }  // namespace internal
+
+template <>
+struct Codec<internal::StreamId> {
+  static std::string TypeName() { return "stream"; }
+  static void Encode(internal::StreamId id, Encoder& e) { e.Varint(id.value); }
+  static absl::Status Decode(Decoder& d, internal::StreamId& id) {
+    return d.Varint(id.value);
+  }
+};
 
 // Starts a stream with the incarnation that the target names now; it ends by
 // the target's time-out at the latest. What is wrong shows in Next(), Write()

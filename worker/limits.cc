@@ -62,6 +62,7 @@ std::map<std::string, Setter> SettersOf(Limits& limits) {
       {"rpc_bytes", To(&limits.rpc.bytes)},
       {"rpc_nested_calls", To(&limits.rpc.nested_calls)},
       {"rpc_objects", To(&limits.rpc.objects)},
+      {"rpc_streams", To(&limits.rpc.streams)},
       {"rpc_sessions", To(&limits.rpc.sessions)},
       {"rpc_timeout", To(&limits.rpc.timeout)},
       {"give_up_after", To(&limits.give_up_after)},

@@ -42,6 +42,7 @@ absl::Status CheckLimits(const Limits& limits) {
       {"limits.bytes", limits.bytes},
       {"limits.nested_calls", limits.nested_calls},
       {"limits.objects", limits.objects},
+      {"limits.streams", limits.streams},
       {"limits.sessions", limits.sessions}};
   for (const auto& [name, count] : counts) {
     if (count < 1) return Wrong(name, "1 or more", absl::StrCat(count));
@@ -168,9 +169,24 @@ void Agent::SetLocalObject(const void* type_key, std::shared_ptr<void> object) {
   core_->SetLocal(type_key, std::move(object));
 }
 
+std::shared_ptr<void> Agent::FindLocalObject(const void* type_key) const {
+  return core_->FindLocal(type_key);
+}
+
 void Agent::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   core_->PeerGone(key, why, left);
 }
+
+Agent::PeerGoneRegistration Agent::OnPeerGone(PeerGoneCallback callback) {
+  return core_->OnPeerGone(std::move(callback));
+}
+
+absl::Status Agent::SetAttachmentReceiver(
+    absl::string_view kind, std::shared_ptr<AttachmentReceiver> receiver) {
+  return core_->receivers()->Add(kind, std::move(receiver));
+}
+
+ObjectTable& Agent::objects() { return core_->objects(); }
 
 void Agent::OutOfJob(const absl::Status& why) { core_->OutOfJob(why); }
 
@@ -226,11 +242,11 @@ void* CallContext::FindLocal(const void* type_key) const {
   return Hold(agent_->core_->FindLocal(type_key));
 }
 
-absl::StatusOr<void*> CallContext::FindObject(uint64_t id,
+absl::StatusOr<void*> CallContext::FindObject(const ObjectId& id,
                                               const void* type_key) const {
   WEFT_ASSIGN_OR_RETURN(
       ObjectTable::Object object,
-      agent_->core_->objects().Find(peer_->key, id, type_key));
+      agent_->core_->objects().Find(id, peer_->key, type_key));
   return Hold(std::move(object.value));
 }
 
@@ -246,13 +262,13 @@ void* CallContext::Hold(std::shared_ptr<void> object) const {
 absl::Status ServedCall::Keep(ObjectTable::Object object) {
   ObjectTable& objects = internal::ObjectsOf(agent());
   object.function = function();
-  object.maker = peer().name;
-  WEFT_RETURN_IF_ERROR(objects.Add(peer().key, id(), std::move(object)));
+  const ObjectId made{agent().key(), peer().key, id()};
+  WEFT_RETURN_IF_ERROR(objects.Add(made, peer(), std::move(object)));
   WEFT_FAILPOINT("rpc/keep").IgnoreError();
   // Who gives the call up releases what it made after that: only now is it
   // certain that one of the two sees the other.
   if (!cancel().IsCancelled()) return absl::OkStatus();
-  (void)objects.Release(peer().key, id());
+  (void)objects.Release(made, peer().key);
   return cancel().status();
 }
 

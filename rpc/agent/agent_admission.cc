@@ -115,7 +115,7 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
   }
   for (const auto& old : ended) {
     old->PeerGone(absl::AbortedError("the caller has begun another session"));
-    objects_.ReleaseAll(old->peer().key);
+    SessionEnded(old->peer());
   }
   if (inbound == nullptr) {
     // Who was forgotten may come back, and a Hello of an earlier life late.
@@ -133,6 +133,15 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
   link.Append(std::make_unique<Welcome>(welcome));  // before any reply
   inbound->Attach(link.shared_from_this());
   return inbound;
+}
+
+// What a member holds is its incarnation's, and stays. A stranger is known by
+// nothing but its session.
+void Agent::Core::SessionEnded(const Worker& peer) {
+  streams_.RemoveAll(peer.key);
+  const absl::StatusOr<Worker> member = options_.directory->Find(peer.key);
+  if (member.ok() && member->name == peer.name) return;
+  objects_.SessionEnded(peer.key);
 }
 
 absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
@@ -299,7 +308,8 @@ void Agent::Core::ForgetIdle(const std::string& name,
   }
   for (const auto& worker : workers) {
     if (forgotten >= too_many) break;
-    forget(worker);
+    // What it has not said of them yet, it says when it comes back.
+    if (!worker->has_open_attachments()) forget(worker);
   }
 }
 

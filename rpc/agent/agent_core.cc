@@ -132,6 +132,8 @@ void Agent::Core::Stop() {
   own_pool_.reset();
   transport().AwaitTimers();  // one may have begun, and hold a session
   objects_.Clear();
+  streams_.Clear();
+  receivers_->Clear();
   // Sessions share this core as the one that runs their calls; let them go, or
   // neither ends.
   OutboundMap outbounds;
@@ -351,6 +353,8 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> Agent::Core::CallerFor(
   options.traffic = traffic_.Of(options.peer.name);
   options.recorder = &telemetry_.recorder();
   options.tap = options_.tap;
+  options.agent = agent_;
+  options.receivers = receivers_;
   const WorkerKey key = options.peer.key;
   const auto made = std::make_shared<Outbound>(std::move(options));
   outbounds_[key] = made;
@@ -459,10 +463,29 @@ void Agent::Core::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   for (const auto& inbound : inbounds) {
     const WorkerKey peer = inbound->peer().key;
     inbound->PeerGone(Gone(peer, key, why));
-    if (peer != key) objects_.ReleaseAll(peer);
+    streams_.RemoveAll(peer);
   }
   handles_->KeeperGone(key, left);
-  objects_.ReleaseAll(key, left);  // later ones find their calls cancelled
+  objects_.HolderGone(key, left);  // what is held later is refused
+  std::vector<std::shared_ptr<PeerGoneCallback>> told;
+  {
+    MutexLock lock(mu_);
+    for (const auto& callback : on_peer_gone_) told.push_back(callback.lock());
+  }
+  const GonePeer gone{key, std::string(why), left};
+  for (const auto& callback : told) {
+    if (callback != nullptr) (*callback)(gone);
+  }
+}
+
+Agent::PeerGoneRegistration Agent::Core::OnPeerGone(PeerGoneCallback callback) {
+  auto registration = std::make_shared<PeerGoneCallback>(std::move(callback));
+  MutexLock lock(mu_);
+  on_peer_gone_.erase(std::remove_if(on_peer_gone_.begin(), on_peer_gone_.end(),
+                                     [](const auto& c) { return c.expired(); }),
+                      on_peer_gone_.end());
+  on_peer_gone_.push_back(registration);
+  return registration;
 }
 
 void Agent::Core::ClientVanished(const std::shared_ptr<Inbound>& caller) {
@@ -478,7 +501,8 @@ void Agent::Core::ClientVanished(const std::shared_ptr<Inbound>& caller) {
   caller->PeerGone(absl::CancelledError(absl::StrCat(
       "the client ", caller->peer().name, " is gone: it was not connected for ",
       absl::FormatDuration(kClientPatience))));
-  objects_.ReleaseAll(key);
+  objects_.SessionEnded(key);
+  streams_.RemoveAll(key);
 }
 
 void Agent::Core::SetLocal(const void* type_key, std::shared_ptr<void> object) {

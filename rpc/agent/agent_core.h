@@ -41,6 +41,7 @@
 #include "weft/rpc/connection/wire.h"
 #include "weft/rpc/diagnostics/leftovers.h"
 #include "weft/rpc/diagnostics/traffic.h"
+#include "weft/rpc/stream_table.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::rpc {
@@ -110,7 +111,8 @@ class Agent::Core final : public Dispatcher,
       : options_(std::move(options)),
         registry_(*registry),
         telemetry_(telemetry::OrSilent(options_.telemetry)),
-        objects_(options_.limits.objects) {
+        objects_(options_.key, options_.limits.objects),
+        streams_(options_.limits.streams) {
     SetDefaultTimeout(options_.default_timeout);
   }
 
@@ -165,7 +167,13 @@ class Agent::Core final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   std::shared_ptr<void> FindLocal(const void* type_key)
       ABSL_LOCKS_EXCLUDED(mu_);
+  PeerGoneRegistration OnPeerGone(PeerGoneCallback callback)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  const std::shared_ptr<AttachmentReceivers>& receivers() const override {
+    return receivers_;
+  }
   ObjectTable& objects() { return objects_; }
+  StreamTable& streams() { return streams_; }
   const std::shared_ptr<OpenHandles>& handles() const { return handles_; }
   std::vector<Leftover> Leftovers() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -241,6 +249,8 @@ class Agent::Core final : public Dispatcher,
   std::shared_ptr<internal::Caller> RetryingAs(
       Worker peer, const RetryPolicy& policy,
       std::function<absl::StatusOr<Worker>(const Core&)> find);
+  // Frees what a session of `peer`, which has ended, stood for.
+  void SessionEnded(const Worker& peer) ABSL_LOCKS_EXCLUDED(mu_);
   void Export() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Outbound>> Outbounds() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::shared_ptr<Inbound>> Inbounds() ABSL_LOCKS_EXCLUDED(mu_);
@@ -257,6 +267,9 @@ class Agent::Core final : public Dispatcher,
   telemetry::Telemetry& telemetry_;
   net::Audit audit_{telemetry_};
   ObjectTable objects_;
+  StreamTable streams_;
+  const std::shared_ptr<AttachmentReceivers> receivers_ =
+      std::make_shared<AttachmentReceivers>();
   // Calls that end hold it, perhaps after the agent.
   const std::shared_ptr<OpenHandles> handles_ = std::make_shared<OpenHandles>();
   Agent* agent_ = nullptr;
@@ -299,6 +312,8 @@ class Agent::Core final : public Dispatcher,
   std::vector<std::string> cut_ ABSL_GUARDED_BY(mu_);  // as StillOpen() says
   // How often PeerGone was told.
   std::atomic<uint64_t> times_gone_{0};
+  std::vector<std::weak_ptr<PeerGoneCallback>> on_peer_gone_
+      ABSL_GUARDED_BY(mu_);
   uint64_t last_lane_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::weak_ptr<internal::LaneCaller>> own_lanes_
       ABSL_GUARDED_BY(mu_);

@@ -78,7 +78,7 @@ std::vector<std::string> Agent::Core::CutCalls() const {
 std::vector<Leftover> Agent::Core::Leftovers() const {
   LeftoverList all;
   handles_->AddTo(&all);
-  objects_.AddTo(&all, options_.key);
+  objects_.AddTo(&all);
   MutexLock lock(mu_);
   all.Add(leftovers_);
   return all.Sorted();

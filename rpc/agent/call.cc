@@ -106,6 +106,7 @@ class CallStarter {
     WEFT_CHECK(target.caller_ != nullptr) << target.name();
     call->caller_ = target.caller_;
     call->lane_ = target.lane_;
+    call->agent_ = target.agent_;
     call->worker_ = target.name();
     call->function_ = &function;
     call->request_ = request;
@@ -134,12 +135,25 @@ class CallStarter {
         "and streams need a target without it"));
   }
 
-  static absl::Status CheckNoLane(const Target& target) {
+  static absl::Status CheckNoLane(const Target& target, absl::string_view why) {
     if (target.lane_ == nullptr) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        absl::StrCat("a stream to ", target.name(),
-                     " is in order by itself: open it by a target without "
-                     "InOrder()"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wanted a target of ", target.name(), " without InOrder(): ", why));
+  }
+
+  static ObjectId MadeBy(const Target& target, uint64_t call) {
+    return {WorkerOf(target).key, CoreOf(target).options().key, call};
+  }
+
+  static Encoder RequestEncoder(const Target& target,
+                                std::shared_ptr<StagedAttachments>* staged) {
+    const bool is_self = WorkerOf(target).key == CoreOf(target).options().key;
+    const CodecContext context{CodecContext::Message::kRequest, target.agent_,
+                               WorkerOf(target).key, 0};
+    return Encoder(context, is_self || target.retries_ ? nullptr : staged,
+                   is_self ? "a call of a worker by itself has no session"
+                           : "a call by WithRetry() may go to another "
+                             "incarnation");
   }
 
   static Target Alone(const Target& target) {
@@ -323,7 +337,22 @@ void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
   if (!status.ok()) {
     return OnEnd(id, Name(worker_, *function_, status, reply));
   }
-  OnEnd(id, Received{reply->body, reply->is_private});
+  const CodecContext context{
+      CodecContext::Message::kReply, agent_,
+      reply->received == nullptr ? caller->peer().key : reply->from, id};
+  OnEnd(id, Received{reply->body, reply->is_private, context, reply->received});
+}
+
+Encoder RequestEncoder(const Target& target,
+                       std::shared_ptr<StagedAttachments>* staged) {
+  return CallStarter::RequestEncoder(target, staged);
+}
+
+absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
+                               Request* request) {
+  WEFT_ASSIGN_OR_RETURN(request->attachments, staged->Freeze());
+  request->staged = std::move(staged);
+  return absl::OkStatus();
 }
 
 void StartCall(const Target& target, const Function& function,
@@ -362,8 +391,12 @@ Driver& DriverOf(const Agent& agent) {
   return CallStarter::CoreOf(agent).transport().driver();
 }
 
-absl::Status CheckNoLane(const Target& target) {
-  return CallStarter::CheckNoLane(target);
+absl::Status CheckNoLane(const Target& target, absl::string_view why) {
+  return CallStarter::CheckNoLane(target, why);
+}
+
+ObjectId MadeBy(const Target& target, uint64_t call) {
+  return CallStarter::MadeBy(target, call);
 }
 
 absl::Status CheckFixed(const Target& target) {
@@ -374,6 +407,10 @@ Target Alone(const Target& target) { return CallStarter::Alone(target); }
 
 ObjectTable& ObjectsOf(const Agent& agent) {
   return CallStarter::CoreOf(agent).objects();
+}
+
+StreamTable& StreamsOf(const Agent& agent) {
+  return CallStarter::CoreOf(agent).streams();
 }
 
 const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {

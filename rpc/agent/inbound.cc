@@ -52,13 +52,20 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
 class Inbound::Call final : public ServedCall {
  public:
   Call(std::shared_ptr<Inbound> inbound, const Function& function,
-       const Request& request, Lineage&& inherited, CancelSource cancel)
+       const Request& request,
+       std::shared_ptr<const ReceivedAttachments> attachments,
+       Lineage&& inherited, CancelSource cancel)
       : ServedCall(
             Begun(inbound->dispatcher_), inbound->dispatcher_->agent(),
             inbound->peer_, std::move(inherited),
-            Incoming{request.id, Received{request.body, request.is_private},
-                     request.keeps_result, nullptr, request.lane,
-                     function.name}),
+            Incoming{request.id,
+                     Received{request.body, request.is_private,
+                              CodecContext{CodecContext::Message::kRequest,
+                                           inbound->dispatcher_->agent(),
+                                           inbound->peer_->key, request.id},
+                              std::move(attachments)},
+                     request.keeps_result, nullptr, request.lane, function.name,
+                     /*has_session=*/true}),
         inbound_(std::move(inbound)),
         function_(function),
         began_(request.began),
@@ -88,6 +95,10 @@ class Inbound::Call final : public ServedCall {
     EndSpan();
     auto reply = std::make_shared<Reply>();
     reply->id = id();
+    if (result.ok()) {
+      const absl::Status frozen = FreezeInto(reply.get());
+      if (!frozen.ok()) result = frozen;
+    }
     reply->status =
         FunctionFailure(result.status(), inbound_->dispatcher_->self(),
                         function_.name, phase());
@@ -100,6 +111,17 @@ class Inbound::Call final : public ServedCall {
       std::shared_ptr<Dispatcher> dispatcher) {
     dispatcher->CallBegan();
     return dispatcher;
+  }
+
+  // Sets the attachments that the result has staged.
+  absl::Status FreezeInto(Reply* reply) {
+    std::shared_ptr<StagedAttachments> staged = TakeStaged();
+    if (staged == nullptr) return absl::OkStatus();
+    absl::StatusOr<FrozenAttachments> frozen = staged->Freeze();
+    if (!frozen.ok()) return internal::EncodeError(frozen.status());
+    reply->attachments = *std::move(frozen);
+    reply->staged = std::move(staged);
+    return absl::OkStatus();
   }
 
   const std::shared_ptr<Inbound> inbound_;
@@ -145,8 +167,12 @@ absl::Status Inbound::OnFrame(Link& link, Frame&& frame) {
     Tell(CalleeSession::Arrived{std::move(request->request)}, &link);
     return absl::OkStatus();
   }
-  if (auto* close = std::get_if<Close>(&frame)) {
-    Tell(CalleeSession::Closed{std::move(*close)}, &link);
+  if (auto* ack = std::get_if<Ack>(&frame)) {
+    Tell(CalleeSession::Acked{std::move(*ack)}, &link);
+    return absl::OkStatus();
+  }
+  if (auto* cancel = std::get_if<Cancel>(&frame)) {
+    Tell(CalleeSession::GivenUp{std::move(*cancel)}, &link);
     return absl::OkStatus();
   }
   {
@@ -198,6 +224,11 @@ size_t Inbound::running_calls() {
 size_t Inbound::unacknowledged() {
   MutexLock lock(mu_);
   return session_.unacknowledged();
+}
+
+bool Inbound::has_open_attachments() {
+  MutexLock lock(mu_);
+  return session_.has_open_attachments();
 }
 
 bool Inbound::is_idle() {
@@ -277,13 +308,17 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
       must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
     } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
       due.must_hang_up = true;
+    } else if (auto* closed = std::get_if<CalleeSession::SendClosed>(&action)) {
+      must_drain |=
+          link_ != nullptr && link_->Append(std::move(closed->closed));
     } else {
       actions_.Add(mu_, std::move(action));
     }
   }
   emitted_.clear();
   if (link_ != nullptr && link_->is_heavy() &&
-      std::holds_alternative<CalleeSession::Closed>(event)) {
+      (std::holds_alternative<CalleeSession::Acked>(event) ||
+       std::holds_alternative<CalleeSession::GivenUp>(event))) {
     // The quota counts a reply until it is closed: no further may it wait.
     must_drain |=
         link_->Sweep([this](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -312,6 +347,9 @@ void Inbound::Run(CalleeSession::Action& action) {
   if (const auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
     return SetTimer(wake->when);
   }
+  if (const auto* tell = std::get_if<CalleeSession::TellAttachments>(&action)) {
+    return tell->staged->Tell(tell->id, tell->outcome);
+  }
   if (const auto* refused = std::get_if<CalleeSession::SendReply>(&action)) {
     return dispatcher_->OverLimit(*peer_, refused->reply->status);
   }
@@ -335,12 +373,16 @@ void Inbound::Serve(RequestPtr request) {
   Refusal refusal = Refusal::kNone;
   absl::StatusOr<const Function*> function =
       dispatcher_->Find(*request, &refusal);
-  if (!function.ok()) {
-    auto reply = std::make_shared<Reply>();
-    reply->id = request->id;
-    reply->status = function.status();
-    reply->refusal = refusal;
-    return Finish(request->function, std::move(reply));
+  if (!function.ok()) return Refuse(*request, function.status(), refusal);
+  std::shared_ptr<const ReceivedAttachments> attachments;
+  if (!request->attachments.empty()) {
+    const CodecContext context{CodecContext::Message::kRequest,
+                               dispatcher_->agent(), peer_->key, request->id};
+    auto taken = dispatcher_->receivers()->Take(context, request->attachments);
+    if (!taken.ok()) {
+      return Refuse(*request, taken.status(), Refusal::kAttachments);
+    }
+    attachments = *std::move(taken);
   }
   WEFT_FAILPOINT("rpc/serve").IgnoreError();  // found, and not counted yet
   CancelSource cancel;
@@ -349,13 +391,63 @@ void Inbound::Serve(RequestPtr request) {
   const bool is_traced = span.context().is_valid();
   if (is_traced) lineage.trace = span.context();
   auto call = std::make_shared<Call>(shared_from_this(), **function, *request,
-                                     std::move(lineage), std::move(cancel));
+                                     attachments, std::move(lineage),
+                                     std::move(cancel));
   if (is_traced) call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
     running_.emplace(request->id, call);
   }
-  dispatcher_->Dispatch(**function, std::move(call));
+  if (attachments == nullptr) {
+    return dispatcher_->Dispatch(**function, std::move(call));
+  }
+  DispatchWhenSettled(**function, std::move(call), std::move(attachments));
+}
+
+void Inbound::Refuse(const Request& request, absl::Status why,
+                     Refusal refusal) {
+  auto reply = std::make_shared<Reply>();
+  reply->id = request.id;
+  reply->status = std::move(why);
+  reply->refusal = refusal;
+  Finish(request.function, std::move(reply));
+}
+
+void Inbound::DispatchWhenSettled(
+    const Function& function, std::shared_ptr<Call> call,
+    std::shared_ptr<const ReceivedAttachments> attachments) {
+  // Who takes the call out of it, ends it or runs it; nobody holds it after.
+  struct Waiting {
+    std::shared_ptr<Call> Take() {
+      MutexLock lock(mu);
+      return std::move(call);
+    }
+    Mutex mu;
+    std::shared_ptr<Call> call ABSL_GUARDED_BY(mu);
+    CancelToken::Registration registration;
+  };
+  auto waiting = std::make_shared<Waiting>();
+  const CancelToken cancel = call->cancel();
+  const uint64_t id = call->id();
+  {
+    MutexLock lock(waiting->mu);
+    waiting->call = std::move(call);
+  }
+  waiting->registration = cancel.OnCancel(
+      [weak = std::weak_ptr<Waiting>(waiting)](const absl::Status& why) {
+        const auto waiting = weak.lock();
+        if (waiting == nullptr) return;
+        if (const auto call = waiting->Take()) call->Finish(why);
+      });
+  attachments->WhenSettled([self = shared_from_this(), waiting, &function,
+                            id](const absl::Status& settled) {
+    // Before the reply, which must not leave earlier.
+    self->Tell(CalleeSession::Settled{id});
+    std::shared_ptr<Call> call = waiting->Take();
+    if (call == nullptr) return;
+    if (!settled.ok()) return call->Finish(settled);
+    self->dispatcher_->Dispatch(function, std::move(call));
+  });
 }
 
 void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {

@@ -17,6 +17,7 @@
 #include "weft/base/cancel.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/connection/link.h"
 #include "weft/rpc/diagnostics/traffic.h"
 #include "weft/rpc/diagnostics/waits_for.h"
@@ -57,6 +58,8 @@ class Dispatcher : public CallCounter {
   virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
   // The client that `caller` is of has not connected again in time.
   virtual void ClientVanished(const std::shared_ptr<Inbound>& caller) = 0;
+  // Who takes the attachments that come here. Not null.
+  virtual const std::shared_ptr<AttachmentReceivers>& receivers() const = 0;
   // Runs the function on the call, here or on an executor.
   virtual void Dispatch(const Function& function,
                         std::shared_ptr<ServedCall> call) = 0;
@@ -104,6 +107,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   // Replies that the caller, while it is connected, has not acknowledged.
   size_t unacknowledged() ABSL_LOCKS_EXCLUDED(mu_);
   bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
+  bool has_open_attachments() ABSL_LOCKS_EXCLUDED(mu_);
   void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
   size_t async_calls() ABSL_LOCKS_EXCLUDED(mu_);  // of the running ones
 
@@ -127,6 +131,15 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
   void Run(CalleeSession::Action& action) ABSL_LOCKS_EXCLUDED(mu_);
   void Serve(RequestPtr request) ABSL_LOCKS_EXCLUDED(mu_);
+  // Answers `request` without running it.
+  void Refuse(const Request& request, absl::Status why, Refusal refusal)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Runs `call` once `attachments`, null if it has none, are settled. Holds no
+  // thread meanwhile; a call that is cancelled ends before.
+  void DispatchWhenSettled(
+      const Function& function, std::shared_ptr<Call> call,
+      std::shared_ptr<const ReceivedAttachments> attachments)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(absl::string_view function, std::shared_ptr<Reply> reply)
       ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);

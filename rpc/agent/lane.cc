@@ -112,6 +112,9 @@ absl::Status LaneCaller::AbandonCall(uint64_t number, const absl::Status& why) {
   }
   if (!unsent.has_value()) return abandon(why);
   if (unsent->has_timer) transport_.CancelTimer(unsent->timer);
+  if (unsent->request->staged != nullptr) {  // it was never numbered
+    unsent->request->staged->Tell(0, AttachmentOutcome::kRefused);
+  }
   const absl::Status end = MarkFailure(why, Phase::kQueue);
   std::move(unsent->done)(end, nullptr);
   return end;

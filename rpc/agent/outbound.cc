@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/session/failure.h"
 
 namespace weft::rpc {
 
@@ -87,7 +88,7 @@ void Outbound::Shutdown(const absl::Status& why) {
 
 size_t Outbound::pending_calls() {
   MutexLock lock(mu_);
-  return session_.pending_calls();
+  return session_.pending_calls() + session_.settling_calls();
 }
 
 void Outbound::AddPending(std::vector<PendingCall>* calls) {
@@ -137,8 +138,10 @@ void Outbound::TakeEmitted() {
   for (CallerSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
       must_drain_ |= link_->Append(std::move(send->request));
-    } else if (auto* close = std::get_if<CallerSession::SendClose>(&action)) {
-      must_drain_ |= link_->Append(std::move(close->close));
+    } else if (auto* ack = std::get_if<CallerSession::SendAck>(&action)) {
+      must_drain_ |= link_->Append(std::move(ack->ack));
+    } else if (auto* cancel = std::get_if<CallerSession::SendCancel>(&action)) {
+      must_drain_ |= link_->Append(std::move(cancel->cancel));
     } else if (auto* end = std::get_if<CallerSession::Complete>(&action)) {
       const auto it = done_.find(end->id);
       if (it == done_.end()) continue;
@@ -151,6 +154,9 @@ void Outbound::TakeEmitted() {
     } else if (std::holds_alternative<CallerSession::HangUp>(action)) {
       must_hang_up_ = true;
       connecting_ = false;
+    } else if (auto* tell =
+                   std::get_if<CallerSession::TellAttachments>(&action)) {
+      tasks_.Add(mu_, std::move(*tell));
     } else {
       tasks_.Add(mu_, std::get<CallerSession::WakeAt>(action));
     }
@@ -179,6 +185,9 @@ void Outbound::Do(const Due& due) {
     tasks_.Do(mu_, [this](Task& task) {
       if (const auto* wake = std::get_if<CallerSession::WakeAt>(&task)) {
         SetTimer(wake->when);
+      } else if (const auto* tell =
+                     std::get_if<CallerSession::TellAttachments>(&task)) {
+        tell->staged->Tell(tell->id, tell->outcome);
       } else {
         TellDone(std::get<Ended>(task));
       }
@@ -197,8 +206,71 @@ void Outbound::TellDone(Ended& ended) {
   options_.recorder->RecordFor("rpc.end", options_.peer.name,
                                ended.request->function, ended.request->id,
                                ended.status.raw_code());
+  if (ended.reply != nullptr && !ended.reply->attachments.empty()) {
+    return TellDoneWhenSettled(ended);
+  }
   ended.request = nullptr;  // the memory of its arguments may be needed
   std::move(ended.done)(std::move(ended.status), std::move(ended.reply));
+}
+
+void Outbound::TellDoneWhenSettled(Ended& ended) {
+  const CodecContext context{CodecContext::Message::kReply, options_.agent,
+                             options_.peer.key, ended.reply->id};
+  auto taken = options_.receivers->Take(context, ended.reply->attachments);
+  if (!taken.ok()) {
+    std::move(ended.done)(
+        internal::ResultError(options_.peer.name,
+                              std::string(ended.request->function),
+                              taken.status()),
+        nullptr);
+    return Settled(ended.reply->id, /*taken=*/false);
+  }
+  auto reply = std::make_shared<Reply>(*ended.reply);
+  reply->received = *taken;
+  reply->from = options_.peer.key;
+  // The first of the two ends the call.
+  struct Waiting {
+    explicit Waiting(Done told) : done(std::move(told)) {}
+    void End(absl::Status status, ReplyPtr reply) {
+      if (has_ended.exchange(true)) return;
+      std::move(done)(std::move(status), std::move(reply));
+      done = nullptr;
+    }
+    std::atomic<bool> has_ended{false};
+    Done done;
+  };
+  auto waiting = std::make_shared<Waiting>(std::move(ended.done));
+  const Instant deadline = ended.request->deadline;
+  Transport::TimerId timer = 0;
+  if (!deadline.is_infinite()) {
+    timer = options_.transport->RunAt(
+        deadline, [waiting, peer = options_.peer.name,
+                   function = std::string(ended.request->function)] {
+          waiting->End(internal::MarkFailure(
+                           absl::DeadlineExceededError(absl::StrCat(
+                               function,
+                               ": the deadline passed while what came with "
+                               "the reply of ",
+                               peer, " waited to be settled here")),
+                           Phase::kDecode),
+                       nullptr);
+        });
+  }
+  ended.request = nullptr;
+  (*taken)->WhenSettled(
+      [weak = weak_from_this(), waiting, reply, timer, deadline,
+       transport = options_.transport](const absl::Status& settled) {
+        if (!deadline.is_infinite()) transport->CancelTimer(timer);
+        if (auto self = weak.lock()) self->Settled(reply->id, /*taken=*/true);
+        if (settled.ok()) return waiting->End(absl::OkStatus(), reply);
+        waiting->End(settled, nullptr);
+      });
+}
+
+// What the callee must know, it is told, by a new connection if need be.
+void Outbound::Settled(uint64_t id, bool taken) {
+  Tell(CallerSession::Settled{id, taken});
+  ConnectIfNeeded();
 }
 
 void Outbound::SetTimer(Instant when) {
@@ -234,7 +306,7 @@ void Outbound::ConnectIfNeeded() {
   {
     MutexLock lock(mu_);
     if (connecting_ || link_ != nullptr || shut_down_ || session_.is_gone() ||
-        session_.pending_calls() == 0) {
+        (session_.pending_calls() == 0 && !session_.awaits_outcomes())) {
       return;
     }
     connecting_ = true;
@@ -267,6 +339,10 @@ absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {
   if (const auto* welcome = std::get_if<Welcome>(&frame)) {
     return OnWelcome(link, *welcome);
   }
+  if (auto* closed = std::get_if<Closed>(&frame)) {
+    Tell(CallerSession::Answered{std::move(*closed)});
+    return absl::OkStatus();
+  }
   auto* reply = std::get_if<ReplyFrame>(&frame);
   if (reply == nullptr) return OnlyCallersSend();
   has_replied_.store(true, std::memory_order_relaxed);
@@ -295,7 +371,7 @@ absl::StatusOr<bool> Outbound::WantsBody(Link& link, const Frame& frame) {
   }
   const CallerSession::State state = session_.StateOf(id);
   if (state == CallerSession::State::kSent) return true;
-  if (state == CallerSession::State::kEnded) return false;
+  if (state > CallerSession::State::kSent) return false;
   return absl::InvalidArgumentError(absl::StrCat(options_.peer.name,
                                                  " replies to call ", id,
                                                  ", which was not sent to it"));
@@ -376,8 +452,8 @@ void Outbound::OnLinkClosed(Link& link, absl::Status status) {
     TellLocked(CallerSession::Event(CallerSession::Disconnected{}));
     last_failure_ = std::move(status);
     const bool was_open = !connecting_;
-    connecting_ =
-        !shut_down_ && !session_.is_gone() && session_.pending_calls() > 0;
+    connecting_ = !shut_down_ && !session_.is_gone() &&
+                  (session_.pending_calls() > 0 || session_.awaits_answers());
     if (!connecting_) return;
     // One that ends at once, before any reply, time after time, is no better
     // than one that does not come about.
@@ -410,6 +486,7 @@ void Outbound::GiveUp(Instant since) {
   std::shared_ptr<Link> link;
   Due due;
   absl::Status why;
+  Instant again = Instant::Infinite();
   {
     MutexLock lock(mu_);
     // It has connected meanwhile, or fails for a later reason.
@@ -425,9 +502,21 @@ void Outbound::GiveUp(Instant since) {
         Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
     due = TakeDue();
+    // Libraries wait to hear what has become of their attachments, for as long
+    // as membership says that the peer lives.
+    if (session_.awaits_outcomes()) {
+      connecting_ = true;
+      pause_ = kLongestPause;
+      again = failing_since_ = clock_.Now();
+    }
   }
   Do(due);
   if (link != nullptr) link->End(why);
+  if (again.is_infinite()) return;
+  GiveUpLater(again);
+  options_.transport->RunAt(again + kLongestPause, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->Connect();
+  });
 }
 
 }  // namespace weft::rpc

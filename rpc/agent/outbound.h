@@ -19,6 +19,7 @@
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/caller.h"
 #include "weft/rpc/connection/link.h"
 #include "weft/rpc/connection/wire.h"
@@ -50,7 +51,9 @@ class Outbound final : public internal::Caller,
     std::shared_ptr<Traffic> traffic;  // counts the calls
     telemetry::FlightRecorder* recorder = nullptr;
     SessionTap* tap = nullptr;
-    Hello hello;  // without what the session says
+    Hello hello;             // without what the session says
+    Agent* agent = nullptr;  // for CodecContext
+    std::shared_ptr<AttachmentReceivers> receivers;  // not null
   };
 
   explicit Outbound(Options options);
@@ -91,7 +94,8 @@ class Outbound final : public internal::Caller,
     ReplyPtr reply;
     RequestPtr request;
   };
-  using Task = std::variant<CallerSession::WakeAt, Ended>;
+  using Task = std::variant<CallerSession::WakeAt,
+                            CallerSession::TellAttachments, Ended>;
 
   // Gives `event` to the session, its sends to the link, and does the rest.
   void Tell(const CallerSession::Event& event) ABSL_LOCKS_EXCLUDED(mu_);
@@ -109,6 +113,10 @@ class Outbound final : public internal::Caller,
   Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
   void TellDone(Ended& ended) ABSL_LOCKS_EXCLUDED(mu_);
+  // Takes the attachments of the reply and ends the call once they are settled,
+  // at its deadline at the latest.
+  void TellDoneWhenSettled(Ended& ended) ABSL_LOCKS_EXCLUDED(mu_);
+  void Settled(uint64_t id, bool taken) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Connects if there is a reason to and nothing under way.

@@ -53,6 +53,23 @@ void Encoder::AttachCopy(const void* bytes, size_t size) {
 
 void Encoder::Fail(absl::Status status) { status_.Update(std::move(status)); }
 
+Attachment* Encoder::Stage(
+    absl::string_view kind,
+    absl::FunctionRef<std::unique_ptr<Attachment>()> make) {
+  if (attachments_ == nullptr) {
+    Fail(absl::FailedPreconditionError(
+        absl::StrCat("the message carries no attachments, of which a value "
+                     "wants one of kind '",
+                     kind, "': ", why_none_)));
+    return nullptr;
+  }
+  if (*attachments_ == nullptr) {
+    *attachments_ = std::make_shared<StagedAttachments>();
+  }
+  Attachment* const staged = (*attachments_)->Find(kind);
+  return staged != nullptr ? staged : (*attachments_)->Add(kind, make());
+}
+
 absl::StatusOr<Slices> Encoder::Finish() && {
   if (!status_.ok()) return status_;
   Flush();

@@ -15,7 +15,9 @@
 //   };
 //
 // TypeName is part of a function's signature: change it with the layout. T is
-// default constructible. Bytes of a peer are hostile: a Decoder checks each
+// default constructible. A Codec may ask of which message the value is
+// (context()), and send an attachment along with it (attachment.h). Bytes of a
+// peer are hostile: a Decoder checks each
 // length against what is there before it allocates, and bounds depth and the
 // memory of containers; all failures are kInvalidArgument.
 
@@ -33,6 +35,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
@@ -40,6 +43,7 @@
 #include "weft/base/bytes_builder.h"
 #include "weft/base/slice_reader.h"
 #include "weft/base/status_macros.h"
+#include "weft/rpc/attachment.h"
 
 namespace google::protobuf {
 class MessageLite;
@@ -85,6 +89,24 @@ class Encoder {
   static constexpr size_t kByReference = 4096;
   static constexpr size_t kAlignment = 64;
 
+  // Of a value that belongs to no call.
+  Encoder() = default;
+  // Of a message. `attachments`: where those that travel with it are kept, made
+  // when the first is staged; null: it has none, for the reason `why_none`,
+  // which outlives this.
+  Encoder(const CodecContext& context,
+          std::shared_ptr<StagedAttachments>* attachments,
+          absl::string_view why_none)
+      : context_(context), attachments_(attachments), why_none_(why_none) {}
+
+  const CodecContext& context() const { return context_; }
+  // The attachment of `kind` that travels with this message; `make` makes it
+  // for the first value that wants it. Owned by the message. Null where the
+  // message has no attachments: then the encoding fails with
+  // kFailedPrecondition.
+  Attachment* Stage(absl::string_view kind,
+                    absl::FunctionRef<std::unique_ptr<Attachment>()> make);
+
   template <typename... T>
   void Write(T&&... values) {
     (internal::CodecOf<std::decay_t<T>>::type::Encode(std::forward<T>(values),
@@ -115,6 +137,9 @@ class Encoder {
   Slices slices_;
   size_t flushed_ = 0;  // bytes in slices_
   absl::Status status_;
+  CodecContext context_;
+  std::shared_ptr<StagedAttachments>* attachments_ = nullptr;
+  absl::string_view why_none_ = "it belongs to no call";
 };
 
 // Encoded bytes as they came.
@@ -122,6 +147,8 @@ struct Received {
   Slices slices;
   // The memory is this message's alone: values may be made of it in place.
   bool is_private = false;
+  CodecContext context = {};
+  std::shared_ptr<const ReceivedAttachments> attachments = nullptr;
 };
 
 // Reads what an Encoder wrote. Borrows it.
@@ -135,7 +162,18 @@ class Decoder {
   static constexpr size_t kMaxContainerBytes = size_t{64} << 20;
 
   explicit Decoder(const Received& received)
-      : bytes_(received.slices), is_private_(received.is_private) {}
+      : bytes_(received.slices),
+        is_private_(received.is_private),
+        context_(received.context),
+        attachments_(received.attachments.get()) {}
+
+  const CodecContext& context() const { return context_; }
+  // What the receiver of `kind` has taken of this message; null if no such
+  // attachment came with it. Lives longer than the decoding: see
+  // ReceivedAttachment.
+  ReceivedAttachment* attachment(absl::string_view kind) const {
+    return attachments_ == nullptr ? nullptr : attachments_->Find(kind);
+  }
 
   template <typename... T>
   absl::Status Read(T&... values) {
@@ -196,6 +234,8 @@ class Decoder {
 
   SliceReader bytes_;
   const bool is_private_;
+  const CodecContext context_;
+  const ReceivedAttachments* const attachments_;
   size_t container_bytes_ = 0;
   int depth_ = 0;
 };

@@ -388,6 +388,7 @@ Slices OneOfEach() {
   request.keeps_result = true;
   request.lane = 18;
   request.chain = "a > b";
+  request.attachments.push_back({"a.kind", Bytes::Copy("its data")});
   request.body = {Bytes::Copy("body"), Bytes::Own(std::string(5000, 'y'))};
   batch.Add(request, Instant(), /*body_follows=*/false);
   Reply reply;
@@ -396,7 +397,9 @@ Slices OneOfEach() {
   reply.status.SetPayload("key", absl::Cord("value"));
   reply.refusal = Refusal::kUnknownFunction;
   batch.Add(reply, false);
-  batch.Add(Close{{{1, 4}, {7, 7}}});
+  batch.Add(Ack{{{1, 4}, {7, 7}}, {{9, 9}}});
+  batch.Add(Cancel{{{2, 3}}});
+  batch.Add(Closed{{{2, 2}}, {{3, 3}}});
   batch.Add(Piece{14, {Bytes::Own(std::string(2000, 'z'))}});
   batch.Add(MemoryMessage{MemoryMessage::Kind::kOffered, 15, 16, 17});
   return std::move(batch).Finish();
@@ -421,11 +424,20 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   EXPECT_TRUE(batch.requests(0).keeps_result());
   EXPECT_EQ(batch.requests(0).lane(), 18u);
   EXPECT_EQ(batch.requests(0).body().size(), 5004u);
+  ASSERT_EQ(batch.requests(0).attachments_size(), 1);
+  EXPECT_EQ(batch.requests(0).attachments(0).kind(), "a.kind");
+  EXPECT_EQ(batch.requests(0).attachments(0).data(), "its data");
   ASSERT_EQ(batch.replies_size(), 1);
   EXPECT_EQ(batch.replies(0).error(), "gone");
   EXPECT_EQ(batch.replies(0).details().at("key"), "value");
-  ASSERT_EQ(batch.closes_size(), 1);
-  EXPECT_THAT(batch.closes(0).ids(), ElementsAre(1, 4, 7, 7));
+  ASSERT_EQ(batch.acks_size(), 1);
+  EXPECT_THAT(batch.acks(0).ids(), ElementsAre(1, 4, 7, 7));
+  EXPECT_THAT(batch.acks(0).confirm(), ElementsAre(9, 9));
+  ASSERT_EQ(batch.cancels_size(), 1);
+  EXPECT_THAT(batch.cancels(0).ids(), ElementsAre(2, 3));
+  ASSERT_EQ(batch.closed_size(), 1);
+  EXPECT_THAT(batch.closed(0).seen(), ElementsAre(2, 2));
+  EXPECT_THAT(batch.closed(0).never(), ElementsAre(3, 3));
   ASSERT_EQ(batch.pieces_size(), 1);
   EXPECT_EQ(batch.pieces(0).data().size(), 2000u);
   ASSERT_EQ(batch.memories_size(), 1);
@@ -462,7 +474,7 @@ TEST(Wire, ReadsWhatItWroteHoweverItIsCut) {
                             return absl::OkStatus();
                           }),
                 IsOk());
-    EXPECT_EQ(kinds, "0123456");
+    EXPECT_EQ(kinds, "012345678");
   }
 }
 
@@ -503,18 +515,18 @@ TEST(Wire, AnErrorThatAnnouncesABodyIsRefused) {
 // Before anything looks at who sent it.
 TEST(Wire, MoreIntervalsThanAreKeptAreRefusedAsTheyAreRead) {
   const auto read = [](size_t intervals) {
-    Close close;
+    Ack ack;
     for (uint64_t id = 1; id <= intervals; ++id) {
-      close.ids.push_back(Interval{2 * id, 2 * id});
+      ack.ids.push_back(Interval{2 * id, 2 * id});
     }
     BatchWriter batch;
-    batch.Add(close);
+    batch.Add(ack);
     return ReadBatch(std::move(batch).Finish(), Instant(),
                      [](Frame) { return absl::OkStatus(); });
   };
-  EXPECT_THAT(read(Close::kMaxIntervals), IsOk());
+  EXPECT_THAT(read(kMaxIntervals), IsOk());
   EXPECT_THAT(
-      read(Close::kMaxIntervals + 1),
+      read(kMaxIntervals + 1),
       StatusIs(absl::StatusCode::kInvalidArgument, "too many intervals"));
 }
 

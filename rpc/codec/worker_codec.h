@@ -10,6 +10,7 @@
 #include "absl/status/status.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/codec/codec.h"
+#include "weft/rpc/object_id.h"
 #include "weft/rpc/session/directory.h"
 
 namespace weft::rpc {
@@ -34,6 +35,29 @@ struct Codec<Worker> {
   static absl::Status Decode(Decoder& d, Worker& worker) {
     worker.role.clear();
     return d.Read(worker.name, worker.key, worker.address);
+  }
+};
+
+template <>
+struct Codec<ObjectId> {
+  static std::string TypeName() { return "object"; }
+  static void Encode(const ObjectId& id, Encoder& e) {
+    e.Varint(id.call);
+    for (const WorkerKey key : {id.creator, id.owner}) {
+      e.Varint(key.id);
+      e.Varint(key.epoch);
+    }
+  }
+  static absl::Status Decode(Decoder& d, ObjectId& id) {
+    WEFT_RETURN_IF_ERROR(d.Varint(id.call));
+    for (WorkerKey* const key : {&id.creator, &id.owner}) {
+      uint64_t number = 0;
+      WEFT_RETURN_IF_ERROR(d.Varint(number));
+      if (number > UINT32_MAX) return Decoder::Malformed("no id of a worker");
+      key->id = static_cast<uint32_t>(number);
+      WEFT_RETURN_IF_ERROR(d.Varint(key->epoch));
+    }
+    return absl::OkStatus();
   }
 };
 

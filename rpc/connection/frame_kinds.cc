@@ -11,8 +11,9 @@ namespace {
 
 // Of rpc.proto's Batch.
 const char* KindOf(const Frame& frame) {
-  static constexpr const char* kNames[] = {
-      "hello", "welcome", "request", "reply", "close", "piece", "memory"};
+  static constexpr const char* kNames[] = {"hello",  "welcome", "request",
+                                           "reply",  "ack",     "cancel",
+                                           "closed", "piece",   "memory"};
   static_assert(std::variant_size_v<Frame> == std::size(kNames));
   return kNames[frame.index()];
 }

@@ -82,12 +82,20 @@ void Link::Attach(std::shared_ptr<Connection> connection) {
   Drain();
 }
 
+template <typename T>
+bool Link::AppendControl(Outgoing* frame) {
+  T* const control = std::get_if<T>(frame);
+  if (control == nullptr) return false;
+  control_intervals_ += IntervalsOf(*control);
+  control_.push_back(std::move(*control));
+  return true;
+}
+
 bool Link::Append(Outgoing frame) {
   MutexLock lock(mu_);
   if (closed_) return false;
-  if (auto* close = std::get_if<Close>(&frame)) {
-    control_.push_back(std::move(*close));
-  } else {
+  if (!AppendControl<Ack>(&frame) && !AppendControl<Cancel>(&frame) &&
+      !AppendControl<Closed>(&frame)) {
     unswept_bytes_ += BodyOf(frame).bytes;
     if (unswept_bytes_ > heavy_bytes_)
       is_heavy_.store(true, std::memory_order_relaxed);
@@ -234,8 +242,10 @@ void Link::OnClosed(absl::Status status) {
 void Link::TakeMessage(Leaving* leaving) {
   BatchWriter batch;
   leaving->rings = payload_rings_;
+  control_intervals_ = 0;
   while (!control_.empty()) {
-    batch.Add(control_.front());
+    std::visit([&](const auto& control) { batch.Add(control); },
+               control_.front());
     control_.pop_front();
   }
   for (const uint64_t id : std::exchange(cut_, {})) {
@@ -508,7 +518,12 @@ absl::Status Link::TakeFrame(Frame&& frame) {
 
 absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
   int64_t overhead = kBodyOverheadBytes;
-  if (assembly->request != nullptr) overhead += DetachNames(*assembly->request);
+  if (assembly->request != nullptr) {
+    overhead += DetachNames(*assembly->request) +
+                TotalSize(assembly->request->attachments);
+  } else {
+    overhead += TotalSize(assembly->reply->attachments);
+  }
   const int64_t room = max_bytes_ - assembling_bytes_ - overhead;
   if (room < 0 || size > static_cast<uint64_t>(room)) {
     return absl::ResourceExhaustedError(absl::StrCat(

@@ -77,6 +77,8 @@ class Link final : public ConnectionObserver,
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
+  // Nor so many intervals of ids in control messages.
+  static constexpr size_t kMaxControlIntervals = size_t{1} << 22;
   // What a body costs beside its bytes while it is put together: its request
   // or reply, its place here and what allocations take for themselves.
   static constexpr int64_t kBodyOverheadBytes = 1024;
@@ -94,10 +96,11 @@ class Link final : public ConnectionObserver,
   // Gives it the connection whose observer it is. Once.
   void Attach(std::shared_ptr<Connection> connection) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What the drainer will write, in this order but for closes: they are control
-  // messages, which overtake requests and replies and delay nothing.
+  // What the drainer will write, in this order but for Ack, Cancel and Closed:
+  // they are control messages, which overtake requests and replies and delay
+  // nothing.
   using Outgoing =
-      std::variant<RequestPtr, ReplyPtr, Close, MemoryMessage,
+      std::variant<RequestPtr, ReplyPtr, Ack, Cancel, Closed, MemoryMessage,
                    std::unique_ptr<Hello>, std::unique_ptr<Welcome>>;
   // True if nothing else will write it: then Drain() must be called.
   bool Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
@@ -173,6 +176,17 @@ class Link final : public ConnectionObserver,
   };
   using AssemblyMap = absl::flat_hash_map<uint64_t, Assembly>;
 
+  static size_t IntervalsOf(const Ack& ack) {
+    return ack.ids.size() + ack.confirm.size();
+  }
+  static size_t IntervalsOf(const Cancel& cancel) { return cancel.ids.size(); }
+  static size_t IntervalsOf(const Closed& closed) {
+    return closed.seen.size() + closed.never.size();
+  }
+
+  template <typename T>  // true if the frame is a T
+  bool AppendControl(Outgoing* frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
   void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
   bool MayLeave() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -180,7 +194,8 @@ class Link final : public ConnectionObserver,
   }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return control_.size() + outbox_.size() + bulk_.size() > kMaxWaiting;
+    return control_.size() + outbox_.size() + bulk_.size() > kMaxWaiting ||
+           control_intervals_ > kMaxControlIntervals;
   }
   // Writes one message; true if another may be written now, after what is then
   // in `ended`. Not after the last: then OnWritten comes.
@@ -236,7 +251,9 @@ class Link final : public ConnectionObserver,
   bool receiving_ ABSL_GUARDED_BY(mu_) = false;
   bool close_when_written_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status close_status_ ABSL_GUARDED_BY(mu_);
-  std::deque<Close> control_ ABSL_GUARDED_BY(mu_);  // before the outbox
+  using Control = std::variant<Ack, Cancel, Closed>;
+  std::deque<Control> control_ ABSL_GUARDED_BY(mu_);  // before the outbox
+  size_t control_intervals_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
   std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> cut_ ABSL_GUARDED_BY(mu_);  // to be told of

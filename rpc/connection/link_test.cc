@@ -474,7 +474,7 @@ TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
       request.signature = internal::DigestOf("i64()");
       request.deadline = at_peer_.clock().Now() + absl::Hours(1);
       batch.Add(request, at_peer_.clock().Now(), /*body_follows=*/false);
-      if (gives_up) batch.Add(Close{{{id, id}}});
+      if (gives_up) batch.Add(Cancel{{{id, id}}});
     }
     peer_->frames.clear();
     Send(std::move(batch));
@@ -838,11 +838,11 @@ TEST(Lanes, ControlWaitsForOneMessageWhateverElseWaits) {
     EXPECT_LE(connection->bytes,
               Link::kPieceBytes + Link::kInPieces + Link::kBatchBytes);
     const uint64_t closed = static_cast<uint64_t>(messages);
-    link->Append(Close{{{closed, closed}}});
+    link->Append(Ack{{{closed, closed}}, {}});
     connection->frames.clear();
     link->OnWritten();
     ASSERT_FALSE(connection->frames.empty());
-    const auto* close = std::get_if<Close>(&connection->frames.front());
+    const auto* close = std::get_if<Ack>(&connection->frames.front());
     ASSERT_NE(close, nullptr) << "message " << messages;
     EXPECT_EQ(close->ids.front().first, closed);
     if (connection->frames.size() == 1) break;  // nothing else is left
@@ -880,14 +880,14 @@ TEST(Lanes, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
     EXPECT_EQ(connection->written, i * Link::kInOneGo);
     EXPECT_EQ(connection->given_way, i);
     // Nobody else writes before OnWritten has come.
-    EXPECT_FALSE(link->Append(Close{{{1, 1}}}));
+    EXPECT_FALSE(link->Append(Ack{{{1, 1}}, {}}));
     link->Drain();
     EXPECT_EQ(connection->written, i * Link::kInOneGo);
   }
   link->OnWritten();
   EXPECT_EQ(connection->written, BusyConnection::kMessages);
   EXPECT_EQ(connection->given_way, 2);
-  EXPECT_TRUE(link->Append(Close{{{2, 2}}}));  // free again
+  EXPECT_TRUE(link->Append(Ack{{{2, 2}}, {}}));  // free again
 }
 
 // Gives each message that leaves to another link.
@@ -1143,7 +1143,7 @@ class HostileReader : public ::testing::Test {
   // It is not waited for any more, so that its quota is free.
   void GiveUp(uint64_t id) {
     BatchWriter batch;
-    batch.Add(Close{{{id, id}}});
+    batch.Add(Cancel{{{id, id}}});
     observer_->OnMessage(std::move(batch).Finish());
   }
 
@@ -1190,7 +1190,7 @@ TEST_F(HostileReader, MakesNoPushesPileUp) {
     // As it lies in the message, which the values share.
     std::vector<Slices> values;
     values.push_back({Keep(100000)});
-    Send(id, push, internal::ObjectId{1}, false, std::move(values));
+    Send(id, push, internal::StreamId{1}, false, std::move(values));
     GiveUp(id);
     EXPECT_LE(kept_bytes.load(), 3 * int64_t{StreamBuffer::kWindowBytes}) << id;
   }

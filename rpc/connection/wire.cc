@@ -63,6 +63,17 @@ void PutMessage(BytesBuilder* out, int number, Put put) {
   out->PrependSize(start);
 }
 
+template <typename Intervals>
+void PutIntervals(BytesBuilder* out, int number, const Intervals& intervals) {
+  if (intervals.empty()) return;
+  PutMessage(out, number, [&] {
+    for (const Interval interval : intervals) {
+      out->Varint(interval.first);
+      out->Varint(interval.last);
+    }
+  });
+}
+
 void PutKey(BytesBuilder* out, int number, rendezvous::WorkerKey key) {
   PutMessage(out, number, [&] {
     PutNumber(out, 1, key.id);
@@ -350,6 +361,37 @@ void ReadTrace(Reader& r, telemetry::TraceContext* trace) {
   *trace = *parsed;
 }
 
+// One of them.
+void Read(Reader& r, FrozenAttachments* attachments) {
+  if (attachments->size() == FrozenAttachment::kMostOfAMessage) {
+    return r.Fail("too many attachments");
+  }
+  FrozenAttachment& one = attachments->emplace_back();
+  Slices bytes;
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        r.Text(&one.kind);
+        break;
+      case Tag(kBody, kBytes):
+        r.Shared(&bytes);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+  // A copy: the batch that it came with is not held for it.
+  one.bytes = Bytes::Copy(Flatten(bytes).view());
+  if (one.kind.empty() || one.kind.size() > FrozenAttachment::kMostKindBytes) {
+    r.Fail("an attachment without a kind");
+  }
+  if (TotalSize(*attachments) >
+      static_cast<int64_t>(FrozenAttachment::kMostBytes)) {
+    r.Fail("attachments that are too large");
+  }
+}
+
 void Read(Reader& r, RequestFrame* frame) {
   frame->request = std::make_shared<Request>();
   Request& request = *frame->request;
@@ -387,6 +429,9 @@ void Read(Reader& r, RequestFrame* frame) {
         break;
       case Tag(10, kVarint):
         r.Number(&request.lane);
+        break;
+      case Tag(11, kBytes):
+        Read(r, &request.attachments);
         break;
       case Tag(kBody, kBytes):
         r.Shared(&request.body);
@@ -452,6 +497,9 @@ void Read(Reader& r, ReplyFrame* frame) {
       case Tag(5, kBytes):
         Read(r, &details);
         break;
+      case Tag(6, kBytes):
+        Read(r, &reply.attachments);
+        break;
       case Tag(8, kVarint):
         r.Number(&frame->body_bytes);
         break;
@@ -466,14 +514,18 @@ void Read(Reader& r, ReplyFrame* frame) {
   for (auto& [key, value] : details) {
     reply.status.SetPayload(key, absl::Cord(value));
   }
-  if (refusal <= static_cast<uint8_t>(Refusal::kOverLimit)) {
+  if (refusal <= static_cast<uint8_t>(Refusal::kAttachments)) {
     reply.refusal = static_cast<Refusal>(refusal);
   }
   if (code != 0 && frame->body_bytes > 0) r.Fail("an error that has a body");
+  if (code != 0 && !reply.attachments.empty()) {
+    r.Fail("an error that has attachments");
+  }
   CheckId(r, reply.id);
   CheckBody(r, reply.body, frame->body_bytes);
 }
 
+template <typename Intervals>
 void ReadIntervals(Reader& r, Intervals* ids) {
   const size_t end = r.End();
   while (r.IsBefore(end)) {
@@ -483,17 +535,49 @@ void ReadIntervals(Reader& r, Intervals* ids) {
     CheckId(r, interval.first);
     CheckId(r, interval.last);
     if (interval.first > interval.last) r.Fail("an interval that is none");
-    if (ids->size() == Close::kMaxIntervals) r.Fail("too many intervals");
+    if (ids->size() == kMaxIntervals) r.Fail("too many intervals");
     ids->push_back(interval);
   }
 }
 
-void Read(Reader& r, Close* close) {
+void Read(Reader& r, Ack* ack) {
   const size_t end = r.End();
   while (const uint64_t tag = r.Next(end)) {
     switch (tag) {
       case Tag(1, kBytes):
-        ReadIntervals(r, &close->ids);
+        ReadIntervals(r, &ack->ids);
+        break;
+      case Tag(2, kBytes):
+        ReadIntervals(r, &ack->confirm);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+}
+
+void Read(Reader& r, Cancel* cancel) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        ReadIntervals(r, &cancel->ids);
+        break;
+      default:
+        r.Skip();
+    }
+  }
+}
+
+void Read(Reader& r, Closed* closed) {
+  const size_t end = r.End();
+  while (const uint64_t tag = r.Next(end)) {
+    switch (tag) {
+      case Tag(1, kBytes):
+        ReadIntervals(r, &closed->seen);
+        break;
+      case Tag(2, kBytes):
+        ReadIntervals(r, &closed->never);
         break;
       default:
         r.Skip();
@@ -618,6 +702,7 @@ void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
   if (body_follows) PutNumber(&chunk_, 8, TotalSize(request.body));
   PutNumber(&chunk_, 9, request.keeps_result);
   PutNumber(&chunk_, 10, request.lane);
+  PutAttachments(11, request.attachments);
   End(start, body_follows ? nullptr : &request.body);
 }
 
@@ -630,6 +715,7 @@ void BatchWriter::Add(const Reply& reply, bool body_follows) {
     PutNumber(&chunk_, 4, static_cast<uint64_t>(reply.refusal));
     PutDetails(reply.status);
   }
+  PutAttachments(6, reply.attachments);
   if (body_follows) PutNumber(&chunk_, 8, TotalSize(reply.body));
   End(start, body_follows ? nullptr : &reply.body);
 }
@@ -652,14 +738,33 @@ void BatchWriter::PutDetails(const absl::Status& status) {
   }
 }
 
-void BatchWriter::Add(const Close& close) {
+void BatchWriter::PutAttachments(int number,
+                                 const FrozenAttachments& attachments) {
+  for (const FrozenAttachment& one : attachments) {
+    PutMessage(&chunk_, number, [&] {
+      PutText(&chunk_, 1, one.kind);
+      PutText(&chunk_, kBody, one.bytes.view());
+    });
+  }
+}
+
+void BatchWriter::Add(const Ack& ack) {
   const size_t start = Begin(5);
-  PutMessage(&chunk_, 1, [&] {
-    for (const Interval interval : close.ids) {
-      chunk_.Varint(interval.first);
-      chunk_.Varint(interval.last);
-    }
-  });
+  PutIntervals(&chunk_, 1, ack.ids);
+  PutIntervals(&chunk_, 2, ack.confirm);
+  End(start);
+}
+
+void BatchWriter::Add(const Cancel& cancel) {
+  const size_t start = Begin(7);
+  PutIntervals(&chunk_, 1, cancel.ids);
+  End(start);
+}
+
+void BatchWriter::Add(const Closed& closed) {
+  const size_t start = Begin(8);
+  PutIntervals(&chunk_, 1, closed.seen);
+  PutIntervals(&chunk_, 2, closed.never);
   End(start);
 }
 
@@ -732,7 +837,13 @@ absl::Status ReadBatch(const Slices& message, Instant now,
         TakeFrame<ReplyFrame>(r, take);
         break;
       case Tag(5, kBytes):
-        TakeFrame<Close>(r, take);
+        TakeFrame<Ack>(r, take);
+        break;
+      case Tag(7, kBytes):
+        TakeFrame<Cancel>(r, take);
+        break;
+      case Tag(8, kBytes):
+        TakeFrame<Closed>(r, take);
         break;
       case Tag(6, kBytes):
         TakeFrame<Piece>(r, take);

@@ -26,7 +26,7 @@
 namespace weft::rpc {
 
 inline constexpr uint32_t kMagic = 0x54464557;
-inline constexpr uint32_t kProtocolVersion = 1;
+inline constexpr uint32_t kProtocolVersion = 2;
 // A Welcome with more is refused.
 inline constexpr size_t kMaxFunctions = 1 << 14;
 
@@ -87,8 +87,8 @@ struct MemoryMessage {
   uint64_t position = 0;
 };
 
-using Frame = std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Close,
-                           Piece, MemoryMessage>;
+using Frame = std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Ack,
+                           Cancel, Closed, Piece, MemoryMessage>;
 
 // Gathers frames into one message.
 class BatchWriter {
@@ -101,7 +101,9 @@ class BatchWriter {
   // With the body, or with only its length if it is to follow in pieces.
   void Add(const Request& request, Instant now, bool body_follows);
   void Add(const Reply& reply, bool body_follows);
-  void Add(const Close& close);
+  void Add(const Ack& ack);
+  void Add(const Cancel& cancel);
+  void Add(const Closed& closed);
   void Add(const Piece& piece);
   void Add(const MemoryMessage& message);
 
@@ -114,6 +116,7 @@ class BatchWriter {
   size_t Begin(int number);
   void End(size_t start, const Slices* body = nullptr);
   void PutDetails(const absl::Status& status);
+  void PutAttachments(int number, const FrozenAttachments& attachments);
   void Flush();
 
   BytesBuilder chunk_;  // not yet in slices_

@@ -44,6 +44,55 @@ void IntervalSet::AddEarlier(Interval interval) {
   earlier_.emplace_hint(it, interval.first, interval.last);
 }
 
+void IntervalSet::Remove(Interval interval) {
+  if (empty() || interval.first > newest_.last) return;
+  // All in one map while it is cut, but for what lies beyond.
+  earlier_.emplace(newest_.first, newest_.last);
+  auto it = earlier_.upper_bound(interval.first);
+  if (it != earlier_.begin()) --it;
+  while (it != earlier_.end() && it->first <= interval.last) {
+    const Interval whole{it->first, it->second};
+    if (whole.last < interval.first) {
+      ++it;
+      continue;
+    }
+    earlier_.erase(it);
+    if (whole.first < interval.first) {
+      earlier_.emplace(whole.first, interval.first - 1);
+    }
+    if (whole.last > interval.last) {
+      earlier_.emplace(interval.last + 1, whole.last);
+      break;
+    }
+    it = earlier_.upper_bound(whole.last);
+  }
+  newest_ = Interval();
+  if (earlier_.empty()) return;
+  const auto last = std::prev(earlier_.end());
+  newest_ = Interval{last->first, last->second};
+  earlier_.erase(last);
+}
+
+void IntervalSet::ForEachPart(
+    Interval interval, absl::FunctionRef<void(Interval, bool)> fn) const {
+  uint64_t next = interval.first;  // what lies before it was given to fn
+  const auto take = [&](uint64_t first, uint64_t last) {
+    first = std::max(first, next);
+    last = std::min(last, interval.last);
+    if (first > last) return;
+    if (first > next) fn(Interval{next, first - 1}, false);
+    fn(Interval{first, last}, true);
+    next = last + 1;
+  };
+  auto it = earlier_.upper_bound(interval.first);
+  if (it != earlier_.begin()) --it;
+  for (; it != earlier_.end() && it->first <= interval.last; ++it) {
+    take(it->first, it->second);
+  }
+  if (!empty()) take(newest_.first, newest_.last);
+  if (next <= interval.last) fn(Interval{next, interval.last}, false);
+}
+
 void IntervalSet::Clear() {
   newest_ = Interval();
   earlier_.clear();

@@ -9,6 +9,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
 
 namespace weft::rpc {
 
@@ -31,7 +32,14 @@ class IntervalSet {
   void Add(uint64_t id) { Add(Interval{id, id}); }
   // REQUIRES: interval.first <= interval.last < UINT64_MAX, interval.last > 0.
   void Add(Interval interval);
+  // REQUIRES: as Add.
+  void Remove(Interval interval);
   bool Contains(uint64_t id) const;
+  // Cuts `interval` into its largest parts that belong to the set or do not,
+  // in ascending order.
+  void ForEachPart(
+      Interval interval,
+      absl::FunctionRef<void(Interval part, bool belongs)> fn) const;
   void Clear();
 
   bool empty() const { return newest_.last == 0; }

@@ -20,15 +20,17 @@ struct Limits {
   // chain of workers cannot starve itself; beyond this many, or `bytes` of
   // their own, they fail at once.
   int64_t nested_calls = 4096;
-  // What it may keep here at a time: objects, results and open streams.
+  // What it may hold here at a time: objects and results, of whoever made them.
   int64_t objects = 4096;
+  // The streams that it may have open here at a time.
+  int64_t streams = 4096;
   // The one that is about all peers: where so many have a session here and
   // another begins one, as many as are too many of those are forgotten that
   // neither are connected nor have a call that runs, the oldest first, workers
   // that the directory knows last; of one name others are few in any case. If
   // they come back, what they had sent ends with
-  // kUnavailable, Reason::kForgotten and OutcomeUnknown, and what they keep
-  // here is gone.
+  // kUnavailable, Reason::kForgotten and OutcomeUnknown; what those hold here
+  // that are no members of the job is gone.
   int64_t sessions = 1024;
   // The one that is about what this worker asks: the longest time-out of the
   // calls that it makes; longer ones are cut, infinite ones too. What peers ask

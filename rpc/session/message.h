@@ -14,6 +14,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/session/interval_set.h"
 #include "weft/telemetry/trace_context.h"
 #include "weft/tensor/payload.h"
@@ -40,6 +41,7 @@ struct Request {
   // which they come, one at a time.
   uint64_t lane = 0;
   Slices body;
+  FrozenAttachments attachments;
   bool is_private = false;  // see Received
 
   // These do not travel: when it was made here, or came; and of the call that
@@ -56,9 +58,12 @@ struct Request {
   std::vector<Payload> borrowed;
   // See internal::Alias; then there is no body.
   std::shared_ptr<void> alias;
+  // To be told what has become of `attachments`; null if there are none.
+  std::shared_ptr<StagedAttachments> staged;
 
   int64_t bytes() const {
-    return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
+    return static_cast<int64_t>(TotalSize(body)) + TotalSize(attachments) +
+           kMessageOverheadBytes;
   }
 };
 
@@ -75,30 +80,63 @@ enum class Refusal : uint8_t {
   kUnknownFunction = 1,
   kSignatureDiffers = 2,
   kOverLimit = 3,
+  kAttachments = 4,  // one was refused by its receiver, or has none
 };
 
 struct Reply {
   uint64_t id = 0;
   absl::Status status;
   Refusal refusal = Refusal::kNone;
-  Slices body;              // if status.ok()
-  bool is_private = false;  // see Received
+  Slices body;                    // if status.ok()
+  FrozenAttachments attachments;  // the same
+  bool is_private = false;        // see Received
+
+  // These do not travel. Of the callee: to be told what has become of
+  // `attachments`; of the caller: what was taken of them.
+  std::shared_ptr<StagedAttachments> staged;
+  std::shared_ptr<const ReceivedAttachments> received;
+  rendezvous::WorkerKey from;  // with `received`: who sent it
 
   int64_t bytes() const {
-    return static_cast<int64_t>(TotalSize(body)) + kMessageOverheadBytes;
+    return static_cast<int64_t>(TotalSize(body)) + TotalSize(attachments) +
+           kMessageOverheadBytes;
   }
 };
 
 using RequestPtr = std::shared_ptr<const Request>;
 using ReplyPtr = std::shared_ptr<const Reply>;
 
-// The caller knows how these calls ended, or has given them up: their replies
-// are freed, those that run are cancelled, those not seen yet never will run.
-struct Close {
-  // An honest caller never has more gaps between its closed calls.
-  static constexpr size_t kMaxIntervals = size_t{1} << 20;
+// Of the closed calls of a caller an honest one never has more gaps.
+inline constexpr size_t kMaxIntervals = size_t{1} << 20;
 
+// The caller knows how these calls ended and has settled what came with their
+// replies, or they were never sent: replies are freed, and what comes late of
+// them does not run.
+struct Ack {
   Intervals ids;
+  // The same, of replies that had attachments. Answered, until it is; sent
+  // again by each connection.
+  std::vector<Interval> confirm;
+
+  bool empty() const { return ids.empty() && confirm.empty(); }
+};
+
+// The caller has given these calls up, without a reply or without taking it:
+// those that run are cancelled, the others never run, and the attachments of
+// their replies are rolled back. Answered, and sent again as Ack::confirm.
+struct Cancel {
+  Intervals ids;
+};
+
+// What the callee answers to them, once the attachments of the requests are
+// settled or refused. The same however often it is asked, until it is
+// acknowledged.
+struct Closed {
+  std::vector<Interval>
+      seen;  // they had come, and their attachments were taken
+  std::vector<Interval> never;  // they had not, and never will
+
+  bool empty() const { return seen.empty() && never.empty(); }
 };
 
 }  // namespace weft::rpc

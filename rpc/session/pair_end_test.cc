@@ -59,12 +59,14 @@ class PairWorld {
 
  private:
   enum class Stage { kServing, kRefusing, kReleased, kLeft, kEnded };
-  enum class Kind { kRequest, kClose, kReply, kHangUp };
+  enum class Kind { kRequest, kAck, kCancel, kReply, kClosed, kHangUp };
   struct Message {
     Kind kind;
     RequestPtr request;
     ReplyPtr reply;
-    Close close;
+    Ack ack = {};
+    Cancel cancel = {};
+    Closed closed = {};
   };
   struct Fate {
     bool ran = false;
@@ -199,9 +201,12 @@ void PairWorld::Tell(int i, const CallerSession::Event& event) {
   bool hangs_up = false;
   for (CallerSession::Action& action : actions) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
-      link.to_callee.push_back({Kind::kRequest, send->request, nullptr, {}});
-    } else if (auto* close = std::get_if<CallerSession::SendClose>(&action)) {
-      link.to_callee.push_back({Kind::kClose, nullptr, nullptr, close->close});
+      link.to_callee.push_back({Kind::kRequest, send->request, nullptr});
+    } else if (auto* ack = std::get_if<CallerSession::SendAck>(&action)) {
+      link.to_callee.push_back({Kind::kAck, nullptr, nullptr, ack->ack});
+    } else if (auto* cancel = std::get_if<CallerSession::SendCancel>(&action)) {
+      link.to_callee.push_back(
+          {Kind::kCancel, nullptr, nullptr, {}, cancel->cancel});
     } else if (auto* done = std::get_if<CallerSession::Complete>(&action)) {
       Fate& fate = link.fates[done->id];
       fate.ended = true;
@@ -212,7 +217,7 @@ void PairWorld::Tell(int i, const CallerSession::Event& event) {
     } else if (auto* wake = std::get_if<CallerSession::WakeAt>(&action)) {
       // Deadlines never pass here.
       if (wake->when < now_ + absl::Minutes(1)) link.caller_wake = wake->when;
-    } else {
+    } else if (std::holds_alternative<CallerSession::HangUp>(action)) {
       hangs_up = true;
     }
   }
@@ -236,7 +241,10 @@ void PairWorld::Tell(int i, const CalleeSession::Event& event) {
       refusal->status = absl::UnavailableError("shutting down");
       Tell(i, CalleeSession::Finished{std::move(refusal)});
     } else if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
-      link.to_caller.push_back({Kind::kReply, nullptr, send->reply, {}});
+      link.to_caller.push_back({Kind::kReply, nullptr, send->reply});
+    } else if (auto* closed = std::get_if<CalleeSession::SendClosed>(&action)) {
+      link.to_caller.push_back(
+          {Kind::kClosed, nullptr, nullptr, {}, {}, closed->closed});
     } else if (auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
       if (wake->when < now_ + absl::Minutes(1)) link.callee_wake = wake->when;
     } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
@@ -277,7 +285,8 @@ void PairWorld::CloseCallerEnd(int i) {
   Link& link = links_[i];
   link.caller_open = false;
   link.to_caller.clear();
-  if (link.callee_open) link.to_callee.push_back({Kind::kHangUp, {}, {}, {}});
+  if (link.callee_open)
+    link.to_callee.push_back({Kind::kHangUp, nullptr, nullptr});
   Tell(i, CallerSession::Event(CallerSession::Disconnected{}));
 }
 
@@ -285,7 +294,8 @@ void PairWorld::CloseCalleeEnd(int i) {
   Link& link = links_[i];
   link.callee_open = false;
   link.to_callee.clear();
-  if (link.caller_open) link.to_caller.push_back({Kind::kHangUp, {}, {}, {}});
+  if (link.caller_open)
+    link.to_caller.push_back({Kind::kHangUp, nullptr, nullptr});
   Tell(i, CalleeSession::Event(CalleeSession::Disconnected{}));
 }
 
@@ -302,7 +312,10 @@ void PairWorld::DeliverToCallee(int i) {
   if (message.kind == Kind::kRequest) {
     return Tell(i, CalleeSession::Arrived{message.request});
   }
-  Tell(i, CalleeSession::Closed{message.close});
+  if (message.kind == Kind::kCancel) {
+    return Tell(i, CalleeSession::GivenUp{message.cancel});
+  }
+  Tell(i, CalleeSession::Acked{message.ack});
 }
 
 void PairWorld::DeliverToCaller(int i) {
@@ -314,7 +327,11 @@ void PairWorld::DeliverToCaller(int i) {
     link.to_callee.clear();
     return Tell(i, CallerSession::Event(CallerSession::Disconnected{}));
   }
-  if (link.caller_open) Tell(i, CallerSession::Arrived{message.reply});
+  if (!link.caller_open) return;
+  if (message.kind == Kind::kClosed) {
+    return Tell(i, CallerSession::Answered{message.closed});
+  }
+  Tell(i, CallerSession::Arrived{message.reply});
 }
 
 bool PairWorld::IsIdle(int side) const {
@@ -382,8 +399,10 @@ std::string PairWorld::Fingerprint() const {
         absl::StrAppend(&text, static_cast<int>(message.kind), " ",
                         message.request ? message.request->id : 0, " ",
                         message.reply ? message.reply->id : 0, " ");
-        for (const Interval interval : message.close.ids) {
-          absl::StrAppend(&text, interval.first, "-", interval.last, " ");
+        for (const Intervals& ids : {message.ack.ids, message.cancel.ids}) {
+          for (const Interval interval : ids) {
+            absl::StrAppend(&text, interval.first, "-", interval.last, " ");
+          }
         }
       }
     }

@@ -14,6 +14,12 @@ std::string RaiseBy(const char* limit) {
                       "=VALUE");
 }
 
+// Of the attachments of a request that was answered by `reply`.
+AttachmentOutcome OutcomeBy(const Reply& reply) {
+  return reply.refusal == Refusal::kNone ? AttachmentOutcome::kDelivered
+                                         : AttachmentOutcome::kRefused;
+}
+
 }  // namespace
 
 // ---------------------------------------------------------------- the caller
@@ -28,10 +34,12 @@ void CallerSession::On(const Ending& event, Instant, std::vector<Action>*) {
   ending_ = event.why;
 }
 
-// The callee then waits for nothing from here: what it kept is acknowledged.
+// The callee then waits for nothing from here: what it kept is acknowledged,
+// and what became of each attachment is known.
 void CallerSession::HangUpIfDone(std::vector<Action>* actions) {
   if (is_gone() || pending_.size() > 0) return;
-  if (connected_) FlushCloses(actions);
+  if (!settling_.empty() || awaits_outcomes()) return;
+  if (connected_) FlushAcks(actions);
   gone_ = ending_;
   actions->push_back(HangUp{});
 }
@@ -74,7 +82,7 @@ void CallerSession::On(const Abandon& event, Instant now,
   const bool sent = it->second.sent;
   End(it, Unanswered(it->second, event.why), nullptr, actions);
   // A function that runs for nobody should hear of it at once.
-  if (sent && connected_) FlushCloses(actions);
+  if (sent && connected_) FlushAcks(actions);
   SendWaiting(now, actions);
 }
 
@@ -88,8 +96,11 @@ void CallerSession::On(const Connected& event, Instant now,
   connected_ = true;
   resumes_ = true;
   // Before any request, so that what these close makes room for them.
-  unclosed_ = closed_;
-  FlushCloses(actions);
+  unacked_ = closed_;
+  unasked_acks_.Clear();
+  unasked_cancels_.Clear();
+  for (const auto& [id, closing] : closing_) Unasked(closing).Add(id);
+  FlushAcks(actions);
   for (auto it = pending_.begin(); it != pending_.end();) {
     const Pending& call = it->second;
     if (call.sent) {
@@ -107,14 +118,14 @@ void CallerSession::On(const Connected& event, Instant now,
 
 void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
   connected_ = false;
-  close_due_ = Instant::Infinite();  // the next connection is told all
+  ack_due_ = Instant::Infinite();  // the next connection is told all
   if (!resumes_) ++life_;
 }
 
 void CallerSession::On(const Forgotten&, Instant now,
                        std::vector<Action>* actions) {
   connected_ = false;
-  close_due_ = Instant::Infinite();
+  ack_due_ = Instant::Infinite();
   resumes_ = false;
   ++life_;
   for (auto it = pending_.begin(); it != pending_.end();) {
@@ -127,11 +138,12 @@ void CallerSession::On(const Forgotten&, Instant now,
           End(it,
               Unanswered(it->second, internal::MarkFailure(why, Phase::kNone,
                                                            Reason::kForgotten)),
-              nullptr, actions);
+              nullptr, actions, /*is_lost=*/true);
     } else {
       ++it;
     }
   }
+  LoseClosing(actions);
   (void)now;
 }
 
@@ -139,7 +151,7 @@ void CallerSession::On(const Arrived& event, Instant now,
                        std::vector<Action>* actions) {
   const auto it = pending_.find(event.reply->id);
   if (it == pending_.end() || !it->second.sent) return;  // ended, or nonsense
-  unclosed_bytes_ += event.reply->bytes();
+  unacked_bytes_ += event.reply->bytes();
   if (it->second.request->deadline <= now) {
     // The function may have stopped at the deadline and returned what it had:
     // that is no result.
@@ -147,13 +159,54 @@ void CallerSession::On(const Arrived& event, Instant now,
   } else {
     End(it, event.reply->status, event.reply, actions);
   }
-  CloseSoon(now, actions);
+  AckSoon(now, actions);
   SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Settled& event, Instant now,
+                       std::vector<Action>* actions) {
+  const auto it = settling_.find(event.id);
+  if (it == settling_.end()) return;  // the callee knows it no more
+  Free(it->second);
+  settling_.erase(it);
+  Closing closing;
+  closing.is_cancel = !event.taken;
+  AskToClose(event.id, std::move(closing));
+  AckSoon(now, actions);
+  SendWaiting(now, actions);
+}
+
+void CallerSession::On(const Answered& event, Instant now,
+                       std::vector<Action>* actions) {
+  const auto take = [&](const std::vector<Interval>& ids,
+                        AttachmentOutcome outcome) {
+    for (const Interval interval : ids) {
+      for (auto it = closing_.lower_bound(interval.first);
+           it != closing_.end() && it->first <= interval.last;) {
+        Closing& closing = it->second;
+        if (closing.is_attached()) --attached_closing_;
+        if (closing.staged != nullptr) {
+          actions->push_back(
+              TellAttachments{it->first, std::move(closing.staged), outcome});
+        }
+        // The callee need not remember what it has answered.
+        if (closing.is_cancel) {
+          Acknowledge(it->first);
+        } else {
+          closed_.Add(it->first);
+        }
+        it = closing_.erase(it);
+      }
+    }
+  };
+  take(event.closed.seen, AttachmentOutcome::kDelivered);
+  take(event.closed.never, AttachmentOutcome::kRefused);
+  AckSoon(now, actions);
 }
 
 void CallerSession::On(const Unreachable& event, Instant,
                        std::vector<Action>* actions) {
-  EndAll(event.why, actions);
+  EndAll(event.why, actions, /*is_lost=*/false);
   if (!resumes_) ++life_;
 }
 
@@ -161,9 +214,10 @@ void CallerSession::On(const PeerGone& event, Instant,
                        std::vector<Action>* actions) {
   if (is_gone()) return;
   connected_ = false;
-  close_due_ = Instant::Infinite();
+  ack_due_ = Instant::Infinite();
   gone_ = event.why;
-  EndAll(event.why, actions);
+  EndAll(event.why, actions, /*is_lost=*/true);
+  LoseClosing(actions);
 }
 
 void CallerSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
@@ -180,9 +234,9 @@ void CallerSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
       ++it;
     }
   }
-  if (connected_ && (expired_sent || close_due_ <= now)) FlushCloses(actions);
+  if (connected_ && (expired_sent || ack_due_ <= now)) FlushAcks(actions);
   SendWaiting(now, actions);
-  Wake(std::min(next, close_due_), actions);
+  Wake(std::min(next, ack_due_), actions);
 }
 
 ReplyPtr CallerSession::Refuse(const Request& request) {
@@ -276,7 +330,7 @@ CallerSession::PendingMap::iterator CallerSession::Send(
       ++calls_out_;
       bytes_out_ += request.bytes();
     }
-    FlushCloses(actions);  // they travel along
+    FlushAcks(actions);  // they travel along
   }
   actions->push_back(SendRequest{call.request});
   return std::next(it);
@@ -301,49 +355,121 @@ void CallerSession::SendWaiting(Instant, std::vector<Action>* actions) {
 
 CallerSession::PendingMap::iterator CallerSession::End(
     PendingMap::iterator it, absl::Status status, ReplyPtr reply,
-    std::vector<Action>* actions) {
+    std::vector<Action>* actions, bool is_lost) {
   const uint64_t id = it->first;
   const Pending& call = it->second;
-  if (call.sent && call.request->depth > 0) {
-    --nested_out_;
-    nested_bytes_out_ -= call.request->bytes();
-  } else if (call.sent) {
-    --calls_out_;
-    bytes_out_ -= call.request->bytes();
+  const bool settles =
+      call.sent && reply != nullptr && !reply->attachments.empty();
+  const Credit credit{call.request->depth, call.request->bytes()};
+  // Who serves counts the call until it is acknowledged.
+  if (call.sent && !settles) Free(credit);
+  const std::shared_ptr<StagedAttachments>& staged = call.request->staged;
+  const auto tell = [&](AttachmentOutcome outcome) {
+    if (staged == nullptr) return;
+    actions->push_back(TellAttachments{id, staged, outcome});
+  };
+  if (!call.sent) {
+    tell(AttachmentOutcome::kRefused);
+    Acknowledge(id);
+  } else if (reply != nullptr) {
+    tell(OutcomeBy(*reply));
+    if (settles) {
+      settling_.emplace(id, credit);
+    } else {
+      Acknowledge(id);
+    }
+  } else if (is_lost) {
+    tell(AttachmentOutcome::kAbandoned);
+    Acknowledge(id);
+  } else {
+    Closing closing;
+    closing.is_cancel = true;
+    closing.staged = staged;
+    AskToClose(id, std::move(closing));
   }
-  closed_.Add(id);
-  unclosed_.Add(id);
-  ++unclosed_calls_;
   actions->push_back(Complete{id, std::move(status), std::move(reply),
                               std::move(it->second.request)});
   return pending_.erase(it);
 }
 
 void CallerSession::EndAll(const absl::Status& why,
-                           std::vector<Action>* actions) {
+                           std::vector<Action>* actions, bool is_lost) {
   for (auto it = pending_.begin(); it != pending_.end();) {
-    it = End(it, Unanswered(it->second, why), nullptr, actions);
+    it = End(it, Unanswered(it->second, why), nullptr, actions, is_lost);
   }
   waiting_.clear();
 }
 
-void CallerSession::FlushCloses(std::vector<Action>* actions) {
-  if (unclosed_.empty()) return;
-  actions->push_back(SendClose{Close{unclosed_.Intervals()}});
-  unclosed_.Clear();
-  unclosed_calls_ = 0;
-  unclosed_bytes_ = 0;
-  close_due_ = Instant::Infinite();
+void CallerSession::Free(const Credit& credit) {
+  if (credit.depth > 0) {
+    --nested_out_;
+    nested_bytes_out_ -= credit.bytes;
+  } else {
+    --calls_out_;
+    bytes_out_ -= credit.bytes;
+  }
 }
 
-void CallerSession::CloseSoon(Instant now, std::vector<Action>* actions) {
-  if (!connected_ || unclosed_.empty()) return;
-  if (unclosed_calls_ >= kCloseCalls || unclosed_bytes_ >= kCloseBytes) {
-    FlushCloses(actions);
+void CallerSession::Acknowledge(uint64_t id) {
+  closed_.Add(id);
+  unacked_.Add(id);
+  ++unacked_calls_;
+}
+
+void CallerSession::AskToClose(uint64_t id, Closing closing) {
+  if (closing.is_attached()) ++attached_closing_;
+  Unasked(closing).Add(id);
+  closing_.emplace(id, std::move(closing));
+}
+
+void CallerSession::LoseClosing(std::vector<Action>* actions) {
+  for (const auto& [id, credit] : settling_) {
+    Free(credit);
+    Acknowledge(id);
+  }
+  settling_.clear();
+  for (auto& [id, closing] : closing_) {
+    if (closing.staged != nullptr) {
+      actions->push_back(TellAttachments{id, std::move(closing.staged),
+                                         AttachmentOutcome::kAbandoned});
+    }
+    Acknowledge(id);
+  }
+  closing_.clear();
+  attached_closing_ = 0;
+  unasked_acks_.Clear();
+  unasked_cancels_.Clear();
+}
+
+void CallerSession::FlushAcks(std::vector<Action>* actions) {
+  Ack ack;
+  ack.ids = unacked_.Intervals();
+  for (const Interval asked : unasked_acks_.Intervals()) {
+    ack.confirm.push_back(asked);
+  }
+  unacked_.Clear();
+  unacked_calls_ = 0;
+  unacked_bytes_ = 0;
+  ack_due_ = Instant::Infinite();
+  if (!ack.empty()) actions->push_back(SendAck{std::move(ack)});
+  if (!unasked_cancels_.empty()) {
+    actions->push_back(SendCancel{rpc::Cancel{unasked_cancels_.Intervals()}});
+  }
+  unasked_acks_.Clear();
+  unasked_cancels_.Clear();
+}
+
+void CallerSession::AckSoon(Instant now, std::vector<Action>* actions) {
+  if (!connected_ ||
+      (unacked_.empty() && unasked_acks_.empty() && unasked_cancels_.empty())) {
     return;
   }
-  if (close_due_.is_infinite()) close_due_ = now + kCloseDelay;
-  Wake(close_due_, actions);
+  if (unacked_calls_ >= kAckCalls || unacked_bytes_ >= kAckBytes) {
+    FlushAcks(actions);
+    return;
+  }
+  if (ack_due_.is_infinite()) ack_due_ = now + kAckDelay;
+  Wake(ack_due_, actions);
 }
 
 void CallerSession::Wake(Instant when, std::vector<Action>* actions) {
@@ -385,6 +511,10 @@ CallerSession::State CallerSession::StateOf(uint64_t id) const {
   if (it != pending_.end()) {
     return it->second.sent ? State::kSent : State::kWaiting;
   }
+  if (settling_.contains(id)) return State::kSettling;
+  if (const auto closing = closing_.find(id); closing != closing_.end()) {
+    return closing->second.is_cancel ? State::kCancelling : State::kConfirming;
+  }
   return id < next_id_ ? State::kEnded : State::kUnknown;
 }
 
@@ -393,14 +523,20 @@ std::string CallerSession::Fingerprint() const {
       "caller life=", life_, resumes_ ? "r" : "f", connected_ ? "c" : "d",
       is_gone() ? "g" : "", ending_.ok() ? "" : "e", " next=", next_id_,
       " out=", calls_out_, ",", bytes_out_, ",", nested_out_,
-      " closed=", closed_.ToString(), " unclosed=", unclosed_.ToString(), ",",
-      unclosed_bytes_, " due=", close_due_.nanoseconds(),
+      " closed=", closed_.ToString(), " unclosed=", unacked_.ToString(), ",",
+      unacked_bytes_, " due=", ack_due_.nanoseconds(),
       " wake=", wake_.nanoseconds());
   for (const auto& [id, call] : pending_) {
     absl::StrAppend(&text, " ", id, call.sent ? "s" : "w",
                     call.request->deadline.nanoseconds());
   }
-  absl::StrAppend(&text, " queue");
+  for (const auto& [id, credit] : settling_) absl::StrAppend(&text, " t", id);
+  for (const auto& [id, closing] : closing_) {
+    absl::StrAppend(&text, closing.is_cancel ? " x" : " a", id,
+                    closing.staged != nullptr ? "+" : "");
+  }
+  absl::StrAppend(&text, " unasked=", unasked_acks_.ToString(), "/",
+                  unasked_cancels_.ToString(), " queue");
   for (const uint64_t id : waiting_) absl::StrAppend(&text, " ", id);
   return text;
 }
@@ -442,15 +578,11 @@ void CalleeSession::On(const Arrived& event, Instant,
   }
   const auto [it, is_new] = calls_.try_emplace(request.id);
   Call& call = it->second;
-  if (!is_new) {
-    if (call.reply != nullptr && connected_) {
-      actions->push_back(SendReply{call.reply});
-    }
-    return;
-  }
+  if (!is_new) return SendReplyOf(call, actions);
   call.deadline = request.deadline;
   call.depth = request.depth;
   call.bytes = request.bytes();
+  call.is_attached = call.unsettled = !request.attachments.empty();
   absl::Status admitted = Admit(request);
   ++running_;
   bytes_ += call.bytes;
@@ -460,6 +592,7 @@ void CalleeSession::On(const Arrived& event, Instant,
     reply->id = request.id;
     reply->status = std::move(admitted);
     reply->refusal = Refusal::kOverLimit;
+    call.unsettled = call.taken = false;
     SetReply(it, std::move(reply), actions);
     return;
   }
@@ -467,34 +600,104 @@ void CalleeSession::On(const Arrived& event, Instant,
   actions->push_back(Run{event.request});
 }
 
-void CalleeSession::On(const Closed& event, Instant,
+void CalleeSession::On(const Acked& event, Instant,
                        std::vector<Action>* actions) {
-  for (const Interval interval : event.close.ids) {
-    if (closed_.size() >= Close::kMaxIntervals) {
-      actions->push_back(Violation{absl::ResourceExhaustedError(
-          absl::StrCat("the closed calls have ", closed_.size(),
-                       " gaps, which is as many as are kept"))});
-      return;
-    }
-    closed_.Add(interval);
+  for (const Interval interval : event.ack.ids) {
+    if (!Acknowledge(interval, actions)) return;
+  }
+  for (const Interval interval : event.ack.confirm) {
+    if (!Acknowledge(interval, actions)) return;
+  }
+  if (event.ack.confirm.empty() || !connected_) return;
+  actions->push_back(SendClosed{rpc::Closed{event.ack.confirm, {}}});
+}
+
+bool CalleeSession::Acknowledge(Interval interval,
+                                std::vector<Action>* actions) {
+  if (HasTooManyGaps(actions)) return false;
+  closed_.Add(interval);
+  never_.Remove(interval);
+  for (auto it = calls_.lower_bound(interval.first);
+       it != calls_.end() && it->first <= interval.last;) {
+    it = CloseCall(it, AttachmentOutcome::kDelivered, actions);
+  }
+  return true;
+}
+
+void CalleeSession::On(const GivenUp& event, Instant,
+                       std::vector<Action>* actions) {
+  rpc::Closed answer;
+  for (const Interval interval : event.cancel.ids) {
+    if (HasTooManyGaps(actions)) return;
+    uint64_t next = interval.first;  // those before it are answered
     for (auto it = calls_.lower_bound(interval.first);
          it != calls_.end() && it->first <= interval.last;) {
-      it = CloseCall(it, actions);
+      const uint64_t id = it->first;
+      if (next < id) AnswerUnknown(Interval{next, id - 1}, &answer);
+      next = id + 1;
+      Call& call = it->second;
+      call.is_asked = call.unsettled;
+      if (!call.unsettled) {
+        (call.taken ? answer.seen : answer.never).push_back(Interval{id, id});
+        if (!call.taken) never_.Add(id);
+      }
+      it = CloseCall(it, AttachmentOutcome::kRefused, actions);
     }
+    if (next <= interval.last) {
+      AnswerUnknown(Interval{next, interval.last}, &answer);
+    }
+    closed_.Add(interval);
   }
+  if (answer.empty() || !connected_) return;  // else asked again
+  actions->push_back(SendClosed{std::move(answer)});
+}
+
+void CalleeSession::AnswerUnknown(Interval interval, rpc::Closed* answer) {
+  IntervalSet fenced;
+  closed_.ForEachPart(interval, [&](Interval part, bool is_closed) {
+    if (!is_closed) {
+      fenced.Add(part);
+      return answer->never.push_back(part);
+    }
+    never_.ForEachPart(part, [&](Interval one, bool is_never) {
+      (is_never ? answer->never : answer->seen).push_back(one);
+    });
+  });
+  for (const Interval part : fenced.Intervals()) never_.Add(part);
+}
+
+bool CalleeSession::HasTooManyGaps(std::vector<Action>* actions) const {
+  const size_t gaps = std::max(closed_.size(), never_.size());
+  if (gaps < kMaxIntervals) return false;
+  actions->push_back(Violation{absl::ResourceExhaustedError(absl::StrCat(
+      "the closed calls have ", gaps, " gaps, which is as many as are kept"))});
+  return true;
+}
+
+void CalleeSession::On(const Settled& event, Instant,
+                       std::vector<Action>* actions) {
+  const auto it = calls_.find(event.id);
+  if (it == calls_.end() || !it->second.unsettled) return;
+  it->second.unsettled = false;
+  if (!it->second.closed) return SendReplyOf(it->second, actions);
+  ForgetIfOver(it, actions);
 }
 
 void CalleeSession::On(const Finished& event, Instant,
                        std::vector<Action>* actions) {
   const auto it = calls_.find(event.reply->id);
-  if (it == calls_.end() || it->second.reply != nullptr) return;
-  if (gone_ || it->second.closed) {  // nobody is interested any more
-    bytes_ -= it->second.bytes;
-    --running_;
-    calls_.erase(it);
-    return;
+  if (it == calls_.end() || !it->second.running) return;
+  Call& call = it->second;
+  if (event.reply->refusal != Refusal::kNone) {
+    call.unsettled = call.taken = false;
   }
-  SetReply(it, event.reply, actions);
+  if (!call.closed) return SetReply(it, event.reply, actions);
+  // Nobody is interested any more.
+  Tell(it->first, *event.reply, AttachmentOutcome::kRefused, actions);
+  bytes_ -= std::exchange(call.bytes, 0);
+  call.running = false;
+  --running_;
+  ForgetIfOver(it, actions);
 }
 
 void CalleeSession::On(const Connected&, Instant now,
@@ -522,7 +725,8 @@ void CalleeSession::On(const PeerGone& event, Instant,
   vanishes_at_ = repeats_until_ = Instant::Infinite();
   for (auto it = calls_.begin(); it != calls_.end();) {
     CancelCall(it, event.why, actions);
-    it = CloseCall(it, actions);
+    it->second.unsettled = false;
+    it = CloseCall(it, AttachmentOutcome::kAbandoned, actions);
   }
 }
 
@@ -530,7 +734,7 @@ void CalleeSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
   wake_ = Instant::Infinite();
   Instant next = Instant::Infinite();
   for (auto it = calls_.begin(); it != calls_.end(); ++it) {
-    if (it->second.reply != nullptr || it->second.cancelled) continue;
+    if (!it->second.running || it->second.cancelled) continue;
     if (it->second.deadline <= now) {
       CancelCall(
           it, absl::DeadlineExceededError("the caller's deadline has passed"),
@@ -577,34 +781,74 @@ absl::Status CalleeSession::Admit(const Request& request) const {
 void CalleeSession::CancelCall(CallMap::iterator it, absl::Status why,
                                std::vector<Action>* actions) {
   Call& call = it->second;
-  if (call.reply != nullptr || call.cancelled) return;
+  if (!call.running || call.cancelled) return;
   call.cancelled = true;
   actions->push_back(Cancel{it->first, std::move(why)});
 }
 
 CalleeSession::CallMap::iterator CalleeSession::CloseCall(
-    CallMap::iterator it, std::vector<Action>* actions) {
+    CallMap::iterator it, AttachmentOutcome outcome,
+    std::vector<Action>* actions) {
   Call& call = it->second;
-  if (call.closed) return std::next(it);
-  call.closed = true;
-  if (call.depth == 0) --open_calls_;
-  if (call.reply == nullptr) {
+  if (!call.closed) {
+    call.closed = true;
+    if (call.depth == 0) --open_calls_;
     CancelCall(it, absl::CancelledError("the caller gave the call up"),
                actions);
-    return std::next(it);
+    if (call.reply != nullptr) {
+      Tell(it->first, *call.reply, outcome, actions);
+      bytes_ -= std::exchange(call.bytes, 0);
+      call.reply = nullptr;
+    }
   }
-  bytes_ -= call.bytes;
-  return calls_.erase(it);
+  return ForgetIfOver(it, actions);
+}
+
+CalleeSession::CallMap::iterator CalleeSession::ForgetIfOver(
+    CallMap::iterator it, std::vector<Action>* actions) {
+  Call& call = it->second;
+  if (!call.closed || call.unsettled) return std::next(it);
+  if (std::exchange(call.is_asked, false)) {
+    const std::vector<Interval> one{Interval{it->first, it->first}};
+    if (!call.taken) never_.Add(it->first);
+    if (connected_) {
+      actions->push_back(
+          SendClosed{call.taken ? rpc::Closed{one, {}} : rpc::Closed{{}, one}});
+    }
+  }
+  return call.running ? std::next(it) : calls_.erase(it);
+}
+
+void CalleeSession::Tell(uint64_t id, const Reply& reply,
+                         AttachmentOutcome outcome,
+                         std::vector<Action>* actions) {
+  if (reply.staged == nullptr) return;
+  actions->push_back(TellAttachments{id, reply.staged, outcome});
+}
+
+void CalleeSession::SendReplyOf(const Call& call,
+                                std::vector<Action>* actions) {
+  if (call.reply == nullptr || call.unsettled || !connected_) return;
+  actions->push_back(SendReply{call.reply});
 }
 
 void CalleeSession::SetReply(CallMap::iterator it, ReplyPtr reply,
                              std::vector<Action>* actions) {
   Call& call = it->second;
+  call.running = false;
   --running_;
   bytes_ += reply->bytes() - call.bytes;
   call.bytes = reply->bytes();
-  call.reply = reply;
-  if (connected_) actions->push_back(SendReply{std::move(reply)});
+  call.reply = std::move(reply);
+  SendReplyOf(call, actions);
+}
+
+bool CalleeSession::has_open_attachments() const {
+  return std::any_of(calls_.begin(), calls_.end(), [](const auto& entry) {
+    const Call& call = entry.second;
+    return call.is_attached ||
+           (call.reply != nullptr && call.reply->staged != nullptr);
+  });
 }
 
 void CalleeSession::Wake(Instant when, std::vector<Action>* actions) {
@@ -616,11 +860,13 @@ void CalleeSession::Wake(Instant when, std::vector<Action>* actions) {
 CalleeSession::State CalleeSession::StateOf(uint64_t id) const {
   const auto it = calls_.find(id);
   if (it == calls_.end()) {
+    if (never_.Contains(id)) return State::kNever;
     return closed_.Contains(id) ? State::kClosed : State::kUnknown;
   }
   const Call& call = it->second;
-  if (call.reply != nullptr) return State::kAnswered;
   if (call.closed) return State::kGivenUp;
+  if (call.unsettled) return State::kSettling;
+  if (call.reply != nullptr) return State::kAnswered;
   return call.cancelled ? State::kCancelled : State::kRunning;
 }
 
@@ -629,11 +875,13 @@ std::string CalleeSession::Fingerprint() const {
       "callee ", connected_ ? "c" : "d", gone_ ? "g" : "", ending_ ? "e" : "",
       vanishes_at_.nanoseconds(), ",", repeats_until_.nanoseconds(),
       " running=", running_, " open=", open_calls_, " bytes=", bytes_,
-      " closed=", closed_.ToString(), " wake=", wake_.nanoseconds());
+      " closed=", closed_.ToString(), " never=", never_.ToString(),
+      " wake=", wake_.nanoseconds());
   for (const auto& [id, call] : calls_) {
-    absl::StrAppend(&text, " ", id, call.reply != nullptr ? "d" : "r",
+    absl::StrAppend(&text, " ", id, call.running ? "r" : "d",
                     call.closed ? "c" : "", call.cancelled ? "x" : "",
-                    call.deadline.nanoseconds());
+                    call.unsettled ? "u" : "", call.taken ? "" : "n",
+                    call.is_asked ? "?" : "", call.deadline.nanoseconds());
   }
   return text;
 }

@@ -10,6 +10,14 @@
 //   G4  What both sides remember of closed calls is a set of intervals.
 //   G5  If the callee's memory of the session is gone, sent calls end with
 //       OutcomeUnknown; nothing repeats them.
+//   A1-A4 of attachment.h, for the attachments of requests and replies.
+//
+// A call is over for the callee by an Ack or a Cancel. An Ack says that the
+// caller has the reply and that its attachments are settled there. A Cancel
+// says that the caller takes no reply; the callee answers whether the call had
+// come ("seen") or never will ("never"), and that is what the sender of its
+// attachments is told. What must be answered is sent again by each connection
+// until it is.
 //
 // Messages of a connection arrive in order, or not at all once it breaks; the
 // cores also bear loss, repetition and any order. A new connection repeats the
@@ -29,6 +37,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
@@ -48,9 +57,9 @@ class CallerSession {
  public:
   // How long an acknowledgement may wait for a request to travel with, and how
   // much may wait for it.
-  static constexpr absl::Duration kCloseDelay = absl::Milliseconds(20);
-  static constexpr int64_t kCloseCalls = 64;
-  static constexpr int64_t kCloseBytes = int64_t{1} << 20;
+  static constexpr absl::Duration kAckDelay = absl::Milliseconds(20);
+  static constexpr int64_t kAckCalls = 64;
+  static constexpr int64_t kAckBytes = int64_t{1} << 20;
 
   // ---- Events.
   struct Start {
@@ -74,6 +83,16 @@ class CallerSession {
   struct Arrived {
     ReplyPtr reply;
   };
+  // The attachments of the reply were taken here and are settled; or they were
+  // not taken. Once for each Complete whose reply has some.
+  struct Settled {
+    uint64_t id = 0;
+    bool taken = true;
+  };
+  // The callee answers Acks and Cancels.
+  struct Answered {
+    rpc::Closed closed;
+  };
   // It could not be reached for too long: all calls end, the session goes on.
   struct Unreachable {
     absl::Status why;
@@ -88,15 +107,19 @@ class CallerSession {
   struct Ending {
     absl::Status why;
   };
-  using Event = std::variant<Start, Abandon, Connected, Disconnected, Forgotten,
-                             Arrived, Unreachable, PeerGone, Tick, Ending>;
+  using Event =
+      std::variant<Start, Abandon, Connected, Disconnected, Forgotten, Arrived,
+                   Settled, Answered, Unreachable, PeerGone, Tick, Ending>;
 
   // ---- Actions.
   struct SendRequest {
     RequestPtr request;
   };
-  struct SendClose {
-    Close close;
+  struct SendAck {
+    rpc::Ack ack;
+  };
+  struct SendCancel {
+    rpc::Cancel cancel;
   };
   // The call has ended. `reply` is null where the session itself ended it.
   struct Complete {
@@ -111,9 +134,25 @@ class CallerSession {
   };
   // Closes the connection, if there is one, after what was sent.
   struct HangUp {};
-  using Action = std::variant<SendRequest, SendClose, Complete, WakeAt, HangUp>;
+  // What has become of the attachments of a request; before its Complete, but
+  // where that waits for the answer to a Cancel.
+  struct TellAttachments {
+    uint64_t id = 0;
+    std::shared_ptr<StagedAttachments> staged;
+    AttachmentOutcome outcome = AttachmentOutcome::kRefused;
+  };
+  using Action = std::variant<SendRequest, SendAck, SendCancel, Complete,
+                              WakeAt, TellAttachments, HangUp>;
 
-  enum class State { kUnknown, kWaiting, kSent, kEnded };  // of a call
+  enum class State {  // of a call
+    kUnknown,
+    kWaiting,
+    kSent,
+    kSettling,    // it has ended; the attachments of its reply are not settled
+    kConfirming,  // they are; the callee has not answered the Ack
+    kCancelling,  // it was given up; the callee has not answered the Cancel
+    kEnded,
+  };
 
   // `peer` is the callee's name, for messages to people.
   explicit CallerSession(std::string peer) : peer_(std::move(peer)) {}
@@ -132,9 +171,21 @@ class CallerSession {
   // Calls that have not ended, of those not handed to the wire yet.
   size_t pending_calls() const { return pending_.size(); }
   size_t waiting_calls() const;
+  size_t settling_calls() const { return settling_.size(); }
+  // Whether the callee has yet to answer an Ack or a Cancel; of a call that has
+  // attachments, so that libraries wait to hear what has become of them.
+  bool awaits_answers() const { return !closing_.empty(); }
+  bool awaits_outcomes() const { return attached_closing_ > 0; }
   template <typename Fn>  // fn(const Request&, bool sent)
   void ForEachPending(Fn fn) const {
     for (const auto& [id, call] : pending_) fn(*call.request, call.sent);
+  }
+
+  // Those that have ended and are not over for the callee; fn(uint64_t id).
+  template <typename Fn>
+  void ForEachClosing(Fn fn) const {
+    for (const auto& [id, credit] : settling_) fn(id);
+    for (const auto& [id, closing] : closing_) fn(id);
   }
 
   State StateOf(uint64_t id) const;
@@ -148,6 +199,18 @@ class CallerSession {
     bool sent = false;
   };
   using PendingMap = IdMap<Pending>;
+  // What a call that is out takes of it.
+  struct Credit {
+    int depth = 0;
+    int64_t bytes = 0;
+  };
+  // What the callee must answer.
+  struct Closing {
+    bool is_cancel = false;                     // else an Ack
+    std::shared_ptr<StagedAttachments> staged;  // of the request; of a Cancel
+    bool is_attached() const { return !is_cancel || staged != nullptr; }
+  };
+  using ClosingMap = absl::btree_map<uint64_t, Closing>;
 
   void On(const Start& event, Instant now, std::vector<Action>* actions);
   void On(const Abandon& event, Instant now, std::vector<Action>* actions);
@@ -155,6 +218,8 @@ class CallerSession {
   void On(const Disconnected&, Instant, std::vector<Action>*);
   void On(const Forgotten& event, Instant now, std::vector<Action>* actions);
   void On(const Arrived& event, Instant now, std::vector<Action>* actions);
+  void On(const Settled& event, Instant now, std::vector<Action>* actions);
+  void On(const Answered& event, Instant now, std::vector<Action>* actions);
   void On(const Unreachable& event, Instant now, std::vector<Action>* actions);
   void On(const PeerGone& event, Instant now, std::vector<Action>* actions);
   void On(const Tick&, Instant now, std::vector<Action>* actions);
@@ -173,12 +238,25 @@ class CallerSession {
   PendingMap::iterator Send(PendingMap::iterator it,
                             std::vector<Action>* actions);
   void SendWaiting(Instant now, std::vector<Action>* actions);
-  // Ends a call with `status` or `reply` and closes its id.
+  // Ends a call with `status` or `reply`, which has come or was made here for a
+  // call that was not sent. Else a call that was sent is cancelled; `is_lost`:
+  // its callee knows nothing of it any more, and is not asked.
   PendingMap::iterator End(PendingMap::iterator it, absl::Status status,
-                           ReplyPtr reply, std::vector<Action>* actions);
-  void EndAll(const absl::Status& why, std::vector<Action>* actions);
-  void FlushCloses(std::vector<Action>* actions);
-  void CloseSoon(Instant now, std::vector<Action>* actions);
+                           ReplyPtr reply, std::vector<Action>* actions,
+                           bool is_lost = false);
+  void EndAll(const absl::Status& why, std::vector<Action>* actions,
+              bool is_lost);
+  void Free(const Credit& credit);
+  // What the callee has to be told, or asked, of a call that has ended.
+  void Acknowledge(uint64_t id);
+  void AskToClose(uint64_t id, Closing closing);
+  IntervalSet& Unasked(const Closing& closing) {
+    return closing.is_cancel ? unasked_cancels_ : unasked_acks_;
+  }
+  // Nothing of it will be answered any more.
+  void LoseClosing(std::vector<Action>* actions);
+  void FlushAcks(std::vector<Action>* actions);
+  void AckSoon(Instant now, std::vector<Action>* actions);
   void Wake(Instant when, std::vector<Action>* actions);
   absl::Status Expired(const Pending& call) const;
   Phase PhaseOf(const Pending& call) const;
@@ -204,11 +282,18 @@ class CallerSession {
   int64_t nested_out_ = 0;
   int64_t nested_bytes_out_ = 0;
 
-  IntervalSet closed_;    // all that ended
-  IntervalSet unclosed_;  // of these, what this connection was not told yet
-  int64_t unclosed_calls_ = 0;
-  int64_t unclosed_bytes_ = 0;
-  Instant close_due_ = Instant::Infinite();
+  // Calls that have ended are in one of these three.
+  absl::btree_map<uint64_t, Credit> settling_;
+  ClosingMap closing_;
+  IntervalSet closed_;
+  int64_t attached_closing_ = 0;  // of closing_
+  // Of closing_, what this connection was not asked yet.
+  IntervalSet unasked_acks_;
+  IntervalSet unasked_cancels_;
+  IntervalSet unacked_;  // of closed_, what this connection was not told yet
+  int64_t unacked_calls_ = 0;
+  int64_t unacked_bytes_ = 0;
+  Instant ack_due_ = Instant::Infinite();
   Instant wake_ = Instant::Infinite();  // the Tick that was asked for
 };
 
@@ -228,10 +313,19 @@ class CalleeSession {
   struct Arrived {
     RequestPtr request;
   };
-  struct Closed {
-    Close close;
+  struct Acked {
+    Ack ack;
   };
-  // The function has ended.
+  struct GivenUp {
+    rpc::Cancel cancel;
+  };
+  // The attachments of the request were taken here and are settled. Once for
+  // each Run whose request has some, unless it is refused: Finished then says
+  // so by Reply::refusal.
+  struct Settled {
+    uint64_t id = 0;
+  };
+  // The function has ended, or was not run.
   struct Finished {
     std::shared_ptr<Reply> reply;
   };
@@ -244,8 +338,8 @@ class CalleeSession {
   struct Tick {};
   // The callee ends: it hangs up once the caller has acknowledged all replies.
   struct Ending {};
-  using Event = std::variant<Arrived, Closed, Finished, Connected, Disconnected,
-                             PeerGone, Tick, Ending>;
+  using Event = std::variant<Arrived, Acked, GivenUp, Settled, Finished,
+                             Connected, Disconnected, PeerGone, Tick, Ending>;
 
   // ---- Actions.
   struct Run {
@@ -259,6 +353,9 @@ class CalleeSession {
   struct SendReply {
     ReplyPtr reply;
   };
+  struct SendClosed {
+    rpc::Closed closed;
+  };
   struct WakeAt {
     Instant when;
   };
@@ -270,16 +367,24 @@ class CalleeSession {
   struct HangUp {};
   // The caller has not connected again in time: PeerGone should follow.
   struct Vanished {};
-  using Action =
-      std::variant<Run, Cancel, SendReply, WakeAt, Violation, HangUp, Vanished>;
+  // What has become of the attachments of the reply.
+  struct TellAttachments {
+    uint64_t id = 0;
+    std::shared_ptr<StagedAttachments> staged;
+    AttachmentOutcome outcome = AttachmentOutcome::kRefused;
+  };
+  using Action = std::variant<Run, Cancel, SendReply, SendClosed, WakeAt,
+                              Violation, TellAttachments, HangUp, Vanished>;
 
   enum class State {  // of a call
     kUnknown,
+    kSettling,  // the attachments of its request are not settled
     kRunning,
     kCancelled,  // it runs, and was told that its deadline has passed
-    kGivenUp,    // it runs, and is closed
+    kGivenUp,    // it runs, or they are not settled, and it is closed
     kAnswered,
     kClosed,
+    kNever,  // closed before it came; its caller has not acknowledged that
   };
 
   // A caller whose connection is lost for `patience` has vanished. Infinite for
@@ -299,6 +404,10 @@ class CalleeSession {
     return connected_ ? calls_.size() - running_ : 0;
   }
   size_t closed_intervals() const { return closed_.size(); }
+  size_t never_intervals() const { return never_.size(); }
+  // Whether a call has attachments that were not acknowledged: of its request,
+  // or of its reply.
+  bool has_open_attachments() const;
   template <typename Fn>  // fn(uint64_t id)
   void ForEachKnown(Fn fn) const {
     for (const auto& [id, call] : calls_) fn(id);
@@ -308,19 +417,26 @@ class CalleeSession {
   std::string Fingerprint() const;
 
  private:
-  // Runs while `reply` is null. A closed one is here only while it runs.
+  // A closed one is here only while it runs or is unsettled.
   struct Call {
     Instant deadline;
     int depth = 0;
     int64_t bytes = 0;  // what it costs now
+    bool running = true;
     bool closed = false;
     bool cancelled = false;
-    ReplyPtr reply;
+    bool is_attached = false;  // its request has attachments
+    bool unsettled = false;    // which are not settled
+    bool taken = true;         // and were not refused
+    bool is_asked = false;     // a Cancel is to be answered once they are
+    ReplyPtr reply;            // not sent before they are
   };
   using CallMap = IdMap<Call>;
 
   void On(const Arrived& event, Instant now, std::vector<Action>* actions);
-  void On(const Closed& event, Instant now, std::vector<Action>* actions);
+  void On(const Acked& event, Instant now, std::vector<Action>* actions);
+  void On(const GivenUp& event, Instant now, std::vector<Action>* actions);
+  void On(const Settled& event, Instant now, std::vector<Action>* actions);
   void On(const Finished& event, Instant now, std::vector<Action>* actions);
   void On(const Connected&, Instant now, std::vector<Action>* actions);
   void On(const Disconnected&, Instant now, std::vector<Action>* actions);
@@ -333,9 +449,22 @@ class CalleeSession {
   absl::Status Admit(const Request& request) const;
   void CancelCall(CallMap::iterator it, absl::Status why,
                   std::vector<Action>* actions);
-  // A call that runs stays until it has finished; else it is forgotten.
-  CallMap::iterator CloseCall(CallMap::iterator it,
+  // The call is over for its caller; `outcome`: of the attachments of its
+  // reply, if there is one. The next call.
+  CallMap::iterator CloseCall(CallMap::iterator it, AttachmentOutcome outcome,
                               std::vector<Action>* actions);
+  // Forgets a closed call that neither runs nor is unsettled. The next call.
+  CallMap::iterator ForgetIfOver(CallMap::iterator it,
+                                 std::vector<Action>* actions);
+  // False: too many gaps would be kept.
+  bool Acknowledge(Interval interval, std::vector<Action>* actions);
+  // Answers a Cancel of ids between which no call is known.
+  void AnswerUnknown(Interval interval, rpc::Closed* answer);
+  // If so, that is a Violation.
+  bool HasTooManyGaps(std::vector<Action>* actions) const;
+  void Tell(uint64_t id, const Reply& reply, AttachmentOutcome outcome,
+            std::vector<Action>* actions);
+  void SendReplyOf(const Call& call, std::vector<Action>* actions);
   void SetReply(CallMap::iterator it, ReplyPtr reply,
                 std::vector<Action>* actions);
   void Wake(Instant when, std::vector<Action>* actions);
@@ -349,6 +478,7 @@ class CalleeSession {
   Instant vanishes_at_ = Instant::Infinite();    // while not connected_
   CallMap calls_;
   IntervalSet closed_;
+  IntervalSet never_;  // of closed_, what was closed before it came
   size_t running_ = 0;
   int64_t open_calls_ = 0;  // not closed, depth 0
   int64_t bytes_ = 0;

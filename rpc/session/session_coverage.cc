@@ -23,17 +23,21 @@ enum CallerEvent {
   kDisconnected,
   kForgotten,
   kReply,
+  kReplySettled,
+  kAnswer,
   kUnreachable,
   kCalleeGone,
   kCallerTick,
   kCallerEnding,
 };
 constexpr const char* kCallerEvents[] = {
-    "start", "abandon",     "connected", "disconnected", "forgotten",
-    "reply", "unreachable", "peer gone", "tick",         "ending"};
+    "start",   "abandon", "connected",   "disconnected", "forgotten", "reply",
+    "settled", "closed",  "unreachable", "peer gone",    "tick",      "ending"};
 enum CalleeEvent {
   kRequest,
-  kClose,
+  kAck,
+  kCancel,
+  kRequestSettled,
   kFinished,
   kCalleeConnected,
   kCalleeDisconnected,
@@ -42,14 +46,16 @@ enum CalleeEvent {
   kCalleeEnding,
 };
 constexpr const char* kCalleeEvents[] = {
-    "request",      "close",     "finished", "connected",
-    "disconnected", "peer gone", "tick",     "ending"};
-static_assert(std::variant_size_v<CallerSession::Event> == 10);
-static_assert(std::variant_size_v<CalleeSession::Event> == 8);
+    "request",   "ack",          "cancel",    "settled", "finished",
+    "connected", "disconnected", "peer gone", "tick",    "ending"};
+static_assert(std::variant_size_v<CallerSession::Event> == 12);
+static_assert(std::variant_size_v<CalleeSession::Event> == 10);
 
-constexpr const char* kCallerStates[] = {"new", "waiting", "sent", "ended"};
-constexpr const char* kCalleeStates[] = {"unknown",  "running",  "cancelled",
-                                         "given up", "answered", "closed"};
+constexpr const char* kCallerStates[] = {
+    "new", "waiting", "sent", "settling", "confirming", "cancelling", "ended"};
+constexpr const char* kCalleeStates[] = {"unknown",   "settling", "running",
+                                         "cancelled", "given up", "answered",
+                                         "closed",    "never"};
 
 // Where a transition must be seen.
 constexpr int kRare = 0;  // may be seen
@@ -79,6 +85,7 @@ constexpr CallerRow kCallerTable[] = {
     {From::kWaiting, kConnected, From::kSent, kAll},
     {From::kWaiting, kConnected, From::kEnded, kRare},  // not served
     {From::kWaiting, kReply, From::kSent, kAlone | kAgents},
+    {From::kWaiting, kReplySettled, From::kSent, kAlone},
     {From::kWaiting, kAbandon, From::kSent, kAlone},
     {From::kWaiting, kCallerTick, From::kSent, kAlone | kAgents},
     {From::kWaiting, kReply, From::kEnded, kRare},  // borrowed, changed
@@ -90,15 +97,41 @@ constexpr CallerRow kCallerTable[] = {
     {From::kWaiting, kCalleeGone, From::kEnded, kAlone | kAgents},
     // It is out: each new connection repeats it.
     {From::kSent, kConnected, From::kSent, kAll},
-    {From::kSent, kConnected, From::kEnded, kRare},  // borrowed, changed
+    {From::kSent, kConnected, From::kCancelling, kRare},  // borrowed, changed
     {From::kSent, kReply, From::kEnded, kAll},
-    {From::kSent, kAbandon, From::kEnded, kAlone | kAgents},
-    {From::kSent, kCallerTick, From::kEnded, kAlone | kAgents},
+    {From::kSent, kReply, From::kSettling, kAlone},
+    {From::kSent, kAbandon, From::kCancelling, kAlone | kAgents},
+    {From::kSent, kCallerTick, From::kCancelling, kAlone | kAgents},
     {From::kSent, kForgotten, From::kEnded, kAlone | kAgents},
-    {From::kSent, kUnreachable, From::kEnded, kAlone | kAgents},
+    {From::kSent, kUnreachable, From::kCancelling, kAlone | kAgents},
     {From::kSent, kCalleeGone, From::kEnded, kAll},
+    // What came with its reply is not settled; then the callee confirms that.
+    {From::kSettling, kConnected, From::kSettling, kAlone},
+    {From::kSettling, kReply, From::kSettling, kAlone},
+    {From::kSettling, kReplySettled, From::kConfirming, kAlone},
+    {From::kSettling, kReplySettled, From::kCancelling, kAlone},  // refused
+    {From::kSettling, kCalleeGone, From::kEnded, kRare},
+    {From::kSettling, kForgotten, From::kEnded, kRare},
+    {From::kSettling, kAbandon, From::kSettling, kRare},
+    {From::kConfirming, kConnected, From::kConfirming, kAlone},
+    {From::kConfirming, kReply, From::kConfirming, kAlone},
+    {From::kConfirming, kAnswer, From::kEnded, kAlone},
+    {From::kConfirming, kCalleeGone, From::kEnded, kRare},
+    {From::kConfirming, kForgotten, From::kEnded, kRare},
+    {From::kConfirming, kAbandon, From::kConfirming, kRare},
+    {From::kConfirming, kReplySettled, From::kConfirming, kRare},
+    // It was given up: the callee is asked by each connection until it answers.
+    {From::kCancelling, kConnected, From::kCancelling, kAlone | kAgents},
+    {From::kCancelling, kReply, From::kCancelling, kAlone | kAgents},
+    {From::kCancelling, kAnswer, From::kEnded, kAlone | kAgents},
+    {From::kCancelling, kCalleeGone, From::kEnded, kAlone | kAgents},
+    {From::kCancelling, kForgotten, From::kEnded, kAlone | kAgents},
+    {From::kCancelling, kAbandon, From::kCancelling, kRare},
+    {From::kCancelling, kReplySettled, From::kCancelling, kRare},
     // It has ended, and stays so.
-    {From::kEnded, kReply, From::kEnded, kAlone | kAgents},
+    {From::kEnded, kReply, From::kEnded, kAlone},
+    {From::kEnded, kAnswer, From::kEnded, kAlone},
+    {From::kEnded, kReplySettled, From::kEnded, kRare},
     {From::kEnded, kAbandon, From::kEnded, kRare},
 };
 
@@ -111,36 +144,75 @@ struct CalleeRow {
 constexpr CalleeRow kCalleeTable[] = {
     // The first copy of a request, or the fence before it.
     {At::kUnknown, kRequest, At::kRunning, kAll},
+    {At::kUnknown, kRequest, At::kSettling, kAlone},
     {At::kUnknown, kRequest, At::kAnswered, kAlone},  // over its limit
     {At::kUnknown, kRequest, At::kUnknown, kRare},    // too many known
-    {At::kUnknown, kClose, At::kClosed, kAlone | kAgents},
-    {At::kUnknown, kClose, At::kUnknown, kRare},  // too many gaps
+    {At::kUnknown, kAck, At::kClosed, kAlone | kAgents},
+    {At::kUnknown, kAck, At::kUnknown, kRare},  // too many gaps
+    {At::kUnknown, kCancel, At::kNever, kAlone | kAgents},
+    {At::kUnknown, kCancel, At::kUnknown, kRare},
     {At::kUnknown, kFinished, At::kUnknown, kRare},
+    {At::kUnknown, kRequestSettled, At::kUnknown, kRare},
+    // What came with it is not settled.
+    {At::kSettling, kRequest, At::kSettling, kAlone},
+    {At::kSettling, kRequestSettled, At::kRunning, kAlone},
+    {At::kSettling, kRequestSettled, At::kCancelled, kAlone},
+    {At::kSettling, kRequestSettled, At::kAnswered,
+     kAlone},                                           // it was cancelled
+    {At::kSettling, kFinished, At::kAnswered, kAlone},  // refused
+    {At::kSettling, kFinished, At::kSettling, kAlone},  // cancelled
+    {At::kSettling, kCancel, At::kGivenUp, kAlone},
+    {At::kSettling, kCancel, At::kSettling, kRare},
+    {At::kSettling, kAck, At::kGivenUp, kRare},
+    {At::kSettling, kCallerGone, At::kGivenUp, kRare},
+    {At::kSettling, kCallerGone, At::kUnknown, kRare},
     // It runs once, whatever comes meanwhile.
     {At::kRunning, kRequest, At::kRunning, kAlone | kAgents},
     {At::kRunning, kFinished, At::kAnswered, kAll},
-    {At::kRunning, kClose, At::kGivenUp, kAlone | kAgents},
-    {At::kRunning, kClose, At::kRunning, kRare},
+    {At::kRunning, kCancel, At::kGivenUp, kAlone | kAgents},
+    {At::kRunning, kCancel, At::kRunning, kRare},
+    {At::kRunning, kAck, At::kGivenUp, kRare},
+    {At::kRunning, kAck, At::kRunning, kRare},
     {At::kRunning, kCalleeTick, At::kCancelled, kAlone | kAgents},
     {At::kRunning, kCallerGone, At::kGivenUp, kAgents},
     {At::kCancelled, kRequest, At::kCancelled, kAlone},
     {At::kCancelled, kFinished, At::kAnswered, kAlone | kAgents},
-    {At::kCancelled, kClose, At::kGivenUp, kAlone | kAgents},
-    {At::kCancelled, kClose, At::kCancelled, kRare},
+    {At::kCancelled, kCancel, At::kGivenUp, kAlone | kAgents},
+    {At::kCancelled, kCancel, At::kCancelled, kRare},
     {At::kCancelled, kCallerGone, At::kGivenUp, kRare},
     {At::kGivenUp, kRequest, At::kGivenUp, kAlone},
-    {At::kGivenUp, kClose, At::kGivenUp, kAlone},
+    {At::kGivenUp, kCancel, At::kGivenUp, kAlone},
+    {At::kGivenUp, kAck, At::kGivenUp, kAlone | kAgents},
+    {At::kGivenUp, kRequestSettled, At::kGivenUp, kAlone},
+    {At::kGivenUp, kRequestSettled, At::kClosed, kAlone},
+    {At::kGivenUp, kFinished, At::kGivenUp, kAlone},
     {At::kGivenUp, kFinished, At::kClosed, kAlone | kAgents},
+    {At::kGivenUp, kFinished, At::kNever, kRare},      // refused
     {At::kGivenUp, kFinished, At::kUnknown, kAgents},  // nobody is left
     // Its reply is kept until it is closed.
     {At::kAnswered, kRequest, At::kAnswered, kAll},
-    {At::kAnswered, kClose, At::kClosed, kAll},
-    {At::kAnswered, kClose, At::kAnswered, kRare},
+    {At::kAnswered, kAck, At::kClosed, kAll},
+    {At::kAnswered, kAck, At::kAnswered, kRare},
+    {At::kAnswered, kCancel, At::kClosed, kAlone | kAgents},
+    {At::kAnswered, kCancel, At::kNever, kAlone},  // it was not admitted
+    {At::kAnswered, kCancel, At::kAnswered, kRare},
     {At::kAnswered, kCallerGone, At::kUnknown, kAgents},
     // A closed call never starts.
     {At::kClosed, kRequest, At::kClosed, kAlone | kAgents},
-    {At::kClosed, kClose, At::kClosed, kAll},
+    {At::kClosed, kAck, At::kClosed, kAll},
+    {At::kClosed, kCancel, At::kClosed, kAlone},
+    {At::kNever, kRequest, At::kNever, kAlone},
+    {At::kNever, kAck, At::kClosed, kAlone | kAgents},
+    {At::kNever, kCancel, At::kNever, kAlone},
 };
+
+// The ends of intervals, which stand for what lies between.
+template <typename Intervals>
+void AddEnds(const Intervals& intervals, std::set<uint64_t>* ids) {
+  for (const Interval interval : intervals) {
+    ids->insert({interval.first, interval.last});
+  }
+}
 
 // Whom `event` is about.
 std::set<uint64_t> Subjects(const CallerSession::Event& event) {
@@ -150,10 +222,17 @@ std::set<uint64_t> Subjects(const CallerSession::Event& event) {
   if (const auto* reply = std::get_if<CallerSession::Arrived>(&event)) {
     return {reply->reply->id};
   }
-  return {};
+  if (const auto* settled = std::get_if<CallerSession::Settled>(&event)) {
+    return {settled->id};
+  }
+  std::set<uint64_t> ids;
+  if (const auto* answer = std::get_if<CallerSession::Answered>(&event)) {
+    AddEnds(answer->closed.seen, &ids);
+    AddEnds(answer->closed.never, &ids);
+  }
+  return ids;
 }
 
-// Of a close the ends of its intervals, which stand for what lies between.
 std::set<uint64_t> Subjects(const CalleeSession::Event& event) {
   std::set<uint64_t> ids;
   if (const auto* request = std::get_if<CalleeSession::Arrived>(&event)) {
@@ -161,10 +240,14 @@ std::set<uint64_t> Subjects(const CalleeSession::Event& event) {
   } else if (const auto* finished =
                  std::get_if<CalleeSession::Finished>(&event)) {
     ids.insert(finished->reply->id);
-  } else if (const auto* closed = std::get_if<CalleeSession::Closed>(&event)) {
-    for (const Interval interval : closed->close.ids) {
-      ids.insert({interval.first, interval.last});
-    }
+  } else if (const auto* settled =
+                 std::get_if<CalleeSession::Settled>(&event)) {
+    ids.insert(settled->id);
+  } else if (const auto* acked = std::get_if<CalleeSession::Acked>(&event)) {
+    AddEnds(acked->ack.ids, &ids);
+    AddEnds(acked->ack.confirm, &ids);
+  } else if (const auto* given = std::get_if<CalleeSession::GivenUp>(&event)) {
+    AddEnds(given->cancel.ids, &ids);
   }
   return ids;
 }
@@ -198,6 +281,8 @@ void SessionCoverage::OnEvent(CallerSession& session,
   session.ForEachPending([&](const Request& request, bool) {
     before[request.id] = session.StateOf(request.id);
   });
+  session.ForEachClosing(
+      [&](uint64_t id) { before[id] = session.StateOf(id); });
   session.OnEvent(event, now, actions);
   if (const auto* start = std::get_if<CallerSession::Start>(&event)) {
     before[start->request->id] = State::kUnknown;

@@ -24,6 +24,12 @@ enum class Fault {
   kNoFence,            // a restarted callee takes the old session's requests
   kAckBeforeDelivery,  // the callee forgets a reply when it is sent
   kSendOrderLost,      // the sends of one step leave in reverse
+  // Of attachments.
+  kAckBeforeSettled,  // a reply is acknowledged before what came with it is
+                      // settled
+  kNoRollback,        // a reply that was given up is freed, and who sent its
+                      // attachments is not told
+  kNeverAfterStart,   // a Cancel is answered "never" for a call that has come
 };
 
 struct WorldOptions {
@@ -43,6 +49,11 @@ struct WorldOptions {
   int unreachables = 0;  // the caller has tried for too long
   int forgets = 0;       // the callee loses the session's table
   int crashes = 0;       // the callee is replaced by a new incarnation
+  // Whether requests and replies have attachments; of such requests the callee
+  // may refuse so many, of replies the caller.
+  bool attached = false;
+  int request_refusals = 0;
+  int reply_refusals = 0;
 };
 
 // Copyable, so that a walk can branch.
@@ -64,18 +75,39 @@ class SessionWorld {
 
  private:
   struct Wire {
-    enum class Kind { kRequest, kClose, kReply };
+    enum class Kind { kRequest, kAck, kCancel, kReply, kClosed };
+    bool is_of_callee() const {
+      return kind == Kind::kReply || kind == Kind::kClosed;
+    }
+
     Kind kind;
-    RequestPtr request;
-    ReplyPtr reply;
-    Close close;
     std::string text;
+    RequestPtr request = nullptr;
+    ReplyPtr reply = nullptr;
+    Ack ack = {};
+    Cancel cancel = {};
+    Closed closed = {};
+  };
+  // Of the attachments of one message.
+  struct Attached {
+    bool staged = false;
+    bool taken = false;    // at the other side
+    bool settled = false;  // there
+    int told = 0;
+    AttachmentOutcome outcome = AttachmentOutcome::kRefused;
   };
   struct Fate {
     int started = 0;  // in any incarnation of the callee
     int ended = 0;
     bool given_up = false;  // the caller abandoned it, or its deadline passed
     absl::Status status;
+    Attached request;
+    Attached reply;
+  };
+  // A call at the callee, of this incarnation.
+  struct Served {
+    bool waits = false;  // for the attachments of its request
+    bool is_cancelled = false;
   };
 
   // By way of the tap, if there is one.
@@ -92,6 +124,12 @@ class SessionWorld {
   void Disconnect();
   void Deliver(size_t index, bool keep);
   void Finish(uint64_t id);
+  void Refuse(uint64_t id);
+  void SettleRequest(uint64_t id);
+  void SettleReply(uint64_t id, bool taken);
+  void Begin(const Request& request);
+  void TellOutcome(const char* of, uint64_t id, AttachmentOutcome outcome,
+                   Attached* attached);
   void Crash();
   void RunOnce(uint64_t id);
   void Fail(const std::string& what);
@@ -107,7 +145,9 @@ class SessionWorld {
   bool forgot_ = false;
   bool connected_ = false;
   std::vector<Wire> network_;
-  std::set<uint64_t> running_;  // in this incarnation of the callee
+  std::map<uint64_t, Served> running_;     // at the callee
+  std::set<uint64_t> unsettled_requests_;  // there
+  std::set<uint64_t> unsettled_replies_;   // at the caller
   std::map<uint64_t, Fate> fates_;
   std::optional<Instant> caller_wake_;
   std::optional<Instant> callee_wake_;

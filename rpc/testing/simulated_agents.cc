@@ -74,7 +74,8 @@ class SimulatedAgents::Tap final : public SessionTap {
     held_[&session].clear();
     for (CallerSession::Action& action : *actions) {
       const bool is_close =
-          std::holds_alternative<CallerSession::SendClose>(action);
+          std::holds_alternative<CallerSession::SendAck>(action) ||
+          std::holds_alternative<CallerSession::SendCancel>(action);
       (is_close ? held_[&session] : kept).push_back(std::move(action));
     }
     if (session.is_connected()) {
