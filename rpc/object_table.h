@@ -28,10 +28,6 @@
 
 namespace weft::rpc {
 
-// The id in the key of each rpc::Client; no worker has it: theirs are given by
-// a coordinator, and count from 0.
-inline constexpr uint32_t kClientId = ~uint32_t{0};
-
 // Thread-safety: thread-safe. Objects end without its lock.
 class ObjectTable {
  public:

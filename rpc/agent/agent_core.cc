@@ -19,7 +19,7 @@ namespace {
 constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
 
 // How long Shutdown waits for callers to acknowledge their last replies. They
-// do so within CallerSession::kCloseDelay unless they are stopped.
+// do so within CallerSession::kAckDelay unless they are stopped.
 constexpr absl::Duration kAcknowledgeTime = absl::Seconds(2);
 
 // Takes those of `key` and of earlier incarnations out of `from`.

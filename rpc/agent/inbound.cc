@@ -409,6 +409,11 @@ void Inbound::Refuse(const Request& request, absl::Status why,
   auto reply = std::make_shared<Reply>();
   reply->id = request.id;
   reply->status = std::move(why);
+  // Whatever the reason, what came with it was not taken, and its sender must
+  // hear of that.
+  if (refusal == Refusal::kNone && !request.attachments.empty()) {
+    refusal = Refusal::kAttachments;
+  }
   reply->refusal = refusal;
   Finish(request.function, std::move(reply));
 }
