@@ -25,8 +25,9 @@
 //       settled.
 //   A3  kRefused: Take did not succeed there and never will. Undo what was
 //       staged.
-//   A4  kAbandoned: the other side is gone for good: its incarnation, or the
-//       session of a client.
+//   A4  kAbandoned: nobody can tell any more. The other side is gone for good
+//       (its incarnation, or the session of a client), this agent has ended, or
+//       the callee has forgotten the session of a request that was out.
 //
 // Calls without a session have no attachments: those of a worker by itself,
 // and plain ones. Nor do values of a stream, nor calls by WithRetry(), which
