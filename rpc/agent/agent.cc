@@ -156,11 +156,7 @@ Target Agent::ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
   } else {
     target.named_ = std::make_shared<internal::NamedWorker>(
         worker.ok() ? worker->name : key.ToString());
-    // Who has left sees the others no more: that one cannot be found says
-    // nothing then.
-    const absl::Status ended = core_->CanCall();
-    target.status_ =
-        internal::NotThere(ended.ok() ? caller.status() : ended, target.name());
+    target.status_ = core_->NotThere(caller.status(), target.name());
   }
   return target;
 }

@@ -304,6 +304,12 @@ absl::StatusOr<Worker> Agent::Core::Find(WorkerKey key) const {
   return AsOfACall(options_.directory->Find(key), key.ToString());
 }
 
+absl::Status Agent::Core::NotThere(const absl::Status& why,
+                                   const std::string& worker) {
+  const absl::Status ended = CanCall();
+  return internal::NotThere(ended.ok() ? why : ended, worker);
+}
+
 absl::StatusOr<const Function*> Agent::Core::FindOwn(
     Function::Address address) const {
   const Function* function = registry_.FindAddress(address);

@@ -149,6 +149,11 @@ class Agent::Core final : public Dispatcher,
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerOf(
       internal::NamedWorker& worker) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
+  // Why `worker`, for which there is no caller because of `why`, cannot be
+  // called: who has left sees the others no more, so that they cannot be found
+  // says nothing then.
+  absl::Status NotThere(const absl::Status& why, const std::string& worker)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Calls under `policy`: whoever has the name at each attempt, or that very
   // incarnation.
   std::shared_ptr<internal::Caller> Retrying(const std::string& name,

@@ -250,12 +250,13 @@ Target Target::Pinned() const {
   Target other = *this;
   if (!follows_) return other;
   other.follows_ = false;
-  auto caller = internal::CallStarter::CoreOf(*this).CallerOf(*named_);
+  Agent::Core& core = internal::CallStarter::CoreOf(*this);
+  auto caller = core.CallerOf(*named_);
   if (caller.ok()) {
     other.caller_ = *std::move(caller);
     other.key_ = other.caller_->peer().key;
   } else {
-    other.status_ = internal::NotThere(caller.status(), name());
+    other.status_ = core.NotThere(caller.status(), name());
   }
   return other;
 }
