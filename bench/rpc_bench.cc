@@ -136,9 +136,10 @@ struct Rank {
     auto made_endpoint = net::Endpoint::Open(*loop, endpoint_options);
     WEFT_CHECK(made_endpoint.ok()) << made_endpoint.status().ToString();
     endpoint = *std::move(made_endpoint);
-    rpc::GrpcTransportOptions transport_options;
+    transport::GrpcTransportOptions transport_options;
     transport_options.max_shared_memories = options.shared_memories;
-    transport = rpc::MakeGrpcTransport(*loop, *endpoint, transport_options);
+    transport =
+        transport::MakeGrpcTransport(*loop, *endpoint, transport_options);
     rpc::AgentOptions agent_options;
     agent_options.job = "bench";
     agent_options.name = name;
@@ -155,7 +156,7 @@ struct Rank {
   rpc::FixedDirectory directory;
   std::unique_ptr<net::Loop> loop;
   std::unique_ptr<net::Endpoint> endpoint;
-  std::unique_ptr<rpc::Transport> transport;
+  std::unique_ptr<transport::Transport> transport;
   std::unique_ptr<rpc::Agent> agent;
 };
 
@@ -279,9 +280,10 @@ int CallServer(const Options& options) {
 
 // Both agents' own work, and hardly more: to be counted.
 int CallItself(const Options& options) {
-  rpc::LocalNetwork network;
+  transport::LocalNetwork network;
   const auto make = [&](const std::string& name, uint32_t id,
-                        rpc::Directory& directory, rpc::Transport& transport) {
+                        rpc::Directory& directory,
+                        transport::Transport& transport) {
     rpc::AgentOptions agent_options;
     agent_options.job = "bench";
     agent_options.name = name;

@@ -72,7 +72,7 @@ absl::Status Run(int argc, char** argv) {
   good_bye.together = "name=" + options.name();  // none calls another
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   const absl::Status status = served.ok() ? ended : served;
-  if (!status.ok()) (*worker)->Dump();
+  if (!status.ok()) (*worker)->DumpFlightRecorder();
   return status;
 }
 

@@ -167,7 +167,7 @@ absl::Status Run(int argc, char** argv) {
   good_bye.together = "name=" + options.name();
   good_bye.graceful = result.ok();
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
-  if (!result.ok() || !ended.ok()) (*worker)->Dump();
+  if (!result.ok() || !ended.ok()) (*worker)->DumpFlightRecorder();
   if (!result.ok()) return WithWayOn(result.status(), training);
   Print(*result, options.json);
   return result->saved.ok() ? ended : result->saved;

@@ -392,10 +392,10 @@ absl::Status Endpoint::Core::CheckPeer(const Peer& peer) const {
 
 void Endpoint::Core::Refuse(ServerCall& call, absl::string_view kind,
                             const absl::Status& why) {
-  loop_->audit().Refused(kind, call.peer().ToString(),
-                         call.method().substr(0, 256), why.message());
+  loop_->refusal_log().Refused(kind, call.peer().ToString(),
+                               call.method().substr(0, 256), why.message());
   call.Close(why);
-  loop_->CountWaste(call);
+  loop_->CountUselessCall(call);
 }
 
 void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
@@ -411,7 +411,7 @@ void Endpoint::Core::OnCall(std::shared_ptr<ServerCall> call) {
     call->Close(absl::UnimplementedError(absl::StrCat(
         "no method ", absl::CHexEscape(call->method().substr(0, 256)), " on ",
         options_.name)));
-    return loop_->CountWaste(*call);
+    return loop_->CountUselessCall(*call);
   }
   // Tests hold a call here while the endpoint ends.
   WEFT_FAILPOINT("net/before_owner").IgnoreError();
@@ -465,7 +465,7 @@ void Endpoint::Core::ServeStream(Method& method,
     call->Serve(*std::move(observer), ServerCall::Messages::kAll);
   } else {
     call->Close(observer.status());
-    loop_->CountWaste(*call);
+    loop_->CountUselessCall(*call);
   }
 }
 

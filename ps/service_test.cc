@@ -78,7 +78,7 @@ class Job {
 
  private:
   struct Rank {
-    std::unique_ptr<rpc::Transport> transport;
+    std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<Server> server;
     std::unique_ptr<rpc::Agent> agent;
   };
@@ -99,7 +99,7 @@ class Job {
     return rank;
   }
 
-  rpc::LocalNetwork network_;
+  transport::LocalNetwork network_;
   rpc::FixedDirectory directory_;
   std::vector<Rank> ranks_;
   std::vector<std::string> server_names_;

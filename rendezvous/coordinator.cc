@@ -16,7 +16,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/strand.h"
-#include "weft/net/audit.h"
+#include "weft/net/refusal_log.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/wire.h"
 
@@ -124,7 +124,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   TimerSource& timers_;
   Executor& executor_;
   telemetry::Telemetry& telemetry_;
-  net::Audit audit_{telemetry_};
+  net::RefusalLog refusal_log_{telemetry_};
   Strand strand_;
   Core::Options limits_;  // const once open
   // On the strand, once open.
@@ -138,7 +138,7 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
     Core::Actions actions;
     absl::Status why;
     Instant since;
-    std::vector<Core::HangUp> missed;
+    std::vector<Core::CallerGone> missed;
   };
   std::optional<Stalled> stalled_;
   // Members of this host, until they are known to be gone.
@@ -251,8 +251,8 @@ uint64_t Coordinator::State::Handle(const Caller& caller,
     if (!status.ok()) request = status;
   }
   if (!request.ok()) {
-    audit_.Refused("coordinator", caller.text, method,
-                   request.status().message());
+    refusal_log_.Refused("coordinator", caller.text, method,
+                         request.status().message());
     std::move(respond)(request.status());
     return 0;
   }
@@ -288,7 +288,7 @@ void Coordinator::State::Run(Core::Event event) {
   {
     MutexLock lock(mu_);
     if (is_shut_) return;
-    if (const auto* gone = std::get_if<Core::HangUp>(&event)) {
+    if (const auto* gone = std::get_if<Core::CallerGone>(&event)) {
       responds_.erase(gone->ticket);
     }
   }
@@ -382,7 +382,7 @@ void Coordinator::State::Stall(std::vector<v1::LogRecord> records,
 // Members are told that the coordinator lives, which decides nothing; the rest
 // they ask again.
 void Coordinator::State::RunStalled(Core::Event event) {
-  if (const auto* gone = std::get_if<Core::HangUp>(&event)) {
+  if (const auto* gone = std::get_if<Core::CallerGone>(&event)) {
     stalled_->missed.push_back(*gone);
     return;
   }
@@ -431,7 +431,7 @@ void Coordinator::State::GoOnAfter(const absl::Status& appended) {
       << absl::FormatDuration(timers_.driver().clock().Now() - stalled.since);
   telemetry_.recorder().Record("coordinator.goes_on", journal_->where());
   Tell(std::move(stalled.actions));
-  for (const Core::HangUp& gone : stalled.missed) Run(gone);
+  for (const Core::CallerGone& gone : stalled.missed) Run(gone);
   Run(Core::Tick{});
 }
 
@@ -588,8 +588,8 @@ uint64_t Coordinator::Handle(const Caller& caller, absl::string_view method,
   return state_->Handle(caller, method, request, std::move(respond));
 }
 
-void Coordinator::HangUp(uint64_t call) {
-  if (call != 0) state_->Schedule(CoordinatorCore::HangUp{call});
+void Coordinator::CallerGone(uint64_t call) {
+  if (call != 0) state_->Schedule(CoordinatorCore::CallerGone{call});
 }
 
 std::unique_ptr<CoordinatorLink> Coordinator::LocalLink() {

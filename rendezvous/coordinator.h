@@ -1,5 +1,5 @@
 // Coordinator: answers for the job's membership, barriers and store. Served at
-// an endpoint by over_net.h, within the process by LocalLink().
+// an endpoint by grpc_coordinator.h, within the process by LocalLink().
 //
 // It is CoordinatorCore, which decides, behind a Journal, which remembers: a
 // decision is there before anybody hears of it.
@@ -60,12 +60,12 @@ class Coordinator {
     bool is_host = false;
   };
   // Answers one call of `method` (Join); `respond` runs once, on any thread, or
-  // is dropped with the Coordinator. Returns what HangUp wants.
+  // is dropped with the Coordinator. Returns what CallerGone wants.
   using Respond = absl::AnyInvocable<void(absl::StatusOr<std::string>) &&>;
   uint64_t Handle(const Caller& caller, absl::string_view method,
                   absl::string_view request, Respond respond);
   // Its caller is there no more: nothing is decided for it any longer.
-  void HangUp(uint64_t call);
+  void CallerGone(uint64_t call);
 
   // For members of this process. Once `this` is gone it answers kUnavailable.
   std::unique_ptr<CoordinatorLink> LocalLink();

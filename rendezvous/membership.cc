@@ -28,7 +28,7 @@
 #include "weft/base/strand.h"
 #include "weft/rendezvous/coordinator_call.h"
 #include "weft/rendezvous/core/member_core.h"
-#include "weft/rendezvous/core/pace.h"
+#include "weft/rendezvous/core/poll_backoff.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
@@ -589,7 +589,7 @@ void Membership::State::SaySettled(v1::BarrierRequest& request) {
 absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
     v1::BarrierRequest& request, Instant deadline,
     std::vector<std::string>* missing) {
-  Pace pace;
+  PollBackoff backoff;
   for (;;) {
     const Instant asked = now();
     WEFT_ASSIGN_OR_RETURN(
@@ -609,7 +609,7 @@ absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
     const Instant answered = now();
     if (answered >= deadline || !status().ok()) return reply;
     PauseFor(timers_,
-             std::min(pace.Pause(answered - asked), deadline - answered));
+             std::min(backoff.Pause(answered - asked), deadline - answered));
   }
 }
 

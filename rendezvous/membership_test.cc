@@ -32,14 +32,14 @@
 #include "weft/base/mutex.h"
 #include "weft/base/parker.h"
 #include "weft/base/thread_pool.h"
-#include "weft/net/call/hang_up.h"
+#include "weft/net/call/connection_reset.h"
 #include "weft/net/loop/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/core/member_core.h"
+#include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/rendezvous/journal/coordinator_log.h"
 #include "weft/rendezvous/journal/journal.h"
-#include "weft/rendezvous/over_net.h"
 #include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
 #include "weft/telemetry/telemetry.h"
@@ -307,14 +307,15 @@ absl::Status JoinFor(int seconds, const std::vector<absl::Status>& answers) {
 
 TEST(MemberCore, WhoIsHungUpOnForSecondsDoesNotWaitToJoin) {
   const absl::Status refused = absl::UnavailableError("connection refused");
-  const absl::Status hung_up = net::HungUpOn(absl::UnavailableError("hung up"));
+  const absl::Status hung_up =
+      net::MarkConnectionReset(absl::UnavailableError("hung up"));
   EXPECT_THAT(JoinFor(60, {refused}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
   EXPECT_THAT(JoinFor(5, {hung_up}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
   const absl::Status end = JoinFor(6, {hung_up});
   EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "hung up"));
-  EXPECT_TRUE(net::WasHungUpOn(end));
+  EXPECT_TRUE(net::WasConnectionReset(end));
   // As a coordinator that is started again.
   EXPECT_THAT(JoinFor(60, {hung_up, hung_up, hung_up, hung_up, refused}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
@@ -522,7 +523,7 @@ class MembershipTest : public ::testing::Test {
   }
 
   absl::StatusOr<std::unique_ptr<Membership>> Join(JoinOptions options) {
-    auto link = MakeNetLink(*loop_, address_, "ps0");
+    auto link = MakeGrpcLink(*loop_, address_, "ps0");
     if (!link.ok()) return link.status();
     return Membership::Join(*timers_, *std::move(link), std::move(options));
   }
@@ -1267,7 +1268,7 @@ TEST_F(MembershipTest, WhoJoinedAnEarlierTermIsStillSpokenForByItselfAlone) {
 TEST_F(MembershipTest, AKilledCoordinatorComesBackAndNobodyElseDoes) {
   const auto start = [&] {
     auto host = testing::Process::Start(
-        {{testing::RunfilePath("rendezvous/coordinator_host"), address_,
+        {{testing::RunfilePath("rendezvous/test_coordinator"), address_,
           dir_.Path("log")},
          {}});
     EXPECT_THAT(host, IsOk());

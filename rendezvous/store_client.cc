@@ -13,7 +13,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/coordinator_call.h"
-#include "weft/rendezvous/core/pace.h"
+#include "weft/rendezvous/core/poll_backoff.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -55,14 +55,14 @@ class StoreClient final : public Store {
     request.set_version(after);
     const Clock& clock = timers_.driver().clock();
     const Instant deadline = Deadline(timeout);
-    Pace pace;
+    PollBackoff backoff;
     for (;;) {
       const Instant asked = clock.Now();
       WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, Ask(request, deadline));
       if (reply.version() > after) return EntryOf(std::move(reply));
       const Instant now = clock.Now();
       if (now >= deadline) break;
-      PauseFor(timers_, std::min(pace.Pause(now - asked), deadline - now));
+      PauseFor(timers_, std::min(backoff.Pause(now - asked), deadline - now));
     }
     return absl::DeadlineExceededError(
         absl::StrCat("store: key \"", key, "\" did not change from version ",

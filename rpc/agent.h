@@ -29,7 +29,7 @@
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
-#include "weft/rpc/diagnostics/leftovers.h"
+#include "weft/rpc/diagnostics/leaks.h"
 #include "weft/rpc/diagnostics/traffic.h"
 #include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/rpc/function.h"
@@ -44,8 +44,10 @@ class ThreadPool;
 
 namespace weft::rpc {
 
-class LoneServer;
-class SessionTap;
+class AgentState;
+
+class SessionlessServer;
+class SessionHook;
 
 // Who may call some functions, whatever they were registered with.
 struct AccessRule {
@@ -71,7 +73,7 @@ struct AgentOptions {
   WorkerKey key;
 
   // The three must outlive the agent.
-  Transport* transport = nullptr;
+  transport::Transport* transport = nullptr;
   Directory* directory = nullptr;
   telemetry::Telemetry* telemetry = nullptr;  // null: silent
 
@@ -100,7 +102,7 @@ struct AgentOptions {
   int64_t result_bytes = int64_t{4} << 30;
   std::string build;                   // shown in errors; empty: Weft's version
   const Registry* registry = nullptr;  // null: Registry::Global()
-  SessionTap* tap = nullptr;           // of simulations; must outlive the agent
+  SessionHook* hook = nullptr;         // of simulations; must outlive the agent
 };
 
 // Thread-safety: thread-safe.
@@ -156,7 +158,7 @@ class Agent {
 
   // Membership says that this incarnation is gone, and with it all earlier
   // ones: its calls end, those that were out with OutcomeUnknown, and it is
-  // heard no more. `left`: by its own wish, so that Leftovers() names what it
+  // heard no more. `left`: by its own wish, so that Leaks() names what it
   // left here.
   void PeerGone(WorkerKey key, absl::string_view why, bool left = false);
 
@@ -212,7 +214,7 @@ class Agent {
   // What nobody has let go of: handles that were made here and not released,
   // what others keep here or have left here when they left, and the streams
   // that Shutdown() has ended. Of peers that died there is nothing.
-  std::vector<Leftover> Leftovers() const;
+  std::vector<Leak> Leaks() const;
 
   // Also exported as weft_rpc_* by the Metrics of its Telemetry.
   AgentMetrics Metrics();
@@ -225,15 +227,14 @@ class Agent {
   const std::string& name() const;
   WorkerKey key() const;
 
-  // For what brings calls without a session: see plain_service.h.
-  std::weak_ptr<LoneServer> lone_server() const;
-
-  class Core;
+  // For what brings calls without a session: see untyped_call_service.h.
+  std::weak_ptr<SessionlessServer> sessionless_server() const;
 
  private:
+  friend class AgentState;
   friend class CallContext;
   friend class internal::CallStarter;
-  explicit Agent(std::shared_ptr<Core> core);
+  explicit Agent(std::shared_ptr<AgentState> state);
   Target ByName(absl::string_view name, std::optional<absl::Duration> timeout,
                 std::shared_ptr<const Lineage> lineage);
   Target ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
@@ -241,7 +242,7 @@ class Agent {
   void SetLocalObject(const void* type_key, std::shared_ptr<void> object);
   std::shared_ptr<void> FindLocalObject(const void* type_key) const;
 
-  std::shared_ptr<Core> core_;
+  std::shared_ptr<AgentState> state_;
 };
 
 // What is pending at the worker that `target` names, but for questions such as

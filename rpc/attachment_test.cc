@@ -313,9 +313,9 @@ TEST_F(AttachmentTest, OfACallThatNeverLeftIsRefused) {
 
 TEST_F(AttachmentTest, OfACallThatNeverLeftItsLaneIsRefused) {
   theirs_->HoldBack(true);
-  const Target lane = peer().InOrder();
-  const auto first = CallAsync(lane, Join, Token{"a"}, Token{"b"});
-  const auto second = CallAsync(lane, Join, Token{"c"}, Token{"d"});
+  const Target queue = peer().Serialized();
+  const auto first = CallAsync(queue, Join, Token{"a"}, Token{"b"});
+  const auto second = CallAsync(queue, Join, Token{"c"}, Token{"d"});
   second.Cancel();
   EXPECT_EQ(mine_->Outcomes(), "a+b open, c+d refused");
   EXPECT_EQ(mine_->sent()[1].call, 0u);

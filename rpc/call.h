@@ -48,7 +48,7 @@ namespace weft::rpc {
 
 namespace internal {
 class CallStarter;
-class LaneCaller;
+class OrderedQueue;
 class NamedWorker;
 }  // namespace internal
 
@@ -95,12 +95,13 @@ class Target {
   Target Within(const CallContext& context) const;
 
   // The same worker, whose calls by this target and copies of it run there in
-  // the order in which they are made, one at a time: a lane. Each leaves when
-  // the one before has ended, so each costs a round trip; many values in order
-  // are better a stream (stream.h). One that fails or is given up leaves the
-  // order of the others as it is. A function that calls back and waits for a
-  // call of the same lane waits for itself. Not for streams; after WithRetry().
-  Target InOrder() const;
+  // the order in which they are made, one at a time: an ordered queue. Each
+  // leaves when the one before has ended, so each costs a round trip; many
+  // values in order are better a stream (stream.h). One that fails or is given
+  // up leaves the order of the others as it is. A function that calls back and
+  // waits for a call of the same ordered queue waits for itself. Not for
+  // streams; after WithRetry().
+  Target Serialized() const;
 
   // A call for which the callee has granted no credit fails at once with
   // kResourceExhausted, instead of waiting for some.
@@ -122,10 +123,10 @@ class Target {
   std::shared_ptr<internal::Caller> caller_;
   std::shared_ptr<internal::NamedWorker> named_;  // null: caller_ has the name
   WorkerKey key_;  // of the one incarnation, once that is known
-  std::shared_ptr<internal::LaneCaller> lane_;  // see InOrder()
-  std::optional<absl::Duration> timeout_;       // null: the agent's default
-  std::shared_ptr<const Lineage> lineage_;      // null outside of a handler
-  telemetry::TraceContext trace_;               // counts where it is valid
+  std::shared_ptr<internal::OrderedQueue> queue_;  // see Serialized()
+  std::optional<absl::Duration> timeout_;          // null: the agent's default
+  std::shared_ptr<const Lineage> lineage_;         // null outside of a handler
+  telemetry::TraceContext trace_;                  // counts where it is valid
   bool follows_ = false;  // each call asks for the incarnation of named_
   bool retries_ = false;  // caller_ does so
   bool waits_for_credit_ = true;
@@ -182,7 +183,7 @@ class OutgoingCall {
 
   // Both until the end.
   std::shared_ptr<Caller> caller_;
-  std::shared_ptr<LaneCaller> lane_;
+  std::shared_ptr<OrderedQueue> queue_;
   Agent* agent_ = nullptr;
   std::string worker_;
   const Function* function_ = nullptr;
@@ -200,11 +201,11 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
                                            absl::string_view key);
 // kInvalidArgument of one that was made by WithRetry().
 absl::Status CheckFixed(const Target& target);
-// kInvalidArgument, for the reason `why`, of one that was made by InOrder().
+// kInvalidArgument, for the reason `why`, of one that was made by Serialized().
 inline constexpr absl::string_view kNoLaneForObjects =
-    "an object has the id of the call that makes it, and calls by InOrder() "
+    "an object has the id of the call that makes it, and calls by Serialized() "
     "get theirs when they leave";
-absl::Status CheckNoLane(const Target& target, absl::string_view why);
+absl::Status CheckNotSerialized(const Target& target, absl::string_view why);
 // Writes the arguments of a call to it; attachments are kept in `staged`.
 Encoder RequestEncoder(const Target& target,
                        std::shared_ptr<StagedAttachments>* staged);

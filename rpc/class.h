@@ -110,13 +110,13 @@ struct ClassOf {
 
 // R(P...) of a pointer to a method.
 template <typename Method>
-struct PlainMethod;
+struct UntypedMethod;
 template <typename C, typename R, typename... P>
-struct PlainMethod<R (C::*)(P...)> {
+struct UntypedMethod<R (C::*)(P...)> {
   using type = R(P...);
 };
 template <typename C, typename R, typename... P>
-struct PlainMethod<R (C::*)(P...) const> {
+struct UntypedMethod<R (C::*)(P...) const> {
   using type = R(P...);
 };
 
@@ -137,7 +137,7 @@ typename weft::internal::Caught<R>::type UseObject(CallContext& context,
 
 // A method of T, as a function that takes the object's id first.
 template <typename T, auto method,
-          typename F = typename PlainMethod<decltype(method)>::type>
+          typename F = typename UntypedMethod<decltype(method)>::type>
 struct MethodOf;
 template <typename T, auto method, typename R, typename... P>
 struct MethodOf<T, method, R(P...)> {

@@ -61,7 +61,7 @@ absl::Status Client::Open(absl::string_view address, ClientOptions options) {
   worker_ = {reply.name(),
              {reply.key().id(), reply.key().epoch()},
              std::string(address)};
-  transport_ = MakeGrpcTransport(*loop_);
+  transport_ = transport::MakeGrpcTransport(*loop_);
   directory_ = std::make_unique<FixedDirectory>(std::vector<Worker>{worker_});
   AgentOptions agent;
   agent.job = reply.job();

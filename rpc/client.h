@@ -71,7 +71,7 @@ class Client {
   Worker worker_;
   // Each may use those above it.
   std::unique_ptr<net::Loop> loop_;
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<FixedDirectory> directory_;
   std::unique_ptr<Agent> agent_;
 };

@@ -24,7 +24,7 @@
 #include "weft/proto/reflection.pb.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/agent.h"
-#include "weft/rpc/gateway/plain_service.h"
+#include "weft/rpc/gateway/untyped_call_service.h"
 #include "weft/rpc/session/failure.h"
 #include "weft/rpc/session/outcome.h"
 #include "weft/tensor/codec.h"
@@ -145,8 +145,8 @@ class Served {
     auto opened = net::Endpoint::Open(*loop_, std::move(endpoint));
     WEFT_CHECK(opened.ok()) << opened.status().ToString();
     endpoint_ = *std::move(opened);
-    transport_ = MakeGrpcTransport(*loop_, *endpoint_);
-    plain_ = std::make_unique<PlainService>(*endpoint_, *pool_);
+    transport_ = transport::MakeGrpcTransport(*loop_, *endpoint_);
+    plain_ = std::make_unique<UntypedCallService>(*endpoint_, *pool_);
     const absl::Status started = endpoint_->Start();
     WEFT_CHECK(started.ok()) << started.ToString();
     AgentOptions agent;
@@ -181,8 +181,8 @@ class Served {
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<net::Endpoint> endpoint_;
-  std::unique_ptr<Transport> transport_;
-  std::unique_ptr<PlainService> plain_;
+  std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<UntypedCallService> plain_;
   FixedDirectory directory_;
   std::unique_ptr<Agent> agent_;
 };
@@ -418,9 +418,9 @@ TEST_F(ClientTest, IsToldOnlyOfWhatItsRoleMayCall) {
 
 // ------------------------------------------------------------ in any language
 
-class PlainCallTest : public ClientTest {
+class UntypedCallTest : public ClientTest {
  protected:
-  PlainCallTest() : served_(std::make_unique<Served>(Socket())) {
+  UntypedCallTest() : served_(std::make_unique<Served>(Socket())) {
     auto loop = net::Loop::Create();
     WEFT_CHECK(loop.ok()) << loop.status().ToString();
     loop_ = *std::move(loop);
@@ -435,7 +435,7 @@ class PlainCallTest : public ClientTest {
                                {Bytes::Copy(request)}, timeout);
   }
 
-  absl::StatusOr<v1::CallReply> CallPlain(const v1::CallRequest& request) {
+  absl::StatusOr<v1::CallReply> CallUntyped(const v1::CallRequest& request) {
     auto answer = Start(request.SerializeAsString()).Wait(kLong);
     if (!answer.ok()) return answer.status();
     v1::CallReply reply;
@@ -454,52 +454,52 @@ class PlainCallTest : public ClientTest {
   std::unique_ptr<net::Channel> channel_;
 };
 
-TEST_F(PlainCallTest, TakesAndReturnsValues) {
+TEST_F(UntypedCallTest, TakesAndReturnsValues) {
   v1::CallRequest request = To("ScaleForClients");
   *request.add_arguments()->mutable_tensor() =
       EncodeTensor(Tensor::FromVector<float>({1, 2, 3}));
   request.add_arguments()->set_real(0.5);
-  const auto reply = CallPlain(request);
+  const auto reply = CallUntyped(request);
   ASSERT_THAT(reply, IsOk());
   const auto y = DecodeTensor(reply->result().tensor());
   ASSERT_THAT(y, IsOk());
   EXPECT_THAT(y->span<float>(), ElementsAre(0.5, 1, 1.5));
 }
 
-TEST_F(PlainCallTest, BadCallsAreNamed) {
-  EXPECT_THAT(CallPlain(To("Nowhere")),
+TEST_F(UntypedCallTest, BadCallsAreNamed) {
+  EXPECT_THAT(CallUntyped(To("Nowhere")),
               StatusIs(absl::StatusCode::kUnimplemented,
                        "ps0: no function weft::rpc::Nowhere in build b1"));
-  EXPECT_THAT(CallPlain(To("ScaleForClients")),
+  EXPECT_THAT(CallUntyped(To("ScaleForClients")),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        "ps0: weft::rpc::ScaleForClients: wanted 2 arguments, "
                        "found 0; it is tensor(tensor, f64)"));
   v1::CallRequest wrong = To("ScaleForClients");
   wrong.add_arguments()->set_text("x");
   wrong.add_arguments()->set_real(1);
-  EXPECT_THAT(CallPlain(wrong),
+  EXPECT_THAT(CallUntyped(wrong),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        "argument 1: wanted tensor, found a text"));
   wrong.mutable_arguments(0)->mutable_tensor()->set_elements("abc");
-  EXPECT_THAT(CallPlain(wrong), StatusIs(absl::StatusCode::kInvalidArgument));
-  EXPECT_THAT(CallPlain(To("OwnForClients")),
+  EXPECT_THAT(CallUntyped(wrong), StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(CallUntyped(To("OwnForClients")),
               StatusIs(absl::StatusCode::kUnimplemented,
-                       "example.Own has no plain form"));
+                       "example.Own has no untyped form"));
   EXPECT_THAT(
       Start("\xff\xff").Wait(kLong),
       StatusIs(absl::StatusCode::kInvalidArgument, "not a CallRequest"));
 }
 
 // protobuf has a line of its own for each.
-TEST_F(PlainCallTest, BadTextIsNoLineOfTheLog) {
+TEST_F(UntypedCallTest, BadTextIsNoLineOfTheLog) {
   ::testing::internal::CaptureStderr();
   EXPECT_THAT(
-      CallPlain(To("\xff")),
+      CallUntyped(To("\xff")),
       StatusIs(absl::StatusCode::kInvalidArgument, "not a CallRequest"));
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
-TEST_F(PlainCallTest, IsPendingAndCountedAsAnyCall) {
+TEST_F(UntypedCallTest, IsPendingAndCountedAsAnyCall) {
   Future<Slices> call = Start(To("ParkForClients").SerializeAsString());
   EXPECT_THAT(served_->parked().arrived.future().Wait(kLong), IsOk());
   const auto pending = served_->agent().Pending();
@@ -511,28 +511,28 @@ TEST_F(PlainCallTest, IsPendingAndCountedAsAnyCall) {
   EXPECT_EQ(served_->agent().Metrics().client_active_calls, 0);
   call.Cancel();
   EXPECT_THAT(served_->parked().given_up.future().Wait(kLong), IsOk());
-  EXPECT_THAT(CallPlain(To("FailForClients")), ::testing::Not(IsOk()));
+  EXPECT_THAT(CallUntyped(To("FailForClients")), ::testing::Not(IsOk()));
   const Traffic::Counts with = served_->agent().Metrics().peers.at("client");
   EXPECT_EQ(with.served, 2);
   EXPECT_GE(with.served_errors, 1);
   EXPECT_EQ(with.calls, 0);
 }
 
-TEST_F(PlainCallTest, ErrorsOfTheFunctionAreTheCalls) {
-  EXPECT_THAT(CallPlain(To("FailForClients")),
+TEST_F(UntypedCallTest, ErrorsOfTheFunctionAreTheCalls) {
+  EXPECT_THAT(CallUntyped(To("FailForClients")),
               StatusIs(absl::StatusCode::kDataLoss,
                        "FailForClients: as it was asked to"));
 }
 
-TEST_F(PlainCallTest, CancellationReachesTheFunction) {
+TEST_F(UntypedCallTest, CancellationReachesTheFunction) {
   Future<Slices> call = Start(To("ParkForClients").SerializeAsString());
   ASSERT_THAT(served_->parked().arrived.future().Wait(kLong), IsOk());
   call.Cancel(absl::CancelledError("no longer wanted"));
   EXPECT_THAT(served_->parked().given_up.future().Wait(kLong), IsOk());
 }
 
-TEST_F(PlainCallTest, TheDeadlineReachesTheFunction) {
-  ASSERT_THAT(CallPlain(To("PatienceForClients")), IsOk());
+TEST_F(UntypedCallTest, TheDeadlineReachesTheFunction) {
+  ASSERT_THAT(CallUntyped(To("PatienceForClients")), IsOk());
   EXPECT_THAT(
       Start(To("ParkForClients").SerializeAsString(), absl::Milliseconds(200))
           .Wait(kLong),
@@ -540,7 +540,7 @@ TEST_F(PlainCallTest, TheDeadlineReachesTheFunction) {
   served_->ExpectGivenUpIfArrived();
 }
 
-TEST_F(PlainCallTest, HasADeadlineWhateverTheClientSays) {
+TEST_F(UntypedCallTest, HasADeadlineWhateverTheClientSays) {
   const auto patience = [&](absl::Duration timeout) {
     const auto answer =
         Start(To("PatienceForClients").SerializeAsString(), timeout)
@@ -551,35 +551,35 @@ TEST_F(PlainCallTest, HasADeadlineWhateverTheClientSays) {
                 reply.ParseFromString(std::string(Flatten(*answer).view())));
     return absl::Seconds(reply.result().real());
   };
-  EXPECT_LT(patience(kLong), kPlainTimeout / 2 + absl::Seconds(1));
-  EXPECT_LE(patience(absl::InfiniteDuration()), kPlainTimeout);
-  EXPECT_GT(patience(absl::InfiniteDuration()), kPlainTimeout / 2);
-  EXPECT_LE(patience(absl::Hours(24)), kMaxPlainTimeout);
-  EXPECT_GT(patience(absl::Hours(24)), kMaxPlainTimeout / 2);
+  EXPECT_LT(patience(kLong), kUntypedTimeout / 2 + absl::Seconds(1));
+  EXPECT_LE(patience(absl::InfiniteDuration()), kUntypedTimeout);
+  EXPECT_GT(patience(absl::InfiniteDuration()), kUntypedTimeout / 2);
+  EXPECT_LE(patience(absl::Hours(24)), kMaxUntypedTimeout);
+  EXPECT_GT(patience(absl::Hours(24)), kMaxUntypedTimeout / 2);
 }
 
-TEST_F(PlainCallTest, EndsWithTheAgent) {
+TEST_F(UntypedCallTest, EndsWithTheAgent) {
   Future<Slices> call = Start(To("ParkForClients").SerializeAsString());
   ASSERT_THAT(served_->parked().arrived.future().Wait(kLong), IsOk());
   served_->EndAgent();
   EXPECT_THAT(call.Wait(kLong), StatusIs(absl::StatusCode::kCancelled, "ps0"));
-  EXPECT_THAT(CallPlain(To("FailForClients")),
+  EXPECT_THAT(CallUntyped(To("FailForClients")),
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
 // It has not run, and may be tried at another worker.
-TEST_F(PlainCallTest, WhatComesWhileTheAgentEndsIsUnavailable) {
+TEST_F(UntypedCallTest, WhatComesWhileTheAgentEndsIsUnavailable) {
   const ScopedFailpoint stopped("rpc/stopped", "block");
   std::thread end([&] { served_->EndAgent(); });
   EXPECT_TRUE(Becomes([&] { return stopped.hits() == 1; }));
   EXPECT_THAT(
-      CallPlain(To("FailForClients")),
+      CallUntyped(To("FailForClients")),
       StatusIs(absl::StatusCode::kUnavailable, "the agent of ps0 has ended"));
   DisarmFailpoint("rpc/stopped");
   end.join();
 }
 
-TEST_F(PlainCallTest, DescribesItself) {
+TEST_F(UntypedCallTest, DescribesItself) {
   const auto answer =
       channel_->UnaryCall("/weft.rpc.v1.Worker/Describe", {}, kLong)
           .Wait(kLong);
@@ -608,7 +608,7 @@ class OneAnswer final : public net::StreamObserver {
   Promise<Slices> answer;
 };
 
-TEST_F(PlainCallTest, ReflectionKnowsItsMessages) {
+TEST_F(UntypedCallTest, ReflectionKnowsItsMessages) {
   auto heard = std::make_shared<OneAnswer>();
   const auto stream = channel_->OpenStream(
       "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", heard);

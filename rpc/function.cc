@@ -78,7 +78,7 @@ Encoder ServedCall::ReplyEncoder() {
                              peer().key, incoming_.has_session ? id() : 0};
   return Encoder(context, incoming_.has_session ? &staged_ : nullptr,
                  "the call has no session: a worker calls itself, or a client "
-                 "in plain form");
+                 "in untyped form");
 }
 
 namespace internal {

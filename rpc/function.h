@@ -81,7 +81,7 @@ class ServedCall : private CountedCall, public CallContext {
     Received arguments;
     bool keeps_result = false;    // it stays here, under `id`
     std::shared_ptr<void> alias;  // in place of `arguments`; see Alias
-    uint64_t lane = 0;            // see Request
+    uint64_t ordered_queue = 0;   // see Request
     absl::string_view function;   // outlives the call
     // Whether it is of a session, so that messages may have attachments.
     bool has_session = false;
@@ -92,7 +92,7 @@ class ServedCall : private CountedCall, public CallContext {
   Received TakeRequest() { return std::move(incoming_.arguments); }
   bool keeps_result() const { return incoming_.keeps_result; }
   void* alias() const { return incoming_.alias.get(); }
-  uint64_t lane() const { return incoming_.lane; }
+  uint64_t ordered_queue() const { return incoming_.ordered_queue; }
   absl::string_view function() const { return incoming_.function; }
   ReceivedAttachment* attachment(absl::string_view kind) const override {
     return attachments_ == nullptr ? nullptr : attachments_->Find(kind);

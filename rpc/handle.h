@@ -10,7 +10,7 @@
 // (object_id.h). It ends when it is released or when its maker does: the
 // incarnation of a member, the session of a client. Nothing counts handles:
 // who drops the last one without Release() leaves the object, and
-// Agent::Leftovers() of both workers names it. A worker may hold
+// Agent::Leaks() of both workers names it. A worker may hold
 // Limits::objects at another. The calls of a handle are as all calls; those in
 // progress keep the object alive. One whose making failed is not left behind.
 //
@@ -71,8 +71,8 @@ class Handle {
   }
 
   // The same object; calls by this handle and copies of it run one after
-  // another: see Target::InOrder().
-  Handle InOrder() const { return Handle(target_.InOrder(), id_); }
+  // another: see Target::Serialized().
+  Handle InOrder() const { return Handle(target_.Serialized(), id_); }
 
   // For the functions below. Of the incarnation that `target` names now.
   Handle(const Target& target, const ObjectId& id)
@@ -93,7 +93,7 @@ Future<Handle<T>> StartKept(const Target& target,
   if (request.ok()) {
     (*request)->keeps_result = true;
     absl::Status fits = CheckFixed(target);
-    fits.Update(CheckNoLane(target, kNoLaneForObjects));
+    fits.Update(CheckNotSerialized(target, kNoLaneForObjects));
     if (!fits.ok()) request = std::move(fits);
   }
   if (!function.ok()) {
@@ -140,7 +140,7 @@ struct MethodParameters<R(CallContext&, P...)> {
   using type = Types<P...>;
 };
 template <typename Method>
-using ParametersOf = MethodParameters<typename PlainMethod<Method>::type>;
+using ParametersOf = MethodParameters<typename UntypedMethod<Method>::type>;
 
 // A call of the function at `address`, whose parameters are `types`, with its
 // result left behind.

@@ -292,7 +292,7 @@ TEST(Handle, NothingIsSentWhereItsEndMustNotBeWaitedFor) {  // F26
   EXPECT_THAT(Call(*shard, &Embedding::rows), IsOkAndHolds(4));
   EXPECT_THAT(Fetch(*kept), IsOkAndHolds(7));
   EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 4);
-  EXPECT_EQ(ranks[0].Leftovers().size(), 2u);  // still to be released
+  EXPECT_EQ(ranks[0].Leaks().size(), 2u);  // still to be released
 }
 
 TEST(Handle, EachObjectIsItsOwn) {
@@ -408,13 +408,13 @@ TEST(Handle, ObjectsEndWithTheirKeeper) {
 
 std::vector<std::string> LeftAt(const Agent& agent) {
   std::vector<std::string> texts;
-  for (const Leftover& left : agent.Leftovers()) {
+  for (const Leak& left : agent.Leaks()) {
     texts.push_back(left.ToString());
   }
   return texts;
 }
 
-TEST(Leftovers, AreWhatWasMadeAndNotReleased) {
+TEST(Leaks, AreWhatWasMadeAndNotReleased) {
   Ranks ranks(2);
   EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
   const auto first = Make<Embedding>(ranks[0].To("w1"), 1, 1);
@@ -435,7 +435,7 @@ TEST(Leftovers, AreWhatWasMadeAndNotReleased) {
   EXPECT_THAT(LeftAt(ranks[1]), IsEmpty());
 }
 
-TEST(Leftovers, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
+TEST(Leaks, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
   for (const bool left : {false, true}) {
     Ranks ranks(2);
     const auto there = Make<Embedding>(ranks[0].To("w1"), 1, 1);
@@ -454,7 +454,7 @@ TEST(Leftovers, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
   }
 }
 
-TEST(Leftovers, OfAnIncarnationWhoseEndWasMissedAreNone) {
+TEST(Leaks, OfAnIncarnationWhoseEndWasMissedAreNone) {
   RanksOptions options;
   options.keys = {{0, 1}, {1, 5}};
   Ranks ranks(2, options);
@@ -480,7 +480,7 @@ class Witness {
  public:
   Witness() = default;
   ~Witness() {
-    for (const Leftover& left : (*TheAgent())->Leftovers()) {
+    for (const Leak& left : (*TheAgent())->Leaks()) {
       Found().push_back(left.ToString());
     }
   }
@@ -495,7 +495,7 @@ class Witness {
 };
 WEFT_RPC_CLASS(Witness);
 
-TEST(Leftovers, AreCountedOnceAlsoWhileTheyEnd) {
+TEST(Leaks, AreCountedOnceAlsoWhileTheyEnd) {
   Ranks ranks(2);
   *Witness::TheAgent() = &ranks[1];
   Witness::Found().clear();
@@ -548,20 +548,20 @@ TEST(Handle, NoWorkerIsIdleWhileACallLetsGoOfItsObject) {
   EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
 }
 
-TEST(Leftovers, OfManyKindsAndIdsAreCountedTogether) {
-  LeftoverList list;
+TEST(Leaks, OfManyKindsAndIdsAreCountedTogether) {
+  LeakList list;
   for (uint64_t id = 1; id <= 20; ++id) {
     list.Add({false, false, "w1", "Make"}, id);
   }
   ASSERT_EQ(list.Sorted().size(), 1u);
   EXPECT_EQ(list.Sorted()[0].ToString(),
             "20 Make at w1 (calls 1, 2, 3, 4, 5, 6, 7, 8 and 12 more)");
-  for (size_t kind = 0; kind < 2 * LeftoverList::kMaxKinds; ++kind) {
+  for (size_t kind = 0; kind < 2 * LeakList::kMaxKinds; ++kind) {
     list.Add({true, true, absl::StrCat("w", kind), "Tokens"}, 1);
   }
-  EXPECT_EQ(list.Sorted().size(), LeftoverList::kMaxKinds + 1);
+  EXPECT_EQ(list.Sorted().size(), LeakList::kMaxKinds + 1);
   EXPECT_EQ(list.Sorted().back().ToString(), "33 more streams");
-  LeftoverList twice;
+  LeakList twice;
   twice.Add(list);
   twice.Add(list);
   EXPECT_EQ(twice.Sorted()[0].count, 40);
@@ -683,7 +683,7 @@ TEST(Handle, StrangersThatComeAndGoEndNoSessionOfAWorker) {
   ranks.network().Break("w0");
   const WorkerKey w1{1, 1};
   constexpr uint64_t kStrangers = 100;
-  for (uint64_t life = 1; life <= kStrangers; ++life) {
+  for (uint64_t generation = 1; life <= kStrangers; ++life) {
     const auto transport = ranks.network().MakeTransport("client").value();
     const WorkerKey key{1000, life};
     FixedDirectory directory({Worker{"w1", w1, "w1"}});

@@ -4,8 +4,8 @@
 // Call ids count for each pair of (caller, callee), so only the three together
 // are unique; with the incarnations in both keys, for ever. The id is known to
 // the creator as soon as its call is numbered, before anything was sent: a
-// reference may be passed on before its object exists. Calls by InOrder() are
-// numbered when they leave, so Make and Remote refuse such targets.
+// reference may be passed on before its object exists. Calls by Serialized()
+// are numbered when they leave, so Make and Remote refuse such targets.
 
 #ifndef WEFT_RPC_OBJECT_ID_H_
 #define WEFT_RPC_OBJECT_ID_H_

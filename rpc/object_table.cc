@@ -103,7 +103,7 @@ int64_t ObjectTable::size() const {
   return static_cast<int64_t>(objects_.size());
 }
 
-void ObjectTable::AddTo(LeftoverList* list) const {
+void ObjectTable::AddTo(LeakList* list) const {
   MutexLock lock(mu_);
   for (const auto& [key, holder] : holders_) {
     if (key != owner_) AddTo(list, holder);
@@ -111,7 +111,7 @@ void ObjectTable::AddTo(LeftoverList* list) const {
   list->Add(left_);
 }
 
-void ObjectTable::AddTo(LeftoverList* list, const Holder& holder) const {
+void ObjectTable::AddTo(LeakList* list, const Holder& holder) const {
   for (const auto& [id, times] : holder.times) {
     list->Add({false, true, holder.name,
                std::string(objects_.at(id).object.function)},

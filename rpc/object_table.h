@@ -22,7 +22,7 @@
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/codec/codec.h"
-#include "weft/rpc/diagnostics/leftovers.h"
+#include "weft/rpc/diagnostics/leaks.h"
 #include "weft/rpc/object_id.h"
 #include "weft/rpc/session/directory.h"
 
@@ -74,7 +74,7 @@ class ObjectTable {
 
   int64_t size() const ABSL_LOCKS_EXCLUDED(mu_);
   // Adds what others than the owner hold here, and what they left.
-  void AddTo(LeftoverList* list) const ABSL_LOCKS_EXCLUDED(mu_);
+  void AddTo(LeakList* list) const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Entry {
@@ -97,7 +97,7 @@ class ObjectTable {
   // The next holder.
   Holders::iterator DropHolder(Holders::iterator it, bool left, Ended* ended)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AddTo(LeftoverList* list, const Holder& holder) const
+  void AddTo(LeakList* list, const Holder& holder) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status NoObject(const ObjectId& id) const;
 
@@ -108,7 +108,7 @@ class ObjectTable {
   Holders holders_ ABSL_GUARDED_BY(mu_);
   // Up to which epoch the incarnations of a member are gone, by id.
   absl::flat_hash_map<uint32_t, uint64_t> gone_ ABSL_GUARDED_BY(mu_);
-  LeftoverList left_ ABSL_GUARDED_BY(mu_);
+  LeakList left_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::rpc

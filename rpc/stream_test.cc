@@ -408,8 +408,8 @@ TEST(Stream, WhatCannotBeOpenedSaysWhy) {
   Ranks ranks(2);
   EXPECT_THAT(OpenStream(ranks[0].To("w9"), Nothing).Next(),
               StatusIs(absl::StatusCode::kNotFound, "w9"));
-  EXPECT_THAT(OpenStream(ranks[0].To("w1").InOrder(), Nothing).Next(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "InOrder"));
+  EXPECT_THAT(OpenStream(ranks[0].To("w1").Serialized(), Nothing).Next(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "Serialized"));
   const Target any = ranks[0].To("w1").WithRetry(RetryPolicy());
   EXPECT_THAT(OpenStream(any, Nothing).Next(),
               StatusIs(absl::StatusCode::kInvalidArgument,

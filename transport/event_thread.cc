@@ -7,7 +7,7 @@
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 absl::StatusOr<std::unique_ptr<EventThread>> EventThread::Create() {
   std::unique_ptr<EventThread> made(new EventThread());
@@ -93,4 +93,4 @@ bool EventThread::Take(Task* task) {
   }
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

@@ -16,7 +16,7 @@
 #include "weft/base/executor.h"
 #include "weft/base/mutex.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // Tasks run under InlineScope: none may wait.
 //
@@ -55,6 +55,6 @@ class EventThread {
   std::thread thread_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_EVENT_THREAD_H_

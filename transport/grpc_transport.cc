@@ -21,7 +21,7 @@
 #include "weft/transport/shm/memory_exchange.h"
 #include "weft/transport/shm/ring_connection.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
 constexpr char kConnect[] = "/weft.rpc.v1.Worker/Connect";
@@ -308,4 +308,4 @@ std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
   return std::make_unique<GrpcTransport>(loop, nullptr, options);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

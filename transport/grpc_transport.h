@@ -10,7 +10,7 @@
 #include "weft/net/loop/loop.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 struct GrpcTransportOptions {
   // Messages, and large bodies, between processes of one user on one host pass
@@ -31,6 +31,6 @@ std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
 std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
                                              GrpcTransportOptions options = {});
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_GRPC_TRANSPORT_H_

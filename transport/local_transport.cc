@@ -16,7 +16,7 @@
 #include "weft/transport/event_thread.h"
 #include "weft/transport/pipe_end.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // The two ends of a connection.
 class LocalNetwork::Pipe {
@@ -260,4 +260,4 @@ void LocalNetwork::Break(const std::string& address) {
   LocalTransport::BreakAll(*switch_, address);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

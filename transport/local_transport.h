@@ -12,7 +12,7 @@
 #include "absl/status/statusor.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // Thread-safety: thread-safe. Its transports keep what they need of it.
 class LocalNetwork {
@@ -34,6 +34,6 @@ class LocalNetwork {
   const std::shared_ptr<Switch> switch_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_LOCAL_TRANSPORT_H_

@@ -10,7 +10,7 @@
 #include "weft/base/bytes.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // `Pipe` has bool Write(int side, Slices message), false if one is under way or
 // the pipe is closed, and void Close(absl::Status).
@@ -35,6 +35,6 @@ class PipeEnd final : public Connection {
   const int side_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_PIPE_END_H_

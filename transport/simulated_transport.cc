@@ -8,7 +8,7 @@
 #include "weft/transport/pipe_end.h"
 #include "xxhash.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
 // Of what a message says: the same in each run of a seed.
@@ -335,4 +335,4 @@ absl::Duration SimulatedNetwork::Latency() {
                                      options_.max_latency);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

@@ -22,7 +22,7 @@
 #include "weft/sim/skewed_driver.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // Like gRPC's, a connection delivers in order, or breaks and loses what is
 // under way; each end learns of that in its own time. Of a FaultPlan these
@@ -115,6 +115,6 @@ class SimulatedNetwork {
   int64_t broken_ = 0;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_SIMULATED_TRANSPORT_H_

@@ -20,7 +20,7 @@
 #include "weft/base/driver.h"
 #include "weft/memory/segment.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // What one end of a connection hears: OnMessage and OnWritten any number of
 // times, then OnClosed once. One event at a time, under InlineScope.
@@ -128,6 +128,6 @@ inline absl::StatusOr<SharedMemory> Connection::TakeMemory(uint64_t, int64_t) {
   return absl::UnimplementedError("this connection shares no memory");
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_TRANSPORT_H_

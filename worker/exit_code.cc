@@ -13,7 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
-#include "weft/net/call/hang_up.h"
+#include "weft/net/call/connection_reset.h"
 #include "weft/net/tls/credentials.h"
 #include "weft/telemetry/field.h"
 
@@ -32,7 +32,7 @@ ExitCode ExitCodeFor(const absl::Status& status) {
       return static_cast<ExitCode>(code);
     }
   }
-  if (net::WasHungUpOn(status) || net::IsOfCertificates(status)) {
+  if (net::WasConnectionReset(status) || net::IsOfCertificates(status)) {
     return ExitCode::kAuth;
   }
   switch (status.code()) {

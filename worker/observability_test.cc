@@ -27,9 +27,9 @@
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/local_transport.h"
-#include "weft/worker/callees.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/status.h"
+#include "weft/worker/test_functions.h"
 #include "weft/worker/worker.h"
 
 namespace weft::worker {
@@ -76,7 +76,7 @@ class Observed : public ::testing::Test {
     channel_ = *std::move(channel);
   }
 
-  // Half by a plain call that says so; the span of its serving.
+  // Half by a untyped call that says so; the span of its serving.
   nlohmann::json ServedWith(const net::Metadata& metadata) {
     StartAlone();
     if (channel_ == nullptr) return nullptr;
@@ -119,7 +119,7 @@ class Observed : public ::testing::Test {
 TEST_F(Observed, ACallThroughTwoProcessesIsOneTraceInTheirFiles) {
   const Options options = OptionsOf("trainer");
   auto host = testing::Process::Start(
-      {{testing::RunfilePath("worker/worker_host"), "--job=job", "--role=ps",
+      {{testing::RunfilePath("worker/test_worker"), "--job=job", "--role=ps",
         "--servers=1", "--trainers=1", absl::StrCat("--dump-dir=", dir_.path()),
         "--coordinator=" + options.coordinator, "--trace=" + options.trace},
        {}});
@@ -248,7 +248,7 @@ TEST_F(Observed, TheHandlerThreadsAreCounted) {
 }
 
 TEST_F(Observed, AnAgentWithoutAWorkerHasNoStatusPage) {
-  rpc::LocalNetwork network;
+  transport::LocalNetwork network;
   rpc::FixedDirectory directory;
   const auto transport = network.MakeTransport("w0").value();
   rpc::AgentOptions options;

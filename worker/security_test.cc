@@ -381,7 +381,7 @@ TEST_F(SecuredWorker, NoOutputHasAKeyOrACertificate) {
   add(worker_->telemetry().metrics().Text());
   add(worker_->telemetry().status().RenderJson());
   add(worker_->telemetry().status().RenderText());
-  worker_->Dump();
+  worker_->DumpFlightRecorder();
   int dumps = 0;
   for (const auto& entry : std::filesystem::directory_iterator(dir_.path())) {
     if (entry.path().extension() != ".flight") continue;

@@ -22,8 +22,8 @@ absl::Status WithMessage(const absl::Status& status,
 
 }  // namespace
 
-void ShutdownReport::AddLeaks(const std::vector<rpc::Leftover>& leftovers) {
-  for (const rpc::Leftover& left : leftovers) {
+void ShutdownReport::AddLeaks(const std::vector<rpc::Leak>& leaks) {
+  for (const rpc::Leak& left : leaks) {
     (left.is_stream ? leaked_streams : leaked_objects)
         .push_back(left.ToString());
   }

@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
-#include "weft/rpc/diagnostics/leftovers.h"
+#include "weft/rpc/diagnostics/leaks.h"
 
 namespace weft::worker {
 
@@ -47,7 +47,7 @@ struct ShutdownReport {
   std::vector<Phase> phases;
   // That were cut: "2 calls to ps0", "1 calls of trainer1".
   std::vector<std::string> pending_calls;
-  // What rpc::Agent::Leftovers() found: handles that nobody has released,
+  // What rpc::Agent::Leaks() found: handles that nobody has released,
   // "2 Embedding::new at ps0 (calls 3, 7)", objects that others have left here,
   // "1 Embedding::new of trainer1 (call 5)"; and streams that were cut, of whom
   // the calls are pending ones too.
@@ -55,7 +55,7 @@ struct ShutdownReport {
   std::vector<std::string> leaked_streams;
   bool strict_leaks = false;  // as the options say
 
-  void AddLeaks(const std::vector<rpc::Leftover>& leftovers);
+  void AddLeaks(const std::vector<rpc::Leak>& leaks);
   // Ok if nothing was left; else kFailedPrecondition, which lists it.
   absl::Status LeakStatus() const;
   // The first error of a phase, else that of strict_leaks, which is also told

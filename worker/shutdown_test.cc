@@ -27,7 +27,7 @@ using ::weft::testing::StatusIs;
 struct Phases {
   std::map<std::string, absl::Duration> takes;
   std::map<std::string, absl::Status> fails;
-  std::vector<rpc::Leftover> leftovers;
+  std::vector<rpc::Leak> leaks;
   // Those that ran, in order, with the time that they had.
   std::vector<std::pair<std::string, absl::Duration>> ran;
   FakeClock clock;
@@ -45,7 +45,7 @@ struct Phases {
     steps.quiesce = [this](absl::Duration t) { return Do("quiesce", t); };
     steps.drain = [this](absl::Duration t) { return Do("drain", t); };
     steps.release = [this](absl::Duration t, ShutdownReport* report) {
-      report->AddLeaks(leftovers);
+      report->AddLeaks(leaks);
       return Do("release", t);
     };
     steps.leave = [this](absl::Duration t) { return Do("leave", t); };
@@ -70,8 +70,8 @@ ShutdownOptions TenSeconds() {
   return options;
 }
 
-rpc::Leftover Left(bool is_stream, const std::string& what) {
-  rpc::Leftover left;
+rpc::Leak Left(bool is_stream, const std::string& what) {
+  rpc::Leak left;
   left.is_stream = is_stream;
   left.what = what;
   left.peer = "ps0";
@@ -139,7 +139,7 @@ TEST(RunShutdown, WithoutGraceTwoPhasesRunAndNoErrorCounts) {
 TEST(RunShutdown, WhatIsLeftIsAnErrorOnlyWhereThatIsWanted) {
   Phases phases;
   EXPECT_THAT(phases.Run(TenSeconds()).LeakStatus(), IsOk());
-  phases.leftovers = {Left(false, "Embedding::new"), Left(true, "Tokens")};
+  phases.leaks = {Left(false, "Embedding::new"), Left(true, "Tokens")};
   const ShutdownReport lax = phases.Run(TenSeconds());
   EXPECT_THAT(lax.leaked_objects,
               ElementsAre("1 Embedding::new at ps0 (call 7)"));
@@ -163,7 +163,7 @@ TEST(RunShutdown, WhatIsLeftIsAnErrorOnlyWhereThatIsWanted) {
               StatusIs(absl::StatusCode::kDeadlineExceeded,
                        "drain: late; wanted no object and no stream left, "
                        "found 1 Embedding::new"));
-  phases.leftovers.clear();
+  phases.leaks.clear();
   EXPECT_THAT(phases.Run(strict).status().message(),
               Not(HasSubstr("wanted no object")));
   EXPECT_THAT(phases.Run(strict).leaked_objects, IsEmpty());

@@ -9,7 +9,7 @@
 #include "weft/rpc/function.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
-#include "weft/worker/callees.h"
+#include "weft/worker/test_functions.h"
 
 namespace weft::worker {
 namespace {

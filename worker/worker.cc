@@ -21,10 +21,10 @@
 #include "weft/base/clock.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
-#include "weft/rendezvous/discovery/finding_link.h"
+#include "weft/rendezvous/discovery/resolving_link.h"
+#include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/rendezvous/journal/coordinator_log.h"
 #include "weft/rendezvous/journal/etcd_journal.h"
-#include "weft/rendezvous/over_net.h"
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flight_dump.h"
@@ -142,7 +142,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   const absl::Status status = worker->StartParts();
   if (status.ok()) return worker;
   // Who was not let in has nothing to tell that the error does not say.
-  if (worker->membership_ != nullptr) worker->Dump();
+  if (worker->membership_ != nullptr) worker->DumpFlightRecorder();
   return In(worker->options_.name(), status);
 }
 
@@ -161,7 +161,7 @@ absl::Status Worker::StartParts() {
       !dump.ok()) {
     return WithExitCode(dump, ExitCode::kConfig);
   }
-  dump_on_signal_ = OnSignal::Create([this] { Dump(); });
+  dump_on_signal_ = OnSignal::Create([this] { DumpFlightRecorder(); });
   if (options_.metrics_port != 0) {
     const auto port =
         telemetry_->metrics().Serve("127.0.0.1", options_.metrics_port);
@@ -180,7 +180,7 @@ absl::Status Worker::StartParts() {
   return membership_->AwaitWorld(options_.join_timeout);
 }
 
-void Worker::Dump() {
+void Worker::DumpFlightRecorder() {
   const absl::StatusOr<std::string> path = WriteDump(
       telemetry_->recorder(), options_.dump_dir, options_.job, options_.name());
   if (path.ok()) {
@@ -238,10 +238,11 @@ absl::Status Worker::OpenNetwork() {
   timers_ = rendezvous::MakeLoopTimers(*loop_);
 
   WEFT_ASSIGN_OR_RETURN(endpoint_, Listen());
-  rpc::GrpcTransportOptions transport;
+  transport::GrpcTransportOptions transport;
   transport.max_shared_memories = options_.shared_memories;
-  transport_ = rpc::MakeGrpcTransport(*loop_, *endpoint_, transport);
-  plain_service_ = std::make_unique<rpc::PlainService>(*endpoint_, *executor_);
+  transport_ = transport::MakeGrpcTransport(*loop_, *endpoint_, transport);
+  untyped_call_service_ =
+      std::make_unique<rpc::UntypedCallService>(*endpoint_, *executor_);
   if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
   if (options_.register_services) options_.register_services(*endpoint_);
   return endpoint_->Start();
@@ -290,7 +291,7 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
 
 absl::Status Worker::WhoIsThere() {
   const auto link =
-      rendezvous::MakeNetLink(*loop_, options_.listen, options_.name());
+      rendezvous::MakeGrpcLink(*loop_, options_.listen, options_.name());
   if (!link.ok()) return absl::OkStatus();
   return rendezvous::CheckNobodyIsThere(*timers_, **link, options_.job,
                                         options_.name(), options_.world(),
@@ -344,12 +345,12 @@ absl::Status Worker::HostCoordinator() {
   if (options_.init_url.kind != rendezvous::InitUrl::Kind::kFile) {
     return absl::OkStatus();
   }
-  auto file = rendezvous::MeetingFile::Create(
+  auto file = rendezvous::RendezvousFile::Create(
       options_.init_url.path, options_.job, endpoint_->address());
   if (!file.ok()) {
     return WithExitCode(In("--init", file.status()), ExitCode::kConfig);
   }
-  meeting_file_ = *std::move(file);
+  rendezvous_file_ = *std::move(file);
   return absl::OkStatus();
 }
 
@@ -359,13 +360,13 @@ Worker::LinkToCoordinator() {
   const std::string host = options_.servers > 0 ? "ps0" : "trainer0";
   const rendezvous::InitUrl& url = options_.init_url;
   if (!url.is_found()) {
-    return rendezvous::MakeNetLink(*loop_, options_.coordinator, host);
+    return rendezvous::MakeGrpcLink(*loop_, options_.coordinator, host);
   }
   std::function<Future<std::string>()> find;
   if (url.kind == rendezvous::InitUrl::Kind::kFile) {
     find = [this] {
       return MakeReady<std::string>(
-          rendezvous::ReadMeetingFile(options_.init_url.path, options_.job),
+          rendezvous::ReadRendezvousFile(options_.init_url.path, options_.job),
           loop_->driver());
     };
   } else {
@@ -376,10 +377,10 @@ Worker::LinkToCoordinator() {
                                     options_.job);
     };
   }
-  return rendezvous::MakeFindingLink(
+  return rendezvous::MakeResolvingLink(
       options_.init, loop_->driver(), std::move(find),
       [this, host](const std::string& address) {
-        return rendezvous::MakeNetLink(*loop_, address, host);
+        return rendezvous::MakeGrpcLink(*loop_, address, host);
       });
 }
 
@@ -454,7 +455,7 @@ absl::Status Worker::MakeAgent() {
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
   // Before anybody can call it.
   agent_->SetLocal(&status_source_);
-  plain_service_->Serve(*agent_);
+  untyped_call_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
       [agent = agent_.get(), told = std::set<rendezvous::WorkerKey>()](
           const std::shared_ptr<const rendezvous::View>& view) mutable {
@@ -475,7 +476,7 @@ void Worker::OutOfJob(const absl::Status& why) {
 }
 
 void Worker::EndProgram(const absl::Status& why) {
-  Dump();
+  DumpFlightRecorder();
   ExitIfError(WithExitCode(why, ExitCode::kPeerLost));
 }
 
@@ -568,7 +569,7 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   steps.release = [&](absl::Duration left, ShutdownReport* to) {
     const absl::Status ended = agent_->Shutdown(left);
     to->pending_calls = agent_->CutCalls();
-    to->AddLeaks(agent_->Leftovers());
+    to->AddLeaks(agent_->Leaks());
     return ended;
   };
   steps.leave = [&](absl::Duration left) { return Leave(left); };

@@ -25,11 +25,11 @@
 #include "weft/net/loop/loop.h"
 #include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
-#include "weft/rendezvous/discovery/meeting_file.h"
+#include "weft/rendezvous/discovery/rendezvous_file.h"
 #include "weft/rendezvous/journal/journal.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rpc/agent.h"
-#include "weft/rpc/gateway/plain_service.h"
+#include "weft/rpc/gateway/untyped_call_service.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/telemetry/field.h"
 #include "weft/telemetry/status_page.h"
@@ -68,7 +68,7 @@ class Worker {
   // of the log that says which; and the spans, if they are kept, to --trace.
   // SIGUSR2 does it too, for every Worker of a process that has no handler of
   // its own; and so does a failed Start.
-  void Dump();
+  void DumpFlightRecorder();
 
   // Waits until every worker of the world has called it with this tag.
   absl::Status AwaitAll(absl::string_view tag, absl::Duration timeout);
@@ -120,9 +120,10 @@ class Worker {
   std::unique_ptr<ThreadPool> coordinator_executor_;
   std::unique_ptr<rendezvous::Coordinator> coordinator_;
   std::unique_ptr<net::Endpoint> endpoint_;
-  std::unique_ptr<rendezvous::MeetingFile> meeting_file_;  // if it hosts by one
-  std::unique_ptr<rpc::Transport> transport_;
-  std::unique_ptr<rpc::PlainService> plain_service_;
+  std::unique_ptr<rendezvous::RendezvousFile>
+      rendezvous_file_;  // if it hosts by one
+  std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
   telemetry::StatusPage::Registration membership_page_;
   std::unique_ptr<ThreadPool> status_executor_;

@@ -27,7 +27,7 @@
 #include "weft/proto/coordinator.pb.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rendezvous/coordinator.h"
-#include "weft/rendezvous/over_net.h"
+#include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
@@ -44,8 +44,8 @@
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
-#include "weft/worker/callees.h"
 #include "weft/worker/exit_code.h"
+#include "weft/worker/test_functions.h"
 
 namespace weft::worker {
 namespace {
@@ -186,7 +186,7 @@ class WorkerTest : public ::testing::Test {
     const auto loop = net::Loop::Create();
     ASSERT_THAT(loop, IsOk());
     const auto link =
-        rendezvous::MakeNetLink(**loop, OptionsOf("ps", 0).coordinator, "ps0");
+        rendezvous::MakeGrpcLink(**loop, OptionsOf("ps", 0).coordinator, "ps0");
     ASSERT_THAT(link, IsOk());
     rendezvous::v1::ReportExitRequest report;
     report.set_job("job");
@@ -832,7 +832,7 @@ TEST_F(WorkerTest, EachLifeOfAWorkerLeavesNothingWhereItMadeObjects) {
     workers[1] = *std::move(again);
   }
   // The one of the second life, which it left and nobody else.
-  const auto left = workers[0]->agent().Leftovers();
+  const auto left = workers[0]->agent().Leaks();
   ASSERT_EQ(left.size(), 1u);
   EXPECT_THAT(left[0].ToString(), HasSubstr("1 "));
   EndAll(std::move(workers));
@@ -990,7 +990,7 @@ class HostTest : public WorkerTest {
   std::unique_ptr<testing::Process> StartProcess(
       std::vector<std::string> flags) {
     flags.insert(flags.begin(),
-                 {testing::RunfilePath("worker/worker_host"), "--job=job",
+                 {testing::RunfilePath("worker/test_worker"), "--job=job",
                   "--servers=1", absl::StrCat("--dump-dir=", dir_.path())});
     auto process = testing::Process::Start({std::move(flags), {}});
     EXPECT_THAT(process, IsOk());
@@ -1290,7 +1290,7 @@ TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
 
 TEST_F(WorkerTest, WhomNobodyCanReachEndsForItsSupervisor) {
   testing::Command command;
-  command.argv = {testing::RunfilePath("worker/worker_host"),
+  command.argv = {testing::RunfilePath("worker/test_worker"),
                   "--role=ps",
                   "--servers=1",
                   "--trainers=0",

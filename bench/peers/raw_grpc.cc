@@ -10,7 +10,7 @@
 // those of unary calls answered by 8 bytes. The
 // server is a program of its own. Completion queues, byte buffers with the
 // caller's memory as slices; --copy: the server also copies the slices into one
-// piece of memory. --callback: gRPC's callback API at both ends in place of
+// chunk of memory. --callback: gRPC's callback API at both ends in place of
 // completion queues, one echo at a time, never polled. --protobuf: unary calls
 // by the callback API, of a message with a `bytes` field, as a first version
 // would make them.
@@ -140,11 +140,11 @@ grpc::ByteBuffer Borrow(const char* bytes, size_t size) {
 void Consume(grpc::ByteBuffer* message) {
   static thread_local std::vector<char> memory;
   if (options.protobuf) {
-    weft::rpc::v1::Piece piece;
-    (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Deserialize(message,
-                                                                       &piece);
-    memory.resize(std::max(memory.size(), piece.data().size()));
-    std::memcpy(memory.data(), piece.data().data(), piece.data().size());
+    weft::rpc::v1::Chunk chunk;
+    (void)grpc::SerializationTraits<weft::rpc::v1::Chunk>::Deserialize(message,
+                                                                       &chunk);
+    memory.resize(std::max(memory.size(), chunk.data().size()));
+    std::memcpy(memory.data(), chunk.data().data(), chunk.data().size());
     return;
   }
   if (!options.copy) return;
@@ -486,11 +486,11 @@ class UnaryPump {
 
   void Start() {
     auto call = std::make_shared<Call>();
-    weft::rpc::v1::Piece piece;
-    piece.set_data(memory_.data(), memory_.size());
+    weft::rpc::v1::Chunk chunk;
+    chunk.set_data(memory_.data(), memory_.size());
     bool own = false;
-    (void)grpc::SerializationTraits<weft::rpc::v1::Piece>::Serialize(
-        piece, &call->message, &own);
+    (void)grpc::SerializationTraits<weft::rpc::v1::Chunk>::Serialize(
+        chunk, &call->message, &own);
     stub_->UnaryCall(&call->context, kPut, {}, &call->message, &call->reply,
                      [this, call](const grpc::Status& status) { End(status); });
   }
@@ -566,7 +566,7 @@ int main(int argc, char** argv) {
   app.add_option("--seconds", options.seconds, "how long to measure");
   app.add_flag("--poll", options.poll, "poll the queues, do not block");
   app.add_flag("--callback", options.callback, "gRPC's callback API");
-  app.add_flag("--copy", options.copy, "copy what arrives into one piece");
+  app.add_flag("--copy", options.copy, "copy what arrives into one chunk");
   app.add_flag("--protobuf", options.protobuf, "unary calls with bytes");
   app.add_option("--client-core", options.client_core, "-1: not pinned");
   app.add_option("--certs", options.certs, "mTLS with these certificates");

@@ -324,7 +324,7 @@ absl::StatusOr<Value> ValueFromJson(const Json& json, const Type& type) {
       break;
   }
   return absl::UnimplementedError(
-      absl::StrCat(type.name, " has no plain form"));
+      absl::StrCat(type.name, " has no untyped form"));
 }
 
 Json JsonFromValue(const Value& value, const Type& type) {

@@ -13,9 +13,9 @@
 #include "weft/net/loop/loop.h"
 #include "weft/net/tls/certificates.h"
 #include "weft/proto/coordinator.pb.h"
-#include "weft/rendezvous/discovery/meeting_file.h"
+#include "weft/rendezvous/discovery/rendezvous_file.h"
+#include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/rendezvous/journal/etcd_journal.h"
-#include "weft/rendezvous/over_net.h"
 #include "weft/rendezvous/wire.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/options.h"
@@ -41,7 +41,7 @@ absl::StatusOr<std::string> Find(const Question& question,
                                  const worker::Options& job) {
   const rendezvous::InitUrl& url = job.init_url;
   if (url.kind == rendezvous::InitUrl::Kind::kFile) {
-    return rendezvous::ReadMeetingFile(url.path, job.job);
+    return rendezvous::ReadRendezvousFile(url.path, job.job);
   }
   net::LoopOptions options;
   WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question));

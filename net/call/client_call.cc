@@ -7,7 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
-#include "weft/net/call/hang_up.h"
+#include "weft/net/call/connection_reset.h"
 
 namespace weft::net {
 namespace {
@@ -43,7 +43,7 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
     if (!absl::StrContains(message, words)) continue;
     const absl::Status why =
         absl::UnavailableError(absl::StrCat(text, "; ", hint));
-    return hint == kHungUp && !is_unix ? HungUpOn(why) : why;
+    return hint == kHungUp && !is_unix ? MarkConnectionReset(why) : why;
   }
   return absl::UnavailableError(text);
 }

@@ -23,7 +23,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
-#include "weft/net/edge/beginning.h"
+#include "weft/net/edge/client_hello_check.h"
 
 namespace weft::net {
 namespace {
@@ -33,7 +33,7 @@ constexpr uint64_t kListenerBit = uint64_t{1} << 62;
 constexpr int kAcceptsPerRound = 64;
 constexpr int kEvictionsOnExhaustion = 8;
 
-// The kinds of refusals: see Audit.
+// The kinds of refusals: see RefusalLog.
 constexpr char kConnection[] = "connection";
 constexpr char kMaxConnections[] = "max_connections";
 constexpr char kMaxPerAddress[] = "max_connections_per_address";
@@ -182,7 +182,7 @@ AcceptLoop::AcceptLoop(AcceptLoopOptions options, int epoll, int wake,
       epoll_(epoll),
       wake_(wake),
       reserve_(reserve),
-      unserved_(options.max_handshakes, options.handshake_timeout) {}
+      pending_(options.max_handshakes, options.handshake_timeout) {}
 
 void AcceptLoop::Stop() {
   {
@@ -244,17 +244,17 @@ int AcceptLoop::connections() {
 }
 
 void AcceptLoop::MarkServed(absl::string_view peer) {
-  if (!any_unserved_.load(std::memory_order_acquire)) return;
+  if (!any_pending_.load(std::memory_order_acquire)) return;
   {
     MutexLock lock(mu_);
-    unserved_.Settle(Now());
+    pending_.Settle(Now());
     std::optional<Id> served;
-    for (const auto& [since, id] : unserved_.handshakes()) {
+    for (const auto& [since, id] : pending_.handshakes()) {
       if (connections_.at(id).peer == peer) served = id;
     }
-    if (served.has_value()) unserved_.Remove(*served);
-    any_unserved_.store(!unserved_.handshakes().empty());
-    if (!served.has_value() || !unserved_.any_ready()) return;
+    if (served.has_value()) pending_.Remove(*served);
+    any_pending_.store(!pending_.handshakes().empty());
+    if (!served.has_value() || !pending_.any_ready()) return;
   }
   Wake();
 }
@@ -270,7 +270,7 @@ void AcceptLoop::CutOff(absl::string_view peer, absl::string_view limit,
 
 bool AcceptLoop::IsHoldingBack() {
   MutexLock lock(mu_);
-  return unserved_.IsHoldingBack(Now());
+  return pending_.IsHoldingBack(Now());
 }
 
 void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
@@ -279,7 +279,7 @@ void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
   Refuse(refusal, connection.peer);
   Cut(connection);
   // Who waits with it has time left for its handshake.
-  unserved_.HoldBack(
+  pending_.HoldBack(
       connection.address,
       Now() + std::min(held_back, options_.handshake_timeout * 4 / 5));
 }
@@ -365,8 +365,8 @@ void AcceptLoop::Run() {
 }
 
 int AcceptLoop::RoundTimeoutMs() {
-  if (unserved_.any_ready()) return kRetryMs;
-  Instant next = unserved_.next_expiry();
+  if (pending_.any_ready()) return kRetryMs;
+  Instant next = pending_.next_expiry();
   if (IsWatching()) next = std::min(next, next_watch_);
   if (next.is_infinite()) return -1;
   const absl::Duration left = next - Now();
@@ -404,7 +404,7 @@ void AcceptLoop::SurviveExhaustion(int listener) {
   Refuse({kDescriptors, "descriptors ran out; raise `ulimit -n`"}, "");
   bool freed = false;
   for (int i = 0; i < kEvictionsOnExhaustion &&
-                  Evict(unserved_.ToEvict(Now()), kDescriptors);
+                  Evict(pending_.ToEvict(Now()), kDescriptors);
        ++i)
     freed = true;
   if (freed) return;
@@ -441,7 +441,7 @@ void AcceptLoop::Admit(int fd, int listener) {
   connections_.emplace(next_id_,
                        Connection{fd, *inode, address, peer, listener});
   ++counts_[address];
-  unserved_.Add(next_id_, address, Now());
+  pending_.Add(next_id_, address, Now());
   // What came with it counts before somebody behind it needs its place.
   Hear(next_id_++, 0);
 }
@@ -485,10 +485,10 @@ std::optional<AcceptLoop::Refusal> AcceptLoop::MakeRoomFor(
 // A crowd at one address must not cost others their places.
 void AcceptLoop::EvictFor(const std::string& address) {
   while (IsFullAt(address) &&
-         Evict(unserved_.ToEvictAt(address, Now()), kMaxPerAddress)) {
+         Evict(pending_.ToEvictAt(address, Now()), kMaxPerAddress)) {
   }
   while (IsFull() &&
-         Evict(unserved_.ToEvictFor(address, Now()), kMaxConnections)) {
+         Evict(pending_.ToEvictFor(address, Now()), kMaxConnections)) {
   }
 }
 
@@ -497,7 +497,7 @@ void AcceptLoop::Hear(Id id, uint32_t events) {
   auto found = connections_.find(id);
   if (found == connections_.end() || found->second.handed_over) return;
   const Connection& connection = found->second;
-  char first[kBeginningBytes];
+  char first[kClientHelloCheckBytes];
   const ssize_t seen =
       recv(connection.fd, first, sizeof first, MSG_PEEK | MSG_DONTWAIT);
   int there = 0;
@@ -505,17 +505,18 @@ void AcceptLoop::Hear(Id id, uint32_t events) {
   if (seen <= 0 || ioctl(connection.fd, FIONREAD, &there) != 0)
     return Close(id);
   const absl::string_view text(first, static_cast<size_t>(seen));
-  const Beginning said = sources_.at(connection.listener).speaks == Speaks::kTls
-                             ? LookAtTls(text, static_cast<size_t>(there))
-                             : LookAtHttp2(text);
+  const ClientHelloCheck said =
+      sources_.at(connection.listener).speaks == Speaks::kTls
+          ? CheckTlsHello(text, static_cast<size_t>(there))
+          : CheckHttp2Preface(text);
   if (said.unfit != nullptr) {
     Refuse({kConnection, said.unfit}, connection.peer);
     return Close(id);
   }
   if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0) return Close(id);
-  if (!said.is_whole) return unserved_.BecomePartial(id);
+  if (!said.is_whole) return pending_.BecomePartial(id);
   if (connection.address == kUnix) return HandOver(id);
-  unserved_.BecomeReady(id);
+  pending_.BecomeReady(id);
 }
 
 void AcceptLoop::HandOver(Id id) {
@@ -523,23 +524,23 @@ void AcceptLoop::HandOver(Id id) {
   epoll_ctl(epoll_, EPOLL_CTL_DEL, connection.fd, nullptr);
   connection.handed_over = true;
   if (connection.address == kUnix) {
-    unserved_.Remove(id);
+    pending_.Remove(id);
   } else {
-    unserved_.BeginHandshake(id, Now());
+    pending_.BeginHandshake(id, Now());
     ++watched_;
-    any_unserved_.store(true);
+    any_pending_.store(true);
   }
   sources_.at(connection.listener).deliver(connection.fd);
 }
 
 void AcceptLoop::DeliverReady() {
-  if (!unserved_.any_ready()) return;
+  if (!pending_.any_ready()) return;
   SweepHandshakes();
   for (;;) {
-    const std::optional<Id> next = unserved_.NextReady(Now());
+    const std::optional<Id> next = pending_.NextReady(Now());
     if (next.has_value()) {
       HandOver(*next);
-    } else if (!Evict(unserved_.HandshakeToCut(Now()), kMaxHandshakes)) {
+    } else if (!Evict(pending_.HandshakeToCut(Now()), kMaxHandshakes)) {
       return;
     }
   }
@@ -560,19 +561,19 @@ void AcceptLoop::Sweep() {
 }
 
 void AcceptLoop::SweepHandshakes() {
-  unserved_.Settle(Now());
+  pending_.Settle(Now());
   std::vector<Id> gone;
-  for (const auto& [since, id] : unserved_.handshakes()) {
+  for (const auto& [since, id] : pending_.handshakes()) {
     if (IsGone(connections_.at(id))) gone.push_back(id);
   }
   for (Id id : gone) Forget(id);
 }
 
 void AcceptLoop::Expire() {
-  while (const std::optional<Id> id = unserved_.Expired(Now())) {
+  while (const std::optional<Id> id = pending_.Expired(Now())) {
     const std::string waited = absl::FormatDuration(options_.handshake_timeout);
     const std::string& peer = connections_.at(*id).peer;
-    if (unserved_.IsReady(*id)) {
+    if (pending_.IsReady(*id)) {
       Refuse(
           {kMaxHandshakes, absl::StrCat("waited ", waited, " for one of ",
                                         options_.max_handshakes, " handshakes",
@@ -622,12 +623,13 @@ void AcceptLoop::Forget(Id id) {
   const auto count = counts_.find(found->second.address);
   if (--count->second == 0) counts_.erase(count);
   connections_.erase(found);
-  unserved_.Remove(id);
+  pending_.Remove(id);
 }
 
 void AcceptLoop::Refuse(const Refusal& refusal, const std::string& peer) {
-  if (options_.audit != nullptr)
-    options_.audit->Refused(refusal.kind, peer, "to connect", refusal.why);
+  if (options_.refusal_log != nullptr)
+    options_.refusal_log->Refused(refusal.kind, peer, "to connect",
+                                  refusal.why);
 }
 
 int AcceptLoop::CountOf(const std::string& address) {

@@ -6,8 +6,8 @@
 // no cost to gRPC, until it has said all that it says before it wants an
 // answer; and no more than `max_handshakes` TCP connections are with gRPC
 // without having made a call. Who gets a place, and who makes room when
-// descriptors or places run out: see Unserved. Who has made a call stays,
-// unless it floods us with calls.
+// descriptors or places run out: see PendingConnections. Who has made a call
+// stays, unless it floods us with calls.
 
 #ifndef WEFT_NET_EDGE_ACCEPT_LOOP_H_
 #define WEFT_NET_EDGE_ACCEPT_LOOP_H_
@@ -30,9 +30,9 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
-#include "weft/net/audit.h"
 #include "weft/net/edge/listener.h"
-#include "weft/net/edge/unserved.h"
+#include "weft/net/edge/pending_connections.h"
+#include "weft/net/refusal_log.h"
 
 namespace weft::net {
 
@@ -49,8 +49,8 @@ struct AcceptLoopOptions {
       open_streams = nullptr;
   int max_calls_per_connection = 256;
   // These must outlive the loop.
-  Audit* audit = nullptr;        // null: silent
-  const Clock* clock = nullptr;  // null: SteadyClock()
+  RefusalLog* refusal_log = nullptr;  // null: silent
+  const Clock* clock = nullptr;       // null: SteadyClock()
 };
 
 // Thread-safety: thread-safe.
@@ -94,7 +94,7 @@ class AcceptLoop {
   int max_connections() const { return options_.max_connections; }
 
  private:
-  using Id = Unserved::Id;
+  using Id = PendingConnections::Id;
   struct Connection {
     int fd;
     ino_t inode;  // tells a descriptor that gRPC closed from its successor
@@ -110,7 +110,7 @@ class AcceptLoop {
     Speaks speaks;
     Deliver deliver;
   };
-  // `kind` as the audit takes it.
+  // `kind` as the refusal_log takes it.
   struct Refusal {
     std::string kind;
     std::string why;
@@ -164,7 +164,7 @@ class AcceptLoop {
   const int wake_;
   std::thread thread_;
 
-  std::atomic<bool> any_unserved_{false};  // spares MarkServed the lock
+  std::atomic<bool> any_pending_{false};  // spares MarkServed the lock
 
   Mutex mu_;
   // Given up for a moment when descriptors run out.
@@ -173,7 +173,7 @@ class AcceptLoop {
   Id next_id_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<Id, Connection> connections_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, int> counts_ ABSL_GUARDED_BY(mu_);  // by address
-  Unserved unserved_ ABSL_GUARDED_BY(mu_);
+  PendingConnections pending_ ABSL_GUARDED_BY(mu_);
   Instant swept_ ABSL_GUARDED_BY(mu_);
   Instant next_watch_ ABSL_GUARDED_BY(mu_);
   int64_t watches_ ABSL_GUARDED_BY(mu_) = 0;

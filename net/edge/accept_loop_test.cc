@@ -23,8 +23,8 @@
 
 #include "gtest/gtest.h"
 #include "weft/base/fake_clock.h"
-#include "weft/net/audit.h"
-#include "weft/net/edge/beginning.h"
+#include "weft/net/edge/client_hello_check.h"
+#include "weft/net/refusal_log.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -439,29 +439,30 @@ std::string HelloRecord(size_t size) {
   return record;
 }
 
-TEST(Beginning, IsWholeWithTheLastByte) {
+TEST(ClientHelloCheck, IsWholeWithTheLastByte) {
   for (const size_t size : {size_t{512}, size_t{1} << 14}) {
     const std::string record = HelloRecord(size);
     for (size_t there = 1; there <= record.size() + 1; ++there) {
-      const Beginning seen =
-          LookAtTls(record.substr(0, std::min(there, kBeginningBytes)), there);
+      const ClientHelloCheck seen = CheckTlsHello(
+          record.substr(0, std::min(there, kClientHelloCheckBytes)), there);
       EXPECT_EQ(seen.unfit, nullptr) << there;
       EXPECT_EQ(seen.is_whole, there >= record.size()) << there;
     }
   }
   const std::string preface = kPreface;
   for (size_t there = 1; there <= preface.size(); ++there) {
-    const Beginning seen = LookAtHttp2(preface.substr(0, there));
+    const ClientHelloCheck seen = CheckHttp2Preface(preface.substr(0, there));
     EXPECT_EQ(seen.unfit, nullptr) << there;
     EXPECT_EQ(seen.is_whole, there == preface.size()) << there;
   }
 }
 
-TEST(Beginning, SaysWhyItIsUnfit) {
+TEST(ClientHelloCheck, SaysWhyItIsUnfit) {
   const auto why = [](std::string changed, size_t at, char byte) {
     changed[at] = byte;
     const char* const unfit =
-        LookAtTls(changed.substr(0, kBeginningBytes), changed.size()).unfit;
+        CheckTlsHello(changed.substr(0, kClientHelloCheckBytes), changed.size())
+            .unfit;
     return std::string(unfit != nullptr ? unfit : "");
   };
   const std::string record = HelloRecord(512);
@@ -473,13 +474,13 @@ TEST(Beginning, SaysWhyItIsUnfit) {
             "a TLS record of a size that no ClientHello has");
   EXPECT_EQ(why(record, 5, 2), "TLS without a ClientHello");
   EXPECT_EQ(why(record, 10, 2), "TLS 1.1 or older; TLS 1.2 is wanted");
-  EXPECT_TRUE(LookAtHttp2(record.substr(0, 1)).is_whole);  // gRPC says it
+  EXPECT_TRUE(CheckHttp2Preface(record.substr(0, 1)).is_whole);  // gRPC says it
 }
 
-class AuditTest : public ::testing::Test {
+class RefusalLogTest : public ::testing::Test {
  protected:
-  Audit::Options Options() {
-    Audit::Options options;
+  RefusalLog::Options Options() {
+    RefusalLog::Options options;
     options.telemetry = &telemetry_;
     options.clock = &clock_;
     return options;
@@ -498,12 +499,13 @@ class AuditTest : public ::testing::Test {
   }()};
 };
 
-TEST_F(AuditTest, AFloodIsCountedAndItsLinesAreFew) {
-  Audit::Options options = Options();
+TEST_F(RefusalLogTest, AFloodIsCountedAndItsLinesAreFew) {
+  RefusalLog::Options options = Options();
   options.lines_per_minute = 3;
-  Audit audit(options);
+  RefusalLog refusal_log(options);
   for (int i = 0; i < 1000; ++i) {
-    audit.Refused("function", "trainer1\nforged", std::to_string(i), "no");
+    refusal_log.Refused("function", "trainer1\nforged", std::to_string(i),
+                        "no");
   }
   EXPECT_EQ(telemetry_.metrics()
                 .CounterFor("weft_net_refused_total", {{"kind", "function"}})
@@ -511,19 +513,19 @@ TEST_F(AuditTest, AFloodIsCountedAndItsLinesAreFew) {
             1000);
   EXPECT_EQ(CountLines(), 3);
   clock_.Advance(absl::Minutes(1));
-  audit.Refused("function", "trainer1", "ps::Push", "no");
+  refusal_log.Refused("function", "trainer1", "ps::Push", "no");
   EXPECT_EQ(CountLines(), 4);
   EXPECT_NE(lines_.str().find("not_logged=997"), std::string::npos)
       << lines_.str();
 }
 
-TEST_F(AuditTest, TheSameRefusalOverAndOverIsSaidEverMoreRarely) {
-  Audit audit(Options());
+TEST_F(RefusalLogTest, TheSameRefusalOverAndOverIsSaidEverMoreRarely) {
+  RefusalLog refusal_log(Options());
   const auto lines_of = [&](const char* who, int times) {
     lines_.str("");
     for (int i = 0; i < times; ++i) {
       clock_.Advance(absl::Seconds(1));
-      audit.Refused("certificate", who, "to connect", "revoked");
+      refusal_log.Refused("certificate", who, "to connect", "revoked");
     }
     return CountLines();
   };

@@ -246,8 +246,8 @@ void GrpcQueue::Shutdown() {
 Loop::Core::Core(LoopOptions options)
     : options_(std::move(options)),
       telemetry_(telemetry::OrSilent(options_.telemetry)),
-      audit_(telemetry_),
-      waste_(options_.max_wasted_calls_per_peer),
+      refusal_log_(telemetry_),
+      call_rates_(options_.max_wasted_calls_per_peer),
       poller_(queue_, PollerOptionsOf(options_, pollers_)),
       driver_(pollers_, poller_) {}
 
@@ -280,7 +280,7 @@ void Loop::Core::SetLimits(grpc::ServerBuilder& builder) const {
 absl::Status Loop::Core::Start() {
   TuneProcess();
   AcceptLoopOptions edge;
-  edge.audit = &audit_;
+  edge.refusal_log = &refusal_log_;
   edge.max_connections = options_.max_connections > 0
                              ? options_.max_connections
                              : 4 * options_.world_size + 64;
@@ -306,7 +306,7 @@ absl::Status Loop::Core::Start() {
     tls.credentials = options_.credentials;
     tls.check_every = options_.certificate_check;
     tls.telemetry = &telemetry_;
-    tls.audit = &audit_;
+    tls.refusal_log = &refusal_log_;
     WEFT_ASSIGN_OR_RETURN(tls_, Tls::Create(std::move(tls)));
     secure_ = builder.experimental().AddExternalConnectionAcceptor(
         Builder::ExternalConnectionType::FROM_FD, tls_->ForServer());
@@ -542,9 +542,10 @@ std::shared_ptr<CallSink> Loop::Core::FindSink(const std::string& authority) {
   return found == endpoints_.end() ? nullptr : found->second;
 }
 
-void Loop::Core::CountWaste(const ServerCall& call) {
+void Loop::Core::CountUselessCall(const ServerCall& call) {
   const std::string account = AccountOf(call.peer());
-  if (account.empty() || waste_.Allows(account, SteadyClock().Now())) return;
+  if (account.empty() || call_rates_.Allows(account, SteadyClock().Now()))
+    return;
   accept_loop_->CutOff(
       call.connection(), "max_wasted_calls_per_peer",
       absl::StrCat("too many calls of ", account, " were refused or taken ",
@@ -561,7 +562,7 @@ void Loop::Core::Route(std::shared_ptr<ServerCall> call) {
   } else {
     call->Close(absl::UnavailableError(
         absl::StrCat("no endpoint ", call->authority(), " at this address")));
-    CountWaste(*call);
+    CountUselessCall(*call);
   }
 }
 

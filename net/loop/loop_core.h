@@ -24,12 +24,12 @@
 #include "absl/status/statusor.h"
 #include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
-#include "weft/net/audit.h"
 #include "weft/net/edge/accept_loop.h"
-#include "weft/net/edge/waste.h"
+#include "weft/net/edge/call_rate_limiter.h"
 #include "weft/net/loop/loop.h"
 #include "weft/net/loop/memory_queue.h"
 #include "weft/net/loop/poller.h"
+#include "weft/net/refusal_log.h"
 #include "weft/net/tls/tls.h"
 #include "weft/telemetry/telemetry.h"
 
@@ -153,7 +153,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   const LoopOptions& options() const { return options_; }
   telemetry::Telemetry& telemetry() { return telemetry_; }
-  Audit& audit() { return audit_; }
+  RefusalLog& refusal_log() { return refusal_log_; }
   Poller& poller() { return poller_; }
   Driver& driver() { return driver_; }
   grpc::ServerCompletionQueue* queue() { return queue_.get(); }
@@ -195,7 +195,7 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   // `call` came to nothing: it was refused, or taken back. Cuts off the peer
   // that has too many of those.
-  void CountWaste(const ServerCall& call);
+  void CountUselessCall(const ServerCall& call);
 
   // An address of the edge may begin no connections for now.
   bool IsHoldingBack() { return accept_loop_->IsHoldingBack(); }
@@ -227,8 +227,8 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   const LoopOptions options_;
   telemetry::Telemetry& telemetry_;
-  Audit audit_;
-  Waste waste_;
+  RefusalLog refusal_log_;
+  CallRateLimiter call_rates_;
   GrpcQueue queue_;
   PollerGroup pollers_;
   Poller poller_;

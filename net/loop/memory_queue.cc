@@ -40,7 +40,7 @@ absl::Status Failed(const char* call) {
 
 absl::Status Watch(int epoll, int fd) {
   epoll_event event = {};
-  // Edges: a bell need not be read to be heard again.
+  // Edges: a eventfd need not be read to be heard again.
   event.events = EPOLLIN | EPOLLET;
   if (epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) {
     return Failed("epoll_ctl");
@@ -60,14 +60,14 @@ int MillisecondsUntil(Instant deadline) {
 
 }  // namespace
 
-absl::StatusOr<Bell> Bell::Create() {
+absl::StatusOr<EventFd> EventFd::Create() {
   Descriptor fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (fd.get() < 0) return Failed("eventfd");
-  return Bell(std::move(fd));
+  return EventFd(std::move(fd));
 }
 
 // Anything else that can be written to might block, or send signals.
-absl::StatusOr<Bell> Bell::FromDescriptor(Descriptor descriptor) {
+absl::StatusOr<EventFd> EventFd::FromDescriptor(Descriptor descriptor) {
   const std::string name = absl::StrCat("/proc/self/fd/", descriptor.get());
   char target[64];
   const ssize_t size = readlink(name.c_str(), target, sizeof target);
@@ -78,32 +78,32 @@ absl::StatusOr<Bell> Bell::FromDescriptor(Descriptor descriptor) {
     return absl::InvalidArgumentError(
         absl::StrCat("wants an eventfd that does not block, found ", found));
   }
-  return Bell(std::move(descriptor));
+  return EventFd(std::move(descriptor));
 }
 
-void Bell::Ring() const {
+void EventFd::Ring() const {
   const uint64_t one = 1;
   // It fails only when it was rung 2^64 times: that was heard.
   (void)!write(fd_.get(), &one, sizeof one);
 }
 
 absl::StatusOr<std::unique_ptr<MemoryQueue>> MemoryQueue::Create() {
-  WEFT_ASSIGN_OR_RETURN(Bell bell, Bell::Create());
+  WEFT_ASSIGN_OR_RETURN(EventFd event_fd, EventFd::Create());
   Descriptor epoll(epoll_create1(EPOLL_CLOEXEC));
   if (epoll.get() < 0) return Failed("epoll_create1");
-  WEFT_RETURN_IF_ERROR(Watch(epoll.get(), bell.fd()));
+  WEFT_RETURN_IF_ERROR(Watch(epoll.get(), event_fd.fd()));
   return std::unique_ptr<MemoryQueue>(
-      new MemoryQueue(std::move(bell), std::move(epoll)));
+      new MemoryQueue(std::move(event_fd), std::move(epoll)));
 }
 
-MemoryQueue::MemoryQueue(Bell bell, Descriptor epoll)
-    : bell_(std::move(bell)), epoll_(std::move(epoll)) {}
+MemoryQueue::MemoryQueue(EventFd event_fd, Descriptor epoll)
+    : event_fd_(std::move(event_fd)), epoll_(std::move(epoll)) {}
 
 absl::Status MemoryQueue::Add(std::shared_ptr<MemorySource> source) {
   if (ended_.load()) {
     return absl::FailedPreconditionError("the memory queue has ended");
   }
-  WEFT_RETURN_IF_ERROR(Watch(epoll_.get(), source->bell().fd()));
+  WEFT_RETURN_IF_ERROR(Watch(epoll_.get(), source->event_fd().fd()));
   {
     MutexLock lock(mu_);
     sources_.push_back(std::move(source));
@@ -126,7 +126,7 @@ void MemoryQueue::Remove(const MemorySource* source) {
     version_.fetch_add(1);
   }
   // The other process holds the same file, so closing ours is not enough.
-  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, removed->bell().fd(), nullptr);
+  epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, removed->event_fd().fd(), nullptr);
   Wake();  // who sleeps lets go of it
 }
 
@@ -135,7 +135,7 @@ void MemoryQueue::End() {
   Wake();
 }
 
-void MemoryQueue::Wake() { bell_.Ring(); }
+void MemoryQueue::Wake() { event_fd_.Ring(); }
 
 EventQueue::Outcome MemoryQueue::Next(Instant deadline) {
   // Also at the end: what was removed is let go.

@@ -2,8 +2,8 @@
 // they share with this one.
 //
 // To look costs no system call. Who is about to sleep says so in each memory,
-// looks once more, and then sleeps until a Bell rings: whoever puts something
-// there rings it if the other sleeps.
+// looks once more, and then sleeps until a EventFd rings: whoever puts
+// something there rings it if the other sleeps.
 
 #ifndef WEFT_NET_LOOP_MEMORY_QUEUE_H_
 #define WEFT_NET_LOOP_MEMORY_QUEUE_H_
@@ -26,19 +26,19 @@ namespace weft::net {
 // An eventfd, which another process may hold too.
 //
 // Thread-safety: thread-safe.
-class Bell {
+class EventFd {
  public:
-  static absl::StatusOr<Bell> Create();
+  static absl::StatusOr<EventFd> Create();
   // What a process of this user handed over; kInvalidArgument if it is
   // something else.
-  static absl::StatusOr<Bell> FromDescriptor(Descriptor descriptor);
+  static absl::StatusOr<EventFd> FromDescriptor(Descriptor descriptor);
 
   // Wakes who sleeps at it, or the next who would. Never waits.
   void Ring() const;
   int fd() const { return fd_.get(); }
 
  private:
-  explicit Bell(Descriptor fd) : fd_(std::move(fd)) {}
+  explicit EventFd(Descriptor fd) : fd_(std::move(fd)) {}
 
   Descriptor fd_;
 };
@@ -50,14 +50,14 @@ class MemorySource {
   virtual ~MemorySource() = default;
 
   virtual bool HasWork() = 0;
-  // From now on the bell must ring when work comes. Returns HasWork() as it is
-  // after that.
+  // From now on the eventfd must ring when work comes. Returns HasWork() as it
+  // is after that.
   virtual bool BeginSleep() = 0;
   virtual void EndSleep() = 0;
   // Does some of the work.
   virtual void Handle() = 0;
   // Where others ring for this source.
-  virtual const Bell& bell() const = 0;
+  virtual const EventFd& event_fd() const = 0;
 };
 
 // Thread-safety: thread-safe, but for Next and Handle: see EventQueue.
@@ -77,14 +77,14 @@ class MemoryQueue final : public EventQueue {
   void Wake() override;
 
  private:
-  MemoryQueue(Bell bell, Descriptor epoll);
+  MemoryQueue(EventFd event_fd, Descriptor epoll);
 
   void TakeSources() ABSL_LOCKS_EXCLUDED(mu_);
   // True if one has work: it is taken_.
   bool Look();
   void Sleep(Instant deadline);
 
-  const Bell bell_;  // of the queue itself
+  const EventFd event_fd_;  // of the queue itself
   const Descriptor epoll_;
   std::atomic<bool> ended_{false};
 

@@ -46,39 +46,39 @@ class FakeMemory final : public MemorySource {
     ++handled;
     if (then != nullptr) then();
   }
-  const Bell& bell() const override { return bell_; }
+  const EventFd& event_fd() const override { return event_fd_; }
 
   // As another process does.
   void Put() {
     ++todo_;
-    if (sleeps_.exchange(false)) bell_.Ring();
+    if (sleeps_.exchange(false)) event_fd_.Ring();
   }
 
   std::atomic<int> handled{0};
   std::function<void()> then;
 
  private:
-  const Bell bell_ = *Bell::Create();
+  const EventFd event_fd_ = *EventFd::Create();
   std::atomic<int> todo_{0};
   std::atomic<bool> sleeps_{false};
 };
 
-TEST(Bell, IsAnEventfdThatDoesNotBlock) {
+TEST(EventFd, IsAnEventfdThatDoesNotBlock) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_NONBLOCK), 0);
-  EXPECT_THAT(Bell::FromDescriptor(Descriptor(ends[0])).status(),
+  EXPECT_THAT(EventFd::FromDescriptor(Descriptor(ends[0])).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "pipe"));
-  EXPECT_THAT(Bell::FromDescriptor(Descriptor(ends[1])).status(),
+  EXPECT_THAT(EventFd::FromDescriptor(Descriptor(ends[1])).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "pipe"));
-  EXPECT_THAT(Bell::FromDescriptor(Descriptor(eventfd(0, 0))).status(),
+  EXPECT_THAT(EventFd::FromDescriptor(Descriptor(eventfd(0, 0))).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "does not block"));
   EXPECT_THAT(
-      Bell::FromDescriptor(Descriptor(open("/dev/null", O_RDWR))).status(),
+      EventFd::FromDescriptor(Descriptor(open("/dev/null", O_RDWR))).status(),
       StatusIs(absl::StatusCode::kInvalidArgument, "/dev/null"));
-  EXPECT_THAT(Bell::FromDescriptor(Descriptor(-1)).status(),
+  EXPECT_THAT(EventFd::FromDescriptor(Descriptor(-1)).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(
-      Bell::FromDescriptor(Descriptor(eventfd(0, EFD_NONBLOCK))).status(),
+      EventFd::FromDescriptor(Descriptor(eventfd(0, EFD_NONBLOCK))).status(),
       IsOk());
 }
 

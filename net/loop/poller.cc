@@ -75,7 +75,7 @@ class Poller::Waiter final : public Parker {
 
 void YieldCore() { sched_yield(); }
 
-void Turns::Take() {
+void FairLock::Take() {
   const uint32_t mine = next_.fetch_add(1);
   if (current_.load() == mine) return;
   waiting_.fetch_add(1);
@@ -87,7 +87,7 @@ void Turns::Take() {
 }
 
 // Who waits says so before it looks whose turn it is.
-void Turns::Pass() {
+void FairLock::Pass() {
   current_.fetch_add(1);
   if (waiting_.load() == 0) return;
   MutexLock lock(mu_);
@@ -328,7 +328,7 @@ bool Poller::RunDue() {
   }
   if (tasks.empty()) return false;
   InlineScope scope;
-  Turn turn(group_.running);
+  FairLockHolder turn(group_.running);
   for (Task& task : tasks) std::move(task)();
   tasks.clear();
   return true;
@@ -338,7 +338,7 @@ void Poller::Handle() {
   if (group_.busy.load(std::memory_order_relaxed) != this) {
     group_.busy.store(this);
   }
-  Turn turn(group_.running);
+  FairLockHolder turn(group_.running);
   queue_.Handle();
 }
 

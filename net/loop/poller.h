@@ -59,7 +59,7 @@ class EventQueue {
 // busy one keeps nobody out, as it would with a mutex.
 //
 // Thread-safety: thread-safe.
-class Turns {
+class FairLock {
  public:
   void Take() ABSL_LOCKS_EXCLUDED(mu_);
   void Pass() ABSL_LOCKS_EXCLUDED(mu_);
@@ -73,15 +73,15 @@ class Turns {
 };
 
 // A turn, from here to the end of the scope.
-class Turn {
+class FairLockHolder {
  public:
-  explicit Turn(Turns& turns) : turns_(turns) { turns_.Take(); }
-  ~Turn() { turns_.Pass(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  explicit FairLockHolder(FairLock& turns) : turns_(turns) { turns_.Take(); }
+  ~FairLockHolder() { turns_.Pass(); }
+  FairLockHolder(const FairLockHolder&) = delete;
+  FairLockHolder& operator=(const FairLockHolder&) = delete;
 
  private:
-  Turns& turns_;
+  FairLock& turns_;
 };
 
 class Poller;
@@ -89,7 +89,7 @@ class Poller;
 // What the pollers of a Loop share: what they run runs one at a time, and only
 // the one that had the last event looks without sleeping.
 struct PollerGroup {
-  Turns running;
+  FairLock running;
   std::atomic<const Poller*> busy{nullptr};  // null: none had one
 };
 

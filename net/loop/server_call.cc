@@ -327,7 +327,7 @@ void ServerCall::EndIfOver() {
                                            " or its connection was lost"))
                         : closing_.value_or(absl::OkStatus());
   }
-  if (is_wasted) core_->CountWaste(*this);
+  if (is_wasted) core_->CountUselessCall(*this);
   if (observer != nullptr) observer->OnClosed(std::move(status));
   if (ended_ != nullptr) std::move(ended_)();
   over = nullptr;  // before the Loop may believe that nothing is left

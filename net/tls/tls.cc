@@ -58,8 +58,11 @@ std::string ClaimedBy(const TlsCustomVerificationCheckRequest& request) {
 // Asks Trust about each peer. Of a server's peers it notes the refused ones.
 class PeerVerifier final : public ExternalCertificateVerifier {
  public:
-  PeerVerifier(std::shared_ptr<Trust> trust, bool of_server, Audit* audit)
-      : trust_(std::move(trust)), of_server_(of_server), audit_(audit) {}
+  PeerVerifier(std::shared_ptr<Trust> trust, bool of_server,
+               RefusalLog* refusal_log)
+      : trust_(std::move(trust)),
+        of_server_(of_server),
+        refusal_log_(refusal_log) {}
 
   bool Verify(TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)>,
@@ -73,9 +76,9 @@ class PeerVerifier final : public ExternalCertificateVerifier {
     if (!believed.ok()) {
       *sync_status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
                                   std::string(believed.message()));
-      if (audit_ != nullptr) {
-        audit_->Refused("certificate", ClaimedBy(*request), "to connect",
-                        believed.message());
+      if (refusal_log_ != nullptr) {
+        refusal_log_->Refused("certificate", ClaimedBy(*request), "to connect",
+                              believed.message());
       }
     }
     return true;  // done
@@ -85,7 +88,7 @@ class PeerVerifier final : public ExternalCertificateVerifier {
  private:
   const std::shared_ptr<Trust> trust_;
   const bool of_server_;
-  Audit* const audit_;
+  RefusalLog* const refusal_log_;
 };
 
 // Changes whenever one of them is written or replaced.
@@ -174,7 +177,7 @@ std::shared_ptr<grpc::ServerCredentials> Tls::ForServer() const {
       GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_BUT_DONT_VERIFY);
   options.set_certificate_verifier(
       ExternalCertificateVerifier::Create<PeerVerifier>(trust_, true,
-                                                        options_.audit));
+                                                        options_.refusal_log));
   return grpc::experimental::TlsServerCredentials(options);
 }
 

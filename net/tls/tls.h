@@ -21,7 +21,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
-#include "weft/net/audit.h"
+#include "weft/net/refusal_log.h"
 #include "weft/net/tls/credentials.h"
 #include "weft/net/tls/trust.h"
 #include "weft/telemetry/telemetry.h"
@@ -56,7 +56,7 @@ class Tls {
     Credentials credentials = Credentials::LocalOnly();  // REQUIRES: secure()
     absl::Duration check_every = absl::Seconds(10);
     telemetry::Telemetry* telemetry = nullptr;
-    Audit* audit = nullptr;  // both must outlive it
+    RefusalLog* refusal_log = nullptr;  // both must outlive it
   };
   static absl::StatusOr<std::unique_ptr<Tls>> Create(Options options);
   ~Tls();

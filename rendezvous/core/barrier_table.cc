@@ -339,7 +339,7 @@ Instant BarrierTable::NextExpiry() const {
   return next;
 }
 
-void BarrierTable::HangUp(Ticket ticket) {
+void BarrierTable::CallerGone(Ticket ticket) {
   for (auto& [tag, barrier] : barriers_) {
     for (auto& [name, arrival] : barrier) {
       if (arrival.ticket == ticket) arrival.ticket = kNobody;

@@ -74,7 +74,7 @@ class BarrierTable {
   Instant NextExpiry() const;
 
   // The caller of `ticket` is no longer there; its arrival stands meanwhile.
-  void HangUp(Ticket ticket);
+  void CallerGone(Ticket ticket);
 
   void Replay(const v1::LogRecord::Released& released);
   std::vector<v1::LogRecord::Released> Snapshot() const;

@@ -187,8 +187,8 @@ CoordinatorCore::Actions CoordinatorCore::OnEvent(Instant now, Event event) {
           On(call->ticket, request);
         },
         call->request);
-  } else if (auto* gone = std::get_if<HangUp>(&event)) {
-    OnHangUp(gone->ticket);
+  } else if (auto* gone = std::get_if<CallerGone>(&event)) {
+    OnCallerGone(gone->ticket);
   } else {
     OnTick();
   }
@@ -611,7 +611,7 @@ Instant CoordinatorCore::NextTick() const {
   return next;
 }
 
-void CoordinatorCore::OnHangUp(Ticket ticket) {
+void CoordinatorCore::OnCallerGone(Ticket ticket) {
   const auto drop = [&](auto& held) {
     held.erase(
         std::remove_if(held.begin(), held.end(),
@@ -621,7 +621,7 @@ void CoordinatorCore::OnHangUp(Ticket ticket) {
   drop(held_joins_);
   drop(held_watches_);
   drop(held_waits_);
-  barriers_.HangUp(ticket);
+  barriers_.CallerGone(ticket);
 }
 
 // Barriers and the store.

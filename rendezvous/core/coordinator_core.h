@@ -71,10 +71,10 @@ class CoordinatorCore {
     Request request;
   };
   struct Tick {};
-  struct HangUp {  // the caller of a held call is no longer there
+  struct CallerGone {  // the caller of a held call is no longer there
     Ticket ticket;
   };
-  using Event = std::variant<Call, Tick, HangUp>;
+  using Event = std::variant<Call, Tick, CallerGone>;
 
   struct Answer {
     Ticket ticket;
@@ -150,7 +150,7 @@ class CoordinatorCore {
   void On(Ticket ticket, const v1::BarrierRequest& request);
   void On(Ticket ticket, const v1::StoreRequest& request);
   void OnTick();
-  void OnHangUp(Ticket ticket);
+  void OnCallerGone(Ticket ticket);
   void Replay(const v1::LogRecord& record);
 
   absl::Status CheckJob(const std::string& job) const;

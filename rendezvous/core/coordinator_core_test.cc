@@ -55,7 +55,7 @@ class Fixture {
       Do(CoordinatorCore::Tick{});
     }
   }
-  void HangUp(uint64_t ticket) { Do(CoordinatorCore::HangUp{ticket}); }
+  void CallerGone(uint64_t ticket) { Do(CoordinatorCore::CallerGone{ticket}); }
   // The process was stopped for so long.
   void Sleep(absl::Duration d) {
     now_ += d;
@@ -305,7 +305,7 @@ TEST(CoordinatorCore, ForgetsAHeldJoinWhoseCallerHungUp) {
   Fixture f;
   const WorkerKey key = f.Join("ps", 0, 10);
   const uint64_t second = f.Call(f.JoinOf("ps", 0, 20));
-  f.HangUp(second);
+  f.CallerGone(second);
   f.Leave(key, 10);
   EXPECT_EQ(f.view().Find("ps0"), nullptr);
   EXPECT_TRUE(f.IsHeld(second));

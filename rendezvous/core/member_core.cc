@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/net/call/hang_up.h"
+#include "weft/net/call/connection_reset.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -119,7 +119,7 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
       return Lose(absl::StatusCode::kAborted, reply.status().message());
     }
     if (!IsPassing(reply.status())) return End(reply.status());
-    if (!net::WasHungUpOn(reply.status())) {
+    if (!net::WasConnectionReset(reply.status())) {
       hung_up_on_since_.reset();
     } else if (!hung_up_on_since_.has_value()) {
       hung_up_on_since_ = now_;
@@ -175,14 +175,14 @@ void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
   const v1::View& view = std::get<v1::WatchReply>(*reply).view();
   if (view.version() <= view_.version()) {
     const absl::Duration pause =
-        watch_pace_.Pause(now_ - pending(Purpose::kWatch).sent_at);
+        watch_backoff_.Pause(now_ - pending(Purpose::kWatch).sent_at);
     return pause > absl::ZeroDuration() ? SendAfter(Purpose::kWatch, pause)
                                         : SendNow(Purpose::kWatch);
   }
   if (const absl::Status fit = CheckView(view); !fit.ok()) {
     return LoseBy(BadAnswer(options_.coordinator, "Watch", fit.message()));
   }
-  watch_pace_.Reset();
+  watch_backoff_.Reset();
   TakeView(view);
   // Who leaves may hear of it by the view, should the answer be lost.
   if (state_ != State::kEnded) SendNow(Purpose::kWatch);

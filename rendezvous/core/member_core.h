@@ -16,7 +16,7 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/proto/coordinator.pb.h"
-#include "weft/rendezvous/core/pace.h"
+#include "weft/rendezvous/core/poll_backoff.h"
 #include "weft/rendezvous/worker_key.h"
 
 namespace weft::rendezvous {
@@ -140,7 +140,7 @@ class MemberCore {
   WorkerKey key_;
   bool is_durable_ = false;  // the coordinator
   v1::View view_;
-  Pace watch_pace_;
+  PollBackoff watch_backoff_;
   // Whom earlier terms declared gone, until a newer term has been told.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];

@@ -12,7 +12,7 @@
 
 namespace weft::rpc {
 
-// Thread-safety: Add and Claim under the lock of the core. Each function is
+// Thread-safety: Add and Claim under the lock of the state. Each function is
 // given that lock, so that clang can prove it.
 template <typename Action>
 class ActionQueue {

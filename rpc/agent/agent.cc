@@ -8,7 +8,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/base/version.h"
 #include "weft/rendezvous/member.h"
-#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/agent/agent_state.h"
 #include "weft/rpc/handle.h"
 
 namespace weft::rpc {
@@ -82,15 +82,15 @@ absl::StatusOr<std::unique_ptr<Agent>> Agent::Create(AgentOptions options) {
   if (options.build.empty()) options.build = std::string(kVersion);
   const Registry* registry =
       options.registry != nullptr ? options.registry : &Registry::Global();
-  auto core = std::make_shared<Core>(std::move(options), registry);
-  std::unique_ptr<Agent> agent(new Agent(core));
-  WEFT_RETURN_IF_ERROR(core->Start(agent.get()));
+  auto state = std::make_shared<AgentState>(std::move(options), registry);
+  std::unique_ptr<Agent> agent(new Agent(state));
+  WEFT_RETURN_IF_ERROR(state->Start(agent.get()));
   return agent;
 }
 
-Agent::Agent(std::shared_ptr<Core> core) : core_(std::move(core)) {}
+Agent::Agent(std::shared_ptr<AgentState> state) : state_(std::move(state)) {}
 
-Agent::~Agent() { core_->Stop(); }
+Agent::~Agent() { state_->Stop(); }
 
 Target Agent::To(absl::string_view name,
                  std::optional<absl::Duration> timeout) {
@@ -108,7 +108,7 @@ Target Agent::To(const Worker& worker, std::optional<absl::Duration> timeout) {
 absl::StatusOr<std::vector<Target>> Agent::ToAll(
     absl::string_view selector, std::optional<absl::Duration> timeout) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<Worker> workers,
-                        core_->options().directory->Select(selector));
+                        state_->options().directory->Select(selector));
   std::vector<Target> targets;
   for (const Worker& worker : workers) {
     targets.push_back(ByName(worker.name, timeout, nullptr));
@@ -122,12 +122,12 @@ absl::Status Agent::SetDefaultTimeout(absl::Duration timeout) {
         absl::StrCat("Agent::SetDefaultTimeout: wanted none below zero, found ",
                      absl::FormatDuration(timeout)));
   }
-  core_->SetDefaultTimeout(timeout);
+  state_->SetDefaultTimeout(timeout);
   return absl::OkStatus();
 }
 
 absl::Duration Agent::default_timeout() const {
-  return core_->default_timeout();
+  return state_->default_timeout();
 }
 
 Target Agent::ByName(absl::string_view name,
@@ -149,71 +149,75 @@ Target Agent::ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
   target.key_ = key;
   target.timeout_ = timeout;
   target.lineage_ = std::move(lineage);
-  const absl::StatusOr<Worker> worker = core_->Find(key);
-  auto caller = core_->CallerFor(worker);
+  const absl::StatusOr<Worker> worker = state_->Find(key);
+  auto caller = state_->CallerFor(worker);
   if (caller.ok()) {
     target.caller_ = *std::move(caller);
   } else {
     target.named_ = std::make_shared<internal::NamedWorker>(
         worker.ok() ? worker->name : key.ToString());
-    target.status_ = core_->NotThere(caller.status(), target.name());
+    target.status_ = state_->NotThere(caller.status(), target.name());
   }
   return target;
 }
 
 void Agent::SetLocalObject(const void* type_key, std::shared_ptr<void> object) {
-  core_->SetLocal(type_key, std::move(object));
+  state_->SetLocal(type_key, std::move(object));
 }
 
 std::shared_ptr<void> Agent::FindLocalObject(const void* type_key) const {
-  return core_->FindLocal(type_key);
+  return state_->FindLocal(type_key);
 }
 
 void Agent::PeerGone(WorkerKey key, absl::string_view why, bool left) {
-  core_->PeerGone(key, why, left);
+  state_->PeerGone(key, why, left);
 }
 
 Agent::PeerGoneRegistration Agent::OnPeerGone(PeerGoneCallback callback) {
-  return core_->OnPeerGone(std::move(callback));
+  return state_->OnPeerGone(std::move(callback));
 }
 
 absl::Status Agent::SetAttachmentReceiver(
     absl::string_view kind, std::shared_ptr<AttachmentReceiver> receiver) {
-  return core_->receivers()->Add(kind, std::move(receiver));
+  return state_->receivers()->Add(kind, std::move(receiver));
 }
 
-ObjectTable& Agent::objects() { return core_->objects(); }
+ObjectTable& Agent::objects() { return state_->objects(); }
 
-void Agent::OutOfJob(const absl::Status& why) { core_->OutOfJob(why); }
+void Agent::OutOfJob(const absl::Status& why) { state_->OutOfJob(why); }
 
 absl::Status Agent::AwaitIdle(absl::Duration timeout) {
-  return core_->AwaitIdle(timeout);
+  return state_->AwaitIdle(timeout);
 }
 
-std::vector<std::string> Agent::OpenCalls() const { return core_->StillOpen(); }
+std::vector<std::string> Agent::OpenCalls() const {
+  return state_->StillOpen();
+}
 
-std::vector<std::string> Agent::CutCalls() const { return core_->CutCalls(); }
+std::vector<std::string> Agent::CutCalls() const { return state_->CutCalls(); }
 
 absl::Status Agent::Shutdown(absl::Duration timeout) {
-  return core_->Drain(timeout);
+  return state_->Drain(timeout);
 }
 
-std::vector<Leftover> Agent::Leftovers() const { return core_->Leftovers(); }
+std::vector<Leak> Agent::Leaks() const { return state_->Leaks(); }
 
-AgentMetrics Agent::Metrics() { return core_->Metrics(); }
-std::vector<PendingCall> Agent::Pending() { return core_->Pending(); }
-telemetry::Telemetry& Agent::telemetry() const { return core_->telemetry(); }
-telemetry::Fields Agent::DebugInfo() { return core_->Describe(); }
+AgentMetrics Agent::Metrics() { return state_->Metrics(); }
+std::vector<PendingCall> Agent::Pending() { return state_->Pending(); }
+telemetry::Telemetry& Agent::telemetry() const { return state_->telemetry(); }
+telemetry::Fields Agent::DebugInfo() { return state_->Describe(); }
 
-const std::string& Agent::name() const { return core_->options().name; }
-WorkerKey Agent::key() const { return core_->options().key; }
+const std::string& Agent::name() const { return state_->options().name; }
+WorkerKey Agent::key() const { return state_->options().key; }
 
-std::weak_ptr<LoneServer> Agent::lone_server() const { return core_; }
+std::weak_ptr<SessionlessServer> Agent::sessionless_server() const {
+  return state_;
+}
 
 // -------------------------------------------------------------- CallContext
 
 absl::Duration CallContext::Remaining() const {
-  const Instant now = agent_->core_->transport().clock().Now();
+  const Instant now = agent_->state_->transport().clock().Now();
   return std::max(deadline() - now, absl::ZeroDuration());
 }
 
@@ -235,14 +239,14 @@ Target CallContext::To(const Worker& worker,
 }
 
 void* CallContext::FindLocal(const void* type_key) const {
-  return Hold(agent_->core_->FindLocal(type_key));
+  return Hold(agent_->state_->FindLocal(type_key));
 }
 
 absl::StatusOr<void*> CallContext::FindObject(const ObjectId& id,
                                               const void* type_key) const {
   WEFT_ASSIGN_OR_RETURN(
       ObjectTable::Object object,
-      agent_->core_->objects().Find(id, peer_->key, type_key));
+      agent_->state_->objects().Find(id, peer_->key, type_key));
   return Hold(std::move(object.value));
 }
 

@@ -6,8 +6,8 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/member.h"
-#include "weft/rpc/agent/agent_core.h"
-#include "weft/rpc/session/session_tap.h"
+#include "weft/rpc/agent/agent_state.h"
+#include "weft/rpc/session/session_hook.h"
 
 namespace weft::rpc {
 namespace {
@@ -30,10 +30,10 @@ int64_t MostAssembling(const Limits& limits) {
 }  // namespace
 
 // A connection that somebody opened: a stranger until the Hello.
-class Agent::Core::Guest final : public LinkOwner {
+class AgentState::PendingPeer final : public LinkOwner {
  public:
-  Guest(std::weak_ptr<Core> core, Proof proof)
-      : core_(std::move(core)), proof_(std::move(proof)) {}
+  PendingPeer(std::weak_ptr<AgentState> state, Proof proof)
+      : state_(std::move(state)), proof_(std::move(proof)) {}
 
   absl::Status OnFrame(Link& link, Frame&& frame) override {
     if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
@@ -42,9 +42,9 @@ class Agent::Core::Guest final : public LinkOwner {
     if (hello == nullptr) {
       return absl::InvalidArgumentError("the first frame is not a Hello");
     }
-    const std::shared_ptr<Core> core = core_.lock();
-    if (core == nullptr) return absl::UnavailableError("the agent has ended");
-    inbound_ = core->Admit(link, *hello, proof_);
+    const std::shared_ptr<AgentState> state = state_.lock();
+    if (state == nullptr) return absl::UnavailableError("the agent has ended");
+    inbound_ = state->Admit(link, *hello, proof_);
     refused_ = inbound_ == nullptr;
     is_stranger_ = refused_;
     return absl::OkStatus();
@@ -69,46 +69,46 @@ class Agent::Core::Guest final : public LinkOwner {
   }
 
  private:
-  const std::weak_ptr<Core> core_;
+  const std::weak_ptr<AgentState> state_;
   const Proof proof_;
   std::shared_ptr<Inbound> inbound_;
   bool refused_ = false;
   std::atomic<bool> is_stranger_{true};
 };
 
-std::shared_ptr<ConnectionObserver> Agent::Core::Greet(
-    std::shared_ptr<Connection> connection) {
-  auto guest = std::make_shared<Guest>(
+std::shared_ptr<transport::ConnectionObserver> AgentState::Greet(
+    std::shared_ptr<transport::Connection> connection) {
+  auto pending = std::make_shared<PendingPeer>(
       weak_from_this(),
       Proof{connection->ProvenName(), connection->ProvenRole()});
-  auto link = std::make_shared<Link>(guest, transport().clock(),
+  auto link = std::make_shared<Link>(pending, transport().clock(),
                                      MostAssembling(options_.limits));
   link->Attach(std::move(connection));
-  transport().RunAt(
-      transport().clock().Now() + kHelloTimeout,
-      [who = std::weak_ptr<Guest>(guest), link = std::weak_ptr<Link>(link)] {
-        const std::shared_ptr<Guest> guest = who.lock();
-        const std::shared_ptr<Link> open = link.lock();
-        if (guest == nullptr || open == nullptr) return;
-        if (!guest->is_stranger()) return;
-        open->End(absl::DeadlineExceededError(
-            absl::StrCat("no Hello, or none that was accepted, within ",
-                         absl::FormatDuration(kHelloTimeout))));
-      });
+  transport().RunAt(transport().clock().Now() + kHelloTimeout,
+                    [who = std::weak_ptr<PendingPeer>(pending),
+                     link = std::weak_ptr<Link>(link)] {
+                      const std::shared_ptr<PendingPeer> pending = who.lock();
+                      const std::shared_ptr<Link> open = link.lock();
+                      if (pending == nullptr || open == nullptr) return;
+                      if (!pending->is_stranger()) return;
+                      open->End(absl::DeadlineExceededError(absl::StrCat(
+                          "no Hello, or none that was accepted, within ",
+                          absl::FormatDuration(kHelloTimeout))));
+                    });
   return link;
 }
 
-std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
-                                            const Proof& proof) {
+std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
+                                           const Proof& proof) {
   std::shared_ptr<Inbound> inbound;
   std::vector<std::shared_ptr<Inbound>> ended;
   Welcome welcome;
   {
     MutexLock lock(mu_);
-    if (options_.tap != nullptr) {
-      Hello tapped = hello;
-      options_.tap->OnHello(options_.key, &tapped);
-      welcome = Judge(tapped, proof, &inbound, &ended);
+    if (options_.hook != nullptr) {
+      Hello hooked = hello;
+      options_.hook->OnHello(options_.key, &hooked);
+      welcome = Judge(hooked, proof, &inbound, &ended);
     } else {
       welcome = Judge(hello, proof, &inbound, &ended);
     }
@@ -118,10 +118,11 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
     SessionEnded(old->peer());
   }
   if (inbound == nullptr) {
-    // Who was forgotten may come back, and a Hello of an earlier life late.
+    // Who was forgotten may come back, and a Hello of an earlier generation
+    // late.
     if (!welcome.forgotten && !absl::IsAborted(welcome.status)) {
-      audit_.Refused("name", hello.name.substr(0, 64), "to call",
-                     welcome.status.message());
+      refusal_log_.Refused("name", hello.name.substr(0, 64), "to call",
+                           welcome.status.message());
     }
     link.Append(std::make_unique<Welcome>(welcome));
     link.End(welcome.status, /*after_writing=*/true);
@@ -137,14 +138,14 @@ std::shared_ptr<Inbound> Agent::Core::Admit(Link& link, const Hello& hello,
 
 // What a member holds is its incarnation's, and stays. A stranger is known by
 // nothing but its session.
-void Agent::Core::SessionEnded(const Worker& peer) {
+void AgentState::SessionEnded(const Worker& peer) {
   streams_.RemoveAll(peer.key);
   const absl::StatusOr<Worker> member = options_.directory->Find(peer.key);
   if (member.ok() && member->name == peer.name) return;
   objects_.SessionEnded(peer.key);
 }
 
-absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
+absl::Status AgentState::CheckHello(const Hello& hello, const Proof& proof) {
   if (hello.magic != kMagic) {
     return absl::InvalidArgumentError("the caller is not a Weft worker");
   }
@@ -172,14 +173,14 @@ absl::Status Agent::Core::CheckHello(const Hello& hello, const Proof& proof) {
   }
   const auto known = inbounds_.find(hello.from);
   const bool returns = known != inbounds_.end() && hello.resumes &&
-                       known->second->life() == hello.life;
+                       known->second->generation() == hello.generation;
   if (!(is_draining_ && returns)) WEFT_RETURN_IF_ERROR(ended_);
   return CheckKey(hello, proof);
 }
 
 // A name is proven by a certificate; whose key it is, the directory knows.
 // Until it does, the key is of who came first.
-absl::Status Agent::Core::CheckKey(const Hello& hello, const Proof& proof) {
+absl::Status AgentState::CheckKey(const Hello& hello, const Proof& proof) {
   const absl::StatusOr<Worker> owner = options_.directory->Find(hello.from);
   const auto known = inbounds_.find(hello.from);
   std::string of = owner.ok() ? owner->name : hello.name;
@@ -191,7 +192,7 @@ absl::Status Agent::Core::CheckKey(const Hello& hello, const Proof& proof) {
   }
   const bool resumes = known != inbounds_.end() &&
                        known->second->peer().name == hello.name &&
-                       known->second->life() == hello.life;
+                       known->second->generation() == hello.generation;
   if (resumes && known->second->peer().role != proof.role) {
     return absl::PermissionDeniedError(
         absl::StrCat("the session of ", hello.name,
@@ -200,8 +201,8 @@ absl::Status Agent::Core::CheckKey(const Hello& hello, const Proof& proof) {
   return absl::OkStatus();
 }
 
-absl::Status Agent::Core::CheckNotGone(const std::string& name,
-                                       WorkerKey key) const {
+absl::Status AgentState::CheckNotGone(const std::string& name,
+                                      WorkerKey key) const {
   const auto gone = gone_epochs_.find(key.id);
   if (gone == gone_epochs_.end() || key.epoch > gone->second) {
     return absl::OkStatus();
@@ -214,9 +215,9 @@ absl::Status Agent::Core::CheckNotGone(const std::string& name,
       name, "", Phase::kQueue);
 }
 
-Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
-                           std::shared_ptr<Inbound>* inbound,
-                           std::vector<std::shared_ptr<Inbound>>* ended) {
+Welcome AgentState::Judge(const Hello& hello, const Proof& proof,
+                          std::shared_ptr<Inbound>* inbound,
+                          std::vector<std::shared_ptr<Inbound>>* ended) {
   Welcome welcome;
   welcome.build = options_.build;
   welcome.registry = registry_.Digest();
@@ -238,12 +239,12 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
     inbounds_.erase(it);
     known = nullptr;
   }
-  if (known != nullptr && known->life() > hello.life) {
+  if (known != nullptr && known->generation() > hello.generation) {
     welcome.status = absl::AbortedError(
         absl::StrCat(hello.name, " has begun a later life of its session"));
     return welcome;
   }
-  if (known == nullptr || known->life() < hello.life) {
+  if (known == nullptr || known->generation() < hello.generation) {
     if (hello.resumes) {
       welcome.forgotten = true;
       welcome.status = absl::UnavailableError("the session was forgotten");
@@ -256,7 +257,7 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
     ForgetIdle(hello.name, ended);
     known = std::make_shared<Inbound>(
         Worker{hello.name, hello.from, "", proof.role}, ++inbounds_begun_,
-        hello.life, options_.limits, transport(), shared_from_this(),
+        hello.generation, options_.limits, transport(), shared_from_this(),
         traffic_.Of(hello.name));
     inbounds_[hello.from] = known;
   }
@@ -268,8 +269,8 @@ Welcome Agent::Core::Judge(const Hello& hello, const Proof& proof,
 // key each time it comes, as a tool in a watch does, leaves a session behind
 // each time: few are kept of one name. A worker that the directory knows may be
 // between two connections, and is forgotten last.
-void Agent::Core::ForgetIdle(const std::string& name,
-                             std::vector<std::shared_ptr<Inbound>>* ended) {
+void AgentState::ForgetIdle(const std::string& name,
+                            std::vector<std::shared_ptr<Inbound>>* ended) {
   const int64_t too_many =
       static_cast<int64_t>(inbounds_.size()) + 1 - options_.limits.sessions;
   std::vector<std::shared_ptr<Inbound>> idle;

@@ -1,12 +1,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/agent/agent_state.h"
 #include "weft/rpc/call.h"
 
 namespace weft::rpc {
 
-telemetry::Fields Agent::Core::Describe() {
+telemetry::Fields AgentState::Describe() {
   const std::vector<PendingCall> calls = Pending();
   telemetry::Fields fields;
   fields.emplace_back("worker", options_.name);
@@ -39,11 +39,11 @@ telemetry::Fields Agent::Core::Describe() {
   return fields;
 }
 
-std::vector<PendingCall> Agent::Core::Pending() {
+std::vector<PendingCall> AgentState::Pending() {
   std::vector<PendingCall> calls;
   for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
   for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
-  for (const auto& call : lone_calls_.All()) call->AddPending(&calls);
+  for (const auto& call : sessionless_calls_.All()) call->AddPending(&calls);
   retried_->AddPending(transport().clock().Now(), &calls);
   // Who asks for these waits for an answer too, but not for long.
   calls.erase(std::remove_if(calls.begin(), calls.end(),
@@ -55,9 +55,9 @@ std::vector<PendingCall> Agent::Core::Pending() {
   return calls;
 }
 
-void Agent::Core::NoteCut() {
+void AgentState::NoteCut() {
   std::vector<std::string> open = StillOpen();
-  LeftoverList streams;
+  LeakList streams;
   for (const PendingCall& call : Pending()) {
     const Function* function = registry_.FindName(call.function);
     const bool is_own = call.is_served && call.peer == options_.name;
@@ -66,25 +66,25 @@ void Agent::Core::NoteCut() {
   }
   MutexLock lock(mu_);
   if (std::exchange(has_cut_, true)) return;  // these were counted
-  leftovers_.Add(streams);
+  leaks_.Add(streams);
   cut_ = std::move(open);
 }
 
-std::vector<std::string> Agent::Core::CutCalls() const {
+std::vector<std::string> AgentState::CutCalls() const {
   MutexLock lock(mu_);
   return cut_;
 }
 
-std::vector<Leftover> Agent::Core::Leftovers() const {
-  LeftoverList all;
+std::vector<Leak> AgentState::Leaks() const {
+  LeakList all;
   handles_->AddTo(&all);
   objects_.AddTo(&all);
   MutexLock lock(mu_);
-  all.Add(leftovers_);
+  all.Add(leaks_);
   return all.Sorted();
 }
 
-AgentMetrics Agent::Core::Metrics() {
+AgentMetrics AgentState::Metrics() {
   AgentMetrics metrics;
   if (const ThreadPool* pool = own_pool_ ? own_pool_.get() : options_.pool) {
     const ThreadPool::Stats stats = pool->stats();
@@ -98,13 +98,13 @@ AgentMetrics Agent::Core::Metrics() {
     metrics.server_active_calls += inbound->running_calls();
     metrics.server_active_async_calls += inbound->async_calls();
   }
-  for (const auto& lane : WaitingLanes()) {
-    metrics.client_active_calls += lane->waiting_calls();
+  for (const auto& queue : WaitingQueues()) {
+    metrics.client_active_calls += queue->waiting_calls();
   }
   for (const auto& [peer, n] : retried_->PausedByPeer()) {
     metrics.client_active_calls += n;
   }
-  for (const auto& call : lone_calls_.All()) {
+  for (const auto& call : sessionless_calls_.All()) {
     metrics.client_active_calls += call->is_awaited();
     metrics.server_active_calls += call->is_running();
     metrics.server_active_async_calls += call->is_running() && call->is_async();
@@ -113,7 +113,7 @@ AgentMetrics Agent::Core::Metrics() {
   return metrics;
 }
 
-void Agent::Core::Export() {
+void AgentState::Export() {
   telemetry::Metrics& to = telemetry_.metrics();
   const AgentMetrics metrics = Metrics();
   to.GaugeFor("weft_rpc_pool_threads").Set(metrics.pool_threads);
@@ -138,8 +138,8 @@ void Agent::Core::Export() {
   }
 }
 
-telemetry::Span Agent::Core::StartSpan(const Worker& peer,
-                                       const Request& request) {
+telemetry::Span AgentState::StartSpan(const Worker& peer,
+                                      const Request& request) {
   if (!telemetry_.spans().enabled()) return telemetry::Span();
   return telemetry_.spans().Start(
       absl::StrCat("rpc_serve#", request.function, "(", peer.name, " -> ",

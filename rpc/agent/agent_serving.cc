@@ -3,7 +3,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
-#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/agent/agent_state.h"
 
 namespace weft::rpc {
 namespace {
@@ -23,8 +23,8 @@ absl::Status TooLate(const ServedCall& call, const Clock& clock) {
 
 }  // namespace
 
-absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
-                                                  Refusal* refusal) const {
+absl::StatusOr<const Function*> AgentState::Find(const Request& request,
+                                                 Refusal* refusal) const {
   if (refuses_) {
     MutexLock lock(mu_);
     return ended_;
@@ -43,7 +43,7 @@ absl::StatusOr<const Function*> Agent::Core::Find(const Request& request,
   return function;
 }
 
-net::Roles Agent::Core::RolesOf(const Function& function) const {
+net::Roles AgentState::RolesOf(const Function& function) const {
   if (function.is_of_maker) return net::Roles::Any();
   for (const AccessRule& rule : options_.access) {
     if (Matches(rule, function.name)) return rule.roles;
@@ -53,12 +53,11 @@ net::Roles Agent::Core::RolesOf(const Function& function) const {
   return constructor == nullptr ? net::Roles::Members() : RolesOf(*constructor);
 }
 
-bool Agent::Core::MayCall(const Function& function,
-                          const Worker& caller) const {
+bool AgentState::MayCall(const Function& function, const Worker& caller) const {
   return caller.role.empty() || RolesOf(function).Allow(caller.role);
 }
 
-std::shared_ptr<const FunctionTable> Agent::Core::TableFor(
+std::shared_ptr<const FunctionTable> AgentState::TableFor(
     const Worker& caller) const {
   auto table = std::make_shared<FunctionTable>();
   for (const std::string& name : registry_.Names()) {
@@ -69,39 +68,40 @@ std::shared_ptr<const FunctionTable> Agent::Core::TableFor(
   return table->size() <= kMaxFunctions ? table : nullptr;
 }
 
-absl::Status Agent::Core::CheckRole(const Function& function,
-                                    const Worker& caller) {
+absl::Status AgentState::CheckRole(const Function& function,
+                                   const Worker& caller) {
   if (caller.role.empty()) return absl::OkStatus();
   absl::Status allowed =
       RolesOf(function).Check(caller.name, caller.role, function.name);
   if (!allowed.ok())
-    audit_.Refused("function", caller.name, function.name, allowed.message());
+    refusal_log_.Refused("function", caller.name, function.name,
+                         allowed.message());
   return allowed;
 }
 
-void Agent::Core::Dispatch(const Function& function,
-                           std::shared_ptr<ServedCall> call) {
+void AgentState::Dispatch(const Function& function,
+                          std::shared_ptr<ServedCall> call) {
   // It counts as a handler by now: either Stop waits for it, or this sees that
   // Stop does not. Its session has ended then, and nobody hears of the drop.
   if (has_stopped_.load()) return;
   absl::Status allowed = CheckRole(function, call->peer());
   if (!allowed.ok()) return call->Finish(std::move(allowed));
-  const uint64_t lane = call->lane();
-  if (lane == 0) return Run(function, std::move(call));
+  const uint64_t queue = call->ordered_queue();
+  if (queue == 0) return Run(function, std::move(call));
   const WorkerKey caller = call->peer().key;
-  // The call keeps this core.
-  lanes_->Enter(caller, lane,
-                [this, &function, call = std::move(call)](auto turn) mutable {
-                  call->SetTurn(std::move(turn));
-                  if (call->cancel().IsCancelled()) {
-                    return call->Finish(call->cancel().status());
-                  }
-                  Run(function, std::move(call));
-                });
+  // The call keeps this state.
+  queues_->Enter(caller, queue,
+                 [this, &function, call = std::move(call)](auto turn) mutable {
+                   call->SetTurn(std::move(turn));
+                   if (call->cancel().IsCancelled()) {
+                     return call->Finish(call->cancel().status());
+                   }
+                   Run(function, std::move(call));
+                 });
 }
 
-void Agent::Core::Run(const Function& function,
-                      std::shared_ptr<ServedCall> call) {
+void AgentState::Run(const Function& function,
+                     std::shared_ptr<ServedCall> call) {
   if (function.serve_batch != nullptr) {
     return BatcherOf(function)->Add(std::move(call));
   }
@@ -117,7 +117,7 @@ void Agent::Core::Run(const Function& function,
   });
 }
 
-internal::Caller::Abandon Agent::Core::ServeAlone(
+internal::Caller::Abandon AgentState::ServeSessionless(
     Worker caller, std::shared_ptr<const Request> request, CancelToken gone,
     internal::Caller::Done done) {
   const bool is_own = caller == worker();
@@ -146,23 +146,23 @@ internal::Caller::Abandon Agent::Core::ServeAlone(
     std::move(done)(std::move(status), nullptr);
     return internal::Abandon();
   }
-  LoneCall::Options options;
+  SessionlessCall::Options options;
   options.dispatcher = shared_from_this();
   options.transport = &transport();
-  options.calls = &lone_calls_;
+  options.calls = &sessionless_calls_;
   options.caller = std::move(caller);
   options.is_own = is_own;
   options.function = *function;
   options.request = std::move(request);
   options.traffic = traffic;
   options.done = std::move(done);
-  const auto call = LoneCall::Create(std::move(options));
+  const auto call = SessionlessCall::Create(std::move(options));
   call->Follow(ending_.token(), gone);
   Dispatch(**function, call);
   return internal::Abandon(call, 0);
 }
 
-std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {
+std::shared_ptr<Batcher> AgentState::BatcherOf(const Function& function) {
   MutexLock lock(mu_);
   std::shared_ptr<Batcher>& batcher = batchers_[&function];
   if (batcher == nullptr) {
@@ -171,13 +171,13 @@ std::shared_ptr<Batcher> Agent::Core::BatcherOf(const Function& function) {
   return batcher;
 }
 
-void Agent::Core::OverLimit(const Worker& peer, const absl::Status& why) {
-  audit_.Refused("rpc_limits", peer.name, "to call", why.message());
+void AgentState::OverLimit(const Worker& peer, const absl::Status& why) {
+  refusal_log_.Refused("rpc_limits", peer.name, "to call", why.message());
 }
 
-void Agent::Core::CallBegan() { handlers_.fetch_add(1); }
+void AgentState::CallBegan() { handlers_.fetch_add(1); }
 
-void Agent::Core::CallEnded() {
+void AgentState::CallEnded() {
   // Who has ended and still saw one waits by then, or will see none.
   if (handlers_.fetch_sub(1) > 1 || !has_ended_.load()) return;
   MutexLock lock(handlers_mu_);

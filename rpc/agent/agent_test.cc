@@ -306,7 +306,7 @@ TEST(Agent, CallsAFunctionOnAnotherWorker) {
   EXPECT_EQ(*Call(b, WhoCalls), "w0");
 }
 
-TEST(Agent, ALargeTensorTravelsInPiecesBothWays) {
+TEST(Agent, ALargeTensorTravelsInChunksBothWays) {
   Ranks ranks(2);
   const Tensor x = Tensor::Full({1 << 20}, 3);  // 4 MiB
   const absl::StatusOr<Tensor> y = Call(ranks[0].To("w1"), Scale, x, 2);
@@ -511,14 +511,14 @@ TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
   (void)CallOneAsync(ranks[0].To("w0"), SquareAll, 2);
 }
 
-// -------------------------------------------------------------------- lanes
+// -------------------------------------------------------------------- queues
 
-TEST(Lane, CallsRunInTheOrderInWhichTheyWereMade) {
+TEST(OrderedQueue, CallsRunInTheOrderInWhichTheyWereMade) {
   for (const char* callee : {"w1", "w0"}) {
     Order order;
     Ranks ranks(2);
     for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&order);
-    const Target lane = ranks[0].To(callee).InOrder();
+    const Target queue = ranks[0].To(callee).Serialized();
     std::vector<int64_t> wanted;
     std::vector<Future<int64_t>> calls;
     for (int64_t i = 0; i < 200; ++i) {
@@ -526,7 +526,7 @@ TEST(Lane, CallsRunInTheOrderInWhichTheyWereMade) {
       const std::string text = i % 50 == 1  ? std::string(1 << 20, 'x')
                                : i % 7 == 3 ? "fail"
                                             : "";
-      calls.push_back(CallAsync(lane, Ordered, i, text));
+      calls.push_back(CallAsync(queue, Ordered, i, text));
       wanted.push_back(i);
       if (i % 60 == 59) ranks.network().Break("w1");
     }
@@ -545,15 +545,15 @@ TEST(Lane, CallsRunInTheOrderInWhichTheyWereMade) {
   }
 }
 
-TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
+TEST(OrderedQueue, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
   for (const char* callee : {"w1", "w0"}) {
     Order order;
     Ranks ranks(3);
     for (int i = 0; i < 2; ++i) ranks[i].SetLocal(&order);
-    const Target lane = ranks[0].To(callee).InOrder();
+    const Target queue = ranks[0].To(callee).Serialized();
     std::vector<Future<int64_t>> calls;
     for (int64_t i = 0; i < 5; ++i) {
-      calls.push_back(CallAsync(lane, Ordered, i, ""));
+      calls.push_back(CallAsync(queue, Ordered, i, ""));
     }
     EXPECT_TRUE(IsWoken(order.first_began));
     calls[2].Cancel();  // it waits here
@@ -565,10 +565,10 @@ TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
     calls[1].Cancel();  // it is there, and waits
     EXPECT_THAT(calls[1].Wait(absl::Seconds(10)),
                 StatusIs(absl::StatusCode::kCancelled));
-    // Other calls, another lane, and another's lane do not wait for it.
+    // Other calls, another queue, and another's queue do not wait for it.
     EXPECT_EQ(*Call(ranks[0].To(callee), Add, 1, 2), 3);
-    EXPECT_EQ(*Call(ranks[0].To(callee).InOrder(), Ordered, 9, ""), 9);
-    EXPECT_EQ(*Call(ranks[2].To(callee).InOrder(), Ordered, 8, ""), 8);
+    EXPECT_EQ(*Call(ranks[0].To(callee).Serialized(), Ordered, 9, ""), 9);
+    EXPECT_EQ(*Call(ranks[2].To(callee).Serialized(), Ordered, 8, ""), 8);
     order.first_may_end.Unpark();
     for (int i = 3; i < 5; ++i) {
       EXPECT_EQ(*calls[i].Wait(absl::Seconds(10)), i);
@@ -579,19 +579,20 @@ TEST(Lane, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
   }
 }
 
-TEST(Lane, ACallThatWaitsForOthersEndsByItsDeadline) {
+TEST(OrderedQueue, ACallThatWaitsForOthersEndsByItsDeadline) {
   Order order;
   Ranks ranks(2);
   ranks[1].SetLocal(&order);
-  const Target lane = ranks[0].To("w1").InOrder();
-  const Future<int64_t> first = CallAsync(lane, Ordered, 0, "");
+  const Target queue = ranks[0].To("w1").Serialized();
+  const Future<int64_t> first = CallAsync(queue, Ordered, 0, "");
   EXPECT_TRUE(IsWoken(order.first_began));
   const absl::Status late =
-      CallAsync(lane.WithTimeout(absl::Milliseconds(100)), Ordered, 1, "")
+      CallAsync(queue.WithTimeout(absl::Milliseconds(100)), Ordered, 1, "")
           .Wait(kPatience)
           .status();
-  EXPECT_THAT(late, StatusIs(absl::StatusCode::kDeadlineExceeded,
-                             "waited for those before it on its lane"));
+  EXPECT_THAT(late,
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "waited for those before it in its ordered queue"));
   EXPECT_EQ(PhaseOf(late), Phase::kQueue);
   EXPECT_FALSE(OutcomeUnknown(late));
   order.first_may_end.Unpark();
@@ -600,20 +601,20 @@ TEST(Lane, ACallThatWaitsForOthersEndsByItsDeadline) {
   EXPECT_THAT(order.began, ElementsAre(0));
 }
 
-TEST(Lane, EndsWithItsPeerAndWithItsAgent) {
+TEST(OrderedQueue, EndsWithItsPeerAndWithItsAgent) {
   Order order;
   Counters counters;
   Ranks ranks(2);
   ranks[1].SetLocal(&order);
-  const Target lane = ranks[0].To("w1").InOrder();
+  const Target queue = ranks[0].To("w1").Serialized();
   std::vector<Future<int64_t>> calls;
   for (int64_t i = 0; i < 2000; ++i) {
-    calls.push_back(CallAsync(lane, Ordered, i, ""));
+    calls.push_back(CallAsync(queue, Ordered, i, ""));
   }
   EXPECT_TRUE(IsWoken(order.first_began));
-  EXPECT_THAT(
-      ranks[0].OpenCalls(),
-      ElementsAre("1 calls to w1", "1999 calls that wait on a lane to w1"));
+  EXPECT_THAT(ranks[0].OpenCalls(),
+              ElementsAre("1 calls to w1",
+                          "1999 calls that wait in an ordered queue to w1"));
   ranks[0].PeerGone(WorkerKey{1, 1}, "its process has ended");
   for (size_t i = 0; i < calls.size(); ++i) {
     const absl::Status end = calls[i].Wait(absl::Seconds(10)).status();
@@ -621,25 +622,26 @@ TEST(Lane, EndsWithItsPeerAndWithItsAgent) {
     ASSERT_EQ(OutcomeUnknown(end), i == 0);
   }
   order.first_may_end.Unpark();
-  const Target self = ranks[0].To("w0").InOrder();
+  const Target self = ranks[0].To("w0").Serialized();
   ranks[0].SetLocal(&counters);
   const Future<void> runs = CallAsync(self, Linger);
   EXPECT_TRUE(IsWoken(counters.began));
   const Future<void> waits = CallAsync(self, Linger);
   EXPECT_THAT(ranks[0].Shutdown(absl::Milliseconds(50)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "on a lane to w0"));
+              StatusIs(absl::StatusCode::kDeadlineExceeded,
+                       "in an ordered queue to w0"));
   EXPECT_FALSE(runs.Wait(absl::Seconds(10)).ok());
   EXPECT_FALSE(waits.Wait(absl::Seconds(10)).ok());
 }
 
-TEST(Lane, OfACallThatIsTriedAgain) {
+TEST(OrderedQueue, OfACallThatIsTriedAgain) {
   Ranks ranks(2);
   const Target to = ranks[0].To("w1");
-  const Target retrying = to.WithRetry(RetryPolicy()).InOrder();
+  const Target retrying = to.WithRetry(RetryPolicy()).Serialized();
   EXPECT_EQ(*Call(retrying, Add, 2, 3), 5);
-  EXPECT_THAT(Call(to.InOrder().WithRetry(RetryPolicy()), Add, 2, 3),
+  EXPECT_THAT(Call(to.Serialized().WithRetry(RetryPolicy()), Add, 2, 3),
               StatusIs(absl::StatusCode::kInvalidArgument, "comes before"));
-  EXPECT_THAT(Call(ranks[0].To("w9").InOrder(), Add, 2, 3),
+  EXPECT_THAT(Call(ranks[0].To("w9").Serialized(), Add, 2, 3),
               StatusIs(absl::StatusCode::kNotFound, "w9"));
 }
 
@@ -841,7 +843,7 @@ TEST(Agent, ATimeoutOfZeroNeverRunsTheFunction) {
   for (int rank : {0, 1}) ranks[rank].SetLocal(&counters[rank]);
   for (const char* peer : {"w0", "w1"}) {
     const Target now = ranks[0].To(peer, absl::ZeroDuration());
-    for (const Target& target : {now, now.InOrder(), now.AllowingAlias()}) {
+    for (const Target& target : {now, now.Serialized(), now.AllowingAlias()}) {
       for (int round = 0; round < 100; ++round) {
         const absl::Status late =
             CallAsync(target, Count).Wait(kPatience).status();
@@ -988,7 +990,7 @@ TEST(Agent, AReplySurvivesTheConnectionItWasMeantFor) {
 // ------------------------------------------------------------------- names
 
 TEST(Agent, OptionsThatLackSomethingAreRefused) {
-  LocalNetwork network;
+  transport::LocalNetwork network;
   FixedDirectory directory;
   const auto transport = network.MakeTransport("here").value();
   AgentOptions whole;
@@ -1030,7 +1032,7 @@ TEST(Agent, OptionsThatLackSomethingAreRefused) {
 }
 
 TEST(Agent, ANameHas1To127CharactersAndIsLookedAtFirst) {
-  LocalNetwork network;
+  transport::LocalNetwork network;
   FixedDirectory directory;
   const auto transport = network.MakeTransport("here").value();
   AgentOptions options;

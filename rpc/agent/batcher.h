@@ -19,7 +19,8 @@ namespace weft::rpc {
 class Batcher final : public std::enable_shared_from_this<Batcher> {
  public:
   // All must outlive the calls that are added.
-  Batcher(const Function& function, Transport& transport, Executor& executor)
+  Batcher(const Function& function, transport::Transport& transport,
+          Executor& executor)
       : function_(function), transport_(transport), executor_(executor) {}
 
   void Add(std::shared_ptr<ServedCall> call) ABSL_LOCKS_EXCLUDED(mu_);
@@ -31,7 +32,7 @@ class Batcher final : public std::enable_shared_from_this<Batcher> {
   void Run(std::vector<std::shared_ptr<ServedCall>> calls);
 
   const Function& function_;
-  Transport& transport_;
+  transport::Transport& transport_;
   Executor& executor_;
   Mutex mu_;
   std::vector<std::shared_ptr<ServedCall>> calls_ ABSL_GUARDED_BY(mu_);

@@ -8,7 +8,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
-#include "weft/rpc/agent/agent_core.h"
+#include "weft/rpc/agent/agent_state.h"
 #include "weft/rpc/handle.h"
 #include "weft/rpc/session/outcome.h"
 #include "weft/rpc/stream.h"
@@ -82,9 +82,9 @@ absl::Status Name(const std::string& worker, const Function& function,
 // What may look into a Target.
 class CallStarter {
  public:
-  static Agent::Core& CoreOf(const Agent& agent) { return *agent.core_; }
-  static Agent::Core& CoreOf(const Target& target) {
-    return CoreOf(*target.agent_);
+  static AgentState& StateOf(const Agent& agent) { return *agent.state_; }
+  static AgentState& StateOf(const Target& target) {
+    return StateOf(*target.agent_);
   }
 
   static const Worker& WorkerOf(const Target& target) {
@@ -93,7 +93,7 @@ class CallStarter {
 
   static bool IsAlias(const Target& target) {
     if (!target.allows_alias_ || target.caller_ == nullptr) return false;
-    const AgentOptions& self = CoreOf(target).options();
+    const AgentOptions& self = StateOf(target).options();
     const Worker& peer = target.caller_->peer();
     // WithRetry() has the name only.
     return peer.key.epoch == 0 ? peer.name == self.name : peer.key == self.key;
@@ -105,18 +105,18 @@ class CallStarter {
     Address(target, function, request.get());
     WEFT_CHECK(target.caller_ != nullptr) << target.name();
     call->caller_ = target.caller_;
-    call->lane_ = target.lane_;
+    call->queue_ = target.queue_;
     call->agent_ = target.agent_;
     call->worker_ = target.name();
     call->function_ = &function;
     call->request_ = request;
-    if (CoreOf(target).telemetry().spans().enabled()) {
-      Trace(CoreOf(target), request.get(), call.get());
+    if (StateOf(target).telemetry().spans().enabled()) {
+      Trace(StateOf(target), request.get(), call.get());
     }
     call->abandon_ =
-        target.lane_ == nullptr
+        target.queue_ == nullptr
             ? target.caller_->Start(request, CallEnd(call))
-            : target.lane_->Start(target.caller_, request, CallEnd(call));
+            : target.queue_->Start(target.caller_, request, CallEnd(call));
     if (const Lineage* lineage = target.lineage_.get()) {
       // Given up also when the call that makes it is cancelled.
       call->with_parent_ = lineage->cancel.OnCancel(
@@ -135,19 +135,20 @@ class CallStarter {
         "and streams need a target without it"));
   }
 
-  static absl::Status CheckNoLane(const Target& target, absl::string_view why) {
-    if (target.lane_ == nullptr) return absl::OkStatus();
+  static absl::Status CheckNotSerialized(const Target& target,
+                                         absl::string_view why) {
+    if (target.queue_ == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
-        "wanted a target of ", target.name(), " without InOrder(): ", why));
+        "wanted a target of ", target.name(), " without Serialized(): ", why));
   }
 
   static ObjectId MadeBy(const Target& target, uint64_t call) {
-    return {WorkerOf(target).key, CoreOf(target).options().key, call};
+    return {WorkerOf(target).key, StateOf(target).options().key, call};
   }
 
   static Encoder RequestEncoder(const Target& target,
                                 std::shared_ptr<StagedAttachments>* staged) {
-    const bool is_self = WorkerOf(target).key == CoreOf(target).options().key;
+    const bool is_self = WorkerOf(target).key == StateOf(target).options().key;
     const CodecContext context{CodecContext::Message::kRequest, target.agent_,
                                WorkerOf(target).key, 0};
     return Encoder(context, is_self || target.retries_ ? nullptr : staged,
@@ -207,14 +208,14 @@ class CallStarter {
   // Sets all but the arguments and whether the result is kept.
   static void Address(const Target& target, const Function& function,
                       Request* request) {
-    Agent::Core& core = CoreOf(target);
+    AgentState& state = StateOf(target);
     request->function = function.name;
     request->signature = function.digest;
     request->function_index = function.index;
     request->waits_for_credit = target.waits_for_credit_;
     const absl::Duration timeout =
-        std::min(target.timeout(), core.options().limits.timeout);
-    request->began = core.transport().clock().Now();
+        std::min(target.timeout(), state.options().limits.timeout);
+    request->began = state.transport().clock().Now();
     request->deadline = request->began + timeout;
     if (const Lineage* lineage = target.lineage_.get()) {
       request->deadline = std::min(request->deadline, lineage->deadline);
@@ -228,12 +229,12 @@ class CallStarter {
   }
 
   // Puts a span around the call, which `request` names as parent.
-  static void Trace(const Agent::Core& core, Request* request,
+  static void Trace(const AgentState& state, Request* request,
                     OutgoingCall* call) {
     call->span_ =
-        std::make_unique<telemetry::Span>(core.telemetry().spans().Start(
+        std::make_unique<telemetry::Span>(state.telemetry().spans().Start(
             absl::StrCat(request->keeps_result ? "rpc_remote#" : "rpc_call#",
-                         request->function, "(", core.self(), " -> ",
+                         request->function, "(", state.self(), " -> ",
                          call->caller_->peer().name, ")"),
             request->trace));
     request->trace = call->span_->context();
@@ -250,13 +251,13 @@ Target Target::Pinned() const {
   Target other = *this;
   if (!follows_) return other;
   other.follows_ = false;
-  Agent::Core& core = internal::CallStarter::CoreOf(*this);
-  auto caller = core.CallerOf(*named_);
+  AgentState& state = internal::CallStarter::StateOf(*this);
+  auto caller = state.CallerOf(*named_);
   if (caller.ok()) {
     other.caller_ = *std::move(caller);
     other.key_ = other.caller_->peer().key;
   } else {
-    other.status_ = core.NotThere(caller.status(), name());
+    other.status_ = state.NotThere(caller.status(), name());
   }
   return other;
 }
@@ -266,29 +267,29 @@ Target Target::WithRetry(const RetryPolicy& policy) const {
   // An incarnation that is not there, or not yet, has its key all the same.
   if (!status_.ok() && key_.epoch == 0) return other;
   other.status_ =
-      lane_ != nullptr
-          ? absl::InvalidArgumentError("WithRetry() comes before InOrder()")
+      queue_ != nullptr
+          ? absl::InvalidArgumentError("WithRetry() comes before Serialized()")
           : Validate(policy);
   other.status_ =
       internal::NameFailure(other.status_, name(), "", Phase::kNone);
-  Agent::Core& core = internal::CallStarter::CoreOf(*this);
-  other.caller_ = key_.epoch == 0 ? core.Retrying(name(), policy)
-                                  : core.Retrying(name(), key_, policy);
+  AgentState& state = internal::CallStarter::StateOf(*this);
+  other.caller_ = key_.epoch == 0 ? state.Retrying(name(), policy)
+                                  : state.Retrying(name(), key_, policy);
   other.follows_ = false;
   other.retries_ = true;
   return other;
 }
 
-Target Target::InOrder() const {
+Target Target::Serialized() const {
   Target other = *this;
-  other.lane_ = internal::CallStarter::CoreOf(*this).NewLane(name());
+  other.queue_ = internal::CallStarter::StateOf(*this).NewQueue(name());
   return other;
 }
 
 namespace internal {
 
 Driver& DriverOf(const Target& target) {
-  return CallStarter::CoreOf(target).transport().driver();
+  return CallStarter::StateOf(target).transport().driver();
 }
 
 namespace {
@@ -301,7 +302,7 @@ absl::Status CheckTarget(const Target& target) {
                      absl::FormatDuration(target.timeout()),
                      ": wanted none below zero; InfiniteDuration() is none"));
   }
-  return CallStarter::CoreOf(target).CanCall();
+  return CallStarter::StateOf(target).CanCall();
 }
 
 }  // namespace
@@ -309,13 +310,13 @@ absl::Status CheckTarget(const Target& target) {
 absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address) {
   WEFT_RETURN_IF_ERROR(CheckTarget(target));
-  return CallStarter::CoreOf(target).FindOwn(address);
+  return CallStarter::StateOf(target).FindOwn(address);
 }
 
 absl::StatusOr<const Function*> FindMethod(const Target& target,
                                            absl::string_view key) {
   WEFT_RETURN_IF_ERROR(CheckTarget(target));
-  return CallStarter::CoreOf(target).FindOwn(key);
+  return CallStarter::StateOf(target).FindOwn(key);
 }
 
 bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }
@@ -328,7 +329,7 @@ absl::Status OutgoingCall::GiveUp(const absl::Status& why) const {
 
 void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
   const auto caller = std::move(caller_);
-  const auto lane = std::move(lane_);
+  const auto queue = std::move(queue_);
   // The memory of its arguments may be needed.
   const uint64_t id = std::exchange(request_, nullptr)->id;
   if (span_ != nullptr) {
@@ -389,11 +390,11 @@ StartedStream StartStreamCall(const Target& target, const Function& function,
 }
 
 Driver& DriverOf(const Agent& agent) {
-  return CallStarter::CoreOf(agent).transport().driver();
+  return CallStarter::StateOf(agent).transport().driver();
 }
 
-absl::Status CheckNoLane(const Target& target, absl::string_view why) {
-  return CallStarter::CheckNoLane(target, why);
+absl::Status CheckNotSerialized(const Target& target, absl::string_view why) {
+  return CallStarter::CheckNotSerialized(target, why);
 }
 
 ObjectId MadeBy(const Target& target, uint64_t call) {
@@ -407,15 +408,15 @@ absl::Status CheckFixed(const Target& target) {
 Target Alone(const Target& target) { return CallStarter::Alone(target); }
 
 ObjectTable& ObjectsOf(const Agent& agent) {
-  return CallStarter::CoreOf(agent).objects();
+  return CallStarter::StateOf(agent).objects();
 }
 
 StreamTable& StreamsOf(const Agent& agent) {
-  return CallStarter::CoreOf(agent).streams();
+  return CallStarter::StateOf(agent).streams();
 }
 
 const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {
-  return CallStarter::CoreOf(target).handles();
+  return CallStarter::StateOf(target).handles();
 }
 
 const Worker& WorkerOf(const Target& target) {

@@ -64,7 +64,8 @@ class Inbound::Call final : public ServedCall {
                                            inbound->dispatcher_->agent(),
                                            inbound->peer_->key, request.id},
                               std::move(attachments)},
-                     request.keeps_result, nullptr, request.lane, function.name,
+                     request.keeps_result, nullptr, request.ordered_queue,
+                     function.name,
                      /*has_session=*/true}),
         inbound_(std::move(inbound)),
         function_(function),
@@ -131,12 +132,13 @@ class Inbound::Call final : public ServedCall {
   std::atomic<bool> finished_{false};
 };
 
-Inbound::Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
-                 Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
+Inbound::Inbound(Worker peer, uint64_t number, uint64_t generation,
+                 Limits limits, transport::Transport& transport,
+                 std::shared_ptr<Dispatcher> dispatcher,
                  std::shared_ptr<Traffic> traffic)
     : peer_(std::make_shared<const Worker>(std::move(peer))),
       number_(number),
-      life_(life),
+      generation_(generation),
       transport_(transport),
       dispatcher_(std::move(dispatcher)),
       traffic_(std::move(traffic)),
@@ -202,7 +204,7 @@ void Inbound::EndWhenAcknowledged() {
 
 void Inbound::PeerGone(const absl::Status& why) {
   std::shared_ptr<Link> link;
-  Transport::TimerId timer = 0;
+  transport::Transport::TimerId timer = 0;
   bool has_timer = false;
   {
     MutexLock lock(mu_);
@@ -294,8 +296,8 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
       std::holds_alternative<CalleeSession::Connected>(event) ||
       std::holds_alternative<CalleeSession::Disconnected>(event);
   const Instant now = needs_time ? transport_.clock().Now() : Instant();
-  if (SessionTap* const tap = dispatcher_->tap()) {
-    tap->OnEvent(session_, event, now, &emitted_);
+  if (SessionHook* const hook = dispatcher_->hook()) {
+    hook->OnEvent(session_, event, now, &emitted_);
   } else {
     session_.OnEvent(event, now, &emitted_);
   }
@@ -463,7 +465,7 @@ void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {
 }
 
 void Inbound::SetTimer(Instant when) {
-  Transport::TimerId old = 0;
+  transport::Transport::TimerId old = 0;
   bool had_timer = false;
   {
     MutexLock lock(mu_);
@@ -472,7 +474,7 @@ void Inbound::SetTimer(Instant when) {
     had_timer = has_timer_;
   }
   if (had_timer) transport_.CancelTimer(old);
-  const Transport::TimerId timer =
+  const transport::Transport::TimerId timer =
       transport_.RunAt(when, [weak = weak_from_this()] {
         if (auto self = weak.lock()) {
           self->Tell(CalleeSession::Event(CalleeSession::Tick{}));

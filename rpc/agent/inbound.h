@@ -26,7 +26,7 @@
 #include "weft/rpc/session/limits.h"
 #include "weft/rpc/session/message.h"
 #include "weft/rpc/session/session.h"
-#include "weft/rpc/session/session_tap.h"
+#include "weft/rpc/session/session_hook.h"
 #include "weft/telemetry/flight_recorder.h"
 #include "weft/telemetry/spans.h"
 #include "weft/transport/transport.h"
@@ -50,7 +50,7 @@ class Dispatcher : public CallCounter {
   virtual absl::StatusOr<const Function*> Find(const Request& request,
                                                Refusal* refusal) const = 0;
   virtual telemetry::FlightRecorder& recorder() = 0;
-  virtual SessionTap* tap() = 0;  // null: none
+  virtual SessionHook* hook() = 0;  // null: none
   // The span of serving `request`; costs nothing where spans are not kept.
   virtual telemetry::Span StartSpan(const Worker& peer,
                                     const Request& request) = 0;
@@ -83,13 +83,14 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   // One life of the caller's session; `number` orders those of an agent by when
   // they began. A client that has not connected again for kClientPatience after
   // its connection was lost is gone; of a worker's end the membership tells.
-  Inbound(Worker peer, uint64_t number, uint64_t life, Limits limits,
-          Transport& transport, std::shared_ptr<Dispatcher> dispatcher,
+  Inbound(Worker peer, uint64_t number, uint64_t generation, Limits limits,
+          transport::Transport& transport,
+          std::shared_ptr<Dispatcher> dispatcher,
           std::shared_ptr<Traffic> traffic);
 
   const Worker& peer() const { return *peer_; }
   uint64_t number() const { return number_; }
-  uint64_t life() const { return life_; }
+  uint64_t generation() const { return generation_; }
 
   // Takes the calls of `link` from now on; an earlier link is closed.
   void Attach(std::shared_ptr<Link> link) ABSL_LOCKS_EXCLUDED(mu_);
@@ -99,8 +100,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   // Closes the connection once the caller has acknowledged all replies. It may
   // connect again until then, to hear the end of calls that it has made.
   void EndWhenAcknowledged() ABSL_LOCKS_EXCLUDED(mu_);
-  // The caller's incarnation, or this life of it, is no more: handlers are
-  // cancelled and nothing is answered.
+  // The caller's incarnation, or this generation of it, is no more: handlers
+  // are cancelled and nothing is answered.
   void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
@@ -146,8 +147,8 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
 
   const std::shared_ptr<const Worker> peer_;
   const uint64_t number_;
-  const uint64_t life_;
-  Transport& transport_;
+  const uint64_t generation_;
+  transport::Transport& transport_;
   const std::shared_ptr<Dispatcher> dispatcher_;
   const std::shared_ptr<Traffic> traffic_;
 
@@ -158,7 +159,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
       ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<CalleeSession::Action> actions_;                       // with mu_
-  Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
+  transport::Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
   bool gone_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -74,7 +74,7 @@ void Outbound::EndWhenIdle(const absl::Status& why) {
 }
 
 void Outbound::Shutdown(const absl::Status& why) {
-  Transport::TimerId timer = 0;
+  transport::Transport::TimerId timer = 0;
   bool has_timer = false;
   {
     MutexLock lock(mu_);
@@ -126,8 +126,8 @@ void Outbound::TellLocked(const CallerSession::Event& event) {
 }
 
 void Outbound::GiveToSession(const CallerSession::Event& event) {
-  if (options_.tap != nullptr) {
-    options_.tap->OnEvent(session_, event, clock_.Now(), &emitted_);
+  if (options_.hook != nullptr) {
+    options_.hook->OnEvent(session_, event, clock_.Now(), &emitted_);
   } else {
     session_.OnEvent(event, clock_.Now(), &emitted_);
   }
@@ -146,7 +146,7 @@ void Outbound::TakeEmitted() {
       const auto it = done_.find(end->id);
       if (it == done_.end()) continue;
       must_sweep |= end->reply == nullptr && link_ != nullptr &&
-                    (end->request->bytes() >= int64_t{Link::kInPieces} ||
+                    (end->request->bytes() >= int64_t{Link::kInChunks} ||
                      link_->is_heavy());
       tasks_.Add(mu_, Ended{std::move(it->second), std::move(end->status),
                             std::move(end->reply), std::move(end->request)});
@@ -241,7 +241,7 @@ void Outbound::TellDoneWhenSettled(Ended& ended) {
   };
   auto waiting = std::make_shared<Waiting>(std::move(ended.done));
   const Instant deadline = ended.request->deadline;
-  Transport::TimerId timer = 0;
+  transport::Transport::TimerId timer = 0;
   if (!deadline.is_infinite()) {
     timer = options_.transport->RunAt(
         deadline, [waiting, peer = options_.peer.name,
@@ -274,7 +274,7 @@ void Outbound::Settled(uint64_t id, bool taken) {
 }
 
 void Outbound::SetTimer(Instant when) {
-  Transport::TimerId old = 0;
+  transport::Transport::TimerId old = 0;
   bool had_timer = false;
   {
     MutexLock lock(mu_);
@@ -283,7 +283,7 @@ void Outbound::SetTimer(Instant when) {
     had_timer = has_timer_;
   }
   if (had_timer) options_.transport->CancelTimer(old);
-  const Transport::TimerId timer =
+  const transport::Transport::TimerId timer =
       options_.transport->RunAt(when, [weak = weak_from_this()] {
         if (auto self = weak.lock()) {
           self->Tell(CallerSession::Event(CallerSession::Tick{}));
@@ -326,7 +326,7 @@ void Outbound::Connect() {
     MutexLock lock(mu_);
     // The pause of an earlier failure may end when another link is tried.
     if (!connecting_ || shut_down_ || link_ != nullptr) return;
-    hello.life = session_.life();
+    hello.generation = session_.generation();
     hello.resumes = session_.resumes();
     link_ = link;
   }
@@ -359,9 +359,9 @@ absl::Status Outbound::OnlyCallersSend() const {
 // was never sent there is none.
 absl::StatusOr<bool> Outbound::WantsBody(Link& link, const Frame& frame) {
   const auto* reply = std::get_if<ReplyFrame>(&frame);
-  const auto* piece = std::get_if<Piece>(&frame);
-  if (reply == nullptr && piece == nullptr) return OnlyCallersSend();
-  const uint64_t id = reply != nullptr ? reply->reply->id : piece->id;
+  const auto* chunk = std::get_if<Chunk>(&frame);
+  if (reply == nullptr && chunk == nullptr) return OnlyCallersSend();
+  const uint64_t id = reply != nullptr ? reply->reply->id : chunk->id;
   MutexLock lock(mu_);
   if (link_.get() != &link) return false;  // given up since
   if (!session_.is_connected()) {

@@ -28,7 +28,7 @@
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/message.h"
 #include "weft/rpc/session/session.h"
-#include "weft/rpc/session/session_tap.h"
+#include "weft/rpc/session/session_hook.h"
 #include "weft/telemetry/flight_recorder.h"
 #include "weft/transport/transport.h"
 
@@ -45,12 +45,12 @@ class Outbound final : public internal::Caller,
  public:
   struct Options {
     Worker peer;
-    Transport* transport = nullptr;
+    transport::Transport* transport = nullptr;
     absl::Duration give_up_after;
     int64_t result_bytes = 0;          // see AgentOptions
     std::shared_ptr<Traffic> traffic;  // counts the calls
     telemetry::FlightRecorder* recorder = nullptr;
-    SessionTap* tap = nullptr;
+    SessionHook* hook = nullptr;
     Hello hello;             // without what the session says
     Agent* agent = nullptr;  // for CodecContext
     std::shared_ptr<AttachmentReceivers> receivers;  // not null
@@ -148,7 +148,7 @@ class Outbound final : public internal::Caller,
   Instant welcomed_at_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> has_replied_{false};  // since then
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
-  Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
+  transport::Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
 };
 

@@ -69,9 +69,9 @@ class RetryingCaller final : public Caller {
     RetryPolicy policy;
     // `find` may find a later incarnation once one is gone.
     bool may_come_back = true;
-    Transport* transport = nullptr;       // must outlive the calls
-    CancelToken agent;                    // calls end with it
-    std::shared_ptr<RetriedCalls> calls;  // not null
+    transport::Transport* transport = nullptr;  // must outlive the calls
+    CancelToken agent;                          // calls end with it
+    std::shared_ptr<RetriedCalls> calls;        // not null
     std::function<absl::StatusOr<std::shared_ptr<Caller>>()> find;
     std::function<bool(absl::string_view function)> is_idempotent;
   };

@@ -80,7 +80,7 @@ class Overtaken final : public Caller,
 };
 
 TEST(RetryingCaller, AnAttemptThatReturnsLateIsNotTakenForTheNext) {
-  LocalNetwork network;
+  transport::LocalNetwork network;
   const auto transport = network.MakeTransport("w0").value();
   const auto overtaken = std::make_shared<Overtaken>();
   RetryingCaller::Options options;

@@ -128,9 +128,9 @@ std::optional<Bytes> Decoder::InPlace(size_t size) {
 }
 
 absl::Status Decoder::Attached(Bytes& bytes) {
-  Slices pieces;
-  WEFT_RETURN_IF_ERROR(Attached(pieces));
-  bytes = Flatten(pieces);
+  Slices chunks;
+  WEFT_RETURN_IF_ERROR(Attached(chunks));
+  bytes = Flatten(chunks);
   return absl::OkStatus();
 }
 

@@ -188,7 +188,7 @@ class Decoder {
   absl::Status Raw(void* bytes, size_t size) {
     return bytes_.Copy(bytes, size) ? absl::OkStatus() : TooFew(size);
   }
-  // What Attach wrote; shared if it lies in one piece, else copied into one.
+  // What Attach wrote; shared if it lies in one chunk, else copied into one.
   absl::Status Attached(Bytes& bytes);
   // What Attach wrote, as it lies; shared.
   absl::Status Attached(Slices& slices);
@@ -206,7 +206,7 @@ class Decoder {
   // The length of what Attach wrote next; its bytes follow, by Raw or InPlace.
   absl::Status AttachedSize(size_t& size);
   // The next `size` bytes without a copy and free to be written to, if they are
-  // this message's alone, in one piece and aligned; else nothing is read.
+  // this message's alone, in one chunk and aligned; else nothing is read.
   std::optional<Bytes> InPlace(size_t size);
 
   // The number of elements that follow, each of at least a byte here and

@@ -369,7 +369,7 @@ Slices OneOfEach() {
   hello.from = {1, 2};
   hello.to = {3, uint64_t{4} << 40};
   hello.registry = 5;
-  hello.life = 6;
+  hello.generation = 6;
   hello.resumes = true;
   batch.Add(hello);
   Welcome welcome;
@@ -386,7 +386,7 @@ Slices OneOfEach() {
   request.deadline = Instant() + absl::Seconds(3);
   request.depth = 2;
   request.keeps_result = true;
-  request.lane = 18;
+  request.ordered_queue = 18;
   request.chain = "a > b";
   request.attachments.push_back({"a.kind", Bytes::Copy("its data")});
   request.body = {Bytes::Copy("body"), Bytes::Own(std::string(5000, 'y'))};
@@ -400,7 +400,7 @@ Slices OneOfEach() {
   batch.Add(Ack{{{1, 4}, {7, 7}}, {{9, 9}}});
   batch.Add(Cancel{{{2, 3}}});
   batch.Add(Closed{{{2, 2}}, {{3, 3}}});
-  batch.Add(Piece{14, {Bytes::Own(std::string(2000, 'z'))}});
+  batch.Add(Chunk{14, {Bytes::Own(std::string(2000, 'z'))}});
   batch.Add(MemoryMessage{MemoryMessage::Kind::kOffered, 15, 16, 17});
   return std::move(batch).Finish();
 }
@@ -422,7 +422,7 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   EXPECT_EQ(batch.requests(0).function(), "ps::Push");
   EXPECT_EQ(batch.requests(0).timeout_us(), 3000000u);
   EXPECT_TRUE(batch.requests(0).keeps_result());
-  EXPECT_EQ(batch.requests(0).lane(), 18u);
+  EXPECT_EQ(batch.requests(0).ordered_queue(), 18u);
   EXPECT_EQ(batch.requests(0).body().size(), 5004u);
   ASSERT_EQ(batch.requests(0).attachments_size(), 1);
   EXPECT_EQ(batch.requests(0).attachments(0).kind(), "a.kind");
@@ -438,8 +438,8 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   ASSERT_EQ(batch.closed_size(), 1);
   EXPECT_THAT(batch.closed(0).seen(), ElementsAre(2, 2));
   EXPECT_THAT(batch.closed(0).never(), ElementsAre(3, 3));
-  ASSERT_EQ(batch.pieces_size(), 1);
-  EXPECT_EQ(batch.pieces(0).data().size(), 2000u);
+  ASSERT_EQ(batch.chunks_size(), 1);
+  EXPECT_EQ(batch.chunks(0).data().size(), 2000u);
   ASSERT_EQ(batch.memories_size(), 1);
   EXPECT_EQ(batch.memories(0).kind(), 2u);
   EXPECT_EQ(batch.memories(0).token(), 15u);
@@ -457,7 +457,7 @@ TEST(Wire, ReadsWhatItWroteHoweverItIsCut) {
                             if (auto* r = std::get_if<RequestFrame>(&frame)) {
                               EXPECT_EQ(r->request->chain, "a > b");
                               EXPECT_TRUE(r->request->keeps_result);
-                              EXPECT_EQ(r->request->lane, 18u);
+                              EXPECT_EQ(r->request->ordered_queue, 18u);
                               EXPECT_EQ(TotalSize(r->request->body), 5004u);
                             }
                             if (auto* w = std::get_if<Welcome>(&frame)) {

@@ -13,7 +13,7 @@ namespace {
 const char* KindOf(const Frame& frame) {
   static constexpr const char* kNames[] = {"hello",  "welcome", "request",
                                            "reply",  "ack",     "cancel",
-                                           "closed", "piece",   "memory"};
+                                           "closed", "chunk",   "memory"};
   static_assert(std::variant_size_v<Frame> == std::size(kNames));
   return kNames[frame.index()];
 }

@@ -12,7 +12,7 @@
 namespace weft::rpc {
 
 // The kinds are "hello", "welcome", "request", "reply", "ack", "cancel",
-// "closed", "piece" and "memory", as in proto/rpc.proto; a request is of its
+// "closed", "chunk" and "memory", as in proto/rpc.proto; a request is of its
 // function. Empty for a message that is none of an agent's.
 std::vector<sim::FaultPlan::Message> FramesOf(const Slices& message);
 

@@ -79,21 +79,24 @@ class Node {
     auto endpoint = net::Endpoint::Open(*loop_, options);
     WEFT_CHECK(endpoint.ok()) << endpoint.status().ToString();
     endpoint_ = *std::move(endpoint);
-    GrpcTransportOptions transport_options;
+    transport::GrpcTransportOptions transport_options;
     transport_options.max_shared_memories = memories;
-    transport_ = MakeGrpcTransport(*loop_, *endpoint_, transport_options);
+    transport_ =
+        transport::MakeGrpcTransport(*loop_, *endpoint_, transport_options);
     RegisterOther();
     const absl::Status started = endpoint_->Start();
     WEFT_CHECK(started.ok()) << started.ToString();
   }
 
-  Transport& transport() { return *transport_; }
+  transport::Transport& transport() { return *transport_; }
   net::Loop& loop() { return *loop_; }
   const std::string& address() const { return endpoint_->address(); }
   Worker worker(uint32_t id) const {
     return {name_, {id, 1}, endpoint_->address()};
   }
-  Destination destination() const { return {name_, endpoint_->address()}; }
+  transport::Destination destination() const {
+    return {name_, endpoint_->address()};
+  }
   void Drop() { endpoint_.reset(); }
 
  private:
@@ -110,17 +113,19 @@ class Node {
   const std::string name_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<net::Endpoint> endpoint_;
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<transport::Transport> transport_;
   std::vector<net::IncomingCall> unanswered_;
 };
 
-class GrpcPair final : public TransportPair {
+class GrpcPair final : public transport::TransportPair {
  public:
   explicit GrpcPair(int memories_a, int memories_b)
       : a_(directory_, "a", memories_a), b_(directory_, "b", memories_b) {}
-  Transport& a() override { return a_.transport(); }
-  Transport& b() override { return b_.transport(); }
-  Destination b_destination() const override { return b_.destination(); }
+  transport::Transport& a() override { return a_.transport(); }
+  transport::Transport& b() override { return b_.transport(); }
+  transport::Destination b_destination() const override {
+    return b_.destination();
+  }
 
  private:
   TempDir directory_;
@@ -309,7 +314,7 @@ TEST_F(GrpcAgents, CallBothWays) {
   EXPECT_EQ(*Call(agent_b_->To("a"), Twice, 5), 10);
 }
 
-TEST_F(GrpcAgents, GatherManyCallsAndPieceLargeOnes) {
+TEST_F(GrpcAgents, GatherManyCallsAndChunkLargeOnes) {
   const Target b = agent_a_->To("b");
   const std::vector<float> large(1 << 20, 1.5f);
   Future<std::vector<float>> echoed = CallAsync(b, Echo, large);
@@ -547,7 +552,7 @@ TEST(GrpcTransport, LetsGoOfWhereAPeerWasBeforeItsRestart) {
   Node second(at("2"), "ps0", 0);
   const auto greet = [&](const Node& node) {
     const auto hears =
-        std::make_shared<HearingObserver>(here.transport().driver());
+        std::make_shared<transport::HearingObserver>(here.transport().driver());
     const auto connection = here.transport().Connect(node.destination(), hears);
     EXPECT_FALSE(hears->closed().Wait(absl::Seconds(20)).ok());
   };
@@ -605,8 +610,10 @@ uint64_t BytesInRings() {
     auto* const begin =
         reinterpret_cast<std::byte*>(std::strtoull(line.c_str(), nullptr, 16));
     for (const uint64_t offset :
-         {uint64_t{0}, RingMemory::BytesFor(SharedRings::kCapacity)}) {
-      bytes += RingMemory::At(begin + offset, SharedRings::kCapacity)
+         {uint64_t{0},
+          transport::RingMemory::BytesFor(transport::SharedRings::kCapacity)}) {
+      bytes += transport::RingMemory::At(begin + offset,
+                                         transport::SharedRings::kCapacity)
                    .words->written.load();
     }
   }

@@ -66,12 +66,13 @@ absl::Status OutOfTurn(const MemoryMessage& message) {
 Link::Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes)
     : clock_(clock), max_bytes_(max_bytes), owner_(std::move(owner)) {}
 
-void Link::Attach(std::shared_ptr<Connection> connection) {
+void Link::Attach(std::shared_ptr<transport::Connection> connection) {
   {
     MutexLock lock(mu_);
     if (!closed_) {
       connection_ = std::move(connection);
-      if (connection_->memory_role() != Connection::MemoryRole::kNone) {
+      if (connection_->memory_role() !=
+          transport::Connection::MemoryRole::kNone) {
         memory_state_ = MemoryState::kUntried;
       }
     }
@@ -179,10 +180,10 @@ bool Link::Write(Leaving* leaving) {
   }
   // Refused only once the connection is closing: OnClosed follows.
   return leaving->connection->Write(std::move(leaving->message)) ==
-         Connection::Written::kDone;
+         transport::Connection::Written::kDone;
 }
 
-void Link::EndInstead(Connection& connection, bool overflows) {
+void Link::EndInstead(transport::Connection& connection, bool overflows) {
   if (overflows) {
     return End(absl::ResourceExhaustedError(absl::StrCat(
         "more than ", kMaxWaiting, " messages wait for a peer to read them")));
@@ -196,7 +197,7 @@ void Link::EndInstead(Connection& connection, bool overflows) {
 }
 
 void Link::End(absl::Status status, bool after_writing) {
-  std::shared_ptr<Connection> connection;
+  std::shared_ptr<transport::Connection> connection;
   std::shared_ptr<PayloadRings> rings;  // unmapped without the lock
   {
     MutexLock lock(mu_);
@@ -220,7 +221,7 @@ void Link::End(absl::Status status, bool after_writing) {
 void Link::OnWritten() { GoOn(&Link::writing_); }
 
 void Link::OnClosed(absl::Status status) {
-  std::shared_ptr<Connection> connection;
+  std::shared_ptr<transport::Connection> connection;
   std::deque<Outgoing> outbox;
   std::deque<Bulk> bulk;
   std::shared_ptr<PayloadRings> rings;  // unmapped without the lock
@@ -249,7 +250,7 @@ void Link::TakeMessage(Leaving* leaving) {
     control_.pop_front();
   }
   for (const uint64_t id : std::exchange(cut_, {})) {
-    Piece end;
+    Chunk end;
     end.id = id;
     batch.Add(end);
   }
@@ -258,9 +259,9 @@ void Link::TakeMessage(Leaving* leaving) {
     outbox_.pop_front();
   }
   size_t room =
-      memory_state_ == MemoryState::kOpen ? kMemoryPieceBytes : kPieceBytes;
+      memory_state_ == MemoryState::kOpen ? kMemoryChunkBytes : kChunkBytes;
   while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
-    const size_t taken = AddPiece(room, &batch, leaving);
+    const size_t taken = AddChunk(room, &batch, leaving);
     if (taken == 0) break;  // until the peer has consumed some
     room -= std::min(room, taken);
   }
@@ -293,29 +294,29 @@ bool Link::AddBody(uint64_t id, const Slices& body, Leaving* leaving) {
     memory_state_ = MemoryState::kAsked;
     leaving->wants_memory = true;
   }
-  if (size < (memory_state_ == MemoryState::kOpen ? kInMemory : kInPieces)) {
+  if (size < (memory_state_ == MemoryState::kOpen ? kInMemory : kInChunks)) {
     return false;
   }
   bulk_.push_back(Bulk{id, body, size, 0, 0});
   return true;
 }
 
-size_t Link::AddPiece(size_t room, BatchWriter* batch, Leaving* leaving) {
+size_t Link::AddChunk(size_t room, BatchWriter* batch, Leaving* leaving) {
   Bulk& bulk = bulk_.front();
   size_t size = std::min(room, bulk.left);
-  Piece piece;
-  piece.id = bulk.id;
+  Chunk chunk;
+  chunk.id = bulk.id;
   if (memory_state_ == MemoryState::kOpen) {
-    const std::optional<PayloadWriter::Place> place =
+    const std::optional<transport::PayloadWriter::Place> place =
         payload_rings_->writer.Reserve(size);
     if (!place.has_value()) return 0;
-    piece.in_memory = size = place->size;
+    chunk.in_memory = size = place->size;
     leaving->copies.push_back(
         {payload_rings_->out + place->offset, bulk.Take(size)});
   } else {
-    piece.data = bulk.Take(size);
+    chunk.data = bulk.Take(size);
   }
-  batch->Add(piece);
+  batch->Add(chunk);
   // Several bodies take turns, so that none waits for the whole of another.
   Bulk rest = std::move(bulk);
   bulk_.pop_front();
@@ -344,7 +345,7 @@ Slices Link::Bulk::Take(size_t bytes) {
 // it.
 void Link::AddConsumed(BatchWriter* batch) {
   if (payload_rings_ == nullptr) return;
-  PayloadReader& reader = payload_rings_->reader;
+  transport::PayloadReader& reader = payload_rings_->reader;
   if (!reader.MustReport() && (batch->empty() || !reader.MayReport())) return;
   MemoryMessage consumed;
   consumed.kind = MemoryMessage::Kind::kConsumed;
@@ -354,13 +355,13 @@ void Link::AddConsumed(BatchWriter* batch) {
 
 // ------------------------------------------------------------- shared memory
 
-void Link::AskForMemory(Connection& connection) {
+void Link::AskForMemory(transport::Connection& connection) {
   MemoryMessage message;
   std::shared_ptr<PayloadRings> rings;
-  if (connection.memory_role() == Connection::MemoryRole::kTakes) {
+  if (connection.memory_role() == transport::Connection::MemoryRole::kTakes) {
     message.kind = MemoryMessage::Kind::kWanted;
   } else {
-    absl::StatusOr<SharedMemory> memory =
+    absl::StatusOr<transport::SharedMemory> memory =
         connection.OfferMemory(2 * kPayloadRingBytes);
     if (memory.ok()) {
       message.kind = MemoryMessage::Kind::kOffered;
@@ -374,7 +375,8 @@ void Link::AskForMemory(Connection& connection) {
   if (message.kind == MemoryMessage::Kind::kOffered) {
     payload_rings_ = std::move(rings);
     memory_state_ = MemoryState::kOffered;
-  } else if (connection.memory_role() == Connection::MemoryRole::kOffers) {
+  } else if (connection.memory_role() ==
+             transport::Connection::MemoryRole::kOffers) {
     memory_state_ = MemoryState::kNone;
     return;
   }
@@ -419,12 +421,13 @@ absl::Status Link::OnMemoryMessage(const MemoryMessage& message) {
 }
 
 absl::Status Link::OnWanted() {
-  std::shared_ptr<Connection> connection;
+  std::shared_ptr<transport::Connection> connection;
   {
     MutexLock lock(mu_);
     if (closed_) return absl::OkStatus();
     if (connection_ == nullptr ||
-        connection_->memory_role() != Connection::MemoryRole::kOffers) {
+        connection_->memory_role() !=
+            transport::Connection::MemoryRole::kOffers) {
       return absl::InvalidArgumentError("the peer wants memory of its guest");
     }
     // Offered meanwhile, or tried in vain.
@@ -437,19 +440,20 @@ absl::Status Link::OnWanted() {
 }
 
 absl::Status Link::OnOffer(const MemoryMessage& offer) {
-  std::shared_ptr<Connection> connection;
+  std::shared_ptr<transport::Connection> connection;
   {
     MutexLock lock(mu_);
     if (closed_) return absl::OkStatus();
     const bool is_its_turn = memory_state_ == MemoryState::kUntried ||
                              memory_state_ == MemoryState::kAsked;
     if (!is_welcome_ || !is_its_turn || connection_ == nullptr ||
-        connection_->memory_role() != Connection::MemoryRole::kTakes) {
+        connection_->memory_role() !=
+            transport::Connection::MemoryRole::kTakes) {
       return OutOfTurn(offer);
     }
     connection = connection_;
   }
-  absl::StatusOr<SharedMemory> memory =
+  absl::StatusOr<transport::SharedMemory> memory =
       offer.bytes == 2 * kPayloadRingBytes
           ? connection->TakeMemory(offer.token, 2 * kPayloadRingBytes)
           : absl::UnimplementedError("memory of another size");
@@ -484,9 +488,9 @@ void Link::OnMessage(Slices message) {
 }
 
 absl::Status Link::TakeFrame(Frame&& frame) {
-  if (const auto* piece = std::get_if<Piece>(&frame)) {
-    const auto it = assemblies_.find(piece->id);
-    return it == assemblies_.end() ? PassOver(frame) : Fill(it, *piece);
+  if (const auto* chunk = std::get_if<Chunk>(&frame)) {
+    const auto it = assemblies_.find(chunk->id);
+    return it == assemblies_.end() ? PassOver(frame) : Fill(it, *chunk);
   }
   if (const auto* message = std::get_if<MemoryMessage>(&frame)) {
     return OnMemoryMessage(*message);
@@ -546,18 +550,18 @@ absl::Status Link::Reserve(uint64_t size, Assembly* assembly) {
 
 absl::Status Link::PassOver(const Frame& frame) {
   WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
-  const Piece& piece = std::get<Piece>(frame);
+  const Chunk& chunk = std::get<Chunk>(frame);
   if (is_wanted) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a piece of call ", piece.id, ", which announced none"));
+        absl::StrCat("a chunk of call ", chunk.id, ", which announced none"));
   }
-  return CopyPiece(piece, nullptr, /*is_large=*/false);
+  return CopyChunk(chunk, nullptr, /*is_large=*/false);
 }
 
-absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
+absl::Status Link::Fill(AssemblyMap::iterator it, const Chunk& chunk) {
   Assembly& assembly = it->second;
   const size_t size =
-      piece.in_memory > 0 ? piece.in_memory : TotalSize(piece.data);
+      chunk.in_memory > 0 ? chunk.in_memory : TotalSize(chunk.data);
   if (size == 0) {  // nobody waits for it any more
     assembling_bytes_ -= assembly.cost;
     assemblies_.erase(it);
@@ -565,10 +569,10 @@ absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
   }
   if (size > assembly.size - assembly.filled) {
     return absl::InvalidArgumentError(
-        absl::StrCat("call ", piece.id, " sends more than the ", assembly.size,
+        absl::StrCat("call ", chunk.id, " sends more than the ", assembly.size,
                      " bytes that it announced"));
   }
-  WEFT_RETURN_IF_ERROR(CopyPiece(piece, assembly.memory.get() + assembly.filled,
+  WEFT_RETURN_IF_ERROR(CopyChunk(chunk, assembly.memory.get() + assembly.filled,
                                  /*is_large=*/assembly.size >= kStreamedBytes));
   assembly.filled += size;
   if (assembly.filled < assembly.size) return absl::OkStatus();
@@ -587,9 +591,9 @@ absl::Status Link::Fill(AssemblyMap::iterator it, const Piece& piece) {
   return owner_->OnFrame(*this, ReplyFrame{std::move(whole.reply), 0});
 }
 
-absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
-  if (piece.in_memory == 0) {
-    if (to != nullptr) CopySlices(piece.data, to);
+absl::Status Link::CopyChunk(const Chunk& chunk, uint8_t* to, bool is_large) {
+  if (chunk.in_memory == 0) {
+    if (to != nullptr) CopySlices(chunk.data, to);
     return absl::OkStatus();
   }
   std::shared_ptr<PayloadRings> rings;
@@ -599,17 +603,17 @@ absl::Status Link::CopyPiece(const Piece& piece, uint8_t* to, bool is_large) {
     if (closed_) return absl::CancelledError("the link has ended");
     // One who offered may be sent to before it hears that it was accepted.
     if (payload_rings_ == nullptr) {
-      return absl::InvalidArgumentError("a piece in memory that is not shared");
+      return absl::InvalidArgumentError("a chunk in memory that is not shared");
     }
     rings = payload_rings_;
-    WEFT_ASSIGN_OR_RETURN(offset, rings->reader.Take(piece.in_memory));
+    WEFT_ASSIGN_OR_RETURN(offset, rings->reader.Take(chunk.in_memory));
   }
   if (to == nullptr) {
     // Consumed all the same.
   } else if (is_large) {
-    StreamingCopy(to, rings->in + offset, piece.in_memory);
+    StreamingCopy(to, rings->in + offset, chunk.in_memory);
   } else {
-    std::memcpy(to, rings->in + offset, piece.in_memory);
+    std::memcpy(to, rings->in + offset, chunk.in_memory);
   }
   MutexLock lock(mu_);
   rings->reader.Consume();

@@ -3,10 +3,10 @@
 //
 // Frames are appended under the owner's lock, which costs memory only; one
 // drainer writes them. While a write is in flight all that comes is gathered
-// into the next. Large bodies leave in pieces, between which small frames
+// into the next. Large bodies leave in chunks, between which small frames
 // overtake them, and are assembled in memory of their own at the other end.
 //
-// Between two processes of one host pieces pass through shared memory if the
+// Between two processes of one host chunks pass through shared memory if the
 // transport has it: the first large body asks for it, and goes as ever until it
 // is there. See docs/rpc.md.
 
@@ -45,8 +45,8 @@ class LinkOwner {
   // Requests and replies come whole. An error closes the link with it.
   virtual absl::Status OnFrame(Link& link, Frame&& frame) = 0;
   // Whether a body is to be put together: that of a request or reply, `frame`,
-  // which announces it, or the one that a Piece is of, where none is begun. If
-  // not, its pieces are passed over and nothing of it is kept. An error closes
+  // which announces it, or the one that a Chunk is of, where none is begun. If
+  // not, its chunks are passed over and nothing of it is kept. An error closes
   // the link with it.
   virtual absl::StatusOr<bool> WantsBody(Link& link, const Frame& frame) = 0;
   // There is no room for the body that `frame`, a request or reply, announces
@@ -61,18 +61,18 @@ class LinkOwner {
 };
 
 // Thread-safety: thread-safe.
-class Link final : public ConnectionObserver,
+class Link final : public transport::ConnectionObserver,
                    public std::enable_shared_from_this<Link> {
  public:
-  static constexpr size_t kPieceBytes = size_t{1} << 20;
-  // Bodies from this size on leave in pieces.
-  static constexpr size_t kInPieces = size_t{128} << 10;
+  static constexpr size_t kChunkBytes = size_t{1} << 20;
+  // Bodies from this size on leave in chunks.
+  static constexpr size_t kInChunks = size_t{128} << 10;
   // One message gathers about so much.
   static constexpr size_t kBatchBytes = size_t{32} << 10;
-  // Bodies from this size on pass through shared memory, in pieces of at most
-  // kMemoryPieceBytes; of it each direction has kPayloadRingBytes.
+  // Bodies from this size on pass through shared memory, in chunks of at most
+  // kMemoryChunkBytes; of it each direction has kPayloadRingBytes.
   static constexpr size_t kInMemory = size_t{32} << 10;
-  static constexpr size_t kMemoryPieceBytes = size_t{512} << 10;
+  static constexpr size_t kMemoryChunkBytes = size_t{512} << 10;
   static constexpr size_t kPayloadRingBytes = size_t{4} << 20;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
@@ -94,7 +94,8 @@ class Link final : public ConnectionObserver,
   Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes);
 
   // Gives it the connection whose observer it is. Once.
-  void Attach(std::shared_ptr<Connection> connection) ABSL_LOCKS_EXCLUDED(mu_);
+  void Attach(std::shared_ptr<transport::Connection> connection)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // What the drainer will write, in this order but for Ack, Cancel and Closed:
   // they are control messages, which overtake requests and replies and delay
@@ -125,7 +126,7 @@ class Link final : public ConnectionObserver,
   void OnClosed(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // A body that leaves in pieces; `left` of it has not, from `offset` in
+  // A body that leaves in chunks; `left` of it has not, from `offset` in
   // `slice` on.
   struct Bulk {
     uint64_t id = 0;
@@ -143,8 +144,8 @@ class Link final : public ConnectionObserver,
     std::shared_ptr<memory::Segment> memory;
     std::byte* out = nullptr;
     const std::byte* in = nullptr;
-    PayloadWriter writer{kPayloadRingBytes};
-    PayloadReader reader{kPayloadRingBytes};
+    transport::PayloadWriter writer{kPayloadRingBytes};
+    transport::PayloadReader reader{kPayloadRingBytes};
   };
   enum class MemoryState {
     kNone,     // there is none and will be none
@@ -159,13 +160,13 @@ class Link final : public ConnectionObserver,
       std::byte* to;
       Slices from;
     };
-    std::shared_ptr<Connection> connection;
+    std::shared_ptr<transport::Connection> connection;
     Slices message;
     std::shared_ptr<PayloadRings> rings;
     std::vector<Copy> copies;  // into `rings`, before the message is written
     bool wants_memory = false;
   };
-  // A body that arrives in pieces.
+  // A body that arrives in chunks.
   struct Assembly {
     std::shared_ptr<Request> request;  // one of these
     std::shared_ptr<Reply> reply;
@@ -203,22 +204,22 @@ class Link final : public ConnectionObserver,
   // True if the connection took it at once.
   static bool Write(Leaving* leaving);
   // Where no message leaves: too much waits, or it was to end after the last.
-  void EndInstead(Connection& connection, bool overflows)
+  void EndInstead(transport::Connection& connection, bool overflows)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The next message, or an empty one.
   void TakeMessage(Leaving* leaving) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddOutgoing(const Outgoing& frame, BatchWriter* batch, Leaving* leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // True if the body leaves in pieces: then it waits for its turn.
+  // True if the body leaves in chunks: then it waits for its turn.
   bool AddBody(uint64_t id, const Slices& body, Leaving* leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns how many bytes of a body it took; 0: none can leave now.
-  size_t AddPiece(size_t room, BatchWriter* batch, Leaving* leaving)
+  size_t AddChunk(size_t room, BatchWriter* batch, Leaving* leaving)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddConsumed(BatchWriter* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Asks for shared memory, once. Never under a lock.
-  void AskForMemory(Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
+  void AskForMemory(transport::Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnMemoryMessage(const MemoryMessage& message)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnOffer(const MemoryMessage& offer) ABSL_LOCKS_EXCLUDED(mu_);
@@ -229,11 +230,11 @@ class Link final : public ConnectionObserver,
   absl::Status TakeFrame(Frame&& frame);
   // Room for a body of `size` bytes, of the request or reply in `assembly`.
   absl::Status Reserve(uint64_t size, Assembly* assembly);
-  absl::Status Fill(AssemblyMap::iterator it, const Piece& piece);
+  absl::Status Fill(AssemblyMap::iterator it, const Chunk& chunk);
   // Of a body that is not being put together.
   absl::Status PassOver(const Frame& frame);
   // `to`: where to, or null for nowhere.
-  absl::Status CopyPiece(const Piece& piece, uint8_t* to, bool is_large)
+  absl::Status CopyChunk(const Chunk& chunk, uint8_t* to, bool is_large)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   Clock& clock_;
@@ -245,7 +246,7 @@ class Link final : public ConnectionObserver,
   int64_t assembling_bytes_ = 0;
 
   Mutex mu_;
-  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<transport::Connection> connection_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
   bool writing_ ABSL_GUARDED_BY(mu_) = false;
   bool receiving_ ABSL_GUARDED_BY(mu_) = false;

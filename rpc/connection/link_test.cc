@@ -75,8 +75,9 @@ telemetry::Telemetry::Options Silently() {
   return options;
 }
 
-std::unique_ptr<Agent> MakeAgent(Transport& transport, Directory& directory,
-                                 uint32_t id, Executor* executor = nullptr,
+std::unique_ptr<Agent> MakeAgent(transport::Transport& transport,
+                                 Directory& directory, uint32_t id,
+                                 Executor* executor = nullptr,
                                  telemetry::Telemetry* telemetry = nullptr,
                                  const Limits& limits = {}) {
   AgentOptions options;
@@ -100,7 +101,7 @@ class SharedMemoryTest : public ::testing::Test {
     for (uint32_t i = 0; i < 2; ++i) {
       const std::string name = absl::StrCat("w", i);
       directory_.Put(Worker{name, WorkerKey{i, 1}, name});
-      transports_.push_back(std::make_unique<SharingTransport>(
+      transports_.push_back(std::make_unique<transport::SharingTransport>(
           network_.MakeTransport(name).value(), depot_));
     }
   }
@@ -119,10 +120,11 @@ class SharedMemoryTest : public ::testing::Test {
     }
   }
 
-  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
-  LocalNetwork network_;
+  const std::shared_ptr<transport::MemoryDepot> depot_ =
+      std::make_shared<transport::MemoryDepot>();
+  transport::LocalNetwork network_;
   FixedDirectory directory_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<Agent>> agents_;
 };
 
@@ -245,7 +247,7 @@ TEST_F(SharedMemoryTest, ScribblingGarblesBytesAndNothingElse) {
 // ----------------------------------------------------------- a hostile peer
 
 // One that was let in properly and then writes what a test says.
-class Hostile final : public ConnectionObserver {
+class Hostile final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
     EXPECT_THAT(ReadBatch(message, Instant(),
@@ -277,7 +279,7 @@ Hello Introduction() {
   hello.name = "w0";
   hello.from = {0, 1};
   hello.to = {1, 1};
-  hello.life = 1;
+  hello.generation = 1;
   return hello;
 }
 
@@ -296,7 +298,7 @@ class HostilePeerTest : public ::testing::Test {
   }
   void Send(BatchWriter&& batch) {
     EXPECT_NE(connection_->Write(std::move(batch).Finish()),
-              Connection::Written::kRefused);
+              transport::Connection::Written::kRefused);
     Settle();
   }
   void Settle() {
@@ -306,14 +308,16 @@ class HostilePeerTest : public ::testing::Test {
 
   telemetry::Telemetry telemetry_{Silently()};
   sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
-  const std::shared_ptr<MemoryDepot> depot_ = std::make_shared<MemoryDepot>();
+  transport::SimulatedNetwork network_{simulator_,
+                                       transport::SimulatedNetwork::Options()};
+  const std::shared_ptr<transport::MemoryDepot> depot_ =
+      std::make_shared<transport::MemoryDepot>();
   FixedDirectory directory_;
   InlineExecutor executor_;
-  SharingTransport at_agent_;
-  SharingTransport at_peer_;
+  transport::SharingTransport at_agent_;
+  transport::SharingTransport at_peer_;
   const std::shared_ptr<Hostile> peer_ = std::make_shared<Hostile>();
-  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<transport::Connection> connection_;
   std::unique_ptr<Agent> agent_;
 };
 
@@ -327,7 +331,7 @@ class HostileCallerTest : public HostilePeerTest {
     Connect();
   }
   void Connect() {
-    connection_ = at_peer_.Connect(Destination{"w1", "w1"}, peer_);
+    connection_ = at_peer_.Connect(transport::Destination{"w1", "w1"}, peer_);
   }
 
   static MemoryMessage Message(MemoryMessage::Kind kind) {
@@ -336,7 +340,7 @@ class HostileCallerTest : public HostilePeerTest {
     return message;
   }
   MemoryMessage Offer(uint64_t bytes = kBytes) {
-    const absl::StatusOr<SharedMemory> memory = depot_->Offer(bytes);
+    const absl::StatusOr<transport::SharedMemory> memory = depot_->Offer(bytes);
     WEFT_CHECK(memory.ok());
     MemoryMessage message = Message(MemoryMessage::Kind::kOffered);
     message.token = memory->token;
@@ -450,15 +454,15 @@ TEST_F(HostileCallerTest, ALaterLifeOfASessionTakesNobodysPlace) {
   other.from = {2, 1};
   ASSERT_THAT(come(other), IsOk());
   Hello hello = Introduction();
-  for (hello.life = 1; hello.life <= 3; ++hello.life) {
+  for (hello.generation = 1; hello.generation <= 3; ++hello.generation) {
     ASSERT_THAT(come(hello), IsOk());
   }
   other.resumes = true;
   EXPECT_THAT(come(other), IsOk());
 }
 
-// A call that was given up waits on its lane all the same, and counts.
-TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
+// A call that was given up waits in its ordered queue all the same, and counts.
+TEST_F(HostileCallerTest, AnOrderedQueueHoldsNoMoreCallsThanItsCallerMayRun) {
   const Limits limits;
   const uint64_t most = 2 * (limits.calls + limits.nested_calls);
   const std::string function = internal::NameOf<&Held>();
@@ -469,7 +473,7 @@ TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
     for (uint64_t id = first; id <= last; ++id) {
       Request request;
       request.id = id;
-      request.lane = 1;
+      request.ordered_queue = 1;
       request.function = function;
       request.signature = internal::DigestOf("i64()");
       request.deadline = at_peer_.clock().Now() + absl::Hours(1);
@@ -495,34 +499,34 @@ TEST_F(HostileCallerTest, ALaneHoldsNoMoreCallsThanItsCallerMayRun) {
   EXPECT_THAT(call(most + 2, most + 2, false), IsOk());
 }
 
-TEST_F(HostileCallerTest, PiecesThatCannotBeAreNotRead) {
+TEST_F(HostileCallerTest, ChunksThatCannotBeAreNotRead) {
   Request request;
   request.id = 1;
   request.function = "none";
   request.body = {Bytes::Own(std::string(size_t{8} << 20, 'x'))};
-  Piece piece;
-  piece.id = 1;
+  Chunk chunk;
+  chunk.id = 1;
   for (const uint64_t size : {uint64_t{Link::kPayloadRingBytes} + 1,
                               uint64_t{1} << 40, ~uint64_t{0}}) {
     Write(Introduction());
     Write(Offer());
     Announce(request);
-    piece.in_memory = size;
-    Write(piece);
+    chunk.in_memory = size;
+    Write(chunk);
     ExpectHungUp("");
   }
   Write(Introduction());
   Announce(request);
-  piece.in_memory = 4096;
-  Write(piece);
+  chunk.in_memory = 4096;
+  Write(chunk);
   ExpectHungUp("memory that is not shared");
 }
 
-Piece PieceOf(uint64_t id, Slices data) {
-  Piece piece;
-  piece.id = id;
-  piece.data = std::move(data);
-  return piece;
+Chunk ChunkOf(uint64_t id, Slices data) {
+  Chunk chunk;
+  chunk.id = id;
+  chunk.data = std::move(data);
+  return chunk;
 }
 
 // What bodies take that are being put together, or are kept.
@@ -545,7 +549,7 @@ TEST_F(HostileCallerTest, NoBodyIsTakenOfWhoWasNotAdmitted) {
   Send(std::move(batch));
   EXPECT_EQ(UsedBytes(), before);
   ExpectHungUp("wanted a Hello, and to admit its sender");
-  Write(PieceOf(1, {Bytes::Copy("x")}));
+  Write(ChunkOf(1, {Bytes::Copy("x")}));
   ExpectHungUp("wanted a Hello");
 }
 
@@ -558,7 +562,7 @@ TEST_F(HostileCallerTest, NoBodyOfAReplyIsTakenOfACaller) {
   batch.Add(reply, /*body_follows=*/true);
   Send(std::move(batch));
   ExpectHungUp("only a callee sends");
-  Write(Introduction(), PieceOf(1, {Bytes::Copy("x")}));
+  Write(Introduction(), ChunkOf(1, {Bytes::Copy("x")}));
   ExpectHungUp("announced none");
 }
 
@@ -588,7 +592,7 @@ TEST_F(HostileCallerTest, AllThatCreditAllowsMayBeOnItsWayAtOnce) {
     Announce(request);
   }
   for (const Request& request : requests) {
-    Write(PieceOf(request.id, request.body));
+    Write(ChunkOf(request.id, request.body));
   }
   size_t unknown = 0;
   for (const Frame& frame : peer_->frames) {
@@ -610,9 +614,9 @@ class HostileCalleeTest : public HostilePeerTest {
 
   HostileCalleeTest() : HostilePeerTest("w0", "w1") {
     directory_.Put(Worker{"w1", WorkerKey{1, 1}, "w1"});
-    at_peer_.Accept([this](std::shared_ptr<Connection> connection) {
+    at_peer_.Accept([this](std::shared_ptr<transport::Connection> connection) {
       connection_ = std::move(connection);
-      return std::shared_ptr<ConnectionObserver>(peer_);
+      return std::shared_ptr<transport::ConnectionObserver>(peer_);
     });
     agent_ = MakeAgent(at_agent_, directory_, 0, &executor_, &telemetry_);
   }
@@ -656,7 +660,7 @@ TEST_F(HostileCalleeTest, IsHungUpOnForABodyThatNobodyAskedFor) {
   EXPECT_EQ(UsedBytes(), before);
   ExpectHungUp("w1 replies to call 2, which was not sent to it");
   Write(Welcome());
-  Write(PieceOf(1, {Bytes::Copy("x")}));
+  Write(ChunkOf(1, {Bytes::Copy("x")}));
   ExpectHungUp("announced none");
   Write(Welcome());
   Request request;
@@ -683,19 +687,19 @@ TEST_F(HostileCalleeTest, ALateReplyIsPassedOverWithoutMemory) {
   GiveUp(call);
   const int64_t before = UsedBytes();
   Announce(1);
-  Write(PieceOf(1, {Bytes::Own(std::string(size_t{1} << 20, 'x'))}));
+  Write(ChunkOf(1, {Bytes::Own(std::string(size_t{1} << 20, 'x'))}));
   EXPECT_EQ(UsedBytes(), before);
-  Write(PieceOf(1, {}));
+  Write(ChunkOf(1, {}));
   Future<int64_t> next = MakeCall();
   Reply reply;
   reply.id = 2;
   Encoder encoder;
   encoder.Write(int64_t{7});
   reply.body = *std::move(encoder).Finish();
-  Write(PieceOf(1, {Bytes::Copy("x")}));
+  Write(ChunkOf(1, {Bytes::Copy("x")}));
   BatchWriter batch;
   batch.Add(reply, /*body_follows=*/true);
-  batch.Add(PieceOf(2, reply.body));
+  batch.Add(ChunkOf(2, reply.body));
   Send(std::move(batch));
   EXPECT_THAT(next.Wait(absl::Seconds(1)), IsOkAndHolds(7));
   EXPECT_THAT(peer_->closed, IsOk());
@@ -712,12 +716,12 @@ TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
   Write(message);
   GiveUp(call);
   Announce(1, Link::kPayloadRingBytes);
-  Piece piece;
-  piece.id = 1;
-  piece.in_memory = Link::kMemoryPieceBytes;
-  for (size_t i = 0; i < Link::kPayloadRingBytes / Link::kMemoryPieceBytes;
+  Chunk chunk;
+  chunk.id = 1;
+  chunk.in_memory = Link::kMemoryChunkBytes;
+  for (size_t i = 0; i < Link::kPayloadRingBytes / Link::kMemoryChunkBytes;
        ++i) {
-    Write(piece);
+    Write(chunk);
   }
   uint64_t consumed = 0;
   for (const Frame& frame : peer_->frames) {
@@ -752,9 +756,9 @@ TEST_F(HostileCalleeTest, ThatCanBeReachedIsNotGivenUpForTwoBreaks) {
 }
 
 // Welcomes whoever calls, and breaks the connection by welcoming once more.
-class WelcomesTwice final : public ConnectionObserver {
+class WelcomesTwice final : public transport::ConnectionObserver {
  public:
-  explicit WelcomesTwice(std::shared_ptr<Connection> connection)
+  explicit WelcomesTwice(std::shared_ptr<transport::Connection> connection)
       : connection_(std::move(connection)) {}
   void OnMessage(Slices) override {
     BatchWriter batch;
@@ -766,12 +770,12 @@ class WelcomesTwice final : public ConnectionObserver {
   void OnClosed(absl::Status) override {}
 
  private:
-  const std::shared_ptr<Connection> connection_;
+  const std::shared_ptr<transport::Connection> connection_;
 };
 
 TEST_F(HostileCalleeTest, ThatEndsEachConnectionIsGivenUp) {
   int connections = 0;
-  at_peer_.Accept([&](std::shared_ptr<Connection> connection) {
+  at_peer_.Accept([&](std::shared_ptr<transport::Connection> connection) {
     ++connections;
     return std::make_shared<WelcomesTwice>(std::move(connection));
   });
@@ -784,10 +788,10 @@ TEST_F(HostileCalleeTest, ThatEndsEachConnectionIsGivenUp) {
   EXPECT_LT(connections, 30);  // with pauses that grow
 }
 
-// ----------------------------------------------------------------- its lanes
+// ----------------------------------------------------------------- its queues
 
 // Has a message in flight until the test says that it was written.
-class SlowConnection final : public Connection {
+class SlowConnection final : public transport::Connection {
  public:
   Written Write(Slices message) override {
     bytes = TotalSize(message);
@@ -822,21 +826,21 @@ RequestPtr RequestOf(uint64_t id, size_t bytes) {
   return request;
 }
 
-TEST(Lanes, ControlWaitsForOneMessageWhateverElseWaits) {
+TEST(LinkQueues, ControlWaitsForOneMessageWhateverElseWaits) {
   const auto connection = std::make_shared<SlowConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
                                            SteadyClock(), int64_t{1} << 30);
   link->Attach(connection);
   link->Append(RequestOf(1, size_t{64} << 20));
   for (uint64_t id = 2; id <= 50; ++id) {
-    link->Append(RequestOf(id, Link::kInPieces - 1));
+    link->Append(RequestOf(id, Link::kInChunks - 1));
   }
   link->Drain();
   int messages = 1;
   for (; messages <= 200 && !connection->frames.empty(); ++messages) {
     // What is in flight is all that the next close waits for.
     EXPECT_LE(connection->bytes,
-              Link::kPieceBytes + Link::kInPieces + Link::kBatchBytes);
+              Link::kChunkBytes + Link::kInChunks + Link::kBatchBytes);
     const uint64_t closed = static_cast<uint64_t>(messages);
     link->Append(Ack{{{closed, closed}}, {}});
     connection->frames.clear();
@@ -852,7 +856,7 @@ TEST(Lanes, ControlWaitsForOneMessageWhateverElseWaits) {
 }
 
 // Takes each message at once, while other threads append the next.
-class BusyConnection final : public Connection {
+class BusyConnection final : public transport::Connection {
  public:
   Written Write(Slices) override {
     ++written;
@@ -868,7 +872,7 @@ class BusyConnection final : public Connection {
   int given_way = 0;
 };
 
-TEST(Lanes, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
+TEST(LinkQueues, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
   const auto connection = std::make_shared<BusyConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
                                            SteadyClock(), int64_t{1} << 30);
@@ -891,7 +895,7 @@ TEST(Lanes, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
 }
 
 // Gives each message that leaves to another link.
-class Handover final : public Connection {
+class Handover final : public transport::Connection {
  public:
   explicit Handover(Link* to) : to_(to) {}
   Written Write(Slices message) override {
@@ -906,7 +910,7 @@ class Handover final : public Connection {
   Link* const to_;
 };
 
-TEST(Lanes, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
+TEST(LinkQueues, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
   constexpr size_t kBytes = size_t{4} << 20;
   const auto receiver =
       std::make_shared<Link>(std::make_shared<Nobody>(), SteadyClock(),
@@ -920,7 +924,7 @@ TEST(Lanes, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
   for (uint64_t id = 1; id <= 10; ++id) {
     link->Append(RequestOf(id, kBytes));
     link->Drain();
-    link->OnWritten();  // two pieces of it have left
+    link->OnWritten();  // two chunks of it have left
     link->Sweep([id](uint64_t ended) { return ended == id; });
     link->OnWritten();
     // Not told that it is too much, nor sent the rest.
@@ -949,7 +953,7 @@ TEST(Bodies, TinyOnesAreBoundedByWhatTheyTake) {
   EXPECT_THAT(connection->closed, IsOk());
   for (uint64_t id = 1; id <= kMost; ++id) {  // each leaves its room
     BatchWriter batch;
-    batch.Add(PieceOf(id, id % 2 == 0 ? Slices() : Slices{Bytes::Copy("x")}));
+    batch.Add(ChunkOf(id, id % 2 == 0 ? Slices() : Slices{Bytes::Copy("x")}));
     link->OnMessage(std::move(batch).Finish());
   }
   announce(1, std::string(kMost * Link::kBodyOverheadBytes / 2, 'F'));
@@ -992,8 +996,8 @@ TEST(Bodies, OfMoreThanFourGigabytesLeaveWhole) {
     for (const Frame& frame : connection->frames) {
       if (const auto* request = std::get_if<RequestFrame>(&frame)) {
         announced = request->body_bytes;
-      } else if (const auto* piece = std::get_if<Piece>(&frame)) {
-        left += TotalSize(piece->data);
+      } else if (const auto* chunk = std::get_if<Chunk>(&frame)) {
+        left += TotalSize(chunk->data);
       }
     }
     connection->frames.clear();
@@ -1022,7 +1026,7 @@ TEST(Bodies, OfMoreThanFourGigabytesAreTakenWhereTheyAreAdmitted) {
     }
     for (int i = 0; i < 2; ++i) {
       BatchWriter more;
-      more.Add(PieceOf(1, {Bytes::Own(std::string(kOverhang, 'x'))}));
+      more.Add(ChunkOf(1, {Bytes::Own(std::string(kOverhang, 'x'))}));
       link->OnMessage(std::move(more).Finish());
     }
     EXPECT_THAT(connection->closed, IsOk());
@@ -1031,12 +1035,12 @@ TEST(Bodies, OfMoreThanFourGigabytesAreTakenWhereTheyAreAdmitted) {
 }
 
 // As a callee sends again what it is asked for again, on one connection.
-TEST(Lanes, BodiesThatWaitForTheirTurnAreBoundedToo) {
+TEST(LinkQueues, BodiesThatWaitForTheirTurnAreBoundedToo) {
   const auto connection = std::make_shared<SlowConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
                                            SteadyClock(), int64_t{1} << 30);
   link->Attach(connection);
-  const RequestPtr body = RequestOf(1, Link::kInPieces);
+  const RequestPtr body = RequestOf(1, Link::kInChunks);
   size_t appended = 0;
   while (connection->closed.ok() && appended < 2 * Link::kMaxWaiting) {
     // More than one message takes along: the outbox is never empty for long.
@@ -1048,7 +1052,7 @@ TEST(Lanes, BodiesThatWaitForTheirTurnAreBoundedToo) {
                        "messages wait for a peer to read them"));
 }
 
-TEST(Lanes, ASweepLeavesWhatIsWaitedFor) {
+TEST(LinkQueues, ASweepLeavesWhatIsWaitedFor) {
   const auto connection = std::make_shared<SlowConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
                                            SteadyClock(), int64_t{1} << 30);
@@ -1075,15 +1079,16 @@ TEST(Lanes, ASweepLeavesWhatIsWaitedFor) {
 }
 
 // A worker's own transport, but for who connects: that is the test.
-class Door final : public Transport {
+class Door final : public transport::Transport {
  public:
-  explicit Door(std::unique_ptr<Transport> inner) : inner_(std::move(inner)) {}
+  explicit Door(std::unique_ptr<transport::Transport> inner)
+      : inner_(std::move(inner)) {}
 
   Driver& driver() override { return inner_->driver(); }
   void Accept(Acceptor acceptor) override { open = std::move(acceptor); }
-  std::shared_ptr<Connection> Connect(
-      const Destination& to,
-      std::shared_ptr<ConnectionObserver> observer) override {
+  std::shared_ptr<transport::Connection> Connect(
+      const transport::Destination& to,
+      std::shared_ptr<transport::ConnectionObserver> observer) override {
     return inner_->Connect(to, std::move(observer));
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
@@ -1095,7 +1100,7 @@ class Door final : public Transport {
   Acceptor open;
 
  private:
-  const std::unique_ptr<Transport> inner_;
+  const std::unique_ptr<transport::Transport> inner_;
 };
 
 // Results that live, in all.
@@ -1148,12 +1153,13 @@ class HostileReader : public ::testing::Test {
   }
 
   sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  transport::SimulatedNetwork network_{simulator_,
+                                       transport::SimulatedNetwork::Options()};
   FixedDirectory directory_;
   InlineExecutor executor_;
   Door door_{network_.MakeTransport("w1")};
   std::unique_ptr<Agent> agent_;
-  std::shared_ptr<ConnectionObserver> observer_;
+  std::shared_ptr<transport::ConnectionObserver> observer_;
 };
 
 TEST_F(HostileReader, MakesNoRepliesPileUp) {
@@ -1248,18 +1254,18 @@ TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesWhateverBreaks) {
   int taken = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     sim::Simulator simulator(seed);
-    SimulatedNetwork::Options network_options;
+    transport::SimulatedNetwork::Options network_options;
     network_options.breaks = 0.05;
-    SimulatedNetwork network(simulator, network_options);
-    const auto depot = std::make_shared<MemoryDepot>();
+    transport::SimulatedNetwork network(simulator, network_options);
+    const auto depot = std::make_shared<transport::MemoryDepot>();
     FixedDirectory directory;
     InlineExecutor executor;
-    std::vector<std::unique_ptr<Transport>> transports;
+    std::vector<std::unique_ptr<transport::Transport>> transports;
     std::vector<std::unique_ptr<Agent>> agents;
     for (uint32_t i = 0; i < 2; ++i) {
       const std::string name = absl::StrCat("w", i);
       directory.Put(Worker{name, WorkerKey{i, 1}, name});
-      transports.push_back(std::make_unique<SharingTransport>(
+      transports.push_back(std::make_unique<transport::SharingTransport>(
           network.MakeTransport(name), depot));
       agents.push_back(MakeAgent(*transports.back(), directory, i, &executor));
     }

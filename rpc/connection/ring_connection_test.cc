@@ -30,12 +30,12 @@ using ::testing::IsEmpty;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
-using Written = Connection::Written;
+using Written = transport::Connection::Written;
 
 // ---------------------------------------------------------- one end, by hand
 
 // A stream that keeps what is written, and says so when it is told to.
-class FakeStream final : public Connection {
+class FakeStream final : public transport::Connection {
  public:
   Written Write(Slices message) override {
     if (is_busy || closed.has_value()) return Written::kRefused;
@@ -53,7 +53,7 @@ class FakeStream final : public Connection {
   std::optional<absl::Status> closed;
 };
 
-class FakeWatch final : public MemoryWatch {
+class FakeWatch final : public transport::MemoryWatch {
  public:
   absl::Status Add(std::shared_ptr<net::MemorySource> added) override {
     source = std::move(added);
@@ -66,7 +66,7 @@ class FakeWatch final : public MemoryWatch {
   std::shared_ptr<net::MemorySource> source;
 };
 
-class Ears final : public ConnectionObserver {
+class Ears final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
     texts.emplace_back(Flatten(message).view());
@@ -81,8 +81,8 @@ class Ears final : public ConnectionObserver {
 
 // One end, with everything around it.
 struct End {
-  End(SharedRings rings, bool is_caller) {
-    ring = std::make_shared<RingConnection>(std::move(rings), watch);
+  End(transport::SharedRings rings, bool is_caller) {
+    ring = std::make_shared<transport::RingConnection>(std::move(rings), watch);
     EXPECT_THAT(ring->Start(), IsOk());
     if (is_caller) ring->Observe(ears);
     connection = ring->Attach(stream);
@@ -110,8 +110,8 @@ struct End {
   const std::shared_ptr<FakeWatch> watch = std::make_shared<FakeWatch>();
   const std::shared_ptr<FakeStream> stream = std::make_shared<FakeStream>();
   const std::shared_ptr<Ears> ears = std::make_shared<Ears>();
-  std::shared_ptr<RingConnection> ring;
-  std::shared_ptr<Connection> connection;
+  std::shared_ptr<transport::RingConnection> ring;
+  std::shared_ptr<transport::Connection> connection;
 };
 
 class RingConnectionTest : public ::testing::Test {
@@ -124,19 +124,20 @@ class RingConnectionTest : public ::testing::Test {
     callee_.ring->OnMessage({});
   }
   // As another process sees the ring by which the caller is written to.
-  RingWords& WordsToCaller() { return *words_.memory_in().words; }
+  transport::RingWords& WordsToCaller() { return *words_.memory_in().words; }
 
-  RingPair pair_ = RingPair::Make();
+  transport::RingPair pair_ = transport::RingPair::Make();
   const std::weak_ptr<memory::Segment> memory_of_caller_ = pair_.caller.memory;
   struct Spy {
     std::shared_ptr<memory::Segment> memory;
-    RingMemory memory_in() const {
-      return RingMemory::At(
-          memory->data() + RingMemory::BytesFor(SharedRings::kCapacity),
-          SharedRings::kCapacity);
+    transport::RingMemory memory_in() const {
+      return transport::RingMemory::At(
+          memory->data() + transport::RingMemory::BytesFor(
+                               transport::SharedRings::kCapacity),
+          transport::SharedRings::kCapacity);
     }
   } words_{std::make_shared<memory::Segment>(*memory::Segment::FromFd(
-      dup(pair_.caller.memory->fd()), SharedRings::kBytes))};
+      dup(pair_.caller.memory->fd()), transport::SharedRings::kBytes))};
   End caller_{std::move(pair_.caller), true};
   End callee_{std::move(pair_.callee), false};
 };
@@ -194,15 +195,15 @@ TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
 }
 
 // Since the last time that it was asked.
-bool WasRung(const net::Bell& bell) {
+bool WasRung(const net::EventFd& event_fd) {
   uint64_t times;
-  return read(bell.fd(), &times, sizeof times) == sizeof times;
+  return read(event_fd.fd(), &times, sizeof times) == sizeof times;
 }
 
 TEST_F(RingConnectionTest, WakesAPeerElsewhereBeforeItHandlesWhatItSleptFor) {
   GoOver();
   ASSERT_FALSE(caller_.watch->source->BeginSleep());
-  WasRung(caller_.ring->bell());
+  WasRung(caller_.ring->event_fd());
   const auto hear = [&](const std::string& text, bool slept) {
     ASSERT_EQ(caller_.Write(text), Written::kDone);
     if (slept) callee_.watch->source->EndSleep();
@@ -211,14 +212,14 @@ TEST_F(RingConnectionTest, WakesAPeerElsewhereBeforeItHandlesWhatItSleptFor) {
   };
   WordsToCaller().reader_core.store(0);
   hear("perhaps on this core", /*slept=*/true);
-  EXPECT_FALSE(WasRung(caller_.ring->bell()));
+  EXPECT_FALSE(WasRung(caller_.ring->event_fd()));
   WordsToCaller().reader_core.store(1 << 20);
   hear("found by who was awake", /*slept=*/false);
-  EXPECT_FALSE(WasRung(caller_.ring->bell()));
+  EXPECT_FALSE(WasRung(caller_.ring->event_fd()));
   hear("on another core", /*slept=*/true);
-  EXPECT_TRUE(WasRung(caller_.ring->bell()));
+  EXPECT_TRUE(WasRung(caller_.ring->event_fd()));
   ASSERT_EQ(callee_.Write("reply"), Written::kDone);
-  EXPECT_FALSE(WasRung(caller_.ring->bell()));  // it is awake
+  EXPECT_FALSE(WasRung(caller_.ring->event_fd()));  // it is awake
 }
 
 TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
@@ -236,8 +237,9 @@ TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
   EXPECT_EQ(caller_.ears->written, 1);
   EXPECT_EQ(callee_.ears->texts[0], text);
   EXPECT_EQ(caller_.Write("next"), Written::kDone);
-  EXPECT_EQ(caller_.Write(std::string(kMaxRingMessageBytes + 1, 'x')),
-            Written::kRefused);
+  EXPECT_EQ(
+      caller_.Write(std::string(transport::kMaxRingMessageBytes + 1, 'x')),
+      Written::kRefused);
   EXPECT_THAT(*caller_.stream->closed,
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
@@ -324,7 +326,7 @@ TEST_F(RingConnectionTest, BellsThatRingForNothingAreHarmless) {
   GoOver();
   auto queue = *net::MemoryQueue::Create();
   ASSERT_THAT(queue->Add(caller_.ring), IsOk());
-  for (int i = 0; i < 1000; ++i) caller_.ring->bell().Ring();
+  for (int i = 0; i < 1000; ++i) caller_.ring->event_fd().Ring();
   const Instant soon = SteadyClock().Now() + absl::Milliseconds(5);
   while (SteadyClock().Now() < soon) {
     EXPECT_EQ(queue->Next(soon), net::EventQueue::Outcome::kTimeout);
@@ -365,21 +367,22 @@ TEST_F(RingConnectionTest, ScribblingEndsTheConnectionAtWorst) {
 
 // ------------------------------------------------- transports of one process
 
-class RingTransportPair final : public TransportPair {
+class RingTransportPair final : public transport::TransportPair {
  public:
-  Transport& a() override { return a_; }
-  Transport& b() override { return b_; }
-  Destination b_destination() const override { return {"b", "b"}; }
+  transport::Transport& a() override { return a_; }
+  transport::Transport& b() override { return b_; }
+  transport::Destination b_destination() const override { return {"b", "b"}; }
 
  private:
-  LocalNetwork network_;
-  std::shared_ptr<RingDepot> depot_ = std::make_shared<RingDepot>();
-  RingTransport a_{network_.MakeTransport("a").value(), "a", depot_};
-  RingTransport b_{network_.MakeTransport("b").value(), "b", depot_};
+  transport::LocalNetwork network_;
+  std::shared_ptr<transport::RingDepot> depot_ =
+      std::make_shared<transport::RingDepot>();
+  transport::RingTransport a_{network_.MakeTransport("a").value(), "a", depot_};
+  transport::RingTransport b_{network_.MakeTransport("b").value(), "b", depot_};
 };
 
 INSTANTIATE_TEST_SUITE_P(Rings, TransportConformance, ::testing::Values([] {
-                           return std::unique_ptr<TransportPair>(
+                           return std::unique_ptr<transport::TransportPair>(
                                new RingTransportPair);
                          }));
 
@@ -395,7 +398,7 @@ class RingAgents : public ::testing::Test {
     for (uint32_t i = 0; i < 2; ++i) {
       const std::string name = absl::StrCat("w", i);
       directory_.Put(Worker{name, WorkerKey{i, 1}, name});
-      transports_.push_back(std::make_unique<RingTransport>(
+      transports_.push_back(std::make_unique<transport::RingTransport>(
           network_.MakeTransport(name).value(), name, depot_));
       AgentOptions options;
       options.job = "job";
@@ -407,10 +410,11 @@ class RingAgents : public ::testing::Test {
     }
   }
 
-  LocalNetwork network_;
-  const std::shared_ptr<RingDepot> depot_ = std::make_shared<RingDepot>();
+  transport::LocalNetwork network_;
+  const std::shared_ptr<transport::RingDepot> depot_ =
+      std::make_shared<transport::RingDepot>();
   FixedDirectory directory_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<Agent>> agents_;
 };
 

@@ -31,30 +31,33 @@ using ::weft::testing::IsOk;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 
-class LocalPair final : public TransportPair {
+class LocalPair final : public transport::TransportPair {
  public:
-  Transport& a() override { return *a_; }
-  Transport& b() override { return *b_; }
-  Destination b_destination() const override { return {"b", "b"}; }
+  transport::Transport& a() override { return *a_; }
+  transport::Transport& b() override { return *b_; }
+  transport::Destination b_destination() const override { return {"b", "b"}; }
 
  private:
-  LocalNetwork network_;
-  std::unique_ptr<Transport> a_ = network_.MakeTransport("a").value();
-  std::unique_ptr<Transport> b_ = network_.MakeTransport("b").value();
+  transport::LocalNetwork network_;
+  std::unique_ptr<transport::Transport> a_ =
+      network_.MakeTransport("a").value();
+  std::unique_ptr<transport::Transport> b_ =
+      network_.MakeTransport("b").value();
 };
 
-class SimulatedPair final : public TransportPair {
+class SimulatedPair final : public transport::TransportPair {
  public:
-  Transport& a() override { return *a_; }
-  Transport& b() override { return *b_; }
-  Destination b_destination() const override { return {"b", "b"}; }
+  transport::Transport& a() override { return *a_; }
+  transport::Transport& b() override { return *b_; }
+  transport::Destination b_destination() const override { return {"b", "b"}; }
   bool has_threads() const override { return false; }
 
  private:
   sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
-  std::unique_ptr<Transport> a_ = network_.MakeTransport("a");
-  std::unique_ptr<Transport> b_ = network_.MakeTransport("b");
+  transport::SimulatedNetwork network_{simulator_,
+                                       transport::SimulatedNetwork::Options()};
+  std::unique_ptr<transport::Transport> a_ = network_.MakeTransport("a");
+  std::unique_ptr<transport::Transport> b_ = network_.MakeTransport("b");
 };
 
 INSTANTIATE_TEST_SUITE_P(Local, TransportConformance, ::testing::Values([] {
@@ -68,7 +71,7 @@ INSTANTIATE_TEST_SUITE_P(Simulated, TransportConformance, ::testing::Values([] {
 
 // What a call begins once its agent is about to end.
 struct HeldTimer {
-  Transport* transport = nullptr;
+  transport::Transport* transport = nullptr;
   Parker called;
   Promise<void> begun;
   Parker may_end;
@@ -92,8 +95,8 @@ absl::Status BeginOnceCancelled(CallContext& context) {
 }
 WEFT_RPC(BeginOnceCancelled);
 
-TEST(LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
-  LocalNetwork network;
+TEST(transport::LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
+  transport::LocalNetwork network;
   {
     const ScopedFailpoint threads("base/start_thread",
                                   "error(RESOURCE_EXHAUSTED,no thread)");
@@ -104,7 +107,7 @@ TEST(LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
 }
 
 TEST(LocalAgent, EndsAfterWhatATimerHasBegun) {
-  LocalNetwork network;
+  transport::LocalNetwork network;
   const auto transport = network.MakeTransport("a").value();
   HeldTimer timer;
   timer.transport = transport.get();
@@ -174,7 +177,7 @@ Outcome RunCalls(uint64_t seed) {
   ranks[1].SetLocal(&run.marks);
   std::vector<Future<int64_t>> calls;
   for (int64_t i = 0; i < kCalls; ++i) {
-    // Some bodies travel in pieces.
+    // Some bodies travel in chunks.
     calls.push_back(CallAsync(ranks[0].To("w1"), Mark, i,
                               std::string(i % 4 == 0 ? 200000 : 10, 'x')));
   }
@@ -197,7 +200,7 @@ TEST(SimulatedAgents, EachCallRunsOnceWhateverBreaks) {
 }
 
 // What a stranger hears of an agent.
-class Stranger final : public ConnectionObserver {
+class Stranger final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
     EXPECT_THAT(ReadBatch(message, Instant(),
@@ -235,14 +238,17 @@ class StrangersTest : public ::testing::Test {
   }
 
   sim::Simulator simulator_{1};
-  SimulatedNetwork network_{simulator_, SimulatedNetwork::Options()};
+  transport::SimulatedNetwork network_{simulator_,
+                                       transport::SimulatedNetwork::Options()};
   FixedDirectory directory_;
   InlineExecutor executor_;
-  std::unique_ptr<Transport> at_agent_ = network_.MakeTransport("w1");
-  std::unique_ptr<Transport> at_stranger_ = network_.MakeTransport("w0");
+  std::unique_ptr<transport::Transport> at_agent_ =
+      network_.MakeTransport("w1");
+  std::unique_ptr<transport::Transport> at_stranger_ =
+      network_.MakeTransport("w0");
   std::unique_ptr<Agent> agent_;
   std::shared_ptr<Stranger> stranger_ = std::make_shared<Stranger>();
-  std::shared_ptr<Connection> connection_;
+  std::shared_ptr<transport::Connection> connection_;
 };
 
 TEST_F(StrangersTest, WhoSaysNothingIsHungUpOn) {
@@ -259,7 +265,7 @@ TEST_F(StrangersTest, WhoIsRefusedIsToldOnce) {
   BatchWriter batch;
   for (int i = 0; i < 1000; ++i) batch.Add(hello);
   ASSERT_NE(connection_->Write(std::move(batch).Finish()),
-            Connection::Written::kRefused);
+            transport::Connection::Written::kRefused);
   Pass(absl::Seconds(1));
   EXPECT_EQ(stranger_->welcomes, 1);
   EXPECT_FALSE(stranger_->closed.ok());
@@ -303,7 +309,7 @@ TEST_F(BulkTest, ALargeBodyDelaysNoSmallCallAndNoCancellation) {
   while (!large.IsReady()) {
     const Instant start = Now();
     ASSERT_THAT(Call(b, Mark, 1, ""), IsOk());
-    // What is on its way, a piece of 1 MiB, goes first, and so may the next.
+    // What is on its way, a chunk of 1 MiB, goes first, and so may the next.
     if (large.IsReady()) break;
     EXPECT_LT(Now() - start, absl::Milliseconds(4));
     ++small;

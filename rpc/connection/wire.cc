@@ -239,7 +239,7 @@ void Read(Reader& r, Hello* hello) {
         r.Fixed(&hello->registry);
         break;
       case Tag(10, kVarint):
-        r.Number(&hello->life);
+        r.Number(&hello->generation);
         break;
       case Tag(11, kVarint):
         r.Number(&hello->resumes);
@@ -345,7 +345,7 @@ void CheckId(Reader& r, uint64_t id) {
   if (id < 1 || id >= kMaxId) FailId(r, id);
 }
 
-// A body comes with its frame or in pieces, not both ways.
+// A body comes with its frame or in chunks, not both ways.
 void CheckBody(Reader& r, const Slices& body, uint64_t body_bytes) {
   if (body_bytes > 0 && !body.empty()) {
     r.Fail("a body that is here and yet to come");
@@ -428,7 +428,7 @@ void Read(Reader& r, RequestFrame* frame) {
         r.Number(&request.keeps_result);
         break;
       case Tag(10, kVarint):
-        r.Number(&request.lane);
+        r.Number(&request.ordered_queue);
         break;
       case Tag(11, kBytes):
         Read(r, &request.attachments);
@@ -585,27 +585,27 @@ void Read(Reader& r, Closed* closed) {
   }
 }
 
-void Read(Reader& r, Piece* piece) {
+void Read(Reader& r, Chunk* chunk) {
   const size_t end = r.End();
   while (const uint64_t tag = r.Next(end)) {
     switch (tag) {
       case Tag(1, kVarint):
-        r.Number(&piece->id);
+        r.Number(&chunk->id);
         break;
       case Tag(2, kVarint):
-        r.Number(&piece->in_memory);
+        r.Number(&chunk->in_memory);
         break;
       case Tag(kBody, kBytes):
-        r.Shared(&piece->data);
+        r.Shared(&chunk->data);
         break;
       default:
         r.Skip();
     }
   }
-  if (piece->in_memory > 0 && !piece->data.empty()) {
-    r.Fail("a piece that is here and in shared memory");
+  if (chunk->in_memory > 0 && !chunk->data.empty()) {
+    r.Fail("a chunk that is here and in shared memory");
   }
-  CheckId(r, piece->id);
+  CheckId(r, chunk->id);
 }
 
 void Read(Reader& r, MemoryMessage* message) {
@@ -657,7 +657,7 @@ void BatchWriter::Add(const Hello& hello) {
   PutKey(&chunk_, 7, hello.from);
   PutKey(&chunk_, 8, hello.to);
   PutFixed(&chunk_, 9, hello.registry);
-  PutNumber(&chunk_, 10, hello.life);
+  PutNumber(&chunk_, 10, hello.generation);
   PutNumber(&chunk_, 11, hello.resumes);
   End(start);
 }
@@ -701,7 +701,7 @@ void BatchWriter::Add(const Request& request, Instant now, bool body_follows) {
   }
   if (body_follows) PutNumber(&chunk_, 8, TotalSize(request.body));
   PutNumber(&chunk_, 9, request.keeps_result);
-  PutNumber(&chunk_, 10, request.lane);
+  PutNumber(&chunk_, 10, request.ordered_queue);
   PutAttachments(11, request.attachments);
   End(start, body_follows ? nullptr : &request.body);
 }
@@ -768,11 +768,11 @@ void BatchWriter::Add(const Closed& closed) {
   End(start);
 }
 
-void BatchWriter::Add(const Piece& piece) {
+void BatchWriter::Add(const Chunk& chunk) {
   const size_t start = Begin(6);
-  PutNumber(&chunk_, 1, piece.id);
-  PutNumber(&chunk_, 2, piece.in_memory);
-  End(start, &piece.data);
+  PutNumber(&chunk_, 1, chunk.id);
+  PutNumber(&chunk_, 2, chunk.in_memory);
+  End(start, &chunk.data);
 }
 
 void BatchWriter::Add(const MemoryMessage& message) {
@@ -846,7 +846,7 @@ absl::Status ReadBatch(const Slices& message, Instant now,
         TakeFrame<Closed>(r, take);
         break;
       case Tag(6, kBytes):
-        TakeFrame<Piece>(r, take);
+        TakeFrame<Chunk>(r, take);
         break;
       case Tag(kMemory, kBytes):
         TakeFrame<MemoryMessage>(r, take);

@@ -40,7 +40,7 @@ struct Hello {
   rendezvous::WorkerKey from;
   rendezvous::WorkerKey to;
   uint64_t registry = 0;
-  uint64_t life = 0;
+  uint64_t generation = 0;
   bool resumes = false;
 };
 
@@ -56,7 +56,7 @@ struct Welcome {
   std::shared_ptr<const FunctionTable> functions;
 };
 
-// A Request or Reply whose body is `body_bytes` long and follows in pieces, if
+// A Request or Reply whose body is `body_bytes` long and follows in chunks, if
 // that is not 0.
 struct RequestFrame {
   std::shared_ptr<Request> request;
@@ -66,7 +66,7 @@ struct ReplyFrame {
   std::shared_ptr<Reply> reply;
   uint64_t body_bytes = 0;
 };
-struct Piece {
+struct Chunk {
   uint64_t id = 0;
   Slices data;
   // Not 0: so many bytes are next in the shared memory, and `data` is empty.
@@ -88,7 +88,7 @@ struct MemoryMessage {
 };
 
 using Frame = std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Ack,
-                           Cancel, Closed, Piece, MemoryMessage>;
+                           Cancel, Closed, Chunk, MemoryMessage>;
 
 // Gathers frames into one message.
 class BatchWriter {
@@ -98,13 +98,13 @@ class BatchWriter {
 
   void Add(const Hello& hello);
   void Add(const Welcome& welcome);
-  // With the body, or with only its length if it is to follow in pieces.
+  // With the body, or with only its length if it is to follow in chunks.
   void Add(const Request& request, Instant now, bool body_follows);
   void Add(const Reply& reply, bool body_follows);
   void Add(const Ack& ack);
   void Add(const Cancel& cancel);
   void Add(const Closed& closed);
-  void Add(const Piece& piece);
+  void Add(const Chunk& chunk);
   void Add(const MemoryMessage& message);
 
   bool empty() const { return slices_.empty() && chunk_.empty(); }

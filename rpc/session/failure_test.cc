@@ -346,7 +346,7 @@ TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
   for (const int rank : {0, 1}) {
     EXPECT_EQ(ranks[rank].Metrics().client_active_calls, 0);
     EXPECT_THAT(ranks[rank].Pending(), IsEmpty());
-    EXPECT_THAT(ranks[rank].Leftovers(), IsEmpty());
+    EXPECT_THAT(ranks[rank].Leaks(), IsEmpty());
   }
   EXPECT_EQ(Call(w1, Label, Borrow(x), Word{"fine"}).value(), 1000);
   EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 1);
@@ -459,9 +459,10 @@ INSTANTIATE_TEST_SUITE_P(
                          .status();
                    },
                    "w1", "Echo"},
-        LocalError{"AStreamOnALane",
+        LocalError{"AStreamOnAnOrderedQueue",
                    [](Ranks& r) {
-                     auto stream = OpenStream(r[0].To("w1").InOrder(), Endless);
+                     auto stream =
+                         OpenStream(r[0].To("w1").Serialized(), Endless);
                      return stream.Next().status();
                    },
                    "w1", "Endless"},

@@ -39,7 +39,7 @@ struct Request {
   bool keeps_result = false;
   // Calls of the caller with the same one, unless it is 0, run in the order in
   // which they come, one at a time.
-  uint64_t lane = 0;
+  uint64_t ordered_queue = 0;
   Slices body;
   FrozenAttachments attachments;
   bool is_private = false;  // see Received

@@ -262,7 +262,7 @@ void PairWorld::StartCall(int i) {
   Tell(i, CallerSession::Start{std::move(request)});
 }
 
-// As Agent::Core::CheckHello and Endpoint judge it.
+// As AgentState::CheckHello and Endpoint judge it.
 void PairWorld::Connect(int i) {
   Link& link = links_[i];
   const Stage callee = stages_[1 - i];

@@ -119,7 +119,7 @@ void CallerSession::On(const Connected& event, Instant now,
 void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
   connected_ = false;
   ack_due_ = Instant::Infinite();  // the next connection is told all
-  if (!resumes_) ++life_;
+  if (!resumes_) ++generation_;
 }
 
 void CallerSession::On(const Forgotten&, Instant now,
@@ -127,7 +127,7 @@ void CallerSession::On(const Forgotten&, Instant now,
   connected_ = false;
   ack_due_ = Instant::Infinite();
   resumes_ = false;
-  ++life_;
+  ++generation_;
   for (auto it = pending_.begin(); it != pending_.end();) {
     if (it->second.sent) {
       const absl::Status why = absl::UnavailableError(absl::StrCat(
@@ -207,7 +207,7 @@ void CallerSession::On(const Answered& event, Instant now,
 void CallerSession::On(const Unreachable& event, Instant,
                        std::vector<Action>* actions) {
   EndAll(event.why, actions, /*is_lost=*/false);
-  if (!resumes_) ++life_;
+  if (!resumes_) ++generation_;
 }
 
 void CallerSession::On(const PeerGone& event, Instant,
@@ -520,12 +520,12 @@ CallerSession::State CallerSession::StateOf(uint64_t id) const {
 
 std::string CallerSession::Fingerprint() const {
   std::string text = absl::StrCat(
-      "caller life=", life_, resumes_ ? "r" : "f", connected_ ? "c" : "d",
-      is_gone() ? "g" : "", ending_.ok() ? "" : "e", " next=", next_id_,
-      " out=", calls_out_, ",", bytes_out_, ",", nested_out_,
-      " closed=", closed_.ToString(), " unclosed=", unacked_.ToString(), ",",
-      unacked_bytes_, " due=", ack_due_.nanoseconds(),
-      " wake=", wake_.nanoseconds());
+      "caller generation=", generation_, resumes_ ? "r" : "f",
+      connected_ ? "c" : "d", is_gone() ? "g" : "", ending_.ok() ? "" : "e",
+      " next=", next_id_, " out=", calls_out_, ",", bytes_out_, ",",
+      nested_out_, " closed=", closed_.ToString(),
+      " unclosed=", unacked_.ToString(), ",", unacked_bytes_,
+      " due=", ack_due_.nanoseconds(), " wake=", wake_.nanoseconds());
   for (const auto& [id, call] : pending_) {
     absl::StrAppend(&text, " ", id, call.sent ? "s" : "w",
                     call.request->deadline.nanoseconds());

@@ -78,7 +78,7 @@ class CallerSession {
     std::string build;  // the callee's, for messages
   };
   struct Disconnected {};
-  // The callee has forgotten the session: its next life is another one.
+  // The callee has forgotten the session: its next generation is another one.
   struct Forgotten {};
   struct Arrived {
     ReplyPtr reply;
@@ -160,10 +160,10 @@ class CallerSession {
   void OnEvent(const Event& event, Instant now, std::vector<Action>* actions);
 
   // What a new connection says: which life of the session this is, and whether
-  // the callee must remember it. Each has a life of its own until one was
+  // the callee must remember it. Each has a generation of its own until one was
   // welcomed: an earlier one that comes late, perhaps when all was forgotten,
-  // must not begin the life that this one resumes.
-  uint64_t life() const { return life_; }
+  // must not begin the generation that this one resumes.
+  uint64_t generation() const { return generation_; }
   bool resumes() const { return resumes_; }
 
   bool is_connected() const { return connected_; }
@@ -270,7 +270,7 @@ class CallerSession {
   std::shared_ptr<const FunctionTable> functions_;
   std::vector<bool> served_;  // by Request::function_index: functions_ has it
   std::string build_;
-  uint64_t life_ = 1;
+  uint64_t generation_ = 1;
   bool resumes_ = false;
   bool connected_ = false;
 
@@ -331,7 +331,7 @@ class CalleeSession {
   };
   struct Connected {};
   struct Disconnected {};
-  // The caller's incarnation, or this life of the session, is no more.
+  // The caller's incarnation, or this generation of the session, is no more.
   struct PeerGone {
     absl::Status why;
   };

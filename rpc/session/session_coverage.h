@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "absl/status/status.h"
-#include "weft/rpc/session/session_tap.h"
+#include "weft/rpc/session/session_hook.h"
 
 namespace weft::rpc {
 
@@ -19,7 +19,7 @@ namespace weft::rpc {
 // them must be seen. They are all that session.cc can do.
 //
 // Thread-safety: one thread at a time.
-class SessionCoverage final : public SessionTap {
+class SessionCoverage final : public SessionHook {
  public:
   enum class Where {
     kAlone,   // two sessions without agents, under every event but a caller's

@@ -204,7 +204,7 @@ TEST(CallerSession, WhatWasSentInAForgottenLifeEndsAndTheRestIsSentInTheNext) {
   EXPECT_EQ(ended[0].status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ReasonOf(ended[0].status), Reason::kForgotten);
   EXPECT_TRUE(OutcomeUnknown(ended[0].status));
-  EXPECT_EQ(caller.session.life(), 2u);
+  EXPECT_EQ(caller.session.generation(), 2u);
   EXPECT_FALSE(caller.session.resumes());
   EXPECT_THAT(
       IdsSent(caller.Tell(CallerSession::Connected{limits, nullptr, ""})),
@@ -213,14 +213,14 @@ TEST(CallerSession, WhatWasSentInAForgottenLifeEndsAndTheRestIsSentInTheNext) {
 
 TEST(CallerSession, EachConnectionIsOfAnotherLifeUntilOneIsWelcomed) {
   Caller caller;
-  EXPECT_EQ(caller.session.life(), 1u);
+  EXPECT_EQ(caller.session.generation(), 1u);
   caller.Tell(CallerSession::Disconnected{});
-  EXPECT_EQ(caller.session.life(), 2u);
+  EXPECT_EQ(caller.session.generation(), 2u);
   caller.Tell(CallerSession::Unreachable{absl::UnavailableError("for long")});
-  EXPECT_EQ(caller.session.life(), 3u);
+  EXPECT_EQ(caller.session.generation(), 3u);
   caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
   caller.Tell(CallerSession::Disconnected{});
-  EXPECT_EQ(caller.session.life(), 3u);
+  EXPECT_EQ(caller.session.generation(), 3u);
   EXPECT_TRUE(caller.session.resumes());
 }
 
@@ -947,7 +947,7 @@ TEST(SessionExploration, FindsEachPlantedFault) {
 
 // ------------------------------------------------------------ many ways
 
-std::string Simulate(uint64_t seed, Fault fault, SessionTap* tap = nullptr) {
+std::string Simulate(uint64_t seed, Fault fault, SessionHook* hook = nullptr) {
   std::mt19937_64 random(seed);
   WorldOptions options;
   options.calls = 12;
@@ -965,7 +965,7 @@ std::string Simulate(uint64_t seed, Fault fault, SessionTap* tap = nullptr) {
   options.request_refusals = random() % 3;
   options.reply_refusals = random() % 3;
   options.fault = fault;
-  options.tap = tap;
+  options.hook = hook;
   SessionWorld world(options);
   std::vector<std::string> path;
   for (int step = 0; step < 300 && world.violation().empty(); ++step) {

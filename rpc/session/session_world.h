@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "weft/rpc/session/session.h"
-#include "weft/rpc/session/session_tap.h"
+#include "weft/rpc/session/session_hook.h"
 
 namespace weft::rpc {
 
@@ -36,7 +36,7 @@ struct WorldOptions {
   int calls = 2;
   Limits limits;
   Fault fault = Fault::kNone;
-  SessionTap* tap = nullptr;  // sees all events; must outlive the world
+  SessionHook* hook = nullptr;  // sees all events; must outlive the world
   // A connection delivers in order or breaks. Else any message may be
   // delivered at any time, lost or repeated, also after its connection broke.
   bool fifo = false;
@@ -110,12 +110,12 @@ class SessionWorld {
     bool is_cancelled = false;
   };
 
-  // By way of the tap, if there is one.
+  // By way of the hook, if there is one.
   template <typename Session, typename Event, typename Action>
   void Give(Session& session, const Event& event,
             std::vector<Action>* actions) {
-    if (options_.tap == nullptr) return session.OnEvent(event, now_, actions);
-    options_.tap->OnEvent(session, event, now_, actions);
+    if (options_.hook == nullptr) return session.OnEvent(event, now_, actions);
+    options_.hook->OnEvent(session, event, now_, actions);
   }
   void Tell(const CallerSession::Event& event);
   void Tell(const CalleeSession::Event& event);

@@ -64,12 +64,12 @@ class Ranks {
 
   Agent& operator[](int rank) { return *agents_[rank]; }
   FixedDirectory& directory() { return directory_; }
-  LocalNetwork& network() { return network_; }
+  transport::LocalNetwork& network() { return network_; }
 
  private:
-  LocalNetwork network_;
+  transport::LocalNetwork network_;
   FixedDirectory directory_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<Agent>> agents_;
 };
 

@@ -10,7 +10,7 @@
 #include "weft/base/check.h"
 #include "weft/rpc/connection/frame_kinds.h"
 #include "weft/rpc/connection/wire.h"
-#include "weft/rpc/session/session_tap.h"
+#include "weft/rpc/session/session_hook.h"
 
 namespace weft::rpc {
 namespace {
@@ -18,8 +18,9 @@ namespace {
 // How often the end of an agent's functions is looked for.
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
 
-SimulatedNetwork::Options WithFaults(SimulatedNetwork::Options options,
-                                     sim::FaultPlan* faults, Driver* driver) {
+transport::SimulatedNetwork::Options WithFaults(
+    transport::SimulatedNetwork::Options options, sim::FaultPlan* faults,
+    Driver* driver) {
   options.faults = faults;
   options.classify = FramesOf;
   options.driver = driver;
@@ -29,9 +30,9 @@ SimulatedNetwork::Options WithFaults(SimulatedNetwork::Options options,
 }  // namespace
 
 // Counts what sessions do, and plants the bug.
-class SimulatedAgents::Tap final : public SessionTap {
+class SimulatedAgents::Hook final : public SessionHook {
  public:
-  explicit Tap(PlantedBug bug) : bug_(bug) {}
+  explicit Hook(PlantedBug bug) : bug_(bug) {}
 
   const SessionCoverage& coverage() const { return coverage_; }
 
@@ -108,7 +109,7 @@ SimulatedAgents::SimulatedAgents(uint64_t seed, Options options)
       scheduler_(simulator_),
       network_(simulator_,
                WithFaults(options_.network, &faults_, &scheduler_.driver())),
-      tap_(std::make_unique<Tap>(options_.planted)),
+      hook_(std::make_unique<Hook>(options_.planted)),
       nodes_(options_.workers) {}
 
 SimulatedAgents::~SimulatedAgents() = default;
@@ -156,7 +157,7 @@ void SimulatedAgents::Start(int worker) {
   agent.give_up_after = options_.give_up_after;
   agent.limits = options_.limits;
   agent.registry = options_.registry;
-  agent.tap = tap_.get();
+  agent.hook = hook_.get();
   auto made = Agent::Create(std::move(agent));
   WEFT_CHECK(made.ok()) << made.status().ToString();
   node.agent = *std::move(made);
@@ -205,7 +206,7 @@ void SimulatedAgents::Heal(int a, int b) {
 }
 
 const SessionCoverage& SimulatedAgents::transitions() const {
-  return tap_->coverage();
+  return hook_->coverage();
 }
 
 sim::ClockSkew SimulatedAgents::RandomSkew() {

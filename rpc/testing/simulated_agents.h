@@ -74,7 +74,7 @@ class SimulatedAgents {
     absl::Duration max_clock_offset = absl::Hours(1);
     double max_clock_drift = 0.1;
     PlantedBug planted = PlantedBug::kNone;
-    SimulatedNetwork::Options network;  // without faults and driver
+    transport::SimulatedNetwork::Options network;  // without faults and driver
     absl::Duration default_timeout = absl::Seconds(60);
     absl::Duration give_up_after = absl::Seconds(10);
     // Few sessions: a worker forgets callers that a fault keeps away.
@@ -120,11 +120,11 @@ class SimulatedAgents {
   uint64_t trace_hash() const { return simulator_.trace_hash(); }
 
  private:
-  class Tap;
+  class Hook;
   struct Node {
     std::string name;  // and its address
     uint64_t epoch = 0;
-    std::unique_ptr<Transport> transport;
+    std::unique_ptr<transport::Transport> transport;
     std::unique_ptr<Agent> agent;
   };
 
@@ -140,13 +140,13 @@ class SimulatedAgents {
   sim::Simulator simulator_;
   sim::FaultPlan faults_;
   sim::BatonScheduler scheduler_;
-  SimulatedNetwork network_;
-  const std::unique_ptr<Tap> tap_;
+  transport::SimulatedNetwork network_;
+  const std::unique_ptr<Hook> hook_;
   FixedDirectory directory_;
   std::function<void(int, Agent&)> on_start_;
   std::vector<Node> nodes_;
   // The transports of ended incarnations: the network may still know them.
-  std::vector<std::unique_ptr<Transport>> former_;
+  std::vector<std::unique_ptr<transport::Transport>> former_;
   int mains_ = 0;
   int running_mains_ = 0;
 };

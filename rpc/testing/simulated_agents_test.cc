@@ -180,7 +180,7 @@ std::string RunSeed(uint64_t seed, Coverage* coverage,
       if (i % 4 != 2) ledger.meant_for[id] = keys[callee];
       const Target brief = to.WithTimeout(absl::Milliseconds(30));
       if (i % 4 == 0) {
-        // Some bodies travel in pieces.
+        // Some bodies travel in chunks.
         open.push_back({id, CallAsync(to, Post, id,
                                       std::string(i == 4 ? 200000 : 0, 'x'))});
       } else if (i % 4 == 1) {
@@ -764,55 +764,56 @@ TEST(SimulatedFaults, ACrashedWorkerIsCalledAgainInItsNextLife) {  // PROBE-P5
   EXPECT_THAT(epochs, ElementsAre(1, 2));
 }
 
-// -------------------------------------------------------------------- lanes
+// -------------------------------------------------------------------- queues
 
-// The calls of each lane as their functions saw them.
-struct LaneLedger {
+// The calls of each queue as their functions saw them.
+struct QueueLedger {
   SimulatedAgents* agents = nullptr;
-  std::map<int64_t, std::vector<int64_t>> began;  // by lane
+  std::map<int64_t, std::vector<int64_t>> began;  // by queue
   std::map<int64_t, int> running;
   std::string wrong;
 };
 
-// Goes on when it is cancelled, unless the lane is odd.
-int64_t Step(CallContext& context, int64_t lane, int64_t i,
+// Goes on when it is cancelled, unless the queue is odd.
+int64_t Step(CallContext& context, int64_t queue, int64_t i,
              const std::string&) {
-  auto* ledger = context.Local<LaneLedger>();
-  if (++ledger->running[lane] > 1) {
-    absl::StrAppend(&ledger->wrong, "two at a time on lane ", lane, "\n");
+  auto* ledger = context.Local<QueueLedger>();
+  if (++ledger->running[queue] > 1) {
+    absl::StrAppend(&ledger->wrong, "two at a time on queue ", queue, "\n");
   }
-  ledger->began[lane].push_back(i);
+  ledger->began[queue].push_back(i);
   for (int64_t tick = 0; tick < i % 4; ++tick) {
-    if (lane % 2 == 1 && context.cancel().IsCancelled()) break;
+    if (queue % 2 == 1 && context.cancel().IsCancelled()) break;
     ledger->agents->Sleep(absl::Milliseconds(7));
   }
-  --ledger->running[lane];
+  --ledger->running[queue];
   return i;
 }
 WEFT_RPC(Step);
 
-// What calls on lanes came to, over all seeds.
-struct LaneEnds {
+// What calls on queues came to, over all seeds.
+struct QueueEnds {
   int64_t ok = 0;
   int64_t given_up = 0;  // that may have run, with later ones that were ok
   int64_t lost = 0;
 };
 
-// Each of two workers makes ten calls on each of two lanes to workers that
+// Each of two workers makes ten calls on each of two queues to workers that
 // crash, and gives some up. Returns what is wrong.
-std::string RunLanes(uint64_t seed, LaneEnds* ends) {
+std::string RunQueues(uint64_t seed, QueueEnds* ends) {
   SimulatedAgents agents(seed, Faulty());
-  LaneLedger ledger;
+  QueueLedger ledger;
   ledger.agents = &agents;
   agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
   const auto statuses = agents.Run(2, [&](int worker) -> absl::Status {
     for (int n = 0; n < 2; ++n) {
-      const int64_t lane = 10 * (worker + 1) + n;
-      const Target to = agents[worker].To(absl::StrCat("w", 2 + n)).InOrder();
+      const int64_t queue = 10 * (worker + 1) + n;
+      const Target to =
+          agents[worker].To(absl::StrCat("w", 2 + n)).Serialized();
       std::vector<Future<int64_t>> calls;
       for (int64_t i = 0; i < 10; ++i) {
         const Target one = i == 3 ? to.WithTimeout(absl::Milliseconds(20)) : to;
-        calls.push_back(CallAsync(one, Step, lane, i,
+        calls.push_back(CallAsync(one, Step, queue, i,
                                   std::string(i == 5 ? 200000 : 0, 'x')));
         if (i % 4 == 3) agents.Sleep(absl::Milliseconds(10));
         if (i == 6) calls[2 + 2 * n].Cancel();
@@ -837,20 +838,21 @@ std::string RunLanes(uint64_t seed, LaneEnds* ends) {
   for (const absl::Status& status : statuses) {
     if (!status.ok()) absl::StrAppend(&ledger.wrong, status.ToString(), "\n");
   }
-  for (const auto& [lane, began] : ledger.began) {
+  for (const auto& [queue, began] : ledger.began) {
     if (std::is_sorted(began.begin(), began.end(), std::less_equal<>())) {
       continue;
     }
-    absl::StrAppend(&ledger.wrong, "lane ", lane, " began ",
+    absl::StrAppend(&ledger.wrong, "queue ", queue, " began ",
                     absl::StrJoin(began, " "), "\n");
   }
   return ledger.wrong;
 }
 
-TEST(SimulatedLanes, CallsRunInOrderWhateverBreaksForAThousandSeeds) {  // F43
-  LaneEnds ends;
+TEST(SimulatedOrderedQueues,
+     CallsRunInOrderWhateverBreaksForAThousandSeeds) {  // F43
+  QueueEnds ends;
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
-    ASSERT_EQ(RunLanes(seed, &ends), "") << "seed " << seed;
+    ASSERT_EQ(RunQueues(seed, &ends), "") << "seed " << seed;
   }
   std::cout << ends.ok << " ok, " << ends.given_up << " given up in between, "
             << ends.lost << " lost\n";
@@ -876,12 +878,12 @@ TEST(Target, ByNameReachesEachIncarnationAndPinnedOnlyItsOwn) {
   const auto statuses = RunWithTwo(40, &ledger, [](SimulatedAgents& agents) {
     const Worker first = *agents.directory().Find("w1");
     const Target by_name = agents[0].To("w1");
-    const Target lane = by_name.InOrder();
+    const Target queue = by_name.Serialized();
     std::vector<Target> selected = *agents[0].ToAll("name=w1");
-    const std::vector<Target> pinned = {by_name.Pinned(), lane.Pinned(),
+    const std::vector<Target> pinned = {by_name.Pinned(), queue.Pinned(),
                                         agents[0].To(first),
                                         agents[0].To(first.key)};
-    std::vector<Target> following = {by_name, lane, selected[0]};
+    std::vector<Target> following = {by_name, queue, selected[0]};
     for (const auto& targets : {pinned, following}) {
       for (const Target& target : targets) {
         EXPECT_THAT(Call(target, Post, 1, ""), IsOk());
@@ -934,15 +936,15 @@ TEST(Target, ObjectsAndResultsStayWithTheIncarnationThatMadeThem) {
   Ledger ledger;
   const auto statuses = RunWithTwo(42, &ledger, [](SimulatedAgents& agents) {
     const Target w1 = agents[0].To("w1");
-    const Target lane = w1.InOrder();
+    const Target queue = w1.Serialized();
     std::vector<Handle<int64_t>> kept;
-    for (const Target& target : {w1, lane}) {
+    for (const Target& target : {w1, queue}) {
       auto result = Remote(target, Post, 5, "");
       EXPECT_THAT(result, IsOk());
       if (result.ok()) kept.push_back(*result);
     }
     agents.CrashAndRestart(1);
-    for (const Target& target : {w1, lane}) {
+    for (const Target& target : {w1, queue}) {
       // The same ids, in a session with the next incarnation.
       EXPECT_THAT(Remote(target, Post, 6, ""), IsOk());
     }

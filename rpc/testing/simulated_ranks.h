@@ -26,7 +26,7 @@ class SimulatedRanks {
  public:
   struct Options {
     uint64_t seed = 1;
-    SimulatedNetwork::Options network;
+    transport::SimulatedNetwork::Options network;
     Limits limits;
     int64_t result_bytes = AgentOptions().result_bytes;
     telemetry::Telemetry* telemetry = nullptr;
@@ -56,16 +56,16 @@ class SimulatedRanks {
   }
 
   Agent& operator[](int rank) { return *agents_[rank]; }
-  Transport& transport(int rank) { return *transports_[rank]; }
-  SimulatedNetwork& network() { return network_; }
+  transport::Transport& transport(int rank) { return *transports_[rank]; }
+  transport::SimulatedNetwork& network() { return network_; }
   sim::Simulator& simulator() { return simulator_; }
 
  private:
   sim::Simulator simulator_;
-  SimulatedNetwork network_;
+  transport::SimulatedNetwork network_;
   FixedDirectory directory_;
   InlineExecutor executor_;
-  std::vector<std::unique_ptr<Transport>> transports_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<Agent>> agents_;
 };
 

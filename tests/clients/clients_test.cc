@@ -23,7 +23,7 @@
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
-#include "weft/worker/callees.h"
+#include "weft/worker/test_functions.h"
 #include "weft/worker/worker.h"
 
 namespace weft::testing {

@@ -15,7 +15,7 @@
 #include "weft/rpc/codec/signature.h"
 #include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/rpc/gateway/description.h"
-#include "weft/rpc/gateway/plain.h"
+#include "weft/rpc/gateway/untyped_value.h"
 #include "weft/tensor/codec.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 

@@ -185,14 +185,14 @@ std::vector<std::string> Seeds() {
   record.mutable_opened()->set_job("job");
   kv.set_value(rendezvous::FrameRecords({record}));
   found.set_more(true);
-  const std::string piece = found.SerializeAsString();
+  const std::string chunk = found.SerializeAsString();
   pb::TxnResponse refused;
   refused.mutable_header()->set_revision(3);
   std::vector<std::string> seeds = {"\xff", Replace(0, host)};
   // The journal is opened in nine calls, four of which are the lease's.
   for (char at = 0; at < 24; ++at) {
     seeds.push_back(Replace(at, ""));
-    seeds.push_back(Replace(at, at % 2 == 0 ? piece : host) +
+    seeds.push_back(Replace(at, at % 2 == 0 ? chunk : host) +
                     Replace(0, refused.SerializeAsString()));
   }
   return seeds;

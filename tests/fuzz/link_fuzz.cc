@@ -1,4 +1,4 @@
-// link: no messages harm the link that puts bodies together from their pieces,
+// link: no messages harm the link that puts bodies together from their chunks,
 // nor make it hold more than it was allowed; nor those by which two processes
 // agree on memory for them. The first byte says which end of it this one is.
 
@@ -19,22 +19,22 @@ namespace {
 constexpr int64_t kMaxBytes = 8192;
 
 // With memory to share, which nobody else writes to.
-class Silent final : public rpc::Connection {
+class Silent final : public transport::Connection {
  public:
   explicit Silent(MemoryRole role) : role_(role) {}
   Written Write(Slices) override { return Written::kUnderWay; }
   void Close(absl::Status) override {}
   MemoryRole memory_role() const override { return role_; }
-  absl::StatusOr<rpc::SharedMemory> OfferMemory(int64_t bytes) override {
+  absl::StatusOr<transport::SharedMemory> OfferMemory(int64_t bytes) override {
     return TakeMemory(9, bytes);
   }
-  absl::StatusOr<rpc::SharedMemory> TakeMemory(uint64_t token,
-                                               int64_t bytes) override {
+  absl::StatusOr<transport::SharedMemory> TakeMemory(uint64_t token,
+                                                     int64_t bytes) override {
     static const auto segment =
         std::make_shared<memory::Segment>(*memory::Segment::Create(bytes));
     if (token != 9) return absl::NotFoundError("nothing was handed over");
     Hold(bytes == segment->size_bytes());
-    return rpc::SharedMemory{token, segment};
+    return transport::SharedMemory{token, segment};
   }
 
  private:
@@ -45,7 +45,7 @@ class Silent final : public rpc::Connection {
 class Owner final : public rpc::LinkOwner {
  public:
   absl::Status OnFrame(rpc::Link&, rpc::Frame&& frame) override {
-    Hold(!std::holds_alternative<rpc::Piece>(frame));
+    Hold(!std::holds_alternative<rpc::Chunk>(frame));
     if (const auto* request = std::get_if<rpc::RequestFrame>(&frame)) {
       Check(TotalSize(request->request->body), request->body_bytes);
     }
@@ -59,8 +59,8 @@ class Owner final : public rpc::LinkOwner {
     if (const auto* request = std::get_if<rpc::RequestFrame>(&frame)) {
       return request->request->id != 3;
     }
-    if (const auto* piece = std::get_if<rpc::Piece>(&frame)) {
-      return piece->id != 3;
+    if (const auto* chunk = std::get_if<rpc::Chunk>(&frame)) {
+      return chunk->id != 3;
     }
     return true;
   }
@@ -100,9 +100,9 @@ std::string Announcement(uint64_t id, size_t bytes) {
   return Message(std::move(batch));
 }
 
-std::string PieceOf(uint64_t id, const std::string& data) {
+std::string ChunkOf(uint64_t id, const std::string& data) {
   rpc::BatchWriter batch;
-  batch.Add(rpc::Piece{id, {Bytes::Copy(data)}});
+  batch.Add(rpc::Chunk{id, {Bytes::Copy(data)}});
   return Message(std::move(batch));
 }
 
@@ -115,7 +115,7 @@ std::string Memory(rpc::MemoryMessage::Kind kind, uint64_t bytes,
 
 std::string InMemory(uint64_t id, uint64_t bytes) {
   rpc::BatchWriter batch;
-  batch.Add(rpc::Piece{id, {}, bytes});
+  batch.Add(rpc::Chunk{id, {}, bytes});
   return Message(std::move(batch));
 }
 
@@ -134,15 +134,15 @@ std::vector<std::string> Seeds() {
   std::vector<std::string> seeds;
   for (const char role : {0, 1, 2}) {
     for (const std::string& messages :
-         {Announcement(1, 6) + PieceOf(1, "abc") + PieceOf(1, "def"),
-          Announcement(1, 4) + Announcement(2, 3) + PieceOf(2, "abc") +
-              PieceOf(1, "abcd"),
-          announced + PieceOf(9, "re") + PieceOf(9, "ply"),
-          Announcement(3, 4) + PieceOf(3, "abcd") + Announcement(1, 1) +
-              PieceOf(1, "a"),
+         {Announcement(1, 6) + ChunkOf(1, "abc") + ChunkOf(1, "def"),
+          Announcement(1, 4) + Announcement(2, 3) + ChunkOf(2, "abc") +
+              ChunkOf(1, "abcd"),
+          announced + ChunkOf(9, "re") + ChunkOf(9, "ply"),
+          Announcement(3, 4) + ChunkOf(3, "abcd") + Announcement(1, 1) +
+              ChunkOf(1, "a"),
           offered + Announcement(3, 9) + InMemory(3, 9) + Announcement(1, 9) +
               InMemory(1, 9),
-          Announcement(1, 4096) + PieceOf(1, std::string(100, 'x')),
+          Announcement(1, 4096) + ChunkOf(1, std::string(100, 'x')),
           offered + Announcement(1, 100) + InMemory(1, 60) + InMemory(1, 40),
           wanted + Announcement(1, 100) + InMemory(1, 100),
           wanted + accepted + Memory(Kind::kConsumed, 0, 64),
@@ -155,12 +155,12 @@ std::vector<std::string> Seeds() {
 }
 
 std::vector<std::string> Words() {
-  return {PieceOf(1, "a"),    PieceOf(2, ""), InMemory(1, 9),
+  return {ChunkOf(1, "a"),    ChunkOf(2, ""), InMemory(1, 9),
           Announcement(3, 2), "\x40\x02",     "\xff\xff\xff\xff\x0f"};
 }
 
 void Run(absl::string_view input) {
-  using MemoryRole = rpc::Connection::MemoryRole;
+  using MemoryRole = transport::Connection::MemoryRole;
   if (input.empty()) return;
   const MemoryRole role = std::array{MemoryRole::kNone, MemoryRole::kTakes,
                                      MemoryRole::kOffers}[input[0] % 3u];

@@ -1,4 +1,4 @@
-// meeting: no bytes harm the reader of a meeting file, and what it takes is
+// meeting: no bytes harm the reader of a rendezvous file, and what it takes is
 // what its host says.
 
 #include <xxhash.h>
@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
-#include "weft/rendezvous/discovery/meeting_file.h"
+#include "weft/rendezvous/discovery/rendezvous_file.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {
@@ -32,11 +32,11 @@ std::vector<std::string> Words() { return {"WEFTMEET", "\x0a\x03", "\x12"}; }
 
 // As a file, and as what a file with the right checksum holds.
 void Run(absl::string_view input) {
-  (void)rendezvous::ParseMeeting(input);
-  const auto taken = rendezvous::ParseMeeting(Framed(input));
+  (void)rendezvous::ParseRendezvousFile(input);
+  const auto taken = rendezvous::ParseRendezvousFile(Framed(input));
   if (!taken.ok()) return;
   const auto again =
-      rendezvous::ParseMeeting(Framed(taken->SerializeAsString()));
+      rendezvous::ParseRendezvousFile(Framed(taken->SerializeAsString()));
   Hold(again.ok() && again->job() == taken->job() &&
        again->address() == taken->address());
 }

@@ -26,7 +26,7 @@
 namespace weft::testing {
 namespace {
 
-constexpr int64_t kBytes = rpc::SharedRings::kBytes;
+constexpr int64_t kBytes = transport::SharedRings::kBytes;
 constexpr uint64_t kToken = 0x6e656b6f74;
 
 // What a hostile process of the same user may send. Made once.
@@ -34,26 +34,26 @@ struct Descriptors {
   memory::Segment rings = *memory::Segment::Create(kBytes);
   memory::Segment small = *memory::Segment::Create(4096);
   int unsealed = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  int bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  int waiting_bell = eventfd(0, EFD_CLOEXEC);
+  int event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  int waiting_event_fd = eventfd(0, EFD_CLOEXEC);
   int null = open("/dev/null", O_RDWR | O_CLOEXEC);
 };
 
 // Sets of them, as the byte chooses; the first are what honest ones send.
 std::vector<std::vector<int>> Sets(const Descriptors& d) {
   const int rings = d.rings.fd();
-  return {{rings, d.bell, d.bell},
+  return {{rings, d.event_fd, d.bell},
           {rings},
           {},
           {d.small.fd()},
           {d.unsealed},
-          {d.small.fd(), d.bell, d.bell},
-          {d.unsealed, d.bell, d.bell},
+          {d.small.fd(), d.event_fd, d.bell},
+          {d.unsealed, d.event_fd, d.bell},
           {rings, d.null, d.bell},
-          {rings, d.bell, d.waiting_bell},
-          {d.bell, rings, d.bell},
+          {rings, d.event_fd, d.waiting_event_fd},
+          {d.event_fd, rings, d.bell},
           {rings, d.bell},
-          {rings, d.bell, d.bell, d.bell},
+          {rings, d.event_fd, d.event_fd, d.bell},
           std::vector<int>(40, d.null)};
 }
 
@@ -128,7 +128,7 @@ int LowestFree() {
   return fd;
 }
 
-void TakeAll(rpc::MemoryExchange& exchange) {
+void TakeAll(transport::MemoryExchange& exchange) {
   for (;;) {
     // One may be had at a time: a second one is refused, and must not stay.
     const auto rings = exchange.TakeRings(kToken);
@@ -148,7 +148,7 @@ void Run(absl::string_view input) {
   const int lowest_free = LowestFree();
   {
     const auto exchange =
-        std::make_shared<rpc::MemoryExchange>(telemetry::Silent(), 1);
+        std::make_shared<transport::MemoryExchange>(telemetry::Silent(), 1);
     exchange->Open(sender.address());
     Hold(exchange->is_open());
     while (input.size() >= 2) {

@@ -1,6 +1,6 @@
 // payload_ring: whatever a peer says of the memory that bodies pass through,
-// pieces that are written lie in it and not on what was not yet read, and
-// pieces that are read lie in it.
+// chunks that are written lie in it and not on what was not yet read, and
+// chunks that are read lie in it.
 //
 // The input is steps: a byte says what happens, two more how much.
 
@@ -76,8 +76,8 @@ class Run {
     if (offset.ok()) Hold(size > 0 && *offset + size <= kCapacity);
   }
 
-  rpc::PayloadWriter writer_{kCapacity};
-  rpc::PayloadReader reader_{kCapacity};
+  transport::PayloadWriter writer_{kCapacity};
+  transport::PayloadReader reader_{kCapacity};
   uint64_t written_ = 0;
   uint64_t released_ = 0;
 };

@@ -1,10 +1,11 @@
-// plain: no CallRequest harms the reader of plain values, whatever the function
-// takes, and what it passes on the function's own types can be read back from.
+// plain: no CallRequest harms the reader of untyped values, whatever the
+// function takes, and what it passes on the function's own types can be read
+// back from.
 
 #include "absl/strings/str_cat.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/codec/signature.h"
-#include "weft/rpc/gateway/plain.h"
+#include "weft/rpc/gateway/untyped_value.h"
 #include "weft/tensor/codec.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
@@ -106,13 +107,13 @@ void Run(absl::string_view input) {
       rpc::ParseSignature(absl::StrCat("(", parameters, ")(", parameters, ")"));
   Hold(signature.ok());
   CallRequest request;
-  if (!rpc::ParsePlain({Bytes::Copy(input.substr(1))}, &request).ok()) return;
-  const auto body = rpc::EncodePlain(request, *signature);
+  if (!rpc::ParseUntyped({Bytes::Copy(input.substr(1))}, &request).ok()) return;
+  const auto body = rpc::EncodeUntyped(request, *signature);
   if (!body.ok()) return;
   // A tuple of them is encoded as they are, one after another.
   rpc::v1::CallReply reply;
   const absl::Status back =
-      rpc::DecodePlain({*body, false}, *signature, &reply);
+      rpc::DecodeUntyped({*body, false}, *signature, &reply);
   Hold(back.ok());
 }
 

@@ -15,12 +15,12 @@
 namespace weft::testing {
 namespace {
 
-using rpc::RingMemory;
-using rpc::SharedRings;
+using transport::RingMemory;
+using transport::SharedRings;
 
 constexpr uint64_t kLongBytes = 96 << 10;
 
-class Stream final : public rpc::Connection {
+class Stream final : public transport::Connection {
  public:
   Written Write(Slices) override {
     Hold(!is_busy);
@@ -34,7 +34,7 @@ class Stream final : public rpc::Connection {
   bool is_closed = false;
 };
 
-class Watch final : public rpc::MemoryWatch {
+class Watch final : public transport::MemoryWatch {
  public:
   absl::Status Add(std::shared_ptr<net::MemorySource> added) override {
     source = std::move(added);
@@ -46,10 +46,10 @@ class Watch final : public rpc::MemoryWatch {
 };
 
 // Hears nothing of what is too long, and nothing after the end.
-class Ears final : public rpc::ConnectionObserver {
+class Ears final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
-    Hold(!has_ended && TotalSize(message) <= rpc::kMaxRingMessageBytes);
+    Hold(!has_ended && TotalSize(message) <= transport::kMaxRingMessageBytes);
   }
   void OnWritten() override { Hold(!has_ended); }
   void OnClosed(absl::Status) override {
@@ -83,8 +83,8 @@ class Run {
       : input_(input), is_offerer_(Byte() % 2 == 0) {
     in_ = RingAt(*memory, is_offerer_ ? 1 : 0);
     out_ = RingAt(*memory, is_offerer_ ? 0 : 1);
-    ring_ = std::make_shared<rpc::RingConnection>(
-        SharedRings{memory, *net::Bell::Create(), *net::Bell::Create(),
+    ring_ = std::make_shared<transport::RingConnection>(
+        SharedRings{memory, *net::EventFd::Create(), *net::EventFd::Create(),
                     is_offerer_},
         watch_);
     Hold(ring_->Start().ok());
@@ -128,7 +128,7 @@ class Run {
     const uint64_t byte = Byte();
     if (byte < 200) return byte * 8;
     if (byte < 220) return SharedRings::kCapacity + (byte - 210) * 8;
-    if (byte < 240) return rpc::kMaxRingMessageBytes + byte - 230;
+    if (byte < 240) return transport::kMaxRingMessageBytes + byte - 230;
     return ~uint64_t{0} - (byte - 240);
   }
 
@@ -201,8 +201,8 @@ class Run {
   const std::shared_ptr<Stream> stream_ = std::make_shared<Stream>();
   const std::shared_ptr<Watch> watch_ = std::make_shared<Watch>();
   const std::shared_ptr<Ears> ears_ = std::make_shared<Ears>();
-  std::shared_ptr<rpc::RingConnection> ring_;
-  std::shared_ptr<rpc::Connection> connection_;
+  std::shared_ptr<transport::RingConnection> ring_;
+  std::shared_ptr<transport::Connection> connection_;
 };
 
 std::vector<std::string> Seeds() {

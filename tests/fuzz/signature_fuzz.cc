@@ -1,7 +1,7 @@
 // signature: no text harms the reader of signatures.
 
 #include "weft/rpc/codec/signature.h"
-#include "weft/rpc/gateway/plain.h"
+#include "weft/rpc/gateway/untyped_value.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {
@@ -21,7 +21,7 @@ std::vector<std::string> Words() {
 void Run(absl::string_view text) {
   const auto signature = rpc::ParseSignature(text);
   if (!signature.ok()) return;
-  (void)rpc::CheckPlain(*signature);
+  (void)rpc::CheckUntyped(*signature);
   Hold(text.substr(0, signature->result.name.size()) == signature->result.name);
 }
 

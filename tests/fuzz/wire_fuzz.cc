@@ -27,7 +27,7 @@ rpc::Hello SomeHello() {
   hello.from = {1, 77};
   hello.to = {0, 76};
   hello.registry = 0x1234567890abcdef;
-  hello.life = 2;
+  hello.generation = 2;
   hello.resumes = true;
   return hello;
 }
@@ -80,11 +80,11 @@ std::vector<std::string> Batches() {
   batches[3].Add(SomeError(), /*body_follows=*/false);
   batches[4].Add(SomeRequest(6), Instant(), /*body_follows=*/true);
   batches[4].Add(SomeReply(6), /*body_follows=*/true);
-  batches[4].Add(rpc::Piece{3, {Bytes::Copy("abc")}});
-  batches[4].Add(rpc::Piece{3, {Bytes::Copy("def")}});
+  batches[4].Add(rpc::Chunk{3, {Bytes::Copy("abc")}});
+  batches[4].Add(rpc::Chunk{3, {Bytes::Copy("def")}});
   batches[5].Add(
       rpc::MemoryMessage{rpc::MemoryMessage::Kind::kOffered, 9, 65536, 0});
-  batches[5].Add(rpc::Piece{3, {}, 64});
+  batches[5].Add(rpc::Chunk{3, {}, 64});
   std::vector<std::string> seeds;
   for (BatchWriter& batch : batches) seeds.push_back(Whole(std::move(batch)));
   return seeds;

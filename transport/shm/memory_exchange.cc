@@ -8,7 +8,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/address.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
 // Null: not a unix socket, or there is no room for another name.
@@ -96,9 +96,9 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
   absl::StatusOr<memory::Segment> segment =
       memory::Segment::Create(SharedRings::kBytes, "weft-rpc-rings");
   if (!segment.ok()) return Note(segment.status());
-  absl::StatusOr<net::Bell> own = net::Bell::Create();
+  absl::StatusOr<net::EventFd> own = net::EventFd::Create();
   if (!own.ok()) return Note(own.status());
-  absl::StatusOr<net::Bell> peer = net::Bell::Create();
+  absl::StatusOr<net::EventFd> peer = net::EventFd::Create();
   if (!peer.ok()) return Note(peer.status());
   const uint64_t token = NewToken();
   WEFT_RETURN_IF_ERROR(net::LocalSocket::Send(
@@ -116,11 +116,11 @@ absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
       memory::Segment::FromFd(descriptors[0].Release(), SharedRings::kBytes);
   if (!segment.ok()) return Note(segment.status());
   // The caller's own is this end's peer's.
-  absl::StatusOr<net::Bell> peer =
-      net::Bell::FromDescriptor(std::move(descriptors[1]));
+  absl::StatusOr<net::EventFd> peer =
+      net::EventFd::FromDescriptor(std::move(descriptors[1]));
   if (!peer.ok()) return Note(peer.status());
-  absl::StatusOr<net::Bell> own =
-      net::Bell::FromDescriptor(std::move(descriptors[2]));
+  absl::StatusOr<net::EventFd> own =
+      net::EventFd::FromDescriptor(std::move(descriptors[2]));
   if (!own.ok()) return Note(own.status());
   return SharedRings{Share(*std::move(segment), std::move(place)),
                      *std::move(own), *std::move(peer), false};
@@ -161,4 +161,4 @@ absl::Status MemoryExchange::Note(absl::Status status) {
   return status;
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

@@ -20,7 +20,7 @@
 #include "weft/transport/shm/ring_connection.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // Rings, and the name under which they were handed over.
 struct OfferedRings {
@@ -66,6 +66,6 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
   std::atomic<bool> noted_{false};
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_SHM_MEMORY_EXCHANGE_H_

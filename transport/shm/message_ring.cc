@@ -10,7 +10,7 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
 constexpr uint64_t kUnit = 8;  // of lengths and positions
@@ -31,7 +31,7 @@ absl::Status Impossible(const char* what, uint64_t found, uint64_t most) {
       "message ring: the peer says ", what, " ", found, ", of at most ", most));
 }
 
-// Memory for a message, its owner included, in one piece if it is small.
+// Memory for a message, its owner included, in one chunk if it is small.
 struct Small {
   Small() {}  // leaves the bytes as they are
   uint8_t bytes[256];
@@ -228,4 +228,4 @@ void MessageReader::EndSleep() {
   memory_.words->reader_sleeps.store(0, std::memory_order_relaxed);
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

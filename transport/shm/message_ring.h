@@ -26,7 +26,7 @@
 #include "absl/status/statusor.h"
 #include "weft/base/bytes.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // What two processors never take from each other by accident: a pair of lines.
 inline constexpr uint64_t kRingLine = 128;
@@ -135,6 +135,6 @@ class MessageReader {
   uint64_t filled_ = 0;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_SHM_MESSAGE_RING_H_

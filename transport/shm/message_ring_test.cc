@@ -21,7 +21,7 @@
 #include "weft/net/loop/memory_queue.h"
 #include "weft/tests/support/status_matchers.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
 using ::weft::testing::IsOk;
@@ -217,7 +217,7 @@ struct Machine {
     int line = 0;
     int position = 0;
     std::deque<std::pair<Word, int>> stores;  // not seen by the other yet
-    bool bell = false;
+    bool event_fd = false;
   } writer, reader;
   Delayed delayed = Delayed::kNone;
 
@@ -262,7 +262,7 @@ struct Machine {
         if (HasRoom(kEnough)) p.line = 4;
         return true;
       case 3:  // asleep
-        return std::exchange(p.bell, false);
+        return std::exchange(p.event_fd, false);
       case 4:  // EndSleep
         Store(p, kWriterSleeps, 0, true);
         p.line = 0;
@@ -274,7 +274,7 @@ struct Machine {
         if (Load(p, kReaderSleeps) == 0) p.line = 0;
         return true;
       default:
-        reader.bell |= Exchange(p, kReaderSleeps, 0) != 0;
+        reader.eventfd |= Exchange(p, kReaderSleeps, 0) != 0;
         p.line = 0;
         return true;
     }
@@ -297,7 +297,7 @@ struct Machine {
         if (kCapacity - (Load(p, kWritten) - p.position) < kEnough) p.line = 0;
         return true;
       case 4:
-        writer.bell |= Exchange(p, kWriterSleeps, 0) != 0;
+        writer.eventfd |= Exchange(p, kWriterSleeps, 0) != 0;
         p.line = 0;
         return true;
       case 5:  // BeginSleep
@@ -307,7 +307,7 @@ struct Machine {
         if (has_more) p.line = 8;
         return true;
       case 7:  // asleep
-        return std::exchange(p.bell, false);
+        return std::exchange(p.event_fd, false);
       default:  // EndSleep
         Store(p, kReaderSleeps, 0, true);
         p.line = 0;
@@ -319,7 +319,7 @@ struct Machine {
     std::string text;
     for (const int word : memory) absl::StrAppend(&text, word, " ");
     for (const Process* p : {&writer, &reader}) {
-      absl::StrAppend(&text, p->line, ",", p->position, ",", p->bell, ":");
+      absl::StrAppend(&text, p->line, ",", p->position, ",", p->event_fd, ":");
       for (const auto& [w, v] : p->stores)
         absl::StrAppend(&text, w, "=", v, ";");
     }
@@ -387,7 +387,7 @@ struct Ends {
   size_t sent = 0;
   size_t got = 0;
   bool writer_sleeps = false, reader_sleeps = false;
-  bool writer_bell = false, reader_bell = false;
+  bool writer_event_fd = false, reader_event_fd = false;
 
   // 0: the writer goes on; 1: the reader reads; 2: the reader goes to sleep.
   // False: it cannot.
@@ -395,7 +395,7 @@ struct Ends {
     MessageWriter& writer = ring.writer;
     MessageReader& reader = ring.reader;
     if (what == 0) {
-      if (writer_sleeps && !std::exchange(writer_bell, false)) return false;
+      if (writer_sleeps && !std::exchange(writer_event_fd, false)) return false;
       if (std::exchange(writer_sleeps, false)) writer.EndSleep();
       if (writer.is_idle()) {
         if (sent == kMessages) return false;
@@ -403,12 +403,12 @@ struct Ends {
         writer.Begin({Bytes::Copy(Text(kSizes[sent++], number))});
       }
       EXPECT_THAT(writer.Go(), IsOk());
-      reader_bell |= writer.MustWake();
+      reader_event_fd |= writer.MustWake();
       writer_sleeps = !writer.is_idle() && !writer.BeginSleep();
       if (!writer_sleeps) writer.EndSleep();
       return true;
     }
-    if (reader_sleeps && !std::exchange(reader_bell, false)) return false;
+    if (reader_sleeps && !std::exchange(reader_event_fd, false)) return false;
     if (std::exchange(reader_sleeps, false)) reader.EndSleep();
     if (what == 2) {
       reader_sleeps = !reader.BeginSleep();
@@ -417,7 +417,7 @@ struct Ends {
     }
     const auto message = reader.Read();
     EXPECT_THAT(message.status(), IsOk());
-    writer_bell |= reader.MustWake();
+    writer_event_fd |= reader.MustWake();
     if (message.ok() && message->has_value()) {
       const uint32_t number = static_cast<uint32_t>(got);
       EXPECT_EQ((*message)->view(), Text(kSizes[got], number));
@@ -428,10 +428,10 @@ struct Ends {
 
   std::string Fingerprint() const {
     const RingWords& w = *ring.memory.words;
-    return absl::StrCat(w.written.load(), " ", w.read.load(), " ",
-                        w.reader_sleeps.load(), w.writer_sleeps.load(), " ",
-                        sent, " ", got, writer_sleeps, reader_sleeps,
-                        writer_bell, reader_bell, ring.writer.is_idle());
+    return absl::StrCat(
+        w.written.load(), " ", w.read.load(), " ", w.reader_sleeps.load(),
+        w.writer_sleeps.load(), " ", sent, " ", got, writer_sleeps,
+        reader_sleeps, writer_event_fd, reader_event_fd, ring.writer.is_idle());
   }
 };
 
@@ -468,7 +468,7 @@ TEST(MessageRingExploration, TheRealEndsPassAllMessagesInAllOrders) {
 class Source final : public net::MemorySource {
  public:
   explicit Source(std::function<bool()> has_work)
-      : bell_(*net::Bell::Create()), has_work_(std::move(has_work)) {}
+      : event_fd_(*net::EventFd::Create()), has_work_(std::move(has_work)) {}
   bool HasWork() override { return has_work_(); }
   bool BeginSleep() override {
     return reader != nullptr ? reader->BeginSleep() : writer->BeginSleep();
@@ -477,13 +477,13 @@ class Source final : public net::MemorySource {
     reader != nullptr ? reader->EndSleep() : writer->EndSleep();
   }
   void Handle() override {}
-  const net::Bell& bell() const override { return bell_; }
+  const net::EventFd& event_fd() const override { return event_fd_; }
 
   MessageReader* reader = nullptr;  // one of these
   MessageWriter* writer = nullptr;
 
  private:
-  const net::Bell bell_;
+  const net::EventFd event_fd_;
   const std::function<bool()> has_work_;
 };
 
@@ -522,7 +522,7 @@ TEST(MessageRingStress, AMillionMessagesAndNoWakeUpIsLost) {
       ring->writer.Begin({Bytes::Own(std::move(text))});
       for (;;) {
         ASSERT_THAT(ring->writer.Go(), IsOk());
-        if (ring->writer.MustWake()) to_read->bell().Ring();
+        if (ring->writer.MustWake()) to_read->event_fd().Ring();
         if (ring->writer.is_idle()) break;
         ASSERT_TRUE(Await(*queue, *to_write, random)) << "at " << i;
       }
@@ -534,7 +534,7 @@ TEST(MessageRingStress, AMillionMessagesAndNoWakeUpIsLost) {
   std::mt19937 random(2);
   for (uint32_t i = 0; i < kMessages;) {
     const auto message = ring->reader.Read();
-    if (ring->reader.MustWake()) to_write->bell().Ring();
+    if (ring->reader.MustWake()) to_write->event_fd().Ring();
     ASSERT_THAT(message.status(), IsOk());
     if (!message->has_value()) {
       if (ring->reader.HasMore()) continue;
@@ -551,4 +551,4 @@ TEST(MessageRingStress, AMillionMessagesAndNoWakeUpIsLost) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::transport

@@ -5,10 +5,10 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
-constexpr uint64_t kPieceAlignment = 64;  // a cache line, to both ends
+constexpr uint64_t kChunkAlignment = 64;  // a cache line, to both ends
 
 // The parts of a ring: a reader reports after every quarter; a writer waits for
 // an eighth rather than cut a body into crumbs. All but a quarter is free, or
@@ -17,11 +17,11 @@ constexpr uint64_t kReportPart = 4;
 constexpr uint64_t kLeastPart = 8;
 
 uint64_t RoundUp(uint64_t bytes) {
-  return (bytes + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
+  return (bytes + kChunkAlignment - 1) / kChunkAlignment * kChunkAlignment;
 }
 
 void CheckCapacity(uint64_t capacity) {
-  WEFT_CHECK(capacity > 0 && capacity % (kPieceAlignment * 16) == 0);
+  WEFT_CHECK(capacity > 0 && capacity % (kChunkAlignment * 16) == 0);
 }
 
 }  // namespace
@@ -44,7 +44,7 @@ std::optional<PayloadWriter::Place> PayloadWriter::Reserve(size_t bytes) {
 
 absl::Status PayloadWriter::Release(uint64_t position) {
   if (position < released_ || position > written_ ||
-      position % kPieceAlignment != 0) {
+      position % kChunkAlignment != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("the peer says to have read shared memory up to ",
                      position, ", of ", released_, " to ", written_));
@@ -61,7 +61,7 @@ absl::StatusOr<size_t> PayloadReader::Take(size_t size) {
   const uint64_t offset = taken_ % capacity_;
   if (size == 0 || size > capacity_ - offset) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a piece of ", size, " bytes at ", offset, " of ",
+        absl::StrCat("a chunk of ", size, " bytes at ", offset, " of ",
                      capacity_, " bytes of shared memory"));
   }
   taken_ += RoundUp(size);
@@ -74,4 +74,4 @@ bool PayloadReader::MustReport() const {
 
 uint64_t PayloadReader::Report() { return reported_ = consumed_; }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

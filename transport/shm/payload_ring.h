@@ -1,8 +1,8 @@
-// PayloadRing: how the bodies of one direction take turns in a piece of shared
+// PayloadRing: how the bodies of one direction take turns in a chunk of shared
 // memory: its writer's half and its reader's, both pure.
 //
-// The memory holds payload only. Where the next piece lies both halves know by
-// counting, so nothing in the memory is ever believed; pieces are named, and
+// The memory holds payload only. Where the next chunk lies both halves know by
+// counting, so nothing in the memory is ever believed; chunks are named, and
 // said to be consumed, by messages of the connection, in order. The writer
 // copies into what it reserved before the message that names it leaves; the
 // reader copies out before it says consumed.
@@ -19,7 +19,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // Thread-safety: one thread at a time.
 class PayloadWriter {
@@ -31,7 +31,7 @@ class PayloadWriter {
     size_t offset;
     size_t size;
   };
-  // Where the next piece goes, and how much of `bytes` fits there: at the end
+  // Where the next chunk goes, and how much of `bytes` fits there: at the end
   // of the memory and while the reader is behind, not all. Null: wait until the
   // reader has consumed more. REQUIRES: bytes > 0.
   std::optional<Place> Reserve(size_t bytes);
@@ -53,8 +53,8 @@ class PayloadReader {
  public:
   explicit PayloadReader(uint64_t capacity);
 
-  // Where the next piece, which is named to be of `size` bytes, lies.
-  // kInvalidArgument if no piece of that size can lie there.
+  // Where the next chunk, which is named to be of `size` bytes, lies.
+  // kInvalidArgument if no chunk of that size can lie there.
   absl::StatusOr<size_t> Take(size_t size);
   // What was taken has been copied out.
   void Consume() { consumed_ = taken_; }
@@ -73,6 +73,6 @@ class PayloadReader {
   uint64_t reported_ = 0;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_SHM_PAYLOAD_RING_H_

@@ -13,7 +13,7 @@
 #include "gtest/gtest.h"
 #include "weft/tests/support/status_matchers.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 namespace {
 
 using ::weft::testing::IsOk;
@@ -21,10 +21,10 @@ using ::weft::testing::StatusIs;
 
 constexpr uint64_t kCapacity = 1024;
 
-TEST(PayloadRing, PiecesLieOneBehindTheOtherAndWrap) {
+TEST(PayloadRing, ChunksLieOneBehindTheOtherAndWrap) {
   PayloadWriter writer(kCapacity);
   PayloadReader reader(kCapacity);
-  // 300 bytes fill 320: pieces begin at cache lines.
+  // 300 bytes fill 320: chunks begin at cache lines.
   for (const size_t offset : {0, 320, 640}) {
     const auto place = writer.Reserve(300);
     ASSERT_TRUE(place.has_value());
@@ -84,25 +84,25 @@ TEST(PayloadRing, RefusesWhatNoPeerCanHaveDone) {
   EXPECT_THAT(reader.Take(1000), StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-// Both halves and what is under way between them: pieces one way, reports the
+// Both halves and what is under way between them: chunks one way, reports the
 // other. Each step is one that some interleaving of two processes can take.
 struct World {
-  struct Piece {
+  struct Chunk {
     size_t offset;
     size_t size;
   };
 
   PayloadWriter writer{kCapacity};
   PayloadReader reader{kCapacity};
-  std::deque<Piece> named;       // written, and named to the reader
-  std::vector<Piece> copying;    // taken, not copied out yet
+  std::deque<Chunk> named;       // written, and named to the reader
+  std::vector<Chunk> copying;    // taken, not copied out yet
   std::deque<uint64_t> reports;  // told, not heard yet
 
   static uint64_t Lines(size_t bytes) { return (bytes + 63) / 64; }
 
-  // Whether a piece at `place` would be written over one still to be read.
+  // Whether a chunk at `place` would be written over one still to be read.
   bool Overlaps(const PayloadWriter::Place& place) const {
-    const auto meets = [&](const Piece& p) {
+    const auto meets = [&](const Chunk& p) {
       return place.offset < p.offset + Lines(p.size) * 64 &&
              p.offset < place.offset + Lines(place.size) * 64;
     };
@@ -121,9 +121,9 @@ struct World {
   std::string Fingerprint() const {
     std::string text =
         absl::StrCat(next_offset, " ", writer.unread_bytes(), ";");
-    for (const Piece& p : named) absl::StrAppend(&text, p.size, ",");
+    for (const Chunk& p : named) absl::StrAppend(&text, p.size, ",");
     absl::StrAppend(&text, ";");
-    for (const Piece& p : copying) absl::StrAppend(&text, p.size, ",");
+    for (const Chunk& p : copying) absl::StrAppend(&text, p.size, ",");
     absl::StrAppend(&text, ";");
     for (const uint64_t r : reports) absl::StrAppend(&text, r - heard, ",");
     return absl::StrCat(text, unreported);
@@ -165,8 +165,8 @@ std::vector<World> Successors(const World& world) {
   }
   if (!world.copying.empty()) {
     World w = world;
-    for (const auto& piece : w.copying) {
-      w.unreported += World::Lines(piece.size) * 64;
+    for (const auto& chunk : w.copying) {
+      w.unreported += World::Lines(chunk.size) * 64;
     }
     w.copying.clear();
     w.reader.Consume();
@@ -206,4 +206,4 @@ TEST(PayloadRingExploration, NothingUnreadIsOverwrittenAndNobodyWaitsForEver) {
 }
 
 }  // namespace
-}  // namespace weft::rpc
+}  // namespace weft::transport

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 RingMemory SharedRings::Ring(int direction) const {
   return RingMemory::At(
@@ -314,4 +314,4 @@ void RingConnection::OnClosed(absl::Status status) {
   if (observer != nullptr) observer->OnClosed(std::move(status));
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport

@@ -1,8 +1,8 @@
 // RingConnection: a connection within a host whose messages leave a stream,
 // once both ends have agreed, for rings in memory that they share.
 //
-// The end that opens the connection makes the memory and two bells, hands them
-// to the other process, and names them as it opens the stream. An end that
+// The end that opens the connection makes the memory and two eventfds, hands
+// them to the other process, and names them as it opens the stream. An end that
 // goes over to the ring says so by an empty message, its last on the stream:
 //
 //   caller                                  callee
@@ -32,7 +32,7 @@
 #include "weft/transport/shm/message_ring.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // What the two ends of a connection share, as one of them holds it.
 struct SharedRings {
@@ -40,8 +40,8 @@ struct SharedRings {
   static constexpr int64_t kBytes = 2 * RingMemory::BytesFor(kCapacity);
 
   std::shared_ptr<memory::Segment> memory;
-  net::Bell own;   // the other end rings it for this one
-  net::Bell peer;  // and this one rings for the other
+  net::EventFd own;   // the other end rings it for this one
+  net::EventFd peer;  // and this one rings for the other
   bool is_offerer = false;
 
   RingMemory out() const { return Ring(is_offerer ? 0 : 1); }
@@ -98,7 +98,7 @@ class RingConnection final
   bool BeginSleep() override ABSL_LOCKS_EXCLUDED(mu_);
   void EndSleep() override ABSL_LOCKS_EXCLUDED(mu_);
   void Handle() override ABSL_LOCKS_EXCLUDED(mu_);
-  const net::Bell& bell() const override { return rings_.own; }
+  const net::EventFd& event_fd() const override { return rings_.own; }
 
  private:
   std::shared_ptr<Connection> stream() const ABSL_LOCKS_EXCLUDED(mu_);
@@ -138,6 +138,6 @@ class RingConnection final
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_SHM_RING_CONNECTION_H_

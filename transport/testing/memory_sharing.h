@@ -16,7 +16,7 @@
 #include "weft/base/mutex.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // What passes between the transports, and what they count. It keeps a mapping
 // of its own of all memory that was offered, as a hostile peer would.
@@ -132,6 +132,6 @@ class SharingTransport final : public Transport {
   const std::shared_ptr<MemoryDepot> depot_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_TESTING_MEMORY_SHARING_H_

@@ -23,7 +23,7 @@
 #include "weft/transport/shm/ring_connection.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // The two ends of a new pair of rings, as two processes would map them.
 struct RingPair {
@@ -34,13 +34,13 @@ struct RingPair {
     auto memory = *memory::Segment::Create(SharedRings::kBytes);
     auto again =
         *memory::Segment::FromFd(dup(memory.fd()), SharedRings::kBytes);
-    net::Bell own = *net::Bell::Create();
-    net::Bell peer = *net::Bell::Create();
-    const auto copy = [](const net::Bell& bell) {
-      return *net::Bell::FromDescriptor(net::Descriptor(dup(bell.fd())));
+    net::EventFd own = *net::EventFd::Create();
+    net::EventFd peer = *net::EventFd::Create();
+    const auto copy = [](const net::EventFd& event_fd) {
+      return *net::EventFd::FromDescriptor(net::Descriptor(dup(event_fd.fd())));
     };
-    net::Bell own_there = copy(own);
-    net::Bell peer_there = copy(peer);
+    net::EventFd own_there = copy(own);
+    net::EventFd peer_there = copy(peer);
     return {{std::make_shared<memory::Segment>(std::move(memory)),
              std::move(own), std::move(peer), true},
             {std::make_shared<memory::Segment>(std::move(again)),
@@ -94,7 +94,7 @@ class RingTransport final : public Transport {
     inner_->Accept([this, acceptor = std::move(acceptor)](
                        std::shared_ptr<Connection> connection)
                        -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-      net::Turn turn(watch_->running());
+      net::FairLockHolder turn(watch_->running());
       std::optional<SharedRings> rings = depot_->Take(address_);
       if (!rings.has_value()) return acceptor(std::move(connection));
       auto ring = Start(*std::move(rings));
@@ -121,7 +121,7 @@ class RingTransport final : public Transport {
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return inner_->RunAt(when, [watch = watch_, fn = std::move(fn)]() mutable {
-      net::Turn turn(watch->running());
+      net::FairLockHolder turn(watch->running());
       std::move(fn)();
     });
   }
@@ -143,7 +143,7 @@ class RingTransport final : public Transport {
       poller_.Join();
     }
     net::Poller& poller() { return poller_; }
-    net::Turns& running() { return group_.running; }
+    net::FairLock& running() { return group_.running; }
 
    private:
     const std::unique_ptr<net::MemoryQueue> queue_ =
@@ -164,15 +164,15 @@ class RingTransport final : public Transport {
     Ears(std::shared_ptr<RingConnection> ring, std::shared_ptr<Watch> watch)
         : ring_(std::move(ring)), watch_(std::move(watch)) {}
     void OnMessage(Slices message) override {
-      net::Turn turn(watch_->running());
+      net::FairLockHolder turn(watch_->running());
       ring_->OnMessage(std::move(message));
     }
     void OnWritten() override {
-      net::Turn turn(watch_->running());
+      net::FairLockHolder turn(watch_->running());
       ring_->OnWritten();
     }
     void OnClosed(absl::Status status) override {
-      net::Turn turn(watch_->running());
+      net::FairLockHolder turn(watch_->running());
       ring_->OnClosed(std::move(status));
     }
 
@@ -199,7 +199,7 @@ class RingTransport final : public Transport {
       rings.swap(rings_);
     }
     for (const std::weak_ptr<RingConnection>& ring : rings) {
-      net::Turn turn(watch_->running());
+      net::FairLockHolder turn(watch_->running());
       if (const auto left = ring.lock()) left->Discard();
     }
   }
@@ -212,6 +212,6 @@ class RingTransport final : public Transport {
   std::unique_ptr<Transport> inner_;
 };
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_TESTING_RING_TRANSPORT_H_

@@ -23,7 +23,7 @@
 #include "weft/tests/support/status_matchers.h"
 #include "weft/transport/transport.h"
 
-namespace weft::rpc {
+namespace weft::transport {
 
 // Two transports of one kind and how `b` is reached.
 class TransportPair {
@@ -306,6 +306,6 @@ TEST_P(TransportConformance, ATimerDoesNotAwaitItself) {
   EXPECT_THAT(done.Wait(kSoon), ::weft::testing::IsOk());
 }
 
-}  // namespace weft::rpc
+}  // namespace weft::transport
 
 #endif  // WEFT_TRANSPORT_TESTING_TRANSPORT_CONFORMANCE_H_

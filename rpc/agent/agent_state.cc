@@ -1,0 +1,532 @@
+#include "weft/rpc/agent/agent_state.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/driver.h"
+#include "weft/base/failpoint.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/agent/retry.h"
+#include "weft/rpc/session/failure.h"
+
+namespace weft::rpc {
+namespace {
+
+// How often Shutdown looks whether all has ended.
+constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
+
+// How long Shutdown waits for callers to acknowledge their last replies. They
+// do so within CallerSession::kAckDelay unless they are stopped.
+constexpr absl::Duration kAcknowledgeTime = absl::Seconds(2);
+
+// Takes those of `key` and of earlier incarnations out of `from`.
+template <typename Map>
+auto TakeUpTo(WorkerKey key, Map* from) {
+  std::vector<typename Map::mapped_type> taken;
+  for (auto it = from->begin(); it != from->end();) {
+    const auto current = it++;
+    if (current->first.id != key.id || current->first.epoch > key.epoch) {
+      continue;
+    }
+    taken.push_back(std::move(current->second));
+    from->erase(current);
+  }
+  SortByPeer(&taken);
+  return taken;
+}
+
+// Of the incarnation `of`, because `gone`, itself or a later one, is.
+absl::Status Gone(WorkerKey of, WorkerKey gone, absl::string_view why) {
+  return internal::MarkFailure(
+      absl::UnavailableError(absl::StrCat(
+          "the incarnation ", of.ToString(), " is gone: ",
+          of == gone ? "" : absl::StrCat("so is ", gone.ToString(), ": "),
+          why)),
+      Phase::kNone, Reason::kPeerGone);
+}
+
+// One that is gone ends a call as if it had gone during the call.
+absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
+                                 const std::string& worker) {
+  if (!absl::IsUnavailable(found.status())) return found;
+  return internal::NameFailure(
+      internal::MarkFailure(found.status(), Phase::kQueue, Reason::kPeerGone),
+      worker, "", Phase::kQueue);
+}
+
+}  // namespace
+
+namespace internal {
+
+absl::Status NotThere(const absl::Status& why, const std::string& worker) {
+  // One that is gone ends a call as if it had gone during the call.
+  return ReceiveFailure(
+      why, worker, "", absl::IsUnavailable(why) ? Phase::kQueue : Phase::kNone);
+}
+
+}  // namespace internal
+
+// ------------------------------------------------------------------ its life
+
+absl::Status AgentState::Start(Agent* agent) {
+  agent_ = agent;
+  executor_ = options_.executor;
+  if (executor_ == nullptr) {
+    ThreadPool::Options pool;
+    pool.name = "rpc";
+    pool.threads = options_.threads;
+    pool.max_threads = options_.max_threads;
+    WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
+    executor_ = own_pool_.get();
+  }
+  {
+    MutexLock lock(mu_);
+    self_caller_ = std::make_shared<SelfCaller>(weak_from_this(), worker());
+  }
+  std::weak_ptr<AgentState> weak = weak_from_this();
+  status_page_ = telemetry_.status().Register("rpc", [weak] {
+    const std::shared_ptr<AgentState> state = weak.lock();
+    return state == nullptr ? telemetry::Fields() : state->Describe();
+  });
+  if (options_.telemetry != nullptr) {
+    metrics_ = telemetry_.metrics().BeforeReading([weak] {
+      if (const std::shared_ptr<AgentState> state = weak.lock())
+        state->Export();
+    });
+  }
+  transport().Accept(
+      [weak](std::shared_ptr<transport::Connection> connection)
+          -> absl::StatusOr<std::shared_ptr<transport::ConnectionObserver>> {
+        const std::shared_ptr<AgentState> state = weak.lock();
+        if (state == nullptr) {
+          return absl::UnavailableError("the agent has ended");
+        }
+        return state->Greet(std::move(connection));
+      });
+  return absl::OkStatus();
+}
+
+void AgentState::Stop() {
+  const absl::Status why = absl::CancelledError(
+      absl::StrCat("the agent of ", options_.name, " has ended"));
+  // What comes now has not run, and may be tried elsewhere.
+  Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
+                               Phase::kQueue, Reason::kShuttingDown));
+  status_page_.Release();
+  metrics_ = nullptr;
+  transport().Accept(nullptr);
+  EndCalls(why);
+  has_stopped_ = true;
+  WEFT_FAILPOINT("rpc/stopped").IgnoreError();
+  {
+    MutexLock lock(handlers_mu_);
+    // Bounded by the handlers themselves: they have been cancelled, and the
+    // calls that they wait for have ended.
+    while (handlers_.load() > 0) {
+      no_handlers_.WaitUntil(handlers_mu_, std::chrono::steady_clock::now() +
+                                               std::chrono::seconds(1));
+    }
+  }
+  own_pool_.reset();
+  transport().AwaitTimers();  // one may have begun, and hold a session
+  objects_.Clear();
+  streams_.Clear();
+  receivers_->Clear();
+  // Sessions share this core as the one that runs their calls; let them go, or
+  // neither ends.
+  OutboundMap outbounds;
+  InboundMap inbounds;
+  MutexLock lock(mu_);
+  outbounds.swap(outbounds_);
+  inbounds.swap(inbounds_);
+}
+
+void AgentState::EndCalls(const absl::Status& why) {
+  is_draining_ = false;
+  for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
+  for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
+  ending_.Cancel(why);
+  // Those that wait for a batch to fill have been told; they end in it.
+  std::vector<std::shared_ptr<Batcher>> batchers;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [function, batcher] : batchers_) {
+      batchers.push_back(batcher);
+    }
+  }
+  for (const auto& batcher : batchers) batcher->Flush();
+}
+
+void AgentState::Refuse(absl::Status why) {
+  {
+    MutexLock lock(mu_);
+    if (ended_.ok()) ended_ = std::move(why);
+    has_ended_ = true;
+  }
+  refuses_ = true;
+}
+
+void AgentState::OutOfJob(const absl::Status& why) {
+  Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
+                               Phase::kQueue, Reason::kPeerGone));
+  EndCalls(absl::AbortedError(why.message()));
+}
+
+absl::Status AgentState::Drain(absl::Duration timeout) {
+  Refuse(internal::MarkFailure(
+      absl::UnavailableError(absl::StrCat(options_.name, " is shutting down")),
+      Phase::kQueue, Reason::kShuttingDown));
+  const Instant deadline = transport().clock().Now() + timeout;
+  is_draining_ = true;
+  const absl::Status idle = AwaitIdle(timeout);
+  if (idle.ok()) {
+    EndConnections(deadline - transport().clock().Now());
+  } else {
+    NoteCut();
+    EndCalls(
+        absl::CancelledError(absl::StrCat(options_.name, " has shut down")));
+  }
+  return idle;
+}
+
+// Each end of a connection closes it by itself. Who only closed it when it
+// heard that the peer has left could wait for ever: a peer that leaves at the
+// same time is heard of by nobody, and waits likewise.
+void AgentState::EndConnections(absl::Duration timeout) {
+  const absl::Status why = CanCall();
+  {
+    MutexLock lock(mu_);
+    connections_end_ = why;
+  }
+  for (const auto& outbound : Outbounds()) outbound->EndWhenIdle(why);
+  for (const auto& inbound : Inbounds()) inbound->EndWhenAcknowledged();
+  // A peer that hears of the departure before it has read its last reply would
+  // take the call for lost.
+  const Instant deadline =
+      transport().clock().Now() + std::min(timeout, kAcknowledgeTime);
+  const auto is_owed = [this] {
+    const auto inbounds = Inbounds();
+    return std::any_of(inbounds.begin(), inbounds.end(),
+                       [](const auto& in) { return in->unacknowledged() > 0; });
+  };
+  while (is_owed() && transport().clock().Now() < deadline) PauseToCheck();
+}
+
+void AgentState::PauseToCheck() {
+  // Waits as this transport is waited for, which lets it go on.
+  Promise<void> pause(transport().driver());
+  (void)pause.future().Wait(kDrainCheck);
+}
+
+absl::Status AgentState::AwaitIdle(absl::Duration timeout) {
+  const Instant deadline = transport().clock().Now() + timeout;
+  while (!StillOpen().empty()) {
+    if (transport().clock().Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("after ", absl::FormatDuration(timeout),
+                       " there are still ", absl::StrJoin(StillOpen(), ", ")));
+    }
+    PauseToCheck();
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::string> AgentState::StillOpen() {
+  std::vector<std::string> open;
+  for (const auto& outbound : Outbounds()) {
+    if (const size_t n = outbound->pending_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls to ", outbound->peer().name));
+    }
+  }
+  for (const auto& inbound : Inbounds()) {
+    if (const size_t n = inbound->running_calls(); n > 0) {
+      open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
+    }
+  }
+  for (const auto& queue : WaitingQueues()) {
+    open.push_back(absl::StrCat(queue->waiting_calls(),
+                                " calls that wait in an ordered queue to ",
+                                queue->peer()));
+  }
+  for (const auto& [peer, n] : retried_->PausedByPeer()) {
+    open.push_back(
+        absl::StrCat(n, " calls to ", peer, " that wait to be tried again"));
+  }
+  const int64_t handlers = handlers_.load();
+  if (open.empty() && handlers > 0) {  // as of an agent that calls itself
+    open.push_back(absl::StrCat(handlers, " running functions"));
+  }
+  // One is of no session, nor paused, as it goes from the one to the other.
+  if (const size_t n = retried_->size(); open.empty() && n > 0) {
+    open.push_back(absl::StrCat(n, " calls that may be tried again"));
+  }
+  return open;
+}
+
+std::vector<std::shared_ptr<Outbound>> AgentState::Outbounds() {
+  std::vector<std::shared_ptr<Outbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, outbound] : outbounds_) all.push_back(outbound);
+  SortByPeer(&all);
+  return all;
+}
+
+std::vector<std::shared_ptr<Inbound>> AgentState::Inbounds() {
+  std::vector<std::shared_ptr<Inbound>> all;
+  MutexLock lock(mu_);
+  for (const auto& [key, inbound] : inbounds_) all.push_back(inbound);
+  SortByPeer(&all);
+  return all;
+}
+
+// ------------------------------------------------------------------- calling
+
+absl::Status AgentState::CanCall() {
+  if (!has_ended_.load()) return absl::OkStatus();
+  MutexLock lock(mu_);
+  const std::string why =
+      absl::StrCat("no more calls are made: ", ended_.message());
+  // It is out of its job.
+  if (ReasonOf(ended_) == Reason::kPeerGone) return absl::AbortedError(why);
+  // To peers it is kUnavailable; who calls by an agent that it has shut down is
+  // wrong about its own.
+  return internal::MarkFailure(absl::FailedPreconditionError(why), Phase::kNone,
+                               Reason::kShuttingDown);
+}
+
+absl::StatusOr<Worker> AgentState::Find(absl::string_view name) const {
+  WEFT_RETURN_IF_ERROR(rendezvous::ValidateName(name));
+  return AsOfACall(options_.directory->Find(name), std::string(name));
+}
+
+absl::StatusOr<Worker> AgentState::Find(WorkerKey key) const {
+  return AsOfACall(options_.directory->Find(key), key.ToString());
+}
+
+absl::Status AgentState::NotThere(const absl::Status& why,
+                                  const std::string& worker) {
+  const absl::Status ended = CanCall();
+  return internal::NotThere(ended.ok() ? why : ended, worker);
+}
+
+absl::StatusOr<const Function*> AgentState::FindOwn(
+    Function::Address address) const {
+  const Function* function = registry_.FindAddress(address);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the function is not registered in this program: put WEFT_RPC(function) "
+      "beside its definition");
+}
+
+absl::StatusOr<const Function*> AgentState::FindOwn(
+    absl::string_view method) const {
+  const Function* function = registry_.FindMethod(method);
+  if (function != nullptr) return function;
+  return absl::FailedPreconditionError(
+      "the method is not registered in this program: put "
+      "WEFT_RPC_METHOD(Class, Method) beside the class");
+}
+
+Hello AgentState::MakeHello(const Worker& peer) const {
+  Hello hello;
+  hello.job = options_.job;
+  hello.build = options_.build;
+  hello.name = options_.name;
+  hello.from = options_.key;
+  hello.to = peer.key;
+  hello.registry = registry_.Digest();
+  return hello;
+}
+
+absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
+    absl::StatusOr<Worker> worker) {
+  if (!worker.ok()) return worker.status();
+  MutexLock lock(mu_);
+  if (worker->key == options_.key) return self_caller_;
+  WEFT_RETURN_IF_ERROR(CheckNotGone(worker->name, worker->key));
+  const auto it = outbounds_.find(worker->key);
+  if (it != outbounds_.end())
+    return std::shared_ptr<internal::Caller>(it->second);
+  // A call that was about to begin: nobody would close its connection.
+  WEFT_RETURN_IF_ERROR(connections_end_);
+  Outbound::Options options;
+  options.hello = MakeHello(*worker);
+  options.peer = *std::move(worker);
+  options.transport = options_.transport;
+  options.give_up_after = options_.give_up_after;
+  options.result_bytes = options_.result_bytes;
+  options.traffic = traffic_.Of(options.peer.name);
+  options.recorder = &telemetry_.recorder();
+  options.hook = options_.hook;
+  options.agent = agent_;
+  options.receivers = receivers_;
+  const WorkerKey key = options.peer.key;
+  const auto made = std::make_shared<Outbound>(std::move(options));
+  outbounds_[key] = made;
+  return std::shared_ptr<internal::Caller>(made);
+}
+
+absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerOf(
+    internal::NamedWorker& worker) {
+  // Before it is asked: what changes meanwhile is asked for the next time.
+  const internal::NamedWorker::Version version(options_.directory->version(),
+                                               times_gone_.load());
+  if (version.first != 0) {
+    if (auto known = worker.FoundAt(version)) return known;
+  }
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<internal::Caller> caller,
+                        CallerFor(Find(worker.name())));
+  if (version.first != 0) worker.SetFound(version, caller);
+  return caller;
+}
+
+std::shared_ptr<internal::Caller> AgentState::Retrying(
+    const std::string& name, const RetryPolicy& policy) {
+  return RetryingAs(
+      {name, WorkerKey(), ""}, policy,
+      [name](const AgentState& state) { return state.Find(name); });
+}
+
+std::shared_ptr<internal::Caller> AgentState::Retrying(
+    const std::string& name, WorkerKey key, const RetryPolicy& policy) {
+  return RetryingAs(
+      {name, key, ""}, policy,
+      [name, key](const AgentState& state) -> absl::StatusOr<Worker> {
+        {
+          // The directory need not know it any more.
+          MutexLock lock(state.mu_);
+          WEFT_RETURN_IF_ERROR(state.CheckNotGone(name, key));
+        }
+        return state.Find(key);
+      });
+}
+
+std::shared_ptr<internal::Caller> AgentState::RetryingAs(
+    Worker peer, const RetryPolicy& policy,
+    std::function<absl::StatusOr<Worker>(const AgentState&)> find) {
+  internal::RetryingCaller::Options options;
+  options.policy = policy;
+  options.may_come_back = peer.key.epoch == 0;
+  options.transport = options_.transport;
+  options.agent = ending_.token();
+  options.calls = retried_;
+  options.find = [weak = weak_from_this(), find = std::move(find)]()
+      -> absl::StatusOr<std::shared_ptr<internal::Caller>> {
+    const std::shared_ptr<AgentState> state = weak.lock();
+    if (state == nullptr) return absl::CancelledError("the agent has ended");
+    return state->CallerFor(find(*state));
+  };
+  options.is_idempotent = [&registry = registry_](absl::string_view name) {
+    const Function* function = registry.FindName(name);
+    return function != nullptr && function->is_idempotent;
+  };
+  return std::make_shared<internal::RetryingCaller>(std::move(peer),
+                                                    std::move(options));
+}
+
+std::shared_ptr<internal::OrderedQueue> AgentState::NewQueue(
+    const std::string& peer) {
+  MutexLock lock(mu_);
+  auto queue = std::make_shared<internal::OrderedQueue>(++last_queue_, peer,
+                                                        options_.transport);
+  own_queues_.erase(std::remove_if(own_queues_.begin(), own_queues_.end(),
+                                   [](const auto& l) { return l.expired(); }),
+                    own_queues_.end());
+  own_queues_.push_back(queue);
+  return queue;
+}
+
+std::vector<std::shared_ptr<internal::OrderedQueue>>
+AgentState::WaitingQueues() {
+  std::vector<std::shared_ptr<internal::OrderedQueue>> waiting;
+  std::vector<std::shared_ptr<internal::OrderedQueue>> all;
+  {
+    MutexLock lock(mu_);
+    for (const auto& queue : own_queues_) all.push_back(queue.lock());
+  }
+  for (auto& queue : all) {
+    if (queue != nullptr && queue->waiting_calls() > 0) {
+      waiting.push_back(std::move(queue));
+    }
+  }
+  return waiting;
+}
+
+void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
+  std::vector<std::shared_ptr<Outbound>> outbounds;
+  std::vector<std::shared_ptr<Inbound>> inbounds;
+  {
+    MutexLock lock(mu_);
+    uint64_t& gone = gone_epochs_[key.id];
+    gone = std::max(gone, key.epoch);
+    // Earlier ones, too: nobody may have told of their end. The outbounds stay,
+    // so that Targets that hold them learn why.
+    outbounds = TakeUpTo(key, &outbounds_);
+    inbounds = TakeUpTo(key, &inbounds_);
+  }
+  times_gone_.fetch_add(1);
+  for (const auto& outbound : outbounds) {
+    outbound->Shutdown(Gone(outbound->peer().key, key, why));
+  }
+  for (const auto& inbound : inbounds) {
+    const WorkerKey peer = inbound->peer().key;
+    inbound->PeerGone(Gone(peer, key, why));
+    streams_.RemoveAll(peer);
+  }
+  handles_->KeeperGone(key, left);
+  objects_.HolderGone(key, left);  // what is held later is refused
+  std::vector<std::shared_ptr<Agent::PeerGoneCallback>> told;
+  {
+    MutexLock lock(mu_);
+    for (const auto& callback : on_peer_gone_) told.push_back(callback.lock());
+  }
+  const Agent::GonePeer gone{key, std::string(why), left};
+  for (const auto& callback : told) {
+    if (callback != nullptr) (*callback)(gone);
+  }
+}
+
+Agent::PeerGoneRegistration AgentState::OnPeerGone(
+    Agent::PeerGoneCallback callback) {
+  auto registration =
+      std::make_shared<Agent::PeerGoneCallback>(std::move(callback));
+  MutexLock lock(mu_);
+  on_peer_gone_.erase(std::remove_if(on_peer_gone_.begin(), on_peer_gone_.end(),
+                                     [](const auto& c) { return c.expired(); }),
+                      on_peer_gone_.end());
+  on_peer_gone_.push_back(registration);
+  return registration;
+}
+
+void AgentState::ClientVanished(const std::shared_ptr<Inbound>& caller) {
+  const WorkerKey key = caller->peer().key;
+  {
+    MutexLock lock(mu_);
+    const auto it = inbounds_.find(key);
+    // It may have begun another session meanwhile.
+    if (it == inbounds_.end() || it->second != caller) return;
+    inbounds_.erase(it);
+  }
+  telemetry_.recorder().Record("rpc.client_vanished", caller->peer().name);
+  caller->PeerGone(absl::CancelledError(absl::StrCat(
+      "the client ", caller->peer().name, " is gone: it was not connected for ",
+      absl::FormatDuration(kClientPatience))));
+  objects_.SessionEnded(key);
+  streams_.RemoveAll(key);
+}
+
+void AgentState::SetLocal(const void* type_key, std::shared_ptr<void> object) {
+  MutexLock lock(mu_);
+  locals_[type_key].swap(object);  // the former one ends without the lock
+}
+
+std::shared_ptr<void> AgentState::FindLocal(const void* type_key) {
+  MutexLock lock(mu_);
+  const auto it = locals_.find(type_key);
+  return it == locals_.end() ? nullptr : it->second;
+}
+
+}  // namespace weft::rpc

@@ -1,0 +1,184 @@
+#include "weft/rpc/agent/sessionless_call.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/rpc/session/failure.h"
+#include "weft/rpc/session/outcome.h"
+
+namespace weft::rpc {
+namespace {
+
+Bytes Copy(const Slices& slices) {
+  std::string bytes;
+  for (const Bytes& slice : slices) absl::StrAppend(&bytes, slice.view());
+  return Bytes::Own(std::move(bytes));
+}
+
+}  // namespace
+
+uint64_t SessionlessCalls::Add(SessionlessCall* call) {
+  MutexLock lock(mu_);
+  calls_.emplace_hint(calls_.end(), ++last_, call);
+  return last_;
+}
+
+void SessionlessCalls::Remove(uint64_t number) {
+  MutexLock lock(mu_);
+  calls_.erase(number);
+}
+
+std::vector<std::shared_ptr<SessionlessCall>> SessionlessCalls::All() const {
+  std::vector<std::shared_ptr<SessionlessCall>> all;
+  MutexLock lock(mu_);
+  for (const auto& [number, call] : calls_) {
+    // Null of one that is about to remove itself.
+    if (auto live = call->weak_from_this().lock()) {
+      all.push_back(std::move(live));
+    }
+  }
+  return all;
+}
+
+std::shared_ptr<SessionlessCall> SessionlessCall::Create(Options options) {
+  CancelSource cancel;
+  Lineage inherited = LineageOf(*options.request, cancel.token());
+  telemetry::Span span =
+      options.dispatcher->StartSpan(options.caller, *options.request);
+  if (span.context().is_valid()) inherited.trace = span.context();
+  auto call = std::make_shared<SessionlessCall>(
+      std::move(options), std::move(inherited), std::move(cancel));
+  call->SetSpan(std::move(span));
+  call->number_ = call->calls_.Add(call.get());
+  return call;
+}
+
+SessionlessCall::SessionlessCall(Options options, Lineage inherited,
+                                 CancelSource cancel)
+    : ServedCall(
+          options.dispatcher, options.dispatcher->agent(),
+          std::make_shared<const Worker>(options.caller), std::move(inherited),
+          Incoming{options.request->id,
+                   Received{options.request->body, /*is_private=*/false,
+                            CodecContext{CodecContext::Message::kRequest,
+                                         options.dispatcher->agent(),
+                                         options.caller.key, 0}},
+                   options.request->keeps_result, options.request->alias,
+                   options.request->ordered_queue, options.function->name}),
+      dispatcher_(std::move(options.dispatcher)),
+      transport_(*options.transport),
+      calls_(*options.calls),
+      is_own_(options.is_own),
+      function_(*options.function),
+      began_(options.transport->clock().Now()),
+      for_peer_(options.request->for_peer),
+      for_id_(options.request->for_id),
+      traffic_(std::move(options.traffic)),
+      cancel_(std::move(cancel)),
+      done_(std::move(options.done)) {}
+
+SessionlessCall::~SessionlessCall() {
+  calls_.Remove(number_);
+  Finish(absl::CancelledError("the call was dropped unserved"));
+}
+
+Lineage SessionlessCall::lineage() const {
+  Lineage lineage = inherited();
+  lineage.chain =
+      ChainBeyond(lineage.chain, dispatcher_->self(), function_.name);
+  lineage.caller = peer().name;
+  lineage.call = id();
+  return lineage;
+}
+
+void SessionlessCall::Follow(const CancelToken& agent,
+                             const CancelToken& caller) {
+  if (!deadline().is_infinite()) {
+    timer_ = transport_.RunAt(deadline(), [weak = weak_from_this()] {
+      if (auto self = weak.lock()) {
+        self->AbandonCall(0, self->Expired()).IgnoreError();
+      }
+    });
+  }
+  const auto abandon = [weak = weak_from_this()](const absl::Status& why) {
+    if (auto self = weak.lock()) self->AbandonCall(0, why).IgnoreError();
+  };
+  with_agent_ = agent.OnCancel(abandon);
+  with_caller_ = caller.OnCancel(abandon);
+}
+
+// The function hears of it before the caller does, who may then release what
+// the call made: see ServedCall::Keep.
+absl::Status SessionlessCall::AbandonCall(uint64_t, const absl::Status& why) {
+  if (ended_.exchange(true)) return absl::OkStatus();
+  const absl::Status end =
+      internal::MarkFailure(WithOutcomeUnknown(why), phase());
+  cancel_.Cancel(why);
+  Tell(end, nullptr);
+  return end;
+}
+
+void SessionlessCall::Finish(absl::StatusOr<Slices> result) {
+  if (finished_.exchange(true)) return;
+  EndSpan();
+  auto reply = std::make_shared<Reply>();
+  reply->status = FunctionFailure(result.status(), dispatcher_->self(),
+                                  function_.name, phase());
+  if (result.ok()) reply->body = *std::move(result);
+  traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
+  if (ended_.exchange(true)) return;
+  if (transport_.clock().Now() < deadline()) return Tell(reply->status, reply);
+  // Its timer is late. The function may have stopped at the deadline and
+  // returned what it had: that is no result.
+  Tell(internal::MarkFailure(WithOutcomeUnknown(Expired()), phase()), nullptr);
+}
+
+absl::Status SessionlessCall::Expired() const {
+  return absl::DeadlineExceededError(absl::StrCat(
+      function_.name, ": the deadline passed in phase ", NameOf(phase())));
+}
+
+void SessionlessCall::Tell(absl::Status status, ReplyPtr reply) {
+  transport_.CancelTimer(timer_);
+  if (is_own_) {
+    traffic_->CountEnd(status.ok(),
+                       reply == nullptr ? 0 : TotalSize(reply->body));
+  }
+  std::move(done_)(std::move(status), std::move(reply));
+}
+
+void SessionlessCall::AddPending(std::vector<PendingCall>* calls) const {
+  const Instant now = transport_.clock().Now();
+  PendingCall call;
+  call.peer = peer().name;
+  call.id = id() == 0 ? number_ : id();  // a client's has none
+  call.function = function_.name;
+  call.phase = phase();
+  call.age = now - began_;
+  call.remaining = deadline() - now;
+  if (is_running()) {
+    call.is_served = true;
+    calls->push_back(call);
+  }
+  if (is_awaited()) {
+    call.is_served = false;
+    call.for_peer = for_peer_;
+    call.for_id = for_id_;
+    calls->push_back(call);
+  }
+}
+
+internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,
+                                            Done done) {
+  request->id = ++last_id_;
+  // Elements that are only lent are read later, by the handler.
+  if (!request->borrowed.empty()) request->body = {Copy(request->body)};
+  if (const std::shared_ptr<SessionlessServer> server = server_.lock()) {
+    return server->ServeSessionless(self_, std::move(request), CancelToken(),
+                                    std::move(done));
+  }
+  std::move(done)(absl::UnavailableError("the agent has ended"), nullptr);
+  return Abandon();
+}
+
+}  // namespace weft::rpc
