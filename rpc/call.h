@@ -71,8 +71,9 @@ class Target {
   // because the target makes no sense. By name this asks the directory, unless
   // the target is WithRetry(), for which an absent worker is no error yet.
   absl::Status status() const;
-  const std::string& name() const;  // as it was asked for, or "nobody"
-  absl::Duration timeout() const;   // of a call made now
+  const std::string& name() const;         // as it was asked for, or "nobody"
+  absl::Duration timeout() const;          // of a call made now
+  Agent* agent() const { return agent_; }  // whose calls they are
 
   // The same worker with another time-out for each call; null is the default.
   Target WithTimeout(std::optional<absl::Duration> timeout) const;
@@ -111,6 +112,13 @@ class Target {
   // as they are, so that tensors share their elements. Else of no effect.
   Target AllowingAlias() const;
 
+  // The same worker; each call also carries the attachment of `kind` that
+  // `make` makes for it, for its arguments to find by Encoder::Staged.
+  // kFailedPrecondition for calls that have no attachments (attachment.h).
+  using MakeAttachment =
+      std::function<std::unique_ptr<Attachment>(const CodecContext&)>;
+  Target WithAttachment(absl::string_view kind, MakeAttachment make) const;
+
  private:
   friend class Agent;
   friend class CallContext;
@@ -131,6 +139,8 @@ class Target {
   bool retries_ = false;  // caller_ does so
   bool waits_for_credit_ = true;
   bool allows_alias_ = false;
+  struct Attached;
+  std::shared_ptr<const Attached> attached_;  // null: none
 };
 
 // A tensor lent to a call, which sends it without a copy:
@@ -209,6 +219,8 @@ absl::Status CheckNotSerialized(const Target& target, absl::string_view why);
 // Writes the arguments of a call to it; attachments are kept in `staged`.
 Encoder RequestEncoder(const Target& target,
                        std::shared_ptr<StagedAttachments>* staged);
+// Stages what the target carries: see Target::WithAttachment.
+void StageAttached(const Target& target, Encoder& encoder);
 // Sets the attachments of `request`, once all arguments were encoded.
 absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,
                                Request* request);
@@ -361,6 +373,7 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
     auto request = std::make_shared<Request>();
     std::shared_ptr<StagedAttachments> staged;
     Encoder encoder = RequestEncoder(target, &staged);
+    StageAttached(target, encoder);
     if constexpr (sizeof...(A) == sizeof...(P)) {
       (EncodeArgument<P>(encoder, request->borrowed,
                          std::forward<A>(arguments)),

@@ -55,6 +55,20 @@ Target Target::AllowingAlias() const {
   return other;
 }
 
+// What WithAttachment() was told.
+struct Target::Attached {
+  std::string kind;
+  MakeAttachment make;
+};
+
+Target Target::WithAttachment(absl::string_view kind,
+                              MakeAttachment make) const {
+  Target other = *this;
+  other.attached_ = std::make_shared<const Attached>(
+      Attached{std::string(kind), std::move(make)});
+  return other;
+}
+
 namespace internal {
 namespace {
 
@@ -155,6 +169,13 @@ class CallStarter {
                    is_self ? "a call of a worker by itself has no session"
                            : "a call by WithRetry() may go to another "
                              "incarnation");
+  }
+
+  static void StageAttached(const Target& target, Encoder& encoder) {
+    const Target::Attached* const attached = target.attached_.get();
+    if (attached == nullptr) return;
+    encoder.Stage(attached->kind,
+                  [&] { return attached->make(encoder.context()); });
   }
 
   static Target Alone(const Target& target) {
@@ -348,6 +369,10 @@ void OutgoingCall::End(absl::Status status, const ReplyPtr& reply) {
 Encoder RequestEncoder(const Target& target,
                        std::shared_ptr<StagedAttachments>* staged) {
   return CallStarter::RequestEncoder(target, staged);
+}
+
+void StageAttached(const Target& target, Encoder& encoder) {
+  CallStarter::StageAttached(target, encoder);
 }
 
 absl::Status FreezeAttachments(std::shared_ptr<StagedAttachments> staged,

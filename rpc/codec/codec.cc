@@ -70,6 +70,11 @@ Attachment* Encoder::Stage(
   return staged != nullptr ? staged : (*attachments_)->Add(kind, make());
 }
 
+Attachment* Encoder::Staged(absl::string_view kind) const {
+  const bool any = attachments_ != nullptr && *attachments_ != nullptr;
+  return any ? (*attachments_)->Find(kind) : nullptr;
+}
+
 absl::StatusOr<Slices> Encoder::Finish() && {
   if (!status_.ok()) return status_;
   Flush();

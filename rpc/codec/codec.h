@@ -106,6 +106,8 @@ class Encoder {
   // kFailedPrecondition.
   Attachment* Stage(absl::string_view kind,
                     absl::FunctionRef<std::unique_ptr<Attachment>()> make);
+  // The attachment of `kind` that was staged before; null without one.
+  Attachment* Staged(absl::string_view kind) const;
 
   template <typename... T>
   void Write(T&&... values) {
