@@ -12,7 +12,7 @@ void OwnerTable::OnEvent(const Event& event, std::vector<Action>* actions) {
 }
 
 void OwnerTable::On(const Made& event, std::vector<Action>* actions) {
-  const RefId& id = event.token.object;
+  const ObjectId& id = event.token.object;
   Object& object = objects_[id];
   object.secret = event.token.secret;
   AddFork(&object, event.token.fork, id.creator);
@@ -49,19 +49,19 @@ absl::Status OwnerTable::Register(const ForkRequested& request) {
   const auto it = objects_.find(token.object);
   if (it == objects_.end()) {
     return absl::NotFoundError(
-        absl::StrCat(token.object.ToString(),
+        absl::StrCat("object ", token.object.ToString(),
                      " was released, or was never made: no reference to it "
                      "was left when this one was registered"));
   }
   if (it->second.secret != token.secret) {
     return absl::PermissionDeniedError(absl::StrCat(
-        request.from.ToString(), " does not know the secret of ",
+        request.from.ToString(), " does not know the secret of object ",
         token.object.ToString(), "; no reference was given to it"));
   }
   if (it->second.forks.count(token.fork) > 0) {
-    return absl::AlreadyExistsError(absl::StrCat(token.fork.ToString(), " of ",
-                                                 token.object.ToString(),
-                                                 " is already registered"));
+    return absl::AlreadyExistsError(
+        absl::StrCat(token.fork.ToString(), " of object ",
+                     token.object.ToString(), " is already registered"));
   }
   const auto count = forks_of_.find(request.from);
   if (count != forks_of_.end() && count->second >= max_forks_per_holder_) {
@@ -86,14 +86,14 @@ void OwnerTable::On(const DeleteRequested& event,
 absl::Status OwnerTable::CheckDelete(const DeleteRequested& event) const {
   const auto object = objects_.find(event.object);
   if (object == objects_.end() || object->second.forks.count(event.fork) == 0) {
-    return absl::NotFoundError(absl::StrCat(event.fork.ToString(), " of ",
-                                            event.object.ToString(),
-                                            " is not registered"));
+    return absl::NotFoundError(
+        absl::StrCat(event.fork.ToString(), " of object ",
+                     event.object.ToString(), " is not registered"));
   }
   if (object->second.forks.at(event.fork) != event.from) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(event.fork.ToString(), " of ", event.object.ToString(),
-                     " is not held by ", event.from.ToString()));
+    return absl::PermissionDeniedError(absl::StrCat(
+        event.fork.ToString(), " of object ", event.object.ToString(),
+        " is not held by ", event.from.ToString()));
   }
   return absl::OkStatus();
 }
@@ -111,16 +111,16 @@ void OwnerTable::On(const ShareFailed& event, std::vector<Action>* actions) {
 
 void OwnerTable::On(const PeerGone& event, std::vector<Action>* actions) {
   ForgetRequestsOf(event.peer);
-  std::vector<std::pair<RefId, ForkId>> lost;
-  ForEachFork([&](const RefId& id, const ForkId& fork, WorkerKey holder) {
+  std::vector<std::pair<ObjectId, ForkId>> lost;
+  ForEachFork([&](const ObjectId& id, const ForkId& fork, WorkerKey holder) {
     if (holder == event.peer) lost.emplace_back(id, fork);
   });
   for (const auto& [id, fork] : lost) RemoveFork(id, fork, actions);
-  std::vector<RefId> never;  // its creating calls that have not ended
+  std::vector<ObjectId> never;  // its creating calls that have not ended
   for (const auto& [id, requests] : waiting_) {
     if (id.creator == event.peer) never.push_back(id);
   }
-  for (const RefId& id : never) {
+  for (const ObjectId& id : never) {
     On(NotMade{id, absl::UnavailableError("its creator is gone")}, actions);
   }
 }
@@ -140,7 +140,7 @@ void OwnerTable::AddFork(Object* object, const ForkId& fork, WorkerKey holder) {
   if (object->forks.emplace(fork, holder).second) ++forks_of_[holder];
 }
 
-void OwnerTable::RemoveFork(const RefId& id, const ForkId& fork,
+void OwnerTable::RemoveFork(const ObjectId& id, const ForkId& fork,
                             std::vector<Action>* actions) {
   const auto object = objects_.find(id);
   if (object == objects_.end()) return;
@@ -155,7 +155,7 @@ void OwnerTable::RemoveFork(const RefId& id, const ForkId& fork,
 }
 
 std::vector<OwnerTable::ForkRequested> OwnerTable::TakeWaiting(
-    const RefId& object) {
+    const ObjectId& object) {
   const auto it = waiting_.find(object);
   if (it == waiting_.end()) return {};
   std::vector<ForkRequested> requests = std::move(it->second);
@@ -163,11 +163,11 @@ std::vector<OwnerTable::ForkRequested> OwnerTable::TakeWaiting(
   return requests;
 }
 
-bool OwnerTable::Contains(const RefId& object) const {
+bool OwnerTable::Contains(const ObjectId& object) const {
   return objects_.count(object) > 0;
 }
 
-bool OwnerTable::Holds(const RefId& object, const ForkId& fork,
+bool OwnerTable::Holds(const ObjectId& object, const ForkId& fork,
                        WorkerKey holder) const {
   const auto it = objects_.find(object);
   if (it == objects_.end()) return false;

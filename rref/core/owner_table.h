@@ -39,7 +39,7 @@ class OwnerTable {
   };
   // That call has failed, or will never run.
   struct NotMade {
-    RefId object;
+    ObjectId object;
     absl::Status why;
   };
   // `from` asks to hold token.fork. `may_come`: the creating call has not
@@ -52,7 +52,7 @@ class OwnerTable {
   // `from` gives its fork up.
   struct DeleteRequested {
     WorkerKey from;
-    RefId object;
+    ObjectId object;
     ForkId fork;
   };
   // The owner puts token.fork into a message to `to`, which holds it from now.
@@ -62,7 +62,7 @@ class OwnerTable {
   };
   // That message was refused, or given up before it was read.
   struct ShareFailed {
-    RefId object;
+    ObjectId object;
     ForkId fork;
   };
   struct PeerGone {
@@ -77,13 +77,13 @@ class OwnerTable {
   // is another's; kAlreadyExists, the fork is held; kResourceExhausted.
   struct Answer {
     WorkerKey to;
-    RefId object;
+    ObjectId object;
     ForkId fork;
     absl::Status status;
   };
   // No fork is left: the object's value can be destroyed.
   struct Free {
-    RefId object;
+    ObjectId object;
   };
   using Action = std::variant<Answer, Free>;
 
@@ -92,11 +92,13 @@ class OwnerTable {
 
   void OnEvent(const Event& event, std::vector<Action>* actions);
 
-  bool Contains(const RefId& object) const;  // it was made and is not freed
-  bool Holds(const RefId& object, const ForkId& fork, WorkerKey holder) const;
+  bool Contains(const ObjectId& object) const;  // it was made and is not freed
+  bool Holds(const ObjectId& object, const ForkId& fork,
+             WorkerKey holder) const;
   size_t objects() const { return objects_.size(); }
   size_t waiting_requests() const;
-  template <typename Fn>  // fn(const RefId&, const ForkId&, WorkerKey holder)
+  template <typename Fn>  // fn(const ObjectId&, const ForkId&, WorkerKey
+                          // holder)
   void ForEachFork(Fn fn) const {
     for (const auto& [id, object] : objects_) {
       for (const auto& [fork, holder] : object.forks) fn(id, fork, holder);
@@ -125,16 +127,16 @@ class OwnerTable {
   absl::Status Register(const ForkRequested& request);
   absl::Status CheckDelete(const DeleteRequested& event) const;
   void AddFork(Object* object, const ForkId& fork, WorkerKey holder);
-  void RemoveFork(const RefId& id, const ForkId& fork,
+  void RemoveFork(const ObjectId& id, const ForkId& fork,
                   std::vector<Action>* actions);
-  std::vector<ForkRequested> TakeWaiting(const RefId& object);
+  std::vector<ForkRequested> TakeWaiting(const ObjectId& object);
   void ForgetRequestsOf(WorkerKey peer);
 
   int64_t max_forks_per_holder_;
-  std::map<RefId, Object> objects_;
+  std::map<ObjectId, Object> objects_;
   std::map<WorkerKey, int64_t> forks_of_;  // how many each holder has
   // About objects that are not made yet.
-  std::map<RefId, std::vector<ForkRequested>> waiting_;
+  std::map<ObjectId, std::vector<ForkRequested>> waiting_;
 };
 
 }  // namespace weft::rref

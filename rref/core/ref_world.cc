@@ -79,20 +79,24 @@ void RefWorld::AddHandleMoves(int agent,
   user.ForEachFork([&](const Token& token, UserTable::State state) {
     ++place;
     if (!user.HasHandle(token.fork)) return;
-    moves->push_back(absl::StrCat("drop ", agent, " ", place));
-    if (state == UserTable::State::kFailed) return;
-    if (options_.fetches > 0) {
-      moves->push_back(absl::StrCat("fetch ", agent, " ", place));
+    // A request keeps a handle of the reference that it goes through.
+    if (fetches_.count({agent, token.fork}) == 0 ||
+        options_.fault == Fault::kUseNotCounted) {
+      moves->push_back(absl::StrCat("drop ", agent, " ", place));
     }
+    if (state == UserTable::State::kFailed) return;
     const bool is_creation = roots_.at(token.object) == token.fork;
     if (options_.give_ups > 0 && state == UserTable::State::kPending &&
         is_creation) {
       moves->push_back(absl::StrCat("give_up ", agent, " ", place));
     }
-    if (options_.shares == 0) return;
     // A fork that came from another agent is confirmed before user code sees
-    // it; a creation is shared at once.
+    // it; a creation is used and shared at once.
     if (state != UserTable::State::kConfirmed && !is_creation) return;
+    if (options_.fetches > 0) {
+      moves->push_back(absl::StrCat("fetch ", agent, " ", place));
+    }
+    if (options_.shares == 0) return;
     for (size_t to = 0; to < agents_.size(); ++to) {
       if (agents_[agent].knows_gone.count(static_cast<int>(to)) > 0) continue;
       moves->push_back(absl::StrCat("share ", agent, " ", place, " ", to));
@@ -154,7 +158,7 @@ void RefWorld::Create(int creator) {
   Send({Kind::kCreate, creator, 0, token});
 }
 
-void RefWorld::GiveUp(int creator, const RefId& object) {
+void RefWorld::GiveUp(int creator, const ObjectId& object) {
   given_up_.insert(object);
   const Token root{object, roots_.at(object), kSecret};
   Tell(creator, UserTable::Created{root.fork, absl::CancelledError("gave up")});
@@ -182,12 +186,9 @@ void RefWorld::Share(int from, int to, const ForkId& fork) {
 }
 
 void RefWorld::Fetch(int agent, const ForkId& fork) {
-  if (options_.fault != Fault::kUseNotCounted) {
-    Tell(agent, UserTable::UseBegan{fork});
-  }
   const Token token = *TokenOf(agent, fork);
   if (agents_[agent].knows_gone.count(0) > 0) {
-    return Tell(agent, UserTable::UseEnded{fork});
+    return;
   }
   fetches_.emplace(agent, fork);
   Send({Kind::kFetch, agent, 0, token});
@@ -259,7 +260,7 @@ void RefWorld::OnReady(int agent, const UserTable::Ready& ready) {
 
 // ------------------------------------------------------------ the network
 
-bool RefWorld::MayCome(const RefId& object) const {
+bool RefWorld::MayCome(const ObjectId& object) const {
   const auto it = creations_.find(object);
   if (it == creations_.end() || it->second != Creation::kSent) return false;
   const int creator = IndexOf(object.creator);
@@ -319,7 +320,7 @@ void RefWorld::Deliver(size_t index, bool accept) {
       return DeliverFetch(message);
     case Kind::kFetched:
       fetches_.erase(fetches_.find({message.to, token.fork}));
-      return Tell(message.to, UserTable::UseEnded{token.fork});
+      return;
   }
 }
 
@@ -384,7 +385,6 @@ void RefWorld::DeliverFetch(const Message& message) {
                           state == UserTable::State::kUnknown)) {
     Fail("a fetch arrives after its reference was given up");
   }
-  if (options_.fault == Fault::kUseNotCounted) return;
   Send({Kind::kFetched, 0, message.from, token});
 }
 
@@ -395,9 +395,7 @@ void RefWorld::Crash(int index) {
   agents_[index].is_alive = false;
   agents_[index].user = UserTable();
   agents_[index].owner = OwnerTable(100);
-  for (auto it = fetches_.begin(); it != fetches_.end();) {
-    it = it->first == index ? fetches_.erase(it) : std::next(it);
-  }
+  EndFetchesOf(index);
   network_.erase(
       std::remove_if(network_.begin(), network_.end(),
                      [&](const Message& m) { return m.to == index; }),
@@ -437,15 +435,7 @@ void RefWorld::LearnGone(int index, int gone) {
 
 void RefWorld::EndFetchesOf(int agent) {
   for (auto it = fetches_.begin(); it != fetches_.end();) {
-    if (it->first != agent) {
-      ++it;
-      continue;
-    }
-    const ForkId fork = it->second;
-    it = fetches_.erase(it);
-    if (options_.fault != Fault::kUseNotCounted) {
-      Tell(agent, UserTable::UseEnded{fork});
-    }
+    it = it->first == agent ? fetches_.erase(it) : std::next(it);
   }
 }
 
@@ -513,7 +503,10 @@ void RefWorld::Settle() {
       std::vector<ForkId> held;
       const UserTable& user = agents_[i].user;
       user.ForEachFork([&](const Token& token, UserTable::State) {
-        if (user.HasHandle(token.fork)) held.push_back(token.fork);
+        if (user.HasHandle(token.fork) &&
+            fetches_.count({static_cast<int>(i), token.fork}) == 0) {
+          held.push_back(token.fork);
+        }
       });
       for (const ForkId& fork : held) {
         Tell(static_cast<int>(i), UserTable::Dropped{fork});

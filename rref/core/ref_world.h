@@ -31,7 +31,7 @@ enum class Fault {
   kParentNotKept,          // d: a fork may end before its children settle
   kSameIncarnation,        // e: a restarted agent keeps its key
   kSettlementLost,         // f: nobody hears that a child is confirmed
-  kUseNotCounted,          // g: a delete may overtake a fetch
+  kUseNotCounted,          // g: a request keeps no handle
   kFailedCreationUnknown,  // h: the owner's table is not told of a failure
 };
 
@@ -108,7 +108,7 @@ class RefWorld {
   void Create(int creator);
   void Share(int from, int to, const ForkId& fork);
   void Fetch(int agent, const ForkId& fork);
-  void GiveUp(int creator, const RefId& object);
+  void GiveUp(int creator, const ObjectId& object);
   void Deliver(size_t index, bool accept);
   void DeliverCreate(const Message& message, bool succeeds);
   void DeliverCancel(const Message& message);
@@ -121,7 +121,7 @@ class RefWorld {
   void EndFetchesOf(int agent);
   void AddHandleMoves(int agent, std::vector<std::string>* moves) const;
   bool CanDeliver(const Message& message) const;
-  bool MayCome(const RefId& object) const;
+  bool MayCome(const ObjectId& object) const;
   const Token* TokenOf(int agent, const ForkId& fork) const;
   int IndexOf(WorkerKey key) const;
   void Check();
@@ -132,9 +132,9 @@ class RefWorld {
   RefWorldOptions options_;
   std::vector<Agent> agents_;
   std::vector<Message> network_;
-  std::map<RefId, Creation> creations_;
-  std::map<RefId, ForkId> roots_;  // the creator's fork of each object
-  std::set<RefId> given_up_;
+  std::map<ObjectId, Creation> creations_;
+  std::map<ObjectId, ForkId> roots_;  // the creator's fork of each object
+  std::set<ObjectId> given_up_;
   // Tokens that were sent and have not settled: who sent them, and whether the
   // owner had counted them.
   struct OpenShare {

@@ -11,34 +11,12 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/rendezvous/worker_key.h"
+#include "weft/rpc/object_id.h"
 
 namespace weft::rref {
 
 using rendezvous::WorkerKey;
-
-// An object: the call `call` of `creator` made it at `owner`. Call ids count
-// for each pair of incarnations, so all three are needed.
-struct RefId {
-  WorkerKey owner;
-  WorkerKey creator;
-  uint64_t call = 0;
-
-  std::string ToString() const {
-    return absl::StrCat("object ", call, " of ", creator.ToString(), " at ",
-                        owner.ToString());
-  }
-  friend bool operator==(const RefId& a, const RefId& b) {
-    return a.owner == b.owner && a.creator == b.creator && a.call == b.call;
-  }
-  friend bool operator<(const RefId& a, const RefId& b) {
-    return std::tie(a.owner, a.creator, a.call) <
-           std::tie(b.owner, b.creator, b.call);
-  }
-  template <typename H>
-  friend H AbslHashValue(H h, const RefId& id) {
-    return H::combine(std::move(h), id.owner, id.creator, id.call);
-  }
-};
+using rpc::ObjectId;
 
 // One counted reference to an object. `parent` made it, by sharing its own or
 // by creating the object; `number` counts all forks that `parent` ever made.
@@ -64,7 +42,7 @@ struct ForkId {
 // `secret` is random, chosen by the creator, and known to whoever was given a
 // reference. The owner refuses a fork whose secret differs.
 struct Token {
-  RefId object;
+  ObjectId object;
   ForkId fork;
   uint64_t secret = 0;
 };

@@ -60,21 +60,6 @@ void UserTable::On(const Dropped& event, std::vector<Action>* actions) {
   EndIfUnused(it, actions);
 }
 
-void UserTable::On(const UseBegan& event, std::vector<Action>*) {
-  const auto it = forks_.find(event.fork);
-  WEFT_CHECK(it != forks_.end() && it->second.has_handle)
-      << event.fork.ToString();
-  ++it->second.uses;
-}
-
-void UserTable::On(const UseEnded& event, std::vector<Action>* actions) {
-  const auto it = forks_.find(event.fork);
-  WEFT_CHECK(it != forks_.end() && it->second.uses > 0)
-      << event.fork.ToString();
-  --it->second.uses;
-  EndIfUnused(it, actions);
-}
-
 void UserTable::On(const Shared& event, std::vector<Action>*) {
   const auto it = forks_.find(event.fork);
   WEFT_CHECK(it != forks_.end() && it->second.has_handle)
@@ -101,7 +86,7 @@ void UserTable::On(const Deleted& event, std::vector<Action>*) {
 
 void UserTable::EndIfUnused(Forks::iterator it, std::vector<Action>* actions) {
   Fork& fork = it->second;
-  if (fork.has_handle || fork.uses > 0 || !fork.children.empty()) return;
+  if (fork.has_handle || !fork.children.empty()) return;
   if (fork.state == State::kFailed) {
     forks_.erase(it);  // the owner does not know it
   } else if (fork.state == State::kConfirmed) {
@@ -153,8 +138,7 @@ std::string UserTable::Fingerprint() const {
   std::string text;
   for (const auto& [id, fork] : forks_) {
     absl::StrAppend(&text, id.ToString(), " of ", fork.token.object.ToString(),
-                    static_cast<int>(fork.state), fork.has_handle, fork.uses,
-                    "[");
+                    static_cast<int>(fork.state), fork.has_handle, "[");
     for (const auto& [child, to] : fork.children) {
       absl::StrAppend(&text, child.ToString(), ">", to.ToString(), ",");
     }

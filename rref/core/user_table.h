@@ -6,9 +6,9 @@
 //       the owner knows it. Any other asks the owner first, and whatever
 //       needs it waits for the answer.
 //   U2  A fork is deleted at the owner once: after its last handle was
-//       dropped, it is confirmed, no request that uses it is in flight, and
-//       each fork that was made from it has settled. So the owner always knows
-//       an ancestor of a fork that it does not know yet.
+//       dropped, it is confirmed, and each fork that was made from it has
+//       settled. So the owner always knows an ancestor of a fork that it does
+//       not know yet. (A request that uses a fork keeps a handle of it.)
 //   U3  When the owner's incarnation ends, each fork of it fails.
 //
 // No threads, clocks or I/O: OnEvent appends what is to be done. Messages
@@ -58,13 +58,6 @@ class UserTable {
   struct Dropped {
     ForkId fork;
   };
-  // A request to the owner that goes through the fork, and its end.
-  struct UseBegan {
-    ForkId fork;
-  };
-  struct UseEnded {
-    ForkId fork;
-  };
   // `child`, made from `fork`, goes into a message to `to`.
   struct Shared {
     ForkId fork;
@@ -83,16 +76,15 @@ class UserTable {
     WorkerKey peer;
     absl::Status why;
   };
-  using Event =
-      std::variant<Creating, Created, Received, Registered, Dropped, UseBegan,
-                   UseEnded, Shared, ChildSettled, Deleted, PeerGone>;
+  using Event = std::variant<Creating, Created, Received, Registered, Dropped,
+                             Shared, ChildSettled, Deleted, PeerGone>;
 
   // ---- Actions.
   struct SendForkRequest {
     Token token;
   };
   struct SendDelete {
-    RefId object;
+    ObjectId object;
     ForkId fork;
   };
   // The fork is confirmed (OK), or of no use and why. Once for each fork, and
@@ -124,7 +116,6 @@ class UserTable {
     Token token;
     State state = State::kPending;
     bool has_handle = true;
-    int uses = 0;
     std::map<ForkId, WorkerKey> children;  // not settled; to whom
   };
   using Forks = std::map<ForkId, Fork>;
@@ -134,8 +125,6 @@ class UserTable {
   void On(const Received& event, std::vector<Action>* actions);
   void On(const Registered& event, std::vector<Action>* actions);
   void On(const Dropped& event, std::vector<Action>* actions);
-  void On(const UseBegan& event, std::vector<Action>* actions);
-  void On(const UseEnded& event, std::vector<Action>* actions);
   void On(const Shared& event, std::vector<Action>* actions);
   void On(const ChildSettled& event, std::vector<Action>* actions);
   void On(const Deleted& event, std::vector<Action>* actions);

@@ -1,0 +1,580 @@
+#include "weft/rref/references.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/codec/codec.h"
+#include "weft/rpc/codec/worker_codec.h"
+#include "weft/rpc/handle.h"
+
+namespace weft::rref {
+
+namespace {
+
+// ------------------------------------------------------------ what peers call
+
+// A control call ends when it is answered or when the peer is gone.
+constexpr absl::Duration kUntilPeerGone = absl::InfiniteDuration();
+
+Token MakeToken(const rpc::ObjectId& object, WorkerKey parent, uint64_t number,
+                uint64_t secret) {
+  return Token{object, ForkId{parent, number}, secret};
+}
+
+// The creator of an object shares it from now on.
+Future<void> AdoptObject(rpc::CallContext& context, rpc::ObjectId object,
+                         WorkerKey parent, uint64_t number, uint64_t secret) {
+  auto* const references = context.Local<References>();
+  if (references == nullptr) {
+    return MakeReady<void>(absl::FailedPreconditionError(absl::StrCat(
+        context.agent().name(),
+        " has no rref::References: open them when the worker starts")));
+  }
+  return references->ServeAdopt(context.peer(),
+                                MakeToken(object, parent, number, secret));
+}
+WEFT_RPC_INLINE(AdoptObject);
+
+Future<void> RegisterFork(rpc::CallContext& context, rpc::ObjectId object,
+                          WorkerKey parent, uint64_t number, uint64_t secret) {
+  auto* const references = context.Local<References>();
+  if (references == nullptr) {
+    return MakeReady<void>(absl::FailedPreconditionError(absl::StrCat(
+        context.agent().name(),
+        " has no rref::References: open them when the worker starts")));
+  }
+  return references->ServeRegister(context.peer(),
+                                   MakeToken(object, parent, number, secret));
+}
+WEFT_RPC_INLINE(RegisterFork);
+
+// The object's destructor may run in it, so it is not inline.
+absl::Status DeleteFork(rpc::CallContext& context, rpc::ObjectId object,
+                        WorkerKey parent, uint64_t number) {
+  auto* const references = context.Local<References>();
+  if (references == nullptr) return absl::OkStatus();
+  return references->ServeDelete(context.peer(), object,
+                                 ForkId{parent, number});
+}
+WEFT_RPC(DeleteFork);
+
+// ------------------------------------------------------------ tokens as bytes
+
+void Write(const Token& token, rpc::Encoder* e) {
+  e->Write(token.object, token.fork.parent, token.fork.number, token.secret);
+}
+
+absl::Status Read(rpc::Decoder* d, Token* token) {
+  return d->Read(token->object, token->fork.parent, token->fork.number,
+                 token->secret);
+}
+
+// An attachment is at most 1 MiB; a token takes at least 8 bytes.
+constexpr uint64_t kMostTokens = uint64_t{1} << 17;
+
+absl::StatusOr<Bytes> ToBytes(const std::vector<Token>& tokens) {
+  rpc::Encoder e;
+  e.Varint(tokens.size());
+  for (const Token& token : tokens) Write(token, &e);
+  WEFT_ASSIGN_OR_RETURN(const Slices slices, std::move(e).Finish());
+  std::string bytes;
+  for (const Bytes& slice : slices) {
+    bytes.append(slice.view().data(), slice.size());
+  }
+  return Bytes::Own(std::move(bytes));
+}
+
+absl::StatusOr<std::vector<Token>> FromBytes(const Bytes& bytes) {
+  const rpc::Received received{Slices{bytes}};
+  rpc::Decoder d(received);
+  uint64_t size = 0;
+  WEFT_RETURN_IF_ERROR(d.Varint(size));
+  if (size > kMostTokens) return rpc::Decoder::Malformed("too many references");
+  std::vector<Token> tokens;
+  for (uint64_t i = 0; i < size; ++i) {
+    Token token;
+    WEFT_RETURN_IF_ERROR(Read(&d, &token));
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+}  // namespace
+
+// ------------------------------------------------------------ what travels
+
+// The children that go with one message.
+class References::Staged final : public rpc::Attachment {
+ public:
+  Staged(std::shared_ptr<References> references, WorkerKey to)
+      : references_(std::move(references)), to_(to) {}
+
+  size_t Add(const Token& token) {
+    tokens_.push_back(token);
+    return tokens_.size() - 1;
+  }
+  absl::StatusOr<Bytes> Freeze() override { return ToBytes(tokens_); }
+  void OnOutcome(uint64_t, rpc::AttachmentOutcome outcome) override {
+    for (const Token& token : tokens_) {
+      references_->SettleChild(token, to_, outcome);
+    }
+  }
+
+ private:
+  const std::shared_ptr<References> references_;
+  const WorkerKey to_;
+  std::vector<Token> tokens_;
+};
+
+// The references that came with one message. Those of which no value was made
+// are given up when it goes.
+class References::Receipt final : public rpc::ReceivedAttachment {
+ public:
+  explicit Receipt(std::vector<std::shared_ptr<Reference>> references)
+      : references_(std::move(references)) {}
+
+  Future<void> Settled() override {
+    std::vector<Future<void>> ready;
+    for (const auto& reference : references_) {
+      ready.push_back(reference->ready());
+    }
+    return WhenAllOk(std::move(ready));
+  }
+  const std::vector<std::shared_ptr<Reference>>& references() const {
+    return references_;
+  }
+
+ private:
+  const std::vector<std::shared_ptr<Reference>> references_;
+};
+
+// ------------------------------------------------------------ life
+
+References::References(rpc::Agent& agent, const ReferencesOptions& options)
+    : agent_(agent), owner_(options.max_forks_per_holder) {}
+
+absl::StatusOr<std::shared_ptr<References>> References::Open(
+    rpc::Agent& agent, const ReferencesOptions& options) {
+  auto references = std::make_shared<References>(agent, options);
+  WEFT_RETURN_IF_ERROR(agent.SetAttachmentReceiver(kKind, references));
+  agent.SetLocal(references);
+  references->peer_gone_ =
+      agent.OnPeerGone([weak = std::weak_ptr<References>(references)](
+                           const rpc::Agent::GonePeer& peer) {
+        if (const auto books = weak.lock()) books->PeerGone(peer);
+      });
+  return references;
+}
+
+absl::StatusOr<std::shared_ptr<References>> References::Of(
+    const rpc::Agent& agent) {
+  std::shared_ptr<References> references = agent.Local<References>();
+  if (references != nullptr) return references;
+  return absl::FailedPreconditionError(
+      absl::StrCat("worker ", agent.name(),
+                   " has no references: call rref::References::Open(agent) "
+                   "when it starts"));
+}
+
+absl::Status References::Close(absl::Duration timeout) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    if (is_closed_) return absl::OkStatus();
+    is_closed_ = true;
+    std::vector<ForkId> held;
+    user_.ForEachFork([&](const Token& token, UserTable::State) {
+      if (user_.HasHandle(token.fork)) held.push_back(token.fork);
+    });
+    for (const ForkId& fork : held) Tell(UserTable::Dropped{fork}, &tasks);
+  }
+  for (const auto& task : tasks) task();
+  MutexLock lock(mu_);
+  while (user_.forks() > 0) {
+    if (!changed_.WaitUntil(mu_, deadline)) break;
+  }
+  if (user_.forks() == 0) return absl::OkStatus();
+  std::vector<std::string> left;
+  user_.ForEachFork([&](const Token& token, UserTable::State) {
+    left.push_back(token.object.ToString());
+  });
+  return absl::DeadlineExceededError(absl::StrCat(
+      "worker ", agent_.name(), ": references were still held after ",
+      absl::FormatDuration(timeout), ": ", absl::StrJoin(left, ", ")));
+}
+
+void References::PeerGone(const rpc::Agent::GonePeer& peer) {
+  const absl::Status why = absl::UnavailableError(
+      absl::StrCat("the owner of the object, worker ", peer.key.ToString(),
+                   ", is gone: ", peer.why));
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    Tell(UserTable::PeerGone{peer.key, why}, &tasks);
+    Tell(OwnerTable::PeerGone{peer.key}, &tasks);
+  }
+  for (const auto& task : tasks) task();
+}
+
+// ------------------------------------------------------------ handles
+
+ForkId References::NewFork() { return {agent_.key(), ++forks_made_}; }
+
+rpc::Target References::OwnerOf(const rpc::ObjectId& object) {
+  return agent_.To(object.owner);
+}
+
+std::shared_ptr<Reference> References::MakeReference(const Token& token) {
+  return std::make_shared<Reference>(
+      shared_from_this(), token, OwnerOf(token.object), WhenReady(token.fork));
+}
+
+std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
+                                             const rpc::ObjectId& object) {
+  rpc::internal::ForgetHandle(owner, object.call);
+  Token token{object, {}, 0};
+  std::shared_ptr<Reference> reference;
+  {
+    MutexLock lock(mu_);
+    token.fork = NewFork();
+    token.secret = (uint64_t{random_()} << 32) | random_();
+    Tasks none;
+    ready_[token.fork];
+    Tell(UserTable::Creating{token}, &none);
+    reference = MakeReference(token);
+  }
+  const Future<void> adopted = rpc::CallAsync(
+      owner.WithTimeout(kUntilPeerGone), AdoptObject, token.object,
+      token.fork.parent, token.fork.number, token.secret);
+  adopted.OnReady([books = shared_from_this(),
+                   fork = token.fork](const absl::Status& status) {
+    books->TellAndRun(UserTable::Event(UserTable::Created{fork, status}));
+  });
+  return reference;
+}
+
+absl::StatusOr<std::shared_ptr<Reference>> References::Keep(
+    rpc::ObjectTable::Object object) {
+  MutexLock lock(mu_);
+  // Calls of an agent to itself have no ids, so these are not taken.
+  const rpc::ObjectId id{agent_.key(), agent_.key(), ++objects_kept_};
+  const Token token{id, NewFork(), (uint64_t{random_()} << 32) | random_()};
+  WEFT_RETURN_IF_ERROR(agent_.objects().Add(
+      id, rpc::Worker{agent_.name(), agent_.key(), ""}, std::move(object)));
+  Tasks none;
+  Tell(OwnerTable::Made{token}, &none);
+  registered_[token.fork] = {agent_.name(), absl::Now()};
+  Tell(UserTable::Creating{token}, &none);
+  Tell(UserTable::Created{token.fork, absl::OkStatus()}, &none);
+  return MakeReference(token);
+}
+
+void References::Drop(const ForkId& fork) {
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    if (is_closed_) return;  // Close() has dropped it
+    Tell(UserTable::Dropped{fork}, &tasks);
+  }
+  for (const auto& task : tasks) task();
+}
+
+absl::Status Reference::status() const {
+  const Result<void>* result = ready_.Peek();
+  return result == nullptr ? absl::OkStatus() : *result;
+}
+
+// ------------------------------------------------------------ messages
+
+void References::Encode(const Reference& reference, rpc::Encoder& encoder) {
+  const WorkerKey to = encoder.context().peer;
+  rpc::Attachment* const staged = encoder.Stage(
+      kKind, [&] { return std::make_unique<Staged>(shared_from_this(), to); });
+  if (staged == nullptr) return;  // the encoding fails and says why
+  if (absl::Status status = reference.status(); !status.ok()) {
+    return encoder.Fail(std::move(status));
+  }
+  encoder.Varint(static_cast<Staged*>(staged)->Add(StageChild(reference, to)));
+}
+
+Token References::StageChild(const Reference& parent, WorkerKey to) {
+  MutexLock lock(mu_);
+  Token child = parent.token();
+  child.fork = NewFork();
+  Tasks none;  // neither event has consequences
+  if (owner_.Contains(child.object)) {
+    const rpc::Worker holder{NameOf(to), to, ""};
+    if (agent_.objects().Hold(child.object, holder).ok()) {
+      Tell(OwnerTable::Shared{child, to}, &none);
+      registered_[child.fork] = {holder.name, absl::Now()};
+      return child;
+    }
+  }
+  Tell(UserTable::Shared{parent.token().fork, child.fork, to}, &none);
+  return child;
+}
+
+void References::SettleChild(const Token& child, WorkerKey to,
+                             rpc::AttachmentOutcome outcome) {
+  (void)to;
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    Tell(UserTable::ChildSettled{child.fork}, &tasks);
+    const bool owned = child.object.owner == agent_.key();
+    if (owned && outcome != rpc::AttachmentOutcome::kDelivered) {
+      if (owner_.Holds(child.object, child.fork, to)) {
+        registered_.erase(child.fork);
+        tasks.push_back([this, object = child.object, to] {
+          agent_.objects().Release(object, to).IgnoreError();
+        });
+      }
+      Tell(OwnerTable::ShareFailed{child.object, child.fork}, &tasks);
+    }
+  }
+  for (const auto& task : tasks) task();
+}
+
+absl::Status References::CheckToken(const Token& token) const {
+  if (token.object.call != 0 && token.fork.number != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a reference to object ", token.object.ToString(), ", ",
+                   token.fork.ToString(), ", cannot exist"));
+}
+
+absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::Take(
+    const rpc::CodecContext& context, const Bytes& bytes) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Token> tokens, FromBytes(bytes));
+  for (const Token& token : tokens) WEFT_RETURN_IF_ERROR(CheckToken(token));
+  std::vector<std::shared_ptr<Reference>> references;
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    if (is_closed_) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("worker ", agent_.name(), " has closed its references"));
+    }
+    for (const Token& token : tokens) {
+      if (user_.StateOf(token.fork) != UserTable::State::kUnknown) {
+        return absl::AlreadyExistsError(absl::StrCat(
+            token.fork.ToString(), " of object ", token.object.ToString(),
+            " came a second time; a reference has one holder"));
+      }
+    }
+    for (const Token& token : tokens) {
+      ready_[token.fork];
+      references.push_back(MakeReference(token));
+      const bool registered = token.object.owner == context.peer;
+      Tell(UserTable::Received{token, registered}, &tasks);
+    }
+  }
+  for (const auto& task : tasks) task();
+  return std::make_unique<Receipt>(std::move(references));
+}
+
+absl::StatusOr<std::shared_ptr<Reference>> References::Decode(
+    rpc::Decoder& decoder) {
+  uint64_t index = 0;
+  WEFT_RETURN_IF_ERROR(decoder.Varint(index));
+  auto* const receipt = static_cast<Receipt*>(decoder.attachment(kKind));
+  if (receipt == nullptr || index >= receipt->references().size()) {
+    return rpc::Decoder::Malformed("a reference without its token");
+  }
+  return receipt->references()[index];
+}
+
+// ------------------------------------------------------------ what peers ask
+
+Future<void> References::ServeAdopt(const rpc::Worker& creator,
+                                    const Token& token) {
+  if (absl::Status bad = CheckToken(token); !bad.ok()) {
+    return MakeReady<void>(std::move(bad));
+  }
+  if (token.object.creator != creator.key || token.fork.parent != creator.key) {
+    return MakeReady<void>(absl::PermissionDeniedError(
+        absl::StrCat("object ", token.object.ToString(), " is not ",
+                     creator.name, "'s to share")));
+  }
+  const auto found = agent_.objects().Find(token.object, creator.key, nullptr);
+  if (!found.ok()) return MakeReady<void>(found.status());
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    registered_[token.fork] = {creator.name, absl::Now()};
+    Tell(OwnerTable::Made{token}, &tasks);
+  }
+  for (const auto& task : tasks) task();
+  return MakeReady();
+}
+
+Future<void> References::ServeRegister(const rpc::Worker& from,
+                                       const Token& token) {
+  if (absl::Status bad = CheckToken(token); !bad.ok()) {
+    return MakeReady<void>(std::move(bad));
+  }
+  // Its creator may hold the object and not have shared it yet: the message
+  // that does so may be slower than this one.
+  const bool may_come =
+      agent_.objects().Find(token.object, token.object.creator, nullptr).ok();
+  Tasks tasks;
+  Future<void> answer = MakeReady();
+  {
+    MutexLock lock(mu_);
+    if (answers_.contains(token.fork)) {
+      return MakeReady<void>(absl::AlreadyExistsError(
+          absl::StrCat(token.fork.ToString(), " is being registered already")));
+    }
+    answer = answers_[token.fork].future();
+    Tell(OwnerTable::ForkRequested{from.key, token, may_come}, &tasks);
+  }
+  for (const auto& task : tasks) task();
+  return answer;
+}
+
+absl::Status References::ServeDelete(const rpc::Worker& from,
+                                     const rpc::ObjectId& object,
+                                     const ForkId& fork) {
+  Tasks tasks;
+  bool held = false;
+  {
+    MutexLock lock(mu_);
+    held = owner_.Holds(object, fork, from.key);
+    if (held) registered_.erase(fork);
+    Tell(OwnerTable::DeleteRequested{from.key, object, fork}, &tasks);
+  }
+  for (const auto& task : tasks) task();
+  if (!held) {
+    return absl::NotFoundError(absl::StrCat(fork.ToString(), " of object ",
+                                            object.ToString(), " is not ",
+                                            from.name, "'s"));
+  }
+  // The object's destructor is user code, and may run here.
+  return agent_.objects().Release(object, from.key);
+}
+
+// ------------------------------------------------------------ the tables
+
+template <typename Event>
+void References::TellAndRun(const Event& event) {
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    Tell(event, &tasks);
+  }
+  for (const auto& task : tasks) task();
+}
+
+void References::Tell(const UserTable::Event& event, Tasks* tasks) {
+  std::vector<UserTable::Action> actions;
+  user_.OnEvent(event, &actions);
+  for (const UserTable::Action& action : actions) Do(action, tasks);
+  changed_.NotifyAll();
+}
+
+void References::Tell(const OwnerTable::Event& event, Tasks* tasks) {
+  std::vector<OwnerTable::Action> actions;
+  owner_.OnEvent(event, &actions);
+  for (const OwnerTable::Action& action : actions) Do(action, tasks);
+}
+
+void References::Do(const UserTable::Action& action, Tasks* tasks) {
+  if (const auto* ask = std::get_if<UserTable::SendForkRequest>(&action)) {
+    tasks->push_back([books = shared_from_this(), token = ask->token] {
+      rpc::CallAsync(books->OwnerOf(token.object).WithTimeout(kUntilPeerGone),
+                     RegisterFork, token.object, token.fork.parent,
+                     token.fork.number, token.secret)
+          .OnReady([books, fork = token.fork](const absl::Status& status) {
+            books->TellAndRun(
+                UserTable::Event(UserTable::Registered{fork, status}));
+          });
+    });
+  } else if (const auto* end = std::get_if<UserTable::SendDelete>(&action)) {
+    tasks->push_back([books = shared_from_this(), end = *end] {
+      rpc::CallAsync(books->OwnerOf(end.object).WithTimeout(kUntilPeerGone),
+                     DeleteFork, end.object, end.fork.parent, end.fork.number)
+          .OnReady([books, fork = end.fork](const absl::Status&) {
+            books->TellAndRun(UserTable::Event(UserTable::Deleted{fork}));
+          });
+    });
+  } else {
+    SetReady(std::get<UserTable::Ready>(action), tasks);
+  }
+}
+
+void References::SetReady(const UserTable::Ready& ready, Tasks* tasks) {
+  const auto it = ready_.find(ready.token.fork);
+  if (it == ready_.end()) return;
+  auto promise = std::make_shared<Promise<void>>(std::move(it->second));
+  ready_.erase(it);
+  tasks->push_back([promise, status = ready.status] { promise->Set(status); });
+}
+
+void References::Do(const OwnerTable::Action& action, Tasks* tasks) {
+  if (const auto* answer = std::get_if<OwnerTable::Answer>(&action)) {
+    SetAnswer(*answer, tasks);
+  }
+  // OwnerTable::Free: the object table of rpc ends an object with its last
+  // holding.
+}
+
+void References::SetAnswer(const OwnerTable::Answer& answer, Tasks* tasks) {
+  const auto it = answers_.find(answer.fork);
+  if (it == answers_.end()) return;  // to a delete, which answers itself
+  absl::Status status = answer.status;
+  if (status.ok()) {
+    const rpc::Worker holder{NameOf(answer.to), answer.to, ""};
+    status = agent_.objects().Hold(answer.object, holder);
+    if (status.ok()) {
+      registered_[answer.fork] = {holder.name, absl::Now()};
+    } else {
+      Tell(OwnerTable::ShareFailed{answer.object, answer.fork}, tasks);
+    }
+  }
+  auto promise = std::make_shared<Promise<void>>(std::move(it->second));
+  answers_.erase(it);
+  tasks->push_back([promise, status] { promise->Set(status); });
+}
+
+Future<void> References::WhenReady(const ForkId& fork) {
+  const auto it = ready_.find(fork);
+  return it == ready_.end() ? MakeReady() : it->second.future();
+}
+
+std::string References::NameOf(WorkerKey key) {
+  if (key == agent_.key()) return agent_.name();
+  const rpc::Target target = agent_.To(key);
+  return target.status().ok() ? target.name() : key.ToString();
+}
+
+References::Counts References::counts() const {
+  MutexLock lock(mu_);
+  Counts counts;
+  counts.held = static_cast<int64_t>(user_.forks());
+  counts.open_children = static_cast<int64_t>(user_.open_children());
+  counts.owned = static_cast<int64_t>(owner_.objects());
+  counts.waiting = static_cast<int64_t>(owner_.waiting_requests());
+  return counts;
+}
+
+std::vector<References::Holding> References::Holdings() const {
+  MutexLock lock(mu_);
+  const absl::Time now = absl::Now();
+  std::vector<Holding> holdings;
+  owner_.ForEachFork([&](const rpc::ObjectId& object, const ForkId& fork,
+                         WorkerKey holder) {
+    const auto it = registered_.find(fork);
+    const bool known = it != registered_.end();
+    holdings.push_back({object, known ? it->second.holder : holder.ToString(),
+                        known ? now - it->second.since : absl::Duration()});
+  });
+  return holdings;
+}
+
+}  // namespace weft::rref

@@ -1,0 +1,206 @@
+// References: one agent's books of references: those that it holds, and those
+// that others hold to its objects.
+//
+// It drives the two tables of rref/core over rpc. A reference travels as an
+// attachment of a request or reply (rpc/attachment.h), so its sender learns
+// whether it was delivered; the rest are calls of functions that every worker
+// with a References serves. docs/rref_protocol.md has the messages.
+//
+//   auto references = rref::References::Open(agent);   // once for each agent
+//   ...
+//   references->Close(absl::Seconds(10));              // before the agent ends
+
+#ifndef WEFT_RREF_REFERENCES_H_
+#define WEFT_RREF_REFERENCES_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/attachment.h"
+#include "weft/rpc/object_table.h"
+#include "weft/rref/core/owner_table.h"
+#include "weft/rref/core/token.h"
+#include "weft/rref/core/user_table.h"
+
+namespace weft::rref {
+
+class Reference;
+
+struct ReferencesOptions {
+  // How many references to objects of this agent one other worker may hold.
+  int64_t max_forks_per_holder = int64_t{1} << 20;
+};
+
+// Thread-safety: thread-safe. Must not outlive its agent, but for the handles
+// that are left after Close(): those are of no use, and harmless.
+class References final : public rpc::AttachmentReceiver,
+                         public std::enable_shared_from_this<References> {
+ public:
+  static constexpr absl::string_view kKind = "weft.rref";
+
+  // Begins the books of `agent`. Open them before peers may send references:
+  // what comes without books is refused. kAlreadyExists if there are some.
+  static absl::StatusOr<std::shared_ptr<References>> Open(
+      rpc::Agent& agent, const ReferencesOptions& options = {});
+  // The books of `agent`; kFailedPrecondition, saying what to do, without any.
+  static absl::StatusOr<std::shared_ptr<References>> Of(
+      const rpc::Agent& agent);
+
+  // Gives up every reference that is still held here, and waits until their
+  // owners know. kDeadlineExceeded says what was left. Handles are of no use
+  // afterwards: kFailedPrecondition.
+  absl::Status Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // What is open: all are 0 once nobody refers to anything.
+  struct Counts {
+    int64_t held = 0;           // references that this agent holds
+    int64_t open_children = 0;  // passed on, and not confirmed yet
+    int64_t owned = 0;          // objects here that are shared
+    int64_t waiting = 0;        // requests about objects not known yet
+  };
+  Counts counts() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The references to objects of this agent, for reports.
+  struct Holding {
+    rpc::ObjectId object;
+    std::string holder;  // its name, or its key if it has gone
+    absl::Duration age;
+  };
+  std::vector<Holding> Holdings() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  rpc::Agent& agent() const { return agent_; }
+
+  // ---- For rref.h.
+
+  // Shares an object that `agent` has made at `owner` by rpc::Make or Remote,
+  // whose Handle is void from now on.
+  std::shared_ptr<Reference> Adopt(const rpc::Target& owner,
+                                   const rpc::ObjectId& object)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Keeps `object` here, shared.
+  absl::StatusOr<std::shared_ptr<Reference>> Keep(
+      rpc::ObjectTable::Object object) ABSL_LOCKS_EXCLUDED(mu_);
+  // Puts a child of `reference` into the message that `encoder` writes.
+  void Encode(const Reference& reference, rpc::Encoder& encoder)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The reference that a value of a message names.
+  static absl::StatusOr<std::shared_ptr<Reference>> Decode(
+      rpc::Decoder& decoder);
+
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
+      const rpc::CodecContext& context, const Bytes& bytes) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // ---- For Reference, and for the functions that peers call.
+
+  void Drop(const ForkId& fork) ABSL_LOCKS_EXCLUDED(mu_);
+  Future<void> ServeAdopt(const rpc::Worker& creator, const Token& token)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  Future<void> ServeRegister(const rpc::Worker& from, const Token& token)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status ServeDelete(const rpc::Worker& from, const rpc::ObjectId& object,
+                           const ForkId& fork) ABSL_LOCKS_EXCLUDED(mu_);
+
+  References(rpc::Agent& agent, const ReferencesOptions& options);
+
+ private:
+  class Staged;
+  class Receipt;
+  struct Fork {
+    std::string holder;
+    absl::Time since;
+  };
+  // What is to be done once the lock is free.
+  using Tasks = std::vector<std::function<void()>>;
+
+  // One event for a table, and what follows from it.
+  void Tell(const UserTable::Event& event, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Tell(const OwnerTable::Event& event, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  template <typename Event>
+  void TellAndRun(const Event& event) ABSL_LOCKS_EXCLUDED(mu_);
+  void Do(const UserTable::Action& action, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Do(const OwnerTable::Action& action, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetReady(const UserTable::Ready& ready, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetAnswer(const OwnerTable::Answer& answer, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  ForkId NewFork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::shared_ptr<Reference> MakeReference(const Token& token)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Future<void> WhenReady(const ForkId& fork) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  Token StageChild(const Reference& parent, rpc::WorkerKey to)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void SettleChild(const Token& child, rpc::WorkerKey to,
+                   rpc::AttachmentOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status CheckToken(const Token& token) const;
+  rpc::Target OwnerOf(const rpc::ObjectId& object);
+  std::string NameOf(rpc::WorkerKey key);
+
+  rpc::Agent& agent_;
+  rpc::Agent::PeerGoneRegistration peer_gone_;
+  mutable Mutex mu_;
+  CondVar changed_;
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  UserTable user_ ABSL_GUARDED_BY(mu_);
+  OwnerTable owner_ ABSL_GUARDED_BY(mu_);
+  uint64_t forks_made_ ABSL_GUARDED_BY(mu_) = 0;
+  uint64_t objects_kept_ ABSL_GUARDED_BY(mu_) = 0;
+  std::random_device random_ ABSL_GUARDED_BY(mu_);
+  // Of forks that are not confirmed, and of requests that wait here.
+  absl::flat_hash_map<ForkId, Promise<void>> ready_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkId, Promise<void>> answers_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkId, Fork> registered_ ABSL_GUARDED_BY(mu_);
+};
+
+// What the copies of an RRef share: one fork, given up when the last is gone.
+//
+// Thread-safety: thread-safe.
+class Reference {
+ public:
+  Reference(std::shared_ptr<References> references, const Token& token,
+            rpc::Target owner, Future<void> ready)
+      : references_(std::move(references)),
+        token_(token),
+        owner_(std::move(owner)),
+        ready_(std::move(ready)) {}
+  ~Reference() { references_->Drop(token_.fork); }
+  Reference(const Reference&) = delete;
+  Reference& operator=(const Reference&) = delete;
+
+  const Token& token() const { return token_; }
+  const rpc::Target& owner() const { return owner_; }
+  References& references() const { return *references_; }
+  // Ready once the owner knows this reference, or with why it never will.
+  const Future<void>& ready() const { return ready_; }
+  // Not OK once the reference is of no use.
+  absl::Status status() const;
+
+ private:
+  const std::shared_ptr<References> references_;
+  const Token token_;
+  const rpc::Target owner_;
+  const Future<void> ready_;
+};
+
+}  // namespace weft::rref
+
+#endif  // WEFT_RREF_REFERENCES_H_

@@ -1,0 +1,250 @@
+// RRef<T>: a counted reference to an object that lives at one worker.
+//
+//   auto references = rref::References::Open(agent);        // once, at start
+//   WEFT_ASSIGN_OR_RETURN(auto shard, rref::Make<Embedding>(ps, rows, dim));
+//   Future<Tensor> h = rref::CallAsync(shard, &Embedding::Lookup, ids);
+//   Future<void> done = rpc::CallAsync(trainer1, Train, shard);  // passes it
+//   on
+//
+// The object lives at its owner as long as any worker holds a reference: this
+// one and its copies, or one that was passed on as an argument or a result, in
+// any container. The last one that goes ends the object. A reference that
+// arrives has been registered at the owner before the function runs (or before
+// the caller gets the result), so it can be used and passed on at once.
+//
+// What ends otherwise: with the owner's incarnation each reference fails, with
+// kUnavailable; with a holder's, its references end. docs/rref_protocol.md has
+// the protocol. Cycles of references between owners are not collected before
+// References::Close.
+//
+// A reference travels in calls between two workers only. Calls of a worker to
+// itself, streams, calls by WithRetry() and rpc::Client refuse one with
+// kFailedPrecondition; a client uses rpc::Handle.
+
+#ifndef WEFT_RREF_RREF_H_
+#define WEFT_RREF_RREF_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/future.h"
+#include "weft/base/status_macros.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/class.h"
+#include "weft/rpc/codec/codec.h"
+#include "weft/rpc/handle.h"
+#include "weft/rref/references.h"
+
+namespace weft::rref {
+
+// Cheap to copy; copies are one reference. Empty if default constructed, or if
+// such a one was passed on.
+//
+// Thread-safety: as for an int. Of no use after References::Close of its agent.
+template <typename T>
+class RRef {
+ public:
+  RRef() = default;
+
+  bool has_value() const { return reference_ != nullptr; }
+  // REQUIRES for the rest: has_value().
+
+  // The worker that has the object: its name is owner().name().
+  const rpc::Target& owner() const { return reference_->owner(); }
+  const rpc::ObjectId& id() const { return reference_->token().object; }
+  bool is_owner() const {
+    return id().owner == reference_->references().agent().key();
+  }
+  // Ready once the owner knows this reference; else why it never will. One that
+  // came in a message is confirmed before anybody sees it.
+  const Future<void>& Confirmed() const { return reference_->ready(); }
+  // OK while the reference is of use: kUnavailable once its owner is gone,
+  // kNotFound if the object was.
+  absl::Status status() const { return reference_->status(); }
+
+  // The object itself, at its owner. kFailedPrecondition elsewhere: Fetch() it,
+  // or call a method of it.
+  absl::StatusOr<std::shared_ptr<T>> Local() const {
+    if (!has_value()) return absl::FailedPreconditionError("an empty RRef");
+    const rpc::Agent& agent = reference_->references().agent();
+    if (!is_owner()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "object ", id().ToString(), " is at ", owner().name(), ", not at ",
+          agent.name(), ": fetch it, or call a method of it"));
+    }
+    WEFT_ASSIGN_OR_RETURN(const rpc::ObjectTable::Object object,
+                          reference_->references().agent().objects().Find(
+                              id(), id().owner, &rpc::internal::kTypeKey<T>));
+    return std::static_pointer_cast<T>(object.value);
+  }
+
+  // For the functions below and Codec.
+  explicit RRef(std::shared_ptr<Reference> reference)
+      : reference_(std::move(reference)) {}
+  const std::shared_ptr<Reference>& reference() const { return reference_; }
+  rpc::Handle<T> handle(const rpc::Target& target) const {
+    return rpc::Handle<T>(target, id());
+  }
+
+ private:
+  std::shared_ptr<Reference> reference_;
+};
+
+namespace internal {
+
+// What calls through it go by: the owner, or why there is none.
+template <typename T>
+absl::Status CheckUse(const RRef<T>& ref) {
+  if (ref.has_value()) return ref.status();
+  return absl::FailedPreconditionError(
+      "an empty RRef was used: make one, or fetch it from a call");
+}
+
+// Keeps the reference until the request through it has ended.
+template <typename T, typename R>
+Future<R> Through(const RRef<T>& ref, Future<R> request) {
+  request.OnReady([kept = ref.reference()](const Result<R>&) {});
+  return request;
+}
+
+}  // namespace internal
+
+// Shares what rpc::Make or rpc::Remote made; the Handle is void from now on.
+// kFailedPrecondition if the agent has no References.
+template <typename T>
+absl::StatusOr<RRef<T>> Share(rpc::Agent& agent, const rpc::Handle<T>& handle) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
+                        References::Of(agent));
+  return RRef<T>(references->Adopt(handle.target(), handle.id()));
+}
+
+// A new T at the worker that `target` names, T being named by WEFT_RPC_CLASS.
+// Ends as rpc::MakeAsync does.
+template <typename T, typename... A>
+Future<RRef<T>> MakeAsync(const rpc::Target& target, A&&... arguments) {
+  return rpc::MakeAsync<T>(target, std::forward<A>(arguments)...)
+      .Then([agent = target.agent()](const rpc::Handle<T>& handle) {
+        return Share(*agent, handle);
+      });
+}
+template <typename T, typename... A>
+Result<RRef<T>> Make(const rpc::Target& target, A&&... arguments) {
+  if (InlineScope::IsActive()) return rpc::internal::NotHere(target.name());
+  return rref::MakeAsync<T>(target, std::forward<A>(arguments)...)
+      .Wait(target.timeout() + absl::Seconds(1));
+}
+
+// Runs `function` there and leaves its result there.
+template <typename F, typename... A>
+auto RemoteAsync(const rpc::Target& target, F* function, A&&... arguments) {
+  return rpc::RemoteAsync(target, function, std::forward<A>(arguments)...)
+      .Then([agent = target.agent()](const auto& handle) {
+        return Share(*agent, handle);
+      });
+}
+template <typename F, typename... A>
+auto Remote(const rpc::Target& target, F* function, A&&... arguments)
+    -> decltype(rref::RemoteAsync(target, function,
+                                  std::forward<A>(arguments)...)
+                    .Wait(absl::Duration())) {
+  if (InlineScope::IsActive()) return rpc::internal::NotHere(target.name());
+  return rref::RemoteAsync(target, function, std::forward<A>(arguments)...)
+      .Wait(target.timeout() + absl::Seconds(1));
+}
+
+// A reference to `value`, which this agent keeps.
+template <typename T>
+absl::StatusOr<RRef<T>> MakeLocal(rpc::Agent& agent, std::shared_ptr<T> value) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
+                        References::Of(agent));
+  rpc::ObjectTable::Object object;
+  object.value = std::move(value);
+  object.type = &rpc::internal::kTypeKey<T>;
+  object.function = "weft::rref::MakeLocal";
+  if constexpr (rpc::internal::kHasCodec<T>) {
+    object.encode = &rpc::internal::EncodeObject<T>;
+  }
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Reference> reference,
+                        references->Keep(std::move(object)));
+  return RRef<T>(std::move(reference));
+}
+
+// Calls a method, which WEFT_RPC_METHOD names, of the object, with the owner's
+// default time-out or `timeout`. Errors: as rpc::CallAsync, and status().
+template <typename T, typename Method, typename... A>
+auto CallAsync(const RRef<T>& ref, Method method, A&&... arguments)
+    -> decltype(rpc::CallAsync(ref.handle(ref.owner()), method,
+                               std::forward<A>(arguments)...)) {
+  using R = typename decltype(rpc::CallAsync(
+      ref.handle(ref.owner()), method,
+      std::forward<A>(arguments)...))::value_type;
+  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) {
+    return MakeReady<R>(std::move(bad));
+  }
+  return internal::Through(ref, rpc::CallAsync(ref.handle(ref.owner()), method,
+                                               std::forward<A>(arguments)...));
+}
+template <typename T, typename Method, typename... A>
+auto Call(const RRef<T>& ref, Method method, A&&... arguments)
+    -> decltype(CallAsync(ref, method, std::forward<A>(arguments)...)
+                    .Wait(absl::Duration())) {
+  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) return bad;
+  if (InlineScope::IsActive())
+    return rpc::internal::NotHere(ref.owner().name());
+  return CallAsync(ref, method, std::forward<A>(arguments)...)
+      .Wait(ref.owner().timeout() + absl::Seconds(1));
+}
+
+// A copy of the value, as it is then (PyTorch's to_here).
+template <typename T>
+Future<T> FetchAsync(const RRef<T>& ref) {
+  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) {
+    return MakeReady<T>(std::move(bad));
+  }
+  return internal::Through(ref, rpc::FetchAsync(ref.handle(ref.owner())));
+}
+template <typename T>
+Result<T> Fetch(const RRef<T>& ref) {
+  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) return bad;
+  if (InlineScope::IsActive())
+    return rpc::internal::NotHere(ref.owner().name());
+  return FetchAsync(ref).Wait(ref.owner().timeout() + absl::Seconds(1));
+}
+
+}  // namespace weft::rref
+
+namespace weft::rpc {
+
+// As an argument or a result, in any container.
+template <typename T>
+struct Codec<rref::RRef<T>> {
+  static std::string TypeName() {
+    return absl::StrCat("weft.RRef<", internal::NameOfType<T>(), ">");
+  }
+  static void Encode(const rref::RRef<T>& ref, Encoder& e) {
+    e.Write(ref.has_value());
+    if (!ref.has_value()) return;
+    ref.reference()->references().Encode(*ref.reference(), e);
+  }
+  static absl::Status Decode(Decoder& d, rref::RRef<T>& ref) {
+    bool has_value = false;
+    WEFT_RETURN_IF_ERROR(d.Read(has_value));
+    if (!has_value) {
+      ref = rref::RRef<T>();
+      return absl::OkStatus();
+    }
+    WEFT_ASSIGN_OR_RETURN(std::shared_ptr<rref::Reference> reference,
+                          rref::References::Decode(d));
+    ref = rref::RRef<T>(std::move(reference));
+    return absl::OkStatus();
+  }
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RREF_RREF_H_
