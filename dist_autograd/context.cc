@@ -1,0 +1,159 @@
+#include "weft/dist_autograd/context.h"
+
+#include <memory>
+
+#include "absl/container/flat_hash_map.h"
+#include "weft/dist_autograd/receive_node.h"
+
+namespace weft::dist_autograd {
+
+namespace {
+
+// The messages behind a node, kept at it: its edges never change.
+class Lineage final : public NodeNote {
+ public:
+  explicit Lineage(ContextId context) : context(context) {}
+  const ContextId context;
+  MessageSet messages;
+};
+
+}  // namespace
+
+void AddGradient(Leaf& leaf, Gradient gradient, LeafGradients* gradients) {
+  auto& [node, sum] = (*gradients)[&leaf];
+  node = NodePtr(&leaf);
+  sum.Add(std::move(gradient));
+}
+
+uint64_t Context::AddSend(std::vector<Edge> slots, std::string what) {
+  MutexLock lock(mu_);
+  sends_[++last_send_] = Send{std::move(slots), std::move(what)};
+  return last_send_;
+}
+
+void Context::RemoveSend(uint64_t number) {
+  Send removed;  // its nodes end without the lock
+  MutexLock lock(mu_);
+  const auto it = sends_.find(number);
+  if (it == sends_.end()) return;
+  removed = std::move(it->second);
+  sends_.erase(it);
+}
+
+absl::StatusOr<std::vector<Edge>> Context::SlotsOf(uint64_t number) const {
+  MutexLock lock(mu_);
+  const auto it = sends_.find(number);
+  if (it != sends_.end()) return it->second.slots;
+  return absl::NotFoundError(absl::StrCat(MessageId{self_, number}.ToString(),
+                                          " of ", id_.ToString(),
+                                          " is unknown at its producer"));
+}
+
+std::string Context::DescriptionOf(uint64_t number) const {
+  MutexLock lock(mu_);
+  const auto it = sends_.find(number);
+  return it == sends_.end() ? "" : it->second.what;
+}
+
+void Context::AddPeer(WorkerKey peer) {
+  MutexLock lock(mu_);
+  peers_.insert(peer);
+}
+
+std::set<WorkerKey> Context::peers() const {
+  MutexLock lock(mu_);
+  return peers_;
+}
+
+// Depth first and without recursion: a graph may be a chain of a million nodes.
+// Each node is visited once in its life, since the result stays with it.
+absl::StatusOr<MessageSet> Context::LineageOf(
+    absl::Span<const Edge> edges) const {
+  struct Visit {
+    Node* node;
+    size_t next_edge = 0;
+    MessageSet messages = {};
+  };
+  std::vector<Visit> path;
+  MessageSet all;
+  // Of nodes whose note is another context's.
+  absl::flat_hash_map<const Node*, MessageSet> visited;
+  absl::Status foreign;
+  // Adds the lineage of `node` to `sum` if it is known, else begins a visit.
+  const auto enter = [&](Node* node, MessageSet* sum) {
+    if (auto* receive = dynamic_cast<ReceiveNode*>(node)) {
+      if (receive->context() == id_) {
+        sum->Add(receive->lineage());
+      } else if (foreign.ok()) {
+        foreign = absl::FailedPreconditionError(absl::StrCat(
+            "the graph reaches a message of ", receive->context().ToString(),
+            ", not of ", id_.ToString(),
+            ": a value that was received in one context cannot be used in a "
+            "pass of another; Detach() it"));
+      }
+      return;
+    }
+    if (node->edges().empty()) return;
+    const auto* known = dynamic_cast<const Lineage*>(node->note());
+    if (known != nullptr && known->context == id_) {
+      sum->Add(known->messages);
+    } else if (const auto seen = visited.find(node); seen != visited.end()) {
+      sum->Add(seen->second);
+    } else {
+      path.push_back({node});
+    }
+  };
+  for (const Edge& edge : edges) {
+    if (!edge.node) continue;
+    enter(edge.node.get(), &all);
+    while (!path.empty()) {
+      const size_t top = path.size() - 1;
+      const auto node_edges = path[top].node->edges();
+      if (path[top].next_edge < node_edges.size()) {
+        Node* const next = node_edges[path[top].next_edge++].node.get();
+        if (next == nullptr) continue;
+        MessageSet found;
+        enter(next, &found);
+        path[top].messages.Add(found);
+        continue;
+      }
+      auto note = std::make_unique<Lineage>(id_);
+      note->messages = path[top].messages;
+      Node* const node = path[top].node;
+      MessageSet done = std::move(path[top].messages);
+      path.pop_back();
+      if (foreign.ok()) node->SetNote(std::move(note));
+      const auto* kept = dynamic_cast<const Lineage*>(node->note());
+      if (kept == nullptr || !(kept->context == id_)) visited[node] = done;
+      (path.empty() ? all : path.back().messages).Add(done);
+    }
+  }
+  if (!foreign.ok()) return foreign;
+  return all;
+}
+
+void Context::Commit(LeafGradients gradients) {
+  MutexLock lock(mu_);
+  for (auto& [leaf, entry] : gradients) {
+    AddGradient(*leaf, std::move(entry.second), &gradients_);
+  }
+}
+
+Gradient Context::GradientOf(const Leaf& leaf) const {
+  MutexLock lock(mu_);
+  const auto it = gradients_.find(const_cast<Leaf*>(&leaf));
+  return it == gradients_.end() ? Gradient() : it->second.second;
+}
+
+LeafGradients Context::gradients() const {
+  MutexLock lock(mu_);
+  return gradients_;
+}
+
+void Context::ClearGradients() {
+  LeafGradients cleared;
+  MutexLock lock(mu_);
+  cleared.swap(gradients_);
+}
+
+}  // namespace weft::dist_autograd

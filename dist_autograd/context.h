@@ -1,0 +1,112 @@
+// Context: what one worker has recorded of a distributed context: the messages
+// that it sent and the gradients that passes left here.
+
+#ifndef WEFT_DIST_AUTOGRAD_CONTEXT_H_
+#define WEFT_DIST_AUTOGRAD_CONTEXT_H_
+
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
+#include "weft/autograd/gradient.h"
+#include "weft/autograd/leaf.h"
+#include "weft/autograd/node.h"
+#include "weft/base/mutex.h"
+#include "weft/dist_autograd/core/message_set.h"
+
+namespace weft::dist_autograd {
+
+// Which context: the worker that opened it and a number of its own.
+struct ContextId {
+  WorkerKey creator;
+  uint64_t number = 0;
+
+  std::string ToString() const {
+    return absl::StrCat("context ", number, " of ", creator.ToString());
+  }
+  friend bool operator==(const ContextId& a, const ContextId& b) {
+    return a.creator == b.creator && a.number == b.number;
+  }
+  friend bool operator<(const ContextId& a, const ContextId& b) {
+    return std::tie(a.creator, a.number) < std::tie(b.creator, b.number);
+  }
+};
+
+// One backward pass: the worker that began it and a number of its own.
+struct PassId {
+  WorkerKey root;
+  uint64_t number = 0;
+
+  std::string ToString() const {
+    return absl::StrCat("pass ", number, " of ", root.ToString());
+  }
+  friend bool operator<(const PassId& a, const PassId& b) {
+    return std::tie(a.root, a.number) < std::tie(b.root, b.number);
+  }
+};
+
+// The gradients of some leaves, which it keeps alive.
+using LeafGradients = std::map<Leaf*, std::pair<NodePtr, Gradient>>;
+// Adds `gradient` to that of `leaf`.
+void AddGradient(Leaf& leaf, Gradient gradient, LeafGradients* gradients);
+
+// Thread-safety: thread-safe.
+class Context {
+ public:
+  Context(ContextId id, WorkerKey self) : id_(id), self_(self) {}
+
+  ContextId id() const { return id_; }
+
+  // Records a message whose slots have these edges; its number.
+  uint64_t AddSend(std::vector<Edge> slots, std::string what)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // The message never arrived, and never will.
+  void RemoveSend(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
+  // The slots of a message. kNotFound.
+  absl::StatusOr<std::vector<Edge>> SlotsOf(uint64_t number) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // "the arguments of Scale to ps0", for reports.
+  std::string DescriptionOf(uint64_t number) const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // A worker that has part in the context, so that it hears of the end.
+  void AddPeer(WorkerKey peer) ABSL_LOCKS_EXCLUDED(mu_);
+  std::set<WorkerKey> peers() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The messages from which a gradient of `edges` would go on, at any worker.
+  // kFailedPrecondition if the graph reaches messages of another context.
+  absl::StatusOr<MessageSet> LineageOf(absl::Span<const Edge> edges) const;
+
+  // Adds what a pass has made.
+  void Commit(LeafGradients gradients) ABSL_LOCKS_EXCLUDED(mu_);
+  // Undefined if no pass reached the leaf.
+  Gradient GradientOf(const Leaf& leaf) const ABSL_LOCKS_EXCLUDED(mu_);
+  LeafGradients gradients() const ABSL_LOCKS_EXCLUDED(mu_);
+  void ClearGradients() ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  struct Send {
+    std::vector<Edge> slots;
+    std::string what;
+  };
+
+  const ContextId id_;
+  const WorkerKey self_;
+  mutable Mutex mu_;
+  uint64_t last_send_ ABSL_GUARDED_BY(mu_) = 0;
+  std::map<uint64_t, Send> sends_ ABSL_GUARDED_BY(mu_);
+  std::set<WorkerKey> peers_ ABSL_GUARDED_BY(mu_);
+  LeafGradients gradients_ ABSL_GUARDED_BY(mu_);
+};
+
+}  // namespace weft::dist_autograd
+
+#endif  // WEFT_DIST_AUTOGRAD_CONTEXT_H_

@@ -1,0 +1,543 @@
+#include "weft/dist_autograd/contexts.h"
+
+#include <algorithm>
+#include <set>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/dist_autograd/participation.h"
+#include "weft/dist_autograd/pass_calls.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/codec/codec.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::dist_autograd {
+
+namespace {
+
+// What a recorded message carries.
+struct Header {
+  ContextId context;
+  uint64_t number = 0;  // 0: no slots, so no gradients will come
+  uint64_t slots = 0;
+  MessageSet lineage;  // of the slots, without the message itself
+};
+
+// Of one message: an honest one has a few.
+constexpr uint64_t kMostSlots = 1 << 16;
+constexpr uint64_t kMostIntervals = 1 << 12;
+
+absl::StatusOr<Bytes> ToBytes(const Header& header) {
+  rpc::Encoder e;
+  e.Write(header.context);
+  e.Varint(header.number);
+  e.Varint(header.slots);
+  e.Varint(header.lineage.producers().size());
+  for (const auto& [producer, intervals] : header.lineage.producers()) {
+    e.Write(producer, intervals);
+  }
+  WEFT_ASSIGN_OR_RETURN(const Slices slices, std::move(e).Finish());
+  std::string bytes;
+  for (const Bytes& slice : slices) {
+    bytes.append(slice.view().data(), slice.size());
+  }
+  return Bytes::Own(std::move(bytes));
+}
+
+absl::StatusOr<Header> FromBytes(const Bytes& bytes) {
+  const rpc::Received received{Slices{bytes}};
+  rpc::Decoder d(received);
+  Header header;
+  uint64_t producers = 0;
+  WEFT_RETURN_IF_ERROR(d.Read(header.context));
+  WEFT_RETURN_IF_ERROR(d.Varint(header.number));
+  WEFT_RETURN_IF_ERROR(d.Varint(header.slots));
+  WEFT_RETURN_IF_ERROR(d.Varint(producers));
+  if (header.slots > kMostSlots || producers > kMostIntervals ||
+      (header.number == 0) != (header.slots == 0)) {
+    return rpc::Decoder::Malformed("a recorded message that cannot be");
+  }
+  for (uint64_t i = 0; i < producers; ++i) {
+    WorkerKey producer;
+    MessageIntervals intervals;
+    WEFT_RETURN_IF_ERROR(d.Read(producer, intervals));
+    for (const MessageInterval& one : intervals) {
+      header.lineage.Add(producer, one);
+    }
+    if (header.lineage.intervals() > kMostIntervals) {
+      return rpc::Decoder::Malformed("a lineage of too many intervals");
+    }
+  }
+  return header;
+}
+
+absl::Status NoContexts(const rpc::Agent& agent) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "worker ", agent.name(),
+      " has no distributed contexts: call dist_autograd::Contexts::Open(agent) "
+      "when it starts"));
+}
+
+}  // namespace
+
+// ------------------------------------------------------------ what travels
+
+// The history of the values of one message, at its producer.
+class Contexts::Staged final : public rpc::Attachment {
+ public:
+  Staged(std::shared_ptr<Context> context, WorkerKey self, WorkerKey to)
+      : context_(std::move(context)), self_(self), to_(to) {}
+
+  size_t Add(const Edge& edge) {
+    slots_.push_back(edge);
+    return slots_.size() - 1;
+  }
+
+  absl::StatusOr<Bytes> Freeze() override {
+    Header header;
+    header.context = context_->id();
+    header.slots = slots_.size();
+    context_->AddPeer(to_);
+    if (!slots_.empty()) {
+      WEFT_ASSIGN_OR_RETURN(header.lineage, context_->LineageOf(slots_));
+      number_ = context_->AddSend(std::move(slots_), "");
+      header.number = number_;
+    }
+    return ToBytes(header);
+  }
+
+  void OnOutcome(uint64_t, rpc::AttachmentOutcome outcome) override {
+    const bool arrived = outcome == rpc::AttachmentOutcome::kDelivered;
+    if (number_ != 0 && !arrived) context_->RemoveSend(number_);
+  }
+
+ private:
+  const std::shared_ptr<Context> context_;
+  const WorkerKey self_;
+  const WorkerKey to_;
+  std::vector<Edge> slots_;
+  uint64_t number_ = 0;
+};
+
+// The same at its consumer.
+class Contexts::Receipt final : public rpc::ReceivedAttachment {
+ public:
+  Receipt(std::shared_ptr<Context> context, NodePtr node, uint64_t slots,
+          std::function<void()> end)
+      : context_(std::move(context)),
+        node_(std::move(node)),
+        slots_(slots),
+        end_(std::move(end)) {}
+  ~Receipt() override {
+    if (end_) end_();
+  }
+
+  const std::shared_ptr<Context>& context() const { return context_; }
+  absl::StatusOr<Variable> MakeVariable(Tensor value, uint64_t slot) const {
+    if (slot < slots_) {
+      return Variable(std::move(value), node_, static_cast<uint32_t>(slot));
+    }
+    return rpc::Decoder::Malformed("a value without its slot");
+  }
+
+ private:
+  const std::shared_ptr<Context> context_;
+  const NodePtr node_;
+  const uint64_t slots_;
+  const std::function<void()> end_;
+};
+
+// ------------------------------------------------------------ life
+
+absl::StatusOr<std::shared_ptr<Contexts>> Contexts::Open(
+    rpc::Agent& agent, const ContextsOptions& options) {
+  ThreadPool::Options pool_options;
+  pool_options.name = "backward";
+  pool_options.threads = options.threads;
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool,
+                        ThreadPool::Create(std::move(pool_options)));
+  auto contexts = std::make_shared<Contexts>(agent, std::move(pool));
+  WEFT_RETURN_IF_ERROR(agent.SetAttachmentReceiver(kKind, contexts));
+  agent.SetLocal(contexts);
+  contexts->peer_gone_ =
+      agent.OnPeerGone([weak = std::weak_ptr<Contexts>(contexts)](
+                           const rpc::Agent::GonePeer& peer) {
+        if (const auto all = weak.lock()) all->PeerGone(peer);
+      });
+  return contexts;
+}
+
+absl::StatusOr<std::shared_ptr<Contexts>> Contexts::Of(
+    const rpc::Agent& agent) {
+  std::shared_ptr<Contexts> contexts = agent.Local<Contexts>();
+  if (contexts == nullptr) return NoContexts(agent);
+  return contexts;
+}
+
+void Contexts::Close() {
+  std::vector<ContextId> open;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, context] : contexts_) open.push_back(id);
+  }
+  for (const ContextId& id : open) Release(id);
+  pool_->Shutdown().IgnoreError();
+}
+
+std::shared_ptr<Context> Contexts::Create() {
+  MutexLock lock(mu_);
+  const ContextId id{agent_.key(), ++last_context_};
+  auto context = std::make_shared<Context>(id, agent_.key());
+  contexts_[id] = context;
+  return context;
+}
+
+absl::StatusOr<std::shared_ptr<Context>> Contexts::Find(ContextId id) const {
+  MutexLock lock(mu_);
+  const auto it = contexts_.find(id);
+  if (it != contexts_.end()) return it->second;
+  const bool released = released_.Contains({id.creator, id.number});
+  return absl::Status(
+      released ? absl::StatusCode::kFailedPrecondition
+               : absl::StatusCode::kNotFound,
+      absl::StrCat(id.ToString(), released ? " was released" : " has no part",
+                   " at worker ", agent_.name()));
+}
+
+absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id) {
+  absl::StatusOr<std::shared_ptr<Context>> found = Find(id);
+  if (found.status().code() != absl::StatusCode::kNotFound) return found;
+  if (id.number == 0)
+    return rpc::Decoder::Malformed("a context without number");
+  MutexLock lock(mu_);
+  std::shared_ptr<Context>& context = contexts_[id];
+  if (context == nullptr) {
+    context = std::make_shared<Context>(id, agent_.key());
+  }
+  return context;
+}
+
+void Contexts::Release(ContextId id) {
+  std::shared_ptr<Context> context;
+  std::vector<std::shared_ptr<Participation>> parts;
+  std::vector<std::shared_ptr<RootPass>> roots;
+  {
+    MutexLock lock(mu_);
+    const auto it = contexts_.find(id);
+    if (it == contexts_.end()) return;
+    context = std::move(it->second);
+    contexts_.erase(it);
+    released_.Add({id.creator, id.number});
+    for (auto part = passes_.begin(); part != passes_.end();) {
+      const bool ends = part->first.first == id;
+      if (ends) parts.push_back(part->second);
+      part = ends ? passes_.erase(part) : std::next(part);
+    }
+    for (const auto& [pass, root] : roots_) {
+      if (pass.first == id) roots.push_back(root);
+    }
+  }
+  const absl::Status why = absl::FailedPreconditionError(
+      absl::StrCat(id.ToString(), " was released in the middle of a pass"));
+  for (const auto& root : roots) {
+    root->Post([why](RootPass& pass) { pass.Abandon(why); });
+  }
+  for (const auto& part : parts) {
+    part->Post([why](Participation& p) { p.Abandon(why); });
+  }
+  for (const WorkerKey peer : context->peers()) {
+    (void)rpc::CallAsync(agent_.To(peer), internal::ReleaseContext, id);
+  }
+}
+
+void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
+  std::vector<ContextId> orphans;
+  std::vector<std::shared_ptr<Participation>> parts;
+  std::vector<std::shared_ptr<RootPass>> roots;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [id, context] : contexts_) {
+      if (id.creator == peer.key) orphans.push_back(id);
+    }
+    for (const auto& [pass, part] : passes_) parts.push_back(part);
+    for (const auto& [pass, root] : roots_) roots.push_back(root);
+  }
+  for (const auto& root : roots) {
+    root->Post([key = peer.key](RootPass& pass) { pass.OnPeerGone(key); });
+  }
+  for (const auto& part : parts) {
+    part->Post([key = peer.key](Participation& p) { p.OnPeerGone(key); });
+  }
+  for (const ContextId& id : orphans) Release(id);
+}
+
+Contexts::Counts Contexts::counts() const {
+  MutexLock lock(mu_);
+  Counts counts;
+  counts.contexts = static_cast<int64_t>(contexts_.size());
+  counts.passes = static_cast<int64_t>(roots_.size());
+  for (const auto& [pass, part] : passes_) counts.passes += !part->is_over();
+  return counts;
+}
+
+// ------------------------------------------------------------ recording
+
+absl::StatusOr<std::shared_ptr<Context>> Contexts::ContextOf(
+    const rpc::CallContext& context) const {
+  const auto* receipt = static_cast<Receipt*>(context.attachment(kKind));
+  if (receipt != nullptr) return receipt->context();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the call of ", context.peer().name,
+      " was not recorded: the caller makes it by dist_autograd::Scope::Call"));
+}
+
+std::unique_ptr<rpc::Attachment> Contexts::StageRequest(
+    const std::shared_ptr<Context>& context, rpc::WorkerKey to) {
+  return std::make_unique<Staged>(context, agent_.key(), to);
+}
+
+void Contexts::EncodeSlot(const Variable& variable, rpc::Encoder& encoder) {
+  if (!variable.requires_grad()) return encoder.Varint(0);
+  rpc::Attachment* staged = encoder.Staged(kKind);
+  const rpc::CodecContext& message = encoder.context();
+  if (staged == nullptr &&
+      message.message == rpc::CodecContext::Message::kReply) {
+    const std::shared_ptr<Contexts> all = message.agent->Local<Contexts>();
+    std::shared_ptr<Context> context;
+    if (all != nullptr) {
+      MutexLock lock(all->mu_);
+      const auto it = all->served_.find({message.peer, message.call});
+      if (it != all->served_.end()) context = it->second;
+    }
+    if (context != nullptr) {
+      staged = encoder.Stage(
+          kKind, [&] { return all->StageRequest(context, message.peer); });
+      if (staged == nullptr) return;
+    }
+  }
+  if (staged == nullptr) {
+    return encoder.Fail(absl::FailedPreconditionError(
+        "a Variable that requires a gradient travels in recorded calls only: "
+        "use dist_autograd::Scope::Call, or Detach() it"));
+  }
+  encoder.Varint(static_cast<Staged*>(staged)->Add(variable.edge()) + 1);
+}
+
+absl::Status Contexts::DecodeSlot(rpc::Decoder& decoder, Tensor value,
+                                  Variable& variable) {
+  uint64_t slot = 0;
+  WEFT_RETURN_IF_ERROR(decoder.Varint(slot));
+  if (slot == 0) {
+    variable = Variable(std::move(value));
+    return absl::OkStatus();
+  }
+  const auto* receipt = static_cast<Receipt*>(decoder.attachment(kKind));
+  if (receipt == nullptr) {
+    return rpc::Decoder::Malformed("a recorded value without its message");
+  }
+  WEFT_ASSIGN_OR_RETURN(variable,
+                        receipt->MakeVariable(std::move(value), slot - 1));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
+    const rpc::CodecContext& message, const Bytes& bytes) {
+  WEFT_ASSIGN_OR_RETURN(Header header, FromBytes(bytes));
+  const bool is_request =
+      message.message == rpc::CodecContext::Message::kRequest;
+  // A reply is of a context that this worker used in the request.
+  WEFT_ASSIGN_OR_RETURN(
+      const std::shared_ptr<Context> context,
+      is_request ? FindOrAdd(header.context) : Find(header.context));
+  context->AddPeer(message.peer);
+  NodePtr node;
+  if (header.slots > 0) {
+    const MessageId id{message.peer, header.number};
+    header.lineage.Add(id);
+    node = NodePtr(new ReceiveNode(header.context, id,
+                                   static_cast<uint32_t>(header.slots),
+                                   std::move(header.lineage)));
+  }
+  std::function<void()> end;
+  if (is_request) {
+    const std::pair<rpc::WorkerKey, uint64_t> call{message.peer, message.call};
+    MutexLock lock(mu_);
+    served_[call] = context;
+    end = [self = shared_from_this(), call] {
+      MutexLock ended(self->mu_);
+      self->served_.erase(call);
+    };
+  }
+  return std::make_unique<Receipt>(context, std::move(node), header.slots,
+                                   std::move(end));
+}
+
+// ------------------------------------------------------------ passes
+
+absl::StatusOr<std::shared_ptr<Participation>> Contexts::Join(ContextId context,
+                                                              PassId pass) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> found, Find(context));
+  MutexLock lock(mu_);
+  std::shared_ptr<Participation>& part = passes_[{context, pass}];
+  if (part == nullptr) {
+    part = std::make_shared<Participation>(shared_from_this(), found, pass);
+  }
+  return part;
+}
+
+void Contexts::RootEnded(const PassKey& pass) {
+  MutexLock lock(mu_);
+  roots_.erase(pass);
+}
+
+namespace {
+
+// Where the gradients of a pass come in, or why it cannot begin.
+absl::StatusOr<std::vector<Participation::Root>> RootsOf(
+    absl::Span<const Variable> roots, const PassOptions& options) {
+  if (roots.empty()) {
+    return absl::InvalidArgumentError("Backward: no roots were given");
+  }
+  if (!options.seeds.empty() && options.seeds.size() != roots.size()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Backward: ", options.seeds.size(), " seeds for ",
+                     roots.size(), " roots; give one for each, or none"));
+  }
+  std::vector<Participation::Root> edges;
+  for (size_t i = 0; i < roots.size(); ++i) {
+    if (!roots[i].requires_grad()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Backward: root ", i,
+                       " requires no gradient: nothing was recorded for it"));
+    }
+    if (options.seeds.empty() && roots[i].numel() != 1) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "Backward: root ", i, " has ", roots[i].numel(),
+          " elements; without seeds each root has one (reduce it, or give its "
+          "gradient in PassOptions::seeds)"));
+    }
+    edges.push_back(
+        {roots[i].edge(),
+         options.seeds.empty()
+             ? Gradient(Tensor::Ones(roots[i].shape(), roots[i].dtype()))
+             : options.seeds[i]});
+  }
+  return edges;
+}
+
+}  // namespace
+
+Future<PassReport> Contexts::Backward(const std::shared_ptr<Context>& context,
+                                      absl::Span<const Variable> roots,
+                                      const PassOptions& options) {
+  absl::StatusOr<std::vector<Participation::Root>> edges =
+      RootsOf(roots, options);
+  if (!edges.ok()) return MakeReady<PassReport>(edges.status());
+  std::vector<Edge> starts;
+  for (const Participation::Root& root : *edges) starts.push_back(root.edge);
+  absl::StatusOr<MessageSet> live = context->LineageOf(starts);
+  if (!live.ok()) return MakeReady<PassReport>(live.status());
+  std::set<WorkerKey> participants = {agent_.key()};
+  for (const auto& [producer, intervals] : live->producers()) {
+    participants.insert(producer);
+  }
+  PassId pass{agent_.key(), 0};
+  {
+    MutexLock lock(mu_);
+    pass.number = ++last_pass_;
+  }
+  absl::StatusOr<std::shared_ptr<Participation>> own =
+      Join(context->id(), pass);
+  if (!own.ok()) return MakeReady<PassReport>(own.status());
+  auto root = std::make_shared<RootPass>(
+      shared_from_this(), context, pass, *std::move(live), options.timeout,
+      options.retain_graph,
+      std::vector<WorkerKey>(participants.begin(), participants.end()));
+  {
+    MutexLock lock(mu_);
+    roots_[{context->id(), pass}] = root;
+  }
+  return root->Start(*std::move(own), *std::move(edges));
+}
+
+// ------------------------------------------------------------ what peers call
+
+namespace internal {
+
+namespace {
+
+// Runs `task` on the strand of this worker's part of the pass: the Future of
+// what it returns.
+template <typename R, typename Task>
+Future<R> OnPart(rpc::CallContext& context, ContextId id, PassId pass,
+                 Task task) {
+  auto* const contexts = context.Local<Contexts>();
+  if (contexts == nullptr) return MakeReady<R>(NoContexts(context.agent()));
+  absl::StatusOr<std::shared_ptr<Participation>> part =
+      contexts->Join(id, pass);
+  if (!part.ok()) return MakeReady<R>(part.status());
+  auto promise = std::make_shared<Promise<R>>();
+  Future<R> result = promise->future();
+  (*part)->Post([promise, task = std::move(task)](Participation& p) {
+    task(p, [promise](Result<R> r) { promise->Set(std::move(r)); });
+  });
+  return result;
+}
+
+}  // namespace
+
+Future<void> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
+                      const MessageIntervals& live,
+                      const std::vector<WorkerKey>& participants, bool retain) {
+  if (pass.root != context.peer().key) {
+    return MakeReady<void>(absl::PermissionDeniedError(
+        absl::StrCat(pass.ToString(), " is not ", context.peer().name, "'s")));
+  }
+  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
+    part.Prepare(live, participants, retain, {}).OnReady(set);
+  });
+}
+WEFT_RPC_INLINE(TakePart);
+
+Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
+                           uint64_t message,
+                           const std::vector<std::optional<Tensor>>& slots) {
+  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
+    set(part.OnGradients(message, slots));
+  });
+}
+WEFT_RPC_INLINE(TakeGradients);
+
+Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
+                         int64_t code, const std::string& message) {
+  if (pass.root != context.peer().key) {
+    return MakeReady<void>(absl::PermissionDeniedError(
+        absl::StrCat(pass.ToString(), " is not ", context.peer().name, "'s")));
+  }
+  const absl::Status outcome(static_cast<absl::StatusCode>(code), message);
+  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
+    part.OnOutcome(outcome);
+    set(absl::OkStatus());
+  });
+}
+WEFT_RPC_INLINE(TakeOutcome);
+
+Future<int64_t> AskOutcome(rpc::CallContext& context, ContextId id,
+                           PassId pass) {
+  const WorkerKey from = context.peer().key;
+  return OnPart<int64_t>(context, id, pass, [=](Participation& part, auto set) {
+    set(part.OnAsked(from));
+  });
+}
+WEFT_RPC_INLINE(AskOutcome);
+
+void ReleaseContext(rpc::CallContext& context, ContextId id) {
+  auto* const contexts = context.Local<Contexts>();
+  if (contexts != nullptr) contexts->Release(id);
+}
+// The graph's nodes end in it, with what user code kept in them.
+WEFT_RPC(ReleaseContext);
+
+}  // namespace internal
+
+}  // namespace weft::dist_autograd

@@ -1,0 +1,43 @@
+#include "weft/dist_autograd/scope.h"
+
+#include "absl/strings/str_cat.h"
+#include "weft/autograd/leaf.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::dist_autograd {
+
+absl::StatusOr<Scope> Scope::Within(const rpc::CallContext& call) {
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Contexts> contexts,
+                        Contexts::Of(call.agent()));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<Context> context,
+                        contexts->ContextOf(call));
+  return Scope(std::move(contexts), std::move(context));
+}
+
+rpc::Target Scope::Recorded(const rpc::Target& target) const {
+  return target.WithAttachment(
+      Contexts::kKind, [contexts = contexts_,
+                        context = context_](const rpc::CodecContext& message) {
+        return contexts->StageRequest(context, message.peer);
+      });
+}
+
+Gradient Scope::GradientOf(const Variable& leaf) const {
+  if (!leaf.requires_grad() || !leaf.is_leaf()) return Gradient();
+  return context_->GradientOf(*leaf.edge().node->leaf());
+}
+
+absl::StatusOr<Gradient> GradientOf(const rpc::CallContext& call, ContextId id,
+                                    const Variable& leaf) {
+  if (!leaf.requires_grad() || !leaf.is_leaf()) {
+    return absl::InvalidArgumentError(
+        "GradientOf: the variable is no leaf that requires a gradient");
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
+                        Contexts::Of(call.agent()));
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> context,
+                        contexts->Find(id));
+  return context->GradientOf(*leaf.edge().node->leaf());
+}
+
+}  // namespace weft::dist_autograd

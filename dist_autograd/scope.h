@@ -1,0 +1,146 @@
+// Scope: a distributed forward and backward, as its user sees it.
+//
+//   dist_autograd::Scope pass(*contexts);
+//   Result<Variable> h = pass.Call(ps0, Forward, x);      // recorded
+//   Variable loss = CrossEntropy(h->..., labels);
+//   WEFT_RETURN_IF_ERROR(pass.Backward(loss));
+//   Gradient g = pass.GradientOf(w);                      // of local leaves
+//
+// A recorded call is one through the scope: a Variable among its arguments or
+// its result, in any container, keeps its history across workers. The function
+// takes and returns Variables; what it does with them is recorded where it
+// runs. It makes recorded calls of its own through Scope::Within(context).
+//
+// Backward asks only the part of the graph that the roots depend on (the SMART
+// algorithm: docs/dist_autograd.md), so a result that nobody used costs nothing
+// and nobody waits for it. Gradients end in the context, at the worker of each
+// leaf, on all workers or on none; Variable::grad() stays as it is. A leaf that
+// no root depends on gets no gradient.
+//
+// Not recorded, and refused with kFailedPrecondition: streams, calls by
+// WithRetry(), calls of a worker to itself.
+
+#ifndef WEFT_DIST_AUTOGRAD_SCOPE_H_
+#define WEFT_DIST_AUTOGRAD_SCOPE_H_
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "weft/autograd/variable.h"
+#include "weft/base/future.h"
+#include "weft/dist_autograd/context.h"
+#include "weft/dist_autograd/context_codec.h"
+#include "weft/dist_autograd/contexts.h"
+#include "weft/dist_autograd/variable_codec.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/call.h"
+#include "weft/rpc/call_context.h"
+#include "weft/rref/rref.h"
+
+namespace weft::dist_autograd {
+
+// Thread-safety: thread-safe.
+class Scope {
+ public:
+  // Opens a context. Its end releases the context at all workers.
+  explicit Scope(Contexts& contexts)
+      : contexts_(contexts.shared_from_this()),
+        context_(contexts_->Create()),
+        is_owner_(true) {}
+  // The context of the recorded call that `call` serves, for further recorded
+  // calls. kFailedPrecondition if it is not recorded.
+  static absl::StatusOr<Scope> Within(const rpc::CallContext& call);
+  ~Scope() {
+    if (is_owner_ && contexts_ != nullptr) contexts_->Release(context_->id());
+  }
+  Scope(Scope&&) = default;
+  Scope& operator=(Scope&&) = delete;
+
+  ContextId id() const { return context_->id(); }
+  Contexts& contexts() const { return *contexts_; }
+
+  // `target`, calls by which are recorded; for call styles that are not here.
+  rpc::Target Recorded(const rpc::Target& target) const;
+
+  // As rpc::CallAsync and rpc::Call.
+  template <typename F, typename... A>
+  auto CallAsync(const rpc::Target& target, F function,
+                 A&&... arguments) const {
+    return rpc::CallAsync(Recorded(target), function,
+                          std::forward<A>(arguments)...);
+  }
+  template <typename F, typename... A>
+  auto Call(const rpc::Target& target, F function, A&&... arguments) const {
+    return rpc::Call(Recorded(target), function, std::forward<A>(arguments)...);
+  }
+  // A method of a remote object, as rref::CallAsync and rref::Call.
+  template <typename T, typename Method, typename... A>
+  auto CallAsync(const rref::RRef<T>& object, Method method,
+                 A&&... arguments) const {
+    return rref::internal::Through(
+        object, rpc::CallAsync(object.handle(Recorded(object.owner())), method,
+                               std::forward<A>(arguments)...));
+  }
+  template <typename T, typename Method, typename... A>
+  auto Call(const rref::RRef<T>& object, Method method,
+            A&&... arguments) const {
+    return rpc::Call(object.handle(Recorded(object.owner())), method,
+                     std::forward<A>(arguments)...);
+  }
+  // A copy of a remote value, whose history goes on at its owner.
+  template <typename T>
+  Result<T> Fetch(const rref::RRef<T>& object) const {
+    return rpc::Fetch(object.handle(Recorded(object.owner())));
+  }
+
+  // The gradients of all leaves behind `roots`, into the contexts of their
+  // workers. kInvalidArgument for roots or seeds that make no sense;
+  // kFailedPrecondition for a graph that was freed or is another context's;
+  // kDeadlineExceeded; kUnavailable if a participant dies before the decision;
+  // what a node throws, named. After an error all gradients are as before, and
+  // the pass may be repeated.
+  Future<PassReport> BackwardAsync(absl::Span<const Variable> roots,
+                                   const PassOptions& options = {}) const {
+    return contexts_->Backward(context_, roots, options);
+  }
+  absl::Status Backward(absl::Span<const Variable> roots,
+                        const PassOptions& options = {}) const {
+    return BackwardAsync(roots, options)
+        .Wait(options.timeout + absl::Seconds(30))
+        .status();
+  }
+  absl::Status Backward(const Variable& root,
+                        const PassOptions& options = {}) const {
+    return Backward(absl::MakeConstSpan(&root, 1), options);
+  }
+
+  // What the passes of this context left for a leaf of this worker. Undefined
+  // if none reached it.
+  Gradient GradientOf(const Variable& leaf) const;
+  void ClearGradients() const { context_->ClearGradients(); }
+
+ private:
+  Scope(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context)
+      : contexts_(std::move(contexts)),
+        context_(std::move(context)),
+        is_owner_(false) {}
+
+  std::shared_ptr<Contexts> contexts_;
+  std::shared_ptr<Context> context_;
+  bool is_owner_;
+};
+
+// The gradient that a context holds for a leaf of this worker: for functions
+// that a caller asks to use it. kNotFound without such a context here.
+absl::StatusOr<Gradient> GradientOf(const rpc::CallContext& call, ContextId id,
+                                    const Variable& leaf);
+
+}  // namespace weft::dist_autograd
+
+#endif  // WEFT_DIST_AUTOGRAD_SCOPE_H_
