@@ -72,7 +72,7 @@ class Handle {
 
   // The same object; calls by this handle and copies of it run one after
   // another: see Target::Serialized().
-  Handle InOrder() const { return Handle(target_.Serialized(), id_); }
+  Handle Serialized() const { return Handle(target_.Serialized(), id_); }
 
   // For the functions below. Of the incarnation that `target` names now.
   Handle(const Target& target, const ObjectId& id)
@@ -175,7 +175,7 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(const Target& target,
 // A new T there, T being named by WEFT_RPC_CLASS. It belongs to the incarnation
 // that the target names now: the Handle does not follow the name. The Future
 // ends as a call's does; kResourceExhausted if this worker holds too much
-// there. Not by a target of WithRetry() or InOrder(): kInvalidArgument.
+// there. Not by a target of WithRetry() or Serialized(): kInvalidArgument.
 template <typename T, typename... A>
 Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
   static_assert(internal::kIsClass<T>,

@@ -345,7 +345,8 @@ TEST(Handle, AReleasedObjectIsNotFound) {
   EXPECT_THAT(Call(*shard, &Embedding::Lookup, 0),
               StatusIs(absl::StatusCode::kNotFound, "there is no object"));
   EXPECT_THAT(Release(*shard), StatusIs(absl::StatusCode::kNotFound, ""));
-  const Handle<Embedding> never(ranks[0].To("w1"), 12345);
+  const Handle<Embedding> never(
+      ranks[0].To("w1"), ObjectId{WorkerKey{1, 1}, WorkerKey{0, 1}, 12345});
   EXPECT_THAT(Call(never, &Embedding::Lookup, 0),
               StatusIs(absl::StatusCode::kNotFound, "12345"));
 }
@@ -683,9 +684,9 @@ TEST(Handle, StrangersThatComeAndGoEndNoSessionOfAWorker) {
   ranks.network().Break("w0");
   const WorkerKey w1{1, 1};
   constexpr uint64_t kStrangers = 100;
-  for (uint64_t generation = 1; life <= kStrangers; ++life) {
+  for (uint64_t generation = 1; generation <= kStrangers; ++generation) {
     const auto transport = ranks.network().MakeTransport("client").value();
-    const WorkerKey key{1000, life};
+    const WorkerKey key{1000, generation};
     FixedDirectory directory({Worker{"w1", w1, "w1"}});
     AgentOptions client;
     client.job = "job";

@@ -47,6 +47,9 @@
 namespace weft::rpc {
 namespace {
 
+using transport::MakeTransportPair;
+using transport::TransportConformance;
+
 using ::testing::HasSubstr;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;

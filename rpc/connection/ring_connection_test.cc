@@ -25,6 +25,9 @@
 namespace weft::rpc {
 namespace {
 
+using transport::TextMessage;
+using transport::TransportConformance;
+
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::weft::testing::Becomes;

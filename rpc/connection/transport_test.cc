@@ -27,6 +27,8 @@
 namespace weft::rpc {
 namespace {
 
+using transport::TransportConformance;
+
 using ::weft::testing::IsOk;
 using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
@@ -95,7 +97,7 @@ absl::Status BeginOnceCancelled(CallContext& context) {
 }
 WEFT_RPC(BeginOnceCancelled);
 
-TEST(transport::LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
+TEST(LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
   transport::LocalNetwork network;
   {
     const ScopedFailpoint threads("base/start_thread",

@@ -42,18 +42,18 @@ struct Descriptors {
 // Sets of them, as the byte chooses; the first are what honest ones send.
 std::vector<std::vector<int>> Sets(const Descriptors& d) {
   const int rings = d.rings.fd();
-  return {{rings, d.event_fd, d.bell},
+  return {{rings, d.event_fd, d.event_fd},
           {rings},
           {},
           {d.small.fd()},
           {d.unsealed},
-          {d.small.fd(), d.event_fd, d.bell},
-          {d.unsealed, d.event_fd, d.bell},
-          {rings, d.null, d.bell},
+          {d.small.fd(), d.event_fd, d.event_fd},
+          {d.unsealed, d.event_fd, d.event_fd},
+          {rings, d.null, d.event_fd},
           {rings, d.event_fd, d.waiting_event_fd},
-          {d.event_fd, rings, d.bell},
-          {rings, d.bell},
-          {rings, d.event_fd, d.event_fd, d.bell},
+          {d.event_fd, rings, d.event_fd},
+          {rings, d.event_fd},
+          {rings, d.event_fd, d.event_fd, d.event_fd},
           std::vector<int>(40, d.null)};
 }
 

@@ -274,7 +274,7 @@ struct Machine {
         if (Load(p, kReaderSleeps) == 0) p.line = 0;
         return true;
       default:
-        reader.eventfd |= Exchange(p, kReaderSleeps, 0) != 0;
+        reader.event_fd |= Exchange(p, kReaderSleeps, 0) != 0;
         p.line = 0;
         return true;
     }
@@ -297,7 +297,7 @@ struct Machine {
         if (kCapacity - (Load(p, kWritten) - p.position) < kEnough) p.line = 0;
         return true;
       case 4:
-        writer.eventfd |= Exchange(p, kWriterSleeps, 0) != 0;
+        writer.event_fd |= Exchange(p, kWriterSleeps, 0) != 0;
         p.line = 0;
         return true;
       case 5:  // BeginSleep
