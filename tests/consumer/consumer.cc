@@ -13,7 +13,7 @@ WEFT_RPC(Scale);
 
 // Trainer and server as two ranks of this process.
 absl::StatusOr<weft::Tensor> CallScale(const weft::Tensor& x) {
-  weft::rpc::LocalNetwork network;
+  weft::transport::LocalNetwork network;
   weft::rpc::FixedDirectory directory(
       {{"ps0", {0, 1}, "ps0"}, {"trainer0", {1, 1}, "trainer0"}});
   WEFT_ASSIGN_OR_RETURN(const auto server_end, network.MakeTransport("ps0"));
