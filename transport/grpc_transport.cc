@@ -16,7 +16,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
-#include "weft/net/loop/loop_core.h"
+#include "weft/net/loop/memory_queue.h"
 #include "weft/net/stream.h"
 #include "weft/transport/shm/memory_exchange.h"
 #include "weft/transport/shm/ring_connection.h"
@@ -31,22 +31,6 @@ constexpr absl::Duration kTurnGrace = absl::Seconds(30);
 
 // With what the caller opens a stream, if it offers rings.
 constexpr char kRings[] = "weft-rings";
-
-// The Loop, as connections see it.
-class LoopWatch final : public MemoryWatch {
- public:
-  explicit LoopWatch(std::shared_ptr<net::Loop::Core> core)
-      : core_(std::move(core)) {}
-  absl::Status Add(std::shared_ptr<net::MemorySource> source) override {
-    return core_->AddMemory(std::move(source));
-  }
-  void Remove(const net::MemorySource* source) override {
-    core_->RemoveMemory(source);
-  }
-
- private:
-  const std::shared_ptr<net::Loop::Core> core_;
-};
 
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
@@ -125,7 +109,7 @@ class StreamEars final : public net::StreamObserver {
 class Door {
  public:
   Door(std::shared_ptr<MemoryExchange> memories,
-       std::shared_ptr<MemoryWatch> watch)
+       std::shared_ptr<net::MemoryWatch> watch)
       : memories_(std::move(memories)), watch_(std::move(watch)) {}
 
   void Set(Transport::Acceptor acceptor) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -173,7 +157,7 @@ class Door {
   }
 
   const std::shared_ptr<MemoryExchange> memories_;
-  const std::shared_ptr<MemoryWatch> watch_;
+  const std::shared_ptr<net::MemoryWatch> watch_;
   Mutex mu_;
   Transport::Acceptor acceptor_ ABSL_GUARDED_BY(mu_);
 };
@@ -184,8 +168,8 @@ class GrpcTransport final : public Transport {
                 const GrpcTransportOptions& options)
       : loop_(loop),
         memories_(std::make_shared<MemoryExchange>(
-            loop.core()->telemetry(), options.max_shared_memories)),
-        watch_(std::make_shared<LoopWatch>(loop.core())),
+            loop.telemetry(), options.max_shared_memories)),
+        watch_(loop.memory_watch()),
         door_(std::make_shared<Door>(memories_, watch_)) {
     if (endpoint == nullptr) return;
     memories_->Open(endpoint->address());
@@ -289,7 +273,7 @@ class GrpcTransport final : public Transport {
 
   net::Loop& loop_;
   const std::shared_ptr<MemoryExchange> memories_;
-  const std::shared_ptr<MemoryWatch> watch_;
+  const std::shared_ptr<net::MemoryWatch> watch_;
   const std::shared_ptr<Door> door_;
   Mutex mu_;
   std::map<std::string, Way> ways_ ABSL_GUARDED_BY(mu_);  // by name

@@ -37,6 +37,10 @@ absl::Status Loop::RenewCredentials(const Credentials& credentials) {
   return core_->RenewCredentials(credentials);
 }
 
+std::shared_ptr<MemoryWatch> Loop::memory_watch() const { return core_; }
+
+telemetry::Telemetry& Loop::telemetry() const { return core_->telemetry(); }
+
 const Credentials& Loop::credentials() const {
   return core_->options().credentials;
 }

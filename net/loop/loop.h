@@ -74,6 +74,8 @@ struct LoopOptions {
   absl::Duration handshake_timeout = absl::Seconds(5);
 };
 
+class MemoryWatch;
+
 // Thread-safety: thread-safe.
 class Loop {
  public:
@@ -107,6 +109,10 @@ class Loop {
   // Uses others for new connections: see Tls::Renew. kFailedPrecondition if the
   // Loop has none.
   absl::Status RenewCredentials(const Credentials& credentials);
+  // Where shared memory is looked at. Outlives the Loop, and then refuses.
+  std::shared_ptr<MemoryWatch> memory_watch() const;
+  telemetry::Telemetry& telemetry() const;
+
   const std::shared_ptr<Core>& core() { return core_; }  // for net itself
 
  private:

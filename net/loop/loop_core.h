@@ -143,10 +143,11 @@ class LoopDriver final : public Driver {
   std::atomic<Poller*> second_{nullptr};
 };
 
-class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
+class Loop::Core : public MemoryWatch,
+                   public std::enable_shared_from_this<Loop::Core> {
  public:
   explicit Core(LoopOptions options);
-  ~Core();
+  ~Core() override;
 
   absl::Status Start();
   absl::Status Shutdown(absl::Duration timeout);
@@ -181,9 +182,10 @@ class Loop::Core : public std::enable_shared_from_this<Loop::Core> {
 
   // Handles what comes in `source` among the callbacks of this Loop, by a
   // second poller, made for the first one. kFailedPrecondition after Shutdown.
-  absl::Status AddMemory(std::shared_ptr<MemorySource> source)
+  absl::Status AddMemory(std::shared_ptr<MemorySource> source) override
       ABSL_LOCKS_EXCLUDED(mu_);
-  void RemoveMemory(const MemorySource* source) ABSL_LOCKS_EXCLUDED(mu_);
+  void RemoveMemory(const MemorySource* source) override
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // kAlreadyExists if there is an endpoint of that name here.
   absl::Status AddEndpoint(const std::string& name,

@@ -60,6 +60,18 @@ class MemorySource {
   virtual const EventFd& event_fd() const = 0;
 };
 
+// Looks at memory among the events of a Loop.
+//
+// Thread-safety: thread-safe.
+class MemoryWatch {
+ public:
+  virtual ~MemoryWatch() = default;
+  // Handles what comes in `source` from now on, among the callbacks of the
+  // Loop. kFailedPrecondition: the Loop has been shut down.
+  virtual absl::Status AddMemory(std::shared_ptr<MemorySource> source) = 0;
+  virtual void RemoveMemory(const MemorySource* source) = 0;
+};
+
 // Thread-safety: thread-safe, but for Next and Handle: see EventQueue.
 class MemoryQueue final : public EventQueue {
  public:

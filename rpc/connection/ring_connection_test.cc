@@ -56,13 +56,13 @@ class FakeStream final : public transport::Connection {
   std::optional<absl::Status> closed;
 };
 
-class FakeWatch final : public transport::MemoryWatch {
+class FakeWatch final : public net::MemoryWatch {
  public:
-  absl::Status Add(std::shared_ptr<net::MemorySource> added) override {
+  absl::Status AddMemory(std::shared_ptr<net::MemorySource> added) override {
     source = std::move(added);
     return absl::OkStatus();
   }
-  void Remove(const net::MemorySource* removed) override {
+  void RemoveMemory(const net::MemorySource* removed) override {
     if (source.get() == removed) source = nullptr;
   }
 

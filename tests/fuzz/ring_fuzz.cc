@@ -34,13 +34,13 @@ class Stream final : public transport::Connection {
   bool is_closed = false;
 };
 
-class Watch final : public transport::MemoryWatch {
+class Watch final : public net::MemoryWatch {
  public:
-  absl::Status Add(std::shared_ptr<net::MemorySource> added) override {
+  absl::Status AddMemory(std::shared_ptr<net::MemorySource> added) override {
     source = std::move(added);
     return absl::OkStatus();
   }
-  void Remove(const net::MemorySource*) override { source = nullptr; }
+  void RemoveMemory(const net::MemorySource*) override { source = nullptr; }
 
   std::shared_ptr<net::MemorySource> source;
 };

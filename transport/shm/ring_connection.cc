@@ -14,13 +14,15 @@ RingMemory SharedRings::Ring(int direction) const {
 }
 
 RingConnection::RingConnection(SharedRings rings,
-                               std::shared_ptr<MemoryWatch> watch)
+                               std::shared_ptr<net::MemoryWatch> watch)
     : rings_(std::move(rings)),
       watch_(std::move(watch)),
       reader_(rings_.in()),
       writer_(rings_.out()) {}
 
-absl::Status RingConnection::Start() { return watch_->Add(shared_from_this()); }
+absl::Status RingConnection::Start() {
+  return watch_->AddMemory(shared_from_this());
+}
 
 std::shared_ptr<Connection> RingConnection::Attach(
     std::shared_ptr<Connection> stream) {
@@ -295,7 +297,7 @@ bool RingConnection::ReadOne() {
 
 // Their memory is then free for another connection.
 void RingConnection::DoWithoutRings() {
-  watch_->Remove(this);
+  watch_->RemoveMemory(this);
   std::shared_ptr<memory::Segment> memory;  // unmapped without the lock
   MutexLock lock(mu_);
   memory.swap(rings_.memory);
@@ -309,7 +311,7 @@ void RingConnection::OnClosed(absl::Status status) {
     }
   }
   LetGo();
-  watch_->Remove(this);
+  watch_->RemoveMemory(this);
   const auto observer = std::exchange(observer_, nullptr);
   if (observer != nullptr) observer->OnClosed(std::move(status));
 }

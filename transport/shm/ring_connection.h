@@ -51,14 +51,6 @@ struct SharedRings {
   RingMemory Ring(int direction) const;
 };
 
-// Where the connection's memory is looked at: by who polls.
-class MemoryWatch {
- public:
-  virtual ~MemoryWatch() = default;
-  virtual absl::Status Add(std::shared_ptr<net::MemorySource> source) = 0;
-  virtual void Remove(const net::MemorySource* source) = 0;
-};
-
 // Thread-safety: thread-safe; what it hears, one event at a time, those of
 // `watch` included.
 class RingConnection final
@@ -67,7 +59,7 @@ class RingConnection final
       public net::MemorySource,
       public std::enable_shared_from_this<RingConnection> {
  public:
-  RingConnection(SharedRings rings, std::shared_ptr<MemoryWatch> watch);
+  RingConnection(SharedRings rings, std::shared_ptr<net::MemoryWatch> watch);
 
   // An error means: do without, and forget this.
   absl::Status Start();
@@ -116,7 +108,7 @@ class RingConnection final
   bool ReadOne() ABSL_LOCKS_EXCLUDED(mu_);
 
   SharedRings rings_;  // its memory, guarded by mu_, is null once refused
-  const std::shared_ptr<MemoryWatch> watch_;
+  const std::shared_ptr<net::MemoryWatch> watch_;
 
   // Of the events, one at a time.
   std::shared_ptr<ConnectionObserver> observer_;

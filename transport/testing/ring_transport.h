@@ -129,13 +129,13 @@ class RingTransport final : public Transport {
   void AwaitTimers() override { inner_->AwaitTimers(); }
 
  private:
-  class Watch final : public MemoryWatch {
+  class Watch final : public net::MemoryWatch {
    public:
     Watch() { WEFT_CHECK(poller_.Start().ok()); }
-    absl::Status Add(std::shared_ptr<net::MemorySource> source) override {
+    absl::Status AddMemory(std::shared_ptr<net::MemorySource> source) override {
       return queue_->Add(std::move(source));
     }
-    void Remove(const net::MemorySource* source) override {
+    void RemoveMemory(const net::MemorySource* source) override {
       queue_->Remove(source);
     }
     void End() {
