@@ -12,8 +12,9 @@ void InlineExecutor::Schedule(Task task) { RunTask(std::move(task)); }
 void RunTask(Task task) noexcept {
   const absl::Status status = CatchToStatus([&] { std::move(task)(); });
   if (status.ok()) return;
-  std::fprintf(stderr, "executor: a task threw: %s\n",
-               status.ToString().c_str());
+  std::fprintf(
+      stderr, "executor: a task threw: %s\n",
+      status.ToString(absl::StatusToStringMode::kWithNoExtraData).c_str());
 }
 
 }  // namespace weft

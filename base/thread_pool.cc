@@ -87,7 +87,8 @@ bool ThreadPool::AwaitEnd(std::chrono::steady_clock::time_point deadline) {
 
 ThreadPool::Stats ThreadPool::stats() const {
   MutexLock lock(mu_);
-  return {live_, idle_, blocked_, static_cast<int64_t>(queue_.size())};
+  return {live_, idle_, blocked_, static_cast<int64_t>(queue_.size()),
+          started_};
 }
 
 void ThreadPool::BeginBlocking() {
@@ -188,6 +189,7 @@ bool ThreadPool::AwaitTask(Task* task) {
   *task = std::move(queue_.front());
   queue_.pop_front();
   ++running_;
+  ++started_;
   WakeOrAddWorker();  // two wake-ups may have found this one idle thread
   return true;
 }

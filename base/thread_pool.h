@@ -37,6 +37,8 @@ class ThreadPool final : public Executor, private BlockingListener {
     // How many threads there may be, blocked ones included. With all of them
     // blocked, tasks wait.
     int max_threads = 64;
+    // What a user sets to change max_threads, for messages: "--flag".
+    std::string max_threads_option = "ThreadPool::Options::max_threads";
     // How long a spare thread is kept when there is no need of it.
     absl::Duration spare_idle_time = absl::Seconds(5);
   };
@@ -45,6 +47,7 @@ class ThreadPool final : public Executor, private BlockingListener {
     int idle = 0;     // of them, waiting for work
     int blocked = 0;  // of them, in a task that waits
     int64_t queued = 0;
+    int64_t started = 0;  // tasks that have begun, since the pool was made
   };
 
   // kInvalidArgument for numbers that make no sense; kResourceExhausted if the
@@ -63,6 +66,7 @@ class ThreadPool final : public Executor, private BlockingListener {
   absl::Status Shutdown(absl::Duration timeout = absl::Seconds(30))
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  const Options& options() const { return options_; }
   Stats stats() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -94,6 +98,7 @@ class ThreadPool final : public Executor, private BlockingListener {
   int looking_ ABSL_GUARDED_BY(mu_) = 0;           // about to look for work
   int running_ ABSL_GUARDED_BY(mu_) = 0;           // in a task, not blocked
   int blocked_ ABSL_GUARDED_BY(mu_) = 0;           // in a task, blocked
+  int64_t started_ ABSL_GUARDED_BY(mu_) = 0;       // tasks that have begun
   bool draining_ ABSL_GUARDED_BY(mu_) = false;     // Shutdown has begun
   bool stopped_ ABSL_GUARDED_BY(mu_) = false;      // take no more tasks
 };

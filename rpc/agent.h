@@ -78,12 +78,15 @@ struct AgentOptions {
   telemetry::Telemetry* telemetry = nullptr;  // null: silent
 
   // Where handlers run; must outlive the agent. Null: a pool of the agent's own
-  // with `threads`, which grows while handlers wait, up to `max_threads`.
+  // with `threads`. One that waits for a Future, or in a BlockingScope
+  // (base/driver.h), is replaced by another thread, up to `max_threads` in all.
+  // With all of them waiting, and none of them going on, calls that have waited
+  // for a thread for half of their time, or 10 s, end with kResourceExhausted.
   Executor* executor = nullptr;
-  int threads = 4;
-  int max_threads = 256;
-  // Whose threads Metrics() counts where `executor` is a pool; must outlive the
-  // agent.
+  int threads = 16;
+  int max_threads = 4096;
+  // `executor`, where that is a pool: so that its threads are counted by
+  // Metrics(), and calls that get none end as above. Must outlive the agent.
   const ThreadPool* pool = nullptr;
 
   // Of calls that name none; see SetDefaultTimeout. Not negative.

@@ -40,6 +40,7 @@
 #include "absl/time/time.h"
 #include "weft/base/cancel.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/net/tls/roles.h"
 #include "weft/rpc/attachment.h"
@@ -83,6 +84,7 @@ class ServedCall : private CountedCall, public CallContext {
     std::shared_ptr<void> alias;  // in place of `arguments`; see Alias
     uint64_t ordered_queue = 0;   // see Request
     absl::string_view function;   // outlives the call
+    Instant began;                // when it came
     // Whether it is of a session, so that messages may have attachments.
     bool has_session = false;
   };
@@ -94,6 +96,7 @@ class ServedCall : private CountedCall, public CallContext {
   void* alias() const { return incoming_.alias.get(); }
   uint64_t ordered_queue() const { return incoming_.ordered_queue; }
   absl::string_view function() const { return incoming_.function; }
+  Instant began() const { return incoming_.began; }
   ReceivedAttachment* attachment(absl::string_view kind) const override {
     return attachments_ == nullptr ? nullptr : attachments_->Find(kind);
   }
@@ -123,6 +126,13 @@ class ServedCall : private CountedCall, public CallContext {
   void BecomeAsync() { is_async_.store(true, std::memory_order_relaxed); }
   bool is_async() const { return is_async_.load(std::memory_order_relaxed); }
 
+  // It waits for a thread from AwaitThread() on, until one of the other two has
+  // returned true: then its function runs there, or never runs. Thread-safe.
+  void AwaitThread() { thread_.store(Thread::kAwaited); }
+  bool BeginOnThread() { return LeaveQueue(Thread::kBegun); }
+  bool DropUnrun() { return LeaveQueue(Thread::kDropped); }
+  bool awaits_thread() const { return thread_.load() == Thread::kAwaited; }
+
   // These last as long as the call.
   void SetSpan(telemetry::Span span) { span_ = std::move(span); }
   void SetTurn(std::shared_ptr<const void> turn) { turn_ = std::move(turn); }
@@ -142,10 +152,18 @@ class ServedCall : private CountedCall, public CallContext {
   std::shared_ptr<StagedAttachments> TakeStaged() { return std::move(staged_); }
 
  private:
+  enum class Thread { kNone, kAwaited, kBegun, kDropped };
+
+  bool LeaveQueue(Thread to) {
+    Thread awaited = Thread::kAwaited;
+    return thread_.compare_exchange_strong(awaited, to);
+  }
+
   Incoming incoming_;
   std::shared_ptr<const ReceivedAttachments> attachments_;  // of the request
   std::shared_ptr<StagedAttachments> staged_;               // of the reply
   CancelToken::Registration registration_;
+  std::atomic<Thread> thread_{Thread::kNone};
   std::atomic<Phase> phase_{Phase::kQueue};
   std::atomic<bool> is_async_{false};
   telemetry::Span span_;
@@ -175,8 +193,9 @@ struct Function {
   uint64_t digest = 0;    // of the signature
   size_t index = 0;       // in its registry, from 1
   RunsOn runs_on = RunsOn::kExecutor;
-  bool is_idempotent = false;  // may run twice without harm
-  bool is_stream = false;      // see stream.h
+  bool is_idempotent = false;      // may run twice without harm
+  bool is_stream = false;          // see stream.h
+  bool is_part_of_stream = false;  // what a stream calls beside its own call
   Address address = nullptr;
   std::optional<net::Roles> roles;  // who may call it; none: Roles::Members()
   // It reaches only what its caller has made: whoever made it may call it.

@@ -67,6 +67,7 @@ absl::StatusOr<Future<bool>> Push(CallContext& context, StreamId id,
 
 Function OfStream(Function function) {
   function.is_of_maker = true;
+  function.is_part_of_stream = true;
   return function;
 }
 

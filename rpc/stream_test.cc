@@ -25,6 +25,7 @@
 namespace weft::rpc {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::Eq;
 using ::testing::Field;
 using ::testing::Optional;
@@ -402,6 +403,17 @@ TEST(Stream, TheDeadlineEndsBothSides) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
   EXPECT_TRUE(read == 0 || progress.ended == 1) << read;
+}
+
+TEST(Stream, IsOneOfTheOpenCallsWhateverItCallsInside) {
+  Ranks ranks(2);
+  auto chat = OpenStream(ranks[0].To("w1"), Twice, 2);
+  EXPECT_THAT(chat.Write(21), IsOk());
+  EXPECT_THAT(chat.Next(), IsOkAndHolds(std::optional<int64_t>(42)));
+  EXPECT_THAT(ranks[0].OpenCalls(), ElementsAre("1 calls to w1"));
+  EXPECT_THAT(ranks[1].OpenCalls(), ElementsAre("1 calls of w0"));
+  EXPECT_FALSE(ranks[0].Shutdown(absl::ZeroDuration()).ok());
+  EXPECT_THAT(ranks[0].CutCalls(), ElementsAre("1 calls to w1"));
 }
 
 TEST(Stream, WhatCannotBeOpenedSaysWhy) {

@@ -195,6 +195,13 @@ void Options::AddTo(Flags& flags) {
             "connections within the host that share memory (0.5 MiB each, "
             "8.5 MiB with large tensors); 0: none",
             {"WEFT_SHARED_MEMORIES"});
+  flags.Add("handler-threads", &handler_threads,
+            "functions that run at once for remote calls; 0: one a core, at "
+            "least 16",
+            {"WEFT_HANDLER_THREADS"});
+  flags.Add("max-handler-threads", &max_handler_threads,
+            "threads for remote calls, those that wait in functions included",
+            {"WEFT_MAX_HANDLER_THREADS"});
 }
 
 absl::Status Options::Resolve() {
@@ -262,6 +269,15 @@ absl::Status Options::Resolve() {
   if (shared_memories < 0) {
     return Usage(absl::StrCat("--shared-memories=", shared_memories,
                               ": wanted a number from 0 on"));
+  }
+  if (handler_threads < 0) {
+    return Usage(absl::StrCat("--handler-threads=", handler_threads,
+                              ": wanted a number from 0 on"));
+  }
+  if (max_handler_threads < std::max(handler_threads, 1)) {
+    return Usage(absl::StrCat("--max-handler-threads=", max_handler_threads,
+                              ": wanted no fewer than --handler-threads, ",
+                              std::max(handler_threads, 1)));
   }
   WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
   WEFT_RETURN_IF_ERROR(ResolveInit());

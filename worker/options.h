@@ -94,8 +94,16 @@ struct Options {
   // see rpc::AgentOptions::access.
   std::vector<rpc::AccessRule> access;
 
-  int handler_threads = 0;  // that run remote calls; 0: one a core, at least 2
-  int ranks_on_host = 1;    // LOCAL_WORLD_SIZE
+  // How many functions run at once for remote calls. One that waits for a
+  // Future, or in a BlockingScope (base/driver.h), does not count: another
+  // thread takes its place. 0: one for each core that this worker has for
+  // itself, and at least 16. --handler-threads
+  int handler_threads = 0;
+  // How many threads there may be, those that wait included. If all wait and
+  // none goes on, calls that get no thread end with kResourceExhausted. No
+  // fewer than handler_threads. --max-handler-threads
+  int max_handler_threads = 4096;
+  int ranks_on_host = 1;  // LOCAL_WORLD_SIZE
   // The most connections within this host that share memory: 516 KiB each, and
   // 8 MiB once there was a large tensor; 0: none. --shared-memories
   int shared_memories = 64;

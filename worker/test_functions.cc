@@ -1,5 +1,6 @@
 #include "weft/worker/test_functions.h"
 
+#include "absl/time/clock.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/function.h"
@@ -12,6 +13,12 @@ WEFT_RPC(Twice);
 
 int64_t Half(int64_t x) { return x / 2; }
 WEFT_RPC(Half);
+
+int64_t SleepThen(double seconds, int64_t x) {
+  absl::SleepFor(absl::Seconds(seconds));
+  return x;
+}
+WEFT_RPC(SleepThen);
 
 absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
                                const std::string& worker, int64_t x) {

@@ -19,6 +19,9 @@ int64_t Half(int64_t x);
 absl::StatusOr<int64_t> HalfAt(rpc::CallContext& context,
                                const std::string& worker, int64_t x);
 
+// x, after a sleep which holds its thread.
+int64_t SleepThen(double seconds, int64_t x);
+
 // Of a call that lasts until the test lets it end: the callee's Local<Gate>.
 struct Gate {
   Parker entered;

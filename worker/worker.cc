@@ -124,6 +124,19 @@ absl::StatusOr<net::Credentials> CredentialsOf(const Options& options) {
   return credentials;
 }
 
+// As many as peers have: a function that sleeps, or waits for a file, holds its
+// thread, and with one thread a core a few such functions would keep all others
+// from running.
+constexpr int kLeastHandlerThreads = 16;
+
+int HandlerThreads(const Options& options) {
+  if (options.handler_threads > 0) return options.handler_threads;
+  const int cores = static_cast<int>(std::thread::hardware_concurrency());
+  const int own = std::max(kLeastHandlerThreads,
+                           cores / std::max(options.ranks_on_host, 1));
+  return std::min(own, std::max(options.max_handler_threads, 1));
+}
+
 // The same error, saying which part it is of, and with its exit code.
 absl::Status In(absl::string_view part, const absl::Status& status) {
   if (status.ok()) return status;
@@ -169,10 +182,9 @@ absl::Status Worker::StartParts() {
   }
   ThreadPool::Options pool;
   pool.name = "handlers";
-  pool.threads = options_.handler_threads > 0
-                     ? options_.handler_threads
-                     : std::max(2u, std::thread::hardware_concurrency());
-  pool.max_threads = std::max(pool.threads, 256);
+  pool.threads = HandlerThreads(options_);
+  pool.max_threads = std::max(pool.threads, options_.max_handler_threads);
+  pool.max_threads_option = "--max-handler-threads";
   WEFT_ASSIGN_OR_RETURN(executor_, ThreadPool::Create(std::move(pool)));
   WEFT_RETURN_IF_ERROR(OpenNetwork());
   WEFT_RETURN_IF_ERROR(Join());

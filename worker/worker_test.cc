@@ -1178,6 +1178,25 @@ TEST_F(HostTest, WhoIsKilledUnderTrafficIsReachedByTheFirstCallOnceItIsBack) {
   (void)workers[0]->Shutdown(at_once);
 }
 
+TEST_F(WorkerTest, ACallNeedNotWaitForSixteenFunctionsThatSleepInTurn) {
+  Options options = OptionsOf("ps", 0);
+  options.trainers = 0;
+  auto worker = Worker::Start(options);
+  ASSERT_THAT(worker, IsOk());
+  const rpc::Target self = (*worker)->agent().To("ps0", kLong);
+  std::vector<Future<int64_t>> sleeping;
+  for (int64_t i = 0; i < 16; ++i) {
+    sleeping.push_back(rpc::CallAsync(self, SleepThen, 1.0, i));
+  }
+  const Instant start = SteadyClock().Now();
+  EXPECT_THAT(rpc::Call(self, Twice, int64_t{21}), IsOkAndHolds(42));
+  // With two threads eight of them would sleep before it, one after another.
+  EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(5));
+  for (int64_t i = 0; i < 16; ++i) {
+    EXPECT_THAT(sleeping[i].Wait(kLong), IsOkAndHolds(i));
+  }
+}
+
 TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
   if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
   auto etcd = testing::Etcd::Start(dir_.path());

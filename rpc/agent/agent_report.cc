@@ -45,6 +45,7 @@ std::vector<PendingCall> AgentState::Pending() {
   for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
   for (const auto& call : sessionless_calls_.All()) call->AddPending(&calls);
   retried_->AddPending(transport().clock().Now(), &calls);
+  for (const auto& queue : WaitingQueues()) queue->AddPending(&calls);
   // Who asks for these waits for an answer too, but not for long.
   calls.erase(std::remove_if(calls.begin(), calls.end(),
                              [](const PendingCall& call) {
@@ -86,8 +87,8 @@ std::vector<Leak> AgentState::Leaks() const {
 
 AgentMetrics AgentState::Metrics() {
   AgentMetrics metrics;
-  if (const ThreadPool* pool = own_pool_ ? own_pool_.get() : options_.pool) {
-    const ThreadPool::Stats stats = pool->stats();
+  if (pool_ != nullptr && !has_stopped_.load()) {
+    const ThreadPool::Stats stats = pool_->stats();
     metrics.pool_threads = stats.threads;
     metrics.idle_threads = stats.idle;
   }

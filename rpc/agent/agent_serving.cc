@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -7,6 +8,13 @@
 
 namespace weft::rpc {
 namespace {
+
+// How often the pool is looked at while calls wait for its threads.
+constexpr absl::Duration kPoolCheck = absl::Milliseconds(250);
+// How long none of its threads may go on before the log says so.
+constexpr absl::Duration kWarnAfter = absl::Seconds(1);
+// How long a call waits then, at most.
+constexpr absl::Duration kMostPatience = absl::Seconds(10);
 
 bool Matches(const AccessRule& rule, absl::string_view function) {
   absl::string_view wanted = rule.functions;
@@ -109,12 +117,81 @@ void AgentState::Run(const Function& function,
     InlineScope scope;
     return function.serve(std::move(call));
   }
+  call->AwaitThread();
   const Clock& clock = transport().clock();
   executor_->Schedule([&function, &clock, call = std::move(call)]() mutable {
+    if (!call->BeginOnThread()) return;  // it has ended: no thread came in time
     absl::Status late = TooLate(*call, clock);
     if (!late.ok()) return call->Finish(std::move(late));
     function.serve(std::move(call));
   });
+  if (pool_ != nullptr) WatchPool();
+}
+
+// ------------------------------------------------- calls that get no thread
+
+void AgentState::WatchPool() {
+  if (watches_pool_.load() || watches_pool_.exchange(true)) return;
+  transport().RunAt(transport().clock().Now() + kPoolCheck,
+                    [weak = weak_from_this()] {
+                      if (auto state = weak.lock()) state->CheckPool();
+                    });
+}
+
+void AgentState::CheckPool() {
+  if (has_stopped_.load()) return;
+  const ThreadPool::Stats stats = pool_->stats();
+  const Instant now = transport().clock().Now();
+  const bool is_stuck = stats.queued > 0 && stats.blocked == stats.threads &&
+                        stats.started == pool_started_;
+  pool_started_ = stats.started;
+  if (!is_stuck) {
+    stuck_since_ = Instant::Infinite();
+    has_warned_ = false;
+  } else if (stuck_since_.is_infinite()) {
+    stuck_since_ = now;
+  } else {
+    EndStarvedCalls(stats, now);
+  }
+  watches_pool_ = false;
+  // What was scheduled before that has not armed the timer.
+  if (pool_->stats().queued > 0) WatchPool();
+}
+
+void AgentState::EndStarvedCalls(const ThreadPool::Stats& stats, Instant now) {
+  const ThreadPool::Options& pool = pool_->options();
+  const std::string why = absl::StrCat(
+      "no thread was free: all ", stats.threads, " threads of the pool '",
+      pool.name, "' of ", options_.name,
+      " are blocked in functions that wait, and ", stats.queued,
+      " calls wait for one; allow more than ", pool.max_threads, " by ",
+      pool.max_threads_option,
+      ", or let fewer functions wait for calls (one that returns a Future "
+      "holds no thread)");
+  if (!has_warned_ && now - stuck_since_ >= kWarnAfter) {
+    has_warned_ = true;
+    WEFT_LOG(telemetry_.logger(), Warning, why);
+  }
+  std::vector<std::shared_ptr<ServedCall>> waiting;
+  for (const auto& inbound : Inbounds()) {
+    for (auto& call : inbound->CallsWithoutThread()) {
+      waiting.push_back(std::move(call));
+    }
+  }
+  for (const auto& call : sessionless_calls_.All()) {
+    if (call->awaits_thread()) waiting.push_back(call);
+  }
+  for (const auto& call : waiting) {
+    const absl::Duration patience =
+        std::min(kMostPatience, (call->deadline() - call->began()) / 2);
+    // Before its deadline, which would say nothing of threads.
+    const Instant end =
+        std::min(std::max(call->began(), stuck_since_) + patience,
+                 call->deadline() - 2 * kPoolCheck);
+    if (now < end || !call->DropUnrun()) continue;
+    call->Finish(absl::ResourceExhaustedError(
+        absl::StrCat(call->function(), ": ", why)));
+  }
 }
 
 internal::Caller::Abandon AgentState::ServeSessionless(
@@ -122,7 +199,7 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     internal::Caller::Done done) {
   const bool is_own = caller == worker();
   const std::shared_ptr<Traffic> traffic = traffic_.Of(caller.name);
-  if (is_own) traffic->CountCall(TotalSize(request->body));
+  if (is_own) traffic->CountCall();
   traffic->CountServed(TotalSize(request->body));
   Refusal refusal;
   absl::StatusOr<const Function*> function = Find(*request, &refusal);
@@ -146,6 +223,7 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     std::move(done)(std::move(status), nullptr);
     return internal::Abandon();
   }
+  if (is_own) traffic->CountSent(TotalSize(request->body));
   SessionlessCall::Options options;
   options.dispatcher = shared_from_this();
   options.transport = &transport();

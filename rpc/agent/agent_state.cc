@@ -48,6 +48,18 @@ absl::Status Gone(WorkerKey of, WorkerKey gone, absl::string_view why) {
       Phase::kNone, Reason::kPeerGone);
 }
 
+// What a stream calls beside its own call is not a user's: it is named only
+// where it is all that is left.
+void AddOpen(const OpenCalls& open, const char* way, const std::string& peer,
+             std::vector<std::string>* all) {
+  if (open.calls > 0) {
+    all->push_back(absl::StrCat(open.calls, " calls", way, peer));
+  } else if (open.parts_of_streams > 0) {
+    all->push_back(
+        absl::StrCat(open.parts_of_streams, " parts of streams", way, peer));
+  }
+}
+
 // One that is gone ends a call as if it had gone during the call.
 absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
                                  const std::string& worker) {
@@ -79,9 +91,11 @@ absl::Status AgentState::Start(Agent* agent) {
     pool.name = "rpc";
     pool.threads = options_.threads;
     pool.max_threads = options_.max_threads;
+    pool.max_threads_option = "AgentOptions::max_threads";
     WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
     executor_ = own_pool_.get();
   }
+  pool_ = own_pool_ != nullptr ? own_pool_.get() : options_.pool;
   {
     MutexLock lock(mu_);
     self_caller_ = std::make_shared<SelfCaller>(weak_from_this(), worker());
@@ -130,6 +144,7 @@ void AgentState::Stop() {
                                                std::chrono::seconds(1));
     }
   }
+  transport().AwaitTimers();  // one may look at the pool
   own_pool_.reset();
   transport().AwaitTimers();  // one may have begun, and hold a session
   objects_.Clear();
@@ -237,14 +252,10 @@ absl::Status AgentState::AwaitIdle(absl::Duration timeout) {
 std::vector<std::string> AgentState::StillOpen() {
   std::vector<std::string> open;
   for (const auto& outbound : Outbounds()) {
-    if (const size_t n = outbound->pending_calls(); n > 0) {
-      open.push_back(absl::StrCat(n, " calls to ", outbound->peer().name));
-    }
+    AddOpen(outbound->open_calls(), " to ", outbound->peer().name, &open);
   }
   for (const auto& inbound : Inbounds()) {
-    if (const size_t n = inbound->running_calls(); n > 0) {
-      open.push_back(absl::StrCat(n, " calls of ", inbound->peer().name));
-    }
+    AddOpen(inbound->open_calls(), " of ", inbound->peer().name, &open);
   }
   for (const auto& queue : WaitingQueues()) {
     open.push_back(absl::StrCat(queue->waiting_calls(),
@@ -360,6 +371,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   options.result_bytes = options_.result_bytes;
   options.traffic = traffic_.Of(options.peer.name);
   options.recorder = &telemetry_.recorder();
+  options.logger = &telemetry_.logger();
   options.hook = options_.hook;
   options.agent = agent_;
   options.receivers = receivers_;

@@ -261,6 +261,12 @@ class AgentState final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   void Run(const Function& function, std::shared_ptr<ServedCall> call)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Looks after a while whether the pool still begins the calls that wait for
+  // one of its threads, until none waits.
+  void WatchPool();
+  void CheckPool() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndStarvedCalls(const ThreadPool::Stats& stats, Instant now)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The queues of this agent on which calls wait.
   std::vector<std::shared_ptr<internal::OrderedQueue>> WaitingQueues()
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -278,6 +284,13 @@ class AgentState final : public Dispatcher,
   Agent* agent_ = nullptr;
   std::unique_ptr<ThreadPool> own_pool_;
   Executor* executor_ = nullptr;
+  const ThreadPool* pool_ = nullptr;  // if executor_ is one
+  std::atomic<bool> watches_pool_{false};
+  // Of CheckPool, which runs once at a time: how many tasks had begun when it
+  // last looked, and since when none did while all threads were blocked.
+  int64_t pool_started_ = 0;
+  Instant stuck_since_ = Instant::Infinite();
+  bool has_warned_ = false;  // that it is stuck
   telemetry::StatusPage::Registration status_page_;
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;

@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -29,6 +31,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
@@ -289,6 +292,13 @@ absl::StatusOr<int64_t> Ordered(CallContext& context, int64_t i,
 }
 WEFT_RPC(Ordered);
 
+// Adds by a call of the Target that is the callee's Local, by which it may have
+// come itself.
+absl::StatusOr<int64_t> AddByQueue(CallContext& context, int64_t a, int64_t b) {
+  return Call(context.Local<Target>()->Within(context), Add, a, b);
+}
+WEFT_RPC(AddByQueue);
+
 // ------------------------------------------------------------------- calls
 
 TEST(Agent, CallsAFunctionOnAnotherWorker) {
@@ -511,6 +521,71 @@ TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
   (void)CallOneAsync(ranks[0].To("w0"), SquareAll, 2);
 }
 
+// ------------------------------------------------------------------- credit
+
+TEST(Agent, ASecondWithoutCreditIsAWarningWithThePeerAndTheCounts) {
+  std::ostringstream log;
+  telemetry::Telemetry::Options to_log;
+  to_log.log_output = &log;
+  telemetry::Telemetry telemetry(to_log);
+  {
+    RanksOptions options;
+    options.limits.calls = 1;
+    options.telemetries = {&telemetry, nullptr};
+    Counters counters;
+    Ranks ranks(2, options);
+    ranks[1].SetLocal(&counters);
+    Future<void> holds = CallAsync(ranks[0].To("w1"), Linger);
+    EXPECT_TRUE(IsWoken(counters.began));
+    EXPECT_THAT(
+        Call(ranks[0].To("w1", absl::Seconds(3)), Add, 2, 3),
+        StatusIs(absl::StatusCode::kDeadlineExceeded, "waited for credit"));
+    holds.Cancel();
+  }
+  EXPECT_THAT(log.str(),
+              HasSubstr("calls to w1 have waited for credit for 1s: 1 wait; 1 "
+                        "calls of 1 are out, 0 of them streams"));
+  EXPECT_THAT(log.str(), HasSubstr("at w1 by --limits=rpc_calls=VALUE"));
+}
+
+// ------------------------------------------------------------------ threads
+
+// Calls back and forth, each within the one before.
+std::vector<Future<int64_t>> StartChains(Ranks& ranks, int chains,
+                                         int64_t depth,
+                                         absl::Duration timeout) {
+  std::vector<Future<int64_t>> calls;
+  for (int i = 0; i < chains; ++i) {
+    calls.push_back(CallAsync(ranks[0].To("w1", timeout), PingPong,
+                              std::string("w0"), depth));
+  }
+  return calls;
+}
+
+TEST(HandlerThreads, SixtyFourChainsOfDepth32FinishOnPoolsOfFour) {
+  Ranks ranks(2);
+  for (Future<int64_t>& call : StartChains(ranks, 64, 32, absl::Seconds(120))) {
+    EXPECT_THAT(call.Wait(absl::Seconds(130)), IsOkAndHolds(32));
+  }
+}
+
+TEST(HandlerThreads, ACallThatGetsNoneNamesThePoolItsSizeAndTheOption) {
+  RanksOptions options;
+  options.threads = 2;
+  options.max_threads = 4;
+  Ranks ranks(2, options);
+  auto calls = StartChains(ranks, 4, 32, absl::Seconds(8));
+  for (Future<int64_t>& call : calls) {
+    const absl::Status end = call.Wait(absl::Seconds(20)).status();
+    EXPECT_THAT(end, StatusIs(absl::StatusCode::kResourceExhausted,
+                              "all 4 threads of the pool 'rpc' of w"));
+    EXPECT_THAT(end, StatusIs(absl::StatusCode::kResourceExhausted,
+                              "more than 4 by AgentOptions::max_threads"));
+  }
+  // They have let go of their threads.
+  EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 2, 3), 5);
+}
+
 // -------------------------------------------------------------------- queues
 
 TEST(OrderedQueue, CallsRunInTheOrderInWhichTheyWereMade) {
@@ -632,6 +707,50 @@ TEST(OrderedQueue, EndsWithItsPeerAndWithItsAgent) {
                        "in an ordered queue to w0"));
   EXPECT_FALSE(runs.Wait(absl::Seconds(10)).ok());
   EXPECT_FALSE(waits.Wait(absl::Seconds(10)).ok());
+}
+
+TEST(OrderedQueue, CallsThatWaitAreAmongThePendingOnes) {
+  Order order;
+  Ranks ranks(2);
+  ranks[1].SetLocal(&order);
+  const Target queue = ranks[0].To("w1").Serialized();
+  std::vector<Future<int64_t>> calls;
+  for (int64_t i = 0; i < 3; ++i) {
+    calls.push_back(CallAsync(queue, Ordered, i, ""));
+  }
+  EXPECT_TRUE(IsWoken(order.first_began));
+  std::vector<Phase> phases;
+  std::set<uint64_t> ids;
+  for (const PendingCall& call : ranks[0].Pending()) {
+    EXPECT_EQ(call.peer, "w1");
+    EXPECT_THAT(call.function, HasSubstr("Ordered"));
+    EXPECT_GT(call.remaining, absl::ZeroDuration());
+    phases.push_back(call.phase);
+    ids.insert(call.id);
+  }
+  EXPECT_THAT(phases,
+              ElementsAre(Phase::kHandler, Phase::kQueue, Phase::kQueue));
+  EXPECT_EQ(ids.size(), 3u);
+  order.first_may_end.Unpark();
+  for (const auto& call : calls) EXPECT_THAT(call.Wait(kPatience), IsOk());
+  EXPECT_THAT(ranks[0].Pending(), IsEmpty());
+}
+
+TEST(OrderedQueue, ACallThatWaitsForItsOwnQueueIsSeenToWaitForItself) {
+  Ranks ranks(1);
+  Target queue = ranks[0].To("w0").Serialized();
+  ranks[0].SetLocal(&queue);
+  Future<int64_t> outer = CallAsync(queue, AddByQueue, 2, 3);
+  EXPECT_TRUE(Becomes([&] {
+    WaitsFor waits;
+    waits.Add("w0", ranks[0].Pending());
+    return waits.LongestChain().size() == 2;
+  }));
+  WaitsFor waits;
+  waits.Add("w0", ranks[0].Pending());
+  EXPECT_THAT(waits.Tree(), HasSubstr("\n  w0 waits for w0:"));
+  outer.Cancel();
+  EXPECT_THAT(outer.Wait(kPatience), StatusIs(absl::StatusCode::kCancelled));
 }
 
 TEST(OrderedQueue, OfACallThatIsTriedAgain) {
@@ -1009,7 +1128,7 @@ TEST(Agent, OptionsThatLackSomethingAreRefused) {
        "pool: wanted the one that executor"},
       {[](auto& o) { o.threads = 0; }, "threads: wanted 1 or more, found 0"},
       {[](auto& o) { o.max_threads = 3; },
-       "max_threads: wanted no fewer than threads, 4, found 3"},
+       "max_threads: wanted no fewer than threads, 16, found 3"},
       {[](auto& o) { o.default_timeout = -absl::Seconds(1); },
        "default_timeout: wanted none below zero, found -1s"},
       {[](auto& o) { o.limits.calls = 0; }, "limits.calls: wanted 1 or more"},

@@ -234,6 +234,8 @@ class CallStarter {
     request->signature = function.digest;
     request->function_index = function.index;
     request->waits_for_credit = target.waits_for_credit_;
+    request->is_stream = function.is_stream;
+    request->is_part_of_stream = function.is_part_of_stream;
     const absl::Duration timeout =
         std::min(target.timeout(), state.options().limits.timeout);
     request->began = state.transport().clock().Now();

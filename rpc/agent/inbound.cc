@@ -65,11 +65,9 @@ class Inbound::Call final : public ServedCall {
                                            inbound->peer_->key, request.id},
                               std::move(attachments)},
                      request.keeps_result, nullptr, request.ordered_queue,
-                     function.name,
-                     /*has_session=*/true}),
+                     function.name, request.began, /*has_session=*/true}),
         inbound_(std::move(inbound)),
         function_(function),
-        began_(request.began),
         cancel_(std::move(cancel)) {}
 
   ~Call() override {
@@ -79,7 +77,7 @@ class Inbound::Call final : public ServedCall {
     }
   }
 
-  Instant began() const { return began_; }
+  bool is_part_of_stream() const { return function_.is_part_of_stream; }
   void Cancel(absl::Status why) { cancel_.Cancel(std::move(why)); }
 
   Lineage lineage() const override {
@@ -127,7 +125,6 @@ class Inbound::Call final : public ServedCall {
 
   const std::shared_ptr<Inbound> inbound_;
   const Function& function_;
-  const Instant began_;
   CancelSource cancel_;
   std::atomic<bool> finished_{false};
 };
@@ -259,6 +256,30 @@ void Inbound::AddPending(std::vector<PendingCall>* calls) {
     call.age = now - live->began();
     call.remaining = live->deadline() - now;
   }
+}
+
+OpenCalls Inbound::open_calls() {
+  OpenCalls open;
+  {
+    MutexLock lock(mu_);
+    open.calls = session_.running_calls();
+  }
+  if (open.calls == 0) return open;
+  for (const auto& call : LiveCalls()) {
+    if (call->is_part_of_stream() && open.calls > 0) {
+      --open.calls;
+      ++open.parts_of_streams;
+    }
+  }
+  return open;
+}
+
+std::vector<std::shared_ptr<ServedCall>> Inbound::CallsWithoutThread() {
+  std::vector<std::shared_ptr<ServedCall>> waiting;
+  for (auto& call : LiveCalls()) {
+    if (call->awaits_thread()) waiting.push_back(std::move(call));
+  }
+  return waiting;
 }
 
 size_t Inbound::async_calls() {

@@ -107,6 +107,10 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
   // Replies that the caller, while it is connected, has not acknowledged.
   size_t unacknowledged() ABSL_LOCKS_EXCLUDED(mu_);
+  OpenCalls open_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  // Those whose function waits for a thread to run on.
+  std::vector<std::shared_ptr<ServedCall>> CallsWithoutThread()
+      ABSL_LOCKS_EXCLUDED(mu_);
   bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
   bool has_open_attachments() ABSL_LOCKS_EXCLUDED(mu_);
   void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);

@@ -7,6 +7,13 @@
 
 namespace weft::rpc {
 namespace internal {
+namespace {
+
+// Of a call that has none yet, in the list of pending ones: larger than those
+// of sessions, smaller than those of RetriedCalls.
+constexpr uint64_t kFirstId = uint64_t{1} << 62;
+
+}  // namespace
 
 OrderedQueue::Abandon OrderedQueue::Start(std::shared_ptr<Caller> caller,
                                           std::shared_ptr<Request> request,
@@ -47,6 +54,22 @@ OrderedQueue::Abandon OrderedQueue::Start(std::shared_ptr<Caller> caller,
 size_t OrderedQueue::waiting_calls() const {
   MutexLock lock(mu_);
   return waiting_.size();
+}
+
+void OrderedQueue::AddPending(std::vector<PendingCall>* calls) const {
+  const Instant now = transport_.clock().Now();
+  MutexLock lock(mu_);
+  for (const auto& [number, call] : waiting_) {
+    PendingCall& pending = calls->emplace_back();
+    pending.peer = peer_;
+    pending.id = kFirstId + (queue_ << 32) + number;
+    pending.function = std::string(call.request->function);
+    pending.phase = Phase::kQueue;
+    pending.age = now - call.request->began;
+    pending.remaining = call.request->deadline - now;
+    pending.for_peer = call.request->for_peer;
+    pending.for_id = call.request->for_id;
+  }
 }
 
 void OrderedQueue::Send() {

@@ -15,6 +15,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_map.h"
@@ -23,6 +24,7 @@
 #include "absl/status/status.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/caller.h"
+#include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/message.h"
 #include "weft/transport/transport.h"
@@ -57,6 +59,9 @@ class OrderedQueue final : public Abandoner,
 
   // Calls that were not sent yet.
   size_t waiting_calls() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds those, under ids that no session gives.
+  void AddPending(std::vector<PendingCall>* calls) const
+      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   struct Waiting {

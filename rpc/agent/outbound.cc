@@ -19,7 +19,7 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   uint64_t id = 0;
   bool connected = false;
   Due due;
-  options_.traffic->CountCall(TotalSize(request->body));
+  options_.traffic->CountCall();
   {
     MutexLock lock(mu_);
     GiveToSession(CallerSession::Start{request});
@@ -91,6 +91,16 @@ size_t Outbound::pending_calls() {
   return session_.pending_calls() + session_.settling_calls();
 }
 
+OpenCalls Outbound::open_calls() {
+  OpenCalls open;
+  MutexLock lock(mu_);
+  session_.ForEachPending([&open](const Request& request, bool) {
+    ++(request.is_part_of_stream ? open.parts_of_streams : open.calls);
+  });
+  open.calls += session_.settling_calls();
+  return open;
+}
+
 void Outbound::AddPending(std::vector<PendingCall>* calls) {
   MutexLock lock(mu_);
   const Instant now = clock_.Now();
@@ -137,6 +147,9 @@ void Outbound::TakeEmitted() {
   bool must_sweep = false;
   for (CallerSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
+      if (!send->again) {
+        options_.traffic->CountSent(TotalSize(send->request->body));
+      }
       must_drain_ |= link_->Append(std::move(send->request));
     } else if (auto* ack = std::get_if<CallerSession::SendAck>(&action)) {
       must_drain_ |= link_->Append(std::move(ack->ack));
@@ -177,6 +190,7 @@ Outbound::Due Outbound::TakeDue() {
   due.has_tasks = tasks_.Claim(mu_);
   due.must_hang_up = std::exchange(must_hang_up_, false);
   if (std::exchange(must_drain_, false) || due.must_hang_up) due.link = link_;
+  due.must_watch_credit = MustWatchCredit();
   return due;
 }
 
@@ -193,10 +207,65 @@ void Outbound::Do(const Due& due) {
       }
     });
   }
-  if (due.link == nullptr) return;
-  if (!due.must_hang_up) return due.link->Drain();
-  due.link->End(absl::CancelledError("the caller has shut down"),
-                /*after_writing=*/true);
+  if (due.link != nullptr && due.must_hang_up) {
+    due.link->End(absl::CancelledError("the caller has shut down"),
+                  /*after_writing=*/true);
+  } else if (due.link != nullptr) {
+    due.link->Drain();
+  }
+  if (due.must_watch_credit) WatchCreditLater();
+}
+
+// ----------------------------------------------------------- lack of credit
+
+bool Outbound::MustWatchCredit() {
+  if (watches_credit_ || shut_down_ || !session_.may_wait_for_credit()) {
+    return false;
+  }
+  watched_call_ = session_.credit().first_waiting;
+  return watches_credit_ = watched_call_ != 0;
+}
+
+void Outbound::WatchCreditLater() {
+  options_.transport->RunAt(clock_.Now() + kWarnAfter,
+                            [weak = weak_from_this()] {
+                              if (auto self = weak.lock()) self->CheckCredit();
+                            });
+}
+
+void Outbound::CheckCredit() {
+  CallerSession::Credit credit;
+  bool must_warn = false;
+  bool must_watch = false;
+  {
+    MutexLock lock(mu_);
+    watches_credit_ = false;
+    credit = session_.credit();
+    const Instant now = clock_.Now();
+    if (watched_call_ != 0 && credit.first_waiting == watched_call_ &&
+        now >= may_warn_at_) {
+      must_warn = true;
+      may_warn_at_ = now + kWarnAgain;
+      credit.waiting = session_.CountWaiting();
+    }
+    must_watch = MustWatchCredit();
+  }
+  if (must_watch) WatchCreditLater();
+  if (!must_warn) return;
+  WEFT_LOG(*options_.logger, Warning, "calls to ")
+      << options_.peer.name << " have waited for credit for "
+      << absl::FormatDuration(kWarnAfter) << ": " << credit.waiting << " wait; "
+      << credit.calls << " calls of " << credit.limits.calls << " are out, "
+      << credit.streams << " of them streams of "
+      << credit.limits.most_streams() << ", with " << credit.bytes
+      << " bytes of " << credit.limits.bytes
+      << "; if those that are out wait for those that wait, only their "
+         "deadlines end them: make the calls that end others from a function, "
+         "or raise the limit at "
+      << options_.peer.name
+      << (credit.bytes >= credit.limits.bytes / 2
+              ? " by --limits=rpc_bytes=VALUE"
+              : " by --limits=rpc_calls=VALUE");
 }
 
 void Outbound::TellDone(Ended& ended) {

@@ -30,6 +30,7 @@
 #include "weft/rpc/session/session.h"
 #include "weft/rpc/session/session_hook.h"
 #include "weft/telemetry/flight_recorder.h"
+#include "weft/telemetry/logger.h"
 #include "weft/transport/transport.h"
 
 namespace weft::rpc {
@@ -50,6 +51,7 @@ class Outbound final : public internal::Caller,
     int64_t result_bytes = 0;          // see AgentOptions
     std::shared_ptr<Traffic> traffic;  // counts the calls
     telemetry::FlightRecorder* recorder = nullptr;
+    telemetry::Logger* logger = nullptr;
     SessionHook* hook = nullptr;
     Hello hello;             // without what the session says
     Agent* agent = nullptr;  // for CodecContext
@@ -72,6 +74,7 @@ class Outbound final : public internal::Caller,
   void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   size_t pending_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  OpenCalls open_calls() ABSL_LOCKS_EXCLUDED(mu_);
   void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Status OnFrame(Link& link, Frame&& frame) override
@@ -86,6 +89,10 @@ class Outbound final : public internal::Caller,
  private:
   static constexpr absl::Duration kFirstPause = absl::Milliseconds(10);
   static constexpr absl::Duration kLongestPause = absl::Seconds(1);
+  // How long the first of the calls that wait for credit may wait before the
+  // log says so, and how often it does.
+  static constexpr absl::Duration kWarnAfter = absl::Seconds(1);
+  static constexpr absl::Duration kWarnAgain = absl::Seconds(30);
 
   // A call that has ended, with whom to tell.
   struct Ended {
@@ -109,6 +116,7 @@ class Outbound final : public internal::Caller,
     bool has_tasks = false;
     std::shared_ptr<Link> link;  // to be drained
     bool must_hang_up = false;   // and then closed
+    bool must_watch_credit = false;
   };
   Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Do(const Due& due) ABSL_LOCKS_EXCLUDED(mu_);
@@ -118,6 +126,12 @@ class Outbound final : public internal::Caller,
   void TellDoneWhenSettled(Ended& ended) ABSL_LOCKS_EXCLUDED(mu_);
   void Settled(uint64_t id, bool taken) ABSL_LOCKS_EXCLUDED(mu_);
   void SetTimer(Instant when) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Looks after kWarnAfter whether the call that waits first for credit still
+  // does. True if a timer must be set for that, by WatchCreditLater.
+  bool MustWatchCredit() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WatchCreditLater() ABSL_LOCKS_EXCLUDED(mu_);
+  void CheckCredit() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Connects if there is a reason to and nothing under way.
   void ConnectIfNeeded() ABSL_LOCKS_EXCLUDED(mu_);
@@ -148,6 +162,9 @@ class Outbound final : public internal::Caller,
   Instant welcomed_at_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> has_replied_{false};  // since then
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);
+  bool watches_credit_ ABSL_GUARDED_BY(mu_) = false;
+  uint64_t watched_call_ ABSL_GUARDED_BY(mu_) = 0;
+  Instant may_warn_at_ ABSL_GUARDED_BY(mu_);
   transport::Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
 };

@@ -64,13 +64,13 @@ SessionlessCall::SessionlessCall(Options options, Lineage inherited,
                                          options.dispatcher->agent(),
                                          options.caller.key, 0}},
                    options.request->keeps_result, options.request->alias,
-                   options.request->ordered_queue, options.function->name}),
+                   options.request->ordered_queue, options.function->name,
+                   options.transport->clock().Now()}),
       dispatcher_(std::move(options.dispatcher)),
       transport_(*options.transport),
       calls_(*options.calls),
       is_own_(options.is_own),
       function_(*options.function),
-      began_(options.transport->clock().Now()),
       for_peer_(options.request->for_peer),
       for_id_(options.request->for_id),
       traffic_(std::move(options.traffic)),
@@ -154,7 +154,7 @@ void SessionlessCall::AddPending(std::vector<PendingCall>* calls) const {
   call.id = id() == 0 ? number_ : id();  // a client's has none
   call.function = function_.name;
   call.phase = phase();
-  call.age = now - began_;
+  call.age = now - began();
   call.remaining = deadline() - now;
   if (is_running()) {
     call.is_served = true;

@@ -118,7 +118,6 @@ class SessionlessCall final
   SessionlessCalls& calls_;
   const bool is_own_;
   const Function& function_;
-  const Instant began_;
   const std::string for_peer_;
   const uint64_t for_id_;
   const std::shared_ptr<Traffic> traffic_;

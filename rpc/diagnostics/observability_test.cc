@@ -296,6 +296,26 @@ TEST(AgentMetrics, CountCallsBytesAndErrorsByPeer) {
   EXPECT_LE(ranks[0].Metrics().idle_threads, 3);
 }
 
+TEST(AgentMetrics, CallsThatWereNotSentHaveSentNoBytes) {
+  RanksOptions options;
+  options.limits.calls = 1;
+  Parked parked;
+  Ranks ranks(2, options);
+  ranks[1].SetLocal(&parked);
+  const Target w1 = ranks[0].To("w1");
+  Future<int64_t> holds = CallAsync(w1, Park);
+  EXPECT_TRUE(IsWoken(parked.began));
+  const std::string large(1000, 'x');
+  EXPECT_THAT(Call(w1.FailingWithoutCredit(), Length, large),
+              StatusIs(absl::StatusCode::kResourceExhausted, "no credit"));
+  Future<int64_t> given_up = CallAsync(w1, Length, large);
+  given_up.Cancel();
+  const Traffic::Counts out = ranks[0].Metrics().peers.at("w1");
+  EXPECT_EQ(out.calls, 3);
+  EXPECT_LT(out.sent_bytes, 1000);
+  holds.Cancel();
+}
+
 // Of weft_rpc_<name> on a page of Prometheus, of the labels that are given.
 int64_t OnPage(const std::string& page, absl::string_view name,
                absl::string_view labels = "") {
@@ -426,7 +446,7 @@ TEST(AgentMetrics, CallsOfItselfCountAsAny) {
 TEST(AgentMetrics, PeersBeyondTheCapShareOneName) {
   TrafficTable table;
   for (size_t i = 0; i < 3 * TrafficTable::kMaxPeers; ++i) {
-    table.Of(absl::StrCat("w", i))->CountCall(1);
+    table.Of(absl::StrCat("w", i))->CountCall();
   }
   const auto counts = table.Counts();
   EXPECT_EQ(counts.size(), TrafficTable::kMaxPeers + 1);

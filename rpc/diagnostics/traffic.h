@@ -15,6 +15,12 @@
 
 namespace weft::rpc {
 
+// Calls with one peer that have not ended.
+struct OpenCalls {
+  size_t calls = 0;             // users' own, streams among them
+  size_t parts_of_streams = 0;  // what streams call beside
+};
+
 // With one peer, over all of its incarnations. Bytes are those of arguments and
 // results.
 //
@@ -30,10 +36,9 @@ class Traffic {
     int64_t received_bytes = 0;
   };
 
-  void CountCall(size_t bytes) {
-    Add(calls_, 1);
-    Add(sent_bytes_, bytes);
-  }
+  void CountCall() { Add(calls_, 1); }
+  // Of one that leaves for the first time: not all that are made do.
+  void CountSent(size_t bytes) { Add(sent_bytes_, bytes); }
   void CountEnd(bool ok, size_t bytes) {
     if (!ok) Add(errors_, 1);
     Add(received_bytes_, bytes);

@@ -15,6 +15,9 @@ namespace weft::rpc {
 // whose receipt is not acknowledged.
 struct Limits {
   int64_t calls = 256;
+  // Of `calls`, how many may be streams. The rest is kept for other calls, so
+  // that open streams do not hold up the call that would end them.
+  int64_t most_streams() const { return calls - calls / 8; }
   int64_t bytes = int64_t{256} << 20;
   // Calls made by handlers while they serve one are outside `calls`, so that a
   // chain of workers cannot starve itself; beyond this many, or `bytes` of

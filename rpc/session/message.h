@@ -54,6 +54,8 @@ struct Request {
   size_t function_index = 0;  // in the caller's registry, from 1; 0: unknown
   // Fails at once, instead of waiting, where there is no credit.
   bool waits_for_credit = true;
+  bool is_stream = false;          // it opens one: see Limits::most_streams
+  bool is_part_of_stream = false;  // it is not the user's: see Function
   // Whose elements lie in `body`; it is not sent once they have changed.
   std::vector<Payload> borrowed;
   // See internal::Alias; then there is no body.

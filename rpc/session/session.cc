@@ -1,6 +1,7 @@
 #include "weft/rpc/session/session.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
@@ -60,16 +61,16 @@ void CallerSession::On(const Start& event, Instant now,
   }
   Wake(event.request->deadline, actions);
   if (!connected_) {
-    if (event.request->depth == 0) waiting_.push_back(id);
+    if (event.request->depth == 0) Enqueue(*event.request);
     return;
   }
   if (ReplyPtr refused = Refuse(*event.request)) {
     End(it, Unanswered(it->second, refused->status), refused, actions);
   } else if (event.request->depth > 0 ||
-             (waiting_.empty() && HasCredit(*event.request))) {
+             (IsNext(*event.request) && HasCredit(*event.request))) {
     Send(it, actions);
   } else if (event.request->waits_for_credit) {
-    waiting_.push_back(id);
+    Enqueue(*event.request);
   } else {
     End(it, Unanswered(it->second, NoCredit(*event.request)), nullptr, actions);
   }
@@ -301,15 +302,71 @@ absl::Status CallerSession::CheckLimits(const Request& request) const {
 
 bool CallerSession::HasCredit(const Request& request) const {
   return calls_out_ < limits_.calls &&
-         bytes_out_ + request.bytes() <= limits_.bytes;
+         bytes_out_ + request.bytes() <= limits_.bytes &&
+         (!request.is_stream || StreamsHaveCredit());
+}
+
+bool CallerSession::IsNext(const Request& request) const {
+  if (!waiting_.empty()) return false;
+  return waiting_streams_.empty() ||
+         (!request.is_stream && !StreamsHaveCredit());
+}
+
+void CallerSession::Enqueue(const Request& request) {
+  (request.is_stream ? waiting_streams_ : waiting_).push_back(request.id);
+}
+
+std::deque<uint64_t>* CallerSession::NextQueue() {
+  for (auto* queue : {&waiting_, &waiting_streams_}) {
+    while (!queue->empty() && StateOf(queue->front()) != State::kWaiting) {
+      queue->pop_front();
+    }
+  }
+  if (waiting_.empty() || waiting_streams_.empty()) {
+    std::deque<uint64_t>* one =
+        waiting_.empty() ? &waiting_streams_ : &waiting_;
+    return one->empty() ? nullptr : one;
+  }
+  const bool stream_came_first = waiting_streams_.front() < waiting_.front();
+  return stream_came_first && StreamsHaveCredit() ? &waiting_streams_
+                                                  : &waiting_;
+}
+
+CallerSession::Credit CallerSession::credit() const {
+  Credit credit;
+  credit.limits = limits_;
+  credit.calls = calls_out_;
+  credit.streams = streams_out_;
+  credit.bytes = bytes_out_;
+  if (!connected_) return credit;
+  for (const auto* queue : {&waiting_, &waiting_streams_}) {
+    for (const uint64_t id : *queue) {
+      if (StateOf(id) != State::kWaiting) continue;
+      if (credit.first_waiting == 0 || id < credit.first_waiting) {
+        credit.first_waiting = id;
+      }
+      break;
+    }
+  }
+  return credit;
+}
+
+int64_t CallerSession::CountWaiting() const {
+  const auto waits = [this](uint64_t id) {
+    return StateOf(id) == State::kWaiting;
+  };
+  return std::count_if(waiting_.begin(), waiting_.end(), waits) +
+         std::count_if(waiting_streams_.begin(), waiting_streams_.end(), waits);
 }
 
 absl::Status CallerSession::NoCredit(const Request& request) const {
   return absl::ResourceExhaustedError(absl::StrCat(
       request.function, ": no credit is left: ", calls_out_, " calls of ",
-      limits_.calls, " and ", bytes_out_, " bytes of ", limits_.bytes,
+      limits_.calls, ", ", streams_out_, " streams of ", limits_.most_streams(),
+      " and ", bytes_out_, " bytes of ", limits_.bytes,
       " are out, and the call was not to wait; let it wait",
-      RaiseBy(calls_out_ < limits_.calls ? "rpc_bytes" : "rpc_calls")));
+      RaiseBy(bytes_out_ + request.bytes() > limits_.bytes ? "rpc_bytes"
+                                                           : "rpc_calls")));
 }
 
 CallerSession::PendingMap::iterator CallerSession::Send(
@@ -321,35 +378,35 @@ CallerSession::PendingMap::iterator CallerSession::Send(
     if (lost.ok()) continue;
     return End(it, Unanswered(call, std::move(lost)), nullptr, actions);
   }
-  if (!call.sent) {
-    call.sent = true;
+  const bool again = std::exchange(call.sent, true);
+  if (!again) {
     if (request.depth > 0) {
       ++nested_out_;
       nested_bytes_out_ += request.bytes();
     } else {
       ++calls_out_;
+      streams_out_ += request.is_stream;
       bytes_out_ += request.bytes();
     }
     FlushAcks(actions);  // they travel along
   }
-  actions->push_back(SendRequest{call.request});
+  actions->push_back(SendRequest{call.request, again});
   return std::next(it);
 }
 
 void CallerSession::SendWaiting(Instant, std::vector<Action>* actions) {
-  while (connected_ && !waiting_.empty()) {
-    const auto it = pending_.find(waiting_.front());
-    if (it != pending_.end() && !it->second.sent) {
-      const Request& request = *it->second.request;
-      if (HasCredit(request)) {
-        Send(it, actions);
-      } else if (request.waits_for_credit) {
-        return;
-      } else {
-        End(it, Unanswered(it->second, NoCredit(request)), nullptr, actions);
-      }
+  while (connected_) {
+    std::deque<uint64_t>* const queue = NextQueue();
+    if (queue == nullptr) return;
+    const auto it = pending_.find(queue->front());
+    const Request& request = *it->second.request;
+    if (!HasCredit(request) && request.waits_for_credit) return;
+    queue->pop_front();
+    if (HasCredit(request)) {
+      Send(it, actions);
+    } else {
+      End(it, Unanswered(it->second, NoCredit(request)), nullptr, actions);
     }
-    waiting_.pop_front();
   }
 }
 
@@ -360,7 +417,8 @@ CallerSession::PendingMap::iterator CallerSession::End(
   const Pending& call = it->second;
   const bool settles =
       call.sent && reply != nullptr && !reply->attachments.empty();
-  const Credit credit{call.request->depth, call.request->bytes()};
+  const CallCredit credit{call.request->depth, call.request->bytes(),
+                          call.request->is_stream};
   // Who serves counts the call until it is acknowledged.
   if (call.sent && !settles) Free(credit);
   const std::shared_ptr<StagedAttachments>& staged = call.request->staged;
@@ -398,14 +456,16 @@ void CallerSession::EndAll(const absl::Status& why,
     it = End(it, Unanswered(it->second, why), nullptr, actions, is_lost);
   }
   waiting_.clear();
+  waiting_streams_.clear();
 }
 
-void CallerSession::Free(const Credit& credit) {
+void CallerSession::Free(const CallCredit& credit) {
   if (credit.depth > 0) {
     --nested_out_;
     nested_bytes_out_ -= credit.bytes;
   } else {
     --calls_out_;
+    streams_out_ -= credit.is_stream;
     bytes_out_ -= credit.bytes;
   }
 }
@@ -523,7 +583,7 @@ std::string CallerSession::Fingerprint() const {
       "caller generation=", generation_, resumes_ ? "r" : "f",
       connected_ ? "c" : "d", is_gone() ? "g" : "", ending_.ok() ? "" : "e",
       " next=", next_id_, " out=", calls_out_, ",", bytes_out_, ",",
-      nested_out_, " closed=", closed_.ToString(),
+      streams_out_, ",", nested_out_, " closed=", closed_.ToString(),
       " unclosed=", unacked_.ToString(), ",", unacked_bytes_,
       " due=", ack_due_.nanoseconds(), " wake=", wake_.nanoseconds());
   for (const auto& [id, call] : pending_) {
@@ -538,6 +598,8 @@ std::string CallerSession::Fingerprint() const {
   absl::StrAppend(&text, " unasked=", unasked_acks_.ToString(), "/",
                   unasked_cancels_.ToString(), " queue");
   for (const uint64_t id : waiting_) absl::StrAppend(&text, " ", id);
+  absl::StrAppend(&text, " streams");
+  for (const uint64_t id : waiting_streams_) absl::StrAppend(&text, " ", id);
   return text;
 }
 

@@ -114,6 +114,7 @@ class CallerSession {
   // ---- Actions.
   struct SendRequest {
     RequestPtr request;
+    bool again = false;  // it was sent before, by another connection
   };
   struct SendAck {
     rpc::Ack ack;
@@ -190,6 +191,23 @@ class CallerSession {
 
   State StateOf(uint64_t id) const;
 
+  // What the callee grants to calls of depth 0, and what they take of it.
+  struct Credit {
+    Limits limits;
+    int64_t calls = 0;    // that are out
+    int64_t streams = 0;  // of them
+    int64_t bytes = 0;
+    int64_t waiting = 0;         // calls that wait for credit
+    uint64_t first_waiting = 0;  // the id of the first of them; 0: none waits
+  };
+  // Without the count of those that wait, which takes longer.
+  Credit credit() const;
+  int64_t CountWaiting() const;
+  // Whether a call waits for credit, perhaps one that has ended since.
+  bool may_wait_for_credit() const {
+    return connected_ && !(waiting_.empty() && waiting_streams_.empty());
+  }
+
   // All state as text: equal cores have equal ones.
   std::string Fingerprint() const;
 
@@ -199,10 +217,11 @@ class CallerSession {
     bool sent = false;
   };
   using PendingMap = IdMap<Pending>;
-  // What a call that is out takes of it.
-  struct Credit {
+  // What a call that is out takes of the credit.
+  struct CallCredit {
     int depth = 0;
     int64_t bytes = 0;
+    bool is_stream = false;
   };
   // What the callee must answer.
   struct Closing {
@@ -232,6 +251,15 @@ class CallerSession {
   absl::Status CheckServed(const Request& request, Refusal* refusal);
   absl::Status CheckLimits(const Request& request) const;
   bool HasCredit(const Request& request) const;
+  // The request that is made now need not wait for others that were made
+  // before.
+  bool IsNext(const Request& request) const;
+  void Enqueue(const Request& request);
+  // Where the next call to be sent waits; null if none does.
+  std::deque<uint64_t>* NextQueue();
+  bool StreamsHaveCredit() const {
+    return streams_out_ < limits_.most_streams();
+  }
   absl::Status NoCredit(const Request& request) const;
   // Sends a call, again if it was sent before, or ends one whose borrowed
   // elements have changed. The next call.
@@ -246,7 +274,7 @@ class CallerSession {
                            bool is_lost = false);
   void EndAll(const absl::Status& why, std::vector<Action>* actions,
               bool is_lost);
-  void Free(const Credit& credit);
+  void Free(const CallCredit& credit);
   // What the callee has to be told, or asked, of a call that has ended.
   void Acknowledge(uint64_t id);
   void AskToClose(uint64_t id, Closing closing);
@@ -276,14 +304,18 @@ class CallerSession {
 
   uint64_t next_id_ = 1;
   PendingMap pending_;
-  std::deque<uint64_t> waiting_;  // unsent, depth 0; may name ended ones
-  int64_t calls_out_ = 0;         // sent, depth 0
+  // Unsent, depth 0; may name ended ones. Streams wait apart, for others may
+  // overtake them when it is only streams of which there are too many.
+  std::deque<uint64_t> waiting_;
+  std::deque<uint64_t> waiting_streams_;
+  int64_t calls_out_ = 0;    // sent, depth 0
+  int64_t streams_out_ = 0;  // of them
   int64_t bytes_out_ = 0;
   int64_t nested_out_ = 0;
   int64_t nested_bytes_out_ = 0;
 
   // Calls that have ended are in one of these three.
-  absl::btree_map<uint64_t, Credit> settling_;
+  absl::btree_map<uint64_t, CallCredit> settling_;
   ClosingMap closing_;
   IntervalSet closed_;
   int64_t attached_closing_ = 0;  // of closing_

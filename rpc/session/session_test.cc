@@ -169,6 +169,37 @@ struct BriefCaller : Caller {
   }
 };
 
+TEST(CallerSession, SomeCreditIsKeptForCallsThatAreNotStreams) {
+  Caller caller;
+  Limits limits;
+  limits.calls = 16;
+  ASSERT_EQ(limits.most_streams(), 14);
+  caller.Tell(CallerSession::Connected{limits, nullptr, ""});
+  const auto start = [&caller](bool is_stream) {
+    const auto request = MakeRequest();
+    request->is_stream = is_stream;
+    return IdsSent(caller.Tell(CallerSession::Start{request}));
+  };
+  for (uint64_t id = 1; id <= 14; ++id) {
+    EXPECT_THAT(start(/*is_stream=*/true), ElementsAre(id));
+  }
+  EXPECT_THAT(start(/*is_stream=*/true), IsEmpty());  // 15
+  EXPECT_THAT(start(/*is_stream=*/true), IsEmpty());  // 16
+  EXPECT_THAT(start(/*is_stream=*/false), ElementsAre(17));
+  EXPECT_THAT(start(/*is_stream=*/false), ElementsAre(18));
+  EXPECT_THAT(start(/*is_stream=*/false), IsEmpty());  // 19: all are out
+  EXPECT_EQ(caller.session.credit().first_waiting, 15u);
+  EXPECT_EQ(caller.session.CountWaiting(), 3);
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(17))), ElementsAre(19));
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(18))), IsEmpty());
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(1))), ElementsAre(15));
+  // Where a stream may be sent again, calls keep their order.
+  EXPECT_THAT(start(/*is_stream=*/false), ElementsAre(20));
+  EXPECT_THAT(start(/*is_stream=*/false), IsEmpty());  // 21
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(2))), ElementsAre(16));
+  EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(3))), ElementsAre(21));
+}
+
 TEST(CallerSession, WaitsForCreditOfBytes) {
   BriefCaller caller;
   EXPECT_THAT(caller.Start(2000), ElementsAre(1));

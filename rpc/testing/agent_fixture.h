@@ -21,7 +21,7 @@ namespace weft::rpc {
 
 struct RanksOptions {
   int threads = 4;
-  int max_threads = 256;
+  int max_threads = 4096;
   absl::Duration give_up_after = absl::Seconds(10);
   Limits limits;
   std::vector<const Registry*> registries;  // by rank; none: the global one

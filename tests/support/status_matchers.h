@@ -8,6 +8,7 @@
 #ifndef WEFT_TESTS_SUPPORT_STATUS_MATCHERS_H_
 #define WEFT_TESTS_SUPPORT_STATUS_MATCHERS_H_
 
+#include <ostream>
 #include <string>
 #include <utility>
 
@@ -29,6 +30,17 @@
 #define WEFT_TEST_CONCAT_(a, b) WEFT_TEST_CONCAT_INNER_(a, b)
 #define WEFT_TEST_CONCAT_INNER_(a, b) a##b
 
+// How gtest prints them: by code and message. The payloads are for programs.
+namespace absl {
+inline void PrintTo(const Status& status, std::ostream* out) {
+  *out << status.ToString(StatusToStringMode::kWithNoExtraData);
+}
+template <typename T>
+void PrintTo(const StatusOr<T>& result, std::ostream* out) {
+  *out << result.status().ToString(StatusToStringMode::kWithNoExtraData);
+}
+}  // namespace absl
+
 namespace weft::testing {
 
 inline const absl::Status& GetStatus(const absl::Status& status) {
@@ -39,15 +51,11 @@ const absl::Status& GetStatus(const absl::StatusOr<T>& result) {
   return result.status();
 }
 
-MATCHER(IsOk, "is OK") {
-  *result_listener << GetStatus(arg).ToString();
-  return GetStatus(arg).ok();
-}
+MATCHER(IsOk, "is OK") { return GetStatus(arg).ok(); }
 
 // Holds a value that `matcher` (a value or a matcher) accepts.
 MATCHER_P(IsOkAndHolds, matcher, "is OK and holds what is wanted") {
   if (!arg.ok()) {
-    *result_listener << arg.status().ToString();
     return false;
   }
   return ::testing::ExplainMatchResult(matcher, *arg, result_listener);
@@ -57,7 +65,6 @@ MATCHER_P(IsOkAndHolds, matcher, "is OK and holds what is wanted") {
 MATCHER_P2(StatusIs, code, substring,
            absl::StatusCodeToString(code) + " with a message that has \"" +
                std::string(substring) + "\"") {
-  *result_listener << GetStatus(arg).ToString();
   return GetStatus(arg).code() == code &&
          absl::StrContains(GetStatus(arg).message(), substring);
 }
