@@ -865,7 +865,8 @@ TEST(Duplex, ManyAtOnceNeedNoCreditForTheirParts) {
   options.limits.calls = 8;
   Ranks ranks(2, options);
   std::vector<Duplex<int64_t, int64_t>> streams;
-  for (int i = 0; i < 8; ++i) {  // all the credit there is
+  const int64_t most = options.limits.most_streams();
+  for (int64_t i = 0; i < most; ++i) {  // all the credit there is for them
     streams.push_back(OpenStream(ranks[0].To("w1"), Twice, 3));
   }
   for (auto& stream : streams) ASSERT_THAT(stream.Write(1), IsOk());

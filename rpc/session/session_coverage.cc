@@ -198,10 +198,10 @@ constexpr CalleeRow kCalleeTable[] = {
     {At::kAnswered, kCancel, At::kAnswered, kRare},
     {At::kAnswered, kCallerGone, At::kUnknown, kAgents},
     // A closed call never starts.
-    {At::kClosed, kRequest, At::kClosed, kAlone | kAgents},
+    {At::kClosed, kRequest, At::kClosed, kAlone},
     {At::kClosed, kAck, At::kClosed, kAll},
     {At::kClosed, kCancel, At::kClosed, kAlone},
-    {At::kNever, kRequest, At::kNever, kAlone},
+    {At::kNever, kRequest, At::kNever, kAlone | kAgents},
     {At::kNever, kAck, At::kClosed, kAlone | kAgents},
     {At::kNever, kCancel, At::kNever, kAlone},
 };
