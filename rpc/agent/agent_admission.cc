@@ -240,8 +240,8 @@ Welcome AgentState::Judge(const Hello& hello, const Proof& proof,
     known = nullptr;
   }
   if (known != nullptr && known->generation() > hello.generation) {
-    welcome.status = absl::AbortedError(
-        absl::StrCat(hello.name, " has begun a later life of its session"));
+    welcome.status = absl::AbortedError(absl::StrCat(
+        hello.name, " has begun a later generation of its session"));
     return welcome;
   }
   if (known == nullptr || known->generation() < hello.generation) {

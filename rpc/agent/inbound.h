@@ -80,9 +80,10 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
 // Thread-safety: thread-safe.
 class Inbound final : public std::enable_shared_from_this<Inbound> {
  public:
-  // One life of the caller's session; `number` orders those of an agent by when
-  // they began. A client that has not connected again for kClientPatience after
-  // its connection was lost is gone; of a worker's end the membership tells.
+  // One generation of the caller's session; `number` orders those of an agent
+  // by when they began. A client that has not connected again for
+  // kClientPatience after its connection was lost is gone; of a worker's end
+  // the membership tells.
   Inbound(Worker peer, uint64_t number, uint64_t generation, Limits limits,
           transport::Transport& transport,
           std::shared_ptr<Dispatcher> dispatcher,

@@ -160,10 +160,10 @@ class CallerSession {
 
   void OnEvent(const Event& event, Instant now, std::vector<Action>* actions);
 
-  // What a new connection says: which life of the session this is, and whether
-  // the callee must remember it. Each has a generation of its own until one was
-  // welcomed: an earlier one that comes late, perhaps when all was forgotten,
-  // must not begin the generation that this one resumes.
+  // What a new connection says: which generation of the session this is, and
+  // whether the callee must remember it. Each has a generation of its own until
+  // one was welcomed: an earlier one that comes late, perhaps when all was
+  // forgotten, must not begin the generation that this one resumes.
   uint64_t generation() const { return generation_; }
   bool resumes() const { return resumes_; }
 

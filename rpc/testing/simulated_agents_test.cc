@@ -698,7 +698,7 @@ TEST(SimulatedFaults, AForgottenSessionEndsWhatWasSentAndRepeatsNothing) {
     agents.Heal(0, 1);
     sent = unanswered.Wait(absl::Minutes(1)).status();
     kept = Fetch(handle);
-    return waiting.Wait(absl::Minutes(1)).status();  // in the next life
+    return waiting.Wait(absl::Minutes(1)).status();  // in the next generation
   });
   EXPECT_THAT(statuses, ElementsAre(IsOk()));
   EXPECT_THAT(sent, StatusIs(absl::StatusCode::kUnavailable, "forgotten"));
@@ -715,7 +715,8 @@ TEST(SimulatedFaults, AForgottenSessionEndsWhatWasSentAndRepeatsNothing) {
             0);
 }
 
-// G1: it would begin the forgotten life again, without what had run in it.
+// G1: it would begin the forgotten generation again, without what had run in
+// it.
 TEST(SimulatedFaults, AHelloThatComesAfterItsSessionWasForgottenIsOfNoUse) {
   using Rule = sim::FaultPlan::Rule;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
