@@ -1,4 +1,4 @@
-"""Checks docs/rpc_features.md: all rows, in order, each with tests that exist or a word on what lacks.
+"""Checks tests/features/rpc_features.md: all rows, in order, each with tests that exist or a word on what lacks.
 
 A row names the codes of the errors that it promises, and one of its tests expects each of them.
 """
@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 
-PAGE = "docs/rpc_features.md"
+PAGE = "tests/features/rpc_features.md"
 # F33 (scripted functions) and F77 (device futures) are for later.
 ROWS = [f"F{n}" for n in [*range(1, 33), *range(34, 77), *range(132, 139)]]
 PROBES = [f"PROBE-P{n}" for n in [2, 4, 5, 6, 9, 11, 16, 17, 18, 19, 20, 21]]
