@@ -1,0 +1,340 @@
+#include "weft/ddp/distributed_data_parallel.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/error.h"
+#include "weft/base/future.h"
+#include "weft/base/status_macros.h"
+#include "weft/ddp/agreement.h"
+
+namespace weft::ddp {
+namespace {
+
+using collectives::ProcessGroup;
+
+Leaf& LeafOf(const nn::NamedParameter& parameter) {
+  return *parameter.variable.edge().node->leaf();
+}
+
+std::vector<ReducerParameter> Describe(
+    const std::vector<nn::NamedParameter>& parameters) {
+  std::vector<ReducerParameter> described;
+  for (const nn::NamedParameter& parameter : parameters) {
+    described.push_back({parameter.name, parameter.variable.shape(),
+                         parameter.variable.dtype()});
+  }
+  return described;
+}
+
+// Those that are trained.
+std::vector<nn::NamedParameter> TrainedParameters(const nn::Module& module) {
+  std::vector<nn::NamedParameter> trained;
+  for (nn::NamedParameter& parameter : module.NamedParameters()) {
+    if (parameter.variable.requires_grad()) {
+      trained.push_back(std::move(parameter));
+    }
+  }
+  return trained;
+}
+
+// FNV-1a of the elements.
+uint64_t HashOf(const Tensor& tensor) {
+  const Tensor flat = tensor.Contiguous();
+  const auto* bytes = static_cast<const unsigned char*>(flat.raw());
+  uint64_t hash = 14695981039346656037u;
+  for (int64_t i = 0; i < flat.bytes(); ++i) {
+    hash = (hash ^ bytes[i]) * 1099511628211u;
+  }
+  return hash;
+}
+
+}  // namespace
+
+// One pass at a time: that of the thread that uses the ddp.
+class DistributedDataParallel::Sink final : public GradientSink {
+ public:
+  explicit Sink(DistributedDataParallel& ddp)
+      : ddp_(ddp), has_unreduced_(ddp.parameters_.size()) {
+    for (size_t i = 0; i < ddp.parameters_.size(); ++i) {
+      index_of_[&LeafOf(ddp.parameters_[i])] = static_cast<int>(i);
+    }
+  }
+
+  void Begin(const BackwardPass& pass,
+             absl::Span<Leaf* const> leaves) override {
+    if (pass_ != 0) {
+      ThrowFailedPrecondition(
+          "DistributedDataParallel: another backward pass of this model has "
+          "not ended");
+    }
+    syncs_ = ddp_.syncs_;
+    if (syncs_) {
+      ThrowIfError(ddp_.reducer_->Begin(ddp_.weight_));
+      is_weightless_ = ddp_.weight_ == 0;
+    }
+    // Only now: End is not called after a Begin that fails.
+    pass_ = pass.id;
+    if (!syncs_) return;
+    try {
+      if (pass.store != nullptr) MoveGradientsOut();
+      MarkAllBut(leaves, pass.store);
+    } catch (...) {
+      GiveUp(absl::InternalError("marking of unused parameters failed"));
+      throw;
+    }
+  }
+
+  GradientDestination Destination(const BackwardPass& pass,
+                                  Leaf& leaf) override {
+    if (pass.store != nullptr) {
+      if (!syncs_ || is_weightless_) return {};
+      return {ViewOf(leaf), /*add=*/false};
+    }
+    if (syncs_ && is_weightless_) return {};
+    return PrepareDestination(leaf, ViewOf(leaf));
+  }
+
+  void Accept(const BackwardPass& pass, Leaf& leaf,
+              Gradient gradient) override {
+    const int i = index_of_.at(&leaf);
+    if (syncs_ && is_weightless_) return MarkNone(i, pass.store);
+    if (pass.store == nullptr) {
+      AcceptInto(leaf, ViewOf(leaf), gradient);
+      if (!syncs_) {
+        has_unreduced_[i] = true;
+        return;
+      }
+    } else if (syncs_) {
+      WriteInto(ViewOf(leaf), gradient);
+    } else {
+      return pass.store->Accept(pass, leaf, std::move(gradient));
+    }
+    ThrowIfError(ddp_.reducer_->MarkReady(i));
+  }
+
+  void NoGradient(const BackwardPass& pass, Leaf& leaf) override {
+    if (syncs_) MarkNone(index_of_.at(&leaf), pass.store);
+  }
+
+  absl::Status End(const BackwardPass& pass,
+                   const absl::Status& outcome) override {
+    if (pass.id != pass_) return absl::OkStatus();
+    pass_ = 0;
+    if (!syncs_) return absl::OkStatus();
+    if (!outcome.ok()) {
+      GiveUp(outcome);
+      return absl::OkStatus();  // the pass has its error
+    }
+    return Finish(pass);
+  }
+
+  // A pass that reaches nothing.
+  absl::Status ReduceNothing() {
+    if (pass_ != 0) {
+      return absl::FailedPreconditionError(
+          "DistributedDataParallel::ContributeNothing: a backward pass of this "
+          "model has not ended");
+    }
+    const bool is_weighted = ddp_.options_.divisor == Divisor::kTotalWeight;
+    WEFT_RETURN_IF_ERROR(ddp_.reducer_->Begin(is_weighted ? 0 : 1));
+    const absl::Status marked = CatchToStatus([&] { MarkAllBut({}, nullptr); });
+    if (!marked.ok()) {
+      GiveUp(marked);
+      return marked;
+    }
+    return Finish({});
+  }
+
+ private:
+  const Tensor& ViewOf(Leaf& leaf) const {
+    return ddp_.reducer_->gradient(index_of_.at(&leaf));
+  }
+
+  // Those that the pass does not reach are marked at once, so that they hold up
+  // no bucket.
+  void MarkAllBut(absl::Span<Leaf* const> leaves, const GradientSink* store) {
+    std::vector<bool> is_reached(ddp_.parameters_.size());
+    for (Leaf* leaf : leaves) is_reached[index_of_.at(leaf)] = true;
+    for (size_t i = 0; i < is_reached.size(); ++i) {
+      if (!is_reached[i]) MarkNone(static_cast<int>(i), store);
+    }
+  }
+
+  void MarkNone(int i, const GradientSink* store) {
+    Reducer& reducer = *ddp_.reducer_;
+    Leaf& leaf = LeafOf(ddp_.parameters_[i]);
+    if (store != nullptr || !leaf.gradient().defined()) {
+      return ThrowIfError(reducer.MarkUnused(i));
+    }
+    // What is there already, from passes without reduction or not cleared.
+    (void)PrepareDestination(leaf, reducer.gradient(i));
+    ThrowIfError(has_unreduced_[i] ? reducer.MarkReady(i)
+                                   : reducer.MarkUnchanged(i));
+  }
+
+  // The pass uses the views for what goes to its store.
+  void MoveGradientsOut() {
+    for (const nn::NamedParameter& parameter : ddp_.parameters_) {
+      Leaf& leaf = LeafOf(parameter);
+      if (!leaf.gradient().dense().defined()) continue;
+      leaf.SetGradient(leaf.gradient().dense().Clone());
+    }
+  }
+
+  static void WriteInto(const Tensor& view, const Gradient& gradient) {
+    if (gradient.dense().defined() && gradient.dense().raw() == view.raw()) {
+      return;  // made there
+    }
+    view.CopyFrom(gradient.ToDense());
+  }
+
+  absl::Status Finish(const BackwardPass& pass) {
+    const absl::Status finished = ddp_.reducer_->Finish();
+    if (!finished.ok()) {
+      ClearGradients();
+      return absl::Status(
+          finished.code(),
+          absl::StrCat("DistributedDataParallel: ", finished.message()));
+    }
+    has_unreduced_.assign(has_unreduced_.size(), false);
+    for (size_t i = 0; i < ddp_.parameters_.size(); ++i) {
+      if (!ddp_.reducer_->is_used(static_cast<int>(i))) continue;
+      const Tensor& view = ddp_.reducer_->gradient(static_cast<int>(i));
+      Leaf& leaf = LeafOf(ddp_.parameters_[i]);
+      if (pass.store == nullptr) {
+        leaf.SetGradient(view);
+      } else {
+        // The next pass overwrites the view.
+        pass.store->Accept(pass, leaf, view.Clone());
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  void GiveUp(const absl::Status& why) {
+    pass_ = 0;
+    ddp_.reducer_->Abandon(why);
+    ClearGradients();
+  }
+
+  void ClearGradients() {
+    for (const nn::NamedParameter& parameter : ddp_.parameters_) {
+      parameter.variable.ClearGradient();
+    }
+  }
+
+  DistributedDataParallel& ddp_;
+  absl::flat_hash_map<const Leaf*, int> index_of_;
+  // Whether the leaf's gradient has parts that were not reduced.
+  std::vector<bool> has_unreduced_;
+  uint64_t pass_ = 0;  // 0: none
+  bool syncs_ = true;  // in this pass
+  bool is_weightless_ = false;
+};
+
+DistributedDataParallel::DistributedDataParallel(nn::Module& module,
+                                                 ProcessGroup& group,
+                                                 ReducerOptions options)
+    : module_(module),
+      group_(group),
+      options_(options),
+      parameters_(TrainedParameters(module)) {}
+
+DistributedDataParallel::~DistributedDataParallel() {
+  if (sink_ == nullptr) return;
+  for (const nn::NamedParameter& parameter : parameters_) {
+    if (LeafOf(parameter).sink() == sink_.get()) {
+      parameter.variable.SetGradientSink(nullptr);
+    }
+  }
+}
+
+absl::StatusOr<std::unique_ptr<DistributedDataParallel>>
+DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
+                                ReducerOptions options) {
+  auto ddp = std::unique_ptr<DistributedDataParallel>(
+      new DistributedDataParallel(module, group, options));
+  WEFT_ASSIGN_OR_RETURN(
+      ddp->reducer_,
+      Reducer::Create(group, Describe(ddp->parameters_), options));
+  WEFT_RETURN_IF_ERROR(ddp->CheckBuffersAgree());
+  std::vector<Tensor> values;
+  for (const nn::NamedParameter& parameter : module.NamedParameters()) {
+    values.push_back(parameter.variable.value());
+  }
+  WEFT_RETURN_IF_ERROR(ddp->BroadcastAll(values));
+  WEFT_RETURN_IF_ERROR(ddp->BroadcastBuffers());
+  ddp->sink_ = std::make_unique<Sink>(*ddp);
+  for (const nn::NamedParameter& parameter : ddp->parameters_) {
+    parameter.variable.SetGradientSink(ddp->sink_.get());
+  }
+  return ddp;
+}
+
+absl::Status DistributedDataParallel::CheckBuffersAgree() {
+  std::vector<std::string> lines = {"buffers:"};
+  for (const nn::NamedBuffer& buffer : module_.NamedBuffers()) {
+    lines.push_back(
+        absl::StrCat("buffer ", buffer.name, " ", buffer.tensor.Describe()));
+  }
+  return CheckAgreement(group_, absl::OkStatus(), lines, options_.timeout);
+}
+
+absl::Status DistributedDataParallel::BroadcastAll(
+    const std::vector<Tensor>& tensors) {
+  collectives::CallOptions call;
+  call.timeout = options_.timeout;
+  std::vector<Future<void>> broadcasts;
+  for (const Tensor& tensor : tensors) {
+    broadcasts.push_back(group_.BroadcastAsync(tensor, /*root=*/0, call));
+  }
+  // Each operation has its own deadline.
+  return WaitAll(std::move(broadcasts), absl::InfiniteDuration());
+}
+
+absl::Status DistributedDataParallel::BroadcastBuffers() {
+  std::vector<Tensor> buffers;
+  for (const nn::NamedBuffer& buffer : module_.NamedBuffers()) {
+    buffers.push_back(buffer.tensor);
+  }
+  return BroadcastAll(buffers);
+}
+
+absl::Status DistributedDataParallel::SetWeight(double weight) {
+  if (options_.divisor != Divisor::kTotalWeight) {
+    return absl::InvalidArgumentError(
+        "DistributedDataParallel::SetWeight needs Divisor::kTotalWeight");
+  }
+  if (!std::isfinite(weight) || weight < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DistributedDataParallel::SetWeight: wanted a finite "
+                     "number of at least 0, found ",
+                     weight));
+  }
+  weight_ = weight;
+  return absl::OkStatus();
+}
+
+absl::Status DistributedDataParallel::ContributeNothing() {
+  return sink_->ReduceNothing();
+}
+
+absl::Status DistributedDataParallel::CheckInSync() {
+  std::vector<std::string> lines = {"parameters:"};
+  for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
+    lines.push_back(absl::StrCat(
+        "parameter ", parameter.name, " with bits of hash ",
+        absl::Hex(HashOf(parameter.variable.value()), absl::kZeroPad16)));
+  }
+  const absl::Status agreed =
+      CheckAgreement(group_, absl::OkStatus(), lines, options_.timeout);
+  if (!absl::IsInvalidArgument(agreed)) return agreed;
+  return absl::DataLossError(agreed.message());
+}
+
+}  // namespace weft::ddp

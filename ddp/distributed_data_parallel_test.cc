@@ -1,0 +1,468 @@
+#include "weft/ddp/distributed_data_parallel.h"
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/autograd/ops.h"
+#include "weft/autograd/variable.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/local/local_world.h"
+#include "weft/nn/layers.h"
+#include "weft/nn/loss.h"
+#include "weft/nn/module.h"
+#include "weft/tensor/ops/elementwise.h"
+#include "weft/tensor/random.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::ddp {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::FloatNear;
+using ::testing::Pointwise;
+using ::weft::testing::IsOk;
+using ::weft::testing::RunRanks;
+using ::weft::testing::StatusIs;
+
+constexpr int64_t kFeatures = 5;
+constexpr int64_t kClasses = 3;
+
+// Two layers, one more that is used on demand, and a buffer.
+class Net : public nn::Module {
+ public:
+  explicit Net(uint64_t seed, int64_t hidden = 7)
+      : random_(seed),
+        hidden_(kFeatures, hidden, random_),
+        output_(hidden, kClasses, random_),
+        spare_(kClasses, kClasses, random_) {
+    AddModule("hidden", hidden_);
+    AddModule("output", output_);
+    AddModule("spare", spare_);
+    seen = AddBuffer("seen", Tensor::Full({2}, static_cast<double>(seed)));
+  }
+  Variable Forward(const Variable& x, bool with_spare = false) {
+    const Variable y = output_.Forward(Relu(hidden_.Forward(x)));
+    return with_spare ? spare_.Forward(y) : y;
+  }
+
+  Tensor seen;
+
+ private:
+  Generator random_;
+  nn::Linear hidden_, output_, spare_;
+};
+
+using Body = std::function<absl::Status(int rank, collectives::ProcessGroup&)>;
+
+std::vector<absl::Status> RunGroups(int size, const Body& body,
+                                    absl::Duration timeout = absl::Minutes(1)) {
+  collectives::LocalWorld world(size);
+  return RunRanks(size, [&](int rank) {
+    collectives::GroupOptions options;
+    options.timeout = timeout;
+    const auto group =
+        collectives::ProcessGroup::Create(world.Connect(rank), options);
+    return body(rank, *group);
+  });
+}
+
+// Samples [begin, end) of step `step`.
+struct Batch {
+  Tensor x;       // f32 [n, kFeatures]
+  Tensor labels;  // i64 [n]
+};
+Batch SamplesOf(int step, int64_t begin, int64_t end) {
+  std::vector<float> x;
+  std::vector<int64_t> labels;
+  for (int64_t i = begin; i < end; ++i) {
+    for (int64_t f = 0; f < kFeatures; ++f) {
+      x.push_back(static_cast<float>((7 * i + 3 * f + 5 * step) % 11) / 11);
+    }
+    labels.push_back((i + step) % kClasses);
+  }
+  const int64_t n = end - begin;
+  return {Tensor::FromVector<float>(x, {n, kFeatures}),
+          Tensor::FromVector<int64_t>(labels)};
+}
+
+void Backward(Net& net, const Batch& batch, bool with_spare = false) {
+  CrossEntropy(net.Forward(Variable(batch.x), with_spare), batch.labels)
+      .Backward();
+}
+
+// Gradient descent, which leaves parameters without gradient alone.
+void StepAndClear(const Net& net) {
+  for (const Variable& parameter : net.Parameters()) {
+    if (parameter.has_grad()) Axpy_(parameter.value(), -0.5, parameter.grad());
+    parameter.ClearGradient();
+  }
+}
+
+std::vector<float> Flat(const Net& net) {
+  std::vector<float> all;
+  for (const Variable& parameter : net.Parameters()) {
+    for (const float v : parameter.value().ToVector<float>()) all.push_back(v);
+  }
+  return all;
+}
+
+std::vector<float> GradientOf(const Net& net, const std::string& name) {
+  for (const nn::NamedParameter& parameter : net.NamedParameters()) {
+    if (parameter.name != name) continue;
+    if (!parameter.variable.has_grad()) return {};
+    return parameter.variable.grad().ToVector<float>();
+  }
+  ADD_FAILURE() << "no parameter " << name;
+  return {};
+}
+
+constexpr int kSteps = 5;
+constexpr int64_t kBatch = 12;
+
+// What one process learns of whole batches.
+std::vector<float> WeightsOfOneProcess() {
+  Net net(1);
+  for (int step = 0; step < kSteps; ++step) {
+    Backward(net, SamplesOf(step, 0, kBatch));
+    StepAndClear(net);
+  }
+  return Flat(net);
+}
+
+// Sums are of other orders: a few units in the last place of values below 1.
+constexpr float kTolerance = 1e-6f;
+
+class DistributedDataParallelSizes : public ::testing::TestWithParam<int> {};
+
+TEST_P(DistributedDataParallelSizes, EndsWithTheWeightsOfOneProcess) {
+  const int size = GetParam();
+  const std::vector<float> wanted = WeightsOfOneProcess();
+  std::vector<std::vector<float>> weights(size);
+  const auto statuses = RunGroups(
+      size, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1 + rank);  // rank 0's weights count
+        ReducerOptions options;
+        options.first_bucket_bytes = options.bucket_bytes = 32;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        EXPECT_GT(ddp->reducer().buckets().size(), 2u);
+        const int64_t share = kBatch / size;
+        for (int step = 0; step < kSteps; ++step) {
+          Backward(net, SamplesOf(step, rank * share, (rank + 1) * share));
+          StepAndClear(net);
+        }
+        weights[rank] = Flat(net);
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  for (const std::vector<float>& found : weights) {
+    EXPECT_EQ(found, weights[0]);
+    EXPECT_THAT(found, Pointwise(FloatNear(kTolerance), wanted));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, DistributedDataParallelSizes,
+                         ::testing::Values(1, 2, 3, 4));
+
+TEST(DistributedDataParallel, UnevenBatchesByWeightGiveTheWeightsOfOneProcess) {
+  const std::vector<float> wanted = WeightsOfOneProcess();
+  const auto statuses = RunGroups(
+      3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        ReducerOptions options;
+        options.divisor = Divisor::kTotalWeight;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        // 3 and 9 samples; the third rank has none.
+        const int64_t begins[] = {0, 3, kBatch, kBatch};
+        for (int step = 0; step < kSteps; ++step) {
+          if (rank == 2) {
+            WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
+          } else {
+            WEFT_RETURN_IF_ERROR(ddp->SetWeight(
+                static_cast<double>(begins[rank + 1] - begins[rank])));
+            Backward(net, SamplesOf(step, begins[rank], begins[rank + 1]));
+          }
+          EXPECT_EQ(ddp->total_weight(), kBatch);
+          StepAndClear(net);
+        }
+        EXPECT_THAT(Flat(net), Pointwise(FloatNear(kTolerance), wanted));
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, NoSyncAddsUpAndTheNextPassReducesAll) {
+  Net alone(1);
+  Backward(alone, SamplesOf(0, 0, 4));
+  Backward(alone, SamplesOf(1, 0, 4));
+  const std::vector<float> wanted = GradientOf(alone, "hidden.weight");
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        {
+          const DistributedDataParallel::NoSyncScope local(*ddp);
+          Backward(net, SamplesOf(0, 2 * rank, 2 * rank + 2),
+                   /*with_spare=*/false);
+        }
+        EXPECT_EQ(ddp->reducer().step(), 0u);
+        Backward(net, SamplesOf(1, 2 * rank, 2 * rank + 2));
+        EXPECT_EQ(ddp->reducer().step(), 1u);
+        EXPECT_THAT(GradientOf(net, "hidden.weight"),
+                    Pointwise(FloatNear(kTolerance), wanted));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, GradientOfNoSyncIsReducedByAPassWithoutIt) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        std::vector<float> own;
+        {
+          const DistributedDataParallel::NoSyncScope local(*ddp);
+          Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/rank == 0);
+          own = GradientOf(net, "spare.bias");
+        }
+        Backward(net, SamplesOf(1, 0, 4));
+        const std::vector<float> found = GradientOf(net, "spare.bias");
+        EXPECT_EQ(found.size(), size_t{kClasses});
+        for (size_t i = 0; rank == 0 && i < own.size(); ++i) {
+          EXPECT_NE(own[i], 0);
+          EXPECT_FLOAT_EQ(found[i], own[i] / 2) << i;
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, UnclearedGradientsGrowByTheMean) {
+  Net alone(1);
+  Backward(alone, SamplesOf(0, 0, 4), /*with_spare=*/true);
+  Backward(alone, SamplesOf(1, 0, 4));
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        Backward(net, SamplesOf(0, 2 * rank, 2 * rank + 2),
+                 /*with_spare=*/true);
+        const std::vector<float> spare = GradientOf(net, "spare.weight");
+        Backward(net, SamplesOf(1, 2 * rank, 2 * rank + 2));
+        EXPECT_EQ(GradientOf(net, "spare.weight"), spare);
+        for (const char* name : {"hidden.weight", "spare.weight"}) {
+          EXPECT_THAT(
+              GradientOf(net, name),
+              Pointwise(FloatNear(kTolerance), GradientOf(alone, name)));
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, ParameterThatNoRankUsesStaysWithoutGradient) {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        Backward(net, SamplesOf(0, 0, 4));
+        EXPECT_THAT(GradientOf(net, "spare.weight"), ElementsAre());
+        EXPECT_EQ(GradientOf(net, "output.bias").size(), size_t{kClasses});
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, RankThatDoesNotUseAParameterGetsTheOthersMean) {
+  Net alone(1);
+  Backward(alone, SamplesOf(0, 0, 4), /*with_spare=*/true);
+  std::vector<float> wanted = GradientOf(alone, "spare.weight");
+  for (float& value : wanted) value /= 2;
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/rank == 1);
+        EXPECT_THAT(GradientOf(net, "spare.weight"),
+                    Pointwise(FloatNear(kTolerance), wanted));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, GradientsAreViewsIntoBuckets) {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/true);
+        const std::vector<Variable> parameters = net.Parameters();
+        for (size_t i = 0; i < parameters.size(); ++i) {
+          EXPECT_EQ(parameters[i].grad().raw(),
+                    ddp->reducer().gradient(static_cast<int>(i)).raw());
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel,
+     CreateGivesAllRanksTheParametersAndBuffersOfRank0) {
+  const auto statuses = RunGroups(
+      3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1 + rank);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        EXPECT_EQ(Flat(net), Flat(Net(1)));
+        EXPECT_THAT(net.seen.ToVector<float>(), ElementsAre(1, 1));
+        net.seen.Fill(rank + 5);
+        WEFT_RETURN_IF_ERROR(ddp->BroadcastBuffers());
+        EXPECT_THAT(net.seen.ToVector<float>(), ElementsAre(5, 5));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, ModelsThatDifferAreNamedOnEveryRank) {
+  const auto statuses = RunGroups(
+      3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1, /*hidden=*/rank == 1 ? 8 : 7);
+        return DistributedDataParallel::Create(net, group).status();
+      });
+  EXPECT_THAT(
+      statuses,
+      Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                    "rank 0 has parameter hidden.weight f32[7, 5], rank 1 has "
+                    "parameter hidden.weight f32[8, 5]")));
+}
+
+TEST(DistributedDataParallel, RankWhoseWeightsDriftIsFound) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        if (rank == 1) Mul_(net.Parameters()[3].value(), 1.5);
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kDataLoss,
+                                      "rank 1 has parameter output.bias")));
+}
+
+TEST(DistributedDataParallel, RankThatSkipsItsBackwardIsNamedOnEveryRank) {
+  const auto statuses = RunGroups(
+      3,
+      [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        for (int step = 0; step < 3; ++step) {
+          if (rank == 1 && step == 1) continue;
+          Backward(net, SamplesOf(step, 0, 4));
+          StepAndClear(net);
+        }
+        // Still there, as a program that does something else meanwhile.
+        while (group.health().ok()) absl::SleepFor(absl::Milliseconds(5));
+        return CatchToStatus([&] { Backward(net, SamplesOf(3, 0, 4)); });
+      },
+      absl::Seconds(2));
+  EXPECT_THAT(statuses,
+              Each(StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1")));
+}
+
+TEST(DistributedDataParallel, RankThatEndsIsNamedWithoutWaitingForTheDeadline) {
+  const auto statuses = RunGroups(
+      3,
+      [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        if (rank == 2) return absl::OkStatus();
+        return CatchToStatus([&] { Backward(net, SamplesOf(0, 0, 4)); });
+      },
+      absl::Hours(1));
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kUnavailable, "rank 2"));
+  EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kUnavailable, "rank 2"));
+}
+
+TEST(DistributedDataParallel, PassThatFailsOnOneRankFailsOnAllWithTheReason) {
+  const auto statuses = RunGroups(
+      2,
+      [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        if (rank == 1) {
+          net.Parameters()[0].AddHook([](Gradient) -> Gradient {
+            throw Error(absl::DataLossError("gradient check failed"));
+          });
+        }
+        const absl::Status passed =
+            CatchToStatus([&] { Backward(net, SamplesOf(0, 0, 4)); });
+        for (const Variable& parameter : net.Parameters()) {
+          EXPECT_FALSE(parameter.has_grad());
+        }
+        return passed;
+      },
+      absl::Hours(1));
+  EXPECT_THAT(statuses[0],
+              StatusIs(absl::StatusCode::kCancelled, "gradient check failed"));
+  EXPECT_THAT(statuses[1],
+              StatusIs(absl::StatusCode::kDataLoss, "gradient check failed"));
+}
+
+// The store of a pass, as a distributed pass has one.
+class Store : public GradientSink {
+ public:
+  void Accept(const BackwardPass&, Leaf& leaf, Gradient gradient) override {
+    gradients[&leaf] = gradient.ToDense();
+  }
+  std::map<const Leaf*, Tensor> gradients;
+};
+
+TEST(DistributedDataParallel, PassWithAStoreHandsItTheMeans) {
+  Net alone(1);
+  Backward(alone, SamplesOf(1, 0, 4));
+  const std::vector<float> wanted = GradientOf(alone, "hidden.weight");
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        Backward(net, SamplesOf(0, 0, 4));
+        const std::vector<float> own = GradientOf(net, "hidden.weight");
+        Store store;
+        BackwardOptions options;
+        options.sink = &store;
+        const Batch batch = SamplesOf(1, 2 * rank, 2 * rank + 2);
+        CrossEntropy(net.Forward(Variable(batch.x)), batch.labels)
+            .Backward(options);
+        EXPECT_EQ(GradientOf(net, "hidden.weight"), own);
+        EXPECT_EQ(store.gradients.size(), 4u);  // not the spare layer's two
+        const Leaf* leaf = net.Parameters()[0].edge().node->leaf();
+        EXPECT_THAT(store.gradients.at(leaf).ToVector<float>(),
+                    Pointwise(FloatNear(kTolerance), wanted));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+}  // namespace
+}  // namespace weft::ddp

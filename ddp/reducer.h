@@ -1,0 +1,184 @@
+// Reducer: averages gradients over the ranks of a group while they are made.
+//
+//   auto reducer = Reducer::Create(group, {{"w", {784, 10}}, {"b", {10}}});
+//   for (...) {
+//     WEFT_RETURN_IF_ERROR((*reducer)->Begin());
+//     FillGradient((*reducer)->gradient(1));         // the last layer's first
+//     WEFT_RETURN_IF_ERROR((*reducer)->MarkReady(1));
+//     FillGradient((*reducer)->gradient(0));
+//     WEFT_RETURN_IF_ERROR((*reducer)->MarkReady(0));
+//     WEFT_RETURN_IF_ERROR((*reducer)->Finish());    // now they are means
+//   }
+//
+// It knows no autograd and no model: any loop that makes gradients can use it.
+// Gradients are views into buckets (bucket_plan.h), which lie in the group's
+// own memory. A bucket is reduced as soon as all its parameters are marked and
+// all buckets before it are under way: that order is the same on all ranks, so
+// no rank has to ask another. Parameters are bucketed from the last to the
+// first, the order in which a backward pass makes their gradients.
+//
+// A step that fails on one rank fails on all: with the reason, where that rank
+// gave one (Abandon); else it is named at the deadline or when it ends. That
+// breaks the group (process_group.h), and every rank gets the code with which
+// it broke; what gradients hold is undefined then.
+//
+// Source: PyTorch's reducer; Li et al., PyTorch Distributed, VLDB 2020, 3.2.
+//
+// Thread-safety: one thread at a time.
+
+#ifndef WEFT_DDP_REDUCER_H_
+#define WEFT_DDP_REDUCER_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
+#include "weft/base/future.h"
+#include "weft/collectives/process_group.h"
+#include "weft/ddp/bucket_plan.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/shape.h"
+#include "weft/tensor/tensor.h"
+
+namespace weft::ddp {
+
+struct ReducerParameter {
+  std::string name;  // in messages
+  Shape shape;
+  DType dtype = DType::kF32;  // floating
+};
+
+// By what the sum of all ranks' gradients is divided.
+enum class Divisor {
+  kWorldSize,
+  // Each rank's gradient is multiplied by its weight (its number of samples),
+  // and the sum is divided by the sum of the weights.
+  kTotalWeight,
+};
+
+struct ReducerOptions {
+  Divisor divisor = Divisor::kWorldSize;
+  // Of the first bucket, small so that the first reduction begins early, and of
+  // all others.
+  int64_t first_bucket_bytes = int64_t{1} << 20;
+  int64_t bucket_bytes = int64_t{25} << 20;
+  // Of each reduction, from the time at which it is launched; none: the
+  // group's.
+  absl::optional<absl::Duration> timeout;
+};
+
+class Reducer {
+ public:
+  // Called by all ranks; checks that they agree. `group` must outlive it.
+  // kInvalidArgument, on every rank: a parameter's name, shape or dtype, their
+  // number, or the options differ (both sides are named), or are not allowed.
+  // Other errors as ProcessGroup.
+  static absl::StatusOr<std::unique_ptr<Reducer>> Create(
+      collectives::ProcessGroup& group,
+      std::vector<ReducerParameter> parameters, ReducerOptions options = {});
+  // Abandons a step that is open.
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  int size() const { return static_cast<int>(parameters_.size()); }
+  const std::vector<ReducerParameter>& parameters() const {
+    return parameters_;
+  }
+  const std::vector<Bucket>& buckets() const { return plan_; }
+
+  // Of the parameter's shape, contiguous, aligned to 64 bytes; zeros at first.
+  // Not to be read or written between its mark and the end of Finish.
+  const Tensor& gradient(int parameter) const { return views_[parameter]; }
+
+  // Opens a step, in which each parameter is marked once. `weight` must be
+  // finite and at least 0, and 1 with Divisor::kWorldSize. A rank of weight 0
+  // contributes zeros, whatever its gradients hold. kFailedPrecondition if a
+  // step is open; if the group is broken, the reason.
+  absl::Status Begin(double weight = 1);
+
+  // gradient(parameter) is this rank's. kFailedPrecondition if it is marked
+  // already or no step is open; kInvalidArgument for no such parameter.
+  absl::Status MarkReady(int parameter);
+  // This rank has no gradient: it contributes zeros, which are written to
+  // gradient(parameter).
+  absl::Status MarkUnused(int parameter);
+  // This rank has no new gradient, but gradient(parameter) holds an older one
+  // to which the others may have added: that is contributed. If nobody has a
+  // new one, it is as before after Finish.
+  absl::Status MarkUnchanged(int parameter);
+
+  // Waits until all gradients are reduced, and closes the step.
+  // kFailedPrecondition, naming them, if parameters are not marked: the step
+  // is abandoned then. Else as ProcessGroup.
+  absl::Status Finish();
+
+  // Closes a step that this rank cannot end: the other ranks fail with `why`.
+  // Nothing if no step is open. REQUIRES: !why.ok().
+  void Abandon(const absl::Status& why);
+
+  bool is_open() const { return is_open_; }
+  // Steps begun.
+  uint64_t step() const { return step_; }
+
+  // --- After Finish, the same on all ranks. ----------------------------------
+
+  // Whether some rank with a weight above 0 marked it ready. If not,
+  // gradient(parameter) holds what MarkUnused or MarkUnchanged left there.
+  bool is_used(int parameter) const { return used_[parameter]; }
+  // Of all ranks' weights. 0: nobody has data left.
+  double total_weight() const { return total_weight_; }
+
+ private:
+  enum class Mark : uint8_t { kNone, kReady, kUnused, kUnchanged };
+  struct BucketState {
+    Tensor buffer;  // [elements], views and the gaps between them
+    int unmarked = 0;
+    Future<void> reduced = MakeReady();
+  };
+
+  Reducer(collectives::ProcessGroup& group,
+          std::vector<ReducerParameter> parameters, ReducerOptions options);
+
+  absl::Status Agree() const;
+  absl::Status AllocateBuckets();
+  absl::Status SetMark(int parameter, Mark mark);
+  void LaunchReadyBuckets();
+  void LaunchCensus();
+  absl::Status CheckAllMarked() const;
+  absl::Status AwaitAll();
+  void TakeCensus();
+  void RestoreUnused();
+  collectives::CallOptions CallOptionsOf(size_t bucket) const;
+
+  collectives::ProcessGroup& group_;
+  const std::vector<ReducerParameter> parameters_;
+  const ReducerOptions options_;
+  std::vector<Bucket> plan_;
+  std::vector<int> bucket_of_;  // by parameter
+  std::vector<Tensor> views_;   // by parameter
+  std::vector<BucketState> buckets_;
+
+  // The step that is open, or was last.
+  bool is_open_ = false;
+  uint64_t step_ = 0;
+  double weight_ = 1;
+  size_t launched_ = 0;  // buckets
+  std::vector<Mark> marks_;
+  // What MarkUnchanged found, by parameter; undefined for the others.
+  std::vector<Tensor> kept_;
+  // f64 [1 + size()]: the weight, then 1 for each parameter that is ready.
+  Tensor census_;
+  Future<void> census_reduced_ = MakeReady();
+  std::vector<bool> used_;
+  double total_weight_ = 0;
+};
+
+}  // namespace weft::ddp
+
+#endif  // WEFT_DDP_REDUCER_H_

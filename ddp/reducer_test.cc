@@ -1,0 +1,273 @@
+#include "weft/ddp/reducer.h"
+
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/local/local_world.h"
+#include "weft/collectives/process_group.h"
+#include "weft/tests/support/run_ranks.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::ddp {
+namespace {
+
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::weft::testing::IsOk;
+using ::weft::testing::RunRanks;
+using ::weft::testing::StatusIs;
+
+using Body = std::function<absl::Status(int rank, collectives::ProcessGroup&)>;
+
+std::vector<absl::Status> RunGroups(int size, const Body& body,
+                                    absl::Duration timeout = absl::Minutes(1)) {
+  collectives::LocalWorld world(size);
+  return RunRanks(size, [&](int rank) {
+    collectives::GroupOptions options;
+    options.timeout = timeout;
+    const auto group =
+        collectives::ProcessGroup::Create(world.Connect(rank), options);
+    return body(rank, *group);
+  });
+}
+
+std::vector<ReducerParameter> TwoParameters() {
+  return {{"weight", {2, 3}}, {"bias", {3}}};
+}
+
+// Each parameter in a bucket of its own.
+ReducerOptions SmallBuckets() {
+  ReducerOptions options;
+  options.first_bucket_bytes = options.bucket_bytes = 1;
+  return options;
+}
+
+std::vector<float> Values(const Reducer& reducer, int parameter) {
+  return reducer.gradient(parameter).ToVector<float>();
+}
+
+TEST(Reducer, GradientsOfAllRanksAreTheirMeanAfterFinish) {
+  for (const ReducerOptions& options : {ReducerOptions(), SmallBuckets()}) {
+    const auto statuses = RunGroups(
+        3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(
+              auto reducer, Reducer::Create(group, TwoParameters(), options));
+          for (int step = 1; step <= 3; ++step) {
+            WEFT_RETURN_IF_ERROR(reducer->Begin());
+            // Ranks come in different orders.
+            for (const int k : {0, 1}) {
+              const int i = (k + rank) % 2;
+              reducer->gradient(i).Fill(step * (3 * rank + i));
+              WEFT_RETURN_IF_ERROR(reducer->MarkReady(i));
+            }
+            WEFT_RETURN_IF_ERROR(reducer->Finish());
+            EXPECT_THAT(Values(*reducer, 0), Each(step * 3));
+            EXPECT_THAT(Values(*reducer, 1), Each(step * 4));
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_THAT(statuses, Each(IsOk()));
+  }
+}
+
+TEST(Reducer, LastParametersAreInTheFirstBucket) {
+  const auto statuses =
+      RunGroups(1, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(
+            auto reducer,
+            Reducer::Create(group, TwoParameters(), SmallBuckets()));
+        EXPECT_THAT(reducer->buckets(),
+                    ElementsAre(ElementsAre(1), ElementsAre(0)));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, UnusedParameterCountsAsZeroWhereAnotherRankUsesIt) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        reducer->gradient(0).Fill(8);
+        WEFT_RETURN_IF_ERROR(rank == 0 ? reducer->MarkReady(0)
+                                       : reducer->MarkUnused(0));
+        WEFT_RETURN_IF_ERROR(reducer->MarkUnused(1));
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_THAT(Values(*reducer, 0), Each(4));
+        EXPECT_TRUE(reducer->is_used(0));
+        EXPECT_FALSE(reducer->is_used(1));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, UnchangedParameterIsRestoredBitForBitIfNoRankUsesIt) {
+  const auto statuses =
+      RunGroups(3, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        // Three times this, divided by three, is another number.
+        const float value = std::numeric_limits<float>::max() / 2;
+        reducer->gradient(0).Fill(value);
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        WEFT_RETURN_IF_ERROR(reducer->MarkUnchanged(0));
+        WEFT_RETURN_IF_ERROR(reducer->MarkUnused(1));
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_THAT(Values(*reducer, 0), Each(value));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, WeightedGradientsAreDividedByTheTotalWeight) {
+  const auto statuses = RunGroups(
+      3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        ReducerOptions options;
+        options.divisor = Divisor::kTotalWeight;
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters(), options));
+        // 1, 3 and 0 samples; the gradient of none is NaN.
+        const double weights[] = {1, 3, 0};
+        const double gradients[] = {4, 8,
+                                    std::numeric_limits<double>::quiet_NaN()};
+        WEFT_RETURN_IF_ERROR(reducer->Begin(weights[rank]));
+        for (const int i : {1, 0}) {
+          reducer->gradient(i).Fill(gradients[rank]);
+          WEFT_RETURN_IF_ERROR(reducer->MarkReady(i));
+        }
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_EQ(reducer->total_weight(), 4);
+        EXPECT_THAT(Values(*reducer, 0), Each(7));
+        // Nobody has data left.
+        WEFT_RETURN_IF_ERROR(reducer->Begin(0));
+        for (const int i : {1, 0}) {
+          WEFT_RETURN_IF_ERROR(reducer->MarkUnused(i));
+        }
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_EQ(reducer->total_weight(), 0);
+        EXPECT_FALSE(reducer->is_used(0));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, ParametersThatDifferAreNamedWithBothShapesOnEveryRank) {
+  const auto statuses = RunGroups(
+      3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        std::vector<ReducerParameter> parameters = TwoParameters();
+        if (rank == 2) parameters[0].shape = {2, 4};
+        return Reducer::Create(group, parameters).status();
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            "rank 0 has parameter weight f32[2, 3], rank 2 has "
+                            "parameter weight f32[2, 4]")));
+}
+
+TEST(Reducer, MissingParameterAndOtherOptionsAreNamedOnEveryRank) {
+  auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        std::vector<ReducerParameter> parameters = TwoParameters();
+        if (rank == 1) parameters.pop_back();
+        return Reducer::Create(group, parameters).status();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      "rank 0 has parameter bias f32[3], rank "
+                                      "1 has nothing")));
+  statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        ReducerOptions options;
+        if (rank == 1) options.divisor = Divisor::kTotalWeight;
+        return Reducer::Create(group, TwoParameters(), options).status();
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            "rank 1 has options: division by the total")));
+}
+
+TEST(Reducer, BadArgumentsOfOneRankFailCreateOnEveryRank) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        std::vector<ReducerParameter> parameters;
+        if (rank == 0) parameters = TwoParameters();
+        return Reducer::Create(group, parameters).status();
+      });
+  EXPECT_THAT(statuses,
+              Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                            "rank 1 cannot train: there is no parameter")));
+}
+
+TEST(Reducer, MisuseIsRefusedAndNamesTheParameter) {
+  const auto statuses =
+      RunGroups(1, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        constexpr auto kFailed = absl::StatusCode::kFailedPrecondition;
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        EXPECT_THAT(reducer->MarkReady(0), StatusIs(kFailed, "weight"));
+        EXPECT_THAT(reducer->Finish(), StatusIs(kFailed, "no step is open"));
+        EXPECT_THAT(reducer->Begin(2),
+                    StatusIs(absl::StatusCode::kInvalidArgument,
+                             "Divisor::kTotalWeight"));
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        EXPECT_THAT(reducer->Begin(), StatusIs(kFailed, "is open"));
+        EXPECT_THAT(
+            reducer->MarkReady(2),
+            StatusIs(absl::StatusCode::kInvalidArgument, "below 2, found 2"));
+        WEFT_RETURN_IF_ERROR(reducer->MarkReady(1));
+        EXPECT_THAT(reducer->MarkReady(1),
+                    StatusIs(kFailed, "bias was marked twice"));
+        EXPECT_THAT(reducer->Finish(), StatusIs(kFailed, "no mark for weight"));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+absl::Status Step(Reducer& reducer) {
+  WEFT_RETURN_IF_ERROR(reducer.Begin());
+  for (const int i : {1, 0}) WEFT_RETURN_IF_ERROR(reducer.MarkReady(i));
+  return reducer.Finish();
+}
+
+TEST(Reducer, RankThatStaysAwayIsNamedOnEveryRankAtTheDeadline) {
+  const auto statuses = RunGroups(
+      3,
+      [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        WEFT_RETURN_IF_ERROR(Step(*reducer));
+        if (rank == 1) {
+          while (group.health().ok()) absl::SleepFor(absl::Milliseconds(5));
+        }
+        return Step(*reducer);
+      },
+      absl::Seconds(2));
+  EXPECT_THAT(statuses,
+              Each(StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1")));
+}
+
+TEST(Reducer, RankThatCannotFinishFailsTheOthersWithItsReason) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        if (rank == 0) return Step(*reducer);
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        reducer->Abandon(absl::DataLossError("image 17 is damaged"));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses[0],
+              StatusIs(absl::StatusCode::kCancelled, "image 17 is damaged"));
+}
+
+}  // namespace
+}  // namespace weft::ddp
