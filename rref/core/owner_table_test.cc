@@ -25,7 +25,7 @@ Token TokenOf(WorkerKey parent, uint64_t number, uint64_t secret = 7) {
 
 class OwnerTableTest : public ::testing::Test {
  protected:
-  OwnerTableTest() { Tell(OwnerTable::Made{TokenOf(kMaker, 1)}); }
+  OwnerTableTest() { Tell(OwnerTable::Made{TokenOf(kMaker, 1)}).IgnoreError(); }
 
   // The answer to the event, or how many objects were freed, as text.
   absl::Status Tell(const OwnerTable::Event& event) {
