@@ -79,6 +79,33 @@ HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
   return options;
 }
 
+TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
+  testing::TempDir directory;
+  MemoryStore stores[2];
+  const auto await_last_rank_of = [&](int job) {
+    return stores[job]
+        .Wait("collectives/world/place/1", 0, absl::Seconds(20))
+        .status();
+  };
+  const auto statuses = testing::RunRanks(4, [&](int i) -> absl::Status {
+    const int job = i / 2, rank = i % 2;
+    // Job 1 arrives while job 0 is still meeting.
+    if (job == 1) WEFT_RETURN_IF_ERROR(await_last_rank_of(0));
+    if (rank == 0) WEFT_RETURN_IF_ERROR(await_last_rank_of(1));
+    HostOptions options = OptionsOf(rank, 2, &stores[job], directory.path());
+    options.connect_timeout = absl::Seconds(20);
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          ConnectHost(options));
+    const auto group = ProcessGroup::Create(std::move(backend));
+    const Tensor sum = Tensor::Full({4}, job + 1);
+    WEFT_RETURN_IF_ERROR(group->AllReduce(sum));
+    EXPECT_EQ(sum.data<float>()[3], 2 * (job + 1));
+    return group->Barrier();
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  EXPECT_TRUE(std::filesystem::is_empty(directory.path()));
+}
+
 // --- Ranks as processes. -----------------------------------------------------
 
 // Runs `body` in a child for each rank. REQUIRES: no threads yet.

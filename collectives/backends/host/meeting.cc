@@ -87,13 +87,12 @@ class Attempt {
 absl::Status Attempt::Arrive() {
   Place place;
   place.directory = options_.directory;
-  // Short, whatever the name: a path has at most 107 bytes.
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : options_.name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  }
-  place.socket = absl::StrCat(options_.directory, "/c", absl::Hex(hash), "-",
-                              options_.rank);
+  // Short: a path has at most 107 bytes. Drawn, so that another job of the same
+  // name, whose group has the same name, does not take its place.
+  std::random_device random;
+  place.socket = absl::StrCat(options_.directory, "/c",
+                              absl::Hex(uint64_t{random()} << 32 | random()),
+                              "-", options_.rank);
   const auto process = rendezvous::ThisProcess();
   if (process.has_value()) place.process = *process;
   WEFT_ASSIGN_OR_RETURN(socket_, net::LocalSocket::Bind(place.socket));
