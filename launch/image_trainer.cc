@@ -113,6 +113,25 @@ absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options) {
   return data;
 }
 
+absl::StatusOr<double> MeasureAccuracy(ImageModel& model,
+                                       const input::IdxDataset& images) {
+  const NoGradScope no_grad;
+  int64_t right = 0;
+  const int64_t size = images.size();
+  for (int64_t begin = 0; begin < size; begin += kTestBatch) {
+    std::vector<int64_t> indices;
+    for (int64_t i = begin; i < std::min(begin + kTestBatch, size); ++i) {
+      indices.push_back(i);
+    }
+    WEFT_ASSIGN_OR_RETURN(const input::Example batch, images.GetBatch(indices));
+    const Tensor guesses = ArgMax(model.Forward(Variable(batch[0])).value(), 1);
+    const int64_t* guess = guesses.data<int64_t>();
+    const int64_t* label = batch[1].data<int64_t>();
+    for (size_t i = 0; i < indices.size(); ++i) right += guess[i] == label[i];
+  }
+  return static_cast<double>(right) / static_cast<double>(size);
+}
+
 ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
                            ImageTrainerOptions options,
                            std::function<bool()> asked_to_stop)
@@ -362,7 +381,8 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
     result.samples_per_s = samples_ / seconds;
   }
   if (is_first()) {
-    WEFT_ASSIGN_OR_RETURN(result.test_accuracy, Test());
+    WEFT_ASSIGN_OR_RETURN(result.test_accuracy,
+                          MeasureAccuracy(model_, *data_.test));
   }
   result.saved = saved;
   return result;
@@ -376,26 +396,6 @@ absl::Status ImageTrainer::SaveIfFirst() {
         .With("why", saved.message());
   }
   return saved;
-}
-
-absl::StatusOr<double> ImageTrainer::Test() {
-  const NoGradScope no_grad;
-  int64_t right = 0;
-  const int64_t size = data_.test->size();
-  for (int64_t begin = 0; begin < size; begin += kTestBatch) {
-    std::vector<int64_t> indices;
-    for (int64_t i = begin; i < std::min(begin + kTestBatch, size); ++i) {
-      indices.push_back(i);
-    }
-    WEFT_ASSIGN_OR_RETURN(const input::Example batch,
-                          data_.test->GetBatch(indices));
-    const Tensor guesses =
-        ArgMax(model_.Forward(Variable(batch[0])).value(), 1);
-    const int64_t* guess = guesses.data<int64_t>();
-    const int64_t* label = batch[1].data<int64_t>();
-    for (size_t i = 0; i < indices.size(); ++i) right += guess[i] == label[i];
-  }
-  return static_cast<double>(right) / static_cast<double>(size);
 }
 
 }  // namespace weft::launch

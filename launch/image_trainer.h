@@ -51,8 +51,12 @@ struct ImageData {
 // Reads both sets. The error names the file, what was wanted and what found.
 absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options);
 
+// The share of `images` whose class the model names.
+absl::StatusOr<double> MeasureAccuracy(ImageModel& model,
+                                       const input::IdxDataset& images);
+
 struct TrainingResult {
-  // Of trainer 0; else absent.
+  // Of rank 0; else absent.
   std::optional<double> test_accuracy;
   double samples_per_s = 0;  // of all trainers that were there
   std::string checkpoint;    // empty if none was saved
@@ -89,7 +93,6 @@ class ImageTrainer {
                                    const std::string& attempt);
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
-  absl::StatusOr<double> Test();
   // Says who has died, once each.
   void FollowTheOthers();
   bool is_first() const { return worker_.options().rank == 0; }

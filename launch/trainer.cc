@@ -1,4 +1,5 @@
-// trainer: trains an image classifier with the parameter servers of its job.
+// trainer: trains an image classifier, with the parameter servers of its job or
+// with the other trainers only.
 
 #include <cmath>
 #include <cstdio>
@@ -11,11 +12,13 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/launch/ddp_trainer.h"
 #include "weft/launch/image_trainer.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
+#include "weft/worker/join_group.h"
 #include "weft/worker/options.h"
 #include "weft/worker/worker.h"
 
@@ -26,15 +29,44 @@ using weft::launch::TrainingResult;
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
 
+constexpr char kPs[] = "ps";
+constexpr char kDdp[] = "ddp";
+
+absl::Status CheckDdpOptions(const weft::worker::Options& worker,
+                             const ImageTrainerOptions& training) {
+  if (worker.servers != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--strategy=ddp needs no parameter servers; wanted "
+                     "--servers=0, found ",
+                     worker.servers));
+  }
+  if (!training.is_sync) {
+    return absl::InvalidArgumentError(
+        "--async needs --strategy=ps; with ddp all trainers step together");
+  }
+  if (training.resume) {
+    return absl::UnimplementedError(
+        "--resume is not there yet with --strategy=ddp; checkpoints are saved");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckOptions(const weft::worker::Options& worker,
-                          const ImageTrainerOptions& training) {
+                          const ImageTrainerOptions& training,
+                          const std::string& strategy) {
   if (worker.is_elastic()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--workers=", worker.min_workers, ":", worker.max_workers,
         " (or WEFT_WORKERS): this program is of no elastic job; wanted "
         "--servers=N and --trainers=N of at least 1"));
   }
-  if (worker.servers < 1 || worker.trainers < 1) {
+  if (strategy != kPs && strategy != kDdp) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--strategy=", strategy, ": wanted ps or ddp"));
+  }
+  if (strategy == kDdp) {
+    WEFT_RETURN_IF_ERROR(CheckDdpOptions(worker, training));
+  } else if (worker.servers < 1 || worker.trainers < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "wanted --servers=N and --trainers=N of at least 1, found ",
         worker.servers, " and ", worker.trainers));
@@ -101,16 +133,37 @@ void Print(const TrainingResult& result, bool json) {
   std::fflush(stdout);
 }
 
+absl::StatusOr<TrainingResult> TrainWithServers(
+    weft::worker::Worker& worker, const weft::launch::ImageData& data,
+    const ImageTrainerOptions& training) {
+  weft::launch::ImageTrainer trainer(worker, data, training,
+                                     weft::launch::AskedToStop);
+  return trainer.Run();
+}
+
+absl::StatusOr<TrainingResult> TrainTogether(
+    weft::worker::Worker& worker, const weft::launch::ImageData& data,
+    const ImageTrainerOptions& training) {
+  WEFT_ASSIGN_OR_RETURN(const auto group, weft::worker::JoinGroup(worker));
+  weft::launch::DdpTrainer trainer(*group, data, training,
+                                   weft::launch::AskedToStop);
+  return trainer.Run();
+}
+
 absl::Status Run(int argc, char** argv) {
   weft::worker::Options options;
   ImageTrainerOptions training;
   bool sync = false;
   bool async = false;
+  std::string strategy = kPs;
   weft::worker::Flags flags("trainer",
                             "Trains a small CNN on IDX images with the "
-                            "parameter servers of its job.");
+                            "parameter servers or trainers of its job.");
   options.AddTo(flags);
   flags.Add("data", &training.data, "directory of the IDX files, .gz or not");
+  flags.Add("strategy", &strategy,
+            "ps: with parameter servers; ddp: without, gradients averaged over "
+            "the trainers of this host");
   flags.Add("sync", &sync, "rounds that wait for all trainers (the default)");
   flags.Add("async", &async, "each trainer's gradient counts as it comes");
   flags.Add("epochs", &training.epochs, "passes over the data");
@@ -125,8 +178,9 @@ absl::Status Run(int argc, char** argv) {
         absl::InvalidArgumentError("wanted --sync or --async, found both"),
         weft::worker::ExitCode::kUsage);
   }
+  training.is_sync = !async;
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
-  if (absl::Status s = CheckOptions(options, training); !s.ok()) {
+  if (absl::Status s = CheckOptions(options, training, strategy); !s.ok()) {
     return weft::worker::WithExitCode(s, weft::worker::ExitCode::kUsage);
   }
   if (!training.checkpoint_dir.empty()) {
@@ -145,7 +199,6 @@ absl::Status Run(int argc, char** argv) {
           weft::worker::ExitCode::kConfig);
     }
   }
-  training.is_sync = !async;
   training.seed = options.seed;
 
   // Before joining: a missing file is this trainer's own trouble.
@@ -158,17 +211,21 @@ absl::Status Run(int argc, char** argv) {
   if (!worker.ok()) return worker.status();
   // From here on a signal ends training after the step, with a checkpoint.
   weft::launch::AwaitStopSignals();
-  weft::launch::ImageTrainer trainer(**worker, *data, training,
-                                     weft::launch::AskedToStop);
-  const auto result = trainer.Run();
+  const auto result = strategy == kDdp
+                          ? TrainTogether(**worker, *data, training)
+                          : TrainWithServers(**worker, *data, training);
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = kGoodBye;
-  // No trainer calls another: each ends when it is done.
-  good_bye.together = "name=" + options.name();
+  // With servers no trainer calls another: each ends when it is done. Without,
+  // trainer 0 hosts what the others need to leave.
+  if (strategy == kPs) good_bye.together = "name=" + options.name();
   good_bye.graceful = result.ok();
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   if (!result.ok() || !ended.ok()) (*worker)->DumpFlightRecorder();
-  if (!result.ok()) return WithWayOn(result.status(), training);
+  if (!result.ok()) {
+    return strategy == kPs ? WithWayOn(result.status(), training)
+                           : result.status();
+  }
   Print(*result, options.json);
   return result->saved.ok() ? ended : result->saved;
 }

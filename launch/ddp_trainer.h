@@ -1,0 +1,76 @@
+// DdpTrainer: one trainer of an image classifier that every rank holds whole,
+// without parameter servers.
+//
+// Every rank runs the same steps on its share of the data; gradients are
+// averaged over all ranks (ddp/), and each rank updates its own copy. Rank 0
+// also saves checkpoints and tests the result.
+
+#ifndef WEFT_LAUNCH_DDP_TRAINER_H_
+#define WEFT_LAUNCH_DDP_TRAINER_H_
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/collectives/process_group.h"
+#include "weft/ddp/distributed_data_parallel.h"
+#include "weft/input/data_loader.h"
+#include "weft/launch/image_model.h"
+#include "weft/launch/image_trainer.h"
+#include "weft/optimizer/optimizer.h"
+#include "weft/telemetry/progress.h"
+#include "weft/tensor/random.h"
+
+namespace weft::launch {
+
+// Thread-safety: one thread at a time.
+class DdpTrainer {
+ public:
+  // `group` and `data` must outlive it. `asked_to_stop` is asked after each
+  // step: once true on any rank, training ends on all as if that had been the
+  // last step. Of `options`, `is_sync` and `resume` are not used.
+  DdpTrainer(collectives::ProcessGroup& group, const ImageData& data,
+             ImageTrainerOptions options, std::function<bool()> asked_to_stop);
+  ~DdpTrainer();
+
+  // Called by all ranks. kDataLoss, on all, if their weights are not the same
+  // bits in the end. What Backward throws becomes its status.
+  absl::StatusOr<TrainingResult> Run();
+
+ private:
+  // What all ranks say after a step.
+  struct Verdict {
+    double mean_loss = 0;
+    bool stops = false;
+  };
+
+  absl::Status Begin();
+  absl::StatusOr<TrainingResult> Train();
+  absl::Status TrainEpoch(int epoch);
+  absl::StatusOr<Verdict> Step(const input::Example& batch);
+  absl::Status Save();
+  bool is_first() const { return group_.rank() == 0; }
+
+  collectives::ProcessGroup& group_;
+  const ImageData& data_;
+  const ImageTrainerOptions options_;
+  const std::function<bool()> asked_to_stop_;
+
+  Generator generator_;
+  ImageModel model_;
+  std::unique_ptr<optimizer::Optimizer> optimizer_;
+  std::unique_ptr<ddp::DistributedDataParallel> ddp_;
+  std::unique_ptr<input::DataLoader> loader_;
+  telemetry::Progress progress_;
+  int64_t steps_ = 0;
+  int64_t samples_ = 0;  // of all ranks
+  bool was_stopped_ = false;
+  std::string checkpoint_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_DDP_TRAINER_H_

@@ -1,0 +1,123 @@
+// Data-parallel training as users run it: `weft run` and the trainer program.
+
+#include <signal.h>
+
+#include <cmath>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+constexpr int kUsage = 2;
+constexpr int kPeerLost = 10;
+
+// Sums over a batch are of another order, and Adam divides by the gradient's
+// size: a weight whose gradient is near 0 moves by a larger share of the
+// learning rate, which is 1e-3 here, than the sums differ.
+constexpr double kTolerance = 1e-5;
+
+// Runs `ranks` of them to their end; the newest checkpoint in `saved`.
+checkpoint::NamedTensors TrainTogether(const Job& job, int ranks, int64_t batch,
+                                       const std::string& saved,
+                                       std::string* output = nullptr) {
+  const auto run = StartProcess(
+      {Program("weft"), "run", absl::StrCat("--nproc-per-node=", ranks),
+       "--no-prefix", Program("trainer"), "--strategy=ddp",
+       "--data=" + job.data, absl::StrCat("--batch-size=", batch), "--lr=0.001",
+       "--epochs=2", "--json", "--checkpoint-dir=" + saved,
+       "--dump-dir=" + job.Path("")});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  if (output != nullptr) *output = run->output();
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = saved;
+  const auto directory = checkpoint::CheckpointDirectory::Open(options);
+  EXPECT_THAT(directory, IsOk());
+  const auto loaded = (*directory)->LoadLatest();
+  EXPECT_THAT(loaded, IsOk()) << run->output();
+  if (!loaded.ok()) return {};
+  return loaded->tensors;
+}
+
+TEST(DataParallelJob, TwoRanksEndWithTheWeightsOfOneThatHasTheWholeBatch) {
+  const Job job;
+  const auto one = TrainTogether(job, 1, 32, job.Path("one"));
+  std::string output;
+  const auto two = TrainTogether(job, 2, 16, job.Path("two"), &output);
+  ASSERT_THAT(Checkpoints(job.Path("two")), SizeIs(2));
+  // Rank 0 says the result once; lines of both ranks are mixed.
+  EXPECT_THAT(output, ContainsRegex("\"test_accuracy\":0\\.[0-9]+,"));
+  ASSERT_EQ(one.size(), two.size());
+  ASSERT_TRUE(one.contains("conv1.weight"));
+  for (const auto& [name, wanted] : one) {
+    if (name.rfind("optimizer/", 0) == 0) continue;
+    ASSERT_TRUE(two.contains(name)) << name;
+    const auto a = wanted.ToVector<float>();
+    const auto b = two.at(name).ToVector<float>();
+    ASSERT_EQ(a.size(), b.size()) << name;
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_NEAR(a[i], b[i], kTolerance) << name << " " << i;
+    }
+  }
+}
+
+TEST(DataParallelJob, KilledRankIsNamedAndTheOtherEndsWithPeerLost) {
+  Job job;
+  job.servers = 0;
+  job.coordinator = "unix:" + job.Path("trainer0.sock");
+  const std::string saved = job.Path("saved");
+  const Processes trainers = job.StartTrainers(
+      {"--strategy=ddp", "--epochs=100000", "--checkpoint-dir=" + saved});
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
+      << trainers[0]->output() << trainers[1]->output();
+  trainers[1]->Signal(SIGKILL);
+  EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(kPeerLost));
+  EXPECT_THAT(trainers[0]->output(), HasSubstr("rank 1"));
+}
+
+TEST(DataParallelJob, StopSignalEndsAllRanksAfterTheSameStep) {
+  Job job;
+  job.servers = 0;
+  job.coordinator = "unix:" + job.Path("trainer0.sock");
+  const std::string saved = job.Path("saved");
+  const Processes trainers = job.StartTrainers(
+      {"--strategy=ddp", "--epochs=100000", "--checkpoint-dir=" + saved});
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
+      << trainers[0]->output() << trainers[1]->output();
+  trainers[1]->Signal(SIGTERM);
+  for (const auto& trainer : trainers) {
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  }
+}
+
+TEST(DataParallelJob, FlagsThatDoNotFitAreRefusedWithWhatToDo) {
+  Job job;
+  job.servers = 0;
+  job.trainers = 1;
+  const auto refuses = [&](const Flags& flags, const std::string& message) {
+    const auto trainer = job.StartTrainer(0, flags);
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kUsage));
+    EXPECT_THAT(trainer->output(), HasSubstr(message));
+  };
+  refuses({"--strategy=fast"}, "wanted ps or ddp");
+  refuses({"--strategy=ddp", "--async"}, "--async needs --strategy=ps");
+  refuses({"--strategy=ddp", "--resume", "--checkpoint-dir=x"},
+          "--resume is not there yet");
+  job.servers = 1;
+  refuses({"--strategy=ddp"}, "needs no parameter servers");
+}
+
+}  // namespace
+}  // namespace weft::testing

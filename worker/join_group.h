@@ -1,0 +1,40 @@
+// JoinGroup: the process group of a worker and the others of its role.
+//
+//   auto group = weft::worker::JoinGroup(**worker);
+//   weft::ExitIfError(group.status());
+//   weft::ExitIfError((*group)->AllReduce(gradient));
+
+#ifndef WEFT_WORKER_JOIN_GROUP_H_
+#define WEFT_WORKER_JOIN_GROUP_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/collectives/process_group.h"
+#include "weft/worker/worker.h"
+
+namespace weft::worker {
+
+struct JoinGroupOptions {
+  // Unique among the groups of the job's role.
+  std::string name = "world";
+  // How much of its memory ProcessGroup::Allocate may hand out.
+  int64_t arena_bytes = int64_t{64} << 20;
+  // Of an operation that says nothing else.
+  absl::Duration timeout = absl::Minutes(5);
+};
+
+// Called by every worker of the role; its ranks are those of the workers. Waits
+// for all of them, --join-timeout at most. `worker` must outlive the group.
+// Reports of stuck operations go into the worker's log. Errors as those of
+// collectives::ConnectHost; kFailedPrecondition for a worker of an elastic job,
+// which does not know how many ranks there are.
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
+    Worker& worker, const JoinGroupOptions& options = {});
+
+}  // namespace weft::worker
+
+#endif  // WEFT_WORKER_JOIN_GROUP_H_
