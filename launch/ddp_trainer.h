@@ -3,7 +3,7 @@
 //
 // Every rank runs the same steps on its share of the data; gradients are
 // averaged over all ranks (ddp/), and each rank updates its own copy. Rank 0
-// also saves checkpoints and tests the result.
+// also saves checkpoints; each tests the result on its part of the test images.
 
 #ifndef WEFT_LAUNCH_DDP_TRAINER_H_
 #define WEFT_LAUNCH_DDP_TRAINER_H_
@@ -52,6 +52,7 @@ class DdpTrainer {
   absl::Status TrainEpoch(int epoch);
   absl::StatusOr<Verdict> Step(const input::Example& batch);
   absl::Status Save();
+  absl::StatusOr<double> Test();
   bool is_first() const { return group_.rank() == 0; }
 
   collectives::ProcessGroup& group_;

@@ -113,14 +113,14 @@ absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options) {
   return data;
 }
 
-absl::StatusOr<double> MeasureAccuracy(ImageModel& model,
-                                       const input::IdxDataset& images) {
+absl::StatusOr<int64_t> CountRight(ImageModel& model,
+                                   const input::IdxDataset& images,
+                                   int64_t begin, int64_t end) {
   const NoGradScope no_grad;
   int64_t right = 0;
-  const int64_t size = images.size();
-  for (int64_t begin = 0; begin < size; begin += kTestBatch) {
+  for (int64_t at = begin; at < end; at += kTestBatch) {
     std::vector<int64_t> indices;
-    for (int64_t i = begin; i < std::min(begin + kTestBatch, size); ++i) {
+    for (int64_t i = at; i < std::min(at + kTestBatch, end); ++i) {
       indices.push_back(i);
     }
     WEFT_ASSIGN_OR_RETURN(const input::Example batch, images.GetBatch(indices));
@@ -129,7 +129,7 @@ absl::StatusOr<double> MeasureAccuracy(ImageModel& model,
     const int64_t* label = batch[1].data<int64_t>();
     for (size_t i = 0; i < indices.size(); ++i) right += guess[i] == label[i];
   }
-  return static_cast<double>(right) / static_cast<double>(size);
+  return right;
 }
 
 ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
@@ -381,8 +381,11 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
     result.samples_per_s = samples_ / seconds;
   }
   if (is_first()) {
-    WEFT_ASSIGN_OR_RETURN(result.test_accuracy,
-                          MeasureAccuracy(model_, *data_.test));
+    const int64_t size = data_.test->size();
+    WEFT_ASSIGN_OR_RETURN(const int64_t right,
+                          CountRight(model_, *data_.test, 0, size));
+    result.test_accuracy =
+        static_cast<double>(right) / static_cast<double>(size);
   }
   result.saved = saved;
   return result;

@@ -51,9 +51,10 @@ struct ImageData {
 // Reads both sets. The error names the file, what was wanted and what found.
 absl::StatusOr<ImageData> LoadImageData(const ImageTrainerOptions& options);
 
-// The share of `images` whose class the model names.
-absl::StatusOr<double> MeasureAccuracy(ImageModel& model,
-                                       const input::IdxDataset& images);
+// How many of images [begin, end) the model gives their class.
+absl::StatusOr<int64_t> CountRight(ImageModel& model,
+                                   const input::IdxDataset& images,
+                                   int64_t begin, int64_t end);
 
 struct TrainingResult {
   // Of rank 0; else absent.
