@@ -49,6 +49,7 @@ rpc::Request SomeRequest(size_t body_bytes) {
   request.deadline = Instant() + absl::Seconds(5);
   request.depth = 2;
   request.chain = "trainer0 > ps0:Push";
+  request.attachments = {{"weft.rref", Bytes::Copy("token")}};
   request.body = {Bytes::Own(std::string(body_bytes, 'b'))};
   return request;
 }
@@ -75,9 +76,11 @@ std::vector<std::string> Batches() {
   batches[0].Add(SomeHello());
   batches[1].Add(SomeWelcome());
   batches[2].Add(SomeRequest(5), Instant(), /*body_follows=*/false);
-  batches[2].Add(rpc::Close{{{1, 2}, {5, 9}}});
+  batches[2].Add(rpc::Ack{{{1, 2}, {5, 9}}, {{11, 12}}});
+  batches[2].Add(rpc::Cancel{{{13, 14}}});
   batches[3].Add(SomeReply(5), /*body_follows=*/false);
   batches[3].Add(SomeError(), /*body_follows=*/false);
+  batches[3].Add(rpc::Closed{{{1, 2}}, {{5, 9}}});
   batches[4].Add(SomeRequest(6), Instant(), /*body_follows=*/true);
   batches[4].Add(SomeReply(6), /*body_follows=*/true);
   batches[4].Add(rpc::Chunk{3, {Bytes::Copy("abc")}});
