@@ -190,8 +190,9 @@ absl::Status References::Close(absl::Duration timeout) {
     if (is_closed_) return absl::OkStatus();
     is_closed_ = true;
     std::vector<ForkId> held;
-    user_.ForEachFork([&](const Token& token, UserTable::State) {
-      if (user_.HasHandle(token.fork)) held.push_back(token.fork);
+    const UserTable& user = user_;
+    user.ForEachFork([&](const Token& token, UserTable::State) {
+      if (user.HasHandle(token.fork)) held.push_back(token.fork);
     });
     for (const ForkId& fork : held) Tell(UserTable::Dropped{fork}, &tasks);
   }
@@ -567,10 +568,11 @@ std::vector<References::Holding> References::Holdings() const {
   MutexLock lock(mu_);
   const absl::Time now = absl::Now();
   std::vector<Holding> holdings;
+  const auto& registered = registered_;
   owner_.ForEachFork([&](const rpc::ObjectId& object, const ForkId& fork,
                          WorkerKey holder) {
-    const auto it = registered_.find(fork);
-    const bool known = it != registered_.end();
+    const auto it = registered.find(fork);
+    const bool known = it != registered.end();
     holdings.push_back({object, known ? it->second.holder : holder.ToString(),
                         known ? now - it->second.since : absl::Duration()});
   });
