@@ -189,12 +189,13 @@ absl::Status References::Close(absl::Duration timeout) {
     MutexLock lock(mu_);
     if (is_closed_) return absl::OkStatus();
     is_closed_ = true;
-    std::vector<ForkId> held;
-    const UserTable& user = user_;
-    user.ForEachFork([&](const Token& token, UserTable::State) {
-      if (user.HasHandle(token.fork)) held.push_back(token.fork);
+    std::vector<ForkId> forks;
+    user_.ForEachFork([&forks](const Token& token, UserTable::State) {
+      forks.push_back(token.fork);
     });
-    for (const ForkId& fork : held) Tell(UserTable::Dropped{fork}, &tasks);
+    for (const ForkId& fork : forks) {
+      if (user_.HasHandle(fork)) Tell(UserTable::Dropped{fork}, &tasks);
+    }
   }
   for (const auto& task : tasks) task();
   MutexLock lock(mu_);
@@ -568,14 +569,18 @@ std::vector<References::Holding> References::Holdings() const {
   MutexLock lock(mu_);
   const absl::Time now = absl::Now();
   std::vector<Holding> holdings;
-  const auto& registered = registered_;
-  owner_.ForEachFork([&](const rpc::ObjectId& object, const ForkId& fork,
-                         WorkerKey holder) {
-    const auto it = registered.find(fork);
-    const bool known = it != registered.end();
-    holdings.push_back({object, known ? it->second.holder : holder.ToString(),
-                        known ? now - it->second.since : absl::Duration()});
-  });
+  std::vector<ForkId> forks;
+  owner_.ForEachFork(
+      [&](const rpc::ObjectId& object, const ForkId& fork, WorkerKey holder) {
+        holdings.push_back({object, holder.ToString(), absl::Duration()});
+        forks.push_back(fork);
+      });
+  for (size_t i = 0; i < forks.size(); ++i) {
+    const auto it = registered_.find(forks[i]);
+    if (it == registered_.end()) continue;
+    holdings[i].holder = it->second.holder;
+    holdings[i].age = now - it->second.since;
+  }
   return holdings;
 }
 
