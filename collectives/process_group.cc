@@ -536,9 +536,9 @@ absl::Status ProcessGroup::Reconfigure(std::unique_ptr<Backend> backend) {
 }
 
 absl::Status IsAvailable(absl::string_view backend) {
-  if (backend == "local") return absl::OkStatus();
-  return absl::UnimplementedError(
-      absl::StrCat("backend ", backend, " is not in this build; it has local"));
+  if (backend == "local" || backend == "host") return absl::OkStatus();
+  return absl::UnimplementedError(absl::StrCat(
+      "backend ", backend, " is not in this build; it has local and host"));
 }
 
 }  // namespace weft::collectives

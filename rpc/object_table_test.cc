@@ -114,7 +114,7 @@ TEST(ObjectTable, TheQuotaIsOfEachHolderAndItsErrorNamesIt) {
   EXPECT_THAT(table.Add(IdOf(kA, 3), kA, Watched(&watch)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        "a (1@0.7) holds 2 objects here"));
-  EXPECT_TRUE(watch.expired() == false);
+  EXPECT_TRUE(watch.expired());  // the one that was refused
   ASSERT_THAT(table.Add(IdOf(kB, 1), kB, Watched(&watch)), IsOk());
   ASSERT_THAT(table.Hold(IdOf(kA, 1), kB), IsOk());
   ASSERT_THAT(table.Hold(IdOf(kA, 1), kB), IsOk());  // no further object
