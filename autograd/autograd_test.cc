@@ -175,7 +175,7 @@ TEST(DeepChain, RunsAndEndsWithoutRecursion) {
   EXPECT_THAT(GradOf(x), ElementsAre(1));
 }
 
-TEST(DeepChain, EndsWithoutRecursionThroughWhatHooksKeep) {
+TEST(DeepChain, EndsWithoutRecursionThroughGraphsKeptByHooks) {
   const Variable x = LeafOf({1});
   {
     Variable y = x;
@@ -207,7 +207,7 @@ TEST(Retain, LetsAGraphRunAgain) {
   EXPECT_THAT(GradOf(x), ElementsAre(12));
 }
 
-TEST(Retain, WithoutItWhatWasSavedGoesWithThePass) {
+TEST(Retain, WithoutItSavedTensorsEndWithThePass) {
   const Variable w = LeafOf({3});
   Tensor x = Tensor::Ones({1});
   const Variable y = w * Variable(x);
@@ -415,7 +415,7 @@ TEST(Gradient, RefusesRowsThatDoNotFitTheirValues) {
       StatusIs(kInvalidArgument, "do not fit"));
 }
 
-TEST(Gradient, AddsInPlaceOnlyWhereNobodyElseHoldsTheTensor) {
+TEST(Gradient, AddsInPlaceOnlyToUnsharedTensors) {
   Gradient sum = Tensor::Ones({2});
   const void* memory = sum.dense().raw();
   sum.Add(Tensor::Ones({2}));

@@ -141,7 +141,7 @@ TEST(GradientSink, SinkOfALeafHandsItsResultToTheStore) {
   EXPECT_THAT(store.gradients[1].dense().ToVector<float>(), ElementsAre(0.5));
 }
 
-TEST(GradientSink, HearsOfEachReachedLeafThatGetsNoGradient) {
+TEST(GradientSink, IsNotifiedOfEachReachedLeafWithoutAGradient) {
   const Variable used = LeafOf({2}), unused = LeafOf({2}),
                  dropped = LeafOf({2});
   RecordingSink sink;
@@ -158,7 +158,7 @@ TEST(GradientSink, HearsOfEachReachedLeafThatGetsNoGradient) {
   EXPECT_THAT(sink.outcomes, ElementsAre(IsOk()));
 }
 
-TEST(GradientSink, HearsOnceHowEachPassEnds) {
+TEST(GradientSink, IsNotifiedOnceOfTheEndOfEachPass) {
   const Variable w = LeafOf({2});
   RecordingSink sink;
   w.SetGradientSink(&sink);
@@ -180,7 +180,7 @@ TEST(GradientSink, HearsOnceHowEachPassEnds) {
   EXPECT_EQ(sink.leaves.size(), 0u);
 }
 
-TEST(GradientSink, ErrorAtTheEndFailsThePassAndTheStoreHearsIt) {
+TEST(GradientSink, ErrorAtTheEndFailsThePassAndReachesTheStore) {
   const Variable w = LeafOf({2});
   RecordingSink sink, store;
   sink.end_status = absl::UnavailableError("rank 1 is gone");

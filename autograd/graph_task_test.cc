@@ -73,7 +73,7 @@ TEST(GraphTask, WaitsForEachExpectedGradient) {
   EXPECT_THAT(GradOf(x), ElementsAre(5));
 }
 
-TEST(GraphTask, RunsWhatIsReadyWhileTheRestWaits) {
+TEST(GraphTask, RunsReadyNodesWhileOthersWait) {
   const Variable x = LeafOf({1}), z = LeafOf({1});
   const Variable a = x * 2, b = z * 3;
   GraphTask task;
@@ -101,7 +101,7 @@ TEST(GraphTask, ExpectsAndFeedsInTheMiddleOfAGraph) {
   EXPECT_THAT(GradOf(x), ElementsAre(8));
 }
 
-TEST(GraphTask, RefusesWhatItDoesNotExpect) {
+TEST(GraphTask, RefusesUnexpectedGradients) {
   const Variable x = LeafOf({1});
   const Variable a = x * 2, b = x * 3;
   GraphTask task;
@@ -309,7 +309,7 @@ TEST(ReleaseWhenTold, FailedPassFreesItsNodesAtOnce) {
   EXPECT_THAT(GradOf(x), ElementsAre(6));
 }
 
-TEST(ReleaseWhenTold, ReleaseSavedFreesWhatRan) {
+TEST(ReleaseWhenTold, ReleaseSavedFreesExecutedNodes) {
   const Variable w = LeafOf({3});
   Tensor saved = Tensor::Ones({1});
   const Variable y = w * Variable(saved);

@@ -170,7 +170,7 @@ TEST_P(EachOp, GivesTheSameGradientAgainIfRetained) {
 }
 
 // Writing to an input after the forward pass is noticed, or does no harm.
-TEST_P(EachOp, NeverUsesWhatWasOverwritten) {
+TEST_P(EachOp, RefusesOverwrittenSavedTensors) {
   for (size_t written = 0; written < sample().inputs.size(); ++written) {
     const std::vector<Variable> inputs = MakeInputs(sample());
     const Variable clean = sample().forward(inputs);

@@ -45,7 +45,7 @@ TEST(Attention, OfAQueryThatSeesNoKeyIsZeroAndHasNoGradient) {
   EXPECT_THAT(k.grad()(3).ToVector<double>(), Each(0));
 }
 
-TEST(Attention, CausalAndMaskedSeesWhatBothAllow) {
+TEST(Attention, CausalAndMaskedIntersect) {
   const Variable q = Leaf64({3, 2}), k = Leaf64({3, 2}, 2),
                  v = Leaf64({3, 2}, 3);
   AttentionOptions options;

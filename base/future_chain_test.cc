@@ -105,7 +105,7 @@ TEST(FutureChain, OfThenIsCancelledUpToItsPromise) {
   EXPECT_TRUE(promise.IsDone());
 }
 
-TEST(FutureChain, ThatIsCancelledEndsInWhatTheProducerMakesOfIt) {
+TEST(FutureChain, CancelledChainEndsWithTheProducersResult) {
   auto source = std::make_shared<internal::FutureState<int>>(ParkingDriver());
   source->OnCancel(
       [raw = source.get()](const absl::Status&) {
@@ -172,7 +172,7 @@ TEST(FutureNest, OfWhenAllOkEndsAndIsCancelled) {
   }
 }
 
-TEST(FutureCallbacks, WhatFollowsOneRunsBeforeTheNext) {
+TEST(FutureCallbacks, ContinuationsOfACallbackRunBeforeTheNextCallback) {
   auto [promise, future] = MakePromise<int>();
   std::vector<int> order;
   const auto note = [&order](int n) {

@@ -68,7 +68,7 @@ TEST(Future, FirstSetWins) {
   EXPECT_THAT(future.Wait(kNow), IsOkAndHolds(1));
 }
 
-TEST(Future, ASecondSetIsToldHowItEnded) {
+TEST(Future, SecondSetReportsTheFirstOutcome) {
   auto [promise, future] = MakePromise<int>();
   EXPECT_THAT(promise.SetOnce(1), IsOk());
   EXPECT_THAT(promise.SetOnce(2),
@@ -183,7 +183,7 @@ TEST(FutureCallbacks, OneRegisteredByAnotherRunsAfterThoseBefore) {
   EXPECT_THAT(order, ElementsAre(0, 1, 2, 3));
 }
 
-TEST(FutureCallbacks, WhatOneThrowsIsShownAndTheNextRuns) {
+TEST(FutureCallbacks, ExceptionOfACallbackIsLoggedAndTheNextRuns) {
   auto [promise, future] = MakePromise<int>();
   int ran = 0;
   future.OnReady([](const auto&) { throw std::runtime_error("clumsy"); });
@@ -268,7 +268,7 @@ TEST(FutureThen, AnErrorSkipsTheFunctionAndItsExecutor) {
   EXPECT_EQ(held.size(), 0);
 }
 
-TEST(FutureThen, WhatTheFunctionThrowsIsTheResult) {
+TEST(FutureThen, ExceptionOfTheFunctionIsTheResult) {
   auto [promise, future] = MakePromise<int>();
   auto math = future.Then([](int) { ThrowInvalidArgument("shape"); });
   auto other =
@@ -464,7 +464,7 @@ TEST(WhenAllOk, GathersValuesOfAnyKind) {
   EXPECT_THAT(WhenAllOk<void>({MakeReady(), MakeReady()}).Wait(kNow), IsOk());
 }
 
-TEST(WhenAllOk, InheritsTheDriverOfWhatIsPending) {
+TEST(WhenAllOk, InheritsTheDriverOfPendingFutures) {
   SettingDriver driver;
   auto [promise, future] = MakePromise<int>(driver);
   auto all = WhenAllOk<int>({MakeReady<int>(1), future});
@@ -511,7 +511,7 @@ TEST(JoinScope, TheFirstErrorCancelsTheOthers) {
   EXPECT_TRUE(promise.IsDone());
 }
 
-TEST(JoinScope, ATimeoutCancelsWhatIsLate) {
+TEST(JoinScope, TimeoutCancelsLateTasks) {
   auto [promise, pending] = MakePromise<void>();
   JoinScope scope;
   scope.Add(pending);
@@ -520,7 +520,7 @@ TEST(JoinScope, ATimeoutCancelsWhatIsLate) {
   EXPECT_TRUE(promise.IsDone());
 }
 
-TEST(JoinScope, WhatTheBodyLeavesBehindIsCancelled) {
+TEST(JoinScope, TasksLeftByTheBodyAreCancelled) {
   auto [promise, pending] = MakePromise<int>();
   absl::Status why;
   promise.OnCancel([&](const absl::Status& reason) { why = reason; });

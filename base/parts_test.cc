@@ -158,7 +158,7 @@ TEST(Clock, TheSteadyOneDoesNotGoBackAndTheFakeStands) {
   EXPECT_EQ(fake.Now() - start, absl::Seconds(3));
 }
 
-TEST(Bytes, ShareWhatTheyAreCutFrom) {
+TEST(Bytes, SubrangesShareTheirBuffer) {
   const Bytes whole = Bytes::Own(std::string("abcdef"));
   const Bytes part = whole.subspan(2, 3);
   EXPECT_EQ(std::string(part.view()), "cde");
@@ -181,7 +181,7 @@ TEST(Bytes, KeepTheirOwnerAliveAndCountElementsInBytes) {
   EXPECT_EQ(owner.use_count(), 1);
 }
 
-TEST(BytesBuilder, KeepsWhatWasWrittenAsItGrows) {
+TEST(BytesBuilder, GrowthKeepsContents) {
   BytesBuilder builder;
   EXPECT_TRUE(builder.Take().empty());
   std::string written;
@@ -198,7 +198,7 @@ TEST(BytesBuilder, KeepsWhatWasWrittenAsItGrows) {
   EXPECT_EQ(builder.Take().view(), "again");
 }
 
-TEST(BytesBuilder, PutsALengthBeforeWhatItIsOf) {
+TEST(BytesBuilder, WritesLengthPrefixes) {
   BytesBuilder builder;
   builder.Append("abc");
   builder.PrependSize(1);
@@ -220,7 +220,7 @@ Slices Scattered(absl::string_view bytes) {
   return slices;
 }
 
-TEST(SliceReader, ReadsAcrossSlicesWhatItReadsWithinOne) {
+TEST(SliceReader, ReadsTheSameAcrossSlicesAsWithinOne) {
   BytesBuilder builder;
   for (const uint64_t number : {uint64_t{0}, uint64_t{300}, UINT64_MAX}) {
     builder.Varint(number);
@@ -413,7 +413,7 @@ TEST(Failpoint, IsDisarmedAtTheEndOfScope) {
   EXPECT_EQ(internal::failpoints_armed, 0);
 }
 
-TEST(Failpoint, RefusesWhatItCannotRead) {
+TEST(Failpoint, RefusesMalformedText) {
   for (const char* actions : {"", "explode", "error", "error(NOPE)", "0*off",
                               "x*off", "delay(1)", "block(1s)"}) {
     EXPECT_THAT(ArmFailpoint("parts_test/place", actions),

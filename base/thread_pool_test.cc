@@ -160,7 +160,7 @@ TEST(ThreadPool, OutlivesATaskThatThrows) {
   EXPECT_TRUE(ran);
 }
 
-TEST(ThreadPool, ShutdownRunsWhatTasksSchedule) {
+TEST(ThreadPool, ShutdownRunsTasksScheduledByTasks) {
   auto pool = MakePool(2, 2);
   std::atomic<int> depth{0};
   std::function<void()> deeper = [&] {

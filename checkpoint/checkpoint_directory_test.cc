@@ -45,7 +45,7 @@ float BiasOf(const CheckpointDirectory::Loaded& loaded) {
   return loaded.tensors.at("layer.bias").item<float>();
 }
 
-TEST(CheckpointDirectory, LoadsWhatWasSavedFromARealDisk) {
+TEST(CheckpointDirectory, RoundTripsOnARealDisk) {
   const TempDir dir;
   CheckpointDirectory::Options options;
   options.path = dir.Path("a/b");
@@ -302,7 +302,7 @@ INSTANTIATE_TEST_SUITE_P(Failures, FailingDiskTest,
                            return "";
                          });
 
-TEST(CheckpointDirectory, AFullDiskIsFreedAndSaidWhatToDo) {
+TEST(CheckpointDirectory, FullDiskIsCleanedUpAndTheErrorSaysWhatToDo) {
   FakeFileSystem files;
   const auto directory = OpenOn(files);
   WEFT_ASSERT_OK(directory->Save(1, Weights(1), {}));

@@ -132,7 +132,7 @@ TEST(Safetensors, RefusesLengthsThatAreNotThere) {
               StatusIs(kInvalid, "wanted 8 bytes of elements, found 4"));
 }
 
-TEST(Safetensors, RefusesShapesWhoseSizeOverflows) {
+TEST(Safetensors, RefusesShapesWithOverflowingSize) {
   for (const char* shape :
        {"[4294967296,4294967296]", "[9223372036854775807,4]",
         "[0,9223372036854775807,9223372036854775807]", "[4611686018427387904]",
@@ -194,7 +194,7 @@ TEST(Safetensors, RefusesEverythingElseThatIsNotTheFormat) {
   WEFT_EXPECT_OK(ParseSafetensors(File("{}"), "f"));
 }
 
-TEST(WriteSafetensors, RefusesWhatNobodyCouldRead) {
+TEST(WriteSafetensors, RefusesUnreadableFiles) {
   Safetensors content;
   content.tensors["a"] = Tensor();
   EXPECT_THAT(Written(content), StatusIs(kInvalid, "\"a\" is undefined"));

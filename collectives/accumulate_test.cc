@@ -77,7 +77,7 @@ TEST(ReduceContributions, ManyPiecesAndAnOutputInPlace) {
   }
 }
 
-TEST(CheckReduction, RefusesWhatMakesNoSense) {
+TEST(CheckReduction, RefusesOperationsUndefinedForTheDtype) {
   EXPECT_THAT(CheckReduction(ReduceOp::kSum, DType::kBool), IsOk());
   EXPECT_THAT(CheckReduction(ReduceOp::kAverage, DType::kBool),
               StatusIs(absl::StatusCode::kInvalidArgument, "average"));

@@ -353,7 +353,7 @@ TEST(DistributedDataParallel, ModelsThatDifferAreNamedOnEveryRank) {
                     "parameter hidden.weight f32[8, 5]")));
 }
 
-TEST(DistributedDataParallel, RankWhoseWeightsDriftIsFound) {
+TEST(DistributedDataParallel, RankWithOtherWeightsIsFound) {
   const auto statuses = RunGroups(
       2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
         Net net(1);

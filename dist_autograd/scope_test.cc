@@ -120,7 +120,7 @@ TEST_F(DistAutogradTest, GradientsReachLeavesOnTwoWorkers) {
   EXPECT_FALSE(x.has_grad());
 }
 
-TEST_F(DistAutogradTest, UnusedResultCostsNothingAndHangsNobody) {
+TEST_F(DistAutogradTest, UnusedResultCostsNoMessageAndBlocksNoPass) {
   const auto used = MakeScaler(1, 3.0);
   const auto unused = MakeScaler(2, 7.0);
   const Variable x = Scalar(5.0);
@@ -235,7 +235,7 @@ TEST_F(DistAutogradTest, VariableOutsideOfARecordedCallIsRefused) {
   EXPECT_THAT(rpc::Call(To(1), Square2, Scalar(3.0, false)).status(), IsOk());
 }
 
-TEST_F(DistAutogradTest, LocalBackwardThroughAReceivedValueSaysWhatToUse) {
+TEST_F(DistAutogradTest, LocalBackwardThroughAReceivedValueNamesTheRightCall) {
   const Scope scope(*contexts_[0]);
   const Variable y = scope.Call(To(1), Square2, Scalar(3.0)).value();
   EXPECT_THAT(

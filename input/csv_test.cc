@@ -43,7 +43,7 @@ TEST(ParseCsv, PutsAValueForEmptyFieldsOnlyIfOneIsGiven) {
             std::vector<float>({1, -1}));
 }
 
-TEST(ParseCsv, NamesLineAndColumnOfWhatItRefuses) {
+TEST(ParseCsv, ErrorNamesLineAndColumn) {
   EXPECT_THAT(ParseCsv("a,b\n1,2\n3,x\n", {}, "f"),
               StatusIs(kInvalid,
                        "f:3, column 2: wanted a finite number, found "

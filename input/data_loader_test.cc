@@ -107,7 +107,7 @@ TEST(DataLoader, MakesNoMoreAheadThanPrefetch) {
   EXPECT_LE(data.batches, 13);
 }
 
-TEST(DataLoader, StateIsThatOfWhatWasReturnedNotOfWhatWasMadeAhead) {
+TEST(DataLoader, StateCoversReturnedBatchesNotPrefetchedOnes) {
   const Numbers data(100);
   const auto loader = DataLoader::Create(data, Sampler(100), Batches(7, 3));
   WEFT_ASSERT_OK(loader);

@@ -57,7 +57,7 @@ TEST(ParseIdx, KeepsTheShape) {
   EXPECT_EQ(ParseIdx(Header(8, {0, 5}), "f")->numel(), 0);
 }
 
-TEST(ParseIdx, SaysWhatIsMissingFromACutFile) {
+TEST(ParseIdx, ErrorOfATruncatedFileNamesTheMissingBytes) {
   const std::string whole = Header(0x0c, {2, 3}) + std::string(24, 'x');
   WEFT_EXPECT_OK(ParseIdx(whole, "f"));
   for (size_t size = 0; size < whole.size(); ++size) {
@@ -84,7 +84,7 @@ TEST(ParseIdx, RefusesDimensionsThatCannotBeBeforeItAllocates) {
               StatusIs(kInvalid, "33 dimensions"));
 }
 
-TEST(ParseIdx, RefusesWhatIsNoIdx) {
+TEST(ParseIdx, RefusesOtherFormats) {
   EXPECT_THAT(ParseIdx("hello", "f"), StatusIs(kInvalid, "wanted an IDX file"));
   EXPECT_THAT(ParseIdx(Header(0x0a, {1}) + "a", "f"),
               StatusIs(kInvalid, "found 0 0 10"));

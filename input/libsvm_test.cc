@@ -27,7 +27,7 @@ TEST(ParseLibSvm, ReadsRowsOfAnyLength) {
   EXPECT_EQ(rows->features, 8);
 }
 
-TEST(ParseLibSvm, NamesTheLineOfWhatItRefuses) {
+TEST(ParseLibSvm, ErrorNamesTheLine) {
   EXPECT_THAT(ParseLibSvm("1 1:1\n1 x\n", "f"),
               StatusIs(kInvalid, "f:2: wanted index:value"));
   EXPECT_THAT(ParseLibSvm("1 -1:1", "f"), StatusIs(kInvalid, "-1:1"));

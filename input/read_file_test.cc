@@ -40,7 +40,7 @@ std::string Text() {
   return text;
 }
 
-TEST(Gunzip, RestoresWhatWasPacked) {
+TEST(Gunzip, RoundTrips) {
   EXPECT_THAT(Gunzip(Gzip(Text()), kEnough, "f"), IsOkAndHolds(Text()));
   EXPECT_THAT(Gunzip(Gzip(""), kEnough, "f"), IsOkAndHolds(""));
   EXPECT_THAT(Gunzip(Gzip("one ") + Gzip("two"), kEnough, "f"),
@@ -80,7 +80,7 @@ TEST(ReadFile, ReadsPlainAndPackedFilesAlike) {
   EXPECT_THAT(ReadFile(dir.Path("packed")), IsOkAndHolds(Text()));
 }
 
-TEST(ReadFile, NamesWhatItCannotRead) {
+TEST(ReadFile, ErrorNamesTheFile) {
   const TempDir dir;
   EXPECT_THAT(ReadFile(dir.Path("absent")),
               StatusIs(absl::StatusCode::kNotFound, "absent"));

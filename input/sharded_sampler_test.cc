@@ -194,7 +194,7 @@ std::vector<std::vector<int64_t>> UsedInSteps(const std::vector<int>& members) {
   return steps;
 }
 
-TEST(ShardedSampler, OrderDoesNotDependOnWhoServesAShard) {
+TEST(ShardedSampler, OrderDoesNotDependOnTheOwnerOfAShard) {
   // 100 indices are 17 draws of each shard: the last step has one.
   const auto wanted = UsedInSteps({1, 1, 1, 1, 1, 1, 1, 1, 1});
   EXPECT_EQ(UsedInSteps({6, 6, 6, 6, 6, 6, 6, 6, 6}), wanted);

@@ -101,7 +101,7 @@ TEST(WCtrDataset, BatchesHoldTheRowsWithTheirKeys) {
   EXPECT_EQ((*one)[2].dim(), 0);
 }
 
-TEST(WCtrDataset, RefusesWhatIsNoRange) {
+TEST(WCtrDataset, RefusesMalformedRanges) {
   EXPECT_EQ(WCtrDataset::Create({-1, 3}).status().code(),
             absl::StatusCode::kInvalidArgument);
   const auto data = WCtrDataset::Create({0, 3});
@@ -156,7 +156,7 @@ TEST(Metrics, LogLossIsFiniteForHugeLogits) {
   EXPECT_DOUBLE_EQ(LogLoss({1e4, -1e4}, {0, 0}).value_or(0), 5e3);
 }
 
-TEST(Metrics, RefuseWhatHasNoAnswer) {
+TEST(Metrics, RefuseUndefinedInputs) {
   EXPECT_FALSE(Auc({0.1, 0.2}, {1, 1}).ok());
   EXPECT_FALSE(Auc({0.1}, {1, 0}).ok());
   EXPECT_FALSE(Auc({std::nan(""), 1.0}, {1, 0}).ok());

@@ -58,7 +58,7 @@ TEST(Segment, IsSharedWithAnotherProcess) {
   EXPECT_EQ(segment.data()[7], std::byte{42});
 }
 
-TEST(Segment, RefusesWhatCouldShrinkUnderIt) {
+TEST(Segment, RefusesUnsealedMemory) {
   const int fd = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(ftruncate(fd, kPage), 0);
   EXPECT_THAT(Segment::FromFd(fd, kPage),
@@ -154,7 +154,7 @@ TEST(CachingAllocator, AlignsEverySizeAndWastesAtMostAQuarter) {
   }
 }
 
-TEST(CachingAllocator, ReusesWhatWasGivenBack) {
+TEST(CachingAllocator, ReusesFreedBlocks) {
   CachingAllocator allocator;
   for (int64_t bytes : {1000, 5 << 20}) {
     void* first = allocator.Allocate(bytes);
@@ -198,7 +198,7 @@ TEST(CachingAllocator, KeepsNoMoreThanItsCacheLimit) {
   EXPECT_EQ(allocator.stats().cached_bytes, 1024);
 }
 
-TEST(CachingAllocatorDeathTest, NoticesWhatWasNotGivenBack) {
+TEST(CachingAllocatorDeathTest, LeakedBlockIsFatal) {
   EXPECT_DEATH(
       {
         CachingAllocator allocator;

@@ -195,7 +195,7 @@ TEST_F(OnUnix, ADroppedCallIsAnswered) {
               StatusIs(absl::StatusCode::kInternal, "dropped"));
 }
 
-TEST_F(OnUnix, NobodyThereIsUnavailableAndNamed) {
+TEST_F(OnUnix, MissingListenerIsUnavailableAndNamed) {
   auto loop = *Loop::Create();
   auto channel = Connect(*loop, Socket("nobody"));
   EXPECT_THAT(
@@ -240,7 +240,7 @@ TEST_F(OnUnix, OneWriteIsInFlightAtATime) {
   EXPECT_FALSE(stream->Write(Text("late")));
 }
 
-TEST_F(OnUnix, AStreamLetGoIsClosed) {
+TEST_F(OnUnix, DroppedStreamIsClosed) {
   auto server = Node::Make("ps0", Socket());
   auto channel = Connect(server->loop(), server->address());
   auto recorder = std::make_shared<Recorder>();
@@ -474,7 +474,7 @@ TEST_F(OnUnix, ReflectionListsTheServices) {
             1);
 }
 
-TEST_F(OnUnix, ShutdownEndsWhatWillNotEnd) {
+TEST_F(OnUnix, ShutdownCancelsCallsThatDoNotEnd) {
   auto server = Node::Make("ps0", Socket());
   auto client = *Loop::Create();
   auto channel = Connect(*client, server->address());
@@ -783,7 +783,7 @@ TEST_F(Mtls, PlainTextIsRefused) {
   WEFT_EXPECT_OK(Call(job_.For("trainer", 0)));
 }
 
-TEST_F(Mtls, WhatIsNoWorkerOfItsIsSaidSo) {
+TEST_F(Mtls, ServerOutsideTheJobIsNamed) {
   const auto plain =
       Node::Make("ps0", "127.0.0.1:0", With(Credentials::Insecure()));
   const auto call = [&](const std::string& address) {

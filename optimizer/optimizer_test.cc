@@ -114,7 +114,7 @@ TEST(Optimizer, SparseGradientsEqualPyTorch) {
   }
 }
 
-TEST(Optimizer, LeavesAloneWhatHasNoGradient) {
+TEST(Optimizer, SkipsParametersWithoutAGradient) {
   const Variable used = Leaf({1.0}, {1});
   const Variable unused = Leaf({2.0}, {1});
   SgdOptions options;
@@ -338,7 +338,7 @@ TEST(Optimizer, UpdatesTheMemoryThatAParameterWasGiven) {
   EXPECT_EQ(arena.ToVector<double>(), std::vector<double>({7, 2.5}));
 }
 
-TEST(Optimizer, RefusesWhatIsNoParameter) {
+TEST(Optimizer, RefusesNonParameters) {
   const Variable w = Leaf({1.0, 2.0}, {2});
   EXPECT_THAT(Optimizer::Create(
                   {{SgdOptions{}, {{"w", w}}}, {SgdOptions{}, {{"w", w}}}}),

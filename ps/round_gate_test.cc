@@ -44,7 +44,7 @@ TEST(RoundGate, LetsAWorkerRunAheadByABound) {
   EXPECT_EQ(gate.Give(0, Gate::kLookahead + 1, "x"), Gate::Answer::kTooFar);
 }
 
-TEST(RoundGate, NobodyWaitsForTheDead) {
+TEST(RoundGate, RoundDoesNotWaitForTheDead) {
   Gate gate(3);
   gate.Give(1, 0, "last words");
   gate.Give(0, 0, "a");
@@ -57,7 +57,7 @@ TEST(RoundGate, NobodyWaitsForTheDead) {
   EXPECT_THAT(gate.Close(), ElementsAre("a"));
 }
 
-TEST(RoundGate, ClosesNothingWhenNobodyIsLeft) {
+TEST(RoundGate, ClosesNoRoundWithoutWorkers) {
   Gate gate(1);
   gate.DeclareDead(0);
   EXPECT_THAT(gate.Close(), IsEmpty());

@@ -35,7 +35,7 @@ TEST(SequenceWindow, TakesNumbersOutOfOrderWithinItsWidth) {
   }
 }
 
-TEST(SequenceWindow, RefusesWhatWouldForgetAMissingNumber) {
+TEST(SequenceWindow, RefusesToForgetAMissingNumber) {
   SequenceWindow window;
   window.Mark(2);  // 1 is missing
   EXPECT_EQ(window.Ask(65), Answer::kTooFar);
@@ -51,7 +51,7 @@ TEST(SequenceWindow, RefusesZeroAndTheFarFuture) {
   EXPECT_EQ(window.Ask(~uint64_t{0}), Answer::kTooFar);
 }
 
-TEST(SequenceWindow, GoesOnFromWhatWasSaved) {
+TEST(SequenceWindow, ResumesFromSavedState) {
   SequenceWindow window;
   for (uint64_t n : {1, 2, 4, 7}) window.Mark(n);
   SequenceWindow restored(window.high(), window.mask());

@@ -174,7 +174,7 @@ TEST(TableShard, ASynchronousSumHasTheSameBitsInAnyOrderOfArrival) {
   }
 }
 
-TEST(TableShard, NobodyWaitsForADeadWorker) {
+TEST(TableShard, RoundDoesNotWaitForADeadWorker) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
   Worker a(shard.get(), 0), b(shard.get(), 1);
   Future<ShardReply> waiting = a.Sparse(0, {7}, 2.0f);
@@ -187,7 +187,7 @@ TEST(TableShard, NobodyWaitsForADeadWorker) {
       StatusIs(absl::StatusCode::kFailedPrecondition, "closed without it"));
 }
 
-TEST(TableShard, AWaitThatExpiresNamesWhoIsMissing) {
+TEST(TableShard, ExpiredWaitNamesMissingWorkers) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
   Worker a(shard.get(), 0);
   v1::Request pull;
@@ -233,7 +233,7 @@ TEST(TableShard, ADenseTableNeedsFirstValuesAndKeepsTheFirst) {
 }
 
 // A worker whose tensors do not fit is told so, and the table stays as it is.
-TEST(TableShard, RefusesWhatDoesNotFit) {
+TEST(TableShard, RefusesMismatchedRequests) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
   const Placement placement("t", kPartitions, 1);
   v1::Request request;

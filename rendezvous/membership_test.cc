@@ -69,7 +69,7 @@ v1::LogRecord Opened(uint32_t term, const std::string& job) {
   return record;
 }
 
-TEST(CoordinatorLog, HoldsWhatWasAppendedAndDropsATornEnd) {
+TEST(CoordinatorLog, KeepsRecordsAndDropsATornEnd) {
   testing::TempDir dir;
   const std::string path = dir.Path("log");
   {
@@ -305,7 +305,7 @@ absl::Status JoinFor(int seconds, const std::vector<absl::Status>& answers) {
   return end;
 }
 
-TEST(MemberCore, WhoIsHungUpOnForSecondsDoesNotWaitToJoin) {
+TEST(MemberCore, RepeatedConnectionResetsFailTheJoinEarly) {
   const absl::Status refused = absl::UnavailableError("connection refused");
   const absl::Status hung_up =
       net::MarkConnectionReset(absl::UnavailableError("hung up"));
@@ -321,7 +321,7 @@ TEST(MemberCore, WhoIsHungUpOnForSecondsDoesNotWaitToJoin) {
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
 }
 
-TEST(MemberCore, ALeaverWhoseAnswerWasLostIsNotKept) {
+TEST(MemberCore, LostAnswerDoesNotDelayALeavingMember) {
   const absl::Status refused = absl::UnavailableError("connection refused");
   JoinedMember told(/*is_durable=*/true);
   told.WantToLeave();
@@ -337,7 +337,7 @@ TEST(MemberCore, ALeaverWhoseAnswerWasLostIsNotKept) {
   EXPECT_EQ(waiting.state(), MemberCore::State::kLeaving);
 }
 
-TEST(MemberCore, AnAnswerThatOvertakesTheGoodByeIsNoLoss) {
+TEST(MemberCore, AnswerBeforeTheLeaveIsNoLoss) {
   JoinedMember member(/*is_durable=*/true);  // its Watch is held
   member.WantToLeave();
   member.FailFor(absl::Seconds(1), absl::FailedPreconditionError("is gone"));
@@ -386,7 +386,7 @@ TEST(MemberCore, IsOutByAViewThatNoCoordinatorSends) {
                        "world: elastic 0 to -1"));
 }
 
-TEST(MemberCore, AsksAtOnceForNewsOnlyOfWhoHasSome) {
+TEST(MemberCore, PollsAgainAtOnceOnlyAfterANewView) {
   JoinedMember member(/*is_durable=*/true);
   v1::WatchReply none;
   none.mutable_view()->set_version(MakeEpoch(1, 2));
@@ -575,7 +575,7 @@ TEST_F(MembershipTest, JoinWaitsForACoordinatorThatIsNotThereYet) {
   EXPECT_EQ(trainer_->self().name, "trainer0");
 }
 
-TEST_F(MembershipTest, TheDeadlineOfJoinSaysWhoIsMissing) {
+TEST_F(MembershipTest, DeadlineOfJoinNamesMissingMembers) {
   StartCoordinator();
   JoinOptions options = OptionsOf("ps", 0);
   options.timeout = absl::Seconds(3);
@@ -645,7 +645,7 @@ TEST_F(MembershipTest, ADeadlineHoldsThoughViewsComeFasterThanTheyAreJudged) {
                        "1/2 joined, missing trainer0 after 300ms"));
 }
 
-TEST_F(MembershipTest, WhoAnswersAtOnceAndHasNothingIsNotAskedAtOnce) {
+TEST_F(MembershipTest, EmptyAnswersArePolledWithBackoff) {
   const auto asked = std::make_shared<std::atomic<int>>(0);
   JoinOptions options = OptionsOf("ps", 0);
   options.wait_for_world = false;
@@ -692,7 +692,7 @@ TEST_F(MembershipTest, ABarrierGathersFromItsMembersAlone) {
                        "\"trainer7\" is at begin"));
 }
 
-TEST_F(MembershipTest, ASecondOfTheSameNameIsToldSo) {
+TEST_F(MembershipTest, SecondWorkerOfTheSameNameGetsAlreadyExists) {
   StartCoordinator();
   JoinBoth();
   EXPECT_THAT(Join(OptionsOf("ps", 0)),
@@ -704,7 +704,7 @@ TEST_F(MembershipTest, ASecondOfTheSameNameIsToldSo) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "two jobs"));
 }
 
-TEST_F(MembershipTest, WhoLeavesIsSeenToHaveLeftAndMayComeBackNewer) {
+TEST_F(MembershipTest, MemberThatLeftMayComeBackWithAHigherEpoch) {
   StartCoordinator();
   JoinBoth();
   const WorkerKey old_key = trainer_->self().key;
@@ -726,7 +726,7 @@ TEST_F(MembershipTest, WhoLeavesIsSeenToHaveLeftAndMayComeBackNewer) {
   EXPECT_GE(changes.load(), 1);
 }
 
-TEST_F(MembershipTest, WhatUsersGiveMayThrowAndAskTheMembership) {
+TEST_F(MembershipTest, UserCallbacksMayThrowAndUseTheMembership) {
   StartCoordinator();
   JoinBoth();
   Parker told;
@@ -865,7 +865,7 @@ TEST_F(MembershipTest, AnEndedCoordinatorUsesItsJournalAndTimersNoMore) {
   }
 }
 
-TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {
+TEST_F(MembershipTest, SilentMemberIsDeclaredGone) {
   CoordinatorOptions options;
   options.core.suspect_after = absl::Milliseconds(300);
   options.core.dead_after = absl::Seconds(4);  // on a slow machine too
@@ -881,7 +881,7 @@ TEST_F(MembershipTest, WhoFallsSilentIsDeclaredGone) {
               StatusIs(absl::StatusCode::kUnavailable, "trainer0 is gone"));
 }
 
-TEST_F(MembershipTest, WhoIsDeclaredGoneIsToldOnceAndWhy) {
+TEST_F(MembershipTest, MemberDeclaredGoneIsNotifiedOnceWithTheReason) {
   StartCoordinator();
   JoinBoth();
   std::atomic<int> losses{0};
@@ -920,7 +920,7 @@ TEST_F(MembershipTest, WhoIsDeclaredGoneIsToldOnceAndWhy) {
   EXPECT_EQ(losses, 1);
 }
 
-TEST_F(MembershipTest, WhoAsksForChangesAsThisWorkerIsLostIsToldThatLast) {
+TEST_F(MembershipTest, SubscriberDuringTheLossOfThisWorkerGetsTheLossLast) {
   const ScopedFailpoint amid("rendezvous/on_change", "block");
   JoinOptions options = OptionsOf("ps", 0);
   options.wait_for_world = false;
@@ -950,7 +950,7 @@ TEST_F(MembershipTest, WhoAsksForChangesAsThisWorkerIsLostIsToldThatLast) {
   EXPECT_THAT(told, ElementsAre("view", "lost"));
 }
 
-TEST_F(MembershipTest, BarriersOpenTogetherAndNameWhoIsMissing) {
+TEST_F(MembershipTest, BarriersOpenTogetherAndNameMissingMembers) {
   StartCoordinator();
   JoinBoth();
   EXPECT_THAT(ps_->Barrier("alone", {}, absl::Milliseconds(200)),
@@ -966,7 +966,7 @@ TEST_F(MembershipTest, BarriersOpenTogetherAndNameWhoIsMissing) {
   other.join();
 }
 
-TEST_F(MembershipTest, AllGatherTellsEachWhatTheOthersBrought) {
+TEST_F(MembershipTest, AllGatherReturnsAllPayloads) {
   StartCoordinator();
   JoinBoth();
   const std::map<std::string, std::string> all = {{"ps0", ""},
@@ -1037,7 +1037,7 @@ TEST_F(MembershipTest, SubsetsMeetByThemselvesAndManyAtATime) {
               StatusIs(absl::StatusCode::kInvalidArgument, "not among"));
 }
 
-TEST_F(MembershipTest, WhoWaitsForLongMeetsOthersAsOftenAsItLikes) {
+TEST_F(MembershipTest, LongBarrierWaitDoesNotLimitOtherBarriers) {
   CoordinatorOptions options;
   options.core.barriers.arrivals = 8;
   StartCoordinator(std::move(options));
@@ -1123,7 +1123,7 @@ TEST_F(MembershipTest,
               StatusIs(absl::StatusCode::kResourceExhausted, "trainer0"));
 }
 
-TEST_F(MembershipTest, ACallerMaySpeakOnlyForWhomItsCertificateNames) {
+TEST_F(MembershipTest, CallerMaySpeakOnlyForTheNameOfItsCertificate) {
   StartCoordinator();
   JoinBoth();
   const auto ask = [&](const std::string& name, absl::string_view method,
@@ -1194,7 +1194,7 @@ TEST_F(MembershipTest, ACallerMaySpeakOnlyForWhomItsCertificateNames) {
               StatusIs(absl::StatusCode::kInvalidArgument, "Join"));
 }
 
-TEST_F(MembershipTest, WhatTheCoordinatorRefusesIsALineOfTheLog) {
+TEST_F(MembershipTest, RefusalOfTheCoordinatorIsLogged) {
   std::ostringstream log;
   telemetry::Telemetry::Options logging;
   logging.log_output = &log;
@@ -1234,7 +1234,7 @@ TEST_F(MembershipTest, WhatTheCoordinatorRefusesIsALineOfTheLog) {
   }
 }
 
-TEST_F(MembershipTest, WhoJoinedAnEarlierTermIsStillSpokenForByItselfAlone) {
+TEST_F(MembershipTest, MemberOfAnEarlierTermIsStillSpokenForByItselfAlone) {
   {
     auto log = CoordinatorLog::Open(dir_.Path("log"));
     ASSERT_THAT(log, IsOk());
@@ -1265,7 +1265,7 @@ TEST_F(MembershipTest, WhoJoinedAnEarlierTermIsStillSpokenForByItselfAlone) {
   }
 }
 
-TEST_F(MembershipTest, AKilledCoordinatorComesBackAndNobodyElseDoes) {
+TEST_F(MembershipTest, KilledCoordinatorComesBackWithoutOtherRestarts) {
   const auto start = [&] {
     auto host = testing::Process::Start(
         {{testing::RunfilePath("rendezvous/test_coordinator"), address_,

@@ -50,7 +50,7 @@ class Child {
   v1::Process process_;
 };
 
-TEST(ProcessWatch, SeesAProcessEndThatNobodyHasWaitedFor) {
+TEST(ProcessWatch, SeesTheExitOfAnUnreapedProcess) {
   const Child child;
   const auto watch = ProcessWatch::Of(child.process());
   ASSERT_TRUE(watch.has_value());
@@ -59,7 +59,7 @@ TEST(ProcessWatch, SeesAProcessEndThatNobodyHasWaitedFor) {
   EXPECT_TRUE(Becomes([&] { return watch->HasEnded(); }));
 }
 
-TEST(ProcessWatch, KnowsWhoHadEndedBefore) {
+TEST(ProcessWatch, ReportsAProcessThatHadEndedBefore) {
   Child child;
   child.Kill();
   child.Reap();

@@ -106,7 +106,7 @@ TEST(View, IsRefusedAsNoCoordinatorSendsIt) {
   }
 }
 
-TEST(View, HasWhoWasLetIn) {
+TEST(View, ContainsAdmittedMembers) {
   v1::JoinReply reply;
   *reply.mutable_view() = ViewOfOne();
   *reply.mutable_key() = reply.view().members(0).key();
@@ -135,7 +135,7 @@ TEST(View, TakesAnUnknownPhaseForTheNearest) {
   EXPECT_EQ(read(99), Phase::kDrained);
 }
 
-TEST(View, NamesTheFirstOfManyWhoAreMissing) {
+TEST(View, NamesTheFirstOfManyMissingMembers) {
   v1::View view = ViewOfOne();
   *view.mutable_world() = ToWire(World::Fixed(kMaxWorkers, 0));
   const std::string summary = FromWire(view).Summary();

@@ -347,7 +347,7 @@ TEST_F(ClientTest, ARestartedWorkerIsAnother) {
   EXPECT_THAT(Call(anew->To(kLong), CallerForClients), IsOk());
 }
 
-TEST_F(ClientTest, WhatCannotBeReachedOrIsAnothersIsSaid) {
+TEST_F(ClientTest, UnreachableOrForeignWorkerIsNamed) {
   EXPECT_THAT(Client::Connect(Socket()),
               StatusIs(absl::StatusCode::kUnavailable, Socket()));
   EXPECT_THAT(Client::Connect("nonsense"),
@@ -363,7 +363,7 @@ TEST_F(ClientTest, WhatCannotBeReachedOrIsAnothersIsSaid) {
                        "wanted a worker of job \"other\""));
 }
 
-TEST_F(ClientTest, OverTlsItIsWhomItsCertificateNames) {
+TEST_F(ClientTest, HasTheNameOfItsCertificateOverTls) {
   const Served served("127.0.0.1:0", CredentialsOf("ps0"));
   ClientOptions options;
   options.credentials = CredentialsOf("client3");
@@ -395,7 +395,7 @@ TEST_F(ClientTest, OverTlsItIsWhomItsCertificateNames) {
               StatusIs(absl::StatusCode::kUnauthenticated, "ps1"));
 }
 
-TEST_F(ClientTest, IsToldOnlyOfWhatItsRoleMayCall) {
+TEST_F(ClientTest, LearnsOnlyTheFunctionsOfItsRole) {
   const Served served("127.0.0.1:0", CredentialsOf("ps0"));
   const auto names = [&](const char* who) {
     std::vector<std::string> names;
@@ -568,7 +568,7 @@ TEST_F(UntypedCallTest, EndsWithTheAgent) {
 }
 
 // It has not run, and may be tried at another worker.
-TEST_F(UntypedCallTest, WhatComesWhileTheAgentEndsIsUnavailable) {
+TEST_F(UntypedCallTest, CallDuringShutdownIsUnavailable) {
   const ScopedFailpoint stopped("rpc/stopped", "block");
   std::thread end([&] { served_->EndAgent(); });
   EXPECT_TRUE(Becomes([&] { return stopped.hits() == 1; }));

@@ -205,7 +205,7 @@ constexpr bool kCompiles = Compiles<void, A...>::value;
 struct NoCodec {};
 
 // With too few arguments: tests/misuse.
-TEST(Calls, WhatDoesNotFitDoesNotCompile) {
+TEST(Calls, WrongArgumentsDoNotCompile) {
   using Lookup = decltype(&Embedding::Lookup);
   EXPECT_TRUE((kCompiles<Handle<Embedding>, Lookup, int>));
   EXPECT_FALSE((kCompiles<Handle<Embedding>, Lookup, std::string>));
@@ -223,7 +223,7 @@ TEST(Calls, NoneCanBeWrittenWithoutAnAgent) {
   EXPECT_FALSE(std::is_default_constructible_v<Handle<Embedding>>);
 }
 
-TEST(Calls, WhatHasNoCodecDoesNotTravel) {
+TEST(Calls, TypeWithoutACodecDoesNotCompile) {
   EXPECT_TRUE(internal::kHasCodec<std::vector<Tensor>>);
   EXPECT_FALSE(internal::kHasCodec<NoCodec>);
   EXPECT_FALSE(internal::kHasCodec<Future<int64_t>>);
@@ -256,7 +256,7 @@ TEST(Handle, AStaticMemberIsAFunctionAsAny) {  // F36
 }
 
 // Which incarnation has it must be known: F28, F54.
-TEST(Handle, WhatIsKeptNeedsATargetWithoutRetry) {
+TEST(Handle, MakeRefusesATargetWithRetry) {
   Ranks ranks(2);
   const Target w1 = ranks[0].To("w1").WithRetry(RetryPolicy());
   const auto is_refused =
@@ -415,7 +415,7 @@ std::vector<std::string> LeftAt(const Agent& agent) {
   return texts;
 }
 
-TEST(Leaks, AreWhatWasMadeAndNotReleased) {
+TEST(Leaks, ListObjectsThatWereNotReleased) {
   Ranks ranks(2);
   EXPECT_THAT(LeftAt(ranks[0]), IsEmpty());
   const auto first = Make<Embedding>(ranks[0].To("w1"), 1, 1);
@@ -455,7 +455,7 @@ TEST(Leaks, OfADeadPeerAreNoneAndOfOneThatLeftThoseThatItLeft) {
   }
 }
 
-TEST(Leaks, OfAnIncarnationWhoseEndWasMissedAreNone) {
+TEST(Leaks, ObjectsOfADepartedIncarnationAreNoLeaks) {
   RanksOptions options;
   options.keys = {{0, 1}, {1, 5}};
   Ranks ranks(2, options);
@@ -532,7 +532,7 @@ class Heavy {
 WEFT_RPC_CLASS(Heavy);
 WEFT_RPC_METHOD(Heavy, Use);
 
-TEST(Handle, NoWorkerIsIdleWhileACallLetsGoOfItsObject) {
+TEST(Handle, WorkerIsNotIdleWhileACallDestroysItsObject) {
   Ranks ranks(2);
   const auto heavy = Make<Heavy>(ranks[0].To("w1"));
   ASSERT_THAT(heavy, IsOk());
@@ -569,7 +569,7 @@ TEST(Leaks, OfManyKindsAndIdsAreCountedTogether) {
   EXPECT_EQ(twice.Sorted().back().ToString(), "66 more streams");
 }
 
-TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {
+TEST(Handle, ObjectCancelledWhileItIsMadeIsReleased) {
   Gate gate;
   Ranks ranks(2);
   Future<Handle<Gated>> made = MakeAsync<Gated>(ranks[0].To("w1"), 1);
@@ -581,7 +581,7 @@ TEST(Handle, WhatIsGivenUpWhileItIsMadeIsNotLeftBehind) {
   EXPECT_TRUE(Objects().WaitForNone());
 }
 
-TEST(Handle, WhatIsGivenUpAsItsReplyComesIsNotLeftBehind) {  // F51
+TEST(Handle, ObjectCancelledAsItsReplyArrivesIsReleased) {  // F51
   Gate gate;
   Ranks ranks(3);
   const Target w1 = ranks[0].To("w1");
@@ -607,7 +607,7 @@ TEST(Handle, WhatIsGivenUpAsItsReplyComesIsNotLeftBehind) {  // F51
 }
 
 // F51: the release comes before the making looks whether it is given up.
-TEST(Handle, WhatIsGivenUpAsItIsKeptIsNotLeftBehind) {
+TEST(Handle, ObjectCancelledWhileItIsKeptIsReleased) {
   Ranks ranks(2);
   const ScopedFailpoint kept("rpc/keep", "block");
   const Target w1 = ranks[0].To("w1");
@@ -623,7 +623,7 @@ TEST(Handle, WhatIsGivenUpAsItIsKeptIsNotLeftBehind) {
 }
 
 // The deadline may pass before the maker begins, in this and in the next.
-TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51
+TEST(Handle, ObjectPastItsDeadlineIsReleased) {  // F51
   Gate gate;
   Ranks ranks(2);
   const Target w1 = ranks[0].To("w1");
@@ -642,7 +642,7 @@ TEST(Handle, WhatMissesItsDeadlineWhileItIsMadeIsNotLeftBehind) {  // F51
   EXPECT_THAT(LeftAt(ranks[1]), IsEmpty());
 }
 
-TEST(Handle, WhatOneMakesLateByItselfIsNotLeftBehind) {  // PROBE-P19
+TEST(Handle, ObjectMadeLateByASelfCallIsReleased) {  // PROBE-P19
   Gate gate;
   Ranks ranks(1);
   const Target brief = ranks[0].To("w0", absl::Milliseconds(200));

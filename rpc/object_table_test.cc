@@ -61,7 +61,7 @@ TEST(ObjectTable, CallsOfDifferentCreatorsAreDifferentObjects) {
   EXPECT_EQ(table.size(), 2);
 }
 
-TEST(ObjectTable, WhatAnIncarnationHoldsEndsWithIt) {
+TEST(ObjectTable, ObjectsOfAnIncarnationEndWithIt) {
   ObjectTable table(kOwner, 10);
   const Worker earlier{"a", {1, 6}, ""};
   const Worker later{"a", {1, 8}, ""};
@@ -88,7 +88,7 @@ TEST(ObjectTable, WhatAnIncarnationHoldsEndsWithIt) {
   EXPECT_THAT(table.Add(IdOf(later, 3), later, Watched(&of_a)), IsOk());
 }
 
-TEST(ObjectTable, WhatAClientHoldsEndsWithItsSessionOnly) {
+TEST(ObjectTable, ObjectOfAClientEndsWithItsSessionOnly) {
   ObjectTable table(kOwner, 10);
   const Worker client{"client-1", {kClientId, 700}, ""};
   const Worker other{"client-2", {kClientId, 600}, ""};
@@ -123,7 +123,7 @@ TEST(ObjectTable, TheQuotaIsOfEachHolderAndItsErrorNamesIt) {
   EXPECT_EQ(table.size(), 3);
 }
 
-TEST(ObjectTable, NobodyNamesWhatItDoesNotHold) {
+TEST(ObjectTable, LookUpByANonHolderFails) {
   ObjectTable table(kOwner, 2);
   std::weak_ptr<int> watch;
   ASSERT_THAT(table.Add(IdOf(kA, 1), kA, Watched(&watch)), IsOk());

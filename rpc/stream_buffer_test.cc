@@ -43,7 +43,7 @@ TEST(StreamBuffer, AWriterWithinTheWindowHasRoomOnceItsValuesArePulled) {
   EXPECT_TRUE(room.IsReady());
 }
 
-TEST(StreamBuffer, BeforeItsFunctionHasComeNobodyHasRoom) {
+TEST(StreamBuffer, WriterHasNoWindowBeforeTheFunctionStarts) {
   StreamBuffer buffer(ParkingDriver());
   const Future<void> room = Write(buffer, Values(1, 1));
   EXPECT_EQ(PullNow(buffer), 1u);
@@ -53,7 +53,7 @@ TEST(StreamBuffer, BeforeItsFunctionHasComeNobodyHasRoom) {
 }
 
 // Its credit counts them until then: see docs/rpc.md.
-TEST(StreamBuffer, WhoWritesFarMoreWaitsUntilTheReaderIsDoneWithAll) {
+TEST(StreamBuffer, WriterFarBeyondTheWindowWaitsForTheReader) {
   StreamBuffer buffer(ParkingDriver(), /*is_pushed=*/true);
   buffer.Open();
   const Future<void> room = Write(buffer, Values(64, kWindow / 2));

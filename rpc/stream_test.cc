@@ -416,7 +416,7 @@ TEST(Stream, IsOneOfTheOpenCallsWhateverItCallsInside) {
   EXPECT_THAT(ranks[0].CutCalls(), ElementsAre("1 calls to w1"));
 }
 
-TEST(Stream, WhatCannotBeOpenedSaysWhy) {
+TEST(Stream, OpenFailureHasAReason) {
   Ranks ranks(2);
   EXPECT_THAT(OpenStream(ranks[0].To("w9"), Nothing).Next(),
               StatusIs(absl::StatusCode::kNotFound, "w9"));
@@ -643,7 +643,7 @@ TEST(Upload, AValueThatMayNotBeSentEndsIt) {
   EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());  // told, too
 }
 
-TEST(Upload, AnErrorOfTheFunctionIsWhatTheWriterSees) {
+TEST(Upload, ErrorOfTheFunctionReachesTheWriter) {
   Progress progress;
   Ranks ranks(2);
   ranks[1].SetLocal(&progress);
@@ -750,7 +750,7 @@ TEST(Upload, ALostPeerEndsIt) {
   EXPECT_TRUE(IsWoken(progress.end));
 }
 
-TEST(Upload, WhatCannotBeOpenedSaysWhy) {
+TEST(Upload, OpenFailureHasAReason) {
   Ranks ranks(2);
   auto nobody = OpenStream(ranks[0].To("w9"), SumRows);
   EXPECT_THAT(nobody.Write(Row(1)),
@@ -1067,7 +1067,7 @@ std::string RunStreams(uint64_t seed, StreamEnds* ends) {
   return wrong;
 }
 
-TEST(SimulatedStream, WhatCallersWriteIsReadOnceAndInOrderWhateverBreaks) {
+TEST(SimulatedStream, WritesAreReadOnceInOrderUnderFaults) {
   StreamEnds ends;
   for (uint64_t seed = 1; seed <= 300; ++seed) {
     ASSERT_EQ(RunStreams(seed, &ends), "") << "seed " << seed;

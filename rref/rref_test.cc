@@ -156,7 +156,7 @@ TEST_F(RRefTest, OwnerGetsItsOwnObjectBack) {
   EXPECT_TRUE(rpc::Call(ranks_[1].To("w0"), HasLocal, ref).value());
 }
 
-TEST_F(RRefTest, OwnerSharesWhatItMadeItself) {
+TEST_F(RRefTest, OwnerSharesItsOwnObject) {
   RRef<Counter> ref =
       MakeLocal(ranks_[0], std::make_shared<Counter>(7)).value();
   EXPECT_TRUE(ref.is_owner());
@@ -204,7 +204,7 @@ TEST_F(RRefTest, OwnersEndFailsItsReferences) {
   ranks_[0].PeerGone({1, 1}, "killed");
 }
 
-TEST_F(RRefTest, HoldersEndReleasesWhatItHeld) {
+TEST_F(RRefTest, HoldersEndReleasesItsReferences) {
   {
     const RRef<Counter> ref = MakeAt(0);
     ASSERT_THAT(rpc::Call(ranks_[1].To("w2"), KeepIt, ref), IsOk());
@@ -232,7 +232,7 @@ TEST_F(RRefTest, EmptyReferenceIsRefusedAtTheCaller) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "empty RRef"));
 }
 
-TEST(References, AgentWithoutBooksSaysWhatToDo) {
+TEST(References, AgentWithoutReferencesNamesTheMissingCall) {
   rpc::Ranks ranks(2);
   EXPECT_THAT(
       rref::Make<Counter>(ranks[1].To("w0"), 1).status(),
@@ -252,7 +252,7 @@ TEST(References, PeerWithoutBooksRefusesTheReference) {
   EXPECT_THAT(zero->Close(absl::Seconds(20)), IsOk());
 }
 
-TEST(References, CloseGivesUpWhatIsHeldAndHandlesAreHarmless) {
+TEST(References, CloseReleasesReferencesAndLaterHandlesAreHarmless) {
   rpc::Ranks ranks(2);
   auto zero = References::Open(ranks[0]).value();
   auto one = References::Open(ranks[1]).value();

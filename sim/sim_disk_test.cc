@@ -25,7 +25,7 @@ class SimDiskTest : public ::testing::Test {
   SimDisk disk_{1, plan_};
 };
 
-TEST_F(SimDiskTest, KeepsWhatIsSyncedByFileAndByName) {
+TEST_F(SimDiskTest, KeepsSyncedFilesAndNames) {
   ASSERT_THAT(disk_.Create("d/kept"), IsOk());
   ASSERT_THAT(disk_.Append("d/kept", "one"), IsOk());
   ASSERT_THAT(disk_.SyncFile("d/kept"), IsOk());

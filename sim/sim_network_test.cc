@@ -70,7 +70,7 @@ TEST_F(SimNetworkTest, WithoutFaultsALinkKeepsOrderAndLosesNothing) {
   for (int i = 0; i < 100; ++i) EXPECT_EQ(b_.heard[i], absl::StrCat("a#1:", i));
 }
 
-TEST_F(SimNetworkTest, LosesWhatThePlanSays) {
+TEST_F(SimNetworkTest, LosesByThePlan) {
   Build(FaultPlan::Options::Of({Fault::kLoss}, 0.3));
   SendMany(200);
   EXPECT_THAT(b_.heard, SizeIs(200 - plan_->hits(Fault::kLoss)));
@@ -95,7 +95,7 @@ TEST_F(SimNetworkTest, RulesChooseMessagesByTheirKind) {
   EXPECT_THAT(plan_->CheckHits(), IsOk()) << plan_->Replay();
 }
 
-TEST_F(SimNetworkTest, WhatARuleStrikesIsNoOpportunityOfTheRates) {
+TEST_F(SimNetworkTest, MessageHitByARuleIsExemptFromTheRates) {
   auto faults =
       FaultPlan::Options::Of({Fault::kDelay, Fault::kReordering}, 1.0);
   faults.rules = {FaultPlan::Rule::Delay("", absl::Seconds(1))};
@@ -111,14 +111,14 @@ TEST_F(SimNetworkTest, WhatARuleStrikesIsNoOpportunityOfTheRates) {
   EXPECT_EQ(plan_->opportunities(Fault::kReordering), 0);
 }
 
-TEST_F(SimNetworkTest, DuplicatesWhatThePlanSays) {
+TEST_F(SimNetworkTest, DuplicatesByThePlan) {
   Build(FaultPlan::Options::Of({Fault::kDuplication}, 0.3));
   SendMany(200);
   EXPECT_THAT(b_.heard, SizeIs(200 + plan_->hits(Fault::kDuplication)));
   EXPECT_GT(plan_->hits(Fault::kDuplication), 0);
 }
 
-TEST_F(SimNetworkTest, ReordersWhatThePlanSaysAndLosesNone) {
+TEST_F(SimNetworkTest, ReordersByThePlanAndLosesNone) {
   Build(FaultPlan::Options::Of({Fault::kReordering}, 0.3));
   std::vector<std::string> in_order;
   for (int i = 0; i < 100; ++i) in_order.push_back(absl::StrCat("a#1:", i));
@@ -146,7 +146,7 @@ TEST_F(SimNetworkTest, AOneWayPartitionLetsTheOtherWayPass) {
   EXPECT_THAT(a_.heard, ElementsAre("b#1:2"));
 }
 
-TEST_F(SimNetworkTest, APartitionTakesWhatIsOnItsWayAndHeals) {
+TEST_F(SimNetworkTest, PartitionDropsMessagesInFlightAndHeals) {
   Build({});
   network_->Send("a", "b", Text(1));
   network_->Cut("a", "b");
@@ -185,7 +185,7 @@ TEST_F(SimNetworkTest, ACrashMayResetItsPeers) {
   EXPECT_THAT(b_.heard, ElementsAre("reset a"));
 }
 
-TEST_F(SimNetworkTest, AResetLosesWhatIsOnItsWayAndTellsBoth) {
+TEST_F(SimNetworkTest, ResetDropsMessagesInFlightAndNotifiesBoth) {
   Build({});
   network_->Send("a", "b", Text(1));
   network_->Reset("a", "b");

@@ -36,7 +36,7 @@ TEST(Simulator, RunsEventsInTheOrderOfTheirTimes) {
   EXPECT_EQ(simulator.Now() - Instant(), absl::Seconds(2));
 }
 
-TEST(SkewedDriver, ShowsWhatItWaitsForAndNoEarlier) {
+TEST(SkewedDriver, WaitsUntilItsSkewedDeadline) {
   for (const int64_t millionths : {-100000, -1, 0, 7, 100000}) {
     Simulator simulator(1);
     SimDriver driver(simulator);
@@ -50,7 +50,7 @@ TEST(SkewedDriver, ShowsWhatItWaitsForAndNoEarlier) {
   }
 }
 
-TEST(SkewedDriver, GainsWhatItIsTold) {
+TEST(SkewedDriver, AppliesItsRate) {
   Simulator simulator(1);
   SimDriver driver(simulator);
   SkewedDriver skewed(driver, {absl::Hours(1), 100000});
@@ -198,7 +198,7 @@ TEST(FaultPlan, RulesStrikeTheFirstMessagesOfAKindInTheirOrder) {
   EXPECT_EQ(plan.opportunities(Fault::kReset), 0);
 }
 
-TEST(FaultPlan, SaysWhatItIsMadeOf) {
+TEST(FaultPlan, PrintsItsRules) {
   FaultPlan::Options options =
       FaultPlan::Options::Of({Fault::kLoss, Fault::kDelay}, 0.02, 1);
   options.rules = {FaultPlan::Rule::Drop("request", "Push", 3),

@@ -126,13 +126,13 @@ TEST_F(LoggerTest, HostileTextCannotForgeALineOrMoveTheCursor) {
   }
 }
 
-TEST(Printable, KeepsWhatCanBeReadAndEscapesTheRest) {
+TEST(Printable, KeepsPrintableTextAndEscapesTheRest) {
   EXPECT_EQ(Printable("größe 漢字 🙂"), "größe 漢字 🙂");
   EXPECT_EQ(Printable("a\tb\x01\xff"), "a\\tb\\x01\\xff");
   EXPECT_EQ(Printable("\xe6\xbc"), "\\xe6\\xbc");  // cut in the middle
 }
 
-TEST_F(LoggerTest, WhatIsBelowTheLevelIsNotEvaluated) {
+TEST_F(LoggerTest, ArgumentsBelowTheLevelAreNotEvaluated) {
   Logger logger = Make(LogFormat::kText, Level::kWarning);
   int evaluated = 0;
   WEFT_LOG(logger, Info, "x") << ++evaluated;
@@ -143,7 +143,7 @@ TEST_F(LoggerTest, WhatIsBelowTheLevelIsNotEvaluated) {
   EXPECT_THAT(Lines(), SizeIs(1));
 }
 
-TEST_F(LoggerTest, ACallSiteIsLimitedAndSaysWhatItHeldBack) {
+TEST_F(LoggerTest, RateLimitedCallSiteCountsSuppressedLines) {
   Logger logger = Make(LogFormat::kJson);
   const auto shout = [&] { WEFT_LOG(logger, Info, "again"); };
   for (int i = 0; i < 10; ++i) shout();

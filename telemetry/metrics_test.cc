@@ -152,7 +152,7 @@ TEST(Metrics, APortInUseIsAClearError) {
                        absl::StrCat("127.0.0.1:", port)));
 }
 
-TEST(Metrics, WhatIsCountedElsewhereIsReadJustBefore) {
+TEST(Metrics, ExternalCountersAreReadAtTheScrape) {
   Metrics metrics({});
   int elsewhere = 1;
   auto refresher = metrics.BeforeReading(

@@ -81,7 +81,7 @@ TEST_F(ProgressTest, RenewsOneLineOfATerminal) {
   EXPECT_THAT(out_.str(), ::testing::EndsWith("\n"));
 }
 
-TEST_F(ProgressTest, WipesWhatIsLeftOfALongerLine) {
+TEST_F(ProgressTest, ClearsTheRestOfALongerLine) {
   Progress progress(With(Style::kTerminal));
   progress.Update(0, 0, 12345.678);
   const size_t first = out_.str().size();
@@ -133,7 +133,7 @@ TEST_F(ProgressTest, AResumedRunIsNotCreditedWithTheEarlierOne) {
   EXPECT_THAT(Lines()[1], HasSubstr("10 samples/s  ETA 1m30s"));
 }
 
-TEST_F(ProgressTest, TheRateForgetsWhatIsLongAgo) {
+TEST_F(ProgressTest, RateForgetsOldSteps) {
   Progress progress(With(Style::kLines));
   int64_t done = 0;
   for (int second = 0; second < 100; ++second) {

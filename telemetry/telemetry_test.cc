@@ -146,7 +146,7 @@ TEST(TraceContext, ReadsLaterVersionsByTheirFirstFields) {
   EXPECT_FALSE(context.sampled);
 }
 
-TEST(TraceContext, RefusesWhatTheStandardForbids) {
+TEST(TraceContext, RefusesMalformedTraceparents) {
   for (const char* bad :
        {"", "00", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
         "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -291,7 +291,7 @@ TEST(StatusPage, WhereNoThreadCanBeStartedASectionSaysSoAndMayLeave) {
   registration.Release();
 }
 
-TEST(StatusPage, ASectionThatThrowsShowsItsErrorAndHurtsNobody) {
+TEST(StatusPage, SectionThatThrowsShowsItsErrorAndAffectsNoOther) {
   StatusPage page;
   auto bad = page.Register(
       "bad", []() -> Fields { throw std::runtime_error("no\nluck"); });
@@ -300,7 +300,7 @@ TEST(StatusPage, ASectionThatThrowsShowsItsErrorAndHurtsNobody) {
   EXPECT_THAT(page.RenderText(kNoEnd), HasSubstr("good\n  x=1\n"));
 }
 
-TEST(StatusPage, ASectionThatHangsIsNamedAndHurtsNobody) {
+TEST(StatusPage, SectionThatHangsIsNamedAndDelaysNoOther) {
   StatusPage page;
   std::promise<void> release;
   std::shared_future<void> released = release.get_future();

@@ -35,7 +35,7 @@ TEST(Payload, FreezesByMoveWithoutACopy) {
   EXPECT_EQ(payload.bytes(), 800);
 }
 
-TEST(Payload, CopiesWhatOthersCanStillWrite) {
+TEST(Payload, CopiesSharedTensors) {
   const Tensor x = Tensor::Arange(100);
   const Tensor view = x.Slice(0, 0, 50);
   std::vector<int64_t> theirs(4);
@@ -53,7 +53,7 @@ TEST(Payload, CopiesWhatOthersCanStillWrite) {
   }
 }
 
-TEST(Payload, NoticesAWriteToWhatIsBorrowed) {
+TEST(Payload, WriteToABorrowedTensorIsDetected) {
   const Tensor x = Tensor::Arange(100);
   const Payload payload = Payload::Borrow(x);
   EXPECT_EQ(payload.Elements()->data(), x.raw());

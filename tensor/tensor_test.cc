@@ -16,7 +16,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-TEST(Shape, RefusesWhatOverflows) {
+TEST(Shape, RefusesOverflow) {
   const int64_t big = int64_t{1} << 40;
   EXPECT_THAT(Complaint([&] {
                 Tensor::Empty({big, big});
@@ -57,7 +57,7 @@ TEST(Tensor, LiesAtACacheLineUnlessItIsTiny) {
   }
 }
 
-TEST(Tensor, SaysWhatDoesNotFit) {
+TEST(Tensor, ErrorNamesTheMismatch) {
   EXPECT_THAT(Complaint([] {
                 Tensor::FromVector<float>({1, 2}, {3});
               }),

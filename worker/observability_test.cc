@@ -168,7 +168,7 @@ TEST_F(Observed, APlainCallWithABadTraceparentIsTheRootOfItsOwnTrace) {
   EXPECT_FALSE(served.contains("parent"));
 }
 
-TEST_F(Observed, ATraceThatCannotBeWrittenIsSaidBeforeTheWork) {
+TEST_F(Observed, UnwritableTraceIsReportedBeforeTheWork) {
   Options options = OptionsOf("ps");
   options.trace = dir_.Path("no/{name}.json");
   const auto worker = Worker::Start(options);

@@ -108,7 +108,7 @@ TEST(Flags, AnUnknownFlagIsUsageAndNamesTheNearest) {
               StatusIs(absl::StatusCode::kInvalidArgument, "see --help"));
 }
 
-TEST(Flags, AValueThatCannotBeReadSaysWhatWasWanted) {
+TEST(Flags, MalformedValueErrorNamesTheWantedForm) {
   for (const auto& [argument, wanted] :
        std::vector<std::pair<const char*, const char*>>{
            {"--epochs=many", "an integer"},
@@ -145,7 +145,7 @@ TEST(Flags, AFileWithAMistakeNamesItsLine) {
       StatusIs(absl::StatusCode::kNotFound, "/nowhere/f: No such file"));
 }
 
-TEST(Flags, WordsEndTheFlagsWhereTheyAreAnothersCommand) {
+TEST(Flags, PositionalWordEndsTheFlagsOfACommand) {
   Case c;
   c.flags.AllowPositional("PROGRAM ARGS");
   ASSERT_THAT(
@@ -372,7 +372,7 @@ TEST(Options, AnElasticJobHasBoundsAndAWorkerLabels) {
   EXPECT_FALSE(options.hosts_coordinator());
 }
 
-TEST(Options, WhatDoesNotFitTogetherIsSaidBeforeAnythingStarts) {
+TEST(Options, ConflictingOptionsFailBeforeTheStart) {
   // Room for the coordinator's own socket, none for trainer0.sock.
   const std::string long_socket =
       absl::StrCat("--coordinator=unix:/", std::string(98, 'd'), "/c.sock");

@@ -213,7 +213,7 @@ const std::map<std::string, std::vector<std::string>>& AccessTable() {
   return table;
 }
 
-TEST_F(SecuredWorker, WhoHasNoCertificateDoesNotWaitToJoin) {
+TEST_F(SecuredWorker, WorkerWithoutACertificateFailsToJoinAtOnce) {
   Options options;
   options.job = "job";
   options.role = "trainer";

@@ -80,7 +80,7 @@ rpc::Leak Left(bool is_stream, const std::string& what) {
   return left;
 }
 
-TEST(RunShutdown, EachPhaseHasWhatIsLeftOfTheDeadlineAndIsTimed) {
+TEST(RunShutdown, EachPhaseGetsTheRestOfTheDeadlineAndIsTimed) {
   Phases phases;
   phases.takes = {{"quiesce", absl::Seconds(1)},
                   {"drain", absl::Seconds(2)},
@@ -136,7 +136,7 @@ TEST(RunShutdown, WithoutGraceTwoPhasesRunAndNoErrorCounts) {
   EXPECT_THAT(report.status(), IsOk());
 }
 
-TEST(RunShutdown, WhatIsLeftIsAnErrorOnlyWhereThatIsWanted) {
+TEST(RunShutdown, LeaksAreAnErrorOnlyWithStrictLeaks) {
   Phases phases;
   EXPECT_THAT(phases.Run(TenSeconds()).LeakStatus(), IsOk());
   phases.leaks = {Left(false, "Embedding::new"), Left(true, "Tokens")};

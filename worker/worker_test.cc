@@ -256,7 +256,7 @@ TEST_F(WorkerTest, AWorldOfOneCallsItself) {
   }
 }
 
-TEST_F(WorkerTest, WhatItAdvertisesIsWhereTheOthersReachIt) {  // F16
+TEST_F(WorkerTest, OthersReachItAtTheAdvertisedAddress) {  // F16
   std::vector<Options> ranks = {OptionsOf("ps", 0), OptionsOf("trainer", 0)};
   ranks[1].listen = "127.0.0.1:0";
   ranks[1].advertise = "localhost:0";
@@ -276,7 +276,7 @@ TEST_F(WorkerTest, WhatItAdvertisesIsWhereTheOthersReachIt) {  // F16
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, WhoIsUnknownIsNotFoundAndTheKnownAreNamed) {
+TEST_F(WorkerTest, UnknownWorkerIsNotFoundAndKnownOnesAreNamed) {
   Options options = OptionsOf("trainer", 0);
   options.servers = 0;
   options.trainers = 1;
@@ -370,7 +370,7 @@ TEST_F(WorkerTest, AHostWithoutALogUsesNoKeyAgain) {
   }
 }
 
-TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
+TEST_F(WorkerTest, EndingWorkerServesUntilTheOthersEndToo) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   std::thread early(
@@ -392,7 +392,7 @@ TEST_F(WorkerTest, WhoBeganToEndServesUntilTheOthersDoToo) {
   EXPECT_THAT(workers[0]->Shutdown(kLong).status(), IsOk());
 }
 
-TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
+TEST_F(WorkerTest, ShutdownDeadlineNamesLateWorkersAndCutCalls) {
   Gate gate;  // handlers at it end with their workers
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
@@ -417,7 +417,7 @@ TEST_F(WorkerTest, TheDeadlineOfAShutdownNamesWhoIsLateAndWhatWasCut) {
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, WhatIsStillServedWhenTheReleaseIsLateIsNamedAsCut) {
+TEST_F(WorkerTest, CallsServedAtALateReleaseAreReportedAsCut) {
   Gate ours;  // handlers at them end with their workers
   Gate others;
   Workers workers = StartThree();
@@ -480,7 +480,7 @@ std::vector<ShutdownReport> Reports(Workers workers,
   return reports;
 }
 
-TEST_F(WorkerTest, WhereAllWasLetGoOfNothingIsLeft) {
+TEST_F(WorkerTest, ReportHasNoLeaksWhenAllWasReleased) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   const rpc::Target to = workers[1]->agent().To("trainer1", kLong);
@@ -570,7 +570,7 @@ TEST_F(WorkerTest, AStreamThatIsOpenAtTheEndIsCutAndNamed) {
   }
 }
 
-TEST_F(WorkerTest, WithoutGraceNobodyIsWaitedForAndTheOthersAreTold) {
+TEST_F(WorkerTest, GracelessShutdownDoesNotWaitAndNotifiesTheOthers) {
   Gate gate;  // handlers at it end with their workers
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
@@ -630,7 +630,7 @@ std::string HealthOf(Worker& worker) {
 }
 
 // As one is that was stopped for long, and goes on.
-TEST_F(WorkerTest, WhoIsOutOfItsJobServesNobodyAndTellsItsProgram) {
+TEST_F(WorkerTest, WorkerOutOfItsJobServesNoCallsAndNotifiesItsProgram) {
   Parker told;
   absl::Status why;
   Options options = OptionsOf("trainer", 1);
@@ -686,7 +686,7 @@ TEST_F(WorkerTest, WhoIsOutOfItsJobServesNobodyAndTellsItsProgram) {
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, ASecondOfTheSameNameIsToldSoOnTheDefaultSocketToo) {
+TEST_F(WorkerTest, SecondWorkerOfTheSameNameIsRefusedOnTheDefaultSocketToo) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   const Instant start = SteadyClock().Now();
@@ -699,7 +699,7 @@ TEST_F(WorkerTest, ASecondOfTheSameNameIsToldSoOnTheDefaultSocketToo) {
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, TheDeadlineOfAJoinIsSaidWithTheNameOnce) {
+TEST_F(WorkerTest, JoinDeadlineErrorNamesTheWorkerOnce) {
   Options alone = OptionsOf("ps", 0);
   alone.join_timeout = absl::Milliseconds(300);
   const auto late = Worker::Start(alone);
@@ -709,7 +709,7 @@ TEST_F(WorkerTest, TheDeadlineOfAJoinIsSaidWithTheNameOnce) {
               ::testing::Not(HasSubstr("ps0: ps0")));
 }
 
-TEST_F(WorkerTest, WhoWasRefusedWritesNoDump) {
+TEST_F(WorkerTest, RefusedWorkerWritesNoDump) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   Options second = OptionsOf("trainer", 0);
@@ -723,7 +723,7 @@ TEST_F(WorkerTest, WhoWasRefusedWritesNoDump) {
 
 // The role is a label of a DNS name in its certificate, and so shorter than a
 // name may be.
-TEST_F(WorkerTest, ANameThatIsNoneIsSaidBeforeAnythingIsMade) {
+TEST_F(WorkerTest, MalformedNameFailsBeforeTheStart) {
   Options options = ElasticOf(0, 1, 2);
   for (const std::string& role :
        {std::string(), std::string(57, 'r'), std::string("a b"),
@@ -751,7 +751,7 @@ TEST_F(WorkerTest, ANameThatIsNoneIsSaidBeforeAnythingIsMade) {
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, ASecondHostIsToldWhoHasItsPlace) {
+TEST_F(WorkerTest, SecondHostGetsTheNameOfTheFirst) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   const Instant start = SteadyClock().Now();
@@ -770,7 +770,7 @@ TEST_F(WorkerTest, ASecondHostIsToldWhoHasItsPlace) {
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, WhoComesBackUnderItsNameIsReachedByTheFirstCall) {
+TEST_F(WorkerTest, RestartedWorkerAnswersTheFirstCall) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   Traffic traffic(*workers[2], "ps0");
@@ -892,7 +892,7 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
   EndAll(std::move(workers));
 }
 
-TEST_F(WorkerTest, AnElasticWorkerThatEndsCutsNeitherWhatItCallsNorServes) {
+TEST_F(WorkerTest, ElasticWorkerEndsWithoutCuttingItsCalls) {
   Gate gates[2];  // F10; handlers at it end with their workers
   Workers workers = StartAll({ElasticOf(0, 2, 2), ElasticOf(1, 2, 2)});
   ASSERT_EQ(workers.size(), 2u);
@@ -1047,7 +1047,7 @@ class HostTest : public WorkerTest {
   }
 };
 
-TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNobodyElseRestarts) {
+TEST_F(HostTest, KilledWithALogIsBackInFiveSecondsAndNoOtherWorkerRestarts) {
   ExpectHostBackAfterKill(
       {absl::StrCat("--coordinator=unix:", dir_.Path("c.sock")),
        absl::StrCat("--coordinator-log=", dir_.Path("log"))},
@@ -1114,7 +1114,7 @@ TEST_F(HostTest, AMemberOfItsHostThatIsKilledIsGoneAtOnce) {
   (void)workers[0]->Shutdown(at_once);
 }
 
-TEST_F(HostTest, WhoIsKilledUnderTrafficIsReachedByTheFirstCallOnceItIsBack) {
+TEST_F(HostTest, WorkerKilledUnderTrafficAnswersTheFirstCallAfterItsRestart) {
   Gate gate;  // a handler at it ends with its worker
   const std::string coordinator =
       absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"));
@@ -1197,14 +1197,14 @@ TEST_F(WorkerTest, ACallNeedNotWaitForSixteenFunctionsThatSleepInTurn) {
   }
 }
 
-TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNobodyElseRestarts) {
+TEST_F(HostTest, KilledWithEtcdIsBackInFiveSecondsAndNoOtherWorkerRestarts) {
   if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
   auto etcd = testing::Etcd::Start(dir_.path());
   ASSERT_THAT(etcd, IsOk());
   ExpectHostBackAfterKill({"--init=" + (*etcd)->url()}, (*etcd)->url());
 }
 
-TEST_F(HostTest, AnOutageOfEtcdEndsNobodyAndTheCoordinatorGoesOn) {
+TEST_F(HostTest, OutageOfEtcdEndsNoWorkerAndTheCoordinatorGoesOn) {
   if (!testing::Etcd::IsInstalled()) GTEST_SKIP() << "etcd is not installed";
   auto etcd = testing::Etcd::Start(dir_.path());
   ASSERT_THAT(etcd, IsOk());
@@ -1241,7 +1241,7 @@ TEST_F(HostTest, AnOutageOfEtcdEndsNobodyAndTheCoordinatorGoesOn) {
   for (auto& worker : workers) (void)worker->Shutdown(at_once);
 }
 
-TEST_F(HostTest, WhoIsOutOfItsJobEndsForItsSupervisor) {
+TEST_F(HostTest, WorkerOutOfItsJobExitsForItsSupervisor) {
   const std::string coordinator =
       absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"));
   const auto host = StartProcess({"--role=ps", "--trainers=1", coordinator});
@@ -1262,7 +1262,7 @@ TEST_F(HostTest, WhoIsOutOfItsJobEndsForItsSupervisor) {
               HasSubstr(kWhy));
 }
 
-TEST_F(HostTest, WhoIsDeclaredGoneWhileItJoinsIsToldToStartAgain) {
+TEST_F(HostTest, WorkerDeclaredGoneWhileJoiningIsAskedToStartAgain) {
   const auto host =
       StartProcess({"--role=ps", "--trainers=2",
                     absl::StrCat("--coordinator=unix:", dir_.Path("c.sock"))});
@@ -1287,7 +1287,7 @@ TEST_F(HostTest, WhoIsDeclaredGoneWhileItJoinsIsToldToStartAgain) {
   EXPECT_EQ(access(dump.c_str(), F_OK), 0) << dump;
 }
 
-TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
+TEST_F(HostTest, StaleRendezvousFileIsNamed) {
   const std::string path = dir_.Path("meeting");
   const std::string init = "file://" + path;
   auto host = StartHost({"--init=" + init});
@@ -1307,7 +1307,7 @@ TEST_F(HostTest, WhoMeetByAFileAreToldThatItIsStale) {
   EXPECT_THAT(second->output(), HasSubstr("remove it: rm " + path));
 }
 
-TEST_F(WorkerTest, WhomNobodyCanReachEndsForItsSupervisor) {
+TEST_F(WorkerTest, UnreachableWorkerExitsForItsSupervisor) {
   testing::Command command;
   command.argv = {testing::RunfilePath("worker/test_worker"),
                   "--role=ps",
@@ -1329,7 +1329,7 @@ TEST_F(WorkerTest, WhomNobodyCanReachEndsForItsSupervisor) {
               HasSubstr("error: ps0 cannot be reached at its own address"));
 }
 
-TEST_F(WorkerTest, WhomNobodyCanReachGoesOnUnlessItWasToldOtherwise) {
+TEST_F(WorkerTest, UnreachableWorkerGoesOnByDefault) {
   Options options = OptionsOf("trainer", 0);
   options.servers = 0;
   options.trainers = 1;

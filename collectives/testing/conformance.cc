@@ -489,7 +489,7 @@ TEST_P(ProcessGroupConformance, ReceivesPostedBeforeSendsOnAllRanks) {
   });
 }
 
-TEST_P(ProcessGroupConformance, ReceiveAnySaysWhoSentIt) {
+TEST_P(ProcessGroupConformance, ReceiveAnyReturnsTheSender) {
   if (!GetParam().has_point_to_point) GTEST_SKIP();
   RunSizes([](ProcessGroup& group) -> absl::Status {
     if (group.rank() != 0) return group.Send(Numbers(group.rank(), 8), 0, 4);

@@ -80,7 +80,7 @@ pid_t PidIn(const std::string& output, const std::string& label) {
   return -1;
 }
 
-TEST(ParseRole, SplitsWordsAsAShellDoes) {
+TEST(ParseRole, SplitsWordsLikeAShell) {
   const auto role = ParseRole(R"(trainer=3:bin/t --x 'a b' c\ d "e 'f'" '')");
   ASSERT_THAT(role, IsOk());
   EXPECT_EQ(role->role, "trainer");
@@ -89,7 +89,7 @@ TEST(ParseRole, SplitsWordsAsAShellDoes) {
               ElementsAre("bin/t", "--x", "a b", "c d", "e 'f'", ""));
 }
 
-TEST(ParseRole, SaysWhatIsWrong) {
+TEST(ParseRole, ErrorNamesTheFault) {
   for (const auto& [text, why] :
        std::vector<std::pair<const char*, const char*>>{
            {"ps", "no '='"},
@@ -105,7 +105,7 @@ TEST(ParseRole, SaysWhatIsWrong) {
   }
 }
 
-TEST(PlanChildren, TellsEachRankWhoItIsAsTorchrunDoes) {
+TEST(PlanChildren, SetsTheEnvironmentOfTorchrun) {
   LaunchOptions options;
   options.job = "j";
   options.coordinator = "unix:/d/c.sock";
@@ -179,7 +179,7 @@ TEST(WeftRun, ARankKilledBySignalIsNamedSo) {
   EXPECT_THAT(run->output(), HasSubstr("killed by SIGKILL"));
 }
 
-TEST(WeftRun, PassesSigtermOnAndKillsWhoStays) {
+TEST(WeftRun, ForwardsSigtermAndKillsRemainingChildren) {
   auto run = Weft({"run", "--shutdown-timeout=4s",
                    Role("ps", 1,
                         "trap \"echo bye; exit 0\" TERM; echo ready; "
@@ -301,7 +301,7 @@ TEST(Weft, CertsInitMakesADirectoryForEachMember) {
   }
 }
 
-TEST(Weft, AskingNobodySaysSoWithItsExitCode) {
+TEST(Weft, MissingJobHasItsExitCode) {
   testing::TempDir dir;
   for (const char* command : {"health", "status"}) {
     auto run =

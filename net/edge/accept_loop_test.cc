@@ -191,7 +191,7 @@ class AcceptLoopTest : public ::testing::Test {
   int count_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-TEST_F(AcceptLoopTest, HandsOverWhatSpeaks) {
+TEST_F(AcceptLoopTest, HandsOverConnectionsThatSendBytes) {
   Open({});
   Socket silent = Connect();
   Socket speaker = Speaker();
@@ -230,7 +230,7 @@ TEST_F(AcceptLoopTest, SilentOnesAreClosedInTime) {
   EXPECT_EQ(delivered(), 0);
 }
 
-TEST_F(AcceptLoopTest, HandsOverOnlyWhatHasBegunInFull) {
+TEST_F(AcceptLoopTest, HandsOverOnlyConnectionsWithAWholeHello) {
   AcceptLoopOptions options;
   options.clock = &clock_;
   Open(options, /*tcp=*/true);
@@ -245,7 +245,7 @@ TEST_F(AcceptLoopTest, HandsOverOnlyWhatHasBegunInFull) {
 }
 
 // A byte now and then wins no time.
-TEST_F(AcceptLoopTest, WhoDripsIsClosedInTime) {
+TEST_F(AcceptLoopTest, ConnectionThatSendsSingleBytesIsClosedInTime) {
   AcceptLoopOptions options;
   options.clock = &clock_;
   Open(options, /*tcp=*/true);
@@ -334,7 +334,7 @@ TEST_F(AcceptLoopTest, AHandshakeThatFailsLeavesItsPlace) {
 
 // Both have waited for as long as they may, in one look of a loop that stood
 // still.
-TEST_F(AcceptLoopTest, WhoseTurnHasComeIsNotTooLate) {
+TEST_F(AcceptLoopTest, ConnectionAtTheHeadOfTheQueueIsNotRefusedAsLate) {
   AcceptLoopOptions options;
   options.max_handshakes = 1;
   options.clock = &clock_;
@@ -361,7 +361,7 @@ TEST_F(AcceptLoopTest, AHandshakeWithoutEndMakesRoomForOthers) {
   EXPECT_TRUE(first.AwaitEnd()) << "while gRPC still has its descriptor";
 }
 
-TEST_F(AcceptLoopTest, WhoHasMadeACallIsNeverCut) {
+TEST_F(AcceptLoopTest, ConnectionWithACallIsNeverCut) {
   AcceptLoopOptions options;
   options.max_connections = 2;
   options.max_connections_per_address = 2;
@@ -519,7 +519,7 @@ TEST_F(RefusalLogTest, AFloodIsCountedAndItsLinesAreFew) {
       << lines_.str();
 }
 
-TEST_F(RefusalLogTest, TheSameRefusalOverAndOverIsSaidEverMoreRarely) {
+TEST_F(RefusalLogTest, RepeatedRefusalIsLoggedAtPowersOfTwo) {
   RefusalLog refusal_log(Options());
   const auto lines_of = [&](const char* who, int times) {
     lines_.str("");

@@ -270,7 +270,7 @@ INSTANTIATE_TEST_SUITE_P(Edge, EdgeTells, ::testing::ValuesIn(AllMisnamed()),
                          [](const auto& info) { return info.param.name; });
 
 // They are no strangers: the job's own authority signed them.
-TEST_P(EdgeTells, WhomItsAuthoritySignedWhyItIsRefused) {
+TEST_P(EdgeTells, PeerOfItsAuthorityWhyItIsRefused) {
   Serve();
   RawPeer peer(server_->address());
   ASSERT_TRUE(IsLetIn(peer, Named(job_, GetParam().names)));
@@ -328,7 +328,7 @@ TEST_F(Edge, FailedHandshakesDoNotFloodTheLog) {
   EXPECT_LE(std::count(written.begin(), written.end(), '\n'), 60) << written;
 }
 
-TEST_F(Edge, RefusesWhatTheAuthorityTookBack) {
+TEST_F(Edge, RefusesRevokedCertificates) {
   const Credentials lost = job_.For("trainer", 9);
   const Credentials ours = job_.For("ps", 0);
   Serve(With(ours));
@@ -345,7 +345,7 @@ TEST_F(Edge, RefusesWhatTheAuthorityTookBack) {
   EXPECT_THAT(Log(), HasSubstr("certificate revoked"));
 }
 
-TEST_F(Edge, RefusesWhatWasRotatedAway) {
+TEST_F(Edge, RefusesCertificatesOfAFormerAuthority) {
   Serve();
   const Credentials former = job_.For("trainer", 9);
   Job renewed;  // the same job, with a new authority
@@ -495,7 +495,7 @@ TEST_F(Renewal, ARevokedMemberIsNotLetInAnyMore) {
   EXPECT_THAT(Log(), HasSubstr("certificate revoked"));
 }
 
-TEST_F(Renewal, WhoWasRevokedItselfSaysSo) {
+TEST_F(Renewal, RevokedWorkerLogsIt) {
   WEFT_ASSERT_OK(RevokeCertificates(certificates_.directory, {"ps0"}));
   const Instant deadline = SteadyClock().Now() + kSoon;
   while (Count(kRenewals) < 1 && SteadyClock().Now() < deadline) {
@@ -626,7 +626,7 @@ TEST_F(Limits, BytesOfAll) {
                "max_bytes is 100");
 }
 
-TEST(Admission, WhatEndsLeavesItsRoomToOthers) {
+TEST(Admission, EndedCallsFreeTheirQuota) {
   AdmissionLimits limits;
   limits.max_calls = 3;
   limits.max_calls_per_peer = 2;
@@ -925,7 +925,7 @@ int CallsIn(Channel& channel, absl::Duration time) {
 }
 
 // ATT-M2, by a member whose calls are refused as fast as it asks for them.
-TEST_F(Edge, WhoWastesCallsIsCutOffAndOthersKeepTheirPace) {
+TEST_F(Edge, PeerOfRefusedCallsIsDisconnectedAndOthersKeepTheirPace) {
   AdmissionLimits limits;
   limits.max_calls_per_peer = 8;
   Serve(With(job_.For("ps", 0)), limits);
@@ -951,7 +951,7 @@ TEST_F(Edge, WhoWastesCallsIsCutOffAndOthersKeepTheirPace) {
 }
 
 // ATT-M5, of streams as of calls: what is taken back counts.
-TEST_F(Edge, WhoTakesBackStreamsWithoutAnEndIsCutOff) {
+TEST_F(Edge, PeerThatResetsStreamsWithoutEndIsDisconnected) {
   LoopOptions options = With(job_.For("ps", 0));
   options.max_wasted_calls_per_peer = 50;
   Serve(std::move(options));
@@ -979,7 +979,7 @@ TEST_F(Edge, WhoTakesBackStreamsWithoutAnEndIsCutOff) {
 
 // ATT-M5: HTTP/2 does not bound the calls of who never acknowledges settings.
 // What it began until it is noticed must be handled before others are again.
-TEST_F(Edge, WhoBeginsCallsWithoutAnEndIsCutOff) {
+TEST_F(Edge, PeerThatBeginsCallsWithoutEndIsDisconnected) {
   AdmissionLimits limits;
   limits.max_calls_per_peer = 8;
   Serve(With(job_.For("ps", 0)), limits);
@@ -1032,7 +1032,7 @@ TEST_F(Edge, CallsOfAGoodClientWaitForTheirTurn) {
 }
 
 // What HTTP/2 asks of who was told: gRPC ends its connection.
-TEST_F(Edge, WhoAcknowledgesALimitAndBreaksItLosesTheConnection) {
+TEST_F(Edge, BreakingAnAcknowledgedLimitEndsTheConnection) {
   LoopOptions options = With(job_.For("ps", 0));
   options.max_calls_per_connection = 64;
   Serve(std::move(options));
@@ -1188,7 +1188,7 @@ class FloodOfHandshakes : public Edge {
   const std::string half_ = hello_.substr(0, 11);
 };
 
-TEST_F(FloodOfHandshakes, KeepsNobodyOut) {
+TEST_F(FloodOfHandshakes, LetsMembersIn) {
   Serve(absl::Hours(1));  // there are places that an address leaves to others
   {
     Flood flood(server_->address(), {"127.0.0.2", {half_, hello_, ""}});
@@ -1203,7 +1203,7 @@ TEST_F(FloodOfHandshakes, KeepsNobodyOut) {
   ExpectLetIn(5, "afterwards");
 }
 
-TEST_F(FloodOfHandshakes, FromManyAddressesKeepsNobodyOut) {
+TEST_F(FloodOfHandshakes, FromManyAddressesLetsMembersIn) {
   Serve(kTime);
   std::vector<std::unique_ptr<Flood>> floods;
   for (int i = 2; i < 12; ++i) {
@@ -1218,7 +1218,7 @@ TEST_F(FloodOfHandshakes, FromManyAddressesKeepsNobodyOut) {
 
 // Who shares an address with it, as behind a NAT. Of those that come again and
 // again, only half hellos are known for what they are.
-TEST_F(FloodOfHandshakes, FromTheirOwnAddressKeepsNobodyOut) {
+TEST_F(FloodOfHandshakes, FromTheMembersAddressLetsMembersIn) {
   Serve(kTime);
   auto member = LetIn();
   member->Write(HoldRequest(1));
@@ -1237,7 +1237,7 @@ TEST_F(FloodOfHandshakes, FromTheirOwnAddressKeepsNobodyOut) {
 }
 
 // ATT-M4: a body that comes by single bytes is waited for, at nobody's cost.
-TEST_F(Edge, ABodyByTheByteDelaysNobody) {
+TEST_F(Edge, BodySentByteByByteDelaysNoOtherPeer) {
   Serve();
   auto peer = LetIn();
   peer->Write(Frame(kHeadersFrame, kEndHeaders, 1, HeaderBlock(kEcho)));
@@ -1376,7 +1376,7 @@ TEST_F(Edge, APingFloodIsCutOff) {
 }
 
 // ATT-M6: what it does not read waits in its own window, and delays no other.
-TEST_F(Edge, APeerThatNeverReadsDelaysNobody) {
+TEST_F(Edge, PeerThatNeverReadsDelaysNoOtherPeer) {
   Serve();
   WEFT_ASSERT_OK(Call());
   const int64_t before = ResidentBytes();

@@ -81,7 +81,7 @@ TEST_F(LocalSocketTest, SeveralDescriptorsComeInTheirOrder) {
   EXPECT_STREQ(read_back, "abc");
 }
 
-TEST_F(LocalSocketTest, WhatNobodyTakesIsBoundedAndClosed) {
+TEST_F(LocalSocketTest, UnclaimedDescriptorsAreBoundedAndClosed) {
   const int before = OpenDescriptors();
   int refused = 0;
   for (uint64_t token = 0; token < 1000; ++token) {
@@ -96,7 +96,7 @@ TEST_F(LocalSocketTest, WhatNobodyTakesIsBoundedAndClosed) {
   EXPECT_EQ(OpenDescriptors(), before - 1);
 }
 
-TEST_F(LocalSocketTest, WhoEndsLeavesTheFileOfASuccessor) {
+TEST_F(LocalSocketTest, EndKeepsTheFileOfASuccessor) {
   auto successor = LocalSocket::Bind(path_);
   ASSERT_THAT(successor.status(), IsOk());
   socket_ = nullptr;
@@ -145,7 +145,7 @@ TEST_F(LocalSocketTest, MessagesOfAnotherFormAreDropped) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
-TEST_F(LocalSocketTest, NobodyThereOrAnOpenDirectoryIsAnError) {
+TEST_F(LocalSocketTest, MissingListenerOrOpenDirectoryIsAnError) {
   EXPECT_THAT(LocalSocket::Send(path_ + "x", 1, {pipe_[0]}),
               StatusIs(absl::StatusCode::kUnavailable));
   socket_ = nullptr;

@@ -52,14 +52,14 @@ TEST_F(PendingConnectionsTest, ACrowdLeavesAQuarterOfThePlacesToOthers) {
   EXPECT_EQ(BeginAll(), 4);
 }
 
-TEST_F(PendingConnectionsTest, ASinglePlaceIsForAnybody) {
+TEST_F(PendingConnectionsTest, SinglePlaceIsOpenToAnyAddress) {
   PendingConnections one(1, kTimeout);
   one.Add(1, kCrowd, now_);
   one.BecomeReady(1);
   EXPECT_EQ(one.NextReady(now_), 1);
 }
 
-TEST_F(PendingConnectionsTest, WhoIsHeldBackWaitsAndNobodyElseDoes) {
+TEST_F(PendingConnectionsTest, OnlyADelayedAddressWaits) {
   const PendingConnections::Id flooder = Ready(kCrowd);
   const PendingConnections::Id other = Ready(kOther);
   pending_.HoldBack(kCrowd, now_ + absl::Seconds(1));
@@ -70,7 +70,7 @@ TEST_F(PendingConnectionsTest, WhoIsHeldBackWaitsAndNobodyElseDoes) {
   EXPECT_EQ(pending_.NextReady(now_), flooder);
 }
 
-TEST_F(PendingConnectionsTest, TheLongerOfTwoTimesHoldsBack) {
+TEST_F(PendingConnectionsTest, LongerOfTwoDelaysHolds) {
   for (const auto& [first, second] : {std::pair(4, 1), std::pair(1, 4)}) {
     PendingConnections pending(16, kTimeout);
     pending.Add(1, kCrowd, now_);
@@ -85,7 +85,7 @@ TEST_F(PendingConnectionsTest, TheLongerOfTwoTimesHoldsBack) {
   }
 }
 
-TEST_F(PendingConnectionsTest, NoHandshakeIsCutForWhoIsHeldBack) {
+TEST_F(PendingConnectionsTest, NoHandshakeIsCutForADelayedAddress) {
   for (int i = 0; i < 16; ++i) Ready(kOther + std::to_string(i));
   EXPECT_EQ(BeginAll(), 16);
   Ready(kCrowd);
@@ -131,7 +131,7 @@ TEST_F(PendingConnectionsTest, AHandshakeHasItsTimeAndThenMakesRoom) {
   EXPECT_EQ(pending_.NextReady(now_), next);
 }
 
-TEST_F(PendingConnectionsTest, NoHandshakeIsCutForNobody) {
+TEST_F(PendingConnectionsTest, NoHandshakeIsCutWhenNoneWaits) {
   for (int i = 0; i < 12; ++i) Ready(kCrowd);
   BeginAll();
   now_ += kFair;
@@ -154,7 +154,7 @@ TEST_F(PendingConnectionsTest, TheMostCrowdedAddressMakesRoomForAnother) {
   EXPECT_EQ(pending_.NextReady(now_), third);
 }
 
-TEST_F(PendingConnectionsTest, HalfHellosMakeRoomBeforeWhoIsAboutToSpeak) {
+TEST_F(PendingConnectionsTest, HalfHellosAreCutBeforeSilentConnections) {
   const PendingConnections::Id member = Silent(kCrowd);
   for (int i = 0; i < 100; ++i) {
     const PendingConnections::Id half = Silent(kCrowd);
@@ -167,7 +167,7 @@ TEST_F(PendingConnectionsTest, HalfHellosMakeRoomBeforeWhoIsAboutToSpeak) {
   EXPECT_EQ(pending_.NextReady(now_), member);
 }
 
-TEST_F(PendingConnectionsTest, WhoHasSaidLessMakesRoomFirst) {
+TEST_F(PendingConnectionsTest, ConnectionWithFewerBytesIsCutFirst) {
   for (int i = 0; i < 12; ++i) Ready(kCrowd);
   BeginAll();
   const PendingConnections::Id ready = Ready(kCrowd);
@@ -199,7 +199,7 @@ TEST_F(PendingConnectionsTest, ACrowdMakesRoomForOthersAndNotTheyForIt) {
   EXPECT_EQ(pending_.ToEvictFor(kCrowd, now_), std::nullopt);
 }
 
-TEST_F(PendingConnectionsTest, WhoWaitsExpiresInTurn) {
+TEST_F(PendingConnectionsTest, WaitingConnectionsExpireInOrder) {
   const PendingConnections::Id first = Silent(kCrowd);
   now_ += absl::Seconds(1);
   const PendingConnections::Id second = Ready(kCrowd);

@@ -93,7 +93,7 @@ class MemoryQueueTest : public ::testing::Test {
   const std::unique_ptr<MemoryQueue> queue_ = *MemoryQueue::Create();
 };
 
-TEST_F(MemoryQueueTest, WhatIsThereIsTakenWithoutSleeping) {
+TEST_F(MemoryQueueTest, PresentDataIsTakenWithoutSleeping) {
   const auto memory = AddMemory();
   const Instant past = Instant::FromNanoseconds(0);
   EXPECT_EQ(queue_->Next(past), Outcome::kTimeout);
@@ -139,7 +139,7 @@ TEST_F(MemoryQueueTest, AWakeMakesNextReturnAlsoBeforeIt) {
   other.join();
 }
 
-TEST_F(MemoryQueueTest, WhatIsRemovedIsLetGoAndNotLookedAt) {
+TEST_F(MemoryQueueTest, RemovedSourceIsReleasedAndNotPolled) {
   auto memory = AddMemory();
   const std::weak_ptr<FakeMemory> weak = memory;
   (void)queue_->Next(SteadyClock().Now());
@@ -151,7 +151,7 @@ TEST_F(MemoryQueueTest, WhatIsRemovedIsLetGoAndNotLookedAt) {
   EXPECT_TRUE(weak.expired());
 }
 
-TEST_F(MemoryQueueTest, WhatIsRemovedIsLetGoAlsoAtTheEnd) {
+TEST_F(MemoryQueueTest, RemovedSourceIsReleasedAtTheEndToo) {
   auto memory = AddMemory();
   const std::weak_ptr<FakeMemory> weak = memory;
   (void)queue_->Next(SteadyClock().Now());
@@ -209,7 +209,7 @@ class TwoPollers : public ::testing::Test {
   Poller second_{*queues_[1], Options()};
 };
 
-TEST_F(TwoPollers, WhoWaitsAtOneHearsWhatTheOtherHandles) {
+TEST_F(TwoPollers, WaiterIsNotifiedOfEventsHandledByTheOther) {
   for (int i = 0; i < 200; ++i) {
     ASSERT_THAT(Echo(*memories_[i % 2]).Wait(kSoon), IsOk());
     EXPECT_EQ(group_.busy.load(), i % 2 == 0 ? &first_ : &second_);
@@ -226,7 +226,7 @@ class LeftQueues : public TwoPollers {
   }
 };
 
-TEST_F(LeftQueues, AreTakenWhileSomebodyWaitsAtTheOther) {
+TEST_F(LeftQueues, AreTakenOverWhileAThreadWaitsAtTheOther) {
   Poller* const pollers[] = {&first_, &second_};
   for (int i = 0; i < 100; ++i) {
     // Takes the one, and leaves it.
@@ -243,7 +243,7 @@ TEST_F(LeftQueues, AreTakenWhileSomebodyWaitsAtTheOther) {
 
 // Each time by this thread, but for those in which the background thread still
 // had the queue, or was asleep until the next who leaves it.
-TEST_F(LeftQueues, AreTakenFromWhoLeavesWhileSomebodyWaitsAtTheOther) {
+TEST_F(LeftQueues, AreTakenOverFromALeavingPollerByTheOther) {
   for (int i = 0; i < 100; ++i) {
     ASSERT_THAT(Echo(*memories_[0]).Wait(kSoon), IsOk());
     Promise<void> leave(first_);
@@ -262,7 +262,7 @@ TEST_F(LeftQueues, AreTakenFromWhoLeavesWhileSomebodyWaitsAtTheOther) {
 }
 
 // As long as one has work, without a pause.
-TEST_F(TwoPollers, ABusyOneKeepsNobodyOut) {
+TEST_F(TwoPollers, BusyPollerDoesNotBlockTheOther) {
   memories_[0]->then = [&] {
     if (!stop_) memories_[0]->Put();
   };

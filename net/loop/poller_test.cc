@@ -122,7 +122,7 @@ TEST_F(PollerTest, AWaitingThreadHandlesEventsItself) {
   EXPECT_EQ(handled_by, std::this_thread::get_id());
 }
 
-TEST_F(PollerTest, TheBackgroundThreadHandlesEventsWhenNobodyWaits) {
+TEST_F(PollerTest, BackgroundThreadHandlesEventsWhenNoThreadWaits) {
   ASSERT_TRUE(poller_.Start().ok());
   std::atomic<bool> handled{false};
   queue_.Put([&] { handled = true; });
@@ -144,7 +144,7 @@ TEST_F(PollerTest, AReadyMadeElsewhereWakesTheHolder) {
   elsewhere.join();
 }
 
-TEST(SleepingPoller, IsNotWokenByWhatItHandlesItself) {
+TEST(SleepingPoller, IsNotWokenByItsOwnEvents) {
   FakeQueue queue;
   PollerOptions options;
   options.spin = absl::ZeroDuration();  // it sleeps before each event
@@ -202,7 +202,7 @@ class YieldingPoller : public ::testing::Test {
   int yields_ = 0;
 };
 
-TEST_F(YieldingPoller, NobodySleepsWhoHasNotYielded) {
+TEST_F(YieldingPoller, ThreadYieldsBeforeItSleeps) {
   // Without a yield the event would never come.
   Make(absl::ZeroDuration(), [this] { Put(); });
   Wait();

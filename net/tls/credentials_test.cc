@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 using Code = absl::StatusCode;
 
-TEST(Address, ReadsWhatItWrites) {
+TEST(Address, RoundTripsThroughText) {
   for (const char* text : {
            "unix:/run/weft/s",
            "127.0.0.1:0",
@@ -39,7 +39,7 @@ TEST(Address, ReadsWhatItWrites) {
   }
 }
 
-TEST(Address, KnowsWhatIsLocal) {
+TEST(Address, RecognisesLocalAddresses) {
   EXPECT_TRUE(ParseAddress("unix:/s")->IsLocal());
   EXPECT_TRUE(ParseAddress("127.1.2.3:1")->IsLocal());
   EXPECT_TRUE(ParseAddress("[::1]:1")->IsLocal());
@@ -78,7 +78,7 @@ TEST(Address, HostileTextIsRefused) {
   }
 }
 
-TEST(Identity, ReadsWhatItWrites) {
+TEST(Identity, RoundTripsThroughText) {
   const Identity identity{"job-7", "trainer", 12};
   EXPECT_EQ(identity.Uri(), "weft://job-7/trainer/12");
   EXPECT_EQ(identity.DnsName(), "trainer12.job-7.weft");
@@ -129,7 +129,7 @@ class CertificatesTest : public ::testing::Test {
   testing::TempDir dir_;
 };
 
-TEST_F(CertificatesTest, MembersCanLoadWhatInitMakes) {
+TEST_F(CertificatesTest, MembersLoadTheCertificatesOfInit) {
   WEFT_ASSERT_OK(MakeCertificates(Options()));
   WEFT_ASSERT_OK_AND_ASSIGN(
       const Credentials trainer,
@@ -170,7 +170,7 @@ TEST_F(CertificatesTest, AnAuthorityIsKeptForLaterMembers) {
               StatusIs(Code::kAlreadyExists, "trainer2"));
 }
 
-TEST_F(CertificatesTest, WhoComesLaterKnowsWhatWasTakenBack) {
+TEST_F(CertificatesTest, LaterMembersGetTheRevocationList) {
   const auto read = [](const std::string& path) {
     std::ifstream file(path);
     return std::string(std::istreambuf_iterator<char>(file), {});
@@ -241,7 +241,7 @@ TEST_F(CertificatesTest, AnAuthorityWithoutItsKeySaysWhereToRun) {
               StatusIs(Code::kNotFound, "run this in the directory where"));
 }
 
-TEST_F(CertificatesTest, AnAuthorityOutlivesWhatItSigns) {
+TEST_F(CertificatesTest, AuthorityIsValidLongerThanItsCertificates) {
   constexpr absl::Duration kDay = absl::Hours(24);
   CertificatesOptions options = Options();
   WEFT_ASSERT_OK(MakeCertificates(options));
@@ -257,7 +257,7 @@ TEST_F(CertificatesTest, AnAuthorityOutlivesWhatItSigns) {
   WEFT_EXPECT_OK(MakeCertificates(options));
 }
 
-TEST_F(CertificatesTest, WhoIsToBeRevokedIsAMember) {
+TEST_F(CertificatesTest, RevokeRefusesAnUnknownMember) {
   WEFT_ASSERT_OK(MakeCertificates(Options()));
   EXPECT_THAT(RevokeCertificates(dir_.Path("certs"), {"nobody"}),
               StatusIs(Code::kNotFound,

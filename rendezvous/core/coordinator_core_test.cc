@@ -301,7 +301,7 @@ TEST(CoordinatorCore, LetsARestartedWorkerInOnceTheFirstIsDeclaredGone) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "silent"));
 }
 
-TEST(CoordinatorCore, ForgetsAHeldJoinWhoseCallerHungUp) {
+TEST(CoordinatorCore, HeldJoinIsForgottenWhenItsCallerDisconnects) {
   Fixture f;
   const WorkerKey key = f.Join("ps", 0, 10);
   const uint64_t second = f.Call(f.JoinOf("ps", 0, 20));
@@ -311,7 +311,7 @@ TEST(CoordinatorCore, ForgetsAHeldJoinWhoseCallerHungUp) {
   EXPECT_TRUE(f.IsHeld(second));
 }
 
-TEST(CoordinatorCore, ALateCopyOfAJoinBringsNobodyBack) {
+TEST(CoordinatorCore, LateCopyOfAJoinRevivesNoMember) {
   Fixture f;
   const WorkerKey key = f.Join("ps", 0, 10);
   EXPECT_THAT(f.StatusOf(f.Leave(key, 10)), IsOk());
@@ -354,7 +354,7 @@ TEST(CoordinatorCore, RefusesAnotherWorldAndPlacesOutsideIt) {
 }
 
 // Of any role in an elastic job, so that the name may be as long as any.
-TEST(CoordinatorCore, TakesNamesOf127CharactersAndRefusesWhatIsNone) {
+TEST(CoordinatorCore, TakesNamesOf127CharactersAndRefusesMalformedOnes) {
   Fixture f;
   const auto join = [&](const std::string& role, uint64_t incarnation) {
     v1::JoinRequest request = f.JoinOf(role, 0, incarnation);
@@ -410,7 +410,7 @@ TEST(CoordinatorCore, RefusesToShowAllOthersALongMember) {
   EXPECT_THAT(other.StatusOf(other.Call(other.JoinOf("ps", 0, 10))), IsOk());
 }
 
-TEST(CoordinatorCore, WhoComesAndGoesForEverIsRememberedInFewBytes) {
+TEST(CoordinatorCore, ManyIncarnationsOfANameTakeFewBytes) {
   Fixture f;
   const WorkerKey first = f.Join("ps", 0, 1);
   f.Leave(first, 1);
@@ -518,7 +518,7 @@ TEST(CoordinatorCore, AnAdminThatJoinsFirstTakesNoWorkersPlace) {
   EXPECT_THAT(f.StatusOf(f.Beat(ps, 10)), IsOk());
 }
 
-TEST(CoordinatorCore, AnAdminOfAnOldLogGivesWayToTheWorkerWhoseIdItHas) {
+TEST(CoordinatorCore, AdminOfAnOldLogIsReplacedByTheWorkerWithItsId) {
   for (const bool has_left : {false, true}) {
     Fixture first;
     v1::LogRecord admin;
@@ -542,7 +542,7 @@ TEST(CoordinatorCore, AnAdminOfAnOldLogGivesWayToTheWorkerWhoseIdItHas) {
   }
 }
 
-TEST(CoordinatorCore, SuspectsAfterThreeSecondsAndBuriesAfterTen) {
+TEST(CoordinatorCore, SuspectsAfterThreeSecondsAndDeclaresGoneAfterTen) {
   Fixture f;
   const WorkerKey silent = f.Join("ps", 0, 10);
   const WorkerKey heard = f.Join("trainer", 0, 11);
@@ -596,7 +596,7 @@ TEST(CoordinatorCore, ARestartedCoordinatorKnowsThatItsEarlierHostHasEnded) {
               StatusIs(absl::StatusCode::kAborted, "is gone"));
 }
 
-TEST(CoordinatorCore, AStoppedCoordinatorAccusesNobodyOfItsOwnAbsence) {
+TEST(CoordinatorCore, PausedCoordinatorSuspectsNoMember) {
   Fixture f;
   f.Join("ps", 0, 10);
   f.Sleep(absl::Minutes(5));
@@ -673,7 +673,7 @@ TEST(CoordinatorCore, ALateCopyOfAnArrivalIsNoArrivalAtALaterBarrier) {
   EXPECT_TRUE(f.IsHeld(f.Arrive(b, 3, both)));
 }
 
-TEST(CoordinatorCore, ACopyOfAnArrivalThatWasGivenUpStandsForNobody) {
+TEST(CoordinatorCore, CopyOfAnAbandonedArrivalIsIgnored) {
   Fixture f;
   const WorkerKey a = f.Join("trainer", 0, 1);
   const WorkerKey b = f.Join("trainer", 1, 2);
@@ -688,7 +688,7 @@ TEST(CoordinatorCore, ACopyOfAnArrivalThatWasGivenUpStandsForNobody) {
   EXPECT_TRUE(f.IsHeld(f.Arrive(b, 1, both)));
 }
 
-TEST(CoordinatorCore, ABarrierThatFailedFailsAgainForWhoAsksAgain) {
+TEST(CoordinatorCore, FailedBarrierFailsAgainWhenAskedAgain) {
   Fixture f;
   const WorkerKey a = f.Join("trainer", 0, 1);
   f.Join("trainer", 1, 2);
@@ -701,7 +701,7 @@ TEST(CoordinatorCore, ABarrierThatFailedFailsAgainForWhoAsksAgain) {
   EXPECT_TRUE(f.IsHeld(f.Arrive(b, 1, both)));
 }
 
-TEST(CoordinatorCore, ABarrierTellsEachWhatAllBroughtAlsoAcrossARestart) {
+TEST(CoordinatorCore, BarrierGathersAllPayloadsAcrossARestartToo) {
   Fixture f;
   const WorkerKey a = f.Join("trainer", 0, 1);
   const WorkerKey b = f.Join("trainer", 1, 2);
@@ -745,7 +745,7 @@ TEST(CoordinatorCore, RefusesMoreThanABarrierMayGather) {
 }
 
 // As of a second `weft run` of the job, whose ps0 was refused.
-TEST(CoordinatorCore, TheEndOfAnotherProcessIsNotThatOfWhoHasTheName) {
+TEST(CoordinatorCore, ExitOfAnotherProcessDoesNotEndTheHolderOfTheName) {
   Fixture f;
   v1::JoinRequest join = f.JoinOf("ps", 0, 10);
   v1::Process* process = join.mutable_member()->mutable_process();
@@ -897,7 +897,7 @@ TEST(CoordinatorCore, OpeningsThatAMemberDoesNotSettleAreBounded) {
 }
 
 // Each arrival is small, and what it is owed once the others have come is not.
-TEST(CoordinatorCore, WhatAMemberIsOwedAtManyBarriersIsBounded) {
+TEST(CoordinatorCore, UnconfirmedBarrierAnswersOfAMemberAreBounded) {
   CoordinatorCore::Options options;
   options.barriers.bytes = 1 << 20;
   Fixture f({}, 1, options);
@@ -970,7 +970,7 @@ TEST(CoordinatorCore, APhaseIsSeenByAllAndNeverGoesBack) {
   EXPECT_EQ(f.view().Find("ps0")->phase, Phase::kActive);
 }
 
-TEST(CoordinatorCore, ABarrierNamesWhoIsMissingAndLetsGoAtItsDeadline) {
+TEST(CoordinatorCore, BarrierNamesMissingMembersAndEndsAtItsDeadline) {
   Fixture f;
   const WorkerKey a = f.Join("trainer", 0, 1);
   const WorkerKey b = f.Join("trainer", 1, 2);
@@ -1219,7 +1219,7 @@ TEST(CoordinatorCore, ARestartedCoordinatorLearnsTheDeadFromTheLiving) {
   EXPECT_FALSE(f.view().IsGone(fresh));
 }
 
-TEST(CoordinatorCore, ACoordinatorWithoutItsLogKnowsNobody) {
+TEST(CoordinatorCore, CoordinatorWithoutItsLogHasNoMembers) {
   Fixture f;
   const WorkerKey key = f.Join("ps", 0, 10);
   Fixture other;

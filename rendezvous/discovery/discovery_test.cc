@@ -109,7 +109,7 @@ TEST(RendezvousFile, AStaleOneIsNotReusedAndSaysHowToRemoveIt) {
   EXPECT_THAT(RendezvousFile::Create(path, "job", "unix:/b"), IsOk());
 }
 
-TEST(RendezvousFile, RefusesWhatOthersMayWriteLinksAndOtherFiles) {
+TEST(RendezvousFile, RefusesWritableByOthersLinksAndOtherFiles) {
   testing::TempDir dir;
   const std::string path = dir.Path("job");
   std::ofstream(path) << "something else entirely, and long enough";
@@ -323,7 +323,7 @@ class EtcdJournalTest : public ::testing::Test {
   std::unique_ptr<TimerSource> timers_;
 };
 
-TEST_F(EtcdJournalTest, HoldsWhatWasAppendedAndRewritten) {
+TEST_F(EtcdJournalTest, KeepsAppendedAndRewrittenRecords) {
   const std::string large(1200000, 'x');  // several pieces
   {
     auto journal = Open("unix:/a");
@@ -415,7 +415,7 @@ TEST_F(EtcdJournalTest, GoesOnWhenEtcdIsBack) {
   EXPECT_THAT(Again([&] { return (*journal)->Append({Opened(1)}); }), IsOk());
 }
 
-TEST_F(EtcdJournalTest, WhatCouldNotBeWrittenIsThereOnceAfterTheOutage) {
+TEST_F(EtcdJournalTest, RecordRefusedInAnOutageIsWrittenOnceAfterIt) {
   const std::string large(1200000, 'x');  // several pieces
   {
     auto journal = Open("unix:/a");

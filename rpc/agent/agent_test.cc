@@ -413,7 +413,7 @@ TEST(Agent, ABorrowedTensorIsReadWhereItLies) {
   }
 }
 
-TEST(Agent, CallsItselfWithACopyOfWhatIsOnlyBorrowed) {
+TEST(Agent, SelfCallCopiesBorrowedTensors) {
   RanksOptions options;
   options.threads = options.max_threads = 1;
   Counters counters;
@@ -446,7 +446,7 @@ TEST(Agent, ABorrowedTensorThatWasWrittenToIsNotSentAgain) {
   EXPECT_TRUE(OutcomeUnknown(status));
 }
 
-TEST(Agent, WithoutCreditACallWaitsOrFailsAsItIsTold) {
+TEST(Agent, CallWithoutCreditWaitsOrFailsByOption) {
   RanksOptions options;
   options.limits.calls = 1;
   Counters counters;
@@ -510,7 +510,7 @@ TEST(Agent, AnErrorOfABatchIsThatOfEachCallInIt) {
   EXPECT_THAT(all(99), ::testing::Each(absl::StatusCode::kInternal));
 }
 
-TEST(Agent, WhatWaitsForABatchEndsByItsDeadlineAndWithTheAgent) {
+TEST(Agent, CallThatWaitsForABatchEndsAtItsDeadlineAndWithTheAgent) {
   Ranks ranks(2);
   // Who gives up in Wait alone does not say that word.
   EXPECT_THAT(
@@ -620,7 +620,7 @@ TEST(OrderedQueue, CallsRunInTheOrderInWhichTheyWereMade) {
   }
 }
 
-TEST(OrderedQueue, WhatIsGivenUpLeavesTheOrderOfTheOthers) {
+TEST(OrderedQueue, CancelledCallKeepsTheOrderOfTheOthers) {
   for (const char* callee : {"w1", "w0"}) {
     Order order;
     Ranks ranks(3);
@@ -783,7 +783,7 @@ TEST(Agent, ErrorsNameTheWorkerAndKeepTheCode) {
       StatusIs(absl::StatusCode::kOutOfRange, "Refuse: beyond the end"));
 }
 
-TEST(Agent, WhatAFunctionThrowsIsTheCallersStatus) {
+TEST(Agent, ExceptionOfAFunctionIsTheCallersStatus) {
   Ranks ranks(2);
   const absl::Status status = Call(ranks[0].To("w1"), Throw, 1);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -792,7 +792,7 @@ TEST(Agent, WhatAFunctionThrowsIsTheCallersStatus) {
   EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 1, 1), 2);  // the server lives on
 }
 
-TEST(Agent, WhatAFunctionThrowsKeepsItsPayloads) {  // F59
+TEST(Agent, ExceptionOfAFunctionKeepsItsPayloads) {  // F59
   Ranks ranks(2);
   for (const char* worker : {"w1", "w0"}) {
     const absl::Status status = Call(ranks[0].To(worker), ThrowDetailed, 12);
@@ -813,7 +813,7 @@ TEST(Agent, AnUnknownWorkerIsNotFoundAndTheKnownAreNamed) {
               StatusIs(absl::StatusCode::kNotFound, "known are w0, w1"));
 }
 
-TEST(Agent, WhatIsNoNameIsAnInvalidArgument) {
+TEST(Agent, MalformedNameIsInvalidArgument) {
   Ranks ranks(1);
   for (const char* name : {"", "a b", "w0/x"}) {
     EXPECT_THAT(Call(ranks[0].To(name), Add, 1, 2),
@@ -911,7 +911,7 @@ TEST(Agent, AReplacedWorkerIsNotCalledInPlaceOfTheOld) {
   EXPECT_FALSE(OutcomeUnknown(status));
 }
 
-TEST(Agent, NobodyThereIsUnavailableAndCertainlyNotRun) {
+TEST(Agent, MissingPeerIsUnavailableAndTheCallHasNotRun) {
   RanksOptions options;
   options.give_up_after = absl::Milliseconds(100);
   Ranks ranks(1, options);
@@ -941,7 +941,7 @@ TEST(Agent, ADeadlineEndsTheCallAndCancelsTheHandler) {
 }
 
 // The function hears of the deadline about when its caller does.
-TEST(Agent, WhatAFunctionReturnsAfterTheDeadlineIsNoResult) {
+TEST(Agent, ResultAfterTheDeadlineIsDiscarded) {
   Counters counters[2];
   Ranks ranks(2);
   for (int rank : {0, 1}) ranks[rank].SetLocal(&counters[rank]);
@@ -1260,7 +1260,7 @@ TEST(Agent, AWaitInAnInlineFunctionFailsAtOnce) {
   EXPECT_EQ(*Call(ranks[1].To("w0"), Count), 1);  // nothing was sent before
 }
 
-TEST(Agent, ShutdownNamesWhatIsStillOpen) {
+TEST(Agent, ShutdownNamesOpenCalls) {
   Counters counters;
   Ranks ranks(2);
   ranks[1].SetLocal(&counters);
@@ -1316,7 +1316,7 @@ TEST(Agent, OutOfItsJobItEndsItsCallsAndRefusesOthersWithTheReason) {
   EXPECT_THAT(ranks[1].Shutdown(absl::Seconds(30)), IsOk());
 }
 
-TEST(Agent, WhatIsParkedDoesNotKeepAnAgentFromEnding) {
+TEST(Agent, ParkedCallsDoNotDelayShutdown) {
   Counters counters;
   Future<int64_t> call = MakeReady<int64_t>(0);
   {
@@ -1346,7 +1346,7 @@ TEST(Agent, CallsOfAnAgentByItselfEndWithIt) {
   EXPECT_EQ(counters.cancelled, 1);
 }
 
-TEST(Agent, WhatACallHasFoundLivesUntilItHasEnded) {
+TEST(Agent, ObjectOfARunningCallLivesUntilTheCallEnds) {
   auto counters = std::make_shared<Counters>();
   const std::weak_ptr<Counters> alive = counters;
   {

@@ -212,7 +212,7 @@ TEST(Codec, ABorrowedTensorIsSentWhereItLiesAndWatched) {
               StatusIs(absl::StatusCode::kDataLoss, "was written to"));
 }
 
-TEST(Codec, WhatIsLentInVainIsCopied) {
+TEST(Codec, NonContiguousBorrowIsCopied) {
   const Tensor x = Tensor::Full({100, 100}, 2);
   for (const Tensor& tensor :
        {x.Transpose(0, 1).Slice(0, 0, 50), Tensor::Ones({4}), Tensor()}) {
@@ -448,7 +448,7 @@ TEST(Wire, IsTheProtobufThatItsFileSays) {
   EXPECT_TRUE(batch.GetReflection()->GetUnknownFields(batch).empty());
 }
 
-TEST(Wire, ReadsWhatItWroteHoweverItIsCut) {
+TEST(Wire, RoundTripsInPiecesOfAnySize) {
   for (const size_t size : {1, 2, 13, 1 << 20}) {
     std::string kinds;
     ASSERT_THAT(ReadBatch(Cut(OneOfEach(), size), Instant(),

@@ -550,7 +550,7 @@ TEST_F(GrpcAgents, OneHundredConnectionsLeaveNeitherDescriptorsNorMemory) {
   EXPECT_LE(CountDescriptors(), before);
 }
 
-TEST(GrpcTransport, LetsGoOfWhereAPeerWasBeforeItsRestart) {
+TEST(GrpcTransport, ClosesTheChannelToARestartedPeersOldAddress) {
   TempDir directory;
   const auto at = [&](const std::string& socket) {
     return absl::StrCat("unix:", directory.path(), "/", socket);
@@ -914,7 +914,7 @@ TEST_F(SecureAgents, EachRoleMayCallItsFunctions) {
   EXPECT_THAT(log_.str(), ::testing::HasSubstr("kind=function who=client7"));
 }
 
-TEST_F(SecureAgents, WhoMayMakeAnObjectOrAStreamMayUseAndEndIt) {
+TEST_F(SecureAgents, MakerOfAnObjectOrStreamMayUseAndEndIt) {
   Node& server = Add("ps");
   directory_.Put(server.worker(0));
   const auto visitors = net::Roles::Only({"visitor"});
@@ -980,7 +980,7 @@ TEST_F(SecureAgents, ClassesMethodsAndStreamsHaveRolesToo) {
   }
 }
 
-TEST_F(SecureAgents, AWelcomeNamesOnlyWhatTheRoleMayCall) {
+TEST_F(SecureAgents, WelcomeListsOnlyTheFunctionsOfTheRole) {
   Node& server = Add("ps");
   directory_.Put(server.worker(0));
   const auto ps = MakeAgent(server, server.worker(0));
@@ -997,7 +997,7 @@ TEST_F(SecureAgents, AWelcomeNamesOnlyWhatTheRoleMayCall) {
   }
 }
 
-TEST_F(SecureAgents, AKeyIsOfWhomTheDirectoryNames) {
+TEST_F(SecureAgents, KeyMustBelongToTheNameInTheDirectory) {
   Node& server = Add("ps");
   Node& owner = Add("trainer", 1);
   Node& thief = Add("trainer", 2);

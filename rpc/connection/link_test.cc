@@ -140,7 +140,7 @@ TEST_F(SharedMemoryTest, LargeBodiesPassThroughItBothWays) {
   EXPECT_LT(depot_->written_bytes - before, 32 << 10);
 }
 
-TEST_F(SharedMemoryTest, WhoIsCalledMayAskForIt) {
+TEST_F(SharedMemoryTest, CalleeMayRequestIt) {
   Start();
   const Target w1 = agents_[0]->To("w1");
   for (int i = 0; i < 5; ++i) ASSERT_EQ(Call(w1, Make, 7900)->size(), 7900u);
@@ -363,7 +363,7 @@ class HostileCallerTest : public HostilePeerTest {
   }
 };
 
-TEST_F(HostileCallerTest, IsHungUpOnForWhatIsOutOfTurn) {
+TEST_F(HostileCallerTest, MessageOutOfOrderEndsTheConnection) {
   using Kind = MemoryMessage::Kind;
   Write(Offer());  // nobody has said who it is
   ExpectHungUp("out of turn");
@@ -432,7 +432,7 @@ TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
             3);
 }
 
-TEST_F(HostileCallerTest, ALaterLifeOfASessionTakesNobodysPlace) {
+TEST_F(HostileCallerTest, LaterSessionGenerationReplacesNoOtherSession) {
   Limits limits;
   limits.sessions = 2;
   agent_ = nullptr;
@@ -532,7 +532,7 @@ Chunk ChunkOf(uint64_t id, Slices data) {
 // What bodies take that are being put together, or are kept.
 int64_t UsedBytes() { return memory::HostAllocator().stats().used_bytes; }
 
-TEST_F(HostileCallerTest, NoBodyIsTakenOfWhoWasNotAdmitted) {
+TEST_F(HostileCallerTest, BodyBeforeAdmissionIsRefused) {
   Request request;
   request.id = 1;
   request.function = "none";
@@ -649,7 +649,7 @@ class HostileCalleeTest : public HostilePeerTest {
   }
 };
 
-TEST_F(HostileCalleeTest, IsHungUpOnForABodyThatNobodyAskedFor) {
+TEST_F(HostileCalleeTest, UnrequestedBodyEndsTheConnection) {
   const int64_t before = UsedBytes();
   Future<int64_t> call = MakeCall();
   Announce(1);
@@ -673,7 +673,7 @@ TEST_F(HostileCalleeTest, IsHungUpOnForABodyThatNobodyAskedFor) {
   GiveUp(call);
 }
 
-TEST_F(HostileCalleeTest, IsHungUpOnForWelcomingTwice) {
+TEST_F(HostileCalleeTest, SecondWelcomeEndsTheConnection) {
   Future<int64_t> call = MakeCall();
   Write(Welcome());
   Write(Welcome());
@@ -933,7 +933,7 @@ TEST(LinkQueues, ABodyIsCutOffWhenItsCallEndsAndLeavesItsRoomToOthers) {
 }
 
 // Each costs far more than the byte that it announces.
-TEST(Bodies, TinyOnesAreBoundedByWhatTheyTake) {
+TEST(Bodies, TinyBodiesAreBoundedByTheirMemory) {
   constexpr int64_t kMost = 100;
   const auto link =
       std::make_shared<Link>(std::make_shared<Nobody>(), SteadyClock(),
@@ -1052,7 +1052,7 @@ TEST(LinkQueues, BodiesThatWaitForTheirTurnAreBoundedToo) {
                        "messages wait for a peer to read them"));
 }
 
-TEST(LinkQueues, ASweepLeavesWhatIsWaitedFor) {
+TEST(LinkQueues, SweepKeepsBodiesThatAreAwaited) {
   const auto connection = std::make_shared<SlowConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
                                            SteadyClock(), int64_t{1} << 30);

@@ -175,7 +175,7 @@ TEST_F(RingConnectionTest, GoesOverInOrderAndWritesAtOnceFromThenOn) {
   EXPECT_EQ(caller_.connection->ProvenName(), "w7");
 }
 
-TEST_F(RingConnectionTest, WhoDoesNotAnswerKeepsTheStream) {
+TEST_F(RingConnectionTest, PeerWithoutAnAnswerKeepsTheStream) {
   EXPECT_EQ(caller_.Write("one"), Written::kUnderWay);
   const std::shared_ptr<net::MemorySource> polled = caller_.watch->source;
   EXPECT_FALSE(memory_of_caller_.expired());
@@ -203,7 +203,7 @@ bool WasRung(const net::EventFd& event_fd) {
   return read(event_fd.fd(), &times, sizeof times) == sizeof times;
 }
 
-TEST_F(RingConnectionTest, WakesAPeerElsewhereBeforeItHandlesWhatItSleptFor) {
+TEST_F(RingConnectionTest, WakesTheSenderBeforeHandlingTheMessage) {
   GoOver();
   ASSERT_FALSE(caller_.watch->source->BeginSleep());
   WasRung(caller_.ring->event_fd());
@@ -247,7 +247,7 @@ TEST_F(RingConnectionTest, ALongMessageWaitsForRoom) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST_F(RingConnectionTest, WhoGivesWayIsCalledBackByThosePolling) {
+TEST_F(RingConnectionTest, WriterThatGivesWayIsResumedByAPoller) {
   GoOver();
   caller_.Poll();
   const int before = caller_.ears->written;
@@ -266,7 +266,7 @@ TEST_F(RingConnectionTest, WhoGivesWayIsCalledBackByThosePolling) {
   EXPECT_FALSE(caller_.watch->source->HasWork());
 }
 
-TEST_F(RingConnectionTest, WhatWasWrittenComesBeforeTheEnd) {
+TEST_F(RingConnectionTest, WrittenMessagesArriveBeforeTheClose) {
   GoOver();
   EXPECT_EQ(callee_.Write("one"), Written::kDone);
   EXPECT_EQ(callee_.Write("two"), Written::kDone);
@@ -277,7 +277,7 @@ TEST_F(RingConnectionTest, WhatWasWrittenComesBeforeTheEnd) {
   EXPECT_EQ(caller_.Write("three"), Written::kRefused);
 }
 
-TEST_F(RingConnectionTest, WhoHasClosedHearsNoMore) {
+TEST_F(RingConnectionTest, ClosedEndGetsNoMoreEvents) {
   GoOver();
   EXPECT_EQ(callee_.Write("one"), Written::kDone);
   caller_.connection->Close(absl::AbortedError("enough"));

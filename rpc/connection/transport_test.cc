@@ -108,7 +108,7 @@ TEST(LocalNetwork, WhereNoThreadCanBeStartedATransportSaysSo) {
   EXPECT_THAT(network.MakeTransport("a"), IsOk());
 }
 
-TEST(LocalAgent, EndsAfterWhatATimerHasBegun) {
+TEST(LocalAgent, EndsAfterRunningTimers) {
   transport::LocalNetwork network;
   const auto transport = network.MakeTransport("a").value();
   HeldTimer timer;
@@ -253,14 +253,14 @@ class StrangersTest : public ::testing::Test {
   std::shared_ptr<transport::Connection> connection_;
 };
 
-TEST_F(StrangersTest, WhoSaysNothingIsHungUpOn) {
+TEST_F(StrangersTest, SilentPeerIsDisconnected) {
   Pass(absl::Seconds(5));
   EXPECT_THAT(stranger_->closed, IsOk());
   Pass(absl::Seconds(10));
   EXPECT_FALSE(stranger_->closed.ok());
 }
 
-TEST_F(StrangersTest, WhoIsRefusedIsToldOnce) {
+TEST_F(StrangersTest, RefusedPeerIsNotifiedOnce) {
   Hello hello;
   hello.job = "another";
   hello.name = "w0";

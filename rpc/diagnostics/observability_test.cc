@@ -565,7 +565,7 @@ TEST(CallSpans, CallerAndCalleeAreOfOneTraceAcrossNestedCalls) {
   ExpectOneTrace("w1", "w2");
 }
 
-TEST(CallSpans, OfWhatStaysThereAreOfAnotherKind) {
+TEST(CallSpans, RemoteCreationHasASpanKindOfItsOwn) {
   telemetry::Telemetry::Options tracing;
   tracing.tracing = true;
   telemetry::Telemetry telemetry(tracing);

@@ -288,7 +288,7 @@ TEST(ParseUntyped, BoundsTheMemoryOfManySmallValues) {
       StatusIs(absl::StatusCode::kInvalidArgument, "more than 2^18 fields"));
 }
 
-TEST(ParseUntyped, RefusesWhatNestsTooDeepOrIsCut) {
+TEST(ParseUntyped, RefusesDeepNestingAndTruncation) {
   v1::CallRequest request;
   v1::Value* value = request.add_arguments();
   for (int i = 0; i < 100; ++i) value = value->mutable_list()->add_values();

@@ -356,7 +356,7 @@ TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
 }
 
 // Nor are they thrown at who calls: F27.
-TEST(Failures, WhatACodecThrowsAsItWritesArgumentsIsInTheFuture) {
+TEST(Failures, ExceptionOfAnArgumentCodecIsInTheFuture) {
   Ranks ranks(2);
   const Target w1 = ranks[0].To("w1");
   const Future<Word> call = CallAsync(w1, Echo, Word{"unspeakable"});
@@ -523,7 +523,7 @@ TEST(Failures, AResultThatCannotBeReadIsOfDecodeAndEndsNoOtherCall) {
   }
 }
 
-TEST(Failures, WhatWasKeptAndCannotBeReadIsOfDecode) {
+TEST(Failures, KeptValueThatCannotBeReadIsADecodeFailure) {
   Ranks ranks(2);
   const auto kept = Remote(ranks[0].To("w1"), Make, "unreadable");
   ASSERT_THAT(kept, IsOk());
@@ -841,7 +841,7 @@ TEST(Unavailable, SaysThatTheWorkerIsReplaced) {
   EXPECT_EQ(ReasonOf(status), Reason::kPeerGone);
 }
 
-TEST(Unavailable, SaysThatNobodyIsThere) {
+TEST(Unavailable, SaysThatNoPeerIsThere) {
   RanksOptions options;
   options.give_up_after = absl::Milliseconds(50);
   Ranks ranks(1, options);

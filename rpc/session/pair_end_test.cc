@@ -483,7 +483,7 @@ TEST(PairEnd, ABrokenConnectionKeepsNeitherSideFromEnding) {
   EXPECT_GT(walk.states, 1000);
 }
 
-TEST(PairEnd, AnAgentThatKeepsConnectionsUntilItHearsOfThePeerIsFound) {
+TEST(PairEnd, ExplorationFindsAnAgentThatKeepsConnectionsUntilItsPeerEnds) {
   PairOptions options;
   options.fault = Fault::kKeepsConnections;
   EXPECT_THAT(Explore(options).violation, HasSubstr("waits for ever"));

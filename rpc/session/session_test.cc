@@ -220,7 +220,8 @@ TEST(CallerSession, ASmallCallDoesNotOvertakeALargeOneThatWaitsForCredit) {
   EXPECT_THAT(IdsSent(caller.Tell(ReplyTo(3))), ElementsAre(5));
 }
 
-TEST(CallerSession, WhatWasSentInAForgottenLifeEndsAndTheRestIsSentInTheNext) {
+TEST(CallerSession,
+     CallsSentInAForgottenGenerationEndAndUnsentOnesGoInTheNext) {
   Caller caller;
   Limits limits;
   limits.calls = 1;
@@ -359,7 +360,7 @@ TEST(CallerSession, ACallThatIsNotToWaitFailsWithoutCredit) {
   EXPECT_FALSE(OutcomeUnknown(third[0].status));
 }
 
-TEST(CallerSession, WhatTheCalleeDoesNotServeIsNeverSent) {
+TEST(CallerSession, FunctionUnknownToTheCalleeIsNeverSent) {
   Caller caller;
   auto functions = std::make_shared<FunctionTable>();
   (*functions)["F"] = {"i64(f64)", 1};

@@ -634,7 +634,7 @@ absl::Status MakeASecond(
   })[0];
 }
 
-TEST(SimulatedFaults, WhatIsKeptForWhomTheReplyDidNotReachIsReleased) {  // F51
+TEST(SimulatedFaults, ObjectIsReleasedWhenItsReplyIsLostForGood) {  // F51
   EXPECT_THAT(MakeASecond(0,
                           [](SimulatedAgents& agents) {
                             auto made =
@@ -671,7 +671,7 @@ TEST(SimulatedFaults, WhatIsKeptForWhomTheReplyDidNotReachIsReleased) {  // F51
 }
 
 // G5, where the callee lives and has lost its memory.
-TEST(SimulatedFaults, AForgottenSessionEndsWhatWasSentAndRepeatsNothing) {
+TEST(SimulatedFaults, ForgottenSessionEndsSentCallsAndRepeatsNone) {
   SimulatedAgents::Options options = Quiet(3);
   options.limits.calls = 1;
   options.limits.sessions = 1;
@@ -955,7 +955,7 @@ TEST(Target, ObjectsAndResultsStayWithTheIncarnationThatMadeThem) {
 
 // ------------------------------------------------------------------ retries
 
-TEST(Retry, IsKeptByATargetWhoseWorkerIsAwayWhenItIsMade) {
+TEST(Retry, IsKeptByATargetMadeWhileItsWorkerIsAway) {
   Ledger ledger;
   const auto statuses = RunWithTwo(43, &ledger, [](SimulatedAgents& agents) {
     const Worker w1 = *agents.directory().Find("w1");
@@ -1018,7 +1018,7 @@ TEST(Retry, AnIdempotentCallGoesToTheNextIncarnation) {
   EXPECT_EQ(ledger.runs[1], 2);
 }
 
-TEST(Retry, WhatMayHaveRunIsNotRepeatedByItself) {
+TEST(Retry, CallThatMayHaveRunIsNotRetriedByDefault) {
   Ledger ledger;
   const absl::Status status = CallAcrossACrash(Work, &ledger, RetryPolicy());
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable));
@@ -1026,7 +1026,7 @@ TEST(Retry, WhatMayHaveRunIsNotRepeatedByItself) {
   EXPECT_EQ(ledger.runs[1], 1);
 }
 
-TEST(Retry, WhatHasCertainlyNotRunIsTriedAgain) {
+TEST(Retry, CallThatHasNotRunIsRetried) {
   SimulatedAgents agents(7, Quiet(2));
   Ledger ledger;
   agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
@@ -1163,7 +1163,7 @@ absl::Status CallOneThatIsLost(absl::Duration timeout, int attempts,
   })[0];
 }
 
-TEST(Retry, WhatMayHaveRunInAnyAttemptEndsWithTheOutcomeUnknown) {
+TEST(Retry, AnyAttemptThatMayHaveRunMakesTheOutcomeUnknown) {
   const absl::Status ended =
       CallOneThatIsLost(absl::Minutes(1), 1000, /*agent_ends=*/true);
   EXPECT_THAT(ended, StatusIs(absl::StatusCode::kCancelled));

@@ -136,7 +136,7 @@ class World {
   std::mt19937_64 random_;
 };
 
-TEST(SimulatedAttachments, EachIsToldOnceWhatBecameOfItWhateverBreaks) {
+TEST(SimulatedAttachments, EachGetsOneOutcomeUnderFaults) {
   std::map<std::string, int64_t> ends;
   for (uint64_t seed = 1; seed <= 150; ++seed) {
     SCOPED_TRACE(absl::StrCat("seed ", seed));

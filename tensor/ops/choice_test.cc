@@ -161,7 +161,7 @@ TEST(Losses, OfNothingAreNanOrZero) {
             (Shape{0, 3}));
 }
 
-TEST(Losses, SayWhatDoesNotFit) {
+TEST(Losses, ErrorNamesTheMismatch) {
   const Tensor x = Tensor::Zeros({2, 3});
   EXPECT_THAT(Complaint([&] {
                 CrossEntropy(x, Tensor::FromVector<int64_t>({0, 3}));
@@ -266,7 +266,7 @@ TEST(OneHot, SetsOneOfEachRow) {
                {0, 0, 1, 1, 0, 0}, 0);
 }
 
-TEST(Indexing, SaysWhatDoesNotFit) {
+TEST(Indexing, ErrorNamesTheMismatch) {
   const Tensor x = Tensor::Zeros({2, 3});
   const auto out = Tensor::FromVector<int64_t>({0, 3});
   EXPECT_THAT(Complaint([&] { IndexSelect(x, 1, out); }),
@@ -366,7 +366,7 @@ TEST(EmbeddingBag, OfNothingIsNothing) {
   EXPECT_EQ(Coalesce(sparse).values.shape(), (Shape{0, 2}));
 }
 
-TEST(Embeddings, SayWhatDoesNotFit) {
+TEST(Embeddings, ErrorNamesTheMismatch) {
   const Tensor weight = Tensor::Zeros({4, 2});
   const auto four = Tensor::FromVector<int64_t>({4});
   const auto zero = Tensor::FromVector<int64_t>({0});

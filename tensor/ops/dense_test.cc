@@ -134,7 +134,7 @@ TEST(MatMul, BroadcastsBatches) {
   }
 }
 
-TEST(MatMul, SaysWhatDoesNotFit) {
+TEST(MatMul, ErrorNamesTheMismatch) {
   EXPECT_EQ(Complaint([] {
               MatMul(Tensor::Zeros({2, 3}), Tensor::Zeros({4, 5}));
             }),
@@ -150,7 +150,7 @@ TEST(MatMul, SaysWhatDoesNotFit) {
       HasSubstr("dtypes differ"));
 }
 
-TEST(MatMulAdd, AddsToWhatIsThere) {
+TEST(MatMulAdd, AccumulatesIntoTheOutput) {
   Generator generator(3);
   for (const DType dtype : kFloats) {
     const Tensor a = Integers({30, 20}, dtype, -4, 4, generator);
@@ -255,7 +255,7 @@ TEST(Conv2d, AgreesWithLoopsForwardAndBackward) {
   }
 }
 
-TEST(Conv2d, SaysWhatDoesNotFit) {
+TEST(Conv2d, ErrorNamesTheMismatch) {
   const Tensor x = Tensor::Zeros({1, 2, 4, 4});
   EXPECT_THAT(Complaint([&] {
                 Conv2d(x, Tensor::Zeros({3, 1, 3, 3}), {});
@@ -353,7 +353,7 @@ TEST(MaxPool2d, KeepsNanAndTakesMinusInfinity) {
                {-kInfinity, kNan}, 0);
 }
 
-TEST(Pool2d, SaysWhatDoesNotFit) {
+TEST(Pool2d, ErrorNamesTheMismatch) {
   EXPECT_THAT(Complaint([] {
                 MaxPool2d(Tensor::Zeros({2, 2}));
               }),
@@ -517,7 +517,7 @@ TEST(Norms, SeeAllElements) {
   }
 }
 
-TEST(Reductions, SayWhatDoesNotFit) {
+TEST(Reductions, ErrorNamesTheMismatch) {
   const Tensor x = Tensor::Zeros({2, 3});
   EXPECT_THAT(Complaint([&] { Sum(x, {2}); }),
               HasSubstr("dim 2 is not one of a tensor of 2"));

@@ -151,7 +151,7 @@ TEST(Numbers, MustBeValuesOfTheDType) {
               HasSubstr("256 is not a value of dtype u8"));
 }
 
-TEST(Elementwise, SaysWhatDoesNotFit) {
+TEST(Elementwise, ErrorNamesTheMismatch) {
   const Tensor f = Tensor::Zeros({2, 3});
   EXPECT_THAT(Complaint([&] {
                 Add(f, Tensor::Zeros({2, 3}, DType::kF64));

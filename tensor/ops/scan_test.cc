@@ -96,7 +96,7 @@ TEST(Triangles, KeepOneSideOfTheDiagonal) {
   ExpectValues(Tril(x.Transpose(0, 1)), {3, 2}, {0, 0, 1, 4, 2, 5}, 0);
 }
 
-TEST(Einsum, SaysWhatDoesNotFit) {
+TEST(Einsum, ErrorNamesTheMismatch) {
   const Tensor a = Tensor::Zeros({2, 3});
   EXPECT_THAT(Complaint([&] { Einsum("ij,jk", a, a); }),
               HasSubstr("ab,bc->ac"));

@@ -108,7 +108,7 @@ TEST_F(Clients, TheCppClientCallsAWorkerThatItDoesNotJoin) {
 }
 
 // Its program names neither: they come with the agent.
-TEST_F(Clients, AnyWorkerKeepsResultsAndLetsGoOfThem) {
+TEST_F(Clients, AnyWorkerKeepsAndReleasesResults) {
   StartWorker();
   const auto client = rpc::Client::Connect(address_);
   ASSERT_THAT(client.status(), IsOk());
@@ -147,7 +147,7 @@ TEST_F(Clients, OverTcpTheCppClientShowsItsCertificate) {
   EXPECT_THAT(none.output, HasSubstr("weft certs init"));
 }
 
-TEST_F(Clients, OverTcpAMisfitIsToldWhatToSay) {
+TEST_F(Clients, MismatchOverTcpSaysWhichFlagToGive) {
   const std::string certs = dir_.Path("certs");
   ASSERT_EQ(MakeCertificates(certs, 1).code, 0);
   StartWorker({"--coordinator=127.0.0.1:0", "--certs=" + certs});
@@ -216,7 +216,7 @@ TEST_F(Clients, StatusFindsAJobAsItsWorkersDo) {
   EXPECT_THAT((*by_environment)->output(), HasSubstr("127.0.0.1:1"));
 }
 
-TEST_F(Clients, WhoHostsTheCoordinatorOfAJobWithoutServersIsAskedFor) {
+TEST_F(Clients, TrainerHostsTheCoordinatorOfAJobWithoutServers) {
   const Ended ended =
       RunToEnd({RunfilePath("examples/cpp_client/worker"), "--trainers=2",
                 "--rank=1", "--coordinator=" + address_, "--join-timeout=1s"});
@@ -224,7 +224,7 @@ TEST_F(Clients, WhoHostsTheCoordinatorOfAJobWithoutServersIsAskedFor) {
   EXPECT_THAT(ended.output, HasSubstr("is trainer 0 running, with this"));
 }
 
-TEST_F(Clients, AJobThatNobodyHasIsNamedWithTheQuestion) {
+TEST_F(Clients, UnknownJobIsNamed) {
   const Ended ended = Weft({"status", "--job=no-such-job"});
   EXPECT_EQ(ended.code, kPeerLost);
   EXPECT_THAT(ended.output, HasSubstr("It follows from --job=no-such-job"));
@@ -233,7 +233,7 @@ TEST_F(Clients, AJobThatNobodyHasIsNamedWithTheQuestion) {
   EXPECT_THAT(name.output, HasSubstr("job name \"No_Such\": wanted 1 to 63"));
 }
 
-TEST_F(Clients, WhoIsHungUpOnForItsCertificateLacksRights) {
+TEST_F(Clients, CertificateWithoutRightsIsPermissionDenied) {
   const std::string certs = dir_.Path("certs");
   ASSERT_EQ(MakeCertificates(certs, 1).code, 0);
   ASSERT_EQ(Weft({"certs", "revoke", "--dir=" + certs, "--name=client0"}).code,
@@ -314,7 +314,7 @@ TEST_F(Clients, ASlipOfTheShellGetsOneClearMessage) {
   }
 }
 
-TEST_F(Clients, WhereNobodyListensIsSaid) {
+TEST_F(Clients, AddressWithoutAListenerIsNamed) {
   const std::string nobody = "unix:" + dir_.Path("nobody.sock");
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"call", nobody, "F"},
@@ -382,7 +382,7 @@ Workers StartAll(const std::vector<worker::Options>& ranks) {
   return workers;
 }
 
-TEST(Status, ShowsWhoWaitsForWhom) {
+TEST(Status, ShowsTheWaitsForGraph) {
   TempDir dir;
   const std::string address = "unix:" + dir.Path("c.sock");
   Workers workers = StartAll({OptionsOf("trainer", 0, 0, 2, address),

@@ -160,14 +160,14 @@ TEST(BadInput, ASocketDirectoryIsMadeByTheUser) {
              "Try: mkdir -m 700 " + job.Path("none")});
 }
 
-TEST(BadInput, WhatIsNoLogOfTheCoordinatorIsNamed) {
+TEST(BadInput, FileThatIsNoCoordinatorLogIsNamed) {
   const Job job;
   ExpectEnd(
       *job.StartServer(0, {"--coordinator-log=/dev/full"}), kConfig,
       {"/dev/full", "wanted a file", "name another file by --coordinator-log"});
 }
 
-TEST(BadInput, WhoDoesNotFitTheJobIsTurnedAway) {
+TEST(BadInput, WorkerThatDoesNotFitTheJobIsRefused) {
   Job job;
   const auto server = job.StartServer(0);
   ASSERT_THAT(server->WaitForOutput("ps0 joined", kLong), IsOk());
@@ -225,7 +225,7 @@ class SmallDisk {
   bool is_mounted_ = false;
 };
 
-TEST(BadInput, WhereNothingCanBeWrittenIsSaidBeforeTheWork) {
+TEST(BadInput, UnwritableOutputIsReportedBeforeTheWork) {
   const Job job;
   WriteBytes(job.Path("file"), "");
   ExpectEnd(*job.StartTrainer(0, {"--checkpoint-dir=" + job.Path("file/c")}),

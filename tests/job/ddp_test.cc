@@ -102,7 +102,7 @@ TEST(DataParallelJob, StopSignalEndsAllRanksAfterTheSameStep) {
   }
 }
 
-TEST(DataParallelJob, FlagsThatDoNotFitAreRefusedWithWhatToDo) {
+TEST(DataParallelJob, InvalidFlagsAreRefusedWithAdvice) {
   Job job;
   job.servers = 0;
   job.trainers = 1;

@@ -80,7 +80,7 @@ std::string DumpOf(const Process& process) {
   return "";
 }
 
-TEST(Death, ASignalShowsWhatAServerDidAndItLivesOn) {
+TEST(Death, SignalDumpsTheFlightRecorderAndTheServerGoesOn) {
   const Job job;
   const Processes servers = job.StartServers();
   const Processes trainers = job.StartTrainers({kForLong});
@@ -102,7 +102,7 @@ TEST(Death, ASignalShowsWhatAServerDidAndItLivesOn) {
   }
 }
 
-TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
+TEST(Death, DeathOfAServerEndsTheTrainersWithItsName) {
   const Job job;
   const std::string saved = job.Path("saved");
   const Processes servers = job.StartServers();
@@ -125,7 +125,7 @@ TEST(Death, OfAServerEndsTheTrainersWhoNameIt) {
   }
 }
 
-TEST(Death, OfTheServerWhereTheJobMeetsEndsTheTrainersWhoNameIt) {
+TEST(Death, DeathOfTheCoordinatorsServerEndsTheTrainersWithItsName) {
   const Job job;
   const Processes servers = job.StartServers();
   const std::string saved = job.Path("saved");
@@ -222,7 +222,7 @@ TEST(WeftRun, TrainsAndEndsWithTheResult) {
   EXPECT_THAT(run->output(), Not(HasSubstr("[trainer1] {")));
 }
 
-TEST(WeftRun, TellsEachRankOfAnyProgramWhoItIs) {
+TEST(WeftRun, SetsTheEnvironmentOfAnyProgram) {
   const auto run = StartProcess(
       {Program("weft"), "run", "--nproc-per-node=2", "/bin/sh", "-c",
        "echo $WEFT_ROLE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "

@@ -94,7 +94,7 @@ TEST(MessageRing, AMessageLongerThanTheRingPassesInParts) {
   EXPECT_EQ(message->view(), text);
 }
 
-TEST(MessageRing, WhoWaitsIsWokenOnce) {
+TEST(MessageRing, WaiterIsWokenOnce) {
   Ring<1024> ring;
   ring.writer.Begin({Bytes::Copy("a")});
   ASSERT_THAT(ring.writer.Go(), IsOk());
@@ -172,7 +172,7 @@ TEST(HostileRing, AMessageThatNeverEndsIsNoMessage) {
 }
 
 // Whatever lies there at whatever moment: a message, none, or an error.
-TEST(HostileRing, WhatChangesWhileItIsReadEndsInAStatus) {
+TEST(HostileRing, DataThatChangesWhileReadEndsInAStatus) {
   auto ring = std::make_unique<Ring<4096>>();
   std::atomic<bool> stop{false};
   std::thread scribbler([&] {
@@ -361,7 +361,7 @@ bool SomebodySleepsForEver(Delayed delayed, size_t* states) {
   return stuck;
 }
 
-TEST(MessageRingExploration, NobodySleepsForEver) {
+TEST(MessageRingExploration, NoSideSleepsForEver) {
   size_t states = 0;
   EXPECT_FALSE(SomebodySleepsForEver(Delayed::kNone, &states));
   EXPECT_GT(states, 2000u);

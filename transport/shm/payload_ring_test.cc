@@ -64,7 +64,7 @@ TEST(PayloadRing, GoesOnBeyondFourGigabytes) {
   EXPECT_GE(reported, passed);
 }
 
-TEST(PayloadRing, RefusesWhatNoPeerCanHaveDone) {
+TEST(PayloadRing, RefusesImpossiblePositions) {
   PayloadWriter writer(kCapacity);
   ASSERT_TRUE(writer.Reserve(200).has_value());
   EXPECT_THAT(writer.Release(320), StatusIs(absl::StatusCode::kInvalidArgument,
@@ -188,7 +188,7 @@ std::vector<World> Successors(const World& world) {
   return next;
 }
 
-TEST(PayloadRingExploration, NothingUnreadIsOverwrittenAndNobodyWaitsForEver) {
+TEST(PayloadRingExploration, NoUnreadByteIsOverwrittenAndNoSideWaitsForEver) {
   absl::flat_hash_set<std::string> seen;
   std::vector<World> todo = {World()};
   seen.insert(World().Fingerprint());
