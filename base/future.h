@@ -234,7 +234,7 @@ class Promise {
     state->OnCancel(std::move(hook));
   }
 
-  // Whether Set would be in vain.
+  // Whether the future is ready already: a Set would have no effect.
   bool IsDone() const { return state_->IsReady(); }
 
   // REQUIRES: for a move-only T, called once.

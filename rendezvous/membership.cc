@@ -488,7 +488,7 @@ Membership::Subscription Membership::State::OnChange(Listener::OnView fn,
   const auto listener =
       std::make_shared<Listener>(std::move(fn), std::move(on_lost),
                                  telemetry::OrSilent(options_.telemetry));
-  // There, so that what is told of later comes after the present view.
+  // Scheduled there, so that later views are delivered after the present one.
   listener_strand_.Schedule([weak = weak_from_this(), listener] {
     if (const auto self = weak.lock()) self->Begin(listener);
   });

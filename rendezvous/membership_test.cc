@@ -606,8 +606,8 @@ class MadeUpLink final : public CoordinatorLink {
   const std::string address_ = "nowhere:1";
 };
 
-// The first is let in, and each Watch is told of a newer view, in which
-// trainer0 still lacks.
+// The first member is admitted, and each Watch returns a newer view, in which
+// trainer0 is still missing.
 std::string AlwaysNews(absl::string_view method) {
   static std::atomic<uint32_t> version{0};
   v1::JoinReply joined;

@@ -1,4 +1,4 @@
-// Tests that what a Worker is told of limits reaches the parts that keep them.
+// Tests that the limits of a Worker's options reach the parts that enforce them.
 
 #include <stdlib.h>
 #include <sys/stat.h>

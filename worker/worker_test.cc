@@ -68,7 +68,7 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 // then. How long it was is the test's property back_ms.
 constexpr absl::Duration kBackWithin = absl::Seconds(20);
 
-// What a program may forget to let go of.
+// An object that a program may forget to release.
 class Counter {
  public:
   explicit Counter(int64_t n) : n_(n) { ++living; }

@@ -1,5 +1,5 @@
 // PendingConnections: the connections that have made no call yet, by address:
-// whose turn it is to shake hands, and who makes room.
+// which of them may begin its handshake, and which is closed to make room.
 //
 // Who has made no call may be anybody. So nobody of them is owed more than
 // others: places for handshakes go to the address that has the fewest, of its

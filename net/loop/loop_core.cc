@@ -414,7 +414,7 @@ void Loop::Core::RemoveMemory(const MemorySource* source) {
   if (memory_queue_ != nullptr) memory_queue_->Remove(source);
 }
 
-// Whoever used memory has let go of it: the calls have ended.
+// No user of shared memory is left here: the calls have ended.
 void Loop::Core::EndMemory() {
   Poller* poller;
   {

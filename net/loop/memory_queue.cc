@@ -127,7 +127,7 @@ void MemoryQueue::Remove(const MemorySource* source) {
   }
   // The other process holds the same file, so closing ours is not enough.
   epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, removed->event_fd().fd(), nullptr);
-  Wake();  // who sleeps lets go of it
+  Wake();  // so that a sleeping poller releases it
 }
 
 void MemoryQueue::End() {

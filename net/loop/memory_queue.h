@@ -107,7 +107,7 @@ class MemoryQueue final : public EventQueue {
   // Of the thread that polls; the poller orders one after the other.
   std::vector<std::shared_ptr<MemorySource>> seen_;
   uint64_t seen_version_ = 0;
-  size_t next_ = 0;  // whose turn it is to be looked at first
+  size_t next_ = 0;  // index of the source to be polled first
   std::shared_ptr<MemorySource> taken_;
 };
 

@@ -86,7 +86,7 @@ void FairLock::Take() {
   waiting_.fetch_sub(1);
 }
 
-// Who waits says so before it looks whose turn it is.
+// A waiter counts itself in waiting_ before it reads current_.
 void FairLock::Pass() {
   current_.fetch_add(1);
   if (waiting_.load() == 0) return;
@@ -234,7 +234,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
   Instant spin_end = now + options_.spin;
   bool yielded = false;  // since the last event
   int foreign = 0;       // yields since then to others, one after the other
-  int looks = 0;         // in vain; the time is asked for at each yield only
+  int looks = 0;         // that found nothing; the clock is read at each yield only
   while (!done()) {
     if (to_run_.load() > 0 || now >= next_timer()) {
       const bool ran = RunDue();

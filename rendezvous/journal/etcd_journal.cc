@@ -30,8 +30,8 @@ constexpr absl::Duration kAnswerTime = absl::Seconds(2);
 // How often etcd looks which leases have ended.
 constexpr absl::Duration kExpiryCheck = absl::Milliseconds(500);
 constexpr absl::Duration kPause = absl::Milliseconds(100);
-// How often a host puts its key there in vain: its lease may run out before it
-// looks.
+// How often a host puts its key again before it fails: its lease may expire
+// before it reads the key back.
 constexpr int kMaxPuts = 10;
 
 std::string HostKey(const std::string& prefix, const std::string& job) {
