@@ -5,7 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/catch_to_status.h"
@@ -13,11 +18,15 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/worker/exit_code.h"
 
 namespace weft::launch {
 namespace {
 
 constexpr char kPlaceInData[] = "place_in_data";
+constexpr char kOptimizer[] = "optimizer/";
+// Of rank 0's word to the others; then the code and why it cannot resume.
+constexpr char kNoPlace[] = "no place: ";
 
 telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
                                              bool is_first) {
@@ -30,10 +39,11 @@ telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
 }  // namespace
 
 DdpTrainer::DdpTrainer(collectives::ProcessGroup& group, const ImageData& data,
-                       ImageTrainerOptions options,
+                       telemetry::Logger& logger, ImageTrainerOptions options,
                        std::function<bool()> asked_to_stop)
     : group_(group),
       data_(data),
+      logger_(logger),
       options_(std::move(options)),
       asked_to_stop_(std::move(asked_to_stop)),
       generator_(options_.seed),
@@ -63,8 +73,98 @@ absl::Status DdpTrainer::Begin() {
     trained.parameters.push_back({parameter.name, parameter.variable});
   }
   WEFT_ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create({trained}));
+  // Before the model of rank 0 is given to all.
+  if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
   WEFT_ASSIGN_OR_RETURN(ddp_,
                         ddp::DistributedDataParallel::Create(model_, group_));
+  return absl::OkStatus();
+}
+
+absl::Status DdpTrainer::Resume() {
+  std::string message;
+  if (is_first()) {
+    const absl::StatusOr<std::string> place = RestoreNewest();
+    message = place.ok() ? *place
+                         : absl::StrCat(kNoPlace, place.status().raw_code(),
+                                        ":", place.status().message());
+  }
+  WEFT_ASSIGN_OR_RETURN(message, group_.BroadcastBytes(message, /*root=*/0));
+  absl::string_view why = message;
+  if (absl::ConsumePrefix(&why, kNoPlace)) {
+    const std::pair<std::string, std::string> error =
+        absl::StrSplit(why, absl::MaxSplits(':', 1));
+    int code = 0;
+    (void)absl::SimpleAtoi(error.first, &code);
+    const absl::Status status(static_cast<absl::StatusCode>(code),
+                              error.second);
+    return absl::IsDataLoss(status)
+               ? worker::WithExitCode(status, worker::ExitCode::kBadCheckpoint)
+               : status;
+  }
+  if (message.empty()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(GiveOptimizerToAll());
+  return GoOnFrom(message);
+}
+
+absl::StatusOr<std::string> DdpTrainer::RestoreNewest() {
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = options_.checkpoint_dir;
+  WEFT_ASSIGN_OR_RETURN(const auto directory,
+                        checkpoint::CheckpointDirectory::Open(options));
+  auto loaded = directory->LoadLatest();
+  if (absl::IsNotFound(loaded.status())) {
+    WEFT_LOG(logger_, Info, "nothing to resume from yet; beginning anew")
+        .With("checkpoint_dir", options_.checkpoint_dir);
+    return "";
+  }
+  WEFT_RETURN_IF_ERROR(loaded.status());
+  for (const absl::Status& damage : loaded->skipped) {
+    WEFT_LOG(logger_, Warning, "passing over a damaged checkpoint")
+        .With("why", damage.message());
+  }
+  const auto place = loaded->manifest.metadata.find(kPlaceInData);
+  if (place == loaded->manifest.metadata.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options_.checkpoint_dir, "/", loaded->name,
+                     " was not saved by a trainer with --strategy=ddp"));
+  }
+  nn::StateDict model;
+  absl::btree_map<std::string, Tensor> optimizer;
+  for (auto& [name, tensor] : loaded->tensors) {
+    absl::string_view key = name;
+    if (absl::ConsumePrefix(&key, kOptimizer)) {
+      optimizer[std::string(key)] = tensor;
+    } else {
+      model[name] = tensor;
+    }
+  }
+  WEFT_RETURN_IF_ERROR(model_.LoadStateDict(model));
+  WEFT_RETURN_IF_ERROR(optimizer_->LoadStateDict(optimizer));
+  checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", loaded->name);
+  WEFT_LOG(logger_, Info, "resuming").With("checkpoint", loaded->name);
+  return absl::StrCat(loaded->manifest.step, ":", place->second);
+}
+
+absl::Status DdpTrainer::GiveOptimizerToAll() {
+  auto state = optimizer_->StateDict();
+  for (const auto& [name, tensor] : state) {
+    WEFT_RETURN_IF_ERROR(group_.Broadcast(tensor, /*root=*/0));
+  }
+  return optimizer_->LoadStateDict(state);
+}
+
+absl::Status DdpTrainer::GoOnFrom(const std::string& place) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(place, absl::MaxSplits(':', 1));
+  if (!absl::SimpleAtoi(parts.first, &steps_)) {
+    return absl::InternalError(
+        absl::StrCat("resume: no step in what rank 0 said: ", place));
+  }
+  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,
+                        input::ShardedSampler::State::Parse(parts.second));
+  WEFT_RETURN_IF_ERROR(loader_->LoadState(state));
+  first_epoch_ = static_cast<int>(state.epoch);
+  if (loader_->remaining() == 0) loader_->SetEpoch(++first_epoch_);
   return absl::OkStatus();
 }
 
@@ -113,7 +213,7 @@ absl::Status DdpTrainer::Save() {
   checkpoint::NamedTensors tensors;
   for (const auto& [name, tensor] : model_.StateDict()) tensors[name] = tensor;
   for (const auto& [name, tensor] : optimizer_->StateDict()) {
-    tensors[absl::StrCat("optimizer/", name)] = tensor;
+    tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
   WEFT_ASSIGN_OR_RETURN(
       const std::string name,
@@ -139,13 +239,18 @@ absl::StatusOr<TrainingResult> DdpTrainer::Train() {
   WEFT_RETURN_IF_ERROR(Begin());
   absl::Duration training;
   TrainingResult result;
-  for (int epoch = 0; epoch < options_.epochs && !was_stopped_; ++epoch) {
+  for (int epoch = first_epoch_; epoch < options_.epochs && !was_stopped_;
+       ++epoch) {
     const Instant epoch_begin = SteadyClock().Now();
-    if (epoch != 0) loader_->SetEpoch(epoch);
+    if (epoch != first_epoch_) loader_->SetEpoch(epoch);
     WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));
     training += SteadyClock().Now() - epoch_begin;
     // Training goes on without a checkpoint; the last one's error is reported.
     result.saved = Save();
+    if (!result.saved.ok()) {
+      WEFT_LOG(logger_, Error, "no checkpoint was saved; training goes on")
+          .With("why", result.saved.message());
+    }
   }
   progress_.Finish();
   WEFT_RETURN_IF_ERROR(ddp_->CheckInSync());

@@ -3,7 +3,9 @@
 //
 // Every rank runs the same steps on its share of the data; gradients are
 // averaged over all ranks (ddp/), and each rank updates its own copy. Rank 0
-// also saves checkpoints; each tests the result on its part of the test images.
+// also saves checkpoints and, to resume, reads the newest and gives the others
+// what it holds: they need not see its files, and may be more or fewer than the
+// ranks that saved it. Each tests the result on its part of the test images.
 
 #ifndef WEFT_LAUNCH_DDP_TRAINER_H_
 #define WEFT_LAUNCH_DDP_TRAINER_H_
@@ -21,6 +23,7 @@
 #include "weft/launch/image_model.h"
 #include "weft/launch/image_trainer.h"
 #include "weft/optimizer/optimizer.h"
+#include "weft/telemetry/logger.h"
 #include "weft/telemetry/progress.h"
 #include "weft/tensor/random.h"
 
@@ -29,11 +32,12 @@ namespace weft::launch {
 // Thread-safety: one thread at a time.
 class DdpTrainer {
  public:
-  // `group` and `data` must outlive it. `asked_to_stop` is asked after each
-  // step: once true on any rank, training ends on all as if that had been the
-  // last step. Of `options`, `is_sync` and `resume` are not used.
+  // `group`, `data` and `logger` must outlive it. `asked_to_stop` is asked
+  // after each step: once true on any rank, training ends on all as if that had
+  // been the last step. Of `options`, `is_sync` is not used.
   DdpTrainer(collectives::ProcessGroup& group, const ImageData& data,
-             ImageTrainerOptions options, std::function<bool()> asked_to_stop);
+             telemetry::Logger& logger, ImageTrainerOptions options,
+             std::function<bool()> asked_to_stop);
   ~DdpTrainer();
 
   // Called by all ranks. kDataLoss, on all, if their weights are not the same
@@ -48,6 +52,13 @@ class DdpTrainer {
   };
 
   absl::Status Begin();
+  // The newest checkpoint, into model, optimizer and loader of every rank.
+  absl::Status Resume();
+  // On rank 0: into its own model and optimizer; the step and the place in the
+  // data, or nothing if there is no checkpoint.
+  absl::StatusOr<std::string> RestoreNewest();
+  absl::Status GiveOptimizerToAll();
+  absl::Status GoOnFrom(const std::string& place);
   absl::StatusOr<TrainingResult> Train();
   absl::Status TrainEpoch(int epoch);
   absl::StatusOr<Verdict> Step(const input::Example& batch);
@@ -57,6 +68,7 @@ class DdpTrainer {
 
   collectives::ProcessGroup& group_;
   const ImageData& data_;
+  telemetry::Logger& logger_;
   const ImageTrainerOptions options_;
   const std::function<bool()> asked_to_stop_;
 
@@ -66,8 +78,9 @@ class DdpTrainer {
   std::unique_ptr<ddp::DistributedDataParallel> ddp_;
   std::unique_ptr<input::DataLoader> loader_;
   telemetry::Progress progress_;
-  int64_t steps_ = 0;
-  int64_t samples_ = 0;  // of all ranks
+  int first_epoch_ = 0;
+  int64_t steps_ = 0;    // since the training began, in earlier runs too
+  int64_t samples_ = 0;  // of all ranks, in this run
   bool was_stopped_ = false;
   std::string checkpoint_;
 };

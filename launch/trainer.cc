@@ -44,10 +44,6 @@ absl::Status CheckDdpOptions(const weft::worker::Options& worker,
     return absl::InvalidArgumentError(
         "--async needs --strategy=ps; with ddp all trainers step together");
   }
-  if (training.resume) {
-    return absl::UnimplementedError(
-        "--resume is not there yet with --strategy=ddp; checkpoints are saved");
-  }
   return absl::OkStatus();
 }
 
@@ -104,8 +100,8 @@ absl::Status CheckCheckpointDir(const std::string& path) {
   return absl::OkStatus();
 }
 
-// What to do when the job has lost a server, and, with that of the coordinator,
-// this worker its job.
+// What to do when the job has lost a server or a rank, and, with that of the
+// coordinator, this worker its job.
 absl::Status WithWayOn(const absl::Status& error,
                        const ImageTrainerOptions& training) {
   const bool is_lost = absl::IsUnavailable(error) || absl::IsAborted(error);
@@ -145,8 +141,8 @@ absl::StatusOr<TrainingResult> TrainTogether(
     weft::worker::Worker& worker, const weft::launch::ImageData& data,
     const ImageTrainerOptions& training) {
   WEFT_ASSIGN_OR_RETURN(const auto group, weft::worker::JoinGroup(worker));
-  weft::launch::DdpTrainer trainer(*group, data, training,
-                                   weft::launch::AskedToStop);
+  weft::launch::DdpTrainer trainer(*group, data, worker.telemetry().logger(),
+                                   training, weft::launch::AskedToStop);
   return trainer.Run();
 }
 
@@ -172,6 +168,11 @@ absl::Status Run(int argc, char** argv) {
   flags.Add("checkpoint-dir", &training.checkpoint_dir,
             "where to save after each epoch; must be seen by all servers");
   flags.Add("resume", &training.resume, "go on from the newest checkpoint");
+  int restart_count = 0;
+  flags.Add("restart-count", &restart_count,
+            "set by `weft run --max-restarts`: above 0 with --checkpoint-dir, "
+            "--resume",
+            {"WEFT_RESTART_COUNT"});
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
   if (sync && async) {
     return weft::worker::WithExitCode(
@@ -179,6 +180,9 @@ absl::Status Run(int argc, char** argv) {
         weft::worker::ExitCode::kUsage);
   }
   training.is_sync = !async;
+  if (restart_count > 0 && !training.checkpoint_dir.empty()) {
+    training.resume = true;
+  }
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
   if (absl::Status s = CheckOptions(options, training, strategy); !s.ok()) {
     return weft::worker::WithExitCode(s, weft::worker::ExitCode::kUsage);
@@ -223,8 +227,7 @@ absl::Status Run(int argc, char** argv) {
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   if (!result.ok() || !ended.ok()) (*worker)->DumpFlightRecorder();
   if (!result.ok()) {
-    return strategy == kPs ? WithWayOn(result.status(), training)
-                           : result.status();
+    return WithWayOn(result.status(), training);
   }
   Print(*result, options.json);
   return result->saved.ok() ? ended : result->saved;

@@ -1,4 +1,5 @@
-// Tests that the limits of a Worker's options reach the parts that enforce them.
+// Tests that the limits of a Worker's options reach the parts that enforce
+// them.
 
 #include <stdlib.h>
 #include <sys/stat.h>

@@ -74,9 +74,9 @@ absl::Status CheckSupported(const TorchrunFlags& flags) {
         ": it starts ranks on this host only; start each host's ranks by hand "
         "with one --coordinator=HOST:PORT (docs/cli.md)"));
   }
-  if (flags.max_restarts != 0) {
+  if (flags.max_restarts < 0) {
     return Usage(absl::StrCat("--max-restarts=", flags.max_restarts,
-                              ": ranks are not restarted yet; wanted 0"));
+                              ": wanted a number of at least 0"));
   }
   return absl::OkStatus();
 }
@@ -177,7 +177,8 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
             "run so many of the program after the flags: a number, auto or cpu",
             {"PET_NPROC_PER_NODE"});
   flags.Add("nnodes", &torchrun.nodes, "only 1", {"PET_NNODES"});
-  flags.Add("max-restarts", &torchrun.max_restarts, "only 0",
+  flags.Add("max-restarts", &torchrun.max_restarts,
+            "how often all ranks are started again after one has failed",
             {"PET_MAX_RESTARTS"});
   flags.Add("standalone", &torchrun.standalone,
             "as torchrun's; jobs of this command always are");
@@ -210,6 +211,7 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(CheckSupported(torchrun));
   WEFT_RETURN_IF_ERROR(CheckMasterPort(options.master_port));
   WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
+  options.max_restarts = torchrun.max_restarts;
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
 
   const bool is_own_job = options.job.empty();

@@ -64,16 +64,22 @@ class SignalScope {
   int fd_;
 };
 
-// One run of a job's ranks. The phases: all run; some are asked to end; those
-// that do not are killed.
+// One run of a job's ranks, from their start to the end of all. The phases: all
+// run; some are asked to end; those that do not are killed.
 class Job {
  public:
-  explicit Job(const LaunchOptions& options)
+  Job(const LaunchOptions& options, int restart, SignalScope& signals,
+      Keeper& keeper)
       : options_(options),
+        restart_(restart),
+        signals_(signals),
+        keeper_(keeper),
         out_(options.out != nullptr ? *options.out : std::cout),
         err_(options.err != nullptr ? *options.err : std::cerr) {}
 
   absl::StatusOr<int> Run();
+  // After Run: whether the same ranks, started again, may do better.
+  bool may_start_again() const;
 
  private:
   absl::Status StartAll();
@@ -90,10 +96,11 @@ class Job {
   Instant Now() const { return SteadyClock().Now(); }
 
   const LaunchOptions& options_;
+  const int restart_;
+  SignalScope& signals_;
+  Keeper& keeper_;
   std::ostream& out_;
   std::ostream& err_;
-  SignalScope signals_;
-  std::unique_ptr<Keeper> keeper_;
   std::vector<std::unique_ptr<Child>> children_;
   Instant started_at_;
   const Child* culprit_ = nullptr;  // the first that failed by itself
@@ -105,7 +112,6 @@ class Job {
 
 absl::StatusOr<int> Job::Run() {
   started_at_ = Now();
-  WEFT_ASSIGN_OR_RETURN(keeper_, Keeper::Start());
   WEFT_RETURN_IF_ERROR(StartAll());
   Watch();
   out_.flush();
@@ -114,14 +120,14 @@ absl::StatusOr<int> Job::Run() {
 }
 
 absl::Status Job::StartAll() {
-  for (ChildSpec& spec : PlanChildren(options_)) {
+  for (ChildSpec& spec : PlanChildren(options_, restart_)) {
     auto child = Child::Start(std::move(spec));
     if (!child.ok()) {
-      for (const auto& started : children_) keeper_->Forget(started->pid());
+      for (const auto& started : children_) keeper_.Forget(started->pid());
       children_.clear();  // kills them
       return child.status();
     }
-    keeper_->Watch((*child)->pid());
+    keeper_.Watch((*child)->pid());
     children_.push_back(*std::move(child));
   }
   return absl::OkStatus();
@@ -188,7 +194,7 @@ void Job::OnExits(const std::vector<Child*>& ended) {
   const Child* first = nullptr;
   for (Child* child : ended) {
     const Exit exit = child->Reap();
-    keeper_->Forget(child->pid());
+    keeper_.Forget(child->pid());
     if (options_.on_exit) options_.on_exit(*child, exit);
     while (Forward(*child)) {
     }
@@ -234,6 +240,14 @@ void Job::KillIfDue() {
     killed_.push_back(child->name());
     child->Signal(SIGKILL);
   }
+}
+
+bool Job::may_start_again() const {
+  if (culprit_ == nullptr || signal_ != 0) return false;
+  const int code = culprit_->exit().shell_code();
+  return code != static_cast<int>(worker::ExitCode::kUsage) &&
+         code != static_cast<int>(worker::ExitCode::kConfig) &&
+         code != static_cast<int>(worker::ExitCode::kBadCheckpoint);
 }
 
 int Job::ExitCode() const {
@@ -331,7 +345,7 @@ absl::StatusOr<RoleSpec> ParseRole(absl::string_view text) {
   return role;
 }
 
-std::vector<ChildSpec> PlanChildren(const LaunchOptions& options) {
+std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart) {
   int total = 0;
   for (const RoleSpec& role : options.roles) total += role.count;
   const int cores = std::max(1u, std::thread::hardware_concurrency());
@@ -356,6 +370,9 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options) {
           {"MASTER_ADDR", options.master_addr},
           {"MASTER_PORT", absl::StrCat(options.master_port)},
           {"TORCHELASTIC_RUN_ID", options.job},
+          {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(restart)},
+          {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(options.max_restarts)},
+          {"WEFT_RESTART_COUNT", absl::StrCat(restart)},
           {"WEFT_JOB", options.job},
           {"WEFT_ROLE", role.role},
           {"WEFT_RANK", number},
@@ -386,7 +403,22 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options) {
 }
 
 absl::StatusOr<int> Run(const LaunchOptions& options) {
-  return Job(options).Run();
+  // Both outlive each start of the ranks: no signal is lost between two, and
+  // the keeper is forked before anything here may start a thread.
+  SignalScope signals;
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<Keeper> keeper, Keeper::Start());
+  for (int restart = 0;; ++restart) {
+    Job job(options, restart, signals, *keeper);
+    const absl::StatusOr<int> code = job.Run();
+    if (!code.ok() || restart >= options.max_restarts ||
+        !job.may_start_again()) {
+      return code;
+    }
+    std::ostream& err = options.err != nullptr ? *options.err : std::cerr;
+    err << "weft: starting all ranks again, restart " << restart + 1 << " of "
+        << options.max_restarts << "\n";
+    err.flush();
+  }
 }
 
 }  // namespace weft::launch

@@ -35,6 +35,8 @@ struct LaunchOptions {
   std::map<std::string, std::string> environment;
   // Told of each rank that has ended, as soon as it has.
   std::function<void(const Child& child, const Exit& exit)> on_exit;
+  // How often all ranks are started again after one of them has failed.
+  int max_restarts = 0;
   // Between asking the ranks to end and killing them.
   absl::Duration shutdown_timeout = absl::Seconds(30);
   // Output lines begin with "[ps0] ".
@@ -50,14 +52,19 @@ absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
 
 // What Run starts: name, command and environment of each rank. RANK and
 // WORLD_SIZE count within the role, LOCAL_RANK too.
-std::vector<ChildSpec> PlanChildren(const LaunchOptions& options);
+// `restart` counts how often they were started before.
+std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
+                                    int restart = 0);
 
 // Runs until all ranks have ended: 0 if all ended with 0. When one fails, ends
 // the others, writes one block that names the first that failed and why, and
-// returns its exit code (128 + signal if one killed it). SIGINT and SIGTERM are
-// passed on, and after `shutdown_timeout` or a second SIGINT all are killed;
-// then 128 + signal, or what a rank that failed before says. Must be called on
-// a process's only thread; leaves signal handling as it was.
+// returns its exit code (128 + signal if one killed it). With `max_restarts` it
+// then starts all of them again instead, unless the exit code says that a
+// restart cannot help (usage, configuration, checkpoint) or a signal was passed
+// on; the ranks find the number of restarts in WEFT_RESTART_COUNT. SIGINT and
+// SIGTERM are passed on, and after `shutdown_timeout` or a second SIGINT all
+// are killed; then 128 + signal, or what a rank that failed before says. Must
+// be called on a process's only thread; leaves signal handling as it was.
 absl::StatusOr<int> Run(const LaunchOptions& options);
 
 }  // namespace weft::launch

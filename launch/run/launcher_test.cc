@@ -317,5 +317,26 @@ TEST(Weft, MissingJobHasItsExitCode) {
   }
 }
 
+TEST(WeftRun, FailedRanksAreAllStartedAgainAndFindTheNumberOfRestarts) {
+  // Fails on rank 0 until the third start.
+  const std::string script =
+      "echo start $WEFT_RESTART_COUNT; "
+      "[ $WEFT_RANK = 1 ] || [ $WEFT_RESTART_COUNT = 2 ] || exit 7";
+  auto run = Weft({"run", "--max-restarts=2", Role("trainer", 2, script)});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), AllOf(HasSubstr("[trainer0] start 2"),
+                                   HasSubstr("restart 2 of 2")));
+  run = Weft({"run", "--max-restarts=1", Role("trainer", 2, script)});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(7)) << run->output();
+  EXPECT_THAT(run->output(), Not(HasSubstr("restart 2")));
+}
+
+TEST(WeftRun, RanksThatNoRestartCanHelpAreNotStartedAgain) {
+  const auto run =
+      Weft({"run", "--max-restarts=2", Role("trainer", 1, "exit 3")});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3)) << run->output();
+  EXPECT_THAT(run->output(), Not(HasSubstr("starting all ranks again")));
+}
+
 }  // namespace
 }  // namespace weft::launch

@@ -1,6 +1,6 @@
-// CallRateLimiter: limits the calls of each peer that are refused or reset. Such
-// a call costs as much as any other, so a peer with very many of them delays the
-// calls of others.
+// CallRateLimiter: limits the calls of each peer that are refused or reset.
+// Such a call costs as much as any other, so a peer with very many of them
+// delays the calls of others.
 
 #ifndef WEFT_NET_EDGE_CALL_RATE_LIMITER_H_
 #define WEFT_NET_EDGE_CALL_RATE_LIMITER_H_

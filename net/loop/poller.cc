@@ -234,7 +234,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
   Instant spin_end = now + options_.spin;
   bool yielded = false;  // since the last event
   int foreign = 0;       // yields since then to others, one after the other
-  int looks = 0;         // that found nothing; the clock is read at each yield only
+  int looks = 0;  // that found nothing; the clock is read at each yield only
   while (!done()) {
     if (to_run_.load() > 0 || now >= next_timer()) {
       const bool ran = RunDue();

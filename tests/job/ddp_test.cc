@@ -113,8 +113,7 @@ TEST(DataParallelJob, InvalidFlagsAreRefusedWithAdvice) {
   };
   refuses({"--strategy=fast"}, "wanted ps or ddp");
   refuses({"--strategy=ddp", "--async"}, "--async needs --strategy=ps");
-  refuses({"--strategy=ddp", "--resume", "--checkpoint-dir=x"},
-          "--resume is not there yet");
+  refuses({"--strategy=ddp", "--resume"}, "--resume needs --checkpoint-dir");
   job.servers = 1;
   refuses({"--strategy=ddp"}, "needs no parameter servers");
 }

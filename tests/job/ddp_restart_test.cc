@@ -1,0 +1,267 @@
+// Data-parallel training that goes on: from a checkpoint, on another number of
+// ranks, and after kill -9 of a rank.
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/tests/job/job.h"
+#include "weft/tests/support/patience.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+
+constexpr int kBadCheckpoint = 20;
+// As in ddp_test: sums over a batch are of another order on 1 and 2 ranks.
+constexpr double kTolerance = 1e-5;
+
+// `weft run` of `ranks` trainers that save in `saved` and whose sockets are in
+// job.Path("run").
+std::unique_ptr<Process> StartRun(const Job& job, int ranks, int64_t batch,
+                                  const std::string& saved, const Flags& run,
+                                  const Flags& trainer) {
+  std::filesystem::create_directory(job.Path("run"));
+  Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  command.argv = {Program("weft"), "run",
+                  absl::StrCat("--nproc-per-node=", ranks)};
+  command.argv.insert(command.argv.end(), run.begin(), run.end());
+  for (const std::string& word :
+       {Program("trainer"), std::string("--strategy=ddp"), "--data=" + job.data,
+        absl::StrCat("--batch-size=", batch), std::string("--lr=0.001"),
+        std::string("--json"), "--checkpoint-dir=" + saved,
+        "--dump-dir=" + job.Path("")}) {
+    command.argv.push_back(word);
+  }
+  command.argv.insert(command.argv.end(), trainer.begin(), trainer.end());
+  auto process = Process::Start(std::move(command));
+  EXPECT_THAT(process, IsOk());
+  return *std::move(process);
+}
+
+absl::StatusOr<checkpoint::CheckpointDirectory::Loaded> Newest(
+    const std::string& saved) {
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = saved;
+  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  if (!directory.ok()) return directory.status();
+  return (*directory)->LoadLatest();
+}
+
+void ExpectNear(const checkpoint::NamedTensors& wanted,
+                const checkpoint::NamedTensors& found, double tolerance) {
+  ASSERT_EQ(wanted.size(), found.size());
+  for (const auto& [name, tensor] : wanted) {
+    ASSERT_TRUE(found.contains(name)) << name;
+    if (tensor.dtype() != DType::kF32) continue;
+    const auto a = tensor.ToVector<float>();
+    const auto b = found.at(name).ToVector<float>();
+    ASSERT_EQ(a.size(), b.size()) << name;
+    for (size_t i = 0; i < a.size(); ++i) {
+      ASSERT_NEAR(a[i], b[i], tolerance) << name << " " << i;
+    }
+  }
+}
+
+// The trainers that `run` has started, by rank; -1 for one that is not there.
+std::vector<pid_t> TrainersOf(const Process& run, int ranks) {
+  std::vector<pid_t> found(ranks, -1);
+  std::ifstream children(
+      absl::StrCat("/proc/", run.pid(), "/task/", run.pid(), "/children"));
+  pid_t pid = 0;
+  while (children >> pid) {
+    std::ifstream file(absl::StrCat("/proc/", pid, "/environ"));
+    std::string variable;
+    while (std::getline(file, variable, '\0')) {
+      int rank = -1;
+      if (!absl::StartsWith(variable, "WEFT_RANK=") ||
+          !absl::SimpleAtoi(variable.substr(10), &rank)) {
+        continue;
+      }
+      if (rank >= 0 && rank < ranks) found[rank] = pid;
+    }
+  }
+  return found;
+}
+
+// Whose environment names the folder of this test's sockets.
+std::vector<std::string> ProcessesOf(const Job& job) {
+  std::vector<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    pid_t pid = 0;
+    const std::string name = entry.path().filename();
+    if (!absl::SimpleAtoi(name, &pid)) continue;
+    std::ifstream file(absl::StrCat("/proc/", pid, "/environ"));
+    std::string variable;
+    while (std::getline(file, variable, '\0')) {
+      if (variable == "XDG_RUNTIME_DIR=" + job.Path("run")) {
+        found.push_back(name);
+      }
+    }
+  }
+  return found;
+}
+
+std::vector<std::string> SocketsOf(const Job& job) {
+  std::vector<std::string> found;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(job.Path("run"))) {
+    // The directory of all jobs of the user stays.
+    if (entry.path() == job.Path("run") + "/weft") continue;
+    found.push_back(entry.path());
+  }
+  return found;
+}
+
+void ExpectNothingLeft(const Job& job) {
+  EXPECT_TRUE(Becomes([&] { return ProcessesOf(job).empty(); }));
+  EXPECT_THAT(SocketsOf(job), IsEmpty());
+}
+
+std::string NewestName(const std::string& saved) {
+  const std::vector<std::string> names = Checkpoints(saved);
+  return names.empty() ? "" : names.back();
+}
+
+TEST(DataParallelRestart, ResumeOnAnotherNumberOfRanksGivesTheSameWeights) {
+  const Job job;
+  // The batch of all ranks is 32.
+  const auto train = [&](int ranks, const std::string& saved, int epochs,
+                         bool resume) {
+    const auto run =
+        StartRun(job, ranks, 32 / ranks, job.Path(saved), {},
+                 {absl::StrCat("--epochs=", epochs),
+                  absl::StrCat("--resume=", resume ? "true" : "false")});
+    EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+    if (resume) {
+      EXPECT_THAT(run->output(), HasSubstr("resuming"));
+    }
+    const auto loaded = Newest(job.Path(saved));
+    EXPECT_THAT(loaded, IsOk()) << run->output();
+    return loaded;
+  };
+  const auto whole = train(2, "whole", 3, false);
+  for (const std::vector<int>& ranks :
+       {std::vector<int>{2, 2, 2}, {2, 1, 2}, {1, 2, 1}}) {
+    const std::string saved = absl::StrCat("parts", ranks[0], ranks[1]);
+    (void)train(ranks[0], saved, 1, false);
+    (void)train(ranks[1], saved, 2, true);
+    const auto parts = train(ranks[2], saved, 3, true);
+    ASSERT_TRUE(whole.ok() && parts.ok());
+    EXPECT_EQ(parts->manifest.step, whole->manifest.step);
+    EXPECT_EQ(parts->manifest.metadata, whole->manifest.metadata);
+    ExpectNear(whole->tensors, parts->tensors,
+               ranks[0] == ranks[1] ? 0 : kTolerance);
+  }
+}
+
+TEST(DataParallelRestart, ResumeFromDamagedCheckpointsFailsOnEveryRank) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto first = StartRun(job, 2, 16, saved, {}, {"--epochs=1"});
+  ASSERT_THAT(first->Wait(kLong), IsOkAndHolds(0)) << first->output();
+  const std::string shard =
+      saved + "/" + NewestName(saved) + "/shard-00000.safetensors";
+  std::string bytes = ReadBytes(shard);
+  bytes.back() ^= 1;
+  WriteBytes(shard, bytes);
+  const auto second = StartRun(job, 2, 16, saved, {"--max-restarts=3"},
+                               {"--epochs=2", "--resume"});
+  // No restart can help.
+  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(kBadCheckpoint));
+  EXPECT_THAT(second->output(), HasSubstr("shard-00000.safetensors"));
+  EXPECT_THAT(second->output(),
+              ::testing::Not(HasSubstr("starting all ranks again")));
+  ExpectNothingLeft(job);
+}
+
+// kill -9 of one rank after another, each time after another checkpoint of the
+// restarted job; then what is left must be what a job without any has.
+void KillInALoop(int rounds) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const std::string epochs = absl::StrCat("--epochs=", 40 * (rounds + 1));
+  const auto whole = StartRun(job, 2, 16, job.Path("whole"), {}, {epochs});
+  const auto run = StartRun(
+      job, 2, 16, saved,
+      {absl::StrCat("--max-restarts=", rounds), "--shutdown-timeout=20s"},
+      {epochs});
+  std::set<pid_t> seen;
+  for (int round = 0; round < rounds; ++round) {
+    const int rank = round % 2;
+    const std::string before = NewestName(saved);
+    std::vector<pid_t> pids;
+    ASSERT_TRUE(Becomes([&] {
+      pids = TrainersOf(*run, 2);
+      return pids[0] > 0 && pids[1] > 0 && seen.count(pids[rank]) == 0 &&
+             NewestName(saved) > before;
+    })) << run->output();
+    for (const pid_t pid : pids) seen.insert(pid);
+    ASSERT_EQ(kill(pids[rank], SIGKILL), 0);
+    ASSERT_THAT(
+        run->WaitForOutput(absl::StrCat("restart ", round + 1, " of "), kLong),
+        IsOk());
+    EXPECT_THAT(
+        run->output(),
+        HasSubstr(absl::StrCat("trainer", rank, " failed: killed by SIGKILL")));
+  }
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("resuming"));
+  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  ExpectNothingLeft(job);
+  const auto wanted = Newest(job.Path("whole"));
+  const auto found = Newest(saved);
+  ASSERT_THAT(wanted, IsOk());
+  ASSERT_THAT(found, IsOk());
+  EXPECT_EQ(found->manifest.step, wanted->manifest.step);
+  ExpectNear(wanted->tensors, found->tensors, 0);
+}
+
+TEST(DataParallelRestart, KilledRanksAreRestartedFromTheLastCheckpoint) {
+  KillInALoop(3);
+}
+
+TEST(DataParallelRestart, RankKilledMoreOftenThanMaxRestartsEndsTheJob) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run = StartRun(job, 2, 16, saved, {}, {"--epochs=100000"});
+  ASSERT_TRUE(Becomes([&] { return !NewestName(saved).empty(); }))
+      << run->output();
+  ASSERT_EQ(kill(TrainersOf(*run, 2)[1], SIGKILL), 0);
+  const absl::Time killed_at = absl::Now();
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  // The bound of docs/rulings.md for an exit that is proven is 2 s.
+  EXPECT_LT(absl::Now() - killed_at, absl::Seconds(10));
+  // Rank 0 names rank 1, and ends with its own code.
+  EXPECT_THAT(run->output(), HasSubstr("rank 1"));
+  EXPECT_THAT(run->output(), ContainsRegex("trainer0 exit code 10 \\(.*peer"));
+  ExpectNothingLeft(job);
+}
+
+// tests/run.sh --long
+TEST(DataParallelRestart, DISABLED_KilledRanksAreRestartedManyTimes) {
+  KillInALoop(40);
+}
+
+}  // namespace
+}  // namespace weft::testing
