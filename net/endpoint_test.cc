@@ -240,6 +240,74 @@ TEST_F(OnUnix, OneWriteIsInFlightAtATime) {
   EXPECT_FALSE(stream->Write(Text("late")));
 }
 
+// Counts what RunAfterBurst promised and what ran.
+class BurstObserver final : public StreamObserver {
+ public:
+  struct Counts {
+    std::atomic<int> messages{0};
+    std::atomic<int> promised{0};
+    std::atomic<int> ran{0};
+  };
+
+  BurstObserver(std::shared_ptr<Stream> stream, Counts& counts)
+      : stream_(std::move(stream)), counts_(counts) {}
+  void OnMessage(Slices) override {
+    ++counts_.messages;
+    if (stream_->RunAfterBurst([this] {
+          EXPECT_TRUE(InlineScope::IsActive());
+          ++counts_.ran;
+        })) {
+      ++counts_.promised;
+    }
+  }
+  void OnWritten() override {}
+  void OnClosed(absl::Status) override { stream_ = nullptr; }
+
+ private:
+  std::shared_ptr<Stream> stream_;
+  Counts& counts_;
+};
+
+// Writes `left` messages, each as soon as the one before was written.
+class Writer final : public StreamObserver {
+ public:
+  explicit Writer(int messages) : left_(messages) {}
+  void OnMessage(Slices) override {}
+  void OnWritten() override {
+    if (left_-- > 0) stream->Write(Text("x"));
+  }
+  void OnClosed(absl::Status) override { stream = nullptr; }
+
+  std::shared_ptr<Stream> stream;
+
+ private:
+  int left_;
+};
+
+TEST_F(OnUnix, FunctionAfterABurstAlwaysRuns) {
+  constexpr char kBurst[] = "/weft.test.Burst/Stream";
+  constexpr int kMessages = 2000;
+  BurstObserver::Counts counts;
+  auto server = *Loop::Create();
+  auto endpoint = *Endpoint::Open(*server, {"ps0", Socket(), "", {}});
+  endpoint->RegisterStream(kBurst, [&](std::shared_ptr<Stream> stream) {
+    return std::make_shared<BurstObserver>(std::move(stream), counts);
+  });
+  WEFT_ASSERT_OK(endpoint->Start());
+  auto client = *Loop::Create();
+  auto channel = Connect(*client, endpoint->address());
+  auto writer = std::make_shared<Writer>(kMessages);
+  client->Post([&] {
+    writer->stream = channel->OpenStream(kBurst, writer);
+    writer->OnWritten();
+  });
+  EXPECT_TRUE(Becomes([&] { return counts.messages == kMessages; }));
+  EXPECT_TRUE(Becomes([&] { return counts.ran == counts.promised; }));
+  RecordProperty("bursts", counts.promised.load());
+  client->Post([&] { writer->stream->Close(absl::CancelledError("enough")); });
+  EXPECT_TRUE(Becomes([&] { return writer->stream == nullptr; }));
+}
+
 TEST_F(OnUnix, DroppedStreamIsClosed) {
   auto server = Node::Make("ps0", Socket());
   auto channel = Connect(server->loop(), server->address());

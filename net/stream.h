@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "weft/base/bytes.h"
 #include "weft/net/tls/peer.h"
@@ -52,6 +53,14 @@ class Stream {
   // OnWritten. One at a time: false (and nothing sent) while one is in flight,
   // or once the stream is closing.
   virtual bool Write(Slices message) = 0;
+
+  // For a message that is being handled: true if more messages of this stream
+  // are likely to be at hand, as the one before came with no pause between.
+  // Then `fn` runs once no more come, or many have come, on the polling thread;
+  // so answers to all of them can be written together. In OnMessage only.
+  virtual bool RunAfterBurst(absl::AnyInvocable<void() &&> /*fn*/) {
+    return false;
+  }
 
   // At the serving end: ends the call with `status`, after a write in flight.
   // At the calling end: Ok says that no more will be written and waits for the

@@ -50,6 +50,9 @@ class GrpcConnection final : public Connection {
     return stream_->Write(std::move(message)) ? Written::kUnderWay
                                               : Written::kRefused;
   }
+  bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {
+    return stream_->RunAfterBurst(std::move(fn));
+  }
   void Close(absl::Status status) override {
     // At the calling end only an error ends a stream at once.
     stream_->Close(status.ok() ? absl::CancelledError("closed")

@@ -60,6 +60,13 @@ class Connection {
   // Until then nothing may be written. Where Write never returns kDone: never.
   virtual void GiveWay() {}
 
+  // In OnMessage: true if more messages are likely to be at hand. Then `fn`
+  // runs once no more come, on the same thread, so that answers to all of them
+  // can be written together.
+  virtual bool RunAfterBurst(absl::AnyInvocable<void() &&> /*fn*/) {
+    return false;
+  }
+
   // Ends it: both ends hear OnClosed, the other perhaps with `status`.
   virtual void Close(absl::Status status) = 0;
 

@@ -294,6 +294,7 @@ void ClientStream::OnRead(bool ok) {
     return;
   }
   Slices message = FromByteBuffer(grpc->incoming);
+  in_burst_ = target_.core->NoteMessage(&looks_);
   // To ask for the next message makes gRPC announce window, in a packet of its
   // own unless something is being written. The thread that this message was for
   // may write before it looks at the queue again, and then both travel

@@ -80,6 +80,11 @@ class ClientStream final : public Stream,
   ~ClientStream() override;
 
   bool Write(Slices message) override;
+  bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {
+    if (!in_burst_) return false;
+    target_.core->AfterBurst(std::move(fn));
+    return true;
+  }
   void Close(absl::Status status) override;
   void Abort(absl::Status reason) override { Close(std::move(reason)); }
   const Peer& peer() const override { return peer_; }
@@ -103,6 +108,10 @@ class ClientStream final : public Stream,
   const std::string method_;
   Peer peer_;
   const Metadata metadata_;  // none at this end
+
+  // Of the thread that polls; see GrpcQueue::NoteMessage.
+  uint64_t looks_ = 0;
+  bool in_burst_ = false;
 
   Mutex mu_;
   std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over

@@ -198,10 +198,11 @@ EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
     for (auto& fn : before_next_) std::move(fn)();
     before_next_.clear();
   }
+  if (burst_ >= kMostOfABurst) EndBurst();
   void* tag = nullptr;
   bool ok = false;
   // The poller's "do not wait" is a time long past, which needs no clock.
-  const bool may_sleep = deadline.nanoseconds() != 0;
+  const bool may_sleep = deadline.nanoseconds() != 0 && after_burst_.empty();
   const gpr_timespec until =
       may_sleep ? ToGpr(deadline) : gpr_inf_past(GPR_CLOCK_MONOTONIC);
   const Instant began = may_sleep ? SteadyClock().Now() : Instant();
@@ -212,12 +213,16 @@ EventQueue::Outcome GrpcQueue::Next(Instant deadline) {
     case grpc::CompletionQueue::SHUTDOWN:
       return Outcome::kEnd;
     case grpc::CompletionQueue::TIMEOUT:
+      ++empty_looks_;
+      in_burst_ = false;
+      EndBurst();
       return Outcome::kTimeout;
     case grpc::CompletionQueue::GOT_EVENT:
       break;
   }
   taken_ = static_cast<Tag*>(tag);
   taken_ok_ = ok;
+  if (!after_burst_.empty()) ++burst_;
   if (!taken_->is_wake()) return Outcome::kEvent;
   taken_->Proceed(ok);
   return Outcome::kTimeout;
@@ -227,6 +232,17 @@ void GrpcQueue::Handle() {
   InlineScope scope;
   taken_->Proceed(taken_ok_);
 }
+
+void GrpcQueue::EndBurst() {
+  burst_ = 0;
+  if (after_burst_.empty()) return;
+  InlineScope scope;
+  // None of them adds another: only the handling of an event does.
+  for (auto& fn : after_burst_) std::move(fn)();
+  after_burst_.clear();
+}
+
+void GrpcQueue::Leave() { EndBurst(); }
 
 void GrpcQueue::Wake() {
   MutexLock lock(mu_);

@@ -86,6 +86,8 @@ class GrpcQueue final : public EventQueue {
   Outcome Next(Instant deadline) override;
   void Handle() override;
   void Wake() override ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsInBurst() const override { return in_burst_; }
+  void Leave() override;
 
   void Attach(std::unique_ptr<grpc::ServerCompletionQueue> queue) {
     queue_ = std::move(queue);
@@ -98,18 +100,41 @@ class GrpcQueue final : public EventQueue {
   void BeforeNext(absl::AnyInvocable<void() &&> fn) {
     before_next_.push_back(std::move(fn));
   }
+  // Runs `fn` once a look finds no event, kMostOfABurst events have been
+  // handled since the first such `fn`, or the thread leaves the queue. On the
+  // thread that polls, while it handles an event.
+  void AfterBurst(absl::AnyInvocable<void() &&> fn) {
+    after_burst_.push_back(std::move(fn));
+  }
+  // For a message that has come: `*looks` is kept by its stream. True if no
+  // look has found the queue empty since the stream's last message. On the
+  // thread that polls.
+  bool NoteMessage(uint64_t* looks) {
+    in_burst_ = std::exchange(*looks, empty_looks_) == empty_looks_;
+    return in_burst_;
+  }
   // Returns when the events that were there have been handled.
   void AwaitHandled() ABSL_LOCKS_EXCLUDED(mu_);
   // REQUIRES: no call is open. Next returns kEnd once it is empty.
   void Shutdown() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // Enough for the replies to leave together, and few enough that none waits
+  // long.
+  static constexpr int kMostOfABurst = 16;
+
+  void EndBurst();
+
   std::unique_ptr<grpc::ServerCompletionQueue> queue_;
   // Of the thread that polls; the poller orders one after the other.
   Tag* taken_ = nullptr;
   bool taken_ok_ = false;
   absl::Duration slept_;
   std::vector<absl::AnyInvocable<void() &&>> before_next_;
+  std::vector<absl::AnyInvocable<void() &&>> after_burst_;
+  int burst_ = 0;  // events since the first of after_burst_
+  uint64_t empty_looks_ = 1;
+  bool in_burst_ = false;  // the last message came without an empty look before
   Mutex mu_;
   bool shut_ ABSL_GUARDED_BY(mu_) = false;
 };
@@ -163,6 +188,10 @@ class Loop::Core : public MemoryWatch,
   void BeforeNextEvent(absl::AnyInvocable<void() &&> fn) {
     queue_.BeforeNext(std::move(fn));
   }
+  void AfterBurst(absl::AnyInvocable<void() &&> fn) {
+    queue_.AfterBurst(std::move(fn));
+  }
+  bool NoteMessage(uint64_t* looks) { return queue_.NoteMessage(looks); }
 
   // Holds `call` until RemoveCall. False if the Loop is shutting down: then
   // `call` must end at once.

@@ -53,6 +53,12 @@ class EventQueue {
 
   // Makes Next return soon, at least once. From any thread, also before Next.
   virtual void Wake() = 0;
+
+  // Whether more events are likely to be at hand. On the thread that polls.
+  virtual bool IsInBurst() const { return false; }
+
+  // The thread that polled leaves the queue: nothing may wait for another Next.
+  virtual void Leave() {}
 };
 
 // Lets threads do something one at a time, in the order in which they came: a
@@ -149,6 +155,8 @@ class Poller final : public Driver {
   template <typename Done>
   Instant Poll(Waiter& waiter, Instant now, Instant deadline, const Done& done);
   Instant Yield();
+  void SleepForSomeEvents();
+  void TakeRestOfBurst();
   bool RunDue() ABSL_LOCKS_EXCLUDED(mu_);
   Instant next_timer() const {
     return Instant::FromNanoseconds(next_timer_ns_.load());
@@ -179,6 +187,8 @@ class Poller final : public Driver {
   Instant left_ ABSL_GUARDED_BY(mu_);
   // The last wait began soon after the one before.
   bool calling_again_ ABSL_GUARDED_BY(mu_) = false;
+  // When the first of a series of such waits began.
+  Instant series_began_ ABSL_GUARDED_BY(mu_);
   // The background thread sleeps until told.
   bool dormant_ ABSL_GUARDED_BY(mu_) = false;
   absl::Duration rest_ ABSL_GUARDED_BY(mu_);  // its last
@@ -186,6 +196,8 @@ class Poller final : public Driver {
   // Of whoever holds the queue.
   bool core_wanted_ = false;  // somebody else ran when it last yielded
   int without_yields_ = 0;    // events to come before it yields again
+  int asleep_for_ = 1;        // the last value given to without_yields_
+  int calm_events_ = 0;       // since then, of those before which it may yield
 
   // The holder is about to sleep in the queue, or does.
   std::atomic<bool> asleep_{false};

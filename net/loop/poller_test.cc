@@ -66,6 +66,8 @@ class FakeQueue final : public EventQueue {
     events_.push_back(std::move(event));
     changed_.NotifyAll();
   }
+  bool IsInBurst() const override { return in_burst; }
+  void Leave() override { ++left; }
   void End() {
     MutexLock lock(mu_);
     ended_ = true;
@@ -78,6 +80,10 @@ class FakeQueue final : public EventQueue {
     MutexLock lock(mu_);
     return all_wakes_;
   }
+
+  // Of the thread that polls.
+  bool in_burst = false;
+  int left = 0;  // how often Leave was called
 
  private:
   std::atomic<int> inside_{0};
@@ -264,13 +270,74 @@ TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
   });
   Wait();
   ASSERT_EQ(yields_, 1);
-  for (int i = 0; i < 63; ++i) {
-    Put();
+  // It tries again after 4 events, then 8, 16, 32, 64, 64, ...; the event of a
+  // yield is one of them.
+  for (const int asleep : {4, 8, 16, 32, 64, 64}) {
+    const int before = yields_;
+    for (int i = 1; i < asleep; ++i) {
+      Put();
+      Wait();
+    }
+    EXPECT_EQ(yields_, before) << asleep;
     Wait();
+    EXPECT_EQ(yields_, before + 1) << asleep;
   }
-  EXPECT_EQ(yields_, 1);
-  Wait();  // and tries again
-  EXPECT_EQ(yields_, 2);
+}
+
+TEST_F(YieldingPoller, OneLongTurnOfAnotherThreadCostsFewEventsAsleep) {
+  bool computes = true;
+  Make(absl::Hours(1), [this, &computes] {
+    if (computes) Work(absl::Milliseconds(1));
+    Put();
+  });
+  for (int round = 0; round < 2; ++round) {
+    computes = true;
+    Wait();
+    computes = false;
+    const int before = yields_;
+    for (int i = 1; i < 4; ++i) {
+      Put();
+      Wait();
+    }
+    EXPECT_EQ(yields_, before) << round;
+    for (int i = 0; i < 64; ++i) Wait();  // calm again
+    EXPECT_EQ(yields_, before + 64) << round;
+  }
+}
+
+TEST_F(PollerTest, WaitThatEndsInABurstTakesTheRestOfIt) {
+  for (const bool in_burst : {false, true}) {
+    queue_.in_burst = in_burst;
+    const Future<void> first = Echo();
+    std::vector<Future<void>> rest;
+    for (int i = 0; i < 5; ++i) rest.push_back(Echo());
+    EXPECT_TRUE(first.Wait(kSoon).ok());
+    for (const Future<void>& future : rest) {
+      EXPECT_EQ(future.IsReady(), in_burst);
+    }
+    for (const Future<void>& future : rest) {
+      EXPECT_TRUE(future.Wait(kSoon).ok());
+    }
+  }
+}
+
+TEST_F(PollerTest, WaitTakesABoundedNumberOfABurst) {
+  queue_.in_burst = true;
+  int handled = 0;
+  // Each event makes the next: the burst has no end.
+  std::function<void()> next = [&] {
+    if (++handled < 1000) queue_.Put(next);
+  };
+  const Future<void> first = Echo();
+  queue_.Put(next);
+  EXPECT_TRUE(first.Wait(kSoon).ok());
+  EXPECT_EQ(handled, 16);
+  queue_.in_burst = false;
+}
+
+TEST_F(PollerTest, LeavingThreadTellsTheQueue) {
+  EXPECT_TRUE(Echo().Wait(kSoon).ok());
+  EXPECT_EQ(queue_.left, 1);
 }
 
 TEST_F(PollerTest, ThreadsThatWaitAtOnceAllFinish) {

@@ -146,6 +146,7 @@ void ServerCall::OnRead(bool ok) {
   }
   if (!deaf && ok) {
     Slices message = FromByteBuffer(grpc->incoming);
+    in_burst_ = core_->NoteMessage(&looks_);
     // As in ClientStream::OnRead: the announcement of window travels with the
     // reply, unless it is to wake the peer while this message is handled.
     const bool at_once =
@@ -183,6 +184,12 @@ bool ServerCall::Write(Slices message) {
     grpc = grpc_;
   }
   grpc->stream.Write(ToByteBuffer(message), &grpc->write);
+  return true;
+}
+
+bool ServerCall::RunAfterBurst(absl::AnyInvocable<void() &&> fn) {
+  if (!in_burst_) return false;
+  core_->AfterBurst(std::move(fn));
   return true;
 }
 

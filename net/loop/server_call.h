@@ -47,6 +47,7 @@ class ServerCall final : public Stream,
   void SetOwner(const void* owner, absl::AnyInvocable<void() &&> ended);
 
   bool Write(Slices message) override;
+  bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override;
   void Close(absl::Status status) override;
   // Write and Close(Ok) in one.
   void Answer(Slices response);
@@ -77,6 +78,10 @@ class ServerCall final : public Stream,
   Instant deadline_ = Instant::Infinite();
   Messages messages_ = Messages::kAll;
   absl::AnyInvocable<void() &&> ended_;
+
+  // Of the thread that polls; see GrpcQueue::NoteMessage.
+  uint64_t looks_ = 0;
+  bool in_burst_ = false;
 
   Mutex mu_;
   std::shared_ptr<Grpc> grpc_ ABSL_GUARDED_BY(mu_);  // null when over

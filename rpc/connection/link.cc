@@ -483,8 +483,34 @@ void Link::OnMessage(Slices message) {
   const absl::Status status =
       ReadBatch(message, clock_.Now(),
                 [this](Frame&& frame) { return TakeFrame(std::move(frame)); });
-  if (status.ok()) return GoOn(&Link::receiving_);
-  End(status);
+  if (!status.ok()) return End(status);
+  if (!WaitForBurst()) GoOn(&Link::receiving_);
+}
+
+bool Link::WaitForBurst() {
+  ++burst_messages_;
+  if (in_burst_) return true;
+  if (alone_ > 0) {
+    --alone_;
+    return false;
+  }
+  std::shared_ptr<transport::Connection> connection;
+  {
+    MutexLock lock(mu_);
+    if (closed_ || !HasWork()) return false;
+    connection = connection_;
+  }
+  burst_messages_ = 1;
+  in_burst_ = connection != nullptr &&
+              connection->RunAfterBurst(
+                  [self = shared_from_this()] { self->EndBurst(); });
+  return in_burst_;
+}
+
+void Link::EndBurst() {
+  in_burst_ = false;
+  if (burst_messages_ == 1) alone_ = kAloneAfterBurst;
+  GoOn(&Link::receiving_);
 }
 
 absl::Status Link::TakeFrame(Frame&& frame) {

@@ -85,6 +85,8 @@ class Link final : public transport::ConnectionObserver,
   // A thread writes no more messages in one go: the rest is for those of the
   // transport, that a call of its own does not wait for those of all others.
   static constexpr int kInOneGo = 64;
+  // After a wait for messages that did not come as many are answered without.
+  static constexpr int kAloneAfterBurst = 16;
   // Beyond so many bytes it is worth a Sweep().
   static constexpr size_t kHeavyBytes = size_t{1} << 20;
 
@@ -188,6 +190,9 @@ class Link final : public transport::ConnectionObserver,
   template <typename T>  // true if the frame is a T
   bool AppendControl(Outgoing* frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  // Whether what the message of now caused waits for those that follow at once.
+  bool WaitForBurst() ABSL_LOCKS_EXCLUDED(mu_);
+  void EndBurst() ABSL_LOCKS_EXCLUDED(mu_);
   // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
   void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
   bool MayLeave() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -244,6 +249,9 @@ class Link final : public transport::ConnectionObserver,
   std::shared_ptr<LinkOwner> owner_;
   AssemblyMap assemblies_;
   int64_t assembling_bytes_ = 0;
+  bool in_burst_ = false;   // EndBurst() will run; receiving_ until then
+  int burst_messages_ = 0;  // of now
+  int alone_ = 0;           // messages to come that wait for no others
 
   Mutex mu_;
   std::shared_ptr<transport::Connection> connection_ ABSL_GUARDED_BY(mu_);

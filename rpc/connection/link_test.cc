@@ -894,6 +894,101 @@ TEST(LinkQueues, AThreadWritesSoManyMessagesOfOthersAndNoMore) {
   EXPECT_TRUE(link->Append(Ack{{{2, 2}}, {}}));  // free again
 }
 
+// Has more messages at hand if the test says so.
+class BurstConnection final : public transport::Connection {
+ public:
+  Written Write(Slices) override {
+    ++written;
+    return Written::kDone;
+  }
+  bool RunAfterBurst(absl::AnyInvocable<void() &&> fn) override {
+    ++asked;
+    if (in_burst) after = std::move(fn);
+    return in_burst;
+  }
+  void Close(absl::Status) override { closed = true; }
+
+  bool in_burst = true;
+  absl::AnyInvocable<void() &&> after;
+  int asked = 0;
+  int written = 0;
+  bool closed = false;
+};
+
+// Answers each request with a reply.
+class Replier final : public LinkOwner {
+ public:
+  absl::Status OnFrame(Link& link, Frame&& frame) override {
+    auto reply = std::make_shared<Reply>();
+    reply->id = std::get<RequestFrame>(frame).request->id;
+    link.Append(ReplyPtr(std::move(reply)));
+    link.Drain();
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> WantsBody(Link&, const Frame&) override { return true; }
+  void OnLinkClosed(Link&, absl::Status) override {}
+};
+
+class LinkBurst : public ::testing::Test {
+ protected:
+  LinkBurst() { link_->Attach(connection_); }
+  void Receive() {
+    BatchWriter batch;
+    batch.Add(*RequestOf(++id_, 1), Instant(), /*body_follows=*/false);
+    link_->OnMessage(std::move(batch).Finish());
+  }
+
+  const std::shared_ptr<BurstConnection> connection_ =
+      std::make_shared<BurstConnection>();
+  const std::shared_ptr<Link> link_ = std::make_shared<Link>(
+      std::make_shared<Replier>(), SteadyClock(), int64_t{1} << 30);
+  uint64_t id_ = 0;
+};
+
+TEST_F(LinkBurst, RepliesOfABurstLeaveTogether) {
+  for (int i = 0; i < 5; ++i) Receive();
+  EXPECT_EQ(connection_->written, 0);
+  EXPECT_EQ(connection_->asked, 1);
+  std::move(connection_->after)();
+  EXPECT_EQ(connection_->written, 1);
+  Receive();
+  EXPECT_EQ(connection_->written, 1);
+  EXPECT_EQ(connection_->asked, 2);
+}
+
+TEST_F(LinkBurst, ReplyWithoutABurstLeavesAtOnce) {
+  connection_->in_burst = false;
+  Receive();
+  EXPECT_EQ(connection_->written, 1);
+}
+
+TEST_F(LinkBurst, AfterAWaitForNothingRepliesLeaveAtOnceForAWhile) {
+  Receive();
+  std::move(connection_->after)();
+  EXPECT_EQ(connection_->written, 1);
+  for (int i = 0; i < Link::kAloneAfterBurst; ++i) Receive();
+  EXPECT_EQ(connection_->written, 1 + Link::kAloneAfterBurst);
+  EXPECT_EQ(connection_->asked, 1);
+  Receive();
+  EXPECT_EQ(connection_->asked, 2);
+}
+
+TEST_F(LinkBurst, LinkThatEndsAfterWritingWritesTheBurstFirst) {
+  Receive();
+  link_->End(absl::OkStatus(), /*after_writing=*/true);
+  EXPECT_FALSE(connection_->closed);
+  std::move(connection_->after)();
+  EXPECT_EQ(connection_->written, 1);
+  EXPECT_TRUE(connection_->closed);
+}
+
+TEST_F(LinkBurst, EndOfABurstAfterTheLinksEndDoesNothing) {
+  Receive();
+  link_->OnClosed(absl::UnavailableError("reset"));
+  std::move(connection_->after)();
+  EXPECT_EQ(connection_->written, 0);
+}
+
 // Gives each message that leaves to another link.
 class Handover final : public transport::Connection {
  public:
