@@ -153,15 +153,57 @@ class References::Receipt final : public rpc::ReceivedAttachment {
   const std::vector<std::shared_ptr<Reference>> references_;
 };
 
+// What the agent has of its References: it ends with the agent.
+class References::Receiver final : public rpc::AttachmentReceiver {
+ public:
+  explicit Receiver(std::shared_ptr<References> references)
+      : references_(std::move(references)) {}
+  ~Receiver() override { references_->AgentEnds(); }
+
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
+      const rpc::CodecContext& context, const Bytes& bytes) override {
+    return references_->Take(context, bytes);
+  }
+
+ private:
+  const std::shared_ptr<References> references_;
+};
+
+class References::Use {
+ public:
+  explicit Use(References* references) : references_(*references) {
+    MutexLock lock(references_.mu_);
+    has_agent_ = !references_.agent_has_ended_;
+    if (has_agent_) ++references_.uses_;
+  }
+  ~Use() {
+    if (!has_agent_) return;
+    MutexLock lock(references_.mu_);
+    --references_.uses_;
+    references_.changed_.NotifyAll();
+  }
+  Use(const Use&) = delete;
+  Use& operator=(const Use&) = delete;
+  explicit operator bool() const { return has_agent_; }
+
+ private:
+  References& references_;
+  bool has_agent_ = false;
+};
+
 // ------------------------------------------------------------ life
 
 References::References(rpc::Agent& agent, const ReferencesOptions& options)
-    : agent_(agent), owner_(options.max_forks_per_holder) {}
+    : agent_(agent),
+      key_(agent.key()),
+      name_(agent.name()),
+      owner_(options.max_forks_per_holder) {}
 
 absl::StatusOr<std::shared_ptr<References>> References::Open(
     rpc::Agent& agent, const ReferencesOptions& options) {
   auto references = std::make_shared<References>(agent, options);
-  WEFT_RETURN_IF_ERROR(agent.SetAttachmentReceiver(kKind, references));
+  const auto receiver = std::make_shared<Receiver>(references);
+  WEFT_RETURN_IF_ERROR(agent.SetAttachmentReceiver(kKind, receiver));
   agent.SetLocal(references);
   references->peer_gone_ =
       agent.OnPeerGone([weak = std::weak_ptr<References>(references)](
@@ -184,11 +226,11 @@ absl::StatusOr<std::shared_ptr<References>> References::Of(
 absl::Status References::Close(absl::Duration timeout) {
   const auto deadline =
       std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  const Use agent(this);
   Tasks tasks;
   {
     MutexLock lock(mu_);
-    if (is_closed_) return absl::OkStatus();
-    is_closed_ = true;
+    if (is_closed_.exchange(true)) return absl::OkStatus();
     std::vector<ForkId> forks;
     user_.ForEachFork([&forks](const Token& token, UserTable::State) {
       forks.push_back(token.fork);
@@ -212,7 +254,58 @@ absl::Status References::Close(absl::Duration timeout) {
       absl::FormatDuration(timeout), ": ", absl::StrJoin(left, ", ")));
 }
 
+absl::Status References::CheckOpen() const {
+  if (!is_closed()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "worker ", name_,
+      " has closed its references: this one is of no use any more"));
+}
+
+void References::AgentEnds() {
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    is_closed_ = true;
+    agent_has_ended_ = true;
+    for (auto& [fork, promise] : ready_) {
+      tasks.push_back(
+          [ready = std::make_shared<Promise<void>>(std::move(promise))] {
+            ready->Set(absl::CancelledError("the agent has ended"));
+          });
+    }
+    ready_.clear();
+    while (uses_ > 0) changed_.Wait(mu_);
+  }
+  for (const auto& task : tasks) task();
+}
+
+absl::Status References::AwaitNoHolder(
+    const std::function<bool(const std::string& holder)>& is_of,
+    absl::Duration timeout) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  MutexLock lock(mu_);
+  for (bool in_time = true;;) {
+    std::vector<std::string> left;
+    for (const Holding& holding : HoldingsLocked()) {
+      if (!is_of(holding.holder)) continue;
+      left.push_back(
+          absl::StrCat(holding.object.ToString(), " by ", holding.holder));
+    }
+    if (left.empty()) return absl::OkStatus();
+    if (!in_time) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "worker ", name_,
+          ": references to its objects were still held after ",
+          absl::FormatDuration(timeout), ": ", absl::StrJoin(left, ", ")));
+    }
+    in_time = changed_.WaitUntil(mu_, deadline);
+  }
+}
+
 void References::PeerGone(const rpc::Agent::GonePeer& peer) {
+  const Use agent(this);
+  if (!agent) return;
   const absl::Status why = absl::UnavailableError(
       absl::StrCat("the owner of the object, worker ", peer.key.ToString(),
                    ", is gone: ", peer.why));
@@ -279,6 +372,8 @@ absl::StatusOr<std::shared_ptr<Reference>> References::Keep(
 }
 
 void References::Drop(const ForkId& fork) {
+  const Use agent(this);
+  if (!agent) return;
   Tasks tasks;
   {
     MutexLock lock(mu_);
@@ -289,6 +384,7 @@ void References::Drop(const ForkId& fork) {
 }
 
 absl::Status Reference::status() const {
+  WEFT_RETURN_IF_ERROR(references_->CheckOpen());
   const Result<void>* result = ready_.Peek();
   return result == nullptr ? absl::OkStatus() : *result;
 }
@@ -325,7 +421,8 @@ Token References::StageChild(const Reference& parent, WorkerKey to) {
 
 void References::SettleChild(const Token& child, WorkerKey to,
                              rpc::AttachmentOutcome outcome) {
-  (void)to;
+  const Use agent(this);
+  if (!agent) return;
   Tasks tasks;
   {
     MutexLock lock(mu_);
@@ -465,6 +562,8 @@ absl::Status References::ServeDelete(const rpc::Worker& from,
 
 template <typename Event>
 void References::TellAndRun(const Event& event) {
+  const Use agent(this);
+  if (!agent) return;
   Tasks tasks;
   {
     MutexLock lock(mu_);
@@ -484,6 +583,7 @@ void References::Tell(const OwnerTable::Event& event, Tasks* tasks) {
   std::vector<OwnerTable::Action> actions;
   owner_.OnEvent(event, &actions);
   for (const OwnerTable::Action& action : actions) Do(action, tasks);
+  changed_.NotifyAll();
 }
 
 void References::Do(const UserTable::Action& action, Tasks* tasks) {
@@ -567,6 +667,10 @@ References::Counts References::counts() const {
 
 std::vector<References::Holding> References::Holdings() const {
   MutexLock lock(mu_);
+  return HoldingsLocked();
+}
+
+std::vector<References::Holding> References::HoldingsLocked() const {
   const absl::Time now = absl::Now();
   std::vector<Holding> holdings;
   std::vector<ForkId> forks;

@@ -6,6 +6,9 @@
 // whether it was delivered; the rest are calls of functions that every worker
 // with a References serves. docs/rref_protocol.md has the messages.
 //
+// A worker::Worker opens and closes the books of its agent. Who has an Agent
+// and no Worker does it:
+//
 //   auto references = rref::References::Open(agent);   // once for each agent
 //   ...
 //   references->Close(absl::Seconds(10));              // before the agent ends
@@ -13,6 +16,7 @@
 #ifndef WEFT_RREF_REFERENCES_H_
 #define WEFT_RREF_REFERENCES_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -44,10 +48,9 @@ struct ReferencesOptions {
   int64_t max_forks_per_holder = int64_t{1} << 20;
 };
 
-// Thread-safety: thread-safe. Must not outlive its agent, but for the handles
-// that are left after Close(): those are of no use, and harmless.
-class References final : public rpc::AttachmentReceiver,
-                         public std::enable_shared_from_this<References> {
+// Thread-safety: thread-safe. Handles may outlive Close() and the agent: calls
+// through them fail with kFailedPrecondition, and to drop one does nothing.
+class References final : public std::enable_shared_from_this<References> {
  public:
   static constexpr absl::string_view kKind = "weft.rref";
 
@@ -63,6 +66,16 @@ class References final : public rpc::AttachmentReceiver,
   // owners know. kDeadlineExceeded says what was left. Handles are of no use
   // afterwards: kFailedPrecondition.
   absl::Status Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether Close() was called, or the agent has ended.
+  bool is_closed() const { return is_closed_.load(); }
+  // kFailedPrecondition, naming the worker, if so.
+  absl::Status CheckOpen() const;
+
+  // Waits until no worker of which `is_of` is true holds a reference to an
+  // object here. kDeadlineExceeded names who still does.
+  absl::Status AwaitNoHolder(
+      const std::function<bool(const std::string& holder)>& is_of,
+      absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
   // What is open: all are 0 once nobody refers to anything.
   struct Counts {
@@ -81,7 +94,10 @@ class References final : public rpc::AttachmentReceiver,
   };
   std::vector<Holding> Holdings() const ABSL_LOCKS_EXCLUDED(mu_);
 
+  // REQUIRES: the agent lives.
   rpc::Agent& agent() const { return agent_; }
+  rpc::WorkerKey key() const { return key_; }
+  const std::string& name() const { return name_; }
 
   // ---- For rref.h.
 
@@ -101,8 +117,10 @@ class References final : public rpc::AttachmentReceiver,
       rpc::Decoder& decoder);
 
   absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
-      const rpc::CodecContext& context, const Bytes& bytes) override
+      const rpc::CodecContext& context, const Bytes& bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // The agent ends: nothing of it is used from now on. Waits for what uses it.
+  void AgentEnds() ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- For Reference, and for the functions that peers call.
 
@@ -119,6 +137,9 @@ class References final : public rpc::AttachmentReceiver,
  private:
   class Staged;
   class Receipt;
+  class Receiver;
+  // While one lives, the agent does; false if it has ended.
+  class Use;
   struct Fork {
     std::string holder;
     absl::Time since;
@@ -142,6 +163,8 @@ class References final : public rpc::AttachmentReceiver,
   void SetAnswer(const OwnerTable::Answer& answer, Tasks* tasks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
+  std::vector<Holding> HoldingsLocked() const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ForkId NewFork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<Reference> MakeReference(const Token& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -156,10 +179,14 @@ class References final : public rpc::AttachmentReceiver,
   std::string NameOf(rpc::WorkerKey key);
 
   rpc::Agent& agent_;
+  const rpc::WorkerKey key_;
+  const std::string name_;
   rpc::Agent::PeerGoneRegistration peer_gone_;
+  std::atomic<bool> is_closed_{false};  // written under mu_
   mutable Mutex mu_;
   CondVar changed_;
-  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
+  bool agent_has_ended_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t uses_ ABSL_GUARDED_BY(mu_) = 0;  // of the agent
   UserTable user_ ABSL_GUARDED_BY(mu_);
   OwnerTable owner_ ABSL_GUARDED_BY(mu_);
   uint64_t forks_made_ ABSL_GUARDED_BY(mu_) = 0;

@@ -1,10 +1,9 @@
 // RRef<T>: a counted reference to an object that lives at one worker.
 //
-//   auto references = rref::References::Open(agent);        // once, at start
 //   WEFT_ASSIGN_OR_RETURN(auto shard, rref::Make<Embedding>(ps, rows, dim));
 //   Future<Tensor> h = rref::CallAsync(shard, &Embedding::Lookup, ids);
-//   Future<void> done = rpc::CallAsync(trainer1, Train, shard);  // passes it
-//   on
+//   // Passes it on.
+//   Future<void> done = rpc::CallAsync(trainer1, Train, shard);
 //
 // The object lives at its owner as long as any worker holds a reference: this
 // one and its copies, or one that was passed on as an argument or a result, in
@@ -45,7 +44,8 @@ namespace weft::rref {
 // Cheap to copy; copies are one reference. Empty if default constructed, or if
 // such a one was passed on.
 //
-// Thread-safety: as for an int. Of no use after References::Close of its agent.
+// Thread-safety: as for an int. May outlive its agent and References::Close:
+// then it is of no use, and to drop it does nothing.
 template <typename T>
 class RRef {
  public:
@@ -57,9 +57,7 @@ class RRef {
   // The worker that has the object: its name is owner().name().
   const rpc::Target& owner() const { return reference_->owner(); }
   const rpc::ObjectId& id() const { return reference_->token().object; }
-  bool is_owner() const {
-    return id().owner == reference_->references().agent().key();
-  }
+  bool is_owner() const { return id().owner == reference_->references().key(); }
   // Ready once the owner knows this reference; else why it never will. One that
   // came in a message is confirmed before anybody sees it.
   const Future<void>& Confirmed() const { return reference_->ready(); }
@@ -71,11 +69,12 @@ class RRef {
   // or call a method of it.
   absl::StatusOr<std::shared_ptr<T>> Local() const {
     if (!has_value()) return absl::FailedPreconditionError("an empty RRef");
-    const rpc::Agent& agent = reference_->references().agent();
+    WEFT_RETURN_IF_ERROR(reference_->references().CheckOpen());
     if (!is_owner()) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          "object ", id().ToString(), " is at ", owner().name(), ", not at ",
-          agent.name(), ": fetch it, or call a method of it"));
+      return absl::FailedPreconditionError(
+          absl::StrCat("object ", id().ToString(), " is at ", owner().name(),
+                       ", not at ", reference_->references().name(),
+                       ": fetch it, or call a method of it"));
     }
     WEFT_ASSIGN_OR_RETURN(const rpc::ObjectTable::Object object,
                           reference_->references().agent().objects().Find(

@@ -263,6 +263,26 @@ TEST(References, CloseReleasesReferencesAndLaterHandlesAreHarmless) {
   EXPECT_THAT(zero->Close(absl::Seconds(20)), IsOk());
 }
 
+TEST(References, HandleDroppedAfterItsAgentEndedDoesNothing) {
+  auto ranks = std::make_unique<rpc::Ranks>(2);
+  auto zero = References::Open((*ranks)[0]).value();
+  auto one = References::Open((*ranks)[1]).value();
+  RRef<Counter> ref = rref::Make<Counter>((*ranks)[1].To("w0"), 1).value();
+  RRef<Counter> own =
+      MakeLocal((*ranks)[1], std::make_shared<Counter>(1)).value();
+  ranks.reset();
+  EXPECT_TRUE(ref.Confirmed().IsReady());
+  EXPECT_THAT(Call(ref, &Counter::Add, 1).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "worker w1 has closed its references"));
+  EXPECT_THAT(own.Local().status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition));
+  EXPECT_THAT(one->Close(absl::Seconds(20)), IsOk());  // does nothing
+  ref = RRef<Counter>();
+  own = RRef<Counter>();
+  EXPECT_EQ(live_counters, 0);
+}
+
 TEST(References, QuotaOfAHolderNamesIt) {
   rpc::Ranks ranks(3);
   ReferencesOptions options;

@@ -34,7 +34,8 @@ struct ShutdownOptions {
 // What a Shutdown did, phase by phase:
 //   quiesce  those who end together have all begun to
 //   drain    the calls that they had begun have ended
-//   release  the agent has ended: calls are refused, sessions let go
+//   release  passes and references have ended, those of the others who end
+//            together too; the agent has ended: calls are refused
 //   leave    the others see a departure (the host of the coordinator sees
 //            theirs first), and the endpoint has ended
 // Without grace it begins with release; where quiesce fails, there is no drain.

@@ -467,6 +467,8 @@ absl::Status Worker::MakeAgent() {
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
   // Before anybody can call it.
   agent_->SetLocal(&status_source_);
+  WEFT_ASSIGN_OR_RETURN(references_, rref::References::Open(*agent_));
+  WEFT_ASSIGN_OR_RETURN(contexts_, dist_autograd::Contexts::Open(*agent_));
   untyped_call_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
       [agent = agent_.get(), told = std::set<rendezvous::WorkerKey>()](
@@ -544,6 +546,25 @@ absl::Status Worker::Drain(const std::string& together,
                     deadline - SteadyClock().Now());
 }
 
+absl::Status Worker::CloseBooks(const std::string& together,
+                                absl::Duration timeout) {
+  const Instant deadline = SteadyClock().Now() + timeout;
+  const auto left = [&] {
+    return std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
+  };
+  contexts_->Close();
+  WEFT_RETURN_IF_ERROR(references_->Close(left()));
+  const auto view = membership_->view();
+  WEFT_ASSIGN_OR_RETURN(const auto others, view->Select(together));
+  const auto ends_together = [&](const std::string& holder) {
+    return std::any_of(others.begin(), others.end(),
+                       [&](const rendezvous::Member* member) {
+                         return member->name == holder;
+                       });
+  };
+  return references_->AwaitNoHolder(ends_together, left());
+}
+
 absl::Status Worker::Leave(absl::Duration timeout) {
   const Instant deadline = SteadyClock().Now() + timeout;
   const auto left = [&] {
@@ -579,7 +600,10 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   steps.quiesce = [&](absl::Duration left) { return Quiesce(together, left); };
   steps.drain = [&](absl::Duration left) { return Drain(together, left); };
   steps.release = [&](absl::Duration left, ShutdownReport* to) {
-    const absl::Status ended = agent_->Shutdown(left);
+    const Instant deadline = SteadyClock().Now() + left;
+    absl::Status ended = CloseBooks(together, left);
+    ended.Update(agent_->Shutdown(
+        std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())));
     to->pending_calls = agent_->CutCalls();
     to->AddLeaks(agent_->Leaks());
     return ended;
@@ -601,6 +625,7 @@ ShutdownReport Worker::Shutdown(absl::Duration deadline) {
 }
 
 Worker::~Worker() {
+  if (contexts_ != nullptr) contexts_->Close();  // its threads use the agent
   if (coordinator_ != nullptr) coordinator_->Shutdown();
   // The endpoint calls into the coordinator, which is made before it.
 }

@@ -21,6 +21,7 @@
 #include "weft/base/executor.h"
 #include "weft/base/mutex.h"
 #include "weft/base/thread_pool.h"
+#include "weft/dist_autograd/contexts.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
 #include "weft/rendezvous/coordinator.h"
@@ -31,6 +32,7 @@
 #include "weft/rpc/agent.h"
 #include "weft/rpc/gateway/untyped_call_service.h"
 #include "weft/rpc/session/directory.h"
+#include "weft/rref/references.h"
 #include "weft/telemetry/field.h"
 #include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
@@ -46,8 +48,8 @@ namespace weft::worker {
 class Worker {
  public:
   // Telemetry, loop, endpoint, coordinator (if this rank hosts it), membership,
-  // agent. Returns once all workers of the world have joined. The error names
-  // the part that failed.
+  // agent, references, contexts. Returns once all workers of the world have
+  // joined. The error names the part that failed.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(Options options);
 
   // Ends what Shutdown() has not, waits for no one, 2 s at most: peers see this
@@ -62,6 +64,11 @@ class Worker {
   net::Endpoint& endpoint() { return *endpoint_; }
   rendezvous::Membership& membership() { return *membership_; }
   rpc::Agent& agent() { return *agent_; }
+  // The books of the agent's references (rref/rref.h) and its distributed
+  // contexts (dist_autograd/scope.h). The worker opens and closes them; handles
+  // and scopes that are left after its end do nothing.
+  rref::References& references() { return *references_; }
+  dist_autograd::Contexts& contexts() { return *contexts_; }
   Executor& executor() { return *executor_; }
 
   // Writes what the flight recorder holds to a file of --dump-dir, and a line
@@ -106,6 +113,9 @@ class Worker {
 
   absl::Status Quiesce(const std::string& together, absl::Duration timeout);
   absl::Status Drain(const std::string& together, absl::Duration timeout);
+  // Ends the passes and gives up the references of this worker, and waits until
+  // those who end together have given up theirs to objects here.
+  absl::Status CloseBooks(const std::string& together, absl::Duration timeout);
   absl::Status Leave(absl::Duration timeout);
   absl::Status AwaitPhase(rendezvous::Phase phase, const std::string& together,
                           absl::Duration timeout);
@@ -130,6 +140,8 @@ class Worker {
   StatusSource status_source_;
   std::unique_ptr<rpc::Directory> directory_;
   std::unique_ptr<rpc::Agent> agent_;
+  std::shared_ptr<rref::References> references_;
+  std::shared_ptr<dist_autograd::Contexts> contexts_;
   rendezvous::Membership::Subscription follow_;
   bool is_shut_ = false;
   Mutex trace_mu_;  // of the file

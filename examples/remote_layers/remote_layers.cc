@@ -50,8 +50,8 @@ WEFT_RPC_CLASS(Layer, int64_t, int64_t, uint64_t);
 WEFT_RPC_METHOD(Layer, Forward);
 WEFT_RPC_METHOD(Layer, Parameters);
 
-absl::Status Train(weft::rpc::Agent& agent,
-                   weft::dist_autograd::Contexts& contexts) {
+absl::Status Train(weft::worker::Worker& worker) {
+  weft::rpc::Agent& agent = worker.agent();
   WEFT_ASSIGN_OR_RETURN(
       const RRef<Layer> first,
       weft::rref::Make<Layer>(agent.To("ps0"), 1, kHidden, 1));
@@ -81,7 +81,7 @@ absl::Status Train(weft::rpc::Agent& agent,
   }
   double first_loss = 0, last_loss = 0;
   for (int step = 0; step < kSteps; ++step) {
-    const weft::dist_autograd::Scope pass(contexts);
+    const weft::dist_autograd::Scope pass(worker.contexts());
     WEFT_ASSIGN_OR_RETURN(const Variable h,
                           pass.Call(first, &Layer::Forward, Variable(x)));
     WEFT_ASSIGN_OR_RETURN(const Variable z,
@@ -98,29 +98,17 @@ absl::Status Train(weft::rpc::Agent& agent,
   return absl::OkStatus();
 }
 
-absl::Status Run(weft::worker::Worker& worker) {
-  weft::rpc::Agent& agent = worker.agent();
-  WEFT_ASSIGN_OR_RETURN(const auto references,
-                        weft::rref::References::Open(agent));
-  WEFT_ASSIGN_OR_RETURN(const auto contexts,
-                        weft::dist_autograd::Contexts::Open(agent));
-  // All have their books open before anybody passes a reference on.
-  WEFT_RETURN_IF_ERROR(worker.AwaitAll("open", kTimeout));
-  if (agent.name() == "trainer0") {
-    WEFT_RETURN_IF_ERROR(Train(agent, *contexts));
-  }
-  WEFT_RETURN_IF_ERROR(worker.AwaitAll("trained", kTimeout));
-  contexts->Close();
-  return references->Close(kTimeout);
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
   auto worker =
       weft::worker::Worker::Start(weft::worker::Options::FromFlags(argc, argv));
   weft::ExitIfError(worker.status());
-  weft::ExitIfError(Run(**worker));
+  if ((*worker)->self().name == "trainer0") {
+    weft::ExitIfError(Train(**worker));
+  }
+  // Those who have the layers serve until then.
+  weft::ExitIfError((*worker)->AwaitAll("trained", kTimeout));
   weft::ExitIfError((*worker)->Shutdown().status());
   return 0;
 }
