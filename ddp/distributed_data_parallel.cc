@@ -1,16 +1,19 @@
 #include "weft/ddp/distributed_data_parallel.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
+#include "weft/ddp/sparse_reduction.h"
 
 namespace weft::ddp {
 namespace {
@@ -31,11 +34,17 @@ std::vector<ReducerParameter> Describe(
   return described;
 }
 
-// Those that are trained.
-std::vector<nn::NamedParameter> TrainedParameters(const nn::Module& module) {
+bool Contains(const std::vector<std::string>& names, absl::string_view name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// Those that are trained together.
+std::vector<nn::NamedParameter> TrainedParameters(
+    const nn::Module& module, const std::vector<std::string>& ignored) {
   std::vector<nn::NamedParameter> trained;
   for (nn::NamedParameter& parameter : module.NamedParameters()) {
-    if (parameter.variable.requires_grad()) {
+    if (parameter.variable.requires_grad() &&
+        !Contains(ignored, parameter.name)) {
       trained.push_back(std::move(parameter));
     }
   }
@@ -91,6 +100,7 @@ class DistributedDataParallel::Sink final : public GradientSink {
 
   GradientDestination Destination(const BackwardPass& pass,
                                   Leaf& leaf) override {
+    if (ddp_.reducer_->is_sparse(index_of_.at(&leaf))) return {};
     if (pass.store != nullptr) {
       if (!syncs_ || is_weightless_) return {};
       return {ViewOf(leaf), /*add=*/false};
@@ -103,6 +113,10 @@ class DistributedDataParallel::Sink final : public GradientSink {
               Gradient gradient) override {
     const int i = index_of_.at(&leaf);
     if (syncs_ && is_weightless_) return MarkNone(i, pass.store);
+    if (ddp_.reducer_->is_sparse(i)) {
+      return AcceptRows(pass, leaf, std::move(gradient));
+    }
+    const bool is_from_rows = gradient.is_sparse();
     if (pass.store == nullptr) {
       AcceptInto(leaf, ViewOf(leaf), gradient);
       if (!syncs_) {
@@ -114,7 +128,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
     } else {
       return pass.store->Accept(pass, leaf, std::move(gradient));
     }
-    ThrowIfError(ddp_.reducer_->MarkReady(i));
+    ThrowIfError(is_from_rows ? ddp_.reducer_->MarkReadyFromRows(i)
+                              : ddp_.reducer_->MarkReady(i));
   }
 
   void NoGradient(const BackwardPass& pass, Leaf& leaf) override {
@@ -140,7 +155,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
           "DistributedDataParallel::ContributeNothing: a backward pass of this "
           "model has not ended");
     }
-    const bool is_weighted = ddp_.options_.divisor == Divisor::kTotalWeight;
+    const bool is_weighted =
+        ddp_.options_.reducer.divisor == Divisor::kTotalWeight;
     WEFT_RETURN_IF_ERROR(ddp_.reducer_->Begin(is_weighted ? 0 : 1));
     const absl::Status marked = CatchToStatus([&] { MarkAllBut({}, nullptr); });
     if (!marked.ok()) {
@@ -153,6 +169,25 @@ class DistributedDataParallel::Sink final : public GradientSink {
  private:
   const Tensor& ViewOf(Leaf& leaf) const {
     return ddp_.reducer_->gradient(index_of_.at(&leaf));
+  }
+
+  static SparseRows RowsIn(const Gradient& gradient) {
+    return gradient.is_sparse() ? gradient.sparse() : RowsOf(gradient.dense());
+  }
+
+  // Of a parameter that is reduced as rows.
+  void AcceptRows(const BackwardPass& pass, Leaf& leaf, Gradient gradient) {
+    const int i = index_of_.at(&leaf);
+    if (pass.store != nullptr) {
+      if (!syncs_) return pass.store->Accept(pass, leaf, std::move(gradient));
+      return ThrowIfError(ddp_.reducer_->MarkRows(i, RowsIn(gradient)));
+    }
+    leaf.Accept(pass, leaf, std::move(gradient));
+    if (syncs_) {
+      ThrowIfError(ddp_.reducer_->MarkRows(i, RowsIn(leaf.gradient())));
+    } else {
+      has_unreduced_[i] = true;
+    }
   }
 
   // Those that the pass does not reach are marked at once, so that they hold up
@@ -170,6 +205,11 @@ class DistributedDataParallel::Sink final : public GradientSink {
     Leaf& leaf = LeafOf(ddp_.parameters_[i]);
     if (store != nullptr || !leaf.gradient().defined()) {
       return ThrowIfError(reducer.MarkUnused(i));
+    }
+    if (reducer.is_sparse(i)) {
+      const SparseRows rows = RowsIn(leaf.gradient());
+      return ThrowIfError(has_unreduced_[i] ? reducer.MarkRows(i, rows)
+                                            : reducer.MarkUnchanged(i, rows));
     }
     // What is there already, from passes without reduction or not cleared.
     (void)PrepareDestination(leaf, reducer.gradient(i));
@@ -204,8 +244,17 @@ class DistributedDataParallel::Sink final : public GradientSink {
     has_unreduced_.assign(has_unreduced_.size(), false);
     for (size_t i = 0; i < ddp_.parameters_.size(); ++i) {
       if (!ddp_.reducer_->is_used(static_cast<int>(i))) continue;
-      const Tensor& view = ddp_.reducer_->gradient(static_cast<int>(i));
       Leaf& leaf = LeafOf(ddp_.parameters_[i]);
+      if (ddp_.reducer_->is_sparse(static_cast<int>(i))) {
+        Gradient rows = ddp_.reducer_->rows(static_cast<int>(i));
+        if (pass.store == nullptr) {
+          leaf.SetGradient(std::move(rows));
+        } else {
+          pass.store->Accept(pass, leaf, std::move(rows));
+        }
+        continue;
+      }
+      const Tensor& view = ddp_.reducer_->gradient(static_cast<int>(i));
       if (pass.store == nullptr) {
         leaf.SetGradient(view);
       } else {
@@ -213,7 +262,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
         pass.store->Accept(pass, leaf, view.Clone());
       }
     }
-    return absl::OkStatus();
+    if (!ddp_.options_.broadcasts_buffers) return absl::OkStatus();
+    return ddp_.BroadcastBuffersFrom(ddp_.reducer_->first_rank_with_data());
   }
 
   void GiveUp(const absl::Status& why) {
@@ -237,13 +287,13 @@ class DistributedDataParallel::Sink final : public GradientSink {
   bool is_weightless_ = false;
 };
 
-DistributedDataParallel::DistributedDataParallel(nn::Module& module,
-                                                 ProcessGroup& group,
-                                                 ReducerOptions options)
+DistributedDataParallel::DistributedDataParallel(
+    nn::Module& module, ProcessGroup& group,
+    DistributedDataParallelOptions options)
     : module_(module),
       group_(group),
-      options_(options),
-      parameters_(TrainedParameters(module)) {}
+      options_(std::move(options)),
+      parameters_(TrainedParameters(module, options_.ignored)) {}
 
 DistributedDataParallel::~DistributedDataParallel() {
   if (sink_ == nullptr) return;
@@ -256,18 +306,21 @@ DistributedDataParallel::~DistributedDataParallel() {
 
 absl::StatusOr<std::unique_ptr<DistributedDataParallel>>
 DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
-                                ReducerOptions options) {
+                                DistributedDataParallelOptions options) {
   auto ddp = std::unique_ptr<DistributedDataParallel>(
-      new DistributedDataParallel(module, group, options));
-  WEFT_ASSIGN_OR_RETURN(
-      ddp->reducer_,
-      Reducer::Create(group, Describe(ddp->parameters_), options));
+      new DistributedDataParallel(module, group, std::move(options)));
+  // A name that this rank's model has not fails all ranks, in the first
+  // exchange.
   WEFT_RETURN_IF_ERROR(ddp->CheckBuffersAgree());
+  WEFT_ASSIGN_OR_RETURN(ddp->reducer_,
+                        Reducer::Create(group, Describe(ddp->parameters_),
+                                        ddp->options_.reducer));
   std::vector<Tensor> values;
   for (const nn::NamedParameter& parameter : module.NamedParameters()) {
+    if (Contains(ddp->options_.ignored, parameter.name)) continue;
     values.push_back(parameter.variable.value());
   }
-  WEFT_RETURN_IF_ERROR(ddp->BroadcastAll(values));
+  WEFT_RETURN_IF_ERROR(ddp->BroadcastAll(values, /*root=*/0));
   WEFT_RETURN_IF_ERROR(ddp->BroadcastBuffers());
   ddp->sink_ = std::make_unique<Sink>(*ddp);
   for (const nn::NamedParameter& parameter : ddp->parameters_) {
@@ -276,37 +329,82 @@ DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
   return ddp;
 }
 
+absl::Status DistributedDataParallel::CheckIgnored() const {
+  std::vector<std::string> unknown = options_.ignored;
+  const auto is_known = [&](const std::string& name) {
+    for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
+      if (parameter.name == name) return true;
+    }
+    for (const nn::NamedBuffer& buffer : module_.NamedBuffers()) {
+      if (buffer.name == name) return true;
+    }
+    return false;
+  };
+  unknown.erase(std::remove_if(unknown.begin(), unknown.end(), is_known),
+                unknown.end());
+  if (unknown.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("DistributedDataParallelOptions::ignored has ",
+                   absl::StrJoin(unknown, ", "),
+                   "; wanted names of parameters or buffers of the model"));
+}
+
+std::vector<nn::NamedBuffer> DistributedDataParallel::Buffers() const {
+  std::vector<nn::NamedBuffer> buffers;
+  for (nn::NamedBuffer& buffer : module_.NamedBuffers()) {
+    if (!Contains(options_.ignored, buffer.name)) {
+      buffers.push_back(std::move(buffer));
+    }
+  }
+  return buffers;
+}
+
 absl::Status DistributedDataParallel::CheckBuffersAgree() {
-  std::vector<std::string> lines = {"buffers:"};
-  for (const nn::NamedBuffer& buffer : module_.NamedBuffers()) {
+  std::vector<std::string> lines = {
+      absl::StrCat("buffers", options_.broadcasts_buffers
+                                  ? " that are broadcast after each pass"
+                                  : "")};
+  for (const nn::NamedBuffer& buffer : Buffers()) {
     lines.push_back(
         absl::StrCat("buffer ", buffer.name, " ", buffer.tensor.Describe()));
   }
-  return CheckAgreement(group_, absl::OkStatus(), lines, options_.timeout);
+  return CheckAgreement(group_, CheckIgnored(), lines,
+                        options_.reducer.timeout);
 }
 
 absl::Status DistributedDataParallel::BroadcastAll(
-    const std::vector<Tensor>& tensors) {
+    const std::vector<Tensor>& tensors, int root) {
   collectives::CallOptions call;
-  call.timeout = options_.timeout;
+  call.timeout = options_.reducer.timeout;
   std::vector<Future<void>> broadcasts;
   for (const Tensor& tensor : tensors) {
-    broadcasts.push_back(group_.BroadcastAsync(tensor, /*root=*/0, call));
+    broadcasts.push_back(group_.BroadcastAsync(tensor, root, call));
   }
   // Each operation has its own deadline.
-  return WaitAll(std::move(broadcasts), absl::InfiniteDuration());
+  const absl::Status status =
+      WaitAll(std::move(broadcasts), absl::InfiniteDuration());
+  if (status.ok()) return status;
+  // The code of the reason for which the group broke is the same on all ranks.
+  const absl::Status health = group_.health();
+  return absl::Status(health.ok() ? status.code() : health.code(),
+                      status.message());
 }
 
 absl::Status DistributedDataParallel::BroadcastBuffers() {
+  return BroadcastBuffersFrom(/*root=*/0);
+}
+
+absl::Status DistributedDataParallel::BroadcastBuffersFrom(int root) {
   std::vector<Tensor> buffers;
-  for (const nn::NamedBuffer& buffer : module_.NamedBuffers()) {
+  for (const nn::NamedBuffer& buffer : Buffers()) {
     buffers.push_back(buffer.tensor);
   }
-  return BroadcastAll(buffers);
+  if (buffers.empty()) return absl::OkStatus();
+  return BroadcastAll(buffers, root);
 }
 
 absl::Status DistributedDataParallel::SetWeight(double weight) {
-  if (options_.divisor != Divisor::kTotalWeight) {
+  if (options_.reducer.divisor != Divisor::kTotalWeight) {
     return absl::InvalidArgumentError(
         "DistributedDataParallel::SetWeight needs Divisor::kTotalWeight");
   }
@@ -324,15 +422,69 @@ absl::Status DistributedDataParallel::ContributeNothing() {
   return sink_->ReduceNothing();
 }
 
+absl::Status DistributedDataParallel::Join(
+    absl::FunctionRef<absl::Status()> after_pass) {
+  if (options_.reducer.divisor != Divisor::kTotalWeight) {
+    return absl::FailedPreconditionError(
+        "DistributedDataParallel::Join needs Divisor::kTotalWeight, and "
+        "SetWeight before each pass: so ranks know when all are out of data");
+  }
+  for (;;) {
+    WEFT_RETURN_IF_ERROR(ContributeNothing());
+    if (total_weight() == 0) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(after_pass());
+  }
+}
+
+absl::Status DistributedDataParallel::CheckAllUsed() const {
+  const std::vector<std::string> names = reducer_->NeverUsed();
+  if (names.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "DistributedDataParallel: no rank has had a gradient of ",
+      absl::StrJoin(names, ", "), " in ", reducer_->timing().steps(),
+      " passes: the loss does not depend on what is computed with it. Use it "
+      "in "
+      "the forward pass, or keep it out by "
+      "DistributedDataParallelOptions::ignored or a parameter that does not "
+      "require a gradient"));
+}
+
+DistributedDataParallel::Log DistributedDataParallel::GetLog() const {
+  const Reducer& reducer = *reducer_;
+  const auto name_of = [&](int i) { return reducer.parameters()[i].name; };
+  Log log;
+  log.world_size = group_.size();
+  log.hook = options_.reducer.hook == nullptr ? "all-reduce"
+                                              : options_.reducer.hook->name();
+  log.steps = reducer.timing().steps();
+  log.is_rebuilt = reducer.is_settled() && options_.reducer.rebuilds_buckets;
+  for (const Bucket& bucket : reducer.buckets()) {
+    BucketLog entry;
+    for (const int i : bucket) {
+      entry.bytes += reducer.gradient(i).bytes();
+      entry.parameters.push_back(name_of(i));
+    }
+    log.buckets.push_back(std::move(entry));
+  }
+  for (int i = 0; i < reducer.size(); ++i) {
+    if (reducer.is_sparse(i)) log.sparse.push_back(name_of(i));
+  }
+  log.never_used = reducer.NeverUsed();
+  log.last = reducer.timing().last();
+  log.total = reducer.timing().total();
+  return log;
+}
+
 absl::Status DistributedDataParallel::CheckInSync() {
   std::vector<std::string> lines = {"parameters:"};
   for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
+    if (Contains(options_.ignored, parameter.name)) continue;
     lines.push_back(absl::StrCat(
         "parameter ", parameter.name, " with bits of hash ",
         absl::Hex(HashOf(parameter.variable.value()), absl::kZeroPad16)));
   }
   const absl::Status agreed =
-      CheckAgreement(group_, absl::OkStatus(), lines, options_.timeout);
+      CheckAgreement(group_, absl::OkStatus(), lines, options_.reducer.timeout);
   if (!absl::IsInvalidArgument(agreed)) return agreed;
   return absl::DataLossError(agreed.message());
 }

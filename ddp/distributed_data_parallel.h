@@ -15,7 +15,13 @@
 // pass returns when they are done. All ranks do the same number of such passes.
 //
 // Gradients are views into buckets: what holds one across the next pass sees it
-// change. A sparse gradient is reduced as a dense one.
+// change. A parameter whose gradients were sparse on all ranks in the first
+// pass keeps sparse gradients, of the rows that any rank has; other sparse
+// gradients are made dense.
+//
+// Buffers (running statistics) of rank 0 are given to all ranks at the end of
+// each reduced pass, that is before the next forward pass; of the lowest rank
+// with data, where rank 0 has none. So they also agree in a checkpoint.
 //
 // Parameters that a pass does not reach, or for which it has no gradient: this
 // rank contributes zeros. If no rank has one, the gradient stays as it was,
@@ -37,9 +43,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
@@ -51,6 +60,21 @@
 
 namespace weft::ddp {
 
+struct DistributedDataParallelOptions {
+  DistributedDataParallelOptions() = default;
+  DistributedDataParallelOptions(  // NOLINT: the usual case
+      ReducerOptions reducer_options)
+      : reducer(std::move(reducer_options)) {}
+
+  ReducerOptions reducer;
+  // Parameters and buffers, by name, that each rank keeps for itself: not
+  // compared, not broadcast, not reduced.
+  std::vector<std::string> ignored;
+  // Give all ranks the buffers after each reduced pass. Without: call
+  // BroadcastBuffers where they have to agree.
+  bool broadcasts_buffers = true;
+};
+
 class DistributedDataParallel {
  public:
   // Called by all ranks with the same model. Checks that names, shapes and
@@ -60,11 +84,12 @@ class DistributedDataParallel {
   // must nobody else set the gradient sink of a parameter.
   //
   // kInvalidArgument, on every rank: the models differ (the parameter or buffer
-  // is named, with both shapes), or a rank's model has no parameter. Other
-  // errors as ProcessGroup.
+  // is named, with both shapes), a rank's model has no parameter, or
+  // `options.ignored` has a name that the model has not. Other errors as
+  // ProcessGroup.
   static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(
       nn::Module& module, collectives::ProcessGroup& group,
-      ReducerOptions options = {});
+      DistributedDataParallelOptions options = {});
   // Gradients stay in the buckets, which live as long as they are held.
   ~DistributedDataParallel();
   DistributedDataParallel(const DistributedDataParallel&) = delete;
@@ -101,9 +126,45 @@ class DistributedDataParallel {
   // After a reduced pass: the sum of all ranks' weights. 0: no rank had data.
   double total_weight() const { return reducer_->total_weight(); }
 
-  // Gives all ranks rank 0's buffers: running statistics, before a forward pass
-  // or a checkpoint. Called by all ranks.
+  // For a loop whose ranks have different numbers of batches, on a rank that
+  // has no more: takes part in the others' passes with zeros until no rank has
+  // data. `after_pass` is called after each of them that some rank had data
+  // for, to do what the others do then (ZeroGrad is before Backward; here: Step
+  // and ZeroGrad), so that weights and optimizer state stay the same on all
+  // ranks. Every rank calls it once at the end of its data.
+  //
+  //   for (each batch) { ddp->SetWeight(n); ... Backward ... Step }
+  //   ddp->Join([&] { auto s = opt->Step(); opt->ZeroGrad(); return s; });
+  //
+  // kFailedPrecondition without Divisor::kTotalWeight, which is how a rank
+  // knows that the others are done; else as ContributeNothing, or what
+  // `after_pass` returns. Not for models with SyncBatchNorm.
+  absl::Status Join(absl::FunctionRef<absl::Status()> after_pass);
+
+  // Gives all ranks rank 0's buffers. Called by all ranks.
   absl::Status BroadcastBuffers();
+
+  // kFailedPrecondition names the parameters that have had no gradient on any
+  // rank since Create, and what can be done. After some passes; the same on all
+  // ranks, without communication.
+  absl::Status CheckAllUsed() const;
+
+  struct BucketLog {
+    int64_t bytes = 0;
+    std::vector<std::string> parameters;
+  };
+  // For logs and progress.
+  struct Log {
+    int world_size = 0;
+    std::string hook;
+    int64_t steps = 0;  // reduced passes
+    bool is_rebuilt = false;
+    std::vector<BucketLog> buckets;   // in the order of their reduction
+    std::vector<std::string> sparse;  // parameters reduced as rows
+    std::vector<std::string> never_used;
+    StepTimes last, total;  // this rank's
+  };
+  Log GetLog() const;
 
   // Whether all ranks have bitwise the same parameters: kDataLoss, on every
   // rank, names those that differ. Called by all ranks.
@@ -117,14 +178,17 @@ class DistributedDataParallel {
   friend class Sink;
 
   DistributedDataParallel(nn::Module& module, collectives::ProcessGroup& group,
-                          ReducerOptions options);
+                          DistributedDataParallelOptions options);
 
+  absl::Status CheckIgnored() const;
   absl::Status CheckBuffersAgree();
-  absl::Status BroadcastAll(const std::vector<Tensor>& tensors);
+  std::vector<nn::NamedBuffer> Buffers() const;  // but those that are ignored
+  absl::Status BroadcastAll(const std::vector<Tensor>& tensors, int root);
+  absl::Status BroadcastBuffersFrom(int root);
 
   nn::Module& module_;
   collectives::ProcessGroup& group_;
-  const ReducerOptions options_;
+  const DistributedDataParallelOptions options_;
   const std::vector<nn::NamedParameter> parameters_;
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<Sink> sink_;

@@ -14,6 +14,8 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/local/local_world.h"
+#include "weft/ddp/hooks/bf16_compression.h"
+#include "weft/ddp/hooks/f16_compression.h"
 #include "weft/nn/layers.h"
 #include "weft/nn/loss.h"
 #include "weft/nn/module.h"
@@ -460,6 +462,303 @@ TEST(DistributedDataParallel, PassWithAStoreHandsItTheMeans) {
         EXPECT_THAT(store.gradients.at(leaf).ToVector<float>(),
                     Pointwise(FloatNear(kTolerance), wanted));
         return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// One rank and several end with the same weights, whatever the options.
+struct OptionsCase {
+  std::string name;
+  std::function<ReducerOptions()> make;
+  float tolerance = kTolerance;
+};
+
+class DistributedDataParallelWithOptions
+    : public ::testing::TestWithParam<OptionsCase> {};
+
+TEST_P(DistributedDataParallelWithOptions, EndsWithTheWeightsOfOneProcess) {
+  const std::vector<float> wanted = WeightsOfOneProcess();
+  const auto statuses = RunGroups(
+      3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp, DistributedDataParallel::Create(
+                                            net, group, GetParam().make()));
+        const int64_t share = kBatch / 3;
+        for (int step = 0; step < kSteps; ++step) {
+          Backward(net, SamplesOf(step, rank * share, (rank + 1) * share));
+          StepAndClear(net);
+        }
+        EXPECT_THAT(Flat(net),
+                    Pointwise(FloatNear(GetParam().tolerance), wanted));
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+ReducerOptions WithHook(std::shared_ptr<CommunicationHook> hook) {
+  ReducerOptions options;
+  options.hook = std::move(hook);
+  return options;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Options, DistributedDataParallelWithOptions,
+    ::testing::Values(
+        OptionsCase{"Defaults", [] { return ReducerOptions(); }},
+        OptionsCase{"SmallBuckets",
+                    [] {
+                      ReducerOptions options;
+                      options.first_bucket_bytes = options.bucket_bytes = 1;
+                      return options;
+                    }},
+        OptionsCase{"WithoutRebuilding",
+                    [] {
+                      ReducerOptions options;
+                      options.rebuilds_buckets = false;
+                      return options;
+                    }},
+        OptionsCase{"StaticGraph",
+                    [] {
+                      ReducerOptions options;
+                      options.is_static_graph = true;
+                      return options;
+                    }},
+        OptionsCase{"TotalWeight",
+                    [] {
+                      ReducerOptions options;
+                      options.divisor = Divisor::kTotalWeight;
+                      return options;
+                    }},
+        // Gradients below 1, of 11 and 8 bits of precision, five steps of half
+        // their size.
+        OptionsCase{
+            "F16",
+            [] { return WithHook(std::make_shared<F16CompressionHook>()); },
+            2e-3f},
+        OptionsCase{
+            "Bf16",
+            [] { return WithHook(std::make_shared<Bf16CompressionHook>()); },
+            2e-2f}),
+    [](const auto& info) { return info.param.name; });
+
+TEST(DistributedDataParallel, IgnoredParametersAndBuffersStayEachRanksOwn) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1 + rank);
+        const auto own = net.NamedParameters()[0].variable.value().Clone();
+        DistributedDataParallelOptions options;
+        options.ignored = {"hidden.weight", "seen"};
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        EXPECT_EQ(net.NamedParameters()[0].name, "hidden.weight");
+        EXPECT_EQ(net.NamedParameters()[0].variable.value().ToVector<float>(),
+                  own.ToVector<float>());
+        EXPECT_THAT(net.seen.ToVector<float>(), Each(1 + rank));
+        Backward(net, SamplesOf(rank, 0, 4));
+        EXPECT_EQ(ddp->reducer().size(), 5);
+        EXPECT_THAT(net.seen.ToVector<float>(), Each(1 + rank));
+        EXPECT_FALSE(GradientOf(net, "hidden.weight").empty());
+        WEFT_RETURN_IF_ERROR(ddp->CheckInSync());
+        options.ignored = {"hidden.wait"};
+        return DistributedDataParallel::Create(net, group, options).status();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      "ignored has hidden.wait")));
+}
+
+TEST(DistributedDataParallel, BuffersAreThoseOfTheFirstRankWithDataAfterAPass) {
+  for (const bool broadcasts : {true, false}) {
+    const auto statuses = RunGroups(
+        3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+          Net net(1);
+          DistributedDataParallelOptions options;
+          options.reducer.divisor = Divisor::kTotalWeight;
+          options.broadcasts_buffers = broadcasts;
+          WEFT_ASSIGN_OR_RETURN(
+              auto ddp, DistributedDataParallel::Create(net, group, options));
+          net.seen.Fill(10 + rank);
+          if (rank == 0) {
+            WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
+          } else {
+            Backward(net, SamplesOf(0, 0, 4));
+          }
+          EXPECT_THAT(net.seen.ToVector<float>(),
+                      Each(broadcasts ? 11 : 10 + rank));
+          return absl::OkStatus();
+        });
+    EXPECT_THAT(statuses, Each(IsOk()));
+  }
+}
+
+TEST(DistributedDataParallel, JoinedRankTakesPartUntilNoRankHasData) {
+  // Rank 0 has 2 batches, rank 1 has 5.
+  const int batches[] = {2, 5};
+  Net alone(1);
+  for (int step = 0; step < 5; ++step) {
+    Backward(alone, SamplesOf(step, 0, step < 2 ? 8 : 4));
+    StepAndClear(alone);
+  }
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        ReducerOptions options;
+        options.divisor = Divisor::kTotalWeight;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        for (int step = 0; step < batches[rank]; ++step) {
+          WEFT_RETURN_IF_ERROR(ddp->SetWeight(4));
+          const int64_t begin = 4 * (1 - rank);
+          Backward(net, SamplesOf(step, begin, begin + 4));
+          StepAndClear(net);
+        }
+        WEFT_RETURN_IF_ERROR(ddp->Join([&] {
+          StepAndClear(net);
+          return absl::OkStatus();
+        }));
+        EXPECT_THAT(Flat(net), Pointwise(FloatNear(kTolerance), Flat(alone)));
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  const auto without =
+      RunGroups(1, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        return ddp->Join([] { return absl::OkStatus(); });
+      });
+  EXPECT_THAT(without, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                     "Join needs Divisor::kTotalWeight")));
+}
+
+TEST(DistributedDataParallel,
+     ParameterThatNeverGetsAGradientIsNamedWithAdvice) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        Backward(net, SamplesOf(0, 0, 4));
+        EXPECT_THAT(
+            ddp->CheckAllUsed(),
+            StatusIs(absl::StatusCode::kFailedPrecondition,
+                     "no rank has had a gradient of spare.weight, spare.bias"));
+        EXPECT_THAT(ddp->CheckAllUsed(),
+                    StatusIs(absl::StatusCode::kFailedPrecondition,
+                             "DistributedDataParallelOptions::ignored"));
+        // One rank is enough.
+        Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/rank == 1);
+        return ddp->CheckAllUsed();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, LogShowsBucketsHookAndTimes) {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        ReducerOptions options =
+            WithHook(std::make_shared<F16CompressionHook>());
+        options.first_bucket_bytes = options.bucket_bytes = 1;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        for (int step = 0; step < 2; ++step) {
+          Backward(net, SamplesOf(step, 0, 4));
+          net.ClearGradients();
+        }
+        const auto log = ddp->GetLog();
+        EXPECT_EQ(log.world_size, 2);
+        EXPECT_EQ(log.hook, "f16");
+        EXPECT_EQ(log.steps, 2);
+        EXPECT_TRUE(log.is_rebuilt);
+        EXPECT_EQ(log.buckets.size(), 6u);
+        // The order in which a backward pass makes gradients; then what had
+        // none.
+        EXPECT_THAT(log.buckets[0].parameters[0],
+                    ::testing::StartsWith("output."));
+        EXPECT_THAT(log.buckets[5].parameters[0],
+                    ::testing::StartsWith("spare."));
+        EXPECT_EQ(log.buckets[5].bytes + log.buckets[4].bytes,
+                  4 * (kClasses * kClasses + kClasses));
+        EXPECT_GT(log.total.backward, absl::ZeroDuration());
+        EXPECT_GT(log.total.communication, absl::ZeroDuration());
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// A table of which each batch uses some rows, and a layer on them.
+class TableNet : public nn::Module {
+ public:
+  explicit TableNet(TableGradient gradient)
+      : random_(7), table_(20, 4, random_, {gradient}), output_(4, 3, random_) {
+    AddModule("table", table_);
+    AddModule("output", output_);
+  }
+  void Backward(int step, int64_t begin, int64_t end) {
+    std::vector<int64_t> rows, labels;
+    for (int64_t i = begin; i < end; ++i) {
+      rows.push_back((3 * i + step) % 7);
+      labels.push_back((i + step) % 3);
+    }
+    CrossEntropy(
+        output_.Forward(table_.Forward(Tensor::FromVector<int64_t>(rows))),
+        Tensor::FromVector<int64_t>(labels))
+        .Backward();
+  }
+  // Gradient descent on dense and sparse gradients.
+  void StepAndClear() {
+    for (const Variable& parameter : Parameters()) {
+      const Gradient gradient = parameter.gradient();
+      if (!gradient.defined()) continue;
+      Axpy_(parameter.value(), -0.5, gradient.ToDense());
+      parameter.ClearGradient();
+    }
+  }
+  std::vector<float> Values() const {
+    std::vector<float> all;
+    for (const Variable& parameter : Parameters()) {
+      for (const float v : parameter.value().ToVector<float>()) {
+        all.push_back(v);
+      }
+    }
+    return all;
+  }
+  Gradient GradientOfTable() const { return table_.weight().gradient(); }
+
+ private:
+  Generator random_;
+  nn::Embedding table_;
+  nn::Linear output_;
+};
+
+TEST(DistributedDataParallel, SparseGradientsAreReducedAsRows) {
+  TableNet alone(TableGradient::kDense);
+  for (int step = 0; step < 4; ++step) {
+    alone.Backward(step, 0, 12);
+    alone.StepAndClear();
+  }
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        TableNet net(TableGradient::kSparse);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        for (int step = 0; step < 4; ++step) {
+          if (step == 3) {
+            // Rows of a pass that is not reduced are so by the next.
+            const DistributedDataParallel::NoSyncScope local(*ddp);
+            net.Backward(step, 6 * rank, 6 * rank + 6);
+            EXPECT_TRUE(net.GradientOfTable().is_sparse());
+            net.ClearGradients();
+          }
+          net.Backward(step, 6 * rank, 6 * rank + 6);
+          // Agreed in the first pass.
+          EXPECT_EQ(net.GradientOfTable().is_sparse(), step > 0);
+          net.StepAndClear();
+        }
+        EXPECT_THAT(ddp->GetLog().sparse, ElementsAre("table.weight"));
+        EXPECT_THAT(net.Values(),
+                    Pointwise(FloatNear(kTolerance), alone.Values()));
+        return ddp->CheckInSync();
       });
   EXPECT_THAT(statuses, Each(IsOk()));
 }

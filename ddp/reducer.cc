@@ -11,6 +11,8 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
+#include "weft/ddp/hooks/all_reduce.h"
+#include "weft/ddp/sparse_reduction.h"
 #include "weft/tensor/ops/elementwise.h"
 
 namespace weft::ddp {
@@ -43,6 +45,11 @@ absl::Status CheckArguments(const std::vector<ReducerParameter>& parameters,
         "wanted buckets of at least 1 byte, found ", options.first_bucket_bytes,
         " for the first and ", options.bucket_bytes, " for the others"));
   }
+  if (options.is_static_graph && options.divisor == Divisor::kTotalWeight) {
+    return absl::InvalidArgumentError(
+        "is_static_graph needs Divisor::kWorldSize: weights differ from step "
+        "to step");
+  }
   for (const ReducerParameter& parameter : parameters) {
     if (!IsFloating(parameter.dtype)) {
       return absl::InvalidArgumentError(
@@ -61,7 +68,10 @@ std::vector<std::string> Describe(
       options.divisor == Divisor::kWorldSize ? "the number of ranks"
                                              : "the total weight",
       ", buckets of ", options.first_bucket_bytes, " and ",
-      options.bucket_bytes, " bytes")};
+      options.bucket_bytes, " bytes",
+      options.rebuilds_buckets ? "" : ", which are not rebuilt",
+      options.is_static_graph ? ", a static graph" : "", ", hook ",
+      options.hook == nullptr ? "all-reduce" : options.hook->name())};
   for (const ReducerParameter& parameter : parameters) {
     lines.push_back(absl::StrCat("parameter ", parameter.name, " ",
                                  Name(parameter.dtype),
@@ -76,12 +86,20 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerParameter> parameters,
                  ReducerOptions options)
     : group_(group),
       parameters_(std::move(parameters)),
-      options_(options),
+      options_(std::move(options)),
+      hook_(options_.hook != nullptr ? options_.hook
+                                     : std::make_shared<AllReduceHook>()),
       bucket_of_(parameters_.size()),
       views_(parameters_.size()),
+      is_sparse_(parameters_.size()),
+      rows_(parameters_.size()),
       marks_(parameters_.size()),
+      came_as_rows_(parameters_.size()),
       kept_(parameters_.size()),
-      used_(parameters_.size()) {}
+      kept_rows_(parameters_.size()),
+      used_(parameters_.size()),
+      ever_used_(parameters_.size()),
+      all_rows_(parameters_.size()) {}
 
 Reducer::~Reducer() {
   Abandon(absl::CancelledError("the reducer was destroyed during a step"));
@@ -91,10 +109,12 @@ absl::StatusOr<std::unique_ptr<Reducer>> Reducer::Create(
     ProcessGroup& group, std::vector<ReducerParameter> parameters,
     ReducerOptions options) {
   auto reducer = std::unique_ptr<Reducer>(
-      new Reducer(group, std::move(parameters), options));
+      new Reducer(group, std::move(parameters), std::move(options)));
   WEFT_RETURN_IF_ERROR(reducer->Agree());
+  std::vector<int> last_first(reducer->size());
+  std::iota(last_first.rbegin(), last_first.rend(), 0);
   WEFT_RETURN_IF_ERROR(
-      CatchToStatus([&] { return reducer->AllocateBuckets(); }));
+      CatchToStatus([&] { return reducer->AllocateBuckets(last_first); }));
   return reducer;
 }
 
@@ -103,42 +123,81 @@ absl::Status Reducer::Agree() const {
                         Describe(parameters_, options_), options_.timeout);
 }
 
-absl::Status Reducer::AllocateBuckets() {
+absl::Status Reducer::AllocateBuckets(const std::vector<int>& order) {
+  // The plan is one of dense parameters: numbers among those.
   std::vector<BucketItem> items;
-  for (const ReducerParameter& parameter : parameters_) {
+  std::vector<int> dense_order, parameter_of;
+  for (const int i : order) {
+    if (is_sparse_[i]) continue;
+    const ReducerParameter& parameter = parameters_[i];
+    dense_order.push_back(static_cast<int>(items.size()));
+    parameter_of.push_back(i);
     items.push_back(
         {ElementsOf(parameter) * ItemSize(parameter.dtype), parameter.dtype});
   }
-  std::vector<int> last_first(items.size());
-  std::iota(last_first.rbegin(), last_first.rend(), 0);
-  plan_ = PlanBuckets(
-      items, {options_.first_bucket_bytes, options_.bucket_bytes}, last_first);
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    int64_t elements = 0;
-    for (const int i : plan_[b]) elements += PaddedElements(parameters_[i]);
-    const DType dtype = parameters_[plan_[b].front()].dtype;
-    auto buffer = group_.Allocate({elements}, dtype);
-    // Memory of its own does as well: operations copy it then.
-    if (absl::IsResourceExhausted(buffer.status())) {
-      buffer = Tensor::Empty({elements}, dtype);
-    }
-    WEFT_RETURN_IF_ERROR(buffer.status());
-    buffer->Fill(0);
-    int64_t begin = 0;
-    for (const int i : plan_[b]) {
-      const ReducerParameter& parameter = parameters_[i];
-      bucket_of_[i] = static_cast<int>(b);
-      views_[i] = buffer->Slice(0, begin, begin + ElementsOf(parameter))
-                      .View(parameter.shape);
-      begin += PaddedElements(parameter);
-    }
-    buckets_.emplace_back();
-    buckets_.back().buffer = *std::move(buffer);
+  plan_.clear();
+  if (!items.empty()) {
+    plan_ =
+        PlanBuckets(items, {options_.first_bucket_bytes, options_.bucket_bytes},
+                    dense_order);
+  }
+  std::fill(bucket_of_.begin(), bucket_of_.end(), -1);
+  for (Bucket& bucket : plan_) {
+    for (int& i : bucket) i = parameter_of[i];
+    WEFT_RETURN_IF_ERROR(AllocateBucket(bucket));
+  }
+  if (!buckets_.empty()) buckets_.back().bucket.is_last = true;
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::AllocateBucket(const Bucket& parameters) {
+  int64_t elements = 0;
+  for (const int i : parameters) elements += PaddedElements(parameters_[i]);
+  const DType dtype = parameters_[parameters.front()].dtype;
+  auto buffer = group_.Allocate({elements}, dtype);
+  // Memory of its own does as well: operations copy it then.
+  if (absl::IsResourceExhausted(buffer.status())) {
+    buffer = Tensor::Empty({elements}, dtype);
+  }
+  WEFT_RETURN_IF_ERROR(buffer.status());
+  buffer->Fill(0);
+  GradientBucket bucket;
+  bucket.index = static_cast<int>(buckets_.size());
+  bucket.parameters = parameters;
+  int64_t begin = 0;
+  for (const int i : parameters) {
+    const ReducerParameter& parameter = parameters_[i];
+    bucket_of_[i] = bucket.index;
+    views_[i] = buffer->Slice(0, begin, begin + ElementsOf(parameter))
+                    .View(parameter.shape);
+    bucket.gradients.push_back(views_[i]);
+    begin += PaddedElements(parameter);
+  }
+  bucket.buffer = *std::move(buffer);
+  buckets_.emplace_back();
+  buckets_.back().bucket = std::move(bucket);
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::RebuildBuckets() {
+  const std::vector<int> order = std::move(order_);
+  order_.clear();
+  for (int i = 0; i < size(); ++i) {
+    is_sparse_[i] = all_rows_[i] && parameters_[i].shape.size() == 2;
+  }
+  // The group's memory may not hold old and new buckets at once.
+  std::vector<Tensor> contents(parameters_.size());
+  for (int i = 0; i < size(); ++i) contents[i] = views_[i].Clone();
+  views_.assign(views_.size(), Tensor());
+  buckets_.clear();
+  WEFT_RETURN_IF_ERROR(AllocateBuckets(order));
+  for (int i = 0; i < size(); ++i) {
+    if (views_[i].defined()) views_[i].CopyFrom(contents[i]);
   }
   return absl::OkStatus();
 }
 
-absl::Status Reducer::Begin(double weight) {
+absl::Status Reducer::CheckBegin(double weight) const {
   if (is_open_) {
     return absl::FailedPreconditionError(
         absl::StrCat("Reducer::Begin: step ", step_, " of rank ", group_.rank(),
@@ -155,59 +214,125 @@ absl::Status Reducer::Begin(double weight) {
         " needs Divisor::kTotalWeight; the sum is divided by the number of "
         "ranks here"));
   }
-  if (const absl::Status health = group_.health(); !health.ok()) {
-    return absl::Status(health.code(),
-                        absl::StrCat("Reducer::Begin: group ", group_.name(),
-                                     " is broken: ", health.message()));
+  const absl::Status health = group_.health();
+  if (health.ok()) return health;
+  return absl::Status(health.code(),
+                      absl::StrCat("Reducer::Begin: group ", group_.name(),
+                                   " is broken: ", health.message()));
+}
+
+absl::Status Reducer::Begin(double weight) {
+  WEFT_RETURN_IF_ERROR(CheckBegin(weight));
+  if (!order_.empty()) {
+    WEFT_RETURN_IF_ERROR(CatchToStatus([this] { return RebuildBuckets(); }));
   }
   is_open_ = true;
   ++step_;
   weight_ = weight;
   launched_ = 0;
+  unmarked_ = size();
   std::fill(marks_.begin(), marks_.end(), Mark::kNone);
+  std::fill(came_as_rows_.begin(), came_as_rows_.end(), false);
   std::fill(kept_.begin(), kept_.end(), Tensor());
-  for (size_t b = 0; b < plan_.size(); ++b) {
-    buckets_[b].unmarked = static_cast<int>(plan_[b].size());
+  std::fill(kept_rows_.begin(), kept_rows_.end(), absl::nullopt);
+  marked_in_order_.clear();
+  for (BucketState& bucket : buckets_) {
+    bucket.unmarked = static_cast<int>(bucket.bucket.parameters.size());
   }
+  timing_.Begin();
   return absl::OkStatus();
 }
 
-absl::Status Reducer::MarkReady(int parameter) {
-  return SetMark(parameter, Mark::kReady);
+absl::Status Reducer::MarkRows(int parameter, const SparseRows& rows) {
+  WEFT_RETURN_IF_ERROR(CheckMark(parameter, Mark::kReady));
+  const ReducerParameter& own = parameters_[parameter];
+  if (own.shape.size() != 2 || rows.rows != own.shape[0] ||
+      rows.values.dim() != 2 || rows.values.size(1) != own.shape[1] ||
+      rows.values.dtype() != own.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Reducer::MarkRows: parameter ", own.name, " is ",
+                     Name(own.dtype), ShapeText(own.shape), ", found ",
+                     rows.values.Describe(), " of ", rows.rows, " rows"));
+  }
+  if (!is_sparse_[parameter]) {
+    WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
+      views_[parameter].Fill(0);
+      AddRows_(views_[parameter], 1, rows);
+    }));
+    came_as_rows_[parameter] = true;
+  }
+  return SetMark(parameter, Mark::kReady, rows);
 }
 
-absl::Status Reducer::MarkUnused(int parameter) {
-  return SetMark(parameter, Mark::kUnused);
+absl::Status Reducer::MarkReadyFromRows(int parameter) {
+  WEFT_RETURN_IF_ERROR(CheckMark(parameter, Mark::kReady));
+  came_as_rows_[parameter] = true;
+  return SetMark(parameter, Mark::kReady, absl::nullopt);
 }
 
-absl::Status Reducer::MarkUnchanged(int parameter) {
-  return SetMark(parameter, Mark::kUnchanged);
-}
-
-absl::Status Reducer::SetMark(int parameter, Mark mark) {
+absl::Status Reducer::CheckMark(int parameter, Mark mark) const {
   if (parameter < 0 || parameter >= size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Reducer: wanted a parameter below ", size(), ", found ", parameter));
   }
+  const std::string& name = parameters_[parameter].name;
   if (!is_open_) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "Reducer: parameter ", parameters_[parameter].name,
+        "Reducer: parameter ", name,
         " was marked outside of a step; call Begin before and Finish after"));
   }
   if (marks_[parameter] != Mark::kNone) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("Reducer: parameter ", name, " was marked twice in step ",
+                     step_, " of rank ", group_.rank()));
+  }
+  const bool has_gradient = mark == Mark::kReady;
+  if (options_.is_static_graph && !first_marks_.empty() &&
+      has_gradient != (first_marks_[parameter] == Mark::kReady)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "Reducer: parameter ", name, has_gradient ? " has a" : " has no",
+        " gradient in step ", step_, " of rank ", group_.rank(),
+        has_gradient ? ", and had none" : ", and had one",
+        " in the first step; wanted the same parameters in each step with "
+        "ReducerOptions::is_static_graph: switch it off"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Reducer::SetMark(int parameter, Mark mark,
+                              const absl::optional<SparseRows>& rows) {
+  WEFT_RETURN_IF_ERROR(CheckMark(parameter, mark));
+  if (is_sparse_[parameter] && mark != Mark::kUnused && !rows.has_value()) {
     return absl::FailedPreconditionError(absl::StrCat(
         "Reducer: parameter ", parameters_[parameter].name,
-        " was marked twice in step ", step_, " of rank ", group_.rank()));
+        " is reduced as rows, since its gradients were rows in the first "
+        "step; wanted MarkRows, found a whole gradient"));
   }
-  // What a rank without samples has counts for nothing, NaN included.
-  const bool is_weightless = weight_ == 0;
-  if (mark == Mark::kReady && is_weightless) mark = Mark::kUnused;
-  if (mark == Mark::kUnchanged) kept_[parameter] = views_[parameter].Clone();
-  if (mark == Mark::kUnused || is_weightless) views_[parameter].Fill(0);
-  marks_[parameter] = mark;
-  --buckets_[bucket_of_[parameter]].unmarked;
+  WEFT_RETURN_IF_ERROR(
+      CatchToStatus([&] { TakeContribution(parameter, mark, rows); }));
+  --unmarked_;
+  timing_.Mark();
   LaunchReadyBuckets();
   return absl::OkStatus();
+}
+
+void Reducer::TakeContribution(int parameter, Mark mark,
+                               const absl::optional<SparseRows>& rows) {
+  // What a rank without samples has counts for nothing, NaN included.
+  const bool is_weightless = weight_ == 0;
+  const bool is_empty = mark == Mark::kUnused || is_weightless;
+  if (mark == Mark::kReady && is_weightless) mark = Mark::kUnused;
+  if (is_sparse_[parameter]) {
+    const ReducerParameter& own = parameters_[parameter];
+    if (mark == Mark::kUnchanged) kept_rows_[parameter] = rows;
+    rows_[parameter] = is_empty ? NoRows(own.shape, own.dtype) : *rows;
+  } else {
+    if (mark == Mark::kUnchanged) kept_[parameter] = views_[parameter].Clone();
+    if (is_empty) views_[parameter].Fill(0);
+    --buckets_[bucket_of_[parameter]].unmarked;
+  }
+  marks_[parameter] = mark;
+  if (mark == Mark::kReady) marked_in_order_.push_back(parameter);
 }
 
 collectives::CallOptions Reducer::CallOptionsOf(size_t bucket) const {
@@ -225,21 +350,35 @@ void Reducer::LaunchReadyBuckets() {
   // In the order of indices only: a rank whose gradients come in another order
   // launches the same reductions in the same order.
   while (launched_ < buckets_.size() && buckets_[launched_].unmarked == 0) {
-    BucketState& bucket = buckets_[launched_];
-    bucket.reduced = group_.AllReduceAsync(bucket.buffer, reduction,
-                                           CallOptionsOf(launched_));
+    BucketState& state = buckets_[launched_];
+    state.bucket.reduction = reduction;
+    state.bucket.call = CallOptionsOf(launched_);
+    state.reduced = hook_->Reduce(group_, state.bucket);
+    timing_.Launched(state.reduced);
     ++launched_;
-    if (launched_ == buckets_.size()) LaunchCensus();
   }
+  if (unmarked_ == 0 && has_census()) LaunchCensus();
+}
+
+bool Reducer::has_census() const {
+  return !options_.is_static_graph || !is_settled_;
 }
 
 void Reducer::LaunchCensus() {
-  census_ = Tensor::Zeros({1 + size()}, DType::kF64);
+  const int world = group_.size();
+  const int64_t entries = world + 1 + size() * (is_settled_ ? 1 : 2);
+  census_ = Tensor::Zeros({entries}, DType::kF64);
   double* counts = census_.data<double>();
-  counts[0] = weight_;
-  for (int i = 0; i < size(); ++i) counts[1 + i] = marks_[i] == Mark::kReady;
+  counts[group_.rank()] = weight_;
+  counts[world] = group_.rank() == 0 && !marked_in_order_.empty();
+  double* ready = counts + world + 1;
+  for (int i = 0; i < size(); ++i) {
+    ready[i] = marks_[i] == Mark::kReady;
+    if (!is_settled_) ready[size() + i] = ready[i] != 0 && came_as_rows_[i];
+  }
   census_reduced_ = group_.AllReduceAsync(census_, ReduceOp::kSum,
                                           CallOptionsOf(buckets_.size()));
+  timing_.Launched(census_reduced_);
 }
 
 absl::Status Reducer::CheckAllMarked() const {
@@ -264,51 +403,148 @@ absl::Status Reducer::Finish() {
     return marked;
   }
   is_open_ = false;
+  const absl::Status status = Complete();
+  // What fails here only, in a hook, must not leave the others to go on.
+  if (!status.ok() && group_.health().ok()) group_.Revoke(status);
+  return status;
+}
+
+absl::Status Reducer::Complete() {
   WEFT_RETURN_IF_ERROR(AwaitAll());
-  TakeCensus();
-  if (options_.divisor == Divisor::kTotalWeight && total_weight_ > 0) {
-    for (const BucketState& bucket : buckets_) {
-      Mul_(bucket.buffer, 1 / total_weight_);
-    }
-  }
+  if (has_census()) TakeCensus();
+  WEFT_RETURN_IF_ERROR(ReduceAsRows());
+  DivideByWeight();
   RestoreUnused();
-  return absl::OkStatus();
+  timing_.Finish();
+  if (is_settled_ || !rank0_has_gradients_) return absl::OkStatus();
+  return Settle();
+}
+
+absl::Status Reducer::AwaitOne(const Future<void>& reduced,
+                               absl::string_view what, size_t number) const {
+  const absl::Status status = reduced.Wait(absl::InfiniteDuration());
+  if (status.ok()) return status;
+  // An operation that comes after the group broke only says that it did; the
+  // code of the reason says what to do, and is the same on all ranks.
+  const absl::Status health = group_.health();
+  return absl::Status(
+      health.ok() ? status.code() : health.code(),
+      absl::StrCat("step ", step_, " of rank ", group_.rank(), ", ", what, " ",
+                   number, " of ", buckets_.size(), ": ", status.message()));
 }
 
 absl::Status Reducer::AwaitAll() {
   // Each operation has its own deadline, so these waits end.
-  const auto await = [this](const Future<void>& reduced, absl::string_view what,
-                            size_t number) {
-    const absl::Status status = reduced.Wait(absl::InfiniteDuration());
-    if (status.ok()) return status;
-    // An operation that comes after the group broke only says that it did; the
-    // code of the reason says what to do, and is the same on all ranks.
-    const absl::Status health = group_.health();
-    return absl::Status(health.ok() ? status.code() : health.code(),
-                        absl::StrCat("step ", step_, " of rank ", group_.rank(),
-                                     ", ", what, " ", number, " of ",
-                                     buckets_.size(), ": ", status.message()));
-  };
   absl::Status first;
   for (size_t b = 0; b < buckets_.size(); ++b) {
-    first.Update(await(buckets_[b].reduced, "gradient bucket", b));
+    first.Update(AwaitOne(buckets_[b].reduced, "gradient bucket", b));
   }
-  first.Update(await(census_reduced_, "use of parameters after bucket",
-                     buckets_.size() - 1));
+  if (!has_census()) return first;
+  first.Update(AwaitOne(census_reduced_, "use of parameters after bucket",
+                        buckets_.size()));
   return first;
 }
 
 void Reducer::TakeCensus() {
+  const int world = group_.size();
   const double* counts = census_.data<double>();
-  total_weight_ = counts[0];
-  for (int i = 0; i < size(); ++i) used_[i] = counts[1 + i] > 0;
+  total_weight_ = 0;
+  first_rank_with_data_ = 0;
+  for (int rank = world - 1; rank >= 0; --rank) {
+    total_weight_ += counts[rank];
+    if (counts[rank] > 0) first_rank_with_data_ = rank;
+  }
+  rank0_has_gradients_ = counts[world] > 0;
+  const double* ready = counts + world + 1;
+  for (int i = 0; i < size(); ++i) {
+    used_[i] = ready[i] > 0;
+    if (used_[i]) ever_used_[i] = true;
+    if (is_settled_) continue;
+    all_rows_[i] = used_[i] && ready[size() + i] == ready[i];
+  }
+}
+
+absl::Status Reducer::ReduceAsRows() {
+  std::vector<int> parameters;
+  std::vector<SparseRows> tables;
+  for (int i = 0; i < size(); ++i) {
+    if (!is_sparse_[i]) continue;
+    parameters.push_back(i);
+    tables.push_back(rows_[i]);
+  }
+  if (tables.empty()) return absl::OkStatus();
+  const bool is_mean = options_.divisor == Divisor::kWorldSize;
+  auto reduced =
+      ReduceRows(group_, tables, is_mean ? 1.0 / group_.size() : weight_,
+                 CallOptionsOf(buckets_.size() + 1));
+  if (!reduced.ok()) {
+    const absl::Status health = group_.health();
+    return absl::Status(health.ok() ? reduced.status().code() : health.code(),
+                        absl::StrCat("step ", step_, " of rank ", group_.rank(),
+                                     ", gradients reduced as rows: ",
+                                     reduced.status().message()));
+  }
+  for (size_t t = 0; t < parameters.size(); ++t) {
+    rows_[parameters[t]] = std::move((*reduced)[t]);
+  }
+  return absl::OkStatus();
+}
+
+// Called by all ranks after the same step: the last census says so.
+absl::Status Reducer::Settle() {
+  is_settled_ = true;
+  first_marks_ = marks_;
+  bool has_rows = false;
+  for (int i = 0; i < size(); ++i) {
+    has_rows |= all_rows_[i] && parameters_[i].shape.size() == 2;
+  }
+  if (!options_.rebuilds_buckets && !has_rows) return absl::OkStatus();
+  const Tensor order = Tensor::Zeros({size()}, DType::kI64);
+  // Those without a gradient on rank 0 come last: they may get one elsewhere.
+  std::vector<int> own = marked_in_order_;
+  for (int i = size() - 1; i >= 0; --i) {
+    if (marks_[i] != Mark::kReady) own.push_back(i);
+  }
+  if (!options_.rebuilds_buckets) std::iota(own.rbegin(), own.rend(), 0);
+  for (int i = 0; i < size(); ++i) order.data<int64_t>()[i] = own[i];
+  const collectives::CallOptions call = CallOptionsOf(buckets_.size() + 2);
+  const absl::Status given = group_.Broadcast(order, /*root=*/0, call);
+  if (!given.ok()) {
+    const absl::Status health = group_.health();
+    return absl::Status(health.ok() ? given.code() : health.code(),
+                        absl::StrCat("order of buckets: ", given.message()));
+  }
+  for (int i = 0; i < size(); ++i) {
+    order_.push_back(static_cast<int>(order.data<int64_t>()[i]));
+  }
+  return absl::OkStatus();
+}
+
+void Reducer::DivideByWeight() {
+  if (options_.divisor != Divisor::kTotalWeight || total_weight_ <= 0) return;
+  for (const BucketState& state : buckets_) {
+    Mul_(state.bucket.buffer, 1 / total_weight_);
+  }
+  for (int i = 0; i < size(); ++i) {
+    if (is_sparse_[i]) Mul_(rows_[i].values, 1 / total_weight_);
+  }
 }
 
 void Reducer::RestoreUnused() {
   for (int i = 0; i < size(); ++i) {
     if (!used_[i] && kept_[i].defined()) views_[i].CopyFrom(kept_[i]);
+    if (!used_[i] && kept_rows_[i].has_value()) rows_[i] = *kept_rows_[i];
     kept_[i] = Tensor();
+    kept_rows_[i].reset();
   }
+}
+
+std::vector<std::string> Reducer::NeverUsed() const {
+  std::vector<std::string> names;
+  for (int i = 0; i < size(); ++i) {
+    if (!ever_used_[i]) names.push_back(parameters_[i].name);
+  }
+  return names;
 }
 
 void Reducer::Abandon(const absl::Status& why) {

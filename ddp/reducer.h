@@ -15,7 +15,13 @@
 // own memory. A bucket is reduced as soon as all its parameters are marked and
 // all buckets before it are under way: that order is the same on all ranks, so
 // no rank has to ask another. Parameters are bucketed from the last to the
-// first, the order in which a backward pass makes their gradients.
+// first; after the first step the buckets are planned again, in the order in
+// which the gradients of rank 0 became ready, on all ranks alike. From then on
+// gradient() is another tensor, with the same content.
+//
+// A parameter of two dimensions whose gradients were rows (MarkRows) on all
+// ranks that had one in the first step is reduced as rows from then on: each
+// rank sends the rows it has, in Finish. That is settled once.
 //
 // A step that fails on one rank fails on all: with the reason, where that rank
 // gave one (Abandon); else it is named at the deadline or when it ends. That
@@ -41,7 +47,10 @@
 #include "weft/base/future.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/bucket_plan.h"
+#include "weft/ddp/hooks/communication_hook.h"
+#include "weft/ddp/reducer_timing.h"
 #include "weft/tensor/dtype.h"
+#include "weft/tensor/ops/embedding.h"
 #include "weft/tensor/shape.h"
 #include "weft/tensor/tensor.h"
 
@@ -67,6 +76,16 @@ struct ReducerOptions {
   // all others.
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{25} << 20;
+  // Plan the buckets again after the first step in which rank 0 has gradients.
+  bool rebuilds_buckets = true;
+  // Each rank's gradients are of the same parameters in each step: spares the
+  // small operation by which ranks tell each other which they have. A step that
+  // breaks it fails, with the parameter's name. Not with kTotalWeight, whose
+  // weights that operation carries.
+  bool is_static_graph = false;
+  // How a bucket is reduced; of the same name on all ranks. Null:
+  // AllReduceHook.
+  std::shared_ptr<CommunicationHook> hook;
   // Of each reduction, from the time at which it is launched; none: the
   // group's.
   absl::optional<absl::Duration> timeout;
@@ -93,7 +112,8 @@ class Reducer {
   const std::vector<Bucket>& buckets() const { return plan_; }
 
   // Of the parameter's shape, contiguous, aligned to 64 bytes; zeros at first.
-  // Not to be read or written between its mark and the end of Finish.
+  // Not to be read or written between its mark and the end of Finish. Undefined
+  // for a parameter that is reduced as rows.
   const Tensor& gradient(int parameter) const { return views_[parameter]; }
 
   // Opens a step, in which each parameter is marked once. `weight` must be
@@ -104,14 +124,28 @@ class Reducer {
 
   // gradient(parameter) is this rank's. kFailedPrecondition if it is marked
   // already or no step is open; kInvalidArgument for no such parameter.
-  absl::Status MarkReady(int parameter);
+  absl::Status MarkReady(int parameter) {
+    return SetMark(parameter, Mark::kReady, absl::nullopt);
+  }
+  // This rank's gradient is `rows`, all others 0. Until it is settled that the
+  // parameter is reduced as rows, they are written to gradient(parameter).
+  // kInvalidArgument for rows that do not fit the parameter.
+  absl::Status MarkRows(int parameter, const SparseRows& rows);
+  // As MarkReady, where gradient(parameter) was made from rows.
+  absl::Status MarkReadyFromRows(int parameter);
   // This rank has no gradient: it contributes zeros, which are written to
   // gradient(parameter).
-  absl::Status MarkUnused(int parameter);
+  absl::Status MarkUnused(int parameter) {
+    return SetMark(parameter, Mark::kUnused, absl::nullopt);
+  }
   // This rank has no new gradient, but gradient(parameter) holds an older one
   // to which the others may have added: that is contributed. If nobody has a
-  // new one, it is as before after Finish.
-  absl::Status MarkUnchanged(int parameter);
+  // new one, it is as before after Finish. Where the parameter is reduced as
+  // rows, `rows` are the older gradient.
+  absl::Status MarkUnchanged(
+      int parameter, const absl::optional<SparseRows>& rows = absl::nullopt) {
+    return SetMark(parameter, Mark::kUnchanged, rows);
+  }
 
   // Waits until all gradients are reduced, and closes the step.
   // kFailedPrecondition, naming them, if parameters are not marked: the step
@@ -133,11 +167,23 @@ class Reducer {
   bool is_used(int parameter) const { return used_[parameter]; }
   // Of all ranks' weights. 0: nobody has data left.
   double total_weight() const { return total_weight_; }
+  // The lowest rank with a weight above 0; 0 if there is none.
+  int first_rank_with_data() const { return first_rank_with_data_; }
+  // Whether it is reduced as rows: rows(parameter) is the result, coalesced.
+  bool is_sparse(int parameter) const { return is_sparse_[parameter]; }
+  const SparseRows& rows(int parameter) const { return rows_[parameter]; }
+
+  // Whether the buckets are as they stay.
+  bool is_settled() const { return is_settled_ && order_.empty(); }
+  // Parameters for which no rank had a gradient in any step: names.
+  std::vector<std::string> NeverUsed() const;
+  const ReducerTiming& timing() const { return timing_; }
+  const ReducerOptions& options() const { return options_; }
 
  private:
   enum class Mark : uint8_t { kNone, kReady, kUnused, kUnchanged };
   struct BucketState {
-    Tensor buffer;  // [elements], views and the gaps between them
+    GradientBucket bucket;  // its buffer: views and the gaps between them
     int unmarked = 0;
     Future<void> reduced = MakeReady();
   };
@@ -146,37 +192,72 @@ class Reducer {
           std::vector<ReducerParameter> parameters, ReducerOptions options);
 
   absl::Status Agree() const;
-  absl::Status AllocateBuckets();
-  absl::Status SetMark(int parameter, Mark mark);
+  // Plans buckets of all that is not reduced as rows, in `order`.
+  absl::Status AllocateBuckets(const std::vector<int>& order);
+  absl::Status AllocateBucket(const Bucket& parameters);
+  absl::Status RebuildBuckets();
+  absl::Status CheckBegin(double weight) const;
+  absl::Status CheckMark(int parameter, Mark mark) const;
+  absl::Status SetMark(int parameter, Mark mark,
+                       const absl::optional<SparseRows>& rows);
+  void TakeContribution(int parameter, Mark mark,
+                        const absl::optional<SparseRows>& rows);
   void LaunchReadyBuckets();
   void LaunchCensus();
+  bool has_census() const;
   absl::Status CheckAllMarked() const;
+  absl::Status Complete();
   absl::Status AwaitAll();
+  absl::Status AwaitOne(const Future<void>& reduced, absl::string_view what,
+                        size_t number) const;
   void TakeCensus();
+  absl::Status ReduceAsRows();
+  absl::Status Settle();
+  void DivideByWeight();
   void RestoreUnused();
   collectives::CallOptions CallOptionsOf(size_t bucket) const;
 
   collectives::ProcessGroup& group_;
   const std::vector<ReducerParameter> parameters_;
   const ReducerOptions options_;
+  std::shared_ptr<CommunicationHook> hook_;
   std::vector<Bucket> plan_;
-  std::vector<int> bucket_of_;  // by parameter
+  std::vector<int> bucket_of_;  // by parameter; -1: reduced as rows
   std::vector<Tensor> views_;   // by parameter
   std::vector<BucketState> buckets_;
+  std::vector<bool> is_sparse_;   // by parameter
+  std::vector<SparseRows> rows_;  // by parameter: of this rank, then of all
+
+  // Once buckets and what is reduced as rows are agreed; then the order in
+  // which buckets are planned again by the next Begin, if it is not empty.
+  bool is_settled_ = false;
+  std::vector<int> order_;
 
   // The step that is open, or was last.
   bool is_open_ = false;
   uint64_t step_ = 0;
   double weight_ = 1;
   size_t launched_ = 0;  // buckets
+  int unmarked_ = 0;     // parameters
   std::vector<Mark> marks_;
+  std::vector<Mark> first_marks_;     // of the first whole step
+  std::vector<int> marked_in_order_;  // parameters that were ready
+  std::vector<bool> came_as_rows_;    // by parameter, before it is settled
   // What MarkUnchanged found, by parameter; undefined for the others.
   std::vector<Tensor> kept_;
-  // f64 [1 + size()]: the weight, then 1 for each parameter that is ready.
+  std::vector<absl::optional<SparseRows>> kept_rows_;
+  // f64: the weight of each rank; whether rank 0 has gradients; for each
+  // parameter 1 if it is ready; before it is settled, for each 1 if it came as
+  // rows.
   Tensor census_;
   Future<void> census_reduced_ = MakeReady();
   std::vector<bool> used_;
+  std::vector<bool> ever_used_;
+  std::vector<bool> all_rows_;  // by parameter, of the last census
   double total_weight_ = 0;
+  int first_rank_with_data_ = 0;
+  bool rank0_has_gradients_ = false;
+  ReducerTiming timing_;
 };
 
 }  // namespace weft::ddp

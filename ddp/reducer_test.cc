@@ -269,5 +269,200 @@ TEST(Reducer, RankThatCannotFinishFailsTheOthersWithItsReason) {
               StatusIs(absl::StatusCode::kCancelled, "image 17 is damaged"));
 }
 
+// Marks parameters in this order; gradient i is `value` times i + 1.
+absl::Status StepInOrder(Reducer& reducer, const std::vector<int>& order,
+                         double value) {
+  WEFT_RETURN_IF_ERROR(reducer.Begin());
+  for (const int i : order) {
+    reducer.gradient(i).Fill(value * (i + 1));
+    WEFT_RETURN_IF_ERROR(reducer.MarkReady(i));
+  }
+  return reducer.Finish();
+}
+
+TEST(Reducer, BucketsAreRebuiltInTheOrderInWhichRank0WasReady) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(
+            auto reducer,
+            Reducer::Create(group, {{"a", {2}}, {"b", {3}}, {"c", {4}}},
+                            SmallBuckets()));
+        const std::vector<int> order =
+            rank == 0 ? std::vector<int>{1, 0, 2} : std::vector<int>{2, 0, 1};
+        WEFT_RETURN_IF_ERROR(StepInOrder(*reducer, order, rank));
+        EXPECT_THAT(Values(*reducer, 2), Each(1.5));
+        EXPECT_FALSE(reducer->is_settled());
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        EXPECT_TRUE(reducer->is_settled());
+        EXPECT_THAT(
+            reducer->buckets(),
+            ElementsAre(ElementsAre(1), ElementsAre(0), ElementsAre(2)));
+        // What was there came along.
+        EXPECT_THAT(Values(*reducer, 2), Each(1.5));
+        for (const int i : {0, 1, 2}) {
+          WEFT_RETURN_IF_ERROR(reducer->MarkUnchanged(i));
+        }
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_THAT(Values(*reducer, 2), Each(1.5));
+        WEFT_RETURN_IF_ERROR(StepInOrder(*reducer, order, 2 * rank));
+        EXPECT_THAT(Values(*reducer, 0), Each(1));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, BucketsStayWhereRebuildingIsSwitchedOff) {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        ReducerOptions options = SmallBuckets();
+        options.rebuilds_buckets = false;
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters(), options));
+        for (int step = 0; step < 3; ++step) {
+          WEFT_RETURN_IF_ERROR(StepInOrder(*reducer, {0, 1}, step));
+          EXPECT_THAT(reducer->buckets(),
+                      ElementsAre(ElementsAre(1), ElementsAre(0)));
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, StaticGraphGivesMeansAndNamesAParameterThatChanges) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        ReducerOptions options;
+        options.is_static_graph = true;
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters(), options));
+        for (int step = 0; step < 3; ++step) {
+          WEFT_RETURN_IF_ERROR(StepInOrder(*reducer, {1, 0}, rank * step));
+          EXPECT_THAT(Values(*reducer, 1), Each(step));
+          EXPECT_TRUE(reducer->is_used(0));
+        }
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        WEFT_RETURN_IF_ERROR(reducer->MarkReady(1));
+        if (rank == 0) {
+          WEFT_RETURN_IF_ERROR(reducer->MarkReady(0));
+          return reducer->Finish();
+        }
+        const absl::Status marked = reducer->MarkUnused(0);
+        reducer->Abandon(marked);
+        return marked;
+      });
+  EXPECT_THAT(statuses[1],
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "parameter weight has no gradient in step 4 of rank 1"));
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kCancelled,
+                                    "is_static_graph: switch it off"));
+}
+
+SparseRows Rows(const std::vector<int64_t>& indices, double value) {
+  SparseRows rows;
+  rows.rows = 4;
+  rows.indices = Tensor::FromVector<int64_t>(indices);
+  rows.values = Tensor::Full({static_cast<int64_t>(indices.size()), 2}, value);
+  return rows;
+}
+
+TEST(Reducer, RowsOfAllRanksAreReducedAsRowsAfterTheFirstStep) {
+  for (const Divisor divisor : {Divisor::kWorldSize, Divisor::kTotalWeight}) {
+    const auto statuses = RunGroups(
+        2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+          ReducerOptions options;
+          options.divisor = divisor;
+          WEFT_ASSIGN_OR_RETURN(
+              auto reducer,
+              Reducer::Create(group, {{"table", {4, 2}}, {"bias", {2}}},
+                              options));
+          // Row `rank` of each, and row 3 of both.
+          const auto step = [&]() -> absl::Status {
+            WEFT_RETURN_IF_ERROR(reducer->Begin());
+            reducer->gradient(1).Fill(4 * rank);
+            WEFT_RETURN_IF_ERROR(reducer->MarkReady(1));
+            WEFT_RETURN_IF_ERROR(
+                reducer->MarkRows(0, Rows({3, rank}, 2 + 2 * rank)));
+            return reducer->Finish();
+          };
+          WEFT_RETURN_IF_ERROR(step());
+          EXPECT_FALSE(reducer->is_sparse(0));
+          EXPECT_THAT(Values(*reducer, 0), ElementsAre(1, 1, 2, 2, 0, 0, 3, 3));
+          for (int i = 0; i < 2; ++i) {
+            WEFT_RETURN_IF_ERROR(step());
+            EXPECT_TRUE(reducer->is_sparse(0));
+            EXPECT_FALSE(reducer->gradient(0).defined());
+            EXPECT_THAT(reducer->rows(0).indices.ToVector<int64_t>(),
+                        ElementsAre(0, 1, 3));
+            EXPECT_THAT(reducer->rows(0).values.ToVector<float>(),
+                        ElementsAre(1, 1, 2, 2, 3, 3));
+            EXPECT_THAT(Values(*reducer, 1), Each(2));
+          }
+          // Rank 1 has none.
+          WEFT_RETURN_IF_ERROR(reducer->Begin());
+          WEFT_RETURN_IF_ERROR(reducer->MarkUnused(1));
+          WEFT_RETURN_IF_ERROR(rank == 0 ? reducer->MarkRows(0, Rows({2}, 4))
+                                         : reducer->MarkUnused(0));
+          WEFT_RETURN_IF_ERROR(reducer->Finish());
+          EXPECT_THAT(reducer->rows(0).indices.ToVector<int64_t>(),
+                      ElementsAre(2));
+          EXPECT_THAT(reducer->rows(0).values.ToVector<float>(), Each(2));
+          WEFT_RETURN_IF_ERROR(reducer->Begin());
+          EXPECT_THAT(reducer->MarkReady(0),
+                      StatusIs(absl::StatusCode::kFailedPrecondition,
+                               "table is reduced as rows"));
+          for (const int p : {0, 1}) {
+            WEFT_RETURN_IF_ERROR(reducer->MarkUnused(p));
+          }
+          return reducer->Finish();
+        });
+    EXPECT_THAT(statuses, Each(IsOk()));
+  }
+}
+
+TEST(Reducer, RowsAreMadeDenseWhereOneRankHasAWholeGradient) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, {{"table", {4, 2}}}));
+        for (int step = 0; step < 2; ++step) {
+          WEFT_RETURN_IF_ERROR(reducer->Begin());
+          if (rank == 0) {
+            WEFT_RETURN_IF_ERROR(reducer->MarkRows(0, Rows({1}, 2)));
+          } else {
+            reducer->gradient(0).Fill(4);
+            WEFT_RETURN_IF_ERROR(reducer->MarkReady(0));
+          }
+          WEFT_RETURN_IF_ERROR(reducer->Finish());
+          EXPECT_FALSE(reducer->is_sparse(0));
+          EXPECT_THAT(Values(*reducer, 0), ElementsAre(2, 2, 3, 3, 2, 2, 2, 2));
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, TimingCountsStepsAndParametersThatAreNeverUsed) {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        for (int step = 0; step < 4; ++step) {
+          WEFT_RETURN_IF_ERROR(reducer->Begin());
+          WEFT_RETURN_IF_ERROR(reducer->MarkReady(1));
+          WEFT_RETURN_IF_ERROR(reducer->MarkUnused(0));
+          WEFT_RETURN_IF_ERROR(reducer->Finish());
+        }
+        EXPECT_THAT(reducer->NeverUsed(), ElementsAre("weight"));
+        const ReducerTiming& timing = reducer->timing();
+        EXPECT_EQ(timing.steps(), 4);
+        EXPECT_GT(timing.total().communication, absl::ZeroDuration());
+        EXPECT_GE(timing.total().exposed, timing.last().exposed);
+        EXPECT_GE(timing.total().exposed_share(), 0);
+        EXPECT_LE(timing.total().exposed_share(), 1);
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
 }  // namespace
 }  // namespace weft::ddp

@@ -1,0 +1,96 @@
+#include "weft/ddp/sparse_reduction.h"
+
+#include <utility>
+
+#include "weft/base/catch_to_status.h"
+#include "weft/base/future.h"
+#include "weft/base/status_macros.h"
+#include "weft/tensor/ops/elementwise.h"
+
+namespace weft::ddp {
+namespace {
+
+// `whole` cut into parts of these lengths.
+std::vector<Tensor> Cut(const Tensor& whole,
+                        const std::vector<int64_t>& lengths) {
+  std::vector<Tensor> parts;
+  int64_t begin = 0;
+  for (const int64_t length : lengths) {
+    parts.push_back(whole.Slice(0, begin, begin + length));
+    begin += length;
+  }
+  return parts;
+}
+
+// rows[table][rank]
+absl::StatusOr<std::vector<std::vector<int64_t>>> CountRows(
+    collectives::ProcessGroup& group, const std::vector<SparseRows>& tables,
+    const collectives::CallOptions& call) {
+  const auto size = static_cast<int64_t>(tables.size());
+  const Tensor own = Tensor::Zeros({size}, DType::kI64);
+  for (int64_t t = 0; t < size; ++t) {
+    own.data<int64_t>()[t] = tables[t].indices.numel();
+  }
+  const Tensor all = Tensor::Zeros({group.size() * size}, DType::kI64);
+  WEFT_RETURN_IF_ERROR(group.AllGather(own, all, call));
+  std::vector<std::vector<int64_t>> rows(tables.size());
+  for (int64_t t = 0; t < size; ++t) {
+    for (int rank = 0; rank < group.size(); ++rank) {
+      rows[t].push_back(all.data<int64_t>()[rank * size + t]);
+    }
+  }
+  return rows;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<SparseRows>> ReduceRows(
+    collectives::ProcessGroup& group, const std::vector<SparseRows>& tables,
+    double factor, const collectives::CallOptions& call) {
+  WEFT_ASSIGN_OR_RETURN(const auto rows, CountRows(group, tables, call));
+  std::vector<SparseRows> gathered;
+  std::vector<Future<void>> gathers;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    int64_t total = 0;
+    for (const int64_t n : rows[t]) total += n;
+    SparseRows all;
+    all.rows = tables[t].rows;
+    all.indices = Tensor::Empty({total}, DType::kI64);
+    all.values = Tensor::Empty({total, tables[t].values.size(1)},
+                               tables[t].values.dtype());
+    gathers.push_back(group.AllGatherListAsync(
+        tables[t].indices, Cut(all.indices, rows[t]), call));
+    const Tensor values =
+        factor == 1 ? tables[t].values : Mul(tables[t].values, factor);
+    gathers.push_back(
+        group.AllGatherListAsync(values, Cut(all.values, rows[t]), call));
+    gathered.push_back(std::move(all));
+  }
+  // Each operation has its own deadline.
+  WEFT_RETURN_IF_ERROR(WaitAll(std::move(gathers), absl::InfiniteDuration()));
+  WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
+    for (SparseRows& all : gathered) all = Coalesce(all);
+  }));
+  return gathered;
+}
+
+SparseRows RowsOf(const Tensor& dense) {
+  SparseRows rows;
+  rows.rows = dense.size(0);
+  rows.indices = Tensor::Empty({rows.rows}, DType::kI64);
+  for (int64_t i = 0; i < rows.rows; ++i) {
+    rows.indices.data<int64_t>()[i] = i;
+  }
+  rows.values = dense.Contiguous();
+  return rows;
+}
+
+SparseRows NoRows(const Shape& table, DType dtype) {
+  SparseRows rows;
+  rows.rows = table[0];
+  rows.indices = Tensor::Empty({0}, DType::kI64);
+  rows.values = Tensor::Empty({0, table[1]}, dtype);
+  return rows;
+}
+
+}  // namespace weft::ddp
