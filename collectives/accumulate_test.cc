@@ -56,6 +56,32 @@ TEST(ReduceContributions, NanWinsMinAndMaxWhereverItStands) {
   }
 }
 
+// 1 + 255 times half a unit in the last place of 1: each addition rounded to 16
+// bits would stay at 1. Through accumulators as well, as links carry them.
+template <typename T>
+void ExpectSumInF32(float half_ulp) {
+  constexpr int kRanks = 256;
+  std::vector<std::vector<T>> inputs(kRanks, {T(half_ulp)});
+  inputs[0] = {T(1.0f)};
+  const float wanted = static_cast<float>(T(1.0f + (kRanks - 1) * half_ulp));
+  EXPECT_GT(wanted, 1.0f);
+  EXPECT_EQ(static_cast<float>(Reduced(ReduceOp::kSum, inputs)[0]), wanted);
+
+  std::vector<std::byte> sum(AccumulatorBytes(DTypeOf<T>));
+  LoadElements(DTypeOf<T>, ReduceOp::kSum, inputs[0].data(), sum.data(), 1);
+  for (int r = 1; r < kRanks; ++r) {
+    AddElements(DTypeOf<T>, ReduceOp::kSum, inputs[r].data(), sum.data(), 1);
+  }
+  T result;
+  StoreElements(DTypeOf<T>, ReduceOp::kSum, kRanks, sum.data(), &result, 1);
+  EXPECT_EQ(static_cast<float>(result), wanted);
+}
+
+TEST(ReduceContributions, SixteenBitElementsAreSummedInF32) {
+  ExpectSumInF32<Float16>(1.0f / 2048);
+  ExpectSumInF32<BFloat16>(1.0f / 256);
+}
+
 TEST(ReduceContributions, FactorMultipliesEachInput) {
   EXPECT_EQ(Reduced<float>(ReduceOp::kSum, {{1, 2}, {3, 4}}, 0.5),
             (std::vector<float>{2, 3}));

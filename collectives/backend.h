@@ -72,8 +72,10 @@ class Backend {
 
   // Moves what can be moved without waiting. True once it is complete.
   // kInvalidArgument if what has arrived is of another dtype or count than
-  // wanted: then it is dropped. Of transfers with one peer, tag and direction,
-  // the oldest is advanced until it is complete.
+  // wanted: then it is dropped. kResourceExhausted where as much of that peer as
+  // may be kept (max_unasked_bytes) has other tags: no more is taken from it
+  // until that is received. Of transfers with one peer, tag and direction, the
+  // oldest is advanced until it is complete.
   virtual absl::StatusOr<bool> Advance(Transfer& transfer) = 0;
   // Changes whenever an Advance may find more than before.
   virtual uint64_t transfer_events() const = 0;

@@ -35,6 +35,14 @@ absl::Status Refused(int rank, absl::string_view why) {
       absl::StrCat("rank ", rank, " refused its part: ", why));
 }
 
+absl::Status TooMuchUnasked(int from, int64_t kept_bytes, uint64_t tag) {
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "messages of rank ", from, " with ", kept_bytes,
+      " bytes in all have arrived that nobody has asked for, and no more are ",
+      "taken; receive them (the oldest has tag ", tag,
+      "), or raise max_unasked_bytes"));
+}
+
 std::string RankList(const std::vector<int>& ranks) {
   if (ranks.empty()) return "no rank";
   std::string text = ranks.size() == 1 ? "rank " : "ranks ";

@@ -3,6 +3,7 @@
 #ifndef WEFT_COLLECTIVES_DIAGNOSIS_H_
 #define WEFT_COLLECTIVES_DIAGNOSIS_H_
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -13,6 +14,10 @@
 #include "weft/collectives/operation.h"
 
 namespace weft::collectives {
+
+// How much a rank keeps of what one other has sent and nobody has asked for;
+// with more, that one's sends wait.
+inline constexpr int64_t kMostUnaskedBytes = int64_t{256} << 20;
 
 struct DiagnosisOptions {
   // An operation that waits longer is reported, once, and goes on.
@@ -41,6 +46,10 @@ absl::Status Mismatch(int rank, absl::string_view text, int other_rank,
                       absl::string_view other_text);
 // kAborted: "rank 3 refused its part: ...".
 absl::Status Refused(int rank, absl::string_view why);
+
+// kResourceExhausted: of what `from` has sent, `kept_bytes` are of tags that
+// nobody asks for, the oldest of `tag`.
+absl::Status TooMuchUnasked(int from, int64_t kept_bytes, uint64_t tag);
 
 // "ranks 1, 2 and 5" or "rank 3".
 std::string RankList(const std::vector<int>& ranks);

@@ -24,9 +24,10 @@ absl::Status Generation::Annotate(const absl::Status& status,
                    " of group ", name_, ": ", status.message()));
 }
 
-absl::Status Generation::CheckHealth() const {
+absl::Status Generation::CheckHealth() {
   const absl::Status health = backend_->health();
   if (health.ok() || absl::IsCancelled(health)) return health;
+  if (!has_told_.exchange(true)) return health;
   return absl::FailedPreconditionError(
       absl::StrCat("the group is broken (", health.message(),
                    "); make a new one, or Shrink or Reconfigure this one"));
@@ -42,7 +43,10 @@ absl::Status Generation::RunNow(Call& call, uint64_t number, Instant deadline) {
     status = call.refusal;
   }
   if (status.ok()) status = backend_->CheckSupport(operation);
-  if (status.ok()) status = backend_->Run(operation);
+  if (status.ok()) {
+    status = backend_->Run(operation);
+    if (!status.ok() && !absl::IsAborted(status)) has_told_ = true;
+  }
   if (status.ok()) call.preparation.Finish();
   return Annotate(status, operation);
 }
@@ -51,7 +55,9 @@ absl::Status Generation::Run(Call call, const CallOptions& options) {
   if (InlineScope::IsActive()) {
     return Annotate(
         absl::FailedPreconditionError(
-            "this thread must not block: call the Async form of it"),
+            "this thread must not block (it is the Loop's, or runs a callback of "
+            "a group's Future): call the Async form of it, or give Then an "
+            "executor"),
         call.preparation.operation());
   }
   call.preparation.operation().label = options.label;

@@ -4,6 +4,7 @@
 #ifndef WEFT_COLLECTIVES_GENERATION_H_
 #define WEFT_COLLECTIVES_GENERATION_H_
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <utility>
@@ -51,8 +52,8 @@ class Generation {
  private:
   Instant DeadlineOf(const CallOptions& options);
   absl::Status RunNow(Call& call, uint64_t number, Instant deadline);
-  // OK, or that the group is broken.
-  absl::Status CheckHealth() const;
+  // OK; or, the first time, what has broken the group; or that it is broken.
+  absl::Status CheckHealth();
   // `status`, with what was called where.
   absl::Status Annotate(const absl::Status& status,
                         const Operation& operation) const;
@@ -60,6 +61,7 @@ class Generation {
   const std::string name_;
   const absl::Duration timeout_;
   const std::unique_ptr<Backend> backend_;
+  std::atomic<bool> has_told_{false};  // of what has broken the group
   TransferQueue transfers_;
   OperationQueue operations_;
 };

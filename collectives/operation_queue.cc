@@ -92,6 +92,9 @@ void OperationQueue::RunScheduled() {
     absl::Status status =
         CatchToStatus([&] { return std::move(next->body)(next->number); });
     EndTurn();
+    // A callback that waits would wait for this thread, if what it waits for
+    // is behind it here.
+    InlineScope callbacks;
     next->promise.Set(std::move(status));
   }
 }

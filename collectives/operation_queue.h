@@ -35,8 +35,9 @@ class OperationQueue {
   absl::Status RunHere(absl::FunctionRef<absl::Status(uint64_t number)> body)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Runs `body` on the queue's thread, which the first call starts. The Future
-  // may have callbacks, which run there too. kResourceExhausted: no thread.
+  // Runs `body` on the queue's thread, which the first call starts. Callbacks
+  // of the Future run there too, under InlineScope: a wait in them is refused.
+  // kResourceExhausted: no thread.
   Future<void> Schedule(Body body) ABSL_LOCKS_EXCLUDED(mu_);
 
   bool is_idle() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -12,9 +12,10 @@
 //
 // Threads. X() runs on the calling thread, after what was called before. XAsync
 // returns at once; the operation runs on a thread of the group's own, started
-// by the first of them, and callbacks of its Future too: they must not block.
-// On a thread that must not block (InlineScope: the Loop's) X() is
-// kFailedPrecondition. Reduction never runs on the Loop's thread.
+// by the first of them, and callbacks of its Future too, under InlineScope. On
+// a thread under InlineScope (the Loop's, and those callbacks) X() is
+// kFailedPrecondition: call XAsync, or give Future::Then an executor. Reduction
+// never runs on the Loop's thread.
 //
 // Tensors. Of any supported dtype, on the backend's device. One that is not
 // contiguous is copied. An output that is written (all but pure inputs) must
@@ -37,8 +38,9 @@
 //                        After Options::report_after the same is reported, and
 //                        the operation goes on.
 //   kCancelled           Revoke, or the group's end on some rank.
-// The last four break the group: later operations are kFailedPrecondition with
-// the first reason, until Shrink or Reconfigure. Ending a Future early
+// The last four break the group: on each rank one operation ends in that error,
+// and later ones in kFailedPrecondition with the first reason, until Shrink or
+// Reconfigure. Ending a Future early
 // (Future::Cancel) does not withdraw this rank's part.
 //
 // Thread-safety: thread-safe.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/driver.h"
 #include "weft/base/start_thread.h"
 
 namespace weft::collectives {
@@ -112,7 +113,10 @@ void TransferQueue::Run() {
         it = next;
       }
     }
-    for (Pending& pending : ended) pending.promise.Set(pending.result);
+    {
+      InlineScope callbacks;  // The next transfers need this thread.
+      for (Pending& pending : ended) pending.promise.Set(pending.result);
+    }
     if (!ended.empty()) continue;
     backend_.AwaitTransfers(seen,
                             backend_.driver().clock().Now() + kLongestWait);

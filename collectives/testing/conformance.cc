@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -38,8 +39,9 @@ std::vector<absl::Status> ProcessGroupConformance::Run(int size,
                                                        const Body& body) {
   std::unique_ptr<TestWorld> world = GetParam().make_world(size, diagnosis_);
   return testing::RunRanks(size, [&](int rank) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ProcessGroup> group,
-                          world->Join(rank, options_));
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world->Connect(rank));
+    const auto group = ProcessGroup::Create(std::move(backend), options_);
     return body(*group);
   });
 }
@@ -528,6 +530,31 @@ TEST_P(ProcessGroupConformance, MessageOfAnotherKindIsAnErrorAndIsDropped) {
   EXPECT_THAT(statuses, Each(testing::IsOk()));
 }
 
+TEST_P(ProcessGroupConformance, MessagesThatNobodyAsksForAreBounded) {
+  if (!GetParam().has_point_to_point) GTEST_SKIP();
+  const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
+    constexpr int kMessages = 12;  // of 1 MiB: three times what is kept
+    std::vector<Future<void>> sent;
+    if (group.rank() == 0) {
+      const Tensor tensor = Tensor::Ones({1 << 18});
+      for (int i = 0; i < kMessages; ++i) {
+        sent.push_back(group.SendAsync(tensor, 1, 7));
+      }
+      WEFT_RETURN_IF_ERROR(WaitAll(std::move(sent), absl::Seconds(60)));
+      return group.Send(tensor, 1, 8);
+    }
+    const Tensor tensor = Tensor::Zeros({1 << 18});
+    const absl::Status found = group.Receive(tensor, 0, 8);
+    WANT_EQ(found.code(), absl::StatusCode::kResourceExhausted);
+    WANT_EQ(absl::StrContains(found.message(), "max_unasked_bytes"), true);
+    for (int i = 0; i < kMessages; ++i) {
+      WEFT_RETURN_IF_ERROR(group.Receive(tensor, 0, 7));
+    }
+    return group.Receive(tensor, 0, 8);
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
 // --- Groups of some.
 // -----------------------------------------------------------
 
@@ -582,6 +609,59 @@ TEST_P(ProcessGroupConformance, RevokeEndsAllAndShrinkGoesOn) {
     return absl::OkStatus();
   });
   EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+// All but one rank go on with another world, in which one rank is new: fewer,
+// as many, and more ranks than before.
+TEST_P(ProcessGroupConformance, ReconfigureGoesOnWithOtherMembers) {
+  for (const int size : {2, 3, 4}) {
+    std::unique_ptr<TestWorld> next =
+        GetParam().make_world(size, diagnosis_);
+    std::atomic<int> old_members{0};
+    const auto take_part = [&](ProcessGroup& group) -> absl::Status {
+      WANT_EQ(group.size(), size);
+      const Tensor tensor = Numbers(group.rank(), 1001);
+      WEFT_RETURN_IF_ERROR(group.AllReduce(tensor));
+      WANT_EQ(BytesOf(tensor),
+              BytesOf(Expected(ReduceOp::kSum, NumbersOfAll(size, 1001))));
+      return group.Barrier();
+    };
+    std::vector<absl::Status> joined(size);
+    std::vector<std::thread> newcomers;
+    // Ranks 0 and 1 of the old world keep their numbers where they fit.
+    for (int rank = 2; rank < size; ++rank) {
+      newcomers.emplace_back([&, rank] {
+        joined[rank] = [&]() -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                                next->Connect(rank));
+          const auto group =
+              ProcessGroup::Create(std::move(backend), options_);
+          return take_part(*group);
+        }();
+      });
+    }
+    const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(group.Barrier());
+      ++old_members;
+      if (group.rank() == 2) {
+        // The others' operation waits for it until they reconfigure.
+        while (group.health().ok()) absl::SleepFor(absl::Milliseconds(1));
+        WANT_EQ(group.Barrier().code(), absl::StatusCode::kCancelled);
+        return absl::OkStatus();
+      }
+      Future<void> in_flight = group.BarrierAsync();
+      while (old_members < 3) absl::SleepFor(absl::Milliseconds(1));
+      WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                            next->Connect(group.rank()));
+      WEFT_RETURN_IF_ERROR(group.Reconfigure(std::move(backend)));
+      const absl::Status ended = in_flight.Wait(absl::Seconds(30));
+      WANT_EQ(ended.code(), absl::StatusCode::kCancelled);
+      return take_part(group);
+    });
+    for (std::thread& newcomer : newcomers) newcomer.join();
+    EXPECT_THAT(statuses, Each(testing::IsOk())) << size;
+    EXPECT_THAT(joined, Each(testing::IsOk())) << size;
+  }
 }
 
 // --- What goes wrong.
@@ -739,6 +819,33 @@ TEST_P(ProcessGroupConformance, StuckRankIsReportedAndTheOperationGoesOn) {
   EXPECT_THAT(reports, HasSubstr("AllReduce #1"));
   EXPECT_THAT(reports, HasSubstr("rank 1 has not called it"));
   EXPECT_THAT(reports, HasSubstr("Barrier #0"));
+}
+
+TEST_P(ProcessGroupConformance, SynchronousCallInACallbackIsRefused) {
+  RunSizes([](ProcessGroup& group) -> absl::Status {
+    std::vector<Tensor> tensors;
+    std::vector<Future<absl::StatusCode>> codes;
+    // Each callback's call would wait for the operations behind its own.
+    const std::thread::id own = std::this_thread::get_id();
+    for (int i = 0; i < 5; ++i) {
+      tensors.push_back(Numbers(group.rank(), 300'001));
+      codes.push_back(group.AllReduceAsync(tensors.back()).Then([&group, own] {
+        // Of one that was complete before Then, the callback runs here.
+        if (std::this_thread::get_id() == own) {
+          return absl::StatusCode::kFailedPrecondition;
+        }
+        CallOptions options;
+        options.timeout = absl::Seconds(5);
+        return group.Barrier(options).code();
+      }));
+    }
+    for (const auto& code : codes) {
+      WEFT_ASSIGN_OR_RETURN(const absl::StatusCode found,
+                            code.Wait(absl::Seconds(30)));
+      WANT_EQ(found, absl::StatusCode::kFailedPrecondition);
+    }
+    return group.Barrier();
+  });
 }
 
 TEST_P(ProcessGroupConformance, OperationOnAThreadThatMustNotBlockIsRefused) {

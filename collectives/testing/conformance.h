@@ -26,8 +26,7 @@ class TestWorld {
  public:
   virtual ~TestWorld() = default;
   // Called once on the thread of each rank.
-  virtual absl::StatusOr<std::unique_ptr<ProcessGroup>> Join(
-      int rank, const GroupOptions& options) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) = 0;
 };
 
 struct TestBackend {
@@ -38,6 +37,8 @@ struct TestBackend {
   // Verbs that this backend lacks; their tests are skipped.
   bool has_point_to_point = true;
   bool has_subgroups = true;
+  // What its worlds set as max_unasked_bytes.
+  static constexpr int64_t kMaxUnaskedBytes = 4 << 20;
   std::vector<int> sizes = {1, 2, 3, 4};
 
   friend void PrintTo(const TestBackend& backend, std::ostream* out) {

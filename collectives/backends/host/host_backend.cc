@@ -46,7 +46,7 @@ class HostBackend final : public Backend {
             std::move(meeting.segment), layout, options_.rank, options_.size)),
         arena_(std::make_shared<Arena>(segment_)),
         phases_(segment_->Controls(), options_.rank, SpinRounds(options_.size)),
-        transfers_(*segment_) {}
+        transfers_(*segment_, options_.max_unasked_bytes) {}
 
   ~HostBackend() override {
     segment_->ControlOf(rank()).has_left.store(1, std::memory_order_seq_cst);

@@ -46,6 +46,10 @@ struct HostOptions {
   // How much ProcessGroup::Allocate may hand out on each rank. Taken from the
   // system at once.
   int64_t arena_bytes = int64_t{64} << 20;
+  // How much this rank keeps of what one other has sent (ProcessGroup::Send)
+  // and nobody has asked for. With more, that one's sends wait, and a Receive of
+  // another tag is kResourceExhausted.
+  int64_t max_unasked_bytes = kMostUnaskedBytes;
   // How long to wait for the other ranks.
   absl::Duration connect_timeout = absl::Minutes(1);
   DiagnosisOptions diagnosis;

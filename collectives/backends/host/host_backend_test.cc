@@ -35,17 +35,16 @@ class HostTestWorld final : public TestWorld {
   HostTestWorld(int size, DiagnosisOptions diagnosis)
       : size_(size), diagnosis_(std::move(diagnosis)) {}
 
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Join(
-      int rank, const GroupOptions& options) override {
+  absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
     HostOptions host;
     host.store = &store_;
     host.rank = rank;
     host.size = size_;
     host.directory = directory_.path();
     host.arena_bytes = 8 << 20;
+    host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
     host.diagnosis = diagnosis_;
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend, ConnectHost(host));
-    return ProcessGroup::Create(std::move(backend), options);
+    return ConnectHost(host);
   }
 
  private:

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/futex.h"
+#include "weft/collectives/diagnosis.h"
 
 namespace weft::collectives {
 namespace {
@@ -30,6 +31,11 @@ void CopyOut(const TransferRing& ring, uint64_t at, std::byte* to,
   memcpy(to + first, ring.content, bytes - first);
 }
 
+// With what the message takes besides.
+int64_t KeptBytes(const std::vector<std::byte>& content) {
+  return static_cast<int64_t>(content.size()) + 64;
+}
+
 absl::Status Damaged(int from) {
   return absl::InternalError(
       absl::StrCat("what rank ", from, " wrote into its ring makes no sense"));
@@ -37,8 +43,12 @@ absl::Status Damaged(int from) {
 
 }  // namespace
 
-HostTransfers::HostTransfers(const HostSegment& segment)
-    : segment_(segment), sending_(segment.size()), incoming_(segment.size()) {}
+HostTransfers::HostTransfers(const HostSegment& segment,
+                             int64_t max_unasked_bytes)
+    : segment_(segment),
+      max_unasked_bytes_(max_unasked_bytes),
+      sending_(segment.size()),
+      incoming_(segment.size()) {}
 
 uint64_t HostTransfers::events() const {
   return segment_.ControlOf(segment_.rank())
@@ -130,7 +140,7 @@ bool HostTransfers::Send(Transfer& transfer) {
 absl::Status HostTransfers::ReceiveAll(int from) {
   Incoming& in = incoming_[from];
   bool has_moved = false;
-  while (true) {
+  while (in.header_bytes > 0 || in.kept_bytes < max_unasked_bytes_) {
     if (in.header_bytes < static_cast<int64_t>(sizeof(Header))) {
       WEFT_ASSIGN_OR_RETURN(
           const int64_t n,
@@ -154,6 +164,7 @@ absl::Status HostTransfers::ReceiveAll(int from) {
     in.content_bytes += n;
     has_moved |= n > 0;
     if (in.content_bytes < static_cast<int64_t>(in.bytes.size())) break;
+    in.kept_bytes += KeptBytes(in.bytes);
     in.complete.push_back({in.header, std::move(in.bytes)});
     in.bytes = {};
     in.header_bytes = in.content_bytes = 0;
@@ -169,9 +180,14 @@ absl::StatusOr<bool> HostTransfers::Take(Transfer& transfer, int from) {
                                [&](const Message& message) {
                                  return message.header.tag == transfer.tag;
                                });
-  if (it == complete.end()) return false;
+  if (it == complete.end()) {
+    const int64_t kept = incoming_[from].kept_bytes;
+    if (kept < max_unasked_bytes_ || transfer.peer < 0) return false;
+    return TooMuchUnasked(from, kept, complete.front().header.tag);
+  }
   const Message message = std::move(*it);
   complete.erase(it);
+  incoming_[from].kept_bytes -= KeptBytes(message.bytes);
   transfer.peer = from;
   const DType dtype = static_cast<DType>(message.header.dtype);
   const int64_t elements = static_cast<int64_t>(message.header.elements);

@@ -17,13 +17,14 @@ namespace weft::collectives {
 
 // Each ordered pair of ranks has a ring of bytes in the segment, through which
 // its messages go one after the other, each with a header. What arrives before
-// it is asked for is kept in memory of the receiver.
+// it is asked for is kept in memory of the receiver, up to `max_unasked_bytes`
+// (and one message) of each sender: then nothing is taken from its ring.
 //
 // Thread-safety: one thread at a time, but for events and AwaitEvent.
 class HostTransfers {
  public:
   // `segment` must outlive it.
-  explicit HostTransfers(const HostSegment& segment);
+  HostTransfers(const HostSegment& segment, int64_t max_unasked_bytes);
 
   // As Backend::Advance, without looking who has ended.
   absl::StatusOr<bool> Advance(Transfer& transfer);
@@ -53,6 +54,7 @@ class HostTransfers {
     std::vector<std::byte> bytes;
     int64_t content_bytes = 0;
     std::deque<Message> complete;
+    int64_t kept_bytes = 0;  // of complete
   };
 
   bool Send(Transfer& transfer);
@@ -64,6 +66,7 @@ class HostTransfers {
   void Ring(int rank) const;
 
   const HostSegment& segment_;
+  const int64_t max_unasked_bytes_;
   std::vector<const Transfer*> sending_;  // by receiver: the one half sent
   std::vector<Incoming> incoming_;        // by sender
 };

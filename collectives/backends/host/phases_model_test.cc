@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_set.h"
+#include "absl/numeric/int128.h"
 #include "gtest/gtest.h"
 
 namespace weft::collectives {
@@ -54,8 +56,25 @@ struct State {
   std::array<int8_t, kMaxRanks> sleeping{};
   std::array<std::array<int8_t, 2>, kMaxRanks> slot{};  // phase written
 
-  std::string Key() const {
-    return std::string(reinterpret_cast<const char*>(this), sizeof *this);
+  // All of it in 27 bits for each rank.
+  absl::uint128 Key() const {
+    absl::uint128 key = 0;
+    const auto add = [&key](int value, int bits) {
+      if (value >= 1 << bits) abort();  // two states would have one key
+      key = key << bits | static_cast<absl::uint128>(value);
+    };
+    for (int r = 0; r < kMaxRanks; ++r) {
+      add(ranks[r].step, 4);
+      add(ranks[r].phase, 3);
+      add(ranks[r].peer, 2);
+      add(ranks[r].bell_seen, 4);
+      add(arrived[r], 3);
+      add(bell[r], 4);
+      add(sleeping[r], 1);
+      add(slot[r][0], 3);
+      add(slot[r][1], 3);
+    }
+    return key;
   }
 };
 
@@ -67,7 +86,7 @@ class Model {
   // Explores everything; what went wrong first, or "".
   std::string Explore() {
     std::vector<State> stack = {State()};
-    absl::flat_hash_set<std::string> seen = {stack[0].Key()};
+    absl::flat_hash_set<absl::uint128> seen = {stack[0].Key()};
     while (!stack.empty() && error_.empty()) {
       const State state = stack.back();
       stack.pop_back();

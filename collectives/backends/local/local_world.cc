@@ -28,6 +28,11 @@ struct Message {
   Bytes bytes;
 };
 
+// With what the message takes besides.
+int64_t KeptBytes(const Message& message) {
+  return static_cast<int64_t>(message.bytes.size()) + 64;
+}
+
 }  // namespace
 
 // What all groups of one world share: one lock, and who is dead or held.
@@ -60,7 +65,8 @@ class LocalWorld::Group {
         left(members.size()),
         wakers(members.size()),
         messages(members.size() * members.size()),
-        transfers(members.size() * members.size()) {}
+        transfers(members.size() * members.size()),
+        kept_bytes(members.size() * members.size()) {}
 
   int size() const { return static_cast<int>(members.size()); }
   std::deque<Message>& MessagesOf(int from, int to) {
@@ -68,6 +74,9 @@ class LocalWorld::Group {
   }
   std::deque<Message>& TransfersOf(int from, int to) {
     return transfers[from * size() + to];
+  }
+  int64_t& KeptBytesOf(int from, int to) {
+    return kept_bytes[from * size() + to];
   }
   void Wake(int rank) {
     ++events;
@@ -101,6 +110,7 @@ class LocalWorld::Group {
   std::map<int, std::vector<Promise<void>>> transfer_waiters;
   std::vector<std::deque<Message>> messages;
   std::vector<std::deque<Message>> transfers;
+  std::vector<int64_t> kept_bytes;  // of transfers
   std::atomic<uint64_t> events{0};
   absl::Status aborted;
 };
@@ -181,6 +191,8 @@ class LocalBackend final : public Backend {
   std::string WhoIsAwaited(const Operation& operation, int from) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
   std::string WhatItDoes(int rank) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
+  absl::StatusOr<bool> CheckReceiver(int to) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
   absl::StatusOr<bool> TakeTransfer(Transfer& transfer, int from)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
@@ -372,9 +384,17 @@ absl::StatusOr<bool> LocalBackend::TakeTransfer(Transfer& transfer, int from) {
   const auto it = std::find_if(
       queue.begin(), queue.end(),
       [&](const Message& message) { return message.tag == transfer.tag; });
-  if (it == queue.end() || world_->held[group_->members[from]]) return false;
+  if (world_->held[group_->members[from]]) return false;
+  int64_t& kept = group_->KeptBytesOf(from, rank_);
+  if (it == queue.end()) {
+    const bool is_full = kept >= world_->options.max_unasked_bytes;
+    if (!is_full || transfer.peer < 0) return false;
+    return TooMuchUnasked(from, kept, queue.front().tag);
+  }
   const Message message = std::move(*it);
   queue.erase(it);
+  kept -= KeptBytes(message);
+  group_->Wake(from);  // It may send more.
   transfer.peer = from;
   const int64_t item = ItemSize(message.dtype);
   const int64_t elements = static_cast<int64_t>(message.bytes.size()) / item;
@@ -389,15 +409,26 @@ absl::StatusOr<bool> LocalBackend::TakeTransfer(Transfer& transfer, int from) {
   return true;
 }
 
+// False while `to` may take what was sent.
+absl::StatusOr<bool> LocalBackend::CheckReceiver(int to) const {
+  if (!group_->left[to] && !world_->killed[group_->members[to]]) return false;
+  return absl::UnavailableError(absl::StrCat("rank ", to, " has ended"));
+}
+
 absl::StatusOr<bool> LocalBackend::Advance(Transfer& transfer) {
   MutexLock lock(world_->mu);
   WEFT_RETURN_IF_ERROR(Health());
   if (transfer.is_send) {
     const std::byte* begin = transfer.block.memory;
     const int64_t bytes = transfer.block.elements * ItemSize(transfer.dtype);
-    group_->TransfersOf(rank_, transfer.peer)
-        .push_back(
-            {0, transfer.tag, transfer.dtype, Bytes(begin, begin + bytes)});
+    int64_t& kept = group_->KeptBytesOf(rank_, transfer.peer);
+    if (kept >= world_->options.max_unasked_bytes) {
+      return CheckReceiver(transfer.peer);
+    }
+    std::deque<Message>& queue = group_->TransfersOf(rank_, transfer.peer);
+    queue.push_back(
+        {0, transfer.tag, transfer.dtype, Bytes(begin, begin + bytes)});
+    kept += KeptBytes(queue.back());
     group_->Wake(transfer.peer);
     return true;
   }

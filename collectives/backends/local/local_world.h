@@ -33,6 +33,8 @@ class LocalWorld {
     Driver* driver = &ParkingDriver();
     // By which algorithms are chosen.
     LinkCost cost;
+    // As HostOptions::max_unasked_bytes.
+    int64_t max_unasked_bytes = kMostUnaskedBytes;
   };
 
   // REQUIRES: size > 0.

@@ -24,9 +24,8 @@ class LocalTestWorld final : public TestWorld {
   LocalTestWorld(int size, LocalWorld::Options options)
       : world_(size, std::move(options)) {}
 
-  absl::StatusOr<std::unique_ptr<ProcessGroup>> Join(
-      int rank, const GroupOptions& options) override {
-    return ProcessGroup::Create(world_.Connect(rank), options);
+  absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
+    return world_.Connect(rank);
   }
 
  private:
@@ -40,6 +39,7 @@ TestBackend Local(std::string name, LinkCost cost) {
     LocalWorld::Options options;
     options.diagnosis = diagnosis;
     options.cost = cost;
+    options.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
     return std::make_unique<LocalTestWorld>(size, options);
   };
   return backend;
