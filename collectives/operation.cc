@@ -92,6 +92,7 @@ void CopyBlock(const Operation& operation, const Block& from, const Block& to) {
 }
 
 std::string Describe(const Operation& operation) {
+  if (operation.whole != nullptr) return Describe(*operation.whole);
   std::string text(Name(operation.verb));
   const bool is_counted =
       operation.verb != Verb::kSend && operation.verb != Verb::kReceive;
@@ -116,6 +117,7 @@ std::string Describe(const Operation& operation) {
 
 uint64_t Fingerprint(const Operation& operation) {
   Hash hash;
+  if (operation.whole != nullptr) hash.Add(Fingerprint(*operation.whole));
   hash.Add(static_cast<uint64_t>(operation.verb));
   hash.Add(static_cast<uint64_t>(operation.dtype));
   hash.Add(operation.label);

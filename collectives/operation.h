@@ -68,6 +68,9 @@ struct Operation {
   uint64_t label = 0;  // CallOptions::label
   Instant deadline;
   CallSite site;
+  // What the user called, where this is only a step of it: what is described,
+  // and compared between ranks too. Must outlive this.
+  const Operation* whole = nullptr;
 
   int64_t BytesOf(const Block& block) const {
     return block.elements * ItemSize(dtype);

@@ -8,6 +8,7 @@
 #include "weft/collectives/algorithms/blocks.h"
 #include "weft/collectives/algorithms/direct.h"
 #include "weft/collectives/algorithms/doubling_all_reduce.h"
+#include "weft/collectives/algorithms/halving_all_reduce.h"
 #include "weft/collectives/algorithms/ring_all_gather.h"
 #include "weft/collectives/algorithms/ring_all_reduce.h"
 #include "weft/collectives/algorithms/ring_reduce_scatter.h"
@@ -21,22 +22,52 @@ absl::Status RunAllReduce(Link& link, const Operation& operation,
   const Block& block = operation.outputs[0];
   CopyBlock(operation, operation.inputs[0], block);
   const int64_t bytes = block.elements * AccumulatorBytes(operation.dtype);
-  return ChooseAllReduce(cost, link.size(), bytes) == AllReduceScheme::kRing
-             ? RingAllReduce(link, operation, block)
-             : DoublingAllReduce(link, operation, block);
+  switch (cost.all_reduce.value_or(
+      ChooseAllReduce(cost, link.size(), bytes))) {
+    case AllReduceScheme::kRing:
+      return RingAllReduce(link, operation, block);
+    case AllReduceScheme::kDoubling:
+      return DoublingAllReduce(link, operation, block);
+    case AllReduceScheme::kHalving:
+      return HalvingAllReduce(link, operation, block);
+  }
+  return absl::InternalError("no scheme of an all-reduce");
 }
 
 }  // namespace
 
+double SecondsOf(AllReduceScheme scheme, const LinkCost& cost, int ranks,
+                 int64_t bytes) {
+  const double n = ranks;
+  const double message = cost.seconds_per_message;
+  const double all = static_cast<double>(bytes) / cost.bytes_per_second;
+  const double log = std::floor(std::log2(n));
+  const double power = std::exp2(log);
+  const double folded = power < n ? 2 : 0;  // steps with all bytes
+  switch (scheme) {
+    case AllReduceScheme::kRing:
+      return 2 * (n - 1) * message + 2 * (n - 1) / n * all;
+    case AllReduceScheme::kDoubling:
+      return (log + folded) * (message + all);
+    case AllReduceScheme::kHalving:
+      return (2 * log + folded) * message +
+             (2 * (power - 1) / power + folded) * all;
+  }
+  return 0;
+}
+
 AllReduceScheme ChooseAllReduce(const LinkCost& cost, int ranks,
                                 int64_t bytes) {
-  if (ranks <= 1) return AllReduceScheme::kDoubling;
-  const double all = static_cast<double>(bytes) / cost.bytes_per_second;
-  const double steps = std::ceil(std::log2(ranks));
-  const double ring = 2 * (ranks - 1) * cost.seconds_per_message +
-                      2.0 * (ranks - 1) / ranks * all;
-  const double doubling = steps * (cost.seconds_per_message + all);
-  return ring < doubling ? AllReduceScheme::kRing : AllReduceScheme::kDoubling;
+  AllReduceScheme best = AllReduceScheme::kDoubling;
+  // The ring before halving: of two ranks they do the same.
+  for (const AllReduceScheme scheme :
+       {AllReduceScheme::kRing, AllReduceScheme::kHalving}) {
+    if (SecondsOf(scheme, cost, ranks, bytes) <
+        SecondsOf(best, cost, ranks, bytes)) {
+      best = scheme;
+    }
+  }
+  return best;
 }
 
 absl::Status RunOverLink(Link& link, const Operation& operation,

@@ -7,20 +7,27 @@
 #include <cstdint>
 
 #include "absl/status/status.h"
+#include "absl/types/optional.h"
 #include "weft/collectives/algorithms/link.h"
 #include "weft/collectives/operation.h"
 
 namespace weft::collectives {
+
+enum class AllReduceScheme { kRing, kDoubling, kHalving };
 
 // What a link costs, by which an algorithm is chosen. Equal on all ranks, or
 // they would choose differently.
 struct LinkCost {
   double seconds_per_message = 20e-6;
   double bytes_per_second = 3e9;
+  // Takes the place of the choice, in measurements and tests.
+  absl::optional<AllReduceScheme> all_reduce = {};
 };
 
-// The choice for an all-reduce, by the cost in each algorithm's header.
-enum class AllReduceScheme { kRing, kDoubling };
+// By the formula in the algorithm's header.
+double SecondsOf(AllReduceScheme scheme, const LinkCost& cost, int ranks,
+                 int64_t bytes);
+// The one of the least cost.
 AllReduceScheme ChooseAllReduce(const LinkCost& cost, int ranks, int64_t bytes);
 
 // Runs any collective operation. `operation` is checked and `link` is of it.

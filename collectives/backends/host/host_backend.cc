@@ -1,6 +1,7 @@
 #include "weft/collectives/backends/host/host_backend.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -10,17 +11,22 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/arena_allocator.h"
+#include "weft/collectives/backends/host/hierarchical_backend.h"
 #include "weft/collectives/backends/host/host_segment.h"
 #include "weft/collectives/backends/host/host_transfers.h"
 #include "weft/collectives/backends/host/meeting.h"
 #include "weft/collectives/backends/host/phases.h"
 #include "weft/collectives/backends/host/shared_run.h"
+#include "weft/collectives/backends/stream/stream_backend.h"
 
 namespace weft::collectives {
 namespace {
 
 // How often a rank that waits looks whether those it waits for have ended.
 constexpr absl::Duration kWatchInterval = absl::Milliseconds(50);
+
+// How often it asks the ranks of other hosts what they do.
+constexpr absl::Duration kAskInterval = absl::Seconds(1);
 
 // About 10 us of looking, which pays only if all ranks can run at once.
 int SpinRounds(int ranks) {
@@ -39,13 +45,17 @@ struct Arena {
 
 class HostBackend final : public Backend {
  public:
-  HostBackend(HostOptions options, Meeting meeting, SegmentLayout layout)
+  // Of the ranks that `meeting` found on this host, of which this is the
+  // `rank`th.
+  HostBackend(HostOptions options, int rank, Meeting meeting,
+              SegmentLayout layout)
       : options_(std::move(options)),
         watches_(std::move(meeting.watches)),
-        segment_(std::make_shared<HostSegment>(
-            std::move(meeting.segment), layout, options_.rank, options_.size)),
+        segment_(std::make_shared<HostSegment>(std::move(meeting.segment),
+                                               layout, rank,
+                                               std::move(meeting.ranks))),
         arena_(std::make_shared<Arena>(segment_)),
-        phases_(segment_->Controls(), options_.rank, SpinRounds(options_.size)),
+        phases_(segment_->Controls(), rank, SpinRounds(segment_->size())),
         transfers_(*segment_, options_.max_unasked_bytes) {}
 
   ~HostBackend() override {
@@ -53,9 +63,15 @@ class HostBackend final : public Backend {
     WakeAll();
   }
 
+  // Says of a step whom it waits for on other hosts; "" if nobody.
+  void SetElsewhere(
+      std::function<std::string(const Operation& step)> elsewhere) {
+    elsewhere_ = std::move(elsewhere);
+  }
+
   absl::string_view name() const override { return "host"; }
-  int rank() const override { return options_.rank; }
-  int size() const override { return options_.size; }
+  int rank() const override { return segment_->rank(); }
+  int size() const override { return segment_->size(); }
   absl::Status CheckSupport(const Operation&) const override {
     return absl::OkStatus();
   }
@@ -85,6 +101,7 @@ class HostBackend final : public Backend {
     const Operation& operation;
     Instant report_at;
     Instant watch_at;
+    Instant ask_at;
   };
 
   void WakeAll() {
@@ -95,7 +112,9 @@ class HostBackend final : public Backend {
   // Why a rank will do nothing more, or OK.
   absl::Status CheckGone(int rank, bool also_process) const;
   std::string WhatItDoes(int rank) const;
-  std::string WhoIsAwaited(const std::vector<int>& missing) const;
+  std::string WhoIsAwaited(const Operation& operation,
+                           const std::vector<int>& missing) const;
+  uint64_t LastSequenceOf(int rank) const;
 
   const HostOptions options_;
   const std::vector<std::optional<rendezvous::ProcessWatch>> watches_;
@@ -103,6 +122,7 @@ class HostBackend final : public Backend {
   const std::shared_ptr<Arena> arena_;
   Phases phases_;
   HostTransfers transfers_;
+  std::function<std::string(const Operation& step)> elsewhere_;
 };
 
 // The newer of a rank's two records.
@@ -116,24 +136,41 @@ std::string HostBackend::WhatItDoes(int rank) const {
   return absl::StrCat("last called ", (is_b ? b : a).ToString());
 }
 
-std::string HostBackend::WhoIsAwaited(const std::vector<int>& missing) const {
+uint64_t HostBackend::LastSequenceOf(int rank) const {
+  return std::max(segment_->SlotOf(rank, 0).record.sequence(),
+                  segment_->SlotOf(rank, 1).record.sequence());
+}
+
+std::string HostBackend::WhoIsAwaited(const Operation& operation,
+                                      const std::vector<int>& missing) const {
   std::string text;
   for (const int r : missing) {
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
-                    " has not called it and ", WhatItDoes(r));
+    const bool has_called =
+        segment_->ControlOf(r).arrived.load(std::memory_order_acquire) > 0 &&
+        LastSequenceOf(r) >= operation.sequence;
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ",
+                    segment_->NumberOf(r),
+                    has_called
+                        ? " has not finished it"
+                        : absl::StrCat(" has not called it and ",
+                                       WhatItDoes(r)));
   }
-  return text;
+  if (elsewhere_ == nullptr) return text;
+  const std::string others = elsewhere_(operation);
+  return others.empty() ? text : absl::StrCat(text, "; ", others);
 }
 
 absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
   if (segment_->ControlOf(rank).has_left.load(std::memory_order_acquire)) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", rank, " has left the group; it ", WhatItDoes(rank)));
+        "rank ", segment_->NumberOf(rank), " has left the group; it ",
+        WhatItDoes(rank)));
   }
   if (also_process && watches_[rank].has_value() &&
       watches_[rank]->HasEnded()) {
-    return absl::UnavailableError(absl::StrCat(
-        "the process of rank ", rank, " has ended; it ", WhatItDoes(rank)));
+    return absl::UnavailableError(
+        absl::StrCat("the process of rank ", segment_->NumberOf(rank),
+                     " has ended; it ", WhatItDoes(rank)));
   }
   return absl::OkStatus();
 }
@@ -147,15 +184,21 @@ absl::Status HostBackend::CheckWait(Wait& wait,
   for (const int r : missing) {
     WEFT_RETURN_IF_ERROR(CheckGone(r, is_watching));
   }
+  if (elsewhere_ != nullptr && now >= wait.ask_at) {
+    wait.ask_at = now + kAskInterval;
+    elsewhere_(wait.operation);
+  }
   if (now >= wait.operation.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", rank(), " waited for others: ", WhoIsAwaited(missing)));
+        "rank ", options_.rank, " waited for others: ",
+                     WhoIsAwaited(wait.operation, missing)));
   }
   if (now >= wait.report_at) {
     wait.report_at = Instant::Infinite();
     Report(options_.diagnosis,
-           absl::StrCat(Describe(wait.operation), ": rank ", rank(),
-                        " still waits: ", WhoIsAwaited(missing)));
+           absl::StrCat(Describe(wait.operation), ": rank ", options_.rank,
+                        " still waits: ",
+                        WhoIsAwaited(wait.operation, missing)));
   }
   return absl::OkStatus();
 }
@@ -167,7 +210,8 @@ absl::Status HostBackend::Run(const Operation& operation) {
   const auto check = [&](const std::vector<int>& missing) {
     if (!wait.has_value()) {
       const Instant now = SteadyClock().Now();
-      wait.emplace(Wait{operation, now + options_.diagnosis.report_after, now});
+      wait.emplace(Wait{operation, now + options_.diagnosis.report_after, now,
+                        now + kWatchInterval});
     }
     return CheckWait(*wait, missing);
   };
@@ -177,7 +221,8 @@ absl::Status HostBackend::Run(const Operation& operation) {
 }
 
 void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
-  Wait wait = {operation, Instant::Infinite(), SteadyClock().Now()};
+  Wait wait = {operation, Instant::Infinite(), SteadyClock().Now(),
+               Instant::Infinite()};
   const absl::Status shown = SharedRun(*segment_, phases_, operation,
                                        [&](const std::vector<int>& missing) {
                                          return CheckWait(wait, missing);
@@ -223,15 +268,21 @@ absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
   return Tensor::FromBlob(memory, shape, dtype, std::move(owner));
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> HostBackend::Subgroup(
-    absl::Span<const int> members, absl::string_view name, Instant deadline) {
-  HostOptions options = options_;
+absl::StatusOr<std::unique_ptr<Backend>> ConnectSubgroup(
+    HostOptions options, absl::Span<const int> members, absl::string_view name,
+    Instant deadline) {
   options.name = std::string(name);
   options.rank = static_cast<int>(
-      std::find(members.begin(), members.end(), rank()) - members.begin());
+      std::find(members.begin(), members.end(), options.rank) -
+      members.begin());
   options.size = static_cast<int>(members.size());
   options.connect_timeout = deadline - SteadyClock().Now();
   return ConnectHost(std::move(options));
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> HostBackend::Subgroup(
+    absl::Span<const int> members, absl::string_view name, Instant deadline) {
+  return ConnectSubgroup(options_, members, name, deadline);
 }
 
 absl::Status CheckOptions(const HostOptions& options) {
@@ -261,20 +312,57 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   meeting_options.rank = options.rank;
   meeting_options.size = options.size;
   meeting_options.directory = options.directory;
+  meeting_options.host = options.host;
+  meeting_options.stream = options.own_stream;
   meeting_options.bytes_for = [&](int ranks) {
     return SegmentLayout(ranks, options.arena_bytes).bytes();
   };
-  meeting_options.deadline = SteadyClock().Now() + options.connect_timeout;
+  const Instant deadline = SteadyClock().Now() + options.connect_timeout;
+  meeting_options.deadline = deadline;
   WEFT_ASSIGN_OR_RETURN(Meeting meeting, Meet(meeting_options));
-  if (static_cast<int>(meeting.ranks.size()) != options.size) {
+  const int here = static_cast<int>(meeting.ranks.size());
+  const bool is_one_host = here == options.size;
+  const bool have_all_mapped =
+      is_one_host || meeting.ranks == meeting.hosts[meeting.own_host];
+  if (!is_one_host && (options.streams == nullptr || !have_all_mapped)) {
     return absl::UnimplementedError(absl::StrCat(
-        "backend host lacks ranks on several hosts: group ", options.name,
-        " has ", options.size, " ranks, and only ", RankList(meeting.ranks),
-        " share memory on this host and in directory ", options.directory));
+        "backend host lacks ranks on several hosts without "
+        "HostOptions::streams: group ",
+        options.name, " has ", options.size, " ranks, and only ",
+        RankList(meeting.ranks), " share memory on this host and in directory ",
+        options.directory));
   }
-  const SegmentLayout layout(options.size, options.arena_bytes);
-  return std::unique_ptr<Backend>(
-      new HostBackend(std::move(options), std::move(meeting), layout));
+  const int place = static_cast<int>(
+      std::find(meeting.ranks.begin(), meeting.ranks.end(), options.rank) -
+      meeting.ranks.begin());
+  const std::vector<std::vector<int>> hosts = meeting.hosts;
+  StreamOptions streams;
+  streams.ranks = meeting.streams;
+  auto host = std::make_unique<HostBackend>(
+      options, place, std::move(meeting),
+      SegmentLayout(here, options.arena_bytes));
+  if (is_one_host) return host;
+  streams.streams = options.streams;
+  streams.name = options.name;
+  streams.rank = options.rank;
+  streams.max_unasked_bytes = options.max_unasked_bytes;
+  streams.dead_after = options.dead_after;
+  streams.connect_timeout = deadline - SteadyClock().Now();
+  streams.diagnosis = options.diagnosis;
+  streams.cost = options.stream_cost;
+  streams.measures_cost = options.measures_cost;
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<StreamBackend> between,
+                        StreamBackend::Connect(std::move(streams)));
+  // `between` lives as long as the operations that ask.
+  host->SetElsewhere([asked = between.get()](const Operation& step) {
+    return asked->AskWhoHasNotCalled(step);
+  });
+  return MakeHierarchical(std::move(host), std::move(between), hosts,
+                          [options](absl::Span<const int> members,
+                                    absl::string_view name, Instant until) {
+                            return ConnectSubgroup(options, members, name,
+                                                   until);
+                          });
 }
 
 }  // namespace weft::collectives

@@ -1,5 +1,5 @@
 // The host backend: ranks of one host, as processes or threads, meet in shared
-// memory. The default on CPU.
+// memory; ranks of several hosts over streams besides. The default on CPU.
 //
 //   HostOptions options;
 //   options.store = &store;   // of the job; see rendezvous/store.h
@@ -13,6 +13,10 @@
 // A tensor of ProcessGroup::Allocate lies in the shared memory; operations read
 // and write it where it is. Of any other, pieces are copied through shared
 // memory.
+//
+// With ranks on several hosts, an all-reduce and a broadcast run in shared
+// memory within each host and over streams between the hosts; other operations,
+// and Sends, over streams. Every rank needs HostOptions::streams for that.
 //
 // A rank that ends is found by its peers within a tenth of a second if it is a
 // process of this host, killed or not; one that is stopped is reported after
@@ -28,8 +32,11 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/collectives/backend.h"
+#include "weft/collectives/backends/stream/stream_backend.h"
+#include "weft/collectives/backends/stream/streams.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/rendezvous/store.h"
+#include "weft/transport/transport.h"
 
 namespace weft::collectives {
 
@@ -53,12 +60,29 @@ struct HostOptions {
   // How long to wait for the other ranks.
   absl::Duration connect_timeout = absl::Minutes(1);
   DiagnosisOptions diagnosis;
+
+  // --- For ranks on several hosts. ---
+
+  // Of this process. Must outlive the group and the groups made from it. Null:
+  // all ranks are on one host.
+  Streams* streams = nullptr;
+  // How the others reach `streams`, and the name that this rank can prove.
+  transport::Destination own_stream;
+  // A rank of another host that says nothing for so long is dead.
+  absl::Duration dead_after = absl::Seconds(10);
+  // What streams cost: see StreamOptions.
+  LinkCost stream_cost = StreamCost();
+  bool measures_cost = false;
+  // The ranks of one machine that share memory are those of one `host` here: so
+  // tests make several of one.
+  std::string host;
 };
 
 // Waits for all ranks. kInvalidArgument: options that make no sense;
 // kDeadlineExceeded names the ranks that did not come; kResourceExhausted: no
-// memory for the segment; kUnimplemented, on every rank: some ranks are on
-// another host, or cannot map the segment.
+// memory for the segment; kUnimplemented: some ranks are on another host and
+// there are no streams (on every rank), or some of this host cannot map the
+// segment (on each of the host).
 absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options);
 
 }  // namespace weft::collectives

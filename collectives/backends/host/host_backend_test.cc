@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +22,7 @@
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/transport/local_transport.h"
 
 namespace weft::collectives {
 namespace {
@@ -63,8 +65,66 @@ TestBackend Host() {
   return backend;
 }
 
-INSTANTIATE_TEST_SUITE_P(Host, ProcessGroupConformance,
-                         ::testing::Values(Host()),
+// Ranks of one machine as if of several: `host_of` says which.
+class HostsTestWorld final : public TestWorld {
+ public:
+  HostsTestWorld(int size, DiagnosisOptions diagnosis,
+                 std::function<int(int rank)> host_of)
+      : size_(size),
+        diagnosis_(std::move(diagnosis)),
+        host_of_(std::move(host_of)) {
+    for (int r = 0; r < size; ++r) {
+      transports_.push_back(*network_.MakeTransport(absl::StrCat("r", r)));
+      streams_.push_back(std::make_unique<Streams>(*transports_.back()));
+    }
+  }
+  ~HostsTestWorld() override { streams_.clear(); }
+
+  absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
+    HostOptions host;
+    host.store = &store_;
+    host.rank = rank;
+    host.size = size_;
+    host.directory = directory_.path();
+    host.arena_bytes = 8 << 20;
+    host.connect_timeout = absl::Seconds(20);
+    host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
+    host.diagnosis = diagnosis_;
+    host.streams = streams_[rank].get();
+    host.own_stream = {absl::StrCat("r", rank), absl::StrCat("r", rank)};
+    host.host = absl::StrCat("host", host_of_(rank));
+    return ConnectHost(host);
+  }
+  void Kill(int rank) { network_.Break(absl::StrCat("r", rank)); }
+
+ private:
+  const int size_;
+  const DiagnosisOptions diagnosis_;
+  const std::function<int(int rank)> host_of_;
+  testing::TempDir directory_;
+  MemoryStore store_;
+  transport::LocalNetwork network_;
+  std::vector<std::unique_ptr<transport::Transport>> transports_;
+  std::vector<std::unique_ptr<Streams>> streams_;
+};
+
+TestBackend Hosts(std::string name, std::function<int(int rank)> host_of,
+                  std::vector<int> sizes) {
+  TestBackend backend;
+  backend.name = std::move(name);
+  backend.sizes = std::move(sizes);
+  backend.make_world = [host_of](int size, const DiagnosisOptions& diagnosis) {
+    return std::make_unique<HostsTestWorld>(size, diagnosis, host_of);
+  };
+  return backend;
+}
+
+// Two ranks a host, next to each other and not; with 3 ranks, one has one.
+INSTANTIATE_TEST_SUITE_P(
+    Host, ProcessGroupConformance,
+    ::testing::Values(
+        Host(), Hosts("two_a_host", [](int rank) { return rank / 2; }, {3, 4}),
+        Hosts("interleaved", [](int rank) { return rank % 2; }, {3, 4})),
                          [](const auto& info) { return info.param.name; });
 
 HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
@@ -76,6 +136,26 @@ HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
   options.directory = directory;
   options.arena_bytes = 1 << 20;
   return options;
+}
+
+TEST(HostBackend, RankOfAnotherHostThatEndsIsNamedOnAllRanks) {
+  HostsTestWorld world(4, {}, [](int rank) { return rank / 2; });
+  const auto statuses = testing::RunRanks(4, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    const auto group = ProcessGroup::Create(std::move(backend));
+    WEFT_RETURN_IF_ERROR(group->Barrier());
+    if (rank == 1) {
+      world.Kill(1);
+      return absl::OkStatus();
+    }
+    return group->AllReduce(Tensor::Ones({100'000}));
+  });
+  // Of its own host, rank 0 may find that it has left the shared memory.
+  for (const int r : {0, 2, 3}) {
+    EXPECT_THAT(statuses[r],
+                StatusIs(absl::StatusCode::kUnavailable, "rank 1 has"));
+  }
 }
 
 TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {

@@ -10,7 +10,7 @@ namespace weft::collectives {
 
 std::vector<RankControl*> HostSegment::Controls() const {
   std::vector<RankControl*> controls;
-  for (int r = 0; r < size_; ++r) controls.push_back(&ControlOf(r));
+  for (int r = 0; r < size(); ++r) controls.push_back(&ControlOf(r));
   return controls;
 }
 

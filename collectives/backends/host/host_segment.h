@@ -17,14 +17,17 @@ namespace weft::collectives {
 class HostSegment {
  public:
   // REQUIRES: `segment` has layout.bytes() and began as zeros.
-  HostSegment(memory::Segment segment, SegmentLayout layout, int rank, int size)
+  // numbers[r]: what messages call rank r.
+  HostSegment(memory::Segment segment, SegmentLayout layout, int rank,
+              std::vector<int> numbers)
       : segment_(std::move(segment)),
         layout_(layout),
         rank_(rank),
-        size_(size) {}
+        numbers_(std::move(numbers)) {}
 
   int rank() const { return rank_; }
-  int size() const { return size_; }
+  int size() const { return static_cast<int>(numbers_.size()); }
+  int NumberOf(int rank) const { return numbers_[rank]; }
 
   SegmentHead& head() const { return *At<SegmentHead>(layout_.HeadAt()); }
   RankControl& ControlOf(int rank) const {
@@ -60,7 +63,7 @@ class HostSegment {
   const memory::Segment segment_;
   const SegmentLayout layout_;
   const int rank_;
-  const int size_;
+  const std::vector<int> numbers_;
 };
 
 }  // namespace weft::collectives

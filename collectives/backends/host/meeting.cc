@@ -22,28 +22,34 @@ namespace {
 struct Place {
   std::string directory;
   std::string socket;
+  std::string host;
+  transport::Destination stream;
   rendezvous::v1::Process process;
 
   std::string Serialize() const {
-    return absl::StrCat(directory, "\n", socket, "\n",
+    return absl::StrCat(directory, "\n", socket, "\n", host, "\n", stream.name,
+                        "\n", stream.address, "\n",
                         process.SerializeAsString());
   }
   static absl::StatusOr<Place> Parse(absl::string_view text) {
     const std::vector<absl::string_view> parts =
-        absl::StrSplit(text, absl::MaxSplits('\n', 2));
+        absl::StrSplit(text, absl::MaxSplits('\n', 5));
     Place place;
-    if (parts.size() != 3 ||
-        !place.process.ParseFromString(std::string(parts[2]))) {
+    if (parts.size() != 6 ||
+        !place.process.ParseFromString(std::string(parts[5]))) {
       return absl::InternalError("a rank's place in the store is damaged");
     }
     place.directory = std::string(parts[0]);
     place.socket = std::string(parts[1]);
+    place.host = std::string(parts[2]);
+    place.stream.name = std::string(parts[3]);
+    place.stream.address = std::string(parts[4]);
     return place;
   }
   bool IsOnHostOf(const Place& other) const {
     return !process.space().empty() &&
            process.space() == other.process.space() &&
-           directory == other.directory;
+           directory == other.directory && host == other.host;
   }
 };
 
@@ -73,7 +79,9 @@ class Attempt {
 
   absl::Status Arrive();
   absl::Status FindPlaces();
-  std::vector<int> RanksHere() const;
+  std::vector<std::vector<int>> Hosts() const;
+  std::vector<int> RanksHere() const { return RanksOnHostOf(options_.rank); }
+  std::vector<int> RanksOnHostOf(int rank) const;
   absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here,
                                        std::vector<int>* mapped);
   absl::StatusOr<memory::Segment> Follow(int leader);
@@ -87,6 +95,8 @@ class Attempt {
 absl::Status Attempt::Arrive() {
   Place place;
   place.directory = options_.directory;
+  place.host = options_.host;
+  place.stream = options_.stream;
   // Short: a path has at most 107 bytes. Drawn, so that another job of the same
   // name, whose group has the same name, does not take its place.
   std::random_device random;
@@ -127,15 +137,21 @@ absl::Status Attempt::FindPlaces() {
                    options_.size, " did not come: ", last.message()));
 }
 
-std::vector<int> Attempt::RanksHere() const {
-  std::vector<int> here;
+std::vector<int> Attempt::RanksOnHostOf(int rank) const {
+  std::vector<int> there;
   for (int r = 0; r < options_.size; ++r) {
-    const bool is_self = r == options_.rank;
-    if (is_self || places_[r].IsOnHostOf(places_[options_.rank])) {
-      here.push_back(r);
-    }
+    if (r == rank || places_[r].IsOnHostOf(places_[rank])) there.push_back(r);
   }
-  return here;
+  return there;
+}
+
+std::vector<std::vector<int>> Attempt::Hosts() const {
+  std::vector<std::vector<int>> hosts;
+  for (int r = 0; r < options_.size; ++r) {
+    std::vector<int> ranks = RanksOnHostOf(r);
+    if (ranks[0] == r) hosts.push_back(std::move(ranks));
+  }
+  return hosts;
 }
 
 absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here,
@@ -211,7 +227,9 @@ absl::StatusOr<Meeting> Attempt::Run() {
     WEFT_RETURN_IF_ERROR(AwaitAgreement(here[0], &mapped));
   }
   WEFT_RETURN_IF_ERROR(segment.status());
-  Meeting meeting = {std::move(mapped), *std::move(segment), {}};
+  Meeting meeting = {std::move(mapped), *std::move(segment), {}, Hosts(), 0, {}};
+  for (const Place& place : places_) meeting.streams.push_back(place.stream);
+  while (meeting.hosts[meeting.own_host] != here) ++meeting.own_host;
   for (const int r : meeting.ranks) {
     meeting.watches.push_back(rendezvous::ProcessWatch::Of(places_[r].process));
   }

@@ -24,6 +24,7 @@
 #include "weft/memory/segment.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store.h"
+#include "weft/transport/transport.h"
 
 namespace weft::collectives {
 
@@ -37,6 +38,10 @@ struct MeetingOptions {
   // The job's directory of sockets, of mode 0700, the same on all ranks of a
   // host.
   std::string directory;
+  // Ranks of different ones are on different hosts, whatever they share.
+  std::string host;
+  // How other hosts reach this rank; may be empty.
+  transport::Destination stream;
   // The size of a segment that so many ranks share.
   std::function<int64_t(int ranks)> bytes_for;
   Instant deadline;
@@ -48,6 +53,12 @@ struct Meeting {
   memory::Segment segment;
   // By the place in `ranks`: none for this process, or where none is possible.
   std::vector<std::optional<rendezvous::ProcessWatch>> watches;
+  // The ranks of each host, in rising order, hosts by their lowest; which of
+  // them this is; and how each rank is reached. Equal on all ranks but for
+  // own_host.
+  std::vector<std::vector<int>> hosts;
+  int own_host = 0;
+  std::vector<transport::Destination> streams;
 };
 
 // kDeadlineExceeded names the ranks that have not come; kResourceExhausted: no

@@ -73,7 +73,9 @@ absl::Status Phases::Await(
     absl::Status status = missing.empty() ? absl::OkStatus() : check(missing);
     if (!missing.empty() && status.ok()) FutexWait(own.doorbell, seen, kSlice);
     own.is_sleeping.store(0, std::memory_order_seq_cst);
-    if (missing.empty() || !status.ok()) return status;
+    if (missing.empty()) return absl::OkStatus();
+    // A rank may have arrived, and then left, while it was looked at.
+    if (!status.ok() && Missing(phase) == missing) return status;
   }
 }
 

@@ -29,7 +29,8 @@ int64_t MostElements(const Operation& operation) {
 
 }  // namespace
 
-void OperationRecord::WriteCommon(const Operation& operation) {
+void OperationRecord::WriteCommon(const Operation& step) {
+  const Operation& operation = step.whole != nullptr ? *step.whole : step;
   const Blocks& blocks = DescribedBlocks(operation);
   Set(kSequence, operation.sequence);
   Set(kLabel, operation.label);

@@ -101,7 +101,8 @@ absl::Status SharedRun::CompareRecords(uint64_t phase) {
     if (slot.record.is_refusal()) {
       const uint32_t bytes =
           std::min<uint32_t>(slot.refusal_bytes, sizeof slot.refusal);
-      return Refused(r, absl::string_view(slot.refusal, bytes));
+      return Refused(segment_.NumberOf(r),
+                     absl::string_view(slot.refusal, bytes));
     }
     if (slot.record.fingerprint() != first.fingerprint() && different < 0) {
       different = r;
@@ -113,7 +114,8 @@ absl::Status SharedRun::CompareRecords(uint64_t phase) {
     }
     return absl::OkStatus();
   }
-  return Mismatch(0, first.ToString(), different,
+  return Mismatch(segment_.NumberOf(0), first.ToString(),
+                  segment_.NumberOf(different),
                   SlotNow(different, phase).record.ToString());
 }
 
@@ -382,8 +384,9 @@ absl::Status SharedRun::CheckCounts(uint64_t phase, int64_t* most) const {
       const int64_t wanted = count(to, size() + from);
       if (sent != wanted) {
         return absl::FailedPreconditionError(absl::StrCat(
-            "the ranks called different operations: rank ", from, " sends ",
-            sent, " elements to rank ", to, ", which wants ", wanted, "; ",
+            "the ranks called different operations: rank ",
+            segment_.NumberOf(from), " sends ", sent, " elements to rank ",
+            segment_.NumberOf(to), ", which wants ", wanted, "; ",
             SlotNow(from, phase).record.ToString(), ", ",
             SlotNow(to, phase).record.ToString()));
       }

@@ -26,6 +26,7 @@ struct Message {
   uint64_t tag = 0;
   DType dtype = DType::kU8;
   Bytes bytes;
+  Instant arrives_at = {};
 };
 
 // With what the message takes besides.
@@ -39,7 +40,15 @@ int64_t KeptBytes(const Message& message) {
 class LocalWorld::State {
  public:
   State(int size, Options world_options)
-      : options(std::move(world_options)), killed(size), held(size) {}
+      : options(std::move(world_options)),
+        killed(size),
+        held(size),
+        sends_until(size),
+        takes_until(size) {}
+
+  // When a message of so many bytes, sent now, is there.
+  Instant ArrivalOf(int from, int to, size_t bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
 
   // The group of `members`, ranks of the world, with this name.
   std::shared_ptr<Group> Find(absl::Span<const int> members,
@@ -52,6 +61,9 @@ class LocalWorld::State {
   Mutex mu;
   std::vector<bool> killed ABSL_GUARDED_BY(mu);
   std::vector<bool> held ABSL_GUARDED_BY(mu);
+  // By rank, under a link model.
+  std::vector<Instant> sends_until ABSL_GUARDED_BY(mu);
+  std::vector<Instant> takes_until ABSL_GUARDED_BY(mu);
   // Kept to the end: a rank may come to one after others have left it.
   std::map<std::string, std::shared_ptr<Group>> groups ABSL_GUARDED_BY(mu);
 };
@@ -182,9 +194,10 @@ class LocalBackend final : public Backend {
   }
   absl::Status Begin(const Announcement& mine)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
-  // Whether the message is there, or why it will not come.
+  // Whether the message is there, or why it will not come. Of one that is on
+  // its way, also when it is there.
   absl::StatusOr<bool> Look(const Operation& operation, int from,
-                            absl::Span<std::byte> bytes)
+                            absl::Span<std::byte> bytes, Instant* arrives_at)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
   absl::StatusOr<bool> CheckSender(const Operation& operation, int from) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
@@ -267,9 +280,13 @@ absl::Status LocalBackend::Send(const Operation& operation, int to,
                                 absl::Span<const std::byte> bytes) {
   MutexLock lock(world_->mu);
   WEFT_RETURN_IF_ERROR(Health());
-  group_->MessagesOf(rank_, to).push_back({operation.sequence, 0,
-                                           operation.dtype,
-                                           Bytes(bytes.begin(), bytes.end())});
+  Message message;
+  message.sequence = operation.sequence;
+  message.dtype = operation.dtype;
+  message.bytes.assign(bytes.begin(), bytes.end());
+  message.arrives_at = world_->ArrivalOf(group_->members[rank_],
+                                         group_->members[to], bytes.size());
+  group_->MessagesOf(rank_, to).push_back(std::move(message));
   group_->Wake(to);
   return absl::OkStatus();
 }
@@ -316,7 +333,8 @@ absl::StatusOr<bool> LocalBackend::CheckSender(const Operation& operation,
 }
 
 absl::StatusOr<bool> LocalBackend::Look(const Operation& operation, int from,
-                                        absl::Span<std::byte> bytes) {
+                                        absl::Span<std::byte> bytes,
+                                        Instant* arrives_at) {
   WEFT_RETURN_IF_ERROR(Health());
   std::deque<Message>& queue = group_->MessagesOf(from, rank_);
   // Of operations that somebody refused, messages may be left.
@@ -331,6 +349,10 @@ absl::StatusOr<bool> LocalBackend::Look(const Operation& operation, int from,
   }
   if (!is_there || world_->held[world_rank]) {
     WEFT_RETURN_IF_ERROR(CheckSender(operation, from).status());
+    return false;
+  }
+  if (queue.front().arrives_at > world_->options.driver->clock().Now()) {
+    *arrives_at = queue.front().arrives_at;
     return false;
   }
   const Message message = std::move(queue.front());
@@ -352,9 +374,10 @@ absl::Status LocalBackend::Receive(const Operation& operation, int from,
   while (true) {
     std::optional<Future<void>> woken;
     std::string report;
+    Instant arrives_at = Instant::Infinite();
     {
       MutexLock lock(world_->mu);
-      absl::StatusOr<bool> there = Look(operation, from, bytes);
+      absl::StatusOr<bool> there = Look(operation, from, bytes, &arrives_at);
       const bool is_late = clock.Now() >= operation.deadline;
       if (there.ok() && !*there && is_late) {
         there = absl::DeadlineExceededError(absl::StrCat(
@@ -362,7 +385,11 @@ absl::Status LocalBackend::Receive(const Operation& operation, int from,
             " waited for others: ", WhoIsAwaited(operation, from)));
       }
       if (!there.ok()) {
-        if (!absl::IsAborted(there.status())) group_->Abort(there.status());
+        // One that was killed tells nobody.
+        const bool is_dead = world_->killed[group_->members[rank_]];
+        if (!is_dead && !absl::IsAborted(there.status())) {
+          group_->Abort(there.status());
+        }
         return there.status();
       }
       if (*there) return absl::OkStatus();
@@ -374,7 +401,7 @@ absl::Status LocalBackend::Receive(const Operation& operation, int from,
       woken = group_->wakers[rank_].emplace(driver()).future();
     }
     if (!report.empty()) Report(diagnosis, report);
-    const Instant until = std::min(report_at, operation.deadline);
+    const Instant until = std::min({report_at, operation.deadline, arrives_at});
     woken->Wait(until - clock.Now()).IgnoreError();
   }
 }
@@ -427,7 +454,7 @@ absl::StatusOr<bool> LocalBackend::Advance(Transfer& transfer) {
     }
     std::deque<Message>& queue = group_->TransfersOf(rank_, transfer.peer);
     queue.push_back(
-        {0, transfer.tag, transfer.dtype, Bytes(begin, begin + bytes)});
+        {0, transfer.tag, transfer.dtype, Bytes(begin, begin + bytes), {}});
     kept += KeptBytes(queue.back());
     group_->Wake(transfer.peer);
     return true;
@@ -481,6 +508,18 @@ std::shared_ptr<Group> LocalWorld::State::Find(absl::Span<const int> members,
   std::shared_ptr<Group>& group = groups[std::string(name)];
   if (group == nullptr) group = std::make_shared<Group>(members);
   return group;
+}
+
+Instant LocalWorld::State::ArrivalOf(int from, int to, size_t bytes) {
+  const Instant now = options.driver->clock().Now();
+  if (!options.link.has_value()) return now;
+  const absl::Duration time = absl::Seconds(static_cast<double>(bytes) /
+                                            options.link->bytes_per_second);
+  sends_until[from] = std::max(now, sends_until[from]) + time;
+  // Its last byte comes no earlier than it was sent, and than those before.
+  takes_until[to] = std::max(takes_until[to] + time,
+                             sends_until[from] + options.link->latency);
+  return takes_until[to];
 }
 
 void LocalWorld::State::WakeAll() {

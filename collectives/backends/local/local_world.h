@@ -16,6 +16,8 @@
 #include <memory>
 #include <vector>
 
+#include "absl/time/time.h"
+#include "absl/types/optional.h"
 #include "absl/types/span.h"
 #include "weft/base/driver.h"
 #include "weft/collectives/algorithms/run_over_link.h"
@@ -23,6 +25,13 @@
 #include "weft/collectives/diagnosis.h"
 
 namespace weft::collectives {
+
+// Each rank sends one message at a time, and takes one at a time, at this rate;
+// a message is on its way for `latency` besides.
+struct LinkModel {
+  absl::Duration latency = absl::Microseconds(20);
+  double bytes_per_second = 1.25e9;
+};
 
 // Thread-safety: thread-safe.
 class LocalWorld {
@@ -33,6 +42,9 @@ class LocalWorld {
     Driver* driver = &ParkingDriver();
     // By which algorithms are chosen.
     LinkCost cost;
+    // How long messages of operations take, by the driver's clock; none: they
+    // are there at once.
+    absl::optional<LinkModel> link;
     // As HostOptions::max_unasked_bytes.
     int64_t max_unasked_bytes = kMostUnaskedBytes;
   };

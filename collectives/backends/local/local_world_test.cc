@@ -1,7 +1,9 @@
 #include "weft/collectives/backends/local/local_world.h"
 
+#include <algorithm>
 #include <memory>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
@@ -45,10 +47,24 @@ TestBackend Local(std::string name, LinkCost cost) {
   return backend;
 }
 
+LinkCost CostOf(double seconds_per_message, double bytes_per_second) {
+  LinkCost cost;
+  cost.seconds_per_message = seconds_per_message;
+  cost.bytes_per_second = bytes_per_second;
+  return cost;
+}
+
+LinkCost Halving() {
+  LinkCost cost;
+  cost.all_reduce = AllReduceScheme::kHalving;
+  return cost;
+}
+
 // So dear a message, or byte, that one all-reduce is always chosen.
 INSTANTIATE_TEST_SUITE_P(Local, ProcessGroupConformance,
-                         ::testing::Values(Local("ring", {0, 1}),
-                                           Local("doubling", {1, 1e30})),
+                         ::testing::Values(Local("ring", CostOf(0, 1)),
+                                           Local("doubling", CostOf(1, 1e30)),
+                                           Local("halving", Halving())),
                          [](const auto& info) { return info.param.name; });
 
 absl::Status AllReduceOnes(LocalWorld& world, int rank) {
@@ -101,6 +117,106 @@ TEST(LocalWorld, SimulatedRanksReduceInAnyInterleaving) {
           scheduler.Run(size,
                         [&](int rank) { return AllReduceOnes(world, rank); }),
           Each(IsOk()))
+          << "seed " << seed;
+    }
+    EXPECT_EQ(scheduler.deadlocks(), 0);
+  }
+}
+
+// --- The algorithms on many ranks, in virtual time. --------------------------
+
+constexpr LinkModel kSimulatedLink = {absl::Microseconds(20), 1.25e9};
+// A message of no bytes takes the latency.
+const LinkCost kSimulatedCost = CostOf(20e-6, 1.25e9);
+
+// What an all-reduce of so many elements takes on `size` simulated ranks.
+absl::Duration SimulatedTime(int size, int64_t elements, const LinkCost& cost) {
+  sim::Simulator simulator(7);
+  sim::BatonScheduler scheduler(simulator);
+  LocalWorld::Options options;
+  options.driver = &scheduler.driver();
+  options.link = kSimulatedLink;
+  options.cost = cost;
+  LocalWorld world(size, options);
+  const auto statuses = scheduler.Run(size, [&](int rank) -> absl::Status {
+    const auto group = ProcessGroup::Create(world.Connect(rank));
+    const Tensor tensor = Tensor::Full({elements}, rank % 3);
+    WEFT_RETURN_IF_ERROR(group->AllReduce(tensor));
+    float wanted = 0;
+    for (int r = 0; r < size; ++r) wanted += r % 3;
+    return tensor.data<float>()[0] == wanted &&
+                   tensor.data<float>()[elements - 1] == wanted
+               ? absl::OkStatus()
+               : absl::InternalError("wrong sum");
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  EXPECT_EQ(scheduler.deadlocks(), 0);
+  return simulator.Now() - Instant();
+}
+
+TEST(SimulatedAllReduce, TakesAsLongAsItsFormulaSays) {
+  for (const int size : {64, 96, 256}) {
+    for (const AllReduceScheme scheme :
+         {AllReduceScheme::kRing, AllReduceScheme::kDoubling,
+          AllReduceScheme::kHalving}) {
+      if (size == 256 && scheme == AllReduceScheme::kRing) continue;  // slow
+      LinkCost cost = kSimulatedCost;
+      cost.all_reduce = scheme;
+      const int64_t elements = 16 * size;  // a cache line for each rank
+      const double found =
+          absl::ToDoubleSeconds(SimulatedTime(size, elements, cost));
+      const double wanted =
+          SecondsOf(scheme, kSimulatedCost, size, elements * 4);
+      EXPECT_NEAR(found, wanted, 0.1 * wanted)
+          << size << " ranks, scheme " << static_cast<int>(scheme);
+    }
+  }
+}
+
+TEST(SimulatedAllReduce, ChoosesTheSchemeThatIsFastest) {
+  constexpr int kSize = 64;
+  for (const int64_t elements : {16, 4096, 65536}) {
+    absl::Duration best = absl::InfiniteDuration();
+    for (const AllReduceScheme scheme :
+         {AllReduceScheme::kRing, AllReduceScheme::kDoubling,
+          AllReduceScheme::kHalving}) {
+      LinkCost cost = kSimulatedCost;
+      cost.all_reduce = scheme;
+      best = std::min(best, SimulatedTime(kSize, elements, cost));
+    }
+    EXPECT_LE(SimulatedTime(kSize, elements, kSimulatedCost), 1.05 * best)
+        << elements << " elements";
+  }
+}
+
+// A rank ends at any moment of a run of operations: all others end too, and
+// name it.
+TEST(SimulatedAllReduce, RankThatEndsIsNamedByAllOthersAtAnyMoment) {
+  constexpr int kSize = 64;
+  for (uint64_t seed = 1; seed <= 10; ++seed) {
+    sim::Simulator simulator(seed);
+    sim::BatonScheduler scheduler(simulator);
+    LocalWorld::Options options;
+    options.driver = &scheduler.driver();
+    options.link = kSimulatedLink;
+    LocalWorld world(kSize, options);
+    const int victim = static_cast<int>(simulator.random().Below(kSize));
+    simulator.After(
+        absl::Microseconds(simulator.random().Below(4000)),
+        [&] { world.Kill(victim); }, "kill");
+    const auto statuses = scheduler.Run(kSize, [&](int rank) -> absl::Status {
+      const auto group = ProcessGroup::Create(world.Connect(rank));
+      const Tensor tensor = Tensor::Ones({1024});
+      for (int round = 0; round < 1000; ++round) {
+        WEFT_RETURN_IF_ERROR(group->AllReduce(tensor, ReduceOp::kAverage));
+      }
+      return absl::OkStatus();
+    });
+    for (int r = 0; r < kSize; ++r) {
+      if (r == victim) continue;
+      EXPECT_THAT(statuses[r],
+                  StatusIs(absl::StatusCode::kUnavailable,
+                           absl::StrCat("rank ", victim, " has ended")))
           << "seed " << seed;
     }
     EXPECT_EQ(scheduler.deadlocks(), 0);

@@ -1,0 +1,67 @@
+// Frame: what one message of a stream between two ranks says.
+//
+// Messages, after a header of fixed size; integers are little-endian, since
+// both ends are of one build:
+//   kHello        the first in each direction: who speaks, of which group
+//   kAnnounce     what the sender has called; a status is wanted
+//   kStatus       the answer: what its sender has called last
+//   kPart         bytes of an operation's message; the first of an operation
+//                 says what was called
+//   kPartAck      so many bytes of parts were taken
+//   kTransfer     bytes of a Send
+//   kTransferAck  so many bytes of Sends were received
+//   kAbort        the group is broken, and why
+//   kLeave        the sender has left the group
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
+#define WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "weft/base/bytes.h"
+
+namespace weft::collectives {
+
+struct Frame {
+  enum Kind : uint32_t {
+    kHello = 1,
+    kAnnounce,
+    kStatus,
+    kPart,
+    kPartAck,
+    kTransfer,
+    kTransferAck,
+    kAbort,
+    kLeave,
+  };
+  static constexpr size_t kMaxTextBytes = 4096;
+
+  Kind kind = kHello;
+  // kHello: the sender's rank. kTransfer: the DType. kAbort: the code.
+  // kAnnounce, kStatus: 1 if it refuses its part.
+  uint32_t code = 0;
+  // Of what was called, 0 if nothing was: see StreamBackend. kHello: the size.
+  uint64_t sequence = 0;
+  uint64_t fingerprint = 0;
+  // kTransfer: its tag. kPart: counts the operation's messages on this stream.
+  uint64_t tag = 0;
+  // Bytes of the whole message, and how many of them came before these. An ack:
+  // how many were taken since the last.
+  uint64_t total = 0;
+  uint64_t offset = 0;
+  // What was called; why; the group's name.
+  std::string text;
+  Slices content;
+};
+
+// Cuts the text at kMaxTextBytes.
+Slices Encode(Frame frame);
+
+// kInvalidArgument for anything that Encode does not write.
+absl::StatusOr<Frame> Decode(const Slices& message);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_

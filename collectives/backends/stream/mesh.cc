@@ -1,0 +1,894 @@
+#include "weft/collectives/backends/stream/mesh.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::collectives {
+namespace {
+
+// The last operations of a rank that are kept for comparison.
+constexpr size_t kAnnouncementsKept = 64;
+// A rank that waits asks all others what they do: first after this long...
+constexpr absl::Duration kAskAfter = absl::Milliseconds(50);
+// ...and then so often, by which it also finds out whether they live.
+constexpr absl::Duration kAskInterval = absl::Seconds(1);
+// How often a rank opens a stream that was refused.
+constexpr absl::Duration kOpenInterval = absl::Milliseconds(50);
+// Chunks of Sends that wait to be written, at most, to one rank.
+constexpr size_t kMostQueued = 16;
+
+// Numbers on the wire: those below 16 are of the backend's own operations,
+// whose sequence counts up to 0 from below.
+uint64_t WireSequence(const Operation& operation) {
+  return operation.sequence + 16;
+}
+
+Announcement OnWire(Announcement announcement) {
+  announcement.sequence += 16;
+  return announcement;
+}
+
+int64_t KeptBytes(uint64_t content) { return static_cast<int64_t>(content) + 64; }
+
+Slices CopyOf(const std::byte* begin, int64_t bytes) {
+  if (bytes == 0) return {};
+  const uint8_t* from = reinterpret_cast<const uint8_t*>(begin);
+  return {Bytes::Own(std::vector<uint8_t>(from, from + bytes))};
+}
+
+}  // namespace
+
+Mesh::Mesh(MeshOptions options, Driver& driver)
+    : options_(std::move(options)), driver_(driver), peers_(options_.size) {}
+
+// --- The life of a group. ----------------------------------------------------
+
+Frame Mesh::OwnHello() const {
+  Frame hello;
+  hello.kind = Frame::kHello;
+  hello.code = static_cast<uint32_t>(rank());
+  hello.sequence = static_cast<uint64_t>(size());
+  hello.text = options_.group;
+  return hello;
+}
+
+void Mesh::OnOpened(int peer,
+                    std::shared_ptr<transport::Connection> connection) {
+  {
+    MutexLock lock(mu_);
+    if (!peers_[peer].gone.ok()) return;  // closed already
+    peers_[peer].connection = std::move(connection);
+    Post(peer, OwnHello());
+  }
+  Flush();
+}
+
+absl::Status Mesh::OnHello(int peer,
+                           std::shared_ptr<transport::Connection> connection) {
+  {
+    MutexLock lock(mu_);
+    if (peer < 0 || peer >= rank()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("rank ", peer, " does not open streams to rank ", rank(),
+                       " of group ", options_.group));
+    }
+    Peer& p = peers_[peer];
+    if (p.has_said_hello) {
+      return absl::AlreadyExistsError(absl::StrCat(
+          "rank ", peer, " has a stream to rank ", rank(), " already"));
+    }
+    p.proven_name = connection->ProvenName();
+    p.connection = std::move(connection);
+    p.has_said_hello = true;
+    p.heard = driver_.clock().Now();
+    Post(peer, OwnHello());
+    WakeLocked();
+  }
+  Flush();
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::AwaitAll(const std::vector<std::string>& names,
+                            Instant deadline,
+                            const std::function<void(int peer)>& open) {
+  Instant open_again_at = driver_.clock().Now();
+  while (true) {
+    Promise<void> waker(driver_);
+    Future<void> woken = waker.future();
+    std::vector<int> refused;
+    const Instant now = driver_.clock().Now();
+    {
+      MutexLock lock(mu_);
+      WEFT_RETURN_IF_ERROR(aborted_);
+      std::vector<int> missing;
+      for (int r = 0; r < size(); ++r) {
+        const Peer& p = peers_[r];
+        if (r == rank()) continue;
+        const bool was_here = p.has_said_hello || r < rank();
+        if (!p.gone.ok() && (was_here || now >= deadline)) {
+          return absl::UnavailableError(
+              absl::StrCat("group ", options_.group, ": rank ", rank(),
+                           " has no stream to rank ", r, " (", names[r],
+                           "): ", p.gone.ToString()));
+        }
+        if (!p.has_said_hello) {
+          missing.push_back(r);
+          if (!p.gone.ok()) refused.push_back(r);
+        } else if (!p.proven_name.empty() && p.proven_name != names[r]) {
+          return absl::PermissionDeniedError(absl::StrCat(
+              "group ", options_.group, ": rank ", r, " should be ", names[r],
+              ", and its certificate is of ", p.proven_name));
+        }
+      }
+      if (missing.empty()) return absl::OkStatus();
+      if (now >= deadline) {
+        return absl::DeadlineExceededError(absl::StrCat(
+            "group ", options_.group, ": ", RankList(missing), " of ", size(),
+            " opened no stream to rank ", rank(), " in time"));
+      }
+      if (!refused.empty() && now >= open_again_at) {
+        open_again_at = now + kOpenInterval;
+        for (const int r : refused) peers_[r].gone = absl::OkStatus();
+      } else {
+        refused.clear();
+      }
+      waiters_.push_back(std::move(waker));
+    }
+    // Their processes may not have got so far.
+    for (const int r : refused) open(r);
+    const Instant again = now < open_again_at ? open_again_at : deadline;
+    woken.Wait(std::min(deadline, again) - now).IgnoreError();
+  }
+}
+
+void Mesh::OnAbort(std::function<void(const absl::Status&)> hook) {
+  absl::Status why;
+  {
+    MutexLock lock(mu_);
+    abort_hook_ = hook;
+    why = aborted_;
+    is_hook_due_ = false;
+  }
+  if (!why.ok() && hook) hook(why);
+}
+
+void Mesh::Leave() {
+  {
+    MutexLock lock(mu_);
+    has_left_ = true;
+    abort_hook_ = nullptr;
+    // Whoever hears first that this rank has left shall know why.
+    if (!aborted_.ok()) PostToAll(AbortFrame());
+    Frame leave;
+    leave.kind = Frame::kLeave;
+    PostToAll(leave);
+    for (int r = 0; r < size(); ++r) ReleaseIfOver(r);
+  }
+  Flush();
+}
+
+void Mesh::ReleaseIfOver(int peer) {
+  Peer& p = peers_[peer];
+  const bool is_over = !p.gone.ok() || (has_left_ && p.has_left);
+  if (!is_over || p.connection == nullptr) return;
+  to_release_.push_back(std::move(p.connection));
+  p.connection = nullptr;
+  p.outbox.clear();
+}
+
+bool Mesh::is_over() const {
+  MutexLock lock(mu_);
+  if (!has_left_) return false;
+  for (const Peer& p : peers_) {
+    if (p.connection != nullptr) return false;
+  }
+  return true;
+}
+
+void Mesh::Drop() {
+  {
+    MutexLock lock(mu_);
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) continue;
+      if (peers_[r].gone.ok()) {
+        peers_[r].gone = absl::CancelledError("this process ends its streams");
+      }
+      ReleaseIfOver(r);
+    }
+    WakeLocked();
+  }
+  Flush();
+}
+
+Frame Mesh::AbortFrame() const {
+  Frame abort;
+  abort.kind = Frame::kAbort;
+  abort.code = static_cast<uint32_t>(aborted_.code());
+  abort.text = std::string(aborted_.message());
+  return abort;
+}
+
+void Mesh::AbortLocked(const absl::Status& why, bool tell) {
+  if (!aborted_.ok()) return;
+  aborted_ = why;
+  is_hook_due_ = true;
+  if (tell) PostToAll(AbortFrame());
+  WakeLocked();
+}
+
+void Mesh::Abort(const absl::Status& why) {
+  {
+    MutexLock lock(mu_);
+    AbortLocked(why, /*tell=*/true);
+  }
+  Flush();
+}
+
+absl::Status Mesh::health() const {
+  MutexLock lock(mu_);
+  return aborted_;
+}
+
+// --- Writing. ----------------------------------------------------------------
+
+void Mesh::Post(int peer, Frame frame) {
+  Peer& p = peers_[peer];
+  if (p.connection == nullptr) return;
+  p.outbox.push_back(Encode(std::move(frame)));
+  if (!p.is_writing) to_pump_.push_back(peer);
+}
+
+void Mesh::PostToAll(const Frame& frame) {
+  for (int r = 0; r < size(); ++r) {
+    if (r != rank()) Post(r, frame);
+  }
+}
+
+void Mesh::Flush() {
+  std::vector<int> peers;
+  std::vector<std::shared_ptr<transport::Connection>> released;
+  std::function<void(const absl::Status&)> hook;
+  absl::Status why;
+  {
+    MutexLock lock(mu_);
+    peers.swap(to_pump_);
+    released.swap(to_release_);
+    if (is_hook_due_) {
+      is_hook_due_ = false;
+      hook = abort_hook_;
+      why = aborted_;
+    }
+  }
+  for (const int peer : peers) Pump(peer);
+  if (hook) hook(why);
+}
+
+void Mesh::Pump(int peer) {
+  while (true) {
+    std::shared_ptr<transport::Connection> connection;
+    Slices message;
+    {
+      MutexLock lock(mu_);
+      Peer& p = peers_[peer];
+      if (p.is_writing || p.outbox.empty() || p.connection == nullptr) return;
+      p.is_writing = true;
+      connection = p.connection;
+      message = std::move(p.outbox.front());
+      p.outbox.pop_front();
+    }
+    using Written = transport::Connection::Written;
+    const Written written = connection->Write(std::move(message));
+    if (written == Written::kUnderWay) return;
+    MutexLock lock(mu_);
+    Peer& p = peers_[peer];
+    p.is_writing = false;
+    if (written == Written::kRefused) p.outbox.clear();  // it is closed
+    if (p.sending != nullptr) WakeLocked();
+  }
+}
+
+void Mesh::OnWritten(int peer) {
+  {
+    MutexLock lock(mu_);
+    Peer& p = peers_[peer];
+    p.is_writing = false;
+    if (p.sending != nullptr && p.outbox.size() < kMostQueued) WakeLocked();
+  }
+  Pump(peer);
+}
+
+void Mesh::WakeLocked() {
+  ++events_;
+  for (Promise<void>& waiter : waiters_) waiter.Set(absl::OkStatus());
+  waiters_.clear();
+}
+
+// --- What arrives. -----------------------------------------------------------
+
+void Mesh::OnClosed(int peer, const absl::Status& status) {
+  {
+    MutexLock lock(mu_);
+    Peer& p = peers_[peer];
+    if (p.gone.ok()) {
+      p.gone = status.ok() ? absl::UnavailableError("it has closed its stream")
+                           : status;
+    }
+    p.is_writing = false;
+    ReleaseIfOver(peer);
+    WakeLocked();
+  }
+  Flush();
+}
+
+void Mesh::OnMessage(int peer, const Slices& message) {
+  absl::StatusOr<Frame> frame = Decode(message);
+  {
+    MutexLock lock(mu_);
+    Peer& p = peers_[peer];
+    p.heard = driver_.clock().Now();
+    if (!frame.ok()) {
+      p.gone = frame.status();
+      ReleaseIfOver(peer);
+    } else {
+      TakeFrame(peer, *std::move(frame));
+    }
+    WakeLocked();
+  }
+  Flush();
+}
+
+Frame Mesh::FrameOf(Frame::Kind kind, const Announcement& mine) {
+  Frame frame;
+  frame.kind = kind;
+  frame.code = mine.is_refused;
+  frame.sequence = mine.sequence;
+  frame.fingerprint = mine.fingerprint;
+  frame.text = mine.text;
+  return frame;
+}
+
+void Mesh::TakeFrame(int peer, Frame frame) {
+  Peer& p = peers_[peer];
+  absl::Status status;
+  switch (frame.kind) {
+    case Frame::kHello:
+      if (static_cast<int>(frame.code) != peer || frame.text != options_.group) {
+        status = absl::InvalidArgumentError("another rank has answered");
+        break;
+      }
+      p.has_said_hello = true;
+      break;
+    case Frame::kAnnounce:
+      Post(peer, own_.empty() ? FrameOf(Frame::kStatus, {})
+                              : FrameOf(Frame::kStatus, own_.back()));
+      [[fallthrough]];
+    case Frame::kStatus:
+      if (frame.text.empty()) break;
+      Record(peer, {frame.sequence, frame.fingerprint, frame.code != 0,
+                    std::move(frame.text)});
+      break;
+    case Frame::kPart:
+      if (!frame.text.empty()) {
+        Record(peer, {frame.sequence, frame.fingerprint, false, frame.text});
+      }
+      status = TakePart(peer, frame);
+      break;
+    case Frame::kPartAck:
+      p.parts_under_way -= static_cast<int64_t>(frame.total);
+      break;
+    case Frame::kTransfer:
+      status = TakeTransfer(peer, frame);
+      break;
+    case Frame::kTransferAck:
+      p.transfers_under_way -= static_cast<int64_t>(frame.total);
+      break;
+    case Frame::kAbort: {
+      const bool is_code = frame.code > 0 && frame.code <= 16;
+      AbortLocked(absl::Status(is_code
+                                   ? static_cast<absl::StatusCode>(frame.code)
+                                   : absl::StatusCode::kInternal,
+                               frame.text),
+                  /*tell=*/false);
+      break;
+    }
+    case Frame::kLeave:
+      p.has_left = true;
+      ReleaseIfOver(peer);
+      break;
+  }
+  if (status.ok()) return;
+  p.gone = status;
+  ReleaseIfOver(peer);
+}
+
+void Mesh::AckParts(int peer, int64_t bytes) {
+  Peer& p = peers_[peer];
+  p.parts_taken += bytes;
+  if (p.parts_taken < kPartWindow / 4) return;
+  Frame ack;
+  ack.kind = Frame::kPartAck;
+  ack.total = static_cast<uint64_t>(p.parts_taken);
+  p.parts_taken = 0;
+  Post(peer, std::move(ack));
+}
+
+absl::Status Mesh::TakePart(int peer, Frame& frame) {
+  Peer& p = peers_[peer];
+  uint64_t bytes = 0;
+  for (const Bytes& slice : frame.content) bytes += slice.size();
+  const bool is_late =
+      !own_.empty() && frame.sequence < own_.back().sequence;
+  const bool goes_on = !p.parts.empty() && frame.offset > 0 &&
+                       p.parts.back().sequence == frame.sequence &&
+                       p.parts.back().tag == frame.tag &&
+                       p.parts.back().arrived == frame.offset;
+  if (is_late || (frame.offset > 0 && !goes_on)) {
+    AckParts(peer, static_cast<int64_t>(bytes));  // of a refused operation
+    return absl::OkStatus();
+  }
+  if (!goes_on) {
+    Message message;
+    message.sequence = frame.sequence;
+    message.tag = frame.tag;
+    message.total = frame.total;
+    p.parts.push_back(std::move(message));
+  }
+  Message& message = p.parts.back();
+  if (message.total != frame.total) {
+    return absl::InvalidArgumentError("a message has changed its size");
+  }
+  message.arrived += bytes;
+  for (Bytes& slice : frame.content) message.content.push_back(std::move(slice));
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::TakeTransfer(int peer, Frame& frame) {
+  Peer& p = peers_[peer];
+  if (frame.code >= 64 || ItemSize(static_cast<DType>(frame.code)) <= 0 ||
+      frame.total > static_cast<uint64_t>(kMaxTensorBytes)) {
+    return absl::InvalidArgumentError("a message has no dtype, or is too long");
+  }
+  uint64_t bytes = 0;
+  for (const Bytes& slice : frame.content) bytes += slice.size();
+  if (frame.offset == 0) {
+    Message message;
+    message.sequence = frame.sequence;
+    message.tag = frame.tag;
+    message.dtype = static_cast<DType>(frame.code);
+    message.total = frame.total;
+    p.transfers.push_back(std::move(message));
+  }
+  if (p.transfers.empty() || p.transfers.back().sequence != frame.sequence ||
+      p.transfers.back().arrived != frame.offset ||
+      p.transfers.back().total != frame.total) {
+    return absl::InvalidArgumentError("a message's parts do not fit");
+  }
+  Message& message = p.transfers.back();
+  message.arrived += bytes;
+  for (Bytes& slice : frame.content) message.content.push_back(std::move(slice));
+  if (message.is_whole()) p.kept_bytes += KeptBytes(message.total);
+  return absl::OkStatus();
+}
+
+// --- What was called. --------------------------------------------------------
+
+const Announcement* Mesh::Find(const std::deque<Announcement>& kept,
+                               uint64_t sequence) {
+  for (auto it = kept.rbegin(); it != kept.rend(); ++it) {
+    if (it->sequence == sequence) return &*it;
+  }
+  return nullptr;
+}
+
+void Mesh::Keep(std::deque<Announcement>& kept, Announcement announcement) {
+  kept.push_back(std::move(announcement));
+  if (kept.size() > kAnnouncementsKept) kept.pop_front();
+}
+
+absl::Status Mesh::Compare(int peer, const Announcement& mine,
+                           const Announcement& theirs) {
+  if (mine.is_refused || theirs.is_refused ||
+      mine.fingerprint == theirs.fingerprint) {
+    return absl::OkStatus();
+  }
+  AbortLocked(peer < rank() ? Mismatch(peer, theirs.text, rank(), mine.text)
+                            : Mismatch(rank(), mine.text, peer, theirs.text),
+              /*tell=*/true);
+  return aborted_;
+}
+
+void Mesh::Record(int peer, Announcement announcement) {
+  std::deque<Announcement>& kept = peers_[peer].announced;
+  if (const Announcement* known = Find(kept, announcement.sequence);
+      known != nullptr && known->is_refused == announcement.is_refused) {
+    return;
+  }
+  Keep(kept, std::move(announcement));
+  const Announcement* mine = Find(own_, kept.back().sequence);
+  if (mine != nullptr) Compare(peer, *mine, kept.back()).IgnoreError();
+}
+
+absl::Status Mesh::Begin(const Operation& operation) {
+  Announcement mine = OnWire(Announce(operation));
+  absl::Status status;
+  {
+    MutexLock lock(mu_);
+    WEFT_RETURN_IF_ERROR(aborted_);
+    for (int r = 0; r < size() && status.ok(); ++r) {
+      const Announcement* theirs = Find(peers_[r].announced, mine.sequence);
+      if (theirs != nullptr) status = Compare(r, mine, *theirs);
+    }
+    Keep(own_, std::move(mine));
+  }
+  Flush();
+  return status;
+}
+
+void Mesh::Refuse(const Operation& operation, const absl::Status& why) {
+  {
+    MutexLock lock(mu_);
+    Keep(own_, OnWire(AnnounceRefusal(operation, why)));
+    PostToAll(FrameOf(Frame::kStatus, own_.back()));
+  }
+  Flush();
+}
+
+std::string Mesh::WhatItDoes(int peer) const {
+  const std::deque<Announcement>& kept = peers_[peer].announced;
+  return kept.empty() ? "has called nothing yet"
+                      : absl::StrCat("last called ", kept.back().text);
+}
+
+std::string Mesh::AskWhoHasNotCalled(const Operation& operation) {
+  std::string text;
+  {
+    MutexLock lock(mu_);
+    const Announcement* mine = Find(own_, WireSequence(operation));
+    if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
+    text = WhoHasNotCalled(operation);
+  }
+  Flush();
+  return text;
+}
+
+std::string Mesh::WhoHasNotCalled(const Operation& operation) const {
+  std::string text;
+  for (int r = 0; r < size(); ++r) {
+    const std::deque<Announcement>& kept = peers_[r].announced;
+    if (r == rank()) continue;
+    if (!kept.empty() && kept.back().sequence >= WireSequence(operation)) {
+      continue;
+    }
+    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
+                    " has not called it and ", WhatItDoes(r));
+  }
+  return text;
+}
+
+std::string Mesh::WhoIsAwaited(const Operation& operation, int peer) const {
+  const std::string text = WhoHasNotCalled(operation);
+  return text.empty() ? absl::StrCat("rank ", peer, " has sent nothing and ",
+                                     WhatItDoes(peer))
+                      : text;
+}
+
+absl::Status Mesh::CheckPeers(const Operation& operation, int peer) {
+  WEFT_RETURN_IF_ERROR(aborted_);
+  for (int r = 0; r < size(); ++r) {
+    const Announcement* theirs =
+        Find(peers_[r].announced, WireSequence(operation));
+    if (theirs != nullptr && theirs->is_refused) {
+      return Refused(r, theirs->text);
+    }
+  }
+  const Peer& p = peers_[peer];
+  if (p.has_left) {
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", peer, " has left the group; it ", WhatItDoes(peer)));
+  }
+  if (!p.gone.ok()) {
+    return absl::UnavailableError(
+        absl::StrCat("rank ", peer, " has ended (its stream: ",
+                     p.gone.message(), "); it ", WhatItDoes(peer)));
+  }
+  return absl::OkStatus();
+}
+
+// --- Messages of operations. -------------------------------------------------
+
+bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
+  const int64_t total = static_cast<int64_t>(out.bytes.size());
+  const int64_t n = std::min(kChunkBytes, total - sent);
+  {
+    MutexLock lock(mu_);
+    Peer& p = peers_[out.to];
+    if (p.connection == nullptr) return false;
+    if (p.parts_under_way + n > kPartWindow) return false;
+    p.parts_under_way += n;
+  }
+  Frame part;
+  part.kind = Frame::kPart;
+  part.sequence = WireSequence(progress.operation);
+  part.tag = progress.sent[out.to];
+  part.total = static_cast<uint64_t>(total);
+  part.offset = static_cast<uint64_t>(sent);
+  part.content = CopyOf(out.bytes.data() + sent, n);
+  {
+    MutexLock lock(mu_);
+    if (progress.sent[out.to] == 0 && sent == 0) {
+      const Announcement* mine = Find(own_, part.sequence);
+      if (mine != nullptr) {
+        part.fingerprint = mine->fingerprint;
+        part.text = mine->text;
+      }
+    }
+    Post(out.to, std::move(part));
+  }
+  Flush();
+  sent += n;
+  if (sent == total) ++progress.sent[out.to];
+  return true;
+}
+
+absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
+                                          const Incoming& in) {
+  const uint64_t sequence = WireSequence(progress.operation);
+  std::deque<Bytes> content;
+  uint64_t at = 0;
+  {
+    MutexLock lock(mu_);
+    WEFT_RETURN_IF_ERROR(aborted_);
+    std::deque<Message>& parts = peers_[in.from].parts;
+    // Of operations that somebody refused, messages may be left.
+    while (!parts.empty() && parts.front().sequence < sequence) {
+      AckParts(in.from, static_cast<int64_t>(parts.front().arrived -
+                                             parts.front().taken));
+      parts.pop_front();
+    }
+    if (parts.empty() || parts.front().sequence != sequence) {
+      return Took::kNothing;
+    }
+    Message& message = parts.front();
+    if (message.total != in.bytes.size()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "the ranks called different operations: rank ", in.from, " sent ",
+          message.total, " bytes, rank ", rank(), " wants ", in.bytes.size(),
+          "; rank ", in.from, " ", WhatItDoes(in.from)));
+    }
+    if (message.content.empty() && message.total > 0) return Took::kNothing;
+    content.swap(message.content);
+    at = message.taken;
+  }
+  uint64_t bytes = 0;
+  for (const Bytes& slice : content) {
+    memcpy(in.bytes.data() + at + bytes, slice.data(), slice.size());
+    bytes += slice.size();
+  }
+  content.clear();
+  bool is_whole;
+  {
+    MutexLock lock(mu_);
+    std::deque<Message>& parts = peers_[in.from].parts;
+    parts.front().taken += bytes;
+    is_whole = parts.front().taken == parts.front().total;
+    if (is_whole) parts.pop_front();
+    AckParts(in.from, static_cast<int64_t>(bytes));
+  }
+  Flush();
+  return is_whole ? Took::kAll : Took::kSome;
+}
+
+absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
+  const Operation& operation = progress.operation;
+  const absl::Duration report_after = options_.diagnosis.report_after;
+  const Instant now = driver_.clock().Now();
+  if (!progress.is_waiting) {
+    progress.is_waiting = true;
+    progress.waits_since = now;
+    progress.report_at = now + report_after;
+    progress.ask_at = now + std::min(kAskAfter, report_after / 2);
+  }
+  std::string report;
+  Promise<void> waker(driver_);
+  Future<void> woken = waker.future();
+  {
+    MutexLock lock(mu_);
+    if (events_.load() != seen) return absl::OkStatus();
+    if (now >= operation.deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank ", rank(),
+                       " waited for others: ", WhoIsAwaited(operation, peer)));
+    }
+    Peer& p = peers_[peer];
+    if (now - std::max(p.heard, progress.waits_since) >= options_.dead_after) {
+      p.gone = absl::UnavailableError(absl::StrCat(
+          "silent for ", absl::FormatDuration(options_.dead_after)));
+      ReleaseIfOver(peer);
+      return absl::OkStatus();
+    }
+    if (now >= progress.ask_at) {
+      progress.ask_at = now + kAskInterval;
+      const Announcement* mine = Find(own_, WireSequence(operation));
+      if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
+    }
+    if (now >= progress.report_at) {
+      progress.report_at = Instant::Infinite();
+      report =
+          absl::StrCat(Describe(operation), ": rank ", rank(),
+                       " still waits: ", WhoIsAwaited(operation, peer));
+    }
+    waiters_.push_back(std::move(waker));
+  }
+  Flush();
+  if (!report.empty()) Report(options_.diagnosis, report);
+  const Instant until = std::min(
+      {progress.ask_at, progress.report_at, operation.deadline});
+  woken.Wait(until - now).IgnoreError();
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::Exchange(Progress& progress,
+                            const absl::optional<Outgoing>& out,
+                            const absl::optional<Incoming>& in) {
+  progress.sent.resize(size());
+  progress.is_waiting = false;
+  int64_t sent = 0;
+  bool is_sent = !out.has_value();
+  bool is_taken = !in.has_value();
+  while (true) {
+    const uint64_t seen = events_.load();
+    bool has_moved = false;
+    while (!is_sent && SendChunk(progress, *out, sent)) {
+      has_moved = true;
+      is_sent = sent == static_cast<int64_t>(out->bytes.size());
+    }
+    if (!is_taken) {
+      WEFT_ASSIGN_OR_RETURN(const Took took, TakeSome(progress, *in));
+      has_moved = has_moved || took != Took::kNothing;
+      is_taken = took == Took::kAll;
+    }
+    if (is_sent && is_taken) return absl::OkStatus();
+    if (has_moved) {
+      progress.is_waiting = false;
+      continue;
+    }
+    {
+      MutexLock lock(mu_);
+      absl::Status status;
+      if (!is_taken) status = CheckPeers(progress.operation, in->from);
+      if (!is_sent && status.ok()) {
+        status = CheckPeers(progress.operation, out->to);
+      }
+      // What came meanwhile may be what was awaited.
+      if (!status.ok() && events_.load() == seen) return status;
+    }
+    WEFT_RETURN_IF_ERROR(
+        AwaitProgress(progress, is_taken ? out->to : in->from, seen));
+  }
+}
+
+// --- Sends and receives. -----------------------------------------------------
+
+absl::StatusOr<bool> Mesh::SendTransfer(Transfer& transfer) {
+  Peer& p = peers_[transfer.peer];
+  const int64_t total = transfer.block.elements * ItemSize(transfer.dtype);
+  if (p.sending != nullptr && p.sending != &transfer) return false;
+  if (p.sending == nullptr) {
+    if (p.transfers_under_way >= options_.max_unasked_bytes) return false;
+    p.transfers_under_way += KeptBytes(static_cast<uint64_t>(total));
+    ++p.transfers_sent;
+    p.sending = &transfer;
+  }
+  while (p.outbox.size() < kMostQueued) {
+    const int64_t n = std::min(kChunkBytes, total - transfer.moved_bytes);
+    Frame frame;
+    frame.kind = Frame::kTransfer;
+    frame.code = static_cast<uint32_t>(transfer.dtype);
+    frame.sequence = p.transfers_sent;
+    frame.tag = transfer.tag;
+    frame.total = static_cast<uint64_t>(total);
+    frame.offset = static_cast<uint64_t>(transfer.moved_bytes);
+    frame.content = CopyOf(transfer.block.memory + transfer.moved_bytes, n);
+    Post(transfer.peer, std::move(frame));
+    transfer.moved_bytes += n;
+    if (transfer.moved_bytes < total) continue;
+    p.sending = nullptr;
+    return true;
+  }
+  return false;
+}
+
+absl::StatusOr<absl::optional<Mesh::Message>> Mesh::FindTransfer(
+    const Transfer& transfer, int from) {
+  Peer& p = peers_[from];
+  const auto it = std::find_if(
+      p.transfers.begin(), p.transfers.end(),
+      [&](const Message& message) { return message.tag == transfer.tag; });
+  if (it == p.transfers.end()) {
+    const bool is_full = p.kept_bytes >= options_.max_unasked_bytes;
+    if (!is_full || transfer.peer < 0) return absl::optional<Message>();
+    return TooMuchUnasked(from, p.kept_bytes, p.transfers.front().tag);
+  }
+  if (!it->is_whole()) return absl::optional<Message>();
+  absl::optional<Message> message = std::move(*it);
+  p.transfers.erase(it);
+  p.kept_bytes -= KeptBytes(message->total);
+  Frame ack;
+  ack.kind = Frame::kTransferAck;
+  ack.total = static_cast<uint64_t>(KeptBytes(message->total));
+  Post(from, std::move(ack));
+  return message;
+}
+
+absl::Status Mesh::CheckTransferPeers(const Transfer& transfer) const {
+  int gone = 0;
+  absl::Status why;
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank() || (transfer.peer >= 0 && r != transfer.peer)) continue;
+    const Peer& p = peers_[r];
+    if (!p.has_left && p.gone.ok()) continue;
+    ++gone;
+    why = absl::UnavailableError(absl::StrCat(
+        "rank ", r, p.has_left ? " has left the group" : " has ended", "; it ",
+        WhatItDoes(r)));
+  }
+  return gone < (transfer.peer < 0 ? size() - 1 : 1) ? absl::OkStatus() : why;
+}
+
+absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
+  absl::StatusOr<bool> result = false;
+  absl::optional<Message> message;
+  int from = transfer.peer;
+  {
+    MutexLock lock(mu_);
+    WEFT_RETURN_IF_ERROR(aborted_);
+    // Before the attempt: what a rank sent before its end is still received.
+    const absl::Status gone = CheckTransferPeers(transfer);
+    if (transfer.is_send) {
+      result = gone.ok() ? SendTransfer(transfer) : gone;
+    } else {
+      const int first = transfer.peer < 0 ? 0 : transfer.peer;
+      const int last = transfer.peer < 0 ? size() - 1 : transfer.peer;
+      for (from = first; from <= last && !message.has_value(); ++from) {
+        if (from == rank()) continue;
+        WEFT_ASSIGN_OR_RETURN(message, FindTransfer(transfer, from));
+      }
+      --from;
+      if (!message.has_value() && !gone.ok()) result = gone;
+    }
+  }
+  Flush();
+  if (!message.has_value()) return result;
+  transfer.peer = from;
+  const int64_t elements =
+      static_cast<int64_t>(message->total) / ItemSize(message->dtype);
+  if (message->dtype != transfer.dtype ||
+      elements != transfer.block.elements) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "wants ", Name(transfer.dtype), "[", transfer.block.elements,
+        "], rank ", from, " sent ", Name(message->dtype), "[", elements, "]"));
+  }
+  std::byte* to = transfer.block.memory;
+  for (const Bytes& slice : message->content) {
+    memcpy(to, slice.data(), slice.size());
+    to += slice.size();
+  }
+  return true;
+}
+
+void Mesh::AwaitTransfers(uint64_t seen, Instant until) {
+  Promise<void> waker(driver_);
+  Future<void> woken = waker.future();
+  {
+    MutexLock lock(mu_);
+    if (events_.load() != seen) return;
+    waiters_.push_back(std::move(waker));
+  }
+  woken.Wait(until - driver_.clock().Now()).IgnoreError();
+}
+
+}  // namespace weft::collectives

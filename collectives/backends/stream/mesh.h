@@ -1,0 +1,254 @@
+// Mesh: the streams between the ranks of one group, one for each pair.
+//
+// The lower rank of a pair opens it; each end first says who it is, of which
+// group. A rank keeps what has come and was not asked for yet; how much it may
+// be is bounded by acks: of an operation's messages kPartWindow bytes, of Sends
+// `max_unasked_bytes` are on their way to a rank that does not take them.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_
+#define WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/optional.h"
+#include "absl/types/span.h"
+#include "weft/base/bytes.h"
+#include "weft/base/clock.h"
+#include "weft/base/driver.h"
+#include "weft/base/future.h"
+#include "weft/base/mutex.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/diagnosis.h"
+#include "weft/collectives/operation.h"
+#include "weft/transport/transport.h"
+
+namespace weft::collectives {
+
+struct MeshOptions {
+  std::string group;  // its name, unique among those of the transport
+  int rank = 0;
+  int size = 1;
+  int64_t max_unasked_bytes = kMostUnaskedBytes;
+  // Of a peer that does not even answer: it is taken for dead.
+  absl::Duration dead_after = absl::Seconds(10);
+  DiagnosisOptions diagnosis;
+};
+
+// A collective operation as it goes on over a mesh. Times are of the wait that
+// has begun last.
+struct Progress {
+  const Operation& operation;
+  std::vector<uint64_t> sent = {};  // messages, to each rank
+  Instant waits_since = {};
+  Instant report_at = {};
+  Instant ask_at = {};
+  bool is_waiting = false;
+};
+
+// Thread-safety: thread-safe; Begin and Exchange, one thread at a time.
+class Mesh final : public std::enable_shared_from_this<Mesh> {
+ public:
+  static constexpr int64_t kPartWindow = 16 << 20;
+  static constexpr int64_t kChunkBytes = 512 << 10;
+
+  // `driver` must outlive it.
+  Mesh(MeshOptions options, Driver& driver);
+
+  const MeshOptions& options() const { return options_; }
+  int rank() const { return options_.rank; }
+  int size() const { return options_.size; }
+  Driver& driver() const { return driver_; }
+
+  // --- The life of a group. ---
+
+  // This rank has opened a stream to `peer`, a higher rank.
+  void OnOpened(int peer, std::shared_ptr<transport::Connection> connection)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until all ranks have said who they are. kDeadlineExceeded and
+  // kUnavailable name those who have not. names[r]: what rank r must prove to
+  // be, where connections prove anything (kPermissionDenied). `open` opens the
+  // stream to a higher rank once more, where it was refused.
+  absl::Status AwaitAll(const std::vector<std::string>& names, Instant deadline,
+                        const std::function<void(int peer)>& open)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Called once when the group is aborted, on any thread. Must not block.
+  void OnAbort(std::function<void(const absl::Status&)> hook)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Says so to the others, and lets streams go once they have left too.
+  void Leave() ABSL_LOCKS_EXCLUDED(mu_);
+  void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status health() const ABSL_LOCKS_EXCLUDED(mu_);
+
+  // --- Operations. ---
+
+  // Says that this rank has called it; kFailedPrecondition if another rank has
+  // called another under this number.
+  absl::Status Begin(const Operation& operation) ABSL_LOCKS_EXCLUDED(mu_);
+  // Says to all that this rank refuses it.
+  void Refuse(const Operation& operation, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // What is known of that, "" if all have; asks all ranks, whose answers the next
+  // call knows.
+  std::string AskWhoHasNotCalled(const Operation& operation)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  struct Outgoing {
+    int to = 0;
+    absl::Span<const std::byte> bytes;
+  };
+  struct Incoming {
+    int from = 0;
+    absl::Span<std::byte> bytes;
+  };
+  // Sends one message and takes one, either of which may be absent. Errors as
+  // Backend::Run.
+  absl::Status Exchange(Progress& progress, const absl::optional<Outgoing>& out,
+                        const absl::optional<Incoming>& in)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // --- Sends and receives: as in Backend. ---
+
+  absl::StatusOr<bool> Advance(Transfer& transfer) ABSL_LOCKS_EXCLUDED(mu_);
+  uint64_t transfer_events() const { return events_.load(); }
+  void AwaitTransfers(uint64_t seen, Instant until) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // --- For the ends of connections. ---
+
+  // A peer has opened a stream and said which rank it is.
+  absl::Status OnHello(int peer,
+                       std::shared_ptr<transport::Connection> connection)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void OnMessage(int peer, const Slices& message) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnWritten(int peer) ABSL_LOCKS_EXCLUDED(mu_);
+  void OnClosed(int peer, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mu_);
+  // Of the process: its streams are gone.
+  void Drop() ABSL_LOCKS_EXCLUDED(mu_);
+  // Nothing more will come or go: it has left, and so have all others.
+  bool is_over() const ABSL_LOCKS_EXCLUDED(mu_);
+
+ private:
+  // One message of a peer, as far as it has come.
+  struct Message {
+    uint64_t sequence = 0;
+    uint64_t tag = 0;
+    DType dtype = DType::kU8;
+    uint64_t total = 0;
+    uint64_t arrived = 0;
+    uint64_t taken = 0;
+    std::deque<Bytes> content;  // what was not taken
+
+    bool is_whole() const { return arrived == total; }
+  };
+  struct Peer {
+    std::shared_ptr<transport::Connection> connection;
+    bool is_writing = false;
+    std::deque<Slices> outbox;
+    bool has_said_hello = false;
+    std::string proven_name;
+    bool has_left = false;
+    absl::Status gone;  // why it says no more
+    Instant heard;
+    std::deque<Announcement> announced;  // newest last
+    std::deque<Message> parts;
+    int64_t parts_under_way = 0;  // sent, and no ack has come
+    int64_t parts_taken = 0;      // since the last ack
+    std::deque<Message> transfers;
+    const Transfer* sending = nullptr;  // the one that is half sent
+    uint64_t transfers_sent = 0;
+    int64_t transfers_under_way = 0;
+    int64_t kept_bytes = 0;  // of transfers that are whole
+  };
+
+  absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return aborted_;
+  }
+  // Queues a frame; Flush, which every function calls after it has released the
+  // lock, writes what was queued.
+  void Post(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void PostToAll(const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Flush() ABSL_LOCKS_EXCLUDED(mu_);
+  void Pump(int peer) ABSL_LOCKS_EXCLUDED(mu_);
+  Frame AbortFrame() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void AbortLocked(const absl::Status& why, bool tell)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  void TakeFrame(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TakePart(int peer, Frame& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TakeTransfer(int peer, Frame& frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Record(int peer, Announcement announcement)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Aborts the group if they differ.
+  absl::Status Compare(int peer, const Announcement& mine,
+                       const Announcement& theirs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static const Announcement* Find(const std::deque<Announcement>& kept,
+                                  uint64_t sequence);
+  Frame OwnHello() const;
+  static Frame FrameOf(Frame::Kind kind, const Announcement& mine);
+  void Keep(std::deque<Announcement>& kept, Announcement announcement)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Lets its stream go where nothing more is to be said or heard.
+  void ReleaseIfOver(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  // The next chunk of a message, if the window has room for it.
+  bool SendChunk(Progress& progress, const Outgoing& out, int64_t& sent)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Copies what has come.
+  enum class Took { kNothing, kSome, kAll };
+  absl::StatusOr<Took> TakeSome(Progress& progress, const Incoming& in)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AckParts(int peer, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Why nothing more will come from `peer`, or OK.
+  absl::Status CheckPeers(const Operation& operation, int peer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status AwaitProgress(Progress& progress, int peer, uint64_t seen)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  std::string WhatItDoes(int peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string WhoHasNotCalled(const Operation& operation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string WhoIsAwaited(const Operation& operation, int peer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::StatusOr<bool> SendTransfer(Transfer& transfer)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The first message of `from` with that tag, if it is whole.
+  absl::StatusOr<absl::optional<Message>> FindTransfer(const Transfer& transfer,
+                                                       int from)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status CheckTransferPeers(const Transfer& transfer) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
+  const MeshOptions options_;
+  Driver& driver_;
+  mutable Mutex mu_;
+  std::vector<Peer> peers_ ABSL_GUARDED_BY(mu_);
+  std::vector<int> to_pump_ ABSL_GUARDED_BY(mu_);
+  // Let go by Flush, outside of the lock.
+  std::vector<std::shared_ptr<transport::Connection>> to_release_
+      ABSL_GUARDED_BY(mu_);
+  std::deque<Announcement> own_ ABSL_GUARDED_BY(mu_);
+  bool has_left_ ABSL_GUARDED_BY(mu_) = false;
+  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  bool is_hook_due_ ABSL_GUARDED_BY(mu_) = false;
+  std::function<void(const absl::Status&)> abort_hook_ ABSL_GUARDED_BY(mu_);
+  std::vector<Promise<void>> waiters_ ABSL_GUARDED_BY(mu_);
+  std::atomic<uint64_t> events_{0};
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_

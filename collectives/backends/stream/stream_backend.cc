@@ -1,0 +1,202 @@
+#include "weft/collectives/backends/stream/stream_backend.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/algorithms/tree_broadcast.h"
+#include "weft/collectives/backends/stream/mesh.h"
+#include "weft/collectives/backends/stream/streams_state.h"
+
+namespace weft::collectives {
+namespace {
+
+class MeshLink final : public Link {
+ public:
+  MeshLink(Mesh& mesh, const Operation& operation)
+      : mesh_(mesh), progress_{operation} {}
+
+  int rank() const override { return mesh_.rank(); }
+  int size() const override { return mesh_.size(); }
+  absl::Status Send(int to, absl::Span<const std::byte> bytes) override {
+    return mesh_.Exchange(progress_, Mesh::Outgoing{to, bytes}, {});
+  }
+  absl::Status Receive(int from, absl::Span<std::byte> bytes) override {
+    return mesh_.Exchange(progress_, {}, Mesh::Incoming{from, bytes});
+  }
+  absl::Status SendReceive(int to, absl::Span<const std::byte> out, int from,
+                           absl::Span<std::byte> in) override {
+    return mesh_.Exchange(progress_, Mesh::Outgoing{to, out},
+                          Mesh::Incoming{from, in});
+  }
+
+ private:
+  Mesh& mesh_;
+  Progress progress_;
+};
+
+absl::Status CheckOptions(const StreamOptions& options) {
+  if (options.streams == nullptr) {
+    return absl::InvalidArgumentError("StreamBackend: no streams are given");
+  }
+  const int size = static_cast<int>(options.ranks.size());
+  if (options.rank < 0 || options.rank >= size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("StreamBackend: wants a rank from 0 to size - 1, found ",
+                     options.rank, " of ", size));
+  }
+  return absl::OkStatus();
+}
+
+// An operation of the backend's own, before the group's first.
+Operation OwnOperation(uint64_t number, Instant deadline) {
+  Operation operation;
+  operation.verb = Verb::kBroadcast;
+  operation.sequence = number - 16;  // below 0: see WireSequence in mesh.cc
+  operation.label = number;
+  operation.deadline = deadline;
+  operation.site = CallSite::Here();
+  return operation;
+}
+
+}  // namespace
+
+StreamBackend::StreamBackend(StreamOptions options, std::shared_ptr<Mesh> mesh)
+    : options_(std::move(options)), mesh_(std::move(mesh)) {}
+
+absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
+    StreamOptions options) {
+  WEFT_RETURN_IF_ERROR(CheckOptions(options));
+  transport::Transport& transport = options.streams->transport();
+  const Instant deadline = transport.clock().Now() + options.connect_timeout;
+  MeshOptions mesh_options;
+  mesh_options.group = options.name;
+  mesh_options.rank = options.rank;
+  mesh_options.size = static_cast<int>(options.ranks.size());
+  mesh_options.max_unasked_bytes = options.max_unasked_bytes;
+  mesh_options.dead_after = options.dead_after;
+  mesh_options.diagnosis = options.diagnosis;
+  auto mesh =
+      std::make_shared<Mesh>(std::move(mesh_options), transport.driver());
+  const std::shared_ptr<Streams::State> state = options.streams->state();
+  WEFT_RETURN_IF_ERROR(state->Add(mesh));
+  // From here on its end leaves the group.
+  std::unique_ptr<StreamBackend> backend(
+      new StreamBackend(std::move(options), mesh));
+  const StreamOptions& made = backend->options_;
+  const auto open = [&](int r) {
+    mesh->OnOpened(
+        r, transport.Connect(made.ranks[r], state->MakeEnd(mesh, r)));
+  };
+  std::vector<std::string> names;
+  for (int r = 0; r < mesh->size(); ++r) {
+    names.push_back(made.ranks[r].name);
+    if (r > mesh->rank()) open(r);
+  }
+  WEFT_RETURN_IF_ERROR(mesh->AwaitAll(names, deadline, open));
+  backend->cost_ = made.cost;
+  if (made.measures_cost) {
+    WEFT_RETURN_IF_ERROR(backend->MeasureCost(deadline));
+  }
+  return backend;
+}
+
+StreamBackend::~StreamBackend() {
+  mesh_->Leave();
+  options_.streams->state()->ForgetIfOver(mesh_);
+}
+
+absl::Status StreamBackend::MeasureCost(Instant deadline) {
+  if (size() < 2) return absl::OkStatus();
+  constexpr int kRounds = 8;
+  constexpr int64_t kLarge = int64_t{1} << 20;
+  const int last = size() - 1;
+  Clock& clock = driver().clock();
+  const Operation probe = OwnOperation(0, deadline);
+  double seconds[2] = {1e9, 1e9};  // of a small message and a large one
+  const auto measure = [&](Link& link) -> absl::Status {
+    std::vector<std::byte> bytes(kLarge);
+    for (int i = 0; i < 2 * kRounds; ++i) {
+      const auto message = absl::MakeSpan(bytes).first(i < kRounds ? 8 : kLarge);
+      const Instant begin = clock.Now();
+      if (rank() == 0) WEFT_RETURN_IF_ERROR(link.Send(last, message));
+      WEFT_RETURN_IF_ERROR(link.Receive(rank() == 0 ? last : 0, message));
+      if (rank() == last) WEFT_RETURN_IF_ERROR(link.Send(0, message));
+      double& least = seconds[i / kRounds];
+      least = std::min(least,
+                       absl::ToDoubleSeconds(clock.Now() - begin) / 2);
+    }
+    return absl::OkStatus();
+  };
+  if (rank() == 0 || rank() == last) {
+    WEFT_RETURN_IF_ERROR(RunWith(probe, measure));
+  }
+  double numbers[2] = {seconds[0], static_cast<double>(kLarge) /
+                                       std::max(seconds[1] - seconds[0], 1e-9)};
+  Operation tell = OwnOperation(1, deadline);
+  const Block block = {reinterpret_cast<std::byte*>(numbers), sizeof numbers};
+  tell.outputs = {block};
+  WEFT_RETURN_IF_ERROR(RunWith(
+      tell, [&](Link& link) { return TreeBroadcast(link, tell, block); }));
+  cost_.seconds_per_message = numbers[0];
+  cost_.bytes_per_second = numbers[1];
+  return absl::OkStatus();
+}
+
+absl::Status StreamBackend::RunWith(
+    const Operation& operation,
+    const std::function<absl::Status(Link&)>& body) {
+  absl::Status status = mesh_->Begin(operation);
+  if (status.ok()) {
+    MeshLink link(*mesh_, operation);
+    status = CatchToStatus([&] { return body(link); });
+  }
+  if (!status.ok() && !absl::IsAborted(status)) mesh_->Abort(status);
+  return status;
+}
+
+absl::Status StreamBackend::Run(const Operation& operation) {
+  return RunWith(operation, [&](Link& link) {
+    return RunOverLink(link, operation, cost_);
+  });
+}
+
+std::string StreamBackend::AskWhoHasNotCalled(const Operation& operation) {
+  return mesh_->AskWhoHasNotCalled(operation);
+}
+void StreamBackend::Refuse(const Operation& operation,
+                           const absl::Status& why) {
+  mesh_->Refuse(operation, why);
+}
+void StreamBackend::Abort(const absl::Status& why) { mesh_->Abort(why); }
+absl::Status StreamBackend::health() const { return mesh_->health(); }
+absl::StatusOr<bool> StreamBackend::Advance(Transfer& transfer) {
+  return mesh_->Advance(transfer);
+}
+uint64_t StreamBackend::transfer_events() const {
+  return mesh_->transfer_events();
+}
+void StreamBackend::AwaitTransfers(uint64_t seen, Instant until) {
+  mesh_->AwaitTransfers(seen, until);
+}
+void StreamBackend::OnAbort(std::function<void(const absl::Status&)> hook) {
+  mesh_->OnAbort(std::move(hook));
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> StreamBackend::Subgroup(
+    absl::Span<const int> members, absl::string_view name, Instant deadline) {
+  StreamOptions options = options_;
+  options.name = absl::StrCat(options_.name, "|", name);
+  options.ranks.clear();
+  for (const int member : members) {
+    options.ranks.push_back(options_.ranks[member]);
+  }
+  options.rank = static_cast<int>(
+      std::find(members.begin(), members.end(), rank()) - members.begin());
+  options.connect_timeout = deadline - driver().clock().Now();
+  return StreamBackend::Connect(std::move(options));
+}
+
+}  // namespace weft::collectives

@@ -1,0 +1,120 @@
+// The stream backend: ranks of any hosts, over a transport's streams (with
+// mutual TLS where the job has certificates), one stream for each pair.
+//
+// HostOptions::streams makes the host backend use it between hosts; alone it
+// serves where ranks share no memory.
+//
+// A process that ends is found by its peers at once, since its streams end; a
+// host that is silent after StreamOptions::dead_after. A rank that waits asks
+// the others what they do, so a report of a stuck operation says who has not
+// called it and what they called last.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_STREAM_BACKEND_H_
+#define WEFT_COLLECTIVES_BACKENDS_STREAM_STREAM_BACKEND_H_
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+#include "weft/collectives/algorithms/link.h"
+#include "weft/collectives/algorithms/run_over_link.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/backends/stream/streams.h"
+#include "weft/collectives/diagnosis.h"
+
+namespace weft::collectives {
+
+// Of gRPC over TCP with TLS on one machine: bench/RESULTS.md.
+inline LinkCost StreamCost() {
+  LinkCost cost;
+  cost.seconds_per_message = 60e-6;
+  cost.bytes_per_second = 1.5e9;
+  return cost;
+}
+
+struct StreamOptions {
+  // Of this process. Must outlive the group and the groups made from it.
+  Streams* streams = nullptr;
+  // Of this group alone, among all that its processes ever had.
+  std::string name = "world";
+  int rank = 0;
+  // How each rank is reached, this one among them; the name is what it must
+  // prove to be where the transport proves names.
+  std::vector<transport::Destination> ranks;
+  int64_t max_unasked_bytes = kMostUnaskedBytes;
+  // A rank that says nothing for so long, though it is asked, is dead.
+  absl::Duration dead_after = absl::Seconds(10);
+  // How long to wait for the other ranks.
+  absl::Duration connect_timeout = absl::Minutes(1);
+  // By which algorithms are chosen; the same on all ranks. The order of additions
+  // depends on it, and so do the bits of a result.
+  LinkCost cost = StreamCost();
+  // Measures it instead, between the first and the last rank, when the group is
+  // made: then two runs may choose differently.
+  bool measures_cost = false;
+  DiagnosisOptions diagnosis;
+};
+
+class Mesh;
+
+// Thread-safety: as Backend.
+class StreamBackend final : public Backend {
+ public:
+  // Waits for all ranks. kInvalidArgument: options that make no sense;
+  // kDeadlineExceeded and kUnavailable name the ranks that cannot be reached;
+  // kPermissionDenied: one is not whom its certificate says.
+  static absl::StatusOr<std::unique_ptr<StreamBackend>> Connect(
+      StreamOptions options);
+  ~StreamBackend() override;
+
+  absl::string_view name() const override { return "stream"; }
+  int rank() const override { return options_.rank; }
+  int size() const override { return static_cast<int>(options_.ranks.size()); }
+  Driver& driver() override { return options_.streams->transport().driver(); }
+  absl::Status CheckSupport(const Operation&) const override {
+    return absl::OkStatus();
+  }
+  absl::Status Run(const Operation& operation) override;
+  void Refuse(const Operation& operation, const absl::Status& why) override;
+  void Abort(const absl::Status& why) override;
+  absl::Status health() const override;
+  absl::StatusOr<bool> Advance(Transfer& transfer) override;
+  uint64_t transfer_events() const override;
+  void AwaitTransfers(uint64_t seen, Instant until) override;
+  absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {
+    return Tensor::Empty(shape, dtype);
+  }
+  absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
+      absl::Span<const int> members, absl::string_view name,
+      Instant deadline) override;
+
+  // --- For backends that use it between their hosts. ---
+
+  // As Run, with another way to do it: `body` gets the link to all ranks.
+  absl::Status RunWith(const Operation& operation,
+                       const std::function<absl::Status(Link&)>& body);
+  const LinkCost& cost() const { return cost_; }
+  // Of an operation that RunWith runs: the ranks known not to have called it, and
+  // what they called last; "" if all have. Asks them: the next call knows more.
+  std::string AskWhoHasNotCalled(const Operation& operation);
+  // Called once when the group is aborted, on any thread. Must not block.
+  void OnAbort(std::function<void(const absl::Status&)> hook);
+
+ private:
+  StreamBackend(StreamOptions options, std::shared_ptr<Mesh> mesh);
+
+  // What a message, and a byte, costs between the first and the last rank.
+  absl::Status MeasureCost(Instant deadline);
+
+  const StreamOptions options_;
+  const std::shared_ptr<Mesh> mesh_;
+  LinkCost cost_;
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_STREAM_STREAM_BACKEND_H_

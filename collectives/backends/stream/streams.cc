@@ -1,0 +1,229 @@
+#include "weft/collectives/backends/stream/streams.h"
+
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/mutex.h"
+#include "weft/base/status_macros.h"
+#include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/backends/stream/mesh.h"
+#include "weft/collectives/backends/stream/streams_state.h"
+
+namespace weft::collectives {
+using transport::Connection;
+
+// This end of one stream.
+class MeshEnd final : public transport::ConnectionObserver {
+ public:
+  // Of a stream that this rank has opened.
+  MeshEnd(std::weak_ptr<Streams::State> state, std::shared_ptr<Mesh> mesh,
+          int peer)
+      : state_(std::move(state)), mesh_(std::move(mesh)), peer_(peer) {}
+  // Of one that a peer has opened.
+  MeshEnd(std::weak_ptr<Streams::State> state,
+          std::shared_ptr<Connection> connection)
+      : state_(std::move(state)), connection_(std::move(connection)) {}
+
+  void OnMessage(Slices message) override;
+  void OnWritten() override {
+    if (const auto mesh = this->mesh(); mesh != nullptr) mesh->OnWritten(peer_);
+  }
+  void OnClosed(absl::Status status) override;
+
+  // Gives the stream to the group that it is for. Not under the state's lock.
+  void Join(const std::shared_ptr<Mesh>& mesh, int peer);
+  void Refuse(const absl::Status& why);
+
+ private:
+  std::shared_ptr<Mesh> mesh() const ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return mesh_;
+  }
+  std::shared_ptr<Connection> TakeConnection() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return std::move(connection_);
+  }
+
+  const std::weak_ptr<Streams::State> state_;
+  mutable Mutex mu_;
+  std::shared_ptr<Mesh> mesh_ ABSL_GUARDED_BY(mu_);
+  std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);  // until hello
+  int peer_ = -1;  // written before mesh_ is
+};
+
+void MeshEnd::OnMessage(Slices message) {
+  if (const auto mesh = this->mesh(); mesh != nullptr) {
+    mesh->OnMessage(peer_, message);
+    if (const auto state = state_.lock(); state != nullptr) {
+      state->ForgetIfOver(mesh);
+    }
+    return;
+  }
+  absl::StatusOr<Frame> frame = Decode(message);
+  if (frame.ok() && frame->kind != Frame::kHello) {
+    frame = absl::FailedPreconditionError(
+        "the first message of a stream does not say of which group it is");
+  }
+  if (!frame.ok()) return Refuse(frame.status());
+  const auto state = state_.lock();
+  if (state == nullptr) return Refuse(absl::CancelledError("shutting down"));
+  state->OnHello(this, frame->text, static_cast<int>(frame->code));
+}
+
+void MeshEnd::OnClosed(absl::Status status) {
+  std::shared_ptr<Mesh> mesh;
+  {
+    MutexLock lock(mu_);
+    mesh = std::move(mesh_);
+    mesh_ = nullptr;
+  }
+  const std::shared_ptr<Connection> connection = TakeConnection();
+  const auto state = state_.lock();
+  if (mesh != nullptr) mesh->OnClosed(peer_, status);
+  if (state == nullptr) return;
+  if (mesh != nullptr) state->ForgetIfOver(mesh);
+  state->ForgetEnd(this);
+}
+
+void MeshEnd::Join(const std::shared_ptr<Mesh>& mesh, int peer) {
+  const std::shared_ptr<Connection> connection = TakeConnection();
+  if (connection == nullptr) return;  // closed meanwhile
+  {
+    MutexLock lock(mu_);
+    peer_ = peer;
+    mesh_ = mesh;
+  }
+  const absl::Status status = mesh->OnHello(peer, connection);
+  if (status.ok()) return;
+  {
+    MutexLock lock(mu_);
+    mesh_ = nullptr;
+  }
+  connection->Close(status);
+}
+
+void MeshEnd::Refuse(const absl::Status& why) {
+  const std::shared_ptr<Connection> connection = TakeConnection();
+  if (connection != nullptr) connection->Close(why);
+}
+
+// --- Streams::State. ---------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<transport::ConnectionObserver>>
+Streams::State::Accept(std::shared_ptr<Connection> connection) {
+  auto end = std::make_shared<MeshEnd>(weak_from_this(), std::move(connection));
+  MutexLock lock(mu_);
+  if (is_over_) return absl::CancelledError("shutting down");
+  if (ends_.size() >= kMostWithoutGroup) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kMostWithoutGroup, " streams wait for their groups"));
+  }
+  ends_[end.get()] = end;
+  return end;
+}
+
+void Streams::State::OnHello(MeshEnd* key, const std::string& group,
+                             int rank) {
+  std::shared_ptr<Mesh> mesh;
+  std::shared_ptr<MeshEnd> end;
+  {
+    MutexLock lock(mu_);
+    const auto found = ends_.find(key);
+    if (found == ends_.end()) return;
+    end = found->second;
+    const auto it = groups_.find(group);
+    if (it == groups_.end()) {
+      waiting_[group].push_back({end, rank});
+      return;
+    }
+    mesh = it->second;
+    ends_.erase(key);
+  }
+  end->Join(mesh, rank);
+}
+
+absl::Status Streams::State::Add(const std::shared_ptr<Mesh>& mesh) {
+  std::vector<Waiting> waiting;
+  const std::string& name = mesh->options().group;
+  {
+    MutexLock lock(mu_);
+    if (is_over_) return absl::CancelledError("the process ends its streams");
+    if (!groups_.emplace(name, mesh).second) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "this process has a rank of group ", name,
+          " already: each rank and each name is used once"));
+    }
+    waiting.swap(waiting_[name]);
+    waiting_.erase(name);
+    for (const Waiting& one : waiting) ends_.erase(one.end.get());
+  }
+  for (const Waiting& one : waiting) one.end->Join(mesh, one.rank);
+  return absl::OkStatus();
+}
+
+void Streams::State::ForgetIfOver(const std::shared_ptr<Mesh>& mesh) {
+  if (!mesh->is_over()) return;
+  MutexLock lock(mu_);
+  const auto it = groups_.find(mesh->options().group);
+  if (it != groups_.end() && it->second == mesh) groups_.erase(it);
+}
+
+void Streams::State::ForgetEnd(MeshEnd* end) {
+  std::shared_ptr<MeshEnd> last;  // released outside of the lock
+  MutexLock lock(mu_);
+  const auto it = ends_.find(end);
+  if (it == ends_.end()) return;
+  last = std::move(it->second);
+  ends_.erase(it);
+  for (auto& [group, waiting] : waiting_) {
+    for (auto one = waiting.begin(); one != waiting.end(); ++one) {
+      if (one->end.get() != end) continue;
+      waiting.erase(one);
+      return;
+    }
+  }
+}
+
+void Streams::State::End() {
+  std::map<std::string, std::shared_ptr<Mesh>> groups;
+  std::map<MeshEnd*, std::shared_ptr<MeshEnd>> ends;
+  {
+    MutexLock lock(mu_);
+    is_over_ = true;
+    groups.swap(groups_);
+    ends.swap(ends_);
+    waiting_.clear();
+  }
+  for (const auto& [name, mesh] : groups) mesh->Drop();
+  for (const auto& [key, end] : ends) {
+    end->Refuse(absl::CancelledError("the process ends its streams"));
+  }
+}
+
+std::shared_ptr<transport::ConnectionObserver> Streams::State::MakeEnd(
+    std::shared_ptr<Mesh> mesh, int peer) {
+  return std::make_shared<MeshEnd>(weak_from_this(), std::move(mesh), peer);
+}
+
+Streams::Streams(transport::Transport& transport)
+    : transport_(transport), state_(std::make_shared<State>()) {
+  transport_.Accept([state = std::weak_ptr<State>(state_)](
+                        std::shared_ptr<Connection> connection)
+                        -> absl::StatusOr<
+                            std::shared_ptr<transport::ConnectionObserver>> {
+    const auto alive = state.lock();
+    if (alive == nullptr) return absl::CancelledError("shutting down");
+    return alive->Accept(std::move(connection));
+  });
+}
+
+Streams::~Streams() {
+  transport_.Accept(nullptr);
+  state_->End();
+}
+
+}  // namespace weft::collectives
