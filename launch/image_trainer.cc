@@ -1,6 +1,7 @@
 #include "weft/launch/image_trainer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
 #include <set>
 #include <utility>
@@ -29,6 +30,9 @@ namespace {
 
 constexpr char kTable[] = "model";
 constexpr absl::Duration kRoundTimeout = absl::Minutes(2);
+// How often a trainer that waits for a round looks whose shards are without
+// one.
+constexpr absl::Duration kLookAround = absl::Milliseconds(50);
 constexpr int64_t kTestBatch = 500;
 // Beyond the numbers that ps::Client::Save gives to servers.
 constexpr int kModelShard = 99999;
@@ -81,6 +85,17 @@ ps::ClientOptions ClientOptionsOf(worker::Worker& worker) {
   options.rank = worker.options().rank;
   options.timeout = kRoundTimeout;
   return options;
+}
+
+std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
+
+// Whether the trainer of that rank was there and is not any more.
+bool IsGone(const rendezvous::View& view, int rank) {
+  const std::string name = TrainerName(rank);
+  if (view.Find(name) != nullptr) return false;
+  return std::any_of(
+      view.departed().begin(), view.departed().end(),
+      [&](const rendezvous::Departed& gone) { return gone.name == name; });
 }
 
 int64_t CountTrainers(const rendezvous::View& view) {
@@ -160,26 +175,33 @@ void ImageTrainer::FollowTheOthers() {
                                told.insert(departed.key).second;
           if (!is_news) continue;
           WEFT_LOG(worker_.telemetry().logger(), Warning,
-                   "a trainer died; the others train on without its part of "
-                   "the data")
+                   options_.is_sync
+                       ? "a trainer died; the others take over its part of the "
+                         "data"
+                       : "a trainer died; the others train on without its part "
+                         "of the data")
               .With("trainer", departed.name)
               .With("why", departed.reason);
         }
       });
 }
 
-absl::Status ImageTrainer::Begin() {
+absl::StatusOr<std::unique_ptr<input::DataLoader>> ImageTrainer::LoadShard(
+    int shard) const {
   input::ShardedSampler::Options order;
   order.size = data_.train->size();
-  order.shard = worker_.options().rank;
+  order.shard = shard;
   order.shards = worker_.options().trainers;
   order.seed = options_.seed;
   WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
                         input::ShardedSampler::Create(order));
   input::DataLoader::Options loading;
   loading.batch_size = options_.batch_size;
-  WEFT_ASSIGN_OR_RETURN(
-      loader_, input::DataLoader::Create(*data_.train, sampler, loading));
+  return input::DataLoader::Create(*data_.train, sampler, loading);
+}
+
+absl::Status ImageTrainer::Begin() {
+  WEFT_ASSIGN_OR_RETURN(loader_, LoadShard(worker_.options().rank));
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
 
   ps::v1::TableSpec spec;
@@ -188,7 +210,8 @@ absl::Status ImageTrainer::Begin() {
   spec.set_elements(parameters_.elements());
   spec.set_mode(options_.is_sync ? ps::v1::TableSpec::SYNC
                                  : ps::v1::TableSpec::ASYNC);
-  spec.set_workers(worker_.options().trainers);
+  spec.set_shards(worker_.options().trainers);
+  spec.set_orphans(ps::v1::TableSpec::WAIT);  // see ShardsToAdopt
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   spec.mutable_rule()->mutable_adam()->set_lr(options_.learning_rate);
   WEFT_ASSIGN_OR_RETURN(table_, client_.Dense(spec));
@@ -201,16 +224,82 @@ absl::Status ImageTrainer::Begin() {
   return parameters_.SetValues(values);
 }
 
-absl::StatusOr<double> ImageTrainer::Step(const input::Example& batch) {
+double ImageTrainer::Differentiate(const input::Example& batch) {
   parameters_.ClearGradient();
   const Variable loss =
       CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
   loss.Backward();
-  WEFT_ASSIGN_OR_RETURN(
-      const Tensor values,
-      table_->PushPull(parameters_.Gradient()).Wait(kRoundTimeout));
-  WEFT_RETURN_IF_ERROR(parameters_.SetValues(values));
   return loss.value().item<float>();
+}
+
+absl::StatusOr<double> ImageTrainer::Step(const input::Example& batch) {
+  const double loss = Differentiate(batch);
+  const int64_t round = table_->round();
+  Future<Tensor> next = table_->PushPull(parameters_.Gradient());
+  WEFT_ASSIGN_OR_RETURN(const Tensor values,
+                        options_.is_sync ? AwaitRound(std::move(next), round)
+                                         : std::move(next).Wait(kRoundTimeout));
+  WEFT_RETURN_IF_ERROR(parameters_.SetValues(values));
+  return loss;
+}
+
+std::vector<int> ImageTrainer::ShardsToAdopt() const {
+  const auto view = worker_.membership().view();
+  std::vector<int> live, orphans;
+  for (int rank = 0; rank < worker_.options().trainers; ++rank) {
+    if (view->Find(TrainerName(rank)) != nullptr) live.push_back(rank);
+    if (IsGone(*view, rank)) orphans.push_back(rank);
+  }
+  std::vector<int> mine;
+  for (int shard : orphans) {
+    if (live.empty()) break;
+    const int server = live[static_cast<size_t>(shard) % live.size()];
+    if (server == worker_.options().rank) mine.push_back(shard);
+  }
+  return mine;
+}
+
+absl::Status ImageTrainer::ServeAdopted(int64_t round) {
+  const std::vector<int> mine = ShardsToAdopt();
+  for (auto it = adopted_.begin(); it != adopted_.end();) {
+    const bool is_mine =
+        std::find(mine.begin(), mine.end(), it->first) != mine.end();
+    it = is_mine ? std::next(it) : adopted_.erase(it);
+  }
+  for (int shard : mine) {
+    Adopted& adopted = adopted_[shard];
+    if (adopted.has_given) continue;
+    if (adopted.loader == nullptr) {
+      WEFT_ASSIGN_OR_RETURN(adopted.loader, LoadShard(shard));
+      WEFT_RETURN_IF_ERROR(adopted.loader->LoadState(place_));
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
+                          adopted.loader->Next());
+    if (!batch.has_value()) {
+      return absl::InternalError(absl::StrCat(
+          "shard ", shard, " of the data ended before the others"));
+    }
+    Differentiate(*batch);
+    WEFT_RETURN_IF_ERROR(table_
+                             ->PushShard({shard, round, /*take_over=*/true},
+                                         parameters_.Gradient())
+                             .Wait(kRoundTimeout));
+    adopted.has_given = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> ImageTrainer::AwaitRound(Future<Tensor> values,
+                                                int64_t round) {
+  for (auto& [shard, adopted] : adopted_) adopted.has_given = false;
+  const Instant give_up = SteadyClock().Now() + kRoundTimeout;
+  // The parameters stay as they are until the round is closed, so a shard's
+  // gradient is the one that its trainer would have given.
+  do {
+    WEFT_RETURN_IF_ERROR(ServeAdopted(round));
+    (void)values.Wait(kLookAround);
+  } while (!values.IsReady() && SteadyClock().Now() < give_up);
+  return std::move(values).Wait(absl::ZeroDuration());
 }
 
 absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
@@ -340,14 +429,16 @@ absl::StatusOr<std::string> ImageTrainer::Fill(
 absl::Status ImageTrainer::TrainEpoch(int epoch) {
   const int64_t of_epoch = data_.train->size();
   for (;;) {
+    place_ = loader_->state();
     WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
                           loader_->Next());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
-    // Each of them has had a batch meanwhile, as large as this one.
-    samples_ +=
-        static_cast<double>((*batch)[0].size(0)) *
-        static_cast<double>(CountTrainers(*worker_.membership().view()));
+    // Each shard has had a batch meanwhile, as large as this one.
+    const int64_t shards = options_.is_sync
+                               ? worker_.options().trainers
+                               : CountTrainers(*worker_.membership().view());
+    samples_ += static_cast<double>((*batch)[0].size(0) * shards);
     const int64_t used = std::min(loader_->state().used, of_epoch);
     progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch, loss);
     if (asked_to_stop_()) {
@@ -367,7 +458,10 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
   for (int epoch = first_epoch_; epoch < options_.epochs && !was_stopped_;
        ++epoch) {
     const Instant epoch_begin = SteadyClock().Now();
-    if (epoch != first_epoch_) loader_->SetEpoch(epoch);
+    if (epoch != first_epoch_) {
+      loader_->SetEpoch(epoch);
+      adopted_.clear();  // taken up again at the place of the first batch
+    }
     WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));
     training += SteadyClock().Now() - epoch_begin;
     saved = SaveIfFirst();

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -86,8 +87,18 @@ class ImageTrainer {
   // Its place in the data; empty if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status TrainEpoch(int epoch);
+  absl::StatusOr<std::unique_ptr<input::DataLoader>> LoadShard(int shard) const;
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
+  // Runs forward and backward; the mean loss. Gradients are in parameters_.
+  double Differentiate(const input::Example& batch);
+  // SYNC. Gives the parts of shards of the data whose trainers are gone, as far
+  // as they are this one's to serve: of those that it served before, and, while
+  // `round` is not closed, of those that come to it meanwhile.
+  absl::Status ServeAdopted(int64_t round);
+  absl::StatusOr<Tensor> AwaitRound(Future<Tensor> values, int64_t round);
+  // The shards that this trainer serves besides its own.
+  std::vector<int> ShardsToAdopt() const;
   absl::Status Save();
   absl::Status SaveIfFirst();
   absl::StatusOr<std::string> Fill(checkpoint::CheckpointDirectory& directory,
@@ -109,6 +120,14 @@ class ImageTrainer {
   ps::Client client_;
   std::unique_ptr<ps::DenseTable> table_;
   std::unique_ptr<input::DataLoader> loader_;
+  // Where the data was before the batch of this step; the same for all shards.
+  input::ShardedSampler::State place_;
+  // By shard, and whether it has given its part to the round of this step.
+  struct Adopted {
+    std::unique_ptr<input::DataLoader> loader;
+    bool has_given = false;
+  };
+  std::map<int, Adopted> adopted_;
   telemetry::Progress progress_;
   int first_epoch_ = 0;
   double samples_ = 0;  // seen in this run by all trainers there are

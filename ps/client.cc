@@ -10,6 +10,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/base/status_macros.h"
+#include "weft/ps/copy_row.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/rpc/session/failure.h"
@@ -47,26 +48,54 @@ class TableClient {
     return options_.agent->To(options_.servers[server], options_.timeout);
   }
 
-  v1::Request NewRequest(bool push, bool pull) const {
+  // The part of this worker's own shard in the round that is its next. A worker
+  // that was thought dead, or came back, takes its shard back.
+  RoundPart OwnPart() const { return {options_.rank, round_, true}; }
+
+  v1::Request NewRequest(bool push, bool pull, const RoundPart& part) const {
     v1::Request request;
     request.set_table(layout_->spec().name());
     request.set_client(identity_);
     request.set_rank(options_.rank);
     request.set_push(push);
     request.set_pull(pull);
-    request.set_round(round_);
+    request.set_round(part.round);
+    if (push) {
+      request.set_shard(part.shard);
+      request.set_take_over(part.take_over);
+    }
     return request;
   }
 
   void AddSpan(v1::Request& request, int partition, int64_t rows) {
-    v1::Span* span = request.add_spans();
-    span->set_partition(partition);
-    span->set_rows(static_cast<uint32_t>(rows));
-    if (!is_sync()) span->set_sequence(++pushed_[partition]);
+    request.add_partitions(partition);
+    request.add_rows(static_cast<uint32_t>(rows));
+    if (!is_sync()) request.add_sequences(++pushed_[partition]);
   }
 
-  void EndOfPush() {
+  void EndRound() {
     if (is_sync()) ++round_;
+  }
+
+  // The cut of `keys`, which is kept for the next call: a worker pulls the rows
+  // of a batch and then pushes to the same ones.
+  std::shared_ptr<const SparseCut> Cut(const Tensor& keys) {
+    const Tensor flat = keys.Contiguous();
+    const absl::Span<const int64_t> wanted = flat.span<int64_t>();
+    if (cut_ == nullptr || absl::MakeConstSpan(cut_keys_) != wanted) {
+      cut_keys_.assign(wanted.begin(), wanted.end());
+      cut_ = std::make_shared<const SparseCut>(CutSparse(wanted, placement_));
+    }
+    return cut_;
+  }
+
+  // kFailedPrecondition unless it has rounds.
+  absl::Status CheckRounds() const {
+    if (is_sync()) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat("table '", layout_->spec().name(),
+                     "': wanted a SYNC table for PushShard, found ASYNC, which "
+                     "has no rounds; use Push"));
   }
 
   // kFailedPrecondition once a push has failed.
@@ -89,7 +118,9 @@ class TableClient {
   const Placement placement_;
   const uint64_t identity_;
   int64_t round_;
-  std::vector<uint64_t> pushed_;  // by partition: the last number given
+  std::vector<uint64_t> pushed_;   // by partition: the last number given
+  std::vector<int64_t> cut_keys_;  // of cut_
+  std::shared_ptr<const SparseCut> cut_;
 
   mutable Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);
@@ -148,6 +179,7 @@ absl::Status CheckRows(const TableLayout& layout, const Tensor& keys,
 // The slices of one server out of the whole vector, one after another.
 Tensor Gather(const Tensor& values, const TableLayout& layout,
               const DensePart& part) {
+  if (part.is_whole) return values;
   Tensor out = Tensor::Empty({part.elements});
   const float* from = values.data<float>();
   float* to = out.data<float>();
@@ -168,18 +200,27 @@ Tensor KeyTensor(const std::vector<uint64_t>& keys) {
   return out;
 }
 
-// Row i of the result is the sum of the rows of `gradients` whose key is
-// unique number i.
-Tensor SumByKey(const SparseCut& cut, const Tensor& gradients) {
-  const Tensor rows = gradients.Contiguous();
-  const int64_t dim = rows.size(1);
-  Tensor sums = Tensor::Zeros({cut.unique, dim});
-  const float* from = rows.data<float>();
-  float* to = sums.data<float>();
-  for (int64_t unique : cut.unique_of) {
-    float* sum = to + unique * dim;
-    for (int64_t j = 0; j < dim; ++j) sum[j] += from[j];
-    from += dim;
+// Row i of the result is the sum of the rows of `gradients` whose key is unique
+// number first + i. `at` is the place in cut.order where they begin, and
+// becomes the one where they end.
+Tensor SumByKey(const SparseCut& cut, const Tensor& gradients, int64_t first,
+                int64_t rows, size_t& at) {
+  const int64_t dim = gradients.size(1);
+  Tensor sums = Tensor::Empty({rows, dim});
+  const float* from = gradients.data<float>();
+  float* to = sums.data<float>() - dim;
+  int64_t last = first - 1;
+  for (; at < cut.order.size(); ++at) {
+    const int64_t unique = cut.UniqueOf(at);
+    if (unique >= first + rows) break;
+    const float* row = from + int64_t{cut.order[at]} * dim;
+    if (unique != last) {
+      last = unique;
+      to += dim;
+      CopyRow(row, dim, to);
+    } else {
+      for (int64_t j = 0; j < dim; ++j) to[j] += row[j];
+    }
   }
   return sums;
 }
@@ -213,19 +254,21 @@ Future<void> DenseTable::Initialize(const Tensor& values) {
   return WhenAllOk(std::move(calls));
 }
 
-Future<Replies> DenseTable::Exchange(const Tensor* gradient, bool pull) {
+absl::Status DenseTable::CheckGradient(const Tensor& gradient) const {
+  WEFT_RETURN_IF_ERROR(table_->status());
+  return CheckFlat(table_->layout(), "gradient:", gradient);
+}
+
+std::vector<Future<ExchangeReply>> DenseTable::Send(const Tensor* gradient,
+                                                    bool pull,
+                                                    const RoundPart& of) {
   const bool push = gradient != nullptr;
-  if (push) {
-    absl::Status fit = table_->status();
-    if (fit.ok()) fit = CheckFlat(table_->layout(), "gradient:", *gradient);
-    if (!fit.ok()) return MakeReady<Replies>(fit);
-  }
   const Tensor flat = push ? gradient->Contiguous() : Tensor();
   std::vector<Future<ExchangeReply>> calls;
   for (int server = 0; server < table_->servers(); ++server) {
     const DensePart& part = (*cut_)[server];
     if (part.groups.empty()) continue;
-    v1::Request request = table_->NewRequest(push, pull);
+    v1::Request request = table_->NewRequest(push, pull, of);
     std::optional<Tensor> values;
     if (push) {
       for (const DensePart::Group& group : part.groups) {
@@ -237,11 +280,32 @@ Future<Replies> DenseTable::Exchange(const Tensor* gradient, bool pull) {
                                    std::optional<Tensor>(), std::move(values),
                                    std::optional<Tensor>()));
   }
-  if (push) table_->EndOfPush();
-  Future<Replies> replies = WhenAllOk(std::move(calls));
-  if (push) Watch(replies, table_);
+  return calls;
+}
+
+Future<Replies> DenseTable::Exchange(const Tensor* gradient, bool pull) {
+  const bool push = gradient != nullptr;
+  if (push) {
+    const absl::Status fit = CheckGradient(*gradient);
+    if (!fit.ok()) return MakeReady<Replies>(fit);
+  }
+  Future<Replies> replies = WhenAllOk(Send(gradient, pull, table_->OwnPart()));
+  if (!push) return replies;
+  table_->EndRound();
+  Watch(replies, table_);
   return replies;
 }
+
+Future<void> DenseTable::PushShard(const RoundPart& part,
+                                   const Tensor& gradient) {
+  absl::Status fit = table_->CheckRounds();
+  if (fit.ok()) fit = CheckGradient(gradient);
+  if (!fit.ok()) return MakeReady<void>(fit);
+  return WhenAllOk(Send(&gradient, /*pull=*/false, part))
+      .Then([](const Replies&) {});
+}
+
+void DenseTable::EndRound() { table_->EndRound(); }
 
 namespace {
 
@@ -264,6 +328,11 @@ absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
 absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
                                 const TableLayout& layout,
                                 const Replies& replies) {
+  for (const DensePart& part : cut) {
+    if (!part.is_whole) continue;
+    WEFT_RETURN_IF_ERROR(CheckReply(replies.front(), {part.elements}));
+    return *std::get<1>(replies.front());
+  }
   Tensor out = Tensor::Empty({layout.spec().elements()});
   float* to = out.data<float>();
   size_t next = 0;
@@ -313,89 +382,122 @@ SparseTable::~SparseTable() = default;
 int64_t SparseTable::dim() const { return table_->layout().dim(); }
 int64_t SparseTable::round() const { return table_->round(); }
 
+absl::Status SparseTable::CheckPush(const Tensor& keys,
+                                    const Tensor& gradients) const {
+  WEFT_RETURN_IF_ERROR(table_->status());
+  WEFT_RETURN_IF_ERROR(CheckKeys(table_->layout(), keys));
+  return CheckRows(table_->layout(), keys, gradients);
+}
+
+namespace {
+
+// The calls of one operation, and the server of each.
+struct Calls {
+  std::vector<Future<ExchangeReply>> replies;
+  std::vector<int> servers;
+};
+
+Calls Send(TableClient& table, const SparseCut* pushed, const Tensor& gradients,
+           const SparseCut* pulled, const RoundPart& of) {
+  Calls calls;
+  int64_t first = 0;  // of the unique keys
+  size_t at = 0;      // in their order
+  for (int server = 0; server < table.servers(); ++server) {
+    // A synchronous round needs a part of each shard at every server.
+    const bool push_here =
+        pushed != nullptr &&
+        (table.is_sync() || !pushed->parts[server].keys.empty());
+    const bool pull_here =
+        pulled != nullptr && !pulled->parts[server].keys.empty();
+    if (!push_here && !pull_here) continue;
+    v1::Request request = table.NewRequest(push_here, pull_here, of);
+    std::optional<Tensor> keys, values, wanted;
+    if (push_here) {
+      const SparsePart& part = pushed->parts[server];
+      for (const SparsePart::Group& group : part.groups) {
+        table.AddSpan(request, group.partition, group.end - group.begin);
+      }
+      const int64_t rows = static_cast<int64_t>(part.keys.size());
+      keys = KeyTensor(part.keys);
+      values = SumByKey(*pushed, gradients, first, rows, at);
+      first += rows;
+    }
+    if (pull_here) wanted = KeyTensor(pulled->parts[server].keys);
+    calls.servers.push_back(server);
+    calls.replies.push_back(
+        rpc::CallAsync(table.To(server), &ps::Exchange, request,
+                       std::move(keys), std::move(values), std::move(wanted)));
+  }
+  return calls;
+}
+
+// The pulled rows in the order of the caller's keys.
+absl::StatusOr<Tensor> Scatter(const SparseCut& pulled, int64_t dim,
+                               const std::vector<int>& servers,
+                               const Replies& replies) {
+  Tensor out = Tensor::Empty({static_cast<int64_t>(pulled.order.size()), dim});
+  float* to = out.data<float>();
+  int64_t first = 0;  // of the unique keys of this server
+  size_t at = 0;
+  for (size_t i = 0; i < servers.size(); ++i) {
+    const int64_t rows =
+        static_cast<int64_t>(pulled.parts[servers[i]].keys.size());
+    if (rows == 0) continue;
+    WEFT_RETURN_IF_ERROR(CheckReply(replies[i], {rows, dim}));
+    const float* from = std::get<1>(replies[i])->data<float>();
+    for (; at < pulled.order.size(); ++at) {
+      const int64_t row = int64_t{pulled.UniqueOf(at)} - first;
+      if (row >= rows) break;
+      CopyRow(from + row * dim, dim, to + int64_t{pulled.order[at]} * dim);
+    }
+    first += rows;
+  }
+  return out;
+}
+
+}  // namespace
+
 Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
                                      const Tensor* gradients,
                                      const Tensor* pull_keys) {
   const bool push = push_keys != nullptr;
-  const bool pull = pull_keys != nullptr;
-  const TableLayout& layout = table_->layout();
   absl::Status fit;
-  if (push) {
-    fit = table_->status();
-    if (fit.ok()) fit = CheckKeys(layout, *push_keys);
-    if (fit.ok()) fit = CheckRows(layout, *push_keys, *gradients);
+  if (push) fit = CheckPush(*push_keys, *gradients);
+  if (fit.ok() && pull_keys != nullptr) {
+    fit = CheckKeys(table_->layout(), *pull_keys);
   }
-  if (fit.ok() && pull) fit = CheckKeys(layout, *pull_keys);
   if (!fit.ok()) return MakeReady<Tensor>(fit);
+  std::shared_ptr<const SparseCut> pushed, pulled;
+  if (push) pushed = table_->Cut(*push_keys);
+  if (pull_keys != nullptr) pulled = table_->Cut(*pull_keys);
 
-  SparseCut pushed, pulled;
-  Tensor sums;
+  Calls calls =
+      Send(*table_, pushed.get(), push ? gradients->Contiguous() : Tensor(),
+           pulled.get(), table_->OwnPart());
+  Future<Replies> replies = WhenAllOk(std::move(calls.replies));
   if (push) {
-    const Tensor keys = push_keys->Contiguous();
-    pushed = CutSparse(keys.span<int64_t>(), table_->placement());
-    sums = SumByKey(pushed, *gradients);
+    table_->EndRound();
+    Watch(replies, table_);
   }
-  if (pull) {
-    const Tensor keys = pull_keys->Contiguous();
-    pulled = CutSparse(keys.span<int64_t>(), table_->placement());
-  }
-
-  std::vector<Future<ExchangeReply>> calls;
-  std::vector<int> asked;  // the server of each call
-  int64_t row = 0;
-  for (int server = 0; server < table_->servers(); ++server) {
-    // A synchronous round needs a part from every worker at every server.
-    const bool push_here =
-        push && (table_->is_sync() || !pushed.parts[server].keys.empty());
-    const bool pull_here = pull && !pulled.parts[server].keys.empty();
-    if (!push_here && !pull_here) continue;
-    v1::Request request = table_->NewRequest(push_here, pull_here);
-    std::optional<Tensor> keys, values, wanted;
-    if (push_here) {
-      const SparsePart& part = pushed.parts[server];
-      for (const SparsePart::Group& group : part.groups) {
-        table_->AddSpan(request, group.partition, group.end - group.begin);
-      }
-      const int64_t rows = static_cast<int64_t>(part.keys.size());
-      keys = KeyTensor(part.keys);
-      values = sums.Slice(0, row, row + rows);
-      row += rows;
-    }
-    if (pull_here) wanted = KeyTensor(pulled.parts[server].keys);
-    asked.push_back(server);
-    calls.push_back(rpc::CallAsync(table_->To(server), &ps::Exchange, request,
-                                   std::move(keys), std::move(values),
-                                   std::move(wanted)));
-  }
-  if (push) table_->EndOfPush();
-  Future<Replies> replies = WhenAllOk(std::move(calls));
-  if (push) Watch(replies, table_);
-
-  const int64_t dim = layout.dim();
   return std::move(replies).Then(
-      [pulled = std::move(pulled), asked = std::move(asked),
-       dim](const Replies& replies) -> absl::StatusOr<Tensor> {
-        Tensor out =
-            Tensor::Empty({static_cast<int64_t>(pulled.unique_of.size()), dim});
-        std::vector<const float*> row_of_unique;
-        row_of_unique.reserve(pulled.unique);
-        for (size_t i = 0; i < asked.size() && !pulled.parts.empty(); ++i) {
-          const int64_t rows =
-              static_cast<int64_t>(pulled.parts[asked[i]].keys.size());
-          if (rows == 0) continue;
-          WEFT_RETURN_IF_ERROR(CheckReply(replies[i], {rows, dim}));
-          const float* values = std::get<1>(replies[i])->data<float>();
-          for (int64_t r = 0; r < rows; ++r) {
-            row_of_unique.push_back(values + r * dim);
-          }
-        }
-        float* to = out.data<float>();
-        for (int64_t unique : pulled.unique_of) {
-          to = std::copy_n(row_of_unique[unique], dim, to);
-        }
-        return out;
+      [pulled, servers = std::move(calls.servers),
+       dim = dim()](const Replies& replies) -> absl::StatusOr<Tensor> {
+        if (pulled == nullptr) return Tensor();
+        return Scatter(*pulled, dim, servers, replies);
       });
 }
+
+Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
+                                    const Tensor& gradients) {
+  absl::Status fit = table_->CheckRounds();
+  if (fit.ok()) fit = CheckPush(keys, gradients);
+  if (!fit.ok()) return MakeReady<void>(fit);
+  Calls calls = Send(*table_, table_->Cut(keys).get(), gradients.Contiguous(),
+                     nullptr, part);
+  return WhenAllOk(std::move(calls.replies)).Then([](const Replies&) {});
+}
+
+void SparseTable::EndRound() { table_->EndRound(); }
 
 Future<Tensor> SparseTable::Pull(const Tensor& keys) {
   return Exchange(nullptr, nullptr, &keys);

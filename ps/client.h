@@ -47,13 +47,26 @@ struct ClientOptions {
   std::vector<std::string> servers;
   // No other client has it, nor had an earlier life of this one.
   uint64_t client = 0;
-  int rank = 0;  // whose part of a synchronous round this client gives
+  // Of synchronous tables, the rank that gives parts, and the shard of the data
+  // that Push and PushPull give the part of.
+  int rank = 0;
   absl::Duration timeout = absl::Seconds(60);  // of each operation
 };
 
 namespace internal {
 class TableClient;
 }  // namespace internal
+
+// Which part of which round of a synchronous table is pushed. One that was
+// pushed before, by whomever, may be pushed again: the first one counts.
+struct RoundPart {
+  int shard = 0;  // of the data
+  int64_t round = 0;
+  // This client's rank serves the shard from now on, whoever did: its server
+  // was declared dead, or gave it up. Otherwise kFailedPrecondition if another
+  // rank does.
+  bool take_over = false;
+};
 
 // A dense table: a vector of floats, all of which each worker pushes and pulls.
 //
@@ -75,6 +88,14 @@ class DenseTable {
   // SYNC: after the rounds that this worker has pushed to.
   Future<Tensor> Pull();
 
+  // SYNC, for a worker that serves any number of shards of the data: pushes the
+  // gradient of one, and does not end the round. A failure does not close the
+  // table: nothing was applied that may not be pushed again.
+  //   for (int shard : mine) Push shard's part of round();
+  //   EndRound();  Pull();
+  Future<void> PushShard(const RoundPart& part, const Tensor& gradient);
+  void EndRound();
+
   // SYNC: the round that the next push belongs to. After a restore it is the
   // table's version.
   int64_t round() const;
@@ -82,6 +103,10 @@ class DenseTable {
  private:
   friend class Client;
   explicit DenseTable(std::unique_ptr<internal::TableClient> table);
+  absl::Status CheckGradient(const Tensor& gradient) const;
+  // One message to each server.
+  std::vector<Future<ExchangeReply>> Send(const Tensor* gradient, bool pull,
+                                          const RoundPart& part);
   Future<std::vector<ExchangeReply>> Exchange(const Tensor* gradient,
                                               bool pull);
 
@@ -104,19 +129,24 @@ class SparseTable {
   Future<Tensor> Pull(const Tensor& keys);
 
   // Pushes gradients f32 [n, dim] of the rows `keys` i64 [n]; those of a key
-  // that repeats are added up first. SYNC: every worker pushes once a round,
-  // also if it has no keys.
+  // that repeats are added up first. SYNC: each shard of the data has a part of
+  // each round, also if it has no keys.
   Future<void> Push(const Tensor& keys, const Tensor& gradients);
 
   // Both in one message: SYNC, the rows of `pull_keys` after the round.
   Future<Tensor> PushPull(const Tensor& push_keys, const Tensor& gradients,
                           const Tensor& pull_keys);
 
+  // As DenseTable's.
+  Future<void> PushShard(const RoundPart& part, const Tensor& keys,
+                         const Tensor& gradients);
+  void EndRound();
   int64_t round() const;
 
  private:
   friend class Client;
   explicit SparseTable(std::unique_ptr<internal::TableClient> table);
+  absl::Status CheckPush(const Tensor& keys, const Tensor& gradients) const;
   Future<Tensor> Exchange(const Tensor* push_keys, const Tensor* gradients,
                           const Tensor* pull_keys);
 

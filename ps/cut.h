@@ -1,9 +1,13 @@
 // Cut: how a table's rows are laid out over servers and partitions, as both
 // ends of a push or pull see it.
 //
-// A message to a server has its rows grouped by partition, partitions in
-// ascending order, and within one the keys strictly ascending. For a dense
-// table those are all the slices that the server holds.
+// A message to a server has its rows grouped by partition. Of a sparse table
+// the partitions ascend, and within one the mixed keys (Mix64 of
+// ps/placement.h) strictly ascend: sorting by them is a few counting passes,
+// since they are spread evenly, and the server finds the rows in the order of
+// its index. Of a dense table the message has all slices that the server holds;
+// partitions come in the order of their first slices, so that one server's
+// message is the vector itself, unless a partition has several slices.
 //
 // Thread-safety: immutable.
 
@@ -26,8 +30,10 @@ struct DensePart {
     std::vector<uint64_t> slices;  // ascending
     int64_t elements = 0;
   };
-  std::vector<Group> groups;  // by ascending partition
+  std::vector<Group> groups;
   int64_t elements = 0;
+  // Whether the message is the whole vector in its own order.
+  bool is_whole = false;
 };
 
 // One for each server. REQUIRES: `layout` is dense.
@@ -47,13 +53,21 @@ struct SparsePart {
 
 struct SparseCut {
   std::vector<SparsePart> parts;  // one for each server
-  // For each of the caller's keys, which of the unique ones it is, counted
-  // through the servers in order. [n]
-  std::vector<int64_t> unique_of;
+  // The positions [n] of the caller's keys in the order of the messages, those
+  // of equal keys ascending; the servers' messages follow each other.
+  std::vector<uint32_t> order;
+  // For each of `order`, which of the unique keys it is. Empty if no key
+  // repeats: then it is the place in `order`.
+  std::vector<uint32_t> unique_of;
   int64_t unique = 0;
+
+  uint32_t UniqueOf(size_t i) const {
+    return unique_of.empty() ? static_cast<uint32_t>(i) : unique_of[i];
+  }
 };
 
-// Sorts and removes repetitions: O(n log n).
+// Sorts and removes repetitions, in time proportional to the number of keys.
+// REQUIRES: fewer than 2^32 keys.
 SparseCut CutSparse(absl::Span<const int64_t> keys, const Placement& placement);
 
 }  // namespace weft::ps

@@ -1,26 +1,32 @@
 #include "weft/ps/partition.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 
+#include "absl/container/inlined_vector.h"
+#include "absl/numeric/bits.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
+#include "weft/ps/copy_row.h"
 
 namespace weft::ps {
 namespace {
 
-// Small rows share allocations of about this size.
-constexpr int64_t kChunkBytes = 65536;
-constexpr uint32_t kNoRow = std::numeric_limits<uint32_t>::max();
+// Short rows are updated several at a time, copied together.
+constexpr int64_t kTogetherDim = 16;
+constexpr size_t kTogether = 64;
+constexpr int kTogetherSlots = 3;
+constexpr uint32_t kLastStep = std::numeric_limits<uint32_t>::max();
 
-uint32_t ChunkRows(int64_t stride) {
-  return static_cast<uint32_t>(
-      std::max<int64_t>(1, kChunkBytes / (stride * sizeof(float))));
+int PlacedBits(const TableLayout& layout) {
+  if (layout.is_dense()) return 0;
+  return absl::countr_zero(static_cast<uint32_t>(layout.spec().partitions()));
 }
 
 }  // namespace
@@ -49,6 +55,9 @@ absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
   for (const std::vector<float>& slot : image.slots) {
     fits = fits && slot.size() == elements;
   }
+  for (int64_t step : image.steps) {
+    fits = fits && step >= 0 && step <= int64_t{kLastStep};
+  }
   if (!fits) {
     return absl::InvalidArgumentError(absl::StrCat(
         where, ": wanted ", elements, " weights and ", layout.slots(),
@@ -60,19 +69,21 @@ absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
 
 Partition::Partition(const TableLayout* layout)
     : layout_(*layout),
-      stride_(layout->dim() * (1 + layout->slots())),
-      chunk_rows_(ChunkRows(stride_)) {}
+      is_dense_(layout->is_dense()),
+      dim_(layout->dim()),
+      rows_(layout->dim() * (1 + layout->slots()), PlacedBits(*layout)) {}
 
 absl::StatusOr<int> Partition::Apply(absl::Span<const PushSpan> spans,
                                      float scale) {
   MutexLock lock(mu_);
-  std::vector<const PushSpan*> fresh;
+  absl::InlinedVector<const PushSpan*, 4> fresh;
   for (const PushSpan& span : spans) {
     if (span.sequence == PushSpan::kUnnumbered) {
       fresh.push_back(&span);
       continue;
     }
-    switch (windows_[span.client].Ask(span.sequence)) {
+    const SequenceWindow& window = windows_[span.client];
+    switch (window.Ask(span.sequence)) {
       case SequenceWindow::Answer::kNew:
         fresh.push_back(&span);
         break;
@@ -81,8 +92,7 @@ absl::StatusOr<int> Partition::Apply(absl::Span<const PushSpan> spans,
       case SequenceWindow::Answer::kTooFar:
         return absl::FailedPreconditionError(absl::StrCat(
             "push ", span.sequence, " of client ", span.client, " came while ",
-            windows_[span.client].high(),
-            " is the highest applied; wanted one at most ",
+            window.high(), " is the highest applied; wanted one at most ",
             SequenceWindow::kWidth, " ahead and none before it missing"));
     }
   }
@@ -98,17 +108,12 @@ absl::StatusOr<int> Partition::Apply(absl::Span<const PushSpan> spans,
 
 void Partition::ApplySum(absl::Span<const PushSpan* const> spans, float scale) {
   if (spans.size() == 1 && scale == 1.0f) {
-    const float* gradient = spans[0]->values;
-    for (uint64_t key : spans[0]->keys) {
-      Update(FindOrMake(key), gradient);
-      gradient += layout_.RowLength(key);
-    }
-    return;
+    return Update(spans[0]->keys, spans[0]->values);
   }
   // Sums in the order of the spans, so that the same spans give the same bits
   // whatever the order in which they came over the network.
   std::vector<float> sums;
-  std::vector<std::pair<Row, size_t>> touched;  // a row and where its sum is
+  std::vector<uint64_t> touched;  // keys, in the order of their sums
   absl::flat_hash_map<uint64_t, size_t> sum_of;
   for (const PushSpan* span : spans) {
     const float* gradient = span->values;
@@ -116,7 +121,7 @@ void Partition::ApplySum(absl::Span<const PushSpan* const> spans, float scale) {
       const int64_t length = layout_.RowLength(key);
       const auto [it, is_new] = sum_of.try_emplace(key, sums.size());
       if (is_new) {
-        touched.emplace_back(FindOrMake(key), sums.size());
+        touched.push_back(key);
         sums.insert(sums.end(), gradient, gradient + length);
       } else {
         float* sum = sums.data() + it->second;
@@ -128,12 +133,77 @@ void Partition::ApplySum(absl::Span<const PushSpan* const> spans, float scale) {
   if (scale != 1.0f) {
     for (float& x : sums) x *= scale;
   }
-  for (const auto& [row, at] : touched) Update(row, sums.data() + at);
+  Update(touched, sums.data());
 }
 
-void Partition::Update(Row row, const float* gradient) {
-  const int64_t length = layout_.RowLength(keys_[row]);
-  layout_.Apply(++steps_[row], WeightsOf(row), gradient, length);
+void Partition::Update(absl::Span<const uint64_t> keys,
+                       const float* gradients) {
+  std::array<Row, kTogether> rows;
+  const bool together =
+      !is_dense_ && dim_ <= kTogetherDim && layout_.slots() <= kTogetherSlots;
+  while (!keys.empty()) {
+    const size_t n = std::min(keys.size(), rows.size());
+    rows_.FindAll(keys.first(n), rows.data());
+    for (size_t i = 0; i < n; ++i) {
+      if (rows[i] == RowStore::kNoRow) rows[i] = Make(keys[i]);
+    }
+    if (together) {
+      UpdateTogether(absl::MakeConstSpan(rows.data(), n), gradients);
+      gradients += static_cast<int64_t>(n) * dim_;
+    } else {
+      for (size_t i = 0; i < n; ++i) {
+        UpdateOne(rows[i], gradients);
+        gradients += layout_.RowLength(keys[i]);
+      }
+    }
+    keys.remove_prefix(n);
+  }
+}
+
+int64_t Partition::NextStep(Row row) {
+  const uint32_t step = rows_.step(row);
+  const uint32_t next = step == kLastStep ? step : step + 1;
+  rows_.set_step(row, next);
+  return next;
+}
+
+void Partition::UpdateOne(Row row, const float* gradient) {
+  layout_.Apply(NextStep(row), rows_.floats(row), gradient,
+                layout_.RowLength(rows_.key(row)));
+}
+
+// A rule works element by element, so rows of one step may be one row for it.
+void Partition::UpdateTogether(absl::Span<const Row> rows,
+                               const float* gradients) {
+  const int arrays = 1 + layout_.slots();
+  std::array<float, (1 + kTogetherSlots) * kTogether * kTogetherDim> copies;
+  for (size_t begin = 0; begin < rows.size();) {
+    const int64_t step = NextStep(rows[begin]);
+    size_t end = begin + 1;
+    while (end < rows.size() && (rows_.step(rows[end]) + int64_t{1} == step ||
+                                 !layout_.uses_step())) {
+      NextStep(rows[end++]);
+    }
+    const int64_t elements = static_cast<int64_t>(end - begin) * dim_;
+    for (size_t i = begin; i < end; ++i) {
+      const float* from = rows_.floats(rows[i]);
+      float* to = copies.data() + static_cast<int64_t>(i - begin) * dim_;
+      for (int a = 0; a < arrays; ++a, from += dim_, to += elements) {
+        CopyRow(from, dim_, to);
+      }
+    }
+    layout_.ApplyTo(step, copies.data(), elements, gradients, elements);
+    for (size_t i = begin; i < end; ++i) {
+      float* to = rows_.floats(rows[i]);
+      const float* from =
+          copies.data() + static_cast<int64_t>(i - begin) * dim_;
+      for (int a = 0; a < arrays; ++a, to += dim_, from += elements) {
+        CopyRow(from, dim_, to);
+      }
+    }
+    gradients += elements;
+    begin = end;
+  }
 }
 
 bool Partition::Applied(uint64_t client, uint64_t sequence) const {
@@ -145,56 +215,45 @@ bool Partition::Applied(uint64_t client, uint64_t sequence) const {
 
 float* Partition::Read(absl::Span<const uint64_t> keys, float* out) const {
   MutexLock lock(mu_);
-  for (uint64_t key : keys) {
-    const int64_t length = layout_.RowLength(key);
-    const auto it = row_of_.find(key);
-    if (it == row_of_.end()) {
-      layout_.InitialWeights(key, absl::MakeSpan(out, length));
-    } else {
-      std::copy_n(WeightsOf(it->second), length, out);
+  std::array<Row, kTogether> rows;
+  while (!keys.empty()) {
+    const size_t n = std::min(keys.size(), rows.size());
+    rows_.FindAll(keys.first(n), rows.data());
+    for (size_t i = 0; i < n; ++i) {
+      const int64_t length = is_dense_ ? layout_.RowLength(keys[i]) : dim_;
+      if (rows[i] == RowStore::kNoRow) {
+        layout_.InitialWeights(keys[i], absl::MakeSpan(out, length));
+      } else {
+        CopyRow(rows_.floats(rows[i]), length, out);
+      }
+      out += length;
     }
-    out += length;
+    keys.remove_prefix(n);
   }
   return out;
 }
 
 void Partition::Put(uint64_t key, absl::Span<const float> weights) {
   MutexLock lock(mu_);
-  if (row_of_.contains(key)) return;
+  if (rows_.Find(key) != RowStore::kNoRow) return;
   WEFT_CHECK_EQ(static_cast<int64_t>(weights.size()), layout_.RowLength(key));
-  std::copy(weights.begin(), weights.end(), WeightsOf(Make(key)));
-}
-
-float* Partition::WeightsOf(Row row) const {
-  return chunks_[row / chunk_rows_].get() + (row % chunk_rows_) * stride_;
+  std::copy(weights.begin(), weights.end(), rows_.floats(Make(key)));
 }
 
 Partition::Row Partition::Make(uint64_t key) {
-  const Row row = static_cast<Row>(keys_.size());
-  WEFT_CHECK(row != kNoRow);
-  if (row % chunk_rows_ == 0) {
-    chunks_.push_back(std::make_unique<float[]>(chunk_rows_ * stride_));
-  }
-  keys_.push_back(key);
-  steps_.push_back(0);
-  row_of_[key] = row;
+  const Row row = rows_.Add(key);
   const int64_t length = layout_.RowLength(key);
-  layout_.InitialWeights(key, absl::MakeSpan(WeightsOf(row), length));
-  layout_.InitialSlots(WeightsOf(row), length);
+  layout_.InitialWeights(key, absl::MakeSpan(rows_.floats(row), length));
+  layout_.InitialSlots(rows_.floats(row), length);
   return row;
 }
 
-Partition::Row Partition::FindOrMake(uint64_t key) {
-  const auto it = row_of_.find(key);
-  return it != row_of_.end() ? it->second : Make(key);
-}
-
 std::vector<Partition::Row> Partition::InKeyOrder() const {
-  std::vector<Row> order(keys_.size());
+  std::vector<Row> order(rows_.size());
   std::iota(order.begin(), order.end(), Row{0});
-  std::sort(order.begin(), order.end(),
-            [this](Row a, Row b)
-                ABSL_NO_THREAD_SAFETY_ANALYSIS { return keys_[a] < keys_[b]; });
+  std::sort(order.begin(), order.end(), [&rows = rows_](Row a, Row b) {
+    return rows.key(a) < rows.key(b);
+  });
   return order;
 }
 
@@ -203,10 +262,11 @@ PartitionImage Partition::Image() const {
   PartitionImage image;
   image.slots.resize(layout_.slots());
   for (Row row : InKeyOrder()) {
-    const int64_t length = layout_.RowLength(keys_[row]);
-    const float* weights = WeightsOf(row);
-    image.keys.push_back(keys_[row]);
-    image.steps.push_back(steps_[row]);
+    const uint64_t key = rows_.key(row);
+    const int64_t length = layout_.RowLength(key);
+    const float* weights = rows_.floats(row);
+    image.keys.push_back(key);
+    image.steps.push_back(rows_.step(row));
     image.weights.insert(image.weights.end(), weights, weights + length);
     for (int s = 0; s < layout_.slots(); ++s) {
       const float* slot = weights + (s + 1) * layout_.dim();
@@ -223,17 +283,14 @@ PartitionImage Partition::Image() const {
 
 void Partition::Load(const PartitionImage& image) {
   MutexLock lock(mu_);
-  row_of_.clear();
-  keys_.clear();
-  steps_.clear();
-  chunks_.clear();
+  rows_.Clear();
   windows_.clear();
   int64_t at = 0;
   for (size_t i = 0; i < image.keys.size(); ++i) {
     const Row row = Make(image.keys[i]);
     const int64_t length = layout_.RowLength(image.keys[i]);
-    steps_[row] = image.steps[i];
-    float* weights = WeightsOf(row);
+    rows_.set_step(row, static_cast<uint32_t>(image.steps[i]));
+    float* weights = rows_.floats(row);
     std::copy_n(image.weights.begin() + at, length, weights);
     for (int s = 0; s < layout_.slots(); ++s) {
       std::copy_n(image.slots[s].begin() + at, length,
@@ -248,16 +305,14 @@ void Partition::Load(const PartitionImage& image) {
 
 int64_t Partition::rows() const {
   MutexLock lock(mu_);
-  return static_cast<int64_t>(keys_.size());
+  return rows_.size();
 }
 
 int64_t Partition::memory_bytes() const {
   MutexLock lock(mu_);
-  const int64_t chunk_bytes = chunk_rows_ * stride_ * sizeof(float);
-  return static_cast<int64_t>(chunks_.size()) * chunk_bytes +
-         static_cast<int64_t>(row_of_.capacity() *
-                                  (sizeof(uint64_t) + sizeof(Row) + 1) +
-                              keys_.capacity() * 2 * sizeof(uint64_t));
+  return static_cast<int64_t>(sizeof(*this)) + rows_.memory_bytes() +
+         static_cast<int64_t>(windows_.capacity() *
+                              (sizeof(uint64_t) + sizeof(SequenceWindow) + 1));
 }
 
 }  // namespace weft::ps

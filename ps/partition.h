@@ -15,7 +15,6 @@
 #define WEFT_PS_PARTITION_H_
 
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -25,6 +24,7 @@
 #include "absl/types/span.h"
 #include "weft/base/mutex.h"
 #include "weft/ps/placement.h"
+#include "weft/ps/row_store.h"
 #include "weft/ps/sequence_window.h"
 #include "weft/ps/table_layout.h"
 
@@ -50,7 +50,7 @@ struct PartitionImage {
     uint64_t mask = 0;
   };
   std::vector<uint64_t> keys;             // [n]
-  std::vector<int64_t> steps;             // [n]
+  std::vector<int64_t> steps;             // [n], each below 2^32
   std::vector<float> weights;             // rows one after another
   std::vector<std::vector<float>> slots;  // [slots], each like weights
   std::vector<Window> windows;
@@ -94,27 +94,27 @@ class Partition {
   int64_t memory_bytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  using Row = uint32_t;  // an index; rows are never removed
+  using Row = RowStore::Row;
 
-  float* WeightsOf(Row row) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Row FindOrMake(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Calls the rule on `row`.
-  void Update(Row row, const float* gradient)
+  // One step of the rule on each row; their gradients lie one after another.
+  void Update(absl::Span<const uint64_t> keys, const float* gradients)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UpdateTogether(absl::Span<const Row> rows, const float* gradients)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UpdateOne(Row row, const float* gradient)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  int64_t NextStep(Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ApplySum(absl::Span<const PushSpan* const> spans, float scale)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Row> InKeyOrder() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const TableLayout& layout_;
-  const int64_t stride_;       // floats a row: weights, then slots
-  const uint32_t chunk_rows_;  // rows in one allocation
+  const bool is_dense_;
+  const int64_t dim_;  // floats of the longest row
 
   mutable Mutex mu_;
-  absl::flat_hash_map<uint64_t, Row> row_of_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint64_t> keys_ ABSL_GUARDED_BY(mu_);
-  std::vector<int64_t> steps_ ABSL_GUARDED_BY(mu_);
-  std::vector<std::unique_ptr<float[]>> chunks_ ABSL_GUARDED_BY(mu_);
+  RowStore rows_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<uint64_t, SequenceWindow> windows_ ABSL_GUARDED_BY(mu_);
 };
 

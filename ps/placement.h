@@ -48,12 +48,17 @@ class Placement {
   int servers() const { return servers_; }
 
   int PartitionOfKey(uint64_t key) const {
-    return shift_ == 64 ? 0 : static_cast<int>(Mix64(key) >> shift_);
+    return PartitionOfMixed(Mix64(key));
+  }
+  int PartitionOfMixed(uint64_t mixed) const {
+    return shift_ == 64 ? 0 : static_cast<int>(mixed >> shift_);
   }
   int PartitionOfSlice(int64_t slice) const {
     return static_cast<int>((first_ + static_cast<uint64_t>(slice)) &
                             (static_cast<uint64_t>(partitions_) - 1));
   }
+  // The bits of a mixed key above this one are its partition; 64: there is one.
+  int key_shift() const { return shift_; }
   int ServerOf(int partition) const { return partition % servers_; }
 
  private:

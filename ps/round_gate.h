@@ -1,10 +1,21 @@
 // RoundGate: when a synchronous table may apply a round.
 //
-// Each of the workers gives one part to each round. A round closes when every
-// worker that still counts has given its part; its parts are then applied in
-// rank order, so that the same parts give the same bits whatever the order in
-// which they came. A worker that is declared dead counts no more: nobody waits
-// for it, and what it had given to an open round still goes in.
+// The data is dealt into shards, whose number a job chooses once. Each round
+// has one part of each shard, and closes when the parts of all shards that
+// count are there; they are then applied in the order of the shards. So the
+// same parts give the same bits whatever the order in which they came, and
+// neither the sum nor the divisor of a mean depends on who gave them.
+//
+// A rank owns the shards that it gives parts of. A shard without an owner
+// belongs to the first rank that gives a part of it; a shard that has one
+// changes its owner when the owner is declared dead, or when another rank takes
+// it over. The former owner's part of the open round stays: what the new owner
+// gives for that round is then a repetition, and is dropped. What the former
+// owner gave to later rounds is dropped, since no server can know that all
+// servers have it.
+//
+// Orphans::kRetire: the rounds go on without the shards of a dead rank until it
+// is admitted again. Orphans::kWait: they wait for another owner.
 //
 // Pure: no threads, clocks or I/O. Thread-safety: one thread at a time.
 
@@ -14,105 +25,125 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
 namespace weft::ps {
 
+enum class Orphans { kRetire, kWait };
+
 template <typename Part>
 class RoundGate {
  public:
-  // A worker may be at most this many rounds ahead of the open one, which
-  // bounds the parts that are kept.
+  // A shard may be at most this many rounds ahead of the open one, which bounds
+  // the parts that are kept.
   static constexpr int64_t kLookahead = 4;
 
   enum class Answer {
     kKept,       // the part belongs to an open round and is kept
-    kDuplicate,  // this worker had given its part to this open round before
-    kApplied,    // the round is closed, and had this worker's part
-    kMissed,     // the round was closed without this worker, then thought dead
+    kDuplicate,  // the owner had given this part to this open round before
+    kInherited,  // a former owner had; its part stays, this one is dropped
+    kApplied,    // the round is closed, and had a part of this shard
+    kMissed,     // the round was closed without this shard
     kTooFar,     // more than kLookahead rounds ahead
-    kUnknown,    // no such rank, or one that was declared dead
+    kNotOwner,   // the shard has another owner, and this one takes not over
+    kUnknown,    // no such shard, or a rank that was declared dead
   };
 
-  explicit RoundGate(int workers, int64_t open = 0) : open_(open) {
-    for (int rank = 0; rank < workers; ++rank) members_[rank] = Member{};
+  // Of shard s the first part is expected of rank s; another may give it.
+  explicit RoundGate(int shards, Orphans orphans = Orphans::kRetire,
+                     int64_t open = 0)
+      : orphans_(orphans), open_(open), shards_(shards) {
+    for (int shard = 0; shard < shards; ++shard) shards_[shard].owner = shard;
   }
 
-  Answer Give(int rank, int64_t round, Part part) {
-    const auto member = members_.find(rank);
-    if (member == members_.end() || round < 0) return Answer::kUnknown;
+  // `take_over`: the shard becomes `rank`'s, whoever owns it.
+  Answer Give(int shard, int rank, int64_t round, Part part,
+              bool take_over = false) {
+    if (!IsShard(shard) || round < 0) return Answer::kUnknown;
+    Shard& s = shards_[shard];
     if (round < open_) {
-      const bool was_counted =
-          round >= member->second.since && round < member->second.until;
-      return was_counted ? Answer::kApplied : Answer::kMissed;
+      const bool counted = round >= s.since && round < s.until;
+      return counted ? Answer::kApplied : Answer::kMissed;
     }
-    if (member->second.until != kForEver) return Answer::kUnknown;
+    if (dead_.count(rank) != 0 || s.until != kForEver) return Answer::kUnknown;
     if (round - open_ > kLookahead) return Answer::kTooFar;
-    const bool is_new = rounds_[round].emplace(rank, std::move(part)).second;
-    return is_new ? Answer::kKept : Answer::kDuplicate;
+    if (!Own(shard, rank, take_over)) return Answer::kNotOwner;
+    const auto [it, is_new] =
+        rounds_[round].emplace(shard, Given{std::move(part), false});
+    if (is_new) return Answer::kKept;
+    return it->second.is_inherited ? Answer::kInherited : Answer::kDuplicate;
   }
 
-  // What `rank` gave to a round that is not closed yet; null if nothing.
-  const Part* Find(int rank, int64_t round) const {
+  // The part of `shard` in a round that is not closed yet; null if none.
+  const Part* Find(int shard, int64_t round) const {
     const auto parts = rounds_.find(round);
     if (parts == rounds_.end()) return nullptr;
-    const auto part = parts->second.find(rank);
-    return part == parts->second.end() ? nullptr : &part->second;
+    const auto part = parts->second.find(shard);
+    return part == parts->second.end() ? nullptr : &part->second.part;
   }
 
-  // The parts of the open round in rank order if it may close, which it then
-  // does; else nothing. Call it until it gives nothing.
+  // The parts of the open round in the order of the shards if it may close,
+  // which it then does; else nothing. Call it until it gives nothing.
   std::vector<Part> Close() {
     std::vector<Part> parts;
-    if (live() == 0 || !Missing().empty()) return parts;
+    if (counted() == 0 || !Missing().empty()) return parts;
     const auto it = rounds_.find(open_);
-    for (auto& [rank, part] : it->second) parts.push_back(std::move(part));
+    for (auto& [shard, given] : it->second) {
+      parts.push_back(std::move(given.part));
+    }
     rounds_.erase(it);
     ++open_;
     return parts;
   }
 
+  // `rank` owns nothing any more and gives nothing.
   void DeclareDead(int rank) {
-    const auto member = members_.find(rank);
-    if (member == members_.end() || member->second.until != kForEver) return;
-    // Its part in the open round, if it gave one, is still applied; what it
-    // gave to later rounds is not, since it may not be there for all of them.
-    const auto open_round = rounds_.find(open_);
-    const bool gave =
-        open_round != rounds_.end() && open_round->second.count(rank) != 0;
-    member->second.until = gave ? open_ + 1 : open_;
-    for (auto it = rounds_.upper_bound(open_); it != rounds_.end(); ++it) {
-      it->second.erase(rank);
+    if (!dead_.insert(rank).second) return;
+    for (int shard = 0; shard < shards(); ++shard) {
+      if (shards_[shard].owner != rank) continue;
+      Disown(shard);
+      if (orphans_ == Orphans::kRetire) Retire(shard, rank);
     }
   }
 
-  // Counts `rank` again from the open round on: a new incarnation joined.
+  // `rank` may give parts again: a new incarnation joined. Shards that were
+  // retired at its death count again from the open round on.
   void Admit(int rank) {
-    const auto member = members_.find(rank);
-    if (member == members_.end() || member->second.until == kForEver) return;
-    const auto open_round = rounds_.find(open_);
-    if (open_round != rounds_.end()) open_round->second.erase(rank);
-    member->second = Member{open_, kForEver};
+    if (dead_.erase(rank) == 0) return;
+    for (int shard = 0; shard < shards(); ++shard) {
+      Shard& s = shards_[shard];
+      if (s.until == kForEver || s.retired_with != rank) continue;
+      const auto open_round = rounds_.find(open_);
+      if (open_round != rounds_.end()) open_round->second.erase(shard);
+      s = Shard{};
+      s.owner = rank;
+      s.since = open_;
+    }
   }
 
   int64_t open() const { return open_; }  // the round that is not closed yet
-  int live() const {
+  int shards() const { return static_cast<int>(shards_.size()); }
+  // The shards that the open round waits for or has a part of.
+  int counted() const {
     int count = 0;
-    for (const auto& [rank, member] : members_) {
-      count += member.until == kForEver ? 1 : 0;
-    }
+    for (const Shard& shard : shards_) count += shard.until == kForEver ? 1 : 0;
     return count;
   }
 
-  // The ranks without which the open round cannot close.
+  // The rank that owns `shard`, or of which the first part is expected;
+  // negative: nobody, its owner died.
+  int OwnerOf(int shard) const { return shards_[shard].owner; }
+
+  // The shards without which the open round cannot close.
   std::vector<int> Missing() const {
     std::vector<int> missing;
     const auto it = rounds_.find(open_);
-    for (const auto& [rank, member] : members_) {
-      if (member.until != kForEver) continue;
-      if (it == rounds_.end() || it->second.count(rank) == 0) {
-        missing.push_back(rank);
+    for (int shard = 0; shard < shards(); ++shard) {
+      if (shards_[shard].until != kForEver) continue;
+      if (it == rounds_.end() || it->second.count(shard) == 0) {
+        missing.push_back(shard);
       }
     }
     return missing;
@@ -120,16 +151,56 @@ class RoundGate {
 
  private:
   static constexpr int64_t kForEver = std::numeric_limits<int64_t>::max();
+  static constexpr int kNobody = -1;
 
-  // The rounds that a rank counts in: [since, until).
-  struct Member {
-    int64_t since = 0;
+  struct Shard {
+    int owner = kNobody;
+    bool is_owned = false;  // whether `owner` has given a part
+    int retired_with = kNobody;
+    int64_t since = 0;  // the rounds that it counts in: [since, until)
     int64_t until = kForEver;
   };
+  struct Given {
+    Part part;
+    bool is_inherited;  // of an owner that is none any more
+  };
 
+  bool IsShard(int shard) const { return shard >= 0 && shard < shards(); }
+
+  // Whether `shard` is `rank`'s now.
+  bool Own(int shard, int rank, bool take_over) {
+    Shard& s = shards_[shard];
+    if (s.is_owned && s.owner == rank) return true;
+    if (s.is_owned && !take_over) return false;
+    if (s.is_owned) Disown(shard);
+    s.owner = rank;
+    s.is_owned = true;
+    return true;
+  }
+
+  void Disown(int shard) {
+    shards_[shard].owner = kNobody;
+    shards_[shard].is_owned = false;
+    for (auto it = rounds_.upper_bound(open_); it != rounds_.end(); ++it) {
+      it->second.erase(shard);
+    }
+    const auto open_round = rounds_.find(open_);
+    if (open_round == rounds_.end()) return;
+    const auto given = open_round->second.find(shard);
+    if (given != open_round->second.end()) given->second.is_inherited = true;
+  }
+
+  // A part in the open round still goes in.
+  void Retire(int shard, int rank) {
+    shards_[shard].until = Find(shard, open_) != nullptr ? open_ + 1 : open_;
+    shards_[shard].retired_with = rank;
+  }
+
+  Orphans orphans_;
   int64_t open_;
-  std::map<int, Member> members_;
-  std::map<int64_t, std::map<int, Part>> rounds_;  // by round, by rank
+  std::vector<Shard> shards_;
+  std::set<int> dead_;                              // ranks
+  std::map<int64_t, std::map<int, Given>> rounds_;  // by round, by shard
 };
 
 }  // namespace weft::ps

@@ -109,7 +109,7 @@ v1::TableSpec Spec(v1::TableSpec::Mode mode, int workers) {
   v1::TableSpec spec;
   spec.set_name("t");
   spec.set_mode(mode);
-  spec.set_workers(workers);
+  spec.set_shards(workers);
   spec.set_partitions(16);
   spec.set_reduction(v1::TableSpec::SUM);
   spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
@@ -191,6 +191,103 @@ TEST(PsService, SparseRowsAreAddedUpByKeyAndAcrossTrainers) {
     EXPECT_THAT(rows->ToVector<float>(),
                 ElementsAre(-1, -1, -4, -4, -1, -1, -1, -1));
   });
+}
+
+// Two servers. Trainer 1's part of round 1 reaches both, or the first server
+// only, or none; then it ends, and trainer 0 gives that part as well.
+TEST(PsService, AShardMovesToAnotherTrainerInTheMiddleOfARound) {
+  constexpr int64_t kElements = 4 * kMinSliceElements + 5;
+  const auto gradient = [&](int shard, int round) {
+    std::vector<float> values(kElements);
+    for (int64_t i = 0; i < kElements; ++i) {
+      values[i] = 1e-3f * static_cast<float>(i) + 0.1f * shard + 0.7f * round;
+    }
+    return Tensor::FromVector(values);
+  };
+  std::vector<std::vector<float>> results;
+  for (const int reached : {2, 2, 1, 0}) {  // the first: undisturbed
+    const bool moves = !results.empty();
+    Job job(/*servers=*/2, /*trainers=*/2);
+    v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 2, kElements);
+    spec.set_reduction(v1::TableSpec::MEAN);
+    spec.set_orphans(v1::TableSpec::WAIT);
+    spec.mutable_rule()->mutable_adam()->set_lr(0.1);
+    const auto client0 = job.MakeClient(0), client1 = job.MakeClient(1);
+    auto table0 = client0->Dense(spec), table1 = client1->Dense(spec);
+    ASSERT_THAT(table0, IsOk());
+    ASSERT_THAT(table1, IsOk());
+    ASSERT_THAT((*table0)->Initialize(gradient(0, 0)).Wait(kTimeout), IsOk());
+    Future<Tensor> next = (*table0)->PushPull(gradient(0, 0));
+    ASSERT_THAT((*table1)->PushPull(gradient(1, 0)).Wait(kTimeout), IsOk());
+    ASSERT_THAT(next.Wait(kTimeout), IsOk());
+
+    if (reached == 1) job.SetServing(1, false);
+    if (reached > 0) {
+      EXPECT_EQ((*table1)->Push(gradient(1, 1)).Wait(kTimeout).ok(),
+                reached == 2);
+    }
+    job.SetServing(1, true);
+    next = (*table0)->PushPull(gradient(0, 1));
+    if (moves) {
+      job.server(0).DeclareDead(1);  // the other server hears of it later
+      ASSERT_THAT(
+          (*table0)
+              ->PushShard({/*shard=*/1, /*round=*/1, /*take_over=*/true},
+                          gradient(1, 1))
+              .Wait(kTimeout),
+          IsOk());
+      job.server(1).DeclareDead(1);
+    }
+    ASSERT_THAT(next.Wait(kTimeout), IsOk());
+
+    next = (*table0)->PushPull(gradient(0, 2));
+    if (moves) {
+      ASSERT_THAT((*table0)->PushShard({1, 2}, gradient(1, 2)).Wait(kTimeout),
+                  IsOk());
+      EXPECT_THAT(
+          (*table1)->PushShard({1, 3}, gradient(1, 3)).Wait(kTimeout),
+          StatusIs(absl::StatusCode::kFailedPrecondition,
+                   reached == 1 ? "an earlier push failed" : "declared dead"));
+    } else {
+      ASSERT_THAT((*table1)->Push(gradient(1, 2)).Wait(kTimeout), IsOk());
+    }
+    const auto values = next.Wait(kTimeout);
+    ASSERT_THAT(values, IsOk());
+    results.push_back(values->ToVector<float>());
+  }
+  EXPECT_THAT(results, Each(results[0]));
+}
+
+TEST(PsService, ATrainerMayServeAllShardsOfASparseTable) {
+  Job job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  auto table = client->Sparse(SparseSpec(v1::TableSpec::SYNC, 3));
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::FromVector<int64_t>({5, 7});
+  for (int round = 0; round < 3; ++round) {
+    for (const int shard : {2, 0, 1}) {
+      ASSERT_THAT((*table)
+                      ->PushShard({shard, (*table)->round()}, keys,
+                                  Tensor::Ones({2, 2}))
+                      .Wait(kTimeout),
+                  IsOk());
+    }
+    (*table)->EndRound();
+    const auto rows = (*table)->Pull(keys).Wait(kTimeout);
+    ASSERT_THAT(rows, IsOk());
+    EXPECT_THAT(rows->ToVector<float>(), Each(-3.0f * (round + 1)));
+  }
+  auto asynchronous = client->Sparse([] {
+    v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
+    spec.set_name("async");
+    return spec;
+  }());
+  ASSERT_THAT(asynchronous, IsOk());
+  EXPECT_THAT(
+      (*asynchronous)
+          ->PushShard({0, 0}, keys, Tensor::Ones({2, 2}))
+          .Wait(kTimeout),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "wanted a SYNC table"));
 }
 
 // A worker whose batch has no key still takes part in the round.

@@ -78,7 +78,7 @@ absl::StatusOr<TableSpec> CheckedSpec(TableSpec spec) {
       break;
     case TableSpec::SYNC:
       WEFT_RETURN_IF_ERROR(
-          CheckRange(spec, "workers", spec.workers(), 1, kMaxWorkers));
+          CheckRange(spec, "shards", spec.shards(), 1, kMaxShards));
       break;
     default:
       return absl::InvalidArgumentError(absl::StrCat("table '", spec.name(),
@@ -163,15 +163,15 @@ void TableLayout::InitialSlots(float* row, int64_t length) const {
   }
 }
 
-void TableLayout::Apply(int64_t step, float* row, const float* gradient,
-                        int64_t length) const {
+void TableLayout::ApplyTo(int64_t step, float* weights, int64_t stride,
+                          const float* gradient, int64_t length) const {
   absl::InlinedVector<absl::Span<float>, 4> slots_of_row;
   for (int s = 0; s < slots(); ++s) {
-    slots_of_row.push_back(absl::MakeSpan(row + (s + 1) * dim_, length));
+    slots_of_row.push_back(absl::MakeSpan(weights + (s + 1) * stride, length));
   }
   optimizer::StepContext context;
   context.step = step;
-  rule_->Apply(context, absl::MakeSpan(row, length),
+  rule_->Apply(context, absl::MakeSpan(weights, length),
                absl::MakeConstSpan(gradient, length), slots_of_row);
 }
 

@@ -26,7 +26,7 @@ inline constexpr int64_t kMaxDim = 65536;
 inline constexpr int64_t kMinSliceElements = 1024;
 inline constexpr int64_t kMaxSliceElements = 65536;
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
-inline constexpr int kMaxWorkers = 65536;
+inline constexpr int kMaxShards = 65536;
 
 // Fills in defaults (partitions). kInvalidArgument names the field, what was
 // found and what is allowed.
@@ -54,7 +54,14 @@ class TableLayout {
   // first `length` count.
   void InitialSlots(float* row, int64_t length) const;
   void Apply(int64_t step, float* row, const float* gradient,
-             int64_t length) const;
+             int64_t length) const {
+    ApplyTo(step, row, dim_, gradient, length);
+  }
+  // As Apply, on weights and slots that lie `stride` floats apart.
+  void ApplyTo(int64_t step, float* weights, int64_t stride,
+               const float* gradient, int64_t length) const;
+  // Whether the result of Apply depends on the step.
+  bool uses_step() const { return rule_->uses_step(); }
 
  private:
   TableLayout(v1::TableSpec spec, std::unique_ptr<optimizer::UpdateRule> rule);

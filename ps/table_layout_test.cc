@@ -51,7 +51,7 @@ TEST(TableLayout, NamesTheFieldThatIsUnfit) {
   refuses([](S& s) { s.set_dim(0); }, "dim");
   refuses([](S& s) { s.set_dim(int64_t{1} << 50); }, "dim");
   refuses([](S& s) { s.clear_mode(); }, "mode");
-  refuses([](S& s) { s.set_mode(S::SYNC); }, "workers");
+  refuses([](S& s) { s.set_mode(S::SYNC); }, "shards");
   refuses([](S& s) { s.set_partitions(3); }, "power of two");
   refuses([](S& s) { s.set_partitions(-1); }, "partitions");
   refuses([](S& s) { s.mutable_initializer()->set_scale(NAN); }, "scale");

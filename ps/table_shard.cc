@@ -50,7 +50,11 @@ TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
       placement_(spec().name(), spec().partitions(), servers),
       dense_(layout_->is_dense() ? CutDense(*layout_, placement_)[server]
                                  : DensePart{}),
-      gate_(spec().mode() == v1::TableSpec::SYNC ? spec().workers() : 0) {
+      dense_group_(layout_->is_dense() ? spec().partitions() : 0, -1),
+      gate_(MakeGate(spec(), 0)) {
+  for (size_t i = 0; i < dense_.groups.size(); ++i) {
+    dense_group_[dense_.groups[i].partition] = static_cast<int>(i);
+  }
   partitions_.resize(spec().partitions());
   for (int p = 0; p < spec().partitions(); ++p) {
     const bool holds_rows = !layout_->is_dense() || DenseGroup(p) != nullptr;
@@ -69,14 +73,19 @@ bool TableShard::Owns(uint32_t partition) const {
 }
 
 const DensePart::Group* TableShard::DenseGroup(uint32_t partition) const {
-  const auto it =
-      std::lower_bound(dense_.groups.begin(), dense_.groups.end(), partition,
-                       [](const DensePart::Group& group, uint32_t p) {
-                         return static_cast<uint32_t>(group.partition) < p;
-                       });
-  const bool found = it != dense_.groups.end() &&
-                     static_cast<uint32_t>(it->partition) == partition;
-  return found ? &*it : nullptr;
+  if (partition >= dense_group_.size() || dense_group_[partition] < 0) {
+    return nullptr;
+  }
+  return &dense_.groups[dense_group_[partition]];
+}
+
+RoundGate<TableShard::Part> TableShard::MakeGate(const v1::TableSpec& spec,
+                                                 int64_t open) {
+  const int shards = spec.mode() == v1::TableSpec::SYNC ? spec.shards() : 0;
+  return RoundGate<Part>(
+      shards,
+      spec.orphans() == v1::TableSpec::WAIT ? Orphans::kWait : Orphans::kRetire,
+      open);
 }
 
 absl::Status TableShard::Initialize(const Tensor& values) {
@@ -104,21 +113,23 @@ absl::Status TableShard::Initialize(const Tensor& values) {
   return absl::OkStatus();
 }
 
-absl::Status TableShard::CheckSpan(const v1::Span& span,
+absl::Status TableShard::CheckSpan(uint32_t partition,
                                    absl::Span<const uint64_t> keys) const {
+  uint64_t last = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (placement_.PartitionOfKey(keys[i]) !=
-        static_cast<int>(span.partition())) {
+    const uint64_t mixed = Mix64(keys[i]);
+    if (placement_.PartitionOfMixed(mixed) != static_cast<int>(partition)) {
       return absl::InvalidArgumentError(absl::StrCat(
-          "key ", keys[i], " came in partition ", span.partition(),
-          " but belongs to ", placement_.PartitionOfKey(keys[i]),
+          "key ", keys[i], " came in partition ", partition, " but belongs to ",
+          placement_.PartitionOfKey(keys[i]),
           "; client and server must be built from the same sources"));
     }
-    if (i > 0 && keys[i] <= keys[i - 1]) {
+    if (i > 0 && mixed <= last) {
       return absl::InvalidArgumentError(
-          absl::StrCat("keys of partition ", span.partition(),
-                       " are not strictly ascending at ", keys[i]));
+          absl::StrCat("keys of partition ", partition,
+                       " do not strictly ascend, mixed, at ", keys[i]));
     }
+    last = mixed;
   }
   return absl::OkStatus();
 }
@@ -126,55 +137,61 @@ absl::Status TableShard::CheckSpan(const v1::Span& span,
 absl::Status TableShard::CheckPush(const v1::Request& request,
                                    const Tensor& keys,
                                    const Tensor& values) const {
-  const std::string where = absl::StrCat("push to table '", spec().name(),
-                                         "' on server ", server_, ": ");
-  if (layout_->is_dense() && keys.defined()) {
+  const auto refuse = [&](const auto&... what) {
     return absl::InvalidArgumentError(
-        absl::StrCat(where, "wanted no keys, found ", Found(keys)));
+        absl::StrCat("push to table '", spec().name(), "' on server ", server_,
+                     ": ", what...));
+  };
+  if (layout_->is_dense() && keys.defined()) {
+    return refuse("wanted no keys, found ", Found(keys));
   }
   if (!layout_->is_dense() && !IsFlat(keys, DType::kI64, 1)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, "wanted keys i64[n], found ", Found(keys)));
+    return refuse("wanted keys i64[n], found ", Found(keys));
+  }
+  const int spans = request.partitions_size();
+  if (request.rows_size() != spans ||
+      request.sequences_size() != (is_sync() ? 0 : spans)) {
+    return refuse("wanted rows for each of ", spans,
+                  " spans, and sequences in ", "ASYNC only, found ",
+                  request.rows_size(), " and ", request.sequences_size());
   }
   const absl::Span<const uint64_t> all = KeysOf(keys);
   size_t at = 0;
   int64_t elements = 0;
   int64_t previous = -1;
-  for (const v1::Span& span : request.spans()) {
-    if (!Owns(span.partition()) || span.partition() <= previous) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(where, "partition ", span.partition(),
-                       " is not held here, or is out of order"));
+  for (int i = 0; i < spans; ++i) {
+    const uint32_t partition = request.partitions(i);
+    const size_t rows = request.rows(i);
+    const bool is_here = Owns(partition);
+    const int64_t place =
+        is_here && layout_->is_dense() ? dense_group_[partition] : partition;
+    if (!is_here || place <= previous) {
+      return refuse("partition ", partition,
+                    " is not held here, or is out of order");
     }
-    previous = span.partition();
-    if (!is_sync() && span.sequence() == 0) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          where, "partition ", span.partition(), " has no sequence number"));
+    previous = place;
+    if (!is_sync() && request.sequences(i) == PushSpan::kUnnumbered) {
+      return refuse("partition ", partition, " has no sequence number");
     }
     if (layout_->is_dense()) {
-      const DensePart::Group* group = DenseGroup(span.partition());
-      if (span.rows() != group->slices.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(
-            where, "partition ", span.partition(), " has ",
-            group->slices.size(), " slices, ", span.rows(), " were sent"));
+      const DensePart::Group* group = DenseGroup(partition);
+      if (rows != group->slices.size()) {
+        return refuse("partition ", partition, " has ", group->slices.size(),
+                      " slices, ", rows, " were sent");
       }
       elements += group->elements;
       continue;
     }
-    if (span.rows() > all.size() - at) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          where, "spans name more rows than the ", all.size(), " keys sent"));
+    if (rows > all.size() - at) {
+      return refuse("spans name more rows than the ", all.size(), " keys sent");
     }
-    const absl::Status checked = CheckSpan(span, all.subspan(at, span.rows()));
-    if (!checked.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat(where, checked.message()));
-    }
-    at += span.rows();
-    elements += span.rows() * layout_->dim();
+    const absl::Status checked = CheckSpan(partition, all.subspan(at, rows));
+    if (!checked.ok()) return refuse(checked.message());
+    at += rows;
+    elements += static_cast<int64_t>(rows) * layout_->dim();
   }
   if (at != all.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, all.size(), " keys were sent, spans name ", at));
+    return refuse(all.size(), " keys were sent, spans name ", at);
   }
   const int dims = layout_->is_dense() ? 1 : 2;
   const bool fits = IsFlat(values, DType::kF32, dims) &&
@@ -184,10 +201,17 @@ absl::Status TableShard::CheckPush(const v1::Request& request,
     const std::string wanted =
         dims == 1 ? absl::StrCat("f32[", elements, "]")
                   : absl::StrCat("f32[", at, ", ", layout_->dim(), "]");
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, "wanted values ", wanted, ", found ", Found(values)));
+    return refuse("wanted values ", wanted, ", found ", Found(values));
   }
   return absl::OkStatus();
+}
+
+absl::Status TableShard::NotHere(uint64_t key) const {
+  return absl::InvalidArgumentError(
+      absl::StrCat("pull from table '", spec().name(), "' on server ", server_,
+                   ": key ", key, " belongs to server ",
+                   placement_.ServerOf(placement_.PartitionOfKey(key)),
+                   "; client and server must agree on the number of servers"));
 }
 
 absl::Status TableShard::CheckPull(const Tensor& keys) const {
@@ -205,14 +229,9 @@ absl::Status TableShard::CheckPull(const Tensor& keys) const {
                      " floats were asked for at once; ", kMaxPullBytes,
                      " bytes are the most, ask in several pulls"));
   }
+  if (placement_.servers() == 1) return absl::OkStatus();  // all keys are here
   for (uint64_t key : KeysOf(keys)) {
-    const int partition = placement_.PartitionOfKey(key);
-    if (!Owns(partition)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          where, "key ", key, " belongs to server ",
-          placement_.ServerOf(partition),
-          "; client and server must agree on the number of servers"));
-    }
+    if (!Owns(placement_.PartitionOfKey(key))) return NotHere(key);
   }
   return absl::OkStatus();
 }
@@ -234,7 +253,12 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
   if (!checked.ok()) return MakeReady<ShardReply>(checked);
   Part part;
   part.client = request.client();
-  part.spans.assign(request.spans().begin(), request.spans().end());
+  part.spans.reserve(request.partitions_size());
+  for (int i = 0; i < request.partitions_size(); ++i) {
+    part.spans.push_back(
+        {request.partitions(i), request.rows(i),
+         is_sync() ? PushSpan::kUnnumbered : request.sequences(i)});
+  }
   part.keys = std::move(push_keys);
   part.values = std::move(push_values);
   return is_sync()
@@ -302,24 +326,24 @@ Future<ShardReply> TableShard::AnswerNow(const v1::Request& request,
   return MakeReady<ShardReply>(std::move(now));
 }
 
-std::vector<PushSpan> TableShard::SpansOf(const Part& part,
-                                          bool numbered) const {
+std::vector<PushSpan> TableShard::SpansOf(const Part& part) const {
   std::vector<PushSpan> spans;
+  spans.reserve(part.spans.size());
   absl::Span<const uint64_t> keys = KeysOf(part.keys);
   const float* values = part.values.data<float>();
-  for (const v1::Span& span : part.spans) {
+  for (const Span& span : part.spans) {
     PushSpan push;
     push.client = part.client;
-    push.sequence = numbered ? span.sequence() : PushSpan::kUnnumbered;
+    push.sequence = span.sequence;
     push.values = values;
     if (layout_->is_dense()) {
-      const DensePart::Group* group = DenseGroup(span.partition());
+      const DensePart::Group* group = DenseGroup(span.partition);
       push.keys = group->slices;
       values += group->elements;
     } else {
-      push.keys = keys.first(span.rows());
-      keys.remove_prefix(span.rows());
-      values += span.rows() * layout_->dim();
+      push.keys = keys.first(span.rows);
+      keys.remove_prefix(span.rows);
+      values += span.rows * layout_->dim();
     }
     spans.push_back(push);
   }
@@ -328,10 +352,10 @@ std::vector<PushSpan> TableShard::SpansOf(const Part& part,
 
 absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
                                  v1::Reply& reply) {
-  const std::vector<PushSpan> spans = SpansOf(part, /*numbered=*/true);
+  const std::vector<PushSpan> spans = SpansOf(part);
   int64_t applied = 0;
   for (size_t i = 0; i < spans.size(); ++i) {
-    const uint32_t partition = part.spans[i].partition();
+    const uint32_t partition = part.spans[i].partition;
     const absl::StatusOr<int> duplicates =
         partitions_[partition]->Apply({spans[i]}, 1.0f);
     if (!duplicates.ok()) {
@@ -350,36 +374,42 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
 
 absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
   using Answer = RoundGate<Part>::Answer;
-  const std::string who =
-      absl::StrCat("table '", spec().name(), "': part of rank ", request.rank(),
-                   " in round ", request.round());
-  switch (gate_.Give(request.rank(), request.round(), std::move(part))) {
+  const auto refuse = [&](const auto&... why) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", spec().name(), "': part of shard ", request.shard(),
+        " by rank ", request.rank(), " in round ", request.round(), why...));
+  };
+  switch (gate_.Give(request.shard(), request.rank(), request.round(),
+                     std::move(part), request.take_over())) {
     case Answer::kKept:
+    case Answer::kInherited:
     case Answer::kApplied:
       return absl::OkStatus();
     case Answer::kDuplicate:
-      if (gate_.Find(request.rank(), request.round())->client ==
+      if (gate_.Find(request.shard(), request.round())->client ==
           request.client()) {
         return absl::OkStatus();
       }
-      return absl::FailedPreconditionError(absl::StrCat(
-          who,
+      return refuse(
           " was given by another client; each worker needs a rank of its own, "
-          "and a table that is opened again goes on with the next round"));
+          "and a table that is opened again goes on with the next round");
     case Answer::kMissed:
-      return absl::FailedPreconditionError(absl::StrCat(
-          who,
+      return refuse(
           " came after the round had closed without it: the rank had "
           "been declared dead; pull and go on with round ",
-          gate_.open()));
+          gate_.open());
     case Answer::kTooFar:
-      return absl::FailedPreconditionError(
-          absl::StrCat(who, " is too far ahead: round ", gate_.open(),
-                       " is open, and waits for ", WhoIsMissing()));
+      return refuse(" is too far ahead: round ", gate_.open(),
+                    " is open, and waits for ", WhoIsMissing());
+    case Answer::kNotOwner:
+      return refuse(": rank ", gate_.OwnerOf(request.shard()),
+                    " serves this shard; leave it to that one, or take it over "
+                    "if that one died");
     case Answer::kUnknown:
-      return absl::FailedPreconditionError(absl::StrCat(
-          who, ": no such live rank; the table was made for ", spec().workers(),
-          " workers, ", gate_.live(), " of them live"));
+      return refuse(
+          ": no such shard, or its rank was declared dead; the table "
+          "was made for ",
+          gate_.shards(), " shards, ", gate_.counted(), " of them count");
   }
   return absl::InternalError("unreachable");
 }
@@ -402,9 +432,9 @@ std::vector<TableShard::Parked> TableShard::CloseRounds() {
 void TableShard::ApplyRound(const std::vector<Part>& parts) {
   std::map<uint32_t, std::vector<PushSpan>> by_partition;
   for (const Part& part : parts) {
-    const std::vector<PushSpan> spans = SpansOf(part, /*numbered=*/false);
+    const std::vector<PushSpan> spans = SpansOf(part);
     for (size_t i = 0; i < spans.size(); ++i) {
-      by_partition[part.spans[i].partition()].push_back(spans[i]);
+      by_partition[part.spans[i].partition].push_back(spans[i]);
     }
   }
   const float scale = spec().reduction() == v1::TableSpec::MEAN
@@ -463,7 +493,14 @@ int64_t TableShard::VersionLocked() const {
 }
 
 std::string TableShard::WhoIsMissing() const {
-  return absl::StrCat("rank ", absl::StrJoin(gate_.Missing(), ", "));
+  return absl::StrJoin(
+      gate_.Missing(), ", ",
+      [this](std::string* out, int shard) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+        const int owner = gate_.OwnerOf(shard);
+        absl::StrAppend(out, "shard ", shard,
+                        owner < 0 ? ", which nobody serves"
+                                  : absl::StrCat(" of rank ", owner));
+      });
 }
 
 void TableShard::DeclareDead(int rank) {
@@ -552,7 +589,7 @@ absl::Status TableShard::Restore(const Image& image) {
   for (const auto& [p, partition] : image.partitions) {
     if (partitions_[p] != nullptr) partitions_[p]->Load(partition);
   }
-  gate_ = RoundGate<Part>(is_sync() ? spec().workers() : 0, image.version);
+  gate_ = MakeGate(spec(), image.version);
   pushes_ = image.version;
   initialized_ = true;
   return absl::OkStatus();

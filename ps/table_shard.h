@@ -1,11 +1,11 @@
 // TableShard: what one server holds of one table: its partitions, and the rule
 // by which pushes become visible.
 //
-// SYNC: each push is a worker's part of a round; a round closes when every live
-// worker's part is there, and is applied in rank order as one step. A pull
-// waits, as a parked Future and not a thread, for the version it names. A
-// worker's part is known by (rank, round), so that sending it again is
-// harmless.
+// SYNC: each push is the part of one shard of the data in a round; a round
+// closes when the parts of all shards are there, and is applied in their order
+// as one step. A pull waits, as a parked Future and not a thread, for the
+// version it names. A part is known by (shard, round), so that sending it again
+// is harmless, also where another rank serves the shard by then.
 // ASYNC: a push is applied as it comes; each of its spans is known by (client,
 // partition, sequence).
 //
@@ -13,7 +13,7 @@
 //   kInvalidArgument     the message does not fit the table; nothing changed
 //   kFailedPrecondition  a dense table without first values; a sequence or
 //                        round too far ahead; a round closed without this
-//                        worker
+//                        shard; another rank serves it
 //   kDeadlineExceeded    the version was not reached in time; names who is
 //                        missing
 //   kCancelled           the shard was shut down
@@ -69,7 +69,8 @@ class TableShard {
                             Tensor push_values, Tensor pull_keys,
                             Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // SYNC: rounds no longer wait for `rank`, or do so again.
+  // SYNC: `rank` gives no parts any more, or does again. What becomes of the
+  // shards that it served: round_gate.h.
   void DeclareDead(int rank) ABSL_LOCKS_EXCLUDED(mu_);
   void Admit(int rank) ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -91,10 +92,16 @@ class TableShard {
   absl::Status Restore(const Image& image) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // What a partition applies or refuses as a whole.
+  struct Span {
+    uint32_t partition = 0;
+    uint32_t rows = 0;
+    uint64_t sequence = PushSpan::kUnnumbered;
+  };
   // A push, kept until its round closes.
   struct Part {
     uint64_t client = 0;
-    std::vector<v1::Span> spans;
+    std::vector<Span> spans;
     Tensor keys;
     Tensor values;
   };
@@ -109,9 +116,10 @@ class TableShard {
 
   absl::Status CheckPush(const v1::Request& request, const Tensor& keys,
                          const Tensor& values) const;
-  absl::Status CheckSpan(const v1::Span& span,
+  absl::Status CheckSpan(uint32_t partition,
                          absl::Span<const uint64_t> keys) const;
   absl::Status CheckPull(const Tensor& keys) const;
+  absl::Status NotHere(uint64_t key) const;
   absl::Status CheckServing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // SYNC: gives the part to its round; a pull waits for the version it wants.
   Future<ShardReply> HandleInRound(const v1::Request& request, Part part,
@@ -136,17 +144,20 @@ class TableShard {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(std::vector<Parked> released) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<ShardReply> Read(const Tensor& keys, int64_t version) const;
-  std::vector<PushSpan> SpansOf(const Part& part, bool numbered) const;
+  std::vector<PushSpan> SpansOf(const Part& part) const;
   int64_t VersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string WhoIsMissing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
   bool Owns(uint32_t partition) const;
+  // Null if there is none.
   const DensePart::Group* DenseGroup(uint32_t partition) const;
+  static RoundGate<Part> MakeGate(const v1::TableSpec& spec, int64_t open);
 
   const std::unique_ptr<TableLayout> layout_;
   const int server_;
   const Placement placement_;
-  const DensePart dense_;  // of this server; empty if sparse
+  const DensePart dense_;         // of this server; empty if sparse
+  std::vector<int> dense_group_;  // by partition; negative: none
   // By partition; null where another server holds it.
   std::vector<std::unique_ptr<Partition>> partitions_;
 

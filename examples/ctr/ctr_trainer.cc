@@ -31,7 +31,7 @@ ps::v1::TableSpec Spec(const std::string& name, int trainers) {
   ps::v1::TableSpec spec;
   spec.set_name(name);
   spec.set_mode(ps::v1::TableSpec::SYNC);
-  spec.set_workers(trainers);
+  spec.set_shards(trainers);
   spec.set_reduction(ps::v1::TableSpec::SUM);
   auto* adagrad = spec.mutable_rule()->mutable_adagrad();
   adagrad->set_lr(0.05);

@@ -26,7 +26,7 @@ TableSpec SpecOf(bool dense, bool sync) {
   if (!dense) spec.set_dim(2);
   spec.mutable_rule()->mutable_sgd()->set_lr(0.1);
   spec.set_mode(sync ? TableSpec::SYNC : TableSpec::ASYNC);
-  if (sync) spec.set_workers(1);
+  if (sync) spec.set_shards(1);
   spec.set_partitions(1);
   return spec;
 }
@@ -50,22 +50,27 @@ std::vector<std::string> Seeds() {
   request.set_client(5);
   request.set_push(true);
   request.set_pull(true);
-  request.add_spans()->set_sequence(1);
+  request.add_partitions(0);
   Request sparse = request;
-  sparse.mutable_spans(0)->set_rows(2);
+  sparse.add_rows(2);
   Request dense = request;
-  dense.mutable_spans(0)->set_rows(1);
+  dense.add_rows(1);
+  Request numbered = sparse;
+  numbered.add_sequences(1);
+  Request numbered_dense = dense;
+  numbered_dense.add_sequences(1);
   const MaybeTensor values = Tensor::FromVector<float>({1, 2, 3});
-  return {Exchange('\0', sparse, keys, rows, keys),
+  return {Exchange('\0', numbered, keys, rows, keys),
           Exchange('\1', sparse, keys, rows, keys),
-          Exchange('\2', dense, std::nullopt, values, std::nullopt),
+          Exchange('\2', numbered_dense, std::nullopt, values, std::nullopt),
           Exchange('\3', dense, std::nullopt, values, std::nullopt),
           '\4' + SpecOf(true, true).SerializeAsString(),
           '\4' + SpecOf(false, false).SerializeAsString()};
 }
 
 std::vector<std::string> Words() {
-  return {"\x08\x01", "\x3a\x02\x10\x02", "\x01\x02\x02", "\xff\xff\x7f"};
+  return {"\x08\x01",     "\x52\x01\x00", "\x5a\x01\x02",
+          "\x62\x01\x01", "\x01\x02\x02", "\xff\xff\x7f"};
 }
 
 void RunSpec(absl::string_view bytes) {

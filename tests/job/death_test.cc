@@ -42,7 +42,7 @@ void AwaitTraining(Process& trainer0) {
   ASSERT_THAT(trainer0.WaitForOutput("training ", kLong), IsOk());
 }
 
-TEST(Death, OfATrainerLeavesTheOthersToFinish) {
+TEST(Death, OfATrainerLetsAnotherTakeOverItsPartOfTheData) {
   const Job job;
   const std::string saved = job.Path("saved");
   const Processes servers = job.StartServers();
@@ -51,8 +51,8 @@ TEST(Death, OfATrainerLeavesTheOthersToFinish) {
   AwaitTraining(*trainers[0]);
   trainers[1]->Signal(SIGKILL);
   EXPECT_THAT(
-      trainers[0]->WaitForOutput("a trainer died; the others train on without "
-                                 "its part of the data trainer=trainer1 why=",
+      trainers[0]->WaitForOutput("a trainer died; the others take over its "
+                                 "part of the data trainer=trainer1 why=",
                                  kLong),
       IsOk());
   for (int epoch = 0; epoch < 4; ++epoch) {  // enough to learn by
@@ -65,6 +65,32 @@ TEST(Death, OfATrainerLeavesTheOthersToFinish) {
   for (const auto& server : servers) {
     EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
     EXPECT_THAT(server->output(), HasSubstr("trainers died: trainer1"));
+  }
+}
+
+// Wherever it dies: each step still has each shard of the data once, and the
+// mean is over as many as before.
+TEST(Death, OfATrainerMidJobChangesNoBitOfTheResult) {
+  const Job job;
+  const Flags flags = {"--epochs=60"};
+  const std::string model = "/ckpt-000060-step-480/shard-99999.safetensors";
+  const auto with = [&](const std::string& directory) {
+    Flags all = flags;
+    all.push_back("--checkpoint-dir=" + directory);
+    return all;
+  };
+  job.Train(with(job.Path("whole")));
+  const std::string saved = job.Path("killed");
+  const Processes servers = job.StartServers();
+  const Processes trainers = job.StartTrainers(with(saved));
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }));
+  trainers[1]->Signal(SIGKILL);
+  EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(0))
+      << trainers[0]->output();
+  EXPECT_THAT(trainers[0]->output(), HasSubstr("a trainer died"));
+  EXPECT_EQ(ReadBytes(saved + model), ReadBytes(job.Path("whole") + model));
+  for (const auto& server : servers) {
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
   }
 }
 

@@ -1,0 +1,148 @@
+#include "weft/ps/cut.h"
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace weft::ps {
+namespace {
+
+using ::testing::ElementsAre;
+
+// What a cut promises of its messages and of `order`, against a sort.
+void CheckCut(const std::vector<int64_t>& keys, const Placement& placement) {
+  const SparseCut cut = CutSparse(keys, placement);
+  std::vector<uint64_t> all;
+  ASSERT_EQ(static_cast<int>(cut.parts.size()), placement.servers());
+  for (int server = 0; server < placement.servers(); ++server) {
+    const SparsePart& part = cut.parts[server];
+    int64_t at = 0;
+    int previous = -1;
+    for (const SparsePart::Group& group : part.groups) {
+      ASSERT_EQ(group.begin, at);
+      ASSERT_GT(group.end, group.begin);
+      ASSERT_GT(group.partition, previous);
+      previous = group.partition;
+      ASSERT_EQ(placement.ServerOf(group.partition), server);
+      for (at = group.begin; at < group.end; ++at) {
+        ASSERT_EQ(placement.PartitionOfKey(part.keys[at]), group.partition);
+        if (at > group.begin) {
+          ASSERT_GT(Mix64(part.keys[at]), Mix64(part.keys[at - 1]));
+        }
+      }
+    }
+    ASSERT_EQ(at, static_cast<int64_t>(part.keys.size()));
+    all.insert(all.end(), part.keys.begin(), part.keys.end());
+  }
+  const std::set<int64_t> unique(keys.begin(), keys.end());
+  ASSERT_EQ(cut.unique, static_cast<int64_t>(unique.size()));
+  ASSERT_EQ(cut.unique_of.empty(), unique.size() == keys.size());
+  ASSERT_EQ(all.size(), unique.size());
+  ASSERT_EQ(cut.order.size(), keys.size());
+  std::vector<bool> seen(keys.size());
+  for (size_t i = 0; i < keys.size(); ++i) {
+    const uint32_t index = cut.order[i];
+    ASSERT_FALSE(seen[index]);
+    seen[index] = true;
+    ASSERT_EQ(all[cut.UniqueOf(i)], static_cast<uint64_t>(keys[index]));
+    if (i > 0 && cut.UniqueOf(i) == cut.UniqueOf(i - 1)) {
+      ASSERT_GT(index, cut.order[i - 1]);  // sums are made in the keys' order
+    }
+  }
+}
+
+TEST(CutSparse, GroupsByServerAndPartitionWhateverTheKeys) {
+  std::mt19937_64 random(1);
+  for (const int partitions : {1, 2, 16, 1024, 65536}) {
+    for (const int servers : {1, 2, 3, 7}) {
+      const Placement placement("t", partitions, servers);
+      for (const int n : {0, 1, 2, 21, 300, 5000}) {
+        std::vector<int64_t> distinct(n), few(n), same(n, 42), two(n);
+        for (int i = 0; i < n; ++i) {
+          distinct[i] = static_cast<int64_t>(random());
+          few[i] = static_cast<int64_t>(random() % 300);
+          two[i] = i % 2;
+        }
+        for (const auto& keys : {distinct, few, same, two}) {
+          CheckCut(keys, placement);
+          if (::testing::Test::HasFatalFailure()) {
+            FAIL() << partitions << " partitions, " << servers << " servers, "
+                   << n << " keys";
+          }
+        }
+      }
+    }
+  }
+}
+
+// Keys whose mixed values differ in their lowest bits only: each counting pass
+// but the last finds them equal.
+TEST(CutSparse, SortsKeysWhosePlacesDifferInTheLowestBitsOnly) {
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < 4'000'000 && keys.size() < 40; ++i) {
+    if (Mix64(i) >> 48 == 0xabc) keys.push_back(i);
+  }
+  ASSERT_EQ(keys.size(), 40u);
+  CheckCut(keys, Placement("t", 1024, 1));
+  CheckCut(keys, Placement("t", 1024, 3));
+}
+
+std::unique_ptr<TableLayout> DenseLayout(int64_t elements, int partitions) {
+  v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_kind(v1::TableSpec::DENSE);
+  spec.set_elements(elements);
+  spec.set_partitions(partitions);
+  spec.set_mode(v1::TableSpec::ASYNC);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+  return *TableLayout::Create(spec);
+}
+
+TEST(CutDense, OneServersMessageIsTheVectorInItsOrder) {
+  const auto layout = DenseLayout(5 * kMinSliceElements + 3, 16);
+  const auto parts = CutDense(*layout, Placement("t", 16, 1));
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_TRUE(parts[0].is_whole);
+  EXPECT_EQ(parts[0].elements, 5 * kMinSliceElements + 3);
+  std::vector<uint64_t> slices;
+  for (const DensePart::Group& group : parts[0].groups) {
+    slices.insert(slices.end(), group.slices.begin(), group.slices.end());
+  }
+  EXPECT_THAT(slices, ElementsAre(0, 1, 2, 3, 4, 5));
+}
+
+TEST(CutDense, IsNotWholeWhereAPartitionHasSeveralSlicesOrAServerOnlySome) {
+  const auto layout = DenseLayout(5 * kMinSliceElements + 3, 2);
+  EXPECT_FALSE(CutDense(*layout, Placement("t", 2, 1))[0].is_whole);
+  const auto wide = DenseLayout(5 * kMinSliceElements + 3, 16);
+  int64_t elements = 0;
+  std::set<uint64_t> slices;
+  for (const DensePart& part : CutDense(*wide, Placement("t", 16, 3))) {
+    EXPECT_FALSE(part.is_whole);
+    elements += part.elements;
+    for (const DensePart::Group& group : part.groups) {
+      slices.insert(group.slices.begin(), group.slices.end());
+    }
+  }
+  EXPECT_EQ(elements, 5 * kMinSliceElements + 3);
+  EXPECT_EQ(slices.size(), 6u);
+}
+
+TEST(CutDense, AServerWithoutASliceHasAnEmptyPart) {
+  const auto layout = DenseLayout(3, 16);
+  int empty = 0;
+  for (const DensePart& part : CutDense(*layout, Placement("t", 16, 2))) {
+    if (!part.groups.empty()) continue;
+    EXPECT_EQ(part.elements, 0);
+    ++empty;
+  }
+  EXPECT_EQ(empty, 1);
+}
+
+}  // namespace
+}  // namespace weft::ps
