@@ -553,9 +553,11 @@ Result<T> Client::OnEach(
       status = result.status();
     }
     // Of a server that does not serve yet that is the reason, also where the
-    // time ran out within a later try of it.
+    // time ran out within a later try of it, or within a try that had hardly
+    // any time left, whichever server that names.
     if (absl::IsDeadlineExceeded(status) && !not_serving.ok() &&
-        MayBeOfOneServer(status, not_serving)) {
+        (left < options_.timeout / 10 ||
+         MayBeOfOneServer(status, not_serving))) {
       return not_serving;
     }
     if (IsNotServing(status)) not_serving = status;
