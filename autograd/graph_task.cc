@@ -89,6 +89,8 @@ absl::Status GraphTask::Expect(const Edge& edge) {
 uint32_t GraphTask::Discover(Node* node) {
   uint32_t first = PlaceOf(*node);
   if (first != kNoPlace) return first;
+  // As many nodes lie behind it at least; in a chain, no more.
+  if (places_.empty()) places_.reserve(node->height_ + 1);
   first = AddPlace(node);
   std::vector<Node*> unexplored = {node};
   while (!unexplored.empty()) {
@@ -344,7 +346,7 @@ void GraphTask::RunPlace(uint32_t at) {
   place.state = State::kSkipped;
   // Taken out, so that they end with this call.
   absl::InlinedVector<Gradient, 1> outputs = std::move(place.gradients);
-  RunHooks(node, absl::MakeSpan(outputs));
+  if (!node.hooks().empty()) RunHooks(node, absl::MakeSpan(outputs));
   const bool is_used =
       std::any_of(outputs.begin(), outputs.end(),
                   [](const Gradient& gradient) { return gradient.defined(); });
