@@ -15,6 +15,7 @@
 #include <array>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <sstream>
 #include <thread>
@@ -562,6 +563,29 @@ TEST(Listener, TakesOverFromADeadProcess) {
   WEFT_EXPECT_OK(listener);
   EXPECT_THAT(Listener::Open(address), StatusIs(absl::StatusCode::kUnavailable,
                                                 "in use by another process"));
+}
+
+TEST(Listener, KeepsAFileThatIsNoSocket) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("thesis.tex");
+  std::ofstream(path) << "thesis";
+  EXPECT_THAT(Listener::Open(*ParseAddress("unix:" + path)),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "a regular file of 6 bytes is there"));
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
+}
+
+TEST(Listener, EndKeepsAFileThatAnotherPutInItsPlace) {
+  testing::TempDir dir;
+  const std::string path = dir.Path("s");
+  {
+    auto listener = Listener::Open(*ParseAddress("unix:" + path));
+    WEFT_ASSERT_OK(listener);
+    // Made before the other is removed, so that its inode is another.
+    std::ofstream(dir.Path("thesis.tex")) << "thesis";
+    ASSERT_EQ(rename(dir.Path("thesis.tex").c_str(), path.c_str()), 0);
+  }
+  EXPECT_EQ(access(path.c_str(), F_OK), 0);
 }
 
 TEST(Listener, OneOfManyTakesOver) {

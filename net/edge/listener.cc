@@ -21,6 +21,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/descriptor.h"
 #include "weft/net/edge/socket_directory.h"
+#include "weft/net/edge/socket_file.h"
 
 namespace weft::net {
 namespace {
@@ -46,18 +47,6 @@ sockaddr_un UnixName(const Address& address) {
   memcpy(name.sun_path, address.path.data(),
          address.path.size());  // ParseAddress bounds it
   return name;
-}
-
-// A file whose process is gone refuses connections, and may go.
-bool IsAbandoned(const sockaddr_un& name) {
-  const int probe =
-      socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (probe < 0) return false;
-  const int result =
-      connect(probe, reinterpret_cast<const sockaddr*>(&name), sizeof name);
-  const bool refused = result != 0 && errno == ECONNREFUSED;
-  close(probe);
-  return refused;
 }
 
 // Held from the look at a file until its place is taken and answers: two that
@@ -94,8 +83,8 @@ absl::StatusOr<int> ListenUnix(const Address& address) {
                 sizeof name);
   };
   int bound = take();
-  if (bound != 0 && errno == EADDRINUSE && IsAbandoned(name)) {
-    unlink(address.path.c_str());
+  if (bound != 0 && errno == EADDRINUSE) {
+    WEFT_RETURN_IF_ERROR(RemoveAbandonedSocket(address.path, SOCK_STREAM));
     bound = take();
   }
   if (bound != 0 || listen(fd.get(), kBacklog) != 0)
@@ -157,7 +146,9 @@ int PortOf(int fd) {
 absl::StatusOr<Listener> Listener::Open(const Address& address) {
   if (address.kind == Address::Kind::kUnix) {
     WEFT_ASSIGN_OR_RETURN(const int fd, ListenUnix(address));
-    return Listener(fd, address);
+    Listener listener(fd, address);
+    listener.file_ = FileIdOf(address.path);
+    return listener;
   }
   WEFT_ASSIGN_OR_RETURN(const int fd, ListenTcp(address));
   Address real = address;
@@ -167,7 +158,7 @@ absl::StatusOr<Listener> Listener::Open(const Address& address) {
 
 Listener::~Listener() {
   if (fd_ < 0) return;
-  if (address_.kind == Address::Kind::kUnix) unlink(address_.path.c_str());
+  RemoveIfSame(address_.path, file_);
   close(fd_);
 }
 

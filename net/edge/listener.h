@@ -3,10 +3,12 @@
 #ifndef WEFT_NET_EDGE_LISTENER_H_
 #define WEFT_NET_EDGE_LISTENER_H_
 
+#include <optional>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "weft/net/address.h"
+#include "weft/net/edge/socket_file.h"
 
 namespace weft::net {
 
@@ -21,7 +23,8 @@ class Listener {
 
   Listener(Listener&& other) noexcept
       : fd_(std::exchange(other.fd_, -1)),
-        address_(std::move(other.address_)) {}
+        address_(std::move(other.address_)),
+        file_(other.file_) {}
   Listener& operator=(Listener&&) = delete;
   ~Listener();
 
@@ -33,6 +36,7 @@ class Listener {
 
   int fd_;
   Address address_;
+  std::optional<FileId> file_;  // of a unix socket
 };
 
 }  // namespace weft::net

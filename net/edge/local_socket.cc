@@ -14,6 +14,7 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/socket_directory.h"
+#include "weft/net/edge/socket_file.h"
 
 namespace weft::net {
 namespace {
@@ -77,12 +78,6 @@ Control ReadControl(msghdr* message) {
   return control;
 }
 
-std::optional<ino_t> InodeOf(const std::string& path) {
-  struct stat found;
-  if (lstat(path.c_str(), &found) != 0) return std::nullopt;
-  return found.st_ino;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
@@ -97,18 +92,15 @@ absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
   if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
     return Failed(path, "setsockopt", errno);
   }
-  unlink(path.c_str());
+  WEFT_RETURN_IF_ERROR(RemoveAbandonedSocket(path, SOCK_DGRAM));
   if (bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
     return Failed(path, "bind", errno);
   }
-  local->inode_ = InodeOf(path);
+  local->file_ = FileIdOf(path);
   return local;
 }
 
-// A successor of the same name may have bound the path meanwhile.
-LocalSocket::~LocalSocket() {
-  if (inode_.has_value() && InodeOf(path_) == inode_) unlink(path_.c_str());
-}
+LocalSocket::~LocalSocket() { RemoveIfSame(path_, file_); }
 
 absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
                                absl::Span<const int> fds) {

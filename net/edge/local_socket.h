@@ -4,8 +4,6 @@
 #ifndef WEFT_NET_EDGE_LOCAL_SOCKET_H_
 #define WEFT_NET_EDGE_LOCAL_SOCKET_H_
 
-#include <sys/types.h>
-
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -19,6 +17,7 @@
 #include "absl/types/span.h"
 #include "weft/base/mutex.h"
 #include "weft/net/edge/descriptor.h"
+#include "weft/net/edge/socket_file.h"
 
 namespace weft::net {
 
@@ -68,7 +67,7 @@ class LocalSocket {
 
   const Descriptor fd_;
   const std::string path_;
-  std::optional<ino_t> inode_;  // of the file, as it was bound
+  std::optional<FileId> file_;  // as it was bound
   Mutex mu_;
   std::deque<Delivery> untaken_ ABSL_GUARDED_BY(mu_);
 };

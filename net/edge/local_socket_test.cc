@@ -97,6 +97,9 @@ TEST_F(LocalSocketTest, UnclaimedDescriptorsAreBoundedAndClosed) {
 }
 
 TEST_F(LocalSocketTest, EndKeepsTheFileOfASuccessor) {
+  EXPECT_THAT(LocalSocket::Bind(path_),
+              StatusIs(absl::StatusCode::kUnavailable, "in use"));
+  unlink(path_.c_str());
   auto successor = LocalSocket::Bind(path_);
   ASSERT_THAT(successor.status(), IsOk());
   socket_ = nullptr;
