@@ -570,7 +570,7 @@ TEST(Listener, KeepsAFileThatIsNoSocket) {
   const std::string path = dir.Path("thesis.tex");
   std::ofstream(path) << "thesis";
   EXPECT_THAT(Listener::Open(*ParseAddress("unix:" + path)),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(absl::StatusCode::kAlreadyExists,
                        "a regular file of 6 bytes is there"));
   EXPECT_EQ(access(path.c_str(), F_OK), 0);
 }

@@ -84,7 +84,10 @@ absl::StatusOr<int> ListenUnix(const Address& address) {
   };
   int bound = take();
   if (bound != 0 && errno == EADDRINUSE) {
-    WEFT_RETURN_IF_ERROR(RemoveAbandonedSocket(address.path, SOCK_STREAM));
+    const absl::Status removed =
+        RemoveAbandonedSocket(address.path, SOCK_STREAM);
+    if (absl::IsUnavailable(removed)) return CannotListen(address, EADDRINUSE);
+    WEFT_RETURN_IF_ERROR(removed);
     bound = take();
   }
   if (bound != 0 || listen(fd.get(), kBacklog) != 0)

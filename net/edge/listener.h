@@ -18,7 +18,8 @@ namespace weft::net {
 class Listener {
  public:
   // kUnavailable: in use, or not an address of this host. kFailedPrecondition:
-  // the directory of a unix socket is open to others.
+  // the directory of a unix socket is open to others. kAlreadyExists: another
+  // kind of file is at its path, which stays as it is.
   static absl::StatusOr<Listener> Open(const Address& address);
 
   Listener(Listener&& other) noexcept

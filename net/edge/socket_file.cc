@@ -30,7 +30,7 @@ std::string KindOf(const struct stat& file) {
 }
 
 absl::Status NotReplaced(const std::string& path, const std::string& what) {
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::AlreadyExistsError(absl::StrCat(
       "wanted to make a socket at ", path, "; ", what,
       " is there, which is not replaced: move it, or choose another path"));
 }

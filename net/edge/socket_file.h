@@ -16,9 +16,10 @@ namespace weft::net {
 // Removes the file at `path` if it is a unix socket of `type` (SOCK_STREAM,
 // SOCK_DGRAM) that no process holds open: one that ended without removing it
 // left it there. Ok too if there is no file. Any other file stays:
-//   kFailedPrecondition  it is no socket (a link to one neither), or of another
-//                        type; the message says what it is
-//   kUnavailable         a process holds the socket
+//   kAlreadyExists  it is no socket (a link to one neither), or of another
+//   type;
+//                   the message says what it is
+//   kUnavailable    a process holds the socket
 absl::Status RemoveAbandonedSocket(const std::string& path, int type);
 
 // Which file is at a path now: device and inode; none if there is none.

@@ -68,7 +68,7 @@ TEST_F(SocketFileTest, SocketInUseStays) {
 TEST_F(SocketFileTest, SocketOfAnotherTypeStays) {
   const Descriptor alive = Bind(SOCK_DGRAM);
   EXPECT_THAT(RemoveAbandonedSocket(path_, SOCK_STREAM),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(absl::StatusCode::kAlreadyExists,
                        "a socket of another type is there"));
   EXPECT_TRUE(Exists());
 }
@@ -76,7 +76,7 @@ TEST_F(SocketFileTest, SocketOfAnotherTypeStays) {
 TEST_F(SocketFileTest, RegularFileStaysAndIsNamed) {
   std::ofstream(path_) << "thesis";
   EXPECT_THAT(RemoveAbandonedSocket(path_, SOCK_STREAM),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
+              StatusIs(absl::StatusCode::kAlreadyExists,
                        "a regular file of 6 bytes is there, which is not "
                        "replaced: move it, or choose another path"));
   EXPECT_TRUE(Exists());
@@ -86,16 +86,16 @@ TEST_F(SocketFileTest, OtherFilesStay) {
   ASSERT_EQ(mkdir(path_.c_str(), 0700), 0);
   EXPECT_THAT(
       RemoveAbandonedSocket(path_, SOCK_STREAM),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "a directory is there"));
+      StatusIs(absl::StatusCode::kAlreadyExists, "a directory is there"));
   const std::string link = dir_.Path("link");
   {
     ASSERT_EQ(rmdir(path_.c_str()), 0);
     const Descriptor dead = Bind(SOCK_STREAM);
     ASSERT_EQ(symlink(path_.c_str(), link.c_str()), 0);
   }
-  EXPECT_THAT(RemoveAbandonedSocket(link, SOCK_STREAM),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "a symbolic link is there"));
+  EXPECT_THAT(
+      RemoveAbandonedSocket(link, SOCK_STREAM),
+      StatusIs(absl::StatusCode::kAlreadyExists, "a symbolic link is there"));
   EXPECT_TRUE(FileIdOf(link).has_value());
   EXPECT_TRUE(Exists());
 }

@@ -9,6 +9,7 @@
 
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -150,6 +151,19 @@ TEST(BadInput, AnAddressInUseIsNamed) {
   ExpectEnd(
       *job.StartTrainer(0, {"--listen=unix:" + job.Path("trainer0.sock")}),
       kConfig, {"in use", "choose another by --listen="});
+}
+
+TEST(BadInput, FileAtTheAddressOfASocketIsKept) {
+  Job job;
+  const std::string thesis = job.Path("thesis.tex");
+  std::ofstream(thesis) << "thesis";
+  ExpectEnd(*job.StartTrainer(0, {"--listen=unix:" + thesis}), kConfig,
+            {"a regular file of 6 bytes is there", "choose another path"});
+  EXPECT_TRUE(std::filesystem::is_regular_file(thesis));
+  job.coordinator = "unix:" + thesis;
+  ExpectEnd(*job.StartServer(0), kConfig,
+            {"a regular file of 6 bytes is there", "choose another path"});
+  EXPECT_TRUE(std::filesystem::is_regular_file(thesis));
 }
 
 TEST(BadInput, ASocketDirectoryIsMadeByTheUser) {
