@@ -38,6 +38,10 @@ namespace {
 
 constexpr absl::Duration kProgressPeriod = absl::Seconds(10);
 constexpr absl::Duration kLook = absl::Seconds(1);
+// Refresh: when a request is given up, and after how long without an answer
+// nobody else waits for it.
+constexpr absl::Duration kRefreshTimeout = absl::Seconds(10);
+constexpr absl::Duration kSilentAfter = absl::Seconds(1);
 // How long a destructor waits for a callback in progress.
 constexpr absl::Duration kStopTimeout = absl::Seconds(2);
 
@@ -140,6 +144,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
       absl::string_view tag, absl::string_view payload,
       std::vector<std::string> members, absl::Duration timeout);
   absl::Status Announce(Phase phase, absl::Duration timeout);
+  absl::Status Refresh(absl::Duration timeout);
   absl::StatusOr<std::shared_ptr<const View>> WaitFor(
       std::function<bool(const View&)> is_fit, absl::Duration timeout);
   Subscription OnChange(Listener::OnView fn, Listener::OnLost on_lost);
@@ -179,6 +184,9 @@ class Membership::State : public std::enable_shared_from_this<State> {
       ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<Promise<void>> TakeNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin(const std::shared_ptr<Listener>& listener);  // on its strand
+  // For Refresh.
+  void AskForView();
+  void ViewAnswered(const absl::StatusOr<std::string>& answer);  // on strand_
 
   // Whom a barrier waits for: `members`, or all of a fixed world.
   absl::StatusOr<std::vector<std::string>> MembersOf(
@@ -220,6 +228,12 @@ class Membership::State : public std::enable_shared_from_this<State> {
   std::vector<std::shared_ptr<Listener>> listeners_ ABSL_GUARDED_BY(mu_);
   uint64_t last_arrival_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, uint64_t> arrivals_ ABSL_GUARDED_BY(mu_);  // by tag
+  // Refresh: of the request that is on its way since asked_at_; and of the next
+  // one, since that one may have been answered before they called.
+  bool is_asking_ ABSL_GUARDED_BY(mu_) = false;
+  Instant asked_at_ ABSL_GUARDED_BY(mu_);
+  std::vector<Promise<void>> asked_ ABSL_GUARDED_BY(mu_);
+  std::vector<Promise<void>> ask_next_ ABSL_GUARDED_BY(mu_);
 };
 
 MemberCore::Options Membership::State::CoreOptions() {
@@ -402,6 +416,57 @@ absl::StatusOr<std::shared_ptr<const View>> Membership::State::NextView(
         news.Wait(std::max(deadline - now(), absl::ZeroDuration()));
     if (!news.IsReady()) return told;
   }
+}
+
+absl::Status Membership::State::Refresh(absl::Duration timeout) {
+  auto [promise, answered] = MakePromise<void>(timers_.driver());
+  bool must_ask = false;
+  {
+    MutexLock lock(mu_);
+    if (!status_.ok()) return status_;
+    if (is_asking_ && now() - asked_at_ >= kSilentAfter) {
+      return absl::UnavailableError(absl::StrCat(
+          "the coordinator at ", link_->address(), " has not answered for ",
+          absl::FormatDuration(kSilentAfter)));
+    }
+    must_ask = !std::exchange(is_asking_, true);
+    if (must_ask) asked_at_ = now();
+    (must_ask ? asked_ : ask_next_).push_back(std::move(promise));
+  }
+  if (must_ask) AskForView();
+  return answered.Wait(timeout);
+}
+
+void Membership::State::AskForView() {
+  v1::WatchRequest request;  // it knows nothing, so it is answered at once
+  request.set_job(options_.job);
+  link_->Call("Watch", request.SerializeAsString(), kRefreshTimeout)
+      .OnReady([weak = weak_from_this()](
+                   const absl::StatusOr<std::string>& answer) {
+        const auto self = weak.lock();
+        if (self == nullptr) return;
+        self->strand_.Schedule([self, answer] { self->ViewAnswered(answer); });
+      });
+}
+
+void Membership::State::ViewAnswered(
+    const absl::StatusOr<std::string>& answer) {
+  absl::Status status = answer.status();
+  v1::WatchReply reply;
+  if (status.ok() && !reply.ParseFromString(*answer)) {
+    status = BadAnswer(link_->address(), "Watch", "it cannot be read");
+  }
+  if (status.ok()) Run(MemberCore::Refreshed{std::move(*reply.mutable_view())});
+  std::vector<Promise<void>> waiters;
+  bool again = false;
+  {
+    MutexLock lock(mu_);
+    waiters = std::exchange(asked_, std::exchange(ask_next_, {}));
+    again = is_asking_ = !asked_.empty();
+    asked_at_ = now();
+  }
+  for (Promise<void>& waiter : waiters) waiter.Set(status);
+  if (again) AskForView();
 }
 
 // `is_fit` runs here, on the thread that waits and under no lock.
@@ -700,6 +765,10 @@ const Member& Membership::self() const { return state_->self(); }
 std::shared_ptr<const View> Membership::view() const { return state_->view(); }
 
 absl::Status Membership::status() const { return state_->status(); }
+
+absl::Status Membership::Refresh(absl::Duration timeout) {
+  return state_->Refresh(timeout);
+}
 
 absl::StatusOr<std::shared_ptr<const View>> Membership::WaitFor(
     std::function<bool(const View&)> is_fit, absl::Duration timeout) {

@@ -73,6 +73,13 @@ class Membership {
   // The newest that this worker has heard of. Never null.
   std::shared_ptr<const View> view() const;
 
+  // Asks the coordinator for the view of this moment: after it has answered,
+  // view() holds every change of which any worker had heard when Refresh was
+  // called. kDeadlineExceeded or kUnavailable: the coordinator did not answer;
+  // while it has not answered for a second, later calls fail at once. Else
+  // status(). Threads that call at the same time share requests.
+  absl::Status Refresh(absl::Duration timeout);
+
   // Ok while this worker is in the job; else why it is not, for ever.
   //   kAborted             it was declared gone: start it again
   //   kUnavailable         the coordinator is lost

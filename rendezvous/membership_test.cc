@@ -398,6 +398,25 @@ TEST(MemberCore, PollsAgainAtOnceOnlyAfterANewView) {
   EXPECT_EQ(member.AnswerWatchesFor(absl::Milliseconds(1010), news), 5);
 }
 
+TEST(MemberCore, RefreshedViewIsTakenOnlyIfItIsNewer) {
+  Instant now;
+  MemberCore core(JoinedMember::OptionsOfIt(), now);
+  core.OnEvent(now, MemberCore::Start{});
+  core.OnEvent(now, MemberCore::Replied{1, JoinedMember::Admission()});
+  ASSERT_EQ(core.state(), MemberCore::State::kIn);
+  const uint64_t version = core.view().version();
+  MemberCore::Refreshed refreshed{core.view()};
+  for (const uint64_t told : {version, version - 1}) {
+    refreshed.view.set_version(told);
+    EXPECT_THAT(core.OnEvent(now, refreshed), ::testing::IsEmpty());
+  }
+  refreshed.view.set_version(version + 1);
+  const MemberCore::Actions taken = core.OnEvent(now, refreshed);
+  ASSERT_EQ(taken.size(), 1u);  // and no request
+  EXPECT_TRUE(std::holds_alternative<MemberCore::NewView>(taken[0]));
+  EXPECT_EQ(core.view().version(), version + 1);
+}
+
 // A coordinator whose answers wait for the test.
 class HeldLink final : public CoordinatorLink {
  public:
@@ -553,6 +572,109 @@ class MembershipTest : public ::testing::Test {
   std::unique_ptr<Membership> ps_;
   std::unique_ptr<Membership> trainer_;
 };
+
+// Answers of Watches that may be held for news, or of those that ask for the
+// view of the moment, do not come.
+class LossyLink final : public CoordinatorLink {
+ public:
+  explicit LossyLink(std::unique_ptr<CoordinatorLink> link)
+      : link_(std::move(link)) {}
+
+  Future<std::string> Call(absl::string_view method, std::string request,
+                           absl::Duration timeout) override {
+    v1::WatchRequest watch;
+    if (method == "Watch" && watch.ParseFromString(request)) {
+      const bool may_be_held = watch.wait_ms() > 0;
+      if (!may_be_held) ++questions;
+      if (may_be_held ? loses_news.load() : loses_answers.load()) {
+        Promise<std::string> promise;
+        Future<std::string> never = promise.future();
+        MutexLock lock(mu_);
+        lost_.push_back(std::move(promise));
+        return never;
+      }
+    }
+    return link_->Call(method, std::move(request), timeout);
+  }
+  const std::string& address() const override { return link_->address(); }
+
+  std::atomic<bool> loses_news{false};
+  std::atomic<bool> loses_answers{false};
+  std::atomic<int> questions{0};
+
+ private:
+  const std::unique_ptr<CoordinatorLink> link_;
+  Mutex mu_;
+  std::vector<Promise<std::string>> lost_ ABSL_GUARDED_BY(mu_);
+};
+
+TEST_F(MembershipTest, RefreshSeesAJoinThatTheWatchHasNotTold) {
+  StartCoordinator();
+  auto lossy = std::make_unique<LossyLink>(
+      MakeGrpcLink(*loop_, address_, "ps0").value());
+  LossyLink& link = *lossy;
+  link.loses_news = true;
+  JoinOptions options = OptionsOf("trainer", 0);
+  options.world = World::Elastic(1, 20);
+  const auto first = Membership::Join(*timers_, std::move(lossy), options);
+  ASSERT_THAT(first, IsOk());
+  std::vector<std::unique_ptr<Membership>> others;
+  for (options.rank = 1; options.rank < 5; ++options.rank) {
+    auto joined = Join(options);
+    ASSERT_THAT(joined, IsOk());
+    const std::string name = (*joined)->self().name;
+    others.push_back(*std::move(joined));
+    EXPECT_EQ((*first)->view()->Find(name), nullptr);
+    EXPECT_THAT((*first)->Refresh(kLong), IsOk());
+    EXPECT_NE((*first)->view()->Find(name), nullptr);
+  }
+}
+
+TEST_F(MembershipTest, RefreshesOfManyThreadsShareRequests) {
+  StartCoordinator();
+  auto lossy = std::make_unique<LossyLink>(
+      MakeGrpcLink(*loop_, address_, "ps0").value());
+  LossyLink& link = *lossy;
+  JoinOptions options = OptionsOf("trainer", 0);
+  options.world = World::Elastic(1, 2);
+  const auto member = Membership::Join(*timers_, std::move(lossy), options);
+  ASSERT_THAT(member, IsOk());
+  constexpr int kThreads = 8;
+  constexpr int kEach = 50;
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) {
+    threads.emplace_back([&] {
+      for (int n = 0; n < kEach; ++n) {
+        EXPECT_THAT((*member)->Refresh(kLong), IsOk());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GE(link.questions, kEach);
+  EXPECT_LT(link.questions, kThreads * kEach);
+}
+
+TEST_F(MembershipTest, RefreshFailsAtOnceWhileTheCoordinatorIsSilent) {
+  StartCoordinator();
+  auto lossy = std::make_unique<LossyLink>(
+      MakeGrpcLink(*loop_, address_, "ps0").value());
+  LossyLink& link = *lossy;
+  JoinOptions options = OptionsOf("trainer", 0);
+  options.world = World::Elastic(1, 2);
+  const auto member = Membership::Join(*timers_, std::move(lossy), options);
+  ASSERT_THAT(member, IsOk());
+  link.loses_answers = true;
+  EXPECT_THAT((*member)->Refresh(absl::Seconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+  for (int i = 0; i < 100; ++i) {
+    EXPECT_THAT((*member)->Refresh(kLong),
+                StatusIs(absl::StatusCode::kUnavailable, "has not answered"));
+  }
+  EXPECT_EQ(link.questions, 1);
+  EXPECT_THAT((*member)->Leave(kLong), IsOk());
+  EXPECT_THAT((*member)->Refresh(kLong),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "has left"));
+}
 
 TEST_F(MembershipTest, JoinWaitsForACoordinatorThatIsNotThereYet) {
   Parker waiting;

@@ -123,7 +123,8 @@ class Agent {
   // Without a `timeout` each call takes the agent's default of that moment; an
   // infinite one never passes; with a negative one, calls are kInvalidArgument.
   // So they are for a name that no worker can have, and kNotFound, with the
-  // names that are known, for one that no worker has.
+  // names that are known, for one that no worker has. By key the worker is
+  // looked for here, as Target says of a call by name.
   Target To(absl::string_view name,
             std::optional<absl::Duration> timeout = std::nullopt);
   Target To(WorkerKey key,

@@ -19,7 +19,7 @@
 //                                         caller
 //   Attachment::OnOutcome(kDelivered)  <--
 //
-// Guarantees, each with its test in docs/rpc.md:
+// Guarantees, each with its test in docs/rpc_protocol.md:
 //   A1  OnOutcome runs exactly once for each Attachment that was staged.
 //   A2  kDelivered: Take has succeeded there, once, and what it returned is
 //       settled.

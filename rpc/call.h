@@ -59,7 +59,10 @@ class NamedWorker;
 // worker that the directory names when the call is made. So it can be made
 // before the worker is there, and be kept across restarts of the worker; while
 // there is none of that name, calls fail (kNotFound, or kUnavailable of one
-// that is gone). A target by key, by Worker or by Pinned() stays with one
+// that is gone). Before one fails so, the directory is asked for what is new,
+// for which CallAsync waits, up to a second: a call that is made after somebody
+// has told of a worker's join reaches that worker. In an InlineScope it fails
+// at once. A target by key, by Worker or by Pinned() stays with one
 // incarnation, and its calls fail with kUnavailable once that is gone. Objects,
 // kept results and streams belong to the incarnation that had the name when
 // Make, Remote or OpenStream was called.

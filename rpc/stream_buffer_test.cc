@@ -52,7 +52,7 @@ TEST(StreamBuffer, WriterHasNoWindowBeforeTheFunctionStarts) {
   EXPECT_TRUE(room.IsReady());
 }
 
-// Its credit counts them until then: see docs/rpc.md.
+// Its credit counts them until then: see docs/rpc_protocol.md.
 TEST(StreamBuffer, WriterFarBeyondTheWindowWaitsForTheReader) {
   StreamBuffer buffer(ParkingDriver(), /*is_pushed=*/true);
   buffer.Open();

@@ -86,6 +86,10 @@ class MembershipDirectory final : public rpc::Directory {
         absl::StrCat(what, " is unknown; there are: ", NamesOf(*view)));
   }
 
+  bool Refresh(absl::Duration timeout) const override {
+    return membership_.Refresh(timeout).ok();
+  }
+
   uint64_t version() const override { return membership_.view()->version(); }
 
   absl::StatusOr<std::vector<rpc::Worker>> Select(

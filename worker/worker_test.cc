@@ -892,6 +892,26 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
   EndAll(std::move(workers));
 }
 
+// The first hears of each join from the one that has joined, perhaps before its
+// own view has it.
+TEST_F(WorkerTest, CallToAWorkerThatHasJustJoinedReachesIt) {
+  constexpr int kJoins = 12;
+  Workers workers = StartAll({ElasticOf(0, 1, 1 + kJoins)});
+  ASSERT_EQ(workers.size(), 1u);
+  for (int rank = 1; rank <= kJoins; ++rank) {
+    auto joined = Worker::Start(ElasticOf(rank, 1, 1 + kJoins));
+    ASSERT_THAT(joined, IsOk());
+    const std::string name = (*joined)->self().name;
+    EXPECT_THAT(workers[0]->agent().To((*joined)->self().key).status(), IsOk());
+    EXPECT_THAT(CallTwice(*workers[0], name), IsOkAndHolds(42));
+    workers.push_back(*std::move(joined));
+  }
+  for (; workers.size() > 1; workers.pop_back()) {
+    EXPECT_THAT(workers.back()->Shutdown(kLong).status(), IsOk());
+  }
+  EndAll(std::move(workers));
+}
+
 TEST_F(WorkerTest, ElasticWorkerEndsWithoutCuttingItsCalls) {
   Gate gates[2];  // F10; handlers at it end with their workers
   Workers workers = StartAll({ElasticOf(0, 2, 2), ElasticOf(1, 2, 2)});

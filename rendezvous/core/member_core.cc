@@ -75,6 +75,8 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
       OnReply(static_cast<Purpose>(i), replied->reply);
       break;
     }
+  } else if (const auto* refreshed = std::get_if<Refreshed>(&event)) {
+    if (state_ == State::kIn) OnView(refreshed->view);
   } else {
     OnTimer();
   }
@@ -172,20 +174,26 @@ void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
     if (!IsPassing(reply.status())) return LoseBy(reply.status());
     return SendAfter(Purpose::kWatch, options_.retry_pause);
   }
-  const v1::View& view = std::get<v1::WatchReply>(*reply).view();
-  if (view.version() <= view_.version()) {
-    const absl::Duration pause =
-        watch_backoff_.Pause(now_ - pending(Purpose::kWatch).sent_at);
-    return pause > absl::ZeroDuration() ? SendAfter(Purpose::kWatch, pause)
-                                        : SendNow(Purpose::kWatch);
+  if (OnView(std::get<v1::WatchReply>(*reply).view())) {
+    watch_backoff_.Reset();
+    return SendNow(Purpose::kWatch);
   }
+  if (state_ == State::kEnded) return;
+  const absl::Duration pause =
+      watch_backoff_.Pause(now_ - pending(Purpose::kWatch).sent_at);
+  return pause > absl::ZeroDuration() ? SendAfter(Purpose::kWatch, pause)
+                                      : SendNow(Purpose::kWatch);
+}
+
+// Who leaves may hear of it by the view, should the answer be lost.
+bool MemberCore::OnView(const v1::View& view) {
+  if (view.version() <= view_.version()) return false;
   if (const absl::Status fit = CheckView(view); !fit.ok()) {
-    return LoseBy(BadAnswer(options_.coordinator, "Watch", fit.message()));
+    LoseBy(BadAnswer(options_.coordinator, "Watch", fit.message()));
+    return false;
   }
-  watch_backoff_.Reset();
   TakeView(view);
-  // Who leaves may hear of it by the view, should the answer be lost.
-  if (state_ != State::kEnded) SendNow(Purpose::kWatch);
+  return state_ != State::kEnded;
 }
 
 void MemberCore::TakeView(const v1::View& view) {

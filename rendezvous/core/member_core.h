@@ -61,7 +61,11 @@ class MemberCore {
   };
   struct Timer {};
   struct WantToLeave {};
-  using Event = std::variant<Start, Replied, Timer, WantToLeave>;
+  // The coordinator has told this view, which was asked for beside the watch.
+  struct Refreshed {
+    v1::View view;
+  };
+  using Event = std::variant<Start, Replied, Timer, WantToLeave, Refreshed>;
 
   struct Send {
     uint64_t call;  // named again by its Replied
@@ -120,6 +124,9 @@ class MemberCore {
   void OnJoinReply(const absl::StatusOr<Reply>& reply);
   void OnHeartbeatReply(const absl::Status& status);
   void OnWatchReply(const absl::StatusOr<Reply>& reply);
+  // Takes a view if it is newer. False: it is not, or this worker is out of the
+  // job by it.
+  bool OnView(const v1::View& view);
   void OnLeaveReply(const absl::Status& status);
 
   Pending& pending(Purpose purpose) {

@@ -149,7 +149,7 @@ Target Agent::ByKey(WorkerKey key, std::optional<absl::Duration> timeout,
   target.key_ = key;
   target.timeout_ = timeout;
   target.lineage_ = std::move(lineage);
-  const absl::StatusOr<Worker> worker = state_->Find(key);
+  const absl::StatusOr<Worker> worker = state_->FindNow(key, target.timeout());
   auto caller = state_->CallerFor(worker);
   if (caller.ok()) {
     target.caller_ = *std::move(caller);

@@ -218,7 +218,7 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     if (status.ok()) CallBegan();
   }
   if (!status.ok()) {
-    traffic->CountReply(false, 0);
+    traffic->CountReply(false);
     if (is_own) traffic->CountEnd(false, 0);
     std::move(done)(std::move(status), nullptr);
     return internal::Abandon();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -21,6 +22,9 @@ constexpr absl::Duration kDrainCheck = absl::Milliseconds(2);
 // How long Shutdown waits for callers to acknowledge their last replies. They
 // do so within CallerSession::kAckDelay unless they are stopped.
 constexpr absl::Duration kAcknowledgeTime = absl::Seconds(2);
+
+// How long a call waits for its directory to catch up.
+constexpr absl::Duration kLookupTime = absl::Seconds(1);
 
 // Takes those of `key` and of earlier incarnations out of `from`.
 template <typename Map>
@@ -317,6 +321,28 @@ absl::StatusOr<Worker> AgentState::Find(WorkerKey key) const {
   return AsOfACall(options_.directory->Find(key), key.ToString());
 }
 
+// The news of a worker that has just joined may be on its way to this one,
+// while somebody who has heard it already tells this one of the worker.
+template <typename NameOrKey>
+absl::StatusOr<Worker> AgentState::FindNow(NameOrKey worker,
+                                           absl::Duration timeout) const {
+  absl::StatusOr<Worker> found = Find(worker);
+  // A name may have a later incarnation; a key that is gone stays so.
+  const bool may_come = absl::IsNotFound(found.status()) ||
+                        (absl::IsUnavailable(found.status()) &&
+                         std::is_same_v<NameOrKey, absl::string_view>);
+  if (!may_come || has_ended_.load() || InlineScope::IsActive()) return found;
+  if (!options_.directory->Refresh(std::min(timeout, kLookupTime))) {
+    return found;
+  }
+  return Find(worker);
+}
+
+template absl::StatusOr<Worker> AgentState::FindNow(absl::string_view,
+                                                    absl::Duration) const;
+template absl::StatusOr<Worker> AgentState::FindNow(WorkerKey,
+                                                    absl::Duration) const;
+
 absl::Status AgentState::NotThere(const absl::Status& why,
                                   const std::string& worker) {
   const absl::Status ended = CanCall();
@@ -382,15 +408,16 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
 }
 
 absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerOf(
-    internal::NamedWorker& worker) {
+    internal::NamedWorker& worker, absl::Duration timeout) {
   // Before it is asked: what changes meanwhile is asked for the next time.
   const internal::NamedWorker::Version version(options_.directory->version(),
                                                times_gone_.load());
   if (version.first != 0) {
     if (auto known = worker.FoundAt(version)) return known;
   }
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<internal::Caller> caller,
-                        CallerFor(Find(worker.name())));
+  WEFT_ASSIGN_OR_RETURN(
+      std::shared_ptr<internal::Caller> caller,
+      CallerFor(FindNow<absl::string_view>(worker.name(), timeout)));
   if (version.first != 0) worker.SetFound(version, caller);
   return caller;
 }

@@ -143,11 +143,17 @@ class AgentState final : public Dispatcher,
   // Reason::kPeerGone, of one that is gone.
   absl::StatusOr<Worker> Find(absl::string_view name) const;
   absl::StatusOr<Worker> Find(WorkerKey key) const;
+  // As Find; who is not there is looked for again once the directory has caught
+  // up, for which this waits for up to `timeout`, and not in an InlineScope.
+  template <typename NameOrKey>
+  absl::StatusOr<Worker> FindNow(NameOrKey worker,
+                                 absl::Duration timeout) const;
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
       absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls the incarnation that has the name now.
+  // Calls the incarnation that has the name now, as FindNow says it.
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerOf(
-      internal::NamedWorker& worker) ABSL_LOCKS_EXCLUDED(mu_);
+      internal::NamedWorker& worker, absl::Duration timeout)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
   // Why `worker`, for which there is no caller because of `why`, cannot be
   // called: who has left sees the others no more, so that they cannot be found

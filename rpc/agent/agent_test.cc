@@ -1,5 +1,6 @@
 #include "weft/rpc/agent.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -548,6 +549,58 @@ TEST(Agent, ASecondWithoutCreditIsAWarningWithThePeerAndTheCounts) {
   EXPECT_THAT(log.str(), HasSubstr("at w1 by --limits=rpc_calls=VALUE"));
 }
 
+int64_t ReleaseParked(CallContext& context) {
+  auto* counters = context.Local<Counters>();
+  std::vector<Promise<int64_t>> parked;
+  {
+    MutexLock lock(counters->mu);
+    parked.swap(counters->parked);
+  }
+  for (Promise<int64_t>& promise : parked) promise.Set(1);
+  return static_cast<int64_t>(parked.size());
+}
+WEFT_RPC(ReleaseParked);
+
+// Calls of w1 that wait there, once all of them do.
+std::vector<Future<int64_t>> Park(Ranks& ranks, Counters& counters, int n) {
+  std::vector<Future<int64_t>> calls;
+  for (int i = 0; i < n; ++i) {
+    calls.push_back(CallAsync(ranks[0].To("w1"), Later));
+  }
+  EXPECT_TRUE(Becomes([&] {
+    MutexLock lock(counters.mu);
+    return counters.parked.size() == static_cast<size_t>(n);
+  }));
+  return calls;
+}
+
+TEST(Agent, CallThatReleasesAThousandParkedCallsPasses) {
+  constexpr int kParked = 1000;
+  Counters counters;
+  Ranks ranks(2);
+  ranks[1].SetLocal(&counters);
+  const auto calls = Park(ranks, counters, kParked);
+  EXPECT_THAT(Call(ranks[0].To("w1"), ReleaseParked), IsOkAndHolds(kParked));
+  for (const auto& call : calls) {
+    EXPECT_THAT(call.Wait(kPatience), IsOkAndHolds(1));
+  }
+}
+
+TEST(Agent, CancellingAParkedCallFreesItsPlaceForTheCallThatWaits) {
+  RanksOptions options;
+  options.limits.calls = 2;
+  Counters counters;
+  Ranks ranks(2, options);
+  ranks[1].SetLocal(&counters);
+  const auto calls = Park(ranks, counters, 2);
+  const Future<int64_t> waits = CallAsync(ranks[0].To("w1"), ReleaseParked);
+  EXPECT_THAT(waits.Wait(absl::Milliseconds(100)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, ""));
+  calls[0].Cancel();
+  EXPECT_THAT(waits.Wait(kPatience), IsOk());
+  EXPECT_THAT(calls[1].Wait(kPatience), IsOkAndHolds(1));
+}
+
 // ------------------------------------------------------------------ threads
 
 // Calls back and forth, each within the one before.
@@ -811,6 +864,100 @@ TEST(Agent, AnUnknownWorkerIsNotFoundAndTheKnownAreNamed) {
               StatusIs(absl::StatusCode::kNotFound));
   EXPECT_THAT(Call(ranks[0].To(WorkerKey{1, 9}), Add, 1, 2),
               StatusIs(absl::StatusCode::kNotFound, "known are w0, w1"));
+}
+
+// One that hears of workers late, unless it is told to catch up.
+class LateDirectory final : public Directory {
+ public:
+  absl::StatusOr<Worker> Find(absl::string_view name) const override {
+    return seen_.Find(name);
+  }
+  absl::StatusOr<Worker> Find(WorkerKey key) const override {
+    return seen_.Find(key);
+  }
+  uint64_t version() const override { return seen_.version(); }
+  bool Refresh(absl::Duration timeout) const override {
+    ++refreshes;
+    longest = std::max(longest, timeout);
+    for (const Worker& worker : late) seen_.Put(worker);
+    return is_up;
+  }
+
+  std::vector<Worker> late;  // known to others already
+  bool is_up = true;
+  mutable int refreshes = 0;
+  mutable absl::Duration longest;
+
+ private:
+  mutable FixedDirectory seen_;
+};
+
+// x, whose directory is late, beside the ranks w0 to w3.
+class LateDirectoryTest : public ::testing::Test {
+ protected:
+  LateDirectoryTest()
+      : transport_(ranks_.network().MakeTransport("x").value()) {
+    for (int i = 1; i < 4; ++i) {
+      directory_.late.push_back(
+          ranks_.directory().Find(absl::StrCat("w", i)).value());
+    }
+    AgentOptions options;
+    options.job = "job";
+    options.name = "x";
+    options.key = {9, 1};
+    options.transport = transport_.get();
+    options.directory = &directory_;
+    ranks_.directory().Put(Worker{"x", options.key, "x"});
+    agent_ = Agent::Create(std::move(options)).value();
+  }
+
+  Ranks ranks_{4};
+  LateDirectory directory_;
+  std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<Agent> agent_;
+};
+
+TEST_F(LateDirectoryTest, CallByNameOfAWorkerNotYetHeardOfReachesIt) {
+  EXPECT_THAT(Call(agent_->To("w1"), Add, 2, 3), IsOkAndHolds(5));
+  EXPECT_EQ(directory_.refreshes, 1);
+  EXPECT_THAT(Call(agent_->To("w2"), Add, 2, 3), IsOkAndHolds(5));
+  EXPECT_EQ(directory_.refreshes, 1);  // it is known now
+}
+
+TEST_F(LateDirectoryTest, CallByKeyOfAWorkerNotYetHeardOfReachesIt) {
+  EXPECT_THAT(Call(agent_->To(WorkerKey{2, 1}), Add, 2, 3), IsOkAndHolds(5));
+  EXPECT_EQ(directory_.refreshes, 1);
+}
+
+TEST_F(LateDirectoryTest, WorkerThatNobodyKnowsIsNotFoundAfterOneQuestion) {
+  EXPECT_THAT(Call(agent_->To("w7"), Add, 2, 3),
+              StatusIs(absl::StatusCode::kNotFound, "w7"));
+  EXPECT_EQ(directory_.refreshes, 1);
+  EXPECT_LE(directory_.longest, absl::Seconds(1));
+  EXPECT_THAT(agent_->To("w7", absl::Milliseconds(20)).status(),
+              StatusIs(absl::StatusCode::kNotFound, "w7"));
+  EXPECT_EQ(directory_.refreshes, 2);
+}
+
+TEST_F(LateDirectoryTest, LookupWithoutAnAnswerIsNotFound) {
+  directory_.is_up = false;
+  directory_.late.clear();
+  EXPECT_THAT(Call(agent_->To("w1"), Add, 2, 3),
+              StatusIs(absl::StatusCode::kNotFound, "w1"));
+}
+
+TEST_F(LateDirectoryTest, LookupInAnInlineFunctionDoesNotWait) {
+  const InlineScope scope;
+  EXPECT_THAT(agent_->To("w1").status(),
+              StatusIs(absl::StatusCode::kNotFound, "w1"));
+  EXPECT_EQ(directory_.refreshes, 0);
+}
+
+TEST_F(LateDirectoryTest, LookupAfterShutdownDoesNotWait) {
+  EXPECT_THAT(agent_->Shutdown(kPatience), IsOk());
+  EXPECT_THAT(agent_->To("w1").status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "shutting down"));
+  EXPECT_EQ(directory_.refreshes, 0);
 }
 
 TEST(Agent, MalformedNameIsInvalidArgument) {

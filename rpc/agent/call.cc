@@ -275,7 +275,12 @@ Target Target::Pinned() const {
   if (!follows_) return other;
   other.follows_ = false;
   AgentState& state = internal::CallStarter::StateOf(*this);
-  auto caller = state.CallerOf(*named_);
+  absl::Duration patience = timeout();
+  if (lineage_ != nullptr) {
+    patience = std::min(patience,
+                        lineage_->deadline - state.transport().clock().Now());
+  }
+  auto caller = state.CallerOf(*named_, patience);
   if (caller.ok()) {
     other.caller_ = *std::move(caller);
     other.key_ = other.caller_->peer().key;

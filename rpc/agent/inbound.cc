@@ -328,7 +328,9 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
     if (auto* send = std::get_if<CalleeSession::SendReply>(&action)) {
       // Kept, to be noted without the lock.
       if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(mu_, *send);
-      must_drain |= link_ != nullptr && link_->Append(std::move(send->reply));
+      if (link_ == nullptr) continue;
+      if (!send->again) traffic_->CountSent(TotalSize(send->reply->body));
+      must_drain |= link_->Append(std::move(send->reply));
     } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
       due.must_hang_up = true;
     } else if (auto* closed = std::get_if<CalleeSession::SendClosed>(&action)) {
@@ -481,7 +483,7 @@ void Inbound::DispatchWhenSettled(
 void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {
   dispatcher_->recorder().RecordFor("rpc.reply", peer_->name, function,
                                     reply->id, reply->status.raw_code());
-  traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
+  traffic_->CountReply(reply->status.ok());
   Tell(CalleeSession::Finished{std::move(reply)});
 }
 

@@ -125,7 +125,7 @@ void SessionlessCall::Finish(absl::StatusOr<Slices> result) {
   reply->status = FunctionFailure(result.status(), dispatcher_->self(),
                                   function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
-  traffic_->CountReply(reply->status.ok(), TotalSize(reply->body));
+  traffic_->CountReply(reply->status.ok());
   if (ended_.exchange(true)) return;
   if (transport_.clock().Now() < deadline()) return Tell(reply->status, reply);
   // Its timer is late. The function may have stopped at the deadline and
@@ -140,10 +140,9 @@ absl::Status SessionlessCall::Expired() const {
 
 void SessionlessCall::Tell(absl::Status status, ReplyPtr reply) {
   transport_.CancelTimer(timer_);
-  if (is_own_) {
-    traffic_->CountEnd(status.ok(),
-                       reply == nullptr ? 0 : TotalSize(reply->body));
-  }
+  const size_t bytes = reply == nullptr ? 0 : TotalSize(reply->body);
+  traffic_->CountSent(bytes);
+  if (is_own_) traffic_->CountEnd(status.ok(), bytes);
   std::move(done_)(std::move(status), std::move(reply));
 }
 

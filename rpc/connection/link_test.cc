@@ -423,7 +423,7 @@ TEST_F(HostileCallerTest, CallsBeyondItsCreditAreRefusedAndCounted) {
     ++refused;
     EXPECT_THAT(reply->reply->status,
                 StatusIs(absl::StatusCode::kResourceExhausted,
-                         "calls of this peer are open; 256 are admitted"));
+                         "calls of this peer are open; 1024 are admitted"));
   }
   EXPECT_EQ(refused, 3);
   EXPECT_EQ(telemetry_.metrics()

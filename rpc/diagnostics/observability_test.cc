@@ -41,6 +41,7 @@ using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::IsWoken;
+using ::weft::testing::kPatience;
 using ::weft::testing::StatusIs;
 
 // ---------------------------------------------------- what the ranks can do
@@ -314,6 +315,34 @@ TEST(AgentMetrics, CallsThatWereNotSentHaveSentNoBytes) {
   EXPECT_EQ(out.calls, 3);
   EXPECT_LT(out.sent_bytes, 1000);
   holds.Cancel();
+}
+
+// Returns 1000 bytes once its caller has given it up.
+std::string AnswerTooLate(CallContext& context) {
+  Parker cancelled;
+  const auto registration = context.cancel().OnCancel(
+      [&](const absl::Status&) { cancelled.Unpark(); });
+  context.Local<Parked>()->began.Unpark();
+  EXPECT_TRUE(IsWoken(cancelled));
+  return std::string(1000, 'x');
+}
+WEFT_RPC(AnswerTooLate);
+
+TEST(AgentMetrics, ReplyToACallThatWasGivenUpHasSentNoBytes) {
+  Parked parked;
+  Ranks ranks(2);
+  ranks[1].SetLocal(&parked);
+  for (const char* caller : {"w0", "w1"}) {  // by a session, and without one
+    Agent& agent = ranks[caller[1] - '0'];
+    Future<std::string> call = CallAsync(agent.To("w1"), AnswerTooLate);
+    EXPECT_TRUE(IsWoken(parked.began));
+    call.Cancel();
+    EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
+    const Traffic::Counts served = ranks[1].Metrics().peers.at(caller);
+    EXPECT_EQ(served.served, 1) << caller;
+    EXPECT_LT(served.sent_bytes, 1000) << caller;
+  }
+  EXPECT_EQ(*Call(ranks[0].To("w1"), Length, std::string(1, 'x')), 1);
 }
 
 // Of weft_rpc_<name> on a page of Prometheus, of the labels that are given.

@@ -37,7 +37,7 @@ class Traffic {
   };
 
   void CountCall() { Add(calls_, 1); }
-  // Of one that leaves for the first time: not all that are made do.
+  // Of a request or reply that leaves for the first time: not all do.
   void CountSent(size_t bytes) { Add(sent_bytes_, bytes); }
   void CountEnd(bool ok, size_t bytes) {
     if (!ok) Add(errors_, 1);
@@ -47,9 +47,9 @@ class Traffic {
     Add(served_, 1);
     Add(received_bytes_, bytes);
   }
-  void CountReply(bool ok, size_t bytes) {
+  // Whose bytes are counted by CountSent, if it leaves.
+  void CountReply(bool ok) {
     if (!ok) Add(served_errors_, 1);
-    Add(sent_bytes_, bytes);
   }
 
   Counts counts() const {

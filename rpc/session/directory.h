@@ -59,6 +59,13 @@ class Directory {
   // That very incarnation. kUnavailable if it is known to be gone, kNotFound if
   // it is unknown.
   virtual absl::StatusOr<Worker> Find(WorkerKey key) const = 0;
+  // Catches up with what other workers may know already: afterwards Find
+  // answers by all that anybody knew when this was called. False: it cannot, or
+  // not within `timeout`. May block, so not in an InlineScope.
+  virtual bool Refresh(absl::Duration timeout) const {
+    (void)timeout;
+    return false;
+  }
   // Another number, never 0, whenever Find(name) might answer otherwise than it
   // did before: who has asked need not ask again at the same one. 0: it must.
   virtual uint64_t version() const { return 0; }

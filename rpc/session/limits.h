@@ -14,7 +14,11 @@ namespace weft::rpc {
 // kResourceExhausted. Bytes are those of requests in progress and of replies
 // whose receipt is not acknowledged.
 struct Limits {
-  int64_t calls = 256;
+  // Calls whose function waits for another call hold their credit meanwhile:
+  // with all of it held, the call that would end them waits too (docs/rpc.md,
+  // "Functions that wait"). Giving calls up, and calls that functions make,
+  // need none.
+  int64_t calls = 1024;
   // Of `calls`, how many may be streams. The rest is kept for other calls, so
   // that open streams do not hold up the call that would end them.
   int64_t most_streams() const { return calls - calls / 8; }

@@ -888,10 +888,9 @@ void CalleeSession::Tell(uint64_t id, const Reply& reply,
   actions->push_back(TellAttachments{id, reply.staged, outcome});
 }
 
-void CalleeSession::SendReplyOf(const Call& call,
-                                std::vector<Action>* actions) {
+void CalleeSession::SendReplyOf(Call& call, std::vector<Action>* actions) {
   if (call.reply == nullptr || call.unsettled || !connected_) return;
-  actions->push_back(SendReply{call.reply});
+  actions->push_back(SendReply{call.reply, std::exchange(call.was_sent, true)});
 }
 
 void CalleeSession::SetReply(CallMap::iterator it, ReplyPtr reply,
@@ -902,6 +901,7 @@ void CalleeSession::SetReply(CallMap::iterator it, ReplyPtr reply,
   bytes_ += reply->bytes() - call.bytes;
   call.bytes = reply->bytes();
   call.reply = std::move(reply);
+  call.was_sent = false;
   SendReplyOf(call, actions);
 }
 

@@ -2,7 +2,7 @@
 //
 // A session joins one incarnation of a caller to one of a callee and outlives
 // their connections. The caller numbers its calls 1, 2, 3, ...; from then on
-// exactly these hold (docs/rpc.md names the test of each):
+// exactly these hold (docs/rpc_protocol.md names the test of each):
 //   G1  A call's function starts at most once.
 //   G2  While both live and can connect, each call ends with the function's
 //       reply, unless its caller gave it up; it ends once.
@@ -384,6 +384,7 @@ class CalleeSession {
   };
   struct SendReply {
     ReplyPtr reply;
+    bool again = false;  // it was sent before, by another connection
   };
   struct SendClosed {
     rpc::Closed closed;
@@ -462,6 +463,7 @@ class CalleeSession {
     bool taken = true;         // and were not refused
     bool is_asked = false;     // a Cancel is to be answered once they are
     ReplyPtr reply;            // not sent before they are
+    bool was_sent = false;     // the reply
   };
   using CallMap = IdMap<Call>;
 
@@ -496,7 +498,7 @@ class CalleeSession {
   bool HasTooManyGaps(std::vector<Action>* actions) const;
   void Tell(uint64_t id, const Reply& reply, AttachmentOutcome outcome,
             std::vector<Action>* actions);
-  void SendReplyOf(const Call& call, std::vector<Action>* actions);
+  void SendReplyOf(Call& call, std::vector<Action>* actions);
   void SetReply(CallMap::iterator it, ReplyPtr reply,
                 std::vector<Action>* actions);
   void Wake(Instant when, std::vector<Action>* actions);
