@@ -195,6 +195,8 @@ absl::Status DdpTrainer::TrainEpoch(int epoch) {
     // The sampler deals every rank as many.
     samples_ += (*batch)[0].size(0) * group_.size();
     const int64_t used = std::min(loader_->state().used, of_epoch);
+    progress_.SetExposedShare(
+        ddp_->reducer().timing().total().exposed_share());
     progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch,
                      verdict.mean_loss);
     if (verdict.stops) {

@@ -123,6 +123,10 @@ std::string Progress::TextLine() const {
     absl::StrAppend(&line, "  ETA ", absl::FormatDuration(Remaining()));
   }
   if (loss_.has_value()) absl::StrAppendFormat(&line, "  loss %.4f", *loss_);
+  if (exposed_.has_value()) {
+    absl::StrAppendFormat(&line, "  communication not hidden %.0f %%",
+                          100 * *exposed_);
+  }
   return line;
 }
 
@@ -136,7 +140,13 @@ std::string Progress::JsonLine() const {
     line["eta_s"] = absl::ToDoubleSeconds(Remaining());
   }
   if (loss_.has_value()) line["loss"] = ToJson(Field("loss", *loss_).value);
+  if (exposed_.has_value()) line["exposed_share"] = *exposed_;
   return DumpLine(line);
+}
+
+void Progress::SetExposedShare(double share) {
+  MutexLock lock(mu_);
+  exposed_ = share;
 }
 
 double Progress::Rate() const {

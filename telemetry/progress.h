@@ -54,6 +54,10 @@ class Progress {
   void Update(int64_t done, int64_t total, std::optional<double> loss = {})
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // Shown with the following updates: the share of communication for which a
+  // step waited, from 0 to 1.
+  void SetExposedShare(double share) ABSL_LOCKS_EXCLUDED(mu_);
+
   // Shows the last update if it was not shown yet, and ends the line.
   void Finish() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -84,6 +88,7 @@ class Progress {
   int64_t done_ ABSL_GUARDED_BY(mu_) = 0;
   int64_t total_ ABSL_GUARDED_BY(mu_) = 0;
   std::optional<double> loss_ ABSL_GUARDED_BY(mu_);
+  std::optional<double> exposed_ ABSL_GUARDED_BY(mu_);
   std::optional<Instant> shown_at_ ABSL_GUARDED_BY(mu_);
   bool is_shown_ ABSL_GUARDED_BY(mu_) = true;    // the last update
   size_t line_length_ ABSL_GUARDED_BY(mu_) = 0;  // of the open line

@@ -55,6 +55,21 @@ TEST_F(ProgressTest, WritesALineEveryTenSecondsWithRateEtaAndLoss) {
           "0.5000"));
 }
 
+TEST_F(ProgressTest, ShowsTheShareOfCommunicationThatWasNotHidden) {
+  Progress progress(With(Style::kLines));
+  progress.SetExposedShare(0.25);
+  progress.Update(1, 10, 0.5);
+  EXPECT_THAT(Lines(),
+              ElementsAre("training  10% 1/10 samples  loss 0.5000  "
+                          "communication not hidden 25 %"));
+  out_.str("");
+  Progress json(With(Style::kJson));
+  json.SetExposedShare(0.25);
+  json.Update(1, 10);
+  EXPECT_THAT(Lines(),
+              ElementsAre(::testing::HasSubstr("\"exposed_share\":0.25")));
+}
+
 TEST_F(ProgressTest, FinishShowsTheLastUpdateOnce) {
   Progress progress(With(Style::kLines));
   progress.Update(0, 10);
