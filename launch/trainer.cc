@@ -172,7 +172,7 @@ absl::Status Run(int argc, char** argv) {
   flags.Add("restart-count", &restart_count,
             "set by `weft run --max-restarts`: above 0 with --checkpoint-dir, "
             "--resume",
-            {"WEFT_RESTART_COUNT"});
+            {"TORCHELASTIC_RESTART_COUNT"});
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
   if (sync && async) {
     return weft::worker::WithExitCode(

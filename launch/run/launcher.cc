@@ -372,7 +372,6 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart) {
           {"TORCHELASTIC_RUN_ID", options.job},
           {"TORCHELASTIC_RESTART_COUNT", absl::StrCat(restart)},
           {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(options.max_restarts)},
-          {"WEFT_RESTART_COUNT", absl::StrCat(restart)},
           {"WEFT_JOB", options.job},
           {"WEFT_ROLE", role.role},
           {"WEFT_RANK", number},

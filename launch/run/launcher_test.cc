@@ -320,8 +320,8 @@ TEST(Weft, MissingJobHasItsExitCode) {
 TEST(WeftRun, FailedRanksAreAllStartedAgainAndFindTheNumberOfRestarts) {
   // Fails on rank 0 until the third start.
   const std::string script =
-      "echo start $WEFT_RESTART_COUNT; "
-      "[ $WEFT_RANK = 1 ] || [ $WEFT_RESTART_COUNT = 2 ] || exit 7";
+      "echo start $TORCHELASTIC_RESTART_COUNT; "
+      "[ $WEFT_RANK = 1 ] || [ $TORCHELASTIC_RESTART_COUNT = 2 ] || exit 7";
   auto run = Weft({"run", "--max-restarts=2", Role("trainer", 2, script)});
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
   EXPECT_THAT(run->output(), AllOf(HasSubstr("[trainer0] start 2"),
