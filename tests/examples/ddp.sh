@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Runs the examples of examples/ddp on two ranks; each must learn.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+bazel build --noshow_progress //launch:weft //examples/ddp:all >/dev/null 2>&1
+bin=bazel-bin/examples/ddp
+
+# check NAME CONDITION ARGS...: runs `weft run ARGS`; the JSON line that a rank prints must fulfil CONDITION on `result`.
+check() {
+  local name=$1 condition=$2 output
+  shift 2
+  output=$(bazel-bin/launch/weft run --no-prefix "$@" 2>&1) || { echo "$name: $output"; exit 1; }
+  echo "$output" | grep '^{' | tee /dev/stderr | /usr/bin/python3 -c '
+import json
+import sys
+
+result = json.loads(sys.stdin.read())
+assert eval(sys.argv[1]), (sys.argv[1], result)
+' "$condition"
+}
+
+check hand_written 'result["error"] < 0.001' --nproc-per-node=2 $bin/hand_written
+check fashion_mnist 'result["accuracy"] > 0.75' --nproc-per-node=2 $bin/fashion_mnist
+check char_transformer 'result["last_loss"] < 0.5 < 4 < result["first_loss"] and "jack built" in result["text"]' \
+  --nproc-per-node=2 $bin/char_transformer
+check remote_embeddings 'result["last_loss"] < result["first_loss"] / 4' \
+  --role ps=1:$bin/remote_embeddings --role trainer=2:$bin/remote_embeddings
