@@ -19,9 +19,11 @@ class Error : public std::exception {
  public:
   // REQUIRES: !status.ok().
   explicit Error(absl::Status status)
-      : status_(std::move(status)), what_(status_.ToString()) {}
+      : status_(std::move(status)),
+        what_(status_.ToString(absl::StatusToStringMode::kWithNoExtraData)) {}
 
   const absl::Status& status() const { return status_; }
+  // "NOT_FOUND: no table". Payloads are for programs: see status().
   const char* what() const noexcept override { return what_.c_str(); }
 
  private:
