@@ -58,20 +58,19 @@ absl::StatusOr<Core::Request> Parse(absl::string_view method,
       "coordinator: ", bytes.size(), " bytes are no request of ", method));
 }
 
+// Of the alternatives of Core::Request from the one at `index` on.
+template <size_t index = 0>
 absl::StatusOr<Core::Request> ParseRequest(absl::string_view method,
                                            absl::string_view bytes) {
-  if (method == "Join") return Parse<v1::JoinRequest>(method, bytes);
-  if (method == "Heartbeat") return Parse<v1::HeartbeatRequest>(method, bytes);
-  if (method == "Watch") return Parse<v1::WatchRequest>(method, bytes);
-  if (method == "Announce") return Parse<v1::AnnounceRequest>(method, bytes);
-  if (method == "Leave") return Parse<v1::LeaveRequest>(method, bytes);
-  if (method == "ReportExit") {
-    return Parse<v1::ReportExitRequest>(method, bytes);
+  if constexpr (index < std::variant_size_v<Core::Request>) {
+    using Request = std::variant_alternative_t<index, Core::Request>;
+    return method == MethodOf<Request>()
+               ? Parse<Request>(method, bytes)
+               : ParseRequest<index + 1>(method, bytes);
+  } else {
+    return absl::UnimplementedError(
+        absl::StrCat("coordinator: there is no method ", method));
   }
-  if (method == "Barrier") return Parse<v1::BarrierRequest>(method, bytes);
-  if (method == "Store") return Parse<v1::StoreRequest>(method, bytes);
-  return absl::UnimplementedError(
-      absl::StrCat("coordinator: there is no method ", method));
 }
 
 std::string Serialize(const Core::Reply& reply) {

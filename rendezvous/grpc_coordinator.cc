@@ -9,15 +9,14 @@
 #include "weft/base/bytes.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
+#include "weft/rendezvous/core/coordinator_core.h"
+#include "weft/rendezvous/wire.h"
 #include "weft/rendezvous/world.h"
 
 namespace weft::rendezvous {
 namespace {
 
 constexpr absl::string_view kService = "/weft.rendezvous.v1.Coordinator/";
-constexpr absl::string_view kMethods[] = {"Join",     "Heartbeat", "Watch",
-                                          "Announce", "Leave",     "ReportExit",
-                                          "Barrier",  "Store"};
 
 class LoopTimers final : public TimerSource {
  public:
@@ -110,7 +109,8 @@ absl::StatusOr<std::unique_ptr<CoordinatorLink>> MakeEtcdLink(
 }
 
 void Serve(Coordinator& coordinator, net::Endpoint& endpoint) {
-  for (const absl::string_view method : kMethods) {
+  for (const absl::string_view method :
+       MethodsOf<CoordinatorCore::Request>::Names()) {
     endpoint.RegisterUnary(absl::StrCat(kService, method),
                            [&coordinator, method](net::IncomingCall call) {
                              Receive(coordinator, method, std::move(call));

@@ -4,9 +4,13 @@
 #ifndef WEFT_RENDEZVOUS_WIRE_H_
 #define WEFT_RENDEZVOUS_WIRE_H_
 
+#include <variant>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rendezvous/view.h"
@@ -39,6 +43,21 @@ absl::Status CheckJoined(const v1::JoinReply& reply, absl::string_view name);
 
 // The View of one that may come from anybody; as CheckView.
 absl::StatusOr<View> ReadView(const v1::View& view);
+
+// The method of the coordinator that takes a Request: "Join" a v1::JoinRequest.
+template <typename Request>
+absl::string_view MethodOf() {
+  return absl::StripSuffix(Request::descriptor()->name(), "Request");
+}
+// Of each alternative of a std::variant of requests, in their order.
+template <typename Variant>
+struct MethodsOf;
+template <typename... Requests>
+struct MethodsOf<std::variant<Requests...>> {
+  static std::vector<absl::string_view> Names() {
+    return {MethodOf<Requests>()...};
+  }
+};
 
 // kInternal: whoever answers at `coordinator` said to `method` what no
 // coordinator says; `why`.

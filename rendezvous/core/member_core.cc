@@ -42,9 +42,7 @@ absl::StatusOr<MemberCore::Reply> ParseAny(size_t index,
 }  // namespace
 
 absl::string_view MemberCore::MethodOf(size_t index) {
-  constexpr absl::string_view kNames[] = {"Join", "Heartbeat", "Watch",
-                                          "Leave"};
-  return kNames[index];
+  return MethodsOf<Request>::Names()[index];
 }
 
 absl::StatusOr<MemberCore::Reply> MemberCore::ParseReply(
