@@ -142,9 +142,9 @@ template <typename F, typename A>
 auto CallOne(const Target& target, F* function, A&& item)
     -> decltype(CallOneAsync(target, function, std::forward<A>(item))
                     .Wait(absl::Duration())) {
-  if (InlineScope::IsActive()) return internal::NotHere(target.name());
-  return CallOneAsync(target, function, std::forward<A>(item))
-      .Wait(target.timeout() + absl::Seconds(1));
+  return internal::StartAndWait(target, [&] {
+    return CallOneAsync(target, function, std::forward<A>(item));
+  });
 }
 
 }  // namespace weft::rpc

@@ -237,6 +237,15 @@ void StartCall(const Target& target, const Function& function,
 // Of a wait in an InlineScope. IsLocal, as are those above once NotBegun has
 // said of which call they are.
 absl::Status NotHere(const std::string& worker);
+// The result of the call to `target` that `start()` starts; NotHere in an
+// InlineScope, and then it does not start. The call itself ends by its
+// time-out; this bounds the wait if its Loop has stopped.
+template <typename Start>
+auto StartAndWait(const Target& target, Start start)
+    -> decltype(start().Wait(absl::Duration())) {
+  if (InlineScope::IsActive()) return NotHere(target.name());
+  return start().Wait(target.timeout() + absl::Seconds(1));
+}
 // `why` no call of `function` is begun, as the failure of that call.
 absl::Status NotBegun(const Target& target,
                       const absl::StatusOr<const Function*>& function,
@@ -463,11 +472,9 @@ template <typename F, typename... A>
 auto Call(const Target& target, F* function, A&&... arguments)
     -> decltype(CallAsync(target, function, std::forward<A>(arguments)...)
                     .Wait(absl::Duration())) {
-  if (InlineScope::IsActive()) return internal::NotHere(target.name());
-  // The call itself ends by its time-out; this bounds the wait if its Loop has
-  // stopped.
-  return CallAsync(target, function, std::forward<A>(arguments)...)
-      .Wait(target.timeout() + absl::Seconds(1));
+  return internal::StartAndWait(target, [&] {
+    return CallAsync(target, function, std::forward<A>(arguments)...);
+  });
 }
 
 }  // namespace weft::rpc

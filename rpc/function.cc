@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "weft/base/check.h"
+#include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 #include "xxhash.h"
 
@@ -89,15 +90,6 @@ uint64_t DigestOf(absl::string_view text) {
 
 namespace {
 
-absl::Status WithCode(absl::StatusCode code, const absl::Status& status,
-                      absl::string_view message) {
-  absl::Status other(code, message);
-  status.ForEachPayload([&other](absl::string_view url, const absl::Cord& c) {
-    other.SetPayload(url, c);
-  });
-  return other;
-}
-
 // Of a result that cannot be written, or read: whose fault it is, unless there
 // was no memory for it.
 absl::StatusCode CodeOfResult(const absl::Status& status) {
@@ -109,28 +101,26 @@ absl::StatusCode CodeOfResult(const absl::Status& status) {
 
 absl::Status DecodeError(const absl::Status& status) {
   if (absl::IsResourceExhausted(status)) return status;
-  return WithCode(absl::StatusCode::kInvalidArgument, status, status.message());
+  return Reworded(status, absl::StatusCode::kInvalidArgument, status.message());
 }
 
 absl::Status EncodeError(const absl::Status& status) {
-  return WithCode(CodeOfResult(status), status,
+  return Reworded(status, CodeOfResult(status),
                   absl::StrCat("the result: ", status.message()));
 }
 
 absl::Status ResultError(const std::string& worker, const std::string& function,
                          const absl::Status& status) {
-  const absl::StatusCode code = CodeOfResult(status);
   const absl::Status named = NameFailure(
-      WithCode(code, status,
+      Reworded(status, CodeOfResult(status),
                absl::StrCat("its result cannot be read: ", status.message())),
       worker, function, Phase::kDecode);
-  return WithCode(code, named,
-                  SaidBy(worker, SaidBy(function, named.message())));
+  return Reworded(named, SaidBy(worker, SaidBy(function, named.message())));
 }
 
 absl::Status ArgumentError(size_t index, absl::string_view type,
                            const absl::Status& status) {
-  return WithCode(status.code(), status,
+  return Reworded(status,
                   index == 0
                       ? absl::StrCat("after the arguments: ", status.message())
                       : absl::StrCat("argument ", index, " (", type,

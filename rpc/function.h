@@ -97,6 +97,7 @@ class ServedCall : private CountedCall, public CallContext {
   uint64_t ordered_queue() const { return incoming_.ordered_queue; }
   absl::string_view function() const { return incoming_.function; }
   Instant began() const { return incoming_.began; }
+  Lineage lineage() const override;
   ReceivedAttachment* attachment(absl::string_view kind) const override {
     return attachments_ == nullptr ? nullptr : attachments_->Find(kind);
   }

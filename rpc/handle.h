@@ -189,9 +189,9 @@ Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
 }
 template <typename T, typename... A>
 Result<Handle<T>> Make(const Target& target, A&&... arguments) {
-  if (InlineScope::IsActive()) return internal::NotHere(target.name());
-  return MakeAsync<T>(target, std::forward<A>(arguments)...)
-      .Wait(target.timeout() + absl::Seconds(1));
+  return internal::StartAndWait(target, [&] {
+    return MakeAsync<T>(target, std::forward<A>(arguments)...);
+  });
 }
 
 // Runs `function` there, as CallAsync, and leaves its result there, with the
@@ -215,9 +215,9 @@ template <typename F, typename... A>
 auto Remote(const Target& target, F* function, A&&... arguments)
     -> decltype(RemoteAsync(target, function, std::forward<A>(arguments)...)
                     .Wait(absl::Duration())) {
-  if (InlineScope::IsActive()) return internal::NotHere(target.name());
-  return RemoteAsync(target, function, std::forward<A>(arguments)...)
-      .Wait(target.timeout() + absl::Seconds(1));
+  return internal::StartAndWait(target, [&] {
+    return RemoteAsync(target, function, std::forward<A>(arguments)...);
+  });
 }
 
 // Calls a method, which WEFT_RPC_METHOD names, of the object. kNotFound if it
@@ -243,9 +243,9 @@ template <typename T, typename Method, typename... A>
 auto Call(const Handle<T>& object, Method method, A&&... arguments)
     -> decltype(CallAsync(object, method, std::forward<A>(arguments)...)
                     .Wait(absl::Duration())) {
-  if (InlineScope::IsActive()) return internal::NotHere(object.target().name());
-  return CallAsync(object, method, std::forward<A>(arguments)...)
-      .Wait(object.target().timeout() + absl::Seconds(1));
+  return internal::StartAndWait(object.target(), [&] {
+    return CallAsync(object, method, std::forward<A>(arguments)...);
+  });
 }
 
 // A copy of the value, as it is then. kNotFound; kUnimplemented if T had no
@@ -265,8 +265,8 @@ Future<T> FetchAsync(const Handle<T>& object) {
 }
 template <typename T>
 Result<T> Fetch(const Handle<T>& object) {
-  if (InlineScope::IsActive()) return internal::NotHere(object.target().name());
-  return FetchAsync(object).Wait(object.target().timeout() + absl::Seconds(1));
+  return internal::StartAndWait(object.target(),
+                                [&] { return FetchAsync(object); });
 }
 
 // Lets go of the object there. kNotFound if that was done before.
@@ -285,9 +285,8 @@ Future<void> ReleaseAsync(const Handle<T>& object) {
 }
 template <typename T>
 absl::Status Release(const Handle<T>& object) {
-  if (InlineScope::IsActive()) return internal::NotHere(object.target().name());
-  return ReleaseAsync(object).Wait(object.target().timeout() +
-                                   absl::Seconds(1));
+  return internal::StartAndWait(object.target(),
+                                [&] { return ReleaseAsync(object); });
 }
 
 }  // namespace weft::rpc

@@ -15,6 +15,9 @@ namespace weft::rpc {
 
 namespace {
 
+// Of a chain of callers the nearest are kept.
+constexpr size_t kMaxChain = 256;
+
 absl::Status Wrong(absl::string_view option, absl::string_view wanted,
                    absl::string_view found) {
   return absl::InvalidArgumentError(absl::StrCat(
@@ -257,6 +260,20 @@ void* CallContext::Hold(std::shared_ptr<void> object) const {
     used_.push_back(std::move(object));
   }
   return held;
+}
+
+Lineage ServedCall::lineage() const {
+  Lineage lineage = inherited();
+  std::string chain =
+      absl::StrCat(lineage.chain, lineage.chain.empty() ? "" : " > ",
+                   agent().name(), ":", function());
+  lineage.chain =
+      chain.size() <= kMaxChain
+          ? std::move(chain)
+          : absl::StrCat("... ", chain.substr(chain.size() - kMaxChain));
+  lineage.caller = peer().name;
+  lineage.call = id();
+  return lineage;
 }
 
 absl::Status ServedCall::Keep(ObjectTable::Object object) {

@@ -129,7 +129,7 @@ std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
     return nullptr;
   }
   if (hello.registry != welcome.registry) {
-    welcome.functions = TableFor(inbound->peer());
+    welcome.functions = access_.TableFor(inbound->peer());
   }
   link.Append(std::make_unique<Welcome>(welcome));  // before any reply
   inbound->Attach(link.shared_from_this());
@@ -203,10 +203,7 @@ absl::Status AgentState::CheckKey(const Hello& hello, const Proof& proof) {
 
 absl::Status AgentState::CheckNotGone(const std::string& name,
                                       WorkerKey key) const {
-  const auto gone = gone_epochs_.find(key.id);
-  if (gone == gone_epochs_.end() || key.epoch > gone->second) {
-    return absl::OkStatus();
-  }
+  if (!gone_.Has(key)) return absl::OkStatus();
   return internal::NameFailure(
       internal::MarkFailure(
           absl::UnavailableError(absl::StrCat(

@@ -41,11 +41,7 @@ telemetry::Fields AgentState::Describe() {
 
 std::vector<PendingCall> AgentState::Pending() {
   std::vector<PendingCall> calls;
-  for (const auto& outbound : Outbounds()) outbound->AddPending(&calls);
-  for (const auto& inbound : Inbounds()) inbound->AddPending(&calls);
-  for (const auto& call : sessionless_calls_.All()) call->AddPending(&calls);
-  retried_->AddPending(transport().clock().Now(), &calls);
-  for (const auto& queue : WaitingQueues()) queue->AddPending(&calls);
+  for (const auto& source : PendingSources()) source->AddPending(&calls);
   // Who asks for these waits for an answer too, but not for long.
   calls.erase(std::remove_if(calls.begin(), calls.end(),
                              [](const PendingCall& call) {
@@ -87,29 +83,14 @@ std::vector<Leak> AgentState::Leaks() const {
 
 AgentMetrics AgentState::Metrics() {
   AgentMetrics metrics;
-  if (pool_ != nullptr && !has_stopped_.load()) {
-    const ThreadPool::Stats stats = pool_->stats();
-    metrics.pool_threads = stats.threads;
-    metrics.idle_threads = stats.idle;
-  }
-  for (const auto& outbound : Outbounds()) {
-    metrics.client_active_calls += outbound->pending_calls();
-  }
-  for (const auto& inbound : Inbounds()) {
-    metrics.server_active_calls += inbound->running_calls();
-    metrics.server_active_async_calls += inbound->async_calls();
-  }
-  for (const auto& queue : WaitingQueues()) {
-    metrics.client_active_calls += queue->waiting_calls();
-  }
-  for (const auto& [peer, n] : retried_->PausedByPeer()) {
-    metrics.client_active_calls += n;
-  }
-  for (const auto& call : sessionless_calls_.All()) {
-    metrics.client_active_calls += call->is_awaited();
-    metrics.server_active_calls += call->is_running();
-    metrics.server_active_async_calls += call->is_running() && call->is_async();
-  }
+  const ThreadPool::Stats threads = threads_->stats();
+  metrics.pool_threads = threads.threads;
+  metrics.idle_threads = threads.idle;
+  ActiveCalls active;
+  for (const auto& source : PendingSources()) source->AddActive(&active);
+  metrics.client_active_calls = static_cast<int64_t>(active.made);
+  metrics.server_active_calls = static_cast<int64_t>(active.served);
+  metrics.server_active_async_calls = static_cast<int64_t>(active.served_async);
   metrics.peers = traffic_.Counts();
   return metrics;
 }

@@ -1,7 +1,6 @@
 #include "weft/rpc/agent/agent_state.h"
 
 #include <algorithm>
-#include <chrono>
 #include <type_traits>
 #include <utility>
 
@@ -52,18 +51,6 @@ absl::Status Gone(WorkerKey of, WorkerKey gone, absl::string_view why) {
       Phase::kNone, Reason::kPeerGone);
 }
 
-// What a stream calls beside its own call is not a user's: it is named only
-// where it is all that is left.
-void AddOpen(const OpenCalls& open, const char* way, const std::string& peer,
-             std::vector<std::string>* all) {
-  if (open.calls > 0) {
-    all->push_back(absl::StrCat(open.calls, " calls", way, peer));
-  } else if (open.parts_of_streams > 0) {
-    all->push_back(
-        absl::StrCat(open.parts_of_streams, " parts of streams", way, peer));
-  }
-}
-
 // One that is gone ends a call as if it had gone during the call.
 absl::StatusOr<Worker> AsOfACall(absl::StatusOr<Worker> found,
                                  const std::string& worker) {
@@ -89,17 +76,21 @@ absl::Status NotThere(const absl::Status& why, const std::string& worker) {
 
 absl::Status AgentState::Start(Agent* agent) {
   agent_ = agent;
-  executor_ = options_.executor;
-  if (executor_ == nullptr) {
-    ThreadPool::Options pool;
-    pool.name = "rpc";
-    pool.threads = options_.threads;
-    pool.max_threads = options_.max_threads;
-    pool.max_threads_option = "AgentOptions::max_threads";
-    WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
-    executor_ = own_pool_.get();
-  }
-  pool_ = own_pool_ != nullptr ? own_pool_.get() : options_.pool;
+  HandlerThreads::Options threads;
+  threads.worker = options_.name;
+  threads.executor = options_.executor;
+  threads.pool = options_.pool;
+  threads.threads = options_.threads;
+  threads.max_threads = options_.max_threads;
+  threads.transport = options_.transport;
+  threads.logger = &telemetry_.logger();
+  threads.waiting = [weak = weak_from_this()] {
+    const std::shared_ptr<AgentState> state = weak.lock();
+    return state == nullptr ? std::vector<std::shared_ptr<ServedCall>>()
+                            : state->CallsWithoutThread();
+  };
+  threads_ = std::make_shared<HandlerThreads>(std::move(threads));
+  WEFT_RETURN_IF_ERROR(threads_->Start());
   {
     MutexLock lock(mu_);
     self_caller_ = std::make_shared<SelfCaller>(weak_from_this(), worker());
@@ -139,17 +130,9 @@ void AgentState::Stop() {
   EndCalls(why);
   has_stopped_ = true;
   WEFT_FAILPOINT("rpc/stopped").IgnoreError();
-  {
-    MutexLock lock(handlers_mu_);
-    // Bounded by the handlers themselves: they have been cancelled, and the
-    // calls that they wait for have ended.
-    while (handlers_.load() > 0) {
-      no_handlers_.WaitUntil(handlers_mu_, std::chrono::steady_clock::now() +
-                                               std::chrono::seconds(1));
-    }
-  }
+  threads_->Stop();
   transport().AwaitTimers();  // one may look at the pool
-  own_pool_.reset();
+  threads_->EndPool();
   transport().AwaitTimers();  // one may have begun, and hold a session
   objects_.Clear();
   streams_.Clear();
@@ -255,30 +238,21 @@ absl::Status AgentState::AwaitIdle(absl::Duration timeout) {
 
 std::vector<std::string> AgentState::StillOpen() {
   std::vector<std::string> open;
-  for (const auto& outbound : Outbounds()) {
-    AddOpen(outbound->open_calls(), " to ", outbound->peer().name, &open);
-  }
-  for (const auto& inbound : Inbounds()) {
-    AddOpen(inbound->open_calls(), " of ", inbound->peer().name, &open);
-  }
-  for (const auto& queue : WaitingQueues()) {
-    open.push_back(absl::StrCat(queue->waiting_calls(),
-                                " calls that wait in an ordered queue to ",
-                                queue->peer()));
-  }
-  for (const auto& [peer, n] : retried_->PausedByPeer()) {
-    open.push_back(
-        absl::StrCat(n, " calls to ", peer, " that wait to be tried again"));
-  }
-  const int64_t handlers = handlers_.load();
-  if (open.empty() && handlers > 0) {  // as of an agent that calls itself
-    open.push_back(absl::StrCat(handlers, " running functions"));
-  }
-  // One is of no session, nor paused, as it goes from the one to the other.
-  if (const size_t n = retried_->size(); open.empty() && n > 0) {
-    open.push_back(absl::StrCat(n, " calls that may be tried again"));
-  }
+  for (const auto& source : PendingSources()) source->AddOpen(&open);
   return open;
+}
+
+std::vector<std::shared_ptr<PendingSource>> AgentState::PendingSources() {
+  std::vector<std::shared_ptr<PendingSource>> sources;
+  for (auto& outbound : Outbounds()) sources.push_back(std::move(outbound));
+  for (auto& inbound : Inbounds()) sources.push_back(std::move(inbound));
+  // Of calls that have no session, or none at the moment.
+  sources.push_back(sessionless_calls_);
+  for (auto& queue : Queues()) sources.push_back(std::move(queue));
+  // These name what nobody before them has named.
+  sources.push_back(threads_);
+  sources.push_back(retried_);
+  return sources;
 }
 
 std::vector<std::shared_ptr<Outbound>> AgentState::Outbounds() {
@@ -347,24 +321,6 @@ absl::Status AgentState::NotThere(const absl::Status& why,
                                   const std::string& worker) {
   const absl::Status ended = CanCall();
   return internal::NotThere(ended.ok() ? why : ended, worker);
-}
-
-absl::StatusOr<const Function*> AgentState::FindOwn(
-    Function::Address address) const {
-  const Function* function = registry_.FindAddress(address);
-  if (function != nullptr) return function;
-  return absl::FailedPreconditionError(
-      "the function is not registered in this program: put WEFT_RPC(function) "
-      "beside its definition");
-}
-
-absl::StatusOr<const Function*> AgentState::FindOwn(
-    absl::string_view method) const {
-  const Function* function = registry_.FindMethod(method);
-  if (function != nullptr) return function;
-  return absl::FailedPreconditionError(
-      "the method is not registered in this program: put "
-      "WEFT_RPC_METHOD(Class, Method) beside the class");
 }
 
 Hello AgentState::MakeHello(const Worker& peer) const {
@@ -478,20 +434,13 @@ std::shared_ptr<internal::OrderedQueue> AgentState::NewQueue(
   return queue;
 }
 
-std::vector<std::shared_ptr<internal::OrderedQueue>>
-AgentState::WaitingQueues() {
-  std::vector<std::shared_ptr<internal::OrderedQueue>> waiting;
-  std::vector<std::shared_ptr<internal::OrderedQueue>> all;
-  {
-    MutexLock lock(mu_);
-    for (const auto& queue : own_queues_) all.push_back(queue.lock());
+std::vector<std::shared_ptr<internal::OrderedQueue>> AgentState::Queues() {
+  std::vector<std::shared_ptr<internal::OrderedQueue>> queues;
+  MutexLock lock(mu_);
+  for (const auto& queue : own_queues_) {
+    if (auto live = queue.lock()) queues.push_back(std::move(live));
   }
-  for (auto& queue : all) {
-    if (queue != nullptr && queue->waiting_calls() > 0) {
-      waiting.push_back(std::move(queue));
-    }
-  }
-  return waiting;
+  return queues;
 }
 
 void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
@@ -499,8 +448,7 @@ void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   std::vector<std::shared_ptr<Inbound>> inbounds;
   {
     MutexLock lock(mu_);
-    uint64_t& gone = gone_epochs_[key.id];
-    gone = std::max(gone, key.epoch);
+    gone_.Add(key);
     // Earlier ones, too: nobody may have told of their end. The outbounds stay,
     // so that Targets that hold them learn why.
     outbounds = TakeUpTo(key, &outbounds_);

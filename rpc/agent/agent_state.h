@@ -24,13 +24,13 @@
 #include "absl/time/time.h"
 #include "weft/base/cancel.h"
 #include "weft/base/clock.h"
-#include "weft/base/executor.h"
 #include "weft/base/mutex.h"
-#include "weft/base/thread_pool.h"
 #include "weft/net/refusal_log.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/agent/batcher.h"
+#include "weft/rpc/agent/function_access.h"
+#include "weft/rpc/agent/handler_threads.h"
 #include "weft/rpc/agent/inbound.h"
 #include "weft/rpc/agent/ordered_queue.h"
 #include "weft/rpc/agent/outbound.h"
@@ -40,7 +40,9 @@
 #include "weft/rpc/connection/link.h"
 #include "weft/rpc/connection/wire.h"
 #include "weft/rpc/diagnostics/leaks.h"
+#include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
+#include "weft/rpc/session/gone_epochs.h"
 #include "weft/rpc/stream_table.h"
 #include "weft/telemetry/telemetry.h"
 
@@ -170,8 +172,7 @@ class AgentState final : public Dispatcher,
   // For calls to `peer` in the order in which they are made.
   std::shared_ptr<internal::OrderedQueue> NewQueue(const std::string& peer)
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::StatusOr<const Function*> FindOwn(Function::Address address) const;
-  absl::StatusOr<const Function*> FindOwn(absl::string_view method) const;
+  const FunctionAccess& access() const { return access_; }
   void PeerGone(WorkerKey key, absl::string_view why, bool left)
       ABSL_LOCKS_EXCLUDED(mu_);
   void SetLocal(const void* type_key, std::shared_ptr<void> object)
@@ -217,7 +218,7 @@ class AgentState final : public Dispatcher,
   void ClientVanished(const std::shared_ptr<Inbound>& caller) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void CallBegan() override;
-  void CallEnded() override ABSL_LOCKS_EXCLUDED(handlers_mu_);
+  void CallEnded() override;
 
   const std::string& job() const override { return options_.job; }
   Worker worker() const override { return {options_.name, options_.key, ""}; }
@@ -242,10 +243,6 @@ class AgentState final : public Dispatcher,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckNotGone(const std::string& name, WorkerKey key) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  net::Roles RolesOf(const Function& function) const;
-  absl::Status CheckRole(const Function& function, const Worker& caller);
-  // What a caller whose registry differs may call. Null: too much to tell.
-  std::shared_ptr<const FunctionTable> TableFor(const Worker& caller) const;
   // Nothing is begun any more, for `why`; the first one counts.
   void Refuse(absl::Status why) ABSL_LOCKS_EXCLUDED(mu_);
   // The calls that are open are about to be cut: streams are leaks then.
@@ -267,20 +264,20 @@ class AgentState final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   void Run(const Function& function, std::shared_ptr<ServedCall> call)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Looks after a while whether the pool still begins the calls that wait for
-  // one of its threads, until none waits.
-  void WatchPool();
-  void CheckPool() ABSL_LOCKS_EXCLUDED(mu_);
-  void EndStarvedCalls(const ThreadPool::Stats& stats, Instant now)
+  std::vector<std::shared_ptr<ServedCall>> CallsWithoutThread()
       ABSL_LOCKS_EXCLUDED(mu_);
-  // The queues of this agent on which calls wait.
-  std::vector<std::shared_ptr<internal::OrderedQueue>> WaitingQueues()
+  // Those of this agent's own calls.
+  std::vector<std::shared_ptr<internal::OrderedQueue>> Queues()
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // All who know of calls that have not ended, those of sessions first.
+  std::vector<std::shared_ptr<PendingSource>> PendingSources()
       ABSL_LOCKS_EXCLUDED(mu_);
 
   const AgentOptions options_;
   const Registry& registry_;
   telemetry::Telemetry& telemetry_;
   net::RefusalLog refusal_log_{telemetry_};
+  FunctionAccess access_{options_, registry_, refusal_log_};
   ObjectTable objects_;
   StreamTable streams_;
   const std::shared_ptr<AttachmentReceivers> receivers_ =
@@ -288,21 +285,14 @@ class AgentState final : public Dispatcher,
   // Calls that end hold it, perhaps after the agent.
   const std::shared_ptr<OpenHandles> handles_ = std::make_shared<OpenHandles>();
   Agent* agent_ = nullptr;
-  std::unique_ptr<ThreadPool> own_pool_;
-  Executor* executor_ = nullptr;
-  const ThreadPool* pool_ = nullptr;  // if executor_ is one
-  std::atomic<bool> watches_pool_{false};
-  // Of CheckPool, which runs once at a time: how many tasks had begun when it
-  // last looked, and since when none did while all threads were blocked.
-  int64_t pool_started_ = 0;
-  Instant stuck_since_ = Instant::Infinite();
-  bool has_warned_ = false;  // that it is stuck
+  std::shared_ptr<HandlerThreads> threads_;  // timers hold it
   telemetry::StatusPage::Registration status_page_;
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;
-  SessionlessCalls sessionless_calls_;
+  const std::shared_ptr<SessionlessCalls> sessionless_calls_ =
+      std::make_shared<SessionlessCalls>();
   const std::shared_ptr<internal::RetriedCalls> retried_ =
-      std::make_shared<internal::RetriedCalls>();
+      std::make_shared<internal::RetriedCalls>(options_.transport->clock());
   const std::shared_ptr<OrderedQueueTable> queues_ =
       std::make_shared<OrderedQueueTable>();
   // What the Metrics have been told. For one reading at a time.
@@ -323,8 +313,7 @@ class AgentState final : public Dispatcher,
   InboundMap inbounds_ ABSL_GUARDED_BY(mu_);
   uint64_t inbounds_begun_ ABSL_GUARDED_BY(mu_) = 0;
   std::shared_ptr<internal::Caller> self_caller_ ABSL_GUARDED_BY(mu_);
-  // Up to which epoch the incarnations of a worker are gone, by id.
-  absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);
+  GoneEpochs gone_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const void*, std::shared_ptr<void>> locals_
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<const Function*, std::shared_ptr<Batcher>> batchers_
@@ -340,10 +329,6 @@ class AgentState final : public Dispatcher,
   uint64_t last_queue_ ABSL_GUARDED_BY(mu_) = 0;
   std::vector<std::weak_ptr<internal::OrderedQueue>> own_queues_
       ABSL_GUARDED_BY(mu_);
-
-  std::atomic<int64_t> handlers_{0};
-  Mutex handlers_mu_;
-  CondVar no_handlers_;  // once has_ended_
 };
 
 }  // namespace weft::rpc

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
 #include "weft/base/driver.h"
+#include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/agent/agent_state.h"
@@ -82,13 +83,8 @@ absl::Status Name(const std::string& worker, const Function& function,
                         ", callee has ", status.message(),
                         "; build both from the same sources");
   }
-  const absl::Status known =
-      ReceiveFailure(status, worker, function.name, Phase::kQueue);
-  absl::Status named(status.code(), text);
-  known.ForEachPayload([&named](absl::string_view url, const absl::Cord& c) {
-    named.SetPayload(url, c);
-  });
-  return named;
+  return Reworded(ReceiveFailure(status, worker, function.name, Phase::kQueue),
+                  status.code(), text);
 }
 
 }  // namespace
@@ -338,13 +334,13 @@ absl::Status CheckTarget(const Target& target) {
 absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address) {
   WEFT_RETURN_IF_ERROR(CheckTarget(target));
-  return CallStarter::StateOf(target).FindOwn(address);
+  return CallStarter::StateOf(target).access().FindOwn(address);
 }
 
 absl::StatusOr<const Function*> FindMethod(const Target& target,
                                            absl::string_view key) {
   WEFT_RETURN_IF_ERROR(CheckTarget(target));
-  return CallStarter::StateOf(target).FindOwn(key);
+  return CallStarter::StateOf(target).access().FindOwn(key);
 }
 
 bool IsAlias(const Target& target) { return CallStarter::IsAlias(target); }

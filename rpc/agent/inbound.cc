@@ -7,33 +7,22 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/driver.h"
 #include "weft/base/failpoint.h"
+#include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 #include "weft/rpc/session/outcome.h"
 
 namespace weft::rpc {
-namespace {
-
-// Of a chain of callers the nearest are kept.
-constexpr size_t kMaxChain = 256;
-
-}  // namespace
-
-Lineage LineageOf(const Request& request, CancelToken cancel) {
+Lineage BeginLineage(Dispatcher& dispatcher, const Worker& peer,
+                     const Request& request, CancelToken cancel,
+                     telemetry::Span* span) {
   Lineage lineage;
   lineage.deadline = request.deadline;
   lineage.depth = request.depth;
   lineage.chain = request.chain;
-  lineage.trace = request.trace;
   lineage.cancel = std::move(cancel);
+  *span = dispatcher.StartSpan(peer, request);
+  lineage.trace = span->context().is_valid() ? span->context() : request.trace;
   return lineage;
-}
-
-std::string ChainBeyond(const std::string& chain, const std::string& self,
-                        const std::string& function) {
-  std::string all =
-      absl::StrCat(chain, chain.empty() ? "" : " > ", self, ":", function);
-  if (all.size() <= kMaxChain) return all;
-  return absl::StrCat("... ", all.substr(all.size() - kMaxChain));
 }
 
 absl::Status FunctionFailure(absl::Status status, const std::string& self,
@@ -41,11 +30,7 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
   const absl::Status named = WithOutcomeKnown(
       internal::NameFailure(std::move(status), self, function, phase));
   if (named.ok() || phase < Phase::kDecode) return named;
-  absl::Status told(named.code(), SaidBy(function, named.message()));
-  named.ForEachPayload([&told](absl::string_view url, const absl::Cord& c) {
-    told.SetPayload(url, c);
-  });
-  return told;
+  return Reworded(named, SaidBy(function, named.message()));
 }
 
 // Keeps the Inbound alive while its handler runs.
@@ -79,15 +64,6 @@ class Inbound::Call final : public ServedCall {
 
   bool is_part_of_stream() const { return function_.is_part_of_stream; }
   void Cancel(absl::Status why) { cancel_.Cancel(std::move(why)); }
-
-  Lineage lineage() const override {
-    Lineage lineage = inherited();
-    lineage.chain = ChainBeyond(lineage.chain, inbound_->dispatcher_->self(),
-                                function_.name);
-    lineage.caller = peer().name;
-    lineage.call = id();
-    return lineage;
-  }
 
   void Finish(absl::StatusOr<Slices> result) override {
     if (finished_.exchange(true)) return;
@@ -140,7 +116,8 @@ Inbound::Inbound(Worker peer, uint64_t number, uint64_t generation,
       dispatcher_(std::move(dispatcher)),
       traffic_(std::move(traffic)),
       session_(limits, peer_->key.id == kClientId ? kClientPatience
-                                                  : absl::InfiniteDuration()) {}
+                                                  : absl::InfiniteDuration()),
+      timer_(transport) {}
 
 void Inbound::Attach(std::shared_ptr<Link> link) {
   std::shared_ptr<Link> old;
@@ -201,23 +178,14 @@ void Inbound::EndWhenAcknowledged() {
 
 void Inbound::PeerGone(const absl::Status& why) {
   std::shared_ptr<Link> link;
-  transport::Transport::TimerId timer = 0;
-  bool has_timer = false;
   {
     MutexLock lock(mu_);
     link = std::exchange(link_, nullptr);
     gone_ = true;
-    std::swap(has_timer, has_timer_);
-    timer = timer_;
   }
+  timer_.Stop();
   Tell(CalleeSession::PeerGone{why});
-  if (has_timer) transport_.CancelTimer(timer);
   if (link != nullptr) link->End(why);
-}
-
-size_t Inbound::running_calls() {
-  MutexLock lock(mu_);
-  return session_.running_calls();
 }
 
 size_t Inbound::unacknowledged() {
@@ -258,20 +226,20 @@ void Inbound::AddPending(std::vector<PendingCall>* calls) {
   }
 }
 
-OpenCalls Inbound::open_calls() {
-  OpenCalls open;
+void Inbound::AddOpen(std::vector<std::string>* open) {
+  size_t calls = 0;
   {
     MutexLock lock(mu_);
-    open.calls = session_.running_calls();
+    calls = session_.running_calls();
   }
-  if (open.calls == 0) return open;
+  if (calls == 0) return;
+  size_t parts_of_streams = 0;
   for (const auto& call : LiveCalls()) {
-    if (call->is_part_of_stream() && open.calls > 0) {
-      --open.calls;
-      ++open.parts_of_streams;
-    }
+    if (!call->is_part_of_stream() || calls == 0) continue;
+    --calls;
+    ++parts_of_streams;
   }
-  return open;
+  AddOpenCalls(calls, parts_of_streams, "of", peer_->name, open);
 }
 
 std::vector<std::shared_ptr<ServedCall>> Inbound::CallsWithoutThread() {
@@ -282,10 +250,12 @@ std::vector<std::shared_ptr<ServedCall>> Inbound::CallsWithoutThread() {
   return waiting;
 }
 
-size_t Inbound::async_calls() {
-  const auto calls = LiveCalls();
-  return std::count_if(calls.begin(), calls.end(),
-                       [](const auto& call) { return call->is_async(); });
+void Inbound::AddActive(ActiveCalls* active) {
+  {
+    MutexLock lock(mu_);
+    active->served += session_.running_calls();
+  }
+  for (const auto& call : LiveCalls()) active->served_async += call->is_async();
 }
 
 void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
@@ -411,14 +381,13 @@ void Inbound::Serve(RequestPtr request) {
   }
   WEFT_FAILPOINT("rpc/serve").IgnoreError();  // found, and not counted yet
   CancelSource cancel;
-  Lineage lineage = LineageOf(*request, cancel.token());
-  telemetry::Span span = dispatcher_->StartSpan(*peer_, *request);
-  const bool is_traced = span.context().is_valid();
-  if (is_traced) lineage.trace = span.context();
+  telemetry::Span span;
+  Lineage lineage =
+      BeginLineage(*dispatcher_, *peer_, *request, cancel.token(), &span);
   auto call = std::make_shared<Call>(shared_from_this(), **function, *request,
                                      attachments, std::move(lineage),
                                      std::move(cancel));
-  if (is_traced) call->SetSpan(std::move(span));
+  call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
     running_.emplace(request->id, call);
@@ -488,29 +457,11 @@ void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {
 }
 
 void Inbound::SetTimer(Instant when) {
-  transport::Transport::TimerId old = 0;
-  bool had_timer = false;
-  {
-    MutexLock lock(mu_);
-    if (gone_) return;
-    old = timer_;
-    had_timer = has_timer_;
-  }
-  if (had_timer) transport_.CancelTimer(old);
-  const transport::Transport::TimerId timer =
-      transport_.RunAt(when, [weak = weak_from_this()] {
-        if (auto self = weak.lock()) {
-          self->Tell(CalleeSession::Event(CalleeSession::Tick{}));
-        }
-      });
-  bool is_over = false;
-  {
-    MutexLock lock(mu_);
-    is_over = gone_;  // meanwhile: nobody else would cancel it
-    timer_ = timer;
-    has_timer_ = !is_over;
-  }
-  if (is_over) transport_.CancelTimer(timer);
+  timer_.Set(when, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) {
+      self->Tell(CalleeSession::Event(CalleeSession::Tick{}));
+    }
+  });
 }
 
 }  // namespace weft::rpc

@@ -17,10 +17,11 @@
 #include "weft/base/cancel.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/agent/session_timer.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/connection/link.h"
+#include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
-#include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/limits.h"
@@ -65,11 +66,11 @@ class Dispatcher : public CallCounter {
                         std::shared_ptr<ServedCall> call) = 0;
 };
 
-// What the call that `request` is comes with.
-Lineage LineageOf(const Request& request, CancelToken cancel);
-// The chain of calls made by `function` here, if it was called by `chain`.
-std::string ChainBeyond(const std::string& chain, const std::string& self,
-                        const std::string& function);
+// What the call of `peer` that `request` is comes with. `span`: of serving it,
+// which its trace then is.
+Lineage BeginLineage(Dispatcher& dispatcher, const Worker& peer,
+                     const Request& request, CancelToken cancel,
+                     telemetry::Span* span);
 
 // What a call is told of the error in which it ended at `self`: of the
 // function, or of what was read and written for it, it begins with the
@@ -78,7 +79,8 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
                              const std::string& function, Phase phase);
 
 // Thread-safety: thread-safe.
-class Inbound final : public std::enable_shared_from_this<Inbound> {
+class Inbound final : public PendingSource,
+                      public std::enable_shared_from_this<Inbound> {
  public:
   // One generation of the caller's session; `number` orders those of an agent
   // by when they began. A client that has not connected again for
@@ -105,17 +107,18 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
   // are cancelled and nothing is answered.
   void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  size_t running_calls() ABSL_LOCKS_EXCLUDED(mu_);
+  void AddPending(std::vector<PendingCall>* calls) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);
+  void AddOpen(std::vector<std::string>* open) override
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Replies that the caller, while it is connected, has not acknowledged.
   size_t unacknowledged() ABSL_LOCKS_EXCLUDED(mu_);
-  OpenCalls open_calls() ABSL_LOCKS_EXCLUDED(mu_);
   // Those whose function waits for a thread to run on.
   std::vector<std::shared_ptr<ServedCall>> CallsWithoutThread()
       ABSL_LOCKS_EXCLUDED(mu_);
   bool is_idle() ABSL_LOCKS_EXCLUDED(mu_);  // not connected, nothing runs
   bool has_open_attachments() ABSL_LOCKS_EXCLUDED(mu_);
-  void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
-  size_t async_calls() ABSL_LOCKS_EXCLUDED(mu_);  // of the running ones
 
  private:
   class Call;
@@ -164,8 +167,7 @@ class Inbound final : public std::enable_shared_from_this<Inbound> {
       ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<CalleeSession::Action> actions_;                       // with mu_
-  transport::Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
-  bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
+  SessionTimer timer_;
   bool gone_ ABSL_GUARDED_BY(mu_) = false;
 };
 

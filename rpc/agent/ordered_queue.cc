@@ -51,12 +51,19 @@ OrderedQueue::Abandon OrderedQueue::Start(std::shared_ptr<Caller> caller,
   return abandon;
 }
 
-size_t OrderedQueue::waiting_calls() const {
+void OrderedQueue::AddActive(ActiveCalls* active) {
   MutexLock lock(mu_);
-  return waiting_.size();
+  active->made += waiting_.size();
 }
 
-void OrderedQueue::AddPending(std::vector<PendingCall>* calls) const {
+void OrderedQueue::AddOpen(std::vector<std::string>* open) {
+  MutexLock lock(mu_);
+  if (waiting_.empty()) return;
+  open->push_back(absl::StrCat(
+      waiting_.size(), " calls that wait in an ordered queue to ", peer_));
+}
+
+void OrderedQueue::AddPending(std::vector<PendingCall>* calls) {
   const Instant now = transport_.clock().Now();
   MutexLock lock(mu_);
   for (const auto& [number, call] : waiting_) {

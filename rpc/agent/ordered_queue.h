@@ -24,7 +24,7 @@
 #include "absl/status/status.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/caller.h"
-#include "weft/rpc/diagnostics/waits_for.h"
+#include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/message.h"
 #include "weft/transport/transport.h"
@@ -38,6 +38,7 @@ namespace internal {
 //
 // Thread-safety: thread-safe.
 class OrderedQueue final : public Abandoner,
+                           public PendingSource,
                            public std::enable_shared_from_this<OrderedQueue> {
  public:
   using Abandon = internal::Abandon;
@@ -48,8 +49,6 @@ class OrderedQueue final : public Abandoner,
                transport::Transport* transport)
       : queue_(queue), peer_(std::move(peer)), transport_(*transport) {}
 
-  // The name of the callee.
-  const std::string& peer() const { return peer_; }
   // As caller->Start, once the calls before this one have ended.
   Abandon Start(std::shared_ptr<Caller> caller,
                 std::shared_ptr<Request> request, Caller::Done done)
@@ -57,10 +56,11 @@ class OrderedQueue final : public Abandoner,
   absl::Status AbandonCall(uint64_t number, const absl::Status& why) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Calls that were not sent yet.
-  size_t waiting_calls() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Adds those, under ids that no session gives.
-  void AddPending(std::vector<PendingCall>* calls) const
+  // Of calls that were not sent yet, under ids that no session gives.
+  void AddPending(std::vector<PendingCall>* calls) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);
+  void AddOpen(std::vector<std::string>* open) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:

@@ -13,7 +13,8 @@ namespace weft::rpc {
 Outbound::Outbound(Options options)
     : options_(std::move(options)),
       clock_(options_.transport->clock()),
-      session_(options_.peer.name) {}
+      session_(options_.peer.name),
+      timer_(*options_.transport) {}
 
 Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
   uint64_t id = 0;
@@ -74,31 +75,30 @@ void Outbound::EndWhenIdle(const absl::Status& why) {
 }
 
 void Outbound::Shutdown(const absl::Status& why) {
-  transport::Transport::TimerId timer = 0;
-  bool has_timer = false;
   {
     MutexLock lock(mu_);
     shut_down_ = true;
-    std::swap(has_timer, has_timer_);
-    timer = timer_;
   }
-  if (has_timer) options_.transport->CancelTimer(timer);
+  timer_.Stop();
   PeerGone(why);
 }
 
-size_t Outbound::pending_calls() {
+void Outbound::AddActive(ActiveCalls* active) {
   MutexLock lock(mu_);
-  return session_.pending_calls() + session_.settling_calls();
+  active->made += session_.pending_calls() + session_.settling_calls();
 }
 
-OpenCalls Outbound::open_calls() {
-  OpenCalls open;
-  MutexLock lock(mu_);
-  session_.ForEachPending([&open](const Request& request, bool) {
-    ++(request.is_part_of_stream ? open.parts_of_streams : open.calls);
-  });
-  open.calls += session_.settling_calls();
-  return open;
+void Outbound::AddOpen(std::vector<std::string>* open) {
+  size_t parts_of_streams = 0;
+  size_t calls = 0;
+  {
+    MutexLock lock(mu_);
+    session_.ForEachPending([&](const Request& request, bool) {
+      ++(request.is_part_of_stream ? parts_of_streams : calls);
+    });
+    calls += session_.settling_calls();
+  }
+  AddOpenCalls(calls, parts_of_streams, "to", options_.peer.name, open);
 }
 
 void Outbound::AddPending(std::vector<PendingCall>* calls) {
@@ -343,29 +343,11 @@ void Outbound::Settled(uint64_t id, bool taken) {
 }
 
 void Outbound::SetTimer(Instant when) {
-  transport::Transport::TimerId old = 0;
-  bool had_timer = false;
-  {
-    MutexLock lock(mu_);
-    if (shut_down_) return;
-    old = timer_;
-    had_timer = has_timer_;
-  }
-  if (had_timer) options_.transport->CancelTimer(old);
-  const transport::Transport::TimerId timer =
-      options_.transport->RunAt(when, [weak = weak_from_this()] {
-        if (auto self = weak.lock()) {
-          self->Tell(CallerSession::Event(CallerSession::Tick{}));
-        }
-      });
-  bool is_over = false;
-  {
-    MutexLock lock(mu_);
-    is_over = shut_down_;  // meanwhile: nobody else would cancel it
-    timer_ = timer;
-    has_timer_ = !is_over;
-  }
-  if (is_over) options_.transport->CancelTimer(timer);
+  timer_.Set(when, [weak = weak_from_this()] {
+    if (auto self = weak.lock()) {
+      self->Tell(CallerSession::Event(CallerSession::Tick{}));
+    }
+  });
 }
 
 // ------------------------------------------------------------- the connection

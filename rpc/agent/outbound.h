@@ -19,12 +19,13 @@
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/agent/session_timer.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/caller.h"
 #include "weft/rpc/connection/link.h"
 #include "weft/rpc/connection/wire.h"
+#include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
-#include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/message.h"
 #include "weft/rpc/session/session.h"
@@ -42,6 +43,7 @@ namespace weft::rpc {
 class Outbound final : public internal::Caller,
                        public internal::Abandoner,
                        public LinkOwner,
+                       public PendingSource,
                        public std::enable_shared_from_this<Outbound> {
  public:
   struct Options {
@@ -73,9 +75,11 @@ class Outbound final : public internal::Caller,
   // Ends all with `why` and lets go of the transport.
   void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
-  size_t pending_calls() ABSL_LOCKS_EXCLUDED(mu_);
-  OpenCalls open_calls() ABSL_LOCKS_EXCLUDED(mu_);
-  void AddPending(std::vector<PendingCall>* calls) ABSL_LOCKS_EXCLUDED(mu_);
+  void AddPending(std::vector<PendingCall>* calls) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);
+  void AddOpen(std::vector<std::string>* open) override
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Status OnFrame(Link& link, Frame&& frame) override
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -165,8 +169,7 @@ class Outbound final : public internal::Caller,
   bool watches_credit_ ABSL_GUARDED_BY(mu_) = false;
   uint64_t watched_call_ ABSL_GUARDED_BY(mu_) = 0;
   Instant may_warn_at_ ABSL_GUARDED_BY(mu_);
-  transport::Transport::TimerId timer_ ABSL_GUARDED_BY(mu_) = 0;
-  bool has_timer_ ABSL_GUARDED_BY(mu_) = false;
+  SessionTimer timer_;
 };
 
 }  // namespace weft::rpc

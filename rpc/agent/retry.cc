@@ -42,22 +42,28 @@ void RetriedCalls::Remove(uint64_t number) {
   calls_.erase(number);
 }
 
-size_t RetriedCalls::size() const {
+void RetriedCalls::AddActive(ActiveCalls* active) {
   MutexLock lock(mu_);
-  return calls_.size();
+  for (const auto& [number, call] : calls_) active->made += call.is_paused;
 }
 
-std::map<std::string, size_t> RetriedCalls::PausedByPeer() const {
-  std::map<std::string, size_t> paused;
+void RetriedCalls::AddOpen(std::vector<std::string>* open) {
+  std::map<std::string, size_t> paused;  // by peer
   MutexLock lock(mu_);
   for (const auto& [number, call] : calls_) {
     if (call.is_paused) ++paused[call.peer];
   }
-  return paused;
+  for (const auto& [peer, n] : paused) {
+    open->push_back(
+        absl::StrCat(n, " calls to ", peer, " that wait to be tried again"));
+  }
+  if (!open->empty() || calls_.empty()) return;
+  open->push_back(
+      absl::StrCat(calls_.size(), " calls that may be tried again"));
 }
 
-void RetriedCalls::AddPending(Instant now,
-                              std::vector<PendingCall>* calls) const {
+void RetriedCalls::AddPending(std::vector<PendingCall>* calls) {
+  const Instant now = clock_.Now();
   MutexLock lock(mu_);
   for (const auto& [number, call] : calls_) {
     if (!call.is_paused) continue;

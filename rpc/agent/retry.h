@@ -19,7 +19,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/caller.h"
-#include "weft/rpc/diagnostics/waits_for.h"
+#include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/session/retry_policy.h"
 #include "weft/transport/transport.h"
 
@@ -29,7 +29,7 @@ namespace weft::rpc::internal {
 // between their attempts no session knows of them.
 //
 // Thread-safety: thread-safe.
-class RetriedCalls {
+class RetriedCalls final : public PendingSource {
  public:
   struct Call {
     std::string peer;
@@ -41,20 +41,25 @@ class RetriedCalls {
     bool is_paused = false;
   };
 
+  explicit RetriedCalls(Clock& clock) : clock_(clock) {}
+
   // Returns under which number.
   uint64_t Add(Call call) ABSL_LOCKS_EXCLUDED(mu_);
   void SetPaused(uint64_t number, bool is_paused) ABSL_LOCKS_EXCLUDED(mu_);
   void Remove(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
 
-  size_t size() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Those that are paused, by peer.
-  std::map<std::string, size_t> PausedByPeer() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Adds those that are paused.
-  void AddPending(Instant now, std::vector<PendingCall>* calls) const
+  // Of those that are paused.
+  void AddPending(std::vector<PendingCall>* calls) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);
+  // Also of the others, where nobody else has any: one is of no session, nor
+  // paused, as it goes from the one to the other.
+  void AddOpen(std::vector<std::string>* open) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  mutable Mutex mu_;
+  Clock& clock_;
+  Mutex mu_;
   // No session gives a number as large.
   uint64_t last_ ABSL_GUARDED_BY(mu_) = uint64_t{1} << 63;
   std::map<uint64_t, Call> calls_ ABSL_GUARDED_BY(mu_);

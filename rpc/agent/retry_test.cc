@@ -86,7 +86,7 @@ TEST(RetryingCaller, AnAttemptThatReturnsLateIsNotTakenForTheNext) {
   RetryingCaller::Options options;
   options.policy.first_pause = absl::ZeroDuration();
   options.transport = transport.get();
-  options.calls = std::make_shared<RetriedCalls>();
+  options.calls = std::make_shared<RetriedCalls>(SteadyClock());
   options.find = [overtaken] {
     return absl::StatusOr<std::shared_ptr<Caller>>(overtaken);
   };

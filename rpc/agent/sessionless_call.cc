@@ -40,16 +40,27 @@ std::vector<std::shared_ptr<SessionlessCall>> SessionlessCalls::All() const {
   return all;
 }
 
+void SessionlessCalls::AddPending(std::vector<PendingCall>* calls) {
+  for (const auto& call : All()) call->AddPending(calls);
+}
+
+void SessionlessCalls::AddActive(ActiveCalls* active) {
+  for (const auto& call : All()) {
+    active->made += call->is_awaited();
+    active->served += call->is_running();
+    active->served_async += call->is_running() && call->is_async();
+  }
+}
+
 std::shared_ptr<SessionlessCall> SessionlessCall::Create(Options options) {
   CancelSource cancel;
-  Lineage inherited = LineageOf(*options.request, cancel.token());
-  telemetry::Span span =
-      options.dispatcher->StartSpan(options.caller, *options.request);
-  if (span.context().is_valid()) inherited.trace = span.context();
+  telemetry::Span span;
+  Lineage inherited = BeginLineage(*options.dispatcher, options.caller,
+                                   *options.request, cancel.token(), &span);
   auto call = std::make_shared<SessionlessCall>(
       std::move(options), std::move(inherited), std::move(cancel));
   call->SetSpan(std::move(span));
-  call->number_ = call->calls_.Add(call.get());
+  call->number_ = call->calls_->Add(call.get());
   return call;
 }
 
@@ -68,7 +79,7 @@ SessionlessCall::SessionlessCall(Options options, Lineage inherited,
                    options.transport->clock().Now()}),
       dispatcher_(std::move(options.dispatcher)),
       transport_(*options.transport),
-      calls_(*options.calls),
+      calls_(std::move(options.calls)),
       is_own_(options.is_own),
       function_(*options.function),
       for_peer_(options.request->for_peer),
@@ -78,17 +89,8 @@ SessionlessCall::SessionlessCall(Options options, Lineage inherited,
       done_(std::move(options.done)) {}
 
 SessionlessCall::~SessionlessCall() {
-  calls_.Remove(number_);
+  calls_->Remove(number_);
   Finish(absl::CancelledError("the call was dropped unserved"));
-}
-
-Lineage SessionlessCall::lineage() const {
-  Lineage lineage = inherited();
-  lineage.chain =
-      ChainBeyond(lineage.chain, dispatcher_->self(), function_.name);
-  lineage.caller = peer().name;
-  lineage.call = id();
-  return lineage;
 }
 
 void SessionlessCall::Follow(const CancelToken& agent,

@@ -17,8 +17,8 @@
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/inbound.h"
 #include "weft/rpc/caller.h"
+#include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
-#include "weft/rpc/diagnostics/waits_for.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/message.h"
@@ -54,7 +54,7 @@ class SessionlessCall;
 // The sessionless calls that an agent serves.
 //
 // Thread-safety: thread-safe.
-class SessionlessCalls {
+class SessionlessCalls final : public PendingSource {
  public:
   // Returns under which number.
   uint64_t Add(SessionlessCall* call) ABSL_LOCKS_EXCLUDED(mu_);
@@ -62,6 +62,12 @@ class SessionlessCalls {
   // In the order in which they began.
   std::vector<std::shared_ptr<SessionlessCall>> All() const
       ABSL_LOCKS_EXCLUDED(mu_);
+
+  void AddPending(std::vector<PendingCall>* calls) override
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);
+  // None: they end with the functions that run.
+  void AddOpen(std::vector<std::string>*) override {}
 
  private:
   mutable Mutex mu_;
@@ -81,7 +87,7 @@ class SessionlessCall final
   struct Options {
     std::shared_ptr<Dispatcher> dispatcher;
     transport::Transport* transport = nullptr;
-    SessionlessCalls* calls = nullptr;  // as long as the dispatcher
+    std::shared_ptr<SessionlessCalls> calls;
     Worker caller;
     bool is_own = false;                 // the caller is who serves
     const Function* function = nullptr;  // outlives it
@@ -95,7 +101,6 @@ class SessionlessCall final
   SessionlessCall(Options options, Lineage inherited, CancelSource cancel);
   ~SessionlessCall() override;
 
-  Lineage lineage() const override;
   // Gives itself up with either.
   void Follow(const CancelToken& agent, const CancelToken& caller);
   absl::Status AbandonCall(uint64_t, const absl::Status& why) override;
@@ -115,7 +120,7 @@ class SessionlessCall final
 
   const std::shared_ptr<Dispatcher> dispatcher_;
   transport::Transport& transport_;
-  SessionlessCalls& calls_;
+  const std::shared_ptr<SessionlessCalls> calls_;
   const bool is_own_;
   const Function& function_;
   const std::string for_peer_;

@@ -77,8 +77,7 @@ std::vector<Leak> LeakList::Sorted() const {
 void OpenHandles::Add(const Worker& keeper, uint64_t id,
                       absl::string_view function) {
   MutexLock lock(mu_);
-  const auto gone = gone_epochs_.find(keeper.key.id);
-  if (gone != gone_epochs_.end() && keeper.key.epoch <= gone->second) return;
+  if (gone_.Has(keeper.key)) return;
   Kept& kept = kept_[keeper.key];
   kept.keeper = keeper.name;
   kept.functions[id] = function;
@@ -96,8 +95,7 @@ void OpenHandles::Remove(WorkerKey keeper, uint64_t id) {
 
 void OpenHandles::KeeperGone(WorkerKey keeper, bool left) {
   MutexLock lock(mu_);
-  uint64_t& gone = gone_epochs_[keeper.id];
-  gone = std::max(gone, keeper.epoch);
+  gone_.Add(keeper);
   // Earlier ones died: who leaves is told of.
   for (auto it = kept_.lower_bound({keeper.id, 0});
        it != kept_.end() && it->first < keeper;) {

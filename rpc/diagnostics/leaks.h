@@ -12,10 +12,10 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/btree_set.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/gone_epochs.h"
 
 namespace weft::rpc {
 
@@ -81,8 +81,7 @@ class OpenHandles {
   mutable Mutex mu_;
   std::map<WorkerKey, Kept> kept_ ABSL_GUARDED_BY(mu_);
   absl::btree_set<WorkerKey> left_ ABSL_GUARDED_BY(mu_);  // keys of kept_
-  // Up to which epoch the incarnations of a worker are gone, by id.
-  absl::flat_hash_map<uint32_t, uint64_t> gone_epochs_ ABSL_GUARDED_BY(mu_);
+  GoneEpochs gone_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::rpc

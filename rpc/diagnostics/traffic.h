@@ -15,12 +15,6 @@
 
 namespace weft::rpc {
 
-// Calls with one peer that have not ended.
-struct OpenCalls {
-  size_t calls = 0;             // users' own, streams among them
-  size_t parts_of_streams = 0;  // what streams call beside
-};
-
 // With one peer, over all of its incarnations. Bytes are those of arguments and
 // results.
 //

@@ -179,4 +179,14 @@ std::string WaitsFor::ToString() const {
   return absl::StrCat("longest chain: ", TextOf(longest));
 }
 
+void AddOpenCalls(size_t calls, size_t parts_of_streams, const char* way,
+                  const std::string& peer, std::vector<std::string>* open) {
+  if (calls > 0) {
+    open->push_back(absl::StrCat(calls, " calls ", way, " ", peer));
+  } else if (parts_of_streams > 0) {
+    open->push_back(
+        absl::StrCat(parts_of_streams, " parts of streams ", way, " ", peer));
+  }
+}
+
 }  // namespace weft::rpc
