@@ -13,6 +13,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "weft/base/reworded.h"
+#include "weft/base/said_by.h"
 #include "weft/net/call/connection_reset.h"
 #include "weft/net/tls/credentials.h"
 #include "weft/telemetry/field.h"
@@ -60,6 +62,10 @@ ExitCode ExitCodeFor(const absl::Status& status) {
     default:
       return ExitCode::kInternal;
   }
+}
+
+absl::Status OfPart(absl::string_view part, const absl::Status& status) {
+  return Reworded(status, SaidBy(part, status.message()));
 }
 
 absl::Status WithExitCode(absl::Status status, ExitCode code) {

@@ -29,6 +29,9 @@ ExitCode ExitCodeFor(const absl::Status& status);
 // `status`, which is not ok, made to end the program with `code`.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
+// The same error, saying of which part it is, and with its exit code.
+absl::Status OfPart(absl::string_view part, const absl::Status& status);
+
 // "peer lost".
 absl::string_view NameOf(ExitCode code);
 

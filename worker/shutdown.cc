@@ -5,22 +5,10 @@
 #include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 
 namespace weft::worker {
-namespace {
-
-// The same error, saying where, and with its exit code.
-absl::Status WithMessage(const absl::Status& status,
-                         const std::string& message) {
-  absl::Status named(status.code(), message);
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    named.SetPayload(url, payload);
-  });
-  return named;
-}
-
-}  // namespace
 
 void ShutdownReport::AddLeaks(const std::vector<rpc::Leak>& leaks) {
   for (const rpc::Leak& left : leaks) {
@@ -45,7 +33,7 @@ absl::Status ShutdownReport::status() const {
     if (phase.status.ok()) continue;
     std::string message = SaidBy(phase.name, phase.status.message());
     if (!leaks.ok()) absl::StrAppend(&message, "; ", leaks.message());
-    return WithMessage(phase.status, message);
+    return Reworded(phase.status, message);
   }
   return leaks;
 }

@@ -5,10 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fstream>
 #include <functional>
 #include <set>
 #include <thread>
@@ -17,105 +13,19 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "weft/base/clock.h"
-#include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
-#include "weft/rendezvous/discovery/resolving_link.h"
 #include "weft/rendezvous/grpc_coordinator.h"
-#include "weft/rendezvous/journal/coordinator_log.h"
-#include "weft/rendezvous/journal/etcd_journal.h"
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flight_dump.h"
+#include "weft/worker/membership_directory.h"
 
 namespace weft::worker {
 namespace {
 
 // To tell the others, when there is no time for anything.
 constexpr absl::Duration kGoodBye = absl::Seconds(1);
-// For whoever has an address to say who it is.
-constexpr absl::Duration kWhoIsThere = absl::Seconds(4);
-
-// Of an error that says who could have been meant.
-constexpr size_t kMostNames = 20;
-
-std::string NamesOf(const rendezvous::View& view) {
-  const auto& members = view.members();
-  const size_t shown = std::min(members.size(), kMostNames);
-  std::string names = absl::StrJoin(
-      members.begin(), members.begin() + shown, ", ",
-      [](std::string* out, const auto& member) { out->append(member.name); });
-  if (shown < members.size()) {
-    absl::StrAppend(&names, " and ", members.size() - shown, " more");
-  }
-  return names;
-}
-
-// The membership, as the agent asks it.
-class MembershipDirectory final : public rpc::Directory {
- public:
-  explicit MembershipDirectory(rendezvous::Membership& membership)
-      : membership_(membership) {}
-
-  absl::StatusOr<rpc::Worker> Find(absl::string_view name) const override {
-    const auto view = membership_.view();
-    if (const rendezvous::Member* member = view->Find(name)) {
-      return rpc::Worker{member->name, member->key, member->address};
-    }
-    for (const rendezvous::Departed& departed : view->departed()) {
-      if (departed.name == name) return Gone(departed);
-    }
-    return absl::NotFoundError(absl::StrCat(
-        "there is no worker \"", name, "\" now; there are: ", NamesOf(*view)));
-  }
-
-  absl::StatusOr<rpc::Worker> Find(rpc::WorkerKey key) const override {
-    const auto view = membership_.view();
-    if (const rendezvous::Member* member = view->Find(key)) {
-      return rpc::Worker{member->name, member->key, member->address};
-    }
-    for (const rendezvous::Departed& departed : view->departed()) {
-      if (departed.key == key) return Gone(departed);
-    }
-    const std::string what = absl::StrCat("worker ", key.ToString());
-    if (view->IsGone(key)) {
-      return absl::UnavailableError(absl::StrCat(what, " is gone"));
-    }
-    return absl::NotFoundError(
-        absl::StrCat(what, " is unknown; there are: ", NamesOf(*view)));
-  }
-
-  bool Refresh(absl::Duration timeout) const override {
-    return membership_.Refresh(timeout).ok();
-  }
-
-  uint64_t version() const override { return membership_.view()->version(); }
-
-  absl::StatusOr<std::vector<rpc::Worker>> Select(
-      absl::string_view selector) const override {
-    const auto view = membership_.view();
-    WEFT_ASSIGN_OR_RETURN(const auto members, view->Select(selector));
-    std::vector<rpc::Worker> workers;
-    for (const rendezvous::Member* member : members) {
-      workers.push_back({member->name, member->key, member->address});
-    }
-    if (!workers.empty()) return workers;
-    return absl::NotFoundError(
-        absl::StrCat("no worker matches \"", selector,
-                     "\" now; there are: ", NamesOf(*view)));
-  }
-
- private:
-  // As a call says it that was open when its worker went.
-  static absl::Status Gone(const rendezvous::Departed& departed) {
-    return absl::UnavailableError(
-        absl::StrCat(departed.name, ": the incarnation ",
-                     departed.key.ToString(), " is gone: ", departed.reason));
-  }
-
-  rendezvous::Membership& membership_;
-};
 
 absl::StatusOr<net::Credentials> CredentialsOf(const Options& options) {
   WEFT_RETURN_IF_ERROR(CheckTrust(options.certs, options.insecure));
@@ -141,16 +51,6 @@ int HandlerThreads(const Options& options) {
   return std::min(own, std::max(options.max_handler_threads, 1));
 }
 
-// The same error, saying which part it is of, and with its exit code.
-absl::Status In(absl::string_view part, const absl::Status& status) {
-  if (status.ok()) return status;
-  absl::Status named(status.code(), SaidBy(part, status.message()));
-  status.ForEachPayload([&](absl::string_view url, const absl::Cord& payload) {
-    named.SetPayload(url, payload);
-  });
-  return named;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
@@ -160,7 +60,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   if (status.ok()) return worker;
   // Who was not let in has nothing to tell that the error does not say.
   if (worker->membership_ != nullptr) worker->DumpFlightRecorder();
-  return In(worker->options_.name(), status);
+  return OfPart(worker->options_.name(), status);
 }
 
 absl::Status Worker::StartParts() {
@@ -173,7 +73,9 @@ absl::Status Worker::StartParts() {
   telemetry.tracing = !options_.trace.empty();
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
   // Without any span yet: that it cannot be written is said before the work.
-  WEFT_RETURN_IF_ERROR(WriteTrace());
+  trace_ =
+      std::make_unique<TraceFile>(options_.trace, options_.name(), *telemetry_);
+  WEFT_RETURN_IF_ERROR(trace_->Write());
   if (const absl::Status dump = CheckDumpDirectory(options_.dump_dir);
       !dump.ok()) {
     return WithExitCode(dump, ExitCode::kConfig);
@@ -206,45 +108,15 @@ void Worker::DumpFlightRecorder() {
     WEFT_LOG(telemetry_->logger(), Warning, "no flight recorder was written: ")
         << path.status().message();
   }
-  WriteTraceOrLog();
-}
-
-absl::Status Worker::WriteTrace() {
-  if (options_.trace.empty()) return absl::OkStatus();
-  const std::string path =
-      absl::StrReplaceAll(options_.trace, {{"{name}", options_.name()}});
-  MutexLock lock(trace_mu_);
-  // A reader finds the former or the new one, and each whole.
-  const std::string part = absl::StrCat(path, ".part");
-  errno = 0;
-  std::ofstream out(part, std::ios::trunc);
-  telemetry_->spans().WriteChromeTrace(out);
-  out.close();
-  if (out && std::rename(part.c_str(), path.c_str()) == 0) {
-    return absl::OkStatus();
-  }
-  const int error = errno;
-  std::remove(part.c_str());
-  const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  return WithExitCode(
-      absl::UnavailableError(absl::StrCat(
-          "--trace=", options_.trace, ": wanted a file to write, found ", path,
-          ": ", error != 0 ? std::strerror(error) : "an error")),
-      is_full ? ExitCode::kResource : ExitCode::kConfig);
-}
-
-void Worker::WriteTraceOrLog() {
-  const absl::Status written = WriteTrace();
-  if (written.ok()) return;
-  WEFT_LOG(telemetry_->logger(), Warning, "no trace was written: ")
-      << written.message();
+  trace_->WriteOrLog();
 }
 
 absl::Status Worker::OpenNetwork() {
   net::LoopOptions loop = options_.limits.loop;
   absl::StatusOr<net::Credentials> credentials = CredentialsOf(options_);
   if (!credentials.ok()) {
-    return WithExitCode(In("--certs", credentials.status()), ExitCode::kAuth);
+    return WithExitCode(OfPart("--certs", credentials.status()),
+                        ExitCode::kAuth);
   }
   loop.credentials = *std::move(credentials);
   loop.telemetry = telemetry_.get();
@@ -259,7 +131,11 @@ absl::Status Worker::OpenNetwork() {
   transport_ = transport::MakeGrpcTransport(*loop_, *endpoint_, transport);
   untyped_call_service_ =
       std::make_unique<rpc::UntypedCallService>(*endpoint_, *executor_);
-  if (options_.hosts_coordinator()) WEFT_RETURN_IF_ERROR(HostCoordinator());
+  if (options_.hosts_coordinator()) {
+    WEFT_ASSIGN_OR_RETURN(coordinator_,
+                          HostedCoordinator::Create(options_, *timers_, *loop_,
+                                                    *endpoint_, *telemetry_));
+  }
   if (options_.register_services) options_.register_services(*endpoint_);
   return endpoint_->Start();
 }
@@ -276,7 +152,7 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
   }
   auto opened = net::Endpoint::Open(*loop_, endpoint);
   if (absl::IsUnavailable(opened.status()) && options_.hosts_coordinator()) {
-    WEFT_RETURN_IF_ERROR(WhoIsThere());
+    WEFT_RETURN_IF_ERROR(CheckNoCoordinator(options_, *timers_, *loop_));
   } else if (absl::IsUnavailable(opened.status()) &&
              options_.listens_by_default &&
              absl::StartsWith(options_.listen, "unix:")) {
@@ -305,104 +181,13 @@ absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {
       ExitCode::kConfig);
 }
 
-absl::Status Worker::WhoIsThere() {
-  const auto link =
-      rendezvous::MakeGrpcLink(*loop_, options_.listen, options_.name());
-  if (!link.ok()) return absl::OkStatus();
-  return rendezvous::CheckNobodyIsThere(*timers_, **link, options_.job,
-                                        options_.name(), options_.world(),
-                                        kWhoIsThere);
-}
-
-absl::StatusOr<std::unique_ptr<rendezvous::Journal>> Worker::OpenJournal() {
-  const rendezvous::InitUrl& url = options_.init_url;
-  if (url.kind == rendezvous::InitUrl::Kind::kEtcd) {
-    auto etcd = rendezvous::MakeEtcdLink(*loop_, url.address);
-    if (!etcd.ok()) return In("--init", etcd.status());
-    rendezvous::EtcdJournalOptions options;
-    options.prefix = url.prefix;
-    options.job = options_.job;
-    options.address = endpoint_->address();
-    auto journal = rendezvous::OpenEtcdJournal(*timers_, *std::move(etcd),
-                                               std::move(options));
-    if (journal.ok()) return journal;
-    return WithExitCode(In("--init", journal.status()), ExitCode::kConfig);
-  }
-  if (options_.coordinator_log.empty()) return nullptr;
-  auto log = rendezvous::CoordinatorLog::Open(options_.coordinator_log);
-  if (log.ok()) return *std::move(log);
-  return WithExitCode(In("--coordinator-log", log.status()),
-                      absl::IsResourceExhausted(log.status())
-                          ? ExitCode::kResource
-                          : ExitCode::kConfig);
-}
-
-absl::Status Worker::HostCoordinator() {
-  // Of its own, as it waits for the disk and must not wait for handlers.
-  WEFT_ASSIGN_OR_RETURN(coordinator_executor_,
-                        ThreadPool::Create({.name = "coordinator"}));
-  rendezvous::CoordinatorOptions options;
-  options.core.job = options_.job;
-  options.core.suspect_after = options_.limits.suspect_after;
-  options.core.dead_after = options_.limits.dead_after;
-  options.telemetry = telemetry_.get();
-  WEFT_ASSIGN_OR_RETURN(options.journal, OpenJournal());
-  options.term = rendezvous::TermOfNow();
-  auto coordinator = rendezvous::Coordinator::Create(
-      *timers_, *coordinator_executor_, std::move(options));
-  if (!coordinator.ok()) {
-    return WithExitCode(In("--coordinator-log", coordinator.status()),
-                        absl::IsResourceExhausted(coordinator.status())
-                            ? ExitCode::kResource
-                            : ExitCode::kConfig);
-  }
-  coordinator_ = *std::move(coordinator);
-  rendezvous::Serve(*coordinator_, *endpoint_);
-  if (options_.init_url.kind != rendezvous::InitUrl::Kind::kFile) {
-    return absl::OkStatus();
-  }
-  auto file = rendezvous::RendezvousFile::Create(
-      options_.init_url.path, options_.job, endpoint_->address());
-  if (!file.ok()) {
-    return WithExitCode(In("--init", file.status()), ExitCode::kConfig);
-  }
-  rendezvous_file_ = *std::move(file);
-  return absl::OkStatus();
-}
-
-absl::StatusOr<std::unique_ptr<rendezvous::CoordinatorLink>>
-Worker::LinkToCoordinator() {
-  if (coordinator_ != nullptr) return coordinator_->LocalLink();
-  const std::string host = options_.servers > 0 ? "ps0" : "trainer0";
-  const rendezvous::InitUrl& url = options_.init_url;
-  if (!url.is_found()) {
-    return rendezvous::MakeGrpcLink(*loop_, options_.coordinator, host);
-  }
-  std::function<Future<std::string>()> find;
-  if (url.kind == rendezvous::InitUrl::Kind::kFile) {
-    find = [this] {
-      return MakeReady<std::string>(
-          rendezvous::ReadRendezvousFile(options_.init_url.path, options_.job),
-          loop_->driver());
-    };
-  } else {
-    WEFT_ASSIGN_OR_RETURN(std::shared_ptr<rendezvous::CoordinatorLink> etcd,
-                          rendezvous::MakeEtcdLink(*loop_, url.address));
-    find = [this, etcd] {
-      return rendezvous::FindByEtcd(*etcd, options_.init_url.prefix,
-                                    options_.job);
-    };
-  }
-  return rendezvous::MakeResolvingLink(
-      options_.init, loop_->driver(), std::move(find),
-      [this, host](const std::string& address) {
-        return rendezvous::MakeGrpcLink(*loop_, address, host);
-      });
-}
-
 absl::Status Worker::Join() {
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<rendezvous::CoordinatorLink> link,
-                        LinkToCoordinator());
+  std::unique_ptr<rendezvous::CoordinatorLink> link;
+  if (coordinator_ != nullptr) {
+    link = coordinator_->LocalLink();
+  } else {
+    WEFT_ASSIGN_OR_RETURN(link, LinkToCoordinator(options_, *loop_));
+  }
   rendezvous::JoinOptions join;
   join.job = options_.job;
   join.role = options_.role;
@@ -614,7 +399,7 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   };
   steps.leave = [&](absl::Duration left) { return Leave(left); };
   report = RunShutdown(options, SteadyClock(), steps);
-  WriteTraceOrLog();
+  trace_->WriteOrLog();
   WEFT_LOG(telemetry_->logger(), Info, "shut down: ") << report.ToString();
   if (const absl::Status leaks = report.LeakStatus(); !leaks.ok()) {
     WEFT_LOG(telemetry_->logger(), Warning, "left open: ") << leaks.message();

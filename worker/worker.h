@@ -19,15 +19,11 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/base/executor.h"
-#include "weft/base/mutex.h"
 #include "weft/base/thread_pool.h"
 #include "weft/dist_autograd/contexts.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
-#include "weft/rendezvous/coordinator.h"
 #include "weft/rendezvous/coordinator_link.h"
-#include "weft/rendezvous/discovery/rendezvous_file.h"
-#include "weft/rendezvous/journal/journal.h"
 #include "weft/rendezvous/membership.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/gateway/untyped_call_service.h"
@@ -37,10 +33,12 @@
 #include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/transport/transport.h"
+#include "weft/worker/hosted_coordinator.h"
 #include "weft/worker/on_signal.h"
 #include "weft/worker/options.h"
 #include "weft/worker/shutdown.h"
 #include "weft/worker/status.h"
+#include "weft/worker/trace_file.h"
 
 namespace weft::worker {
 
@@ -91,19 +89,8 @@ class Worker {
  private:
   explicit Worker(Options options) : options_(std::move(options)) {}
   absl::Status StartParts();
-  // Nothing where no spans are kept.
-  absl::Status WriteTrace() ABSL_LOCKS_EXCLUDED(trace_mu_);
-  void WriteTraceOrLog() ABSL_LOCKS_EXCLUDED(trace_mu_);
   absl::Status OpenNetwork();
   absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
-  // Which worker or job has the address at which this one was to host the
-  // coordinator. Ok if nobody there says so.
-  absl::Status WhoIsThere();
-  absl::Status HostCoordinator();
-  // Null: what the coordinator decides is kept in memory.
-  absl::StatusOr<std::unique_ptr<rendezvous::Journal>> OpenJournal();
-  absl::StatusOr<std::unique_ptr<rendezvous::CoordinatorLink>>
-  LinkToCoordinator();
   absl::Status Join();
   absl::Status MakeAgent();
   telemetry::Fields DescribeMembership() const;
@@ -123,15 +110,13 @@ class Worker {
   const Options options_;
   // In the order of their making; each may use those above it.
   std::unique_ptr<telemetry::Telemetry> telemetry_;
+  std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<OnSignal> dump_on_signal_;
   std::unique_ptr<ThreadPool> executor_;
   std::unique_ptr<net::Loop> loop_;
   std::unique_ptr<rendezvous::TimerSource> timers_;
-  std::unique_ptr<ThreadPool> coordinator_executor_;
-  std::unique_ptr<rendezvous::Coordinator> coordinator_;
+  std::unique_ptr<HostedCoordinator> coordinator_;  // null: another has it
   std::unique_ptr<net::Endpoint> endpoint_;
-  std::unique_ptr<rendezvous::RendezvousFile>
-      rendezvous_file_;  // if it hosts by one
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
@@ -144,7 +129,6 @@ class Worker {
   std::shared_ptr<dist_autograd::Contexts> contexts_;
   rendezvous::Membership::Subscription follow_;
   bool is_shut_ = false;
-  Mutex trace_mu_;  // of the file
 };
 
 }  // namespace weft::worker
