@@ -1,6 +1,12 @@
 // Store: the small shared map of a job, through which its ranks agree on small
 // things: a seed, a port, who writes the checkpoint.
 //
+//   Membership::store()   the job's own, kept by its coordinator (over gRPC)
+//   MemoryStore           of one process           memory_store.h
+//   FileStore             a file that ranks share  file_store.h
+//   EtcdStore             keys in etcd             etcd_store.h
+//   PrefixStore           a part of another        prefix_store.h
+//
 // Each key has a version, which grows with every change of the map and is 0
 // while the key is absent. Keys hold up to 1 KiB, values up to 1 MiB, all of it
 // up to 64 MiB, and of that 16 MiB what one worker wrote last, 256 bytes being
@@ -17,6 +23,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -66,6 +73,22 @@ class Store {
   // True if the key was there.
   virtual absl::StatusOr<bool> Delete(absl::string_view key,
                                       absl::Duration timeout) = 0;
+
+  // --- Made of those above; a store may do them in fewer round trips. ---
+
+  // Adds `suffix` to the end of the value, "" if absent; returns the version.
+  virtual absl::StatusOr<uint64_t> Append(absl::string_view key,
+                                          absl::string_view suffix,
+                                          absl::Duration timeout);
+
+  // Waits until all keys exist; kDeadlineExceeded lists those that do not.
+  virtual absl::Status WaitAll(const std::vector<std::string>& keys,
+                               absl::Duration timeout);
+
+  // WaitAll, and what they hold, in the order of `keys`; each entry is of some
+  // moment of the call.
+  virtual absl::StatusOr<std::vector<StoreEntry>> MultiGet(
+      const std::vector<std::string>& keys, absl::Duration timeout);
 };
 
 }  // namespace weft::rendezvous

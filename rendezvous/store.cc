@@ -1,0 +1,78 @@
+#include "weft/rendezvous/store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "weft/base/clock.h"
+#include "weft/base/status_macros.h"
+
+namespace weft::rendezvous {
+namespace {
+
+// For a look at each key that may be missing once the time is over.
+constexpr absl::Duration kLastLook = absl::Seconds(1);
+
+absl::Duration Left(Instant deadline) {
+  return std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
+}
+
+// Those of keys[first..] that do not exist.
+std::string Missing(Store& store, const std::vector<std::string>& keys,
+                    size_t first) {
+  const Instant until = SteadyClock().Now() + kLastLook;
+  std::vector<std::string> missing = {keys[first]};
+  for (size_t i = first + 1; i < keys.size(); ++i) {
+    const auto found = store.Get(keys[i], Left(until));
+    if (absl::IsNotFound(found.status())) missing.push_back(keys[i]);
+  }
+  return absl::StrJoin(missing, ", ");
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> Store::Append(absl::string_view key,
+                                       absl::string_view suffix,
+                                       absl::Duration timeout) {
+  const Instant deadline = SteadyClock().Now() + timeout;
+  while (true) {
+    absl::StatusOr<StoreEntry> now = Get(key, Left(deadline));
+    if (absl::IsNotFound(now.status())) now = StoreEntry();
+    WEFT_RETURN_IF_ERROR(now.status());
+    WEFT_ASSIGN_OR_RETURN(const Swap swap,
+                          CompareSet(key, now->version,
+                                     absl::StrCat(now->value, suffix),
+                                     Left(deadline)));
+    if (swap.applied) return swap.now.version;
+    if (SteadyClock().Now() >= deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("store: key \"", key, "\": others changed it for ",
+                       absl::FormatDuration(timeout)));
+    }
+  }
+}
+
+absl::Status Store::WaitAll(const std::vector<std::string>& keys,
+                            absl::Duration timeout) {
+  return MultiGet(keys, timeout).status();
+}
+
+absl::StatusOr<std::vector<StoreEntry>> Store::MultiGet(
+    const std::vector<std::string>& keys, absl::Duration timeout) {
+  const Instant deadline = SteadyClock().Now() + timeout;
+  std::vector<StoreEntry> entries;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    absl::StatusOr<StoreEntry> entry = Wait(keys[i], 0, Left(deadline));
+    if (absl::IsDeadlineExceeded(entry.status())) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "store: waited ", absl::FormatDuration(timeout), " for ", keys.size(),
+          " keys; missing: ", Missing(*this, keys, i)));
+    }
+    WEFT_RETURN_IF_ERROR(entry.status());
+    entries.push_back(*std::move(entry));
+  }
+  return entries;
+}
+
+}  // namespace weft::rendezvous
