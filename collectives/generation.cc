@@ -37,6 +37,11 @@ absl::Status Generation::RunNow(Call& call, uint64_t number, Instant deadline) {
   Operation& operation = call.preparation.operation();
   operation.sequence = number;
   operation.deadline = deadline;
+  if (recorder_ != nullptr) {
+    recorder_->RecordFor("collective.start", name_, Name(operation.verb),
+                         static_cast<int64_t>(number),
+                         static_cast<int64_t>(Fingerprint(operation) >> 1));
+  }
   absl::Status status = CheckHealth();
   if (status.ok() && !call.refusal.ok()) {
     backend_->Refuse(operation, call.refusal);
@@ -48,6 +53,11 @@ absl::Status Generation::RunNow(Call& call, uint64_t number, Instant deadline) {
     if (!status.ok() && !absl::IsAborted(status)) has_told_ = true;
   }
   if (status.ok()) call.preparation.Finish();
+  if (recorder_ != nullptr) {
+    recorder_->RecordFor("collective.end", name_, Name(operation.verb),
+                         static_cast<int64_t>(number),
+                         static_cast<int64_t>(status.code()));
+  }
   return Annotate(status, operation);
 }
 

@@ -17,6 +17,7 @@
 #include "weft/collectives/operation_queue.h"
 #include "weft/collectives/preparation.h"
 #include "weft/collectives/transfer_queue.h"
+#include "weft/telemetry/flight_recorder.h"
 
 namespace weft::collectives {
 
@@ -29,10 +30,12 @@ struct Call {
 // Thread-safety: thread-safe.
 class Generation {
  public:
+  // `recorder`, which may be null, must outlive it.
   Generation(std::unique_ptr<Backend> backend, std::string name,
-             absl::Duration timeout)
+             absl::Duration timeout, telemetry::FlightRecorder* recorder)
       : name_(std::move(name)),
         timeout_(timeout),
+        recorder_(recorder),
         backend_(std::move(backend)),
         transfers_(*backend_) {}
   // Aborts what goes on.
@@ -60,6 +63,7 @@ class Generation {
 
   const std::string name_;
   const absl::Duration timeout_;
+  telemetry::FlightRecorder* const recorder_;
   const std::unique_ptr<Backend> backend_;
   std::atomic<bool> has_told_{false};  // of what has broken the group
   TransferQueue transfers_;

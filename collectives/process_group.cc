@@ -39,7 +39,7 @@ class ProcessGroup::Core {
  private:
   std::shared_ptr<Generation> Make(std::unique_ptr<Backend> backend) const {
     return std::make_shared<Generation>(std::move(backend), options_.name,
-                                        options_.timeout);
+                                        options_.timeout, options_.recorder);
   }
 
   const GroupOptions options_;

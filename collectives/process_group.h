@@ -64,6 +64,7 @@
 #include "weft/collectives/call_options.h"
 #include "weft/collectives/call_site.h"
 #include "weft/collectives/reduction.h"
+#include "weft/telemetry/flight_recorder.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {
@@ -73,6 +74,11 @@ struct GroupOptions {
   std::string name = "world";
   // Of an operation that says nothing else.
   absl::Duration timeout = absl::Minutes(5);
+  // Gets "collective.start" and "collective.end" of each operation: the group
+  // and the verb, the number of the operation, and its fingerprint (start) or
+  // status code (end). `weft dump` compares those of all ranks. Null: none. Must
+  // outlive the group.
+  telemetry::FlightRecorder* recorder = nullptr;
 };
 
 // One part of an Exchange.

@@ -1,5 +1,5 @@
-// weft: the one program of the command line: run, certs init, call, health,
-// status, version.
+// weft: the one program of the command line: run, certs init, call, dump,
+// health, status, version.
 
 #include <cstdio>
 #include <cstring>
@@ -20,6 +20,7 @@ namespace {
 
 using weft::launch::CallCommand;
 using weft::launch::CertsCommand;
+using weft::launch::DumpCommand;
 using weft::launch::HealthCommand;
 using weft::launch::RunCommand;
 using weft::launch::StatusCommand;
@@ -30,6 +31,7 @@ constexpr char kUsage[] =
     "  run      start the ranks of a job on this host and watch them\n"
     "  certs    make the certificates of a job: weft certs init\n"
     "  call     run a function of a worker, or list them\n"
+    "  dump     say from flight recorders which worker is behind\n"
     "  health   ask whether an endpoint serves\n"
     "  status   show who is in a job\n"
     "  version  say which Weft this is\n"
@@ -47,8 +49,8 @@ struct Command {
 };
 constexpr Command kCommands[] = {
     {"run", RunCommand},       {"certs", CertsCommand},   {"call", CallCommand},
-    {"health", HealthCommand}, {"status", StatusCommand}, {"version", Version},
-    {"--version", Version}};
+    {"dump", DumpCommand},     {"health", HealthCommand}, {"status", StatusCommand},
+    {"version", Version},      {"--version", Version}};
 
 absl::StatusOr<int> Main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";

@@ -24,7 +24,6 @@
 namespace weft::transport {
 namespace {
 
-constexpr char kConnect[] = "/weft.rpc.v1.Worker/Connect";
 
 // How long what runs on a Loop may keep the end of an agent waiting.
 constexpr absl::Duration kTurnGrace = absl::Seconds(30);
@@ -170,6 +169,7 @@ class GrpcTransport final : public Transport {
   GrpcTransport(net::Loop& loop, net::Endpoint* endpoint,
                 const GrpcTransportOptions& options)
       : loop_(loop),
+        method_(options.method),
         memories_(std::make_shared<MemoryExchange>(
             loop.telemetry(), options.max_shared_memories)),
         watch_(loop.memory_watch()),
@@ -177,12 +177,11 @@ class GrpcTransport final : public Transport {
     if (endpoint == nullptr) return;
     memories_->Open(endpoint->address());
     endpoint->RegisterStream(
-        kConnect,
+        method_,
         [door = door_](std::shared_ptr<net::Stream> stream) {
           return door->Enter(std::move(stream));
         },
-        // Whom a function is for, the agent knows.
-        net::Roles::Any());
+        options.roles);
   }
 
   Driver& driver() override { return loop_.driver(); }
@@ -201,7 +200,7 @@ class GrpcTransport final : public Transport {
     }
     auto connection = std::make_shared<GrpcConnection>(
         (*channel)->OpenStream(
-            kConnect, std::make_shared<StreamEars>(std::move(observer)),
+            method_, std::make_shared<StreamEars>(std::move(observer)),
             metadata),
         memories_, to.address, *channel);
     if (ring == nullptr) return connection;
@@ -275,6 +274,7 @@ class GrpcTransport final : public Transport {
   }
 
   net::Loop& loop_;
+  const std::string method_;
   const std::shared_ptr<MemoryExchange> memories_;
   const std::shared_ptr<net::MemoryWatch> watch_;
   const std::shared_ptr<Door> door_;

@@ -5,6 +5,7 @@
 #define WEFT_TRANSPORT_GRPC_TRANSPORT_H_
 
 #include <memory>
+#include <string>
 
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
@@ -18,10 +19,14 @@ struct GrpcTransportOptions {
   // 0: never; else the most connections of this transport that may have such
   // memory, of each of the two kinds.
   int max_shared_memories = 64;
+  // The method of its streams. Transports of one endpoint that serve different
+  // purposes have different ones, equal at both ends.
+  std::string method = "/weft.rpc.v1.Worker/Connect";
+  // Who may open them. Whom a function is for, the agent knows.
+  net::Roles roles = net::Roles::Any();
 };
 
-// Registers weft.rpc.v1.Worker/Connect at `endpoint`, which must not have
-// started, and must outlive it, as must `loop`. Until an agent accepts, callers
+// Registers options.method at `endpoint`, which must not have started, and must outlive it, as must `loop`. Until an agent accepts, callers
 // are refused and try again.
 std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
                                              net::Endpoint& endpoint,

@@ -26,6 +26,9 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   host.size = own.role == "ps" ? own.servers : own.trainers;
   host.arena_bytes = options.arena_bytes;
   host.connect_timeout = own.join_timeout;
+  host.streams = &worker.group_streams();
+  host.own_stream = {worker.self().name, worker.self().address};
+  host.host = options.host;
   host.diagnosis.report = [&worker](absl::string_view report) {
     WEFT_LOG(worker.telemetry().logger(), Warning, report);
   };
@@ -35,6 +38,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   collectives::GroupOptions group;
   group.name = absl::StrCat(own.role, "/", options.name);
   group.timeout = options.timeout;
+  group.recorder = &worker.telemetry().recorder();
   return collectives::ProcessGroup::Create(std::move(backend),
                                            std::move(group));
 }

@@ -21,13 +21,18 @@ namespace weft::worker {
 struct JoinGroupOptions {
   // Unique among the groups of the job's role.
   std::string name = "world";
-  // How much of its memory ProcessGroup::Allocate may hand out.
+  // How much shared memory ProcessGroup::Allocate may hand out on this worker;
+  // taken from the system when the group is made. ddp's buckets lie there.
   int64_t arena_bytes = int64_t{64} << 20;
   // Of an operation that says nothing else.
   absl::Duration timeout = absl::Minutes(5);
+  // Workers of one machine that give different ones are taken for workers of
+  // different hosts: they meet over the network, as tests want it.
+  std::string host;
 };
 
-// Called by every worker of the role; its ranks are those of the workers. Waits
+// Called by every worker of the role; its ranks are those of the workers, on one
+// host or several. Waits
 // for all of them, --join-timeout at most. `worker` must outlive the group.
 // Reports of stuck operations go into the worker's log. Errors as those of
 // collectives::ConnectHost; kFailedPrecondition for a worker of an elastic job,

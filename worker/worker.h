@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "weft/base/executor.h"
 #include "weft/base/thread_pool.h"
+#include "weft/collectives/backends/stream/streams.h"
 #include "weft/dist_autograd/contexts.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
@@ -68,6 +69,8 @@ class Worker {
   rref::References& references() { return *references_; }
   dist_autograd::Contexts& contexts() { return *contexts_; }
   Executor& executor() { return *executor_; }
+  // By which process groups reach ranks of other hosts (worker/join_group.h).
+  collectives::Streams& group_streams() { return *group_streams_; }
 
   // Writes what the flight recorder holds to a file of --dump-dir, and a line
   // of the log that says which; and the spans, if they are kept, to --trace.
@@ -118,6 +121,8 @@ class Worker {
   std::unique_ptr<HostedCoordinator> coordinator_;  // null: another has it
   std::unique_ptr<net::Endpoint> endpoint_;
   std::unique_ptr<transport::Transport> transport_;
+  std::unique_ptr<transport::Transport> group_transport_;
+  std::unique_ptr<collectives::Streams> group_streams_;
   std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
   telemetry::StatusPage::Registration membership_page_;

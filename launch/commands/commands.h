@@ -14,6 +14,7 @@ absl::StatusOr<int> CertsCommand(int argc, char** argv);
 absl::StatusOr<int> HealthCommand(int argc, char** argv);
 absl::StatusOr<int> StatusCommand(int argc, char** argv);
 absl::StatusOr<int> CallCommand(int argc, char** argv);
+absl::StatusOr<int> DumpCommand(int argc, char** argv);
 
 }  // namespace weft::launch
 

@@ -1,0 +1,186 @@
+#include "weft/launch/commands/flight_report.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
+
+namespace weft::launch {
+namespace {
+
+struct Call {
+  std::string verb;
+  int64_t fingerprint = 0;
+  double age_s = 0;  // before the newest entry of its file
+};
+
+// What one worker did in one group.
+struct Member {
+  std::map<int64_t, Call> calls;  // by number
+  int64_t finished = -1;
+  int64_t finished_code = 0;
+
+  int64_t called() const {
+    return calls.empty() ? finished : calls.rbegin()->first;
+  }
+  std::string VerbOf(int64_t number) const {
+    const auto it = calls.find(number);
+    return it == calls.end() ? "an operation" : it->second.verb;
+  }
+};
+
+using Group = std::map<std::string, Member>;  // by worker
+
+struct Line {
+  double age_s = 0;
+  std::string what;
+  int64_t a = 0;
+  int64_t b = 0;
+  std::string detail;
+};
+
+// "  12 -0.000001s collective.start a=3 b=77 trainer/world AllReduce"
+bool ParseLine(absl::string_view text, Line* line) {
+  std::vector<absl::string_view> words = absl::StrSplit(
+      absl::StripLeadingAsciiWhitespace(text), absl::MaxSplits(' ', 5));
+  if (words.size() < 5) return false;
+  absl::string_view age = words[1];
+  line->what = std::string(words[2]);
+  line->detail = words.size() > 5 ? std::string(words[5]) : "";
+  return absl::ConsumePrefix(&age, "-") && absl::ConsumeSuffix(&age, "s") &&
+         absl::SimpleAtod(age, &line->age_s) &&
+         absl::ConsumePrefix(&words[3], "a=") &&
+         absl::SimpleAtoi(words[3], &line->a) &&
+         absl::ConsumePrefix(&words[4], "b=") &&
+         absl::SimpleAtoi(words[4], &line->b);
+}
+
+void Take(const std::string& worker, const Line& line,
+          std::map<std::string, Group>* groups) {
+  const bool is_start = line.what == "collective.start";
+  if (!is_start && line.what != "collective.end") return;
+  // The verb is the last word; a group's name may have several.
+  const size_t space = line.detail.rfind(' ');
+  if (space == std::string::npos) return;
+  Member& member = (*groups)[line.detail.substr(0, space)][worker];
+  if (is_start) {
+    member.calls[line.a] = {line.detail.substr(space + 1), line.b, line.age_s};
+  } else {
+    member.finished = line.a;
+    member.finished_code = line.b;
+  }
+}
+
+// What the worker does, given how far the first has come.
+std::string Describe(const std::string& worker, const Member& member,
+                     int64_t front) {
+  const int64_t called = member.called();
+  std::string text = absl::StrCat("  ", worker, ": ");
+  if (called > member.finished) {
+    absl::StrAppendFormat(&text, "in %s #%d, called %.3f s before its newest "
+                          "entry", member.VerbOf(called), called,
+                          member.calls.at(called).age_s);
+  } else {
+    absl::StrAppend(&text, "has finished ", member.VerbOf(member.finished),
+                    " #", member.finished);
+    if (member.finished_code != 0) {
+      absl::StrAppend(&text, " with status ",
+                      absl::StatusCodeToString(static_cast<absl::StatusCode>(
+                          member.finished_code)));
+    }
+  }
+  if (called < front) absl::StrAppend(&text, "; BEHIND: has not called #", called + 1);
+  return absl::StrCat(text, "\n");
+}
+
+// The first number under which calls differ, if any is left to compare.
+std::string Differences(const Group& group) {
+  std::map<int64_t, std::map<int64_t, std::vector<std::string>>> found;
+  for (const auto& [worker, member] : group) {
+    for (const auto& [number, call] : member.calls) {
+      found[number][call.fingerprint].push_back(
+          absl::StrCat(worker, " (", call.verb, ")"));
+    }
+  }
+  for (const auto& [number, calls] : found) {
+    if (calls.size() < 2) continue;
+    std::vector<std::string> sides;
+    for (const auto& [fingerprint, workers] : calls) {
+      sides.push_back(absl::StrJoin(workers, ", "));
+    }
+    return absl::StrCat("  #", number, " differs (operation, dtype, count, "
+                        "root or label): ", absl::StrJoin(sides, " against "),
+                        "\n");
+  }
+  return "";
+}
+
+std::string ReportOf(const std::string& name, const Group& group) {
+  int64_t front = -1;
+  for (const auto& [worker, member] : group) {
+    front = std::max(front, member.called());
+  }
+  std::string text = absl::StrCat("group ", name, ", ", group.size(),
+                                  group.size() == 1 ? " worker" : " workers",
+                                  " in these files:\n");
+  std::vector<std::string> behind;
+  bool is_waiting = false;
+  for (const auto& [worker, member] : group) {
+    absl::StrAppend(&text, Describe(worker, member, front));
+    if (member.called() < front) behind.push_back(worker);
+    is_waiting = is_waiting || member.called() > member.finished;
+  }
+  absl::StrAppend(&text, Differences(group));
+  if (!behind.empty()) {
+    absl::StrAppend(&text, "  the others wait for ", absl::StrJoin(behind, ", "),
+                    "\n");
+  } else if (is_waiting) {
+    absl::StrAppend(&text, "  all of them have called #", front,
+                    ": whoever has no file here, or the network, is awaited\n");
+  } else {
+    absl::StrAppend(&text, "  nobody waits\n");
+  }
+  return text;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files) {
+  std::map<std::string, Group> groups;
+  for (const FlightFile& file : files) {
+    if (!absl::StartsWith(file.text, "flight recorder: ")) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the file of ", file.worker,
+          " is no flight recorder's: it does not begin with \"flight recorder\""));
+    }
+    for (const absl::string_view text : absl::StrSplit(file.text, '\n')) {
+      Line line;
+      if (ParseLine(text, &line)) Take(file.worker, line, &groups);
+    }
+  }
+  if (groups.empty()) return "no collective operations in these files\n";
+  std::string text;
+  for (const auto& [name, group] : groups) {
+    absl::StrAppend(&text, ReportOf(name, group));
+  }
+  return text;
+}
+
+std::string WorkerOfFile(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  std::string name = slash == std::string::npos ? path : path.substr(slash + 1);
+  std::vector<std::string> parts =
+      absl::StrSplit(absl::StripSuffix(name, ".flight"), '-');
+  if (parts.size() < 4) return name;
+  return parts[parts.size() - 3];
+}
+
+}  // namespace weft::launch

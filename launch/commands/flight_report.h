@@ -1,0 +1,30 @@
+// FlightReport: what the flight recorders of a job's workers say together about
+// their collective operations.
+
+#ifndef WEFT_LAUNCH_COMMANDS_FLIGHT_REPORT_H_
+#define WEFT_LAUNCH_COMMANDS_FLIGHT_REPORT_H_
+
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace weft::launch {
+
+// A file that a worker has written (worker/flight_dump.h).
+struct FlightFile {
+  std::string worker;  // "trainer0", from its name
+  std::string text;
+};
+
+// For each process group: the operation that each worker is in, or has finished
+// last; who is behind; and calls that differ under one number. Ends with "\n".
+// kInvalidArgument: a text is no flight recorder's.
+absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files);
+
+// The worker of "<job>-<worker>-<pid>-<n>.flight", or the whole name.
+std::string WorkerOfFile(const std::string& path);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_COMMANDS_FLIGHT_REPORT_H_

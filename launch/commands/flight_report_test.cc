@@ -1,0 +1,72 @@
+#include "weft/launch/commands/flight_report.h"
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/telemetry/flight_recorder.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+// A recorder that holds operations up to number `finished`, and the call of
+// `called` if that is higher.
+std::string TextOf(int finished, int called, int64_t last_fingerprint = 7) {
+  telemetry::FlightRecorder recorder;
+  recorder.Record("rpc.call", "trainer0", 1, 2);
+  for (int i = 0; i <= called; ++i) {
+    recorder.RecordFor("collective.start", "trainer/the world", "AllReduce", i,
+                       i == called ? last_fingerprint : 7);
+    if (i <= finished) {
+      recorder.RecordFor("collective.end", "trainer/the world", "AllReduce", i,
+                         0);
+    }
+  }
+  return recorder.DumpText();
+}
+
+TEST(FlightReport, NamesWhoIsBehindAndWhere) {
+  const auto report = FlightReport({{"trainer0", TextOf(3, 4)},
+                                    {"trainer1", TextOf(3, 4)},
+                                    {"trainer2", TextOf(3, 3)}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_THAT(*report, HasSubstr("group trainer/the world, 3 workers"));
+  EXPECT_THAT(*report, HasSubstr("trainer0: in AllReduce #4, called"));
+  EXPECT_THAT(*report, HasSubstr("trainer2: has finished AllReduce #3; "
+                                 "BEHIND: has not called #4"));
+  EXPECT_THAT(*report, HasSubstr("the others wait for trainer2\n"));
+}
+
+TEST(FlightReport, NamesCallsThatDifferUnderOneNumber) {
+  const auto report = FlightReport(
+      {{"trainer0", TextOf(3, 4, 7)}, {"trainer1", TextOf(3, 4, 8)}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_THAT(*report, HasSubstr("#4 differs"));
+  EXPECT_THAT(*report,
+              HasSubstr("trainer0 (AllReduce) against trainer1 (AllReduce)"));
+}
+
+TEST(FlightReport, SaysThatNobodyWaitsWhereAllHaveFinished) {
+  const auto report =
+      FlightReport({{"trainer0", TextOf(4, 4)}, {"trainer1", TextOf(4, 4)}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_THAT(*report, HasSubstr("nobody waits"));
+  EXPECT_THAT(*report, Not(HasSubstr("BEHIND")));
+}
+
+TEST(FlightReport, TextThatIsNoFlightRecordersIsRefused) {
+  EXPECT_THAT(FlightReport({{"trainer0", "hello"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, "trainer0"));
+}
+
+TEST(FlightReport, WorkerIsFoundInTheNameOfItsFile) {
+  EXPECT_EQ(WorkerOfFile("/tmp/x/my-job-trainer12-4711-0.flight"), "trainer12");
+  EXPECT_EQ(WorkerOfFile("something"), "something");
+}
+
+}  // namespace
+}  // namespace weft::launch
