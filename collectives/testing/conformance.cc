@@ -805,7 +805,8 @@ TEST_P(ProcessGroupConformance, StuckRankIsReportedAndTheOperationGoesOn) {
   diagnosis_.report = [&](absl::string_view report) {
     MutexLock lock(mu);
     absl::StrAppend(&reports, report, "\n");
-    is_reported = true;
+    // On a machine that is busy, the barrier before may be late too.
+    if (absl::StrContains(report, "AllReduce")) is_reported = true;
   };
   const auto statuses = Run(2, [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());
