@@ -198,6 +198,8 @@ const std::map<std::string, std::vector<std::string>>& AccessTable() {
           {"/grpc.health.v1.Health/Watch", all},
           {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
            {"admin"}},
+          // Of no proto: its messages are those of stream/frame.h.
+          {"/weft.collectives.v1.Group/Connect", members},
           {"/weft.rendezvous.v1.Coordinator/Announce", members},
           {"/weft.rendezvous.v1.Coordinator/Barrier", members},
           {"/weft.rendezvous.v1.Coordinator/Heartbeat", members},
@@ -253,9 +255,17 @@ TEST_F(SecuredWorker, EachMethodOfTheProtosIsForItsRoles) {
       }
     }
   }
+  for (const std::string& role : kRoles) {
+    const std::string method = "/weft.collectives.v1.Group/Connect";
+    const auto& members = AccessTable().at(method);
+    if (std::count(members.begin(), members.end(), role) > 0) continue;
+    EXPECT_THAT(Call(As(role), method),
+                StatusIs(absl::StatusCode::kPermissionDenied, method));
+    EXPECT_EQ(Refused("method"), ++refused) << role;
+  }
   // Of each service that a worker has there was something to refuse.
   EXPECT_GE(refused, 16);
-  // Nothing is served that no proto has.
+  // Nothing else is served.
   for (const auto& [method, access] : worker_->endpoint().Access())
     EXPECT_EQ(AccessTable().count(method), 1u) << method;
   for (const std::string& line : lines) EXPECT_THAT(Log(), HasSubstr(line));
