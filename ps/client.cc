@@ -194,7 +194,7 @@ Tensor Gather(const Tensor& values, const TableLayout& layout,
   return out;
 }
 
-Tensor KeyTensor(const std::vector<uint64_t>& keys) {
+Tensor KeyTensor(absl::Span<const uint64_t> keys) {
   Tensor out = Tensor::Empty({static_cast<int64_t>(keys.size())}, DType::kI64);
   std::copy(keys.begin(), keys.end(), out.data<int64_t>());
   return out;
@@ -311,16 +311,15 @@ namespace {
 
 // What servers are trusted with stops at the shape of what they send.
 absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
-  const std::optional<Tensor>& values = std::get<1>(reply);
-  if (values.has_value() && values->defined() &&
-      values->dtype() == DType::kF32 && values->shape() == wanted &&
-      values->is_contiguous()) {
+  const std::optional<Pulled>& pulled = std::get<1>(reply);
+  const Tensor values = pulled.has_value() ? pulled->values : Tensor();
+  if (values.defined() && values.dtype() == DType::kF32 &&
+      values.shape() == wanted && values.is_contiguous()) {
     return absl::OkStatus();
   }
   return absl::InternalError(
       absl::StrCat("a server answered a pull with ",
-                   values.has_value() && values->defined() ? values->Describe()
-                                                           : "no values",
+                   values.defined() ? values.Describe() : "no values",
                    "; are client and server built from the same sources?"));
 }
 
@@ -331,7 +330,7 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
   for (const DensePart& part : cut) {
     if (!part.is_whole) continue;
     WEFT_RETURN_IF_ERROR(CheckReply(replies.front(), {part.elements}));
-    return *std::get<1>(replies.front());
+    return std::get<1>(replies.front())->values;
   }
   Tensor out = Tensor::Empty({layout.spec().elements()});
   float* to = out.data<float>();
@@ -340,7 +339,7 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
     if (part.groups.empty()) continue;
     const ExchangeReply& reply = replies[next++];
     WEFT_RETURN_IF_ERROR(CheckReply(reply, {part.elements}));
-    const float* from = std::get<1>(reply)->data<float>();
+    const float* from = std::get<1>(reply)->values.data<float>();
     for (const DensePart::Group& group : part.groups) {
       for (uint64_t slice : group.slices) {
         const int64_t begin = static_cast<int64_t>(slice) * layout.dim();
@@ -406,9 +405,9 @@ Calls Send(TableClient& table, const SparseCut* pushed, const Tensor& gradients,
     // A synchronous round needs a part of each shard at every server.
     const bool push_here =
         pushed != nullptr &&
-        (table.is_sync() || !pushed->parts[server].keys.empty());
+        (table.is_sync() || pushed->parts[server].size() > 0);
     const bool pull_here =
-        pulled != nullptr && !pulled->parts[server].keys.empty();
+        pulled != nullptr && pulled->parts[server].size() > 0;
     if (!push_here && !pull_here) continue;
     v1::Request request = table.NewRequest(push_here, pull_here, of);
     std::optional<Tensor> keys, values, wanted;
@@ -417,12 +416,12 @@ Calls Send(TableClient& table, const SparseCut* pushed, const Tensor& gradients,
       for (const SparsePart::Group& group : part.groups) {
         table.AddSpan(request, group.partition, group.end - group.begin);
       }
-      const int64_t rows = static_cast<int64_t>(part.keys.size());
-      keys = KeyTensor(part.keys);
+      const int64_t rows = part.size();
+      keys = KeyTensor(pushed->KeysOf(server));
       values = SumByKey(*pushed, gradients, first, rows, at);
       first += rows;
     }
-    if (pull_here) wanted = KeyTensor(pulled->parts[server].keys);
+    if (pull_here) wanted = KeyTensor(pulled->KeysOf(server));
     calls.servers.push_back(server);
     calls.replies.push_back(
         rpc::CallAsync(table.To(server), &ps::Exchange, request,
@@ -440,11 +439,10 @@ absl::StatusOr<Tensor> Scatter(const SparseCut& pulled, int64_t dim,
   int64_t first = 0;  // of the unique keys of this server
   size_t at = 0;
   for (size_t i = 0; i < servers.size(); ++i) {
-    const int64_t rows =
-        static_cast<int64_t>(pulled.parts[servers[i]].keys.size());
+    const int64_t rows = pulled.parts[servers[i]].size();
     if (rows == 0) continue;
     WEFT_RETURN_IF_ERROR(CheckReply(replies[i], {rows, dim}));
-    const float* from = std::get<1>(replies[i])->data<float>();
+    const float* from = std::get<1>(replies[i])->values.data<float>();
     for (; at < pulled.order.size(); ++at) {
       const int64_t row = int64_t{pulled.UniqueOf(at)} - first;
       if (row >= rows) break;

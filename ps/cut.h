@@ -44,25 +44,32 @@ std::vector<DensePart> CutDense(const TableLayout& layout,
 struct SparsePart {
   struct Group {
     int partition = 0;
-    int64_t begin = 0;  // its keys are keys[begin, end)
+    int64_t begin = 0;  // its keys are those of the part in [begin, end)
     int64_t end = 0;
   };
   std::vector<Group> groups;
-  std::vector<uint64_t> keys;
+  int64_t begin = 0;  // its keys are SparseCut::keys[begin, end)
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
 };
 
 struct SparseCut {
   std::vector<SparsePart> parts;  // one for each server
+  std::vector<uint64_t> keys;  // no key twice; the servers' follow each other
   // The positions [n] of the caller's keys in the order of the messages, those
-  // of equal keys ascending; the servers' messages follow each other.
+  // of equal keys ascending.
   std::vector<uint32_t> order;
-  // For each of `order`, which of the unique keys it is. Empty if no key
-  // repeats: then it is the place in `order`.
+  // For each of `order`, which of `keys` it is. Empty if no key repeats: then
+  // it is the place in `order`.
   std::vector<uint32_t> unique_of;
-  int64_t unique = 0;
 
   uint32_t UniqueOf(size_t i) const {
     return unique_of.empty() ? static_cast<uint32_t>(i) : unique_of[i];
+  }
+  absl::Span<const uint64_t> KeysOf(int server) const {
+    return absl::MakeConstSpan(keys).subspan(parts[server].begin,
+                                             parts[server].size());
   }
 };
 

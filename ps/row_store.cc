@@ -1,15 +1,16 @@
 #include "weft/ps/row_store.h"
 
 #include <algorithm>
+#include <utility>
 
+#include "absl/numeric/bits.h"
 #include "weft/base/check.h"
-#include "weft/ps/placement.h"
 
 namespace weft::ps {
 namespace {
 
-constexpr int64_t kChunkBytes = 8192;
-constexpr int kFirstBits = 2;
+constexpr int64_t kChunkBytes = 16384;
+constexpr int64_t kFirstRows = 4;
 constexpr size_t kFirstIndex = 8;
 // Lengths up to which a row's own floats need not begin at a multiple of 16
 // bytes.
@@ -26,16 +27,7 @@ RowStore::RowStore(int64_t floats, int placed_bits)
       1, kChunkBytes / (stride_ * static_cast<int64_t>(sizeof(float))));
   chunk_bits_ =
       static_cast<int>(absl::bit_width(static_cast<uint64_t>(rows))) - 1;
-  first_bits_ = std::min(kFirstBits, chunk_bits_);
-  small_chunks_ = chunk_bits_ - first_bits_ + 1;
-}
-
-// The top bits of the mixed key that tell keys of one partition apart.
-size_t RowStore::SlotOf(uint64_t key) const {
-  const int bits = absl::countr_zero(index_.size());
-  if (bits == 0) return 0;
-  const uint64_t mixed = Mix64(key) << placed_bits_;
-  return static_cast<size_t>(mixed >> (64 - bits));
+  chunk_mask_ = (Row{1} << chunk_bits_) - 1;
 }
 
 RowStore::Row RowStore::Find(uint64_t key) const {
@@ -49,22 +41,28 @@ void RowStore::FindAll(absl::Span<const uint64_t> keys, Row* rows) const {
     std::fill_n(rows, keys.size(), kNoRow);
     return;
   }
+  const Row* const index = index_.data();
   const size_t mask = index_.size() - 1;
   size_t slots[kAhead];
   for (size_t begin = 0; begin < keys.size(); begin += kAhead) {
     const size_t n = std::min(kAhead, keys.size() - begin);
-    for (size_t i = 0; i < n; ++i) slots[i] = SlotOf(keys[begin + i]);
+    const uint64_t* const wanted = keys.data() + begin;
     for (size_t i = 0; i < n; ++i) {
-      const Row row = index_[slots[i]];
-      if (row != kNoRow) __builtin_prefetch(Block(row));
+      slots[i] = SlotOf(wanted[i]);
+      __builtin_prefetch(index + slots[i]);
     }
     for (size_t i = 0; i < n; ++i) {
-      const uint64_t wanted = keys[begin + i];
+      const Row row = index[slots[i]];
+      __builtin_prefetch(Block(row == kNoRow ? 0 : row));
+    }
+    for (size_t i = 0; i < n; ++i) {
       size_t slot = slots[i];
-      while (index_[slot] != kNoRow && key(index_[slot]) != wanted) {
+      Row row = index[slot];
+      while (row != kNoRow && key(row) != wanted[i]) {
         slot = (slot + 1) & mask;
+        row = index[slot];
       }
-      rows[begin + i] = index_[slot];
+      rows[begin + i] = row;
     }
   }
 }
@@ -72,11 +70,11 @@ void RowStore::FindAll(absl::Span<const uint64_t> keys, Row* rows) const {
 RowStore::Row RowStore::Add(uint64_t key) {
   const Row row = static_cast<Row>(size_);
   WEFT_CHECK(row != kNoRow);
-  if (size_ == room_) AddChunk();
+  if (size_ == room_) Grow();
   ++size_;
   std::memcpy(Block(row), &key, sizeof(key));
-  // At most two thirds of the index are taken.
-  if (static_cast<size_t>(size_) * 3 > index_.size() * 2) {
+  // At most half of the index is taken.
+  if (static_cast<size_t>(size_) * 2 > index_.size()) {
     Rehash(std::max(kFirstIndex, index_.size() * 2));
     return row;
   }
@@ -86,17 +84,26 @@ RowStore::Row RowStore::Add(uint64_t key) {
   return row;
 }
 
-void RowStore::AddChunk() {
-  const int64_t large = int64_t{1} << chunk_bits_;
-  const int64_t small =
-      room_ == 0 ? int64_t{1} << first_bits_ : room_;  // doubles what there is
-  const int64_t rows = std::min(small, large);
-  chunks_.push_back(std::make_unique<float[]>(rows * stride_));
-  room_ += rows;
+void RowStore::Grow() {
+  const int64_t whole = int64_t{1} << chunk_bits_;
+  const int64_t in_last = room_ & (whole - 1);  // 0: there is none to grow
+  // The first chunk doubles from a few rows; a later one begins with a quarter.
+  const int64_t least = chunks_.empty() ? kFirstRows : whole / 4;
+  const int64_t rows =
+      std::min(whole, std::max({2 * in_last, least, int64_t{1}}));
+  auto chunk = std::make_unique<float[]>(rows * stride_);
+  room_ += rows - in_last;
+  if (in_last == 0) {
+    chunks_.push_back(std::move(chunk));
+    return;
+  }
+  std::copy_n(chunks_.back().get(), in_last * stride_, chunk.get());
+  chunks_.back() = std::move(chunk);
 }
 
 void RowStore::Rehash(size_t capacity) {
   index_.assign(capacity, kNoRow);
+  slot_shift_ = 65 - static_cast<int>(absl::bit_width(capacity));
   for (Row row = 0; row < size_; ++row) {
     size_t slot = SlotOf(key(row));
     while (index_[slot] != kNoRow) slot = (slot + 1) & (capacity - 1);

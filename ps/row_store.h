@@ -1,11 +1,11 @@
 // RowStore: the rows of one partition, and where each key's row is.
 //
 // A row is one block of memory: key, count of updates, weights, slots. Blocks
-// lie in chunks that never move; the first chunks are small, so that a
+// lie in chunks, of which the last one grows with the rows in it, so that a
 // partition of few rows takes little. The index is an open-addressing table of
 // row numbers, ordered by the mixed key: keys that come in the order of
 // ps/cut.h go through it from one end to the other. A row of one weight and two
-// slots takes 24 bytes, and 6 to 12 of the index.
+// slots takes 24 bytes, and 8 to 16 of the index.
 //
 // Thread-safety: one thread at a time; the partition's lock guards it.
 
@@ -17,8 +17,8 @@
 #include <memory>
 #include <vector>
 
-#include "absl/numeric/bits.h"
 #include "absl/types/span.h"
+#include "weft/ps/placement.h"
 
 namespace weft::ps {
 
@@ -38,7 +38,8 @@ class RowStore {
   // As Find for each of `keys`; faster, since memory is fetched ahead.
   // REQUIRES: as many `rows`.
   void FindAll(absl::Span<const uint64_t> keys, Row* rows) const;
-  // A row of zeros, not updated yet. REQUIRES: Find(key) == kNoRow.
+  // A row of zeros, not updated yet; what floats() returned before is not valid
+  // any more. REQUIRES: Find(key) == kNoRow.
   Row Add(uint64_t key);
   void Clear();
 
@@ -63,28 +64,21 @@ class RowStore {
 
  private:
   float* Block(Row row) const {
-    // Chunks have first_, first_, 2 * first_, 4 * first_, ... rows, until they
-    // have 1 << chunk_bits_, and then as many each.
-    const Row large = row >> chunk_bits_;
-    if (large > 0) {
-      return chunks_[small_chunks_ + large - 1].get() +
-             (row & ((Row{1} << chunk_bits_) - 1)) * stride_;
-    }
-    const int bits = static_cast<int>(absl::bit_width(row));
-    if (bits <= first_bits_) return chunks_[0].get() + row * stride_;
-    return chunks_[bits - first_bits_].get() +
-           (row - (Row{1} << (bits - 1))) * stride_;
+    return chunks_[row >> chunk_bits_].get() + (row & chunk_mask_) * stride_;
   }
-  size_t SlotOf(uint64_t key) const;
-  void AddChunk();
+  // The top bits of the mixed key that tell keys of one partition apart.
+  size_t SlotOf(uint64_t key) const {
+    return static_cast<size_t>(Mix64(key) << placed_bits_ >> slot_shift_);
+  }
+  void Grow();
   void Rehash(size_t capacity);
 
   const int placed_bits_;
-  int header_;        // floats before the row's own
-  int64_t stride_;    // floats from row to row
-  int first_bits_;    // the first chunk has 1 << first_bits_ rows
-  int chunk_bits_;    // a large chunk has 1 << chunk_bits_ rows
-  int small_chunks_;  // chunks before the first large one
+  int header_;      // floats before the row's own
+  int64_t stride_;  // floats from row to row
+  int chunk_bits_;  // a whole chunk has 1 << chunk_bits_ rows
+  Row chunk_mask_;
+  int slot_shift_ = 63;  // 64 less the bits of a place in the index
   int64_t size_ = 0;
   int64_t room_ = 0;  // rows in all chunks
   std::vector<std::unique_ptr<float[]>> chunks_;

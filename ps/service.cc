@@ -84,8 +84,8 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context,
       .Then([shard = *shard, &recorder, name = request.table(),
              rank = request.rank()](const ShardReply& reply) {
         recorder.Record("ps.answer", name, rank, reply.reply.version());
-        std::optional<Tensor> values;
-        if (reply.values.defined()) values = reply.values;
+        std::optional<Pulled> values;
+        if (reply.values.defined()) values = Pulled{reply.values};
         return ExchangeReply(reply.reply, std::move(values));
       });
 }
@@ -123,3 +123,12 @@ absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context) {
 WEFT_RPC(Describe);
 
 }  // namespace weft::ps
+
+namespace weft::rpc {
+
+void Codec<ps::Pulled>::Encode(const ps::Pulled& pulled, Encoder& encoder) {
+  std::vector<Payload> unchanged;  // nobody need look whether they are
+  internal::EncodeBorrowed(pulled.values, encoder, unchanged);
+}
+
+}  // namespace weft::rpc

@@ -19,6 +19,7 @@
 #include "weft/base/future.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/rpc/call_context.h"
+#include "weft/rpc/codec/tensor_codec.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
@@ -33,9 +34,15 @@ absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,
 absl::Status Initialize(rpc::CallContext& context, const std::string& table,
                         const Tensor& values);
 
+// Pulled values, which nobody writes to any more: so they travel as they lie,
+// also while the Future that brought them holds them too.
+struct Pulled {
+  Tensor values;
+};
+
 // TableShard::Handle: a push, a pull or both. The tensors that proto/ps.proto
 // names, as far as the request has them.
-using ExchangeReply = std::tuple<v1::Reply, std::optional<Tensor>>;
+using ExchangeReply = std::tuple<v1::Reply, std::optional<Pulled>>;
 Future<ExchangeReply> Exchange(rpc::CallContext& context,
                                const v1::Request& request,
                                const std::optional<Tensor>& push_keys,
@@ -51,5 +58,14 @@ absl::Status Restore(rpc::CallContext& context, const std::string& directory,
 absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context);
 
 }  // namespace weft::ps
+
+template <>
+struct weft::rpc::Codec<weft::ps::Pulled> {
+  static std::string TypeName() { return Codec<Tensor>::TypeName(); }
+  static void Encode(const ps::Pulled& pulled, Encoder& encoder);
+  static absl::Status Decode(Decoder& decoder, ps::Pulled& pulled) {
+    return Codec<Tensor>::Decode(decoder, pulled.values);
+  }
+};
 
 #endif  // WEFT_PS_SERVICE_H_

@@ -65,7 +65,7 @@ class Worker {
     for (const SparsePart::Group& group : cut.parts[0].groups) {
       AddSpan(request, group.partition, group.end - group.begin);
     }
-    for (uint64_t key : cut.parts[0].keys) {
+    for (uint64_t key : cut.keys) {
       sorted.push_back(static_cast<int64_t>(key));
     }
     const int64_t n = static_cast<int64_t>(sorted.size());
