@@ -1,0 +1,665 @@
+// ps_bench: what the parameter server costs between two processes of one host,
+// a server and a worker on a core each, over a unix socket.
+//
+//   ps_bench                    figures
+//   ps_bench --goals=P2,P3      rows, as bench/goals.h says: P1 (a training
+//                               step against its local one), P2 (sparse rows of
+//                               one float), P3 (rows of 64 floats, and dense
+//                               vectors), M (bytes of a row); --quick: one
+//                               short round
+//
+// Rivals are a redis-server of this run, raw gRPC with a copy into one chunk,
+// and ps-lite's figures as they were recorded, which decide nothing: their rows
+// have "recorded" in their version. Sparse keys are distinct and random; "same
+// keys" sends the same ones each time, as ps-lite's driver did, "other keys" a
+// different set.
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "weft/autograd/ops/elementwise.h"
+#include "weft/autograd/ops/loss.h"
+#include "weft/base/check.h"
+#include "weft/bench/goals.h"
+#include "weft/bench/measure.h"
+#include "weft/bench/redis_rows.h"
+#include "weft/bench/rivals.h"
+#include "weft/net/endpoint.h"
+#include "weft/net/loop/loop.h"
+#include "weft/net/tls/credentials.h"
+#include "weft/nn/layers.h"
+#include "weft/optimizer/optimizer.h"
+#include "weft/ps/client.h"
+#include "weft/ps/flat_parameters.h"
+#include "weft/ps/server.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/session/directory.h"
+#include "weft/transport/grpc_transport.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+constexpr int kWorkerCore = 0;
+constexpr int kServerCore = 1;
+constexpr int kKeySets = 4;
+
+struct Options {
+  std::string self;
+  int rounds = 3;
+  double seconds = 1;  // of one measurement
+  // Of the processes that the main one starts.
+  std::string serve;    // an address to listen at
+  std::string call;     // an address to call
+  std::string measure;  // "sparse", "dense", "loop"
+  int64_t keys = 0;
+  int64_t dim = 1;
+  int out = 1;  // operations under way
+  bool other_keys = false;
+};
+
+double Median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// ------------------------------------------------------------ the two sides
+
+struct Rank {
+  Rank(const std::string& name, uint32_t id, const std::string& listen) {
+    net::LoopOptions loop_options;
+    loop_options.credentials = net::Credentials::Insecure();
+    loop = *net::Loop::Create(loop_options);
+    net::EndpointOptions endpoint_options;
+    endpoint_options.name = name;
+    endpoint_options.listen = listen;
+    endpoint = *net::Endpoint::Open(*loop, endpoint_options);
+    transport = transport::MakeGrpcTransport(*loop, *endpoint, {});
+    rpc::AgentOptions agent_options;
+    agent_options.job = "bench";
+    agent_options.name = name;
+    agent_options.key = rpc::WorkerKey{id, 1};
+    agent_options.transport = transport.get();
+    agent_options.directory = &directory;
+    agent = *rpc::Agent::Create(agent_options);
+    const absl::Status started = endpoint->Start();
+    WEFT_CHECK(started.ok()) << started.ToString();
+  }
+
+  rpc::FixedDirectory directory;
+  std::unique_ptr<net::Loop> loop;
+  std::unique_ptr<net::Endpoint> endpoint;
+  std::unique_ptr<transport::Transport> transport;
+  std::unique_ptr<rpc::Agent> agent;
+};
+
+int Serve(const Options& options) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Pin(kServerCore);
+  ps::Server server({});
+  Rank rank("ps0", 1, options.serve);
+  rank.agent->SetLocal(&server);
+  std::printf("%s\n", rank.endpoint->address().c_str());
+  std::fflush(stdout);
+  Promise<void> never(rank.loop->driver());
+  (void)never.future().Wait(absl::Minutes(10));
+  return 0;
+}
+
+ps::v1::TableSpec Spec(const std::string& name) {
+  ps::v1::TableSpec spec;
+  spec.set_name(name);
+  spec.set_mode(ps::v1::TableSpec::ASYNC);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+  return spec;
+}
+
+// Calls a second of `start`, whose Futures are waited for `out` at a time.
+template <typename Start>
+double Rate(Start start, int out, double seconds) {
+  std::deque<decltype(start())> under_way;
+  const auto finish = [&] {
+    const auto result = under_way.front().Wait(kTimeout);
+    WEFT_CHECK(result.ok());
+    under_way.pop_front();
+  };
+  int64_t calls = 0;
+  double begin = Now();
+  const double warm = begin + seconds / 5;
+  bool is_warm = false;
+  while (Now() < warm + seconds) {
+    if (!is_warm && Now() >= warm) {
+      is_warm = true;
+      calls = 0;
+      begin = Now();
+    }
+    while (static_cast<int>(under_way.size()) < out) {
+      under_way.push_back(start());
+    }
+    finish();
+    ++calls;
+  }
+  const double rate = static_cast<double>(calls) / (Now() - begin);
+  while (!under_way.empty()) finish();
+  return rate;
+}
+
+void Print(const std::string& name, double value) {
+  std::printf("%s\t%.6g\n", name.c_str(), value);
+}
+
+std::vector<int64_t> RandomKeys(int64_t n, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> keys(n);
+  for (int64_t& key : keys) key = static_cast<int64_t>(random());
+  return keys;
+}
+
+void MeasureSparse(ps::Client& client, const Options& options) {
+  ps::v1::TableSpec spec = Spec("sparse");
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_dim(options.dim);
+  auto table = *client.Sparse(spec);
+  std::vector<Tensor> keys;
+  for (int i = 0; i < (options.other_keys ? kKeySets : 1); ++i) {
+    keys.push_back(Tensor::FromVector(RandomKeys(options.keys, i + 1)));
+  }
+  const Tensor ones = Tensor::Ones({options.keys, options.dim});
+  // Checked before it is timed: each row is what was pushed.
+  for (const Tensor& set : keys) {
+    WEFT_CHECK(table->Push(set, ones).Wait(kTimeout).ok());
+    const auto rows = table->Pull(set).Wait(kTimeout);
+    WEFT_CHECK(rows.ok()) << rows.status().ToString();
+    for (float x : rows->span<float>()) WEFT_CHECK_EQ(x, -1.0f);
+  }
+  size_t next = 0;
+  const auto set = [&]() -> const Tensor& {
+    return keys[next++ % keys.size()];
+  };
+  const double n = static_cast<double>(options.keys);
+  const double bytes = n * static_cast<double>(options.dim) * sizeof(float);
+  const double pushes = Rate([&] { return table->Push(set(), ones); },
+                             options.out, options.seconds);
+  const double pulls =
+      Rate([&] { return table->Pull(set()); }, options.out, options.seconds);
+  Print("push_keys_per_s", n * pushes);
+  Print("pull_keys_per_s", n * pulls);
+  Print("push_gb_per_s", bytes * pushes / 1e9);
+  Print("pull_gb_per_s", bytes * pulls / 1e9);
+}
+
+void MeasureDense(ps::Client& client, const Options& options) {
+  const int64_t n = options.keys;
+  ps::v1::TableSpec spec = Spec("dense");
+  spec.set_kind(ps::v1::TableSpec::DENSE);
+  spec.set_elements(n);
+  auto table = *client.Dense(spec);
+  const Tensor ones = Tensor::Ones({n});
+  WEFT_CHECK(table->Initialize(ones).Wait(kTimeout).ok());
+  WEFT_CHECK(table->Push(ones).Wait(kTimeout).ok());
+  const auto values = table->Pull().Wait(kTimeout);
+  WEFT_CHECK(values.ok()) << values.status().ToString();
+  for (float x : values->span<float>()) WEFT_CHECK_EQ(x, 0.0f);
+  const double bytes = static_cast<double>(n) * sizeof(float);
+  Print("push_gb_per_s", bytes / 1e9 *
+                             Rate([&] { return table->Push(ones); },
+                                  options.out, options.seconds));
+  Print("pull_gb_per_s",
+        bytes / 1e9 *
+            Rate([&] { return table->Pull(); }, options.out, options.seconds));
+}
+
+// The MLP of GOAL-P1: 784-128-10, batches of 32.
+class Mlp final : public nn::Module {
+ public:
+  Mlp()
+      : generator_(1),
+        hidden_(784, 128, generator_),
+        out_(128, 10, generator_) {
+    AddModule("hidden", hidden_);
+    AddModule("out", out_);
+    std::vector<int64_t> labels(32);
+    for (int64_t i = 0; i < 32; ++i) labels[i] = i % 10;
+    labels_ = Tensor::FromVector(labels);
+    std::vector<float> images(32 * 784);
+    for (size_t i = 0; i < images.size(); ++i)
+      images[i] = (i * 37 % 101) / 101.f;
+    images_ = Tensor::FromVector(images, {32, 784});
+  }
+  double Backward() {
+    const Variable loss = CrossEntropy(
+        out_.Forward(Relu(hidden_.Forward(Variable(images_)))), labels_);
+    loss.Backward();
+    return loss.value().item<float>();
+  }
+
+ private:
+  Generator generator_;
+  nn::Linear hidden_;
+  nn::Linear out_;
+  Tensor labels_, images_;
+};
+
+template <typename Step>
+double StepsPerSecond(Step step, double seconds) {
+  for (const double end = Now() + seconds / 5; Now() < end;) step();
+  int64_t steps = 0;
+  const double begin = Now();
+  while (Now() < begin + seconds) {
+    step();
+    ++steps;
+  }
+  return static_cast<double>(steps) / (Now() - begin);
+}
+
+void MeasureLoop(ps::Client& client, const Options& options) {
+  constexpr double kLr = 0.01;
+  Mlp local_model, model;
+  optimizer::ParameterGroup group;
+  optimizer::SgdOptions sgd;
+  sgd.lr = kLr;
+  group.rule = sgd;
+  for (const nn::NamedParameter& p : local_model.NamedParameters()) {
+    group.parameters.push_back({p.name, p.variable});
+  }
+  auto local = *optimizer::Optimizer::Create({group});
+  double local_loss = 0, loss = 0;
+  const auto local_step = [&] {
+    local->ZeroGrad();
+    local_loss = local_model.Backward();
+    WEFT_CHECK(local->Step().ok());
+  };
+  ps::FlatParameters parameters(model);
+  ps::v1::TableSpec spec = Spec("mlp");
+  spec.set_kind(ps::v1::TableSpec::DENSE);
+  spec.set_elements(parameters.elements());
+  spec.set_mode(ps::v1::TableSpec::SYNC);
+  spec.set_shards(1);
+  spec.mutable_rule()->mutable_sgd()->set_lr(kLr);
+  auto table = *client.Dense(spec);
+  WEFT_CHECK(table->Initialize(parameters.Values()).Wait(kTimeout).ok());
+  const auto step = [&] {
+    parameters.ClearGradient();
+    loss = model.Backward();
+    const auto values = table->PushPull(parameters.Gradient()).Wait(kTimeout);
+    WEFT_CHECK(values.ok()) << values.status().ToString();
+    WEFT_CHECK(parameters.SetValues(*values).ok());
+  };
+  for (int i = 0; i < 20; ++i) {  // the same steps give the same bits
+    local_step();
+    step();
+    WEFT_CHECK_EQ(loss, local_loss);
+  }
+  Print("local_steps_per_s", StepsPerSecond(local_step, options.seconds));
+  Print("steps_per_s", StepsPerSecond(step, options.seconds));
+}
+
+// Bytes of a row of one float with Adam, a million of them.
+void MeasureMemory(ps::Client& client) {
+  constexpr int64_t kRows = 1'000'000;
+  constexpr int64_t kPart = 100'000;
+  ps::v1::TableSpec spec = Spec("adam");
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_dim(1);
+  spec.mutable_rule()->mutable_adam()->set_lr(0.001);
+  auto table = *client.Sparse(spec);
+  for (int64_t begin = 0; begin < kRows; begin += kPart) {
+    const Tensor keys = Tensor::FromVector(RandomKeys(kPart, begin + 1));
+    WEFT_CHECK(table->Push(keys, Tensor::Ones({kPart, 1})).Wait(kTimeout).ok());
+  }
+  const auto stats = client.Describe();
+  WEFT_CHECK(stats.ok()) << stats.status().ToString();
+  for (const ps::v1::TableStats& t : (*stats)[0].tables()) {
+    if (t.spec().name() != "adam") continue;
+    Print("bytes_per_row", static_cast<double>(t.memory_bytes()) /
+                               static_cast<double>(t.rows()));
+  }
+}
+
+int CallServer(const Options& options) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  Pin(kWorkerCore);
+  Rank rank("trainer0", 2, options.call + "c");
+  rank.directory.Put({"ps0", rpc::WorkerKey{1, 1}, options.call});
+  ps::Client client({rank.agent.get(), {"ps0"}, 7, 0, kTimeout});
+  if (options.measure == "sparse") MeasureSparse(client, options);
+  if (options.measure == "dense") MeasureDense(client, options);
+  if (options.measure == "loop") MeasureLoop(client, options);
+  if (options.measure == "memory") MeasureMemory(client);
+  std::fflush(stdout);
+  return 0;
+}
+
+// ---------------------------------------------------------- the main process
+
+using Figures = std::map<std::string, double>;
+
+// The name<TAB>value lines of a program; empty if it failed.
+Figures RunProgram(const std::string& command) {
+  FILE* pipe = popen(command.c_str(), "r");
+  if (pipe == nullptr) return {};
+  Figures figures;
+  char line[256];
+  while (fgets(line, sizeof line, pipe) != nullptr) {
+    const std::vector<std::string> words =
+        absl::StrSplit(absl::StripAsciiWhitespace(line), '\t');
+    if (words.size() == 2) figures[words[0]] = std::atof(words[1].c_str());
+  }
+  return pclose(pipe) == 0 ? figures : Figures();
+}
+
+class Runner {
+ public:
+  explicit Runner(const Options& options) : options_(options) {
+    char pattern[] = "/tmp/weft-ps-bench-XXXXXX";
+    WEFT_CHECK(mkdtemp(pattern) != nullptr);
+    directory_ = pattern;
+  }
+  ~Runner() { (void)RunProgram("rm -r " + directory_); }
+
+  const std::string& directory() const { return directory_; }
+  int rounds() const { return options_.rounds; }
+  double seconds() const { return options_.seconds; }
+
+  // A server and a worker that measures `what`.
+  Figures Weft(const std::string& what) {
+    const std::string address =
+        absl::StrCat("unix:", directory_, "/s", ++sockets_);
+    FILE* server = popen(absl::StrCat("exec ", options_.self,
+                                      " --serve=", address, " & echo $!; wait")
+                             .c_str(),
+                         "r");
+    char pid[64], line[256];
+    if (server == nullptr || fgets(pid, sizeof pid, server) == nullptr ||
+        fgets(line, sizeof line, server) == nullptr) {
+      return {};
+    }
+    Figures figures = RunProgram(absl::StrCat(
+        options_.self, " --call=", absl::StripAsciiWhitespace(line),
+        " --seconds=", options_.seconds, " ", what));
+    kill(std::atoi(pid), SIGKILL);
+    pclose(server);
+    return figures;
+  }
+
+  // A tensor of `bytes` sent and copied out into one chunk.
+  Figures RawGrpc(int64_t bytes) {
+    return RunProgram(absl::StrCat(
+        ProgramPath("raw_grpc"), " --listen=unix:", directory_, "/s",
+        ++sockets_, " --seconds=", options_.seconds, " --size=", bytes,
+        " --out=1 --copy --poll --client-core=", kWorkerCore,
+        " --server-core=", kServerCore, " 2>/dev/null"));
+  }
+
+  Figures Redis(int64_t keys, int64_t dim) {
+    Pin(kWorkerCore);
+    const auto redis = RedisRows::Start(directory_, kServerCore);
+    if (redis == nullptr) return {};
+    redis_version_ = redis->version();
+    const std::vector<int64_t> names = RandomKeys(keys, 1);
+    const std::vector<float> rows(keys * dim, 1.0f);
+    std::vector<float> pulled;
+    if (!redis->Push(names, rows, dim) || !redis->Pull(names, dim, pulled) ||
+        pulled != rows) {
+      return {};
+    }
+    const double n = static_cast<double>(keys);
+    const double bytes = n * static_cast<double>(dim) * sizeof(float);
+    const double pushes = StepsPerSecond(
+        [&] { WEFT_CHECK(redis->Push(names, rows, dim)); }, options_.seconds);
+    const double pulls = StepsPerSecond(
+        [&] { WEFT_CHECK(redis->Pull(names, dim, pulled)); }, options_.seconds);
+    return {{"push_keys_per_s", n * pushes},
+            {"pull_keys_per_s", n * pulls},
+            {"push_gb_per_s", bytes * pushes / 1e9},
+            {"pull_gb_per_s", bytes * pulls / 1e9}};
+  }
+  const std::string& redis_version() const { return redis_version_; }
+
+ private:
+  const Options& options_;
+  std::string directory_;
+  std::string redis_version_;
+  int sockets_ = 0;
+};
+
+// The medians of what `run` gives in each round.
+template <typename Run>
+Figures Rounds(int rounds, Run run) {
+  std::map<std::string, std::vector<double>> values;
+  for (int i = 0; i < rounds; ++i) {
+    for (const auto& [name, value] : run()) values[name].push_back(value);
+  }
+  Figures medians;
+  for (const auto& [name, all] : values) {
+    if (static_cast<int>(all.size()) == rounds) medians[name] = Median(all);
+  }
+  return medians;
+}
+
+std::optional<double> Find(const Figures& figures, const std::string& name) {
+  const auto it = figures.find(name);
+  if (it == figures.end()) return std::nullopt;
+  return it->second;
+}
+
+struct Rival {
+  std::string name;
+  std::string version;
+  double must = 1;
+  double aim = 1;
+};
+
+class Contest {
+ public:
+  Contest(Runner& runner, GoalReport& report)
+      : runner_(runner), report_(report) {}
+
+  // ps-lite's recorded figures: push and pull, in the unit of `figure`.
+  struct Recorded {
+    double push;
+    double pull;
+    double must;
+    double aim;
+  };
+
+  void Sparse(const std::string& goal, int64_t keys, int64_t dim,
+              const std::string& unit, const Recorded& ps_lite,
+              const std::string& flags, const std::string& more) {
+    const std::string name = absl::StrCat(keys, " keys x ", dim,
+                                          more.empty() ? ", same keys" : more);
+    report_.Begin();
+    const Figures ours = Weft(absl::StrCat("--measure=sparse --keys=", keys,
+                                           " --dim=", dim, " ", flags));
+    const Figures redis = Rounds(1, [&] { return runner_.Redis(keys, dim); });
+    for (const std::string way : {"push", "pull"}) {
+      const std::string figure = absl::StrCat(way, unit);
+      Add(goal, absl::StrCat(name, ", ", figure), Find(ours, figure),
+          Find(redis, figure),
+          {"redis-server", runner_.redis_version(), 1.5, 5});
+      AddRecorded(goal, absl::StrCat(name, ", ", figure), Find(ours, figure),
+                  way == "push" ? ps_lite.push : ps_lite.pull, ps_lite);
+    }
+    report_.End();
+  }
+
+  void Dense(int64_t megabytes, const Recorded& ps_lite) {
+    const int64_t bytes = megabytes << 20;
+    report_.Begin();
+    const Figures ours =
+        Weft(absl::StrCat("--measure=dense --keys=", bytes / sizeof(float)));
+    const Figures grpc =
+        Rounds(runner_.rounds(), [&] { return runner_.RawGrpc(bytes); });
+    for (const std::string way : {"push", "pull"}) {
+      const std::string figure = absl::StrCat(way, "_gb_per_s");
+      const std::string name =
+          absl::StrCat("dense ", megabytes, " MiB, ", figure);
+      Add("P3", name, Find(ours, figure), Find(grpc, "gb_per_s"),
+          {"gRPC stream, copied out", "1.51", 0.6, 0.9});
+      AddRecorded("P3", name, Find(ours, figure),
+                  way == "push" ? ps_lite.push : ps_lite.pull, ps_lite);
+    }
+    report_.End();
+  }
+
+  void Loop() {
+    report_.Begin();
+    const Figures ours = Weft("--measure=loop");
+    Add("P1", "MLP 784-128-10, batch 32, steps/s", Find(ours, "steps_per_s"),
+        Find(ours, "local_steps_per_s"), {"own local step", "", 0.65, 0.85});
+    report_.End();
+  }
+
+  void Memory() {
+    report_.Begin();
+    const Figures ours = Weft("--measure=memory");
+    GoalCase row;
+    row.goal = "M";
+    row.name = "bytes of a row of one float with Adam, 1 M rows";
+    row.higher_is_better = false;
+    row.weft = Find(ours, "bytes_per_row").value_or(0);
+    row.peer = 20;  // key and three floats
+    row.peer_name = "the row alone";
+    row.must = 20.0 / 48;
+    row.aim = 20.0 / 32;
+    report_.Add(row);
+    report_.End();
+  }
+
+ private:
+  Figures Weft(const std::string& what) {
+    return Rounds(runner_.rounds(), [&] { return runner_.Weft(what); });
+  }
+
+  void Add(const std::string& goal, const std::string& name,
+           std::optional<double> ours, std::optional<double> theirs,
+           const Rival& rival) {
+    GoalCase row;
+    row.goal = goal;
+    row.name = absl::StrCat(name, " against ", rival.name);
+    row.weft = ours.value_or(0);
+    row.peer = theirs;
+    row.peer_name = rival.name;
+    row.peer_version = rival.version;
+    row.must = rival.must;
+    row.aim = rival.aim;
+    report_.Add(row);
+  }
+
+  // Of another run, so it counts in a summary of its own only.
+  void AddRecorded(const std::string& goal, const std::string& name,
+                   std::optional<double> ours, double theirs,
+                   const Recorded& recorded) {
+    Add(absl::StrCat(goal, ", recorded"), name, ours, theirs,
+        {"ps-lite", "recorded 2025-11", recorded.must, recorded.aim});
+  }
+
+  Runner& runner_;
+  GoalReport& report_;
+};
+
+// Source of the bounds: GOAL-P1 to P3 of docs/performance.md.
+void Measure(Contest& contest, const GoalReport& report) {
+  const std::string keys = "_keys_per_s", bytes = "_gb_per_s";
+  if (report.Wants("P1")) contest.Loop();
+  if (report.Wants("P2")) {
+    const auto p2 = [&](int64_t n, double push, double pull) {
+      const Contest::Recorded ps_lite = {push, pull, 1.2, 2};
+      contest.Sparse("P2", n, 1, keys, ps_lite, "", "");
+      contest.Sparse("P2", n, 1, keys, ps_lite, "--other-keys", ", other keys");
+    };
+    p2(10'000, 49e6, 49e6);
+    p2(100'000, 58e6, 58e6);
+    p2(1'000'000, 34e6, 32e6);
+    contest.Sparse("P2", 10'000, 1, keys, {87e6, 87e6, 1.2, 2}, "--out=16",
+                   ", same keys, 16 in flight");
+  }
+  if (report.Wants("P3")) {
+    contest.Sparse("P3", 10'000, 64, bytes, {1.6, 1.66, 1.5, 3}, "", "");
+    contest.Sparse("P3", 10'000, 64, bytes, {1.6, 1.66, 1.5, 3}, "--other-keys",
+                   ", other keys");
+    contest.Dense(1, {2.9, 2.6, 2, 4});
+    contest.Dense(16, {2.8, 2.2, 2, 4});
+    contest.Dense(64, {1.4, 0.8, 2, 4});
+  }
+  if (report.Wants("M")) contest.Memory();
+}
+
+void PrintFigures(Runner& runner) {
+  const auto print = [&](const std::string& what) {
+    std::printf("%s\n", what.c_str());
+    for (const auto& [name, value] : runner.Weft(what)) {
+      std::printf("  %-20s %.4g\n", name.c_str(), value);
+    }
+    std::fflush(stdout);
+  };
+  for (const char* keys : {"10", "10000", "100000", "1000000"}) {
+    print(absl::StrCat("--measure=sparse --keys=", keys));
+    print(absl::StrCat("--measure=sparse --other-keys --keys=", keys));
+  }
+  print("--measure=sparse --keys=10000 --out=16");
+  print("--measure=sparse --keys=10000 --dim=64");
+  for (const int megabytes : {1, 16, 64}) {
+    print(absl::StrCat("--measure=dense --keys=", megabytes << 18));
+  }
+  print("--measure=loop");
+  print("--measure=memory");
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  weft::bench::Options options;
+  std::string goals;
+  bool quick = false;
+  CLI::App app("What the parameter server costs between two processes.");
+  CLI::Option* wanted =
+      app.add_option("--goals", goals, "Print goals' rows: P1,P2,P3,M")
+          ->expected(0, 1);
+  app.add_flag("--quick", quick, "One short round");
+  for (const auto& [name, value] : {std::pair{"--serve", &options.serve},
+                                    {"--call", &options.call},
+                                    {"--measure", &options.measure}}) {
+    app.add_option(name, *value, "")->group("");
+  }
+  app.add_option("--keys", options.keys, "")->group("");
+  app.add_option("--dim", options.dim, "")->group("");
+  app.add_option("--out", options.out, "")->group("");
+  app.add_option("--seconds", options.seconds, "Of one measurement");
+  app.add_flag("--other-keys", options.other_keys, "")->group("");
+  CLI11_PARSE(app, argc, argv);
+  if (!options.serve.empty()) return weft::bench::Serve(options);
+  if (!options.call.empty()) return weft::bench::CallServer(options);
+  options.self = weft::bench::OwnPath();
+  if (quick) {
+    options.rounds = 1;
+    options.seconds = 0.3;
+  }
+  weft::bench::Runner runner(options);
+  if (wanted->count() == 0) {
+    weft::bench::PrintFigures(runner);
+    return 0;
+  }
+  weft::bench::GoalReport report(absl::StrSplit(goals, ','));
+  weft::bench::Contest contest(runner, report);
+  weft::bench::Measure(contest, report);
+  report.Finish();
+}
