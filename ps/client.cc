@@ -176,10 +176,12 @@ absl::Status CheckRows(const TableLayout& layout, const Tensor& keys,
                rows);
 }
 
-// The slices of one server out of the whole vector, one after another.
+// The slices of one server out of the whole vector, one after another. Always a
+// copy: it is moved into the call, which would else make one, of memory that is
+// not pooled.
 Tensor Gather(const Tensor& values, const TableLayout& layout,
               const DensePart& part) {
-  if (part.is_whole) return values;
+  if (part.is_whole) return values.Clone();
   Tensor out = Tensor::Empty({part.elements});
   const float* from = values.data<float>();
   float* to = out.data<float>();
