@@ -18,6 +18,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/training_checks.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {
@@ -191,6 +192,12 @@ absl::Status DdpTrainer::TrainEpoch(int epoch) {
                           loader_->Next());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const Verdict verdict, Step(*batch));
+    // The mean over all ranks: each ends with the same error.
+    if (!options_.allow_non_finite) {
+      WEFT_RETURN_IF_ERROR(CheckLoss(verdict.mean_loss, steps_,
+                                     absl::StrCat("rank ", group_.rank()),
+                                     model_));
+    }
     ++steps_;
     // The sampler deals every rank as many.
     samples_ += (*batch)[0].size(0) * group_.size();
@@ -208,8 +215,10 @@ absl::Status DdpTrainer::TrainEpoch(int epoch) {
 
 absl::Status DdpTrainer::Save() {
   if (options_.checkpoint_dir.empty() || !is_first()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(CheckFinite(model_));  // it would push a good one out
   checkpoint::CheckpointDirectory::Options options;
   options.path = options_.checkpoint_dir;
+  options.keep_last = options_.keep;
   WEFT_ASSIGN_OR_RETURN(const auto directory,
                         checkpoint::CheckpointDirectory::Open(options));
   checkpoint::NamedTensors tensors;

@@ -19,6 +19,7 @@
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/launch/stop_signal.h"
+#include "weft/launch/training_checks.h"
 #include "weft/rendezvous/store.h"
 #include "weft/rendezvous/view.h"
 #include "weft/telemetry/logger.h"
@@ -104,12 +105,21 @@ int64_t CountTrainers(const rendezvous::View& view) {
       [](const rendezvous::Member& m) { return m.role == "trainer"; });
 }
 
-telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
-                                             bool is_first) {
+telemetry::Progress::Options ProgressOptions(
+    const ImageTrainerOptions& options) {
   telemetry::Progress::Options progress;
-  progress.style =
-      is_first ? options.progress : telemetry::Progress::Style::kQuiet;
+  progress.style = options.progress;
   return progress;
+}
+
+// Set by the first trainer once its duties after the last step are done.
+constexpr char kConcluded[] = "trainers/concluded";
+constexpr absl::Duration kConclusionTimeout = absl::Minutes(10);
+// How often a trainer that waits for another looks whether that one lives.
+constexpr absl::Duration kLookEvery = absl::Seconds(1);
+
+std::string SettingsKey(const std::string& trainer) {
+  return absl::StrCat("trainers/settings/", trainer);
 }
 
 }  // namespace
@@ -159,11 +169,20 @@ ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
              generator_),
       parameters_(model_),
       client_(ClientOptionsOf(worker)),
-      progress_(ProgressOptions(options_, worker.options().rank == 0)) {
-  if (is_first()) FollowTheOthers();
+      progress_(ProgressOptions(options_)) {
+  FollowTheOthers();
 }
 
 ImageTrainer::~ImageTrainer() = default;
+
+bool ImageTrainer::is_first() const {
+  const auto view = worker_.membership().view();
+  return std::none_of(view->members().begin(), view->members().end(),
+                      [&](const rendezvous::Member& m) {
+                        return m.role == "trainer" &&
+                               m.rank < worker_.options().rank;
+                      });
+}
 
 void ImageTrainer::FollowTheOthers() {
   follow_ = worker_.membership().OnChange(
@@ -173,7 +192,7 @@ void ImageTrainer::FollowTheOthers() {
           const bool is_news = !departed.left &&
                                absl::StartsWith(departed.name, "trainer") &&
                                told.insert(departed.key).second;
-          if (!is_news) continue;
+          if (!is_news || !is_first()) continue;
           WEFT_LOG(worker_.telemetry().logger(), Warning,
                    options_.is_sync
                        ? "a trainer died; the others take over its part of the "
@@ -200,7 +219,51 @@ absl::StatusOr<std::unique_ptr<input::DataLoader>> ImageTrainer::LoadShard(
   return input::DataLoader::Create(*data_.train, sampler, loading);
 }
 
+absl::Status ImageTrainer::AgreeOnSettings() {
+  // With the incarnation, as an earlier life may have left its settings.
+  WEFT_RETURN_IF_ERROR(
+      worker_.membership()
+          .store()
+          .Set(SettingsKey(worker_.self().name),
+               absl::StrCat(worker_.self().incarnation, "\n",
+                            FormatSettings(SettingsOf(options_, data_))),
+               kRoundTimeout)
+          .status());
+  for (int rank = 0; rank < worker_.options().trainers; ++rank) {
+    if (rank == worker_.options().rank) continue;
+    WEFT_RETURN_IF_ERROR(CompareWith(TrainerName(rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ImageTrainer::CompareWith(const std::string& other) {
+  const Instant deadline = SteadyClock().Now() + kRoundTimeout;
+  uint64_t seen = 0;  // a version of another incarnation
+  while (SteadyClock().Now() < deadline) {
+    const auto view = worker_.membership().view();
+    const rendezvous::Member* const member = view->Find(other);
+    if (member == nullptr) return absl::OkStatus();  // dead, or not back yet
+    const absl::StatusOr<rendezvous::StoreEntry> entry =
+        worker_.membership().store().Wait(SettingsKey(other), seen, kLookEvery);
+    if (absl::IsDeadlineExceeded(entry.status())) continue;
+    WEFT_RETURN_IF_ERROR(entry.status());
+    absl::string_view text = entry->value;
+    if (absl::ConsumePrefix(&text, absl::StrCat(member->incarnation, "\n"))) {
+      return CompareSettings(worker_.self().name, SettingsOf(options_, data_),
+                             other, ParseSettings(text));
+    }
+    seen = entry->version;
+  }
+  return absl::DeadlineExceededError(absl::StrCat(
+      other, " has not said within ", absl::FormatDuration(kRoundTimeout),
+      " with which settings it trains"));
+}
+
 absl::Status ImageTrainer::Begin() {
+  WEFT_RETURN_IF_ERROR(AgreeOnSettings());
+  const auto concluded =
+      worker_.membership().store().Get(kConcluded, kRoundTimeout);
+  if (concluded.ok()) concluded_ = concluded->version;
   WEFT_ASSIGN_OR_RETURN(loader_, LoadShard(worker_.options().rank));
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
 
@@ -224,16 +287,23 @@ absl::Status ImageTrainer::Begin() {
   return parameters_.SetValues(values);
 }
 
-double ImageTrainer::Differentiate(const input::Example& batch) {
+absl::StatusOr<double> ImageTrainer::Differentiate(
+    const input::Example& batch) {
   parameters_.ClearGradient();
-  const Variable loss =
+  const Variable result =
       CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
-  loss.Backward();
-  return loss.value().item<float>();
+  const double loss = result.value().item<float>();
+  // Before the push: the parameters on the servers stay finite.
+  if (!options_.allow_non_finite) {
+    WEFT_RETURN_IF_ERROR(
+        CheckLoss(loss, table_->round(), worker_.self().name, model_));
+  }
+  result.Backward();
+  return loss;
 }
 
 absl::StatusOr<double> ImageTrainer::Step(const input::Example& batch) {
-  const double loss = Differentiate(batch);
+  WEFT_ASSIGN_OR_RETURN(const double loss, Differentiate(batch));
   const int64_t round = table_->round();
   Future<Tensor> next = table_->PushPull(parameters_.Gradient());
   WEFT_ASSIGN_OR_RETURN(const Tensor values,
@@ -279,7 +349,7 @@ absl::Status ImageTrainer::ServeAdopted(int64_t round) {
       return absl::InternalError(absl::StrCat(
           "shard ", shard, " of the data ended before the others"));
     }
-    Differentiate(*batch);
+    WEFT_RETURN_IF_ERROR(Differentiate(*batch).status());
     WEFT_RETURN_IF_ERROR(table_
                              ->PushShard({shard, round, /*take_over=*/true},
                                          parameters_.Gradient())
@@ -382,11 +452,22 @@ absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
 ImageTrainer::OpenCheckpoints() const {
   checkpoint::CheckpointDirectory::Options options;
   options.path = options_.checkpoint_dir;
+  options.keep_last = options_.keep;
   return checkpoint::CheckpointDirectory::Open(options);
 }
 
 absl::Status ImageTrainer::Save() {
   if (options_.checkpoint_dir.empty()) return absl::OkStatus();
+  // It would push a good one out.
+  if (const absl::Status finite = CheckFinite(model_); !finite.ok()) {
+    return worker::WithExitCode(
+        absl::Status(
+            finite.code(),
+            absl::StrCat(
+                "no checkpoint was saved in ", options_.checkpoint_dir,
+                ", earlier ones are as they were: ", finite.message())),
+        worker::ExitCode::kDiverged);
+  }
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_ASSIGN_OR_RETURN(const std::string attempt,
                         directory->Begin(table_->round()));
@@ -440,7 +521,10 @@ absl::Status ImageTrainer::TrainEpoch(int epoch) {
                                : CountTrainers(*worker_.membership().view());
     samples_ += static_cast<double>((*batch)[0].size(0) * shards);
     const int64_t used = std::min(loader_->state().used, of_epoch);
-    progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch, loss);
+    if (is_first()) {
+      progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch,
+                       loss);
+    }
     if (asked_to_stop_()) {
       was_stopped_ = true;
       WEFT_LOG(worker_.telemetry().logger(), Info,
@@ -464,9 +548,10 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
     }
     WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));
     training += SteadyClock().Now() - epoch_begin;
+    if (is_first()) saved_epochs_ = epoch + 1;
     saved = SaveIfFirst();
   }
-  progress_.Finish();
+  if (is_first()) progress_.Finish();
   TrainingResult result;
   result.was_stopped = was_stopped_;
   result.checkpoint = checkpoint_;
@@ -474,15 +559,46 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
   if (seconds > 0) {
     result.samples_per_s = samples_ / seconds;
   }
-  if (is_first()) {
-    const int64_t size = data_.test->size();
-    WEFT_ASSIGN_OR_RETURN(const int64_t right,
-                          CountRight(model_, *data_.test, 0, size));
-    result.test_accuracy =
-        static_cast<double>(right) / static_cast<double>(size);
-  }
   result.saved = saved;
+  WEFT_RETURN_IF_ERROR(Conclude(&result));
   return result;
+}
+
+absl::Status ImageTrainer::Conclude(TrainingResult* result) {
+  rendezvous::Store& store = worker_.membership().store();
+  const Instant deadline = SteadyClock().Now() + kConclusionTimeout;
+  while (!is_first()) {
+    // A trainer that was asked to stop leaves the rest to the others.
+    if (was_stopped_) return absl::OkStatus();
+    const auto done = store.Wait(kConcluded, concluded_, kLookEvery);
+    if (done.ok()) return absl::OkStatus();
+    if (!absl::IsDeadlineExceeded(done.status())) return done.status();
+    if (SteadyClock().Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "the first trainer has not saved and tested the model within ",
+          absl::FormatDuration(kConclusionTimeout)));
+    }
+  }
+  // The former first trainer may have left because it was done.
+  const auto done = store.Get(kConcluded, kRoundTimeout);
+  if (done.ok() && done->version > concluded_) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(TestAndSave(result));
+  if (was_stopped_) return absl::OkStatus();
+  return store.Set(kConcluded, worker_.self().name, kRoundTimeout).status();
+}
+
+absl::Status ImageTrainer::TestAndSave(TrainingResult* result) {
+  const bool has_trained = first_epoch_ < options_.epochs;
+  if (!was_stopped_ && has_trained && saved_epochs_ < options_.epochs) {
+    result->saved = SaveIfFirst();  // its predecessor died meanwhile
+    result->checkpoint = checkpoint_;
+  }
+  const int64_t size = data_.test->size();
+  WEFT_ASSIGN_OR_RETURN(const int64_t right,
+                        CountRight(model_, *data_.test, 0, size));
+  result->test_accuracy =
+      static_cast<double>(right) / static_cast<double>(size);
+  return absl::OkStatus();
 }
 
 absl::Status ImageTrainer::SaveIfFirst() {

@@ -1,8 +1,9 @@
 // ImageTrainer: one trainer of an image classifier whose parameters live in a
 // dense table on parameter servers.
 //
-// Every trainer runs the same steps on its share of the data. Trainer 0 also
-// saves checkpoints, between two rounds, and tests the result.
+// Every trainer runs the same steps on its share of the data. The live trainer
+// of the lowest rank also shows progress, saves checkpoints, between two
+// rounds, and tests the result: if it dies, the next one takes that over.
 
 #ifndef WEFT_LAUNCH_IMAGE_TRAINER_H_
 #define WEFT_LAUNCH_IMAGE_TRAINER_H_
@@ -41,6 +42,9 @@ struct ImageTrainerOptions {
   uint64_t seed = 1;            // of first parameters and of the data's order
   std::string checkpoint_dir;   // empty: nothing is saved
   bool resume = false;          // from the newest checkpoint there
+  int keep = 3;                 // so many of the last checkpoints stay
+  // Goes on with a loss that is NaN or infinite, instead of ending with it.
+  bool allow_non_finite = false;
   telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
 };
 
@@ -58,7 +62,7 @@ absl::StatusOr<int64_t> CountRight(ImageModel& model,
                                    int64_t begin, int64_t end);
 
 struct TrainingResult {
-  // Of rank 0; else absent.
+  // Of the live trainer of the lowest rank; else absent.
   std::optional<double> test_accuracy;
   double samples_per_s = 0;  // of all trainers that were there
   std::string checkpoint;    // empty if none was saved
@@ -81,6 +85,13 @@ class ImageTrainer {
 
  private:
   absl::Status Begin();
+  // kFailedPrecondition if another trainer was started with other settings.
+  absl::Status AgreeOnSettings();
+  absl::Status CompareWith(const std::string& other);
+  // The duties of the first trainer after the last step, if this is it or
+  // becomes it; else waits until that one has done them.
+  absl::Status Conclude(TrainingResult* result);
+  absl::Status TestAndSave(TrainingResult* result);
   // Loads the newest checkpoint into the servers (trainer 0) and its place in
   // the data (all).
   absl::Status Resume();
@@ -91,7 +102,7 @@ class ImageTrainer {
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
   // Runs forward and backward; the mean loss. Gradients are in parameters_.
-  double Differentiate(const input::Example& batch);
+  absl::StatusOr<double> Differentiate(const input::Example& batch);
   // SYNC. Gives the parts of shards of the data whose trainers are gone, as far
   // as they are this one's to serve: of those that it served before, and, while
   // `round` is not closed, of those that come to it meanwhile.
@@ -105,9 +116,10 @@ class ImageTrainer {
                                    const std::string& attempt);
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
-  // Says who has died, once each.
+  // Logs which trainers have died, once each.
   void FollowTheOthers();
-  bool is_first() const { return worker_.options().rank == 0; }
+  // Whether no trainer of a lower rank lives.
+  bool is_first() const;
 
   worker::Worker& worker_;
   const ImageData& data_;
@@ -132,6 +144,8 @@ class ImageTrainer {
   int first_epoch_ = 0;
   double samples_ = 0;  // seen in this run by all trainers there are
   bool was_stopped_ = false;
+  int saved_epochs_ = -1;   // after so many epochs this trainer saved last
+  uint64_t concluded_ = 0;  // version of kConcluded as training began
   std::string checkpoint_;
   rendezvous::Membership::Subscription follow_;
 };

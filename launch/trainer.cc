@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -28,6 +29,9 @@ using weft::launch::ImageTrainerOptions;
 using weft::launch::TrainingResult;
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
+
+// No step of Adam is of use beyond it: weights are far below.
+constexpr double kMostLr = 1000;
 
 constexpr char kPs[] = "ps";
 constexpr char kDdp[] = "ddp";
@@ -72,9 +76,14 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
         "wanted --epochs of at least 0 and --batch-size of at least 1, found ",
         training.epochs, " and ", training.batch_size));
   }
-  if (!(training.learning_rate > 0) || std::isinf(training.learning_rate)) {
+  if (!(training.learning_rate > 0) || training.learning_rate > kMostLr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--lr=", training.learning_rate,
+                     ": wanted a number above 0 and at most ", kMostLr));
+  }
+  if (training.keep < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
-        "--lr=", training.learning_rate, ": wanted a number above 0"));
+        "--keep=", training.keep, ": wanted at least 1 checkpoint"));
   }
   if (worker.device != "cpu") {
     return absl::UnimplementedError(
@@ -89,12 +98,20 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
 }
 
 // Whether a checkpoint can be begun there, which would else be known after an
-// epoch.
-absl::Status CheckCheckpointDir(const std::string& path) {
+// epoch, and, without --resume, whether no former run left its own there: the
+// new ones would push them out.
+absl::Status CheckCheckpointDir(const std::string& path, bool resume) {
   weft::checkpoint::CheckpointDirectory::Options options;
   options.path = path;
   WEFT_ASSIGN_OR_RETURN(const auto directory,
                         weft::checkpoint::CheckpointDirectory::Open(options));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
+                        directory->List());
+  if (!resume && !names.empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "found ", names.size(), " of a former run, the newest ", names.back(),
+        "; give --resume to go on from it, or another directory"));
+  }
   WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(0));
   directory->Abandon(attempt);
   return absl::OkStatus();
@@ -168,6 +185,10 @@ absl::Status Run(int argc, char** argv) {
   flags.Add("checkpoint-dir", &training.checkpoint_dir,
             "where to save after each epoch; must be seen by all servers");
   flags.Add("resume", &training.resume, "go on from the newest checkpoint");
+  flags.Add("keep", &training.keep, "so many of the last checkpoints stay");
+  flags.Add(
+      "allow-non-finite", &training.allow_non_finite,
+      "go on when the loss is NaN or infinite; such models are not saved");
   int restart_count = 0;
   flags.Add("restart-count", &restart_count,
             "set by `weft run --max-restarts`: above 0 with --checkpoint-dir, "
@@ -191,7 +212,8 @@ absl::Status Run(int argc, char** argv) {
     training.checkpoint_dir =
         std::filesystem::absolute(training.checkpoint_dir).lexically_normal();
     const absl::Status fit = options.rank == 0
-                                 ? CheckCheckpointDir(training.checkpoint_dir)
+                                 ? CheckCheckpointDir(training.checkpoint_dir,
+                                                      training.resume)
                                  : absl::OkStatus();  // trainer 0 begins all
     if (!fit.ok()) {
       return weft::worker::WithExitCode(

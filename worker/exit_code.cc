@@ -91,6 +91,8 @@ absl::string_view NameOf(ExitCode code) {
       return "authentication";
     case ExitCode::kResource:
       return "resource";
+    case ExitCode::kDiverged:
+      return "diverged";
     case ExitCode::kBadCheckpoint:
       return "bad checkpoint";
   }

@@ -20,6 +20,7 @@ enum class ExitCode {
   kTimeout = 11,       // a deadline has passed
   kAuth = 12,          // certificates, identity or rights
   kResource = 13,      // memory, disk or a limit
+  kDiverged = 14,      // the loss or a parameter is not finite
   kBadCheckpoint = 20  // a checkpoint is damaged or incomplete
 };
 

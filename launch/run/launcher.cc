@@ -247,6 +247,7 @@ bool Job::may_start_again() const {
   const int code = culprit_->exit().shell_code();
   return code != static_cast<int>(worker::ExitCode::kUsage) &&
          code != static_cast<int>(worker::ExitCode::kConfig) &&
+         code != static_cast<int>(worker::ExitCode::kDiverged) &&
          code != static_cast<int>(worker::ExitCode::kBadCheckpoint);
 }
 

@@ -153,6 +153,35 @@ TEST(BadInput, AnAddressInUseIsNamed) {
       kConfig, {"in use", "choose another by --listen="});
 }
 
+TEST(BadInput, CheckpointsOfAFormerRunAreKept) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  job.Train({"--epochs=2", "--checkpoint-dir=" + saved});
+  const auto before = Checkpoints(saved);
+  ExpectEnd(*job.StartTrainer(0, {"--checkpoint-dir=" + saved}), kConfig,
+            {"found 2 of a former run", before.back(), "--resume",
+             "another directory"});
+  EXPECT_EQ(Checkpoints(saved), before);
+}
+
+TEST(BadInput, SoManyCheckpointsStayAsKeepSays) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  job.Train({"--epochs=4", "--keep=1", "--checkpoint-dir=" + saved});
+  EXPECT_EQ(Checkpoints(saved).size(), 1u);
+}
+
+TEST(BadInput, TrainersWithOtherSettingsAreRefusedAndBothValuesNamed) {
+  const Job job;
+  const Processes servers = job.StartServers();
+  const auto first = job.StartTrainer(0, {"--lr=0.01", "--epochs=1000"});
+  const auto second = job.StartTrainer(1, {"--lr=0.02", "--epochs=1000"});
+  ExpectEnd(*first, kConfig,
+            {"--lr is 0.01 at trainer0 and 0.02 at trainer1", "same flags"});
+  ExpectEnd(*second, kConfig,
+            {"--lr is 0.02 at trainer1 and 0.01 at trainer0"});
+}
+
 TEST(BadInput, FileAtTheAddressOfASocketIsKept) {
   Job job;
   const std::string thesis = job.Path("thesis.tex");

@@ -68,6 +68,23 @@ TEST(Death, OfATrainerLetsAnotherTakeOverItsPartOfTheData) {
   }
 }
 
+TEST(Death, OfTheFirstTrainerHandsItsDutiesToTheNext) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const Processes servers = job.StartServers();
+  const Processes trainers =
+      job.StartTrainers({"--epochs=300", "--checkpoint-dir=" + saved});
+  AwaitTraining(*trainers[0]);
+  trainers[0]->Signal(SIGKILL);
+  ASSERT_THAT(trainers[1]->WaitForOutput("a trainer died; ", kLong), IsOk());
+  EXPECT_THAT(trainers[1]->WaitForOutput("training ", kLong), IsOk());
+  EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(0));
+  const TrainerResult result = ResultOf(*trainers[1]);
+  EXPECT_GT(result.test_accuracy, 0.9);
+  EXPECT_EQ(result.checkpoint, saved + "/" + Checkpoints(saved).back());
+  EXPECT_THAT(result.checkpoint, EndsWith("-step-2400"));
+}
+
 // Wherever it dies: each step still has each shard of the data once, and the
 // mean is over as many as before.
 TEST(Death, OfATrainerMidJobChangesNoBitOfTheResult) {

@@ -1,0 +1,104 @@
+#include "weft/launch/training_checks.h"
+
+#include <cmath>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/tensor.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::launch {
+namespace {
+
+constexpr char kBetween[] = "\n";
+
+// "conv1.weight has nan at element 5"; none if all are finite.
+std::optional<std::string> FirstNotFinite(const ImageModel& model) {
+  for (const auto& [name, tensor] : model.StateDict()) {
+    if (tensor.dtype() != DType::kF32) continue;
+    const Tensor values = tensor.Contiguous();
+    const auto elements = values.span<float>();
+    for (size_t i = 0; i < elements.size(); ++i) {
+      if (std::isfinite(elements[i])) continue;
+      return absl::StrCat(name, " has ", elements[i], " at element ", i);
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data) {
+  return {
+      {"--seed", absl::StrCat(options.seed)},
+      {"--batch-size", absl::StrCat(options.batch_size)},
+      {"--epochs", absl::StrCat(options.epochs)},
+      {"--lr", absl::StrCat(options.learning_rate)},
+      {"--sync or --async", options.is_sync ? "--sync" : "--async"},
+      {"images of --data",
+       absl::StrCat(data.train->size(), " of ", data.train->height(), "x",
+                    data.train->width())},
+  };
+}
+
+std::string FormatSettings(const Settings& settings) {
+  return absl::StrJoin(settings, kBetween, absl::PairFormatter("="));
+}
+
+Settings ParseSettings(absl::string_view text) {
+  Settings settings;
+  for (const absl::string_view line : absl::StrSplit(text, kBetween)) {
+    const std::vector<absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits('=', 1));
+    if (parts.size() != 2) return {};
+    settings.emplace(parts[0], parts[1]);
+  }
+  return settings;
+}
+
+absl::Status CompareSettings(const std::string& self, const Settings& own,
+                             const std::string& other, const Settings& others) {
+  std::vector<std::string> differences;
+  for (const auto& [name, value] : own) {
+    const auto found = others.find(name);
+    const std::string theirs =
+        found == others.end() ? "not there" : found->second;
+    if (theirs == value) continue;
+    differences.push_back(absl::StrCat(name, " is ", value, " at ", self,
+                                       " and ", theirs, " at ", other));
+  }
+  if (differences.empty()) return absl::OkStatus();
+  return worker::WithExitCode(absl::FailedPreconditionError(absl::StrCat(
+                                  "all trainers of a job must train the same: ",
+                                  absl::StrJoin(differences, "; "),
+                                  "; start them with the same flags and data")),
+                              worker::ExitCode::kConfig);
+}
+
+absl::Status CheckLoss(double loss, int64_t step, const std::string& self,
+                       const ImageModel& model) {
+  if (std::isfinite(loss)) return absl::OkStatus();
+  const std::optional<std::string> first = FirstNotFinite(model);
+  return worker::WithExitCode(
+      absl::OutOfRangeError(absl::StrCat(
+          self, ", step ", step, ": the loss is ", loss, "; ",
+          first.has_value() ? absl::StrCat("the parameter ", *first)
+                            : "all parameters are finite",
+          "; try a smaller --lr, or --allow-non-finite to go on")),
+      worker::ExitCode::kDiverged);
+}
+
+absl::Status CheckFinite(const ImageModel& model) {
+  const std::optional<std::string> first = FirstNotFinite(model);
+  if (!first.has_value()) return absl::OkStatus();
+  return worker::WithExitCode(
+      absl::OutOfRangeError(absl::StrCat("the parameter ", *first)),
+      worker::ExitCode::kDiverged);
+}
+
+}  // namespace weft::launch
