@@ -118,6 +118,11 @@ constexpr absl::Duration kConclusionTimeout = absl::Minutes(10);
 // How often a trainer that waits for another looks whether that one lives.
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
 
+// Holds the incarnation of a trainer that has begun its steps.
+std::string TrainingKey(const std::string& trainer) {
+  return absl::StrCat("trainers/training/", trainer);
+}
+
 std::string SettingsKey(const std::string& trainer) {
   return absl::StrCat("trainers/settings/", trainer);
 }
@@ -284,6 +289,12 @@ absl::Status ImageTrainer::Begin() {
       table_->Initialize(parameters_.Values()).Wait(kRoundTimeout));
   WEFT_ASSIGN_OR_RETURN(const Tensor values,
                         table_->Pull().Wait(kRoundTimeout));
+  WEFT_RETURN_IF_ERROR(worker_.membership()
+                           .store()
+                           .Set(TrainingKey(worker_.self().name),
+                                absl::StrCat(worker_.self().incarnation),
+                                kRoundTimeout)
+                           .status());
   return parameters_.SetValues(values);
 }
 
@@ -413,6 +424,28 @@ absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
   return "";
 }
 
+absl::Status ImageTrainer::CheckNobodyTrains() const {
+  const auto view = worker_.membership().view();
+  for (int rank = 0; rank < worker_.options().trainers; ++rank) {
+    if (rank == worker_.options().rank) continue;
+    const std::string other = TrainerName(rank);
+    const rendezvous::Member* const member = view->Find(other);
+    if (member == nullptr) continue;
+    const auto entry = worker_.membership().store().Get(TrainingKey(other),
+                                                        kRoundTimeout);
+    if (absl::IsNotFound(entry.status())) continue;
+    WEFT_RETURN_IF_ERROR(entry.status());
+    if (entry->value != absl::StrCat(member->incarnation)) continue;
+    return worker::WithExitCode(
+        absl::FailedPreconditionError(absl::StrCat(
+            worker_.self().name, " cannot restore a checkpoint by --resume: ",
+            other, " trains on the tables of this job and goes on without it; "
+            "start the job again with --resume after it has ended")),
+        worker::ExitCode::kConfig);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ImageTrainer::Resume() {
   // Of this life of trainer 0: an earlier one may have left its word.
   const auto view = worker_.membership().view();
@@ -422,6 +455,7 @@ absl::Status ImageTrainer::Resume() {
   rendezvous::Store& store = worker_.membership().store();
   std::string place;
   if (is_first()) {
+    WEFT_RETURN_IF_ERROR(CheckNobodyTrains());
     const absl::StatusOr<std::string> restored = RestoreNewest();
     if (!restored.ok()) {  // nobody need wait for what does not come
       (void)store.Set(key, absl::StrCat(kNoPlace, restored.status().message()),

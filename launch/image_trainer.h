@@ -92,6 +92,9 @@ class ImageTrainer {
   // becomes it; else waits until that one has done them.
   absl::Status Conclude(TrainingResult* result);
   absl::Status TestAndSave(TrainingResult* result);
+  // kFailedPrecondition if another trainer has begun its steps: restored tables
+  // would replace those that it trains on.
+  absl::Status CheckNobodyTrains() const;
   // Loads the newest checkpoint into the servers (trainer 0) and its place in
   // the data (all).
   absl::Status Resume();

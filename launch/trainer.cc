@@ -1,6 +1,7 @@
 // trainer: trains an image classifier, with the parameter servers of its job or
 // with the other trainers only.
 
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -130,8 +131,9 @@ absl::Status WithWayOn(const absl::Status& error,
                    training.checkpoint_dir));
 }
 
-void Print(const TrainingResult& result, bool json) {
-  if (!result.test_accuracy.has_value()) return;
+// With ExitCode kResource if the result cannot be written.
+absl::Status Print(const TrainingResult& result, bool json) {
+  if (!result.test_accuracy.has_value()) return absl::OkStatus();
   if (json) {
     const nlohmann::ordered_json object = {
         {"test_accuracy", *result.test_accuracy},
@@ -143,7 +145,13 @@ void Print(const TrainingResult& result, bool json) {
                 100 * *result.test_accuracy, result.samples_per_s,
                 result.checkpoint.empty() ? "none" : result.checkpoint.c_str());
   }
-  std::fflush(stdout);
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) {
+    return absl::OkStatus();
+  }
+  return weft::worker::WithExitCode(
+      absl::ErrnoToStatus(errno,
+                          "the result cannot be written to standard output"),
+      weft::worker::ExitCode::kResource);
 }
 
 absl::StatusOr<TrainingResult> TrainWithServers(
@@ -251,8 +259,9 @@ absl::Status Run(int argc, char** argv) {
   if (!result.ok()) {
     return WithWayOn(result.status(), training);
   }
-  Print(*result, options.json);
-  return result->saved.ok() ? ended : result->saved;
+  const absl::Status printed = Print(*result, options.json);
+  if (!result->saved.ok()) return result->saved;
+  return printed.ok() ? ended : printed;
 }
 
 }  // namespace

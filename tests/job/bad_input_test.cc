@@ -165,10 +165,23 @@ TEST(BadInput, CheckpointsOfAFormerRunAreKept) {
 }
 
 TEST(BadInput, SoManyCheckpointsStayAsKeepSays) {
-  const Job job;
+  Job job;
+  job.flags = {"--keep=1"};  // servers take the trainer's flags too
   const std::string saved = job.Path("saved");
-  job.Train({"--epochs=4", "--keep=1", "--checkpoint-dir=" + saved});
+  job.Train({"--epochs=4", "--checkpoint-dir=" + saved});
   EXPECT_EQ(Checkpoints(saved).size(), 1u);
+}
+
+TEST(BadInput, ResultThatCannotBeWrittenEndsWithAnError) {
+  Job job;
+  job.trainers = 1;
+  const Processes servers = job.StartServers();
+  Flags command = {"/bin/sh", "-c", "exec \"$@\" > /dev/full", "sh"};
+  for (const std::string& flag : job.TrainerCommand(0, {"--epochs=1"})) {
+    command.push_back(flag);
+  }
+  ExpectEnd(*StartProcess(command), kResource,
+            {"result cannot be written", "No space left"});
 }
 
 TEST(BadInput, TrainersWithOtherSettingsAreRefusedAndBothValuesNamed) {

@@ -33,6 +33,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
 
+constexpr int kConfig = 3;
 constexpr int kPeerLost = 10;
 // Silence is death after 10 s.
 constexpr absl::Duration kSeconds = absl::Seconds(40);
@@ -83,6 +84,28 @@ TEST(Death, OfTheFirstTrainerHandsItsDutiesToTheNext) {
   EXPECT_GT(result.test_accuracy, 0.9);
   EXPECT_EQ(result.checkpoint, saved + "/" + Checkpoints(saved).back());
   EXPECT_THAT(result.checkpoint, EndsWith("-step-2400"));
+}
+
+TEST(Death, FirstTrainerThatResumesBesideARunningJobIsRefused) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const Processes servers = job.StartServers();
+  const Processes trainers =
+      job.StartTrainers({kForLong, "--checkpoint-dir=" + saved});
+  AwaitTraining(*trainers[0]);
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }));
+  trainers[0]->Signal(SIGKILL);
+  ASSERT_THAT(trainers[1]->WaitForOutput("a trainer died; ", kLong), IsOk());
+  const auto again = job.StartTrainer(
+      0, {kForLong, "--resume", "--checkpoint-dir=" + saved});
+  EXPECT_THAT(again->Wait(kLong), IsOkAndHolds(kConfig)) << again->output();
+  EXPECT_THAT(again->output(), HasSubstr("trainer1 trains on the tables"));
+  const auto before = Checkpoints(saved);
+  EXPECT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }))
+      << trainers[1]->output();
+  trainers[1]->Signal(SIGTERM);
+  EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_GT(ResultOf(*trainers[1]).test_accuracy, 0.9);
 }
 
 // Wherever it dies: each step still has each shard of the data once, and the
