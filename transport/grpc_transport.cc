@@ -14,6 +14,7 @@
 #include "weft/base/check.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop/memory_queue.h"
@@ -23,7 +24,6 @@
 
 namespace weft::transport {
 namespace {
-
 
 // How long what runs on a Loop may keep the end of an agent waiting.
 constexpr absl::Duration kTurnGrace = absl::Seconds(30);
@@ -89,7 +89,7 @@ class GrpcConnection final : public Connection {
 };
 
 // What a stream hears goes to the connection's observer.
-class StreamEars final : public net::StreamObserver {
+class StreamEars : public net::StreamObserver {
  public:
   explicit StreamEars(std::shared_ptr<ConnectionObserver> observer)
       : observer_(std::move(observer)) {}
@@ -105,6 +105,41 @@ class StreamEars final : public net::StreamObserver {
 
  private:
   const std::shared_ptr<ConnectionObserver> observer_;
+};
+
+// The same at the end that opened the stream: a peer that does not serve the
+// method refuses it before any message.
+class CallerStreamEars final : public StreamEars {
+ public:
+  CallerStreamEars(std::shared_ptr<ConnectionObserver> observer,
+                   Destination peer, std::string method)
+      : StreamEars(std::move(observer)),
+        peer_(std::move(peer)),
+        method_(std::move(method)) {}
+
+  void OnMessage(Slices message) override {
+    has_message_ = true;
+    StreamEars::OnMessage(std::move(message));
+  }
+  void OnClosed(absl::Status status) override {
+    if (absl::IsUnimplemented(status) && !has_message_) {
+      const std::string who =
+          peer_.name.empty() ? "the peer" : absl::StrCat("worker ", peer_.name);
+      status = Reworded(
+          status,
+          absl::StrCat(who, " at ", peer_.address,
+                       " does not serve connections of ", method_, ": ",
+                       status.message(),
+                       "; check that the address is a worker's, and that it "
+                       "runs the same version of Weft"));
+    }
+    StreamEars::OnClosed(std::move(status));
+  }
+
+ private:
+  const Destination peer_;
+  const std::string method_;
+  bool has_message_ = false;  // on the Loop
 };
 
 // The acceptor, which the endpoint's handler shares with the transport.
@@ -199,9 +234,10 @@ class GrpcTransport final : public Transport {
       observer = ring;
     }
     auto connection = std::make_shared<GrpcConnection>(
-        (*channel)->OpenStream(
-            method_, std::make_shared<StreamEars>(std::move(observer)),
-            metadata),
+        (*channel)->OpenStream(method_,
+                               std::make_shared<CallerStreamEars>(
+                                   std::move(observer), to, method_),
+                               metadata),
         memories_, to.address, *channel);
     if (ring == nullptr) return connection;
     return ring->Attach(std::move(connection));

@@ -26,8 +26,11 @@ struct GrpcTransportOptions {
   net::Roles roles = net::Roles::Any();
 };
 
-// Registers options.method at `endpoint`, which must not have started, and must outlive it, as must `loop`. Until an agent accepts, callers
-// are refused and try again.
+// Registers options.method at `endpoint`, which must not have started, and must
+// outlive it, as must `loop`. Until an acceptor is set, callers are refused
+// with kUnavailable and try again. A peer that does not serve the method
+// refuses with kUnimplemented, which names the peer, its address and the
+// method.
 std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
                                              net::Endpoint& endpoint,
                                              GrpcTransportOptions options = {});
