@@ -658,7 +658,11 @@ int main(int argc, char** argv) {
     weft::bench::PrintFigures(runner);
     return 0;
   }
-  weft::bench::GoalReport report(absl::StrSplit(goals, ','));
+  std::vector<std::string> chosen = absl::StrSplit(goals, ',');
+  for (size_t i = 0, n = goals.empty() ? 0 : chosen.size(); i < n; ++i) {
+    chosen.push_back(absl::StrCat(chosen[i], ", recorded"));
+  }
+  weft::bench::GoalReport report(chosen);
   weft::bench::Contest contest(runner, report);
   weft::bench::Measure(contest, report);
   report.Finish();
