@@ -321,8 +321,11 @@ TEST(WeftRun, PassesATermSignalOnAndAllIsSaved) {
   ASSERT_EQ(sscanf(output.c_str() + last, "[trainer0] training %*d%% %" SCNd64,
                    &images),
             1);
-  EXPECT_THAT(names.back(),
-              EndsWith(absl::StrCat("-step-", images / (2 * Job::kBatch))));
+  // A later one if trainer1 made a step after trainer0 had left: it saves then.
+  const size_t number = names.back().rfind('-') + 1;
+  int64_t step = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(names.back().substr(number), &step));
+  EXPECT_GE(step, images / (2 * Job::kBatch)) << output;
 }
 
 TEST(WeftRun, NamesTheRankThatFailed) {
