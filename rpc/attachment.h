@@ -29,10 +29,10 @@
 //       (its incarnation, or the session of a client), this agent has ended, or
 //       the callee has forgotten the session of a request that was out.
 //
-// Calls without a session have no attachments: those of a worker by itself,
-// and plain ones. Nor do values of a stream, nor calls by WithRetry(), which
-// may go to another incarnation. There Stage() fails the encoding with
-// kFailedPrecondition.
+// Calls of an agent by itself have no session; it takes their attachments from
+// itself, with the same guarantees. Untyped calls of a client have none. Nor do
+// values of a stream, nor calls by WithRetry(), which may go to another
+// incarnation. There Stage() fails the encoding with kFailedPrecondition.
 
 #ifndef WEFT_RPC_ATTACHMENT_H_
 #define WEFT_RPC_ATTACHMENT_H_
@@ -77,7 +77,7 @@ struct CodecContext {
   rendezvous::WorkerKey peer;
   // The id of the call, unique for (caller, callee) over all sessions of the
   // two incarnations. 0 of a request that is being written: it is numbered when
-  // it is handed to its session. 0, too, of calls without a session.
+  // it is handed to its session. 0, too, of untyped calls of a client.
   uint64_t call = 0;
 };
 

@@ -155,13 +155,87 @@ TEST(Attachment, IsRefusedWhereNothingTakesItsKind) {
               StatusIs(absl::StatusCode::kInternal, "kind 'test.tokens'"));
 }
 
-TEST_F(AttachmentTest, CallsWithoutASessionHaveNone) {
+// ------------------------------------------------ calls of an agent by itself
+
+class OwnAttachmentTest : public AttachmentTest {
+ protected:
+  Target self(absl::Duration timeout = absl::Seconds(60)) {
+    return ranks_[0].To("w0", timeout);
+  }
+};
+
+// From now on what is taken waits.
+Token GiveAndHold(CallContext& context, const std::string& text) {
+  context.Local<TokenBooks>()->HoldBack(true);
+  return Token{text};
+}
+WEFT_RPC(GiveAndHold);
+
+TEST_F(OwnAttachmentTest, OfACallByItselfIsDelivered) {
+  const auto joined = Call(self(), Join, Token{"a"}, Token{"b"});
+  ASSERT_THAT(joined.status(), IsOk());
+  EXPECT_EQ(*joined, "a,b");
+  const auto given = Call(self(), Give, "c");
+  ASSERT_THAT(given.status(), IsOk());
+  EXPECT_EQ(given->text, "c");
+  EXPECT_EQ(mine_->Outcomes(), "a+b delivered, c delivered");
+  const std::vector<Token> taken = mine_->taken();
+  ASSERT_THAT(taken, SizeIs(2));
+  EXPECT_EQ(taken[0].context.message, CodecContext::Message::kRequest);
+  EXPECT_EQ(taken[0].context.peer, ranks_[0].key());
+  EXPECT_EQ(taken[1].context.message, CodecContext::Message::kReply);
+  EXPECT_NE(taken[0].context.call, 0u);
+  EXPECT_NE(taken[0].context.call, taken[1].context.call);
+  EXPECT_EQ(mine_->sent()[0].call, taken[0].context.call);
+  // What is not decoded any more is let go.
+  EXPECT_TRUE(testing::Becomes([&] { return mine_->open_receipts() == 0; }));
+}
+
+TEST_F(OwnAttachmentTest, OfACallByItselfIsRefusedWhereItIsNotTaken) {
+  mine_->RefuseWith(absl::ResourceExhaustedError("no room for tokens"));
   EXPECT_THAT(
-      Call(ranks_[0].To("w0"), Join, Token{"a"}, Token{"b"}).status(),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "has no session"));
-  EXPECT_THAT(Call(ranks_[0].To("w0"), Give, "c").status(),
-              StatusIs(absl::StatusCode::kInternal, "has no session"));
-  EXPECT_THAT(mine_->sent(), IsEmpty());
+      Call(self(), Join, Token{"a"}, Token{"b"}).status(),
+      StatusIs(absl::StatusCode::kResourceExhausted, "no room for tokens"));
+  EXPECT_THAT(
+      Call(self(), Give, "c").status(),
+      StatusIs(absl::StatusCode::kResourceExhausted, "no room for tokens"));
+  EXPECT_THAT(Call(self(), Give, "unfit").status(),
+              StatusIs(absl::StatusCode::kInternal));
+  EXPECT_EQ(mine_->Outcomes(), "a+b refused, c refused, unfit refused");
+  EXPECT_EQ(runs, 0);
+}
+
+TEST_F(OwnAttachmentTest, ACallByItselfRunsOnceItsAttachmentsAreSettled) {
+  mine_->HoldBack(true);
+  const auto joined = CallAsync(self(), Join, Token{"a"}, Token{"b"});
+  EXPECT_FALSE(joined.IsReady());
+  EXPECT_EQ(mine_->Outcomes(), "a+b open");
+  EXPECT_EQ(runs, 0);
+  mine_->Release();
+  EXPECT_THAT(joined.Wait(absl::Seconds(30)).status(), IsOk());
+  EXPECT_EQ(mine_->Outcomes(), "a+b delivered");
+
+  mine_->SettleWith(absl::NotFoundError("no such object"));
+  EXPECT_THAT(Call(self(), Join, Token{"c"}, Token{"d"}).status(),
+              StatusIs(absl::StatusCode::kNotFound, "no such object"));
+  EXPECT_EQ(mine_->Outcomes(), "a+b delivered, c+d delivered");
+  EXPECT_EQ(runs, 1);
+}
+
+TEST_F(OwnAttachmentTest, ACallByItselfThatWaitsEndsAtItsDeadline) {
+  mine_->HoldBack(true);
+  EXPECT_THAT(
+      Call(self(absl::Milliseconds(20)), Join, Token{"a"}, Token{"b"}).status(),
+      StatusIs(absl::StatusCode::kDeadlineExceeded));
+  mine_->Release();
+  EXPECT_THAT(Call(self(absl::Milliseconds(20)), GiveAndHold, "c").status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  mine_->Release();
+  EXPECT_EQ(runs, 0);
+  EXPECT_TRUE(testing::Becomes([&] {
+    return mine_->Outcomes() == "a+b delivered, c delivered";
+  })) << mine_->Outcomes();
+  EXPECT_TRUE(testing::Becomes([&] { return mine_->open_receipts() == 0; }));
 }
 
 TEST_F(AttachmentTest, CallsByWithRetryHaveNone) {

@@ -76,10 +76,9 @@ std::vector<std::string> Registry::Names() const {
 
 Encoder ServedCall::ReplyEncoder() {
   const CodecContext context{CodecContext::Message::kReply, &agent(),
-                             peer().key, incoming_.has_session ? id() : 0};
-  return Encoder(context, incoming_.has_session ? &staged_ : nullptr,
-                 "the call has no session: a worker calls itself, or a client "
-                 "in untyped form");
+                             peer().key, incoming_.has_attachments ? id() : 0};
+  return Encoder(context, incoming_.has_attachments ? &staged_ : nullptr,
+                 "the call has no session: a client makes it in untyped form");
 }
 
 namespace internal {

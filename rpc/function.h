@@ -85,8 +85,9 @@ class ServedCall : private CountedCall, public CallContext {
     uint64_t ordered_queue = 0;   // see Request
     absl::string_view function;   // outlives the call
     Instant began;                // when it came
-    // Whether it is of a session, so that messages may have attachments.
-    bool has_session = false;
+    // Whether its messages may have attachments: of a session, and of an agent
+    // by itself.
+    bool has_attachments = false;
   };
 
   uint64_t id() const { return incoming_.id; }

@@ -1,6 +1,10 @@
 #include "weft/rpc/handle.h"
 
+#include <limits>
+#include <tuple>
+
 #include "weft/base/catch_to_status.h"
+#include "weft/rpc/session/retry_policy.h"
 
 namespace weft::rpc::internal {
 namespace {
@@ -15,6 +19,8 @@ absl::Status ReadId(ServedCall& call, ObjectId& id) {
 bool RegisterBuiltin(const char* name, const char* signature,
                      Function::Serve serve) {
   Function f;
+  // What is released twice is not found the second time.
+  f.is_idempotent = true;
   f.name = name;
   f.signature = signature;
   f.digest = DigestOf(f.signature);
@@ -66,8 +72,18 @@ void ReleaseUnlessKnown(const Target& target, uint64_t call,
                         const absl::Status& end) {
   if (!OutcomeUnknown(end)) return;
   // On its own, for what the making was part of has perhaps ended; nobody waits
-  // for it.
-  (void)ReleaseAsync(Handle<void>(Alone(target), MadeBy(target, call)));
+  // for it. Again, until it is answered or the worker is gone: a partition may
+  // outlast one attempt.
+  const ObjectId object = MadeBy(target, call);
+  ReleaseAsync(Handle<void>(Alone(target), object))
+      .OnReady([alone = Alone(target), object](const absl::Status& released) {
+        if (!absl::IsUnavailable(released)) return;
+        RetryPolicy policy;
+        policy.max_attempts = std::numeric_limits<int>::max();
+        (void)ReleaseAsync(Handle<void>(
+            alone.WithTimeout(absl::InfiniteDuration()).WithRetry(policy),
+            object));
+      });
 }
 
 }  // namespace weft::rpc::internal

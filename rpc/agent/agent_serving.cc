@@ -86,7 +86,22 @@ internal::Caller::Abandon AgentState::ServeSessionless(
     status = ended_;
     if (status.ok()) CallBegan();
   }
+  std::shared_ptr<const ReceivedAttachments> attachments;
+  if (status.ok() && !request->attachments.empty()) {
+    const CodecContext context{CodecContext::Message::kRequest, agent(),
+                               caller.key, request->id};
+    auto taken = receivers()->Take(context, request->attachments);
+    status = taken.status();
+    if (taken.ok()) {
+      attachments = *std::move(taken);
+    } else {
+      CallEnded();
+    }
+  }
   if (!status.ok()) {
+    if (request->staged != nullptr) {
+      request->staged->Tell(request->id, AttachmentOutcome::kRefused);
+    }
     traffic->CountReply(false);
     if (is_own) traffic->CountEnd(false, 0);
     std::move(done)(std::move(status), nullptr);
@@ -100,12 +115,25 @@ internal::Caller::Abandon AgentState::ServeSessionless(
   options.caller = std::move(caller);
   options.is_own = is_own;
   options.function = *function;
-  options.request = std::move(request);
+  options.request = request;
+  options.attachments = attachments;
   options.traffic = traffic;
   options.done = std::move(done);
   const auto call = SessionlessCall::Create(std::move(options));
   call->Follow(ending_.token(), gone);
-  Dispatch(**function, call);
+  if (attachments == nullptr) {
+    Dispatch(**function, call);
+  } else {
+    RunWhenSettled(
+        call, *attachments,
+        [staged = request->staged, id = request->id] {
+          staged->Tell(id, AttachmentOutcome::kDelivered);
+        },
+        [self = shared_from_this(),
+         &function = **function](std::shared_ptr<ServedCall> ready) {
+          self->Dispatch(function, std::move(ready));
+        });
+  }
   return internal::Abandon(call, 0);
 }
 

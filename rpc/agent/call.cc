@@ -103,6 +103,7 @@ class CallStarter {
 
   static bool IsAlias(const Target& target) {
     if (!target.allows_alias_ || target.caller_ == nullptr) return false;
+    if (target.attached_ != nullptr) return false;  // it needs a message
     const AgentOptions& self = StateOf(target).options();
     const Worker& peer = target.caller_->peer();
     // WithRetry() has the name only.
@@ -158,13 +159,10 @@ class CallStarter {
 
   static Encoder RequestEncoder(const Target& target,
                                 std::shared_ptr<StagedAttachments>* staged) {
-    const bool is_self = WorkerOf(target).key == StateOf(target).options().key;
     const CodecContext context{CodecContext::Message::kRequest, target.agent_,
                                WorkerOf(target).key, 0};
-    return Encoder(context, is_self || target.retries_ ? nullptr : staged,
-                   is_self ? "a call of a worker by itself has no session"
-                           : "a call by WithRetry() may go to another "
-                             "incarnation");
+    return Encoder(context, target.retries_ ? nullptr : staged,
+                   "a call by WithRetry() may go to another incarnation");
   }
 
   static void StageAttached(const Target& target, Encoder& encoder) {

@@ -33,6 +33,42 @@ absl::Status FunctionFailure(absl::Status status, const std::string& self,
   return Reworded(named, SaidBy(function, named.message()));
 }
 
+void RunWhenSettled(std::shared_ptr<ServedCall> call,
+                    const ReceivedAttachments& attachments,
+                    std::function<void()> settled,
+                    std::function<void(std::shared_ptr<ServedCall>)> run) {
+  // Who takes the call out of it, ends it or runs it; nobody holds it after.
+  struct Waiting {
+    std::shared_ptr<ServedCall> Take() {
+      MutexLock lock(mu);
+      return std::move(call);
+    }
+    Mutex mu;
+    std::shared_ptr<ServedCall> call ABSL_GUARDED_BY(mu);
+    CancelToken::Registration registration;
+  };
+  auto waiting = std::make_shared<Waiting>();
+  const CancelToken cancel = call->cancel();
+  {
+    MutexLock lock(waiting->mu);
+    waiting->call = std::move(call);
+  }
+  waiting->registration = cancel.OnCancel(
+      [weak = std::weak_ptr<Waiting>(waiting)](const absl::Status& why) {
+        const auto waiting = weak.lock();
+        if (waiting == nullptr) return;
+        if (const auto call = waiting->Take()) call->Finish(why);
+      });
+  attachments.WhenSettled([waiting, settled = std::move(settled),
+                           run = std::move(run)](const absl::Status& status) {
+    settled();
+    std::shared_ptr<ServedCall> call = waiting->Take();
+    if (call == nullptr) return;
+    if (!status.ok()) return call->Finish(status);
+    run(std::move(call));
+  });
+}
+
 // Keeps the Inbound alive while its handler runs.
 class Inbound::Call final : public ServedCall {
  public:
@@ -50,7 +86,7 @@ class Inbound::Call final : public ServedCall {
                                            inbound->peer_->key, request.id},
                               std::move(attachments)},
                      request.keeps_result, nullptr, request.ordered_queue,
-                     function.name, request.began, /*has_session=*/true}),
+                     function.name, request.began, /*has_attachments=*/true}),
         inbound_(std::move(inbound)),
         function_(function),
         cancel_(std::move(cancel)) {}
@@ -395,7 +431,16 @@ void Inbound::Serve(RequestPtr request) {
   if (attachments == nullptr) {
     return dispatcher_->Dispatch(**function, std::move(call));
   }
-  DispatchWhenSettled(**function, std::move(call), std::move(attachments));
+  RunWhenSettled(
+      std::move(call), *attachments,
+      // Before the reply, which must not leave earlier.
+      [self = shared_from_this(), id = request->id] {
+        self->Tell(CalleeSession::Settled{id});
+      },
+      [self = shared_from_this(),
+       &function = **function](std::shared_ptr<ServedCall> ready) {
+        self->dispatcher_->Dispatch(function, std::move(ready));
+      });
 }
 
 void Inbound::Refuse(const Request& request, absl::Status why,
@@ -410,43 +455,6 @@ void Inbound::Refuse(const Request& request, absl::Status why,
   }
   reply->refusal = refusal;
   Finish(request.function, std::move(reply));
-}
-
-void Inbound::DispatchWhenSettled(
-    const Function& function, std::shared_ptr<Call> call,
-    std::shared_ptr<const ReceivedAttachments> attachments) {
-  // Who takes the call out of it, ends it or runs it; nobody holds it after.
-  struct Waiting {
-    std::shared_ptr<Call> Take() {
-      MutexLock lock(mu);
-      return std::move(call);
-    }
-    Mutex mu;
-    std::shared_ptr<Call> call ABSL_GUARDED_BY(mu);
-    CancelToken::Registration registration;
-  };
-  auto waiting = std::make_shared<Waiting>();
-  const CancelToken cancel = call->cancel();
-  const uint64_t id = call->id();
-  {
-    MutexLock lock(waiting->mu);
-    waiting->call = std::move(call);
-  }
-  waiting->registration = cancel.OnCancel(
-      [weak = std::weak_ptr<Waiting>(waiting)](const absl::Status& why) {
-        const auto waiting = weak.lock();
-        if (waiting == nullptr) return;
-        if (const auto call = waiting->Take()) call->Finish(why);
-      });
-  attachments->WhenSettled([self = shared_from_this(), waiting, &function,
-                            id](const absl::Status& settled) {
-    // Before the reply, which must not leave earlier.
-    self->Tell(CalleeSession::Settled{id});
-    std::shared_ptr<Call> call = waiting->Take();
-    if (call == nullptr) return;
-    if (!settled.ok()) return call->Finish(settled);
-    self->dispatcher_->Dispatch(function, std::move(call));
-  });
 }
 
 void Inbound::Finish(absl::string_view function, std::shared_ptr<Reply> reply) {

@@ -71,6 +71,13 @@ class Dispatcher : public CallCounter {
 Lineage BeginLineage(Dispatcher& dispatcher, const Worker& peer,
                      const Request& request, CancelToken cancel,
                      telemetry::Span* span);
+// Runs `run(call)` once `attachments`, those of its request, are settled; ends
+// it with why they could not be. `settled` runs first in both cases. Holds no
+// thread meanwhile; a call that is cancelled ends before.
+void RunWhenSettled(std::shared_ptr<ServedCall> call,
+                    const ReceivedAttachments& attachments,
+                    std::function<void()> settled,
+                    std::function<void(std::shared_ptr<ServedCall>)> run);
 
 // What a call is told of the error in which it ended at `self`: of the
 // function, or of what was read and written for it, it begins with the
@@ -142,12 +149,6 @@ class Inbound final : public PendingSource,
   void Serve(RequestPtr request) ABSL_LOCKS_EXCLUDED(mu_);
   // Answers `request` without running it.
   void Refuse(const Request& request, absl::Status why, Refusal refusal)
-      ABSL_LOCKS_EXCLUDED(mu_);
-  // Runs `call` once `attachments`, null if it has none, are settled. Holds no
-  // thread meanwhile; a call that is cancelled ends before.
-  void DispatchWhenSettled(
-      const Function& function, std::shared_ptr<Call> call,
-      std::shared_ptr<const ReceivedAttachments> attachments)
       ABSL_LOCKS_EXCLUDED(mu_);
   void Finish(absl::string_view function, std::shared_ptr<Reply> reply)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -185,7 +185,10 @@ class RetryingCaller::RetriedCall final
     if (!absl::IsUnavailable(status) || ReasonOf(status) == Reason::kNone) {
       return false;
     }
-    if (!options_->may_come_back && ReasonOf(status) == Reason::kPeerGone) {
+    // One incarnation that is gone, or ends, takes no call any more.
+    if (!options_->may_come_back &&
+        (ReasonOf(status) == Reason::kPeerGone ||
+         ReasonOf(status) == Reason::kShuttingDown)) {
       return false;
     }
     return !OutcomeUnknown(status) ||

@@ -71,12 +71,15 @@ SessionlessCall::SessionlessCall(Options options, Lineage inherited,
           std::make_shared<const Worker>(options.caller), std::move(inherited),
           Incoming{options.request->id,
                    Received{options.request->body, /*is_private=*/false,
-                            CodecContext{CodecContext::Message::kRequest,
-                                         options.dispatcher->agent(),
-                                         options.caller.key, 0}},
+                            CodecContext{
+                                CodecContext::Message::kRequest,
+                                options.dispatcher->agent(), options.caller.key,
+                                options.is_own ? options.request->id : 0},
+                            std::move(options.attachments)},
                    options.request->keeps_result, options.request->alias,
                    options.request->ordered_queue, options.function->name,
-                   options.transport->clock().Now()}),
+                   options.transport->clock().Now(),
+                   /*has_attachments=*/options.is_own}),
       dispatcher_(std::move(options.dispatcher)),
       transport_(*options.transport),
       calls_(std::move(options.calls)),
@@ -124,10 +127,54 @@ void SessionlessCall::Finish(absl::StatusOr<Slices> result) {
   if (finished_.exchange(true)) return;
   EndSpan();
   auto reply = std::make_shared<Reply>();
+  reply->id = id();
+  std::shared_ptr<StagedAttachments> staged = TakeStaged();
+  if (result.ok() && staged != nullptr) {
+    auto frozen = staged->Freeze();
+    if (frozen.ok()) {
+      reply->attachments = *std::move(frozen);
+    } else {
+      result = internal::EncodeError(frozen.status());
+    }
+  }
+  if (!result.ok() && staged != nullptr) {
+    staged->Tell(id(), AttachmentOutcome::kRefused);  // before the end is known
+  }
   reply->status = FunctionFailure(result.status(), dispatcher_->self(),
                                   function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
   traffic_->CountReply(reply->status.ok());
+  if (!reply->attachments.empty() && !ended_) {
+    return FinishWhenSettled(std::move(reply), std::move(staged));
+  }
+  End(std::move(reply));
+}
+
+void SessionlessCall::FinishWhenSettled(
+    std::shared_ptr<Reply> reply, std::shared_ptr<StagedAttachments> staged) {
+  const CodecContext context{CodecContext::Message::kReply,
+                             dispatcher_->agent(), peer().key, id()};
+  auto taken = dispatcher_->receivers()->Take(context, reply->attachments);
+  if (!taken.ok()) {
+    staged->Tell(id(), AttachmentOutcome::kRefused);
+    reply->status = internal::ResultError(dispatcher_->self(), function_.name,
+                                          taken.status());
+    return End(std::move(reply));
+  }
+  reply->received = *taken;
+  reply->from = peer().key;
+  (*taken)->WhenSettled(
+      [self = shared_from_this(), reply, staged](const absl::Status& settled) {
+        staged->Tell(self->id(), AttachmentOutcome::kDelivered);
+        if (!settled.ok()) {
+          reply->status = internal::ResultError(self->dispatcher_->self(),
+                                                self->function_.name, settled);
+        }
+        self->End(reply);
+      });
+}
+
+void SessionlessCall::End(std::shared_ptr<Reply> reply) {
   if (ended_.exchange(true)) return;
   if (transport_.clock().Now() < deadline()) return Tell(reply->status, reply);
   // Its timer is late. The function may have stopped at the deadline and
@@ -177,6 +224,9 @@ internal::Caller::Abandon SelfCaller::Start(std::shared_ptr<Request> request,
   if (const std::shared_ptr<SessionlessServer> server = server_.lock()) {
     return server->ServeSessionless(self_, std::move(request), CancelToken(),
                                     std::move(done));
+  }
+  if (request->staged != nullptr) {
+    request->staged->Tell(request->id, AttachmentOutcome::kRefused);
   }
   std::move(done)(absl::UnavailableError("the agent has ended"), nullptr);
   return Abandon();

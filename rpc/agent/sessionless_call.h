@@ -16,6 +16,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/inbound.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/caller.h"
 #include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
@@ -92,6 +93,8 @@ class SessionlessCall final
     bool is_own = false;                 // the caller is who serves
     const Function* function = nullptr;  // outlives it
     std::shared_ptr<const Request> request;
+    // Of the request; null if it has none, as one of a client.
+    std::shared_ptr<const ReceivedAttachments> attachments;
     std::shared_ptr<Traffic> traffic;  // with the caller
     internal::Caller::Done done;
   };
@@ -114,6 +117,12 @@ class SessionlessCall final
   void AddPending(std::vector<PendingCall>* calls) const;
 
  private:
+  // Ends the call with a result that has attachments, which this agent takes
+  // from itself, as it would from a peer.
+  void FinishWhenSettled(std::shared_ptr<Reply> reply,
+                         std::shared_ptr<StagedAttachments> staged);
+  // The first of several ends the call.
+  void End(std::shared_ptr<Reply> reply);
   // For who has set ended_.
   void Tell(absl::Status status, ReplyPtr reply);
   absl::Status Expired() const;

@@ -8,7 +8,7 @@
 // when the session itself has ended. Each attempt asks the directory anew: by
 // name, so that a worker that is away when the target or the call is made, and
 // a later incarnation of it, are found. A target that is pinned to one
-// incarnation stays so, and its calls end when that is gone.
+// incarnation stays so, and its calls end when that is gone or shuts down.
 
 #ifndef WEFT_RPC_SESSION_RETRY_POLICY_H_
 #define WEFT_RPC_SESSION_RETRY_POLICY_H_
