@@ -1,6 +1,8 @@
 #include "weft/rref/references.h"
 
 #include <algorithm>
+#include <limits>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +13,7 @@
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/worker_codec.h"
 #include "weft/rpc/handle.h"
+#include "weft/rpc/session/retry_policy.h"
 
 namespace weft::rref {
 
@@ -18,13 +21,36 @@ namespace {
 
 // ------------------------------------------------------------ what peers call
 
-// A control call ends when it is answered or when the peer is gone.
-constexpr absl::Duration kUntilPeerGone = absl::InfiniteDuration();
+// Of an error.
+constexpr size_t kMostExplained = 20;
+
+// Of one message.
+constexpr size_t kMostDeletions = 1000;
+
+// A control call is made again, to the same incarnation, until it is answered
+// or the peer is gone: a partition outlasts a call, which the session gives up
+// after AgentOptions::give_up_after. So what peers call may run twice.
+rpc::Target UntilAnswered(const rpc::Target& target) {
+  rpc::RetryPolicy policy;
+  policy.max_attempts = std::numeric_limits<int>::max();
+  policy.first_pause = absl::Milliseconds(50);
+  policy.longest_pause = absl::Seconds(2);
+  return target.WithTimeout(absl::InfiniteDuration()).WithRetry(policy);
+}
+
+// Objects that an agent keeps by no call have numbers that no call of it to
+// itself will have.
+constexpr uint64_t kFirstKept = uint64_t{1} << 48;
 
 Token MakeToken(const rpc::ObjectId& object, WorkerKey parent, uint64_t number,
                 uint64_t secret) {
   return Token{object, ForkId{parent, number}, secret};
 }
+
+}  // namespace
+
+// Named, so that they have the same name from any compiler.
+namespace internal {
 
 // The creator of an object shares it from now on.
 Future<void> AdoptObject(rpc::CallContext& context, rpc::ObjectId object,
@@ -38,7 +64,9 @@ Future<void> AdoptObject(rpc::CallContext& context, rpc::ObjectId object,
   return references->ServeAdopt(context.peer(),
                                 MakeToken(object, parent, number, secret));
 }
-WEFT_RPC_INLINE(AdoptObject);
+[[maybe_unused]] const bool kAdoptIsServed =
+    rpc::internal::Register(rpc::internal::Idempotent(
+        rpc::internal::Describe<&AdoptObject>(rpc::RunsOn::kTransport)));
 
 Future<void> RegisterFork(rpc::CallContext& context, rpc::ObjectId object,
                           WorkerKey parent, uint64_t number, uint64_t secret) {
@@ -51,17 +79,34 @@ Future<void> RegisterFork(rpc::CallContext& context, rpc::ObjectId object,
   return references->ServeRegister(context.peer(),
                                    MakeToken(object, parent, number, secret));
 }
-WEFT_RPC_INLINE(RegisterFork);
+[[maybe_unused]] const bool kRegisterIsServed =
+    rpc::internal::Register(rpc::internal::Idempotent(
+        rpc::internal::Describe<&RegisterFork>(rpc::RunsOn::kTransport)));
 
-// The object's destructor may run in it, so it is not inline.
-absl::Status DeleteFork(rpc::CallContext& context, rpc::ObjectId object,
-                        WorkerKey parent, uint64_t number) {
+// Forks that the caller deletes: the object, parent and number of each.
+// Objects' destructors may run in it, so it is not inline.
+using DeletedFork = std::tuple<rpc::ObjectId, WorkerKey, uint64_t>;
+absl::Status DeleteForks(rpc::CallContext& context,
+                         const std::vector<DeletedFork>& forks) {
   auto* const references = context.Local<References>();
   if (references == nullptr) return absl::OkStatus();
-  return references->ServeDelete(context.peer(), object,
-                                 ForkId{parent, number});
+  absl::Status first;
+  for (const auto& [object, parent, number] : forks) {
+    first.Update(references->ServeDelete(context.peer(), object,
+                                         ForkId{parent, number}));
+  }
+  return first;
 }
-WEFT_RPC(DeleteFork);
+WEFT_RPC_IDEMPOTENT(DeleteForks);
+
+}  // namespace internal
+
+using internal::AdoptObject;
+using internal::DeletedFork;
+using internal::DeleteForks;
+using internal::RegisterFork;
+
+namespace {
 
 // ------------------------------------------------------------ tokens as bytes
 
@@ -245,13 +290,10 @@ absl::Status References::Close(absl::Duration timeout) {
     if (!changed_.WaitUntil(mu_, deadline)) break;
   }
   if (user_.forks() == 0) return absl::OkStatus();
-  std::vector<std::string> left;
-  user_.ForEachFork([&](const Token& token, UserTable::State) {
-    left.push_back(token.object.ToString());
-  });
-  return absl::DeadlineExceededError(absl::StrCat(
-      "worker ", agent_.name(), ": references were still held after ",
-      absl::FormatDuration(timeout), ": ", absl::StrJoin(left, ", ")));
+  return absl::DeadlineExceededError(
+      absl::StrCat("worker ", name_, ": references were still held after ",
+                   absl::FormatDuration(timeout), ": ",
+                   absl::StrJoin(ExplainHeld(kMostExplained), "; ")));
 }
 
 absl::Status References::CheckOpen() const {
@@ -310,15 +352,36 @@ void References::PeerGone(const rpc::Agent::GonePeer& peer) {
       absl::StrCat("the owner of the object, worker ", peer.key.ToString(),
                    ", is gone: ", peer.why));
   Tasks tasks;
+  std::vector<ForkId> still;
   {
     MutexLock lock(mu_);
     Tell(UserTable::PeerGone{peer.key, why}, &tasks);
     Tell(OwnerTable::PeerGone{peer.key}, &tasks);
+    absl::flat_hash_map<ForkId, Fork> left;
+    owner_.ForEachFork([&](const rpc::ObjectId&, const ForkId& fork,
+                           WorkerKey) { still.push_back(fork); });
+    for (const ForkId& fork : still) {
+      const auto it = registered_.find(fork);
+      if (it != registered_.end()) left[fork] = std::move(it->second);
+    }
+    registered_.swap(left);
   }
   for (const auto& task : tasks) task();
 }
 
 // ------------------------------------------------------------ handles
+
+void References::Register(const Token& token, const std::string& holder) {
+  // What made the object; its creator may have let go of it meanwhile.
+  std::string function;
+  for (const WorkerKey who : {token.object.creator, key_}) {
+    const auto found = agent_.objects().Find(token.object, who, nullptr);
+    if (!found.ok()) continue;
+    function = std::string(found->function);
+    break;
+  }
+  registered_[token.fork] = {holder, absl::Now(), std::move(function)};
+}
 
 ForkId References::NewFork() { return {agent_.key(), ++forks_made_}; }
 
@@ -346,7 +409,7 @@ std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
     reference = MakeReference(token);
   }
   const Future<void> adopted = rpc::CallAsync(
-      owner.WithTimeout(kUntilPeerGone), AdoptObject, token.object,
+      UntilAnswered(agent_.To(object.owner)), AdoptObject, token.object,
       token.fork.parent, token.fork.number, token.secret);
   adopted.OnReady([books = shared_from_this(),
                    fork = token.fork](const absl::Status& status) {
@@ -358,14 +421,13 @@ std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
 absl::StatusOr<std::shared_ptr<Reference>> References::Keep(
     rpc::ObjectTable::Object object) {
   MutexLock lock(mu_);
-  // Calls of an agent to itself have no ids, so these are not taken.
-  const rpc::ObjectId id{agent_.key(), agent_.key(), ++objects_kept_};
+  const rpc::ObjectId id{key_, key_, kFirstKept + objects_kept_++};
   const Token token{id, NewFork(), (uint64_t{random_()} << 32) | random_()};
   WEFT_RETURN_IF_ERROR(agent_.objects().Add(
       id, rpc::Worker{agent_.name(), agent_.key(), ""}, std::move(object)));
   Tasks none;
   Tell(OwnerTable::Made{token}, &none);
-  registered_[token.fork] = {agent_.name(), absl::Now()};
+  Register(token, name_);
   Tell(UserTable::Creating{token}, &none);
   Tell(UserTable::Created{token.fork, absl::OkStatus()}, &none);
   return MakeReference(token);
@@ -386,7 +448,14 @@ void References::Drop(const ForkId& fork) {
 absl::Status Reference::status() const {
   WEFT_RETURN_IF_ERROR(references_->CheckOpen());
   const Result<void>* result = ready_.Peek();
-  return result == nullptr ? absl::OkStatus() : *result;
+  const absl::Status failed = result != nullptr && !result->ok()
+                                  ? *result
+                                  : references_->FailureOf(token_.fork);
+  if (failed.ok()) return failed;
+  return absl::Status(
+      failed.code(),
+      absl::StrCat("a reference to object ", token_.object.ToString(), " of ",
+                   owner_.name(), ": ", failed.message()));
 }
 
 // ------------------------------------------------------------ messages
@@ -411,7 +480,7 @@ Token References::StageChild(const Reference& parent, WorkerKey to) {
     const rpc::Worker holder{NameOf(to), to, ""};
     if (agent_.objects().Hold(child.object, holder).ok()) {
       Tell(OwnerTable::Shared{child, to}, &none);
-      registered_[child.fork] = {holder.name, absl::Now()};
+      Register(child, holder.name);
       return child;
     }
   }
@@ -506,7 +575,7 @@ Future<void> References::ServeAdopt(const rpc::Worker& creator,
   Tasks tasks;
   {
     MutexLock lock(mu_);
-    registered_[token.fork] = {creator.name, absl::Now()};
+    Register(token, creator.name);
     Tell(OwnerTable::Made{token}, &tasks);
   }
   for (const auto& task : tasks) task();
@@ -526,11 +595,18 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
   Future<void> answer = MakeReady();
   {
     MutexLock lock(mu_);
-    if (answers_.contains(token.fork)) {
+    // It asks again, since its last request has no answer.
+    if (owner_.Holds(token.object, token.fork, from.key)) return answer;
+    const auto waits = answers_.find(token.fork);
+    if (waits != answers_.end() && waits->second.from == from.key) {
+      return waits->second.promise.future();
+    }
+    if (waits != answers_.end()) {
       return MakeReady<void>(absl::AlreadyExistsError(
           absl::StrCat(token.fork.ToString(), " is being registered already")));
     }
-    answer = answers_[token.fork].future();
+    answers_[token.fork].from = from.key;
+    answer = answers_[token.fork].promise.future();
     Tell(OwnerTable::ForkRequested{from.key, token, may_come}, &tasks);
   }
   for (const auto& task : tasks) task();
@@ -574,9 +650,41 @@ void References::TellAndRun(const Event& event) {
 
 void References::Tell(const UserTable::Event& event, Tasks* tasks) {
   std::vector<UserTable::Action> actions;
+  if (const auto* made = std::get_if<UserTable::Creating>(&event)) {
+    held_since_[made->token.fork] = absl::Now();
+  } else if (const auto* came = std::get_if<UserTable::Received>(&event)) {
+    held_since_[came->token.fork] = absl::Now();
+  }
   user_.OnEvent(event, &actions);
   for (const UserTable::Action& action : actions) Do(action, tasks);
+  if (held_since_.size() > 2 * user_.forks() + 64) ForgetAges();
   changed_.NotifyAll();
+}
+
+absl::Status References::FailureOf(const ForkId& fork) const {
+  if (!has_failures_) return absl::OkStatus();
+  MutexLock lock(mu_);
+  const auto it = failures_.find(fork);
+  return it == failures_.end() ? absl::OkStatus() : it->second;
+}
+
+void References::ForgetAges() {
+  for (auto it = failures_.begin(); it != failures_.end();) {
+    const bool is_held = user_.StateOf(it->first) != UserTable::State::kUnknown;
+    if (is_held) {
+      ++it;
+    } else {
+      failures_.erase(it++);
+    }
+  }
+  for (auto it = held_since_.begin(); it != held_since_.end();) {
+    const bool is_held = user_.StateOf(it->first) != UserTable::State::kUnknown;
+    if (is_held) {
+      ++it;
+    } else {
+      held_since_.erase(it++);
+    }
+  }
 }
 
 void References::Tell(const OwnerTable::Event& event, Tasks* tasks) {
@@ -589,30 +697,72 @@ void References::Tell(const OwnerTable::Event& event, Tasks* tasks) {
 void References::Do(const UserTable::Action& action, Tasks* tasks) {
   if (const auto* ask = std::get_if<UserTable::SendForkRequest>(&action)) {
     tasks->push_back([books = shared_from_this(), token = ask->token] {
-      rpc::CallAsync(books->OwnerOf(token.object).WithTimeout(kUntilPeerGone),
-                     RegisterFork, token.object, token.fork.parent,
-                     token.fork.number, token.secret)
+      rpc::CallAsync(UntilAnswered(books->OwnerOf(token.object)), RegisterFork,
+                     token.object, token.fork.parent, token.fork.number,
+                     token.secret)
           .OnReady([books, fork = token.fork](const absl::Status& status) {
             books->TellAndRun(
                 UserTable::Event(UserTable::Registered{fork, status}));
           });
     });
   } else if (const auto* end = std::get_if<UserTable::SendDelete>(&action)) {
-    tasks->push_back([books = shared_from_this(), end = *end] {
-      rpc::CallAsync(books->OwnerOf(end.object).WithTimeout(kUntilPeerGone),
-                     DeleteFork, end.object, end.fork.parent, end.fork.number)
-          .OnReady([books, fork = end.fork](const absl::Status&) {
-            books->TellAndRun(UserTable::Event(UserTable::Deleted{fork}));
-          });
-    });
+    deletions_[end->object.owner].waiting.push_back(*end);
+    SendDeletions(end->object.owner, tasks);
   } else {
     SetReady(std::get<UserTable::Ready>(action), tasks);
   }
 }
 
+void References::SendDeletions(WorkerKey owner, Tasks* tasks) {
+  Deletions& to = deletions_[owner];
+  if (to.is_out || to.waiting.empty()) return;
+  to.is_out = true;
+  const size_t count = std::min(to.waiting.size(), kMostDeletions);
+  std::vector<UserTable::SendDelete> forks(to.waiting.begin(),
+                                           to.waiting.begin() + count);
+  to.waiting.erase(to.waiting.begin(), to.waiting.begin() + count);
+  tasks->push_back([books = shared_from_this(), owner,
+                    forks = std::move(forks)] {
+    std::vector<DeletedFork> request;
+    for (const UserTable::SendDelete& end : forks) {
+      request.emplace_back(end.object, end.fork.parent, end.fork.number);
+    }
+    rpc::CallAsync(UntilAnswered(books->agent_.To(owner)), DeleteForks, request)
+        .OnReady([books, owner, forks](const absl::Status&) {
+          books->Deleted(owner, forks);
+        });
+  });
+}
+
+void References::Deleted(WorkerKey owner,
+                         const std::vector<UserTable::SendDelete>& forks) {
+  const Use agent(this);
+  if (!agent) return;
+  Tasks tasks;
+  {
+    MutexLock lock(mu_);
+    for (const UserTable::SendDelete& end : forks) {
+      Tell(UserTable::Event(UserTable::Deleted{end.fork}), &tasks);
+    }
+    Deletions& to = deletions_[owner];
+    to.is_out = false;
+    if (to.waiting.empty()) {
+      deletions_.erase(owner);
+    } else {
+      SendDeletions(owner, &tasks);
+    }
+  }
+  for (const auto& task : tasks) task();
+}
+
 void References::SetReady(const UserTable::Ready& ready, Tasks* tasks) {
   const auto it = ready_.find(ready.token.fork);
-  if (it == ready_.end()) return;
+  if (it == ready_.end()) {
+    if (ready.status.ok()) return;
+    failures_[ready.token.fork] = ready.status;
+    has_failures_ = true;
+    return;
+  }
   auto promise = std::make_shared<Promise<void>>(std::move(it->second));
   ready_.erase(it);
   tasks->push_back([promise, status = ready.status] { promise->Set(status); });
@@ -634,12 +784,12 @@ void References::SetAnswer(const OwnerTable::Answer& answer, Tasks* tasks) {
     const rpc::Worker holder{NameOf(answer.to), answer.to, ""};
     status = agent_.objects().Hold(answer.object, holder);
     if (status.ok()) {
-      registered_[answer.fork] = {holder.name, absl::Now()};
+      Register({answer.object, answer.fork, 0}, holder.name);
     } else {
       Tell(OwnerTable::ShareFailed{answer.object, answer.fork}, tasks);
     }
   }
-  auto promise = std::make_shared<Promise<void>>(std::move(it->second));
+  auto promise = std::make_shared<Promise<void>>(std::move(it->second.promise));
   answers_.erase(it);
   tasks->push_back([promise, status] { promise->Set(status); });
 }
@@ -649,7 +799,7 @@ Future<void> References::WhenReady(const ForkId& fork) {
   return it == ready_.end() ? MakeReady() : it->second.future();
 }
 
-std::string References::NameOf(WorkerKey key) {
+std::string References::NameOf(WorkerKey key) const {
   if (key == agent_.key()) return agent_.name();
   const rpc::Target target = agent_.To(key);
   return target.status().ok() ? target.name() : key.ToString();
@@ -676,7 +826,7 @@ std::vector<References::Holding> References::HoldingsLocked() const {
   std::vector<ForkId> forks;
   owner_.ForEachFork(
       [&](const rpc::ObjectId& object, const ForkId& fork, WorkerKey holder) {
-        holdings.push_back({object, holder.ToString(), absl::Duration()});
+        holdings.push_back({object, "", holder.ToString(), absl::Duration()});
         forks.push_back(fork);
       });
   for (size_t i = 0; i < forks.size(); ++i) {
@@ -684,8 +834,115 @@ std::vector<References::Holding> References::HoldingsLocked() const {
     if (it == registered_.end()) continue;
     holdings[i].holder = it->second.holder;
     holdings[i].age = now - it->second.since;
+    holdings[i].function = it->second.function;
   }
   return holdings;
+}
+
+// ------------------------------------------------------------ reports
+
+namespace {
+
+// What is open, and for how long.
+using Aged = std::pair<absl::Duration, std::string>;
+
+// In words, longest first.
+std::vector<std::string> OldestOf(std::vector<Aged> all, size_t most) {
+  std::stable_sort(all.begin(), all.end(), [](const Aged& a, const Aged& b) {
+    return a.first > b.first;
+  });
+  std::vector<std::string> lines;
+  for (size_t i = 0; i < std::min(most, all.size()); ++i) {
+    lines.push_back(std::move(all[i].second));
+  }
+  if (all.size() > most) {
+    lines.push_back(absl::StrCat("and ", all.size() - most, " more"));
+  }
+  return lines;
+}
+
+std::string AgeOf(absl::Duration age) {
+  return absl::FormatDuration(absl::Trunc(age, absl::Milliseconds(100)));
+}
+
+const char* WhyHeld(UserTable::State state, bool has_handle) {
+  if (state == UserTable::State::kFailed) return ": its owner is gone";
+  if (state == UserTable::State::kDeleting) return ": its end is on the way";
+  if (state == UserTable::State::kPending)
+    return ": not confirmed by the owner";
+  return has_handle ? "" : ": it was passed on";
+}
+
+}  // namespace
+
+std::vector<std::string> References::ExplainHeld(size_t most) const {
+  const absl::Time now = absl::Now();
+  std::vector<Aged> all;
+  struct Held {
+    Token token;
+    UserTable::State state;
+  };
+  std::vector<Held> forks;
+  user_.ForEachFork([&](const Token& token, UserTable::State state) {
+    forks.push_back({token, state});
+  });
+  for (const Held& held : forks) {
+    const auto since = held_since_.find(held.token.fork);
+    const absl::Duration age =
+        since == held_since_.end() ? absl::Duration() : now - since->second;
+    all.emplace_back(
+        age,
+        absl::StrCat("object ", held.token.object.ToString(), " of ",
+                     NameOf(held.token.object.owner), " is held here for ",
+                     AgeOf(age),
+                     WhyHeld(held.state, user_.HasHandle(held.token.fork))));
+  }
+  std::vector<std::string> children;
+  user_.ForEachOpenChild([&](const Token& parent, const ForkId&, WorkerKey to) {
+    children.push_back(absl::StrCat("object ", parent.object.ToString(),
+                                    " was passed on to ", to.ToString(),
+                                    ", which has not confirmed it yet"));
+  });
+  std::vector<std::string> lines = OldestOf(std::move(all), most);
+  if (children.size() > most) children.resize(most);
+  lines.insert(lines.end(), children.begin(), children.end());
+  return lines;
+}
+
+std::vector<std::string> References::ExplainOwned(size_t most) const {
+  std::vector<Aged> all;
+  for (const Holding& holding : HoldingsLocked()) {
+    all.emplace_back(
+        holding.age,
+        absl::StrCat("object ", holding.object.ToString(),
+                     holding.function.empty() ? "" : " (", holding.function,
+                     holding.function.empty() ? "" : ")",
+                     " of this worker is held by ", holding.holder, " for ",
+                     AgeOf(holding.age)));
+  }
+  return OldestOf(std::move(all), most);
+}
+
+std::vector<std::string> References::ExplainLeaks(size_t most) const {
+  MutexLock lock(mu_);
+  std::vector<std::string> lines = ExplainOwned(most);
+  if (agent_has_ended_) return lines;
+  for (std::string& line : ExplainHeld(most)) lines.push_back(std::move(line));
+  return lines;
+}
+
+telemetry::Fields References::Describe() const {
+  const Counts now = counts();
+  telemetry::Fields fields;
+  fields.emplace_back("held here", now.held);
+  fields.emplace_back("passed on and not confirmed", now.open_children);
+  fields.emplace_back("shared objects of this worker", now.owned);
+  fields.emplace_back("requests that wait for an object", now.waiting);
+  size_t number = 0;
+  for (const std::string& line : ExplainLeaks()) {
+    fields.emplace_back(absl::StrCat("reference ", ++number), line);
+  }
+  return fields;
 }
 
 }  // namespace weft::rref

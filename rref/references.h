@@ -38,6 +38,7 @@
 #include "weft/rref/core/owner_table.h"
 #include "weft/rref/core/token.h"
 #include "weft/rref/core/user_table.h"
+#include "weft/telemetry/field.h"
 
 namespace weft::rref {
 
@@ -89,10 +90,19 @@ class References final : public std::enable_shared_from_this<References> {
   // The references to objects of this agent, for reports.
   struct Holding {
     rpc::ObjectId object;
-    std::string holder;  // its name, or its key if it has gone
+    std::string function;  // that made it: "Embedding::new"
+    std::string holder;    // its name, or its key if it has gone
     absl::Duration age;
   };
   std::vector<Holding> Holdings() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Who holds what since when, in words, longest first: "object 1@1/3
+  // (Embedding::new) of this worker is held by w2 for 3.1s", "object 2@1/7 of
+  // w2 is held here for 3s: passed on to w3, which has not confirmed it yet".
+  // At most `most` of each kind, then "and 5 more". Empty if nothing is open.
+  std::vector<std::string> ExplainLeaks(size_t most = 100) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // For a status page: counts(), and ExplainLeaks().
+  telemetry::Fields Describe() const;
 
   // REQUIRES: the agent lives.
   rpc::Agent& agent() const { return agent_; }
@@ -106,6 +116,14 @@ class References final : public std::enable_shared_from_this<References> {
   std::shared_ptr<Reference> Adopt(const rpc::Target& owner,
                                    const rpc::ObjectId& object)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // One T for each agent, made when it is first asked for: for libraries above.
+  template <typename T>
+  std::shared_ptr<T> OnceFor() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    std::shared_ptr<void>& one = once_[&rpc::internal::kTypeKey<T>];
+    if (one == nullptr) one = std::make_shared<T>();
+    return std::static_pointer_cast<T>(one);
+  }
   // Keeps `object` here, shared.
   absl::StatusOr<std::shared_ptr<Reference>> Keep(
       rpc::ObjectTable::Object object) ABSL_LOCKS_EXCLUDED(mu_);
@@ -125,6 +143,8 @@ class References final : public std::enable_shared_from_this<References> {
   // ---- For Reference, and for the functions that peers call.
 
   void Drop(const ForkId& fork) ABSL_LOCKS_EXCLUDED(mu_);
+  // Why a fork that was confirmed is of no use any more; OK if it is.
+  absl::Status FailureOf(const ForkId& fork) const ABSL_LOCKS_EXCLUDED(mu_);
   Future<void> ServeAdopt(const rpc::Worker& creator, const Token& token)
       ABSL_LOCKS_EXCLUDED(mu_);
   Future<void> ServeRegister(const rpc::Worker& from, const Token& token)
@@ -143,11 +163,24 @@ class References final : public std::enable_shared_from_this<References> {
   struct Fork {
     std::string holder;
     absl::Time since;
+    std::string function;
   };
   // What is to be done once the lock is free.
   using Tasks = std::vector<std::function<void()>>;
 
   // One event for a table, and what follows from it.
+  // A holder that asks for a fork, and is not answered yet.
+  struct Waiting {
+    rpc::WorkerKey from;
+    Promise<void> promise;
+  };
+  // Forks that this agent deletes at one owner. One message is out at a time;
+  // what comes meanwhile goes with the next.
+  struct Deletions {
+    bool is_out = false;
+    std::vector<UserTable::SendDelete> waiting;
+  };
+
   void Tell(const UserTable::Event& event, Tasks* tasks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Tell(const OwnerTable::Event& event, Tasks* tasks)
@@ -165,6 +198,18 @@ class References final : public std::enable_shared_from_this<References> {
 
   std::vector<Holding> HoldingsLocked() const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SendDeletions(rpc::WorkerKey owner, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Deleted(rpc::WorkerKey owner,
+               const std::vector<UserTable::SendDelete>& forks)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void ForgetAges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<std::string> ExplainHeld(size_t most) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::vector<std::string> ExplainOwned(size_t most) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Register(const Token& token, const std::string& holder)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   ForkId NewFork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<Reference> MakeReference(const Token& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -176,7 +221,7 @@ class References final : public std::enable_shared_from_this<References> {
   void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CheckToken(const Token& token) const;
   rpc::Target OwnerOf(const rpc::ObjectId& object);
-  std::string NameOf(rpc::WorkerKey key);
+  std::string NameOf(rpc::WorkerKey key) const;
 
   rpc::Agent& agent_;
   const rpc::WorkerKey key_;
@@ -194,8 +239,18 @@ class References final : public std::enable_shared_from_this<References> {
   std::random_device random_ ABSL_GUARDED_BY(mu_);
   // Of forks that are not confirmed, and of requests that wait here.
   absl::flat_hash_map<ForkId, Promise<void>> ready_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<ForkId, Promise<void>> answers_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkId, Waiting> answers_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ForkId, Fork> registered_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<rpc::WorkerKey, Deletions> deletions_
+      ABSL_GUARDED_BY(mu_);
+  // Of forks that failed after they were confirmed; some that are not held any
+  // more, too.
+  absl::flat_hash_map<ForkId, absl::Status> failures_ ABSL_GUARDED_BY(mu_);
+  std::atomic<bool> has_failures_{false};
+  absl::flat_hash_map<const void*, std::shared_ptr<void>> once_
+      ABSL_GUARDED_BY(mu_);
+  // When each fork that is held here came; some that are not any more, too.
+  absl::flat_hash_map<ForkId, absl::Time> held_since_ ABSL_GUARDED_BY(mu_);
 };
 
 // What the copies of an RRef share: one fork, given up when the last is gone.

@@ -16,9 +16,9 @@
 // the protocol. Cycles of references between owners are not collected before
 // References::Close.
 //
-// A reference travels in calls between two workers only. Calls of a worker to
-// itself, streams, calls by WithRetry() and rpc::Client refuse one with
-// kFailedPrecondition; a client uses rpc::Handle.
+// A reference travels in calls, those of a worker to itself too. Streams, calls
+// by WithRetry() and rpc::Client refuse one with kFailedPrecondition; a client
+// uses rpc::Handle.
 
 #ifndef WEFT_RREF_RREF_H_
 #define WEFT_RREF_RREF_H_

@@ -219,12 +219,30 @@ TEST_F(RRefTest, HoldersEndReleasesItsReferences) {
 
 TEST_F(RRefTest, CallsThatCannotCarryAReferenceSayWhy) {
   const RRef<Counter> ref = MakeAt(0);
-  EXPECT_THAT(rpc::Call(ranks_[1].To("w1"), AddThrough, ref, 1).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "session"));
   EXPECT_THAT(rpc::Call(ranks_[1].To("w2").WithRetry(rpc::RetryPolicy()),
                         AddThrough, ref, 1)
                   .status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition));
+              StatusIs(absl::StatusCode::kFailedPrecondition, "WithRetry"));
+}
+
+TEST_F(RRefTest, WorkerPassesReferencesToItself) {
+  // Its own object, and one of another worker; as arguments and results.
+  RRef<Counter> own =
+      MakeLocal(ranks_[1], std::make_shared<Counter>(7)).value();
+  RRef<Counter> made = MakeAt(1);
+  RRef<Counter> far = MakeAt(0);
+  for (RRef<Counter>* ref : {&own, &made, &far}) {
+    const int64_t before = Call(*ref, &Counter::Add, 0).value();
+    EXPECT_EQ(rpc::Call(ranks_[1].To("w1"), AddThrough, *ref, 1).value(),
+              before + 1);
+    RRef<Counter> back = rpc::Call(ranks_[1].To("w1"), GiveBack, *ref).value();
+    *ref = RRef<Counter>();
+    EXPECT_EQ(Call(back, &Counter::Add, 1).value(), before + 2);
+    ASSERT_THAT(rpc::Call(ranks_[1].To("w1"), KeepIt, back), IsOk());
+  }
+  EXPECT_TRUE(testing::Becomes([] { return live_counters == 3; }));
+  kept.clear();
+  EXPECT_TRUE(testing::Becomes([] { return live_counters == 0; }));
 }
 
 TEST_F(RRefTest, EmptyReferenceIsRefusedAtTheCaller) {

@@ -7,6 +7,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
 #include "weft/base/check.h"
 
@@ -142,6 +143,33 @@ void RefWorld::Apply(const std::string& move) {
     WEFT_CHECK(false) << move;
   }
   Check();
+}
+
+std::string RefWorld::Do(const std::string& move) {
+  const std::vector<std::string> words = absl::StrSplit(move, ' ');
+  std::string wanted = move;
+  if (words.size() == 4 && (words[0] == "deliver" || words[0] == "refuse")) {
+    const std::string kind = absl::StrReplaceAll(words[1], {{"_", " "}});
+    size_t m = 0;
+    while (m < network_.size() &&
+           !(kKindNames[static_cast<int>(network_[m].kind)] == kind &&
+             network_[m].from == ToInt(words[2]) &&
+             network_[m].to == ToInt(words[3]))) {
+      ++m;
+    }
+    wanted = absl::StrCat(words[0], " ", m);
+  }
+  const std::vector<std::string> moves = Moves();
+  if (std::find(moves.begin(), moves.end(), wanted) == moves.end()) {
+    std::string text = absl::StrJoin(moves, ", ");
+    for (const Message& m : network_) {
+      absl::StrAppend(&text, "; ", kKindNames[static_cast<int>(m.kind)], " ",
+                      m.from, ">", m.to);
+    }
+    return text;
+  }
+  Apply(wanted);
+  return "";
 }
 
 // ------------------------------------------------------------ what agents do

@@ -57,6 +57,10 @@ class RefWorld {
   // What can happen next, as text such as "drop 1 fork 1 of 1@0.1".
   std::vector<std::string> Moves() const;
   void Apply(const std::string& move);
+  // The same, where "deliver KIND FROM TO" and "refuse KIND FROM TO" name the
+  // first such message, KIND as in "fork_request". What can happen instead, if
+  // that cannot; else "".
+  std::string Do(const std::string& move);
 
   // Delivers everything, drops every handle, and checks that nothing is left.
   // The world is of no use afterwards.

@@ -108,6 +108,14 @@ class UserTable {
     for (const auto& [id, fork] : forks_) fn(fork.token, fork.state);
   }
 
+  template <typename Fn>  // fn(const Token& parent, const ForkId& child,
+                          // WorkerKey to)
+  void ForEachOpenChild(Fn fn) const {
+    for (const auto& [id, fork] : forks_) {
+      for (const auto& [child, to] : fork.children) fn(fork.token, child, to);
+    }
+  }
+
   // All state as text: equal tables have equal ones.
   std::string Fingerprint() const;
 
