@@ -15,6 +15,7 @@
 #include "weft/rref/rref.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/worker/status.h"
 #include "weft/worker/test_workers.h"
 
 namespace weft::worker {
@@ -142,6 +143,22 @@ TEST_F(WorkerReferences, WorkerThatEndsBeforeItsHoldersReportsThem) {
   EXPECT_THAT(report.status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, "trainer0"));
   EXPECT_THAT(absl::StrJoin(report.leaked_objects, ";"), HasSubstr("Cell"));
+}
+
+TEST_F(WorkerReferences, StatusPageNamesObjectHolderAndAge) {
+  const RRef<Cell> cell = MakeCell("trainer0", "ps0");
+  ASSERT_THAT(cell.Confirmed().Wait(absl::Seconds(60)), IsOk());
+  const auto page = AskStatusPage(Get("trainer1").agent().To("ps0"), false)
+                        .Wait(absl::Seconds(60));
+  ASSERT_THAT(page.status(), IsOk());
+  EXPECT_THAT(*page, HasSubstr("references"));
+  EXPECT_THAT(*page, HasSubstr("Cell"));
+  EXPECT_THAT(*page, HasSubstr("of this worker is held by trainer0 for"));
+  EXPECT_THAT(*page, HasSubstr("open contexts"));
+  const auto held = AskStatusPage(Get("trainer1").agent().To("trainer0"), true)
+                        .Wait(absl::Seconds(60));
+  ASSERT_THAT(held.status(), IsOk());
+  EXPECT_THAT(*held, HasSubstr("of ps0 is held here for"));
 }
 
 TEST_F(WorkerReferences, HandleDroppedAfterItsWorkerEndedDoesNothing) {

@@ -12,6 +12,11 @@
 
 namespace weft::worker {
 
+// Sections of a worker's status page: its references (rref::References) and its
+// distributed passes (dist_autograd::Contexts).
+inline constexpr char kReferencesSection[] = "references";
+inline constexpr char kPassesSection[] = "passes";
+
 // StatusPage::RenderText of the worker, or RenderJson. Answered also where all
 // threads of the worker's handlers are stuck. For members of the job.
 // UNIMPLEMENTED by an agent that is no Worker's.

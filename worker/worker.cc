@@ -26,6 +26,8 @@ namespace {
 
 // To tell the others, when there is no time for anything.
 constexpr absl::Duration kGoodBye = absl::Seconds(1);
+// Of the references that are open at the end.
+constexpr size_t kMostLogged = 20;
 
 absl::StatusOr<net::Credentials> CredentialsOf(const Options& options) {
   WEFT_RETURN_IF_ERROR(CheckTrust(options.certs, options.insecure));
@@ -263,8 +265,7 @@ absl::Status Worker::MakeAgent() {
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
   // Before anybody can call it.
   agent_->SetLocal(&status_source_);
-  WEFT_ASSIGN_OR_RETURN(references_, rref::References::Open(*agent_));
-  WEFT_ASSIGN_OR_RETURN(contexts_, dist_autograd::Contexts::Open(*agent_));
+  WEFT_RETURN_IF_ERROR(OpenBooks());
   untyped_call_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
       [agent = agent_.get(), told = std::set<rendezvous::WorkerKey>()](
@@ -275,6 +276,21 @@ absl::Status Worker::MakeAgent() {
         }
       },
       [this](const absl::Status& why) { OutOfJob(why); });
+  return absl::OkStatus();
+}
+
+absl::Status Worker::OpenBooks() {
+  WEFT_ASSIGN_OR_RETURN(references_, rref::References::Open(*agent_));
+  WEFT_ASSIGN_OR_RETURN(contexts_, dist_autograd::Contexts::Open(*agent_));
+  references_page_ = telemetry_->status().Register(
+      kReferencesSection, [this] { return references_->Describe(); });
+  passes_page_ = telemetry_->status().Register(kPassesSection, [this] {
+    const dist_autograd::Contexts::Counts counts = contexts_->counts();
+    telemetry::Fields fields;
+    fields.emplace_back("open contexts", counts.contexts);
+    fields.emplace_back("open passes", counts.passes);
+    return fields;
+  });
   return absl::OkStatus();
 }
 
@@ -349,6 +365,10 @@ absl::Status Worker::CloseBooks(const std::string& together,
     return std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
   };
   contexts_->Close();
+  if (const auto open = references_->ExplainLeaks(kMostLogged); !open.empty()) {
+    WEFT_LOG(telemetry_->logger(), Info, "references are given up: ")
+        << absl::StrJoin(open, "; ");
+  }
   WEFT_RETURN_IF_ERROR(references_->Close(left()));
   const auto view = membership_->view();
   WEFT_ASSIGN_OR_RETURN(const auto others, view->Select(together));

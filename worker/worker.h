@@ -96,6 +96,7 @@ class Worker {
   absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
   absl::Status Join();
   absl::Status MakeAgent();
+  absl::Status OpenBooks();
   telemetry::Fields DescribeMembership() const;
   void OutOfJob(const absl::Status& why);
   // For a supervisor that starts another.
@@ -132,6 +133,8 @@ class Worker {
   std::unique_ptr<rpc::Agent> agent_;
   std::shared_ptr<rref::References> references_;
   std::shared_ptr<dist_autograd::Contexts> contexts_;
+  telemetry::StatusPage::Registration references_page_;
+  telemetry::StatusPage::Registration passes_page_;
   rendezvous::Membership::Subscription follow_;
   bool is_shut_ = false;
 };

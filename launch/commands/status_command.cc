@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -77,6 +78,13 @@ void PrintText(const rendezvous::View& view, const std::string& job) {
   }
 }
 
+// One section of the status page of each worker, and who did not say.
+struct Sections {
+  std::string name;
+  std::vector<std::pair<std::string, json>> fields;  // by worker
+  std::vector<std::string> silent;
+};
+
 // What waits, and who did not say.
 struct Waiting {
   rpc::WaitsFor calls;
@@ -145,6 +153,55 @@ Waiting AskAll(const Question& question, const rendezvous::View& view,
   return waiting;
 }
 
+// The fields of the section in the page of a worker; null if it has none.
+json SectionOf(const std::string& page, const std::string& name) {
+  const json sections = json::parse(page, nullptr, /*allow_exceptions=*/false);
+  if (!sections.is_object()) return nullptr;
+  for (const json& section : sections.value("sections", json::array())) {
+    if (section.value("name", "") != name) continue;
+    if (section.contains("error")) return {{"error", section["error"]}};
+    return section.value("fields", json::object());
+  }
+  return nullptr;
+}
+
+Sections AskSections(const Question& question, const rendezvous::View& view,
+                     const std::string& job, const std::string& name) {
+  Sections sections;
+  sections.name = name;
+  for (const rendezvous::Member& member : view.members()) {
+    const auto page =
+        AskPage(question, view, job, member.name, /*as_json=*/true);
+    if (page.ok()) {
+      sections.fields.emplace_back(member.name, SectionOf(*page, name));
+    } else {
+      sections.silent.push_back(member.name);
+    }
+  }
+  return sections;
+}
+
+json ToJson(const Sections& sections) {
+  json workers = json::object();
+  for (const auto& [worker, fields] : sections.fields) workers[worker] = fields;
+  return {{"workers", std::move(workers)}, {"no_answer", sections.silent}};
+}
+
+void PrintText(const Sections& sections) {
+  using telemetry::Printable;
+  for (const auto& [worker, fields] : sections.fields) {
+    std::printf("%s of %s\n", sections.name.c_str(), worker.c_str());
+    for (const auto& [key, value] : fields.items()) {
+      const std::string text =
+          value.is_string() ? value.get<std::string>() : value.dump();
+      std::printf("  %s: %s\n", Printable(key).c_str(),
+                  Printable(text).c_str());
+    }
+  }
+  if (sections.silent.empty()) return;
+  std::printf("no answer: %s\n", absl::StrJoin(sections.silent, ", ").c_str());
+}
+
 json ToJson(const Waiting& waiting) {
   json calls = json::array();
   for (const rpc::WaitsFor::Wait& wait : waiting.calls.Calls()) {
@@ -187,6 +244,12 @@ absl::StatusOr<int> StatusCommand(int argc, char** argv) {
   meeting.AddTo(flags);
   flags.Add("calls", &calls,
             "also which calls have not ended, and who waits for whom");
+  bool references = false;
+  flags.Add("refs", &references,
+            "also who holds references to whose objects, and since when");
+  bool passes = false;
+  flags.Add("passes", &passes,
+            "also which distributed passes are open, and who is waited for");
   std::string page;
   flags.Add("page", &page, "in place of that, what this worker says of itself");
   flags.Add("json", &as_json, "as one JSON object");
@@ -202,13 +265,26 @@ absl::StatusOr<int> StatusCommand(int argc, char** argv) {
   }
   Waiting waiting;
   if (calls) waiting = AskAll(question, view, meeting.job);
+  std::vector<Sections> all;
+  if (references) {
+    all.push_back(
+        AskSections(question, view, meeting.job, worker::kReferencesSection));
+  }
+  if (passes) {
+    all.push_back(
+        AskSections(question, view, meeting.job, worker::kPassesSection));
+  }
   if (as_json) {
     json answer = ToJson(view, meeting.job);
     if (calls) answer["waiting"] = ToJson(waiting);
+    for (const Sections& sections : all) {
+      answer[sections.name] = ToJson(sections);
+    }
     std::printf("%s\n", answer.dump().c_str());
   } else {
     PrintText(view, meeting.job);
     if (calls) PrintText(waiting);
+    for (const Sections& sections : all) PrintText(sections);
   }
   return 0;
 }
