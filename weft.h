@@ -22,6 +22,7 @@
 #include "weft/ddp/hooks/f16_compression.h"
 #include "weft/ddp/reducer.h"
 #include "weft/ddp/sync_batch_norm.h"
+#include "weft/dist_autograd/remote_module.h"
 #include "weft/dist_autograd/scope.h"
 #include "weft/input/data_loader.h"
 #include "weft/input/idx.h"
