@@ -1,6 +1,7 @@
 #include "weft/optimizer/distributed_optimizer.h"
 
-#include <map>
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,160 +10,344 @@
 #include "weft/dist_autograd/contexts.h"
 #include "weft/optimizer/rules/rule_spec.h"
 #include "weft/rpc/class.h"
+#include "weft/rpc/codec/tensor_codec.h"
+#include "weft/tensor/ops/elementwise.h"
 
 namespace weft::optimizer {
 
-WEFT_RPC_CLASS(OptimizerShard, v1::RuleSpec, std::vector<rref::RRef<Variable>>);
+WEFT_RPC_CLASS(OptimizerShard, std::vector<v1::RuleSpec>, std::vector<int64_t>,
+               std::vector<OptimizerShard::Placed>);
 WEFT_RPC_METHOD(OptimizerShard, Check);
 WEFT_RPC_METHOD(OptimizerShard, Apply);
+WEFT_RPC_METHOD(OptimizerShard, SaveState);
+WEFT_RPC_METHOD(OptimizerShard, StageState);
+WEFT_RPC_METHOD(OptimizerShard, LoadStaged);
 
 namespace {
+
+constexpr int64_t kNoNorm = -1;
 
 absl::Status NamingOwner(const absl::Status& status, const std::string& owner) {
   return absl::Status(status.code(), absl::StrCat("the optimizer at ", owner,
                                                   ": ", status.message()));
 }
 
-}  // namespace
-
-OptimizerShard::OptimizerShard(
-    const v1::RuleSpec& rule,
-    const std::vector<rref::RRef<Variable>>& parameters) {
-  status_ = Begin(rule, parameters);
+std::string NameOf(int64_t group, int64_t place) {
+  return absl::StrCat("group", group, ".parameter", place);
 }
 
-absl::Status OptimizerShard::Begin(
-    const v1::RuleSpec& rule,
-    const std::vector<rref::RRef<Variable>>& parameters) {
-  WEFT_ASSIGN_OR_RETURN(const RuleOptions options, FromSpec(rule));
-  ParameterGroup group{options, {}, /*lazy=*/false};
-  for (const rref::RRef<Variable>& ref : parameters) {
+std::string ValueOf(const std::string& name) {
+  return absl::StrCat(name, "/value");
+}
+
+// The same gradient times `factor`; what it was made from stays.
+Gradient Scaled(const Gradient& gradient, double factor) {
+  if (!gradient.defined() || factor == 1) return gradient;
+  if (!gradient.is_sparse()) {
+    Tensor values = gradient.dense().Clone();
+    Mul_(values, factor);
+    return values;
+  }
+  SparseRows rows = gradient.sparse();
+  rows.values = rows.values.Clone();
+  Mul_(rows.values, factor);
+  return rows;
+}
+
+// The norm of two sets together.
+double Join(double a, double b, Norm norm) {
+  return norm == Norm::kEuclidean ? std::hypot(a, b) : std::max(a, b);
+}
+
+absl::Status CheckOptions(const StepOptions& options) {
+  if (!(options.learning_rate_scale >= 0) ||
+      !std::isfinite(options.learning_rate_scale)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DistributedOptimizer::Step: learning_rate_scale is ",
+        options.learning_rate_scale, "; wanted a finite number, at least 0"));
+  }
+  if (options.largest_norm.has_value() && !(*options.largest_norm > 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("DistributedOptimizer::Step: largest_norm is ",
+                     *options.largest_norm, "; wanted a positive number"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// ------------------------------------------------------------ at an owner
+
+OptimizerShard::OptimizerShard(const std::vector<v1::RuleSpec>& rules,
+                               const std::vector<int64_t>& lazy,
+                               const std::vector<Placed>& parameters) {
+  status_ = Begin(rules, lazy, parameters);
+}
+
+absl::Status OptimizerShard::Begin(const std::vector<v1::RuleSpec>& rules,
+                                   const std::vector<int64_t>& lazy,
+                                   const std::vector<Placed>& parameters) {
+  if (rules.size() != lazy.size()) {
+    return absl::InvalidArgumentError("OptimizerShard: rules without groups");
+  }
+  std::map<int64_t, ParameterGroup> groups;
+  for (const auto& [group, place, ref] : parameters) {
+    if (group < 0 || group >= static_cast<int64_t>(rules.size())) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("OptimizerShard: there is no group ", group));
+    }
+    if (groups.count(group) == 0) {
+      WEFT_ASSIGN_OR_RETURN(groups[group].rule, FromSpec(rules[group]));
+      groups[group].lazy = lazy[group] != 0;
+    }
     WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Variable> variable,
                           ref.Local());
-    group.parameters.push_back(
-        {absl::StrCat("parameter", group.parameters.size()), *variable});
+    groups[group].parameters.push_back({NameOf(group, place), *variable});
+    weights_ = ref.reference()->references().template OnceFor<WeightsLock>();
+  }
+  std::vector<ParameterGroup> all;
+  for (auto& [number, group] : groups) {
+    parameters_.insert(parameters_.end(), group.parameters.begin(),
+                       group.parameters.end());
+    all.push_back(std::move(group));
   }
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Optimizer> made,
-                        Optimizer::Create({std::move(group)}));
+                        Optimizer::Create(std::move(all)));
   MutexLock lock(mu_);
   optimizer_ = std::move(made);
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> OptimizerShard::CheckIn(
-    const dist_autograd::Contexts& contexts,
-    const dist_autograd::ContextId& id) {
+absl::StatusOr<OptimizerShard::Found> OptimizerShard::CheckIn(
+    const dist_autograd::Contexts& contexts, const dist_autograd::ContextId& id,
+    int64_t norm) {
   WEFT_RETURN_IF_ERROR(status_);
-  WEFT_ASSIGN_OR_RETURN(const auto context, contexts.Find(id));
-  int64_t present = 0;
+  const auto context = contexts.Find(id);
+  // A worker that no recorded call of the context came to has no gradients.
+  if (absl::IsNotFound(context.status())) return Found(0, 0);
+  WEFT_RETURN_IF_ERROR(context.status());
+  std::vector<Gradient> present;
   const auto gradient_of = [&](const Parameter& parameter) {
     Gradient gradient =
-        context->GradientOf(*parameter.variable.edge().node->leaf());
-    present += gradient.defined();
+        (*context)->GradientOf(*parameter.variable.edge().node->leaf());
+    if (gradient.defined()) present.push_back(gradient);
     return gradient;
   };
-  MutexLock lock(mu_);
-  WEFT_RETURN_IF_ERROR(optimizer_->Check(gradient_of, Finite::kRequired));
-  return present;
+  {
+    MutexLock lock(mu_);
+    WEFT_RETURN_IF_ERROR(optimizer_->Check(gradient_of, Finite::kRequired));
+  }
+  const double found =
+      norm == kNoNorm ? 0 : GradientNorm(present, static_cast<Norm>(norm));
+  return Found(static_cast<int64_t>(present.size()), found);
 }
 
 absl::Status OptimizerShard::ApplyIn(const dist_autograd::Contexts& contexts,
-                                     const dist_autograd::ContextId& id) {
+                                     const dist_autograd::ContextId& id,
+                                     double learning_rate_scale,
+                                     double gradient_scale) {
   WEFT_RETURN_IF_ERROR(status_);
-  WEFT_ASSIGN_OR_RETURN(const auto context, contexts.Find(id));
+  const auto context = contexts.Find(id);
+  if (absl::IsNotFound(context.status())) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(context.status());
+  MutexLock weights(weights_->mu);
   MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(optimizer_->SetLearningRateScale(learning_rate_scale));
   return optimizer_->Apply([&](const Parameter& parameter) {
-    return context->GradientOf(*parameter.variable.edge().node->leaf());
+    return Scaled(
+        (*context)->GradientOf(*parameter.variable.edge().node->leaf()),
+        gradient_scale);
   });
 }
 
-absl::StatusOr<int64_t> OptimizerShard::Check(
-    rpc::CallContext& call, const dist_autograd::ContextId& id) {
+absl::StatusOr<OptimizerShard::Found> OptimizerShard::Check(
+    rpc::CallContext& call, const dist_autograd::ContextId& id, int64_t norm) {
   WEFT_ASSIGN_OR_RETURN(const auto contexts,
                         dist_autograd::Contexts::Of(call.agent()));
-  const absl::StatusOr<int64_t> present = CheckIn(*contexts, id);
-  // A worker that no recorded call of the context came to has no gradients.
-  if (absl::IsNotFound(present.status())) return int64_t{0};
-  return present;
+  return CheckIn(*contexts, id, norm);
 }
 
 absl::Status OptimizerShard::Apply(rpc::CallContext& call,
-                                   const dist_autograd::ContextId& id) {
+                                   const dist_autograd::ContextId& id,
+                                   double learning_rate_scale,
+                                   double gradient_scale) {
   WEFT_ASSIGN_OR_RETURN(const auto contexts,
                         dist_autograd::Contexts::Of(call.agent()));
-  const absl::Status applied = ApplyIn(*contexts, id);
-  return absl::IsNotFound(applied) ? absl::OkStatus() : applied;
+  return ApplyIn(*contexts, id, learning_rate_scale, gradient_scale);
 }
+
+absl::StatusOr<OptimizerShard::State> OptimizerShard::SaveState() {
+  WEFT_RETURN_IF_ERROR(status_);
+  MutexLock weights(weights_->mu);
+  MutexLock lock(mu_);
+  State state;
+  for (const auto& [name, tensor] : optimizer_->StateDict()) {
+    state[name] = tensor;
+  }
+  for (const Parameter& parameter : parameters_) {
+    state[ValueOf(parameter.name)] = parameter.variable.value().Clone();
+  }
+  return state;
+}
+
+absl::Status OptimizerShard::Validate(const State& state) {
+  absl::btree_map<std::string, Tensor> slots(state.begin(), state.end());
+  for (const Parameter& parameter : parameters_) {
+    const std::string name = ValueOf(parameter.name);
+    const auto found = slots.find(name);
+    const std::string wanted = parameter.variable.value().Describe();
+    const std::string there = found == slots.end() || !found->second.defined()
+                                  ? "none"
+                                  : found->second.Describe();
+    if (there != wanted) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("DistributedOptimizer::LoadState: wanted \"", name,
+                       "\" of ", wanted, ", found ", there));
+    }
+    slots.erase(found);
+  }
+  // It checks all before it changes anything; what was there comes back.
+  const auto old = optimizer_->StateDict();
+  WEFT_RETURN_IF_ERROR(optimizer_->LoadStateDict(slots));
+  return optimizer_->LoadStateDict(old);
+}
+
+absl::Status OptimizerShard::StageState(const State& state) {
+  WEFT_RETURN_IF_ERROR(status_);
+  MutexLock weights(weights_->mu);
+  MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(Validate(state));
+  staged_ = state;
+  return absl::OkStatus();
+}
+
+absl::Status OptimizerShard::LoadStaged() {
+  WEFT_RETURN_IF_ERROR(status_);
+  MutexLock weights(weights_->mu);
+  MutexLock lock(mu_);
+  if (!staged_.has_value()) {
+    return absl::FailedPreconditionError("OptimizerShard: nothing is staged");
+  }
+  absl::btree_map<std::string, Tensor> slots(staged_->begin(), staged_->end());
+  for (const Parameter& parameter : parameters_) {
+    const auto value = slots.find(ValueOf(parameter.name));
+    parameter.variable.value().CopyFrom(value->second);
+    slots.erase(value);
+  }
+  staged_.reset();
+  return optimizer_->LoadStateDict(slots);
+}
+
+// ------------------------------------------------------------ at a trainer
 
 absl::StatusOr<std::unique_ptr<DistributedOptimizer>>
 DistributedOptimizer::Create(
     rpc::Agent& agent, const RuleOptions& rule,
     const std::vector<rref::RRef<Variable>>& parameters) {
-  std::map<rpc::WorkerKey, std::vector<rref::RRef<Variable>>> by_owner;
-  for (const rref::RRef<Variable>& parameter : parameters) {
-    if (!parameter.has_value()) {
-      return absl::InvalidArgumentError(
-          "DistributedOptimizer: a parameter is an empty RRef");
+  return Create(agent, {DistributedGroup{rule, parameters, /*lazy=*/false}});
+}
+
+absl::StatusOr<std::unique_ptr<DistributedOptimizer>>
+DistributedOptimizer::Create(rpc::Agent& agent,
+                             const std::vector<DistributedGroup>& groups) {
+  std::map<rpc::WorkerKey, std::vector<OptimizerShard::Placed>> by_owner;
+  std::vector<v1::RuleSpec> rules;
+  std::vector<int64_t> lazy;
+  for (const DistributedGroup& group : groups) {
+    const auto number = static_cast<int64_t>(rules.size());
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      const rref::RRef<Variable>& parameter = group.parameters[i];
+      if (!parameter.has_value()) {
+        return absl::InvalidArgumentError(absl::StrCat(
+            "DistributedOptimizer: ", NameOf(number, i), " is an empty RRef"));
+      }
+      by_owner[parameter.id().owner].emplace_back(number, i, parameter);
     }
-    by_owner[parameter.id().owner].push_back(parameter);
+    rules.push_back(ToSpec(group.rule));
+    lazy.push_back(group.lazy);
   }
   if (by_owner.empty()) {
     return absl::InvalidArgumentError("DistributedOptimizer: no parameters");
   }
-  const v1::RuleSpec spec = ToSpec(rule);
   auto optimizer =
-      std::unique_ptr<DistributedOptimizer>(new DistributedOptimizer());
+      std::unique_ptr<DistributedOptimizer>(new DistributedOptimizer(agent));
   std::vector<Future<rref::RRef<OptimizerShard>>> making;
+  std::vector<std::string> local_names;
   for (const auto& [owner, own] : by_owner) {
+    std::vector<std::string> names;
+    for (const auto& [group, place, parameter] : own) {
+      names.push_back(NameOf(group, place));
+    }
     if (owner == agent.key()) {
-      optimizer->local_ = std::make_unique<OptimizerShard>(spec, own);
+      optimizer->local_ = std::make_unique<OptimizerShard>(rules, lazy, own);
       WEFT_RETURN_IF_ERROR(optimizer->local_->status());
+      local_names = std::move(names);
       continue;
     }
+    optimizer->names_.push_back(std::move(names));
     making.push_back(
-        rref::MakeAsync<OptimizerShard>(agent.To(owner), spec, own));
+        rref::MakeAsync<OptimizerShard>(agent.To(owner), rules, lazy, own));
+  }
+  if (optimizer->local_ != nullptr) {
+    optimizer->names_.push_back(std::move(local_names));
   }
   for (Future<rref::RRef<OptimizerShard>>& shard : making) {
-    WEFT_ASSIGN_OR_RETURN(
-        rref::RRef<OptimizerShard> made,
-        shard.Wait(agent.default_timeout() + absl::Seconds(1)));
+    WEFT_ASSIGN_OR_RETURN(rref::RRef<OptimizerShard> made,
+                          shard.Wait(optimizer->timeout()));
     optimizer->shards_.push_back(std::move(made));
   }
   return optimizer;
 }
 
-absl::Status DistributedOptimizer::Step(const dist_autograd::Scope& pass) {
+absl::Duration DistributedOptimizer::timeout() const {
+  return agent_.default_timeout() + absl::Seconds(1);
+}
+
+absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckAll(
+    const dist_autograd::Scope& pass, const StepOptions& options) {
   const dist_autograd::ContextId id = pass.id();
-  const absl::Duration timeout =
-      pass.contexts().agent().default_timeout() + absl::Seconds(1);
-  std::vector<Future<int64_t>> checks;
+  const int64_t norm = options.largest_norm.has_value()
+                           ? static_cast<int64_t>(options.norm)
+                           : kNoNorm;
+  std::vector<Future<OptimizerShard::Found>> checks;
   for (const auto& shard : shards_) {
-    checks.push_back(rref::CallAsync(shard, &OptimizerShard::Check, id));
+    checks.push_back(rref::CallAsync(shard, &OptimizerShard::Check, id, norm));
   }
-  int64_t present = 0;
+  OptimizerShard::Found all(0, 0);
+  const auto add = [&](const OptimizerShard::Found& found) {
+    std::get<0>(all) += std::get<0>(found);
+    std::get<1>(all) = Join(std::get<1>(all), std::get<1>(found), options.norm);
+  };
   if (local_ != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(present, local_->CheckIn(pass.contexts(), id));
+    WEFT_ASSIGN_OR_RETURN(const auto found,
+                          local_->CheckIn(pass.contexts(), id, norm));
+    add(found);
   }
   for (size_t i = 0; i < checks.size(); ++i) {
-    const Result<int64_t> checked = checks[i].Wait(timeout);
-    if (!checked.ok()) {
-      return NamingOwner(checked.status(), shards_[i].owner().name());
+    const Result<OptimizerShard::Found> found = checks[i].Wait(timeout());
+    if (!found.ok()) {
+      return NamingOwner(found.status(), shards_[i].owner().name());
     }
-    present += *checked;
+    add(*found);
   }
-  if (present == 0) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "DistributedOptimizer::Step: no parameter has a gradient in ",
-        id.ToString(), ": call Scope::Backward first"));
-  }
+  return all;
+}
+
+absl::Status DistributedOptimizer::ApplyAll(const dist_autograd::Scope& pass,
+                                            double rate_scale,
+                                            double gradient_scale) {
+  const dist_autograd::ContextId id = pass.id();
   std::vector<Future<void>> applies;
   for (const auto& shard : shards_) {
-    applies.push_back(rref::CallAsync(shard, &OptimizerShard::Apply, id));
+    applies.push_back(rref::CallAsync(shard, &OptimizerShard::Apply, id,
+                                      rate_scale, gradient_scale));
   }
   absl::Status first;
-  if (local_ != nullptr) first = local_->ApplyIn(pass.contexts(), id);
+  if (local_ != nullptr) {
+    first = local_->ApplyIn(pass.contexts(), id, rate_scale, gradient_scale);
+  }
   for (size_t i = 0; i < applies.size(); ++i) {
-    const absl::Status applied = applies[i].Wait(timeout);
+    const absl::Status applied = applies[i].Wait(timeout());
     if (applied.ok() || !first.ok()) continue;
     first = absl::Status(
         applied.code(),
@@ -170,6 +355,96 @@ absl::Status DistributedOptimizer::Step(const dist_autograd::Scope& pass) {
                      " failed after all had agreed, so that other owners may "
                      "have stepped: ",
                      applied.message()));
+  }
+  return first;
+}
+
+absl::StatusOr<StepReport> DistributedOptimizer::Step(
+    const dist_autograd::Scope& pass, const StepOptions& options) {
+  WEFT_RETURN_IF_ERROR(CheckOptions(options));
+  WEFT_ASSIGN_OR_RETURN(const auto found, CheckAll(pass, options));
+  StepReport report;
+  std::tie(report.updated, report.gradient_norm) = found;
+  if (report.updated == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("DistributedOptimizer::Step: no parameter has a gradient "
+                     "in ",
+                     pass.id().ToString(), ": call Scope::Backward first"));
+  }
+  double gradient_scale = 1;
+  if (options.largest_norm.has_value()) {
+    if (!std::isfinite(report.gradient_norm)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("DistributedOptimizer::Step: the norm of the gradients "
+                       "is ",
+                       report.gradient_norm));
+    }
+    gradient_scale =
+        std::min(1.0, *options.largest_norm / (report.gradient_norm + 1e-6));
+  }
+  WEFT_RETURN_IF_ERROR(
+      ApplyAll(pass, options.learning_rate_scale, gradient_scale));
+  return report;
+}
+
+absl::StatusOr<DistributedOptimizer::State> DistributedOptimizer::SaveState() {
+  std::vector<Future<OptimizerShard::State>> parts;
+  for (const auto& shard : shards_) {
+    parts.push_back(rref::CallAsync(shard, &OptimizerShard::SaveState));
+  }
+  State state;
+  if (local_ != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const auto own, local_->SaveState());
+    state.insert(own.begin(), own.end());
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const Result<OptimizerShard::State> part = parts[i].Wait(timeout());
+    if (!part.ok()) {
+      return NamingOwner(part.status(), shards_[i].owner().name());
+    }
+    state.insert(part->begin(), part->end());
+  }
+  return state;
+}
+
+absl::Status DistributedOptimizer::LoadState(const State& state) {
+  std::map<std::string, size_t> shard_of;
+  for (size_t i = 0; i < names_.size(); ++i) {
+    for (const std::string& name : names_[i]) shard_of[name] = i;
+  }
+  std::vector<OptimizerShard::State> parts(names_.size());
+  for (const auto& [name, tensor] : state) {
+    const auto shard = shard_of.find(name.substr(0, name.find('/')));
+    if (shard == shard_of.end()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("DistributedOptimizer::LoadState: \"", name,
+                       "\" belongs to no parameter"));
+    }
+    parts[shard->second][name] = tensor;
+  }
+  // All agree, then all load.
+  std::vector<Future<void>> stages;
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    stages.push_back(
+        rref::CallAsync(shards_[i], &OptimizerShard::StageState, parts[i]));
+  }
+  absl::Status first;
+  if (local_ != nullptr) first = local_->StageState(parts.back());
+  for (size_t i = 0; i < stages.size(); ++i) {
+    const absl::Status staged = stages[i].Wait(timeout());
+    if (staged.ok() || !first.ok()) continue;
+    first = NamingOwner(staged, shards_[i].owner().name());
+  }
+  WEFT_RETURN_IF_ERROR(first);
+  std::vector<Future<void>> loads;
+  for (const auto& shard : shards_) {
+    loads.push_back(rref::CallAsync(shard, &OptimizerShard::LoadStaged));
+  }
+  if (local_ != nullptr) first = local_->LoadStaged();
+  for (size_t i = 0; i < loads.size(); ++i) {
+    const absl::Status loaded = loads[i].Wait(timeout());
+    if (loaded.ok() || !first.ok()) continue;
+    first = NamingOwner(loaded, shards_[i].owner().name());
   }
   return first;
 }
