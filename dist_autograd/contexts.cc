@@ -1,7 +1,6 @@
 #include "weft/dist_autograd/contexts.h"
 
 #include <algorithm>
-#include <set>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
@@ -194,6 +193,11 @@ std::shared_ptr<Context> Contexts::Create() {
 
 absl::StatusOr<std::shared_ptr<Context>> Contexts::Find(ContextId id) const {
   MutexLock lock(mu_);
+  return FindLocked(id);
+}
+
+absl::StatusOr<std::shared_ptr<Context>> Contexts::FindLocked(
+    ContextId id) const {
   const auto it = contexts_.find(id);
   if (it != contexts_.end()) return it->second;
   const bool released = released_.Contains({id.creator, id.number});
@@ -205,29 +209,43 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::Find(ContextId id) const {
 }
 
 absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id) {
-  absl::StatusOr<std::shared_ptr<Context>> found = Find(id);
-  if (found.status().code() != absl::StatusCode::kNotFound) return found;
-  if (id.number == 0)
+  if (id.number == 0) {
     return rpc::Decoder::Malformed("a context without number");
-  MutexLock lock(mu_);
-  std::shared_ptr<Context>& context = contexts_[id];
-  if (context == nullptr) {
-    context = std::make_shared<Context>(id, agent_.key());
   }
+  MutexLock lock(mu_);
+  absl::StatusOr<std::shared_ptr<Context>> found = FindLocked(id);
+  if (found.status().code() != absl::StatusCode::kNotFound) return found;
+  if (gone_.count(id.creator) > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(id.ToString(), " ended with worker ",
+                     id.creator.ToString(), ", which is gone"));
+  }
+  auto context = std::make_shared<Context>(id, agent_.key());
+  contexts_[id] = context;
   return context;
 }
 
 void Contexts::Release(ContextId id) {
+  const std::shared_ptr<Context> context = EndHere(id);
+  if (context == nullptr) return;
+  for (const WorkerKey peer : context->peers()) {
+    (void)rpc::CallAsync(agent_.To(peer), internal::ReleaseContext, id);
+  }
+}
+
+std::shared_ptr<Context> Contexts::EndHere(ContextId id) {
   std::shared_ptr<Context> context;
   std::vector<std::shared_ptr<Participation>> parts;
   std::vector<std::shared_ptr<RootPass>> roots;
   {
     MutexLock lock(mu_);
+    // Also if the context has no part here yet: a recorded call may be on its
+    // way, and must not make the context again.
+    released_.Add({id.creator, id.number});
     const auto it = contexts_.find(id);
-    if (it == contexts_.end()) return;
+    if (it == contexts_.end()) return nullptr;
     context = std::move(it->second);
     contexts_.erase(it);
-    released_.Add({id.creator, id.number});
     for (auto part = passes_.begin(); part != passes_.end();) {
       const bool ends = part->first.first == id;
       if (ends) parts.push_back(part->second);
@@ -245,9 +263,7 @@ void Contexts::Release(ContextId id) {
   for (const auto& part : parts) {
     part->Post([why](Participation& p) { p.Abandon(why); });
   }
-  for (const WorkerKey peer : context->peers()) {
-    (void)rpc::CallAsync(agent_.To(peer), internal::ReleaseContext, id);
-  }
+  return context;
 }
 
 void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
@@ -256,6 +272,7 @@ void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
   std::vector<std::shared_ptr<RootPass>> roots;
   {
     MutexLock lock(mu_);
+    gone_.insert(peer.key);
     for (const auto& [id, context] : contexts_) {
       if (id.creator == peer.key) orphans.push_back(id);
     }
@@ -268,7 +285,9 @@ void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
   for (const auto& part : parts) {
     part->Post([key = peer.key](Participation& p) { p.OnPeerGone(key); });
   }
-  for (const ContextId& id : orphans) Release(id);
+  // The others hear of the death by themselves: if only this worker takes the
+  // creator for dead, the context goes on without this worker.
+  for (const ContextId& id : orphans) EndHere(id);
 }
 
 Contexts::Counts Contexts::counts() const {
@@ -376,8 +395,9 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
 
 absl::StatusOr<std::shared_ptr<Participation>> Contexts::Join(ContextId context,
                                                               PassId pass) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> found, Find(context));
   MutexLock lock(mu_);
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> found,
+                        FindLocked(context));
   std::shared_ptr<Participation>& part = passes_[{context, pass}];
   if (part == nullptr) {
     part = std::make_shared<Participation>(shared_from_this(), found, pass);
@@ -517,7 +537,9 @@ Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
   const absl::Status outcome(static_cast<absl::StatusCode>(code), message);
   return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
     part.OnOutcome(outcome);
-    set(absl::OkStatus());
+    // After the graph's task has ended, so that the next pass may use its
+    // graph.
+    part.Post([set](Participation&) { set(absl::OkStatus()); });
   });
 }
 WEFT_RPC_INLINE(TakeOutcome);
@@ -533,7 +555,9 @@ WEFT_RPC_INLINE(AskOutcome);
 
 void ReleaseContext(rpc::CallContext& context, ContextId id) {
   auto* const contexts = context.Local<Contexts>();
-  if (contexts != nullptr) contexts->Release(id);
+  // Only its creator ends a context, and tells the others.
+  if (contexts == nullptr || id.number == 0) return;
+  if (id.creator != contexts->agent().key()) contexts->Release(id);
 }
 // The graph's nodes end in it, with what user code kept in them.
 WEFT_RPC(ReleaseContext);

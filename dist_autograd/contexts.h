@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -134,9 +135,14 @@ class Contexts final : public rpc::AttachmentReceiver,
   class Receipt;
   using PassKey = std::pair<ContextId, PassId>;
 
-  // Makes the context if it is new here. kFailedPrecondition once released.
+  absl::StatusOr<std::shared_ptr<Context>> FindLocked(ContextId id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes the context if it is new here. kFailedPrecondition once released, or
+  // once its creator is gone.
   absl::StatusOr<std::shared_ptr<Context>> FindOrAdd(ContextId id)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Forgets the context here. Null if it has no part here.
+  std::shared_ptr<Context> EndHere(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
   void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
 
   rpc::Agent& agent_;
@@ -148,6 +154,8 @@ class Contexts final : public rpc::AttachmentReceiver,
   std::map<ContextId, std::shared_ptr<Context>> contexts_ ABSL_GUARDED_BY(mu_);
   // By creator and number, as messages are.
   MessageSet released_ ABSL_GUARDED_BY(mu_);
+  // Incarnations that have ended, whose contexts are not made again.
+  std::set<rpc::WorkerKey> gone_ ABSL_GUARDED_BY(mu_);
   std::map<PassKey, std::shared_ptr<Participation>> passes_
       ABSL_GUARDED_BY(mu_);
   std::map<PassKey, std::shared_ptr<RootPass>> roots_ ABSL_GUARDED_BY(mu_);

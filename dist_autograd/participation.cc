@@ -345,7 +345,9 @@ void RootPass::SendOutcome(WorkerKey to, const absl::Status& outcome) {
   if (to == contexts_->agent().key()) {
     own_->Post([outcome, acknowledge](Participation& part) {
       part.OnOutcome(outcome);
-      acknowledge(absl::OkStatus());
+      // After the graph's task has ended: the next pass may use its graph.
+      part.Post(
+          [acknowledge](Participation&) { acknowledge(absl::OkStatus()); });
     });
     return;
   }

@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/ops.h"
+#include "weft/dist_autograd/pass_calls.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/testing/agent_fixture.h"
@@ -249,6 +250,42 @@ TEST_F(DistAutogradTest, ValueOfAnotherContextIsRefused) {
   const Scope second(*contexts_[0]);
   EXPECT_THAT(second.Backward(y),
               StatusIs(absl::StatusCode::kFailedPrecondition, "Detach"));
+}
+
+TEST_F(DistAutogradTest, ReleaseBeforeARecordedCallRefusesTheCall) {
+  const Scope scope(*contexts_[0]);
+  ASSERT_THAT(rpc::Call(To(1), internal::ReleaseContext, scope.id()), IsOk());
+  EXPECT_THAT(scope.Call(To(1), Square2, Scalar(3.0)).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "released"));
+  EXPECT_EQ(contexts_[1]->counts().contexts, 0);
+}
+
+TEST_F(DistAutogradTest, RecordedCallInAContextOfADeadWorkerIsRefused) {
+  const Scope scope(*contexts_[0]);
+  // Worker 1 takes part and makes a call of its own once worker 0 is gone.
+  ranks_[2].PeerGone({0, 1}, "killed");
+  ASSERT_THAT(scope.Call(To(1), Square2, Scalar(3.0)).status(), IsOk());
+  const auto context = contexts_[1]->Find(scope.id()).value();
+  const Variable x = Scalar(2.0);
+  const auto refused = rpc::Call(
+      ranks_[1].To("w2").WithAttachment(Contexts::kKind,
+                                        [&](const rpc::CodecContext& message) {
+                                          return contexts_[1]->StageRequest(
+                                              context, message.peer);
+                                        }),
+      Square2, x);
+  EXPECT_THAT(refused.status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "is gone"));
+  EXPECT_EQ(contexts_[2]->counts().contexts, 0);
+  ranks_[0].PeerGone({2, 1}, "killed");
+}
+
+TEST_F(DistAutogradTest, BackwardInAReleasedContextIsRefused) {
+  const Scope scope(*contexts_[0]);
+  const Variable y = scope.Call(To(1), Square2, Scalar(3.0)).value();
+  contexts_[0]->Release(scope.id());
+  EXPECT_THAT(scope.Backward(y),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "released"));
 }
 
 }  // namespace
