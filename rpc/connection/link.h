@@ -8,7 +8,7 @@
 //
 // Between two processes of one host chunks pass through shared memory if the
 // transport has it: the first large body asks for it, and goes as ever until it
-// is there. See docs/rpc.md.
+// is there. See docs/shared_memory.md.
 
 #ifndef WEFT_RPC_CONNECTION_LINK_H_
 #define WEFT_RPC_CONNECTION_LINK_H_

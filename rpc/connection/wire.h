@@ -72,7 +72,7 @@ struct Chunk {
   // Not 0: so many bytes are next in the shared memory, and `data` is empty.
   uint64_t in_memory = 0;
 };
-// About memory shared beside the connection: docs/rpc.md.
+// About memory shared beside the connection: docs/shared_memory.md.
 struct MemoryMessage {
   enum class Kind : uint8_t {
     kWanted = 1,    // by who was called: offer me some
