@@ -14,6 +14,7 @@
 #include "weft/base/failpoint.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/edge/socket_file.h"
 #include "weft/net/endpoint_core.h"
 #include "weft/net/reflection.h"
 
@@ -341,6 +342,8 @@ absl::Status Endpoint::Core::Reopen() {
       .CounterFor("weft_net_listeners_reopened_total")
       .Increment();
   loop_->StopListening(*listening_);
+  // Three probes were not answered there: whatever socket took the place.
+  if (listening_->kind == Address::Kind::kUnix) RemoveSocket(listening_->path);
   WEFT_ASSIGN_OR_RETURN(Listener listener, Listener::Open(*listening_));
   return loop_->Listen(std::move(listener));
 }

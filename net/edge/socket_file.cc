@@ -67,6 +67,13 @@ absl::Status RemoveAbandonedSocket(const std::string& path, int type) {
   return absl::OkStatus();
 }
 
+void RemoveSocket(const std::string& path) {
+  struct stat file;
+  if (lstat(path.c_str(), &file) == 0 && S_ISSOCK(file.st_mode)) {
+    unlink(path.c_str());
+  }
+}
+
 std::optional<FileId> FileIdOf(const std::string& path) {
   struct stat file;
   if (lstat(path.c_str(), &file) != 0) return std::nullopt;

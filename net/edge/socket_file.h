@@ -22,6 +22,10 @@ namespace weft::net {
 //   kUnavailable    a process holds the socket
 absl::Status RemoveAbandonedSocket(const std::string& path, int type);
 
+// Removes the file at `path` if it is a unix socket, even one that a process
+// holds: for the owner of the path, to whom that process has not answered.
+void RemoveSocket(const std::string& path);
+
 // Which file is at a path now: device and inode; none if there is none.
 using FileId = std::pair<dev_t, ino_t>;
 std::optional<FileId> FileIdOf(const std::string& path);

@@ -100,6 +100,16 @@ TEST_F(SocketFileTest, OtherFilesStay) {
   EXPECT_TRUE(Exists());
 }
 
+TEST_F(SocketFileTest, RemoveSocketTakesAnySocketAndNoOtherFile) {
+  const Descriptor alive = Bind(SOCK_STREAM);
+  RemoveSocket(path_);
+  EXPECT_FALSE(Exists());
+  RemoveSocket(path_);
+  std::ofstream(path_) << "thesis";
+  RemoveSocket(path_);
+  EXPECT_TRUE(Exists());
+}
+
 TEST_F(SocketFileTest, RemoveIfSameKeepsAnotherFile) {
   const Descriptor socket = Bind(SOCK_STREAM);
   const std::optional<FileId> made = FileIdOf(path_);
