@@ -208,8 +208,9 @@ TEST_F(Observed, TheStatusPageHasTheSectionsOfAllPartsAlsoWhileHandlersHang) {
     EXPECT_TRUE(section.contains("fields")) << section;
     names.push_back(section["name"]);
   }
-  EXPECT_THAT(names, ::testing::ElementsAre("flight recorder", "membership",
-                                            "net", "rpc"));
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("flight recorder", "membership", "net",
+                                     "passes", "references", "rpc"));
 }
 
 TEST_F(Observed, TheHandlerThreadsAreCounted) {

@@ -117,8 +117,8 @@ TEST(MainJob, AServersStatusPageIsShownByTheTool) {
   for (const auto& section : page["sections"]) {
     names.push_back(section["name"]);
   }
-  EXPECT_THAT(names,
-              ElementsAre("flight recorder", "membership", "net", "ps", "rpc"));
+  EXPECT_THAT(names, ElementsAre("flight recorder", "membership", "net",
+                                 "passes", "ps", "references", "rpc"));
   const auto nobody = ask({"--page=ps7"});
   EXPECT_THAT(nobody->Wait(kLong), IsOkAndHolds(3));
   EXPECT_THAT(nobody->output(), HasSubstr("there are: ps0, trainer0"));
