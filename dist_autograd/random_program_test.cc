@@ -1,5 +1,6 @@
 // Random programs over one to five workers, compared with the same program in
-// one process: properties A1, A3, A4 and A9 of docs/dist_autograd.md.
+// one process: gradients are equal, a failed pass changes none and can be
+// repeated, and nothing is left behind (docs/dist_autograd.md).
 
 #include <atomic>
 #include <cstdio>
