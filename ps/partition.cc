@@ -29,6 +29,17 @@ int PlacedBits(const TableLayout& layout) {
   return absl::countr_zero(static_cast<uint32_t>(layout.spec().partitions()));
 }
 
+// A function of its own: clang does not see in a lambda which lock is held.
+std::vector<RowStore::Row> SortedByKey(const RowStore& rows) {
+  std::vector<RowStore::Row> order(rows.size());
+  std::iota(order.begin(), order.end(), RowStore::Row{0});
+  std::sort(order.begin(), order.end(),
+            [&rows](RowStore::Row a, RowStore::Row b) {
+              return rows.key(a) < rows.key(b);
+            });
+  return order;
+}
+
 }  // namespace
 
 absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
@@ -249,12 +260,7 @@ Partition::Row Partition::Make(uint64_t key) {
 }
 
 std::vector<Partition::Row> Partition::InKeyOrder() const {
-  std::vector<Row> order(rows_.size());
-  std::iota(order.begin(), order.end(), Row{0});
-  std::sort(order.begin(), order.end(), [&rows = rows_](Row a, Row b) {
-    return rows.key(a) < rows.key(b);
-  });
-  return order;
+  return SortedByKey(rows_);
 }
 
 PartitionImage Partition::Image() const {
