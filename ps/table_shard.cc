@@ -253,8 +253,10 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
   if (!checked.ok()) return MakeReady<ShardReply>(checked);
   Part part;
   part.client = request.client();
-  part.spans.reserve(request.partitions_size());
-  for (int i = 0; i < request.partitions_size(); ++i) {
+  // Only CheckPush compares the lengths of the three lists.
+  const int spans = request.push() ? request.partitions_size() : 0;
+  part.spans.reserve(spans);
+  for (int i = 0; i < spans; ++i) {
     part.spans.push_back(
         {request.partitions(i), request.rows(i),
          is_sync() ? PushSpan::kUnnumbered : request.sequences(i)});

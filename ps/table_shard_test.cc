@@ -297,6 +297,20 @@ TEST(TableShard, ADenseTableNeedsFirstValuesAndKeepsTheFirst) {
 }
 
 // A worker whose tensors do not fit is told so, and the table stays as it is.
+TEST(TableShard, PullIgnoresSpansThatOnlyAPushHas) {
+  for (const auto mode : {v1::TableSpec::SYNC, v1::TableSpec::ASYNC}) {
+    const auto shard = Shard(v1::TableSpec::SPARSE, mode);
+    v1::Request request;
+    request.set_pull(true);
+    request.add_partitions(1);  // with neither rows nor sequences
+    EXPECT_THAT(Now(shard->Handle(request, Tensor(), Tensor(),
+                                  Tensor::FromVector<int64_t>({7}),
+                                  Instant::Infinite()))
+                    .status(),
+                IsOk());
+  }
+}
+
 TEST(TableShard, RefusesMismatchedRequests) {
   const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::ASYNC);
   const Placement placement("t", kPartitions, 1);
