@@ -18,6 +18,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/job_outcome.h"
 #include "weft/launch/training_checks.h"
 #include "weft/worker/exit_code.h"
 
@@ -26,7 +27,7 @@ namespace {
 
 constexpr char kPlaceInData[] = "place_in_data";
 constexpr char kOptimizer[] = "optimizer/";
-// Of rank 0's word to the others; then the code and why it cannot resume.
+// Of what rank 0 tells the others; then FormatFailure of why it cannot resume.
 constexpr char kNoPlace[] = "no place: ";
 
 telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
@@ -85,23 +86,13 @@ absl::Status DdpTrainer::Resume() {
   std::string message;
   if (is_first()) {
     const absl::StatusOr<std::string> place = RestoreNewest();
-    message = place.ok() ? *place
-                         : absl::StrCat(kNoPlace, place.status().raw_code(),
-                                        ":", place.status().message());
+    message = place.ok()
+                  ? *place
+                  : absl::StrCat(kNoPlace, FormatFailure(place.status()));
   }
   WEFT_ASSIGN_OR_RETURN(message, group_.BroadcastBytes(message, /*root=*/0));
   absl::string_view why = message;
-  if (absl::ConsumePrefix(&why, kNoPlace)) {
-    const std::pair<std::string, std::string> error =
-        absl::StrSplit(why, absl::MaxSplits(':', 1));
-    int code = 0;
-    (void)absl::SimpleAtoi(error.first, &code);
-    const absl::Status status(static_cast<absl::StatusCode>(code),
-                              error.second);
-    return absl::IsDataLoss(status)
-               ? worker::WithExitCode(status, worker::ExitCode::kBadCheckpoint)
-               : status;
-  }
+  if (absl::ConsumePrefix(&why, kNoPlace)) return ParseFailure(why);
   if (message.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(GiveOptimizerToAll());
   return GoOnFrom(message);
@@ -202,8 +193,7 @@ absl::Status DdpTrainer::TrainEpoch(int epoch) {
     // The sampler deals every rank as many.
     samples_ += (*batch)[0].size(0) * group_.size();
     const int64_t used = std::min(loader_->state().used, of_epoch);
-    progress_.SetExposedShare(
-        ddp_->reducer().timing().total().exposed_share());
+    progress_.SetExposedShare(ddp_->reducer().timing().total().exposed_share());
     progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch,
                      verdict.mean_loss);
     if (verdict.stops) {

@@ -14,10 +14,13 @@
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/clock.h"
+#include "weft/base/reworded.h"
+#include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/job_outcome.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/launch/training_checks.h"
 #include "weft/rendezvous/store.h"
@@ -431,15 +434,16 @@ absl::Status ImageTrainer::CheckNobodyTrains() const {
     const std::string other = TrainerName(rank);
     const rendezvous::Member* const member = view->Find(other);
     if (member == nullptr) continue;
-    const auto entry = worker_.membership().store().Get(TrainingKey(other),
-                                                        kRoundTimeout);
+    const auto entry =
+        worker_.membership().store().Get(TrainingKey(other), kRoundTimeout);
     if (absl::IsNotFound(entry.status())) continue;
     WEFT_RETURN_IF_ERROR(entry.status());
     if (entry->value != absl::StrCat(member->incarnation)) continue;
     return worker::WithExitCode(
         absl::FailedPreconditionError(absl::StrCat(
-            worker_.self().name, " cannot restore a checkpoint by --resume: ",
-            other, " trains on the tables of this job and goes on without it; "
+            worker_.self().name,
+            " cannot restore a checkpoint by --resume: ", other,
+            " trains on the tables of this job and goes on without it; "
             "start the job again with --resume after it has ended")),
         worker::ExitCode::kConfig);
   }
@@ -458,7 +462,8 @@ absl::Status ImageTrainer::Resume() {
     WEFT_RETURN_IF_ERROR(CheckNobodyTrains());
     const absl::StatusOr<std::string> restored = RestoreNewest();
     if (!restored.ok()) {  // nobody need wait for what does not come
-      (void)store.Set(key, absl::StrCat(kNoPlace, restored.status().message()),
+      (void)store.Set(key,
+                      absl::StrCat(kNoPlace, FormatFailure(restored.status())),
                       kLastWord);
       return restored.status();
     }
@@ -470,7 +475,8 @@ absl::Status ImageTrainer::Resume() {
     place = entry.value;
     absl::string_view why = place;
     if (absl::ConsumePrefix(&why, kNoPlace)) {
-      return absl::UnavailableError(absl::StrCat("trainer0: ", why));
+      const absl::Status failure = ParseFailure(why);
+      return Reworded(failure, SaidBy("trainer0", failure.message()));
     }
   }
   if (place.empty()) return absl::OkStatus();

@@ -66,13 +66,15 @@ absl::Status Run(int argc, char** argv) {
   // Until here a signal just ends the program: nobody depends on it yet.
   weft::launch::AwaitStopSignals();
   const absl::Status served = weft::launch::ServeTables(
-      **worker, server, weft::launch::AskedToStop, grace);
+      **worker, server, weft::launch::StopSignal, grace);
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   const absl::Status status = served.ok() ? ended : served;
-  if (!status.ok()) (*worker)->DumpFlightRecorder();
+  if (!status.ok() && !weft::worker::SignalOf(status).has_value()) {
+    (*worker)->DumpFlightRecorder();
+  }
   return status;
 }
 

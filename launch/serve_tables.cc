@@ -1,20 +1,22 @@
 #include "weft/launch/serve_tables.h"
 
+#include <map>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "weft/base/clock.h"
+#include "weft/launch/job_outcome.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
 #include "weft/rendezvous/view.h"
+#include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/field.h"
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/metrics.h"
 #include "weft/telemetry/status_page.h"
+#include "weft/worker/exit_code.h"
 
 namespace weft::launch {
 namespace {
@@ -38,10 +40,19 @@ Trainer StateOf(const rendezvous::View& view, int rank) {
   return Trainer::kToCome;
 }
 
+// The life of each trainer, by rank, that a server was told of.
+using Lives = std::map<int, rendezvous::WorkerKey>;
+
 // Rounds wait for the trainers that are here or still to come.
-void TellServer(const rendezvous::View& view, int trainers,
-                ps::Server& server) {
+void TellServer(const rendezvous::View& view, int trainers, ps::Server& server,
+                Lives& lives) {
   for (int rank = 0; rank < trainers; ++rank) {
+    if (const auto* member = view.Find(TrainerName(rank))) {
+      // The view in which the former life was gone may have been passed over.
+      const auto [life, is_first] = lives.emplace(rank, member->key);
+      if (!is_first && life->second != member->key) server.DeclareDead(rank);
+      life->second = member->key;
+    }
     switch (StateOf(view, rank)) {
       case Trainer::kToCome:
       case Trainer::kHere:
@@ -61,20 +72,6 @@ bool AllGone(const rendezvous::View& view, int trainers) {
     if (state == Trainer::kToCome || state == Trainer::kHere) return false;
   }
   return true;
-}
-
-absl::Status HowTheyEnded(const rendezvous::View& view, int trainers) {
-  std::vector<std::string> died;
-  for (const rendezvous::Departed& departed : view.departed()) {
-    for (int rank = 0; rank < trainers; ++rank) {
-      if (departed.name == TrainerName(rank) && !departed.left) {
-        died.push_back(absl::StrCat(departed.name, ": ", departed.reason));
-      }
-    }
-  }
-  if (died.empty()) return absl::OkStatus();
-  return absl::UnavailableError(
-      absl::StrCat("trainers died: ", absl::StrJoin(died, "; ")));
 }
 
 // What a table's owner watches.
@@ -104,12 +101,12 @@ telemetry::Fields Describe(const ps::Server& server) {
 
 // Until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
-                   absl::FunctionRef<bool()> asked_to_stop,
-                   absl::Duration grace) {
+                   absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
   const int trainers = worker.options().trainers;
   const auto follow = worker.membership().OnChange(
-      [&](std::shared_ptr<const rendezvous::View> view) {
-        TellServer(*view, trainers, server);
+      [&,
+       lives = Lives()](std::shared_ptr<const rendezvous::View> view) mutable {
+        TellServer(*view, trainers, server, lives);
       });
   Instant stop_by = Instant::Infinite();
   Instant show_at;
@@ -123,28 +120,33 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       Show(server, worker.telemetry().metrics());
       show_at = now + kShowEvery;
     }
-    if (gone.ok()) return HowTheyEnded(**gone, trainers);
+    if (gone.ok()) {
+      return JobOutcome(worker.membership(), trainers).Of(**gone);
+    }
     if (!absl::IsDeadlineExceeded(gone.status())) return gone.status();
-    if (stop_by == Instant::Infinite() && asked_to_stop()) {
+    if (stop_by == Instant::Infinite() && stop_signal() != 0) {
       WEFT_LOG(worker.telemetry().logger(), Info,
                "asked to stop; serving until the trainers have left, for ")
           << absl::FormatDuration(grace) << " (--grace) at most; "
           << kEndsAtOnce;
       stop_by = now + grace;
     }
-    if (now >= stop_by) return absl::OkStatus();
+    if (now >= stop_by) {
+      return worker::EndedBySignal(stop_signal(),
+                                   "asked to stop while trainers were at work");
+    }
   }
 }
 
 }  // namespace
 
 absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
-                         absl::FunctionRef<bool()> asked_to_stop,
+                         absl::FunctionRef<int()> stop_signal,
                          absl::Duration grace) {
   worker.agent().SetLocal(&server);
   const auto page = worker.telemetry().status().Register(
       "ps", [&server] { return Describe(server); });
-  const absl::Status ended = Serve(worker, server, asked_to_stop, grace);
+  const absl::Status ended = Serve(worker, server, stop_signal, grace);
   // Whoever waits here learns why, and that another server may be asked.
   server.Shutdown(absl::UnavailableError(
       absl::StrCat("parameter server ", worker.self().name, " shuts down",

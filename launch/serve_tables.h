@@ -12,13 +12,13 @@
 namespace weft::launch {
 
 // Serves the tables of `server`, which must outlive `worker`, to the trainers
-// of `worker`'s job until all of them have gone. Returns OK if each of them
-// left by its own wish; kUnavailable names those that died. Once
-// `asked_to_stop()`, which is called from this thread about ten times a second,
-// is true it serves for `grace` at most, in which trainers may still save what
-// they have: then OK.
+// of `worker`'s job until all of them have gone. Returns how the job ended
+// (JobOutcome::Of): OK if it was completed. Once `stop_signal()`, which is
+// called from this thread about ten times a second, is not 0 it serves for
+// `grace` at most, in which trainers may still save what they have: then
+// worker::EndedBySignal.
 absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
-                         absl::FunctionRef<bool()> asked_to_stop,
+                         absl::FunctionRef<int()> stop_signal,
                          absl::Duration grace);
 
 }  // namespace weft::launch

@@ -8,14 +8,14 @@ namespace weft::launch {
 namespace {
 
 // Global, as a handler is given nothing else.
-volatile std::sig_atomic_t asked_to_stop = 0;
+volatile std::sig_atomic_t stop_signal = 0;
 
 void OnStop(int signal) {
-  if (signal == SIGINT && asked_to_stop != 0) {
+  if (signal == SIGINT && stop_signal != 0) {
     std::signal(SIGINT, SIG_DFL);
     std::raise(SIGINT);  // comes once this handler has returned
   }
-  asked_to_stop = 1;
+  if (stop_signal == 0) stop_signal = signal;
 }
 
 }  // namespace
@@ -29,6 +29,8 @@ void AwaitStopSignals() {
   sigaction(SIGINT, &action, nullptr);
 }
 
-bool AskedToStop() { return asked_to_stop != 0; }
+bool AskedToStop() { return stop_signal != 0; }
+
+int StopSignal() { return stop_signal; }
 
 }  // namespace weft::launch

@@ -10,6 +10,8 @@ namespace weft::launch {
 void AwaitStopSignals();
 
 bool AskedToStop();
+// The first signal that came; 0 if none.
+int StopSignal();
 
 // For the words of who was asked.
 inline constexpr char kEndsAtOnce[] = "Ctrl-C again ends it at once";

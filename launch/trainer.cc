@@ -1,6 +1,8 @@
 // trainer: trains an image classifier, with the parameter servers of its job or
 // with the other trainers only.
 
+#include <signal.h>
+
 #include <cerrno>
 #include <cmath>
 #include <cstdio>
@@ -12,10 +14,12 @@
 #include "absl/time/time.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/launch/ddp_trainer.h"
 #include "weft/launch/image_trainer.h"
+#include "weft/launch/job_outcome.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/worker/exit_code.h"
@@ -118,30 +122,51 @@ absl::Status CheckCheckpointDir(const std::string& path, bool resume) {
   return absl::OkStatus();
 }
 
-// What to do when the job has lost a server or a rank, and, with that of the
-// coordinator, this worker its job.
+// `error` with what to do next, where a checkpoint is a way on.
 absl::Status WithWayOn(const absl::Status& error,
                        const ImageTrainerOptions& training) {
-  const bool is_lost = absl::IsUnavailable(error) || absl::IsAborted(error);
+  const bool is_lost = weft::launch::IsOfPeer(error) ||
+                       weft::worker::SignalOf(error).has_value();
   if (!is_lost || training.checkpoint_dir.empty()) return error;
-  return absl::Status(
-      error.code(),
-      absl::StrCat(error.message(),
-                   "; start the job again with --resume to go on from ",
-                   training.checkpoint_dir));
+  return weft::Reworded(
+      error, absl::StrCat(error.message(),
+                          "; start the job again with --resume to go on from ",
+                          training.checkpoint_dir));
+}
+
+// Reports to the other workers why this trainer has not completed its training,
+// and returns with what it is to end: the cause, which another may have
+// reported.
+absl::Status Conclude(weft::worker::Worker& worker,
+                      const ImageTrainerOptions& training,
+                      const absl::StatusOr<TrainingResult>& result) {
+  absl::Status why = result.status();
+  if (result.ok() && result->was_stopped) {
+    const int signal = weft::launch::StopSignal();
+    why = weft::worker::EndedBySignal(
+        signal != 0 ? signal : SIGTERM,  // that another rank was sent
+        absl::StrCat(worker.self().name,
+                     " was asked to stop before the training was complete"));
+  }
+  if (why.ok()) return why;
+  weft::launch::JobOutcome outcome(worker.membership(),
+                                   worker.options().trainers);
+  outcome.Report(why);
+  return WithWayOn(outcome.CauseOf(why), training);
 }
 
 // With ExitCode kResource if the result cannot be written.
 absl::Status Print(const TrainingResult& result, bool json) {
   if (!result.test_accuracy.has_value()) return absl::OkStatus();
   if (json) {
-    const nlohmann::ordered_json object = {
-        {"test_accuracy", *result.test_accuracy},
-        {"samples_per_s", result.samples_per_s},
-        {"checkpoint", result.checkpoint}};
+    nlohmann::ordered_json object = {{"test_accuracy", *result.test_accuracy},
+                                     {"samples_per_s", result.samples_per_s},
+                                     {"checkpoint", result.checkpoint}};
+    if (result.was_stopped) object["interrupted"] = true;
     std::printf("%s\n", object.dump().c_str());
   } else {
-    std::printf("test accuracy %.2f %%, %.0f samples/s, checkpoint %s\n",
+    std::printf("%stest accuracy %.2f %%, %.0f samples/s, checkpoint %s\n",
+                result.was_stopped ? "interrupted: " : "",
                 100 * *result.test_accuracy, result.samples_per_s,
                 result.checkpoint.empty() ? "none" : result.checkpoint.c_str());
   }
@@ -248,6 +273,8 @@ absl::Status Run(int argc, char** argv) {
   const auto result = strategy == kDdp
                           ? TrainTogether(**worker, *data, training)
                           : TrainWithServers(**worker, *data, training);
+  // Before this worker leaves: the others end by it.
+  const absl::Status cause = Conclude(**worker, training, result);
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = kGoodBye;
   // With servers no trainer calls another: each ends when it is done. Without,
@@ -256,12 +283,12 @@ absl::Status Run(int argc, char** argv) {
   good_bye.graceful = result.ok();
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
   if (!result.ok() || !ended.ok()) (*worker)->DumpFlightRecorder();
-  if (!result.ok()) {
-    return WithWayOn(result.status(), training);
-  }
+  if (!result.ok()) return cause;
   const absl::Status printed = Print(*result, options.json);
-  if (!result->saved.ok()) return result->saved;
-  return printed.ok() ? ended : printed;
+  for (const absl::Status& status : {result->saved, printed, ended, cause}) {
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace

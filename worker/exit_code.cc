@@ -24,6 +24,7 @@ namespace worker {
 namespace {
 
 constexpr char kPayload[] = "weft.worker/exit_code";
+constexpr int kSignalBase = 128;  // of a shell's exit codes
 
 }  // namespace
 
@@ -73,7 +74,19 @@ absl::Status WithExitCode(absl::Status status, ExitCode code) {
   return status;
 }
 
+absl::Status EndedBySignal(int signal, absl::string_view message) {
+  return WithExitCode(absl::CancelledError(message),
+                      static_cast<ExitCode>(kSignalBase + signal));
+}
+
+std::optional<int> SignalOf(const absl::Status& status) {
+  const int code = static_cast<int>(ExitCodeFor(status));
+  if (code <= kSignalBase) return std::nullopt;
+  return code - kSignalBase;
+}
+
 absl::string_view NameOf(ExitCode code) {
+  if (static_cast<int>(code) > kSignalBase) return "stopped by a signal";
   switch (code) {
     case ExitCode::kOk:
       return "ok";
@@ -109,7 +122,9 @@ void ExitIfError(const absl::Status& status) {
   std::vector<std::string> lines;
   for (absl::string_view line : absl::StrSplit(status.message(), '\n'))
     lines.push_back(telemetry::Printable(line));
-  std::fprintf(stderr, "error: %s (%s)\n", absl::StrJoin(lines, "\n").c_str(),
+  std::fprintf(stderr, "%s: %s (%s)\n",
+               worker::SignalOf(status).has_value() ? "stopped" : "error",
+               absl::StrJoin(lines, "\n").c_str(),
                std::string(worker::NameOf(code)).c_str());
   std::fflush(stderr);
   _exit(static_cast<int>(code));

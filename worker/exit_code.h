@@ -4,6 +4,8 @@
 #ifndef WEFT_WORKER_EXIT_CODE_H_
 #define WEFT_WORKER_EXIT_CODE_H_
 
+#include <optional>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -30,17 +32,23 @@ ExitCode ExitCodeFor(const absl::Status& status);
 // `status`, which is not ok, made to end the program with `code`.
 absl::Status WithExitCode(absl::Status status, ExitCode code);
 
+// kCancelled: the work was interrupted by `signal` and ended in good order; the
+// program ends with 128 + signal, as a shell says it.
+absl::Status EndedBySignal(int signal, absl::string_view message);
+// The signal of EndedBySignal; nothing for other statuses.
+std::optional<int> SignalOf(const absl::Status& status);
+
 // The same error, saying of which part it is, and with its exit code.
 absl::Status OfPart(absl::string_view part, const absl::Status& status);
 
-// "peer lost".
+// "peer lost"; "stopped by a signal" from 128 on.
 absl::string_view NameOf(ExitCode code);
 
 }  // namespace worker
 
-// If `status` is an error, writes "error: <message>" to standard error and
-// ends the process with its exit code, without running destructors of others'
-// threads.
+// If `status` is an error, writes "error: <message>" ("stopped: <message>" for
+// EndedBySignal) to standard error and ends the process with its exit code,
+// without running destructors of others' threads.
 void ExitIfError(const absl::Status& status);
 template <typename T>
 void ExitIfError(const absl::StatusOr<T>& result) {

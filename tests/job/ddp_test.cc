@@ -98,8 +98,10 @@ TEST(DataParallelJob, StopSignalEndsAllRanksAfterTheSameStep) {
       << trainers[0]->output() << trainers[1]->output();
   trainers[1]->Signal(SIGTERM);
   for (const auto& trainer : trainers) {
-    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(128 + SIGTERM))
+        << trainer->output();
   }
+  EXPECT_TRUE(ResultOf(*trainers[0]).is_interrupted);
 }
 
 TEST(DataParallelJob, InvalidFlagsAreRefusedWithAdvice) {

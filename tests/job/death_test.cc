@@ -26,7 +26,6 @@
 namespace weft::testing {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::ContainsRegex;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -35,6 +34,7 @@ using ::testing::SizeIs;
 
 constexpr int kConfig = 3;
 constexpr int kPeerLost = 10;
+constexpr int kTerminated = 128 + SIGTERM;
 // Silence is death after 10 s.
 constexpr absl::Duration kSeconds = absl::Seconds(40);
 constexpr char kForLong[] = "--epochs=100000";
@@ -61,7 +61,7 @@ TEST(Death, OfATrainerLetsAnotherTakeOverItsPartOfTheData) {
     ASSERT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }));
   }
   trainers[0]->Signal(SIGTERM);
-  EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_THAT(trainers[0]->Wait(kLong), IsOkAndHolds(kTerminated));
   EXPECT_GT(ResultOf(*trainers[0]).test_accuracy, 0.9);
   for (const auto& server : servers) {
     EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
@@ -96,15 +96,15 @@ TEST(Death, FirstTrainerThatResumesBesideARunningJobIsRefused) {
   ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }));
   trainers[0]->Signal(SIGKILL);
   ASSERT_THAT(trainers[1]->WaitForOutput("a trainer died; ", kLong), IsOk());
-  const auto again = job.StartTrainer(
-      0, {kForLong, "--resume", "--checkpoint-dir=" + saved});
+  const auto again =
+      job.StartTrainer(0, {kForLong, "--resume", "--checkpoint-dir=" + saved});
   EXPECT_THAT(again->Wait(kLong), IsOkAndHolds(kConfig)) << again->output();
   EXPECT_THAT(again->output(), HasSubstr("trainer1 trains on the tables"));
   const auto before = Checkpoints(saved);
   EXPECT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }))
       << trainers[1]->output();
   trainers[1]->Signal(SIGTERM);
-  EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(0));
+  EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(kTerminated));
   EXPECT_GT(ResultOf(*trainers[1]).test_accuracy, 0.9);
 }
 
@@ -161,9 +161,10 @@ TEST(Death, SignalDumpsTheFlightRecorderAndTheServerGoesOn) {
     EXPECT_THAT(dump, HasSubstr(what));
   }
   for (const auto& trainer : trainers) trainer->Signal(SIGTERM);
+  // The servers, which got no signal, end as their trainers did.
   for (const Processes* all : {&trainers, &servers}) {
     for (const auto& p : *all) {
-      EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(0)) << p->output();
+      EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(kTerminated)) << p->output();
     }
   }
 }
@@ -183,12 +184,9 @@ TEST(Death, DeathOfAServerEndsTheTrainersWithItsName) {
                 HasSubstr("with --resume to go on from " + saved));
     EXPECT_THAT(DumpOf(*trainer), ContainsRegex("rpc.(lost|gone) [^\n]* ps1"));
   }
-  // A trainer that failed says good-bye for a second, and has died otherwise.
-  const auto code = servers[0]->Wait(kLong);
-  EXPECT_THAT(code, IsOkAndHolds(AnyOf(0, kPeerLost)));
-  if (code.ok() && *code != 0) {
-    EXPECT_THAT(servers[0]->output(), HasSubstr("trainers died: "));
-  }
+  // Its trainers have left, and have not completed the training.
+  EXPECT_THAT(servers[0]->Wait(kLong), IsOkAndHolds(kPeerLost))
+      << servers[0]->output();
 }
 
 TEST(Death, DeathOfTheCoordinatorsServerEndsTheTrainersWithItsName) {
@@ -217,6 +215,24 @@ TEST(Death, DeathOfTheCoordinatorsServerEndsTheTrainersWithItsName) {
                                               "--coordinator-log"));
 }
 
+// Its log brings back the members, and not the tables.
+TEST(Death, OfAServerThatIsStartedAgainFromTheCoordinatorsLogFailsTheJob) {
+  Job job;
+  job.flags = {"--coordinator-log=" + job.Path("log")};
+  Processes servers = job.StartServers();
+  const Processes trainers = job.StartTrainers({kForLong});
+  AwaitTraining(*trainers[0]);
+  servers[0]->Signal(SIGKILL);
+  EXPECT_THAT(servers[0]->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  servers[0] = job.StartServer(0);
+  for (const Processes* all :
+       {&trainers, static_cast<const Processes*>(&servers)}) {
+    for (const auto& p : *all) {
+      EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(kPeerLost)) << p->output();
+    }
+  }
+}
+
 TEST(Death, ByATermSignalSavesFirst) {
   const Job job;
   const std::string saved = job.Path("saved");
@@ -229,10 +245,13 @@ TEST(Death, ByATermSignalSavesFirst) {
   }
   for (const Processes* all : {&servers, &trainers}) {
     for (const auto& p : *all) {
-      EXPECT_THAT(p->Wait(kSeconds), IsOkAndHolds(0)) << p->output();
+      EXPECT_THAT(p->Wait(kSeconds), IsOkAndHolds(kTerminated)) << p->output();
     }
   }
   const TrainerResult result = ResultOf(*trainers[0]);
+  EXPECT_TRUE(result.is_interrupted);
+  EXPECT_THAT(trainers[0]->output(),
+              HasSubstr("with --resume to go on from " + saved));
   ASSERT_FALSE(result.checkpoint.empty());
   EXPECT_TRUE(std::filesystem::exists(result.checkpoint + "/manifest.json"));
 }
@@ -314,7 +333,8 @@ TEST(WeftRun, PassesATermSignalOnAndAllIsSaved) {
   const auto names = Checkpoints(saved);  // of the epochs before, too
   ASSERT_FALSE(names.empty());
   EXPECT_THAT(output, HasSubstr(absl::StrCat("\"checkpoint\":\"", saved, "/",
-                                             names.back(), "\"}")));
+                                             names.back(),
+                                             "\",\"interrupted\":true}")));
   // The last line of progress says how many images it has come to.
   const size_t last = output.rfind("[trainer0] training ");
   int64_t images = 0;

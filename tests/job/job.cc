@@ -149,20 +149,25 @@ std::string Program(const std::string& name) {
 
 TrainerResult ResultOf(const Process& trainer) {
   const std::string output = trainer.output();
-  const std::vector<std::string> lines =
-      absl::StrSplit(output, '\n', absl::SkipEmpty());
+  std::string last;
+  for (const absl::string_view line : absl::StrSplit(output, '\n')) {
+    if (absl::StartsWith(line, "{\"test_accuracy\"")) last = std::string(line);
+  }
   TrainerResult result;
-  const auto object = nlohmann::json::parse(
-      lines.empty() ? "" : lines.back(), nullptr, /*allow_exceptions=*/false);
-  if (!object.is_object() || object.size() != 3 ||
+  const auto object =
+      nlohmann::json::parse(last, nullptr, /*allow_exceptions=*/false);
+  const bool is_interrupted =
+      object.is_object() && object.value("interrupted", false);
+  if (!object.is_object() || object.size() != (is_interrupted ? 4 : 3) ||
       !object.contains("test_accuracy") || !object.contains("samples_per_s") ||
       !object.contains("checkpoint")) {
-    ADD_FAILURE() << "the last line is not the result: " << output;
+    ADD_FAILURE() << "there is no result: " << output;
     return result;
   }
   result.test_accuracy = object["test_accuracy"].get<double>();
   result.samples_per_s = object["samples_per_s"].get<double>();
   result.checkpoint = object["checkpoint"].get<std::string>();
+  result.is_interrupted = is_interrupted;
   return result;
 }
 

@@ -26,11 +26,12 @@ inline constexpr absl::Duration kLong = absl::Seconds(100);
 using Flags = std::vector<std::string>;
 using Processes = std::vector<std::unique_ptr<Process>>;
 
-// What a trainer's last line says.
+// What the line of a trainer's result says.
 struct TrainerResult {
   double test_accuracy = -1;
   double samples_per_s = -1;
   std::string checkpoint;
+  bool is_interrupted = false;
 };
 
 // A job of `servers` parameter servers and `trainers` trainers, with a folder
@@ -78,8 +79,8 @@ std::unique_ptr<Process> StartProcess(Flags argv);
 // The path of bin/weft, bin/trainer and so on.
 std::string Program(const std::string& name);
 
-// Of a trainer that has ended. A last line that is not one JSON object with
-// these three names fails the test.
+// Of a trainer that has ended. A result that is not one JSON object with
+// these names fails the test.
 TrainerResult ResultOf(const Process& trainer);
 
 // Of 127.0.0.1, free a moment ago: for addresses that several must know.
