@@ -20,6 +20,7 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/file_system.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/agree_on_settings.h"
 #include "weft/launch/job_outcome.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/launch/training_checks.h"
@@ -102,6 +103,16 @@ bool IsGone(const rendezvous::View& view, int rank) {
       [&](const rendezvous::Departed& gone) { return gone.name == name; });
 }
 
+// The live trainer of the lowest rank; null if there is none.
+const rendezvous::Member* FirstTrainer(const rendezvous::View& view) {
+  const rendezvous::Member* first = nullptr;
+  for (const rendezvous::Member& member : view.members()) {
+    if (member.role != "trainer") continue;
+    if (first == nullptr || member.rank < first->rank) first = &member;
+  }
+  return first;
+}
+
 int64_t CountTrainers(const rendezvous::View& view) {
   return std::count_if(
       view.members().begin(), view.members().end(),
@@ -120,15 +131,6 @@ constexpr char kConcluded[] = "trainers/concluded";
 constexpr absl::Duration kConclusionTimeout = absl::Minutes(10);
 // How often a trainer that waits for another looks whether that one lives.
 constexpr absl::Duration kLookEvery = absl::Seconds(1);
-
-// Holds the incarnation of a trainer that has begun its steps.
-std::string TrainingKey(const std::string& trainer) {
-  return absl::StrCat("trainers/training/", trainer);
-}
-
-std::string SettingsKey(const std::string& trainer) {
-  return absl::StrCat("trainers/settings/", trainer);
-}
 
 }  // namespace
 
@@ -177,6 +179,8 @@ ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
              generator_),
       parameters_(model_),
       client_(ClientOptionsOf(worker)),
+      running_(worker.membership(), worker.options().rank,
+               worker.options().trainers),
       progress_(ProgressOptions(options_)) {
   FollowTheOthers();
 }
@@ -185,11 +189,8 @@ ImageTrainer::~ImageTrainer() = default;
 
 bool ImageTrainer::is_first() const {
   const auto view = worker_.membership().view();
-  return std::none_of(view->members().begin(), view->members().end(),
-                      [&](const rendezvous::Member& m) {
-                        return m.role == "trainer" &&
-                               m.rank < worker_.options().rank;
-                      });
+  const rendezvous::Member* const first = FirstTrainer(*view);
+  return first == nullptr || first->rank >= worker_.options().rank;
 }
 
 void ImageTrainer::FollowTheOthers() {
@@ -213,68 +214,43 @@ void ImageTrainer::FollowTheOthers() {
       });
 }
 
-absl::StatusOr<std::unique_ptr<input::DataLoader>> ImageTrainer::LoadShard(
-    int shard) const {
+absl::StatusOr<input::ShardedSampler> ImageTrainer::SamplerOf(int shard) const {
   input::ShardedSampler::Options order;
   order.size = data_.train->size();
   order.shard = shard;
   order.shards = worker_.options().trainers;
   order.seed = options_.seed;
-  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
-                        input::ShardedSampler::Create(order));
+  return input::ShardedSampler::Create(order);
+}
+
+absl::StatusOr<std::unique_ptr<input::DataLoader>> ImageTrainer::LoadShard(
+    int shard) const {
+  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler, SamplerOf(shard));
   input::DataLoader::Options loading;
   loading.batch_size = options_.batch_size;
   return input::DataLoader::Create(*data_.train, sampler, loading);
 }
 
-absl::Status ImageTrainer::AgreeOnSettings() {
-  // With the incarnation, as an earlier life may have left its settings.
-  WEFT_RETURN_IF_ERROR(
-      worker_.membership()
-          .store()
-          .Set(SettingsKey(worker_.self().name),
-               absl::StrCat(worker_.self().incarnation, "\n",
-                            FormatSettings(SettingsOf(options_, data_))),
-               kRoundTimeout)
-          .status());
-  for (int rank = 0; rank < worker_.options().trainers; ++rank) {
-    if (rank == worker_.options().rank) continue;
-    WEFT_RETURN_IF_ERROR(CompareWith(TrainerName(rank)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ImageTrainer::CompareWith(const std::string& other) {
-  const Instant deadline = SteadyClock().Now() + kRoundTimeout;
-  uint64_t seen = 0;  // a version of another incarnation
-  while (SteadyClock().Now() < deadline) {
-    const auto view = worker_.membership().view();
-    const rendezvous::Member* const member = view->Find(other);
-    if (member == nullptr) return absl::OkStatus();  // dead, or not back yet
-    const absl::StatusOr<rendezvous::StoreEntry> entry =
-        worker_.membership().store().Wait(SettingsKey(other), seen, kLookEvery);
-    if (absl::IsDeadlineExceeded(entry.status())) continue;
-    WEFT_RETURN_IF_ERROR(entry.status());
-    absl::string_view text = entry->value;
-    if (absl::ConsumePrefix(&text, absl::StrCat(member->incarnation, "\n"))) {
-      return CompareSettings(worker_.self().name, SettingsOf(options_, data_),
-                             other, ParseSettings(text));
-    }
-    seen = entry->version;
-  }
-  return absl::DeadlineExceededError(absl::StrCat(
-      other, " has not said within ", absl::FormatDuration(kRoundTimeout),
-      " with which settings it trains"));
-}
-
 absl::Status ImageTrainer::Begin() {
-  WEFT_RETURN_IF_ERROR(AgreeOnSettings());
+  WEFT_RETURN_IF_ERROR(AgreeOnSettings(
+      worker_.membership(), worker_.options().rank, worker_.options().trainers,
+      SettingsOf(options_, data_), kRoundTimeout));
   const auto concluded =
       worker_.membership().store().Get(kConcluded, kRoundTimeout);
   if (concluded.ok()) concluded_ = concluded->version;
   WEFT_ASSIGN_OR_RETURN(loader_, LoadShard(worker_.options().rank));
-  if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
+  WEFT_RETURN_IF_ERROR(FindPlace());
+  WEFT_RETURN_IF_ERROR(OpenTable());
+  if (has_joined_) {
+    WEFT_RETURN_IF_ERROR(JoinAtTheirPlace());
+  } else {
+    WEFT_RETURN_IF_ERROR(
+        running_.SetStart({table_->round(), loader_->state()}));
+  }
+  return running_.BeginTraining();
+}
 
+absl::Status ImageTrainer::OpenTable() {
   ps::v1::TableSpec spec;
   spec.set_name(kTable);
   spec.set_kind(ps::v1::TableSpec::DENSE);
@@ -286,18 +262,12 @@ absl::Status ImageTrainer::Begin() {
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   spec.mutable_rule()->mutable_adam()->set_lr(options_.learning_rate);
   WEFT_ASSIGN_OR_RETURN(table_, client_.Dense(spec));
-  // The same seed gave every trainer the same parameters; after a resume the
-  // servers have better ones, and keep them.
+  // The same seed gave every trainer the same parameters; after a resume, and
+  // in a running job, the servers have better ones, and keep them.
   WEFT_RETURN_IF_ERROR(
       table_->Initialize(parameters_.Values()).Wait(kRoundTimeout));
   WEFT_ASSIGN_OR_RETURN(const Tensor values,
                         table_->Pull().Wait(kRoundTimeout));
-  WEFT_RETURN_IF_ERROR(worker_.membership()
-                           .store()
-                           .Set(TrainingKey(worker_.self().name),
-                                absl::StrCat(worker_.self().incarnation),
-                                kRoundTimeout)
-                           .status());
   return parameters_.SetValues(values);
 }
 
@@ -427,58 +397,52 @@ absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
   return "";
 }
 
-absl::Status ImageTrainer::CheckNobodyTrains() const {
-  const auto view = worker_.membership().view();
-  for (int rank = 0; rank < worker_.options().trainers; ++rank) {
-    if (rank == worker_.options().rank) continue;
-    const std::string other = TrainerName(rank);
-    const rendezvous::Member* const member = view->Find(other);
-    if (member == nullptr) continue;
-    const auto entry =
-        worker_.membership().store().Get(TrainingKey(other), kRoundTimeout);
-    if (absl::IsNotFound(entry.status())) continue;
-    WEFT_RETURN_IF_ERROR(entry.status());
-    if (entry->value != absl::StrCat(member->incarnation)) continue;
-    return worker::WithExitCode(
-        absl::FailedPreconditionError(absl::StrCat(
-            worker_.self().name,
-            " cannot restore a checkpoint by --resume: ", other,
-            " trains on the tables of this job and goes on without it; "
-            "start the job again with --resume after it has ended")),
-        worker::ExitCode::kConfig);
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ImageTrainer::Resume() {
-  // Of this life of trainer 0: an earlier one may have left its word.
-  const auto view = worker_.membership().view();
-  const rendezvous::Member* first = view->Find("trainer0");
-  if (first == nullptr) return absl::UnavailableError("trainer0 is gone");
-  const std::string key = absl::StrCat("resume/", first->incarnation);
-  rendezvous::Store& store = worker_.membership().store();
-  std::string place;
-  if (is_first()) {
-    WEFT_RETURN_IF_ERROR(CheckNobodyTrains());
-    const absl::StatusOr<std::string> restored = RestoreNewest();
-    if (!restored.ok()) {  // nobody need wait for what does not come
-      (void)store.Set(key,
-                      absl::StrCat(kNoPlace, FormatFailure(restored.status())),
-                      kLastWord);
-      return restored.status();
+absl::Status ImageTrainer::FindPlace() {
+  const Instant deadline = SteadyClock().Now() + kRoundTimeout;
+  while (SteadyClock().Now() < deadline) {
+    WEFT_ASSIGN_OR_RETURN(const std::string other, running_.WhoTrains());
+    if (!other.empty()) {
+      // Restored tables would replace those that it trains on.
+      WEFT_LOG(worker_.telemetry().logger(), Info, "joining the running job")
+          .With("of", other);
+      has_joined_ = true;
+      return absl::OkStatus();
     }
-    place = *restored;
-    WEFT_RETURN_IF_ERROR(store.Set(key, place, kRoundTimeout).status());
-  } else {
-    WEFT_ASSIGN_OR_RETURN(const rendezvous::StoreEntry entry,
-                          store.Wait(key, 0, kRoundTimeout));
-    place = entry.value;
-    absl::string_view why = place;
+    if (!options_.resume) return absl::OkStatus();
+    const auto view = worker_.membership().view();
+    const rendezvous::Member* const first = FirstTrainer(*view);
+    if (first == nullptr) return absl::UnavailableError("no trainer is left");
+    // Of this life of the first trainer: an earlier one may have left its own.
+    const std::string key = absl::StrCat("resume/", first->incarnation);
+    if (first->key == worker_.self().key) return RestoreForAll(key);
+    const auto told = worker_.membership().store().Wait(key, 0, kLookEvery);
+    if (absl::IsDeadlineExceeded(told.status())) continue;
+    WEFT_RETURN_IF_ERROR(told.status());
+    absl::string_view why = told->value;
     if (absl::ConsumePrefix(&why, kNoPlace)) {
       const absl::Status failure = ParseFailure(why);
-      return Reworded(failure, SaidBy("trainer0", failure.message()));
+      return Reworded(failure, SaidBy(first->name, failure.message()));
     }
+    return GoOnFrom(told->value);
   }
+  return absl::DeadlineExceededError(
+      absl::StrCat("the first trainer has not restored a checkpoint within ",
+                   absl::FormatDuration(kRoundTimeout)));
+}
+
+absl::Status ImageTrainer::RestoreForAll(const std::string& key) {
+  rendezvous::Store& store = worker_.membership().store();
+  const absl::StatusOr<std::string> place = RestoreNewest();
+  if (!place.ok()) {  // nobody need wait for what does not come
+    (void)store.Set(key, absl::StrCat(kNoPlace, FormatFailure(place.status())),
+                    kLastWord);
+    return place.status();
+  }
+  WEFT_RETURN_IF_ERROR(store.Set(key, *place, kRoundTimeout).status());
+  return GoOnFrom(*place);
+}
+
+absl::Status ImageTrainer::GoOnFrom(const std::string& place) {
   if (place.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,
                         input::ShardedSampler::State::Parse(place));
@@ -486,6 +450,19 @@ absl::Status ImageTrainer::Resume() {
   first_epoch_ = static_cast<int>(state.epoch);
   if (loader_->remaining() == 0) loader_->SetEpoch(++first_epoch_);
   return absl::OkStatus();
+}
+
+absl::Status ImageTrainer::JoinAtTheirPlace() {
+  WEFT_ASSIGN_OR_RETURN(const RunningJob::Start start, running_.GetStart());
+  input::ShardedSampler::State place = start.place;
+  if (options_.is_sync) {
+    WEFT_ASSIGN_OR_RETURN(input::ShardedSampler sampler,
+                          SamplerOf(worker_.options().rank));
+    WEFT_ASSIGN_OR_RETURN(
+        place, PlaceAfter(std::move(sampler), start.place,
+                          table_->round() - start.round, options_.batch_size));
+  }
+  return GoOnFrom(place.ToString());
 }
 
 absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
@@ -585,6 +562,10 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
     if (epoch != first_epoch_) {
       loader_->SetEpoch(epoch);
       adopted_.clear();  // taken up again at the place of the first batch
+      // Asynchronous trainers have no round that gives the place.
+      if (!options_.is_sync && is_first()) {
+        WEFT_RETURN_IF_ERROR(running_.SetStart({0, loader_->state()}));
+      }
     }
     WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));
     training += SteadyClock().Now() - epoch_begin;
@@ -628,7 +609,7 @@ absl::Status ImageTrainer::Conclude(TrainingResult* result) {
 }
 
 absl::Status ImageTrainer::TestAndSave(TrainingResult* result) {
-  const bool has_trained = first_epoch_ < options_.epochs;
+  const bool has_trained = has_joined_ || first_epoch_ < options_.epochs;
   if (!was_stopped_ && has_trained && saved_epochs_ < options_.epochs) {
     result->saved = SaveIfFirst();  // its predecessor died meanwhile
     result->checkpoint = checkpoint_;

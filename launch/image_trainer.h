@@ -3,7 +3,8 @@
 //
 // Every trainer runs the same steps on its share of the data. The live trainer
 // of the lowest rank also shows progress, saves checkpoints, between two
-// rounds, and tests the result: if it dies, the next one takes that over.
+// rounds, and tests the result: if it dies, the next one takes that over. A
+// trainer that comes back joins the others where they are (running_job.h).
 
 #ifndef WEFT_LAUNCH_IMAGE_TRAINER_H_
 #define WEFT_LAUNCH_IMAGE_TRAINER_H_
@@ -21,7 +22,9 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/input/data_loader.h"
 #include "weft/input/idx.h"
+#include "weft/input/sharded_sampler.h"
 #include "weft/launch/image_model.h"
+#include "weft/launch/running_job.h"
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
 #include "weft/rendezvous/membership.h"
@@ -41,8 +44,10 @@ struct ImageTrainerOptions {
   double learning_rate = 2e-3;  // of Adam, on the servers
   uint64_t seed = 1;            // of first parameters and of the data's order
   std::string checkpoint_dir;   // empty: nothing is saved
-  bool resume = false;          // from the newest checkpoint there
-  int keep = 3;                 // so many of the last checkpoints stay
+  // From the newest checkpoint there, unless other trainers of the job are at
+  // work: then this one joins them where they are, with or without it.
+  bool resume = false;
+  int keep = 3;  // so many of the last checkpoints stay
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;
   telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
@@ -85,22 +90,25 @@ class ImageTrainer {
 
  private:
   absl::Status Begin();
-  // kFailedPrecondition if another trainer was started with other settings.
-  absl::Status AgreeOnSettings();
-  absl::Status CompareWith(const std::string& other);
+  // Makes the table on the servers, or finds it there, and pulls its values.
+  absl::Status OpenTable();
   // The duties of the first trainer after the last step, if this is it or
   // becomes it; else waits until that one has done them.
   absl::Status Conclude(TrainingResult* result);
   absl::Status TestAndSave(TrainingResult* result);
-  // kFailedPrecondition if another trainer has begun its steps: restored tables
-  // would replace those that it trains on.
-  absl::Status CheckNobodyTrains() const;
-  // Loads the newest checkpoint into the servers (trainer 0) and its place in
-  // the data (all).
-  absl::Status Resume();
+  // Where this trainer begins: in a job that runs already (has_joined_), at the
+  // newest checkpoint, which the first trainer loads into the servers, or at
+  // the beginning of the data.
+  absl::Status FindPlace();
+  // Tells the others under `key`.
+  absl::Status RestoreForAll(const std::string& key);
+  // `place` as the sampler's state says it; empty: nothing is done.
+  absl::Status GoOnFrom(const std::string& place);
+  absl::Status JoinAtTheirPlace();
   // Its place in the data; empty if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status TrainEpoch(int epoch);
+  absl::StatusOr<input::ShardedSampler> SamplerOf(int shard) const;
   absl::StatusOr<std::unique_ptr<input::DataLoader>> LoadShard(int shard) const;
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
@@ -133,6 +141,7 @@ class ImageTrainer {
   ImageModel model_;
   ps::FlatParameters parameters_;
   ps::Client client_;
+  RunningJob running_;
   std::unique_ptr<ps::DenseTable> table_;
   std::unique_ptr<input::DataLoader> loader_;
   // Where the data was before the batch of this step; the same for all shards.
@@ -145,7 +154,8 @@ class ImageTrainer {
   std::map<int, Adopted> adopted_;
   telemetry::Progress progress_;
   int first_epoch_ = 0;
-  double samples_ = 0;  // seen in this run by all trainers there are
+  bool has_joined_ = false;  // a job that ran already
+  double samples_ = 0;       // seen in this run by all trainers there are
   bool was_stopped_ = false;
   int saved_epochs_ = -1;   // after so many epochs this trainer saved last
   uint64_t concluded_ = 0;  // version of kConcluded as training began

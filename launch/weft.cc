@@ -48,9 +48,9 @@ struct Command {
   absl::StatusOr<int> (*run)(int argc, char** argv);
 };
 constexpr Command kCommands[] = {
-    {"run", RunCommand},       {"certs", CertsCommand},   {"call", CallCommand},
-    {"dump", DumpCommand},     {"health", HealthCommand}, {"status", StatusCommand},
-    {"version", Version},      {"--version", Version}};
+    {"run", RunCommand},   {"certs", CertsCommand},   {"call", CallCommand},
+    {"dump", DumpCommand}, {"health", HealthCommand}, {"status", StatusCommand},
+    {"version", Version},  {"--version", Version}};
 
 absl::StatusOr<int> Main(int argc, char** argv) {
   const std::string name = argc > 1 ? argv[1] : "";

@@ -1,0 +1,96 @@
+// RunningJob: see the header.
+
+#include "weft/launch/running_job.h"
+
+#include <utility>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "weft/base/status_macros.h"
+#include "weft/rendezvous/store.h"
+#include "weft/rendezvous/view.h"
+
+namespace weft::launch {
+namespace {
+
+constexpr char kStart[] = "trainers/start";
+constexpr absl::Duration kStoreTimeout = absl::Minutes(2);
+
+std::string TrainingKey(absl::string_view trainer) {
+  return absl::StrCat("trainers/training/", trainer);
+}
+
+// Of batches from here to the epoch's end.
+int64_t Batches(const input::ShardedSampler& sampler, int64_t batch_size) {
+  return (sampler.remaining() + batch_size - 1) / batch_size;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> RunningJob::WhoTrains() const {
+  const auto view = membership_.view();
+  for (int rank = 0; rank < trainers_; ++rank) {
+    if (rank == rank_) continue;
+    const std::string name = absl::StrCat("trainer", rank);
+    const rendezvous::Member* const member = view->Find(name);
+    if (member == nullptr) continue;
+    const auto entry =
+        membership_.store().Get(TrainingKey(name), kStoreTimeout);
+    if (absl::IsNotFound(entry.status())) continue;
+    WEFT_RETURN_IF_ERROR(entry.status());
+    // An earlier life may have left its own.
+    if (entry->value == absl::StrCat(member->incarnation)) return name;
+  }
+  return "";
+}
+
+absl::Status RunningJob::SetStart(const Start& start) {
+  return membership_.store()
+      .Set(kStart, absl::StrCat(start.round, ":", start.place.ToString()),
+           kStoreTimeout)
+      .status();
+}
+
+absl::StatusOr<RunningJob::Start> RunningJob::GetStart() const {
+  WEFT_ASSIGN_OR_RETURN(const rendezvous::StoreEntry entry,
+                        membership_.store().Get(kStart, kStoreTimeout));
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(entry.value, absl::MaxSplits(':', 1));
+  Start start;
+  if (!absl::SimpleAtoi(parts.first, &start.round)) {
+    return absl::InternalError(
+        absl::StrCat("no round in ", kStart, ": ", entry.value));
+  }
+  WEFT_ASSIGN_OR_RETURN(start.place,
+                        input::ShardedSampler::State::Parse(parts.second));
+  return start;
+}
+
+absl::Status RunningJob::BeginTraining() {
+  const rendezvous::Member& self = membership_.self();
+  return membership_.store()
+      .Set(TrainingKey(self.name), absl::StrCat(self.incarnation),
+           kStoreTimeout)
+      .status();
+}
+
+absl::StatusOr<input::ShardedSampler::State> PlaceAfter(
+    input::ShardedSampler sampler, const input::ShardedSampler::State& start,
+    int64_t rounds, int64_t batch_size) {
+  WEFT_RETURN_IF_ERROR(sampler.LoadState(start));
+  int64_t batches = Batches(sampler, batch_size);
+  if (rounds >= batches) {
+    rounds -= batches;
+    sampler.SetEpoch(start.epoch + 1);
+    batches = Batches(sampler, batch_size);
+    sampler.SetEpoch(start.epoch + 1 + rounds / batches);
+    rounds %= batches;
+  }
+  return sampler.StateAfter(rounds * batch_size);
+}
+
+}  // namespace weft::launch

@@ -1,0 +1,62 @@
+// RunningJob: what the trainers of a job say of their training in its store, so
+// that one that comes back joins it where it is.
+//
+//   trainers/training/<name>  the incarnation of a trainer that takes steps
+//   trainers/start            the round and the place in the data at which
+//                             training began, equal at all that began it
+//
+// In a synchronous job each round takes one batch of each shard of the data, so
+// start and the open round of the table give the place of every shard.
+
+#ifndef WEFT_LAUNCH_RUNNING_JOB_H_
+#define WEFT_LAUNCH_RUNNING_JOB_H_
+
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/input/sharded_sampler.h"
+#include "weft/rendezvous/membership.h"
+
+namespace weft::launch {
+
+// Thread-safety: thread-safe.
+class RunningJob {
+ public:
+  // `membership`, of trainer `rank` of `trainers`, must outlive it.
+  RunningJob(rendezvous::Membership& membership, int rank, int trainers)
+      : membership_(membership), rank_(rank), trainers_(trainers) {}
+
+  // The name of a live trainer, other than this one, that takes steps; empty if
+  // there is none.
+  absl::StatusOr<std::string> WhoTrains() const;
+
+  struct Start {
+    int64_t round = 0;
+    input::ShardedSampler::State place;
+  };
+  // Replaces it. Called before BeginTraining.
+  absl::Status SetStart(const Start& start);
+  // kInternal if it cannot be read.
+  absl::StatusOr<Start> GetStart() const;
+
+  // This trainer takes its first step.
+  absl::Status BeginTraining();
+
+ private:
+  rendezvous::Membership& membership_;
+  const int rank_;
+  const int trainers_;
+};
+
+// The place in the data after `rounds` batches of `batch_size` examples of each
+// shard from `start` on; the beginning of the next epoch where one has ended.
+// kInvalidArgument if `start` is of other data than `sampler`.
+absl::StatusOr<input::ShardedSampler::State> PlaceAfter(
+    input::ShardedSampler sampler, const input::ShardedSampler::State& start,
+    int64_t rounds, int64_t batch_size);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_RUNNING_JOB_H_
