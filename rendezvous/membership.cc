@@ -38,6 +38,8 @@ namespace {
 
 constexpr absl::Duration kProgressPeriod = absl::Seconds(10);
 constexpr absl::Duration kLook = absl::Seconds(1);
+// How often it is looked whether the coordinator's process has ended.
+constexpr absl::Duration kLookAtHost = absl::Milliseconds(250);
 // Refresh: when a request is given up, and after how long without an answer
 // nobody else waits for it.
 constexpr absl::Duration kRefreshTimeout = absl::Seconds(10);
@@ -177,6 +179,12 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void Record(const View& before, const View& now);
   void Do(const MemberCore::Ended& ended);
   void Do(const MemberCore::Waiting& waiting);
+  void Do(const MemberCore::Warn& warning);
+  // Sees the process end that hosts the coordinator, if it is of this host:
+  // sooner than by its silence. On the strand.
+  void WatchHost(const v1::View& view);
+  void LookAtHostLater();
+  void LookAtHost();
 
   // The next view that `waiter` is to judge.
   absl::StatusOr<std::shared_ptr<const View>> NextView(Waiter& waiter,
@@ -210,7 +218,13 @@ class Membership::State : public std::enable_shared_from_this<State> {
   Strand listener_strand_;  // of OnChange
   Member self_;             // const once joined; CoreOptions fills it
   MemberCore core_;         // on the strand
-  std::string shown_;       // of the joining thread
+  struct Host {
+    std::string name;
+    uint64_t incarnation = 0;
+    std::optional<ProcessWatch> process;  // nothing: of another host, or ended
+  };
+  Host host_;          // of the coordinator; on the strand
+  std::string shown_;  // of the joining thread
   Instant shown_at_;
 
   mutable Mutex mu_;
@@ -304,6 +318,7 @@ void Membership::State::Do(const MemberCore::Joined& joined) {
 }
 
 void Membership::State::Do(const MemberCore::NewView& changed) {
+  WatchHost(changed.view);
   const auto view = std::make_shared<const View>(FromWire(changed.view));
   std::vector<Promise<void>> news;
   std::vector<std::shared_ptr<Listener>> listeners;
@@ -320,6 +335,37 @@ void Membership::State::Do(const MemberCore::NewView& changed) {
   for (const std::shared_ptr<Listener>& listener : listeners) {
     listener_strand_.Schedule([listener, view] { listener->Tell(view); });
   }
+}
+
+void Membership::State::WatchHost(const v1::View& view) {
+  for (const v1::Member& member : view.members()) {
+    if (!member.hosts_coordinator() || !member.has_process()) continue;
+    if (member.incarnation() == host_.incarnation) return;
+    const bool is_looking = host_.process.has_value();
+    host_ = {member.name(), member.incarnation(),
+             ProcessWatch::Of(member.process())};
+    if (host_.process.has_value() && !is_looking) LookAtHostLater();
+    return;
+  }
+}
+
+void Membership::State::LookAtHostLater() {
+  timers_.RunAfter(kLookAtHost, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->strand_.Schedule([self] { self->LookAtHost(); });
+    }
+  });
+}
+
+void Membership::State::LookAtHost() {
+  {
+    MutexLock lock(mu_);
+    if (is_stopped_ || has_ended_) return;
+  }
+  if (!host_.process.has_value()) return;
+  if (!host_.process->HasEnded()) return LookAtHostLater();
+  host_.process.reset();
+  Run(MemberCore::HostEnded{host_.name});
 }
 
 void Membership::State::Record(const View& before, const View& now) {
@@ -392,6 +438,11 @@ void Membership::State::Do(const MemberCore::Waiting& waiting) {
   MutexLock lock(mu_);
   note_ = waiting.text;
   has_answered_ = waiting.is_answer;
+}
+
+void Membership::State::Do(const MemberCore::Warn& warning) {
+  WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Warning, "")
+      << warning.text;
 }
 
 absl::StatusOr<std::shared_ptr<const View>> Membership::State::NextView(

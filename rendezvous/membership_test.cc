@@ -223,6 +223,7 @@ class JoinedMember {
       }
     }
   }
+  void SeeHostEnd() { Take(core_.OnEvent(now_, MemberCore::HostEnded{"ps0"})); }
   void WantToLeave() { Take(core_.OnEvent(now_, MemberCore::WantToLeave{})); }
   // The held Watch is answered by the view in which this worker has left.
   void SeeItselfGone() {
@@ -276,6 +277,21 @@ TEST(MemberCore,
     EXPECT_EQ(absl::StrContains(member.end().message(), "--coordinator-log"),
               !is_durable);
   }
+}
+
+TEST(MemberCore, EndOfTheCoordinatorsProcessIsTheEndUnlessThereIsALog) {
+  JoinedMember lost(/*is_durable=*/false);
+  lost.SeeHostEnd();
+  EXPECT_THAT(lost.end(), StatusIs(absl::StatusCode::kUnavailable,
+                                   "the process of ps0, which hosted the "
+                                   "coordinator, has ended"));
+  JoinedMember waits(/*is_durable=*/true);
+  waits.SeeHostEnd();
+  EXPECT_EQ(waits.state(), MemberCore::State::kIn);
+  JoinedMember leaves(/*is_durable=*/false);
+  leaves.WantToLeave();
+  leaves.SeeHostEnd();
+  EXPECT_THAT(leaves.end(), IsOk());
 }
 
 // Joins, and is answered by `answers` in turn, one each second, the last for

@@ -75,6 +75,8 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
     }
   } else if (const auto* refreshed = std::get_if<Refreshed>(&event)) {
     if (state_ == State::kIn) OnView(refreshed->view);
+  } else if (const auto* host = std::get_if<HostEnded>(&event)) {
+    OnHostEnded(host->name);
   } else {
     OnTimer();
   }
@@ -111,6 +113,22 @@ void MemberCore::OnLeaveReply(const absl::Status& status) {
                        now_ - leaving_at_ >= options_.leave_unheard_after;
   if (is_over) return End(absl::OkStatus());
   SendAfter(Purpose::kLeave, options_.retry_pause);
+}
+
+void MemberCore::OnHostEnded(const std::string& name) {
+  if (is_durable_) {  // it will know its members when it is started again
+    actions_.push_back(Warn{absl::StrCat(
+        "the process of ", name,
+        ", which hosted the coordinator, has ended; "
+        "waiting for it to start again, for ",
+        absl::FormatDuration(options_.give_up_after), " at most")});
+    return;
+  }
+  Lose(absl::StatusCode::kUnavailable,
+       absl::StrCat("the process of ", name,
+                    ", which hosted the coordinator, "
+                    "has ended and, without --coordinator-log, would not know "
+                    "its members again"));
 }
 
 void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {

@@ -65,7 +65,13 @@ class MemberCore {
   struct Refreshed {
     v1::View view;
   };
-  using Event = std::variant<Start, Replied, Timer, WantToLeave, Refreshed>;
+  // The process of the worker `name`, which hosted the coordinator, has ended,
+  // as somebody of its host has seen.
+  struct HostEnded {
+    std::string name;
+  };
+  using Event =
+      std::variant<Start, Replied, Timer, WantToLeave, Refreshed, HostEnded>;
 
   struct Send {
     uint64_t call;  // named again by its Replied
@@ -91,7 +97,11 @@ class MemberCore {
     std::string text;
     bool is_answer = false;  // of a coordinator, which has no room
   };
-  using Action = std::variant<Send, SetTimer, Joined, NewView, Ended, Waiting>;
+  struct Warn {  // for the log
+    std::string text;
+  };
+  using Action =
+      std::variant<Send, SetTimer, Joined, NewView, Ended, Waiting, Warn>;
   using Actions = std::vector<Action>;
 
   MemberCore(Options options, Instant now)
@@ -128,6 +138,7 @@ class MemberCore {
   // job by it.
   bool OnView(const v1::View& view);
   void OnLeaveReply(const absl::Status& status);
+  void OnHostEnded(const std::string& name);
 
   Pending& pending(Purpose purpose) {
     return pending_[static_cast<int>(purpose)];
