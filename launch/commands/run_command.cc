@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -21,6 +23,7 @@
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/run/exit_reporter.h"
 #include "weft/launch/run/launcher.h"
+#include "weft/launch/run/run_directory.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/tls/identity.h"
 #include "weft/rendezvous/membership.h"
@@ -143,6 +146,29 @@ std::string NameOfOwnJob() {
       absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
 }
 
+// The keeper has swept it where the ranks were started.
+void Sweep(const std::string& directory) {
+  if (directory.empty()) return;
+  for (const std::string& path : SweepRunDirectory(directory)) {
+    std::fprintf(stderr, "weft: a flight recording is kept: %s\n",
+                 path.c_str());
+  }
+}
+
+absl::Status MakeLogDir(const std::string& directory) {
+  if (directory.empty()) return absl::OkStatus();
+  std::error_code error;
+  std::filesystem::create_directories(directory, error);
+  if (!error && access(directory.c_str(), W_OK | X_OK) == 0) {
+    return absl::OkStatus();
+  }
+  return WithExitCode(absl::FailedPreconditionError(absl::StrCat(
+                          "weft run: --log-dir=", directory,
+                          ": wanted a directory to write in, found: ",
+                          error ? error.message() : std::strerror(errno))),
+                      ExitCode::kConfig);
+}
+
 // What the command ends with that could not run its ranks.
 absl::Status NotRun(const absl::Status& why) {
   const bool is_limit = absl::IsResourceExhausted(why);
@@ -205,6 +231,10 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   flags.Add("shutdown-timeout", &options.shutdown_timeout,
             "between asking ranks to end and killing them",
             {"PET_SHUTDOWN_TIMEOUT"});
+  flags.Add("log-dir", &options.log_dir,
+            "directory, made if it is not there, for all output of each rank: "
+            "DIR/trainer0.log",
+            {"PET_LOG_DIR"});
   flags.Add("prefix", &options.prefix, "begin lines with the rank's name");
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
@@ -236,11 +266,9 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
     WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(options.job));
     options.coordinator = absl::StrCat("unix:", directory, "/coordinator.sock");
   }
-  const absl::Cleanup sweeper = [&] {
-    if (!is_own_job || directory.empty()) return;
-    std::error_code ignored;  // what is left is a few dead sockets
-    std::filesystem::remove_all(directory, ignored);
-  };
+  if (is_own_job) options.run_directory = directory;
+  const absl::Cleanup sweeper = [&] { Sweep(options.run_directory); };
+  WEFT_RETURN_IF_ERROR(MakeLogDir(options.log_dir));
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
   }

@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {
@@ -83,6 +84,7 @@ std::string Exit::ToString() const {
 
 absl::StatusOr<std::unique_ptr<Child>> Child::Start(ChildSpec spec) {
   std::unique_ptr<Child> child(new Child(std::move(spec)));
+  WEFT_RETURN_IF_ERROR(child->OpenLog());
   std::vector<std::string> words = child->spec_.argv;
   std::vector<std::string> settings = Environment(child->spec_.environment);
   const std::vector<char*> argv = Pointers(words);
@@ -128,12 +130,41 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(ChildSpec spec) {
   return absl::ErrnoToStatus(error, what);
 }
 
+absl::Status Child::OpenLog() {
+  if (spec_.log_file.empty()) return absl::OkStatus();
+  log_fd_ = open(spec_.log_file.c_str(),
+                 O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
+  if (log_fd_ >= 0) return absl::OkStatus();
+  return absl::ErrnoToStatus(
+      errno, absl::StrCat(name(), ": cannot write ", spec_.log_file));
+}
+
+void Child::WriteLog(absl::string_view bytes) {
+  while (log_fd_ >= 0 && !bytes.empty()) {
+    const ssize_t n = write(log_fd_, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      log_error_ = absl::ErrnoToStatus(
+          errno, absl::StrCat(name(), ": its output does not go to ",
+                              spec_.log_file, " any more"));
+      CloseIfOpen(log_fd_);
+      return;
+    }
+    bytes.remove_prefix(n);
+  }
+}
+
+absl::Status Child::TakeLogError() {
+  return std::exchange(log_error_, absl::OkStatus());
+}
+
 Child::~Child() {
   if (pid_ > 0 && !has_ended_) {
     kill(pid_, SIGKILL);
     Reap();
   }
   CloseIfOpen(pid_fd_);
+  CloseIfOpen(log_fd_);
   for (Stream& stream : streams_) CloseIfOpen(stream.fd);
 }
 
@@ -149,6 +180,7 @@ std::vector<std::string> Child::ReadLines(int stream) {
       CloseIfOpen(from.fd);
       break;
     }
+    WriteLog({block, static_cast<size_t>(n)});
     from.partial.append(block, n);
     size_t begin = 0;
     for (size_t end;

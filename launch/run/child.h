@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 
@@ -20,6 +21,7 @@ struct ChildSpec {
   std::string name;               // ps0
   std::vector<std::string> argv;  // argv[0] is looked up in PATH
   std::map<std::string, std::string> environment;  // over the launcher's own
+  std::string log_file;  // gets all output, at its end; empty: none
 };
 
 // How a process ended.
@@ -39,7 +41,8 @@ struct Exit {
 // Thread-safety: one thread at a time.
 class Child {
  public:
-  // kNotFound, kPermissionDenied: argv[0] cannot be run.
+  // kNotFound, kPermissionDenied: argv[0] cannot be run, or the log file cannot
+  // be opened.
   static absl::StatusOr<std::unique_ptr<Child>> Start(ChildSpec spec);
 
   // Kills the group if it has not been reaped.
@@ -60,6 +63,10 @@ class Child {
   // The last lines that ReadLines returned, of both streams.
   const std::deque<std::string>& tail() const { return tail_; }
 
+  // Once after the log file could not be written to: it says why, and nothing
+  // more goes to the file.
+  absl::Status TakeLogError();
+
   // After exit_fd() became readable. The rest of the group is killed: nothing
   // of a rank outlives it.
   Exit Reap();
@@ -76,11 +83,15 @@ class Child {
   };
 
   explicit Child(ChildSpec spec) : spec_(std::move(spec)) {}
+  absl::Status OpenLog();
+  void WriteLog(absl::string_view bytes);
 
   const ChildSpec spec_;
   pid_t pid_ = -1;
   int pid_fd_ = -1;
   Stream streams_[2];
+  int log_fd_ = -1;
+  absl::Status log_error_;
   std::deque<std::string> tail_;
   bool has_ended_ = false;
   Exit exit_;

@@ -12,13 +12,16 @@
 #include <set>
 
 #include "absl/strings/str_cat.h"
+#include "weft/launch/run/rank_mark.h"
+#include "weft/launch/run/run_directory.h"
 
 namespace weft::launch {
 namespace {
 
 // Of the keeper's process: a message above 0 is a group to watch, below 0 one
 // to forget.
-[[noreturn]] void Keep(int fd) {
+[[noreturn]] void Keep(int fd, const std::string& launcher,
+                       const std::string& directory) {
   setpgid(0, 0);  // a terminal's Ctrl-C is not for it
   struct sigaction ignore = {};
   ignore.sa_handler = SIG_IGN;
@@ -35,12 +38,15 @@ namespace {
     if (message < 0) groups.erase(-message);
   }
   for (const pid_t group : groups) kill(-group, SIGKILL);
+  KillMarked({MarkOfAll(launcher)});
+  if (!directory.empty()) (void)SweepRunDirectory(directory);
   _exit(0);
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start() {
+absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start(
+    const std::string& launcher, const std::string& directory) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe");
   const pid_t pid = fork();
@@ -59,7 +65,7 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start() {
     // Whoever reads the launcher's output must not wait for the keeper.
     const int null = open("/dev/null", O_RDWR);
     for (int fd : {0, 1, 2}) dup2(null, fd);
-    Keep(fds[0]);
+    Keep(fds[0], launcher, directory);
   }
   close(fds[0]);
   return std::unique_ptr<Keeper>(new Keeper(pid, fds[1]));

@@ -23,6 +23,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/launch/run/keeper.h"
+#include "weft/launch/run/rank_mark.h"
 #include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
 
@@ -68,9 +69,10 @@ class SignalScope {
 // run; some are asked to end; those that do not are killed.
 class Job {
  public:
-  Job(const LaunchOptions& options, int restart, SignalScope& signals,
-      Keeper& keeper)
+  Job(const LaunchOptions& options, const std::string& launcher, int restart,
+      SignalScope& signals, Keeper& keeper)
       : options_(options),
+        launcher_(launcher),
         restart_(restart),
         signals_(signals),
         keeper_(keeper),
@@ -96,6 +98,7 @@ class Job {
   Instant Now() const { return SteadyClock().Now(); }
 
   const LaunchOptions& options_;
+  const std::string& launcher_;
   const int restart_;
   SignalScope& signals_;
   Keeper& keeper_;
@@ -120,7 +123,7 @@ absl::StatusOr<int> Job::Run() {
 }
 
 absl::Status Job::StartAll() {
-  for (ChildSpec& spec : PlanChildren(options_, restart_)) {
+  for (ChildSpec& spec : PlanChildren(options_, restart_, launcher_)) {
     auto child = Child::Start(std::move(spec));
     if (!child.ok()) {
       for (const auto& started : children_) keeper_.Forget(started->pid());
@@ -187,13 +190,18 @@ bool Job::Forward(Child& child) {
     if (!lines.empty()) to.flush();
     found = found || !lines.empty();
   }
+  if (const absl::Status log = child.TakeLogError(); !log.ok()) {
+    err_ << "weft: " << log.message() << "\n";
+  }
   return found;
 }
 
 void Job::OnExits(const std::vector<Child*>& ended) {
   const Child* first = nullptr;
+  std::vector<std::string> marks;
   for (Child* child : ended) {
     const Exit exit = child->Reap();
+    marks.push_back(MarkOf(launcher_, restart_, child->name()));
     keeper_.Forget(child->pid());
     if (options_.on_exit) options_.on_exit(*child, exit);
     while (Forward(*child)) {
@@ -205,6 +213,8 @@ void Job::OnExits(const std::vector<Child*>& ended) {
         exit.code == static_cast<int>(worker::ExitCode::kTimeout);
     if (first == nullptr || !is_victim) first = child;
   }
+  // Nothing of a rank outlives it, in whatever group or session it is.
+  if (!marks.empty()) KillMarked(marks);
   // What ends after it was asked to is no failure.
   if (first == nullptr || culprit_ != nullptr || signal_ != 0) return;
   culprit_ = first;
@@ -283,6 +293,10 @@ void Job::Report() const {
                                       ? "killed, as it did not end when asked"
                                       : child->exit().ToString()));
   }
+  if (!options_.log_dir.empty()) {
+    err_ << "  all of its output: " << options_.log_dir << "/"
+         << culprit_->name() << ".log\n";
+  }
   if (!others.empty()) {
     err_ << "  the others then: " << absl::StrJoin(others, "; ") << "\n";
   }
@@ -346,7 +360,8 @@ absl::StatusOr<RoleSpec> ParseRole(absl::string_view text) {
   return role;
 }
 
-std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart) {
+std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
+                                    const std::string& launcher) {
   int total = 0;
   for (const RoleSpec& role : options.roles) total += role.count;
   const int cores = std::max(1u, std::thread::hardware_concurrency());
@@ -378,6 +393,12 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart) {
           {"WEFT_RANK", number},
           {"WEFT_RANKS_ON_HOST", absl::StrCat(total)},
       };
+      if (!launcher.empty()) {
+        child.environment[kRankMark] = MarkOf(launcher, restart, child.name);
+      }
+      if (!options.log_dir.empty()) {
+        child.log_file = absl::StrCat(options.log_dir, "/", child.name, ".log");
+      }
       if (!options.coordinator.empty()) {
         child.environment["WEFT_COORDINATOR"] = options.coordinator;
       }
@@ -406,9 +427,11 @@ absl::StatusOr<int> Run(const LaunchOptions& options) {
   // Both outlive each start of the ranks: no signal is lost between two, and
   // the keeper is forked before anything here may start a thread.
   SignalScope signals;
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<Keeper> keeper, Keeper::Start());
+  const std::string launcher = DrawLauncherId();
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<Keeper> keeper,
+                        Keeper::Start(launcher, options.run_directory));
   for (int restart = 0;; ++restart) {
-    Job job(options, restart, signals, *keeper);
+    Job job(options, launcher, restart, signals, *keeper);
     const absl::StatusOr<int> code = job.Run();
     if (!code.ok() || restart >= options.max_restarts ||
         !job.may_start_again()) {

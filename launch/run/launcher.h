@@ -39,6 +39,11 @@ struct LaunchOptions {
   int max_restarts = 0;
   // Between asking the ranks to end and killing them.
   absl::Duration shutdown_timeout = absl::Seconds(30);
+  // Each rank's whole output goes to <log_dir>/<name>.log too, both streams as
+  // they come, after what the file holds; empty: none. It must be there.
+  std::string log_dir;
+  // Swept in the end, however the launcher ends (run_directory.h); empty: none.
+  std::string run_directory;
   // Output lines begin with "[ps0] ".
   bool prefix = true;
   std::ostream* out = nullptr;  // null: standard output
@@ -52,19 +57,22 @@ absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
 
 // What Run starts: name, command and environment of each rank. RANK and
 // WORLD_SIZE count within the role, LOCAL_RANK too.
-// `restart` counts how often they were started before.
+// `restart` counts how often they were started before; `launcher` is the id in
+// their marks (rank_mark.h).
 std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
-                                    int restart = 0);
+                                    int restart = 0,
+                                    const std::string& launcher = "");
 
 // Runs until all ranks have ended: 0 if all ended with 0. When one fails, ends
 // the others, writes one block that names the first that failed and why, and
 // returns its exit code (128 + signal if one killed it). With `max_restarts` it
 // then starts all of them again instead, unless the exit code says that a
 // restart cannot help (usage, configuration, checkpoint) or a signal was passed
-// on; the ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT. SIGINT and
-// SIGTERM are passed on, and after `shutdown_timeout` or a second SIGINT all
-// are killed; then 128 + signal, or what a rank that failed before says. Must
-// be called on a process's only thread; leaves signal handling as it was.
+// on; the ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT.
+// SIGINT and SIGTERM are passed on, and after `shutdown_timeout` or a second
+// SIGINT all are killed; then 128 + signal, or what a rank that failed before
+// says. Must be called on a process's only thread; leaves signal handling as it
+// was.
 absl::StatusOr<int> Run(const LaunchOptions& options);
 
 }  // namespace weft::launch

@@ -7,7 +7,9 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -228,6 +231,94 @@ TEST(WeftRun, ARanksChildrenEndWithIt) {
   auto run = Weft({"run", Role("ps", 1, "sleep 1000 & echo sleeper $!")});
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
   EXPECT_TRUE(HasEnded(PidIn(run->output(), "[ps0] sleeper ")));
+}
+
+// In a session of its own it is in no group that the launcher knows.
+TEST(WeftRun, GrandchildInItsOwnSessionEndsWithItsRank) {
+  auto process = Weft({"run", "--no-prefix",
+                       Role("trainer", 1,
+                            "setsid sleep 1000 >/dev/null 2>&1 & "
+                            "echo grandchild $!; sleep 0.1")});
+  EXPECT_THAT(process->Wait(kLong), IsOkAndHolds(0)) << process->output();
+  EXPECT_TRUE(HasEnded(PidIn(process->output(), "grandchild ")));
+}
+
+TEST(WeftRun, GrandchildInItsOwnSessionEndsWithAKilledLauncher) {
+  auto process = Weft({"run", "--no-prefix",
+                       Role("trainer", 1,
+                            "setsid sleep 1000 >/dev/null 2>&1 & "
+                            "echo grandchild $!; echo ready; sleep 1000")});
+  ASSERT_THAT(process->WaitForOutput("ready", kLong), IsOk());
+  process->Signal(SIGKILL);
+  EXPECT_THAT(process->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  EXPECT_TRUE(HasEnded(PidIn(process->output(), "grandchild ")));
+}
+
+// The names in the directory of the sockets of all jobs below `runtime`.
+std::vector<std::string> RunDirectories(const std::string& runtime) {
+  std::vector<std::string> names;
+  std::error_code none_yet;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(runtime + "/weft", none_yet)) {
+    names.push_back(entry.path());
+  }
+  return names;
+}
+
+TEST(WeftRun, KilledLauncherLeavesNoSocketDirectory) {
+  const testing::TempDir temp;
+  testing::Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + temp.path()};
+  command.argv = {testing::RunfilePath("launch/weft"), "run",
+                  Role("trainer", 1, "echo ready; sleep 1000")};
+  auto process = *testing::Process::Start(std::move(command));
+  ASSERT_THAT(process->WaitForOutput("ready", kLong), IsOk());
+  EXPECT_EQ(RunDirectories(temp.path()).size(), 1u);
+  process->Signal(SIGKILL);
+  EXPECT_THAT(process->Wait(kLong), IsOkAndHolds(128 + SIGKILL));
+  EXPECT_TRUE(
+      testing::Becomes([&] { return RunDirectories(temp.path()).empty(); }));
+}
+
+TEST(WeftRun, FlightRecordingsOfItsRanksAreKeptAndNamed) {
+  const testing::TempDir temp;
+  testing::Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + temp.path()};
+  command.argv = {testing::RunfilePath("launch/weft"), "run",
+                  Role("trainer", 1,
+                       "d=${WEFT_COORDINATOR#unix:}; d=${d%/*}; "
+                       "echo events > $d/x.flight; touch $d/socket; exit 10")};
+  auto process = *testing::Process::Start(std::move(command));
+  EXPECT_THAT(process->Wait(kLong), IsOkAndHolds(10));
+  const auto directories = RunDirectories(temp.path());
+  ASSERT_EQ(directories.size(), 1u);
+  const std::string kept = directories[0] + "/x.flight";
+  EXPECT_TRUE(std::filesystem::exists(kept));
+  EXPECT_FALSE(std::filesystem::exists(directories[0] + "/socket"));
+  EXPECT_THAT(process->output(),
+              HasSubstr("a flight recording is kept: " + kept));
+}
+
+TEST(WeftRun, LogDirectoryHasAllOutputOfEachRankOfAllRestarts) {
+  const testing::TempDir temp;
+  const std::string logs = temp.Path("logs/of/job");
+  auto process = Weft({"run", "--log-dir=" + logs, "--max-restarts=1",
+                       Role("trainer", 2,
+                            "seq 1 3000; echo to stderr >&2; printf end; "
+                            "exit $((1 - TORCHELASTIC_RESTART_COUNT))")});
+  EXPECT_THAT(process->Wait(kLong), IsOkAndHolds(0));
+  for (const char* name : {"/trainer0.log", "/trainer1.log"}) {
+    std::ifstream file(logs + name);
+    const std::string text(std::istreambuf_iterator<char>(file), {});
+    EXPECT_THAT(text, HasSubstr("\n2999\n3000\n"));
+    EXPECT_THAT(text, HasSubstr("to stderr\n"));
+    EXPECT_THAT(text, HasSubstr("end"));
+  }
+  std::ofstream(temp.Path("file")) << "text";
+  auto refused = Weft(
+      {"run", "--log-dir=" + temp.Path("file"), Role("trainer", 1, "true")});
+  EXPECT_THAT(refused->Wait(kLong), IsOkAndHolds(3)) << refused->output();
+  EXPECT_THAT(refused->output(), HasSubstr("wanted a directory to write in"));
 }
 
 TEST(WeftRun, RunsWithItsStandardStreamsClosed) {
