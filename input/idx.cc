@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/input/read_file.h"
+#include "xxhash.h"
 
 namespace weft::input {
 namespace {
@@ -210,6 +211,15 @@ IdxDataset::IdxDataset(Tensor images, Tensor labels, const Options& options)
     of_pixel_[pixel] =
         (static_cast<float>(pixel) / 255.0f - options.mean) / options.deviation;
   }
+}
+
+uint64_t IdxDataset::Checksum() const {
+  const Tensor images = images_.Contiguous();
+  const Tensor labels = labels_.Contiguous();
+  const uint64_t of_images =
+      XXH3_64bits(images.data<uint8_t>(), static_cast<size_t>(images.numel()));
+  return XXH3_64bits_withSeed(labels.data<uint8_t>(),
+                              static_cast<size_t>(labels.numel()), of_images);
 }
 
 absl::StatusOr<Example> IdxDataset::Get(int64_t index) const {

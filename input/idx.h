@@ -47,6 +47,8 @@ class IdxDataset final : public Dataset {
   int64_t size() const override { return labels_.numel(); }
   int64_t height() const { return images_.size(1); }
   int64_t width() const { return images_.size(2); }
+  // XXH3 of 64 bits of the labels, seeded by that of the images.
+  uint64_t Checksum() const;
 
   absl::StatusOr<Example> Get(int64_t index) const override;
   absl::StatusOr<Example> GetBatch(

@@ -127,6 +127,17 @@ TEST_F(IdxDatasetTest, GivesScaledImagesWithTheirLabels) {
   EXPECT_THAT(data->Get(3), StatusIs(kInvalid, "index 3 is not in [0, 3)"));
 }
 
+TEST_F(IdxDatasetTest, ChecksumIsOfImagesAndLabels) {
+  const std::string labels = Header(8, {3});
+  const auto checksum = [&](const std::string& classes) {
+    const auto data = IdxDataset::Open(Pair(labels + classes));
+    EXPECT_TRUE(data.ok()) << data.status();
+    return data.ok() ? data->Checksum() : 0;
+  };
+  EXPECT_EQ(checksum("\x01\x02\x03"), checksum("\x01\x02\x03"));
+  EXPECT_NE(checksum("\x01\x02\x03"), checksum("\x01\x03\x02"));
+}
+
 TEST_F(IdxDatasetTest, RefusesLabelsThatDoNotFit) {
   EXPECT_THAT(IdxDataset::Open(Pair(Header(8, {2}) + "\x01\x02")),
               StatusIs(kInvalid, "wanted labels u8[3]"));

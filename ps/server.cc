@@ -23,6 +23,27 @@ absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>> OpenDirectory(
   return checkpoint::CheckpointDirectory::Open(options);
 }
 
+// Empty if they are equal.
+std::string DifferenceOf(const v1::TableSpec& found,
+                         const v1::TableSpec& wanted) {
+  std::string difference;
+  google::protobuf::util::MessageDifferencer differencer;
+  differencer.ReportDifferencesToString(&difference);
+  (void)differencer.Compare(found, wanted);
+  return difference;
+}
+
+// `restored` with what may change when a job goes on from a checkpoint.
+v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
+  if (restored.rule().rule_case() == wanted.rule().rule_case()) {
+    *restored.mutable_rule() = wanted.rule();
+  }
+  restored.set_shards(wanted.shards());
+  restored.set_reduction(wanted.reduction());
+  restored.set_orphans(wanted.orphans());
+  return restored;
+}
+
 }  // namespace
 
 Server::Server(ServerOptions options) : options_(options) {
@@ -40,13 +61,22 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
   if (!shut_down_.ok()) return shut_down_;
   const auto it = tables_.find(wanted.name());
   if (it != tables_.end()) {
-    std::string difference;
-    google::protobuf::util::MessageDifferencer differencer;
-    differencer.ReportDifferencesToString(&difference);
-    if (differencer.Compare(it->second->spec(), wanted)) return it->second;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "table '", wanted.name(), "' is there with another spec: ", difference,
-        "; use its spec, or another name"));
+    const bool is_unused = unused_.erase(wanted.name()) != 0;
+    const std::string difference =
+        DifferenceOf(is_unused ? WithChanges(it->second->spec(), wanted)
+                               : it->second->spec(),
+                     wanted);
+    if (!difference.empty()) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          "table '", wanted.name(), "' is there with another spec: ",
+          difference, "; use its spec, or another name",
+          is_unused ? " (a restored table may change its rule's numbers, "
+                      "shards, reduction and orphans)"
+                    : ""));
+    }
+    if (DifferenceOf(it->second->spec(), wanted).empty()) return it->second;
+    WEFT_ASSIGN_OR_RETURN(it->second, Changed(*it->second, wanted));
+    return it->second;
   }
   if (static_cast<int>(tables_.size()) >= options_.max_tables) {
     return absl::ResourceExhaustedError(
@@ -58,6 +88,16 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
   if (!shard.ok()) return shard.status();
   for (int rank : dead_) (*shard)->DeclareDead(rank);
   return tables_[wanted.name()] = *std::move(shard);
+}
+
+absl::StatusOr<std::shared_ptr<TableShard>> Server::Changed(
+    TableShard& restored, const v1::TableSpec& spec) {
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<TableShard> shard,
+      TableShard::Create(spec, options_.server, options_.servers));
+  WEFT_RETURN_IF_ERROR(shard->Restore(restored.Save()));
+  for (int rank : dead_) shard->DeclareDead(rank);
+  return std::shared_ptr<TableShard>(std::move(shard));
 }
 
 absl::StatusOr<std::shared_ptr<TableShard>> Server::Find(
@@ -169,6 +209,8 @@ absl::Status Server::Restore(const std::string& directory,
       for (int rank : dead_) shard->DeclareDead(rank);
     }
     replaced = std::exchange(tables_, std::move(restored));
+    unused_.clear();
+    for (const auto& [name, shard] : tables_) unused_.insert(name);
   }
   for (const auto& [name, shard] : replaced) {
     shard->Shutdown(absl::CancelledError(

@@ -36,7 +36,10 @@ class Server {
   explicit Server(ServerOptions options);
   ~Server();
 
-  // Makes the table, or finds it if an equal one is there.
+  // Makes the table, or finds it if an equal one is there. The first to find a
+  // table that was restored may change the numbers of its rule, and in SYNC its
+  // shards, reduction and orphans: a job goes on with another learning rate, or
+  // on another number of workers.
   //   kInvalidArgument     as CheckedSpec
   //   kFailedPrecondition  another table has that name; says where they differ
   //   kResourceExhausted   max_tables
@@ -78,11 +81,17 @@ class Server {
   using Tables = absl::btree_map<std::string, std::shared_ptr<TableShard>>;
 
   Tables Snapshot() const ABSL_LOCKS_EXCLUDED(mu_);
+  // A table of that spec with the rows of one that was restored and not used.
+  absl::StatusOr<std::shared_ptr<TableShard>> Changed(TableShard& restored,
+                                                      const v1::TableSpec& spec)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const ServerOptions options_;
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);
+  // Tables that were restored and that nobody has found since.
+  std::set<std::string> unused_ ABSL_GUARDED_BY(mu_);
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
 };

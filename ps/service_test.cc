@@ -495,6 +495,63 @@ TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
               StatusIs(absl::StatusCode::kNotFound, "ckpt-000099"));
 }
 
+TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
+  const TempDir temp;
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = absl::StrCat(temp.path(), "/ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open(options);
+  ASSERT_THAT(directory, IsOk());
+  Job job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 1, 10);
+  spec.mutable_rule()->mutable_adam()->set_lr(0.5);
+  auto table = client->Dense(spec);
+  ASSERT_THAT(table, IsOk());
+  ASSERT_THAT((*table)->Initialize(Tensor::Zeros({10})).Wait(kTimeout), IsOk());
+  ASSERT_THAT((*table)->PushPull(Tensor::Ones({10})).Wait(kTimeout), IsOk());
+  const auto attempt = (*directory)->Begin(1);
+  const auto files = client->Save(options.path, *attempt, 1);
+  ASSERT_THAT(files, IsOk());
+  const auto name = (*directory)->Commit(*attempt, *files, {});
+  ASSERT_THAT(name, IsOk());
+
+  v1::TableSpec changed = spec;
+  changed.set_shards(2);
+  changed.mutable_rule()->mutable_adam()->set_lr(0.25);
+  // Not while it is in use.
+  EXPECT_THAT(client->Dense(changed),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "lr"));
+  ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+  table = client->Dense(changed);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_EQ((*table)->round(), 1);
+  const auto values = (*table)->Pull().Wait(kTimeout);
+  ASSERT_THAT(values, IsOk());
+  EXPECT_NEAR(values->ToVector<float>()[0], -0.5, 1e-5);  // Adam's first step
+  // Two shards now, and the new rate; the moments and the step came along.
+  const Tensor half = Tensor::Full({10}, 0.5f);  // the shards' sum is 1
+  for (const int shard : {0, 1}) {
+    ASSERT_THAT((*table)
+                    ->PushShard({shard, 1, /*take_over=*/true}, half)
+                    .Wait(kTimeout),
+                IsOk());
+  }
+  (*table)->EndRound();
+  const auto next = (*table)->Pull().Wait(kTimeout);
+  ASSERT_THAT(next, IsOk());
+  EXPECT_NEAR(next->ToVector<float>()[0], -0.75, 1e-5);
+  EXPECT_THAT(client->Dense(spec),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "shards"));
+
+  // What the rows depend on stays.
+  ASSERT_THAT(client->Restore(options.path, *name), IsOk());
+  v1::TableSpec other = spec;
+  other.mutable_rule()->mutable_sgd()->set_lr(0.5);
+  EXPECT_THAT(client->Dense(other),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "a restored table may change its rule's numbers"));
+}
+
 // A table smaller than a slice is on one server; the others have no part in it.
 TEST(PsService, AServerWithoutASliceDoesNotHinderACheckpoint) {
   const TempDir temp;
