@@ -36,6 +36,7 @@ absl::Status CompareWith(rendezvous::Membership& membership,
     const absl::StatusOr<rendezvous::StoreEntry> entry =
         membership.store().Wait(KeyOf(other), seen,
                                 std::min(kLookEvery, timeout));
+    WEFT_RETURN_IF_ERROR(membership.status());
     if (absl::IsDeadlineExceeded(entry.status())) continue;
     WEFT_RETURN_IF_ERROR(entry.status());
     absl::string_view text = entry->value;

@@ -25,7 +25,6 @@
 namespace weft::launch {
 namespace {
 
-constexpr char kPlaceInData[] = "place_in_data";
 constexpr char kOptimizer[] = "optimizer/";
 // Of what rank 0 tells the others; then FormatFailure of why it cannot resume.
 constexpr char kNoPlace[] = "no place: ";
@@ -98,11 +97,24 @@ absl::Status DdpTrainer::Resume() {
   return GoOnFrom(message);
 }
 
+// Before its tensors are read: those of parameter servers are others.
+absl::Status DdpTrainer::CheckNewest(
+    checkpoint::CheckpointDirectory& directory) const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, directory.List());
+  if (names.empty()) return absl::OkStatus();
+  const auto manifest = directory.ReadManifest(names.back());
+  if (!manifest.ok()) return absl::OkStatus();  // damaged: there may be others
+  return CheckMetadata(absl::StrCat(options_.checkpoint_dir, "/", names.back()),
+                       manifest->metadata, SettingsOf(options_, data_))
+      .status();
+}
+
 absl::StatusOr<std::string> DdpTrainer::RestoreNewest() {
   checkpoint::CheckpointDirectory::Options options;
   options.path = options_.checkpoint_dir;
   WEFT_ASSIGN_OR_RETURN(const auto directory,
                         checkpoint::CheckpointDirectory::Open(options));
+  WEFT_RETURN_IF_ERROR(CheckNewest(*directory));
   auto loaded = directory->LoadLatest();
   if (absl::IsNotFound(loaded.status())) {
     WEFT_LOG(logger_, Info, "nothing to resume from yet; beginning anew")
@@ -114,12 +126,10 @@ absl::StatusOr<std::string> DdpTrainer::RestoreNewest() {
     WEFT_LOG(logger_, Warning, "passing over a damaged checkpoint")
         .With("why", damage.message());
   }
-  const auto place = loaded->manifest.metadata.find(kPlaceInData);
-  if (place == loaded->manifest.metadata.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(options_.checkpoint_dir, "/", loaded->name,
-                     " was not saved by a trainer with --strategy=ddp"));
-  }
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string place,
+      CheckMetadata(absl::StrCat(options_.checkpoint_dir, "/", loaded->name),
+                    loaded->manifest.metadata, SettingsOf(options_, data_)));
   nn::StateDict model;
   absl::btree_map<std::string, Tensor> optimizer;
   for (auto& [name, tensor] : loaded->tensors) {
@@ -134,7 +144,7 @@ absl::StatusOr<std::string> DdpTrainer::RestoreNewest() {
   WEFT_RETURN_IF_ERROR(optimizer_->LoadStateDict(optimizer));
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", loaded->name);
   WEFT_LOG(logger_, Info, "resuming").With("checkpoint", loaded->name);
-  return absl::StrCat(loaded->manifest.step, ":", place->second);
+  return absl::StrCat(loaded->manifest.step, ":", place);
 }
 
 absl::Status DdpTrainer::GiveOptimizerToAll() {
@@ -216,10 +226,10 @@ absl::Status DdpTrainer::Save() {
   for (const auto& [name, tensor] : optimizer_->StateDict()) {
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string name,
-      directory->Save(steps_, tensors,
-                      {{kPlaceInData, loader_->state().ToString()}}));
+  WEFT_ASSIGN_OR_RETURN(const std::string name,
+                        directory->Save(steps_, tensors,
+                                        MetadataOf(SettingsOf(options_, data_),
+                                                   loader_->state())));
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", name);
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/distributed_data_parallel.h"
 #include "weft/input/data_loader.h"
@@ -57,6 +58,7 @@ class DdpTrainer {
   // On rank 0: into its own model and optimizer; the step and the place in the
   // data, or nothing if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
+  absl::Status CheckNewest(checkpoint::CheckpointDirectory& directory) const;
   absl::Status GiveOptimizerToAll();
   absl::Status GoOnFrom(const std::string& place);
   absl::StatusOr<TrainingResult> Train();

@@ -41,7 +41,6 @@ constexpr absl::Duration kLookAround = absl::Milliseconds(50);
 constexpr int64_t kTestBatch = 500;
 // Beyond the numbers that ps::Client::Save gives to servers.
 constexpr int kModelShard = 99999;
-constexpr char kPlaceInData[] = "place_in_data";
 // Of trainer 0's word to the others; then why it cannot resume.
 constexpr char kNoPlace[] = "no place: ";
 constexpr absl::Duration kLastWord = absl::Seconds(5);
@@ -174,6 +173,7 @@ ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
       data_(data),
       options_(std::move(options)),
       asked_to_stop_(std::move(asked_to_stop)),
+      settings_(SettingsOf(options_, data_)),
       generator_(options_.seed),
       model_(data.train->height(), data.train->width(), options_.classes,
              generator_),
@@ -373,16 +373,15 @@ absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
     }
     WEFT_ASSIGN_OR_RETURN(const checkpoint::Manifest manifest,
                           directory->ReadManifest(*name));
-    const auto place = manifest.metadata.find(kPlaceInData);
-    if (place == manifest.metadata.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          options_.checkpoint_dir, "/", *name, " was not saved by a trainer"));
-    }
+    WEFT_ASSIGN_OR_RETURN(
+        const std::string place,
+        CheckMetadata(absl::StrCat(options_.checkpoint_dir, "/", *name),
+                      manifest.metadata, settings_));
     WEFT_RETURN_IF_ERROR(client_.Restore(options_.checkpoint_dir, *name));
     WEFT_LOG(worker_.telemetry().logger(), Info, "resuming")
         .With("checkpoint", *name);
     checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
-    return place->second;
+    return place;
   }
   if (!damaged.ok()) {
     return worker::WithExitCode(
@@ -416,6 +415,7 @@ absl::Status ImageTrainer::FindPlace() {
     const std::string key = absl::StrCat("resume/", first->incarnation);
     if (first->key == worker_.self().key) return RestoreForAll(key);
     const auto told = worker_.membership().store().Wait(key, 0, kLookEvery);
+    WEFT_RETURN_IF_ERROR(worker_.membership().status());
     if (absl::IsDeadlineExceeded(told.status())) continue;
     WEFT_RETURN_IF_ERROR(told.status());
     absl::string_view why = told->value;
@@ -521,7 +521,7 @@ absl::StatusOr<std::string> ImageTrainer::Fill(
       files.emplace_back(),
       directory.AddShard(attempt, kModelShard, worker_.self().name, model));
   return directory.Commit(attempt, std::move(files),
-                          {{kPlaceInData, loader_->state().ToString()}});
+                          MetadataOf(settings_, loader_->state()));
 }
 
 absl::Status ImageTrainer::TrainEpoch(int epoch) {
@@ -593,6 +593,7 @@ absl::Status ImageTrainer::Conclude(TrainingResult* result) {
     if (was_stopped_) return absl::OkStatus();
     const auto done = store.Wait(kConcluded, concluded_, kLookEvery);
     if (done.ok()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(worker_.membership().status());
     if (!absl::IsDeadlineExceeded(done.status())) return done.status();
     if (SteadyClock().Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat(

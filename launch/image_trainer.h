@@ -38,6 +38,7 @@ struct ImageTrainerOptions {
   // train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...
   std::string data = "/usr/share/datasets/fashion-mnist";
   int64_t classes = 10;
+  std::string strategy = "ps";  // or ddp: which trainer runs them
   bool is_sync = true;
   int epochs = 3;
   int64_t batch_size = 64;      // of this trainer
@@ -136,6 +137,7 @@ class ImageTrainer {
   const ImageData& data_;
   const ImageTrainerOptions options_;
   const std::function<bool()> asked_to_stop_;
+  const std::map<std::string, std::string> settings_;  // training_checks.h
 
   Generator generator_;
   ImageModel model_;

@@ -5,6 +5,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/reworded.h"
+#include "weft/launch/job_outcome.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/launch/stop_signal.h"
@@ -75,7 +77,11 @@ absl::Status Run(int argc, char** argv) {
   if (!status.ok() && !weft::worker::SignalOf(status).has_value()) {
     (*worker)->DumpFlightRecorder();
   }
-  return status;
+  if (!weft::launch::IsOfPeer(status)) return status;
+  return weft::Reworded(
+      status, absl::StrCat(status.message(),
+                           "; start the job again: its trainers go on from a "
+                           "checkpoint by --resume"));
 }
 
 }  // namespace

@@ -17,11 +17,13 @@
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/launch/agree_on_settings.h"
 #include "weft/launch/ddp_trainer.h"
 #include "weft/launch/image_trainer.h"
 #include "weft/launch/job_outcome.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/launch/stop_signal.h"
+#include "weft/launch/training_checks.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/join_group.h"
@@ -34,6 +36,9 @@ using weft::launch::ImageTrainerOptions;
 using weft::launch::TrainingResult;
 
 constexpr absl::Duration kGoodBye = absl::Seconds(30);
+// After a failure: the host of the coordinator still lets the others leave.
+constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
+constexpr absl::Duration kAgreement = absl::Minutes(2);
 
 // No step of Adam is of use beyond it: weights are far below.
 constexpr double kMostLr = 1000;
@@ -57,8 +62,8 @@ absl::Status CheckDdpOptions(const weft::worker::Options& worker,
 }
 
 absl::Status CheckOptions(const weft::worker::Options& worker,
-                          const ImageTrainerOptions& training,
-                          const std::string& strategy) {
+                          const ImageTrainerOptions& training) {
+  const std::string& strategy = training.strategy;
   if (worker.is_elastic()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--workers=", worker.min_workers, ":", worker.max_workers,
@@ -122,16 +127,19 @@ absl::Status CheckCheckpointDir(const std::string& path, bool resume) {
   return absl::OkStatus();
 }
 
-// `error` with what to do next, where a checkpoint is a way on.
+// `error` with what to do next, where starting again is a way on.
 absl::Status WithWayOn(const absl::Status& error,
                        const ImageTrainerOptions& training) {
   const bool is_lost = weft::launch::IsOfPeer(error) ||
                        weft::worker::SignalOf(error).has_value();
-  if (!is_lost || training.checkpoint_dir.empty()) return error;
-  return weft::Reworded(
-      error, absl::StrCat(error.message(),
-                          "; start the job again with --resume to go on from ",
-                          training.checkpoint_dir));
+  if (!is_lost) return error;
+  const std::string way_on =
+      training.checkpoint_dir.empty()
+          ? "start the job again; with --checkpoint-dir it would go on from a "
+            "checkpoint by --resume"
+          : absl::StrCat("start the job again with --resume to go on from ",
+                         training.checkpoint_dir);
+  return weft::Reworded(error, absl::StrCat(error.message(), "; ", way_on));
 }
 
 // Reports to the other workers why this trainer has not completed its training,
@@ -190,10 +198,28 @@ absl::StatusOr<TrainingResult> TrainWithServers(
 absl::StatusOr<TrainingResult> TrainTogether(
     weft::worker::Worker& worker, const weft::launch::ImageData& data,
     const ImageTrainerOptions& training) {
+  WEFT_RETURN_IF_ERROR(weft::launch::AgreeOnSettings(
+      worker.membership(), worker.options().rank, worker.options().trainers,
+      weft::launch::SettingsOf(training, data), kAgreement));
   WEFT_ASSIGN_OR_RETURN(const auto group, weft::worker::JoinGroup(worker));
   weft::launch::DdpTrainer trainer(*group, data, worker.telemetry().logger(),
                                    training, weft::launch::AskedToStop);
   return trainer.Run();
+}
+
+weft::worker::ShutdownOptions GoodBye(const weft::worker::Worker& worker,
+                                      const ImageTrainerOptions& training,
+                                      bool has_completed) {
+  const weft::worker::Options& options = worker.options();
+  weft::worker::ShutdownOptions good_bye;
+  good_bye.deadline = has_completed ? kGoodBye : kHastyGoodBye;
+  // With servers no trainer calls another: each ends when it is done. Without,
+  // trainer 0 hosts what the others need to leave, and to learn why it failed.
+  if (training.strategy == kPs || !has_completed) {
+    good_bye.together = "name=" + options.name();
+  }
+  good_bye.graceful = has_completed || options.hosts_coordinator();
+  return good_bye;
 }
 
 absl::Status Run(int argc, char** argv) {
@@ -201,13 +227,12 @@ absl::Status Run(int argc, char** argv) {
   ImageTrainerOptions training;
   bool sync = false;
   bool async = false;
-  std::string strategy = kPs;
   weft::worker::Flags flags("trainer",
                             "Trains a small CNN on IDX images with the "
                             "parameter servers or trainers of its job.");
   options.AddTo(flags);
   flags.Add("data", &training.data, "directory of the IDX files, .gz or not");
-  flags.Add("strategy", &strategy,
+  flags.Add("strategy", &training.strategy,
             "ps: with parameter servers; ddp: without, gradients averaged over "
             "the trainers of this host");
   flags.Add("sync", &sync, "rounds that wait for all trainers (the default)");
@@ -238,7 +263,7 @@ absl::Status Run(int argc, char** argv) {
     training.resume = true;
   }
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
-  if (absl::Status s = CheckOptions(options, training, strategy); !s.ok()) {
+  if (absl::Status s = CheckOptions(options, training); !s.ok()) {
     return weft::worker::WithExitCode(s, weft::worker::ExitCode::kUsage);
   }
   if (!training.checkpoint_dir.empty()) {
@@ -270,18 +295,13 @@ absl::Status Run(int argc, char** argv) {
   if (!worker.ok()) return worker.status();
   // From here on a signal ends training after the step, with a checkpoint.
   weft::launch::AwaitStopSignals();
-  const auto result = strategy == kDdp
+  const auto result = training.strategy == kDdp
                           ? TrainTogether(**worker, *data, training)
                           : TrainWithServers(**worker, *data, training);
   // Before this worker leaves: the others end by it.
   const absl::Status cause = Conclude(**worker, training, result);
-  weft::worker::ShutdownOptions good_bye;
-  good_bye.deadline = kGoodBye;
-  // With servers no trainer calls another: each ends when it is done. Without,
-  // trainer 0 hosts what the others need to leave.
-  if (strategy == kPs) good_bye.together = "name=" + options.name();
-  good_bye.graceful = result.ok();
-  const absl::Status ended = (*worker)->Shutdown(good_bye).status();
+  const absl::Status ended =
+      (*worker)->Shutdown(GoodBye(**worker, training, result.ok())).status();
   if (!result.ok() || !ended.ok()) (*worker)->DumpFlightRecorder();
   if (!result.ok()) return cause;
   const absl::Status printed = Print(*result, options.json);

@@ -16,6 +16,7 @@ namespace weft::launch {
 namespace {
 
 constexpr char kBetween[] = "\n";
+constexpr char kSettings[] = "settings";  // in a checkpoint's metadata
 
 // "conv1.weight has nan at element 5"; none if all are finite.
 std::optional<std::string> FirstNotFinite(const ImageModel& model) {
@@ -35,6 +36,7 @@ std::optional<std::string> FirstNotFinite(const ImageModel& model) {
 
 Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data) {
   return {
+      {"--strategy", options.strategy},
       {"--seed", absl::StrCat(options.seed)},
       {"--batch-size", absl::StrCat(options.batch_size)},
       {"--epochs", absl::StrCat(options.epochs)},
@@ -43,7 +45,53 @@ Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data) {
       {"images of --data",
        absl::StrCat(data.train->size(), " of ", data.train->height(), "x",
                     data.train->width())},
+      {"checksum of --data",
+       absl::StrCat(absl::Hex(data.train->Checksum(), absl::kZeroPad16))},
   };
+}
+
+Settings FixedOf(const Settings& settings) {
+  Settings fixed;
+  for (const char* name : {"--strategy", "--seed", "--sync or --async",
+                           "images of --data", "checksum of --data"}) {
+    const auto found = settings.find(name);
+    if (found != settings.end()) fixed.insert(*found);
+  }
+  return fixed;
+}
+
+checkpoint::Metadata MetadataOf(const Settings& settings,
+                                const input::ShardedSampler::State& place) {
+  return {{kPlaceInData, place.ToString()},
+          {kSettings, FormatSettings(FixedOf(settings))}};
+}
+
+absl::StatusOr<std::string> CheckMetadata(const std::string& name,
+                                          const checkpoint::Metadata& metadata,
+                                          const Settings& settings) {
+  const auto place = metadata.find(kPlaceInData);
+  if (place == metadata.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, " was not saved by a trainer"));
+  }
+  const auto text = metadata.find(kSettings);
+  if (text == metadata.end()) return place->second;  // of an earlier version
+  std::vector<std::string> differences;
+  for (const auto& [setting, saved] : ParseSettings(text->second)) {
+    const auto own = settings.find(setting);
+    const std::string now = own == settings.end() ? "not there" : own->second;
+    if (now == saved) continue;
+    differences.push_back(
+        absl::StrCat(setting, " is ", saved, " there and ", now, " now"));
+  }
+  if (differences.empty()) return place->second;
+  return worker::WithExitCode(
+      absl::FailedPreconditionError(absl::StrCat(
+          "cannot go on from ", name, ": ", absl::StrJoin(differences, "; "),
+          "; give what it was saved with, or begin anew in another "
+          "--checkpoint-dir (--lr, --batch-size, --epochs and the number of "
+          "trainers and servers may change)")),
+      worker::ExitCode::kConfig);
 }
 
 std::string FormatSettings(const Settings& settings) {

@@ -9,7 +9,10 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "weft/checkpoint/manifest.h"
+#include "weft/input/sharded_sampler.h"
 #include "weft/launch/image_model.h"
 #include "weft/launch/image_trainer.h"
 
@@ -19,6 +22,10 @@ namespace weft::launch {
 using Settings = std::map<std::string, std::string>;
 
 Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data);
+// Those of `settings` that must stay when a job goes on from a checkpoint,
+// which keeps them in its metadata. Others may change: --lr, --batch-size,
+// --epochs, the number of trainers and of servers.
+Settings FixedOf(const Settings& settings);
 
 // One line of text, and back; ParseSettings of any other text is empty.
 std::string FormatSettings(const Settings& settings);
@@ -28,6 +35,17 @@ Settings ParseSettings(absl::string_view text);
 // setting in which they differ.
 absl::Status CompareSettings(const std::string& self, const Settings& own,
                              const std::string& other, const Settings& others);
+
+// The metadata of a checkpoint.
+inline constexpr char kPlaceInData[] = "place_in_data";
+checkpoint::Metadata MetadataOf(const Settings& settings,
+                                const input::ShardedSampler::State& place);
+// The place in the data of checkpoint `name`. kFailedPrecondition, with
+// ExitCode kConfig, if a setting that must stay is another now: names both
+// values and what to do. kInvalidArgument if no trainer saved it.
+absl::StatusOr<std::string> CheckMetadata(const std::string& name,
+                                          const checkpoint::Metadata& metadata,
+                                          const Settings& settings);
 
 // kOutOfRange, with ExitCode kDiverged, if `loss` is NaN or infinite: names
 // `self`, the step, the loss and the first parameter that is not finite.

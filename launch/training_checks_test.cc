@@ -43,6 +43,29 @@ TEST_F(TrainingChecksTest, DifferenceNamesBothValuesAndBothWorkers) {
                        "--seed is 1 at trainer0 and not there at trainer1"));
 }
 
+TEST_F(TrainingChecksTest, CheckpointOfTheSameSettingsGivesItsPlace) {
+  Settings settings = {{"--seed", "1"}, {"--lr", "0.1"}};
+  const auto metadata = MetadataOf(settings, {});
+  settings["--lr"] = "0.2";  // may change
+  EXPECT_THAT(CheckMetadata("c", metadata, settings),
+              testing::IsOkAndHolds(input::ShardedSampler::State().ToString()));
+  // One of an earlier version has no settings.
+  EXPECT_THAT(CheckMetadata("c", {{kPlaceInData, "here"}}, settings),
+              testing::IsOkAndHolds("here"));
+}
+
+TEST_F(TrainingChecksTest, CheckpointOfOtherSettingsIsRefusedWithBothValues) {
+  const auto metadata = MetadataOf({{"--seed", "1"}}, {});
+  const auto place = CheckMetadata("dir/ckpt-1", metadata, {{"--seed", "2"}});
+  EXPECT_THAT(place, StatusIs(absl::StatusCode::kFailedPrecondition,
+                              "cannot go on from dir/ckpt-1: --seed is 1 there "
+                              "and 2 now; give what it was saved with"));
+  EXPECT_EQ(worker::ExitCodeFor(place.status()), worker::ExitCode::kConfig);
+  EXPECT_THAT(CheckMetadata("c", {}, {}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "c was not saved by a trainer"));
+}
+
 TEST_F(TrainingChecksTest, FiniteLossIsOk) {
   EXPECT_THAT(CheckLoss(2.3, 7, "trainer0", model_), IsOk());
   EXPECT_THAT(CheckFinite(model_), IsOk());

@@ -22,6 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
 constexpr int kUsage = 2;
+constexpr int kConfig = 3;
 constexpr int kPeerLost = 10;
 
 // Sums over a batch are of another order, and Adam divides by the gradient's
@@ -102,6 +103,54 @@ TEST(DataParallelJob, StopSignalEndsAllRanksAfterTheSameStep) {
         << trainer->output();
   }
   EXPECT_TRUE(ResultOf(*trainers[0]).is_interrupted);
+}
+
+TEST(DataParallelJob, TrainersOfUnequalSettingsAreRefusedByName) {
+  Job job;
+  job.servers = 0;
+  job.coordinator = "unix:" + job.Path("trainer0.sock");
+  const auto trainer0 = job.StartTrainer(0, {"--strategy=ddp"});
+  const auto trainer1 =
+      job.StartTrainer(1, {"--strategy=ddp", "--seed=7", "--lr=0.5"});
+  for (const auto* trainer : {&trainer0, &trainer1}) {
+    EXPECT_THAT((*trainer)->Wait(kLong), IsOkAndHolds(kConfig))
+        << (*trainer)->output();
+  }
+  EXPECT_THAT(trainer1->output(),
+              HasSubstr("--lr is 0.5 at trainer1 and 0.01 at trainer0; --seed "
+                        "is 7 at trainer1 and 1 at trainer0"));
+}
+
+TEST(DataParallelJob, CheckpointsOfOtherRunsAndStrategiesAreRefused) {
+  Job job;
+  const std::string saved = job.Path("saved");
+  const Flags flags = {"--epochs=1", "--checkpoint-dir=" + saved};
+  job.Train(flags);  // with parameter servers
+  job.servers = 0;
+  job.trainers = 1;
+  job.coordinator = "unix:" + job.Path("trainer0.sock");
+  const auto refuses = [&](const Flags& more, const std::string& why) {
+    Flags all = flags;
+    all.insert(all.end(), more.begin(), more.end());
+    const auto trainer = job.StartTrainer(0, all);
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig))
+        << trainer->output();
+    EXPECT_THAT(trainer->output(), HasSubstr(why));
+  };
+  refuses({"--strategy=ddp"}, "found 1 of a former run");
+  refuses({"--strategy=ddp", "--resume"}, "--strategy is ps there and ddp now");
+}
+
+TEST(DataParallelJob, DeathOfTheFirstRankLeavesNoOtherWithCodeZero) {
+  Job job;
+  job.servers = 0;
+  job.coordinator = "unix:" + job.Path("trainer0.sock");
+  const Processes trainers =
+      job.StartTrainers({"--strategy=ddp", "--epochs=100000"});
+  ASSERT_THAT(trainers[0]->WaitForOutput("training ", kLong), IsOk());
+  trainers[0]->Signal(SIGKILL);
+  EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(kPeerLost));
+  EXPECT_THAT(trainers[1]->output(), HasSubstr("rank 0"));
 }
 
 TEST(DataParallelJob, InvalidFlagsAreRefusedWithAdvice) {

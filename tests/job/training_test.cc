@@ -1,5 +1,6 @@
 // The main job as users run it: programs by hand, checkpoints, certificates.
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -193,6 +194,59 @@ TEST(MainJob, ResumesFromTheNewestCheckpointThatIsWhole) {
   EXPECT_THAT(other->output(), HasSubstr("error: trainer0: " + why));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(20)) << server->output();
   EXPECT_THAT(server->output(), HasSubstr("error: trainer0: " + why));
+}
+
+TEST(MainJob, RateAndNumberOfTrainersMayChangeOnResumeSeedAndDataMayNot) {
+  Job job;
+  const std::string saved = job.Path("saved");
+  job.Train({"--epochs=1", "--checkpoint-dir=" + saved});
+  const Flags resume = {"--epochs=2", "--resume", "--checkpoint-dir=" + saved};
+  const auto with = [&](const std::string& flag) {
+    Flags flags = resume;
+    flags.push_back(flag);
+    return flags;
+  };
+  const auto refuses = [&](const Flags& flags, const std::string& why) {
+    const Processes servers = job.StartServers();
+    const Processes trainers = job.StartTrainers(flags);
+    for (const Processes* all : {&trainers, &servers}) {
+      for (const auto& p : *all) {
+        EXPECT_THAT(p->Wait(kLong), IsOkAndHolds(3)) << p->output();
+        EXPECT_THAT(p->output(), HasSubstr(why));
+      }
+    }
+    EXPECT_THAT(trainers[0]->output(), HasSubstr("--lr, --batch-size, "));
+  };
+  refuses(with("--seed=7"), "--seed is 1 there and 7 now");
+  refuses(with("--async"), "--sync or --async is --sync there and --async now");
+  const std::string labels = job.data + "/train-labels-idx1-ubyte";
+  std::string bytes = ReadBytes(labels);
+  const std::string before = bytes;
+  std::swap(bytes[bytes.size() - 1], bytes[bytes.size() - 2]);
+  WriteBytes(labels, bytes);
+  refuses(resume, "checksum of --data is ");
+  WriteBytes(labels, before);
+  job.trainers = 3;
+  const TrainerResult result = job.Train(with("--lr=0.005"));
+  EXPECT_GT(result.test_accuracy, 0.5);
+}
+
+TEST(MainJob, TrainersOfUnequalDataAreRefused) {
+  Job job;
+  const auto server0 = job.StartServer(0);
+  const auto server1 = job.StartServer(1);
+  const auto trainer0 = job.StartTrainer(0);
+  const std::string other = job.Path("other");
+  std::filesystem::copy(job.data, other);
+  const std::string labels = other + "/train-labels-idx1-ubyte";
+  std::string bytes = ReadBytes(labels);
+  std::swap(bytes[bytes.size() - 1], bytes[bytes.size() - 2]);
+  WriteBytes(labels, bytes);
+  const auto trainer1 = job.StartTrainer(1, {"--data=" + other});
+  for (const auto* p : {&trainer0, &trainer1, &server0, &server1}) {
+    EXPECT_THAT((*p)->Wait(kLong), IsOkAndHolds(3)) << (*p)->output();
+  }
+  EXPECT_THAT(trainer1->output(), HasSubstr("checksum of --data is "));
 }
 
 TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
