@@ -140,6 +140,7 @@ struct Rank {
     transport_options.max_shared_memories = options.shared_memories;
     transport =
         transport::MakeGrpcTransport(*loop, *endpoint, transport_options);
+    transport->Register(rpc::ConnectionPurpose());
     rpc::AgentOptions agent_options;
     agent_options.job = "bench";
     agent_options.name = name;

@@ -29,6 +29,7 @@
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
+#include "weft/rpc/connection/purpose.h"
 #include "weft/rpc/diagnostics/leaks.h"
 #include "weft/rpc/diagnostics/traffic.h"
 #include "weft/rpc/diagnostics/waits_for.h"

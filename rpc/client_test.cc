@@ -146,6 +146,7 @@ class Served {
     WEFT_CHECK(opened.ok()) << opened.status().ToString();
     endpoint_ = *std::move(opened);
     transport_ = transport::MakeGrpcTransport(*loop_, *endpoint_);
+    transport_->Register(ConnectionPurpose());
     plain_ = std::make_unique<UntypedCallService>(*endpoint_, *pool_);
     const absl::Status started = endpoint_->Start();
     WEFT_CHECK(started.ok()) << started.ToString();

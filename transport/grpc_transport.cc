@@ -108,14 +108,14 @@ class StreamEars : public net::StreamObserver {
 };
 
 // The same at the end that opened the stream: a peer that does not serve the
-// method refuses it before any message.
+// purpose refuses it before any message.
 class CallerStreamEars final : public StreamEars {
  public:
   CallerStreamEars(std::shared_ptr<ConnectionObserver> observer,
-                   Destination peer, std::string method)
+                   Destination peer, Purpose purpose)
       : StreamEars(std::move(observer)),
         peer_(std::move(peer)),
-        method_(std::move(method)) {}
+        purpose_(std::move(purpose)) {}
 
   void OnMessage(Slices message) override {
     has_message_ = true;
@@ -123,26 +123,20 @@ class CallerStreamEars final : public StreamEars {
   }
   void OnClosed(absl::Status status) override {
     if (absl::IsUnimplemented(status) && !has_message_) {
-      const std::string who =
-          peer_.name.empty() ? "the peer" : absl::StrCat("worker ", peer_.name);
-      status = Reworded(
-          status,
-          absl::StrCat(who, " at ", peer_.address,
-                       " does not serve connections of ", method_, ": ",
-                       status.message(),
-                       "; check that the address is a worker's, and that it "
-                       "runs the same version of Weft"));
+      status = Reworded(status,
+                        NotServed(peer_, purpose_, status.message()).message());
     }
     StreamEars::OnClosed(std::move(status));
   }
 
  private:
   const Destination peer_;
-  const std::string method_;
+  const Purpose purpose_;
   bool has_message_ = false;  // on the Loop
 };
 
-// The acceptor, which the endpoint's handler shares with the transport.
+// The acceptor of a purpose, which the endpoint's handler shares with the
+// transport.
 class Door {
  public:
   Door(std::shared_ptr<MemoryExchange> memories,
@@ -163,7 +157,8 @@ class Door {
     MutexLock lock(mu_);  // Set waits for who is entering
     if (acceptor_ == nullptr) {
       if (ring != nullptr) ring->Discard();
-      return absl::UnavailableError("no agent accepts calls here now");
+      return absl::UnavailableError(
+          "no connections of this purpose are accepted here now");
     }
     if (ring != nullptr) connection = ring->Attach(std::move(connection));
     auto observer = acceptor_(std::move(connection));
@@ -204,28 +199,47 @@ class GrpcTransport final : public Transport {
   GrpcTransport(net::Loop& loop, net::Endpoint* endpoint,
                 const GrpcTransportOptions& options)
       : loop_(loop),
-        method_(options.method),
+        endpoint_(endpoint),
         memories_(std::make_shared<MemoryExchange>(
             loop.telemetry(), options.max_shared_memories)),
-        watch_(loop.memory_watch()),
-        door_(std::make_shared<Door>(memories_, watch_)) {
-    if (endpoint == nullptr) return;
-    memories_->Open(endpoint->address());
-    endpoint->RegisterStream(
-        method_,
-        [door = door_](std::shared_ptr<net::Stream> stream) {
-          return door->Enter(std::move(stream));
-        },
-        options.roles);
+        watch_(loop.memory_watch()) {
+    if (endpoint_ != nullptr) memories_->Open(endpoint_->address());
   }
 
   Driver& driver() override { return loop_.driver(); }
-  void Accept(Acceptor acceptor) override { door_->Set(std::move(acceptor)); }
+
+  void Register(const Purpose& purpose) override ABSL_LOCKS_EXCLUDED(mu_) {
+    if (endpoint_ == nullptr) return;
+    auto door = std::make_shared<Door>(memories_, watch_);
+    MutexLock lock(mu_);
+    if (!doors_.emplace(purpose.name, door).second) return;
+    endpoint_->RegisterStream(
+        purpose.method,
+        [door](std::shared_ptr<net::Stream> stream) {
+          return door->Enter(std::move(stream));
+        },
+        purpose.roles);
+  }
+
+  void Accept(const Purpose& purpose, Acceptor acceptor) override
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    if (endpoint_ == nullptr) return;
+    std::shared_ptr<Door> door;
+    {
+      MutexLock lock(mu_);
+      const auto it = doors_.find(purpose.name);
+      WEFT_CHECK(it != doors_.end())
+          << "register " << purpose.name << " before its acceptor is set";
+      door = it->second;
+    }
+    door->Set(std::move(acceptor));
+  }
 
   std::shared_ptr<Connection> Connect(
-      const Destination& to,
+      const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    absl::StatusOr<std::shared_ptr<net::Channel>> channel = ChannelTo(to);
+    absl::StatusOr<std::shared_ptr<net::Channel>> channel =
+        ChannelTo(purpose, to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
     std::shared_ptr<RingConnection> ring = OfferRings(to.address, &metadata);
@@ -234,9 +248,9 @@ class GrpcTransport final : public Transport {
       observer = ring;
     }
     auto connection = std::make_shared<GrpcConnection>(
-        (*channel)->OpenStream(method_,
+        (*channel)->OpenStream(purpose.method,
                                std::make_shared<CallerStreamEars>(
-                                   std::move(observer), to, method_),
+                                   std::move(observer), to, purpose),
                                metadata),
         memories_, to.address, *channel);
     if (ring == nullptr) return connection;
@@ -293,12 +307,14 @@ class GrpcTransport final : public Transport {
     return std::make_shared<NoConnection>();
   }
 
-  // One channel for each name, to where it was last; gRPC keeps its connection.
-  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelTo(const Destination& to)
-      ABSL_LOCKS_EXCLUDED(mu_) {
+  // One channel for each purpose and name, to where it was last; gRPC keeps its
+  // connection. Purposes have channels of their own, so that the bulk of one
+  // does not delay the messages of another.
+  absl::StatusOr<std::shared_ptr<net::Channel>> ChannelTo(
+      const Purpose& purpose, const Destination& to) ABSL_LOCKS_EXCLUDED(mu_) {
     Way former;  // ends outside of the lock
     MutexLock lock(mu_);
-    Way& way = ways_[to.name];
+    Way& way = ways_[{purpose.name, to.name}];
     if (way.channel == nullptr || way.address != to.address) {
       net::ChannelOptions options;
       options.name = to.name;
@@ -310,12 +326,14 @@ class GrpcTransport final : public Transport {
   }
 
   net::Loop& loop_;
-  const std::string method_;
+  net::Endpoint* const endpoint_;  // null: it only connects
   const std::shared_ptr<MemoryExchange> memories_;
   const std::shared_ptr<net::MemoryWatch> watch_;
-  const std::shared_ptr<Door> door_;
   Mutex mu_;
-  std::map<std::string, Way> ways_ ABSL_GUARDED_BY(mu_);  // by name
+  // By the purpose's name.
+  std::map<std::string, std::shared_ptr<Door>> doors_ ABSL_GUARDED_BY(mu_);
+  // By the purpose's name and the peer's.
+  std::map<std::pair<std::string, std::string>, Way> ways_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

@@ -1,11 +1,10 @@
-// GrpcTransport: agents over gRPC: one bidirectional stream for each (caller,
-// callee), on the process's one Loop.
+// GrpcTransport: each connection is a bidirectional gRPC stream, on the
+// process's one Loop; within a host its messages pass through shared memory.
 
 #ifndef WEFT_TRANSPORT_GRPC_TRANSPORT_H_
 #define WEFT_TRANSPORT_GRPC_TRANSPORT_H_
 
 #include <memory>
-#include <string>
 
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
@@ -19,23 +18,15 @@ struct GrpcTransportOptions {
   // 0: never; else the most connections of this transport that may have such
   // memory, of each of the two kinds.
   int max_shared_memories = 64;
-  // The method of its streams. Transports of one endpoint that serve different
-  // purposes have different ones, equal at both ends.
-  std::string method = "/weft.rpc.v1.Worker/Connect";
-  // Who may open them. Whom a function is for, the agent knows.
-  net::Roles roles = net::Roles::Any();
 };
 
-// Registers options.method at `endpoint`, which must not have started, and must
-// outlive it, as must `loop`. Until an acceptor is set, callers are refused
-// with kUnavailable and try again. A peer that does not serve the method
-// refuses with kUnimplemented, which names the peer, its address and the
-// method.
+// At `endpoint`, which must not have started, and must outlive it, as must
+// `loop`. Register each purpose before the endpoint starts.
 std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
                                              net::Endpoint& endpoint,
                                              GrpcTransportOptions options = {});
 
-// One that only calls.
+// One that only connects.
 std::unique_ptr<Transport> MakeGrpcTransport(net::Loop& loop,
                                              GrpcTransportOptions options = {});
 

@@ -1,6 +1,8 @@
 #include "weft/transport/local_transport.h"
 
 #include <algorithm>
+#include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -108,12 +110,13 @@ class LocalNetwork::Switch {
  public:
   struct Port {
     std::shared_ptr<EventThread> thread;
-    Transport::Acceptor acceptor;
+    // By the purpose's name; null: registered, and nobody accepts yet.
+    std::map<std::string, Transport::Acceptor> acceptors;
   };
 
   void Add(const std::string& address, std::shared_ptr<EventThread> thread) {
     MutexLock lock(mu_);
-    WEFT_CHECK(ports_.emplace(address, Port{std::move(thread), nullptr}).second)
+    WEFT_CHECK(ports_.emplace(address, Port{std::move(thread), {}}).second)
         << "two transports at " << address;
   }
 
@@ -122,15 +125,44 @@ class LocalNetwork::Switch {
     ports_.erase(address);
   }
 
-  void SetAcceptor(const std::string& address, Transport::Acceptor acceptor) {
+  void Register(const std::string& address, const std::string& purpose) {
     MutexLock lock(mu_);
-    ports_[address].acceptor = std::move(acceptor);
+    ports_.at(address).acceptors.emplace(purpose, nullptr);
   }
 
-  Port Find(const std::string& address) {
+  void SetAcceptor(const std::string& address, const std::string& purpose,
+                   Transport::Acceptor acceptor) {
+    MutexLock lock(mu_);
+    auto& acceptors = ports_.at(address).acceptors;
+    const auto it = acceptors.find(purpose);
+    WEFT_CHECK(it != acceptors.end())
+        << "register " << purpose << " before its acceptor is set";
+    it->second = std::move(acceptor);
+  }
+
+  // Null where there is no such transport.
+  std::shared_ptr<EventThread> FindThread(const std::string& address) {
     MutexLock lock(mu_);
     const auto it = ports_.find(address);
-    return it == ports_.end() ? Port() : it->second;
+    return it == ports_.end() ? nullptr : it->second.thread;
+  }
+
+  // Never null.
+  absl::StatusOr<Transport::Acceptor> FindAcceptor(const Destination& to,
+                                                   const Purpose& purpose) {
+    MutexLock lock(mu_);
+    const auto port = ports_.find(to.address);
+    if (port != ports_.end()) {
+      const auto& acceptors = port->second.acceptors;
+      const auto it = acceptors.find(purpose.name);
+      if (it != acceptors.end() && it->second != nullptr) return it->second;
+      // One without any purpose is still being set up.
+      if (it == acceptors.end() && !acceptors.empty()) {
+        return NotServed(to, purpose, "it is registered for other purposes");
+      }
+    }
+    return absl::UnavailableError(
+        absl::StrCat("nobody accepts connections at ", to.address));
   }
 
   void Track(const std::string& a, const std::string& b,
@@ -191,35 +223,41 @@ class LocalNetwork::LocalTransport final : public Transport {
 
   Driver& driver() override { return ParkingDriver(); }
 
-  void Accept(Acceptor acceptor) override {
+  void Register(const Purpose& purpose) override {
+    switch_->Register(address_, purpose.name);
+  }
+
+  void Accept(const Purpose& purpose, Acceptor acceptor) override {
     const bool ends = acceptor == nullptr;
-    switch_->SetAcceptor(address_, std::move(acceptor));
+    switch_->SetAcceptor(address_, purpose.name, std::move(acceptor));
     // A connection that is being accepted is over then, too.
     if (ends) AwaitTimers();
   }
 
   std::shared_ptr<Connection> Connect(
-      const Destination& to,
+      const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     auto pipe = std::make_shared<Pipe>();
     pipe->set_self(pipe);
     pipe->SetSide(0, thread_, std::move(observer));
     auto end = std::make_shared<Pipe::End>(pipe, 0);
-    Switch::Port port = switch_->Find(to.address);
-    if (port.acceptor == nullptr) {
-      pipe->Close(absl::UnavailableError(
-          absl::StrCat("nobody listens at ", to.address)));
+    const absl::Status found = switch_->FindAcceptor(to, purpose).status();
+    const std::shared_ptr<EventThread> thread = switch_->FindThread(to.address);
+    if (!found.ok() || thread == nullptr) {
+      pipe->Close(found.ok() ? absl::UnavailableError(absl::StrCat(
+                                   "nobody listens at ", to.address))
+                             : found);
       return end;
     }
     switch_->Track(address_, to.address, pipe);
-    pipe->SetSide(1, port.thread, nullptr);
-    port.thread->Post([pipe, network = switch_, address = to.address] {
-      const Acceptor acceptor = network->Find(address).acceptor;
-      // Held on, so that a refusal closes it with its own status.
+    pipe->SetSide(1, thread, nullptr);
+    thread->Post([pipe, network = switch_, to, purpose] {
+      const absl::StatusOr<Acceptor> acceptor =
+          network->FindAcceptor(to, purpose);
+      if (!acceptor.ok()) return pipe->Close(acceptor.status());
+      // Kept, so that a refusal closes it with its own status.
       const auto end = std::make_shared<Pipe::End>(pipe, 1);
-      auto accepted = acceptor == nullptr ? absl::UnavailableError(absl::StrCat(
-                                                "nobody listens at ", address))
-                                          : acceptor(end);
+      auto accepted = (*acceptor)(end);
       if (!accepted.ok()) return pipe->Close(accepted.status());
       pipe->Accept(*std::move(accepted));
     });

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/check.h"
 #include "weft/transport/pipe_end.h"
 #include "xxhash.h"
 
@@ -195,12 +196,21 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
 
   Driver& driver() override { return driver_; }
 
-  void Accept(Acceptor acceptor) override {
-    network_.acceptors_[address_] = std::move(acceptor);
+  void Register(const Purpose& purpose) override {
+    network_.acceptors_[address_].emplace(purpose.name, nullptr);
+  }
+
+  void Accept(const Purpose& purpose, Acceptor acceptor) override {
+    auto& acceptors = network_.acceptors_[address_];
+    // After a Sever nothing is registered, and nothing arrives.
+    const auto it = acceptors.find(purpose.name);
+    WEFT_CHECK(it != acceptors.end() || acceptor == nullptr)
+        << "register " << purpose.name << " before its acceptor is set";
+    if (it != acceptors.end()) it->second = std::move(acceptor);
   }
 
   std::shared_ptr<Connection> Connect(
-      const Destination& to,
+      const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     auto pipe = std::make_shared<Pipe>(network_, address_, to.address);
     auto& pipes = network_.pipes_;
@@ -212,8 +222,8 @@ class SimulatedNetwork::SimulatedTransport final : public Transport {
     // Before any message: a latency is at least min_latency.
     network_.simulator_.After(
         network_.options_.min_latency / 2,
-        [&network = network_, pipe, address = to.address] {
-          network.Arrive(pipe, address);
+        [&network = network_, pipe, to, purpose] {
+          network.Arrive(pipe, to, purpose);
         },
         "connect");
     return std::make_shared<PipeEnd<Pipe>>(pipe, 0);
@@ -305,21 +315,36 @@ std::unique_ptr<Transport> SimulatedNetwork::MakeTransport(
   return std::make_unique<SimulatedTransport>(*this, std::move(address), skew);
 }
 
+absl::StatusOr<Transport::Acceptor> SimulatedNetwork::FindAcceptor(
+    const Destination& to, const Purpose& purpose) const {
+  const auto at_address = acceptors_.find(to.address);
+  if (at_address != acceptors_.end()) {
+    const auto& acceptors = at_address->second;
+    const auto it = acceptors.find(purpose.name);
+    if (it != acceptors.end() && it->second != nullptr) return it->second;
+    // One without any purpose is still being set up.
+    if (it == acceptors.end() && !acceptors.empty()) {
+      return NotServed(to, purpose, "it is registered for other purposes");
+    }
+  }
+  return absl::UnavailableError(
+      absl::StrCat("nobody accepts connections at ", to.address));
+}
+
 void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
-                              const std::string& address) {
-  // Who has hung up may be heard all the same: a message is on its way.
+                              const Destination& to, const Purpose& purpose) {
+  // A message of a sender that has hung up may still be on its way.
   if (pipe->is_closed(1) || pipe->is_deaf()) return;
-  if (IsCut(pipe->address(0), address) || IsCut(address, pipe->address(0))) {
+  if (IsCut(pipe->address(0), to.address) ||
+      IsCut(to.address, pipe->address(0))) {
     return pipe->GoSilent();
   }
-  const auto it = acceptors_.find(address);
-  if (it == acceptors_.end() || it->second == nullptr) {
-    return pipe->Close(
-        absl::UnavailableError(absl::StrCat("nobody listens at ", address)));
-  }
-  // Held on, so that a refusal closes it with its own status.
+  const absl::StatusOr<Transport::Acceptor> acceptor =
+      FindAcceptor(to, purpose);
+  if (!acceptor.ok()) return pipe->Close(acceptor.status());
+  // Kept, so that a refusal closes it with its own status.
   const auto end = std::make_shared<PipeEnd<Pipe>>(pipe, 1);
-  auto accepted = it->second(end);
+  auto accepted = (*acceptor)(end);
   if (!accepted.ok()) return pipe->Close(accepted.status());
   pipe->SetObserver(1, *std::move(accepted));
 }

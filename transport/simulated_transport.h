@@ -65,7 +65,7 @@ class SimulatedNetwork {
 
   // `simulator` must outlive it.
   SimulatedNetwork(sim::Simulator& simulator, Options options);
-  // Lets go of the ends of all connections.
+  // Releases the ends of all connections.
   ~SimulatedNetwork();
 
   // A transport reached at `address`, whose clock is off by `skew`; the network
@@ -104,12 +104,17 @@ class SimulatedNetwork {
   }
   // How long `message` keeps its direction of the connection busy.
   absl::Duration TimeToLeave(const Slices& message) const;
-  void Arrive(const std::shared_ptr<Pipe>& pipe, const std::string& address);
+  void Arrive(const std::shared_ptr<Pipe>& pipe, const Destination& to,
+              const Purpose& purpose);
+  absl::StatusOr<Transport::Acceptor> FindAcceptor(
+      const Destination& to, const Purpose& purpose) const;
 
   sim::Simulator& simulator_;
   sim::SimDriver driver_;
   const Options options_;
-  std::map<std::string, Transport::Acceptor> acceptors_;
+  // By the address and the purpose's name; null: registered, and nobody accepts
+  // yet.
+  std::map<std::string, std::map<std::string, Transport::Acceptor>> acceptors_;
   std::set<std::pair<std::string, std::string>> cut_;
   std::vector<std::weak_ptr<Pipe>> pipes_;
   int64_t broken_ = 0;

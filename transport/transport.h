@@ -1,4 +1,5 @@
-// Transport: what carries messages between agents, as the agent sees it.
+// Transport: opens and accepts connections, ordered pipes of messages, by a
+// peer's name and address, for several named purposes.
 //
 // Three implement it: local_transport (threads of one process),
 // simulated_transport (a seeded network and a virtual clock) and
@@ -15,10 +16,12 @@
 #include "absl/functional/any_invocable.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/bytes.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
 #include "weft/memory/segment.h"
+#include "weft/net/tls/roles.h"
 
 namespace weft::transport {
 
@@ -92,6 +95,19 @@ class Connection {
 struct Destination {
   std::string name;     // ps0: whoever answers must prove it, where anybody can
   std::string address;  // unix:/path, host:port
+  // Transport::memory_socket() of whoever listens there; may be empty.
+  std::string memory_socket = {};
+};
+
+// What connections are for. Connections of different purposes between the same
+// two processes open, close and fail independently.
+struct Purpose {
+  std::string name;  // "rpc": unique within a transport, equal at both ends
+  // The method of its gRPC streams, equal at both ends:
+  // "/weft.rpc.v1.Worker/Connect".
+  std::string method;
+  // Who may open them, where peers prove their role.
+  net::Roles roles = net::Roles::Members();
 };
 
 // Thread-safety: thread-safe.
@@ -108,14 +124,28 @@ class Transport {
   // How a thread waits for what arrives here, and the clock of its deadlines.
   virtual Driver& driver() = 0;
 
-  // Lets peers in from now on; with null no more. Once this has returned, the
-  // former acceptor is not called any more.
-  virtual void Accept(Acceptor acceptor) = 0;
+  // Serves `purpose` from now on: until it has an acceptor, peers are refused
+  // with kUnavailable, and may try again. Does nothing if it is registered, or
+  // if this transport only connects. REQUIRES: the endpoint has not started.
+  virtual void Register(const Purpose& purpose) = 0;
+
+  // Accepts connections of `purpose` from now on; with null no more. Once this
+  // has returned, the former acceptor is not called any more. REQUIRES: it is
+  // registered.
+  virtual void Accept(const Purpose& purpose, Acceptor acceptor) = 0;
 
   // Opens a connection. Always returns one: a failure is OnClosed, which does
-  // not run inside Connect. Messages may be written at once.
+  // not run inside Connect. Messages may be written at once. kUnavailable: the
+  // peer is not there, or has no acceptor yet; kUnimplemented: it does not
+  // serve `purpose`.
   virtual std::shared_ptr<Connection> Connect(
-      const Destination& to, std::shared_ptr<ConnectionObserver> observer) = 0;
+      const Purpose& purpose, const Destination& to,
+      std::shared_ptr<ConnectionObserver> observer) = 0;
+
+  // Where processes of this host hand memory to this one, so that connections
+  // to a TCP address share some: for Destination::memory_socket. Empty:
+  // nowhere.
+  virtual std::string memory_socket() const { return ""; }
 
   // Runs `fn` once clock() reaches `when`, on a thread of the transport.
   virtual TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) = 0;
@@ -128,12 +158,9 @@ class Transport {
   Clock& clock() { return driver().clock(); }
 };
 
-inline absl::StatusOr<SharedMemory> Connection::OfferMemory(int64_t) {
-  return absl::UnimplementedError("this connection shares no memory");
-}
-inline absl::StatusOr<SharedMemory> Connection::TakeMemory(uint64_t, int64_t) {
-  return absl::UnimplementedError("this connection shares no memory");
-}
+// kUnimplemented: `peer` does not serve `purpose`; `why` is what it answered.
+absl::Status NotServed(const Destination& peer, const Purpose& purpose,
+                       absl::string_view why);
 
 }  // namespace weft::transport
 

@@ -131,13 +131,8 @@ absl::Status Worker::OpenNetwork() {
   transport::GrpcTransportOptions transport;
   transport.max_shared_memories = options_.shared_memories;
   transport_ = transport::MakeGrpcTransport(*loop_, *endpoint_, transport);
-  transport::GrpcTransportOptions groups;
-  groups.max_shared_memories = 0;
-  groups.roles = net::Roles::Members();
-  groups.method = "/weft.collectives.v1.Group/Connect";
-  group_transport_ =
-      transport::MakeGrpcTransport(*loop_, *endpoint_, std::move(groups));
-  group_streams_ = std::make_unique<collectives::Streams>(*group_transport_);
+  transport_->Register(rpc::ConnectionPurpose());
+  group_streams_ = std::make_unique<collectives::Streams>(*transport_);
   untyped_call_service_ =
       std::make_unique<rpc::UntypedCallService>(*endpoint_, *executor_);
   if (options_.hosts_coordinator()) {

@@ -122,7 +122,6 @@ class Worker {
   std::unique_ptr<HostedCoordinator> coordinator_;  // null: another has it
   std::unique_ptr<net::Endpoint> endpoint_;
   std::unique_ptr<transport::Transport> transport_;
-  std::unique_ptr<transport::Transport> group_transport_;
   std::unique_ptr<collectives::Streams> group_streams_;
   std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;
   std::unique_ptr<rendezvous::Membership> membership_;

@@ -106,7 +106,9 @@ absl::Status AgentState::Start(Agent* agent) {
         state->Export();
     });
   }
+  transport().Register(ConnectionPurpose());
   transport().Accept(
+      ConnectionPurpose(),
       [weak](std::shared_ptr<transport::Connection> connection)
           -> absl::StatusOr<std::shared_ptr<transport::ConnectionObserver>> {
         const std::shared_ptr<AgentState> state = weak.lock();
@@ -126,7 +128,7 @@ void AgentState::Stop() {
                                Phase::kQueue, Reason::kShuttingDown));
   status_page_.Release();
   metrics_ = nullptr;
-  transport().Accept(nullptr);
+  transport().Accept(ConnectionPurpose(), nullptr);
   EndCalls(why);
   has_stopped_ = true;
   WEFT_FAILPOINT("rpc/stopped").IgnoreError();

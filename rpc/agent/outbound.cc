@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/rpc/connection/purpose.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/session/failure.h"
 
@@ -383,7 +384,9 @@ void Outbound::Connect() {
   }
   link->Append(std::make_unique<Hello>(std::move(hello)));
   link->Attach(options_.transport->Connect(
-      {options_.peer.name, options_.peer.address}, link));
+      ConnectionPurpose(),
+      {options_.peer.name, options_.peer.address, options_.peer.memory_socket},
+      link));
 }
 
 absl::Status Outbound::OnFrame(Link& link, Frame&& frame) {

@@ -42,13 +42,10 @@
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/shm/message_ring.h"
 #include "weft/transport/shm/ring_connection.h"
-#include "weft/transport/testing/transport_conformance.h"
+#include "weft/transport/testing/observers.h"
 
 namespace weft::rpc {
 namespace {
-
-using transport::MakeTransportPair;
-using transport::TransportConformance;
 
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
@@ -87,6 +84,7 @@ class Node {
     transport_options.max_shared_memories = memories;
     transport_ =
         transport::MakeGrpcTransport(*loop_, *endpoint_, transport_options);
+    transport_->Register(ConnectionPurpose());
     RegisterOther();
     const absl::Status started = endpoint_->Start();
     WEFT_CHECK(started.ok()) << started.ToString();
@@ -120,32 +118,6 @@ class Node {
   std::unique_ptr<transport::Transport> transport_;
   std::vector<net::IncomingCall> unanswered_;
 };
-
-class GrpcPair final : public transport::TransportPair {
- public:
-  explicit GrpcPair(int memories_a, int memories_b)
-      : a_(directory_, "a", memories_a), b_(directory_, "b", memories_b) {}
-  transport::Transport& a() override { return a_.transport(); }
-  transport::Transport& b() override { return b_.transport(); }
-  transport::Destination b_destination() const override {
-    return b_.destination();
-  }
-
- private:
-  TempDir directory_;
-  Node a_;
-  Node b_;
-};
-
-MakeTransportPair Pair(int memories_a, int memories_b) {
-  return [=] { return std::make_unique<GrpcPair>(memories_a, memories_b); };
-}
-
-INSTANTIATE_TEST_SUITE_P(Grpc, TransportConformance,
-                         ::testing::Values(Pair(64, 64)));
-INSTANTIATE_TEST_SUITE_P(GrpcWithoutSharedMemory, TransportConformance,
-                         ::testing::Values(Pair(0, 0), Pair(64, 0),
-                                           Pair(0, 64)));
 
 // ------------------------------------------------------- agents over gRPC
 
@@ -561,7 +533,8 @@ TEST(GrpcTransport, ClosesTheChannelToARestartedPeersOldAddress) {
   const auto greet = [&](const Node& node) {
     const auto hears =
         std::make_shared<transport::HearingObserver>(here.transport().driver());
-    const auto connection = here.transport().Connect(node.destination(), hears);
+    const auto connection = here.transport().Connect(ConnectionPurpose(),
+                                                     node.destination(), hears);
     EXPECT_FALSE(hears->closed().Wait(absl::Seconds(20)).ok());
   };
   greet(first);  // where no agent listens

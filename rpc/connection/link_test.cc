@@ -331,7 +331,8 @@ class HostileCallerTest : public HostilePeerTest {
     Connect();
   }
   void Connect() {
-    connection_ = at_peer_.Connect(transport::Destination{"w1", "w1"}, peer_);
+    connection_ = at_peer_.Connect(ConnectionPurpose(),
+                                   transport::Destination{"w1", "w1"}, peer_);
   }
 
   static MemoryMessage Message(MemoryMessage::Kind kind) {
@@ -614,10 +615,13 @@ class HostileCalleeTest : public HostilePeerTest {
 
   HostileCalleeTest() : HostilePeerTest("w0", "w1") {
     directory_.Put(Worker{"w1", WorkerKey{1, 1}, "w1"});
-    at_peer_.Accept([this](std::shared_ptr<transport::Connection> connection) {
-      connection_ = std::move(connection);
-      return std::shared_ptr<transport::ConnectionObserver>(peer_);
-    });
+    at_peer_.Register(ConnectionPurpose());
+    at_peer_.Accept(
+        ConnectionPurpose(),
+        [this](std::shared_ptr<transport::Connection> connection) {
+          connection_ = std::move(connection);
+          return std::shared_ptr<transport::ConnectionObserver>(peer_);
+        });
     agent_ = MakeAgent(at_agent_, directory_, 0, &executor_, &telemetry_);
   }
 
@@ -775,10 +779,12 @@ class WelcomesTwice final : public transport::ConnectionObserver {
 
 TEST_F(HostileCalleeTest, ThatEndsEachConnectionIsGivenUp) {
   int connections = 0;
-  at_peer_.Accept([&](std::shared_ptr<transport::Connection> connection) {
-    ++connections;
-    return std::make_shared<WelcomesTwice>(std::move(connection));
-  });
+  at_peer_.Accept(
+      ConnectionPurpose(),
+      [&](std::shared_ptr<transport::Connection> connection) {
+        ++connections;
+        return std::make_shared<WelcomesTwice>(std::move(connection));
+      });
   Future<int64_t> call =
       CallAsync(agent_->To("w1", absl::InfiniteDuration()), Size, Floats(1));
   EXPECT_THAT(call.Wait(absl::Minutes(1)),
@@ -1180,11 +1186,16 @@ class Door final : public transport::Transport {
       : inner_(std::move(inner)) {}
 
   Driver& driver() override { return inner_->driver(); }
-  void Accept(Acceptor acceptor) override { open = std::move(acceptor); }
+  void Register(const transport::Purpose& purpose) override {
+    inner_->Register(purpose);
+  }
+  void Accept(const transport::Purpose&, Acceptor acceptor) override {
+    open = std::move(acceptor);
+  }
   std::shared_ptr<transport::Connection> Connect(
-      const transport::Destination& to,
+      const transport::Purpose& purpose, const transport::Destination& to,
       std::shared_ptr<transport::ConnectionObserver> observer) override {
-    return inner_->Connect(to, std::move(observer));
+    return inner_->Connect(purpose, to, std::move(observer));
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return inner_->RunAt(when, std::move(fn));

@@ -372,6 +372,7 @@ TEST_F(RingConnectionTest, ScribblingEndsTheConnectionAtWorst) {
 
 class RingTransportPair final : public transport::TransportPair {
  public:
+  RingTransportPair() { RegisterTestPurposes(); }
   transport::Transport& a() override { return a_; }
   transport::Transport& b() override { return b_; }
   transport::Destination b_destination() const override { return {"b", "b"}; }

@@ -35,6 +35,7 @@ using ::weft::testing::StatusIs;
 
 class LocalPair final : public transport::TransportPair {
  public:
+  LocalPair() { RegisterTestPurposes(); }
   transport::Transport& a() override { return *a_; }
   transport::Transport& b() override { return *b_; }
   transport::Destination b_destination() const override { return {"b", "b"}; }
@@ -49,6 +50,7 @@ class LocalPair final : public transport::TransportPair {
 
 class SimulatedPair final : public transport::TransportPair {
  public:
+  SimulatedPair() { RegisterTestPurposes(); }
   transport::Transport& a() override { return *a_; }
   transport::Transport& b() override { return *b_; }
   transport::Destination b_destination() const override { return {"b", "b"}; }
@@ -231,7 +233,8 @@ class StrangersTest : public ::testing::Test {
     options.directory = &directory_;
     options.executor = &executor_;
     agent_ = *Agent::Create(options);
-    connection_ = at_stranger_->Connect({"w1", "w1"}, stranger_);
+    connection_ =
+        at_stranger_->Connect(ConnectionPurpose(), {"w1", "w1"}, stranger_);
   }
 
   void Pass(absl::Duration time) {

@@ -36,6 +36,9 @@ struct Worker {
   // Of a caller, as its certificate proves it. Empty where nothing is proven:
   // callers over a unix socket, or under --insecure.
   std::string role = {};
+  // Where it takes memory from processes of its host; empty: nowhere. See
+  // transport::Destination.
+  std::string memory_socket = {};
 
   // Equal: the same incarnation, under the same name.
   friend bool operator==(const Worker& a, const Worker& b) {

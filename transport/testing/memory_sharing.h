@@ -79,19 +79,21 @@ class SharingTransport final : public Transport {
       : inner_(std::move(inner)), depot_(std::move(depot)) {}
 
   Driver& driver() override { return inner_->driver(); }
-  void Accept(Acceptor acceptor) override {
-    if (acceptor == nullptr) return inner_->Accept(nullptr);
-    inner_->Accept([depot = depot_, acceptor = std::move(acceptor)](
-                       std::shared_ptr<Connection> connection) {
+  void Register(const Purpose& purpose) override { inner_->Register(purpose); }
+  void Accept(const Purpose& purpose, Acceptor acceptor) override {
+    if (acceptor == nullptr) return inner_->Accept(purpose, nullptr);
+    inner_->Accept(purpose, [depot = depot_, acceptor = std::move(acceptor)](
+                                std::shared_ptr<Connection> connection) {
       return acceptor(std::make_shared<End>(std::move(connection), depot,
                                             Connection::MemoryRole::kTakes));
     });
   }
   std::shared_ptr<Connection> Connect(
-      const Destination& to,
+      const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    return std::make_shared<End>(inner_->Connect(to, std::move(observer)),
-                                 depot_, Connection::MemoryRole::kOffers);
+    return std::make_shared<End>(
+        inner_->Connect(purpose, to, std::move(observer)), depot_,
+        Connection::MemoryRole::kOffers);
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return inner_->RunAt(when, std::move(fn));

@@ -48,19 +48,20 @@ struct RingPair {
   }
 };
 
-// Where callees find what they are offered: by the address, in the order of the
-// connections.
+// Where callees find what they are offered: by the address and the purpose, in
+// the order of the connections.
 class RingDepot {
  public:
-  void Put(const std::string& address, SharedRings rings)
-      ABSL_LOCKS_EXCLUDED(mu_) {
+  void Put(const std::string& address, const Purpose& purpose,
+           SharedRings rings) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    offered_[address].push_back(std::move(rings));
+    offered_[{address, purpose.name}].push_back(std::move(rings));
   }
-  std::optional<SharedRings> Take(const std::string& address)
+  std::optional<SharedRings> Take(const std::string& address,
+                                  const Purpose& purpose)
       ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
-    std::deque<SharedRings>& rings = offered_[address];
+    std::deque<SharedRings>& rings = offered_[{address, purpose.name}];
     if (rings.empty()) return std::nullopt;
     std::optional<SharedRings> first = std::move(rings.front());
     rings.pop_front();
@@ -69,7 +70,8 @@ class RingDepot {
 
  private:
   Mutex mu_;
-  std::map<std::string, std::deque<SharedRings>> offered_ ABSL_GUARDED_BY(mu_);
+  std::map<std::pair<std::string, std::string>, std::deque<SharedRings>>
+      offered_ ABSL_GUARDED_BY(mu_);
 };
 
 // Thread-safety: as `inner`.
@@ -89,34 +91,36 @@ class RingTransport final : public Transport {
 
   Driver& driver() override { return watch_->poller(); }
 
-  void Accept(Acceptor acceptor) override {
-    if (acceptor == nullptr) return inner_->Accept(nullptr);
-    inner_->Accept([this, acceptor = std::move(acceptor)](
-                       std::shared_ptr<Connection> connection)
-                       -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-      net::FairLockHolder turn(watch_->running());
-      std::optional<SharedRings> rings = depot_->Take(address_);
-      if (!rings.has_value()) return acceptor(std::move(connection));
-      auto ring = Start(*std::move(rings));
-      auto observer = acceptor(ring->Attach(std::move(connection)));
-      if (!observer.ok()) {
-        ring->Discard();
-        return observer;
-      }
-      ring->Observe(*std::move(observer));
-      return std::make_shared<Ears>(std::move(ring), watch_);
-    });
+  void Register(const Purpose& purpose) override { inner_->Register(purpose); }
+  void Accept(const Purpose& purpose, Acceptor acceptor) override {
+    if (acceptor == nullptr) return inner_->Accept(purpose, nullptr);
+    inner_->Accept(
+        purpose,
+        [this, purpose,
+         acceptor = std::move(acceptor)](std::shared_ptr<Connection> connection)
+            -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+          net::FairLockHolder turn(watch_->running());
+          std::optional<SharedRings> rings = depot_->Take(address_, purpose);
+          if (!rings.has_value()) return acceptor(std::move(connection));
+          auto ring = Start(*std::move(rings));
+          auto observer = acceptor(ring->Attach(std::move(connection)));
+          if (!observer.ok()) {
+            ring->Discard();
+            return observer;
+          }
+          ring->Observe(*std::move(observer));
+          return std::make_shared<Ears>(std::move(ring), watch_);
+        });
   }
-
   std::shared_ptr<Connection> Connect(
-      const Destination& to,
+      const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
     RingPair pair = RingPair::Make();
-    depot_->Put(to.address, std::move(pair.callee));
+    depot_->Put(to.address, purpose, std::move(pair.callee));
     auto ring = Start(std::move(pair.caller));
     ring->Observe(std::move(observer));
     return ring->Attach(
-        inner_->Connect(to, std::make_shared<Ears>(ring, watch_)));
+        inner_->Connect(purpose, to, std::make_shared<Ears>(ring, watch_)));
   }
 
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {

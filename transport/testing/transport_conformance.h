@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,19 +14,37 @@
 #include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/bytes.h"
 #include "weft/base/future.h"
-#include "weft/base/mutex.h"
 #include "weft/base/parker.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/transport/testing/observers.h"
 #include "weft/transport/transport.h"
 
 namespace weft::transport {
 
-// Two transports of one kind and how `b` is reached.
+// The purposes of the suite.
+inline Purpose FirstPurpose() {
+  return {"first", "/test.First/Connect", net::Roles::Any()};
+}
+inline Purpose SecondPurpose() {
+  return {"second", "/test.Second/Connect", net::Roles::Any()};
+}
+// One that neither transport serves.
+inline Purpose OtherPurpose() {
+  return {"other", "/test.Other/Connect", net::Roles::Any()};
+}
+inline void RegisterTestPurposes(Transport& transport) {
+  transport.Register(FirstPurpose());
+  transport.Register(SecondPurpose());
+}
+
+// Two transports of one kind, at which the first two purposes are registered,
+// and how `b` is reached.
 class TransportPair {
  public:
   virtual ~TransportPair() = default;
@@ -34,62 +53,12 @@ class TransportPair {
   virtual Destination b_destination() const = 0;
   // Whether what they run goes on while the test waits for another thread.
   virtual bool has_threads() const { return true; }
-};
 
-// Keeps what it hears; the test waits for it in the transport's own way.
-class HearingObserver final : public ConnectionObserver {
- public:
-  explicit HearingObserver(Driver& driver)
-      : closed_(driver), messages_(driver), written_(driver) {}
-
-  // `messages` must come for got() to be ready.
-  void Expect(size_t messages) { expected_ = messages; }
-  Future<void> got() { return messages_.future(); }
-  Future<void> closed() { return closed_.future(); }
-  Future<void> written() { return written_.future(); }
-
-  std::vector<std::string> texts() ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    return texts_;
+ protected:
+  void RegisterTestPurposes() {
+    transport::RegisterTestPurposes(a());
+    transport::RegisterTestPurposes(b());
   }
-  int closings() ABSL_LOCKS_EXCLUDED(mu_) {
-    MutexLock lock(mu_);
-    return closings_;
-  }
-
-  void OnMessage(Slices message) override {
-    size_t count;
-    {
-      MutexLock lock(mu_);
-      texts_.emplace_back(Flatten(message).view());
-      count = texts_.size();
-    }
-    if (count == expected_) messages_.Set(absl::OkStatus());
-    if (echo != nullptr &&
-        echo->Write(std::move(message)) == Connection::Written::kDone) {
-      written_.Set(absl::OkStatus());
-    }
-  }
-  void OnWritten() override { written_.Set(absl::OkStatus()); }
-  void OnClosed(absl::Status status) override {
-    {
-      MutexLock lock(mu_);
-      ++closings_;
-    }
-    echo = nullptr;
-    closed_.Set(std::move(status));
-  }
-
-  std::shared_ptr<Connection> echo;  // what comes goes back there
-
- private:
-  size_t expected_ = 1;
-  Promise<void> closed_;
-  Promise<void> messages_;
-  Promise<void> written_;
-  Mutex mu_;
-  std::vector<std::string> texts_ ABSL_GUARDED_BY(mu_);
-  int closings_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
 using MakeTransportPair = std::function<std::unique_ptr<TransportPair>()>;
@@ -101,29 +70,49 @@ class TransportConformance
 
   TransportConformance() : pair_(GetParam()()) {}
   ~TransportConformance() override {
-    // The test has let its end go: the other hears of it, and lets go too.
-    if (accepted_ != nullptr) (void)accepted_->closed().Wait(kSoon);
-    pair_->b().Accept(nullptr);
+    // The test has released its end: the other hears of it, and releases its
+    // own.
+    for (const auto& accepted : accepted_) {
+      (void)accepted->closed().Wait(kSoon);
+    }
+    pair_->b().Accept(FirstPurpose(), nullptr);
+    pair_->b().Accept(SecondPurpose(), nullptr);
   }
 
   std::shared_ptr<HearingObserver> MakeObserver(Transport& transport) {
     return std::make_shared<HearingObserver>(transport.driver());
   }
-  // Lets `a` in; what it says comes back.
-  std::shared_ptr<HearingObserver> AcceptAndEcho() {
+  // Accepts a connection of `a`; what it says comes back.
+  std::shared_ptr<HearingObserver> AcceptAndEcho(
+      const Purpose& purpose = FirstPurpose(), size_t messages = 1) {
     auto observer = MakeObserver(pair_->b());
-    pair_->b().Accept([observer](std::shared_ptr<Connection> connection) {
-      observer->echo = std::move(connection);
-      return observer;
-    });
-    accepted_ = observer;
+    observer->Expect(messages);
+    pair_->b().Accept(purpose,
+                      [observer](std::shared_ptr<Connection> connection) {
+                        observer->echo = std::move(connection);
+                        return observer;
+                      });
+    accepted_.push_back(observer);
+    return observer;
+  }
+  std::shared_ptr<Connection> Connect(
+      std::shared_ptr<ConnectionObserver> observer,
+      const Purpose& purpose = FirstPurpose()) {
+    return pair_->a().Connect(purpose, pair_->b_destination(),
+                              std::move(observer));
+  }
+  std::shared_ptr<SendingObserver> Send(std::deque<std::string> texts,
+                                        const Purpose& purpose) {
+    auto observer = std::make_shared<SendingObserver>(pair_->a().driver(),
+                                                      std::move(texts));
+    observer->Start(Connect(observer, purpose));
     return observer;
   }
 
   const std::unique_ptr<TransportPair> pair_;
 
  private:
-  std::shared_ptr<HearingObserver> accepted_;
+  std::vector<std::shared_ptr<HearingObserver>> accepted_;
 };
 
 inline Slices TextMessage(const std::string& text) {
@@ -133,7 +122,7 @@ inline Slices TextMessage(const std::string& text) {
 TEST_P(TransportConformance, AMessageOfSeveralSlicesComesWhole) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  const auto connection = Connect(here);
   const std::string text(300000, 'x');
   ASSERT_NE(connection->Write({Bytes::Copy(text), Bytes::Copy("!")}),
             Connection::Written::kRefused);
@@ -145,7 +134,7 @@ TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
   here->Expect(2);
-  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  const auto connection = Connect(here);
   // On the transport's own thread, where OnWritten cannot come in between.
   using Written = Connection::Written;
   Written first = Written::kRefused;
@@ -176,7 +165,7 @@ TEST_P(TransportConformance, OneWriteIsUnderWayAtATime) {
 TEST_P(TransportConformance, AClosedConnectionIsHeardOnceAtBothEnds) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  const auto connection = Connect(here);
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
@@ -192,19 +181,20 @@ TEST_P(TransportConformance, AClosedConnectionIsHeardOnceAtBothEnds) {
 
 TEST_P(TransportConformance, NobodyThereIsUnavailable) {
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  const auto connection = Connect(here);
   (void)connection->Write(TextMessage("hello?"));
   EXPECT_THAT(here->closed().Wait(kSoon),
               ::weft::testing::StatusIs(absl::StatusCode::kUnavailable));
 }
 
 TEST_P(TransportConformance, ARefusalClosesTheConnection) {
-  pair_->b().Accept([](std::shared_ptr<Connection>)
+  pair_->b().Accept(FirstPurpose(),
+                    [](std::shared_ptr<Connection>)
                         -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
-    return absl::PermissionDeniedError("not you");
-  });
+                      return absl::PermissionDeniedError("not you");
+                    });
   const auto here = MakeObserver(pair_->a());
-  const auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  const auto connection = Connect(here);
   EXPECT_THAT(here->closed().Wait(kSoon),
               ::weft::testing::StatusIs(absl::StatusCode::kPermissionDenied,
                                         "not you"));
@@ -213,7 +203,7 @@ TEST_P(TransportConformance, ARefusalClosesTheConnection) {
 TEST_P(TransportConformance, AConnectionLetGoIsClosed) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
-  auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  auto connection = Connect(here);
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
@@ -221,15 +211,101 @@ TEST_P(TransportConformance, AConnectionLetGoIsClosed) {
   EXPECT_FALSE(there->closed().Wait(kSoon).ok());
 }
 
+// ------------------------------------------------------------ two purposes
+
+inline std::deque<std::string> NumberedTexts(const std::string& prefix, int n) {
+  std::deque<std::string> texts;
+  for (int i = 0; i < n; ++i) texts.push_back(absl::StrCat(prefix, i));
+  return texts;
+}
+
+TEST_P(TransportConformance, MessagesOfEachPurposeArriveInOrderAtItsAcceptor) {
+  constexpr int kMessages = 200;
+  const auto first = NumberedTexts("first ", kMessages);
+  const auto second = NumberedTexts("second ", kMessages);
+  const auto first_there = AcceptAndEcho(FirstPurpose(), kMessages);
+  const auto second_there = AcceptAndEcho(SecondPurpose(), kMessages);
+  const auto first_here = Send(first, FirstPurpose());
+  const auto second_here = Send(second, SecondPurpose());
+  EXPECT_THAT(first_there->got().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_THAT(second_there->got().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_THAT(first_there->texts(), ::testing::ElementsAreArray(first));
+  EXPECT_THAT(second_there->texts(), ::testing::ElementsAreArray(second));
+  first_here->Close();
+  second_here->Close();
+}
+
+TEST_P(TransportConformance, ClosedConnectionOfOnePurposeLeavesTheOtherOpen) {
+  const auto first_there = AcceptAndEcho(FirstPurpose());
+  const auto second_there = AcceptAndEcho(SecondPurpose(), 2);
+  const auto first_here = Send({"first"}, FirstPurpose());
+  const auto second_here = MakeObserver(pair_->a());
+  const auto second = Connect(second_here, SecondPurpose());
+  ASSERT_NE(second->Write(TextMessage("before")),
+            Connection::Written::kRefused);
+  ASSERT_THAT(first_there->got().Wait(kSoon), ::weft::testing::IsOk());
+  // Its echo has come, so its write has ended, at both ends or soon.
+  ASSERT_THAT(second_here->got().Wait(kSoon), ::weft::testing::IsOk());
+  first_here->Close();
+  EXPECT_FALSE(first_there->closed().Wait(kSoon).ok());
+  EXPECT_FALSE(first_here->closed().Wait(kSoon).ok());
+  ASSERT_NE(second->Write(TextMessage("after")), Connection::Written::kRefused);
+  EXPECT_THAT(second_there->got().Wait(kSoon), ::weft::testing::IsOk());
+  EXPECT_EQ(second_there->closings(), 0);
+  EXPECT_EQ(second_here->closings(), 0);
+  second->Close(absl::AbortedError("enough"));
+}
+
+TEST_P(TransportConformance,
+       MissingAcceptorOfOnePurposeIsUnavailableWhileTheOtherIsServed) {
+  const auto first_there = AcceptAndEcho(FirstPurpose());
+  const auto second_here = Send({}, SecondPurpose());
+  EXPECT_THAT(second_here->closed().Wait(kSoon),
+              ::weft::testing::StatusIs(absl::StatusCode::kUnavailable));
+  const auto first_here = Send({"first"}, FirstPurpose());
+  EXPECT_THAT(first_there->got().Wait(kSoon), ::weft::testing::IsOk());
+  first_here->Close();
+}
+
+TEST_P(TransportConformance,
+       PurposeThatThePeerDoesNotServeIsUnimplementedAndNamed) {
+  const auto first_there = AcceptAndEcho(FirstPurpose());
+  const auto refused = MakeObserver(pair_->a());
+  const auto other = Connect(refused, OtherPurpose());
+  const absl::Status why = refused->closed().Wait(kSoon);
+  EXPECT_THAT(why, ::weft::testing::StatusIs(absl::StatusCode::kUnimplemented));
+  EXPECT_THAT(
+      std::string(why.message()),
+      ::testing::AllOf(
+          ::testing::HasSubstr(absl::StrCat(
+              "worker ", pair_->b_destination().name, " at ",
+              pair_->b_destination().address, " does not serve connections")),
+          ::testing::HasSubstr("other (/test.Other/Connect)"),
+          ::testing::HasSubstr("check that")));
+  // What it serves is not concerned.
+  const auto first_here = Send({"first"}, FirstPurpose());
+  EXPECT_THAT(first_there->got().Wait(kSoon), ::weft::testing::IsOk());
+  first_here->Close();
+}
+
+TEST_P(TransportConformance, RegisteringAPurposeAgainKeepsItsAcceptor) {
+  const auto there = AcceptAndEcho();
+  pair_->b().Register(FirstPurpose());
+  const auto here = Send({"still"}, FirstPurpose());
+  EXPECT_THAT(there->got().Wait(kSoon), ::weft::testing::IsOk());
+  here->Close();
+}
+
 TEST_P(TransportConformance, SharedMemoryIsOneMemoryOrNone) {
   std::shared_ptr<Connection> there;
   const auto observer = MakeObserver(pair_->b());
-  pair_->b().Accept([&](std::shared_ptr<Connection> connection) {
-    there = std::move(connection);
-    return observer;
-  });
+  pair_->b().Accept(FirstPurpose(),
+                    [&](std::shared_ptr<Connection> connection) {
+                      there = std::move(connection);
+                      return observer;
+                    });
   const auto here = MakeObserver(pair_->a());
-  auto connection = pair_->a().Connect(pair_->b_destination(), here);
+  auto connection = Connect(here);
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(observer->got().Wait(kSoon), ::weft::testing::IsOk());

@@ -87,8 +87,8 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
       new StreamBackend(std::move(options), mesh));
   const StreamOptions& made = backend->options_;
   const auto open = [&](int r) {
-    mesh->OnOpened(
-        r, transport.Connect(made.ranks[r], state->MakeEnd(mesh, r)));
+    mesh->OnOpened(r, transport.Connect(StreamPurpose(), made.ranks[r],
+                                        state->MakeEnd(mesh, r)));
   };
   std::vector<std::string> names;
   for (int r = 0; r < mesh->size(); ++r) {
@@ -119,14 +119,14 @@ absl::Status StreamBackend::MeasureCost(Instant deadline) {
   const auto measure = [&](Link& link) -> absl::Status {
     std::vector<std::byte> bytes(kLarge);
     for (int i = 0; i < 2 * kRounds; ++i) {
-      const auto message = absl::MakeSpan(bytes).first(i < kRounds ? 8 : kLarge);
+      const auto message =
+          absl::MakeSpan(bytes).first(i < kRounds ? 8 : kLarge);
       const Instant begin = clock.Now();
       if (rank() == 0) WEFT_RETURN_IF_ERROR(link.Send(last, message));
       WEFT_RETURN_IF_ERROR(link.Receive(rank() == 0 ? last : 0, message));
       if (rank() == last) WEFT_RETURN_IF_ERROR(link.Send(0, message));
       double& least = seconds[i / kRounds];
-      least = std::min(least,
-                       absl::ToDoubleSeconds(clock.Now() - begin) / 2);
+      least = std::min(least, absl::ToDoubleSeconds(clock.Now() - begin) / 2);
     }
     return absl::OkStatus();
   };

@@ -126,8 +126,7 @@ Streams::State::Accept(std::shared_ptr<Connection> connection) {
   return end;
 }
 
-void Streams::State::OnHello(MeshEnd* key, const std::string& group,
-                             int rank) {
+void Streams::State::OnHello(MeshEnd* key, const std::string& group, int rank) {
   std::shared_ptr<Mesh> mesh;
   std::shared_ptr<MeshEnd> end;
   {
@@ -153,9 +152,9 @@ absl::Status Streams::State::Add(const std::shared_ptr<Mesh>& mesh) {
     MutexLock lock(mu_);
     if (is_over_) return absl::CancelledError("the process ends its streams");
     if (!groups_.emplace(name, mesh).second) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "this process has a rank of group ", name,
-          " already: each rank and each name is used once"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("this process has a rank of group ", name,
+                       " already: each rank and each name is used once"));
     }
     waiting.swap(waiting_[name]);
     waiting_.erase(name);
@@ -209,20 +208,29 @@ std::shared_ptr<transport::ConnectionObserver> Streams::State::MakeEnd(
   return std::make_shared<MeshEnd>(weak_from_this(), std::move(mesh), peer);
 }
 
+const transport::Purpose& StreamPurpose() {
+  static const auto* const kPurpose = new transport::Purpose{
+      "collectives", "/weft.collectives.v1.Group/Connect",
+      net::Roles::Members()};
+  return *kPurpose;
+}
+
 Streams::Streams(transport::Transport& transport)
     : transport_(transport), state_(std::make_shared<State>()) {
-  transport_.Accept([state = std::weak_ptr<State>(state_)](
-                        std::shared_ptr<Connection> connection)
-                        -> absl::StatusOr<
-                            std::shared_ptr<transport::ConnectionObserver>> {
-    const auto alive = state.lock();
-    if (alive == nullptr) return absl::CancelledError("shutting down");
-    return alive->Accept(std::move(connection));
-  });
+  transport_.Register(StreamPurpose());
+  transport_.Accept(
+      StreamPurpose(),
+      [state =
+           std::weak_ptr<State>(state_)](std::shared_ptr<Connection> connection)
+          -> absl::StatusOr<std::shared_ptr<transport::ConnectionObserver>> {
+        const auto alive = state.lock();
+        if (alive == nullptr) return absl::CancelledError("shutting down");
+        return alive->Accept(std::move(connection));
+      });
 }
 
 Streams::~Streams() {
-  transport_.Accept(nullptr);
+  transport_.Accept(StreamPurpose(), nullptr);
   state_->End();
 }
 

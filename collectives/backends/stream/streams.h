@@ -19,13 +19,17 @@ namespace weft::collectives {
 
 class Mesh;
 
+// Of the streams between ranks; for members of the job alone.
+const transport::Purpose& StreamPurpose();
+
 // Hands what peers open to the group that they name. A stream that names none
 // is refused.
 //
 // Thread-safety: thread-safe.
 class Streams {
  public:
-  // `transport` must outlive it.
+  // Registers StreamPurpose() at `transport`, which must outlive it and, over
+  // gRPC, whose endpoint must not have started.
   explicit Streams(transport::Transport& transport);
   // Ends the streams of all groups, whose operations then fail.
   ~Streams();
