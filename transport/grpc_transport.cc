@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -34,16 +35,23 @@ constexpr char kRings[] = "weft-rings";
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
  public:
-  // `address` is where the peer listens, `channel` the way there; neither where
-  // it called.
+  // Of a stream that a peer has opened; `has_rings`: they share memory.
+  GrpcConnection(std::shared_ptr<net::Stream> stream,
+                 std::shared_ptr<MemoryExchange> memories, bool has_rings)
+      : stream_(std::move(stream)),
+        memories_(std::move(memories)),
+        memory_role_(has_rings ? MemoryRole::kTakes : MemoryRole::kNone) {}
+  // Of one to a peer; `path` is where memory is sent to it, if rings were.
   GrpcConnection(std::shared_ptr<net::Stream> stream,
                  std::shared_ptr<MemoryExchange> memories,
-                 std::string address = "",
-                 std::shared_ptr<net::Channel> channel = nullptr)
+                 std::shared_ptr<net::Channel> channel,
+                 std::optional<std::string> path)
       : channel_(std::move(channel)),
         stream_(std::move(stream)),
         memories_(std::move(memories)),
-        address_(std::move(address)) {}
+        memory_role_(path.has_value() ? MemoryRole::kOffers
+                                      : MemoryRole::kNone),
+        path_(path.value_or("")) {}
 
   Written Write(Slices message) override {
     return stream_->Write(std::move(message)) ? Written::kUnderWay
@@ -57,19 +65,18 @@ class GrpcConnection final : public Connection {
     stream_->Close(status.ok() ? absl::CancelledError("closed")
                                : std::move(status));
   }
-  MemoryRole memory_role() const override {
-    if (!address_.empty()) {
-      return memories_->MayOffer(address_) ? MemoryRole::kOffers
-                                           : MemoryRole::kNone;
-    }
-    return memories_->is_open() && stream_->peer().is_local ? MemoryRole::kTakes
-                                                            : MemoryRole::kNone;
-  }
+  MemoryRole memory_role() const override { return memory_role_; }
   absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override {
-    return memories_->Offer(address_, bytes);
+    if (memory_role_ != MemoryRole::kOffers) {
+      return Connection::OfferMemory(bytes);
+    }
+    return memories_->Offer(path_, bytes);
   }
   absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
                                           int64_t bytes) override {
+    if (memory_role_ != MemoryRole::kTakes) {
+      return Connection::TakeMemory(token, bytes);
+    }
     return memories_->Take(token, bytes);
   }
   std::string ProvenName() const override {
@@ -85,7 +92,8 @@ class GrpcConnection final : public Connection {
   const std::shared_ptr<net::Channel> channel_;  // outlives its stream
   const std::shared_ptr<net::Stream> stream_;
   const std::shared_ptr<MemoryExchange> memories_;
-  const std::string address_;
+  const MemoryRole memory_role_;
+  const std::string path_;
 };
 
 // What a stream hears goes to the connection's observer.
@@ -152,8 +160,8 @@ class Door {
       std::shared_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
     // Taken in any case, so that it does not wait there for ever.
     std::shared_ptr<RingConnection> ring = TakeRings(*stream);
-    std::shared_ptr<Connection> connection =
-        std::make_shared<GrpcConnection>(std::move(stream), memories_);
+    std::shared_ptr<Connection> connection = std::make_shared<GrpcConnection>(
+        std::move(stream), memories_, ring != nullptr);
     MutexLock lock(mu_);  // Set waits for who is entering
     if (acceptor_ == nullptr) {
       if (ring != nullptr) ring->Discard();
@@ -200,13 +208,16 @@ class GrpcTransport final : public Transport {
                 const GrpcTransportOptions& options)
       : loop_(loop),
         endpoint_(endpoint),
-        memories_(std::make_shared<MemoryExchange>(
-            loop.telemetry(), options.max_shared_memories)),
+        memories_(std::make_shared<MemoryExchange>(loop.telemetry(),
+                                                   options.max_shared_memories,
+                                                   options.memory_directory)),
         watch_(loop.memory_watch()) {
-    if (endpoint_ != nullptr) memories_->Open(endpoint_->address());
+    if (endpoint_ == nullptr) return;
+    memories_->Open(endpoint_->address(), endpoint_->name());
   }
 
   Driver& driver() override { return loop_.driver(); }
+  std::string memory_socket() const override { return memories_->path(); }
 
   void Register(const Purpose& purpose) override ABSL_LOCKS_EXCLUDED(mu_) {
     if (endpoint_ == nullptr) return;
@@ -242,7 +253,10 @@ class GrpcTransport final : public Transport {
         ChannelTo(purpose, to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
-    std::shared_ptr<RingConnection> ring = OfferRings(to.address, &metadata);
+    std::optional<std::string> path = memories_->PathTo(to);
+    std::shared_ptr<RingConnection> ring;
+    if (path.has_value()) ring = OfferRings(*path, &metadata);
+    if (ring == nullptr) path = std::nullopt;
     if (ring != nullptr) {
       ring->Observe(std::move(observer));
       observer = ring;
@@ -252,7 +266,7 @@ class GrpcTransport final : public Transport {
                                std::make_shared<CallerStreamEars>(
                                    std::move(observer), to, purpose),
                                metadata),
-        memories_, to.address, *channel);
+        memories_, *channel, std::move(path));
     if (ring == nullptr) return connection;
     return ring->Attach(std::move(connection));
   }
@@ -276,9 +290,9 @@ class GrpcTransport final : public Transport {
 
  private:
   // Null: nothing is offered.
-  std::shared_ptr<RingConnection> OfferRings(const std::string& address,
+  std::shared_ptr<RingConnection> OfferRings(const std::string& path,
                                              net::Metadata* metadata) {
-    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(address);
+    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(path);
     if (!offered.ok()) return nullptr;
     auto ring =
         std::make_shared<RingConnection>(std::move(offered->rings), watch_);

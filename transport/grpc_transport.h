@@ -5,6 +5,7 @@
 #define WEFT_TRANSPORT_GRPC_TRANSPORT_H_
 
 #include <memory>
+#include <string>
 
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
@@ -14,10 +15,16 @@ namespace weft::transport {
 
 struct GrpcTransportOptions {
   // Messages, and large bodies, between processes of one user on one host pass
-  // through memory that they share, where the peer's address is a unix socket.
-  // 0: never; else the most connections of this transport that may have such
-  // memory, of each of the two kinds.
+  // through memory that they share: where the peer's address is a unix socket,
+  // or where its Destination names its memory socket. 0: never; else the most
+  // connections of this transport that may have such memory, of each of the two
+  // kinds.
   int max_shared_memories = 64;
+  // The job's directory of sockets, of mode 0700, in which an endpoint at a TCP
+  // address has its memory socket (Transport::memory_socket). Of peers at TCP
+  // addresses only those share memory whose memory sockets are in it too.
+  // Empty: none.
+  std::string memory_directory = {};
 };
 
 // At `endpoint`, which must not have started, and must outlive it, as must

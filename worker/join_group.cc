@@ -28,6 +28,10 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   host.connect_timeout = own.join_timeout;
   host.streams = &worker.group_streams();
   host.own_stream = {worker.self().name, worker.self().address};
+  if (options.host.empty()) {  // else it shares no memory with other hosts
+    host.own_stream.memory_socket =
+        worker.group_streams().transport().memory_socket();
+  }
   host.host = options.host;
   host.diagnosis.report = [&worker](absl::string_view report) {
     WEFT_LOG(worker.telemetry().logger(), Warning, report);

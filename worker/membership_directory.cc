@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/status_macros.h"
+#include "weft/worker/options.h"
 
 namespace weft::worker {
 namespace {
@@ -32,13 +33,20 @@ absl::Status Gone(const rendezvous::Departed& departed) {
                    " is gone: ", departed.reason));
 }
 
+rpc::Worker WorkerOf(const rendezvous::Member& member) {
+  rpc::Worker worker{member.name, member.key, member.address};
+  const auto socket = member.labels.find(kMemorySocketLabel);
+  if (socket != member.labels.end()) worker.memory_socket = socket->second;
+  return worker;
+}
+
 }  // namespace
 
 absl::StatusOr<rpc::Worker> MembershipDirectory::Find(
     absl::string_view name) const {
   const auto view = membership_.view();
   if (const rendezvous::Member* member = view->Find(name)) {
-    return rpc::Worker{member->name, member->key, member->address};
+    return WorkerOf(*member);
   }
   for (const rendezvous::Departed& departed : view->departed()) {
     if (departed.name == name) return Gone(departed);
@@ -51,7 +59,7 @@ absl::StatusOr<rpc::Worker> MembershipDirectory::Find(
     rpc::WorkerKey key) const {
   const auto view = membership_.view();
   if (const rendezvous::Member* member = view->Find(key)) {
-    return rpc::Worker{member->name, member->key, member->address};
+    return WorkerOf(*member);
   }
   for (const rendezvous::Departed& departed : view->departed()) {
     if (departed.key == key) return Gone(departed);
@@ -78,7 +86,7 @@ absl::StatusOr<std::vector<rpc::Worker>> MembershipDirectory::Select(
   WEFT_ASSIGN_OR_RETURN(const auto members, view->Select(selector));
   std::vector<rpc::Worker> workers;
   for (const rendezvous::Member* member : members) {
-    workers.push_back({member->name, member->key, member->address});
+    workers.push_back(WorkerOf(*member));
   }
   if (!workers.empty()) return workers;
   return absl::NotFoundError(absl::StrCat(

@@ -82,14 +82,14 @@ absl::Status SetLabels(const std::string& text,
   for (absl::string_view part : absl::StrSplit(text, ',')) {
     const std::pair<absl::string_view, absl::string_view> label =
         absl::StrSplit(part, absl::MaxSplits('=', 1));
-    const bool is_own =
-        label.first == "role" || label.first == "rank" || label.first == "name";
+    const bool is_own = label.first == "role" || label.first == "rank" ||
+                        label.first == "name" ||
+                        label.first == kMemorySocketLabel;
     if (label.first.empty() || label.second.empty() || is_own ||
         absl::StrContains(label.second, '=')) {
       return absl::InvalidArgumentError(
-          "wanted NAME=VALUE,... with names other than role, rank and name, "
-          "and "
-          "one '=' each");
+          "wanted NAME=VALUE,... with names other than role, rank, name and "
+          "memory_socket, and one '=' each");
     }
     labels->emplace(label.first, label.second);
   }

@@ -24,6 +24,10 @@
 
 namespace weft::worker {
 
+// The label by which a worker publishes where other processes of its host hand
+// memory to it: transport::Transport::memory_socket().
+inline constexpr char kMemorySocketLabel[] = "memory_socket";
+
 // kInvalidArgument, with exit code 2, if both are given: they mean opposite
 // things.
 absl::Status CheckTrust(const std::string& certs, bool insecure);

@@ -15,6 +15,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/net/edge/socket_directory.h"
 #include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
@@ -130,6 +131,11 @@ absl::Status Worker::OpenNetwork() {
   WEFT_ASSIGN_OR_RETURN(endpoint_, Listen());
   transport::GrpcTransportOptions transport;
   transport.max_shared_memories = options_.shared_memories;
+  if (options_.shared_memories > 0) {
+    // Without it peers at TCP addresses share no memory: no error.
+    transport.memory_directory =
+        net::DefaultSocketDirectory(options_.job).value_or("");
+  }
   transport_ = transport::MakeGrpcTransport(*loop_, *endpoint_, transport);
   transport_->Register(rpc::ConnectionPurpose());
   group_streams_ = std::make_unique<collectives::Streams>(*transport_);
@@ -198,6 +204,9 @@ absl::Status Worker::Join() {
   join.rank = options_.rank;
   join.name = options_.name();
   join.labels = options_.labels;
+  if (const std::string socket = transport_->memory_socket(); !socket.empty()) {
+    join.labels[kMemorySocketLabel] = socket;
+  }
   join.address = endpoint_->address();
   join.world = options_.world();
   join.timeout = options_.join_timeout;

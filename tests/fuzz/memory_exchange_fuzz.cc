@@ -148,8 +148,8 @@ void Run(absl::string_view input) {
   const int lowest_free = LowestFree();
   {
     const auto exchange =
-        std::make_shared<transport::MemoryExchange>(telemetry::Silent(), 1);
-    exchange->Open(sender.address());
+        std::make_shared<transport::MemoryExchange>(telemetry::Silent(), 1, "");
+    exchange->Open(sender.address(), "");
     Hold(exchange->is_open());
     while (input.size() >= 2) {
       const auto set = static_cast<uint8_t>(input[0]) % sets.size();

@@ -1,25 +1,38 @@
 #include "weft/transport/shm/memory_exchange.h"
 
+#include <unistd.h>
+
 #include <optional>
 #include <random>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/address.h"
 
 namespace weft::transport {
 namespace {
 
-// Null: not a unix socket, or there is no room for another name.
+// Of the names of sockets that take memory.
+constexpr absl::string_view kSuffix = ".mem";
+
+// Null: not a unix socket.
 std::optional<std::string> PathBeside(const std::string& address) {
   const absl::StatusOr<net::Address> parsed = net::ParseAddress(address);
   if (!parsed.ok() || parsed->kind != net::Address::Kind::kUnix) {
     return std::nullopt;
   }
-  const std::string path = absl::StrCat(parsed->path, ".mem");
-  if (path.size() > net::LocalSocket::kMaxPath) return std::nullopt;
-  return path;
+  return absl::StrCat(parsed->path, kSuffix);
+}
+
+// Whether `path` is a file of `directory` itself that a MemoryExchange makes.
+bool IsMemorySocketOf(const std::string& directory, absl::string_view path) {
+  return !directory.empty() &&
+         absl::ConsumePrefix(&path, absl::StrCat(directory, "/")) &&
+         absl::EndsWith(path, kSuffix) && !absl::StrContains(path, '/');
 }
 
 absl::Status NotHere() {
@@ -46,33 +59,51 @@ std::shared_ptr<memory::Segment> Share(memory::Segment segment,
 
 }  // namespace
 
-void MemoryExchange::Open(const std::string& address) {
-  const std::optional<std::string> path = PathBeside(address);
-  if (max_memories_ == 0 || !path.has_value()) return;
-  absl::StatusOr<std::unique_ptr<net::LocalSocket>> socket =
-      net::LocalSocket::Bind(*path);
-  if (socket.ok()) {
-    socket_ = *std::move(socket);
-  } else {
-    (void)Note(socket.status());
+void MemoryExchange::Open(const std::string& address, const std::string& name) {
+  if (max_memories_ == 0) return;
+  if (const auto beside = PathBeside(address); beside.has_value()) {
+    // Nobody else is at the address.
+    if (beside->size() <= net::LocalSocket::kMaxPath) (void)Note(Bind(*beside));
+    return;
   }
+  if (directory_.empty()) return;
+  absl::Status bound = Bind(absl::StrCat(directory_, "/", name, kSuffix));
+  if (absl::IsUnavailable(bound)) {
+    // One of this name lives: of another job that has the same name.
+    bound = Bind(absl::StrCat(directory_, "/", name, ".", getpid(), kSuffix));
+  }
+  (void)Note(std::move(bound));
 }
 
-bool MemoryExchange::MayOffer(const std::string& address) const {
-  return max_memories_ > 0 && PathBeside(address).has_value();
+absl::Status MemoryExchange::Bind(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(socket_, net::LocalSocket::Bind(path));
+  path_ = path;
+  return absl::OkStatus();
 }
 
-absl::StatusOr<SharedMemory> MemoryExchange::Offer(const std::string& address,
+std::optional<std::string> MemoryExchange::PathTo(
+    const Destination& peer) const {
+  if (max_memories_ == 0) return std::nullopt;
+  std::optional<std::string> path = PathBeside(peer.address);
+  if (!path.has_value() && IsMemorySocketOf(directory_, peer.memory_socket)) {
+    path = peer.memory_socket;
+  }
+  if (!path.has_value() || path->size() > net::LocalSocket::kMaxPath ||
+      access(path->c_str(), F_OK) != 0) {
+    return std::nullopt;
+  }
+  return path;
+}
+
+absl::StatusOr<SharedMemory> MemoryExchange::Offer(const std::string& path,
                                                    int64_t bytes) {
-  const std::optional<std::string> path = PathBeside(address);
-  if (!path.has_value()) return NotHere();
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
   absl::StatusOr<memory::Segment> segment =
       memory::Segment::Create(bytes, "weft-rpc");
   if (!segment.ok()) return Note(segment.status());
   const uint64_t token = NewToken();
   const absl::Status sent =
-      net::LocalSocket::Send(*path, token, {segment->fd()});
+      net::LocalSocket::Send(path, token, {segment->fd()});
   if (!sent.ok()) return Note(sent);
   return SharedMemory{token, Share(*std::move(segment), std::move(place))};
 }
@@ -89,9 +120,7 @@ absl::StatusOr<SharedMemory> MemoryExchange::Take(uint64_t token,
 }
 
 absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
-    const std::string& address) {
-  const std::optional<std::string> path = PathBeside(address);
-  if (max_memories_ == 0 || !path.has_value()) return NotHere();
+    const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
   absl::StatusOr<memory::Segment> segment =
       memory::Segment::Create(SharedRings::kBytes, "weft-rpc-rings");
@@ -102,7 +131,7 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
   if (!peer.ok()) return Note(peer.status());
   const uint64_t token = NewToken();
   WEFT_RETURN_IF_ERROR(net::LocalSocket::Send(
-      *path, token, {segment->fd(), own->fd(), peer->fd()}));
+      path, token, {segment->fd(), own->fd(), peer->fd()}));
   return OfferedRings{token,
                       {Share(*std::move(segment), std::move(place)),
                        *std::move(own), *std::move(peer), true}};
@@ -153,7 +182,7 @@ absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve(
 
 // Said once: without shared memory all goes on, only slower.
 absl::Status MemoryExchange::Note(absl::Status status) {
-  if (!noted_.exchange(true)) {
+  if (!status.ok() && !noted_.exchange(true)) {
     WEFT_LOG(telemetry_.logger(), Warning,
              "messages within the host go without shared memory: ")
         << status.message();

@@ -1,6 +1,13 @@
 // MemoryExchange: how processes of one host share memory with this one: by a
-// LocalSocket beside the endpoint's. Shared by all connections of a transport,
-// and bounded.
+// LocalSocket beside the endpoint's, or in the job's directory where the
+// endpoint's address is TCP. Shared by all connections of a transport, and
+// bounded.
+//
+// What comes over the socket proves that a process of this user sent it, not
+// which: that is proven by the connection (over TCP by mutual TLS), on which
+// the sender names the token under which it sent the memory. So memory is never
+// used without a connection whose peer is authenticated, and a peer can only
+// have memory taken that it, or whoever told it the token, has sent.
 
 #ifndef WEFT_TRANSPORT_SHM_MEMORY_EXCHANGE_H_
 #define WEFT_TRANSPORT_SHM_MEMORY_EXCHANGE_H_
@@ -8,7 +15,9 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -34,25 +43,37 @@ struct OfferedRings {
 class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
  public:
   // At most `max_memories` of each kind: for bodies, and for messages.
-  // `telemetry` must outlive it.
-  MemoryExchange(telemetry::Telemetry& telemetry, int max_memories)
-      : telemetry_(telemetry), max_memories_(max_memories) {}
+  // `directory` is the job's directory of sockets, of mode 0700; empty: peers
+  // at TCP addresses share no memory. `telemetry` must outlive it.
+  MemoryExchange(telemetry::Telemetry& telemetry, int max_memories,
+                 std::string directory)
+      : telemetry_(telemetry),
+        max_memories_(max_memories),
+        directory_(std::move(directory)) {}
 
-  // Lets those that call `address` share memory. Before anything else.
-  void Open(const std::string& address);
+  // Lets those that call the endpoint `name` at `address` share memory. Before
+  // anything else.
+  void Open(const std::string& address, const std::string& name);
   bool is_open() const { return socket_ != nullptr; }
-  // Whether one that listens at `address` may be offered memory.
-  bool MayOffer(const std::string& address) const;
+  // Where others send memory to this process; empty: nowhere.
+  const std::string& path() const { return path_; }
 
-  // For bodies.
-  absl::StatusOr<SharedMemory> Offer(const std::string& address, int64_t bytes);
+  // Where memory for `peer` is sent to; nothing if it may not be sent any. A
+  // member says itself which socket it has, so one outside of the job's
+  // directory is not used, nor one that is not there: on another host, in
+  // another container.
+  std::optional<std::string> PathTo(const Destination& peer) const;
+
+  // For bodies. `path` as PathTo.
+  absl::StatusOr<SharedMemory> Offer(const std::string& path, int64_t bytes);
   absl::StatusOr<SharedMemory> Take(uint64_t token, int64_t bytes);
 
-  // For messages. That nobody listens at `address` yet is not logged.
-  absl::StatusOr<OfferedRings> OfferRings(const std::string& address);
+  // For messages. That nobody reads at `path` is not logged.
+  absl::StatusOr<OfferedRings> OfferRings(const std::string& path);
   absl::StatusOr<SharedRings> TakeRings(uint64_t token);
 
  private:
+  absl::Status Bind(const std::string& path);
   absl::StatusOr<std::shared_ptr<void>> Reserve(std::atomic<int>& count);
   absl::StatusOr<std::vector<net::Descriptor>> TakeAll(uint64_t token,
                                                        size_t descriptors);
@@ -60,7 +81,10 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
 
   telemetry::Telemetry& telemetry_;
   const int max_memories_;
-  std::unique_ptr<net::LocalSocket> socket_;  // set before anything runs
+  const std::string directory_;
+  // Set before anything runs.
+  std::unique_ptr<net::LocalSocket> socket_;
+  std::string path_;
   std::atomic<int> memories_{0};
   std::atomic<int> rings_{0};
   std::atomic<bool> noted_{false};

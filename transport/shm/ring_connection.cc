@@ -72,6 +72,8 @@ Connection::MemoryRole RingConnection::memory_role() const {
 }
 
 absl::StatusOr<SharedMemory> RingConnection::OfferMemory(int64_t bytes) {
+  // An end that did not take the rings takes no other memory.
+  if (!is_agreed_.load()) return Connection::OfferMemory(bytes);
   const std::shared_ptr<Connection> s = stream();
   return s == nullptr ? Connection::OfferMemory(bytes) : s->OfferMemory(bytes);
 }
@@ -230,6 +232,7 @@ void RingConnection::OnMessage(Slices message) {
         "a message on the stream after the connection left it, or that leaves "
         "it unasked"));
   }
+  is_agreed_.store(true);
   reads_ring_.store(true);
   rings_.own.Ring();  // there may be something already
   GoOver();

@@ -117,6 +117,8 @@ class RingConnection final
 
   // Told to those who look.
   std::atomic<bool> reads_ring_{false};
+  // The other end has the rings too.
+  std::atomic<bool> is_agreed_{false};
   std::atomic<bool> is_waiting_for_room_{false};
   // Told by those who look: they slept, so the peer may sleep too.
   std::atomic<bool> slept_{false};

@@ -309,6 +309,10 @@ TEST_P(TransportConformance, SharedMemoryIsOneMemoryOrNone) {
   ASSERT_NE(connection->Write(TextMessage("hello")),
             Connection::Written::kRefused);
   ASSERT_THAT(observer->got().Wait(kSoon), ::weft::testing::IsOk());
+  // Once a message has come both ends know whether they share memory.
+  ASSERT_NE(there->Write(TextMessage("welcome")),
+            Connection::Written::kRefused);
+  ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
   EXPECT_NE(there->memory_role(), Connection::MemoryRole::kOffers);
   if (connection->memory_role() == Connection::MemoryRole::kNone ||
       there->memory_role() == Connection::MemoryRole::kNone) {

@@ -28,15 +28,15 @@ struct Place {
 
   std::string Serialize() const {
     return absl::StrCat(directory, "\n", socket, "\n", host, "\n", stream.name,
-                        "\n", stream.address, "\n",
+                        "\n", stream.address, "\n", stream.memory_socket, "\n",
                         process.SerializeAsString());
   }
   static absl::StatusOr<Place> Parse(absl::string_view text) {
     const std::vector<absl::string_view> parts =
-        absl::StrSplit(text, absl::MaxSplits('\n', 5));
+        absl::StrSplit(text, absl::MaxSplits('\n', 6));
     Place place;
-    if (parts.size() != 6 ||
-        !place.process.ParseFromString(std::string(parts[5]))) {
+    if (parts.size() != 7 ||
+        !place.process.ParseFromString(std::string(parts[6]))) {
       return absl::InternalError("a rank's place in the store is damaged");
     }
     place.directory = std::string(parts[0]);
@@ -44,6 +44,7 @@ struct Place {
     place.host = std::string(parts[2]);
     place.stream.name = std::string(parts[3]);
     place.stream.address = std::string(parts[4]);
+    place.stream.memory_socket = std::string(parts[5]);
     return place;
   }
   bool IsOnHostOf(const Place& other) const {
