@@ -2,10 +2,10 @@
 // certificate.
 
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <fstream>
 #include <memory>
+#include <random>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -50,7 +50,8 @@ absl::StatusOr<std::unique_ptr<TestWorkers>> StartOverTls(
     const std::string& directory, int shared_memories) {
   net::CertificatesOptions certificates;
   certificates.directory = directory + "/certs";
-  certificates.job = absl::StrCat("tcp-memory-", getpid());
+  // Unique, as its directory of sockets is that of all tests of this user.
+  certificates.job = absl::StrCat("tcp-memory-", std::random_device()());
   certificates.members = {{"", "trainer", 0}, {"", "trainer", 1}};
   certificates.extra_hosts = {"127.0.0.1"};
   WEFT_RETURN_IF_ERROR(net::MakeCertificates(certificates));

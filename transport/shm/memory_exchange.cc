@@ -70,7 +70,8 @@ void MemoryExchange::Open(const std::string& address, const std::string& name) {
   absl::Status bound = Bind(absl::StrCat(directory_, "/", name, kSuffix));
   if (absl::IsUnavailable(bound)) {
     // One of this name lives: of another job that has the same name.
-    bound = Bind(absl::StrCat(directory_, "/", name, ".", getpid(), kSuffix));
+    bound = Bind(absl::StrCat(directory_, "/", name, ".", absl::Hex(NewToken()),
+                              kSuffix));
   }
   (void)Note(std::move(bound));
 }
