@@ -206,6 +206,15 @@ TEST(CheckpointDirectory, AStepGoneBackToIsTheNewestAgain) {
   EXPECT_EQ(directory->LoadLatest()->manifest.step, 10);
 }
 
+TEST(Manifest, DamagedChecksumIsNotEchoedAsRawBytes) {
+  std::string text = *FormatManifest({});
+  text[15] = '\x1b';  // a digit of the checksum; a terminal obeys it
+  const absl::Status damaged = ParseManifest(text, "m").status();
+  EXPECT_THAT(damaged, StatusIs(absl::StatusCode::kDataLoss,
+                                "wanted 64 digits, which are damaged"));
+  EXPECT_EQ(damaged.message().find('\x1b'), absl::string_view::npos);
+}
+
 // Every bit of the manifest and of the shard, one at a time.
 TEST(CheckpointDirectory, EveryBitFlipAndEveryCutIsFound) {
   FakeFileSystem files;

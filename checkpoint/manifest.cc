@@ -61,9 +61,12 @@ absl::StatusOr<absl::string_view> CheckedBody(absl::string_view text) {
       text.substr(checksum_end + kAfterChecksum.size());
   const std::string found = DigestOf(body).sha256;
   if (found == wanted) return body;
-  return absl::DataLossError(absl::StrCat("its content has SHA-256 ", found,
-                                          ", wanted ", wanted,
-                                          "; it is cut or damaged"));
+  return absl::DataLossError(
+      absl::StrCat("its content has SHA-256 ", found, ", wanted ",
+                   IsHex(std::string(wanted), kChecksumDigits)
+                       ? wanted
+                       : "64 digits, which are damaged",
+                   "; it is cut or damaged"));
 }
 
 // Throws Json::exception where a member is missing or of another type.

@@ -101,8 +101,11 @@ absl::StatusOr<float> ParseField(const std::string& field,
                                  const CsvOptions& options) {
   const absl::string_view text = absl::StripAsciiWhitespace(field);
   if (text.empty() && options.missing.has_value()) return *options.missing;
+  // Hexadecimal digits are a sign of other data.
+  const bool is_decimal = text.find_first_of("xX") == absl::string_view::npos;
   float value = 0.0f;
-  if (absl::SimpleAtof(text, &value) && std::isfinite(value)) return value;
+  if (is_decimal && absl::SimpleAtof(text, &value) && std::isfinite(value))
+    return value;
   return absl::InvalidArgumentError(
       absl::StrCat("wanted a finite number, found ", Shown(field)));
 }
@@ -112,6 +115,10 @@ absl::StatusOr<float> ParseField(const std::string& field,
 absl::StatusOr<CsvTable> ParseCsv(absl::string_view text,
                                   const CsvOptions& options,
                                   absl::string_view where) {
+  if (text.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": wanted at least one line, found an empty file"));
+  }
   CsvTable table;
   CsvScanner scanner(text, options.delimiter, where);
   std::vector<std::string> fields;

@@ -31,7 +31,7 @@ TEST(ParseCsv, TakesOtherDelimitersAndNoHeader) {
   WEFT_ASSERT_OK(table);
   EXPECT_TRUE(table->names.empty());
   EXPECT_EQ(table->values.ToVector<float>(), std::vector<float>({1, 2, 3, 4}));
-  EXPECT_EQ(ParseCsv("", {}, "f")->values.numel(), 0);
+  EXPECT_EQ(ParseCsv("a,b\n", {}, "f")->values.numel(), 0);
 }
 
 TEST(ParseCsv, PutsAValueForEmptyFieldsOnlyIfOneIsGiven) {
@@ -49,6 +49,8 @@ TEST(ParseCsv, ErrorNamesLineAndColumn) {
                        "f:3, column 2: wanted a finite number, found "
                        "\"x\""));
   EXPECT_THAT(ParseCsv("a,b\n1,nan\n", {}, "f"), StatusIs(kInvalid, "nan"));
+  EXPECT_THAT(ParseCsv("a,b\n1,0x10\n", {}, "f"), StatusIs(kInvalid, "0x10"));
+  EXPECT_THAT(ParseCsv("", {}, "f"), StatusIs(kInvalid, "f: wanted at least"));
   EXPECT_THAT(ParseCsv("a,b\n1,1e99\n", {}, "f"), StatusIs(kInvalid, "1e99"));
   EXPECT_THAT(ParseCsv("a,b\n1\n", {}, "f"),
               StatusIs(kInvalid, "f:2: wanted 2 fields, found 1"));

@@ -35,8 +35,11 @@ absl::Status Wanted(absl::string_view what, absl::string_view found) {
 }
 
 absl::StatusOr<float> ParseNumber(absl::string_view word) {
+  // Hexadecimal digits are a sign of other data.
+  const bool is_decimal = word.find_first_of("xX") == absl::string_view::npos;
   float value = 0.0f;
-  if (absl::SimpleAtof(word, &value) && std::isfinite(value)) return value;
+  if (is_decimal && absl::SimpleAtof(word, &value) && std::isfinite(value))
+    return value;
   return Wanted("a finite number", word);
 }
 

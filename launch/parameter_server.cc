@@ -6,6 +6,7 @@
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/reworded.h"
+#include "weft/launch/address_space.h"
 #include "weft/launch/job_outcome.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/launch/standard_streams.h"
@@ -88,5 +89,7 @@ absl::Status Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   weft::launch::OpenStandardStreams();
+  weft::ExitIfError(
+      weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
   weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
 }

@@ -3,7 +3,6 @@
 
 #include <signal.h>
 
-#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
@@ -17,6 +16,7 @@
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/launch/address_space.h"
 #include "weft/launch/agree_on_settings.h"
 #include "weft/launch/ddp_trainer.h"
 #include "weft/launch/image_trainer.h"
@@ -178,13 +178,7 @@ absl::Status Print(const TrainingResult& result, bool json) {
                 100 * *result.test_accuracy, result.samples_per_s,
                 result.checkpoint.empty() ? "none" : result.checkpoint.c_str());
   }
-  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) {
-    return absl::OkStatus();
-  }
-  return weft::worker::WithExitCode(
-      absl::ErrnoToStatus(errno,
-                          "the result cannot be written to standard output"),
-      weft::worker::ExitCode::kResource);
+  return weft::launch::FlushOutput();
 }
 
 absl::StatusOr<TrainingResult> TrainWithServers(
@@ -315,5 +309,7 @@ absl::Status Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   weft::launch::OpenStandardStreams();
+  weft::ExitIfError(
+      weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
   weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
 }

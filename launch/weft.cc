@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/version.h"
+#include "weft/launch/address_space.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/standard_streams.h"
 #include "weft/worker/exit_code.h"
@@ -80,8 +81,11 @@ absl::StatusOr<int> Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   weft::launch::OpenStandardStreams();
+  weft::ExitIfError(
+      weft::launch::CheckAddressSpace(weft::launch::kToolAddressSpace));
   const absl::StatusOr<int> code =
       weft::CatchToStatus([&] { return Main(argc, argv); });
   weft::ExitIfError(code);
+  if (*code == 0) weft::ExitIfError(weft::launch::FlushOutput());
   return *code;
 }

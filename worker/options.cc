@@ -339,9 +339,19 @@ absl::Status Options::ResolveCoordinator() {
     }
     coordinator = absl::StrCat("unix:", *directory, "/coordinator.sock");
   }
-  const absl::Status read = net::ParseAddress(coordinator).status();
-  if (read.ok()) return read;
-  return Usage(absl::StrCat("--coordinator: ", read.message()));
+  const absl::StatusOr<net::Address> address = net::ParseAddress(coordinator);
+  if (!address.ok()) {
+    return Usage(absl::StrCat("--coordinator: ", address.status().message()));
+  }
+  const bool is_any_port =
+      address->kind == net::Address::Kind::kTcp && address->port == 0;
+  if (is_any_port && world().max_size() > 1) {
+    return Usage(absl::StrCat(
+        "--coordinator=", coordinator,
+        ": the other workers cannot know which port that will be; give one "
+        "that is free, or let all meet by --init=file:///PATH"));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Options::ResolveListen() {

@@ -1367,7 +1367,7 @@ TEST_F(WorkerTest, UnreachableWorkerGoesOnByDefault) {
 
 TEST_F(WorkerTest, TcpWithoutCertificatesNamesTheCommandThatMakesThem) {
   Options options = OptionsOf("ps", 0);
-  options.coordinator = "127.0.0.1:0";
+  options.coordinator = "127.0.0.1:1";
   const auto worker = Worker::Start(options);
   EXPECT_THAT(worker, StatusIs(absl::StatusCode::kFailedPrecondition,
                                "weft certs init"));

@@ -1,7 +1,9 @@
 // weft call: runs a function of a worker from a shell, and shows what it
 // returns.
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
@@ -25,6 +27,8 @@ namespace weft::launch {
 namespace {
 
 using nlohmann::json;
+
+constexpr size_t kMaxArguments = size_t{256} << 20;
 
 absl::Status Usage(absl::string_view message) {
   return worker::WithExitCode(
@@ -110,6 +114,32 @@ absl::StatusOr<rpc::v1::Function> FindFunction(
           : absl::StrCat("; `weft call` without a function lists them")));
 }
 
+// The arguments themselves, or where they are: "@FILE", or "-" for standard
+// input.
+absl::StatusOr<std::string> ReadArguments(const std::string& word) {
+  if (word != "-" && !absl::StartsWith(word, "@")) return word;
+  std::FILE* const file =
+      word == "-" ? stdin : std::fopen(word.c_str() + 1, "r");
+  if (file == nullptr) {
+    return Usage(absl::StrCat("cannot read the arguments in ", word.substr(1),
+                              ": ", std::strerror(errno)));
+  }
+  std::string text;
+  char block[16 << 10];
+  size_t n = 0;
+  while (text.size() <= kMaxArguments &&
+         (n = std::fread(block, 1, sizeof(block), file)) > 0) {
+    text.append(block, n);
+  }
+  const bool has_failed = std::ferror(file) != 0;
+  if (file != stdin) std::fclose(file);
+  if (has_failed)
+    return Usage(absl::StrCat("cannot read the arguments: ", word));
+  if (text.size() <= kMaxArguments) return text;
+  return Usage(absl::StrCat("the arguments in ", word, " have more than ",
+                            kMaxArguments, " bytes"));
+}
+
 absl::StatusOr<std::string> RequestFor(const rpc::v1::Function& function,
                                        const rpc::Signature& signature,
                                        const std::string& text) {
@@ -174,7 +204,8 @@ absl::StatusOr<int> CallCommand(int argc, char** argv) {
       "weft call",
       "Runs FUNCTION of the worker at ADDRESS and prints its result as JSON; "
       "without FUNCTION lists what can be called.\n"
-      "ADDRESS is HOST:PORT, unix:PATH, or the name of a worker of --job.\n\n"
+      "ADDRESS is HOST:PORT, unix:PATH, or the name of a worker of --job. "
+      "@FILE stands for arguments in a file, - for standard input.\n\n"
       "  weft call ps0 Scale '[[1, 2, 3], 0.5]'\n");
   flags.AllowPositional("ADDRESS [FUNCTION [JSON-ARGUMENTS]]",
                         /*anywhere=*/true);
@@ -186,6 +217,10 @@ absl::StatusOr<int> CallCommand(int argc, char** argv) {
   if (words.empty() || words.size() > 3) {
     return Usage("wanted ADDRESS [FUNCTION [JSON-ARGUMENTS]]");
   }
+  std::string arguments = "[]";
+  if (words.size() == 3) {  // before anybody is asked
+    WEFT_ASSIGN_OR_RETURN(arguments, ReadArguments(words[2]));
+  }
   WEFT_RETURN_IF_ERROR(Locate(words[0], meeting, &question));
   WEFT_ASSIGN_OR_RETURN(const rpc::v1::DescribeReply worker,
                         Describe(question));
@@ -195,8 +230,7 @@ absl::StatusOr<int> CallCommand(int argc, char** argv) {
   }
   WEFT_ASSIGN_OR_RETURN(const rpc::v1::Function function,
                         FindFunction(worker, words[1]));
-  WEFT_RETURN_IF_ERROR(
-      CallFunction(question, function, words.size() == 3 ? words[2] : "[]"));
+  WEFT_RETURN_IF_ERROR(CallFunction(question, function, arguments));
   return 0;
 }
 

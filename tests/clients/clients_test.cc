@@ -1,5 +1,6 @@
 // Clients that are not workers, as users run them.
 
+#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -270,6 +271,20 @@ TEST_F(Clients, TheShellListsAndCallsFunctions) {
       "{\"dtype\":\"f64\",\"shape\":[1],\"values\":[6.0]}\n");
   EXPECT_EQ(Call({"example::CountWords", "[[\"a\", \"b\", \"a\"]]"}).output,
             "{\"a\":2,\"b\":1}\n");
+}
+
+TEST_F(Clients, TheShellReadsArgumentsFromAFileOrStandardInput) {
+  StartWorker();
+  const std::string file = dir_.Path("arguments.json");
+  std::ofstream(file) << "[9]\n";
+  EXPECT_EQ(Call({"SquareRoot", "@" + file}).output, "3.0\n");
+  const Ended piped = RunToEnd({"/bin/sh", "-c",
+                                "echo '[16]' | \"$0\" call \"$1\" SquareRoot -",
+                                RunfilePath("launch/weft"), address_});
+  EXPECT_EQ(piped.output, "4.0\n");
+  const Ended missing = Call({"SquareRoot", "@" + dir_.Path("nowhere")});
+  EXPECT_EQ(missing.code, kUsage);
+  EXPECT_THAT(missing.output, HasSubstr("No such file"));
 }
 
 TEST_F(Clients, AWorkerIsFoundByItsName) {

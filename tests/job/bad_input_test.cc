@@ -184,6 +184,39 @@ TEST(BadInput, ResultThatCannotBeWrittenEndsWithAnError) {
             {"result cannot be written", "No space left"});
 }
 
+// With less, libraries end the process or wait for ever for want of a thread.
+TEST(BadInput, TooSmallAnAddressSpaceIsNamedByEveryProgram) {
+  const Job job;
+  const auto limited = [](const Flags& command) {
+    Flags all = {"/bin/sh", "-c", "ulimit -v 300000; exec \"$0\" \"$@\""};
+    all.insert(all.end(), command.begin(), command.end());
+    return StartProcess(all);
+  };
+  for (const Flags& command :
+       {job.ServerCommand(0), job.TrainerCommand(0),
+        Flags{Program("weft"), "run", "--nproc-per-node=1", "true"},
+        Flags{Program("weft"), "status"}}) {
+    ExpectEnd(*limited(command), kResource,
+              {"found a limit of 300000 KiB: raise it by `ulimit -v`"});
+  }
+}
+
+TEST(BadInput, CoordinatorOnAnyPortIsRefusedWhereOthersAreToFindIt) {
+  Job job;
+  job.coordinator = "127.0.0.1:0";
+  for (const auto& process : {job.StartServer(0), job.StartTrainer(0)}) {
+    ExpectEnd(*process, kUsage,
+              {"--coordinator=127.0.0.1:0", "cannot know which port",
+               "--init=file:///PATH"});
+  }
+}
+
+TEST(BadInput, OutputOfTheToolThatCannotBeWrittenEndsWithAnError) {
+  ExpectEnd(*StartProcess({"/bin/sh", "-c", "exec \"$0\" version > /dev/full",
+                           Program("weft")}),
+            kResource, {"cannot be written to standard output"});
+}
+
 TEST(BadInput, TrainersWithOtherSettingsAreRefusedAndBothValuesNamed) {
   const Job job;
   const Processes servers = job.StartServers();
