@@ -240,9 +240,7 @@ absl::Status GraphTask::ReleaseSaved() {
         "release_when_told, without retain_graph and not released before");
   }
   for (const Place& place : places_) {
-    if (place.state != State::kApplied) continue;
-    place.node->released_ = true;
-    place.node->ReleaseSaved();
+    if (place.state == State::kApplied) ReleaseSavedOf(*place.node);
   }
   GiveUpNodes();
   return absl::OkStatus();
@@ -380,9 +378,15 @@ void GraphTask::Apply(Place& place, absl::Span<Gradient> outputs,
   node.Apply(call);
   place.state = State::kApplied;
   if (!options_.retain_graph && !options_.release_when_told) {
-    node.released_ = true;
-    node.ReleaseSaved();
+    ReleaseSavedOf(node);
   }
+}
+
+// What runs in every pass saves nothing: a second pass may go through it, as
+// through a leaf.
+void GraphTask::ReleaseSavedOf(Node& node) {
+  node.released_ = node.kind_ != Node::Kind::kAlways;
+  node.ReleaseSaved();
 }
 
 void GraphTask::RunHooks(Node& node, absl::Span<Gradient> gradients) {

@@ -147,6 +147,7 @@ class GraphTask {
   void RunPlace(uint32_t at);
   void Apply(Place& place, absl::Span<Gradient> outputs,
              absl::Span<Gradient> inputs);
+  static void ReleaseSavedOf(Node& node);
   void RunHooks(Node& node, absl::Span<Gradient> gradients);
   void RunLeaf(Leaf& leaf, Gradient gradient);
   GradientSink& SinkOf(Leaf& leaf) const;

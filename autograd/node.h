@@ -134,7 +134,8 @@ class Node {
   // kAlways: Apply runs once in each pass that reaches the node, also if all
   // gradients of its results are undefined, and before other nodes that are
   // ready. For nodes for which another process waits: one that sends gradients
-  // to where a message came from, a collective operation.
+  // to where a message came from, a collective operation. It saves nothing, and
+  // runs again in a later pass whether the graph was retained or not.
   enum class Kind : uint8_t { kOperation, kLeaf, kAlways };
 
   explicit Node(uint32_t num_outputs = 1, Kind kind = Kind::kOperation)

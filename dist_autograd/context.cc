@@ -25,9 +25,11 @@ void AddGradient(Leaf& leaf, Gradient gradient, LeafGradients* gradients) {
   sum.Add(std::move(gradient));
 }
 
-uint64_t Context::AddSend(std::vector<Edge> slots, std::string what) {
+uint64_t Context::AddSend(std::vector<Edge> slots, MessageLabel label) {
   MutexLock lock(mu_);
-  sends_[++last_send_] = Send{std::move(slots), std::move(what)};
+  Send& send = sends_[++last_send_];
+  send.slots = std::move(slots);
+  send.label = std::move(label);
   return last_send_;
 }
 
@@ -43,25 +45,76 @@ void Context::RemoveSend(uint64_t number) {
 absl::StatusOr<std::vector<Edge>> Context::SlotsOf(uint64_t number) const {
   MutexLock lock(mu_);
   const auto it = sends_.find(number);
-  if (it != sends_.end()) return it->second.slots;
-  return absl::NotFoundError(absl::StrCat(MessageId{self_, number}.ToString(),
-                                          " of ", id_.ToString(),
-                                          " is unknown at its producer"));
+  if (it == sends_.end()) {
+    return absl::NotFoundError(absl::StrCat(MessageId{self_, number}.ToString(),
+                                            " of ", id_.ToString(),
+                                            " is unknown at its producer"));
+  }
+  const Send& send = it->second;
+  if (send.consumed_by.empty()) return send.slots;
+  return absl::FailedPreconditionError(absl::StrCat(
+      MessageId{self_, number}.ToString(), " of ", id_.ToString(), " (the ",
+      send.label.is_reply ? "result" : "arguments", " of ", send.label.function,
+      ") was consumed by ", send.consumed_by,
+      ", which did not retain the graph; run the first pass with "
+      "retain_graph"));
 }
 
-std::string Context::DescriptionOf(uint64_t number) const {
+std::vector<uint64_t> Context::Sends() const {
+  MutexLock lock(mu_);
+  std::vector<uint64_t> numbers;
+  for (const auto& [number, send] : sends_) {
+    if (send.consumed_by.empty()) numbers.push_back(number);
+  }
+  return numbers;
+}
+
+MessageLabel Context::LabelOf(uint64_t number) const {
   MutexLock lock(mu_);
   const auto it = sends_.find(number);
-  return it == sends_.end() ? "" : it->second.what;
+  return it == sends_.end() ? MessageLabel() : it->second.label;
 }
 
-void Context::AddPeer(WorkerKey peer) {
+void Context::Consume(uint64_t number, const std::vector<bool>& slots,
+                      PassId pass) {
+  std::vector<Edge> freed;  // without the lock
   MutexLock lock(mu_);
+  const auto it = sends_.find(number);
+  if (it == sends_.end() || it->second.slots.size() != slots.size()) return;
+  Send& send = it->second;
+  send.consumed.resize(slots.size());
+  bool is_consumed = true;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    send.consumed[i] = send.consumed[i] || slots[i];
+    Node* const node = send.slots[i].node.get();
+    is_consumed = is_consumed && send.consumed[i] && node != nullptr &&
+                  node->leaf() == nullptr &&
+                  dynamic_cast<ReceiveNode*>(node) == nullptr;
+  }
+  if (!is_consumed) return;
+  send.consumed_by = pass.ToString();
+  freed.swap(send.slots);
+}
+
+absl::Status Context::AddPeer(WorkerKey peer) {
+  MutexLock lock(mu_);
+  if (is_closed_) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        id_.ToString(), " was released: no more calls are recorded in it"));
+  }
   peers_.insert(peer);
+  return absl::OkStatus();
 }
 
-std::set<WorkerKey> Context::peers() const {
+bool Context::HasPeerUpTo(WorkerKey last) const {
   MutexLock lock(mu_);
+  const auto it = peers_.lower_bound(WorkerKey{last.id, 0});
+  return it != peers_.end() && it->id == last.id && it->epoch <= last.epoch;
+}
+
+std::set<WorkerKey> Context::Close() {
+  MutexLock lock(mu_);
+  is_closed_ = true;
   return peers_;
 }
 
@@ -118,6 +171,7 @@ absl::StatusOr<MessageSet> Context::LineageOf(
         continue;
       }
       auto note = std::make_unique<Lineage>(id_);
+      path[top].messages.Shorten(most_intervals_);
       note->messages = path[top].messages;
       Node* const node = path[top].node;
       MessageSet done = std::move(path[top].messages);
@@ -129,6 +183,7 @@ absl::StatusOr<MessageSet> Context::LineageOf(
     }
   }
   if (!foreign.ok()) return foreign;
+  all.Shorten(most_intervals_);
   return all;
 }
 

@@ -4,6 +4,7 @@
 #ifndef WEFT_DIST_AUTOGRAD_CONTEXT_H_
 #define WEFT_DIST_AUTOGRAD_CONTEXT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <set>
@@ -59,27 +60,48 @@ using LeafGradients = std::map<Leaf*, std::pair<NodePtr, Gradient>>;
 // Adds `gradient` to that of `leaf`.
 void AddGradient(Leaf& leaf, Gradient gradient, LeafGradients* gradients);
 
+// What a message is, for reports.
+struct MessageLabel {
+  std::string function;  // of the call; "" if it is not known
+  WorkerKey to;
+  bool is_reply = false;
+};
+
 // Thread-safety: thread-safe.
 class Context {
  public:
-  Context(ContextId id, WorkerKey self) : id_(id), self_(self) {}
+  // A lineage of more than `most_intervals` intervals is shortened: it then
+  // names all messages of some producers (MessageSet::Shorten).
+  Context(ContextId id, WorkerKey self, size_t most_intervals)
+      : id_(id), self_(self), most_intervals_(most_intervals) {}
 
   ContextId id() const { return id_; }
 
   // Records a message whose slots have these edges; its number.
-  uint64_t AddSend(std::vector<Edge> slots, std::string what)
+  uint64_t AddSend(std::vector<Edge> slots, MessageLabel label)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The message never arrived, and never will.
   void RemoveSend(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
-  // The slots of a message. kNotFound.
+  // The slots of a message. kNotFound; kFailedPrecondition if a pass that did
+  // not retain the graph consumed it.
   absl::StatusOr<std::vector<Edge>> SlotsOf(uint64_t number) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // "the arguments of Scale to ps0", for reports.
-  std::string DescriptionOf(uint64_t number) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The messages through which a pass can still go, ascending.
+  std::vector<uint64_t> Sends() const ABSL_LOCKS_EXCLUDED(mu_);
+  MessageLabel LabelOf(uint64_t number) const ABSL_LOCKS_EXCLUDED(mu_);
+  // A pass that did not retain the graph brought gradients for these slots of a
+  // message. With gradients for all of its slots, and none of them a leaf or a
+  // value that came in another message, it is consumed.
+  void Consume(uint64_t number, const std::vector<bool>& slots, PassId pass)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
-  // A worker that has part in the context, so that it hears of the end.
-  void AddPeer(WorkerKey peer) ABSL_LOCKS_EXCLUDED(mu_);
-  std::set<WorkerKey> peers() const ABSL_LOCKS_EXCLUDED(mu_);
+  // A worker that has part in the context, so that it is notified of the end.
+  // kFailedPrecondition after Close.
+  absl::Status AddPeer(WorkerKey peer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether `last`, or an earlier incarnation of that worker, is such a peer.
+  bool HasPeerUpTo(WorkerKey last) const ABSL_LOCKS_EXCLUDED(mu_);
+  // The context was released. Returns those that must be notified.
+  std::set<WorkerKey> Close() ABSL_LOCKS_EXCLUDED(mu_);
 
   // The messages from which a gradient of `edges` would go on, at any worker.
   // kFailedPrecondition if the graph reaches messages of another context.
@@ -94,16 +116,20 @@ class Context {
 
  private:
   struct Send {
-    std::vector<Edge> slots;
-    std::string what;
+    std::vector<Edge> slots;  // empty once consumed
+    MessageLabel label;
+    std::vector<bool> consumed;  // by slot; empty: none
+    std::string consumed_by;     // the pass; "" until it is consumed
   };
 
   const ContextId id_;
   const WorkerKey self_;
+  const size_t most_intervals_;
   mutable Mutex mu_;
   uint64_t last_send_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<uint64_t, Send> sends_ ABSL_GUARDED_BY(mu_);
   std::set<WorkerKey> peers_ ABSL_GUARDED_BY(mu_);
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   LeafGradients gradients_ ABSL_GUARDED_BY(mu_);
 };
 

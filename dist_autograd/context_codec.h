@@ -50,8 +50,8 @@ struct Codec<dist_autograd::MessageInterval> {
     WEFT_RETURN_IF_ERROR(d.Varint(i.first));
     WEFT_RETURN_IF_ERROR(d.Varint(more));
     // A peer must not make this worker walk through numbers that nobody gave.
-    constexpr uint64_t kMost = uint64_t{1} << 40;
-    if (i.first == 0 || i.first > kMost || more > kMost) {
+    constexpr uint64_t kMost = dist_autograd::kLastMessage;
+    if (i.first == 0 || i.first > kMost || more > kMost - i.first) {
       return Decoder::Malformed("message numbers that cannot be");
     }
     i.last = i.first + more;

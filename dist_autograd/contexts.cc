@@ -4,9 +4,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/dist_autograd/contexts_calls.h"
 #include "weft/dist_autograd/participation.h"
 #include "weft/dist_autograd/pass_calls.h"
-#include "weft/rpc/call.h"
+#include "weft/dist_autograd/root_pass.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/tensor/tensor.h"
 
@@ -19,12 +20,14 @@ struct Header {
   ContextId context;
   uint64_t number = 0;  // 0: no slots, so no gradients will come
   uint64_t slots = 0;
-  MessageSet lineage;  // of the slots, without the message itself
+  MessageSet lineage;    // of the slots, without the message itself
+  std::string function;  // of a request, for reports
 };
 
 // Of one message: an honest one has a few.
 constexpr uint64_t kMostSlots = 1 << 16;
 constexpr uint64_t kMostIntervals = 1 << 12;
+constexpr size_t kMostNameBytes = 1 << 10;
 
 absl::StatusOr<Bytes> ToBytes(const Header& header) {
   rpc::Encoder e;
@@ -35,6 +38,7 @@ absl::StatusOr<Bytes> ToBytes(const Header& header) {
   for (const auto& [producer, intervals] : header.lineage.producers()) {
     e.Write(producer, intervals);
   }
+  e.Write(header.function);
   WEFT_ASSIGN_OR_RETURN(const Slices slices, std::move(e).Finish());
   std::string bytes;
   for (const Bytes& slice : slices) {
@@ -67,6 +71,10 @@ absl::StatusOr<Header> FromBytes(const Bytes& bytes) {
       return rpc::Decoder::Malformed("a lineage of too many intervals");
     }
   }
+  WEFT_RETURN_IF_ERROR(d.Read(header.function));
+  if (header.function.size() > kMostNameBytes) {
+    return rpc::Decoder::Malformed("a function name that is too long");
+  }
   return header;
 }
 
@@ -84,8 +92,8 @@ absl::Status NoContexts(const rpc::Agent& agent) {
 // The history of the values of one message, at its producer.
 class Contexts::Staged final : public rpc::Attachment {
  public:
-  Staged(std::shared_ptr<Context> context, WorkerKey self, WorkerKey to)
-      : context_(std::move(context)), self_(self), to_(to) {}
+  Staged(std::shared_ptr<Context> context, MessageLabel label)
+      : context_(std::move(context)), label_(std::move(label)) {}
 
   size_t Add(const Edge& edge) {
     slots_.push_back(edge);
@@ -96,10 +104,11 @@ class Contexts::Staged final : public rpc::Attachment {
     Header header;
     header.context = context_->id();
     header.slots = slots_.size();
-    context_->AddPeer(to_);
+    if (!label_.is_reply) header.function = label_.function;
+    WEFT_RETURN_IF_ERROR(context_->AddPeer(label_.to));
     if (!slots_.empty()) {
       WEFT_ASSIGN_OR_RETURN(header.lineage, context_->LineageOf(slots_));
-      number_ = context_->AddSend(std::move(slots_), "");
+      number_ = context_->AddSend(std::move(slots_), std::move(label_));
       header.number = number_;
     }
     return ToBytes(header);
@@ -112,8 +121,7 @@ class Contexts::Staged final : public rpc::Attachment {
 
  private:
   const std::shared_ptr<Context> context_;
-  const WorkerKey self_;
-  const WorkerKey to_;
+  MessageLabel label_;
   std::vector<Edge> slots_;
   uint64_t number_ = 0;
 };
@@ -148,15 +156,49 @@ class Contexts::Receipt final : public rpc::ReceivedAttachment {
 
 // ------------------------------------------------------------ life
 
+// The agent's own, so that its end ends what uses the agent.
+class Contexts::Receiver final : public rpc::AttachmentReceiver {
+ public:
+  explicit Receiver(std::shared_ptr<Contexts> contexts)
+      : contexts_(std::move(contexts)) {}
+  ~Receiver() override { contexts_->AgentEnds(); }
+
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
+      const rpc::CodecContext& message, const Bytes& bytes) override {
+    return contexts_->Take(message, bytes);
+  }
+
+ private:
+  const std::shared_ptr<Contexts> contexts_;
+};
+
+Contexts::Contexts(rpc::Agent& agent, const ContextsOptions& options,
+                   std::unique_ptr<ThreadPool> pool)
+    : agent_(agent),
+      self_(agent.key()),
+      name_(agent.name()),
+      most_intervals_(options.max_lineage_intervals),
+      pool_(std::move(pool)),
+      executor_(options.executor != nullptr ? *options.executor : *pool_) {}
+
 absl::StatusOr<std::shared_ptr<Contexts>> Contexts::Open(
     rpc::Agent& agent, const ContextsOptions& options) {
-  ThreadPool::Options pool_options;
-  pool_options.name = "backward";
-  pool_options.threads = options.threads;
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ThreadPool> pool,
-                        ThreadPool::Create(std::move(pool_options)));
-  auto contexts = std::make_shared<Contexts>(agent, std::move(pool));
-  WEFT_RETURN_IF_ERROR(agent.SetAttachmentReceiver(kKind, contexts));
+  if (options.max_lineage_intervals > kMostIntervals) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("Contexts::Open: max_lineage_intervals is ",
+                     options.max_lineage_intervals, "; wanted at most ",
+                     kMostIntervals, ", which a message can carry"));
+  }
+  std::unique_ptr<ThreadPool> pool;
+  if (options.executor == nullptr) {
+    ThreadPool::Options pool_options;
+    pool_options.name = "backward";
+    pool_options.threads = options.threads;
+    WEFT_ASSIGN_OR_RETURN(pool, ThreadPool::Create(std::move(pool_options)));
+  }
+  auto contexts = std::make_shared<Contexts>(agent, options, std::move(pool));
+  WEFT_RETURN_IF_ERROR(
+      agent.SetAttachmentReceiver(kKind, std::make_shared<Receiver>(contexts)));
   agent.SetLocal(contexts);
   contexts->peer_gone_ =
       agent.OnPeerGone([weak = std::weak_ptr<Contexts>(contexts)](
@@ -180,13 +222,24 @@ void Contexts::Close() {
     for (const auto& [id, context] : contexts_) open.push_back(id);
   }
   for (const ContextId& id : open) Release(id);
-  pool_->Shutdown().IgnoreError();
+  if (pool_ != nullptr) pool_->Shutdown().IgnoreError();
+}
+
+void Contexts::AgentEnds() {
+  std::vector<ContextId> open;
+  {
+    MutexLock lock(mu_);
+    agent_has_ended_ = true;
+    while (uses_ > 0) changed_.Wait(mu_);
+    for (const auto& [id, context] : contexts_) open.push_back(id);
+  }
+  for (const ContextId& id : open) EndHere(id);
 }
 
 std::shared_ptr<Context> Contexts::Create() {
   MutexLock lock(mu_);
-  const ContextId id{agent_.key(), ++last_context_};
-  auto context = std::make_shared<Context>(id, agent_.key());
+  const ContextId id{self_, ++last_context_};
+  auto context = std::make_shared<Context>(id, self_, most_intervals_);
   contexts_[id] = context;
   return context;
 }
@@ -205,7 +258,7 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::FindLocked(
       released ? absl::StatusCode::kFailedPrecondition
                : absl::StatusCode::kNotFound,
       absl::StrCat(id.ToString(), released ? " was released" : " has no part",
-                   " at worker ", agent_.name()));
+                   " at worker ", name_));
 }
 
 absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id) {
@@ -215,21 +268,27 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id) {
   MutexLock lock(mu_);
   absl::StatusOr<std::shared_ptr<Context>> found = FindLocked(id);
   if (found.status().code() != absl::StatusCode::kNotFound) return found;
-  if (gone_.count(id.creator) > 0) {
+  if (IsGone(id.creator)) {
     return absl::FailedPreconditionError(
         absl::StrCat(id.ToString(), " ended with worker ",
                      id.creator.ToString(), ", which is gone"));
   }
-  auto context = std::make_shared<Context>(id, agent_.key());
+  auto context = std::make_shared<Context>(id, self_, most_intervals_);
   contexts_[id] = context;
   return context;
+}
+
+bool Contexts::IsGone(WorkerKey worker) const {
+  const auto it = gone_.find(worker.id);
+  return it != gone_.end() && worker.epoch <= it->second;
 }
 
 void Contexts::Release(ContextId id) {
   const std::shared_ptr<Context> context = EndHere(id);
   if (context == nullptr) return;
-  for (const WorkerKey peer : context->peers()) {
-    (void)rpc::CallAsync(agent_.To(peer), internal::ReleaseContext, id);
+  for (const WorkerKey peer : context->Close()) {
+    if (peer == self_) continue;
+    (void)CallUntilAnswered(peer, internal::ReleaseContext, id);
   }
 }
 
@@ -246,6 +305,7 @@ std::shared_ptr<Context> Contexts::EndHere(ContextId id) {
     if (it == contexts_.end()) return nullptr;
     context = std::move(it->second);
     contexts_.erase(it);
+    context->Close();
     for (auto part = passes_.begin(); part != passes_.end();) {
       const bool ends = part->first.first == id;
       if (ends) parts.push_back(part->second);
@@ -268,13 +328,19 @@ std::shared_ptr<Context> Contexts::EndHere(ContextId id) {
 
 void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
   std::vector<ContextId> orphans;
+  std::vector<ContextId> unsure;
   std::vector<std::shared_ptr<Participation>> parts;
   std::vector<std::shared_ptr<RootPass>> roots;
   {
     MutexLock lock(mu_);
-    gone_.insert(peer.key);
+    rendezvous::Epoch& last = gone_[peer.key.id];
+    last = std::max(last, peer.key.epoch);
     for (const auto& [id, context] : contexts_) {
-      if (id.creator == peer.key) orphans.push_back(id);
+      if (IsGone(id.creator)) {
+        orphans.push_back(id);
+      } else if (id.creator != self_ && context->HasPeerUpTo(peer.key)) {
+        unsure.push_back(id);
+      }
     }
     for (const auto& [pass, part] : passes_) parts.push_back(part);
     for (const auto& [pass, root] : roots_) roots.push_back(root);
@@ -285,9 +351,29 @@ void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
   for (const auto& part : parts) {
     part->Post([key = peer.key](Participation& p) { p.OnPeerGone(key); });
   }
-  // The others hear of the death by themselves: if only this worker takes the
-  // creator for dead, the context goes on without this worker.
+  // The others are notified of the death by themselves: if only this worker
+  // takes the creator for dead, the context goes on without this worker.
   for (const ContextId& id : orphans) EndHere(id);
+  for (const ContextId& id : unsure) AskCreator(id);
+}
+
+void Contexts::AskCreator(ContextId id) {
+  CallUntilAnswered(id.creator, internal::JoinContext, id)
+      .OnReady([weak = weak_from_this(), id](const absl::Status& joined) {
+        const std::shared_ptr<Contexts> all = weak.lock();
+        if (all != nullptr && !joined.ok()) all->Release(id);
+      });
+}
+
+absl::Status Contexts::AddPeer(ContextId context, WorkerKey peer) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> found, Find(context));
+  return found->AddPeer(peer);
+}
+
+std::string Contexts::NameOf(WorkerKey worker) {
+  if (worker == self_) return name_;
+  const Use agent(this);
+  return agent ? agent_.To(worker).name() : worker.ToString();
 }
 
 Contexts::Counts Contexts::counts() const {
@@ -311,8 +397,10 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::ContextOf(
 }
 
 std::unique_ptr<rpc::Attachment> Contexts::StageRequest(
-    const std::shared_ptr<Context>& context, rpc::WorkerKey to) {
-  return std::make_unique<Staged>(context, agent_.key(), to);
+    const std::shared_ptr<Context>& context, rpc::WorkerKey to,
+    std::string function) {
+  return std::make_unique<Staged>(
+      context, MessageLabel{std::move(function), to, /*is_reply=*/false});
 }
 
 void Contexts::EncodeSlot(const Variable& variable, rpc::Encoder& encoder) {
@@ -322,22 +410,29 @@ void Contexts::EncodeSlot(const Variable& variable, rpc::Encoder& encoder) {
   if (staged == nullptr &&
       message.message == rpc::CodecContext::Message::kReply) {
     const std::shared_ptr<Contexts> all = message.agent->Local<Contexts>();
-    std::shared_ptr<Context> context;
+    Served served;
     if (all != nullptr) {
       MutexLock lock(all->mu_);
       const auto it = all->served_.find({message.peer, message.call});
-      if (it != all->served_.end()) context = it->second;
+      if (it != all->served_.end()) served = it->second;
     }
-    if (context != nullptr) {
-      staged = encoder.Stage(
-          kKind, [&] { return all->StageRequest(context, message.peer); });
+    if (served.context != nullptr) {
+      staged = encoder.Stage(kKind, [&] {
+        return std::make_unique<Staged>(
+            served.context,
+            MessageLabel{served.function, message.peer, /*is_reply=*/true});
+      });
       if (staged == nullptr) return;
     }
   }
   if (staged == nullptr) {
     return encoder.Fail(absl::FailedPreconditionError(
-        "a Variable that requires a gradient travels in recorded calls only: "
-        "use dist_autograd::Scope::Call, or Detach() it"));
+        message.message == rpc::CodecContext::Message::kNone
+            ? "a Variable that requires a gradient cannot be a value of a "
+              "stream, of which nothing is recorded: Detach() it, or send it "
+              "by dist_autograd::Scope::Call"
+            : "a Variable that requires a gradient travels in recorded calls "
+              "only: use dist_autograd::Scope::Call, or Detach() it"));
   }
   encoder.Varint(static_cast<Staged*>(staged)->Add(variable.edge()) + 1);
 }
@@ -368,25 +463,34 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
   WEFT_ASSIGN_OR_RETURN(
       const std::shared_ptr<Context> context,
       is_request ? FindOrAdd(header.context) : Find(header.context));
-  context->AddPeer(message.peer);
+  WEFT_RETURN_IF_ERROR(context->AddPeer(message.peer));
   NodePtr node;
   if (header.slots > 0) {
     const MessageId id{message.peer, header.number};
     header.lineage.Add(id);
+    header.lineage.Shorten(kMostIntervals);
     node = NodePtr(new ReceiveNode(header.context, id,
                                    static_cast<uint32_t>(header.slots),
                                    std::move(header.lineage)));
   }
   std::function<void()> end;
-  if (is_request) {
-    const std::pair<rpc::WorkerKey, uint64_t> call{message.peer, message.call};
+  bool is_orphan = false;
+  {
     MutexLock lock(mu_);
-    served_[call] = context;
-    end = [self = shared_from_this(), call] {
-      MutexLock ended(self->mu_);
-      self->served_.erase(call);
-    };
+    // PeerGone has looked for the contexts of this peer before this one was
+    // there.
+    is_orphan = IsGone(message.peer) && header.context.creator != self_;
+    if (is_request) {
+      const std::pair<rpc::WorkerKey, uint64_t> call{message.peer,
+                                                     message.call};
+      served_[call] = {context, std::move(header.function)};
+      end = [self = shared_from_this(), call] {
+        MutexLock ended(self->mu_);
+        self->served_.erase(call);
+      };
+    }
   }
+  if (is_orphan) AskCreator(header.context);
   return std::make_unique<Receipt>(context, std::move(node), header.slots,
                                    std::move(end));
 }
@@ -400,9 +504,23 @@ absl::StatusOr<std::shared_ptr<Participation>> Contexts::Join(ContextId context,
                         FindLocked(context));
   std::shared_ptr<Participation>& part = passes_[{context, pass}];
   if (part == nullptr) {
+    if (IsGone(pass.root)) {
+      passes_.erase({context, pass});
+      return absl::UnavailableError(
+          absl::StrCat("worker ", pass.root.ToString(), ", which began ",
+                       pass.ToString(), ", is gone"));
+    }
     part = std::make_shared<Participation>(shared_from_this(), found, pass);
   }
   return part;
+}
+
+Future<void> Contexts::EndOf(ContextId context, PassId pass) {
+  MutexLock lock(mu_);
+  const auto it = roots_.find({context, pass});
+  if (it != roots_.end()) return it->second->end();
+  return MakeReady<void>(absl::NotFoundError(
+      absl::StrCat(pass.ToString(), " is not open at worker ", name_)));
 }
 
 void Contexts::RootEnded(const PassKey& pass) {
@@ -417,6 +535,11 @@ absl::StatusOr<std::vector<Participation::Root>> RootsOf(
     absl::Span<const Variable> roots, const PassOptions& options) {
   if (roots.empty()) {
     return absl::InvalidArgumentError("Backward: no roots were given");
+  }
+  if (options.timeout <= absl::ZeroDuration()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Backward: PassOptions::timeout is ",
+        absl::FormatDuration(options.timeout), "; wanted a positive duration"));
   }
   if (!options.seeds.empty() && options.seeds.size() != roots.size()) {
     return absl::InvalidArgumentError(
@@ -457,11 +580,18 @@ Future<PassReport> Contexts::Backward(const std::shared_ptr<Context>& context,
   for (const Participation::Root& root : *edges) starts.push_back(root.edge);
   absl::StatusOr<MessageSet> live = context->LineageOf(starts);
   if (!live.ok()) return MakeReady<PassReport>(live.status());
-  std::set<WorkerKey> participants = {agent_.key()};
+  std::vector<WorkerKey> shortened;
+  if (options.mode == PassMode::kFast) {
+    live->Shorten(0);
+    live->AddAll(self_);
+  } else {
+    shortened = live->producers_of_all();
+  }
+  std::set<WorkerKey> participants = {self_};
   for (const auto& [producer, intervals] : live->producers()) {
     participants.insert(producer);
   }
-  PassId pass{agent_.key(), 0};
+  PassId pass{self_, 0};
   {
     MutexLock lock(mu_);
     pass.number = ++last_pass_;
@@ -470,98 +600,14 @@ Future<PassReport> Contexts::Backward(const std::shared_ptr<Context>& context,
       Join(context->id(), pass);
   if (!own.ok()) return MakeReady<PassReport>(own.status());
   auto root = std::make_shared<RootPass>(
-      shared_from_this(), context, pass, *std::move(live), options.timeout,
-      options.retain_graph,
-      std::vector<WorkerKey>(participants.begin(), participants.end()));
+      shared_from_this(), context, pass, *std::move(live), options,
+      std::vector<WorkerKey>(participants.begin(), participants.end()),
+      std::move(shortened));
   {
     MutexLock lock(mu_);
     roots_[{context->id(), pass}] = root;
   }
   return root->Start(*std::move(own), *std::move(edges));
 }
-
-// ------------------------------------------------------------ what peers call
-
-namespace internal {
-
-namespace {
-
-// Runs `task` on the strand of this worker's part of the pass: the Future of
-// what it returns.
-template <typename R, typename Task>
-Future<R> OnPart(rpc::CallContext& context, ContextId id, PassId pass,
-                 Task task) {
-  auto* const contexts = context.Local<Contexts>();
-  if (contexts == nullptr) return MakeReady<R>(NoContexts(context.agent()));
-  absl::StatusOr<std::shared_ptr<Participation>> part =
-      contexts->Join(id, pass);
-  if (!part.ok()) return MakeReady<R>(part.status());
-  auto promise = std::make_shared<Promise<R>>();
-  Future<R> result = promise->future();
-  (*part)->Post([promise, task = std::move(task)](Participation& p) {
-    task(p, [promise](Result<R> r) { promise->Set(std::move(r)); });
-  });
-  return result;
-}
-
-}  // namespace
-
-Future<void> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
-                      const MessageIntervals& live,
-                      const std::vector<WorkerKey>& participants, bool retain) {
-  if (pass.root != context.peer().key) {
-    return MakeReady<void>(absl::PermissionDeniedError(
-        absl::StrCat(pass.ToString(), " is not ", context.peer().name, "'s")));
-  }
-  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
-    part.Prepare(live, participants, retain, {}).OnReady(set);
-  });
-}
-WEFT_RPC_INLINE(TakePart);
-
-Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
-                           uint64_t message,
-                           const std::vector<std::optional<Tensor>>& slots) {
-  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
-    set(part.OnGradients(message, slots));
-  });
-}
-WEFT_RPC_INLINE(TakeGradients);
-
-Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
-                         int64_t code, const std::string& message) {
-  if (pass.root != context.peer().key) {
-    return MakeReady<void>(absl::PermissionDeniedError(
-        absl::StrCat(pass.ToString(), " is not ", context.peer().name, "'s")));
-  }
-  const absl::Status outcome(static_cast<absl::StatusCode>(code), message);
-  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
-    part.OnOutcome(outcome);
-    // After the graph's task has ended, so that the next pass may use its
-    // graph.
-    part.Post([set](Participation&) { set(absl::OkStatus()); });
-  });
-}
-WEFT_RPC_INLINE(TakeOutcome);
-
-Future<int64_t> AskOutcome(rpc::CallContext& context, ContextId id,
-                           PassId pass) {
-  const WorkerKey from = context.peer().key;
-  return OnPart<int64_t>(context, id, pass, [=](Participation& part, auto set) {
-    set(part.OnAsked(from));
-  });
-}
-WEFT_RPC_INLINE(AskOutcome);
-
-void ReleaseContext(rpc::CallContext& context, ContextId id) {
-  auto* const contexts = context.Local<Contexts>();
-  // Only its creator ends a context, and tells the others.
-  if (contexts == nullptr || id.number == 0) return;
-  if (id.creator != contexts->agent().key()) contexts->Release(id);
-}
-// The graph's nodes end in it, with what user code kept in them.
-WEFT_RPC(ReleaseContext);
-
-}  // namespace internal
 
 }  // namespace weft::dist_autograd

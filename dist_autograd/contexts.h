@@ -10,6 +10,7 @@
 #ifndef WEFT_DIST_AUTOGRAD_CONTEXTS_H_
 #define WEFT_DIST_AUTOGRAD_CONTEXTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -26,6 +27,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "weft/autograd/variable.h"
+#include "weft/base/executor.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/base/thread_pool.h"
@@ -41,29 +43,57 @@ class Participation;
 class RootPass;
 
 struct ContextsOptions {
-  int threads = 2;  // on which backward passes run
+  // On which backward passes run.
+  int threads = 2;
+  // In place of threads of its own; must outlive the agent. For simulations.
+  Executor* executor = nullptr;
+  // A lineage that is made here names at most so many intervals of messages.
+  // Of more, it is shortened: passes through it fall back to FAST for some of
+  // the workers, and PassReport says so. 0 leaves the names of the workers
+  // only. docs/dist_autograd.md.
+  size_t max_lineage_intervals = 1024;
 };
 
-// What a pass that has ended well has to tell.
+// Which messages of a context a pass waits for.
+enum class PassMode {
+  // Those that the roots depend on. An unused result costs nothing.
+  kSmart,
+  // All that each of the participants has sent in the context, whether the
+  // roots depend on them or not: the rule of PyTorch. A result that was not
+  // used ends the pass with kDeadlineExceeded, which names it.
+  kFast,
+};
+
+// How a pass ended well.
 struct PassReport {
   int participants = 0;
   uint64_t live_messages = 0;
   // Participants that committed nothing because they died after the decision.
   std::vector<std::string> lost;
+  // Participants of a SMART pass of which the lineage names no messages,
+  // because it was shortened: they waited for all of theirs, as in FAST mode.
+  std::vector<std::string> fast_participants;
 };
 
 struct PassOptions {
+  PassMode mode = PassMode::kSmart;
   // The gradient of each root; none: ones, and each root has one element.
   std::vector<Gradient> seeds;
-  // The pass fails with kDeadlineExceeded, on all workers, after this.
+  // The pass fails with kDeadlineExceeded, on all workers, after this. The
+  // error names the messages whose gradients did not come, for each worker.
+  // Positive.
   absl::Duration timeout = absl::Seconds(60);
   // Keep what the nodes saved, so that the graph can be run again.
   bool retain_graph = false;
+  // Gradients of one value that come in several messages are added in the order
+  // of the messages, not of their arrival: two passes over the same graph give
+  // the same bits. They are kept in memory until the last of them has come.
+  bool deterministic = false;
 };
 
-// Thread-safety: thread-safe. Must not outlive its agent; Close() first.
-class Contexts final : public rpc::AttachmentReceiver,
-                       public std::enable_shared_from_this<Contexts> {
+// Thread-safety: thread-safe. Close() before the agent ends; passes that are
+// open when the agent ends fail with kCancelled.
+class Contexts final : public std::enable_shared_from_this<Contexts> {
  public:
   static constexpr absl::string_view kKind = "weft.dist_autograd";
 
@@ -90,15 +120,18 @@ class Contexts final : public rpc::AttachmentReceiver,
   // The context, if it has a part here and was not released. kNotFound.
   absl::StatusOr<std::shared_ptr<Context>> Find(ContextId id) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Forgets the context, here and at all workers that have part in it.
+  // Ends the context, here and at all workers that have part in it. A worker
+  // that has part in it only through a worker that died asks the creator, and
+  // ends it if the creator has (docs/dist_autograd.md, the end of a context).
   void Release(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
   // The context of the call that `context` serves. kFailedPrecondition if it
   // was not recorded.
   absl::StatusOr<std::shared_ptr<Context>> ContextOf(
       const rpc::CallContext& context) const;
-  // What a recorded request to `to` carries.
+  // What a recorded request to `to` carries. `function`: its name, for reports.
   std::unique_ptr<rpc::Attachment> StageRequest(
-      const std::shared_ptr<Context>& context, rpc::WorkerKey to);
+      const std::shared_ptr<Context>& context, rpc::WorkerKey to,
+      std::string function);
   Future<PassReport> Backward(const std::shared_ptr<Context>& context,
                               absl::Span<const Variable> roots,
                               const PassOptions& options)
@@ -118,22 +151,42 @@ class Contexts final : public rpc::AttachmentReceiver,
   absl::StatusOr<std::shared_ptr<Participation>> Join(ContextId context,
                                                       PassId pass)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void RootEnded(const std::pair<ContextId, PassId>& pass)
+  // Ready once a pass that began here has ended; kNotFound without it.
+  Future<void> EndOf(ContextId context, PassId pass) ABSL_LOCKS_EXCLUDED(mu_);
+  // `peer` has part in a context of this agent, and is notified of its end.
+  // kFailedPrecondition or kNotFound if it has ended.
+  absl::Status AddPeer(ContextId context, WorkerKey peer)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
-      const rpc::CodecContext& context, const Bytes& bytes) override
-      ABSL_LOCKS_EXCLUDED(mu_);
-
-  Contexts(rpc::Agent& agent, std::unique_ptr<ThreadPool> pool)
-      : agent_(agent), pool_(std::move(pool)) {}
+  // Use Open.
+  Contexts(rpc::Agent& agent, const ContextsOptions& options,
+           std::unique_ptr<ThreadPool> pool);
 
  private:
   friend class Participation;
   friend class RootPass;
   class Staged;
   class Receipt;
+  class Receiver;
+  // While one lives, the agent does; false if it has ended.
+  class Use;
   using PassKey = std::pair<ContextId, PassId>;
+
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
+      const rpc::CodecContext& message, const Bytes& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Nothing of the agent is used from now on. Waits for what uses it.
+  void AgentEnds() ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Calls `function` at `to` until it answers or is gone.
+  template <typename F, typename... A>
+  auto CallUntilAnswered(WorkerKey to, F function, const A&... arguments);
+  // Calls `function` at `to`, with the deadline `timeout`.
+  template <typename F, typename... A>
+  auto CallOnce(WorkerKey to, absl::Duration timeout, F function,
+                const A&... arguments);
+  // "ps0", or its key where this worker does not know the name.
+  std::string NameOf(WorkerKey worker);
 
   absl::StatusOr<std::shared_ptr<Context>> FindLocked(ContextId id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -143,25 +196,42 @@ class Contexts final : public rpc::AttachmentReceiver,
       ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets the context here. Null if it has no part here.
   std::shared_ptr<Context> EndHere(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
+  void RootEnded(const PassKey& pass) ABSL_LOCKS_EXCLUDED(mu_);
   void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsGone(WorkerKey worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Somebody who would have notified this worker of the context's end has
+  // died: from now on its creator does.
+  void AskCreator(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
 
   rpc::Agent& agent_;
-  const std::unique_ptr<ThreadPool> pool_;
+  const WorkerKey self_;
+  const std::string name_;
+  const size_t most_intervals_;
+  const std::unique_ptr<ThreadPool> pool_;  // null with another executor
+  Executor& executor_;
   rpc::Agent::PeerGoneRegistration peer_gone_;
   mutable Mutex mu_;
+  CondVar changed_;
+  bool agent_has_ended_ ABSL_GUARDED_BY(mu_) = false;
+  int64_t uses_ ABSL_GUARDED_BY(mu_) = 0;  // of the agent
   uint64_t last_context_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t last_pass_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<ContextId, std::shared_ptr<Context>> contexts_ ABSL_GUARDED_BY(mu_);
   // By creator and number, as messages are.
   MessageSet released_ ABSL_GUARDED_BY(mu_);
-  // Incarnations that have ended, whose contexts are not made again.
-  std::set<rpc::WorkerKey> gone_ ABSL_GUARDED_BY(mu_);
+  // By worker, the last incarnation that has ended: its contexts, and those of
+  // earlier ones, are not made again.
+  std::map<uint32_t, rendezvous::Epoch> gone_ ABSL_GUARDED_BY(mu_);
   std::map<PassKey, std::shared_ptr<Participation>> passes_
       ABSL_GUARDED_BY(mu_);
   std::map<PassKey, std::shared_ptr<RootPass>> roots_ ABSL_GUARDED_BY(mu_);
-  // Of the recorded calls that are served here, by caller and call id.
-  std::map<std::pair<rpc::WorkerKey, uint64_t>, std::shared_ptr<Context>>
-      served_ ABSL_GUARDED_BY(mu_);
+  // The recorded calls that are served here, by caller and call id.
+  struct Served {
+    std::shared_ptr<Context> context;
+    std::string function;
+  };
+  std::map<std::pair<rpc::WorkerKey, uint64_t>, Served> served_
+      ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::dist_autograd

@@ -6,68 +6,82 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
 #include "weft/base/status_macros.h"
+#include "weft/dist_autograd/contexts_calls.h"
 #include "weft/dist_autograd/pass_calls.h"
-#include "weft/rpc/call.h"
-#include "weft/tensor/tensor.h"
 
 namespace weft::dist_autograd {
 
-// ------------------------------------------------------------ a worker's part
+namespace {
+
+// In a report, for each worker.
+constexpr size_t kMostAwaited = 8;
+
+}  // namespace
 
 Participation::Participation(std::shared_ptr<Contexts> contexts,
                              std::shared_ptr<Context> context, PassId pass)
     : contexts_(std::move(contexts)),
       context_(std::move(context)),
       pass_(pass),
-      strand_(*contexts_->pool_),
-      part_(contexts_->agent().key()) {}
+      strand_(contexts_->executor_),
+      part_(contexts_->self_) {}
 
 void Participation::Post(std::function<void(Participation&)> task) {
   strand_.Schedule(
       [self = shared_from_this(), task = std::move(task)] { task(*self); });
 }
 
-Future<void> Participation::Prepare(MessageIntervals live,
-                                    const std::vector<WorkerKey>& participants,
-                                    bool retain,
-                                    const std::vector<Root>& roots) {
-  if (!abandoned_.ok()) return MakeReady<void>(abandoned_);
+Future<uint64_t> Participation::Prepare(const PassRequest& request,
+                                        const std::vector<Root>& roots) {
+  if (!abandoned_.ok()) return MakeReady<uint64_t>(abandoned_);
   if (decision_ != nullptr) {
-    return MakeReady<void>(absl::AlreadyExistsError(
+    return MakeReady<uint64_t>(absl::AlreadyExistsError(
         absl::StrCat(pass_.ToString(), " was prepared before")));
   }
-  retain_ = retain;
-  decision_ = std::make_unique<Decision>(
-      contexts_->agent().key(), pass_.root,
-      std::set<WorkerKey>(participants.begin(), participants.end()));
+  retain_ = request.retain;
+  deterministic_ = request.deterministic;
+  participants_.insert(request.participants.begin(),
+                       request.participants.end());
+  decision_ =
+      std::make_unique<Decision>(contexts_->self_, pass_.root, participants_);
   done_.emplace();
-  Future<void> done = done_->future();
+  Future<uint64_t> done = done_->future();
+  if (absl::Status begun = Begin(request.live, roots); !begun.ok()) {
+    Fail(begun);
+  } else {
+    RunReady();
+  }
+  return done;
+}
+
+absl::Status Participation::Begin(const MessageIntervals& live,
+                                  const std::vector<Root>& roots) {
   GraphTask::Options options;
-  options.retain_graph = retain;
+  options.retain_graph = retain_;
   // So that a pass that is aborted can be begun again.
-  options.release_when_told = !retain;
+  options.release_when_told = !retain_;
   options.sink = this;
   task_ = std::make_unique<GraphTask>(options);
-  if (absl::Status status = ExpectAll(live, roots); !status.ok()) {
-    Fail(status);
-    return done;
-  }
-  part_.Prepare(std::move(live));
+  MessageIntervals own = Resolve(live);
+  WEFT_RETURN_IF_ERROR(ExpectAll(own, roots));
+  part_.Prepare(std::move(own));
   for (const Root& root : roots) {
-    if (absl::Status fed = task_->Feed(root.edge, root.seed); !fed.ok()) {
-      Fail(fed);
-      return done;
-    }
+    WEFT_RETURN_IF_ERROR(task_->Feed(root.edge, root.seed));
   }
   for (Stash& stash : std::exchange(stash_, {})) {
-    if (absl::Status fed = Feed(stash.message, std::move(stash.slots));
-        !fed.ok()) {
-      Fail(fed);
-      return done;
-    }
+    WEFT_RETURN_IF_ERROR(Feed(stash.message, std::move(stash.slots)));
   }
-  RunReady();
-  return done;
+  return absl::OkStatus();
+}
+
+// FAST: what "all" is, is known here only.
+MessageIntervals Participation::Resolve(const MessageIntervals& live) const {
+  if (live.empty() || live.back().last != kLastMessage) return live;
+  MessageSet own;
+  for (const uint64_t number : context_->Sends()) {
+    own.Add({contexts_->self_, number});
+  }
+  return own.Of(contexts_->self_);
 }
 
 absl::Status Participation::ExpectAll(const MessageIntervals& live,
@@ -79,14 +93,19 @@ absl::Status Participation::ExpectAll(const MessageIntervals& live,
     for (uint64_t n = interval.first; n <= interval.last; ++n) {
       WEFT_ASSIGN_OR_RETURN(const std::vector<Edge> slots,
                             context_->SlotsOf(n));
-      for (const Edge& slot : slots) WEFT_RETURN_IF_ERROR(task_->Expect(slot));
+      for (const Edge& slot : slots) {
+        WEFT_RETURN_IF_ERROR(task_->Expect(slot));
+        if (deterministic_) {
+          ++meetings_[{slot.node.get(), slot.output}].expected;
+        }
+      }
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status Participation::OnGradients(
-    uint64_t message, std::vector<std::optional<Tensor>> slots) {
+absl::Status Participation::OnGradients(uint64_t message,
+                                        std::vector<Gradient> slots) {
   if (!abandoned_.ok()) return abandoned_;
   switch (part_.OnGradient(message)) {
     case PassPart::Arrival::kStash:
@@ -111,7 +130,7 @@ absl::Status Participation::OnGradients(
 }
 
 absl::Status Participation::Feed(uint64_t message,
-                                 std::vector<std::optional<Tensor>> slots) {
+                                 std::vector<Gradient> slots) {
   if (!part_.IsLive(message)) {
     return absl::InvalidArgumentError(
         absl::StrCat("gradients for message ", message, ", which ",
@@ -124,10 +143,27 @@ absl::Status Participation::Feed(uint64_t message,
         absl::StrCat("message ", message, " has ", edges.size(),
                      " slots, its gradients ", slots.size()));
   }
+  if (!retain_) {
+    std::vector<bool>& used = used_slots_[message];
+    for (const Gradient& slot : slots) used.push_back(slot.defined());
+  }
   for (size_t i = 0; i < edges.size(); ++i) {
-    Gradient gradient;
-    if (slots[i].has_value()) gradient = Gradient(*std::move(slots[i]));
-    WEFT_RETURN_IF_ERROR(task_->Feed(edges[i], std::move(gradient)));
+    WEFT_RETURN_IF_ERROR(
+        deterministic_ ? FeedInOrder(message, i, edges[i], std::move(slots[i]))
+                       : task_->Feed(edges[i], std::move(slots[i])));
+  }
+  return absl::OkStatus();
+}
+
+// What meets at one value is added in the order in which it is fed; all else
+// GraphTask puts in order.
+absl::Status Participation::FeedInOrder(uint64_t message, size_t slot,
+                                        const Edge& edge, Gradient gradient) {
+  Meeting& meeting = meetings_[{edge.node.get(), edge.output}];
+  meeting.arrived[{message, slot}] = std::move(gradient);
+  if (meeting.arrived.size() < meeting.expected) return absl::OkStatus();
+  for (auto& [from, arrived] : meeting.arrived) {
+    WEFT_RETURN_IF_ERROR(task_->Feed(edge, std::move(arrived)));
   }
   return absl::OkStatus();
 }
@@ -145,16 +181,16 @@ void Participation::SendGradients(ContextId context, const MessageId& message,
         pass_.ToString(), " of ", context_->id().ToString(), " reaches ",
         message.ToString(), " of ", context.ToString(), "; Detach() it")));
   }
-  std::vector<std::optional<Tensor>> tensors;
-  for (const Gradient& slot : slots) {
-    tensors.push_back(slot.defined() ? std::optional<Tensor>(slot.ToDense())
-                                     : std::nullopt);
+  if (participants_.count(message.producer) == 0) {
+    throw Error(absl::InternalError(
+        absl::StrCat(pass_.ToString(), " reaches ", message.ToString(),
+                     ", whose producer has no part in it")));
   }
   part_.OnSent();
-  rpc::Agent& agent = contexts_->agent();
-  rpc::CallAsync(agent.To(message.producer, absl::InfiniteDuration()),
+  contexts_
+      ->CallOnce(message.producer, absl::InfiniteDuration(),
                  internal::TakeGradients, context_->id(), pass_, message.number,
-                 tensors)
+                 slots)
       .OnReady([self = shared_from_this()](const absl::Status& taken) {
         self->Post([taken](Participation& part) {
           part.part_.OnTaken();
@@ -187,13 +223,44 @@ int64_t Participation::OnAsked(WorkerKey from) {
   return static_cast<int64_t>(decision_->state());
 }
 
-void Participation::OnPeerGone(WorkerKey peer) {
-  if (decision_ != nullptr) {
-    Tell(Decision::PeerGone{peer});
-  } else if (peer == pass_.root) {
-    Refuse(absl::UnavailableError(absl::StrCat(
-        "worker ", peer.ToString(), ", which began the pass, is gone")));
+void Participation::OnPeerGone(WorkerKey last) {
+  const auto is_gone = [&](WorkerKey worker) {
+    return worker.id == last.id && worker.epoch <= last.epoch;
+  };
+  if (decision_ == nullptr) {
+    if (!is_gone(pass_.root)) return;
+    return Refuse(absl::UnavailableError(absl::StrCat(
+        "worker ", pass_.root.ToString(), ", which began the pass, is gone")));
   }
+  for (const WorkerKey worker : participants_) {
+    if (is_gone(worker)) Tell(Decision::PeerGone{worker});
+  }
+}
+
+std::vector<std::string> Participation::AwaitedMessages() const {
+  if (!abandoned_.ok() || is_over_) return {};
+  if (decision_ == nullptr) return {"the request to take part"};
+  std::vector<std::string> awaited;
+  const std::vector<uint64_t> missing = part_.Missing();
+  for (const uint64_t number : missing) {
+    if (awaited.size() == kMostAwaited) {
+      awaited.push_back(absl::StrCat("the gradients of ",
+                                     missing.size() - kMostAwaited,
+                                     " more messages"));
+      break;
+    }
+    const MessageLabel label = context_->LabelOf(number);
+    awaited.push_back(
+        absl::StrCat("the gradients of message ", number, " (the ",
+                     label.is_reply ? "result" : "arguments", " of ",
+                     label.function.empty() ? "a call" : label.function, " to ",
+                     contexts_->NameOf(label.to), ")"));
+  }
+  if (part_.in_flight() > 0) {
+    awaited.push_back(absl::StrCat(
+        part_.in_flight(), " gradient messages that were sent, to be taken"));
+  }
+  return awaited;
 }
 
 void Participation::Abandon(const absl::Status& why) {
@@ -222,7 +289,7 @@ void Participation::Tell(const Decision::Event& event) {
 // failed, of the outcome that it was applied. OnAsked answers by its result.
 void Participation::Do(const Decision::Action& action) {
   if (std::holds_alternative<Decision::SendDone>(action)) {
-    std::exchange(done_, std::nullopt)->Set(absl::OkStatus());
+    std::exchange(done_, std::nullopt)->Set(part_.num_live());
   } else if (const auto* failed = std::get_if<Decision::SendFailed>(&action)) {
     std::exchange(done_, std::nullopt)->Set(failed->why);
   } else if (const auto* ask = std::get_if<Decision::AskParticipant>(&action)) {
@@ -233,15 +300,14 @@ void Participation::Do(const Decision::Action& action) {
 }
 
 void Participation::Ask(WorkerKey peer) {
-  rpc::Agent& agent = contexts_->agent();
-  rpc::CallAsync(agent.To(peer, absl::InfiniteDuration()), internal::AskOutcome,
-                 context_->id(), pass_)
+  contexts_
+      ->CallUntilAnswered(peer, internal::AskOutcome, context_->id(), pass_)
       .OnReady([self = shared_from_this(), peer](const Result<int64_t>& state) {
-        // Without an answer the peer is gone, which is heard of by itself.
-        if (!state.ok()) return;
-        self->Post([peer, state = *state](Participation& part) {
+        self->Post([peer, state](Participation& part) {
+          // Without an answer the peer, or its part of the context, is gone.
+          if (!state.ok()) return part.Tell(Decision::PeerGone{peer});
           part.Tell(
-              Decision::Answered{peer, static_cast<Decision::State>(state)});
+              Decision::Answered{peer, static_cast<Decision::State>(*state)});
         });
       });
 }
@@ -250,133 +316,20 @@ void Participation::Apply(const absl::Status& outcome) {
   if (outcome.ok()) {
     context_->Commit(std::move(stage_));
     if (!retain_) task_->ReleaseSaved().IgnoreError();
+    for (const auto& [message, slots] : used_slots_) {
+      context_->Consume(message, slots, pass_);
+    }
   } else {
-    task_->Cancel(outcome);
+    if (task_ != nullptr) task_->Cancel(outcome);
     if (done_.has_value()) std::exchange(done_, std::nullopt)->Set(outcome);
   }
   stage_.clear();
   stash_.clear();
+  meetings_.clear();
+  used_slots_.clear();
   // RunReady may be on the stack, in the middle of the task.
   Post([](Participation& part) { part.task_.reset(); });
   is_over_ = true;
-}
-
-// ------------------------------------------------------------ the root's part
-
-RootPass::RootPass(std::shared_ptr<Contexts> contexts,
-                   std::shared_ptr<Context> context, PassId pass,
-                   MessageSet live, absl::Duration timeout, bool retain,
-                   std::vector<WorkerKey> participants)
-    : contexts_(std::move(contexts)),
-      context_(std::move(context)),
-      pass_(pass),
-      live_(std::move(live)),
-      timeout_(timeout),
-      retain_(retain),
-      strand_(*contexts_->pool_),
-      participants_(std::move(participants)),
-      decision_({participants_.begin(), participants_.end()}) {}
-
-void RootPass::Post(std::function<void(RootPass&)> task) {
-  strand_.Schedule(
-      [self = shared_from_this(), task = std::move(task)] { task(*self); });
-}
-
-Future<PassReport> RootPass::Start(std::shared_ptr<Participation> own,
-                                   std::vector<Participation::Root> roots) {
-  own_ = std::move(own);
-  Future<PassReport> result = result_.future();
-  const WorkerKey self = contexts_->agent().key();
-  for (const WorkerKey worker : participants_) {
-    if (worker != self) PrepareAt(worker);
-  }
-  own_->Post([root = shared_from_this(), self,
-              roots = std::move(roots)](Participation& part) {
-    part.Prepare(root->live_.Of(self), root->participants_, root->retain_,
-                 roots)
-        .OnReady([root, self](const absl::Status& done) {
-          root->Post([self, done](RootPass& pass) { pass.OnDone(self, done); });
-        });
-  });
-  return result;
-}
-
-void RootPass::PrepareAt(WorkerKey worker) {
-  rpc::CallAsync(contexts_->agent().To(worker, timeout_), internal::TakePart,
-                 context_->id(), pass_, live_.Of(worker), participants_,
-                 retain_)
-      .OnReady([self = shared_from_this(), worker](const absl::Status& done) {
-        self->Post(
-            [worker, done](RootPass& pass) { pass.OnDone(worker, done); });
-      });
-}
-
-void RootPass::OnDone(WorkerKey worker, const absl::Status& status) {
-  if (status.ok()) return Tell(Decision::Done{worker});
-  Tell(Decision::Failed{worker, status});
-}
-
-void RootPass::OnPeerGone(WorkerKey peer) { Tell(Decision::PeerGone{peer}); }
-
-void RootPass::Abandon(const absl::Status& why) {
-  Tell(Decision::Cancelled{why});
-}
-
-void RootPass::Tell(const Decision::Event& event) {
-  std::vector<Decision::Action> actions;
-  decision_.OnEvent(event, &actions);
-  for (const Decision::Action& action : actions) {
-    if (const auto* send = std::get_if<Decision::SendOutcome>(&action)) {
-      SendOutcome(send->to, send->outcome);
-    } else {
-      Finish(std::get<Decision::Finished>(action));
-    }
-  }
-}
-
-void RootPass::SendOutcome(WorkerKey to, const absl::Status& outcome) {
-  const auto acknowledge = [self = shared_from_this(),
-                            to](const absl::Status& applied) {
-    self->Post([to, applied](RootPass& pass) {
-      if (applied.ok()) return pass.Tell(Decision::Acknowledged{to});
-      pass.Tell(Decision::PeerGone{to});
-    });
-  };
-  if (to == contexts_->agent().key()) {
-    own_->Post([outcome, acknowledge](Participation& part) {
-      part.OnOutcome(outcome);
-      // After the graph's task has ended: the next pass may use its graph.
-      part.Post(
-          [acknowledge](Participation&) { acknowledge(absl::OkStatus()); });
-    });
-    return;
-  }
-  rpc::CallAsync(contexts_->agent().To(to, absl::InfiniteDuration()),
-                 internal::TakeOutcome, context_->id(), pass_,
-                 static_cast<int64_t>(outcome.code()),
-                 std::string(outcome.message()))
-      .OnReady(acknowledge);
-}
-
-void RootPass::Finish(const Decision::Finished& finished) {
-  if (finished.outcome.ok()) {
-    PassReport report;
-    report.participants = static_cast<int>(participants_.size());
-    for (const WorkerKey worker : participants_) {
-      report.live_messages += live_.CountOf(worker);
-    }
-    for (const WorkerKey worker : finished.lost) {
-      report.lost.push_back(worker.ToString());
-    }
-    result_.Set(std::move(report));
-  } else {
-    result_.Set(
-        absl::Status(finished.outcome.code(),
-                     absl::StrCat("distributed backward (", pass_.ToString(),
-                                  " of ", context_->id().ToString(),
-                                  "): ", finished.outcome.message())));
-  }
-  contexts_->RootEnded({context_->id(), pass_});
 }
 
 }  // namespace weft::dist_autograd

@@ -1,7 +1,5 @@
-// Participation: one worker's part of one distributed backward pass, and, at
-// the worker that began it, RootPass: the decision of all.
-//
-// Both live on a Strand: what happens to a pass here happens in one order.
+// Participation: one worker's part of one distributed backward pass. It lives
+// on a Strand: what happens to a pass here happens in one order.
 
 #ifndef WEFT_DIST_AUTOGRAD_PARTICIPATION_H_
 #define WEFT_DIST_AUTOGRAD_PARTICIPATION_H_
@@ -14,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +25,7 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/contexts.h"
 #include "weft/dist_autograd/core/pass_part.h"
+#include "weft/dist_autograd/pass_calls.h"
 #include "weft/dist_autograd/receive_node.h"
 #include "weft/rendezvous/core/decision.h"
 
@@ -49,16 +49,19 @@ class Participation final : public PassStore,
   // Runs `task` on the strand.
   void Post(std::function<void(Participation&)> task);
 
-  // The root asks for this part; the Future is ready once the part is done, or
-  // why it failed. `roots`: of the worker that began the pass.
-  Future<void> Prepare(MessageIntervals live,
-                       const std::vector<WorkerKey>& participants, bool retain,
-                       const std::vector<Root>& roots);
-  absl::Status OnGradients(uint64_t message,
-                           std::vector<std::optional<Tensor>> slots);
+  // The root asks for this part; the Future is ready once the part is done,
+  // with the number of its live messages, or why it failed. `roots`: of the
+  // worker that began the pass.
+  Future<uint64_t> Prepare(const PassRequest& request,
+                           const std::vector<Root>& roots);
+  absl::Status OnGradients(uint64_t message, std::vector<Gradient> slots);
   void OnOutcome(const absl::Status& outcome);
   int64_t OnAsked(WorkerKey from);
-  void OnPeerGone(WorkerKey peer);
+  // `last` and all earlier incarnations of that worker.
+  void OnPeerGone(WorkerKey last);
+  // What this part waits for, one line for each message: "the gradients of
+  // message 3 (the result of Scale to w0)". Empty if it is done.
+  std::vector<std::string> AwaitedMessages() const;
   // The context is released, or this worker closes.
   void Abandon(const absl::Status& why);
 
@@ -69,12 +72,23 @@ class Participation final : public PassStore,
  private:
   struct Stash {
     uint64_t message;
-    std::vector<std::optional<Tensor>> slots;
+    std::vector<Gradient> slots;
   };
+  // The gradients that come from other workers for one value.
+  struct Meeting {
+    std::map<std::pair<uint64_t, size_t>, Gradient> arrived;  // message, slot
+    size_t expected = 0;
+  };
+  using Place = std::pair<const Node*, uint32_t>;
 
+  absl::Status Begin(const MessageIntervals& live,
+                     const std::vector<Root>& roots);
+  MessageIntervals Resolve(const MessageIntervals& live) const;
   absl::Status ExpectAll(const MessageIntervals& live,
                          const std::vector<Root>& roots);
-  absl::Status Feed(uint64_t message, std::vector<std::optional<Tensor>> slots);
+  absl::Status Feed(uint64_t message, std::vector<Gradient> slots);
+  absl::Status FeedInOrder(uint64_t message, size_t slot, const Edge& edge,
+                           Gradient gradient);
   void RunReady();
   // The part never begins, if it has not.
   void Refuse(const absl::Status& why);
@@ -90,49 +104,19 @@ class Participation final : public PassStore,
   Strand strand_;
   PassPart part_;
   bool retain_ = false;
+  bool deterministic_ = false;
+  std::set<WorkerKey> participants_;
   std::unique_ptr<GraphTask> task_;
   std::unique_ptr<Decision> decision_;
-  std::optional<Promise<void>> done_;
+  std::optional<Promise<uint64_t>> done_;
+  std::map<Place, Meeting> meetings_;  // of a deterministic pass
+  // Of a pass that does not retain the graph: which slots of a message got a
+  // gradient.
+  std::map<uint64_t, std::vector<bool>> used_slots_;
   std::vector<Stash> stash_;
   LeafGradients stage_;
   absl::Status abandoned_;  // not OK: why the part never begins
   std::atomic<bool> is_over_{false};
-};
-
-// Thread-safety: as Participation.
-class RootPass final : public std::enable_shared_from_this<RootPass> {
- public:
-  using Decision = rendezvous::DecisionCoordinator;
-
-  RootPass(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context,
-           PassId pass, MessageSet live, absl::Duration timeout, bool retain,
-           std::vector<WorkerKey> participants);
-
-  // Ends with the pass; cancelling it aborts the pass.
-  Future<PassReport> Start(std::shared_ptr<Participation> own,
-                           std::vector<Participation::Root> roots);
-  void Post(std::function<void(RootPass&)> task);
-  void OnPeerGone(WorkerKey peer);
-  void Abandon(const absl::Status& why);
-
- private:
-  void PrepareAt(WorkerKey worker);
-  void OnDone(WorkerKey worker, const absl::Status& status);
-  void Tell(const Decision::Event& event);
-  void SendOutcome(WorkerKey to, const absl::Status& outcome);
-  void Finish(const Decision::Finished& finished);
-
-  const std::shared_ptr<Contexts> contexts_;
-  const std::shared_ptr<Context> context_;
-  const PassId pass_;
-  const MessageSet live_;
-  const absl::Duration timeout_;
-  const bool retain_;
-  Strand strand_;
-  const std::vector<WorkerKey> participants_;
-  std::shared_ptr<Participation> own_;
-  Decision decision_;
-  Promise<PassReport> result_;
 };
 
 }  // namespace weft::dist_autograd

@@ -5,39 +5,66 @@
 #define WEFT_DIST_AUTOGRAD_PASS_CALLS_H_
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "weft/autograd/gradient.h"
 #include "weft/base/future.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/context_codec.h"
 #include "weft/dist_autograd/core/message_set.h"
+#include "weft/dist_autograd/gradient_codec.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/codec/codec.h"
-#include "weft/rpc/codec/tensor_codec.h"
 #include "weft/rpc/codec/worker_codec.h"
-#include "weft/tensor/tensor.h"
 
-namespace weft::dist_autograd::internal {
+namespace weft::dist_autograd {
 
-// PREPARE: ends once the callee's part is done (DONE), or why it failed.
-Future<void> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
-                      const MessageIntervals& live,
-                      const std::vector<WorkerKey>& participants, bool retain);
-// GRAD: the gradients of the slots of one message; absent ones have none.
+// What the root asks of a participant.
+struct PassRequest {
+  // The callee's messages that the pass goes through, ascending; up to
+  // kLastMessage: all that it has sent.
+  MessageIntervals live;
+  std::vector<WorkerKey> participants;
+  bool retain = false;
+  bool deterministic = false;
+};
+
+namespace internal {
+
+// PREPARE: ends once the callee's part is done (DONE), with the number of its
+// live messages, or why it failed.
+Future<uint64_t> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
+                          const MessageIntervals& live,
+                          const std::vector<WorkerKey>& participants,
+                          bool retain, bool deterministic);
+// GRAD: the gradients of the slots of one message; absent ones are undefined.
 Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
                            uint64_t message,
-                           const std::vector<std::optional<Tensor>>& slots);
+                           const std::vector<Gradient>& slots);
 // COMMIT or ABORT: ends once it is applied.
 Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
                          int64_t code, const std::string& message);
+// The same, again: the answer to the first was lost with its session.
+Future<void> RepeatOutcome(rpc::CallContext& context, ContextId id, PassId pass,
+                           int64_t code, const std::string& message);
 // From another participant, once the root is gone: the state here.
 Future<int64_t> AskOutcome(rpc::CallContext& context, ContextId id,
                            PassId pass);
+// From the root, at the deadline: what the callee's part waits for, one line
+// for each message.
+Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
+                                            ContextId id, PassId pass);
+// From an agent to itself: ends with the pass. Its time-out is the deadline.
+Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass);
 // The context is of no use any more.
 void ReleaseContext(rpc::CallContext& context, ContextId id);
+// To the creator: the caller has part in the context and wants to be notified
+// of its end. kFailedPrecondition or kNotFound if it has ended.
+absl::Status JoinContext(rpc::CallContext& context, ContextId id);
 
-}  // namespace weft::dist_autograd::internal
+}  // namespace internal
+}  // namespace weft::dist_autograd
 
 #endif  // WEFT_DIST_AUTOGRAD_PASS_CALLS_H_

@@ -1,6 +1,7 @@
 #include "weft/dist_autograd/scope.h"
 
-#include "absl/strings/str_cat.h"
+#include <utility>
+
 #include "weft/autograd/leaf.h"
 #include "weft/base/status_macros.h"
 
@@ -14,11 +15,13 @@ absl::StatusOr<Scope> Scope::Within(const rpc::CallContext& call) {
   return Scope(std::move(contexts), std::move(context));
 }
 
-rpc::Target Scope::Recorded(const rpc::Target& target) const {
+rpc::Target Scope::Recorded(const rpc::Target& target,
+                            std::string function) const {
   return target.WithAttachment(
-      Contexts::kKind, [contexts = contexts_,
-                        context = context_](const rpc::CodecContext& message) {
-        return contexts->StageRequest(context, message.peer);
+      Contexts::kKind,
+      [contexts = contexts_, context = context_,
+       function = std::move(function)](const rpc::CodecContext& message) {
+        return contexts->StageRequest(context, message.peer, function);
       });
 }
 

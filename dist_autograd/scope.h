@@ -17,8 +17,8 @@
 // leaf, on all workers or on none; Variable::grad() stays as it is. A leaf that
 // no root depends on gets no gradient.
 //
-// Not recorded, and refused with kFailedPrecondition: streams, calls by
-// WithRetry(), calls of a worker to itself.
+// Not recorded, and refused with kFailedPrecondition: streams, and calls by
+// WithRetry(), which may go to another incarnation.
 
 #ifndef WEFT_DIST_AUTOGRAD_SCOPE_H_
 #define WEFT_DIST_AUTOGRAD_SCOPE_H_
@@ -66,45 +66,49 @@ class Scope {
   Contexts& contexts() const { return *contexts_; }
 
   // `target`, calls by which are recorded; for call styles that are not here.
-  rpc::Target Recorded(const rpc::Target& target) const;
+  // `function`: what they call, as reports of passes name it.
+  rpc::Target Recorded(const rpc::Target& target,
+                       std::string function = "") const;
 
   // As rpc::CallAsync and rpc::Call.
   template <typename F, typename... A>
   auto CallAsync(const rpc::Target& target, F function,
                  A&&... arguments) const {
-    return rpc::CallAsync(Recorded(target), function,
+    return rpc::CallAsync(Recorded(target, NameOf(target, function)), function,
                           std::forward<A>(arguments)...);
   }
   template <typename F, typename... A>
   auto Call(const rpc::Target& target, F function, A&&... arguments) const {
-    return rpc::Call(Recorded(target), function, std::forward<A>(arguments)...);
+    return rpc::Call(Recorded(target, NameOf(target, function)), function,
+                     std::forward<A>(arguments)...);
   }
   // A method of a remote object, as rref::CallAsync and rref::Call.
   template <typename T, typename Method, typename... A>
   auto CallAsync(const rref::RRef<T>& object, Method method,
                  A&&... arguments) const {
     return rref::internal::Through(
-        object, rpc::CallAsync(object.handle(Recorded(object.owner())), method,
+        object, rpc::CallAsync(HandleOf(object, method), method,
                                std::forward<A>(arguments)...));
   }
   template <typename T, typename Method, typename... A>
   auto Call(const rref::RRef<T>& object, Method method,
             A&&... arguments) const {
-    return rpc::Call(object.handle(Recorded(object.owner())), method,
+    return rpc::Call(HandleOf(object, method), method,
                      std::forward<A>(arguments)...);
   }
   // A copy of a remote value, whose history goes on at its owner.
   template <typename T>
   Result<T> Fetch(const rref::RRef<T>& object) const {
-    return rpc::Fetch(object.handle(Recorded(object.owner())));
+    return rpc::Fetch(object.handle(Recorded(object.owner(), "Fetch")));
   }
 
   // The gradients of all leaves behind `roots`, into the contexts of their
-  // workers. kInvalidArgument for roots or seeds that make no sense;
-  // kFailedPrecondition for a graph that was freed or is another context's;
-  // kDeadlineExceeded; kUnavailable if a participant dies before the decision;
-  // what a node throws, named. After an error all gradients are as before, and
-  // the pass may be repeated.
+  // workers. kInvalidArgument for roots, seeds or a timeout that make no sense;
+  // kFailedPrecondition for a graph that was freed or is another context's, and
+  // in a context that was released; kDeadlineExceeded, which names the messages
+  // whose gradients did not come; kCancelled; kUnavailable if a participant
+  // dies before the decision; what a node throws, named. After an error all
+  // gradients are as before, and the pass may be repeated.
   Future<PassReport> BackwardAsync(absl::Span<const Variable> roots,
                                    const PassOptions& options = {}) const {
     return contexts_->Backward(context_, roots, options);
@@ -126,6 +130,20 @@ class Scope {
   void ClearGradients() const { context_->ClearGradients(); }
 
  private:
+  template <typename R, typename... P>
+  static std::string NameOf(const rpc::Target& target, R (*function)(P...)) {
+    const auto found = rpc::internal::FindFunction(
+        target, reinterpret_cast<rpc::Function::Address>(function));
+    return found.ok() ? (*found)->name : "";
+  }
+  template <typename T, typename Method>
+  rpc::Handle<T> HandleOf(const rref::RRef<T>& object, Method method) const {
+    const rpc::Target owner = object.owner();
+    const auto found =
+        rpc::internal::FindMethod(owner, rpc::internal::MethodKey<T>(method));
+    return object.handle(Recorded(owner, found.ok() ? (*found)->name : ""));
+  }
+
   Scope(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context)
       : contexts_(std::move(contexts)),
         context_(std::move(context)),

@@ -271,7 +271,7 @@ TEST_F(DistAutogradTest, RecordedCallInAContextOfADeadWorkerIsRefused) {
       ranks_[1].To("w2").WithAttachment(Contexts::kKind,
                                         [&](const rpc::CodecContext& message) {
                                           return contexts_[1]->StageRequest(
-                                              context, message.peer);
+                                              context, message.peer, "");
                                         }),
       Square2, x);
   EXPECT_THAT(refused.status(),

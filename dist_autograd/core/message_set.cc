@@ -1,6 +1,7 @@
 #include "weft/dist_autograd/core/message_set.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -36,6 +37,31 @@ void MessageSet::Add(const MessageSet& other) {
   for (const auto& [producer, intervals] : other.producers_) {
     for (const MessageInterval& interval : intervals) Add(producer, interval);
   }
+}
+
+void MessageSet::Shorten(size_t most_intervals) {
+  size_t count = intervals();
+  if (count <= most_intervals) return;
+  std::vector<std::pair<size_t, WorkerKey>> longest;
+  for (const auto& [producer, intervals] : producers_) {
+    longest.emplace_back(intervals.size(), producer);
+  }
+  std::stable_sort(
+      longest.begin(), longest.end(),
+      [](const auto& a, const auto& b) { return a.first > b.first; });
+  for (const auto& [size, producer] : longest) {
+    if (count <= most_intervals) return;
+    count -= size - 1;
+    AddAll(producer);
+  }
+}
+
+std::vector<WorkerKey> MessageSet::producers_of_all() const {
+  std::vector<WorkerKey> found;
+  for (const auto& [producer, intervals] : producers_) {
+    if (intervals.back().last == kLastMessage) found.push_back(producer);
+  }
+  return found;
 }
 
 bool MessageSet::Contains(const MessageId& id) const {
@@ -87,6 +113,10 @@ std::string MessageSet::ToString() const {
   for (const auto& [producer, intervals] : producers_) {
     absl::StrAppend(&text, text.empty() ? "" : "; ", producer.ToString(), ":");
     for (const MessageInterval& interval : intervals) {
+      if (interval.last == kLastMessage) {
+        absl::StrAppend(&text, " all");
+        continue;
+      }
       absl::StrAppend(&text, " ", interval.first, "-", interval.last);
     }
   }

@@ -45,6 +45,10 @@ struct MessageInterval {
 };
 using MessageIntervals = std::vector<MessageInterval>;  // ascending, apart
 
+// Greater than the number of each message: the end of the interval that means
+// all messages of a producer.
+constexpr uint64_t kLastMessage = uint64_t{1} << 40;
+
 // Thread-safety: as for an int.
 class MessageSet {
  public:
@@ -54,13 +58,22 @@ class MessageSet {
   void Add(WorkerKey producer, MessageInterval interval);
   void Add(const MessageSet& other);
 
+  // All messages of `producer`, whatever their number.
+  void AddAll(WorkerKey producer) { Add(producer, {1, kLastMessage}); }
+  // Replaces by all of its messages those of the producers with the most
+  // intervals, until there are at most `most_intervals`, or one for each
+  // producer.
+  void Shorten(size_t most_intervals);
+  // Those of whom the set has all messages: see Shorten.
+  std::vector<WorkerKey> producers_of_all() const;
+
   bool Contains(const MessageId& id) const;
   bool ContainsAll(const MessageSet& other) const;
   bool empty() const { return producers_.empty(); }
   size_t intervals() const;  // all together
   // Ascending; empty if there are none of this producer.
   const MessageIntervals& Of(WorkerKey producer) const;
-  // How many messages of this producer.
+  // How many messages of this producer; kLastMessage for all of them.
   uint64_t CountOf(WorkerKey producer) const;
   const std::map<WorkerKey, MessageIntervals>& producers() const {
     return producers_;

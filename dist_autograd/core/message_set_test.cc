@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <random>
 #include <set>
+#include <vector>
 
 #include "gtest/gtest.h"
 
@@ -56,6 +57,24 @@ TEST(MessageSet, UnionContainsBoth) {
   a.Add(b);
   EXPECT_TRUE(a.ContainsAll(b));
   EXPECT_EQ(a.ToString(), "0@0.1: 1-6; 1@0.1: 2-2");
+}
+
+TEST(MessageSet, ShortenedReplacesTheLongestListsByAllMessages) {
+  MessageSet set;
+  for (const uint64_t number : {1, 3, 5, 7}) set.Add({kA, number});
+  for (const uint64_t number : {2, 4}) set.Add({kB, number});
+  MessageSet same = set;
+  same.Shorten(6);
+  EXPECT_EQ(same, set);
+  MessageSet shorter = set;
+  shorter.Shorten(3);
+  EXPECT_EQ(shorter.ToString(), "0@0.1: all; 1@0.1: 2-2 4-4");
+  EXPECT_EQ(shorter.producers_of_all(), std::vector<WorkerKey>{kA});
+  EXPECT_TRUE(shorter.ContainsAll(set));
+  shorter.Add({kA, 9});  // the union with a later message changes nothing
+  EXPECT_EQ(shorter.intervals(), 3u);
+  set.Shorten(0);
+  EXPECT_EQ(set.ToString(), "0@0.1: all; 1@0.1: all");
 }
 
 }  // namespace

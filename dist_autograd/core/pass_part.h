@@ -49,6 +49,9 @@ class PassPart {
     return is_prepared_ && all_nodes_ran && in_flight_ == 0 &&
            arrived_.size() == live_.CountOf(self_);
   }
+  uint64_t num_live() const { return live_.CountOf(self_); }
+  // Gradients that were sent and not taken yet.
+  int64_t in_flight() const { return in_flight_; }
   // The live messages that have brought no gradient, for reports.
   std::vector<uint64_t> Missing() const;
 

@@ -1,0 +1,135 @@
+#include "weft/dist_autograd/pass_calls.h"
+
+#include <memory>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/dist_autograd/contexts.h"
+#include "weft/dist_autograd/participation.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/function.h"
+
+namespace weft::dist_autograd {
+
+namespace internal {
+
+namespace {
+
+// Runs `task` on the strand of this worker's part of the pass: the Future of
+// what it returns.
+template <typename R, typename Task>
+Future<R> OnPart(rpc::CallContext& context, ContextId id, PassId pass,
+                 Task task) {
+  const absl::StatusOr<std::shared_ptr<Contexts>> contexts =
+      Contexts::Of(context.agent());
+  if (!contexts.ok()) return MakeReady<R>(contexts.status());
+  absl::StatusOr<std::shared_ptr<Participation>> part =
+      (*contexts)->Join(id, pass);
+  if (!part.ok()) return MakeReady<R>(part.status());
+  auto promise = std::make_shared<Promise<R>>();
+  Future<R> result = promise->future();
+  (*part)->Post([promise, task = std::move(task)](Participation& p) {
+    task(p, [promise](Result<R> r) { promise->Set(std::move(r)); });
+  });
+  return result;
+}
+
+absl::Status CheckIsRoot(const rpc::CallContext& context, const PassId& pass) {
+  if (pass.root == context.peer().key) return absl::OkStatus();
+  return absl::PermissionDeniedError(
+      absl::StrCat(pass.ToString(), " is not ", context.peer().name, "'s"));
+}
+
+}  // namespace
+
+Future<uint64_t> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
+                          const MessageIntervals& live,
+                          const std::vector<WorkerKey>& participants,
+                          bool retain, bool deterministic) {
+  if (absl::Status wrong = CheckIsRoot(context, pass); !wrong.ok()) {
+    return MakeReady<uint64_t>(wrong);
+  }
+  const PassRequest request{live, participants, retain, deterministic};
+  return OnPart<uint64_t>(context, id, pass,
+                          [request](Participation& part, auto set) {
+                            part.Prepare(request, {}).OnReady(set);
+                          });
+}
+WEFT_RPC_INLINE(TakePart);
+
+Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
+                           uint64_t message,
+                           const std::vector<Gradient>& slots) {
+  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
+    set(part.OnGradients(message, slots));
+  });
+}
+WEFT_RPC_INLINE(TakeGradients);
+
+Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
+                         int64_t code, const std::string& message) {
+  if (absl::Status wrong = CheckIsRoot(context, pass); !wrong.ok()) {
+    return MakeReady<void>(wrong);
+  }
+  const absl::Status outcome(static_cast<absl::StatusCode>(code), message);
+  return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
+    part.OnOutcome(outcome);
+    // After the graph's task has ended, so that the next pass may use its
+    // graph.
+    part.Post([set](Participation&) { set(absl::OkStatus()); });
+  });
+}
+WEFT_RPC_INLINE(TakeOutcome);
+
+Future<void> RepeatOutcome(rpc::CallContext& context, ContextId id, PassId pass,
+                           int64_t code, const std::string& message) {
+  return TakeOutcome(context, id, pass, code, message);
+}
+WEFT_RPC_IDEMPOTENT(RepeatOutcome);
+
+Future<int64_t> AskOutcome(rpc::CallContext& context, ContextId id,
+                           PassId pass) {
+  const WorkerKey from = context.peer().key;
+  return OnPart<int64_t>(context, id, pass, [=](Participation& part, auto set) {
+    set(part.OnAsked(from));
+  });
+}
+WEFT_RPC_IDEMPOTENT(AskOutcome);
+
+Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
+                                            ContextId id, PassId pass) {
+  return OnPart<std::vector<std::string>>(
+      context, id, pass,
+      [](Participation& part, auto set) { set(part.AwaitedMessages()); });
+}
+WEFT_RPC_INLINE(AskAwaited);
+
+Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass) {
+  const auto contexts = Contexts::Of(context.agent());
+  if (!contexts.ok()) return MakeReady<void>(contexts.status());
+  return (*contexts)->EndOf(id, pass);
+}
+WEFT_RPC_INLINE(AwaitEnd);
+
+// The graph's nodes end in it, with what user code kept in them: not inline.
+void ReleaseContext(rpc::CallContext& context, ContextId id) {
+  auto* const contexts = context.Local<Contexts>();
+  // Only its creator ends a context, and notifies the others.
+  if (contexts == nullptr || id.number == 0) return;
+  if (id.creator != contexts->agent().key()) contexts->Release(id);
+}
+WEFT_RPC_IDEMPOTENT(ReleaseContext);
+
+absl::Status JoinContext(rpc::CallContext& context, ContextId id) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
+                        Contexts::Of(context.agent()));
+  return contexts->AddPeer(id, context.peer().key);
+}
+WEFT_RPC_IDEMPOTENT(JoinContext);
+
+}  // namespace internal
+
+}  // namespace weft::dist_autograd
