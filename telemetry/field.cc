@@ -1,7 +1,9 @@
 #include "weft/telemetry/field.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <variant>
 
@@ -38,6 +40,22 @@ size_t SequenceLength(absl::string_view text, size_t i) {
   const bool overlong = c0 == 0xF0 && c1 < 0x90;
   const bool too_large = c0 == 0xF4 && c1 >= 0x90;
   return overlong || too_large ? 0 : 4;
+}
+
+// Characters that change the direction or the order of what is shown, or end a
+// line for some readers: U+061C, U+200E to U+200F, U+2028 to U+202E, U+2066 to
+// U+2069, U+FEFF. Text with them can look like other text.
+bool IsFormatControl(uint32_t c) {
+  return c == 0x061C || c == 0x200E || c == 0x200F ||
+         (c >= 0x2028 && c <= 0x202E) || (c >= 0x2066 && c <= 0x2069) ||
+         c == 0xFEFF;
+}
+
+// The character of the sequence of `length` bytes, 2 to 4, at `i`.
+uint32_t CharacterAt(absl::string_view text, size_t i, size_t length) {
+  uint32_t c = At(text, i) & (0xFF >> (length + 1));
+  for (size_t k = 1; k < length; ++k) c = c << 6 | (At(text, i + k) & 0x3F);
+  return c;
 }
 
 void AppendEscaped(unsigned char c, std::string* out) {
@@ -80,7 +98,12 @@ std::string Printable(absl::string_view text) {
       out.push_back(static_cast<char>(c));
       ++i;
     } else if (const size_t length = SequenceLength(text, i); length > 0) {
-      out.append(text.data() + i, length);
+      const uint32_t character = CharacterAt(text, i, length);
+      if (IsFormatControl(character)) {
+        absl::StrAppendFormat(&out, "\\u%04x", character);
+      } else {
+        out.append(text.data() + i, length);
+      }
       i += length;
     } else {
       AppendEscaped(c, &out);
@@ -119,8 +142,32 @@ nlohmann::ordered_json ToJson(const Fields& fields) {
 }
 
 std::string DumpLine(const nlohmann::ordered_json& json) {
-  return json.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false,
-                   nlohmann::json::error_handler_t::replace);
+  const std::string dumped =
+      json.dump(/*indent=*/-1, ' ', /*ensure_ascii=*/false,
+                nlohmann::json::error_handler_t::replace);
+  // Those below U+0020 are escaped already. What is left is within strings.
+  std::string out;
+  out.reserve(dumped.size());
+  for (size_t i = 0; i < dumped.size();) {
+    const unsigned char c = At(dumped, i);
+    if (c < 0x7F) {
+      out.push_back(dumped[i++]);
+      continue;
+    }
+    // DEL, and U+0080 to U+009F, of which SequenceLength says that they are not
+    // printable.
+    const bool is_c1 = c == 0xC2 && At(dumped, i + 1) < 0xA0;
+    const size_t length = c == 0x7F ? 1 : is_c1 ? 2 : SequenceLength(dumped, i);
+    const uint32_t character =
+        length == 1 ? c : CharacterAt(dumped, i, std::max<size_t>(length, 1));
+    if (length == 1 || is_c1 || IsFormatControl(character)) {
+      absl::StrAppendFormat(&out, "\\u%04x", character);
+    } else {
+      out.append(dumped, i, std::max<size_t>(length, 1));
+    }
+    i += std::max<size_t>(length, 1);
+  }
+  return out;
 }
 
 }  // namespace weft::telemetry

@@ -126,10 +126,26 @@ TEST_F(LoggerTest, HostileTextCannotForgeALineOrMoveTheCursor) {
   }
 }
 
+TEST_F(LoggerTest, JsonEscapesWhatATerminalOrReaderWouldObey) {
+  Logger logger = Make(LogFormat::kJson, Level::kInfo);
+  const std::string raw = "a\u202Eb\x7f\u009B31m\u2028 größe 🙂";
+  WEFT_LOG(logger, Info, raw).With("who", raw);
+  ASSERT_EQ(Lines().size(), 1u);
+  const std::string line = Lines()[0];
+  EXPECT_THAT(line, ::testing::HasSubstr("a\\u202eb\\u007f\\u009b31m\\u2028 "
+                                         "größe 🙂"));
+  const auto parsed = nlohmann::json::parse(line);
+  EXPECT_EQ(parsed["message"], raw);
+  EXPECT_EQ(parsed["fields"]["who"], raw);
+}
+
 TEST(Printable, KeepsPrintableTextAndEscapesTheRest) {
   EXPECT_EQ(Printable("größe 漢字 🙂"), "größe 漢字 🙂");
   EXPECT_EQ(Printable("a\tb\x01\xff"), "a\\tb\\x01\\xff");
   EXPECT_EQ(Printable("\xe6\xbc"), "\\xe6\\xbc");  // cut in the middle
+  // Text that is shown in another order than it is read.
+  EXPECT_EQ(Printable("gpj\u202Eexe\u2066\u200F\u2028"),
+            "gpj\\u202eexe\\u2066\\u200f\\u2028");
 }
 
 TEST_F(LoggerTest, ArgumentsBelowTheLevelAreNotEvaluated) {

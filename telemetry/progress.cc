@@ -12,6 +12,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "weft/telemetry/field_json.h"
+#include "weft/telemetry/logger.h"
+#include "weft/telemetry/stderr_line.h"
 
 namespace weft::telemetry {
 namespace {
@@ -24,6 +26,9 @@ constexpr char kPlain[] = "\x1b[0m";
 
 Progress::Style Resolve(const Progress::Options& options) {
   if (options.style != Progress::Style::kAuto) return options.style;
+  if (options.output == nullptr && StderrFormat() == LogFormat::kJson) {
+    return Progress::Style::kJson;
+  }
   const bool to_terminal = options.output == nullptr && isatty(STDERR_FILENO);
   return to_terminal ? Progress::Style::kTerminal : Progress::Style::kLines;
 }

@@ -24,7 +24,8 @@ namespace weft::telemetry {
 class Progress {
  public:
   enum class Style {
-    kAuto,      // kTerminal if standard error is a terminal, else kLines
+    kAuto,      // kJson with --log=json; else kTerminal if standard error is
+                // a terminal, else kLines
     kTerminal,  // one line, renewed at most ten times a second
     kLines,     // one line every `period`
     kJson,      // one JSON object every `period`

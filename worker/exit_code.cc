@@ -18,6 +18,8 @@
 #include "weft/net/call/connection_reset.h"
 #include "weft/net/tls/credentials.h"
 #include "weft/telemetry/field.h"
+#include "weft/telemetry/logger.h"
+#include "weft/telemetry/stderr_line.h"
 
 namespace weft {
 namespace worker {
@@ -122,11 +124,13 @@ void ExitIfError(const absl::Status& status) {
   std::vector<std::string> lines;
   for (absl::string_view line : absl::StrSplit(status.message(), '\n'))
     lines.push_back(telemetry::Printable(line));
-  std::fprintf(stderr, "%s: %s (%s)\n",
-               worker::SignalOf(status).has_value() ? "stopped" : "error",
-               absl::StrJoin(lines, "\n").c_str(),
-               std::string(worker::NameOf(code)).c_str());
-  std::fflush(stderr);
+  const bool is_stopped = worker::SignalOf(status).has_value();
+  telemetry::WriteStderrLine(
+      is_stopped ? telemetry::Level::kWarning : telemetry::Level::kError,
+      absl::StrCat(is_stopped ? "stopped" : "error", ": ",
+                   absl::StrJoin(lines, "\n"), " (", worker::NameOf(code), ")"),
+      status.message(),
+      {{"exit_code", static_cast<int>(code)}, {"exit", worker::NameOf(code)}});
   _exit(static_cast<int>(code));
 }
 

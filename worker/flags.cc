@@ -20,8 +20,12 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
 #include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/version.h"
+#include "weft/telemetry/field.h"
+#include "weft/telemetry/logger.h"
+#include "weft/telemetry/stderr_line.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::worker {
@@ -362,9 +366,12 @@ void Flags::WarnOfUnknown() const {
     const std::string nearest = NearestName(name, known);
     const std::string hint =
         nearest.empty() ? "" : absl::StrCat("; did you mean ", nearest, "?");
-    std::fprintf(stderr,
-                 "%s: warning: environment %s sets nothing and is ignored%s\n",
-                 program_.c_str(), name.c_str(), hint.c_str());
+    const std::string message =
+        absl::StrCat("environment ", telemetry::Printable(name),
+                     " sets nothing and is ignored", hint);
+    telemetry::WriteStderrLine(telemetry::Level::kWarning,
+                               absl::StrCat(program_, ": warning: ", message),
+                               message);
   }
 }
 
@@ -440,14 +447,34 @@ absl::Status Flags::ReadFile(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Errors of the command line itself are of that form too.
+void Flags::SetFormOfErrors(const std::vector<std::string>& arguments) const {
+  const bool has_log =
+      std::any_of(flags_.begin(), flags_.end(),
+                  [](const Flag& f) { return f.name == "log"; });
+  if (!has_log) return;
+  const char* const environment = std::getenv("WEFT_LOG");
+  std::string format = environment != nullptr ? environment : "";
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    absl::string_view word = arguments[i];
+    if (absl::ConsumePrefix(&word, "--log=")) format = std::string(word);
+    if (arguments[i] == "--log" && i + 1 < arguments.size()) {
+      format = arguments[i + 1];
+    }
+  }
+  if (format == "json") telemetry::SetStderrFormat(telemetry::LogFormat::kJson);
+}
+
 absl::Status Flags::Parse(int argc, const char* const* argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
+  SetFormOfErrors(arguments);
   WEFT_RETURN_IF_ERROR(Read(arguments, false, nullptr));
   return Settle();
 }
 
 absl::Status Flags::ParseKnown(int* argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + *argc);
+  SetFormOfErrors(arguments);
   std::vector<std::string> unknown;
   WEFT_RETURN_IF_ERROR(Read(arguments, true, &unknown));
   // What is left are some of the same words in the same order.

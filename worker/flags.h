@@ -113,6 +113,7 @@ class Flags {
                     bool keep_unknown, std::vector<std::string>* unknown);
   absl::Status Settle();
   void WarnOfUnknown() const;
+  void SetFormOfErrors(const std::vector<std::string>& arguments) const;
   absl::Status ReadFile(const std::string& path);
   absl::Status Unknown(const std::string& name, const std::string& where) const;
 

@@ -17,6 +17,7 @@
 #include "weft/net/address.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/tls/identity.h"
+#include "weft/telemetry/stderr_line.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::worker {
@@ -205,6 +206,9 @@ void Options::AddTo(Flags& flags) {
 }
 
 absl::Status Options::Resolve() {
+  if (log_format == telemetry::LogFormat::kJson) {
+    telemetry::SetStderrFormat(log_format);
+  }
   if (is_elastic() && (servers > 0 || trainers > 0)) {
     return Usage(absl::StrCat(
         "--workers=", min_workers, ":", max_workers,

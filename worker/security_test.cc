@@ -297,6 +297,12 @@ TEST_F(SecuredWorker, NoMethodIsForAStranger) {
   }
   EXPECT_EQ(Refused("certificate"), 2 * methods.size());
   EXPECT_THAT(Call(As("trainer"), "/grpc.health.v1.Health/Check", ""), IsOk());
+  // Named by its address; what its certificate says is not taken for true.
+  const std::string log = Log();
+  EXPECT_THAT(log, HasSubstr("127.0.0.1, with a certificate without a name"));
+  EXPECT_THAT(log, HasSubstr("127.0.0.1, with a certificate that claims to be "
+                             "of weft://job/trainer/0"));
+  EXPECT_EQ(log.find("who=weft://"), log.npos);
 }
 
 // What Worker/Call lets in, the table of functions still refuses.

@@ -243,8 +243,32 @@ int AcceptLoop::connections() {
   return static_cast<int>(connections_.size());
 }
 
+void AcceptLoop::NoteHandshake(const std::string& peer) {
+  MutexLock lock(shaking_mu_);
+  shaking_[peer] = Now();
+}
+
+std::vector<std::string> AcceptLoop::Handshaking() {
+  std::set<std::string> addresses;
+  MutexLock lock(shaking_mu_);
+  for (auto it = shaking_.begin(); it != shaking_.end();) {
+    if (Now() - it->second > options_.handshake_timeout) {
+      it = shaking_.erase(it);
+    } else {
+      const std::string& peer = it->first;
+      addresses.insert(peer.substr(0, peer.rfind(':')));
+      ++it;
+    }
+  }
+  return {addresses.begin(), addresses.end()};
+}
+
 void AcceptLoop::MarkServed(absl::string_view peer) {
   if (!any_pending_.load(std::memory_order_acquire)) return;
+  {
+    MutexLock lock(shaking_mu_);
+    shaking_.erase(std::string(peer));
+  }
   {
     MutexLock lock(mu_);
     pending_.Settle(Now());
@@ -529,6 +553,7 @@ void AcceptLoop::HandOver(Id id) {
     pending_.BeginHandshake(id, Now());
     ++watched_;
     any_pending_.store(true);
+    NoteHandshake(connection.peer);
   }
   sources_.at(connection.listener).deliver(connection.fd);
 }
@@ -620,6 +645,10 @@ void AcceptLoop::Close(Id id) {
 void AcceptLoop::Forget(Id id) {
   const auto found = connections_.find(id);
   if (found->second.handed_over && found->second.address != kUnix) --watched_;
+  {
+    MutexLock lock(shaking_mu_);
+    shaking_.erase(found->second.peer);
+  }
   const auto count = counts_.find(found->second.address);
   if (--count->second == 0) counts_.erase(count);
   connections_.erase(found);

@@ -23,6 +23,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/statusor.h"
@@ -78,7 +79,12 @@ class AcceptLoop {
   void Remove(const Address& address) ABSL_LOCKS_EXCLUDED(mu_);
 
   // A call came over the connection from `peer` (ip:port): it has shaken hands.
-  void MarkServed(absl::string_view peer) ABSL_LOCKS_EXCLUDED(mu_);
+  void MarkServed(absl::string_view peer) ABSL_LOCKS_EXCLUDED(mu_, shaking_mu_);
+
+  // The addresses, without ports, of the connections of TCP that shake hands
+  // now, or have ended that a moment ago. May be called from within a
+  // handshake.
+  std::vector<std::string> Handshaking() ABSL_LOCKS_EXCLUDED(shaking_mu_);
 
   // Ends the connection from `peer` (ip:port), whose calls are too many, and
   // has its address wait for a while before others of it begin. `limit` and
@@ -154,6 +160,7 @@ class AcceptLoop {
   void Close(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Forget(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Refuse(const Refusal& refusal, const std::string& peer);
+  void NoteHandshake(const std::string& peer) ABSL_LOCKS_EXCLUDED(shaking_mu_);
   int CountOf(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Instant Now() const { return clock_.Now(); }
   void Wake();
@@ -179,6 +186,10 @@ class AcceptLoop {
   int64_t watches_ ABSL_GUARDED_BY(mu_) = 0;
   int watched_ ABSL_GUARDED_BY(mu_) = 0;  // connections of TCP at gRPC
   std::map<int, Source> sources_ ABSL_GUARDED_BY(mu_);
+
+  // Taken within mu_, and by handshakes, which may run within it.
+  Mutex shaking_mu_;
+  std::map<std::string, Instant> shaking_ ABSL_GUARDED_BY(shaking_mu_);
 };
 
 }  // namespace weft::net

@@ -4,14 +4,16 @@
 #include <grpc/support/log.h>
 
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "weft/base/clock.h"
 #include "weft/net/line_budget.h"
 #include "weft/telemetry/field.h"
+#include "weft/telemetry/logger.h"
+#include "weft/telemetry/stderr_line.h"
 
 namespace weft::net {
 namespace {
@@ -41,14 +43,17 @@ void LogOfGrpc(gpr_log_func_args* args) {
   int64_t not_logged = 0;
   if (!budget.MayWrite(&not_logged)) return;
   const char* slash = std::strrchr(args->file, '/');
-  std::string line = telemetry::Printable(args->message);
-  if (not_logged > 0) {
-    line += " not_logged=";
-    line += std::to_string(not_logged);
-  }
-  std::fprintf(stderr, "%s gRPC: %s (%s:%d)\n",
-               gpr_log_severity_string(args->severity), line.c_str(),
-               slash == nullptr ? args->file : slash + 1, args->line);
+  const std::string place =
+      absl::StrCat(slash == nullptr ? args->file : slash + 1, ":", args->line);
+  const std::string more =
+      not_logged > 0 ? absl::StrCat(" not_logged=", not_logged) : "";
+  telemetry::WriteStderrLine(
+      args->severity == GPR_LOG_SEVERITY_ERROR ? telemetry::Level::kError
+                                               : telemetry::Level::kInfo,
+      absl::StrCat(gpr_log_severity_string(args->severity), " gRPC: ",
+                   telemetry::Printable(args->message), more, " (", place, ")"),
+      args->message,
+      {{"library", "gRPC"}, {"site", place}, {"not_logged", not_logged}});
 }
 
 }  // namespace

@@ -323,6 +323,9 @@ absl::Status Loop::Core::Start() {
     tls.check_every = options_.certificate_check;
     tls.telemetry = &telemetry_;
     tls.refusal_log = &refusal_log_;
+    tls.handshaking = [edge = accept_loop_.get()] {
+      return edge->Handshaking();
+    };
     WEFT_ASSIGN_OR_RETURN(tls_, Tls::Create(std::move(tls)));
     secure_ = builder.experimental().AddExternalConnectionAcceptor(
         Builder::ExternalConnectionType::FROM_FD, tls_->ForServer());

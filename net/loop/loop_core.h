@@ -265,12 +265,12 @@ class Loop::Core : public MemoryWatch,
   Poller poller_;
   LoopDriver driver_;
   grpc::AsyncGenericService service_;
-  std::unique_ptr<Acceptor> plain_;   // unix sockets, and TCP under --insecure
-  std::unique_ptr<Tls> tls_;          // null without certificates
-  std::unique_ptr<Acceptor> secure_;  // null without certificates
+  std::unique_ptr<Acceptor> plain_;  // unix sockets, and TCP under --insecure
+  std::unique_ptr<AcceptLoop> accept_loop_;  // whose addresses tls_ asks for
+  std::unique_ptr<Tls> tls_;                 // null without certificates
+  std::unique_ptr<Acceptor> secure_;         // null without certificates
   std::unique_ptr<grpc::Server> server_;
   // Until the end: calls that arrive late name it.
-  std::unique_ptr<AcceptLoop> accept_loop_;
   telemetry::StatusPage::Registration status_page_;
 
   Mutex mu_;

@@ -47,22 +47,36 @@ std::string Text(grpc::string_ref text) {
   return std::string(text.data(), text.size());
 }
 
-// Whom a certificate claims to be of, for the log.
-std::string ClaimedBy(const TlsCustomVerificationCheckRequest& request) {
+constexpr size_t kMostAddresses = 4;
+
+// Who wanted to connect, for the log: an address, or several where several
+// shake hands. What a certificate says is a claim of somebody who has not
+// proven it.
+std::string WhoShowed(const TlsCustomVerificationCheckRequest& request,
+                      std::vector<std::string> addresses) {
   std::vector<std::string> names;
   for (const grpc::string_ref& uri : request.uri_names())
     names.push_back(Text(uri).substr(0, 128));
-  return names.empty() ? "nobody" : absl::StrJoin(names, " ");
+  const size_t count = addresses.size();
+  if (count > kMostAddresses) addresses.resize(kMostAddresses);
+  return absl::StrCat(
+      count == 0 ? "an unknown address" : absl::StrJoin(addresses, " or "),
+      count > kMostAddresses ? " or others" : "", ", with a certificate ",
+      names.empty()
+          ? "without a name"
+          : absl::StrCat("that claims to be of ", absl::StrJoin(names, " ")));
 }
 
 // Asks Trust about each peer. Of a server's peers it notes the refused ones.
 class PeerVerifier final : public ExternalCertificateVerifier {
  public:
   PeerVerifier(std::shared_ptr<Trust> trust, bool of_server,
-               RefusalLog* refusal_log)
+               RefusalLog* refusal_log,
+               std::function<std::vector<std::string>()> handshaking)
       : trust_(std::move(trust)),
         of_server_(of_server),
-        refusal_log_(refusal_log) {}
+        refusal_log_(refusal_log),
+        handshaking_(std::move(handshaking)) {}
 
   bool Verify(TlsCustomVerificationCheckRequest* request,
               std::function<void(grpc::Status)>,
@@ -77,8 +91,11 @@ class PeerVerifier final : public ExternalCertificateVerifier {
       *sync_status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED,
                                   std::string(believed.message()));
       if (refusal_log_ != nullptr) {
-        refusal_log_->Refused("certificate", ClaimedBy(*request), "to connect",
-                              believed.message());
+        std::vector<std::string> addresses;
+        if (handshaking_) addresses = handshaking_();
+        refusal_log_->Refused("certificate",
+                              WhoShowed(*request, std::move(addresses)),
+                              "to connect", believed.message());
       }
     }
     return true;  // done
@@ -89,6 +106,7 @@ class PeerVerifier final : public ExternalCertificateVerifier {
   const std::shared_ptr<Trust> trust_;
   const bool of_server_;
   RefusalLog* const refusal_log_;
+  const std::function<std::vector<std::string>()> handshaking_;
 };
 
 // Changes whenever one of them is written or replaced.
@@ -176,8 +194,8 @@ std::shared_ptr<grpc::ServerCredentials> Tls::ForServer() const {
   options.set_cert_request_type(
       GRPC_SSL_REQUEST_CLIENT_CERTIFICATE_BUT_DONT_VERIFY);
   options.set_certificate_verifier(
-      ExternalCertificateVerifier::Create<PeerVerifier>(trust_, true,
-                                                        options_.refusal_log));
+      ExternalCertificateVerifier::Create<PeerVerifier>(
+          trust_, true, options_.refusal_log, options_.handshaking));
   return grpc::experimental::TlsServerCredentials(options);
 }
 
@@ -187,7 +205,7 @@ std::shared_ptr<grpc::ChannelCredentials> Tls::ForChannel() const {
   options.watch_identity_key_cert_pairs();
   options.watch_root_certs();
   options.set_certificate_verifier(
-      ExternalCertificateVerifier::Create<PeerVerifier>(trust_, false,
+      ExternalCertificateVerifier::Create<PeerVerifier>(trust_, false, nullptr,
                                                         nullptr));
   return grpc::experimental::TlsCredentials(options);
 }

@@ -12,9 +12,11 @@
 #include <grpcpp/security/server_credentials.h>
 #include <grpcpp/security/tls_certificate_provider.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -57,6 +59,9 @@ class Tls {
     absl::Duration check_every = absl::Seconds(10);
     telemetry::Telemetry* telemetry = nullptr;
     RefusalLog* refusal_log = nullptr;  // both must outlive it
+    // The addresses of the clients that shake hands, for the log; null: nobody
+    // knows them. gRPC does not say of which connection a certificate is.
+    std::function<std::vector<std::string>()> handshaking = nullptr;
   };
   static absl::StatusOr<std::unique_ptr<Tls>> Create(Options options);
   ~Tls();

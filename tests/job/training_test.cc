@@ -9,6 +9,8 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/job/job.h"
@@ -247,6 +249,39 @@ TEST(MainJob, TrainersOfUnequalDataAreRefused) {
     EXPECT_THAT((*p)->Wait(kLong), IsOkAndHolds(3)) << (*p)->output();
   }
   EXPECT_THAT(trainer1->output(), HasSubstr("checksum of --data is "));
+}
+
+// Progress, errors, warnings on the environment, gRPC's own: all in one form.
+TEST(MainJob, WithLogJsonEachLineOfStandardErrorIsOneObject) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const auto in_json = [](const Flags& command, const std::string& out) {
+    Flags all = {"/usr/bin/env", "WEFT_NO_SUCH=1",
+                 "GRPC_TRACE=",  "/bin/sh",
+                 "-c",           "exec \"$0\" \"$@\" > " + out};
+    all.insert(all.end(), command.begin(), command.end());
+    all.push_back("--log=json");
+    return StartProcess(all);
+  };
+  const auto server = in_json(job.ServerCommand(0), "/dev/null");
+  const auto trainer =
+      in_json(job.TrainerCommand(0, {"--epochs=1"}), "/dev/full");
+  const auto refused =
+      in_json(job.TrainerCommand(0, {"--epochs=many"}), "/dev/null");
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(13)) << trainer->output();
+  EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(0)) << server->output();
+  EXPECT_THAT(refused->Wait(kLong), IsOkAndHolds(2)) << refused->output();
+  for (const auto* process : {&server, &trainer, &refused}) {
+    const std::string output = (*process)->output();
+    EXPECT_THAT(output, HasSubstr("sets nothing and is ignored"));
+    for (const absl::string_view line :
+         absl::StrSplit(output, '\n', absl::SkipEmpty())) {
+      EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+    }
+  }
+  EXPECT_THAT(trainer->output(), HasSubstr("\"progress\":\"training\""));
+  EXPECT_THAT(trainer->output(), HasSubstr("\"exit_code\":13"));
 }
 
 TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
