@@ -58,6 +58,30 @@ TEST(Segment, IsSharedWithAnotherProcess) {
   EXPECT_EQ(segment.data()[7], std::byte{42});
 }
 
+TEST(Segment, PartWithoutPagesGetsThemWhereItIsNeeded) {
+  WEFT_ASSERT_OK_AND_ASSIGN(Segment segment,
+                            Segment::CreateInPart(8 * kPage, 2 * kPage));
+  const auto allocated = [&] {
+    struct stat found;
+    EXPECT_EQ(fstat(segment.fd(), &found), 0);
+    return int64_t{found.st_blocks} * 512;
+  };
+  EXPECT_EQ(segment.size_bytes(), 8 * kPage);
+  EXPECT_EQ(allocated(), 2 * kPage);
+  segment.data()[0] = std::byte{1};
+  WEFT_ASSERT_OK_AND_ASSIGN(
+      Segment theirs,
+      Segment::FromFdInPart(dup(segment.fd()), 8 * kPage, 2 * kPage));
+  EXPECT_EQ(allocated(), 2 * kPage);
+  WEFT_EXPECT_OK(theirs.Allocate(2 * kPage, 6 * kPage));
+  EXPECT_EQ(allocated(), 8 * kPage);
+  WEFT_EXPECT_OK(segment.Allocate(2 * kPage, 6 * kPage));
+  EXPECT_EQ(allocated(), 8 * kPage);
+  theirs.data()[8 * kPage - 1] = std::byte{2};
+  EXPECT_EQ(segment.data()[8 * kPage - 1], std::byte{2});
+  EXPECT_EQ(theirs.data()[0], std::byte{1});
+}
+
 TEST(Segment, RefusesUnsealedMemory) {
   const int fd = memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(ftruncate(fd, kPage), 0);

@@ -30,10 +30,10 @@ absl::Status Failed(const char* call, int64_t bytes, int error) {
 }
 
 // fallocate ends early when a signal comes.
-int Allocate(int fd, int64_t bytes) {
+int Fallocate(int fd, int64_t offset, int64_t bytes) {
   int result;
   do {
-    result = fallocate(fd, 0, 0, bytes);
+    result = fallocate(fd, 0, offset, bytes);
   } while (result != 0 && errno == EINTR);
   return result;
 }
@@ -51,20 +51,21 @@ int64_t AvailableBytes() {
   return static_cast<int64_t>(system.freeram) * system.mem_unit;
 }
 
-// Gives `fd` all its pages. A memfd has no limit of its own: asked for more
-// than there is, the kernel would kill processes until it could.
-absl::Status AllocatePages(int fd, int64_t bytes) {
+// Gives these bytes of `fd` their pages. A memfd has no limit of its own: asked
+// for more than there is, the kernel would kill processes until it could.
+absl::Status AllocatePages(int fd, int64_t offset, int64_t bytes) {
   if (const int64_t available = AvailableBytes(); bytes > available) {
     return absl::ResourceExhaustedError(
         absl::StrCat("Segment: wants ", bytes, " bytes of shared memory, has ",
                      available, " available"));
   }
-  if (Allocate(fd, bytes) != 0) return Failed("fallocate", bytes, errno);
+  if (Fallocate(fd, offset, bytes) != 0)
+    return Failed("fallocate", bytes, errno);
   return absl::OkStatus();
 }
 
 // A size that is not sealed could shrink under us, which ends in SIGBUS.
-absl::Status CheckSealed(int fd, int64_t bytes) {
+absl::Status CheckSealed(int fd, int64_t bytes, int64_t allocated) {
   const int seals = fcntl(fd, F_GET_SEALS);
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   if (seals < 0 || (seals & kNeeded) != kNeeded) {
@@ -80,13 +81,18 @@ absl::Status CheckSealed(int fd, int64_t bytes) {
   }
   // Holes would be filled at first touch, or fail to be, with SIGBUS.
   if (int64_t{found.st_blocks} * 512 >= bytes) return absl::OkStatus();
-  return AllocatePages(fd, bytes);
+  return AllocatePages(fd, 0, allocated);
 }
 
 }  // namespace
 
 absl::StatusOr<Segment> Segment::Create(int64_t bytes,
                                         const std::string& name) {
+  return CreateInPart(bytes, bytes, name);
+}
+
+absl::StatusOr<Segment> Segment::CreateInPart(int64_t bytes, int64_t allocated,
+                                              const std::string& name) {
   if (bytes <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Segment: wants a size above 0, found ", bytes));
@@ -94,7 +100,10 @@ absl::StatusOr<Segment> Segment::Create(int64_t bytes,
   const int fd = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return Failed("memfd_create", bytes, errno);
   Segment segment(fd);
-  WEFT_RETURN_IF_ERROR(AllocatePages(fd, bytes));
+  WEFT_RETURN_IF_ERROR(AllocatePages(fd, 0, allocated));
+  if (allocated < bytes && ftruncate(fd, bytes) != 0) {
+    return Failed("ftruncate", bytes, errno);
+  }
   if (fcntl(fd, F_ADD_SEALS, kSeals) != 0) {
     return Failed("sealing", bytes, errno);
   }
@@ -103,14 +112,27 @@ absl::StatusOr<Segment> Segment::Create(int64_t bytes,
 }
 
 absl::StatusOr<Segment> Segment::FromFd(int fd, int64_t bytes) {
+  return FromFdInPart(fd, bytes, bytes);
+}
+
+absl::StatusOr<Segment> Segment::FromFdInPart(int fd, int64_t bytes,
+                                              int64_t allocated) {
   Segment segment(fd);
   if (bytes <= 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Segment: wants a size above 0, found ", bytes));
   }
-  WEFT_RETURN_IF_ERROR(CheckSealed(fd, bytes));
+  WEFT_RETURN_IF_ERROR(CheckSealed(fd, bytes, allocated));
   WEFT_RETURN_IF_ERROR(segment.Map(bytes));
   return segment;
+}
+
+absl::Status Segment::Allocate(int64_t offset, int64_t bytes) {
+  // Asks the system how much there is only where some may be missing.
+  struct stat found;
+  if (fstat(fd_, &found) == 0 && int64_t{found.st_blocks} * 512 >= size_bytes_)
+    return absl::OkStatus();
+  return AllocatePages(fd_, offset, bytes);
 }
 
 absl::Status Segment::Map(int64_t bytes) {

@@ -27,9 +27,22 @@ class Segment {
   static absl::StatusOr<Segment> Create(int64_t bytes,
                                         const std::string& name = "weft");
 
+  // The same, but only its first `allocated` bytes have pages: nobody may touch
+  // the others before Allocate. REQUIRES: 0 < allocated <= bytes.
+  static absl::StatusOr<Segment> CreateInPart(int64_t bytes, int64_t allocated,
+                                              const std::string& name = "weft");
+
   // Maps what another process sent, and owns `fd` from then on, also when it
   // fails. kInvalidArgument unless it is a sealed memfd of at least `bytes`.
   static absl::StatusOr<Segment> FromFd(int fd, int64_t bytes);
+  // The same of one that was made by CreateInPart.
+  static absl::StatusOr<Segment> FromFdInPart(int fd, int64_t bytes,
+                                              int64_t allocated);
+
+  // Gives the bytes from `offset` on their pages; those that have some keep
+  // them, with what is in them. kResourceExhausted if there is not as much
+  // memory. REQUIRES: they lie within the segment.
+  absl::Status Allocate(int64_t offset, int64_t bytes);
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;

@@ -29,29 +29,17 @@ namespace {
 // How long what runs on a Loop may keep the end of an agent waiting.
 constexpr absl::Duration kTurnGrace = absl::Seconds(30);
 
-// With what the caller opens a stream, if it offers rings.
-constexpr char kRings[] = "weft-rings";
+// With what the caller opens a stream, if it offers rings with memory for
+// bodies behind them. (weft-rings was for rings alone.)
+constexpr char kRings[] = "weft-memory";
 
 // One end: a stream, once there is one.
 class GrpcConnection final : public Connection {
  public:
-  // Of a stream that a peer has opened; `has_rings`: they share memory.
-  GrpcConnection(std::shared_ptr<net::Stream> stream,
-                 std::shared_ptr<MemoryExchange> memories, bool has_rings)
-      : stream_(std::move(stream)),
-        memories_(std::move(memories)),
-        memory_role_(has_rings ? MemoryRole::kTakes : MemoryRole::kNone) {}
-  // Of one to a peer; `path` is where memory is sent to it, if rings were.
-  GrpcConnection(std::shared_ptr<net::Stream> stream,
-                 std::shared_ptr<MemoryExchange> memories,
-                 std::shared_ptr<net::Channel> channel,
-                 std::optional<std::string> path)
-      : channel_(std::move(channel)),
-        stream_(std::move(stream)),
-        memories_(std::move(memories)),
-        memory_role_(path.has_value() ? MemoryRole::kOffers
-                                      : MemoryRole::kNone),
-        path_(path.value_or("")) {}
+  // `channel`: the way to the peer; null where the peer opened the stream.
+  explicit GrpcConnection(std::shared_ptr<net::Stream> stream,
+                          std::shared_ptr<net::Channel> channel = nullptr)
+      : channel_(std::move(channel)), stream_(std::move(stream)) {}
 
   Written Write(Slices message) override {
     return stream_->Write(std::move(message)) ? Written::kUnderWay
@@ -65,20 +53,6 @@ class GrpcConnection final : public Connection {
     stream_->Close(status.ok() ? absl::CancelledError("closed")
                                : std::move(status));
   }
-  MemoryRole memory_role() const override { return memory_role_; }
-  absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override {
-    if (memory_role_ != MemoryRole::kOffers) {
-      return Connection::OfferMemory(bytes);
-    }
-    return memories_->Offer(path_, bytes);
-  }
-  absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
-                                          int64_t bytes) override {
-    if (memory_role_ != MemoryRole::kTakes) {
-      return Connection::TakeMemory(token, bytes);
-    }
-    return memories_->Take(token, bytes);
-  }
   std::string ProvenName() const override {
     const auto& identity = stream_->peer().identity;
     return identity.has_value() ? identity->Name() : "";
@@ -91,9 +65,6 @@ class GrpcConnection final : public Connection {
  private:
   const std::shared_ptr<net::Channel> channel_;  // outlives its stream
   const std::shared_ptr<net::Stream> stream_;
-  const std::shared_ptr<MemoryExchange> memories_;
-  const MemoryRole memory_role_;
-  const std::string path_;
 };
 
 // What a stream hears goes to the connection's observer.
@@ -160,8 +131,8 @@ class Door {
       std::shared_ptr<net::Stream> stream) ABSL_LOCKS_EXCLUDED(mu_) {
     // Taken in any case, so that it does not wait there for ever.
     std::shared_ptr<RingConnection> ring = TakeRings(*stream);
-    std::shared_ptr<Connection> connection = std::make_shared<GrpcConnection>(
-        std::move(stream), memories_, ring != nullptr);
+    std::shared_ptr<Connection> connection =
+        std::make_shared<GrpcConnection>(std::move(stream));
     MutexLock lock(mu_);  // Set waits for who is entering
     if (acceptor_ == nullptr) {
       if (ring != nullptr) ring->Discard();
@@ -253,10 +224,7 @@ class GrpcTransport final : public Transport {
         ChannelTo(purpose, to);
     if (!channel.ok()) return Fail(channel.status(), std::move(observer));
     net::Metadata metadata;
-    std::optional<std::string> path = memories_->PathTo(to);
-    std::shared_ptr<RingConnection> ring;
-    if (path.has_value()) ring = OfferRings(*path, &metadata);
-    if (ring == nullptr) path = std::nullopt;
+    std::shared_ptr<RingConnection> ring = OfferRings(to, &metadata);
     if (ring != nullptr) {
       ring->Observe(std::move(observer));
       observer = ring;
@@ -266,7 +234,7 @@ class GrpcTransport final : public Transport {
                                std::make_shared<CallerStreamEars>(
                                    std::move(observer), to, purpose),
                                metadata),
-        memories_, *channel, std::move(path));
+        *channel);
     if (ring == nullptr) return connection;
     return ring->Attach(std::move(connection));
   }
@@ -290,9 +258,11 @@ class GrpcTransport final : public Transport {
 
  private:
   // Null: nothing is offered.
-  std::shared_ptr<RingConnection> OfferRings(const std::string& path,
+  std::shared_ptr<RingConnection> OfferRings(const Destination& to,
                                              net::Metadata* metadata) {
-    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(path);
+    const std::optional<std::string> path = memories_->PathTo(to);
+    if (!path.has_value()) return nullptr;
+    absl::StatusOr<OfferedRings> offered = memories_->OfferRings(*path);
     if (!offered.ok()) return nullptr;
     auto ring =
         std::make_shared<RingConnection>(std::move(offered->rings), watch_);

@@ -17,8 +17,7 @@ struct GrpcTransportOptions {
   // Messages, and large bodies, between processes of one user on one host pass
   // through memory that they share: where the peer's address is a unix socket,
   // or where its Destination names its memory socket. 0: never; else the most
-  // connections of this transport that may have such memory, of each of the two
-  // kinds.
+  // connections of this transport that may have such memory.
   int max_shared_memories = 64;
   // The job's directory of sockets, of mode 0700, in which an endpoint at a TCP
   // address has its memory socket (Transport::memory_socket). Of peers at TCP

@@ -152,7 +152,7 @@ int MappedRings() {
   std::ifstream maps("/proc/self/maps");
   int mapped = 0;
   for (std::string line; std::getline(maps, line);) {
-    mapped += line.find("memfd:weft-rpc-rings") != line.npos ? 1 : 0;
+    mapped += line.find("memfd:weft-rings") != line.npos ? 1 : 0;
   }
   return mapped;
 }

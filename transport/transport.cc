@@ -4,11 +4,7 @@
 
 namespace weft::transport {
 
-absl::StatusOr<SharedMemory> Connection::OfferMemory(int64_t) {
-  return absl::UnimplementedError("this connection shares no memory");
-}
-
-absl::StatusOr<SharedMemory> Connection::TakeMemory(uint64_t, int64_t) {
+absl::StatusOr<BodyMemory> Connection::UseBodyMemory() {
   return absl::UnimplementedError("this connection shares no memory");
 }
 

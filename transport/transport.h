@@ -8,6 +8,7 @@
 #ifndef WEFT_TRANSPORT_TRANSPORT_H_
 #define WEFT_TRANSPORT_TRANSPORT_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -35,11 +36,14 @@ class ConnectionObserver {
   virtual void OnClosed(absl::Status status) = 0;
 };
 
-// Memory that both ends of a connection have mapped, and the name under which
-// one handed it to the other.
-struct SharedMemory {
-  uint64_t token = 0;
-  std::shared_ptr<memory::Segment> segment;
+// Memory for large bodies that both ends of a connection have mapped, a half
+// for each direction. The peer may change what lies in it at any time.
+struct BodyMemory {
+  static constexpr size_t kBytes = size_t{4} << 20;  // of each direction
+
+  std::byte* out = nullptr;
+  const std::byte* in = nullptr;
+  std::shared_ptr<memory::Segment> segment;  // keeps both mapped
 };
 
 // One end of an ordered pipe of messages. Whoever lets the last handle go
@@ -73,17 +77,11 @@ class Connection {
   // Ends it: both ends hear OnClosed, the other perhaps with `status`.
   virtual void Close(absl::Status status) = 0;
 
-  // What this end can do about shared memory: the one that opened a connection
-  // within the host offers some, the other takes it.
-  enum class MemoryRole { kNone, kOffers, kTakes };
-  virtual MemoryRole memory_role() const { return MemoryRole::kNone; }
-  // Makes memory and hands it to the peer's process, beside the connection: the
-  // token, sent in a message afterwards, lets it take it. Any error means: do
-  // without.
-  virtual absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes);
-  // Maps what the peer handed over under `token`, which has at least `bytes`.
-  virtual absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
-                                                  int64_t bytes);
+  // The memory for bodies of this connection. It is agreed on as the connection
+  // opens, known to both ends once the one that opened it has received a
+  // message, and has pages once one of them has asked for it here.
+  // kUnimplemented: there is none; kResourceExhausted: no pages.
+  virtual absl::StatusOr<BodyMemory> UseBodyMemory();
 
   // The peer's name and role, where the connection proves them (by a
   // certificate).

@@ -80,15 +80,14 @@ TEST(TcpMemory, WorkersOfOneHostShareItAndProveWhoTheyAre) {
   EXPECT_THAT(trainer.self().address, HasSubstr("127.0.0.1:"));
   const rpc::Target other = trainer.agent().To("trainer1");
   EXPECT_THAT(rpc::Call(other, RoleOfCaller), IsOkAndHolds("trainer0 trainer"));
-  EXPECT_EQ(MappedMemories("weft-rpc-rings"), 2);  // both are of this process
-  EXPECT_EQ(MappedMemories("weft-rpc"), 0);
+  EXPECT_EQ(MappedMemories("weft-rings"), 2);  // both are of this process
   for (int i = 0; i < 3; ++i) {
     EXPECT_THAT(rpc::Call(other, SizeOf, std::string(1 << 20, 'x')),
                 IsOkAndHolds(1 << 20));
   }
-  EXPECT_EQ(MappedMemories("weft-rpc"), 2);
+  EXPECT_EQ(MappedMemories("weft-rings"), 2);
   EXPECT_TRUE((*workers)->Shutdown().ok());
-  EXPECT_EQ(MappedMemories("weft-rpc-rings"), 0);
+  EXPECT_EQ(MappedMemories("weft-rings"), 0);
 }
 
 TEST(TcpMemory, WithoutSharedMemoriesNoLabelIsPublished) {
@@ -100,7 +99,7 @@ TEST(TcpMemory, WithoutSharedMemoriesNoLabelIsPublished) {
   EXPECT_EQ(trainer.self().labels.count(kMemorySocketLabel), 0u);
   EXPECT_THAT(rpc::Call(trainer.agent().To("trainer1"), RoleOfCaller),
               IsOkAndHolds("trainer0 trainer"));
-  EXPECT_EQ(MappedMemories("weft-rpc-rings"), 0);
+  EXPECT_EQ(MappedMemories("weft-rings"), 0);
   EXPECT_TRUE((*workers)->Shutdown().ok());
 }
 

@@ -55,12 +55,6 @@ int64_t DetachNames(Request& request) {
   return static_cast<int64_t>(request.name.size() + request.chain.size());
 }
 
-absl::Status OutOfTurn(const MemoryMessage& message) {
-  return absl::InvalidArgumentError(
-      absl::StrCat("shared memory: a message of kind ",
-                   static_cast<int>(message.kind), " out of turn"));
-}
-
 }  // namespace
 
 Link::Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes)
@@ -69,13 +63,7 @@ Link::Link(std::shared_ptr<LinkOwner> owner, Clock& clock, int64_t max_bytes)
 void Link::Attach(std::shared_ptr<transport::Connection> connection) {
   {
     MutexLock lock(mu_);
-    if (!closed_) {
-      connection_ = std::move(connection);
-      if (connection_->memory_role() !=
-          transport::Connection::MemoryRole::kNone) {
-        memory_state_ = MemoryState::kUntried;
-      }
-    }
+    if (!closed_) connection_ = std::move(connection);
   }
   if (connection != nullptr) {
     connection->Close(absl::CancelledError("closed before it was open"));
@@ -166,12 +154,13 @@ bool Link::WriteOne(bool Link::** ended, bool is_last) {
   }
   const bool is_done = Write(&leaving);
   *ended = is_done ? &Link::writing_ : nullptr;
-  if (leaving.wants_memory) AskForMemory(*leaving.connection);
+  // Without it bodies leave with the messages.
+  if (leaving.wants_memory) OpenMemory(*leaving.connection).IgnoreError();
   if (is_done && is_last) {
     leaving.connection->GiveWay();
     return false;
   }
-  return is_done || leaving.wants_memory;
+  return is_done;
 }
 
 bool Link::Write(Leaving* leaving) {
@@ -281,10 +270,7 @@ void Link::AddOutgoing(const Outgoing& frame, BatchWriter* batch,
     batch->Add(**hello);
   } else if (const auto* welcome =
                  std::get_if<std::unique_ptr<Welcome>>(&frame)) {
-    is_welcome_ = (*welcome)->status.ok();
     batch->Add(**welcome);
-  } else {
-    batch->Add(std::get<MemoryMessage>(frame));
   }
 }
 
@@ -312,7 +298,7 @@ size_t Link::AddChunk(size_t room, BatchWriter* batch, Leaving* leaving) {
     if (!place.has_value()) return 0;
     chunk.in_memory = size = place->size;
     leaving->copies.push_back(
-        {payload_rings_->out + place->offset, bulk.Take(size)});
+        {payload_rings_->memory.out + place->offset, bulk.Take(size)});
   } else {
     chunk.data = bulk.Take(size);
   }
@@ -347,128 +333,49 @@ void Link::AddConsumed(BatchWriter* batch) {
   if (payload_rings_ == nullptr) return;
   transport::PayloadReader& reader = payload_rings_->reader;
   if (!reader.MustReport() && (batch->empty() || !reader.MayReport())) return;
-  MemoryMessage consumed;
-  consumed.kind = MemoryMessage::Kind::kConsumed;
-  consumed.position = reader.Report();
-  batch->Add(consumed);
+  batch->Add(Consumed{reader.Report()});
 }
 
 // ------------------------------------------------------------- shared memory
 
-void Link::AskForMemory(transport::Connection& connection) {
-  MemoryMessage message;
-  std::shared_ptr<PayloadRings> rings;
-  if (connection.memory_role() == transport::Connection::MemoryRole::kTakes) {
-    message.kind = MemoryMessage::Kind::kWanted;
-  } else {
-    absl::StatusOr<transport::SharedMemory> memory =
-        connection.OfferMemory(2 * kPayloadRingBytes);
-    if (memory.ok()) {
-      message.kind = MemoryMessage::Kind::kOffered;
-      message.token = memory->token;
-      message.bytes = 2 * kPayloadRingBytes;
-      rings = MakePayloadRings(std::move(memory->segment), /*is_offerer=*/true);
-    }
-  }
+absl::Status Link::OpenMemory(transport::Connection& connection) {
+  absl::StatusOr<transport::BodyMemory> memory = connection.UseBodyMemory();
   MutexLock lock(mu_);
-  if (closed_) return;
-  if (message.kind == MemoryMessage::Kind::kOffered) {
-    payload_rings_ = std::move(rings);
-    memory_state_ = MemoryState::kOffered;
-  } else if (connection.memory_role() ==
-             transport::Connection::MemoryRole::kOffers) {
-    memory_state_ = MemoryState::kNone;
-    return;
-  }
-  outbox_.push_front(message);
-}
-
-std::shared_ptr<Link::PayloadRings> Link::MakePayloadRings(
-    std::shared_ptr<memory::Segment> memory, bool is_offerer) {
-  auto rings = std::make_shared<PayloadRings>();
-  rings->memory = std::move(memory);
-  std::byte* const first = rings->memory->data();
-  std::byte* const second = first + kPayloadRingBytes;
-  rings->out = is_offerer ? first : second;
-  rings->in = is_offerer ? second : first;
-  return rings;
-}
-
-absl::Status Link::OnMemoryMessage(const MemoryMessage& message) {
-  switch (message.kind) {
-    case MemoryMessage::Kind::kWanted:
-      return OnWanted();
-    case MemoryMessage::Kind::kOffered:
-      return OnOffer(message);
-    case MemoryMessage::Kind::kConsumed: {
-      MutexLock lock(mu_);
-      if (closed_) return absl::OkStatus();
-      if (memory_state_ != MemoryState::kOpen) break;
-      return payload_rings_->writer.Release(message.position);
-    }
-    case MemoryMessage::Kind::kAccepted:
-    case MemoryMessage::Kind::kRefused: {
-      MutexLock lock(mu_);
-      if (closed_) return absl::OkStatus();
-      if (memory_state_ != MemoryState::kOffered) break;
-      const bool accepted = message.kind == MemoryMessage::Kind::kAccepted;
-      memory_state_ = accepted ? MemoryState::kOpen : MemoryState::kNone;
-      if (!accepted) payload_rings_ = nullptr;
-      return absl::OkStatus();
-    }
-  }
-  return OutOfTurn(message);
-}
-
-absl::Status Link::OnWanted() {
-  std::shared_ptr<transport::Connection> connection;
-  {
-    MutexLock lock(mu_);
-    if (closed_) return absl::OkStatus();
-    if (connection_ == nullptr ||
-        connection_->memory_role() !=
-            transport::Connection::MemoryRole::kOffers) {
-      return absl::InvalidArgumentError("the peer wants memory of its guest");
-    }
-    // Offered meanwhile, or tried in vain.
-    if (memory_state_ != MemoryState::kUntried) return absl::OkStatus();
-    memory_state_ = MemoryState::kAsked;
-    connection = connection_;
-  }
-  AskForMemory(*connection);
+  if (closed_) return absl::CancelledError("the link has ended");
+  if (memory_state_ == MemoryState::kOpen) return absl::OkStatus();
+  memory_state_ = memory.ok() ? MemoryState::kOpen : MemoryState::kNone;
+  WEFT_RETURN_IF_ERROR(memory.status());
+  payload_rings_ = std::make_shared<PayloadRings>(*std::move(memory));
   return absl::OkStatus();
 }
 
-absl::Status Link::OnOffer(const MemoryMessage& offer) {
-  std::shared_ptr<transport::Connection> connection;
-  {
-    MutexLock lock(mu_);
-    if (closed_) return absl::OkStatus();
-    const bool is_its_turn = memory_state_ == MemoryState::kUntried ||
-                             memory_state_ == MemoryState::kAsked;
-    if (!is_welcome_ || !is_its_turn || connection_ == nullptr ||
-        connection_->memory_role() !=
-            transport::Connection::MemoryRole::kTakes) {
-      return OutOfTurn(offer);
-    }
-    connection = connection_;
-  }
-  absl::StatusOr<transport::SharedMemory> memory =
-      offer.bytes == 2 * kPayloadRingBytes
-          ? connection->TakeMemory(offer.token, 2 * kPayloadRingBytes)
-          : absl::UnimplementedError("memory of another size");
-  MemoryMessage answer;
-  answer.kind = memory.ok() ? MemoryMessage::Kind::kAccepted
-                            : MemoryMessage::Kind::kRefused;
+absl::Status Link::OnConsumed(const Consumed& consumed) {
   MutexLock lock(mu_);
   if (closed_) return absl::OkStatus();
-  if (memory.ok()) {
-    payload_rings_ =
-        MakePayloadRings(std::move(memory->segment), /*is_offerer=*/false);
+  if (payload_rings_ == nullptr) {
+    return absl::InvalidArgumentError(
+        "the peer has consumed of memory that is not used");
   }
-  memory_state_ = memory.ok() ? MemoryState::kOpen : MemoryState::kNone;
-  outbox_.push_front(answer);
-  return absl::OkStatus();
+  return payload_rings_->writer.Release(consumed.position);
+}
+
+absl::StatusOr<std::shared_ptr<Link::PayloadRings>> Link::RingsOfPeer() {
+  std::shared_ptr<transport::Connection> connection;
+  {
+    MutexLock lock(mu_);
+    if (closed_) return absl::CancelledError("the link has ended");
+    if (payload_rings_ != nullptr) return payload_rings_;
+    connection = connection_;
+  }
+  const absl::Status opened =
+      connection == nullptr ? absl::UnimplementedError("it is not open yet")
+                            : OpenMemory(*connection);
+  if (absl::IsUnimplemented(opened)) {
+    return absl::InvalidArgumentError("a chunk in memory that is not shared");
+  }
+  WEFT_RETURN_IF_ERROR(opened);
+  MutexLock lock(mu_);
+  return payload_rings_;
 }
 
 // ----------------------------------------------------------------- receiving
@@ -518,8 +425,8 @@ absl::Status Link::TakeFrame(Frame&& frame) {
     const auto it = assemblies_.find(chunk->id);
     return it == assemblies_.end() ? PassOver(frame) : Fill(it, *chunk);
   }
-  if (const auto* message = std::get_if<MemoryMessage>(&frame)) {
-    return OnMemoryMessage(*message);
+  if (const auto* consumed = std::get_if<Consumed>(&frame)) {
+    return OnConsumed(*consumed);
   }
   uint64_t id = 0;
   uint64_t size = 0;
@@ -622,24 +529,20 @@ absl::Status Link::CopyChunk(const Chunk& chunk, uint8_t* to, bool is_large) {
     if (to != nullptr) CopySlices(chunk.data, to);
     return absl::OkStatus();
   }
-  std::shared_ptr<PayloadRings> rings;
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<PayloadRings> rings,
+                        RingsOfPeer());
   size_t offset = 0;
   {
     MutexLock lock(mu_);
     if (closed_) return absl::CancelledError("the link has ended");
-    // One who offered may be sent to before it hears that it was accepted.
-    if (payload_rings_ == nullptr) {
-      return absl::InvalidArgumentError("a chunk in memory that is not shared");
-    }
-    rings = payload_rings_;
     WEFT_ASSIGN_OR_RETURN(offset, rings->reader.Take(chunk.in_memory));
   }
   if (to == nullptr) {
     // Consumed all the same.
   } else if (is_large) {
-    StreamingCopy(to, rings->in + offset, chunk.in_memory);
+    StreamingCopy(to, rings->memory.in + offset, chunk.in_memory);
   } else {
-    std::memcpy(to, rings->in + offset, chunk.in_memory);
+    std::memcpy(to, rings->memory.in + offset, chunk.in_memory);
   }
   MutexLock lock(mu_);
   rings->reader.Consume();

@@ -7,8 +7,8 @@
 // overtake them, and are assembled in memory of their own at the other end.
 //
 // Between two processes of one host chunks pass through shared memory if the
-// transport has it: the first large body asks for it, and goes as ever until it
-// is there. See docs/shared_memory.md.
+// connection has it: before the first large body leaves, or once a chunk in it
+// arrives. See docs/shared_memory.md.
 
 #ifndef WEFT_RPC_CONNECTION_LINK_H_
 #define WEFT_RPC_CONNECTION_LINK_H_
@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -73,7 +74,7 @@ class Link final : public transport::ConnectionObserver,
   // kMemoryChunkBytes; of it each direction has kPayloadRingBytes.
   static constexpr size_t kInMemory = size_t{32} << 10;
   static constexpr size_t kMemoryChunkBytes = size_t{512} << 10;
-  static constexpr size_t kPayloadRingBytes = size_t{4} << 20;
+  static constexpr size_t kPayloadRingBytes = transport::BodyMemory::kBytes;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
   static constexpr size_t kMaxWaiting = size_t{1} << 18;
@@ -103,7 +104,7 @@ class Link final : public transport::ConnectionObserver,
   // they are control messages, which overtake requests and replies and delay
   // nothing.
   using Outgoing =
-      std::variant<RequestPtr, ReplyPtr, Ack, Cancel, Closed, MemoryMessage,
+      std::variant<RequestPtr, ReplyPtr, Ack, Cancel, Closed,
                    std::unique_ptr<Hello>, std::unique_ptr<Welcome>>;
   // True if nothing else will write it: then Drain() must be called.
   bool Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
@@ -140,21 +141,19 @@ class Link final : public transport::ConnectionObserver,
     // The next bytes. REQUIRES: bytes <= left.
     Slices Take(size_t bytes);
   };
-  // Memory shared with the peer, one half for each direction. What lies in it
-  // is the peer's to change at any time.
+  // The memory shared with the peer.
   struct PayloadRings {
-    std::shared_ptr<memory::Segment> memory;
-    std::byte* out = nullptr;
-    const std::byte* in = nullptr;
+    explicit PayloadRings(transport::BodyMemory shared)
+        : memory(std::move(shared)) {}
+    const transport::BodyMemory memory;
     transport::PayloadWriter writer{kPayloadRingBytes};
     transport::PayloadReader reader{kPayloadRingBytes};
   };
   enum class MemoryState {
-    kNone,     // there is none and will be none
     kUntried,  // nobody wanted it yet
-    kAsked,    // wanted, or being made
-    kOffered,  // here it is; the peer must say that it has it
+    kAsked,    // for a body that leaves
     kOpen,
+    kNone,  // there is none
   };
   // What a drainer does once it holds no lock.
   struct Leaving {
@@ -223,14 +222,13 @@ class Link final : public transport::ConnectionObserver,
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AddConsumed(BatchWriter* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  // Asks for shared memory, once. Never under a lock.
-  void AskForMemory(transport::Connection& connection) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnMemoryMessage(const MemoryMessage& message)
+  // Asks the connection for shared memory. Never under a lock.
+  absl::Status OpenMemory(transport::Connection& connection)
       ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnOffer(const MemoryMessage& offer) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status OnWanted() ABSL_LOCKS_EXCLUDED(mu_);
-  static std::shared_ptr<PayloadRings> MakePayloadRings(
-      std::shared_ptr<memory::Segment> memory, bool is_offerer);
+  absl::Status OnConsumed(const Consumed& consumed) ABSL_LOCKS_EXCLUDED(mu_);
+  // For a chunk that a peer has put there.
+  absl::StatusOr<std::shared_ptr<PayloadRings>> RingsOfPeer()
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Status TakeFrame(Frame&& frame);
   // Room for a body of `size` bytes, of the request or reply in `assembly`.
@@ -270,10 +268,8 @@ class Link final : public transport::ConnectionObserver,
   size_t unswept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   size_t heavy_bytes_ ABSL_GUARDED_BY(mu_) = kHeavyBytes;
   std::atomic<bool> is_heavy_{false};
-  MemoryState memory_state_ ABSL_GUARDED_BY(mu_) = MemoryState::kNone;
+  MemoryState memory_state_ ABSL_GUARDED_BY(mu_) = MemoryState::kUntried;
   std::shared_ptr<PayloadRings> payload_rings_ ABSL_GUARDED_BY(mu_);
-  // The peer has been told that it is welcome: it may share memory.
-  bool is_welcome_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace weft::rpc

@@ -131,8 +131,7 @@ class SharedMemoryTest : public ::testing::Test {
 TEST_F(SharedMemoryTest, LargeBodiesPassThroughItBothWays) {
   Start();
   WarmUp();
-  EXPECT_EQ(depot_->offered, 1);
-  EXPECT_EQ(depot_->taken, 1);
+  EXPECT_EQ(depot_->ends, 2);
   const int64_t before = depot_->written_bytes;
   // Some times as much as the memory holds.
   const Floats body = Body(6 << 20, 2);
@@ -140,28 +139,24 @@ TEST_F(SharedMemoryTest, LargeBodiesPassThroughItBothWays) {
   EXPECT_LT(depot_->written_bytes - before, 32 << 10);
 }
 
-TEST_F(SharedMemoryTest, CalleeMayRequestIt) {
+TEST_F(SharedMemoryTest, CalleeMayUseItFirst) {
   Start();
   const Target w1 = agents_[0]->To("w1");
   for (int i = 0; i < 5; ++i) ASSERT_EQ(Call(w1, Make, 7900)->size(), 7900u);
-  EXPECT_EQ(depot_->offered, 0);  // 31 KB: not worth it
+  EXPECT_EQ(depot_->asked, 0);  // 31 KB: not worth it
   for (int i = 0; i < 5; ++i) ASSERT_EQ(Call(w1, Make, 8300)->size(), 8300u);
-  EXPECT_EQ(depot_->taken, 1);
+  EXPECT_EQ(depot_->ends, 2);
 }
 
-TEST_F(SharedMemoryTest, WithoutItBodiesGoAsEver) {
-  for (const bool offers : {false, true}) {
-    depot_->fails_to_offer = !offers;
-    depot_->fails_to_take = true;
-    agents_.clear();
-    Start();
-    const Floats body = Body(3 << 20, 3);
-    for (int i = 0; i < 3; ++i) {
-      ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
-    }
-    EXPECT_EQ(depot_->taken, 0);
-    EXPECT_EQ(depot_->offered, offers ? 2 : 1);  // asked once, not each time
+TEST_F(SharedMemoryTest, WithoutItBodiesLeaveWithTheMessages) {
+  depot_->has_none = true;
+  Start();
+  const Floats body = Body(3 << 20, 3);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(*Call(agents_[0]->To("w1"), Mirror, body), body);
   }
+  EXPECT_EQ(depot_->asked, 2);  // once by each end
+  EXPECT_EQ(depot_->ends, 0);
 }
 
 TEST_F(SharedMemoryTest, SmallCallsShareNothing) {
@@ -169,7 +164,7 @@ TEST_F(SharedMemoryTest, SmallCallsShareNothing) {
   for (int i = 0; i < 100; ++i) {
     ASSERT_EQ(*Call(agents_[0]->To("w1"), Size, Body(100, i)), 100);
   }
-  EXPECT_EQ(depot_->offered, 0);
+  EXPECT_EQ(depot_->asked, 0);
 }
 
 TEST_F(SharedMemoryTest, CallsOfManySizesFromManyThreadsKeepTheirBytes) {
@@ -197,7 +192,7 @@ TEST_F(SharedMemoryTest, CallsOfManySizesFromManyThreadsKeepTheirBytes) {
     return absl::OkStatus();
   });
   for (const absl::Status& status : statuses) EXPECT_THAT(status, IsOk());
-  EXPECT_EQ(depot_->taken, 2);  // w0 calls w1, and w1 calls w0
+  EXPECT_EQ(depot_->ends, 4);  // w0 calls w1, and w1 calls w0
 }
 
 TEST_F(SharedMemoryTest, ABrokenConnectionLeavesItAndTheNextHasItsOwn) {
@@ -210,7 +205,7 @@ TEST_F(SharedMemoryTest, ABrokenConnectionLeavesItAndTheNextHasItsOwn) {
     ASSERT_EQ(*call.Wait(absl::Seconds(60)), body);
   }
   WarmUp();
-  EXPECT_GT(depot_->taken, 1);
+  EXPECT_GT(depot_->ends, 2);
 }
 
 // Another process may write what it likes there, at any time.
@@ -259,14 +254,6 @@ class Hostile final : public transport::ConnectionObserver {
   }
   void OnWritten() override {}
   void OnClosed(absl::Status status) override { closed = status; }
-
-  bool has(MemoryMessage::Kind kind) const {
-    for (const Frame& frame : frames) {
-      const auto* message = std::get_if<MemoryMessage>(&frame);
-      if (message != nullptr && message->kind == kind) return true;
-    }
-    return false;
-  }
 
   std::vector<Frame> frames;
   absl::Status closed;
@@ -324,8 +311,6 @@ class HostilePeerTest : public ::testing::Test {
 // It calls the agent w1.
 class HostileCallerTest : public HostilePeerTest {
  protected:
-  static constexpr uint64_t kBytes = 2 * Link::kPayloadRingBytes;
-
   HostileCallerTest() : HostilePeerTest("w1", "w0") {
     agent_ = MakeAgent(at_agent_, directory_, 1, &executor_, &telemetry_);
     Connect();
@@ -335,19 +320,6 @@ class HostileCallerTest : public HostilePeerTest {
                                    transport::Destination{"w1", "w1"}, peer_);
   }
 
-  static MemoryMessage Message(MemoryMessage::Kind kind) {
-    MemoryMessage message;
-    message.kind = kind;
-    return message;
-  }
-  MemoryMessage Offer(uint64_t bytes = kBytes) {
-    const absl::StatusOr<transport::SharedMemory> memory = depot_->Offer(bytes);
-    WEFT_CHECK(memory.ok());
-    MemoryMessage message = Message(MemoryMessage::Kind::kOffered);
-    message.token = memory->token;
-    message.bytes = bytes;
-    return message;
-  }
   // The body is to follow.
   void Announce(const Request& request) {
     BatchWriter batch;
@@ -364,44 +336,36 @@ class HostileCallerTest : public HostilePeerTest {
   }
 };
 
-TEST_F(HostileCallerTest, MessageOutOfOrderEndsTheConnection) {
-  using Kind = MemoryMessage::Kind;
-  Write(Offer());  // nobody has said who it is
-  ExpectHungUp("out of turn");
+TEST_F(HostileCallerTest, ConsumedBytesOfUnusedMemoryEndTheConnection) {
+  Write(Consumed{1});  // nobody has said who it is
+  ExpectHungUp("memory that is not used");
   Write(Introduction());
-  Write(Offer());
-  EXPECT_TRUE(peer_->has(Kind::kAccepted));
-  Write(Offer());  // a second time
-  ExpectHungUp("out of turn");
-  for (const Kind kind : {Kind::kAccepted, Kind::kRefused, Kind::kConsumed}) {
-    Write(Introduction());
-    Write(Message(kind));
-    ExpectHungUp("out of turn");
-  }
-  Write(Introduction());
-  Write(Message(Kind::kWanted));
-  ExpectHungUp("wants memory of its guest");
+  Write(Consumed{1});
+  ExpectHungUp("memory that is not used");
 }
 
-TEST_F(HostileCallerTest, MemoryThatIsNotThereIsRefused) {
-  Write(Introduction());
-  MemoryMessage offer = Message(MemoryMessage::Kind::kOffered);
-  offer.token = 77;
-  offer.bytes = kBytes;
-  Write(offer);
-  EXPECT_TRUE(peer_->has(MemoryMessage::Kind::kRefused));
-  EXPECT_THAT(peer_->closed, IsOk());
-  ASSERT_FALSE(peer_->frames.empty());
+TEST_F(HostileCallerTest, MemoryIsNotUsedBeforeAdmission) {
+  Chunk chunk;
+  chunk.id = 1;
+  chunk.in_memory = 4096;
+  Write(chunk);
+  ExpectHungUp("");
+  EXPECT_EQ(depot_->asked, 0);
 }
 
-TEST_F(HostileCallerTest, MemoryOfAnotherSizeIsRefused) {
-  for (const uint64_t bytes : {uint64_t{4096}, 2 * kBytes}) {
-    Write(Introduction());
-    Write(Offer(bytes));
-    EXPECT_TRUE(peer_->has(MemoryMessage::Kind::kRefused));
-    Write(Message(MemoryMessage::Kind::kWanted));
-    ExpectHungUp("");
-  }
+TEST_F(HostileCallerTest, ChunkInMemoryThatIsNotSharedEndsTheConnection) {
+  depot_->has_none = true;
+  Request request;
+  request.id = 1;
+  request.function = "none";
+  request.body = {Bytes::Own(std::string(size_t{1} << 20, 'x'))};
+  Chunk chunk;
+  chunk.id = 1;
+  chunk.in_memory = 4096;
+  Write(Introduction());
+  Announce(request);
+  Write(chunk);
+  ExpectHungUp("no memory", absl::StatusCode::kResourceExhausted);
 }
 
 // Beyond the credit that the Welcome gave, without closing one.
@@ -510,17 +474,11 @@ TEST_F(HostileCallerTest, ChunksThatCannotBeAreNotRead) {
   for (const uint64_t size : {uint64_t{Link::kPayloadRingBytes} + 1,
                               uint64_t{1} << 40, ~uint64_t{0}}) {
     Write(Introduction());
-    Write(Offer());
     Announce(request);
     chunk.in_memory = size;
     Write(chunk);
     ExpectHungUp("");
   }
-  Write(Introduction());
-  Announce(request);
-  chunk.in_memory = 4096;
-  Write(chunk);
-  ExpectHungUp("memory that is not shared");
 }
 
 Chunk ChunkOf(uint64_t id, Slices data) {
@@ -710,14 +668,8 @@ TEST_F(HostileCalleeTest, ALateReplyIsPassedOverWithoutMemory) {
 }
 
 TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
-  using Kind = MemoryMessage::Kind;
   Future<int64_t> call = MakeCall();
-  MemoryMessage message;
-  message.kind = Kind::kWanted;
-  Write(Welcome(), message);
-  ASSERT_TRUE(peer_->has(Kind::kOffered));
-  message.kind = Kind::kAccepted;
-  Write(message);
+  Write(Welcome());
   GiveUp(call);
   Announce(1, Link::kPayloadRingBytes);
   Chunk chunk;
@@ -729,10 +681,8 @@ TEST_F(HostileCalleeTest, ALateReplyInSharedMemoryLeavesItsRoomToOthers) {
   }
   uint64_t consumed = 0;
   for (const Frame& frame : peer_->frames) {
-    const auto* said = std::get_if<MemoryMessage>(&frame);
-    if (said != nullptr && said->kind == Kind::kConsumed) {
-      consumed = said->position;
-    }
+    const auto* said = std::get_if<Consumed>(&frame);
+    if (said != nullptr) consumed = said->position;
   }
   EXPECT_EQ(consumed, uint64_t{Link::kPayloadRingBytes});
   EXPECT_THAT(peer_->closed, IsOk());
@@ -1357,7 +1307,7 @@ WEFT_RPC_INLINE(MarkOnce);
 
 TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesWhateverBreaks) {
   constexpr int64_t kCalls = 12;
-  int taken = 0;
+  int ends = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {
     sim::Simulator simulator(seed);
     transport::SimulatedNetwork::Options network_options;
@@ -1388,10 +1338,10 @@ TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesWhateverBreaks) {
       EXPECT_EQ(*is_whole, 1) << "seed " << seed;
     }
     EXPECT_THAT(marks, ::testing::Each(1)) << "seed " << seed;
-    taken += depot->taken;
+    ends += depot->ends;
     agents.clear();
   }
-  EXPECT_GT(taken, 10);
+  EXPECT_GT(ends, 10);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -608,32 +609,31 @@ void Read(Reader& r, Chunk* chunk) {
   CheckId(r, chunk->id);
 }
 
-void Read(Reader& r, MemoryMessage* message) {
+// Of Memory: by other kinds, from 1 on, earlier versions shared memory.
+constexpr uint8_t kConsumed = 5;
+
+// Nothing: of another kind.
+std::optional<Consumed> ReadConsumed(Reader& r) {
   uint8_t kind = 0;
+  Consumed consumed;
   const size_t end = r.End();
   while (const uint64_t tag = r.Next(end)) {
     switch (tag) {
       case Tag(1, kVarint):
         r.Number(&kind);
         break;
-      case Tag(2, kVarint):
-        r.Number(&message->token);
-        break;
-      case Tag(3, kVarint):
-        r.Number(&message->bytes);
-        break;
       case Tag(4, kVarint):
-        r.Number(&message->position);
+        r.Number(&consumed.position);
         break;
       default:
         r.Skip();
     }
   }
-  if (kind < static_cast<uint8_t>(MemoryMessage::Kind::kWanted) ||
-      kind > static_cast<uint8_t>(MemoryMessage::Kind::kConsumed)) {
+  if (kind == 0 || kind > kConsumed) {
     r.Fail(absl::StrCat("shared memory with the kind ", kind));
   }
-  message->kind = static_cast<MemoryMessage::Kind>(kind);
+  if (kind != kConsumed) return std::nullopt;
+  return consumed;
 }
 
 // Reads the field as a T and hands it on.
@@ -642,6 +642,11 @@ void TakeFrame(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
   Frame frame(std::in_place_type<T>);
   Read(r, &std::get<T>(frame));
   if (r.status().ok()) r.Fail(take(std::move(frame)));
+}
+
+void TakeConsumed(Reader& r, absl::FunctionRef<absl::Status(Frame&&)> take) {
+  const std::optional<Consumed> consumed = ReadConsumed(r);
+  if (r.status().ok() && consumed.has_value()) r.Fail(take(*consumed));
 }
 
 }  // namespace
@@ -775,12 +780,10 @@ void BatchWriter::Add(const Chunk& chunk) {
   End(start, &chunk.data);
 }
 
-void BatchWriter::Add(const MemoryMessage& message) {
+void BatchWriter::Add(const Consumed& consumed) {
   const size_t start = Begin(kMemory);
-  PutNumber(&chunk_, 1, static_cast<uint64_t>(message.kind));
-  PutNumber(&chunk_, 2, message.token);
-  PutNumber(&chunk_, 3, message.bytes);
-  PutNumber(&chunk_, 4, message.position);
+  PutNumber(&chunk_, 1, uint64_t{kConsumed});
+  PutNumber(&chunk_, 4, consumed.position);
   End(start);
 }
 
@@ -849,7 +852,7 @@ absl::Status ReadBatch(const Slices& message, Instant now,
         TakeFrame<Chunk>(r, take);
         break;
       case Tag(kMemory, kBytes):
-        TakeFrame<MemoryMessage>(r, take);
+        TakeConsumed(r, take);
         break;
       default:
         r.Skip();

@@ -72,23 +72,14 @@ struct Chunk {
   // Not 0: so many bytes are next in the shared memory, and `data` is empty.
   uint64_t in_memory = 0;
 };
-// About memory shared beside the connection: docs/shared_memory.md.
-struct MemoryMessage {
-  enum class Kind : uint8_t {
-    kWanted = 1,    // by who was called: offer me some
-    kOffered = 2,   // by who called: `bytes` are there under `token`
-    kAccepted = 3,  // use it
-    kRefused = 4,   // do without
-    kConsumed = 5,  // I have copied out what lay before `position`
-  };
-  Kind kind = Kind::kWanted;
-  uint64_t token = 0;
-  uint64_t bytes = 0;
+// Its sender has copied out what lay in the shared memory before `position`:
+// docs/shared_memory.md.
+struct Consumed {
   uint64_t position = 0;
 };
 
 using Frame = std::variant<Hello, Welcome, RequestFrame, ReplyFrame, Ack,
-                           Cancel, Closed, Chunk, MemoryMessage>;
+                           Cancel, Closed, Chunk, Consumed>;
 
 // Gathers frames into one message.
 class BatchWriter {
@@ -105,7 +96,7 @@ class BatchWriter {
   void Add(const Cancel& cancel);
   void Add(const Closed& closed);
   void Add(const Chunk& chunk);
-  void Add(const MemoryMessage& message);
+  void Add(const Consumed& consumed);
 
   bool empty() const { return slices_.empty() && chunk_.empty(); }
   size_t size() const { return flushed_ + chunk_.size(); }

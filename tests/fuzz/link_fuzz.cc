@@ -1,9 +1,8 @@
 // link: no messages harm the link that puts bodies together from their chunks,
-// nor make it hold more than it was allowed; nor those by which two processes
-// agree on memory for them. The first byte says which end of it this one is.
+// nor make it hold more than it was allowed; nor those about memory for them
+// that two processes share. The first byte says whether there is some.
 
 #include <algorithm>
-#include <array>
 #include <memory>
 #include <utility>
 #include <variant>
@@ -18,27 +17,23 @@ namespace {
 
 constexpr int64_t kMaxBytes = 8192;
 
-// With memory to share, which nobody else writes to.
+// With memory to share, if so, which nobody else writes to.
 class Silent final : public transport::Connection {
  public:
-  explicit Silent(MemoryRole role) : role_(role) {}
+  explicit Silent(bool shares) : shares_(shares) {}
   Written Write(Slices) override { return Written::kUnderWay; }
   void Close(absl::Status) override {}
-  MemoryRole memory_role() const override { return role_; }
-  absl::StatusOr<transport::SharedMemory> OfferMemory(int64_t bytes) override {
-    return TakeMemory(9, bytes);
-  }
-  absl::StatusOr<transport::SharedMemory> TakeMemory(uint64_t token,
-                                                     int64_t bytes) override {
+  absl::StatusOr<transport::BodyMemory> UseBodyMemory() override {
+    if (!shares_) return Connection::UseBodyMemory();
+    constexpr size_t kBytes = transport::BodyMemory::kBytes;
     static const auto segment =
-        std::make_shared<memory::Segment>(*memory::Segment::Create(bytes));
-    if (token != 9) return absl::NotFoundError("nothing was handed over");
-    Hold(bytes == segment->size_bytes());
-    return transport::SharedMemory{token, segment};
+        std::make_shared<memory::Segment>(*memory::Segment::Create(2 * kBytes));
+    return transport::BodyMemory{segment->data(), segment->data() + kBytes,
+                                 segment};
   }
 
  private:
-  const MemoryRole role_;
+  const bool shares_;
 };
 
 // Bodies come whole, and none is larger than allowed.
@@ -106,10 +101,9 @@ std::string ChunkOf(uint64_t id, const std::string& data) {
   return Message(std::move(batch));
 }
 
-std::string Memory(rpc::MemoryMessage::Kind kind, uint64_t bytes,
-                   uint64_t position) {
+std::string Consumed(uint64_t position) {
   rpc::BatchWriter batch;
-  batch.Add(rpc::MemoryMessage{kind, 9, bytes, position});
+  batch.Add(rpc::Consumed{position});
   return Message(std::move(batch));
 }
 
@@ -120,11 +114,6 @@ std::string InMemory(uint64_t id, uint64_t bytes) {
 }
 
 std::vector<std::string> Seeds() {
-  using Kind = rpc::MemoryMessage::Kind;
-  constexpr uint64_t kMemory = 2 * rpc::Link::kPayloadRingBytes;
-  const std::string offered = Memory(Kind::kOffered, kMemory, 0);
-  const std::string wanted = Memory(Kind::kWanted, 0, 0);
-  const std::string accepted = Memory(Kind::kAccepted, 0, 0);
   rpc::Reply reply;
   reply.id = 9;
   reply.body = {Bytes::Copy("reply")};
@@ -132,7 +121,7 @@ std::vector<std::string> Seeds() {
   replies.Add(reply, /*body_follows=*/true);
   const std::string announced = Message(std::move(replies));
   std::vector<std::string> seeds;
-  for (const char role : {0, 1, 2}) {
+  for (const char shares : {0, 1}) {
     for (const std::string& messages :
          {Announcement(1, 6) + ChunkOf(1, "abc") + ChunkOf(1, "def"),
           Announcement(1, 4) + Announcement(2, 3) + ChunkOf(2, "abc") +
@@ -140,15 +129,13 @@ std::vector<std::string> Seeds() {
           announced + ChunkOf(9, "re") + ChunkOf(9, "ply"),
           Announcement(3, 4) + ChunkOf(3, "abcd") + Announcement(1, 1) +
               ChunkOf(1, "a"),
-          offered + Announcement(3, 9) + InMemory(3, 9) + Announcement(1, 9) +
+          Announcement(3, 9) + InMemory(3, 9) + Announcement(1, 9) +
               InMemory(1, 9),
           Announcement(1, 4096) + ChunkOf(1, std::string(100, 'x')),
-          offered + Announcement(1, 100) + InMemory(1, 60) + InMemory(1, 40),
-          wanted + Announcement(1, 100) + InMemory(1, 100),
-          wanted + accepted + Memory(Kind::kConsumed, 0, 64),
-          wanted + Memory(Kind::kRefused, 0, 0) + InMemory(1, 9),
-          wanted + accepted, Memory(Kind::kOffered, 65536, 0) + accepted}) {
-      seeds.push_back(role + messages);
+          Announcement(1, 100) + InMemory(1, 60) + InMemory(1, 40),
+          Announcement(1, 100) + InMemory(1, 100) + Consumed(0), Consumed(64),
+          InMemory(1, 9)}) {
+      seeds.push_back(shares + messages);
     }
   }
   return seeds;
@@ -160,13 +147,10 @@ std::vector<std::string> Words() {
 }
 
 void Run(absl::string_view input) {
-  using MemoryRole = transport::Connection::MemoryRole;
   if (input.empty()) return;
-  const MemoryRole role = std::array{MemoryRole::kNone, MemoryRole::kTakes,
-                                     MemoryRole::kOffers}[input[0] % 3u];
   const auto link = std::make_shared<rpc::Link>(std::make_shared<Owner>(),
                                                 SteadyClock(), kMaxBytes);
-  link->Attach(std::make_shared<Silent>(role));
+  link->Attach(std::make_shared<Silent>(input[0] % 2 != 0));
   link->Append(std::make_unique<rpc::Welcome>());
   link->Drain();
   link->OnWritten();

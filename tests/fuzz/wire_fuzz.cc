@@ -85,8 +85,7 @@ std::vector<std::string> Batches() {
   batches[4].Add(SomeReply(6), /*body_follows=*/true);
   batches[4].Add(rpc::Chunk{3, {Bytes::Copy("abc")}});
   batches[4].Add(rpc::Chunk{3, {Bytes::Copy("def")}});
-  batches[5].Add(
-      rpc::MemoryMessage{rpc::MemoryMessage::Kind::kOffered, 9, 65536, 0});
+  batches[5].Add(rpc::Consumed{65536});
   batches[5].Add(rpc::Chunk{3, {}, 64});
   std::vector<std::string> seeds;
   for (BatchWriter& batch : batches) seeds.push_back(Whole(std::move(batch)));

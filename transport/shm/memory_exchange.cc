@@ -96,35 +96,10 @@ std::optional<std::string> MemoryExchange::PathTo(
   return path;
 }
 
-absl::StatusOr<SharedMemory> MemoryExchange::Offer(const std::string& path,
-                                                   int64_t bytes) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
-  absl::StatusOr<memory::Segment> segment =
-      memory::Segment::Create(bytes, "weft-rpc");
-  if (!segment.ok()) return Note(segment.status());
-  const uint64_t token = NewToken();
-  const absl::Status sent =
-      net::LocalSocket::Send(path, token, {segment->fd()});
-  if (!sent.ok()) return Note(sent);
-  return SharedMemory{token, Share(*std::move(segment), std::move(place))};
-}
-
-absl::StatusOr<SharedMemory> MemoryExchange::Take(uint64_t token,
-                                                  int64_t bytes) {
-  if (!is_open()) return NotHere();
-  WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 1));
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(memories_));
-  absl::StatusOr<memory::Segment> segment =
-      memory::Segment::FromFd(descriptors[0].Release(), bytes);
-  if (!segment.ok()) return Note(segment.status());
-  return SharedMemory{token, Share(*std::move(segment), std::move(place))};
-}
-
 absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
     const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
-  absl::StatusOr<memory::Segment> segment =
-      memory::Segment::Create(SharedRings::kBytes, "weft-rpc-rings");
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
+  absl::StatusOr<memory::Segment> segment = SharedRings::CreateMemory();
   if (!segment.ok()) return Note(segment.status());
   absl::StatusOr<net::EventFd> own = net::EventFd::Create();
   if (!own.ok()) return Note(own.status());
@@ -141,9 +116,9 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
 absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
   if (!is_open()) return NotHere();
   WEFT_ASSIGN_OR_RETURN(auto descriptors, TakeAll(token, 3));
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve(rings_));
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
   absl::StatusOr<memory::Segment> segment =
-      memory::Segment::FromFd(descriptors[0].Release(), SharedRings::kBytes);
+      SharedRings::MapMemory(descriptors[0].Release());
   if (!segment.ok()) return Note(segment.status());
   // The caller's own is this end's peer's.
   absl::StatusOr<net::EventFd> peer =
@@ -168,17 +143,16 @@ absl::StatusOr<std::vector<net::Descriptor>> MemoryExchange::TakeAll(
 }
 
 // A place among the memories, given back when the last handle goes.
-absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve(
-    std::atomic<int>& count) {
-  if (count.fetch_add(1) >= max_memories_) {
-    count.fetch_sub(1);
+absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve() {
+  if (rings_.fetch_add(1) >= max_memories_) {
+    rings_.fetch_sub(1);
     return Note(absl::ResourceExhaustedError(
         absl::StrCat(max_memories_,
                      " connections have shared memory already; more with "
                      "--shared-memories")));
   }
   return std::shared_ptr<void>(
-      nullptr, [self = shared_from_this(), &count](void*) { --count; });
+      nullptr, [self = shared_from_this()](void*) { --self->rings_; });
 }
 
 // Said once: without shared memory all goes on, only slower.

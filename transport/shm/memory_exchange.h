@@ -42,9 +42,9 @@ struct OfferedRings {
 // Thread-safety: thread-safe, but for Open.
 class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
  public:
-  // At most `max_memories` of each kind: for bodies, and for messages.
-  // `directory` is the job's directory of sockets, of mode 0700; empty: peers
-  // at TCP addresses share no memory. `telemetry` must outlive it.
+  // At most `max_memories` connections. `directory` is the job's directory of
+  // sockets, of mode 0700; empty: peers at TCP addresses share no memory.
+  // `telemetry` must outlive it.
   MemoryExchange(telemetry::Telemetry& telemetry, int max_memories,
                  std::string directory)
       : telemetry_(telemetry),
@@ -64,17 +64,13 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
   // another container.
   std::optional<std::string> PathTo(const Destination& peer) const;
 
-  // For bodies. `path` as PathTo.
-  absl::StatusOr<SharedMemory> Offer(const std::string& path, int64_t bytes);
-  absl::StatusOr<SharedMemory> Take(uint64_t token, int64_t bytes);
-
-  // For messages. That nobody reads at `path` is not logged.
+  // `path` as PathTo. That nobody reads there is not logged.
   absl::StatusOr<OfferedRings> OfferRings(const std::string& path);
   absl::StatusOr<SharedRings> TakeRings(uint64_t token);
 
  private:
   absl::Status Bind(const std::string& path);
-  absl::StatusOr<std::shared_ptr<void>> Reserve(std::atomic<int>& count);
+  absl::StatusOr<std::shared_ptr<void>> Reserve();
   absl::StatusOr<std::vector<net::Descriptor>> TakeAll(uint64_t token,
                                                        size_t descriptors);
   absl::Status Note(absl::Status status);
@@ -85,7 +81,6 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
   // Set before anything runs.
   std::unique_ptr<net::LocalSocket> socket_;
   std::string path_;
-  std::atomic<int> memories_{0};
   std::atomic<int> rings_{0};
   std::atomic<bool> noted_{false};
 };

@@ -13,6 +13,14 @@ RingMemory SharedRings::Ring(int direction) const {
       memory->data() + direction * RingMemory::BytesFor(kCapacity), kCapacity);
 }
 
+absl::StatusOr<memory::Segment> SharedRings::CreateMemory() {
+  return memory::Segment::CreateInPart(kBytes, kRingBytes, "weft-rings");
+}
+
+absl::StatusOr<memory::Segment> SharedRings::MapMemory(int fd) {
+  return memory::Segment::FromFdInPart(fd, kBytes, kRingBytes);
+}
+
 RingConnection::RingConnection(SharedRings rings,
                                std::shared_ptr<net::MemoryWatch> watch)
     : rings_(std::move(rings)),
@@ -31,6 +39,7 @@ std::shared_ptr<Connection> RingConnection::Attach(
     MutexLock lock(mu_);
     if (!closed_) stream_ = std::move(stream);
     goes_over = goes_over_ || !rings_.is_offerer;
+    if (!rings_.is_offerer) is_agreed_.store(true);
   }
   if (goes_over) GoOver();
   return {this, [self = shared_from_this()](Connection*) { self->LetGo(); }};
@@ -66,23 +75,19 @@ std::shared_ptr<Connection> RingConnection::stream() const {
   return stream_;
 }
 
-Connection::MemoryRole RingConnection::memory_role() const {
-  const std::shared_ptr<Connection> s = stream();
-  return s == nullptr ? MemoryRole::kNone : s->memory_role();
-}
-
-absl::StatusOr<SharedMemory> RingConnection::OfferMemory(int64_t bytes) {
-  // An end that did not take the rings takes no other memory.
-  if (!is_agreed_.load()) return Connection::OfferMemory(bytes);
-  const std::shared_ptr<Connection> s = stream();
-  return s == nullptr ? Connection::OfferMemory(bytes) : s->OfferMemory(bytes);
-}
-
-absl::StatusOr<SharedMemory> RingConnection::TakeMemory(uint64_t token,
-                                                        int64_t bytes) {
-  const std::shared_ptr<Connection> s = stream();
-  return s == nullptr ? Connection::TakeMemory(token, bytes)
-                      : s->TakeMemory(token, bytes);
+absl::StatusOr<BodyMemory> RingConnection::UseBodyMemory() {
+  std::shared_ptr<memory::Segment> memory;
+  {
+    MutexLock lock(mu_);
+    if (is_agreed_.load()) memory = rings_.memory;
+  }
+  if (memory == nullptr) return Connection::UseBodyMemory();
+  WEFT_RETURN_IF_ERROR(
+      memory->Allocate(SharedRings::kRingBytes, 2 * BodyMemory::kBytes));
+  std::byte* const first = memory->data() + SharedRings::kRingBytes;
+  std::byte* const second = first + BodyMemory::kBytes;
+  if (rings_.is_offerer) return BodyMemory{first, second, std::move(memory)};
+  return BodyMemory{second, first, std::move(memory)};
 }
 
 std::string RingConnection::ProvenName() const {

@@ -10,9 +10,12 @@
 //        <--- empty: from now on by the ring, also in what it sends first
 //   once nothing is under way: empty --->   from now on it reads the ring
 //
-// So the order of messages holds, and what has no ring, or cannot take it, goes
-// on as ever. The stream says when the connection ends; what the other end
-// wrote before is read first.
+// So the order of messages holds, and an end that has no ring, or cannot take
+// it, uses the stream alone. The stream says when the connection ends; what the
+// other end wrote before is read first.
+//
+// The memory has room for large bodies too, agreed on with the rings. It gets
+// its pages when one of the ends first needs it.
 
 #ifndef WEFT_TRANSPORT_SHM_RING_CONNECTION_H_
 #define WEFT_TRANSPORT_SHM_RING_CONNECTION_H_
@@ -34,15 +37,23 @@
 
 namespace weft::transport {
 
-// What the two ends of a connection share, as one of them holds it.
+// What the two ends of a connection share, as one of them holds it: two rings,
+// and behind them memory for bodies, which has no pages at first.
 struct SharedRings {
   static constexpr uint64_t kCapacity = 256 << 10;  // of each direction
-  static constexpr int64_t kBytes = 2 * RingMemory::BytesFor(kCapacity);
+  // Of the rings, up to a page's end.
+  static constexpr int64_t kRingBytes =
+      (2 * RingMemory::BytesFor(kCapacity) + 4095) / 4096 * 4096;
+  static constexpr int64_t kBytes = kRingBytes + 2 * BodyMemory::kBytes;
 
   std::shared_ptr<memory::Segment> memory;
   net::EventFd own;   // the other end rings it for this one
   net::EventFd peer;  // and this one rings for the other
   bool is_offerer = false;
+
+  static absl::StatusOr<memory::Segment> CreateMemory();
+  // Owns `fd`, also when it fails.
+  static absl::StatusOr<memory::Segment> MapMemory(int fd);
 
   RingMemory out() const { return Ring(is_offerer ? 0 : 1); }
   RingMemory in() const { return Ring(is_offerer ? 1 : 0); }
@@ -75,10 +86,7 @@ class RingConnection final
   Written Write(Slices message) override ABSL_LOCKS_EXCLUDED(mu_);
   void GiveWay() override ABSL_LOCKS_EXCLUDED(mu_);
   void Close(absl::Status status) override ABSL_LOCKS_EXCLUDED(mu_);
-  MemoryRole memory_role() const override;
-  absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override;
-  absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
-                                          int64_t bytes) override;
+  absl::StatusOr<BodyMemory> UseBodyMemory() override ABSL_LOCKS_EXCLUDED(mu_);
   std::string ProvenName() const override;
   std::string ProvenRole() const override;
 
@@ -117,7 +125,7 @@ class RingConnection final
 
   // Told to those who look.
   std::atomic<bool> reads_ring_{false};
-  // The other end has the rings too.
+  // The other end has the memory too.
   std::atomic<bool> is_agreed_{false};
   std::atomic<bool> is_waiting_for_room_{false};
   // Told by those who look: they slept, so the peer may sleep too.

@@ -1,5 +1,6 @@
-// MemorySharing: a transport of one process, such as the local or the simulated
-// one, whose connections share memory as processes of one host do; for tests.
+// SharingTransport: a transport of one process, such as the local or the
+// simulated one, whose connections share memory for bodies as those of
+// processes of one host do; for tests.
 
 #ifndef WEFT_TRANSPORT_TESTING_MEMORY_SHARING_H_
 #define WEFT_TRANSPORT_TESTING_MEMORY_SHARING_H_
@@ -8,69 +9,79 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
+#include <map>
 #include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/strings/string_view.h"
+#include "weft/base/bytes.h"
 #include "weft/base/mutex.h"
 #include "weft/transport/transport.h"
 
 namespace weft::transport {
 
-// What passes between the transports, and what they count. It keeps a mapping
-// of its own of all memory that was offered, as a hostile peer would.
+// The memory of all connections, and what they count. It keeps a mapping of its
+// own of each, as a hostile peer would.
 //
 // Thread-safety: thread-safe.
 class MemoryDepot {
  public:
-  // Which ends fail from now on.
-  std::atomic<bool> fails_to_offer{false};
-  std::atomic<bool> fails_to_take{false};
+  static constexpr int64_t kBytes = 2 * BodyMemory::kBytes;
 
+  std::atomic<bool> has_none{false};      // from now on
   std::atomic<int64_t> written_bytes{0};  // by connections
-  std::atomic<int> offered{0};
-  std::atomic<int> taken{0};
+  std::atomic<int> asked{0};
+  std::atomic<int> ends{0};  // that have some
 
-  absl::StatusOr<SharedMemory> Offer(int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_) {
-    ++offered;
-    if (fails_to_offer) return absl::UnavailableError("no memory to offer");
-    auto made = memory::Segment::Create(bytes);
-    if (!made.ok()) return made.status();
-    auto offer = std::make_shared<memory::Segment>(*std::move(made));
-    auto spy = memory::Segment::FromFd(dup(offer->fd()), bytes);
-    if (!spy.ok()) return spy.status();
-    MutexLock lock(mu_);
-    segments_.push_back(std::make_shared<memory::Segment>(*std::move(spy)));
-    return SharedMemory{segments_.size(), std::move(offer)};
-  }
+  // For a new connection.
+  uint64_t NewId() { return ++last_id_; }
 
-  absl::StatusOr<SharedMemory> Take(uint64_t token, int64_t bytes)
+  absl::StatusOr<BodyMemory> Use(uint64_t id, bool is_caller)
       ABSL_LOCKS_EXCLUDED(mu_) {
-    if (fails_to_take) return absl::UnavailableError("no memory to take");
+    ++asked;
+    if (has_none) return absl::ResourceExhaustedError("no memory");
     MutexLock lock(mu_);
-    if (token == 0 || token > segments_.size()) {
-      return absl::NotFoundError("no such memory");
+    std::shared_ptr<memory::Segment>& segment = segments_[id];
+    if (segment == nullptr) {
+      auto made = memory::Segment::Create(kBytes);
+      if (!made.ok()) return made.status();
+      segment = std::make_shared<memory::Segment>(*std::move(made));
     }
-    auto mapped =
-        memory::Segment::FromFd(dup(segments_[token - 1]->fd()), bytes);
+    auto mapped = memory::Segment::FromFd(dup(segment->fd()), kBytes);
     if (!mapped.ok()) return mapped.status();
-    ++taken;
-    return SharedMemory{token,
-                        std::make_shared<memory::Segment>(*std::move(mapped))};
+    if (used_.emplace(id, is_caller).second) ++ends;
+    auto own = std::make_shared<memory::Segment>(*std::move(mapped));
+    std::byte* const first = own->data();
+    std::byte* const second = first + BodyMemory::kBytes;
+    if (is_caller) return BodyMemory{first, second, std::move(own)};
+    return BodyMemory{second, first, std::move(own)};
   }
 
   std::vector<std::shared_ptr<memory::Segment>> segments()
       ABSL_LOCKS_EXCLUDED(mu_) {
+    std::vector<std::shared_ptr<memory::Segment>> all;
     MutexLock lock(mu_);
-    return segments_;
+    for (const auto& [id, segment] : segments_) {
+      if (segment != nullptr) all.push_back(segment);
+    }
+    return all;
   }
 
  private:
+  std::atomic<uint64_t> last_id_{0};
   Mutex mu_;
-  std::vector<std::shared_ptr<memory::Segment>> segments_ ABSL_GUARDED_BY(mu_);
+  std::map<uint64_t, std::shared_ptr<memory::Segment>> segments_
+      ABSL_GUARDED_BY(mu_);
+  std::set<std::pair<uint64_t, bool>> used_ ABSL_GUARDED_BY(mu_);
 };
 
+// The first message of each connection begins with the number of its memory,
+// which the receiving end removes.
+//
 // Thread-safety: as `inner`.
 class SharingTransport final : public Transport {
  public:
@@ -82,18 +93,23 @@ class SharingTransport final : public Transport {
   void Register(const Purpose& purpose) override { inner_->Register(purpose); }
   void Accept(const Purpose& purpose, Acceptor acceptor) override {
     if (acceptor == nullptr) return inner_->Accept(purpose, nullptr);
-    inner_->Accept(purpose, [depot = depot_, acceptor = std::move(acceptor)](
-                                std::shared_ptr<Connection> connection) {
-      return acceptor(std::make_shared<End>(std::move(connection), depot,
-                                            Connection::MemoryRole::kTakes));
-    });
+    inner_->Accept(
+        purpose,
+        [depot = depot_,
+         acceptor = std::move(acceptor)](std::shared_ptr<Connection> connection)
+            -> absl::StatusOr<std::shared_ptr<ConnectionObserver>> {
+          auto id = std::make_shared<std::atomic<uint64_t>>(0);
+          auto observer = acceptor(
+              std::make_shared<CalleeEnd>(std::move(connection), depot, id));
+          if (!observer.ok()) return observer;
+          return std::make_shared<Ears>(*std::move(observer), std::move(id));
+        });
   }
   std::shared_ptr<Connection> Connect(
       const Purpose& purpose, const Destination& to,
       std::shared_ptr<ConnectionObserver> observer) override {
-    return std::make_shared<End>(
-        inner_->Connect(purpose, to, std::move(observer)), depot_,
-        Connection::MemoryRole::kOffers);
+    return std::make_shared<CallerEnd>(
+        inner_->Connect(purpose, to, std::move(observer)), depot_);
   }
   TimerId RunAt(Instant when, absl::AnyInvocable<void() &&> fn) override {
     return inner_->RunAt(when, std::move(fn));
@@ -102,11 +118,10 @@ class SharingTransport final : public Transport {
   void AwaitTimers() override { inner_->AwaitTimers(); }
 
  private:
-  class End final : public Connection {
+  class End : public Connection {
    public:
-    End(std::shared_ptr<Connection> inner, std::shared_ptr<MemoryDepot> depot,
-        MemoryRole role)
-        : inner_(std::move(inner)), depot_(std::move(depot)), role_(role) {}
+    End(std::shared_ptr<Connection> inner, std::shared_ptr<MemoryDepot> depot)
+        : inner_(std::move(inner)), depot_(std::move(depot)) {}
 
     Written Write(Slices message) override {
       depot_->written_bytes += static_cast<int64_t>(TotalSize(message));
@@ -115,19 +130,82 @@ class SharingTransport final : public Transport {
     void Close(absl::Status status) override {
       inner_->Close(std::move(status));
     }
-    MemoryRole memory_role() const override { return role_; }
-    absl::StatusOr<SharedMemory> OfferMemory(int64_t bytes) override {
-      return depot_->Offer(bytes);
-    }
-    absl::StatusOr<SharedMemory> TakeMemory(uint64_t token,
-                                            int64_t bytes) override {
-      return depot_->Take(token, bytes);
-    }
+
+   protected:
+    MemoryDepot& depot() { return *depot_; }
 
    private:
     const std::shared_ptr<Connection> inner_;
     const std::shared_ptr<MemoryDepot> depot_;
-    const MemoryRole role_;
+  };
+
+  class CallerEnd final : public End {
+   public:
+    CallerEnd(std::shared_ptr<Connection> inner,
+              std::shared_ptr<MemoryDepot> depot)
+        : End(std::move(inner), std::move(depot)), id_(this->depot().NewId()) {}
+
+    Written Write(Slices message) override {
+      // Set before the write: OnWritten may come before it returns.
+      if (!has_sent_id_.exchange(true)) {
+        Slices with_id = {Bytes::Copy(absl::string_view(
+            reinterpret_cast<const char*>(&id_), sizeof id_))};
+        for (Bytes& slice : message) with_id.push_back(std::move(slice));
+        message = std::move(with_id);
+      }
+      return End::Write(std::move(message));
+    }
+    absl::StatusOr<BodyMemory> UseBodyMemory() override {
+      return depot().Use(id_, /*is_caller=*/true);
+    }
+
+   private:
+    const uint64_t id_;
+    std::atomic<bool> has_sent_id_{false};
+  };
+
+  class CalleeEnd final : public End {
+   public:
+    CalleeEnd(std::shared_ptr<Connection> inner,
+              std::shared_ptr<MemoryDepot> depot,
+              std::shared_ptr<std::atomic<uint64_t>> id)
+        : End(std::move(inner), std::move(depot)), id_(std::move(id)) {}
+
+    absl::StatusOr<BodyMemory> UseBodyMemory() override {
+      if (*id_ == 0) return End::UseBodyMemory();
+      return depot().Use(*id_, /*is_caller=*/false);
+    }
+
+   private:
+    const std::shared_ptr<std::atomic<uint64_t>> id_;
+  };
+
+  // Of the end that accepted.
+  class Ears final : public ConnectionObserver {
+   public:
+    Ears(std::shared_ptr<ConnectionObserver> observer,
+         std::shared_ptr<std::atomic<uint64_t>> id)
+        : observer_(std::move(observer)), id_(std::move(id)) {}
+
+    void OnMessage(Slices message) override {
+      if (*id_ == 0) {
+        uint64_t id = 0;
+        std::memcpy(&id, message.front().data(), sizeof id);
+        *id_ = id;
+        Slices rest;
+        for (size_t i = 1; i < message.size(); ++i) rest.push_back(message[i]);
+        message = std::move(rest);
+      }
+      observer_->OnMessage(std::move(message));
+    }
+    void OnWritten() override { observer_->OnWritten(); }
+    void OnClosed(absl::Status status) override {
+      observer_->OnClosed(std::move(status));
+    }
+
+   private:
+    const std::shared_ptr<ConnectionObserver> observer_;
+    const std::shared_ptr<std::atomic<uint64_t>> id_;
   };
 
   const std::unique_ptr<Transport> inner_;

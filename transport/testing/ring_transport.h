@@ -31,9 +31,8 @@ struct RingPair {
   SharedRings callee;
 
   static RingPair Make() {
-    auto memory = *memory::Segment::Create(SharedRings::kBytes);
-    auto again =
-        *memory::Segment::FromFd(dup(memory.fd()), SharedRings::kBytes);
+    auto memory = *SharedRings::CreateMemory();
+    auto again = *SharedRings::MapMemory(dup(memory.fd()));
     net::EventFd own = *net::EventFd::Create();
     net::EventFd peer = *net::EventFd::Create();
     const auto copy = [](const net::EventFd& event_fd) {

@@ -313,20 +313,17 @@ TEST_P(TransportConformance, SharedMemoryIsOneMemoryOrNone) {
   ASSERT_NE(there->Write(TextMessage("welcome")),
             Connection::Written::kRefused);
   ASSERT_THAT(here->got().Wait(kSoon), ::weft::testing::IsOk());
-  EXPECT_NE(there->memory_role(), Connection::MemoryRole::kOffers);
-  if (connection->memory_role() == Connection::MemoryRole::kNone ||
-      there->memory_role() == Connection::MemoryRole::kNone) {
-    EXPECT_FALSE(there->TakeMemory(1, 4096).ok());
-  } else {
-    const auto offered = connection->OfferMemory(8192);
-    ASSERT_THAT(offered.status(), ::weft::testing::IsOk());
-    EXPECT_THAT(there->TakeMemory(offered->token + 1, 8192).status(),
-                ::weft::testing::StatusIs(absl::StatusCode::kNotFound));
-    const auto taken = there->TakeMemory(offered->token, 8192);
-    ASSERT_THAT(taken.status(), ::weft::testing::IsOk());
-    offered->segment->data()[8191] = std::byte{42};
-    EXPECT_EQ(taken->segment->data()[8191], std::byte{42});
-    EXPECT_FALSE(there->TakeMemory(offered->token, 8192).ok());
+  auto at_b = there->UseBodyMemory();
+  auto at_a = connection->UseBodyMemory();
+  ASSERT_EQ(at_a.ok(), at_b.ok()) << at_a.status() << at_b.status();
+  if (at_a.ok()) {
+    const size_t last = BodyMemory::kBytes - 1;
+    at_a->out[last] = std::byte{42};
+    at_b->out[last] = std::byte{24};
+    EXPECT_EQ(at_b->in[last], std::byte{42});
+    EXPECT_EQ(at_a->in[last], std::byte{24});
+    // Asked again, it is the same.
+    EXPECT_EQ(connection->UseBodyMemory()->out, at_a->out);
   }
   there = nullptr;
   (void)here->closed().Wait(kSoon);
