@@ -6,11 +6,14 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 
@@ -19,6 +22,16 @@ namespace {
 
 constexpr absl::string_view kManifest = "manifest.json";
 constexpr absl::string_view kLatest = "LATEST";
+constexpr absl::string_view kNamePrefix = "NAME-";
+constexpr int64_t kMaxNameFileBytes = 1024;
+
+// The name of a checkpoint, given by people.
+bool IsLabel(absl::string_view name) {
+  return !name.empty() && name.size() <= 63 &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isdigit(c) || absl::ascii_islower(c) || c == '-';
+         });
+}
 
 // What the name of an attempt or a checkpoint says.
 struct ParsedName {
@@ -195,7 +208,7 @@ absl::StatusOr<std::string> CheckpointDirectory::Commit(
   const absl::Status settled = [&]() -> absl::Status {
     WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("checkpoint/after_rename"));
     WEFT_RETURN_IF_ERROR(files_.SyncDirectory(options_.path));
-    WEFT_RETURN_IF_ERROR(PointLatestTo(name));
+    WEFT_RETURN_IF_ERROR(Point(std::string(kLatest), name));
     return Retain(name);
   }();
   if (settled.ok()) return name;
@@ -216,12 +229,45 @@ absl::Status CheckpointDirectory::WriteWhole(const std::string& path,
   return file->Sync();
 }
 
-absl::Status CheckpointDirectory::PointLatestTo(const std::string& name) {
-  const std::string written = PathOf(absl::StrCat(kLatest, ".new"));
+absl::Status CheckpointDirectory::Point(const std::string& file,
+                                        const std::string& name) {
+  const std::string written = PathOf(absl::StrCat(file, ".new"));
   WEFT_RETURN_IF_ERROR(files_.Remove(written));
   WEFT_RETURN_IF_ERROR(WriteWhole(written, name + "\n"));
-  WEFT_RETURN_IF_ERROR(files_.Rename(written, PathOf(kLatest)));
+  WEFT_RETURN_IF_ERROR(files_.Rename(written, PathOf(file)));
   return files_.SyncDirectory(options_.path);
+}
+
+absl::Status CheckpointDirectory::SetName(const std::string& name,
+                                          const std::string& checkpoint) {
+  if (!IsLabel(name)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the name of a checkpoint: wanted 1 to 63 of [a-z0-9-], found \"",
+        absl::CHexEscape(name), "\""));
+  }
+  WEFT_RETURN_IF_ERROR(ReadManifest(checkpoint).status());
+  return Point(absl::StrCat(kNamePrefix, name), checkpoint);
+}
+
+absl::StatusOr<std::string> CheckpointDirectory::Named(
+    const std::string& name) {
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string text,
+      files_.Read(PathOf(absl::StrCat(kNamePrefix, name)), kMaxNameFileBytes));
+  return std::string(absl::StripAsciiWhitespace(text));
+}
+
+absl::StatusOr<std::set<std::string>> CheckpointDirectory::AllNamed() {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> files,
+                        files_.List(options_.path));
+  std::set<std::string> named;
+  for (const std::string& file : files) {
+    absl::string_view name = file;
+    if (!absl::ConsumePrefix(&name, kNamePrefix) || !IsLabel(name)) continue;
+    WEFT_ASSIGN_OR_RETURN(std::string checkpoint, Named(std::string(name)));
+    named.insert(std::move(checkpoint));
+  }
+  return named;
 }
 
 absl::Status CheckpointDirectory::CheckSizes(
@@ -241,6 +287,8 @@ absl::Status CheckpointDirectory::CheckSizes(
 absl::Status CheckpointDirectory::Retain(const std::string& newest) {
   WEFT_RETURN_IF_ERROR(Verify(newest));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, List());
+  // If one cannot be read, nothing is removed: it may be any.
+  WEFT_ASSIGN_OR_RETURN(const std::set<std::string> named, AllNamed());
   int good = 0;
   for (auto name = names.rbegin(); name != names.rend(); ++name) {
     const absl::StatusOr<Manifest> manifest = ReadManifest(*name);
@@ -248,7 +296,10 @@ absl::Status CheckpointDirectory::Retain(const std::string& newest) {
         manifest.ok() && CheckSizes(*name, manifest->files).ok();
     const bool is_milestone = is_good && options_.keep_every_steps > 0 &&
                               manifest->step % options_.keep_every_steps == 0;
-    if (good >= options_.keep_last && !is_milestone) RemoveTree(*name);
+    if (good >= options_.keep_last && !is_milestone &&
+        named.count(*name) == 0) {
+      RemoveTree(*name);
+    }
     if (is_good) ++good;
   }
   RemoveAbandoned(ParseCheckpointName(newest)->number);

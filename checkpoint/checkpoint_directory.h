@@ -3,6 +3,7 @@
 //   <path>/ckpt-000007-step-1200/manifest.json     sizes, hashes, metadata
 //                                shard-00000.safetensors ...
 //   <path>/LATEST                                  for people: the newest name
+//   <path>/NAME-best                               the checkpoint named "best"
 //   <path>/tmp-000008-1300-<nonce>/                being written, or abandoned
 //
 // A checkpoint is written in a directory of its own: shards, each synced, then
@@ -17,7 +18,8 @@
 //
 // Loading verifies sizes and hashes before it returns anything. Retention
 // removes nothing before the newest checkpoint has been read back and verified,
-// and never the newest good one.
+// and never the newest good one, nor one that has a name: a file NAME-<name>
+// holds which one that is, and may be written and removed by hand.
 //
 // Codes: kResourceExhausted disk full; kDataLoss damaged or unreadable;
 // kNotFound no checkpoint.
@@ -29,6 +31,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -93,6 +96,13 @@ class CheckpointDirectory {
                                      std::vector<FileRecord> files,
                                      const Metadata& metadata);
 
+  // Keeps `checkpoint`, which must be there, under `name`, 1 to 63 of
+  // [a-z0-9-]; the one that had the name before loses it. kInvalidArgument,
+  // kNotFound.
+  absl::Status SetName(const std::string& name, const std::string& checkpoint);
+  // kNotFound if none has that name.
+  absl::StatusOr<std::string> Named(const std::string& name);
+
   // Removes what the attempt wrote, as well as it can.
   void Abandon(absl::string_view attempt);
 
@@ -122,7 +132,9 @@ class CheckpointDirectory {
 
   std::string PathOf(absl::string_view name, absl::string_view file = "") const;
   absl::Status WriteWhole(const std::string& path, absl::string_view bytes);
-  absl::Status PointLatestTo(const std::string& name);
+  // Replaces the small file `file` of the directory.
+  absl::Status Point(const std::string& file, const std::string& name);
+  absl::StatusOr<std::set<std::string>> AllNamed();
   absl::Status CheckSizes(const std::string& name,
                           const std::vector<FileRecord>& files);
   absl::Status Retain(const std::string& newest);

@@ -206,6 +206,28 @@ TEST(CheckpointDirectory, AStepGoneBackToIsTheNewestAgain) {
   EXPECT_EQ(directory->LoadLatest()->manifest.step, 10);
 }
 
+TEST(CheckpointDirectory, NamedOnesStayUntilTheirNameIsGivenToAnother) {
+  FakeFileSystem files;
+  const auto directory = OpenOn(files, /*keep_last=*/1);
+  const auto first = directory->Save(1, Weights(1), {});
+  WEFT_ASSERT_OK(first);
+  WEFT_ASSERT_OK(directory->SetName("best", *first));
+  EXPECT_EQ(*directory->Named("best"), *first);
+  WEFT_ASSERT_OK(directory->Save(2, Weights(2), {}));
+  const auto third = directory->Save(3, Weights(3), {});
+  WEFT_ASSERT_OK(third);
+  EXPECT_EQ(*directory->List(), std::vector<std::string>({*first, *third}));
+  WEFT_ASSERT_OK(directory->SetName("best", *third));
+  const auto fourth = directory->Save(4, Weights(4), {});
+  WEFT_ASSERT_OK(fourth);
+  EXPECT_EQ(*directory->List(), std::vector<std::string>({*third, *fourth}));
+  EXPECT_THAT(directory->SetName("../x", *third),
+              StatusIs(absl::StatusCode::kInvalidArgument, "[a-z0-9-]"));
+  EXPECT_THAT(directory->SetName("mine", *first),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_THAT(directory->Named("mine"), StatusIs(absl::StatusCode::kNotFound));
+}
+
 TEST(Manifest, DamagedChecksumIsNotEchoedAsRawBytes) {
   std::string text = *FormatManifest({});
   text[15] = '\x1b';  // a digit of the checksum; a terminal obeys it

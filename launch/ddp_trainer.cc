@@ -213,7 +213,11 @@ absl::Status DdpTrainer::TrainEpoch(int epoch) {
   }
 }
 
-absl::Status DdpTrainer::Save() {
+absl::Status DdpTrainer::Save(bool is_last) {
+  std::optional<double> accuracy;
+  if (options_.keep_best && !options_.checkpoint_dir.empty()) {
+    WEFT_ASSIGN_OR_RETURN(accuracy, Test());  // by all ranks
+  }
   if (options_.checkpoint_dir.empty() || !is_first()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckFinite(model_));  // it would push a good one out
   checkpoint::CheckpointDirectory::Options options;
@@ -226,12 +230,13 @@ absl::Status DdpTrainer::Save() {
   for (const auto& [name, tensor] : optimizer_->StateDict()) {
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string name,
-                        directory->Save(steps_, tensors,
-                                        MetadataOf(SettingsOf(options_, data_),
-                                                   loader_->state())));
+  WEFT_ASSIGN_OR_RETURN(
+      const std::string name,
+      directory->Save(
+          steps_, tensors,
+          MetadataOf(SettingsOf(options_, data_), loader_->state(), accuracy)));
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", name);
-  return absl::OkStatus();
+  return NameCheckpoint(*directory, name, options_, accuracy, is_last);
 }
 
 // Each rank tests its part, so that none waits for another.
@@ -257,7 +262,7 @@ absl::StatusOr<TrainingResult> DdpTrainer::Train() {
     WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));
     training += SteadyClock().Now() - epoch_begin;
     // Training goes on without a checkpoint; the last one's error is reported.
-    result.saved = Save();
+    result.saved = Save(was_stopped_ || epoch + 1 == options_.epochs);
     if (!result.saved.ok()) {
       WEFT_LOG(logger_, Error, "no checkpoint was saved; training goes on")
           .With("why", result.saved.message());

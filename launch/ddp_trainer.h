@@ -64,7 +64,7 @@ class DdpTrainer {
   absl::StatusOr<TrainingResult> Train();
   absl::Status TrainEpoch(int epoch);
   absl::StatusOr<Verdict> Step(const input::Example& batch);
-  absl::Status Save();
+  absl::Status Save(bool is_last);
   absl::StatusOr<double> Test();
   bool is_first() const { return group_.rank() == 0; }
 

@@ -485,12 +485,16 @@ absl::Status ImageTrainer::Save() {
                 ", earlier ones are as they were: ", finite.message())),
         worker::ExitCode::kDiverged);
   }
+  std::optional<double> accuracy;
+  if (options_.keep_best) {
+    WEFT_ASSIGN_OR_RETURN(accuracy, Accuracy());
+  }
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
   WEFT_ASSIGN_OR_RETURN(const std::string attempt,
                         directory->Begin(table_->round()));
   auto& recorder = worker_.telemetry().recorder();
   recorder.Record("checkpoint.begin", attempt, table_->round());
-  const absl::StatusOr<std::string> name = Fill(*directory, attempt);
+  const absl::StatusOr<std::string> name = Fill(*directory, attempt, accuracy);
   recorder.Record("checkpoint.done", attempt, table_->round(),
                   name.status().raw_code());
   if (!name.ok()) {
@@ -502,11 +506,13 @@ absl::Status ImageTrainer::Save() {
             ", earlier ones are as they were: ", name.status().message()));
   }
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
-  return absl::OkStatus();
+  const bool is_last = was_stopped_ || saved_epochs_ >= options_.epochs;
+  return NameCheckpoint(*directory, *name, options_, accuracy, is_last);
 }
 
 absl::StatusOr<std::string> ImageTrainer::Fill(
-    checkpoint::CheckpointDirectory& directory, const std::string& attempt) {
+    checkpoint::CheckpointDirectory& directory, const std::string& attempt,
+    std::optional<double> accuracy) {
   // No round can close meanwhile: it would need this trainer's part.
   const int64_t version = options_.is_sync ? table_->round() : -1;
   WEFT_ASSIGN_OR_RETURN(
@@ -521,7 +527,7 @@ absl::StatusOr<std::string> ImageTrainer::Fill(
       files.emplace_back(),
       directory.AddShard(attempt, kModelShard, worker_.self().name, model));
   return directory.Commit(attempt, std::move(files),
-                          MetadataOf(settings_, loader_->state()));
+                          MetadataOf(settings_, loader_->state(), accuracy));
 }
 
 absl::Status ImageTrainer::TrainEpoch(int epoch) {
@@ -612,15 +618,19 @@ absl::Status ImageTrainer::Conclude(TrainingResult* result) {
 absl::Status ImageTrainer::TestAndSave(TrainingResult* result) {
   const bool has_trained = has_joined_ || first_epoch_ < options_.epochs;
   if (!was_stopped_ && has_trained && saved_epochs_ < options_.epochs) {
+    saved_epochs_ = options_.epochs;
     result->saved = SaveIfFirst();  // its predecessor died meanwhile
     result->checkpoint = checkpoint_;
   }
+  WEFT_ASSIGN_OR_RETURN(result->test_accuracy, Accuracy());
+  return absl::OkStatus();
+}
+
+absl::StatusOr<double> ImageTrainer::Accuracy() {
   const int64_t size = data_.test->size();
   WEFT_ASSIGN_OR_RETURN(const int64_t right,
                         CountRight(model_, *data_.test, 0, size));
-  result->test_accuracy =
-      static_cast<double>(right) / static_cast<double>(size);
-  return absl::OkStatus();
+  return static_cast<double>(right) / static_cast<double>(size);
 }
 
 absl::Status ImageTrainer::SaveIfFirst() {

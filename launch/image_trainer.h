@@ -49,6 +49,11 @@ struct ImageTrainerOptions {
   // work: then this one joins them where they are, with or without it.
   bool resume = false;
   int keep = 3;  // so many of the last checkpoints stay
+  // Tests the model after each epoch; the checkpoint with the highest accuracy
+  // stays, under the name "best".
+  bool keep_best = false;
+  std::string
+      keep_as;  // the name under which the last checkpoint stays, if any
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;
   telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
@@ -97,6 +102,7 @@ class ImageTrainer {
   // becomes it; else waits until that one has done them.
   absl::Status Conclude(TrainingResult* result);
   absl::Status TestAndSave(TrainingResult* result);
+  absl::StatusOr<double> Accuracy();  // on the images to test on
   // Where this trainer begins: in a job that runs already (has_joined_), at the
   // newest checkpoint, which the first trainer loads into the servers, or at
   // the beginning of the data.
@@ -125,7 +131,8 @@ class ImageTrainer {
   absl::Status Save();
   absl::Status SaveIfFirst();
   absl::StatusOr<std::string> Fill(checkpoint::CheckpointDirectory& directory,
-                                   const std::string& attempt);
+                                   const std::string& attempt,
+                                   std::optional<double> accuracy);
   absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
   OpenCheckpoints() const;
   // Logs which trainers have died, once each.

@@ -37,11 +37,12 @@ absl::Status Run(int argc, char** argv) {
             "after SIGTERM, how long trainers may still save what they have");
   // What is pushed says all of this; both programs take the same command line.
   bool ignored = false;
-  for (const char* name : {"sync", "async", "resume", "allow-non-finite"}) {
+  for (const char* name :
+       {"sync", "async", "resume", "keep-best", "allow-non-finite"}) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
-  for (const char* name :
-       {"data", "epochs", "batch-size", "lr", "checkpoint-dir", "keep"}) {
+  for (const char* name : {"data", "epochs", "batch-size", "lr",
+                           "checkpoint-dir", "keep", "keep-as"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;

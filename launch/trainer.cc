@@ -95,6 +95,22 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
     return absl::InvalidArgumentError(absl::StrCat(
         "--keep=", training.keep, ": wanted at least 1 checkpoint"));
   }
+  const bool is_named = training.keep_best || !training.keep_as.empty();
+  if (is_named && training.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--keep-best and --keep-as need --checkpoint-dir=DIR to keep it in");
+  }
+  if (training.keep_as == "best" && training.keep_best) {
+    return absl::InvalidArgumentError(
+        "--keep-as=best is the name that --keep-best gives; choose another");
+  }
+  if (training.keep_as.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos ||
+      training.keep_as.size() > 63) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--keep-as=", training.keep_as,
+                     ": wanted a name of at most 63 of [a-z0-9-]"));
+  }
   if (worker.device != "cpu") {
     return absl::UnimplementedError(
         absl::StrCat("--device=", worker.device,
@@ -238,6 +254,10 @@ absl::Status Run(int argc, char** argv) {
             "where to save after each epoch; must be seen by all servers");
   flags.Add("resume", &training.resume, "go on from the newest checkpoint");
   flags.Add("keep", &training.keep, "so many of the last checkpoints stay");
+  flags.Add("keep-best", &training.keep_best,
+            "test after each epoch, and keep the best checkpoint besides");
+  flags.Add("keep-as", &training.keep_as,
+            "keep the last checkpoint of this run under this name");
   flags.Add(
       "allow-non-finite", &training.allow_non_finite,
       "go on when the loss is NaN or infinite; such models are not saved");

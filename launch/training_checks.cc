@@ -5,9 +5,11 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
+#include "weft/base/status_macros.h"
 #include "weft/tensor/dtype.h"
 #include "weft/tensor/tensor.h"
 #include "weft/worker/exit_code.h"
@@ -16,7 +18,10 @@ namespace weft::launch {
 namespace {
 
 constexpr char kBetween[] = "\n";
-constexpr char kSettings[] = "settings";  // in a checkpoint's metadata
+// In a checkpoint's metadata.
+constexpr char kSettings[] = "settings";
+constexpr char kAccuracy[] = "test_accuracy";
+constexpr char kBest[] = "best";  // the name of the best one
 
 // "conv1.weight has nan at element 5"; none if all are finite.
 std::optional<std::string> FirstNotFinite(const ImageModel& model) {
@@ -37,6 +42,7 @@ std::optional<std::string> FirstNotFinite(const ImageModel& model) {
 Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data) {
   return {
       {"--strategy", options.strategy},
+      {"--keep-best", options.keep_best ? "on" : "off"},
       {"--seed", absl::StrCat(options.seed)},
       {"--batch-size", absl::StrCat(options.batch_size)},
       {"--epochs", absl::StrCat(options.epochs)},
@@ -61,9 +67,32 @@ Settings FixedOf(const Settings& settings) {
 }
 
 checkpoint::Metadata MetadataOf(const Settings& settings,
-                                const input::ShardedSampler::State& place) {
-  return {{kPlaceInData, place.ToString()},
-          {kSettings, FormatSettings(FixedOf(settings))}};
+                                const input::ShardedSampler::State& place,
+                                std::optional<double> accuracy) {
+  checkpoint::Metadata metadata = {
+      {kPlaceInData, place.ToString()},
+      {kSettings, FormatSettings(FixedOf(settings))}};
+  if (accuracy.has_value()) metadata[kAccuracy] = absl::StrCat(*accuracy);
+  return metadata;
+}
+
+absl::Status NameCheckpoint(checkpoint::CheckpointDirectory& directory,
+                            const std::string& saved,
+                            const ImageTrainerOptions& options,
+                            std::optional<double> accuracy, bool is_last) {
+  if (is_last && !options.keep_as.empty()) {
+    WEFT_RETURN_IF_ERROR(directory.SetName(options.keep_as, saved));
+  }
+  if (!options.keep_best || !accuracy.has_value()) return absl::OkStatus();
+  double best = -1;
+  const absl::StatusOr<std::string> named = directory.Named(kBest);
+  if (named.ok()) {
+    const auto manifest = directory.ReadManifest(*named);
+    if (manifest.ok() && manifest->metadata.count(kAccuracy) != 0) {
+      (void)absl::SimpleAtod(manifest->metadata.at(kAccuracy), &best);
+    }
+  }
+  return *accuracy > best ? directory.SetName(kBest, saved) : absl::OkStatus();
 }
 
 absl::StatusOr<std::string> CheckMetadata(const std::string& name,

@@ -6,11 +6,13 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/checkpoint/manifest.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/launch/image_model.h"
@@ -39,13 +41,22 @@ absl::Status CompareSettings(const std::string& self, const Settings& own,
 // The metadata of a checkpoint.
 inline constexpr char kPlaceInData[] = "place_in_data";
 checkpoint::Metadata MetadataOf(const Settings& settings,
-                                const input::ShardedSampler::State& place);
+                                const input::ShardedSampler::State& place,
+                                std::optional<double> accuracy = {});
 // The place in the data of checkpoint `name`. kFailedPrecondition, with
 // ExitCode kConfig, if a setting that must stay is another now: names both
 // values and what to do. kInvalidArgument if no trainer saved it.
 absl::StatusOr<std::string> CheckMetadata(const std::string& name,
                                           const checkpoint::Metadata& metadata,
                                           const Settings& settings);
+
+// Gives checkpoint `saved` the names that `options` ask for: "best" if its
+// `accuracy` is above that of the one that is named so, and keep_as if
+// `is_last` of this run.
+absl::Status NameCheckpoint(checkpoint::CheckpointDirectory& directory,
+                            const std::string& saved,
+                            const ImageTrainerOptions& options,
+                            std::optional<double> accuracy, bool is_last);
 
 // kOutOfRange, with ExitCode kDiverged, if `loss` is NaN or infinite: names
 // `self`, the step, the loss and the first parameter that is not finite.

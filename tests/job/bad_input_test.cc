@@ -172,6 +172,35 @@ TEST(BadInput, SoManyCheckpointsStayAsKeepSays) {
   EXPECT_EQ(Checkpoints(saved).size(), 1u);
 }
 
+TEST(BadInput, BestAndNamedCheckpointsStayBesideTheLast) {
+  for (const std::string strategy : {"ps", "ddp"}) {
+    Job job;
+    const std::string saved = job.Path("saved");
+    const auto train = [&](const Flags& more) {
+      Flags flags = {"--strategy=" + strategy, "--keep=1", "--keep-best",
+                     "--checkpoint-dir=" + saved};
+      flags.insert(flags.end(), more.begin(), more.end());
+      if (strategy == "ps") return (void)job.Train(flags);
+      job.servers = 0;
+      job.coordinator = "unix:" + job.Path("trainer0.sock");
+      for (const auto& trainer : job.StartTrainers(flags)) {
+        EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+      }
+    };
+    train({"--epochs=1", "--keep-as=first-run"});
+    const std::string first = Checkpoints(saved).back();
+    EXPECT_EQ(ReadBytes(saved + "/NAME-first-run"), first + "\n");
+    EXPECT_EQ(ReadBytes(saved + "/NAME-best"), first + "\n");
+    train({"--epochs=5", "--resume"});
+    const auto names = Checkpoints(saved);
+    EXPECT_EQ(names.front(), first);
+    std::string best = ReadBytes(saved + "/NAME-best");
+    best.pop_back();
+    EXPECT_THAT(names, ::testing::Contains(best));
+    EXPECT_LE(names.size(), 3u);  // the first, the best, the last
+  }
+}
+
 TEST(BadInput, ResultThatCannotBeWrittenEndsWithAnError) {
   Job job;
   job.trainers = 1;
