@@ -570,6 +570,13 @@ absl::StatusOr<std::vector<Participation::Root>> RootsOf(
 
 }  // namespace
 
+absl::Status GraphLost(ContextId context, WorkerKey worker) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Backward: the graph of ", context.ToString(), " at worker ",
+      worker.ToString(),
+      " is lost, since that incarnation is gone; run the forward again"));
+}
+
 Future<PassReport> Contexts::Backward(const std::shared_ptr<Context>& context,
                                       absl::Span<const Variable> roots,
                                       const PassOptions& options) {
@@ -595,6 +602,10 @@ Future<PassReport> Contexts::Backward(const std::shared_ptr<Context>& context,
   {
     MutexLock lock(mu_);
     pass.number = ++last_pass_;
+    for (const WorkerKey worker : participants) {
+      if (!IsGone(worker)) continue;
+      return MakeReady<PassReport>(GraphLost(context->id(), worker));
+    }
   }
   absl::StatusOr<std::shared_ptr<Participation>> own =
       Join(context->id(), pass);

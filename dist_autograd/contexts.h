@@ -234,6 +234,9 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
       ABSL_GUARDED_BY(mu_);
 };
 
+// kFailedPrecondition: what a pass needs is gone with a worker.
+absl::Status GraphLost(ContextId context, WorkerKey worker);
+
 }  // namespace weft::dist_autograd
 
 #endif  // WEFT_DIST_AUTOGRAD_CONTEXTS_H_

@@ -101,6 +101,10 @@ void RootPass::PrepareAt(WorkerKey worker) {
 }
 
 void RootPass::OnDone(WorkerKey worker, const Result<uint64_t>& messages) {
+  if (messages.status().code() == absl::StatusCode::kNotFound) {
+    // Neither the worker nor its part of the context is there any more.
+    return Tell(Decision::Failed{worker, GraphLost(context_->id(), worker)});
+  }
   if (!messages.ok()) return Tell(Decision::Failed{worker, messages.status()});
   live_messages_ += *messages;
   Tell(Decision::Done{worker});

@@ -104,11 +104,12 @@ class Scope {
 
   // The gradients of all leaves behind `roots`, into the contexts of their
   // workers. kInvalidArgument for roots, seeds or a timeout that make no sense;
-  // kFailedPrecondition for a graph that was freed or is another context's, and
-  // in a context that was released; kDeadlineExceeded, which names the messages
-  // whose gradients did not come; kCancelled; kUnavailable if a participant
-  // dies before the decision; what a node throws, named. After an error all
-  // gradients are as before, and the pass may be repeated.
+  // kFailedPrecondition for a graph that was freed, is another context's, or is
+  // lost with a worker that died before, and in a context that was released;
+  // kDeadlineExceeded, which names the messages whose gradients did not come;
+  // kCancelled; kUnavailable if a participant dies before the decision; what a
+  // node throws, named. After an error all gradients are as before, and the
+  // pass may be repeated.
   Future<PassReport> BackwardAsync(absl::Span<const Variable> roots,
                                    const PassOptions& options = {}) const {
     return contexts_->Backward(context_, roots, options);

@@ -208,12 +208,13 @@ TEST_F(DistAutogradTest, FailureInANodeLeavesAllGradientsAsTheyWere) {
   EXPECT_EQ(Value(scope.GradientOf(x)), 3.0);
 }
 
-TEST_F(DistAutogradTest, DeathOfAParticipantEndsThePass) {
+TEST_F(DistAutogradTest, PassOverTheGraphOfADeadWorkerIsRefused) {
   const Variable x = Scalar(5.0);
   const Scope scope(*contexts_[0]);
   const Variable y = scope.Call(To(1), Square2, x).value();
   ranks_[0].PeerGone({1, 1}, "killed");
-  EXPECT_THAT(scope.Backward(y), StatusIs(absl::StatusCode::kUnavailable));
+  EXPECT_THAT(scope.Backward(y),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "is lost"));
   EXPECT_FALSE(scope.GradientOf(x).defined());
   ranks_[1].PeerGone({0, 1}, "killed");
 }

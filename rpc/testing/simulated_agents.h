@@ -32,6 +32,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "weft/base/executor.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/session/directory.h"
 #include "weft/rpc/session/session_coverage.h"
@@ -111,6 +112,8 @@ class SimulatedAgents {
   void Sleep(absl::Duration time) { scheduler_.SleepFor(time); }
 
   sim::Simulator& simulator() { return simulator_; }
+  // Runs each task on a simulated thread of its own, which may wait.
+  Executor& executor() { return scheduler_.executor(); }
   // What all workers know of one another.
   FixedDirectory& directory() { return directory_; }
   sim::FaultPlan& faults() { return faults_; }
