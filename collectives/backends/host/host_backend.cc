@@ -51,7 +51,7 @@ class HostBackend final : public Backend {
               SegmentLayout layout)
       : options_(std::move(options)),
         watches_(std::move(meeting.watches)),
-        segment_(std::make_shared<HostSegment>(std::move(meeting.segment),
+        segment_(std::make_shared<HostSegment>(*std::move(meeting.segment),
                                                layout, rank,
                                                std::move(meeting.ranks))),
         arena_(std::make_shared<Arena>(segment_)),
@@ -322,15 +322,23 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   WEFT_ASSIGN_OR_RETURN(Meeting meeting, Meet(meeting_options));
   const int here = static_cast<int>(meeting.ranks.size());
   const bool is_one_host = here == options.size;
-  const bool have_all_mapped =
-      is_one_host || meeting.ranks == meeting.hosts[meeting.own_host];
-  if (!is_one_host && (options.streams == nullptr || !have_all_mapped)) {
+  const std::string not_mapped =
+      meeting.not_mapped.empty()
+          ? ""
+          : absl::StrCat("; they do not share its memory: ", meeting.not_mapped);
+  if (!is_one_host && options.streams == nullptr) {
     return absl::UnimplementedError(absl::StrCat(
         "backend host lacks ranks on several hosts without "
         "HostOptions::streams: group ",
         options.name, " has ", options.size, " ranks, and only ",
         RankList(meeting.ranks), " share memory on this host and in directory ",
-        options.directory));
+        options.directory, not_mapped));
+  }
+  if (!not_mapped.empty() && options.rank == 0) {
+    Report(options.diagnosis,
+           absl::StrCat("group ", options.name,
+                        ": ranks of a host count as hosts of their own",
+                        not_mapped));
   }
   const int place = static_cast<int>(
       std::find(meeting.ranks.begin(), meeting.ranks.end(), options.rank) -

@@ -81,8 +81,9 @@ struct HostOptions {
 // Waits for all ranks. kInvalidArgument: options that make no sense;
 // kDeadlineExceeded names the ranks that did not come; kResourceExhausted: no
 // memory for the segment; kUnimplemented: some ranks are on another host and
-// there are no streams (on every rank), or some of this host cannot map the
-// segment (on each of the host).
+// there are no streams (on every rank). A rank that cannot map the segment of its
+// host, as in another container, counts as a host of its own, and is reported
+// through `diagnosis`.
 absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options);
 
 }  // namespace weft::collectives

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
@@ -69,10 +71,12 @@ TestBackend Host() {
 class HostsTestWorld final : public TestWorld {
  public:
   HostsTestWorld(int size, DiagnosisOptions diagnosis,
-                 std::function<int(int rank)> host_of)
+                 std::function<int(int rank)> host_of,
+                 absl::Duration connect_timeout = absl::Seconds(20))
       : size_(size),
         diagnosis_(std::move(diagnosis)),
-        host_of_(std::move(host_of)) {
+        host_of_(std::move(host_of)),
+        connect_timeout_(connect_timeout) {
     for (int r = 0; r < size; ++r) {
       transports_.push_back(*network_.MakeTransport(absl::StrCat("r", r)));
       streams_.push_back(std::make_unique<Streams>(*transports_.back()));
@@ -87,7 +91,7 @@ class HostsTestWorld final : public TestWorld {
     host.size = size_;
     host.directory = directory_.path();
     host.arena_bytes = 8 << 20;
-    host.connect_timeout = absl::Seconds(20);
+    host.connect_timeout = connect_timeout_;
     host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
     host.diagnosis = diagnosis_;
     host.streams = streams_[rank].get();
@@ -101,6 +105,7 @@ class HostsTestWorld final : public TestWorld {
   const int size_;
   const DiagnosisOptions diagnosis_;
   const std::function<int(int rank)> host_of_;
+  const absl::Duration connect_timeout_;
   testing::TempDir directory_;
   MemoryStore store_;
   transport::LocalNetwork network_;
@@ -156,6 +161,91 @@ TEST(HostBackend, RankOfAnotherHostThatEndsIsNamedOnAllRanks) {
     EXPECT_THAT(statuses[r],
                 StatusIs(absl::StatusCode::kUnavailable, "rank 1 has"));
   }
+}
+
+// --- Ranks that cannot map the segment of their host. ------------------------
+
+// The sum of all ranks by an all-reduce of heap and of arena memory, and what
+// rank 1 broadcasts.
+absl::Status ReduceAndBroadcast(ProcessGroup& group) {
+  const int n = group.size();
+  WEFT_ASSIGN_OR_RETURN(const Tensor shared,
+                        group.Allocate({10'000}, DType::kF32));
+  for (const Tensor& tensor : {Tensor::Zeros({7}), shared}) {
+    tensor.Fill(group.rank() + 1);
+    WEFT_RETURN_IF_ERROR(group.AllReduce(tensor));
+    if (tensor.data<float>()[6] != n * (n + 1) / 2) {
+      return absl::InternalError("wrong sum");
+    }
+    tensor.Fill(group.rank());
+    WEFT_RETURN_IF_ERROR(group.Broadcast(tensor, 1));
+    if (tensor.data<float>()[6] != 1) return absl::InternalError("wrong value");
+  }
+  return group.Barrier();
+}
+
+TEST(HostBackend, RankThatCannotMapTheSegmentCountsAsAnotherHost) {
+  std::mutex mu;
+  std::vector<std::string> reports;
+  DiagnosisOptions diagnosis;
+  diagnosis.report = [&](absl::string_view text) {
+    const std::lock_guard<std::mutex> lock(mu);
+    reports.emplace_back(text);
+  };
+  HostsTestWorld world(4, diagnosis, [](int) { return 0; });
+  // As in another container, where no descriptor arrives.
+  const ScopedFailpoint unmapped("collectives/map_segment",
+                                 "1*error(NOT_FOUND,no descriptor came)");
+  const auto statuses = testing::RunRanks(4, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    const auto group = ProcessGroup::Create(std::move(backend));
+    WEFT_RETURN_IF_ERROR(ReduceAndBroadcast(*group));
+    WEFT_ASSIGN_OR_RETURN(const auto half, group->Split(rank / 2));
+    return ReduceAndBroadcast(*half);
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_THAT(reports[0], HasSubstr("hosts of their own"));
+  EXPECT_THAT(reports[0], HasSubstr("no descriptor came"));
+}
+
+TEST(HostBackend, AllButTheLeaderCannotMapTheSegmentAndReduceOverStreams) {
+  HostsTestWorld world(3, {}, [](int) { return 0; });
+  const ScopedFailpoint unmapped("collectives/map_segment",
+                                 "error(NOT_FOUND,no descriptor came)");
+  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    return ReduceAndBroadcast(*ProcessGroup::Create(std::move(backend)));
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(HostBackend, RankThatDoesNotAnswerInTimeCountsAsAnotherHost) {
+  HostsTestWorld world(3, {}, [](int) { return 0; }, absl::Seconds(12));
+  // Half of the time is for the segment: the slow rank finds that it is late.
+  const ScopedFailpoint slow("collectives/map_segment", "1*delay(7s)");
+  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    return ReduceAndBroadcast(*ProcessGroup::Create(std::move(backend)));
+  });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(HostBackend, RankThatCannotMapTheSegmentIsNamedWhereThereAreNoStreams) {
+  testing::TempDir directory;
+  MemoryStore store;
+  const ScopedFailpoint unmapped("collectives/map_segment",
+                                 "error(NOT_FOUND,no descriptor came)");
+  const auto statuses = testing::RunRanks(2, [&](int rank) {
+    return ConnectHost(OptionsOf(rank, 2, &store, directory.path())).status();
+  });
+  EXPECT_THAT(
+      statuses,
+      Each(StatusIs(absl::StatusCode::kUnimplemented,
+                    "share its memory: rank 1: NOT_FOUND")));
 }
 
 TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {

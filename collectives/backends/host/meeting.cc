@@ -5,10 +5,14 @@
 #include <random>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/net/edge/descriptor.h"
@@ -17,6 +21,10 @@
 
 namespace weft::collectives {
 namespace {
+
+// Values in the store.
+constexpr char kMapped[] = "ok";
+constexpr char kNone[] = "none ";
 
 // Where a rank is, as it says itself.
 struct Place {
@@ -73,20 +81,33 @@ class Attempt {
         .status();
   }
   absl::StatusOr<std::string> Await(absl::string_view what, int rank) {
-    WEFT_ASSIGN_OR_RETURN(rendezvous::StoreEntry entry,
-                          options_.store->Wait(Key(what, rank), 0, left()));
+    return AwaitUntil(what, rank, options_.deadline);
+  }
+  absl::StatusOr<std::string> AwaitUntil(absl::string_view what, int rank,
+                                         Instant deadline) {
+    WEFT_ASSIGN_OR_RETURN(
+        rendezvous::StoreEntry entry,
+        options_.store->Wait(
+            Key(what, rank), 0,
+            std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())));
     return std::move(entry.value);
   }
 
   absl::Status Arrive();
   absl::Status FindPlaces();
-  std::vector<std::vector<int>> Hosts() const;
+  // As the ranks' places say, before any has mapped anything.
+  std::vector<std::vector<int>> PossibleHosts() const;
   std::vector<int> RanksHere() const { return RanksOnHostOf(options_.rank); }
   std::vector<int> RanksOnHostOf(int rank) const;
-  absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here,
-                                       std::vector<int>* mapped);
+  absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here);
+  std::string AwaitMapped(const std::vector<int>& here);
   absl::StatusOr<memory::Segment> Follow(int leader);
-  absl::Status AwaitAgreement(int leader, std::vector<int>* mapped);
+  absl::StatusOr<memory::Segment> Map(uint64_t token);
+  // What the leaders of all hosts have decided.
+  absl::Status AwaitAgreements(Meeting* meeting);
+  static absl::Status ReadAgreement(absl::string_view text,
+                                    const std::vector<int>& possible,
+                                    Meeting* meeting);
 
   const MeetingOptions& options_;
   std::unique_ptr<net::LocalSocket> socket_;
@@ -146,7 +167,7 @@ std::vector<int> Attempt::RanksOnHostOf(int rank) const {
   return there;
 }
 
-std::vector<std::vector<int>> Attempt::Hosts() const {
+std::vector<std::vector<int>> Attempt::PossibleHosts() const {
   std::vector<std::vector<int>> hosts;
   for (int r = 0; r < options_.size; ++r) {
     std::vector<int> ranks = RanksOnHostOf(r);
@@ -155,13 +176,14 @@ std::vector<std::vector<int>> Attempt::Hosts() const {
   return hosts;
 }
 
-absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here,
-                                              std::vector<int>* mapped) {
+absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
   absl::StatusOr<memory::Segment> segment = memory::Segment::Create(
       options_.bytes_for(static_cast<int>(here.size())), "weft-collectives");
+  if (here.size() == 1) return segment;
   if (!segment.ok()) {
-    const std::string why = absl::StrCat("none ", segment.status().message());
+    const std::string why = absl::StrCat(kNone, segment.status().message());
     WEFT_RETURN_IF_ERROR(Set("segment", why));
+    WEFT_RETURN_IF_ERROR(Set("agreed", why));
     return segment.status();
   }
   std::random_device random;
@@ -173,16 +195,37 @@ absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here,
         .IgnoreError();
   }
   WEFT_RETURN_IF_ERROR(Set("segment", absl::StrCat(token)));
+  WEFT_RETURN_IF_ERROR(Set("agreed", AwaitMapped(here)));
+  return segment;
+}
+
+// The agreement: the ranks that have mapped it, then a line for each other.
+std::string Attempt::AwaitMapped(const std::vector<int>& here) {
+  const Instant deadline = SteadyClock().Now() + left() / 2;
+  std::string mapped = absl::StrCat(options_.rank);
+  std::string others;
   for (const int r : here) {
-    if (r == options_.rank) {
-      mapped->push_back(r);
+    if (r == options_.rank) continue;
+    const absl::StatusOr<std::string> found = AwaitUntil("mapped", r, deadline);
+    if (found.ok() && *found == kMapped) {
+      absl::StrAppend(&mapped, ",", r);
       continue;
     }
-    const absl::StatusOr<std::string> found = Await("mapped", r);
-    if (found.ok() && *found == "ok") mapped->push_back(r);
+    absl::StrAppend(&others, "\nrank ", r, ": ",
+                    found.ok() ? *found
+                               : absl::StrCat("did not answer in time: ",
+                                              found.status().message()));
   }
-  WEFT_RETURN_IF_ERROR(Set("agreed", absl::StrJoin(*mapped, ",")));
-  return segment;
+  return mapped + others;
+}
+
+absl::StatusOr<memory::Segment> Attempt::Map(uint64_t token) {
+  WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("collectives/map_segment"));
+  WEFT_ASSIGN_OR_RETURN(std::vector<net::Descriptor> descriptors,
+                        socket_->Take(token));
+  return memory::Segment::FromFd(
+      descriptors[0].Release(),
+      options_.bytes_for(static_cast<int>(RanksHere().size())));
 }
 
 absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
@@ -192,27 +235,60 @@ absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
     return absl::ResourceExhaustedError(
         absl::StrCat("rank ", leader, " has no shared memory: ", text));
   }
-  const auto map = [&]() -> absl::StatusOr<memory::Segment> {
-    WEFT_ASSIGN_OR_RETURN(std::vector<net::Descriptor> descriptors,
-                          socket_->Take(token));
-    return memory::Segment::FromFd(
-        descriptors[0].Release(),
-        options_.bytes_for(static_cast<int>(RanksHere().size())));
-  };
-  absl::StatusOr<memory::Segment> segment = map();
+  absl::StatusOr<memory::Segment> segment = Map(token);
   WEFT_RETURN_IF_ERROR(
-      Set("mapped", segment.ok() ? "ok" : segment.status().ToString()));
+      Set("mapped", segment.ok() ? kMapped : segment.status().ToString()));
   return segment;
 }
 
-absl::Status Attempt::AwaitAgreement(int leader, std::vector<int>* mapped) {
-  WEFT_ASSIGN_OR_RETURN(const std::string text, Await("agreed", leader));
-  for (const absl::string_view part : absl::StrSplit(text, ',')) {
+absl::Status Attempt::AwaitAgreements(Meeting* meeting) {
+  for (const std::vector<int>& possible : PossibleHosts()) {
+    if (possible.size() == 1) {
+      meeting->hosts.push_back(possible);
+      continue;
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string text, Await("agreed", possible[0]));
+    WEFT_RETURN_IF_ERROR(ReadAgreement(text, possible, meeting));
+  }
+  std::sort(meeting->hosts.begin(), meeting->hosts.end());
+  for (size_t h = 0; h < meeting->hosts.size(); ++h) {
+    const std::vector<int>& ranks = meeting->hosts[h];
+    if (std::count(ranks.begin(), ranks.end(), options_.rank) == 0) continue;
+    meeting->own_host = static_cast<int>(h);
+    meeting->ranks = ranks;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Attempt::ReadAgreement(absl::string_view text,
+                                    const std::vector<int>& possible,
+                                    Meeting* meeting) {
+  if (absl::StartsWith(text, kNone)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "rank ", possible[0], " has no shared memory for its host: ",
+        absl::StripPrefix(text, kNone)));
+  }
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits('\n', 1));
+  std::vector<int> mapped;
+  for (const absl::string_view part : absl::StrSplit(parts.first, ',')) {
     int rank;
-    if (!absl::SimpleAtoi(part, &rank)) {
+    if (!absl::SimpleAtoi(part, &rank) ||
+        std::count(possible.begin(), possible.end(), rank) == 0) {
       return absl::InternalError("the agreement in the store is damaged");
     }
-    mapped->push_back(rank);
+    mapped.push_back(rank);
+  }
+  for (const int r : possible) {
+    if (std::count(mapped.begin(), mapped.end(), r) == 0) {
+      meeting->hosts.push_back({r});
+    }
+  }
+  meeting->hosts.push_back(std::move(mapped));
+  if (!parts.second.empty()) {
+    absl::StrAppend(&meeting->not_mapped,
+                    meeting->not_mapped.empty() ? "" : "; ",
+                    absl::StrReplaceAll(parts.second, {{"\n", "; "}}));
   }
   return absl::OkStatus();
 }
@@ -221,16 +297,18 @@ absl::StatusOr<Meeting> Attempt::Run() {
   WEFT_RETURN_IF_ERROR(Arrive());
   WEFT_RETURN_IF_ERROR(FindPlaces());
   const std::vector<int> here = RanksHere();
-  std::vector<int> mapped;
+  const bool leads = here[0] == options_.rank;
   absl::StatusOr<memory::Segment> segment =
-      here[0] == options_.rank ? Lead(here, &mapped) : Follow(here[0]);
-  if (here[0] != options_.rank && segment.ok()) {
-    WEFT_RETURN_IF_ERROR(AwaitAgreement(here[0], &mapped));
+      leads ? Lead(here) : Follow(here[0]);
+  if (leads) WEFT_RETURN_IF_ERROR(segment.status());
+  Meeting meeting;
+  WEFT_RETURN_IF_ERROR(AwaitAgreements(&meeting));
+  if (!leads && meeting.ranks.size() == 1) {
+    segment =
+        memory::Segment::Create(options_.bytes_for(1), "weft-collectives");
   }
-  WEFT_RETURN_IF_ERROR(segment.status());
-  Meeting meeting = {std::move(mapped), *std::move(segment), {}, Hosts(), 0, {}};
+  WEFT_ASSIGN_OR_RETURN(meeting.segment, std::move(segment));
   for (const Place& place : places_) meeting.streams.push_back(place.stream);
-  while (meeting.hosts[meeting.own_host] != here) ++meeting.own_host;
   for (const int r : meeting.ranks) {
     meeting.watches.push_back(rendezvous::ProcessWatch::Of(places_[r].process));
   }

@@ -7,8 +7,12 @@
 //                     rank, has sent the segment to the others' sockets; or why
 //                     there is none
 //   mapped/<rank>     "ok", or why the rank could not map it
-//   agreed/<leader>   the ranks that have mapped it, or why the meeting failed
-// The leader alone decides, so all ranks of a host find the same.
+//   agreed/<leader>   the ranks that have mapped it, and why others have not;
+//   or
+//                     why there is no segment
+// The leader alone decides, at half of the time that is left, so all ranks find
+// the same. A rank that has not mapped its host's segment by then (it is in
+// another container, it is stopped) counts as a host of its own.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_HOST_MEETING_H_
 #define WEFT_COLLECTIVES_BACKENDS_HOST_MEETING_H_
@@ -50,7 +54,7 @@ struct MeetingOptions {
 struct Meeting {
   // The ranks that share `segment`, this one among them, in rising order.
   std::vector<int> ranks;
-  memory::Segment segment;
+  std::optional<memory::Segment> segment;  // never nothing
   // By the place in `ranks`: none for this process, or where none is possible.
   std::vector<std::optional<rendezvous::ProcessWatch>> watches;
   // The ranks of each host, in rising order, hosts by their lowest; which of
@@ -58,11 +62,14 @@ struct Meeting {
   // own_host.
   std::vector<std::vector<int>> hosts;
   int own_host = 0;
+  // Those that could not map their host's segment, and why, for people: "rank
+  // 2: NOT_FOUND: ..."; "" if all could. Equal on all ranks.
+  std::string not_mapped;
   std::vector<transport::Destination> streams;
 };
 
 // kDeadlineExceeded names the ranks that have not come; kResourceExhausted: no
-// memory for the segment; kInvalidArgument: a rank was given twice.
+// memory for a segment, on each rank; kInvalidArgument: a rank was given twice.
 absl::StatusOr<Meeting> Meet(const MeetingOptions& options);
 
 }  // namespace weft::collectives
