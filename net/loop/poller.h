@@ -198,6 +198,8 @@ class Poller final : public Driver {
   int without_yields_ = 0;    // events to come before it yields again
   int asleep_for_ = 1;        // the last value given to without_yields_
   int calm_events_ = 0;       // since then, of those before which it may yield
+  int empty_rests_ = 0;  // successive looks for more of a burst without result
+  int waits_without_rest_ = 0;  // to end before the next such look
 
   // The holder is about to sleep in the queue, or does.
   std::atomic<bool> asleep_{false};

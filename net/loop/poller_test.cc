@@ -335,6 +335,27 @@ TEST_F(PollerTest, WaitTakesABoundedNumberOfABurst) {
   queue_.in_burst = false;
 }
 
+TEST_F(PollerTest, WaitsThatFoundNoRestOfABurstSeldomLookForIt) {
+  const auto looks_of = [&](int waits) {
+    const int before = queue_.looks();
+    for (int i = 0; i < waits; ++i) EXPECT_TRUE(Echo().Wait(kSoon).ok());
+    return queue_.looks() - before;
+  };
+  const int alone = looks_of(500);
+  queue_.in_burst = true;  // and no wait finds a second event
+  EXPECT_LE(looks_of(500), alone + 25);
+  // A rest that is there is found again soon, and then by each wait.
+  int found = 0;
+  for (int i = 0; i < 100; ++i) {
+    const Future<void> first = Echo();
+    const Future<void> second = Echo();
+    EXPECT_TRUE(first.Wait(kSoon).ok());
+    found += second.IsReady() ? 1 : 0;
+    EXPECT_TRUE(second.Wait(kSoon).ok());
+  }
+  EXPECT_GE(found, 60);
+}
+
 TEST_F(PollerTest, LeavingThreadTellsTheQueue) {
   EXPECT_TRUE(Echo().Wait(kSoon).ok());
   EXPECT_EQ(queue_.left, 1);
