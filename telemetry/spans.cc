@@ -33,6 +33,11 @@ Json Metadata(const char* kind, int rank, int track, const std::string& name) {
 Span& Span::operator=(Span&& other) noexcept {
   if (this == &other) return *this;
   End();
+  // Both are as they are made while spans are disabled, which is each call's.
+  if (other.owner_ == nullptr && !other.context_.is_valid() &&
+      !context_.is_valid()) {
+    return *this;
+  }
   owner_ = std::exchange(other.owner_, nullptr);
   context_ = std::exchange(other.context_, {});
   parent_ = other.parent_;

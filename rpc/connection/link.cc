@@ -411,6 +411,13 @@ bool Link::WaitForBurst() {
   in_burst_ = connection != nullptr &&
               connection->RunAfterBurst(
                   [self = shared_from_this()] { self->EndBurst(); });
+  if (in_burst_) {
+    messages_without_burst_ = 0;
+  } else if (messages_without_burst_ == kMessagesWithoutBurst) {
+    alone_ = kAloneAfterBurst;
+  } else {
+    ++messages_without_burst_;
+  }
   return in_burst_;
 }
 

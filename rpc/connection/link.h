@@ -88,6 +88,9 @@ class Link final : public transport::ConnectionObserver,
   static constexpr int kInOneGo = 64;
   // After a wait for messages that did not come as many are answered without.
   static constexpr int kAloneAfterBurst = 16;
+  // After so many messages in a row that were in no burst, only each 17th
+  // message asks the connection, of which most kinds know no bursts.
+  static constexpr int kMessagesWithoutBurst = 64;
   // Beyond so many bytes it is worth a Sweep().
   static constexpr size_t kHeavyBytes = size_t{1} << 20;
 
@@ -250,6 +253,7 @@ class Link final : public transport::ConnectionObserver,
   bool in_burst_ = false;   // EndBurst() will run; receiving_ until then
   int burst_messages_ = 0;  // of now
   int alone_ = 0;           // messages to come that wait for no others
+  int messages_without_burst_ = 0;  // of now, in a row, that asked
 
   Mutex mu_;
   std::shared_ptr<transport::Connection> connection_ ABSL_GUARDED_BY(mu_);

@@ -855,8 +855,10 @@ CalleeSession::CallMap::iterator CalleeSession::CloseCall(
   if (!call.closed) {
     call.closed = true;
     if (call.depth == 0) --open_calls_;
-    CancelCall(it, absl::CancelledError("the caller gave the call up"),
-               actions);
+    if (call.running) {  // else no Status is made, which allocates
+      CancelCall(it, absl::CancelledError("the caller gave the call up"),
+                 actions);
+    }
     if (call.reply != nullptr) {
       Tell(it->first, *call.reply, outcome, actions);
       bytes_ -= std::exchange(call.bytes, 0);
