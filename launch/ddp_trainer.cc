@@ -40,17 +40,19 @@ telemetry::Progress::Options ProgressOptions(const ImageTrainerOptions& options,
 }  // namespace
 
 DdpTrainer::DdpTrainer(collectives::ProcessGroup& group, const ImageData& data,
-                       telemetry::Logger& logger, ImageTrainerOptions options,
+                       telemetry::Telemetry& telemetry,
+                       ImageTrainerOptions options,
                        std::function<bool()> asked_to_stop)
     : group_(group),
       data_(data),
-      logger_(logger),
+      logger_(telemetry.logger()),
       options_(std::move(options)),
       asked_to_stop_(std::move(asked_to_stop)),
       generator_(options_.seed),
       model_(data.train->height(), data.train->width(), options_.classes,
              generator_),
-      progress_(ProgressOptions(options_, group.rank() == 0)) {}
+      progress_(ProgressOptions(options_, group.rank() == 0)),
+      metrics_(telemetry) {}
 
 DdpTrainer::~DdpTrainer() = default;
 
@@ -173,9 +175,16 @@ absl::Status DdpTrainer::GoOnFrom(const std::string& place) {
 absl::StatusOr<DdpTrainer::Verdict> DdpTrainer::Step(
     const input::Example& batch) {
   optimizer_->ZeroGrad();
-  const Variable loss =
-      CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
-  loss.Backward();
+  Variable loss;
+  {
+    const auto phase = metrics_.Begin("forward");
+    loss = CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
+  }
+  {
+    const auto phase = metrics_.Begin("backward");  // and all-reduce
+    loss.Backward();
+  }
+  const auto phase = metrics_.Begin("optimizer");
   WEFT_RETURN_IF_ERROR(optimizer_->Step());
   // A signal reaches the ranks at different times; they must end after the same
   // step.
@@ -186,11 +195,17 @@ absl::StatusOr<DdpTrainer::Verdict> DdpTrainer::Step(
   return Verdict{sums[0] / group_.size(), sums[1] > 0};
 }
 
+absl::StatusOr<std::optional<input::Example>> DdpTrainer::NextBatch() {
+  metrics_.BeginStep();
+  const auto phase = metrics_.Begin("data");
+  return loader_->Next();
+}
+
 absl::Status DdpTrainer::TrainEpoch(int epoch) {
   const int64_t of_epoch = data_.train->size();
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
-                          loader_->Next());
+                          NextBatch());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const Verdict verdict, Step(*batch));
     // The mean over all ranks: each ends with the same error.
@@ -200,6 +215,10 @@ absl::Status DdpTrainer::TrainEpoch(int epoch) {
                                      model_));
     }
     ++steps_;
+    metrics_.EndStep(verdict.mean_loss, (*batch)[0].size(0));
+    if (is_first() && options_.on_loss) {
+      options_.on_loss(steps_, verdict.mean_loss);
+    }
     // The sampler deals every rank as many.
     samples_ += (*batch)[0].size(0) * group_.size();
     const int64_t used = std::min(loader_->state().used, of_epoch);

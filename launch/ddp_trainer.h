@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/status.h"
@@ -23,9 +24,11 @@
 #include "weft/input/data_loader.h"
 #include "weft/launch/image_model.h"
 #include "weft/launch/image_trainer.h"
+#include "weft/launch/training_metrics.h"
 #include "weft/optimizer/optimizer.h"
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/progress.h"
+#include "weft/telemetry/telemetry.h"
 #include "weft/tensor/random.h"
 
 namespace weft::launch {
@@ -33,11 +36,11 @@ namespace weft::launch {
 // Thread-safety: one thread at a time.
 class DdpTrainer {
  public:
-  // `group`, `data` and `logger` must outlive it. `asked_to_stop` is asked
+  // `group`, `data` and `telemetry` must outlive it. `asked_to_stop` is asked
   // after each step: once true on any rank, training ends on all as if that had
   // been the last step. Of `options`, `is_sync` is not used.
   DdpTrainer(collectives::ProcessGroup& group, const ImageData& data,
-             telemetry::Logger& logger, ImageTrainerOptions options,
+             telemetry::Telemetry& telemetry, ImageTrainerOptions options,
              std::function<bool()> asked_to_stop);
   ~DdpTrainer();
 
@@ -63,6 +66,7 @@ class DdpTrainer {
   absl::Status GoOnFrom(const std::string& place);
   absl::StatusOr<TrainingResult> Train();
   absl::Status TrainEpoch(int epoch);
+  absl::StatusOr<std::optional<input::Example>> NextBatch();
   absl::StatusOr<Verdict> Step(const input::Example& batch);
   absl::Status Save(bool is_last);
   absl::StatusOr<double> Test();
@@ -80,6 +84,7 @@ class DdpTrainer {
   std::unique_ptr<ddp::DistributedDataParallel> ddp_;
   std::unique_ptr<input::DataLoader> loader_;
   telemetry::Progress progress_;
+  TrainingMetrics metrics_;
   int first_epoch_ = 0;
   int64_t steps_ = 0;    // since the training began, in earlier runs too
   int64_t samples_ = 0;  // of all ranks, in this run

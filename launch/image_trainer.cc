@@ -181,7 +181,8 @@ ImageTrainer::ImageTrainer(worker::Worker& worker, const ImageData& data,
       client_(ClientOptionsOf(worker)),
       running_(worker.membership(), worker.options().rank,
                worker.options().trainers),
-      progress_(ProgressOptions(options_)) {
+      progress_(ProgressOptions(options_)),
+      metrics_(worker.telemetry()) {
   FollowTheOthers();
 }
 
@@ -274,14 +275,19 @@ absl::Status ImageTrainer::OpenTable() {
 absl::StatusOr<double> ImageTrainer::Differentiate(
     const input::Example& batch) {
   parameters_.ClearGradient();
-  const Variable result =
-      CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
-  const double loss = result.value().item<float>();
+  Variable result;
+  double loss = 0;
+  {
+    const auto phase = metrics_.Begin("forward");
+    result = CrossEntropy(model_.Forward(Variable(batch[0])), batch[1]);
+    loss = result.value().item<float>();
+  }
   // Before the push: the parameters on the servers stay finite.
   if (!options_.allow_non_finite) {
     WEFT_RETURN_IF_ERROR(
         CheckLoss(loss, table_->round(), worker_.self().name, model_));
   }
+  const auto phase = metrics_.Begin("backward");
   result.Backward();
   return loss;
 }
@@ -289,12 +295,22 @@ absl::StatusOr<double> ImageTrainer::Differentiate(
 absl::StatusOr<double> ImageTrainer::Step(const input::Example& batch) {
   WEFT_ASSIGN_OR_RETURN(const double loss, Differentiate(batch));
   const int64_t round = table_->round();
-  Future<Tensor> next = table_->PushPull(parameters_.Gradient());
+  Future<Tensor> next = [&] {
+    const auto phase = metrics_.Begin("push");
+    return table_->PushPull(parameters_.Gradient());
+  }();
+  const auto phase = metrics_.Begin("pull");
   WEFT_ASSIGN_OR_RETURN(const Tensor values,
                         options_.is_sync ? AwaitRound(std::move(next), round)
                                          : std::move(next).Wait(kRoundTimeout));
   WEFT_RETURN_IF_ERROR(parameters_.SetValues(values));
   return loss;
+}
+
+absl::StatusOr<std::optional<input::Example>> ImageTrainer::NextBatch() {
+  metrics_.BeginStep();
+  const auto phase = metrics_.Begin("data");
+  return loader_->Next();
 }
 
 std::vector<int> ImageTrainer::ShardsToAdopt() const {
@@ -535,9 +551,10 @@ absl::Status ImageTrainer::TrainEpoch(int epoch) {
   for (;;) {
     place_ = loader_->state();
     WEFT_ASSIGN_OR_RETURN(const std::optional<input::Example> batch,
-                          loader_->Next());
+                          NextBatch());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
+    metrics_.EndStep(loss, (*batch)[0].size(0));
     // Each shard has had a batch meanwhile, as large as this one.
     const int64_t shards = options_.is_sync
                                ? worker_.options().trainers
@@ -547,6 +564,7 @@ absl::Status ImageTrainer::TrainEpoch(int epoch) {
     if (is_first()) {
       progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch,
                        loss);
+      if (options_.on_loss) options_.on_loss(table_->round(), loss);
     }
     if (asked_to_stop_()) {
       was_stopped_ = true;

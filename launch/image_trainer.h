@@ -25,6 +25,7 @@
 #include "weft/input/sharded_sampler.h"
 #include "weft/launch/image_model.h"
 #include "weft/launch/running_job.h"
+#include "weft/launch/training_metrics.h"
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
 #include "weft/rendezvous/membership.h"
@@ -57,6 +58,9 @@ struct ImageTrainerOptions {
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;
   telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
+  // Called after each step by the first trainer with the number of the step,
+  // from 1, across resumes, and its mean loss; null: nobody asks.
+  std::function<void(int64_t step, double loss)> on_loss = nullptr;
 };
 
 struct ImageData {
@@ -117,6 +121,7 @@ class ImageTrainer {
   absl::Status TrainEpoch(int epoch);
   absl::StatusOr<input::ShardedSampler> SamplerOf(int shard) const;
   absl::StatusOr<std::unique_ptr<input::DataLoader>> LoadShard(int shard) const;
+  absl::StatusOr<std::optional<input::Example>> NextBatch();
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
   // Runs forward and backward; the mean loss. Gradients are in parameters_.
@@ -162,6 +167,7 @@ class ImageTrainer {
   };
   std::map<int, Adopted> adopted_;
   telemetry::Progress progress_;
+  TrainingMetrics metrics_;
   int first_epoch_ = 0;
   bool has_joined_ = false;  // a job that ran already
   double samples_ = 0;       // seen in this run by all trainers there are

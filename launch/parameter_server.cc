@@ -42,7 +42,7 @@ absl::Status Run(int argc, char** argv) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
   for (const char* name : {"data", "epochs", "batch-size", "lr",
-                           "checkpoint-dir", "keep", "keep-as"}) {
+                           "checkpoint-dir", "keep", "keep-as", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;

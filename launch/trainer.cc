@@ -179,6 +179,15 @@ absl::Status Conclude(weft::worker::Worker& worker,
   return WithWayOn(outcome.CauseOf(why), training);
 }
 
+// One JSON object; a loss that is not finite as a string, as JSON has no number
+// for it. Failures show when the result is written.
+void PrintLoss(int64_t step, double loss) {
+  nlohmann::ordered_json object = {{"step", step}, {"loss", loss}};
+  if (!std::isfinite(loss)) object["loss"] = absl::StrCat(loss);
+  std::printf("%s\n", object.dump().c_str());
+  std::fflush(stdout);
+}
+
 // With ExitCode kResource if the result cannot be written.
 absl::Status Print(const TrainingResult& result, bool json) {
   if (!result.test_accuracy.has_value()) return absl::OkStatus();
@@ -212,8 +221,8 @@ absl::StatusOr<TrainingResult> TrainTogether(
       worker.membership(), worker.options().rank, worker.options().trainers,
       weft::launch::SettingsOf(training, data), kAgreement));
   WEFT_ASSIGN_OR_RETURN(const auto group, weft::worker::JoinGroup(worker));
-  weft::launch::DdpTrainer trainer(*group, data, worker.telemetry().logger(),
-                                   training, weft::launch::AskedToStop);
+  weft::launch::DdpTrainer trainer(*group, data, worker.telemetry(), training,
+                                   weft::launch::AskedToStop);
   return trainer.Run();
 }
 
@@ -254,6 +263,9 @@ absl::Status Run(int argc, char** argv) {
             "where to save after each epoch; must be seen by all servers");
   flags.Add("resume", &training.resume, "go on from the newest checkpoint");
   flags.Add("keep", &training.keep, "so many of the last checkpoints stay");
+  int loss_every = 100;
+  flags.Add("loss-every", &loss_every,
+            "with --json, the loss of every so many steps; 0: of none");
   flags.Add("keep-best", &training.keep_best,
             "test after each epoch, and keep the best checkpoint besides");
   flags.Add("keep-as", &training.keep_as,
@@ -270,6 +282,12 @@ absl::Status Run(int argc, char** argv) {
   if (sync && async) {
     return weft::worker::WithExitCode(
         absl::InvalidArgumentError("wanted --sync or --async, found both"),
+        weft::worker::ExitCode::kUsage);
+  }
+  if (loss_every < 0) {
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "--loss-every=", loss_every, ": wanted a number of at least 0")),
         weft::worker::ExitCode::kUsage);
   }
   training.is_sync = !async;
@@ -298,6 +316,11 @@ absl::Status Run(int argc, char** argv) {
     }
   }
   training.seed = options.seed;
+  if (options.json && loss_every > 0) {
+    training.on_loss = [loss_every](int64_t step, double loss) {
+      if (step % loss_every == 0) PrintLoss(step, loss);
+    };
+  }
 
   // Before joining: a missing file is this trainer's own trouble.
   auto data = weft::launch::LoadImageData(training);

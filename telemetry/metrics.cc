@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -50,6 +51,36 @@ void Sanitize(Metrics::Labels* labels) {
     if (value.size() > kMaxLabelBytes) value.resize(kMaxLabelBytes);
     value = Printable(value);
   }
+}
+
+// What is counted, and in which unit, of the metrics of this system: where each
+// is counted nothing but its name is known. A metric of a user says its own.
+std::string HelpOf(const std::string& name) {
+  static const auto& known = *new std::map<std::string, std::string>{
+      {"weft_net_certificate_refusals_total",
+       "Renewed certificates that could not be used"},
+      {"weft_net_certificate_renewals_total",
+       "Renewed certificates that are in use"},
+      {"weft_net_listeners_reopened_total",
+       "How often a listener that was not reachable was opened anew"},
+      {"weft_net_refused_total", "What was refused at the edge, by kind"},
+      {"weft_ps_table_memory_bytes", "Memory of a table on this server"},
+      {"weft_ps_table_rows", "Rows of a table on this server"},
+      {"weft_ps_table_version",
+       "Rounds closed (synchronous) or pushes applied (asynchronous)"},
+      {"weft_rpc_bytes_total", "Bytes of remote calls, by peer and direction"},
+      {"weft_rpc_calls_total", "Remote calls, by peer and direction"},
+      {"weft_rpc_client_active_calls", "Remote calls that wait for a reply"},
+      {"weft_rpc_errors_total",
+       "Remote calls that ended with an error, by peer and direction"},
+      {"weft_rpc_idle_threads", "Threads for remote calls that have no work"},
+      {"weft_rpc_pool_threads", "Threads for remote calls"},
+      {"weft_rpc_server_active_async_calls",
+       "Calls of others whose functions have returned a Future"},
+      {"weft_rpc_server_active_calls", "Calls of others that run here"},
+  };
+  const auto found = known.find(name);
+  return found == known.end() ? "" : found->second;
 }
 
 prometheus::Counter* AddDroppedSeries(const Metrics::Options& options,
@@ -162,7 +193,7 @@ Handle& Metrics::Find(Series<Handle, Metric>& series, const std::string& name,
   if (family == nullptr) {
     family = &build()
                   .Name(name)
-                  .Help(help)
+                  .Help(help.empty() ? HelpOf(name) : help)
                   .Labels({{"job", Printable(options_.job)},
                            {"role", Printable(options_.role)},
                            {"rank", absl::StrCat(options_.rank)}})

@@ -1,9 +1,11 @@
 #include "weft/telemetry/spans.h"
 
+#include <cstdint>
 #include <random>
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -14,6 +16,8 @@ namespace weft::telemetry {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+constexpr char kSpanKind[] = "span.kind";  // as OpenTelemetry names it
 
 uint64_t SystemSeed() {
   std::random_device device;
@@ -26,6 +30,47 @@ Json Metadata(const char* kind, int rank, int track, const std::string& name) {
           {"pid", rank},
           {"tid", track},
           {"args", {{"name", name}}}};
+}
+
+// Of the events of a rank: files of several ranks may be joined in one view.
+int ProcessOf(const Spans::Options& options) {
+  uint32_t hash = 2166136261u;  // FNV-1a
+  for (const char c :
+       absl::StrCat(options.job, "/", options.role, "/", options.rank)) {
+    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+  }
+  return static_cast<int>(hash & 0x7FFFFFFF);
+}
+
+std::string KindOf(const Fields& fields) {
+  for (const Field& field : fields) {
+    const auto* kind = std::get_if<std::string>(&field.value);
+    if (field.key == kSpanKind && kind != nullptr) return *kind;
+  }
+  return "";
+}
+
+// The two ends of an arrow from who calls (a span of kind "client") to who
+// serves it ("server"), which has the caller's span for its parent. An arrow
+// binds to a slice of a thread, which an asynchronous span is not: it gets one
+// of a microsecond.
+void WriteFlow(const Json& event, const std::string& kind,
+               const std::string& id, std::ostream& out) {
+  if (kind != "client" && kind != "server") return;
+  Json slice = {{"name", kind == "client" ? "call" : "serve"},
+                {"cat", "flow"},
+                {"ph", "X"},
+                {"pid", event["pid"]},
+                {"tid", event["tid"]},
+                {"ts", event["ts"]},
+                {"dur", 1}};
+  if (event["ph"] == "b") out << ",\n" << DumpLine(slice);
+  slice.erase("dur");
+  slice["name"] = "rpc";
+  slice["ph"] = kind == "client" ? "s" : "f";
+  if (kind == "server") slice["bp"] = "e";  // the slice around it
+  slice["id"] = id;
+  out << ",\n" << DumpLine(slice);
 }
 
 }  // namespace
@@ -133,13 +178,13 @@ void Spans::WriteChromeTrace(std::ostream& out) const {
     return absl::ToDoubleMicroseconds(wall_start_ - absl::UnixEpoch() +
                                       (at - start_));
   };
+  const int process_id = ProcessOf(options_);
   out << "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
   out << DumpLine(Metadata(
-      "process_name", options_.rank, 0,
+      "process_name", process_id, 0,
       absl::StrCat(options_.role, options_.rank, " of ", options_.job)));
   for (const auto& [track, name] : names) {
-    out << ",\n"
-        << DumpLine(Metadata("thread_name", options_.rank, track, name));
+    out << ",\n" << DumpLine(Metadata("thread_name", process_id, track, name));
   }
   for (const Finished& span : spans) {
     Json args = ToJson(span.fields);
@@ -148,7 +193,7 @@ void Spans::WriteChromeTrace(std::ostream& out) const {
     if (span.parent != 0)
       args["parent"] = absl::StrFormat("%016x", span.parent);
     Json event = {{"name", span.name}, {"cat", "weft"},
-                  {"ph", "X"},         {"pid", options_.rank},
+                  {"ph", "X"},         {"pid", process_id},
                   {"tid", span.track}, {"ts", unix_us(span.start)}};
     if (!span.moved) {
       event["dur"] = absl::ToDoubleMicroseconds(span.end - span.start);
@@ -156,8 +201,12 @@ void Spans::WriteChromeTrace(std::ostream& out) const {
       event["ph"] = "b";
       event["id"] = args["span"];
     }
+    const std::string kind = KindOf(span.fields);
+    const std::string flow =
+        kind == "server" ? args.value("parent", "") : std::string(args["span"]);
     event["args"] = std::move(args);
     out << ",\n" << DumpLine(event);
+    if (!flow.empty()) WriteFlow(event, kind, flow, out);
     if (span.moved) {
       event["ph"] = "e";
       event["ts"] = unix_us(span.end);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -231,6 +232,35 @@ TEST(Spans, ASpanThatChangesThreadsIsAsynchronous) {
   EXPECT_EQ(events[1]["ph"], "b");
   EXPECT_EQ(events[2]["ph"], "e");
   EXPECT_EQ(events[1]["id"], events[2]["id"]);
+}
+
+TEST(Spans, ArrowLeadsFromTheCallersSpanToThatOfWhoServes) {
+  FakeClock clock;
+  Spans spans(Tracing(clock));
+  Span call = spans.Start("call");
+  call.With("span.kind", "client");
+  const TraceContext context = call.context();
+  std::thread([moved = std::move(call)]() mutable { moved.End(); }).join();
+  spans.Start("serve", context).With("span.kind", "server").End();
+  json begins, ends;
+  for (const json& event : TraceOf(spans)) {
+    if (event["ph"] == "s") begins.push_back(event);
+    if (event["ph"] == "f") ends.push_back(event);
+  }
+  ASSERT_THAT(begins, SizeIs(1));
+  ASSERT_THAT(ends, SizeIs(1));
+  EXPECT_EQ(begins[0]["id"], ends[0]["id"]);
+  EXPECT_EQ(begins[0]["id"], absl::StrFormat("%016x", context.span));
+  EXPECT_EQ(ends[0]["bp"], "e");
+}
+
+TEST(Spans, ProcessesOfSeveralRanksAreApart) {
+  FakeClock clock;
+  Spans::Options options = Tracing(clock);
+  Spans one(options);
+  options.rank = 0;
+  Spans other(options);
+  EXPECT_NE(TraceOf(one)[0]["pid"], TraceOf(other)[0]["pid"]);
 }
 
 TEST(Spans, TheOldestGiveWay) {

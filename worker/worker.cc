@@ -21,6 +21,7 @@
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flight_dump.h"
 #include "weft/worker/membership_directory.h"
+#include "weft/worker/process_metrics.h"
 
 namespace weft::worker {
 namespace {
@@ -84,6 +85,7 @@ absl::Status Worker::StartParts() {
     return WithExitCode(dump, ExitCode::kConfig);
   }
   dump_on_signal_ = OnSignal::Create([this] { DumpFlightRecorder(); });
+  process_metrics_ = ShowProcess(telemetry_->metrics());
   if (options_.metrics_port != 0) {
     const auto port =
         telemetry_->metrics().Serve("127.0.0.1", options_.metrics_port);

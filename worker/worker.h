@@ -31,6 +31,7 @@
 #include "weft/rpc/session/directory.h"
 #include "weft/rref/references.h"
 #include "weft/telemetry/field.h"
+#include "weft/telemetry/metrics.h"
 #include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/transport/transport.h"
@@ -114,6 +115,7 @@ class Worker {
   const Options options_;
   // In the order of their making; each may use those above it.
   std::unique_ptr<telemetry::Telemetry> telemetry_;
+  std::unique_ptr<telemetry::Metrics::Refresher> process_metrics_;
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<OnSignal> dump_on_signal_;
   std::unique_ptr<ThreadPool> executor_;

@@ -123,10 +123,12 @@ void AgentState::Export() {
 telemetry::Span AgentState::StartSpan(const Worker& peer,
                                       const Request& request) {
   if (!telemetry_.spans().enabled()) return telemetry::Span();
-  return telemetry_.spans().Start(
+  telemetry::Span span = telemetry_.spans().Start(
       absl::StrCat("rpc_serve#", request.function, "(", peer.name, " -> ",
                    options_.name, ")"),
       request.trace);
+  span.With("span.kind", "server");
+  return span;
 }
 
 std::vector<PendingCall> PendingCalls(CallContext& context) {

@@ -254,6 +254,7 @@ class CallStarter {
                          request->function, "(", state.self(), " -> ",
                          call->caller_->peer().name, ")"),
             request->trace));
+    call->span_->With("span.kind", "client");
     request->trace = call->span_->context();
   }
 };

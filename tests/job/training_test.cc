@@ -95,6 +95,41 @@ TEST(MainJob, WritesATraceOfEachProgramWhenItEnds) {
     parents.emplace(span["trace"], span.value("parent", ""));
   }
   EXPECT_EQ(made, parents);
+  for (const char* phase : {"data", "forward", "backward", "push", "pull"}) {
+    EXPECT_FALSE(
+        SpansOf(job.Path("trainer0.json"), absl::StrCat("training.", phase))
+            .empty())
+        << phase;
+  }
+  EXPECT_THAT(ReadBytes(job.Path("trainer0.json")),
+              HasSubstr("trainer0 of job"));
+}
+
+TEST(MainJob, JsonHasTheLossOfEachStepThatWasAskedFor) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const auto losses = [&](const Flags& flags) {
+    const auto server = job.StartServer(0);
+    const auto trainer = job.StartTrainer(0, flags);
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(0));
+    std::vector<std::pair<int, double>> found;
+    for (const absl::string_view line :
+         absl::StrSplit(trainer->output(), '\n')) {
+      if (!absl::StartsWith(line, "{\"step\"")) continue;
+      const auto object = nlohmann::json::parse(line);
+      found.emplace_back(object["step"], object["loss"]);
+    }
+    return found;
+  };
+  const auto each = losses({"--epochs=2", "--loss-every=1"});
+  ASSERT_EQ(each.size(), 32u);  // 16 steps of 16 images an epoch
+  EXPECT_EQ(each.front().first, 1);
+  EXPECT_EQ(each.back().first, 32);
+  EXPECT_LT(each.back().second, each.front().second);
+  EXPECT_EQ(losses({"--epochs=2", "--loss-every=10"}).size(), 3u);
+  EXPECT_TRUE(losses({"--epochs=1", "--loss-every=0"}).empty());
 }
 
 TEST(MainJob, AServersStatusPageIsShownByTheTool) {
@@ -125,6 +160,55 @@ TEST(MainJob, AServersStatusPageIsShownByTheTool) {
   const auto nobody = ask({"--page=ps7"});
   EXPECT_THAT(nobody->Wait(kLong), IsOkAndHolds(3));
   EXPECT_THAT(nobody->output(), HasSubstr("there are: ps0, trainer0"));
+}
+
+// The page that Prometheus would read of a worker of this host.
+std::string MetricsAt(int port) {
+  const auto asked = StartProcess(
+      {"/bin/bash", "-c",
+       absl::StrCat("exec 3<>/dev/tcp/127.0.0.1/", port,
+                    " && printf 'GET /metrics HTTP/1.0\\r\\n\\r\\n' >&3 && cat "
+                    "<&3")});
+  (void)asked->Wait(kLong);
+  return asked->output();
+}
+
+TEST(MainJob, EveryMetricHasHelpAndTypeAndTrainingIsAmongThem) {
+  Job job;
+  job.servers = 1;
+  job.trainers = 1;
+  const int of_server = FreePort();
+  const auto server =
+      job.StartServer(0, {absl::StrCat("--metrics-port=", of_server)});
+  const int of_trainer = FreePort();
+  const auto trainer = job.StartTrainer(
+      0, {"--epochs=100000", absl::StrCat("--metrics-port=", of_trainer)});
+  ASSERT_THAT(trainer->WaitForOutput("{\"step\"", kLong), IsOk());
+  EXPECT_TRUE(Becomes([&] {
+    return absl::StrContains(MetricsAt(of_server), "weft_ps_table_rows{");
+  }));
+  for (const int port : {of_server, of_trainer}) {
+    const std::string page = MetricsAt(port);
+    EXPECT_THAT(page, HasSubstr("weft_process_resident_memory_bytes{"));
+    EXPECT_THAT(page, HasSubstr("weft_process_cpu_seconds_total{"));
+    std::set<std::string> helped;
+    for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+      const std::vector<std::string> words =
+          absl::StrSplit(line, absl::MaxSplits(' ', 3));
+      if (words.size() == 4 && words[1] == "HELP") helped.insert(words[2]);
+      if (words.size() == 4 && words[1] == "TYPE") {
+        EXPECT_EQ(helped.count(words[2]), 1u) << words[2] << " has no help";
+      }
+    }
+    EXPECT_GT(helped.size(), 8u) << page;
+  }
+  const std::string page = MetricsAt(of_trainer);
+  for (const char* series :
+       {"weft_training_last_loss{", "weft_training_samples_total{",
+        "weft_training_step_seconds_bucket{",
+        "weft_training_phase_seconds_count{"}) {
+    EXPECT_THAT(page, HasSubstr(series));
+  }
 }
 
 TEST(MainJob, LearnsAsynchronouslyToo) {

@@ -1,0 +1,57 @@
+// TrainingMetrics: what a trainer shows of its steps: metrics for Prometheus,
+// and a span for each step and each of its phases.
+
+#ifndef WEFT_LAUNCH_TRAINING_METRICS_H_
+#define WEFT_LAUNCH_TRAINING_METRICS_H_
+
+#include <cstdint>
+#include <string>
+
+#include "weft/base/clock.h"
+#include "weft/telemetry/metrics.h"
+#include "weft/telemetry/spans.h"
+#include "weft/telemetry/telemetry.h"
+
+namespace weft::launch {
+
+// Thread-safety: one thread at a time.
+class TrainingMetrics {
+ public:
+  explicit TrainingMetrics(telemetry::Telemetry& telemetry);
+
+  // One phase of the present step, until its end: data, forward, backward,
+  // exchange (push and pull of the parameter server) or optimizer.
+  class Phase {
+   public:
+    ~Phase();
+    Phase(const Phase&) = delete;
+    Phase& operator=(const Phase&) = delete;
+
+   private:
+    friend class TrainingMetrics;
+    Phase(TrainingMetrics& owner, const std::string& name);
+    telemetry::Histogram& seconds_;
+    const Instant start_;
+    telemetry::Span span_;
+  };
+  [[nodiscard]] Phase Begin(const std::string& name) {
+    return Phase(*this, name);
+  }
+
+  // A step begins with the wait for its data, and ends with its loss.
+  void BeginStep();
+  void EndStep(double loss, int64_t samples);
+
+ private:
+  telemetry::Telemetry& telemetry_;
+  telemetry::Gauge& loss_;
+  telemetry::Counter& samples_;
+  telemetry::Counter& steps_;
+  telemetry::Histogram& step_seconds_;
+  Instant step_start_;
+  telemetry::Span step_;
+};
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_TRAINING_METRICS_H_
