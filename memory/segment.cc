@@ -129,10 +129,14 @@ absl::StatusOr<Segment> Segment::FromFdInPart(int fd, int64_t bytes,
 
 absl::Status Segment::Allocate(int64_t offset, int64_t bytes) {
   // Asks the system how much there is only where some may be missing.
-  struct stat found;
-  if (fstat(fd_, &found) == 0 && int64_t{found.st_blocks} * 512 >= size_bytes_)
-    return absl::OkStatus();
+  if (is_allocated()) return absl::OkStatus();
   return AllocatePages(fd_, offset, bytes);
+}
+
+bool Segment::is_allocated() const {
+  struct stat found;
+  return fstat(fd_, &found) == 0 &&
+         int64_t{found.st_blocks} * 512 >= size_bytes_;
 }
 
 absl::Status Segment::Map(int64_t bytes) {

@@ -39,6 +39,8 @@ class Segment {
   static absl::StatusOr<Segment> FromFdInPart(int fd, int64_t bytes,
                                               int64_t allocated);
 
+  // Whether all of it has pages.
+  bool is_allocated() const;
   // Gives the bytes from `offset` on their pages; those that have some keep
   // them, with what is in them. kResourceExhausted if there is not as much
   // memory. REQUIRES: they lie within the segment.

@@ -179,9 +179,9 @@ class GrpcTransport final : public Transport {
                 const GrpcTransportOptions& options)
       : loop_(loop),
         endpoint_(endpoint),
-        memories_(std::make_shared<MemoryExchange>(loop.telemetry(),
-                                                   options.max_shared_memories,
-                                                   options.memory_directory)),
+        memories_(std::make_shared<MemoryExchange>(
+            loop.telemetry(), options.max_shared_memories,
+            options.memory_directory, options.memory_budget)),
         watch_(loop.memory_watch()) {
     if (endpoint_ == nullptr) return;
     memories_->Open(endpoint_->address(), endpoint_->name());

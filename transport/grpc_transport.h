@@ -9,6 +9,7 @@
 
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
+#include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
 
 namespace weft::transport {
@@ -24,6 +25,9 @@ struct GrpcTransportOptions {
   // addresses only those share memory whose memory sockets are in it too.
   // Empty: none.
   std::string memory_directory = {};
+  // Of the memory that its connections share, with that of others; a connection
+  // for which there is none left uses its stream. Null: no bound.
+  std::shared_ptr<MemoryBudget> memory_budget = nullptr;
 };
 
 // At `endpoint`, which must not have started, and must outlive it, as must

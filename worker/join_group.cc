@@ -26,6 +26,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   host.size = own.role == "ps" ? own.servers : own.trainers;
   host.arena_bytes = options.arena_bytes;
   host.connect_timeout = own.join_timeout;
+  host.memory_budget = worker.memory_budget();
   host.streams = &worker.group_streams();
   host.own_stream = {worker.self().name, worker.self().address};
   if (options.host.empty()) {  // else it shares no memory with other hosts

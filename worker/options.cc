@@ -196,6 +196,10 @@ void Options::AddTo(Flags& flags) {
             "connections within the host that share memory (0.5 MiB each, "
             "8.5 MiB with large tensors); 0: none",
             {"WEFT_SHARED_MEMORIES"});
+  flags.Add("shared-memory-budget", &shared_memory_budget,
+            "bytes of shared memory that the job's workers on this host may "
+            "have together; 0: half of its memory",
+            {"WEFT_SHARED_MEMORY_BUDGET"});
   flags.Add("handler-threads", &handler_threads,
             "functions that run at once for remote calls; 0: one a core, at "
             "least 16",
@@ -269,6 +273,10 @@ absl::Status Options::Resolve() {
         "--limits: dead_after=", absl::FormatDuration(limits.dead_after),
         " and suspect_after=", absl::FormatDuration(limits.suspect_after),
         ": wanted a member to be suspect before it is dead"));
+  }
+  if (shared_memory_budget < 0) {
+    return Usage(absl::StrCat("--shared-memory-budget=", shared_memory_budget,
+                              ": wanted bytes, or 0 for half of the memory"));
   }
   if (shared_memories < 0) {
     return Usage(absl::StrCat("--shared-memories=", shared_memories,

@@ -111,6 +111,10 @@ struct Options {
   // The most connections within this host that share memory: 516 KiB each, and
   // 8 MiB once there was a large tensor; 0: none. --shared-memories
   int shared_memories = 64;
+  // How much shared memory the workers of the job on this host may have
+  // together: that of connections and of process groups; 0: half of the host's
+  // memory. --shared-memory-budget
+  int64_t shared_memory_budget = 0;
   // Ends the program, with exit code 10 and the flight recorder written, when
   // this worker is out of its job, or does not answer at its own address and a
   // new listener does not help: for a supervisor that starts another.

@@ -47,7 +47,8 @@ int MappedMemories(const std::string& name) {
 
 // Two trainers at TCP addresses, over mutual TLS.
 absl::StatusOr<std::unique_ptr<TestWorkers>> StartOverTls(
-    const std::string& directory, int shared_memories) {
+    const std::string& directory, int shared_memories,
+    int64_t shared_memory_budget = 0) {
   net::CertificatesOptions certificates;
   certificates.directory = directory + "/certs";
   // Unique, as its directory of sockets is that of all tests of this user.
@@ -64,6 +65,7 @@ absl::StatusOr<std::unique_ptr<TestWorkers>> StartOverTls(
     one.init = absl::StrCat("file://", directory, "/job");
     one.listen = "127.0.0.1:0";
     one.shared_memories = shared_memories;
+    one.shared_memory_budget = shared_memory_budget;
     EXPECT_TRUE(one.Resolve().ok());
   };
   return TestWorkers::Start(options);
@@ -101,6 +103,39 @@ TEST(TcpMemory, WithoutSharedMemoriesNoLabelIsPublished) {
               IsOkAndHolds("trainer0 trainer"));
   EXPECT_EQ(MappedMemories("weft-rings"), 0);
   EXPECT_TRUE((*workers)->Shutdown().ok());
+}
+
+TEST(TcpMemory, ConnectionBeyondTheBudgetUsesItsStream) {
+  weft::testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  auto workers = StartOverTls(directory.path(), 8, /*budget=*/64 << 10);
+  WEFT_ASSERT_OK(workers.status());
+  Worker& trainer = (*workers)->Get("trainer0");
+  EXPECT_THAT(rpc::Call(trainer.agent().To("trainer1"), SizeOf,
+                        std::string(1 << 20, 'x')),
+              IsOkAndHolds(1 << 20));
+  EXPECT_EQ(MappedMemories("weft-rings"), 0);
+  EXPECT_EQ(trainer.memory_budget()->used_bytes(), 0);
+  EXPECT_TRUE((*workers)->Shutdown().ok());
+}
+
+TEST(TcpMemory, BodiesBeyondTheBudgetUseTheRings) {
+  weft::testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  auto workers = StartOverTls(directory.path(), 8, /*budget=*/1 << 20);
+  WEFT_ASSERT_OK(workers.status());
+  Worker& trainer = (*workers)->Get("trainer0");
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_THAT(rpc::Call(trainer.agent().To("trainer1"), SizeOf,
+                          std::string(1 << 20, 'x')),
+                IsOkAndHolds(1 << 20));
+  }
+  EXPECT_EQ(MappedMemories("weft-rings"), 2);
+  const auto budget = trainer.memory_budget();
+  EXPECT_GE(budget->used_bytes(), 512 << 10);
+  EXPECT_LE(budget->used_bytes(), 1 << 20);
+  EXPECT_TRUE((*workers)->Shutdown().ok());
+  EXPECT_EQ(budget->used_bytes(), 0);
 }
 
 }  // namespace

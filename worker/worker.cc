@@ -133,6 +133,8 @@ absl::Status Worker::OpenNetwork() {
   WEFT_ASSIGN_OR_RETURN(endpoint_, Listen());
   transport::GrpcTransportOptions transport;
   transport.max_shared_memories = options_.shared_memories;
+  OpenMemoryBudget();
+  transport.memory_budget = memory_budget_;
   if (options_.shared_memories > 0) {
     // Without it peers at TCP addresses share no memory: no error.
     transport.memory_directory =
@@ -150,6 +152,24 @@ absl::Status Worker::OpenNetwork() {
   }
   if (options_.register_services) options_.register_services(*endpoint_);
   return endpoint_->Start();
+}
+
+void Worker::OpenMemoryBudget() {
+  const int64_t bytes = options_.shared_memory_budget > 0
+                            ? options_.shared_memory_budget
+                            : transport::MemoryBudget::DefaultBytes();
+  const absl::StatusOr<std::string> directory =
+      net::DefaultSocketDirectory(options_.job);
+  absl::StatusOr<std::shared_ptr<transport::MemoryBudget>> budget =
+      directory.ok() ? transport::MemoryBudget::Open(*directory, bytes)
+                     : directory.status();
+  if (budget.ok()) {
+    memory_budget_ = *std::move(budget);
+  } else {
+    WEFT_LOG(telemetry_->logger(), Warning,
+             "shared memory is not bounded by --shared-memory-budget: ")
+        << budget.status().message();
+  }
 }
 
 absl::StatusOr<std::unique_ptr<net::Endpoint>> Worker::Listen() {

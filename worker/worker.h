@@ -34,6 +34,7 @@
 #include "weft/telemetry/metrics.h"
 #include "weft/telemetry/status_page.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
 #include "weft/worker/hosted_coordinator.h"
 #include "weft/worker/on_signal.h"
@@ -70,6 +71,11 @@ class Worker {
   rref::References& references() { return *references_; }
   dist_autograd::Contexts& contexts() { return *contexts_; }
   Executor& executor() { return *executor_; }
+  // Of shared memory, with the other workers of the job on this host; null
+  // where the job's directory of sockets cannot be used.
+  std::shared_ptr<transport::MemoryBudget> memory_budget() const {
+    return memory_budget_;
+  }
   // By which process groups reach ranks of other hosts (worker/join_group.h).
   collectives::Streams& group_streams() { return *group_streams_; }
 
@@ -94,6 +100,7 @@ class Worker {
   explicit Worker(Options options) : options_(std::move(options)) {}
   absl::Status StartParts();
   absl::Status OpenNetwork();
+  void OpenMemoryBudget();
   absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
   absl::Status Join();
   absl::Status MakeAgent();
@@ -123,6 +130,7 @@ class Worker {
   std::unique_ptr<rendezvous::TimerSource> timers_;
   std::unique_ptr<HostedCoordinator> coordinator_;  // null: another has it
   std::unique_ptr<net::Endpoint> endpoint_;
+  std::shared_ptr<transport::MemoryBudget> memory_budget_;
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<collectives::Streams> group_streams_;
   std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;

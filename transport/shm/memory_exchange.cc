@@ -47,13 +47,15 @@ uint64_t NewToken() {
 
 // The segment, with its place among the memories.
 std::shared_ptr<memory::Segment> Share(memory::Segment segment,
-                                       std::shared_ptr<void> place) {
+                                       std::shared_ptr<void> place,
+                                       std::shared_ptr<const void> counted) {
   struct Placed {
     memory::Segment segment;
     std::shared_ptr<void> place;
+    std::shared_ptr<const void> counted;
   };
-  auto placed =
-      std::make_shared<Placed>(Placed{std::move(segment), std::move(place)});
+  auto placed = std::make_shared<Placed>(
+      Placed{std::move(segment), std::move(place), std::move(counted)});
   return std::shared_ptr<memory::Segment>(placed, &placed->segment);
 }
 
@@ -99,6 +101,8 @@ std::optional<std::string> MemoryExchange::PathTo(
 absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
     const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(std::shared_ptr<void> place, Reserve());
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<const void> counted,
+                        Count(SharedRings::kRingBytes));
   absl::StatusOr<memory::Segment> segment = SharedRings::CreateMemory();
   if (!segment.ok()) return Note(segment.status());
   absl::StatusOr<net::EventFd> own = net::EventFd::Create();
@@ -108,9 +112,10 @@ absl::StatusOr<OfferedRings> MemoryExchange::OfferRings(
   const uint64_t token = NewToken();
   WEFT_RETURN_IF_ERROR(net::LocalSocket::Send(
       path, token, {segment->fd(), own->fd(), peer->fd()}));
-  return OfferedRings{token,
-                      {Share(*std::move(segment), std::move(place)),
-                       *std::move(own), *std::move(peer), true}};
+  return OfferedRings{
+      token,
+      {Share(*std::move(segment), std::move(place), std::move(counted)),
+       *std::move(own), *std::move(peer), true, CountBodies()}};
 }
 
 absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
@@ -127,8 +132,9 @@ absl::StatusOr<SharedRings> MemoryExchange::TakeRings(uint64_t token) {
   absl::StatusOr<net::EventFd> own =
       net::EventFd::FromDescriptor(std::move(descriptors[2]));
   if (!own.ok()) return Note(own.status());
-  return SharedRings{Share(*std::move(segment), std::move(place)),
-                     *std::move(own), *std::move(peer), false};
+  // The caller has counted them.
+  return SharedRings{Share(*std::move(segment), std::move(place), nullptr),
+                     *std::move(own), *std::move(peer), false, CountBodies()};
 }
 
 // First of all, so that what cannot be used does not wait in the socket.
@@ -155,11 +161,26 @@ absl::StatusOr<std::shared_ptr<void>> MemoryExchange::Reserve() {
       nullptr, [self = shared_from_this()](void*) { --self->rings_; });
 }
 
+absl::StatusOr<std::shared_ptr<const void>> MemoryExchange::Count(
+    int64_t bytes) {
+  if (budget_ == nullptr) return nullptr;
+  absl::StatusOr<std::shared_ptr<const void>> counted = budget_->Reserve(bytes);
+  if (!counted.ok()) return Note(counted.status());
+  return counted;
+}
+
+std::function<absl::StatusOr<std::shared_ptr<const void>>()>
+MemoryExchange::CountBodies() {
+  return [self = shared_from_this()] {
+    return self->Count(2 * BodyMemory::kBytes);
+  };
+}
+
 // Said once: without shared memory all goes on, only slower.
 absl::Status MemoryExchange::Note(absl::Status status) {
   if (!status.ok() && !noted_.exchange(true)) {
     WEFT_LOG(telemetry_.logger(), Warning,
-             "messages within the host go without shared memory: ")
+             "connections within the host do without shared memory: ")
         << status.message();
   }
   return status;

@@ -14,6 +14,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,6 +27,7 @@
 #include "weft/net/edge/descriptor.h"
 #include "weft/net/edge/local_socket.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/shm/ring_connection.h"
 #include "weft/transport/transport.h"
 
@@ -42,14 +44,17 @@ struct OfferedRings {
 // Thread-safety: thread-safe, but for Open.
 class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
  public:
-  // At most `max_memories` connections. `directory` is the job's directory of
-  // sockets, of mode 0700; empty: peers at TCP addresses share no memory.
+  // At most `max_memories` connections, and what `budget` has; null: no bound.
+  // `directory` is the job's directory of sockets, of mode 0700; empty: peers
+  // at TCP addresses share no memory.
   // `telemetry` must outlive it.
   MemoryExchange(telemetry::Telemetry& telemetry, int max_memories,
-                 std::string directory)
+                 std::string directory,
+                 std::shared_ptr<MemoryBudget> budget = nullptr)
       : telemetry_(telemetry),
         max_memories_(max_memories),
-        directory_(std::move(directory)) {}
+        directory_(std::move(directory)),
+        budget_(std::move(budget)) {}
 
   // Lets those that call the endpoint `name` at `address` share memory. Before
   // anything else.
@@ -70,7 +75,11 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
 
  private:
   absl::Status Bind(const std::string& path);
+  // A place among the connections that share memory.
   absl::StatusOr<std::shared_ptr<void>> Reserve();
+  // Counted against the budget; null where there is none.
+  absl::StatusOr<std::shared_ptr<const void>> Count(int64_t bytes);
+  std::function<absl::StatusOr<std::shared_ptr<const void>>()> CountBodies();
   absl::StatusOr<std::vector<net::Descriptor>> TakeAll(uint64_t token,
                                                        size_t descriptors);
   absl::Status Note(absl::Status status);
@@ -78,6 +87,7 @@ class MemoryExchange : public std::enable_shared_from_this<MemoryExchange> {
   telemetry::Telemetry& telemetry_;
   const int max_memories_;
   const std::string directory_;
+  const std::shared_ptr<MemoryBudget> budget_;
   // Set before anything runs.
   std::unique_ptr<net::LocalSocket> socket_;
   std::string path_;

@@ -82,8 +82,17 @@ absl::StatusOr<BodyMemory> RingConnection::UseBodyMemory() {
     if (is_agreed_.load()) memory = rings_.memory;
   }
   if (memory == nullptr) return Connection::UseBodyMemory();
-  WEFT_RETURN_IF_ERROR(
-      memory->Allocate(SharedRings::kRingBytes, 2 * BodyMemory::kBytes));
+  // Only the end that allocates them counts the pages.
+  if (!memory->is_allocated()) {
+    std::shared_ptr<const void> reserved;
+    if (rings_.reserve_bodies != nullptr) {
+      WEFT_ASSIGN_OR_RETURN(reserved, rings_.reserve_bodies());
+    }
+    WEFT_RETURN_IF_ERROR(
+        memory->Allocate(SharedRings::kRingBytes, 2 * BodyMemory::kBytes));
+    MutexLock lock(mu_);
+    reserved_bodies_ = std::move(reserved);
+  }
   std::byte* const first = memory->data() + SharedRings::kRingBytes;
   std::byte* const second = first + BodyMemory::kBytes;
   if (rings_.is_offerer) return BodyMemory{first, second, std::move(memory)};

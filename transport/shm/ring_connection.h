@@ -22,6 +22,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -50,6 +51,10 @@ struct SharedRings {
   net::EventFd own;   // the other end rings it for this one
   net::EventFd peer;  // and this one rings for the other
   bool is_offerer = false;
+  // Counts the pages for bodies until the handle is released, before they are
+  // allocated; null: they are not counted.
+  std::function<absl::StatusOr<std::shared_ptr<const void>>()> reserve_bodies =
+      nullptr;
 
   static absl::StatusOr<memory::Segment> CreateMemory();
   // Owns `fd`, also when it fails.
@@ -132,6 +137,7 @@ class RingConnection final
   std::atomic<bool> slept_{false};
 
   mutable Mutex mu_;
+  std::shared_ptr<const void> reserved_bodies_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Connection> stream_ ABSL_GUARDED_BY(mu_);
   MessageWriter writer_ ABSL_GUARDED_BY(mu_);
   bool stream_is_busy_ ABSL_GUARDED_BY(mu_) = false;

@@ -51,6 +51,7 @@ class HostBackend final : public Backend {
               SegmentLayout layout)
       : options_(std::move(options)),
         watches_(std::move(meeting.watches)),
+        counted_(std::move(meeting.counted)),
         segment_(std::make_shared<HostSegment>(*std::move(meeting.segment),
                                                layout, rank,
                                                std::move(meeting.ranks))),
@@ -118,6 +119,7 @@ class HostBackend final : public Backend {
 
   const HostOptions options_;
   const std::vector<std::optional<rendezvous::ProcessWatch>> watches_;
+  const std::shared_ptr<const void> counted_;
   const std::shared_ptr<HostSegment> segment_;
   const std::shared_ptr<Arena> arena_;
   Phases phases_;
@@ -313,6 +315,7 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   meeting_options.size = options.size;
   meeting_options.directory = options.directory;
   meeting_options.host = options.host;
+  meeting_options.memory_budget = options.memory_budget;
   meeting_options.stream = options.own_stream;
   meeting_options.bytes_for = [&](int ranks) {
     return SegmentLayout(ranks, options.arena_bytes).bytes();

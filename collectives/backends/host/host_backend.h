@@ -36,6 +36,7 @@
 #include "weft/collectives/backends/stream/streams.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/rendezvous/store.h"
+#include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
 
 namespace weft::collectives {
@@ -53,6 +54,9 @@ struct HostOptions {
   // How much ProcessGroup::Allocate may hand out on each rank. Taken from the
   // system at once.
   int64_t arena_bytes = int64_t{64} << 20;
+  // What the segment is counted against, at the rank that makes it; null: no
+  // bound.
+  std::shared_ptr<transport::MemoryBudget> memory_budget = nullptr;
   // How much this rank keeps of what one other has sent (ProcessGroup::Send)
   // and nobody has asked for. With more, that one's sends wait, and a Receive of
   // another tag is kResourceExhausted.
@@ -80,10 +84,10 @@ struct HostOptions {
 
 // Waits for all ranks. kInvalidArgument: options that make no sense;
 // kDeadlineExceeded names the ranks that did not come; kResourceExhausted: no
-// memory for the segment; kUnimplemented: some ranks are on another host and
-// there are no streams (on every rank). A rank that cannot map the segment of its
-// host, as in another container, counts as a host of its own, and is reported
-// through `diagnosis`.
+// memory for the segment, or more than memory_budget has; kUnimplemented: some
+// ranks are on another host and there are no streams (on every rank). A rank
+// that cannot map the segment of its host, as in another container, counts as a
+// host of its own, and is reported through `diagnosis`.
 absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options);
 
 }  // namespace weft::collectives

@@ -1,6 +1,7 @@
 #include "weft/collectives/backends/host/host_backend.h"
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -382,6 +383,35 @@ TEST(HostBackend, RanksThatShareNoDirectoryAreRefusedOnEachRank) {
   });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kUnimplemented,
                                       "lacks ranks on several hosts")));
+}
+
+TEST(HostBackend, SegmentBeyondTheBudgetIsRefusedOnEachRank) {
+  testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  for (const int64_t bytes : {int64_t{1} << 20, int64_t{64} << 20}) {
+    const auto budget =
+        transport::MemoryBudget::Open(directory.path(), bytes).value();
+    MemoryStore store;
+    const auto statuses = testing::RunRanks(3, [&](int rank) {
+      HostOptions options = OptionsOf(rank, 3, &store, directory.path());
+      options.arena_bytes = 4 << 20;
+      // Each process opens its own.
+      options.memory_budget =
+          transport::MemoryBudget::Open(directory.path(), bytes).value();
+      const auto backend = ConnectHost(std::move(options));
+      if (backend.ok()) {
+        EXPECT_GE(budget->used_bytes(), 12 << 20);
+      }
+      return backend.status();
+    });
+    EXPECT_EQ(budget->used_bytes(), 0);
+    if (bytes > 12 << 20) {
+      EXPECT_THAT(statuses, Each(IsOk()));
+    } else {
+      EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kResourceExhausted,
+                                          "--shared-memory-budget")));
+    }
+  }
 }
 
 TEST(HostBackend, SegmentForWhichThereIsNoMemoryIsRefusedOnEachRank) {

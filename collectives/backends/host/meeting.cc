@@ -99,6 +99,7 @@ class Attempt {
   std::vector<std::vector<int>> PossibleHosts() const;
   std::vector<int> RanksHere() const { return RanksOnHostOf(options_.rank); }
   std::vector<int> RanksOnHostOf(int rank) const;
+  absl::StatusOr<memory::Segment> Create(size_t ranks);
   absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here);
   std::string AwaitMapped(const std::vector<int>& here);
   absl::StatusOr<memory::Segment> Follow(int leader);
@@ -111,6 +112,7 @@ class Attempt {
 
   const MeetingOptions& options_;
   std::unique_ptr<net::LocalSocket> socket_;
+  std::shared_ptr<const void> counted_;
   std::vector<Place> places_;
 };
 
@@ -176,9 +178,17 @@ std::vector<std::vector<int>> Attempt::PossibleHosts() const {
   return hosts;
 }
 
+// One that so many ranks share.
+absl::StatusOr<memory::Segment> Attempt::Create(size_t ranks) {
+  const int64_t bytes = options_.bytes_for(static_cast<int>(ranks));
+  if (options_.memory_budget != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(counted_, options_.memory_budget->Reserve(bytes));
+  }
+  return memory::Segment::Create(bytes, "weft-collectives");
+}
+
 absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
-  absl::StatusOr<memory::Segment> segment = memory::Segment::Create(
-      options_.bytes_for(static_cast<int>(here.size())), "weft-collectives");
+  absl::StatusOr<memory::Segment> segment = Create(here.size());
   if (here.size() == 1) return segment;
   if (!segment.ok()) {
     const std::string why = absl::StrCat(kNone, segment.status().message());
@@ -304,9 +314,9 @@ absl::StatusOr<Meeting> Attempt::Run() {
   Meeting meeting;
   WEFT_RETURN_IF_ERROR(AwaitAgreements(&meeting));
   if (!leads && meeting.ranks.size() == 1) {
-    segment =
-        memory::Segment::Create(options_.bytes_for(1), "weft-collectives");
+    segment = Create(1);
   }
+  meeting.counted = std::move(counted_);
   WEFT_ASSIGN_OR_RETURN(meeting.segment, std::move(segment));
   for (const Place& place : places_) meeting.streams.push_back(place.stream);
   for (const int r : meeting.ranks) {

@@ -19,6 +19,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -28,6 +29,7 @@
 #include "weft/memory/segment.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store.h"
+#include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
 
 namespace weft::collectives {
@@ -44,6 +46,8 @@ struct MeetingOptions {
   std::string directory;
   // Ranks of different ones are on different hosts, whatever they share.
   std::string host;
+  // What a segment that this rank makes is counted against; may be null.
+  std::shared_ptr<transport::MemoryBudget> memory_budget;
   // How other hosts reach this rank; may be empty.
   transport::Destination stream;
   // The size of a segment that so many ranks share.
@@ -55,6 +59,8 @@ struct Meeting {
   // The ranks that share `segment`, this one among them, in rising order.
   std::vector<int> ranks;
   std::optional<memory::Segment> segment;  // never nothing
+  // If this rank has made it: its place in the budget.
+  std::shared_ptr<const void> counted;
   // By the place in `ranks`: none for this process, or where none is possible.
   std::vector<std::optional<rendezvous::ProcessWatch>> watches;
   // The ranks of each host, in rising order, hosts by their lowest; which of
