@@ -206,7 +206,16 @@ class OutgoingCall {
   CancelToken::Registration with_parent_;
 };
 
+// Who makes the calls to `target`.
+class AgentParts;
+AgentParts& PartsOf(const Agent& agent);
+AgentParts& PartsOf(const Target& target);
 Driver& DriverOf(const Target& target);
+const Worker& WorkerOf(const Target& target);  // REQUIRES: target.status().ok()
+// The same worker, called by nobody's order and with the default time-out.
+Target Alone(const Target& target);
+// For calls that are part of the one that `request` is, and end with `cancel`.
+Target PartOf(const Target& target, const Request& request, CancelToken cancel);
 // The registration of `address` in the target's agent, or kFailedPrecondition.
 absl::StatusOr<const Function*> FindFunction(const Target& target,
                                              Function::Address address);

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "weft/base/catch_to_status.h"
+#include "weft/rpc/agent_parts.h"
 #include "weft/rpc/session/retry_policy.h"
 
 namespace weft::rpc::internal {
@@ -37,6 +38,20 @@ const bool registered_release =
     RegisterBuiltin("weft::rpc::Release", "void(object)", &ServeRelease);
 
 }  // namespace
+
+ObjectTable& ObjectsOf(const Agent& agent) { return PartsOf(agent).objects(); }
+
+const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {
+  return PartsOf(target).handles();
+}
+
+ObjectId MadeBy(const Target& target, uint64_t call) {
+  return {WorkerOf(target).key, PartsOf(target).key(), call};
+}
+
+void ForgetHandle(const Target& target, uint64_t id) {
+  if (target.status().ok()) HandlesOf(target)->Remove(WorkerOf(target).key, id);
+}
 
 void ServeFetch(std::shared_ptr<ServedCall> call) {
   ObjectId id;

@@ -31,7 +31,6 @@
 #include "weft/rpc/class.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/object_id.h"
-#include "weft/rpc/stream_table.h"
 
 namespace weft::rpc {
 
@@ -41,14 +40,10 @@ namespace internal {
 void ReleaseUnlessKnown(const Target& target, uint64_t call,
                         const absl::Status& end);
 ObjectTable& ObjectsOf(const Agent& agent);
-StreamTable& StreamsOf(const Agent& agent);
 // What the `call` of this agent to `target` has made.
 ObjectId MadeBy(const Target& target, uint64_t call);
 const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target);
 void ForgetHandle(const Target& target, uint64_t id);
-const Worker& WorkerOf(const Target& target);  // REQUIRES: target.status().ok()
-// The same worker, called by nobody's order and with the default time-out.
-Target Alone(const Target& target);
 // The functions that every worker has.
 void ServeFetch(std::shared_ptr<ServedCall> call);
 void ServeRelease(std::shared_ptr<ServedCall> call);

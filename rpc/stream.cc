@@ -3,10 +3,24 @@
 #include <algorithm>
 #include <vector>
 
+#include "weft/rpc/agent_parts.h"
 #include "weft/rpc/class.h"
-#include "weft/rpc/handle.h"
 
 namespace weft::rpc::internal {
+
+Driver& DriverOf(const Agent& agent) { return PartsOf(agent).driver(); }
+
+StreamTable& StreamsOf(const Agent& agent) { return PartsOf(agent).streams(); }
+
+StartedStream StartStreamCall(const Target& target, const Function& function,
+                              const std::shared_ptr<Request>& request,
+                              CancelToken ended,
+                              std::shared_ptr<OutgoingCall> call) {
+  StartCall(target, function, request, std::move(call));
+  return {request->id, request->deadline,
+          PartOf(target, *request, std::move(ended))};
+}
+
 namespace {
 
 // The buffers under `id`, whoever of caller and function is first.

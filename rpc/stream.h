@@ -56,6 +56,7 @@
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/stream_buffer.h"
+#include "weft/rpc/stream_table.h"
 
 namespace weft::rpc {
 
@@ -108,6 +109,7 @@ StartedStream StartStreamCall(const Target& target, const Function& function,
                               CancelToken ended,
                               std::shared_ptr<OutgoingCall> call);
 Driver& DriverOf(const Agent& agent);
+StreamTable& StreamsOf(const Agent& agent);
 absl::Status NotFinishedHere(absl::string_view worker);  // in an InlineScope
 
 // A stream at its caller.

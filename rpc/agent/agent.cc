@@ -9,7 +9,6 @@
 #include "weft/base/version.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/agent/agent_state.h"
-#include "weft/rpc/handle.h"
 
 namespace weft::rpc {
 
@@ -277,7 +276,7 @@ Lineage ServedCall::lineage() const {
 }
 
 absl::Status ServedCall::Keep(ObjectTable::Object object) {
-  ObjectTable& objects = internal::ObjectsOf(agent());
+  ObjectTable& objects = agent().objects();
   object.function = function();
   const ObjectId made{agent().key(), peer().key, id()};
   WEFT_RETURN_IF_ERROR(objects.Add(made, peer(), std::move(object)));

@@ -36,6 +36,7 @@
 #include "weft/rpc/agent/outbound.h"
 #include "weft/rpc/agent/retry.h"
 #include "weft/rpc/agent/sessionless_call.h"
+#include "weft/rpc/agent_parts.h"
 #include "weft/rpc/caller.h"
 #include "weft/rpc/connection/link.h"
 #include "weft/rpc/connection/wire.h"
@@ -107,6 +108,7 @@ void SortByPeer(std::vector<std::shared_ptr<T>>* all) {
 // transport still holds it; nothing of the options is used then.
 class AgentState final : public Dispatcher,
                          public SessionlessServer,
+                         public internal::AgentParts,
                          public std::enable_shared_from_this<AgentState> {
  public:
   explicit AgentState(AgentOptions options, const Registry* registry)
@@ -184,9 +186,13 @@ class AgentState final : public Dispatcher,
   const std::shared_ptr<AttachmentReceivers>& receivers() const override {
     return receivers_;
   }
-  ObjectTable& objects() { return objects_; }
-  StreamTable& streams() { return streams_; }
-  const std::shared_ptr<OpenHandles>& handles() const { return handles_; }
+  WorkerKey key() const override { return options_.key; }
+  Driver& driver() const override { return transport().driver(); }
+  ObjectTable& objects() override { return objects_; }
+  StreamTable& streams() override { return streams_; }
+  const std::shared_ptr<OpenHandles>& handles() const override {
+    return handles_;
+  }
   std::vector<Leak> Leaks() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Hears a connection that somebody opened.

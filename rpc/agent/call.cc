@@ -10,9 +10,7 @@
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/agent/agent_state.h"
-#include "weft/rpc/handle.h"
 #include "weft/rpc/session/outcome.h"
-#include "weft/rpc/stream.h"
 
 namespace weft::rpc {
 
@@ -151,10 +149,6 @@ class CallStarter {
     if (target.queue_ == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(
         "wanted a target of ", target.name(), " without Serialized(): ", why));
-  }
-
-  static ObjectId MadeBy(const Target& target, uint64_t call) {
-    return {WorkerOf(target).key, StateOf(target).options().key, call};
   }
 
   static Encoder RequestEncoder(const Target& target,
@@ -311,8 +305,17 @@ Target Target::Serialized() const {
 
 namespace internal {
 
-Driver& DriverOf(const Target& target) {
-  return CallStarter::StateOf(target).transport().driver();
+AgentParts& PartsOf(const Agent& agent) { return CallStarter::StateOf(agent); }
+
+AgentParts& PartsOf(const Target& target) {
+  return CallStarter::StateOf(target);
+}
+
+Driver& DriverOf(const Target& target) { return PartsOf(target).driver(); }
+
+Target PartOf(const Target& target, const Request& request,
+              CancelToken cancel) {
+  return CallStarter::PartOf(target, request, std::move(cancel));
 }
 
 namespace {
@@ -407,25 +410,8 @@ absl::Status NotBegun(const Target& target,
                      Phase::kNone);
 }
 
-StartedStream StartStreamCall(const Target& target, const Function& function,
-                              const std::shared_ptr<Request>& request,
-                              CancelToken ended,
-                              std::shared_ptr<OutgoingCall> call) {
-  CallStarter::Start(target, function, request, std::move(call));
-  return {request->id, request->deadline,
-          CallStarter::PartOf(target, *request, std::move(ended))};
-}
-
-Driver& DriverOf(const Agent& agent) {
-  return CallStarter::StateOf(agent).transport().driver();
-}
-
 absl::Status CheckNotSerialized(const Target& target, absl::string_view why) {
   return CallStarter::CheckNotSerialized(target, why);
-}
-
-ObjectId MadeBy(const Target& target, uint64_t call) {
-  return CallStarter::MadeBy(target, call);
 }
 
 absl::Status CheckFixed(const Target& target) {
@@ -434,24 +420,8 @@ absl::Status CheckFixed(const Target& target) {
 
 Target Alone(const Target& target) { return CallStarter::Alone(target); }
 
-ObjectTable& ObjectsOf(const Agent& agent) {
-  return CallStarter::StateOf(agent).objects();
-}
-
-StreamTable& StreamsOf(const Agent& agent) {
-  return CallStarter::StateOf(agent).streams();
-}
-
-const std::shared_ptr<OpenHandles>& HandlesOf(const Target& target) {
-  return CallStarter::StateOf(target).handles();
-}
-
 const Worker& WorkerOf(const Target& target) {
   return CallStarter::WorkerOf(target);
-}
-
-void ForgetHandle(const Target& target, uint64_t id) {
-  if (target.status().ok()) HandlesOf(target)->Remove(WorkerOf(target).key, id);
 }
 
 }  // namespace internal
