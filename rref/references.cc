@@ -1,7 +1,6 @@
 #include "weft/rref/references.h"
 
 #include <algorithm>
-#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -13,7 +12,7 @@
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/worker_codec.h"
 #include "weft/rpc/handle.h"
-#include "weft/rpc/session/retry_policy.h"
+#include "weft/rref/control_calls.h"
 
 namespace weft::rref {
 
@@ -26,17 +25,6 @@ constexpr size_t kMostExplained = 20;
 
 // Of one message.
 constexpr size_t kMostDeletions = 1000;
-
-// A control call is made again, to the same incarnation, until it is answered
-// or the peer is gone: a partition outlasts a call, which the session gives up
-// after AgentOptions::give_up_after. So what peers call may run twice.
-rpc::Target UntilAnswered(const rpc::Target& target) {
-  rpc::RetryPolicy policy;
-  policy.max_attempts = std::numeric_limits<int>::max();
-  policy.first_pause = absl::Milliseconds(50);
-  policy.longest_pause = absl::Seconds(2);
-  return target.WithTimeout(absl::InfiniteDuration()).WithRetry(policy);
-}
 
 // Objects that an agent keeps by no call have numbers that no call of it to
 // itself will have.
@@ -105,6 +93,7 @@ using internal::AdoptObject;
 using internal::DeletedFork;
 using internal::DeleteForks;
 using internal::RegisterFork;
+using internal::UntilAnswered;
 
 namespace {
 
@@ -122,10 +111,20 @@ absl::Status Read(rpc::Decoder* d, Token* token) {
 // An attachment is at most 1 MiB; a token takes at least 8 bytes.
 constexpr uint64_t kMostTokens = uint64_t{1} << 17;
 
-absl::StatusOr<Bytes> ToBytes(const std::vector<Token>& tokens) {
+// A token in a message. `registered`: its sender is the owner, which has
+// counted the fork.
+struct Sent {
+  Token token;
+  bool registered = false;
+};
+
+absl::StatusOr<Bytes> ToBytes(const std::vector<Sent>& tokens) {
   rpc::Encoder e;
   e.Varint(tokens.size());
-  for (const Token& token : tokens) Write(token, &e);
+  for (const Sent& sent : tokens) {
+    Write(sent.token, &e);
+    e.Write(sent.registered);
+  }
   WEFT_ASSIGN_OR_RETURN(const Slices slices, std::move(e).Finish());
   std::string bytes;
   for (const Bytes& slice : slices) {
@@ -134,17 +133,18 @@ absl::StatusOr<Bytes> ToBytes(const std::vector<Token>& tokens) {
   return Bytes::Own(std::move(bytes));
 }
 
-absl::StatusOr<std::vector<Token>> FromBytes(const Bytes& bytes) {
+absl::StatusOr<std::vector<Sent>> FromBytes(const Bytes& bytes) {
   const rpc::Received received{Slices{bytes}};
   rpc::Decoder d(received);
   uint64_t size = 0;
   WEFT_RETURN_IF_ERROR(d.Varint(size));
   if (size > kMostTokens) return rpc::Decoder::Malformed("too many references");
-  std::vector<Token> tokens;
+  std::vector<Sent> tokens;
   for (uint64_t i = 0; i < size; ++i) {
-    Token token;
-    WEFT_RETURN_IF_ERROR(Read(&d, &token));
-    tokens.push_back(token);
+    Sent sent;
+    WEFT_RETURN_IF_ERROR(Read(&d, &sent.token));
+    WEFT_RETURN_IF_ERROR(d.Read(sent.registered));
+    tokens.push_back(sent);
   }
   return tokens;
 }
@@ -159,21 +159,21 @@ class References::Staged final : public rpc::Attachment {
   Staged(std::shared_ptr<References> references, WorkerKey to)
       : references_(std::move(references)), to_(to) {}
 
-  size_t Add(const Token& token) {
-    tokens_.push_back(token);
+  size_t Add(const Sent& sent) {
+    tokens_.push_back(sent);
     return tokens_.size() - 1;
   }
   absl::StatusOr<Bytes> Freeze() override { return ToBytes(tokens_); }
   void OnOutcome(uint64_t, rpc::AttachmentOutcome outcome) override {
-    for (const Token& token : tokens_) {
-      references_->SettleChild(token, to_, outcome);
+    for (const Sent& sent : tokens_) {
+      references_->SettleChild(sent.token, to_, outcome);
     }
   }
 
  private:
   const std::shared_ptr<References> references_;
   const WorkerKey to_;
-  std::vector<Token> tokens_;
+  std::vector<Sent> tokens_;
 };
 
 // The references that came with one message. Those of which no value was made
@@ -214,27 +214,18 @@ class References::Receiver final : public rpc::AttachmentReceiver {
   const std::shared_ptr<References> references_;
 };
 
-class References::Use {
- public:
-  explicit Use(References* references) : references_(*references) {
-    MutexLock lock(references_.mu_);
-    has_agent_ = !references_.agent_has_ended_;
-    if (has_agent_) ++references_.uses_;
-  }
-  ~Use() {
-    if (!has_agent_) return;
-    MutexLock lock(references_.mu_);
-    --references_.uses_;
-    references_.changed_.NotifyAll();
-  }
-  Use(const Use&) = delete;
-  Use& operator=(const Use&) = delete;
-  explicit operator bool() const { return has_agent_; }
+References::Use::Use(References* references) : references_(*references) {
+  MutexLock lock(references_.mu_);
+  has_agent_ = !references_.agent_has_ended_;
+  if (has_agent_) ++references_.uses_;
+}
 
- private:
-  References& references_;
-  bool has_agent_ = false;
-};
+References::Use::~Use() {
+  if (!has_agent_) return;
+  MutexLock lock(references_.mu_);
+  --references_.uses_;
+  references_.changed_.NotifyAll();
+}
 
 // ------------------------------------------------------------ life
 
@@ -249,6 +240,7 @@ absl::StatusOr<std::shared_ptr<References>> References::Open(
   auto references = std::make_shared<References>(agent, options);
   const auto receiver = std::make_shared<Receiver>(references);
   WEFT_RETURN_IF_ERROR(agent.SetAttachmentReceiver(kKind, receiver));
+  WEFT_RETURN_IF_ERROR(references->TakeCreations());
   agent.SetLocal(references);
   references->peer_gone_ =
       agent.OnPeerGone([weak = std::weak_ptr<References>(references)](
@@ -316,6 +308,19 @@ void References::AgentEnds() {
           });
     }
     ready_.clear();
+    while (!awaiting_.empty()) {
+      const rpc::ObjectId object = awaiting_.begin()->first;
+      EndAwaiting(object, absl::CancelledError("the agent has ended"), &tasks);
+    }
+    for (auto& [fork, creation] : creations_) {
+      for (Promise<void>& asked : creation.asked) {
+        tasks.push_back(
+            [asked = std::make_shared<Promise<void>>(std::move(asked))] {
+              asked->Set(absl::CancelledError("the agent has ended"));
+            });
+      }
+      creation.asked.clear();
+    }
     while (uses_ > 0) changed_.Wait(mu_);
   }
   for (const auto& task : tasks) task();
@@ -468,10 +473,13 @@ void References::Encode(const Reference& reference, rpc::Encoder& encoder) {
   if (absl::Status status = reference.status(); !status.ok()) {
     return encoder.Fail(std::move(status));
   }
-  encoder.Varint(static_cast<Staged*>(staged)->Add(StageChild(reference, to)));
+  Sent sent;
+  sent.token = StageChild(reference, to, &sent.registered);
+  encoder.Varint(static_cast<Staged*>(staged)->Add(sent));
 }
 
-Token References::StageChild(const Reference& parent, WorkerKey to) {
+Token References::StageChild(const Reference& parent, WorkerKey to,
+                             bool* registered) {
   MutexLock lock(mu_);
   Token child = parent.token();
   child.fork = NewFork();
@@ -481,6 +489,7 @@ Token References::StageChild(const Reference& parent, WorkerKey to) {
     if (agent_.objects().Hold(child.object, holder).ok()) {
       Tell(OwnerTable::Shared{child, to}, &none);
       Register(child, holder.name);
+      *registered = true;
       return child;
     }
   }
@@ -519,8 +528,8 @@ absl::Status References::CheckToken(const Token& token) const {
 
 absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::Take(
     const rpc::CodecContext& context, const Bytes& bytes) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<Token> tokens, FromBytes(bytes));
-  for (const Token& token : tokens) WEFT_RETURN_IF_ERROR(CheckToken(token));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Sent> tokens, FromBytes(bytes));
+  for (const Sent& s : tokens) WEFT_RETURN_IF_ERROR(CheckToken(s.token));
   std::vector<std::shared_ptr<Reference>> references;
   Tasks tasks;
   {
@@ -529,17 +538,17 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::Take(
       return absl::FailedPreconditionError(
           absl::StrCat("worker ", agent_.name(), " has closed its references"));
     }
-    for (const Token& token : tokens) {
+    for (const auto& [token, unused] : tokens) {
       if (user_.StateOf(token.fork) != UserTable::State::kUnknown) {
         return absl::AlreadyExistsError(absl::StrCat(
             token.fork.ToString(), " of object ", token.object.ToString(),
             " came a second time; a reference has one holder"));
       }
     }
-    for (const Token& token : tokens) {
+    for (const auto& [token, counted] : tokens) {
       ready_[token.fork];
       references.push_back(MakeReference(token));
-      const bool registered = token.object.owner == context.peer;
+      const bool registered = counted && token.object.owner == context.peer;
       Tell(UserTable::Received{token, registered}, &tasks);
     }
   }
@@ -587,11 +596,9 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
   if (absl::Status bad = CheckToken(token); !bad.ok()) {
     return MakeReady<void>(std::move(bad));
   }
-  // Its creator may hold the object and not have shared it yet: the message
-  // that does so may be slower than this one.
-  const bool may_come =
-      agent_.objects().Find(token.object, token.object.creator, nullptr).ok();
   Tasks tasks;
+  rpc::ObjectTable::Object found;
+  bool is_unknown = false;
   Future<void> answer = MakeReady();
   {
     MutexLock lock(mu_);
@@ -607,9 +614,13 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
     }
     answers_[token.fork].from = from.key;
     answer = answers_[token.fork].promise.future();
-    Tell(OwnerTable::ForkRequested{from.key, token, may_come}, &tasks);
+    // The call that makes the object, or the message that shares it, may be
+    // slower than this one: its creator knows.
+    is_unknown = !owner_.Expects(token.object) && !IsMade(token.object, &found);
+    Tell(OwnerTable::ForkRequested{from.key, token, /*may_come=*/true}, &tasks);
   }
   for (const auto& task : tasks) task();
+  if (is_unknown) AskCreator(token.object);
   return answer;
 }
 
@@ -618,13 +629,17 @@ absl::Status References::ServeDelete(const rpc::Worker& from,
                                      const ForkId& fork) {
   Tasks tasks;
   bool held = false;
+  bool is_early = false;  // the object will end as soon as it is made
   {
     MutexLock lock(mu_);
     held = owner_.Holds(object, fork, from.key);
+    is_early =
+        owner_.Expects(object, fork) && object.creator == from.key && !held;
     if (held) registered_.erase(fork);
     Tell(OwnerTable::DeleteRequested{from.key, object, fork}, &tasks);
   }
   for (const auto& task : tasks) task();
+  if (is_early) return absl::OkStatus();
   if (!held) {
     return absl::NotFoundError(absl::StrCat(fork.ToString(), " of object ",
                                             object.ToString(), " is not ",
@@ -812,6 +827,8 @@ References::Counts References::counts() const {
   counts.open_children = static_cast<int64_t>(user_.open_children());
   counts.owned = static_cast<int64_t>(owner_.objects());
   counts.waiting = static_cast<int64_t>(owner_.waiting_requests());
+  for (const auto& [object, calls] : awaiting_) counts.waiting += calls.size();
+  counts.creating = static_cast<int64_t>(owner_.expected() + creations_.size());
   return counts;
 }
 
@@ -938,6 +955,7 @@ telemetry::Fields References::Describe() const {
   fields.emplace_back("passed on and not confirmed", now.open_children);
   fields.emplace_back("shared objects of this worker", now.owned);
   fields.emplace_back("requests that wait for an object", now.waiting);
+  fields.emplace_back("objects that are being made", now.creating);
   size_t number = 0;
   for (const std::string& line : ExplainLeaks()) {
     fields.emplace_back(absl::StrCat("reference ", ++number), line);

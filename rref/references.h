@@ -3,8 +3,11 @@
 //
 // It drives the two tables of rref/core over rpc. A reference travels as an
 // attachment of a request or reply (rpc/attachment.h), so its sender learns
-// whether it was delivered; the rest are calls of functions that every worker
-// with a References serves. docs/rref_protocol.md has the messages.
+// whether it was delivered. A call that makes an object carries the creator's
+// token as an attachment, and a call through a reference whose object may not
+// be made yet names that object in one, so that the owner lets it wait. The
+// rest are calls of functions that every worker with a References serves.
+// docs/rref_protocol.md has the messages.
 //
 // A worker::Worker opens and closes the books of its agent. Who has an Agent
 // and no Worker does it:
@@ -53,7 +56,11 @@ struct ReferencesOptions {
 // through them fail with kFailedPrecondition, and to drop one does nothing.
 class References final : public std::enable_shared_from_this<References> {
  public:
+  // The kinds of attachments: of a message with references, of a call that
+  // makes an object, and of one that waits until an object is made.
   static constexpr absl::string_view kKind = "weft.rref";
+  static constexpr absl::string_view kCreationKind = "weft.rref.creation";
+  static constexpr absl::string_view kAwaitKind = "weft.rref.await";
 
   // Begins the books of `agent`. Open them before peers may send references:
   // what comes without books is refused. kAlreadyExists if there are some.
@@ -84,6 +91,7 @@ class References final : public std::enable_shared_from_this<References> {
     int64_t open_children = 0;  // passed on, and not confirmed yet
     int64_t owned = 0;          // objects here that are shared
     int64_t waiting = 0;        // requests about objects not known yet
+    int64_t creating = 0;  // objects that are being made, here or from here
   };
   Counts counts() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -116,6 +124,22 @@ class References final : public std::enable_shared_from_this<References> {
   std::shared_ptr<Reference> Adopt(const rpc::Target& owner,
                                    const rpc::ObjectId& object)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // A call that will make an object is about to be written: what it carries, of
+  // kind kCreationKind, for the reference `fork`.
+  struct Creation {
+    ForkId fork;
+    std::unique_ptr<rpc::Attachment> attachment;
+  };
+  absl::StatusOr<Creation> PrepareCreation() ABSL_LOCKS_EXCLUDED(mu_);
+  // It has left, and makes `object`: the reference that its creator holds.
+  // `made` is how the call ends.
+  std::shared_ptr<Reference> BeginCreation(const ForkId& fork,
+                                           const rpc::ObjectId& object,
+                                           const Future<void>& made)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Of kind kAwaitKind: the call that carries it runs once `object` is made.
+  static std::unique_ptr<rpc::Attachment> AwaitObject(
+      const rpc::ObjectId& object);
   // One T for each agent, made when it is first asked for: for libraries above.
   template <typename T>
   std::shared_ptr<T> OnceFor() ABSL_LOCKS_EXCLUDED(mu_) {
@@ -137,6 +161,12 @@ class References final : public std::enable_shared_from_this<References> {
   absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Take(
       const rpc::CodecContext& context, const Bytes& bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeCreation(
+      const rpc::CodecContext& context, const Bytes& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> TakeAwait(
+      const rpc::CodecContext& context, const Bytes& bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // The agent ends: nothing of it is used from now on. Waits for what uses it.
   void AgentEnds() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -151,6 +181,11 @@ class References final : public std::enable_shared_from_this<References> {
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status ServeDelete(const rpc::Worker& from, const rpc::ObjectId& object,
                            const ForkId& fork) ABSL_LOCKS_EXCLUDED(mu_);
+  // Ready once the call of this agent that makes `object` has ended, and its
+  // owner has it or never will.
+  Future<void> ServeAskCreator(const rpc::Worker& owner,
+                               const rpc::ObjectId& object)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   References(rpc::Agent& agent, const ReferencesOptions& options);
 
@@ -158,8 +193,24 @@ class References final : public std::enable_shared_from_this<References> {
   class Staged;
   class Receipt;
   class Receiver;
+  class CreationStaged;  // creations.cc has these
+  class CreationReceipt;
+  class CreationReceiver;
+  class AwaitReceipt;
+  class AwaitReceiver;
   // While one lives, the agent does; false if it has ended.
-  class Use;
+  class Use {
+   public:
+    explicit Use(References* references);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
+    explicit operator bool() const { return has_agent_; }
+
+   private:
+    References& references_;
+    bool has_agent_ = false;
+  };
   struct Fork {
     std::string holder;
     absl::Time since;
@@ -180,6 +231,45 @@ class References final : public std::enable_shared_from_this<References> {
     bool is_out = false;
     std::vector<UserTable::SendDelete> waiting;
   };
+
+  // A creating call of this agent, until it has ended and it is known whether
+  // its callee has seen it.
+  struct OpenCreation {
+    uint64_t secret = 0;
+    bool has_begun = false;
+    rpc::ObjectId object;  // once it has
+    bool has_ended = false;
+    bool has_failed = false;
+    bool is_settled = false;
+    rpc::AttachmentOutcome outcome = rpc::AttachmentOutcome::kRefused;
+    std::vector<Promise<void>> asked;  // by the owner
+  };
+  // A call that waits for an object.
+  struct Awaiting {
+    uint64_t number = 0;
+    Promise<void> promise;
+  };
+
+  absl::Status TakeCreations();
+  void CreationSettled(const ForkId& fork, uint64_t call,
+                       rpc::AttachmentOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
+  void CreationEnded(const ForkId& fork, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void EndCreation(const ForkId& fork, Tasks* tasks)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // At the owner: the creating call of token.object has ended.
+  void CreatingCallEnded(const Token& token) ABSL_LOCKS_EXCLUDED(mu_);
+  void AskCreator(const rpc::ObjectId& object) ABSL_LOCKS_EXCLUDED(mu_);
+  void CreatorAnswered(const rpc::ObjectId& object) ABSL_LOCKS_EXCLUDED(mu_);
+  // `found`: the object, to be dropped without the lock: its destructor is user
+  // code.
+  bool IsMade(const rpc::ObjectId& object,
+              rpc::ObjectTable::Object* found) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void EndAwaiting(const rpc::ObjectId& object, const absl::Status& status,
+                   Tasks* tasks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DropAwaiting(const rpc::ObjectId& object, uint64_t number)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   void Tell(const UserTable::Event& event, Tasks* tasks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -214,7 +304,8 @@ class References final : public std::enable_shared_from_this<References> {
   std::shared_ptr<Reference> MakeReference(const Token& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Future<void> WhenReady(const ForkId& fork) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Token StageChild(const Reference& parent, rpc::WorkerKey to)
+  // `registered`: this agent is the owner, and has counted it.
+  Token StageChild(const Reference& parent, rpc::WorkerKey to, bool* registered)
       ABSL_LOCKS_EXCLUDED(mu_);
   void SettleChild(const Token& child, rpc::WorkerKey to,
                    rpc::AttachmentOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
@@ -243,6 +334,11 @@ class References final : public std::enable_shared_from_this<References> {
   absl::flat_hash_map<ForkId, Fork> registered_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<rpc::WorkerKey, Deletions> deletions_
       ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkId, OpenCreation> creations_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<rpc::ObjectId, ForkId> creation_of_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<rpc::ObjectId, std::vector<Awaiting>> awaiting_
+      ABSL_GUARDED_BY(mu_);
+  uint64_t awaits_ ABSL_GUARDED_BY(mu_) = 0;
   // Of forks that failed after they were confirmed; some that are not held any
   // more, too.
   absl::flat_hash_map<ForkId, absl::Status> failures_ ABSL_GUARDED_BY(mu_);

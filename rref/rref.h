@@ -25,18 +25,24 @@
 
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/driver.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/agent.h"
+#include "weft/rpc/attachment.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/codec/codec.h"
+#include "weft/rpc/function.h"
 #include "weft/rpc/handle.h"
+#include "weft/rpc/session/message.h"
 #include "weft/rref/references.h"
 
 namespace weft::rref {
@@ -104,11 +110,167 @@ absl::Status CheckUse(const RRef<T>& ref) {
       "an empty RRef was used: make one, or fetch it from a call");
 }
 
-// Keeps the reference until the request through it has ended.
+// Keeps the reference until the request through it has ended. If its object is
+// never made, so does the request, and says why.
 template <typename T, typename R>
 Future<R> Through(const RRef<T>& ref, Future<R> request) {
   request.OnReady([kept = ref.reference()](const Result<R>&) {});
-  return request;
+  const Future<void>& made = ref.Confirmed();
+  if (made.IsReady()) return request;
+  // The owner may say first that there is no object: its creation says why.
+  struct Waiting {
+    Waiting(Future<R> sent, const Future<void>& creation)
+        : request(std::move(sent)), made(creation), promise(request.driver()) {}
+    const Future<R> request;
+    const Future<void> made;
+    Promise<R> promise;
+  };
+  const auto waiting = std::make_shared<Waiting>(std::move(request), made);
+  waiting->promise.OnCancel(
+      [waiting](const absl::Status& why) { waiting->request.Cancel(why); });
+  waiting->request.OnReady([waiting](const Result<R>& result) {
+    if (!absl::IsNotFound(weft::internal::StatusOf(result))) {
+      waiting->promise.Set(result);
+      return;
+    }
+    waiting->made.OnReady([waiting, result](const absl::Status& status) {
+      waiting->promise.Set(status.ok() ? result : Result<R>(status));
+    });
+  });
+  waiting->made.OnReady([waiting](const absl::Status& status) {
+    if (!status.ok()) waiting->request.Cancel(status);
+  });
+  return waiting->promise.future();
+}
+
+// Where calls through `ref` go. Those that may come before its object is made
+// wait for it there.
+template <typename T>
+rpc::Handle<T> HandleFor(const RRef<T>& ref) {
+  if (ref.Confirmed().IsReady()) return ref.handle(ref.owner());
+  return ref.handle(ref.owner().WithAttachment(
+      References::kAwaitKind, [object = ref.id()](const rpc::CodecContext&) {
+        return References::AwaitObject(object);
+      }));
+}
+
+// A creating call that has left: the reference to what it makes, and how it
+// ends.
+template <typename T>
+struct Begun {
+  RRef<T> ref;
+  Future<void> made;
+};
+
+// The arguments of a creating call, with the token of its creator.
+template <typename... P, typename... A>
+absl::StatusOr<std::shared_ptr<rpc::Request>> EncodeCreation(
+    const rpc::Target& target, std::unique_ptr<rpc::Attachment> token,
+    rpc::internal::Types<P...>, A&&... arguments) {
+  static_assert(sizeof...(A) == sizeof...(P), "wrong number of arguments");
+  return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<rpc::Request>> {
+    auto request = std::make_shared<rpc::Request>();
+    std::shared_ptr<rpc::StagedAttachments> staged;
+    rpc::Encoder encoder = rpc::internal::RequestEncoder(target, &staged);
+    rpc::internal::StageAttached(target, encoder);
+    encoder.Stage(References::kCreationKind, [&] { return std::move(token); });
+    (rpc::internal::EncodeArgument<P>(encoder, request->borrowed,
+                                      std::forward<A>(arguments)),
+     ...);
+    WEFT_ASSIGN_OR_RETURN(request->body, std::move(encoder).Finish());
+    WEFT_RETURN_IF_ERROR(
+        rpc::internal::FreezeAttachments(std::move(staged), request.get()));
+    request->keeps_result = true;
+    return request;
+  });
+}
+
+// Starts the call of the function at `address`, whose parameters are
+// `parameters`, with its result, a T, left behind.
+template <typename T, typename Parameters, typename... A>
+absl::StatusOr<Begun<T>> Begin(const rpc::Target& to,
+                               rpc::Function::Address address,
+                               Parameters parameters, A&&... arguments) {
+  const rpc::Target target = to.Pinned();
+  const absl::StatusOr<const rpc::Function*> function =
+      rpc::internal::FindFunction(target, address);
+  absl::Status bad = function.status();
+  bad.Update(rpc::internal::CheckFixed(target));
+  bad.Update(rpc::internal::CheckNotSerialized(
+      target, rpc::internal::kNoLaneForObjects));
+  if (!bad.ok()) return rpc::internal::NotBegun(target, function, bad);
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
+                        References::Of(*target.agent()));
+  WEFT_ASSIGN_OR_RETURN(References::Creation creation,
+                        references->PrepareCreation());
+  const auto request =
+      EncodeCreation(target, std::move(creation.attachment), parameters,
+                     std::forward<A>(arguments)...);
+  if (!request.ok()) {
+    return rpc::internal::NotBegun(target, function, request.status());
+  }
+  const Future<void> made = rpc::internal::StartTyped<void>(
+      target, function, request,
+      [](uint64_t, const absl::StatusOr<rpc::Received>& reply) {
+        return reply.status();
+      });
+  const uint64_t call = (*request)->id;
+  if (call == 0) return *made.Peek();  // it did not leave
+  return Begun<T>{
+      RRef<T>(references->BeginCreation(
+          creation.fork, rpc::internal::MadeBy(target, call), made)),
+      made};
+}
+
+template <typename T, typename... A>
+absl::StatusOr<Begun<T>> BeginMake(const rpc::Target& target,
+                                   A&&... arguments) {
+  static_assert(rpc::internal::kIsClass<T>,
+                "T has no WEFT_RPC_CLASS; it stands in T's namespace, before "
+                "this (docs/rpc.md)");
+  using Constructor = typename rpc::internal::ConstructorOf<T>::type;
+  return Begin<T>(
+      target, reinterpret_cast<rpc::Function::Address>(&Constructor::Serve),
+      typename Constructor::Parameters(), std::forward<A>(arguments)...);
+}
+
+// What `function` leaves behind.
+template <typename F>
+struct LeftBy;
+template <typename R, typename... P>
+struct LeftBy<R(P...)> {
+  using Value = rpc::internal::ValueOf<R>;
+  using Parameters = rpc::internal::Types<P...>;
+};
+template <typename R, typename... P>
+struct LeftBy<R(rpc::CallContext&, P...)> {
+  using Value = rpc::internal::ValueOf<R>;
+  using Parameters = rpc::internal::Types<P...>;
+};
+
+template <typename F, typename... A>
+absl::StatusOr<Begun<typename LeftBy<F>::Value>> BeginRemote(
+    const rpc::Target& target, F* function, A&&... arguments) {
+  using Left = LeftBy<F>;
+  static_assert(!std::is_void_v<typename Left::Value>,
+                "the function has no result to be kept");
+  return Begin<typename Left::Value>(
+      target, reinterpret_cast<rpc::Function::Address>(function),
+      typename Left::Parameters(), std::forward<A>(arguments)...);
+}
+
+// The reference once its object is made.
+template <typename T>
+Future<RRef<T>> WhenMade(absl::StatusOr<Begun<T>> begun, Driver& driver) {
+  if (!begun.ok()) return MakeReady<RRef<T>>(begun.status(), driver);
+  return begun->made.Then([ref = begun->ref] { return ref; });
+}
+
+// Of what a call leaves, without what makes it.
+template <typename T>
+absl::StatusOr<RRef<T>> AtOnce(absl::StatusOr<Begun<T>> begun) {
+  if (!begun.ok()) return begun.status();
+  return std::move(begun->ref);
 }
 
 }  // namespace internal
@@ -123,13 +285,13 @@ absl::StatusOr<RRef<T>> Share(rpc::Agent& agent, const rpc::Handle<T>& handle) {
 }
 
 // A new T at the worker that `target` names, T being named by WEFT_RPC_CLASS.
-// Ends as rpc::MakeAsync does.
+// The Future is ready once it is made, or with why it never will be: it ends as
+// rpc::MakeAsync does.
 template <typename T, typename... A>
 Future<RRef<T>> MakeAsync(const rpc::Target& target, A&&... arguments) {
-  return rpc::MakeAsync<T>(target, std::forward<A>(arguments)...)
-      .Then([agent = target.agent()](const rpc::Handle<T>& handle) {
-        return Share(*agent, handle);
-      });
+  return internal::WhenMade(
+      internal::BeginMake<T>(target, std::forward<A>(arguments)...),
+      rpc::internal::DriverOf(target));
 }
 template <typename T, typename... A>
 Result<RRef<T>> Make(const rpc::Target& target, A&&... arguments) {
@@ -138,13 +300,23 @@ Result<RRef<T>> Make(const rpc::Target& target, A&&... arguments) {
       .Wait(target.timeout() + absl::Seconds(1));
 }
 
-// Runs `function` there and leaves its result there.
+// The same without waiting for the object (PyTorch's remote()). The reference
+// is used and passed on at once: what comes to the owner before the object is
+// made waits there, without a thread. Confirmed() is ready once it is made, or
+// with why it never will be; then what waited ends in that error. An error here
+// is one of this side: nothing was sent.
+template <typename T, typename... A>
+absl::StatusOr<RRef<T>> BeginMake(const rpc::Target& target, A&&... arguments) {
+  return internal::AtOnce(
+      internal::BeginMake<T>(target, std::forward<A>(arguments)...));
+}
+
+// Runs `function` there and leaves its result there; in each form as above.
 template <typename F, typename... A>
 auto RemoteAsync(const rpc::Target& target, F* function, A&&... arguments) {
-  return rpc::RemoteAsync(target, function, std::forward<A>(arguments)...)
-      .Then([agent = target.agent()](const auto& handle) {
-        return Share(*agent, handle);
-      });
+  return internal::WhenMade(
+      internal::BeginRemote(target, function, std::forward<A>(arguments)...),
+      rpc::internal::DriverOf(target));
 }
 template <typename F, typename... A>
 auto Remote(const rpc::Target& target, F* function, A&&... arguments)
@@ -154,6 +326,11 @@ auto Remote(const rpc::Target& target, F* function, A&&... arguments)
   if (InlineScope::IsActive()) return rpc::internal::NotHere(target.name());
   return rref::RemoteAsync(target, function, std::forward<A>(arguments)...)
       .Wait(target.timeout() + absl::Seconds(1));
+}
+template <typename F, typename... A>
+auto BeginRemote(const rpc::Target& target, F* function, A&&... arguments) {
+  return internal::AtOnce(
+      internal::BeginRemote(target, function, std::forward<A>(arguments)...));
 }
 
 // A reference to `value`, which this agent keeps.
@@ -185,7 +362,7 @@ auto CallAsync(const RRef<T>& ref, Method method, A&&... arguments)
   if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) {
     return MakeReady<R>(std::move(bad));
   }
-  return internal::Through(ref, rpc::CallAsync(ref.handle(ref.owner()), method,
+  return internal::Through(ref, rpc::CallAsync(internal::HandleFor(ref), method,
                                                std::forward<A>(arguments)...));
 }
 template <typename T, typename Method, typename... A>
@@ -205,7 +382,7 @@ Future<T> FetchAsync(const RRef<T>& ref) {
   if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) {
     return MakeReady<T>(std::move(bad));
   }
-  return internal::Through(ref, rpc::FetchAsync(ref.handle(ref.owner())));
+  return internal::Through(ref, rpc::FetchAsync(internal::HandleFor(ref)));
 }
 template <typename T>
 Result<T> Fetch(const RRef<T>& ref) {

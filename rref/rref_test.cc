@@ -276,7 +276,8 @@ TEST(References, CloseReleasesReferencesAndLaterHandlesAreHarmless) {
   auto one = References::Open(ranks[1]).value();
   RRef<Counter> ref = rref::Make<Counter>(ranks[1].To("w0"), 1).value();
   EXPECT_THAT(one->Close(absl::Seconds(20)), IsOk());
-  EXPECT_EQ(live_counters, 0);
+  // The delete may come before the creating call has ended at the owner.
+  EXPECT_TRUE(testing::Becomes([] { return live_counters == 0; }));
   ref = RRef<Counter>();
   EXPECT_THAT(zero->Close(absl::Seconds(20)), IsOk());
 }

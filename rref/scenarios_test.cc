@@ -107,11 +107,25 @@ WEFT_RPC_CLASS(SlowCell, int64_t);
 class BadCell {
  public:
   explicit BadCell(int64_t) { throw std::runtime_error("will not be made"); }
+  int64_t Get() { return 0; }
 };
 WEFT_RPC_CLASS(BadCell, int64_t);
+WEFT_RPC_METHOD(BadCell, Get);
 
 int64_t Double(int64_t x) { return 2 * x; }
 WEFT_RPC(Double);
+int64_t SlowDouble(int64_t x) {
+  WaitHere();
+  return 2 * x;
+}
+WEFT_RPC(SlowDouble);
+int64_t DoubleOnceGivenUp(rpc::CallContext& call, int64_t x) {
+  EXPECT_TRUE(Becomes([&call] { return call.cancel().IsCancelled(); }));
+  return 2 * x;
+}
+WEFT_RPC(DoubleOnceGivenUp);
+int64_t FetchIt(const RRef<int64_t>& number) { return Fetch(number).value(); }
+WEFT_RPC(FetchIt);
 int64_t Use(const RRef<Cell>& cell) {
   return Call(cell, &Cell::Add, 1).value();
 }
@@ -173,7 +187,8 @@ class Scenario : public ::testing::Test {
   bool IsEmpty(int rank) const {
     const References::Counts c = books_[rank]->counts();
     return c.held == 0 && c.open_children == 0 && c.owned == 0 &&
-           c.waiting == 0 && ranks_.size_of_objects(rank) == 0;
+           c.waiting == 0 && c.creating == 0 &&
+           ranks_.size_of_objects(rank) == 0;
   }
   rpc::Target From(int from, int to, absl::Duration timeout = kLong) {
     return ranks_[from].To(absl::StrCat("w", to), timeout);
@@ -281,6 +296,109 @@ TEST_F(Scenario, K_FetchDoesNotWaitForTheAdoption) {
             .Then([](const RRef<int64_t>& ref) { return FetchAsync(ref); });
     EXPECT_THAT(value.Wait(kLong), IsOkAndHolds(8));
   }
+}
+
+TEST_F(Scenario, K_FetchAndCallBeforeTheObjectIsMadeWaitForIt) {
+  const auto number = BeginRemote(From(kA, kO), SlowDouble, 21);
+  ASSERT_THAT(number.status(), IsOk());
+  const Future<int64_t> fetched = FetchAsync(*number);
+  EXPECT_TRUE(Becomes([] { return waiting == 1; }));
+  const auto cell = BeginMake<SlowCell>(From(kA, kO), 1);
+  ASSERT_THAT(cell.status(), IsOk());
+  EXPECT_FALSE(fetched.IsReady());
+  EXPECT_FALSE(number->Confirmed().IsReady());
+  may_go_on = true;
+  EXPECT_THAT(fetched.Wait(kLong), IsOkAndHolds(42));
+  EXPECT_THAT(cell->Confirmed().Wait(kLong), IsOk());
+  EXPECT_THAT(Fetch(*number), IsOkAndHolds(42));
+}
+
+TEST_F(Scenario, K_FetchesThatFollowTheirCreationsAtOnceFindThem) {
+  for (int i = 0; i < 200; ++i) {
+    const auto number = BeginRemote(From(kA, kO), Double, i);
+    ASSERT_THAT(number.status(), IsOk());
+    EXPECT_THAT(Fetch(*number), IsOkAndHolds(2 * i));
+  }
+}
+
+TEST_F(Scenario, J_CreatorPassesOnBeforeTheObjectIsMade) {
+  auto number = BeginRemote(From(kA, kO), SlowDouble, 21);
+  ASSERT_THAT(number.status(), IsOk());
+  // To another user, to the owner and to itself.
+  std::vector<Future<int64_t>> used;
+  for (const int to : {kB, kO, kA}) {
+    used.push_back(rpc::CallAsync(From(kA, to), FetchIt, *number));
+  }
+  number = absl::CancelledError("dropped");
+  EXPECT_TRUE(Becomes([&] { return books_[kO]->counts().waiting >= 2; }));
+  may_go_on = true;
+  for (const Future<int64_t>& each : used) {
+    EXPECT_THAT(each.Wait(kLong), IsOkAndHolds(42));
+  }
+}
+
+TEST_F(Scenario, J_WorkerPassesOnWhatItBeganToMakeOfItsOwn) {
+  auto number = BeginRemote(From(kO, kO), SlowDouble, 21);
+  ASSERT_THAT(number.status(), IsOk());
+  Future<int64_t> used = rpc::CallAsync(From(kO, kB), FetchIt, *number);
+  number = absl::CancelledError("dropped");
+  EXPECT_TRUE(Becomes([&] { return books_[kO]->counts().waiting == 1; }));
+  may_go_on = true;
+  EXPECT_THAT(used.Wait(kLong), IsOkAndHolds(42));
+}
+
+TEST_F(Scenario, L_ReferenceIsDroppedBeforeItsObjectIsMade) {
+  {
+    const auto cell = BeginMake<SlowCell>(From(kA, kO), 1);
+    ASSERT_THAT(cell.status(), IsOk());
+    EXPECT_TRUE(Becomes([] { return waiting == 1; }));
+  }
+  EXPECT_EQ(books_[kA]->counts().held, 1);  // until its creation has ended
+  may_go_on = true;
+}
+
+TEST_F(Scenario, L_CreatorGivesUpWhileOthersWaitForTheObject) {
+  auto number =
+      BeginRemote(From(kA, kO, absl::Milliseconds(300)), DoubleOnceGivenUp, 21);
+  ASSERT_THAT(number.status(), IsOk());
+  const Future<int64_t> fetched = FetchAsync(*number);
+  const Future<int64_t> used = rpc::CallAsync(From(kA, kB), FetchIt, *number);
+  EXPECT_THAT(number->Confirmed().Wait(kLong),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(fetched.Wait(kLong).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(number->status(), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                         number->id().ToString()));
+  EXPECT_THAT(used.Wait(kLong).status(),
+              StatusIs(absl::StatusCode::kNotFound, number->id().ToString()));
+}
+
+TEST_F(Scenario, M_WhatWaitsForACreationThatThrowsEndsInItsError) {
+  const auto cell = BeginMake<BadCell>(From(kA, kO), 1);
+  ASSERT_THAT(cell.status(), IsOk());
+  EXPECT_THAT(CallAsync(*cell, &BadCell::Get).Wait(kLong).status(),
+              StatusIs(absl::StatusCode::kInternal, "will not be made"));
+  EXPECT_THAT(cell->Confirmed().Wait(kLong),
+              StatusIs(absl::StatusCode::kInternal, "will not be made"));
+  EXPECT_THAT(Call(*cell, &BadCell::Get).status(),
+              StatusIs(absl::StatusCode::kInternal, "w0"));
+}
+
+TEST_F(Scenario, HandleThatIsSharedIsAReference) {
+  const auto handle = rpc::Make<Cell>(From(kA, kO), 10);
+  ASSERT_THAT(handle.status(), IsOk());
+  const RRef<Cell> cell = Share(ranks_[kA], *handle).value();
+  EXPECT_THAT(rpc::Call(From(kA, kB), Use, cell), IsOkAndHolds(11));
+}
+
+TEST_F(Scenario, CreationsRefuseTargetsThatMayNameAnotherIncarnation) {
+  const rpc::Target retried = From(kA, kO).WithRetry(rpc::RetryPolicy());
+  EXPECT_THAT(BeginMake<Cell>(retried, 1).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "WithRetry()"));
+  EXPECT_THAT(BeginMake<Cell>(From(kA, kO).Serialized(), 1).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "Serialized()"));
+  EXPECT_THAT(BeginMake<Cell>(ranks_[kA].To("nobody"), 1).status(),
+              StatusIs(absl::StatusCode::kNotFound, "nobody"));
 }
 
 TEST_F(Scenario, L_CreatorGivesUpBeforeItIsMade) {
@@ -543,6 +661,25 @@ TEST_F(Scenario, ForgedAndRepeatedForksAreRefused) {
   EXPECT_THAT(forger.Register(b, token),
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_EQ(Holders(kO), 1);
+}
+
+TEST_F(Scenario, CallThatWaitsForTheObjectOfAnotherCreatorIsRefused) {
+  const RRef<Cell> cell = MakeAt(kO, kA);
+  const rpc::Target o = From(kB, kO).WithAttachment(
+      References::kAwaitKind, [id = cell.id()](const rpc::CodecContext&) {
+        return References::AwaitObject(id);
+      });
+  EXPECT_THAT(rpc::Call(o, Double, 1).status(),
+              StatusIs(absl::StatusCode::kPermissionDenied, "w0"));
+  const rpc::ObjectId never{ranks_[kO].key(), ranks_[kB].key(), 12345};
+  const rpc::Target waits =
+      From(kB, kO, absl::Milliseconds(50))
+          .WithAttachment(References::kAwaitKind,
+                          [never](const rpc::CodecContext&) {
+                            return References::AwaitObject(never);
+                          });
+  EXPECT_THAT(rpc::Call(waits, Double, 1).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
 TEST_F(Scenario, FetchOfAFreedValueNamesWorkerAndObject) {

@@ -102,7 +102,9 @@ class World {
     for (const auto& books : books_) {
       if (books->is_closed()) continue;
       const References::Counts c = books->counts();
-      if (c.held + c.open_children + c.owned + c.waiting == 0) continue;
+      if (c.held + c.open_children + c.owned + c.waiting + c.creating == 0) {
+        continue;
+      }
       absl::StrAppend(&open, books->name(), " ", books->key().ToString(), ": ",
                       absl::StrJoin(books->ExplainLeaks(), "; "), "\n");
     }
@@ -217,9 +219,48 @@ class Program {
   }
 
   absl::Status Make() {
-    auto made = rref::Make<Cell>(Somebody(), 10);
-    Note("make", made.status());
-    if (made.ok()) cells_.push_back(*std::move(made));
+    switch (world_.random()() % 4) {
+      case 0: {  // shared afterwards
+        const auto handle = rpc::Make<Cell>(Somebody(), 10);
+        Note("make and share", handle.status());
+        if (!handle.ok()) return absl::OkStatus();
+        WEFT_ASSIGN_OR_RETURN(RRef<Cell> cell,
+                              Share(world_.agents()[self_], *handle));
+        cells_.push_back(std::move(cell));
+        return absl::OkStatus();
+      }
+      case 1: {
+        auto made = rref::Make<Cell>(Somebody(), 10);
+        Note("make", made.status());
+        if (made.ok()) cells_.push_back(*std::move(made));
+        return absl::OkStatus();
+      }
+      default:
+        return MakeAndUseAtOnce();
+    }
+  }
+
+  // Used, or passed on, or both, before the creating call has been answered;
+  // now and then dropped then, too.
+  absl::Status MakeAndUseAtOnce() {
+    auto begun = BeginMake<Cell>(Somebody(), 10);
+    if (!begun.ok()) {
+      Note("begin", begun.status());
+      return absl::OkStatus();
+    }
+    std::vector<Future<int64_t>> uses;
+    const uint64_t kind = world_.random()() % 4;
+    if (kind != 1) uses.push_back(CallAsync(*begun, &Cell::Add, 1));
+    if (kind != 0) uses.push_back(rpc::CallAsync(Somebody(), UseCell, *begun));
+    const Future<void> made = begun->Confirmed();
+    if (kind < 3) cells_.push_back(*begun);
+    begun = absl::CancelledError("dropped");
+    for (const Future<int64_t>& use : uses) {
+      Note("use at once", use.Wait(kMinute).status());
+    }
+    const absl::Status status = made.Wait(kMinute);
+    Note("begin", status);
+    if (!status.ok() && kind < 3) cells_.pop_back();
     return absl::OkStatus();
   }
 
@@ -279,7 +320,8 @@ TEST(SimulatedReferences, EightWorkersLeaveNothingUnderFaultsAndCrashes) {
   }
   EXPECT_THAT(totals.faults.CheckHits(), IsOk());
   for (const char* step :
-       {"make", "use", "pass", "keep", "pass on", "give", "pass and drop"}) {
+       {"make", "make and share", "begin", "use at once", "use", "pass", "keep",
+        "pass on", "give", "pass and drop"}) {
     EXPECT_GT(totals.ends[absl::StrCat(step, " OK")], 100) << step;
     EXPECT_GT(totals.steps[step] - totals.ends[absl::StrCat(step, " OK")], 0)
         << step << " never failed";
@@ -314,6 +356,29 @@ absl::Status UseEverything(World& world) {
   return world.AwaitEmpty(0);
 }
 
+// The same of an object that is used and passed on before it is made.
+absl::Status UseEverythingAtOnce(World& world) {
+  rpc::SimulatedAgents& agents = world.agents();
+  {
+    WEFT_ASSIGN_OR_RETURN(RRef<Cell> cell,
+                          BeginMake<Cell>(agents[0].To("w1"), 10));
+    const Future<int64_t> added = CallAsync(cell, &Cell::Add, 1);
+    const Future<int64_t> used =
+        rpc::CallAsync(agents[0].To("w2"), UseCell, cell);
+    const Future<void> kept =
+        rpc::CallAsync(agents[0].To("w3"), KeepCell, cell);
+    cell = RRef<Cell>();
+    WEFT_RETURN_IF_ERROR(added.Wait(kMinute).status());
+    WEFT_RETURN_IF_ERROR(used.Wait(kMinute).status());
+    WEFT_RETURN_IF_ERROR(kept.Wait(kMinute));
+    WEFT_ASSIGN_OR_RETURN(const RRef<Cell> back,
+                          rpc::Call(agents[0].To("w3"), GiveCell));
+    WEFT_ASSIGN_OR_RETURN(const int64_t value, Call(back, &Cell::Add, 1));
+    if (value != 13) return absl::InternalError(absl::StrCat(value));
+  }
+  return world.AwaitEmpty(0);
+}
+
 struct LostMessage {
   const char* kind;
   std::string function;
@@ -341,7 +406,7 @@ TEST_P(SimulatedLoss, Q_LostMessageChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(
     Messages, SimulatedLoss,
     ::testing::Values(
-        LostMessage{"request", "weft::rref::internal::AdoptObject", 2},
+        LostMessage{"request", rpc::internal::ConstructorName<Cell>(), 2},
         LostMessage{"request", "weft::rref::internal::RegisterFork", 2},
         LostMessage{"request", "weft::rref::internal::DeleteForks", 2},
         LostMessage{"request", rpc::internal::NameOf<&KeepCell>(), 2},
@@ -350,6 +415,24 @@ INSTANTIATE_TEST_SUITE_P(
         LostMessage{"reply", "", 1}, LostMessage{"reply", "", 5},
         LostMessage{"reply", "", 10}, LostMessage{"ack", "", 5}),
     [](const auto& info) { return absl::StrCat(info.index); });
+
+// The creation comes after who was told of the object has asked for it, so that
+// the owner asks its creator; that message, and its reply, are lost too.
+TEST(SimulatedReferences, J_RegistrationOvertakesACreationThatIsLost) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    World world(
+        seed, Quiet({sim::FaultPlan::Rule::Drop(
+                         "request", rpc::internal::ConstructorName<Cell>(), 3),
+                     sim::FaultPlan::Rule::Drop(
+                         "request", "weft::rref::internal::AskCreator", 1)}));
+    EXPECT_THAT(
+        world.agents().Run(1, [&](int) { return UseEverythingAtOnce(world); }),
+        Each(IsOk()))
+        << world.agents().faults().Replay();
+    EXPECT_THAT(world.agents().faults().CheckHits(), IsOk());
+  }
+  EXPECT_EQ(live, 0);
+}
 
 TEST(SimulatedReferences, AD_OwnerRestartsUnderItsName) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {

@@ -29,7 +29,7 @@ struct Walk {
 };
 
 // Breadth first, so that a violation comes with a shortest way to it.
-Walk Explore(const RefWorldOptions& options, int64_t max_states = 400000) {
+Walk Explore(const RefWorldOptions& options, int64_t max_states = 4000000) {
   struct Node {
     RefWorld world;
     std::vector<std::string> path;
@@ -133,6 +133,8 @@ TEST(RefExploration, FindsEachPlantedFault) {
       {Fault::kSettlementLost, SharesAndFetches(), "still holds"},
       {Fault::kUseNotCounted, SharesAndFetches(), "after its reference"},
       {Fault::kFailedCreationUnknown, Failures(), "still h"},
+      {Fault::kEarlyDeleteLost, SharesAndFetches(), "still h"},
+      {Fault::kCreatorNotAsked, RefusalsAndGiveUps(), "still h"},
   };
   for (const auto& plant : plants) {
     RefWorldOptions options = plant.options;
@@ -183,6 +185,7 @@ TEST(RefSimulation, EightAgentsHoldForTwoThousandSeeds) {
   for (const char* name :
        {"crash", "gone", "give_up", "refused token", "refused create",
         "delivered cancel create", "delivered fork request", "delivered delete",
+        "delivered fenced", "delivered ask creator", "delivered answer owner",
         "delivered fetched", "action free", "action answer"}) {
     EXPECT_GT(counts[name], 0) << name;
   }
@@ -193,7 +196,8 @@ TEST(RefSimulation, FindsEachPlantedFaultWithinTheSeeds) {
        {Fault::kCreationNotFenced, Fault::kRepeatedRequest,
         Fault::kRefusalNotReported, Fault::kParentNotKept,
         Fault::kSameIncarnation, Fault::kSettlementLost, Fault::kUseNotCounted,
-        Fault::kFailedCreationUnknown}) {
+        Fault::kFailedCreationUnknown, Fault::kEarlyDeleteLost,
+        Fault::kCreatorNotAsked}) {
     std::map<std::string, int64_t> counts;
     bool found = false;
     for (uint64_t seed = 1; seed <= 2000 && !found; ++seed) {

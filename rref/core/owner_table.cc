@@ -11,17 +11,27 @@ void OwnerTable::OnEvent(const Event& event, std::vector<Action>* actions) {
   std::visit([&](const auto& e) { On(e, actions); }, event);
 }
 
+void OwnerTable::On(const Expected& event, std::vector<Action>*) {
+  expected_[event.token.object].fork = event.token.fork;
+}
+
 void OwnerTable::On(const Made& event, std::vector<Action>* actions) {
   const ObjectId& id = event.token.object;
+  const auto expected = expected_.find(id);
+  const bool was_deleted =
+      expected != expected_.end() && expected->second.was_deleted;
+  if (expected != expected_.end()) expected_.erase(expected);
   Object& object = objects_[id];
   object.secret = event.token.secret;
   AddFork(&object, event.token.fork, id.creator);
   for (const ForkRequested& request : TakeWaiting(id)) {
     AnswerRequest(request, actions);
   }
+  if (was_deleted) RemoveFork(id, event.token.fork, actions);
 }
 
 void OwnerTable::On(const NotMade& event, std::vector<Action>* actions) {
+  expected_.erase(event.object);
   for (const ForkRequested& request : TakeWaiting(event.object)) {
     actions->push_back(Answer{request.from, event.object, request.token.fork,
                               absl::NotFoundError(absl::StrCat(
@@ -31,7 +41,8 @@ void OwnerTable::On(const NotMade& event, std::vector<Action>* actions) {
 }
 
 void OwnerTable::On(const ForkRequested& event, std::vector<Action>* actions) {
-  if (objects_.count(event.token.object) == 0 && event.may_come) {
+  const bool may_come = event.may_come || Expects(event.token.object);
+  if (objects_.count(event.token.object) == 0 && may_come) {
     waiting_[event.token.object].push_back(event);
     return;
   }
@@ -76,6 +87,12 @@ absl::Status OwnerTable::Register(const ForkRequested& request) {
 
 void OwnerTable::On(const DeleteRequested& event,
                     std::vector<Action>* actions) {
+  if (Expects(event.object, event.fork) && event.from == event.object.creator) {
+    expected_[event.object].was_deleted = true;
+    actions->push_back(
+        Answer{event.from, event.object, event.fork, absl::OkStatus()});
+    return;
+  }
   absl::Status status = CheckDelete(event);
   const bool remove = status.ok();
   actions->push_back(
@@ -167,6 +184,15 @@ bool OwnerTable::Contains(const ObjectId& object) const {
   return objects_.count(object) > 0;
 }
 
+bool OwnerTable::Expects(const ObjectId& object) const {
+  return expected_.count(object) > 0;
+}
+
+bool OwnerTable::Expects(const ObjectId& object, const ForkId& fork) const {
+  const auto it = expected_.find(object);
+  return it != expected_.end() && it->second.fork == fork;
+}
+
 bool OwnerTable::Holds(const ObjectId& object, const ForkId& fork,
                        WorkerKey holder) const {
   const auto it = objects_.find(object);
@@ -189,6 +215,10 @@ std::string OwnerTable::Fingerprint() const {
       absl::StrAppend(&text, fork.ToString(), ">", holder.ToString(), ",");
     }
     absl::StrAppend(&text, "}");
+  }
+  for (const auto& [id, expected] : expected_) {
+    absl::StrAppend(&text, "+", id.ToString(), expected.fork.ToString(),
+                    expected.was_deleted);
   }
   for (const auto& [id, requests] : waiting_) {
     absl::StrAppend(&text, "?", id.ToString());

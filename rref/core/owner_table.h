@@ -5,7 +5,8 @@
 //   F1  An object is freed when its last fork ends, and not before.
 //   F2  A fork ends when its holder deletes it, when the message that carried
 //       it was refused, or with the incarnation of its holder.
-//   F3  A request about an object that is still being made waits for it.
+//   F3  A request about an object that is still being made waits for it, also
+//       if it comes before the call that makes the object.
 //   F4  Only the holder of a fork deletes it; only who knows the object's
 //       secret registers one; a holder has at most `max_forks_per_holder`.
 //
@@ -33,6 +34,12 @@ namespace weft::rref {
 class OwnerTable {
  public:
   // ---- Events.
+  // The call that makes token.object has come; it ends with Made or NotMade.
+  // Its creator may hear of its end, and delete token.fork, before this table
+  // does: then the fork ends as soon as it is made.
+  struct Expected {
+    Token token;
+  };
   // The call of token.object has made it; its creator holds token.fork.
   struct Made {
     Token token;
@@ -42,8 +49,8 @@ class OwnerTable {
     ObjectId object;
     absl::Status why;
   };
-  // `from` asks to hold token.fork. `may_come`: the creating call has not
-  // ended, so that the object may still appear.
+  // `from` asks to hold token.fork. `may_come`: as far as is known the creating
+  // call may still come, so that the request waits for Made or NotMade.
   struct ForkRequested {
     WorkerKey from;
     Token token;
@@ -68,8 +75,8 @@ class OwnerTable {
   struct PeerGone {
     WorkerKey peer;
   };
-  using Event = std::variant<Made, NotMade, ForkRequested, DeleteRequested,
-                             Shared, ShareFailed, PeerGone>;
+  using Event = std::variant<Expected, Made, NotMade, ForkRequested,
+                             DeleteRequested, Shared, ShareFailed, PeerGone>;
 
   // ---- Actions.
   // Answers ForkRequested or DeleteRequested of `to`: OK; kNotFound, the object
@@ -93,9 +100,13 @@ class OwnerTable {
   void OnEvent(const Event& event, std::vector<Action>* actions);
 
   bool Contains(const ObjectId& object) const;  // it was made and is not freed
+  bool Expects(const ObjectId& object) const;   // its creating call runs
+  // Whether `fork` is what the creator of an object that is expected will hold.
+  bool Expects(const ObjectId& object, const ForkId& fork) const;
   bool Holds(const ObjectId& object, const ForkId& fork,
              WorkerKey holder) const;
   size_t objects() const { return objects_.size(); }
+  size_t expected() const { return expected_.size(); }
   size_t waiting_requests() const;
   template <typename Fn>  // fn(const ObjectId&, const ForkId&, WorkerKey
                           // holder)
@@ -109,11 +120,16 @@ class OwnerTable {
   std::string Fingerprint() const;
 
  private:
+  struct Expectation {
+    ForkId fork;               // the creator's
+    bool was_deleted = false;  // by the creator, before the object was made
+  };
   struct Object {
     uint64_t secret = 0;
     std::map<ForkId, WorkerKey> forks;  // the holder of each
   };
 
+  void On(const Expected& event, std::vector<Action>* actions);
   void On(const Made& event, std::vector<Action>* actions);
   void On(const NotMade& event, std::vector<Action>* actions);
   void On(const ForkRequested& event, std::vector<Action>* actions);
@@ -134,6 +150,7 @@ class OwnerTable {
 
   int64_t max_forks_per_holder_;
   std::map<ObjectId, Object> objects_;
+  std::map<ObjectId, Expectation> expected_;
   std::map<WorkerKey, int64_t> forks_of_;  // how many each holder has
   // About objects that are not made yet.
   std::map<ObjectId, std::vector<ForkRequested>> waiting_;

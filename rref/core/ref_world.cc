@@ -16,10 +16,10 @@ namespace weft::rref {
 namespace {
 
 constexpr uint64_t kSecret = 7;
-const char* const kKindNames[] = {"create",      "created", "cancel create",
-                                  "token",       "settled", "fork request",
-                                  "fork answer", "delete",  "delete answer",
-                                  "fetch",       "fetched"};
+const char* const kKindNames[] = {
+    "create",        "created", "cancel create", "fenced",      "create end",
+    "token",         "settled", "fork request",  "fork answer", "delete",
+    "delete answer", "fetch",   "fetched",       "ask creator", "answer owner"};
 
 WorkerKey KeyOf(int agent, uint32_t life) {
   return {static_cast<uint32_t>(agent), rendezvous::MakeEpoch(0, life)};
@@ -289,15 +289,25 @@ void RefWorld::OnReady(int agent, const UserTable::Ready& ready) {
 // ------------------------------------------------------------ the network
 
 bool RefWorld::MayCome(const ObjectId& object) const {
+  if (agents_[0].owner.Expects(object)) return true;
   const auto it = creations_.find(object);
   if (it == creations_.end() || it->second != Creation::kSent) return false;
-  const int creator = IndexOf(object.creator);
-  return creator >= 0 && agents_[0].knows_gone.count(creator) == 0;
+  return !KnowsGone(0, object.creator);
+}
+
+bool RefWorld::KnowsGone(int agent, WorkerKey key) const {
+  const int index = IndexOf(key);
+  return index < 0 || agents_[agent].knows_gone.count(index) > 0;
 }
 
 bool RefWorld::CanDeliver(const Message& message) const {
-  // The owner lets a fetch wait until the object is there.
-  return message.kind != Kind::kFetch || !MayCome(message.token.object);
+  // The owner lets a fetch wait until the object is there, and a creator is
+  // asked of a call that is open until it has ended.
+  if (message.kind == Kind::kFetch) return !MayCome(message.token.object);
+  if (message.kind == Kind::kAskCreator) {
+    return ended_.count(message.token.object) > 0;
+  }
+  return true;
 }
 
 void RefWorld::Deliver(size_t index, bool accept) {
@@ -305,14 +315,27 @@ void RefWorld::Deliver(size_t index, bool accept) {
   network_.erase(network_.begin() + index);
   const std::string kind = kKindNames[static_cast<int>(message.kind)];
   ++counts_[absl::StrCat(accept ? "delivered " : "refused ", kind)];
-  const WorkerKey from = agents_[message.from].key;
   const Token& token = message.token;
   switch (message.kind) {
     case Kind::kCreate:
       if (!accept) --options_.failures;
       return DeliverCreate(message, accept);
+    case Kind::kCreateEnd:
+      return DeliverCreateEnd(message);
+    case Kind::kFenced:
+      return DeliverFenced(message);
+    case Kind::kAskCreator:
+      return Send({Kind::kAnswerOwner, message.to, 0, token});
+    case Kind::kAnswerOwner:
+      if (agents_[0].owner.Contains(token.object) ||
+          agents_[0].owner.Expects(token.object)) {
+        return;
+      }
+      return Tell(0, OwnerTable::NotMade{token.object,
+                                         absl::NotFoundError("never came")});
     case Kind::kCreated:
       if (given_up_.count(token.object) > 0) return;
+      ended_.insert(token.object);
       return Tell(message.to,
                   UserTable::Created{
                       token.fork, message.ok ? absl::OkStatus()
@@ -325,8 +348,7 @@ void RefWorld::Deliver(size_t index, bool accept) {
     case Kind::kSettled:
       return DeliverSettled(message);
     case Kind::kForkRequest:
-      return Tell(
-          0, OwnerTable::ForkRequested{from, token, MayCome(token.object)});
+      return DeliverForkRequest(message);
     case Kind::kForkAnswer:
       Tell(message.to, UserTable::Registered{
                            token.fork, message.ok ? absl::OkStatus()
@@ -337,11 +359,7 @@ void RefWorld::Deliver(size_t index, bool accept) {
       }
       return;
     case Kind::kDelete:
-      if (!agents_[0].owner.Holds(token.object, token.fork, from)) {
-        Fail(absl::StrCat(token.fork.ToString(), " is deleted twice"));
-      }
-      Tell(0, OwnerTable::DeleteRequested{from, token.object, token.fork});
-      return Send({Kind::kDeleteAnswer, 0, message.from, token});
+      return DeliverDelete(message);
     case Kind::kDeleteAnswer:
       return Tell(message.to, UserTable::Deleted{token.fork});
     case Kind::kFetch:
@@ -352,29 +370,70 @@ void RefWorld::Deliver(size_t index, bool accept) {
   }
 }
 
+// The function runs; its reply leaves before the owner's table hears of its
+// end.
 void RefWorld::DeliverCreate(const Message& message, bool succeeds) {
   const Token& token = message.token;
   if (creations_[token.object] == Creation::kNever) return;  // fenced
-  creations_[token.object] = Creation::kRan;
-  if (succeeds) {
-    Tell(0, OwnerTable::Made{token});
-  } else if (options_.fault != Fault::kFailedCreationUnknown) {
-    Tell(0, OwnerTable::NotMade{token.object, absl::InternalError("throws")});
-  }
+  creations_[token.object] = Creation::kRunning;
+  Tell(0, OwnerTable::Expected{token});
+  Send({Kind::kCreateEnd, 0, 0, token, succeeds});
   Send({Kind::kCreated, 0, message.from, token, succeeds});
 }
 
-// The creator has given the call up: it never runs, or what it left is
-// released.
+void RefWorld::DeliverCreateEnd(const Message& message) {
+  const Token& token = message.token;
+  creations_[token.object] = Creation::kRan;
+  // What its creator holds ends with it.
+  if (message.ok && !KnowsGone(0, token.object.creator)) {
+    return Tell(0, OwnerTable::Made{token});
+  }
+  if (options_.fault == Fault::kFailedCreationUnknown) return;
+  Tell(0, OwnerTable::NotMade{token.object, absl::InternalError("throws")});
+}
+
+// The creator has given the call up, and learns whether it had come.
 void RefWorld::DeliverCancel(const Message& message) {
   const Token& token = message.token;
+  const bool had_come = creations_[token.object] != Creation::kSent;
+  if (!had_come) creations_[token.object] = Creation::kNever;
+  Send({Kind::kFenced, 0, message.from, token, had_come});
+}
+
+// What it may have made is deleted.
+void RefWorld::DeliverFenced(const Message& message) {
+  ended_.insert(message.token.object);
+  if (message.ok) Send({Kind::kDelete, message.to, 0, message.token});
+}
+
+void RefWorld::DeliverForkRequest(const Message& message) {
+  const Token& token = message.token;
+  Tell(0, OwnerTable::ForkRequested{agents_[message.from].key, token, true});
+  if (agents_[0].owner.Contains(token.object) ||
+      agents_[0].owner.Expects(token.object)) {
+    return;
+  }
+  if (KnowsGone(0, token.object.creator)) {
+    return Tell(
+        0, OwnerTable::NotMade{token.object, absl::UnavailableError("gone")});
+  }
+  if (options_.fault == Fault::kCreatorNotAsked) return;
+  Send({Kind::kAskCreator, 0, IndexOf(token.object.creator), token});
+}
+
+void RefWorld::DeliverDelete(const Message& message) {
+  const Token& token = message.token;
   const WorkerKey from = agents_[message.from].key;
-  if (creations_[token.object] == Creation::kSent) {
-    creations_[token.object] = Creation::kNever;
-    Tell(0, OwnerTable::NotMade{token.object, absl::CancelledError("gave up")});
-  } else if (agents_[0].owner.Holds(token.object, token.fork, from)) {
+  const bool expected = agents_[0].owner.Expects(token.object, token.fork);
+  // Of a creation that was given up, nothing may be left.
+  if (!expected && given_up_.count(token.object) == 0 &&
+      !agents_[0].owner.Holds(token.object, token.fork, from)) {
+    Fail(absl::StrCat(token.fork.ToString(), " is deleted twice"));
+  }
+  if (!expected || options_.fault != Fault::kEarlyDeleteLost) {
     Tell(0, OwnerTable::DeleteRequested{from, token.object, token.fork});
   }
+  Send({Kind::kDeleteAnswer, 0, message.from, token});
 }
 
 void RefWorld::DeliverToken(const Message& message, bool accept) {
@@ -487,7 +546,8 @@ void RefWorld::CheckFork(int agent, const Token& token,
                          UserTable::State state) {
   const OwnerTable& owner = agents_[0].owner;
   if (state == UserTable::State::kConfirmed &&
-      !owner.Holds(token.object, token.fork, agents_[agent].key)) {
+      !owner.Holds(token.object, token.fork, agents_[agent].key) &&
+      !owner.Expects(token.object, token.fork)) {
     Fail(absl::StrCat("agent ", agent, " holds ", token.fork.ToString(),
                       ", which the owner does not know"));
   }
@@ -552,7 +612,8 @@ void RefWorld::CheckEmpty() {
       Fail(
           absl::StrCat("agent ", i, " still holds ", agent.user.Fingerprint()));
     }
-    if (agent.owner.objects() > 0 || agent.owner.waiting_requests() > 0) {
+    if (agent.owner.objects() > 0 || agent.owner.waiting_requests() > 0 ||
+        agent.owner.expected() > 0) {
       Fail(absl::StrCat("the owner still has ", agent.owner.Fingerprint()));
     }
   }
@@ -597,7 +658,7 @@ std::string RefWorld::Fingerprint() const {
   }
   for (const auto& [id, state] : creations_) {
     absl::StrAppend(&text, id.ToString(), static_cast<int>(state),
-                    given_up_.count(id));
+                    given_up_.count(id), ended_.count(id));
   }
   absl::StrAppend(&text, options_.shares, options_.fetches, options_.refusals,
                   options_.failures, options_.give_ups, options_.crashes,

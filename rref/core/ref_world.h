@@ -2,9 +2,10 @@
 // one step at a time. The exploration and the random simulation both walk it.
 //
 // Agent 0 owns all objects. Calls are modelled by what rpc promises: a message
-// is delivered once while both incarnations live, in any order; a creating call
-// that its creator gives up is either never run, or its object is released; a
-// message with a token is read or refused, and its sender learns which.
+// is delivered once while both incarnations live, in any order; who gives a
+// creating call up learns whether it came to its callee; a message with a token
+// is read or refused, and its sender learns which. A creation is used and
+// passed on as soon as its call has left, before it has come.
 
 #ifndef WEFT_RREF_CORE_REF_WORLD_H_
 #define WEFT_RREF_CORE_REF_WORLD_H_
@@ -33,6 +34,8 @@ enum class Fault {
   kSettlementLost,         // f: nobody hears that a child is confirmed
   kUseNotCounted,          // g: a request keeps no handle
   kFailedCreationUnknown,  // h: the owner's table is not told of a failure
+  kEarlyDeleteLost,        // k: a delete is lost if it comes before Made
+  kCreatorNotAsked,        // l: who waits for an unknown object waits on
 };
 
 struct RefWorldOptions {
@@ -77,6 +80,8 @@ class RefWorld {
     kCreate,
     kCreated,
     kCancelCreate,
+    kFenced,     // the answer to kCancelCreate: whether the call had come
+    kCreateEnd,  // of the creating call, at the owner
     kToken,
     kSettled,
     kForkRequest,
@@ -85,6 +90,8 @@ class RefWorld {
     kDeleteAnswer,
     kFetch,
     kFetched,
+    kAskCreator,  // whether its creating call may still come
+    kAnswerOwner,
   };
   struct Message {
     Kind kind;
@@ -103,7 +110,7 @@ class RefWorld {
     OwnerTable owner{100};
     UserTable user;
   };
-  enum class Creation { kSent, kRan, kNever };
+  enum class Creation { kSent, kRunning, kRan, kNever };
 
   void Tell(int agent, const OwnerTable::Event& event);
   void Tell(int agent, const UserTable::Event& event);
@@ -115,7 +122,11 @@ class RefWorld {
   void GiveUp(int creator, const ObjectId& object);
   void Deliver(size_t index, bool accept);
   void DeliverCreate(const Message& message, bool succeeds);
+  void DeliverCreateEnd(const Message& message);
   void DeliverCancel(const Message& message);
+  void DeliverFenced(const Message& message);
+  void DeliverForkRequest(const Message& message);
+  void DeliverDelete(const Message& message);
   void DeliverToken(const Message& message, bool accept);
   void DeliverSettled(const Message& message);
   void DeliverFetch(const Message& message);
@@ -126,6 +137,7 @@ class RefWorld {
   void AddHandleMoves(int agent, std::vector<std::string>* moves) const;
   bool CanDeliver(const Message& message) const;
   bool MayCome(const ObjectId& object) const;
+  bool KnowsGone(int agent, WorkerKey key) const;
   const Token* TokenOf(int agent, const ForkId& fork) const;
   int IndexOf(WorkerKey key) const;
   void Check();
@@ -139,6 +151,7 @@ class RefWorld {
   std::map<ObjectId, Creation> creations_;
   std::map<ObjectId, ForkId> roots_;  // the creator's fork of each object
   std::set<ObjectId> given_up_;
+  std::set<ObjectId> ended_;  // whose creators know how their calls have ended
   // Tokens that were sent and have not settled: who sent them, and whether the
   // owner had counted them.
   struct OpenShare {
