@@ -288,7 +288,8 @@ void Contexts::Release(ContextId id) {
   if (context == nullptr) return;
   for (const WorkerKey peer : context->Close()) {
     if (peer == self_) continue;
-    (void)CallUntilAnswered(peer, internal::ReleaseContext, id);
+    CallUntilAnswered(
+        peer, internal::ReleaseContext, [](const absl::Status&) {}, id);
   }
 }
 
@@ -358,11 +359,13 @@ void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
 }
 
 void Contexts::AskCreator(ContextId id) {
-  CallUntilAnswered(id.creator, internal::JoinContext, id)
-      .OnReady([weak = weak_from_this(), id](const absl::Status& joined) {
+  CallUntilAnswered(
+      id.creator, internal::JoinContext,
+      [weak = weak_from_this(), id](const absl::Status& joined) {
         const std::shared_ptr<Contexts> all = weak.lock();
         if (all != nullptr && !joined.ok()) all->Release(id);
-      });
+      },
+      id);
 }
 
 absl::Status Contexts::AddPeer(ContextId context, WorkerKey peer) {

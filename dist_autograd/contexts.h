@@ -178,9 +178,10 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   // Nothing of the agent is used from now on. Waits for what uses it.
   void AgentEnds() ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Calls `function` at `to` until it answers or is gone.
-  template <typename F, typename... A>
-  auto CallUntilAnswered(WorkerKey to, F function, const A&... arguments);
+  // Calls `function` at `to` until it answers or is gone; then `done(result)`.
+  template <typename F, typename Done, typename... A>
+  void CallUntilAnswered(WorkerKey to, F function, Done done,
+                         const A&... arguments);
   // Calls `function` at `to`, with the deadline `timeout`.
   template <typename F, typename... A>
   auto CallOnce(WorkerKey to, absl::Duration timeout, F function,

@@ -46,7 +46,7 @@ Future<uint64_t> Participation::Prepare(const PassRequest& request,
       std::make_unique<Decision>(contexts_->self_, pass_.root, participants_);
   done_.emplace();
   Future<uint64_t> done = done_->future();
-  if (absl::Status begun = Begin(request.live, roots); !begun.ok()) {
+  if (absl::Status begun = BeginPass(request.live, roots); !begun.ok()) {
     Fail(begun);
   } else {
     RunReady();
@@ -54,8 +54,8 @@ Future<uint64_t> Participation::Prepare(const PassRequest& request,
   return done;
 }
 
-absl::Status Participation::Begin(const MessageIntervals& live,
-                                  const std::vector<Root>& roots) {
+absl::Status Participation::BeginPass(const MessageIntervals& live,
+                                      const std::vector<Root>& roots) {
   GraphTask::Options options;
   options.retain_graph = retain_;
   // So that a pass that is aborted can be begun again.
@@ -300,16 +300,17 @@ void Participation::Do(const Decision::Action& action) {
 }
 
 void Participation::Ask(WorkerKey peer) {
-  contexts_
-      ->CallUntilAnswered(peer, internal::AskOutcome, context_->id(), pass_)
-      .OnReady([self = shared_from_this(), peer](const Result<int64_t>& state) {
+  contexts_->CallUntilAnswered(
+      peer, internal::AskOutcome,
+      [self = shared_from_this(), peer](const Result<int64_t>& state) {
         self->Post([peer, state](Participation& part) {
           // Without an answer the peer, or its part of the context, is gone.
           if (!state.ok()) return part.Tell(Decision::PeerGone{peer});
           part.Tell(
               Decision::Answered{peer, static_cast<Decision::State>(*state)});
         });
-      });
+      },
+      context_->id(), pass_);
 }
 
 void Participation::Apply(const absl::Status& outcome) {

@@ -81,8 +81,8 @@ class Participation final : public PassStore,
   };
   using Place = std::pair<const Node*, uint32_t>;
 
-  absl::Status Begin(const MessageIntervals& live,
-                     const std::vector<Root>& roots);
+  absl::Status BeginPass(const MessageIntervals& live,
+                         const std::vector<Root>& roots);
   MessageIntervals Resolve(const MessageIntervals& live) const;
   absl::Status ExpectAll(const MessageIntervals& live,
                          const std::vector<Root>& roots);

@@ -13,6 +13,8 @@ namespace {
 
 // How long participants have to say what they wait for.
 constexpr absl::Duration kReportTimeout = absl::Seconds(2);
+// After it the outcome is sent again.
+constexpr absl::Duration kOutcomeTimeout = absl::Seconds(10);
 
 }  // namespace
 
@@ -214,20 +216,19 @@ void RootPass::SendOutcome(WorkerKey to, const absl::Status& outcome) {
   const auto code = static_cast<int64_t>(outcome.code());
   const std::string message(outcome.message());
   contexts_
-      ->CallOnce(to, absl::InfiniteDuration(), internal::TakeOutcome,
-                 context_->id(), pass_, code, message)
+      ->CallOnce(to, kOutcomeTimeout, internal::TakeOutcome, context_->id(),
+                 pass_, code, message)
       .OnReady([self = shared_from_this(), to, code, message,
                 settle](const absl::Status& applied) {
-        // The session was given up, perhaps while the peer lives: it must not
-        // wait for the outcome for ever.
-        if (applied.code() != absl::StatusCode::kUnavailable) {
+        // The session was given up, or is silent, perhaps while the peer lives:
+        // it must not wait for the outcome for ever.
+        if (!absl::IsUnavailable(applied) &&
+            !absl::IsDeadlineExceeded(applied)) {
           return settle(applied);
         }
-        self->contexts_
-            ->CallUntilAnswered(to, internal::RepeatOutcome,
-                                self->context_->id(), self->pass_, code,
-                                message)
-            .OnReady(settle);
+        self->contexts_->CallUntilAnswered(to, internal::RepeatOutcome, settle,
+                                           self->context_->id(), self->pass_,
+                                           code, message);
       });
 }
 
