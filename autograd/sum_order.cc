@@ -55,7 +55,7 @@ void SumOrder::Number(const GraphTask& task) {
     std::pop_heap(ready.begin(), ready.end());
     const uint32_t source = ~static_cast<uint32_t>(ready.back());
     ready.pop_back();
-    uint32_t* number = &numbers_[first_edge_[source]];
+    uint32_t* number = numbers_.data() + first_edge_[source];
     for (const Edge& edge : task.places_[source].node->edges()) {
       if (edge.node) {
         const uint32_t place = task.PlaceOf(*edge.node);

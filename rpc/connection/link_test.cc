@@ -888,6 +888,8 @@ class Replier final : public LinkOwner {
 class LinkBurst : public ::testing::Test {
  protected:
   LinkBurst() { link_->Attach(connection_); }
+  // What waits for the end of a burst holds the link, and so the connection.
+  ~LinkBurst() override { connection_->after = nullptr; }
   void Receive() {
     BatchWriter batch;
     batch.Add(*RequestOf(++id_, 1), Instant(), /*body_follows=*/false);
@@ -927,6 +929,18 @@ TEST_F(LinkBurst, AfterAWaitForNothingRepliesLeaveAtOnceForAWhile) {
   EXPECT_EQ(connection_->asked, 1);
   Receive();
   EXPECT_EQ(connection_->asked, 2);
+}
+
+TEST_F(LinkBurst, ConnectionWithoutBurstsIsAskedSeldom) {
+  connection_->in_burst = false;
+  const int messages = Link::kMessagesWithoutBurst + 170;
+  for (int i = 0; i < messages; ++i) Receive();
+  EXPECT_EQ(connection_->written, messages);
+  EXPECT_GE(connection_->asked, Link::kMessagesWithoutBurst);
+  EXPECT_LE(connection_->asked, Link::kMessagesWithoutBurst + 11);
+  connection_->in_burst = true;
+  for (int i = 0; i <= Link::kAloneAfterBurst; ++i) Receive();
+  EXPECT_TRUE(connection_->after != nullptr);
 }
 
 TEST_F(LinkBurst, LinkThatEndsAfterWritingWritesTheBurstFirst) {
