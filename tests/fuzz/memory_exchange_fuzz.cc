@@ -139,11 +139,22 @@ void TakeAll(transport::MemoryExchange& exchange) {
   }
 }
 
+// As a process group does: all of it, of the size that it expects.
+void MapWhole(const Descriptors& d, uint8_t chosen) {
+  const int fds[] = {d.rings.fd(), d.small.fd(), d.unsealed, d.event_fd,
+                     d.null};
+  const int64_t sizes[] = {4096, kBytes, 0, -1, kBytes + 1};
+  const int64_t size = sizes[chosen / 5 % 5];
+  const auto segment = memory::Segment::FromFd(dup(fds[chosen % 5]), size);
+  Hold(!segment.ok() || segment->size_bytes() == size);
+}
+
 void Run(absl::string_view input) {
   static Sender sender;
   static const Descriptors descriptors;
   static const std::vector<std::vector<int>> sets = Sets(descriptors);
   const int lowest_free = LowestFree();
+  if (!input.empty()) MapWhole(descriptors, static_cast<uint8_t>(input[0]));
   {
     const auto exchange =
         std::make_shared<transport::MemoryExchange>(telemetry::Silent(), 1, "");
