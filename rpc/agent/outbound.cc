@@ -556,9 +556,10 @@ void Outbound::GiveUp(Instant since) {
         Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
     due = TakeDue();
-    // Libraries wait to hear what has become of their attachments, for as long
-    // as membership says that the peer lives.
-    if (session_.awaits_outcomes()) {
+    // The callee must hear of calls that were given up, for as long as
+    // membership says that it lives: at either end libraries wait to hear what
+    // has become of their attachments, and only it knows those of its replies.
+    if (session_.awaits_answers()) {
       connecting_ = true;
       pause_ = kLongestPause;
       again = failing_since_ = clock_.Now();
