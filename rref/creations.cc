@@ -164,7 +164,7 @@ std::shared_ptr<Reference> References::BeginCreation(
     open.object = object;
     creation_of_[object] = fork;
     const Token token{object, fork, open.secret};
-    ready_[fork];
+    ready_.try_emplace(fork, driver_);
     Tasks none;
     Tell(UserTable::Creating{token}, &none);
     reference = MakeReference(token);

@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "weft/base/status_macros.h"
+#include "weft/rpc/agent_parts.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/worker_codec.h"
@@ -233,6 +234,7 @@ References::References(rpc::Agent& agent, const ReferencesOptions& options)
     : agent_(agent),
       key_(agent.key()),
       name_(agent.name()),
+      driver_(rpc::internal::PartsOf(agent).driver()),
       owner_(options.max_forks_per_holder) {}
 
 absl::StatusOr<std::shared_ptr<References>> References::Open(
@@ -409,7 +411,7 @@ std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
     token.fork = NewFork();
     token.secret = (uint64_t{random_()} << 32) | random_();
     Tasks none;
-    ready_[token.fork];
+    ready_.try_emplace(token.fork, driver_);
     Tell(UserTable::Creating{token}, &none);
     reference = MakeReference(token);
   }
@@ -546,7 +548,7 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::Take(
       }
     }
     for (const auto& [token, counted] : tokens) {
-      ready_[token.fork];
+      ready_.try_emplace(token.fork, driver_);
       references.push_back(MakeReference(token));
       const bool registered = counted && token.object.owner == context.peer;
       Tell(UserTable::Received{token, registered}, &tasks);

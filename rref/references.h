@@ -317,6 +317,7 @@ class References final : public std::enable_shared_from_this<References> {
   rpc::Agent& agent_;
   const rpc::WorkerKey key_;
   const std::string name_;
+  Driver& driver_;  // of the Futures that users wait for
   rpc::Agent::PeerGoneRegistration peer_gone_;
   std::atomic<bool> is_closed_{false};  // written under mu_
   mutable Mutex mu_;
