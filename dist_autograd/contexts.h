@@ -36,6 +36,7 @@
 #include "weft/dist_autograd/receive_node.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/attachment.h"
+#include "weft/telemetry/field.h"
 
 namespace weft::dist_autograd {
 
@@ -113,6 +114,12 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
     int64_t passes = 0;  // that have not ended here
   };
   Counts counts() const ABSL_LOCKS_EXCLUDED(mu_);
+  // A line for each pass that has not ended here: since when it is open, who
+  // takes part, and the messages that are waited for. Waits 250 ms at most for
+  // passes that compute.
+  std::vector<std::string> ExplainPasses() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Both, for a status page.
+  telemetry::Fields Describe() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // ---- For Scope.
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "weft/base/error.h"
 #include "weft/base/status_macros.h"
 #include "weft/dist_autograd/contexts_calls.h"
@@ -261,6 +262,22 @@ std::vector<std::string> Participation::AwaitedMessages() const {
         part_.in_flight(), " gradient messages that were sent, to be taken"));
   }
   return awaited;
+}
+
+std::string Participation::Describe() const {
+  std::vector<std::string> others;
+  for (const WorkerKey worker : participants_) {
+    if (worker != contexts_->self_) others.push_back(contexts_->NameOf(worker));
+  }
+  const std::vector<std::string> awaited = AwaitedMessages();
+  const absl::Duration age =
+      absl::Trunc(SteadyClock().Now() - began_, absl::Milliseconds(1));
+  return absl::StrCat(
+      others.empty() ? "" : " with ", absl::StrJoin(others, ", "),
+      ", open for ", absl::FormatDuration(age), ", ",
+      awaited.empty()
+          ? std::string("done here, waits for the outcome")
+          : absl::StrCat("waits for ", absl::StrJoin(awaited, "; ")));
 }
 
 void Participation::Abandon(const absl::Status& why) {

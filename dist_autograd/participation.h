@@ -20,6 +20,7 @@
 #include "absl/types/span.h"
 #include "weft/autograd/graph_task.h"
 #include "weft/autograd/variable.h"
+#include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/base/strand.h"
 #include "weft/dist_autograd/context.h"
@@ -62,6 +63,8 @@ class Participation final : public PassStore,
   // What this part waits for, one line for each message: "the gradients of
   // message 3 (the result of Scale to w0)". Empty if it is done.
   std::vector<std::string> AwaitedMessages() const;
+  // " with w1, w2, open for 3.2s, waits for ...", for a status page.
+  std::string Describe() const;
   // The context is released, or this worker closes.
   void Abandon(const absl::Status& why);
 
@@ -101,6 +104,7 @@ class Participation final : public PassStore,
   const std::shared_ptr<Contexts> contexts_;
   const std::shared_ptr<Context> context_;
   const PassId pass_;
+  const Instant began_ = SteadyClock().Now();
   Strand strand_;
   PassPart part_;
   bool retain_ = false;

@@ -310,13 +310,8 @@ absl::Status Worker::OpenBooks() {
   WEFT_ASSIGN_OR_RETURN(contexts_, dist_autograd::Contexts::Open(*agent_));
   references_page_ = telemetry_->status().Register(
       kReferencesSection, [this] { return references_->Describe(); });
-  passes_page_ = telemetry_->status().Register(kPassesSection, [this] {
-    const dist_autograd::Contexts::Counts counts = contexts_->counts();
-    telemetry::Fields fields;
-    fields.emplace_back("open contexts", counts.contexts);
-    fields.emplace_back("open passes", counts.passes);
-    return fields;
-  });
+  passes_page_ = telemetry_->status().Register(
+      kPassesSection, [this] { return contexts_->Describe(); });
   return absl::OkStatus();
 }
 
