@@ -32,7 +32,7 @@ struct Exit {
   bool is_failure() const { return code != 0 || signal != 0; }
   // As a shell says it: the code, or 128 + signal.
   int shell_code() const { return signal != 0 ? 128 + signal : code; }
-  std::string ToString() const;  // "exit code 3 (configuration)", "SIGKILL"
+  std::string ToString() const;  // "exit code 3 (...)", "killed by SIGKILL"
 };
 
 // Leads a process group of its own, and dies with the launcher, however that

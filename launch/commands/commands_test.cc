@@ -1,0 +1,113 @@
+// Command lines that the subcommands of `weft` refuse, and those that need no
+// job.
+
+#include "weft/launch/commands/commands.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/launch/commands/question.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+using ::weft::testing::StatusIs;
+using Command = absl::StatusOr<int> (*)(int, char**);
+
+absl::StatusOr<int> RunCommandLine(Command command,
+                                   std::vector<std::string> arguments) {
+  std::vector<char*> argv;
+  for (std::string& a : arguments) argv.push_back(a.data());
+  ::testing::internal::CaptureStdout();
+  auto code = command(static_cast<int>(argv.size()), argv.data());
+  ::testing::internal::GetCapturedStdout();
+  return code;
+}
+
+// Its words, if it ends the program with the code for a wrong command line.
+std::string UsageError(Command command, std::vector<std::string> arguments) {
+  const absl::Status status =
+      RunCommandLine(command, std::move(arguments)).status();
+  EXPECT_EQ(worker::ExitCodeFor(status), worker::ExitCode::kUsage) << status;
+  return std::string(status.message());
+}
+
+TEST(Commands, CommandLinesThatMakeNoSenseAreRefusedAsUsage) {
+  EXPECT_THAT(UsageError(HealthCommand, {"health"}), HasSubstr("ADDRESS"));
+  EXPECT_THAT(UsageError(HealthCommand, {"health", "a:1", "b:2"}),
+              HasSubstr("wanted one ADDRESS"));
+  EXPECT_THAT(UsageError(DumpCommand, {"dump"}), HasSubstr("*.flight"));
+  EXPECT_THAT(UsageError(CertsCommand, {"certs"}), HasSubstr("certs init"));
+  EXPECT_THAT(UsageError(CertsCommand, {"certs", "revoke"}),
+              HasSubstr("--name=NAME"));
+  EXPECT_THAT(UsageError(CertsCommand, {"certs", "init", "--days=0"}),
+              HasSubstr("--days: wanted 1 to 36500, found 0"));
+  EXPECT_THAT(UsageError(StatusCommand, {"status", "--no-such-flag"}),
+              HasSubstr("no-such-flag"));
+}
+
+TEST(Commands, CertsInitMakesTheMembersAndLeavesThoseThatAreThere) {
+  testing::TempDir directory;
+  const std::string certs = directory.path() + "/certs";
+  const std::vector<std::string> init = {"certs",          "init",
+                                         "--dir=" + certs, "--job=demo",
+                                         "--servers=1",    "--trainers=2"};
+  EXPECT_THAT(RunCommandLine(CertsCommand, init), IsOkAndHolds(0));
+  for (const char* member : {"ps0", "trainer0", "trainer1", "admin0"}) {
+    EXPECT_TRUE(std::filesystem::is_directory(certs + "/" + member)) << member;
+  }
+  const auto made = [&] {
+    std::ifstream file(certs + "/ps0/cert.pem");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const std::string before = made();
+  EXPECT_THAT(before, HasSubstr("BEGIN CERTIFICATE"));
+  EXPECT_THAT(RunCommandLine(CertsCommand, init), IsOkAndHolds(0));
+  EXPECT_EQ(made(), before);
+  EXPECT_THAT(RunCommandLine(CertsCommand, {"certs", "revoke", "--dir=" + certs,
+                                            "--name=trainer1"}),
+              IsOkAndHolds(0));
+  EXPECT_TRUE(std::filesystem::exists(certs + "/crl.pem"));
+}
+
+TEST(Commands, DumpOfAFileThatIsNotThereNamesIt) {
+  EXPECT_THAT(RunCommandLine(DumpCommand, {"dump", "/no/such.flight"}),
+              StatusIs(absl::StatusCode::kNotFound, "/no/such.flight"));
+}
+
+TEST(Question, CertificatesAndInsecureExcludeEachOther) {
+  Question question;
+  EXPECT_THAT(CredentialsOf(question).status(), IsOk());
+  question.insecure = true;
+  EXPECT_THAT(CredentialsOf(question).status(), IsOk());
+  question.certs = "/certs";
+  EXPECT_THAT(CredentialsOf(question).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST(Question, AddressAtWhichNobodyListensIsUnavailable) {
+  testing::TempDir directory;
+  Question question;
+  question.address = "unix:" + directory.path() + "/nobody.sock";
+  question.timeout = absl::Seconds(2);
+  EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST(Question, AnswerThatIsNoViewIsInternal) {
+  EXPECT_THAT(ReadWhoIsThere("unix:/x", "\xff\xff\xff").status(),
+              StatusIs(absl::StatusCode::kInternal));
+}
+
+}  // namespace
+}  // namespace weft::launch
