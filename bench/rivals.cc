@@ -25,7 +25,8 @@ std::string Workspace() {
   const char* told = std::getenv("BUILD_WORKSPACE_DIRECTORY");  // by bazel run
   if (told != nullptr) return told;
   // What lies beside this program is links into the workspace.
-  for (const char* script : {"torch_rpc.py", "torch_autograd.py"}) {
+  for (const char* script :
+       {"torch_rpc.py", "torch_autograd.py", "torch_dist_autograd.py"}) {
     const std::string real = RealPath(ScriptPath(script));
     if (!real.empty()) return FolderOf(FolderOf(FolderOf(real)));
   }
