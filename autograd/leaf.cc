@@ -32,7 +32,7 @@ void Leaf::Accept(const BackwardPass&, Leaf&, Gradient gradient) {
   if (gradient_.defined()) {
     gradient_.Add(std::move(gradient));
   } else {
-    // Whoever clips or scales a gradient writes into it: it must be ours alone.
+    // Clipping and scaling write into a gradient, so it must not be shared.
     gradient_ = std::move(gradient).Owned();
   }
 }

@@ -177,7 +177,7 @@ Registry& TheRegistry() {
 }
 
 // Before main, so that a place is armed when it is first passed. A program
-// that was told to fail and does not is worse than one that does not start.
+// that was set to fail and does not is worse than one that does not start.
 [[maybe_unused]] const bool environment_read = [] {
   const char* list = std::getenv("WEFT_FAILPOINTS");
   if (list == nullptr) return false;

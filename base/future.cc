@@ -105,7 +105,7 @@ void FutureCore::PassCancelTo(std::shared_ptr<FutureCore> source) {
   if (late.has_value()) late->source->Cancel(status());
 }
 
-// Gives it back if it is to be told at once.
+// Returns it if it must be notified at once.
 std::optional<FutureCore::Producer> FutureCore::ReplaceProducer(
     Producer producer) {
   Producer replaced;  // destroyed after the lock is released

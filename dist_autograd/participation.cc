@@ -302,7 +302,7 @@ void Participation::Tell(const Decision::Event& event) {
   for (const Decision::Action& action : actions) Do(action);
 }
 
-// What the root is told travels as replies: of Prepare that the part is done or
+// Messages to the root travel as replies: of Prepare that the part is done or
 // failed, of the outcome that it was applied. OnAsked answers by its result.
 void Participation::Do(const Decision::Action& action) {
   if (std::holds_alternative<Decision::SendDone>(action)) {

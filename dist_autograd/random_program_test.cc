@@ -135,7 +135,7 @@ class RandomProgramTest : public ::testing::Test {
           << i << " has contexts left";
     }
   }
-  // What everybody is told when `dead` is killed.
+  // Notifies all other workers that `dead` was killed.
   void Kill(int dead) {
     for (int i = 0; i < kWorkers; ++i) {
       if (i == dead) continue;

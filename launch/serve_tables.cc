@@ -40,7 +40,7 @@ Trainer StateOf(const rendezvous::View& view, int rank) {
   return Trainer::kToCome;
 }
 
-// The life of each trainer, by rank, that a server was told of.
+// The incarnation of each trainer, by rank, that a server knows.
 using Lives = std::map<int, rendezvous::WorkerKey>;
 
 // Rounds wait for the trainers that are here or still to come.
@@ -147,7 +147,8 @@ absl::Status ServeTables(worker::Worker& worker, ps::Server& server,
   const auto page = worker.telemetry().status().Register(
       "ps", [&server] { return Describe(server); });
   const absl::Status ended = Serve(worker, server, stop_signal, grace);
-  // Whoever waits here learns why, and that another server may be asked.
+  // The error of pending calls names the cause, and that another server may
+  // be asked.
   server.Shutdown(absl::UnavailableError(
       absl::StrCat("parameter server ", worker.self().name, " shuts down",
                    ended.ok() ? "" : ": ", ended.message())));

@@ -767,7 +767,7 @@ TEST_F(LostListener, IsReportedWhenANewOneDoesNotHelp) {
               StatusIs(absl::StatusCode::kUnavailable, "ps0 at " + Socket()));
 }
 
-// Who takes connections at its address and says nothing is no listener of its.
+// A listener that accepts connections and does not answer is a foreign one.
 TEST_F(LostListener, IsMadeAnewInThePlaceOfOneThatDoesNotAnswer) {
   const std::string path = dir_.Path("s");
   const auto inode = [&] {

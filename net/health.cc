@@ -41,8 +41,8 @@ std::optional<std::string> ServiceIn(const Slices& message) {
 
 }  // namespace
 
-// One Watch. It writes the last status that it was told, if that is not what it
-// wrote last.
+// One Watch. It writes the latest status, if that differs from what it wrote
+// last.
 class Health::Watcher final
     : public StreamObserver,
       public std::enable_shared_from_this<Health::Watcher> {

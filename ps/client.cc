@@ -561,7 +561,7 @@ Result<T> Client::OnEach(
       return not_serving;
     }
     if (IsNotServing(status)) not_serving = status;
-    // Whoever is faster than a server that has just joined waits for it here.
+    // A worker that is faster than a server that has just joined waits here.
     if (!IsNotServing(status) ||
         SteadyClock().Now() + kServingPause >= give_up) {
       return result;

@@ -86,7 +86,7 @@ TEST(SequenceWindow, AgreesWithASetUnderRandomResends) {
         window.Mark(n);
         applied.insert(n);
       }
-      // The client hears of it, or it does not and sends it again.
+      // The client gets the reply, or does not and sends it again.
       if (random() % 2 == 0) outstanding.erase(outstanding.begin() + i);
     }
   }

@@ -229,7 +229,7 @@ TEST(PsService, AShardMovesToAnotherTrainerInTheMiddleOfARound) {
     job.SetServing(1, true);
     next = (*table0)->PushPull(gradient(0, 1));
     if (moves) {
-      job.server(0).DeclareDead(1);  // the other server hears of it later
+      job.server(0).DeclareDead(1);  // the other server is notified later
       ASSERT_THAT(
           (*table0)
               ->PushShard({/*shard=*/1, /*round=*/1, /*take_over=*/true},

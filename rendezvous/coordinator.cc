@@ -348,7 +348,7 @@ bool Coordinator::State::IsFlushed(const absl::Status& appended) {
     if (stalled_.has_value()) stalled_->why = appended;
     return false;
   }
-  // What the core has decided is on no disk, so nobody may hear of it.
+  // The core's decision is on no disk, so it must not be published.
   Stop(appended);
   if (appended.ok()) RewriteIfLong();
   return true;
@@ -378,8 +378,8 @@ void Coordinator::State::Stall(std::vector<v1::LogRecord> records,
   FlushAgainLater();
 }
 
-// Members are told that the coordinator lives, which decides nothing; the rest
-// they ask again.
+// Members are notified that the coordinator lives, which decides nothing; they
+// repeat the rest.
 void Coordinator::State::RunStalled(Core::Event event) {
   if (const auto* gone = std::get_if<Core::CallerGone>(&event)) {
     stalled_->missed.push_back(*gone);

@@ -196,7 +196,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void AskForView();
   void ViewAnswered(const absl::StatusOr<std::string>& answer);  // on strand_
 
-  // Whom a barrier waits for: `members`, or all of a fixed world.
+  // The members that a barrier waits for: `members`, or all of a fixed world.
   absl::StatusOr<std::vector<std::string>> MembersOf(
       absl::string_view tag, std::vector<std::string> members) const;
   // Numbers the arrival. kFailedPrecondition: this worker is there already.
@@ -395,10 +395,10 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
   bool is_lost = false;
   {
     MutexLock lock(mu_);
-    // Whoever was never let in is told by Join.
+    // A worker that was never admitted gets its error from Join.
     is_lost = is_in_ && !status.ok();
   }
-  if (is_lost) {  // before a listener is told, which may end the program
+  if (is_lost) {  // before listeners run, which may end the program
     WEFT_LOG(telemetry::OrSilent(options_.telemetry).logger(), Error, "")
         << status.message();
   }
@@ -489,7 +489,7 @@ absl::Status Membership::State::Refresh(absl::Duration timeout) {
 }
 
 void Membership::State::AskForView() {
-  v1::WatchRequest request;  // it knows nothing, so it is answered at once
+  v1::WatchRequest request;  // known_version is 0, so it is answered at once
   request.set_job(options_.job);
   link_->Call("Watch", request.SerializeAsString(), kRefreshTimeout)
       .OnReady([weak = weak_from_this()](

@@ -1046,7 +1046,7 @@ TEST_F(MembershipTest, MemberDeclaredGoneIsNotifiedOnceWithTheReason) {
                               "trainer0 is out of job \"job\": declared gone: "
                               "killed; start it again"));
   EXPECT_EQ(trainer_->status(), early);
-  absl::Status late;  // who asks afterwards is told too
+  absl::Status late;  // a later registration is notified too
   const auto after = trainer_->OnChange(ignore, [&](const absl::Status& why) {
     late = why;
     lost.Unpark();
@@ -1244,7 +1244,7 @@ TEST_F(MembershipTest,
   EXPECT_THAT(trainer_->store().Set("b", large, kLong),
               StatusIs(absl::StatusCode::kResourceExhausted, "trainer0"));
   EXPECT_THAT(ps_->store().Set("b", large, kLong), IsOk());
-  // Whom a certificate names is whose share it is, whatever the request says.
+  // The certificate decides whose share it is, not the name in the request.
   v1::StoreRequest request;
   request.set_job("job");
   request.set_operation(v1::StoreRequest::SET);

@@ -331,7 +331,7 @@ TEST(Handle, ItsTimeoutIsThatOfMethodsCalledByItAlone) {  // F52
   EXPECT_GT(*Call(longer, &Embedding::SecondsLeft), 3600);
   EXPECT_LE(*Call(*shard, &Embedding::SecondsLeft), 500);
   EXPECT_GT(*Call(*shard, &Embedding::SecondsLeft), 60);
-  // Who gives up in Wait alone does not say that word, here and elsewhere.
+  // A time-out of Wait alone has no such word, here and elsewhere.
   EXPECT_THAT(
       CallAsync(shard->WithTimeout(absl::Milliseconds(200)), &Embedding::Later)
           .Wait(kPatience),
@@ -466,7 +466,7 @@ TEST(Leaks, ObjectsOfADepartedIncarnationAreNoLeaks) {
   Future<int64_t> made = CallAsync(*there, &Embedding::Later);
   Future<int64_t> served = CallAsync(*here, &Embedding::Later);
   EXPECT_TRUE(Becomes([&] { return ranks[0].OpenCalls().size() == 2; }));
-  // The next one came and left meanwhile, and is all that is told of.
+  // The next one came and left meanwhile; only that is reported.
   ranks[0].PeerGone(WorkerKey{1, 6}, "so it is said", /*left=*/true);
   EXPECT_THAT(made.Wait(absl::Seconds(30)),
               StatusIs(absl::StatusCode::kUnavailable,
@@ -595,7 +595,7 @@ TEST(Handle, ObjectCancelledAsItsReplyArrivesIsReleased) {  // F51
     gate.Open();
     made = MakeAsync<Embedding>(w1, 1, 1);
     EXPECT_TRUE(Becomes([&] { return ranks[0].OpenCalls().empty(); }));
-    EXPECT_FALSE(made->IsReady());  // nobody is told while this runs
+    EXPECT_FALSE(made->IsReady());  // no callback runs during this one
     made->Cancel();
   });
   other.Cancel();

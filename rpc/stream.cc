@@ -53,8 +53,8 @@ absl::StatusOr<Future<StreamBuffer::Batch>> Pull(CallContext& context,
   return batch;
 }
 
-// More values for it. Whether it still reads. Who gives a push up that waits
-// for room gives up what it has pushed: its quota no longer counts that.
+// More values for it. Whether it still reads. A push that is abandoned while it
+// waits for room loses its values: its quota no longer counts them.
 absl::StatusOr<Future<bool>> Push(CallContext& context, StreamId id,
                                   bool is_last, std::vector<Slices> values) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<StreamBuffers> buffers,

@@ -65,7 +65,7 @@ TEST(StreamBuffer, WriterFarBeyondTheWindowWaitsForTheReader) {
   const Future<StreamBuffer::Batch> next = buffer.Pull();
   EXPECT_TRUE(room.IsReady());
   EXPECT_FALSE(next.IsReady());
-  EXPECT_TRUE(Write(buffer, Values(1, 1)).IsReady());  // as ever
+  EXPECT_TRUE(Write(buffer, Values(1, 1)).IsReady());  // as before
   EXPECT_TRUE(next.IsReady());
 }
 

@@ -136,7 +136,7 @@ absl::StatusOr<int64_t> SumOf(CallContext& context, Reader<std::string> in,
 }
 WEFT_RPC_STREAM(SumOf);
 
-// Reads two, then no more; waits until the test lets it go on.
+// Reads two, then no more; waits until the test releases it.
 struct Gate {
   Parker began;
   Parker go_on;
@@ -344,7 +344,7 @@ TEST(Stream, AValueThatCannotBeReadEndsIt) {
           end, StatusIs(absl::StatusCode::kInternal, absl::StrCat("a ", bad)));
       EXPECT_EQ(PhaseOf(end), Phase::kDecode);
     }
-    EXPECT_TRUE(IsWoken(progress.end));  // the function is told
+    EXPECT_TRUE(IsWoken(progress.end));  // the function is notified
   }
 }
 
@@ -728,7 +728,7 @@ TEST(Upload, TheDeadlineEndsBothSides) {  // as of Stream
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(upload.FinishAsync().Wait(kPatience),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));
-  // After it w1 has heard of the stream and of its end.
+  // After it w1 has received the stream and its end.
   EXPECT_THAT(Call(ranks[0].To("w1"), Ping), IsOk());
   EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
   EXPECT_TRUE(progress.written == 0 || progress.ended == 1);

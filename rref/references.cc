@@ -379,7 +379,7 @@ void References::PeerGone(const rpc::Agent::GonePeer& peer) {
 // ------------------------------------------------------------ handles
 
 void References::Register(const Token& token, const std::string& holder) {
-  // What made the object; its creator may have let go of it meanwhile.
+  // The function that made the object; its creator may have released it since.
   std::string function;
   for (const WorkerKey who : {token.object.creator, key_}) {
     const auto found = agent_.objects().Find(token.object, who, nullptr);

@@ -9,8 +9,8 @@
 // rest are calls of functions that every worker with a References serves.
 // docs/rref_protocol.md has the messages.
 //
-// A worker::Worker opens and closes the books of its agent. Who has an Agent
-// and no Worker does it:
+// A worker::Worker opens and closes the references of its agent. A program with
+// an Agent and no Worker does it:
 //
 //   auto references = rref::References::Open(agent);   // once for each agent
 //   ...
@@ -103,7 +103,7 @@ class References final : public std::enable_shared_from_this<References> {
     absl::Duration age;
   };
   std::vector<Holding> Holdings() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Who holds what since when, in words, longest first: "object 1@1/3
+  // The holders of objects, with ages, as text, longest first: "object 1@1/3
   // (Embedding::new) of this worker is held by w2 for 3.1s", "object 2@1/7 of
   // w2 is held here for 3s: passed on to w3, which has not confirmed it yet".
   // At most `most` of each kind, then "and 5 more". Empty if nothing is open.

@@ -243,7 +243,7 @@ class GrpcTransport final : public Transport {
     return loop_.RunAt(when, std::move(fn));
   }
   bool CancelTimer(TimerId id) override { return loop_.CancelTimer(id); }
-  // A Loop runs one thing at a time, and drops what it is told after its end.
+  // A Loop runs one thing at a time, and drops what comes after its end.
   void AwaitTimers() override {
     Promise<void> promise(loop_.driver());
     const Future<void> turn = promise.future();

@@ -105,7 +105,7 @@ class LocalNetwork::Pipe {
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
 };
 
-// Who is where.
+// The endpoints of the network by address.
 class LocalNetwork::Switch {
  public:
   struct Port {
@@ -210,7 +210,7 @@ class LocalNetwork::LocalTransport final : public Transport {
   ~LocalTransport() override {
     switch_->Remove(address_);
     BreakAll(*switch_, address_);
-    // Connections may hold the thread longer, and let it go on the thread.
+    // Connections may hold the thread longer, and release it on the thread.
     thread_->Stop();
   }
 

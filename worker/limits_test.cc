@@ -52,7 +52,7 @@ class LimitsTest : public ::testing::Test {
     return options;
   }
 
-  // ps0, told of these limits, and trainer0.
+  // ps0 with these limits, and trainer0.
   void StartTwo(const std::string& limits) {
     const std::vector<Options> ranks = {OptionsOf("ps", 1, limits),
                                         OptionsOf("trainer", 1, "rpc_calls=9")};
@@ -129,7 +129,7 @@ TEST_F(LimitsTest, ReachTheAgent) {
       rpc::Call(workers_[0]->agent().To("trainer0", kLong), SecondsLeft);
   ASSERT_THAT(left, IsOk());
   EXPECT_LE(*left, 5);
-  workers_[1].reset();  // and nobody is told
+  workers_[1].reset();  // without a notice to anybody
   EXPECT_THAT(
       rpc::Call(workers_[0]->agent().To("trainer0", kLong), SecondsLeft),
       StatusIs(absl::StatusCode::kUnavailable, "for 3s"));

@@ -1,5 +1,5 @@
-// Options: all that one rank is told: who it is, where the others are, how it
-// is secured and how it reports.
+// Options: all settings of one rank: its name, the addresses of others,
+// security and reports.
 
 #ifndef WEFT_WORKER_OPTIONS_H_
 #define WEFT_WORKER_OPTIONS_H_
@@ -33,7 +33,7 @@ inline constexpr char kMemorySocketLabel[] = "memory_socket";
 absl::Status CheckTrust(const std::string& certs, bool insecure);
 
 struct Options {
-  // Who this is. The name is <role><rank>: ps0, trainer1.
+  // The identity of this rank. The name is <role><rank>: ps0, trainer1.
   std::string job = "weft";      // --job, WEFT_JOB
   std::string role = "trainer";  // --role, WEFT_ROLE: ps, trainer or admin
   int rank = 0;                  // --rank, WEFT_RANK, RANK: within its role

@@ -1,4 +1,4 @@
-// Who may call what of a running worker, and what its outputs never say.
+// Test of access to a running worker, and of secrets in its outputs.
 
 #include <google/protobuf/descriptor.h>
 #include <sys/stat.h>

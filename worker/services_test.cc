@@ -1,5 +1,5 @@
 // Test of a program's own service at the port of a Worker: a ring all-reduce
-// over streams, which knows nothing of calls.
+// over streams, independent of calls.
 
 #include <sys/stat.h>
 
@@ -92,7 +92,7 @@ class Inbox final : public net::StreamObserver {
   int64_t written_ ABSL_GUARDED_BY(mu_) = 0;
 };
 
-// One rank of a ring: each sends to the next and hears of the one before.
+// One rank of a ring: each sends to the next and receives from the last.
 class Ring {
  public:
   Ring(int rank, int size) : rank_(rank), size_(size) {}

@@ -1,5 +1,5 @@
-// Shutdown: how a worker ends: what it is told, its phases under one deadline,
-// and its report.
+// Shutdown: how a worker ends: its options, its phases under one deadline, and
+// its report.
 
 #ifndef WEFT_WORKER_SHUTDOWN_H_
 #define WEFT_WORKER_SHUTDOWN_H_
@@ -19,8 +19,8 @@ namespace weft::worker {
 struct ShutdownOptions {
   // For all phases together. What is not done by then is cut.
   absl::Duration deadline = absl::Minutes(5);
-  // Without it nobody is waited for: calls end with kCancelled, and the others
-  // are told in passing.
+  // Without it the worker does not wait: calls end with kCancelled, and others
+  // get one message.
   bool graceful = true;
   // Who ends together with this worker, as View::Select reads it: until all of
   // them have called Shutdown, or are gone, each serves the others' calls.
@@ -65,7 +65,7 @@ struct ShutdownReport {
   std::string ToString() const;
 };
 
-// What is done in each phase, which may wait for as long as it is told.
+// The work of each phase, which may wait as long as its argument says.
 struct ShutdownSteps {
   std::function<absl::Status(absl::Duration)> quiesce;
   std::function<absl::Status(absl::Duration)> drain;

@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   std::unique_ptr<Worker> worker(new Worker(std::move(options)));
   const absl::Status status = worker->StartParts();
   if (status.ok()) return worker;
-  // Who was not let in has nothing to tell that the error does not say.
+  // The recording of a worker that was not admitted adds nothing to the error.
   if (worker->membership_ != nullptr) worker->DumpFlightRecorder();
   return OfPart(worker->options_.name(), status);
 }
@@ -358,7 +358,7 @@ absl::Status Worker::AwaitPhase(rendezvous::Phase phase,
 
 absl::Status Worker::Quiesce(const std::string& together,
                              absl::Duration timeout) {
-  // Wrong words are the caller's, and are said before anybody is told.
+  // A wrong selector is the caller's error, reported before anything is sent.
   WEFT_RETURN_IF_ERROR(membership_->view()->Select(together).status());
   const Instant deadline = SteadyClock().Now() + timeout;
   WEFT_RETURN_IF_ERROR(

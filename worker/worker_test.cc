@@ -564,7 +564,7 @@ TEST_F(WorkerTest, AStreamThatIsOpenAtTheEndIsCutAndNamed) {
                 ElementsAre(HasSubstr("Ticks" + where + " (call 2)")));
     EXPECT_THAT(report.status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition, "Ticks"));
-    // Its function has been told, and not been waited for.
+    // Its function was notified, and Shutdown did not wait for it.
     EXPECT_TRUE(
         Becomes([&] { return workers[who]->agent().OpenCalls().empty(); }));
   }
@@ -609,7 +609,7 @@ TEST_F(WorkerTest, AWorkerThatIsJustDroppedEndsWithinSeconds) {
   const Future<int64_t> held =
       rpc::CallAsync(workers[1]->agent().To("trainer1", kLong), PassGate);
   EXPECT_TRUE(IsWoken(gate.entered));
-  workers[0].reset();  // the coordinator is no longer there to be told
+  workers[0].reset();  // the coordinator cannot be notified any more
   const Instant start = SteadyClock().Now();
   workers[1].reset();
   EXPECT_LT(SteadyClock().Now() - start, absl::Seconds(20));
@@ -892,7 +892,7 @@ TEST_F(WorkerTest, AnElasticJobGrowsAndShrinksWhileCallsFlow) {
   EndAll(std::move(workers));
 }
 
-// The first hears of each join from the one that has joined, perhaps before its
+// The first learns of each join from the worker that joined, perhaps before its
 // own view has it.
 TEST_F(WorkerTest, CallToAWorkerThatHasJustJoinedReachesIt) {
   constexpr int kJoins = 12;

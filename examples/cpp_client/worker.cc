@@ -1,4 +1,4 @@
-// worker: serves the functions of functions.h until it is told to end.
+// worker: serves the functions of functions.h until it is asked to end.
 //
 //   worker --listen=unix:/tmp/example/worker.sock
 

@@ -28,7 +28,7 @@ WEFT_RPC(Increment);
 
 struct Result {
   int64_t counted = 0;
-  int64_t certain = 0;  // increments that were told to have been made
+  int64_t certain = 0;  // increments that were acknowledged
   int64_t perhaps = 0;  // and those that may have been
   uint64_t trace_hash = 0;
 };

@@ -26,7 +26,7 @@ namespace {
 
 constexpr char kHost[] = "ps0";  // of the coordinator, if a job has servers
 
-// Who cannot know whom to name is told.
+// Adds a hint at --name where the peer is not the default host.
 absl::Status WithWhomToName(const Question& question,
                             const absl::Status& status) {
   if (!absl::IsUnauthenticated(status) || question.name != kHost) return status;

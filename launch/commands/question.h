@@ -33,7 +33,7 @@ absl::StatusOr<net::Credentials> CredentialsOf(const Question& question);
 absl::StatusOr<std::string> Ask(const Question& question,
                                 absl::string_view method, std::string request);
 
-// Where a job meets, as its workers are told it.
+// Where a job meets, by the same flags as its workers.
 struct Meeting {
   std::string coordinator;
   std::string init;

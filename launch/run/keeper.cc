@@ -62,7 +62,7 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start(
   }
   if (pid == 0) {
     close(fds[1]);
-    // Whoever reads the launcher's output must not wait for the keeper.
+    // A reader of the launcher's output must not wait for the keeper.
     const int null = open("/dev/null", O_RDWR);
     for (int fd : {0, 1, 2}) dup2(null, fd);
     Keep(fds[0], launcher, directory);

@@ -33,7 +33,7 @@ struct LaunchOptions {
   int master_port = 29500;
   // Over what the launcher sets itself.
   std::map<std::string, std::string> environment;
-  // Told of each rank that has ended, as soon as it has.
+  // Runs for each rank that has ended, at once.
   std::function<void(const Child& child, const Exit& exit)> on_exit;
   // How often all ranks are started again after one of them has failed.
   int max_restarts = 0;

@@ -302,7 +302,7 @@ void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
   connection.cut_off = true;
   Refuse(refusal, connection.peer);
   Cut(connection);
-  // Who waits with it has time left for its handshake.
+  // Other pending connections have time left for their handshakes.
   pending_.HoldBack(
       connection.address,
       Now() + std::min(held_back, options_.handshake_timeout * 4 / 5));
@@ -313,9 +313,9 @@ bool AcceptLoop::IsWatched(const Connection& connection) const {
          !connection.cut_off && !IsGone(connection);
 }
 
-// HTTP/2 bounds the calls only of who has acknowledged our settings; and gRPC
-// reads a connection for as long as bytes come, on the one thread that polls.
-// Who begins calls without an end would keep all others waiting.
+// HTTP/2 bounds the calls only of a peer that has acknowledged our settings;
+// and gRPC reads a connection for as long as bytes come, on the one thread that
+// polls. A peer that begins calls without an end would delay all others.
 void AcceptLoop::Watch() {
   std::set<std::string> suspects;
   {
@@ -341,8 +341,8 @@ void AcceptLoop::Watch() {
   }
 }
 
-// Since the last look. Who sends so much that it is bodies comes less often, as
-// each costs tens of microseconds.
+// Since the last check. Connections that send bodies are checked less often, as
+// each check costs tens of microseconds.
 std::set<std::string> AcceptLoop::WhoSaysMuch() {
   const bool bodies_too = ++watches_ % kWatchesOfBodies == 0;
   std::set<std::string> peers;

@@ -153,8 +153,8 @@ class AcceptLoopTest : public ::testing::Test {
         0);
     return "127.0.0.1:" + std::to_string(ntohs(name.sin_port));
   }
-  // The loop has heard what came before. Who will say nothing is closed in the
-  // round in which that is heard; the first may be in one that began too early.
+  // Returns once the loop has read all bytes that came before. A silent peer is
+  // closed in the same round; the first round may have begun too early.
   void AwaitHeard() {
     for (int i = 0; i < 2; ++i) {
       Socket mute = Connect();

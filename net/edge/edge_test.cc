@@ -1,4 +1,4 @@
-// Who may connect, and what those cannot do who may or may not: the matrices of
+// Test of which peers may connect, and of their limits: the matrices of
 // docs/security.md, with peers that speak bytes.
 
 #include <arpa/inet.h>
@@ -92,8 +92,7 @@ class Edge : public ::testing::Test {
   }
   void Serve() { Serve(With(job_.For("ps", 0))); }
 
-  // Its HTTP/2 begins: nothing is refused any more without a reason that the
-  // peer is told.
+  // Its HTTP/2 begins: from here on each refusal sends the peer a reason.
   bool IsLetIn(RawPeer& peer, const RawPeer::Hello& hello) {
     peer.ShakeHands(hello);
     peer.Write(Preface());
@@ -1031,7 +1030,7 @@ TEST_F(Edge, CallsOfAGoodClientWaitForTheirTurn) {
   for (const auto& call : calls) WEFT_EXPECT_OK(call.Wait(kSoon).status());
 }
 
-// What HTTP/2 asks of who was told: gRPC ends its connection.
+// HTTP/2 requires it after acknowledged settings: gRPC ends the connection.
 TEST_F(Edge, BreakingAnAcknowledgedLimitEndsTheConnection) {
   LoopOptions options = With(job_.For("ps", 0));
   options.max_calls_per_connection = 64;
@@ -1046,7 +1045,7 @@ TEST_F(Edge, BreakingAnAcknowledgedLimitEndsTheConnection) {
   WEFT_EXPECT_OK(Call());
 }
 
-// Who listens on all addresses sees IPv4 peers by names that gRPC does not use.
+// A listener on all addresses sees IPv4 peers by names that gRPC does not use.
 TEST_F(Edge, APeerOfAllAddressesIsCutOffByItsNameToo) {
   LoopOptions options = With(job_.For("ps", 0));
   options.max_wasted_calls_per_peer = 5;

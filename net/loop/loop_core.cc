@@ -33,7 +33,7 @@ constexpr int kCallsAhead = 32;
 // cheaper.
 constexpr size_t kCopyBelowBytes = 512;
 
-// What our own clean-up may take after the calls have been told to end.
+// What our own clean-up may take after the calls were asked to end.
 constexpr absl::Duration kAbortGrace = absl::Seconds(30);
 // So often, as long as any calls end meanwhile: those of a flood come first.
 constexpr int kAbortGraces = 10;
@@ -117,7 +117,7 @@ void TuneProcess() {
   // next message then faults all pages in again: a third of the rate at 64 KiB.
   mallopt(M_TRIM_THRESHOLD, kKeptHeapBytes);
   mallopt(M_MMAP_THRESHOLD, kMappedFromBytes);
-  // Never let go: the last to do so would wait for a thread of gRPC's that
+  // Never released: the last to do so would wait for a thread of gRPC's that
   // polls for 10 s after a write that did not fit into its socket.
   static const bool kept = [] {
     grpc_init();

@@ -138,7 +138,7 @@ void MemoryQueue::End() {
 void MemoryQueue::Wake() { event_fd_.Ring(); }
 
 EventQueue::Outcome MemoryQueue::Next(Instant deadline) {
-  // Also at the end: what was removed is let go.
+  // Also at the end: releases sources that were removed.
   if (version_.load(std::memory_order_acquire) != seen_version_) TakeSources();
   if (ended_.load()) return Outcome::kEnd;
   // The poller's "do not wait" is a time long past, which needs no clock.

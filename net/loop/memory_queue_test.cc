@@ -216,7 +216,7 @@ TEST_F(TwoPollers, WaiterIsNotifiedOfEventsHandledByTheOther) {
   }
 }
 
-// Who leaves a queue leaves it to who comes next, here for ever.
+// A poller that leaves a queue hands it to the next one, here without an end.
 class LeftQueues : public TwoPollers {
  protected:
   LeftQueues() : TwoPollers(/*retake_pause=*/absl::Hours(1'000'000)) {}

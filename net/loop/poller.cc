@@ -35,7 +35,7 @@ constexpr int kMostEventsAsleep = 64;
 constexpr int kCalmEvents = 64;
 
 // After this long without a user leaving, the background thread waits to be
-// told of the next.
+// notified of the next.
 constexpr absl::Duration kDormantAfter = absl::Milliseconds(20);
 
 // The background thread rests at most so long: events that come while the queue
@@ -277,8 +277,8 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
     Instant until = kNow;
     if (sleep) {
       asleep_.store(true);
-      // Whoever made one of these true, or set an earlier timer, before asleep_
-      // was set did not wake us. Notified implies done.
+      // A thread that made one of these true, or set an earlier timer, before
+      // asleep_ was set did not wake us. Notified implies done.
       if (waiter.notified() || to_run_.load() > 0) {
         asleep_.store(false);
         continue;

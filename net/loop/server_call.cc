@@ -13,7 +13,7 @@ namespace weft::net {
 namespace {
 
 // For a write that is under way when its call is closed. Shorter than what
-// shutting down waits for calls that were told to end.
+// shutting down waits for calls that were asked to end.
 constexpr absl::Duration kLastWriteGrace = absl::Seconds(2);
 
 }  // namespace
@@ -57,7 +57,7 @@ void ServerCall::OnArrived(bool ok) {
     grpc = grpc_;
     if (!ok) grpc_ = nullptr;
   }
-  // Outlives this function, in which `self` is let go.
+  // Outlives this function, in which `self` is released.
   const std::shared_ptr<ServerCall> self = std::move(grpc->self);
   if (!ok) return;  // the server is shutting down; no other event will come
   const bool open = core_->AddCall(nullptr, self);

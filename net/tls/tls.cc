@@ -49,9 +49,9 @@ std::string Text(grpc::string_ref text) {
 
 constexpr size_t kMostAddresses = 4;
 
-// Who wanted to connect, for the log: an address, or several where several
-// shake hands. What a certificate says is a claim of somebody who has not
-// proven it.
+// The peer of a failed handshake, for the log: an address, or several if
+// several shake hands. What a certificate says is a claim of somebody who has
+// not proven it.
 std::string WhoShowed(const TlsCustomVerificationCheckRequest& request,
                       std::vector<std::string> addresses) {
   std::vector<std::string> names;

@@ -135,7 +135,7 @@ class World {
     Check();
   }
 
-  // Everybody hears of each death and each message arrives.
+  // Every participant is notified of each death and each message arrives.
   void Settle() {
     for (int i = 0; i < options_.agents; ++i) {
       for (int gone = 0; gone < options_.agents; ++gone) {

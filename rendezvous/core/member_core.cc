@@ -201,7 +201,7 @@ void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
                                       : SendNow(Purpose::kWatch);
 }
 
-// Who leaves may hear of it by the view, should the answer be lost.
+// A member that leaves may see it in the view, should the answer be lost.
 bool MemberCore::OnView(const v1::View& view) {
   if (view.version() <= view_.version()) return false;
   if (const absl::Status fit = CheckView(view); !fit.ok()) {
@@ -286,7 +286,7 @@ MemberCore::Request MemberCore::MakeRequest(Purpose purpose) const {
 }
 
 void MemberCore::Lose(absl::StatusCode code, absl::string_view why) {
-  // Who leaves wants nothing else: an answer overtook that to its good-bye.
+  // A member that leaves wants nothing else: an answer overtook that to Leave.
   if (state_ == State::kLeaving) return End(absl::OkStatus());
   End(absl::Status(code, absl::StrCat(options_.self.name(), " is out of job \"",
                                       options_.job, "\": ", why,

@@ -41,7 +41,7 @@ class Finding : public std::enable_shared_from_this<Finding> {
       MutexLock lock(mu_);
       link = link_;
       why = why_not_;
-      // Who has been there is sought until it is there again.
+      // A coordinator that was found once is looked for until it is back.
       look = is_in_doubt_ && !is_looking_ &&
              (link_ != nullptr || MayPass(why_not_));
       if (look) is_looking_ = true;

@@ -281,8 +281,8 @@ absl::Status ServedCall::Keep(ObjectTable::Object object) {
   const ObjectId made{agent().key(), peer().key, id()};
   WEFT_RETURN_IF_ERROR(objects.Add(made, peer(), std::move(object)));
   WEFT_FAILPOINT("rpc/keep").IgnoreError();
-  // Who gives the call up releases what it made after that: only now is it
-  // certain that one of the two sees the other.
+  // A caller that abandons the call releases its object afterwards: only now is
+  // it certain that one of the two sees the other.
   if (!cancel().IsCancelled()) return absl::OkStatus();
   (void)objects.Release(made, peer().key);
   return cancel().status();

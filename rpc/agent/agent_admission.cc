@@ -37,7 +37,7 @@ class AgentState::PendingPeer final : public LinkOwner {
 
   absl::Status OnFrame(Link& link, Frame&& frame) override {
     if (inbound_ != nullptr) return inbound_->OnFrame(link, std::move(frame));
-    if (refused_) return absl::OkStatus();  // it is told why, then closed
+    if (refused_) return absl::OkStatus();  // it gets the reason first
     const auto* hello = std::get_if<Hello>(&frame);
     if (hello == nullptr) {
       return absl::InvalidArgumentError("the first frame is not a Hello");
@@ -118,8 +118,8 @@ std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
     SessionEnded(old->peer());
   }
   if (inbound == nullptr) {
-    // Who was forgotten may come back, and a Hello of an earlier generation
-    // late.
+    // A forgotten peer may come back, and a Hello of an earlier generation may
+    // be late.
     if (!welcome.forgotten && !absl::IsAborted(welcome.status)) {
       refusal_log_.Refused("name", hello.name.substr(0, 64), "to call",
                            welcome.status.message());
@@ -262,8 +262,8 @@ Welcome AgentState::Judge(const Hello& hello, const Proof& proof,
   return welcome;
 }
 
-// Only who is idle is forgotten, and the longest begun first. Who draws a new
-// key each time it comes, as a tool in a watch does, leaves a session behind
+// Only idle peers are forgotten, the longest begun first. A peer with a new key
+// for each connection, as of a tool in a watch, leaves a session behind
 // each time: few are kept of one name. A worker that the directory knows may be
 // between two connections, and is forgotten last.
 void AgentState::ForgetIdle(const std::string& name,

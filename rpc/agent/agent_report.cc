@@ -42,7 +42,7 @@ telemetry::Fields AgentState::Describe() {
 std::vector<PendingCall> AgentState::Pending() {
   std::vector<PendingCall> calls;
   for (const auto& source : PendingSources()) source->AddPending(&calls);
-  // Who asks for these waits for an answer too, but not for long.
+  // The request for this list is a pending call too, but a short one.
   calls.erase(std::remove_if(calls.begin(), calls.end(),
                              [](const PendingCall& call) {
                                return call.function ==

@@ -20,7 +20,7 @@ bool AgentState::MayCall(const Function& function, const Worker& caller) const {
 void AgentState::Dispatch(const Function& function,
                           std::shared_ptr<ServedCall> call) {
   // It counts as a handler by now: either Stop waits for it, or this sees that
-  // Stop does not. Its session has ended then, and nobody hears of the drop.
+  // Stop does not. Its session has ended then, so the drop is not reported.
   if (has_stopped_.load()) return;
   absl::Status allowed = access_.Check(function, call->peer());
   if (!allowed.ok()) return call->Finish(std::move(allowed));

@@ -153,7 +153,7 @@ void AgentState::EndCalls(const absl::Status& why) {
   for (const auto& outbound : Outbounds()) outbound->Shutdown(why);
   for (const auto& inbound : Inbounds()) inbound->PeerGone(why);
   ending_.Cancel(why);
-  // Those that wait for a batch to fill have been told; they end in it.
+  // Calls that wait for a batch to fill were cancelled; they end in it.
   std::vector<std::shared_ptr<Batcher>> batchers;
   {
     MutexLock lock(mu_);
@@ -196,9 +196,9 @@ absl::Status AgentState::Drain(absl::Duration timeout) {
   return idle;
 }
 
-// Each end of a connection closes it by itself. Who only closed it when it
-// heard that the peer has left could wait for ever: a peer that leaves at the
-// same time is heard of by nobody, and waits likewise.
+// Each end of a connection closes it by itself. If an end closed it only when
+// notified that the peer has left, it could wait without an end: two peers that
+// leave at the same time would wait for each other.
 void AgentState::EndConnections(absl::Duration timeout) {
   const absl::Status why = CanCall();
   {
@@ -207,7 +207,7 @@ void AgentState::EndConnections(absl::Duration timeout) {
   }
   for (const auto& outbound : Outbounds()) outbound->EndWhenIdle(why);
   for (const auto& inbound : Inbounds()) inbound->EndWhenAcknowledged();
-  // A peer that hears of the departure before it has read its last reply would
+  // A peer that sees the departure before it has read its last reply would
   // take the call for lost.
   const Instant deadline =
       transport().clock().Now() + std::min(timeout, kAcknowledgeTime);
@@ -451,8 +451,8 @@ void AgentState::PeerGone(WorkerKey key, absl::string_view why, bool left) {
   {
     MutexLock lock(mu_);
     gone_.Add(key);
-    // Earlier ones, too: nobody may have told of their end. The outbounds stay,
-    // so that Targets that hold them learn why.
+    // Earlier ones, too: their end may not have been reported. The outbounds
+    // stay, so that Targets that hold them learn why.
     outbounds = TakeUpTo(key, &outbounds_);
     inbounds = TakeUpTo(key, &inbounds_);
   }

@@ -195,7 +195,7 @@ Future<int64_t> LaterWith(CallContext& context, const Tensor&) {
 }
 WEFT_RPC(LaterWith);
 
-// Keeps its thread until the test lets it go, whatever it is told.
+// Keeps its thread until the test releases it, also when cancelled.
 struct Blocker {
   Parker began;
   Parker go_on;
@@ -272,7 +272,7 @@ struct Order {
   Parker first_may_end;
 };
 
-// The first keeps its thread until the test lets it go.
+// The first keeps its thread until the test releases it.
 absl::StatusOr<int64_t> Ordered(CallContext& context, int64_t i,
                                 const std::string& text) {
   auto* order = context.Local<Order>();
@@ -382,7 +382,7 @@ TEST(Agent, AWorkerIsAValueOfACall) {  // F8
   EXPECT_EQ(same, told);
   EXPECT_EQ(absl::HashOf(same), absl::HashOf(told));
   EXPECT_NE((Worker{"w2", WorkerKey{1, 1}, ""}), told);
-  // What is told can be called.
+  // A Worker value that was received can be called.
   EXPECT_EQ(*Call(ranks[0].To(same), Add, 2, 3), 5);
   EXPECT_EQ(*Call(ranks[0].To(same.key), Add, 2, 3), 5);
 }
@@ -513,7 +513,7 @@ TEST(Agent, AnErrorOfABatchIsThatOfEachCallInIt) {
 
 TEST(Agent, CallThatWaitsForABatchEndsAtItsDeadlineAndWithTheAgent) {
   Ranks ranks(2);
-  // Who gives up in Wait alone does not say that word.
+  // A time-out of Wait alone has no such word in its message.
   EXPECT_THAT(
       CallOneAsync(ranks[0].To("w1", absl::Milliseconds(100)), SquareAll, 2)
           .Wait(kPatience),
@@ -635,7 +635,7 @@ TEST(HandlerThreads, ACallThatGetsNoneNamesThePoolItsSizeAndTheOption) {
     EXPECT_THAT(end, StatusIs(absl::StatusCode::kResourceExhausted,
                               "more than 4 by AgentOptions::max_threads"));
   }
-  // They have let go of their threads.
+  // They have released their threads.
   EXPECT_EQ(*Call(ranks[0].To("w1"), Add, 2, 3), 5);
 }
 
@@ -866,7 +866,7 @@ TEST(Agent, AnUnknownWorkerIsNotFoundAndTheKnownAreNamed) {
               StatusIs(absl::StatusCode::kNotFound, "known are w0, w1"));
 }
 
-// One that hears of workers late, unless it is told to catch up.
+// A directory that learns of workers late, unless it is refreshed.
 class LateDirectory final : public Directory {
  public:
   absl::StatusOr<Worker> Find(absl::string_view name) const override {
@@ -1087,7 +1087,7 @@ TEST(Agent, ADeadlineEndsTheCallAndCancelsTheHandler) {
   EXPECT_EQ(counters.cancelled, counters.lingered);
 }
 
-// The function hears of the deadline about when its caller does.
+// The function sees the deadline at about the same time as its caller.
 TEST(Agent, ResultAfterTheDeadlineIsDiscarded) {
   Counters counters[2];
   Ranks ranks(2);
@@ -1199,7 +1199,7 @@ TEST(Agent, APeerDeclaredGoneEndsItsCallsWithTheOutcomeUnknown) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnavailable,
                                "its process has ended"));
   EXPECT_TRUE(OutcomeUnknown(status));
-  // The directory has not heard of it yet; nobody is called in vain.
+  // The directory does not have it yet; no call is sent to a gone worker.
   EXPECT_THAT(Call(ranks[0].To("w1"), Add, 1, 2),
               StatusIs(absl::StatusCode::kUnavailable, "1@0.1 of w1 is gone"));
 }

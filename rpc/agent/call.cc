@@ -54,7 +54,7 @@ Target Target::AllowingAlias() const {
   return other;
 }
 
-// What WithAttachment() was told.
+// The arguments of WithAttachment().
 struct Target::Attached {
   std::string kind;
   MakeAttachment make;

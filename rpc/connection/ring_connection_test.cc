@@ -37,7 +37,7 @@ using Written = transport::Connection::Written;
 
 // ---------------------------------------------------------- one end, by hand
 
-// A stream that keeps what is written, and says so when it is told to.
+// A stream that keeps what is written, and reports it on request.
 class FakeStream final : public transport::Connection {
  public:
   Written Write(Slices message) override {
@@ -182,7 +182,7 @@ TEST_F(RingConnectionTest, PeerWithoutAnAnswerKeepsTheStream) {
   caller_.ring->OnMessage(TextMessage("a word of the stream"));
   EXPECT_EQ(caller_.watch->source, nullptr);
   EXPECT_TRUE(memory_of_caller_.expired());
-  // Who polls may have been at it.
+  // A poller may have been using it.
   EXPECT_FALSE(polled->BeginSleep());
   polled->EndSleep();
   polled->Handle();

@@ -203,7 +203,7 @@ TEST(SimulatedAgents, EachCallRunsOnceWhateverBreaks) {
   EXPECT_GT(broken, 200);
 }
 
-// What a stranger hears of an agent.
+// The messages that a stranger receives from an agent.
 class Stranger final : public transport::ConnectionObserver {
  public:
   void OnMessage(Slices message) override {
@@ -318,7 +318,7 @@ TEST_F(BulkTest, ALargeBodyDelaysNoSmallCallAndNoCancellation) {
     if (large.IsReady()) break;
     EXPECT_LT(Now() - start, absl::Milliseconds(4));
     ++small;
-    // A call that is given up is heard of as fast.
+    // The callee receives a cancellation as fast.
     Promise<void> told(ranks_.transport(0).driver());
     lingering_.told = &told;
     Future<void> lingers = CallAsync(b, Linger);

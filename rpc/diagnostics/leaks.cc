@@ -96,7 +96,7 @@ void OpenHandles::Remove(WorkerKey keeper, uint64_t id) {
 void OpenHandles::KeeperGone(WorkerKey keeper, bool left) {
   MutexLock lock(mu_);
   gone_.Add(keeper);
-  // Earlier ones died: who leaves is told of.
+  // Earlier ones died: a worker that leaves is reported.
   for (auto it = kept_.lower_bound({keeper.id, 0});
        it != kept_.end() && it->first < keeper;) {
     it = left_.count(it->first) > 0 ? std::next(it) : kept_.erase(it);

@@ -57,7 +57,7 @@ absl::Status Codec<PendingCall>::Decode(Decoder& decoder, PendingCall& call) {
                    age, remaining, call.for_peer, call.for_id);
   if (!status.ok()) return status;
   if (phase >= kPhases) return Decoder::Malformed("no such phase");
-  // WaitsFor takes such a call for one that nobody has told of.
+  // WaitsFor takes such a call for one that was not reported.
   if (call.function.empty()) return Decoder::Malformed("no function");
   call.phase = static_cast<Phase>(phase);
   call.age = absl::Microseconds(age);
@@ -118,7 +118,7 @@ void WaitsFor::AddBelow(const Key& key, int depth, std::set<Key>* seen,
   if (is_known) calls->emplace_back(depth, &node->second.wait);
   if (depth == kMaxDepth) return;
   for (const Key& child : node->second.children) {
-    // Told of anew, it may have been made within another since.
+    // Reported again, it may have been made within another since.
     if (nodes_.at(child).parent != key) continue;
     AddBelow(child, depth + (is_known ? 1 : 0), seen, calls);
   }

@@ -26,7 +26,7 @@ namespace {
 constexpr char kCall[] = "/weft.rpc.v1.Worker/Call";
 constexpr char kDescribe[] = "/weft.rpc.v1.Worker/Describe";
 
-// Who calls: by the certificate, else anybody of this user or network.
+// The caller: by the certificate, else anybody of this user or network.
 Worker CallerOf(const net::Peer& peer) {
   if (!peer.identity.has_value()) return {"client", {}, peer.address};
   return {peer.identity->Name(), {}, peer.address, peer.identity->role};
@@ -210,7 +210,7 @@ class UntypedCallService::Core : public std::enable_shared_from_this<Core> {
 UntypedCallService::UntypedCallService(net::Endpoint& endpoint,
                                        Executor& executor)
     : core_(std::make_shared<Core>(executor)) {
-  // Whom a function is for, the agent knows.
+  // The agent checks the roles of each function.
   endpoint.RegisterUnary(
       kCall,
       [core = core_](net::IncomingCall call) { core->OnCall(std::move(call)); },

@@ -330,7 +330,7 @@ TEST(Failures, AResultInABatchThatCannotBeWrittenIsOfEncode) {
   EXPECT_THAT(good.Wait(absl::Seconds(30)), IsOkAndHolds(Says("fine")));
 }
 
-// What was taken of the arguments before is let go: PROBE-P18.
+// Arguments that were encoded before are released: PROBE-P18.
 TEST(Failures, ArgumentsThatCannotBeWrittenAreNotSent) {
   Ranks ranks(2);
   const Target w1 = ranks[0].To("w1");
@@ -685,7 +685,7 @@ TEST(Timeout, SaysThatTheCallWasInTheHandler) {
   EXPECT_THAT(ranks[1].AwaitIdle(kPatience), IsOk());
   MutexLock lock(parked.mu);
   ASSERT_THAT(parked.promises, SizeIs(1));
-  EXPECT_TRUE(parked.promises[0].IsDone());  // its function is told
+  EXPECT_TRUE(parked.promises[0].IsDone());  // its function is notified
 }
 
 // As its worker says it, of Park.
@@ -726,7 +726,7 @@ TEST(Cancelled, SaysWhereTheCallWasAndWhetherItMayHaveRun) {
   }
 }
 
-// The queue of what is to be told is being worked off then.
+// The queue of notifications is being worked off then.
 TEST(Cancelled, SaysTheSameWhereACallbackCancels) {
   Parked parked;
   RanksOptions options;
@@ -759,7 +759,7 @@ TEST(Cancelled, SaysTheSameWhereACallbackCancels) {
 TEST(Timeout, SaysThatTheCallWasInTheQueue) {
   Ranks ranks(1);
   ranks.directory().Put(Worker{"w9", WorkerKey{9, 1}, "nowhere"});
-  // Who gives up in Wait alone does not say that word, here and elsewhere.
+  // A time-out of Wait alone has no such word, here and elsewhere.
   const absl::Status status =
       CallAsync(ranks[0].To("w9", absl::Milliseconds(50)), Fail, "x")
           .Wait(kPatience);

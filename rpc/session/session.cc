@@ -47,8 +47,8 @@ void CallerSession::HangUpIfDone(std::vector<Action>* actions) {
 
 void CallerSession::On(const Start& event, Instant now,
                        std::vector<Action>* actions) {
-  // The id is pending from the moment that it exists: nothing can be asked of
-  // it, nor be told of it, before.
+  // The id is pending from the moment that it exists: no question and no event
+  // can name it before.
   const uint64_t id = event.request->id = next_id_++;
   const auto it = pending_.try_emplace(id, Pending{event.request, false}).first;
   if (is_gone()) {
@@ -82,7 +82,7 @@ void CallerSession::On(const Abandon& event, Instant now,
   if (it == pending_.end()) return;  // it has ended already
   const bool sent = it->second.sent;
   End(it, Unanswered(it->second, event.why), nullptr, actions);
-  // A function that runs for nobody should hear of it at once.
+  // A function whose caller has gone should be cancelled at once.
   if (sent && connected_) FlushAcks(actions);
   SendWaiting(now, actions);
 }
@@ -119,7 +119,7 @@ void CallerSession::On(const Connected& event, Instant now,
 
 void CallerSession::On(const Disconnected&, Instant, std::vector<Action>*) {
   connected_ = false;
-  ack_due_ = Instant::Infinite();  // the next connection is told all
+  ack_due_ = Instant::Infinite();  // the next connection sends all
   if (!resumes_) ++generation_;
 }
 
@@ -419,7 +419,7 @@ CallerSession::PendingMap::iterator CallerSession::End(
       call.sent && reply != nullptr && !reply->attachments.empty();
   const CallCredit credit{call.request->depth, call.request->bytes(),
                           call.request->is_stream};
-  // Who serves counts the call until it is acknowledged.
+  // The callee counts the call until it is acknowledged.
   if (call.sent && !settles) Free(credit);
   const std::shared_ptr<StagedAttachments>& staged = call.request->staged;
   const auto tell = [&](AttachmentOutcome outcome) {

@@ -214,7 +214,7 @@ void AddEnds(const Intervals& intervals, std::set<uint64_t>* ids) {
   }
 }
 
-// Whom `event` is about.
+// The calls that `event` is about.
 std::set<uint64_t> Subjects(const CallerSession::Event& event) {
   if (const auto* abandon = std::get_if<CallerSession::Abandon>(&event)) {
     return {abandon->id};

@@ -18,8 +18,7 @@ Instant DeadlineOf(uint64_t id) {
 
 constexpr char kGone[] = "the callee was replaced";
 
-// What sessions need to see of attachments; who is told of their outcome is
-// the world.
+// What sessions need to see of attachments; the world receives their outcomes.
 template <typename Message>
 void Attach(Message* message) {
   static const auto* const staged =

@@ -276,7 +276,7 @@ std::string TraceOfAnotherProcess(uint64_t seed) {
 }
 
 // w3 crashes amid calls of the three others, when it has called each: in which
-// order it ends its sessions is when each of them hears of it.
+// order it ends its sessions is when each of them is notified.
 void CrashAmidSessions(uint64_t seed, std::vector<std::string>* trace) {
   SimulatedAgents agents(seed, Quiet(4));
   Ledger ledger;
@@ -532,7 +532,7 @@ TEST(SimulatedFaults, HoursPassInNoTime) {
     agents.Heal(0, 1);
     return late;
   });
-  // Whoever cannot be reached is given up before.
+  // Calls to an unreachable worker end before.
   EXPECT_THAT(statuses,
               ElementsAre(StatusIs(absl::StatusCode::kUnavailable, "w1")));
   EXPECT_GE(after - before, absl::Seconds(10));
@@ -736,7 +736,7 @@ TEST(SimulatedFaults, ForgottenSessionEndsSentCallsAndRepeatsNone) {
   EXPECT_THAT(kept, IsOkAndHolds(1));
   EXPECT_EQ(ledger.runs[2], 1);
   EXPECT_EQ(ledger.runs[3], 1);
-  // Who comes back is no intruder.
+  // A peer that comes back is not counted as refused.
   EXPECT_EQ(telemetry.metrics()
                 .CounterFor("weft_net_refused_total", {{"kind", "name"}})
                 .Value(),
@@ -1204,7 +1204,7 @@ TEST(Retry, AnyAttemptThatMayHaveRunMakesTheOutcomeUnknown) {
   }
 }
 
-// A call is in a pause, as its worker is down, when its agent is told to end
+// A call is in a pause, as its worker is down, when its agent is shut down
 // within `timeout`. Returns how the Shutdown ends, and how the call does.
 std::pair<absl::Status, absl::Status> ShutDownInAPause(
     absl::Duration timeout, std::vector<std::string>* cut) {

@@ -35,7 +35,7 @@ class OwnerTable {
  public:
   // ---- Events.
   // The call that makes token.object has come; it ends with Made or NotMade.
-  // Its creator may hear of its end, and delete token.fork, before this table
+  // Its creator may see its end, and delete token.fork, before this table
   // does: then the fork ends as soon as it is made.
   struct Expected {
     Token token;

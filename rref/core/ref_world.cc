@@ -279,7 +279,7 @@ void RefWorld::Tell(int index, const UserTable::Event& event) {
 void RefWorld::OnReady(int agent, const UserTable::Ready& ready) {
   const auto share = shares_.find(ready.token.fork);
   if (share == shares_.end()) return;
-  // The receiver's part of the message is done: its sender hears of it.
+  // The receiver's part of the message is done: its sender is notified.
   const Message settled{Kind::kSettled, agent, share->second.from,
                         ready.token,    true,  share->second.registered};
   shares_.erase(share);
@@ -370,8 +370,8 @@ void RefWorld::Deliver(size_t index, bool accept) {
   }
 }
 
-// The function runs; its reply leaves before the owner's table hears of its
-// end.
+// The function runs; its reply leaves before the owner's table gets the event
+// of its end.
 void RefWorld::DeliverCreate(const Message& message, bool succeeds) {
   const Token& token = message.token;
   if (creations_[token.object] == Creation::kNever) return;  // fenced

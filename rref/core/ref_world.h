@@ -33,7 +33,7 @@ enum class Fault {
   kSameIncarnation,        // e: a restarted agent keeps its key
   kSettlementLost,         // f: nobody hears that a child is confirmed
   kUseNotCounted,          // g: a request keeps no handle
-  kFailedCreationUnknown,  // h: the owner's table is not told of a failure
+  kFailedCreationUnknown,  // h: the owner's table gets no event of a failure
   kEarlyDeleteLost,        // k: a delete is lost if it comes before Made
   kCreatorNotAsked,        // l: who waits for an unknown object waits on
 };

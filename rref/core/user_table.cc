@@ -46,7 +46,7 @@ void UserTable::On(const Registered& event, std::vector<Action>* actions) {
 void UserTable::EndWait(const ForkId& id, const absl::Status& status,
                         std::vector<Action>* actions) {
   const auto it = forks_.find(id);
-  // It has failed already if its owner's end was heard of first.
+  // It has failed already if the event of its owner's end came first.
   if (it == forks_.end() || it->second.state != State::kPending) return;
   it->second.state = status.ok() ? State::kConfirmed : State::kFailed;
   actions->push_back(Ready{it->second.token, status});

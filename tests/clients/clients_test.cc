@@ -435,7 +435,7 @@ TEST(Status, ShowsTheWaitsForGraph) {
   EXPECT_TRUE(waiting["no_answer"].empty());
   gate.may_leave.Unpark();
   EXPECT_THAT(call.Wait(kLong), IsOkAndHolds(1));
-  // Who does not answer is named.
+  // The output names a worker that does not answer.
   workers[1].reset();
   EXPECT_THAT(Weft(ask).output, HasSubstr("no answer: trainer1"));
 }

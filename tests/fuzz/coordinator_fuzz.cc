@@ -117,7 +117,7 @@ std::vector<std::string> Seeds() {
 
 std::vector<std::string> Words() { return {"job", "ps0", "\x08\x01", "\x10"}; }
 
-// Who is there before hears it, and may join again after.
+// A member that is there first receives it, and may join again afterwards.
 void Run(absl::string_view input) {
   if (input.empty()) return;
   Coordinator coordinator;

@@ -99,7 +99,7 @@ class Run {
 
   void All() {
     while (!input_.empty()) {
-      const auto polled = watch_->source;  // a poller lets go of it late
+      const auto polled = watch_->source;  // a poller releases it late
       One(static_cast<Step>(Byte() % kSteps));
       if (polled != nullptr) Sleep(*polled);
     }

@@ -430,7 +430,7 @@ TEST(WeftRun, ASecondOneOfTheJobHarmsNothing) {
   const auto second = run("--epochs=1");
   EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(3)) << second->output();
   EXPECT_THAT(second->output(), HasSubstr("already"));
-  // Its coordinator has been told of those ends by now.
+  // Its coordinator has received the reports of those ends by now.
   EXPECT_THAT(first->Wait(absl::Seconds(3)),
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_THAT(first->output(), Not(HasSubstr("gone")));

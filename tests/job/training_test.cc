@@ -275,7 +275,7 @@ TEST(MainJob, ResumesFromTheNewestCheckpointThatIsWhole) {
       absl::StrCat("every checkpoint in ", saved, " is damaged; the newest: ");
   EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(20)) << trainer->output();
   EXPECT_THAT(trainer->output(), HasSubstr(why));
-  // Whoever ends by it ends with the cause, whoever noticed it first.
+  // Each rank that ends by it reports the cause, also one that saw it later.
   EXPECT_THAT(other->Wait(kLong), IsOkAndHolds(20)) << other->output();
   EXPECT_THAT(other->output(), HasSubstr("error: trainer0: " + why));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(20)) << server->output();
@@ -377,7 +377,7 @@ TEST(MainJob, TrainsOverTcpWithTheCertificatesOfItsJobOnly) {
                                     "--servers=2", "--trainers=1"});
     ASSERT_THAT(init->Wait(kLong), IsOkAndHolds(0)) << init->output();
   }
-  // Port 0 cannot be told to the others, so one that was free a moment ago.
+  // Others cannot be given port 0, so use a port that was free a moment ago.
   job.coordinator = absl::StrCat("127.0.0.1:", FreePort());
   job.flags = {"--certs=" + job.Path("job")};
   const Processes servers = job.StartServers();

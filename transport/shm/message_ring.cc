@@ -20,7 +20,7 @@ constexpr uint64_t kPartBytes = 32 << 10;
 
 uint64_t RoundUp(uint64_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
 
-// Who waits for room goes on when half of the ring is free: not for crumbs.
+// A writer that waits for room continues when half of the ring is free.
 uint64_t EnoughRoom(uint64_t capacity) { return capacity / 2; }
 
 // As RingWords has it: 0 if the system does not tell.

@@ -261,7 +261,7 @@ bool RingConnection::HasWork() {
   return writer_.HasRoom();
 }
 
-// Who polls may have begun to look before DoWithoutRings().
+// A poller may have begun to look before DoWithoutRings().
 bool RingConnection::BeginSleep() {
   {
     MutexLock lock(mu_);

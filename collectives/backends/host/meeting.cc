@@ -200,7 +200,7 @@ absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
   const uint64_t token = uint64_t{random()} << 32 | random();
   for (const int r : here) {
     if (r == options_.rank) continue;
-    // Whoever does not get it says so, in mapped/.
+    // A rank that does not get it reports that in mapped/.
     net::LocalSocket::Send(places_[r].socket, token, {segment->fd()})
         .IgnoreError();
   }

@@ -297,7 +297,8 @@ std::string LocalBackend::WhatItDoes(int rank) const {
                       : absl::StrCat("last called ", kept.back().text);
 }
 
-// Who waits for whom: the ranks that have not called `operation`, or `from`.
+// The ranks that are waited for: those that have not called `operation`, or
+// `from`.
 std::string LocalBackend::WhoIsAwaited(const Operation& operation,
                                        int from) const {
   std::string text;

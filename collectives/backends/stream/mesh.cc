@@ -161,7 +161,7 @@ void Mesh::Leave() {
     MutexLock lock(mu_);
     has_left_ = true;
     abort_hook_ = nullptr;
-    // Whoever hears first that this rank has left shall know why.
+    // A peer that receives the leave message first must know the cause.
     if (!aborted_.ok()) PostToAll(AbortFrame());
     Frame leave;
     leave.kind = Frame::kLeave;
