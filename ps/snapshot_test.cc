@@ -1,0 +1,124 @@
+#include "weft/ps/snapshot.h"
+
+#include <map>
+#include <string>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/ps/placement.h"
+#include "weft/tests/support/status_matchers.h"
+
+namespace weft::ps {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::IsOk;
+using ::weft::testing::StatusIs;
+
+v1::TableSpec Sparse() {
+  v1::TableSpec spec;
+  spec.set_name("words");
+  spec.set_kind(v1::TableSpec::SPARSE);
+  spec.set_dim(2);
+  spec.mutable_rule()->mutable_sgd()->set_lr(0.1);
+  spec.set_mode(v1::TableSpec::ASYNC);
+  spec.set_partitions(4);
+  return spec;
+}
+
+// Some key of that partition.
+uint64_t KeyOf(int partition) {
+  for (uint64_t key = 0;; ++key) {
+    if (Placement("words", 4, 1).PartitionOfKey(key) == partition) return key;
+  }
+}
+
+TableShard::Image Rows() {
+  TableShard::Image image;
+  image.version = 9;
+  for (const int partition : {1, 3}) {
+    PartitionImage rows;
+    rows.keys = {KeyOf(partition)};
+    rows.steps = {5 + partition};
+    rows.weights = {0.5f * partition, -1.0f};
+    rows.windows = {{77, 12, 0x0f}};
+    image.partitions.emplace_back(partition, rows);
+  }
+  return image;
+}
+
+TEST(Snapshot, RowsStepsAndWindowsComeBack) {
+  const auto shard = ToShard(2, Sparse(), Rows());
+  ASSERT_THAT(shard.status(), IsOk());
+  EXPECT_TRUE(IsTableShard(*shard));
+  std::map<std::string, LoadedTable> tables;
+  ASSERT_THAT(AddShard(*shard, "ps2", tables), IsOk());
+  const LoadedTable& words = tables.at("words");
+  EXPECT_EQ(words.spec.dim(), 2);
+  EXPECT_EQ(words.image.version, 9);
+  ASSERT_EQ(words.image.partitions.size(), 2u);
+  const auto& [partition, rows] = words.image.partitions[1];
+  EXPECT_EQ(partition, 3);
+  EXPECT_THAT(rows.keys, ElementsAre(KeyOf(3)));
+  EXPECT_THAT(rows.steps, ElementsAre(8));
+  EXPECT_THAT(rows.weights, ElementsAre(1.5f, -1.0f));
+  ASSERT_EQ(rows.windows.size(), 1u);
+  EXPECT_EQ(rows.windows[0].client, 77u);
+  EXPECT_EQ(rows.windows[0].high, 12u);
+  EXPECT_EQ(rows.windows[0].mask, 0x0fu);
+}
+
+TEST(Snapshot, ShardOfAnotherLibraryIsNoTables) {
+  EXPECT_FALSE(IsTableShard(checkpoint::Safetensors()));
+}
+
+TEST(Snapshot, DamagedShardsAreRefusedWithTheirName) {
+  const checkpoint::Safetensors good = *ToShard(2, Sparse(), Rows());
+  for (const auto& [name, tensor] : good.tensors) {
+    checkpoint::Safetensors damaged = good;
+    damaged.tensors.erase(name);
+    std::map<std::string, LoadedTable> tables;
+    EXPECT_THAT(AddShard(damaged, "ps2", tables),
+                StatusIs(absl::StatusCode::kDataLoss, name));
+  }
+  for (const auto& [key, value] : good.metadata) {
+    checkpoint::Safetensors damaged = good;
+    damaged.metadata[key] = "\xff";
+    std::map<std::string, LoadedTable> tables;
+    if (key == "server" || key == "name") continue;  // for people
+    const absl::Status status = AddShard(damaged, "shard-of-ps2", tables);
+    EXPECT_FALSE(status.ok()) << key;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("shard-of-ps2"))
+        << key;
+  }
+}
+
+TEST(Snapshot, PartitionThatCameBeforeIsRefused) {
+  const checkpoint::Safetensors shard = *ToShard(2, Sparse(), Rows());
+  std::map<std::string, LoadedTable> tables;
+  ASSERT_THAT(AddShard(shard, "ps2", tables), IsOk());
+  const absl::Status again = AddShard(shard, "ps3", tables);
+  EXPECT_FALSE(again.ok());
+  EXPECT_THAT(std::string(again.message()), HasSubstr("ps3"));
+}
+
+TEST(Snapshot, ShardsOfASyncTableThatDifferInVersionAreRefused) {
+  v1::TableSpec spec = Sparse();
+  spec.set_mode(v1::TableSpec::SYNC);
+  spec.set_shards(1);
+  TableShard::Image other = Rows();
+  other.version = 10;
+  for (auto& [partition, rows] : other.partitions) {
+    partition -= 1;
+    rows.keys = {KeyOf(partition)};
+  }
+  std::map<std::string, LoadedTable> tables;
+  ASSERT_THAT(AddShard(*ToShard(0, spec, Rows()), "ps0", tables), IsOk());
+  EXPECT_THAT(
+      AddShard(*ToShard(1, spec, other), "ps1", tables),
+      StatusIs(absl::StatusCode::kDataLoss, "at version 10, elsewhere at 9"));
+}
+
+}  // namespace
+}  // namespace weft::ps
