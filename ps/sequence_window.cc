@@ -12,7 +12,7 @@ SequenceWindow::Answer SequenceWindow::Ask(uint64_t sequence) const {
     return applied ? Answer::kDuplicate : Answer::kNew;
   }
   // Moving the window up pushes its oldest numbers out; none of them may be
-  // still missing, since it could not be told from an applied one afterwards.
+  // still missing, since it would look like an applied one afterwards.
   const uint64_t shift = sequence - high_;
   if (shift > kWidth) return Answer::kTooFar;
   const uint64_t leaving = shift == kWidth ? mask_ : mask_ >> (kWidth - shift);

@@ -195,7 +195,7 @@ TEST(TableShard, RoundDoesNotWaitForADeadWorker) {
 
 // The owner of shard 1 ends in the middle of round 0: it had given its part, or
 // had not, and rank 0 takes the shard over and gives the part again. Also where
-// the server has not heard of the death, and where its word comes late.
+// the server has no notice of the death, and where the notice is late.
 TEST(TableShard, AShardThatChangesItsOwnerMidRoundCountsOnceWithEqualBits) {
   const std::vector<float> x = {0.1f, 1e8f, 3.3f, 1e-7f, 7.0f};
   const std::vector<float> y = {0.7f, -1e8f, 1.1f, 1.0f, 0.3f};
@@ -296,7 +296,7 @@ TEST(TableShard, ADenseTableNeedsFirstValuesAndKeepsTheFirst) {
   EXPECT_THAT(pushed->values.ToVector<float>(), ElementsAre(0, -1, -2, -3, -4));
 }
 
-// A worker whose tensors do not fit is told so, and the table stays as it is.
+// A pull that names partitions, as a push does, is served.
 TEST(TableShard, PullIgnoresSpansThatOnlyAPushHas) {
   for (const auto mode : {v1::TableSpec::SYNC, v1::TableSpec::ASYNC}) {
     const auto shard = Shard(v1::TableSpec::SPARSE, mode);

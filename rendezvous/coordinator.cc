@@ -130,8 +130,8 @@ class Coordinator::State : public std::enable_shared_from_this<State> {
   std::unique_ptr<Core> core_;
   std::unique_ptr<Journal> journal_;
   absl::Status journal_status_;
-  // While the journal cannot be reached nothing is decided. What was decided
-  // last, and is to be told once its records are there:
+  // While the journal cannot be reached nothing is decided. The last decision,
+  // which is published once its records are there:
   struct Stalled {
     std::vector<v1::LogRecord> records;
     Core::Actions actions;

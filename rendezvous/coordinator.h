@@ -2,7 +2,7 @@
 // an endpoint by grpc_coordinator.h, within the process by LocalLink().
 //
 // It is CoordinatorCore, which decides, behind a Journal, which remembers: a
-// decision is there before anybody hears of it.
+// decision is there before it is published.
 
 #ifndef WEFT_RENDEZVOUS_COORDINATOR_H_
 #define WEFT_RENDEZVOUS_COORDINATOR_H_
@@ -51,7 +51,7 @@ class Coordinator {
   // hangs for longer is for `executor`'s end to wait for.
   ~Coordinator();
 
-  // Who calls, as far as the transport has proved it.
+  // The caller, as far as the transport has proved it.
   struct Caller {
     std::string text;  // for messages to people
     // The only worker for which it may speak; empty: any.

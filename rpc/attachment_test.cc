@@ -136,7 +136,7 @@ TEST_F(AttachmentTest, IsRefusedWhereAnotherArgumentCannotBeEncoded) {
 TEST_F(AttachmentTest, OfAResultThatCannotBeEncodedIsRefused) {
   EXPECT_THAT(Call(peer(), Give, "unfit").status(),
               StatusIs(absl::StatusCode::kInternal));
-  // The callee hears of it beside the reply.
+  // The callee is notified beside the reply.
   EXPECT_TRUE(testing::Becomes([&] {
     return theirs_->Outcomes() == "unfit refused";
   })) << theirs_->Outcomes();
@@ -187,7 +187,7 @@ TEST_F(OwnAttachmentTest, OfACallByItselfIsDelivered) {
   EXPECT_NE(taken[0].context.call, 0u);
   EXPECT_NE(taken[0].context.call, taken[1].context.call);
   EXPECT_EQ(mine_->sent()[0].call, taken[0].context.call);
-  // What is not decoded any more is let go.
+  // An attachment that is not decoded any more is released.
   EXPECT_TRUE(testing::Becomes([&] { return mine_->open_receipts() == 0; }));
 }
 

@@ -276,7 +276,7 @@ TEST_F(ClientTest, ACancelledCallIsCancelledAtTheWorker) {
 
 class VanishedClientTest : public ClientTest {
  protected:
-  // The call of a client that has gone hears of it, and nothing of it is left
+  // The call of a client that has gone is cancelled, and nothing of it is left
   // to keep the worker from ending.
   void ExpectGivenUp(Served& served) {
     EXPECT_THAT(served.parked().given_up.future().Wait(kLong), IsOk());
@@ -311,7 +311,7 @@ TEST_F(ClientTest, DeadlinesPassAtBothEnds) {
   Served served(Socket());
   WEFT_ASSERT_OK_AND_ASSIGN(const auto client, Client::Connect(Socket()));
   ASSERT_THAT(Call(client->To(kLong), CallerForClients), IsOk());
-  // Who gives up in Wait alone does not say that word.
+  // A time-out of Wait alone has no such word in its message.
   EXPECT_THAT(CallAsync(client->To(absl::Milliseconds(100)), ParkForClients)
                   .Wait(kLong),
               StatusIs(absl::StatusCode::kDeadlineExceeded, "deadline"));

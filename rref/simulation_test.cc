@@ -416,7 +416,7 @@ INSTANTIATE_TEST_SUITE_P(
         LostMessage{"reply", "", 10}, LostMessage{"ack", "", 5}),
     [](const auto& info) { return absl::StrCat(info.index); });
 
-// The creation comes after who was told of the object has asked for it, so that
+// The creation comes after a holder of the object has asked for it, so that
 // the owner asks its creator; that message, and its reply, are lost too.
 TEST(SimulatedReferences, J_RegistrationOvertakesACreationThatIsLost) {
   for (uint64_t seed = 1; seed <= 20; ++seed) {

@@ -25,7 +25,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::weft::testing::IsOkAndHolds;
 
-// Who calls, as its certificate proves it.
+// The caller, as its certificate proves it.
 std::string RoleOfCaller(rpc::CallContext& context) {
   return absl::StrCat(context.peer().name, " ", context.peer().role);
 }

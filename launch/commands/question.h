@@ -47,7 +47,7 @@ struct Meeting {
 absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
                                                 absl::string_view bytes);
 
-// Who is in the job. `question` says how to ask, but for the address.
+// The members of the job. `question` says how to ask, but for the address.
 absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
                                                const Meeting& meeting);
 

@@ -1,13 +1,13 @@
 // AcceptLoop: the edge guard. It accepts connections for a Loop's endpoints and
 // hands over those that are fit.
 //
-// gRPC's own listener stops for good when descriptors run out, has no cap on
+// gRPC's own listener ends when descriptors run out, has no cap on
 // connections, and gives a silent one two minutes. Here a connection waits, at
 // no cost to gRPC, until it has said all that it says before it wants an
 // answer; and no more than `max_handshakes` TCP connections are with gRPC
-// without having made a call. Who gets a place, and who makes room when
-// descriptors or places run out: see PendingConnections. Who has made a call
-// stays, unless it floods us with calls.
+// without having made a call. Which one gets a place, and which makes room when
+// descriptors or places run out: see PendingConnections. One that has made a
+// call stays, unless it floods us with calls.
 
 #ifndef WEFT_NET_EDGE_ACCEPT_LOOP_H_
 #define WEFT_NET_EDGE_ACCEPT_LOOP_H_
@@ -45,7 +45,7 @@ struct AcceptLoopOptions {
   // For a connection to begin, and then to shake hands.
   absl::Duration handshake_timeout = absl::Seconds(5);
   // How many calls gRPC has open over the connections from these peers; null:
-  // nobody looks. Who has four times `max_calls_per_connection` is cut off.
+  // no check. A peer with four times `max_calls_per_connection` is cut off.
   std::function<std::map<std::string, int64_t>(const std::set<std::string>&)>
       open_streams = nullptr;
   int max_calls_per_connection = 256;

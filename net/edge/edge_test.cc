@@ -1215,8 +1215,8 @@ TEST_F(FloodOfHandshakes, FromManyAddressesLetsMembersIn) {
   ExpectLetIn(5, "beside them");
 }
 
-// Who shares an address with it, as behind a NAT. Of those that come again and
-// again, only half hellos are known for what they are.
+// Members share an address with the flood, as behind a NAT. Of connections that
+// come again and again, only half hellos are recognised.
 TEST_F(FloodOfHandshakes, FromTheMembersAddressLetsMembersIn) {
   Serve(kTime);
   auto member = LetIn();

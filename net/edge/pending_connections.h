@@ -1,7 +1,7 @@
 // PendingConnections: the connections that have made no call yet, by address:
 // which of them may begin its handshake, and which is closed to make room.
 //
-// Who has made no call may be anybody. So nobody of them is owed more than
+// A peer that has made no call may be anybody. So none is preferred to
 // others: places for handshakes go to the address that has the fewest, of its
 // connections to the newest (under a flood the oldest wait for nothing); an
 // address leaves a quarter of the places to others; and what makes room is the

@@ -76,7 +76,7 @@ class CallSink {
   virtual void OnCall(std::shared_ptr<ServerCall> call) = 0;
 };
 
-// Who slept for longer until a message came may assume that its sender, on
+// An end that slept longer before a message may assume that its sender, on
 // another core, sleeps too by now. Two ends that share a core answer each other
 // within less; a core that sleeps takes longer to wake.
 inline constexpr absl::Duration kPeerSleepsAfter = absl::Microseconds(40);
@@ -224,7 +224,7 @@ class Loop::Core : public MemoryWatch,
   absl::Status Listen(Listener listener) ABSL_LOCKS_EXCLUDED(mu_);
   void StopListening(const Address& address);
 
-  // `call` came to nothing: it was refused, or taken back. Cuts off the peer
+  // `call` was useless: it was refused, or taken back. Cuts off the peer
   // that has too many of those.
   void CountUselessCall(const ServerCall& call);
 

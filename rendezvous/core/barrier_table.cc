@@ -179,8 +179,8 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   barriers_.erase(found);
 }
 
-// Who waits at many brings little to each, and may be owed much of each: who
-// confirms nothing would be owed as many times what a barrier may gather.
+// A member that waits at many barriers brings little to each, and each may keep
+// much for it: without confirmations that is many times what a barrier gathers.
 absl::Status BarrierTable::CheckRoomFor(const Barrier& barrier,
                                         const Answer& open) const {
   for (const auto& [name, arrival] : barrier) {

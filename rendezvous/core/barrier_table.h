@@ -54,7 +54,7 @@ class BarrierTable {
   };
   struct Result {
     std::vector<Outcome> outcomes;
-    // To be remembered before the outcomes are told; empty if none opened.
+    // To be persisted before the outcomes are sent; empty if none opened.
     v1::LogRecord::Released released;
   };
 

@@ -36,8 +36,8 @@ std::string Shortened(const std::string& text) {
 }
 
 // Whether `member` is the one that has ended, and not another of its name, as
-// that of a second `weft run` is which was refused. Where it cannot be told
-// silence has to do.
+// that of a second `weft run` is which was refused. Where that is unclear
+// silence decides.
 bool IsOf(const v1::ReportExitRequest& report, const v1::Member& member) {
   if (report.incarnation() != 0) {
     return report.incarnation() == member.incarnation();

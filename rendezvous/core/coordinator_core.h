@@ -1,7 +1,7 @@
 // CoordinatorCore: decides who is in the job, who is gone, when a barrier opens
 // and what the store holds. Pure: OnEvent(event) -> actions.
 //
-// Whoever drives it carries the actions out in order: a Persist is on disk
+// Its driver carries the actions out in order: a Persist is on disk
 // before a later Answer leaves. From the persisted records a successor with a
 // higher term goes on where this one stopped; what is lost with the process is
 // only who is suspect and which calls were held.
@@ -51,7 +51,7 @@ class CoordinatorCore {
     // What members bring to one barrier: each of them, and together.
     int64_t max_payload_bytes = int64_t{64} << 10;
     int64_t max_gathered_bytes = int64_t{1} << 20;
-    // A successor will find this one's records; members are told.
+    // A successor will find this one's records; members are notified.
     bool is_durable = false;
   };
 

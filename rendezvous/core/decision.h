@@ -128,7 +128,7 @@ class DecisionParticipant {
   struct OutcomeArrived {
     Outcome outcome;
   };
-  // It has been done for long and knows nothing.
+  // It has waited long for the outcome since it was done.
   struct Timer {};
   // Of the coordinator or of another participant.
   struct PeerGone {

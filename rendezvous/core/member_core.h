@@ -159,7 +159,7 @@ class MemberCore {
   bool is_durable_ = false;  // the coordinator
   v1::View view_;
   PollBackoff watch_backoff_;
-  // Whom earlier terms declared gone, until a newer term has been told.
+  // Members that earlier terms declared gone, until a newer term has them.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];
   uint64_t last_call_ = 0;

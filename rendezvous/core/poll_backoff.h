@@ -9,8 +9,8 @@
 
 namespace weft::rendezvous {
 
-// Who holds a call sets the pace itself; who answers at once and has nothing
-// new is asked after 50 ms, 100 ms, ... 1 s.
+// A peer that holds a call sets the pace itself; one that answers at once with
+// nothing new is asked after 50 ms, 100 ms, ... 1 s.
 //
 // Thread-safety: one thread at a time. Copyable.
 class PollBackoff {

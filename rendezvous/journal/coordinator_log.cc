@@ -69,7 +69,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorLog>> CoordinatorLog::Open(
         "coordinator log ", log->path_,
         ": another coordinator has it open; end that one", kNameAnother));
   }
-  // Who had it open may have written it anew between the opening and the lock.
+  // Its last owner may have written it anew between the opening and the lock.
   if (!IsAt(fd, log->path_)) return Open(log->path_);
   WEFT_RETURN_IF_ERROR(log->Read());
   return log;

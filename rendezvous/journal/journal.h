@@ -13,8 +13,8 @@
 
 namespace weft::rendezvous {
 
-// Two keep one: CoordinatorLog in a file, EtcdJournal in etcd. Whoever has it
-// open is the only one: another's Append fails, or its opening.
+// Two keep one: CoordinatorLog in a file, EtcdJournal in etcd. One
+// process has it open: another's Append fails, or its opening.
 //
 // Thread-safety: one thread at a time, but for status().
 class Journal {

@@ -139,7 +139,7 @@ void AgentState::Stop() {
   objects_.Clear();
   streams_.Clear();
   receivers_->Clear();
-  // Sessions share this core as the one that runs their calls; let them go, or
+  // Sessions share this core as the one that runs their calls; release them, or
   // neither ends.
   OutboundMap outbounds;
   InboundMap inbounds;
@@ -220,7 +220,7 @@ void AgentState::EndConnections(absl::Duration timeout) {
 }
 
 void AgentState::PauseToCheck() {
-  // Waits as this transport is waited for, which lets it go on.
+  // Waits by this transport's driver, so that it makes progress.
   Promise<void> pause(transport().driver());
   (void)pause.future().Wait(kDrainCheck);
 }

@@ -1,6 +1,6 @@
 // AgentState: what the agent's parts share. Its functions lie by what they are
 // for: agent_state.cc its life and its calls, agent_admission.cc who may call,
-// agent_serving.cc what is served, agent_report.cc what is told of it.
+// agent_serving.cc what is served, agent_report.cc what it reports.
 
 #ifndef WEFT_RPC_AGENT_AGENT_STATE_H_
 #define WEFT_RPC_AGENT_AGENT_STATE_H_
@@ -88,7 +88,7 @@ absl::Status NotThere(const absl::Status& why, const std::string& worker);
 
 }  // namespace internal
 
-// Who a connection proves its peer to be; empty where it proves nothing.
+// The peer's identity that a connection proves; empty where it proves none.
 struct Proof {
   std::string name;
   std::string role;
@@ -121,14 +121,14 @@ class AgentState final : public Dispatcher,
   }
 
   absl::Status Start(Agent* agent);
-  // Ends everything and waits for the handlers, which have been told.
+  // Ends everything and waits for the handlers, which were cancelled.
   void Stop() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status Drain(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status AwaitIdle(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::string> StillOpen() ABSL_LOCKS_EXCLUDED(mu_);
   std::vector<std::string> CutCalls() const ABSL_LOCKS_EXCLUDED(mu_);
   void OutOfJob(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the calls in both directions; handlers are told.
+  // Ends the calls in both directions; handlers are cancelled.
   void EndCalls(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Closes the connections in both directions, each once nothing is owed there.
   void EndConnections(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
@@ -301,7 +301,7 @@ class AgentState final : public Dispatcher,
       std::make_shared<internal::RetriedCalls>(options_.transport->clock());
   const std::shared_ptr<OrderedQueueTable> queues_ =
       std::make_shared<OrderedQueueTable>();
-  // What the Metrics have been told. For one reading at a time.
+  // The counts that the Metrics have. For one reading at a time.
   std::map<std::string, Traffic::Counts> exported_;
   CancelSource ending_;                 // of the calls of this agent by itself
   std::atomic<bool> refuses_{false};    // peers too, as ended_ says
@@ -328,7 +328,7 @@ class AgentState final : public Dispatcher,
   LeakList leaks_ ABSL_GUARDED_BY(mu_);
   bool has_cut_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<std::string> cut_ ABSL_GUARDED_BY(mu_);  // as StillOpen() says
-  // How often PeerGone was told.
+  // How often PeerGone was called.
   std::atomic<uint64_t> times_gone_{0};
   std::vector<std::weak_ptr<Agent::PeerGoneCallback>> on_peer_gone_
       ABSL_GUARDED_BY(mu_);

@@ -60,7 +60,7 @@ ThreadPool::Stats HandlerThreads::stats() const {
 }
 
 void HandlerThreads::CallEnded() {
-  // Who has ended and still saw one waits by then, or will see none.
+  // A Stop() that counted this call waits by now; a later one counts none.
   if (running_.fetch_sub(1) > 1 || !has_stopped_.load()) return;
   MutexLock lock(mu_);
   none_runs_.NotifyAll();

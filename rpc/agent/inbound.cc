@@ -37,7 +37,7 @@ void RunWhenSettled(std::shared_ptr<ServedCall> call,
                     const ReceivedAttachments& attachments,
                     std::function<void()> settled,
                     std::function<void(std::shared_ptr<ServedCall>)> run) {
-  // Who takes the call out of it, ends it or runs it; nobody holds it after.
+  // The one that takes the call out ends it or runs it; none holds it after.
   struct Waiting {
     std::shared_ptr<ServedCall> Take() {
       MutexLock lock(mu);
@@ -448,8 +448,8 @@ void Inbound::Refuse(const Request& request, absl::Status why,
   auto reply = std::make_shared<Reply>();
   reply->id = request.id;
   reply->status = std::move(why);
-  // Whatever the reason, what came with it was not taken, and its sender must
-  // hear of that.
+  // For any reason, its attachments were not taken, and their sender must be
+  // notified.
   if (refusal == Refusal::kNone && !request.attachments.empty()) {
     refusal = Refusal::kAttachments;
   }

@@ -59,7 +59,7 @@ class Dispatcher : public CallCounter {
   virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
   // The client that `caller` is of has not connected again in time.
   virtual void ClientVanished(const std::shared_ptr<Inbound>& caller) = 0;
-  // Who takes the attachments that come here. Not null.
+  // The receivers of attachments that come here. Not null.
   virtual const std::shared_ptr<AttachmentReceivers>& receivers() const = 0;
   // Runs the function on the call, here or on an executor.
   virtual void Dispatch(const Function& function,

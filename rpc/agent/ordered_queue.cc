@@ -106,7 +106,7 @@ void OrderedQueue::SendOne(uint64_t number, Waiting call) {
       std::move(call.request),
       [self = shared_from_this(), done = std::move(call.done)](
           absl::Status status, ReplyPtr reply) mutable {
-        self->Ended();  // the next one leaves before anybody is told
+        self->Ended();  // the next one leaves before callbacks run
         std::move(done)(std::move(status), std::move(reply));
       });
   absl::Status given_up;

@@ -337,7 +337,7 @@ void Outbound::TellDoneWhenSettled(Ended& ended) {
       });
 }
 
-// What the callee must know, it is told, by a new connection if need be.
+// Sends the callee what it must know, by a new connection if need be.
 void Outbound::Settled(uint64_t id, bool taken) {
   Tell(CallerSession::Settled{id, taken});
   ConnectIfNeeded();

@@ -72,7 +72,7 @@ class Outbound final : public internal::Caller,
   void PeerGone(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Closes the connection once no call is open; later calls end with `why`.
   void EndWhenIdle(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends all with `why` and lets go of the transport.
+  // Ends all with `why` and releases the transport.
   void Shutdown(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
 
   void AddPending(std::vector<PendingCall>* calls) override

@@ -112,8 +112,8 @@ void SessionlessCall::Follow(const CancelToken& agent,
   with_caller_ = caller.OnCancel(abandon);
 }
 
-// The function hears of it before the caller does, who may then release what
-// the call made: see ServedCall::Keep.
+// The function is notified before the caller, which may then release what the
+// call made: see ServedCall::Keep.
 absl::Status SessionlessCall::AbandonCall(uint64_t, const absl::Status& why) {
   if (ended_.exchange(true)) return absl::OkStatus();
   const absl::Status end =

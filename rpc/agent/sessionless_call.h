@@ -28,7 +28,7 @@
 
 namespace weft::rpc {
 
-// Who serves calls without a session; the agent's part.
+// Serves calls without a session; the agent's part.
 //
 // Thread-safety: thread-safe.
 class SessionlessServer {
@@ -99,7 +99,7 @@ class SessionlessCall final
     internal::Caller::Done done;
   };
 
-  // The dispatcher was told by CallBegan; it is told when this ends.
+  // The dispatcher got CallBegan; it is notified when this ends.
   static std::shared_ptr<SessionlessCall> Create(Options options);
   SessionlessCall(Options options, Lineage inherited, CancelSource cancel);
   ~SessionlessCall() override;

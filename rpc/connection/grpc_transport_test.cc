@@ -104,7 +104,7 @@ class Node {
   void Drop() { endpoint_.reset(); }
 
  private:
-  // A service on the same port that knows nothing of calls.
+  // A service on the same port that is independent of calls.
   void RegisterOther() {
     endpoint_->RegisterUnary("/test.Other/Echo", [](net::IncomingCall call) {
       call.Reply(call.TakeRequest());
@@ -989,7 +989,7 @@ TEST_F(SecureAgents, WelcomeListsOnlyTheFunctionsOfTheRole) {
   Node& server = Add("ps");
   directory_.Put(server.worker(0));
   const auto ps = MakeAgent(server, server.worker(0));
-  Registry few;  // differs, so the functions of the other are told
+  Registry few;  // differs, so the other's functions are sent
   few.Add(internal::Describe<&Twice>(RunsOn::kExecutor));
   few.Add(internal::Describe<&ForClients>(RunsOn::kExecutor));
   Node& node = Add("client", 7);

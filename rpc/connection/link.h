@@ -267,7 +267,7 @@ class Link final : public transport::ConnectionObserver,
   size_t control_intervals_ ABSL_GUARDED_BY(mu_) = 0;
   std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
   std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
-  std::vector<uint64_t> cut_ ABSL_GUARDED_BY(mu_);  // to be told of
+  std::vector<uint64_t> cut_ ABSL_GUARDED_BY(mu_);  // to be reported
   // Appended since the last sweep; how much makes it heavy.
   size_t unswept_bytes_ ABSL_GUARDED_BY(mu_) = 0;
   size_t heavy_bytes_ ABSL_GUARDED_BY(mu_) = kHeavyBytes;

@@ -583,7 +583,7 @@ class HostileCalleeTest : public HostilePeerTest {
     agent_ = MakeAgent(at_agent_, directory_, 0, &executor_, &telemetry_);
   }
 
-  // Makes a call that the callee hears of, if it has welcomed.
+  // Makes a call that reaches the callee, if it has welcomed.
   Future<int64_t> MakeCall() {
     Future<int64_t> call = CallAsync(agent_->To("w1"), Size, Floats(1));
     Settle();

@@ -140,7 +140,7 @@ class SessionWorld {
   Instant now_;
   CallerSession caller_;
   CalleeSession callee_;
-  bool callee_is_fresh_ = true;  // it has not heard of the session
+  bool callee_is_fresh_ = true;  // it has no such session yet
   bool crashed_ = false;
   bool forgot_ = false;
   bool connected_ = false;

@@ -66,7 +66,7 @@ class SimulatedAgents {
     sim::FaultPlan::Options faults;
     absl::Duration chaos_every = absl::Milliseconds(20);
     absl::Duration max_partition = absl::Milliseconds(200);
-    // How long a crashed worker is away, and how soon each other is told: it
+    // How long a crashed worker is away, and when each other is notified: it
     // may meet the next incarnation first, at the same address.
     absl::Duration max_down = absl::Milliseconds(100);
     absl::Duration max_detection = absl::Milliseconds(100);

@@ -88,7 +88,7 @@ class TokenBooks final : public AttachmentReceiver,
     return sent_;
   }
   // "a delivered, b refused", in the order in which they were staged; "open"
-  // where nothing was told yet.
+  // where there is no outcome yet.
   std::string Outcomes() const ABSL_LOCKS_EXCLUDED(mu_) {
     std::vector<std::string> all;
     for (const Sent& one : sent()) {

@@ -70,7 +70,7 @@ class TransportConformance
 
   TransportConformance() : pair_(GetParam()()) {}
   ~TransportConformance() override {
-    // The test has released its end: the other hears of it, and releases its
+    // The test has released its end: the other is notified, and releases its
     // own.
     for (const auto& accepted : accepted_) {
       (void)accepted->closed().Wait(kSoon);

@@ -85,7 +85,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // Called once when the group is aborted, on any thread. Must not block.
   void OnAbort(std::function<void(const absl::Status&)> hook)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Says so to the others, and lets streams go once they have left too.
+  // Notifies the others, and releases streams once they have left too.
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status health() const ABSL_LOCKS_EXCLUDED(mu_);
