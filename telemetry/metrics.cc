@@ -29,6 +29,8 @@ namespace weft::telemetry {
 namespace {
 
 constexpr size_t kMaxLabelBytes = 128;
+// A request that is not whole then is cut, for it occupies one of few threads.
+constexpr int kRequestTimeoutMs = 500;
 
 bool IsWord(const std::string& word) {
   return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
@@ -252,7 +254,9 @@ absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {
                      exposer_->GetListeningPorts().front()));
   }
   try {
-    exposer_ = std::make_unique<prometheus::Exposer>(where, /*num_threads=*/2);
+    exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", where, "num_threads", "8", "request_timeout_ms",
+        absl::StrCat(kRequestTimeoutMs)});
   } catch (const std::exception&) {  // it does not say why
     return absl::UnavailableError(absl::StrCat(
         "metrics: cannot listen on ", where,

@@ -117,8 +117,9 @@ class Metrics {
   std::string Text() const;
 
   // Serves GET /metrics on `address` and `port`, 0 being any free one; returns
-  // the real port. kFailedPrecondition if it serves already; kUnavailable if
-  // the port cannot be had.
+  // the real port. A connection whose request is not whole within half a second
+  // is closed; eight are read at a time. kFailedPrecondition if it serves
+  // already; kUnavailable if the port cannot be had.
   absl::StatusOr<int> Serve(const std::string& address, int port)
       ABSL_LOCKS_EXCLUDED(mu_);
 
