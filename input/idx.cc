@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -56,9 +57,12 @@ struct IdxHeader {
   IdxType type;
   Shape shape;
   int64_t header_bytes;
+  int64_t element_bytes;
 };
 
-// Checks all that the header says, its product against what is there included.
+constexpr int64_t kMaxHeaderBytes = 4 + 4 * kMaxDims;
+
+// Reads the header that `bytes` begin with, and checks its dimensions.
 absl::StatusOr<IdxHeader> ParseHeader(absl::string_view bytes,
                                       absl::string_view where) {
   if (bytes.size() < 4) {
@@ -83,9 +87,9 @@ absl::StatusOr<IdxHeader> ParseHeader(absl::string_view bytes,
         4 + 4 * dims, " bytes and may be at most ", kMaxDims, "; found ", found,
         " bytes"));
   }
-  IdxHeader header = {*type, {}, 4 + 4 * dims};
-  int64_t wanted = type->item_size;
-  int64_t bound = wanted;  // as if no dimension were 0: strides must fit too
+  IdxHeader header = {*type, {}, 4 + 4 * dims, type->item_size};
+  int64_t bound =
+      type->item_size;  // as if no dimension were 0: strides must fit too
   for (int64_t d = 0; d < dims; ++d) {
     const auto size =
         static_cast<int32_t>(BigEndian<uint32_t>(bytes.data() + 4 + 4 * d));
@@ -95,17 +99,21 @@ absl::StatusOr<IdxHeader> ParseHeader(absl::string_view bytes,
                        "; allowed is not negative, and 2^47 bytes in all"));
     }
     bound *= std::max(size, 1);
-    wanted *= size;
+    header.element_bytes *= size;
     header.shape.push_back(size);
   }
-  if (found - header.header_bytes != wanted) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        where, ": wanted ", wanted, " bytes of elements for shape ",
-        ShapeText(header.shape), ", found ", found - header.header_bytes,
-        found - header.header_bytes < wanted ? "; the file is cut"
-                                             : "; the file is too long"));
-  }
   return header;
+}
+
+// That as many bytes of elements are there as the header says.
+absl::Status CheckElements(const IdxHeader& header, int64_t found,
+                           absl::string_view where) {
+  const int64_t wanted = header.element_bytes;
+  if (found == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      where, ": wanted ", wanted, " bytes of elements for shape ",
+      ShapeText(header.shape), ", found ", found,
+      found < wanted ? "; the file is cut" : "; the file is too long"));
 }
 
 // Copies big-endian elements of type From, as wide as Word, into `out`.
@@ -177,13 +185,43 @@ absl::Status CheckPair(const Tensor& images, const Tensor& labels,
 absl::StatusOr<Tensor> ParseIdx(absl::string_view bytes,
                                 absl::string_view where) {
   WEFT_ASSIGN_OR_RETURN(const IdxHeader header, ParseHeader(bytes, where));
+  WEFT_RETURN_IF_ERROR(CheckElements(
+      header, static_cast<int64_t>(bytes.size()) - header.header_bytes, where));
   const Tensor out = Tensor::Empty(header.shape, header.type.dtype);
   DecodeInto(out, header.type.item_size, bytes.data() + header.header_bytes);
   return out;
 }
 
+absl::StatusOr<std::string> GunzipIdx(absl::string_view packed,
+                                      int64_t max_bytes,
+                                      absl::string_view where) {
+  WEFT_ASSIGN_OR_RETURN(const std::string head,
+                        GunzipHead(packed, kMaxHeaderBytes, where));
+  WEFT_ASSIGN_OR_RETURN(const IdxHeader header, ParseHeader(head, where));
+  const int64_t wanted = header.header_bytes + header.element_bytes;
+  if (wanted > max_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        where, ": the IDX header says ", header.element_bytes,
+        " bytes of elements for shape ", ShapeText(header.shape),
+        "; allowed is a file of ", max_bytes, " bytes. Split the file"));
+  }
+  absl::StatusOr<std::string> bytes = Gunzip(packed, wanted, where);
+  if (absl::IsResourceExhausted(bytes.status())) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        where, ": unpacks to more than the ", header.element_bytes,
+        " bytes of elements that its header says for shape ",
+        ShapeText(header.shape), "; use a file that is not damaged"));
+  }
+  return bytes;
+}
+
 absl::StatusOr<Tensor> ReadIdx(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const std::string bytes, ReadFile(path));
+  ReadFileOptions options;
+  options.gunzip = false;
+  WEFT_ASSIGN_OR_RETURN(std::string bytes, ReadFile(path, options));
+  if (IsGzip(bytes)) {
+    WEFT_ASSIGN_OR_RETURN(bytes, GunzipIdx(bytes, options.max_bytes, path));
+  }
   return ParseIdx(bytes, path);
 }
 

@@ -23,7 +23,16 @@ namespace weft::input {
 absl::StatusOr<Tensor> ParseIdx(absl::string_view bytes,
                                 absl::string_view where);
 
-// Reads `path`, gzipped or not.
+// The content of a gzipped IDX file. Its header is unpacked first: content that
+// is longer than the header says is refused once one byte too many is unpacked
+// (kInvalidArgument), and a header that says more than `max_bytes` before its
+// elements are (kResourceExhausted).
+absl::StatusOr<std::string> GunzipIdx(absl::string_view packed,
+                                      int64_t max_bytes,
+                                      absl::string_view where);
+
+// Reads `path`, gzipped or not, of at most ReadFileOptions::max_bytes. Errors
+// as of ReadFile, GunzipIdx and ParseIdx.
 absl::StatusOr<Tensor> ReadIdx(const std::string& path);
 
 // Images [n, height, width] and their labels [n], both u8, as a Dataset. An

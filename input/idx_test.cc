@@ -1,16 +1,21 @@
 #include "weft/input/idx.h"
 
+#include <sys/resource.h>
+
 #include <fstream>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "weft/input/gzip_fixture.h"
+#include "weft/input/read_file.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::input {
 namespace {
 
+using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -28,6 +33,13 @@ std::string Header(int type, const std::vector<uint32_t>& dims) {
                        static_cast<char>(dims.size())};
   for (const uint32_t dim : dims) bytes += Word(dim);
   return bytes;
+}
+
+// The most memory that this process has had in RAM.
+int64_t PeakResidentBytes() {
+  rusage usage = {};
+  EXPECT_EQ(getrusage(RUSAGE_SELF, &usage), 0);
+  return int64_t{usage.ru_maxrss} << 10;
 }
 
 TEST(ParseIdx, ReadsEveryElementType) {
@@ -88,6 +100,50 @@ TEST(ParseIdx, RefusesOtherFormats) {
   EXPECT_THAT(ParseIdx("hello", "f"), StatusIs(kInvalid, "wanted an IDX file"));
   EXPECT_THAT(ParseIdx(Header(0x0a, {1}) + "a", "f"),
               StatusIs(kInvalid, "found 0 0 10"));
+}
+
+TEST(GunzipIdx, UnpacksAWholeFileOfEachShape) {
+  for (const std::string& file :
+       {Header(8, {2, 3}) + "abcdef", Header(8, {0}),
+        Header(8, {1 << 20}) + std::string(1 << 20, '\0')}) {
+    EXPECT_THAT(GunzipIdx(Gzip(file), 2 << 20, "f"), IsOkAndHolds(file));
+  }
+}
+
+TEST(GunzipIdx, UnpacksNoMoreThanTheHeaderSays) {
+  // 256 MiB of zeros, behind a header of two elements.
+  std::string bomb = Gzip(Header(8, {2}) + "ab");
+  const std::string zeros = Gzip(std::string(4 << 20, '\0'));
+  for (int i = 0; i < 64; ++i) bomb += zeros;
+  const int64_t before = PeakResidentBytes();
+  const absl::Status refused =
+      GunzipIdx(bomb, ReadFileOptions().max_bytes, "bomb.gz").status();
+  EXPECT_THAT(refused,
+              StatusIs(kInvalid, "bomb.gz: unpacks to more than the 2 bytes"));
+  EXPECT_LT(PeakResidentBytes() - before, 8 << 20);
+}
+
+TEST(GunzipIdx, RefusesAHeaderBeyondTheLimitBeforeItUnpacksTheElements) {
+  std::string packed = Gzip(Header(8, {1 << 30, 4}) + std::string(9999, 'x'));
+  packed.resize(packed.size() - 8);  // unpacking would find it cut
+  EXPECT_THAT(GunzipIdx(packed, int64_t{4} << 30, "f"),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "the IDX header says 4294967296 bytes"));
+}
+
+TEST(ReadIdx, ReadsPlainAndPackedFilesAlikeAndRefusesABomb) {
+  const TempDir dir;
+  const std::string file = Header(8, {2, 3}) + "abcdef";
+  std::ofstream(dir.Path("plain")) << file;
+  std::ofstream(dir.Path("packed")) << Gzip(file);
+  std::ofstream(dir.Path("bomb")) << Gzip(file + std::string(1 << 20, '\0'));
+  for (const char* name : {"plain", "packed"}) {
+    const auto tensor = ReadIdx(dir.Path(name));
+    WEFT_ASSERT_OK(tensor);
+    EXPECT_EQ(tensor->shape(), Shape({2, 3}));
+  }
+  EXPECT_THAT(ReadIdx(dir.Path("bomb")),
+              StatusIs(kInvalid, "bomb: unpacks to more than the 6 bytes"));
 }
 
 class IdxDatasetTest : public ::testing::Test {

@@ -52,14 +52,9 @@ absl::StatusOr<std::string> ReadRaw(const std::string& path,
   return bytes;
 }
 
-}  // namespace
-
-bool IsGzip(absl::string_view bytes) {
-  return bytes.size() >= 2 && bytes[0] == '\x1f' && bytes[1] == '\x8b';
-}
-
-absl::StatusOr<std::string> Gunzip(absl::string_view packed, int64_t max_bytes,
-                                   absl::string_view where) {
+// Unpacks gzip until `enough` bytes are there or the content ends.
+absl::StatusOr<std::string> Inflate(absl::string_view packed, size_t enough,
+                                    absl::string_view where) {
   z_stream stream = {};
   // 15 window bits, and 16 for a gzip header.
   if (inflateInit2(&stream, 15 + 16) != Z_OK) {
@@ -70,9 +65,11 @@ absl::StatusOr<std::string> Gunzip(absl::string_view packed, int64_t max_bytes,
   std::string bytes;
   int result = Z_OK;
   size_t taken = 0;
-  while (taken < packed.size() || result != Z_STREAM_END) {
+  while ((taken < packed.size() || result != Z_STREAM_END) &&
+         bytes.size() < enough) {
     const size_t have = bytes.size();
-    const size_t room = std::clamp<size_t>(have, 64 << 10, 64 << 20);
+    const size_t room =
+        std::min(std::clamp<size_t>(have, 64 << 10, 64 << 20), enough - have);
     const size_t offered = std::min<size_t>(packed.size() - taken,
                                             std::numeric_limits<uInt>::max());
     bytes.resize(have + room);
@@ -84,9 +81,6 @@ absl::StatusOr<std::string> Gunzip(absl::string_view packed, int64_t max_bytes,
     result = inflate(&stream, Z_NO_FLUSH);
     bytes.resize(have + room - stream.avail_out);
     taken += offered - stream.avail_in;
-    if (static_cast<int64_t>(bytes.size()) > max_bytes) {
-      return TooLarge(where, max_bytes);
-    }
     if (result == Z_STREAM_END && taken < packed.size()) {
       inflateReset(&stream);  // another member follows
       result = Z_OK;
@@ -104,10 +98,30 @@ absl::StatusOr<std::string> Gunzip(absl::string_view packed, int64_t max_bytes,
   return bytes;
 }
 
+}  // namespace
+
+bool IsGzip(absl::string_view bytes) {
+  return bytes.size() >= 2 && bytes[0] == '\x1f' && bytes[1] == '\x8b';
+}
+
+absl::StatusOr<std::string> Gunzip(absl::string_view packed, int64_t max_bytes,
+                                   absl::string_view where) {
+  const auto most = static_cast<size_t>(max_bytes);
+  WEFT_ASSIGN_OR_RETURN(std::string bytes, Inflate(packed, most + 1, where));
+  if (bytes.size() > most) return TooLarge(where, max_bytes);
+  return bytes;
+}
+
+absl::StatusOr<std::string> GunzipHead(absl::string_view packed,
+                                       int64_t head_bytes,
+                                       absl::string_view where) {
+  return Inflate(packed, static_cast<size_t>(head_bytes), where);
+}
+
 absl::StatusOr<std::string> ReadFile(const std::string& path,
                                      const ReadFileOptions& options) {
   WEFT_ASSIGN_OR_RETURN(std::string bytes, ReadRaw(path, options.max_bytes));
-  if (!IsGzip(bytes)) return bytes;
+  if (!options.gunzip || !IsGzip(bytes)) return bytes;
   return Gunzip(bytes, options.max_bytes, path);
 }
 

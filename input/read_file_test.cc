@@ -1,11 +1,10 @@
 #include "weft/input/read_file.h"
 
-#include <zlib.h>
-
 #include <fstream>
 #include <string>
 
 #include "gtest/gtest.h"
+#include "weft/input/gzip_fixture.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
 
@@ -17,22 +16,6 @@ using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 
 constexpr int64_t kEnough = 1 << 24;
-
-std::string Gzip(const std::string& bytes) {
-  z_stream stream = {};
-  EXPECT_EQ(deflateInit2(&stream, Z_BEST_COMPRESSION, Z_DEFLATED, 15 + 16, 8,
-                         Z_DEFAULT_STRATEGY),
-            Z_OK);
-  std::string packed(deflateBound(&stream, bytes.size()), '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(bytes.data()));
-  stream.avail_in = bytes.size();
-  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
-  stream.avail_out = packed.size();
-  EXPECT_EQ(deflate(&stream, Z_FINISH), Z_STREAM_END);
-  packed.resize(packed.size() - stream.avail_out);
-  deflateEnd(&stream);
-  return packed;
-}
 
 std::string Text() {
   std::string text;
@@ -72,12 +55,29 @@ TEST(Gunzip, StopsAtTheLimitOfAStreamThatUnpacksToTooMuch) {
               StatusIs(absl::StatusCode::kResourceExhausted, "1048576"));
 }
 
+TEST(Gunzip, TakesExactlyTheLimit) {
+  EXPECT_THAT(Gunzip(Gzip("12345"), 5, "f"), IsOkAndHolds("12345"));
+  EXPECT_THAT(Gunzip(Gzip("12345"), 4, "f"),
+              StatusIs(absl::StatusCode::kResourceExhausted, "allowed 4"));
+}
+
+TEST(GunzipHead, GivesTheBeginningOfAStreamWhoseRestIsDamaged) {
+  std::string packed = Gzip(Text());
+  packed.resize(packed.size() / 2);
+  EXPECT_THAT(GunzipHead(packed, 100, "f"),
+              IsOkAndHolds(Text().substr(0, 100)));
+  EXPECT_THAT(GunzipHead(Gzip("short"), 100, "f"), IsOkAndHolds("short"));
+}
+
 TEST(ReadFile, ReadsPlainAndPackedFilesAlike) {
   const TempDir dir;
   std::ofstream(dir.Path("plain")) << Text();
   std::ofstream(dir.Path("packed")) << Gzip(Text());
   EXPECT_THAT(ReadFile(dir.Path("plain")), IsOkAndHolds(Text()));
   EXPECT_THAT(ReadFile(dir.Path("packed")), IsOkAndHolds(Text()));
+  ReadFileOptions packed;
+  packed.gunzip = false;
+  EXPECT_THAT(ReadFile(dir.Path("packed"), packed), IsOkAndHolds(Gzip(Text())));
 }
 
 TEST(ReadFile, ErrorNamesTheFile) {

@@ -29,7 +29,7 @@ std::vector<std::string> Words() {
 void Run(absl::string_view bytes) {
   absl::StatusOr<std::string> unpacked;
   if (input::IsGzip(bytes)) {
-    unpacked = input::Gunzip(bytes, 1 << 20, "fuzz");
+    unpacked = input::GunzipIdx(bytes, 1 << 20, "fuzz");
     if (!unpacked.ok()) return;
     bytes = *unpacked;
   }
