@@ -178,8 +178,11 @@ Contexts::Contexts(rpc::Agent& agent, const ContextsOptions& options,
       self_(agent.key()),
       name_(agent.name()),
       most_intervals_(options.max_lineage_intervals),
+      spinning_(pool == nullptr
+                    ? nullptr
+                    : std::make_unique<SpinningExecutor>(*pool, options.spin)),
       pool_(std::move(pool)),
-      executor_(options.executor != nullptr ? *options.executor : *pool_) {}
+      executor_(options.executor != nullptr ? *options.executor : *spinning_) {}
 
 absl::StatusOr<std::shared_ptr<Contexts>> Contexts::Open(
     rpc::Agent& agent, const ContextsOptions& options) {

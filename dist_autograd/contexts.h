@@ -30,6 +30,7 @@
 #include "weft/base/executor.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/base/spinning_executor.h"
 #include "weft/base/thread_pool.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/core/message_set.h"
@@ -46,6 +47,10 @@ class RootPass;
 struct ContextsOptions {
   // On which backward passes run.
   int threads = 2;
+  // How long one of them looks for the next task before it sleeps: what a pass
+  // waits for comes within that time, and to wake a thread takes as long. 0: it
+  // sleeps at once.
+  absl::Duration spin = absl::Microseconds(50);
   // In place of threads of its own; must outlive the agent. For simulations.
   Executor* executor = nullptr;
   // A lineage that is made here names at most so many intervals of messages.
@@ -215,7 +220,9 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   const WorkerKey self_;
   const std::string name_;
   const size_t most_intervals_;
-  const std::unique_ptr<ThreadPool> pool_;  // null with another executor
+  // Both null with another executor.
+  const std::unique_ptr<SpinningExecutor> spinning_;  // outlives the pool
+  const std::unique_ptr<ThreadPool> pool_;
   Executor& executor_;
   rpc::Agent::PeerGoneRegistration peer_gone_;
   mutable Mutex mu_;
