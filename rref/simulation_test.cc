@@ -39,10 +39,14 @@ using ::weft::testing::StatusIs;
 constexpr absl::Duration kMinute = absl::Minutes(1);
 
 std::atomic<int> live{0};
+std::atomic<int> made{0};
 
 class Cell {
  public:
-  explicit Cell(int64_t value) : value_(value) { ++live; }
+  explicit Cell(int64_t value) : value_(value) {
+    ++live;
+    ++made;
+  }
   ~Cell() { --live; }
   int64_t Add(int64_t n) { return value_ += n; }
 
@@ -414,6 +418,47 @@ INSTANTIATE_TEST_SUITE_P(
         // Among them the one that carries a reference.
         LostMessage{"reply", "", 1}, LostMessage{"reply", "", 5},
         LostMessage{"reply", "", 10}, LostMessage{"ack", "", 5}),
+    [](const auto& info) { return absl::StrCat(info.index); });
+
+struct DoubledMessage {
+  const char* kind;
+  std::string function;
+  int64_t times;
+};
+
+class SimulatedDuplication : public ::testing::TestWithParam<DoubledMessage> {};
+
+// The creation (N), the registration and the delete (O, P), and the first of
+// each kind.
+TEST_P(SimulatedDuplication, N_O_P_MessageThatComesTwiceRunsOnce) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    sim::FaultPlan::Rule twice;
+    twice.fault = sim::Fault::kDuplication;
+    twice.kind = GetParam().kind;
+    twice.function = GetParam().function;
+    // A connection that brings a message twice is closed, and what was not
+    // answered is sent again: not for ever.
+    twice.first = GetParam().times;
+    World world(seed, Quiet({twice}));
+    const int before = made;
+    EXPECT_THAT(
+        world.agents().Run(1, [&](int) { return UseEverything(world); }),
+        Each(IsOk()))
+        << world.agents().faults().Replay();
+    EXPECT_EQ(made - before, 1);
+    EXPECT_THAT(world.agents().faults().CheckHits(), IsOk());
+  }
+  EXPECT_EQ(live, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Messages, SimulatedDuplication,
+    ::testing::Values(
+        DoubledMessage{"request", rpc::internal::ConstructorName<Cell>(), 2},
+        DoubledMessage{"request", "weft::rref::internal::RegisterFork", 2},
+        DoubledMessage{"request", "weft::rref::internal::DeleteForks", 2},
+        DoubledMessage{"request", "", 5}, DoubledMessage{"reply", "", 5},
+        DoubledMessage{"ack", "", 5}, DoubledMessage{"", "", 10}),
     [](const auto& info) { return absl::StrCat(info.index); });
 
 // The creation comes after a holder of the object has asked for it, so that
