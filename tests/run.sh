@@ -73,6 +73,7 @@ step features tests/features/run.sh
 step quickstart tests/examples/quickstart.sh
 step ctr tests/examples/ctr.sh
 step remote_layers tests/examples/remote_layers.sh
+step dist_autograd tests/examples/dist_autograd.sh
 step ddp tests/examples/ddp.sh
 if [ $long = 1 ]; then
   bazel_test default long //...
