@@ -165,10 +165,10 @@ TEST_F(PassModesTest, CancelledPassChangesNoGradient) {
   EXPECT_THAT(pass.Wait(testing::kPatience).status(),
               StatusIs(absl::StatusCode::kCancelled, "not wanted"));
   hold.Notify();
-  on->on_gradient = nullptr;
   EXPECT_TRUE(testing::Becomes([&] {
     return contexts_[0]->counts().passes + contexts_[1]->counts().passes == 0;
   }));
+  on->on_gradient = nullptr;  // nobody runs it any more
   EXPECT_FALSE(scope.GradientOf(x).defined());
 }
 

@@ -474,6 +474,9 @@ WEFT_RPC_METHOD(Sum1, Weight);
 WEFT_RPC_METHOD(Sum1, Value);
 
 TEST_F(DistributedOptimizerTest, HogwildTrainersLoseNoUpdate) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "a forward reads weights while others update them";
+#endif
   constexpr int kTrainers = 8;
   constexpr int kSteps = 25;
   const auto sum = rref::Make<Sum1>(To(1), 0.0).value();
