@@ -162,9 +162,12 @@ TEST_F(DistributedOptimizerTest, StepWithoutBackwardChangesNothing) {
   auto optimizer = DistributedOptimizer::Create(
       ranks_[0], SgdOptions{0.1}, {rref::Call(layer, &Layer::Weight).value()});
   ASSERT_THAT(optimizer.status(), IsOk());
+  const Tensor before = rref::Call(layer, &Layer::Value).value();
   const dist_autograd::Scope pass(*contexts_[0]);
   EXPECT_THAT((*optimizer)->Step(pass),
               StatusIs(absl::StatusCode::kFailedPrecondition, "Backward"));
+  EXPECT_EQ(rref::Call(layer, &Layer::Value).value().ToVector<double>(),
+            before.ToVector<double>());
 }
 
 TEST_F(DistributedOptimizerTest, GradientThatIsNotFiniteChangesNoOwner) {
