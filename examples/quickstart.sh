@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # quickstart.sh [--data=DIR] [trainer flags]: sets up, builds, and trains a small CNN with 2 parameter servers and 2 trainers.
 #
+# Each run has checkpoints of its own below bin/quickstart-checkpoints; --resume goes on with the last run.
 # The last line is one JSON object {"test_accuracy", "samples_per_s", "checkpoint"}.
 set -euo pipefail
 caller=$PWD
@@ -11,7 +12,7 @@ flags=()
 for arg in "$@"; do
   case "$arg" in
     --data=*) data=$(cd "$caller" && realpath -m "${arg#--data=}") ;;
-    -h | --help) sed -n '2,4s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    -h | --help) sed -n '2,5s/^# \{0,1\}//p' "$0"; exit 0 ;;
     *) flags+=("$arg") ;;
   esac
 done
@@ -19,7 +20,12 @@ done
 tools/setup.sh
 tools/build.sh
 
-checkpoints=$PWD/bin/quickstart-checkpoints
+runs=$PWD/bin/quickstart-checkpoints
+checkpoints=$runs/$(date +%Y%m%d-%H%M%S)-$$
+if [[ " ${flags[*]} " == *" --resume "* ]]; then
+  checkpoints=$(find "$runs" -mindepth 1 -maxdepth 1 -name '2*' 2>/dev/null | sort | tail -n 1)
+  [ -n "$checkpoints" ] || { echo "quickstart.sh: --resume: there is no run in $runs" >&2; exit 2; }
+fi
 mkdir -p "$checkpoints"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

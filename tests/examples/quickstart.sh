@@ -17,4 +17,10 @@ assert set(result) == {"test_accuracy", "samples_per_s", "checkpoint"}, result
 assert result["test_accuracy"] >= 0.88, result
 assert os.path.exists(os.path.join(result["checkpoint"], "manifest.json")), result
 '
+# Again in the same tree, and further from there.
+first=$(tail -n 1 "$output")
+examples/quickstart.sh --epochs=1 >"$output" 2>&1 || { cat "$output"; exit 1; }
+[ "$(tail -n 1 "$output")" != "$first" ]
+examples/quickstart.sh --epochs=2 --resume >"$output" 2>&1 || { cat "$output"; exit 1; }
+tail -n 1 "$output" | grep -q '"test_accuracy"' || { cat "$output"; exit 1; }
 echo "quickstart: $((SECONDS - start)) s"
