@@ -763,18 +763,20 @@ TEST_P(ProcessGroupConformance, DifferentOperationsAreReportedOnAllRanks) {
 }
 
 TEST_P(ProcessGroupConformance, RankThatDoesNotCallIsNamedAtTheDeadline) {
-  std::atomic<bool> over{false};
+  // Rank 1 stays until both others have failed: one that has left is named
+  // otherwise.
+  std::atomic<int> failed{0};
   const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());
     if (group.rank() == 1) {
-      while (!over) absl::SleepFor(absl::Milliseconds(5));
+      while (failed < 2) absl::SleepFor(absl::Milliseconds(5));
       return absl::OkStatus();
     }
     CallOptions options;
     options.timeout = absl::Milliseconds(200);
     const absl::Status found =
         group.AllReduce(Numbers(group.rank(), 10), {}, options);
-    over = true;
+    ++failed;
     WANT_EQ(group.Barrier().code(), absl::StatusCode::kFailedPrecondition);
     return found;
   });
