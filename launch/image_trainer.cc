@@ -14,6 +14,7 @@
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/loss.h"
 #include "weft/base/clock.h"
+#include "weft/base/failpoint.h"
 #include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
@@ -93,10 +94,9 @@ ps::ClientOptions ClientOptionsOf(worker::Worker& worker) {
 
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
-// Whether the trainer of that rank was there and is not any more.
-bool IsGone(const rendezvous::View& view, int rank) {
+// Whether a trainer of that rank was there and is not any more.
+bool HasDeparted(const rendezvous::View& view, int rank) {
   const std::string name = TrainerName(rank);
-  if (view.Find(name) != nullptr) return false;
   return std::any_of(
       view.departed().begin(), view.departed().end(),
       [&](const rendezvous::Departed& gone) { return gone.name == name; });
@@ -262,6 +262,7 @@ absl::Status ImageTrainer::OpenTable() {
   spec.set_orphans(ps::v1::TableSpec::WAIT);  // see ShardsToAdopt
   spec.set_reduction(ps::v1::TableSpec::MEAN);
   spec.mutable_rule()->mutable_adam()->set_lr(options_.learning_rate);
+  WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("launch/open_table"));
   WEFT_ASSIGN_OR_RETURN(table_, client_.Dense(spec));
   // The same seed gave every trainer the same parameters; after a resume, and
   // in a running job, the servers have better ones, and keep them.
@@ -313,12 +314,31 @@ absl::StatusOr<std::optional<input::Example>> ImageTrainer::NextBatch() {
   return loader_->Next();
 }
 
-std::vector<int> ImageTrainer::ShardsToAdopt() const {
+// A trainer that comes back waits for the newest round of its table: one that
+// its predecessor gave to some servers only, and that others have to close.
+absl::StatusOr<bool> ImageTrainer::IsMissing(const rendezvous::View& view,
+                                             int rank) {
+  if (!HasDeparted(view, rank)) return false;
+  const rendezvous::Member* const trainer = view.Find(TrainerName(rank));
+  if (trainer == nullptr) return true;
+  if (back_.count(trainer->key) != 0) return false;
+  WEFT_ASSIGN_OR_RETURN(const bool trains, running_.Trains(*trainer));
+  if (trains) back_.insert(trainer->key);
+  return !trains;
+}
+
+absl::StatusOr<std::vector<int>> ImageTrainer::ShardsToAdopt() {
   const auto view = worker_.membership().view();
   std::vector<int> live, orphans;
   for (int rank = 0; rank < worker_.options().trainers; ++rank) {
-    if (view->Find(TrainerName(rank)) != nullptr) live.push_back(rank);
-    if (IsGone(*view, rank)) orphans.push_back(rank);
+    const bool is_self = rank == worker_.options().rank;
+    WEFT_ASSIGN_OR_RETURN(const bool is_missing,
+                          is_self ? false : IsMissing(*view, rank));
+    if (is_missing) {
+      orphans.push_back(rank);
+    } else if (view->Find(TrainerName(rank)) != nullptr) {
+      live.push_back(rank);
+    }
   }
   std::vector<int> mine;
   for (int shard : orphans) {
@@ -330,7 +350,7 @@ std::vector<int> ImageTrainer::ShardsToAdopt() const {
 }
 
 absl::Status ImageTrainer::ServeAdopted(int64_t round) {
-  const std::vector<int> mine = ShardsToAdopt();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int> mine, ShardsToAdopt());
   for (auto it = adopted_.begin(); it != adopted_.end();) {
     const bool is_mine =
         std::find(mine.begin(), mine.end(), it->first) != mine.end();

@@ -14,6 +14,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,6 +30,8 @@
 #include "weft/ps/client.h"
 #include "weft/ps/flat_parameters.h"
 #include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/view.h"
+#include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/progress.h"
 #include "weft/worker/worker.h"
 
@@ -132,7 +135,9 @@ class ImageTrainer {
   absl::Status ServeAdopted(int64_t round);
   absl::StatusOr<Tensor> AwaitRound(Future<Tensor> values, int64_t round);
   // The shards that this trainer serves besides its own.
-  std::vector<int> ShardsToAdopt() const;
+  absl::StatusOr<std::vector<int>> ShardsToAdopt();
+  // Whether the trainer of `rank` died, and none of its rank takes steps again.
+  absl::StatusOr<bool> IsMissing(const rendezvous::View& view, int rank);
   absl::Status Save();
   absl::Status SaveIfFirst();
   absl::StatusOr<std::string> Fill(checkpoint::CheckpointDirectory& directory,
@@ -166,6 +171,7 @@ class ImageTrainer {
     bool has_given = false;
   };
   std::map<int, Adopted> adopted_;
+  std::set<rendezvous::WorkerKey> back_;  // came back, and take steps again
   telemetry::Progress progress_;
   TrainingMetrics metrics_;
   int first_epoch_ = 0;

@@ -35,17 +35,23 @@ absl::StatusOr<std::string> RunningJob::WhoTrains() const {
   const auto view = membership_.view();
   for (int rank = 0; rank < trainers_; ++rank) {
     if (rank == rank_) continue;
-    const std::string name = absl::StrCat("trainer", rank);
-    const rendezvous::Member* const member = view->Find(name);
+    const rendezvous::Member* const member =
+        view->Find(absl::StrCat("trainer", rank));
     if (member == nullptr) continue;
-    const auto entry =
-        membership_.store().Get(TrainingKey(name), kStoreTimeout);
-    if (absl::IsNotFound(entry.status())) continue;
-    WEFT_RETURN_IF_ERROR(entry.status());
-    // An earlier life may have left its own.
-    if (entry->value == absl::StrCat(member->incarnation)) return name;
+    WEFT_ASSIGN_OR_RETURN(const bool trains, Trains(*member));
+    if (trains) return member->name;
   }
   return "";
+}
+
+absl::StatusOr<bool> RunningJob::Trains(
+    const rendezvous::Member& trainer) const {
+  const auto entry =
+      membership_.store().Get(TrainingKey(trainer.name), kStoreTimeout);
+  if (absl::IsNotFound(entry.status())) return false;
+  WEFT_RETURN_IF_ERROR(entry.status());
+  // An earlier incarnation may have left its own.
+  return entry->value == absl::StrCat(trainer.incarnation);
 }
 
 absl::Status RunningJob::SetStart(const Start& start) {

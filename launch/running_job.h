@@ -32,6 +32,10 @@ class RunningJob {
   // there is none.
   absl::StatusOr<std::string> WhoTrains() const;
 
+  // Whether that trainer, which is a member now, takes steps: one that has come
+  // back does not yet while it opens its table.
+  absl::StatusOr<bool> Trains(const rendezvous::Member& trainer) const;
+
   struct Start {
     int64_t round = 0;
     input::ShardedSampler::State place;

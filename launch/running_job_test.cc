@@ -85,7 +85,13 @@ TEST(RunningJob, TrainerThatHasBegunIsFoundByTheOthersUntilItHasGone) {
   EXPECT_THAT(at_second.WhoTrains(), IsOkAndHolds(""));
   const ShardedSampler::State place = SamplerOf(0, 2, 64).state();
   ASSERT_THAT(at_first.SetStart({16, place}), IsOk());
+  const rendezvous::Member trainer0 = first.self();
+  EXPECT_THAT(at_second.Trains(trainer0), IsOkAndHolds(false));
   ASSERT_THAT(at_first.BeginTraining(), IsOk());
+  EXPECT_THAT(at_second.Trains(trainer0), IsOkAndHolds(true));
+  rendezvous::Member next = trainer0;  // as it comes back
+  ++next.incarnation;
+  EXPECT_THAT(at_second.Trains(next), IsOkAndHolds(false));
   EXPECT_THAT(at_first.WhoTrains(), IsOkAndHolds(""));
   EXPECT_THAT(at_second.WhoTrains(), IsOkAndHolds("trainer0"));
   const auto start = at_second.GetStart();

@@ -127,6 +127,28 @@ TEST(Death, OtherTrainerThatComesBackJoinsTheRunningJob) {
   KillAndStartAgain(1);
 }
 
+TEST(Death, OthersServeTheDataOfATrainerThatIsBackUntilItTrains) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const Flags flags = {kForLong, "--checkpoint-dir=" + saved, "--resume"};
+  const Processes servers = job.StartServers();
+  const Processes trainers = job.StartTrainers(flags);
+  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }));
+  trainers[1]->Signal(SIGKILL);
+  // As one that waits for a round which its predecessor gave to one server.
+  Flags blocked = {"/usr/bin/env", "WEFT_FAILPOINTS=launch/open_table=block"};
+  for (const std::string& word : job.TrainerCommand(1, flags)) {
+    blocked.push_back(word);
+  }
+  const auto returned = StartProcess(blocked);
+  ASSERT_THAT(returned->WaitForOutput("joining the running job", kLong),
+              IsOk());
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    const auto before = Checkpoints(saved);
+    ASSERT_TRUE(Becomes([&] { return Checkpoints(saved) != before; }));
+  }
+}
+
 TEST(Death, TrainerThatComesBackToAnAsynchronousJobJoinsIt) {
   const Job job;
   const Processes servers = job.StartServers();
