@@ -30,7 +30,7 @@
 #include "weft/base/executor.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
-#include "weft/base/spinning_executor.h"
+#include "weft/dist_autograd/spinning_executor.h"
 #include "weft/base/thread_pool.h"
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/core/message_set.h"

@@ -1,8 +1,8 @@
 // SpinningExecutor: threads that look for the next task for a moment before
 // they sleep.
 
-#ifndef WEFT_BASE_SPINNING_EXECUTOR_H_
-#define WEFT_BASE_SPINNING_EXECUTOR_H_
+#ifndef WEFT_DIST_AUTOGRAD_SPINNING_EXECUTOR_H_
+#define WEFT_DIST_AUTOGRAD_SPINNING_EXECUTOR_H_
 
 #include <atomic>
 
@@ -11,7 +11,7 @@
 #include "weft/base/executor.h"
 #include "weft/base/mutex.h"
 
-namespace weft {
+namespace weft::dist_autograd {
 
 // Runs tasks on `threads`. A thread that has run one looks for another for
 // `spin` and then returns to `threads`: a task that follows another within that
@@ -45,6 +45,6 @@ class SpinningExecutor final : public Executor {
   std::atomic<int> waiting_{0};  // tasks at `threads_` that have not begun
 };
 
-}  // namespace weft
+}  // namespace weft::dist_autograd
 
-#endif  // WEFT_BASE_SPINNING_EXECUTOR_H_
+#endif  // WEFT_DIST_AUTOGRAD_SPINNING_EXECUTOR_H_

@@ -1,4 +1,4 @@
-#include "weft/base/spinning_executor.h"
+#include "weft/dist_autograd/spinning_executor.h"
 
 #include <atomic>
 #include <memory>
@@ -12,7 +12,7 @@
 #include "weft/base/thread_pool.h"
 #include "weft/tests/support/patience.h"
 
-namespace weft {
+namespace weft::dist_autograd {
 namespace {
 
 using ::weft::testing::Becomes;
@@ -127,4 +127,4 @@ TEST(SpinningExecutor, ManyThreadsScheduleAndEachTaskRunsOnce) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::dist_autograd

@@ -1,11 +1,11 @@
-#include "weft/base/spinning_executor.h"
+#include "weft/dist_autograd/spinning_executor.h"
 
 #include <sched.h>
 
 #include <chrono>
 #include <utility>
 
-namespace weft {
+namespace weft::dist_autograd {
 
 SpinningExecutor::SpinningExecutor(Executor& threads, absl::Duration spin)
     : threads_(threads), spin_(spin) {}
@@ -52,4 +52,4 @@ Task SpinningExecutor::Look() {
   return std::exchange(next_, nullptr);
 }
 
-}  // namespace weft
+}  // namespace weft::dist_autograd
