@@ -241,9 +241,14 @@ weft::worker::ShutdownOptions GoodBye(const weft::worker::Worker& worker,
   return good_bye;
 }
 
-absl::Status Run(int argc, char** argv) {
-  weft::worker::Options options;
-  ImageTrainerOptions training;
+absl::Status Usage(absl::string_view message) {
+  return weft::worker::WithExitCode(absl::InvalidArgumentError(message),
+                                    weft::worker::ExitCode::kUsage);
+}
+
+// Reads the flags into `options` and `training`, and checks them.
+absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
+                        ImageTrainerOptions& training) {
   bool sync = false;
   bool async = false;
   weft::worker::Flags flags("trainer",
@@ -278,42 +283,19 @@ absl::Status Run(int argc, char** argv) {
             "set by `weft run --max-restarts`: above 0 with --checkpoint-dir, "
             "--resume",
             {"TORCHELASTIC_RESTART_COUNT"});
-  if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
-  if (sync && async) {
-    return weft::worker::WithExitCode(
-        absl::InvalidArgumentError("wanted --sync or --async, found both"),
-        weft::worker::ExitCode::kUsage);
-  }
+  WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
+  if (sync && async) return Usage("wanted --sync or --async, found both");
   if (loss_every < 0) {
-    return weft::worker::WithExitCode(
-        absl::InvalidArgumentError(absl::StrCat(
-            "--loss-every=", loss_every, ": wanted a number of at least 0")),
-        weft::worker::ExitCode::kUsage);
+    return Usage(absl::StrCat("--loss-every=", loss_every,
+                              ": wanted a number of at least 0"));
   }
   training.is_sync = !async;
   if (restart_count > 0 && !training.checkpoint_dir.empty()) {
     training.resume = true;
   }
-  if (absl::Status s = options.Resolve(); !s.ok()) return s;
+  WEFT_RETURN_IF_ERROR(options.Resolve());
   if (absl::Status s = CheckOptions(options, training); !s.ok()) {
     return weft::worker::WithExitCode(s, weft::worker::ExitCode::kUsage);
-  }
-  if (!training.checkpoint_dir.empty()) {
-    training.checkpoint_dir =
-        std::filesystem::absolute(training.checkpoint_dir).lexically_normal();
-    const absl::Status fit = options.rank == 0
-                                 ? CheckCheckpointDir(training.checkpoint_dir,
-                                                      training.resume)
-                                 : absl::OkStatus();  // trainer 0 begins all
-    if (!fit.ok()) {
-      return weft::worker::WithExitCode(
-          absl::Status(
-              fit.code(),
-              absl::StrCat(
-                  "--checkpoint-dir=", training.checkpoint_dir,
-                  ": wanted a directory to write in: ", fit.message())),
-          weft::worker::ExitCode::kConfig);
-    }
   }
   training.seed = options.seed;
   if (options.json && loss_every > 0) {
@@ -321,6 +303,32 @@ absl::Status Run(int argc, char** argv) {
       if (step % loss_every == 0) PrintLoss(step, loss);
     };
   }
+  return absl::OkStatus();
+}
+
+// Makes the path absolute; trainer 0, which begins all checkpoints, tries it.
+absl::Status PrepareCheckpointDir(const weft::worker::Options& options,
+                                  ImageTrainerOptions& training) {
+  if (training.checkpoint_dir.empty()) return absl::OkStatus();
+  training.checkpoint_dir =
+      std::filesystem::absolute(training.checkpoint_dir).lexically_normal();
+  if (options.rank != 0) return absl::OkStatus();
+  const absl::Status fit =
+      CheckCheckpointDir(training.checkpoint_dir, training.resume);
+  if (fit.ok()) return fit;
+  return weft::worker::WithExitCode(
+      absl::Status(
+          fit.code(),
+          absl::StrCat("--checkpoint-dir=", training.checkpoint_dir,
+                       ": wanted a directory to write in: ", fit.message())),
+      weft::worker::ExitCode::kConfig);
+}
+
+absl::Status Run(int argc, char** argv) {
+  weft::worker::Options options;
+  ImageTrainerOptions training;
+  WEFT_RETURN_IF_ERROR(ParseFlags(argc, argv, options, training));
+  WEFT_RETURN_IF_ERROR(PrepareCheckpointDir(options, training));
 
   // Before joining: a missing file is this trainer's own trouble.
   auto data = weft::launch::LoadImageData(training);

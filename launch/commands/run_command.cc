@@ -183,10 +183,17 @@ absl::Status NotRun(const absl::Status& why) {
       is_limit ? ExitCode::kResource : ExitCode::kConfig);
 }
 
-}  // namespace
-
-absl::StatusOr<int> RunCommand(int argc, char** argv) {
+// What the command line says.
+struct Arguments {
   LaunchOptions options;
+  ExitReporterOptions reporting;
+  std::string init;
+};
+
+absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
+  Arguments arguments;
+  LaunchOptions& options = arguments.options;
+  ExitReporterOptions& reporting = arguments.reporting;
   TorchrunFlags torchrun;
   options.master_port = 0;
   worker::Flags flags("weft run", kAbout);
@@ -215,10 +222,8 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   flags.Add("coordinator", &options.coordinator,
             "where the job meets; a socket of this user's by default",
             {"WEFT_COORDINATOR"});
-  std::string init;
-  flags.Add("init", &init, "how the ranks meet, in place of --coordinator",
+  flags.Add("init", &arguments.init, "how the ranks meet, in place of --coordinator",
             {"WEFT_INIT"});
-  ExitReporterOptions reporting;
   flags.Add("certs", &reporting.certs,
             "directory made by `weft certs init`, for the ranks",
             {"WEFT_CERTS"});
@@ -243,7 +248,17 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
   options.max_restarts = torchrun.max_restarts;
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
+  if (!arguments.init.empty() && !options.coordinator.empty()) {
+    return Usage("give either --init or --coordinator");
+  }
+  return arguments;
+}
 
+// Names the job and the place where its ranks meet, if nobody has named them,
+// and puts what they need to know into their environment.
+absl::Status CompleteOptions(Arguments& arguments) {
+  LaunchOptions& options = arguments.options;
+  const ExitReporterOptions& reporting = arguments.reporting;
   const bool is_own_job = options.job.empty();
   if (is_own_job && !reporting.certs.empty()) {
     return Usage(absl::StrCat("--certs=", reporting.certs,
@@ -253,31 +268,40 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   if (absl::Status named = net::ValidateJob(options.job); !named.ok()) {
     return Usage(absl::StrCat("--job: ", named.message()));
   }
-  std::string directory;
-  if (!init.empty() && !options.coordinator.empty()) {
-    return Usage("give either --init or --coordinator");
+  if (!arguments.init.empty()) {
+    options.environment["WEFT_INIT"] = arguments.init;
   }
-  if (!init.empty()) options.environment["WEFT_INIT"] = init;
   if (!reporting.certs.empty()) {
     options.environment["WEFT_CERTS"] = reporting.certs;
   }
   if (reporting.insecure) options.environment["WEFT_INSECURE"] = "true";
-  if (init.empty() && options.coordinator.empty()) {
-    WEFT_ASSIGN_OR_RETURN(directory, net::DefaultSocketDirectory(options.job));
+  if (arguments.init.empty() && options.coordinator.empty()) {
+    WEFT_ASSIGN_OR_RETURN(const std::string directory,
+                          net::DefaultSocketDirectory(options.job));
     options.coordinator = absl::StrCat("unix:", directory, "/coordinator.sock");
+    if (is_own_job) options.run_directory = directory;
   }
-  if (is_own_job) options.run_directory = directory;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<int> RunCommand(int argc, char** argv) {
+  WEFT_ASSIGN_OR_RETURN(Arguments arguments, ParseFlags(argc, argv));
+  WEFT_RETURN_IF_ERROR(CompleteOptions(arguments));
+  LaunchOptions& options = arguments.options;
   const absl::Cleanup sweeper = [&] { Sweep(options.run_directory); };
   WEFT_RETURN_IF_ERROR(MakeLogDir(options.log_dir));
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
   }
-  reporting.job = options.job;
-  reporting.coordinator = options.coordinator;
-  reporting.host = HostOf(options.roles);
   // Where the ranks find their coordinator is theirs to know.
   std::unique_ptr<ExitReporter> reporter;
-  if (init.empty()) {
+  if (arguments.init.empty()) {
+    ExitReporterOptions& reporting = arguments.reporting;
+    reporting.job = options.job;
+    reporting.coordinator = options.coordinator;
+    reporting.host = HostOf(options.roles);
     reporter = std::make_unique<ExitReporter>(std::move(reporting));
     options.on_exit = [&](const Child& child, const Exit& exit) {
       // Without a certificate of admin0 silence has to do.
