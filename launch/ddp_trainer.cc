@@ -71,11 +71,9 @@ absl::Status DdpTrainer::Begin() {
 
   optimizer::AdamOptions adam;
   adam.lr = options_.learning_rate;
-  optimizer::ParameterGroup trained{adam, {}};
-  for (const nn::NamedParameter& parameter : model_.NamedParameters()) {
-    trained.parameters.push_back({parameter.name, parameter.variable});
-  }
-  WEFT_ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create({trained}));
+  WEFT_ASSIGN_OR_RETURN(
+      optimizer_,
+      optimizer::Optimizer::Create({{adam, model_.NamedParameters()}}));
   // Before the model of rank 0 is given to all.
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
   WEFT_ASSIGN_OR_RETURN(ddp_,

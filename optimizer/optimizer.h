@@ -38,6 +38,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/autograd/variable.h"
+#include "weft/nn/module.h"
 #include "weft/optimizer/rules/rule_options.h"
 #include "weft/optimizer/rules/update_rule.h"
 #include "weft/tensor/tensor.h"
@@ -45,10 +46,7 @@
 namespace weft::optimizer {
 
 // A leaf that requires a gradient, and the name under which its state is kept.
-struct Parameter {
-  std::string name;
-  Variable variable;
-};
+using Parameter = nn::NamedParameter;
 
 struct ParameterGroup {
   RuleOptions rule;

@@ -111,13 +111,10 @@ absl::Status Train(weft::worker::Worker& worker) {
   WEFT_ASSIGN_OR_RETURN(
       const auto ddp,
       weft::ddp::DistributedDataParallel::Create(model, *group, options));
-  weft::optimizer::ParameterGroup trained{weft::optimizer::AdamWOptions{0.005},
-                                          {}};
-  for (const auto& [name, variable] : model.NamedParameters()) {
-    trained.parameters.push_back({name, variable});
-  }
-  WEFT_ASSIGN_OR_RETURN(const auto optimizer,
-                        weft::optimizer::Optimizer::Create({trained}));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto optimizer,
+      weft::optimizer::Optimizer::Create(
+          {{weft::optimizer::AdamWOptions{0.005}, model.NamedParameters()}}));
   double first_loss = 0, last_loss = 0;
   for (int step = 0; step < kSteps; ++step) {
     optimizer->ZeroGrad();

@@ -96,12 +96,10 @@ absl::Status Train(weft::worker::Worker& worker) {
   Net net(random);
   WEFT_ASSIGN_OR_RETURN(
       const auto ddp, weft::ddp::DistributedDataParallel::Create(net, *group));
-  weft::optimizer::ParameterGroup trained{weft::optimizer::AdamOptions{}, {}};
-  for (const auto& [name, variable] : net.NamedParameters()) {
-    trained.parameters.push_back({name, variable});
-  }
-  WEFT_ASSIGN_OR_RETURN(const auto optimizer,
-                        weft::optimizer::Optimizer::Create({trained}));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto optimizer,
+      weft::optimizer::Optimizer::Create(
+          {{weft::optimizer::AdamOptions{}, net.NamedParameters()}}));
   const absl::Time begin = absl::Now();
   for (;;) {
     WEFT_ASSIGN_OR_RETURN(const auto batch, loader->Next());
