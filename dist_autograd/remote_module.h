@@ -47,6 +47,21 @@
 
 namespace weft::dist_autograd {
 
+// References to parameters that `agent`'s worker has, in their order: beside
+// the RemoteParameters of others, what a DistributedOptimizer updates. Fails as
+// rref::MakeLocal.
+inline absl::StatusOr<std::vector<rref::RRef<Variable>>> LocalParameters(
+    rpc::Agent& agent, const std::vector<Variable>& parameters) {
+  std::vector<rref::RRef<Variable>> references;
+  for (const Variable& parameter : parameters) {
+    WEFT_ASSIGN_OR_RETURN(
+        rref::RRef<Variable> made,
+        rref::MakeLocal(agent, std::make_shared<Variable>(parameter)));
+    references.push_back(std::move(made));
+  }
+  return references;
+}
+
 namespace internal {
 
 // What the owner of a module serves, beside its Forward.
@@ -54,14 +69,7 @@ template <typename M>
 absl::StatusOr<std::vector<rref::RRef<Variable>>> ParametersOf(
     rpc::CallContext& call, const rref::RRef<M>& module) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<M> local, module.Local());
-  std::vector<rref::RRef<Variable>> parameters;
-  for (const Variable& parameter : local->Parameters()) {
-    WEFT_ASSIGN_OR_RETURN(
-        rref::RRef<Variable> made,
-        rref::MakeLocal(call.agent(), std::make_shared<Variable>(parameter)));
-    parameters.push_back(std::move(made));
-  }
-  return parameters;
+  return LocalParameters(call.agent(), local->Parameters());
 }
 
 template <typename M>

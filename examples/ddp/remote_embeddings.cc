@@ -100,13 +100,10 @@ absl::Status Train(weft::worker::Worker& worker) {
   WEFT_ASSIGN_OR_RETURN(
       const auto ddp,
       weft::ddp::DistributedDataParallel::Create(dense, *group));
-  std::vector<RRef<Variable>> parameters = {rows};
-  for (const Variable& parameter : dense.Parameters()) {
-    WEFT_ASSIGN_OR_RETURN(
-        const RRef<Variable> local,
-        weft::rref::MakeLocal(agent, std::make_shared<Variable>(parameter)));
-    parameters.push_back(local);
-  }
+  WEFT_ASSIGN_OR_RETURN(
+      std::vector<RRef<Variable>> parameters,
+      weft::dist_autograd::LocalParameters(agent, dense.Parameters()));
+  parameters.push_back(rows);
   WEFT_ASSIGN_OR_RETURN(
       const auto optimizer,
       weft::optimizer::DistributedOptimizer::Create(
