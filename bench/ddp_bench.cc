@@ -9,11 +9,8 @@
 // each core; it starts itself with --rank for that.
 
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <sstream>
@@ -31,6 +28,7 @@
 #include "weft/bench/ddp_models.h"
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/programs.h"
 #include "weft/bench/rivals.h"
 #include "weft/ddp/distributed_data_parallel.h"
 #include "weft/optimizer/optimizer.h"
@@ -71,12 +69,10 @@ absl::Status TrainRank(const RankFlags& flags, worker::Worker& worker) {
   const bool is_alone = flags.mode == "alone";
   WEFT_ASSIGN_OR_RETURN(const auto ddp, ddp::DistributedDataParallel::Create(
                                             *model, is_alone ? *own : *group));
-  optimizer::ParameterGroup trained{optimizer::SgdOptions{0.01}, {}};
-  for (const auto& [name, variable] : model->NamedParameters()) {
-    trained.parameters.push_back({name, variable});
-  }
-  WEFT_ASSIGN_OR_RETURN(const auto optimizer,
-                        optimizer::Optimizer::Create({trained}));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto optimizer,
+      optimizer::Optimizer::Create(
+          {{optimizer::SgdOptions{0.01}, model->NamedParameters()}}));
   const double first = StepOnce(*model, *optimizer);
   for (int i = 0; i < 4; ++i) StepOnce(*model, *optimizer);
   WEFT_RETURN_IF_ERROR(group->Barrier());
@@ -151,17 +147,10 @@ std::optional<Rate> RunBoth(CommandOf command) {
 
 class Runner {
  public:
-  Runner() : has_torch_(HasPythonModule("torch", "PyTorch")) {
-    char path[] = "/tmp/ddp_bench.XXXXXX";
-    WEFT_CHECK(mkdtemp(path) != nullptr);
-    directory_ = path;
-  }
-  ~Runner() {
-    (void)!std::system(absl::StrCat("rm -rf '", directory_, "'").c_str());
-  }
+  Runner() : has_torch_(HasPythonModule("torch", "PyTorch")) {}
 
   std::optional<Rate> Weft(const std::string& model, const std::string& mode) {
-    const std::string meet = NewPath();
+    const std::string meet = directory_.NewPath();
     mkdir(meet.c_str(), 0700);
     return RunBoth([&](int rank) {
       return absl::StrCat("'", OwnPath(), "' --rank=", rank, " --model=", model,
@@ -171,7 +160,7 @@ class Runner {
   }
   std::optional<Rate> Torch(const std::string& model, const std::string& mode) {
     if (!has_torch_) return std::nullopt;
-    const std::string meet = NewPath();
+    const std::string meet = directory_.NewPath();
     return RunBoth([&](int rank) {
       return absl::StrCat("/usr/bin/python3 '", ScriptPath("torch_ddp.py"),
                           "' ", model, " ", mode, " ", rank, " ", meet, " ",
@@ -182,27 +171,19 @@ class Runner {
   double seconds = 2;
 
  private:
-  std::string NewPath() { return absl::StrCat(directory_, "/", ++runs_); }
-
   const bool has_torch_;
-  std::string directory_;
-  int runs_ = 0;
+  ScratchDirectory directory_;
 };
 
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
-
 // Medians of rounds in turn; nothing where a round failed.
-struct Figures {
+struct Compared {
   std::optional<double> ddp, both, torch_ddp, torch_both, exposed_ms;
   std::string torch_version;
 };
 
-Figures Measure(Runner& runner, const std::string& model, int rounds) {
+Compared Measure(Runner& runner, const std::string& model, int rounds) {
   std::vector<double> ddp, both, torch_ddp, torch_both, exposed;
-  Figures figures;
+  Compared figures;
   for (int round = 0; round < rounds; ++round) {
     if (const auto rate = runner.Weft(model, "ddp")) {
       ddp.push_back(rate->steps_per_s);
@@ -251,7 +232,7 @@ void AddGoals(GoalReport& report, Runner& runner, const Wanted& wanted) {
     return;
   }
   report.Begin();
-  const Figures figures = Measure(runner, wanted.model, kRounds);
+  const Compared figures = Measure(runner, wanted.model, kRounds);
   GoalCase row;
   row.goal = wanted.efficiency_goal;
   row.name = absl::StrCat(wanted.model,
@@ -279,7 +260,7 @@ void PrintFigures(Runner& runner) {
               "both", "ddp/both", "exposed ms", "torch ddp", "torch both",
               "weft/torch");
   for (const Wanted& wanted : kWanted) {
-    const Figures f = Measure(runner, wanted.model, 1);
+    const Compared f = Measure(runner, wanted.model, 1);
     const double ddp = f.ddp.value_or(0), both = f.both.value_or(0);
     const double torch = f.torch_ddp.value_or(0);
     std::printf("%-7s %9.2f %9.2f %10.2f %11.2f %9.2f %10.2f %10.2f\n",

@@ -11,15 +11,12 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,6 +31,7 @@
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/programs.h"
 #include "weft/bench/rivals.h"
 #include "weft/dist_autograd/contexts.h"
 #include "weft/dist_autograd/scope.h"
@@ -172,11 +170,6 @@ int Serve(const Options& options) {
 void Print(const std::string& name, double value) {
   std::printf("%s\t%.6g\n", name.c_str(), value);
   std::fflush(stdout);
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values.empty() ? 0 : values[values.size() / 2];
 }
 
 double MedianUs(double seconds, const std::function<void()>& call) {
@@ -359,22 +352,6 @@ int CallServer(const Options& options) {
 
 // ---------------------------------------------------------- the main process
 
-using Figures = std::map<std::string, double>;
-
-// The name<TAB>value lines of a program; empty if it failed.
-Figures RunProgram(const std::string& command) {
-  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-  if (pipe == nullptr) return {};
-  Figures figures;
-  char line[256];
-  while (fgets(line, sizeof line, pipe) != nullptr) {
-    const std::vector<std::string> words =
-        absl::StrSplit(absl::StripAsciiWhitespace(line), '\t');
-    if (words.size() == 2) figures[words[0]] = std::atof(words[1].c_str());
-  }
-  return pclose(pipe) == 0 ? figures : Figures();
-}
-
 // Ours and the rival's are measured in the same way. Polled: both ends look
 // for messages all the time, each on a core of its own.
 struct Case {
@@ -386,35 +363,20 @@ struct Case {
 
 class Runner {
  public:
-  explicit Runner(const Options& options) : options_(options) {
-    char pattern[] = "/tmp/weft-dist-autograd-bench-XXXXXX";
-    WEFT_CHECK(mkdtemp(pattern) != nullptr);
-    directory_ = pattern;
-  }
-  ~Runner() { (void)RunProgram("rm -r " + directory_); }
+  explicit Runner(const Options& options) : options_(options) {}
 
   Figures Weft(const Case& c) {
     const std::string flags = absl::StrCat(" --seconds=", options_.seconds,
                                            " --spin=", c.polled ? "1e9" : "50");
     const std::string listen =
-        c.unix_socket ? absl::StrCat("unix:", directory_, "/s", ++sockets_)
-                      : "127.0.0.1:0";
-    FILE* server = popen(
-        absl::StrCat("exec ", options_.self, " --serve=", listen,
-                     " --core=", c.pinned ? 1 : -1, flags, " & echo $!; wait")
-            .c_str(),
-        "r");
-    char pid[64], address[256];
-    if (server == nullptr || fgets(pid, sizeof pid, server) == nullptr ||
-        fgets(address, sizeof address, server) == nullptr) {
-      return {};
-    }
-    Figures figures = RunProgram(absl::StrCat(
-        options_.self, " --call=", absl::StripAsciiWhitespace(address),
-        " --core=", c.pinned ? 0 : -1, flags));
-    kill(std::atoi(pid), SIGKILL);
-    pclose(server);
-    return figures;
+        c.unix_socket ? "unix:" + directory_.NewPath() : "127.0.0.1:0";
+    return RunServerAndClient(
+        absl::StrCat(options_.self, " --serve=", listen,
+                     " --core=", c.pinned ? 1 : -1, flags),
+        [&](const std::string& address) {
+          return absl::StrCat(options_.self, " --call=", address,
+                              " --core=", c.pinned ? 0 : -1, flags);
+        });
   }
 
   Figures Torch(const Case& c) {
@@ -431,8 +393,7 @@ class Runner {
 
  private:
   const Options& options_;
-  std::string directory_;
-  int sockets_ = 0;
+  ScratchDirectory directory_;
   std::optional<bool> has_torch_;  // once looked for
 };
 
@@ -446,19 +407,6 @@ struct Comparison {
   double aim = 1;
 };
 
-using Rounds = std::map<std::string, std::vector<double>>;
-
-// The median over rounds; nothing if a round gave none.
-std::optional<double> Over(const Rounds& rounds, const std::string& name,
-                           int wanted) {
-  const auto found = rounds.find(name);
-  if (found == rounds.end() ||
-      static_cast<int>(found->second.size()) != wanted) {
-    return std::nullopt;
-  }
-  return Median(found->second);
-}
-
 // Ours and torch's in turn.
 void Measure(Runner& runner, GoalReport& report, const Case& c,
              const std::vector<Comparison>& comparisons) {
@@ -467,10 +415,10 @@ void Measure(Runner& runner, GoalReport& report, const Case& c,
     return;
   }
   report.Begin();
-  Rounds ours, torch;
+  std::vector<Figures> ours, torch;
   for (int round = 0; round < runner.rounds(); ++round) {
-    for (const auto& [name, x] : runner.Weft(c)) ours[name].push_back(x);
-    for (const auto& [name, x] : runner.Torch(c)) torch[name].push_back(x);
+    ours.push_back(runner.Weft(c));
+    torch.push_back(runner.Torch(c));
   }
   for (const Comparison& x : comparisons) {
     if (!report.Wants(x.goal)) continue;
@@ -481,9 +429,8 @@ void Measure(Runner& runner, GoalReport& report, const Case& c,
     row.name = absl::StrCat(c.name, ", ", x.figure, " against ", row.peer_name,
                             "'s ", x.peers_figure);
     row.higher_is_better = x.figure.find("_us") == std::string::npos;
-    row.weft = Over(ours, x.figure, runner.rounds()).value_or(0);
-    row.peer =
-        Over(x.is_peer_torch ? torch : ours, x.peers_figure, runner.rounds());
+    row.weft = Median(ours, x.figure).value_or(0);
+    row.peer = Median(x.is_peer_torch ? torch : ours, x.peers_figure);
     row.must = x.must;
     row.aim = x.aim;
     report.Add(row);

@@ -16,14 +16,10 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -38,6 +34,7 @@
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/programs.h"
 #include "weft/bench/redis_rows.h"
 #include "weft/bench/rivals.h"
 #include "weft/net/endpoint.h"
@@ -73,12 +70,6 @@ struct Options {
   int out = 1;  // operations under way
   bool other_keys = false;
 };
-
-double Median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 // ------------------------------------------------------------ the two sides
 
@@ -272,14 +263,10 @@ double StepsPerSecond(Step step, double seconds) {
 void MeasureLoop(ps::Client& client, const Options& options) {
   constexpr double kLr = 0.01;
   Mlp local_model, model;
-  optimizer::ParameterGroup group;
   optimizer::SgdOptions sgd;
   sgd.lr = kLr;
-  group.rule = sgd;
-  for (const nn::NamedParameter& p : local_model.NamedParameters()) {
-    group.parameters.push_back({p.name, p.variable});
-  }
-  auto local = *optimizer::Optimizer::Create({group});
+  auto local =
+      *optimizer::Optimizer::Create({{sgd, local_model.NamedParameters()}});
   double local_loss = 0, loss = 0;
   const auto local_step = [&] {
     local->ZeroGrad();
@@ -349,68 +336,36 @@ int CallServer(const Options& options) {
 
 // ---------------------------------------------------------- the main process
 
-using Figures = std::map<std::string, double>;
-
-// The name<TAB>value lines of a program; empty if it failed.
-Figures RunProgram(const std::string& command) {
-  FILE* pipe = popen(command.c_str(), "r");
-  if (pipe == nullptr) return {};
-  Figures figures;
-  char line[256];
-  while (fgets(line, sizeof line, pipe) != nullptr) {
-    const std::vector<std::string> words =
-        absl::StrSplit(absl::StripAsciiWhitespace(line), '\t');
-    if (words.size() == 2) figures[words[0]] = std::atof(words[1].c_str());
-  }
-  return pclose(pipe) == 0 ? figures : Figures();
-}
-
 class Runner {
  public:
-  explicit Runner(const Options& options) : options_(options) {
-    char pattern[] = "/tmp/weft-ps-bench-XXXXXX";
-    WEFT_CHECK(mkdtemp(pattern) != nullptr);
-    directory_ = pattern;
-  }
-  ~Runner() { (void)RunProgram("rm -r " + directory_); }
+  explicit Runner(const Options& options) : options_(options) {}
 
-  const std::string& directory() const { return directory_; }
+  const std::string& directory() const { return directory_.path(); }
   int rounds() const { return options_.rounds; }
   double seconds() const { return options_.seconds; }
 
   // A server and a worker that measures `what`.
   Figures Weft(const std::string& what) {
-    const std::string address =
-        absl::StrCat("unix:", directory_, "/s", ++sockets_);
-    FILE* server = popen(absl::StrCat("exec ", options_.self,
-                                      " --serve=", address, " & echo $!; wait")
-                             .c_str(),
-                         "r");
-    char pid[64], line[256];
-    if (server == nullptr || fgets(pid, sizeof pid, server) == nullptr ||
-        fgets(line, sizeof line, server) == nullptr) {
-      return {};
-    }
-    Figures figures = RunProgram(absl::StrCat(
-        options_.self, " --call=", absl::StripAsciiWhitespace(line),
-        " --seconds=", options_.seconds, " ", what));
-    kill(std::atoi(pid), SIGKILL);
-    pclose(server);
-    return figures;
+    return RunServerAndClient(
+        absl::StrCat(options_.self, " --serve=unix:", directory_.NewPath()),
+        [&](const std::string& address) {
+          return absl::StrCat(options_.self, " --call=", address,
+                              " --seconds=", options_.seconds, " ", what);
+        });
   }
 
   // A tensor of `bytes` sent and copied out into one chunk.
   Figures RawGrpc(int64_t bytes) {
     return RunProgram(absl::StrCat(
-        ProgramPath("raw_grpc"), " --listen=unix:", directory_, "/s",
-        ++sockets_, " --seconds=", options_.seconds, " --size=", bytes,
+        ProgramPath("raw_grpc"), " --listen=unix:", directory_.NewPath(),
+        " --seconds=", options_.seconds, " --size=", bytes,
         " --out=1 --copy --poll --client-core=", kWorkerCore,
-        " --server-core=", kServerCore, " 2>/dev/null"));
+        " --server-core=", kServerCore));
   }
 
   Figures Redis(int64_t keys, int64_t dim) {
     Pin(kWorkerCore);
-    const auto redis = RedisRows::Start(directory_, kServerCore);
+    const auto redis = RedisRows::Start(directory_.path(), kServerCore);
     if (redis == nullptr) return {};
     redis_version_ = redis->version();
     const std::vector<int64_t> names = RandomKeys(keys, 1);
@@ -435,29 +390,21 @@ class Runner {
 
  private:
   const Options& options_;
-  std::string directory_;
+  ScratchDirectory directory_;
   std::string redis_version_;
-  int sockets_ = 0;
 };
 
 // The medians of what `run` gives in each round.
 template <typename Run>
 Figures Rounds(int rounds, Run run) {
-  std::map<std::string, std::vector<double>> values;
-  for (int i = 0; i < rounds; ++i) {
-    for (const auto& [name, value] : run()) values[name].push_back(value);
-  }
+  std::vector<Figures> all;
+  for (int i = 0; i < rounds; ++i) all.push_back(run());
   Figures medians;
-  for (const auto& [name, all] : values) {
-    if (static_cast<int>(all.size()) == rounds) medians[name] = Median(all);
+  for (const auto& figure : all.front()) {
+    const std::optional<double> median = Median(all, figure.first);
+    if (median.has_value()) medians[figure.first] = *median;
   }
   return medians;
-}
-
-std::optional<double> Find(const Figures& figures, const std::string& name) {
-  const auto it = figures.find(name);
-  if (it == figures.end()) return std::nullopt;
-  return it->second;
 }
 
 struct Rival {

@@ -14,14 +14,11 @@
 
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <deque>
 #include <functional>
 #include <map>
@@ -36,6 +33,7 @@
 #include "weft/base/check.h"
 #include "weft/bench/goals.h"
 #include "weft/bench/measure.h"
+#include "weft/bench/programs.h"
 #include "weft/bench/rivals.h"
 #include "weft/net/endpoint.h"
 #include "weft/net/loop/loop.h"
@@ -313,28 +311,6 @@ int CallItself(const Options& options) {
 
 // ---------------------------------------------------------- the main process
 
-using Figures = std::map<std::string, std::string>;
-
-// The name<TAB>value lines of a program; empty if it failed.
-Figures RunProgram(const std::string& command) {
-  FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
-  if (pipe == nullptr) return {};
-  Figures figures;
-  char line[256];
-  while (fgets(line, sizeof line, pipe) != nullptr) {
-    const std::vector<std::string> words =
-        absl::StrSplit(absl::StripAsciiWhitespace(line), '\t');
-    if (words.size() == 2) figures[words[0]] = words[1];
-  }
-  return pclose(pipe) == 0 ? figures : Figures();
-}
-
-std::optional<double> Find(const Figures& figures, const std::string& name) {
-  const auto it = figures.find(name);
-  if (it == figures.end()) return std::nullopt;
-  return std::atof(it->second.c_str());
-}
-
 // Over a unix socket calls pass through shared memory, unless they must not.
 enum class Way { kUnix, kUnixByGrpc, kTcp, kMtls };
 constexpr Way kWays[] = {Way::kUnix, Way::kTcp, Way::kMtls};
@@ -369,17 +345,13 @@ struct Case {
 class Runner {
  public:
   explicit Runner(const Options& options) : options_(options) {
-    char pattern[] = "/tmp/weft-rpc-bench-XXXXXX";
-    WEFT_CHECK(mkdtemp(pattern) != nullptr);
-    directory_ = pattern;
     net::CertificatesOptions certificates;
-    certificates.directory = directory_ + "/certs";
+    certificates.directory = directory_.path() + "/certs";
     certificates.job = "bench";
     certificates.members = {{"bench", "trainer", 0}, {"bench", "trainer", 1}};
     const absl::Status made = net::MakeCertificates(certificates);
     WEFT_CHECK(made.ok()) << made.ToString();
   }
-  ~Runner() { (void)RunProgram("rm -r " + directory_); }
 
   int rounds() const { return options_.rounds; }
 
@@ -392,22 +364,13 @@ class Runner {
         " --spin=", spin, " --seconds=", options_.seconds, Certs(c),
         " --size=", c.size, " --out=", c.out, " --work=", c.work_us,
         c.way == Way::kUnixByGrpc ? " --shared-memories=0" : "");
-    FILE* server =
-        popen(absl::StrCat("exec ", options_.self, " --serve=", Listen(c),
-                           " --core=", ServerCore(c), flags, " & echo $!; wait")
-                  .c_str(),
-              "r");
-    char pid[64], address[256];
-    if (server == nullptr || fgets(pid, sizeof pid, server) == nullptr ||
-        fgets(address, sizeof address, server) == nullptr) {
-      return {};
-    }
-    Figures figures = RunProgram(absl::StrCat(
-        options_.self, " --call=", absl::StripAsciiWhitespace(address),
-        " --core=", ClientCore(c), flags));
-    kill(std::atoi(pid), SIGKILL);
-    pclose(server);
-    return figures;
+    return RunServerAndClient(
+        absl::StrCat(options_.self, " --serve=", Listen(c),
+                     " --core=", ServerCore(c), flags),
+        [&](const std::string& address) {
+          return absl::StrCat(options_.self, " --call=", address,
+                              " --core=", ClientCore(c), flags);
+        });
   }
 
   // `flags`: --copy, --callback or --protobuf.
@@ -450,11 +413,11 @@ class Runner {
   }
   std::string Listen(const Case& c) {
     return c.way == Way::kUnix || c.way == Way::kUnixByGrpc
-               ? absl::StrCat("unix:", directory_, "/s", ++sockets_)
+               ? "unix:" + directory_.NewPath()
                : "127.0.0.1:0";
   }
   std::string Certs(const Case& c) const {
-    return c.way == Way::kMtls ? absl::StrCat(" --certs=", directory_, "/certs")
+    return c.way == Way::kMtls ? absl::StrCat(" --certs=", directory_.path(), "/certs")
                                : "";
   }
   std::string Common(const Case& c) const {
@@ -465,26 +428,11 @@ class Runner {
   }
 
   const Options& options_;
-  std::string directory_;
-  int sockets_ = 0;
+  ScratchDirectory directory_;
   std::optional<std::string> tensorpipe_;  // once looked for; empty: absent
   std::optional<bool> has_torch_;
 };
 
-// The median over rounds; nothing if a round gave none.
-std::optional<double> Median(const std::vector<Figures>& rounds,
-                             const std::string& name) {
-  std::vector<double> values;
-  for (const Figures& figures : rounds) {
-    const std::optional<double> value = Find(figures, name);
-    if (!value.has_value()) return std::nullopt;
-    values.push_back(*value);
-  }
-  if (values.empty()) return std::nullopt;
-  return Quantile(values, 0.5);
-}
-
-// One whom we measure ourselves against.
 struct Rival {
   std::string name;
   std::string version;
@@ -695,7 +643,7 @@ void PrintFigures(Runner& runner) {
           std::pair{"  gRPC", runner.RawGrpc(c, c.size > 0 ? "--copy" : "")}}) {
       std::printf("%s", who);
       for (const auto& [name, value] : figures) {
-        std::printf("  %s %s", name.c_str(), value.c_str());
+        std::printf("  %s %.5g", name.c_str(), value);
       }
       std::printf("\n");
     }
