@@ -174,6 +174,15 @@ absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
         absl::StrCat("the process of rank ", segment_->NumberOf(rank),
                      " has ended; it ", WhatItDoes(rank)));
   }
+  if (also_process && options_.check_member != nullptr) {
+    const int number = segment_->NumberOf(rank);
+    const absl::Status member = options_.check_member(number);
+    if (!member.ok()) {
+      return absl::UnavailableError(absl::StrCat("rank ", number, " is gone (",
+                                                 member.message(), "); it ",
+                                                 WhatItDoes(rank)));
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -279,6 +288,13 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectSubgroup(
       members.begin());
   options.size = static_cast<int>(members.size());
   options.connect_timeout = deadline - SteadyClock().Now();
+  if (options.check_member != nullptr) {
+    options.check_member =
+        [check = std::move(options.check_member),
+         ranks = std::vector<int>(members.begin(), members.end())](int rank) {
+          return check(ranks[rank]);
+        };
+  }
   return ConnectHost(std::move(options));
 }
 

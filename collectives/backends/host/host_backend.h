@@ -20,15 +20,18 @@
 //
 // A rank that ends is found by its peers within a tenth of a second if it is a
 // process of this host, killed or not; one that is stopped is reported after
-// DiagnosisOptions::report_after, and ends operations at their deadline.
+// DiagnosisOptions::report_after, and ends operations once
+// HostOptions::check_member says that it is gone, or at their deadline.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_HOST_HOST_BACKEND_H_
 #define WEFT_COLLECTIVES_BACKENDS_HOST_HOST_BACKEND_H_
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "weft/collectives/backend.h"
@@ -64,6 +67,10 @@ struct HostOptions {
   // How long to wait for the other ranks.
   absl::Duration connect_timeout = absl::Minutes(1);
   DiagnosisOptions diagnosis;
+  // OK while the job counts `rank` as alive; else why it does not. Called about
+  // ten times a second while that rank is waited for, by any thread. May be
+  // null.
+  std::function<absl::Status(int rank)> check_member = nullptr;
 
   // --- For ranks on several hosts. ---
 

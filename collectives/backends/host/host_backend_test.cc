@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <functional>
 #include <memory>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/failpoint.h"
@@ -98,9 +101,12 @@ class HostsTestWorld final : public TestWorld {
     host.streams = streams_[rank].get();
     host.own_stream = {absl::StrCat("r", rank), absl::StrCat("r", rank)};
     host.host = absl::StrCat("host", host_of_(rank));
+    host.check_member = check_member;
     return ConnectHost(host);
   }
   void Kill(int rank) { network_.Break(absl::StrCat("r", rank)); }
+
+  std::function<absl::Status(int rank)> check_member;  // of each rank
 
  private:
   const int size_;
@@ -162,6 +168,63 @@ TEST(HostBackend, RankOfAnotherHostThatEndsIsNamedOnAllRanks) {
     EXPECT_THAT(statuses[r],
                 StatusIs(absl::StatusCode::kUnavailable, "rank 1 has"));
   }
+}
+
+// A process that is stopped has not ended, and its host's shared memory stays.
+TEST(HostBackend, StoppedRankIsNamedOnAllHostsOnceTheJobCountsItAsGone) {
+  HostsTestWorld world(4, {}, [](int rank) { return rank / 2; });
+  std::atomic<int> gone{-1};
+  world.check_member = [&](int rank) {
+    return rank == gone ? absl::UnavailableError("silent for 3s")
+                        : absl::OkStatus();
+  };
+  std::atomic<int> ended{0};
+  const auto statuses = testing::RunRanks(4, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    const auto group = ProcessGroup::Create(std::move(backend));
+    WEFT_RETURN_IF_ERROR(group->Barrier());
+    if (rank == 3) {
+      gone = 3;
+      while (ended < 3) absl::SleepFor(absl::Milliseconds(1));
+      return absl::OkStatus();
+    }
+    const absl::Status status = group->AllReduce(Tensor::Ones({1000}));
+    ++ended;
+    return status;
+  });
+  for (const int r : {0, 1, 2}) {
+    EXPECT_THAT(statuses[r],
+                StatusIs(absl::StatusCode::kUnavailable,
+                         "rank 3 is gone (silent for 3s); it last called"));
+  }
+}
+
+TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
+  HostsTestWorld world(3, {}, [](int) { return 0; });
+  std::atomic<int> gone{-1};
+  world.check_member = [&](int rank) {
+    return rank == gone ? absl::UnavailableError("silent for 3s")
+                        : absl::OkStatus();
+  };
+  std::atomic<bool> has_ended{false};
+  const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                          world.Connect(rank));
+    const auto group = ProcessGroup::Create(std::move(backend));
+    WEFT_ASSIGN_OR_RETURN(const auto half, group->Split(rank > 0 ? 1 : 0));
+    if (rank == 0) return absl::OkStatus();
+    if (rank == 2) {  // rank 1 of `half`
+      gone = 2;
+      while (!has_ended) absl::SleepFor(absl::Milliseconds(1));
+      return absl::OkStatus();
+    }
+    const absl::Status status = half->AllReduce(Tensor::Ones({10}));
+    has_ended = true;
+    return status;
+  });
+  EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kUnavailable,
+                                    "rank 1 is gone (silent for 3s)"));
 }
 
 // --- Ranks that cannot map the segment of their host. ------------------------
