@@ -267,6 +267,7 @@ MemberCore::Options Membership::State::CoreOptions() {
     *core.self.mutable_process() = *std::move(process);
   }
   core.world = ToWire(options_.world);
+  core.start = options_.start;
   core.heartbeat_interval = options_.heartbeat_interval;
   return core;
 }

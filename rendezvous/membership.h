@@ -33,6 +33,8 @@ struct JoinOptions {
   std::string address;  // where others reach this worker
   std::map<std::string, std::string> labels;
   World world;
+  // CoordinatorCore::Options::start of the coordinator that it belongs to.
+  uint32_t start = 0;
   // Until the coordinator has answered and the world is complete.
   absl::Duration timeout = absl::Minutes(5);
   // Return as soon as this worker is in, whoever else is.

@@ -58,6 +58,7 @@ absl::StatusOr<std::unique_ptr<HostedCoordinator>> HostedCoordinator::Create(
   coordinator_options.core.job = options.job;
   coordinator_options.core.suspect_after = options.limits.suspect_after;
   coordinator_options.core.dead_after = options.limits.dead_after;
+  coordinator_options.core.start = options.start;
   coordinator_options.telemetry = &telemetry;
   WEFT_ASSIGN_OR_RETURN(coordinator_options.journal,
                         OpenJournal(options, timers, loop, endpoint));

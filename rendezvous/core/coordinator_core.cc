@@ -228,6 +228,7 @@ absl::Status CoordinatorCore::CheckJoin(const v1::JoinRequest& request) const {
                                                  : "--workers"));
   }
   if (is_admin) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(CheckStart(request));
   if (wanted.is_fixed()) {
     if (!wanted.Place(member.role(), member.rank()).has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -252,6 +253,23 @@ absl::Status CoordinatorCore::CheckJoin(const v1::JoinRequest& request) const {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status CoordinatorCore::CheckStart(const v1::JoinRequest& request) const {
+  const uint32_t own = options_.start;
+  if (own == 0 || request.start() == 0 || request.start() == own) {
+    return absl::OkStatus();
+  }
+  if (request.start() > own) {  // who asks again finds its successor
+    return absl::UnavailableError(
+        absl::StrCat("the ranks of the job are started again (start ",
+                     request.start(), "), and this coordinator of start ", own,
+                     " is about to end"));
+  }
+  return absl::AbortedError(absl::StrCat(
+      request.member().name(), " is of start ", request.start(),
+      " of the job's ranks; meanwhile they were started again (start ", own,
+      ")"));
 }
 
 void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {

@@ -51,6 +51,10 @@ class CoordinatorCore {
     // What members bring to one barrier: each of them, and together.
     int64_t max_payload_bytes = int64_t{64} << 10;
     int64_t max_gathered_bytes = int64_t{1} << 20;
+    // Which start of the job's ranks it belongs to, from 1, where launchers on
+    // several hosts start all of them again after one has failed. Members of a
+    // later start have to wait for its coordinator. 0: any.
+    uint32_t start = 0;
     // A successor will find this one's records; members are notified.
     bool is_durable = false;
   };
@@ -155,6 +159,7 @@ class CoordinatorCore {
 
   absl::Status CheckJob(const std::string& job) const;
   absl::Status CheckJoin(const v1::JoinRequest& request) const;
+  absl::Status CheckStart(const v1::JoinRequest& request) const;
   absl::Status CheckStore(const v1::StoreRequest& request) const;
   Slot* FindSlot(uint32_t id);
   // The slot of that incarnation if it is in; else why it is not.

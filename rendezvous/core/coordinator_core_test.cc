@@ -275,6 +275,24 @@ TEST(CoordinatorCore, AnswersARepeatedJoinWithTheSameKey) {
   EXPECT_EQ(f.view().version(), version);
 }
 
+TEST(CoordinatorCore, MemberOfALaterStartWaitsForTheNextCoordinator) {
+  CoordinatorCore::Options options;
+  options.start = 2;
+  Fixture f({}, 1, options);
+  const auto join = [&](const std::string& role, int rank, uint64_t incarnation,
+                        uint32_t start) {
+    v1::JoinRequest request = f.JoinOf(role, rank, incarnation);
+    request.set_start(start);
+    return f.StatusOf(f.Call(request));
+  };
+  EXPECT_THAT(join("ps", 0, 10, 2), IsOk());
+  EXPECT_THAT(join("trainer", 0, 11, 0), IsOk());  // started by hand
+  EXPECT_THAT(join("trainer", 1, 12, 3),
+              StatusIs(absl::StatusCode::kUnavailable, "about to end"));
+  EXPECT_THAT(join("trainer", 1, 13, 1),
+              StatusIs(absl::StatusCode::kAborted, "started again (start 2)"));
+}
+
 TEST(CoordinatorCore, RefusesTheSecondOfANameOnceTheFirstIsHeard) {
   Fixture f;
   const WorkerKey key = f.Join("ps", 0, 10);

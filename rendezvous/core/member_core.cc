@@ -258,6 +258,7 @@ MemberCore::Request MemberCore::MakeRequest(Purpose purpose) const {
       *join.mutable_member() = options_.self;
       *join.mutable_world() = options_.world;
       join.set_wait_ms(hold_ms);
+      join.set_start(options_.start);
       return join;
     }
     case Purpose::kHeartbeat: {
