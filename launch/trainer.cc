@@ -258,7 +258,7 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   flags.Add("data", &training.data, "directory of the IDX files, .gz or not");
   flags.Add("strategy", &training.strategy,
             "ps: with parameter servers; ddp: without, gradients averaged over "
-            "the trainers of this host");
+            "the trainers");
   flags.Add("sync", &sync, "rounds that wait for all trainers (the default)");
   flags.Add("async", &async, "each trainer's gradient counts as it comes");
   flags.Add("epochs", &training.epochs, "passes over the data");

@@ -26,15 +26,14 @@ struct JoinGroupOptions {
   int64_t arena_bytes = int64_t{64} << 20;
   // Of an operation that says nothing else.
   absl::Duration timeout = absl::Minutes(5);
-  // Workers of one machine that give different ones are taken for workers of
-  // different hosts: they meet over the network, as tests want it.
-  std::string host;
+  // In place of the worker's Options::host_id.
+  std::string host_id;
 };
 
 // Called by every worker of the role; its ranks are those of the workers, on one
-// host or several. Waits
-// for all of them, --join-timeout at most. `worker` must outlive the group.
-// Reports of stuck operations go into the worker's log. Errors as those of
+// host or several. Waits for all of them, --join-timeout at most. `worker` must
+// outlive the group. Reports of stuck operations go into the worker's log. A
+// rank of another host that is silent for Limits::dead_after is dead. Errors as those of
 // collectives::ConnectHost; kFailedPrecondition for a worker of an elastic job,
 // which does not know how many ranks there are.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(

@@ -74,7 +74,7 @@ TEST(JoinGroup, WorkersOfTwoHostsReduceOverTls) {
     Worker& worker = (*workers)->Get(absl::StrCat("trainer", rank));
     JoinGroupOptions join;
     join.arena_bytes = 1 << 20;
-    join.host = absl::StrCat("host", rank / 2);
+    join.host_id = absl::StrCat("host", rank / 2);
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::ProcessGroup> group,
                           JoinGroup(worker, join));
     for (const int64_t count : {1, 1000, 1'000'000}) {

@@ -119,7 +119,7 @@ rendezvous::World Options::world() const {
 }
 
 void Options::AddTo(Flags& flags) {
-  flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS"});
+  flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS", "WEFT_START"});
   flags.Add("job", &job, "the job's name, equal in all its workers",
             {"WEFT_JOB"});
   flags.Add("role", &role, "ps or trainer", {"WEFT_ROLE"});
@@ -188,6 +188,10 @@ void Options::AddTo(Flags& flags) {
       {"WEFT_LIMITS"});
   flags.Add("ranks-on-host", &ranks_on_host, "workers that share this host",
             {"WEFT_RANKS_ON_HOST", "LOCAL_WORLD_SIZE"});
+  flags.Add("host-id", &host_id,
+            "which host this is, for process groups: workers of different ones "
+            "share no memory; empty: those that can share it do",
+            {"WEFT_HOST_ID"});
   flags.Add("exit-if-unreachable", &exit_if_unreachable,
             "end, for a supervisor to start another, if its own address stays "
             "dead",
@@ -210,6 +214,11 @@ void Options::AddTo(Flags& flags) {
 }
 
 absl::Status Options::Resolve() {
+  if (const std::string number = Environment("WEFT_START");
+      !number.empty() && !absl::SimpleAtoi(number, &start)) {
+    return Config(absl::StrCat("environment WEFT_START = ", number,
+                               ": wanted a number from 0 on"));
+  }
   if (log_format == telemetry::LogFormat::kJson) {
     telemetry::SetStderrFormat(log_format);
   }

@@ -108,6 +108,13 @@ struct Options {
   // fewer than handler_threads. --max-handler-threads
   int max_handler_threads = 4096;
   int ranks_on_host = 1;  // LOCAL_WORLD_SIZE
+  // Which start of all ranks this worker belongs to, from 1, where launchers on
+  // several hosts start them again: it joins no other. 0: any. WEFT_START
+  uint32_t start = 0;
+  // Which host this worker is on, for process groups: ranks that give different
+  // ones share no memory and meet over streams, as on different machines.
+  // Empty: those that can share memory do. --host-id, WEFT_HOST_ID
+  std::string host_id;
   // The most connections within this host that share memory: 516 KiB each, and
   // 8 MiB once there was a large tensor; 0: none. --shared-memories
   int shared_memories = 64;

@@ -231,6 +231,7 @@ absl::Status Worker::Join() {
   }
   join.address = endpoint_->address();
   join.world = options_.world();
+  join.start = options_.start;
   join.timeout = options_.join_timeout;
   // The others will call as soon as they see this rank, so the agent comes
   // before the wait for all.

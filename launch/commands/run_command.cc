@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/cleanup/cleanup.h"
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
@@ -54,6 +55,7 @@ absl::Status Usage(absl::string_view message) {
 struct TorchrunFlags {
   std::string processes;  // --nproc-per-node
   std::string nodes = "1";
+  int node = 0;
   int max_restarts = 0;
   bool standalone = true;
 };
@@ -70,16 +72,54 @@ absl::StatusOr<int> CountOf(const std::string& processes) {
                             ": wanted a number from 1 to 1024, auto or cpu"));
 }
 
-absl::Status CheckSupported(const TorchrunFlags& flags) {
-  if (flags.nodes != "1" && flags.nodes != "1:1") {
-    return Usage(absl::StrCat(
-        "--nnodes=", flags.nodes,
-        ": it starts ranks on this host only; start each host's ranks by hand "
-        "with one --coordinator=HOST:PORT (docs/cli.md)"));
+absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
+                               LaunchOptions& options) {
+  if (flags.nodes == "1:1") {
+    options.nodes = 1;
+  } else if (!absl::SimpleAtoi(flags.nodes, &options.nodes) ||
+             options.nodes < 1 || options.nodes > 1024) {
+    return Usage(absl::StrCat("--nnodes=", flags.nodes,
+                              ": wanted the number of hosts, from 1 to 1024"));
   }
+  options.node = flags.node;
+  if (options.node < 0 || options.node >= options.nodes) {
+    return Usage(absl::StrCat("--node-rank=", options.node, ": wanted 0 to ",
+                              options.nodes - 1, " of --nnodes=",
+                              options.nodes));
+  }
+  options.max_restarts = flags.max_restarts;
   if (flags.max_restarts < 0) {
     return Usage(absl::StrCat("--max-restarts=", flags.max_restarts,
                               ": wanted a number of at least 0"));
+  }
+  return absl::OkStatus();
+}
+
+// Several hosts need to be told where they meet, and as what. Also as torchrun
+// says it: by --master-addr and --master-port.
+absl::Status CompleteNodes(const std::string& init, LaunchOptions& options) {
+  if (options.nodes == 1) return absl::OkStatus();
+  std::string& coordinator = options.coordinator;
+  if (init.empty() && coordinator.empty() && options.master_port != 0) {
+    coordinator = absl::StrCat(options.master_addr, ":", options.master_port);
+  }
+  const size_t colon = coordinator.rfind(':');
+  if (options.master_port == 0 && colon != std::string::npos &&
+      absl::SimpleAtoi(coordinator.substr(colon + 1), &options.master_port)) {
+    options.master_addr = coordinator.substr(0, colon);
+  }
+  const bool is_remote = !options.coordinator.empty() &&
+                         !absl::StartsWith(options.coordinator, "unix:");
+  if (init.empty() && !is_remote) {
+    return Usage(absl::StrCat(
+        "--nnodes=", options.nodes,
+        ": wanted --coordinator=HOST:PORT, the same on all nodes, HOST being "
+        "that of --node-rank=0; found ",
+        options.coordinator.empty() ? "none" : options.coordinator));
+  }
+  if (options.job.empty()) {
+    return Usage(absl::StrCat("--nnodes=", options.nodes,
+                              ": wanted --job=NAME, the same on all nodes"));
   }
   return absl::OkStatus();
 }
@@ -209,7 +249,11 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("nproc-per-node", &torchrun.processes,
             "run so many of the program after the flags: a number, auto or cpu",
             {"PET_NPROC_PER_NODE"});
-  flags.Add("nnodes", &torchrun.nodes, "only 1", {"PET_NNODES"});
+  flags.Add("nnodes", &torchrun.nodes,
+            "hosts of the job, with a weft run on each", {"PET_NNODES"});
+  flags.Add("node-rank", &torchrun.node,
+            "this host's number, from 0; the coordinator is on 0",
+            {"PET_NODE_RANK"});
   flags.Add("max-restarts", &torchrun.max_restarts,
             "how often all ranks are started again after one has failed",
             {"PET_MAX_RESTARTS"});
@@ -222,6 +266,8 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("coordinator", &options.coordinator,
             "where the job meets; a socket of this user's by default",
             {"WEFT_COORDINATOR"});
+  flags.Add("rdzv-endpoint", &options.coordinator,
+            "torchrun's name for --coordinator", {"PET_RDZV_ENDPOINT"});
   flags.Add("init", &arguments.init, "how the ranks meet, in place of --coordinator",
             {"WEFT_INIT"});
   flags.Add("certs", &reporting.certs,
@@ -243,14 +289,14 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("prefix", &options.prefix, "begin lines with the rank's name");
   flags.AllowPositional("PROGRAM ARGS");
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
-  WEFT_RETURN_IF_ERROR(CheckSupported(torchrun));
+  WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(torchrun, options));
   WEFT_RETURN_IF_ERROR(CheckMasterPort(options.master_port));
   WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
-  options.max_restarts = torchrun.max_restarts;
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
   if (!arguments.init.empty() && !options.coordinator.empty()) {
     return Usage("give either --init or --coordinator");
   }
+  WEFT_RETURN_IF_ERROR(CompleteNodes(arguments.init, options));
   return arguments;
 }
 

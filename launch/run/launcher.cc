@@ -367,21 +367,22 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
   const int cores = std::max(1u, std::thread::hardware_concurrency());
   std::vector<ChildSpec> children;
   for (const RoleSpec& role : options.roles) {
-    for (int rank = 0; rank < role.count; ++rank) {
+    for (int local = 0; local < role.count; ++local) {
+      const std::string rank =
+          absl::StrCat(options.node * role.count + local);
+      const std::string size = absl::StrCat(options.nodes * role.count);
       ChildSpec child;
       child.name = absl::StrCat(role.role, rank);
       child.argv = role.argv;
-      const std::string number = absl::StrCat(rank);
-      const std::string count = absl::StrCat(role.count);
       child.environment = {
-          {"RANK", number},
-          {"LOCAL_RANK", number},
-          {"ROLE_RANK", number},
-          {"GROUP_RANK", "0"},
-          {"WORLD_SIZE", count},
-          {"LOCAL_WORLD_SIZE", count},
-          {"ROLE_WORLD_SIZE", count},
-          {"GROUP_WORLD_SIZE", "1"},
+          {"RANK", rank},
+          {"LOCAL_RANK", absl::StrCat(local)},
+          {"ROLE_RANK", rank},
+          {"GROUP_RANK", absl::StrCat(options.node)},
+          {"WORLD_SIZE", size},
+          {"LOCAL_WORLD_SIZE", absl::StrCat(role.count)},
+          {"ROLE_WORLD_SIZE", size},
+          {"GROUP_WORLD_SIZE", absl::StrCat(options.nodes)},
           {"ROLE_NAME", role.role},
           {"MASTER_ADDR", options.master_addr},
           {"MASTER_PORT", absl::StrCat(options.master_port)},
@@ -390,9 +391,12 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
           {"TORCHELASTIC_MAX_RESTARTS", absl::StrCat(options.max_restarts)},
           {"WEFT_JOB", options.job},
           {"WEFT_ROLE", role.role},
-          {"WEFT_RANK", number},
+          {"WEFT_RANK", rank},
           {"WEFT_RANKS_ON_HOST", absl::StrCat(total)},
       };
+      if (options.nodes > 1) {
+        child.environment["WEFT_START"] = absl::StrCat(restart + 1);
+      }
       if (!launcher.empty()) {
         child.environment[kRankMark] = MarkOf(launcher, restart, child.name);
       }
@@ -403,11 +407,9 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
         child.environment["WEFT_COORDINATOR"] = options.coordinator;
       }
       for (const RoleSpec& other : options.roles) {
-        if (other.role == "ps") {
-          child.environment["WEFT_SERVERS"] = absl::StrCat(other.count);
-        } else if (other.role == "trainer") {
-          child.environment["WEFT_TRAINERS"] = absl::StrCat(other.count);
-        }
+        const std::string all = absl::StrCat(options.nodes * other.count);
+        if (other.role == "ps") child.environment["WEFT_SERVERS"] = all;
+        if (other.role == "trainer") child.environment["WEFT_TRAINERS"] = all;
       }
       // Ranks that share a host share its cores.
       if (total > 1 && getenv("OMP_NUM_THREADS") == nullptr) {

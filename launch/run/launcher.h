@@ -27,7 +27,10 @@ struct RoleSpec {
 
 struct LaunchOptions {
   std::string job;
+  // Of each node: the hosts of a job run the same roles, with a launcher each.
   std::vector<RoleSpec> roles;
+  int nodes = 1;
+  int node = 0;  // this one, from 0; 0 has the ranks from 0 on
   std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;
@@ -55,8 +58,9 @@ struct LaunchOptions {
 absl::StatusOr<RoleSpec> ParseRole(absl::string_view text);
 absl::StatusOr<std::vector<std::string>> SplitWords(absl::string_view text);
 
-// What Run starts: name, command and environment of each rank. RANK and
-// WORLD_SIZE count within the role, LOCAL_RANK too.
+// What Run starts: name, command and environment of each rank of this node.
+// RANK and WORLD_SIZE count within the role over all nodes, LOCAL_RANK within
+// the role on this one.
 // `restart` counts how often they were started before; `launcher` is the id in
 // their marks (rank_mark.h).
 std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,

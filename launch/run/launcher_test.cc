@@ -135,6 +135,34 @@ TEST(PlanChildren, SetsTheEnvironmentOfTorchrun) {
   }
 }
 
+TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
+  LaunchOptions options;
+  options.job = "j";
+  options.nodes = 3;
+  options.node = 2;
+  options.roles = {{"ps", 1, {"p"}}, {"trainer", 2, {"t"}}};
+  const std::vector<ChildSpec> plan = PlanChildren(options);
+  ASSERT_EQ(plan.size(), 3u);
+  EXPECT_EQ(plan[0].name, "ps2");
+  EXPECT_EQ(plan[1].name, "trainer4");
+  EXPECT_EQ(plan[2].name, "trainer5");
+  const auto& env = plan[2].environment;
+  for (const auto& [name, value] :
+       std::map<std::string, std::string>{{"RANK", "5"},
+                                          {"WORLD_SIZE", "6"},
+                                          {"LOCAL_RANK", "1"},
+                                          {"LOCAL_WORLD_SIZE", "2"},
+                                          {"GROUP_RANK", "2"},
+                                          {"GROUP_WORLD_SIZE", "3"},
+                                          {"WEFT_RANK", "5"},
+                                          {"WEFT_SERVERS", "3"},
+                                          {"WEFT_TRAINERS", "6"},
+                                          {"WEFT_RANKS_ON_HOST", "3"},
+                                          {"WEFT_START", "1"}}) {
+    EXPECT_EQ(env.at(name), value) << name;
+  }
+}
+
 TEST(WeftRun, PrefixesOutputByRoleAndRankAndEndsWithZero) {
   auto run = Weft({"run", Role("ps", 1, "echo from $WEFT_ROLE"),
                    Role("trainer", 2,
@@ -360,7 +388,14 @@ TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
       {{"run"}, "nothing to run"},
       {{"run", "--rolle=ps=1:x"}, "did you mean --role?"},
       {{"run", "--role=ps"}, "ROLE=COUNT"},
-      {{"run", "--nnodes=2", "x"}, "--nnodes=2"},
+      {{"run", "--nnodes=1:2", "x"}, "--nnodes=1:2: wanted the number"},
+      {{"run", "--nnodes=2", "--node-rank=2", "x"}, "wanted 0 to 1"},
+      {{"run", "--nnodes=2", "--node-rank=1", "x"},
+       "--coordinator=HOST:PORT, the same on all nodes"},
+      {{"run", "--nnodes=2", "--coordinator=unix:/a/b", "x"},
+       "--coordinator=HOST:PORT, the same on all nodes"},
+      {{"run", "--nnodes=2", "--coordinator=h:1", "x"},
+       "--job=NAME, the same on all nodes"},
       {{"run", "--master-port=99999", "true"}, "a port from 1 to 65535"},
       {{"certs"}, "weft certs init"},
       {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 to 65536"},
