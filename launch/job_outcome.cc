@@ -126,12 +126,12 @@ absl::Status JobOutcome::Of(const rendezvous::View& view) {
       failed = report;
     }
   }
+  if (has_completed) return absl::OkStatus();
   if (!died.empty()) {
     return absl::UnavailableError(
         absl::StrCat("trainers died: ", absl::StrJoin(died, "; ")));
   }
-  if (!failed.ok()) return failed;
-  return has_completed ? absl::OkStatus() : stopped;
+  return failed.ok() ? stopped : failed;
 }
 
 }  // namespace weft::launch

@@ -44,9 +44,10 @@ class JobOutcome {
 
   // Of a job all of whose trainers have gone, as `view` has it. The first of:
   //   what a trainer reported that is not IsOfPeer
+  //   OK if a trainer has left without a report: it has completed the training,
+  //   in place of others that died
   //   kUnavailable, which names the trainers that died without leaving
   //   what another trainer that failed reported
-  //   OK if a trainer has left without a report
   //   the report of a trainer that was stopped by a signal
   absl::Status Of(const rendezvous::View& view);
 

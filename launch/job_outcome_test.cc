@@ -100,10 +100,26 @@ TEST_F(JobOutcomeTest, OwnErrorThatIsNotOfAPeerStays) {
 }
 
 TEST_F(JobOutcomeTest, TrainersThatLostAPeerHaveFailedTheJob) {
-  OutcomeAt("trainer0").Report(absl::UnavailableError("ps1: is gone"));
-  Leave("trainer0");
-  Leave("trainer1");
+  for (const char* trainer : {"trainer0", "trainer1"}) {
+    OutcomeAt(trainer).Report(absl::UnavailableError("ps1: is gone"));
+    Leave(trainer);
+  }
   EXPECT_EQ(ExitCodeFor(OfTheJob()), ExitCode::kPeerLost);
+}
+
+TEST_F(JobOutcomeTest, TrainerThatCompletesAfterAnotherDiedIsEnough) {
+  workers_->Kill("trainer0");
+  Leave("trainer1");
+  EXPECT_THAT(OfTheJob(), IsOk());
+}
+
+TEST_F(JobOutcomeTest, JobWhoseTrainersDiedOrWereStoppedHasLostThem) {
+  workers_->Kill("trainer0");
+  OutcomeAt("trainer1").Report(worker::EndedBySignal(SIGTERM, "asked"));
+  Leave("trainer1");
+  const absl::Status outcome = OfTheJob();
+  EXPECT_EQ(ExitCodeFor(outcome), ExitCode::kPeerLost);
+  EXPECT_THAT(outcome.message(), HasSubstr("trainers died: trainer0"));
 }
 
 TEST_F(JobOutcomeTest, StoppedTrainersStopTheJobUnlessOneHasCompletedIt) {

@@ -16,6 +16,7 @@
 #include "weft/telemetry/logger.h"
 #include "weft/telemetry/metrics.h"
 #include "weft/telemetry/status_page.h"
+#include "weft/telemetry/telemetry.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::launch {
@@ -99,6 +100,20 @@ telemetry::Fields Describe(const ps::Server& server) {
   return fields;
 }
 
+// Of a job that others have completed.
+void WarnOfDead(const rendezvous::View& view, int trainers,
+                telemetry::Telemetry& telemetry) {
+  for (const rendezvous::Departed& departed : view.departed()) {
+    for (int rank = 0; rank < trainers; ++rank) {
+      if (departed.left || departed.name != TrainerName(rank)) continue;
+      WEFT_LOG(telemetry.logger(), Warning,
+               "a trainer died; others have completed the training")
+          .With("trainer", departed.name)
+          .With("why", departed.reason);
+    }
+  }
+}
+
 // Until all trainers have gone.
 absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
@@ -121,7 +136,10 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       show_at = now + kShowEvery;
     }
     if (gone.ok()) {
-      return JobOutcome(worker.membership(), trainers).Of(**gone);
+      const absl::Status outcome =
+          JobOutcome(worker.membership(), trainers).Of(**gone);
+      if (outcome.ok()) WarnOfDead(**gone, trainers, worker.telemetry());
+      return outcome;
     }
     if (!absl::IsDeadlineExceeded(gone.status())) return gone.status();
     if (stop_by == Instant::Infinite() && stop_signal() != 0) {

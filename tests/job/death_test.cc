@@ -84,6 +84,10 @@ TEST(Death, OfTheFirstTrainerHandsItsDutiesToTheNext) {
   EXPECT_GT(result.test_accuracy, 0.9);
   EXPECT_EQ(result.checkpoint, saved + "/" + Checkpoints(saved).back());
   EXPECT_THAT(result.checkpoint, EndsWith("-step-2400"));
+  for (const auto& server : servers) {
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(0)) << server->output();
+    EXPECT_THAT(server->output(), HasSubstr("others have completed"));
+  }
 }
 
 // A trainer that comes back joins where the others are: the result has the same
@@ -187,7 +191,7 @@ TEST(Death, OfATrainerMidJobChangesNoBitOfTheResult) {
   EXPECT_THAT(trainers[0]->output(), HasSubstr("a trainer died"));
   EXPECT_EQ(ReadBytes(saved + model), ReadBytes(job.Path("whole") + model));
   for (const auto& server : servers) {
-    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kPeerLost));
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(0)) << server->output();
   }
 }
 
