@@ -41,6 +41,7 @@ namespace {
 
 struct Options {
   double seconds = 0.3;  // for each case
+  bool reads_private_memory = true;
 };
 
 struct Case {
@@ -155,6 +156,7 @@ int RunRank(const std::string& directory, int rank, int ranks,
   host.rank = rank;
   host.size = ranks;
   host.directory = directory;
+  host.reads_private_memory = options.reads_private_memory;
   for (const Case& one : cases) {
     if (!one.in_arena) continue;
     const int64_t tensors = one.verb == "all_gather" ? ranks + 1 : 1;
@@ -405,6 +407,8 @@ int main(int argc, char** argv) {
       app.add_option("--goals", goals, "Prints rows: C1,C4 or all")
           ->expected(0, 1);
   app.add_option("--seconds", options.seconds, "For each case");
+  app.add_flag("!--through-slots", options.reads_private_memory,
+               "Copy private memory in pieces, as where it cannot be read");
   app.add_flag("--quick", quick, "A fifth of the time");
   CLI11_PARSE(app, argc, argv);
   if (quick) options.seconds /= 5;

@@ -56,6 +56,9 @@ class HostBackend final : public Backend {
                                                layout, rank,
                                                std::move(meeting.ranks))),
         arena_(std::make_shared<Arena>(segment_)),
+        peers_(options_.reads_private_memory
+                   ? PeerMemory(std::move(meeting.peers))
+                   : PeerMemory()),
         phases_(segment_->Controls(), rank, SpinRounds(segment_->size())),
         transfers_(*segment_, options_.max_unasked_bytes) {}
 
@@ -122,6 +125,7 @@ class HostBackend final : public Backend {
   const std::shared_ptr<const void> counted_;
   const std::shared_ptr<HostSegment> segment_;
   const std::shared_ptr<Arena> arena_;
+  const PeerMemory peers_;
   Phases phases_;
   HostTransfers transfers_;
   std::function<std::string(const Operation& step)> elsewhere_;
@@ -226,7 +230,7 @@ absl::Status HostBackend::Run(const Operation& operation) {
     }
     return CheckWait(*wait, missing);
   };
-  absl::Status status = SharedRun(*segment_, phases_, operation, check).Run();
+  absl::Status status = SharedRun(*segment_, peers_, phases_, operation, check).Run();
   if (!status.ok() && !absl::IsAborted(status)) Abort(status);
   return status;
 }
@@ -234,7 +238,7 @@ absl::Status HostBackend::Run(const Operation& operation) {
 void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
   Wait wait = {operation, Instant::Infinite(), SteadyClock().Now(),
                Instant::Infinite()};
-  const absl::Status shown = SharedRun(*segment_, phases_, operation,
+  const absl::Status shown = SharedRun(*segment_, peers_, phases_, operation,
                                        [&](const std::vector<int>& missing) {
                                          return CheckWait(wait, missing);
                                        })

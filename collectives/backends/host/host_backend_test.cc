@@ -40,8 +40,11 @@ using ::weft::testing::StatusIs;
 
 class HostTestWorld final : public TestWorld {
  public:
-  HostTestWorld(int size, DiagnosisOptions diagnosis)
-      : size_(size), diagnosis_(std::move(diagnosis)) {}
+  HostTestWorld(int size, DiagnosisOptions diagnosis,
+                bool reads_private_memory = true)
+      : size_(size),
+        diagnosis_(std::move(diagnosis)),
+        reads_private_memory_(reads_private_memory) {}
 
   absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
     HostOptions host;
@@ -52,12 +55,14 @@ class HostTestWorld final : public TestWorld {
     host.arena_bytes = 8 << 20;
     host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
     host.diagnosis = diagnosis_;
+    host.reads_private_memory = reads_private_memory_;
     return ConnectHost(host);
   }
 
  private:
   const int size_;
   const DiagnosisOptions diagnosis_;
+  const bool reads_private_memory_;
   testing::TempDir directory_;
   MemoryStore store_;
 };
@@ -67,6 +72,17 @@ TestBackend Host() {
   backend.name = "host";
   backend.make_world = [](int size, const DiagnosisOptions& diagnosis) {
     return std::make_unique<HostTestWorld>(size, diagnosis);
+  };
+  return backend;
+}
+
+// As where the kernel lets no process read another's memory.
+TestBackend HostThroughSlots() {
+  TestBackend backend;
+  backend.name = "through_slots";
+  backend.make_world = [](int size, const DiagnosisOptions& diagnosis) {
+    return std::make_unique<HostTestWorld>(size, diagnosis,
+                                           /*reads_private_memory=*/false);
   };
   return backend;
 }
@@ -135,7 +151,7 @@ TestBackend Hosts(std::string name, std::function<int(int rank)> host_of,
 INSTANTIATE_TEST_SUITE_P(
     Host, ProcessGroupConformance,
     ::testing::Values(
-        Host(), Hosts("two_a_host", [](int rank) { return rank / 2; }, {3, 4}),
+        Host(), HostThroughSlots(), Hosts("two_a_host", [](int rank) { return rank / 2; }, {3, 4}),
         Hosts("interleaved", [](int rank) { return rank % 2; }, {3, 4})),
     [](const auto& info) { return info.param.name; });
 

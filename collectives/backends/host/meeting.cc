@@ -32,19 +32,20 @@ struct Place {
   std::string socket;
   std::string host;
   transport::Destination stream;
+  uint64_t probe = 0;  // PeerMemory::OwnProbe
   rendezvous::v1::Process process;
 
   std::string Serialize() const {
     return absl::StrCat(directory, "\n", socket, "\n", host, "\n", stream.name,
                         "\n", stream.address, "\n", stream.memory_socket, "\n",
-                        process.SerializeAsString());
+                        probe, "\n", process.SerializeAsString());
   }
   static absl::StatusOr<Place> Parse(absl::string_view text) {
     const std::vector<absl::string_view> parts =
-        absl::StrSplit(text, absl::MaxSplits('\n', 6));
+        absl::StrSplit(text, absl::MaxSplits('\n', 7));
     Place place;
-    if (parts.size() != 7 ||
-        !place.process.ParseFromString(std::string(parts[6]))) {
+    if (parts.size() != 8 || !absl::SimpleAtoi(parts[6], &place.probe) ||
+        !place.process.ParseFromString(std::string(parts[7]))) {
       return absl::InternalError("a rank's place in the store is damaged");
     }
     place.directory = std::string(parts[0]);
@@ -127,6 +128,7 @@ absl::Status Attempt::Arrive() {
   place.socket = absl::StrCat(options_.directory, "/c",
                               absl::Hex(uint64_t{random()} << 32 | random()),
                               "-", options_.rank);
+  place.probe = PeerMemory::OwnProbe();
   const auto process = rendezvous::ThisProcess();
   if (process.has_value()) place.process = *process;
   WEFT_ASSIGN_OR_RETURN(socket_, net::LocalSocket::Bind(place.socket));
@@ -321,6 +323,8 @@ absl::StatusOr<Meeting> Attempt::Run() {
   for (const Place& place : places_) meeting.streams.push_back(place.stream);
   for (const int r : meeting.ranks) {
     meeting.watches.push_back(rendezvous::ProcessWatch::Of(places_[r].process));
+    meeting.peers.push_back(
+        {static_cast<pid_t>(places_[r].process.pid()), places_[r].probe});
   }
   return meeting;
 }

@@ -26,6 +26,7 @@
 
 #include "absl/status/statusor.h"
 #include "weft/base/clock.h"
+#include "weft/collectives/backends/host/peer_memory.h"
 #include "weft/memory/segment.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store.h"
@@ -63,6 +64,8 @@ struct Meeting {
   std::shared_ptr<const void> counted;
   // By the place in `ranks`: none for this process, or where none is possible.
   std::vector<std::optional<rendezvous::ProcessWatch>> watches;
+  // By the place in `ranks`: how to read what they do not share.
+  std::vector<PeerMemory::Peer> peers;
   // The ranks of each host, in rising order, hosts by their lowest; which of
   // them this is; and how each rank is reached. Equal on all ranks but for
   // own_host.

@@ -66,6 +66,8 @@ void OperationRecord::Write(const Operation& operation, uint64_t fingerprint,
   Set(kMost, MostElements(operation));
   Set(kInput, places.input);
   Set(kOutput, places.output);
+  Set(kInputAddress, places.input_address);
+  Set(kOutputAddress, places.output_address);
   Set(kIsRefusal, 0);
 }
 

@@ -51,6 +51,9 @@ class OperationRecord {
   struct Places {
     uint64_t input = 0;
     uint64_t output = 0;
+    // In this rank's process; 0 if it cannot read the memory of all others.
+    uint64_t input_address = 0;
+    uint64_t output_address = 0;
   };
 
   void Write(const Operation& operation, uint64_t fingerprint,
@@ -63,7 +66,10 @@ class OperationRecord {
   // Largest block, in elements.
   int64_t most_elements() const { return static_cast<int64_t>(Word(kMost)); }
   double factor() const;
-  Places places() const { return {Word(kInput), Word(kOutput)}; }
+  Places places() const {
+    return {Word(kInput), Word(kOutput), Word(kInputAddress),
+            Word(kOutputAddress)};
+  }
   // As Describe(operation), of at most 4 counts.
   std::string ToString() const;
 
@@ -78,6 +84,8 @@ class OperationRecord {
     kMost,
     kInput,
     kOutput,
+    kInputAddress,
+    kOutputAddress,
     kIsRefusal,
     kCounts,  // 4 words
     kFile = kCounts + 4,

@@ -16,6 +16,10 @@ namespace {
 
 // Up to this many bytes travel in the first phase.
 constexpr int64_t kSmallBytes = 8 * 1024;
+// Fewer bytes pass through the slots sooner than they are read from other
+// processes, and are read in pieces of so many, which stay in a core's cache.
+constexpr int64_t kLeastReadBytes = 512 * 1024;
+constexpr int64_t kReadPieceBytes = 128 * 1024;
 // With more ranks than this, each reduces a slice of every piece only.
 constexpr int kMostThatReduceAll = 3;
 
@@ -69,6 +73,11 @@ absl::Status SharedRun::EndPhase() {
   return phases_.Await(phases_.next() - 1, check_);
 }
 
+absl::Status SharedRun::Meet() {
+  WEFT_RETURN_IF_ERROR(BeginPhase().status());
+  return EndPhase();
+}
+
 OperationRecord::Places SharedRun::OwnPlaces() const {
   OperationRecord::Places places;
   const Blocks& in = operation_.inputs;
@@ -78,6 +87,13 @@ OperationRecord::Places SharedRun::OwnPlaces() const {
   }
   if (out.size() == 1) {
     places.output = segment_.PlaceOf(out[0].memory, out[0].elements * item_);
+  }
+  if (!peers_.reads_all()) return places;
+  if (!in.empty() && AreAdjacent(in, item_)) {
+    places.input_address = reinterpret_cast<uint64_t>(in[0].memory);
+  }
+  if (out.size() == 1) {
+    places.output_address = reinterpret_cast<uint64_t>(out[0].memory);
   }
   return places;
 }
@@ -142,6 +158,77 @@ std::vector<std::byte*> SharedRun::InArenas(
     found.push_back(memory);
   }
   return found;
+}
+
+std::vector<uint64_t> SharedRun::InPeers(
+    uint64_t OperationRecord::Places::*which, int64_t bytes,
+    uint64_t phase) const {
+  std::vector<uint64_t> found;
+  if (bytes < kLeastReadBytes) return found;
+  for (int r = 0; r < size(); ++r) {
+    const uint64_t address = SlotNow(r, phase).record.places().*which;
+    if (address == 0) return {};
+    found.push_back(address);
+  }
+  return found;
+}
+
+absl::Status SharedRun::ReadFrom(int rank, uint64_t address, int64_t bytes,
+                                 std::byte* to) {
+  const absl::Status read = peers_.Read(rank, address, bytes, to);
+  if (read.ok()) return read;
+  // Rather what is known of that rank: it has ended, another has failed.
+  WEFT_RETURN_IF_ERROR(check_({rank}));
+  return absl::UnavailableError(
+      absl::StrCat("rank ", segment_.NumberOf(rank), ": ", read.message()));
+}
+
+absl::Status SharedRun::ReduceFromPeers(const std::vector<uint64_t>& inputs,
+                                        const std::byte* own, int64_t count,
+                                        std::byte* output) {
+  const int64_t piece = kReadPieceBytes / item_;
+  std::vector<std::byte> read(size() * kReadPieceBytes);
+  for (int64_t begin = 0; begin < count; begin += piece) {
+    const int64_t n = std::min(piece, count - begin);
+    Pieces pieces;
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank()) {
+        pieces.push_back(own + begin * item_);
+        continue;
+      }
+      std::byte* const to = read.data() + r * kReadPieceBytes;
+      WEFT_RETURN_IF_ERROR(
+          ReadFrom(r, inputs[r] + begin * item_, n * item_, to));
+      pieces.push_back(to);
+    }
+    ReducePieces(pieces, n, output + begin * item_);
+  }
+  return absl::OkStatus();
+}
+
+// Each reduces its slice into its own output; once all have, and no input is
+// needed any more, each takes the other slices from the outputs of their ranks.
+absl::Status SharedRun::AllReduceFromPeers(
+    const std::vector<uint64_t>& inputs, const std::vector<uint64_t>& outputs) {
+  const Block& in = operation_.inputs[0];
+  const Block& out = operation_.outputs[0];
+  const auto slice = [&](int r) {
+    return PartOf(in.elements, operation_.dtype, size(), r);
+  };
+  const Range own = slice(rank());
+  const int64_t offset = own.begin * item_;
+  std::vector<uint64_t> places;
+  for (const uint64_t input : inputs) places.push_back(input + offset);
+  WEFT_RETURN_IF_ERROR(ReduceFromPeers(places, in.memory + offset, own.count,
+                                       out.memory + offset));
+  WEFT_RETURN_IF_ERROR(Meet());
+  for (int i = 1; i < size(); ++i) {
+    const int r = (rank() + i) % size();  // not all from the same one at once
+    const int64_t from = slice(r).begin * item_;
+    WEFT_RETURN_IF_ERROR(ReadFrom(r, outputs[r] + from, slice(r).count * item_,
+                                  out.memory + from));
+  }
+  return Meet();
 }
 
 absl::Status SharedRun::Run() {
@@ -219,8 +306,7 @@ absl::Status SharedRun::AllReduceInArenas(
   }
   ReduceContributions(operation_.dtype, operation_.reduction.op, contributions,
                       targets, part.count);
-  WEFT_RETURN_IF_ERROR(BeginPhase().status());
-  return EndPhase();
+  return Meet();
 }
 
 // Two phases a piece: all stage it; each reduces its slice into its slot of the
@@ -271,6 +357,13 @@ absl::Status SharedRun::AllReduce() {
   if (!inputs.empty() && !outputs.empty()) {
     return AllReduceInArenas(inputs, outputs);
   }
+  const auto read_inputs =
+      InPeers(&OperationRecord::Places::input_address, bytes, phase);
+  const auto read_outputs =
+      InPeers(&OperationRecord::Places::output_address, bytes, phase);
+  if (!read_inputs.empty() && !read_outputs.empty()) {
+    return AllReduceFromPeers(read_inputs, read_outputs);
+  }
   if (size() > kMostThatReduceAll) return AllReduceBySlices();
   return Spread(in, in.elements, reduce);
 }
@@ -290,16 +383,35 @@ absl::Status SharedRun::Broadcast() {
   const std::byte* from = segment_.Find(
       operation_.root, SlotNow(operation_.root, phase).record.places().output,
       bytes);
-  if (from == nullptr) return Spread(own, out.elements, copy);
-  if (!is_root) CopyIn(out, item_, 0, out.elements, from);
-  WEFT_RETURN_IF_ERROR(BeginPhase().status());
-  return EndPhase();
+  if (from != nullptr) {
+    if (!is_root) CopyIn(out, item_, 0, out.elements, from);
+    return Meet();
+  }
+  const auto places =
+      InPeers(&OperationRecord::Places::output_address, bytes, phase);
+  if (places.empty()) return Spread(own, out.elements, copy);
+  if (!is_root) {
+    WEFT_RETURN_IF_ERROR(ReadFrom(operation_.root, places[operation_.root],
+                                  bytes, out.memory));
+  }
+  return Meet();
 }
 
 absl::Status SharedRun::Reduce() {
   const Block& in = operation_.inputs[0];
-  if (in.elements * item_ > kSmallBytes) {
+  const int64_t bytes = in.elements * item_;
+  if (bytes > kSmallBytes) {
+    const uint64_t phase = phases_.next();
     WEFT_RETURN_IF_ERROR(Announce(NoStage));
+    const auto inputs =
+        InPeers(&OperationRecord::Places::input_address, bytes, phase);
+    if (!inputs.empty()) {
+      if (rank() == operation_.root) {
+        WEFT_RETURN_IF_ERROR(ReduceFromPeers(inputs, in.memory, in.elements,
+                                             operation_.outputs[0].memory));
+      }
+      return Meet();
+    }
   }
   return Spread(in, in.elements,
                 [&](const Pieces& pieces, int64_t begin, int64_t count) {
@@ -319,7 +431,20 @@ absl::Status SharedRun::AllGather() {
     }
   };
   CopyBlock(operation_, in, out[rank()]);
-  if (most * item_ > kSmallBytes) WEFT_RETURN_IF_ERROR(Announce(NoStage));
+  if (most * item_ > kSmallBytes) {
+    const uint64_t phase = phases_.next();
+    WEFT_RETURN_IF_ERROR(Announce(NoStage));
+    const auto inputs = InPeers(&OperationRecord::Places::input_address,
+                                most * item_, phase);
+    if (!inputs.empty()) {
+      for (int i = 1; i < size(); ++i) {
+        const int r = (rank() + i) % size();
+        WEFT_RETURN_IF_ERROR(ReadFrom(r, inputs[r], out[r].elements * item_,
+                                      out[r].memory));
+      }
+      return Meet();
+    }
+  }
   return Spread(in, most, copy);
 }
 
@@ -358,8 +483,18 @@ absl::Status SharedRun::ReduceScatter() {
       pieces.push_back(input + (in[rank()].memory - in[0].memory));
     }
     ReducePieces(pieces, out.elements, out.memory);
-    WEFT_RETURN_IF_ERROR(BeginPhase().status());
-    return EndPhase();
+    return Meet();
+  }
+  const auto places = InPeers(&OperationRecord::Places::input_address,
+                              TotalElements(in) * item_, phase);
+  if (!places.empty()) {
+    std::vector<uint64_t> own_parts;
+    for (const uint64_t place : places) {
+      own_parts.push_back(place + (in[rank()].memory - in[0].memory));
+    }
+    WEFT_RETURN_IF_ERROR(ReduceFromPeers(own_parts, in[rank()].memory,
+                                         out.elements, out.memory));
+    return Meet();
   }
   return SpreadTo(in, MostElements(in),
                   [&](const Pieces& pieces, int64_t begin, int64_t count) {

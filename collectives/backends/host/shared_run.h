@@ -3,10 +3,12 @@
 // Each operation begins with a phase in which every rank shows its record; all
 // compare all of them, so each finds the same mismatch. What is small travels
 // in that phase. Larger things that lie in the ranks' arenas are read and
-// written where they are; others pass through the slots in pieces.
+// written where they are; others are read from the memory of their ranks, where
+// all can (PeerMemory), or pass through the slots in pieces.
 //
 // Cost of an all-reduce of S bytes on n ranks, in bytes that each rank reads
-// and writes: in the arena 2 S and two phases; elsewhere (3 + n) S and a phase
+// and writes: in the arena 2 S and two phases; by PeerMemory 4 S - 2 S / n and
+// three phases; through the slots (3 + n) S and a phase
 // a piece for up to 3 ranks, 5 S + S / n and two phases a piece for more.
 // Source: the owner of a slice reads all inputs and writes all outputs, as in
 // Jain et al., "Framework for scalable intra-node collective operations using
@@ -24,6 +26,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "weft/collectives/backends/host/host_segment.h"
+#include "weft/collectives/backends/host/peer_memory.h"
 #include "weft/collectives/backends/host/phases.h"
 #include "weft/collectives/operation.h"
 
@@ -36,9 +39,10 @@ class SharedRun {
       absl::FunctionRef<absl::Status(const std::vector<int>& missing)>;
 
   // All must outlive it. `check`: see Phases::Await.
-  SharedRun(const HostSegment& segment, Phases& phases,
+  SharedRun(const HostSegment& segment, const PeerMemory& peers, Phases& phases,
             const Operation& operation, Check check)
       : segment_(segment),
+        peers_(peers),
         phases_(phases),
         operation_(operation),
         check_(check),
@@ -76,6 +80,22 @@ class SharedRun {
   std::vector<std::byte*> InArenas(uint64_t OperationRecord::Places::*which,
                                    int64_t bytes, uint64_t phase) const;
 
+  // Where that is in each rank's process; empty if it may not be read, or is
+  // too small for that.
+  std::vector<uint64_t> InPeers(uint64_t OperationRecord::Places::*which,
+                                int64_t bytes, uint64_t phase) const;
+  absl::Status ReadFrom(int rank, uint64_t address, int64_t bytes,
+                        std::byte* to);
+  // Reduces `count` elements at those addresses, of which this rank's own are
+  // at `own`, into `output`.
+  absl::Status ReduceFromPeers(const std::vector<uint64_t>& inputs,
+                               const std::byte* own, int64_t count,
+                               std::byte* output);
+  absl::Status AllReduceFromPeers(const std::vector<uint64_t>& inputs,
+                                  const std::vector<uint64_t>& outputs);
+  // A phase in which nothing is shown: what all did before it is done.
+  absl::Status Meet();
+
   absl::Status AllReduce();
   absl::Status AllReduceInArenas(const std::vector<std::byte*>& inputs,
                                  const std::vector<std::byte*>& outputs);
@@ -95,6 +115,7 @@ class SharedRun {
   absl::Status CheckCounts(uint64_t phase, int64_t* most) const;
 
   const HostSegment& segment_;
+  const PeerMemory& peers_;
   Phases& phases_;
   const Operation& operation_;
   Check check_;
