@@ -37,8 +37,8 @@ class RefusalLog {
       : RefusalLog(Options{&telemetry, nullptr, 60}) {}
 
   // `kind` is of a small set: connection, certificate, method, request,
-  // function, name, coordinator, descriptors, rpc_limits, or the option that
-  // names a limit.
+  // function, name, coordinator, descriptors, http2_frames, rpc_limits, or the
+  // option that names a limit.
   void Refused(absl::string_view kind, absl::string_view who,
                absl::string_view what, absl::string_view why)
       ABSL_LOCKS_EXCLUDED(mu_);

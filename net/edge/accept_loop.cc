@@ -24,6 +24,7 @@
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/client_hello_check.h"
+#include "weft/net/edge/tls_frames.h"
 
 namespace weft::net {
 namespace {
@@ -41,6 +42,7 @@ constexpr char kMaxHandshakes[] = "max_handshakes";
 constexpr char kHandshakeTimeout[] = "handshake_timeout";
 constexpr char kMaxCalls[] = "max_calls_per_connection";
 constexpr char kDescriptors[] = "descriptors";
+constexpr char kFrames[] = "http2_frames";
 
 // While connections wait for a place among the handshakes, how often to look
 // for one. And of those that gRPC has closed, how often to look for all while
@@ -62,6 +64,9 @@ constexpr int kWatchesOfBodies = 5;
 // How often to look which connections are gone, if nothing else asks.
 constexpr absl::Duration kForgetEvery = absl::Seconds(5);
 
+// Of the metric of floods; others count together.
+constexpr size_t kMostFlooders = 64;
+
 constexpr char kUnix[] = "unix";  // the address of all unix sockets
 
 // What an operator can do about a limit; `kind` is its name.
@@ -75,6 +80,12 @@ int64_t BytesHeard(int fd) {
   socklen_t length = sizeof info;
   if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return 0;
   return static_cast<int64_t>(info.tcpi_bytes_received);
+}
+
+void WakeBy(int eventfd) {
+  const uint64_t one = 1;
+  // Full means that it will be woken anyway.
+  [[maybe_unused]] const ssize_t written = write(eventfd, &one, sizeof one);
 }
 
 int OpenReserve() { return open("/dev/null", O_RDONLY | O_CLOEXEC); }
@@ -148,6 +159,39 @@ int WithinDescriptorLimit(int connections) {
 
 }  // namespace
 
+// Outlives the loop where gRPC still has connections. Its lock is taken last:
+// who finds a flood may hold locks of gRPC.
+class AcceptLoop::Floods {
+ public:
+  struct Flood {
+    Id id;
+    std::string who;  // the name in its certificate
+    std::string why;
+  };
+
+  explicit Floods(int wake) : wake_(wake) {}
+
+  void Add(Flood flood) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    if (wake_ < 0) return;
+    found_.push_back(std::move(flood));
+    WakeBy(wake_);
+  }
+  std::vector<Flood> Take() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return std::exchange(found_, {});
+  }
+  void End() ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    wake_ = -1;
+  }
+
+ private:
+  Mutex mu_;
+  int wake_ ABSL_GUARDED_BY(mu_);
+  std::vector<Flood> found_ ABSL_GUARDED_BY(mu_);
+};
+
 absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Create(
     AcceptLoopOptions options) {
   options.max_connections = WithinDescriptorLimit(options.max_connections);
@@ -175,12 +219,14 @@ absl::StatusOr<std::unique_ptr<AcceptLoop>> AcceptLoop::Create(
   return loop;
 }
 
-AcceptLoop::AcceptLoop(AcceptLoopOptions options, int epoll, int wake,
+AcceptLoop::AcceptLoop(const AcceptLoopOptions& options, int epoll, int wake,
                        int reserve)
     : options_(options),
       clock_(options.clock != nullptr ? *options.clock : SteadyClock()),
       epoll_(epoll),
       wake_(wake),
+      telemetry_(telemetry::OrSilent(options.telemetry)),
+      floods_(std::make_shared<Floods>(wake)),
       reserve_(reserve),
       pending_(options.max_handshakes, options.handshake_timeout) {}
 
@@ -195,6 +241,7 @@ void AcceptLoop::Stop() {
 
 AcceptLoop::~AcceptLoop() {
   Stop();
+  floods_->End();
   MutexLock lock(mu_);
   for (const auto& [id, connection] : connections_) {
     if (!connection.handed_over) close(connection.fd);
@@ -298,9 +345,9 @@ bool AcceptLoop::IsHoldingBack() {
 }
 
 void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
-                        absl::Duration held_back) {
+                        absl::Duration held_back, const std::string& who) {
   connection.cut_off = true;
-  Refuse(refusal, connection.peer);
+  Refuse(refusal, who.empty() ? connection.peer : who);
   Cut(connection);
   // Other pending connections have time left for their handshakes.
   pending_.HoldBack(
@@ -357,10 +404,32 @@ std::set<std::string> AcceptLoop::WhoSaysMuch() {
   return peers;
 }
 
-void AcceptLoop::Wake() {
-  const uint64_t one = 1;
-  // Full means that it will be woken anyway.
-  [[maybe_unused]] const ssize_t written = write(wake_, &one, sizeof one);
+void AcceptLoop::Wake() { WakeBy(wake_); }
+
+// gRPC ends these connections by itself; until it has, Watch() cuts them, and
+// what they have sent is thrown away.
+void AcceptLoop::EndFloods() {
+  const std::vector<Floods::Flood> floods = floods_->Take();
+  if (floods.empty()) return;
+  MutexLock lock(mu_);
+  for (const Floods::Flood& flood : floods) {
+    const auto found = connections_.find(flood.id);
+    if (found == connections_.end()) continue;
+    Connection& connection = found->second;
+    const std::string peer =
+        absl::StrCat(flood.who, " (", connection.peer, ")");
+    if (!connection.cut_off)
+      CutOff(connection, {kFrames, flood.why}, kFloodHeldBack, peer);
+    std::string host = absl::StrCat(flood.who, " at ", connection.address);
+    if (flooders_.size() >= kMostFlooders && flooders_.count(host) == 0)
+      host = "others";
+    flooders_.insert(host);
+    telemetry_.metrics()
+        .CounterFor("weft_net_floods_total", {{"peer", host}},
+                    "Connections that were cut for a flood of HTTP/2 frames, "
+                    "by the certificate and address of the peer")
+        .Increment();
+  }
 }
 
 void AcceptLoop::Run() {
@@ -368,6 +437,7 @@ void AcceptLoop::Run() {
   for (;;) {
     epoll_event events[64];
     const int count = epoll_wait(epoll_, events, 64, timeout_ms);
+    EndFloods();
     Watch();
     MutexLock lock(mu_);
     if (stopping_) return;
@@ -555,7 +625,23 @@ void AcceptLoop::HandOver(Id id) {
     any_pending_.store(true);
     NoteHandshake(connection.peer);
   }
-  sources_.at(connection.listener).deliver(connection.fd);
+  const Source& source = sources_.at(connection.listener);
+  if (source.speaks == Speaks::kTls) return DeliverTls(id, source);
+  source.deliver(connection.fd);
+}
+
+void AcceptLoop::DeliverTls(Id id, const Source& source) {
+  auto frames = std::make_shared<TlsFrames>(
+      options_.frames,
+      [floods = floods_, id](const std::string& who, const std::string& why) {
+        floods->Add({id, who, why});
+      });
+  WatchNewTls watch(std::move(frames));
+  source.deliver(connections_.at(id).fd);
+  if (watch.is_watched() || std::exchange(warned_of_tls_, true)) return;
+  WEFT_LOG(telemetry_.logger(), Warning,
+           "floods of HTTP/2 frames are not noticed: gRPC does not make its "
+           "TLS as gRPC 1.51 of Debian 12 does, with OpenSSL");
 }
 
 void AcceptLoop::DeliverReady() {

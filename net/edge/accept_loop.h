@@ -7,7 +7,8 @@
 // answer; and no more than `max_handshakes` TCP connections are with gRPC
 // without having made a call. Which one gets a place, and which makes room when
 // descriptors or places run out: see PendingConnections. One that has made a
-// call stays, unless it floods us with calls.
+// call stays, unless it floods us with calls, or over TLS with frames of HTTP/2
+// (FrameGuard).
 
 #ifndef WEFT_NET_EDGE_ACCEPT_LOOP_H_
 #define WEFT_NET_EDGE_ACCEPT_LOOP_H_
@@ -31,9 +32,11 @@
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/net/edge/frame_guard.h"
 #include "weft/net/edge/listener.h"
 #include "weft/net/edge/pending_connections.h"
 #include "weft/net/refusal_log.h"
+#include "weft/telemetry/telemetry.h"
 
 namespace weft::net {
 
@@ -49,9 +52,12 @@ struct AcceptLoopOptions {
   std::function<std::map<std::string, int64_t>(const std::set<std::string>&)>
       open_streams = nullptr;
   int max_calls_per_connection = 256;
+  // Of the peers over TLS: floods of frames end their connection.
+  FrameGuard::Options frames = {};
   // These must outlive the loop.
-  RefusalLog* refusal_log = nullptr;  // null: silent
-  const Clock* clock = nullptr;       // null: SteadyClock()
+  telemetry::Telemetry* telemetry = nullptr;  // null: silent
+  RefusalLog* refusal_log = nullptr;          // null: silent
+  const Clock* clock = nullptr;               // null: SteadyClock()
 };
 
 // Thread-safety: thread-safe.
@@ -122,9 +128,13 @@ class AcceptLoop {
     std::string why;
   };
 
-  AcceptLoop(AcceptLoopOptions options, int epoll, int wake, int reserve);
+  class Floods;  // that gRPC's threads have found
+
+  AcceptLoop(const AcceptLoopOptions& options, int epoll, int wake,
+             int reserve);
 
   void Run();
+  void EndFloods() ABSL_LOCKS_EXCLUDED(mu_);
   bool IsWatched(const Connection& connection) const;
   bool IsWatching() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return watched_ > 0 && options_.open_streams != nullptr;
@@ -133,7 +143,8 @@ class AcceptLoop {
   std::set<std::string> WhoSaysMuch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // REQUIRES: IsWatched(connection).
   void CutOff(Connection& connection, const Refusal& refusal,
-              absl::Duration held_back) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+              absl::Duration held_back, const std::string& who = "")
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int RoundTimeoutMs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Accept(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AcceptOne(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -147,6 +158,8 @@ class AcceptLoop {
   void EvictFor(const std::string& address) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Hear(Id id, uint32_t events) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void HandOver(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void DeliverTls(Id id, const Source& source)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void DeliverReady() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Sweep() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void SweepHandshakes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -169,6 +182,8 @@ class AcceptLoop {
   const Clock& clock_;
   const int epoll_;
   const int wake_;
+  telemetry::Telemetry& telemetry_;
+  const std::shared_ptr<Floods> floods_;
   std::thread thread_;
 
   std::atomic<bool> any_pending_{false};  // spares MarkServed the lock
@@ -186,6 +201,9 @@ class AcceptLoop {
   int64_t watches_ ABSL_GUARDED_BY(mu_) = 0;
   int watched_ ABSL_GUARDED_BY(mu_) = 0;  // connections of TCP at gRPC
   std::map<int, Source> sources_ ABSL_GUARDED_BY(mu_);
+  bool warned_of_tls_ ABSL_GUARDED_BY(mu_) = false;
+  // In the metric of floods.
+  std::set<std::string> flooders_ ABSL_GUARDED_BY(mu_);
 
   // Taken within mu_, and by handshakes, which may run within it.
   Mutex shaking_mu_;

@@ -7,6 +7,7 @@
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -153,6 +154,13 @@ bool RawPeer::AwaitFrame(uint8_t type) {
     parsed_ += kHeader + length;
     if (found == type) return true;
   }
+}
+
+void RawPeer::Discard() {
+  pollfd there = {fd_, POLLIN, 0};
+  while (poll(&there, 1, 0) == 1 && ReadMore()) received_.clear();
+  received_.clear();
+  parsed_ = 0;
 }
 
 bool RawPeer::AwaitEnd() {

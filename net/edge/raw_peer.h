@@ -46,6 +46,8 @@ class RawPeer {
   bool AwaitFrame(uint8_t type);
   // Reads what there is, until the other end closes.
   bool AwaitEnd();
+  // Throws away what has come, without waiting for more.
+  void Discard();
   // Payloads of the frames that were passed over, and all other bytes.
   const std::string& received() const { return received_; }
 

@@ -297,6 +297,10 @@ absl::Status Loop::Core::Start() {
   TuneProcess();
   AcceptLoopOptions edge;
   edge.refusal_log = &refusal_log_;
+  edge.telemetry = &telemetry_;
+  // Far more than an honest peer sends, whom gRPC tells our limit.
+  edge.frames.max_header_bytes =
+      std::max(edge.frames.max_header_bytes, 8 * options_.max_metadata_bytes);
   edge.max_connections = options_.max_connections > 0
                              ? options_.max_connections
                              : 4 * options_.world_size + 64;

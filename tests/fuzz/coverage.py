@@ -21,6 +21,7 @@ PARSERS = {
     "net/tls/certificates.cc": "ReadCertificate|ParseCertificate|IdentityOf|TimeOf",
     "net/health.cc": "ServiceIn|OnMessage|Encode|StatusOf",
     "net/tls/identity.cc": "",
+    "net/edge/frame_guard.cc": "",
     "net/edge/local_socket.cc": "Take|Receive|ReadControl",
     "net/loop/memory_queue.cc": "FromDescriptor",
     "net/reflection.cc": "",
