@@ -22,11 +22,15 @@ constexpr uint8_t kWindowUpdate = 8;
 constexpr uint8_t kContinuation = 9;
 constexpr uint8_t kAck = 1;  // of SETTINGS and PING
 constexpr uint8_t kEndStream = 1;
-constexpr const char* kNames[] = {"DATA",         "HEADERS",  "PRIORITY",
-                                  "RST_STREAM",   "SETTINGS", "PUSH_PROMISE",
-                                  "PING",         "GOAWAY",   "WINDOW_UPDATE",
-                                  "CONTINUATION", "unknown"};
+constexpr const char* kNames[] = {
+    "DATA",          "HEADERS",      "PRIORITY", "RST_STREAM",
+    "SETTINGS",      "PUSH_PROMISE", "PING",     "GOAWAY",
+    "WINDOW_UPDATE", "CONTINUATION", "unknown",  "TLS, not HTTP/2"};
 
+constexpr size_t kUnknownType = 10;
+constexpr size_t kTlsRecord = 11;
+
+constexpr int64_t kTlsRecordCost = 10;  // keys are derived
 constexpr int64_t kGrantForCallOrMessage = 4;
 constexpr int64_t kDataBytesForOne = 256;
 constexpr uint32_t kSentBytesForOne = 2048;
@@ -71,8 +75,10 @@ FrameGuard::FrameGuard(Options options)
 
 const std::string& FrameGuard::OnReceived(absl::string_view bytes,
                                           Instant now) {
-  if (!flood_.empty() || !SkipPreface(&bytes)) return flood_;
+  if (!flood_.empty()) return flood_;
   Refill(now);
+  if (budget_ < 0) flood_ = Flood();
+  if (!SkipPreface(&bytes)) return flood_;
   while (!bytes.empty() && flood_.empty()) {
     absl::string_view payload;
     if (received_.Take(&bytes, &payload)) OnReceivedHeader(received_.header());
@@ -97,7 +103,7 @@ bool FrameGuard::SkipPreface(absl::string_view* bytes) {
 }
 
 void FrameGuard::OnReceivedHeader(const FrameReader::Header& header) {
-  ++frames_by_type_[std::min<size_t>(header.type, frames_by_type_.size() - 1)];
+  ++frames_by_type_[std::min<size_t>(header.type, kUnknownType)];
   budget_ -= 1;
   switch (header.type) {
     case kData:
@@ -177,6 +183,11 @@ void FrameGuard::OnEndOfFrame(const FrameReader::Header& header) {
     streams_.erase(header.stream);
 }
 
+void FrameGuard::OnTlsRecord() {
+  ++frames_by_type_[kTlsRecord];
+  budget_ -= kTlsRecordCost;
+}
+
 void FrameGuard::OnSent(absl::string_view bytes) {
   while (!bytes.empty()) {
     absl::string_view payload;
@@ -223,9 +234,9 @@ void FrameGuard::Refill(Instant now) {
 std::string FrameGuard::Flood() const {
   const auto most =
       std::max_element(frames_by_type_.begin(), frames_by_type_.end());
-  return absl::StrCat(
-      "more frames of HTTP/2 than its calls and messages explain; ", *most,
-      " of its frames were of type ", kNames[most - frames_by_type_.begin()]);
+  return absl::StrCat("more frames than its calls and messages explain; ",
+                      *most, " of its frames were of type ",
+                      kNames[most - frames_by_type_.begin()]);
 }
 
 }  // namespace weft::net

@@ -15,7 +15,8 @@
 //   - time.
 // So PING, SETTINGS, PRIORITY, WINDOW_UPDATE and RST_STREAM without a reason,
 // frames of unknown types, and data frames without data or with a few bytes
-// each use it up. A header block beyond `max_header_bytes`, in however many
+// each use it up. So do records of TLS itself, such as KeyUpdate: each
+// costs 10. A header block beyond `max_header_bytes`, in however many
 // CONTINUATION frames, is a flood too.
 //
 // Source: RFC 9113, sections 4.1, 6 and 10.5; the length of a message is gRPC's
@@ -80,10 +81,16 @@ class FrameGuard {
 
   explicit FrameGuard(Options options);
 
-  // Bytes from the peer, beginning with the preface, in pieces of any size. An
+  // Bytes from the peer, beginning with the preface, in pieces of any size, 0
+  // too. An
   // empty text, or what the peer floods the connection with; then, and for all
   // later bytes, the connection must be ended. `now` is no earlier than before.
   const std::string& OnReceived(absl::string_view bytes, Instant now);
+
+  // A record of TLS from the peer that has no bytes of the application:
+  // handshake, KeyUpdate, alert. The next OnReceived says whether that is a
+  // flood.
+  void OnTlsRecord();
 
   // Bytes to the peer.
   void OnSent(absl::string_view bytes);
@@ -120,7 +127,8 @@ class FrameGuard {
   int64_t budget_;
   Instant refilled_;
   bool has_begun_ = false;
-  std::array<int64_t, 11> frames_by_type_ = {};  // the last: unknown types
+  // By type; then unknown types, and records of TLS.
+  std::array<int64_t, 12> frames_by_type_ = {};
   std::string flood_;
 };
 

@@ -97,6 +97,13 @@ TEST_F(FrameGuardTest, FramesOfControlWithoutAReasonAreAFlood) {
   }
 }
 
+TEST_F(FrameGuardTest, RecordsOfTlsWithoutDataAreAFlood) {
+  for (int i = 0; i < 10; ++i) guard_.OnTlsRecord();  // of a handshake
+  EXPECT_EQ(Hear(""), "");
+  for (int i = 0; i < 200; ++i) guard_.OnTlsRecord();
+  EXPECT_THAT(Hear(""), HasSubstr("of type TLS"));
+}
+
 TEST_F(FrameGuardTest, SettingsOfManyEntriesCostMoreThanOne) {
   const std::string large = Frame(kSettingsFrame, 0, 0, std::string(16380, 0));
   EXPECT_NE(Hear(Times(10, large)), "");

@@ -127,6 +127,27 @@ bool RawPeer::Write(absl::string_view bytes) {
   return true;
 }
 
+bool RawPeer::UpdateKeys(int count) {
+  // Gathered, as a hostile peer would send them.
+  BIO* const gathered = BIO_new(BIO_s_mem());
+  SSL_set0_wbio(ssl_, gathered);
+  bool open = true;
+  for (int i = 0; open && i < count; ++i) {
+    open = SSL_key_update(ssl_, SSL_KEY_UPDATE_NOT_REQUESTED) == 1 &&
+           SSL_do_handshake(ssl_) == 1;
+  }
+  ERR_clear_error();
+  char* text = nullptr;
+  const auto size = static_cast<size_t>(BIO_get_mem_data(gathered, &text));
+  for (size_t at = 0; open && at < size;) {
+    const ssize_t sent = send(fd_, text + at, size - at, MSG_NOSIGNAL);
+    open = sent > 0;
+    if (open) at += static_cast<size_t>(sent);
+  }
+  SSL_set0_wbio(ssl_, BIO_new_socket(fd_, BIO_NOCLOSE));
+  return open;
+}
+
 bool RawPeer::ReadMore() {
   char bytes[16384];
   errno = 0;

@@ -42,6 +42,8 @@ class RawPeer {
 
   // Through TLS, if hands were shaken. False once the other end has gone.
   bool Write(absl::string_view bytes);
+  // Says that it uses new keys of TLS 1.3 from now on: `count` times at once.
+  bool UpdateKeys(int count);
   // True if a frame of `type` came; false at the end of the connection.
   bool AwaitFrame(uint8_t type);
   // Reads what there is, until the other end closes.

@@ -77,12 +77,24 @@ std::shared_ptr<TlsFrames> WatchNewTls::Take() {
 
 namespace {
 
+// Called by OpenSSL for each record, also those that it handles by itself.
+void OnTls(int is_written, int, int content, const void* bytes, size_t,
+           SSL* ssl, void*) {
+  // The type is the first byte; TLS 1.3 has the true one inside.
+  if (is_written != 0 ||
+      (content != SSL3_RT_HEADER && content != SSL3_RT_INNER_CONTENT_TYPE) ||
+      *static_cast<const unsigned char*>(bytes) == SSL3_RT_APPLICATION_DATA)
+    return;
+  if (TlsFrames* const frames = FramesOf(ssl)) frames->OnTlsRecord();
+}
+
 void Watch(SSL* ssl) {
   Held frames = WatchNewTls::Take();
   if (frames == nullptr) return;
   auto held = std::make_unique<Held>(std::move(frames));
-  if (SSL_set_ex_data(ssl, HeldIndex(), held.get()) == 1)
-    (void)held.release();  // Release() deletes it
+  if (SSL_set_ex_data(ssl, HeldIndex(), held.get()) != 1) return;
+  (void)held.release();  // Release() deletes it
+  SSL_set_msg_callback(ssl, OnTls);
 }
 
 }  // namespace
@@ -112,14 +124,15 @@ WEFT_INTERPOSED void SSL_set_bio(SSL* s, BIO* rbio, BIO* wbio) {
 
 WEFT_INTERPOSED int SSL_read(SSL* s, void* buf, int num) {
   size_t count = 0;
-  if (num < 0 || SSL_read_ex(s, buf, static_cast<size_t>(num), &count) != 1)
-    return -1;
+  const bool has_read =
+      num >= 0 && SSL_read_ex(s, buf, static_cast<size_t>(num), &count) == 1;
   weft::net::TlsFrames* const frames = weft::net::FramesOf(s);
-  if (frames == nullptr ||
-      frames->OnRead(s, {static_cast<const char*>(buf), count}))
-    return static_cast<int>(count);
-  ERR_raise_data(ERR_LIB_USER, 1, "a flood of HTTP/2 frames");
-  return -1;
+  if (frames != nullptr &&
+      !frames->OnRead(s, {static_cast<const char*>(buf), count})) {
+    ERR_raise_data(ERR_LIB_USER, 1, "a flood of HTTP/2 frames");
+    return -1;
+  }
+  return has_read ? static_cast<int>(count) : -1;
 }
 
 WEFT_INTERPOSED int SSL_write(SSL* s, const void* buf, int num) {

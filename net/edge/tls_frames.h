@@ -5,9 +5,9 @@
 // calls OpenSSL through the dynamic linker, for which a definition in the
 // program comes before that in libssl: tls_frames.cc defines SSL_read,
 // SSL_write and SSL_set_bio by other functions of libssl (SSL_read_ex and so
-// on), and shows the plain bytes of a watched connection to its guard. For all
-// other SSL objects they do what libssl's do. See
-// docs/decisions/0014-frame-guard.md.
+// on). Of a connection that is watched, its guard gets the plain bytes, and
+// learns of the records that are TLS's own; for all other SSL objects they do
+// what libssl's do. See docs/decisions/0014-frame-guard.md.
 
 #ifndef WEFT_NET_EDGE_TLS_FRAMES_H_
 #define WEFT_NET_EDGE_TLS_FRAMES_H_
@@ -33,8 +33,10 @@ class TlsFrames {
 
   TlsFrames(FrameGuard::Options options, OnFlood on_flood);
 
-  // For the hooks. `ssl` is an SSL; false if the connection is to end.
+  // For the hooks. `ssl` is an SSL; `bytes` may be none; false if the
+  // connection is to end.
   bool OnRead(const void* ssl, absl::string_view bytes);
+  void OnTlsRecord() { guard_.OnTlsRecord(); }
   void OnWritten(absl::string_view bytes) { guard_.OnSent(bytes); }
 
  private:

@@ -44,7 +44,7 @@ std::string Repeat(const std::string& frame) {
 struct Attack {
   std::string name;
   std::string first;
-  std::string flood;
+  std::string flood;  // empty: of TLS, not of HTTP/2
 };
 
 std::vector<Attack> Attacks() {
@@ -70,6 +70,7 @@ std::vector<Attack> Attacks() {
              net::HeaderBlock("/no.Such/Method")),
        Repeat(Frame(net::kDataFrame, 0, 1, std::string(5, 0)))},
       {"Settings", "", Repeat(Frame(net::kSettingsFrame, 0, 0, ""))},
+      {"KeyUpdate", "", ""},
       {"Ping", "", Repeat(Frame(net::kPingFrame, 0, 0, "01234567"))},
       {"WindowUpdate", call, Repeat(Frame(8, 0, 0, window))},
       {"Priority", "", Repeat(Frame(2, 0, 3, priority))},
@@ -122,7 +123,8 @@ class Attacker {
       const absl::Time start = absl::Now();
       bool open = peer.Write(attack_.first);
       while (open && !done_.load()) {
-        open = peer.Write(attack_.flood);
+        open = attack_.flood.empty() ? peer.UpdateKeys(1'000)
+                                     : peer.Write(attack_.flood);
         peer.Discard();  // answers, which would stop it when nobody reads them
         if (open) sent_bytes_ += static_cast<int64_t>(attack_.flood.size());
       }
