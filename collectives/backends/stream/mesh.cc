@@ -32,6 +32,10 @@ Announcement OnWire(Announcement announcement) {
   return announcement;
 }
 
+// Of parts that nobody has taken: an operation has at most one message for each
+// step, and few operations are under way.
+constexpr size_t kMostParts = 1 << 16;
+
 int64_t KeptBytes(uint64_t content) { return static_cast<int64_t>(content) + 64; }
 
 Slices CopyOf(const std::byte* begin, int64_t bytes) {
@@ -378,13 +382,13 @@ void Mesh::TakeFrame(int peer, Frame frame) {
       status = TakePart(peer, frame);
       break;
     case Frame::kPartAck:
-      p.parts_under_way -= static_cast<int64_t>(frame.total);
+      status = TakeAck(frame.total, p.parts_under_way);
       break;
     case Frame::kTransfer:
       status = TakeTransfer(peer, frame);
       break;
     case Frame::kTransferAck:
-      p.transfers_under_way -= static_cast<int64_t>(frame.total);
+      status = TakeAck(frame.total, p.transfers_under_way);
       break;
     case Frame::kAbort: {
       const bool is_code = frame.code > 0 && frame.code <= 16;
@@ -405,8 +409,18 @@ void Mesh::TakeFrame(int peer, Frame frame) {
   ReleaseIfOver(peer);
 }
 
+absl::Status Mesh::TakeAck(uint64_t bytes, int64_t& under_way) {
+  if (bytes > static_cast<uint64_t>(under_way)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "an ack is of ", bytes, " bytes, of ", under_way, " that were sent"));
+  }
+  under_way -= static_cast<int64_t>(bytes);
+  return absl::OkStatus();
+}
+
 void Mesh::AckParts(int peer, int64_t bytes) {
   Peer& p = peers_[peer];
+  p.parts_held -= bytes;
   p.parts_taken += bytes;
   if (p.parts_taken < kPartWindow / 4) return;
   Frame ack;
@@ -420,6 +434,12 @@ absl::Status Mesh::TakePart(int peer, Frame& frame) {
   Peer& p = peers_[peer];
   uint64_t bytes = 0;
   for (const Bytes& slice : frame.content) bytes += slice.size();
+  p.parts_held += static_cast<int64_t>(bytes);
+  if (p.parts_held > kPartWindow || p.parts.size() > kMostParts) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "more arrives than may be under way: ", p.parts_held, " bytes in ",
+        p.parts.size(), " messages"));
+  }
   const bool is_late =
       !own_.empty() && frame.sequence < own_.back().sequence;
   const bool goes_on = !p.parts.empty() && frame.offset > 0 &&
@@ -448,13 +468,25 @@ absl::Status Mesh::TakePart(int peer, Frame& frame) {
 
 absl::Status Mesh::TakeTransfer(int peer, Frame& frame) {
   Peer& p = peers_[peer];
-  if (frame.code >= 64 || ItemSize(static_cast<DType>(frame.code)) <= 0 ||
-      frame.total > static_cast<uint64_t>(kMaxTensorBytes)) {
-    return absl::InvalidArgumentError("a message has no dtype, or is too long");
+  const int64_t item =
+      frame.code < 64 ? ItemSize(static_cast<DType>(frame.code)) : 0;
+  if (item <= 0 || frame.total > static_cast<uint64_t>(kMaxTensorBytes) ||
+      frame.total % static_cast<uint64_t>(item) != 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a message of ", frame.total, " bytes is no tensor of dtype ",
+        frame.code));
   }
   uint64_t bytes = 0;
   for (const Bytes& slice : frame.content) bytes += slice.size();
   if (frame.offset == 0) {
+    const bool is_cut = !p.transfers.empty() && !p.transfers.back().is_whole();
+    const int64_t most =
+        std::max(options_.max_unasked_bytes, kMostUnaskedBytes);
+    if (is_cut || p.kept_bytes >= most) {
+      return absl::InvalidArgumentError(
+          is_cut ? "a message begins before the last one has ended"
+                 : "more messages arrive than may be under way");
+    }
     Message message;
     message.sequence = frame.sequence;
     message.tag = frame.tag;

@@ -164,6 +164,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
     std::deque<Message> parts;
     int64_t parts_under_way = 0;  // sent, and no ack has come
     int64_t parts_taken = 0;      // since the last ack
+    int64_t parts_held = 0;       // arrived, and not taken
     std::deque<Message> transfers;
     const Transfer* sending = nullptr;  // the one that is half sent
     uint64_t transfers_sent = 0;
@@ -186,6 +187,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   void TakeFrame(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static absl::Status TakeAck(uint64_t bytes, int64_t& under_way);
   absl::Status TakePart(int peer, Frame& frame)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status TakeTransfer(int peer, Frame& frame)

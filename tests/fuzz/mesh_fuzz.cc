@@ -1,0 +1,109 @@
+// mesh: whatever another rank of a group writes on its stream, its messages are
+// received whole or not at all.
+//
+// The input is frames: two bytes of length, and then the frame.
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "weft/base/driver.h"
+#include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/backends/stream/mesh.h"
+#include "weft/tests/fuzz/fuzz_target.h"
+
+namespace weft::testing {
+namespace {
+
+using collectives::Decode;
+using collectives::Encode;
+using collectives::Frame;
+using collectives::Mesh;
+
+void Append(Frame frame, std::string& input) {
+  const Bytes bytes = Flatten(Encode(std::move(frame)));
+  const uint16_t size = static_cast<uint16_t>(bytes.size());
+  input.append(reinterpret_cast<const char*>(&size), sizeof size);
+  input += std::string(bytes.view());
+}
+
+std::string SeedOf(const std::vector<Frame>& frames) {
+  std::string input;
+  for (const Frame& frame : frames) Append(frame, input);
+  return input;
+}
+
+Frame FrameOf(Frame::Kind kind, uint64_t total = 0, std::string content = "",
+              uint64_t offset = 0) {
+  Frame frame;
+  frame.kind = kind;
+  frame.sequence = 1;
+  frame.total = total;
+  frame.offset = offset;
+  if (!content.empty()) frame.content = {Bytes::Copy(content)};
+  return frame;
+}
+
+std::vector<std::string> Seeds() {
+  Frame hello = FrameOf(Frame::kHello);
+  hello.code = 1;
+  hello.text = "g";
+  Frame announce = FrameOf(Frame::kAnnounce);
+  announce.text = "AllReduce";
+  Frame stop = FrameOf(Frame::kAbort);
+  stop.code = 14;
+  stop.text = "why";
+  return {SeedOf({hello, announce, FrameOf(Frame::kLeave)}),
+          SeedOf({FrameOf(Frame::kPart, 8, "1234"),
+                  FrameOf(Frame::kPart, 8, "5678", 4), stop}),
+          SeedOf({FrameOf(Frame::kTransfer, 8, "1234"),
+                  FrameOf(Frame::kTransfer, 8, "5678", 4)}),
+          SeedOf({FrameOf(Frame::kStatus), FrameOf(Frame::kPartAck),
+                  FrameOf(Frame::kTransferAck)})};
+}
+
+// Takes what has come of any dtype, into memory of just its size.
+void Receive(Mesh& mesh) {
+  for (const DType dtype : {DType::kU8, DType::kF32, DType::kI64}) {
+    for (const int64_t elements : {1, 2, 8}) {
+      std::vector<std::byte> memory(elements * ItemSize(dtype));
+      collectives::Transfer transfer;
+      transfer.peer = -1;
+      transfer.dtype = dtype;
+      transfer.block = {memory.data(), elements};
+      const auto taken = mesh.Advance(transfer);
+      Hold(!taken.ok() || !*taken || transfer.peer == 1);
+    }
+  }
+}
+
+void Run(absl::string_view input) {
+  collectives::MeshOptions options;
+  options.group = "g";
+  options.size = 2;
+  const auto mesh = std::make_shared<Mesh>(std::move(options), ParkingDriver());
+  while (input.size() >= 2) {
+    uint16_t size;
+    memcpy(&size, input.data(), sizeof size);
+    input.remove_prefix(sizeof size);
+    const absl::string_view text = input.substr(0, size);
+    input.remove_prefix(text.size());
+    // Cut somewhere, as messages of a network are.
+    const Slices message = {Bytes::Copy(text.substr(0, text.size() / 3)),
+                            Bytes::Copy(text.substr(text.size() / 3))};
+    if (const auto frame = Decode(message); frame.ok()) {
+      Hold(Flatten(Encode(*frame)).view() == text);
+    }
+    mesh->OnMessage(1, message);
+    Receive(*mesh);
+  }
+  mesh->OnClosed(1, absl::OkStatus());
+}
+
+WEFT_FUZZ_TARGET(mesh, Seeds, NoWords, Run);
+
+}  // namespace
+}  // namespace weft::testing
