@@ -13,14 +13,13 @@ struct Block {
 
 }  // namespace
 
-void BytesBuilder::PrependSize(size_t start, size_t more) {
+void BytesBuilder::EndSizedSlowly(size_t start, size_t total) {
   const size_t written = size() - start;
   char number[kMaxVarint];
-  char* const number_end = PutVarint(number, written + more);
-  const size_t moved = number_end - number;
+  const size_t moved = PutVarint(number, total) - number - 1;
   Extend(moved);
   std::memmove(begin_ + start + moved, begin_ + start, written);
-  std::memcpy(begin_ + start, number, moved);
+  std::memcpy(begin_ + start - 1, number, moved + 1);
 }
 
 Bytes BytesBuilder::Take() {

@@ -48,9 +48,20 @@ class BytesBuilder {
     return std::exchange(at_, at_ + size);
   }
 
-  // Writes the length of what was written from `start` on before it.
+  // Leaves room for the length of what is written from now on, where that
+  // begins: for EndSized().
+  size_t BeginSized() {
+    MakeRoom(1);
+    *at_++ = 0;
+    return size();
+  }
+  // Writes the length of what was written since BeginSized() returned `start`.
   // `more`: what will follow of the same.
-  void PrependSize(size_t start, size_t more = 0);
+  void EndSized(size_t start, size_t more = 0) {
+    const size_t total = size() - start + more;
+    if (total >= 0x80) return EndSizedSlowly(start, total);
+    begin_[start - 1] = static_cast<char>(total);
+  }
 
   // What was written; empty after that.
   Bytes Take();
@@ -69,6 +80,8 @@ class BytesBuilder {
     if (static_cast<size_t>(end_ - at_) < size) Grow(size);
   }
   void Grow(size_t size);
+  void EndSizedSlowly(size_t start,
+                      size_t total);  // more than a byte of length
 
   std::shared_ptr<void> owner_;
   char* begin_ = nullptr;

@@ -127,6 +127,8 @@ bool FutureCore::BeginCancel(Producer* first) {
   if (producer_.comes_first && producer_.IsThere()) {
     *first = TakeProducer();
     cancelling_ = true;
+  } else if (listener_ != nullptr) {
+    cancelling_ = true;
   }
   return true;
 }
@@ -164,7 +166,11 @@ FutureCore::CancelList FutureCore::CancelUpToProducer(
     highest = above.back().get();
     ends = highest->BeginCancel(&first);
   }
-  if (ends && first.hook) append(std::move(first.hook)(reason));
+  if (ends && first.hook) {
+    append(std::move(first.hook)(reason));
+  } else if (ends && highest->listener_ != nullptr) {
+    highest->listener_->OnCancelled(reason);
+  }
   // One that was ready, or is being cancelled, is left alone.
   if (!ends && above.empty()) return later;
   if (!ends) above.pop_back();

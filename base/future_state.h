@@ -128,7 +128,20 @@ class FutureCore : public Waitable {
   // Futures that a cancellation goes on to.
   using CancelList = std::vector<std::shared_ptr<FutureCore>>;
 
-  explicit FutureCore(Driver& driver) : driver_(&driver) {}
+  // The producer, where it lives as long as the state, such as a class derived
+  // from it: told of a cancellation as a hook that comes first is, and not set
+  // for each future.
+  class CancelListener {
+   public:
+    // Runs before the future ends, and may end it by Set.
+    virtual void OnCancelled(const absl::Status& reason) = 0;
+
+   protected:
+    ~CancelListener() = default;
+  };
+
+  explicit FutureCore(Driver& driver, CancelListener* listener = nullptr)
+      : driver_(&driver), listener_(listener) {}
   virtual ~FutureCore() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
   Driver& driver() const { return *driver_; }
@@ -200,6 +213,9 @@ class FutureCore : public Waitable {
   Producer TakeProducer() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     return std::exchange(producer_, Producer());
   }
+  bool HasProducer() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    return producer_.IsThere();
+  }
 
   template <typename Fn>
   Continuation* MakeContinuation(Fn fn) {
@@ -220,7 +236,8 @@ class FutureCore : public Waitable {
   void SetHook(CancelHook hook, bool comes_first) ABSL_LOCKS_EXCLUDED(mu_);
   std::optional<Producer> ReplaceProducer(Producer producer)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // False if the future ends without the rest of a cancellation.
+  // False if the future ends without the rest of a cancellation. Else what
+  // comes first is in `first`, or is listener_.
   bool BeginCancel(Producer* first) ABSL_LOCKS_EXCLUDED(mu_);
   CancelList EndCancel(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
   CancelList CancelUpToProducer(const absl::Status& reason)
@@ -229,6 +246,7 @@ class FutureCore : public Waitable {
   Continuation* TakeAppended() ABSL_LOCKS_EXCLUDED(mu_);
 
   Driver* const driver_;
+  CancelListener* const listener_;  // null: none
   std::atomic<bool> settled_{false};
   std::atomic<bool> buffer_taken_{false};
   bool cancelling_ ABSL_GUARDED_BY(mu_) = false;  // its producer is told first
@@ -286,12 +304,12 @@ class FutureState : public FutureCore {
   }
 
   // Ready then, and settled if nobody listens. False if it was ready.
-  bool Put(Result<T> result) ABSL_LOCKS_EXCLUDED(mu_) {
+  bool Put(Result<T>&& result) ABSL_LOCKS_EXCLUDED(mu_) {
     Producer unused;  // destroyed after the lock is released
     MutexLock lock(mu_);
     if (IsReady()) return false;
     result_.emplace(std::move(result));
-    unused = TakeProducer();
+    if (HasProducer()) unused = TakeProducer();
     MarkReady();
     Settle();
     return true;

@@ -200,11 +200,21 @@ TEST(BytesBuilder, GrowthKeepsContents) {
 
 TEST(BytesBuilder, WritesLengthPrefixes) {
   BytesBuilder builder;
-  builder.Append("abc");
-  builder.PrependSize(1);
+  builder.Append("a");
+  size_t start = builder.BeginSized();
+  builder.Append("bc");
+  builder.EndSized(start);
   EXPECT_EQ(builder.Take().view(), "a\2bc");
-  builder.Append("abc");
-  builder.PrependSize(1, /*more=*/126);
+  start = builder.BeginSized();
+  builder.Append("bc");
+  builder.EndSized(start, /*more=*/125);
+  EXPECT_EQ(builder.Take().view(),
+            "\x7F"
+            "bc");
+  builder.Append("a");
+  start = builder.BeginSized();
+  builder.Append("bc");
+  builder.EndSized(start, /*more=*/126);
   EXPECT_EQ(builder.Take().view(),
             "a\x80\x01"
             "bc");

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 namespace weft {
-
 SliceReader::SliceReader(const Slices& slices)
     : slices_(slices), later_(TotalSize(slices)), total_(later_) {
   NextSlice();
@@ -69,6 +68,21 @@ bool SliceReader::Take(size_t size, Bytes* to) {
 
 bool SliceReader::VarintSlowly(uint64_t* value) {
   uint64_t read = 0;
+  // Nearly all have at most nine bytes and end within the slice, as each does
+  // whose last byte could end a number.
+  if (at_ != end_ && end_[-1] < 0x80) {
+    const uint8_t* at = at_;
+    for (int shift = 0; shift < 63; shift += 7) {
+      const uint8_t byte = *at++;
+      read |= uint64_t{byte & 0x7Fu} << shift;
+      if (byte < 0x80) {
+        *value = read;
+        at_ = at;
+        return true;
+      }
+    }
+    read = 0;
+  }
   for (int shift = 0; shift < 64; shift += 7) {
     if (at_ == end_) NextSlice();
     if (at_ == end_) return false;

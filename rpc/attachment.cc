@@ -18,14 +18,6 @@ const char* NameOf(AttachmentOutcome outcome) {
   return "unknown";
 }
 
-int64_t TotalSize(const FrozenAttachments& attachments) {
-  int64_t size = 0;
-  for (const FrozenAttachment& one : attachments) {
-    size += static_cast<int64_t>(one.kind.size() + one.bytes.size());
-  }
-  return size;
-}
-
 Attachment* StagedAttachments::Find(absl::string_view kind) const {
   const auto it = staged_.find(kind);
   return it == staged_.end() ? nullptr : it->second.get();

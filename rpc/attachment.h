@@ -152,7 +152,13 @@ struct FrozenAttachment {
   Bytes bytes;
 };
 using FrozenAttachments = std::vector<FrozenAttachment>;
-int64_t TotalSize(const FrozenAttachments& attachments);
+inline int64_t TotalSize(const FrozenAttachments& attachments) {
+  int64_t size = 0;
+  for (const FrozenAttachment& one : attachments) {
+    size += static_cast<int64_t>(one.kind.size() + one.bytes.size());
+  }
+  return size;
+}
 
 // The sender's halves of one message. Tells each its outcome once; kRefused by
 // its destructor, if nothing else was told before.

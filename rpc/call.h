@@ -319,25 +319,22 @@ Result<T> DecodeResult(const absl::StatusOr<Received>& reply) {
 // told as of a call that was given up.
 template <typename T, typename Decode>
 class TypedCall final : public weft::internal::FutureState<T>,
-                        public OutgoingCall {
+                        public OutgoingCall,
+                        private weft::internal::FutureCore::CancelListener {
  public:
   TypedCall(Driver& driver, Decode decode)
-      : weft::internal::FutureState<T>(driver), decode_(std::move(decode)) {}
-
-  // Once it has been started.
-  void GiveUpIfCancelled() {
-    // Who cancels holds the state, and with it this. The call ends as all do
-    // that are given up: with its phase, and whether it may have run.
-    this->OnCancel(
-        [this](const absl::Status& why) {
-          // Nobody may be told before others were, who are at it: by another
-          // thread, or further up the stack.
-          this->Set(GiveUp(why));
-        },
-        /*comes_first=*/true);
-  }
+      : weft::internal::FutureState<T>(driver, this),
+        decode_(std::move(decode)) {}
 
  private:
+  // Who cancels has the Future, and so the call was started. It ends as all do
+  // that are given up: with its phase, and whether it may have run.
+  void OnCancelled(const absl::Status& why) override {
+    // Nobody may be told before others were, who are at it: by another thread,
+    // or further up the stack.
+    this->Set(GiveUp(why));
+  }
+
   void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) override {
     const bool has_come = reply.ok();
     // Codecs are user code.
@@ -371,7 +368,6 @@ Future<T> StartTyped(const Target& target,
   }
   auto call = std::make_shared<TypedCall<T, Decode>>(driver, std::move(decode));
   StartCall(target, **function, *request, call);
-  call->GiveUpIfCancelled();
   return weft::internal::FutureAccess::Make<T>(std::move(call));
 }
 

@@ -136,7 +136,9 @@ class ServedCall : private CountedCall, public CallContext {
   bool awaits_thread() const { return thread_.load() == Thread::kAwaited; }
 
   // These last as long as the call.
-  void SetSpan(telemetry::Span span) { span_ = std::move(span); }
+  void SetSpan(std::unique_ptr<telemetry::Span> span) {
+    span_ = std::move(span);
+  }
   void SetTurn(std::shared_ptr<const void> turn) { turn_ = std::move(turn); }
 
  protected:
@@ -149,7 +151,9 @@ class ServedCall : private CountedCall, public CallContext {
         attachments_(incoming_.arguments.attachments) {}
 
   // Before anybody is told of the call's end, who may then ask for the spans.
-  void EndSpan() { span_.End(); }
+  void EndSpan() {
+    if (span_ != nullptr) span_->End();
+  }
   // What ReplyEncoder() has staged; for who ends the call.
   std::shared_ptr<StagedAttachments> TakeStaged() { return std::move(staged_); }
 
@@ -168,7 +172,7 @@ class ServedCall : private CountedCall, public CallContext {
   std::atomic<Thread> thread_{Thread::kNone};
   std::atomic<Phase> phase_{Phase::kQueue};
   std::atomic<bool> is_async_{false};
-  telemetry::Span span_;
+  std::unique_ptr<telemetry::Span> span_;  // null: not traced
   std::shared_ptr<const void> turn_;
 };
 

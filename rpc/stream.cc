@@ -230,7 +230,6 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   call->id = started.id;
   call->deadline = started.deadline;
   call->parts = std::move(started.parts);
-  whole_call->GiveUpIfCancelled();
   return call;
 }
 

@@ -75,14 +75,9 @@ void WriteFlow(const Json& event, const std::string& kind,
 
 }  // namespace
 
-Span& Span::operator=(Span&& other) noexcept {
-  if (this == &other) return *this;
+void Span::MoveFrom(Span&& other) noexcept {
+  if (this == &other) return;
   End();
-  // Both are as they are made while spans are disabled, which is each call's.
-  if (other.owner_ == nullptr && !other.context_.is_valid() &&
-      !context_.is_valid()) {
-    return *this;
-  }
   owner_ = std::exchange(other.owner_, nullptr);
   context_ = std::exchange(other.context_, {});
   parent_ = other.parent_;
@@ -90,12 +85,9 @@ Span& Span::operator=(Span&& other) noexcept {
   start_ = other.start_;
   thread_ = other.thread_;
   fields_ = std::move(other.fields_);
-  return *this;
 }
 
-void Span::End() {
-  if (owner_ != nullptr) std::exchange(owner_, nullptr)->Finish(*this);
-}
+void Span::Finish() { std::exchange(owner_, nullptr)->Finish(*this); }
 
 Spans::Spans(Options options)
     : options_(std::move(options)),

@@ -36,7 +36,10 @@ class Span {
  public:
   Span() = default;
   Span(Span&& other) noexcept { *this = std::move(other); }
-  Span& operator=(Span&& other) noexcept;
+  Span& operator=(Span&& other) noexcept {
+    if (!is_unused() || !other.is_unused()) MoveFrom(std::move(other));
+    return *this;
+  }
   ~Span() { End(); }
 
   const TraceContext& context() const { return context_; }
@@ -47,10 +50,17 @@ class Span {
     return *this;
   }
 
-  void End();  // idempotent
+  void End() {  // idempotent
+    if (owner_ != nullptr) Finish();
+  }
 
  private:
   friend class Spans;
+
+  // As one is made while spans are disabled, which is each call's.
+  bool is_unused() const { return owner_ == nullptr && !context_.is_valid(); }
+  void MoveFrom(Span&& other) noexcept;
+  void Finish();
 
   Spans* owner_ = nullptr;
   TraceContext context_;

@@ -86,10 +86,11 @@ bool EventThread::Take(Task* task) {
       posted_.pop_front();
       return true;
     }
-    const absl::Duration wait =
-        timers_.empty() ? absl::Hours(1) : timers_.begin()->first.first - now;
-    changed_.WaitUntil(mu_, std::chrono::steady_clock::now() +
-                                absl::ToChronoNanoseconds(wait));
+    const Instant until =
+        timers_.empty() ? now + absl::Hours(1) : timers_.begin()->first.first;
+    // Both clocks are CLOCK_MONOTONIC.
+    changed_.WaitUntil(mu_, std::chrono::steady_clock::time_point(
+                                std::chrono::nanoseconds(until.nanoseconds())));
   }
 }
 

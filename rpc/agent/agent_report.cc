@@ -120,14 +120,14 @@ void AgentState::Export() {
   }
 }
 
-telemetry::Span AgentState::StartSpan(const Worker& peer,
-                                      const Request& request) {
-  if (!telemetry_.spans().enabled()) return telemetry::Span();
-  telemetry::Span span = telemetry_.spans().Start(
+std::unique_ptr<telemetry::Span> AgentState::StartSpan(const Worker& peer,
+                                                       const Request& request) {
+  if (!telemetry_.spans().enabled()) return nullptr;
+  auto span = std::make_unique<telemetry::Span>(telemetry_.spans().Start(
       absl::StrCat("rpc_serve#", request.function, "(", peer.name, " -> ",
                    options_.name, ")"),
-      request.trace);
-  span.With("span.kind", "server");
+      request.trace));
+  span->With("span.kind", "server");
   return span;
 }
 

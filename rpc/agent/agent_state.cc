@@ -366,7 +366,8 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
 }
 
 absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerOf(
-    internal::NamedWorker& worker, absl::Duration timeout) {
+    internal::NamedWorker& worker,
+    absl::FunctionRef<absl::Duration()> timeout) {
   // Before it is asked: what changes meanwhile is asked for the next time.
   const internal::NamedWorker::Version version(options_.directory->version(),
                                                times_gone_.load());
@@ -375,7 +376,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerOf(
   }
   WEFT_ASSIGN_OR_RETURN(
       std::shared_ptr<internal::Caller> caller,
-      CallerFor(FindNow<absl::string_view>(worker.name(), timeout)));
+      CallerFor(FindNow<absl::string_view>(worker.name(), timeout())));
   if (version.first != 0) worker.SetFound(version, caller);
   return caller;
 }

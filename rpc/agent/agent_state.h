@@ -18,6 +18,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -136,7 +137,9 @@ class AgentState final : public Dispatcher,
 
   const AgentOptions& options() const { return options_; }
   absl::Duration default_timeout() const {
-    return Instant::FromNanoseconds(default_timeout_ns_.load()) - Instant();
+    const int64_t ns = default_timeout_ns_.load(std::memory_order_relaxed);
+    return Instant::FromNanoseconds(ns).is_infinite() ? absl::InfiniteDuration()
+                                                      : absl::Nanoseconds(ns);
   }
   void SetDefaultTimeout(absl::Duration timeout) {
     default_timeout_ns_ = (Instant() + timeout).nanoseconds();
@@ -154,10 +157,11 @@ class AgentState final : public Dispatcher,
                                  absl::Duration timeout) const;
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerFor(
       absl::StatusOr<Worker> worker) ABSL_LOCKS_EXCLUDED(mu_);
-  // Calls the incarnation that has the name now, as FindNow says it.
+  // Calls the incarnation that has the name now, as FindNow says it; asks for
+  // its time-out only if it must look.
   absl::StatusOr<std::shared_ptr<internal::Caller>> CallerOf(
-      internal::NamedWorker& worker, absl::Duration timeout)
-      ABSL_LOCKS_EXCLUDED(mu_);
+      internal::NamedWorker& worker,
+      absl::FunctionRef<absl::Duration()> timeout) ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status CanCall() ABSL_LOCKS_EXCLUDED(mu_);
   // Why `worker`, for which there is no caller because of `why`, cannot be
   // called: who has left sees the others no more, so that they cannot be found
@@ -210,8 +214,8 @@ class AgentState final : public Dispatcher,
       ABSL_LOCKS_EXCLUDED(mu_);
   void Dispatch(const Function& function,
                 std::shared_ptr<ServedCall> call) override;
-  telemetry::Span StartSpan(const Worker& peer,
-                            const Request& request) override;
+  std::unique_ptr<telemetry::Span> StartSpan(const Worker& peer,
+                                             const Request& request) override;
   telemetry::Telemetry& telemetry() const { return telemetry_; }
   telemetry::FlightRecorder& recorder() override {
     return telemetry_.recorder();

@@ -264,12 +264,11 @@ Target Target::Pinned() const {
   if (!follows_) return other;
   other.follows_ = false;
   AgentState& state = internal::CallStarter::StateOf(*this);
-  absl::Duration patience = timeout();
-  if (lineage_ != nullptr) {
-    patience = std::min(patience,
-                        lineage_->deadline - state.transport().clock().Now());
-  }
-  auto caller = state.CallerOf(*named_, patience);
+  auto caller = state.CallerOf(*named_, [&] {
+    if (lineage_ == nullptr) return timeout();
+    return std::min(timeout(),
+                    lineage_->deadline - state.transport().clock().Now());
+  });
   if (caller.ok()) {
     other.caller_ = *std::move(caller);
     other.key_ = other.caller_->peer().key;

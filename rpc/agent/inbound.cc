@@ -12,24 +12,23 @@
 #include "weft/rpc/session/outcome.h"
 
 namespace weft::rpc {
-Lineage BeginLineage(Dispatcher& dispatcher, const Worker& peer,
-                     const Request& request, CancelToken cancel,
-                     telemetry::Span* span) {
+Lineage LineageOf(const Request& request, CancelToken cancel,
+                  const telemetry::Span* span) {
   Lineage lineage;
   lineage.deadline = request.deadline;
   lineage.depth = request.depth;
   lineage.chain = request.chain;
   lineage.cancel = std::move(cancel);
-  *span = dispatcher.StartSpan(peer, request);
-  lineage.trace = span->context().is_valid() ? span->context() : request.trace;
+  lineage.trace = span == nullptr ? request.trace : span->context();
   return lineage;
 }
 
 absl::Status FunctionFailure(absl::Status status, const std::string& self,
                              const std::string& function, Phase phase) {
+  if (status.ok()) return status;
   const absl::Status named = WithOutcomeKnown(
       internal::NameFailure(std::move(status), self, function, phase));
-  if (named.ok() || phase < Phase::kDecode) return named;
+  if (phase < Phase::kDecode) return named;
   return Reworded(named, SaidBy(function, named.message()));
 }
 
@@ -300,7 +299,8 @@ void Inbound::Tell(const CalleeSession::Event& event, const Link* from) {
     MutexLock lock(mu_);
     if (from != nullptr && link_.get() != from) return;  // replaced
     if (const auto* finished = std::get_if<CalleeSession::Finished>(&event)) {
-      running_.erase(finished->reply->id);
+      const auto it = running_.find(finished->reply->id);
+      if (it != running_.end()) running_.erase(it);
     }
     due = TellLocked(event);
   }
@@ -342,6 +342,8 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
     } else if (auto* closed = std::get_if<CalleeSession::SendClosed>(&action)) {
       must_drain |=
           link_ != nullptr && link_->Append(std::move(closed->closed));
+    } else if (auto* run = std::get_if<CalleeSession::Run>(&action)) {
+      actions_.Add(mu_, std::move(*run));  // moved by itself, it takes less
     } else {
       actions_.Add(mu_, std::move(action));
     }
@@ -417,16 +419,14 @@ void Inbound::Serve(RequestPtr request) {
   }
   WEFT_FAILPOINT("rpc/serve").IgnoreError();  // found, and not counted yet
   CancelSource cancel;
-  telemetry::Span span;
-  Lineage lineage =
-      BeginLineage(*dispatcher_, *peer_, *request, cancel.token(), &span);
-  auto call = std::make_shared<Call>(shared_from_this(), **function, *request,
-                                     attachments, std::move(lineage),
-                                     std::move(cancel));
+  auto span = dispatcher_->StartSpan(*peer_, *request);
+  auto call = std::make_shared<Call>(
+      shared_from_this(), **function, *request, attachments,
+      LineageOf(*request, cancel.token(), span.get()), std::move(cancel));
   call->SetSpan(std::move(span));
   {
     MutexLock lock(mu_);
-    running_.emplace(request->id, call);
+    running_.try_emplace(request->id, call);
   }
   if (attachments == nullptr) {
     return dispatcher_->Dispatch(**function, std::move(call));

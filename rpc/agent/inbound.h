@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -24,6 +23,7 @@
 #include "weft/rpc/diagnostics/traffic.h"
 #include "weft/rpc/function.h"
 #include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/id_map.h"
 #include "weft/rpc/session/limits.h"
 #include "weft/rpc/session/message.h"
 #include "weft/rpc/session/session.h"
@@ -52,9 +52,9 @@ class Dispatcher : public CallCounter {
                                                Refusal* refusal) const = 0;
   virtual telemetry::FlightRecorder& recorder() = 0;
   virtual SessionHook* hook() = 0;  // null: none
-  // The span of serving `request`; costs nothing where spans are not kept.
-  virtual telemetry::Span StartSpan(const Worker& peer,
-                                    const Request& request) = 0;
+  // The span of serving `request`; null where spans are not kept.
+  virtual std::unique_ptr<telemetry::Span> StartSpan(
+      const Worker& peer, const Request& request) = 0;
   // `peer` asks for more than rpc::Limits allow.
   virtual void OverLimit(const Worker& peer, const absl::Status& why) = 0;
   // The client that `caller` is of has not connected again in time.
@@ -67,10 +67,9 @@ class Dispatcher : public CallCounter {
 };
 
 // What the call of `peer` that `request` is comes with. `span`: of serving it,
-// which its trace then is.
-Lineage BeginLineage(Dispatcher& dispatcher, const Worker& peer,
-                     const Request& request, CancelToken cancel,
-                     telemetry::Span* span);
+// which its trace then is; null: it has none.
+Lineage LineageOf(const Request& request, CancelToken cancel,
+                  const telemetry::Span* span);
 // Runs `run(call)` once `attachments`, those of its request, are settled; ends
 // it with why they could not be. `settled` runs first in both cases. Holds no
 // thread meanwhile; a call that is cancelled ends before.
@@ -164,8 +163,7 @@ class Inbound final : public PendingSource,
   Mutex mu_;
   CalleeSession session_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, std::weak_ptr<Call>> running_
-      ABSL_GUARDED_BY(mu_);
+  IdMap<std::weak_ptr<Call>> running_ ABSL_GUARDED_BY(mu_);
   std::vector<CalleeSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<CalleeSession::Action> actions_;                       // with mu_
   SessionTimer timer_;

@@ -28,7 +28,7 @@ Outbound::Abandon Outbound::Start(std::shared_ptr<Request> request, Done done) {
     id = request->id;
     options_.recorder->RecordFor("rpc.call", options_.peer.name,
                                  request->function, id);
-    done_.emplace(id, std::move(done));  // what was emitted may end it
+    done_.try_emplace(id, std::move(done));  // what was emitted may end it
     TakeEmitted();
     due = TakeDue();
     connected = session_.is_connected();
@@ -191,7 +191,7 @@ Outbound::Due Outbound::TakeDue() {
   due.has_tasks = tasks_.Claim(mu_);
   due.must_hang_up = std::exchange(must_hang_up_, false);
   if (std::exchange(must_drain_, false) || due.must_hang_up) due.link = link_;
-  due.must_watch_credit = MustWatchCredit();
+  due.must_watch_credit = session_.may_wait_for_credit() && MustWatchCredit();
   return due;
 }
 

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -27,6 +26,7 @@
 #include "weft/rpc/diagnostics/pending_source.h"
 #include "weft/rpc/diagnostics/traffic.h"
 #include "weft/rpc/session/directory.h"
+#include "weft/rpc/session/id_map.h"
 #include "weft/rpc/session/message.h"
 #include "weft/rpc/session/session.h"
 #include "weft/rpc/session/session_hook.h"
@@ -152,7 +152,7 @@ class Outbound final : public internal::Caller,
 
   Mutex mu_;
   CallerSession session_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<uint64_t, Done> done_ ABSL_GUARDED_BY(mu_);
+  IdMap<Done> done_ ABSL_GUARDED_BY(mu_);
   std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<Task> tasks_;                                          // with mu_
   bool must_drain_ ABSL_GUARDED_BY(mu_) = false;

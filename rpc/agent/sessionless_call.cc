@@ -54,9 +54,8 @@ void SessionlessCalls::AddActive(ActiveCalls* active) {
 
 std::shared_ptr<SessionlessCall> SessionlessCall::Create(Options options) {
   CancelSource cancel;
-  telemetry::Span span;
-  Lineage inherited = BeginLineage(*options.dispatcher, options.caller,
-                                   *options.request, cancel.token(), &span);
+  auto span = options.dispatcher->StartSpan(options.caller, *options.request);
+  Lineage inherited = LineageOf(*options.request, cancel.token(), span.get());
   auto call = std::make_shared<SessionlessCall>(
       std::move(options), std::move(inherited), std::move(cancel));
   call->SetSpan(std::move(span));

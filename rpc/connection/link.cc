@@ -31,22 +31,6 @@ void CopySlices(const Slices& from, uint8_t* to) {
   }
 }
 
-// The call whose request or reply `frame` is, and how long its body is; 0 and
-// nothing of any other.
-struct Body {
-  uint64_t id = 0;
-  size_t bytes = 0;
-};
-Body BodyOf(const Link::Outgoing& frame) {
-  if (const auto* request = std::get_if<RequestPtr>(&frame)) {
-    return {(*request)->id, TotalSize((*request)->body)};
-  }
-  if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
-    return {(*reply)->id, TotalSize((*reply)->body)};
-  }
-  return {};
-}
-
 // Lets go of the message that the names of `request` lie in, whose size nothing
 // bounds. Returns what they take then.
 int64_t DetachNames(Request& request) {
@@ -72,25 +56,58 @@ void Link::Attach(std::shared_ptr<transport::Connection> connection) {
 }
 
 template <typename T>
-bool Link::AppendControl(Outgoing* frame) {
-  T* const control = std::get_if<T>(frame);
-  if (control == nullptr) return false;
-  control_intervals_ += IntervalsOf(*control);
-  control_.push_back(std::move(*control));
-  return true;
-}
-
-bool Link::Append(Outgoing frame) {
+bool Link::AppendControl(T control) {
   MutexLock lock(mu_);
   if (closed_) return false;
-  if (!AppendControl<Ack>(&frame) && !AppendControl<Cancel>(&frame) &&
-      !AppendControl<Closed>(&frame)) {
-    unswept_bytes_ += BodyOf(frame).bytes;
-    if (unswept_bytes_ > heavy_bytes_)
-      is_heavy_.store(true, std::memory_order_relaxed);
-    outbox_.push_back(std::move(frame));
-  }
+  control_intervals_ += IntervalsOf(control);
+  control_.emplace_back(std::move(control));
+  ++appended_;
   return MayLeave() || Overflows();
+}
+
+bool Link::Append(Ack ack) { return AppendControl(std::move(ack)); }
+bool Link::Append(Cancel cancel) { return AppendControl(std::move(cancel)); }
+bool Link::Append(Closed closed) { return AppendControl(std::move(closed)); }
+
+template <typename T>
+bool Link::AppendOutgoing(T frame, size_t body_bytes) {
+  MutexLock lock(mu_);
+  if (closed_) return false;
+  unswept_bytes_ += body_bytes;
+  if (unswept_bytes_ > heavy_bytes_) {
+    is_heavy_.store(true, std::memory_order_relaxed);
+  }
+  outbox_.emplace_back(std::move(frame));
+  ++appended_;
+  return MayLeave() || Overflows();
+}
+
+bool Link::Append(RequestPtr request) {
+  const size_t body_bytes = TotalSize(request->body);
+  return AppendOutgoing(std::move(request), body_bytes);
+}
+
+bool Link::Append(ReplyPtr reply) {
+  const size_t body_bytes = TotalSize(reply->body);
+  return AppendOutgoing(std::move(reply), body_bytes);
+}
+
+bool Link::Append(std::unique_ptr<Hello> hello) {
+  return AppendOutgoing(std::move(hello), 0);
+}
+
+bool Link::Append(std::unique_ptr<Welcome> welcome) {
+  return AppendOutgoing(std::move(welcome), 0);
+}
+
+Link::Body Link::BodyOf(const Outgoing& frame) {
+  if (const auto* request = std::get_if<RequestPtr>(&frame)) {
+    return {(*request)->id, TotalSize((*request)->body)};
+  }
+  if (const auto* reply = std::get_if<ReplyPtr>(&frame)) {
+    return {(*reply)->id, TotalSize((*reply)->body)};
+  }
+  return {};
 }
 
 // The next sweep comes when as much has been appended as is left now, so that
@@ -133,31 +150,32 @@ void Link::GoOn(bool Link::*ended) {
 }
 
 bool Link::WriteOne(bool Link::** ended, bool is_last) {
-  Leaving leaving;
+  std::optional<Leaving> leaving;  // not made where nothing leaves
   bool overflows = false;
   {
     MutexLock lock(mu_);
     if (*ended != nullptr) this->** ended = false;
-    if (closed_ || connection_ == nullptr) return false;
+    if (closed_ || connection_ == nullptr || !HasWork()) return false;
     overflows = Overflows();
+    if (!overflows && !MayLeave()) return false;
+    leaving.emplace();
     if (!overflows) {
-      if (!MayLeave() || !HasWork()) return false;
-      TakeMessage(&leaving);
-      writing_ = !leaving.message.empty();
+      TakeMessage(&*leaving);
+      writing_ = !leaving->message.empty();
       if (!writing_ && (!bulk_.empty() || !close_when_written_)) return false;
     }
-    leaving.connection = connection_;
+    leaving->connection = connection_;
   }
-  if (leaving.message.empty()) {
-    EndInstead(*leaving.connection, overflows);
+  if (leaving->message.empty()) {
+    EndInstead(*leaving->connection, overflows);
     return false;
   }
-  const bool is_done = Write(&leaving);
+  const bool is_done = Write(&*leaving);
   *ended = is_done ? &Link::writing_ : nullptr;
   // Without it bodies leave with the messages.
-  if (leaving.wants_memory) OpenMemory(*leaving.connection).IgnoreError();
+  if (leaving->wants_memory) OpenMemory(*leaving->connection).IgnoreError();
   if (is_done && is_last) {
-    leaving.connection->GiveWay();
+    leaving->connection->GiveWay();
     return false;
   }
   return is_done;
@@ -238,15 +256,17 @@ void Link::TakeMessage(Leaving* leaving) {
                control_.front());
     control_.pop_front();
   }
-  for (const uint64_t id : std::exchange(cut_, {})) {
+  for (const uint64_t id : cut_) {
     Chunk end;
     end.id = id;
     batch.Add(end);
   }
+  cut_.clear();
   while (!outbox_.empty() && batch.size() < kBatchBytes) {
     AddOutgoing(outbox_.front(), &batch, leaving);
     outbox_.pop_front();
   }
+  if (outbox_.empty() && bulk_.empty()) appended_ = 0;
   size_t room =
       memory_state_ == MemoryState::kOpen ? kMemoryChunkBytes : kChunkBytes;
   while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
@@ -391,20 +411,23 @@ void Link::OnMessage(Slices message) {
       ReadBatch(message, clock_.Now(),
                 [this](Frame&& frame) { return TakeFrame(std::move(frame)); });
   if (!status.ok()) return End(status);
-  if (!WaitForBurst()) GoOn(&Link::receiving_);
+  EndMessage();
 }
 
-bool Link::WaitForBurst() {
+void Link::EndMessage() {
   ++burst_messages_;
-  if (in_burst_) return true;
+  if (in_burst_) return;
   if (alone_ > 0) {
     --alone_;
-    return false;
+    return GoOn(&Link::receiving_);
   }
   std::shared_ptr<transport::Connection> connection;
   {
     MutexLock lock(mu_);
-    if (closed_ || !HasWork()) return false;
+    if (closed_ || !HasWork()) {
+      receiving_ = false;
+      return;
+    }
     connection = connection_;
   }
   burst_messages_ = 1;
@@ -413,12 +436,14 @@ bool Link::WaitForBurst() {
                   [self = shared_from_this()] { self->EndBurst(); });
   if (in_burst_) {
     messages_without_burst_ = 0;
-  } else if (messages_without_burst_ == kMessagesWithoutBurst) {
+    return;
+  }
+  if (messages_without_burst_ == kMessagesWithoutBurst) {
     alone_ = kAloneAfterBurst;
   } else {
     ++messages_without_burst_;
   }
-  return in_burst_;
+  GoOn(&Link::receiving_);
 }
 
 void Link::EndBurst() {
@@ -435,19 +460,25 @@ absl::Status Link::TakeFrame(Frame&& frame) {
   if (const auto* consumed = std::get_if<Consumed>(&frame)) {
     return OnConsumed(*consumed);
   }
-  uint64_t id = 0;
-  uint64_t size = 0;
-  Assembly assembly;
-  if (const auto* request = std::get_if<RequestFrame>(&frame)) {
-    id = request->request->id;
-    size = request->body_bytes;
+  if (const auto* request = std::get_if<RequestFrame>(&frame);
+      request != nullptr && request->body_bytes > 0) {
+    Assembly assembly;
     assembly.request = request->request;
-  } else if (const auto* reply = std::get_if<ReplyFrame>(&frame)) {
-    id = reply->reply->id;
-    size = reply->body_bytes;
-    assembly.reply = reply->reply;
+    return Begin(frame, request->request->id, request->body_bytes,
+                 std::move(assembly));
   }
-  if (size == 0) return owner_->OnFrame(*this, std::move(frame));
+  if (const auto* reply = std::get_if<ReplyFrame>(&frame);
+      reply != nullptr && reply->body_bytes > 0) {
+    Assembly assembly;
+    assembly.reply = reply->reply;
+    return Begin(frame, reply->reply->id, reply->body_bytes,
+                 std::move(assembly));
+  }
+  return owner_->OnFrame(*this, std::move(frame));
+}
+
+absl::Status Link::Begin(const Frame& frame, uint64_t id, uint64_t size,
+                         Assembly assembly) {
   WEFT_ASSIGN_OR_RETURN(const bool is_wanted, owner_->WantsBody(*this, frame));
   if (!is_wanted) return absl::OkStatus();
   const absl::Status room = Reserve(size, &assembly);

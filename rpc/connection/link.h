@@ -105,12 +105,15 @@ class Link final : public transport::ConnectionObserver,
 
   // What the drainer will write, in this order but for Ack, Cancel and Closed:
   // they are control messages, which overtake requests and replies and delay
-  // nothing.
-  using Outgoing =
-      std::variant<RequestPtr, ReplyPtr, Ack, Cancel, Closed,
-                   std::unique_ptr<Hello>, std::unique_ptr<Welcome>>;
-  // True if nothing else will write it: then Drain() must be called.
-  bool Append(Outgoing frame) ABSL_LOCKS_EXCLUDED(mu_);
+  // nothing. Each is true if nothing else will write it: then Drain() must be
+  // called.
+  bool Append(RequestPtr request) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Append(ReplyPtr reply) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Append(std::unique_ptr<Hello> hello) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Append(std::unique_ptr<Welcome> welcome) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Append(Ack ack) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Append(Cancel cancel) ABSL_LOCKS_EXCLUDED(mu_);
+  bool Append(Closed closed) ABSL_LOCKS_EXCLUDED(mu_);
   // Lets go of the requests and replies that wait here for calls which have
   // ended, as `has_ended` says of their ids, so that who does not read does not
   // make them pile up. A body that has left in part is cut off there. True as
@@ -189,11 +192,25 @@ class Link final : public transport::ConnectionObserver,
     return closed.seen.size() + closed.never.size();
   }
 
-  template <typename T>  // true if the frame is a T
-  bool AppendControl(Outgoing* frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  using Control = std::variant<Ack, Cancel, Closed>;
+  using Outgoing = std::variant<RequestPtr, ReplyPtr, std::unique_ptr<Hello>,
+                                std::unique_ptr<Welcome>>;
 
-  // Whether what the message of now caused waits for those that follow at once.
-  bool WaitForBurst() ABSL_LOCKS_EXCLUDED(mu_);
+  template <typename T>
+  bool AppendControl(T control) ABSL_LOCKS_EXCLUDED(mu_);
+  template <typename T>
+  bool AppendOutgoing(T frame, size_t body_bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // The call whose request or reply `frame` is, and how long its body is; 0 and
+  // nothing of any other.
+  struct Body {
+    uint64_t id = 0;
+    size_t bytes = 0;
+  };
+  static Body BodyOf(const Outgoing& frame);
+
+  // Ends the taking apart of a message. What it caused leaves now, or waits for
+  // those messages that follow at once.
+  void EndMessage() ABSL_LOCKS_EXCLUDED(mu_);
   void EndBurst() ABSL_LOCKS_EXCLUDED(mu_);
   // Drain(), after *`ended`, one of writing_ and receiving_, has ended.
   void GoOn(bool Link::*ended) ABSL_LOCKS_EXCLUDED(mu_);
@@ -202,8 +219,10 @@ class Link final : public transport::ConnectionObserver,
   }
   bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool Overflows() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    return control_.size() + outbox_.size() + bulk_.size() > kMaxWaiting ||
-           control_intervals_ > kMaxControlIntervals;
+    // No more can wait than were appended, which takes less to tell.
+    return control_intervals_ > kMaxControlIntervals ||
+           (appended_ > kMaxWaiting &&
+            control_.size() + outbox_.size() + bulk_.size() > kMaxWaiting);
   }
   // Writes one message; true if another may be written now, after what is then
   // in `ended`. Not after the last: then OnWritten comes.
@@ -234,6 +253,10 @@ class Link final : public transport::ConnectionObserver,
       ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::Status TakeFrame(Frame&& frame);
+  // Makes room for the body of `size` bytes that `frame`, of call `id`,
+  // announces.
+  absl::Status Begin(const Frame& frame, uint64_t id, uint64_t size,
+                     Assembly assembly);
   // Room for a body of `size` bytes, of the request or reply in `assembly`.
   absl::Status Reserve(uint64_t size, Assembly* assembly);
   absl::Status Fill(AssemblyMap::iterator it, const Chunk& chunk);
@@ -262,9 +285,9 @@ class Link final : public transport::ConnectionObserver,
   bool receiving_ ABSL_GUARDED_BY(mu_) = false;
   bool close_when_written_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status close_status_ ABSL_GUARDED_BY(mu_);
-  using Control = std::variant<Ack, Cancel, Closed>;
   std::deque<Control> control_ ABSL_GUARDED_BY(mu_);  // before the outbox
   size_t control_intervals_ ABSL_GUARDED_BY(mu_) = 0;
+  size_t appended_ ABSL_GUARDED_BY(mu_) = 0;  // since nothing waited
   std::deque<Outgoing> outbox_ ABSL_GUARDED_BY(mu_);
   std::deque<Bulk> bulk_ ABSL_GUARDED_BY(mu_);
   std::vector<uint64_t> cut_ ABSL_GUARDED_BY(mu_);  // to be reported

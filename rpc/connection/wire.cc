@@ -59,9 +59,9 @@ void PutText(BytesBuilder* out, int number, absl::string_view text) {
 template <typename Put>
 void PutMessage(BytesBuilder* out, int number, Put put) {
   out->Varint(Tag(number, kBytes));
-  const size_t start = out->size();
+  const size_t start = out->BeginSized();
   put();
-  out->PrependSize(start);
+  out->EndSized(start);
 }
 
 template <typename Intervals>
@@ -789,7 +789,7 @@ void BatchWriter::Add(const Consumed& consumed) {
 
 size_t BatchWriter::Begin(int number) {
   chunk_.Varint(Tag(number, kBytes));
-  return chunk_.size();
+  return chunk_.BeginSized();
 }
 
 void BatchWriter::End(size_t start, const Slices* body) {
@@ -798,7 +798,7 @@ void BatchWriter::End(size_t start, const Slices* body) {
     chunk_.Varint(Tag(kBody, kBytes));
     chunk_.Varint(body_size);
   }
-  chunk_.PrependSize(start, body_size);
+  chunk_.EndSized(start, body_size);
   if (body_size == 0) return;
   for (const Bytes& slice : *body) {
     if (slice.size() < kByReference) {

@@ -13,6 +13,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <iterator>
+#include <tuple>
 #include <utility>
 
 namespace weft::rpc {
@@ -36,16 +38,21 @@ class IdMap {
   const_iterator find(uint64_t id) const { return Find(entries_, id); }
   bool contains(uint64_t id) const { return find(id) != end(); }
 
-  // The value of `id`, and whether it is new: made of `value`. Iterators are
+  // The value of `id`, and whether it is new: made of `args`. Iterators are
   // void after that, as after erase().
-  std::pair<iterator, bool> try_emplace(uint64_t id, T value = T()) {
+  template <typename... Args>
+  std::pair<iterator, bool> try_emplace(uint64_t id, Args&&... args) {
     if (entries_.empty() || entries_.back().first < id) {
-      entries_.emplace_back(id, std::move(value));
+      entries_.emplace_back(std::piecewise_construct, std::forward_as_tuple(id),
+                            std::forward_as_tuple(std::forward<Args>(args)...));
       return {std::prev(end()), true};
     }
     const iterator it = lower_bound(id);
     if (it->first == id) return {it, false};
-    return {entries_.emplace(it, id, std::move(value)), true};
+    return {entries_.emplace(
+                it, std::piecewise_construct, std::forward_as_tuple(id),
+                std::forward_as_tuple(std::forward<Args>(args)...)),
+            true};
   }
   // Returns the next one.
   iterator erase(iterator it) {

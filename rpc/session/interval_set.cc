@@ -93,11 +93,6 @@ void IntervalSet::ForEachPart(
   if (next <= interval.last) fn(Interval{next, interval.last}, false);
 }
 
-void IntervalSet::Clear() {
-  newest_ = Interval();
-  earlier_.clear();
-}
-
 bool IntervalSet::Contains(uint64_t id) const {
   if (empty() || id > newest_.last) return false;
   if (id >= newest_.first) return true;
@@ -107,11 +102,7 @@ bool IntervalSet::Contains(uint64_t id) const {
 
 Intervals IntervalSet::Intervals() const {
   rpc::Intervals intervals;
-  intervals.reserve(size());
-  for (const auto& [first, last] : earlier_) {
-    intervals.push_back(Interval{first, last});
-  }
-  if (!empty()) intervals.push_back(newest_);
+  AppendTo(&intervals);
   return intervals;
 }
 

@@ -40,11 +40,21 @@ class IntervalSet {
   void ForEachPart(
       Interval interval,
       absl::FunctionRef<void(Interval part, bool belongs)> fn) const;
-  void Clear();
+  void Clear() {
+    newest_ = Interval();
+    if (!earlier_.empty()) earlier_.clear();
+  }
 
   bool empty() const { return newest_.last == 0; }
   size_t size() const { return earlier_.size() + !empty(); }  // of intervals
   rpc::Intervals Intervals() const;                           // ascending
+  template <typename T>  // a container of Interval
+  void AppendTo(T* intervals) const {
+    for (const auto& [first, last] : earlier_) {
+      intervals->push_back(Interval{first, last});
+    }
+    if (!empty()) intervals->push_back(newest_);
+  }
 
   std::string ToString() const;  // "1-7 9-9"
 

@@ -395,7 +395,7 @@ CallerSession::PendingMap::iterator CallerSession::Send(
 }
 
 void CallerSession::SendWaiting(Instant, std::vector<Action>* actions) {
-  while (connected_) {
+  while (may_wait_for_credit()) {
     std::deque<uint64_t>* const queue = NextQueue();
     if (queue == nullptr) return;
     const auto it = pending_.find(queue->front());
@@ -502,16 +502,17 @@ void CallerSession::LoseClosing(std::vector<Action>* actions) {
 }
 
 void CallerSession::FlushAcks(std::vector<Action>* actions) {
-  Ack ack;
-  ack.ids = unacked_.Intervals();
-  for (const Interval asked : unasked_acks_.Intervals()) {
-    ack.confirm.push_back(asked);
+  if (!unacked_.empty() || !unasked_acks_.empty()) {
+    // Made in its place, since to move the lists costs more than to fill them.
+    Action& action = actions->emplace_back(std::in_place_type<SendAck>);
+    Ack& ack = std::get<SendAck>(action).ack;
+    unacked_.AppendTo(&ack.ids);
+    unasked_acks_.AppendTo(&ack.confirm);
   }
   unacked_.Clear();
   unacked_calls_ = 0;
   unacked_bytes_ = 0;
   ack_due_ = Instant::Infinite();
-  if (!ack.empty()) actions->push_back(SendAck{std::move(ack)});
   if (!unasked_cancels_.empty()) {
     actions->push_back(SendCancel{rpc::Cancel{unasked_cancels_.Intervals()}});
   }
@@ -607,7 +608,7 @@ std::string CallerSession::Fingerprint() const {
 
 void CalleeSession::OnEvent(const Event& event, Instant now,
                             std::vector<Action>* actions) {
-  const size_t known_before = calls_.size();
+  const size_t known_before = ending_ ? calls_.size() : 0;
   std::visit([&](const auto& e) { On(e, now, actions); }, event);
   // Not where it is idle from the start: a caller that has just connected again
   // first says what is closed, and then repeats its calls.
