@@ -1,0 +1,66 @@
+#include "weft/launch/commands/question.h"
+
+#include <memory>
+
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+#include "weft/worker/test_workers.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::SizeIs;
+using testing::IsOk;
+using testing::StatusIs;
+
+TEST(CredentialsOf, CertificatesAndInsecureContradictEachOther) {
+  Question question;
+  question.certs = "certs";
+  question.insecure = true;
+  EXPECT_THAT(CredentialsOf(question).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "certs"));
+}
+
+TEST(CredentialsOf, FolderWithoutCertificatesIsNamed) {
+  Question question;
+  question.certs = "/nowhere/certs";
+  EXPECT_FALSE(CredentialsOf(question).ok());
+}
+
+TEST(Ask, NobodyAtTheAddressIsUnavailable) {
+  const testing::TempDir directory;
+  Question question;
+  question.address = "unix:" + directory.Path("nobody.sock");
+  question.timeout = absl::Seconds(2);
+  EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
+              StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST(AskWhoIsThere, MembersOfTheJobAreListed) {
+  worker::TestWorkers::Options options;
+  options.servers = 1;
+  options.trainers = 2;
+  const auto workers = worker::TestWorkers::Start(options);
+  ASSERT_THAT(workers, IsOk());
+  Meeting meeting;
+  meeting.coordinator = (*workers)->Get("ps0").options().coordinator;
+  meeting.job = (*workers)->Get("ps0").options().job;
+  const auto view = AskWhoIsThere(Question(), meeting);
+  ASSERT_THAT(view, IsOk());
+  EXPECT_THAT(view->members(), SizeIs(3));
+  EXPECT_NE(view->Find("trainer1"), nullptr);
+  meeting.job = "another";
+  EXPECT_THAT(AskWhoIsThere(Question(), meeting).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "another"));
+}
+
+TEST(ReadWhoIsThere, BytesThatAreNoViewNameTheCoordinator) {
+  EXPECT_THAT(ReadWhoIsThere("node1:7000", "\xff\xff").status(),
+              StatusIs(absl::StatusCode::kInternal, "node1:7000"));
+}
+
+}  // namespace
+}  // namespace weft::launch
