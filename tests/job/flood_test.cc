@@ -89,8 +89,10 @@ std::vector<Attack> Attacks() {
 class Attacker {
  public:
   Attacker(std::string address, Attack attack,
-           const net::Credentials& credentials)
-      : address_(std::move(address)), attack_(std::move(attack)) {
+           const net::Credentials& credentials, std::string from = kElsewhere)
+      : address_(std::move(address)),
+        attack_(std::move(attack)),
+        from_(std::move(from)) {
     hello_.certificate = credentials.certificate();
     hello_.key = credentials.key();
     thread_ = std::thread([this] { Run(); });
@@ -114,7 +116,7 @@ class Attacker {
  private:
   void Run() {
     while (!done_.load()) {
-      net::RawPeer peer(address_, kElsewhere);
+      net::RawPeer peer(address_, from_);
       if (!peer.ShakeHands(hello_) || !peer.Write(net::Preface()) ||
           !peer.AwaitFrame(net::kSettingsFrame)) {
         absl::SleepFor(absl::Milliseconds(10));
@@ -137,6 +139,7 @@ class Attacker {
 
   const std::string address_;
   const Attack attack_;
+  const std::string from_;
   net::RawPeer::Hello hello_;
   std::atomic<bool> done_{false};
   std::atomic<int> cuts_{0};
@@ -197,9 +200,9 @@ int64_t MemoryOf(const Process& process, const std::string& name) {
   return 0;
 }
 
-class Flood : public ::testing::TestWithParam<Attack> {
+class FloodedJob : public ::testing::Test {
  protected:
-  Flood() {
+  FloodedJob() {
     job_.servers = 1;
     job_.trainers = 1;
     job_.coordinator = absl::StrCat("127.0.0.1:", FreePort());
@@ -215,6 +218,9 @@ class Flood : public ::testing::TestWithParam<Attack> {
 
   Job job_;
 };
+
+class Flood : public FloodedJob,
+              public ::testing::WithParamInterface<Attack> {};
 
 INSTANTIATE_TEST_SUITE_P(OfFrames, Flood, ::testing::ValuesIn(Attacks()),
                          [](const auto& info) { return info.param.name; });
@@ -252,6 +258,38 @@ TEST_P(Flood, OfAPeerWithACertificateIsCutAndOthersAreServed) {
       << "it trains on: " << trainer->output();
   EXPECT_THAT(server->output(), HasSubstr("refused kind=http2_frames "
                                           "who=\"trainer2 (127.0.0.2:"));
+}
+
+// Each kind of flood at once, by one certificate from as many addresses.
+TEST_F(FloodedJob, IsServedBesideFloodsFromManyAddresses) {
+  constexpr absl::Duration kWindow = absl::Seconds(2);
+  const auto server = job_.StartServer(0);
+  ASSERT_THAT(server->WaitForOutput("coordinator serves", kLong), IsOk());
+  const auto trainer = job_.StartTrainer(0, {kForLong});
+  ASSERT_THAT(trainer->WaitForOutput("training ", kLong), IsOk());
+  Neighbour neighbour(job_.coordinator, Of("trainer1"));
+  neighbour.RateIn(kWindow / 4);  // warms up
+  const double alone = neighbour.RateIn(kWindow);
+  const int64_t before = MemoryOf(*server, "VmHWM:");
+  std::vector<std::unique_ptr<Attacker>> attackers;
+  for (const Attack& attack : Attacks()) {
+    attackers.push_back(std::make_unique<Attacker>(
+        job_.coordinator, attack, Of("trainer2"),
+        absl::StrCat("127.0.1.", attackers.size() + 1)));
+  }
+  const double during = neighbour.RateIn(3 * kWindow);
+  for (const auto& attacker : attackers) EXPECT_TRUE(attacker->AwaitCut(kLong));
+  attackers.clear();
+  const int64_t grown = MemoryOf(*server, "VmHWM:") - before;
+  const double after = neighbour.RateIn(kWindow);
+  RecordProperty("calls_per_s_alone", static_cast<int>(alone));
+  RecordProperty("kept_percent_in_2s", static_cast<int>(100 * during / alone));
+  RecordProperty("kept_percent_after", static_cast<int>(100 * after / alone));
+  RecordProperty("grown_mib", static_cast<int>(grown / kMiB));
+  EXPECT_LT(grown, 128 * kMiB);
+  EXPECT_THAT(trainer->Wait(absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded))
+      << "it trains on: " << trainer->output();
 }
 
 }  // namespace
