@@ -5,8 +5,8 @@
 //   collectives_bench --goals         rows, as bench/goals.h says: C1 to C6
 //   collectives_bench --goals=C4 --seconds=0.5
 //
-// Each rank is a process of its own. A result is checked before it is timed. The
-// time is that of rank 0.
+// Each rank is a process of its own. A result is checked before it is timed.
+// The time is that of rank 0.
 
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -67,7 +67,8 @@ double CpuSeconds() {
   rusage used;
   getrusage(RUSAGE_SELF, &used);
   const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
+    return static_cast<double>(t.tv_sec) +
+           1e-6 * static_cast<double>(t.tv_usec);
   };
   return seconds(used.ru_utime) + seconds(used.ru_stime);
 }
@@ -160,8 +161,7 @@ int RunRank(const std::string& directory, int rank, int ranks,
   for (const Case& one : cases) {
     if (!one.in_arena) continue;
     const int64_t tensors = one.verb == "all_gather" ? ranks + 1 : 1;
-    host.arena_bytes =
-        std::max(host.arena_bytes, tensors * (one.bytes + 4096));
+    host.arena_bytes = std::max(host.arena_bytes, tensors * (one.bytes + 4096));
   }
   auto backend = collectives::ConnectHost(host);
   WEFT_CHECK(backend.ok()) << backend.status().ToString();
@@ -268,8 +268,7 @@ std::string GlooCommand(int ranks, const Options& options,
 // Compiled by MPI's own compiler, beside the system's temporary files.
 std::string MpiCommand(int ranks, const Options& options,
                        const std::vector<int64_t>& sizes) {
-  const std::string program =
-      absl::StrCat("/tmp/weft-bench-mpi-", getpid());
+  const std::string program = absl::StrCat("/tmp/weft-bench-mpi-", getpid());
   const std::string compile =
       absl::StrCat("mpicc -O2 -o ", program, " ",
                    ScriptPath("mpi_collectives.c"), " 2>/dev/null");
@@ -325,9 +324,9 @@ std::vector<Goal> Goals(int ranks) {
 void AddRow(GoalReport& report, const Goal& goal, const Case& one, int ranks,
             const Figures& weft, const Rival& rival, double must, double aim) {
   if (must == 0) return;
-  const std::string key =
-      one.verb == "barrier" ? "barrier_us"
-                            : absl::StrCat(one.verb, "_", one.bytes, "_us");
+  const std::string key = one.verb == "barrier"
+                              ? "barrier_us"
+                              : absl::StrCat(one.verb, "_", one.bytes, "_us");
   GoalCase row;
   row.goal = goal.name;
   row.name = absl::StrCat(one.Name(), ", ", ranks, " ranks, ", rival.name);
@@ -388,8 +387,7 @@ void PrintFigures(const Options& options) {
       const Figures& found = results.at(one.Name());
       printf("%-40s %6d %10.1f %10.1f %10.1f %10.2f %8.2f\n",
              one.Name().c_str(), ranks, found.min_us, found.p50_us,
-             found.p99_us,
-             static_cast<double>(one.bytes) / found.p50_us * 1e-3,
+             found.p99_us, static_cast<double>(one.bytes) / found.p50_us * 1e-3,
              found.cpu_seconds_per_gb);
     }
   }

@@ -44,8 +44,8 @@ Figures RunServerAndClient(
   Figures figures;
   if (fgets(pid, sizeof pid, pipe) != nullptr) {
     if (fgets(address, sizeof address, pipe) != nullptr) {
-      figures = RunProgram(
-          client(std::string(absl::StripAsciiWhitespace(address))));
+      figures =
+          RunProgram(client(std::string(absl::StripAsciiWhitespace(address))));
     }
     if (std::atoi(pid) > 0) kill(std::atoi(pid), SIGKILL);
   }

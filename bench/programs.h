@@ -1,4 +1,5 @@
-// Programs: benchmarks and rivals as processes, and the figures that they print.
+// Programs: benchmarks and rivals as processes, and the figures that they
+// print.
 //
 // A program prints a figure as a line "name<TAB>value".
 

@@ -417,8 +417,9 @@ class Runner {
                : "127.0.0.1:0";
   }
   std::string Certs(const Case& c) const {
-    return c.way == Way::kMtls ? absl::StrCat(" --certs=", directory_.path(), "/certs")
-                               : "";
+    return c.way == Way::kMtls
+               ? absl::StrCat(" --certs=", directory_.path(), "/certs")
+               : "";
   }
   std::string Common(const Case& c) const {
     return absl::StrCat(" --seconds=", options_.seconds,

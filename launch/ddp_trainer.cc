@@ -71,9 +71,8 @@ absl::Status DdpTrainer::Begin() {
 
   optimizer::AdamOptions adam;
   adam.lr = options_.learning_rate;
-  WEFT_ASSIGN_OR_RETURN(
-      optimizer_,
-      optimizer::Optimizer::Create({{adam, model_.NamedParameters()}}));
+  WEFT_ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(
+                                        {{adam, model_.NamedParameters()}}));
   // Before the model of rank 0 is given to all.
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
   WEFT_ASSIGN_OR_RETURN(ddp_,

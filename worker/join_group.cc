@@ -71,8 +71,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
         worker.group_streams().transport().memory_socket();
   }
   host.dead_after = own.limits.dead_after;
-  host.check_member =
-      CheckMembers(worker.membership(), own.role, host.size);
+  host.check_member = CheckMembers(worker.membership(), own.role, host.size);
   host.diagnosis.report = [&worker](absl::string_view report) {
     WEFT_LOG(worker.telemetry().logger(), Warning, report);
   };

@@ -30,12 +30,12 @@ struct JoinGroupOptions {
   std::string host_id;
 };
 
-// Called by every worker of the role; its ranks are those of the workers, on one
-// host or several. Waits for all of them, --join-timeout at most. `worker` must
-// outlive the group. Reports of stuck operations go into the worker's log. A
-// rank of another host that is silent for Limits::dead_after is dead. Errors as those of
-// collectives::ConnectHost; kFailedPrecondition for a worker of an elastic job,
-// which does not know how many ranks there are.
+// Called by every worker of the role; its ranks are those of the workers, on
+// one host or several. Waits for all of them, --join-timeout at most. `worker`
+// must outlive the group. Reports of stuck operations go into the worker's log.
+// A rank of another host that is silent for Limits::dead_after is dead. Errors
+// as those of collectives::ConnectHost; kFailedPrecondition for a worker of an
+// elastic job, which does not know how many ranks there are.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
     Worker& worker, const JoinGroupOptions& options = {});
 

@@ -87,8 +87,7 @@ TEST(JoinGroup, WorkersOfTwoHostsReduceOverTls) {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::ProcessGroup> odd,
                           group->Split(rank % 2));
     const Tensor ranks = Tensor::Zeros({2}, DType::kI64);
-    WEFT_RETURN_IF_ERROR(
-        odd->AllGather(Tensor::Scalar<int64_t>(rank), ranks));
+    WEFT_RETURN_IF_ERROR(odd->AllGather(Tensor::Scalar<int64_t>(rank), ranks));
     return ranks.data<int64_t>()[1] == 2 + rank % 2
                ? group->Barrier()
                : absl::InternalError("wrong ranks");

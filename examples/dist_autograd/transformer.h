@@ -1,5 +1,5 @@
-// The small transformer of split_transformer and whole_transformer, and the text
-// that it learns.
+// The small transformer of split_transformer and whole_transformer, and the
+// text that it learns.
 
 #ifndef WEFT_EXAMPLES_DIST_AUTOGRAD_TRANSFORMER_H_
 #define WEFT_EXAMPLES_DIST_AUTOGRAD_TRANSFORMER_H_
@@ -16,7 +16,8 @@ inline constexpr char kText[] =
     "that ate the malt that lay in the house that jack built. ";
 inline constexpr int64_t kLength = sizeof(kText) - 1, kWindow = 32, kDim = 32;
 inline const weft::optimizer::AdamOptions kOptimizer{0.005};
-inline constexpr int64_t kCharacters = 128, kBatch = 4, kParts = 4, kTexts = 400;
+inline constexpr int64_t kCharacters = 128, kBatch = 4, kParts = 4,
+                         kTexts = 400;
 
 // [n, kWindow, kDim] to the same: attention, then a layer of 4 times the width.
 class Block : public weft::nn::Module {
@@ -31,7 +32,8 @@ class Block : public weft::nn::Module {
   weft::Variable Forward(const weft::Variable& in) {
     weft::AttentionOptions causal;
     causal.is_causal = true;
-    const weft::Variable x = in + attention_.Forward(norm1_.Forward(in), causal);
+    const weft::Variable x =
+        in + attention_.Forward(norm1_.Forward(in), causal);
     return x + narrow_.Forward(weft::Gelu(wide_.Forward(norm2_.Forward(x))));
   }
 
@@ -51,11 +53,13 @@ class Ends : public weft::nn::Module {
     AddModule("output", output_);
   }
   weft::Variable Embed(const weft::Tensor& text) {
-    return characters_.Forward(text) + places_.Forward(weft::Tensor::Arange(kWindow));
+    return characters_.Forward(text) +
+           places_.Forward(weft::Tensor::Arange(kWindow));
   }
   // Of a micro-batch, given what the blocks have made of it: its share.
   weft::Variable Loss(const weft::Variable& x, const weft::Tensor& next) {
-    const weft::Variable scores = Reshape(output_.Forward(x), {-1, kCharacters});
+    const weft::Variable scores =
+        Reshape(output_.Forward(x), {-1, kCharacters});
     return weft::CrossEntropy(scores, next.Reshape({-1})) * (1.0 / kParts);
   }
 

@@ -1,5 +1,5 @@
-// whole_transformer: the model of split_transformer in one process, trained by an
-// ordinary loop on the same text in the same order:
+// whole_transformer: the model of split_transformer in one process, trained by
+// an ordinary loop on the same text in the same order:
 //
 //   whole_transformer
 //
@@ -52,4 +52,6 @@ absl::Status Train() {
 
 }  // namespace
 
-int main() { weft::ExitIfError(weft::CatchToStatus([] { return Train(); })); }
+int main() {
+  weft::ExitIfError(weft::CatchToStatus([] { return Train(); }));
+}

@@ -12,8 +12,8 @@
 namespace weft::launch {
 namespace {
 
-using ::testing::SizeIs;
 using testing::IsOk;
+using ::testing::SizeIs;
 using testing::StatusIs;
 
 TEST(CredentialsOf, CertificatesAndInsecureContradictEachOther) {

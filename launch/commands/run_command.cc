@@ -84,8 +84,8 @@ absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
   options.node = flags.node;
   if (options.node < 0 || options.node >= options.nodes) {
     return Usage(absl::StrCat("--node-rank=", options.node, ": wanted 0 to ",
-                              options.nodes - 1, " of --nnodes=",
-                              options.nodes));
+                              options.nodes - 1,
+                              " of --nnodes=", options.nodes));
   }
   options.max_restarts = flags.max_restarts;
   if (flags.max_restarts < 0) {
@@ -268,8 +268,8 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
             {"WEFT_COORDINATOR"});
   flags.Add("rdzv-endpoint", &options.coordinator,
             "torchrun's name for --coordinator", {"PET_RDZV_ENDPOINT"});
-  flags.Add("init", &arguments.init, "how the ranks meet, in place of --coordinator",
-            {"WEFT_INIT"});
+  flags.Add("init", &arguments.init,
+            "how the ranks meet, in place of --coordinator", {"WEFT_INIT"});
   flags.Add("certs", &reporting.certs,
             "directory made by `weft certs init`, for the ranks",
             {"WEFT_CERTS"});

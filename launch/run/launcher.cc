@@ -368,8 +368,7 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
   std::vector<ChildSpec> children;
   for (const RoleSpec& role : options.roles) {
     for (int local = 0; local < role.count; ++local) {
-      const std::string rank =
-          absl::StrCat(options.node * role.count + local);
+      const std::string rank = absl::StrCat(options.node * role.count + local);
       const std::string size = absl::StrCat(options.nodes * role.count);
       ChildSpec child;
       child.name = absl::StrCat(role.role, rank);

@@ -30,7 +30,7 @@ struct LaunchOptions {
   // Of each node: the hosts of a job run the same roles, with a launcher each.
   std::vector<RoleSpec> roles;
   int nodes = 1;
-  int node = 0;  // this one, from 0; 0 has the ranks from 0 on
+  int node = 0;             // this one, from 0; 0 has the ranks from 0 on
   std::string coordinator;  // for WEFT_COORDINATOR; empty: not set
   std::string master_addr = "127.0.0.1";
   int master_port = 29500;

@@ -261,10 +261,9 @@ absl::Status CoordinatorCore::CheckStart(const v1::JoinRequest& request) const {
     return absl::OkStatus();
   }
   if (request.start() > own) {  // who asks again finds its successor
-    return absl::UnavailableError(
-        absl::StrCat("the ranks of the job are started again (start ",
-                     request.start(), "), and this coordinator of start ", own,
-                     " is about to end"));
+    return absl::UnavailableError(absl::StrCat(
+        "the ranks of the job are started again (start ", request.start(),
+        "), and this coordinator of start ", own, " is about to end"));
   }
   return absl::AbortedError(absl::StrCat(
       request.member().name(), " is of start ", request.start(),

@@ -29,7 +29,7 @@ class MemberCore {
     std::string coordinator;  // its address, for messages
     v1::Member self;          // without its key
     v1::World world;
-    uint32_t start = 0;       // of the job's ranks, from 1; 0: unknown
+    uint32_t start = 0;  // of the job's ranks, from 1; 0: unknown
     absl::Duration heartbeat_interval = absl::Milliseconds(500);
     // An unanswered request is given up and repeated after this, besides what
     // the coordinator may hold it.

@@ -80,8 +80,7 @@ class Hosts {
 
   pid_t PidOf(int rank) const {
     int pid = 0;
-    const std::string text =
-        ReadBytes(absl::StrCat(job_.Path("pid"), rank));
+    const std::string text = ReadBytes(absl::StrCat(job_.Path("pid"), rank));
     EXPECT_TRUE(absl::SimpleAtoi(absl::StripSuffix(text, "\n"), &pid)) << text;
     return pid;
   }
@@ -154,7 +153,8 @@ void ExpectRankNamedAfter(int signal, const Flags& more,
 }
 
 TEST(DataParallelHosts, RankThatIsKilledIsNamedOnTheOtherHost) {
-  ExpectRankNamedAfter(SIGKILL, {}, "rank 3 (has ended|is gone).* it last called");
+  ExpectRankNamedAfter(SIGKILL, {},
+                       "rank 3 (has ended|is gone).* it last called");
 }
 
 // Each host's `weft run` starts its own ranks again.

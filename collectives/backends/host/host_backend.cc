@@ -154,12 +154,10 @@ std::string HostBackend::WhoIsAwaited(const Operation& operation,
     const bool has_called =
         segment_->ControlOf(r).arrived.load(std::memory_order_acquire) > 0 &&
         LastSequenceOf(r) >= operation.sequence;
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ",
-                    segment_->NumberOf(r),
-                    has_called
-                        ? " has not finished it"
-                        : absl::StrCat(" has not called it and ",
-                                       WhatItDoes(r)));
+    absl::StrAppend(
+        &text, text.empty() ? "" : "; ", "rank ", segment_->NumberOf(r),
+        has_called ? " has not finished it"
+                   : absl::StrCat(" has not called it and ", WhatItDoes(r)));
   }
   if (elsewhere_ == nullptr) return text;
   const std::string others = elsewhere_(operation);
@@ -168,9 +166,9 @@ std::string HostBackend::WhoIsAwaited(const Operation& operation,
 
 absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
   if (segment_->ControlOf(rank).has_left.load(std::memory_order_acquire)) {
-    return absl::UnavailableError(absl::StrCat(
-        "rank ", segment_->NumberOf(rank), " has left the group; it ",
-        WhatItDoes(rank)));
+    return absl::UnavailableError(
+        absl::StrCat("rank ", segment_->NumberOf(rank),
+                     " has left the group; it ", WhatItDoes(rank)));
   }
   if (also_process && watches_[rank].has_value() &&
       watches_[rank]->HasEnded()) {
@@ -205,15 +203,15 @@ absl::Status HostBackend::CheckWait(Wait& wait,
   }
   if (now >= wait.operation.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(
-        "rank ", options_.rank, " waited for others: ",
-                     WhoIsAwaited(wait.operation, missing)));
+        "rank ", options_.rank,
+        " waited for others: ", WhoIsAwaited(wait.operation, missing)));
   }
   if (now >= wait.report_at) {
     wait.report_at = Instant::Infinite();
-    Report(options_.diagnosis,
-           absl::StrCat(Describe(wait.operation), ": rank ", options_.rank,
-                        " still waits: ",
-                        WhoIsAwaited(wait.operation, missing)));
+    Report(
+        options_.diagnosis,
+        absl::StrCat(Describe(wait.operation), ": rank ", options_.rank,
+                     " still waits: ", WhoIsAwaited(wait.operation, missing)));
   }
   return absl::OkStatus();
 }
@@ -230,7 +228,8 @@ absl::Status HostBackend::Run(const Operation& operation) {
     }
     return CheckWait(*wait, missing);
   };
-  absl::Status status = SharedRun(*segment_, peers_, phases_, operation, check).Run();
+  absl::Status status =
+      SharedRun(*segment_, peers_, phases_, operation, check).Run();
   if (!status.ok() && !absl::IsAborted(status)) Abort(status);
   return status;
 }
@@ -287,9 +286,9 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectSubgroup(
     HostOptions options, absl::Span<const int> members, absl::string_view name,
     Instant deadline) {
   options.name = std::string(name);
-  options.rank = static_cast<int>(
-      std::find(members.begin(), members.end(), options.rank) -
-      members.begin());
+  options.rank =
+      static_cast<int>(std::find(members.begin(), members.end(), options.rank) -
+                       members.begin());
   options.size = static_cast<int>(members.size());
   options.connect_timeout = deadline - SteadyClock().Now();
   if (options.check_member != nullptr) {
@@ -348,7 +347,8 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   const std::string not_mapped =
       meeting.not_mapped.empty()
           ? ""
-          : absl::StrCat("; they do not share its memory: ", meeting.not_mapped);
+          : absl::StrCat("; they do not share its memory: ",
+                         meeting.not_mapped);
   if (!is_one_host && options.streams == nullptr) {
     return absl::UnimplementedError(absl::StrCat(
         "backend host lacks ranks on several hosts without "
@@ -369,9 +369,9 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   const std::vector<std::vector<int>> hosts = meeting.hosts;
   StreamOptions streams;
   streams.ranks = meeting.streams;
-  auto host = std::make_unique<HostBackend>(
-      options, place, std::move(meeting),
-      SegmentLayout(here, options.arena_bytes));
+  auto host =
+      std::make_unique<HostBackend>(options, place, std::move(meeting),
+                                    SegmentLayout(here, options.arena_bytes));
   if (is_one_host) return host;
   streams.streams = options.streams;
   streams.name = options.name;

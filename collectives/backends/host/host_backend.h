@@ -66,8 +66,8 @@ struct HostOptions {
   // bound.
   std::shared_ptr<transport::MemoryBudget> memory_budget = nullptr;
   // How much this rank keeps of what one other has sent (ProcessGroup::Send)
-  // and nobody has asked for. With more, that one's sends wait, and a Receive of
-  // another tag is kResourceExhausted.
+  // and nobody has asked for. With more, that one's sends wait, and a Receive
+  // of another tag is kResourceExhausted.
   int64_t max_unasked_bytes = kMostUnaskedBytes;
   // How long to wait for the other ranks.
   absl::Duration connect_timeout = absl::Minutes(1);

@@ -151,7 +151,8 @@ TestBackend Hosts(std::string name, std::function<int(int rank)> host_of,
 INSTANTIATE_TEST_SUITE_P(
     Host, ProcessGroupConformance,
     ::testing::Values(
-        Host(), HostThroughSlots(), Hosts("two_a_host", [](int rank) { return rank / 2; }, {3, 4}),
+        Host(), HostThroughSlots(),
+        Hosts("two_a_host", [](int rank) { return rank / 2; }, {3, 4}),
         Hosts("interleaved", [](int rank) { return rank % 2; }, {3, 4})),
     [](const auto& info) { return info.param.name; });
 

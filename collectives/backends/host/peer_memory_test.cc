@@ -27,8 +27,8 @@ TEST(PeerMemory, CopiesWhatAnotherProcessHasAndFailsOnceItHasEnded) {
     for (;;) pause();
   }
   numbers.assign(numbers.size(), 2);
-  const PeerMemory peers({{getpid(), PeerMemory::OwnProbe()},
-                          {child, PeerMemory::OwnProbe()}});
+  const PeerMemory peers(
+      {{getpid(), PeerMemory::OwnProbe()}, {child, PeerMemory::OwnProbe()}});
   if (!peers.reads_all()) {
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);

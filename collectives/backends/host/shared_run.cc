@@ -391,8 +391,8 @@ absl::Status SharedRun::Broadcast() {
       InPeers(&OperationRecord::Places::output_address, bytes, phase);
   if (places.empty()) return Spread(own, out.elements, copy);
   if (!is_root) {
-    WEFT_RETURN_IF_ERROR(ReadFrom(operation_.root, places[operation_.root],
-                                  bytes, out.memory));
+    WEFT_RETURN_IF_ERROR(
+        ReadFrom(operation_.root, places[operation_.root], bytes, out.memory));
   }
   return Meet();
 }
@@ -434,13 +434,13 @@ absl::Status SharedRun::AllGather() {
   if (most * item_ > kSmallBytes) {
     const uint64_t phase = phases_.next();
     WEFT_RETURN_IF_ERROR(Announce(NoStage));
-    const auto inputs = InPeers(&OperationRecord::Places::input_address,
-                                most * item_, phase);
+    const auto inputs =
+        InPeers(&OperationRecord::Places::input_address, most * item_, phase);
     if (!inputs.empty()) {
       for (int i = 1; i < size(); ++i) {
         const int r = (rank() + i) % size();
-        WEFT_RETURN_IF_ERROR(ReadFrom(r, inputs[r], out[r].elements * item_,
-                                      out[r].memory));
+        WEFT_RETURN_IF_ERROR(
+            ReadFrom(r, inputs[r], out[r].elements * item_, out[r].memory));
       }
       return Meet();
     }

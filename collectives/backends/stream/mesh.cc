@@ -36,7 +36,9 @@ Announcement OnWire(Announcement announcement) {
 // step, and few operations are under way.
 constexpr size_t kMostParts = 1 << 16;
 
-int64_t KeptBytes(uint64_t content) { return static_cast<int64_t>(content) + 64; }
+int64_t KeptBytes(uint64_t content) {
+  return static_cast<int64_t>(content) + 64;
+}
 
 Slices CopyOf(const std::byte* begin, int64_t bytes) {
   if (bytes == 0) return {};
@@ -360,7 +362,8 @@ void Mesh::TakeFrame(int peer, Frame frame) {
   absl::Status status;
   switch (frame.kind) {
     case Frame::kHello:
-      if (static_cast<int>(frame.code) != peer || frame.text != options_.group) {
+      if (static_cast<int>(frame.code) != peer ||
+          frame.text != options_.group) {
         status = absl::InvalidArgumentError("another rank has answered");
         break;
       }
@@ -392,11 +395,11 @@ void Mesh::TakeFrame(int peer, Frame frame) {
       break;
     case Frame::kAbort: {
       const bool is_code = frame.code > 0 && frame.code <= 16;
-      AbortLocked(absl::Status(is_code
-                                   ? static_cast<absl::StatusCode>(frame.code)
-                                   : absl::StatusCode::kInternal,
-                               frame.text),
-                  /*tell=*/false);
+      AbortLocked(
+          absl::Status(is_code ? static_cast<absl::StatusCode>(frame.code)
+                               : absl::StatusCode::kInternal,
+                       frame.text),
+          /*tell=*/false);
       break;
     }
     case Frame::kLeave:
@@ -436,12 +439,11 @@ absl::Status Mesh::TakePart(int peer, Frame& frame) {
   for (const Bytes& slice : frame.content) bytes += slice.size();
   p.parts_held += static_cast<int64_t>(bytes);
   if (p.parts_held > kPartWindow || p.parts.size() > kMostParts) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "more arrives than may be under way: ", p.parts_held, " bytes in ",
-        p.parts.size(), " messages"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("more arrives than may be under way: ", p.parts_held,
+                     " bytes in ", p.parts.size(), " messages"));
   }
-  const bool is_late =
-      !own_.empty() && frame.sequence < own_.back().sequence;
+  const bool is_late = !own_.empty() && frame.sequence < own_.back().sequence;
   const bool goes_on = !p.parts.empty() && frame.offset > 0 &&
                        p.parts.back().sequence == frame.sequence &&
                        p.parts.back().tag == frame.tag &&
@@ -462,7 +464,8 @@ absl::Status Mesh::TakePart(int peer, Frame& frame) {
     return absl::InvalidArgumentError("a message has changed its size");
   }
   message.arrived += bytes;
-  for (Bytes& slice : frame.content) message.content.push_back(std::move(slice));
+  for (Bytes& slice : frame.content)
+    message.content.push_back(std::move(slice));
   return absl::OkStatus();
 }
 
@@ -472,9 +475,9 @@ absl::Status Mesh::TakeTransfer(int peer, Frame& frame) {
       frame.code < 64 ? ItemSize(static_cast<DType>(frame.code)) : 0;
   if (item <= 0 || frame.total > static_cast<uint64_t>(kMaxTensorBytes) ||
       frame.total % static_cast<uint64_t>(item) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "a message of ", frame.total, " bytes is no tensor of dtype ",
-        frame.code));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a message of ", frame.total,
+                     " bytes is no tensor of dtype ", frame.code));
   }
   uint64_t bytes = 0;
   for (const Bytes& slice : frame.content) bytes += slice.size();
@@ -501,7 +504,8 @@ absl::Status Mesh::TakeTransfer(int peer, Frame& frame) {
   }
   Message& message = p.transfers.back();
   message.arrived += bytes;
-  for (Bytes& slice : frame.content) message.content.push_back(std::move(slice));
+  for (Bytes& slice : frame.content)
+    message.content.push_back(std::move(slice));
   if (message.is_whole()) p.kept_bytes += KeptBytes(message.total);
   return absl::OkStatus();
 }
@@ -623,9 +627,9 @@ absl::Status Mesh::CheckPeers(const Operation& operation, int peer) {
         "rank ", peer, " has left the group; it ", WhatItDoes(peer)));
   }
   if (!p.gone.ok()) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", peer, " has ended (its stream: ",
-                     p.gone.message(), "); it ", WhatItDoes(peer)));
+    return absl::UnavailableError(absl::StrCat(
+        "rank ", peer, " has ended (its stream: ", p.gone.message(), "); it ",
+        WhatItDoes(peer)));
   }
   return absl::OkStatus();
 }
@@ -749,16 +753,15 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     }
     if (now >= progress.report_at) {
       progress.report_at = Instant::Infinite();
-      report =
-          absl::StrCat(Describe(operation), ": rank ", rank(),
-                       " still waits: ", WhoIsAwaited(operation, peer));
+      report = absl::StrCat(Describe(operation), ": rank ", rank(),
+                            " still waits: ", WhoIsAwaited(operation, peer));
     }
     waiters_.push_back(std::move(waker));
   }
   Flush();
   if (!report.empty()) Report(options_.diagnosis, report);
-  const Instant until = std::min(
-      {progress.ask_at, progress.report_at, operation.deadline});
+  const Instant until =
+      std::min({progress.ask_at, progress.report_at, operation.deadline});
   woken.Wait(until - now).IgnoreError();
   return absl::OkStatus();
 }
@@ -898,8 +901,7 @@ absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
   transfer.peer = from;
   const int64_t elements =
       static_cast<int64_t>(message->total) / ItemSize(message->dtype);
-  if (message->dtype != transfer.dtype ||
-      elements != transfer.block.elements) {
+  if (message->dtype != transfer.dtype || elements != transfer.block.elements) {
     return absl::InvalidArgumentError(absl::StrCat(
         "wants ", Name(transfer.dtype), "[", transfer.block.elements,
         "], rank ", from, " sent ", Name(message->dtype), "[", elements, "]"));

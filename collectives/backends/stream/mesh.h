@@ -99,8 +99,8 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   void Refuse(const Operation& operation, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What is known of that, "" if all have; asks all ranks, whose answers the next
-  // call knows.
+  // What is known of that, "" if all have; asks all ranks, whose answers the
+  // next call knows.
   std::string AskWhoHasNotCalled(const Operation& operation)
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -53,8 +53,8 @@ class MeshTest : public ::testing::Test {
     return mesh_->Advance(transfer);
   }
   void ExpectRefused(const char* why) {
-    EXPECT_THAT(Receive(), StatusIs(absl::StatusCode::kUnavailable,
-                                    "rank 1 has ended"));
+    EXPECT_THAT(Receive(),
+                StatusIs(absl::StatusCode::kUnavailable, "rank 1 has ended"));
     EXPECT_THAT(mesh_->AwaitAll({"r0", "r1"}, SteadyClock().Now(), [](int) {}),
                 StatusIs(absl::StatusCode::kUnavailable, why));
   }
