@@ -345,6 +345,48 @@ Future<int> MakeKnowing(const absl::Status& says) {
   return internal::FutureAccess::Make<int>(std::move(state));
 }
 
+// A state that is its own producer.
+class OwnProducer final : public internal::FutureState<int>,
+                          private internal::FutureCore::CancelListener {
+ public:
+  explicit OwnProducer(absl::Status says)
+      : FutureState<int>(ParkingDriver(), this), says_(std::move(says)) {}
+  int told() const { return told_; }
+
+ private:
+  void OnCancelled(const absl::Status&) override {
+    ++told_;
+    EXPECT_FALSE(IsReady());
+    Cancel(absl::UnknownError("again"));  // that is under way
+    if (!says_.ok()) Set(says_);
+  }
+
+  const absl::Status says_;
+  int told_ = 0;
+};
+
+TEST(FutureCancel, AStateThatIsItsProducerIsToldOnceAndFirst) {
+  const absl::Status says = absl::DataLossError("half of it is done");
+  const auto known = std::make_shared<OwnProducer>(says);
+  known->Cancel(absl::AbortedError("enough"));
+  known->Cancel(absl::AbortedError("more than enough"));
+  EXPECT_EQ(known->Get().status(), says);
+  EXPECT_EQ(known->told(), 1);
+  const auto silent = std::make_shared<OwnProducer>(absl::OkStatus());
+  silent->Cancel(absl::AbortedError("enough"));
+  EXPECT_EQ(silent->Get().status(), absl::AbortedError("enough"));
+  EXPECT_EQ(silent->told(), 1);
+  const auto source = std::make_shared<OwnProducer>(says);
+  const Future<int> derived =
+      internal::FutureAccess::Make<int>(source).Then([](int x) { return x; });
+  derived.Cancel(absl::AbortedError("enough"));
+  EXPECT_THAT(derived.Wait(kNow), StatusIs(absl::StatusCode::kDataLoss));
+  const auto set = std::make_shared<OwnProducer>(says);
+  EXPECT_TRUE(set->Set(1));
+  set->Cancel(absl::AbortedError("enough"));
+  EXPECT_EQ(set->told(), 0);
+}
+
 TEST(FutureCancel, AProducerThatComesFirstMaySayMore) {
   const absl::Status says = absl::DataLossError("half of it is done");
   const Future<int> known = MakeKnowing(says);

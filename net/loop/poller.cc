@@ -14,12 +14,11 @@ namespace weft::net {
 namespace {
 
 // A yield longer than this means that somebody else ran: the core is wanted.
+// One may have been an interruption, of this thread or of the whole virtual
+// machine. If the next takes long too then somebody else does want the core:
+// whether nothing came between, or an event did, as where two ends take turns
+// on one core.
 constexpr absl::Duration kForeignYield = absl::Microseconds(5);
-
-// One such yield may have been an interruption, of this thread or of the whole
-// virtual machine. If the next takes long too, and nothing came between, then
-// somebody else does want the core.
-constexpr int kForeignYieldsBeforeSleep = 2;
 
 // A yield takes about as long as half a look, and what comes meanwhile waits.
 constexpr int kLooksPerYield = 4;
@@ -248,7 +247,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
   waiter.BeginPolling();
   Instant spin_end = now + options_.spin;
   bool yielded = false;  // since the last event
-  int foreign = 0;       // yields since then to others, one after the other
+  bool crowded = false;  // two long yields in a row: others want this core
   int looks = 0;  // that found nothing; the clock is read at each yield only
   while (!done()) {
     if (to_run_.load() > 0 || now >= next_timer()) {
@@ -258,8 +257,7 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       continue;
     }
     if (now >= deadline) break;
-    const bool may_look = foreign < kForeignYieldsBeforeSleep && MaySpin() &&
-                          without_yields_ == 0;
+    const bool may_look = !crowded && MaySpin() && without_yields_ == 0;
     // gRPC leaves part of its work to threads of its own, which need this core
     // too. If the core was wanted last time the peer may run on it: it goes
     // first. Nobody sleeps who has not yielded: what comes meanwhile costs
@@ -267,13 +265,13 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
     if (may_look && (core_wanted_ ? !yielded || looks > 0
                                   : looks == kLooksPerYield ||
                                         (now >= spin_end && !yielded))) {
+      const bool was_wanted = core_wanted_;
       now = Yield();
-      foreign = core_wanted_ ? foreign + 1 : 0;
+      crowded = was_wanted && core_wanted_;
       yielded = true;
       looks = 0;
     }
-    const bool sleep =
-        foreign >= kForeignYieldsBeforeSleep || now >= spin_end || !may_look;
+    const bool sleep = crowded || now >= spin_end || !may_look;
     Instant until = kNow;
     if (sleep) {
       asleep_.store(true);
@@ -296,8 +294,8 @@ Instant Poller::Poll(Waiter& waiter, Instant now, Instant deadline,
       Handle();
       now = SteadyClock().Now();
       spin_end = now + options_.spin;
-      yielded = false;
-      foreign = looks = 0;
+      crowded = yielded = false;
+      looks = 0;
       if (without_yields_ > 0) {
         --without_yields_;
       } else if (calm_events_ < kCalmEvents) {

@@ -263,6 +263,28 @@ TEST_F(YieldingPoller, TwoLongYieldsInARowMeanThatTheCoreIsWanted) {
   EXPECT_EQ(yields_, 2);
 }
 
+TEST_F(YieldingPoller, OnASharedCoreOneLongYieldIsEnoughToSleep) {
+  bool puts = true;
+  Make(
+      absl::Hours(1),
+      [this, &puts] {
+        Work(absl::Microseconds(20));
+        if (puts) Put();
+      },
+      /*long_yield=*/absl::InfiniteDuration());
+  // A yield in which the background thread looked in does not count.
+  bool slept = false;
+  for (int attempt = 0; attempt < 100 && !slept; ++attempt) {
+    puts = true;
+    Wait();  // the yield before this event was long
+    puts = false;
+    const int before = yields_;
+    EXPECT_FALSE(promise_->future().Wait(absl::Milliseconds(50)).ok());
+    slept = yields_ == before + 1;
+  }
+  EXPECT_TRUE(slept);
+}
+
 TEST_F(YieldingPoller, BesideOneThatComputesItSleepsAtOnce) {
   Make(absl::Hours(1), [this] {
     Work(absl::Milliseconds(1));
