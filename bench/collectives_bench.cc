@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,7 +42,7 @@ namespace {
 
 struct Options {
   double seconds = 0.3;  // for each case
-  bool reads_private_memory = true;
+  bool through_slots = false;
 };
 
 struct Case {
@@ -157,7 +158,9 @@ int RunRank(const std::string& directory, int rank, int ranks,
   host.rank = rank;
   host.size = ranks;
   host.directory = directory;
-  host.reads_private_memory = options.reads_private_memory;
+  if (options.through_slots) {
+    host.least_read_bytes = std::numeric_limits<int64_t>::max();
+  }
   for (const Case& one : cases) {
     if (!one.in_arena) continue;
     const int64_t tensors = one.verb == "all_gather" ? ranks + 1 : 1;
@@ -405,7 +408,7 @@ int main(int argc, char** argv) {
       app.add_option("--goals", goals, "Prints rows: C1,C4 or all")
           ->expected(0, 1);
   app.add_option("--seconds", options.seconds, "For each case");
-  app.add_flag("!--through-slots", options.reads_private_memory,
+  app.add_flag("--through-slots", options.through_slots,
                "Copy private memory in pieces, as where it cannot be read");
   app.add_flag("--quick", quick, "A fifth of the time");
   CLI11_PARSE(app, argc, argv);

@@ -56,9 +56,7 @@ class HostBackend final : public Backend {
                                                layout, rank,
                                                std::move(meeting.ranks))),
         arena_(std::make_shared<Arena>(segment_)),
-        peers_(options_.reads_private_memory
-                   ? PeerMemory(std::move(meeting.peers))
-                   : PeerMemory()),
+        peers_(std::move(meeting.peers)),
         phases_(segment_->Controls(), rank, SpinRounds(segment_->size())),
         transfers_(*segment_, options_.max_unasked_bytes) {}
 
@@ -229,7 +227,9 @@ absl::Status HostBackend::Run(const Operation& operation) {
     return CheckWait(*wait, missing);
   };
   absl::Status status =
-      SharedRun(*segment_, peers_, phases_, operation, check).Run();
+      SharedRun(*segment_, {peers_, options_.least_read_bytes}, phases_,
+                operation, check)
+          .Run();
   if (!status.ok() && !absl::IsAborted(status)) Abort(status);
   return status;
 }
@@ -237,11 +237,13 @@ absl::Status HostBackend::Run(const Operation& operation) {
 void HostBackend::Refuse(const Operation& operation, const absl::Status& why) {
   Wait wait = {operation, Instant::Infinite(), SteadyClock().Now(),
                Instant::Infinite()};
-  const absl::Status shown = SharedRun(*segment_, peers_, phases_, operation,
-                                       [&](const std::vector<int>& missing) {
-                                         return CheckWait(wait, missing);
-                                       })
-                                 .Refuse(why);
+  const absl::Status shown =
+      SharedRun(*segment_, {peers_, options_.least_read_bytes}, phases_,
+                operation,
+                [&](const std::vector<int>& missing) {
+                  return CheckWait(wait, missing);
+                })
+          .Refuse(why);
   if (!shown.ok()) Abort(shown);
 }
 

@@ -12,7 +12,7 @@
 //
 // A tensor of ProcessGroup::Allocate lies in the shared memory; operations read
 // and write it where it is. Any other is read from the memory of its rank
-// (HostOptions::reads_private_memory), or copied through shared memory in
+// (HostOptions::least_read_bytes), or copied through shared memory in
 // pieces.
 //
 // With ranks on several hosts, an all-reduce and a broadcast run in shared
@@ -58,10 +58,10 @@ struct HostOptions {
   // How much ProcessGroup::Allocate may hand out on each rank. Taken from the
   // system at once.
   int64_t arena_bytes = int64_t{64} << 20;
-  // Read what lies in no arena from the memory of its rank, where the kernel
-  // permits that to all ranks of the host; else, and if off on any rank, pieces
-  // are copied through shared memory.
-  bool reads_private_memory = true;
+  // Tensors in no arena are read from the memory of their ranks if they have so
+  // many bytes on each rank and the kernel permits it to all ranks of the host;
+  // else pieces are copied through shared memory, which is faster for less.
+  int64_t least_read_bytes = int64_t{2} << 20;
   // What the segment is counted against, at the rank that makes it; null: no
   // bound.
   std::shared_ptr<transport::MemoryBudget> memory_budget = nullptr;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,13 +39,16 @@ using ::testing::HasSubstr;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
+// Whatever does not travel with its announcement, for tests of few bytes.
+constexpr int64_t kReadAll = 0;
+
 class HostTestWorld final : public TestWorld {
  public:
   HostTestWorld(int size, DiagnosisOptions diagnosis,
-                bool reads_private_memory = true)
+                int64_t least_read_bytes = kReadAll)
       : size_(size),
         diagnosis_(std::move(diagnosis)),
-        reads_private_memory_(reads_private_memory) {}
+        least_read_bytes_(least_read_bytes) {}
 
   absl::StatusOr<std::unique_ptr<Backend>> Connect(int rank) override {
     HostOptions host;
@@ -55,14 +59,14 @@ class HostTestWorld final : public TestWorld {
     host.arena_bytes = 8 << 20;
     host.max_unasked_bytes = TestBackend::kMaxUnaskedBytes;
     host.diagnosis = diagnosis_;
-    host.reads_private_memory = reads_private_memory_;
+    host.least_read_bytes = least_read_bytes_;
     return ConnectHost(host);
   }
 
  private:
   const int size_;
   const DiagnosisOptions diagnosis_;
-  const bool reads_private_memory_;
+  const int64_t least_read_bytes_;
   testing::TempDir directory_;
   MemoryStore store_;
 };
@@ -82,7 +86,7 @@ TestBackend HostThroughSlots() {
   backend.name = "through_slots";
   backend.make_world = [](int size, const DiagnosisOptions& diagnosis) {
     return std::make_unique<HostTestWorld>(size, diagnosis,
-                                           /*reads_private_memory=*/false);
+                                           std::numeric_limits<int64_t>::max());
   };
   return backend;
 }
@@ -117,6 +121,7 @@ class HostsTestWorld final : public TestWorld {
     host.streams = streams_[rank].get();
     host.own_stream = {absl::StrCat("r", rank), absl::StrCat("r", rank)};
     host.host = absl::StrCat("host", host_of_(rank));
+    host.least_read_bytes = kReadAll;
     host.check_member = check_member;
     return ConnectHost(host);
   }

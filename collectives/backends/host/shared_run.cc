@@ -16,9 +16,8 @@ namespace {
 
 // Up to this many bytes travel in the first phase.
 constexpr int64_t kSmallBytes = 8 * 1024;
-// Fewer bytes pass through the slots sooner than they are read from other
-// processes, and are read in pieces of so many, which stay in a core's cache.
-constexpr int64_t kLeastReadBytes = 512 * 1024;
+// To be reduced, other ranks' memory is read in pieces of so many bytes, which
+// stay in a core's cache.
 constexpr int64_t kReadPieceBytes = 128 * 1024;
 // With more ranks than this, each reduces a slice of every piece only.
 constexpr int kMostThatReduceAll = 3;
@@ -88,11 +87,14 @@ OperationRecord::Places SharedRun::OwnPlaces() const {
   if (out.size() == 1) {
     places.output = segment_.PlaceOf(out[0].memory, out[0].elements * item_);
   }
-  if (!peers_.reads_all()) return places;
-  if (!in.empty() && AreAdjacent(in, item_)) {
+  if (!reading_.peers.reads_all()) return places;
+  const auto is_read = [&](const Blocks& blocks) {
+    return TotalElements(blocks) * item_ >= reading_.least_bytes;
+  };
+  if (!in.empty() && AreAdjacent(in, item_) && is_read(in)) {
     places.input_address = reinterpret_cast<uint64_t>(in[0].memory);
   }
-  if (out.size() == 1) {
+  if (out.size() == 1 && is_read(out)) {
     places.output_address = reinterpret_cast<uint64_t>(out[0].memory);
   }
   return places;
@@ -161,10 +163,8 @@ std::vector<std::byte*> SharedRun::InArenas(
 }
 
 std::vector<uint64_t> SharedRun::InPeers(
-    uint64_t OperationRecord::Places::*which, int64_t bytes,
-    uint64_t phase) const {
+    uint64_t OperationRecord::Places::*which, uint64_t phase) const {
   std::vector<uint64_t> found;
-  if (bytes < kLeastReadBytes) return found;
   for (int r = 0; r < size(); ++r) {
     const uint64_t address = SlotNow(r, phase).record.places().*which;
     if (address == 0) return {};
@@ -175,7 +175,7 @@ std::vector<uint64_t> SharedRun::InPeers(
 
 absl::Status SharedRun::ReadFrom(int rank, uint64_t address, int64_t bytes,
                                  std::byte* to) {
-  const absl::Status read = peers_.Read(rank, address, bytes, to);
+  const absl::Status read = reading_.peers.Read(rank, address, bytes, to);
   if (read.ok()) return read;
   // Rather what is known of that rank: it has ended, another has failed.
   WEFT_RETURN_IF_ERROR(check_({rank}));
@@ -358,9 +358,9 @@ absl::Status SharedRun::AllReduce() {
     return AllReduceInArenas(inputs, outputs);
   }
   const auto read_inputs =
-      InPeers(&OperationRecord::Places::input_address, bytes, phase);
+      InPeers(&OperationRecord::Places::input_address, phase);
   const auto read_outputs =
-      InPeers(&OperationRecord::Places::output_address, bytes, phase);
+      InPeers(&OperationRecord::Places::output_address, phase);
   if (!read_inputs.empty() && !read_outputs.empty()) {
     return AllReduceFromPeers(read_inputs, read_outputs);
   }
@@ -387,8 +387,7 @@ absl::Status SharedRun::Broadcast() {
     if (!is_root) CopyIn(out, item_, 0, out.elements, from);
     return Meet();
   }
-  const auto places =
-      InPeers(&OperationRecord::Places::output_address, bytes, phase);
+  const auto places = InPeers(&OperationRecord::Places::output_address, phase);
   if (places.empty()) return Spread(own, out.elements, copy);
   if (!is_root) {
     WEFT_RETURN_IF_ERROR(
@@ -403,8 +402,7 @@ absl::Status SharedRun::Reduce() {
   if (bytes > kSmallBytes) {
     const uint64_t phase = phases_.next();
     WEFT_RETURN_IF_ERROR(Announce(NoStage));
-    const auto inputs =
-        InPeers(&OperationRecord::Places::input_address, bytes, phase);
+    const auto inputs = InPeers(&OperationRecord::Places::input_address, phase);
     if (!inputs.empty()) {
       if (rank() == operation_.root) {
         WEFT_RETURN_IF_ERROR(ReduceFromPeers(inputs, in.memory, in.elements,
@@ -434,8 +432,7 @@ absl::Status SharedRun::AllGather() {
   if (most * item_ > kSmallBytes) {
     const uint64_t phase = phases_.next();
     WEFT_RETURN_IF_ERROR(Announce(NoStage));
-    const auto inputs =
-        InPeers(&OperationRecord::Places::input_address, most * item_, phase);
+    const auto inputs = InPeers(&OperationRecord::Places::input_address, phase);
     if (!inputs.empty()) {
       for (int i = 1; i < size(); ++i) {
         const int r = (rank() + i) % size();
@@ -485,8 +482,7 @@ absl::Status SharedRun::ReduceScatter() {
     ReducePieces(pieces, out.elements, out.memory);
     return Meet();
   }
-  const auto places = InPeers(&OperationRecord::Places::input_address,
-                              TotalElements(in) * item_, phase);
+  const auto places = InPeers(&OperationRecord::Places::input_address, phase);
   if (!places.empty()) {
     std::vector<uint64_t> own_parts;
     for (const uint64_t place : places) {

@@ -39,10 +39,16 @@ class SharedRun {
       absl::FunctionRef<absl::Status(const std::vector<int>& missing)>;
 
   // All must outlive it. `check`: see Phases::Await.
-  SharedRun(const HostSegment& segment, const PeerMemory& peers, Phases& phases,
+  // What is read from the memory of other ranks: as HostOptions says.
+  struct Reading {
+    const PeerMemory& peers;
+    int64_t least_bytes;
+  };
+
+  SharedRun(const HostSegment& segment, const Reading& reading, Phases& phases,
             const Operation& operation, Check check)
       : segment_(segment),
-        peers_(peers),
+        reading_(reading),
         phases_(phases),
         operation_(operation),
         check_(check),
@@ -80,10 +86,10 @@ class SharedRun {
   std::vector<std::byte*> InArenas(uint64_t OperationRecord::Places::*which,
                                    int64_t bytes, uint64_t phase) const;
 
-  // Where that is in each rank's process; empty if it may not be read, or is
-  // too small for that.
+  // Where that is in each rank's process; empty if some rank's is not to be
+  // read.
   std::vector<uint64_t> InPeers(uint64_t OperationRecord::Places::*which,
-                                int64_t bytes, uint64_t phase) const;
+                                uint64_t phase) const;
   absl::Status ReadFrom(int rank, uint64_t address, int64_t bytes,
                         std::byte* to);
   // Reduces `count` elements at those addresses, of which this rank's own are
@@ -115,7 +121,7 @@ class SharedRun {
   absl::Status CheckCounts(uint64_t phase, int64_t* most) const;
 
   const HostSegment& segment_;
-  const PeerMemory& peers_;
+  const Reading reading_;
   Phases& phases_;
   const Operation& operation_;
   Check check_;
