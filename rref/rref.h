@@ -116,7 +116,9 @@ template <typename T, typename R>
 Future<R> Through(const RRef<T>& ref, Future<R> request) {
   request.OnReady([kept = ref.reference()](const Result<R>&) {});
   const Future<void>& made = ref.Confirmed();
-  if (made.IsReady()) return request;
+  // If the creation has failed just now, the request may wait for its object at
+  // the owner, where the creating call has ended already.
+  if (made.IsReady() && made.Wait(absl::ZeroDuration()).ok()) return request;
   // The owner may say first that there is no object: its creation says why.
   struct Waiting {
     Waiting(Future<R> sent, const Future<void>& creation)
