@@ -1,6 +1,7 @@
 #include "weft/base/thread_pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <chrono>
@@ -21,6 +22,16 @@ std::chrono::steady_clock::time_point After(absl::Duration timeout) {
   return std::chrono::steady_clock::now() +
          absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
 }
+
+int64_t NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+// A look and the yield after it take 1 us. If they took this long, another
+// thread had the core: to spin on would take more from it.
+constexpr int64_t kLongLookNs = 20'000;
 
 }  // namespace
 
@@ -52,6 +63,7 @@ void ThreadPool::Schedule(Task task) {
   // A task that runs during the shutdown may still schedule others.
   if (stopped_ || (draining_ && pool_of_thread != this)) return;
   queue_.push_back(std::move(task));
+  has_queued_.store(true, std::memory_order_relaxed);
   WakeOrAddWorker();
 }
 
@@ -116,12 +128,20 @@ void ThreadPool::WakeOrAddWorker() {
   if (!CanStartTask()) return;
   const auto can_start = std::min<int64_t>(static_cast<int64_t>(queue_.size()),
                                            options_.threads - running_);
+  if (SpinnerLooks()) return;
   if (idle_ > 0) {
     work_.NotifyOne();
   } else if (can_start > looking_ && live_ < options_.max_threads) {
     // Without a further thread the task waits for a present one.
     AddWorker().IgnoreError();
   }
+}
+
+// A spinner that the system has put aside does not count: the task would wait
+// for its next slice, which may be milliseconds.
+bool ThreadPool::SpinnerLooks() const {
+  return spins_ && NowNs() - spinner_looked_.load(std::memory_order_relaxed) <
+                       kLongLookNs;
 }
 
 absl::Status ThreadPool::AddWorker() {
@@ -150,15 +170,44 @@ void ThreadPool::RunWorker(int index) {
   while (AwaitTask(&task)) {
     RunTask(std::move(task));
     task = nullptr;
-    MutexLock lock(mu_);
-    --running_;
-    ++looking_;
+    {
+      MutexLock lock(mu_);
+      --running_;
+      ++looking_;
+    }
+    if (options_.spin > absl::ZeroDuration()) Spin();
   }
   MutexLock lock(mu_);
   --live_;
   WakeOrAddWorker();          // what came while this one was ending
   retired_.push_back(index);  // after it, as that may join a retired one
   ended_.NotifyAll();
+}
+
+void ThreadPool::Spin() {
+  {
+    MutexLock lock(mu_);
+    if (spins_ || CanStartTask() || stopped_ || draining_) return;
+    spins_ = true;
+    spinner_looked_.store(NowNs(), std::memory_order_relaxed);
+  }
+  const int64_t end = NowNs() + absl::ToInt64Nanoseconds(options_.spin);
+  for (int64_t now = NowNs(), last = now; now < end && now < last + kLongLookNs;
+       now = NowNs()) {
+    spinner_looked_.store(now, std::memory_order_relaxed);
+    // A thread that is awake anyway may take the task before this one.
+    if (has_queued_.load(std::memory_order_relaxed) && SpinnerTakes()) return;
+    last = now;
+    sched_yield();
+  }
+  MutexLock lock(mu_);
+  spins_ = false;
+}
+
+bool ThreadPool::SpinnerTakes() {
+  MutexLock lock(mu_);
+  spins_ = !CanStartTask();
+  return !spins_;
 }
 
 // Returns false if this thread is to end: the pool stops, or it is a spare of
@@ -188,6 +237,7 @@ bool ThreadPool::AwaitTask(Task* task) {
   }
   *task = std::move(queue_.front());
   queue_.pop_front();
+  has_queued_.store(!queue_.empty(), std::memory_order_relaxed);
   ++running_;
   ++started_;
   WakeOrAddWorker();  // two wake-ups may have found this one idle thread
@@ -199,6 +249,7 @@ void ThreadPool::StopNow() {
   MutexLock lock(mu_);
   stopped_ = true;
   dropped.swap(queue_);
+  has_queued_.store(false, std::memory_order_relaxed);
   work_.NotifyAll();
 }
 

@@ -3,6 +3,7 @@
 #ifndef WEFT_BASE_THREAD_POOL_H_
 #define WEFT_BASE_THREAD_POOL_H_
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -26,6 +27,11 @@ namespace weft {
 // thread takes its place, up to `max_threads` threads in all. When it goes on,
 // no new task starts until the number is the normal one again.
 //
+// With `spin`, a thread that has ended a task looks for the next one for that
+// long before it sleeps, so that a task that follows soon starts without the 10
+// to 50 us that it takes to wake a thread. One thread at a time does so, and it
+// yields its core between two looks.
+//
 // Thread-safety: thread-safe.
 class ThreadPool final : public Executor, private BlockingListener {
  public:
@@ -41,6 +47,8 @@ class ThreadPool final : public Executor, private BlockingListener {
     std::string max_threads_option = "ThreadPool::Options::max_threads";
     // How long a spare thread is kept when there is no need of it.
     absl::Duration spare_idle_time = absl::Seconds(5);
+    // How long a thread looks for its next task without sleeping.
+    absl::Duration spin = absl::ZeroDuration();
   };
   struct Stats {
     int threads = 0;
@@ -76,6 +84,13 @@ class ThreadPool final : public Executor, private BlockingListener {
   void EndBlocking() override ABSL_LOCKS_EXCLUDED(mu_);
 
   void RunWorker(int index) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns once there is a task to start, the spin has passed, or the core is
+  // wanted by another thread.
+  void Spin() ABSL_LOCKS_EXCLUDED(mu_);
+  // Ends the spin if there is a task to start.
+  bool SpinnerTakes() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether the thread that spins is about to see what is in the queue.
+  bool SpinnerLooks() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool AwaitTask(Task* task) ABSL_LOCKS_EXCLUDED(mu_);
   bool CanStartTask() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WakeOrAddWorker() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -99,8 +114,11 @@ class ThreadPool final : public Executor, private BlockingListener {
   int running_ ABSL_GUARDED_BY(mu_) = 0;           // in a task, not blocked
   int blocked_ ABSL_GUARDED_BY(mu_) = 0;           // in a task, blocked
   int64_t started_ ABSL_GUARDED_BY(mu_) = 0;       // tasks that have begun
-  bool draining_ ABSL_GUARDED_BY(mu_) = false;     // Shutdown has begun
-  bool stopped_ ABSL_GUARDED_BY(mu_) = false;      // take no more tasks
+  bool spins_ ABSL_GUARDED_BY(mu_) = false;        // one of the looking_
+  std::atomic<bool> has_queued_{false};            // queue_ is not empty
+  std::atomic<int64_t> spinner_looked_{0};  // when, by the steady clock in ns
+  bool draining_ ABSL_GUARDED_BY(mu_) = false;  // Shutdown has begun
+  bool stopped_ ABSL_GUARDED_BY(mu_) = false;   // take no more tasks
 };
 
 }  // namespace weft

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
@@ -27,9 +28,11 @@ using testing::StatusIs;
 
 constexpr absl::Duration kSoon = absl::Seconds(20);
 
-std::unique_ptr<ThreadPool> MakePool(int threads, int max_threads) {
+std::unique_ptr<ThreadPool> MakePool(
+    int threads, int max_threads, absl::Duration spin = absl::ZeroDuration()) {
   ThreadPool::Options options;
   options.threads = threads;
+  options.spin = spin;
   options.max_threads = max_threads;
   options.spare_idle_time = absl::ZeroDuration();
   auto pool = ThreadPool::Create(options);
@@ -202,9 +205,60 @@ TEST(ThreadPool, RefusesToShutDownOnItsOwnThread) {
 }
 
 // Many threads schedule tasks, half of which wait for one another.
-TEST(ThreadPoolStress, LosesNoTask) {
+// With and without threads that spin.
+class ThreadPoolStress : public ::testing::TestWithParam<int> {
+ protected:
+  absl::Duration spin() const { return absl::Microseconds(GetParam()); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Spin, ThreadPoolStress, ::testing::Values(0, 20, 5000),
+                         [](const auto& info) {
+                           return absl::StrCat(info.param, "us");
+                         });
+
+TEST_P(ThreadPoolStress, TaskThatFollowsAnotherRuns) {
+  auto pool = MakePool(2, 4, spin());
+  std::atomic<int> ran{0};
+  for (int i = 0; i < 500; ++i) {
+    pool->Schedule([&ran] { ++ran; });
+    ASSERT_TRUE(Eventually([&] { return ran == i + 1; }));
+  }
+  ASSERT_THAT(pool->Shutdown(), IsOk());
+}
+
+// One of them goes to the thread that spins, the other to one that sleeps.
+TEST_P(ThreadPoolStress, TwoTasksThatComeTogetherRunAtOnce) {
+  auto pool = MakePool(2, 2, spin());
+  for (int i = 0; i < 200; ++i) {
+    std::atomic<bool> second_runs{false}, first_ended{false};
+    pool->Schedule([&] {
+      EXPECT_TRUE(Eventually([&] { return second_runs.load(); }));
+      first_ended = true;
+    });
+    pool->Schedule([&] { second_runs = true; });
+    ASSERT_TRUE(Eventually([&] { return first_ended.load(); }));
+  }
+  ASSERT_THAT(pool->Shutdown(), IsOk());
+}
+
+TEST_P(ThreadPoolStress, TaskThatBlocksAfterASpinIsReplaced) {
+  auto pool = MakePool(1, 2, spin());
+  for (int i = 0; i < 200; ++i) {
+    auto [promise, future] = MakePromise<void>();
+    auto [ended_promise, ended] = MakePromise<void>();
+    pool->Schedule([f = future, p = std::move(ended_promise)]() mutable {
+      p.Set(f.Wait(kSoon));
+    });
+    pool->Schedule(
+        [p = std::move(promise)]() mutable { p.Set(absl::OkStatus()); });
+    ASSERT_THAT(ended.Wait(kSoon), IsOk());
+  }
+  ASSERT_THAT(pool->Shutdown(), IsOk());
+}
+
+TEST_P(ThreadPoolStress, LosesNoTask) {
   constexpr int kTasks = 300;
-  auto pool = MakePool(2, 32);
+  auto pool = MakePool(2, 32, spin());
   std::atomic<int> ran{0};
   auto statuses = RunRanks(4, [&](int) {
     for (int i = 0; i < kTasks; ++i) {

@@ -178,11 +178,8 @@ Contexts::Contexts(rpc::Agent& agent, const ContextsOptions& options,
       self_(agent.key()),
       name_(agent.name()),
       most_intervals_(options.max_lineage_intervals),
-      spinning_(pool == nullptr
-                    ? nullptr
-                    : std::make_unique<SpinningExecutor>(*pool, options.spin)),
       pool_(std::move(pool)),
-      executor_(options.executor != nullptr ? *options.executor : *spinning_) {}
+      executor_(options.executor != nullptr ? *options.executor : *pool_) {}
 
 absl::StatusOr<std::shared_ptr<Contexts>> Contexts::Open(
     rpc::Agent& agent, const ContextsOptions& options) {
@@ -197,6 +194,7 @@ absl::StatusOr<std::shared_ptr<Contexts>> Contexts::Open(
     ThreadPool::Options pool_options;
     pool_options.name = "backward";
     pool_options.threads = options.threads;
+    pool_options.spin = options.spin;
     WEFT_ASSIGN_OR_RETURN(pool, ThreadPool::Create(std::move(pool_options)));
   }
   auto contexts = std::make_shared<Contexts>(agent, options, std::move(pool));

@@ -34,7 +34,6 @@
 #include "weft/dist_autograd/context.h"
 #include "weft/dist_autograd/core/message_set.h"
 #include "weft/dist_autograd/receive_node.h"
-#include "weft/dist_autograd/spinning_executor.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/attachment.h"
 #include "weft/telemetry/field.h"
@@ -220,9 +219,7 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   const WorkerKey self_;
   const std::string name_;
   const size_t most_intervals_;
-  // Both null with another executor.
-  const std::unique_ptr<SpinningExecutor> spinning_;  // outlives the pool
-  const std::unique_ptr<ThreadPool> pool_;
+  const std::unique_ptr<ThreadPool> pool_;  // null with another executor
   Executor& executor_;
   rpc::Agent::PeerGoneRegistration peer_gone_;
   mutable Mutex mu_;

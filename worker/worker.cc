@@ -55,6 +55,15 @@ int HandlerThreads(const Options& options) {
   return std::min(own, std::max(options.max_handler_threads, 1));
 }
 
+// A call that follows another soon finds a handler thread awake. Not where
+// ranks outnumber the cores (docs/rulings.md 3).
+absl::Duration HandlerSpin(const Options& options) {
+  const unsigned cores = std::max(std::thread::hardware_concurrency(), 1u);
+  return static_cast<unsigned>(options.ranks_on_host) > cores
+             ? absl::ZeroDuration()
+             : absl::Microseconds(50);
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
@@ -96,6 +105,7 @@ absl::Status Worker::StartParts() {
   pool.threads = HandlerThreads(options_);
   pool.max_threads = std::max(pool.threads, options_.max_handler_threads);
   pool.max_threads_option = "--max-handler-threads";
+  pool.spin = HandlerSpin(options_);
   WEFT_ASSIGN_OR_RETURN(executor_, ThreadPool::Create(std::move(pool)));
   WEFT_RETURN_IF_ERROR(OpenNetwork());
   WEFT_RETURN_IF_ERROR(Join());

@@ -16,6 +16,9 @@ constexpr absl::Duration kPoolCheck = absl::Milliseconds(250);
 constexpr absl::Duration kWarnAfter = absl::Seconds(1);
 // How long a call waits then, at most.
 constexpr absl::Duration kMostPatience = absl::Seconds(10);
+// How long a thread of its own pool looks for the next call before it sleeps:
+// as long as a Loop does (net::LoopOptions::spin).
+constexpr absl::Duration kSpin = absl::Microseconds(50);
 
 // Why a call whose turn has come need not run any more. Its timer may be late.
 absl::Status TooLate(const ServedCall& call, const Clock& clock) {
@@ -35,6 +38,7 @@ absl::Status HandlerThreads::Start() {
   pool.threads = options_.threads;
   pool.max_threads = options_.max_threads;
   pool.max_threads_option = "AgentOptions::max_threads";
+  pool.spin = kSpin;
   WEFT_ASSIGN_OR_RETURN(own_pool_, ThreadPool::Create(pool));
   executor_ = own_pool_.get();
   pool_ = own_pool_.get();
