@@ -115,7 +115,8 @@ absl::Status Mesh::AwaitAll(const std::vector<std::string>& names,
         const Peer& p = peers_[r];
         if (r == rank()) continue;
         const bool was_here = p.has_said_hello || r < rank();
-        if (!p.gone.ok() && (was_here || now >= deadline)) {
+        const bool has_come = p.has_said_hello && p.has_left;  // and gone again
+        if (!p.gone.ok() && !has_come && (was_here || now >= deadline)) {
           return absl::UnavailableError(
               absl::StrCat("group ", options_.group, ": rank ", rank(),
                            " has no stream to rank ", r, " (", names[r],
@@ -191,6 +192,21 @@ bool Mesh::is_over() const {
   if (!has_left_) return false;
   for (const Peer& p : peers_) {
     if (p.connection != nullptr) return false;
+  }
+  return true;
+}
+
+bool Mesh::HasLeft(int peer) const {
+  MutexLock lock(mu_);
+  return peers_[peer].has_left;
+}
+
+bool Mesh::HasWrittenAll() const {
+  MutexLock lock(mu_);
+  for (const Peer& p : peers_) {
+    if (p.connection != nullptr && (p.is_writing || !p.outbox.empty())) {
+      return false;
+    }
   }
   return true;
 }
@@ -632,6 +648,23 @@ absl::Status Mesh::CheckPeers(const Operation& operation, int peer) {
         WhatItDoes(peer)));
   }
   return absl::OkStatus();
+}
+
+absl::Status Mesh::AwaitFailure(const Operation& operation, Instant until) {
+  while (true) {
+    const Instant now = driver_.clock().Now();
+    Promise<void> waker(driver_);
+    Future<void> woken = waker.future();
+    {
+      MutexLock lock(mu_);
+      for (int r = 0; r < size(); ++r) {
+        if (r != rank()) WEFT_RETURN_IF_ERROR(CheckPeers(operation, r));
+      }
+      if (now >= until) return aborted_;
+      waiters_.push_back(std::move(waker));
+    }
+    woken.Wait(until - now).IgnoreError();
+  }
 }
 
 // --- Messages of operations. -------------------------------------------------

@@ -87,7 +87,11 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Notifies the others, and releases streams once they have left too.
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether all frames have been taken by the connections, or have none.
+  bool HasWrittenAll() const ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
+  // Whether `peer` has said that it leaves.
+  bool HasLeft(int peer) const ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status health() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- Operations. ---
@@ -102,6 +106,12 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // What is known of that, "" if all have; asks all ranks, whose answers the
   // next call knows.
   std::string AskWhoHasNotCalled(const Operation& operation)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Of an operation whose elements travel outside of this mesh: waits, at most
+  // until `until`, for why it cannot end: why the group was aborted, or which
+  // rank has left or ended. OK if neither is known.
+  absl::Status AwaitFailure(const Operation& operation, Instant until)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   struct Outgoing {

@@ -73,6 +73,22 @@ TEST_F(MeshTest, TransferInTwoPartsIsReceived) {
   EXPECT_EQ(received_, sent);
 }
 
+TEST_F(MeshTest, RankThatCameAndLeftDoesNotFailTheMeeting) {
+  Frame hello;
+  hello.kind = Frame::kHello;
+  hello.code = 1;
+  hello.text = "g";
+  Arrive(hello);
+  Frame leave;
+  leave.kind = Frame::kLeave;
+  Arrive(leave);
+  mesh_->OnClosed(1, absl::OkStatus());
+  EXPECT_TRUE(mesh_->HasLeft(1));
+  EXPECT_TRUE(mesh_->HasWrittenAll());
+  WEFT_EXPECT_OK(
+      mesh_->AwaitAll({"r0", "r1"}, SteadyClock().Now(), [](int) {}));
+}
+
 TEST_F(MeshTest, TransferThatIsNoWholeNumberOfElementsIsRefused) {
   Arrive(TransferOf(1, "12345", 5));
   ExpectRefused("5 bytes is no tensor");

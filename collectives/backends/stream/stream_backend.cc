@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "weft/base/catch_to_status.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/algorithms/tree_broadcast.h"
 #include "weft/collectives/backends/stream/mesh.h"
@@ -12,30 +11,6 @@
 
 namespace weft::collectives {
 namespace {
-
-class MeshLink final : public Link {
- public:
-  MeshLink(Mesh& mesh, const Operation& operation)
-      : mesh_(mesh), progress_{operation} {}
-
-  int rank() const override { return mesh_.rank(); }
-  int size() const override { return mesh_.size(); }
-  absl::Status Send(int to, absl::Span<const std::byte> bytes) override {
-    return mesh_.Exchange(progress_, Mesh::Outgoing{to, bytes}, {});
-  }
-  absl::Status Receive(int from, absl::Span<std::byte> bytes) override {
-    return mesh_.Exchange(progress_, {}, Mesh::Incoming{from, bytes});
-  }
-  absl::Status SendReceive(int to, absl::Span<const std::byte> out, int from,
-                           absl::Span<std::byte> in) override {
-    return mesh_.Exchange(progress_, Mesh::Outgoing{to, out},
-                          Mesh::Incoming{from, in});
-  }
-
- private:
-  Mesh& mesh_;
-  Progress progress_;
-};
 
 absl::Status CheckOptions(const StreamOptions& options) {
   if (options.streams == nullptr) {
@@ -64,7 +39,7 @@ Operation OwnOperation(uint64_t number, Instant deadline) {
 }  // namespace
 
 StreamBackend::StreamBackend(StreamOptions options, std::shared_ptr<Mesh> mesh)
-    : options_(std::move(options)), mesh_(std::move(mesh)) {}
+    : MeshBackend(std::move(mesh)), options_(std::move(options)) {}
 
 absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
     StreamOptions options) {
@@ -104,8 +79,8 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
 }
 
 StreamBackend::~StreamBackend() {
-  mesh_->Leave();
-  options_.streams->state()->ForgetIfOver(mesh_);
+  mesh().Leave();
+  options_.streams->state()->ForgetIfOver(shared_mesh());
 }
 
 absl::Status StreamBackend::MeasureCost(Instant deadline) {
@@ -145,18 +120,6 @@ absl::Status StreamBackend::MeasureCost(Instant deadline) {
   return absl::OkStatus();
 }
 
-absl::Status StreamBackend::RunWith(
-    const Operation& operation,
-    const std::function<absl::Status(Link&)>& body) {
-  absl::Status status = mesh_->Begin(operation);
-  if (status.ok()) {
-    MeshLink link(*mesh_, operation);
-    status = CatchToStatus([&] { return body(link); });
-  }
-  if (!status.ok() && !absl::IsAborted(status)) mesh_->Abort(status);
-  return status;
-}
-
 absl::Status StreamBackend::Run(const Operation& operation) {
   return RunWith(operation, [&](Link& link) {
     return RunOverLink(link, operation, cost_);
@@ -164,25 +127,10 @@ absl::Status StreamBackend::Run(const Operation& operation) {
 }
 
 std::string StreamBackend::AskWhoHasNotCalled(const Operation& operation) {
-  return mesh_->AskWhoHasNotCalled(operation);
-}
-void StreamBackend::Refuse(const Operation& operation,
-                           const absl::Status& why) {
-  mesh_->Refuse(operation, why);
-}
-void StreamBackend::Abort(const absl::Status& why) { mesh_->Abort(why); }
-absl::Status StreamBackend::health() const { return mesh_->health(); }
-absl::StatusOr<bool> StreamBackend::Advance(Transfer& transfer) {
-  return mesh_->Advance(transfer);
-}
-uint64_t StreamBackend::transfer_events() const {
-  return mesh_->transfer_events();
-}
-void StreamBackend::AwaitTransfers(uint64_t seen, Instant until) {
-  mesh_->AwaitTransfers(seen, until);
+  return mesh().AskWhoHasNotCalled(operation);
 }
 void StreamBackend::OnAbort(std::function<void(const absl::Status&)> hook) {
-  mesh_->OnAbort(std::move(hook));
+  mesh().OnAbort(std::move(hook));
 }
 
 absl::StatusOr<std::unique_ptr<Backend>> StreamBackend::Subgroup(

@@ -23,6 +23,7 @@
 #include "weft/collectives/algorithms/link.h"
 #include "weft/collectives/algorithms/run_over_link.h"
 #include "weft/collectives/backend.h"
+#include "weft/collectives/backends/stream/mesh_backend.h"
 #include "weft/collectives/backends/stream/streams.h"
 #include "weft/collectives/diagnosis.h"
 
@@ -51,8 +52,8 @@ struct StreamOptions {
   absl::Duration dead_after = absl::Seconds(10);
   // How long to wait for the other ranks.
   absl::Duration connect_timeout = absl::Minutes(1);
-  // By which algorithms are chosen; the same on all ranks. The order of additions
-  // depends on it, and so do the bits of a result.
+  // By which algorithms are chosen; the same on all ranks. The order of
+  // additions depends on it, and so do the bits of a result.
   LinkCost cost = StreamCost();
   // Measures it instead, between the first and the last rank, when the group is
   // made: then two runs may choose differently.
@@ -60,10 +61,8 @@ struct StreamOptions {
   DiagnosisOptions diagnosis;
 };
 
-class Mesh;
-
 // Thread-safety: as Backend.
-class StreamBackend final : public Backend {
+class StreamBackend final : public MeshBackend {
  public:
   // Waits for all ranks. kInvalidArgument: options that make no sense;
   // kDeadlineExceeded and kUnavailable name the ranks that cannot be reached;
@@ -73,34 +72,17 @@ class StreamBackend final : public Backend {
   ~StreamBackend() override;
 
   absl::string_view name() const override { return "stream"; }
-  int rank() const override { return options_.rank; }
-  int size() const override { return static_cast<int>(options_.ranks.size()); }
-  Driver& driver() override { return options_.streams->transport().driver(); }
-  absl::Status CheckSupport(const Operation&) const override {
-    return absl::OkStatus();
-  }
   absl::Status Run(const Operation& operation) override;
-  void Refuse(const Operation& operation, const absl::Status& why) override;
-  void Abort(const absl::Status& why) override;
-  absl::Status health() const override;
-  absl::StatusOr<bool> Advance(Transfer& transfer) override;
-  uint64_t transfer_events() const override;
-  void AwaitTransfers(uint64_t seen, Instant until) override;
-  absl::StatusOr<Tensor> Allocate(const Shape& shape, DType dtype) override {
-    return Tensor::Empty(shape, dtype);
-  }
   absl::StatusOr<std::unique_ptr<Backend>> Subgroup(
       absl::Span<const int> members, absl::string_view name,
       Instant deadline) override;
 
   // --- For backends that use it between their hosts. ---
 
-  // As Run, with another way to do it: `body` gets the link to all ranks.
-  absl::Status RunWith(const Operation& operation,
-                       const std::function<absl::Status(Link&)>& body);
   const LinkCost& cost() const { return cost_; }
-  // Of an operation that RunWith runs: the ranks known not to have called it, and
-  // what they called last; "" if all have. Asks them: the next call knows more.
+  // Of an operation that RunWith runs: the ranks known not to have called it,
+  // and what they called last; "" if all have. Asks them: the next call knows
+  // more.
   std::string AskWhoHasNotCalled(const Operation& operation);
   // Called once when the group is aborted, on any thread. Must not block.
   void OnAbort(std::function<void(const absl::Status&)> hook);
@@ -112,7 +94,6 @@ class StreamBackend final : public Backend {
   absl::Status MeasureCost(Instant deadline);
 
   const StreamOptions options_;
-  const std::shared_ptr<Mesh> mesh_;
   LinkCost cost_;
 };
 

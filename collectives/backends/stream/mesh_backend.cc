@@ -1,0 +1,66 @@
+#include "weft/collectives/backends/stream/mesh_backend.h"
+
+#include "weft/base/catch_to_status.h"
+#include "weft/collectives/backends/stream/mesh.h"
+
+namespace weft::collectives {
+namespace {
+
+class MeshLink final : public Link {
+ public:
+  MeshLink(Mesh& mesh, const Operation& operation)
+      : mesh_(mesh), progress_{operation} {}
+
+  int rank() const override { return mesh_.rank(); }
+  int size() const override { return mesh_.size(); }
+  absl::Status Send(int to, absl::Span<const std::byte> bytes) override {
+    return mesh_.Exchange(progress_, Mesh::Outgoing{to, bytes}, {});
+  }
+  absl::Status Receive(int from, absl::Span<std::byte> bytes) override {
+    return mesh_.Exchange(progress_, {}, Mesh::Incoming{from, bytes});
+  }
+  absl::Status SendReceive(int to, absl::Span<const std::byte> out, int from,
+                           absl::Span<std::byte> in) override {
+    return mesh_.Exchange(progress_, Mesh::Outgoing{to, out},
+                          Mesh::Incoming{from, in});
+  }
+
+ private:
+  Mesh& mesh_;
+  Progress progress_;
+};
+
+}  // namespace
+
+int MeshBackend::rank() const { return mesh_->rank(); }
+int MeshBackend::size() const { return mesh_->size(); }
+Driver& MeshBackend::driver() { return mesh_->driver(); }
+
+absl::Status MeshBackend::RunWith(
+    const Operation& operation,
+    const std::function<absl::Status(Link&)>& body) {
+  absl::Status status = mesh_->Begin(operation);
+  if (status.ok()) {
+    MeshLink link(*mesh_, operation);
+    status = CatchToStatus([&] { return body(link); });
+  }
+  if (!status.ok() && !absl::IsAborted(status)) mesh_->Abort(status);
+  return status;
+}
+
+void MeshBackend::Refuse(const Operation& operation, const absl::Status& why) {
+  mesh_->Refuse(operation, why);
+}
+void MeshBackend::Abort(const absl::Status& why) { mesh_->Abort(why); }
+absl::Status MeshBackend::health() const { return mesh_->health(); }
+absl::StatusOr<bool> MeshBackend::Advance(Transfer& transfer) {
+  return mesh_->Advance(transfer);
+}
+uint64_t MeshBackend::transfer_events() const {
+  return mesh_->transfer_events();
+}
+void MeshBackend::AwaitTransfers(uint64_t seen, Instant until) {
+  mesh_->AwaitTransfers(seen, until);
+}
+
+}  // namespace weft::collectives
