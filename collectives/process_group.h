@@ -76,8 +76,8 @@ struct GroupOptions {
   absl::Duration timeout = absl::Minutes(5);
   // Gets "collective.start" and "collective.end" of each operation: the group
   // and the verb, the number of the operation, and its fingerprint (start) or
-  // status code (end). `weft dump` compares those of all ranks. Null: none. Must
-  // outlive the group.
+  // status code (end). `weft dump` compares those of all ranks. Null: none.
+  // Must outlive the group.
   telemetry::FlightRecorder* recorder = nullptr;
 };
 
@@ -331,8 +331,9 @@ class ProcessGroup {
   const std::shared_ptr<Core> core_;
 };
 
-// OK if this build has the backend: "local", "host", "nccl", "gloo", "mpi";
-// else kUnimplemented with what is there.
+// OK if this binary has the backend: "local", "host", "stream", "gloo", "mpi",
+// "nccl"; else kUnimplemented, with those that it has and what would add this
+// one.
 absl::Status IsAvailable(absl::string_view backend);
 
 }  // namespace weft::collectives

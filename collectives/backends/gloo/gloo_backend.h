@@ -1,0 +1,70 @@
+// The gloo backend: ranks of any hosts over the sockets of the library gloo,
+// which all-reduces, reduces, broadcasts and all-gathers; see library_backend.h
+// for the rest.
+//
+//   GlooOptions options;
+//   options.store = &store;                    // rendezvous/store.h
+//   options.rank = rank;
+//   options.size = size;
+//   auto backend = ConnectGloo(options);
+//   auto group = ProcessGroup::Create(*std::move(backend));
+//
+// For those who expect it by name: the host backend is faster within a host,
+// and speaks TLS between hosts. gloo neither encrypts nor proves who speaks,
+// and whoever reaches its ports can end the process; so ranks on several hosts
+// want GlooOptions::insecure.
+//
+// Cost of a rank of n: a thread of gloo's, two threads and two sockets for each
+// other rank. A rank that is stopped (not ended) while gloo moves elements is
+// not named: the others end at their deadline.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_GLOO_GLOO_BACKEND_H_
+#define WEFT_COLLECTIVES_BACKENDS_GLOO_GLOO_BACKEND_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "weft/collectives/backend.h"
+#include "weft/collectives/diagnosis.h"
+#include "weft/rendezvous/store.h"
+
+namespace weft::collectives {
+
+struct GlooOptions {
+  // Through which the ranks find each other. Must outlive the group and the
+  // groups made from it.
+  rendezvous::Store* store = nullptr;
+  // Of this group alone, among all that the store ever saw.
+  std::string name = "world";
+  int rank = 0;
+  int size = 1;
+  // Of this host, where the others connect to: an IP address or a name. That of
+  // the loopback interface serves ranks of one host.
+  std::string address = "127.0.0.1";
+  // Allows any other address than one of the loopback interface, and with it
+  // ranks on several hosts: nothing is encrypted and nobody is authenticated.
+  bool insecure = false;
+  // As HostOptions::max_unasked_bytes.
+  int64_t max_unasked_bytes = kMostUnaskedBytes;
+  // A rank that says nothing for so long, though it is asked, is dead.
+  absl::Duration dead_after = absl::Seconds(10);
+  // How long to wait for the other ranks.
+  absl::Duration connect_timeout = absl::Minutes(1);
+  DiagnosisOptions diagnosis;
+};
+
+// Waits for all ranks. Errors:
+//   kInvalidArgument     options that make no sense; a rank was given twice
+//   kFailedPrecondition  an address that is not of the loopback interface, and
+//                        not insecure; a loopback address, and ranks on several
+//                        hosts (on every rank)
+//   kDeadlineExceeded    names the ranks that did not come
+//   kUnavailable         gloo cannot connect; its reason
+absl::StatusOr<std::unique_ptr<Backend>> ConnectGloo(GlooOptions options);
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_GLOO_GLOO_BACKEND_H_
