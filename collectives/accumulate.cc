@@ -173,6 +173,10 @@ int64_t AccumulatorBytes(DType dtype) {
   return bytes;
 }
 
+bool ElementsAreAccumulators(DType dtype, const Reduction& reduction) {
+  return AccumulatorBytes(dtype) == ItemSize(dtype) && reduction.factor == 1;
+}
+
 void LoadElements(DType dtype, const Reduction& reduction, const void* elements,
                   void* accumulators, int64_t count) {
   WithTypes(dtype, [&](auto element, auto accumulator) {
@@ -185,7 +189,7 @@ void LoadElements(DType dtype, const Reduction& reduction, const void* elements,
         return LoadScaledRun(in, static_cast<A>(reduction.factor), acc, count);
       }
     }
-    LoadRun(in, acc, count);
+    if (elements != accumulators) LoadRun(in, acc, count);
   });
 }
 

@@ -19,7 +19,11 @@ namespace weft::collectives {
 // Of one accumulator for elements of `dtype`.
 int64_t AccumulatorBytes(DType dtype);
 
-// accumulators[i] = factor * elements[i].
+// Whether LoadElements of this reduction copies elements as they are.
+bool ElementsAreAccumulators(DType dtype, const Reduction& reduction);
+
+// accumulators[i] = factor * elements[i]. May be in place where accumulators
+// are of the elements' dtype.
 void LoadElements(DType dtype, const Reduction& reduction, const void* elements,
                   void* accumulators, int64_t count);
 

@@ -1,5 +1,6 @@
 #include "weft/collectives/algorithms/halving_all_reduce.h"
 
+#include <memory>
 #include <vector>
 
 #include "weft/base/status_macros.h"
@@ -18,18 +19,24 @@ class Halving {
         block_(block),
         parts_(parts),
         item_(AccumulatorBytes(operation.dtype)),
-        mine_(block.elements * item_),
-        theirs_(mine_.size()) {
-    LoadElements(operation.dtype, operation.reduction, block.memory,
-                 mine_.data(), block.elements);
+        mine_(block.memory) {
+    if (item_ != ItemSize(operation.dtype)) {
+      accumulators_.reset(new std::byte[block.elements * item_]);
+      mine_ = accumulators_.get();
+    }
+    LoadElements(operation.dtype, operation.reduction, block.memory, mine_,
+                 block.elements);
   }
 
-  absl::Span<std::byte> all() { return absl::MakeSpan(mine_); }
+  absl::Span<std::byte> all() {
+    return {mine_, static_cast<size_t>(block_.elements * item_)};
+  }
   // mine op what `rank` sends, of all elements.
   absl::Status AddAllOf(int rank) {
-    WEFT_RETURN_IF_ERROR(link_.Receive(rank, absl::MakeSpan(theirs_)));
-    AddAccumulators(operation_.dtype, operation_.reduction.op, theirs_.data(),
-                    mine_.data(), block_.elements);
+    std::vector<std::byte> theirs(all().size());
+    WEFT_RETURN_IF_ERROR(link_.Receive(rank, absl::MakeSpan(theirs)));
+    AddAccumulators(operation_.dtype, operation_.reduction.op, theirs.data(),
+                    mine_, block_.elements);
     return absl::OkStatus();
   }
 
@@ -41,19 +48,21 @@ class Halving {
       const bool keeps_upper = (link_.rank() & half) != 0;
       const int kept = keeps_upper ? first + half : first;
       const int given = keeps_upper ? first : first + half;
-      const Range range = RangeOf(kept, half);
-      const auto into =
-          absl::MakeSpan(theirs_).subspan(0, range.count * item_);
-      WEFT_RETURN_IF_ERROR(
-          link_.SendReceive(partner, BytesAt(given, half), partner, into));
-      AddAccumulators(operation_.dtype, operation_.reduction.op, into.data(),
-                      mine_.data() + range.begin * item_, range.count);
+      const absl::Span<std::byte> sums = BytesAt(kept, half);
+      WEFT_RETURN_IF_ERROR(link_.SendReduce(
+          partner, BytesAt(given, half), partner,
+          static_cast<int64_t>(sums.size()), item_,
+          [&](int64_t offset, absl::Span<const std::byte> piece) {
+            AddAccumulators(operation_.dtype, operation_.reduction.op,
+                            piece.data(), sums.data() + offset,
+                            static_cast<int64_t>(piece.size()) / item_);
+          }));
       first = kept;
     }
     const Range own = RangeOf(first, 1);
     StoreElements(operation_.dtype, operation_.reduction.op, link_.size(),
-                  mine_.data() + own.begin * item_,
-                  ElementsAt(first, 1).data(), own.count);
+                  mine_ + own.begin * item_, ElementsAt(first, 1).data(),
+                  own.count);
     return absl::OkStatus();
   }
 
@@ -61,9 +70,9 @@ class Halving {
     for (int have = 1; have < parts_; have *= 2) {
       const int partner = link_.rank() ^ have;
       const int own = link_.rank() & ~(have - 1);
-      WEFT_RETURN_IF_ERROR(
-          link_.SendReceive(partner, ElementsAt(own, have), partner,
-                            ElementsAt(own ^ have, have)));
+      WEFT_RETURN_IF_ERROR(link_.SendReceive(partner, ElementsAt(own, have),
+                                             partner,
+                                             ElementsAt(own ^ have, have)));
     }
     return absl::OkStatus();
   }
@@ -71,17 +80,16 @@ class Halving {
  private:
   Range RangeOf(int part, int count) const {
     const auto begin_of = [&](int i) {
-      return i == parts_ ? block_.elements
-                         : PartOf(block_.elements, operation_.dtype, parts_, i)
-                               .begin;
+      return i == parts_
+                 ? block_.elements
+                 : PartOf(block_.elements, operation_.dtype, parts_, i).begin;
     };
     const int64_t begin = begin_of(part);
     return {begin, begin_of(part + count) - begin};
   }
   absl::Span<std::byte> BytesAt(int part, int count) {
     const Range range = RangeOf(part, count);
-    return absl::MakeSpan(mine_).subspan(range.begin * item_,
-                                         range.count * item_);
+    return all().subspan(range.begin * item_, range.count * item_);
   }
   absl::Span<std::byte> ElementsAt(int part, int count) {
     const Range range = RangeOf(part, count);
@@ -95,8 +103,8 @@ class Halving {
   const Block block_;
   const int parts_;
   const int64_t item_;
-  std::vector<std::byte> mine_;
-  std::vector<std::byte> theirs_;
+  std::unique_ptr<std::byte[]> accumulators_;  // where they are not elements
+  std::byte* mine_;
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "weft/collectives/algorithms/run_over_link.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -17,13 +18,9 @@
 namespace weft::collectives {
 namespace {
 
-absl::Status RunAllReduce(Link& link, const Operation& operation,
-                          const LinkCost& cost) {
-  const Block& block = operation.outputs[0];
-  CopyBlock(operation, operation.inputs[0], block);
-  const int64_t bytes = block.elements * AccumulatorBytes(operation.dtype);
-  switch (cost.all_reduce.value_or(
-      ChooseAllReduce(cost, link.size(), bytes))) {
+absl::Status RunScheme(AllReduceScheme scheme, Link& link,
+                       const Operation& operation, const Block& block) {
+  switch (scheme) {
     case AllReduceScheme::kRing:
       return RingAllReduce(link, operation, block);
     case AllReduceScheme::kDoubling:
@@ -32,6 +29,31 @@ absl::Status RunAllReduce(Link& link, const Operation& operation,
       return HalvingAllReduce(link, operation, block);
   }
   return absl::InternalError("no scheme of an all-reduce");
+}
+
+absl::Status RunAllReduce(Link& link, const Operation& operation,
+                          const LinkCost& cost) {
+  const Block& block = operation.outputs[0];
+  CopyBlock(operation, operation.inputs[0], block);
+  const int64_t item = ItemSize(operation.dtype);
+  const int64_t accumulator = AccumulatorBytes(operation.dtype);
+  const AllReduceScheme scheme = cost.all_reduce.value_or(
+      ChooseAllReduce(cost, link.size(), block.elements * accumulator));
+  const bool is_in_place =
+      accumulator == item &&
+      (scheme == AllReduceScheme::kHalving ||
+       (scheme == AllReduceScheme::kRing && operation.reduction.factor == 1 &&
+        link.size() <= 2));
+  const int64_t segment =
+      is_in_place ? block.elements : cost.segment_bytes / accumulator;
+  int64_t begin = 0;
+  do {
+    const Block part = {block.memory + begin * item,
+                        std::min(segment, block.elements - begin)};
+    WEFT_RETURN_IF_ERROR(RunScheme(scheme, link, operation, part));
+    begin += part.elements;
+  } while (begin < block.elements);
+  return absl::OkStatus();
 }
 
 }  // namespace

@@ -37,6 +37,11 @@ class SomeRanks final : public Link {
                            absl::Span<std::byte> in) override {
     return all_.SendReceive(ranks_[to], out, ranks_[from], in);
   }
+  absl::Status SendReduce(int to, absl::Span<const std::byte> out, int from,
+                          int64_t bytes, int64_t item,
+                          TakePiece take) override {
+    return all_.SendReduce(ranks_[to], out, ranks_[from], bytes, item, take);
+  }
 
  private:
   Link& all_;
@@ -70,10 +75,9 @@ class HierarchicalBackend final : public Backend {
       is_even_ = is_even_ && ranks.size() == hosts_[0].size();
     }
     // The hook may outlive this by a moment.
-    between_->OnAbort(
-        [host_backend = host_](const absl::Status& why) {
-          host_backend->Abort(why);
-        });
+    between_->OnAbort([host_backend = host_](const absl::Status& why) {
+      host_backend->Abort(why);
+    });
   }
   ~HierarchicalBackend() override { between_->OnAbort(nullptr); }
 
@@ -86,9 +90,8 @@ class HierarchicalBackend final : public Backend {
   }
 
   absl::Status Run(const Operation& operation) override {
-    return between_->RunWith(operation, [&](Link& link) {
-      return RunSteps(link, operation);
-    });
+    return between_->RunWith(
+        operation, [&](Link& link) { return RunSteps(link, operation); });
   }
   void Refuse(const Operation& operation, const absl::Status& why) override {
     between_->Refuse(operation, why);

@@ -722,10 +722,10 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
       return Took::kNothing;
     }
     Message& message = parts.front();
-    if (message.total != in.bytes.size()) {
+    if (message.total != static_cast<uint64_t>(in.bytes)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the ranks called different operations: rank ", in.from, " sent ",
-          message.total, " bytes, rank ", rank(), " wants ", in.bytes.size(),
+          message.total, " bytes, rank ", rank(), " wants ", in.bytes,
           "; rank ", in.from, " ", WhatItDoes(in.from)));
     }
     if (message.content.empty() && message.total > 0) return Took::kNothing;
@@ -734,7 +734,12 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
   }
   uint64_t bytes = 0;
   for (const Bytes& slice : content) {
-    memcpy(in.bytes.data() + at + bytes, slice.data(), slice.size());
+    if (in.reader != nullptr) {
+      in.reader->Feed(
+          {reinterpret_cast<const std::byte*>(slice.data()), slice.size()});
+    } else {
+      memcpy(in.memory + at + bytes, slice.data(), slice.size());
+    }
     bytes += slice.size();
   }
   content.clear();

@@ -27,6 +27,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
+#include "weft/collectives/algorithms/piece_reader.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/stream/frame.h"
 #include "weft/collectives/diagnosis.h"
@@ -120,7 +121,9 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   };
   struct Incoming {
     int from = 0;
-    absl::Span<std::byte> bytes;
+    int64_t bytes = 0;
+    std::byte* memory = nullptr;    // for them, or:
+    PieceReader* reader = nullptr;  // takes them
   };
   // Sends one message and takes one, either of which may be absent. Errors as
   // Backend::Run.
@@ -220,7 +223,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // The next chunk of a message, if the window has room for it.
   bool SendChunk(Progress& progress, const Outgoing& out, int64_t& sent)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Copies what has come.
+  // Copies what has come, or hands it on.
   enum class Took { kNothing, kSome, kAll };
   absl::StatusOr<Took> TakeSome(Progress& progress, const Incoming& in)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -17,15 +17,32 @@ class MeshLink final : public Link {
     return mesh_.Exchange(progress_, Mesh::Outgoing{to, bytes}, {});
   }
   absl::Status Receive(int from, absl::Span<std::byte> bytes) override {
-    return mesh_.Exchange(progress_, {}, Mesh::Incoming{from, bytes});
+    return mesh_.Exchange(progress_, {}, InTo(from, bytes));
   }
   absl::Status SendReceive(int to, absl::Span<const std::byte> out, int from,
                            absl::Span<std::byte> in) override {
-    return mesh_.Exchange(progress_, Mesh::Outgoing{to, out},
-                          Mesh::Incoming{from, in});
+    return mesh_.Exchange(progress_, Mesh::Outgoing{to, out}, InTo(from, in));
+  }
+  absl::Status SendReduce(int to, absl::Span<const std::byte> out, int from,
+                          int64_t bytes, int64_t item,
+                          TakePiece take) override {
+    PieceReader reader(item, take);
+    Mesh::Incoming in;
+    in.from = from;
+    in.bytes = bytes;
+    in.reader = &reader;
+    return mesh_.Exchange(progress_, Mesh::Outgoing{to, out}, in);
   }
 
  private:
+  static Mesh::Incoming InTo(int from, absl::Span<std::byte> bytes) {
+    Mesh::Incoming in;
+    in.from = from;
+    in.bytes = static_cast<int64_t>(bytes.size());
+    in.memory = bytes.data();
+    return in;
+  }
+
   Mesh& mesh_;
   Progress progress_;
 };

@@ -67,11 +67,13 @@ class StreamTestWorld final : public TestWorld {
   std::vector<std::unique_ptr<Streams>> streams_;
 };
 
-TestBackend Stream(std::string name, AllReduceScheme scheme) {
+TestBackend Stream(std::string name, AllReduceScheme scheme,
+                   int64_t segment_bytes = LinkCost().segment_bytes) {
   TestBackend backend;
   backend.name = std::move(name);
   LinkCost cost = StreamCost();
   cost.all_reduce = scheme;
+  cost.segment_bytes = segment_bytes;
   backend.make_world = [cost](int size, const DiagnosisOptions& diagnosis) {
     return std::make_unique<StreamTestWorld>(size, diagnosis, cost);
   };
@@ -81,6 +83,7 @@ TestBackend Stream(std::string name, AllReduceScheme scheme) {
 INSTANTIATE_TEST_SUITE_P(
     Stream, ProcessGroupConformance,
     ::testing::Values(Stream("ring", AllReduceScheme::kRing),
+                      Stream("ring_in_segments", AllReduceScheme::kRing, 4096),
                       Stream("halving", AllReduceScheme::kHalving)),
     [](const auto& info) { return info.param.name; });
 
