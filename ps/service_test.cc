@@ -3,146 +3,36 @@
 #include "weft/ps/service.h"
 
 #include <algorithm>
-#include <atomic>
 #include <fstream>
-#include <memory>
 #include <sstream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/base/parker.h"
 #include "weft/checkpoint/checkpoint_directory.h"
-#include "weft/ps/client.h"
-#include "weft/ps/server.h"
 #include "weft/ps/table_layout.h"
-#include "weft/rpc/agent.h"
+#include "weft/ps/test_job.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/function.h"
-#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
-#include "weft/transport/local_transport.h"
 
 namespace weft::ps {
 namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
-using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
-using ::weft::testing::IsWoken;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 
-constexpr absl::Duration kTimeout = absl::Seconds(30);
-
-// `servers` parameter servers and `trainers` trainers.
-class Job {
- public:
-  // What servers answer is in `functions`, where it is given.
-  Job(int servers, int trainers, const rpc::Registry* functions = nullptr) {
-    for (int i = 0; i < servers; ++i) {
-      Rank& rank = Add(absl::StrCat("ps", i), functions);
-      rank.server = std::make_unique<Server>(ServerOptions{i, servers});
-      rank.agent->SetLocal(rank.server.get());
-      server_names_.push_back(rank.agent->name());
-    }
-    for (int i = 0; i < trainers; ++i) Add(absl::StrCat("trainer", i));
-  }
-  ~Job() {
-    for (Rank& rank : ranks_) rank.agent.reset();
-  }
-
-  Server& server(int i) { return *ranks_[i].server; }
-
-  // Whether that server's worker knows of its tables.
-  void SetServing(int i, bool serving) {
-    ranks_[i].agent->SetLocal(serving ? ranks_[i].server.get() : nullptr);
-  }
-
-  std::unique_ptr<Client> MakeClient(int trainer,
-                                     absl::Duration timeout = kTimeout) {
-    ClientOptions options;
-    options.agent = ranks_[server_names_.size() + trainer].agent.get();
-    options.servers = server_names_;
-    options.client = 1000 + trainer;
-    options.rank = trainer;
-    options.timeout = timeout;
-    return std::make_unique<Client>(options);
-  }
-
- private:
-  struct Rank {
-    std::unique_ptr<transport::Transport> transport;
-    std::unique_ptr<Server> server;
-    std::unique_ptr<rpc::Agent> agent;
-  };
-
-  Rank& Add(const std::string& name, const rpc::Registry* functions = nullptr) {
-    const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
-    directory_.Put({name, key, name});
-    Rank& rank = ranks_.emplace_back();
-    rank.transport = network_.MakeTransport(name).value();
-    rpc::AgentOptions options;
-    options.job = "test";
-    options.name = name;
-    options.key = key;
-    options.transport = rank.transport.get();
-    options.directory = &directory_;
-    if (functions != nullptr) options.registry = functions;
-    rank.agent = *rpc::Agent::Create(options);
-    return rank;
-  }
-
-  transport::LocalNetwork network_;
-  rpc::FixedDirectory directory_;
-  std::vector<Rank> ranks_;
-  std::vector<std::string> server_names_;
-};
-
-v1::TableSpec Spec(v1::TableSpec::Mode mode, int workers) {
-  v1::TableSpec spec;
-  spec.set_name("t");
-  spec.set_mode(mode);
-  spec.set_shards(workers);
-  spec.set_partitions(16);
-  spec.set_reduction(v1::TableSpec::SUM);
-  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
-  return spec;
-}
-
-v1::TableSpec DenseSpec(v1::TableSpec::Mode mode, int workers, int64_t n) {
-  v1::TableSpec spec = Spec(mode, workers);
-  spec.set_kind(v1::TableSpec::DENSE);
-  spec.set_elements(n);
-  return spec;
-}
-
-v1::TableSpec SparseSpec(v1::TableSpec::Mode mode, int workers) {
-  v1::TableSpec spec = Spec(mode, workers);
-  spec.set_kind(v1::TableSpec::SPARSE);
-  spec.set_dim(2);
-  return spec;
-}
-
-// Runs `body(trainer)` on a thread for each trainer.
-template <typename Body>
-void OnEach(int trainers, Body body) {
-  std::vector<std::thread> threads;
-  for (int i = 0; i < trainers; ++i) threads.emplace_back([&, i] { body(i); });
-  for (std::thread& thread : threads) thread.join();
-}
-
 // Several slices on each of three servers; the last one is short.
-TEST(PsService, ADenseTableOverThreeServersStepsInRounds) {
+TEST(PsService, DenseTableOverThreeServersStepsInRounds) {
   constexpr int64_t kElements = 70 * kMinSliceElements + 123;
   constexpr int kRounds = 5;
-  Job job(/*servers=*/3, /*trainers=*/2);
+  TestJob job(/*servers=*/3, /*trainers=*/2);
   OnEach(2, [&](int trainer) {
     const auto client = job.MakeClient(trainer);
     auto table = client->Dense(DenseSpec(v1::TableSpec::SYNC, 2, kElements));
@@ -161,21 +51,8 @@ TEST(PsService, ADenseTableOverThreeServersStepsInRounds) {
   });
 }
 
-TEST(PsService, ADenseVectorComesBackInItsOrder) {
-  constexpr int64_t kElements = 4 * kMinSliceElements + 5;
-  Job job(/*servers=*/2, /*trainers=*/1);
-  const auto client = job.MakeClient(0);
-  auto table = client->Dense(DenseSpec(v1::TableSpec::ASYNC, 0, kElements));
-  ASSERT_THAT(table, IsOk());
-  const Tensor values = Tensor::Arange(kElements, DType::kI64).To(DType::kF32);
-  ASSERT_THAT((*table)->Initialize(values).Wait(kTimeout), IsOk());
-  const auto pulled = (*table)->Pull().Wait(kTimeout);
-  ASSERT_THAT(pulled, IsOk());
-  EXPECT_EQ(pulled->ToVector<float>(), values.ToVector<float>());
-}
-
 TEST(PsService, SparseRowsAreAddedUpByKeyAndAcrossTrainers) {
-  Job job(/*servers=*/2, /*trainers=*/2);
+  TestJob job(/*servers=*/2, /*trainers=*/2);
   OnEach(2, [&](int trainer) {
     const auto client = job.MakeClient(trainer);
     auto table = client->Sparse(SparseSpec(v1::TableSpec::SYNC, 2));
@@ -195,7 +72,7 @@ TEST(PsService, SparseRowsAreAddedUpByKeyAndAcrossTrainers) {
 
 // Two servers. Trainer 1's part of round 1 reaches both, or the first server
 // only, or none; then it ends, and trainer 0 gives that part as well.
-TEST(PsService, AShardMovesToAnotherTrainerInTheMiddleOfARound) {
+TEST(PsService, ShardMovesToAnotherTrainerInTheMiddleOfARound) {
   constexpr int64_t kElements = 4 * kMinSliceElements + 5;
   const auto gradient = [&](int shard, int round) {
     std::vector<float> values(kElements);
@@ -207,7 +84,7 @@ TEST(PsService, AShardMovesToAnotherTrainerInTheMiddleOfARound) {
   std::vector<std::vector<float>> results;
   for (const int reached : {2, 2, 1, 0}) {  // the first: undisturbed
     const bool moves = !results.empty();
-    Job job(/*servers=*/2, /*trainers=*/2);
+    TestJob job(/*servers=*/2, /*trainers=*/2);
     v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 2, kElements);
     spec.set_reduction(v1::TableSpec::MEAN);
     spec.set_orphans(v1::TableSpec::WAIT);
@@ -258,61 +135,11 @@ TEST(PsService, AShardMovesToAnotherTrainerInTheMiddleOfARound) {
   EXPECT_THAT(results, Each(results[0]));
 }
 
-TEST(PsService, ATrainerMayServeAllShardsOfASparseTable) {
-  Job job(/*servers=*/2, /*trainers=*/1);
-  const auto client = job.MakeClient(0);
-  auto table = client->Sparse(SparseSpec(v1::TableSpec::SYNC, 3));
-  ASSERT_THAT(table, IsOk());
-  const Tensor keys = Tensor::FromVector<int64_t>({5, 7});
-  for (int round = 0; round < 3; ++round) {
-    for (const int shard : {2, 0, 1}) {
-      ASSERT_THAT((*table)
-                      ->PushShard({shard, (*table)->round()}, keys,
-                                  Tensor::Ones({2, 2}))
-                      .Wait(kTimeout),
-                  IsOk());
-    }
-    (*table)->EndRound();
-    const auto rows = (*table)->Pull(keys).Wait(kTimeout);
-    ASSERT_THAT(rows, IsOk());
-    EXPECT_THAT(rows->ToVector<float>(), Each(-3.0f * (round + 1)));
-  }
-  auto asynchronous = client->Sparse([] {
-    v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
-    spec.set_name("async");
-    return spec;
-  }());
-  ASSERT_THAT(asynchronous, IsOk());
-  EXPECT_THAT(
-      (*asynchronous)
-          ->PushShard({0, 0}, keys, Tensor::Ones({2, 2}))
-          .Wait(kTimeout),
-      StatusIs(absl::StatusCode::kFailedPrecondition, "wanted a SYNC table"));
-}
-
-// A worker whose batch has no key still takes part in the round.
-TEST(PsService, ATrainerWithoutKeysStillClosesTheRound) {
-  Job job(/*servers=*/2, /*trainers=*/2);
-  OnEach(2, [&](int trainer) {
-    const auto client = job.MakeClient(trainer);
-    auto table = client->Sparse(SparseSpec(v1::TableSpec::SYNC, 2));
-    ASSERT_THAT(table, IsOk());
-    const Tensor keys = trainer == 0 ? Tensor::FromVector<int64_t>({5})
-                                     : Tensor::Zeros({0}, DType::kI64);
-    const Tensor gradients = Tensor::Ones({keys.numel(), 2});
-    ASSERT_THAT((*table)->Push(keys, gradients).Wait(kTimeout), IsOk());
-    const auto rows =
-        (*table)->Pull(Tensor::FromVector<int64_t>({5})).Wait(kTimeout);
-    ASSERT_THAT(rows, IsOk());
-    EXPECT_THAT(rows->ToVector<float>(), Each(-1.0f));
-  });
-}
-
 // Integer counters: what was acknowledged is what is there.
 TEST(PsService, NoAcknowledgedAsynchronousPushIsLostOrDoubled) {
   constexpr int kTrainers = 3;
   constexpr int kPushes = 60;
-  Job job(/*servers=*/2, kTrainers);
+  TestJob job(/*servers=*/2, kTrainers);
   OnEach(kTrainers, [&](int trainer) {
     const auto client = job.MakeClient(trainer);
     auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
@@ -336,112 +163,7 @@ TEST(PsService, NoAcknowledgedAsynchronousPushIsLostOrDoubled) {
                   kTrainers * kPushes, kPushes, kPushes));
 }
 
-TEST(PsService, MistakesComeBackAsStatusesThatNameTheServer) {
-  Job job(/*servers=*/1, /*trainers=*/1);
-  const auto client = job.MakeClient(0);
-  v1::TableSpec bad = SparseSpec(v1::TableSpec::ASYNC, 0);
-  bad.mutable_rule()->mutable_sgd()->set_lr(-1);
-  EXPECT_THAT(client->Sparse(bad),
-              StatusIs(absl::StatusCode::kInvalidArgument, "lr"));
-
-  ASSERT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
-  v1::TableSpec other = SparseSpec(v1::TableSpec::ASYNC, 0);
-  other.set_dim(3);
-  EXPECT_THAT(client->Sparse(other),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "dim"));
-
-  auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
-  ASSERT_THAT(table, IsOk());
-  EXPECT_THAT((*table)
-                  ->Push(Tensor::FromVector<int64_t>({1}), Tensor::Ones({1, 5}))
-                  .Wait(kTimeout),
-              StatusIs(absl::StatusCode::kInvalidArgument, "f32[1, 2]"));
-
-  auto dense = DenseSpec(v1::TableSpec::ASYNC, 0, 10);
-  dense.set_name("d");
-  auto vector = client->Dense(dense);
-  ASSERT_THAT(vector, IsOk());
-  EXPECT_THAT((*vector)->Pull().Wait(kTimeout),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
-}
-
-// How ps1 answers whoever opens a table there.
-struct Refusals {
-  std::atomic<int> count{0};
-  std::atomic<Parker*> held_after_one{nullptr};  // until it is woken
-  std::atomic<bool> holds_ps0{false};            // then, while it is set
-} refusals;
-
-absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
-                                              const v1::TableSpec& spec) {
-  if (context.Local<Server>() == nullptr && refusals.count > 0 &&
-      refusals.held_after_one != nullptr) {
-    EXPECT_TRUE(IsWoken(*refusals.held_after_one));
-  }
-  if (context.agent().name() == "ps0" && refusals.count > 0) {
-    EXPECT_TRUE(Becomes([] { return !refusals.holds_ps0; }));
-  }
-  auto made = CreateTable(context, spec);
-  if (!made.ok()) ++refusals.count;
-  return made;
-}
-
-rpc::Registry Counting() {
-  rpc::Registry functions;
-  functions.Add(rpc::internal::Describe<&RefuseAndCount>(
-      rpc::RunsOn::kExecutor, "weft::ps::CreateTable"));
-  return functions;
-}
-
-TEST(PsService, AClientWaitsForAServerThatHasJustJoined) {
-  refusals.count = 0;
-  const rpc::Registry functions = Counting();
-  Job job(/*servers=*/2, /*trainers=*/1, &functions);
-  job.SetServing(1, false);
-  const auto client = job.MakeClient(0);
-  std::thread late([&] {
-    EXPECT_TRUE(Becomes([] { return refusals.count > 0; }));
-    job.SetServing(1, true);
-  });
-  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
-  late.join();
-}
-
-TEST(PsService, AWorkerThatNeverServesIsNamed) {
-  for (const bool is_held : {false, true}) {
-    Parker end;
-    refusals.count = 0;
-    // The time runs out within a later try.
-    refusals.held_after_one = is_held ? &end : nullptr;
-    const rpc::Registry functions = Counting();
-    Job job(/*servers=*/2, /*trainers=*/1, &functions);
-    job.SetServing(1, false);
-    const auto client = job.MakeClient(0, absl::Seconds(3));
-    EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)),
-                StatusIs(absl::StatusCode::kUnavailable, "'ps1' serves no"));
-    end.Unpark();
-  }
-  refusals.held_after_one = nullptr;
-}
-
-TEST(PsService, AServerThatHangsIsNotTakenForOneThatDidNotServe) {
-  refusals.count = 0;
-  refusals.holds_ps0 = true;
-  const rpc::Registry functions = Counting();
-  Job job(/*servers=*/2, /*trainers=*/1, &functions);
-  job.SetServing(1, false);
-  const auto client = job.MakeClient(0, absl::Seconds(3));
-  std::thread late([&] {
-    EXPECT_TRUE(Becomes([] { return refusals.count > 0; }));
-    job.SetServing(1, true);
-  });
-  EXPECT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, "ps0"));
-  late.join();
-  refusals.holds_ps0 = false;
-}
-
-TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
+TEST(PsService, CheckpointOfTwoServersLoadsOnThree) {
   const TempDir temp;
   checkpoint::CheckpointDirectory::Options options;
   options.path = absl::StrCat(temp.path(), "/ckpt");
@@ -453,7 +175,7 @@ TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
   std::string name;
   std::vector<float> after_two, after_three;
   {
-    Job job(/*servers=*/2, /*trainers=*/1);
+    TestJob job(/*servers=*/2, /*trainers=*/1);
     const auto client = job.MakeClient(0);
     auto table = client->Sparse(spec);
     ASSERT_THAT(table, IsOk());
@@ -478,7 +200,7 @@ TEST(PsService, ACheckpointOfTwoServersLoadsOnThree) {
                       .Wait(kTimeout)
                       ->ToVector<float>();
   }
-  Job job(/*servers=*/3, /*trainers=*/1);
+  TestJob job(/*servers=*/3, /*trainers=*/1);
   const auto client = job.MakeClient(0);
   ASSERT_THAT(client->Restore(options.path, name), IsOk());
   auto table = client->Sparse(spec);
@@ -501,7 +223,7 @@ TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   options.path = absl::StrCat(temp.path(), "/ckpt");
   auto directory = checkpoint::CheckpointDirectory::Open(options);
   ASSERT_THAT(directory, IsOk());
-  Job job(/*servers=*/2, /*trainers=*/1);
+  TestJob job(/*servers=*/2, /*trainers=*/1);
   const auto client = job.MakeClient(0);
   v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 1, 10);
   spec.mutable_rule()->mutable_adam()->set_lr(0.5);
@@ -553,13 +275,13 @@ TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
 }
 
 // A table smaller than a slice is on one server; the others have no part in it.
-TEST(PsService, AServerWithoutASliceDoesNotHinderACheckpoint) {
+TEST(PsService, CheckpointIsSavedThoughAServerHasNoSlice) {
   const TempDir temp;
   checkpoint::CheckpointDirectory::Options options;
   options.path = absl::StrCat(temp.path(), "/ckpt");
   auto directory = checkpoint::CheckpointDirectory::Open(options);
   ASSERT_THAT(directory, IsOk());
-  Job job(/*servers=*/3, /*trainers=*/1);
+  TestJob job(/*servers=*/3, /*trainers=*/1);
   const auto client = job.MakeClient(0);
   const v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 1, 10);
   auto table = client->Dense(spec);
@@ -588,7 +310,7 @@ absl::StatusOr<v1::SaveReply> SaveElsewhere(rpc::CallContext&,
   return reply;
 }
 
-TEST(PsService, AFileThatAServerSaysToBeElsewhereIsRefusedUntouched) {
+TEST(PsService, FileNameOutsideTheCheckpointIsRefusedAndTheFileKept) {
   const TempDir temp;
   checkpoint::CheckpointDirectory::Options options;
   options.path = absl::StrCat(temp.path(), "/ckpt");
@@ -601,7 +323,7 @@ TEST(PsService, AFileThatAServerSaysToBeElsewhereIsRefusedUntouched) {
   rpc::Registry hostile;
   hostile.Add(rpc::internal::Describe<&SaveElsewhere>(rpc::RunsOn::kExecutor,
                                                       "weft::ps::Save"));
-  Job job(/*servers=*/1, /*trainers=*/1, &hostile);
+  TestJob job(/*servers=*/1, /*trainers=*/1, &hostile);
   const auto files = job.MakeClient(0)->Save(options.path, *attempt, 1);
   ASSERT_THAT(files, IsOk());
   EXPECT_THAT((*directory)->Commit(*attempt, *files, {}),
@@ -613,7 +335,7 @@ TEST(PsService, AFileThatAServerSaysToBeElsewhereIsRefusedUntouched) {
 }
 
 TEST(PsService, ServersDescribeTheirTables) {
-  Job job(/*servers=*/2, /*trainers=*/1);
+  TestJob job(/*servers=*/2, /*trainers=*/1);
   const auto client = job.MakeClient(0);
   ASSERT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
   const auto stats = client->Describe();

@@ -1,0 +1,126 @@
+// TestJob: parameter servers and trainers as agents of one process, and specs
+// of small tables, for tests of clients and servers.
+
+#ifndef WEFT_PS_TEST_JOB_H_
+#define WEFT_PS_TEST_JOB_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/proto/ps.pb.h"
+#include "weft/ps/client.h"
+#include "weft/ps/server.h"
+#include "weft/rpc/agent.h"
+#include "weft/rpc/function.h"
+#include "weft/transport/local_transport.h"
+
+namespace weft::ps {
+
+inline constexpr absl::Duration kTimeout = absl::Seconds(30);
+
+// `servers` parameter servers and `trainers` trainers.
+class TestJob {
+ public:
+  // Servers answer by `functions`, if given, in place of those of service.h.
+  TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr) {
+    for (int i = 0; i < servers; ++i) {
+      Rank& rank = Add(absl::StrCat("ps", i), functions);
+      rank.server = std::make_unique<Server>(ServerOptions{i, servers});
+      rank.agent->SetLocal(rank.server.get());
+      server_names_.push_back(rank.agent->name());
+    }
+    for (int i = 0; i < trainers; ++i) Add(absl::StrCat("trainer", i));
+  }
+  ~TestJob() {
+    for (Rank& rank : ranks_) rank.agent.reset();
+  }
+
+  Server& server(int i) { return *ranks_[i].server; }
+
+  // Whether server `i` answers calls on its tables.
+  void SetServing(int i, bool serving) {
+    ranks_[i].agent->SetLocal(serving ? ranks_[i].server.get() : nullptr);
+  }
+
+  std::unique_ptr<Client> MakeClient(int trainer,
+                                     absl::Duration timeout = kTimeout) {
+    ClientOptions options;
+    options.agent = ranks_[server_names_.size() + trainer].agent.get();
+    options.servers = server_names_;
+    options.client = 1000 + trainer;
+    options.rank = trainer;
+    options.timeout = timeout;
+    return std::make_unique<Client>(options);
+  }
+
+ private:
+  struct Rank {
+    std::unique_ptr<transport::Transport> transport;
+    std::unique_ptr<Server> server;
+    std::unique_ptr<rpc::Agent> agent;
+  };
+
+  Rank& Add(const std::string& name, const rpc::Registry* functions = nullptr) {
+    const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
+    directory_.Put({name, key, name});
+    Rank& rank = ranks_.emplace_back();
+    rank.transport = network_.MakeTransport(name).value();
+    rpc::AgentOptions options;
+    options.job = "test";
+    options.name = name;
+    options.key = key;
+    options.transport = rank.transport.get();
+    options.directory = &directory_;
+    if (functions != nullptr) options.registry = functions;
+    rank.agent = *rpc::Agent::Create(options);
+    return rank;
+  }
+
+  transport::LocalNetwork network_;
+  rpc::FixedDirectory directory_;
+  std::vector<Rank> ranks_;
+  std::vector<std::string> server_names_;
+};
+
+inline v1::TableSpec Spec(v1::TableSpec::Mode mode, int workers) {
+  v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_mode(mode);
+  spec.set_shards(workers);
+  spec.set_partitions(16);
+  spec.set_reduction(v1::TableSpec::SUM);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+  return spec;
+}
+
+inline v1::TableSpec DenseSpec(v1::TableSpec::Mode mode, int workers,
+                               int64_t n) {
+  v1::TableSpec spec = Spec(mode, workers);
+  spec.set_kind(v1::TableSpec::DENSE);
+  spec.set_elements(n);
+  return spec;
+}
+
+inline v1::TableSpec SparseSpec(v1::TableSpec::Mode mode, int workers) {
+  v1::TableSpec spec = Spec(mode, workers);
+  spec.set_kind(v1::TableSpec::SPARSE);
+  spec.set_dim(2);
+  return spec;
+}
+
+// Runs `body(trainer)` on a thread for each trainer.
+template <typename Body>
+void OnEach(int trainers, Body body) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < trainers; ++i) threads.emplace_back([&, i] { body(i); });
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace weft::ps
+
+#endif  // WEFT_PS_TEST_JOB_H_
