@@ -18,50 +18,11 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "weft/base/check.h"
+#include "weft/tests/support/idx_images.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::testing {
 namespace {
-
-constexpr int kSide = 8;
-constexpr int kClasses = 10;
-
-std::string BigEndian(int64_t word) {
-  std::string bytes;
-  for (int shift = 24; shift >= 0; shift -= 8) {
-    bytes.push_back(static_cast<char>(word >> shift & 0xff));
-  }
-  return bytes;
-}
-
-// The next of a sequence that is the same on every machine.
-uint32_t Draw(uint32_t& state) {
-  state = state * 1664525u + 1013904223u;
-  return state >> 16;
-}
-
-// Image i is of class i mod 10: half of the pixels, the class says which, are
-// bright, and all of them are noisy.
-void WriteSet(const std::string& stem, int64_t images) {
-  std::string pixels =
-      absl::StrCat(absl::string_view("\0\0\x08\x03", 4), BigEndian(images),
-                   BigEndian(kSide), BigEndian(kSide));
-  std::string labels =
-      absl::StrCat(absl::string_view("\0\0\x08\x01", 4), BigEndian(images));
-  uint32_t noise = static_cast<uint32_t>(images);
-  for (int64_t i = 0; i < images; ++i) {
-    const int label = static_cast<int>(i % kClasses);
-    uint32_t pattern = 77u * (label + 1);
-    for (int p = 0; p < kSide * kSide; ++p) {
-      const bool is_bright = Draw(pattern) % 2 == 0;
-      pixels.push_back(
-          static_cast<char>((is_bright ? 150 : 30) + Draw(noise) % 70));
-    }
-    labels.push_back(static_cast<char>(label));
-  }
-  WriteBytes(absl::StrCat(stem, "-images-idx3-ubyte"), pixels);
-  WriteBytes(absl::StrCat(stem, "-labels-idx1-ubyte"), labels);
-}
 
 void Append(const Flags& more, Flags& flags) {
   flags.insert(flags.end(), more.begin(), more.end());
@@ -73,8 +34,8 @@ Job::Job() {
   coordinator = "unix:" + Path("ps0.sock");
   data = Path("images");
   std::filesystem::create_directory(data);
-  WriteSet(data + "/train", kTrainImages);
-  WriteSet(data + "/t10k", 100);
+  WriteIdxImages(data + "/train", kTrainImages);
+  WriteIdxImages(data + "/t10k", 100);
 }
 
 Flags Job::Command(const std::string& program, int rank) const {
