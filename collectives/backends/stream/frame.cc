@@ -95,7 +95,7 @@ absl::StatusOr<Frame> Decode(const Slices& message) {
   const bool is_good = reader.Read(&header, sizeof header) &&
                        header.magic == kMagic &&
                        header.kind >= Frame::kHello &&
-                       header.kind <= Frame::kLeave &&
+                       header.kind <= Frame::kLeaveAck &&
                        header.text_bytes <= Frame::kMaxTextBytes;
   if (!is_good) {
     return absl::InvalidArgumentError("what has arrived is no frame");

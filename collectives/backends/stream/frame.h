@@ -35,6 +35,7 @@ struct Frame {
     kTransferAck,
     kAbort,
     kLeave,
+    kLeaveAck,  // all that the peer sent before its kLeave has arrived
   };
   static constexpr size_t kMaxTextBytes = 4096;
 

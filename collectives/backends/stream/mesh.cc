@@ -178,9 +178,28 @@ void Mesh::Leave() {
   Flush();
 }
 
+void Mesh::AwaitDelivery(Instant deadline) {
+  while (true) {
+    Promise<void> waker(driver_);
+    Future<void> woken = waker.future();
+    const Instant now = driver_.clock().Now();
+    {
+      MutexLock lock(mu_);
+      const bool is_delivered =
+          std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) {
+            return p.connection == nullptr || p.knows_of_leave;
+          });
+      if (!has_left_ || is_delivered || now >= deadline) return;
+      waiters_.push_back(std::move(waker));
+    }
+    woken.Wait(deadline - now).IgnoreError();
+  }
+}
+
 void Mesh::ReleaseIfOver(int peer) {
   Peer& p = peers_[peer];
-  const bool is_over = !p.gone.ok() || (has_left_ && p.has_left);
+  const bool is_over =
+      !p.gone.ok() || (has_left_ && p.has_left && p.knows_of_leave);
   if (!is_over || p.connection == nullptr) return;
   to_release_.push_back(std::move(p.connection));
   p.connection = nullptr;
@@ -418,8 +437,16 @@ void Mesh::TakeFrame(int peer, Frame frame) {
           /*tell=*/false);
       break;
     }
-    case Frame::kLeave:
+    case Frame::kLeave: {
       p.has_left = true;
+      Frame ack;
+      ack.kind = Frame::kLeaveAck;
+      Post(peer, std::move(ack));
+      ReleaseIfOver(peer);
+      break;
+    }
+    case Frame::kLeaveAck:
+      p.knows_of_leave = true;
       ReleaseIfOver(peer);
       break;
   }

@@ -88,6 +88,10 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Notifies the others, and releases streams once they have left too.
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
+  // After Leave: waits until the others have received all that this rank has
+  // sent, or have ended; at most until `deadline`. If streams end before, peers
+  // miss what was under way: the last message of a barrier.
+  void AwaitDelivery(Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
   // Whether all frames have been taken by the connections, or have none.
   bool HasWrittenAll() const ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
@@ -171,7 +175,8 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
     bool has_said_hello = false;
     std::string proven_name;
     bool has_left = false;
-    absl::Status gone;  // why it says no more
+    bool knows_of_leave = false;  // it has all that this rank has sent
+    absl::Status gone;            // why it says no more
     Instant heard;
     std::deque<Announcement> announced;  // newest last
     std::deque<Message> parts;

@@ -16,6 +16,10 @@
 namespace weft::collectives {
 using transport::Connection;
 
+// How long the end of a process waits for peers to have what it has sent: many
+// round trips between hosts.
+constexpr absl::Duration kDeliveryPatience = absl::Seconds(2);
+
 // This end of one stream.
 class MeshEnd final : public transport::ConnectionObserver {
  public:
@@ -187,6 +191,15 @@ void Streams::State::ForgetEnd(MeshEnd* end) {
   }
 }
 
+void Streams::State::AwaitDelivery(Instant deadline) {
+  std::vector<std::shared_ptr<Mesh>> meshes;
+  {
+    MutexLock lock(mu_);
+    for (const auto& [name, mesh] : groups_) meshes.push_back(mesh);
+  }
+  for (const auto& mesh : meshes) mesh->AwaitDelivery(deadline);
+}
+
 void Streams::State::End() {
   std::map<std::string, std::shared_ptr<Mesh>> groups;
   std::map<MeshEnd*, std::shared_ptr<MeshEnd>> ends;
@@ -231,6 +244,7 @@ Streams::Streams(transport::Transport& transport)
 
 Streams::~Streams() {
   transport_.Accept(StreamPurpose(), nullptr);
+  state_->AwaitDelivery(transport_.clock().Now() + kDeliveryPatience);
   state_->End();
 }
 

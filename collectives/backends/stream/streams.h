@@ -31,7 +31,8 @@ class Streams {
   // Registers StreamPurpose() at `transport`, which must outlive it and, over
   // gRPC, whose endpoint must not have started.
   explicit Streams(transport::Transport& transport);
-  // Ends the streams of all groups, whose operations then fail.
+  // Ends the streams of all groups, whose operations then fail. Waits up to 2 s
+  // for peers of groups that this process has left to have what it sent them.
   ~Streams();
   Streams(const Streams&) = delete;
   Streams& operator=(const Streams&) = delete;

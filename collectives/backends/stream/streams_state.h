@@ -32,6 +32,8 @@ class Streams::State final : public std::enable_shared_from_this<State> {
   std::shared_ptr<transport::ConnectionObserver> MakeEnd(
       std::shared_ptr<Mesh> mesh, int peer);
   void ForgetIfOver(const std::shared_ptr<Mesh>& mesh) ABSL_LOCKS_EXCLUDED(mu_);
+  // Of the groups that this process has left: see Mesh.
+  void AwaitDelivery(Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
   void End() ABSL_LOCKS_EXCLUDED(mu_);
 
   // --- Of streams that peers open. ---
