@@ -39,7 +39,13 @@ constexpr char kUsage[] =
     "\n"
     "weft COMMAND --help lists its flags; docs/cli.md has them all.\n";
 
-absl::StatusOr<int> Version(int /*argc*/, char** /*argv*/) {
+absl::StatusOr<int> Version(int argc, char** argv) {
+  if (argc > 1) {
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "weft version takes no arguments, found \"", argv[1], "\"")),
+        weft::worker::ExitCode::kUsage);
+  }
   std::printf("weft %s\n", std::string(weft::kVersion).c_str());
   return 0;
 }

@@ -1,4 +1,4 @@
-// Tests of `weft run`: real ranks, real signals, real deaths.
+// Launcher as `weft run` uses it: real ranks, real signals, real deaths.
 
 #include "weft/launch/run/launcher.h"
 
@@ -373,74 +373,6 @@ TEST(WeftRun, ALimitOfOpenFilesIsNamed) {
   EXPECT_THAT((*started)->Wait(kLong), IsOkAndHolds(13));
   EXPECT_THAT((*started)->output(),
               AllOf(HasSubstr("Too many open files"), HasSubstr("ulimit -n")));
-}
-
-TEST(WeftRun, AProgramThatCannotRunIsNamed) {
-  auto run = Weft({"run", "--role=ps=1:/nowhere/server"});
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3));
-  EXPECT_THAT(run->output(), HasSubstr("ps0: cannot run /nowhere/server"));
-}
-
-TEST(Weft, WrongUsageEndsWithTwoAndAHint) {
-  const std::vector<std::pair<std::vector<std::string>, const char*>> cases = {
-      {{}, "Usage: weft"},
-      {{"rum"}, "did you mean run?"},
-      {{"run"}, "nothing to run"},
-      {{"run", "--rolle=ps=1:x"}, "did you mean --role?"},
-      {{"run", "--role=ps"}, "ROLE=COUNT"},
-      {{"run", "--nnodes=1:2", "x"}, "--nnodes=1:2: wanted the number"},
-      {{"run", "--nnodes=2", "--node-rank=2", "x"}, "wanted 0 to 1"},
-      {{"run", "--nnodes=2", "--node-rank=1", "x"},
-       "--coordinator=HOST:PORT, the same on all nodes"},
-      {{"run", "--nnodes=2", "--coordinator=unix:/a/b", "x"},
-       "--coordinator=HOST:PORT, the same on all nodes"},
-      {{"run", "--nnodes=2", "--coordinator=h:1", "x"},
-       "--job=NAME, the same on all nodes"},
-      {{"run", "--master-port=99999", "true"}, "a port from 1 to 65535"},
-      {{"certs"}, "weft certs init"},
-      {{"certs", "init", "--servers=-1"}, "--servers: wanted 0 to 65536"},
-      {{"certs", "init", "--servers=1000000"}, "--servers: wanted 0 to 65536"},
-      {{"certs", "init", "--days=3000000"}, "--days: wanted 1 to 36500"},
-  };
-  for (const auto& [arguments, hint] : cases) {
-    auto run = Weft(arguments);
-    EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(2)) << hint;
-    EXPECT_THAT(run->output(), HasSubstr(hint));
-  }
-}
-
-TEST(Weft, HelpOnCertsMakesNone) {
-  auto run = Weft({"certs", "--help"});
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0));
-  EXPECT_THAT(run->output(), HasSubstr("weft certs init"));
-  EXPECT_THAT(run->output(), Not(HasSubstr("good for")));
-}
-
-TEST(Weft, CertsInitMakesADirectoryForEachMember) {
-  testing::TempDir dir;
-  auto run = Weft({"certs", "init", "--dir", dir.Path("c"), "--job=j",
-                   "--servers=1", "--trainers=2"});
-  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
-  for (const char* name : {"ps0", "trainer1", "admin0"}) {
-    const std::string key = dir.Path(absl::StrCat("c/", name, "/key.pem"));
-    EXPECT_EQ(access(key.c_str(), R_OK), 0) << key;
-  }
-}
-
-TEST(Weft, MissingJobHasItsExitCode) {
-  testing::TempDir dir;
-  for (const char* command : {"health", "status"}) {
-    auto run =
-        Weft({command,
-              absl::StrCat(std::string(command) == "health" ? "--addr="
-                                                            : "--coordinator=",
-                           "unix:", dir.Path("none.sock")),
-              "--timeout=2s"});
-    const auto code = run->Wait(kLong);
-    ASSERT_THAT(code, IsOk());
-    EXPECT_TRUE(*code == 10 || *code == 11) << run->output();
-    EXPECT_THAT(run->output(), HasSubstr("none.sock"));
-  }
 }
 
 TEST(WeftRun, FailedRanksAreAllStartedAgainAndFindTheNumberOfRestarts) {

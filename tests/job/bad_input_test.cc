@@ -23,7 +23,6 @@
 namespace weft::testing {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -355,25 +354,6 @@ TEST(BadInput, UnwritableOutputIsReportedBeforeTheWork) {
   ExpectEnd(*job.StartServer(0, {"--dump-dir=" + job.Path("none")}), kConfig,
             {"--dump-dir=" + job.Path("none"),
              "wanted a directory to write in: No such file"});
-}
-
-TEST(BadInput, AServerWithoutTrainersIsRefused) {
-  Job job;
-  job.trainers = 0;
-  ExpectEnd(*job.StartServer(0), kUsage, {"wanted --trainers=N of at least 1"});
-}
-
-TEST(BadInput, TheProgramsAreOfNoElasticJob) {
-  Job job;
-  job.servers = 0;
-  job.trainers = 0;
-  const Flags elastic = {"--workers=1:2"};
-  for (const auto& process :
-       {job.StartServer(0, elastic), job.StartTrainer(0, elastic)}) {
-    ExpectEnd(*process, kUsage,
-              {"--workers=1:2", "of no elastic job",
-               "wanted --servers=N and --trainers=N"});
-  }
 }
 
 TEST(BadInput, ATraceThatCannotBeWrittenLeavesNothingBehind) {

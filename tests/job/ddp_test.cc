@@ -21,7 +21,6 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-constexpr int kUsage = 2;
 constexpr int kConfig = 3;
 constexpr int kPeerLost = 10;
 
@@ -151,22 +150,6 @@ TEST(DataParallelJob, DeathOfTheFirstRankLeavesNoOtherWithCodeZero) {
   trainers[0]->Signal(SIGKILL);
   EXPECT_THAT(trainers[1]->Wait(kLong), IsOkAndHolds(kPeerLost));
   EXPECT_THAT(trainers[1]->output(), HasSubstr("rank 0"));
-}
-
-TEST(DataParallelJob, InvalidFlagsAreRefusedWithAdvice) {
-  Job job;
-  job.servers = 0;
-  job.trainers = 1;
-  const auto refuses = [&](const Flags& flags, const std::string& message) {
-    const auto trainer = job.StartTrainer(0, flags);
-    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kUsage));
-    EXPECT_THAT(trainer->output(), HasSubstr(message));
-  };
-  refuses({"--strategy=fast"}, "wanted ps or ddp");
-  refuses({"--strategy=ddp", "--async"}, "--async needs --strategy=ps");
-  refuses({"--strategy=ddp", "--resume"}, "--resume needs --checkpoint-dir");
-  job.servers = 1;
-  refuses({"--strategy=ddp"}, "needs no parameter servers");
 }
 
 }  // namespace

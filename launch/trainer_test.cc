@@ -1,0 +1,216 @@
+// The trainer program as a process: its flags, its output, its exit codes
+// (docs/cli.md). Jobs of several processes are in //tests/job.
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "absl/time/time.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "weft/tests/support/idx_images.h"
+#include "weft/tests/support/spawn.h"
+#include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
+
+namespace weft::launch {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+using ::weft::testing::IsOk;
+using ::weft::testing::IsOkAndHolds;
+
+constexpr absl::Duration kLong = absl::Seconds(100);
+constexpr int kUsage = 2;
+constexpr int kConfig = 3;
+
+using Words = std::vector<std::string>;
+
+class TrainerProgramTest : public ::testing::Test {
+ protected:
+  TrainerProgramTest() {
+    std::filesystem::create_directory(dir_.Path("images"));
+    testing::WriteIdxImages(dir_.Path("images/train"), 64);
+    testing::WriteIdxImages(dir_.Path("images/t10k"), 20);
+  }
+
+  std::unique_ptr<testing::Process> Start(const Words& flags,
+                                          const Words& environment = {}) {
+    testing::Command command;
+    command.argv = {testing::RunfilePath("launch/trainer")};
+    command.argv.insert(command.argv.end(), flags.begin(), flags.end());
+    command.env = {"OMP_NUM_THREADS=1"};
+    command.env.insert(command.env.end(), environment.begin(),
+                       environment.end());
+    auto process = testing::Process::Start(std::move(command));
+    EXPECT_THAT(process, IsOk());
+    return process.ok() ? *std::move(process) : nullptr;
+  }
+
+  // The flags of a data-parallel job of one rank, which needs nobody else.
+  Words Alone(const Words& more) const {
+    Words flags = {"--strategy=ddp",
+                   "--trainers=1",
+                   "--coordinator=unix:" + dir_.Path("trainer0.sock"),
+                   "--dump-dir=" + dir_.path(),
+                   "--data=" + dir_.Path("images"),
+                   "--batch-size=16",
+                   "--epochs=1",
+                   "--json"};
+    flags.insert(flags.end(), more.begin(), more.end());
+    return flags;
+  }
+
+  // Of flags that are wrong whatever the job is.
+  void ExpectUsageError(const Words& flags, const std::string& message) {
+    const auto trainer = Start(flags);
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kUsage)) << message;
+    EXPECT_THAT(trainer->output(), HasSubstr("error: "));
+    EXPECT_THAT(trainer->output(), HasSubstr(message));
+  }
+
+  std::vector<std::string> Checkpoints() const {
+    std::vector<std::string> names;
+    std::error_code none;
+    for (const auto& entry :
+         std::filesystem::directory_iterator(dir_.Path("saved"), none)) {
+      const std::string name = entry.path().filename();
+      if (name.rfind("ckpt-", 0) == 0) names.push_back(name);
+    }
+    return names;
+  }
+
+  testing::TempDir dir_;
+};
+
+// The objects among the lines of `output`.
+std::vector<nlohmann::json> Objects(const std::string& output) {
+  std::vector<nlohmann::json> objects;
+  for (const absl::string_view line : absl::StrSplit(output, '\n')) {
+    auto object = nlohmann::json::parse(std::string(line), nullptr,
+                                        /*allow_exceptions=*/false);
+    if (object.is_object()) objects.push_back(std::move(object));
+  }
+  return objects;
+}
+
+TEST_F(TrainerProgramTest, HelpListsItsFlagsAndEndsWithZero) {
+  const auto trainer = Start({"--help"});
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0));
+  for (const char* flag : {"--strategy", "--checkpoint-dir", "--keep-best",
+                           "--loss-every", "--coordinator"}) {
+    EXPECT_THAT(trainer->output(), HasSubstr(flag));
+  }
+}
+
+TEST_F(TrainerProgramTest, FlagsThatContradictEachOtherAreUsageErrors) {
+  const Words ps = {"--servers=1", "--trainers=1"};
+  const auto with = [](Words flags, const Words& more) {
+    flags.insert(flags.end(), more.begin(), more.end());
+    return flags;
+  };
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {with(ps, {"--sync", "--async"}), "wanted --sync or --async, found both"},
+      {{"--strategy=fast", "--trainers=1"},
+       "--strategy=fast: wanted ps or ddp"},
+      {{"--strategy=ddp", "--trainers=1", "--async"},
+       "--async needs --strategy=ps"},
+      {{"--strategy=ddp", "--trainers=1", "--servers=1"},
+       "needs no parameter servers; wanted --servers=0, found 1"},
+      {with(ps, {"--resume"}), "--resume needs --checkpoint-dir=DIR"},
+      {with(ps, {"--keep-best"}), "need --checkpoint-dir=DIR to keep it in"},
+      {with(ps, {"--keep-as=x"}), "need --checkpoint-dir=DIR to keep it in"},
+      {with(ps, {"--keep-as=best", "--keep-best", "--checkpoint-dir=c"}),
+       "--keep-as=best is the name that --keep-best gives"},
+      {{"--workers=1:2"}, "--workers=1:2 (or WEFT_WORKERS)"},
+  };
+  for (const auto& [flags, message] : cases) ExpectUsageError(flags, message);
+}
+
+TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
+  const std::vector<std::pair<Words, std::string>> cases = {
+      {{"--epochs=-1"}, "--epochs of at least 0"},
+      {{"--batch-size=0"}, "--batch-size of at least 1, found 3 and 0"},
+      {{"--lr=1001"}, "--lr=1001: wanted a number above 0 and at most 1000"},
+      {{"--lr=nan"}, "--lr=nan: wanted a number above 0"},
+      {{"--keep=0"}, "--keep=0: wanted at least 1 checkpoint"},
+      {{"--loss-every=-1"}, "--loss-every=-1: wanted a number of at least 0"},
+      {{"--keep-as=A B", "--checkpoint-dir=c"}, "at most 63 of [a-z0-9-]"},
+      {{"--device=cuda"}, "--device=cuda: this program trains on the CPU only"},
+      {{"--epochs=many"}, "--epochs=many: wanted an integer"},
+      {{"word"}, "found the word \"word\" where flags are wanted"},
+  };
+  for (auto [flags, message] : cases) {
+    flags.push_back("--servers=1");
+    flags.push_back("--trainers=1");
+    ExpectUsageError(flags, message);
+  }
+}
+
+TEST_F(TrainerProgramTest, ValueOfTheEnvironmentThatIsWrongIsConfiguration) {
+  const auto trainer = Start(Alone({}), {"WEFT_RANK=first"});
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig));
+  EXPECT_THAT(trainer->output(), HasSubstr("environment WEFT_RANK"));
+}
+
+TEST_F(TrainerProgramTest, ResultIsOneJsonObjectWithTheLossesBeforeIt) {
+  const auto trainer = Start(Alone({"--loss-every=2"}));
+  ASSERT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  const auto objects = Objects(trainer->output());
+  ASSERT_THAT(objects, SizeIs(3)) << trainer->output();  // 4 steps
+  EXPECT_EQ(objects[0]["step"], 2);
+  EXPECT_EQ(objects[1]["step"], 4);
+  EXPECT_GT(objects[1]["loss"].get<double>(), 0);
+  EXPECT_GE(objects[2]["test_accuracy"].get<double>(), 0);
+  EXPECT_GT(objects[2]["samples_per_s"].get<double>(), 0);
+  EXPECT_EQ(objects[2]["checkpoint"], "");
+  EXPECT_FALSE(objects[2].contains("interrupted"));
+}
+
+TEST_F(TrainerProgramTest, LossEveryZeroWritesNoLoss) {
+  const auto trainer = Start(Alone({"--loss-every=0"}));
+  ASSERT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  EXPECT_THAT(Objects(trainer->output()), SizeIs(1));
+}
+
+TEST_F(TrainerProgramTest, RestartedTrainerResumesByItself) {
+  const std::string saved = "--checkpoint-dir=" + dir_.Path("saved");
+  auto trainer = Start(Alone({saved}));
+  ASSERT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  ASSERT_THAT(Checkpoints(), SizeIs(1));
+  // Started by hand it does not touch the checkpoints of a former run.
+  trainer = Start(Alone({saved, "--epochs=2"}));
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig));
+  EXPECT_THAT(trainer->output(), HasSubstr("found 1 of a former run"));
+  ASSERT_THAT(Checkpoints(), SizeIs(1));
+  trainer =
+      Start(Alone({saved, "--epochs=2"}), {"TORCHELASTIC_RESTART_COUNT=1"});
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(0)) << trainer->output();
+  EXPECT_THAT(trainer->output(), HasSubstr("resuming"));
+  EXPECT_THAT(Checkpoints(), SizeIs(2));
+}
+
+TEST_F(TrainerProgramTest, MissingDataIsConfigurationAndNamesTheFile) {
+  const auto trainer = Start(Alone({"--data=" + dir_.Path("nowhere")}));
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig));
+  EXPECT_THAT(trainer->output(),
+              HasSubstr(dir_.Path("nowhere/train-images-idx3-ubyte")));
+}
+
+TEST_F(TrainerProgramTest, CheckpointDirThatIsAFileIsConfiguration) {
+  std::ofstream(dir_.Path("file")) << "mine";
+  const auto trainer =
+      Start(Alone({"--checkpoint-dir=" + dir_.Path("file/dir")}));
+  EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig));
+  EXPECT_THAT(trainer->output(), HasSubstr("wanted a directory to write in"));
+}
+
+}  // namespace
+}  // namespace weft::launch
