@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <exception>
 #include <map>
 #include <memory>
 #include <string>
@@ -11,12 +10,10 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/status/status.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "prometheus/counter.h"
-#include "prometheus/exposer.h"
 #include "prometheus/family.h"
 #include "prometheus/gauge.h"
 #include "prometheus/histogram.h"
@@ -29,8 +26,6 @@ namespace weft::telemetry {
 namespace {
 
 constexpr size_t kMaxLabelBytes = 128;
-// A request that is not whole then is cut, for it occupies one of few threads.
-constexpr int kRequestTimeoutMs = 500;
 
 bool IsWord(const std::string& word) {
   return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
@@ -240,30 +235,6 @@ std::vector<double> Metrics::DurationBounds() {
 
 std::string Metrics::Text() const {
   return prometheus::TextSerializer().Serialize(page_->Collect());
-}
-
-absl::StatusOr<int> Metrics::Serve(const std::string& address, int port) {
-  const bool is_ipv6 = absl::StrContains(address, ':');
-  const std::string where = is_ipv6 ? absl::StrCat("[", address, "]:", port)
-                                    : absl::StrCat(address, ":", port);
-  MutexLock lock(mu_);
-  if (exposer_ != nullptr) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("metrics: wanted to serve on ", where,
-                     ", but this rank serves them already on port ",
-                     exposer_->GetListeningPorts().front()));
-  }
-  try {
-    exposer_ = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-        "listening_ports", where, "num_threads", "8", "request_timeout_ms",
-        absl::StrCat(kRequestTimeoutMs)});
-  } catch (const std::exception&) {  // it does not say why
-    return absl::UnavailableError(absl::StrCat(
-        "metrics: cannot listen on ", where,
-        "; is the port taken? Choose another --metrics-port, or 0 for none"));
-  }
-  exposer_->RegisterCollectable(page_);
-  return exposer_->GetListeningPorts().front();
 }
 
 }  // namespace weft::telemetry

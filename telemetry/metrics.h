@@ -1,4 +1,5 @@
-// Metrics: one rank's counters, gauges and histograms, served to Prometheus.
+// Metrics: one rank's counters, gauges and histograms, as a page for Prometheus
+// (worker/metrics_server.h serves it).
 //
 // Names are weft_<area>_<what>_<unit>, and end in _total for counters alone.
 // Ask for a handle once, where the object is made, and keep the reference: it
@@ -23,7 +24,6 @@
 
 namespace prometheus {
 class Counter;
-class Exposer;
 class Gauge;
 class Histogram;
 class Registry;
@@ -86,7 +86,7 @@ class Metrics {
   using Labels = std::map<std::string, std::string>;
 
   explicit Metrics(Options options);
-  ~Metrics();  // ends serving
+  ~Metrics();
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
 
@@ -115,13 +115,6 @@ class Metrics {
 
   // The page that Prometheus would read now.
   std::string Text() const;
-
-  // Serves GET /metrics on `address` and `port`, 0 being any free one; returns
-  // the real port. A connection whose request is not whole within half a second
-  // is closed; eight are read at a time. kFailedPrecondition if it serves
-  // already; kUnavailable if the port cannot be had.
-  absl::StatusOr<int> Serve(const std::string& address, int port)
-      ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
   // Outlives the Metrics where a Refresher does.
@@ -166,7 +159,6 @@ class Metrics {
       ABSL_GUARDED_BY(mu_);  // of each name
   int series_count_ ABSL_GUARDED_BY(mu_) = 0;
   prometheus::Counter* const dropped_series_;
-  std::unique_ptr<prometheus::Exposer> exposer_ ABSL_GUARDED_BY(mu_);
 };
 
 class Metrics::Refresher {

@@ -1,18 +1,10 @@
 #include "weft/telemetry/metrics.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <sys/time.h>
-#include <unistd.h>
-
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/support/run_ranks.h"
@@ -110,103 +102,6 @@ TEST(MetricsDeathTest, RefusesNamesThatAreNotOurs) {
                "label \"id\"");
   metrics.GaugeFor("weft_rpc_call_seconds");
   EXPECT_DEATH(metrics.HistogramFor("weft_rpc_call_seconds"), "two types");
-}
-
-// A connection to a port of 127.0.0.1, whose reads give up after 10 s.
-class Connection {
- public:
-  explicit Connection(int port) : fd_(socket(AF_INET, SOCK_STREAM, 0)) {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(
-        connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof(address)),
-        0);
-    const timeval patience = {10, 0};
-    EXPECT_EQ(
-        setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience)),
-        0);
-  }
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
-  ~Connection() { close(fd_); }
-
-  // Whether the system took the bytes.
-  bool Send(const std::string& bytes) {
-    return send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL) ==
-           static_cast<ssize_t>(bytes.size());
-  }
-
-  // What comes until the other end closes.
-  std::string Read() {
-    std::string answer;
-    char buffer[4096];
-    for (ssize_t n; (n = read(fd_, buffer, sizeof(buffer))) > 0;) {
-      answer.append(buffer, n);
-    }
-    return answer;
-  }
-
- private:
-  const int fd_;
-};
-
-// What `GET path` answers on 127.0.0.1.
-std::string Get(int port, const std::string& path) {
-  Connection connection(port);
-  EXPECT_TRUE(connection.Send(
-      absl::StrCat("GET ", path, " HTTP/1.0\r\nHost: localhost\r\n\r\n")));
-  return connection.Read();
-}
-
-TEST(Metrics, ServesPrometheusOnAFreePort) {
-  Metrics metrics(OfTrainer(0));
-  metrics.CounterFor("weft_test_events_total").Increment();
-  WEFT_ASSERT_OK_AND_ASSIGN(const int port, metrics.Serve("127.0.0.1", 0));
-  ASSERT_GT(port, 0);
-  const std::string answer = Get(port, "/metrics");
-  EXPECT_THAT(answer, HasSubstr("200 OK"));
-  EXPECT_THAT(answer, HasSubstr("weft_test_events_total{"));
-  EXPECT_THAT(Get(port, "/etc/passwd"), HasSubstr("404"));
-  EXPECT_THAT(metrics.Serve("127.0.0.1", 0),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "already"));
-}
-
-TEST(Metrics, HalfSentRequestsDelayNoOther) {
-  Metrics metrics(OfTrainer(0));
-  WEFT_ASSERT_OK_AND_ASSIGN(const int port, metrics.Serve("127.0.0.1", 0));
-  std::vector<std::unique_ptr<Connection>> halves;
-  for (int i = 0; i < 16; ++i) {
-    halves.push_back(std::make_unique<Connection>(port));
-    EXPECT_TRUE(halves.back()->Send(i % 2 == 0 ? "GET /met"
-                                               : "GET /metrics HTTP/1.1\r\n"
-                                                 "Content-Length: 1000\r\n"));
-  }
-  EXPECT_THAT(Get(port, "/metrics"), HasSubstr("200 OK"));
-}
-
-TEST(Metrics, RequestThatGrowsByteByByteIsCut) {
-  Metrics metrics(OfTrainer(0));
-  WEFT_ASSERT_OK_AND_ASSIGN(const int port, metrics.Serve("127.0.0.1", 0));
-  Connection slow(port);
-  const absl::Time deadline = absl::Now() + absl::Seconds(10);
-  ASSERT_TRUE(slow.Send("GET /metrics HTTP/1.1\r\nX: "));
-  // It is cut: the system refuses what is sent into a connection that was
-  // reset.
-  while (slow.Send("x") && absl::Now() < deadline) {
-    absl::SleepFor(absl::Milliseconds(50));
-  }
-  EXPECT_LT(absl::Now(), deadline) << "it was not cut";
-}
-
-TEST(Metrics, APortInUseIsAClearError) {
-  Metrics first(OfTrainer(0));
-  Metrics second(OfTrainer(1));
-  WEFT_ASSERT_OK_AND_ASSIGN(const int port, first.Serve("127.0.0.1", 0));
-  EXPECT_THAT(second.Serve("127.0.0.1", port),
-              StatusIs(absl::StatusCode::kUnavailable,
-                       absl::StrCat("127.0.0.1:", port)));
 }
 
 TEST(Metrics, ExternalCountersAreReadAtTheScrape) {

@@ -124,9 +124,9 @@ SYSTEM_REPOSITORIES = {
     "com_github_jupp0r_prometheus_cpp": {
         "BUILD": _package(
             _library("core", ["-lprometheus-cpp-core"]),
-            _library("pull", ["-lprometheus-cpp-pull", "-lprometheus-cpp-core"]),
         ),
     },
+    "libmicrohttpd": {"BUILD": _package(_library("microhttpd", ["-lmicrohttpd", "-lgnutls"]))},
     "openssl": {"BUILD": _package(_library("crypto", ["-lcrypto"]), _library("ssl", ["-lssl", "-lcrypto"]))},
     "onednn": {"BUILD": _package(_library("dnnl", ["-ldnnl"]))},
     "openblas": {"BUILD": _package('cc_library(name = "cblas", linkopts = ["-lopenblas"])\n')},

@@ -162,6 +162,11 @@ void Options::AddTo(Flags& flags) {
   flags.Add("metrics-port", &metrics_port,
             "serve Prometheus at 127.0.0.1 there; 0: off",
             {"WEFT_METRICS_PORT"});
+  flags.Add(
+      "metrics-listen", &metrics_listen,
+      "serve Prometheus at host:port, with --certs where others can reach "
+      "it",
+      {"WEFT_METRICS_LISTEN"});
   flags.AddWith(
       "log",
       [this](const std::string& t) { return SetLogFormat(t, &log_format); },
@@ -272,6 +277,14 @@ absl::Status Options::Resolve() {
     return Usage(
         absl::StrCat("--metrics-port=", metrics_port,
                      ": wanted a port from 1 to 65535, or 0 for none"));
+  }
+  if (metrics_port != 0) {
+    if (!metrics_listen.empty()) {
+      return Usage(absl::StrCat("--metrics-port=", metrics_port,
+                                " and --metrics-listen=", metrics_listen,
+                                ": wanted one of them"));
+    }
+    metrics_listen = absl::StrCat("127.0.0.1:", metrics_port);
   }
   if (ranks_on_host < 1) {
     return Usage(absl::StrCat("--ranks-on-host=", ranks_on_host,

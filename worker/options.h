@@ -73,7 +73,10 @@ struct Options {
   bool insecure = false;  // --insecure: TCP without certificates
 
   uint64_t seed = 1;     // --seed
-  int metrics_port = 0;  // --metrics-port: Prometheus; 0: off
+  int metrics_port = 0;  // --metrics-port: --metrics-listen=127.0.0.1:N; 0: off
+  // Where Prometheus reads this worker's metrics, host:port; with TLS where
+  // others can reach it (metrics_server.h). Empty: nowhere. --metrics-listen
+  std::string metrics_listen;
   telemetry::LogFormat log_format = telemetry::LogFormat::kText;  // --log
   telemetry::Level log_level = telemetry::Level::kInfo;           // --log-level
   // Where the flight recorder is written when the worker fails or gets SIGUSR2.

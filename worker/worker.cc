@@ -95,11 +95,6 @@ absl::Status Worker::StartParts() {
   }
   dump_on_signal_ = OnSignal::Create([this] { DumpFlightRecorder(); });
   process_metrics_ = ShowProcess(telemetry_->metrics());
-  if (options_.metrics_port != 0) {
-    const auto port =
-        telemetry_->metrics().Serve("127.0.0.1", options_.metrics_port);
-    if (!port.ok()) return WithExitCode(port.status(), ExitCode::kConfig);
-  }
   ThreadPool::Options pool;
   pool.name = "handlers";
   pool.threads = HandlerThreads(options_);
@@ -126,6 +121,20 @@ void Worker::DumpFlightRecorder() {
   trace_->WriteOrLog();
 }
 
+absl::Status Worker::ServeMetrics(const net::Credentials& credentials) {
+  if (options_.metrics_listen.empty()) return absl::OkStatus();
+  MetricsServer::Options options;
+  options.listen = options_.metrics_listen;
+  options.credentials = credentials;
+  options.page = [this] { return telemetry_->metrics().Text(); };
+  auto server = MetricsServer::Start(std::move(options));
+  if (!server.ok()) return WithExitCode(server.status(), ExitCode::kConfig);
+  metrics_server_ = *std::move(server);
+  WEFT_LOG(telemetry_->logger(), Info, "metrics are at ")
+      << metrics_server_->address() << "/metrics";
+  return absl::OkStatus();
+}
+
 absl::Status Worker::OpenNetwork() {
   net::LoopOptions loop = options_.limits.loop;
   absl::StatusOr<net::Credentials> credentials = CredentialsOf(options_);
@@ -133,6 +142,7 @@ absl::Status Worker::OpenNetwork() {
     return WithExitCode(OfPart("--certs", credentials.status()),
                         ExitCode::kAuth);
   }
+  WEFT_RETURN_IF_ERROR(ServeMetrics(*credentials));
   loop.credentials = *std::move(credentials);
   loop.telemetry = telemetry_.get();
   loop.ranks_on_host = options_.ranks_on_host;

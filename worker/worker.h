@@ -33,6 +33,7 @@
 #include "weft/telemetry/field.h"
 #include "weft/telemetry/metrics.h"
 #include "weft/telemetry/status_page.h"
+#include "weft/worker/metrics_server.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/transport/shm/memory_budget.h"
 #include "weft/transport/transport.h"
@@ -99,6 +100,7 @@ class Worker {
  private:
   explicit Worker(Options options) : options_(std::move(options)) {}
   absl::Status StartParts();
+  absl::Status ServeMetrics(const net::Credentials& credentials);
   absl::Status OpenNetwork();
   void OpenMemoryBudget();
   absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
@@ -123,6 +125,7 @@ class Worker {
   // In the order of their making; each may use those above it.
   std::unique_ptr<telemetry::Telemetry> telemetry_;
   std::unique_ptr<telemetry::Metrics::Refresher> process_metrics_;
+  std::unique_ptr<MetricsServer> metrics_server_;  // after what it reads
   std::unique_ptr<TraceFile> trace_;
   std::unique_ptr<OnSignal> dump_on_signal_;
   std::unique_ptr<ThreadPool> executor_;
