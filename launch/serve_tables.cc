@@ -85,6 +85,7 @@ void Show(const ps::Server& server, telemetry::Metrics& metrics) {
         .Set(table.memory_bytes());
     metrics.GaugeFor("weft_ps_table_version", label).Set(table.version());
   }
+  server.ExportMetrics(metrics);
 }
 
 telemetry::Fields Describe(const ps::Server& server) {

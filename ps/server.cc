@@ -229,4 +229,9 @@ v1::ServerStats Server::Stats() const {
   return stats;
 }
 
+void Server::ExportMetrics(telemetry::Metrics& to) const {
+  for (const auto& [name, shard] : Snapshot())
+    shard->metrics().Export(to, name);
+}
+
 }  // namespace weft::ps

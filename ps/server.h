@@ -22,6 +22,7 @@
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
 #include "weft/ps/table_shard.h"
+#include "weft/telemetry/metrics.h"
 
 namespace weft::ps {
 
@@ -74,6 +75,9 @@ class Server {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   v1::ServerStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Adds what the tables have counted since the last call: table_metrics.h. One
+  // thread at a time.
+  void ExportMetrics(telemetry::Metrics& to) const ABSL_LOCKS_EXCLUDED(mu_);
 
   const ServerOptions& options() const { return options_; }
 

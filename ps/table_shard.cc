@@ -14,6 +14,10 @@
 namespace weft::ps {
 namespace {
 
+int64_t BytesOf(const Tensor& tensor) {
+  return tensor.defined() ? tensor.bytes() : 0;
+}
+
 // What one pull of a sparse table may bring.
 constexpr int64_t kMaxPullBytes = int64_t{1} << 30;
 
@@ -263,6 +267,8 @@ Future<ShardReply> TableShard::Handle(const v1::Request& request,
   }
   part.keys = std::move(push_keys);
   part.values = std::move(push_values);
+  if (request.push())
+    metrics_.Pushed(BytesOf(part.keys) + BytesOf(part.values));
   return is_sync()
              ? HandleInRound(request, std::move(part), pull_keys, deadline)
              : HandleAtOnce(request, part, pull_keys);
@@ -323,6 +329,8 @@ Future<ShardReply> TableShard::AnswerNow(const v1::Request& request,
     absl::StatusOr<ShardReply> read = Read(pull_keys, reply.version());
     if (!read.ok()) return MakeReady<ShardReply>(read.status());
     now.values = std::move(read->values);
+    metrics_.Pulled(BytesOf(pull_keys) + BytesOf(now.values));
+    if (!is_sync()) metrics_.PulledAt(request.client(), reply.version());
   }
   now.reply = std::move(reply);
   return MakeReady<ShardReply>(std::move(now));
@@ -369,8 +377,10 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
     reply.set_duplicates(reply.duplicates() + *duplicates);
     applied += 1 - *duplicates;
   }
+  if (applied == 0) return absl::OkStatus();
   MutexLock lock(mu_);
-  if (applied > 0) ++pushes_;
+  metrics_.PushedAt(request.client(), pushes_);
+  ++pushes_;
   return absl::OkStatus();
 }
 
@@ -456,7 +466,11 @@ void TableShard::Answer(std::vector<Parked> released) {
     version = VersionLocked();
   }
   for (Parked& parked : released) {
-    parked.promise.Set(Read(parked.keys, version));
+    absl::StatusOr<ShardReply> read = Read(parked.keys, version);
+    if (read.ok()) {
+      metrics_.Pulled(BytesOf(parked.keys) + BytesOf(read->values));
+    }
+    parked.promise.Set(std::move(read));
   }
 }
 

@@ -40,6 +40,7 @@
 #include "weft/ps/placement.h"
 #include "weft/ps/round_gate.h"
 #include "weft/ps/table_layout.h"
+#include "weft/ps/table_metrics.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
@@ -80,6 +81,7 @@ class TableShard {
   void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
 
   v1::TableStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
+  TableMetrics& metrics() { return metrics_; }
 
   // A copy of every partition at one version, and that version.
   struct Image {
@@ -160,6 +162,8 @@ class TableShard {
   std::vector<int> dense_group_;  // by partition; negative: none
   // By partition; null where another server holds it.
   std::vector<std::unique_ptr<Partition>> partitions_;
+
+  TableMetrics metrics_;
 
   mutable Mutex mu_;
   RoundGate<Part> gate_ ABSL_GUARDED_BY(mu_);

@@ -235,6 +235,7 @@ class Registry {
   // Of all names and signatures: equal registries have equal digests.
   uint64_t Digest() const;
   std::vector<std::string> Names() const;  // sorted
+  size_t size() const { return by_name_.size(); }
 
  private:
   absl::flat_hash_map<std::string, std::unique_ptr<Function>> by_name_;

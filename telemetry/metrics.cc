@@ -61,17 +61,27 @@ std::string HelpOf(const std::string& name) {
       {"weft_net_listeners_reopened_total",
        "How often a listener that was not reachable was opened anew"},
       {"weft_net_refused_total", "What was refused at the edge, by kind"},
+      {"weft_ps_pull_bytes", "Bytes of keys and values of a pull"},
+      {"weft_ps_push_bytes", "Bytes of keys and values of a push"},
+      {"weft_ps_staleness_versions",
+       "Pushes applied between a client's pull and its push (asynchronous)"},
       {"weft_ps_table_memory_bytes", "Memory of a table on this server"},
       {"weft_ps_table_rows", "Rows of a table on this server"},
       {"weft_ps_table_version",
        "Rounds closed (synchronous) or pushes applied (asynchronous)"},
       {"weft_rpc_bytes_total", "Bytes of remote calls, by peer and direction"},
       {"weft_rpc_calls_total", "Remote calls, by peer and direction"},
+      {"weft_rpc_client_seconds",
+       "Time of remote calls at the caller, from the call to its end"},
       {"weft_rpc_client_active_calls", "Remote calls that wait for a reply"},
       {"weft_rpc_errors_total",
        "Remote calls that ended with an error, by peer and direction"},
       {"weft_rpc_idle_threads", "Threads for remote calls that have no work"},
       {"weft_rpc_pool_threads", "Threads for remote calls"},
+      {"weft_rpc_reply_bytes", "Bytes of the results of a remote call"},
+      {"weft_rpc_request_bytes", "Bytes of the arguments of a remote call"},
+      {"weft_rpc_server_seconds",
+       "Time of calls that are served here, from the arrival to the reply"},
       {"weft_rpc_server_active_async_calls",
        "Calls of others whose functions have returned a Future"},
       {"weft_rpc_server_active_calls", "Calls of others that run here"},
@@ -111,6 +121,9 @@ double Gauge::Value() const { return gauge_ != nullptr ? gauge_->Value() : 0; }
 
 void Histogram::Observe(double value) {
   if (histogram_ != nullptr) histogram_->Observe(value);
+}
+void Histogram::ObserveMany(const std::vector<double>& counts, double sum) {
+  if (histogram_ != nullptr) histogram_->ObserveMultiple(counts, sum);
 }
 uint64_t Histogram::Count() const {
   if (histogram_ == nullptr) return 0;

@@ -61,6 +61,9 @@ class Histogram {
   explicit Histogram(prometheus::Histogram* histogram)
       : histogram_(histogram) {}
   void Observe(double value);
+  // Values that were counted elsewhere: how many are in each bucket, of which
+  // the last is above all bounds, and their sum.
+  void ObserveMany(const std::vector<double>& counts, double sum);
   uint64_t Count() const;
 
  private:

@@ -418,6 +418,8 @@ TEST(Options, ConflictingOptionsFailBeforeTheStart) {
              {{"--job=My Job"}, "job name \"My Job\": wanted 1 to 63"},
              {{"--metrics-port=65536"}, "wanted a port from 1 to 65535, or 0"},
              {{"--metrics-port=-1"}, "--metrics-port"},
+             {{"--metrics-port=9100", "--metrics-listen=127.0.0.1:9101"},
+              "wanted one of them"},
              {{"--init=http://a:1"}, "wanted env://"},
              {{"--certs=d", "--insecure"}, "--certs=d (or WEFT_CERTS) and "},
          });

@@ -104,6 +104,7 @@ void AgentState::Export() {
   to.GaugeFor("weft_rpc_server_active_calls").Set(metrics.server_active_calls);
   to.GaugeFor("weft_rpc_server_active_async_calls")
       .Set(metrics.server_active_async_calls);
+  histograms_->Export(to);
   for (const auto& [peer, now] : metrics.peers) {
     Traffic::Counts& then = exported_[peer];
     const auto add = [&to, &peer = peer](const char* name, const char* way,

@@ -69,7 +69,9 @@ internal::Caller::Abandon AgentState::ServeSessionless(
   const bool is_own = caller == worker();
   const std::shared_ptr<Traffic> traffic = traffic_.Of(caller.name);
   if (is_own) traffic->CountCall();
-  traffic->CountServed(TotalSize(request->body));
+  const size_t bytes = TotalSize(request->body);
+  traffic->CountServed(bytes);
+  histograms_->RequestReceived(bytes);
   Refusal refusal;
   absl::StatusOr<const Function*> function = Find(*request, &refusal);
   absl::Status status = function.status();

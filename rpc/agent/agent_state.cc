@@ -354,6 +354,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   options.give_up_after = options_.give_up_after;
   options.result_bytes = options_.result_bytes;
   options.traffic = traffic_.Of(options.peer.name);
+  options.histograms = histograms_;
   options.recorder = &telemetry_.recorder();
   options.logger = &telemetry_.logger();
   options.hook = options_.hook;

@@ -30,6 +30,7 @@
 #include "weft/rendezvous/member.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/agent/batcher.h"
+#include "weft/rpc/agent/call_histograms.h"
 #include "weft/rpc/agent/function_access.h"
 #include "weft/rpc/agent/handler_threads.h"
 #include "weft/rpc/agent/inbound.h"
@@ -217,6 +218,7 @@ class AgentState final : public Dispatcher,
   std::unique_ptr<telemetry::Span> StartSpan(const Worker& peer,
                                              const Request& request) override;
   telemetry::Telemetry& telemetry() const { return telemetry_; }
+  CallHistograms& histograms() override { return *histograms_; }
   telemetry::FlightRecorder& recorder() override {
     return telemetry_.recorder();
   }
@@ -299,6 +301,8 @@ class AgentState final : public Dispatcher,
   telemetry::StatusPage::Registration status_page_;
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;
+  const std::shared_ptr<CallHistograms> histograms_ =
+      std::make_shared<CallHistograms>(registry_);
   const std::shared_ptr<SessionlessCalls> sessionless_calls_ =
       std::make_shared<SessionlessCalls>();
   const std::shared_ptr<internal::RetriedCalls> retried_ =

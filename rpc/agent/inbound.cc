@@ -113,6 +113,8 @@ class Inbound::Call final : public ServedCall {
         FunctionFailure(result.status(), inbound_->dispatcher_->self(),
                         function_.name, phase());
     if (result.ok()) reply->body = *std::move(result);
+    inbound_->dispatcher_->histograms().Served(
+        &function_, began(), inbound_->transport_.clock().Now());
     inbound_->Finish(function_.name, std::move(reply));
   }
 
@@ -335,7 +337,11 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
       // Kept, to be noted without the lock.
       if (send->reply->refusal == Refusal::kOverLimit) actions_.Add(mu_, *send);
       if (link_ == nullptr) continue;
-      if (!send->again) traffic_->CountSent(TotalSize(send->reply->body));
+      if (!send->again) {
+        const size_t bytes = TotalSize(send->reply->body);
+        traffic_->CountSent(bytes);
+        dispatcher_->histograms().ReplySent(bytes);
+      }
       must_drain |= link_->Append(std::move(send->reply));
     } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
       due.must_hang_up = true;
@@ -400,7 +406,9 @@ void Inbound::Run(CalleeSession::Action& action) {
 }
 
 void Inbound::Serve(RequestPtr request) {
-  traffic_->CountServed(TotalSize(request->body));
+  const size_t bytes = TotalSize(request->body);
+  traffic_->CountServed(bytes);
+  dispatcher_->histograms().RequestReceived(bytes);
   dispatcher_->recorder().RecordFor("rpc.serve", peer_->name, request->function,
                                     request->id);
   Refusal refusal = Refusal::kNone;

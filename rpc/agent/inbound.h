@@ -16,6 +16,7 @@
 #include "weft/base/cancel.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/agent/call_histograms.h"
 #include "weft/rpc/agent/session_timer.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/connection/link.h"
@@ -51,6 +52,7 @@ class Dispatcher : public CallCounter {
   virtual absl::StatusOr<const Function*> Find(const Request& request,
                                                Refusal* refusal) const = 0;
   virtual telemetry::FlightRecorder& recorder() = 0;
+  virtual CallHistograms& histograms() = 0;
   virtual SessionHook* hook() = 0;  // null: none
   // The span of serving `request`; null where spans are not kept.
   virtual std::unique_ptr<telemetry::Span> StartSpan(

@@ -149,7 +149,9 @@ void Outbound::TakeEmitted() {
   for (CallerSession::Action& action : emitted_) {
     if (auto* send = std::get_if<CallerSession::SendRequest>(&action)) {
       if (!send->again) {
-        options_.traffic->CountSent(TotalSize(send->request->body));
+        const size_t bytes = TotalSize(send->request->body);
+        options_.traffic->CountSent(bytes);
+        options_.histograms->RequestSent(bytes);
       }
       must_drain_ |= link_->Append(std::move(send->request));
     } else if (auto* ack = std::get_if<CallerSession::SendAck>(&action)) {
@@ -270,9 +272,11 @@ void Outbound::CheckCredit() {
 }
 
 void Outbound::TellDone(Ended& ended) {
-  options_.traffic->CountEnd(
-      ended.status.ok(),
-      ended.reply == nullptr ? 0 : TotalSize(ended.reply->body));
+  const size_t bytes =
+      ended.reply == nullptr ? 0 : TotalSize(ended.reply->body);
+  options_.traffic->CountEnd(ended.status.ok(), bytes);
+  options_.histograms->CallEnded(ended.request->began, clock_.Now());
+  if (ended.reply != nullptr) options_.histograms->ReplyReceived(bytes);
   options_.recorder->RecordFor("rpc.end", options_.peer.name,
                                ended.request->function, ended.request->id,
                                ended.status.raw_code());

@@ -18,6 +18,7 @@
 #include "absl/time/time.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
+#include "weft/rpc/agent/call_histograms.h"
 #include "weft/rpc/agent/session_timer.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/caller.h"
@@ -50,8 +51,9 @@ class Outbound final : public internal::Caller,
     Worker peer;
     transport::Transport* transport = nullptr;
     absl::Duration give_up_after;
-    int64_t result_bytes = 0;          // see AgentOptions
-    std::shared_ptr<Traffic> traffic;  // counts the calls
+    int64_t result_bytes = 0;                    // see AgentOptions
+    std::shared_ptr<Traffic> traffic;            // counts the calls
+    std::shared_ptr<CallHistograms> histograms;  // not null
     telemetry::FlightRecorder* recorder = nullptr;
     telemetry::Logger* logger = nullptr;
     SessionHook* hook = nullptr;

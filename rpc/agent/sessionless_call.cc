@@ -143,6 +143,8 @@ void SessionlessCall::Finish(absl::StatusOr<Slices> result) {
                                   function_.name, phase());
   if (result.ok()) reply->body = *std::move(result);
   traffic_->CountReply(reply->status.ok());
+  dispatcher_->histograms().Served(&function_, began(),
+                                   transport_.clock().Now());
   if (!reply->attachments.empty() && !ended_) {
     return FinishWhenSettled(std::move(reply), std::move(staged));
   }
@@ -190,6 +192,7 @@ void SessionlessCall::Tell(absl::Status status, ReplyPtr reply) {
   transport_.CancelTimer(timer_);
   const size_t bytes = reply == nullptr ? 0 : TotalSize(reply->body);
   traffic_->CountSent(bytes);
+  dispatcher_->histograms().ReplySent(bytes);
   if (is_own_) traffic_->CountEnd(status.ok(), bytes);
   std::move(done_)(std::move(status), std::move(reply));
 }

@@ -484,6 +484,38 @@ TEST(AgentMetrics, PeersBeyondTheCapShareOneName) {
             2 * static_cast<int64_t>(TrafficTable::kMaxPeers));
 }
 
+TEST(AgentMetrics, HistogramsHaveTheTimesAndSizesOfCalls) {
+  telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
+  RanksOptions options;
+  options.telemetry = &telemetry;
+  Ranks ranks(2, options);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_EQ(*Call(ranks[0].To("w1"), Length, std::string(1000, 'x')), 1000);
+  }
+  EXPECT_THAT(ranks[1].AwaitIdle(absl::Seconds(30)), IsOk());
+  const std::string page = telemetry.metrics().Text();
+  const auto has = [&page](const std::string& name, const std::string& label,
+                           const std::string& end) {
+    for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+      if (absl::StartsWith(line, absl::StrCat(name, "{")) &&
+          absl::StrContains(line, label) && absl::EndsWith(line, end)) {
+        return true;
+      }
+    }
+    return false;
+  };
+  EXPECT_TRUE(has("weft_rpc_client_seconds_count", "", " 3")) << page;
+  EXPECT_TRUE(has("weft_rpc_server_seconds_count", "Length\"", " 3")) << page;
+  // 1,000 bytes and what encodes them: above 256, not above 1,024.
+  for (const char* way : {"direction=\"in\"", "direction=\"out\""}) {
+    EXPECT_TRUE(has("weft_rpc_request_bytes_count", way, " 3")) << page;
+    EXPECT_TRUE(has("weft_rpc_reply_bytes_count", way, " 3")) << page;
+  }
+  EXPECT_TRUE(has("weft_rpc_request_bytes_bucket", "le=\"256\"", " 0")) << page;
+  EXPECT_TRUE(has("weft_rpc_request_bytes_bucket", "le=\"1024\"", " 3"))
+      << page;
+}
+
 TEST(AgentMetrics, AnEndedAgentIsOffThePage) {
   telemetry::Telemetry telemetry{telemetry::Telemetry::Options()};
   RanksOptions options;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
@@ -173,6 +174,47 @@ std::string MetricsAt(int port) {
   return asked->output();
 }
 
+// Of the histogram with that line "x_count{labels} n": what its bucket of all
+// values has.
+double CountOfAll(const std::string& page, absl::string_view count) {
+  std::string bucket(count.substr(0, count.rfind('}')));
+  const size_t at = bucket.find("_count{");
+  bucket.replace(at, 7, "_bucket{");
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    if (!absl::StartsWith(line, bucket) ||
+        !absl::StrContains(line, "le=\"+Inf\"")) {
+      continue;
+    }
+    double value = -1;
+    EXPECT_TRUE(absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value));
+    return value;
+  }
+  return -1;
+}
+
+// Each histogram's buckets never decrease, and the last, of all values, has as
+// many as its count says.
+void ExpectHistogramsAddUp(const std::string& page) {
+  double last = 0;       // of the buckets of one histogram, in their order
+  bool is_over = false;  // the bucket of all values has come
+  for (const absl::string_view line : absl::StrSplit(page, '\n')) {
+    double value = 0;
+    if (absl::StartsWith(line, "#") ||
+        !absl::SimpleAtod(line.substr(line.rfind(' ') + 1), &value)) {
+      continue;
+    }
+    if (absl::StrContains(line, "_bucket{")) {
+      if (is_over) last = 0;
+      EXPECT_GE(value, last) << line;
+      is_over = absl::StrContains(line, "le=\"+Inf\"");
+      last = value;
+    }
+    if (absl::StrContains(line, "_count{")) {
+      EXPECT_EQ(value, CountOfAll(page, line)) << line;
+    }
+  }
+}
+
 TEST(MainJob, EveryMetricHasHelpAndTypeAndTrainingIsAmongThem) {
   Job job;
   job.servers = 1;
@@ -201,12 +243,14 @@ TEST(MainJob, EveryMetricHasHelpAndTypeAndTrainingIsAmongThem) {
       }
     }
     EXPECT_GT(helped.size(), 8u) << page;
+    ExpectHistogramsAddUp(page);
   }
   const std::string page = MetricsAt(of_trainer);
   for (const char* series :
        {"weft_training_last_loss{", "weft_training_samples_total{",
         "weft_training_step_seconds_bucket{",
-        "weft_training_phase_seconds_count{"}) {
+        "weft_training_phase_seconds_count{", "weft_rpc_client_seconds_count{",
+        "weft_rpc_request_bytes_bucket{"}) {
     EXPECT_THAT(page, HasSubstr(series));
   }
 }
