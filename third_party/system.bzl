@@ -133,6 +133,7 @@ SYSTEM_REPOSITORIES = {
     "zlib": {"BUILD": _package(_library("zlib", ["-lz"]))},
     "com_github_facebook_zstd": {"BUILD": _package(_library("zstd", ["-lzstd"]))},
     "com_github_cyan4973_xxhash": {"BUILD": _package(_library("xxhash", ["-lxxhash"]))},
+    "openmpi": {"BUILD": _package(_library("mpi", ["-lmpi"]))},
     "gloo": {"BUILD": _package(_library("gloo", ["-lgloo"]))},
     "libtorch": {"BUILD": _package(_library("torch", ["-ltorch", "-ltorch_cpu", "-lc10"]))},
 }

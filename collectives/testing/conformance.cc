@@ -38,7 +38,7 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ProcessGroupConformance);
 std::vector<absl::Status> ProcessGroupConformance::Run(int size,
                                                        const Body& body) {
   std::unique_ptr<TestWorld> world = GetParam().make_world(size, diagnosis_);
-  return testing::RunRanks(size, [&](int rank) -> absl::Status {
+  return GetParam().run_ranks(size, [&](int rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                           world->Connect(rank));
     const auto group = ProcessGroup::Create(std::move(backend), options_);
@@ -53,6 +53,9 @@ void ProcessGroupConformance::RunSizes(const Body& body) {
 }
 
 namespace {
+
+constexpr char kOtherProcesses[] =
+    "this test paces ranks by variables, and they are other processes";
 
 using ::testing::AllOf;
 using ::testing::Each;
@@ -170,21 +173,21 @@ Tensor Fractions(int rank, int64_t count) {
 
 TEST_P(ProcessGroupConformance, ResultHasTheSameBitsOnAllRanksAndRuns) {
   for (const int64_t count : {100, 300'001}) {
+    Mutex mu;
     std::string first;
     for (int run = 0; run < 2; ++run) {
       const int size = GetParam().sizes.back();
-      std::vector<std::string> found(size);
-      const auto statuses = Run(size, [&](ProcessGroup& group) {
+      const auto statuses = Run(size, [&](ProcessGroup& group) -> absl::Status {
         const Tensor tensor = Fractions(group.rank(), count);
-        const absl::Status status = group.AllReduce(tensor, ReduceOp::kAverage);
-        found[group.rank()] = BytesOf(tensor);
-        return status;
+        WEFT_RETURN_IF_ERROR(group.AllReduce(tensor, ReduceOp::kAverage));
+        WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> found,
+                              group.AllGatherBytes(BytesOf(tensor)));
+        MutexLock lock(mu);
+        if (first.empty()) first = found[0];
+        for (const std::string& one : found) WANT_EQ(one == first, true);
+        return absl::OkStatus();
       });
-      EXPECT_THAT(statuses, Each(testing::IsOk()));
-      if (run == 0) first = found[0];
-      for (int r = 0; r < size; ++r) {
-        EXPECT_TRUE(found[r] == first) << "rank " << r << ", run " << run;
-      }
+      EXPECT_THAT(statuses, Each(testing::IsOk())) << "run " << run;
     }
   }
 }
@@ -350,6 +353,7 @@ TEST_P(ProcessGroupConformance, AllToAllEvenAndUneven) {
 }
 
 TEST_P(ProcessGroupConformance, BarrierWaitsForAllRanks) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   for (const int size : GetParam().sizes) {
     std::atomic<int> arrived{0};
     const auto statuses = Run(size, [&](ProcessGroup& group) -> absl::Status {
@@ -586,6 +590,7 @@ TEST_P(ProcessGroupConformance, SplitMakesOneGroupForEachColor) {
 }
 
 TEST_P(ProcessGroupConformance, RevokeEndsAllAndShrinkGoesOn) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   if (!GetParam().has_subgroups) GTEST_SKIP();
   std::atomic<int> ready{0};
   const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
@@ -614,9 +619,9 @@ TEST_P(ProcessGroupConformance, RevokeEndsAllAndShrinkGoesOn) {
 // All but one rank go on with another world, in which one rank is new: fewer,
 // as many, and more ranks than before.
 TEST_P(ProcessGroupConformance, ReconfigureGoesOnWithOtherMembers) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   for (const int size : {2, 3, 4}) {
-    std::unique_ptr<TestWorld> next =
-        GetParam().make_world(size, diagnosis_);
+    std::unique_ptr<TestWorld> next = GetParam().make_world(size, diagnosis_);
     std::atomic<int> old_members{0};
     const auto take_part = [&](ProcessGroup& group) -> absl::Status {
       WANT_EQ(group.size(), size);
@@ -634,8 +639,7 @@ TEST_P(ProcessGroupConformance, ReconfigureGoesOnWithOtherMembers) {
         joined[rank] = [&]() -> absl::Status {
           WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                                 next->Connect(rank));
-          const auto group =
-              ProcessGroup::Create(std::move(backend), options_);
+          const auto group = ProcessGroup::Create(std::move(backend), options_);
           return take_part(*group);
         }();
       });
@@ -763,6 +767,7 @@ TEST_P(ProcessGroupConformance, DifferentOperationsAreReportedOnAllRanks) {
 }
 
 TEST_P(ProcessGroupConformance, RankThatDoesNotCallIsNamedAtTheDeadline) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   // Rank 1 stays until both others have failed: one that has left is named
   // otherwise.
   std::atomic<int> failed{0};
@@ -800,6 +805,7 @@ TEST_P(ProcessGroupConformance, RankThatLeavesIsNamed) {
 }
 
 TEST_P(ProcessGroupConformance, StuckRankIsReportedAndTheOperationGoesOn) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   diagnosis_.report_after = absl::Milliseconds(20);
   Mutex mu;
   std::string reports;

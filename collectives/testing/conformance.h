@@ -18,6 +18,7 @@
 #include "gtest/gtest.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/collectives/process_group.h"
+#include "weft/tests/support/run_ranks.h"
 
 namespace weft::collectives {
 
@@ -34,6 +35,13 @@ struct TestBackend {
   std::function<std::unique_ptr<TestWorld>(int size,
                                            const DiagnosisOptions& diagnosis)>
       make_world;
+  // Runs `body` as each rank and returns the statuses of all.
+  std::function<std::vector<absl::Status>(
+      int size, const std::function<absl::Status(int rank)>& body)>
+      run_ranks = testing::RunRanks;
+  // Whether the bodies of all ranks run in this process: those tests that pace
+  // ranks by shared variables are skipped otherwise.
+  bool ranks_share_memory = true;
   // Verbs that this backend lacks; their tests are skipped.
   bool has_point_to_point = true;
   bool has_subgroups = true;
