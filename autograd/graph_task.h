@@ -16,11 +16,11 @@
 // with the same calls of Expect gives the same bits, whatever the order of
 // Feed. (Gradients fed at one and the same edge are added as they are fed.)
 //
-// Who may run a node. A task that does not retain the graph holds all nodes
-// that it can reach, but for leaves, from Expect to its end; tasks that retain
-// it share them. Expect of a node that another task holds, or that others share
-// and this one would hold, is kFailedPrecondition. A task gives its nodes up
-// when it is destroyed, when it fails, and in ReleaseSaved.
+// Which task may run a node. A task that does not retain the graph holds all
+// nodes that it can reach, but for leaves, from Expect to its end; tasks that
+// retain it share them. Expect of a node that another task holds, or that
+// others share and this one would hold, is kFailedPrecondition. A task gives
+// its nodes up when it is destroyed, when it fails, and in ReleaseSaved.
 
 #ifndef WEFT_AUTOGRAD_GRAPH_TASK_H_
 #define WEFT_AUTOGRAD_GRAPH_TASK_H_

@@ -186,8 +186,8 @@ class Node {
 };
 
 inline void Node::Release() const {
-  // Who holds the only reference need not take it away atomically: nobody else
-  // can take another one.
+  // The holder of the only reference need not remove it atomically: no other
+  // thread can take another one.
   if (references_.load(std::memory_order_acquire) == 1 ||
       references_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
     Destroy(const_cast<Node*>(this));

@@ -16,7 +16,8 @@ namespace internal {
 class CancelState;
 }  // namespace internal
 
-// What is told to stop. Cheap to copy. A default one is never cancelled.
+// A token by which an operation learns that it must stop. Cheap to copy. A
+// default one is never cancelled.
 //
 // Thread-safety: thread-safe.
 class CancelToken {

@@ -1,8 +1,9 @@
-// CatchToStatus: runs code that may throw and returns what came of it.
+// CatchToStatus: runs code that may throw and returns its result or the Status
+// of its exception.
 //
-// Stands at every place where Weft calls user code. A type that was registered
-// becomes what its translator says, weft::Error the Status it carries,
-// std::bad_alloc RESOURCE_EXHAUSTED, anything else INTERNAL.
+// Used wherever Weft calls user code. A registered exception type becomes the
+// Status that its translator returns, weft::Error the Status that it carries,
+// std::bad_alloc RESOURCE_EXHAUSTED, any other exception INTERNAL.
 
 #ifndef WEFT_BASE_CATCH_TO_STATUS_H_
 #define WEFT_BASE_CATCH_TO_STATUS_H_
@@ -20,13 +21,13 @@ namespace weft {
 // that this translator is for. Must not throw.
 using ThrownTranslator = std::optional<absl::Status> (*)();
 
-// For use before main, as in a namespace-scope initialiser. Of two that know an
-// exception the first registered is asked. Returns true.
+// For use before main, as in a namespace-scope initialiser. If two know an
+// exception, the one registered first is used. Returns true.
 bool RegisterThrown(ThrownTranslator translator);
 
 namespace internal {
 
-// What CatchToStatus returns for a function that returns R.
+// The return type of CatchToStatus for a function that returns R.
 template <typename R>
 struct Caught {
   using type = absl::StatusOr<R>;

@@ -59,7 +59,7 @@ class Driver {
 // The Driver that parks the thread.
 Driver& ParkingDriver();
 
-// Whom a worker thread wants told when the code that it runs blocks.
+// Notified when the code that a worker thread runs blocks.
 class BlockingListener {
  public:
   virtual ~BlockingListener() = default;

@@ -26,7 +26,7 @@ class InlineExecutor final : public Executor {
 };
 
 // Runs a task for an executor. A task should not throw; what it throws is
-// written to stderr, as nobody is there to be told.
+// written to stderr, as no caller waits for it.
 void RunTask(Task task) noexcept;
 
 }  // namespace weft

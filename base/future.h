@@ -69,8 +69,8 @@ struct ThenResult<Future<U>> {
   using type = U;
 };
 
-// What Fn returns when given the value of a Future<T>: `const T&`, or `T&&`
-// where T is move-only.
+// The return type of Fn, called with the value of a Future<T>: `const T&`, or
+// `T&&` where T is move-only.
 template <typename T, typename Fn>
 struct ThenCall {
   using Argument = std::conditional_t<IsCopyable<T>::value, const T&, T&&>;
@@ -87,8 +87,8 @@ using ThenValue =
 
 }  // namespace internal
 
-// A result that is there already, found without allocation or lock. `driver`
-// is passed on to what is derived from it.
+// A result that is known already, read without allocation or lock. Futures
+// derived from it have `driver` too.
 template <typename T>
 Future<T> MakeReady(Result<T> result, Driver& driver = ParkingDriver());
 inline Future<void> MakeReady();
@@ -127,7 +127,7 @@ class [[nodiscard]] Future {
 
   // Runs `callback(const Result<T>&)` once: on the thread that makes it ready,
   // or right here if it is. Callbacks of one future run in the order of
-  // registration, without a lock. They must not block; what one throws is
+  // registration, without a lock. They must not block; an exception of one is
   // written to standard error and dropped. One that runs right here must not
   // destroy this Future, which may hold the result.
   template <typename Callback>
@@ -152,11 +152,12 @@ class [[nodiscard]] Future {
   template <typename Fn>
   Future<internal::ThenValue<T, Fn>> Then(Executor& executor, Fn fn) &&;
 
-  // Ends it, unless ready, in `reason` or in what the producer makes of that (a
-  // call says how far it had come), and tells the producer, for futures derived
-  // by Then up to the first: it is the operation that is cancelled, for all who
-  // look at it. Where another thread is at it too, ending it or cancelling it,
-  // it may be ready a moment after this returns. REQUIRES: !reason.ok().
+  // Unless it is ready: ends it with `reason`, or with the producer's version
+  // of that (a call adds how far it had come), and notifies the producer. Of a
+  // future derived by Then it cancels the first of the chain: the operation is
+  // cancelled for all its users. If another thread ends or cancels it at the
+  // same time, it may be ready a moment after this returns. REQUIRES:
+  // !reason.ok().
   void Cancel(absl::Status reason = absl::CancelledError("cancelled")) const {
     WEFT_CHECK(!reason.ok());
     if (pending()) state_ptr()->Cancel(reason);
@@ -218,8 +219,8 @@ class Promise {
     return state->Set(std::move(result));
   }
 
-  // As Set, where a second result is a mistake: kAlreadyExists then, with how
-  // the future ended.
+  // As Set, where a second result is a mistake: it returns kAlreadyExists, and
+  // the message has the first result's status.
   absl::Status SetOnce(Result<T> result) {
     if (Set(std::move(result))) return absl::OkStatus();
     return internal::AlreadySet(internal::StatusOf(state_->Get()));
@@ -256,8 +257,8 @@ std::pair<Promise<T>, Future<T>> MakePromise(Driver& driver = ParkingDriver()) {
 template <typename T>
 Future<std::vector<Result<T>>> WhenAll(std::vector<Future<T>> futures);
 
-// Ready with all values in order, or with the first error as soon as it comes.
-// The others go on then. For void it is a Future<void>.
+// Ready with all values in order, or with the first error as soon as it comes;
+// the other operations go on. For void it is a Future<void>.
 template <typename T>
 Future<std::conditional_t<
     std::is_void_v<T>, void,

@@ -76,7 +76,8 @@ void RunCallback(Callback& callback, const R& result) {
 class FutureCore;
 
 // A future that has just become ready and whose continuations must still run;
-// null for none. Whoever gets it runs them, by Drain or in a Drain of its own.
+// null for none. The caller that receives it runs them, by Drain or in a Drain
+// of its own.
 using Undrained = std::shared_ptr<FutureCore>;
 
 // One entry in the list of what runs when a future becomes ready.
@@ -185,7 +186,7 @@ class FutureCore : public Waitable {
  protected:
   using CancelHook = absl::AnyInvocable<CancelList(const absl::Status&) &&>;
 
-  // Whom to tell of a cancellation.
+  // The receiver of a cancellation: a source or a hook.
   struct Producer {
     bool IsThere() const { return source != nullptr || hook; }
 
@@ -249,7 +250,8 @@ class FutureCore : public Waitable {
   CancelListener* const listener_;  // null: none
   std::atomic<bool> settled_{false};
   std::atomic<bool> buffer_taken_{false};
-  bool cancelling_ ABSL_GUARDED_BY(mu_) = false;  // its producer is told first
+  bool cancelling_ ABSL_GUARDED_BY(mu_) =
+      false;  // its producer is notified first
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   Producer producer_ ABSL_GUARDED_BY(mu_);
   Continuation* first_ ABSL_GUARDED_BY(mu_) = nullptr;
@@ -257,7 +259,7 @@ class FutureCore : public Waitable {
   alignas(std::max_align_t) std::byte buffer_[kBufferBytes];
 };
 
-// Whoever calls a method holds a shared_ptr on the state until it returns.
+// The caller of a method holds a shared_ptr on the state until it returns.
 template <typename T>
 class FutureState : public FutureCore {
  public:

@@ -142,7 +142,7 @@ TEST(FutureWait, IsRefusedWhereTheThreadMustNotBlock) {
   EXPECT_THAT(future.Wait(kNow), IsOkAndHolds(1));
 }
 
-TEST(FutureWait, TellsTheListenerOnceThatItBlocks) {
+TEST(FutureWait, NotifiesTheListenerOnceThatItBlocks) {
   struct Counter : BlockingListener {
     void BeginBlocking() override { ++begun; }
     void EndBlocking() override { ++ended; }
@@ -227,7 +227,7 @@ TEST(FutureCallbacks, MayBeLargerThanTheBuffer) {
   EXPECT_EQ(sum, 8);
 }
 
-TEST(FutureThen, TakesWhateverTheFunctionReturns) {
+TEST(FutureThen, ResultHasTheTypeThatTheFunctionReturns) {
   InlineExecutor here;
   auto [promise, future] = MakePromise<int>();
   Future<std::string> value =
@@ -321,7 +321,7 @@ TEST(FutureThen, ReleasesItsFunctionOnceItHasRun) {
   EXPECT_EQ(held.use_count(), 1);
 }
 
-TEST(FutureCancel, EndsTheFutureAndTellsTheProducer) {
+TEST(FutureCancel, EndsTheFutureAndNotifiesTheProducer) {
   auto [promise, future] = MakePromise<int>();
   std::string reason;
   promise.OnCancel([&](const absl::Status& why) { reason = why.ToString(); });
@@ -365,7 +365,7 @@ class OwnProducer final : public internal::FutureState<int>,
   int told_ = 0;
 };
 
-TEST(FutureCancel, AStateThatIsItsProducerIsToldOnceAndFirst) {
+TEST(FutureCancel, StateThatIsItsOwnProducerIsNotifiedOnceAndFirst) {
   const absl::Status says = absl::DataLossError("half of it is done");
   const auto known = std::make_shared<OwnProducer>(says);
   known->Cancel(absl::AbortedError("enough"));
@@ -575,7 +575,7 @@ TEST(JoinScope, TasksLeftByTheBodyAreCancelled) {
   EXPECT_THAT(why, StatusIs(absl::StatusCode::kCancelled, "JoinScope"));
 }
 
-TEST(CancelOnDrop, TellsTheProducerUnlessReleased) {
+TEST(CancelOnDrop, NotifiesTheProducerUnlessReleased) {
   auto [dropped, unwanted] = MakePromise<Box>();
   auto [kept, wanted] = MakePromise<int>();
   auto [replaced, former] = MakePromise<int>();

@@ -326,7 +326,7 @@ TEST(Waitable, UnparksEachWaiterUnlessRemoved) {
   EXPECT_TRUE(late.ParkUntil(past));
 }
 
-TEST(Cancel, TellsItsTokensWhy) {
+TEST(Cancel, GivesItsTokensTheReason) {
   CancelSource source;
   CancelToken token = source.token();
   std::string seen;

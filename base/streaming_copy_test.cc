@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-TEST(StreamingCopy, CopiesWhateverLiesWhereverAndNothingElse) {
+TEST(StreamingCopy, CopiesExactlyTheBytesOfEachRange) {
   std::string from;
   for (int i = 0; i < 1000; ++i) from.push_back(static_cast<char>(i % 251));
   for (const size_t bytes : {0, 1, 15, 63, 64, 65, 127, 128, 400}) {

@@ -2,7 +2,8 @@
 //
 //   <path>/ckpt-000007-step-1200/manifest.json     sizes, hashes, metadata
 //                                shard-00000.safetensors ...
-//   <path>/LATEST                                  for people: the newest name
+//   <path>/LATEST                                  the newest name, for human
+// readers
 //   <path>/NAME-best                               the checkpoint named "best"
 //   <path>/tmp-000008-1300-<nonce>/                being written, or abandoned
 //
@@ -19,7 +20,7 @@
 // Loading verifies sizes and hashes before it returns anything. Retention
 // removes nothing before the newest checkpoint has been read back and verified,
 // and never the newest good one, nor one that has a name: a file NAME-<name>
-// holds which one that is, and may be written and removed by hand.
+// holds the name of its checkpoint, and may be written and removed by hand.
 //
 // Codes: kResourceExhausted disk full; kDataLoss damaged or unreadable;
 // kNotFound no checkpoint.
@@ -60,7 +61,8 @@ class CheckpointDirectory {
     std::string name;
     Manifest manifest;
     NamedTensors tensors;  // of all shards
-    // Newer checkpoints that are damaged, and how: worth a warning.
+    // Newer checkpoints that are damaged, with the errors: log them as
+    // warnings.
     std::vector<absl::Status> skipped;
   };
 
@@ -69,14 +71,14 @@ class CheckpointDirectory {
 
   const std::string& path() const { return options_.path; }
 
-  // --- All by one process. -------------------------------------------------
+  // --- Written by one process. ---------------------------------------------
 
   // Writes one shard and commits; returns the checkpoint's name. After an error
   // the older checkpoints are as they were and the space is free again.
   absl::StatusOr<std::string> Save(int64_t step, const NamedTensors& tensors,
                                    const Metadata& metadata);
 
-  // --- By several. ---------------------------------------------------------
+  // --- Written by several processes. ---------------------------------------
 
   // Makes room for a checkpoint and returns the attempt's name.
   absl::StatusOr<std::string> Begin(int64_t step);

@@ -91,7 +91,7 @@ TEST(CheckpointDirectory, SeveralWritersMakeOneCheckpoint) {
   EXPECT_EQ(loaded->manifest.files[0].writer, "ps0");
 }
 
-TEST(CheckpointDirectory, CommitsNothingThatAWriterDidNotFinish) {
+TEST(CheckpointDirectory, UnfinishedWritersKeepItUncommitted) {
   FakeFileSystem files;
   const auto directory = OpenOn(files);
   const auto attempt = directory->Begin(5);
@@ -358,7 +358,7 @@ TEST(CheckpointDirectory, AFailureBeforeTheRenameCommitsNothing) {
   EXPECT_THAT(*directory->List(), IsEmpty());
 }
 
-TEST(LocalFiles, FollowsNoLinkAndReplacesNothing) {
+TEST(LocalFiles, RefusesLinksAndExistingFiles) {
   const TempDir dir;
   FileSystem& files = LocalFiles();
   {

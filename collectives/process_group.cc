@@ -14,7 +14,7 @@
 
 namespace weft::collectives {
 
-// What survives a change of the members.
+// The state that survives a change of the members.
 class ProcessGroup::Core {
  public:
   Core(std::unique_ptr<Backend> backend, GroupOptions options)

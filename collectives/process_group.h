@@ -20,16 +20,15 @@
 // Tensors. Of any supported dtype, on the backend's device. One that is not
 // contiguous is copied. An output that is written (all but pure inputs) must
 // not be read or written elsewhere until the operation is complete; the group
-// holds the handles until then. Counts of 0 are fine everywhere. Where the
+// holds the handles until then. Counts of 0 are allowed everywhere. Where the
 // result is the same for all ranks it has the same bits on all of them, and on
 // every run with the same inputs, ranks and backend.
 //
 // Errors (each names operation, call site, group and rank):
-//   kInvalidArgument     wrong tensor, root, split, reduction. This rank
-//   refuses
-//                        at once; the others' same operation, as far as it
-//                        needs this rank, ends in kAborted with what this rank
-//                        found. The group goes on.
+//   kInvalidArgument     wrong tensor, root, split or reduction: at once on
+//                        this rank; on the others the same operation, as far
+//                        as it needs this rank, ends in kAborted with this
+//                        rank's message. The group goes on.
 //   kUnimplemented       "backend X lacks Y": at once, on every rank.
 //   kFailedPrecondition  the ranks called different operations, both call sites
 //                        are named on every rank; or the group is broken.
@@ -70,9 +69,9 @@
 namespace weft::collectives {
 
 struct GroupOptions {
-  // In messages, and before the names of groups made from it.
+  // Used in messages, and as the prefix of the names of groups made from it.
   std::string name = "world";
-  // Of an operation that says nothing else.
+  // Timeout of an operation that has none of its own.
   absl::Duration timeout = absl::Minutes(5);
   // Gets "collective.start" and "collective.end" of each operation: the group
   // and the verb, the number of the operation, and its fingerprint (start) or
@@ -257,16 +256,15 @@ class ProcessGroup {
   absl::StatusOr<std::vector<std::string>> AllGatherBytes(
       absl::string_view bytes, const CallOptions& options = {},
       CallSite site = CallSite::Here());
-  // The root's bytes; those of the others are not looked at.
+  // The root's bytes; those of the others are ignored.
   absl::StatusOr<std::string> BroadcastBytes(absl::string_view bytes, int root,
                                              const CallOptions& options = {},
                                              CallSite site = CallSite::Here());
 
-  // --- Point to point: called by two ranks.
-  // -----------------------------------
+  // --- Point to point: called by two ranks. ----------------------------------
 
-  // Complete once `tensor` may be written again, which may be before it is
-  // received. kInvalidArgument for `to` == rank().
+  // Complete once the caller may write to `tensor` again, which may be before
+  // it is received. kInvalidArgument for `to` == rank().
   absl::Status Send(const Tensor& tensor, int to, uint64_t tag = 0,
                     const CallOptions& options = {},
                     CallSite site = CallSite::Here());
@@ -282,7 +280,7 @@ class ProcessGroup {
   Future<void> ReceiveAsync(const Tensor& tensor, int from, uint64_t tag = 0,
                             const CallOptions& options = {},
                             CallSite site = CallSite::Here());
-  // Whoever sends it: the sender's rank.
+  // Receives from any rank; returns the sender's rank.
   absl::StatusOr<int> ReceiveAny(const Tensor& tensor, uint64_t tag = 0,
                                  const CallOptions& options = {},
                                  CallSite site = CallSite::Here());
@@ -294,8 +292,7 @@ class ProcessGroup {
                         const CallOptions& options = {},
                         CallSite site = CallSite::Here());
 
-  // --- Groups of some of the ranks.
-  // -------------------------------------------
+  // --- Groups of some of the ranks. ------------------------------------------
 
   // Called by all ranks: those of the same `color` form a group, ordered by
   // `key`, then by rank. Null where color < 0.
@@ -308,19 +305,18 @@ class ProcessGroup {
       const std::vector<int>& ranks, const CallOptions& options = {},
       CallSite site = CallSite::Here());
 
-  // --- Life.
-  // -------------------------------------------------------------------
+  // --- Recovery. -------------------------------------------------------------
 
-  // Ends all operations in flight and queued, on every rank, in `reason`, and
+  // Ends all operations in flight and queued, on every rank, with `reason`, and
   // breaks the group; the object stays, for Shrink or Reconfigure.
   void Revoke(const absl::Status& reason);
-  // Called by `members` (ranks of now) only, also of a broken group: they
-  // become ranks 0, 1, ... of it. What was in flight ends in kCancelled.
+  // Called by `members` (current ranks) only, also of a broken group: they
+  // become its ranks 0, 1, ... Operations in flight end with kCancelled.
   absl::Status Shrink(const std::vector<int>& members,
                       const CallOptions& options = {},
                       CallSite site = CallSite::Here());
-  // Goes on over `backend`, of other members; what was in flight ends in
-  // kCancelled.
+  // Continues over `backend`, which has other members; operations in flight end
+  // with kCancelled.
   absl::Status Reconfigure(std::unique_ptr<Backend> backend);
 
   class Core;
@@ -332,8 +328,8 @@ class ProcessGroup {
 };
 
 // OK if this binary has the backend: "local", "host", "stream", "gloo", "mpi",
-// "nccl"; else kUnimplemented, with those that it has and what would add this
-// one.
+// "nccl"; else kUnimplemented, which names the backends that it has and how to
+// add this one.
 absl::Status IsAvailable(absl::string_view backend);
 
 }  // namespace weft::collectives

@@ -9,7 +9,8 @@
 namespace weft::ddp {
 namespace {
 
-// What one dtype and device has: few of them, so a list is searched.
+// The open bucket of one dtype and device: there are few, so a list is
+// searched.
 struct OpenBucket {
   DType dtype;
   Device device;

@@ -211,7 +211,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
       return ThrowIfError(has_unreduced_[i] ? reducer.MarkRows(i, rows)
                                             : reducer.MarkUnchanged(i, rows));
     }
-    // What is there already, from passes without reduction or not cleared.
+    // A gradient that is there already, from passes without reduction or not
+    // cleared.
     (void)PrepareDestination(leaf, reducer.gradient(i));
     ThrowIfError(has_unreduced_[i] ? reducer.MarkReady(i)
                                    : reducer.MarkUnchanged(i));

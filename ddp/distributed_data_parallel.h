@@ -14,10 +14,10 @@
 // gave on all ranks. Reductions run while the pass goes on (reducer.h), and the
 // pass returns when they are done. All ranks do the same number of such passes.
 //
-// Gradients are views into buckets: what holds one across the next pass sees it
-// change. A parameter whose gradients were sparse on all ranks in the first
-// pass keeps sparse gradients, of the rows that any rank has; other sparse
-// gradients are made dense.
+// Gradients are views into buckets: one that is kept across the next pass
+// changes with it. A parameter whose gradients were sparse on all ranks in the
+// first pass keeps sparse gradients, of the rows that any rank has; other
+// sparse gradients are made dense.
 //
 // Buffers (running statistics) of rank 0 are given to all ranks at the end of
 // each reduced pass, that is before the next forward pass; of the lowest rank
@@ -80,8 +80,8 @@ class DistributedDataParallel {
   // Called by all ranks with the same model. Checks that names, shapes and
   // dtypes agree, then gives all ranks rank 0's parameters and buffers. A
   // parameter that two modules share is reduced once. Parameters added to the
-  // module later are not known here. `module` and `group` must outlive it; so
-  // must nobody else set the gradient sink of a parameter.
+  // module later are not known here. `module` and `group` must outlive it. No
+  // other code may set the gradient sink of a parameter meanwhile.
   //
   // kInvalidArgument, on every rank: the models differ (the parameter or buffer
   // is named, with both shapes), a rank's model has no parameter, or
@@ -90,7 +90,8 @@ class DistributedDataParallel {
   static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(
       nn::Module& module, collectives::ProcessGroup& group,
       DistributedDataParallelOptions options = {});
-  // Gradients stay in the buckets, which live as long as they are held.
+  // Gradients stay in the buckets, which live as long as a gradient refers to
+  // them.
   ~DistributedDataParallel();
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
@@ -117,10 +118,10 @@ class DistributedDataParallel {
   // Divisor::kTotalWeight. kInvalidArgument as Reducer::Begin.
   absl::Status SetWeight(double weight);
 
-  // In place of a backward pass, on a rank that has no data for it: takes part
-  // in the reduction with zeros, and has the other ranks' result afterwards. To
-  // keep a mean over those that have data, use Divisor::kTotalWeight, where
-  // this rank's weight is 0 in this pass.
+  // Called in place of a backward pass on a rank that has no data for it: it
+  // contributes zeros to the reduction, and has the other ranks' result
+  // afterwards. To keep a mean over those that have data, use
+  // Divisor::kTotalWeight, where this rank's weight is 0 in this pass.
   absl::Status ContributeNothing();
 
   // After a reduced pass: the sum of all ranks' weights. 0: no rank had data.
@@ -128,10 +129,10 @@ class DistributedDataParallel {
 
   // For a loop whose ranks have different numbers of batches, on a rank that
   // has no more: takes part in the others' passes with zeros until no rank has
-  // data. `after_pass` is called after each of them that some rank had data
-  // for, to do what the others do then (ZeroGrad is before Backward; here: Step
-  // and ZeroGrad), so that weights and optimizer state stay the same on all
-  // ranks. Every rank calls it once at the end of its data.
+  // data. `after_pass` is called after each pass for which some rank had data.
+  // It does what the other ranks do after a pass (here Step and ZeroGrad), so
+  // that weights and optimizer state stay the same on all ranks. Every rank
+  // calls it once at the end of its data.
   //
   //   for (each batch) { ddp->SetWeight(n); ... Backward ... Step }
   //   ddp->Join([&] { auto s = opt->Step(); opt->ZeroGrad(); return s; });
@@ -173,7 +174,7 @@ class DistributedDataParallel {
   const Reducer& reducer() const { return *reducer_; }
 
  private:
-  // What this class shows to autograd only.
+  // The interface that autograd uses.
   class Sink;
   friend class Sink;
 

@@ -318,7 +318,7 @@ absl::Status Reducer::SetMark(int parameter, Mark mark,
 
 void Reducer::TakeContribution(int parameter, Mark mark,
                                const absl::optional<SparseRows>& rows) {
-  // What a rank without samples has counts for nothing, NaN included.
+  // Gradients of a rank without samples are ignored, NaN included.
   const bool is_weightless = weight_ == 0;
   const bool is_empty = mark == Mark::kUnused || is_weightless;
   if (mark == Mark::kReady && is_weightless) mark = Mark::kUnused;
@@ -404,7 +404,7 @@ absl::Status Reducer::Finish() {
   }
   is_open_ = false;
   const absl::Status status = Complete();
-  // What fails here only, in a hook, must not leave the others to go on.
+  // After a failure of a hook on this rank only, the others must not go on.
   if (!status.ok() && group_.health().ok()) group_.Revoke(status);
   return status;
 }

@@ -62,7 +62,7 @@ struct ReducerParameter {
   DType dtype = DType::kF32;  // floating
 };
 
-// By what the sum of all ranks' gradients is divided.
+// The divisor of the sum of all ranks' gradients.
 enum class Divisor {
   kWorldSize,
   // Each rank's gradient is multiplied by its weight (its number of samples),
@@ -72,22 +72,21 @@ enum class Divisor {
 
 struct ReducerOptions {
   Divisor divisor = Divisor::kWorldSize;
-  // Of the first bucket, small so that the first reduction begins early, and of
-  // all others.
+  // Bytes of the first bucket, small so that the first reduction begins early,
+  // and of all others.
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{25} << 20;
   // Plan the buckets again after the first step in which rank 0 has gradients.
   bool rebuilds_buckets = true;
-  // Each rank's gradients are of the same parameters in each step: spares the
-  // small operation by which ranks tell each other which they have. A step that
-  // breaks it fails, with the parameter's name. Not with kTotalWeight, whose
-  // weights that operation carries.
+  // Each rank's gradients are of the same parameters in each step. This saves
+  // the small operation by which ranks exchange which gradients they have. A
+  // step with other parameters fails, with the parameter's name. Not with
+  // kTotalWeight, whose weights that operation carries.
   bool is_static_graph = false;
   // How a bucket is reduced; of the same name on all ranks. Null:
   // AllReduceHook.
   std::shared_ptr<CommunicationHook> hook;
-  // Of each reduction, from the time at which it is launched; none: the
-  // group's.
+  // Timeout of each reduction, from its launch; none: the group's.
   absl::optional<absl::Duration> timeout;
 };
 
@@ -139,7 +138,7 @@ class Reducer {
     return SetMark(parameter, Mark::kUnused, absl::nullopt);
   }
   // This rank has no new gradient, but gradient(parameter) holds an older one
-  // to which the others may have added: that is contributed. If nobody has a
+  // to which the others may have added: that is contributed. If no rank has a
   // new one, it is as before after Finish. Where the parameter is reduced as
   // rows, `rows` are the older gradient.
   absl::Status MarkUnchanged(
@@ -152,8 +151,8 @@ class Reducer {
   // is abandoned then. Else as ProcessGroup.
   absl::Status Finish();
 
-  // Closes a step that this rank cannot end: the other ranks fail with `why`.
-  // Nothing if no step is open. REQUIRES: !why.ok().
+  // Closes a step that this rank cannot complete: the other ranks fail with
+  // `why`. Does nothing if no step is open. REQUIRES: !why.ok().
   void Abandon(const absl::Status& why);
 
   bool is_open() const { return is_open_; }
@@ -165,7 +164,7 @@ class Reducer {
   // Whether some rank with a weight above 0 marked it ready. If not,
   // gradient(parameter) holds what MarkUnused or MarkUnchanged left there.
   bool is_used(int parameter) const { return used_[parameter]; }
-  // Of all ranks' weights. 0: nobody has data left.
+  // The sum of all ranks' weights. 0: no rank has data left.
   double total_weight() const { return total_weight_; }
   // The lowest rank with a weight above 0; 0 if there is none.
   int first_rank_with_data() const { return first_rank_with_data_; }
@@ -173,7 +172,7 @@ class Reducer {
   bool is_sparse(int parameter) const { return is_sparse_[parameter]; }
   const SparseRows& rows(int parameter) const { return rows_[parameter]; }
 
-  // Whether the buckets are as they stay.
+  // Whether the buckets are final.
   bool is_settled() const { return is_settled_ && order_.empty(); }
   // Parameters for which no rank had a gradient in any step: names.
   std::vector<std::string> NeverUsed() const;

@@ -297,7 +297,7 @@ TEST(Reducer, BucketsAreRebuiltInTheOrderInWhichRank0WasReady) {
         EXPECT_THAT(
             reducer->buckets(),
             ElementsAre(ElementsAre(1), ElementsAre(0), ElementsAre(2)));
-        // What was there came along.
+        // The older gradients were kept.
         EXPECT_THAT(Values(*reducer, 2), Each(1.5));
         for (const int i : {0, 1, 2}) {
           WEFT_RETURN_IF_ERROR(reducer->MarkUnchanged(i));

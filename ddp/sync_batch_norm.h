@@ -33,9 +33,8 @@ namespace weft::ddp {
 
 struct SyncBatchNormOptions {
   nn::BatchNormLayerOptions layer;
-  // That of the reducer, and so what a rank's loss is a mean over: with
-  // kTotalWeight a rank weighs as many as its batch has samples, which is to be
-  // what SetWeight says.
+  // The divisor of the reducer. With kTotalWeight a rank's weight is the number
+  // of samples of its batch; give the same number to SetWeight.
   Divisor divisor = Divisor::kWorldSize;
 };
 
@@ -45,10 +44,10 @@ class SyncBatchNorm final : public nn::Layer {
   SyncBatchNorm(int64_t channels, collectives::ProcessGroup& group,
                 const SyncBatchNormOptions& options = {});
 
-  // x [n, channels, ...] -> the same; f32 or f64. Throws Error: kInvalidArgument
-  // for a shape that does not fit or a channel of one element on all ranks
-  // together; else as ProcessGroup::AllGather. What the backward pass throws is
-  // as ProcessGroup::AllReduce.
+  // x [n, channels, ...] -> the same; f32 or f64. Throws Error:
+  // kInvalidArgument for a shape that does not fit or a channel of one element
+  // on all ranks together; else as ProcessGroup::AllGather. The backward pass
+  // throws Errors of ProcessGroup::AllReduce.
   Variable Forward(const Variable& x) override;
 
  private:

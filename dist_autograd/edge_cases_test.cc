@@ -240,7 +240,7 @@ TEST_F(EdgeCaseTest, SecondPassOverAConsumedMessageIsRefusedWithItsName) {
   EXPECT_EQ(Value(scope.GradientOf(x)), 2.0);
 }
 
-TEST_F(EdgeCaseTest, RemoteResultThatIsNeverFetchedBlocksNobody) {
+TEST_F(EdgeCaseTest, RemoteResultThatIsNeverFetchedBlocksNoWorker) {
   const Variable x = Scalar(2.0);
   const Scope scope(*contexts_[0]);
   const auto kept = rref::Remote(scope.Recorded(To(1)), Twice, x);
@@ -379,7 +379,7 @@ TEST_F(EdgeCaseTest, ErrorInAHookNamesWorkerAndNode) {
 
 // ------------------------------------------------------------ calls that fail
 
-TEST_F(EdgeCaseTest, RefusedCallLeavesAMessageThatNobodyWaitsFor) {
+TEST_F(EdgeCaseTest, MessageOfARefusedCallIsNotWaitedFor) {
   const Variable x = Scalar(3.0);
   const Scope scope(*contexts_[0]);
   EXPECT_THAT(scope.Call(To(1), Refuse, x).status(),

@@ -156,8 +156,8 @@ absl::Status Participation::Feed(uint64_t message,
   return absl::OkStatus();
 }
 
-// What meets at one value is added in the order in which it is fed; all else
-// GraphTask puts in order.
+// Gradients of one value are added in the order in which they are fed;
+// GraphTask orders all others.
 absl::Status Participation::FeedInOrder(uint64_t message, size_t slot,
                                         const Edge& edge, Gradient gradient) {
   Meeting& meeting = meetings_[{edge.node.get(), edge.output}];

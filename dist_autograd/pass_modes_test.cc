@@ -127,7 +127,7 @@ TEST_F(PassModesTest, FastOfALossWithoutRemoteValuesWaitsForUnusedMessages) {
   EXPECT_EQ(Value(scope.GradientOf(x)), 6.0);
 }
 
-TEST_F(PassModesTest, DeadlineOfASmartPassSaysWhoStillComputes) {
+TEST_F(PassModesTest, DeadlineOfASmartPassNamesWorkersStillComputing) {
   const auto on = std::make_shared<HookSwitch>();
   absl::Notification hold;
   on->on_gradient = [&hold](double) { hold.WaitForNotification(); };

@@ -14,13 +14,13 @@
 //   dist_autograd::Scope pass(worker.contexts());
 //   WEFT_ASSIGN_OR_RETURN(const Variable y, net.Forward(pass, x));
 //
-// It is a reference (rref/rref.h) to the module: copies share it, it travels as
-// an argument or a result, and the module ends with the last one. Each worker
-// that has one can train by it.
+// It is a reference (rref/rref.h) to the module: copies share it, it can be
+// sent as an argument or a result, and the module is destroyed with the last
+// one. Each worker that has a reference can train the module.
 //
-// A module is called by one thread at a time or not as its own Forward says:
-// calls of several trainers run at once at its owner. Those of nn that only
-// read their parameters may.
+// Calls of several trainers run at the same time at the owner, so M::Forward
+// must be thread-safe; it is in the modules of nn that only read their
+// parameters.
 
 #ifndef WEFT_DIST_AUTOGRAD_REMOTE_MODULE_H_
 #define WEFT_DIST_AUTOGRAD_REMOTE_MODULE_H_
@@ -47,9 +47,9 @@
 
 namespace weft::dist_autograd {
 
-// References to parameters that `agent`'s worker has, in their order: beside
-// the RemoteParameters of others, what a DistributedOptimizer updates. Fails as
-// rref::MakeLocal.
+// References to parameters that `agent`'s worker has, in their order: for a
+// DistributedOptimizer, together with the RemoteParameters of other modules.
+// Errors as rref::MakeLocal.
 inline absl::StatusOr<std::vector<rref::RRef<Variable>>> LocalParameters(
     rpc::Agent& agent, const std::vector<Variable>& parameters) {
   std::vector<rref::RRef<Variable>> references;
@@ -64,7 +64,7 @@ inline absl::StatusOr<std::vector<rref::RRef<Variable>>> LocalParameters(
 
 namespace internal {
 
-// What the owner of a module serves, beside its Forward.
+// The functions that the owner of a module serves, beside its Forward.
 template <typename M>
 absl::StatusOr<std::vector<rref::RRef<Variable>>> ParametersOf(
     rpc::CallContext& call, const rref::RRef<M>& module) {
@@ -92,8 +92,8 @@ class RemoteModule {
   // An existing module, by a reference to it.
   explicit RemoteModule(rref::RRef<M> module) : module_(std::move(module)) {}
 
-  // A new M at the worker that `target` names; returns once it is made. Ends as
-  // rref::Make does.
+  // Makes a new M at the worker that `target` names, and waits until it is
+  // made. Errors as rref::Make.
   template <typename... A>
   static absl::StatusOr<RemoteModule> Create(const rpc::Target& target,
                                              A&&... arguments) {
@@ -123,7 +123,7 @@ class RemoteModule {
     return rpc::Call(module_.owner(), internal::ParametersOf<M>, module_);
   }
 
-  // As those of Module, there.
+  // As those of Module, at the owner.
   absl::Status Train(bool on = true) const {
     return rpc::Call(module_.owner(), internal::SetTraining<M>, module_, on);
   }

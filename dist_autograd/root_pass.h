@@ -32,8 +32,8 @@ class RootPass final : public std::enable_shared_from_this<RootPass> {
  public:
   using Decision = rendezvous::DecisionCoordinator;
 
-  // `live`: the messages that the participants wait for. `shortened`: those of
-  // whom it has all because a lineage was shortened.
+  // `live`: the messages that the participants wait for. `shortened`: the
+  // workers all of whose messages it has because a lineage was shortened.
   RootPass(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context,
            PassId pass, MessageSet live, const PassOptions& options,
            std::vector<WorkerKey> participants,

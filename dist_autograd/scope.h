@@ -1,4 +1,4 @@
-// Scope: a distributed forward and backward, as its user sees it.
+// Scope: one distributed forward and backward pass.
 //
 //   dist_autograd::Scope pass(*contexts);
 //   Result<Variable> h = pass.Call(ps0, Forward, x);      // recorded
@@ -11,11 +11,11 @@
 // takes and returns Variables; what it does with them is recorded where it
 // runs. It makes recorded calls of its own through Scope::Within(context).
 //
-// Backward asks only the part of the graph that the roots depend on (the SMART
-// algorithm: docs/dist_autograd.md), so a result that nobody used costs nothing
-// and nobody waits for it. Gradients end in the context, at the worker of each
-// leaf, on all workers or on none; Variable::grad() stays as it is. A leaf that
-// no root depends on gets no gradient.
+// Backward runs only the part of the graph that the roots depend on (the SMART
+// algorithm: docs/dist_autograd.md), so a result that was not used costs
+// nothing and is not waited for. Gradients end in the context, at the worker of
+// each leaf, on all workers or on none; Variable::grad() stays as it is. A leaf
+// that no root depends on gets no gradient.
 //
 // Not recorded, and refused with kFailedPrecondition: streams, and calls by
 // WithRetry(), which may go to another incarnation.
@@ -48,7 +48,7 @@ namespace weft::dist_autograd {
 // Thread-safety: thread-safe.
 class Scope {
  public:
-  // Opens a context. Its end releases the context at all workers.
+  // Opens a context. The destructor releases the context at all workers.
   explicit Scope(Contexts& contexts)
       : contexts_(contexts.shared_from_this()),
         context_(contexts_->Create()),
@@ -65,8 +65,8 @@ class Scope {
   ContextId id() const { return context_->id(); }
   Contexts& contexts() const { return *contexts_; }
 
-  // `target`, calls by which are recorded; for call styles that are not here.
-  // `function`: what they call, as reports of passes name it.
+  // A target whose calls are recorded; for call styles that are not here.
+  // `function` is the name of what they call in reports of passes.
   rpc::Target Recorded(const rpc::Target& target,
                        std::string function = "") const;
 
@@ -103,13 +103,13 @@ class Scope {
   }
 
   // The gradients of all leaves behind `roots`, into the contexts of their
-  // workers. kInvalidArgument for roots, seeds or a timeout that make no sense;
-  // kFailedPrecondition for a graph that was freed, is another context's, or is
-  // lost with a worker that died before, and in a context that was released;
-  // kDeadlineExceeded, which names the messages whose gradients did not come;
-  // kCancelled; kUnavailable if a participant dies before the decision; what a
-  // node throws, named. After an error all gradients are as before, and the
-  // pass may be repeated.
+  // workers. kInvalidArgument for invalid roots, seeds or timeout;
+  // kFailedPrecondition for a graph that was freed, belongs to another context,
+  // or is lost with a worker that died before, and in a context that was
+  // released; kDeadlineExceeded, which names the messages whose gradients are
+  // missing; kCancelled; kUnavailable if a participant dies before the
+  // decision; the error of a node's function, with its name. After an error all
+  // gradients are as before, and the pass may be repeated.
   Future<PassReport> BackwardAsync(absl::Span<const Variable> roots,
                                    const PassOptions& options = {}) const {
     return contexts_->Backward(context_, roots, options);
@@ -125,8 +125,8 @@ class Scope {
     return Backward(absl::MakeConstSpan(&root, 1), options);
   }
 
-  // What the passes of this context left for a leaf of this worker. Undefined
-  // if none reached it.
+  // The gradient that the passes of this context accumulated for a leaf of this
+  // worker. Undefined if none reached it.
   Gradient GradientOf(const Variable& leaf) const;
   void ClearGradients() const { context_->ClearGradients(); }
 

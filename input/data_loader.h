@@ -1,7 +1,7 @@
 // DataLoader: batches of a dataset, made ahead by threads, in a fixed order.
 //
-// The order is the sampler's, whatever the number of threads. What is made
-// ahead is bounded by `prefetch`.
+// The order is the sampler's, for any number of threads. `prefetch` bounds the
+// number of batches made ahead.
 //
 //   loader->SetEpoch(epoch);
 //   for (;;) {
@@ -54,19 +54,20 @@ class DataLoader {
   // Waits for the batches that are being made.
   ~DataLoader() = default;
 
-  // Goes to the beginning of `epoch`, which drops what was made ahead.
+  // Goes to the beginning of `epoch` and drops batches made ahead.
   void SetEpoch(int64_t epoch);
 
   // Batches from here to the epoch's end.
   int64_t remaining() const;
 
-  // Nothing at the epoch's end. An error of the dataset comes in the place of
-  // its batch, and the next call goes on with the next one; what the dataset
-  // throws is a Status too. kDeadlineExceeded after `timeout`; the next call
-  // waits for the same batch again.
+  // Nothing at the epoch's end. An error or exception of the dataset is
+  // returned in place of its batch, and the next call returns the next batch.
+  // kDeadlineExceeded after `timeout`; the next call waits for the same batch
+  // again.
   absl::StatusOr<std::optional<Example>> Next();
 
-  // The place after the last batch that Next returned, whatever is made ahead.
+  // The place after the last batch that Next returned, not counting batches
+  // made ahead.
   ShardedSampler::State state() const;
   absl::Status LoadState(const ShardedSampler::State& state);
 

@@ -57,7 +57,7 @@ absl::Status AgreeOnSettings(rendezvous::Membership& membership, int rank,
                              int trainers, const Settings& own,
                              absl::Duration timeout) {
   const rendezvous::Member& self = membership.self();
-  // With the incarnation, as an earlier life may have left its settings.
+  // With the incarnation, as an earlier incarnation may have left its settings.
   WEFT_RETURN_IF_ERROR(
       membership.store()
           .Set(KeyOf(self.name),

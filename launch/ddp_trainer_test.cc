@@ -31,7 +31,7 @@ using ::weft::testing::StatusIs;
 
 class DdpTrainerTest : public ::testing::Test {
  protected:
-  // What the ranks of one run came to.
+  // The outcome of one run.
   struct Run {
     std::vector<absl::Status> statuses;   // by rank
     std::vector<TrainingResult> results;  // by rank

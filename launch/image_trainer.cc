@@ -435,7 +435,7 @@ absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
 absl::Status ImageTrainer::FindPlace() {
   const Instant deadline = SteadyClock().Now() + kRoundTimeout;
   while (SteadyClock().Now() < deadline) {
-    WEFT_ASSIGN_OR_RETURN(const std::string other, running_.WhoTrains());
+    WEFT_ASSIGN_OR_RETURN(const std::string other, running_.FindTrainer());
     if (!other.empty()) {
       // Restored tables would replace those that it trains on.
       WEFT_LOG(worker_.telemetry().logger(), Info, "joining the running job")
@@ -447,7 +447,8 @@ absl::Status ImageTrainer::FindPlace() {
     const auto view = worker_.membership().view();
     const rendezvous::Member* const first = FirstTrainer(*view);
     if (first == nullptr) return absl::UnavailableError("no trainer is left");
-    // Of this life of the first trainer: an earlier one may have left its own.
+    // Of this incarnation of the first trainer: an earlier one may have left
+    // its own.
     const std::string key = absl::StrCat("resume/", first->incarnation);
     if (first->key == worker_.self().key) return RestoreForAll(key);
     const auto told = worker_.membership().store().Wait(key, 0, kLookEvery);

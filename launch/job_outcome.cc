@@ -73,13 +73,13 @@ void JobOutcome::Report(const absl::Status& why) {
 }
 
 absl::Status JobOutcome::ReportOf(const std::string& trainer,
-                                  rendezvous::Epoch life) {
+                                  rendezvous::Epoch epoch) {
   if (!membership_.status().ok()) return absl::OkStatus();
   const auto entry = membership_.store().Get(KeyOf(trainer), kStoreTimeout);
   if (!entry.ok()) return absl::OkStatus();
   absl::string_view text = entry->value;
-  // An earlier life may have left its own.
-  if (!absl::ConsumePrefix(&text, absl::StrCat(life, " "))) {
+  // An earlier incarnation may have left its own.
+  if (!absl::ConsumePrefix(&text, absl::StrCat(epoch, " "))) {
     return absl::OkStatus();
   }
   const absl::Status report = ParseFailure(text);

@@ -52,8 +52,8 @@ class JobOutcome {
   absl::Status Of(const rendezvous::View& view);
 
  private:
-  // Of that trainer's life; OK if there is no report of it.
-  absl::Status ReportOf(const std::string& trainer, rendezvous::Epoch life);
+  // The report of that incarnation of the trainer; OK if there is none.
+  absl::Status ReportOf(const std::string& trainer, rendezvous::Epoch epoch);
 
   rendezvous::Membership& membership_;
   const int trainers_;

@@ -35,7 +35,8 @@ absl::Status Run(int argc, char** argv) {
   options.AddTo(flags);
   flags.Add("grace", &grace,
             "after SIGTERM, how long trainers may still save what they have");
-  // What is pushed says all of this; both programs take the same command line.
+  // The trainers' messages carry these settings. Both programs take the same
+  // command line.
   bool ignored = false;
   for (const char* name :
        {"sync", "async", "resume", "keep-best", "allow-non-finite"}) {
@@ -58,8 +59,7 @@ absl::Status Run(int argc, char** argv) {
   if (options.trainers < 1) {  // it would end at once: all have gone
     return weft::worker::WithExitCode(
         absl::InvalidArgumentError(absl::StrCat(
-            "wanted --trainers=N of at least 1, whom to serve, found ",
-            options.trainers)),
+            "wanted --trainers=N of at least 1, found ", options.trainers)),
         weft::worker::ExitCode::kUsage);
   }
 

@@ -31,7 +31,7 @@ int64_t Batches(const input::ShardedSampler& sampler, int64_t batch_size) {
 
 }  // namespace
 
-absl::StatusOr<std::string> RunningJob::WhoTrains() const {
+absl::StatusOr<std::string> RunningJob::FindTrainer() const {
   const auto view = membership_.view();
   for (int rank = 0; rank < trainers_; ++rank) {
     if (rank == rank_) continue;

@@ -30,7 +30,7 @@ class RunningJob {
 
   // The name of a live trainer, other than this one, that takes steps; empty if
   // there is none.
-  absl::StatusOr<std::string> WhoTrains() const;
+  absl::StatusOr<std::string> FindTrainer() const;
 
   // Whether that trainer, which is a member now, takes steps: one that has come
   // back does not yet while it opens its table.

@@ -26,7 +26,7 @@ ShardedSampler SamplerOf(int shard, int shards, int64_t size) {
   return *std::move(sampler);
 }
 
-// What a trainer does that trains: batch after batch, epoch after epoch.
+// The sampler's steps in training: batch after batch, epoch after epoch.
 ShardedSampler::State Walk(ShardedSampler sampler,
                            const ShardedSampler::State& start, int64_t rounds,
                            int64_t batch) {
@@ -82,7 +82,7 @@ TEST(RunningJob, TrainerThatHasBegunIsFoundByTheOthersUntilItHasGone) {
   auto& second = (*workers)->Get("trainer1").membership();
   RunningJob at_first(first, 0, 2);
   RunningJob at_second(second, 1, 2);
-  EXPECT_THAT(at_second.WhoTrains(), IsOkAndHolds(""));
+  EXPECT_THAT(at_second.FindTrainer(), IsOkAndHolds(""));
   const ShardedSampler::State place = SamplerOf(0, 2, 64).state();
   ASSERT_THAT(at_first.SetStart({16, place}), IsOk());
   const rendezvous::Member trainer0 = first.self();
@@ -92,8 +92,8 @@ TEST(RunningJob, TrainerThatHasBegunIsFoundByTheOthersUntilItHasGone) {
   rendezvous::Member next = trainer0;  // as it comes back
   ++next.incarnation;
   EXPECT_THAT(at_second.Trains(next), IsOkAndHolds(false));
-  EXPECT_THAT(at_first.WhoTrains(), IsOkAndHolds(""));
-  EXPECT_THAT(at_second.WhoTrains(), IsOkAndHolds("trainer0"));
+  EXPECT_THAT(at_first.FindTrainer(), IsOkAndHolds(""));
+  EXPECT_THAT(at_second.FindTrainer(), IsOkAndHolds("trainer0"));
   const auto start = at_second.GetStart();
   ASSERT_THAT(start, IsOk());
   EXPECT_EQ(start->round, 16);
@@ -105,7 +105,7 @@ TEST(RunningJob, TrainerThatHasBegunIsFoundByTheOthersUntilItHasGone) {
                   },
                   absl::Seconds(30)),
               IsOk());
-  EXPECT_THAT(at_second.WhoTrains(), IsOkAndHolds(""));
+  EXPECT_THAT(at_second.FindTrainer(), IsOkAndHolds(""));
 }
 
 }  // namespace

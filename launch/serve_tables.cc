@@ -27,7 +27,7 @@ constexpr absl::Duration kShowEvery = absl::Seconds(2);
 
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
-// What a view says of the trainer of that rank.
+// The state of a trainer in a view.
 enum class Trainer { kToCome, kHere, kLeft, kDied };
 
 Trainer StateOf(const rendezvous::View& view, int rank) {
@@ -42,17 +42,18 @@ Trainer StateOf(const rendezvous::View& view, int rank) {
 }
 
 // The incarnation of each trainer, by rank, that a server knows.
-using Lives = std::map<int, rendezvous::WorkerKey>;
+using KnownKeys = std::map<int, rendezvous::WorkerKey>;
 
 // Rounds wait for the trainers that are here or still to come.
 void TellServer(const rendezvous::View& view, int trainers, ps::Server& server,
-                Lives& lives) {
+                KnownKeys& known_keys) {
   for (int rank = 0; rank < trainers; ++rank) {
     if (const auto* member = view.Find(TrainerName(rank))) {
-      // The view in which the former life was gone may have been passed over.
-      const auto [life, is_first] = lives.emplace(rank, member->key);
-      if (!is_first && life->second != member->key) server.DeclareDead(rank);
-      life->second = member->key;
+      // The view in which the former incarnation was gone may have been
+      // skipped.
+      const auto [known, is_first] = known_keys.emplace(rank, member->key);
+      if (!is_first && known->second != member->key) server.DeclareDead(rank);
+      known->second = member->key;
     }
     switch (StateOf(view, rank)) {
       case Trainer::kToCome:
@@ -75,7 +76,7 @@ bool AllGone(const rendezvous::View& view, int trainers) {
   return true;
 }
 
-// What a table's owner watches.
+// Metrics of the tables.
 void Show(const ps::Server& server, telemetry::Metrics& metrics) {
   const ps::v1::ServerStats stats = server.Stats();
   for (const ps::v1::TableStats& table : stats.tables()) {
@@ -120,9 +121,9 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
                    absl::FunctionRef<int()> stop_signal, absl::Duration grace) {
   const int trainers = worker.options().trainers;
   const auto follow = worker.membership().OnChange(
-      [&,
-       lives = Lives()](std::shared_ptr<const rendezvous::View> view) mutable {
-        TellServer(*view, trainers, server, lives);
+      [&, known_keys = KnownKeys()](
+          std::shared_ptr<const rendezvous::View> view) mutable {
+        TellServer(*view, trainers, server, known_keys);
       });
   Instant stop_by = Instant::Infinite();
   Instant show_at;

@@ -67,7 +67,7 @@ TEST_F(ServeTablesTest, EndsOnceAllTrainersHaveLeft) {
   EXPECT_THAT(Outcome(), IsOk());
 }
 
-TEST_F(ServeTablesTest, TrainerThatDiedAloneIsNotWhatTheJobEndsWith) {
+TEST_F(ServeTablesTest, DeathOfOneOfTwoTrainersIsNotTheOutcome) {
   workers_->Kill("trainer0");
   Leave("trainer1");
   EXPECT_THAT(Outcome(), IsOk());
@@ -85,7 +85,7 @@ TEST_F(ServeTablesTest, SignalEndsItAfterTheGraceWithTrainersAtWork) {
   EXPECT_EQ(worker::SignalOf(Outcome()), SIGTERM);
 }
 
-TEST_F(ServeTablesTest, ReportOfATrainerIsWhatTheJobEndsWith) {
+TEST_F(ServeTablesTest, ReportOfATrainerIsTheOutcome) {
   JobOutcome(workers_->Get("trainer0").membership(), 2)
       .Report(absl::ResourceExhaustedError("no room"));
   Leave("trainer0");

@@ -38,7 +38,7 @@ int Fallocate(int fd, int64_t offset, int64_t bytes) {
   return result;
 }
 
-// What the system can still give without killing somebody.
+// Memory that the system can still give without the OOM killer.
 int64_t AvailableBytes() {
   std::ifstream meminfo("/proc/meminfo");
   std::string name, unit;

@@ -459,7 +459,7 @@ void Endpoint::Core::ServeStream(Method& method,
                  [self = shared_from_this(), ticket = std::move(ticket)] {});
   if (RefuseAtEnd(*call)) return;
   std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
-    call->Close(absl::CancelledError("the stream was let go"));
+    call->Close(absl::CancelledError("the stream was destroyed"));
   });
   // A copy, so that a refusal goes out before the last handle closes the call.
   absl::StatusOr<std::shared_ptr<StreamObserver>> observer =

@@ -119,7 +119,7 @@ class Endpoint {
                      Roles roles = Roles::Members());
   void RegisterStream(absl::string_view method, StreamAcceptor acceptor,
                       Roles roles = Roles::Members());
-  // Who may call which method, as registered.
+  // The roles that may call each method, as registered.
   std::map<std::string, Roles> Access() const;
 
   absl::Status Start();

@@ -330,7 +330,7 @@ TEST_F(OnUnix, ALostServerClosesItsStreams) {
               StatusIs(absl::StatusCode::kUnavailable, "ps0 at unix:"));
 }
 
-TEST_F(OnUnix, TwoEndpointsShareALoopAndAreToldApart) {
+TEST_F(OnUnix, TwoEndpointsOfOneLoopAreDistinguished) {
   auto server = Node::Make("ps0", Socket("a"));
   server->AddEndpoint("ps1", Socket("b"));
   for (int i : {0, 1}) {
@@ -454,7 +454,7 @@ TEST_F(OnUnix, AdmissionBoundsCalls) {
       [&] { return channel->UnaryCall(kEcho, {}, kSoon).Wait(kSoon).ok(); }));
 }
 
-TEST_F(OnUnix, HealthWatchTellsOfChangesAndOfTheEnd) {
+TEST_F(OnUnix, HealthWatchReportsChangesAndTheEnd) {
   auto server = Node::Make("ps0", Socket());
   auto client = *Loop::Create();
   auto channel = Connect(*client, server->address());
@@ -806,7 +806,7 @@ class Mtls : public ::testing::Test {
     server_ = Node::Make("ps0", "127.0.0.1:0", With(job_.For("ps", 0)));
   }
 
-  // What a caller with `credentials` gets from the server.
+  // The result of a call with `credentials`.
   absl::Status Call(Credentials credentials, const std::string& name = "ps0") {
     auto loop = *Loop::Create(With(std::move(credentials)));
     auto channel = Connect(*loop, server_->address(), name);

@@ -1,9 +1,9 @@
 // Stream: one end of a long-lived bidirectional call that carries messages both
 // ways.
 //
-// Both ends are the same type. What arrives is told to a StreamObserver, one
-// event at a time, in order: OnMessage and OnWritten any number of times, then
-// OnClosed once, after which the observer is let go.
+// Both ends are the same type. A StreamObserver receives the events, one at a
+// time and in order: OnMessage and OnWritten any number of times, then OnClosed
+// once, after which the observer is released.
 
 #ifndef WEFT_NET_STREAM_H_
 #define WEFT_NET_STREAM_H_

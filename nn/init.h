@@ -1,4 +1,4 @@
-// Initialisers: what a model's parameters are before training.
+// Initialisers: the values of a model's parameters before training.
 //
 // Sources: Glorot and Bengio 2010 (Xavier), He et al. 2015 (Kaiming). The fans
 // of a weight [out, in, ...] are in or out times the elements that follow.

@@ -63,8 +63,7 @@ class Conv2d final : public Layer {
 struct EmbeddingOptions {
   TableGradient gradient = TableGradient::kDense;
   DType dtype = DType::kF32;
-  // Embedding only: the row that stands for nothing. It is 0 at first and gets
-  // no gradient.
+  // Embedding only: the padding row. It is 0 at first and gets no gradient.
   std::optional<int64_t> padding = std::nullopt;
 };
 

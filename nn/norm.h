@@ -51,7 +51,7 @@ class RmsNorm final : public Layer {
 
 struct BatchNormLayerOptions {
   NormOptions norm;
-  // How far the running statistics move to those of each batch.
+  // The weight of each batch in the running statistics.
   double momentum = 0.1;
   // Without them each batch is normalised by its own, in evaluation too.
   bool track_running_statistics = true;

@@ -19,10 +19,10 @@ namespace weft::optimizer {
 
 enum class Norm { kEuclidean, kLargest };
 
-// Of all elements of `gradients` together: the root of the sum of their
-// squares, or the largest magnitude. Summed in f64. NaN if an element is NaN.
-// To join the norms of several owners: the Euclidean ones as the root of the
-// sum of their squares, the largest as the largest.
+// The norm of all elements of `gradients` together: the root of the sum of
+// their squares, or the largest magnitude. Summed in f64. NaN if an element is
+// NaN. To join the norms of several owners: the Euclidean ones as the root of
+// the sum of their squares, the largest as the largest.
 double GradientNorm(absl::Span<const Gradient> gradients,
                     Norm norm = Norm::kEuclidean);
 
@@ -35,7 +35,8 @@ absl::StatusOr<double> ClipGradNorm(absl::Span<const Variable> parameters,
                                     double largest,
                                     Norm norm = Norm::kEuclidean);
 
-// The second half of it, for a norm of gradients that lie elsewhere too.
+// The scaling alone, with a given norm, which may be of gradients at other
+// workers too.
 absl::Status ScaleGradientsTo(absl::Span<const Variable> parameters,
                               double largest, double norm);
 

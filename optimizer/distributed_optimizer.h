@@ -19,9 +19,9 @@
 // that was released or an owner that is gone changes no weight anywhere. An
 // owner that dies between the phases leaves the others updated: Step says so.
 //
-// A parameter without a gradient in the context is left alone, as by Optimizer.
-// Each owner keeps the state of its parameters; it is the same as that of a
-// local Optimizer over them.
+// A parameter without a gradient in the context does not change, as with
+// Optimizer. Each owner keeps the state of its parameters; it is the same as
+// that of a local Optimizer over them.
 //
 // Several trainers may each have an optimizer of the same parameters (Hogwild):
 // updates at one owner run one at a time, in no order between owners; a forward
@@ -90,7 +90,8 @@ class OptimizerShard {
   using Found = std::tuple<int64_t, double>;
   using State = std::map<std::string, Tensor>;
 
-  // `rules`, `lazy`: of each group. What cannot be optimized fails each call.
+  // `rules`, `lazy`: of each group. If a parameter cannot be optimized, each
+  // call fails.
   OptimizerShard(const std::vector<v1::RuleSpec>& rules,
                  const std::vector<int64_t>& lazy,
                  const std::vector<Placed>& parameters);
@@ -156,8 +157,8 @@ class DistributedOptimizer {
 
   // Updates all parameters by the gradients in the context of `pass`.
   // kFailedPrecondition if no parameter has one (was there a Backward?);
-  // kInvalidArgument names a gradient that is not finite, or an option that
-  // cannot be; then nothing changed.
+  // kInvalidArgument names a gradient that is not finite, or an invalid option;
+  // then nothing has changed.
   absl::StatusOr<StepReport> Step(const dist_autograd::Scope& pass,
                                   const StepOptions& options);
   absl::Status Step(const dist_autograd::Scope& pass) {
@@ -165,12 +166,12 @@ class DistributedOptimizer {
   }
 
   // The state and the weights of all parameters, copied: what a checkpoint
-  // keeps (CheckpointDirectory::Save). Not between the steps of others unless
-  // the caller sees to it.
+  // keeps (CheckpointDirectory::Save). Other trainers' steps must not run
+  // meanwhile; the caller ensures that.
   absl::StatusOr<State> SaveState();
   // Puts them back, at all owners or, if one refuses, at none. The parameters
   // may live at other workers than when it was saved. kInvalidArgument names
-  // what is missing, unknown, or of another shape or dtype.
+  // the entries that are missing, unknown, or of another shape or dtype.
   absl::Status LoadState(const State& state);
 
   int owners() const {

@@ -6,14 +6,14 @@
 //   optimizer->Step();
 //   optimizer->ZeroGrad();
 //
-// A parameter whose gradient is undefined is left alone: neither weight decay
-// nor momentum moves it, and its steps are not counted. Weights are changed in
-// place, their version bumped.
+// A parameter whose gradient is undefined does not change: neither weight decay
+// nor momentum is applied, and its steps are not counted. Weights are changed
+// in place, their version bumped.
 //
-// A sparse gradient updates the rows that it has. Where the rule is the same
-// for that (UpdateRule::ignores_zero_gradient), nothing need be said; where
-// decay or momentum of the other rows would stand still, the group has to allow
-// it with `lazy`.
+// A sparse gradient updates the rows that it has. For rules that change nothing
+// at a zero gradient (UpdateRule::ignores_zero_gradient) this gives the same
+// result; with other rules decay and momentum of the other rows stand still,
+// which the group must allow with `lazy`.
 //
 // Gradients may come from elsewhere than the parameters: from the context of a
 // distributed pass, a bucket, a table. Check tells whether Apply would take

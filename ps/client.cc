@@ -25,7 +25,8 @@ constexpr absl::Duration kServingPause = absl::Milliseconds(20);
 
 namespace internal {
 
-// What dense and sparse tables share: the calls, the numbers of pushes, rounds.
+// The common part of dense and sparse tables: the calls, the numbers of pushes,
+// rounds.
 class TableClient {
  public:
   TableClient(const ClientOptions& options, std::unique_ptr<TableLayout> layout,
@@ -311,7 +312,7 @@ void DenseTable::EndRound() { table_->EndRound(); }
 
 namespace {
 
-// What servers are trusted with stops at the shape of what they send.
+// Servers are not trusted to send tensors of the right shape.
 absl::Status CheckReply(const ExchangeReply& reply, const Shape& wanted) {
   const std::optional<Pulled>& pulled = std::get<1>(reply);
   const Tensor values = pulled.has_value() ? pulled->values : Tensor();

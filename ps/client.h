@@ -5,13 +5,14 @@
 //   WEFT_RETURN_IF_ERROR(model->Initialize(parameters).Wait(timeout));
 //   Future<Tensor> next = model->PushPull(gradient);   // one step
 //
-// Each operation is one call to each server that is concerned, and ends with
-// the first error of any; the message begins with the server's name. A server
-// whose incarnation died has lost what was not in a checkpoint: kUnavailable
-// then says so, and the job is started again with --resume.
+// Each operation makes one call to each server that holds part of its data, and
+// ends with the first error of any; the message begins with the server's name.
+// A server whose incarnation died has lost all changes since the last
+// checkpoint: operations end with kUnavailable, and the job must be restarted
+// with --resume.
 //
-// Once a push has failed it is not known where it was applied, so the table
-// refuses further ones (kFailedPrecondition with the first error); open it
+// After a failed push it is unknown which servers have applied it, so the table
+// refuses further pushes (kFailedPrecondition with the first error); open it
 // again to go on.
 
 #ifndef WEFT_PS_CLIENT_H_
@@ -45,10 +46,11 @@ struct ClientOptions {
   rpc::Agent* agent = nullptr;  // must outlive the client and its tables
   // The servers' names in the order of their index.
   std::vector<std::string> servers;
-  // No other client has it, nor had an earlier life of this one.
+  // Unique among clients, those of earlier incarnations of this worker
+  // included.
   uint64_t client = 0;
-  // Of synchronous tables, the rank that gives parts, and the shard of the data
-  // that Push and PushPull give the part of.
+  // For synchronous tables: the rank of this client, and the shard of the data
+  // whose gradients Push and PushPull push.
   int rank = 0;
   absl::Duration timeout = absl::Seconds(60);  // of each operation
 };
@@ -57,14 +59,14 @@ namespace internal {
 class TableClient;
 }  // namespace internal
 
-// Which part of which round of a synchronous table is pushed. One that was
-// pushed before, by whomever, may be pushed again: the first one counts.
+// The shard and the round of a push to a synchronous table. A part may be
+// pushed again, by any client: the first push counts.
 struct RoundPart {
   int shard = 0;  // of the data
   int64_t round = 0;
-  // This client's rank serves the shard from now on, whoever did: its server
-  // was declared dead, or gave it up. Otherwise kFailedPrecondition if another
-  // rank does.
+  // This client's rank takes the shard over from the rank that has served it,
+  // which has died or left. If false, kFailedPrecondition if another rank
+  // serves the shard.
   bool take_over = false;
 };
 
@@ -81,8 +83,8 @@ class DenseTable {
   // worker may make one, in any order.
   Future<void> Initialize(const Tensor& values);
 
-  // Pushes this worker's gradient f32 [elements] and pulls what came of it:
-  // SYNC, the values after the round, which waits for all workers.
+  // Pushes this worker's gradient f32 [elements] and pulls the new values: in
+  // SYNC those after the round, which waits for all workers.
   Future<Tensor> PushPull(const Tensor& gradient);
   Future<void> Push(const Tensor& gradient);
   // SYNC: after the rounds that this worker has pushed to.
@@ -90,7 +92,7 @@ class DenseTable {
 
   // SYNC, for a worker that serves any number of shards of the data: pushes the
   // gradient of one, and does not end the round. A failure does not close the
-  // table: nothing was applied that may not be pushed again.
+  // table: the same part may be pushed again.
   //   for (int shard : mine) Push shard's part of round();
   //   EndRound();  Pull();
   Future<void> PushShard(const RoundPart& part, const Tensor& gradient);
@@ -153,7 +155,7 @@ class SparseTable {
   std::shared_ptr<internal::TableClient> table_;
 };
 
-// What concerns all servers waits, within the time-out, for those that have
+// Operations on all servers wait, within the timeout, for servers that have
 // joined and do not serve yet.
 //
 // Thread-safety: one thread at a time.

@@ -150,7 +150,7 @@ std::vector<uint32_t> OrderOf(absl::Span<const int64_t> keys,
   for (size_t i = 0; i < n; ++i) {
     order[i] = static_cast<uint32_t>(entries[i] & low);
   }
-  // What the upper bits do not tell apart: mostly equal keys.
+  // Keys with equal upper bits: mostly equal keys.
   for (size_t begin = 0; begin < n;) {
     size_t end = begin + 1;
     bool is_one_key = true;

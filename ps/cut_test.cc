@@ -61,7 +61,7 @@ void CheckCut(const std::vector<int64_t>& keys, const Placement& placement) {
   }
 }
 
-TEST(CutSparse, GroupsByServerAndPartitionWhateverTheKeys) {
+TEST(CutSparse, AnyKeysAreGroupedByServerAndPartition) {
   std::mt19937_64 random(1);
   for (const int partitions : {1, 2, 16, 1024, 65536}) {
     for (const int servers : {1, 2, 3, 7}) {

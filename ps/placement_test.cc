@@ -39,7 +39,7 @@ TEST(Placement, OnePartitionHoldsEverything) {
   EXPECT_EQ(placement.ServerOf(0), 0);
 }
 
-TEST(Placement, EveryPartitionHasAServerWhateverTheirNumber) {
+TEST(Placement, AnyNumberOfServersHasAllPartitions) {
   for (int servers = 1; servers <= 7; ++servers) {
     const Placement placement("t", 16, servers);
     for (int p = 0; p < 16; ++p) {

@@ -67,7 +67,7 @@ TEST(RoundGate, ClosesNoRoundWithoutWorkers) {
   EXPECT_THAT(gate.Close(), ElementsAre("back"));
 }
 
-TEST(RoundGate, TellsAnAppliedPartFromAMissedOne) {
+TEST(RoundGate, AppliedAndMissedPartsAreDistinguished) {
   Gate gate(2);
   gate.Give(0, 0, 0, "a");
   gate.Give(1, 1, 0, "b");

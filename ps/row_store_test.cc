@@ -23,7 +23,7 @@ TEST(RowStore, FindsNothingWhileItIsEmpty) {
   EXPECT_EQ(rows.memory_bytes(), 0);
 }
 
-TEST(RowStore, ANewRowIsZeroAndKeepsWhatIsWritten) {
+TEST(RowStore, NewRowIsZeroAndKeepsWrittenValues) {
   RowStore rows(3, 0);
   const RowStore::Row row = rows.Add(~uint64_t{0});
   EXPECT_EQ(rows.key(row), ~uint64_t{0});
@@ -42,7 +42,7 @@ TEST(RowStore, ANewRowIsZeroAndKeepsWhatIsWritten) {
 
 // Through all sizes of chunks and of the index, for rows from a few bytes to
 // more than a chunk, with keys of one partition and of all.
-TEST(RowStore, AgreesWithAMapWhateverTheLengthOfRows) {
+TEST(RowStore, AgreesWithAMapForRowsOfAnyLength) {
   for (const int64_t floats : {1, 3, 15, 16, 100, 3000}) {
     for (const int placed_bits : {0, 4}) {
       RowStore rows(floats, placed_bits);

@@ -51,20 +51,21 @@ class Server {
   absl::StatusOr<std::shared_ptr<TableShard>> Find(absl::string_view name) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What membership says of the worker of that rank; synchronous rounds of all
-  // tables, later ones too, go on without it, or wait for it again.
+  // Membership reports that the worker of that rank has died, or is back:
+  // synchronous rounds of all tables, also of tables made later, go on without
+  // it, or wait for it again.
   void DeclareDead(int rank) ABSL_LOCKS_EXCLUDED(mu_);
   void Admit(int rank) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Answers pulls that waited for as long as their callers would. To be called
-  // every 100 ms or so.
+  // Ends waiting pulls whose deadline has passed. To be called about every 100
+  // ms.
   void Expire(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends waiting pulls with `reason`; later requests get it too.
   void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Writes this server's part of every table as shards of a checkpoint that
-  // somebody else began and will commit. kFailedPrecondition if a synchronous
+  // Writes this server's part of every table as shards of a checkpoint that a
+  // trainer has begun and will commit. kFailedPrecondition if a synchronous
   // table is not at the version asked for.
   absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request) const
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -94,7 +95,7 @@ class Server {
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);
-  // Tables that were restored and that nobody has found since.
+  // Tables that were restored and that no client has opened since.
   std::set<std::string> unused_ ABSL_GUARDED_BY(mu_);
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);

@@ -265,7 +265,7 @@ TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   EXPECT_THAT(client->Dense(spec),
               StatusIs(absl::StatusCode::kFailedPrecondition, "shards"));
 
-  // What the rows depend on stays.
+  // Settings on which the rows depend cannot change.
   ASSERT_THAT(client->Restore(options.path, *name), IsOk());
   v1::TableSpec other = spec;
   other.mutable_rule()->mutable_sgd()->set_lr(0.5);

@@ -18,7 +18,7 @@ int64_t BytesOf(const Tensor& tensor) {
   return tensor.defined() ? tensor.bytes() : 0;
 }
 
-// What one pull of a sparse table may bring.
+// The largest result of one pull of a sparse table.
 constexpr int64_t kMaxPullBytes = int64_t{1} << 30;
 
 absl::Span<const uint64_t> KeysOf(const Tensor& keys) {
@@ -412,7 +412,7 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
           gate_.open());
     case Answer::kTooFar:
       return refuse(" is too far ahead: round ", gate_.open(),
-                    " is open, and waits for ", WhoIsMissing());
+                    " is open, and waits for ", MissingParts());
     case Answer::kNotOwner:
       return refuse(": rank ", gate_.OwnerOf(request.shard()),
                     " serves this shard; leave it to that one, or take it over "
@@ -508,7 +508,7 @@ int64_t TableShard::VersionLocked() const {
   return is_sync() ? gate_.open() : pushes_;
 }
 
-std::string TableShard::WhoIsMissing() const {
+std::string TableShard::MissingParts() const {
   return absl::StrJoin(
       gate_.Missing(), ", ",
       [this](std::string* out, int shard) ABSL_NO_THREAD_SAFETY_ANALYSIS {
@@ -545,7 +545,7 @@ void TableShard::Expire(Instant now) {
         [now](const Parked& parked) { return now < parked.deadline; });
     std::move(alive, parked_.end(), std::back_inserter(expired));
     parked_.erase(alive, parked_.end());
-    missing = WhoIsMissing();
+    missing = MissingParts();
     open = gate_.open();
   }
   for (Parked& parked : expired) {

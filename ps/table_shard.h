@@ -148,7 +148,7 @@ class TableShard {
   absl::StatusOr<ShardReply> Read(const Tensor& keys, int64_t version) const;
   std::vector<PushSpan> SpansOf(const Part& part) const;
   int64_t VersionLocked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string WhoIsMissing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string MissingParts() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool is_sync() const { return spec().mode() == v1::TableSpec::SYNC; }
   bool Owns(uint32_t partition) const;
   // Null if there is none.

@@ -40,8 +40,8 @@ constexpr absl::Duration kStopTimeout = absl::Seconds(10);
 // the second look: a launcher that saw it too knows how.
 constexpr absl::Duration kLookPause = absl::Milliseconds(250);
 
-// What is parsed takes many times its bytes. The longest that members send is a
-// heartbeat that tells of all who are gone.
+// A parsed message takes many times its bytes. The longest that members send is
+// a heartbeat that names all departed members.
 constexpr size_t kMaxRequestBytes = size_t{8} << 20;
 
 template <typename T>
@@ -354,7 +354,7 @@ bool Coordinator::State::IsFlushed(const absl::Status& appended) {
   return true;
 }
 
-// For good. Whose successor is there already tells callers to look for it.
+// For good. If a successor is there already, callers are sent to it.
 void Coordinator::State::Stop(const absl::Status& why) {
   if (why.ok()) return;
   journal_status_ = absl::Status(

@@ -203,8 +203,8 @@ class Membership::State : public std::enable_shared_from_this<State> {
   absl::Status Arrive(v1::BarrierRequest& request);
   // Of its arrivals so far, those whose answers it has not had.
   void SaySettled(v1::BarrierRequest& request);
-  // Asks until the barrier opens or the deadline has passed, and for whom it
-  // waited last.
+  // Asks until the barrier opens or the deadline has passed; the reply names
+  // the members that are missing.
   absl::StatusOr<v1::BarrierReply> Meet(v1::BarrierRequest& request,
                                         Instant deadline,
                                         std::vector<std::string>* missing);

@@ -44,7 +44,7 @@ struct JoinOptions {
   // least every 10 s. Null: the log.
   std::function<void(const std::string&)> progress;
   // Runs OnChange callbacks. Must outlive the Membership. Null: they run on the
-  // thread that heard of the change, and must not block.
+  // thread that received the change, and must not block.
   Executor* executor = nullptr;
   telemetry::Telemetry* telemetry = nullptr;  // null: silent; must outlive it
 };
@@ -72,7 +72,7 @@ class Membership {
 
   const Member& self() const;
 
-  // The newest that this worker has heard of. Never null.
+  // The newest view that this worker has received. Never null.
   std::shared_ptr<const View> view() const;
 
   // Asks the coordinator for the view of this moment: after it has answered,
@@ -151,11 +151,11 @@ class Membership {
   std::unique_ptr<Store> store_;
 };
 
-// For the host of a coordinator that found its address taken: says by whom, if
-// that is a coordinator, in the words of a Join there. kAlreadyExists: by
-// `name` of this job; kFailedPrecondition: by another job, or a job of another
-// world; kInternal: by who answers as no coordinator does. Ok if nobody answers
-// so within `timeout`.
+// For the host of a coordinator that found its address in use: the error that a
+// Join there gets, if a coordinator listens there. kAlreadyExists: `name` of
+// this job does; kFailedPrecondition: another job, or a job of another world;
+// kInternal: a program that is no coordinator. Ok if nobody answers so within
+// `timeout`.
 absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
                                 const std::string& job, absl::string_view name,
                                 const World& world, absl::Duration timeout);

@@ -323,17 +323,17 @@ absl::Status JoinFor(int seconds, const std::vector<absl::Status>& answers) {
 
 TEST(MemberCore, RepeatedConnectionResetsFailTheJoinEarly) {
   const absl::Status refused = absl::UnavailableError("connection refused");
-  const absl::Status hung_up =
-      net::MarkConnectionReset(absl::UnavailableError("hung up"));
+  const absl::Status reset =
+      net::MarkConnectionReset(absl::UnavailableError("reset"));
   EXPECT_THAT(JoinFor(60, {refused}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
-  EXPECT_THAT(JoinFor(5, {hung_up}),
+  EXPECT_THAT(JoinFor(5, {reset}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
-  const absl::Status end = JoinFor(6, {hung_up});
-  EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "hung up"));
+  const absl::Status end = JoinFor(6, {reset});
+  EXPECT_THAT(end, StatusIs(absl::StatusCode::kUnavailable, "reset"));
   EXPECT_TRUE(net::WasConnectionReset(end));
   // As a coordinator that is started again.
-  EXPECT_THAT(JoinFor(60, {hung_up, hung_up, hung_up, hung_up, refused}),
+  EXPECT_THAT(JoinFor(60, {reset, reset, reset, reset, refused}),
               StatusIs(absl::StatusCode::kUnknown, "goes on"));
 }
 
@@ -624,7 +624,7 @@ class LossyLink final : public CoordinatorLink {
   std::vector<Promise<std::string>> lost_ ABSL_GUARDED_BY(mu_);
 };
 
-TEST_F(MembershipTest, RefreshSeesAJoinThatTheWatchHasNotTold) {
+TEST_F(MembershipTest, RefreshSeesAJoinThatTheWatchHasNotReported) {
   StartCoordinator();
   auto lossy = std::make_unique<LossyLink>(
       MakeGrpcLink(*loop_, address_, "ps0").value());

@@ -67,7 +67,7 @@ std::optional<ProcessWatch> ProcessWatch::Of(const v1::Process& process) {
       process.pid() == self->pid()) {
     return std::nullopt;
   }
-  // First, so that the start read below is that of whom it stands for.
+  // Opened first, so that the start time read below is of the same process.
   net::Descriptor pidfd(static_cast<int>(
       syscall(SYS_pidfd_open, static_cast<pid_t>(process.pid()), 0)));
   if (pidfd.get() < 0) {

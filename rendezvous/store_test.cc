@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
                       KindOf<EtcdWorld>("etcd")),
     [](const auto& info) { return info.param.name; });
 
-TEST_P(StoreConformance, WhatOneSetsTheOtherGetsWithAHigherVersionEachTime) {
+TEST_P(StoreConformance, ValueOfOneMemberIsReadByAnotherWithRisingVersions) {
   EXPECT_THAT(b_->Get("key", kLong),
               StatusIs(absl::StatusCode::kNotFound, "key"));
   const auto first = a_->Set("key", "one", kLong);
@@ -173,7 +173,7 @@ TEST_P(StoreConformance, WhatOneSetsTheOtherGetsWithAHigherVersionEachTime) {
   EXPECT_EQ(found->version, *second);
 }
 
-TEST_P(StoreConformance, AddCountsFromZeroAndRefusesWhatIsNoNumber) {
+TEST_P(StoreConformance, AddCountsFromZeroAndRefusesOtherText) {
   EXPECT_THAT(a_->Add("count", 5, kLong), IsOkAndHolds(5));
   EXPECT_THAT(b_->Add("count", -7, kLong), IsOkAndHolds(-2));
   EXPECT_THAT(a_->Add("count", 0, kLong), IsOkAndHolds(-2));
@@ -237,7 +237,8 @@ TEST_P(StoreConformance, WaitReturnsOnceTheVersionIsAbove) {
   const auto first = a_->Set("key", "one", kLong);
   ASSERT_THAT(first, IsOk());
   EXPECT_EQ(b_->Wait("key", 0, kLong)->value, "one");
-  std::thread setter([&] { EXPECT_THAT(a_->Set("key", "two", kLong), IsOk()); });
+  std::thread setter(
+      [&] { EXPECT_THAT(a_->Set("key", "two", kLong), IsOk()); });
   EXPECT_EQ(b_->Wait("key", *first, kLong)->value, "two");
   setter.join();
 }
@@ -261,12 +262,11 @@ TEST_P(StoreConformance, MultiGetWaitsForAllAndKeepsTheOrder) {
 
 TEST_P(StoreConformance, DeadlineOfSeveralKeysListsThoseThatAreMissing) {
   ASSERT_THAT(a_->Set("here", "1", kLong), IsOk());
-  const absl::Status status =
-      b_->WaitAll({"here", "gone1", "gone2"}, kShort);
+  const absl::Status status = b_->WaitAll({"here", "gone1", "gone2"}, kShort);
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDeadlineExceeded));
   const std::string text(status.message());
-  EXPECT_THAT(text, AllOf(HasSubstr("missing: gone1, gone2"),
-                          Not(HasSubstr("here,"))));
+  EXPECT_THAT(
+      text, AllOf(HasSubstr("missing: gone1, gone2"), Not(HasSubstr("here,"))));
   ASSERT_THAT(a_->Set("gone1", "", kLong), IsOk());
   ASSERT_THAT(a_->Set("gone2", "", kLong), IsOk());
   EXPECT_THAT(b_->WaitAll({"here", "gone1", "gone2"}, kLong), IsOk());
@@ -275,9 +275,11 @@ TEST_P(StoreConformance, DeadlineOfSeveralKeysListsThoseThatAreMissing) {
 TEST_P(StoreConformance, AppendAddsToTheEndAndLosesNothing) {
   ASSERT_THAT(a_->Append("log", "ab", kLong), IsOk());
   std::thread other([&] {
-    for (int i = 0; i < 10; ++i) EXPECT_THAT(a_->Append("log", "x", kLong), IsOk());
+    for (int i = 0; i < 10; ++i)
+      EXPECT_THAT(a_->Append("log", "x", kLong), IsOk());
   });
-  for (int i = 0; i < 10; ++i) EXPECT_THAT(b_->Append("log", "x", kLong), IsOk());
+  for (int i = 0; i < 10; ++i)
+    EXPECT_THAT(b_->Append("log", "x", kLong), IsOk());
   other.join();
   EXPECT_EQ(b_->Get("log", kLong)->value, "ab" + std::string(20, 'x'));
 }
@@ -311,7 +313,8 @@ TEST(FileStore, RecordThatAKilledProcessHasHalfWrittenIsCutOff) {
   auto store = OpenFileStore({path, "run"});
   ASSERT_THAT(store, IsOk());
   ASSERT_THAT((*store)->Set("a", "1", kLong), IsOk());
-  std::ofstream(path, std::ios::app | std::ios::binary) << std::string("\x20\0\0\0ha", 6);
+  std::ofstream(path, std::ios::app | std::ios::binary)
+      << std::string("\x20\0\0\0ha", 6);
   auto other = OpenFileStore({path, "run"});
   ASSERT_THAT(other, IsOk());
   EXPECT_EQ((*other)->Get("a", kLong)->value, "1");

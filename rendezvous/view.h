@@ -51,7 +51,8 @@ class View {
   bool IsGone(WorkerKey key) const;
 
   bool IsComplete() const { return Missing().empty(); }
-  // Who is still to come: names in a fixed world, "2 more" in an elastic one.
+  // The members that have not joined: names in a fixed world, "2 more" in an
+  // elastic one.
   std::vector<std::string> Missing() const;
   // "3/4 joined, missing trainer1"; of many the first 32 "and 5 more".
   std::string Summary() const;

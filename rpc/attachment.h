@@ -107,17 +107,17 @@ class Attachment {
 };
 
 // The receiver's half of one attachment, from Take() on. Lives until the call
-// has ended, of a reply until its result was decoded: what no value was made of
-// is let go in the destructor.
+// has ended, of a reply until its result was decoded: the destructor releases
+// what no value was made of.
 //
 // Thread-safety: values are decoded by one thread at a time.
 class ReceivedAttachment {
  public:
   virtual ~ReceivedAttachment() = default;
-  // Called once, right after Take(). Until it is ready the sender is told
-  // nothing, the function does not run and the result is not given to the
-  // caller; no thread is held meanwhile. An error ends the call with it, unrun;
-  // the sender is told kDelivered all the same, since the bytes were taken.
+  // Called once, right after Take(). Until it is ready the sender learns no
+  // outcome, the function does not run and the caller does not get the result;
+  // no thread is held meanwhile. An error ends the call with it, unrun; the
+  // sender receives kDelivered nevertheless, since the bytes were taken.
   // REQUIRES: it becomes ready, at the latest when the agent ends (so does what
   // waits for calls of the agent). The call itself ends at its deadline or when
   // it is given up, whether this is ready or not.
@@ -134,7 +134,7 @@ class AttachmentReceiver {
   // whatever its connections did. Runs on a thread of the transport, before
   // anything of the message is decoded, under no lock of rpc; must not block,
   // wait or throw. An error refuses the whole message: the call ends with it,
-  // unrun, and the sender is told kRefused. Bytes of a peer are hostile.
+  // unrun, and the sender receives kRefused. Bytes of a peer are hostile.
   virtual absl::StatusOr<std::unique_ptr<ReceivedAttachment>> Take(
       const CodecContext& context, const Bytes& bytes) = 0;
 };
@@ -161,7 +161,7 @@ inline int64_t TotalSize(const FrozenAttachments& attachments) {
 }
 
 // The sender's halves of one message. Tells each its outcome once; kRefused by
-// its destructor, if nothing else was told before.
+// its destructor, if it has told none before.
 //
 // Thread-safety: Tell may be called by any thread; the rest by one at a time,
 // before.
@@ -203,7 +203,7 @@ class ReceivedAttachments {
   absl::btree_map<std::string, std::unique_ptr<ReceivedAttachment>> received_;
 };
 
-// Which kinds an agent takes, and by whom.
+// The receivers of an agent, by the kind of attachment.
 //
 // Thread-safety: thread-safe.
 class AttachmentReceivers {
@@ -214,8 +214,8 @@ class AttachmentReceivers {
                    std::shared_ptr<AttachmentReceiver> receiver)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Takes all of a message, or none: those before the one that was refused are
-  // let go again. kUnimplemented for a kind that nobody takes; what a receiver
-  // throws is its error.
+  // released again. kUnimplemented for a kind that nobody takes; what a
+  // receiver throws is its error.
   absl::StatusOr<std::shared_ptr<ReceivedAttachments>> Take(
       const CodecContext& context, const FrozenAttachments& attachments) const
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -6,11 +6,11 @@
 //   Future<float> score = rpc::CallOneAsync(target, ScoreAll, features);
 //
 // It takes a vector of items and returns a vector of as many results, or
-// StatusOr of it. Each caller sends one item and gets its own result. Calls are
-// gathered, of all callers, until there are `max_items` or the first has waited
-// `max_delay`. Those that were given up by then are left out; an error of the
-// function is the error of all in the batch. It takes no CallContext, as it
-// serves many calls.
+// StatusOr of it. Each caller sends one item and gets its own result. Calls of
+// all callers are gathered until there are `max_items` or the first has waited
+// `max_delay`. Calls cancelled by then are left out; an error of the function
+// is the error of all calls in the batch. It takes no CallContext, as it serves
+// many calls.
 
 #ifndef WEFT_RPC_BATCH_H_
 #define WEFT_RPC_BATCH_H_
@@ -36,7 +36,7 @@ namespace weft::rpc {
 
 namespace internal {
 
-// The T of vector<T>; T itself where it is none, so that BatchType's message is
+// The T of vector<T>; T itself for other types, so that BatchType's message is
 // the only one.
 template <typename T>
 struct ElementOf {
@@ -68,7 +68,7 @@ struct BatchType<R (*)(P)> {
   }
 };
 
-// What a server runs for the calls of one batch.
+// Runs the calls of one batch at the server.
 template <auto function>
 void ServeBatch(std::vector<std::shared_ptr<ServedCall>> calls) {
   using Type = BatchType<decltype(function)>;

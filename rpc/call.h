@@ -3,12 +3,12 @@
 //   Future<Tensor> y = rpc::CallAsync(agent.To("ps0"), Scale, x, 2.0);
 //   absl::StatusOr<Tensor> z = rpc::Call(agent.To("ps0"), Scale, x, 2.0);
 //
-// The arguments are those of the function itself, so wrong ones do not compile.
-// They are encoded before the call returns: an lvalue is copied, an rvalue is
-// moved where its Codec can (a Tensor or a vector of numbers then travels
-// without a copy). What cannot be encoded, or is thrown by a Codec, ends the
-// call unsent. Errors of the other side carry its code and its payloads,
-// and begin with its name; FailuresOf() tells where the call failed,
+// The arguments have the types of the function's parameters; others do not
+// compile. They are encoded before CallAsync returns: an lvalue is copied, an
+// rvalue is moved if its Codec supports it (a Tensor or a vector of numbers is
+// then sent without a copy). If encoding fails or throws, the call ends with
+// that error and is not sent. Errors of the callee keep its code and its
+// payloads, and begin with its name; FailuresOf() tells where the call failed,
 // OutcomeUnknown() whether the function may have run.
 
 #ifndef WEFT_RPC_CALL_H_
@@ -52,67 +52,68 @@ class OrderedQueue;
 class NamedWorker;
 }  // namespace internal
 
-// Whom to call, how long to wait for it, and how. Cheap to copy; make it once
-// where many calls follow.
+// The worker to call, the timeout of the call, and its options. Cheap to copy;
+// make it once where many calls follow.
 //
 // A target by name follows the name: each call goes to the incarnation of the
-// worker that the directory names when the call is made. So it can be made
+// worker that the directory names when the call is made. So it can be created
 // before the worker is there, and be kept across restarts of the worker; while
-// there is none of that name, calls fail (kNotFound, or kUnavailable of one
-// that is gone). Before one fails so, the directory is asked for what is new,
-// for which CallAsync waits, up to a second: a call that is made after somebody
-// has told of a worker's join reaches that worker. In an InlineScope it fails
-// at once. A target by key, by Worker or by Pinned() stays with one
-// incarnation, and its calls fail with kUnavailable once that is gone. Objects,
-// kept results and streams belong to the incarnation that had the name when
-// Make, Remote or OpenStream was called.
+// no worker has that name, calls fail (kNotFound, or kUnavailable for one that
+// is gone). Before that, CallAsync refreshes the directory, for which it waits
+// up to a second: so a call made after a worker has joined reaches it. In an
+// InlineScope it fails at once. A target by key, by Worker or by Pinned() stays
+// with one incarnation, and its calls fail with kUnavailable once that is gone.
+// Objects, kept results and streams belong to the incarnation that had the name
+// when Make, Remote or OpenStream was called.
 //
 // Thread-safety: as for an int. Must not outlive its agent.
 class Target {
  public:
-  // How a call made now would fail before it is sent, for want of the worker or
-  // because the target makes no sense. By name this asks the directory, unless
-  // the target is WithRetry(), for which an absent worker is no error yet.
+  // The error with which a call made now would fail before it is sent: the
+  // worker is not there, or the target is invalid. A target by name asks the
+  // directory, unless it is WithRetry(), for which an absent worker is no error
+  // yet.
   absl::Status status() const;
-  const std::string& name() const;         // as it was asked for, or "nobody"
-  absl::Duration timeout() const;          // of a call made now
+  const std::string& name() const;  // the name that was asked for, or "nobody"
+  absl::Duration timeout() const;   // of a call made now
   Agent* agent() const { return agent_; }  // whose calls they are
 
   // The same worker with another time-out for each call; null is the default.
   Target WithTimeout(std::optional<absl::Duration> timeout) const;
 
-  // The same, with calls that are spans of this trace. Within a function calls
-  // are of the trace of the call that it serves.
+  // The same, with calls that are spans of this trace. Calls made within a
+  // function belong to the trace of the call that it serves.
   Target WithTrace(const telemetry::TraceContext& trace) const;
 
-  // Calls that did not reach their worker are made again: retry_policy.h. It
-  // does not matter whether the worker is there when this is called. Calls are
-  // kInvalidArgument if `policy` makes no sense.
+  // Calls that did not reach their worker are retried: retry_policy.h. The
+  // worker need not be there when this is called. Calls end with
+  // kInvalidArgument if `policy` is invalid.
   Target WithRetry(const RetryPolicy& policy) const;
 
   // The incarnation that has the name now, and no later one. If there is none,
-  // calls fail as one made now does. Of no effect after WithRetry().
+  // all calls fail with the error of one made now. Has no effect after
+  // WithRetry().
   Target Pinned() const;
 
-  // The same worker, called as part of the call that `context` is of: deadline,
+  // The same worker, called as part of the call of `context`: deadline,
   // cancellation, trace and depth are inherited.
   Target Within(const CallContext& context) const;
 
   // The same worker, whose calls by this target and copies of it run there in
-  // the order in which they are made, one at a time: an ordered queue. Each
-  // leaves when the one before has ended, so each costs a round trip; many
-  // values in order are better a stream (stream.h). One that fails or is given
-  // up leaves the order of the others as it is. A function that calls back and
-  // waits for a call of the same ordered queue waits for itself. Not for
-  // streams; after WithRetry().
+  // the order in which they are made, one at a time: an ordered queue. Each is
+  // sent when the one before has ended, so each costs a round trip; for many
+  // values in order use a stream (stream.h). A call that fails or is cancelled
+  // does not change the order of the others. A function that waits for a call
+  // of the same ordered queue deadlocks until its deadline. Not for streams:
+  // kInvalidArgument. With both, WithRetry() comes first.
   Target Serialized() const;
 
   // A call for which the callee has granted no credit fails at once with
-  // kResourceExhausted, instead of waiting for some.
+  // kResourceExhausted, instead of waiting for credit.
   Target FailingWithoutCredit() const;
 
-  // Where the worker is this one itself: arguments and result are handed over
-  // as they are, so that tensors share their elements. Else of no effect.
+  // If the worker is the caller itself, arguments and result are passed without
+  // copies, so that tensors share their elements. Else it has no effect.
   Target AllowingAlias() const;
 
   // The same worker; each call also carries the attachment of `kind` that
@@ -150,10 +151,10 @@ class Target {
 //
 //   rpc::CallAsync(ps, Push, rpc::Borrow(gradient));
 //
-// Nobody may write to it until the call has ended. What was written before it
-// is sent, or sent again over a new connection, fails the call with kDataLoss;
-// a write while it leaves may show at the callee, as does one after the call
-// was given up. What is not contiguous, or small, is copied.
+// No thread may write to it until the call has ended. A write before it is
+// sent, or sent again over a new connection, fails the call with kDataLoss; a
+// write while it is being sent, or after the call was cancelled, may be visible
+// at the callee. A tensor that is small or not contiguous is copied.
 class Borrowed {
  public:
   explicit Borrowed(const Tensor& tensor) : tensor_(tensor) {}
@@ -166,25 +167,25 @@ inline Borrowed Borrow(const Tensor& tensor) { return Borrowed(tensor); }
 
 namespace internal {
 
-// A call that is made here, until it has ended and nobody looks at it any more.
-// What derives from it learns of the end.
+// A call that is made here; it lives until it has ended and no code refers to
+// it. Derived classes are notified of the end.
 class OutgoingCall {
  public:
   OutgoingCall(const OutgoingCall&) = delete;
   OutgoingCall& operator=(const OutgoingCall&) = delete;
   virtual ~OutgoingCall() = default;
 
-  // Returns how the call ends by this, of which OnEnd may hear later. If it has
-  // ended, or is about to be sent, that is not known: it may have run.
+  // Returns the status with which the call ends; OnEnd may run later. If it has
+  // ended, or is about to be sent, that status is unknown: it may have run.
   // REQUIRES: StartCall has returned.
   absl::Status GiveUp(const absl::Status& why) const;
 
  protected:
   OutgoingCall() = default;
-  // Runs once, perhaps before StartCall returns. `id` is that of the call.
-  // Must not throw: who runs it has other calls to end.
+  // Runs once, perhaps before StartCall returns. `id` is that of the call. Must
+  // not throw: its caller has other calls to end.
   virtual void OnEnd(uint64_t id, absl::StatusOr<Received>&& reply) = 0;
-  // How the call ends if what has come cannot be read.
+  // The status of the call if its reply cannot be read.
   absl::Status Unreadable(const absl::Status& why) const {
     return ResultError(worker_, function_->name, why);
   }
@@ -206,13 +207,13 @@ class OutgoingCall {
   CancelToken::Registration with_parent_;
 };
 
-// Who makes the calls to `target`.
+// The agent that makes the calls to `target`.
 class AgentParts;
 AgentParts& PartsOf(const Agent& agent);
 AgentParts& PartsOf(const Target& target);
 Driver& DriverOf(const Target& target);
 const Worker& WorkerOf(const Target& target);  // REQUIRES: target.status().ok()
-// The same worker, called by nobody's order and with the default time-out.
+// The same worker, without an ordered queue and with the default timeout.
 Target Alone(const Target& target);
 // For calls that are part of the one that `request` is, and end with `cancel`.
 Target PartOf(const Target& target, const Request& request, CancelToken cancel);
@@ -243,8 +244,8 @@ bool IsAlias(const Target& target);
 void StartCall(const Target& target, const Function& function,
                const std::shared_ptr<Request>& request,
                std::shared_ptr<OutgoingCall> call);
-// Of a wait in an InlineScope. IsLocal, as are those above once NotBegun has
-// said of which call they are.
+// The error of a wait in an InlineScope. IsLocal, as are those above once
+// NotBegun has named their call.
 absl::Status NotHere(const std::string& worker);
 // The result of the call to `target` that `start()` starts; NotHere in an
 // InlineScope, and then it does not start. The call itself ends by its
@@ -314,9 +315,9 @@ Result<T> DecodeResult(const absl::StatusOr<Received>& reply) {
   }
 }
 
-// One whose end is `decode(id, reply)`, a Result<T>: one block of memory with
-// the state of its Future. Where nobody gets a result that came, `decode` is
-// told as of a call that was given up.
+// A call whose result is `decode(id, reply)`, a Result<T>: one block of memory
+// with the state of its Future. If no caller gets a result that came, `decode`
+// is called as for a call that was cancelled.
 template <typename T, typename Decode>
 class TypedCall final : public weft::internal::FutureState<T>,
                         public OutgoingCall,
@@ -327,11 +328,12 @@ class TypedCall final : public weft::internal::FutureState<T>,
         decode_(std::move(decode)) {}
 
  private:
-  // Who cancels has the Future, and so the call was started. It ends as all do
-  // that are given up: with its phase, and whether it may have run.
+  // The caller that cancels has the Future, and so the call was started. It
+  // ends as all do that are given up: with its phase, and whether it may have
+  // run.
   void OnCancelled(const absl::Status& why) override {
-    // Nobody may be told before others were, who are at it: by another thread,
-    // or further up the stack.
+    // Callbacks run in order: others may be running, on another thread or
+    // further up the stack.
     this->Set(GiveUp(why));
   }
 
@@ -345,7 +347,7 @@ class TypedCall final : public weft::internal::FutureState<T>,
       result = Unreadable(status);
     }
     if (!this->Set(std::move(result)) && has_come) {
-      // Cancelled while this waited to be told: nobody gets what it made.
+      // Cancelled before the result was set: no caller receives it.
       (void)(*decode_)(id, WithOutcomeUnknown(absl::CancelledError("dropped")));
     }
     decode_.reset();
@@ -371,7 +373,7 @@ Future<T> StartTyped(const Target& target,
   return weft::internal::FutureAccess::Make<T>(std::move(call));
 }
 
-// What was staged for arguments that could not be encoded is told so.
+// Attachments staged for arguments that could not be encoded receive kRefused.
 template <typename... P, typename... A>
 absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
                                                          Types<P...>,
@@ -383,7 +385,7 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeArguments(const Target& target,
   static_assert((kHasCodec<std::decay_t<P>> && ...),
                 "a parameter has no Codec; a Future has none: wait for it, or "
                 "call in its Then");
-  // Codecs are user code: what one throws is the call's end, and not thrown
+  // Codecs are user code: an exception of one ends the call, and is not thrown
   // out of CallAsync.
   return CatchToStatus([&]() -> absl::StatusOr<std::shared_ptr<Request>> {
     WEFT_RETURN_IF_ERROR(target.status());
@@ -448,14 +450,14 @@ Future<Value> StartFunction(const Target& target, Function::Address address,
 template <typename R>
 using ValueOf = typename Returned<std::decay_t<R>>::type;
 
-// Where arguments A fit the parameters P, the Future of what comes.
+// If arguments A fit the parameters P, the Future of the result.
 template <typename R, typename P, typename A>
 using CallFuture = std::enable_if_t<Fit<P, A>::value, Future<ValueOf<R>>>;
 
 }  // namespace internal
 
-// The Future ends by the target's time-out at the latest. Cancelling it tells
-// the other side. Does not compile where the arguments are not the function's.
+// The Future ends by the target's timeout at the latest. Cancelling it notifies
+// the callee. Does not compile if the arguments do not fit the function.
 template <typename R, typename... P, typename... A>
 internal::CallFuture<R, internal::Types<P...>, internal::Types<A...>> CallAsync(
     const Target& target, R (*function)(P...), A&&... arguments) {

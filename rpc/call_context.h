@@ -58,7 +58,8 @@ class CallContext {
   CallContext& operator=(const CallContext&) = delete;
 
   Agent& agent() const { return *agent_; }
-  // Who calls: proven by the connection where that is secured, else as told.
+  // The caller: proven by the connection where that is secured, else as it
+  // claims.
   const Worker& peer() const { return *peer_; }
 
   Instant deadline() const { return inherited_.deadline; }

@@ -14,7 +14,7 @@
 
 namespace weft::rpc::internal {
 
-// Who can give calls up, each under a number that is its own affair.
+// Abandons calls by number. The implementation chooses what the numbers mean.
 //
 // Thread-safety: thread-safe.
 class Abandoner {
@@ -27,7 +27,7 @@ class Abandoner {
                                    const absl::Status& why) = 0;
 };
 
-// Gives a call up, as often as it is told, and returns what AbandonCall does. A
+// Abandons a call, any number of times, and returns what AbandonCall does. A
 // default one does nothing.
 //
 // Thread-safety: as for an int.

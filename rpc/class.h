@@ -9,11 +9,12 @@
 //   WEFT_RPC_CLASS(Embedding, int64_t, int64_t);  // its constructor
 //   WEFT_RPC_METHOD(Embedding, Lookup);
 //
-// The two stand in the namespace of the class, where callers see them too: in
-// its header, or in the one file that uses it. What handle.h does with it:
-// Make, Call, Release. A method is as a registered function is: it may take
-// `CallContext&` first and return what those return; several of one object may
-// run at the same time, so the class is thread-safe. It must not be overloaded.
+// The macros belong in the namespace of the class, visible to callers: in its
+// header, or in the one file that uses it. handle.h makes such objects, calls
+// their methods and releases them. A method is like a registered function: it
+// may take `CallContext&` first and has the same result types; several methods
+// of one object may run at the same time, so the class must be thread-safe. It
+// must not be overloaded.
 //
 // Members of the job may make and use them. To let others do so, or only some:
 //

@@ -14,8 +14,8 @@
 namespace weft::rpc {
 namespace {
 
-// One life of a client: chosen at random, so that a session is not taken for
-// another's.
+// The incarnation of a client: chosen at random, so that a session is not taken
+// for another's.
 WorkerKey NewKey() {
   std::random_device random;
   return {kClientId, uint64_t{random()} << 32 | random()};

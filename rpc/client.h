@@ -5,14 +5,14 @@
 //   absl::StatusOr<Tensor> y = rpc::Call(client->To(), Scale, x, 2.0);
 //
 // Calls are typed, have deadlines and can be cancelled as between workers, and
-// have a session: each runs once whatever the connection does, until the worker
-// is restarted. Then they end with kUnavailable: connect anew. The worker holds
-// a client that has been without a connection for 2 s to be gone: it cancels
-// its calls and releases its objects. Should it come back, those calls end with
-// kUnavailable and OutcomeUnknown, and later ones work.
+// have a session: each runs once, also if the connection breaks, until the
+// worker is restarted. Then they end with kUnavailable: connect again. A client
+// without a connection for 2 s counts as gone: the worker cancels its calls and
+// releases its objects. If the client reconnects later, those calls end with
+// kUnavailable and OutcomeUnknown, and new ones work.
 //
-// Who the client is, its certificate says, or the unix socket, which only the
-// same user can open.
+// The client is identified by its certificate, or by the unix socket, which
+// only the same user can open.
 
 #ifndef WEFT_RPC_CLIENT_H_
 #define WEFT_RPC_CLIENT_H_
@@ -37,10 +37,10 @@ namespace weft::rpc {
 struct ClientOptions {
   // For TCP: Credentials::ForMember(directory, "admin0").
   net::Credentials credentials = net::Credentials::LocalOnly();
-  // Of the worker (ps0). Over TLS its certificate must be for it; elsewhere it
-  // is needed only where several workers share the address.
+  // The worker's name (ps0). Over TLS its certificate must have this name;
+  // without TLS it is needed only if several workers share the address.
   std::string worker;
-  // The worker must be of it. Empty: of whichever job it is.
+  // The job that the worker must belong to. Empty: any job.
   std::string job;
   absl::Duration connect_timeout = absl::Seconds(10);
   absl::Duration call_timeout = absl::Seconds(60);  // of a call that names none
@@ -50,16 +50,16 @@ struct ClientOptions {
 // Thread-safety: thread-safe.
 class Client {
  public:
-  // Asks the worker at `address` who it is. kUnavailable if nobody listens
-  // there, kFailedPrecondition if it is of another job, or for TCP without
-  // certificates; kUnauthenticated if its certificate is of another.
+  // Asks the worker at `address` for its name. kUnavailable if no process
+  // listens there, kFailedPrecondition if it belongs to another job, or for TCP
+  // without certificates; kUnauthenticated if its certificate has another name.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(
       absl::string_view address, ClientOptions options = {});
 
   // Ends what is open with kCancelled, without waiting for the network.
   ~Client();
 
-  // Whom to call, as Agent::To. It must not outlive the client.
+  // The worker to call, as Agent::To. It must not outlive the client.
   Target To(std::optional<absl::Duration> timeout = std::nullopt);
 
   const Worker& worker() const { return worker_; }

@@ -208,7 +208,7 @@ class ClientTest : public ::testing::Test {
     return *std::move(read);
   }
 
-  // What the worker at `address` says of itself to whom `credentials` prove.
+  // The reply of the worker at `address` to a Describe with `credentials`.
   static absl::StatusOr<v1::DescribeReply> DescribeTo(
       net::Credentials credentials, const std::string& address) {
     net::LoopOptions options;
@@ -541,7 +541,7 @@ TEST_F(UntypedCallTest, TheDeadlineReachesTheFunction) {
   served_->ExpectGivenUpIfArrived();
 }
 
-TEST_F(UntypedCallTest, HasADeadlineWhateverTheClientSays) {
+TEST_F(UntypedCallTest, CallWithoutADeadlineGetsOne) {
   const auto patience = [&](absl::Duration timeout) {
     const auto answer =
         Start(To("PatienceForClients").SerializeAsString(), timeout)

@@ -1,12 +1,12 @@
-// Details: a value of a user's type that travels with an error.
+// Details: a value of a user's type that is sent with an error.
 //
 //   struct Overdrawn { int64_t account; double by; };   // with a Codec
 //   return rpc::WithDetail(absl::OutOfRangeError("no"), Overdrawn{7, 2});
 //   ...
 //   if (auto overdrawn = rpc::DetailOf<Overdrawn>(status)) Refill(*overdrawn);
 //
-// A function that throws says once, at namespace scope, what its exceptions
-// are; what is thrown is then told like what is returned:
+// To send a detail with an exception, register its type once, at namespace
+// scope:
 //
 //   Overdrawn Describe(const OverdrawnError& thrown);
 //   WEFT_RPC_ERROR(OverdrawnError, absl::StatusCode::kOutOfRange, Describe);
@@ -42,7 +42,7 @@ std::string DetailUrl() {
 }
 
 template <typename E>
-absl::string_view WhatOf(const E& thrown) {
+absl::string_view MessageOf(const E& thrown) {
   if constexpr (std::is_base_of_v<std::exception, E>) {
     return thrown.what();
   } else {
@@ -96,7 +96,7 @@ std::optional<absl::Status> TranslateThrown(absl::StatusCode code) {
   try {
     throw;
   } catch (const E& thrown) {
-    return WithDetail(absl::Status(code, WhatOf(thrown)), describe(thrown));
+    return WithDetail(absl::Status(code, MessageOf(thrown)), describe(thrown));
   } catch (...) {
     return std::nullopt;
   }

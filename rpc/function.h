@@ -6,15 +6,15 @@
 // The function may take `CallContext&` first, then anything with a Codec, by
 // value or const reference. It returns void, Status, R, StatusOr<R> or
 // Future<R>, which is cancelled if the call is; what it throws becomes a
-// Status. WEFT_RPC_INLINE runs it on the transport's thread: for what is short
-// and never waits.
+// Status. WEFT_RPC_INLINE runs it on the transport's thread: for functions that
+// are short and never wait.
 //
 // Members of the job may call it (net::Roles::Members()). To let others do so,
 // or only some, name the roles of certificates that may:
 //
 //   WEFT_RPC_ROLES(Scale, "client", "admin");   // below the registration
 //
-// So for streams (stream.h); for classes see class.h.
+// The same holds for streams (stream.h); for classes see class.h.
 //
 // The file must be linked into the worker that serves: a library that holds
 // registrations and nothing else that is used needs `alwayslink = True`.
@@ -52,7 +52,8 @@
 
 namespace weft::rpc {
 
-// Who waits for the calls that are served. Thread-safety: thread-safe.
+// Counts the calls that are being served, so that Shutdown can wait for them.
+// Thread-safety: thread-safe.
 class CallCounter {
  public:
   virtual ~CallCounter() = default;
@@ -64,7 +65,7 @@ class CallCounter {
 // held has gone, users' objects too.
 class CountedCall {
  protected:
-  // `counter` was told that the call began.
+  // REQUIRES: counter->CallBegan() was called.
   explicit CountedCall(std::shared_ptr<CallCounter> counter)
       : counter_(std::move(counter)) {}
   ~CountedCall() { counter_->CallEnded(); }
@@ -76,7 +77,7 @@ class CountedCall {
 // A call being served, as the function's stub sees it.
 class ServedCall : private CountedCall, public CallContext {
  public:
-  // What the caller has sent.
+  // The caller's message.
   struct Incoming {
     uint64_t id = 0;
     Received arguments;
@@ -119,8 +120,7 @@ class ServedCall : private CountedCall, public CallContext {
   // Ends the call; the first one counts. Thread-safe.
   virtual void Finish(absl::StatusOr<Slices> reply) = 0;
 
-  // How far it has come: what an error is said to have happened in.
-  // Thread-safe.
+  // The phase that the call has reached, which errors report. Thread-safe.
   void Enter(Phase phase) { phase_.store(phase, std::memory_order_relaxed); }
   Phase phase() const { return phase_.load(std::memory_order_relaxed); }
 
@@ -150,11 +150,12 @@ class ServedCall : private CountedCall, public CallContext {
         incoming_(std::move(incoming)),
         attachments_(incoming_.arguments.attachments) {}
 
-  // Before anybody is told of the call's end, who may then ask for the spans.
+  // Before the end of the call is visible: the caller may then ask for the
+  // spans.
   void EndSpan() {
     if (span_ != nullptr) span_->End();
   }
-  // What ReplyEncoder() has staged; for who ends the call.
+  // The attachments staged by ReplyEncoder(); for the code that ends the call.
   std::shared_ptr<StagedAttachments> TakeStaged() { return std::move(staged_); }
 
  private:
@@ -204,11 +205,11 @@ struct Function {
   bool is_part_of_stream = false;  // what a stream calls beside its own call
   Address address = nullptr;
   std::optional<net::Roles> roles;  // who may call it; none: Roles::Members()
-  // It reaches only what its caller has made: whoever made it may call it.
+  // It reaches only objects that its caller has made: the maker may call it.
   bool is_of_maker = false;
   std::string method;  // internal::MethodKey of a method; else empty
-  // Of a method: who may call the constructor of this name may call it too,
-  // unless it has roles of its own.
+  // Of a method: roles that may call the constructor of this name may call it
+  // too, unless it has roles of its own.
   std::string constructor;
   Serve serve = nullptr;  // one of the two
   ServeBatch serve_batch = nullptr;
@@ -220,7 +221,7 @@ struct Function {
 // Thread-safety: filled by one thread, then constant.
 class Registry {
  public:
-  // What WEFT_RPC fills before main.
+  // The registry that WEFT_RPC fills before main.
   static Registry& Global();
 
   // One that is in it already is left alone. REQUIRES: another function of the
@@ -346,7 +347,7 @@ absl::StatusOr<Slices> EncodeObject(const void* value, Encoder& encoder) {
   return EncodeResult<T>(encoder, *static_cast<const T*>(value));
 }
 
-// Keeps `value` for who calls; the reply is empty.
+// Keeps `value` for the caller; the reply is empty.
 template <typename T>
 absl::StatusOr<Slices> KeepFor(ServedCall& call, std::shared_ptr<T> value) {
   ObjectTable::Object object;
@@ -450,7 +451,7 @@ void FinishLater(const std::shared_ptr<ServedCall>& call, R result,
       before(*call);
       FinishWith<Arguments, Value>(*call, value);
     });
-    // Else what is parked for nobody would keep the agent from ending.
+    // Else a parked reply without a caller would keep the agent from ending.
     *follow = call->cancel().OnCancel(
         [future](const absl::Status& why) { future.Cancel(why); });
   } else {
@@ -459,7 +460,7 @@ void FinishLater(const std::shared_ptr<ServedCall>& call, R result,
   }
 }
 
-// What a server runs for `function`: decode, call, encode.
+// Serves a call of `function`: decodes, calls, encodes.
 template <auto function>
 void ServeFunction(std::shared_ptr<ServedCall> call) {
   using Type = FunctionType<decltype(function)>;

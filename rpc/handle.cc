@@ -20,7 +20,7 @@ absl::Status ReadId(ServedCall& call, ObjectId& id) {
 bool RegisterBuiltin(const char* name, const char* signature,
                      Function::Serve serve) {
   Function f;
-  // What is released twice is not found the second time.
+  // The second release of an object is kNotFound.
   f.is_idempotent = true;
   f.name = name;
   f.signature = signature;

@@ -6,15 +6,16 @@
 //   absl::StatusOr<Tensor> y = rpc::Fetch(kept);
 //   rpc::Release(shard).IgnoreError();
 //
-// What is kept is the callee's, under the id of the call that made it
-// (object_id.h). It ends when it is released or when its maker does: the
-// incarnation of a member, the session of a client. Nothing counts handles:
-// who drops the last one without Release() leaves the object, and
-// Agent::Leaks() of both workers names it. A worker may hold
-// Limits::objects at another. The calls of a handle are as all calls; those in
-// progress keep the object alive. One whose making failed is not left behind.
+// The object belongs to the callee, under the id of the call that made it
+// (object_id.h). It is destroyed when it is released or when its maker ends:
+// the incarnation of a member, the session of a client. Handles are not
+// counted: dropping the last one without Release() leaks the object, and
+// Agent::Leaks() of both workers names it. A worker may hold at most
+// Limits::objects at another. Calls through a handle are like all calls; those
+// in progress keep the object alive. An object whose construction failed is not
+// kept.
 //
-// A handle is used by the agent that made it, and does not travel.
+// Only the agent that made a handle can use it; it cannot be sent.
 
 #ifndef WEFT_RPC_HANDLE_H_
 #define WEFT_RPC_HANDLE_H_
@@ -151,7 +152,7 @@ Future<Handle<Value>> StartRemote(const Target& target,
       EncodeArguments(now, types, std::forward<A>(arguments)...));
 }
 
-// Where arguments A fit the parameters P, the Future of what stays there.
+// If arguments A fit the parameters P, the Future of the Handle.
 template <typename R, typename P, typename A>
 using RemoteFuture =
     std::enable_if_t<Fit<P, A>::value, Future<Handle<ValueOf<R>>>>;
@@ -167,10 +168,11 @@ absl::StatusOr<std::shared_ptr<Request>> EncodeMethod(const Target& target,
 
 }  // namespace internal
 
-// A new T there, T being named by WEFT_RPC_CLASS. It belongs to the incarnation
-// that the target names now: the Handle does not follow the name. The Future
-// ends as a call's does; kResourceExhausted if this worker holds too much
-// there. Not by a target of WithRetry() or Serialized(): kInvalidArgument.
+// Makes a new T at the target's worker; T is registered by WEFT_RPC_CLASS. It
+// belongs to the incarnation that the target names now: the Handle does not
+// follow the name. Errors as of a call, and kResourceExhausted if this worker
+// holds Limits::objects there; kInvalidArgument for a target of WithRetry() or
+// Serialized().
 template <typename T, typename... A>
 Future<Handle<T>> MakeAsync(const Target& target, A&&... arguments) {
   static_assert(internal::kIsClass<T>,
@@ -243,8 +245,8 @@ auto Call(const Handle<T>& object, Method method, A&&... arguments)
   });
 }
 
-// A copy of the value, as it is then. kNotFound; kUnimplemented if T had no
-// Codec where it was made.
+// A copy of the current value. kNotFound if it was released; kUnimplemented if
+// T had no Codec where it was made.
 template <typename T>
 Future<T> FetchAsync(const Handle<T>& object) {
   static_assert(internal::kHasCodec<T>, "a T without a Codec does not travel");
@@ -264,7 +266,7 @@ Result<T> Fetch(const Handle<T>& object) {
                                 [&] { return FetchAsync(object); });
 }
 
-// Lets go of the object there. kNotFound if that was done before.
+// Releases the object there. kNotFound if that was done before.
 template <typename T>
 Future<void> ReleaseAsync(const Handle<T>& object) {
   internal::ForgetHandle(object.target(), object.id().call);

@@ -96,7 +96,7 @@ class Embedding : public Base {
   absl::Status Refuse(const std::string& why) const {
     return absl::OutOfRangeError(why);
   }
-  std::string WhoCalls(CallContext& context, const std::string& greeting) {
+  std::string CallerName(CallContext& context, const std::string& greeting) {
     return greeting + context.peer().name;
   }
   Future<int64_t> Later(CallContext&) {
@@ -127,7 +127,7 @@ WEFT_RPC_CLASS(Embedding, int64_t, int64_t);
 WEFT_RPC_METHOD(Embedding, Lookup);
 WEFT_RPC_METHOD(Embedding, Set);
 WEFT_RPC_METHOD(Embedding, Refuse);
-WEFT_RPC_METHOD(Embedding, WhoCalls);
+WEFT_RPC_METHOD(Embedding, CallerName);
 WEFT_RPC_METHOD(Embedding, Later);
 WEFT_RPC_METHOD(Embedding, SecondsLeft);
 WEFT_RPC_METHOD(Embedding, Answer);
@@ -243,7 +243,7 @@ TEST(Handle, AnObjectIsMadeUsedAndReleasedAtADistance) {
   EXPECT_THAT(Call(*shard, &Embedding::Set, 1, 2.5), IsOk());
   EXPECT_THAT(Call(*shard, &Embedding::Lookup, 1)->ToVector<float>(),
               ElementsAre(2.5, 2.5));
-  EXPECT_EQ(*Call(*shard, &Embedding::WhoCalls, "hello "), "hello w0");
+  EXPECT_EQ(*Call(*shard, &Embedding::CallerName, "hello "), "hello w0");
   EXPECT_EQ(*Call(*shard, &Embedding::Kind), "embedding");  // virtual
   EXPECT_EQ(*Call(*shard, &Embedding::rows), 4);            // inherited
   EXPECT_THAT(Release(*shard), IsOk());
@@ -270,7 +270,7 @@ TEST(Handle, MakeRefusesATargetWithRetry) {
   EXPECT_EQ(ranks[1].Metrics().peers.at("w0").served, 1);
 }
 
-TEST(Handle, NothingIsSentWhereItsEndMustNotBeWaitedFor) {  // F26
+TEST(Handle, CallThatMayNotBeWaitedForIsNotSent) {  // F26
   Ranks ranks(2);
   const Target w1 = ranks[0].To("w1");
   const auto shard = Make<Embedding>(w1, 4, 1);

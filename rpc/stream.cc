@@ -90,8 +90,8 @@ const bool registered_pull =
 const bool registered_push =
     Register(OfStream(Describe<&Push>(RunsOn::kTransport, "weft::rpc::Push")));
 
-// What the function reads of what its caller has pushed. Its end says that
-// nobody reads any more.
+// The function's reader of the values that its caller has pushed. Its
+// destructor reports that the reader has ended.
 class PushedSource final : public StreamSource {
  public:
   PushedSource(std::shared_ptr<StreamBuffers> buffers, Instant deadline,
@@ -103,7 +103,8 @@ class PushedSource final : public StreamSource {
   Future<StreamBuffer::Batch> Pull() override {
     return buffers_->to_function.Pull();
   }
-  // What lies here counts as its caller's; in the reader's hands it does not.
+  // Values that wait here count against the caller's limits; those that the
+  // reader has taken do not.
   bool PullsAhead() const override { return false; }
   bool KnowsEnd() const override { return true; }
   absl::Status AwaitEnd(const absl::Status& failure) override {
@@ -124,7 +125,7 @@ class PushedSource final : public StreamSource {
   Driver& driver_;
 };
 
-// What the caller reads of what the function has written.
+// The caller's reader of the values that the function has written.
 class PulledSource final : public StreamSource {
  public:
   explicit PulledSource(std::shared_ptr<StreamCall> call)
@@ -132,7 +133,7 @@ class PulledSource final : public StreamSource {
     if (call_->id != 0) Prefetch();
   }
   ~PulledSource() override {
-    GiveUp(absl::CancelledError("the reader was let go"));
+    GiveUp(absl::CancelledError("the reader was destroyed"));
   }
 
  private:

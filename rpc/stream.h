@@ -13,8 +13,8 @@
 //     if (!t.has_value()) break;  // the end
 //   }
 //
-// One that takes a Reader is written to by its caller, and returns what any
-// registered function may; one that takes a Reader and a Writer does both:
+// The caller writes to a function that takes a Reader; its result is as of any
+// registered function. A function that takes a Reader and a Writer does both:
 //
 //   absl::StatusOr<int64_t> Count(Reader<std::string> in);
 //   absl::Status Chat(Reader<std::string> in, Writer<std::string> out);
@@ -25,13 +25,13 @@
 //
 //   Duplex<std::string, std::string> chat = OpenStream(target, Chat);
 //
-// A stream is one call, which lasts until both sides know its end, and beside
-// it calls that pull what the function wrote and push what its caller did. All
-// of a call holds of the first: its deadline bounds the stream, giving up the
-// caller's end cancels the function, an error of the function is the stream's.
-// Each value is read once and in order, whatever breaks in between, since each
-// pull and push is a call. Who writes is ahead of who reads by three windows
-// (StreamBuffer) at most.
+// A stream is one call, which lasts until both sides know its end, and further
+// calls that pull the function's values and push the caller's. The first call
+// determines the stream: its deadline bounds it, cancelling the caller's end
+// cancels the function, an error of the function is the stream's. Each value is
+// read once and in order, also if connections break, since each pull and push
+// is a call. A writer is ahead of its reader by at most three windows
+// (StreamBuffer).
 
 #ifndef WEFT_RPC_STREAM_H_
 #define WEFT_RPC_STREAM_H_
@@ -60,16 +60,17 @@
 
 namespace weft::rpc {
 
-// Where one side of a stream writes. Cheap to copy.
+// The writing end of a stream. Cheap to copy.
 //
 // Thread-safety: thread-safe; values leave in the order of the calls.
 template <typename T>
 class Writer {
  public:
-  // Takes the value; waits for room. The reason, once nobody reads any more:
-  // the function should return then. kFailedPrecondition in an InlineScope, if
-  // there is no room; the value was taken. What its Codec says or throws, if it
-  // cannot be encoded: it was not taken, and the stream goes on.
+  // Takes the value; waits for room. Once the reader has ended it returns the
+  // reader's status: the function should return then. kFailedPrecondition in an
+  // InlineScope, if there is no room; the value was taken. If the value cannot
+  // be encoded, the error of its Codec: it was not taken, and the stream goes
+  // on.
   absl::Status Write(T value) {
     Future<void> room = WriteAsync(std::move(value));
     const absl::Duration left = deadline_ - room.driver().clock().Now();
@@ -114,7 +115,7 @@ absl::Status NotFinishedHere(absl::string_view worker);  // in an InlineScope
 
 // A stream at its caller.
 struct StreamCall {
-  // Opens one. What is wrong is its reply.
+  // Opens one. An error is its reply.
   static std::shared_ptr<StreamCall> Open(
       const Target& target, absl::StatusOr<const Function*> function,
       const absl::StatusOr<std::shared_ptr<Request>>& request);
@@ -143,7 +144,7 @@ class StreamSource {
 
   absl::StatusOr<std::optional<Slices>> Next();
   void Cancel(const absl::Status& why);
-  // What the reader is told of a value that cannot be decoded.
+  // The error that the reader receives for a value that cannot be decoded.
   virtual absl::Status Unreadable(const absl::Status& why) const = 0;
 
  protected:
@@ -196,18 +197,19 @@ class StreamSink : public std::enable_shared_from_this<StreamSink> {
 
 }  // namespace internal
 
-// Where one side of a stream reads. The end of the caller's gives the stream
-// up; after that of the function's, writes of the caller fail with kCancelled.
+// The reading end of a stream. Destroying the caller's Reader cancels the
+// stream; after the function's is destroyed, writes of the caller fail with
+// kCancelled.
 //
 // Thread-safety: one thread at a time. Must not outlive its agent.
 template <typename T>
 class Reader {
  public:
-  // The next value, nullopt at the end, or why the stream has failed: then the
-  // values that were written before the function's own error have all been
-  // read. Waits, at most until the stream's deadline; kFailedPrecondition where
-  // it must not, and the stream goes on. A value that cannot be decoded ends
-  // it: kInvalidArgument at the function, kInternal at the caller.
+  // The next value, nullopt at the end, or the error of the stream; all values
+  // written before the function's own error are read first. Waits, at most
+  // until the stream's deadline; kFailedPrecondition in an InlineScope, and the
+  // stream goes on. A value that cannot be decoded ends it: kInvalidArgument at
+  // the function, kInternal at the caller.
   absl::StatusOr<std::optional<T>> Next() {
     absl::StatusOr<std::optional<Slices>> next = source_->Next();
     if (!next.ok()) return next.status();
@@ -223,7 +225,8 @@ class Reader {
     return std::optional<T>(*std::move(value));
   }
 
-  // Reads no more. The caller's gives the stream up: the function is told.
+  // Reads no more. The caller's reader cancels the stream: the function is
+  // notified.
   void Cancel(absl::Status why = absl::CancelledError("cancelled")) {
     source_->Cancel(why);
   }
@@ -237,7 +240,7 @@ class Reader {
 };
 
 // The caller's end of a stream that it writes and whose function returns an R.
-// Its end gives the stream up, unless it was finished.
+// Destroying it cancels the stream, unless it was finished.
 //
 // Thread-safety: one thread at a time. Must not outlive its agent.
 template <typename T, typename R>
@@ -250,9 +253,10 @@ class Upload {
     return writer_.WriteAsync(std::move(value));
   }
 
-  // No value follows. What the function returns, which may be before it has
-  // read all. Once, by one of the two: after that kFailedPrecondition. So is
-  // Finish() in an InlineScope, and the stream goes on.
+  // Ends the values and returns the function's result, which may come before it
+  // has read all. Call one of the two, once: after that kFailedPrecondition.
+  // Finish() in an InlineScope is kFailedPrecondition too, and the stream goes
+  // on.
   Result<R> Finish() {
     if (InlineScope::IsActive()) {
       return internal::NotFinishedHere(call_->target.name());
@@ -280,7 +284,7 @@ class Upload {
         });
   }
 
-  // Gives the stream up; the function is told.
+  // Cancels the stream; the function is notified.
   void Cancel(absl::Status why = absl::CancelledError("cancelled")) {
     call_->reply.Cancel(why);
   }
@@ -294,7 +298,7 @@ class Upload {
   Upload& operator=(Upload&&) = delete;
   ~Upload() {
     if (call_ == nullptr || is_finished_) return;
-    Cancel(absl::CancelledError("the writer was let go"));
+    Cancel(absl::CancelledError("the writer was destroyed"));
   }
 
  private:
@@ -304,9 +308,9 @@ class Upload {
   bool is_finished_ = false;
 };
 
-// The caller's end of a stream that it writes and reads. Its end gives the
-// stream up. A function that waits for its reader does not read: who only
-// writes, and never reads, may wait for ever.
+// The caller's end of a stream that it writes and reads. Destroying it cancels
+// the stream. A function that waits for its reader does not read: a caller that
+// only writes may wait until the deadline.
 //
 // Thread-safety: one thread at a time writes, and one reads. Must not outlive
 // its agent.
@@ -338,8 +342,8 @@ class Duplex {
 
 namespace internal {
 
-// What a stream's function is, by the ends that it takes before its parameters;
-// void is none.
+// The kind of a stream's function: the ends that it takes before its
+// parameters; void is none.
 template <typename T, typename U, bool takes_context, typename R, typename... P>
 struct StreamShape : Shape<R, P...> {
   using Read = T;
@@ -414,8 +418,8 @@ auto RunStream(ServedCall& call,
   });
 }
 
-// What a server runs for the function of a stream that it writes, and reads if
-// Read is not void.
+// Serves the function of a stream that it writes, and reads if Read is not
+// void.
 template <auto function>
 void ServeWritten(const std::shared_ptr<ServedCall>& call,
                   typename StreamType<decltype(function)>::Arguments& arguments,
@@ -460,7 +464,7 @@ void ServeRead(const std::shared_ptr<ServedCall>& call,
       call, std::move(result), [](ServedCall& ended) { CloseBuffers(ended); });
 }
 
-// What a server runs for a stream's function.
+// Serves a stream's function.
 template <auto function>
 void ServeStream(std::shared_ptr<ServedCall> call) {
   using Type = StreamType<decltype(function)>;
@@ -502,7 +506,7 @@ std::shared_ptr<StreamCall> StartStream(const Target& target,
 constexpr absl::string_view kNoLaneForStreams =
     "a stream is in order by itself";
 
-// Where arguments A fit the parameters P, the caller's end of a stream.
+// If arguments A fit the parameters P, the caller's end of a stream.
 template <typename End, typename P, typename A>
 using StreamEnd = std::enable_if_t<Fit<P, A>::value, End>;
 
@@ -518,7 +522,7 @@ struct Codec<internal::StreamId> {
 };
 
 // Starts a stream with the incarnation that the target names now; it ends by
-// the target's time-out at the latest. What is wrong shows in Next(), Write()
+// the target's timeout at the latest. Errors are returned by Next(), Write()
 // and Finish().
 template <typename R, typename U, typename... P, typename... A>
 internal::StreamEnd<Reader<U>, internal::Types<P...>, internal::Types<A...>>

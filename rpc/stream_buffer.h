@@ -66,8 +66,8 @@ class StreamBuffer {
            (bytes_ - TotalSize(values_.back()) >= 2 * kWindowBytes ||
             values_.size() > 2 * kWindowValues);
   }
-  // What a reader gets now, if it gets anything. Those whom this makes room for
-  // and who wait for the end are to be told.
+  // The values that a reader gets now, if any. Adds to `told` the writers that
+  // wait for room, if there is room now, and the waiters for the end.
   std::optional<Batch> Take(std::vector<Promise<void>>* told)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -81,8 +81,8 @@ class StreamBuffer {
   std::deque<Slices> values_ ABSL_GUARDED_BY(mu_);
   size_t bytes_ ABSL_GUARDED_BY(mu_) = 0;
   // More came at once than a writer sends that keeps to the window. Its values
-  // may share memory: it is told of room once none is left, even in the hands
-  // of the reader, so that its credit counts all of it until then.
+  // may share memory: it is notified of room once none is left, in the reader
+  // either, so that its credit counts all of it until then.
   bool is_overfull_ ABSL_GUARDED_BY(mu_) = false;
   std::vector<Promise<void>> writers_ ABSL_GUARDED_BY(mu_);  // want room
   std::vector<Promise<void>> ending_ ABSL_GUARDED_BY(mu_);   // want the end

@@ -376,7 +376,7 @@ TEST(Stream, ASlowReaderStopsTheWriter) {
   EXPECT_TRUE(IsWoken(progress.end));
 }
 
-TEST(Stream, LettingTheReaderGoCancelsTheFunction) {
+TEST(Stream, DestroyedReaderCancelsTheFunction) {
   Progress progress;
   Ranks ranks(2);
   ranks[1].SetLocal(&progress);
@@ -405,7 +405,7 @@ TEST(Stream, TheDeadlineEndsBothSides) {
   EXPECT_TRUE(read == 0 || progress.ended == 1) << read;
 }
 
-TEST(Stream, IsOneOfTheOpenCallsWhateverItCallsInside) {
+TEST(Stream, CountsAsOneOpenCallWithNestedCalls) {
   Ranks ranks(2);
   auto chat = OpenStream(ranks[0].To("w1"), Twice, 2);
   EXPECT_THAT(chat.Write(21), IsOk());
@@ -696,7 +696,7 @@ TEST(Upload, AResultThatCannotBeReadIsOfDecode) {
   EXPECT_THAT(upload.Finish(), IsOkAndHolds(Field(&Picky::value, 1)));
 }
 
-TEST(Upload, LettingGoOrCancellingTellsTheFunction) {
+TEST(Upload, DestroyedOrCancelledUploadNotifiesTheFunction) {
   Progress progress;
   Ranks ranks(2);
   ranks[1].SetLocal(&progress);
@@ -873,7 +873,7 @@ TEST(Duplex, ManyAtOnceNeedNoCreditForTheirParts) {
   for (auto& stream : streams) EXPECT_THAT(stream.Next(), IsOkAndHolds(3));
 }
 
-TEST(Streams, AreToldApartBySignature) {
+TEST(Streams, AreDistinguishedBySignature) {
   EXPECT_EQ(internal::DescribeStream<&SumOf>().signature,
             "i64(stream<string>, i64)");
   EXPECT_EQ(internal::DescribeStream<&Twice>().signature,
@@ -898,7 +898,7 @@ std::pair<std::vector<int64_t>, int64_t> ReadOverABadNetwork(uint64_t seed) {
           ranks.network().broken()};
 }
 
-TEST(SimulatedStream, EachValueIsReadOnceAndInOrderWhateverBreaks) {
+TEST(SimulatedStream, EachValueIsReadOnceAndInOrderUnderAnyFaults) {
   std::vector<int64_t> wanted;
   for (int64_t i = 0; i < 5000; ++i) wanted.push_back(i);
   int64_t broken = 0;

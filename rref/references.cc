@@ -199,7 +199,7 @@ class References::Receipt final : public rpc::ReceivedAttachment {
   const std::vector<std::shared_ptr<Reference>> references_;
 };
 
-// What the agent has of its References: it ends with the agent.
+// The part of References that the agent owns: it ends with the agent.
 class References::Receiver final : public rpc::AttachmentReceiver {
  public:
   explicit Receiver(std::shared_ptr<References> references)
@@ -862,7 +862,7 @@ std::vector<References::Holding> References::HoldingsLocked() const {
 
 namespace {
 
-// What is open, and for how long.
+// Open references, with their ages.
 using Aged = std::pair<absl::Duration, std::string>;
 
 // In words, longest first.

@@ -1,13 +1,13 @@
-// References: one agent's books of references: those that it holds, and those
-// that others hold to its objects.
+// References: the references of one agent: those that it holds, and those that
+// others hold to its objects.
 //
-// It drives the two tables of rref/core over rpc. A reference travels as an
+// It drives the two tables of rref/core over rpc. A reference is sent as an
 // attachment of a request or reply (rpc/attachment.h), so its sender learns
 // whether it was delivered. A call that makes an object carries the creator's
 // token as an attachment, and a call through a reference whose object may not
-// be made yet names that object in one, so that the owner lets it wait. The
-// rest are calls of functions that every worker with a References serves.
-// docs/rref_protocol.md has the messages.
+// be made yet names that object in one, so that the owner makes it wait. The
+// other messages are calls of functions that every worker with a References
+// serves. docs/rref_protocol.md has the messages.
 //
 // A worker::Worker opens and closes the references of its agent. A program with
 // an Agent and no Worker does it:
@@ -53,7 +53,7 @@ struct ReferencesOptions {
 };
 
 // Thread-safety: thread-safe. Handles may outlive Close() and the agent: calls
-// through them fail with kFailedPrecondition, and to drop one does nothing.
+// through them fail with kFailedPrecondition, and dropping one does nothing.
 class References final : public std::enable_shared_from_this<References> {
  public:
   // The kinds of attachments: of a message with references, of a call that
@@ -62,30 +62,32 @@ class References final : public std::enable_shared_from_this<References> {
   static constexpr absl::string_view kCreationKind = "weft.rref.creation";
   static constexpr absl::string_view kAwaitKind = "weft.rref.await";
 
-  // Begins the books of `agent`. Open them before peers may send references:
-  // what comes without books is refused. kAlreadyExists if there are some.
+  // Opens the references of `agent`. Call it before peers may send references:
+  // messages with references are refused before. kAlreadyExists if they are
+  // open.
   static absl::StatusOr<std::shared_ptr<References>> Open(
       rpc::Agent& agent, const ReferencesOptions& options = {});
-  // The books of `agent`; kFailedPrecondition, saying what to do, without any.
+  // The References of `agent`; kFailedPrecondition, with advice, if there is
+  // none.
   static absl::StatusOr<std::shared_ptr<References>> Of(
       const rpc::Agent& agent);
 
-  // Gives up every reference that is still held here, and waits until their
-  // owners know. kDeadlineExceeded says what was left. Handles are of no use
-  // afterwards: kFailedPrecondition.
+  // Releases every reference that is still held here, and waits until their
+  // owners know. kDeadlineExceeded names those that were left. Handles are
+  // invalid afterwards: kFailedPrecondition.
   absl::Status Close(absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
   // Whether Close() was called, or the agent has ended.
   bool is_closed() const { return is_closed_.load(); }
   // kFailedPrecondition, naming the worker, if so.
   absl::Status CheckOpen() const;
 
-  // Waits until no worker of which `is_of` is true holds a reference to an
-  // object here. kDeadlineExceeded names who still does.
+  // Waits until no worker for which `is_of` is true holds a reference to an
+  // object here. kDeadlineExceeded names the workers that still do.
   absl::Status AwaitNoHolder(
       const std::function<bool(const std::string& holder)>& is_of,
       absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // What is open: all are 0 once nobody refers to anything.
+  // Counts of open state: all are 0 once no reference exists.
   struct Counts {
     int64_t held = 0;           // references that this agent holds
     int64_t open_children = 0;  // passed on, and not confirmed yet
@@ -120,7 +122,7 @@ class References final : public std::enable_shared_from_this<References> {
   // ---- For rref.h.
 
   // Shares an object that `agent` has made at `owner` by rpc::Make or Remote,
-  // whose Handle is void from now on.
+  // whose Handle is invalid from now on.
   std::shared_ptr<Reference> Adopt(const rpc::Target& owner,
                                    const rpc::ObjectId& object)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -173,7 +175,7 @@ class References final : public std::enable_shared_from_this<References> {
   // ---- For Reference, and for the functions that peers call.
 
   void Drop(const ForkId& fork) ABSL_LOCKS_EXCLUDED(mu_);
-  // Why a fork that was confirmed is of no use any more; OK if it is.
+  // The error of a confirmed fork that is no longer valid; else OK.
   absl::Status FailureOf(const ForkId& fork) const ABSL_LOCKS_EXCLUDED(mu_);
   Future<void> ServeAdopt(const rpc::Worker& creator, const Token& token)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -370,7 +372,7 @@ class Reference {
   References& references() const { return *references_; }
   // Ready once the owner knows this reference, or with why it never will.
   const Future<void>& ready() const { return ready_; }
-  // Not OK once the reference is of no use.
+  // Not OK once the reference is invalid.
   absl::Status status() const;
 
  private:

@@ -7,18 +7,19 @@
 //
 // The object lives at its owner as long as any worker holds a reference: this
 // one and its copies, or one that was passed on as an argument or a result, in
-// any container. The last one that goes ends the object. A reference that
-// arrives has been registered at the owner before the function runs (or before
-// the caller gets the result), so it can be used and passed on at once.
+// any container. When the last reference is released, the object is destroyed.
+// A reference that arrives has been registered at the owner before the function
+// runs (or before the caller gets the result), so it can be used and passed on
+// at once.
 //
-// What ends otherwise: with the owner's incarnation each reference fails, with
-// kUnavailable; with a holder's, its references end. docs/rref_protocol.md has
+// When the owner's incarnation ends, each reference fails with kUnavailable;
+// when a holder's ends, its references are released. docs/rref_protocol.md has
 // the protocol. Cycles of references between owners are not collected before
 // References::Close.
 //
-// A reference travels in calls, those of a worker to itself too. Streams, calls
-// by WithRetry() and rpc::Client refuse one with kFailedPrecondition; a client
-// uses rpc::Handle.
+// A reference can be sent in calls, those of a worker to itself too. Streams,
+// calls by WithRetry() and rpc::Client refuse one with kFailedPrecondition; a
+// client uses rpc::Handle.
 
 #ifndef WEFT_RREF_RREF_H_
 #define WEFT_RREF_RREF_H_
@@ -51,7 +52,7 @@ namespace weft::rref {
 // such a one was passed on.
 //
 // Thread-safety: as for an int. May outlive its agent and References::Close:
-// then it is of no use, and to drop it does nothing.
+// then it is invalid, and dropping it does nothing.
 template <typename T>
 class RRef {
  public:
@@ -64,11 +65,12 @@ class RRef {
   const rpc::Target& owner() const { return reference_->owner(); }
   const rpc::ObjectId& id() const { return reference_->token().object; }
   bool is_owner() const { return id().owner == reference_->references().key(); }
-  // Ready once the owner knows this reference; else why it never will. One that
-  // came in a message is confirmed before anybody sees it.
+  // Ready once the owner has registered this reference, or with the error if it
+  // never will. One that came in a message is confirmed before user code gets
+  // it.
   const Future<void>& Confirmed() const { return reference_->ready(); }
-  // OK while the reference is of use: kUnavailable once its owner is gone,
-  // kNotFound if the object was.
+  // OK while the reference is valid: kUnavailable once its owner is gone,
+  // kNotFound if the object is.
   absl::Status status() const { return reference_->status(); }
 
   // The object itself, at its owner. kFailedPrecondition elsewhere: Fetch() it,
@@ -102,7 +104,7 @@ class RRef {
 
 namespace internal {
 
-// What calls through it go by: the owner, or why there is none.
+// The target of calls through it: the owner, or the error if there is none.
 template <typename T>
 absl::Status CheckUse(const RRef<T>& ref) {
   if (ref.has_value()) return ref.status();
@@ -277,8 +279,8 @@ absl::StatusOr<RRef<T>> AtOnce(absl::StatusOr<Begun<T>> begun) {
 
 }  // namespace internal
 
-// Shares what rpc::Make or rpc::Remote made; the Handle is void from now on.
-// kFailedPrecondition if the agent has no References.
+// Shares an object of rpc::Make or rpc::Remote; the Handle is invalid from now
+// on. kFailedPrecondition if the agent has no References.
 template <typename T>
 absl::StatusOr<RRef<T>> Share(rpc::Agent& agent, const rpc::Handle<T>& handle) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
@@ -286,9 +288,9 @@ absl::StatusOr<RRef<T>> Share(rpc::Agent& agent, const rpc::Handle<T>& handle) {
   return RRef<T>(references->Adopt(handle.target(), handle.id()));
 }
 
-// A new T at the worker that `target` names, T being named by WEFT_RPC_CLASS.
-// The Future is ready once it is made, or with why it never will be: it ends as
-// rpc::MakeAsync does.
+// Makes a new T at the worker that `target` names; T is registered by
+// WEFT_RPC_CLASS. The Future is ready once it is made, or with the error.
+// Errors: as rpc::MakeAsync.
 template <typename T, typename... A>
 Future<RRef<T>> MakeAsync(const rpc::Target& target, A&&... arguments) {
   return internal::WhenMade(
@@ -303,10 +305,10 @@ Result<RRef<T>> Make(const rpc::Target& target, A&&... arguments) {
 }
 
 // The same without waiting for the object (PyTorch's remote()). The reference
-// is used and passed on at once: what comes to the owner before the object is
-// made waits there, without a thread. Confirmed() is ready once it is made, or
-// with why it never will be; then what waited ends in that error. An error here
-// is one of this side: nothing was sent.
+// can be used and passed on at once: calls that reach the owner before the
+// object is made wait there, without a thread. Confirmed() is ready once it is
+// made, or with the error if it never will be; the waiting calls end with that
+// error. An error returned here is of the caller: nothing was sent.
 template <typename T, typename... A>
 absl::StatusOr<RRef<T>> BeginMake(const rpc::Target& target, A&&... arguments) {
   return internal::AtOnce(

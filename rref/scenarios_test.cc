@@ -338,7 +338,7 @@ TEST_F(Scenario, J_CreatorPassesOnBeforeTheObjectIsMade) {
   }
 }
 
-TEST_F(Scenario, J_WorkerPassesOnWhatItBeganToMakeOfItsOwn) {
+TEST_F(Scenario, J_ReferenceToAnObjectStillBeingMadeIsPassedOn) {
   auto number = BeginRemote(From(kO, kO), SlowDouble, 21);
   ASSERT_THAT(number.status(), IsOk());
   Future<int64_t> used = rpc::CallAsync(From(kO, kB), FetchIt, *number);
@@ -374,7 +374,7 @@ TEST_F(Scenario, L_CreatorGivesUpWhileOthersWaitForTheObject) {
               StatusIs(absl::StatusCode::kNotFound, number->id().ToString()));
 }
 
-TEST_F(Scenario, M_WhatWaitsForACreationThatThrowsEndsInItsError) {
+TEST_F(Scenario, M_WaitersOfACreationThatThrowsGetItsError) {
   const auto cell = BeginMake<BadCell>(From(kA, kO), 1);
   ASSERT_THAT(cell.status(), IsOk());
   EXPECT_THAT(CallAsync(*cell, &BadCell::Get).Wait(kLong).status(),

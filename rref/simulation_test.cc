@@ -100,7 +100,7 @@ class World {
   std::mt19937_64& random() { return random_; }
   int workers() const { return workers_; }
 
-  // What is open in the books of the living.
+  // Open references of the live workers.
   std::string Open() const {
     std::string open;
     for (const auto& books : books_) {
@@ -497,7 +497,7 @@ TEST(SimulatedReferences, AD_OwnerRestartsUnderItsName) {
                           StatusIs(absl::StatusCode::kUnavailable));
               EXPECT_THAT(rpc::Call(agents[0].To("w2"), UseCell, old).status(),
                           StatusIs(absl::StatusCode::kUnavailable));
-              // What the next incarnation makes is another object.
+              // The next incarnation makes another object.
               WEFT_ASSIGN_OR_RETURN(const RRef<Cell> fresh,
                                     rref::Make<Cell>(agents[0].To("w1"), 20));
               EXPECT_NE(fresh.id(), old.id());

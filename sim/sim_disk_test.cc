@@ -62,7 +62,7 @@ TEST_F(SimDiskTest, ARenameIsUndoneByACrashUntilItsFolderIsSynced) {
   EXPECT_THAT(disk_.List("d"), ElementsAre("d/final"));
 }
 
-TEST_F(SimDiskTest, AFolderMovesWholeAndOverNothing) {
+TEST_F(SimDiskTest, FolderMovesWholeAndReplacesNoOther) {
   for (const char* path : {"tmp/a", "tmp/b", "old/a"}) {
     ASSERT_THAT(disk_.Create(path), IsOk());
   }

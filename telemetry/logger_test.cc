@@ -126,7 +126,7 @@ TEST_F(LoggerTest, HostileTextCannotForgeALineOrMoveTheCursor) {
   }
 }
 
-TEST_F(LoggerTest, JsonEscapesWhatATerminalOrReaderWouldObey) {
+TEST_F(LoggerTest, JsonEscapesControlCharactersAndQuotes) {
   Logger logger = Make(LogFormat::kJson, Level::kInfo);
   const std::string raw = "a\u202Eb\x7f\u009B31m\u2028 größe 🙂";
   WEFT_LOG(logger, Info, raw).With("who", raw);

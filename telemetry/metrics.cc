@@ -50,8 +50,8 @@ void Sanitize(Metrics::Labels* labels) {
   }
 }
 
-// What is counted, and in which unit, of the metrics of this system: where each
-// is counted nothing but its name is known. A metric of a user says its own.
+// Descriptions and units of the metrics of Weft: the code that counts knows
+// only their names. Metrics of users have descriptions of their own.
 std::string HelpOf(const std::string& name) {
   static const auto& known = *new std::map<std::string, std::string>{
       {"weft_net_certificate_refusals_total",

@@ -1,5 +1,5 @@
-// Progress: how far a long operation is, for whoever watches it: one line that
-// renews itself on a terminal, a line every ten seconds elsewhere.
+// Progress: how far a long operation is: one line that is renewed on a
+// terminal, a new line every ten seconds elsewhere.
 //
 //   training  42% 25200/60000 samples  1873 samples/s  ETA 19s  loss 0.3121
 
@@ -73,7 +73,7 @@ class Progress {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string TextLine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string JsonLine() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Units in a second; 0 while there is nothing to judge by.
+  // Units per second; 0 while there are too few updates.
   double Rate() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Until `total`; negative if unknown.
   absl::Duration Remaining() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

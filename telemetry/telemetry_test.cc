@@ -234,7 +234,7 @@ TEST(Spans, ASpanThatChangesThreadsIsAsynchronous) {
   EXPECT_EQ(events[1]["id"], events[2]["id"]);
 }
 
-TEST(Spans, ArrowLeadsFromTheCallersSpanToThatOfWhoServes) {
+TEST(Spans, ArrowLeadsFromTheCallersSpanToTheCallees) {
   FakeClock clock;
   Spans spans(Tracing(clock));
   Span call = spans.Start("call");

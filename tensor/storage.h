@@ -39,8 +39,8 @@ class Storage : public RefCounted<Storage> {
   void* handle_room() { return handle_; }
 
   // Grows by one with each BumpVersion, which each operation that writes into
-  // existing elements calls. Who needs the elements later (a Payload::Borrow, a
-  // gradient) keeps the number and compares.
+  // existing elements calls. Code that needs the elements later (a
+  // Payload::Borrow, a gradient) keeps the number and compares.
   uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void BumpVersion() { version_.fetch_add(1, std::memory_order_relaxed); }
 

@@ -8,9 +8,9 @@
 //   Tensor y = MatMul(x, x.Transpose(0, 1));  // weft/tensor/ops/matmul.h
 //
 // A wrong shape, dtype or device throws weft::Error with INVALID_ARGUMENT; a
-// device that is not in this build UNIMPLEMENTED; memory that is not to be had
-// RESOURCE_EXHAUSTED. Any use of an undefined
-// Tensor but defined(), assignment and destruction throws FAILED_PRECONDITION.
+// device that is not in this build UNIMPLEMENTED; a failed allocation
+// RESOURCE_EXHAUSTED. Any use of an undefined Tensor but defined(), assignment
+// and destruction throws FAILED_PRECONDITION.
 //
 // Thread-safety: as for std::shared_ptr; elements: many readers or one writer.
 
@@ -94,23 +94,23 @@ class Tensor {
   bool is_contiguous() const { return body().is_contiguous; }
   const IntrusivePtr<Storage>& storage() const { return body().storage; }
   int64_t storage_offset() const;  // In elements.
-  // Whether no other Tensor and no other owner shares the elements: then nobody
-  // can change them once this handle is gone.
+  // Whether no other Tensor and no other owner shares the elements: then no
+  // code can change them once this handle is gone.
   bool is_sole_owner() const {
     return body_.get() != nullptr && body_->is_unique() &&
            body_->storage->is_unique() && !body_->storage->is_wrapped();
   }
   bool IsSameAs(const Tensor& other) const { return body_ == other.body_; }
   // Whether this handle is the only way to its elements: no copy of it, no
-  // view, no memory of someone else. Then nobody sees what is written there.
+  // view, no memory of another owner. Then no other code sees writes to them.
   bool is_sole_handle() const {
     return body().is_unique() && body().storage->is_unique() &&
            body().storage->owns_memory();
   }
 
   // Element [0, 0, ...]; the others lie where strides() say. T must be that of
-  // dtype(). Who writes here into elements that others may have seen says so by
-  // BumpVersion().
+  // dtype(). Call BumpVersion() after writing here into elements that others
+  // may have seen.
   template <typename T>
   T* data() const {
     CheckDType(DTypeOf<T>);

@@ -67,7 +67,7 @@ class GrpcConnection final : public Connection {
   const std::shared_ptr<net::Stream> stream_;
 };
 
-// What a stream hears goes to the connection's observer.
+// Forwards the events of a stream to the connection's observer.
 class StreamEars : public net::StreamObserver {
  public:
   explicit StreamEars(std::shared_ptr<ConnectionObserver> observer)
@@ -78,7 +78,8 @@ class StreamEars : public net::StreamObserver {
   }
   void OnWritten() override { observer_->OnWritten(); }
   void OnClosed(absl::Status status) override {
-    if (status.ok()) status = absl::UnavailableError("the peer hung up");
+    if (status.ok())
+      status = absl::UnavailableError("the peer closed the connection");
     observer_->OnClosed(std::move(status));
   }
 
@@ -154,7 +155,7 @@ class Door {
   }
 
  private:
-  // What the caller offers; null: nothing that can be had.
+  // The rings that the caller offers; null: none that can be mapped.
   std::shared_ptr<RingConnection> TakeRings(const net::Stream& stream) {
     for (const auto& [key, value] : stream.metadata()) {
       uint64_t token = 0;

@@ -22,7 +22,7 @@ class PipeEnd final : public Connection {
   PipeEnd(std::shared_ptr<Pipe> pipe, int side)
       : pipe_(std::move(pipe)), side_(side) {}
   ~PipeEnd() override {
-    pipe_->Close(absl::CancelledError("the connection was let go"));
+    pipe_->Close(absl::CancelledError("the connection was destroyed"));
   }
   Written Write(Slices message) override {
     return pipe_->Write(side_, std::move(message)) ? Written::kUnderWay

@@ -97,7 +97,7 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     });
   }
 
-  // Lets go of the observers, which hold connections and so this.
+  // Releases the observers, which hold connections and so this.
   void Release() {
     for (Side& side : sides_) {
       side.closed = true;
@@ -111,7 +111,7 @@ class SimulatedNetwork::Pipe : public std::enable_shared_from_this<Pipe> {
     bool writing = false;
     bool closed = false;
     bool deaf = false;  // what is sent to it does not arrive
-    // A message comes though its sender has hung up.
+    // A message may arrive after its sender has closed the connection.
     bool awaits_late = false;
     Instant last_arrival;
   };
@@ -333,7 +333,8 @@ absl::StatusOr<Transport::Acceptor> SimulatedNetwork::FindAcceptor(
 
 void SimulatedNetwork::Arrive(const std::shared_ptr<Pipe>& pipe,
                               const Destination& to, const Purpose& purpose) {
-  // A message of a sender that has hung up may still be on its way.
+  // A message of a sender that has closed the connection may still be in
+  // transit.
   if (pipe->is_closed(1) || pipe->is_deaf()) return;
   if (IsCut(pipe->address(0), to.address) ||
       IsCut(to.address, pipe->address(0))) {

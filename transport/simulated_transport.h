@@ -38,9 +38,9 @@ namespace weft::transport {
 //   kReordering   the connection breaks for the sender, and the message comes
 //                 late, when the next connection may have carried others
 //   kCorruption   who receives the message finds that it is not what was sent,
-//                 as TLS does, and hangs up
-// and of its rules those of the same kinds, by what Options::classify says is
-// in a message. What is in one message shares its fate.
+//                 as TLS does, and closes the connection and of its rules those
+// of the same kinds, by what Options::classify says is in a message. What is in
+// one message shares its fate.
 //
 // Thread-safety: as its Simulator.
 class SimulatedNetwork {

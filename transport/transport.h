@@ -46,8 +46,7 @@ struct BodyMemory {
   std::shared_ptr<memory::Segment> segment;  // keeps both mapped
 };
 
-// One end of an ordered pipe of messages. Whoever lets the last handle go
-// closes it.
+// One end of an ordered pipe of messages. Destroying the last handle closes it.
 //
 // Thread-safety: thread-safe.
 class Connection {
@@ -104,7 +103,7 @@ struct Purpose {
   // The method of its gRPC streams, equal at both ends:
   // "/weft.rpc.v1.Worker/Connect".
   std::string method;
-  // Who may open them, where peers prove their role.
+  // The roles that may open them, where peers prove their role.
   net::Roles roles = net::Roles::Members();
 };
 

@@ -15,7 +15,7 @@ namespace worker {
 
 enum class ExitCode {
   kOk = 0,
-  kInternal = 1,       // a bug of ours, or what no other code says
+  kInternal = 1,       // a bug of Weft, or an error without a code of its own
   kUsage = 2,          // the command line itself is wrong
   kConfig = 3,         // files, values or workers do not fit together
   kPeerLost = 10,      // another worker is gone or cannot be reached
@@ -26,7 +26,8 @@ enum class ExitCode {
   kBadCheckpoint = 20  // a checkpoint is damaged or incomplete
 };
 
-// The one that `status` carries by WithExitCode; else by its code.
+// The code that WithExitCode attached to `status`; else the one for its status
+// code.
 ExitCode ExitCodeFor(const absl::Status& status);
 
 // `status`, which is not ok, made to end the program with `code`.
@@ -38,7 +39,7 @@ absl::Status EndedBySignal(int signal, absl::string_view message);
 // The signal of EndedBySignal; nothing for other statuses.
 std::optional<int> SignalOf(const absl::Status& status);
 
-// The same error, saying of which part it is, and with its exit code.
+// The same error with `part` before its message; keeps its exit code.
 absl::Status OfPart(absl::string_view part, const absl::Status& status);
 
 // "peer lost"; "stopped by a signal" from 128 on.

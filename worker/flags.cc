@@ -477,7 +477,7 @@ absl::Status Flags::ParseKnown(int* argc, char** argv) {
   SetFormOfErrors(arguments);
   std::vector<std::string> unknown;
   WEFT_RETURN_IF_ERROR(Read(arguments, true, &unknown));
-  // What is left are some of the same words in the same order.
+  // The rest are some of the same words in the same order.
   int kept = 1;
   size_t next = 0;
   for (int i = 1; i < *argc && next < unknown.size(); ++i) {

@@ -5,10 +5,10 @@
 //   flags.Add("epochs", &epochs, "passes over the data");
 //   ExitIfError(flags.Parse(argc, argv));
 //
-// A flag goes before the environment, that before the file (--config=FILE, with
-// lines `name = value`), that before the default. Names may be written with '-'
-// or '_', values as --name=value or --name value, switches as --name or
-// --no-name.
+// A flag overrides the environment, which overrides the file (--config=FILE,
+// with lines `name = value`), which overrides the default. Names may be written
+// with '-' or '_', values as --name=value or --name value, switches as --name
+// or --no-name.
 
 #ifndef WEFT_WORKER_FLAGS_H_
 #define WEFT_WORKER_FLAGS_H_
@@ -34,7 +34,7 @@ class Flags {
   Flags(std::string program, std::string about);
 
   // `target` holds the default, and after Parse the value; it must live until
-  // then. `environment` names variables, the first that is set counts.
+  // then. `environment` names variables, of which the first that is set counts.
   void Add(std::string name, std::string* target, std::string help,
            std::vector<std::string> environment = {});
   void Add(std::string name, int* target, std::string help,
@@ -65,19 +65,19 @@ class Flags {
   // the environment or the file.
   absl::Status Parse(int argc, const char* const* argv);
 
-  // The same, taking what it knows out of the command line and leaving the
-  // rest, unknown flags among it, to the caller.
+  // The same, but removes the known flags from the command line and leaves the
+  // rest, unknown flags included, to the caller.
   absl::Status ParseKnown(int* argc, char** argv);
 
-  // Allows words that are no flags; without it they are an error. `name` is
-  // for --help: "PROGRAM ARGS". From the first such word on everything is one,
-  // unless `anywhere`.
+  // Allows positional arguments; without it they are an error. `name` is for
+  // --help: "PROGRAM ARGS". All words after the first positional one are
+  // positional, unless `anywhere`.
   void AllowPositional(std::string name, bool anywhere = false);
   const std::vector<std::string>& positional() const { return positional_; }
 
   // After parsing, variables of the environment that begin with `prefix` and
-  // belong to no flag, nor are among `read_elsewhere`, are ignored with a
-  // warning on standard error, as one that is misspelt sets nothing.
+  // belong to no flag, nor are among `read_elsewhere`, cause a warning on
+  // standard error: they may be misspelt.
   void WarnOfUnknown(std::string prefix,
                      std::vector<std::string> read_elsewhere) {
     prefix_ = std::move(prefix);

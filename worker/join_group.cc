@@ -19,8 +19,8 @@ namespace weft::worker {
 
 namespace {
 
-// What the job says of the ranks of a role, as they are members now: one that
-// comes back later is not of their group.
+// Checks against membership that the ranks of a role are alive: the ones that
+// are members now, as a rank that comes back later is not of their group.
 std::function<absl::Status(int)> CheckMembers(rendezvous::Membership& members,
                                               const std::string& role,
                                               int size) {

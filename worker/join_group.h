@@ -21,10 +21,10 @@ namespace weft::worker {
 struct JoinGroupOptions {
   // Unique among the groups of the job's role.
   std::string name = "world";
-  // How much shared memory ProcessGroup::Allocate may hand out on this worker;
-  // taken from the system when the group is made. ddp's buckets lie there.
+  // Bytes of shared memory that ProcessGroup::Allocate may hand out on this
+  // worker; reserved when the group is made. Holds the buckets of ddp.
   int64_t arena_bytes = int64_t{64} << 20;
-  // Of an operation that says nothing else.
+  // Timeout of an operation that has none of its own.
   absl::Duration timeout = absl::Minutes(5);
   // In place of the worker's Options::host_id.
   std::string host_id;

@@ -24,12 +24,11 @@
 
 namespace weft::worker {
 
-// The label by which a worker publishes where other processes of its host hand
-// memory to it: transport::Transport::memory_socket().
+// The label with the socket at which other processes of the host send memory to
+// a worker: transport::Transport::memory_socket().
 inline constexpr char kMemorySocketLabel[] = "memory_socket";
 
-// kInvalidArgument, with exit code 2, if both are given: they mean opposite
-// things.
+// kInvalidArgument, with exit code 2, if both are given.
 absl::Status CheckTrust(const std::string& certs, bool insecure);
 
 struct Options {
@@ -51,8 +50,8 @@ struct Options {
 
   // How the workers find each other, in place of `coordinator`: env://,
   // tcp://HOST:PORT, file:///PATH, etcd://HOST:PORT[/PREFIX],
-  // etcd+unix:///PATH. By a file or by etcd they find the host's address; in
-  // etcd it also keeps what must outlive it. --init, WEFT_INIT.
+  // etcd+unix:///PATH. A file or etcd holds the address of the coordinator's
+  // host; etcd also holds its journal. --init, WEFT_INIT.
   std::string init;
   rendezvous::InitUrl init_url;  // as Resolve() has read it
 
@@ -61,7 +60,7 @@ struct Options {
   // (trainer 0 where there are no servers). Empty: a socket in this user's
   // directory for the job, for ranks on one host.
   std::string coordinator;
-  // Where the host keeps what must outlive it; empty: in memory.
+  // The coordinator's journal on its host; empty: in memory.
   std::string coordinator_log;  // --coordinator-log
   // Where this rank listens; empty: the coordinator's address for its host,
   // else next to it (unix) or a free port (TCP).
@@ -89,16 +88,16 @@ struct Options {
   bool json = false;           // --json: results as one JSON object a line
   std::string device = "cpu";  // --device: cpu or cuda
 
-  // For all workers to join; --join-timeout.
+  // Timeout until all workers have joined; --join-timeout.
   absl::Duration join_timeout = absl::Minutes(5);
-  // Of a remote call, unless it says otherwise; --rpc-timeout.
+  // Timeout of a remote call that has none of its own; --rpc-timeout.
   absl::Duration rpc_timeout = absl::Seconds(60);
 
-  // What others may ask, and how long they may be silent.
+  // Limits on what other workers may request and on their silence.
   // --limits=max_connections=200,dead_after=20s, WEFT_LIMITS
   Limits limits;
-  // Who may call which functions, in place of what they were registered with:
-  // see rpc::AgentOptions::access.
+  // The roles that may call functions, in place of those that they were
+  // registered with: see rpc::AgentOptions::access.
   std::vector<rpc::AccessRule> access;
 
   // How many functions run at once for remote calls. One that waits for a
@@ -107,16 +106,16 @@ struct Options {
   // itself, and at least 16. --handler-threads
   int handler_threads = 0;
   // How many threads there may be, those that wait included. If all wait and
-  // none goes on, calls that get no thread end with kResourceExhausted. No
-  // fewer than handler_threads. --max-handler-threads
+  // none makes progress, calls that get no thread end with kResourceExhausted.
+  // At least handler_threads. --max-handler-threads
   int max_handler_threads = 4096;
   int ranks_on_host = 1;  // LOCAL_WORLD_SIZE
-  // Which start of all ranks this worker belongs to, from 1, where launchers on
-  // several hosts start them again: it joins no other. 0: any. WEFT_START
+  // The number of the start of all ranks, from 1, if launchers on several hosts
+  // restart them: the worker joins no other start. 0: any. WEFT_START
   uint32_t start = 0;
-  // Which host this worker is on, for process groups: ranks that give different
-  // ones share no memory and meet over streams, as on different machines.
-  // Empty: those that can share memory do. --host-id, WEFT_HOST_ID
+  // The id of this worker's host, for process groups: ranks with different ids
+  // share no memory and communicate over streams, as on different machines.
+  // Empty: ranks that can share memory do. --host-id, WEFT_HOST_ID
   std::string host_id;
   // The most connections within this host that share memory: 516 KiB each, and
   // 8 MiB once there was a large tensor; 0: none. --shared-memories
@@ -125,9 +124,9 @@ struct Options {
   // together: that of connections and of process groups; 0: half of the host's
   // memory. --shared-memory-budget
   int64_t shared_memory_budget = 0;
-  // Ends the program, with exit code 10 and the flight recorder written, when
-  // this worker is out of its job, or does not answer at its own address and a
-  // new listener does not help: for a supervisor that starts another.
+  // Writes the flight recorder and ends the program with exit code 10 when this
+  // worker is out of its job, or does not answer at its own address and a new
+  // listener does not help. For use with a supervisor that restarts it.
   // --exit-if-unreachable
   bool exit_if_unreachable = false;
   absl::Duration probe_every = absl::Seconds(5);  // how often it asks itself
@@ -141,9 +140,9 @@ struct Options {
   // Runs once, on a thread of the handlers, when this worker is out of its job
   // without having left it: declared gone, or the coordinator is lost; `why`
   // says so. By then health checks answer NOT_SERVING, and calls are refused in
-  // both directions. Nothing brings this incarnation back: the program should
-  // end, and may do so here, but not by destroying the Worker. Where Start
-  // still waits for the others, it fails too.
+  // both directions. This incarnation cannot rejoin: the program should end,
+  // and may do so here, but not by destroying the Worker. If Start still waits
+  // for the others, it fails too.
   std::function<void(const absl::Status& why)> on_out_of_job = nullptr;
 
   std::string name() const;
@@ -151,19 +150,19 @@ struct Options {
   bool hosts_coordinator() const;
   rendezvous::World world() const;
 
-  // Makes `flags` set these. Programs add their own flags beside.
+  // Adds flags that set these options. Programs may add their own.
   void AddTo(Flags& flags);
-  // Completes what follows from the rest (MASTER_ADDR, WORLD_SIZE, the
-  // addresses) and checks that it fits together. After Flags::Parse.
-  // kInvalidArgument says what to change: with exit code 2 if a value cannot
-  // be, with 3 if values do not fit together.
+  // Sets the options that follow from others (MASTER_ADDR, WORLD_SIZE, the
+  // addresses) and checks that all are consistent. After Flags::Parse.
+  // kInvalidArgument says what to change: with exit code 2 if a value is
+  // invalid, with 3 if values are inconsistent.
   absl::Status Resolve();
 
   // For a program that has no flags of its own: ends it if the command line
   // cannot be read, or names another flag.
   static Options FromFlags(int argc, char** argv);
-  // For one that reads its own itself: takes what it knows out of the command
-  // line, and leaves the rest.
+  // For a program that reads its own flags: removes the flags that it knows
+  // from the command line, and leaves the others.
   static Options FromFlags(int* argc, char** argv);
 
  private:

@@ -395,7 +395,7 @@ TEST(Options, ConflictingOptionsFailBeforeTheStart) {
              {{long_socket.c_str(), "--trainers=2", "--rank=1"},
               "shorten them, or say --listen="},
          });
-  // What no worker could have, and contradictions.
+  // Invalid values, and contradictions.
   expect(ExitCode::kUsage,
          {
              {{"--servers=-1"},

@@ -182,7 +182,8 @@ std::vector<std::string> MethodsOfAllProtos() {
   return methods;
 }
 
-// Whose certificates a method is for. Nobody's: Weft calls it and serves none.
+// The roles whose certificates may call each method. None: Weft calls it and
+// does not serve it.
 const std::map<std::string, std::vector<std::string>>& AccessTable() {
   static const std::vector<std::string> members = {"ps", "trainer", "admin"};
   static const std::vector<std::string> all = {"ps", "trainer", "admin",
@@ -305,7 +306,7 @@ TEST_F(SecuredWorker, NoMethodIsForAStranger) {
   EXPECT_EQ(log.find("who=weft://"), log.npos);
 }
 
-// What Worker/Call lets in, the table of functions still refuses.
+// The table of functions refuses calls that Worker/Call admits.
 TEST_F(SecuredWorker, EachFunctionIsForItsRolesInPlainCallsToo) {
   const std::map<std::string, std::vector<std::string>> table = {
       {"weft::worker::ForMembers", {"ps", "trainer", "admin"}},
@@ -365,7 +366,7 @@ TEST_F(SecuredWorker, NoOutputHasAKeyOrACertificate) {
   const auto add = [&](absl::string_view text) {
     absl::StrAppend(&outputs, text, "\n");
   };
-  // What is refused, by handshake, role, function and form.
+  // Refused calls, by handshake, role, function and form.
   add(Call(As("visitor"), "/weft.rendezvous.v1.Coordinator/Join").ToString());
   add(Call(As("trainer", "other"), "/grpc.health.v1.Health/Check").ToString());
   add(Call(As("trainer"), "/weft.rpc.v1.Worker/Call").ToString());
@@ -393,7 +394,7 @@ TEST_F(SecuredWorker, NoOutputHasAKeyOrACertificate) {
   Options wrong = worker_->options();
   wrong.certs = dir_.Path("other");
   add(Worker::Start(wrong).status().ToString());
-  // What the worker says of itself.
+  // The worker's own metrics.
   add(worker_->telemetry().metrics().Text());
   add(worker_->telemetry().status().RenderJson());
   add(worker_->telemetry().status().RenderText());

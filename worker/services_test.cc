@@ -40,7 +40,7 @@ using ::weft::testing::IsWoken;
 constexpr absl::Duration kLong = absl::Seconds(60);
 constexpr char kPass[] = "/test.Ring/Pass";
 
-// What comes over a stream, until somebody takes it.
+// The messages of a stream, until they are taken.
 class Inbox final : public net::StreamObserver {
  public:
   void OnMessage(Slices message) override {

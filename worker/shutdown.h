@@ -17,17 +17,18 @@
 namespace weft::worker {
 
 struct ShutdownOptions {
-  // For all phases together. What is not done by then is cut.
+  // For all phases together. Work that is not done by then is cut off.
   absl::Duration deadline = absl::Minutes(5);
-  // Without it the worker does not wait: calls end with kCancelled, and others
-  // get one message.
+  // If false the worker does not wait: calls end with kCancelled, and other
+  // workers get one message.
   bool graceful = true;
-  // Who ends together with this worker, as View::Select reads it: until all of
-  // them have called Shutdown, or are gone, each serves the others' calls.
-  // Unset: those of its own role in a fixed world, nobody in an elastic one.
+  // The workers that end together with this one, as a selector of View::Select:
+  // until all of them have called Shutdown, or are gone, each serves the
+  // others' calls. Unset: those of its own role in a fixed world, nobody in an
+  // elastic one.
   std::optional<std::string> together;
-  // Objects and streams that are left are an error of the report, and not only
-  // in the log. The worker ends all the same.
+  // Leaked objects and streams are an error of the report, not only a warning
+  // in the log. The worker ends in any case.
   bool strict_leaks = false;
 };
 
@@ -48,10 +49,10 @@ struct ShutdownReport {
   std::vector<Phase> phases;
   // That were cut: "2 calls to ps0", "1 calls of trainer1".
   std::vector<std::string> pending_calls;
-  // What rpc::Agent::Leaks() found: handles that nobody has released,
-  // "2 Embedding::new at ps0 (calls 3, 7)", objects that others have left here,
-  // "1 Embedding::new of trainer1 (call 5)"; and streams that were cut, of whom
-  // the calls are pending ones too.
+  // What rpc::Agent::Leaks() found: handles that nobody has released, "2
+  // Embedding::new at ps0 (calls 3, 7)", objects that others have left here, "1
+  // Embedding::new of trainer1 (call 5)"; and streams that were cut, whose
+  // calls are among the pending ones.
   std::vector<std::string> leaked_objects;
   std::vector<std::string> leaked_streams;
   bool strict_leaks = false;  // as the options say
@@ -69,13 +70,13 @@ struct ShutdownReport {
 struct ShutdownSteps {
   std::function<absl::Status(absl::Duration)> quiesce;
   std::function<absl::Status(absl::Duration)> drain;
-  // Fills in what the report has beside phases.
+  // Fills in the fields of the report other than phases.
   std::function<absl::Status(absl::Duration, ShutdownReport*)> release;
   std::function<absl::Status(absl::Duration)> leave;
 };
 
-// Runs the phases, each with what its forerunners have left of the deadline:
-// nothing once one has failed. Without grace errors do not count.
+// Runs the phases, each with the rest of the deadline: none once a phase has
+// failed. If not graceful, errors are ignored.
 ShutdownReport RunShutdown(const ShutdownOptions& options, const Clock& clock,
                            const ShutdownSteps& steps);
 

@@ -71,7 +71,7 @@ absl::StatusOr<std::unique_ptr<TestWorkers>> StartOverTls(
   return TestWorkers::Start(options);
 }
 
-TEST(TcpMemory, WorkersOfOneHostShareItAndProveWhoTheyAre) {
+TEST(TcpMemory, WorkersOfOneHostShareMemoryAndProveTheirNames) {
   weft::testing::TempDir directory;
   chmod(directory.path().c_str(), 0700);
   auto workers = StartOverTls(directory.path(), 8);

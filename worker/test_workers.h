@@ -12,8 +12,8 @@
 //
 // Each worker has its own agent, connections and handler threads, and meets the
 // others as in production: over unix sockets, in a directory that is removed at
-// the end. Any number of groups may run at a time. Where a test needs faults
-// that come back with a seed, use rpc::SimulatedAgents.
+// the end. Any number of groups may run at a time. For faults that a seed
+// reproduces, use rpc::SimulatedAgents.
 
 #ifndef WEFT_WORKER_TEST_WORKERS_H_
 #define WEFT_WORKER_TEST_WORKERS_H_
@@ -63,11 +63,11 @@ class TestWorkers {
 
   // Runs `main(worker)` for every living worker, each on a thread of its own,
   // and returns when all have returned: the error that came first, with the
-  // name of its worker. What a main throws is an error too.
+  // name of its worker. An exception of a main is an error too.
   absl::Status Run(const std::function<absl::Status(Worker& worker)>& main);
 
-  // Ends one worker without a word to the others, as a crash does: they see its
-  // connections end, and after Limits::dead_after hear that it is gone. The
+  // Ends one worker without notifying the others, as a crash does: they see its
+  // connections end, and learn after Limits::dead_after that it is gone. The
   // host of the coordinator (ps0, or trainer0 where there are no servers) takes
   // the coordinator with it. REQUIRES: a worker of this name lives.
   void Kill(const std::string& name);

@@ -54,9 +54,9 @@ class Worker {
   // joined. The error names the part that failed.
   static absl::StatusOr<std::unique_ptr<Worker>> Start(Options options);
 
-  // Ends what Shutdown() has not, waits for no one, 2 s at most: peers see this
-  // rank fall silent. (A handler that waits for anything but Weft is waited
-  // for, and so is the coordinator's log while the disk writes it.)
+  // Ends what Shutdown() has not, without waiting for peers, in 2 s at most:
+  // they see this rank fall silent. (It does wait for a handler that waits for
+  // anything but Weft, and for a write of the coordinator's log.)
   ~Worker();
 
   const Options& options() const { return options_; }
@@ -66,34 +66,34 @@ class Worker {
   net::Endpoint& endpoint() { return *endpoint_; }
   rendezvous::Membership& membership() { return *membership_; }
   rpc::Agent& agent() { return *agent_; }
-  // The books of the agent's references (rref/rref.h) and its distributed
-  // contexts (dist_autograd/scope.h). The worker opens and closes them; handles
-  // and scopes that are left after its end do nothing.
+  // The agent's references (rref/rref.h) and its distributed contexts
+  // (dist_autograd/scope.h). The worker opens and closes them; handles and
+  // scopes that outlive it do nothing.
   rref::References& references() { return *references_; }
   dist_autograd::Contexts& contexts() { return *contexts_; }
   Executor& executor() { return *executor_; }
-  // Of shared memory, with the other workers of the job on this host; null
-  // where the job's directory of sockets cannot be used.
+  // The budget of shared memory of the job's workers on this host; null if the
+  // job's socket directory cannot be used.
   std::shared_ptr<transport::MemoryBudget> memory_budget() const {
     return memory_budget_;
   }
-  // By which process groups reach ranks of other hosts (worker/join_group.h).
+  // Connects process groups to ranks of other hosts (worker/join_group.h).
   collectives::Streams& group_streams() { return *group_streams_; }
 
-  // Writes what the flight recorder holds to a file of --dump-dir, and a line
-  // of the log that says which; and the spans, if they are kept, to --trace.
-  // SIGUSR2 does it too, for every Worker of a process that has no handler of
-  // its own; and so does a failed Start.
+  // Writes the flight recorder to a file in --dump-dir and logs its name; and
+  // the spans, if they are kept, to --trace. SIGUSR2 does the same for every
+  // Worker of a process that has no SIGUSR2 handler of its own; so does a
+  // failed Start.
   void DumpFlightRecorder();
 
   // Waits until every worker of the world has called it with this tag.
   absl::Status AwaitAll(absl::string_view tag, absl::Duration timeout);
 
-  // Ends this worker, whatever fails on the way: after the first failure, the
-  // deadline's passing among them, what is left is done without waiting, and
-  // the report says what. No calls may be begun by hand once it has been
-  // called; handlers may still make theirs. Idempotent. Handles and streams
-  // that are left are a warning in the log, or an error: see shutdown.h.
+  // Ends this worker, also if a step fails: after the first failure, or once
+  // the deadline has passed, the remaining steps are done without waiting, and
+  // the report names them. The program must begin no calls once it has been
+  // called; handlers still may. Idempotent. Handles and streams that were not
+  // released are a warning in the log, or an error: see shutdown.h.
   ShutdownReport Shutdown(const ShutdownOptions& options = {});
   ShutdownReport Shutdown(absl::Duration deadline);
 
@@ -114,8 +114,8 @@ class Worker {
 
   absl::Status Quiesce(const std::string& together, absl::Duration timeout);
   absl::Status Drain(const std::string& together, absl::Duration timeout);
-  // Ends the passes and gives up the references of this worker, and waits until
-  // those who end together have given up theirs to objects here.
+  // Ends the passes and releases the references of this worker, and waits until
+  // the workers that end together have released theirs to objects here.
   absl::Status CloseBooks(const std::string& together, absl::Duration timeout);
   absl::Status Leave(absl::Duration timeout);
   absl::Status AwaitPhase(rendezvous::Phase phase, const std::string& together,

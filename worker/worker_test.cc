@@ -584,7 +584,7 @@ TEST_F(WorkerTest, GracelessShutdownDoesNotWaitAndNotifiesTheOthers) {
   // An agent that nobody tells gives a silent peer up after 10 s.
   const absl::Status cut = held.Wait(kLong).status();
   EXPECT_THAT(cut, StatusIs(absl::StatusCode::kUnavailable, "trainer0"));
-  // Of the coordinator or of itself, whom it hears first.
+  // From the coordinator or from the peer itself, whichever comes first.
   EXPECT_THAT(rpc::ReasonOf(cut),
               AnyOf(rpc::Reason::kPeerGone, rpc::Reason::kShuttingDown));
   EXPECT_TRUE(rpc::OutcomeUnknown(cut));
@@ -804,7 +804,7 @@ TEST_F(WorkerTest, RestartedWorkerAnswersTheFirstCall) {
 }
 
 // PROBE-P17: what it made in one life is no burden of the next.
-TEST_F(WorkerTest, EachLifeOfAWorkerLeavesNothingWhereItMadeObjects) {
+TEST_F(WorkerTest, EndedIncarnationsLeaveNoObjectsAtTheOwner) {
   Workers workers = StartThree();
   ASSERT_EQ(workers.size(), 3u);
   for (int life = 0; life < 3; ++life) {
@@ -1248,7 +1248,7 @@ TEST_F(HostTest, OutageOfEtcdEndsNoWorkerAndTheCoordinatorGoesOn) {
   EXPECT_THAT(CallTwice(*workers[0], "ps0"), IsOkAndHolds(42));
   etcd = testing::Etcd::Start(dir_.path());
   ASSERT_THAT(etcd, IsOk());
-  // What was given up was decided all the same, once.
+  // The cancelled change was applied nevertheless, once.
   EXPECT_THAT(store.Add("sum", 1, kLong), IsOkAndHolds(3));
   const auto after = workers[0]->membership().view();
   for (const char* name : {"ps0", "trainer0", "trainer1"}) {

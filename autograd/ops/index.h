@@ -28,7 +28,7 @@ Variable ScatterAdd(const Variable& x, int64_t dim, const Tensor& index,
 Variable IndexAdd(const Variable& x, int64_t dim, const Tensor& index,
                   const Variable& src);
 
-// What the gradient of a table of embeddings is: all rows, or those used.
+// The form of the gradient of an embedding table: all rows, or only those used.
 enum class TableGradient { kDense, kSparse };
 
 // weight [rows, dim], indices [...] -> [..., dim]. Row `padding`, if given,

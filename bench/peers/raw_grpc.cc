@@ -441,7 +441,7 @@ class CallbackPump final
     StartRead(&in_);
     StartWrite(&message_);
   }
-  // The reply may come before we hear that the message was written.
+  // The reply may come before the notice that the message was written.
   void GoOn() {
     if (under_way_.fetch_sub(1) > 1) return;
     if (Now() < end_) return Send();

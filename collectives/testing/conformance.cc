@@ -534,7 +534,7 @@ TEST_P(ProcessGroupConformance, MessageOfAnotherKindIsAnErrorAndIsDropped) {
   EXPECT_THAT(statuses, Each(testing::IsOk()));
 }
 
-TEST_P(ProcessGroupConformance, MessagesThatNobodyAsksForAreBounded) {
+TEST_P(ProcessGroupConformance, UnrequestedMessagesAreBounded) {
   if (!GetParam().has_point_to_point) GTEST_SKIP();
   const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
     constexpr int kMessages = 12;  // of 1 MiB: three times what is kept

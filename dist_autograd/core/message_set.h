@@ -64,7 +64,7 @@ class MessageSet {
   // intervals, until there are at most `most_intervals`, or one for each
   // producer.
   void Shorten(size_t most_intervals);
-  // Those of whom the set has all messages: see Shorten.
+  // The workers all of whose messages are in the set: see Shorten.
   std::vector<WorkerKey> producers_of_all() const;
 
   bool Contains(const MessageId& id) const;

@@ -89,7 +89,7 @@ class Client:
     """One worker. Errors are grpc.RpcError, with the worker's status and message."""
 
     def __init__(self, address, credentials=None, worker=None):
-        """credentials: of grpc.ssl_channel_credentials; worker: whom its certificate must name (ps0.JOB.weft)."""
+        """credentials: of grpc.ssl_channel_credentials; worker: the name that its certificate must have (ps0.JOB.weft)."""
         options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
         if credentials is None:
             self._channel = grpc.insecure_channel(address, options)

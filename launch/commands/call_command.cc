@@ -43,7 +43,7 @@ absl::Status Locate(const std::string& where, const Meeting& meeting,
   question->address = where;
   if (absl::StrContains(where, ':')) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const rendezvous::View view,
-                        AskWhoIsThere(*question, meeting));
+                        AskForMembers(*question, meeting));
   const rendezvous::Member* member = view.Find(where);
   for (const rendezvous::Departed& departed : view.departed()) {
     if (member != nullptr || departed.name != where) continue;

@@ -62,8 +62,8 @@ absl::Status CheckRange(absl::string_view flag, int found, int least,
                               worker::ExitCode::kUsage);
 }
 
-// Whose certificate is there stays as it is; what is there of it in part is
-// found when it is made.
+// Leaves out the members that have a certificate; one whose files are there in
+// part is an error when it is made.
 void LeaveOutThoseThere(net::CertificatesOptions& options) {
   auto& members = options.members;
   const auto is_there = [&](const net::Identity& member) {

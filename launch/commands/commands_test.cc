@@ -95,7 +95,7 @@ TEST(Question, CertificatesAndInsecureExcludeEachOther) {
               StatusIs(absl::StatusCode::kInvalidArgument));
 }
 
-TEST(Question, AddressAtWhichNobodyListensIsUnavailable) {
+TEST(Question, AddressWithoutAListenerIsUnavailable) {
   testing::TempDir directory;
   Question question;
   question.address = "unix:" + directory.path() + "/nobody.sock";
@@ -105,7 +105,7 @@ TEST(Question, AddressAtWhichNobodyListensIsUnavailable) {
 }
 
 TEST(Question, AnswerThatIsNoViewIsInternal) {
-  EXPECT_THAT(ReadWhoIsThere("unix:/x", "\xff\xff\xff").status(),
+  EXPECT_THAT(ParseMembers("unix:/x", "\xff\xff\xff").status(),
               StatusIs(absl::StatusCode::kInternal));
 }
 

@@ -79,25 +79,28 @@ void Take(const std::string& worker, const Line& line,
   }
 }
 
-// What the worker does, given how far the first has come.
+// The state of a worker, relative to the one that is furthest.
 std::string Describe(const std::string& worker, const Member& member,
                      int64_t front) {
   const int64_t called = member.called();
   std::string text = absl::StrCat("  ", worker, ": ");
   if (called > member.finished) {
-    absl::StrAppendFormat(&text, "in %s #%d, called %.3f s before its newest "
-                          "entry", member.VerbOf(called), called,
+    absl::StrAppendFormat(&text,
+                          "in %s #%d, called %.3f s before its newest "
+                          "entry",
+                          member.VerbOf(called), called,
                           member.calls.at(called).age_s);
   } else {
     absl::StrAppend(&text, "has finished ", member.VerbOf(member.finished),
                     " #", member.finished);
     if (member.finished_code != 0) {
       absl::StrAppend(&text, " with status ",
-                      absl::StatusCodeToString(static_cast<absl::StatusCode>(
-                          member.finished_code)));
+                      absl::StatusCodeToString(
+                          static_cast<absl::StatusCode>(member.finished_code)));
     }
   }
-  if (called < front) absl::StrAppend(&text, "; BEHIND: has not called #", called + 1);
+  if (called < front)
+    absl::StrAppend(&text, "; BEHIND: has not called #", called + 1);
   return absl::StrCat(text, "\n");
 }
 
@@ -116,9 +119,10 @@ std::string Differences(const Group& group) {
     for (const auto& [fingerprint, workers] : calls) {
       sides.push_back(absl::StrJoin(workers, ", "));
     }
-    return absl::StrCat("  #", number, " differs (operation, dtype, count, "
-                        "root or label): ", absl::StrJoin(sides, " against "),
-                        "\n");
+    return absl::StrCat("  #", number,
+                        " differs (operation, dtype, count, "
+                        "root or label): ",
+                        absl::StrJoin(sides, " against "), "\n");
   }
   return "";
 }
@@ -140,8 +144,8 @@ std::string ReportOf(const std::string& name, const Group& group) {
   }
   absl::StrAppend(&text, Differences(group));
   if (!behind.empty()) {
-    absl::StrAppend(&text, "  the others wait for ", absl::StrJoin(behind, ", "),
-                    "\n");
+    absl::StrAppend(&text, "  the others wait for ",
+                    absl::StrJoin(behind, ", "), "\n");
   } else if (is_waiting) {
     absl::StrAppend(&text, "  all of them have called #", front,
                     ": whoever has no file here, or the network, is awaited\n");
@@ -157,9 +161,10 @@ absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files) {
   std::map<std::string, Group> groups;
   for (const FlightFile& file : files) {
     if (!absl::StartsWith(file.text, "flight recorder: ")) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "the file of ", file.worker,
-          " is no flight recorder's: it does not begin with \"flight recorder\""));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the file of ", file.worker,
+                       " is no flight recorder's: it does not begin with "
+                       "\"flight recorder\""));
     }
     for (const absl::string_view text : absl::StrSplit(file.text, '\n')) {
       Line line;

@@ -29,7 +29,7 @@ std::string TextOf(int finished, int called, int64_t last_fingerprint = 7) {
   return recorder.DumpText();
 }
 
-TEST(FlightReport, NamesWhoIsBehindAndWhere) {
+TEST(FlightReport, NamesTheWorkerThatIsBehindAndItsOperation) {
   const auto report = FlightReport({{"trainer0", TextOf(3, 4)},
                                     {"trainer1", TextOf(3, 4)},
                                     {"trainer2", TextOf(3, 3)}});
@@ -50,7 +50,7 @@ TEST(FlightReport, NamesCallsThatDifferUnderOneNumber) {
               HasSubstr("trainer0 (AllReduce) against trainer1 (AllReduce)"));
 }
 
-TEST(FlightReport, SaysThatNobodyWaitsWhereAllHaveFinished) {
+TEST(FlightReport, SaysThatNoWorkerWaitsWhereAllHaveFinished) {
   const auto report =
       FlightReport({{"trainer0", TextOf(4, 4)}, {"trainer1", TextOf(4, 4)}});
   ASSERT_THAT(report, IsOk());

@@ -114,8 +114,8 @@ void Meeting::AddTo(worker::Flags& flags) {
   flags.Add("job", &job, "the job's name", {"WEFT_JOB"});
 }
 
-absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
-                                                absl::string_view bytes) {
+absl::StatusOr<rendezvous::View> ParseMembers(absl::string_view coordinator,
+                                              absl::string_view bytes) {
   rendezvous::v1::WatchReply reply;
   if (!reply.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) {
     return rendezvous::BadAnswer(coordinator, "Watch", "it cannot be read");
@@ -125,9 +125,9 @@ absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
   return rendezvous::BadAnswer(coordinator, "Watch", view.status().message());
 }
 
-absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
+absl::StatusOr<rendezvous::View> AskForMembers(Question question,
                                                const Meeting& meeting) {
-  // What a worker of the job makes of the same words.
+  // Resolved as a worker of the job resolves the same flags.
   worker::Options options;
   options.job = meeting.job;
   options.coordinator = meeting.coordinator;
@@ -146,7 +146,7 @@ absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
   const absl::StatusOr<std::string> bytes =
       Ask(question, "/weft.rendezvous.v1.Coordinator/Watch",
           request.SerializeAsString());
-  if (bytes.ok()) return ReadWhoIsThere(question.address, *bytes);
+  if (bytes.ok()) return ParseMembers(question.address, *bytes);
   const bool is_of_name = meeting.coordinator.empty() && meeting.init.empty() &&
                           absl::StartsWith(question.address, "unix:");
   if (!absl::IsUnavailable(bytes.status()) || !is_of_name) {

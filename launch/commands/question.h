@@ -1,4 +1,4 @@
-// Question: whom a command asks, and as whom.
+// Question: the address and credentials of a worker that a command asks.
 
 #ifndef WEFT_LAUNCH_COMMANDS_QUESTION_H_
 #define WEFT_LAUNCH_COMMANDS_QUESTION_H_
@@ -44,11 +44,11 @@ struct Meeting {
 };
 
 // The View in a coordinator's answer to Watch. kInternal if it is none.
-absl::StatusOr<rendezvous::View> ReadWhoIsThere(absl::string_view coordinator,
-                                                absl::string_view bytes);
+absl::StatusOr<rendezvous::View> ParseMembers(absl::string_view coordinator,
+                                              absl::string_view bytes);
 
 // The members of the job. `question` says how to ask, but for the address.
-absl::StatusOr<rendezvous::View> AskWhoIsThere(Question question,
+absl::StatusOr<rendezvous::View> AskForMembers(Question question,
                                                const Meeting& meeting);
 
 }  // namespace weft::launch

@@ -30,7 +30,7 @@ TEST(CredentialsOf, FolderWithoutCertificatesIsNamed) {
   EXPECT_FALSE(CredentialsOf(question).ok());
 }
 
-TEST(Ask, NobodyAtTheAddressIsUnavailable) {
+TEST(Ask, AddressWithoutAListenerIsUnavailable) {
   const testing::TempDir directory;
   Question question;
   question.address = "unix:" + directory.Path("nobody.sock");
@@ -39,7 +39,7 @@ TEST(Ask, NobodyAtTheAddressIsUnavailable) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-TEST(AskWhoIsThere, MembersOfTheJobAreListed) {
+TEST(AskForMembers, MembersOfTheJobAreListed) {
   worker::TestWorkers::Options options;
   options.servers = 1;
   options.trainers = 2;
@@ -48,17 +48,17 @@ TEST(AskWhoIsThere, MembersOfTheJobAreListed) {
   Meeting meeting;
   meeting.coordinator = (*workers)->Get("ps0").options().coordinator;
   meeting.job = (*workers)->Get("ps0").options().job;
-  const auto view = AskWhoIsThere(Question(), meeting);
+  const auto view = AskForMembers(Question(), meeting);
   ASSERT_THAT(view, IsOk());
   EXPECT_THAT(view->members(), SizeIs(3));
   EXPECT_NE(view->Find("trainer1"), nullptr);
   meeting.job = "another";
-  EXPECT_THAT(AskWhoIsThere(Question(), meeting).status(),
+  EXPECT_THAT(AskForMembers(Question(), meeting).status(),
               StatusIs(absl::StatusCode::kFailedPrecondition, "another"));
 }
 
-TEST(ReadWhoIsThere, BytesThatAreNoViewNameTheCoordinator) {
-  EXPECT_THAT(ReadWhoIsThere("node1:7000", "\xff\xff").status(),
+TEST(ParseMembers, BytesThatAreNoViewNameTheCoordinator) {
+  EXPECT_THAT(ParseMembers("node1:7000", "\xff\xff").status(),
               StatusIs(absl::StatusCode::kInternal, "node1:7000"));
 }
 

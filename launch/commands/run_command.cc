@@ -51,7 +51,7 @@ absl::Status Usage(absl::string_view message) {
       ExitCode::kUsage);
 }
 
-// What torchrun calls so.
+// Flags that torchrun has too.
 struct TorchrunFlags {
   std::string processes;  // --nproc-per-node
   std::string nodes = "1";
@@ -95,8 +95,9 @@ absl::Status ReadTorchrunFlags(const TorchrunFlags& flags,
   return absl::OkStatus();
 }
 
-// Several hosts need to be told where they meet, and as what. Also as torchrun
-// says it: by --master-addr and --master-port.
+// Ranks of several hosts need the address of their coordinator and the name of
+// their job. The address may also be given as torchrun's, by --master-addr and
+// --master-port.
 absl::Status CompleteNodes(const std::string& init, LaunchOptions& options) {
   if (options.nodes == 1) return absl::OkStatus();
   std::string& coordinator = options.coordinator;
@@ -170,7 +171,7 @@ absl::Status AddProgram(const TorchrunFlags& torchrun,
   return absl::OkStatus();
 }
 
-// Of those roles, who hosts the coordinator.
+// The name of the rank of `roles` that hosts the coordinator.
 std::string HostOf(const std::vector<RoleSpec>& roles) {
   for (const RoleSpec& role : roles) {
     if (role.role == "ps") return "ps0";
@@ -209,7 +210,7 @@ absl::Status MakeLogDir(const std::string& directory) {
                       ExitCode::kConfig);
 }
 
-// What the command ends with that could not run its ranks.
+// The error of a command that could not run its ranks.
 absl::Status NotRun(const absl::Status& why) {
   const bool is_limit = absl::IsResourceExhausted(why);
   return WithExitCode(
@@ -223,7 +224,7 @@ absl::Status NotRun(const absl::Status& why) {
       is_limit ? ExitCode::kResource : ExitCode::kConfig);
 }
 
-// What the command line says.
+// The command line.
 struct Arguments {
   LaunchOptions options;
   ExitReporterOptions reporting;
@@ -300,8 +301,8 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   return arguments;
 }
 
-// Names the job and the place where its ranks meet, if nobody has named them,
-// and puts what they need to know into their environment.
+// Names the job and its coordinator's address, if the command line does not,
+// and puts both into the environment of the ranks.
 absl::Status CompleteOptions(Arguments& arguments) {
   LaunchOptions& options = arguments.options;
   const ExitReporterOptions& reporting = arguments.reporting;
@@ -341,7 +342,7 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());
   }
-  // Where the ranks find their coordinator is theirs to know.
+  // With --init the launcher does not know the coordinator's address.
   std::unique_ptr<ExitReporter> reporter;
   if (arguments.init.empty()) {
     ExitReporterOptions& reporting = arguments.reporting;

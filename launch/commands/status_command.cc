@@ -1,4 +1,5 @@
-// weft status: who is in a job, who waits for whom, and what a worker shows.
+// weft status: the members of a job, the calls that wait, and the pages of a
+// worker.
 
 #include <algorithm>
 #include <atomic>
@@ -85,7 +86,7 @@ struct Sections {
   std::vector<std::string> silent;
 };
 
-// What waits, and who did not say.
+// The calls that wait, and the workers that did not answer.
 struct Waiting {
   rpc::WaitsFor calls;
   std::vector<std::string> silent;
@@ -242,11 +243,12 @@ absl::StatusOr<int> StatusCommand(int argc, char** argv) {
   bool calls = false;
   worker::Flags flags("weft status", "Shows who is in a job.");
   meeting.AddTo(flags);
-  flags.Add("calls", &calls,
-            "also which calls have not ended, and who waits for whom");
+  flags.Add(
+      "calls", &calls,
+      "also the calls that have not ended, and which worker waits for which");
   bool references = false;
   flags.Add("refs", &references,
-            "also who holds references to whose objects, and since when");
+            "also the references, by owner and holder, with their age");
   bool passes = false;
   flags.Add("passes", &passes,
             "also which distributed passes are open, and who is waited for");
@@ -256,7 +258,7 @@ absl::StatusOr<int> StatusCommand(int argc, char** argv) {
   question.AddTo(flags);
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_ASSIGN_OR_RETURN(const rendezvous::View view,
-                        AskWhoIsThere(question, meeting));
+                        AskForMembers(question, meeting));
   if (!page.empty()) {
     WEFT_ASSIGN_OR_RETURN(const std::string shown,
                           AskPage(question, view, meeting.job, page, as_json));

@@ -120,7 +120,7 @@ TEST_F(StatusCommandTest, RefsNameOwnerHolderAndAge) {
             HasSubstr("is held by trainer0 for ")));
 }
 
-TEST_F(StatusCommandTest, PassesNameWhoIsWaitedForAndForHowLong) {
+TEST_F(StatusCommandTest, PassesNameTheAwaitedWorkersAndTheWait) {
   const auto gate = std::make_shared<Gate>();
   Get("ps0").agent().SetLocal(gate);
   rpc::Agent& agent = Get("trainer0").agent();

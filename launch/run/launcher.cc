@@ -215,7 +215,7 @@ void Job::OnExits(const std::vector<Child*>& ended) {
   }
   // Nothing of a rank outlives it, in whatever group or session it is.
   if (!marks.empty()) KillMarked(marks);
-  // What ends after it was asked to is no failure.
+  // A rank that ends after it was asked to has not failed.
   if (first == nullptr || culprit_ != nullptr || signal_ != 0) return;
   culprit_ = first;
   failed_after_ = Now() - started_at_;

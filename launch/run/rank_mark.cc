@@ -92,7 +92,7 @@ std::string MarkOfAll(absl::string_view launcher) {
 
 void KillMarked(const std::vector<std::string>& marks) {
   const Instant deadline = SteadyClock().Now() + kLongest;
-  // What one that is killed has started meanwhile is found in the next round.
+  // The next round finds processes that a killed one has started meanwhile.
   while (KillOnce(marks) && SteadyClock().Now() < deadline) {
     usleep(kPauseMicroseconds);
   }

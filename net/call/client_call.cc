@@ -12,8 +12,8 @@
 namespace weft::net {
 namespace {
 
-// What gRPC says of a connection that could not be made begins with these, a
-// code and the address.
+// gRPC's message for a connection that could not be made begins with one of
+// these, a code and the address.
 constexpr absl::string_view kNotConnected =
     "failed to connect to all addresses; last error: ";
 
@@ -25,17 +25,17 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   }
   constexpr absl::string_view kNobody =
       "nobody listens there: is it running, and is this its address?";
-  constexpr absl::string_view kHungUp =
-      "it hung up on this: its log says why; it wants a certificate of its job "
-      "that has neither expired nor been revoked";
+  constexpr absl::string_view kReset =
+      "it closed the connection: its log says why; it wants a certificate of "
+      "its job that has neither expired nor been revoked";
   constexpr std::pair<absl::string_view, absl::string_view> kHints[] = {
       {"Connection refused", kNobody},
       {"No such file", kNobody},
       {"wrong version number",
        "it speaks no TLS: another program, or one with --insecure"},
       {"Failed parsing HTTP/2", "another program answers there, no worker"},
-      {"Connection reset", kHungUp},
-      {"Socket closed", kHungUp},
+      {"Connection reset", kReset},
+      {"Socket closed", kReset},
   };
   const std::string text = absl::StrCat(target.ToString(), ": ", message);
   const bool is_unix = absl::StartsWith(target.address, "unix:");
@@ -43,7 +43,7 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
     if (!absl::StrContains(message, words)) continue;
     const absl::Status why =
         absl::UnavailableError(absl::StrCat(text, "; ", hint));
-    return hint == kHungUp && !is_unix ? MarkConnectionReset(why) : why;
+    return hint == kReset && !is_unix ? MarkConnectionReset(why) : why;
   }
   return absl::UnavailableError(text);
 }
@@ -199,7 +199,7 @@ std::shared_ptr<Stream> ClientStream::Open(
   auto call = std::make_shared<ClientStream>(target, std::move(method),
                                              std::move(observer));
   std::shared_ptr<Stream> handle(call.get(), [call](Stream*) {
-    call->Close(absl::CancelledError("the stream was let go"));
+    call->Close(absl::CancelledError("the stream was destroyed"));
   });
   if (target.core->AddCall(owner, call)) {
     call->Begin(metadata);
@@ -280,7 +280,7 @@ void ClientStream::StartRead() {
 }
 
 void ClientStream::OnRead(bool ok) {
-  // Let go of by EndIfOver only: on this thread, and not before the Finish that
+  // Released by EndIfOver only: on this thread, and not before the Finish that
   // follows the last read.
   StreamObserver* observer = nullptr;
   Grpc* grpc;

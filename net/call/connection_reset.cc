@@ -5,7 +5,7 @@
 namespace weft::net {
 namespace {
 
-constexpr char kUrl[] = "weft.net/hang_up";
+constexpr char kUrl[] = "weft.net/connection_reset";
 
 }  // namespace
 

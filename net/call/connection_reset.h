@@ -1,5 +1,5 @@
-// ConnectionReset: that the other end of TCP hung up before it took a call. So
-// it refuses a certificate, or the lack of one, without a word.
+// ConnectionReset: the other end of TCP closed the connection before it took a
+// call. So it refuses a certificate, or the lack of one, without a word.
 
 #ifndef WEFT_NET_CALL_CONNECTION_RESET_H_
 #define WEFT_NET_CALL_CONNECTION_RESET_H_

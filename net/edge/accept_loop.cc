@@ -53,7 +53,8 @@ constexpr absl::Duration kSweepEvery = absl::Milliseconds(kRetryMs);
 // How long an address waits whose peer was cut off: a flood that comes back at
 // once would cost others as much as one that was not cut.
 constexpr absl::Duration kHeldBack = absl::Seconds(1);
-// What came until it was noticed takes a second or more to get rid of.
+// The bytes that came before the flood was noticed take a second or more to
+// discard.
 constexpr absl::Duration kFloodHeldBack = absl::Seconds(4);
 // How often to look for floods, and from how many bytes on: a call takes 20 to
 // some hundred.
@@ -69,7 +70,7 @@ constexpr size_t kMostFlooders = 64;
 
 constexpr char kUnix[] = "unix";  // the address of all unix sockets
 
-// What an operator can do about a limit; `kind` is its name.
+// Advice to an operator about a limit; `kind` is its name.
 std::string RaiseBy(const char* kind) {
   return absl::StrCat("; raise it by --limits=", kind, "=VALUE");
 }
@@ -133,8 +134,8 @@ bool IsSameUser(int fd) {
          credentials.uid == geteuid();
 }
 
-// What came before the end would be read and obeyed still. Before the end too,
-// as the peer of a full buffer would not learn of it.
+// Else bytes that came before the end would still be read and obeyed. Discards
+// before the end too, as a peer whose buffer is full would not learn of it.
 void EndAndDiscard(int fd) {
   const linger at_once = {1, 0};
   setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
@@ -370,7 +371,7 @@ void AcceptLoop::Watch() {
     if (!IsWatching() || Now() < next_watch_) return;
     next_watch_ = Now() + kWatchEvery;
     if (Now() - swept_ >= kForgetEvery) Sweep();  // with the last it rests
-    suspects = WhoSaysMuch();
+    suspects = FindBusyPeers();
   }
   if (suspects.empty()) return;
   const std::map<std::string, int64_t> open = options_.open_streams(suspects);
@@ -380,17 +381,17 @@ void AcceptLoop::Watch() {
     const auto found = open.find(connection.peer);
     if (found == open.end() || !IsWatched(connection)) continue;
     if (found->second <= int64_t{4} * most) continue;
-    CutOff(
-        connection,
-        {kMaxCalls, absl::StrCat(found->second, " calls are open, and ",
-                                 kMaxCalls, " is ", most, ", as it was told")},
-        kFloodHeldBack);
+    CutOff(connection,
+           {kMaxCalls,
+            absl::StrCat(found->second, " calls are open, and ", kMaxCalls,
+                         " is ", most, ", as SETTINGS announced")},
+           kFloodHeldBack);
   }
 }
 
 // Since the last check. Connections that send bodies are checked less often, as
 // each check costs tens of microseconds.
-std::set<std::string> AcceptLoop::WhoSaysMuch() {
+std::set<std::string> AcceptLoop::FindBusyPeers() {
   const bool bodies_too = ++watches_ % kWatchesOfBodies == 0;
   std::set<std::string> peers;
   for (auto& [id, connection] : connections_) {
@@ -536,7 +537,7 @@ void AcceptLoop::Admit(int fd, int listener) {
                        Connection{fd, *inode, address, peer, listener});
   ++counts_[address];
   pending_.Add(next_id_, address, Now());
-  // What came with it counts before somebody behind it needs its place.
+  // Bytes that came with it count before the next connection needs its place.
   Hear(next_id_++, 0);
 }
 

@@ -140,7 +140,7 @@ class AcceptLoop {
     return watched_ > 0 && options_.open_streams != nullptr;
   }
   void Watch() ABSL_LOCKS_EXCLUDED(mu_);
-  std::set<std::string> WhoSaysMuch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::set<std::string> FindBusyPeers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // REQUIRES: IsWatched(connection).
   void CutOff(Connection& connection, const Refusal& refusal,
               absl::Duration held_back, const std::string& who = "")

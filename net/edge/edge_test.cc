@@ -104,7 +104,7 @@ class Edge : public ::testing::Test {
     EXPECT_TRUE(IsLetIn(*peer, HelloOf(job_.For(role, rank))));
     return peer;
   }
-  // What a member gets meanwhile.
+  // The result of a member's call meanwhile.
   absl::Status Call(const std::string& role = "trainer",
                     const std::string& method = kEcho) {
     auto loop = *Loop::Create(With(job_.For(role, 0)));
@@ -545,7 +545,7 @@ TEST_F(Edge, EachMethodIsForItsRoles) {
 
 // --------------------------------------------------------------------- limits
 
-// What is small so that it can be exceeded, and how.
+// Limits that are small, and ways to exceed them.
 class Limits : public Edge {
  protected:
   void ServeWith(const std::function<void(LoopOptions&)>& lower) {
@@ -704,7 +704,7 @@ TEST_F(Limits, BytesOfAMessageAndOfItsHeaders) {
 
 constexpr int64_t kMiB = 1 << 20;
 
-// What is freed stays for a while, where AddressSanitizer watches it.
+// AddressSanitizer keeps freed memory for a while.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr int64_t kFreedYetHeld = 16 * kMiB;
 #else

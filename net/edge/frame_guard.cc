@@ -205,7 +205,7 @@ void FrameGuard::OnSentHeader(const FrameReader::Header& header) {
       return;
     case kSettings:
     case kPing:
-      // What acknowledges a frame of the peer explains no other.
+      // An acknowledgement of a frame of the peer allows no other frame.
       if ((header.flags & kAck) == 0) Grant(1);
       return;
     case kWindowUpdate:

@@ -69,7 +69,7 @@ TEST_F(FrameGuardTest, DataFramesOfOneByteOfALargeMessageAreAFlood) {
   EXPECT_THAT(Flooded(Frame(kDataFrame, 0, 1, "x")), HasSubstr("DATA"));
 }
 
-TEST_F(FrameGuardTest, MessagesOnStreamsThatWereNotOpenedExplainNothing) {
+TEST_F(FrameGuardTest, MessagesOnUnopenedStreamsCountAsFlood) {
   EXPECT_THAT(Flooded(Frame(kDataFrame, 0, 1, Message(0))), HasSubstr("DATA"));
 }
 
@@ -110,7 +110,7 @@ TEST_F(FrameGuardTest, SettingsOfManyEntriesCostMoreThanOne) {
 }
 
 // gRPC ends such a connection by itself, for it breaks the rules.
-TEST_F(FrameGuardTest, FrameThatDeclaresAnyLengthCostsOnlyWhatComes) {
+TEST_F(FrameGuardTest, FrameOfAnyDeclaredLengthCostsOnlyTheBytesReceived) {
   EXPECT_EQ(Hear(std::string(10'000, static_cast<char>(0xff))), "");
 }
 
@@ -161,7 +161,7 @@ TEST_F(FrameGuardTest, TimeAloneAllowsNoMoreThanTheBeginning) {
   EXPECT_NE(Hear(Times(20, Frame(kSettingsFrame, 0, 0, ""))), "");
 }
 
-TEST_F(FrameGuardTest, CallsWithWhatGoesWithThemAreNoFlood) {
+TEST_F(FrameGuardTest, CallsWithTheirUsualFramesAreNoFlood) {
   for (uint32_t i = 0; i < 100'000; ++i) {
     const uint32_t stream = 2 * i + 1;
     ASSERT_EQ(
@@ -226,7 +226,7 @@ TEST_F(FrameGuardTest, BudgetEarnedByCallsHasAnEnd) {
   EXPECT_NE(Hear(Times(10'001, Frame(kSettingsFrame, 0, 0, ""))), "");
 }
 
-TEST_F(FrameGuardTest, WhatIsNotHttp2IsLeftToGrpc) {
+TEST_F(FrameGuardTest, ConnectionThatIsNotHttp2IsLeftToGrpc) {
   FrameGuard guard({});
   EXPECT_EQ(guard.OnReceived(std::string(1 << 20, '\0'), now_), "");
 }

@@ -95,8 +95,8 @@ absl::StatusOr<int> ListenUnix(const Address& address) {
   return fd.Release();
 }
 
-// What the listener has, accepted sockets inherit: gRPC, which does not accept
-// them, sets none of it.
+// Accepted sockets inherit the listener's options: gRPC, which does not accept
+// them, sets none.
 void TuneTcp(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);

@@ -51,7 +51,7 @@ absl::StatusOr<Descriptor> MakeSocket(const std::string& path) {
   return fd;
 }
 
-// What came along with a message.
+// The descriptors and credentials received with a message.
 struct Control {
   std::vector<Descriptor> descriptors;
   bool is_same_user = false;

@@ -10,10 +10,11 @@
 
 namespace weft::net {
 
-// Of the server's connections from `peers` (ip:port), of any server of this
-// process; whom gRPC does not know is absent. They count from the moment in
-// which gRPC reads their headers, long before a call is handed out: this is
-// what channelz shows. Thread-safety: thread-safe; waits for no call.
+// The number of open streams by peer, of the connections from `peers` (ip:port)
+// to any server of this process; a peer that gRPC does not know is absent. They
+// count from the moment in which gRPC reads their headers, long before a call
+// is handed out: this is what channelz shows. Thread-safety: thread-safe; waits
+// for no call.
 std::map<std::string, int64_t> OpenStreams(const std::set<std::string>& peers);
 
 }  // namespace weft::net

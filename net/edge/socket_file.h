@@ -23,7 +23,7 @@ namespace weft::net {
 absl::Status RemoveAbandonedSocket(const std::string& path, int type);
 
 // Removes the file at `path` if it is a unix socket, even one that a process
-// holds: for the owner of the path, to whom that process has not answered.
+// holds: called by the owner of the path after that process has not answered.
 void RemoveSocket(const std::string& path);
 
 // Which file is at a path now: device and inode; none if there is none.

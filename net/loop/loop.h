@@ -53,12 +53,12 @@ struct LoopOptions {
   int64_t max_message_bytes = int64_t{256} << 20;  // of one message, both ways
   int64_t max_buffered_bytes = int64_t{2} << 30;   // of messages not whole yet
   int64_t max_metadata_bytes = 8 << 10;
-  // That are open at a time over one connection; more wait at their caller. A
-  // caller that has been told and does not wait loses the connection.
+  // Calls that are open at a time over one connection; more wait at their
+  // caller. A caller that knows the limit and exceeds it loses the connection.
   int max_calls_per_connection = 256;
-  // Calls that came to nothing, refused or taken back, that one peer may have
-  // at once; a quarter as many more each second. Beyond it the connection is
-  // cut, and the peer's address waits a second before it may come again.
+  // Failed calls, refused or cancelled, that one peer may have at once; a
+  // quarter as many more each second. Beyond it the connection is cut, and the
+  // peer's address waits a second before it may come again.
   int max_wasted_calls_per_peer = 1024;
   int read_chunk_bytes =
       4 << 20;  // of clients; the largest piece in which a socket is read

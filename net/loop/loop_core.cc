@@ -33,7 +33,7 @@ constexpr int kCallsAhead = 32;
 // cheaper.
 constexpr size_t kCopyBelowBytes = 512;
 
-// What our own clean-up may take after the calls were asked to end.
+// Time for our own clean-up after the calls were asked to end.
 constexpr absl::Duration kAbortGrace = absl::Seconds(30);
 // So often, as long as any calls end meanwhile: those of a flood come first.
 constexpr int kAbortGraces = 10;
@@ -41,8 +41,8 @@ constexpr int kAbortGraces = 10;
 // A status travels in the metadata, whose size is limited.
 constexpr size_t kMaxStatusBytes = 2000;
 
-// What glibc keeps of freed memory, and the blocks that it maps one by one: the
-// most that it accepts.
+// The freed memory that glibc keeps, and the size from which it maps blocks one
+// by one: the most that it accepts.
 constexpr int kKeptHeapBytes = 64 << 20;
 constexpr int kMappedFromBytes = 32 << 20;
 
@@ -107,7 +107,7 @@ int Milliseconds(absl::Duration d) {
   return static_cast<int>(absl::ToInt64Milliseconds(d));
 }
 
-// What a Loop needs of its whole process.
+// Settings of the whole process that a Loop needs.
 void TuneProcess() {
   LimitLibraryLogs();
   // On in Debian's build; it costs a tenth of a polled round trip, and gRPC's
@@ -298,7 +298,7 @@ absl::Status Loop::Core::Start() {
   AcceptLoopOptions edge;
   edge.refusal_log = &refusal_log_;
   edge.telemetry = &telemetry_;
-  // Far more than an honest peer sends, whom gRPC tells our limit.
+  // Far more than an honest peer sends: gRPC announces our limit to it.
   edge.frames.max_header_bytes =
       std::max(edge.frames.max_header_bytes, 8 * options_.max_metadata_bytes);
   edge.max_connections = options_.max_connections > 0

@@ -1,9 +1,9 @@
 // MemoryQueue: events that other processes of the host put into memory which
 // they share with this one.
 //
-// To look costs no system call. Who is about to sleep says so in each memory,
-// looks once more, and then sleeps until a EventFd rings: whoever puts
-// something there rings it if the other sleeps.
+// To look costs no system call. A reader that is about to sleep announces it in
+// each memory, looks once more, and then sleeps until an EventFd is signalled:
+// a writer signals it if the reader sleeps.
 
 #ifndef WEFT_NET_LOOP_MEMORY_QUEUE_H_
 #define WEFT_NET_LOOP_MEMORY_QUEUE_H_

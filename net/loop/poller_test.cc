@@ -378,7 +378,7 @@ TEST_F(PollerTest, WaitsThatFoundNoRestOfABurstSeldomLookForIt) {
   EXPECT_GE(found, 60);
 }
 
-TEST_F(PollerTest, LeavingThreadTellsTheQueue) {
+TEST_F(PollerTest, LeavingThreadNotifiesTheQueue) {
   EXPECT_TRUE(Echo().Wait(kSoon).ok());
   EXPECT_EQ(queue_.left, 1);
 }

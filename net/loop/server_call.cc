@@ -134,7 +134,7 @@ void ServerCall::StartRead() {
 
 void ServerCall::OnRead(bool ok) {
   const std::shared_ptr<ServerCall> self = shared_from_this();
-  // Let go of by EndIfOver only, on this thread, and not while reading_.
+  // Released by EndIfOver only, on this thread, and not while reading_.
   StreamObserver* observer;
   Grpc* grpc;
   bool deaf;
@@ -235,7 +235,7 @@ void ServerCall::Close(absl::Status status) {
   FinishWith(std::move(status), std::nullopt);
 }
 
-// What was answered or closed before may not be out either.
+// An answer or an end before this may not have been sent either.
 void ServerCall::Abort(absl::Status reason) {
   Close(std::move(reason));
   CancelIfStill(&ServerCall::finishing_);

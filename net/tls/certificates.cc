@@ -528,7 +528,7 @@ absl::Status MakeCertificates(const CertificatesOptions& options) {
   WEFT_RETURN_IF_ERROR(MakeDirectory(options.directory));
   WEFT_ASSIGN_OR_RETURN(const Authority authority,
                         LoadOrMakeAuthority(options));
-  // What was taken back before a member came counts for it too.
+  // A revocation from before a member was added counts for it too.
   const absl::StatusOr<std::string> revoked =
       ReadFile(CertificateFiles(options.directory).revoked);
   if (!revoked.ok() && !absl::IsNotFound(revoked.status())) {

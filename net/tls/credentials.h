@@ -1,5 +1,5 @@
-// Credentials: what a process shows to its peers over TCP, and by whom it must
-// be shown the like.
+// Credentials: the certificate of a process over TCP, and the authority that
+// must have signed those of its peers.
 //
 // Unix sockets need none: the directory's mode and the peer's user id decide.
 

@@ -27,8 +27,8 @@ struct Peer {
 // ipv6:%5B::1%5D:4711.
 std::string AddressOfUri(absl::string_view uri);
 
-// By whom calls and bytes are counted: a certificate, else a host; empty for
-// local peers, who are this user.
+// The key by which calls and bytes of a peer are counted: its certificate, else
+// its host; empty for local peers, which are this user's.
 std::string AccountOf(const Peer& peer);
 
 // Names are lower case; a name that ends in "-bin" may carry any bytes.

@@ -17,7 +17,7 @@ class Roles {
  public:
   // Those that a job consists of: ps, trainer, admin.
   static Roles Members() { return Only({"ps", "trainer", "admin"}); }
-  // Whoever has a certificate of the job, clients too.
+  // All that have a certificate of the job, clients too.
   static Roles Any() { return Roles(true, {}); }
   static Roles Only(std::vector<std::string> roles) {
     return Roles(false, std::move(roles));

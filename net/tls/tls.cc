@@ -52,8 +52,8 @@ constexpr size_t kMostAddresses = 4;
 // The peer of a failed handshake, for the log: an address, or several if
 // several shake hands. What a certificate says is a claim of somebody who has
 // not proven it.
-std::string WhoShowed(const TlsCustomVerificationCheckRequest& request,
-                      std::vector<std::string> addresses) {
+std::string PresenterOf(const TlsCustomVerificationCheckRequest& request,
+                        std::vector<std::string> addresses) {
   std::vector<std::string> names;
   for (const grpc::string_ref& uri : request.uri_names())
     names.push_back(Text(uri).substr(0, 128));
@@ -94,7 +94,7 @@ class PeerVerifier final : public ExternalCertificateVerifier {
         std::vector<std::string> addresses;
         if (handshaking_) addresses = handshaking_();
         refusal_log_->Refused("certificate",
-                              WhoShowed(*request, std::move(addresses)),
+                              PresenterOf(*request, std::move(addresses)),
                               "to connect", believed.message());
       }
     }

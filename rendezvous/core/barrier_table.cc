@@ -15,7 +15,7 @@ namespace weft::rendezvous {
 namespace {
 
 constexpr BarrierTable::Ticket kNobody = 0;
-// What an arrival, and each name in it, takes besides its bytes, about.
+// The approximate overhead of an arrival, and of each name in it.
 constexpr int64_t kArrivalBytes = 512;
 constexpr int64_t kNameBytes = 96;
 constexpr size_t kShown = 32;  // of a barrier's members, in an error

@@ -1,4 +1,5 @@
-// BarrierTable: who has arrived where, and who waits for whom. Pure.
+// BarrierTable: which members have arrived at which barrier, and which are
+// missing. Pure.
 
 #ifndef WEFT_RENDEZVOUS_CORE_BARRIER_TABLE_H_
 #define WEFT_RENDEZVOUS_CORE_BARRIER_TABLE_H_

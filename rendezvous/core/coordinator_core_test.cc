@@ -35,7 +35,7 @@ class Fixture {
         log_(std::move(log)),
         core_(options_, term, log_, now_) {}
 
-  // What a successor would be that finds this one's log.
+  // Replaces the coordinator by a successor with its log.
   void Restart() {
     core_.emplace_or_replace(options_, core_.get().term() + 1, log_, now_);
     answers_.clear();
@@ -440,7 +440,8 @@ TEST(CoordinatorCore, ManyIncarnationsOfANameTakeFewBytes) {
     EXPECT_THAT(f.StatusOf(f.Call(f.JoinOf("ps", 0, recent))),
                 StatusIs(absl::StatusCode::kAborted, "is gone"));
   }
-  // Whose number is forgotten is gone by its epoch, after a restart too.
+  // A member whose number is forgotten is gone by its epoch, after a restart
+  // too.
   for (const bool is_restarted : {false, true}) {
     if (is_restarted) f.Restart();
     EXPECT_TRUE(f.view().IsGone(first));
@@ -449,7 +450,7 @@ TEST(CoordinatorCore, ManyIncarnationsOfANameTakeFewBytes) {
   }
 }
 
-TEST(CoordinatorCore, AReasonOfWhateverLengthIsShortInTheView) {
+TEST(CoordinatorCore, LongReasonIsCutInTheView) {
   Fixture f;
   std::string long_reason = "x";  // so that a cut is within a character
   while (long_reason.size() < 100000) long_reason += "\xc3\xa9";
@@ -1446,7 +1447,7 @@ class Exploration {
     for (const Departed& departed : was.departed()) {
       EXPECT_TRUE(is.IsGone(departed.key)) << departed.name;
     }
-    // Whatever was made known is in the log.
+    // Every change that was published is in the log.
     const CoordinatorCore reread({}, after.core->term() + 1, after.log,
                                  after.now);
     EXPECT_EQ(reread.view().members_size(), after.core->view().members_size());

@@ -138,10 +138,10 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
     }
     if (!IsPassing(reply.status())) return End(reply.status());
     if (!net::WasConnectionReset(reply.status())) {
-      hung_up_on_since_.reset();
-    } else if (!hung_up_on_since_.has_value()) {
-      hung_up_on_since_ = now_;
-    } else if (now_ - *hung_up_on_since_ >= options_.hung_up_on_for) {
+      reset_since_.reset();
+    } else if (!reset_since_.has_value()) {
+      reset_since_ = now_;
+    } else if (now_ - *reset_since_ >= options_.give_up_after_resets_for) {
       return End(reply.status());
     }
     actions_.push_back(Waiting{std::string(reply.status().message()),

@@ -45,9 +45,10 @@ class MemberCore {
     // Of a coordinator that will not, nobody is left to say good-bye to when it
     // cannot be reached for so long.
     absl::Duration leave_unheard_after = absl::Seconds(2);
-    // Who is hung up on for so long as it joins has a certificate that is
-    // refused. A coordinator that starts, or is crowded, hangs up too.
-    absl::Duration hung_up_on_for = absl::Seconds(5);
+    // A member whose connections are reset for so long as it joins has a
+    // certificate that is refused. A coordinator that starts, or is crowded,
+    // closes connections too.
+    absl::Duration give_up_after_resets_for = absl::Seconds(5);
   };
 
   using Request = std::variant<v1::JoinRequest, v1::HeartbeatRequest,
@@ -166,7 +167,7 @@ class MemberCore {
   uint64_t last_call_ = 0;
   Instant heard_at_;  // the coordinator
   // While joining: since when it answers with nothing but a hang-up.
-  std::optional<Instant> hung_up_on_since_;
+  std::optional<Instant> reset_since_;
   Instant leaving_at_;  // since when
   Instant now_;
   Actions actions_;

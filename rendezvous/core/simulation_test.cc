@@ -382,7 +382,7 @@ uint64_t RunSeed(uint64_t seed, sim::FaultPlan& total,
   return simulator.trace_hash();
 }
 
-TEST(MembershipSimulation, AllAgreeInTheEndWhateverTheNetworkDid) {
+TEST(MembershipSimulation, MembersAgreeOnOneViewAfterAnyNetworkFaults) {
   constexpr uint64_t kSeeds = 40;
   sim::FaultPlan::Options rates = sim::FaultPlan::Options::Of(
       {Fault::kLoss, Fault::kDuplication, Fault::kDelay, Fault::kReordering,

@@ -66,7 +66,7 @@ absl::Status VersionedMap::CheckRoom(const std::string& key,
   const auto own = owner_bytes_.find(owner);
   const int64_t used = own == owner_bytes_.end() ? 0 : own->second;
   const bool frees_own = entry != nullptr && entry->owner == owner;
-  // What takes no more than before goes on where there is no room, too.
+  // A change that takes no more than before is allowed without room, too.
   if (size <= freed && frees_own) return absl::OkStatus();
   if (used - (frees_own ? freed : 0) + size > limits_.max_owner_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat(

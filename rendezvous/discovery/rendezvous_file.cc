@@ -111,7 +111,7 @@ absl::Status Stale(const std::string& path, const v1::Meeting& meeting) {
 }
 
 // Why `path` could not be made, it being there.
-absl::Status WhoHas(const std::string& path) {
+absl::Status FileExistsError(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Found found, Look(path));
   if (!found.is_held) return Stale(path, found.meeting);
   return absl::AlreadyExistsError(
@@ -174,7 +174,7 @@ absl::StatusOr<std::unique_ptr<RendezvousFile>> RendezvousFile::Create(
   }
   // Fails if the name is taken, unlike rename.
   if (link(making.c_str(), path.c_str()) != 0) {
-    return errno == EEXIST ? WhoHas(path) : Failed(path, "link");
+    return errno == EEXIST ? FileExistsError(path) : Failed(path, "link");
   }
   return std::unique_ptr<RendezvousFile>(
       new RendezvousFile(std::move(path), fcntl(fd, F_DUPFD_CLOEXEC, 0)));

@@ -21,7 +21,7 @@ bool MayPass(const absl::Status& status) {
          absl::IsDeadlineExceeded(status) || absl::IsCancelled(status);
 }
 
-// What the link and the callbacks of its calls share.
+// State shared by the link and the callbacks of its calls.
 class Finding : public std::enable_shared_from_this<Finding> {
  public:
   Finding(std::string where, Driver& driver, Find find, Connect connect)

@@ -118,7 +118,7 @@ absl::Status CoordinatorLog::Append(const std::vector<v1::LogRecord>& records) {
   const std::string frames = FrameRecords(records);
   absl::Status status = WriteAll(fd_, frames);
   if (status.ok() && fdatasync(fd_) != 0) status = Failed("fdatasync");
-  // What is on disk now is unknown until somebody reads it again.
+  // The content on disk is unknown until it is read again.
   is_broken_ = !status.ok();
   if (status.ok()) bytes_ += frames.size();
   return status;

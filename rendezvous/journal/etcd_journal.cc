@@ -99,7 +99,8 @@ class Lease : public std::enable_shared_from_this<Lease> {
     }
     Later();
   }
-  // What says that the journal is still this host's. None: it is not known now.
+  // The condition that the journal is still this host's. None: it is unknown
+  // now.
   void SetGuard(std::optional<etcdserverpb::Compare> guard) {
     MutexLock lock(mu_);
     guard_ = std::move(guard);
@@ -382,7 +383,7 @@ class EtcdJournal final : public Journal {
     return Ask<etcdserverpb::TxnResponse>("KV/Txn", take).status();
   }
 
-  // What the journal is while a head of that value is there.
+  // The state of the journal while a head of that value is there.
   struct Head {
     std::string value;
     uint64_t generation = 0;
@@ -502,7 +503,7 @@ class EtcdJournal final : public Journal {
     absl::string_view rest = frames;
     WEFT_RETURN_IF_ERROR(TakeRecords(&rest, &history_));
     bytes_ = frames.size() - rest.size();
-    // What was cut short must not stand before what comes.
+    // A truncated record must not precede the next ones.
     return rest.empty() ? absl::OkStatus() : WriteAnew(history_);
   }
 

@@ -26,7 +26,7 @@ std::string Frame(const v1::LogRecord& record) {
   return frame + body;
 }
 
-// What a power loss may leave of a write, if its size came to the disk.
+// A power loss may leave zeros of a write if its size reached the disk.
 bool IsAllZeros(absl::string_view bytes) {
   return bytes.find_first_not_of('\0') == absl::string_view::npos;
 }

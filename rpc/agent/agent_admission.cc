@@ -12,7 +12,7 @@
 namespace weft::rpc {
 namespace {
 
-// What a stranger may take to say who it is, and to read why it was refused.
+// Time for a stranger to introduce itself, and to read why it was refused.
 constexpr absl::Duration kHelloTimeout = absl::Seconds(10);
 
 // Sessions of one name, with keys that the directory does not know, that are
@@ -136,8 +136,8 @@ std::shared_ptr<Inbound> AgentState::Admit(Link& link, const Hello& hello,
   return inbound;
 }
 
-// What a member holds is its incarnation's, and stays. A stranger is known by
-// nothing but its session.
+// Objects of a member belong to its incarnation, and stay. A stranger is
+// identified by its session only.
 void AgentState::SessionEnded(const Worker& peer) {
   streams_.RemoveAll(peer.key);
   const absl::StatusOr<Worker> member = options_.directory->Find(peer.key);
@@ -306,7 +306,7 @@ void AgentState::ForgetIdle(const std::string& name,
   }
   for (const auto& worker : workers) {
     if (forgotten >= too_many) break;
-    // What it has not said of them yet, it says when it comes back.
+    // It reports the outcomes that are missing when it comes back.
     if (!worker->has_open_attachments()) forget(worker);
   }
 }

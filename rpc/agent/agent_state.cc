@@ -123,7 +123,7 @@ absl::Status AgentState::Start(Agent* agent) {
 void AgentState::Stop() {
   const absl::Status why = absl::CancelledError(
       absl::StrCat("the agent of ", options_.name, " has ended"));
-  // What comes now has not run, and may be tried elsewhere.
+  // A call that comes now has not run, and may be retried elsewhere.
   Refuse(internal::MarkFailure(absl::UnavailableError(why.message()),
                                Phase::kQueue, Reason::kShuttingDown));
   status_page_.Release();

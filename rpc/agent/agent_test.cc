@@ -131,8 +131,8 @@ Future<int64_t> Later(CallContext& context) {
 }
 WEFT_RPC(Later);
 
-std::string WhoCalls(CallContext& context) { return context.peer().name; }
-WEFT_RPC(WhoCalls);
+std::string CallerName(CallContext& context) { return context.peer().name; }
+WEFT_RPC(CallerName);
 
 // What a function gives away without losing it.
 struct Shelf {
@@ -288,7 +288,7 @@ absl::StatusOr<int64_t> Ordered(CallContext& context, int64_t i,
   MutexLock lock(order->mu);
   if (i == 0) order->was_given_up = context.cancel().IsCancelled();
   --order->running;
-  if (text == "fail") return absl::AbortedError("as it was told to");
+  if (text == "fail") return absl::AbortedError("as its argument asks");
   return i;
 }
 WEFT_RPC(Ordered);
@@ -314,7 +314,7 @@ TEST(Agent, CallsAFunctionOnAnotherWorker) {
   EXPECT_EQ(*Call(b, Join, std::vector<std::string>{"a", "b"},
                   std::map<std::string, int64_t>{{"n", 7}}),
             "a b n=7 ");
-  EXPECT_EQ(*Call(b, WhoCalls), "w0");
+  EXPECT_EQ(*Call(b, CallerName), "w0");
 }
 
 TEST(Agent, ALargeTensorTravelsInChunksBothWays) {
@@ -929,7 +929,7 @@ TEST_F(LateDirectoryTest, CallByKeyOfAWorkerNotYetHeardOfReachesIt) {
   EXPECT_EQ(directory_.refreshes, 1);
 }
 
-TEST_F(LateDirectoryTest, WorkerThatNobodyKnowsIsNotFoundAfterOneQuestion) {
+TEST_F(LateDirectoryTest, UnknownWorkerIsNotFoundAfterOneQuestion) {
   EXPECT_THAT(Call(agent_->To("w7"), Add, 2, 3),
               StatusIs(absl::StatusCode::kNotFound, "w7"));
   EXPECT_EQ(directory_.refreshes, 1);
@@ -1024,7 +1024,7 @@ TEST(Agent, AnUnknownFunctionNamesItTheWorkerAndItsBuild) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("w1 (build b1)"));
 }
 
-TEST(Agent, OtherSourcesAreToldBySignature) {
+TEST(Agent, SourcesOfOtherVersionsAreDetectedBySignature) {
   Registry other;
   Function add = internal::Describe<&Add>(RunsOn::kExecutor);
   add.signature = "i64(i64, f64)";
@@ -1039,7 +1039,7 @@ TEST(Agent, OtherSourcesAreToldBySignature) {
                        "has i64(i64, f64)"));
 }
 
-TEST(Agent, TwoJobsAtOneAddressAreToldApart) {
+TEST(Agent, TwoJobsAtOneAddressAreDistinguished) {
   RanksOptions options;
   options.jobs = {"red", "blue"};
   Ranks ranks(2, options);
@@ -1208,8 +1208,8 @@ TEST(Agent, AKeyIsOfTheNameThatCameWithItFirst) {
   RanksOptions options;
   options.keys = {{0, 1}, {1, 1}, {0, 1}};
   Ranks ranks(3, options);
-  ASSERT_EQ(*Call(ranks[0].To("w1"), WhoCalls), "w0");
-  EXPECT_THAT(Call(ranks[2].To("w1"), WhoCalls),
+  ASSERT_EQ(*Call(ranks[0].To("w1"), CallerName), "w0");
+  EXPECT_THAT(Call(ranks[2].To("w1"), CallerName),
               StatusIs(absl::StatusCode::kPermissionDenied, "is of w0"));
 }
 
@@ -1321,9 +1321,9 @@ TEST(Agent, ANameHas1To127CharactersAndIsLookedAtFirst) {
     directory.Put(Worker{name, options.key, "here"});
     const auto agent = Agent::Create(options);
     ASSERT_THAT(agent, IsOk());
-    EXPECT_THAT(Call((*agent)->To(name), WhoCalls), IsOkAndHolds(name));
+    EXPECT_THAT(Call((*agent)->To(name), CallerName), IsOkAndHolds(name));
     for (const std::string& other : {std::string(128, 'n'), std::string()}) {
-      EXPECT_THAT(Call((*agent)->To(other), WhoCalls),
+      EXPECT_THAT(Call((*agent)->To(other), CallerName),
                   StatusIs(absl::StatusCode::kInvalidArgument, "1 to 127"));
     }
   }

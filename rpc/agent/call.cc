@@ -87,7 +87,7 @@ absl::Status Name(const std::string& worker, const Function& function,
 
 }  // namespace
 
-// What may look into a Target.
+// The code that has access to a Target's members.
 class CallStarter {
  public:
   static AgentState& StateOf(const Agent& agent) { return *agent.state_; }
@@ -135,7 +135,7 @@ class CallStarter {
     }
   }
 
-  // What is kept by an incarnation needs one that stays the same.
+  // Objects are kept by one incarnation, so the target must be fixed.
   static absl::Status CheckFixed(const Target& target) {
     if (!target.retries_) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat(

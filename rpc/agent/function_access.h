@@ -1,4 +1,5 @@
-// FunctionAccess: which functions an agent serves, and to whom.
+// FunctionAccess: the functions that an agent serves, and the roles that may
+// call each.
 
 #ifndef WEFT_RPC_AGENT_FUNCTION_ACCESS_H_
 #define WEFT_RPC_AGENT_FUNCTION_ACCESS_H_

@@ -111,7 +111,7 @@ void HandlerThreads::CheckPool() {
     EndStarvedCalls(stats, now);
   }
   watches_pool_ = false;
-  // What was scheduled before that has not armed the timer.
+  // Tasks scheduled before have not armed the timer.
   if (pool_->stats().queued > 0) WatchPool();
 }
 

@@ -314,7 +314,7 @@ void Inbound::Do(const Due& due) {
     actions_.Do(mu_, [this](CalleeSession::Action& action) { Run(action); });
   }
   if (due.link == nullptr) return;
-  if (!due.must_hang_up) return due.link->Drain();
+  if (!due.must_close) return due.link->Drain();
   due.link->End(absl::UnavailableError("the worker is shutting down"),
                 /*after_writing=*/true);
 }
@@ -343,8 +343,8 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
         dispatcher_->histograms().ReplySent(bytes);
       }
       must_drain |= link_->Append(std::move(send->reply));
-    } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
-      due.must_hang_up = true;
+    } else if (std::holds_alternative<CalleeSession::CloseConnection>(action)) {
+      due.must_close = true;
     } else if (auto* closed = std::get_if<CalleeSession::SendClosed>(&action)) {
       must_drain |=
           link_ != nullptr && link_->Append(std::move(closed->closed));
@@ -364,7 +364,7 @@ Inbound::Due Inbound::TellLocked(const CalleeSession::Event& event) {
           return session_.StateOf(id) != CalleeSession::State::kAnswered;
         });
   }
-  if (must_drain || due.must_hang_up) due.link = link_;
+  if (must_drain || due.must_close) due.link = link_;
   due.has_actions = actions_.Claim(mu_);
   return due;
 }

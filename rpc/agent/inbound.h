@@ -80,9 +80,8 @@ void RunWhenSettled(std::shared_ptr<ServedCall> call,
                     std::function<void()> settled,
                     std::function<void(std::shared_ptr<ServedCall>)> run);
 
-// What a call is told of the error in which it ended at `self`: of the
-// function, or of what was read and written for it, it begins with the
-// function's name.
+// The error that the caller receives for `status` at `self`. If it is of the
+// function, or of its arguments or result, it begins with the function's name.
 absl::Status FunctionFailure(absl::Status status, const std::string& self,
                              const std::string& function, Phase phase);
 
@@ -141,7 +140,7 @@ class Inbound final : public PendingSource,
   struct Due {
     bool has_actions = false;
     std::shared_ptr<Link> link;  // to be drained
-    bool must_hang_up = false;   // and then closed
+    bool must_close = false;     // and then closed
   };
   Due TellLocked(const CalleeSession::Event& event)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -167,8 +167,8 @@ void Outbound::TakeEmitted() {
       tasks_.Add(mu_, Ended{std::move(it->second), std::move(end->status),
                             std::move(end->reply), std::move(end->request)});
       done_.erase(it);
-    } else if (std::holds_alternative<CallerSession::HangUp>(action)) {
-      must_hang_up_ = true;
+    } else if (std::holds_alternative<CallerSession::CloseConnection>(action)) {
+      must_close_ = true;
       connecting_ = false;
     } else if (auto* tell =
                    std::get_if<CallerSession::TellAttachments>(&action)) {
@@ -191,8 +191,8 @@ void Outbound::TakeEmitted() {
 Outbound::Due Outbound::TakeDue() {
   Due due;
   due.has_tasks = tasks_.Claim(mu_);
-  due.must_hang_up = std::exchange(must_hang_up_, false);
-  if (std::exchange(must_drain_, false) || due.must_hang_up) due.link = link_;
+  due.must_close = std::exchange(must_close_, false);
+  if (std::exchange(must_drain_, false) || due.must_close) due.link = link_;
   due.must_watch_credit = session_.may_wait_for_credit() && MustWatchCredit();
   return due;
 }
@@ -210,7 +210,7 @@ void Outbound::Do(const Due& due) {
       }
     });
   }
-  if (due.link != nullptr && due.must_hang_up) {
+  if (due.link != nullptr && due.must_close) {
     due.link->End(absl::CancelledError("the caller has shut down"),
                   /*after_writing=*/true);
   } else if (due.link != nullptr) {
@@ -560,9 +560,9 @@ void Outbound::GiveUp(Instant since) {
         Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
     due = TakeDue();
-    // The callee must hear of calls that were given up, for as long as
-    // membership says that it lives: at either end libraries wait to hear what
-    // has become of their attachments, and only it knows those of its replies.
+    // The callee must be notified of abandoned calls as long as membership says
+    // that it lives: libraries at both ends wait for the outcome of their
+    // attachments, and only the callee knows those of its replies.
     if (session_.awaits_answers()) {
       connecting_ = true;
       pause_ = kLongestPause;

@@ -100,7 +100,7 @@ class Outbound final : public internal::Caller,
   static constexpr absl::Duration kWarnAfter = absl::Seconds(1);
   static constexpr absl::Duration kWarnAgain = absl::Seconds(30);
 
-  // A call that has ended, with whom to tell.
+  // A call that has ended, and its callback.
   struct Ended {
     Done done;
     absl::Status status;
@@ -121,7 +121,7 @@ class Outbound final : public internal::Caller,
   struct Due {
     bool has_tasks = false;
     std::shared_ptr<Link> link;  // to be drained
-    bool must_hang_up = false;   // and then closed
+    bool must_close = false;     // and then closed
     bool must_watch_credit = false;
   };
   Due TakeDue() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -158,7 +158,7 @@ class Outbound final : public internal::Caller,
   std::vector<CallerSession::Action> emitted_ ABSL_GUARDED_BY(mu_);  // scratch
   ActionQueue<Task> tasks_;                                          // with mu_
   bool must_drain_ ABSL_GUARDED_BY(mu_) = false;
-  bool must_hang_up_ ABSL_GUARDED_BY(mu_) = false;
+  bool must_close_ ABSL_GUARDED_BY(mu_) = false;
 
   std::shared_ptr<Link> link_ ABSL_GUARDED_BY(mu_);  // connected or about to
   bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again

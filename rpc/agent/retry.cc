@@ -207,7 +207,7 @@ class RetryingCaller::RetriedCall final
       MutexLock lock(mu_);
       if (state_ == State::kEnded) return;
       state_ = State::kEnded;
-      // Whatever the last attempt says of itself.
+      // Also if the last attempt has not run.
       if (may_have_run_ && !status.ok()) {
         status = WithOutcomeUnknown(std::move(status));
       }

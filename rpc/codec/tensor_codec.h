@@ -1,9 +1,9 @@
 // Codec<Tensor>: a tensor in a call.
 //
-// Its elements travel as they lie, without a copy if it was the only handle on
-// them and was moved into the call; else they are copied first, so that later
-// writes do not change what was sent. Received large, it is made of the memory
-// into which its bytes were received.
+// Its elements are sent in their layout in memory: without a copy if the tensor
+// was their only handle and was moved into the call; else they are copied
+// first, so that later writes do not change what is sent. A large tensor that
+// is received uses the memory into which its bytes were received.
 
 #ifndef WEFT_RPC_CODEC_TENSOR_CODEC_H_
 #define WEFT_RPC_CODEC_TENSOR_CODEC_H_

@@ -397,7 +397,7 @@ TEST_F(GrpcAgents, ObjectsAndStreams) {
 }
 
 // F13: what else listens at the port neither needs calls nor holds them up.
-TEST_F(GrpcAgents, ShareTheirPortWithAServiceThatKnowsNothingOfThem) {
+TEST_F(GrpcAgents, ShareTheirPortWithAnUnrelatedService) {
   WEFT_ASSERT_OK_AND_ASSIGN(const auto channel,
                             net::Channel::Create(a_.loop(), b_.address()));
   const auto other = [&](const char* method) {

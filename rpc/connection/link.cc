@@ -31,8 +31,8 @@ void CopySlices(const Slices& from, uint8_t* to) {
   }
 }
 
-// Lets go of the message that the names of `request` lie in, whose size nothing
-// bounds. Returns what they take then.
+// Copies the names of `request`, so that the message that holds them, whose
+// size is not bounded, is released. Returns the bytes that the copies take.
 int64_t DetachNames(Request& request) {
   request.name = Bytes::Copy(request.name.view());
   request.function = request.name.view();

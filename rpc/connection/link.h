@@ -38,7 +38,7 @@ namespace weft::rpc {
 
 class Link;
 
-// Whose link it is. Called on the transport's threads, one call at a time.
+// The owner of a link. Called on the transport's threads, one call at a time.
 class LinkOwner {
  public:
   virtual ~LinkOwner() = default;
@@ -114,9 +114,9 @@ class Link final : public transport::ConnectionObserver,
   bool Append(Ack ack) ABSL_LOCKS_EXCLUDED(mu_);
   bool Append(Cancel cancel) ABSL_LOCKS_EXCLUDED(mu_);
   bool Append(Closed closed) ABSL_LOCKS_EXCLUDED(mu_);
-  // Lets go of the requests and replies that wait here for calls which have
-  // ended, as `has_ended` says of their ids, so that who does not read does not
-  // make them pile up. A body that has left in part is cut off there. True as
+  // Drops the requests and replies that wait here for calls which have ended,
+  // as `has_ended` says of their ids, so that they do not pile up for a peer
+  // that does not read. A body that has left in part is cut off there. True as
   // of Append.
   bool Sweep(absl::FunctionRef<bool(uint64_t)> has_ended)
       ABSL_LOCKS_EXCLUDED(mu_);

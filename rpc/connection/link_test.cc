@@ -209,7 +209,7 @@ TEST_F(SharedMemoryTest, ABrokenConnectionLeavesItAndTheNextHasItsOwn) {
 }
 
 // Another process may write what it likes there, at any time.
-TEST_F(SharedMemoryTest, ScribblingGarblesBytesAndNothingElse) {
+TEST_F(SharedMemoryTest, OverwrittenSharedMemoryGarblesOnlyTheBytes) {
   Start();
   WarmUp();
   std::atomic<bool> stop{false};
@@ -259,7 +259,7 @@ class Hostile final : public transport::ConnectionObserver {
   absl::Status closed;
 };
 
-// What w0 says first to w1.
+// The first message of w0 to w1.
 Hello Introduction() {
   Hello hello;
   hello.job = "job";
@@ -326,7 +326,7 @@ class HostileCallerTest : public HostilePeerTest {
     batch.Add(request, at_peer_.clock().Now(), /*body_follows=*/true);
     Send(std::move(batch));
   }
-  void ExpectHungUp(
+  void ExpectClosed(
       const std::string& why,
       absl::StatusCode code = absl::StatusCode::kInvalidArgument) {
     EXPECT_THAT(peer_->closed, StatusIs(code, why));
@@ -338,10 +338,10 @@ class HostileCallerTest : public HostilePeerTest {
 
 TEST_F(HostileCallerTest, ConsumedBytesOfUnusedMemoryEndTheConnection) {
   Write(Consumed{1});  // nobody has said who it is
-  ExpectHungUp("memory that is not used");
+  ExpectClosed("memory that is not used");
   Write(Introduction());
   Write(Consumed{1});
-  ExpectHungUp("memory that is not used");
+  ExpectClosed("memory that is not used");
 }
 
 TEST_F(HostileCallerTest, MemoryIsNotUsedBeforeAdmission) {
@@ -349,7 +349,7 @@ TEST_F(HostileCallerTest, MemoryIsNotUsedBeforeAdmission) {
   chunk.id = 1;
   chunk.in_memory = 4096;
   Write(chunk);
-  ExpectHungUp("");
+  ExpectClosed("");
   EXPECT_EQ(depot_->asked, 0);
 }
 
@@ -365,7 +365,7 @@ TEST_F(HostileCallerTest, ChunkInMemoryThatIsNotSharedEndsTheConnection) {
   Write(Introduction());
   Announce(request);
   Write(chunk);
-  ExpectHungUp("no memory", absl::StatusCode::kResourceExhausted);
+  ExpectClosed("no memory", absl::StatusCode::kResourceExhausted);
 }
 
 // Beyond the credit that the Welcome gave, without closing one.
@@ -477,7 +477,7 @@ TEST_F(HostileCallerTest, ChunksThatCannotBeAreNotRead) {
     Announce(request);
     chunk.in_memory = size;
     Write(chunk);
-    ExpectHungUp("");
+    ExpectClosed("");
   }
 }
 
@@ -488,7 +488,7 @@ Chunk ChunkOf(uint64_t id, Slices data) {
   return chunk;
 }
 
-// What bodies take that are being put together, or are kept.
+// Bytes of bodies that are being assembled or kept.
 int64_t UsedBytes() { return memory::HostAllocator().stats().used_bytes; }
 
 TEST_F(HostileCallerTest, BodyBeforeAdmissionIsRefused) {
@@ -499,7 +499,7 @@ TEST_F(HostileCallerTest, BodyBeforeAdmissionIsRefused) {
   const int64_t before = UsedBytes();
   Announce(request);
   EXPECT_EQ(UsedBytes(), before);
-  ExpectHungUp("wanted a Hello");
+  ExpectClosed("wanted a Hello");
   Hello stranger = Introduction();
   stranger.job = "another";
   BatchWriter batch;
@@ -507,9 +507,9 @@ TEST_F(HostileCallerTest, BodyBeforeAdmissionIsRefused) {
   batch.Add(request, Instant(), /*body_follows=*/true);
   Send(std::move(batch));
   EXPECT_EQ(UsedBytes(), before);
-  ExpectHungUp("wanted a Hello, and to admit its sender");
+  ExpectClosed("wanted a Hello, and to admit its sender");
   Write(ChunkOf(1, {Bytes::Copy("x")}));
-  ExpectHungUp("wanted a Hello");
+  ExpectClosed("wanted a Hello");
 }
 
 TEST_F(HostileCallerTest, NoBodyOfAReplyIsTakenOfACaller) {
@@ -520,9 +520,9 @@ TEST_F(HostileCallerTest, NoBodyOfAReplyIsTakenOfACaller) {
   batch.Add(Introduction());
   batch.Add(reply, /*body_follows=*/true);
   Send(std::move(batch));
-  ExpectHungUp("only a callee sends");
+  ExpectClosed("only a callee sends");
   Write(Introduction(), ChunkOf(1, {Bytes::Copy("x")}));
-  ExpectHungUp("announced none");
+  ExpectClosed("announced none");
 }
 
 // Bodies whose calls hold all the calls and bytes that a caller may have out,
@@ -604,7 +604,7 @@ class HostileCalleeTest : public HostilePeerTest {
     batch.Add(reply, /*body_follows=*/true);
     Send(std::move(batch));
   }
-  void ExpectHungUp(const std::string& why) {
+  void ExpectClosed(const std::string& why) {
     EXPECT_THAT(peer_->closed,
                 StatusIs(absl::StatusCode::kInvalidArgument, why));
     peer_->closed = absl::OkStatus();
@@ -616,14 +616,14 @@ TEST_F(HostileCalleeTest, UnrequestedBodyEndsTheConnection) {
   Future<int64_t> call = MakeCall();
   Announce(1);
   EXPECT_EQ(UsedBytes(), before);
-  ExpectHungUp("wanted a Welcome of w1 first");
+  ExpectClosed("wanted a Welcome of w1 first");
   Write(Welcome());  // the call is resent to it
   Announce(2);
   EXPECT_EQ(UsedBytes(), before);
-  ExpectHungUp("w1 replies to call 2, which was not sent to it");
+  ExpectClosed("w1 replies to call 2, which was not sent to it");
   Write(Welcome());
   Write(ChunkOf(1, {Bytes::Copy("x")}));
-  ExpectHungUp("announced none");
+  ExpectClosed("announced none");
   Write(Welcome());
   Request request;
   request.id = 1;
@@ -631,7 +631,7 @@ TEST_F(HostileCalleeTest, UnrequestedBodyEndsTheConnection) {
   BatchWriter batch;
   batch.Add(request, Instant(), /*body_follows=*/true);
   Send(std::move(batch));
-  ExpectHungUp("only a caller sends");
+  ExpectClosed("only a caller sends");
   GiveUp(call);
 }
 
@@ -639,7 +639,7 @@ TEST_F(HostileCalleeTest, SecondWelcomeEndsTheConnection) {
   Future<int64_t> call = MakeCall();
   Write(Welcome());
   Write(Welcome());
-  ExpectHungUp("w1 sent a second Welcome");
+  ExpectClosed("w1 sent a second Welcome");
   GiveUp(call);
 }
 
@@ -782,7 +782,7 @@ RequestPtr RequestOf(uint64_t id, size_t bytes) {
   return request;
 }
 
-TEST(LinkQueues, ControlWaitsForOneMessageWhateverElseWaits) {
+TEST(LinkQueues, ControlMessageWaitsForOneMessageAtMost) {
   const auto connection = std::make_shared<SlowConnection>();
   const auto link = std::make_shared<Link>(std::make_shared<Nobody>(),
                                            SteadyClock(), int64_t{1} << 30);
@@ -1319,7 +1319,7 @@ int64_t MarkOnce(CallContext& context, int64_t i, const Floats& body) {
 }
 WEFT_RPC_INLINE(MarkOnce);
 
-TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesWhateverBreaks) {
+TEST(SimulatedSharedMemory, EachCallRunsOnceWithItsBytesUnderAnyFaults) {
   constexpr int64_t kCalls = 12;
   int ends = 0;
   for (uint64_t seed = 1; seed <= 30; ++seed) {

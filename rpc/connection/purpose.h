@@ -8,8 +8,8 @@
 
 namespace weft::rpc {
 
-// Any role may connect: for whom a function is, the agent knows. An agent
-// registers it at its transport; where that is a gRPC transport with an
+// Any role may connect: the agent checks which roles may call a function. An
+// agent registers it at its transport; where that is a gRPC transport with an
 // endpoint, it must be registered before the endpoint starts.
 inline const transport::Purpose& ConnectionPurpose() {
   static const auto* const kPurpose = new transport::Purpose{

@@ -287,7 +287,7 @@ TEST_F(RingConnectionTest, ClosedEndGetsNoMoreEvents) {
   EXPECT_THAT(*caller_.ears->closed, StatusIs(absl::StatusCode::kAborted));
 }
 
-TEST_F(RingConnectionTest, WhoeverLetsItsLastHandleGoLetsTheStreamGo) {
+TEST_F(RingConnectionTest, LastHandleDestroyedClosesTheStream) {
   const std::weak_ptr<FakeStream> stream = caller_.stream;
   EXPECT_EQ(stream.use_count(), 2);
   caller_.connection = nullptr;
@@ -325,7 +325,7 @@ TEST_F(RingConnectionTest, APositionThatLiesEndsTheConnection) {
   EXPECT_EQ(callee_.ears->written, 0);
 }
 
-TEST_F(RingConnectionTest, BellsThatRingForNothingAreHarmless) {
+TEST_F(RingConnectionTest, SpuriousWakeupsAreHarmless) {
   GoOver();
   auto queue = *net::MemoryQueue::Create();
   ASSERT_THAT(queue->Add(caller_.ring), IsOk());

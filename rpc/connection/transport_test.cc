@@ -162,7 +162,7 @@ Future<void> Linger(CallContext& context) {
 }
 WEFT_RPC_INLINE(Linger);
 
-// What one run of some calls over a bad network came to.
+// The outcome of one run of some calls over a bad network.
 struct Outcome {
   std::vector<int64_t> marks;
   int64_t broken = 0;
@@ -193,7 +193,7 @@ Outcome RunCalls(uint64_t seed) {
   return run;
 }
 
-TEST(SimulatedAgents, EachCallRunsOnceWhateverBreaks) {
+TEST(SimulatedAgents, EachCallRunsOnceUnderAnyFaults) {
   int64_t broken = 0;
   for (uint64_t seed = 1; seed <= 200; ++seed) {
     const Outcome run = RunCalls(seed);

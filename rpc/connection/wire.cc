@@ -27,7 +27,7 @@ constexpr uint64_t kMaxId = uint64_t{1} << 62;
 constexpr size_t kMaxText = 64 << 10;
 constexpr size_t kMaxDetails = 16;  // payloads of a status
 
-// What a field begins with.
+// The tag before a field.
 constexpr uint64_t Tag(int number, uint64_t type) {
   return static_cast<uint64_t>(number) << 3 | type;
 }
@@ -90,7 +90,7 @@ class Reader {
  public:
   Reader(const Slices& slices, Instant now) : bytes_(slices), now_(now) {}
 
-  // What was wrong.
+  // The first error.
   const absl::Status& status() const { return status_; }
   void Fail(absl::Status status) { status_.Update(std::move(status)); }
   ABSL_ATTRIBUTE_NOINLINE void Fail(absl::string_view what) {
@@ -725,7 +725,7 @@ void BatchWriter::Add(const Reply& reply, bool body_follows) {
   End(start, body_follows ? nullptr : &reply.body);
 }
 
-// What a reader would refuse is left out.
+// Leaves out details that a reader would refuse.
 void BatchWriter::PutDetails(const absl::Status& status) {
   // In the same order in each run of a simulation, which a Status does not do.
   std::map<std::string, std::string> details;

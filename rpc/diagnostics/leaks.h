@@ -65,9 +65,9 @@ class OpenHandles {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Unknown ones are ignored.
   void Remove(WorkerKey keeper, uint64_t id) ABSL_LOCKS_EXCLUDED(mu_);
-  // What it kept is no more, nor what its earlier incarnations kept. Who has
-  // `left` by its own wish did not let go of it for us; with one that has died
-  // there was nothing to be done.
+  // Removes the objects that `keeper` and its earlier incarnations kept. A
+  // keeper that has `left` in good order had not released them: they are leaks;
+  // those of one that died are not.
   void KeeperGone(WorkerKey keeper, bool left) ABSL_LOCKS_EXCLUDED(mu_);
 
   void AddTo(LeakList* list) const ABSL_LOCKS_EXCLUDED(mu_);

@@ -1,5 +1,4 @@
-// What an agent shows of itself: pending calls and who waits for whom, metrics,
-// spans.
+// What an agent reports: pending calls, waits-for edges, metrics, spans.
 
 #include <algorithm>
 #include <cstdint>

@@ -41,7 +41,7 @@ class Traffic {
     Add(served_, 1);
     Add(received_bytes_, bytes);
   }
-  // Whose bytes are counted by CountSent, if it leaves.
+  // Counts a reply; its bytes are counted by CountSent when it is sent.
   void CountReply(bool ok) {
     if (!ok) Add(served_errors_, 1);
   }

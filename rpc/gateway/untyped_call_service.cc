@@ -138,7 +138,7 @@ void ServeCall(SessionlessServer& server, net::IncomingCall call) {
       });
 }
 
-// What `caller` may call there.
+// The functions that `caller` may call there.
 v1::DescribeReply Describe(const SessionlessServer& server,
                            const Worker& caller) {
   v1::DescribeReply reply;

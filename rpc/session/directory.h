@@ -90,7 +90,7 @@ class FixedDirectory final : public Directory {
   // "name".
   void Put(Worker worker, std::map<std::string, std::string> labels = {})
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Who is of that name is not known any more, if anybody was.
+  // Removes the worker of that name, if there is one.
   void Remove(absl::string_view name) ABSL_LOCKS_EXCLUDED(mu_);
 
   absl::StatusOr<Worker> Find(absl::string_view name) const override

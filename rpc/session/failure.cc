@@ -11,7 +11,7 @@ namespace {
 
 constexpr char kUrl[] = "type.googleapis.com/weft.rpc.v1.ErrorDetails";
 
-// What another process sent, made harmless.
+// The details that another process sent, sanitized.
 v1::ErrorDetails DetailsOf(const absl::Status& status) {
   v1::ErrorDetails details;
   const auto payload = status.GetPayload(kUrl);

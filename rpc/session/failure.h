@@ -4,8 +4,8 @@
 //     log << f.function << " on " << f.worker << " in " << NameOf(f.phase);
 //   }
 //
-// It travels beside the code and the message of a Status, through any number
-// of processes, as do payloads that the user has set.
+// It is sent with the code and the message of a Status, through any number of
+// processes, as are payloads that the user has set.
 
 #ifndef WEFT_RPC_SESSION_FAILURE_H_
 #define WEFT_RPC_SESSION_FAILURE_H_
@@ -18,7 +18,7 @@
 
 namespace weft::rpc {
 
-// How far a call had come. The numbers travel.
+// The phase in which a call failed. The numbers are part of the protocol.
 enum class Phase : uint8_t {
   kNone = 0,     // it was not begun: see IsLocal
   kQueue = 1,    // it waited for credit, a connection, or for a thread
@@ -30,22 +30,22 @@ enum class Phase : uint8_t {
 constexpr int kPhases = 6;
 const char* NameOf(Phase phase);
 
-// Why the other side is UNAVAILABLE, or no more calls are made here. The
-// numbers travel.
+// Why the peer is UNAVAILABLE, or no more calls are made here. The numbers are
+// part of the protocol.
 enum class Reason : uint8_t {
   kNone = 0,          // as the code and the message say
   kPeerGone = 1,      // that incarnation is dead; a later one can be called
   kUnreachable = 2,   // it could not be reached for too long
   kForgotten = 3,     // it lives, and has lost its memory of this session
-  kShuttingDown = 4,  // or was; with kFailedPrecondition: who calls
+  kShuttingDown = 4,  // or was; with kFailedPrecondition: the caller is
 };
 constexpr int kReasons = 5;
 const char* NameOf(Reason reason);
 
 // One call of a chain of nested ones.
 struct Failure {
-  std::string worker;    // who was called
-  std::string function;  // and for what
+  std::string worker;    // the callee
+  std::string function;  // that was called there
   Phase phase = Phase::kNone;
   Reason reason = Reason::kNone;
   absl::StatusCode code = absl::StatusCode::kUnknown;
@@ -60,13 +60,14 @@ constexpr size_t kMaxFailures = 16;
 // Of a message what is kept.
 constexpr size_t kMaxFailureMessage = 1024;
 
-// Those of the call itself; kNone if it is not an error of a call.
+// The reason and phase of the call itself; kNone if it is not an error of a
+// call.
 Phase PhaseOf(const absl::Status& status);
 Reason ReasonOf(const absl::Status& status);
 
-// Whether it is of a call that was not even begun, for what is wrong here: an
-// unknown worker, a negative time-out, a function that is not registered, an
-// argument that cannot be written.
+// Whether it is of a call that was not begun because of a mistake of the
+// caller: an unknown worker, a negative timeout, a function that is not
+// registered, an argument that cannot be encoded.
 bool IsLocal(const absl::Status& status);
 
 // `status`, made because of `cause`: its chain goes on with that of `cause`.
@@ -80,12 +81,12 @@ namespace internal {
 absl::Status MarkFailure(absl::Status status, Phase phase,
                          Reason reason = Reason::kNone);
 
-// Completes what MarkFailure has begun, or else puts a failure of `phase` in
-// front of the chain: for who serves the call.
+// Completes the failure of MarkFailure, or else puts a failure of `phase` in
+// front of the chain: for the callee.
 absl::Status NameFailure(absl::Status status, const std::string& worker,
                          const std::string& function, Phase phase);
 
-// The same unless the chain begins with this call already: for who made it.
+// The same unless the chain begins with this call already: for the caller.
 absl::Status ReceiveFailure(absl::Status status, const std::string& worker,
                             const std::string& function, Phase phase);
 

@@ -56,11 +56,12 @@ struct Request {
   bool waits_for_credit = true;
   bool is_stream = false;          // it opens one: see Limits::most_streams
   bool is_part_of_stream = false;  // it is not the user's: see Function
-  // Whose elements lie in `body`; it is not sent once they have changed.
+  // The tensors whose elements `body` points to; it is not sent once they have
+  // changed.
   std::vector<Payload> borrowed;
   // See internal::Alias; then there is no body.
   std::shared_ptr<void> alias;
-  // To be told what has become of `attachments`; null if there are none.
+  // Notified of the outcome of `attachments`; null if there are none.
   std::shared_ptr<StagedAttachments> staged;
 
   int64_t bytes() const {
@@ -93,7 +94,7 @@ struct Reply {
   FrozenAttachments attachments;  // the same
   bool is_private = false;        // see Received
 
-  // These do not travel. Of the callee: to be told what has become of
+  // These are not sent. Of the callee: notified of the outcome of
   // `attachments`; of the caller: what was taken of them.
   std::shared_ptr<StagedAttachments> staged;
   std::shared_ptr<const ReceivedAttachments> received;

@@ -30,7 +30,7 @@ using ::testing::HasSubstr;
 // What an agent may do wrong as it ends.
 enum class Fault {
   kNone,
-  kKeepsConnections,   // closes them only when it hears that the peer has left
+  kKeepsConnections,   // closes them only when the peer has left
   kLeavesBeforeReply,  // leaves although a caller has not read its reply
 };
 
@@ -59,7 +59,14 @@ class PairWorld {
 
  private:
   enum class Stage { kServing, kRefusing, kReleased, kLeft, kEnded };
-  enum class Kind { kRequest, kAck, kCancel, kReply, kClosed, kHangUp };
+  enum class Kind {
+    kRequest,
+    kAck,
+    kCancel,
+    kReply,
+    kClosed,
+    kCloseConnection
+  };
   struct Message {
     Kind kind;
     RequestPtr request;
@@ -217,7 +224,7 @@ void PairWorld::Tell(int i, const CallerSession::Event& event) {
     } else if (auto* wake = std::get_if<CallerSession::WakeAt>(&action)) {
       // Deadlines never pass here.
       if (wake->when < now_ + absl::Minutes(1)) link.caller_wake = wake->when;
-    } else if (std::holds_alternative<CallerSession::HangUp>(action)) {
+    } else if (std::holds_alternative<CallerSession::CloseConnection>(action)) {
       hangs_up = true;
     }
   }
@@ -247,7 +254,7 @@ void PairWorld::Tell(int i, const CalleeSession::Event& event) {
           {Kind::kClosed, nullptr, nullptr, {}, {}, closed->closed});
     } else if (auto* wake = std::get_if<CalleeSession::WakeAt>(&action)) {
       if (wake->when < now_ + absl::Minutes(1)) link.callee_wake = wake->when;
-    } else if (std::holds_alternative<CalleeSession::HangUp>(action)) {
+    } else if (std::holds_alternative<CalleeSession::CloseConnection>(action)) {
       hangs_up = true;
     }
   }
@@ -273,7 +280,7 @@ void PairWorld::Connect(int i) {
     Tell(i, CallerSession::Unreachable{absl::UnavailableError("refused")});
     return;
   }
-  // What an earlier connection still brought is not heard.
+  // Messages of an earlier connection are ignored.
   link.to_callee.clear();
   link.to_caller.clear();
   link.has_begun = link.caller_open = link.callee_open = true;
@@ -286,7 +293,7 @@ void PairWorld::CloseCallerEnd(int i) {
   link.caller_open = false;
   link.to_caller.clear();
   if (link.callee_open)
-    link.to_callee.push_back({Kind::kHangUp, nullptr, nullptr});
+    link.to_callee.push_back({Kind::kCloseConnection, nullptr, nullptr});
   Tell(i, CallerSession::Event(CallerSession::Disconnected{}));
 }
 
@@ -295,7 +302,7 @@ void PairWorld::CloseCalleeEnd(int i) {
   link.callee_open = false;
   link.to_callee.clear();
   if (link.caller_open)
-    link.to_caller.push_back({Kind::kHangUp, nullptr, nullptr});
+    link.to_caller.push_back({Kind::kCloseConnection, nullptr, nullptr});
   Tell(i, CalleeSession::Event(CalleeSession::Disconnected{}));
 }
 
@@ -303,7 +310,7 @@ void PairWorld::DeliverToCallee(int i) {
   Link& link = links_[i];
   const Message message = link.to_callee.front();
   link.to_callee.pop_front();
-  if (message.kind == Kind::kHangUp) {
+  if (message.kind == Kind::kCloseConnection) {
     link.callee_open = false;
     link.to_caller.clear();
     return Tell(i, CalleeSession::Event(CalleeSession::Disconnected{}));
@@ -322,7 +329,7 @@ void PairWorld::DeliverToCaller(int i) {
   Link& link = links_[i];
   const Message message = link.to_caller.front();
   link.to_caller.pop_front();
-  if (message.kind == Kind::kHangUp) {
+  if (message.kind == Kind::kCloseConnection) {
     link.caller_open = false;
     link.to_callee.clear();
     return Tell(i, CallerSession::Event(CallerSession::Disconnected{}));

@@ -28,7 +28,7 @@ AttachmentOutcome OutcomeBy(const Reply& reply) {
 void CallerSession::OnEvent(const Event& event, Instant now,
                             std::vector<Action>* actions) {
   std::visit([&](const auto& e) { On(e, now, actions); }, event);
-  if (!ending_.ok()) HangUpIfDone(actions);
+  if (!ending_.ok()) CloseConnectionIfDone(actions);
 }
 
 void CallerSession::On(const Ending& event, Instant, std::vector<Action>*) {
@@ -37,12 +37,12 @@ void CallerSession::On(const Ending& event, Instant, std::vector<Action>*) {
 
 // The callee then waits for nothing from here: what it kept is acknowledged,
 // and what became of each attachment is known.
-void CallerSession::HangUpIfDone(std::vector<Action>* actions) {
+void CallerSession::CloseConnectionIfDone(std::vector<Action>* actions) {
   if (is_gone() || pending_.size() > 0) return;
   if (!settling_.empty() || awaits_outcomes()) return;
   if (connected_) FlushAcks(actions);
   gone_ = ending_;
-  actions->push_back(HangUp{});
+  actions->push_back(CloseConnection{});
 }
 
 void CallerSession::On(const Start& event, Instant now,
@@ -612,16 +612,16 @@ void CalleeSession::OnEvent(const Event& event, Instant now,
   std::visit([&](const auto& e) { On(e, now, actions); }, event);
   // Not where it is idle from the start: a caller that has just connected again
   // first says what is closed, and then repeats its calls.
-  if (ending_ && calls_.size() < known_before) HangUpIfDone(actions);
+  if (ending_ && calls_.size() < known_before) CloseConnectionIfDone(actions);
 }
 
 void CalleeSession::On(const Ending&, Instant, std::vector<Action>* actions) {
   ending_ = true;
-  HangUpIfDone(actions);
+  CloseConnectionIfDone(actions);
 }
 
-void CalleeSession::HangUpIfDone(std::vector<Action>* actions) {
-  if (connected_ && calls_.size() == 0) actions->push_back(HangUp{});
+void CalleeSession::CloseConnectionIfDone(std::vector<Action>* actions) {
+  if (connected_ && calls_.size() == 0) actions->push_back(CloseConnection{});
 }
 
 void CalleeSession::On(const Arrived& event, Instant,
@@ -812,7 +812,7 @@ void CalleeSession::On(const Tick&, Instant now, std::vector<Action>* actions) {
   }
   if (repeats_until_ <= now) {
     repeats_until_ = Instant::Infinite();
-    HangUpIfDone(actions);
+    CloseConnectionIfDone(actions);
   }
   Wake(std::min({next, vanishes_at_, repeats_until_}), actions);
 }

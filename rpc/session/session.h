@@ -15,9 +15,9 @@
 // A call is over for the callee by an Ack or a Cancel. An Ack says that the
 // caller has the reply and that its attachments are settled there. A Cancel
 // says that the caller takes no reply; the callee answers whether the call had
-// come ("seen") or never will ("never"), and that is what the sender of its
-// attachments is told. What must be answered is sent again by each connection
-// until it is.
+// come ("seen") or never will ("never"), and the sender of its attachments
+// receives that answer. A message that must be answered is sent again on each
+// connection until it is.
 //
 // Messages of a connection arrive in order, or not at all once it breaks; the
 // cores also bear loss, repetition and any order. A new connection repeats the
@@ -102,8 +102,8 @@ class CallerSession {
     absl::Status why;
   };
   struct Tick {};
-  // The caller ends: once no call is open it hangs up, and later calls end with
-  // `why`.
+  // The caller ends: once no call is open it closes the connection, and later
+  // calls end with `why`.
   struct Ending {
     absl::Status why;
   };
@@ -134,7 +134,7 @@ class CallerSession {
     Instant when;
   };
   // Closes the connection, if there is one, after what was sent.
-  struct HangUp {};
+  struct CloseConnection {};
   // What has become of the attachments of a request; before its Complete, but
   // where that waits for the answer to a Cancel.
   struct TellAttachments {
@@ -143,7 +143,7 @@ class CallerSession {
     AttachmentOutcome outcome = AttachmentOutcome::kRefused;
   };
   using Action = std::variant<SendRequest, SendAck, SendCancel, Complete,
-                              WakeAt, TellAttachments, HangUp>;
+                              WakeAt, TellAttachments, CloseConnection>;
 
   enum class State {  // of a call
     kUnknown,
@@ -244,7 +244,7 @@ class CallerSession {
   void On(const Tick&, Instant now, std::vector<Action>* actions);
   void On(const Ending& event, Instant, std::vector<Action>*);
 
-  void HangUpIfDone(std::vector<Action>* actions);
+  void CloseConnectionIfDone(std::vector<Action>* actions);
   // What the callee would answer to a request that it can never serve; null if
   // it may be sent.
   ReplyPtr Refuse(const Request& request);
@@ -275,7 +275,7 @@ class CallerSession {
   void EndAll(const absl::Status& why, std::vector<Action>* actions,
               bool is_lost);
   void Free(const CallCredit& credit);
-  // What the callee has to be told, or asked, of a call that has ended.
+  // Messages to the callee about a call that has ended.
   void Acknowledge(uint64_t id);
   void AskToClose(uint64_t id, Closing closing);
   IntervalSet& Unasked(const Closing& closing) {
@@ -368,7 +368,8 @@ class CalleeSession {
     absl::Status why;
   };
   struct Tick {};
-  // The callee ends: it hangs up once the caller has acknowledged all replies.
+  // The callee ends: it closes the connection once the caller has acknowledged
+  // all replies.
   struct Ending {};
   using Event = std::variant<Arrived, Acked, GivenUp, Settled, Finished,
                              Connected, Disconnected, PeerGone, Tick, Ending>;
@@ -397,7 +398,7 @@ class CalleeSession {
     absl::Status why;
   };
   // Closes the connection after what was sent.
-  struct HangUp {};
+  struct CloseConnection {};
   // The caller has not connected again in time: PeerGone should follow.
   struct Vanished {};
   // What has become of the attachments of the reply.
@@ -406,14 +407,15 @@ class CalleeSession {
     std::shared_ptr<StagedAttachments> staged;
     AttachmentOutcome outcome = AttachmentOutcome::kRefused;
   };
-  using Action = std::variant<Run, Cancel, SendReply, SendClosed, WakeAt,
-                              Violation, TellAttachments, HangUp, Vanished>;
+  using Action =
+      std::variant<Run, Cancel, SendReply, SendClosed, WakeAt, Violation,
+                   TellAttachments, CloseConnection, Vanished>;
 
   enum class State {  // of a call
     kUnknown,
     kSettling,  // the attachments of its request are not settled
     kRunning,
-    kCancelled,  // it runs, and was told that its deadline has passed
+    kCancelled,  // it runs, and was notified that its deadline has passed
     kGivenUp,    // it runs, or they are not settled, and it is closed
     kAnswered,
     kClosed,
@@ -478,7 +480,7 @@ class CalleeSession {
   void On(const Tick&, Instant now, std::vector<Action>* actions);
   void On(const Ending&, Instant, std::vector<Action>* actions);
 
-  void HangUpIfDone(std::vector<Action>* actions);
+  void CloseConnectionIfDone(std::vector<Action>* actions);
   // Why the request may not run now.
   absl::Status Admit(const Request& request) const;
   void CancelCall(CallMap::iterator it, absl::Status why,

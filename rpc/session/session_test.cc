@@ -506,19 +506,19 @@ TEST(CallerSession, AReplyAfterTheDeadlineIsNoResult) {
   EXPECT_EQ(ended[0].reply, nullptr);
 }
 
-TEST(CallerSession, OneThatEndsHangsUpWithItsLastCall) {
+TEST(CallerSession, EndingSessionClosesItsConnectionWithTheLastCall) {
   Caller caller;
   caller.Tell(CallerSession::Connected{Limits(), nullptr, ""});
   caller.Tell(CallerSession::Start{MakeRequest()});
   const absl::Status why = absl::FailedPreconditionError("shut down");
-  EXPECT_TRUE(
-      Only<CallerSession::HangUp>(caller.Tell(CallerSession::Ending{why}))
-          .empty());
+  EXPECT_TRUE(Only<CallerSession::CloseConnection>(
+                  caller.Tell(CallerSession::Ending{why}))
+                  .empty());
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
   const auto last = caller.Tell(CallerSession::Arrived{reply});
   EXPECT_EQ(Only<CallerSession::SendAck>(last).size(), 1u);
-  EXPECT_EQ(Only<CallerSession::HangUp>(last).size(), 1u);
+  EXPECT_EQ(Only<CallerSession::CloseConnection>(last).size(), 1u);
   const auto late = Only<CallerSession::Complete>(
       caller.Tell(CallerSession::Start{MakeRequest()}));
   ASSERT_EQ(late.size(), 1u);
@@ -563,7 +563,8 @@ TEST(CalleeSession, ACallerThatIsNotBackInTimeHasVanished) {
             0);
 }
 
-TEST(CalleeSession, OneThatEndsHangsUpWithTheLastAcknowledgement) {
+TEST(CalleeSession,
+     EndingSessionClosesItsConnectionWithTheLastAcknowledgement) {
   CalleeSession callee{Limits()};
   const auto tell = [&](const CalleeSession::Event& event) {
     std::vector<CalleeSession::Action> actions;
@@ -574,15 +575,16 @@ TEST(CalleeSession, OneThatEndsHangsUpWithTheLastAcknowledgement) {
   auto request = MakeRequest();
   request->id = 1;
   tell(CalleeSession::Arrived{request});
-  EXPECT_EQ(CountOf<CalleeSession::HangUp>(
+  EXPECT_EQ(CountOf<CalleeSession::CloseConnection>(
                 tell(CalleeSession::Event(CalleeSession::Ending{}))),
             0);
   auto reply = std::make_shared<Reply>();
   reply->id = 1;
-  EXPECT_EQ(
-      CountOf<CalleeSession::HangUp>(tell(CalleeSession::Finished{reply})), 0);
+  EXPECT_EQ(CountOf<CalleeSession::CloseConnection>(
+                tell(CalleeSession::Finished{reply})),
+            0);
   EXPECT_EQ(callee.unacknowledged(), 1u);
-  EXPECT_EQ(CountOf<CalleeSession::HangUp>(
+  EXPECT_EQ(CountOf<CalleeSession::CloseConnection>(
                 tell(CalleeSession::Acked{Ack{{{1, 1}}, {}}})),
             1);
   EXPECT_EQ(callee.unacknowledged(), 0u);

@@ -389,7 +389,7 @@ void SessionWorld::TellOutcome(const char* of, uint64_t id,
                                AttachmentOutcome outcome, Attached* attached) {
   attached->outcome = outcome;
   const std::string what =
-      absl::StrCat(of, " ", id, " was told ", NameOf(outcome));
+      absl::StrCat(of, " ", id, " received ", NameOf(outcome));
   if (++attached->told > 1) Fail(absl::StrCat("A1: ", what, " after another"));
   if (!attached->staged) Fail(absl::StrCat("A1: ", what, " but has none"));
   switch (outcome) {
@@ -484,7 +484,7 @@ void SessionWorld::Settle() {
     for (const Attached* attached : all) {
       if (!attached->staged || attached->told == 1) continue;
       Fail(absl::StrCat("A1: a ", attached == all[0] ? "request" : "reply",
-                        " of call ", id, " was told ", attached->told,
+                        " of call ", id, " received ", attached->told,
                         " outcomes"));
     }
   }

@@ -67,7 +67,7 @@ class SimulatedAgents::Hook final : public SessionHook {
   }
 
  private:
-  // What this event would close is closed after the sends of the next one.
+  // Delays the closings of this event until after the sends of the next one.
   void HoldClose(const CallerSession& session,
                  std::vector<CallerSession::Action>* actions) {
     std::vector<CallerSession::Action> kept;
@@ -193,7 +193,7 @@ void SimulatedAgents::TellSoon(WorkerKey dead) {
         [&node, dead] {
           if (node.agent != nullptr) node.agent->PeerGone(dead, "it crashed");
         },
-        absl::StrCat(node.name, " is told"));
+        absl::StrCat(node.name, " is notified"));
   }
 }
 

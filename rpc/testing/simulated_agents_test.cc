@@ -104,7 +104,7 @@ SimulatedAgents::Options Quiet(int workers) {
   return options;
 }
 
-// What the seeds came to, summed up.
+// Sums over all seeds.
 struct Coverage {
   std::map<std::string, int64_t> ends;  // how calls ended, by what a user reads
   sim::FaultPlan faults{0};
@@ -732,7 +732,7 @@ TEST(SimulatedFaults, ForgottenSessionEndsSentCallsAndRepeatsNone) {
   EXPECT_THAT(sent, StatusIs(absl::StatusCode::kUnavailable, "forgotten"));
   EXPECT_EQ(ReasonOf(sent), Reason::kForgotten);
   EXPECT_TRUE(OutcomeUnknown(sent));
-  // What a member holds ends with its incarnation, not with a session.
+  // Objects of a member end with its incarnation, not with a session.
   EXPECT_THAT(kept, IsOkAndHolds(1));
   EXPECT_EQ(ledger.runs[2], 1);
   EXPECT_EQ(ledger.runs[3], 1);
@@ -822,7 +822,7 @@ int64_t Step(CallContext& context, int64_t queue, int64_t i,
 }
 WEFT_RPC(Step);
 
-// What calls on queues came to, over all seeds.
+// The outcomes of calls on queues, over all seeds.
 struct QueueEnds {
   int64_t ok = 0;
   int64_t given_up = 0;  // that may have run, with later ones that were ok
@@ -880,7 +880,7 @@ std::string RunQueues(uint64_t seed, QueueEnds* ends) {
 }
 
 TEST(SimulatedOrderedQueues,
-     CallsRunInOrderWhateverBreaksForAThousandSeeds) {  // F43
+     CallsRunInOrderUnderFaultsOfAThousandSeeds) {  // F43
   QueueEnds ends;
   for (uint64_t seed = 1; seed <= 1000; ++seed) {
     ASSERT_EQ(RunQueues(seed, &ends), "") << "seed " << seed;

@@ -98,7 +98,7 @@ class TokenBooks final : public AttachmentReceiver,
     }
     return absl::StrJoin(all, ", ");
   }
-  // What was taken here, and by which call of whom.
+  // The tokens taken here, with the call and the caller of each.
   std::vector<Token> taken() const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return taken_;

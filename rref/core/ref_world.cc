@@ -353,7 +353,7 @@ void RefWorld::Deliver(size_t index, bool accept) {
       Tell(message.to, UserTable::Registered{
                            token.fork, message.ok ? absl::OkStatus()
                                                   : absl::NotFoundError("")});
-      // What waited for the reference fails, and drops it.
+      // The call that waited for the reference fails, and drops it.
       if (!message.ok && agents_[message.to].user.HasHandle(token.fork)) {
         Tell(message.to, UserTable::Dropped{token.fork});
       }
@@ -384,7 +384,7 @@ void RefWorld::DeliverCreate(const Message& message, bool succeeds) {
 void RefWorld::DeliverCreateEnd(const Message& message) {
   const Token& token = message.token;
   creations_[token.object] = Creation::kRan;
-  // What its creator holds ends with it.
+  // The creator's references end with it.
   if (message.ok && !KnowsGone(0, token.object.creator)) {
     return Tell(0, OwnerTable::Made{token});
   }
@@ -400,7 +400,7 @@ void RefWorld::DeliverCancel(const Message& message) {
   Send({Kind::kFenced, 0, message.from, token, had_come});
 }
 
-// What it may have made is deleted.
+// Deletes the object that it may have made.
 void RefWorld::DeliverFenced(const Message& message) {
   ended_.insert(message.token.object);
   if (message.ok) Send({Kind::kDelete, message.to, 0, message.token});

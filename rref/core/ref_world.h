@@ -28,10 +28,10 @@ enum class Fault {
   kNone,
   kCreationNotFenced,      // a: a creation that was given up runs all the same
   kRepeatedRequest,        // b: a fork request is delivered twice
-  kRefusalNotReported,     // c, i: nobody hears that a message was refused
+  kRefusalNotReported,     // c, i: no refusal of a message is reported
   kParentNotKept,          // d: a fork may end before its children settle
   kSameIncarnation,        // e: a restarted agent keeps its key
-  kSettlementLost,         // f: nobody hears that a child is confirmed
+  kSettlementLost,         // f: the confirmation of a child is lost
   kUseNotCounted,          // g: a request keeps no handle
   kFailedCreationUnknown,  // h: the owner's table gets no event of a failure
   kEarlyDeleteLost,        // k: a delete is lost if it comes before Made

@@ -124,7 +124,7 @@ class UserTable {
     Token token;
     State state = State::kPending;
     bool has_handle = true;
-    std::map<ForkId, WorkerKey> children;  // not settled; to whom
+    std::map<ForkId, WorkerKey> children;  // not settled, with their users
   };
   using Forks = std::map<ForkId, Fork>;
 

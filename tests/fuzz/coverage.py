@@ -17,7 +17,7 @@ PARSERS = {
     "input/idx.cc": "^(?!.*(Dataset|ReadIdx|CheckPair))",
     "input/libsvm.cc": "^(?!.*Dataset)",
     "launch/commands/json_value.cc": "",
-    "launch/commands/question.cc": "ReadWhoIsThere",
+    "launch/commands/question.cc": "ParseMembers",
     "memory/segment.cc": "FromFd|CheckSealed",
     "net/address.cc": "",
     "net/tls/certificates.cc": "ReadCertificate|ParseCertificate|IdentityOf|TimeOf",

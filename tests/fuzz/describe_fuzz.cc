@@ -178,7 +178,7 @@ void Run(absl::string_view input) {
     case 2:
       return ReadTyped(TypeOf(type), input);
     case 3:
-      return static_cast<void>(launch::ReadWhoIsThere(kAddress, input));
+      return static_cast<void>(launch::ParseMembers(kAddress, input));
     default:
       return ReadPending(input);
   }

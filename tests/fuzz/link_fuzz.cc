@@ -157,7 +157,7 @@ void Run(absl::string_view input) {
   for (const std::string& message : Split(input.substr(1))) {
     link->OnMessage({Bytes::Copy(message)});
   }
-  link->OnClosed(absl::UnavailableError("the fuzzer hangs up"));
+  link->OnClosed(absl::UnavailableError("the fuzzer closes the connection"));
 }
 
 WEFT_FUZZ_TARGET(link, Seeds, Words, Run);

@@ -103,7 +103,7 @@ class Run {
       One(static_cast<Step>(Byte() % kSteps));
       if (polled != nullptr) Sleep(*polled);
     }
-    ring_->OnClosed(absl::UnavailableError("the fuzzer hangs up"));
+    ring_->OnClosed(absl::UnavailableError("the fuzzer closes the connection"));
     Hold(ears_->has_ended && watch_->source == nullptr);
   }
 

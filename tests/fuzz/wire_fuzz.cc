@@ -70,7 +70,7 @@ rpc::Reply SomeError() {
   return reply;
 }
 
-// What callers and callees write, a kind each and then together.
+// Messages of callers and of callees, one kind at a time and then together.
 std::vector<std::string> Batches() {
   std::vector<BatchWriter> batches(6);
   batches[0].Add(SomeHello());

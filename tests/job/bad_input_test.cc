@@ -1,5 +1,5 @@
-// What users get wrong: each ends with one message that says what was wanted,
-// what was found and what to do, and with the exit code of docs/cli.md.
+// Mistakes of users: each ends with one message that says what was wanted, what
+// was found and what to do, and with the exit code of docs/cli.md.
 
 #include <sched.h>
 #include <sys/mount.h>

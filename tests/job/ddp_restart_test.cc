@@ -104,7 +104,7 @@ std::vector<pid_t> TrainersOf(const Process& run, int ranks) {
   return found;
 }
 
-// Whose environment names the folder of this test's sockets.
+// Processes whose environment names the folder of this test's sockets.
 std::vector<std::string> ProcessesOf(const Job& job) {
   std::vector<std::string> found;
   for (const auto& entry : std::filesystem::directory_iterator("/proc")) {

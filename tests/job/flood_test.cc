@@ -40,7 +40,7 @@ std::string Repeat(const std::string& frame) {
   return frames;
 }
 
-// What is sent once, and then over and over.
+// A flood: the bytes sent once, and the bytes sent repeatedly.
 struct Attack {
   std::string name;
   std::string first;

@@ -26,7 +26,7 @@ inline constexpr absl::Duration kLong = absl::Seconds(100);
 using Flags = std::vector<std::string>;
 using Processes = std::vector<std::unique_ptr<Process>>;
 
-// What the line of a trainer's result says.
+// The result line of a trainer.
 struct TrainerResult {
   double test_accuracy = -1;
   double samples_per_s = -1;

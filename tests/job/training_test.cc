@@ -26,7 +26,7 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// What the model learns of these data.
+// The accuracy that the model reaches on these data.
 constexpr double kHigh = 0.9;
 
 constexpr char kModel[] = "/shard-99999.safetensors";

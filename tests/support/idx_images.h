@@ -1,4 +1,4 @@
-// WriteIdxImages: a small set of images in IDX files, the same on every machine.
+// WriteIdxImages: small images in IDX files, the same on every machine.
 
 #ifndef WEFT_TESTS_SUPPORT_IDX_IMAGES_H_
 #define WEFT_TESTS_SUPPORT_IDX_IMAGES_H_

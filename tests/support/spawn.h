@@ -44,7 +44,7 @@ class Process {
 
   pid_t pid() const { return pid_; }
 
-  // What it has written so far.
+  // Its output so far.
   std::string output() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // OK once `text` is in the output. kDeadlineExceeded after `timeout`,

@@ -11,8 +11,9 @@
 // nothing more may be asked of that end. Messages are copied out before anybody
 // sees them.
 //
-// An end that is about to sleep says so in the memory and looks once more; the
-// other is told by MustWake, after what it did, that somebody must be woken.
+// An end that is about to sleep announces it in the memory and looks once more.
+// The other calls MustWake after each change, which says whether the sleeper
+// must be woken.
 
 #ifndef WEFT_TRANSPORT_SHM_MESSAGE_RING_H_
 #define WEFT_TRANSPORT_SHM_MESSAGE_RING_H_

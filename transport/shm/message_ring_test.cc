@@ -111,7 +111,7 @@ TEST(MessageRing, WaiterIsWokenOnce) {
   EXPECT_FALSE(ring.writer.MustWake());
 }
 
-TEST(MessageRing, NothingIsReadThatCameAfterTheStop) {
+TEST(MessageRing, MessagesAfterTheStopAreNotRead) {
   Ring<1024> ring;
   for (const char* text : {"one", "two", "three"}) {
     if (std::string(text) == "three") ring.reader.StopAtWritten();

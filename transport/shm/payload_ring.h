@@ -59,9 +59,10 @@ class PayloadReader {
   // What was taken has been copied out.
   void Consume() { consumed_ = taken_; }
 
-  // So much has been consumed that the writer must be told.
+  // So much has been consumed that the writer must be notified.
   bool MustReport() const;
-  // Or is merely worth telling it along with something else.
+  // Something has been consumed, which a message that is sent anyway may
+  // report.
   bool MayReport() const { return consumed_ > reported_; }
   // What to tell it.
   uint64_t Report();

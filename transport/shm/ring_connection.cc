@@ -176,8 +176,8 @@ Connection::Written RingConnection::WriteToStream(Connection& stream,
   return written;
 }
 
-// What is written to the ring before the empty message has left is not read
-// before it has come.
+// Messages written to the ring before the empty message was sent are not read
+// before it has arrived.
 void RingConnection::GoOver() {
   std::shared_ptr<Connection> stream;
   {
@@ -320,7 +320,7 @@ void RingConnection::DoWithoutRings() {
   memory.swap(rings_.memory);
 }
 
-// What the other end wrote before it went is there, and the last of it.
+// All messages that the other end wrote before it ended are in the ring.
 void RingConnection::OnClosed(absl::Status status) {
   if (reads_ring_.load()) {
     reader_.StopAtWritten();

@@ -47,8 +47,8 @@ struct RingPair {
   }
 };
 
-// Where callees find what they are offered: by the address and the purpose, in
-// the order of the connections.
+// Where callees find the offers made to them: by the address and the purpose,
+// in the order of the connections.
 class RingDepot {
  public:
   void Put(const std::string& address, const Purpose& purpose,
@@ -193,8 +193,8 @@ class RingTransport final : public Transport {
     return ring;
   }
 
-  // Of an end that `inner_` let go without a word nobody else would: it and its
-  // observer hold each other.
+  // Breaks the cycle of an end and its observer, which hold each other, when
+  // `inner_` releases the end without closing it.
   void Discard() ABSL_LOCKS_EXCLUDED(mu_) {
     std::vector<std::weak_ptr<RingConnection>> rings;
     {

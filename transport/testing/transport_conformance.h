@@ -179,7 +179,7 @@ TEST_P(TransportConformance, AClosedConnectionIsHeardOnceAtBothEnds) {
   EXPECT_EQ(there->closings(), 1);
 }
 
-TEST_P(TransportConformance, NobodyThereIsUnavailable) {
+TEST_P(TransportConformance, AddressWithoutAListenerIsUnavailable) {
   const auto here = MakeObserver(pair_->a());
   const auto connection = Connect(here);
   (void)connection->Write(TextMessage("hello?"));
@@ -200,7 +200,7 @@ TEST_P(TransportConformance, ARefusalClosesTheConnection) {
                                         "not you"));
 }
 
-TEST_P(TransportConformance, AConnectionLetGoIsClosed) {
+TEST_P(TransportConformance, DestroyedConnectionIsClosed) {
   const auto there = AcceptAndEcho();
   const auto here = MakeObserver(pair_->a());
   auto connection = Connect(here);
@@ -349,7 +349,7 @@ TEST_P(TransportConformance, TimersRunInTimeUnlessCancelled) {
   EXPECT_FALSE(cancelled_ran);
 }
 
-TEST_P(TransportConformance, WhatATimerHasBegunIsAwaited) {
+TEST_P(TransportConformance, TimerCallbackThatRunsIsAwaited) {
   if (!pair_->has_threads()) GTEST_SKIP() << "nothing runs beside the test";
   Transport& a = pair_->a();
   Promise<void> begun;

@@ -171,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(Gloo, ProcessGroupConformance,
                          ::testing::Values(Gloo()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(GlooBackend, RevokeEndsWhatGlooDoes) {
+TEST(GlooBackend, RevokeEndsOperationsOfGloo) {
   for (int round = 0; round < 5; ++round) {
     MemoryStore store;
     std::atomic<int> reduced{0};

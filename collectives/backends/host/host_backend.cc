@@ -65,7 +65,8 @@ class HostBackend final : public Backend {
     WakeAll();
   }
 
-  // Says of a step whom it waits for on other hosts; "" if nobody.
+  // `elsewhere` names the ranks of other hosts that a step waits for; "" if
+  // none.
   void SetElsewhere(
       std::function<std::string(const Operation& step)> elsewhere) {
     elsewhere_ = std::move(elsewhere);
@@ -113,8 +114,8 @@ class HostBackend final : public Backend {
   absl::Status CheckWait(Wait& wait, const std::vector<int>& missing);
   // Why a rank will do nothing more, or OK.
   absl::Status CheckGone(int rank, bool also_process) const;
-  std::string WhatItDoes(int rank) const;
-  std::string WhoIsAwaited(const Operation& operation,
+  std::string CurrentOperationOf(int rank) const;
+  std::string DescribeWait(const Operation& operation,
                            const std::vector<int>& missing) const;
   uint64_t LastSequenceOf(int rank) const;
 
@@ -130,7 +131,7 @@ class HostBackend final : public Backend {
 };
 
 // The newer of a rank's two records.
-std::string HostBackend::WhatItDoes(int rank) const {
+std::string HostBackend::CurrentOperationOf(int rank) const {
   const uint64_t arrived =
       segment_->ControlOf(rank).arrived.load(std::memory_order_acquire);
   if (arrived == 0) return "has called nothing yet";
@@ -145,7 +146,7 @@ uint64_t HostBackend::LastSequenceOf(int rank) const {
                   segment_->SlotOf(rank, 1).record.sequence());
 }
 
-std::string HostBackend::WhoIsAwaited(const Operation& operation,
+std::string HostBackend::DescribeWait(const Operation& operation,
                                       const std::vector<int>& missing) const {
   std::string text;
   for (const int r : missing) {
@@ -154,8 +155,9 @@ std::string HostBackend::WhoIsAwaited(const Operation& operation,
         LastSequenceOf(r) >= operation.sequence;
     absl::StrAppend(
         &text, text.empty() ? "" : "; ", "rank ", segment_->NumberOf(r),
-        has_called ? " has not finished it"
-                   : absl::StrCat(" has not called it and ", WhatItDoes(r)));
+        has_called
+            ? " has not finished it"
+            : absl::StrCat(" has not called it and ", CurrentOperationOf(r)));
   }
   if (elsewhere_ == nullptr) return text;
   const std::string others = elsewhere_(operation);
@@ -166,13 +168,13 @@ absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
   if (segment_->ControlOf(rank).has_left.load(std::memory_order_acquire)) {
     return absl::UnavailableError(
         absl::StrCat("rank ", segment_->NumberOf(rank),
-                     " has left the group; it ", WhatItDoes(rank)));
+                     " has left the group; it ", CurrentOperationOf(rank)));
   }
   if (also_process && watches_[rank].has_value() &&
       watches_[rank]->HasEnded()) {
     return absl::UnavailableError(
         absl::StrCat("the process of rank ", segment_->NumberOf(rank),
-                     " has ended; it ", WhatItDoes(rank)));
+                     " has ended; it ", CurrentOperationOf(rank)));
   }
   if (also_process && options_.check_member != nullptr) {
     const int number = segment_->NumberOf(rank);
@@ -180,7 +182,7 @@ absl::Status HostBackend::CheckGone(int rank, bool also_process) const {
     if (!member.ok()) {
       return absl::UnavailableError(absl::StrCat("rank ", number, " is gone (",
                                                  member.message(), "); it ",
-                                                 WhatItDoes(rank)));
+                                                 CurrentOperationOf(rank)));
     }
   }
   return absl::OkStatus();
@@ -202,14 +204,14 @@ absl::Status HostBackend::CheckWait(Wait& wait,
   if (now >= wait.operation.deadline) {
     return absl::DeadlineExceededError(absl::StrCat(
         "rank ", options_.rank,
-        " waited for others: ", WhoIsAwaited(wait.operation, missing)));
+        " waited for others: ", DescribeWait(wait.operation, missing)));
   }
   if (now >= wait.report_at) {
     wait.report_at = Instant::Infinite();
     Report(
         options_.diagnosis,
         absl::StrCat(Describe(wait.operation), ": rank ", options_.rank,
-                     " still waits: ", WhoIsAwaited(wait.operation, missing)));
+                     " still waits: ", DescribeWait(wait.operation, missing)));
   }
   return absl::OkStatus();
 }

@@ -20,7 +20,7 @@ uint64_t AddressOf(const void* memory) {
   return reinterpret_cast<uint64_t>(memory);
 }
 
-TEST(PeerMemory, CopiesWhatAnotherProcessHasAndFailsOnceItHasEnded) {
+TEST(PeerMemory, CopiesMemoryOfAnotherProcessAndFailsOnceItHasEnded) {
   std::vector<int64_t> numbers(100'000, 1);
   const pid_t child = fork();  // has them at the same address
   if (child == 0) {

@@ -21,7 +21,7 @@
 
 namespace weft::collectives {
 
-// Whose turn it is, by rank. Each in cache lines of its own.
+// The progress of one rank, in cache lines of its own.
 struct alignas(64) RankControl {
   // The phase in which this rank arrived last; phases count from 1.
   std::atomic<uint64_t> arrived;

@@ -201,9 +201,9 @@ class LocalBackend final : public Backend {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
   absl::StatusOr<bool> CheckSender(const Operation& operation, int from) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
-  std::string WhoIsAwaited(const Operation& operation, int from) const
+  std::string DescribeWait(const Operation& operation, int from) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
-  std::string WhatItDoes(int rank) const
+  std::string CurrentOperationOf(int rank) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
   absl::StatusOr<bool> CheckReceiver(int to) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
@@ -291,7 +291,7 @@ absl::Status LocalBackend::Send(const Operation& operation, int to,
   return absl::OkStatus();
 }
 
-std::string LocalBackend::WhatItDoes(int rank) const {
+std::string LocalBackend::CurrentOperationOf(int rank) const {
   const std::deque<Announcement>& kept = group_->announced[rank];
   return kept.empty() ? "has called nothing yet"
                       : absl::StrCat("last called ", kept.back().text);
@@ -299,17 +299,17 @@ std::string LocalBackend::WhatItDoes(int rank) const {
 
 // The ranks that are waited for: those that have not called `operation`, or
 // `from`.
-std::string LocalBackend::WhoIsAwaited(const Operation& operation,
+std::string LocalBackend::DescribeWait(const Operation& operation,
                                        int from) const {
   std::string text;
   for (int r = 0; r < group_->size(); ++r) {
     const std::deque<Announcement>& kept = group_->announced[r];
     if (!kept.empty() && kept.back().sequence >= operation.sequence) continue;
     absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
-                    " has not called it and ", WhatItDoes(r));
+                    " has not called it and ", CurrentOperationOf(r));
   }
   return text.empty() ? absl::StrCat("rank ", from, " has sent nothing and ",
-                                     WhatItDoes(from))
+                                     CurrentOperationOf(from))
                       : text;
 }
 
@@ -323,12 +323,12 @@ absl::StatusOr<bool> LocalBackend::CheckSender(const Operation& operation,
     }
   }
   if (world_->killed[group_->members[from]]) {
-    return absl::UnavailableError(
-        absl::StrCat("rank ", from, " has ended; it ", WhatItDoes(from)));
+    return absl::UnavailableError(absl::StrCat("rank ", from, " has ended; it ",
+                                               CurrentOperationOf(from)));
   }
   if (group_->left[from]) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", from, " has left the group; it ", WhatItDoes(from)));
+        "rank ", from, " has left the group; it ", CurrentOperationOf(from)));
   }
   return true;
 }
@@ -359,9 +359,10 @@ absl::StatusOr<bool> LocalBackend::Look(const Operation& operation, int from,
   const Message message = std::move(queue.front());
   queue.pop_front();
   if (message.bytes.size() != bytes.size()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "rank ", from, " sent ", message.bytes.size(), " bytes, rank ", rank_,
-        " wants ", bytes.size(), "; rank ", from, " ", WhatItDoes(from)));
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", from, " sent ", message.bytes.size(),
+                     " bytes, rank ", rank_, " wants ", bytes.size(), "; rank ",
+                     from, " ", CurrentOperationOf(from)));
   }
   if (!bytes.empty()) memcpy(bytes.data(), message.bytes.data(), bytes.size());
   return true;
@@ -383,7 +384,7 @@ absl::Status LocalBackend::Receive(const Operation& operation, int from,
       if (there.ok() && !*there && is_late) {
         there = absl::DeadlineExceededError(absl::StrCat(
             "rank ", rank_,
-            " waited for others: ", WhoIsAwaited(operation, from)));
+            " waited for others: ", DescribeWait(operation, from)));
       }
       if (!there.ok()) {
         // One that was killed tells nobody.
@@ -396,7 +397,7 @@ absl::Status LocalBackend::Receive(const Operation& operation, int from,
       if (*there) return absl::OkStatus();
       if (clock.Now() >= report_at) {
         report = absl::StrCat(Describe(operation), ": rank ", rank_,
-                              " still waits: ", WhoIsAwaited(operation, from));
+                              " still waits: ", DescribeWait(operation, from));
         report_at = Instant::Infinite();
       }
       woken = group_->wakers[rank_].emplace(driver()).future();

@@ -118,7 +118,7 @@ void AwaitBroken(const ProcessGroup& group) {
 INSTANTIATE_TEST_SUITE_P(Mpi, ProcessGroupConformance, ::testing::Values(Mpi()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(MpiBackend, RevokeEndsWhatMpiDoes) {
+TEST(MpiBackend, RevokeEndsOperationsOfMpi) {
   for (int round = 0; round < 3; ++round) {
     const MpiOptions options = OptionsOf(3);
     const auto statuses = RunRanks(3, [&](int rank) -> absl::Status {

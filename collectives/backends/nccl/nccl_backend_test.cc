@@ -16,7 +16,7 @@ TEST(NcclBackend, BuildWithoutItSaysWhatIsNeeded) {
               StatusIs(absl::StatusCode::kUnimplemented, "tensors on GPUs"));
 }
 
-TEST(IsAvailable, BackendThatNobodyKnowsIsUnimplemented) {
+TEST(IsAvailable, UnknownBackendIsUnimplemented) {
   EXPECT_THAT(IsAvailable("ucc"),
               StatusIs(absl::StatusCode::kUnimplemented,
                        "backend ucc is not in this binary"));

@@ -616,7 +616,7 @@ void Mesh::Refuse(const Operation& operation, const absl::Status& why) {
   Flush();
 }
 
-std::string Mesh::WhatItDoes(int peer) const {
+std::string Mesh::CurrentOperationOf(int peer) const {
   const std::deque<Announcement>& kept = peers_[peer].announced;
   return kept.empty() ? "has called nothing yet"
                       : absl::StrCat("last called ", kept.back().text);
@@ -628,13 +628,13 @@ std::string Mesh::AskWhoHasNotCalled(const Operation& operation) {
     MutexLock lock(mu_);
     const Announcement* mine = Find(own_, WireSequence(operation));
     if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
-    text = WhoHasNotCalled(operation);
+    text = RanksThatHaveNotCalled(operation);
   }
   Flush();
   return text;
 }
 
-std::string Mesh::WhoHasNotCalled(const Operation& operation) const {
+std::string Mesh::RanksThatHaveNotCalled(const Operation& operation) const {
   std::string text;
   for (int r = 0; r < size(); ++r) {
     const std::deque<Announcement>& kept = peers_[r].announced;
@@ -643,15 +643,15 @@ std::string Mesh::WhoHasNotCalled(const Operation& operation) const {
       continue;
     }
     absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
-                    " has not called it and ", WhatItDoes(r));
+                    " has not called it and ", CurrentOperationOf(r));
   }
   return text;
 }
 
-std::string Mesh::WhoIsAwaited(const Operation& operation, int peer) const {
-  const std::string text = WhoHasNotCalled(operation);
+std::string Mesh::DescribeWait(const Operation& operation, int peer) const {
+  const std::string text = RanksThatHaveNotCalled(operation);
   return text.empty() ? absl::StrCat("rank ", peer, " has sent nothing and ",
-                                     WhatItDoes(peer))
+                                     CurrentOperationOf(peer))
                       : text;
 }
 
@@ -667,12 +667,12 @@ absl::Status Mesh::CheckPeers(const Operation& operation, int peer) {
   const Peer& p = peers_[peer];
   if (p.has_left) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", peer, " has left the group; it ", WhatItDoes(peer)));
+        "rank ", peer, " has left the group; it ", CurrentOperationOf(peer)));
   }
   if (!p.gone.ok()) {
     return absl::UnavailableError(absl::StrCat(
         "rank ", peer, " has ended (its stream: ", p.gone.message(), "); it ",
-        WhatItDoes(peer)));
+        CurrentOperationOf(peer)));
   }
   return absl::OkStatus();
 }
@@ -753,7 +753,7 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
       return absl::FailedPreconditionError(absl::StrCat(
           "the ranks called different operations: rank ", in.from, " sent ",
           message.total, " bytes, rank ", rank(), " wants ", in.bytes,
-          "; rank ", in.from, " ", WhatItDoes(in.from)));
+          "; rank ", in.from, " ", CurrentOperationOf(in.from)));
     }
     if (message.content.empty() && message.total > 0) return Took::kNothing;
     content.swap(message.content);
@@ -802,7 +802,7 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     if (now >= operation.deadline) {
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", rank(),
-                       " waited for others: ", WhoIsAwaited(operation, peer)));
+                       " waited for others: ", DescribeWait(operation, peer)));
     }
     Peer& p = peers_[peer];
     if (now - std::max(p.heard, progress.waits_since) >= options_.dead_after) {
@@ -819,7 +819,7 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     if (now >= progress.report_at) {
       progress.report_at = Instant::Infinite();
       report = absl::StrCat(Describe(operation), ": rank ", rank(),
-                            " still waits: ", WhoIsAwaited(operation, peer));
+                            " still waits: ", DescribeWait(operation, peer));
     }
     waiters_.push_back(std::move(waker));
   }
@@ -863,7 +863,7 @@ absl::Status Mesh::Exchange(Progress& progress,
       if (!is_sent && status.ok()) {
         status = CheckPeers(progress.operation, out->to);
       }
-      // What came meanwhile may be what was awaited.
+      // An event that came meanwhile may be the one awaited.
       if (!status.ok() && events_.load() == seen) return status;
     }
     WEFT_RETURN_IF_ERROR(
@@ -934,7 +934,7 @@ absl::Status Mesh::CheckTransferPeers(const Transfer& transfer) const {
     ++gone;
     why = absl::UnavailableError(absl::StrCat(
         "rank ", r, p.has_left ? " has left the group" : " has ended", "; it ",
-        WhatItDoes(r)));
+        CurrentOperationOf(r)));
   }
   return gone < (transfer.peer < 0 ? size() - 1 : 1) ? absl::OkStatus() : why;
 }

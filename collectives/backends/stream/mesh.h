@@ -238,10 +238,11 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitProgress(Progress& progress, int peer, uint64_t seen)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::string WhatItDoes(int peer) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string WhoHasNotCalled(const Operation& operation) const
+  std::string CurrentOperationOf(int peer) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string WhoIsAwaited(const Operation& operation, int peer) const
+  std::string RanksThatHaveNotCalled(const Operation& operation) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  std::string DescribeWait(const Operation& operation, int peer) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<bool> SendTransfer(Transfer& transfer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -257,7 +258,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   mutable Mutex mu_;
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mu_);
   std::vector<int> to_pump_ ABSL_GUARDED_BY(mu_);
-  // Let go by Flush, outside of the lock.
+  // Released by Flush, without the lock.
   std::vector<std::shared_ptr<transport::Connection>> to_release_
       ABSL_GUARDED_BY(mu_);
   std::deque<Announcement> own_ ABSL_GUARDED_BY(mu_);

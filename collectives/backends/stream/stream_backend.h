@@ -66,7 +66,7 @@ class StreamBackend final : public MeshBackend {
  public:
   // Waits for all ranks. kInvalidArgument: options that make no sense;
   // kDeadlineExceeded and kUnavailable name the ranks that cannot be reached;
-  // kPermissionDenied: one is not whom its certificate says.
+  // kPermissionDenied: the certificate of one is of another rank.
   static absl::StatusOr<std::unique_ptr<StreamBackend>> Connect(
       StreamOptions options);
   ~StreamBackend() override;

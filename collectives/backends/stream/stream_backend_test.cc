@@ -136,10 +136,10 @@ TEST(StreamBackend, RankThatDoesNotComeIsNamed) {
     options.connect_timeout = absl::Milliseconds(300);
     return StreamBackend::Connect(options).status();
   });
-  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                    "rank 1 of 3"));
-  EXPECT_THAT(statuses[2], StatusIs(absl::StatusCode::kDeadlineExceeded,
-                                    "rank 1 of 3"));
+  EXPECT_THAT(statuses[0],
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1 of 3"));
+  EXPECT_THAT(statuses[2],
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1 of 3"));
 }
 
 TEST(StreamBackend, RankThatComesTwiceIsRefused) {
@@ -162,7 +162,7 @@ TEST(StreamBackend, OptionsThatMakeNoSenseAreRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, "streams"));
 }
 
-TEST(Frame, WhatEncodeWritesIsReadHoweverItIsCut) {
+TEST(Frame, EncodedFrameIsReadInPiecesOfAnySize) {
   Frame frame;
   frame.kind = Frame::kTransfer;
   frame.code = 7;
@@ -174,8 +174,8 @@ TEST(Frame, WhatEncodeWritesIsReadHoweverItIsCut) {
   frame.content = {Bytes::Copy("abc"), Bytes::Copy("def")};
   const std::string whole(Flatten(Encode(frame)).view());
   for (size_t cut = 0; cut <= whole.size(); ++cut) {
-    const auto found = Decode({Bytes::Copy(whole.substr(0, cut)),
-                               Bytes::Copy(whole.substr(cut))});
+    const auto found = Decode(
+        {Bytes::Copy(whole.substr(0, cut)), Bytes::Copy(whole.substr(cut))});
     WEFT_ASSERT_OK(found.status());
     EXPECT_EQ(found->kind, Frame::kTransfer);
     EXPECT_EQ(found->text, frame.text);
@@ -184,7 +184,7 @@ TEST(Frame, WhatEncodeWritesIsReadHoweverItIsCut) {
   }
 }
 
-TEST(Frame, WhatIsNoFrameIsRefused) {
+TEST(Frame, BytesThatAreNoFrameAreRefused) {
   Frame frame;
   frame.text = "group";
   const std::string whole(Flatten(Encode(frame)).view());
