@@ -35,9 +35,10 @@ extern "C" const char* __tsan_default_suppressions() {
 
 extern "C" const char* __lsan_default_suppressions();
 
-// Debian's c-ares keeps some name that gRPC had it look up.
+// Debian's c-ares keeps some name that gRPC had it look up, gloo 0.5 the
+// addresses that it looks up for a device.
 extern "C" const char* __lsan_default_suppressions() {
-  return "leak:libcares.so\n";
+  return "leak:libcares.so\nleak:gloo::transport::tcp::CreateDeviceAttr\n";
 }
 
 #endif
