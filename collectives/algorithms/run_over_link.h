@@ -23,8 +23,8 @@ struct LinkCost {
   // Takes the place of the choice, in measurements and tests.
   absl::optional<AllReduceScheme> all_reduce = {};
   // An all-reduce that needs accumulators beside its block runs over so many
-  // bytes of them at a time, 64 or more: memory that is used again costs no page
-  // faults.
+  // bytes of them at a time, 64 or more: memory that is used again costs no
+  // page faults.
   int64_t segment_bytes = 8 << 20;
 };
 

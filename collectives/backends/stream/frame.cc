@@ -93,8 +93,7 @@ absl::StatusOr<Frame> Decode(const Slices& message) {
   Reader reader(message);
   Header header;
   const bool is_good = reader.Read(&header, sizeof header) &&
-                       header.magic == kMagic &&
-                       header.kind >= Frame::kHello &&
+                       header.magic == kMagic && header.kind >= Frame::kHello &&
                        header.kind <= Frame::kLeaveAck &&
                        header.text_bytes <= Frame::kMaxTextBytes;
   if (!is_good) {
