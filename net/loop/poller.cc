@@ -33,17 +33,10 @@ constexpr int kFirstEventsAsleep = 4;
 constexpr int kMostEventsAsleep = 64;
 constexpr int kCalmEvents = 64;
 
-// After this long without a user leaving, the background thread waits to be
-// notified of the next.
-constexpr absl::Duration kDormantAfter = absl::Milliseconds(20);
-
-// The background thread rests at most so long: events that come while the queue
-// is free wait as long. After a long series of calls it rests up to a 64th of
-// their time, so that its looks are rare enough for the 99th percentile of the
-// calls, and the delay at the end of the series is small beside it.
+// The background thread leaves the queue to users who come and go for as long
+// again as they have done so, but no longer than this: events that come while
+// the queue is free wait as long.
 constexpr absl::Duration kLongRest = absl::Milliseconds(4);
-constexpr absl::Duration kLongestRest = absl::Milliseconds(16);
-constexpr int kRestOfSeries = 64;
 
 constexpr int kMostOfABurst = 16;
 // After so many looks for more of a burst in a row that found nothing, only
@@ -118,6 +111,7 @@ Poller::~Poller() {
 }
 
 absl::Status Poller::Start() {
+  WEFT_RETURN_IF_ERROR(alarm_.status());
   WEFT_ASSIGN_OR_RETURN(thread_,
                         StartThread("the poller", [this] { RunBackground(); }));
   return absl::OkStatus();
@@ -195,7 +189,7 @@ bool Poller::TakeLocked(Waiter& waiter) {
 void Poller::BeginWaitElsewhere() {
   if (waits_elsewhere_.fetch_add(1) > 0) return;
   MutexLock lock(mu_);
-  if (holder_ == nullptr) background_->UnparkToPoll();
+  if (holder_ == nullptr) SetAlarm(kNow);
 }
 
 void Poller::Leave(Waiter& waiter, Instant now) {
@@ -222,7 +216,7 @@ void Poller::Withdraw(Waiter& waiter, Instant now) {
 void Poller::HandOn() {
   holder_ = nullptr;
   if (ended_.load()) {
-    background_->UnparkToPoll();
+    SetAlarm(kNow);
     return;
   }
   // One whose wait is over leaves by itself: to hand it the queue would only
@@ -235,10 +229,20 @@ void Poller::HandOn() {
     holder_->UnparkToPoll();
     return;
   }
-  if (dormant_ || waits_elsewhere_.load() > 0) {
-    dormant_ = false;
-    background_->UnparkToPoll();
+  if (waits_elsewhere_.load() > 0) {
+    SetAlarm(kNow);
+  } else if (alarm_at_.is_infinite() ||
+             alarm_at_ < left_ + options_.retake_pause) {
+    const absl::Duration series =
+        calling_again_ ? left_ - series_began_ : absl::ZeroDuration();
+    SetAlarm(left_ +
+             std::max(std::min(series, kLongRest), options_.retake_pause));
   }
+}
+
+void Poller::SetAlarm(Instant when) {
+  alarm_at_ = when;
+  alarm_.Set(when);
 }
 
 template <typename Done>
@@ -447,31 +451,27 @@ bool Poller::UsersComeSoon() {
                      [](const Waiter* w) { return w->notified(); });
 }
 
-// Until when the background thread leaves the queue alone. Each look costs the
-// caller that it interrupts a timer and two switches, so while users come and
-// go there are fewer and fewer.
-Instant Poller::BackgroundRest() {
+// Whether the background thread may take the queue now. If not, the alarm is
+// set for when it may, or left to the user who leaves the queue next.
+bool Poller::IsQueueLeft() {
   MutexLock lock(mu_);
-  const Instant now = SteadyClock().Now();
-  dormant_ = holder_ != nullptr && now - left_ > kDormantAfter;
-  if (dormant_) return Instant::Infinite();
-  if (holder_ == nullptr &&
-      (waits_elsewhere_.load() > 0 || now - left_ >= options_.retake_pause)) {
-    rest_ = absl::ZeroDuration();
-    return kNow;
+  if (ended_.load()) return true;
+  if (holder_ != nullptr) {
+    SetAlarm(Instant::Infinite());
+    return false;
   }
-  const absl::Duration longest = std::clamp(
-      (now - series_began_) / kRestOfSeries, kLongRest, kLongestRest);
-  rest_ = std::min(std::max(2 * rest_, options_.retake_pause),
-                   std::max(longest, options_.retake_pause));
-  return now + rest_;
+  const Instant free_at = left_ + options_.retake_pause;
+  if (waits_elsewhere_.load() > 0 || SteadyClock().Now() >= free_at) {
+    return true;
+  }
+  SetAlarm(free_at);
+  return false;
 }
 
 void Poller::RunBackground() {
   while (!ended_.load()) {
-    const Instant rest = BackgroundRest();
-    if (rest > kNow) {
-      background_->ParkUntil(rest);
+    if (!IsQueueLeft()) {
+      alarm_.Wait();
       background_turns_.fetch_add(1);
     } else if (Take(*background_)) {
       const Instant now =

@@ -5,8 +5,8 @@
 // and handles events until its own wait is over; others park, and whoever
 // leaves hands the queue to one of them. When nobody waits, the queue stays
 // free for `retake_pause`, so that a thread that calls again at once finds it
-// free, and then the background thread takes it: after a run of quick calls a
-// few milliseconds later. Posted functions and timers are run by the holder.
+// free, and then the background thread takes it: after a run of quick calls up
+// to 4 ms later. Posted functions and timers are run by the holder.
 //
 // A Loop with two queues has a Poller for each, in one PollerGroup. While
 // somebody waits at one of them the other's queue is not left free: what comes
@@ -33,6 +33,7 @@
 #include "weft/base/driver.h"
 #include "weft/base/mutex.h"
 #include "weft/base/parker.h"
+#include "weft/net/loop/alarm.h"
 
 namespace weft::net {
 
@@ -120,7 +121,8 @@ class Poller final : public Driver {
   Poller(EventQueue& queue, PollerOptions options);
   ~Poller() override;  // REQUIRES: Join() was called, or Start() was not
 
-  // Starts the background thread. kResourceExhausted: there can be none.
+  // Starts the background thread. kResourceExhausted: there can be none, or no
+  // timer for it.
   absl::Status Start();
   // In place of Start(), where that has failed: polls here until the queue has
   // ended.
@@ -134,6 +136,9 @@ class Poller final : public Driver {
   int64_t RunAt(Instant when, absl::AnyInvocable<void() &&> fn)
       ABSL_LOCKS_EXCLUDED(mu_);
   bool CancelTimer(int64_t id) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Times that the background thread woke to see whether nobody waits.
+  uint32_t background_turns() const { return background_turns_.load(); }
 
   // Around a wait at another poller of the group.
   void BeginWaitElsewhere() ABSL_LOCKS_EXCLUDED(mu_);
@@ -149,6 +154,7 @@ class Poller final : public Driver {
   void Leave(Waiter& waiter, Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   void Withdraw(Waiter& waiter, Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   void HandOn() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void SetAlarm(Instant when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // Handles events until done() or `deadline`; `now` and what it returns are
   // the time before and after. REQUIRES: `waiter` holds the queue.
@@ -166,7 +172,7 @@ class Poller final : public Driver {
   bool MaySpin() const;
 
   void RunBackground();
-  Instant BackgroundRest() ABSL_LOCKS_EXCLUDED(mu_);
+  bool IsQueueLeft() ABSL_LOCKS_EXCLUDED(mu_);
   bool UsersComeSoon() ABSL_LOCKS_EXCLUDED(mu_);
 
   EventQueue& queue_;
@@ -174,6 +180,7 @@ class Poller final : public Driver {
   const PollerOptions options_;
   PollerGroup& group_;
   std::unique_ptr<Waiter> background_;
+  Alarm alarm_;  // for the background thread; users who leave postpone it
   std::thread thread_;
 
   Mutex mu_;
@@ -189,9 +196,7 @@ class Poller final : public Driver {
   bool calling_again_ ABSL_GUARDED_BY(mu_) = false;
   // When the first of a series of such waits began.
   Instant series_began_ ABSL_GUARDED_BY(mu_);
-  // The background thread sleeps until told.
-  bool dormant_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Duration rest_ ABSL_GUARDED_BY(mu_);  // its last
+  Instant alarm_at_ ABSL_GUARDED_BY(mu_) = Instant::Infinite();
 
   // Of whoever holds the queue.
   bool core_wanted_ = false;  // somebody else ran when it last yielded
@@ -208,7 +213,7 @@ class Poller final : public Driver {
   std::atomic<int64_t> next_timer_ns_{Instant::Infinite().nanoseconds()};
   std::atomic<int> parked_count_{0};
   std::atomic<int> waits_elsewhere_{0};
-  std::atomic<uint32_t> background_turns_{0};  // times it woke
+  std::atomic<uint32_t> background_turns_{0};
   std::atomic<bool> ended_{false};
 };
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "gtest/gtest.h"
 #include "weft/base/future.h"
 #include "weft/tests/support/patience.h"
@@ -130,6 +131,28 @@ TEST_F(PollerTest, AWaitingThreadHandlesEventsItself) {
 
 TEST_F(PollerTest, BackgroundThreadHandlesEventsWhenNoThreadWaits) {
   ASSERT_TRUE(poller_.Start().ok());
+  std::atomic<bool> handled{false};
+  queue_.Put([&] { handled = true; });
+  EXPECT_TRUE(Becomes([&] { return handled.load(); }));
+}
+
+// A thread that makes one call after another shares its core with nobody.
+TEST_F(PollerTest, QuickWaitsDoNotWakeTheBackgroundThread) {
+  ASSERT_TRUE(poller_.Start().ok());
+  // A loaded machine may keep this thread from its core for longer than the
+  // background thread waits.
+  EXPECT_TRUE(Becomes([&] {
+    for (int i = 0; i < 100; ++i) EXPECT_TRUE(Echo().Wait(kSoon).ok());
+    const uint32_t before = poller_.background_turns();
+    const absl::Time end = absl::Now() + absl::Milliseconds(30);
+    while (absl::Now() < end) EXPECT_TRUE(Echo().Wait(kSoon).ok());
+    return poller_.background_turns() == before;
+  }));
+}
+
+TEST_F(PollerTest, BackgroundThreadHandlesEventsSoonAfterQuickWaits) {
+  ASSERT_TRUE(poller_.Start().ok());
+  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(Echo().Wait(kSoon).ok());
   std::atomic<bool> handled{false};
   queue_.Put([&] { handled = true; });
   EXPECT_TRUE(Becomes([&] { return handled.load(); }));
