@@ -73,10 +73,21 @@ absl::Status DdpTrainer::Begin() {
   adam.lr = options_.learning_rate;
   WEFT_ASSIGN_OR_RETURN(optimizer_, optimizer::Optimizer::Create(
                                         {{adam, model_.NamedParameters()}}));
+  WEFT_RETURN_IF_ERROR(BeginSaving());
   // Before the model of rank 0 is given to all.
   if (options_.resume) WEFT_RETURN_IF_ERROR(Resume());
   WEFT_ASSIGN_OR_RETURN(ddp_,
                         ddp::DistributedDataParallel::Create(model_, group_));
+  return absl::OkStatus();
+}
+
+absl::Status DdpTrainer::BeginSaving() {
+  if (options_.checkpoint_dir.empty() || !is_first()) return absl::OkStatus();
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = options_.checkpoint_dir;
+  WEFT_ASSIGN_OR_RETURN(const auto directory,
+                        checkpoint::CheckpointDirectory::Open(options));
+  WEFT_ASSIGN_OR_RETURN(run_, BeginRun(*directory, options_.resume));
   return absl::OkStatus();
 }
 
@@ -241,16 +252,17 @@ absl::Status DdpTrainer::Save(bool is_last) {
   options.keep_last = options_.keep;
   WEFT_ASSIGN_OR_RETURN(const auto directory,
                         checkpoint::CheckpointDirectory::Open(options));
+  WEFT_RETURN_IF_ERROR(CheckRun(*directory, run_));
+  checkpoint::Metadata metadata =
+      MetadataOf(SettingsOf(options_, data_), loader_->state(), accuracy);
+  AddRun(run_, &metadata);
   checkpoint::NamedTensors tensors;
   for (const auto& [name, tensor] : model_.StateDict()) tensors[name] = tensor;
   for (const auto& [name, tensor] : optimizer_->StateDict()) {
     tensors[absl::StrCat(kOptimizer, name)] = tensor;
   }
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string name,
-      directory->Save(
-          steps_, tensors,
-          MetadataOf(SettingsOf(options_, data_), loader_->state(), accuracy)));
+  WEFT_ASSIGN_OR_RETURN(const std::string name,
+                        directory->Save(steps_, tensors, metadata));
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", name);
   return NameCheckpoint(*directory, name, options_, accuracy, is_last);
 }

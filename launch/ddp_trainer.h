@@ -22,6 +22,7 @@
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/distributed_data_parallel.h"
 #include "weft/input/data_loader.h"
+#include "weft/launch/checkpoint_run.h"
 #include "weft/launch/image_model.h"
 #include "weft/launch/image_trainer.h"
 #include "weft/launch/training_metrics.h"
@@ -62,6 +63,7 @@ class DdpTrainer {
   // data, or nothing if there is no checkpoint.
   absl::StatusOr<std::string> RestoreNewest();
   absl::Status CheckNewest(checkpoint::CheckpointDirectory& directory) const;
+  absl::Status BeginSaving();
   absl::Status GiveOptimizerToAll();
   absl::Status GoOnFrom(const std::string& place);
   absl::StatusOr<TrainingResult> Train();
@@ -90,6 +92,7 @@ class DdpTrainer {
   int64_t samples_ = 0;  // of all ranks, in this run
   bool was_stopped_ = false;
   std::string checkpoint_;
+  CheckpointRun run_;  // of rank 0
 };
 
 }  // namespace weft::launch

@@ -125,6 +125,8 @@ telemetry::Progress::Options ProgressOptions(
   return progress;
 }
 
+// Which run saves checkpoints: see checkpoint_run.h.
+constexpr char kRun[] = "trainers/run";
 // Set by the first trainer once its duties after the last step are done.
 constexpr char kConcluded[] = "trainers/concluded";
 constexpr absl::Duration kConclusionTimeout = absl::Minutes(10);
@@ -245,8 +247,7 @@ absl::Status ImageTrainer::Begin() {
   if (has_joined_) {
     WEFT_RETURN_IF_ERROR(JoinAtTheirPlace());
   } else {
-    WEFT_RETURN_IF_ERROR(
-        running_.SetStart({table_->round(), loader_->state()}));
+    WEFT_RETURN_IF_ERROR(running_.SetStart({step(), loader_->state()}));
   }
   return running_.BeginTraining();
 }
@@ -285,8 +286,7 @@ absl::StatusOr<double> ImageTrainer::Differentiate(
   }
   // Before the push: the parameters on the servers stay finite.
   if (!options_.allow_non_finite) {
-    WEFT_RETURN_IF_ERROR(
-        CheckLoss(loss, table_->round(), worker_.self().name, model_));
+    WEFT_RETURN_IF_ERROR(CheckLoss(loss, step(), worker_.self().name, model_));
   }
   const auto phase = metrics_.Begin("backward");
   result.Backward();
@@ -417,7 +417,9 @@ absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
     WEFT_LOG(worker_.telemetry().logger(), Info, "resuming")
         .With("checkpoint", *name);
     checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
-    return place;
+    WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,
+                          input::ShardedSampler::State::Parse(place));
+    return RunningJob::FormatStart({manifest.step, state});
   }
   if (!damaged.ok()) {
     return worker::WithExitCode(
@@ -443,7 +445,7 @@ absl::Status ImageTrainer::FindPlace() {
       has_joined_ = true;
       return absl::OkStatus();
     }
-    if (!options_.resume) return absl::OkStatus();
+    if (!options_.resume) return is_first() ? BeginSaving() : absl::OkStatus();
     const auto view = worker_.membership().view();
     const rendezvous::Member* const first = FirstTrainer(*view);
     if (first == nullptr) return absl::UnavailableError("no trainer is left");
@@ -475,14 +477,43 @@ absl::Status ImageTrainer::RestoreForAll(const std::string& key) {
                     kLastWord);
     return place.status();
   }
+  WEFT_RETURN_IF_ERROR(BeginSaving());
   WEFT_RETURN_IF_ERROR(store.Set(key, *place, kRoundTimeout).status());
   return GoOnFrom(*place);
 }
 
-absl::Status ImageTrainer::GoOnFrom(const std::string& place) {
-  if (place.empty()) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler::State state,
-                        input::ShardedSampler::State::Parse(place));
+absl::Status ImageTrainer::BeginSaving() {
+  if (options_.checkpoint_dir.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  WEFT_ASSIGN_OR_RETURN(const CheckpointRun run,
+                        BeginRun(*directory, options_.resume));
+  return worker_.membership()
+      .store()
+      .Set(kRun, FormatRun(run), kRoundTimeout)
+      .status();
+}
+
+absl::StatusOr<CheckpointRun> ImageTrainer::FindRun(
+    checkpoint::CheckpointDirectory& directory) {
+  rendezvous::Store& store = worker_.membership().store();
+  auto run = store.Get(kRun, kRoundTimeout);
+  if (absl::IsNotFound(run.status())) {  // the first trainer died before
+    WEFT_ASSIGN_OR_RETURN(const CheckpointRun begun,
+                          BeginRun(directory, /*is_resumed=*/true));
+    WEFT_RETURN_IF_ERROR(
+        store.Set(kRun, FormatRun(begun), kRoundTimeout).status());
+    return begun;
+  }
+  WEFT_RETURN_IF_ERROR(run.status());
+  return ParseRun(run->value);
+}
+
+absl::Status ImageTrainer::GoOnFrom(const std::string& start) {
+  if (start.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const RunningJob::Start from,
+                        RunningJob::ParseStart(start));
+  const input::ShardedSampler::State& state = from.place;
+  steps_ = from.round;
   WEFT_RETURN_IF_ERROR(loader_->LoadState(state));
   first_epoch_ = static_cast<int>(state.epoch);
   if (loader_->remaining() == 0) loader_->SetEpoch(++first_epoch_);
@@ -499,7 +530,7 @@ absl::Status ImageTrainer::JoinAtTheirPlace() {
         place, PlaceAfter(std::move(sampler), start.place,
                           table_->round() - start.round, options_.batch_size));
   }
-  return GoOnFrom(place.ToString());
+  return GoOnFrom(RunningJob::FormatStart({start.round, place}));
 }
 
 absl::StatusOr<std::unique_ptr<checkpoint::CheckpointDirectory>>
@@ -527,13 +558,11 @@ absl::Status ImageTrainer::Save() {
     WEFT_ASSIGN_OR_RETURN(accuracy, Accuracy());
   }
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
-  WEFT_ASSIGN_OR_RETURN(const std::string attempt,
-                        directory->Begin(table_->round()));
+  WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(step()));
   auto& recorder = worker_.telemetry().recorder();
-  recorder.Record("checkpoint.begin", attempt, table_->round());
+  recorder.Record("checkpoint.begin", attempt, step());
   const absl::StatusOr<std::string> name = Fill(*directory, attempt, accuracy);
-  recorder.Record("checkpoint.done", attempt, table_->round(),
-                  name.status().raw_code());
+  recorder.Record("checkpoint.done", attempt, step(), name.status().raw_code());
   if (!name.ok()) {
     directory->Abandon(attempt);
     return absl::Status(
@@ -563,8 +592,12 @@ absl::StatusOr<std::string> ImageTrainer::Fill(
   WEFT_ASSIGN_OR_RETURN(
       files.emplace_back(),
       directory.AddShard(attempt, kModelShard, worker_.self().name, model));
-  return directory.Commit(attempt, std::move(files),
-                          MetadataOf(settings_, loader_->state(), accuracy));
+  WEFT_ASSIGN_OR_RETURN(const CheckpointRun run, FindRun(directory));
+  WEFT_RETURN_IF_ERROR(CheckRun(directory, run));
+  checkpoint::Metadata metadata =
+      MetadataOf(settings_, loader_->state(), accuracy);
+  AddRun(run, &metadata);
+  return directory.Commit(attempt, std::move(files), metadata);
 }
 
 absl::Status ImageTrainer::TrainEpoch(int epoch) {
@@ -575,6 +608,7 @@ absl::Status ImageTrainer::TrainEpoch(int epoch) {
                           NextBatch());
     if (!batch.has_value()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(const double loss, Step(*batch));
+    ++steps_;
     metrics_.EndStep(loss, (*batch)[0].size(0));
     // Each shard has had a batch meanwhile, as large as this one.
     const int64_t shards = options_.is_sync
@@ -585,7 +619,7 @@ absl::Status ImageTrainer::TrainEpoch(int epoch) {
     if (is_first()) {
       progress_.Update(epoch * of_epoch + used, options_.epochs * of_epoch,
                        loss);
-      if (options_.on_loss) options_.on_loss(table_->round(), loss);
+      if (options_.on_loss) options_.on_loss(step(), loss);
     }
     if (asked_to_stop_()) {
       was_stopped_ = true;
@@ -609,7 +643,7 @@ absl::StatusOr<TrainingResult> ImageTrainer::Run() {
       adopted_.clear();  // taken up again at the place of the first batch
       // Asynchronous trainers have no round that gives the place.
       if (!options_.is_sync && is_first()) {
-        WEFT_RETURN_IF_ERROR(running_.SetStart({0, loader_->state()}));
+        WEFT_RETURN_IF_ERROR(running_.SetStart({steps_, loader_->state()}));
       }
     }
     WEFT_RETURN_IF_ERROR(TrainEpoch(epoch));

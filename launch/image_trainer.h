@@ -24,6 +24,7 @@
 #include "weft/input/data_loader.h"
 #include "weft/input/idx.h"
 #include "weft/input/sharded_sampler.h"
+#include "weft/launch/checkpoint_run.h"
 #include "weft/launch/image_model.h"
 #include "weft/launch/running_job.h"
 #include "weft/launch/training_metrics.h"
@@ -116,17 +117,24 @@ class ImageTrainer {
   absl::Status FindPlace();
   // Tells the others under `key`.
   absl::Status RestoreForAll(const std::string& key);
-  // `place` as the sampler's state says it; empty: nothing is done.
-  absl::Status GoOnFrom(const std::string& place);
+  // `start` as RunningJob::FormatStart gives it; empty: nothing is done.
+  absl::Status GoOnFrom(const std::string& start);
   absl::Status JoinAtTheirPlace();
-  // Its place in the data; empty if there is no checkpoint.
+  // Where it was saved, as text for GoOnFrom; empty if there is none.
   absl::StatusOr<std::string> RestoreNewest();
+  // In the store: which run saves, whoever of its trainers has that duty.
+  absl::Status BeginSaving();
+  absl::StatusOr<CheckpointRun> FindRun(
+      checkpoint::CheckpointDirectory& directory);
   absl::Status TrainEpoch(int epoch);
   absl::StatusOr<input::ShardedSampler> SamplerOf(int shard) const;
   absl::StatusOr<std::unique_ptr<input::DataLoader>> LoadShard(int shard) const;
   absl::StatusOr<std::optional<input::Example>> NextBatch();
   // One batch; its mean loss.
   absl::StatusOr<double> Step(const input::Example& batch);
+  // Of the whole training, earlier runs included. SYNC: rounds; else steps of
+  // this trainer.
+  int64_t step() const { return options_.is_sync ? table_->round() : steps_; }
   // Runs forward and backward; the mean loss. Gradients are in parameters_.
   absl::StatusOr<double> Differentiate(const input::Example& batch);
   // SYNC. Gives the parts of shards of the data whose trainers are gone, as far
@@ -176,6 +184,7 @@ class ImageTrainer {
   TrainingMetrics metrics_;
   int first_epoch_ = 0;
   bool has_joined_ = false;  // a job that ran already
+  int64_t steps_ = 0;        // see step()
   double samples_ = 0;       // seen in this run by all trainers there are
   bool was_stopped_ = false;
   int saved_epochs_ = -1;   // after so many epochs this trainer saved last

@@ -16,7 +16,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/mutex.h"
+#include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/launch/serve_tables.h"
+#include "weft/launch/training_checks.h"
 #include "weft/ps/server.h"
 #include "weft/tensor/random.h"
 #include "weft/tests/support/idx_images.h"
@@ -28,6 +30,7 @@
 namespace weft::launch {
 namespace {
 
+using ::testing::EndsWith;
 using ::testing::SizeIs;
 using ::testing::StartsWith;
 using ::weft::testing::IsOk;
@@ -193,6 +196,69 @@ TEST_F(ImageTrainerTest, ResumedRunHasTheLossesOfOneThatWasNotInterrupted) {
                                        "ckpt-", 0) == 0;
                           }),
             2);  // one an epoch
+}
+
+TEST_F(ImageTrainerTest, AsynchronousStepsAreCountedAcrossAResume) {
+  options_.is_sync = false;
+  options_.checkpoint_dir = dir_.Path("saved");
+  options_.epochs = 1;
+  const Run first = Train(1);
+  ASSERT_THAT(first.statuses.at("trainer0"), IsOk());
+  EXPECT_EQ(first.first_step, 1);
+  EXPECT_THAT(first.losses, SizeIs(8));
+  EXPECT_THAT(first.results.at("trainer0").checkpoint, EndsWith("-step-8"));
+  options_.epochs = 2;
+  options_.resume = true;
+  const Run second = Train(1);
+  ASSERT_THAT(second.statuses.at("trainer0"), IsOk());
+  EXPECT_EQ(second.first_step, 9);
+  EXPECT_THAT(second.results.at("trainer0").checkpoint, EndsWith("-step-16"));
+}
+
+// As when two jobs are started into one directory at the same time.
+TEST_F(ImageTrainerTest, CheckpointThatAnotherRunSavedMeanwhileStays) {
+  options_.checkpoint_dir = dir_.Path("saved");
+  options_.keep = 1;
+  std::string others;
+  const Run run = Train(1, [&] {
+    if (!others.empty()) return false;
+    others = checkpoint::CheckpointDirectory::Open({dir_.Path("saved")})
+                 .value()
+                 ->Save(1, {}, {})
+                 .value();
+    return false;
+  });
+  EXPECT_THAT(run.results.at("trainer0").saved,
+              StatusIs(absl::StatusCode::kAlreadyExists,
+                       others + " was saved by another run"));
+  EXPECT_TRUE(
+      std::filesystem::exists(dir_.Path("saved/" + others + "/manifest.json")));
+}
+
+// Any trainer may get the duty to save.
+TEST_F(ImageTrainerTest, WhereAndWhatIsSavedMustBeEqualWithServers) {
+  const ImageData data = LoadImageData(options_).value();
+  ImageTrainerOptions other = options_;
+  other.checkpoint_dir = "/elsewhere";
+  other.keep_as = "mine";
+  other.keep = 5;
+  other.allow_non_finite = true;
+  const auto compare = [&] {
+    return CompareSettings("trainer0", SettingsOf(options_, data), "trainer1",
+                           SettingsOf(other, data));
+  };
+  for (const char* difference :
+       {"--checkpoint-dir is none at trainer0 and /elsewhere at trainer1",
+        "--keep-as is none at trainer0 and mine at trainer1",
+        "--keep is 3 at trainer0 and 5 at trainer1",
+        "--allow-non-finite is off at trainer0 and on at trainer1"}) {
+    EXPECT_THAT(compare(),
+                StatusIs(absl::StatusCode::kFailedPrecondition, difference));
+  }
+  // Without servers rank 0 alone saves: the others need not see its files.
+  options_.strategy = other.strategy = "ddp";
+  other.allow_non_finite = false;
+  EXPECT_THAT(compare(), IsOk());
 }
 
 TEST_F(ImageTrainerTest, StoppedTrainerEndsAfterItsStepAndSaves) {

@@ -42,7 +42,7 @@ absl::Status Run(int argc, char** argv) {
        {"sync", "async", "resume", "keep-best", "allow-non-finite"}) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
-  for (const char* name : {"data", "epochs", "batch-size", "lr",
+  for (const char* name : {"data", "strategy", "epochs", "batch-size", "lr",
                            "checkpoint-dir", "keep", "keep-as", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }

@@ -79,11 +79,11 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
 }
 
 TEST_F(ParameterServerProgramTest, TrainersFlagsAreTakenAndTheMissingNamed) {
-  const auto server =
-      Start(OfAJob({"--async", "--resume", "--keep-best", "--allow-non-finite",
-                    "--data=/nowhere", "--epochs=3", "--batch-size=many",
-                    "--lr=nan", "--checkpoint-dir=/nowhere", "--keep=0",
-                    "--keep-as=x", "--loss-every=1", "--join-timeout=300ms"}));
+  const auto server = Start(
+      OfAJob({"--async", "--resume", "--keep-best", "--allow-non-finite",
+              "--data=/nowhere", "--epochs=3", "--batch-size=many", "--lr=nan",
+              "--checkpoint-dir=/nowhere", "--keep=0", "--keep-as=x",
+              "--loss-every=1", "--strategy=ps", "--join-timeout=300ms"}));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kTimeout)) << server->output();
   EXPECT_THAT(server->output(), HasSubstr("1/2 joined, missing trainer0"));
 }

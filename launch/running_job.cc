@@ -54,26 +54,34 @@ absl::StatusOr<bool> RunningJob::Trains(
   return entry->value == absl::StrCat(trainer.incarnation);
 }
 
+std::string RunningJob::FormatStart(const Start& start) {
+  return absl::StrCat(start.round, ":", start.place.ToString());
+}
+
+absl::StatusOr<RunningJob::Start> RunningJob::ParseStart(
+    absl::string_view text) {
+  const std::pair<absl::string_view, absl::string_view> parts =
+      absl::StrSplit(text, absl::MaxSplits(':', 1));
+  Start start;
+  if (!absl::SimpleAtoi(parts.first, &start.round)) {
+    return absl::InternalError(
+        absl::StrCat("no round in the place to start at: ", text));
+  }
+  WEFT_ASSIGN_OR_RETURN(start.place,
+                        input::ShardedSampler::State::Parse(parts.second));
+  return start;
+}
+
 absl::Status RunningJob::SetStart(const Start& start) {
   return membership_.store()
-      .Set(kStart, absl::StrCat(start.round, ":", start.place.ToString()),
-           kStoreTimeout)
+      .Set(kStart, FormatStart(start), kStoreTimeout)
       .status();
 }
 
 absl::StatusOr<RunningJob::Start> RunningJob::GetStart() const {
   WEFT_ASSIGN_OR_RETURN(const rendezvous::StoreEntry entry,
                         membership_.store().Get(kStart, kStoreTimeout));
-  const std::pair<absl::string_view, absl::string_view> parts =
-      absl::StrSplit(entry.value, absl::MaxSplits(':', 1));
-  Start start;
-  if (!absl::SimpleAtoi(parts.first, &start.round)) {
-    return absl::InternalError(
-        absl::StrCat("no round in ", kStart, ": ", entry.value));
-  }
-  WEFT_ASSIGN_OR_RETURN(start.place,
-                        input::ShardedSampler::State::Parse(parts.second));
-  return start;
+  return ParseStart(entry.value);
 }
 
 absl::Status RunningJob::BeginTraining() {

@@ -3,7 +3,8 @@
 //
 //   trainers/training/<name>  the incarnation of a trainer that takes steps
 //   trainers/start            the round and the place in the data at which
-//                             training began, equal at all that began it
+//                             training began, equal at all that began it; of
+//                             an asynchronous job: at which an epoch began
 //
 // In a synchronous job each round takes one batch of each shard of the data, so
 // start and the open round of the table give the place of every shard.
@@ -16,6 +17,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/rendezvous/membership.h"
 
@@ -37,9 +39,13 @@ class RunningJob {
   absl::StatusOr<bool> Trains(const rendezvous::Member& trainer) const;
 
   struct Start {
-    int64_t round = 0;
+    int64_t round = 0;  // ASYNC: steps that the first trainer had taken
     input::ShardedSampler::State place;
   };
+  // One line of text, and back. kInternal if it cannot be read.
+  static std::string FormatStart(const Start& start);
+  static absl::StatusOr<Start> ParseStart(absl::string_view text);
+
   // Replaces it. Called before BeginTraining.
   absl::Status SetStart(const Start& start);
   // kInternal if it cannot be read.

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
-#include <vector>
+#include <system_error>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/time.h"
@@ -129,17 +129,24 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
 absl::Status CheckCheckpointDir(const std::string& path, bool resume) {
   weft::checkpoint::CheckpointDirectory::Options options;
   options.path = path;
-  WEFT_ASSIGN_OR_RETURN(const auto directory,
-                        weft::checkpoint::CheckpointDirectory::Open(options));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
-                        directory->List());
-  if (!resume && !names.empty()) {
+  const auto unusable = [](const absl::Status& status) {
+    return absl::Status(
+        status.code(),
+        absl::StrCat("wanted a directory to write in: ", status.message()));
+  };
+  const auto directory = weft::checkpoint::CheckpointDirectory::Open(options);
+  if (!directory.ok()) return unusable(directory.status());
+  const auto names = (*directory)->List();
+  if (!names.ok()) return unusable(names.status());
+  if (!resume && !names->empty()) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "found ", names.size(), " of a former run, the newest ", names.back(),
+        "wanted a directory without checkpoints, found ", names->size(),
+        " of a former run, the newest ", names->back(),
         "; give --resume to go on from it, or another directory"));
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string attempt, directory->Begin(0));
-  directory->Abandon(attempt);
+  const auto attempt = (*directory)->Begin(0);
+  if (!attempt.ok()) return unusable(attempt.status());
+  (*directory)->Abandon(*attempt);
   return absl::OkStatus();
 }
 
@@ -310,17 +317,23 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
 absl::Status PrepareCheckpointDir(const weft::worker::Options& options,
                                   ImageTrainerOptions& training) {
   if (training.checkpoint_dir.empty()) return absl::OkStatus();
-  training.checkpoint_dir =
-      std::filesystem::absolute(training.checkpoint_dir).lexically_normal();
+  std::error_code unknown;
+  const auto path = std::filesystem::absolute(training.checkpoint_dir, unknown);
+  if (unknown) {
+    return absl::NotFoundError(absl::StrCat(
+        "--checkpoint-dir=", training.checkpoint_dir,
+        ": the current directory is not there: ", unknown.message(),
+        "; give an absolute path"));
+  }
+  training.checkpoint_dir = path.lexically_normal();
   if (options.rank != 0) return absl::OkStatus();
   const absl::Status fit =
       CheckCheckpointDir(training.checkpoint_dir, training.resume);
   if (fit.ok()) return fit;
   return weft::worker::WithExitCode(
-      absl::Status(
-          fit.code(),
-          absl::StrCat("--checkpoint-dir=", training.checkpoint_dir,
-                       ": wanted a directory to write in: ", fit.message())),
+      absl::Status(fit.code(),
+                   absl::StrCat("--checkpoint-dir=", training.checkpoint_dir,
+                                ": ", fit.message())),
       weft::worker::ExitCode::kConfig);
 }
 

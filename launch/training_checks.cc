@@ -40,8 +40,9 @@ std::optional<std::string> FirstNotFinite(const ImageModel& model) {
 }  // namespace
 
 Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data) {
-  return {
+  Settings settings = {
       {"--strategy", options.strategy},
+      {"--allow-non-finite", options.allow_non_finite ? "on" : "off"},
       {"--keep-best", options.keep_best ? "on" : "off"},
       {"--seed", absl::StrCat(options.seed)},
       {"--batch-size", absl::StrCat(options.batch_size)},
@@ -54,6 +55,15 @@ Settings SettingsOf(const ImageTrainerOptions& options, const ImageData& data) {
       {"checksum of --data",
        absl::StrCat(absl::Hex(data.train->Checksum(), absl::kZeroPad16))},
   };
+  if (options.strategy == "ddp") return settings;  // rank 0 alone saves
+  // Any trainer may get the duty to save.
+  const auto or_none = [](const std::string& value) {
+    return value.empty() ? std::string("none") : value;
+  };
+  settings["--checkpoint-dir"] = or_none(options.checkpoint_dir);
+  settings["--keep"] = absl::StrCat(options.keep);
+  settings["--keep-as"] = or_none(options.keep_as);
+  return settings;
 }
 
 Settings FixedOf(const Settings& settings) {

@@ -19,8 +19,8 @@ class TrainingMetrics {
  public:
   explicit TrainingMetrics(telemetry::Telemetry& telemetry);
 
-  // One phase of the present step, until its end: data, forward, backward,
-  // exchange (push and pull of the parameter server) or optimizer.
+  // One phase of the present step, until its end: data, forward, backward, then
+  // push and pull with servers, optimizer without.
   class Phase {
    public:
     ~Phase();

@@ -41,9 +41,9 @@ void Damage(const std::string& path) {
 
 TEST(MainJob, ProgramsMayStartInAnyOrder) {
   const Job job;
-  const auto trainer1 = job.StartTrainer(1, {"--epochs=3"});
-  const auto trainer0 = job.StartTrainer(
-      0, {"--epochs=3", "--checkpoint-dir=" + job.Path("saved")});
+  const Flags flags = {"--epochs=3", "--checkpoint-dir=" + job.Path("saved")};
+  const auto trainer1 = job.StartTrainer(1, flags);
+  const auto trainer0 = job.StartTrainer(0, flags);
   for (const auto* trainer : {&trainer0, &trainer1}) {
     EXPECT_THAT((*trainer)->WaitForOutput("is server 0 running", kLong),
                 IsOk());
