@@ -148,7 +148,7 @@ absl::StatusOr<References::Creation> References::PrepareCreation() {
   MutexLock lock(mu_);
   creation.fork = NewFork();
   OpenCreation& open = creations_[creation.fork];
-  open.secret = (uint64_t{random_()} << 32) | random_();
+  open.secret = NewSecret();
   creation.attachment = std::make_unique<CreationStaged>(
       shared_from_this(), creation.fork, open.secret);
   return creation;

@@ -1,6 +1,9 @@
 #include "weft/rref/references.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <random>
 #include <tuple>
 #include <utility>
 
@@ -409,7 +412,7 @@ std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
   {
     MutexLock lock(mu_);
     token.fork = NewFork();
-    token.secret = (uint64_t{random_()} << 32) | random_();
+    token.secret = NewSecret();
     Tasks none;
     ready_.try_emplace(token.fork, driver_);
     Tell(UserTable::Creating{token}, &none);
@@ -425,11 +428,20 @@ std::shared_ptr<Reference> References::Adopt(const rpc::Target& owner,
   return reference;
 }
 
+// From the system: each number of a std::random_device may wait 20 us for the
+// processor's entropy (RDSEED).
+uint64_t References::NewSecret() {
+  uint64_t secret;
+  if (getentropy(&secret, sizeof secret) == 0) return secret;
+  std::random_device device;  // a kernel before 3.17
+  return uint64_t{device()} << 32 | device();
+}
+
 absl::StatusOr<std::shared_ptr<Reference>> References::Keep(
     rpc::ObjectTable::Object object) {
   MutexLock lock(mu_);
   const rpc::ObjectId id{key_, key_, kFirstKept + objects_kept_++};
-  const Token token{id, NewFork(), (uint64_t{random_()} << 32) | random_()};
+  const Token token{id, NewFork(), NewSecret()};
   WEFT_RETURN_IF_ERROR(agent_.objects().Add(
       id, rpc::Worker{agent_.name(), agent_.key(), ""}, std::move(object)));
   Tasks none;

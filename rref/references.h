@@ -23,7 +23,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -302,6 +301,7 @@ class References final : public std::enable_shared_from_this<References> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Register(const Token& token, const std::string& holder)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  static uint64_t NewSecret();
   ForkId NewFork() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::shared_ptr<Reference> MakeReference(const Token& token)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -330,7 +330,6 @@ class References final : public std::enable_shared_from_this<References> {
   OwnerTable owner_ ABSL_GUARDED_BY(mu_);
   uint64_t forks_made_ ABSL_GUARDED_BY(mu_) = 0;
   uint64_t objects_kept_ ABSL_GUARDED_BY(mu_) = 0;
-  std::random_device random_ ABSL_GUARDED_BY(mu_);
   // Of forks that are not confirmed, and of requests that wait here.
   absl::flat_hash_map<ForkId, Promise<void>> ready_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ForkId, Waiting> answers_ ABSL_GUARDED_BY(mu_);
