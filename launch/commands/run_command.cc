@@ -187,9 +187,10 @@ std::string NameOfOwnJob() {
       absl::Hex(static_cast<uint32_t>(rendezvous::DrawIncarnation())));
 }
 
-// The keeper has swept it where the ranks were started.
-void Sweep(const std::string& directory) {
+// The keeper has done so where the ranks were started.
+void Sweep(const std::string& directory, bool is_own_job) {
   if (directory.empty()) return;
+  if (!is_own_job) return SweepJobDirectory(directory);
   for (const std::string& path : SweepRunDirectory(directory)) {
     std::fprintf(stderr, "weft: a flight recording is kept: %s\n",
                  path.c_str());
@@ -229,6 +230,8 @@ struct Arguments {
   LaunchOptions options;
   ExitReporterOptions reporting;
   std::string init;
+  std::string directory;  // of the job's sockets; empty: none
+  bool is_own_job = false;
 };
 
 absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
@@ -322,12 +325,18 @@ absl::Status CompleteOptions(Arguments& arguments) {
     options.environment["WEFT_CERTS"] = reporting.certs;
   }
   if (reporting.insecure) options.environment["WEFT_INSECURE"] = "true";
+  const absl::StatusOr<std::string> directory =
+      net::DefaultSocketDirectory(options.job);
+  arguments.directory = directory.value_or("");
+  arguments.is_own_job = is_own_job;
   if (arguments.init.empty() && options.coordinator.empty()) {
-    WEFT_ASSIGN_OR_RETURN(const std::string directory,
-                          net::DefaultSocketDirectory(options.job));
-    options.coordinator = absl::StrCat("unix:", directory, "/coordinator.sock");
-    if (is_own_job) options.run_directory = directory;
+    WEFT_RETURN_IF_ERROR(directory.status());
+    options.coordinator =
+        absl::StrCat("unix:", *directory, "/coordinator.sock");
   }
+  options.sweep = [path = arguments.directory, is_own_job] {
+    Sweep(path, is_own_job);
+  };
   return absl::OkStatus();
 }
 
@@ -337,7 +346,9 @@ absl::StatusOr<int> RunCommand(int argc, char** argv) {
   WEFT_ASSIGN_OR_RETURN(Arguments arguments, ParseFlags(argc, argv));
   WEFT_RETURN_IF_ERROR(CompleteOptions(arguments));
   LaunchOptions& options = arguments.options;
-  const absl::Cleanup sweeper = [&] { Sweep(options.run_directory); };
+  const absl::Cleanup sweeper = [&] {
+    Sweep(arguments.directory, arguments.is_own_job);
+  };
   WEFT_RETURN_IF_ERROR(MakeLogDir(options.log_dir));
   if (options.master_port == 0) {
     WEFT_ASSIGN_OR_RETURN(options.master_port, FreePort());

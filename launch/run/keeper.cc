@@ -13,7 +13,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/launch/run/rank_mark.h"
-#include "weft/launch/run/run_directory.h"
 
 namespace weft::launch {
 namespace {
@@ -21,7 +20,7 @@ namespace {
 // Of the keeper's process: a message above 0 is a group to watch, below 0 one
 // to forget.
 [[noreturn]] void Keep(int fd, const std::string& launcher,
-                       const std::string& directory) {
+                       const std::function<void()>& sweep) {
   setpgid(0, 0);  // a terminal's Ctrl-C is not for it
   struct sigaction ignore = {};
   ignore.sa_handler = SIG_IGN;
@@ -39,14 +38,14 @@ namespace {
   }
   for (const pid_t group : groups) kill(-group, SIGKILL);
   KillMarked({MarkOfAll(launcher)});
-  if (!directory.empty()) (void)SweepRunDirectory(directory);
+  if (sweep) sweep();
   _exit(0);
 }
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start(
-    const std::string& launcher, const std::string& directory) {
+    const std::string& launcher, const std::function<void()>& sweep) {
   int fds[2];
   if (pipe2(fds, O_CLOEXEC) != 0) return absl::ErrnoToStatus(errno, "pipe");
   const pid_t pid = fork();
@@ -65,7 +64,7 @@ absl::StatusOr<std::unique_ptr<Keeper>> Keeper::Start(
     // A reader of the launcher's output must not wait for the keeper.
     const int null = open("/dev/null", O_RDWR);
     for (int fd : {0, 1, 2}) dup2(null, fd);
-    Keep(fds[0], launcher, directory);
+    Keep(fds[0], launcher, sweep);
   }
   close(fds[0]);
   return std::unique_ptr<Keeper>(new Keeper(pid, fds[1]));

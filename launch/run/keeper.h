@@ -4,13 +4,14 @@
 // A rank dies with the launcher by PR_SET_PDEATHSIG; what the rank has started
 // does not. The keeper holds one end of a pipe, and when the launcher's end
 // closes, kills every group that was not reaped and every other process with
-// the launcher's mark (rank_mark.h), and sweeps the directory of the run.
+// the launcher's mark (rank_mark.h), and sweeps what they leave.
 
 #ifndef WEFT_LAUNCH_RUN_KEEPER_H_
 #define WEFT_LAUNCH_RUN_KEEPER_H_
 
 #include <sys/types.h>
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -21,10 +22,10 @@ namespace weft::launch {
 // Thread-safety: one thread at a time.
 class Keeper {
  public:
-  // Of the launcher of that id (DrawLauncherId). `directory` is swept in the
-  // end (run_directory.h); empty: none. REQUIRES: the process has one thread.
+  // Of the launcher of that id (DrawLauncherId). In the end `sweep` runs in the
+  // keeper's process. REQUIRES: the process has one thread.
   static absl::StatusOr<std::unique_ptr<Keeper>> Start(
-      const std::string& launcher, const std::string& directory);
+      const std::string& launcher, const std::function<void()>& sweep);
   // Ends it, with all groups it still watches.
   ~Keeper();
   Keeper(const Keeper&) = delete;

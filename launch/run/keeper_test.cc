@@ -14,6 +14,7 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "weft/launch/run/rank_mark.h"
+#include "weft/launch/run/run_directory.h"
 #include "weft/tests/support/temp_dir.h"
 
 namespace weft::launch {
@@ -53,7 +54,8 @@ pid_t RunAndKillLauncher(const std::string& run, bool forgets) {
   const std::string launcher = DrawLauncherId();
   const pid_t pid = fork();
   if (pid == 0) {
-    auto keeper = Keeper::Start(launcher, run).value();
+    auto keeper =
+        Keeper::Start(launcher, [&] { SweepRunDirectory(run); }).value();
     const pid_t rank = Rank(forgets ? "somebody else" : launcher);
     keeper->Watch(rank);
     if (forgets) keeper->Forget(rank);

@@ -430,7 +430,7 @@ absl::StatusOr<int> Run(const LaunchOptions& options) {
   SignalScope signals;
   const std::string launcher = DrawLauncherId();
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<Keeper> keeper,
-                        Keeper::Start(launcher, options.run_directory));
+                        Keeper::Start(launcher, options.sweep));
   for (int restart = 0;; ++restart) {
     Job job(options, launcher, restart, signals, *keeper);
     const absl::StatusOr<int> code = job.Run();

@@ -45,8 +45,9 @@ struct LaunchOptions {
   // Each rank's whole output goes to <log_dir>/<name>.log too, both streams as
   // they come, after what the file holds; empty: none. It must be there.
   std::string log_dir;
-  // Swept in the end, however the launcher ends (run_directory.h); empty: none.
-  std::string run_directory;
+  // Removes what the ranks leave (run_directory.h): runs in the end, however
+  // the launcher ends, in a process of its own; null: nothing.
+  std::function<void()> sweep;
   // Output lines begin with "[ps0] ".
   bool prefix = true;
   std::ostream* out = nullptr;  // null: standard output

@@ -1,24 +1,37 @@
-// RunDirectory: see the header.
-
 #include "weft/launch/run/run_directory.h"
+
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
 
+#include "weft/net/edge/socket_file.h"
+#include "weft/transport/shm/memory_budget.h"
+
 namespace weft::launch {
 
 namespace fs = std::filesystem;
 
-std::vector<std::string> SweepRunDirectory(const std::string& directory) {
-  std::vector<std::string> kept;
+namespace {
+
+// Empty if there is no such directory.
+std::vector<fs::path> FilesIn(const std::string& directory) {
   std::vector<fs::path> found;
   std::error_code error;
   fs::directory_iterator it(directory, error);
   for (; !error && it != fs::directory_iterator(); it.increment(error)) {
     found.push_back(it->path());
   }
-  for (const fs::path& path : found) {
+  return found;
+}
+
+}  // namespace
+
+std::vector<std::string> SweepRunDirectory(const std::string& directory) {
+  std::vector<std::string> kept;
+  std::error_code error;
+  for (const fs::path& path : FilesIn(directory)) {
     if (path.extension() == ".flight") {
       kept.push_back(path.string());
     } else {
@@ -28,6 +41,21 @@ std::vector<std::string> SweepRunDirectory(const std::string& directory) {
   if (kept.empty()) fs::remove(directory, error);
   std::sort(kept.begin(), kept.end());
   return kept;
+}
+
+void SweepJobDirectory(const std::string& directory) {
+  for (const fs::path& path : FilesIn(directory)) {
+    std::error_code error;
+    if (!fs::is_socket(fs::symlink_status(path, error))) continue;
+    // Of coordinators and endpoints, and of shared memory; it stays if it is of
+    // the other type.
+    for (const int type : {SOCK_STREAM, SOCK_DGRAM}) {
+      net::RemoveAbandonedSocket(path.string(), type).IgnoreError();
+    }
+  }
+  transport::MemoryBudget::RemoveUnused(directory);
+  std::error_code not_empty;
+  fs::remove(directory, not_empty);
 }
 
 }  // namespace weft::launch

@@ -1,4 +1,5 @@
-// RunDirectory: the directory in which the ranks of one `weft run` meet.
+// RunDirectory: the directory in which the ranks of a `weft run` have their
+// sockets on this host.
 
 #ifndef WEFT_LAUNCH_RUN_RUN_DIRECTORY_H_
 #define WEFT_LAUNCH_RUN_RUN_DIRECTORY_H_
@@ -12,6 +13,12 @@ namespace weft::launch {
 // flight recordings (*.flight) that their log names: their paths, of which the
 // directory stays.
 std::vector<std::string> SweepRunDirectory(const std::string& directory);
+
+// Removes from the `directory` of a job what no process uses any more: sockets
+// of ranks that were killed and their count of shared memory; and the directory
+// if nothing is left. Others on this host may be of the job, too: what they use
+// stays, as do all other files.
+void SweepJobDirectory(const std::string& directory);
 
 }  // namespace weft::launch
 

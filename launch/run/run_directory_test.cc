@@ -1,5 +1,10 @@
 #include "weft/launch/run/run_directory.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -7,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/transport/shm/memory_budget.h"
 
 namespace weft::launch {
 namespace {
@@ -40,6 +46,50 @@ TEST(RunDirectory, RecordingsStayAndAreNamedInOrder) {
 TEST(RunDirectory, DirectoryThatIsNotThereIsNoError) {
   EXPECT_THAT(SweepRunDirectory("/no/such/directory"), IsEmpty());
   EXPECT_THAT(SweepRunDirectory(""), IsEmpty());
+}
+
+// Bound to `path`; its process ends when the descriptor is closed.
+int BindSocket(const std::string& path, int type) {
+  sockaddr_un name = {};
+  name.sun_family = AF_UNIX;
+  memcpy(name.sun_path, path.data(), path.size());
+  const int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
+  if (type == SOCK_STREAM) {
+    EXPECT_EQ(listen(fd, 1), 0);
+  }
+  return fd;
+}
+
+TEST(RunDirectory, OfAJobLosesWhatNoProcessUses) {
+  testing::TempDir directory;
+  const std::string job = directory.path() + "/job";
+  fs::create_directories(job);
+  fs::permissions(job, fs::perms::owner_all);
+  const int used_stream = BindSocket(job + "/used.sock", SOCK_STREAM);
+  const int used_memory = BindSocket(job + "/used.mem", SOCK_DGRAM);
+  close(BindSocket(job + "/dead.sock", SOCK_STREAM));
+  close(BindSocket(job + "/dead.mem", SOCK_DGRAM));
+  std::ofstream(job + "/trainer0.flight") << "x";
+  auto budget =
+      transport::MemoryBudget::Open(job, transport::MemoryBudget::kUnitBytes);
+  ASSERT_TRUE(budget.ok());
+
+  SweepJobDirectory(job);
+  EXPECT_FALSE(fs::exists(job + "/dead.sock"));
+  EXPECT_FALSE(fs::exists(job + "/dead.mem"));
+  for (const char* used :
+       {"/used.sock", "/used.mem", "/memory.budget", "/trainer0.flight"}) {
+    EXPECT_TRUE(fs::exists(job + used)) << used;
+  }
+
+  close(used_stream);
+  close(used_memory);
+  budget->reset();
+  fs::remove(job + "/trainer0.flight");
+  SweepJobDirectory(job);
+  EXPECT_FALSE(fs::exists(job));
+  SweepJobDirectory(job);
 }
 
 }  // namespace

@@ -8,7 +8,9 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -19,7 +21,7 @@
 #include "absl/strings/strip.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
@@ -50,7 +52,7 @@ class Hosts {
   // `weft run` of a host; each rank writes its process number to PidOf(rank).
   std::unique_ptr<Process> Start(int node, const Flags& trainer,
                                  const Flags& run = {}) const {
-    const std::string directory = job_.Path(absl::StrCat("node", node));
+    const std::string directory = DirectoryOf(node);
     std::filesystem::create_directory(directory);
     std::filesystem::permissions(directory, std::filesystem::perms::owner_all);
     Command command;
@@ -78,28 +80,35 @@ class Hosts {
     return *std::move(process);
   }
 
+  Processes StartBoth(const Flags& trainer, const Flags& run) const {
+    Processes runs;
+    for (int node = 0; node < kNodes; ++node) {
+      runs.push_back(Start(node, trainer, run));
+    }
+    return runs;
+  }
+
+  // 0: it has not written it yet.
   pid_t PidOf(int rank) const {
+    const std::string path = absl::StrCat(job_.Path("pid"), rank);
     int pid = 0;
-    const std::string text = ReadBytes(absl::StrCat(job_.Path("pid"), rank));
-    EXPECT_TRUE(absl::SimpleAtoi(absl::StripSuffix(text, "\n"), &pid)) << text;
+    std::error_code none_yet;
+    if (!std::filesystem::exists(path, none_yet) ||
+        !absl::SimpleAtoi(absl::StripSuffix(ReadBytes(path), "\n"), &pid)) {
+      return 0;
+    }
     return pid;
+  }
+
+  // Of a host's sockets.
+  std::string DirectoryOf(int node) const {
+    return job_.Path(absl::StrCat("node", node));
   }
 
  private:
   const Job& job_;
   std::string coordinator_;
 };
-
-checkpoint::NamedTensors Newest(const std::string& saved) {
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = saved;
-  const auto directory = checkpoint::CheckpointDirectory::Open(options);
-  EXPECT_THAT(directory, IsOk());
-  const auto loaded = (*directory)->LoadLatest();
-  EXPECT_THAT(loaded, IsOk());
-  if (!loaded.ok()) return {};
-  return loaded->tensors;
-}
 
 TEST(DataParallelHosts, TwoHostsEndWithTheWeightsOfOne) {
   const Job job;
@@ -117,19 +126,12 @@ TEST(DataParallelHosts, TwoHostsEndWithTheWeightsOfOne) {
   EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(0)) << second->output();
   EXPECT_THAT(first->output(), HasSubstr("[trainer0] test accuracy"));
 
-  const auto wanted = Newest(job.Path("one"));
-  const auto found = Newest(job.Path("two"));
-  ASSERT_TRUE(wanted.contains("conv1.weight"));
-  for (const auto& [name, tensor] : wanted) {
-    if (name.rfind("optimizer/", 0) == 0) continue;
-    ASSERT_TRUE(found.contains(name)) << name;
-    const auto a = tensor.ToVector<float>();
-    const auto b = found.at(name).ToVector<float>();
-    ASSERT_EQ(a.size(), b.size()) << name;
-    for (size_t i = 0; i < a.size(); ++i) {
-      ASSERT_NEAR(a[i], b[i], kTolerance) << name << " " << i;
-    }
-  }
+  const auto wanted = LoadNewest(job.Path("one"));
+  const auto found = LoadNewest(job.Path("two"));
+  ASSERT_THAT(wanted, IsOk());
+  ASSERT_THAT(found, IsOk());
+  ASSERT_TRUE(wanted->tensors.contains("conv1.weight"));
+  ExpectNear(wanted->tensors, found->tensors, kTolerance);
 }
 
 // Starts training, gives rank 3 `signal`, and awaits the end of the others.
@@ -157,21 +159,68 @@ TEST(DataParallelHosts, RankThatIsKilledIsNamedOnTheOtherHost) {
                        "rank 3 (has ended|is gone).* it last called");
 }
 
-// Each host's `weft run` starts its own ranks again.
-TEST(DataParallelHosts, JobGoesOnFromItsCheckpointAfterARankWasKilled) {
-  const Job job;
-  const Hosts hosts(job);
+// kill -9 of one rank after another, on either host, each time after another
+// checkpoint of the restarted job: each host's `weft run` starts its own ranks
+// again, and what is left must be what a job without any has.
+void KillInALoop(int rounds) {
+  const Job quiet_job, job;
+  const Hosts quiet_hosts(quiet_job), hosts(job);
+  const auto flags = [&](const Job& of) {
+    return Flags{absl::StrCat("--epochs=", 40 * (rounds + 1)), "--keep=1",
+                 "--checkpoint-dir=" + of.Path("saved")};
+  };
+  const Flags restarts = {absl::StrCat("--max-restarts=", rounds)};
+  const Processes runs = hosts.StartBoth(flags(job), restarts);
   const std::string saved = job.Path("saved");
-  const Flags flags = {"--epochs=200", "--keep=1", "--checkpoint-dir=" + saved};
-  const auto first = hosts.Start(0, flags, {"--max-restarts=3"});
-  const auto second = hosts.Start(1, flags, {"--max-restarts=3"});
-  ASSERT_TRUE(Becomes([&] { return !Checkpoints(saved).empty(); }))
-      << first->output() << second->output();
-  ASSERT_EQ(kill(hosts.PidOf(3), SIGKILL), 0);
-  EXPECT_THAT(first->Wait(kLong), IsOkAndHolds(0)) << first->output();
-  EXPECT_THAT(second->Wait(kLong), IsOkAndHolds(0)) << second->output();
-  EXPECT_THAT(first->output(), HasSubstr("resuming"));
-  EXPECT_THAT(first->output(), HasSubstr("[trainer0] test accuracy"));
+  std::set<pid_t> seen = {0};
+  for (int round = 0; round < rounds; ++round) {
+    const int rank = (3 + round) % (kNodes * kRanksOfNode);
+    const Process& run = *runs[rank / kRanksOfNode];
+    const std::string before = NewestName(saved);
+    ASSERT_TRUE(Becomes([&] {
+      return NewestName(saved) > before && seen.count(hosts.PidOf(rank)) == 0;
+    })) << runs[0]->output()
+        << runs[1]->output();
+    for (int each = 0; each < kNodes * kRanksOfNode; ++each) {
+      seen.insert(hosts.PidOf(each));
+    }
+    ASSERT_EQ(kill(hosts.PidOf(rank), SIGKILL), 0);
+    for (const auto& each : runs) {
+      ASSERT_THAT(each->WaitForOutput(
+                      absl::StrCat("restart ", round + 1, " of "), kLong),
+                  IsOk());
+    }
+    EXPECT_THAT(
+        run.output(),
+        HasSubstr(absl::StrCat("trainer", rank, " failed: killed by SIGKILL")));
+  }
+  for (const auto& each : runs) {
+    EXPECT_THAT(each->Wait(kLong), IsOkAndHolds(0)) << each->output();
+  }
+  EXPECT_THAT(runs[0]->output(), HasSubstr("resuming"));
+  EXPECT_THAT(runs[0]->output(), HasSubstr("[trainer0] test accuracy"));
+  for (int node = 0; node < kNodes; ++node) {
+    ExpectNothingLeft(hosts.DirectoryOf(node));
+  }
+
+  for (const auto& each : quiet_hosts.StartBoth(flags(quiet_job), {})) {
+    EXPECT_THAT(each->Wait(kLong), IsOkAndHolds(0)) << each->output();
+  }
+  const auto wanted = LoadNewest(quiet_job.Path("saved"));
+  const auto found = LoadNewest(saved);
+  ASSERT_THAT(wanted, IsOk());
+  ASSERT_THAT(found, IsOk());
+  EXPECT_EQ(found->manifest.step, wanted->manifest.step);
+  ExpectNear(wanted->tensors, found->tensors, 0);
+}
+
+TEST(DataParallelHosts, KilledRanksAreRestartedFromTheLastCheckpoint) {
+  KillInALoop(2);
+}
+
+// tests/run.sh --long
+TEST(DataParallelHosts, DISABLED_KilledRanksAreRestartedManyTimes) {
+  KillInALoop(20);
 }
 
 TEST(DataParallelHosts, RankThatIsSilentIsNamedOnTheOtherHost) {

@@ -19,6 +19,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
@@ -59,30 +60,6 @@ std::unique_ptr<Process> StartRun(const Job& job, int ranks, int64_t batch,
   return *std::move(process);
 }
 
-absl::StatusOr<checkpoint::CheckpointDirectory::Loaded> Newest(
-    const std::string& saved) {
-  checkpoint::CheckpointDirectory::Options options;
-  options.path = saved;
-  auto directory = checkpoint::CheckpointDirectory::Open(options);
-  if (!directory.ok()) return directory.status();
-  return (*directory)->LoadLatest();
-}
-
-void ExpectNear(const checkpoint::NamedTensors& wanted,
-                const checkpoint::NamedTensors& found, double tolerance) {
-  ASSERT_EQ(wanted.size(), found.size());
-  for (const auto& [name, tensor] : wanted) {
-    ASSERT_TRUE(found.contains(name)) << name;
-    if (tensor.dtype() != DType::kF32) continue;
-    const auto a = tensor.ToVector<float>();
-    const auto b = found.at(name).ToVector<float>();
-    ASSERT_EQ(a.size(), b.size()) << name;
-    for (size_t i = 0; i < a.size(); ++i) {
-      ASSERT_NEAR(a[i], b[i], tolerance) << name << " " << i;
-    }
-  }
-}
-
 // The trainers that `run` has started, by rank; -1 for one that is not there.
 std::vector<pid_t> TrainersOf(const Process& run, int ranks) {
   std::vector<pid_t> found(ranks, -1);
@@ -104,45 +81,6 @@ std::vector<pid_t> TrainersOf(const Process& run, int ranks) {
   return found;
 }
 
-// Processes whose environment names the folder of this test's sockets.
-std::vector<std::string> ProcessesOf(const Job& job) {
-  std::vector<std::string> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    pid_t pid = 0;
-    const std::string name = entry.path().filename();
-    if (!absl::SimpleAtoi(name, &pid)) continue;
-    std::ifstream file(absl::StrCat("/proc/", pid, "/environ"));
-    std::string variable;
-    while (std::getline(file, variable, '\0')) {
-      if (variable == "XDG_RUNTIME_DIR=" + job.Path("run")) {
-        found.push_back(name);
-      }
-    }
-  }
-  return found;
-}
-
-std::vector<std::string> SocketsOf(const Job& job) {
-  std::vector<std::string> found;
-  for (const auto& entry :
-       std::filesystem::recursive_directory_iterator(job.Path("run"))) {
-    // The directory of all jobs of the user stays.
-    if (entry.path() == job.Path("run") + "/weft") continue;
-    found.push_back(entry.path());
-  }
-  return found;
-}
-
-void ExpectNothingLeft(const Job& job) {
-  EXPECT_TRUE(Becomes([&] { return ProcessesOf(job).empty(); }));
-  EXPECT_THAT(SocketsOf(job), IsEmpty());
-}
-
-std::string NewestName(const std::string& saved) {
-  const std::vector<std::string> names = Checkpoints(saved);
-  return names.empty() ? "" : names.back();
-}
-
 TEST(DataParallelRestart, ResumeOnAnotherNumberOfRanksGivesTheSameWeights) {
   const Job job;
   // The batch of all ranks is 32.
@@ -156,7 +94,7 @@ TEST(DataParallelRestart, ResumeOnAnotherNumberOfRanksGivesTheSameWeights) {
     if (resume) {
       EXPECT_THAT(run->output(), HasSubstr("resuming"));
     }
-    const auto loaded = Newest(job.Path(saved));
+    const auto loaded = LoadNewest(job.Path(saved));
     EXPECT_THAT(loaded, IsOk()) << run->output();
     return loaded;
   };
@@ -194,7 +132,7 @@ TEST(DataParallelRestart, ResumeFromDamagedCheckpointsFailsOnEveryRank) {
   EXPECT_THAT(second->output(), HasSubstr("shard-00000.safetensors"));
   EXPECT_THAT(second->output(),
               ::testing::Not(HasSubstr("starting all ranks again")));
-  ExpectNothingLeft(job);
+  ExpectNothingLeft(job.Path("run"));
 }
 
 // kill -9 of one rank after another, each time after another checkpoint of the
@@ -230,9 +168,9 @@ void KillInALoop(int rounds) {
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
   EXPECT_THAT(run->output(), HasSubstr("resuming"));
   EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
-  ExpectNothingLeft(job);
-  const auto wanted = Newest(job.Path("whole"));
-  const auto found = Newest(saved);
+  ExpectNothingLeft(job.Path("run"));
+  const auto wanted = LoadNewest(job.Path("whole"));
+  const auto found = LoadNewest(saved);
   ASSERT_THAT(wanted, IsOk());
   ASSERT_THAT(found, IsOk());
   EXPECT_EQ(found->manifest.step, wanted->manifest.step);
@@ -257,7 +195,7 @@ TEST(DataParallelRestart, RankKilledMoreOftenThanMaxRestartsEndsTheJob) {
   // Rank 0 names rank 1, and ends with its own code.
   EXPECT_THAT(run->output(), HasSubstr("rank 1"));
   EXPECT_THAT(run->output(), ContainsRegex("trainer0 exit code 10 \\(.*peer"));
-  ExpectNothingLeft(job);
+  ExpectNothingLeft(job.Path("run"));
 }
 
 // tests/run.sh --long

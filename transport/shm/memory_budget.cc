@@ -2,12 +2,15 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/socket_directory.h"
@@ -20,6 +23,13 @@ constexpr char kFile[] = "/memory.budget";
 // Of attempts in which another process was faster.
 constexpr int kAttempts = 64;
 
+// Each process that has the file open holds a read lock on this byte, which
+// stands for no memory; whoever removes the file holds a write lock on it.
+constexpr int64_t kPresence = int64_t{1} << 62;
+// While another process removes the file, which takes microseconds.
+constexpr int kOpenAttempts = 1000;
+constexpr absl::Duration kBetweenAttempts = absl::Milliseconds(1);
+
 struct flock LockOf(int64_t begin, int64_t end, short type) {
   struct flock lock = {};
   lock.l_type = type;
@@ -31,6 +41,17 @@ struct flock LockOf(int64_t begin, int64_t end, short type) {
 
 std::string MebibytesOf(int64_t units) {
   return absl::StrCat(units * MemoryBudget::kUnitBytes / 1048576.0, " MiB");
+}
+
+bool LockPresence(int fd, short type) {
+  struct flock lock = LockOf(kPresence, kPresence + 1, type);
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+// It has not been removed since it was opened.
+bool IsLinked(int fd) {
+  struct stat file;
+  return fstat(fd, &file) == 0 && file.st_nlink > 0;
 }
 
 }  // namespace
@@ -49,14 +70,34 @@ absl::StatusOr<std::shared_ptr<MemoryBudget>> MemoryBudget::Open(
   }
   WEFT_RETURN_IF_ERROR(net::CheckSocketDirectory(directory));
   const std::string path = directory + kFile;
-  net::Descriptor fd(
-      open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (fd.get() < 0) {
-    return absl::UnavailableError(absl::StrCat("shared memory: cannot open ",
-                                               path, ": ", strerror(errno)));
+  for (int i = 0; i < kOpenAttempts; ++i) {
+    net::Descriptor fd(
+        open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (fd.get() < 0) {
+      return absl::UnavailableError(absl::StrCat("shared memory: cannot open ",
+                                                 path, ": ", strerror(errno)));
+    }
+    if (LockPresence(fd.get(), F_RDLCK) && IsLinked(fd.get())) {
+      return std::shared_ptr<MemoryBudget>(
+          new MemoryBudget(std::move(fd), directory, bytes));
+    }
+    absl::SleepFor(kBetweenAttempts);
   }
-  return std::shared_ptr<MemoryBudget>(
-      new MemoryBudget(std::move(fd), directory, bytes));
+  return absl::UnavailableError(absl::StrCat(
+      "shared memory: another process keeps ", path,
+      " locked; end it, or remove the file once no worker of the job runs"));
+}
+
+void MemoryBudget::RemoveUnused(const std::string& directory) {
+  const std::string path = directory + kFile;
+  const net::Descriptor fd(open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (fd.get() < 0 || !LockPresence(fd.get(), F_WRLCK)) return;
+  if (IsLinked(fd.get())) unlink(path.c_str());
+}
+
+MemoryBudget::~MemoryBudget() {
+  fd_ = net::Descriptor();
+  RemoveUnused(directory_);
 }
 
 absl::StatusOr<std::shared_ptr<const void>> MemoryBudget::Reserve(

@@ -39,6 +39,13 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   static absl::StatusOr<std::shared_ptr<MemoryBudget>> Open(
       const std::string& directory, int64_t bytes);
 
+  // Removes the file from `directory` unless a process has it open. The last
+  // one that closes it does so; this is for what killed processes left.
+  static void RemoveUnused(const std::string& directory);
+
+  // Removes the file if it was the last that had it open.
+  ~MemoryBudget();
+
   // Counts `bytes`, rounded up to units, until the last copy of the handle is
   // released. kResourceExhausted names the budget, what is in use of it and the
   // option that raises it. REQUIRES: bytes > 0.
@@ -70,7 +77,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   void Unlock(const std::vector<Range>& ranges)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  const net::Descriptor fd_;
+  net::Descriptor fd_;
   const std::string directory_;
   const int64_t units_;
   Mutex mu_;

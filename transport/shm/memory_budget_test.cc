@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <thread>
@@ -109,6 +110,55 @@ TEST_F(MemoryBudgetTest, ManyThreadsNeverHaveMoreThanAll) {
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(Open(8)->used_bytes(), 0);
+}
+
+TEST_F(MemoryBudgetTest, FileIsRemovedWithItsLastUser) {
+  auto a = Open(10);
+  auto b = Open(10);
+  a = nullptr;
+  EXPECT_FALSE(std::filesystem::is_empty(directory_.path()));
+  WEFT_ASSERT_OK(b->Reserve(kUnit).status());
+  b = nullptr;
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+}
+
+TEST_F(MemoryBudgetTest, FileOfKilledProcessIsRemovedUnlessItIsUsed) {
+  const pid_t child = fork();
+  if (child == 0) {
+    const auto own = Open(10);
+    raise(SIGKILL);
+  }
+  ASSERT_EQ(waitpid(child, nullptr, 0), child);
+  EXPECT_FALSE(std::filesystem::is_empty(directory_.path()));
+  {
+    const auto used = Open(10);
+    MemoryBudget::RemoveUnused(directory_.path());
+    const auto another = Open(10);
+    auto all = used->Reserve(10 * kUnit);
+    WEFT_ASSERT_OK(all.status());
+    EXPECT_EQ(another->used_bytes(), 10 * kUnit) << "of another file";
+  }
+  MemoryBudget::RemoveUnused(directory_.path());
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
+  MemoryBudget::RemoveUnused(directory_.path());
+  MemoryBudget::RemoveUnused(directory_.Path("none"));
+}
+
+TEST_F(MemoryBudgetTest, OpenBesideTheLastUserThatEndsCountsInOneFile) {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] {
+      for (int j = 0; j < 200; ++j) {
+        const auto one = Open(10);
+        const auto other = Open(10);
+        auto unit = one->Reserve(kUnit);
+        WEFT_ASSERT_OK(unit.status());
+        EXPECT_GE(other->used_bytes(), kUnit);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(std::filesystem::is_empty(directory_.path()));
 }
 
 TEST_F(MemoryBudgetTest, DirectoryOpenToOthersOrNoBytesAreRefused) {
