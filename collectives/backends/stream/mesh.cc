@@ -10,8 +10,6 @@
 namespace weft::collectives {
 namespace {
 
-// The last operations of a rank that are kept for comparison.
-constexpr size_t kAnnouncementsKept = 64;
 // A rank that waits asks all others what they do: first after this long...
 constexpr absl::Duration kAskAfter = absl::Milliseconds(50);
 // ...and then so often, by which it also finds out whether they live.
@@ -32,14 +30,6 @@ Announcement OnWire(Announcement announcement) {
   return announcement;
 }
 
-// Of parts that nobody has taken: an operation has at most one message for each
-// step, and few operations are under way.
-constexpr size_t kMostParts = 1 << 16;
-
-int64_t KeptBytes(uint64_t content) {
-  return static_cast<int64_t>(content) + 64;
-}
-
 Slices CopyOf(const std::byte* begin, int64_t bytes) {
   if (bytes == 0) return {};
   const uint8_t* from = reinterpret_cast<const uint8_t*>(begin);
@@ -49,7 +39,11 @@ Slices CopyOf(const std::byte* begin, int64_t bytes) {
 }  // namespace
 
 Mesh::Mesh(MeshOptions options, Driver& driver)
-    : options_(std::move(options)), driver_(driver), peers_(options_.size) {}
+    : options_(std::move(options)),
+      driver_(driver),
+      peers_(options_.size,
+             Peer(std::max(options_.max_unasked_bytes, kMostUnaskedBytes))),
+      called_(options_.rank, options_.size) {}
 
 // --- The life of a group. ----------------------------------------------------
 
@@ -405,25 +399,29 @@ void Mesh::TakeFrame(int peer, Frame frame) {
       p.has_said_hello = true;
       break;
     case Frame::kAnnounce:
-      Post(peer, own_.empty() ? FrameOf(Frame::kStatus, {})
-                              : FrameOf(Frame::kStatus, own_.back()));
+      Post(peer, FrameOf(Frame::kStatus, called_.newest_own() == nullptr
+                                             ? Announcement()
+                                             : *called_.newest_own()));
       [[fallthrough]];
     case Frame::kStatus:
       if (frame.text.empty()) break;
       Record(peer, {frame.sequence, frame.fingerprint, frame.code != 0,
                     std::move(frame.text)});
       break;
-    case Frame::kPart:
+    case Frame::kPart: {
       if (!frame.text.empty()) {
         Record(peer, {frame.sequence, frame.fingerprint, false, frame.text});
       }
-      status = TakePart(peer, frame);
+      const Announcement* const newest = called_.newest_own();
+      status = p.inbox.AddPart(frame, newest == nullptr ? 0 : newest->sequence);
+      AckParts(peer);
       break;
+    }
     case Frame::kPartAck:
       status = TakeAck(frame.total, p.parts_under_way);
       break;
     case Frame::kTransfer:
-      status = TakeTransfer(peer, frame);
+      status = p.inbox.AddTransfer(frame);
       break;
     case Frame::kTransferAck:
       status = TakeAck(frame.total, p.transfers_under_way);
@@ -464,131 +462,24 @@ absl::Status Mesh::TakeAck(uint64_t bytes, int64_t& under_way) {
   return absl::OkStatus();
 }
 
-void Mesh::AckParts(int peer, int64_t bytes) {
-  Peer& p = peers_[peer];
-  p.parts_held -= bytes;
-  p.parts_taken += bytes;
-  if (p.parts_taken < kPartWindow / 4) return;
+void Mesh::AckParts(int peer) {
+  const int64_t bytes = peers_[peer].inbox.TakeDueAck();
+  if (bytes == 0) return;
   Frame ack;
   ack.kind = Frame::kPartAck;
-  ack.total = static_cast<uint64_t>(p.parts_taken);
-  p.parts_taken = 0;
+  ack.total = static_cast<uint64_t>(bytes);
   Post(peer, std::move(ack));
-}
-
-absl::Status Mesh::TakePart(int peer, Frame& frame) {
-  Peer& p = peers_[peer];
-  uint64_t bytes = 0;
-  for (const Bytes& slice : frame.content) bytes += slice.size();
-  p.parts_held += static_cast<int64_t>(bytes);
-  if (p.parts_held > kPartWindow || p.parts.size() > kMostParts) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("more arrives than may be under way: ", p.parts_held,
-                     " bytes in ", p.parts.size(), " messages"));
-  }
-  const bool is_late = !own_.empty() && frame.sequence < own_.back().sequence;
-  const bool goes_on = !p.parts.empty() && frame.offset > 0 &&
-                       p.parts.back().sequence == frame.sequence &&
-                       p.parts.back().tag == frame.tag &&
-                       p.parts.back().arrived == frame.offset;
-  if (is_late || (frame.offset > 0 && !goes_on)) {
-    AckParts(peer, static_cast<int64_t>(bytes));  // of a refused operation
-    return absl::OkStatus();
-  }
-  if (!goes_on) {
-    Message message;
-    message.sequence = frame.sequence;
-    message.tag = frame.tag;
-    message.total = frame.total;
-    p.parts.push_back(std::move(message));
-  }
-  Message& message = p.parts.back();
-  if (message.total != frame.total) {
-    return absl::InvalidArgumentError("a message has changed its size");
-  }
-  message.arrived += bytes;
-  for (Bytes& slice : frame.content)
-    message.content.push_back(std::move(slice));
-  return absl::OkStatus();
-}
-
-absl::Status Mesh::TakeTransfer(int peer, Frame& frame) {
-  Peer& p = peers_[peer];
-  const int64_t item =
-      frame.code < 64 ? ItemSize(static_cast<DType>(frame.code)) : 0;
-  if (item <= 0 || frame.total > static_cast<uint64_t>(kMaxTensorBytes) ||
-      frame.total % static_cast<uint64_t>(item) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a message of ", frame.total,
-                     " bytes is no tensor of dtype ", frame.code));
-  }
-  uint64_t bytes = 0;
-  for (const Bytes& slice : frame.content) bytes += slice.size();
-  if (frame.offset == 0) {
-    const bool is_cut = !p.transfers.empty() && !p.transfers.back().is_whole();
-    const int64_t most =
-        std::max(options_.max_unasked_bytes, kMostUnaskedBytes);
-    if (is_cut || p.kept_bytes >= most) {
-      return absl::InvalidArgumentError(
-          is_cut ? "a message begins before the last one has ended"
-                 : "more messages arrive than may be under way");
-    }
-    Message message;
-    message.sequence = frame.sequence;
-    message.tag = frame.tag;
-    message.dtype = static_cast<DType>(frame.code);
-    message.total = frame.total;
-    p.transfers.push_back(std::move(message));
-  }
-  if (p.transfers.empty() || p.transfers.back().sequence != frame.sequence ||
-      p.transfers.back().arrived != frame.offset ||
-      p.transfers.back().total != frame.total) {
-    return absl::InvalidArgumentError("a message's parts do not fit");
-  }
-  Message& message = p.transfers.back();
-  message.arrived += bytes;
-  for (Bytes& slice : frame.content)
-    message.content.push_back(std::move(slice));
-  if (message.is_whole()) p.kept_bytes += KeptBytes(message.total);
-  return absl::OkStatus();
 }
 
 // --- What was called. --------------------------------------------------------
 
-const Announcement* Mesh::Find(const std::deque<Announcement>& kept,
-                               uint64_t sequence) {
-  for (auto it = kept.rbegin(); it != kept.rend(); ++it) {
-    if (it->sequence == sequence) return &*it;
-  }
-  return nullptr;
-}
-
-void Mesh::Keep(std::deque<Announcement>& kept, Announcement announcement) {
-  kept.push_back(std::move(announcement));
-  if (kept.size() > kAnnouncementsKept) kept.pop_front();
-}
-
-absl::Status Mesh::Compare(int peer, const Announcement& mine,
-                           const Announcement& theirs) {
-  if (mine.is_refused || theirs.is_refused ||
-      mine.fingerprint == theirs.fingerprint) {
-    return absl::OkStatus();
-  }
-  AbortLocked(peer < rank() ? Mismatch(peer, theirs.text, rank(), mine.text)
-                            : Mismatch(rank(), mine.text, peer, theirs.text),
-              /*tell=*/true);
-  return aborted_;
+absl::Status Mesh::AbortIfMismatched(const absl::Status& compared) {
+  if (!compared.ok()) AbortLocked(compared, /*tell=*/true);
+  return compared.ok() ? compared : aborted_;
 }
 
 void Mesh::Record(int peer, Announcement announcement) {
-  std::deque<Announcement>& kept = peers_[peer].announced;
-  if (const Announcement* known = Find(kept, announcement.sequence);
-      known != nullptr && known->is_refused == announcement.is_refused) {
-    return;
-  }
-  Keep(kept, std::move(announcement));
-  const Announcement* mine = Find(own_, kept.back().sequence);
-  if (mine != nullptr) Compare(peer, *mine, kept.back()).IgnoreError();
+  AbortIfMismatched(called_.Add(peer, std::move(announcement))).IgnoreError();
 }
 
 absl::Status Mesh::Begin(const Operation& operation) {
@@ -597,11 +488,7 @@ absl::Status Mesh::Begin(const Operation& operation) {
   {
     MutexLock lock(mu_);
     WEFT_RETURN_IF_ERROR(aborted_);
-    for (int r = 0; r < size() && status.ok(); ++r) {
-      const Announcement* theirs = Find(peers_[r].announced, mine.sequence);
-      if (theirs != nullptr) status = Compare(r, mine, *theirs);
-    }
-    Keep(own_, std::move(mine));
+    status = AbortIfMismatched(called_.AddOwn(std::move(mine)));
   }
   Flush();
   return status;
@@ -610,69 +497,43 @@ absl::Status Mesh::Begin(const Operation& operation) {
 void Mesh::Refuse(const Operation& operation, const absl::Status& why) {
   {
     MutexLock lock(mu_);
-    Keep(own_, OnWire(AnnounceRefusal(operation, why)));
-    PostToAll(FrameOf(Frame::kStatus, own_.back()));
+    called_.AddOwn(OnWire(AnnounceRefusal(operation, why))).IgnoreError();
+    PostToAll(FrameOf(Frame::kStatus, *called_.newest_own()));
   }
   Flush();
-}
-
-std::string Mesh::CurrentOperationOf(int peer) const {
-  const std::deque<Announcement>& kept = peers_[peer].announced;
-  return kept.empty() ? "has called nothing yet"
-                      : absl::StrCat("last called ", kept.back().text);
 }
 
 std::string Mesh::AskWhoHasNotCalled(const Operation& operation) {
   std::string text;
   {
     MutexLock lock(mu_);
-    const Announcement* mine = Find(own_, WireSequence(operation));
+    const Announcement* mine = called_.FindOwn(WireSequence(operation));
     if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
-    text = RanksThatHaveNotCalled(operation);
+    text = called_.DescribeRanksBefore(WireSequence(operation));
   }
   Flush();
   return text;
 }
 
-std::string Mesh::RanksThatHaveNotCalled(const Operation& operation) const {
-  std::string text;
-  for (int r = 0; r < size(); ++r) {
-    const std::deque<Announcement>& kept = peers_[r].announced;
-    if (r == rank()) continue;
-    if (!kept.empty() && kept.back().sequence >= WireSequence(operation)) {
-      continue;
-    }
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
-                    " has not called it and ", CurrentOperationOf(r));
-  }
-  return text;
-}
-
 std::string Mesh::DescribeWait(const Operation& operation, int peer) const {
-  const std::string text = RanksThatHaveNotCalled(operation);
+  const std::string text = called_.DescribeRanksBefore(WireSequence(operation));
   return text.empty() ? absl::StrCat("rank ", peer, " has sent nothing and ",
-                                     CurrentOperationOf(peer))
+                                     called_.Describe(peer))
                       : text;
 }
 
 absl::Status Mesh::CheckPeers(const Operation& operation, int peer) {
   WEFT_RETURN_IF_ERROR(aborted_);
-  for (int r = 0; r < size(); ++r) {
-    const Announcement* theirs =
-        Find(peers_[r].announced, WireSequence(operation));
-    if (theirs != nullptr && theirs->is_refused) {
-      return Refused(r, theirs->text);
-    }
-  }
+  WEFT_RETURN_IF_ERROR(called_.CheckRefusals(WireSequence(operation)));
   const Peer& p = peers_[peer];
   if (p.has_left) {
     return absl::UnavailableError(absl::StrCat(
-        "rank ", peer, " has left the group; it ", CurrentOperationOf(peer)));
+        "rank ", peer, " has left the group; it ", called_.Describe(peer)));
   }
   if (!p.gone.ok()) {
     return absl::UnavailableError(absl::StrCat(
         "rank ", peer, " has ended (its stream: ", p.gone.message(), "); it ",
-        CurrentOperationOf(peer)));
+        called_.Describe(peer)));
   }
   return absl::OkStatus();
 }
@@ -703,7 +564,7 @@ bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
     MutexLock lock(mu_);
     Peer& p = peers_[out.to];
     if (p.connection == nullptr) return false;
-    if (p.parts_under_way + n > kPartWindow) return false;
+    if (p.parts_under_way + n > Inbox::kPartWindow) return false;
     p.parts_under_way += n;
   }
   Frame part;
@@ -716,7 +577,7 @@ bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
   {
     MutexLock lock(mu_);
     if (progress.sent[out.to] == 0 && sent == 0) {
-      const Announcement* mine = Find(own_, part.sequence);
+      const Announcement* mine = called_.FindOwn(part.sequence);
       if (mine != nullptr) {
         part.fingerprint = mine->fingerprint;
         part.text = mine->text;
@@ -738,22 +599,15 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
   {
     MutexLock lock(mu_);
     WEFT_RETURN_IF_ERROR(aborted_);
-    std::deque<Message>& parts = peers_[in.from].parts;
-    // Of operations that somebody refused, messages may be left.
-    while (!parts.empty() && parts.front().sequence < sequence) {
-      AckParts(in.from, static_cast<int64_t>(parts.front().arrived -
-                                             parts.front().taken));
-      parts.pop_front();
-    }
-    if (parts.empty() || parts.front().sequence != sequence) {
-      return Took::kNothing;
-    }
-    Message& message = parts.front();
+    Message* const next = peers_[in.from].inbox.NextPart(sequence);
+    AckParts(in.from);
+    if (next == nullptr) return Took::kNothing;
+    Message& message = *next;
     if (message.total != static_cast<uint64_t>(in.bytes)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the ranks called different operations: rank ", in.from, " sent ",
           message.total, " bytes, rank ", rank(), " wants ", in.bytes,
-          "; rank ", in.from, " ", CurrentOperationOf(in.from)));
+          "; rank ", in.from, " ", called_.Describe(in.from)));
     }
     if (message.content.empty() && message.total > 0) return Took::kNothing;
     content.swap(message.content);
@@ -773,11 +627,8 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
   bool is_whole;
   {
     MutexLock lock(mu_);
-    std::deque<Message>& parts = peers_[in.from].parts;
-    parts.front().taken += bytes;
-    is_whole = parts.front().taken == parts.front().total;
-    if (is_whole) parts.pop_front();
-    AckParts(in.from, static_cast<int64_t>(bytes));
+    is_whole = peers_[in.from].inbox.TookOfPart(bytes);
+    AckParts(in.from);
   }
   Flush();
   return is_whole ? Took::kAll : Took::kSome;
@@ -813,7 +664,7 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     }
     if (now >= progress.ask_at) {
       progress.ask_at = now + kAskInterval;
-      const Announcement* mine = Find(own_, WireSequence(operation));
+      const Announcement* mine = called_.FindOwn(WireSequence(operation));
       if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
     }
     if (now >= progress.report_at) {
@@ -902,21 +753,17 @@ absl::StatusOr<bool> Mesh::SendTransfer(Transfer& transfer) {
   return false;
 }
 
-absl::StatusOr<absl::optional<Mesh::Message>> Mesh::FindTransfer(
+absl::StatusOr<std::optional<Message>> Mesh::FindTransfer(
     const Transfer& transfer, int from) {
-  Peer& p = peers_[from];
-  const auto it = std::find_if(
-      p.transfers.begin(), p.transfers.end(),
-      [&](const Message& message) { return message.tag == transfer.tag; });
-  if (it == p.transfers.end()) {
-    const bool is_full = p.kept_bytes >= options_.max_unasked_bytes;
-    if (!is_full || transfer.peer < 0) return absl::optional<Message>();
-    return TooMuchUnasked(from, p.kept_bytes, p.transfers.front().tag);
+  Inbox& inbox = peers_[from].inbox;
+  std::optional<Message> message = inbox.TakeTransfer(transfer.tag);
+  if (!message.has_value()) {
+    const bool is_full = inbox.kept_bytes() >= options_.max_unasked_bytes;
+    if (is_full && transfer.peer >= 0 && inbox.LacksTransfer(transfer.tag)) {
+      return TooMuchUnasked(from, inbox.kept_bytes(), inbox.oldest_tag());
+    }
+    return message;
   }
-  if (!it->is_whole()) return absl::optional<Message>();
-  absl::optional<Message> message = std::move(*it);
-  p.transfers.erase(it);
-  p.kept_bytes -= KeptBytes(message->total);
   Frame ack;
   ack.kind = Frame::kTransferAck;
   ack.total = static_cast<uint64_t>(KeptBytes(message->total));
@@ -934,14 +781,14 @@ absl::Status Mesh::CheckTransferPeers(const Transfer& transfer) const {
     ++gone;
     why = absl::UnavailableError(absl::StrCat(
         "rank ", r, p.has_left ? " has left the group" : " has ended", "; it ",
-        CurrentOperationOf(r)));
+        called_.Describe(r)));
   }
   return gone < (transfer.peer < 0 ? size() - 1 : 1) ? absl::OkStatus() : why;
 }
 
 absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
   absl::StatusOr<bool> result = false;
-  absl::optional<Message> message;
+  std::optional<Message> message;
   int from = transfer.peer;
   {
     MutexLock lock(mu_);

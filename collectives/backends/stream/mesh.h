@@ -2,8 +2,9 @@
 //
 // The lower rank of a pair opens it; each end first says who it is, of which
 // group. A rank keeps what has come and was not asked for yet; how much it may
-// be is bounded by acks: of an operation's messages kPartWindow bytes, of Sends
-// `max_unasked_bytes` are on their way to a rank that does not take them.
+// be is bounded by acks: of an operation's messages Inbox::kPartWindow bytes,
+// of Sends `max_unasked_bytes` are on their way to a rank that does not take
+// them.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_
 #define WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_
@@ -29,7 +30,9 @@
 #include "weft/base/mutex.h"
 #include "weft/collectives/algorithms/piece_reader.h"
 #include "weft/collectives/backend.h"
+#include "weft/collectives/backends/stream/called_operations.h"
 #include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/backends/stream/inbox.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/collectives/operation.h"
 #include "weft/transport/transport.h"
@@ -60,7 +63,6 @@ struct Progress {
 // Thread-safety: thread-safe; Begin and Exchange, one thread at a time.
 class Mesh final : public std::enable_shared_from_this<Mesh> {
  public:
-  static constexpr int64_t kPartWindow = 16 << 20;
   static constexpr int64_t kChunkBytes = 512 << 10;
 
   // `driver` must outlive it.
@@ -156,19 +158,9 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   bool is_over() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // One message of a peer, as far as it has come.
-  struct Message {
-    uint64_t sequence = 0;
-    uint64_t tag = 0;
-    DType dtype = DType::kU8;
-    uint64_t total = 0;
-    uint64_t arrived = 0;
-    uint64_t taken = 0;
-    std::deque<Bytes> content;  // what was not taken
-
-    bool is_whole() const { return arrived == total; }
-  };
   struct Peer {
+    explicit Peer(int64_t most_kept) : inbox(most_kept) {}
+
     std::shared_ptr<transport::Connection> connection;
     bool is_writing = false;
     std::deque<Slices> outbox;
@@ -178,16 +170,11 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
     bool knows_of_leave = false;  // it has all that this rank has sent
     absl::Status gone;            // why it says no more
     Instant heard;
-    std::deque<Announcement> announced;  // newest last
-    std::deque<Message> parts;
-    int64_t parts_under_way = 0;  // sent, and no ack has come
-    int64_t parts_taken = 0;      // since the last ack
-    int64_t parts_held = 0;       // arrived, and not taken
-    std::deque<Message> transfers;
+    Inbox inbox;
+    int64_t parts_under_way = 0;        // bytes sent, and no ack has come
     const Transfer* sending = nullptr;  // the one that is half sent
     uint64_t transfers_sent = 0;
     int64_t transfers_under_way = 0;
-    int64_t kept_bytes = 0;  // of transfers that are whole
   };
 
   absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -206,22 +193,15 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
 
   void TakeFrame(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static absl::Status TakeAck(uint64_t bytes, int64_t& under_way);
-  absl::Status TakePart(int peer, Frame& frame)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status TakeTransfer(int peer, Frame& frame)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Acknowledges what was taken of its parts, if that is due.
+  void AckParts(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Record(int peer, Announcement announcement)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Aborts the group if they differ.
-  absl::Status Compare(int peer, const Announcement& mine,
-                       const Announcement& theirs)
+  // Aborts the group with an error.
+  absl::Status AbortIfMismatched(const absl::Status& compared)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  static const Announcement* Find(const std::deque<Announcement>& kept,
-                                  uint64_t sequence);
   Frame OwnHello() const;
   static Frame FrameOf(Frame::Kind kind, const Announcement& mine);
-  void Keep(std::deque<Announcement>& kept, Announcement announcement)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Lets its stream go where nothing more is to be said or heard.
   void ReleaseIfOver(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -232,23 +212,18 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   enum class Took { kNothing, kSome, kAll };
   absl::StatusOr<Took> TakeSome(Progress& progress, const Incoming& in)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void AckParts(int peer, int64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Why nothing more will come from `peer`, or OK.
   absl::Status CheckPeers(const Operation& operation, int peer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitProgress(Progress& progress, int peer, uint64_t seen)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::string CurrentOperationOf(int peer) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  std::string RanksThatHaveNotCalled(const Operation& operation) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::string DescribeWait(const Operation& operation, int peer) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<bool> SendTransfer(Transfer& transfer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // The first message of `from` with that tag, if it is whole.
-  absl::StatusOr<absl::optional<Message>> FindTransfer(const Transfer& transfer,
-                                                       int from)
+  absl::StatusOr<std::optional<Message>> FindTransfer(const Transfer& transfer,
+                                                      int from)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status CheckTransferPeers(const Transfer& transfer) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -261,7 +236,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // Released by Flush, without the lock.
   std::vector<std::shared_ptr<transport::Connection>> to_release_
       ABSL_GUARDED_BY(mu_);
-  std::deque<Announcement> own_ ABSL_GUARDED_BY(mu_);
+  CalledOperations called_ ABSL_GUARDED_BY(mu_);
   bool has_left_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
   bool is_hook_due_ ABSL_GUARDED_BY(mu_) = false;

@@ -1,0 +1,86 @@
+// Inbox: the messages that one peer of a group has sent and this rank has not
+// taken yet, within the bounds of what may be under way.
+
+#ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_INBOX_H_
+#define WEFT_COLLECTIVES_BACKENDS_STREAM_INBOX_H_
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+
+#include "absl/status/status.h"
+#include "weft/base/bytes.h"
+#include "weft/collectives/backends/stream/frame.h"
+#include "weft/tensor/dtype.h"
+
+namespace weft::collectives {
+
+// One message of a peer, as far as it has come.
+struct Message {
+  uint64_t sequence = 0;
+  uint64_t tag = 0;
+  DType dtype = DType::kU8;  // of a transfer
+  uint64_t total = 0;        // bytes
+  uint64_t arrived = 0;
+  uint64_t taken = 0;
+  std::deque<Bytes> content;  // that was not taken
+
+  bool is_whole() const { return arrived == total; }
+};
+
+// How much of what a peer may keep is used by a transfer of so many bytes.
+int64_t KeptBytes(uint64_t content);
+
+// Parts are messages of operations, which come in the order in which they are
+// wanted; transfers are those of Sends, found by their tags.
+//
+// What a hostile peer sends is refused with kInvalidArgument: its stream ends.
+//
+// Thread-safety: one thread at a time.
+class Inbox {
+ public:
+  // Bytes of parts that a peer may have under way.
+  static constexpr int64_t kPartWindow = 16 << 20;
+
+  // `most_kept`: bytes of transfers that are whole.
+  explicit Inbox(int64_t most_kept) : most_kept_(most_kept) {}
+
+  // --- Parts. ---
+
+  // Keeps a kPart; drops one of an operation before `current`.
+  absl::Status AddPart(Frame& frame, uint64_t current);
+  // The message of that operation that comes next; drops those of operations
+  // before it. Null: none has begun to come.
+  Message* NextPart(uint64_t sequence);
+  // `bytes` of NextPart() were taken; true if that was all of it.
+  bool TookOfPart(uint64_t bytes);
+  // Bytes that were taken or dropped, once they are many enough for an ack; 0:
+  // no ack is due.
+  int64_t TakeDueAck();
+
+  // --- Transfers. ---
+
+  // Keeps a kTransfer.
+  absl::Status AddTransfer(Frame& frame);
+  // The first one of that tag, if it is whole.
+  std::optional<Message> TakeTransfer(uint64_t tag);
+  // No message of that tag has begun to come.
+  bool LacksTransfer(uint64_t tag) const;
+  int64_t kept_bytes() const { return kept_bytes_; }
+  // REQUIRES: kept_bytes() > 0.
+  uint64_t oldest_tag() const { return transfers_.front().tag; }
+
+ private:
+  void Free(uint64_t bytes);
+
+  const int64_t most_kept_;
+  std::deque<Message> parts_;
+  int64_t parts_held_ = 0;   // bytes that arrived and were not taken
+  int64_t parts_freed_ = 0;  // since the last ack
+  std::deque<Message> transfers_;
+  int64_t kept_bytes_ = 0;  // of transfers that are whole
+};
+
+}  // namespace weft::collectives
+
+#endif  // WEFT_COLLECTIVES_BACKENDS_STREAM_INBOX_H_
