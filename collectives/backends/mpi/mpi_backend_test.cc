@@ -371,11 +371,9 @@ int main(int argc, char** argv) {
     ::testing::GTEST_FLAG(filter) = "Mpirun.IsInstalled";
     return RUN_ALL_TESTS();
   }
-  // One report, of rank 0.
-  if (std::string(rank) != "0") {
-    unsetenv("XML_OUTPUT_FILE");
-    unsetenv("GTEST_OUTPUT");
-  }
+  // One report, of rank 0. The flag has had the environment's value since
+  // before main(), and InitGoogleTest() reads it.
+  if (std::string(rank) != "0") ::testing::GTEST_FLAG(output) = "";
   ::testing::InitGoogleTest(&argc, argv);
   return weft::collectives::RunTests();
 }
