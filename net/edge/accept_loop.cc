@@ -166,7 +166,6 @@ class AcceptLoop::Floods {
  public:
   struct Flood {
     Id id;
-    std::string who;  // the name in its certificate
     std::string why;
   };
 
@@ -346,14 +345,33 @@ bool AcceptLoop::IsHoldingBack() {
 }
 
 void AcceptLoop::CutOff(Connection& connection, const Refusal& refusal,
-                        absl::Duration held_back, const std::string& who) {
+                        absl::Duration held_back) {
   connection.cut_off = true;
-  Refuse(refusal, who.empty() ? connection.peer : who);
+  const std::string who =
+      connection.frames != nullptr ? connection.frames->peer_name() : "";
+  Refuse(refusal, who.empty() ? connection.peer
+                              : absl::StrCat(who, " (", connection.peer, ")"));
+  CountFlood(connection, who);
   Cut(connection);
   // Other pending connections have time left for their handshakes.
   pending_.HoldBack(
       connection.address,
       Now() + std::min(held_back, options_.handshake_timeout * 4 / 5));
+}
+
+void AcceptLoop::CountFlood(const Connection& connection,
+                            const std::string& who) {
+  std::string host = who.empty()
+                         ? connection.address
+                         : absl::StrCat(who, " at ", connection.address);
+  if (flooders_.size() >= kMostFlooders && flooders_.count(host) == 0)
+    host = "others";
+  flooders_.insert(host);
+  telemetry_.metrics()
+      .CounterFor("weft_net_floods_total", {{"peer", host}},
+                  "Connections that were cut for a flood of calls or of HTTP/2 "
+                  "frames, by the certificate and address of the peer")
+      .Increment();
 }
 
 bool AcceptLoop::IsWatched(const Connection& connection) const {
@@ -417,19 +435,8 @@ void AcceptLoop::EndFloods() {
     const auto found = connections_.find(flood.id);
     if (found == connections_.end()) continue;
     Connection& connection = found->second;
-    const std::string peer =
-        absl::StrCat(flood.who, " (", connection.peer, ")");
     if (!connection.cut_off)
-      CutOff(connection, {kFrames, flood.why}, kFloodHeldBack, peer);
-    std::string host = absl::StrCat(flood.who, " at ", connection.address);
-    if (flooders_.size() >= kMostFlooders && flooders_.count(host) == 0)
-      host = "others";
-    flooders_.insert(host);
-    telemetry_.metrics()
-        .CounterFor("weft_net_floods_total", {{"peer", host}},
-                    "Connections that were cut for a flood of HTTP/2 frames, "
-                    "by the certificate and address of the peer")
-        .Increment();
+      CutOff(connection, {kFrames, flood.why}, kFloodHeldBack);
   }
 }
 
@@ -633,10 +640,11 @@ void AcceptLoop::HandOver(Id id) {
 
 void AcceptLoop::DeliverTls(Id id, const Source& source) {
   auto frames = std::make_shared<TlsFrames>(
-      options_.frames,
-      [floods = floods_, id](const std::string& who, const std::string& why) {
-        floods->Add({id, who, why});
+      options_.frames, [floods = floods_, id](const std::string& /*who*/,
+                                              const std::string& why) {
+        floods->Add({id, why});
       });
+  connections_.at(id).frames = frames;
   WatchNewTls watch(std::move(frames));
   source.deliver(connections_.at(id).fd);
   if (watch.is_watched() || std::exchange(warned_of_tls_, true)) return;

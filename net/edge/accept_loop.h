@@ -35,6 +35,7 @@
 #include "weft/net/edge/frame_guard.h"
 #include "weft/net/edge/listener.h"
 #include "weft/net/edge/pending_connections.h"
+#include "weft/net/edge/tls_frames.h"
 #include "weft/net/refusal_log.h"
 #include "weft/telemetry/telemetry.h"
 
@@ -115,7 +116,9 @@ class AcceptLoop {
     int listener;
     bool handed_over = false;
     bool cut_off = false;
-    int64_t heard = 0;  // bytes, at the last look
+    int64_t heard = 0;                        // bytes, at the last look
+    // Of TLS, once handed over.
+    std::shared_ptr<const TlsFrames> frames = nullptr;
   };
   struct Source {
     Listener listener;
@@ -143,7 +146,9 @@ class AcceptLoop {
   std::set<std::string> FindBusyPeers() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // REQUIRES: IsWatched(connection).
   void CutOff(Connection& connection, const Refusal& refusal,
-              absl::Duration held_back, const std::string& who = "")
+              absl::Duration held_back) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `who`: the name in its certificate, if any.
+  void CountFlood(const Connection& connection, const std::string& who)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   int RoundTimeoutMs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Accept(int listener) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

@@ -999,6 +999,12 @@ TEST_F(Edge, PeerThatBeginsCallsWithoutEndIsDisconnected) {
   EXPECT_LT(SteadyClock().Now() - start, kSoon);
   EXPECT_GE(CountCutOff(), 1);
   EXPECT_LE(server_->most_held(), 8);
+  EXPECT_GE(telemetry_->metrics()
+                .CounterFor("weft_net_floods_total",
+                            {{"peer", "trainer9 at 127.0.0.1"}})
+                .Value(),
+            1);
+  EXPECT_THAT(Log(), HasSubstr("who=\"trainer9 (127.0.0.1:"));
 }
 
 // As the accept loop sees them: also of IPv6, whose names gRPC escapes.

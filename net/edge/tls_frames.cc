@@ -56,11 +56,21 @@ std::string NameOf(const SSL* ssl) {
 TlsFrames::TlsFrames(FrameGuard::Options options, OnFlood on_flood)
     : guard_(options), on_flood_(std::move(on_flood)) {}
 
+std::string TlsFrames::peer_name() const {
+  MutexLock lock(mu_);
+  return peer_name_;
+}
+
 bool TlsFrames::OnRead(const void* ssl, absl::string_view bytes) {
   const std::string& flood = guard_.OnReceived(bytes, SteadyClock().Now());
+  const bool is_in_handshake = bytes.empty() && flood.empty();
+  if (!is_in_handshake && !std::exchange(is_named_, true)) {
+    std::string name = NameOf(static_cast<const SSL*>(ssl));
+    MutexLock lock(mu_);
+    peer_name_ = std::move(name);
+  }
   if (flood.empty()) return true;
-  if (!std::exchange(is_cut_, true))
-    on_flood_(NameOf(static_cast<const SSL*>(ssl)), flood);
+  if (!std::exchange(is_cut_, true)) on_flood_(peer_name(), flood);
   return false;
 }
 

@@ -16,7 +16,9 @@
 #include <memory>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
+#include "weft/base/mutex.h"
 #include "weft/net/edge/frame_guard.h"
 
 namespace weft::net {
@@ -26,7 +28,7 @@ namespace weft::net {
 class TlsFrames {
  public:
   // A flood was found; the connection ends by itself, as if its TLS were
-  // broken. `who`: the name in its certificate, which is proven (trainer1).
+  // broken. `who`: its peer_name().
   // Runs on a thread of gRPC's, which may hold locks of gRPC.
   using OnFlood =
       std::function<void(const std::string& who, const std::string& why)>;
@@ -36,6 +38,10 @@ class TlsFrames {
   // For the hooks. `ssl` is an SSL; `bytes` may be none; false if the
   // connection is to end.
   bool OnRead(const void* ssl, absl::string_view bytes);
+  // The proven name in the peer's certificate (trainer1); empty before the
+  // first bytes after the handshake. Thread-safety: thread-safe.
+  std::string peer_name() const ABSL_LOCKS_EXCLUDED(mu_);
+
   void OnTlsRecord() { guard_.OnTlsRecord(); }
   void OnWritten(absl::string_view bytes) { guard_.OnSent(bytes); }
 
@@ -43,6 +49,9 @@ class TlsFrames {
   FrameGuard guard_;
   const OnFlood on_flood_;
   bool is_cut_ = false;
+  bool is_named_ = false;
+  mutable Mutex mu_;
+  std::string peer_name_ ABSL_GUARDED_BY(mu_);
 };
 
 // While it lives, the server's end of TLS that is made on this thread, if any,

@@ -34,14 +34,15 @@ void LogOfProtobuf(google::protobuf::LogLevel level, const char* file, int line,
 
 // gRPC's hook takes no argument, so that the budget is the process's.
 void LogOfGrpc(gpr_log_func_args* args) {
+  static const bool wants_all = std::getenv("GRPC_VERBOSITY") != nullptr;
   // A client's: the status of its call says it in our words.
   for (const char* said :
        {"No match found for server name", "certificate verify failed"}) {
-    if (std::strstr(args->message, said) != nullptr) return;
+    if (!wants_all && std::strstr(args->message, said) != nullptr) return;
   }
   static LineBudget& budget = *new LineBudget(SteadyClock(), kLinesPerMinute);
   int64_t not_logged = 0;
-  if (!budget.MayWrite(&not_logged)) return;
+  if (!wants_all && !budget.MayWrite(&not_logged)) return;
   const char* slash = std::strrchr(args->file, '/');
   const std::string place =
       absl::StrCat(slash == nullptr ? args->file : slash + 1, ":", args->line);
@@ -61,7 +62,8 @@ void LogOfGrpc(gpr_log_func_args* args) {
 void LimitLibraryLogs() {
   static const bool done = [] {
     former_protobuf_log = google::protobuf::SetLogHandler(&LogOfProtobuf);
-    if (std::getenv("GRPC_VERBOSITY") == nullptr) {
+    if (std::getenv("GRPC_VERBOSITY") == nullptr ||
+        telemetry::StderrFormat() == telemetry::LogFormat::kJson) {
       gpr_set_log_function(&LogOfGrpc);
     }
     return true;

@@ -8,8 +8,9 @@ namespace weft::net {
 
 // From now on, for the whole process: at most 60 lines of gRPC's in a minute,
 // without control characters (all of them where GRPC_VERBOSITY is set: somebody
-// looks for a fault), and of protobuf's only those on what ends the process.
-// Thread-safety: call it before messages are read; again, it does nothing.
+// looks for a fault; as JSON with --log=json, else as gRPC writes them), and of
+// protobuf's only those on what ends the process. Thread-safety: call it before
+// messages are read; again, it does nothing.
 void LimitLibraryLogs();
 
 }  // namespace weft::net
