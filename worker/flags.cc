@@ -7,10 +7,12 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <iostream>
 #include <limits>
 #include <utility>
 
@@ -19,6 +21,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "weft/base/status_macros.h"
@@ -30,6 +33,8 @@
 
 namespace weft::worker {
 namespace {
+
+constexpr size_t kMaxConfigBytes = 1 << 20;
 
 absl::Status Wanted(absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat("wanted ", what));
@@ -134,6 +139,7 @@ void Flags::Add(std::string name, absl::Duration* target, std::string help,
         double seconds = 0;
         absl::Duration read;
         if (absl::SimpleAtod(text, &seconds)) {
+          if (std::isnan(seconds)) return Wanted("a duration, found no number");
           read = absl::Seconds(seconds);  // "30", as torchrun has it
         } else if (!absl::ParseDuration(text, &read)) {
           return Wanted("a duration such as 30s or 5m");
@@ -249,7 +255,12 @@ class CommandLine {
       app_.parse(arguments);
     } catch (const CLI::Success& shown) {
       const int code = app_.exit(shown);
-      std::fflush(stdout);
+      std::cout.flush();
+      if (!std::cout || std::fflush(stdout) != 0) {
+        return WithExitCode(
+            absl::ResourceExhaustedError("standard output cannot be written"),
+            ExitCode::kResource);
+      }
       std::exit(code);
     } catch (const CLI::ArgumentMismatch& error) {
       const std::string what = error.what();  // "--rank: 1 required ..."
@@ -417,10 +428,19 @@ absl::Status Flags::ReadFile(const std::string& path) {
         absl::StrCat(program_, ": --config: cannot read ", path, ": ",
                      errno != 0 ? std::strerror(errno) : "an error"));
   }
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    const absl::string_view text =
-        absl::StripAsciiWhitespace(absl::string_view(line));
+  // Of what is no file of flags, /dev/zero say, not more is read.
+  std::string content(kMaxConfigBytes + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<size_t>(file.gcount()));
+  if (content.size() > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(program_, ": --config: ", path, " has more than ",
+                     kMaxConfigBytes, " bytes; wanted lines name = value"));
+  }
+  int number = 0;
+  for (const absl::string_view line : absl::StrSplit(content, '\n')) {
+    ++number;
+    const absl::string_view text = absl::StripAsciiWhitespace(line);
     if (text.empty() || text[0] == '#') continue;
     const std::string where = absl::StrCat("file ", path, ":", number);
     const size_t equals = text.find('=');

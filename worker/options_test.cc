@@ -117,6 +117,7 @@ TEST(Flags, MalformedValueErrorNamesTheWantedForm) {
            {"--epochs", "--epochs: wanted a value"},
            {"--data_dir=", "--data-dir=: wanted a value"},
            {"--grace=-3s", "no negative"},
+           {"--grace=nan", "a duration"},
            {"--sync=perhaps", "true or false"}}) {
     Case c;
     const absl::Status status = Parse(c.flags, {argument});
@@ -143,6 +144,14 @@ TEST(Flags, AFileWithAMistakeNamesItsLine) {
   EXPECT_THAT(
       Parse(absent.flags, {"--config=/nowhere/f"}),
       StatusIs(absl::StatusCode::kNotFound, "/nowhere/f: No such file"));
+}
+
+TEST(Flags, AFileWithoutEndIsRefused) {
+  Case c;
+  const absl::Status status = Parse(c.flags, {"--config=/dev/zero"});
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kInvalidArgument,
+                               "/dev/zero has more than 1048576 bytes"));
+  EXPECT_EQ(ExitCodeFor(status), ExitCode::kConfig);
 }
 
 TEST(Flags, PositionalWordEndsTheFlagsOfACommand) {

@@ -1,16 +1,90 @@
 #include "weft/worker/trace_file.h"
 
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <memory>
+#include <sstream>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
 #include "weft/worker/exit_code.h"
 
 namespace weft::worker {
+namespace {
+
+constexpr absl::Duration kPatience = absl::Seconds(10);
+
+// The file at `path`, behind all links; `path` if nothing is there.
+std::string RealPath(const std::string& path) {
+  const std::unique_ptr<char, decltype(&std::free)> real(
+      realpath(path.c_str(), nullptr), &std::free);
+  return real == nullptr ? path : real.get();
+}
+
+// What would be lost if a new file took its name: a device, a pipe, or the file
+// behind /dev/stdout, to which others write too.
+bool IsReplaceable(const std::string& path) {
+  if (absl::StartsWith(path, "/dev/") || absl::StartsWith(path, "/proc/")) {
+    return false;
+  }
+  struct stat file;
+  return stat(path.c_str(), &file) != 0 || S_ISREG(file.st_mode);
+}
+
+// 0, or the error. `fd` may be of a pipe and may not block.
+int WriteAll(int fd, absl::string_view text) {
+  const Instant deadline = SteadyClock().Now() + kPatience;
+  while (!text.empty()) {
+    const ssize_t written = write(fd, text.data(), text.size());
+    if (written >= 0) {
+      text.remove_prefix(static_cast<size_t>(written));
+      continue;
+    }
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) return errno;
+    const absl::Duration left = deadline - SteadyClock().Now();
+    if (left <= absl::ZeroDuration()) return ETIMEDOUT;
+    pollfd room = {fd, POLLOUT, 0};
+    poll(&room, 1, static_cast<int>(absl::ToInt64Milliseconds(left)) + 1);
+  }
+  return 0;
+}
+
+// Blocks SIGPIPE on this thread: a pipe whose reader left is an error, no end
+// of the process.
+class WithoutSigpipe {
+ public:
+  WithoutSigpipe() {
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    pthread_sigmask(SIG_BLOCK, &sigpipe_, &former_);
+  }
+  WithoutSigpipe(const WithoutSigpipe&) = delete;
+  WithoutSigpipe& operator=(const WithoutSigpipe&) = delete;
+  ~WithoutSigpipe() {
+    const timespec at_once = {};
+    sigtimedwait(&sigpipe_, nullptr, &at_once);  // that of our write
+    pthread_sigmask(SIG_SETMASK, &former_, nullptr);
+  }
+
+ private:
+  sigset_t sigpipe_;
+  sigset_t former_;
+};
+
+}  // namespace
 
 TraceFile::TraceFile(std::string path, absl::string_view worker,
                      telemetry::Telemetry& telemetry)
@@ -18,24 +92,60 @@ TraceFile::TraceFile(std::string path, absl::string_view worker,
       path_(absl::StrReplaceAll(option_, {{"{name}", worker}})),
       telemetry_(telemetry) {}
 
+std::string TraceFile::Spans() const {
+  std::ostringstream out;
+  telemetry_.spans().WriteChromeTrace(out);
+  return out.str();
+}
+
+absl::Status TraceFile::Open() {
+  if (path_.empty()) return absl::OkStatus();
+  MutexLock lock(mu_);
+  if (IsReplaceable(path_)) return Replace(RealPath(path_));
+  // Without waiting for the reader of a pipe, which may never come.
+  output_ = net::Descriptor(open(
+      path_.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  return output_.get() < 0 ? Failed(errno) : absl::OkStatus();
+}
+
 absl::Status TraceFile::Write() {
   if (path_.empty()) return absl::OkStatus();
   MutexLock lock(mu_);
-  const std::string part = absl::StrCat(path_, ".part");
-  errno = 0;
-  std::ofstream out(part, std::ios::trunc);
-  telemetry_.spans().WriteChromeTrace(out);
-  out.close();
-  if (out && std::rename(part.c_str(), path_.c_str()) == 0) {
+  if (output_.get() >= 0) return Append();
+  // It may have become another since Open().
+  return IsReplaceable(path_) ? Replace(RealPath(path_)) : Failed(EEXIST);
+}
+
+absl::Status TraceFile::Append() {
+  const WithoutSigpipe guard;
+  const int error = WriteAll(output_.get(), Spans());
+  return error == 0 ? absl::OkStatus() : Failed(error);
+}
+
+absl::Status TraceFile::Replace(const std::string& file) {
+  const std::string part = absl::StrCat(file, ".part");
+  unlink(part.c_str());  // of a worker that was killed
+  const net::Descriptor made(
+      open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
+           0666));
+  int error = made.get() < 0 ? errno : WriteAll(made.get(), Spans());
+  if (error == 0 && std::rename(part.c_str(), file.c_str()) == 0) {
     return absl::OkStatus();
   }
-  const int error = errno;
-  std::remove(part.c_str());
+  if (error == 0) error = errno;
+  if (made.get() >= 0) unlink(part.c_str());
+  return Failed(error);
+}
+
+absl::Status TraceFile::Failed(int error) const {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
+  absl::string_view why = std::strerror(error);
+  if (error == ENXIO) why = "a pipe that nobody reads, or no such device";
+  if (error == ETIMEDOUT) why = "its reader took nothing for ten seconds";
   return WithExitCode(
-      absl::UnavailableError(absl::StrCat(
-          "--trace=", option_, ": wanted a file to write, found ", path_, ": ",
-          error != 0 ? std::strerror(error) : "an error")),
+      absl::UnavailableError(absl::StrCat("--trace=", option_,
+                                          ": wanted a file to write, found ",
+                                          path_, ": ", why)),
       is_full ? ExitCode::kResource : ExitCode::kConfig);
 }
 

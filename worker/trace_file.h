@@ -1,4 +1,4 @@
-// TraceFile: the file of --trace, to which a worker writes its spans.
+// TraceFile: the output of --trace, to which a worker writes its spans.
 
 #ifndef WEFT_WORKER_TRACE_FILE_H_
 #define WEFT_WORKER_TRACE_FILE_H_
@@ -9,27 +9,42 @@
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
 #include "weft/base/mutex.h"
+#include "weft/net/edge/descriptor.h"
 #include "weft/telemetry/telemetry.h"
 
 namespace weft::worker {
 
-// Thread-safety: thread-safe. `telemetry` must outlive it.
+// A regular file is replaced, also behind a symbolic link: a reader finds the
+// former or the new one, each whole. To a pipe, a device, or a path in /dev or
+// /proc (/dev/stdout), which stay what they are, the spans are appended, with
+// up to ten seconds for whoever reads. Thread-safety: thread-safe. `telemetry`
+// must outlive it.
 class TraceFile {
  public:
   // `path`, in which {name} stands for `worker`; empty: nothing is written.
   TraceFile(std::string path, absl::string_view worker,
             telemetry::Telemetry& telemetry);
 
-  // Replaces the file; a reader finds the former or the new one, each whole.
-  // kUnavailable, with an exit code, if it cannot be written.
+  // Call it once, before the work: writes an empty trace to a file, nothing to
+  // another output. kUnavailable, with an exit code, if it cannot be written.
+  absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
+  // The spans so far; errors as above.
   absl::Status Write() ABSL_LOCKS_EXCLUDED(mu_);
   void WriteOrLog() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  absl::Status Replace(const std::string& file)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Append() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status Failed(int error) const;
+  std::string Spans() const;
+
   const std::string option_;
   const std::string path_;
   telemetry::Telemetry& telemetry_;
   Mutex mu_;  // of the file
+  // Of a pipe or a device; held open, for its reader ends with its last writer.
+  net::Descriptor output_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::worker

@@ -88,7 +88,7 @@ absl::Status Worker::StartParts() {
   // Without any span yet: that it cannot be written is said before the work.
   trace_ =
       std::make_unique<TraceFile>(options_.trace, options_.name(), *telemetry_);
-  WEFT_RETURN_IF_ERROR(trace_->Write());
+  WEFT_RETURN_IF_ERROR(trace_->Open());
   if (const absl::Status dump = CheckDumpDirectory(options_.dump_dir);
       !dump.ok()) {
     return WithExitCode(dump, ExitCode::kConfig);
