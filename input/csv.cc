@@ -159,9 +159,9 @@ absl::StatusOr<CsvDataset> CsvDataset::Open(const Options& options) {
   const int64_t columns = table.values.size(1);
   int64_t label = columns - 1;
   if (!options.label_column.empty()) {
-    label = std::find(table.names.begin(), table.names.end(),
-                      options.label_column) -
-            table.names.begin();
+    const auto found =
+        std::find(table.names.begin(), table.names.end(), options.label_column);
+    label = found == table.names.end() ? -1 : found - table.names.begin();
   }
   if (label < 0 || label >= columns) {
     return absl::InvalidArgumentError(

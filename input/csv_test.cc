@@ -80,6 +80,9 @@ TEST(CsvDataset, SeparatesTheLabelColumn) {
   EXPECT_EQ((*batch)[1].ToVector<float>(), std::vector<float>({5, 2}));
   options.label_column = "w";
   EXPECT_THAT(CsvDataset::Open(options), StatusIs(kInvalid, "no column \"w\""));
+  options.csv.header = false;  // nothing names the columns
+  std::ofstream(dir.Path("d.csv")) << "1,2,3\n4,5,6\n";
+  EXPECT_THAT(CsvDataset::Open(options), StatusIs(kInvalid, "no column \"w\""));
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ absl::Status TooLarge(absl::string_view where, int64_t max_bytes) {
 
 absl::StatusOr<std::string> ReadRaw(const std::string& path,
                                     int64_t max_bytes) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without the wait for somebody who writes, of a FIFO.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot open ", path));
   }

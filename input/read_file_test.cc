@@ -1,5 +1,7 @@
 #include "weft/input/read_file.h"
 
+#include <sys/stat.h>
+
 #include <fstream>
 #include <string>
 
@@ -78,6 +80,15 @@ TEST(ReadFile, ReadsPlainAndPackedFilesAlike) {
   ReadFileOptions packed;
   packed.gunzip = false;
   EXPECT_THAT(ReadFile(dir.Path("packed"), packed), IsOkAndHolds(Gzip(Text())));
+}
+
+// Its opening would wait for somebody who writes.
+TEST(ReadFile, FifoIsRefusedAtOnce) {
+  testing::TempDir dir;
+  ASSERT_EQ(mkfifo(dir.Path("f").c_str(), 0600), 0);
+  EXPECT_THAT(
+      ReadFile(dir.Path("f")),
+      StatusIs(absl::StatusCode::kInvalidArgument, "wanted a regular file"));
 }
 
 TEST(ReadFile, ErrorNamesTheFile) {

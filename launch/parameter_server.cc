@@ -47,6 +47,12 @@ absl::Status Run(int argc, char** argv) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
+  // Its error has the form of --log.
+  if (absl::Status s =
+          weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace);
+      !s.ok()) {
+    return s;
+  }
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
   if (options.is_elastic()) {
     return weft::worker::WithExitCode(
@@ -90,7 +96,5 @@ absl::Status Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   weft::launch::OpenStandardStreams();
-  weft::ExitIfError(
-      weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
   weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
 }

@@ -8,9 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -86,6 +89,30 @@ TEST_F(ParameterServerProgramTest, TrainersFlagsAreTakenAndTheMissingNamed) {
               "--loss-every=1", "--strategy=ps", "--join-timeout=300ms"}));
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kTimeout)) << server->output();
   EXPECT_THAT(server->output(), HasSubstr("1/2 joined, missing trainer0"));
+}
+
+// Also of what the libraries write, and before the logger is there.
+TEST_F(ParameterServerProgramTest, WithLogJsonEachLineIsOneObject) {
+  const Words command = OfAJob({"--log=json", "--join-timeout=300ms"});
+  const auto run = [&](const Words& before) {
+    testing::Command all;
+    all.argv = before;
+    all.argv.push_back(testing::RunfilePath("launch/parameter_server"));
+    all.argv.insert(all.argv.end(), command.begin(), command.end());
+    auto process = testing::Process::Start(std::move(all));
+    EXPECT_THAT(process, IsOk());
+    EXPECT_THAT((*process)->Wait(kLong), IsOk());
+    const std::string output = (*process)->output();
+    for (const absl::string_view line :
+         absl::StrSplit(output, '\n', absl::SkipEmpty())) {
+      EXPECT_TRUE(nlohmann::json::accept(line)) << line;
+    }
+    return output;
+  };
+  EXPECT_THAT(run({"/usr/bin/env", "GRPC_VERBOSITY=debug"}),
+              HasSubstr("\"library\":\"gRPC\""));
+  EXPECT_THAT(run({"/bin/sh", "-c", "ulimit -v 300000; exec \"$0\" \"$@\""}),
+              HasSubstr("wanted an address space"));
 }
 
 // Nobody depends on it before all have joined.

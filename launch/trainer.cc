@@ -291,6 +291,9 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
             "--resume",
             {"TORCHELASTIC_RESTART_COUNT"});
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
+  // Its error has the form of --log.
+  WEFT_RETURN_IF_ERROR(
+      weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
   if (sync && async) return Usage("wanted --sync or --async, found both");
   if (loss_every < 0) {
     return Usage(absl::StrCat("--loss-every=", loss_every,
@@ -373,7 +376,5 @@ absl::Status Run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   weft::launch::OpenStandardStreams();
-  weft::ExitIfError(
-      weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
   weft::ExitIfError(weft::CatchToStatus([&] { return Run(argc, argv); }));
 }
