@@ -285,9 +285,9 @@ void MeasureLoop(ps::Client& client, const Options& options) {
   const auto step = [&] {
     parameters.ClearGradient();
     loss = model.Backward();
-    const auto values = table->PushPull(parameters.Gradient()).Wait(kTimeout);
+    auto values = table->PushPull(parameters.TakeGradient()).Wait(kTimeout);
     WEFT_CHECK(values.ok()) << values.status().ToString();
-    WEFT_CHECK(parameters.SetValues(*values).ok());
+    WEFT_CHECK(parameters.AdoptValues(*std::move(values)).ok());
   };
   for (int i = 0; i < 20; ++i) {  // the same steps give the same bits
     local_step();

@@ -298,13 +298,13 @@ absl::StatusOr<double> ImageTrainer::Step(const input::Example& batch) {
   const int64_t round = table_->round();
   Future<Tensor> next = [&] {
     const auto phase = metrics_.Begin("push");
-    return table_->PushPull(parameters_.Gradient());
+    return table_->PushPull(parameters_.TakeGradient());
   }();
   const auto phase = metrics_.Begin("pull");
-  WEFT_ASSIGN_OR_RETURN(const Tensor values,
+  WEFT_ASSIGN_OR_RETURN(Tensor values,
                         options_.is_sync ? AwaitRound(std::move(next), round)
                                          : std::move(next).Wait(kRoundTimeout));
-  WEFT_RETURN_IF_ERROR(parameters_.SetValues(values));
+  WEFT_RETURN_IF_ERROR(parameters_.AdoptValues(std::move(values)));
   return loss;
 }
 
@@ -372,7 +372,7 @@ absl::Status ImageTrainer::ServeAdopted(int64_t round) {
     WEFT_RETURN_IF_ERROR(Differentiate(*batch).status());
     WEFT_RETURN_IF_ERROR(table_
                              ->PushShard({shard, round, /*take_over=*/true},
-                                         parameters_.Gradient())
+                                         parameters_.TakeGradient())
                              .Wait(kRoundTimeout));
     adopted.has_given = true;
   }

@@ -177,12 +177,15 @@ absl::Status CheckRows(const TableLayout& layout, const Tensor& keys,
                rows);
 }
 
-// The slices of one server out of the whole vector, one after another. Always a
-// copy: it is moved into the call, which would else make one, of memory that is
-// not pooled.
-Tensor Gather(const Tensor& values, const TableLayout& layout,
+// The slices of one server out of the whole vector, one after another: the
+// vector itself if that is all of it and nobody else has its memory. Else a
+// copy, which is moved into the call: the call would make one, of memory that
+// is not pooled.
+Tensor Gather(Tensor& values, const TableLayout& layout,
               const DensePart& part) {
-  if (part.is_whole) return values.Clone();
+  if (part.is_whole) {
+    return values.is_sole_owner() ? std::move(values) : values.Clone();
+  }
   Tensor out = Tensor::Empty({part.elements});
   const float* from = values.data<float>();
   float* to = out.data<float>();
@@ -246,7 +249,7 @@ int64_t DenseTable::round() const { return table_->round(); }
 Future<void> DenseTable::Initialize(const Tensor& values) {
   const absl::Status fit = CheckFlat(table_->layout(), "first values:", values);
   if (!fit.ok()) return MakeReady<void>(fit);
-  const Tensor flat = values.Contiguous();
+  Tensor flat = values.Contiguous();
   std::vector<Future<void>> calls;
   for (int server = 0; server < table_->servers(); ++server) {
     if ((*cut_)[server].groups.empty()) continue;
@@ -262,11 +265,10 @@ absl::Status DenseTable::CheckGradient(const Tensor& gradient) const {
   return CheckFlat(table_->layout(), "gradient:", gradient);
 }
 
-std::vector<Future<ExchangeReply>> DenseTable::Send(const Tensor* gradient,
-                                                    bool pull,
-                                                    const RoundPart& of) {
-  const bool push = gradient != nullptr;
-  const Tensor flat = push ? gradient->Contiguous() : Tensor();
+std::vector<Future<ExchangeReply>> DenseTable::Send(
+    std::optional<Tensor> gradient, bool pull, const RoundPart& of) {
+  const bool push = gradient.has_value();
+  if (push && !gradient->is_contiguous()) gradient = gradient->Contiguous();
   std::vector<Future<ExchangeReply>> calls;
   for (int server = 0; server < table_->servers(); ++server) {
     const DensePart& part = (*cut_)[server];
@@ -277,7 +279,7 @@ std::vector<Future<ExchangeReply>> DenseTable::Send(const Tensor* gradient,
       for (const DensePart::Group& group : part.groups) {
         table_->AddSpan(request, group.partition, group.slices.size());
       }
-      values = Gather(flat, table_->layout(), part);
+      values = Gather(*gradient, table_->layout(), part);
     }
     calls.push_back(rpc::CallAsync(table_->To(server), &ps::Exchange, request,
                                    std::optional<Tensor>(), std::move(values),
@@ -286,25 +288,26 @@ std::vector<Future<ExchangeReply>> DenseTable::Send(const Tensor* gradient,
   return calls;
 }
 
-Future<Replies> DenseTable::Exchange(const Tensor* gradient, bool pull) {
-  const bool push = gradient != nullptr;
+Future<Replies> DenseTable::Exchange(std::optional<Tensor> gradient,
+                                     bool pull) {
+  const bool push = gradient.has_value();
   if (push) {
     const absl::Status fit = CheckGradient(*gradient);
     if (!fit.ok()) return MakeReady<Replies>(fit);
   }
-  Future<Replies> replies = WhenAllOk(Send(gradient, pull, table_->OwnPart()));
+  Future<Replies> replies =
+      WhenAllOk(Send(std::move(gradient), pull, table_->OwnPart()));
   if (!push) return replies;
   table_->EndRound();
   Watch(replies, table_);
   return replies;
 }
 
-Future<void> DenseTable::PushShard(const RoundPart& part,
-                                   const Tensor& gradient) {
+Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
   absl::Status fit = table_->CheckRounds();
   if (fit.ok()) fit = CheckGradient(gradient);
   if (!fit.ok()) return MakeReady<void>(fit);
-  return WhenAllOk(Send(&gradient, /*pull=*/false, part))
+  return WhenAllOk(Send(std::move(gradient), /*pull=*/false, part))
       .Then([](const Replies&) {});
 }
 
@@ -357,22 +360,23 @@ absl::StatusOr<Tensor> Assemble(const std::vector<DensePart>& cut,
 
 }  // namespace
 
-Future<Tensor> DenseTable::PushPull(const Tensor& gradient) {
-  return Exchange(&gradient, /*pull=*/true)
+Future<Tensor> DenseTable::PushPull(Tensor gradient) {
+  return Exchange(std::move(gradient), /*pull=*/true)
       .Then([cut = cut_, table = table_](const Replies& replies) {
         return Assemble(*cut, table->layout(), replies);
       });
 }
 
 Future<Tensor> DenseTable::Pull() {
-  return Exchange(nullptr, /*pull=*/true)
+  return Exchange(std::nullopt, /*pull=*/true)
       .Then([cut = cut_, table = table_](const Replies& replies) {
         return Assemble(*cut, table->layout(), replies);
       });
 }
 
-Future<void> DenseTable::Push(const Tensor& gradient) {
-  return Exchange(&gradient, /*pull=*/false).Then([](const Replies&) {});
+Future<void> DenseTable::Push(Tensor gradient) {
+  return Exchange(std::move(gradient), /*pull=*/false).Then([](const Replies&) {
+  });
 }
 
 // --- SparseTable -------------------------------------------------------------

@@ -84,9 +84,11 @@ class DenseTable {
   Future<void> Initialize(const Tensor& values);
 
   // Pushes this worker's gradient f32 [elements] and pulls the new values: in
-  // SYNC those after the round, which waits for all workers.
-  Future<Tensor> PushPull(const Tensor& gradient);
-  Future<void> Push(const Tensor& gradient);
+  // SYNC those after the round, which waits for all workers. A gradient that is
+  // moved in, and whose memory nobody else has (Tensor::is_sole_owner), is sent
+  // as it is if one server has the whole table; else it is copied.
+  Future<Tensor> PushPull(Tensor gradient);
+  Future<void> Push(Tensor gradient);
   // SYNC: after the rounds that this worker has pushed to.
   Future<Tensor> Pull();
 
@@ -95,7 +97,7 @@ class DenseTable {
   // table: the same part may be pushed again.
   //   for (int shard : mine) Push shard's part of round();
   //   EndRound();  Pull();
-  Future<void> PushShard(const RoundPart& part, const Tensor& gradient);
+  Future<void> PushShard(const RoundPart& part, Tensor gradient);
   void EndRound();
 
   // SYNC: the round that the next push belongs to. After a restore it is the
@@ -107,9 +109,9 @@ class DenseTable {
   explicit DenseTable(std::unique_ptr<internal::TableClient> table);
   absl::Status CheckGradient(const Tensor& gradient) const;
   // One message to each server.
-  std::vector<Future<ExchangeReply>> Send(const Tensor* gradient, bool pull,
-                                          const RoundPart& part);
-  Future<std::vector<ExchangeReply>> Exchange(const Tensor* gradient,
+  std::vector<Future<ExchangeReply>> Send(std::optional<Tensor> gradient,
+                                          bool pull, const RoundPart& part);
+  Future<std::vector<ExchangeReply>> Exchange(std::optional<Tensor> gradient,
                                               bool pull);
 
   // Shared with the callbacks of operations that are under way.

@@ -116,7 +116,7 @@ class AcceptLoop {
     int listener;
     bool handed_over = false;
     bool cut_off = false;
-    int64_t heard = 0;                        // bytes, at the last look
+    int64_t heard = 0;  // bytes, at the last look
     // Of TLS, once handed over.
     std::shared_ptr<const TlsFrames> frames = nullptr;
   };
