@@ -34,8 +34,8 @@
 //                        are named on every rank; or the group is broken.
 //   kUnavailable         a rank has ended; its number is named.
 //   kDeadlineExceeded    `timeout` has passed; the ranks waited for are named.
-//                        After Options::report_after the same is reported, and
-//                        the operation goes on.
+//                        After DiagnosisOptions::report_after the same is
+//                        reported, and the operation goes on.
 //   kCancelled           Revoke, or the group's end on some rank.
 // The last four break the group: on each rank one operation ends in that error,
 // and later ones in kFailedPrecondition with the first reason, until Shrink or

@@ -388,7 +388,7 @@ TEST_F(AttachmentTest, OfACallThatNeverLeftIsRefused) {
   EXPECT_THAT(mine_->Outcomes(), ::testing::AnyOf("", "a+b refused"));
 }
 
-TEST_F(AttachmentTest, OfACallThatNeverLeftItsLaneIsRefused) {
+TEST_F(AttachmentTest, OfACallThatNeverLeftItsQueueIsRefused) {
   theirs_->HoldBack(true);
   const Target queue = peer().Serialized();
   const auto first = CallAsync(queue, Join, Token{"a"}, Token{"b"});

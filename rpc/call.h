@@ -225,7 +225,7 @@ absl::StatusOr<const Function*> FindMethod(const Target& target,
 // kInvalidArgument of one that was made by WithRetry().
 absl::Status CheckFixed(const Target& target);
 // kInvalidArgument, for the reason `why`, of one that was made by Serialized().
-inline constexpr absl::string_view kNoLaneForObjects =
+inline constexpr absl::string_view kObjectsAreNotSerialized =
     "an object has the id of the call that makes it, and calls by Serialized() "
     "get theirs when they leave";
 absl::Status CheckNotSerialized(const Target& target, absl::string_view why);

@@ -89,7 +89,7 @@ Future<Handle<T>> StartKept(const Target& target,
   if (request.ok()) {
     (*request)->keeps_result = true;
     absl::Status fits = CheckFixed(target);
-    fits.Update(CheckNotSerialized(target, kNoLaneForObjects));
+    fits.Update(CheckNotSerialized(target, kObjectsAreNotSerialized));
     if (!fits.ok()) request = std::move(fits);
   }
   if (!function.ok()) {

@@ -215,7 +215,7 @@ std::shared_ptr<StreamCall> StreamCall::Open(
   absl::Status status = function.status();
   status.Update(request.status());
   status.Update(CheckFixed(target));
-  status.Update(CheckNotSerialized(target, kNoLaneForStreams));
+  status.Update(CheckNotSerialized(target, kStreamsAreNotSerialized));
   if (!status.ok()) {
     whole_call->Set(NotBegun(target, function, status));
     return call;

@@ -503,7 +503,7 @@ std::shared_ptr<StreamCall> StartStream(const Target& target,
       EncodeArguments(now, types, std::forward<A>(arguments)...));
 }
 
-constexpr absl::string_view kNoLaneForStreams =
+constexpr absl::string_view kStreamsAreNotSerialized =
     "a stream is in order by itself";
 
 // If arguments A fit the parameters P, the caller's end of a stream.

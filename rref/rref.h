@@ -201,7 +201,7 @@ absl::StatusOr<Begun<T>> Begin(const rpc::Target& to,
   absl::Status bad = function.status();
   bad.Update(rpc::internal::CheckFixed(target));
   bad.Update(rpc::internal::CheckNotSerialized(
-      target, rpc::internal::kNoLaneForObjects));
+      target, rpc::internal::kObjectsAreNotSerialized));
   if (!bad.ok()) return rpc::internal::NotBegun(target, function, bad);
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
                         References::Of(*target.agent()));

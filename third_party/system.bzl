@@ -131,7 +131,6 @@ SYSTEM_REPOSITORIES = {
     "onednn": {"BUILD": _package(_library("dnnl", ["-ldnnl"]))},
     "openblas": {"BUILD": _package('cc_library(name = "cblas", linkopts = ["-lopenblas"])\n')},
     "zlib": {"BUILD": _package(_library("zlib", ["-lz"]))},
-    "com_github_facebook_zstd": {"BUILD": _package(_library("zstd", ["-lzstd"]))},
     "com_github_cyan4973_xxhash": {"BUILD": _package(_library("xxhash", ["-lxxhash"]))},
     "openmpi": {"BUILD": _package(_library("mpi", ["-lmpi"]))},
     "gloo": {"BUILD": _package(_library("gloo", ["-lgloo"]))},

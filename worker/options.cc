@@ -122,7 +122,7 @@ void Options::AddTo(Flags& flags) {
   flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS", "WEFT_START"});
   flags.Add("job", &job, "the job's name, equal in all its workers",
             {"WEFT_JOB"});
-  flags.Add("role", &role, "ps or trainer", {"WEFT_ROLE"});
+  flags.Add("role", &role, "ps, trainer or admin", {"WEFT_ROLE"});
   flags.Add("rank", &rank, "this worker's number within its role, from 0",
             {"WEFT_RANK", "RANK"});
   flags.Add("servers", &servers, "how many parameter servers the job has",

@@ -1,4 +1,4 @@
-// Callees: functions that tests of workers call, in this process or another.
+// Test functions: what tests of workers call, in this process or another.
 
 #ifndef WEFT_WORKER_TEST_FUNCTIONS_H_
 #define WEFT_WORKER_TEST_FUNCTIONS_H_

@@ -312,7 +312,7 @@ absl::Status Worker::MakeAgent() {
   WEFT_ASSIGN_OR_RETURN(agent_, rpc::Agent::Create(std::move(agent)));
   // Before anybody can call it.
   agent_->SetLocal(&status_source_);
-  WEFT_RETURN_IF_ERROR(OpenBooks());
+  WEFT_RETURN_IF_ERROR(OpenReferencesAndPasses());
   untyped_call_service_->Serve(*agent_);
   follow_ = membership_->OnChange(
       [agent = agent_.get(), told = std::set<rendezvous::WorkerKey>()](
@@ -326,7 +326,7 @@ absl::Status Worker::MakeAgent() {
   return absl::OkStatus();
 }
 
-absl::Status Worker::OpenBooks() {
+absl::Status Worker::OpenReferencesAndPasses() {
   WEFT_ASSIGN_OR_RETURN(references_, rref::References::Open(*agent_));
   WEFT_ASSIGN_OR_RETURN(contexts_, dist_autograd::Contexts::Open(*agent_));
   references_page_ = telemetry_->status().Register(
@@ -400,8 +400,8 @@ absl::Status Worker::Drain(const std::string& together,
                     deadline - SteadyClock().Now());
 }
 
-absl::Status Worker::CloseBooks(const std::string& together,
-                                absl::Duration timeout) {
+absl::Status Worker::CloseReferencesAndPasses(const std::string& together,
+                                              absl::Duration timeout) {
   const Instant deadline = SteadyClock().Now() + timeout;
   const auto left = [&] {
     return std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
@@ -459,7 +459,7 @@ ShutdownReport Worker::Shutdown(const ShutdownOptions& options) {
   steps.drain = [&](absl::Duration left) { return Drain(together, left); };
   steps.release = [&](absl::Duration left, ShutdownReport* to) {
     const Instant deadline = SteadyClock().Now() + left;
-    absl::Status ended = CloseBooks(together, left);
+    absl::Status ended = CloseReferencesAndPasses(together, left);
     ended.Update(agent_->Shutdown(
         std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())));
     to->pending_calls = agent_->CutCalls();

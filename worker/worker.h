@@ -83,7 +83,7 @@ class Worker {
   // Writes the flight recorder to a file in --dump-dir and logs its name; and
   // the spans, if they are kept, to --trace. SIGUSR2 does the same for every
   // Worker of a process that has no SIGUSR2 handler of its own; so does a
-  // failed Start.
+  // Start that fails once the worker has joined.
   void DumpFlightRecorder();
 
   // Waits until every worker of the world has called it with this tag.
@@ -106,7 +106,7 @@ class Worker {
   absl::StatusOr<std::unique_ptr<net::Endpoint>> Listen();
   absl::Status Join();
   absl::Status MakeAgent();
-  absl::Status OpenBooks();
+  absl::Status OpenReferencesAndPasses();
   telemetry::Fields DescribeMembership() const;
   void OutOfJob(const absl::Status& why);
   // For a supervisor that starts another.
@@ -116,7 +116,8 @@ class Worker {
   absl::Status Drain(const std::string& together, absl::Duration timeout);
   // Ends the passes and releases the references of this worker, and waits until
   // the workers that end together have released theirs to objects here.
-  absl::Status CloseBooks(const std::string& together, absl::Duration timeout);
+  absl::Status CloseReferencesAndPasses(const std::string& together,
+                                        absl::Duration timeout);
   absl::Status Leave(absl::Duration timeout);
   absl::Status AwaitPhase(rendezvous::Phase phase, const std::string& together,
                           absl::Duration timeout);

@@ -1,4 +1,4 @@
-// Parts: how algorithms divide elements among ranks.
+// Blocks: how algorithms divide elements among ranks.
 
 #ifndef WEFT_COLLECTIVES_ALGORITHMS_BLOCKS_H_
 #define WEFT_COLLECTIVES_ALGORITHMS_BLOCKS_H_

@@ -72,12 +72,12 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
 // the others, writes one block that names the first that failed and why, and
 // returns its exit code (128 + signal if one killed it). With `max_restarts` it
 // then starts all of them again instead, unless the exit code says that a
-// restart cannot help (usage, configuration, checkpoint) or a signal was passed
-// on; the ranks find the number of restarts in TORCHELASTIC_RESTART_COUNT.
-// SIGINT and SIGTERM are passed on, and after `shutdown_timeout` or a second
-// SIGINT all are killed; then 128 + signal, or what a rank that failed before
-// says. Must be called on a process's only thread; leaves signal handling as it
-// was.
+// restart cannot help (usage, configuration, diverged, checkpoint) or a signal
+// was passed on; the ranks find the number of restarts in
+// TORCHELASTIC_RESTART_COUNT. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed
+// on, and after `shutdown_timeout` or a second SIGINT all are killed; then 128
+// + signal, or what a rank that failed before says. Must be called on a
+// process's only thread; leaves signal handling as it was.
 absl::StatusOr<int> Run(const LaunchOptions& options);
 
 }  // namespace weft::launch

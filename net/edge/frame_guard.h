@@ -81,10 +81,10 @@ class FrameGuard {
 
   explicit FrameGuard(Options options);
 
-  // Bytes from the peer, beginning with the preface, in pieces of any size, 0
-  // too. An
-  // empty text, or what the peer floods the connection with; then, and for all
-  // later bytes, the connection must be ended. `now` is no earlier than before.
+  // Bytes from the peer, beginning with the preface, in pieces of any size,
+  // also 0. Returns an empty text, or what the peer floods the connection with;
+  // then, and for all later bytes, the connection must be ended. `now` is no
+  // earlier than before.
   const std::string& OnReceived(absl::string_view bytes, Instant now);
 
   // A record of TLS from the peer that has no bytes of the application:

@@ -52,8 +52,7 @@ class RetriedCalls final : public PendingSource {
   void AddPending(std::vector<PendingCall>* calls) override
       ABSL_LOCKS_EXCLUDED(mu_);
   void AddActive(ActiveCalls* active) override ABSL_LOCKS_EXCLUDED(mu_);
-  // Also of the others, where nobody else has any: one is of no session, nor
-  // paused, as it goes from the one to the other.
+  // Also calls between two attempts, which no session lists.
   void AddOpen(std::vector<std::string>* open) override
       ABSL_LOCKS_EXCLUDED(mu_);
 

@@ -1,4 +1,4 @@
-// Plain form: the values of weft.rpc.v1.Value, as functions encode and decode
+// Untyped values: those of weft.rpc.v1.Value, as functions encode and decode
 // theirs.
 //
 // A function knows its values by its C++ types; here they are turned by the

@@ -31,11 +31,10 @@ struct Limits {
   int64_t objects = 4096;
   // The streams that it may have open here at a time.
   int64_t streams = 4096;
-  // The one that is about all peers: where so many have a session here and
-  // another begins one, as many as are too many of those are forgotten that
-  // neither are connected nor have a call that runs, the oldest first, workers
-  // that the directory knows last; of one name others are few in any case. If
-  // they come back, what they had sent ends with
+  // Most peers with a session here. Beyond it the oldest idle ones (neither
+  // connected nor with a call that runs) are forgotten, workers that the
+  // directory knows last; of one name others are few in any case. If they come
+  // back, what they had sent ends with
   // kUnavailable, Reason::kForgotten and OutcomeUnknown; what those hold here
   // that are no members of the job is gone.
   int64_t sessions = 1024;
