@@ -3,12 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <limits>
 #include <numeric>
 #include <string>
 #include <utility>
 
-#include "absl/container/inlined_vector.h"
+#include "absl/algorithm/container.h"
 #include "absl/numeric/bits.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -22,7 +21,6 @@ namespace {
 constexpr int64_t kTogetherDim = 16;
 constexpr size_t kTogether = 64;
 constexpr int kTogetherSlots = 3;
-constexpr uint32_t kLastStep = std::numeric_limits<uint32_t>::max();
 
 int PlacedBits(const TableLayout& layout) {
   if (layout.is_dense()) return 0;
@@ -67,7 +65,7 @@ absl::Status CheckImage(const TableLayout& layout, const Placement& placement,
     fits = fits && slot.size() == elements;
   }
   for (int64_t step : image.steps) {
-    fits = fits && step >= 0 && step <= int64_t{kLastStep};
+    fits = fits && step >= 0 && step <= int64_t{RowStore::kLastStep};
   }
   if (!fits) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -84,51 +82,38 @@ Partition::Partition(const TableLayout* layout)
       dim_(layout->dim()),
       rows_(layout->dim() * (1 + layout->slots()), PlacedBits(*layout)) {}
 
-absl::StatusOr<int> Partition::Apply(absl::Span<const PushSpan> spans,
-                                     float scale) {
+absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span) {
   MutexLock lock(mu_);
-  absl::InlinedVector<const PushSpan*, 4> fresh;
-  for (const PushSpan& span : spans) {
-    if (span.sequence == PushSpan::kUnnumbered) {
-      fresh.push_back(&span);
-      continue;
-    }
-    const SequenceWindow& window = windows_[span.client];
-    switch (window.Ask(span.sequence)) {
-      case SequenceWindow::Answer::kNew:
-        fresh.push_back(&span);
-        break;
-      case SequenceWindow::Answer::kDuplicate:
-        break;
-      case SequenceWindow::Answer::kTooFar:
-        return absl::FailedPreconditionError(absl::StrCat(
-            "push ", span.sequence, " of client ", span.client, " came while ",
-            window.high(), " is the highest applied; wanted one at most ",
-            SequenceWindow::kWidth, " ahead and none before it missing"));
-    }
+  SequenceWindow& window = windows_[span.client];
+  switch (window.Ask(span.sequence)) {
+    case SequenceWindow::Answer::kNew:
+      Update(span.keys, span.values);
+      window.Mark(span.sequence);
+      return true;
+    case SequenceWindow::Answer::kDuplicate:
+      return false;
+    case SequenceWindow::Answer::kTooFar:
+      break;
   }
-  if (!fresh.empty()) {
-    ApplySum(fresh, scale);
-    for (const PushSpan* span : fresh) {
-      if (span->sequence == PushSpan::kUnnumbered) continue;
-      windows_[span->client].Mark(span->sequence);
-    }
-  }
-  return static_cast<int>(spans.size() - fresh.size());
+  return absl::FailedPreconditionError(absl::StrCat(
+      "push ", span.sequence, " of client ", span.client, " came while ",
+      window.high(), " is the highest applied; wanted one at most ",
+      SequenceWindow::kWidth, " ahead and none before it missing"));
 }
 
-void Partition::ApplySum(absl::Span<const PushSpan* const> spans, float scale) {
+void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale) {
+  MutexLock lock(mu_);
   if (spans.size() == 1 && scale == 1.0f) {
-    return Update(spans[0]->keys, spans[0]->values);
+    return Update(spans[0].keys, spans[0].values);
   }
   // Sums in the order of the spans, so that the same spans give the same bits
   // whatever the order in which they came over the network.
   std::vector<float> sums;
   std::vector<uint64_t> touched;  // keys, in the order of their sums
   absl::flat_hash_map<uint64_t, size_t> sum_of;
-  for (const PushSpan* span : spans) {
-    const float* gradient = span->values;
-    for (uint64_t key : span->keys) {
+  for (const PushSpan& span : spans) {
+    const float* gradient = span.values;
+    for (uint64_t key : span.keys) {
       const int64_t length = layout_.RowLength(key);
       const auto [it, is_new] = sum_of.try_emplace(key, sums.size());
       if (is_new) {
@@ -149,12 +134,12 @@ void Partition::ApplySum(absl::Span<const PushSpan* const> spans, float scale) {
 
 void Partition::Update(absl::Span<const uint64_t> keys,
                        const float* gradients) {
-  std::array<Row, kTogether> rows;
   const bool together =
       !is_dense_ && dim_ <= kTogetherDim && layout_.slots() <= kTogetherSlots;
+  std::array<Row, RowStore::kMostKeys> rows;
   while (!keys.empty()) {
     const size_t n = std::min(keys.size(), rows.size());
-    rows_.FindAll(keys.first(n), rows.data());
+    absl::c_copy(rows_.FindAll(keys.first(n)), rows.begin());
     for (size_t i = 0; i < n; ++i) {
       if (rows[i] == RowStore::kNoRow) rows[i] = Make(keys[i]);
     }
@@ -171,15 +156,8 @@ void Partition::Update(absl::Span<const uint64_t> keys,
   }
 }
 
-int64_t Partition::NextStep(Row row) {
-  const uint32_t step = rows_.step(row);
-  const uint32_t next = step == kLastStep ? step : step + 1;
-  rows_.set_step(row, next);
-  return next;
-}
-
 void Partition::UpdateOne(Row row, const float* gradient) {
-  layout_.Apply(NextStep(row), rows_.floats(row), gradient,
+  layout_.Apply(rows_.NextStep(row), rows_.floats(row), gradient,
                 layout_.RowLength(rows_.key(row)));
 }
 
@@ -187,33 +165,35 @@ void Partition::UpdateOne(Row row, const float* gradient) {
 void Partition::UpdateTogether(absl::Span<const Row> rows,
                                const float* gradients) {
   const int arrays = 1 + layout_.slots();
+  const bool uses_step = layout_.uses_step();
   std::array<float, (1 + kTogetherSlots) * kTogether * kTogetherDim> copies;
-  for (size_t begin = 0; begin < rows.size();) {
-    const int64_t step = NextStep(rows[begin]);
-    size_t end = begin + 1;
-    while (end < rows.size() && (rows_.step(rows[end]) + int64_t{1} == step ||
-                                 !layout_.uses_step())) {
-      NextStep(rows[end++]);
+  std::array<float*, kTogether> places;
+  while (!rows.empty()) {
+    const int64_t step = rows_.NextStep(rows[0]);
+    const size_t most = std::min(rows.size(), kTogether);
+    places[0] = rows_.floats(rows[0]);
+    size_t n = 1;
+    for (; n < most; ++n) {
+      if (uses_step && rows_.step(rows[n]) + int64_t{1} != step) break;
+      rows_.NextStep(rows[n]);
+      places[n] = rows_.floats(rows[n]);
     }
-    const int64_t elements = static_cast<int64_t>(end - begin) * dim_;
-    for (size_t i = begin; i < end; ++i) {
-      const float* from = rows_.floats(rows[i]);
-      float* to = copies.data() + static_cast<int64_t>(i - begin) * dim_;
-      for (int a = 0; a < arrays; ++a, from += dim_, to += elements) {
-        CopyRow(from, dim_, to);
+    const int64_t elements = static_cast<int64_t>(n) * dim_;
+    for (int a = 0; a < arrays; ++a) {
+      float* to = copies.data() + a * elements;
+      for (size_t i = 0; i < n; ++i) {
+        to = CopyRow(places[i] + a * dim_, dim_, to);
       }
     }
     layout_.ApplyTo(step, copies.data(), elements, gradients, elements);
-    for (size_t i = begin; i < end; ++i) {
-      float* to = rows_.floats(rows[i]);
-      const float* from =
-          copies.data() + static_cast<int64_t>(i - begin) * dim_;
-      for (int a = 0; a < arrays; ++a, to += dim_, from += elements) {
-        CopyRow(from, dim_, to);
+    for (int a = 0; a < arrays; ++a) {
+      const float* from = copies.data() + a * elements;
+      for (size_t i = 0; i < n; ++i, from += dim_) {
+        CopyRow(from, dim_, places[i] + a * dim_);
       }
     }
     gradients += elements;
-    begin = end;
+    rows.remove_prefix(n);
   }
 }
 
@@ -226,10 +206,9 @@ bool Partition::Applied(uint64_t client, uint64_t sequence) const {
 
 float* Partition::Read(absl::Span<const uint64_t> keys, float* out) const {
   MutexLock lock(mu_);
-  std::array<Row, kTogether> rows;
   while (!keys.empty()) {
-    const size_t n = std::min(keys.size(), rows.size());
-    rows_.FindAll(keys.first(n), rows.data());
+    const size_t n = std::min(keys.size(), RowStore::kMostKeys);
+    const absl::Span<const Row> rows = rows_.FindAll(keys.first(n));
     for (size_t i = 0; i < n; ++i) {
       const int64_t length = is_dense_ ? layout_.RowLength(keys[i]) : dim_;
       if (rows[i] == RowStore::kNoRow) {

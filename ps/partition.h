@@ -66,12 +66,15 @@ class Partition {
   // `layout` must outlive it.
   explicit Partition(const TableLayout* layout);
 
-  // Applies the sum of `spans`, added up in this order, times `scale`, as one
-  // step of the rule on each row that they name. Returns how many spans were
-  // left out because they had been applied before.
-  //   kFailedPrecondition  a span's sequence is beyond its window; nothing
-  //                        was changed
-  absl::StatusOr<int> Apply(absl::Span<const PushSpan> spans, float scale)
+  // One step of the rule on each row of a numbered push. False if it had been
+  // applied before.
+  //   kFailedPrecondition  its sequence is beyond its window; nothing was
+  //                        changed
+  absl::StatusOr<bool> ApplyOnce(const PushSpan& span) ABSL_LOCKS_EXCLUDED(mu_);
+
+  // The sum of `spans`, added up in this order, times `scale`, as one step of
+  // the rule on each row that they name. Their sequences do not count.
+  void ApplySum(absl::Span<const PushSpan> spans, float scale)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether that push is in what Read returns.
@@ -103,9 +106,6 @@ class Partition {
   void UpdateTogether(absl::Span<const Row> rows, const float* gradients)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void UpdateOne(Row row, const float* gradient)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  int64_t NextStep(Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ApplySum(absl::Span<const PushSpan* const> spans, float scale)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Row> InKeyOrder() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

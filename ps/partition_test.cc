@@ -32,11 +32,11 @@ std::unique_ptr<TableLayout> SgdLayout() {
 
 class PartitionTest : public ::testing::Test {
  protected:
-  absl::StatusOr<int> Push(uint64_t client, uint64_t sequence,
-                           std::vector<uint64_t> keys,
-                           std::vector<float> values) {
+  absl::StatusOr<bool> Push(uint64_t client, uint64_t sequence,
+                            std::vector<uint64_t> keys,
+                            std::vector<float> values) {
     PushSpan span{client, sequence, keys, values.data()};
-    return partition_.Apply({span}, 1.0f);
+    return partition_.ApplyOnce(span);
   }
   std::vector<float> Read(std::vector<uint64_t> keys) {
     std::vector<float> out(2 * keys.size());
@@ -49,7 +49,7 @@ class PartitionTest : public ::testing::Test {
 };
 
 TEST_F(PartitionTest, AppliesARuleToTheRowsThatAPushNames) {
-  EXPECT_THAT(Push(1, 1, {10, 20}, {1, 2, 3, 4}), IsOkAndHolds(0));
+  EXPECT_THAT(Push(1, 1, {10, 20}, {1, 2, 3, 4}), IsOkAndHolds(true));
   EXPECT_THAT(Read({10, 20, 30}), ElementsAre(-1, -2, -3, -4, 0, 0));
   EXPECT_EQ(partition_.rows(), 2);
 }
@@ -60,9 +60,9 @@ TEST_F(PartitionTest, ReadingLeavesNoTrace) {
 }
 
 TEST_F(PartitionTest, APushSentAgainIsAppliedOnce) {
-  ASSERT_THAT(Push(1, 1, {10}, {1, 1}), IsOkAndHolds(0));
-  EXPECT_THAT(Push(1, 1, {10}, {1, 1}), IsOkAndHolds(1));
-  EXPECT_THAT(Push(2, 1, {10}, {1, 1}), IsOkAndHolds(0));  // another client
+  ASSERT_THAT(Push(1, 1, {10}, {1, 1}), IsOkAndHolds(true));
+  EXPECT_THAT(Push(1, 1, {10}, {1, 1}), IsOkAndHolds(false));
+  EXPECT_THAT(Push(2, 1, {10}, {1, 1}), IsOkAndHolds(true));  // another client
   EXPECT_THAT(Read({10}), ElementsAre(-2, -2));
   EXPECT_TRUE(partition_.Applied(1, 1));
   EXPECT_FALSE(partition_.Applied(1, 2));
@@ -81,7 +81,7 @@ TEST_F(PartitionTest, AddsUpThePartsOfARoundAndStepsOnce) {
   const std::vector<float> a = {2, 2, 4, 4}, b = {6, 6, 8, 8};
   const std::vector<PushSpan> parts = {{1, 1, a_keys, a.data()},
                                        {2, 1, b_keys, b.data()}};
-  EXPECT_THAT(partition_.Apply(parts, 0.5f), IsOkAndHolds(0));
+  partition_.ApplySum(parts, 0.5f);
   EXPECT_THAT(Read({1, 2, 3}), ElementsAre(-1, -1, -5, -5, -4, -4));
   EXPECT_THAT(partition_.Image().steps, Each(1));
 }
@@ -96,7 +96,7 @@ TEST_F(PartitionTest, ConcurrentPushesOfOneRowAllCountOnce) {
     clients.emplace_back([this, c] {
       for (int n = 1; n <= kPushes; ++n) {
         for (int copy = 0; copy < 2; ++copy) {
-          EXPECT_THAT(Push(c + 1, n, {5}, {1, 2}), IsOkAndHolds(copy));
+          EXPECT_THAT(Push(c + 1, n, {5}, {1, 2}), IsOkAndHolds(copy == 0));
         }
       }
     });
@@ -115,14 +115,14 @@ TEST_F(PartitionTest, AnImageRestoresRowsSlotsStepsAndWindows) {
   const std::vector<float> g = {1, 2, 3, 4};
   const auto push = [&](Partition& p, uint64_t n) {
     PushSpan span{9, n, keys, g.data()};
-    return p.Apply({span}, 1.0f);
+    return p.ApplyOnce(span);
   };
   ASSERT_THAT(push(first, 1), IsOk());
   ASSERT_THAT(push(first, 2), IsOk());
   const PartitionImage image = first.Image();
   EXPECT_THAT(image.keys, ElementsAre(1, 3));
   second.Load(image);
-  EXPECT_THAT(push(second, 2), IsOkAndHolds(1));  // knows what was applied
+  EXPECT_THAT(push(second, 2), IsOkAndHolds(false));  // knows what was applied
   ASSERT_THAT(push(first, 3), IsOk());
   ASSERT_THAT(push(second, 3), IsOk());
   EXPECT_EQ(first.Image().weights, second.Image().weights);

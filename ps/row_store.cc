@@ -31,19 +31,29 @@ RowStore::RowStore(int64_t floats, int placed_bits)
 }
 
 RowStore::Row RowStore::Find(uint64_t key) const {
-  Row row = kNoRow;
-  FindAll(absl::MakeConstSpan(&key, 1), &row);
-  return row;
+  return FindAll(absl::MakeConstSpan(&key, 1))[0];
 }
 
-void RowStore::FindAll(absl::Span<const uint64_t> keys, Row* rows) const {
+absl::Span<const RowStore::Row> RowStore::FindAll(
+    absl::Span<const uint64_t> keys) const {
+  if (keys.empty()) return {};
+  if (keys == absl::MakeConstSpan(last_keys_)) return last_rows_;
+  WEFT_CHECK(keys.size() <= kMostKeys);
+  last_keys_.assign(keys.begin(), keys.end());
+  last_rows_.resize(keys.size());
+  last_missed_ = !LookUp(keys, last_rows_.data());
+  return last_rows_;
+}
+
+bool RowStore::LookUp(absl::Span<const uint64_t> keys, Row* rows) const {
   if (index_.empty()) {
     std::fill_n(rows, keys.size(), kNoRow);
-    return;
+    return keys.empty();
   }
   const Row* const index = index_.data();
   const size_t mask = index_.size() - 1;
   size_t slots[kAhead];
+  bool all = true;
   for (size_t begin = 0; begin < keys.size(); begin += kAhead) {
     const size_t n = std::min(kAhead, keys.size() - begin);
     const uint64_t* const wanted = keys.data() + begin;
@@ -63,8 +73,10 @@ void RowStore::FindAll(absl::Span<const uint64_t> keys, Row* rows) const {
         row = index[slot];
       }
       rows[begin + i] = row;
+      all &= row != kNoRow;
     }
   }
+  return all;
 }
 
 RowStore::Row RowStore::Add(uint64_t key) {
@@ -72,6 +84,7 @@ RowStore::Row RowStore::Add(uint64_t key) {
   WEFT_CHECK(row != kNoRow);
   if (size_ == room_) Grow();
   ++size_;
+  if (last_missed_) last_keys_.clear();
   std::memcpy(Block(row), &key, sizeof(key));
   // At most half of the index is taken.
   if (static_cast<size_t>(size_) * 2 > index_.size()) {
@@ -116,13 +129,17 @@ void RowStore::Clear() {
   room_ = 0;
   chunks_.clear();
   index_.clear();
+  last_keys_.clear();
+  last_rows_.clear();
 }
 
 int64_t RowStore::memory_bytes() const {
   return static_cast<int64_t>(
       room_ * stride_ * static_cast<int64_t>(sizeof(float)) +
       static_cast<int64_t>(chunks_.capacity() * sizeof(chunks_[0]) +
-                           index_.capacity() * sizeof(Row)));
+                           index_.capacity() * sizeof(Row) +
+                           last_keys_.capacity() * sizeof(uint64_t) +
+                           last_rows_.capacity() * sizeof(Row)));
 }
 
 }  // namespace weft::ps

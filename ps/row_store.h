@@ -7,7 +7,11 @@
 // ps/cut.h go through it from one end to the other. A row of one weight and two
 // slots takes 24 bytes, and 8 to 16 of the index.
 //
-// Thread-safety: one thread at a time; the partition's lock guards it.
+// The keys of the last look-up are remembered with their rows, for a worker
+// pushes to the rows that it has just pulled.
+//
+// Thread-safety: one thread at a time, also for what is const; the partition's
+// lock guards it.
 
 #ifndef WEFT_PS_ROW_STORE_H_
 #define WEFT_PS_ROW_STORE_H_
@@ -26,6 +30,7 @@ class RowStore {
  public:
   using Row = uint32_t;  // a number from 0; rows are never removed
   static constexpr Row kNoRow = ~Row{0};
+  static constexpr uint32_t kLastStep = ~uint32_t{0};
 
   // Rows of `floats` floats each. The top `placed_bits` bits of the mixed keys
   // are the same for all keys.
@@ -35,9 +40,11 @@ class RowStore {
 
   // kNoRow if there is none.
   Row Find(uint64_t key) const;
-  // As Find for each of `keys`; faster, since memory is fetched ahead.
-  // REQUIRES: as many `rows`.
-  void FindAll(absl::Span<const uint64_t> keys, Row* rows) const;
+  // As Find for each of `keys`; faster, since memory is fetched ahead, or none
+  // if the last call had the same keys. Valid until the next call of Find,
+  // FindAll or Clear. REQUIRES: at most kMostKeys of them.
+  static constexpr size_t kMostKeys = 256;
+  absl::Span<const Row> FindAll(absl::Span<const uint64_t> keys) const;
   // A row of zeros, not updated yet; what floats() returned before is not valid
   // any more. REQUIRES: Find(key) == kNoRow.
   Row Add(uint64_t key);
@@ -57,6 +64,13 @@ class RowStore {
   void set_step(Row row, uint32_t step) {
     std::memcpy(Block(row) + 2, &step, sizeof(step));
   }
+  // Counts one more update. Returns the count.
+  uint32_t NextStep(Row row) {
+    uint32_t next = step(row);
+    next += next != kLastStep ? 1 : 0;
+    set_step(row, next);
+    return next;
+  }
   float* floats(Row row) const { return Block(row) + header_; }
 
   // All memory that this holds, but for the object itself.
@@ -70,6 +84,8 @@ class RowStore {
   size_t SlotOf(uint64_t key) const {
     return static_cast<size_t>(Mix64(key) << placed_bits_ >> slot_shift_);
   }
+  // Whether there is a row of each.
+  bool LookUp(absl::Span<const uint64_t> keys, Row* rows) const;
   void Grow();
   void Rehash(size_t capacity);
 
@@ -83,6 +99,10 @@ class RowStore {
   int64_t room_ = 0;  // rows in all chunks
   std::vector<std::unique_ptr<float[]>> chunks_;
   std::vector<Row> index_;  // kNoRow: free. A power of two, or empty
+
+  mutable std::vector<uint64_t> last_keys_;  // empty: not known any more
+  mutable std::vector<Row> last_rows_;
+  mutable bool last_missed_ = false;  // a row of a last key did not exist
 };
 
 }  // namespace weft::ps

@@ -17,10 +17,10 @@ using ::testing::ElementsAre;
 
 TEST(RowStore, FindsNothingWhileItIsEmpty) {
   RowStore rows(1, 0);
+  EXPECT_EQ(rows.memory_bytes(), 0);
   EXPECT_EQ(rows.Find(0), RowStore::kNoRow);
   EXPECT_EQ(rows.Find(7), RowStore::kNoRow);
   EXPECT_EQ(rows.size(), 0);
-  EXPECT_EQ(rows.memory_bytes(), 0);
 }
 
 TEST(RowStore, NewRowIsZeroAndKeepsWrittenValues) {
@@ -38,6 +38,21 @@ TEST(RowStore, NewRowIsZeroAndKeepsWrittenValues) {
   EXPECT_EQ(rows.step(other), 0u);
   EXPECT_THAT(std::vector<float>(rows.floats(row), rows.floats(row) + 3),
               ElementsAre(1, 0, 3));
+}
+
+TEST(RowStore, SameKeysAgainAreFoundWhereTheyAre) {
+  RowStore rows(1, 0);
+  const std::vector<uint64_t> keys = {7, 8};
+  const RowStore::Row first = rows.Add(7);
+  EXPECT_THAT(rows.FindAll(keys), ElementsAre(first, RowStore::kNoRow));
+  const RowStore::Row second = rows.Add(8);
+  EXPECT_THAT(rows.FindAll(keys), ElementsAre(first, second));
+  rows.Add(9);
+  EXPECT_THAT(rows.FindAll(keys), ElementsAre(first, second));
+  rows.Clear();
+  EXPECT_THAT(rows.FindAll(keys), Each(RowStore::kNoRow));
+  const RowStore::Row anew = rows.Add(8);
+  EXPECT_THAT(rows.FindAll(keys), ElementsAre(RowStore::kNoRow, anew));
 }
 
 // Through all sizes of chunks and of the index, for rows from a few bytes to
@@ -62,8 +77,14 @@ TEST(RowStore, AgreesWithAMapForRowsOfAnyLength) {
       std::vector<uint64_t> keys;
       for (const auto& [key, value] : wanted) keys.push_back(key);
       keys.push_back(1 << 30);  // not there
-      std::vector<RowStore::Row> found(keys.size());
-      rows.FindAll(keys, found.data());
+      std::vector<RowStore::Row> found;
+      for (size_t i = 0; i < keys.size(); i += RowStore::kMostKeys) {
+        const auto part =
+            absl::MakeConstSpan(keys).subspan(i, RowStore::kMostKeys);
+        const auto its = rows.FindAll(part);
+        ASSERT_EQ(its, rows.FindAll(part));
+        found.insert(found.end(), its.begin(), its.end());
+      }
       ASSERT_EQ(found.back(), RowStore::kNoRow);
       for (size_t i = 0; i + 1 < keys.size(); ++i) {
         ASSERT_EQ(rows.key(found[i]), keys[i]);

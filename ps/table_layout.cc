@@ -120,6 +120,8 @@ TableLayout::TableLayout(TableSpec spec,
                          std::unique_ptr<optimizer::UpdateRule> rule)
     : spec_(std::move(spec)),
       rule_(std::move(rule)),
+      slots_(static_cast<int>(rule_->slots().size())),
+      uses_step_(rule_->uses_step()),
       dim_(is_dense() ? SliceElements(spec_.elements()) : spec_.dim()),
       seed_(Mix64(spec_.initializer().seed()) ^ HashName(spec_.name())) {}
 

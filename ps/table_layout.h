@@ -41,7 +41,7 @@ class TableLayout {
   const v1::TableSpec& spec() const { return spec_; }
   bool is_dense() const { return spec_.kind() == v1::TableSpec::DENSE; }
   int64_t dim() const { return dim_; }  // elements of the longest row
-  int slots() const { return static_cast<int>(rule_->slots().size()); }
+  int slots() const { return slots_; }
   const std::string& slot_name(int i) const { return rule_->slots()[i].name; }
 
   // Elements of row `key`. DENSE: slices are dim() long but the last.
@@ -61,13 +61,15 @@ class TableLayout {
   void ApplyTo(int64_t step, float* weights, int64_t stride,
                const float* gradient, int64_t length) const;
   // Whether the result of Apply depends on the step.
-  bool uses_step() const { return rule_->uses_step(); }
+  bool uses_step() const { return uses_step_; }
 
  private:
   TableLayout(v1::TableSpec spec, std::unique_ptr<optimizer::UpdateRule> rule);
 
   const v1::TableSpec spec_;
   const std::unique_ptr<optimizer::UpdateRule> rule_;
+  const int slots_;
+  const bool uses_step_;
   const int64_t dim_;
   const uint64_t seed_;  // of the initial values, the table's name mixed in
 };

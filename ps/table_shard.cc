@@ -366,17 +366,17 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
   int64_t applied = 0;
   for (size_t i = 0; i < spans.size(); ++i) {
     const uint32_t partition = part.spans[i].partition;
-    const absl::StatusOr<int> duplicates =
-        partitions_[partition]->Apply({spans[i]}, 1.0f);
-    if (!duplicates.ok()) {
+    const absl::StatusOr<bool> is_new =
+        partitions_[partition]->ApplyOnce(spans[i]);
+    if (!is_new.ok()) {
       return absl::Status(
-          duplicates.status().code(),
+          is_new.status().code(),
           absl::StrCat("table '", request.table(), "' partition ", partition,
-                       ": ", duplicates.status().message()));
+                       ": ", is_new.status().message()));
     }
-    reply.set_duplicates(reply.duplicates() + *duplicates);
-    applied += 1 - *duplicates;
+    applied += *is_new ? 1 : 0;
   }
+  reply.set_duplicates(static_cast<int64_t>(spans.size()) - applied);
   if (applied == 0) return absl::OkStatus();
   MutexLock lock(mu_);
   metrics_.PushedAt(request.client(), pushes_);
@@ -453,9 +453,7 @@ void TableShard::ApplyRound(const std::vector<Part>& parts) {
                           ? 1.0f / static_cast<float>(parts.size())
                           : 1.0f;
   for (const auto& [partition, spans] : by_partition) {
-    const absl::StatusOr<int> applied =
-        partitions_[partition]->Apply(spans, scale);
-    WEFT_CHECK(applied.ok());  // Unnumbered spans are never refused.
+    partitions_[partition]->ApplySum(spans, scale);
   }
 }
 
