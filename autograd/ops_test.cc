@@ -188,5 +188,31 @@ TEST(Pow, AtZeroHasTheGradientsOfPyTorch) {
   EXPECT_THAT(x.grad().ToVector<float>(), Each(1));
 }
 
+TEST(VarGradient, OfAMeanFarAboveTheDeviationErrsByOneRounding) {
+  std::vector<float> values;
+  for (int i = 0; i < 4001; ++i) {
+    values.push_back(1e6f + static_cast<float>((i * 7919) % 17) / 8);
+  }
+  const Tensor x = Tensor::FromVector<float>(values);
+  const Tensor near = Sub(x.To(DType::kF64), 1e6);
+  for (const bool is_std : {false, true}) {
+    const auto gradient = [&](const Tensor& at) {
+      const Variable leaf(at, /*requires_grad=*/true);
+      (is_std ? Std(leaf) : Var(leaf)).Backward();
+      return leaf.grad().To(DType::kF64);
+    };
+    const Tensor found = gradient(x), wanted = gradient(near);
+    EXPECT_LE(Max(Abs(Sub(found, wanted))).item<double>(),
+              2e-7 * Max(Abs(wanted)).item<double>());
+  }
+}
+
+TEST(VarGradient, OfEqualElementsIsExactly0) {
+  const Variable x(Tensor::Full({1001}, 1e7 / 3), /*requires_grad=*/true);
+  Var(x).Backward();
+  Std(x).Backward();
+  EXPECT_EQ(Max(Abs(x.grad())).item<float>(), 0);
+}
+
 }  // namespace
 }  // namespace weft

@@ -95,7 +95,7 @@ Tensor VarBackward(const Tensor& grad, const Tensor& x, const Shape& dims,
   const Shape kept = KeptShape(x, dims);
   const double count = static_cast<double>(x.numel()) /
                        static_cast<double>(NumElements(kept, "Var"));
-  const Tensor distance = Sub(x, Mean(x, dims, true));
+  const Tensor distance = Centered(x, dims).To(x.dtype());
   return Mul(Mul(distance, grad.Reshape(kept)),
              2 / (count - static_cast<double>(correction)));
 }

@@ -141,6 +141,73 @@ std::string TestName(const ::testing::TestParamInfo<Case>& info) {
 
 INSTANTIATE_TEST_SUITE_P(Each, LongSum, ::testing::ValuesIn(Cases()), TestName);
 
+// A mean far above the deviation: relative error of f32 against f64, whose own
+// mean is exact enough here.
+Tensor FarFromZero(double mean, int64_t n, DType dtype = DType::kF32) {
+  const Tensor x = Tensor::Empty({3, n}, DType::kF64);
+  int64_t i = 0;
+  for (double& element : x.span<double>()) {
+    // In f32 a multiple of 1 / 8 up to 2^21.
+    element = mean + static_cast<double>((++i * 7919) % 17) / 8;
+  }
+  return x.To(dtype);
+}
+
+double RelativeError(const Tensor& found, const Tensor& wanted) {
+  return Largest(Sub(found.To(DType::kF64), wanted)) / Largest(wanted);
+}
+
+TEST(Var, OfAMeanFarAboveTheDeviationErrsByOneRounding) {
+  for (const double mean : {0.0, 1e3, 1e5, 2e6}) {
+    for (const int64_t n : {5, 1000, 1 << 18}) {
+      const Tensor x = FarFromZero(mean, n);
+      // Whole eighths below 2^21: sums in f64 are exact.
+      const Tensor near = Sub(x.To(DType::kF64), mean);
+      EXPECT_LE(RelativeError(Var(x, {1}), Var(near, {1})), 6e-8) << mean;
+      EXPECT_LE(RelativeError(Std(x, {1}), Std(near, {1})), 1.2e-7) << mean;
+      EXPECT_LE(RelativeError(Var(x, {0, 1}, 0), Var(near, {0, 1}, 0)), 6e-8);
+    }
+  }
+  // f64: a deviation of 1e-9 of the mean.
+  const Tensor wide = FarFromZero(1e9, 1000, DType::kF64);
+  EXPECT_LE(RelativeError(Var(wide, {1}), Var(Sub(wide, 1e9), {1})), 1e-14);
+}
+
+TEST(Var, OfEqualElementsIsExactly0) {
+  for (const DType dtype : {DType::kF32, DType::kF64}) {
+    for (const double value : {0.1, 1e7 / 3, -1e30 / 7}) {
+      for (const int64_t n : {2, 3, 1000, 100001}) {
+        const Tensor x = Tensor::Full({n, 2}, value, dtype);
+        EXPECT_EQ(Largest(Var(x, {0}).To(DType::kF64)), 0) << value << " " << n;
+        EXPECT_EQ(Largest(Std(x).To(DType::kF64)), 0) << value << " " << n;
+      }
+    }
+  }
+}
+
+TEST(Norm, OfAMeanFarAboveTheDeviationErrsByItsRounding) {
+  for (const double mean : {1e3, 1e5, 2e6}) {
+    for (const int64_t n : {50, 1000, 1 << 16}) {
+      const Tensor x = FarFromZero(mean, n);
+      const Tensor near = Sub(x.To(DType::kF64), mean);
+      // What is left of a mean that is rounded to f32, by the deviation.
+      const double rounding = mean * 0x1p-24 / 0.6 + 1e-6;
+      EXPECT_LE(RelativeError(LayerNorm(x, {n}, {}, {}).y,
+                              LayerNorm(near, {n}, {}, {}).y),
+                rounding)
+          << mean << " " << n;
+      const Tensor columns = x.Transpose(0, 1), exact = near.Transpose(0, 1);
+      const ChannelMoments moments = MomentsOf(columns);
+      const ChannelMoments wanted = MomentsOf(exact);
+      EXPECT_LE(RelativeError(moments.variance, wanted.variance), 1e-6)
+          << mean << " " << n;
+      EXPECT_LE(RelativeError(BatchNormed(columns), BatchNormed(exact)),
+                rounding)
+          << mean << " " << n;
+    }
+  }
+}
+
 // In the order of memory a sum of many views must not depend on the layout.
 TEST(Sum, OfEveryOrderOfDimensionsIsExactForWholeNumbers) {
   const Tensor x = Tensor::Empty({5, 6, 7, 3});

@@ -1,5 +1,6 @@
 #include "weft/tensor/ops/norm.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "weft/base/error.h"
@@ -64,7 +65,8 @@ struct RowMoments {
 };
 
 // In two passes: the squares of what is left once the mean is gone lose nothing
-// to a large mean.
+// to a large mean, but for what rounding left in it, `rest`, which is taken
+// off.
 template <typename T>
 WEFT_VECTORIZE RowMoments<T> MomentsOfRow(const T* x, int64_t n, T epsilon,
                                           bool is_centered) {
@@ -72,11 +74,17 @@ WEFT_VECTORIZE RowMoments<T> MomentsOfRow(const T* x, int64_t n, T epsilon,
   const T mean = is_centered
                      ? SumTerms<T>(n, [x](int64_t i) { return x[i]; }) / count
                      : T(0);
-  const T variance =
+  const T rest =
+      is_centered
+          ? SumTerms<T>(n, [x, mean](int64_t i) { return x[i] - mean; }) / count
+          : T(0);
+  const T square =
       SumTerms<T>(
           n, [x, mean](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) /
       count;
-  return {mean, T(1) / std::sqrt(variance + epsilon)};
+  // In this order NaN stays.
+  const T variance = std::max(square - rest * rest, T(0));
+  return {mean + rest, T(1) / std::sqrt(variance + epsilon)};
 }
 
 template <typename T>
@@ -223,8 +231,12 @@ ChannelMoments MomentsOf(const Tensor& x) {
   const int64_t channels = x.shape()[1];
   moments.count = channels > 0 ? x.numel() / channels : 0;
   const Tensor mean = Mean(x, dims, true);
-  moments.mean = mean.View({channels});
-  moments.variance = Mean(Square(Sub(x, mean)), dims);
+  const Tensor distance = Sub(x, mean);
+  // What rounding left in the mean, which may be as much as the deviation.
+  const Tensor rest = Mean(distance, dims);
+  moments.mean = Add(mean.View({channels}), rest);
+  moments.variance =
+      Clamp(Sub(Mean(Square(distance), dims), Square(rest)), 0, HUGE_VAL);
   return moments;
 }
 

@@ -213,6 +213,19 @@ Tensor Extremum(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims,
   });
 }
 
+// Var in f64.
+Tensor WideVar(const Tensor& x, absl::Span<const int64_t> dims,
+               int64_t correction, bool keep_dims, absl::string_view where) {
+  if (!IsDifferentiable(x.dtype())) {
+    ThrowInvalidArgument(where, ": x is ", x.Describe(), "; wanted f32 or f64");
+  }
+  const double divisor = CountOf(x, PlanFor(x.shape(), dims, where)) -
+                         static_cast<double>(correction);
+  const Tensor sum = Sum(Square(Centered(x, dims)), dims, keep_dims);
+  if (divisor > 0) return Div(sum, divisor);
+  return Tensor::Full(sum.shape(), std::nan(""), DType::kF64);
+}
+
 template <typename T>
 WEFT_VECTORIZE double SquaresOf(const T* in, int64_t n) {
   return internal::SumTerms<double>(n, [in](int64_t i) {
@@ -284,21 +297,33 @@ Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {
   return sum;
 }
 
+Tensor Centered(const Tensor& x, absl::Span<const int64_t> dims) {
+  if (!IsDifferentiable(x.dtype())) {
+    ThrowInvalidArgument("Centered: x is ", x.Describe(),
+                         "; wanted f32 or f64");
+  }
+  const Tensor wide = x.To(DType::kF64);
+  if (x.numel() == 0) return wide;
+  // A rounded mean may lie outside of what it is the mean of: equal elements
+  // would be at a distance from it.
+  const Tensor mean =
+      Minimum(Maximum(Mean(wide, dims, true), Min(wide, dims, true)),
+              Max(wide, dims, true));
+  Tensor distance = Sub(wide, mean);
+  // What rounding left of the mean, which is more than the deviation where the
+  // mean is far above it.
+  Sub_(distance, Mean(distance, dims, true));
+  return distance;
+}
+
 Tensor Var(const Tensor& x, absl::Span<const int64_t> dims, int64_t correction,
            bool keep_dims) {
-  if (!IsDifferentiable(x.dtype())) {
-    ThrowInvalidArgument("Var: x is ", x.Describe(), "; wanted f32 or f64");
-  }
-  const double count = CountOf(x, PlanFor(x.shape(), dims, "Var"));
-  const double divisor = count - static_cast<double>(correction);
-  Tensor sum = Sum(Square(Sub(x, Mean(x, dims, true))), dims, keep_dims);
-  if (divisor > 0) return Div(sum, divisor);
-  return Tensor::Full(sum.shape(), std::nan(""), x.dtype());
+  return WideVar(x, dims, correction, keep_dims, "Var").To(x.dtype());
 }
 
 Tensor Std(const Tensor& x, absl::Span<const int64_t> dims, int64_t correction,
            bool keep_dims) {
-  return Sqrt(Var(x, dims, correction, keep_dims));
+  return Sqrt(WideVar(x, dims, correction, keep_dims, "Std")).To(x.dtype());
 }
 
 Tensor Max(const Tensor& x, absl::Span<const int64_t> dims, bool keep_dims) {

@@ -26,9 +26,16 @@ Tensor Sum(const Tensor& x, absl::Span<const int64_t> dims = {},
 Tensor Mean(const Tensor& x, absl::Span<const int64_t> dims = {},
             bool keep_dims = false);
 
+// Of f32 or f64 x: x - Mean(x, dims), [as x] in f64. The mean is exact to
+// rounding of the distances, not of x: they are right where it is far above
+// them, and exactly 0 where all elements are equal.
+Tensor Centered(const Tensor& x, absl::Span<const int64_t> dims = {});
+
 // f32, f64: the mean square distance from the mean, as sum / (count -
 // correction): 1 for that of a sample, 0 for that of the population. NaN if
-// count <= correction. Std is its root.
+// count <= correction. Std is its root. Computed in f64: right to one rounding
+// of f32 however far the mean is above the deviation, and exactly 0 if all
+// elements are equal.
 Tensor Var(const Tensor& x, absl::Span<const int64_t> dims = {},
            int64_t correction = 1, bool keep_dims = false);
 Tensor Std(const Tensor& x, absl::Span<const int64_t> dims = {},
