@@ -16,6 +16,11 @@ double Cosine(double from, double to, double share) {
   return to + (from - to) * (1 + std::cos(kPi * share)) / 2;
 }
 
+// How far `at` is from `begin` to `end`, at most 1; of no way all.
+double ShareOf(double at, double begin, double end) {
+  return at < end ? (at - begin) / (end - begin) : 1;
+}
+
 }  // namespace
 
 Schedule StepDecay(int64_t every, double gamma) {
@@ -41,35 +46,35 @@ Schedule ExponentialDecay(double gamma) {
 }
 
 Schedule CosineDecay(int64_t steps, double least) {
-  WEFT_CHECK(steps > 0) << steps;
+  WEFT_CHECK(steps >= 0) << steps;
   return [=](int64_t step) {
-    const double share =
-        static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
-    return Cosine(1, least, share);
+    return Cosine(
+        1, least,
+        ShareOf(static_cast<double>(step), 0, static_cast<double>(steps)));
   };
 }
 
 Schedule LinearWarmUp(int64_t steps, double from) {
-  WEFT_CHECK(steps > 0) << steps;
+  WEFT_CHECK(steps >= 0) << steps;
   return [=](int64_t step) {
-    const double share =
-        static_cast<double>(std::min(step, steps)) / static_cast<double>(steps);
-    return from + (1 - from) * share;
+    return from + (1 - from) * ShareOf(static_cast<double>(step), 0,
+                                       static_cast<double>(steps));
   };
 }
 
 Schedule OneCycle(const OneCycleOptions& options) {
-  WEFT_CHECK(options.steps >= 2) << options.steps;
+  WEFT_CHECK(options.steps >= 1) << options.steps;
   WEFT_CHECK(options.rising_share > 0 && options.rising_share < 1)
       << options.rising_share;
   const double last = static_cast<double>(options.steps - 1);
-  // The first half ends between two steps, as PyTorch's does.
-  const double top = std::max(
-      0.0, options.rising_share * static_cast<double>(options.steps) - 1);
+  // The first half ends between two steps, as PyTorch's does: before step 0
+  // where less than one step rises, so that step 0 is on the way down.
+  const double top =
+      options.rising_share * static_cast<double>(options.steps) - 1;
   return [=](int64_t step) {
     const double at = std::min(static_cast<double>(step), last);
-    if (at < top) return Cosine(options.initial_share, 1, at / top);
-    return Cosine(1, options.final_share, (at - top) / (last - top));
+    return at < top ? Cosine(options.initial_share, 1, ShareOf(at, 0, top))
+                    : Cosine(1, options.final_share, ShareOf(at, top, last));
   };
 }
 

@@ -58,16 +58,65 @@ TEST(Schedule, StaysAtItsEnd) {
   EXPECT_DOUBLE_EQ(OneCycle(cycle)(100), cycle.final_share);
 }
 
-// The top lies before the first step where the rise is short.
-TEST(Schedule, OneCycleOfTwoStepsIsFinite) {
+// What PyTorch's formula gives: (step - begin) / (end - begin) of the phase
+// that `step` is in, with the phases' ends at share * steps - 1 and steps - 1.
+double OneCycleOfPyTorch(const OneCycleOptions& cycle, int64_t step) {
+  const double top = cycle.rising_share * static_cast<double>(cycle.steps) - 1;
+  const double at = static_cast<double>(step);
+  const auto anneal = [](double from, double to, double share) {
+    return to + (from - to) / 2 * (1 + std::cos(std::acos(-1.0) * share));
+  };
+  if (at <= top) return anneal(cycle.initial_share, 1, at / top);
+  return anneal(1, cycle.final_share,
+                (at - top) / (static_cast<double>(cycle.steps) - 1 - top));
+}
+
+TEST(Schedule, OneCycleWithLittleRiseEqualsPyTorch) {
   OneCycleOptions cycle;
-  for (const int64_t steps : {2, 3, 4, 5}) {
-    cycle.steps = steps;
-    const Schedule schedule = OneCycle(cycle);
-    for (int64_t step = 0; step < steps; ++step) {
-      const double scale = schedule(step);
-      EXPECT_TRUE(scale >= 0 && scale <= 1) << steps << ", " << step;
+  for (const double share : {1e-9, 0.1, 0.3, 0.9, 1 - 0x1p-53}) {
+    cycle.rising_share = share;
+    for (const int64_t steps : {1, 2, 3, 4, 5, 11}) {
+      cycle.steps = steps;
+      const Schedule schedule = OneCycle(cycle);
+      for (int64_t step = 0; step < steps; ++step) {
+        const double scale = schedule(step);
+        EXPECT_TRUE(scale >= 0 && scale <= 1) << steps << ", " << step;
+        // Where the top is the last step to rounding, PyTorch's is NaN or any.
+        if (share > 0.95) continue;
+        EXPECT_NEAR(scale, OneCycleOfPyTorch(cycle, step), 1e-13)
+            << share << ", " << steps << ", " << step;
+      }
+      EXPECT_NEAR(schedule(steps - 1), cycle.final_share, 1e-15)
+          << share << ", " << steps;
     }
+  }
+}
+
+// There PyTorch divides by zero.
+TEST(Schedule, OneCycleWhoseTopIsStep0BeginsThere) {
+  OneCycleOptions cycle;
+  cycle.rising_share = 0.5;
+  cycle.steps = 2;
+  EXPECT_EQ(OneCycle(cycle)(0), 1);
+  EXPECT_DOUBLE_EQ(OneCycle(cycle)(1), cycle.final_share);
+  cycle.rising_share = 0.25;
+  cycle.steps = 4;
+  EXPECT_EQ(OneCycle(cycle)(0), 1);
+}
+
+TEST(Schedule, OfNoStepsIsAtItsEndAndOfOneStepAfterIt) {
+  for (const int64_t step : {0, 1, 2, 100}) {
+    EXPECT_EQ(LinearWarmUp(0, 0.1)(step), 1);
+    EXPECT_EQ(CosineDecay(0, 0.25)(step), 0.25);
+    EXPECT_EQ(LinearWarmUp(1, 0.25)(step), step == 0 ? 0.25 : 1);
+    EXPECT_DOUBLE_EQ(CosineDecay(1, 0.25)(step), step == 0 ? 1 : 0.25);
+    EXPECT_EQ(StepDecay(1, 0.5)(step), std::pow(0.5, step));
+    EXPECT_EQ(MultiStepDecay({}, 0.5)(step), 1);
+    EXPECT_EQ(MultiStepDecay({0}, 0.5)(step), 0.5);
+    // A warm-up of no steps before another schedule.
+    const Schedule joined =
+        Sequence({{LinearWarmUp(0, 0.1), 0}}, CosineDecay(10));
+    EXPECT_EQ(joined(step), CosineDecay(10)(step));
   }
 }
 
