@@ -240,6 +240,9 @@ const std::string& ProcessGroup::name() const { return core_->options().name; }
 std::string ProcessGroup::backend_name() const {
   return std::string(core_->now()->backend().name());
 }
+absl::Duration ProcessGroup::timeout() const {
+  return core_->options().timeout;
+}
 absl::Status ProcessGroup::health() const {
   return core_->now()->backend().health();
 }

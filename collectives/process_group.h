@@ -105,6 +105,8 @@ class ProcessGroup {
   int size() const;
   const std::string& name() const;
   std::string backend_name() const;
+  // Of an operation that has none of its own.
+  absl::Duration timeout() const;
   // OK, or why the group is broken.
   absl::Status health() const;
 

@@ -13,6 +13,7 @@
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
+#include "weft/ddp/longest_wait.h"
 #include "weft/ddp/sparse_reduction.h"
 
 namespace weft::ddp {
@@ -82,54 +83,54 @@ class DistributedDataParallel::Sink final : public GradientSink {
           "not ended");
     }
     syncs_ = ddp_.syncs_;
+    is_weightless_ = ddp_.weight_ == 0;
     if (syncs_) {
-      ThrowIfError(ddp_.reducer_->Begin(ddp_.weight_));
-      is_weightless_ = ddp_.weight_ == 0;
+      ThrowIfError(ddp_.reducer_->Begin(WeightOf(ddp_.weight_, pass.store)));
+    } else if (pass.store == nullptr && !is_weightless_) {
+      unreduced_weight_ = ddp_.weight_;
     }
     // Only now: End is not called after a Begin that fails.
     pass_ = pass.id;
     if (!syncs_) return;
-    try {
+    const absl::Status marked = CatchToStatus([&] {
       if (pass.store != nullptr) MoveGradientsOut();
       MarkAllBut(leaves, pass.store);
-    } catch (...) {
-      GiveUp(absl::InternalError("marking of unused parameters failed"));
-      throw;
-    }
+    });
+    if (marked.ok()) return;
+    GiveUp(marked);
+    ThrowIfError(marked);
   }
 
   GradientDestination Destination(const BackwardPass& pass,
                                   Leaf& leaf) override {
-    if (ddp_.reducer_->is_sparse(index_of_.at(&leaf))) return {};
+    const int i = index_of_.at(&leaf);
+    if (ddp_.reducer_->is_sparse(i)) return {};
     if (pass.store != nullptr) {
       if (!syncs_ || is_weightless_) return {};
       return {ViewOf(leaf), /*add=*/false};
     }
-    if (syncs_ && is_weightless_) return {};
+    if (is_weightless_) return {};
+    // Rows stay rows until it is agreed how they are reduced.
+    if (leaf.gradient().is_sparse() && !ddp_.reducer_->has_form(i)) return {};
     return PrepareDestination(leaf, ViewOf(leaf));
   }
 
   void Accept(const BackwardPass& pass, Leaf& leaf,
               Gradient gradient) override {
     const int i = index_of_.at(&leaf);
-    if (syncs_ && is_weightless_) return MarkNone(i, pass.store);
-    if (ddp_.reducer_->is_sparse(i)) {
-      return AcceptRows(pass, leaf, std::move(gradient));
+    if (is_weightless_) {
+      if (syncs_) return MarkNone(i, pass.store);
+      if (pass.store == nullptr) return;
     }
-    const bool is_from_rows = gradient.is_sparse();
-    if (pass.store == nullptr) {
-      AcceptInto(leaf, ViewOf(leaf), gradient);
-      if (!syncs_) {
-        has_unreduced_[i] = true;
-        return;
-      }
-    } else if (syncs_) {
-      WriteInto(ViewOf(leaf), gradient);
-    } else {
+    if (pass.store != nullptr && !syncs_) {
       return pass.store->Accept(pass, leaf, std::move(gradient));
     }
-    ThrowIfError(is_from_rows ? ddp_.reducer_->MarkReadyFromRows(i)
-                              : ddp_.reducer_->MarkReady(i));
+    if (AreRows(i, leaf, gradient, pass.store)) {
+      AcceptRows(pass, leaf, std::move(gradient));
+    } else {
+      AcceptWhole(pass, leaf, gradient);
+    }
+    if (!syncs_) has_unreduced_[i] = true;
   }
 
   void NoGradient(const BackwardPass& pass, Leaf& leaf) override {
@@ -155,9 +156,7 @@ class DistributedDataParallel::Sink final : public GradientSink {
           "DistributedDataParallel::ContributeNothing: a backward pass of this "
           "model has not ended");
     }
-    const bool is_weighted =
-        ddp_.options_.reducer.divisor == Divisor::kTotalWeight;
-    WEFT_RETURN_IF_ERROR(ddp_.reducer_->Begin(is_weighted ? 0 : 1));
+    WEFT_RETURN_IF_ERROR(ddp_.reducer_->Begin(WeightOf(0, nullptr)));
     const absl::Status marked = CatchToStatus([&] { MarkAllBut({}, nullptr); });
     if (!marked.ok()) {
       GiveUp(marked);
@@ -175,19 +174,45 @@ class DistributedDataParallel::Sink final : public GradientSink {
     return gradient.is_sparse() ? gradient.sparse() : RowsOf(gradient.dense());
   }
 
-  // Of a parameter that is reduced as rows.
+  // The weight of this rank in a pass whose own data weighs `weight`. Gradients
+  // of passes under NoSyncScope count also where it is 0, or they would be lost
+  // here, while the ranks that have them step by them.
+  double WeightOf(double weight, const GradientSink* store) const {
+    if (weight > 0 || store != nullptr) return weight;
+    for (size_t i = 0; i < has_unreduced_.size(); ++i) {
+      if (has_unreduced_[i] && LeafOf(ddp_.parameters_[i]).gradient().defined())
+        return unreduced_weight_;
+    }
+    return 0;
+  }
+
+  // Whether `gradient` joins what is reduced as rows, or may yet be.
+  bool AreRows(int i, const Leaf& leaf, const Gradient& gradient,
+               const GradientSink* store) const {
+    if (ddp_.reducer_->has_form(i)) return ddp_.reducer_->is_sparse(i);
+    if (!gradient.is_sparse()) return false;
+    const Gradient present = leaf.gradient();
+    return store != nullptr || !present.defined() || present.is_sparse();
+  }
+
   void AcceptRows(const BackwardPass& pass, Leaf& leaf, Gradient gradient) {
     const int i = index_of_.at(&leaf);
     if (pass.store != nullptr) {
-      if (!syncs_) return pass.store->Accept(pass, leaf, std::move(gradient));
       return ThrowIfError(ddp_.reducer_->MarkRows(i, RowsIn(gradient)));
     }
     leaf.Accept(pass, leaf, std::move(gradient));
-    if (syncs_) {
-      ThrowIfError(ddp_.reducer_->MarkRows(i, RowsIn(leaf.gradient())));
+    if (!syncs_) return;
+    ThrowIfError(ddp_.reducer_->MarkRows(i, RowsIn(leaf.gradient())));
+  }
+
+  void AcceptWhole(const BackwardPass& pass, Leaf& leaf,
+                   const Gradient& gradient) {
+    if (pass.store == nullptr) {
+      AcceptInto(leaf, ViewOf(leaf), gradient);
     } else {
-      has_unreduced_[i] = true;
+      WriteInto(ViewOf(leaf), gradient);
     }
+    if (syncs_) ThrowIfError(ddp_.reducer_->MarkReady(index_of_.at(&leaf)));
   }
 
   // Those that the pass does not reach are marked at once, so that they hold up
@@ -206,7 +231,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
     if (store != nullptr || !leaf.gradient().defined()) {
       return ThrowIfError(reducer.MarkUnused(i));
     }
-    if (reducer.is_sparse(i)) {
+    if (reducer.is_sparse(i) ||
+        (!reducer.has_form(i) && leaf.gradient().is_sparse())) {
       const SparseRows rows = RowsIn(leaf.gradient());
       return ThrowIfError(has_unreduced_[i] ? reducer.MarkRows(i, rows)
                                             : reducer.MarkUnchanged(i, rows));
@@ -242,7 +268,10 @@ class DistributedDataParallel::Sink final : public GradientSink {
           finished.code(),
           absl::StrCat("DistributedDataParallel: ", finished.message()));
     }
-    has_unreduced_.assign(has_unreduced_.size(), false);
+    // A pass with a store reduces none of the leaves' own gradients.
+    if (pass.store == nullptr) {
+      has_unreduced_.assign(has_unreduced_.size(), false);
+    }
     for (size_t i = 0; i < ddp_.parameters_.size(); ++i) {
       if (!ddp_.reducer_->is_used(static_cast<int>(i))) continue;
       Leaf& leaf = LeafOf(ddp_.parameters_[i]);
@@ -283,8 +312,9 @@ class DistributedDataParallel::Sink final : public GradientSink {
   absl::flat_hash_map<const Leaf*, int> index_of_;
   // Whether the leaf's gradient has parts that were not reduced.
   std::vector<bool> has_unreduced_;
-  uint64_t pass_ = 0;  // 0: none
-  bool syncs_ = true;  // in this pass
+  double unreduced_weight_ = 1;  // of the last pass that made some
+  uint64_t pass_ = 0;            // 0: none
+  bool syncs_ = true;            // in this pass
   bool is_weightless_ = false;
 };
 
@@ -381,9 +411,8 @@ absl::Status DistributedDataParallel::BroadcastAll(
   for (const Tensor& tensor : tensors) {
     broadcasts.push_back(group_.BroadcastAsync(tensor, root, call));
   }
-  // Each operation has its own deadline.
   const absl::Status status =
-      WaitAll(std::move(broadcasts), absl::InfiniteDuration());
+      WaitAll(std::move(broadcasts), LongestWait(group_, call.timeout));
   if (status.ok()) return status;
   // The code of the reason for which the group broke is the same on all ranks.
   const absl::Status health = group_.health();
@@ -462,7 +491,9 @@ DistributedDataParallel::Log DistributedDataParallel::GetLog() const {
   for (const Bucket& bucket : reducer.buckets()) {
     BucketLog entry;
     for (const int i : bucket) {
-      entry.bytes += reducer.gradient(i).bytes();
+      const ReducerParameter& parameter = reducer.parameters()[i];
+      entry.bytes += NumElements(parameter.shape, parameter.name) *
+                     ItemSize(parameter.dtype);
       entry.parameters.push_back(name_of(i));
     }
     log.buckets.push_back(std::move(entry));

@@ -15,9 +15,10 @@
 // pass returns when they are done. All ranks do the same number of such passes.
 //
 // Gradients are views into buckets: one that is kept across the next pass
-// changes with it. A parameter whose gradients were sparse on all ranks in the
-// first pass keeps sparse gradients, of the rows that any rank has; other
-// sparse gradients are made dense.
+// changes with it. A parameter whose gradient is sparse on all ranks that have
+// one, in the first pass in which any has one, has sparse gradients from that
+// pass on, of the rows that any rank has; the ranks agree on that before they
+// reduce it. Other sparse gradients are made dense.
 //
 // Buffers (running statistics) of rank 0 are given to all ranks at the end of
 // each reduced pass, that is before the next forward pass; of the lowest rank
@@ -97,7 +98,9 @@ class DistributedDataParallel {
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
   // Passes that run while one lives add to this rank's gradients only; the next
-  // pass after that reduces all of it. On all ranks alike.
+  // pass after that reduces all of it, also where that pass has no data on this
+  // rank (ContributeNothing, a weight of 0): then this rank has the weight that
+  // the last such pass had. A pass of weight 0 adds nothing.
   class NoSyncScope {
    public:
     // `ddp` must outlive it.
@@ -115,7 +118,9 @@ class DistributedDataParallel {
   };
 
   // The number of samples behind the gradients of the passes from now on, with
-  // Divisor::kTotalWeight. kInvalidArgument as Reducer::Begin.
+  // Divisor::kTotalWeight. What has accumulated since the last reduction counts
+  // with the weight of the pass that reduces it. kInvalidArgument as
+  // Reducer::Begin.
   absl::Status SetWeight(double weight);
 
   // Called in place of a backward pass on a rank that has no data for it: it

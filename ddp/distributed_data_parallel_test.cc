@@ -670,15 +670,14 @@ TEST(DistributedDataParallel, LogShowsBucketsHookAndTimes) {
         EXPECT_EQ(log.hook, "f16");
         EXPECT_EQ(log.steps, 2);
         EXPECT_TRUE(log.is_rebuilt);
-        EXPECT_EQ(log.buckets.size(), 6u);
+        EXPECT_EQ(log.buckets.size(), 5u);
         // The order in which a backward pass makes gradients; then what had
-        // none.
+        // none. The spare weight might be reduced as rows: it is in no bucket
+        // until it is used.
         EXPECT_THAT(log.buckets[0].parameters[0],
                     ::testing::StartsWith("output."));
-        EXPECT_THAT(log.buckets[5].parameters[0],
-                    ::testing::StartsWith("spare."));
-        EXPECT_EQ(log.buckets[5].bytes + log.buckets[4].bytes,
-                  4 * (kClasses * kClasses + kClasses));
+        EXPECT_THAT(log.buckets[4].parameters, ElementsAre("spare.bias"));
+        EXPECT_EQ(log.buckets[4].bytes, 4 * kClasses);
         EXPECT_GT(log.total.backward, absl::ZeroDuration());
         EXPECT_GT(log.total.communication, absl::ZeroDuration());
         return absl::OkStatus();
@@ -751,8 +750,8 @@ TEST(DistributedDataParallel, SparseGradientsAreReducedAsRows) {
             net.ClearGradients();
           }
           net.Backward(step, 6 * rank, 6 * rank + 6);
-          // Agreed in the first pass.
-          EXPECT_EQ(net.GradientOfTable().is_sparse(), step > 0);
+          // Agreed before the first reduction.
+          EXPECT_TRUE(net.GradientOfTable().is_sparse()) << step;
           net.StepAndClear();
         }
         EXPECT_THAT(ddp->GetLog().sparse, ElementsAre("table.weight"));
@@ -761,6 +760,209 @@ TEST(DistributedDataParallel, SparseGradientsAreReducedAsRows) {
         return ddp->CheckInSync();
       });
   EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// Those of which there is a gradient; none of a whole one.
+std::vector<int64_t> RowsOf(const Gradient& gradient) {
+  if (!gradient.is_sparse()) return {};
+  return Coalesce(gradient.sparse()).indices.ToVector<int64_t>();
+}
+
+TEST(DistributedDataParallel, FirstPassOfANewOneHasRowsOfUsedRowsOnly) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        TableNet net(TableGradient::kSparse);
+        // As a job that resumes or shrinks again and again.
+        for (int start = 0; start < 3; ++start) {
+          WEFT_ASSIGN_OR_RETURN(auto ddp,
+                                DistributedDataParallel::Create(net, group));
+          net.Backward(/*step=*/0, 2 * rank, 2 * rank + 2);
+          // (3 * i) % 7 for i below 4.
+          EXPECT_THAT(RowsOf(net.GradientOfTable()), ElementsAre(0, 2, 3, 6));
+          net.StepAndClear();
+        }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, RowsOfNoSyncBeforeTheFirstPassStayRows) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        TableNet net(TableGradient::kSparse);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        {
+          const DistributedDataParallel::NoSyncScope local(*ddp);
+          net.Backward(/*step=*/0, rank, rank + 1);
+        }
+        net.Backward(/*step=*/0, rank + 2, rank + 3);
+        EXPECT_THAT(RowsOf(net.GradientOfTable()), ElementsAre(0, 2, 3, 6));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, GradientOfNoSyncCountsInAPassWithoutDataHere) {
+  Net first(1), second(1);
+  Backward(first, SamplesOf(0, 0, 4), /*with_spare=*/true);
+  Backward(second, SamplesOf(1, 0, 4));
+  std::vector<float> spare = GradientOf(first, "spare.weight");
+  for (float& value : spare) value *= 3.0f / 8;
+  std::vector<float> hidden = GradientOf(first, "hidden.weight");
+  const std::vector<float> other = GradientOf(second, "hidden.weight");
+  for (size_t i = 0; i < hidden.size(); ++i) {
+    hidden[i] = (3 * hidden[i] + 5 * other[i]) / 8;
+  }
+  for (const bool is_first_pass : {true, false}) {
+    for (const bool runs_a_pass : {true, false}) {
+      const auto statuses = RunGroups(
+          2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+            Net net(1);
+            ReducerOptions options;
+            options.divisor = Divisor::kTotalWeight;
+            WEFT_ASSIGN_OR_RETURN(
+                auto ddp, DistributedDataParallel::Create(net, group, options));
+            if (!is_first_pass) {
+              Backward(net, SamplesOf(3, 0, 4));
+              net.ClearGradients();
+            }
+            if (rank == 0) {
+              WEFT_RETURN_IF_ERROR(ddp->SetWeight(3));
+              {
+                const DistributedDataParallel::NoSyncScope local(*ddp);
+                Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/true);
+              }
+              WEFT_RETURN_IF_ERROR(ddp->SetWeight(0));
+              if (runs_a_pass) {
+                Backward(net, SamplesOf(2, 0, 4));
+              } else {
+                WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
+              }
+            } else {
+              WEFT_RETURN_IF_ERROR(ddp->SetWeight(5));
+              Backward(net, SamplesOf(1, 0, 4));
+            }
+            EXPECT_EQ(ddp->total_weight(), 8);
+            EXPECT_THAT(GradientOf(net, "spare.weight"),
+                        Pointwise(FloatNear(kTolerance), spare));
+            EXPECT_THAT(GradientOf(net, "hidden.weight"),
+                        Pointwise(FloatNear(kTolerance), hidden));
+            StepAndClear(net);
+            WEFT_RETURN_IF_ERROR(ddp->CheckInSync());
+            // It counted once.
+            WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
+            EXPECT_EQ(ddp->total_weight(), 0);
+            EXPECT_TRUE(GradientOf(net, "spare.weight").empty());
+            return absl::OkStatus();
+          });
+      EXPECT_THAT(statuses, Each(IsOk())) << is_first_pass << runs_a_pass;
+    }
+  }
+}
+
+TEST(DistributedDataParallel, RowsOfNoSyncCountInAPassWithoutDataHere) {
+  TableNet alone(TableGradient::kDense);
+  for (int step = 0; step < 3; ++step) {
+    alone.Backward(step, 0, 12);
+    alone.StepAndClear();
+  }
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        TableNet net(TableGradient::kSparse);
+        ReducerOptions options;
+        options.divisor = Divisor::kTotalWeight;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        for (int step = 0; step < 3; ++step) {
+          WEFT_RETURN_IF_ERROR(ddp->SetWeight(6));
+          if (rank == 0) {
+            {
+              const DistributedDataParallel::NoSyncScope local(*ddp);
+              net.Backward(step, 0, 6);
+            }
+            WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
+          } else {
+            net.Backward(step, 6, 12);
+          }
+          net.StepAndClear();
+        }
+        EXPECT_THAT(net.Values(),
+                    Pointwise(FloatNear(kTolerance), alone.Values()));
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, PassOfWeight0UnderNoSyncAddsNothing) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        ReducerOptions options;
+        options.divisor = Divisor::kTotalWeight;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        WEFT_RETURN_IF_ERROR(ddp->SetWeight(rank));
+        {
+          const DistributedDataParallel::NoSyncScope local(*ddp);
+          Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/rank == 0);
+        }
+        EXPECT_EQ(GradientOf(net, "hidden.weight").empty(), rank == 0);
+        WEFT_RETURN_IF_ERROR(ddp->ContributeNothing());
+        EXPECT_EQ(ddp->total_weight(), 1);
+        EXPECT_TRUE(GradientOf(net, "spare.weight").empty());
+        EXPECT_FALSE(GradientOf(net, "hidden.weight").empty());
+        StepAndClear(net);
+        return ddp->CheckInSync();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, GradientOfNoSyncOutlastsAPassWithAStore) {
+  Net alone(1);
+  Backward(alone, SamplesOf(0, 0, 4), /*with_spare=*/true);
+  std::vector<float> wanted = GradientOf(alone, "spare.weight");
+  for (float& value : wanted) value /= 2;
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        {
+          const DistributedDataParallel::NoSyncScope local(*ddp);
+          Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/rank == 0);
+        }
+        Store store;
+        BackwardOptions options;
+        options.sink = &store;
+        const Batch batch = SamplesOf(1, 0, 4);
+        CrossEntropy(net.Forward(Variable(batch.x)), batch.labels)
+            .Backward(options);
+        Backward(net, SamplesOf(1, 0, 4));
+        EXPECT_THAT(GradientOf(net, "spare.weight"),
+                    Pointwise(FloatNear(kTolerance), wanted));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(DistributedDataParallel, StaticGraphThatShrinksTellsAllRanksWhy) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        ReducerOptions options;
+        options.is_static_graph = true;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
+        Backward(net, SamplesOf(0, 0, 4), /*with_spare=*/true);
+        return CatchToStatus(
+            [&] { Backward(net, SamplesOf(1, 0, 4), rank == 0); });
+      });
+  const char* const reason =
+      "parameter spare.weight has no gradient in step 2 of rank 1";
+  EXPECT_THAT(statuses[1],
+              StatusIs(absl::StatusCode::kFailedPrecondition, reason));
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kCancelled, reason));
 }
 
 }  // namespace

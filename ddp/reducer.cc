@@ -7,11 +7,13 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/time/clock.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
 #include "weft/ddp/hooks/all_reduce.h"
+#include "weft/ddp/longest_wait.h"
 #include "weft/ddp/sparse_reduction.h"
 #include "weft/tensor/ops/elementwise.h"
 
@@ -60,6 +62,27 @@ absl::Status CheckArguments(const std::vector<ReducerParameter>& parameters,
   return absl::OkStatus();
 }
 
+absl::Status CheckRows(const ReducerParameter& parameter,
+                       const SparseRows& rows) {
+  if (parameter.shape.size() != 2 || rows.rows != parameter.shape[0] ||
+      rows.values.dim() != 2 || rows.values.size(1) != parameter.shape[1] ||
+      rows.values.dtype() != parameter.dtype) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "Reducer::MarkRows: parameter ", parameter.name, " is ",
+        Name(parameter.dtype), ShapeText(parameter.shape), ", found ",
+        rows.values.Describe(), " of ", rows.rows, " rows"));
+  }
+  const Tensor indices = rows.indices.Contiguous();
+  for (const int64_t row : indices.span<int64_t>()) {
+    if (row < 0 || row >= rows.rows) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Reducer::MarkRows: parameter ", parameter.name, " has ",
+                       rows.rows, " rows, found a gradient of row ", row));
+    }
+  }
+  return absl::OkStatus();
+}
+
 std::vector<std::string> Describe(
     const std::vector<ReducerParameter>& parameters,
     const ReducerOptions& options) {
@@ -91,6 +114,7 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerParameter> parameters,
                                      : std::make_shared<AllReduceHook>()),
       bucket_of_(parameters_.size()),
       views_(parameters_.size()),
+      has_form_(parameters_.size()),
       is_sparse_(parameters_.size()),
       rows_(parameters_.size()),
       marks_(parameters_.size()),
@@ -99,7 +123,12 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerParameter> parameters,
       kept_rows_(parameters_.size()),
       used_(parameters_.size()),
       ever_used_(parameters_.size()),
-      all_rows_(parameters_.size()) {}
+      is_whole_(parameters_.size()) {
+  // Rows are those of a table.
+  for (int i = 0; i < size(); ++i) {
+    has_form_[i] = parameters_[i].shape.size() != 2;
+  }
+}
 
 Reducer::~Reducer() {
   Abandon(absl::CancelledError("the reducer was destroyed during a step"));
@@ -124,27 +153,25 @@ absl::Status Reducer::Agree() const {
 }
 
 absl::Status Reducer::AllocateBuckets(const std::vector<int>& order) {
-  // The plan is one of dense parameters: numbers among those.
+  // The plan is one of these parameters: numbers among those.
   std::vector<BucketItem> items;
-  std::vector<int> dense_order, parameter_of;
   for (const int i : order) {
-    if (is_sparse_[i]) continue;
     const ReducerParameter& parameter = parameters_[i];
-    dense_order.push_back(static_cast<int>(items.size()));
-    parameter_of.push_back(i);
     items.push_back(
         {ElementsOf(parameter) * ItemSize(parameter.dtype), parameter.dtype});
   }
-  plan_.clear();
+  std::vector<int> as_given(items.size());
+  std::iota(as_given.begin(), as_given.end(), 0);
+  std::vector<Bucket> added;
   if (!items.empty()) {
-    plan_ =
-        PlanBuckets(items, {options_.first_bucket_bytes, options_.bucket_bytes},
-                    dense_order);
+    added = PlanBuckets(
+        items, {options_.first_bucket_bytes, options_.bucket_bytes}, as_given);
   }
-  std::fill(bucket_of_.begin(), bucket_of_.end(), -1);
-  for (Bucket& bucket : plan_) {
-    for (int& i : bucket) i = parameter_of[i];
+  if (!buckets_.empty()) buckets_.back().bucket.is_last = false;
+  for (Bucket& bucket : added) {
+    for (int& i : bucket) i = order[i];
     WEFT_RETURN_IF_ERROR(AllocateBucket(bucket));
+    plan_.push_back(std::move(bucket));
   }
   if (!buckets_.empty()) buckets_.back().bucket.is_last = true;
   return absl::OkStatus();
@@ -180,20 +207,32 @@ absl::Status Reducer::AllocateBucket(const Bucket& parameters) {
 }
 
 absl::Status Reducer::RebuildBuckets() {
-  const std::vector<int> order = std::move(order_);
+  std::vector<int> order = std::move(order_);
   order_.clear();
-  for (int i = 0; i < size(); ++i) {
-    is_sparse_[i] = all_rows_[i] && parameters_[i].shape.size() == 2;
-  }
-  // The group's memory may not hold old and new buckets at once.
+  order.erase(
+      std::remove_if(order.begin(), order.end(),
+                     [&](int i) { return !has_form_[i] || is_sparse_[i]; }),
+      order.end());
+  // The group's memory may not hold old and new buckets at once. What no rank
+  // has used yet stays in this memory.
   std::vector<Tensor> contents(parameters_.size());
-  for (int i = 0; i < size(); ++i) contents[i] = views_[i].Clone();
-  views_.assign(views_.size(), Tensor());
-  buckets_.clear();
-  WEFT_RETURN_IF_ERROR(AllocateBuckets(order));
   for (int i = 0; i < size(); ++i) {
-    if (views_[i].defined()) views_[i].CopyFrom(contents[i]);
+    if (!is_sparse_[i]) contents[i] = views_[i].Clone();
   }
+  views_ = contents;
+  buckets_.clear();
+  plan_.clear();
+  std::fill(bucket_of_.begin(), bucket_of_.end(), -1);
+  WEFT_RETURN_IF_ERROR(AllocateBuckets(order));
+  for (const int i : order) views_[i].CopyFrom(contents[i]);
+  return absl::OkStatus();
+}
+
+// Buckets of what some rank uses for the first time after buckets were planned.
+absl::Status Reducer::AppendBuckets(const std::vector<int>& late) {
+  const std::vector<Tensor> contents = views_;
+  WEFT_RETURN_IF_ERROR(AllocateBuckets(late));
+  for (const int i : late) views_[i].CopyFrom(contents[i]);
   return absl::OkStatus();
 }
 
@@ -208,11 +247,11 @@ absl::Status Reducer::CheckBegin(double weight) const {
         "Reducer::Begin: wanted a finite weight of at least 0, found ",
         weight));
   }
-  if (options_.divisor == Divisor::kWorldSize && weight != 1) {
+  if (options_.divisor == Divisor::kWorldSize && weight != 1 && weight != 0) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Reducer::Begin: weight ", weight,
         " needs Divisor::kTotalWeight; the sum is divided by the number of "
-        "ranks here"));
+        "ranks here: wanted 1, or 0 for a rank without data"));
   }
   const absl::Status health = group_.health();
   if (health.ok()) return health;
@@ -245,29 +284,14 @@ absl::Status Reducer::Begin(double weight) {
 
 absl::Status Reducer::MarkRows(int parameter, const SparseRows& rows) {
   WEFT_RETURN_IF_ERROR(CheckMark(parameter, Mark::kReady));
-  const ReducerParameter& own = parameters_[parameter];
-  if (own.shape.size() != 2 || rows.rows != own.shape[0] ||
-      rows.values.dim() != 2 || rows.values.size(1) != own.shape[1] ||
-      rows.values.dtype() != own.dtype) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Reducer::MarkRows: parameter ", own.name, " is ",
-                     Name(own.dtype), ShapeText(own.shape), ", found ",
-                     rows.values.Describe(), " of ", rows.rows, " rows"));
-  }
-  if (!is_sparse_[parameter]) {
+  WEFT_RETURN_IF_ERROR(CheckRows(parameters_[parameter], rows));
+  if (has_form_[parameter] && !is_sparse_[parameter]) {
     WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
       views_[parameter].Fill(0);
       AddRows_(views_[parameter], 1, rows);
     }));
-    came_as_rows_[parameter] = true;
   }
   return SetMark(parameter, Mark::kReady, rows);
-}
-
-absl::Status Reducer::MarkReadyFromRows(int parameter) {
-  WEFT_RETURN_IF_ERROR(CheckMark(parameter, Mark::kReady));
-  came_as_rows_[parameter] = true;
-  return SetMark(parameter, Mark::kReady, absl::nullopt);
 }
 
 absl::Status Reducer::CheckMark(int parameter, Mark mark) const {
@@ -312,25 +336,29 @@ absl::Status Reducer::SetMark(int parameter, Mark mark,
       CatchToStatus([&] { TakeContribution(parameter, mark, rows); }));
   --unmarked_;
   timing_.Mark();
-  LaunchReadyBuckets();
+  // In the first step it is not agreed yet what is reduced as rows.
+  if (is_settled_) LaunchReadyBuckets();
+  if (unmarked_ == 0 && has_census()) LaunchCensus();
   return absl::OkStatus();
 }
 
 void Reducer::TakeContribution(int parameter, Mark mark,
                                const absl::optional<SparseRows>& rows) {
+  const ReducerParameter& own = parameters_[parameter];
   // Gradients of a rank without samples are ignored, NaN included.
   const bool is_weightless = weight_ == 0;
   const bool is_empty = mark == Mark::kUnused || is_weightless;
   if (mark == Mark::kReady && is_weightless) mark = Mark::kUnused;
-  if (is_sparse_[parameter]) {
-    const ReducerParameter& own = parameters_[parameter];
+  if (is_sparse_[parameter] || (!has_form_[parameter] && rows.has_value())) {
     if (mark == Mark::kUnchanged) kept_rows_[parameter] = rows;
     rows_[parameter] = is_empty ? NoRows(own.shape, own.dtype) : *rows;
+    came_as_rows_[parameter] = true;
   } else {
     if (mark == Mark::kUnchanged) kept_[parameter] = views_[parameter].Clone();
     if (is_empty) views_[parameter].Fill(0);
-    --buckets_[bucket_of_[parameter]].unmarked;
   }
+  const int bucket = bucket_of_[parameter];
+  if (bucket >= 0) --buckets_[bucket].unmarked;
   marks_[parameter] = mark;
   if (mark == Mark::kReady) marked_in_order_.push_back(parameter);
 }
@@ -357,24 +385,29 @@ void Reducer::LaunchReadyBuckets() {
     timing_.Launched(state.reduced);
     ++launched_;
   }
-  if (unmarked_ == 0 && has_census()) LaunchCensus();
 }
 
 bool Reducer::has_census() const {
   return !options_.is_static_graph || !is_settled_;
 }
 
+bool Reducer::has_open_forms() const {
+  return std::find(has_form_.begin(), has_form_.end(), false) !=
+         has_form_.end();
+}
+
 void Reducer::LaunchCensus() {
   const int world = group_.size();
-  const int64_t entries = world + 1 + size() * (is_settled_ ? 1 : 2);
+  const int64_t entries = 2 * world + size() * (has_open_forms() ? 2 : 1);
   census_ = Tensor::Zeros({entries}, DType::kF64);
   double* counts = census_.data<double>();
   counts[group_.rank()] = weight_;
-  counts[world] = group_.rank() == 0 && !marked_in_order_.empty();
-  double* ready = counts + world + 1;
+  counts[world + group_.rank()] = !marked_in_order_.empty();
+  double* ready = counts + 2 * world;
   for (int i = 0; i < size(); ++i) {
     ready[i] = marks_[i] == Mark::kReady;
-    if (!is_settled_) ready[size() + i] = ready[i] != 0 && came_as_rows_[i];
+    const bool contributes = marks_[i] != Mark::kUnused && weight_ > 0;
+    if (!has_form_[i]) ready[size() + i] = contributes && !came_as_rows_[i];
   }
   census_reduced_ = group_.AllReduceAsync(census_, ReduceOp::kSum,
                                           CallOptionsOf(buckets_.size()));
@@ -410,20 +443,32 @@ absl::Status Reducer::Finish() {
 }
 
 absl::Status Reducer::Complete() {
-  WEFT_RETURN_IF_ERROR(AwaitAll());
-  if (has_census()) TakeCensus();
+  const bool is_first = !is_settled_;
+  if (!is_first) WEFT_RETURN_IF_ERROR(AwaitBuckets(/*first=*/0));
+  if (has_census()) {
+    WEFT_RETURN_IF_ERROR(AwaitCensus());
+    TakeCensus();
+    WEFT_RETURN_IF_ERROR(CatchToStatus([this] { return ReduceUndecided(); }));
+  }
   WEFT_RETURN_IF_ERROR(ReduceAsRows());
   DivideByWeight();
   RestoreUnused();
   timing_.Finish();
-  if (is_settled_ || !rank0_has_gradients_) return absl::OkStatus();
+  if (!is_first || first_rank_with_gradients_ < 0) return absl::OkStatus();
   return Settle();
 }
 
 absl::Status Reducer::AwaitOne(const Future<void>& reduced,
-                               absl::string_view what, size_t number) const {
-  const absl::Status status = reduced.Wait(absl::InfiniteDuration());
+                               absl::string_view what, size_t number,
+                               absl::Time deadline) const {
+  absl::Status status = reduced.Wait(deadline - absl::Now());
   if (status.ok()) return status;
+  if (!reduced.IsReady()) {
+    status = absl::DeadlineExceededError(absl::StrCat(
+        "hook ", hook_->name(),
+        " has not ended at twice the timeout; wanted a Future that ends with "
+        "its operations"));
+  }
   // An operation that comes after the group broke only says that it did; the
   // code of the reason says what to do, and is the same on all ranks.
   const absl::Status health = group_.health();
@@ -433,16 +478,22 @@ absl::Status Reducer::AwaitOne(const Future<void>& reduced,
                    number, " of ", buckets_.size(), ": ", status.message()));
 }
 
-absl::Status Reducer::AwaitAll() {
-  // Each operation has its own deadline, so these waits end.
-  absl::Status first;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    first.Update(AwaitOne(buckets_[b].reduced, "gradient bucket", b));
+absl::Status Reducer::AwaitBuckets(size_t first) {
+  // Each operation has its own deadline; a hook may not.
+  const absl::Time deadline =
+      absl::Now() + LongestWait(group_, options_.timeout);
+  absl::Status status;
+  for (size_t b = first; b < buckets_.size(); ++b) {
+    status.Update(
+        AwaitOne(buckets_[b].reduced, "gradient bucket", b, deadline));
   }
-  if (!has_census()) return first;
-  first.Update(AwaitOne(census_reduced_, "use of parameters after bucket",
-                        buckets_.size()));
-  return first;
+  return status;
+}
+
+absl::Status Reducer::AwaitCensus() {
+  return AwaitOne(census_reduced_, "use of parameters after bucket",
+                  buckets_.size(),
+                  absl::Now() + LongestWait(group_, options_.timeout));
 }
 
 void Reducer::TakeCensus() {
@@ -450,18 +501,52 @@ void Reducer::TakeCensus() {
   const double* counts = census_.data<double>();
   total_weight_ = 0;
   first_rank_with_data_ = 0;
+  first_rank_with_gradients_ = -1;
   for (int rank = world - 1; rank >= 0; --rank) {
     total_weight_ += counts[rank];
     if (counts[rank] > 0) first_rank_with_data_ = rank;
+    if (counts[world + rank] > 0) first_rank_with_gradients_ = rank;
   }
-  rank0_has_gradients_ = counts[world] > 0;
-  const double* ready = counts + world + 1;
+  const double* ready = counts + 2 * world;
   for (int i = 0; i < size(); ++i) {
     used_[i] = ready[i] > 0;
     if (used_[i]) ever_used_[i] = true;
-    if (is_settled_) continue;
-    all_rows_[i] = used_[i] && ready[size() + i] == ready[i];
+    is_whole_[i] = has_form_[i] || ready[size() + i] > 0;
   }
+}
+
+// What could not be reduced before the census, which is the same on all ranks.
+absl::Status Reducer::ReduceUndecided() {
+  const std::vector<int> whole = DecideForms();
+  const size_t first = launched_;
+  // A first step in which no rank has gradients reduces nothing.
+  if (!is_settled_ && first_rank_with_gradients_ < 0) return absl::OkStatus();
+  if (is_settled_) WEFT_RETURN_IF_ERROR(AppendBuckets(whole));
+  LaunchReadyBuckets();
+  return AwaitBuckets(first);
+}
+
+// Settles how those are reduced that some rank uses for the first time; returns
+// those that are reduced whole.
+std::vector<int> Reducer::DecideForms() {
+  std::vector<int> whole;
+  for (int i = 0; i < size(); ++i) {
+    if (has_form_[i] || !used_[i]) continue;
+    has_form_[i] = true;
+    is_sparse_[i] = !is_whole_[i];
+    if (is_sparse_[i]) {
+      const ReducerParameter& own = parameters_[i];
+      if (!came_as_rows_[i]) rows_[i] = NoRows(own.shape, own.dtype);
+      views_[i] = Tensor();
+      continue;
+    }
+    whole.push_back(i);
+    if (!came_as_rows_[i]) continue;
+    views_[i].Fill(0);
+    AddRows_(views_[i], 1, rows_[i]);
+    rows_[i] = SparseRows();
+  }
+  return whole;
 }
 
 absl::Status Reducer::ReduceAsRows() {
@@ -494,13 +579,13 @@ absl::Status Reducer::ReduceAsRows() {
 absl::Status Reducer::Settle() {
   is_settled_ = true;
   first_marks_ = marks_;
-  bool has_rows = false;
-  for (int i = 0; i < size(); ++i) {
-    has_rows |= all_rows_[i] && parameters_[i].shape.size() == 2;
-  }
-  if (!options_.rebuilds_buckets && !has_rows) return absl::OkStatus();
+  const bool all_stay =
+      !has_open_forms() &&
+      std::find(is_sparse_.begin(), is_sparse_.end(), true) == is_sparse_.end();
+  if (!options_.rebuilds_buckets && all_stay) return absl::OkStatus();
   const Tensor order = Tensor::Zeros({size()}, DType::kI64);
-  // Those without a gradient on rank 0 come last: they may get one elsewhere.
+  // Those without a gradient on the root come last: they may have one
+  // elsewhere.
   std::vector<int> own = marked_in_order_;
   for (int i = size() - 1; i >= 0; --i) {
     if (marks_[i] != Mark::kReady) own.push_back(i);
@@ -508,7 +593,8 @@ absl::Status Reducer::Settle() {
   if (!options_.rebuilds_buckets) std::iota(own.rbegin(), own.rend(), 0);
   for (int i = 0; i < size(); ++i) order.data<int64_t>()[i] = own[i];
   const collectives::CallOptions call = CallOptionsOf(buckets_.size() + 2);
-  const absl::Status given = group_.Broadcast(order, /*root=*/0, call);
+  const absl::Status given =
+      group_.Broadcast(order, first_rank_with_gradients_, call);
   if (!given.ok()) {
     const absl::Status health = group_.health();
     return absl::Status(health.ok() ? given.code() : health.code(),
@@ -534,6 +620,7 @@ void Reducer::RestoreUnused() {
   for (int i = 0; i < size(); ++i) {
     if (!used_[i] && kept_[i].defined()) views_[i].CopyFrom(kept_[i]);
     if (!used_[i] && kept_rows_[i].has_value()) rows_[i] = *kept_rows_[i];
+    if (!has_form_[i]) rows_[i] = SparseRows();
     kept_[i] = Tensor();
     kept_rows_[i].reset();
   }

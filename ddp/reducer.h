@@ -15,13 +15,17 @@
 // own memory. A bucket is reduced as soon as all its parameters are marked and
 // all buckets before it are under way: that order is the same on all ranks, so
 // no rank has to ask another. Parameters are bucketed from the last to the
-// first; after the first step the buckets are planned again, in the order in
-// which the gradients of rank 0 became ready, on all ranks alike. From then on
-// gradient() is another tensor, with the same content.
+// first; after the first step in which some rank has gradients the buckets are
+// planned again, in the order in which those of the lowest such rank became
+// ready, on all ranks alike. From then on gradient() is another tensor, with
+// the same content.
 //
-// A parameter of two dimensions whose gradients were rows (MarkRows) on all
-// ranks that had one in the first step is reduced as rows from then on: each
-// rank sends the rows it has, in Finish. That is settled once.
+// A parameter of two dimensions is reduced as rows, or whole: as rows if all
+// ranks that had a gradient in the first step in which any had one gave rows
+// (MarkRows). The ranks agree on that before they reduce it, so nothing is
+// reduced before Finish in the first step, and a parameter that no rank has
+// used yet is in no bucket. It is settled once for each parameter. Of one that
+// is reduced as rows each rank sends the rows it has, in Finish.
 //
 // A step that fails on one rank fails on all: with the reason, where that rank
 // gave one (Abandon); else it is named at the deadline or when it ends. That
@@ -76,7 +80,7 @@ struct ReducerOptions {
   // and of all others.
   int64_t first_bucket_bytes = int64_t{1} << 20;
   int64_t bucket_bytes = int64_t{25} << 20;
-  // Plan the buckets again after the first step in which rank 0 has gradients.
+  // Plan the buckets again after the first step in which a rank has gradients.
   bool rebuilds_buckets = true;
   // Each rank's gradients are of the same parameters in each step. This saves
   // the small operation by which ranks exchange which gradients they have. A
@@ -86,7 +90,8 @@ struct ReducerOptions {
   // How a bucket is reduced; of the same name on all ranks. Null:
   // AllReduceHook.
   std::shared_ptr<CommunicationHook> hook;
-  // Timeout of each reduction, from its launch; none: the group's.
+  // Timeout of each reduction, from its launch; none: the group's. Finish waits
+  // at most twice as long for what a hook has launched.
   absl::optional<absl::Duration> timeout;
 };
 
@@ -116,9 +121,9 @@ class Reducer {
   const Tensor& gradient(int parameter) const { return views_[parameter]; }
 
   // Opens a step, in which each parameter is marked once. `weight` must be
-  // finite and at least 0, and 1 with Divisor::kWorldSize. A rank of weight 0
-  // contributes zeros, whatever its gradients hold. kFailedPrecondition if a
-  // step is open; if the group is broken, the reason.
+  // finite and at least 0; with Divisor::kWorldSize it is 1, or 0. A rank of
+  // weight 0 contributes zeros, whatever its gradients hold.
+  // kFailedPrecondition if a step is open; if the group is broken, the reason.
   absl::Status Begin(double weight = 1);
 
   // gradient(parameter) is this rank's. kFailedPrecondition if it is marked
@@ -126,12 +131,10 @@ class Reducer {
   absl::Status MarkReady(int parameter) {
     return SetMark(parameter, Mark::kReady, absl::nullopt);
   }
-  // This rank's gradient is `rows`, all others 0. Until it is settled that the
-  // parameter is reduced as rows, they are written to gradient(parameter).
-  // kInvalidArgument for rows that do not fit the parameter.
+  // This rank's gradient is `rows`, all others 0. Where the parameter is
+  // reduced whole, they are written to gradient(parameter). kInvalidArgument
+  // for rows that do not fit the parameter.
   absl::Status MarkRows(int parameter, const SparseRows& rows);
-  // As MarkReady, where gradient(parameter) was made from rows.
-  absl::Status MarkReadyFromRows(int parameter);
   // This rank has no gradient: it contributes zeros, which are written to
   // gradient(parameter).
   absl::Status MarkUnused(int parameter) {
@@ -139,8 +142,9 @@ class Reducer {
   }
   // This rank has no new gradient, but gradient(parameter) holds an older one
   // to which the others may have added: that is contributed. If no rank has a
-  // new one, it is as before after Finish. Where the parameter is reduced as
-  // rows, `rows` are the older gradient.
+  // new one, it is as before after Finish. `rows`, if given, are the older
+  // gradient instead: where the parameter is reduced as rows, or that is not
+  // settled.
   absl::Status MarkUnchanged(
       int parameter, const absl::optional<SparseRows>& rows = absl::nullopt) {
     return SetMark(parameter, Mark::kUnchanged, rows);
@@ -148,7 +152,8 @@ class Reducer {
 
   // Waits until all gradients are reduced, and closes the step.
   // kFailedPrecondition, naming them, if parameters are not marked: the step
-  // is abandoned then. Else as ProcessGroup.
+  // is abandoned then. kDeadlineExceeded names a hook that does not end. Else
+  // as ProcessGroup.
   absl::Status Finish();
 
   // Closes a step that this rank cannot complete: the other ranks fail with
@@ -164,15 +169,21 @@ class Reducer {
   // Whether some rank with a weight above 0 marked it ready. If not,
   // gradient(parameter) holds what MarkUnused or MarkUnchanged left there.
   bool is_used(int parameter) const { return used_[parameter]; }
-  // The sum of all ranks' weights. 0: no rank has data left.
+  // The sum of all ranks' weights. 0: no rank has data left. With
+  // ReducerOptions::is_static_graph that of the first step.
   double total_weight() const { return total_weight_; }
   // The lowest rank with a weight above 0; 0 if there is none.
   int first_rank_with_data() const { return first_rank_with_data_; }
   // Whether it is reduced as rows: rows(parameter) is the result, coalesced.
+  // False as long as no rank has used it.
   bool is_sparse(int parameter) const { return is_sparse_[parameter]; }
   const SparseRows& rows(int parameter) const { return rows_[parameter]; }
 
-  // Whether the buckets are final.
+  // Whether it is settled how the parameter is reduced: before that, rows and
+  // whole gradients are both taken as they are.
+  bool has_form(int parameter) const { return has_form_[parameter]; }
+  // Whether the buckets are final, but for those of parameters that no rank has
+  // used yet.
   bool is_settled() const { return is_settled_ && order_.empty(); }
   // Parameters for which no rank had a gradient in any step: names.
   std::vector<std::string> NeverUsed() const;
@@ -195,6 +206,7 @@ class Reducer {
   absl::Status AllocateBuckets(const std::vector<int>& order);
   absl::Status AllocateBucket(const Bucket& parameters);
   absl::Status RebuildBuckets();
+  absl::Status AppendBuckets(const std::vector<int>& late);
   absl::Status CheckBegin(double weight) const;
   absl::Status CheckMark(int parameter, Mark mark) const;
   absl::Status SetMark(int parameter, Mark mark,
@@ -204,12 +216,16 @@ class Reducer {
   void LaunchReadyBuckets();
   void LaunchCensus();
   bool has_census() const;
+  bool has_open_forms() const;
   absl::Status CheckAllMarked() const;
   absl::Status Complete();
-  absl::Status AwaitAll();
+  absl::Status AwaitBuckets(size_t first);
   absl::Status AwaitOne(const Future<void>& reduced, absl::string_view what,
-                        size_t number) const;
+                        size_t number, absl::Time deadline) const;
+  absl::Status AwaitCensus();
   void TakeCensus();
+  absl::Status ReduceUndecided();
+  std::vector<int> DecideForms();
   absl::Status ReduceAsRows();
   absl::Status Settle();
   void DivideByWeight();
@@ -221,14 +237,15 @@ class Reducer {
   const ReducerOptions options_;
   std::shared_ptr<CommunicationHook> hook_;
   std::vector<Bucket> plan_;
-  std::vector<int> bucket_of_;  // by parameter; -1: reduced as rows
+  std::vector<int> bucket_of_;  // by parameter; -1: in none
   std::vector<Tensor> views_;   // by parameter
   std::vector<BucketState> buckets_;
-  std::vector<bool> is_sparse_;   // by parameter
+  std::vector<bool> has_form_;    // by parameter
+  std::vector<bool> is_sparse_;   // by parameter: only if it has a form
   std::vector<SparseRows> rows_;  // by parameter: of this rank, then of all
 
-  // Once buckets and what is reduced as rows are agreed; then the order in
-  // which buckets are planned again by the next Begin, if it is not empty.
+  // Once the order of buckets is agreed; then that order, by which the next
+  // Begin plans them again, if it is not empty.
   bool is_settled_ = false;
   std::vector<int> order_;
 
@@ -241,21 +258,21 @@ class Reducer {
   std::vector<Mark> marks_;
   std::vector<Mark> first_marks_;     // of the first whole step
   std::vector<int> marked_in_order_;  // parameters that were ready
-  std::vector<bool> came_as_rows_;    // by parameter, before it is settled
+  std::vector<bool> came_as_rows_;    // by parameter without a form
   // What MarkUnchanged found, by parameter; undefined for the others.
   std::vector<Tensor> kept_;
   std::vector<absl::optional<SparseRows>> kept_rows_;
-  // f64: the weight of each rank; whether rank 0 has gradients; for each
-  // parameter 1 if it is ready; before it is settled, for each 1 if it came as
-  // rows.
+  // f64: the weight of each rank; whether it has gradients; for each parameter
+  // the number of ranks where it is ready; as long as one has no form, for each
+  // the number of those that contribute a whole gradient.
   Tensor census_;
   Future<void> census_reduced_ = MakeReady();
   std::vector<bool> used_;
   std::vector<bool> ever_used_;
-  std::vector<bool> all_rows_;  // by parameter, of the last census
+  std::vector<bool> is_whole_;  // by parameter, of the last census: somewhere
   double total_weight_ = 0;
   int first_rank_with_data_ = 0;
-  bool rank0_has_gradients_ = false;
+  int first_rank_with_gradients_ = -1;  // -1: none has
   ReducerTiming timing_;
 };
 

@@ -357,6 +357,7 @@ TEST(Reducer, StaticGraphGivesMeansAndNamesAParameterThatChanges) {
                                     "is_static_graph: switch it off"));
 }
 
+// Of a table [4, 2].
 SparseRows Rows(const std::vector<int64_t>& indices, double value) {
   SparseRows rows;
   rows.rows = 4;
@@ -365,7 +366,7 @@ SparseRows Rows(const std::vector<int64_t>& indices, double value) {
   return rows;
 }
 
-TEST(Reducer, RowsOfAllRanksAreReducedAsRowsAfterTheFirstStep) {
+TEST(Reducer, RowsOfAllRanksAreReducedAsRowsFromTheFirstStepOn) {
   for (const Divisor divisor : {Divisor::kWorldSize, Divisor::kTotalWeight}) {
     const auto statuses = RunGroups(
         2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
@@ -384,10 +385,8 @@ TEST(Reducer, RowsOfAllRanksAreReducedAsRowsAfterTheFirstStep) {
                 reducer->MarkRows(0, Rows({3, rank}, 2 + 2 * rank)));
             return reducer->Finish();
           };
-          WEFT_RETURN_IF_ERROR(step());
-          EXPECT_FALSE(reducer->is_sparse(0));
-          EXPECT_THAT(Values(*reducer, 0), ElementsAre(1, 1, 2, 2, 0, 0, 3, 3));
-          for (int i = 0; i < 2; ++i) {
+          EXPECT_FALSE(reducer->has_form(0));
+          for (int i = 0; i < 3; ++i) {
             WEFT_RETURN_IF_ERROR(step());
             EXPECT_TRUE(reducer->is_sparse(0));
             EXPECT_FALSE(reducer->gradient(0).defined());
@@ -436,6 +435,158 @@ TEST(Reducer, RowsAreMadeDenseWhereOneRankHasAWholeGradient) {
           EXPECT_FALSE(reducer->is_sparse(0));
           EXPECT_THAT(Values(*reducer, 0), ElementsAre(2, 2, 3, 3, 2, 2, 2, 2));
         }
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// A parameter that no rank used in the first steps: rows, or whole.
+TEST(Reducer, FormOfAParameterThatIsUsedLaterIsAgreedThen) {
+  for (const bool rebuilds : {true, false}) {
+    const auto statuses = RunGroups(
+        2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+          ReducerOptions options = SmallBuckets();
+          options.rebuilds_buckets = rebuilds;
+          WEFT_ASSIGN_OR_RETURN(
+              auto reducer,
+              Reducer::Create(
+                  group, {{"rows", {4, 2}}, {"whole", {4, 2}}, {"bias", {2}}},
+                  options));
+          const auto step = [&](bool uses_tables) -> absl::Status {
+            WEFT_RETURN_IF_ERROR(reducer->Begin());
+            reducer->gradient(2).Fill(4 * rank);
+            WEFT_RETURN_IF_ERROR(reducer->MarkReady(2));
+            if (!uses_tables) {
+              WEFT_RETURN_IF_ERROR(reducer->MarkUnused(0));
+              WEFT_RETURN_IF_ERROR(reducer->MarkUnused(1));
+              return reducer->Finish();
+            }
+            // One rank has none; one has rows where the other has all.
+            WEFT_RETURN_IF_ERROR(rank == 0 ? reducer->MarkRows(0, Rows({2}, 4))
+                                           : reducer->MarkUnused(0));
+            if (rank == 0) {
+              WEFT_RETURN_IF_ERROR(reducer->MarkRows(1, Rows({1}, 2)));
+            } else {
+              reducer->gradient(1).Fill(4);
+              WEFT_RETURN_IF_ERROR(reducer->MarkReady(1));
+            }
+            return reducer->Finish();
+          };
+          for (int i = 0; i < 3; ++i) {
+            WEFT_RETURN_IF_ERROR(step(false));
+            EXPECT_FALSE(reducer->has_form(0) || reducer->has_form(1));
+            EXPECT_THAT(Values(*reducer, 1), Each(0));
+            EXPECT_THAT(Values(*reducer, 2), Each(2));
+          }
+          EXPECT_THAT(reducer->buckets(), ElementsAre(ElementsAre(2)));
+          for (int i = 0; i < 3; ++i) {
+            WEFT_RETURN_IF_ERROR(step(true));
+            EXPECT_TRUE(reducer->is_sparse(0));
+            EXPECT_FALSE(reducer->is_sparse(1));
+            EXPECT_THAT(reducer->rows(0).indices.ToVector<int64_t>(),
+                        ElementsAre(2));
+            EXPECT_THAT(reducer->rows(0).values.ToVector<float>(), Each(2));
+            EXPECT_THAT(Values(*reducer, 1),
+                        ElementsAre(2, 2, 3, 3, 2, 2, 2, 2));
+            EXPECT_THAT(Values(*reducer, 2), Each(2));
+          }
+          EXPECT_THAT(reducer->buckets(),
+                      ElementsAre(ElementsAre(2), ElementsAre(1)));
+          return absl::OkStatus();
+        });
+    EXPECT_THAT(statuses, Each(IsOk()));
+  }
+}
+
+TEST(Reducer, OlderRowsJoinThoseOfTheFirstRankThatUsesTheParameter) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, {{"table", {4, 2}}}));
+        // No rank has a new one: nothing is agreed.
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        WEFT_RETURN_IF_ERROR(reducer->MarkUnchanged(0, Rows({1}, 2)));
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_FALSE(reducer->has_form(0));
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        WEFT_RETURN_IF_ERROR(rank == 0 ? reducer->MarkUnchanged(0, Rows({1}, 2))
+                                       : reducer->MarkRows(0, Rows({3}, 4)));
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_TRUE(reducer->is_sparse(0));
+        EXPECT_THAT(reducer->rows(0).indices.ToVector<int64_t>(),
+                    ElementsAre(1, 3));
+        EXPECT_THAT(reducer->rows(0).values.ToVector<float>(),
+                    ElementsAre(1, 1, 2, 2));
+        return absl::OkStatus();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(Reducer, RowOutsideOfTheTableIsRefusedBeforeItIsSent) {
+  const auto statuses =
+      RunGroups(1, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, {{"table", {4, 2}}}));
+        WEFT_RETURN_IF_ERROR(reducer->Begin());
+        for (const int64_t row : {-1, 4}) {
+          EXPECT_THAT(reducer->MarkRows(0, Rows({1, row}, 2)),
+                      StatusIs(absl::StatusCode::kInvalidArgument,
+                               "parameter table has 4 rows"));
+        }
+        WEFT_RETURN_IF_ERROR(reducer->MarkRows(0, Rows({1}, 2)));
+        return reducer->Finish();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+// A hook whose Future never ends on rank 0.
+class EndlessHook final : public CommunicationHook {
+ public:
+  std::string name() const override { return "endless"; }
+  Future<void> Reduce(collectives::ProcessGroup& group,
+                      const GradientBucket& bucket) override {
+    Future<void> reduced =
+        group.AllReduceAsync(bucket.buffer, bucket.reduction, bucket.call);
+    if (group.rank() != 0) return reduced;
+    promises_.push_back(MakePromise<void>());
+    return promises_.back().second;
+  }
+
+ private:
+  std::vector<std::pair<Promise<void>, Future<void>>> promises_;
+};
+
+TEST(Reducer, HookThatNeverEndsFailsAllRanksAtTwiceTheTimeout) {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+        ReducerOptions options;
+        options.hook = std::make_shared<EndlessHook>();
+        options.timeout = absl::Seconds(1);
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters(), options));
+        WEFT_RETURN_IF_ERROR(StepInOrder(*reducer, {1, 0}, 1));
+        // Rank 1 has its result; it fails where it needs rank 0 again.
+        return StepInOrder(*reducer, {1, 0}, 1);
+      });
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                    "hook endless has not ended"));
+  EXPECT_FALSE(statuses[1].ok());
+}
+
+TEST(Reducer, RankOfWeight0ContributesZerosToTheMeanOfAllRanks) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(auto reducer,
+                              Reducer::Create(group, TwoParameters()));
+        WEFT_RETURN_IF_ERROR(reducer->Begin(rank));
+        for (const int i : {1, 0}) {
+          reducer->gradient(i).Fill(8);
+          WEFT_RETURN_IF_ERROR(reducer->MarkReady(i));
+        }
+        WEFT_RETURN_IF_ERROR(reducer->Finish());
+        EXPECT_THAT(Values(*reducer, 0), Each(4));
+        EXPECT_EQ(reducer->total_weight(), 1);
+        EXPECT_EQ(reducer->first_rank_with_data(), 1);
         return absl::OkStatus();
       });
   EXPECT_THAT(statuses, Each(IsOk()));

@@ -5,6 +5,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
+#include "weft/ddp/longest_wait.h"
 #include "weft/tensor/ops/elementwise.h"
 
 namespace weft::ddp {
@@ -66,8 +67,8 @@ absl::StatusOr<std::vector<SparseRows>> ReduceRows(
         group.AllGatherListAsync(values, Cut(all.values, rows[t]), call));
     gathered.push_back(std::move(all));
   }
-  // Each operation has its own deadline.
-  WEFT_RETURN_IF_ERROR(WaitAll(std::move(gathers), absl::InfiniteDuration()));
+  WEFT_RETURN_IF_ERROR(
+      WaitAll(std::move(gathers), LongestWait(group, call.timeout)));
   WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
     for (SparseRows& all : gathered) all = Coalesce(all);
   }));
