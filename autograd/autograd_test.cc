@@ -426,5 +426,35 @@ TEST(Gradient, AddsInPlaceOnlyToUnsharedTensors) {
   EXPECT_THAT(sum.dense().ToVector<float>(), ElementsAre(3, 3));
 }
 
+TEST(FrozenLeaf, IsNotRecordedAndItsGradientCannotBeSet) {
+  const Variable x(Tensor::Ones({2}), /*requires_grad=*/true);
+  const Variable copy = x;
+  x.SetGradient(Tensor::Ones({2}));
+  copy.SetRequiresGrad(false);
+  EXPECT_FALSE(x.requires_grad());
+  EXPECT_FALSE(x.has_grad());
+  EXPECT_TRUE(x.is_leaf());
+  EXPECT_EQ(x.leaf(), copy.leaf());
+  EXPECT_FALSE(static_cast<bool>(x.edge().node));
+  EXPECT_FALSE((x * 2).requires_grad());
+  EXPECT_THROW(x.SetGradient(Tensor::Ones({2})), Error);
+  x.ClearGradient();
+  Variable(Tensor::Ones({2})).ClearGradient();
+  x.SetValue(Tensor::Full({2}, 3));
+  EXPECT_EQ(copy.value().ToVector<float>()[0], 3);
+  const Variable w(Tensor::Ones({2}), /*requires_grad=*/true);
+  Sum(x * w).Backward();
+  EXPECT_EQ(w.grad().ToVector<float>()[0], 3);
+  x.SetRequiresGrad(true);
+  Sum(copy * w).Backward();
+  EXPECT_EQ(x.grad().ToVector<float>()[0], 1);
+}
+
+TEST(FrozenLeaf, MustBeALeafMadeWithAGradient) {
+  const Variable x(Tensor::Ones({2}), /*requires_grad=*/true);
+  EXPECT_THROW((x * 2).SetRequiresGrad(false), Error);
+  EXPECT_THROW(Variable(Tensor::Ones({2})).SetRequiresGrad(true), Error);
+}
+
 }  // namespace
 }  // namespace weft

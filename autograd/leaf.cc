@@ -27,7 +27,13 @@ void Leaf::SetValue(Tensor value) {
   value_ = std::move(value);
 }
 
+void Leaf::SetRequiresGrad(bool on) {
+  if (on != requires_grad_) SetGradient(Gradient());
+  requires_grad_ = on;
+}
+
 void Leaf::Accept(const BackwardPass&, Leaf&, Gradient gradient) {
+  if (!requires_grad_) return;
   MutexLock lock(mu_);
   if (gradient_.defined()) {
     gradient_.Add(std::move(gradient));

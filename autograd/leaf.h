@@ -14,8 +14,8 @@
 
 namespace weft {
 
-// Thread-safety: thread-safe, but for SetValue and SetSink, during which nobody
-// else uses the leaf.
+// Thread-safety: thread-safe, but for SetValue, SetSink and SetRequiresGrad,
+// during which nobody else uses the leaf.
 class Leaf final : public Node, public GradientSink {
  public:
   explicit Leaf(Tensor value)
@@ -30,6 +30,11 @@ class Leaf final : public Node, public GradientSink {
   // kInvalidArgument unless `value` is of the same shape, dtype and device.
   void SetValue(Tensor value);
 
+  // False: frozen. No operation records it, and what a graph that was recorded
+  // before gives it is dropped here. A change clears the gradient.
+  bool requires_grad() const { return requires_grad_; }
+  void SetRequiresGrad(bool on) ABSL_LOCKS_EXCLUDED(mu_);
+
   // What has accumulated here; undefined if nothing has since it was cleared.
   Gradient gradient() const ABSL_LOCKS_EXCLUDED(mu_);
   // Throws Error kInvalidArgument unless undefined or of the value's shape.
@@ -40,7 +45,7 @@ class Leaf final : public Node, public GradientSink {
   void SetSink(GradientSink* sink) { sink_ = sink; }
   GradientSink* sink() const { return sink_; }
 
-  // Adds `gradient` to this leaf's own.
+  // Adds `gradient` to this leaf's own, unless it is frozen.
   void Accept(const BackwardPass& pass, Leaf& leaf, Gradient gradient) override
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -55,6 +60,7 @@ class Leaf final : public Node, public GradientSink {
  private:
   Tensor value_;
   GradientSink* sink_ = nullptr;
+  bool requires_grad_ = true;
   mutable Mutex mu_;
   Gradient gradient_ ABSL_GUARDED_BY(mu_);
 };

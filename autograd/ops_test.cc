@@ -214,5 +214,31 @@ TEST(VarGradient, OfEqualElementsIsExactly0) {
   EXPECT_EQ(Max(Abs(x.grad())).item<float>(), 0);
 }
 
+TEST(Cast, GradientHasTheDtypeOfWhatWasCast) {
+  const Variable x(Tensor::FromVector<float>({1.5f, -2}), true);
+  const Variable wide = Cast(x, DType::kF64);
+  EXPECT_EQ(wide.dtype(), DType::kF64);
+  // In f64 a sum that f32 would lose.
+  Sum(wide * Variable(Tensor::FromVector<double>({1e9 + 0.25, 3}))).Backward();
+  EXPECT_EQ(x.grad().dtype(), DType::kF32);
+  EXPECT_THAT(x.grad().ToVector<float>(), ElementsAre(1e9f, 3));
+}
+
+TEST(Cast, ToAHalfAndBackRoundsTheValueAndPassesTheGradient) {
+  for (const DType half : {DType::kF16, DType::kBF16}) {
+    const Variable x(Tensor::FromVector<float>({1 + 0x1p-13f, 3}), true);
+    const Variable y = Cast(Cast(x, half), DType::kF32);
+    EXPECT_THAT(y.value().ToVector<float>(), ElementsAre(1, 3));
+    Sum(y * 2).Backward();
+    EXPECT_THAT(x.grad().ToVector<float>(), ElementsAre(2, 2));
+  }
+}
+
+TEST(Cast, ToAnIntegerHasNoHistory) {
+  const Variable x(Tensor::FromVector<float>({1.5f}), true);
+  EXPECT_FALSE(Cast(x, DType::kI64).requires_grad());
+  EXPECT_EQ(Cast(x, DType::kI64).value().item<int64_t>(), 1);
+}
+
 }  // namespace
 }  // namespace weft

@@ -40,21 +40,42 @@ Variable::Variable(Tensor value, bool requires_grad)
   is_leaf_ = true;
 }
 
+const Edge& Variable::NoEdge() {
+  static const Edge* const none = new Edge();
+  return *none;
+}
+
 Leaf& Variable::CheckedLeaf(const char* wanted_for) const {
-  if (!requires_grad() || !is_leaf_) {
-    ThrowFailedPrecondition("Variable::", wanted_for,
-                            ": only a leaf that requires a gradient has one");
+  if (leaf() == nullptr) {
+    ThrowFailedPrecondition(
+        "Variable::", wanted_for,
+        ": wanted a leaf made with requires_grad, found ",
+        edge_.node ? "the result of an operation" : "one made without");
   }
-  return *static_cast<Leaf*>(edge_.node.get());
+  return *leaf();
+}
+
+void Variable::SetRequiresGrad(bool on) const {
+  CheckedLeaf("SetRequiresGrad").SetRequiresGrad(on);
 }
 
 Gradient Variable::gradient() const {
-  if (!requires_grad() || !is_leaf_) return Gradient();
-  return static_cast<Leaf*>(edge_.node.get())->gradient();
+  const bool has_one = is_leaf_ && requires_grad();
+  return has_one ? leaf()->gradient() : Gradient();
 }
 
 void Variable::SetGradient(Gradient gradient) const {
-  CheckedLeaf("SetGradient").SetGradient(std::move(gradient));
+  if (!CheckedLeaf("SetGradient").requires_grad()) {
+    ThrowFailedPrecondition(
+        "Variable::SetGradient: the leaf is frozen; wanted one that requires a "
+        "gradient: call SetRequiresGrad(true)");
+  }
+  leaf()->SetGradient(std::move(gradient));
+}
+
+void Variable::ClearGradient() const {
+  if (!edge_.node) return;
+  CheckedLeaf("ClearGradient").SetGradient(Gradient());
 }
 
 void Variable::SetGradientSink(GradientSink* sink) const {

@@ -58,11 +58,24 @@ class Variable {
   int64_t size(int64_t d) const { return value().size(d); }
   int64_t numel() const { return value().numel(); }
 
-  bool requires_grad() const { return static_cast<bool>(edge_.node); }
+  bool requires_grad() const {
+    return edge_.node && (!is_leaf_ || leaf()->requires_grad());
+  }
   bool is_leaf() const { return !edge_.node || is_leaf_; }
 
+  // The leaf that this variable is, frozen or not; null for one that an
+  // operation returned, and for one that was made without a gradient.
+  Leaf* leaf() const {
+    return is_leaf_ ? static_cast<Leaf*>(edge_.node.get()) : nullptr;
+  }
+
+  // Freezes this leaf, and so all copies of this variable, or ends that: see
+  // Leaf::SetRequiresGrad. Throws Error kFailedPrecondition where leaf() is
+  // null.
+  void SetRequiresGrad(bool on) const;
+
   // Where gradients of this variable go; no node if it requires none.
-  const Edge& edge() const { return edge_; }
+  const Edge& edge() const { return requires_grad() ? edge_ : NoEdge(); }
 
   // The same value without its history.
   Variable Detach() const { return Variable(value()); }
@@ -74,9 +87,15 @@ class Variable {
   Tensor grad() const { return gradient().ToDense(); }
   bool has_grad() const { return gradient().defined(); }
 
-  // Throw Error kFailedPrecondition unless a leaf that requires a gradient.
+  // Throws Error kFailedPrecondition unless a leaf that requires a gradient.
   void SetGradient(Gradient gradient) const;
-  void ClearGradient() const { SetGradient(Gradient()); }
+  // Throws Error kFailedPrecondition unless a leaf; does nothing to one that
+  // requires no gradient.
+  void ClearGradient() const;
+
+  // Of a leaf, frozen or not. Throw Error kFailedPrecondition where leaf() is
+  // null.
+  //
   // Null: the leaf itself again. Borrowed: must outlive every backward pass.
   void SetGradientSink(GradientSink* sink) const;
   // Gives this leaf, and so all copies of this variable, other memory of the
@@ -95,6 +114,7 @@ class Variable {
   void Backward(Gradient seed, const BackwardOptions& options = {}) const;
 
  private:
+  static const Edge& NoEdge();
   Leaf& CheckedLeaf(const char* wanted_for) const;
 
   Tensor value_;  // undefined if is_leaf_

@@ -27,7 +27,7 @@ rpc::Target Scope::Recorded(const rpc::Target& target,
 
 Gradient Scope::GradientOf(const Variable& leaf) const {
   if (!leaf.requires_grad() || !leaf.is_leaf()) return Gradient();
-  return context_->GradientOf(*leaf.edge().node->leaf());
+  return context_->GradientOf(*leaf.leaf());
 }
 
 absl::StatusOr<Gradient> GradientOf(const rpc::CallContext& call, ContextId id,
@@ -40,7 +40,7 @@ absl::StatusOr<Gradient> GradientOf(const rpc::CallContext& call, ContextId id,
                         Contexts::Of(call.agent()));
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> context,
                         contexts->Find(id));
-  return context->GradientOf(*leaf.edge().node->leaf());
+  return context->GradientOf(*leaf.leaf());
 }
 
 }  // namespace weft::dist_autograd

@@ -20,14 +20,18 @@ FlatParameters::FlatParameters(const nn::Module& module) {
   }
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].requires_grad()) continue;
-    index_of_[parameters_[i].edge().node->leaf()] = i;
+    index_of_[parameters_[i].leaf()] = i;
     parameters_[i].SetGradientSink(this);
   }
 }
 
 FlatParameters::~FlatParameters() {
   for (const Variable& parameter : parameters_) {
-    if (parameter.requires_grad()) parameter.SetGradientSink(nullptr);
+    // It may be frozen by now.
+    const Leaf* const leaf = parameter.leaf();
+    if (leaf != nullptr && leaf->sink() == this) {
+      parameter.SetGradientSink(nullptr);
+    }
   }
 }
 
@@ -96,7 +100,7 @@ Tensor FlatParameters::Gradient() const {
 
 void FlatParameters::ClearGradient() const {
   for (const Variable& parameter : parameters_) {
-    if (parameter.requires_grad()) parameter.ClearGradient();
+    parameter.ClearGradient();
   }
 }
 
@@ -108,7 +112,7 @@ Tensor FlatParameters::TakeGradient() {
       views_[i].Fill(0);
     } else {
       // Made elsewhere, if somebody has set it.
-      (void)PrepareDestination(*parameter.edge().node->leaf(), views_[i]);
+      (void)PrepareDestination(*parameter.leaf(), views_[i]);
     }
   }
   ClearGradient();

@@ -76,6 +76,7 @@ def ops():
         "Maximum/broadcast": (lambda: [real(2, 3), real(1)], torch.maximum),
         "Where/same": (lambda: [mask(2, 3), real(2, 3), real(2, 3)], torch.where),
         "Where/broadcast": (lambda: [mask(2, 3), real(3), real(2, 1)], torch.where),
+        "Cast/": (lambda: [real(3, 4)], lambda a: a.double().to(a.dtype)),
         "Exp/": (lambda: [real(3, 4)], torch.exp),
         "Log/": (lambda: [real(3, 4, **pos)], torch.log),
         "Sqrt/": (lambda: [real(3, 4, **pos)], torch.sqrt),

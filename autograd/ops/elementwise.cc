@@ -53,6 +53,10 @@ const Op kMulScalar("MulScalar", {{"", {{{2, 3}}}, [](Inputs in) {
                                    }}});
 const Op kNeg("Neg", UnaryCase(Neg, -1.5, 1.5));
 const Op kExp("Exp", UnaryCase(Exp, -1.5, 1.5));
+// To f64 and back, since a test is of one dtype.
+const Op kCast("Cast", {{"", {{{3, 4}}}, [](Inputs in) {
+                           return Cast(Cast(in[0], DType::kF64), in[0].dtype());
+                         }}});
 const Op kLog("Log", UnaryCase(Log, 0.5, 2.0));
 const Op kSqrt("Sqrt", UnaryCase(Sqrt, 0.5, 2.0));
 const Op kRelu("Relu", UnaryCase(Relu, -1.5, 1.5));
@@ -173,6 +177,15 @@ Variable Mul(const Variable& a, double b) {
   return Record(kMulScalar, Mul(a.value(), b), {&a}, [b](BackwardCall& call) {
     call.inputs[0] = Mul(call.output(), b);
   });
+}
+
+Variable Cast(const Variable& x, DType dtype) {
+  Tensor y = x.value().To(dtype);
+  if (!IsFloating(dtype)) return Variable(std::move(y));
+  return Record(kCast, std::move(y), {&x},
+                [from = x.dtype()](BackwardCall& call) {
+                  call.inputs[0] = call.output().To(from);
+                });
 }
 
 Variable Neg(const Variable& x) {

@@ -8,6 +8,7 @@
 #define WEFT_AUTOGRAD_OPS_ELEMENTWISE_H_
 
 #include "weft/autograd/variable.h"
+#include "weft/tensor/dtype.h"
 #include "weft/tensor/ops/elementwise.h"
 
 namespace weft {
@@ -47,6 +48,11 @@ Variable Silu(const Variable& x);
 
 // `value` where `mask`, a bool tensor that broadcasts with x, is true.
 Variable MaskedFill(const Variable& x, const Tensor& mask, double value);
+
+// x as `dtype`; the gradient is cast back. Of f16 and bf16 results too, whose
+// gradients are f16 and bf16: these cannot be added up, so such a result is
+// used once. A result that is not floating has no history.
+Variable Cast(const Variable& x, DType dtype);
 
 inline Variable operator+(const Variable& a, const Variable& b) {
   return Add(a, b);
