@@ -19,6 +19,14 @@ bool HaveSameBytes(const Tensor& a, const Tensor& b) {
   return std::memcmp(x.raw(), y.raw(), static_cast<size_t>(x.bytes())) == 0;
 }
 
+// What two names of one parameter have in common: the leaf; of a variable made
+// without a gradient the memory. Null: nothing.
+const void* IdentityOf(const NamedParameter& named) {
+  const Variable& variable = named.variable;
+  if (variable.leaf() != nullptr) return variable.leaf();
+  return variable.numel() > 0 ? variable.value().raw() : nullptr;
+}
+
 }  // namespace
 
 void Module::Visit(const std::string& prefix, Visitor visit) const {
@@ -40,11 +48,21 @@ std::vector<NamedParameter> Module::AllNames() const {
 
 std::vector<NamedParameter> Module::NamedParameters() const {
   std::vector<NamedParameter> all = AllNames();
-  absl::flat_hash_set<const Node*> seen;
+  absl::flat_hash_set<const void*> seen;
   const auto is_repeated = [&seen](const NamedParameter& named) {
-    return !seen.insert(named.variable.edge().node.get()).second;
+    const void* const identity = IdentityOf(named);
+    return identity != nullptr && !seen.insert(identity).second;
   };
   all.erase(std::remove_if(all.begin(), all.end(), is_repeated), all.end());
+  return all;
+}
+
+std::vector<NamedParameter> Module::TrainedParameters() const {
+  std::vector<NamedParameter> all = NamedParameters();
+  const auto is_frozen = [](const NamedParameter& named) {
+    return !named.variable.requires_grad();
+  };
+  all.erase(std::remove_if(all.begin(), all.end(), is_frozen), all.end());
   return all;
 }
 
@@ -52,7 +70,7 @@ std::vector<NamedBuffer> Module::NamedBuffers() const {
   std::vector<NamedBuffer> all;
   Visit("", [&](const std::string& prefix, const Module& module) {
     for (const NamedBuffer& own : module.buffers_) {
-      all.push_back({prefix + own.name, own.tensor});
+      all.push_back({prefix + own.name, own.tensor, own.is_saved});
     }
   });
   return all;
@@ -72,7 +90,7 @@ nn::StateDict Module::StateDict() const {
     state[named.name] = named.variable.value();
   }
   for (const NamedBuffer& named : NamedBuffers()) {
-    state[named.name] = named.tensor;
+    if (named.is_saved) state[named.name] = named.tensor;
   }
   return state;
 }
@@ -81,10 +99,11 @@ nn::StateDict Module::StateDict() const {
 // all names.
 std::vector<std::string> Module::TiedFaults(const nn::StateDict& state) const {
   std::vector<std::string> faults;
-  absl::flat_hash_map<const Node*, std::string> first;
+  absl::flat_hash_map<const void*, std::string> first;
   for (const NamedParameter& named : AllNames()) {
-    const auto [it, is_new] =
-        first.try_emplace(named.variable.edge().node.get(), named.name);
+    const void* const identity = IdentityOf(named);
+    if (identity == nullptr) continue;
+    const auto [it, is_new] = first.try_emplace(identity, named.name);
     if (!is_new && !HaveSameBytes(state.at(named.name), state.at(it->second))) {
       faults.push_back(absl::StrCat(it->second, " and ", named.name,
                                     " are one parameter, but differ"));
@@ -131,6 +150,21 @@ void Module::ClearGradients() const {
   for (const Variable& parameter : Parameters()) parameter.ClearGradient();
 }
 
+void Module::SetRequiresGrad(bool on) const {
+  const std::vector<NamedParameter> all = NamedParameters();
+  for (const NamedParameter& named : all) {
+    if (on && named.variable.leaf() == nullptr) {
+      ThrowFailedPrecondition("Module::Unfreeze: parameter ", named.name,
+                              " is ", named.variable.value().Describe(),
+                              ", added as a variable made without a gradient; "
+                              "wanted one made with requires_grad");
+    }
+  }
+  for (const NamedParameter& named : all) {
+    if (named.variable.leaf() != nullptr) named.variable.SetRequiresGrad(on);
+  }
+}
+
 Variable Module::AddParameter(absl::string_view name, Tensor value) {
   CheckName(name);
   Variable variable(std::move(value), /*requires_grad=*/true);
@@ -140,17 +174,19 @@ Variable Module::AddParameter(absl::string_view name, Tensor value) {
 
 Variable Module::AddParameter(absl::string_view name, const Variable& shared) {
   CheckName(name);
-  if (!shared.requires_grad() || !shared.is_leaf()) {
-    ThrowInvalidArgument("Module: the shared parameter \"", name,
-                         "\" is no leaf that requires a gradient");
+  if (!shared.defined() || !shared.is_leaf()) {
+    ThrowInvalidArgument(
+        "Module: the parameter \"", name, "\" is ",
+        shared.defined() ? "the result of an operation" : "undefined",
+        "; wanted a leaf, or a variable without a gradient");
   }
   parameters_.push_back({std::string(name), shared});
   return shared;
 }
 
-Tensor Module::AddBuffer(absl::string_view name, Tensor value) {
+Tensor Module::AddBuffer(absl::string_view name, Tensor value, bool is_saved) {
   CheckName(name);
-  buffers_.push_back({std::string(name), value});
+  buffers_.push_back({std::string(name), value, is_saved});
   return value;
 }
 

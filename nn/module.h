@@ -45,9 +45,11 @@ struct NamedParameter {
 struct NamedBuffer {
   std::string name;
   Tensor tensor;
+  bool is_saved = true;
 };
 
-// All parameters and buffers, by name. The tensors share the module's storage.
+// All parameters and all buffers that are saved, by name. The tensors share the
+// module's storage.
 using StateDict = absl::btree_map<std::string, Tensor>;
 
 // Thread-safety: one thread at a time. Neither copied nor moved, since parents
@@ -60,10 +62,12 @@ class Module {
   virtual ~Module() = default;
 
   // Those of this module first, then of its children, in the order added; each
-  // once.
+  // once. Frozen parameters and buffers that are not saved too.
   std::vector<Variable> Parameters() const;
   std::vector<NamedParameter> NamedParameters() const;
   std::vector<NamedBuffer> NamedBuffers() const;
+  // NamedParameters() without those that are frozen now.
+  std::vector<NamedParameter> TrainedParameters() const;
 
   nn::StateDict StateDict() const;
 
@@ -80,16 +84,29 @@ class Module {
 
   void ClearGradients() const;
 
+  // Freezes all parameters, of children too: they are used, saved and loaded,
+  // but have no gradient, and an optimizer that has them leaves them as they
+  // are. A change clears the gradient. A parameter of a DistributedDataParallel
+  // is frozen on all ranks alike; one that was frozen when that was made is not
+  // reduced by it: make a new one after Unfreeze.
+  void Freeze() const { SetRequiresGrad(false); }
+  // Ends that. Error kFailedPrecondition, with nothing changed, names a
+  // parameter that was added as a variable made without a gradient: it is
+  // frozen for good.
+  void Unfreeze() const { SetRequiresGrad(true); }
+
  protected:
   // A name must be new here and hold no dot; else Error kInvalidArgument.
 
   // Returns the leaf made from `value`; keep it to use it.
   Variable AddParameter(absl::string_view name, Tensor value);
-  // Takes a parameter that another module has too. Error kInvalidArgument
-  // unless it is a leaf that requires a gradient.
+  // Takes a parameter that another module may have too. One that requires no
+  // gradient, of any dtype, is a frozen parameter. Error kInvalidArgument
+  // unless it is a defined leaf.
   Variable AddParameter(absl::string_view name, const Variable& shared);
-  // State that is saved but not trained.
-  Tensor AddBuffer(absl::string_view name, Tensor value);
+  // State that is not trained. `is_saved`: whether a state dict has it; what is
+  // made anew from the options of the module need not be.
+  Tensor AddBuffer(absl::string_view name, Tensor value, bool is_saved = true);
   // `child` is borrowed: a member, or owned by this module in another way.
   void AddModule(absl::string_view name, Module& child);
 
@@ -98,6 +115,7 @@ class Module {
       absl::FunctionRef<void(const std::string& prefix, const Module& module)>;
 
   void Visit(const std::string& prefix, Visitor visit) const;
+  void SetRequiresGrad(bool on) const;
   // Under each of their names.
   std::vector<NamedParameter> AllNames() const;
   std::vector<std::string> TiedFaults(const nn::StateDict& state) const;

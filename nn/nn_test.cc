@@ -10,6 +10,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "weft/autograd/ops.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/init.h"
@@ -369,7 +370,7 @@ TEST(Module, SharedParameterMustBeALeaf) {
   Generator random(kSeed);
   const Variable weight(Tensor::Ones({2, 3}), /*requires_grad=*/true);
   EXPECT_THROW(Linear(weight * 2, random), Error);
-  EXPECT_THROW(Linear(Variable(Tensor::Ones({2, 3})), random), Error);
+  EXPECT_THROW(Linear(Variable(), random), Error);
   Linear layer(weight, random);
   EXPECT_EQ(layer.Forward(Variable(Tensor::Ones({5, 3}))).shape(),
             Shape({5, 2}));
@@ -394,6 +395,109 @@ TEST(Module, ClearsTheGradientsOfAllParameters) {
   for (const Variable& p : module.Parameters()) EXPECT_TRUE(p.has_grad());
   module.ClearGradients();
   for (const Variable& p : module.Parameters()) EXPECT_FALSE(p.has_grad());
+}
+
+TEST(Module, FrozenParametersAreUsedAndSavedButHaveNoGradient) {
+  Generator random(kSeed);
+  WithBuffer module(random);
+  const Variable x(Tensor::Ones({1, 2}));
+  const auto run = [&] {
+    Sum(module.child.Forward(x) * module.scale).Backward();
+  };
+  run();
+  module.child.Freeze();
+  EXPECT_FALSE(module.NamedParameters()[1].variable.has_grad());
+  module.ClearGradients();
+  run();
+  EXPECT_TRUE(module.scale.has_grad());
+  for (const Variable& parameter : module.child.Parameters()) {
+    EXPECT_FALSE(parameter.has_grad());
+    EXPECT_FALSE(parameter.requires_grad());
+  }
+  EXPECT_FALSE(module.child.Forward(x).requires_grad());
+  // Saved and loaded as before.
+  EXPECT_THAT(Names(module),
+              ElementsAre("scale", "child.weight", "child.bias"));
+  EXPECT_EQ(module.TrainedParameters().size(), 1u);
+  WithBuffer other(random);
+  EXPECT_THAT(other.LoadStateDict(module.StateDict()), IsOk());
+  EXPECT_THAT(module.LoadStateDict(other.StateDict()), IsOk());
+  module.Unfreeze();
+  run();
+  for (const Variable& p : module.Parameters()) EXPECT_TRUE(p.has_grad());
+}
+
+TEST(Module, GraphRecordedBeforeFreezingGivesNoGradientAfterIt) {
+  Generator random(kSeed);
+  WithBuffer module(random);
+  const Variable loss =
+      Sum(module.child.Forward(Variable(Tensor::Ones({1, 2}))) * module.scale);
+  module.child.Freeze();
+  loss.Backward();
+  module.child.Unfreeze();
+  EXPECT_TRUE(module.scale.has_grad());
+  for (const Variable& parameter : module.child.Parameters()) {
+    EXPECT_FALSE(parameter.has_grad());
+  }
+}
+
+TEST(Module, VariableWithoutGradientIsAParameterThatIsFrozenForGood) {
+  class Frozen : public Module {
+   public:
+    using Module::AddParameter;
+  };
+  Frozen module;
+  const Variable table(Tensor::FromVector<int64_t>({1, 2}));
+  module.AddParameter("table", table);
+  module.AddParameter("shared", table);
+  module.AddParameter("other", Variable(Tensor::Ones({2})));
+  module.AddParameter("empty", Variable(Tensor::Ones({0})));
+  module.AddParameter("none", Variable(Tensor::Ones({0})));
+  module.AddParameter("weight", Tensor::Ones({2}));
+  EXPECT_THAT(Names(module),
+              ElementsAre("table", "other", "empty", "none", "weight"));
+  EXPECT_EQ(module.TrainedParameters().size(), 1u);
+  EXPECT_EQ(module.StateDict().size(), 6u);
+  EXPECT_THAT(module.LoadStateDict(module.StateDict()), IsOk());
+  nn::StateDict untied;
+  for (const auto& [name, tensor] : module.StateDict()) {
+    untied[name] = tensor.Clone();
+  }
+  untied["shared"].Fill(5);
+  EXPECT_THAT(module.LoadStateDict(untied),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "table and shared are one parameter"));
+  module.ClearGradients();
+  module.Freeze();
+  EXPECT_FALSE(module.Parameters()[4].requires_grad());
+  EXPECT_THAT(CatchToStatus([&] { module.Unfreeze(); }),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "table"));
+  EXPECT_FALSE(module.Parameters()[4].requires_grad());
+}
+
+TEST(Module, BufferThatIsNotSavedIsInNoStateDict) {
+  class Masked : public Module {
+   public:
+    Masked() {
+      mask = AddBuffer("mask", Tensor::Ones({2}), /*is_saved=*/false);
+      count = AddBuffer("count", Tensor::Zeros({}, DType::kI64));
+    }
+    Tensor mask, count;
+  };
+  Masked a, b;
+  EXPECT_EQ(a.NamedBuffers().size(), 2u);
+  EXPECT_EQ(a.StateDict().size(), 1u);
+  a.mask.Fill(7);
+  a.count.Fill(3);
+  EXPECT_THAT(b.LoadStateDict(a.StateDict()), IsOk());
+  EXPECT_EQ(b.count.item<int64_t>(), 3);
+  EXPECT_EQ(b.mask.ToVector<float>()[0], 1);
+  // As PyTorch's: one that a state dict has is unexpected.
+  nn::StateDict with_mask = a.StateDict();
+  with_mask["mask"] = a.mask;
+  EXPECT_THAT(
+      b.LoadStateDict(with_mask),
+      StatusIs(absl::StatusCode::kInvalidArgument, "mask is unexpected"));
 }
 
 // ---- layers
