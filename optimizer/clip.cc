@@ -43,7 +43,7 @@ absl::Status CheckLargest(double largest) {
 }  // namespace
 
 double GradientNorm(absl::Span<const Gradient> gradients, Norm norm) {
-  double sum = 0, largest = 0;
+  double squares = 0, largest = 0, magnitudes = 0;
   for (const Gradient& gradient : gradients) {
     if (!gradient.defined()) continue;
     const Tensor values = ValuesOf(gradient).Contiguous();
@@ -51,12 +51,33 @@ double GradientNorm(absl::Span<const Gradient> gradients, Norm norm) {
       using T = typename decltype(type)::Type;
       for (const T element : values.span<T>()) {
         const double x = std::abs(static_cast<double>(element));
-        sum += x * x;
+        squares += x * x;
+        magnitudes += x;
         if (!(x <= largest)) largest = std::isnan(largest) ? largest : x;
       }
     });
   }
-  return norm == Norm::kEuclidean ? std::sqrt(sum) : largest;
+  switch (norm) {
+    case Norm::kLargest:
+      return largest;
+    case Norm::kSum:
+      return magnitudes;
+    case Norm::kEuclidean:
+      break;
+  }
+  return std::sqrt(squares);
+}
+
+double JoinNorms(double a, double b, Norm norm) {
+  switch (norm) {
+    case Norm::kLargest:
+      return std::max(a, b);
+    case Norm::kSum:
+      return a + b;
+    case Norm::kEuclidean:
+      break;
+  }
+  return std::hypot(a, b);
 }
 
 absl::StatusOr<double> ClipGradNorm(absl::Span<const Variable> parameters,

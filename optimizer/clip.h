@@ -17,14 +17,17 @@
 
 namespace weft::optimizer {
 
-enum class Norm { kEuclidean, kLargest };
+// The norms of order 2 and infinity (the largest magnitude), and of order 1
+// (the sum of magnitudes): norm_type of PyTorch's clip_grad_norm_.
+enum class Norm { kEuclidean, kLargest, kSum };
 
-// The norm of all elements of `gradients` together: the root of the sum of
-// their squares, or the largest magnitude. Summed in f64. NaN if an element is
-// NaN. To join the norms of several owners: the Euclidean ones as the root of
-// the sum of their squares, the largest as the largest.
+// The norm of all elements of `gradients` together. Summed in f64. NaN if an
+// element is NaN.
 double GradientNorm(absl::Span<const Gradient> gradients,
                     Norm norm = Norm::kEuclidean);
+
+// The norm of the elements of two owners together, from theirs.
+double JoinNorms(double a, double b, Norm norm);
 
 // Multiplies the gradients of `parameters` by largest / (norm + 1e-6) if that
 // is less than 1, and returns the norm that they had. In place where the

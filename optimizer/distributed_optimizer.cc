@@ -26,6 +26,7 @@ WEFT_RPC_METHOD(OptimizerShard, LoadStaged);
 namespace {
 
 constexpr int64_t kNoNorm = -1;
+constexpr int64_t kLastNorm = static_cast<int64_t>(Norm::kSum);
 
 absl::Status NamingOwner(const absl::Status& status, const std::string& owner) {
   return absl::Status(status.code(), absl::StrCat("the optimizer at ", owner,
@@ -52,11 +53,6 @@ Gradient Scaled(const Gradient& gradient, double factor) {
   rows.values = rows.values.Clone();
   Mul_(rows.values, factor);
   return rows;
-}
-
-// The norm of two sets together.
-double Join(double a, double b, Norm norm) {
-  return norm == Norm::kEuclidean ? std::hypot(a, b) : std::max(a, b);
 }
 
 absl::Status CheckOptions(const StepOptions& options) {
@@ -123,13 +119,17 @@ absl::StatusOr<OptimizerShard::Found> OptimizerShard::CheckIn(
     int64_t norm) {
   WEFT_RETURN_IF_ERROR(status_);
   const auto context = contexts.Find(id);
+  if (norm != kNoNorm && (norm < 0 || norm > kLastNorm)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("OptimizerShard::Check: wanted a norm from ", kNoNorm,
+                     " to ", kLastNorm, ", found ", norm));
+  }
   // A worker that no recorded call of the context came to has no gradients.
   if (absl::IsNotFound(context.status())) return Found(0, 0);
   WEFT_RETURN_IF_ERROR(context.status());
   std::vector<Gradient> present;
   const auto gradient_of = [&](const Parameter& parameter) {
-    Gradient gradient =
-        (*context)->GradientOf(*parameter.variable.edge().node->leaf());
+    Gradient gradient = (*context)->GradientOf(*parameter.variable.leaf());
     if (gradient.defined()) present.push_back(gradient);
     return gradient;
   };
@@ -154,9 +154,8 @@ absl::Status OptimizerShard::ApplyIn(const dist_autograd::Contexts& contexts,
   MutexLock lock(mu_);
   WEFT_RETURN_IF_ERROR(optimizer_->SetLearningRateScale(learning_rate_scale));
   return optimizer_->Apply([&](const Parameter& parameter) {
-    return Scaled(
-        (*context)->GradientOf(*parameter.variable.edge().node->leaf()),
-        gradient_scale);
+    return Scaled((*context)->GradientOf(*parameter.variable.leaf()),
+                  gradient_scale);
   });
 }
 
@@ -316,7 +315,8 @@ absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckAll(
   OptimizerShard::Found all(0, 0);
   const auto add = [&](const OptimizerShard::Found& found) {
     std::get<0>(all) += std::get<0>(found);
-    std::get<1>(all) = Join(std::get<1>(all), std::get<1>(found), options.norm);
+    std::get<1>(all) =
+        JoinNorms(std::get<1>(all), std::get<1>(found), options.norm);
   };
   if (local_ != nullptr) {
     WEFT_ASSIGN_OR_RETURN(const auto found,

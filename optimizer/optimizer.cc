@@ -17,14 +17,18 @@ namespace {
 
 absl::Status CheckParameter(const Parameter& parameter) {
   const Variable& variable = parameter.variable;
-  if (variable.defined() && variable.requires_grad() && variable.is_leaf() &&
-      variable.value().is_contiguous() && IsDifferentiable(variable.dtype())) {
+  if (variable.leaf() != nullptr && variable.value().is_contiguous() &&
+      IsDifferentiable(variable.dtype())) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "Optimizer: parameter \"", parameter.name, "\" is ",
       variable.defined() ? variable.value().Describe() : "undefined",
-      "; wanted a contiguous leaf of f32 or f64 that requires a gradient"));
+      "; wanted a contiguous leaf of f32 or f64 made with requires_grad"));
+}
+
+bool IsFrozen(const Parameter& parameter) {
+  return !parameter.variable.requires_grad();
 }
 
 // Applies the rule to elements [begin, begin + n) of the parameter.
@@ -95,11 +99,11 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(
 
 absl::Status Optimizer::CheckNew(const ParameterGroup& group) const {
   std::set<std::string> names;
-  std::map<const Node*, std::string> leaves;
+  std::map<const Leaf*, std::string> leaves;
   for (const Group& present : groups_) {
     for (const ParameterState& state : present.states) {
       names.insert(state.parameter.name);
-      leaves[state.parameter.variable.edge().node.get()] = state.parameter.name;
+      leaves[state.parameter.variable.leaf()] = state.parameter.name;
     }
   }
   for (const Parameter& parameter : group.parameters) {
@@ -108,8 +112,8 @@ absl::Status Optimizer::CheckNew(const ParameterGroup& group) const {
       return absl::InvalidArgumentError(absl::StrCat(
           "Optimizer: two parameters are named \"", parameter.name, "\""));
     }
-    const auto [it, is_new] = leaves.try_emplace(
-        parameter.variable.edge().node.get(), parameter.name);
+    const auto [it, is_new] =
+        leaves.try_emplace(parameter.variable.leaf(), parameter.name);
     if (!is_new) {
       return absl::InvalidArgumentError(absl::StrCat(
           "Optimizer: \"", it->second, "\" and \"", parameter.name,
@@ -174,7 +178,7 @@ absl::Status Optimizer::Check(GradientsOf gradients, Finite finite) const {
   for (const Group& group : groups_) {
     for (const ParameterState& state : group.states) {
       const Gradient gradient = gradients(state.parameter);
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || IsFrozen(state.parameter)) continue;
       WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, finite));
     }
   }
@@ -187,7 +191,7 @@ absl::Status Optimizer::Apply(GradientsOf gradients) {
   for (Group& group : groups_) {
     for (ParameterState& state : group.states) {
       Gradient gradient = gradients(state.parameter);
-      if (!gradient.defined()) continue;
+      if (!gradient.defined() || IsFrozen(state.parameter)) continue;
       WEFT_RETURN_IF_ERROR(CheckGradient(group, state, gradient, Finite::kAny));
       due.push_back({group.rule.get(), &state, std::move(gradient)});
     }

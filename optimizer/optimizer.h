@@ -10,6 +10,9 @@
 // nor momentum is applied, and its steps are not counted. Weights are changed
 // in place, their version bumped.
 //
+// A frozen parameter (Variable::SetRequiresGrad) has no gradient: it stands
+// still until it is unfrozen, and its state is kept and saved.
+//
 // A sparse gradient updates the rows that it has. For rules that change nothing
 // at a zero gradient (UpdateRule::ignores_zero_gradient) this gives the same
 // result; with other rules decay and momentum of the other rows stand still,
@@ -45,7 +48,7 @@
 
 namespace weft::optimizer {
 
-// A leaf that requires a gradient, and the name under which its state is kept.
+// A leaf, frozen or not, and the name under which its state is kept.
 using Parameter = nn::NamedParameter;
 
 struct ParameterGroup {
@@ -63,8 +66,9 @@ enum class Finite { kAny, kRequired };
 class Optimizer {
  public:
   // kInvalidArgument for options as MakeRule, for a parameter that is no
-  // contiguous leaf of f32 or f64 that requires a gradient, and for a name or a
-  // leaf that is there twice, in any group.
+  // contiguous leaf of f32 or f64 made with requires_grad (one that was made
+  // without is frozen for good: nn::Module::TrainedParameters has none), and
+  // for a name or a leaf that is there twice, in any group.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(
       std::vector<ParameterGroup> groups);
 

@@ -351,5 +351,42 @@ TEST(Optimizer, RefusesNonParameters) {
               StatusIs(kInvalid, "sgd.lr is -1"));
 }
 
+TEST(Optimizer, FrozenParameterStandsStillUntilItIsUnfrozen) {
+  const Variable a = Leaf({1}, {1}), b = Leaf({1}, {1});
+  const auto optimizer =
+      Make({{AdamWOptions{0.5, 0.9, 0.999, 1e-8, 0.1}, {{"a", a}, {"b", b}}}});
+  const auto step = [&] {
+    for (const Variable& w : {a, b}) {
+      if (w.requires_grad()) w.SetGradient(Tensor::FromVector<double>({2}));
+    }
+    WEFT_ASSERT_OK(optimizer->Step());
+    optimizer->ZeroGrad();
+  };
+  step();
+  b.SetRequiresGrad(false);
+  const double before = b.value().item<double>();
+  const auto state = optimizer->StateDict();
+  step();
+  EXPECT_EQ(b.value().item<double>(), before);
+  EXPECT_NE(a.value().item<double>(), before);
+  // Nor by a gradient from elsewhere.
+  WEFT_ASSERT_OK(optimizer->Apply(
+      [](const Parameter&) { return Tensor::FromVector<double>({2}); }));
+  EXPECT_EQ(b.value().item<double>(), before);
+  EXPECT_EQ(optimizer->StateDict().at("b/step").item<int64_t>(), 1);
+  // The state of a frozen one is saved and loaded.
+  WEFT_ASSERT_OK(optimizer->LoadStateDict(state));
+  b.SetRequiresGrad(true);
+  step();
+  EXPECT_NE(b.value().item<double>(), before);
+}
+
+TEST(Optimizer, VariableMadeWithoutAGradientIsRefused) {
+  const auto optimizer = Optimizer::Create(
+      {{SgdOptions{1.0}, {{"a", Variable(Tensor::Ones({1}))}}}});
+  EXPECT_THAT(optimizer.status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           "made with requires_grad"));
+}
+
 }  // namespace
 }  // namespace weft::optimizer

@@ -165,6 +165,33 @@ TEST(ClipGradNorm, EqualsPyTorch) {
   }
 }
 
+// PyTorch's clip_grad_norm_ with norm_type 1: gradients times largest / (sum of
+// magnitudes + 1e-6).
+TEST(ClipGradNorm, OfOrder1IsTheSumOfMagnitudes) {
+  const Variable a = Leaf(2), b = Leaf(3);
+  a.SetGradient(Tensor::FromVector<double>({-3, 0.5}));
+  b.SetGradient(Tensor::FromVector<double>({1, 0, -4}));
+  const auto norm = ClipGradNorm({a, b}, 2, Norm::kSum);
+  WEFT_ASSERT_OK(norm);
+  EXPECT_EQ(*norm, 8.5);
+  EXPECT_NEAR(a.grad().ToVector<double>()[0], -3 * 2 / 8.500001, 1e-15);
+  EXPECT_NEAR(b.grad().ToVector<double>()[2], -4 * 2 / 8.500001, 1e-15);
+  // Within the limit nothing changes.
+  const auto before = a.grad().ToVector<double>();
+  WEFT_ASSERT_OK(ClipGradNorm({a, b}, 3, Norm::kSum));
+  EXPECT_EQ(a.grad().ToVector<double>(), before);
+}
+
+TEST(ClipGradNorm, NormsOfOwnersJoinToTheNormOfAll) {
+  const Gradient a(Tensor::FromVector<double>({3, -1}));
+  const Gradient b(Tensor::FromVector<double>({-4, 2}));
+  for (const Norm norm : {Norm::kEuclidean, Norm::kLargest, Norm::kSum}) {
+    EXPECT_DOUBLE_EQ(
+        JoinNorms(GradientNorm({a}, norm), GradientNorm({b}, norm), norm),
+        GradientNorm({a, b}, norm));
+  }
+}
+
 TEST(ClipGradNorm, WritesIntoTheBucketThatHoldsTheGradient) {
   const Variable w = Leaf(2);
   const Tensor bucket = Tensor::FromVector<double>({9, 3, 4});
@@ -200,7 +227,7 @@ TEST(ClipGradNorm, NormThatIsNotFiniteChangesNothing) {
   a.SetGradient(Tensor::FromVector<double>({8}));
   for (const double bad : {std::nan(""), HUGE_VAL}) {
     b.SetGradient(Tensor::FromVector<double>({bad}));
-    for (const Norm norm : {Norm::kEuclidean, Norm::kLargest}) {
+    for (const Norm norm : {Norm::kEuclidean, Norm::kLargest, Norm::kSum}) {
       EXPECT_THAT(ClipGradNorm({a, b}, 1, norm),
                   StatusIs(absl::StatusCode::kFailedPrecondition, "norm"));
       EXPECT_THAT(ClipGradNorm({b, a}, 1, norm),
