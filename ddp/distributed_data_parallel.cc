@@ -22,7 +22,7 @@ namespace {
 using collectives::ProcessGroup;
 
 Leaf& LeafOf(const nn::NamedParameter& parameter) {
-  return *parameter.variable.edge().node->leaf();
+  return *parameter.variable.leaf();
 }
 
 std::vector<ReducerParameter> Describe(
@@ -43,13 +43,26 @@ bool Contains(const std::vector<std::string>& names, absl::string_view name) {
 std::vector<nn::NamedParameter> TrainedParameters(
     const nn::Module& module, const std::vector<std::string>& ignored) {
   std::vector<nn::NamedParameter> trained;
-  for (nn::NamedParameter& parameter : module.NamedParameters()) {
-    if (parameter.variable.requires_grad() &&
-        !Contains(ignored, parameter.name)) {
+  for (nn::NamedParameter& parameter : module.TrainedParameters()) {
+    if (!Contains(ignored, parameter.name)) {
       trained.push_back(std::move(parameter));
     }
   }
   return trained;
+}
+
+// Those that are frozen, but may be trained later.
+std::vector<nn::NamedParameter> FrozenLeaves(
+    const nn::Module& module, const std::vector<std::string>& ignored) {
+  std::vector<nn::NamedParameter> frozen;
+  for (nn::NamedParameter& parameter : module.NamedParameters()) {
+    const Leaf* const leaf = parameter.variable.leaf();
+    if (leaf != nullptr && !leaf->requires_grad() &&
+        !Contains(ignored, parameter.name)) {
+      frozen.push_back(std::move(parameter));
+    }
+  }
+  return frozen;
 }
 
 // FNV-1a of the elements.
@@ -89,10 +102,12 @@ class DistributedDataParallel::Sink final : public GradientSink {
     } else if (pass.store == nullptr && !is_weightless_) {
       unreduced_weight_ = ddp_.weight_;
     }
+    if (!syncs_) CheckKnown(leaves);
     // Only now: End is not called after a Begin that fails.
     pass_ = pass.id;
     if (!syncs_) return;
     const absl::Status marked = CatchToStatus([&] {
+      CheckKnown(leaves);
       if (pass.store != nullptr) MoveGradientsOut();
       MarkAllBut(leaves, pass.store);
     });
@@ -172,6 +187,22 @@ class DistributedDataParallel::Sink final : public GradientSink {
 
   static SparseRows RowsIn(const Gradient& gradient) {
     return gradient.is_sparse() ? gradient.sparse() : RowsOf(gradient.dense());
+  }
+
+  // What was frozen when this was made is not reduced: ranks would train it
+  // apart.
+  void CheckKnown(absl::Span<Leaf* const> leaves) const {
+    for (Leaf* const leaf : leaves) {
+      if (index_of_.contains(leaf)) continue;
+      std::string name;
+      for (const nn::NamedParameter& parameter : ddp_.frozen_) {
+        if (&LeafOf(parameter) == leaf) name = parameter.name;
+      }
+      ThrowFailedPrecondition(
+          "DistributedDataParallel: parameter ", name,
+          " was frozen when this was made, and requires a gradient now; make a "
+          "new DistributedDataParallel after Unfreeze, on all ranks");
+    }
   }
 
   // The weight of this rank in a pass whose own data weighs `weight`. Gradients
@@ -324,13 +355,15 @@ DistributedDataParallel::DistributedDataParallel(
     : module_(module),
       group_(group),
       options_(std::move(options)),
-      parameters_(TrainedParameters(module, options_.ignored)) {}
+      parameters_(TrainedParameters(module, options_.ignored)),
+      frozen_(FrozenLeaves(module, options_.ignored)) {}
 
 DistributedDataParallel::~DistributedDataParallel() {
   if (sink_ == nullptr) return;
-  for (const nn::NamedParameter& parameter : parameters_) {
-    if (LeafOf(parameter).sink() == sink_.get()) {
-      parameter.variable.SetGradientSink(nullptr);
+  for (const auto* parameters : {&parameters_, &frozen_}) {
+    for (const nn::NamedParameter& parameter : *parameters) {
+      Leaf& leaf = LeafOf(parameter);
+      if (leaf.sink() == sink_.get()) leaf.SetSink(nullptr);
     }
   }
 }
@@ -342,7 +375,7 @@ DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
       new DistributedDataParallel(module, group, std::move(options)));
   // A name that this rank's model has not fails all ranks, in the first
   // exchange.
-  WEFT_RETURN_IF_ERROR(ddp->CheckBuffersAgree());
+  WEFT_RETURN_IF_ERROR(ddp->CheckOthersAgree());
   WEFT_ASSIGN_OR_RETURN(ddp->reducer_,
                         Reducer::Create(group, Describe(ddp->parameters_),
                                         ddp->options_.reducer));
@@ -354,8 +387,10 @@ DistributedDataParallel::Create(nn::Module& module, ProcessGroup& group,
   WEFT_RETURN_IF_ERROR(ddp->BroadcastAll(values, /*root=*/0));
   WEFT_RETURN_IF_ERROR(ddp->BroadcastBuffers());
   ddp->sink_ = std::make_unique<Sink>(*ddp);
-  for (const nn::NamedParameter& parameter : ddp->parameters_) {
-    parameter.variable.SetGradientSink(ddp->sink_.get());
+  for (const auto* parameters : {&ddp->parameters_, &ddp->frozen_}) {
+    for (const nn::NamedParameter& parameter : *parameters) {
+      LeafOf(parameter).SetSink(ddp->sink_.get());
+    }
   }
   return ddp;
 }
@@ -390,7 +425,8 @@ std::vector<nn::NamedBuffer> DistributedDataParallel::Buffers() const {
   return buffers;
 }
 
-absl::Status DistributedDataParallel::CheckBuffersAgree() {
+// What the reducer does not know of.
+absl::Status DistributedDataParallel::CheckOthersAgree() {
   std::vector<std::string> lines = {
       absl::StrCat("buffers", options_.broadcasts_buffers
                                   ? " that are broadcast after each pass"
@@ -398,6 +434,14 @@ absl::Status DistributedDataParallel::CheckBuffersAgree() {
   for (const nn::NamedBuffer& buffer : Buffers()) {
     lines.push_back(
         absl::StrCat("buffer ", buffer.name, " ", buffer.tensor.Describe()));
+  }
+  for (const nn::NamedParameter& parameter : module_.NamedParameters()) {
+    if (parameter.variable.requires_grad() ||
+        Contains(options_.ignored, parameter.name)) {
+      continue;
+    }
+    lines.push_back(absl::StrCat("frozen parameter ", parameter.name, " ",
+                                 parameter.variable.value().Describe()));
   }
   return CheckAgreement(group_, CheckIgnored(), lines,
                         options_.reducer.timeout);
@@ -454,10 +498,10 @@ absl::Status DistributedDataParallel::ContributeNothing() {
 
 absl::Status DistributedDataParallel::Join(
     absl::FunctionRef<absl::Status()> after_pass) {
-  if (options_.reducer.divisor != Divisor::kTotalWeight) {
+  if (options_.reducer.is_static_graph) {
     return absl::FailedPreconditionError(
-        "DistributedDataParallel::Join needs Divisor::kTotalWeight, and "
-        "SetWeight before each pass: so ranks know when all are out of data");
+        "DistributedDataParallel::Join: with ReducerOptions::is_static_graph "
+        "the ranks do not learn when all are out of data; switch it off");
   }
   for (;;) {
     WEFT_RETURN_IF_ERROR(ContributeNothing());

@@ -79,9 +79,12 @@ struct DistributedDataParallelOptions {
 class DistributedDataParallel {
  public:
   // Called by all ranks with the same model. Checks that names, shapes and
-  // dtypes agree, then gives all ranks rank 0's parameters and buffers. A
-  // parameter that two modules share is reduced once. Parameters added to the
-  // module later are not known here. `module` and `group` must outlive it. No
+  // dtypes agree, then gives all ranks rank 0's parameters and buffers, frozen
+  // parameters and buffers that are not saved too. A parameter that two modules
+  // share is reduced once. One that is frozen now is not reduced: a pass that
+  // reaches it after it was unfrozen fails with kFailedPrecondition. One that
+  // is frozen later counts as unused. Parameters added to the module later are
+  // not known here. `module` and `group` must outlive it. No
   // other code may set the gradient sink of a parameter meanwhile.
   //
   // kInvalidArgument, on every rank: the models differ (the parameter or buffer
@@ -124,12 +127,14 @@ class DistributedDataParallel {
   absl::Status SetWeight(double weight);
 
   // Called in place of a backward pass on a rank that has no data for it: it
-  // contributes zeros to the reduction, and has the other ranks' result
-  // afterwards. To keep a mean over those that have data, use
-  // Divisor::kTotalWeight, where this rank's weight is 0 in this pass.
+  // contributes zeros to the reduction, with a weight of 0 whatever SetWeight
+  // said (but see NoSyncScope), and has the other ranks' result afterwards.
+  // With Divisor::kWorldSize the sum is divided by the number of all ranks; to
+  // keep a mean over those that have data, use Divisor::kTotalWeight.
   absl::Status ContributeNothing();
 
-  // After a reduced pass: the sum of all ranks' weights. 0: no rank had data.
+  // After a reduced pass: the sum of all ranks' weights, with
+  // Divisor::kWorldSize the number of ranks that had data. 0: no rank had data.
   double total_weight() const { return reducer_->total_weight(); }
 
   // For a loop whose ranks have different numbers of batches, on a rank that
@@ -139,12 +144,21 @@ class DistributedDataParallel {
   // that weights and optimizer state stay the same on all ranks. Every rank
   // calls it once at the end of its data.
   //
-  //   for (each batch) { ddp->SetWeight(n); ... Backward ... Step }
+  //   for (each batch) { ... Backward ... Step }
   //   ddp->Join([&] { auto s = opt->Step(); opt->ZeroGrad(); return s; });
   //
-  // kFailedPrecondition without Divisor::kTotalWeight, which is how a rank
-  // knows that the others are done; else as ContributeNothing, or what
-  // `after_pass` returns. Not for models with SyncBatchNorm.
+  // What the sum of the gradients is divided by in those passes:
+  //
+  //   Divisor::kWorldSize                   the number of all ranks: PyTorch's
+  //                                         join(divide_by_initial_world_size)
+  //   Divisor::kTotalWeight, SetWeight(1)   the number of ranks with data: the
+  //                                         same with False
+  //   Divisor::kTotalWeight, SetWeight(n)   the number of samples: the gradient
+  //                                         of the mean over all of them
+  //
+  // kFailedPrecondition with ReducerOptions::is_static_graph; else as
+  // ContributeNothing, or what `after_pass` returns. Not for models with
+  // SyncBatchNorm.
   absl::Status Join(absl::FunctionRef<absl::Status()> after_pass);
 
   // Gives all ranks rank 0's buffers. Called by all ranks.
@@ -187,7 +201,7 @@ class DistributedDataParallel {
                           DistributedDataParallelOptions options);
 
   absl::Status CheckIgnored() const;
-  absl::Status CheckBuffersAgree();
+  absl::Status CheckOthersAgree();
   std::vector<nn::NamedBuffer> Buffers() const;  // but those that are ignored
   absl::Status BroadcastAll(const std::vector<Tensor>& tensors, int root);
   absl::Status BroadcastBuffersFrom(int root);
@@ -195,7 +209,8 @@ class DistributedDataParallel {
   nn::Module& module_;
   collectives::ProcessGroup& group_;
   const DistributedDataParallelOptions options_;
-  const std::vector<nn::NamedParameter> parameters_;
+  const std::vector<nn::NamedParameter> parameters_;  // that are reduced
+  const std::vector<nn::NamedParameter> frozen_;      // leaves that are not
   std::unique_ptr<Reducer> reducer_;
   std::unique_ptr<Sink> sink_;
   bool syncs_ = true;

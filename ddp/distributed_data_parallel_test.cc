@@ -619,15 +619,111 @@ TEST(DistributedDataParallel, JoinedRankTakesPartUntilNoRankHasData) {
         return ddp->CheckInSync();
       });
   EXPECT_THAT(statuses, Each(IsOk()));
-  const auto without =
+}
+
+TEST(DistributedDataParallel, JoinDividesByTheInitialWorldSizeOrByThoseLeft) {
+  const int batches[] = {2, 5, 3};
+  for (const bool by_all : {true, false}) {
+    Net alone(1);
+    for (int step = 0; step < 5; ++step) {
+      // The sum of the ranks' mean gradients, each of 4 samples.
+      int left = 0;
+      for (int rank = 0; rank < 3; ++rank) {
+        if (step >= batches[rank]) continue;
+        Backward(alone, SamplesOf(step, 4 * rank, 4 * rank + 4));
+        ++left;
+      }
+      for (const Variable& parameter : alone.Parameters()) {
+        if (!parameter.has_grad()) continue;
+        Axpy_(parameter.value(), -0.5 / (by_all ? 3 : left), parameter.grad());
+        parameter.ClearGradient();
+      }
+    }
+    const auto statuses = RunGroups(
+        3, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+          Net net(1);
+          ReducerOptions options;
+          if (!by_all) options.divisor = Divisor::kTotalWeight;
+          WEFT_ASSIGN_OR_RETURN(
+              auto ddp, DistributedDataParallel::Create(net, group, options));
+          for (int step = 0; step < batches[rank]; ++step) {
+            Backward(net, SamplesOf(step, 4 * rank, 4 * rank + 4));
+            StepAndClear(net);
+          }
+          WEFT_RETURN_IF_ERROR(ddp->Join([&] {
+            StepAndClear(net);
+            return absl::OkStatus();
+          }));
+          EXPECT_THAT(Flat(net), Pointwise(FloatNear(kTolerance), Flat(alone)));
+          return ddp->CheckInSync();
+        });
+    EXPECT_THAT(statuses, Each(IsOk())) << by_all;
+  }
+}
+
+TEST(DistributedDataParallel, JoinOfAStaticGraphIsRefused) {
+  const auto statuses =
       RunGroups(1, [&](int, collectives::ProcessGroup& group) -> absl::Status {
         Net net(1);
-        WEFT_ASSIGN_OR_RETURN(auto ddp,
-                              DistributedDataParallel::Create(net, group));
+        ReducerOptions options;
+        options.is_static_graph = true;
+        WEFT_ASSIGN_OR_RETURN(
+            auto ddp, DistributedDataParallel::Create(net, group, options));
         return ddp->Join([] { return absl::OkStatus(); });
       });
-  EXPECT_THAT(without, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
-                                     "Join needs Divisor::kTotalWeight")));
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                      "is_static_graph")));
+}
+
+TEST(DistributedDataParallel, FrozenParametersAreBroadcastButNotReduced) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1 + rank);
+        const std::vector<nn::NamedParameter> named = net.NamedParameters();
+        named[0].variable.SetRequiresGrad(false);
+        EXPECT_EQ(named[0].name, "hidden.weight");
+        WEFT_ASSIGN_OR_RETURN(auto ddp,
+                              DistributedDataParallel::Create(net, group));
+        EXPECT_EQ(ddp->reducer().size(), 5);
+        const std::vector<float> before = Flat(net);
+        EXPECT_EQ(before, Flat(Net(1)));
+        Backward(net, SamplesOf(rank, 0, 4));
+        EXPECT_TRUE(GradientOf(net, "hidden.weight").empty());
+        // Frozen later, on all ranks: as one that is not used.
+        named[1].variable.SetRequiresGrad(false);
+        net.ClearGradients();
+        Backward(net, SamplesOf(rank, 0, 4));
+        EXPECT_TRUE(GradientOf(net, "hidden.bias").empty());
+        EXPECT_FALSE(GradientOf(net, "output.bias").empty());
+        StepAndClear(net);
+        WEFT_RETURN_IF_ERROR(ddp->CheckInSync());
+        // Unfrozen, where this knows it.
+        named[1].variable.SetRequiresGrad(true);
+        Backward(net, SamplesOf(rank, 0, 4));
+        EXPECT_FALSE(GradientOf(net, "hidden.bias").empty());
+        // Where it does not, ranks would drift.
+        net.Unfreeze();
+        const absl::Status refused =
+            CatchToStatus([&] { Backward(net, SamplesOf(rank, 0, 4)); });
+        EXPECT_THAT(refused.message(),
+                    ::testing::HasSubstr("hidden.weight was frozen when"));
+        return refused;
+      });
+  // The code of the rank that comes first; the others may hear it from there.
+  EXPECT_THAT(statuses, ::testing::Contains(
+                            StatusIs(absl::StatusCode::kFailedPrecondition)));
+}
+
+TEST(DistributedDataParallel, ParameterFrozenOnOneRankOnlyIsNamedOnEveryRank) {
+  const auto statuses = RunGroups(
+      2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+        Net net(1);
+        if (rank == 1) net.Parameters()[3].SetRequiresGrad(false);
+        return DistributedDataParallel::Create(net, group).status();
+      });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      "rank 1 has frozen parameter "
+                                      "output.bias f32[3]")));
 }
 
 TEST(DistributedDataParallel,
