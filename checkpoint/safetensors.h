@@ -5,8 +5,9 @@
 // endian, row-major, without gaps. What it can say is all it can do: no code,
 // no paths.
 //
-// Our dtypes F32, F64, I64, U8, BOOL. Limits: a header of 16 MiB, a million
-// tensors, names of 256 bytes, 32 dimensions, 2^47 bytes a tensor.
+// All our dtypes: F32, F64, F16, BF16, I64, I32, I8, U8, BOOL. Limits: a header
+// of 16 MiB, a million tensors, names of 256 bytes, 32 dimensions, 2^47 bytes a
+// tensor.
 
 #ifndef WEFT_CHECKPOINT_SAFETENSORS_H_
 #define WEFT_CHECKPOINT_SAFETENSORS_H_

@@ -25,3 +25,9 @@ check char_transformer 'result["last_loss"] < 0.5 < 4 < result["first_loss"] and
   --nproc-per-node=2 $bin/char_transformer
 check remote_embeddings 'result["last_loss"] < result["first_loss"] / 4' \
   --role ps=1:$bin/remote_embeddings --role trainer=2:$bin/remote_embeddings
+checkpoints=$(mktemp -d)
+trap 'rm -rf "$checkpoints"' EXIT
+check resumable 'result["first_epoch"] == 0' \
+  --nproc-per-node=2 $bin/resumable --checkpoints="$checkpoints" --epochs=3
+check resumable 'result["first_epoch"] == 3 and result["loss"] < 0.3' \
+  --nproc-per-node=3 $bin/resumable --checkpoints="$checkpoints" --epochs=60
