@@ -337,7 +337,10 @@ absl::Status Reducer::SetMark(int parameter, Mark mark,
   --unmarked_;
   timing_.Mark();
   // In the first step it is not agreed yet what is reduced as rows.
-  if (is_settled_) LaunchReadyBuckets();
+  if (is_settled_) {
+    // A hook may throw.
+    WEFT_RETURN_IF_ERROR(CatchToStatus([this] { LaunchReadyBuckets(); }));
+  }
   if (unmarked_ == 0 && has_census()) LaunchCensus();
   return absl::OkStatus();
 }

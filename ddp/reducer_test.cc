@@ -11,6 +11,7 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/error.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/process_group.h"
@@ -571,6 +572,45 @@ TEST(Reducer, HookThatNeverEndsFailsAllRanksAtTwiceTheTimeout) {
   EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kDeadlineExceeded,
                                     "hook endless has not ended"));
   EXPECT_FALSE(statuses[1].ok());
+}
+
+class ThrowingHook final : public CommunicationHook {
+ public:
+  explicit ThrowingHook(int calls) : calls_(calls) {}
+  std::string name() const override { return "throwing"; }
+  Future<void> Reduce(collectives::ProcessGroup& group,
+                      const GradientBucket& bucket) override {
+    if (calls_-- == 0) throw Error(absl::DataLossError("no memory left"));
+    return group.AllReduceAsync(bucket.buffer, bucket.reduction, bucket.call);
+  }
+
+ private:
+  int calls_;
+};
+
+TEST(Reducer, HookThatThrowsFailsTheStepOnAllRanks) {
+  // In Finish of the first step, and as a bucket is marked in the second.
+  for (const int calls : {0, 1}) {
+    const auto statuses = RunGroups(
+        2, [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+          ReducerOptions options;
+          options.hook =
+              std::make_shared<ThrowingHook>(rank == 0 ? calls : 100);
+          WEFT_ASSIGN_OR_RETURN(
+              auto reducer, Reducer::Create(group, TwoParameters(), options));
+          for (int step = 0; step < 2; ++step) {
+            const absl::Status stepped = StepInOrder(*reducer, {1, 0}, 1);
+            if (stepped.ok()) continue;
+            reducer->Abandon(stepped);
+            return stepped;
+          }
+          return absl::OkStatus();
+        });
+    EXPECT_THAT(statuses[0],
+                StatusIs(absl::StatusCode::kDataLoss, "no memory left"));
+    EXPECT_THAT(statuses[1],
+                StatusIs(absl::StatusCode::kCancelled, "no memory left"));
+  }
 }
 
 TEST(Reducer, RankOfWeight0ContributesZerosToTheMeanOfAllRanks) {

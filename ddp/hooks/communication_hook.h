@@ -46,9 +46,10 @@ class CommunicationHook {
   virtual std::string name() const = 0;
 
   // Starts the reduction; the Future is ready once `bucket.buffer` holds it,
-  // the same bits on all ranks. Called on all ranks for the same buckets in the
-  // same order; it calls the same operations of `group` in the same order on
-  // each. Must not wait for them.
+  // the same bits on all ranks. It must become so within twice the timeout of
+  // `bucket.call`, else the step fails. Called on all ranks for the same
+  // buckets in the same order; it calls the same operations of `group` in the
+  // same order on each. Must not wait for them.
   virtual Future<void> Reduce(collectives::ProcessGroup& group,
                               const GradientBucket& bucket) = 0;
 };
