@@ -12,6 +12,7 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
+#include "weft/ddp/census.h"
 #include "weft/ddp/hooks/all_reduce.h"
 #include "weft/ddp/longest_wait.h"
 #include "weft/ddp/sparse_reduction.h"
@@ -36,73 +37,6 @@ int64_t PaddedElements(const ReducerParameter& parameter) {
   return (ElementsOf(parameter) + unit - 1) / unit * unit;
 }
 
-absl::Status CheckArguments(const std::vector<ReducerParameter>& parameters,
-                            const ReducerOptions& options) {
-  if (parameters.empty()) {
-    return absl::InvalidArgumentError(
-        "there is no parameter that requires a gradient");
-  }
-  if (options.first_bucket_bytes < 1 || options.bucket_bytes < 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wanted buckets of at least 1 byte, found ", options.first_bucket_bytes,
-        " for the first and ", options.bucket_bytes, " for the others"));
-  }
-  if (options.is_static_graph && options.divisor == Divisor::kTotalWeight) {
-    return absl::InvalidArgumentError(
-        "is_static_graph needs Divisor::kWorldSize: weights differ from step "
-        "to step");
-  }
-  for (const ReducerParameter& parameter : parameters) {
-    if (!IsFloating(parameter.dtype)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("parameter ", parameter.name, " is ",
-                       Name(parameter.dtype), "; wanted a floating dtype"));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckRows(const ReducerParameter& parameter,
-                       const SparseRows& rows) {
-  if (parameter.shape.size() != 2 || rows.rows != parameter.shape[0] ||
-      rows.values.dim() != 2 || rows.values.size(1) != parameter.shape[1] ||
-      rows.values.dtype() != parameter.dtype) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "Reducer::MarkRows: parameter ", parameter.name, " is ",
-        Name(parameter.dtype), ShapeText(parameter.shape), ", found ",
-        rows.values.Describe(), " of ", rows.rows, " rows"));
-  }
-  const Tensor indices = rows.indices.Contiguous();
-  for (const int64_t row : indices.span<int64_t>()) {
-    if (row < 0 || row >= rows.rows) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("Reducer::MarkRows: parameter ", parameter.name, " has ",
-                       rows.rows, " rows, found a gradient of row ", row));
-    }
-  }
-  return absl::OkStatus();
-}
-
-std::vector<std::string> Describe(
-    const std::vector<ReducerParameter>& parameters,
-    const ReducerOptions& options) {
-  std::vector<std::string> lines = {absl::StrCat(
-      "options: division by ",
-      options.divisor == Divisor::kWorldSize ? "the number of ranks"
-                                             : "the total weight",
-      ", buckets of ", options.first_bucket_bytes, " and ",
-      options.bucket_bytes, " bytes",
-      options.rebuilds_buckets ? "" : ", which are not rebuilt",
-      options.is_static_graph ? ", a static graph" : "", ", hook ",
-      options.hook == nullptr ? "all-reduce" : options.hook->name())};
-  for (const ReducerParameter& parameter : parameters) {
-    lines.push_back(absl::StrCat("parameter ", parameter.name, " ",
-                                 Name(parameter.dtype),
-                                 ShapeText(parameter.shape)));
-  }
-  return lines;
-}
-
 }  // namespace
 
 Reducer::Reducer(ProcessGroup& group, std::vector<ReducerParameter> parameters,
@@ -121,9 +55,8 @@ Reducer::Reducer(ProcessGroup& group, std::vector<ReducerParameter> parameters,
       came_as_rows_(parameters_.size()),
       kept_(parameters_.size()),
       kept_rows_(parameters_.size()),
-      used_(parameters_.size()),
-      ever_used_(parameters_.size()),
-      is_whole_(parameters_.size()) {
+      ever_used_(parameters_.size()) {
+  census_.is_used.resize(parameters_.size());
   // Rows are those of a table.
   for (int i = 0; i < size(); ++i) {
     has_form_[i] = parameters_[i].shape.size() != 2;
@@ -400,19 +333,17 @@ bool Reducer::has_open_forms() const {
 }
 
 void Reducer::LaunchCensus() {
-  const int world = group_.size();
-  const int64_t entries = 2 * world + size() * (has_open_forms() ? 2 : 1);
-  census_ = Tensor::Zeros({entries}, DType::kF64);
-  double* counts = census_.data<double>();
-  counts[group_.rank()] = weight_;
-  counts[world + group_.rank()] = !marked_in_order_.empty();
-  double* ready = counts + 2 * world;
+  CensusEntry own;
+  own.weight = weight_;
+  own.has_gradients = !marked_in_order_.empty();
+  const bool asks = has_open_forms();
   for (int i = 0; i < size(); ++i) {
-    ready[i] = marks_[i] == Mark::kReady;
+    own.is_ready.push_back(marks_[i] == Mark::kReady);
     const bool contributes = marks_[i] != Mark::kUnused && weight_ > 0;
-    if (!has_form_[i]) ready[size() + i] = contributes && !came_as_rows_[i];
+    if (asks) own.is_whole.push_back(contributes && !came_as_rows_[i]);
   }
-  census_reduced_ = group_.AllReduceAsync(census_, ReduceOp::kSum,
+  census_sum_ = WriteCensus(own, group_.rank(), group_.size());
+  census_reduced_ = group_.AllReduceAsync(census_sum_, ReduceOp::kSum,
                                           CallOptionsOf(buckets_.size()));
   timing_.Launched(census_reduced_);
 }
@@ -457,7 +388,8 @@ absl::Status Reducer::Complete() {
   DivideByWeight();
   RestoreUnused();
   timing_.Finish();
-  if (!is_first || first_rank_with_gradients_ < 0) return absl::OkStatus();
+  if (!is_first || census_.first_rank_with_gradients < 0)
+    return absl::OkStatus();
   return Settle();
 }
 
@@ -500,21 +432,9 @@ absl::Status Reducer::AwaitCensus() {
 }
 
 void Reducer::TakeCensus() {
-  const int world = group_.size();
-  const double* counts = census_.data<double>();
-  total_weight_ = 0;
-  first_rank_with_data_ = 0;
-  first_rank_with_gradients_ = -1;
-  for (int rank = world - 1; rank >= 0; --rank) {
-    total_weight_ += counts[rank];
-    if (counts[rank] > 0) first_rank_with_data_ = rank;
-    if (counts[world + rank] > 0) first_rank_with_gradients_ = rank;
-  }
-  const double* ready = counts + 2 * world;
+  census_ = ReadCensus(census_sum_, group_.size(), size());
   for (int i = 0; i < size(); ++i) {
-    used_[i] = ready[i] > 0;
-    if (used_[i]) ever_used_[i] = true;
-    is_whole_[i] = has_form_[i] || ready[size() + i] > 0;
+    if (census_.is_used[i]) ever_used_[i] = true;
   }
 }
 
@@ -523,7 +443,8 @@ absl::Status Reducer::ReduceUndecided() {
   const std::vector<int> whole = DecideForms();
   const size_t first = launched_;
   // A first step in which no rank has gradients reduces nothing.
-  if (!is_settled_ && first_rank_with_gradients_ < 0) return absl::OkStatus();
+  if (!is_settled_ && census_.first_rank_with_gradients < 0)
+    return absl::OkStatus();
   if (is_settled_) WEFT_RETURN_IF_ERROR(AppendBuckets(whole));
   LaunchReadyBuckets();
   return AwaitBuckets(first);
@@ -534,9 +455,9 @@ absl::Status Reducer::ReduceUndecided() {
 std::vector<int> Reducer::DecideForms() {
   std::vector<int> whole;
   for (int i = 0; i < size(); ++i) {
-    if (has_form_[i] || !used_[i]) continue;
+    if (has_form_[i] || !census_.is_used[i]) continue;
     has_form_[i] = true;
-    is_sparse_[i] = !is_whole_[i];
+    is_sparse_[i] = !census_.is_whole[i];
     if (is_sparse_[i]) {
       const ReducerParameter& own = parameters_[i];
       if (!came_as_rows_[i]) rows_[i] = NoRows(own.shape, own.dtype);
@@ -597,7 +518,7 @@ absl::Status Reducer::Settle() {
   for (int i = 0; i < size(); ++i) order.data<int64_t>()[i] = own[i];
   const collectives::CallOptions call = CallOptionsOf(buckets_.size() + 2);
   const absl::Status given =
-      group_.Broadcast(order, first_rank_with_gradients_, call);
+      group_.Broadcast(order, census_.first_rank_with_gradients, call);
   if (!given.ok()) {
     const absl::Status health = group_.health();
     return absl::Status(health.ok() ? given.code() : health.code(),
@@ -610,19 +531,21 @@ absl::Status Reducer::Settle() {
 }
 
 void Reducer::DivideByWeight() {
-  if (options_.divisor != Divisor::kTotalWeight || total_weight_ <= 0) return;
+  if (options_.divisor != Divisor::kTotalWeight || census_.total_weight <= 0)
+    return;
   for (const BucketState& state : buckets_) {
-    Mul_(state.bucket.buffer, 1 / total_weight_);
+    Mul_(state.bucket.buffer, 1 / census_.total_weight);
   }
   for (int i = 0; i < size(); ++i) {
-    if (is_sparse_[i]) Mul_(rows_[i].values, 1 / total_weight_);
+    if (is_sparse_[i]) Mul_(rows_[i].values, 1 / census_.total_weight);
   }
 }
 
 void Reducer::RestoreUnused() {
   for (int i = 0; i < size(); ++i) {
-    if (!used_[i] && kept_[i].defined()) views_[i].CopyFrom(kept_[i]);
-    if (!used_[i] && kept_rows_[i].has_value()) rows_[i] = *kept_rows_[i];
+    if (!census_.is_used[i] && kept_[i].defined()) views_[i].CopyFrom(kept_[i]);
+    if (!census_.is_used[i] && kept_rows_[i].has_value())
+      rows_[i] = *kept_rows_[i];
     if (!has_form_[i]) rows_[i] = SparseRows();
     kept_[i] = Tensor();
     kept_rows_[i].reset();

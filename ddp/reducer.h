@@ -51,49 +51,14 @@
 #include "weft/base/future.h"
 #include "weft/collectives/process_group.h"
 #include "weft/ddp/bucket_plan.h"
+#include "weft/ddp/census.h"
 #include "weft/ddp/hooks/communication_hook.h"
+#include "weft/ddp/reducer_options.h"
 #include "weft/ddp/reducer_timing.h"
-#include "weft/tensor/dtype.h"
 #include "weft/tensor/ops/embedding.h"
-#include "weft/tensor/shape.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ddp {
-
-struct ReducerParameter {
-  std::string name;  // in messages
-  Shape shape;
-  DType dtype = DType::kF32;  // floating
-};
-
-// The divisor of the sum of all ranks' gradients.
-enum class Divisor {
-  kWorldSize,
-  // Each rank's gradient is multiplied by its weight (its number of samples),
-  // and the sum is divided by the sum of the weights.
-  kTotalWeight,
-};
-
-struct ReducerOptions {
-  Divisor divisor = Divisor::kWorldSize;
-  // Bytes of the first bucket, small so that the first reduction begins early,
-  // and of all others.
-  int64_t first_bucket_bytes = int64_t{1} << 20;
-  int64_t bucket_bytes = int64_t{25} << 20;
-  // Plan the buckets again after the first step in which a rank has gradients.
-  bool rebuilds_buckets = true;
-  // Each rank's gradients are of the same parameters in each step. This saves
-  // the small operation by which ranks exchange which gradients they have. A
-  // step with other parameters fails, with the parameter's name. Not with
-  // kTotalWeight, whose weights that operation carries.
-  bool is_static_graph = false;
-  // How a bucket is reduced; of the same name on all ranks. Null:
-  // AllReduceHook.
-  std::shared_ptr<CommunicationHook> hook;
-  // Timeout of each reduction, from its launch; none: the group's. Finish waits
-  // at most twice as long for what a hook has launched.
-  absl::optional<absl::Duration> timeout;
-};
 
 class Reducer {
  public:
@@ -168,12 +133,12 @@ class Reducer {
 
   // Whether some rank with a weight above 0 marked it ready. If not,
   // gradient(parameter) holds what MarkUnused or MarkUnchanged left there.
-  bool is_used(int parameter) const { return used_[parameter]; }
+  bool is_used(int parameter) const { return census_.is_used[parameter]; }
   // The sum of all ranks' weights. 0: no rank has data left. With
   // ReducerOptions::is_static_graph that of the first step.
-  double total_weight() const { return total_weight_; }
+  double total_weight() const { return census_.total_weight; }
   // The lowest rank with a weight above 0; 0 if there is none.
-  int first_rank_with_data() const { return first_rank_with_data_; }
+  int first_rank_with_data() const { return census_.first_rank_with_data; }
   // Whether it is reduced as rows: rows(parameter) is the result, coalesced.
   // False as long as no rank has used it.
   bool is_sparse(int parameter) const { return is_sparse_[parameter]; }
@@ -262,17 +227,10 @@ class Reducer {
   // What MarkUnchanged found, by parameter; undefined for the others.
   std::vector<Tensor> kept_;
   std::vector<absl::optional<SparseRows>> kept_rows_;
-  // f64: the weight of each rank; whether it has gradients; for each parameter
-  // the number of ranks where it is ready; as long as one has no form, for each
-  // the number of those that contribute a whole gradient.
-  Tensor census_;
+  Tensor census_sum_;
   Future<void> census_reduced_ = MakeReady();
-  std::vector<bool> used_;
+  Census census_;  // the last one
   std::vector<bool> ever_used_;
-  std::vector<bool> is_whole_;  // by parameter, of the last census: somewhere
-  double total_weight_ = 0;
-  int first_rank_with_data_ = 0;
-  int first_rank_with_gradients_ = -1;  // -1: none has
   ReducerTiming timing_;
 };
 
