@@ -118,12 +118,12 @@ absl::StatusOr<OptimizerShard::Found> OptimizerShard::CheckIn(
     const dist_autograd::Contexts& contexts, const dist_autograd::ContextId& id,
     int64_t norm) {
   WEFT_RETURN_IF_ERROR(status_);
-  const auto context = contexts.Find(id);
   if (norm != kNoNorm && (norm < 0 || norm > kLastNorm)) {
     return absl::InvalidArgumentError(
         absl::StrCat("OptimizerShard::Check: wanted a norm from ", kNoNorm,
                      " to ", kLastNorm, ", found ", norm));
   }
+  const auto context = contexts.Find(id);
   // A worker that no recorded call of the context came to has no gradients.
   if (absl::IsNotFound(context.status())) return Found(0, 0);
   WEFT_RETURN_IF_ERROR(context.status());

@@ -98,7 +98,8 @@ class OptimizerShard {
 
   // Fails as Optimizer::Check, gradients that are not finite included;
   // kFailedPrecondition if the context was released. Of a context that has no
-  // part here no parameter has a gradient. `norm`: as the enum; -1: none.
+  // part here no parameter has a gradient. `norm`: as the enum; -1: none;
+  // kInvalidArgument for another number.
   absl::StatusOr<Found> Check(rpc::CallContext& call,
                               const dist_autograd::ContextId& id, int64_t norm);
   absl::Status Apply(rpc::CallContext& call, const dist_autograd::ContextId& id,

@@ -24,6 +24,7 @@
 #include "weft/dist_autograd/remote_module.h"
 #include "weft/dist_autograd/scope.h"
 #include "weft/nn/module.h"
+#include "weft/optimizer/rules/rule_spec.h"
 #include "weft/optimizer/schedule.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
@@ -102,6 +103,19 @@ const std::vector<RuleOptions>& Rules() {
       SgdOptions{0.1, 0.9}, AdamOptions{0.05}, AdamWOptions{0.05},
       AdagradOptions{0.1}, FtrlOptions{0.1}};
   return *kRules;
+}
+
+// It comes from a peer.
+TEST_F(DistributedOptimizerTest, NumberThatIsNoNormIsRefusedAtTheOwner) {
+  const auto w = std::make_shared<Variable>(InitialWeight(5, 1, 0.7), true);
+  OptimizerShard shard({ToSpec(SgdOptions{1.0})}, {0},
+                       {{0, 0, rref::MakeLocal(ranks_[0], w).value()}});
+  const dist_autograd::Scope pass(*contexts_[0]);
+  for (const int64_t norm : {-2, 3, 1 << 30}) {
+    EXPECT_THAT(shard.CheckIn(*contexts_[0], pass.id(), norm),
+                StatusIs(absl::StatusCode::kInvalidArgument, "wanted a norm"));
+  }
+  EXPECT_THAT(shard.CheckIn(*contexts_[0], pass.id(), -1), IsOk());
 }
 
 TEST_F(DistributedOptimizerTest, TrainsAsOneProcessDoesByEveryRule) {
