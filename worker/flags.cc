@@ -258,7 +258,7 @@ class CommandLine {
       std::cout.flush();
       if (!std::cout || std::fflush(stdout) != 0) {
         return WithExitCode(
-            absl::ResourceExhaustedError("standard output cannot be written"),
+            absl::ResourceExhaustedError("the help cannot be written to standard output"),
             ExitCode::kResource);
       }
       std::exit(code);
@@ -297,19 +297,32 @@ std::string Flags::Normalised(const std::string& argument) const {
          argument.substr(end);
 }
 
+const Flags::Flag* Flags::Find(const std::string& name) const {
+  for (const Flag& flag : flags_) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
 // CLI11 would take the next word for the value of `--name=`.
 absl::Status Flags::CheckValues(
     const std::vector<std::string>& arguments) const {
   const bool has_command = !positional_name_.empty() && !positional_anywhere_;
-  for (const std::string& argument : arguments) {
-    if (argument == "--" || has_command) break;  // others may be another's
-    if (argument.rfind("--", 0) != 0 || argument.back() != '=') continue;
-    const std::string name = argument.substr(2, argument.size() - 3);
-    for (const Flag& flag : flags_) {
-      if (flag.name != name) continue;
-      return absl::InvalidArgumentError(
-          absl::StrCat("--", name, "=: wanted a value"));
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    if (argument == "--") break;
+    if (argument.rfind("--", 0) != 0) {
+      if (has_command) break;  // it and what follows are another's
+      continue;
     }
+    const size_t end = std::min(argument.find('='), argument.size());
+    const Flag* const flag = Find(argument.substr(2, end - 2));
+    if (flag == nullptr) continue;
+    if (end + 1 == argument.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", flag->name, "=: wanted a value"));
+    }
+    if (end == argument.size() && !flag->is_switch) ++i;  // its value
   }
   return absl::OkStatus();
 }
@@ -324,6 +337,7 @@ absl::Status Flags::Read(const std::vector<std::string>& arguments,
   }
   absl::Status status = CheckValues(normalised);
   if (status.ok()) status = line.Parse(std::move(normalised));
+  if (absl::IsResourceExhausted(status)) return status;  // of the output
   if (!status.ok()) {
     return WithExitCode(absl::InvalidArgumentError(absl::StrCat(
                             program_, ": ", status.message(), "; see --help")),

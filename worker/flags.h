@@ -108,6 +108,8 @@ class Flags {
   void AddFlag(Flag flag);
   // "--a_b=C_D" as "--a-b=C_D"; words that are no flags as they are.
   std::string Normalised(const std::string& argument) const;
+  // Null: there is none of this name.
+  const Flag* Find(const std::string& name) const;
   absl::Status CheckValues(const std::vector<std::string>& arguments) const;
   absl::Status Read(const std::vector<std::string>& arguments,
                     bool keep_unknown, std::vector<std::string>* unknown);

@@ -108,6 +108,25 @@ TEST(Flags, AnUnknownFlagIsUsageAndNamesTheNearest) {
               StatusIs(absl::StatusCode::kInvalidArgument, "see --help"));
 }
 
+TEST(Flags, EmptyValueBeforeACommandIsRefusedAndTheCommandIsLeftAlone) {
+  std::string log, count;
+  const auto flags = [&] {
+    Flags made("prog", "Tests.");
+    made.Add("log-dir", &log, "where");
+    made.Add("count", &count, "how many");
+    made.AllowPositional("PROGRAM");
+    return made;
+  };
+  Flags refused = flags();
+  EXPECT_THAT(Parse(refused, {"--count", "3", "--log-dir=", "--count=2", "P"}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "--log-dir=: wanted a value"));
+  Flags taken = flags();
+  EXPECT_THAT(Parse(taken, {"--count", "2", "P", "--log-dir="}), IsOk());
+  EXPECT_EQ(count, "2");
+  EXPECT_THAT(taken.positional(), ::testing::ElementsAre("P", "--log-dir="));
+}
+
 TEST(Flags, MalformedValueErrorNamesTheWantedForm) {
   for (const auto& [argument, wanted] :
        std::vector<std::pair<const char*, const char*>>{
