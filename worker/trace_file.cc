@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -23,6 +24,9 @@
 
 namespace weft::worker {
 namespace {
+
+// Of what Spans::WriteChromeTrace writes.
+constexpr char kTraceBegin[] = "{\"displayTimeUnit\"";
 
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
@@ -41,6 +45,15 @@ bool IsReplaceable(const std::string& path) {
   }
   struct stat file;
   return stat(path.c_str(), &file) != 0 || S_ISREG(file.st_mode);
+}
+
+// Whether a file at `path` may be replaced by a trace: it is empty, or a trace.
+bool IsTraceOrEmpty(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string begin(sizeof kTraceBegin - 1, '\0');
+  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
+  begin.resize(static_cast<size_t>(file.gcount()));
+  return begin.empty() || begin == kTraceBegin;
 }
 
 // 0, or the error. `fd` may be of a pipe and may not block.
@@ -101,7 +114,14 @@ std::string TraceFile::Spans() const {
 absl::Status TraceFile::Open() {
   if (path_.empty()) return absl::OkStatus();
   MutexLock lock(mu_);
-  if (IsReplaceable(path_)) return Replace(RealPath(path_));
+  if (IsReplaceable(path_)) {
+    if (!IsTraceOrEmpty(path_)) {
+      return Failed(
+          "a file that is no trace, which is not replaced: move it, "
+          "or choose another path");
+    }
+    return Replace(RealPath(path_));
+  }
   // Without waiting for the reader of a pipe, which may never come.
   output_ = net::Descriptor(open(
       path_.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
@@ -137,16 +157,20 @@ absl::Status TraceFile::Replace(const std::string& file) {
   return Failed(error);
 }
 
+absl::Status TraceFile::Failed(absl::string_view why, ExitCode code) const {
+  return WithExitCode(
+      absl::UnavailableError(absl::StrCat("--trace=", option_,
+                                          ": wanted a file to write, found ",
+                                          path_, ": ", why)),
+      code);
+}
+
 absl::Status TraceFile::Failed(int error) const {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   absl::string_view why = std::strerror(error);
   if (error == ENXIO) why = "a pipe that nobody reads, or no such device";
   if (error == ETIMEDOUT) why = "its reader took nothing for ten seconds";
-  return WithExitCode(
-      absl::UnavailableError(absl::StrCat("--trace=", option_,
-                                          ": wanted a file to write, found ",
-                                          path_, ": ", why)),
-      is_full ? ExitCode::kResource : ExitCode::kConfig);
+  return Failed(why, is_full ? ExitCode::kResource : ExitCode::kConfig);
 }
 
 void TraceFile::WriteOrLog() {

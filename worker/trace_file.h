@@ -11,14 +11,15 @@
 #include "weft/base/mutex.h"
 #include "weft/net/edge/descriptor.h"
 #include "weft/telemetry/telemetry.h"
+#include "weft/worker/exit_code.h"
 
 namespace weft::worker {
 
-// A regular file is replaced, also behind a symbolic link: a reader finds the
-// former or the new one, each whole. To a pipe, a device, or a path in /dev or
-// /proc (/dev/stdout), which stay what they are, the spans are appended, with
-// up to ten seconds for whoever reads. Thread-safety: thread-safe. `telemetry`
-// must outlive it.
+// A regular file is replaced if it is empty or a trace, also behind a symbolic
+// link: a reader finds the former or the new one, each whole. To a pipe, a
+// device, or a path in /dev or /proc (/dev/stdout), which stay what they are,
+// the spans are appended, with up to ten seconds for whoever reads.
+// Thread-safety: thread-safe. `telemetry` must outlive it.
 class TraceFile {
  public:
   // `path`, in which {name} stands for `worker`; empty: nothing is written.
@@ -26,7 +27,8 @@ class TraceFile {
             telemetry::Telemetry& telemetry);
 
   // Call it once, before the work: writes an empty trace to a file, nothing to
-  // another output. kUnavailable, with an exit code, if it cannot be written.
+  // another output. kUnavailable, with an exit code, if it cannot be written,
+  // or if a file is there that is no trace.
   absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
   // The spans so far; errors as above.
   absl::Status Write() ABSL_LOCKS_EXCLUDED(mu_);
@@ -37,6 +39,8 @@ class TraceFile {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Append() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Failed(int error) const;
+  absl::Status Failed(absl::string_view why,
+                      ExitCode code = ExitCode::kConfig) const;
   std::string Spans() const;
 
   const std::string option_;

@@ -57,8 +57,18 @@ class TraceFileTest : public ::testing::Test {
   telemetry::Telemetry telemetry_;
 };
 
-TEST_F(TraceFileTest, ReplacesARegularFile) {
-  std::ofstream(dir_.Path("ps0.json")) << "former";
+TEST_F(TraceFileTest, FileThatIsNoTraceIsNotReplaced) {
+  std::ofstream(dir_.Path("thesis")) << "years of work";
+  const absl::Status refused = At(dir_.Path("thesis")).Open();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kUnavailable, "no trace"));
+  EXPECT_EQ(ExitCodeFor(refused), ExitCode::kConfig);
+  EXPECT_EQ(Read(dir_.Path("thesis")), "years of work");
+  EXPECT_EQ(CountFiles(), 1);
+}
+
+TEST_F(TraceFileTest, ReplacesAnEmptyFileAndAFormerTrace) {
+  std::ofstream(dir_.Path("ps0.json")) << "";
+  EXPECT_THAT(At(dir_.Path("{name}.json")).Open(), IsOk());
   TraceFile trace = At(dir_.Path("{name}.json"));
   EXPECT_THAT(trace.Open(), IsOk());
   EXPECT_TRUE(IsTrace(Read(dir_.Path("ps0.json"))));
@@ -68,7 +78,7 @@ TEST_F(TraceFileTest, ReplacesARegularFile) {
 }
 
 TEST_F(TraceFileTest, SymbolicLinkStaysAndItsFileIsReplaced) {
-  std::ofstream(dir_.Path("file")) << "former";
+  std::ofstream(dir_.Path("file")) << "";
   fs::create_symlink("file", dir_.Path("link"));
   TraceFile trace = At(dir_.Path("link"));
   EXPECT_THAT(trace.Open(), IsOk());
