@@ -16,6 +16,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/socket_directory.h"
+#include "weft/net/loop/descriptor_limit.h"
 #include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
@@ -85,6 +86,7 @@ absl::Status Worker::StartParts() {
   telemetry.log_level = options_.log_level;
   telemetry.tracing = !options_.trace.empty();
   telemetry_ = std::make_unique<telemetry::Telemetry>(std::move(telemetry));
+  net::RaiseDescriptorLimit();
   // Without any span yet: that it cannot be written is said before the work.
   trace_ =
       std::make_unique<TraceFile>(options_.trace, options_.name(), *telemetry_);

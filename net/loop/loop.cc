@@ -3,11 +3,13 @@
 #include <utility>
 
 #include "weft/base/status_macros.h"
+#include "weft/net/loop/descriptor_limit.h"
 #include "weft/net/loop/loop_core.h"
 
 namespace weft::net {
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Create(LoopOptions options) {
+  WEFT_RETURN_IF_ERROR(CheckDescriptors());
   auto core = std::make_shared<Core>(std::move(options));
   WEFT_RETURN_IF_ERROR(core->Start());
   return std::unique_ptr<Loop>(new Loop(std::move(core)));

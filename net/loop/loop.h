@@ -81,6 +81,7 @@ class Loop {
  public:
   class Core;
 
+  // kResourceExhausted: too few descriptors, threads or memory are left.
   static absl::StatusOr<std::unique_ptr<Loop>> Create(LoopOptions options = {});
 
   // Shuts down with no grace if Shutdown() was not called. REQUIRES: every
