@@ -190,9 +190,12 @@ std::string NameOfOwnJob() {
 // The keeper has done so where the ranks were started.
 void Sweep(const std::string& directory, bool is_own_job) {
   if (directory.empty()) return;
+  RemoveOldRecordings(directory, absl::Now());
   if (!is_own_job) return SweepJobDirectory(directory);
   for (const std::string& path : SweepRunDirectory(directory)) {
-    std::fprintf(stderr, "weft: a flight recording is kept: %s\n",
+    std::fprintf(stderr,
+                 "weft: a flight recording is kept: %s (for a day; weft dump "
+                 "reads it)\n",
                  path.c_str());
   }
 }
@@ -246,6 +249,13 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
       [&](const std::string& text) {
         absl::StatusOr<RoleSpec> role = ParseRole(text);
         if (!role.ok()) return role.status();
+        for (const RoleSpec& other : options.roles) {
+          if (other.role != role->role) continue;
+          return absl::InvalidArgumentError(
+              absl::StrCat("role ", role->role,
+                           " is there twice; wanted each role once, "
+                           "with the number of all its ranks"));
+        }
         options.roles.push_back(*std::move(role));
         return absl::OkStatus();
       },

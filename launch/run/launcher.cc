@@ -24,6 +24,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/launch/run/keeper.h"
 #include "weft/launch/run/rank_mark.h"
+#include "weft/net/tls/identity.h"
 #include "weft/telemetry/field.h"
 #include "weft/worker/exit_code.h"
 
@@ -356,6 +357,11 @@ absl::StatusOr<RoleSpec> ParseRole(absl::string_view text) {
   if (!words.ok()) return BadRole(words.status().message());
   role.argv = *std::move(words);
   if (role.role.empty()) return BadRole("the role has no name");
+  // It becomes a part of workers' names, and of the paths of their logs.
+  if (const absl::Status named = net::ValidateIdentity({"job", role.role, 0});
+      !named.ok()) {
+    return BadRole(named.message());
+  }
   if (role.argv.empty()) return BadRole("there is no program");
   return role;
 }

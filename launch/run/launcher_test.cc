@@ -100,6 +100,9 @@ TEST(ParseRole, ErrorNamesTheFault) {
            {"ps=0:x", "count"},
            {"ps=x:y", "count"},
            {"=1:x", "no name"},
+           {"../x=1:true", "the role is \"../x\""},
+           {"ps1=1:true", "the last not a digit"},
+           {"p s=1:true", "a-z0-9-"},
            {"ps=1:", "no program"},
            {"ps=1:'x", "not closed"}}) {
     EXPECT_THAT(ParseRole(text),

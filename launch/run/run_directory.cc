@@ -1,6 +1,7 @@
 #include "weft/launch/run/run_directory.h"
 
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -26,6 +27,18 @@ std::vector<fs::path> FilesIn(const std::string& directory) {
   return found;
 }
 
+// Whether `directory` holds recordings alone, none younger than `before`.
+bool HoldsOldRecordingsOnly(const fs::path& directory, time_t before) {
+  const std::vector<fs::path> files = FilesIn(directory.string());
+  return !files.empty() &&
+         std::all_of(files.begin(), files.end(), [&](const fs::path& path) {
+           struct stat file;
+           return path.extension() == ".flight" &&
+                  lstat(path.c_str(), &file) == 0 && S_ISREG(file.st_mode) &&
+                  file.st_mtime < before;
+         });
+}
+
 }  // namespace
 
 std::vector<std::string> SweepRunDirectory(const std::string& directory) {
@@ -41,6 +54,22 @@ std::vector<std::string> SweepRunDirectory(const std::string& directory) {
   if (kept.empty()) fs::remove(directory, error);
   std::sort(kept.begin(), kept.end());
   return kept;
+}
+
+void RemoveOldRecordings(const std::string& directory, absl::Time now) {
+  const time_t before = absl::ToTimeT(now - kKeepRecordings);
+  for (const fs::path& run :
+       FilesIn(fs::path(directory).parent_path().string())) {
+    std::error_code error;
+    if (run.filename().string().rfind("run-", 0) != 0 ||
+        run == fs::path(directory) ||
+        !fs::is_directory(fs::symlink_status(run, error)) ||
+        !HoldsOldRecordingsOnly(run, before)) {
+      continue;
+    }
+    for (const fs::path& path : FilesIn(run.string())) fs::remove(path, error);
+    fs::remove(run, error);
+  }
 }
 
 void SweepJobDirectory(const std::string& directory) {

@@ -9,6 +9,8 @@
 #include <fstream>
 #include <string>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/tests/support/temp_dir.h"
@@ -41,6 +43,26 @@ TEST(RunDirectory, RecordingsStayAndAreNamedInOrder) {
   EXPECT_THAT(SweepRunDirectory(run),
               ElementsAre(run + "/a.flight", run + "/b.flight"));
   EXPECT_FALSE(fs::exists(run + "/ps0.sock"));
+}
+
+TEST(RunDirectory, RecordingsOfEndedRunsGoAfterADay) {
+  testing::TempDir base;
+  const auto make = [&](const std::string& path) {
+    fs::create_directories(fs::path(base.Path(path)).parent_path());
+    std::ofstream(base.Path(path)) << "x";
+  };
+  make("run-1/a.flight");
+  make("run-2/a.flight");
+  make("run-2/coordinator.sock");  // it may run
+  make("job/a.flight");            // of a named job
+  make("run-own/a.flight");
+  RemoveOldRecordings(base.Path("run-own"), absl::Now() + absl::Hours(23));
+  EXPECT_TRUE(fs::exists(base.Path("run-1/a.flight")));
+  RemoveOldRecordings(base.Path("run-own"), absl::Now() + absl::Hours(25));
+  EXPECT_FALSE(fs::exists(base.Path("run-1")));
+  EXPECT_TRUE(fs::exists(base.Path("run-2/a.flight")));
+  EXPECT_TRUE(fs::exists(base.Path("job/a.flight")));
+  EXPECT_TRUE(fs::exists(base.Path("run-own/a.flight")));
 }
 
 TEST(RunDirectory, DirectoryThatIsNotThereIsNoError) {
