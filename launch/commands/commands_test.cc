@@ -19,6 +19,7 @@ namespace weft::launch {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
@@ -83,6 +84,19 @@ TEST(Commands, CertsInitMakesTheMembersAndLeavesThoseThatAreThere) {
 TEST(Commands, DumpOfAFileThatIsNotThereNamesIt) {
   EXPECT_THAT(RunCommandLine(DumpCommand, {"dump", "/no/such.flight"}),
               StatusIs(absl::StatusCode::kNotFound, "/no/such.flight"));
+}
+
+TEST(Commands, DumpOfADirectoryReadsItsRecordingsOrSaysWhatItWanted) {
+  testing::TempDir directory;
+  const absl::Status none =
+      RunCommandLine(DumpCommand, {"dump", directory.path()}).status();
+  EXPECT_THAT(none, StatusIs(absl::StatusCode::kNotFound,
+                             "no file *.flight is in " + directory.path()));
+  EXPECT_EQ(worker::ExitCodeFor(none), worker::ExitCode::kConfig);
+  std::ofstream(directory.Path("demo-trainer0-1-0.flight")) << "x";
+  const absl::Status read =
+      RunCommandLine(DumpCommand, {"dump", directory.path()}).status();
+  EXPECT_THAT(std::string(read.message()), Not(HasSubstr("no file")));
 }
 
 TEST(Question, CertificatesAndInsecureExcludeEachOther) {

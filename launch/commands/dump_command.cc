@@ -1,9 +1,12 @@
 // weft dump: what the flight recorders of several workers say together.
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -14,13 +17,47 @@
 #include "weft/worker/flags.h"
 
 namespace weft::launch {
+namespace {
+
+constexpr char kSuffix[] = ".flight";
+
+absl::Status NotFound(absl::string_view what) {
+  return worker::WithExitCode(
+      absl::NotFoundError(absl::StrCat(
+          "weft dump: ", what, "; wanted files *", kSuffix,
+          " or directories that hold some: --dump-dir of the workers, or what "
+          "weft run names when a rank fails")),
+      worker::ExitCode::kConfig);
+}
+
+// The recordings in a directory, or the file itself.
+absl::StatusOr<std::vector<std::string>> RecordingsAt(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) {
+    return std::vector<std::string>{path};
+  }
+  std::vector<std::string> found;
+  std::filesystem::directory_iterator it(path, error);
+  for (; !error && it != std::filesystem::directory_iterator();
+       it.increment(error)) {
+    if (it->path().extension() == kSuffix) found.push_back(it->path().string());
+  }
+  if (error) return NotFound(absl::StrCat(path, ": ", error.message()));
+  if (found.empty()) {
+    return NotFound(absl::StrCat("no file *", kSuffix, " is in ", path));
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
 
 absl::StatusOr<int> DumpCommand(int argc, char** argv) {
   worker::Flags flags("weft dump",
                       "Reads what flight recorders have written (--dump-dir of "
                       "each worker) and says which worker is behind in which "
                       "collective operation.");
-  flags.AllowPositional("FILE...", /*anywhere=*/true);
+  flags.AllowPositional("FILE|DIRECTORY...", /*anywhere=*/true);
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   if (flags.positional().empty()) {
     return worker::WithExitCode(
@@ -30,14 +67,15 @@ absl::StatusOr<int> DumpCommand(int argc, char** argv) {
         worker::ExitCode::kUsage);
   }
   std::vector<FlightFile> files;
-  for (const std::string& path : flags.positional()) {
-    std::ifstream in(path, std::ios::binary);
-    if (!in) {
-      return absl::NotFoundError(
-          absl::StrCat("weft dump: cannot read ", path));
+  for (const std::string& given : flags.positional()) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
+                          RecordingsAt(given));
+    for (const std::string& path : paths) {
+      std::ifstream in(path, std::ios::binary);
+      if (!in) return NotFound(absl::StrCat("cannot read ", path));
+      files.push_back({WorkerOfFile(path),
+                       std::string(std::istreambuf_iterator<char>(in), {})});
     }
-    files.push_back({WorkerOfFile(path),
-                     std::string(std::istreambuf_iterator<char>(in), {})});
   }
   WEFT_ASSIGN_OR_RETURN(const std::string report, FlightReport(files));
   std::fputs(report.c_str(), stdout);

@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/bytes.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/version.h"
 #include "weft/net/channel.h"
 #include "weft/net/loop/loop.h"
 #include "weft/net/tls/certificates.h"
@@ -102,6 +103,15 @@ absl::StatusOr<std::string> Ask(const Question& question,
           ->UnaryCall(method, {Bytes::Own(std::move(request))},
                       question.timeout)
           .Wait(question.timeout + absl::Seconds(1));
+  if (absl::IsUnimplemented(reply.status())) {
+    return worker::WithExitCode(
+        absl::UnimplementedError(absl::StrCat(
+            question.address, " serves gRPC, but not ", method,
+            ": it is no worker of this version of Weft (", kVersion,
+            "), or not of the kind that serves it; found: ",
+            reply.status().message())),
+        worker::ExitCode::kConfig);
+  }
   if (!reply.ok()) return WithWhomToName(question, reply.status());
   return std::string(Flatten(*reply).view());
 }

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/exit_code.h"
 #include "weft/worker/test_workers.h"
 
 namespace weft::launch {
@@ -37,6 +38,20 @@ TEST(Ask, AddressWithoutAListenerIsUnavailable) {
   question.timeout = absl::Seconds(2);
   EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
               StatusIs(absl::StatusCode::kUnavailable));
+}
+
+TEST(Ask, ServerThatIsNoWeftIsNamedWithWhatItLacks) {
+  worker::TestWorkers::Options options;
+  options.trainers = 1;
+  const auto workers = worker::TestWorkers::Start(options);
+  ASSERT_THAT(workers, IsOk());
+  Question question;
+  question.address = (*workers)->Get("trainer0").endpoint().address();
+  const absl::Status status =
+      Ask(question, "/another.Service/Get", "").status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented,
+                               "serves gRPC, but not /another.Service/Get"));
+  EXPECT_EQ(worker::ExitCodeFor(status), worker::ExitCode::kConfig);
 }
 
 TEST(AskForMembers, MembersOfTheJobAreListed) {
