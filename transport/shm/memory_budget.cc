@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -20,8 +21,17 @@ namespace {
 
 constexpr char kFile[] = "/memory.budget";
 
-// Of attempts in which another process was faster.
+// Of attempts beside another process that has not checked its own yet.
 constexpr int kAttempts = 64;
+constexpr absl::Duration kBetweenTrials = absl::Microseconds(50);
+
+// Accounts of others that a newcomer looks at before it appends one.
+constexpr int kProbes = 8;
+// That may append an account at the same time.
+constexpr int kNewcomers = 4096;
+
+// Whatever another process writes, sums stay in range.
+constexpr int64_t kMostUnits = int64_t{1} << 40;
 
 // Each process that has the file open holds a read lock on this byte, which
 // stands for no memory; whoever removes the file holds a write lock on it.
@@ -39,19 +49,47 @@ struct flock LockOf(int64_t begin, int64_t end, short type) {
   return lock;
 }
 
+bool Lock(int fd, int64_t index, short type) {
+  struct flock lock = LockOf(index, index + 1, type);
+  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
+}
+
+// Another MemoryBudget, of this process or another, has account `index`.
+bool IsLocked(int fd, int64_t index) {
+  struct flock lock = LockOf(index, index + 1, F_WRLCK);
+  return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
 std::string MebibytesOf(int64_t units) {
   return absl::StrCat(units * MemoryBudget::kUnitBytes / 1048576.0, " MiB");
 }
 
-bool LockPresence(int fd, short type) {
-  struct flock lock = LockOf(kPresence, kPresence + 1, type);
-  return fcntl(fd, F_OFD_SETLK, &lock) == 0;
-}
+bool LockPresence(int fd, short type) { return Lock(fd, kPresence, type); }
 
 // It has not been removed since it was opened.
 bool IsLinked(int fd) {
   struct stat file;
   return fstat(fd, &file) == 0 && file.st_nlink > 0;
+}
+
+int64_t CountAccounts(int fd, int64_t account_bytes) {
+  struct stat file;
+  return fstat(fd, &file) == 0 ? int64_t{file.st_size} / account_bytes : 0;
+}
+
+// Locks an account that nobody has; -1 if the file takes no locks. Those of
+// workers that have ended are used again, so that the file does not grow with
+// each worker of a long job.
+int64_t ClaimAccount(int fd, int64_t account_bytes) {
+  const int64_t count = CountAccounts(fd, account_bytes);
+  for (int i = 0; i < std::min<int64_t>(kProbes, count); ++i) {
+    const int64_t index = (getpid() + i) % count;
+    if (Lock(fd, index, F_WRLCK)) return index;
+  }
+  for (int64_t index = count; index < count + kNewcomers; ++index) {
+    if (Lock(fd, index, F_WRLCK)) return index;
+  }
+  return -1;
 }
 
 }  // namespace
@@ -78,8 +116,15 @@ absl::StatusOr<std::shared_ptr<MemoryBudget>> MemoryBudget::Open(
                                                  path, ": ", strerror(errno)));
     }
     if (LockPresence(fd.get(), F_RDLCK) && IsLinked(fd.get())) {
+      const int64_t index = ClaimAccount(fd.get(), sizeof(Account));
+      const Account empty;
+      if (index < 0 || pwrite(fd.get(), &empty, sizeof(empty),
+                              index * sizeof(empty)) != sizeof(empty)) {
+        return absl::UnavailableError(absl::StrCat(
+            "shared memory: cannot write ", path, ": ", strerror(errno)));
+      }
       return std::shared_ptr<MemoryBudget>(
-          new MemoryBudget(std::move(fd), directory, bytes));
+          new MemoryBudget(std::move(fd), directory, bytes, index));
     }
     absl::SleepFor(kBetweenAttempts);
   }
@@ -104,94 +149,93 @@ absl::StatusOr<std::shared_ptr<const void>> MemoryBudget::Reserve(
     int64_t bytes) {
   WEFT_CHECK(bytes > 0);
   const int64_t units = (bytes + kUnitBytes - 1) / kUnitBytes;
-  int64_t left = 0;
+  int64_t used = 0;
   MutexLock lock(mu_);
-  for (int i = 0; i < kAttempts; ++i) {
-    const std::vector<Range> free = FindFree();
-    left = 0;
-    for (const Range& range : free) left += range.end - range.begin;
-    if (left < units) break;
-    std::vector<Range> taken;
-    if (!Take(free, units, &taken)) continue;
+  if (TryReserve(units, &used)) {
     return std::shared_ptr<const void>(
-        nullptr, [self = shared_from_this(), taken](const void*) {
-          self->Release(taken);
+        nullptr, [self = shared_from_this(), units](const void*) {
+          self->Release(units);
         });
   }
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the job's workers on this host have ", MebibytesOf(units_ - left),
-      " of the ", MebibytesOf(units_),
+      "the job's workers on this host have ", MebibytesOf(used), " of the ",
+      MebibytesOf(units_),
       " of shared memory that they may have together (counted in ", directory_,
       "), and ", MebibytesOf(units),
       " more are wanted; raise --shared-memory-budget of all of them"));
 }
 
+// Of two that write their trials before either reads, each sees the other's:
+// together they never pass what the budget has. Where both found too little,
+// each withdraws and tries again; nobody is refused because of a trial that may
+// be withdrawn, unless its process stopped in the middle.
+bool MemoryBudget::TryReserve(int64_t units, int64_t* used) {
+  for (int i = 0; i < kAttempts; ++i) {
+    Write({units, own_ + units});
+    if (ReadOthers().units + own_ + units <= units_) {
+      own_ += units;
+      Write({0, own_});
+      return true;
+    }
+    Write({0, own_});
+    const Others others = ClearAndReadOthers();
+    *used = others.units + own_;
+    const bool is_full = *used + units > units_;
+    if (is_full && !others.in_trial) return false;
+    absl::SleepFor(kBetweenTrials * (1 + (getpid() + i) % 4));
+  }
+  return false;
+}
+
+void MemoryBudget::Release(int64_t units) {
+  MutexLock lock(mu_);
+  own_ -= units;
+  Write({0, own_});
+}
+
 int64_t MemoryBudget::used_bytes() {
   MutexLock lock(mu_);
-  int64_t used = units_;
-  for (const Range& range : FindFree()) used -= range.end - range.begin;
-  return used * kUnitBytes;
+  return (ClearAndReadOthers().units + own_) * kUnitBytes;
 }
 
-std::vector<MemoryBudget::Range> MemoryBudget::FindFree() {
-  std::vector<Range> free;
-  int64_t begin = 0;
-  for (const auto& [own_begin, own_end] : own_) {
-    AddFree({begin, own_begin}, &free);
-    begin = own_end;
+void MemoryBudget::Write(const Account& account) const {
+  // It lies within the file, in memory: it fails only with the disk, and the
+  // bound is then too low or too high for this process alone.
+  (void)!pwrite(fd_.get(), &account, sizeof(account), index_ * sizeof(account));
+  // Written before the others are read.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+std::vector<MemoryBudget::Account> MemoryBudget::ReadAccounts() const {
+  std::vector<Account> accounts(CountAccounts(fd_.get(), sizeof(Account)));
+  const int64_t bytes = accounts.size() * sizeof(Account);
+  const int64_t found = pread(fd_.get(), accounts.data(), bytes, 0);
+  accounts.resize(std::max<int64_t>(found, 0) / sizeof(Account));
+  return accounts;
+}
+
+MemoryBudget::Others MemoryBudget::ReadOthers() const {
+  const std::vector<Account> accounts = ReadAccounts();
+  Others others;
+  for (int64_t i = 0; i < static_cast<int64_t>(accounts.size()); ++i) {
+    if (i == index_) continue;
+    others.units += std::clamp(accounts[i].units, int64_t{0}, kMostUnits);
+    others.in_trial |= accounts[i].trial != 0;
   }
-  AddFree({begin, units_}, &free);
-  return free;
+  return others;
 }
 
-// The kernel names any one lock within the range, and none of this process.
-void MemoryBudget::AddFree(Range range, std::vector<Range>* free) const {
-  std::vector<Range> left = {range};
-  while (!left.empty()) {
-    const Range next = left.back();
-    left.pop_back();
-    if (next.begin >= next.end) continue;
-    struct flock lock = LockOf(next.begin, next.end, F_WRLCK);
-    if (fcntl(fd_.get(), F_OFD_GETLK, &lock) != 0) continue;
-    if (lock.l_type == F_UNLCK) {
-      free->push_back(next);
-      continue;
-    }
-    const int64_t end =
-        lock.l_len == 0 ? next.end : int64_t{lock.l_start} + lock.l_len;
-    left.push_back({next.begin, std::min(int64_t{lock.l_start}, next.end)});
-    left.push_back({std::max(end, next.begin), next.end});
+MemoryBudget::Others MemoryBudget::ClearAndReadOthers() const {
+  const std::vector<Account> accounts = ReadAccounts();
+  const Account empty;
+  for (int64_t i = 0; i < static_cast<int64_t>(accounts.size()); ++i) {
+    const bool is_empty = accounts[i].units == 0 && accounts[i].trial == 0;
+    if (i == index_ || is_empty || IsLocked(fd_.get(), i)) continue;
+    if (!Lock(fd_.get(), i, F_WRLCK)) continue;
+    (void)!pwrite(fd_.get(), &empty, sizeof(empty), i * sizeof(empty));
+    Lock(fd_.get(), i, F_UNLCK);
   }
-}
-
-bool MemoryBudget::Take(const std::vector<Range>& free, int64_t units,
-                        std::vector<Range>* taken) {
-  for (const Range& range : free) {
-    if (units == 0) break;
-    const int64_t end = range.begin + std::min(units, range.end - range.begin);
-    struct flock lock = LockOf(range.begin, end, F_WRLCK);
-    if (fcntl(fd_.get(), F_OFD_SETLK, &lock) != 0) {
-      Unlock(*taken);
-      return false;
-    }
-    taken->push_back({range.begin, end});
-    own_[range.begin] = end;
-    units -= end - range.begin;
-  }
-  return true;
-}
-
-void MemoryBudget::Release(const std::vector<Range>& ranges) {
-  MutexLock lock(mu_);
-  Unlock(ranges);
-}
-
-void MemoryBudget::Unlock(const std::vector<Range>& ranges) {
-  for (const Range& range : ranges) {
-    struct flock lock = LockOf(range.begin, range.end, F_UNLCK);
-    (void)fcntl(fd_.get(), F_OFD_SETLK, &lock);
-    own_.erase(range.begin);
-  }
+  return ReadOthers();
 }
 
 }  // namespace weft::transport

@@ -1,16 +1,19 @@
 // MemoryBudget: bounds the shared memory that the processes of one job have on
 // this host, all together.
 //
-// It is counted by locks on the bytes of a file in the job's directory of
-// sockets, each of which stands for kUnitBytes of memory. The kernel releases
-// the locks of a process that ends, so nothing stays counted of one that was
-// killed.
+// It is counted in a file in the job's directory of sockets: each MemoryBudget
+// has an account there, which only it writes, and a lock that says that it
+// lives. The kernel releases the lock of a process that ends, so whoever finds
+// the budget used up first clears the accounts of processes that were killed.
+//
+// A reservation is written first and checked afterwards against the sum of all
+// accounts, so nobody waits for another process. Cost: two small writes and one
+// read of 16 bytes for each account.
 
 #ifndef WEFT_TRANSPORT_SHM_MEMORY_BUDGET_H_
 #define WEFT_TRANSPORT_SHM_MEMORY_BUDGET_H_
 
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -35,7 +38,7 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   // Shared with all that open one in `directory`, which is of mode 0700.
   // `bytes` is how much this process lets all of them have. kInvalidArgument
   // unless it is above 0; kFailedPrecondition: the directory is open to others;
-  // kUnavailable: the file cannot be made.
+  // kUnavailable: the file cannot be made or written.
   static absl::StatusOr<std::shared_ptr<MemoryBudget>> Open(
       const std::string& directory, int64_t bytes);
 
@@ -56,32 +59,41 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   int64_t used_bytes() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  struct Range {  // of units
-    int64_t begin;
-    int64_t end;
+  // As it lies in the file, in units.
+  struct Account {
+    int64_t trial = 0;  // part of `units` that is not checked yet
+    int64_t units = 0;
+  };
+  // The accounts of the others.
+  struct Others {
+    int64_t units = 0;
+    bool in_trial = false;
   };
 
-  MemoryBudget(net::Descriptor fd, std::string directory, int64_t bytes)
+  MemoryBudget(net::Descriptor fd, std::string directory, int64_t bytes,
+               int64_t index)
       : fd_(std::move(fd)),
         directory_(std::move(directory)),
-        units_((bytes + kUnitBytes - 1) / kUnitBytes) {}
+        units_((bytes + kUnitBytes - 1) / kUnitBytes),
+        index_(index) {}
 
-  // What neither this process nor another has.
-  std::vector<Range> FindFree() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The same of what this process does not have.
-  void AddFree(Range range, std::vector<Range>* free) const;
-  // Some of `free`, `units` in all; false if another process was faster.
-  bool Take(const std::vector<Range>& free, int64_t units,
-            std::vector<Range>* taken) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Release(const std::vector<Range>& ranges) ABSL_LOCKS_EXCLUDED(mu_);
-  void Unlock(const std::vector<Range>& ranges)
+  // Gives `units` more to the own account if the budget has them; sets `used`
+  // to what the budget had in use otherwise.
+  bool TryReserve(int64_t units, int64_t* used)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Release(int64_t units) ABSL_LOCKS_EXCLUDED(mu_);
+  void Write(const Account& account) const;
+  std::vector<Account> ReadAccounts() const;
+  Others ReadOthers() const;
+  // The same after accounts of processes that have ended are cleared.
+  Others ClearAndReadOthers() const;
 
   net::Descriptor fd_;
   const std::string directory_;
   const int64_t units_;
+  const int64_t index_;  // of the own account
   Mutex mu_;
-  std::map<int64_t, int64_t> own_ ABSL_GUARDED_BY(mu_);  // begins and ends
+  int64_t own_ ABSL_GUARDED_BY(mu_) = 0;  // units
 };
 
 }  // namespace weft::transport
