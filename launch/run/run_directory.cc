@@ -78,7 +78,7 @@ void SweepJobDirectory(const std::string& directory) {
     if (!fs::is_socket(fs::symlink_status(path, error))) continue;
     // Of coordinators and endpoints, and of shared memory; it stays if it is of
     // the other type.
-    for (const int type : {SOCK_STREAM, SOCK_DGRAM}) {
+    for (const int type : {SOCK_STREAM, SOCK_SEQPACKET}) {
       net::RemoveAbandonedSocket(path.string(), type).IgnoreError();
     }
   }

@@ -77,9 +77,7 @@ int BindSocket(const std::string& path, int type) {
   memcpy(name.sun_path, path.data(), path.size());
   const int fd = socket(AF_UNIX, type | SOCK_CLOEXEC, 0);
   EXPECT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
-  if (type == SOCK_STREAM) {
-    EXPECT_EQ(listen(fd, 1), 0);
-  }
+  EXPECT_EQ(listen(fd, 1), 0);
   return fd;
 }
 
@@ -89,9 +87,9 @@ TEST(RunDirectory, OfAJobLosesWhatNoProcessUses) {
   fs::create_directories(job);
   fs::permissions(job, fs::perms::owner_all);
   const int used_stream = BindSocket(job + "/used.sock", SOCK_STREAM);
-  const int used_memory = BindSocket(job + "/used.mem", SOCK_DGRAM);
+  const int used_memory = BindSocket(job + "/used.mem", SOCK_SEQPACKET);
   close(BindSocket(job + "/dead.sock", SOCK_STREAM));
-  close(BindSocket(job + "/dead.mem", SOCK_DGRAM));
+  close(BindSocket(job + "/dead.mem", SOCK_SEQPACKET));
   std::ofstream(job + "/trainer0.flight") << "x";
   auto budget =
       transport::MemoryBudget::Open(job, transport::MemoryBudget::kUnitBytes);

@@ -19,10 +19,8 @@
 namespace weft::net {
 namespace {
 
-// Room for the descriptors and for who sent them.
 constexpr size_t kControlBytes =
-    CMSG_SPACE(LocalSocket::kMaxDescriptors * sizeof(int)) +
-    CMSG_SPACE(sizeof(ucred));
+    CMSG_SPACE(LocalSocket::kMaxDescriptors * sizeof(int));
 
 absl::StatusOr<sockaddr_un> NameOf(const std::string& path) {
   sockaddr_un name = {};
@@ -46,36 +44,33 @@ absl::Status Failed(const std::string& path, const char* what, int error) {
 }
 
 absl::StatusOr<Descriptor> MakeSocket(const std::string& path) {
-  Descriptor fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  Descriptor fd(
+      socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (fd.get() < 0) return Failed(path, "socket", errno);
   return fd;
 }
 
-// The descriptors and credentials received with a message.
-struct Control {
+std::vector<Descriptor> DescriptorsOf(msghdr* message) {
   std::vector<Descriptor> descriptors;
-  bool is_same_user = false;
-};
-
-Control ReadControl(msghdr* message) {
-  Control control;
   for (cmsghdr* c = CMSG_FIRSTHDR(message); c != nullptr;
        c = CMSG_NXTHDR(message, c)) {
-    if (c->cmsg_level != SOL_SOCKET) continue;
+    if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS) continue;
     const size_t size = c->cmsg_len - CMSG_LEN(0);
-    if (c->cmsg_type == SCM_CREDENTIALS && size >= sizeof(ucred)) {
-      ucred sender;
-      memcpy(&sender, CMSG_DATA(c), sizeof sender);
-      control.is_same_user = sender.uid == geteuid();
-    } else if (c->cmsg_type == SCM_RIGHTS) {
-      for (size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
-        int fd;
-        memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
-        control.descriptors.emplace_back(fd);
-      }
+    for (size_t at = 0; at + sizeof(int) <= size; at += sizeof(int)) {
+      int fd;
+      memcpy(&fd, CMSG_DATA(c) + at, sizeof fd);
+      descriptors.emplace_back(fd);
     }
   }
-  return control;
+  return descriptors;
+}
+
+// As the kernel noted when the sender connected.
+bool IsOfSameUser(int connection) {
+  ucred sender = {};
+  socklen_t size = sizeof sender;
+  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &sender, &size) == 0 &&
+         sender.uid == geteuid();
 }
 
 }  // namespace
@@ -87,16 +82,12 @@ absl::StatusOr<std::unique_ptr<LocalSocket>> LocalSocket::Bind(
   const int fd = socket.get();
   // Owns fd, and the file once it is there.
   std::unique_ptr<LocalSocket> local(new LocalSocket(std::move(socket), path));
-  // Before anybody can send: from now on the kernel says who did.
-  const int on = 1;
-  if (setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) {
-    return Failed(path, "setsockopt", errno);
-  }
-  WEFT_RETURN_IF_ERROR(RemoveAbandonedSocket(path, SOCK_DGRAM));
+  WEFT_RETURN_IF_ERROR(RemoveAbandonedSocket(path, SOCK_SEQPACKET));
   if (bind(fd, reinterpret_cast<const sockaddr*>(&name), sizeof name) != 0) {
     return Failed(path, "bind", errno);
   }
   local->file_ = FileIdOf(path);
+  if (listen(fd, SOMAXCONN) != 0) return Failed(path, "listen", errno);
   return local;
 }
 
@@ -107,12 +98,14 @@ absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
   WEFT_CHECK(!fds.empty() && fds.size() <= kMaxDescriptors);
   WEFT_ASSIGN_OR_RETURN(sockaddr_un name, NameOf(path));
   WEFT_ASSIGN_OR_RETURN(const Descriptor socket, MakeSocket(path));
+  if (connect(socket.get(), reinterpret_cast<const sockaddr*>(&name),
+              sizeof name) != 0) {
+    return Failed(path, "connect", errno);
+  }
   iovec body = {&token, sizeof token};
   const size_t bytes = fds.size() * sizeof(int);
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
   msghdr message = {};
-  message.msg_name = &name;
-  message.msg_namelen = sizeof name;
   message.msg_iov = &body;
   message.msg_iovlen = 1;
   message.msg_control = control;
@@ -132,27 +125,35 @@ absl::Status LocalSocket::Send(const std::string& path, uint64_t token,
 
 absl::StatusOr<std::vector<Descriptor>> LocalSocket::Take(uint64_t token) {
   MutexLock lock(mu_);
-  ReceiveAll();
+  std::vector<Descriptor> taken;
+  for (Descriptor& connection : std::exchange(silent_, {})) {
+    Receive(std::move(connection));
+  }
+  while (!TakeReceived(token, &taken)) {
+    Descriptor connection(
+        accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (connection.get() >= 0) {
+      Receive(std::move(connection));
+    } else if (errno != EINTR && errno != ECONNABORTED) {
+      return absl::NotFoundError(absl::StrCat(
+          "local socket ", path_, ": no descriptor came under this token",
+          errno == EAGAIN ? "" : absl::StrCat(": ", strerror(errno))));
+    }
+  }
+  return taken;
+}
+
+bool LocalSocket::TakeReceived(uint64_t token, std::vector<Descriptor>* taken) {
   const auto it =
       std::find_if(untaken_.begin(), untaken_.end(),
                    [token](const Delivery& d) { return d.token == token; });
-  if (it == untaken_.end()) {
-    return absl::NotFoundError(absl::StrCat(
-        "local socket ", path_, ": no descriptor came under this token"));
-  }
-  std::vector<Descriptor> descriptors = std::move(it->descriptors);
+  if (it == untaken_.end()) return false;
+  *taken = std::move(it->descriptors);
   untaken_.erase(it);
-  return descriptors;
+  return true;
 }
 
-void LocalSocket::ReceiveAll() {
-  while (ReceiveOne()) {
-    if (untaken_.size() > kMaxUntaken) untaken_.pop_front();
-  }
-}
-
-// False if nothing waits.
-bool LocalSocket::ReceiveOne() {
+void LocalSocket::Receive(Descriptor connection) {
   uint64_t token = 0;
   iovec body = {&token, sizeof token};
   alignas(cmsghdr) char space[kControlBytes];
@@ -161,16 +162,24 @@ bool LocalSocket::ReceiveOne() {
   message.msg_iovlen = 1;
   message.msg_control = space;
   message.msg_controllen = sizeof space;
-  const ssize_t size =
-      recvmsg(fd_.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (size < 0) return errno == EINTR;
-  Control control = ReadControl(&message);
-  const bool is_whole = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
-  if (!control.descriptors.empty() && control.is_same_user && is_whole &&
-      size == sizeof token) {
-    untaken_.push_back(Delivery{token, std::move(control.descriptors)});
+  ssize_t size;
+  do {
+    size = recvmsg(connection.get(), &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  } while (size < 0 && errno == EINTR);
+  if (size < 0 && errno == EAGAIN) {
+    silent_.push_back(std::move(connection));
+    if (silent_.size() > kMaxUntaken) silent_.pop_front();
+    return;
   }
-  return true;
+  if (size < 0) return;
+  std::vector<Descriptor> descriptors = DescriptorsOf(&message);
+  const bool is_whole = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
+  if (descriptors.empty() || !is_whole || size != sizeof token ||
+      !IsOfSameUser(connection.get())) {
+    return;
+  }
+  untaken_.push_back(Delivery{token, std::move(descriptors)});
+  if (untaken_.size() > kMaxUntaken) untaken_.pop_front();
 }
 
 }  // namespace weft::net

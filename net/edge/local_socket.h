@@ -21,17 +21,20 @@
 
 namespace weft::net {
 
-// A datagram socket in a directory of mode 0700. What was sent to it waits in
-// the kernel until it is asked for, so it needs no thread: who tells the owner,
-// by another way, that a descriptor was sent, tells it after that.
+// A listening socket (SOCK_SEQPACKET) in a directory of mode 0700. Each message
+// is a connection of its own, which waits in the kernel until the owner calls
+// Take, so no thread is needed: a sender notifies the owner by other means, and
+// only after Send. As many can wait as the backlog holds (net.core.somaxconn,
+// 4096 by default); a datagram socket would hold 11.
 //
 // Thread-safety: thread-safe.
 class LocalSocket {
  public:
   // Of one message.
   static constexpr size_t kMaxDescriptors = 3;
-  // Messages received and not taken yet; beyond it the oldest is dropped.
-  static constexpr size_t kMaxUntaken = 64;
+  // Messages received and not taken yet, and connections without a message;
+  // beyond it the oldest is dropped.
+  static constexpr size_t kMaxUntaken = 128;
   // Of a path, in bytes.
   static constexpr size_t kMaxPath = 107;
 
@@ -62,14 +65,18 @@ class LocalSocket {
   LocalSocket(Descriptor fd, std::string path)
       : fd_(std::move(fd)), path_(std::move(path)) {}
 
-  void ReceiveAll() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  bool ReceiveOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Moves the delivery under `token` to `taken`, if it has been received.
+  bool TakeReceived(uint64_t token, std::vector<Descriptor>* taken)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Receive(Descriptor connection) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const Descriptor fd_;
   const std::string path_;
   std::optional<FileId> file_;  // as it was bound
   Mutex mu_;
   std::deque<Delivery> untaken_ ABSL_GUARDED_BY(mu_);
+  // Their senders are between connect and sendmsg.
+  std::deque<Descriptor> silent_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::net

@@ -14,8 +14,9 @@
 namespace weft::net {
 
 // Removes the file at `path` if it is a unix socket of `type` (SOCK_STREAM,
-// SOCK_DGRAM) that no process holds open: one that ended without removing it
-// left it there. Ok too if there is no file. Any other file stays:
+// SOCK_SEQPACKET, SOCK_DGRAM) that no process holds open: one that ended
+// without removing it left it there. Ok too if there is no file. Any other file
+// stays:
 //   kAlreadyExists  it is no socket (a link to one neither), or of another
 //   type;
 //                   the message says what it is

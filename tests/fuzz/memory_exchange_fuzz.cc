@@ -67,18 +67,13 @@ class Sender {
     name_.sun_family = AF_UNIX;
     std::strcpy(name_.sun_path, absl::StrCat(path, "/s.mem").c_str());
   }
-  ~Sender() {
-    close(socket_);
-    rmdir(address_.substr(5, address_.rfind('/') - 5).c_str());
-  }
+  ~Sender() { rmdir(address_.substr(5, address_.rfind('/') - 5).c_str()); }
   const std::string& address() const { return address_; }
 
   void Send(absl::string_view body, const std::vector<int>& fds) {
     iovec bytes = {const_cast<char*>(body.data()), body.size()};
     alignas(cmsghdr) char control[CMSG_SPACE(64 * sizeof(int))] = {};
     msghdr message = {};
-    message.msg_name = &name_;
-    message.msg_namelen = sizeof name_;
     message.msg_iov = &bytes;
     message.msg_iovlen = 1;
     if (!fds.empty()) {
@@ -90,12 +85,17 @@ class Sender {
       c->cmsg_len = CMSG_LEN(fds.size() * sizeof(int));
       std::memcpy(CMSG_DATA(c), fds.data(), fds.size() * sizeof(int));
     }
-    // One too many is refused.
-    (void)sendmsg(socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    const int fd =
+        socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    // A backlog that is full refuses it, as the kernel does one too many.
+    if (connect(fd, reinterpret_cast<const sockaddr*>(&name_), sizeof name_) ==
+        0) {
+      (void)sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    close(fd);
   }
 
  private:
-  const int socket_ = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   std::string address_;
   sockaddr_un name_ = {};
 };
