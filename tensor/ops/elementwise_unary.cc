@@ -49,7 +49,7 @@ constexpr double kGeluCubic = 0.044715;
 // Phi(x) = (1 + erf(x / sqrt(2))) / 2, the normal distribution function.
 template <typename T>
 T NormalCdf(T x) {
-  return T(0.5) * (T(1) + std::erf(x * T(kSqrtHalf)));
+  return T(0.5) * (T(1) + internal::Erf(x * T(kSqrtHalf)));
 }
 
 struct ExactGelu {
