@@ -16,6 +16,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/rendezvous/coordinator_link.h"
+#include "weft/rendezvous/open_calls.h"
 #include "weft/rendezvous/wire.h"
 
 namespace weft::rendezvous {
@@ -32,28 +33,30 @@ inline void PauseFor(TimerSource& timers, absl::Duration time) {
   (void)pause.Wait(time + absl::Seconds(1));
 }
 
-// Calls until there is an answer, `deadline` has passed, or `may_go_on()` is an
-// error, which is returned then. `make(hold)` makes the request, which the
+// Calls until there is an answer, `deadline` has passed, or `calls` end, whose
+// reason is returned then. `make(hold)` makes the request, which the
 // coordinator may hold for `hold`. The request must be one that may be
 // repeated.
-template <typename Reply, typename Make, typename MayGoOn>
+template <typename Reply, typename Make>
 absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
                                 absl::string_view method, Instant deadline,
-                                Make make, MayGoOn may_go_on) {
+                                Make make, OpenCalls& calls) {
   const Clock& clock = timers.driver().clock();
   for (;;) {
+    // Before the request is made: the coordinator may be there no more.
+    if (absl::Status over = calls.status(); !over.ok()) return over;
     const absl::Duration left =
         std::max(deadline - clock.Now(), absl::ZeroDuration());
     const absl::Duration hold = std::min(left, kHold);
     const absl::Duration timeout = hold + kAnswerTime;
-    const Future<std::string> call =
-        link.Call(method, make(hold).SerializeAsString(), timeout);
-    const absl::StatusOr<std::string> answer = call.Wait(timeout);
+    const absl::StatusOr<std::string> answer = calls.Await(
+        link.Call(method, make(hold).SerializeAsString(), timeout), timeout);
     if (answer.ok()) {
       Reply reply;
       if (reply.ParseFromString(*answer)) return reply;
       return BadAnswer(link.address(), method, "it cannot be read");
     }
+    if (absl::Status over = calls.status(); !over.ok()) return over;
     const absl::Status& status = answer.status();
     const bool may_pass = absl::IsUnavailable(status) ||
                           absl::IsDeadlineExceeded(status) ||
@@ -65,7 +68,6 @@ absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
                        " did not answer in time: ", status.message()));
     }
     PauseFor(timers, absl::Milliseconds(100));
-    if (absl::Status over = may_go_on(); !over.ok()) return over;
   }
 }
 
@@ -73,8 +75,9 @@ template <typename Reply, typename Make>
 absl::StatusOr<Reply> CallUntil(CoordinatorLink& link, TimerSource& timers,
                                 absl::string_view method, Instant deadline,
                                 Make make) {
+  OpenCalls calls;  // which nobody ends
   return CallUntil<Reply>(link, timers, method, deadline, std::move(make),
-                          [] { return absl::OkStatus(); });
+                          calls);
 }
 
 }  // namespace weft::rendezvous

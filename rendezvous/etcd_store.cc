@@ -14,7 +14,6 @@
 namespace weft::rendezvous {
 namespace {
 
-constexpr int64_t kMaxKeyBytes = 1 << 10;
 constexpr int64_t kMaxValueBytes = 1 << 20;
 
 class EtcdStore final : public Store {
@@ -25,6 +24,7 @@ class EtcdStore final : public Store {
 
   absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
                                absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     WEFT_RETURN_IF_ERROR(CheckSize(key, value));
     etcdserverpb::TxnRequest request;
     AddPut(request, key, value);
@@ -35,6 +35,7 @@ class EtcdStore final : public Store {
 
   absl::StatusOr<StoreEntry> Get(absl::string_view key,
                                  absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     WEFT_ASSIGN_OR_RETURN(StoreEntry entry, Look(key, Deadline(timeout)));
     if (entry.version == 0) return NoSuchKey(key);
     return entry;
@@ -42,6 +43,7 @@ class EtcdStore final : public Store {
 
   absl::StatusOr<StoreEntry> Wait(absl::string_view key, uint64_t after,
                                   absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     const Instant deadline = Deadline(timeout);
     absl::Duration pause = absl::Milliseconds(5);
     while (true) {
@@ -57,6 +59,7 @@ class EtcdStore final : public Store {
 
   absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
                               absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     const Instant deadline = Deadline(timeout);
     while (true) {
       WEFT_ASSIGN_OR_RETURN(const StoreEntry now, Look(key, deadline));
@@ -82,11 +85,13 @@ class EtcdStore final : public Store {
                                   uint64_t expected_version,
                                   absl::string_view value,
                                   absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     return SwapUntil(key, expected_version, value, Deadline(timeout));
   }
 
   absl::StatusOr<bool> Delete(absl::string_view key,
                               absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     etcdserverpb::TxnRequest request;
     request.add_success()->mutable_request_range()->set_key(KeyOf(key));
     request.add_success()->mutable_request_delete_range()->set_key(KeyOf(key));
@@ -94,6 +99,19 @@ class EtcdStore final : public Store {
                           Txn(key, request, Deadline(timeout)));
     if (reply.responses_size() != 2) return BadAnswer(key);
     return reply.responses(0).response_range().kvs_size() > 0;
+  }
+
+  absl::StatusOr<int64_t> CountKeys(absl::string_view prefix,
+                                    absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckTimeout(prefix, timeout));
+    etcdserverpb::RangeRequest request;
+    request.set_key(KeyOf(prefix));
+    request.set_range_end(EndOfKeysWith(request.key()));
+    request.set_count_only(true);
+    WEFT_ASSIGN_OR_RETURN(const etcdserverpb::RangeResponse reply,
+                          Ask<etcdserverpb::RangeResponse>(
+                              prefix, "KV/Range", request, Deadline(timeout)));
+    return reply.count();
   }
 
  private:
@@ -108,16 +126,21 @@ class EtcdStore final : public Store {
     return absl::InternalError(
         absl::StrCat("store: key \"", key, "\": etcd's answer makes no sense"));
   }
+  // The first key that is above all that begin with `prefix`.
+  static std::string EndOfKeysWith(std::string prefix) {
+    while (!prefix.empty() && prefix.back() == '\xff') prefix.pop_back();
+    if (prefix.empty()) return std::string(1, '\0');  // etcd: no end
+    ++prefix.back();
+    return prefix;
+  }
   static absl::Status CheckSize(absl::string_view key,
                                 absl::string_view value) {
-    if (static_cast<int64_t>(key.size()) <= kMaxKeyBytes &&
-        static_cast<int64_t>(value.size()) <= kMaxValueBytes) {
+    if (static_cast<int64_t>(value.size()) <= kMaxValueBytes) {
       return absl::OkStatus();
     }
-    return absl::InvalidArgumentError(absl::StrCat(
-        "store: key \"", key.substr(0, 64), "\" of ", key.size(),
-        " bytes, value of ", value.size(), ": the limits are ", kMaxKeyBytes,
-        " and ", kMaxValueBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("store: key \"", key, "\": the value has ", value.size(),
+                     " bytes, the limit is ", kMaxValueBytes));
   }
 
   void Pause(absl::Duration time) {
@@ -138,10 +161,10 @@ class EtcdStore final : public Store {
         etcd_->Call(method, request.SerializeAsString(), left)
             .Wait(left + absl::Seconds(1));
     if (!answer.ok()) {
-      return absl::Status(answer.status().code(),
-                          absl::StrCat("store: key \"", key, "\": etcd at ",
-                                       etcd_->address(), ": ",
-                                       answer.status().message()));
+      return absl::Status(
+          answer.status().code(),
+          absl::StrCat("store: key \"", key, "\": etcd at ", etcd_->address(),
+                       ": ", answer.status().message()));
     }
     Reply reply;
     if (!reply.ParseFromString(*answer)) return BadAnswer(key);
@@ -163,9 +186,9 @@ class EtcdStore final : public Store {
   absl::StatusOr<StoreEntry> Look(absl::string_view key, Instant deadline) {
     etcdserverpb::RangeRequest request;
     request.set_key(KeyOf(key));
-    WEFT_ASSIGN_OR_RETURN(const etcdserverpb::RangeResponse reply,
-                          Ask<etcdserverpb::RangeResponse>(key, "KV/Range",
-                                                           request, deadline));
+    WEFT_ASSIGN_OR_RETURN(
+        const etcdserverpb::RangeResponse reply,
+        Ask<etcdserverpb::RangeResponse>(key, "KV/Range", request, deadline));
     return EntryIn(reply);
   }
 

@@ -55,16 +55,19 @@ class FileStore final : public Store {
 
   absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
                                absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     return SetBy(Changing(timeout), key, value);
   }
   absl::StatusOr<StoreEntry> Get(absl::string_view key,
                                  absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     WEFT_ASSIGN_OR_RETURN(v1::StoreReply reply, Look(key, timeout));
     if (!reply.found()) return NoSuchKey(key);
     return EntryOf(std::move(reply));
   }
   absl::StatusOr<StoreEntry> Wait(absl::string_view key, uint64_t after,
                                   absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     const Instant deadline = SteadyClock().Now() + timeout;
     absl::Duration pause = absl::Milliseconds(1);
     while (true) {
@@ -81,17 +84,31 @@ class FileStore final : public Store {
   }
   absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
                               absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     return AddBy(Changing(timeout), key, delta);
   }
   absl::StatusOr<Swap> CompareSet(absl::string_view key,
                                   uint64_t expected_version,
                                   absl::string_view value,
                                   absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     return CompareSetBy(Changing(timeout), key, expected_version, value);
   }
   absl::StatusOr<bool> Delete(absl::string_view key,
                               absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     return DeleteBy(Changing(timeout), key);
+  }
+  absl::StatusOr<int64_t> CountKeys(absl::string_view prefix,
+                                    absl::Duration timeout) override
+      ABSL_LOCKS_EXCLUDED(mu_) {
+    WEFT_RETURN_IF_ERROR(CheckTimeout(prefix, timeout));
+    MutexLock lock(mu_);
+    WEFT_RETURN_IF_ERROR(Lock(SteadyClock().Now() + timeout));
+    const absl::Status status = ReadNew();
+    Unlock();
+    WEFT_RETURN_IF_ERROR(status);
+    return map_.CountKeys(std::string(prefix));
   }
 
  private:
@@ -116,7 +133,6 @@ class FileStore final : public Store {
   absl::StatusOr<v1::StoreReply> Change(const v1::StoreRequest& request,
                                         Instant deadline)
       ABSL_LOCKS_EXCLUDED(mu_) {
-    WEFT_RETURN_IF_ERROR(CheckKey(request.key()));
     MutexLock lock(mu_);
     WEFT_RETURN_IF_ERROR(Lock(deadline));
     absl::StatusOr<v1::StoreReply> reply = ChangeLocked(request);
@@ -191,15 +207,16 @@ class FileStore final : public Store {
   // Applies what others have appended; cuts off a record that is not whole.
   absl::Status ReadNew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     struct stat found;
-    if (fstat(file_.get(), &found) != 0) return FileError(options_.path, "stat");
+    if (fstat(file_.get(), &found) != 0)
+      return FileError(options_.path, "stat");
     if (end_ == 0) {
       WEFT_RETURN_IF_ERROR(CheckHead(found.st_size));
       if (found.st_size == 0) return absl::OkStatus();
     }
     if (found.st_size < end_) {
-      return absl::DataLossError(absl::StrCat(
-          "store file ", options_.path, ": has ", found.st_size,
-          " bytes, and had ", end_, ": somebody has cut it"));
+      return absl::DataLossError(
+          absl::StrCat("store file ", options_.path, ": has ", found.st_size,
+                       " bytes, and had ", end_, ": somebody has cut it"));
     }
     WEFT_ASSIGN_OR_RETURN(const std::string text,
                           ReadAt(end_, found.st_size - end_));

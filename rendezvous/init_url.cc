@@ -31,8 +31,10 @@ absl::Status SplitAddress(absl::string_view text, absl::string_view rest,
                           InitUrl* url) {
   const size_t slash = std::min(rest.find('/'), rest.size());
   url->address = std::string(rest.substr(0, slash));
-  if (!net::ParseAddress(url->address).ok()) {
-    return Refuse(text, "there is no HOST:PORT");
+  const auto address = net::ParseAddress(url->address);
+  if (!address.ok()) return Refuse(text, "there is no HOST:PORT");
+  if (address->port == 0) {
+    return Refuse(text, "port 0 is none at which others find it");
   }
   if (absl::StrContains(rest, '?')) {
     return Refuse(text, "rank and world size are flags of their own");

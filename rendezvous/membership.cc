@@ -29,6 +29,7 @@
 #include "weft/rendezvous/coordinator_call.h"
 #include "weft/rendezvous/core/member_core.h"
 #include "weft/rendezvous/core/poll_backoff.h"
+#include "weft/rendezvous/open_calls.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store_client.h"
 #include "weft/rendezvous/wire.h"
@@ -65,12 +66,11 @@ class Listener {
         on_lost_(std::move(on_lost)),
         telemetry_(telemetry) {}
 
-  // Not for a view older than one that it has seen.
+  // In the order in which this worker has received the views.
   void Tell(std::shared_ptr<const View> view) {
     {
       MutexLock lock(mu_);
-      if (is_cancelled_ || view->version() <= seen_) return;
-      seen_ = view->version();
+      if (is_cancelled_) return;
       running_on_ = std::this_thread::get_id();
     }
     Run([&] { on_view_(std::move(view)); });
@@ -118,7 +118,6 @@ class Listener {
   telemetry::Telemetry& telemetry_;
   Mutex mu_;
   CondVar done_;
-  Epoch seen_ ABSL_GUARDED_BY(mu_) = 0;
   std::thread::id running_on_ ABSL_GUARDED_BY(mu_);
   bool is_cancelled_ ABSL_GUARDED_BY(mu_) = false;
 };
@@ -159,6 +158,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
     MutexLock lock(mu_);
     return status_;
   }
+  absl::Status coordinator_status() const {
+    MutexLock lock(mu_);
+    return coordinator_status_;
+  }
   const Member& self() const { return self_; }
   const JoinOptions& options() const { return options_; }
   Instant now() const { return timers_.driver().clock().Now(); }
@@ -185,6 +188,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
   void WatchHost(const v1::View& view);
   void LookAtHostLater();
   void LookAtHost();
+  // While no coordinator sees them end: the other members of this host.
+  void WatchMembers();
+  void LookAtMembersLater();
+  void LookAtMembers();
 
   // The next view that `waiter` is to judge.
   absl::StatusOr<std::shared_ptr<const View>> NextView(Waiter& waiter,
@@ -223,7 +230,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
     uint64_t incarnation = 0;
     std::optional<ProcessWatch> process;  // nothing: of another host, or ended
   };
-  Host host_;          // of the coordinator; on the strand
+  Host host_;  // of the coordinator; on the strand
+  // Of members of this host, while there is no coordinator; on the strand.
+  std::map<WorkerKey, ProcessWatch> watched_;
+  const std::shared_ptr<OpenCalls> calls_ = std::make_shared<OpenCalls>();
   std::string shown_;  // of the joining thread
   Instant shown_at_;
 
@@ -231,6 +241,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool is_in_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  absl::Status coordinator_status_ ABSL_GUARDED_BY(mu_);
   bool is_lost_ ABSL_GUARDED_BY(mu_) = false;  // was in, and has not left
   bool has_ended_ ABSL_GUARDED_BY(mu_) = false;
   std::string note_ ABSL_GUARDED_BY(mu_);
@@ -345,6 +356,11 @@ void Membership::State::WatchHost(const v1::View& view) {
     const bool is_looking = host_.process.has_value();
     host_ = {member.name(), member.incarnation(),
              ProcessWatch::Of(member.process())};
+    watched_.clear();
+    {
+      MutexLock lock(mu_);
+      coordinator_status_ = absl::OkStatus();
+    }
     if (host_.process.has_value() && !is_looking) LookAtHostLater();
     return;
   }
@@ -366,7 +382,49 @@ void Membership::State::LookAtHost() {
   if (!host_.process.has_value()) return;
   if (!host_.process->HasEnded()) return LookAtHostLater();
   host_.process.reset();
+  {
+    MutexLock lock(mu_);
+    coordinator_status_ = absl::UnavailableError(absl::StrCat(
+        "the process of ", host_.name,
+        ", which hosted the coordinator, has ended; none has taken its place"));
+  }
+  WatchMembers();  // of the view in which the host still is
   Run(MemberCore::HostEnded{host_.name});
+}
+
+void Membership::State::WatchMembers() {
+  for (const v1::Member& member : core_.view().members()) {
+    const WorkerKey key = FromWire(member.key());
+    if (key == self_.key || !member.has_process()) continue;
+    auto process = ProcessWatch::Of(member.process());
+    if (process.has_value()) watched_.emplace(key, *std::move(process));
+  }
+  LookAtMembersLater();
+}
+
+void Membership::State::LookAtMembersLater() {
+  if (watched_.empty()) return;
+  timers_.RunAfter(kLookAtHost, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->strand_.Schedule([self] { self->LookAtMembers(); });
+    }
+  });
+}
+
+void Membership::State::LookAtMembers() {
+  {
+    MutexLock lock(mu_);
+    if (is_stopped_ || has_ended_) return;
+  }
+  std::vector<WorkerKey> ended;
+  for (const auto& [key, process] : watched_) {
+    if (process.HasEnded()) ended.push_back(key);
+  }
+  for (const WorkerKey& key : ended) {
+    watched_.erase(key);
+    Run(MemberCore::MemberEnded{key});
+  }
+  LookAtMembersLater();
 }
 
 void Membership::State::Record(const View& before, const View& now) {
@@ -391,6 +449,7 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
       .recorder()
       .Record("member.ended", ended.status.message(), ended.status.raw_code());
   std::vector<Promise<void>> waiters;
+  std::vector<Promise<void>> refreshes;
   std::vector<std::shared_ptr<Listener>> listeners;
   absl::Status status = ended.status;
   bool is_lost = false;
@@ -417,8 +476,14 @@ void Membership::State::Do(const MemberCore::Ended& ended) {
     std::move(end_waiters_.begin(), end_waiters_.end(),
               std::back_inserter(waiters));
     end_waiters_.clear();
+    refreshes = std::exchange(asked_, {});
+    std::move(ask_next_.begin(), ask_next_.end(),
+              std::back_inserter(refreshes));
+    ask_next_.clear();
   }
+  calls_->End(status);  // barriers, the store, and what else asks
   for (Promise<void>& waiter : waiters) waiter.Set(absl::OkStatus());
+  for (Promise<void>& waiter : refreshes) waiter.Set(status);
   for (const std::shared_ptr<Listener>& listener : listeners) {
     listener_strand_.Schedule(
         [listener, status] { listener->TellLost(status); });
@@ -720,7 +785,7 @@ absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
               SaySettled(request);
               return request;
             },
-            [this] { return status(); }));
+            *calls_));
     if (reply.released()) return reply;
     *missing = {reply.missing().begin(), reply.missing().end()};
     const Instant answered = now();
@@ -785,13 +850,13 @@ absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {
   request.set_phase(ToWire(phase));
   return CallUntil<v1::AnnounceReply>(
              *link_, timers_, "Announce", now() + timeout,
-             [&](absl::Duration /*hold*/) { return request; },
-             [this] { return status(); })
+             [&](absl::Duration /*hold*/) { return request; }, *calls_)
       .status();
 }
 
 std::unique_ptr<Store> Membership::State::MakeStore() {
-  return MakeStoreClient(timers_, link_, options_.job, self_.incarnation);
+  return MakeStoreClient(timers_, link_, options_.job, self_.incarnation,
+                         calls_);
 }
 
 absl::StatusOr<std::unique_ptr<Membership>> Membership::Join(
@@ -817,6 +882,10 @@ const Member& Membership::self() const { return state_->self(); }
 std::shared_ptr<const View> Membership::view() const { return state_->view(); }
 
 absl::Status Membership::status() const { return state_->status(); }
+
+absl::Status Membership::coordinator_status() const {
+  return state_->coordinator_status();
+}
 
 absl::Status Membership::Refresh(absl::Duration timeout) {
   return state_->Refresh(timeout);

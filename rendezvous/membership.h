@@ -72,7 +72,10 @@ class Membership {
 
   const Member& self() const;
 
-  // The newest view that this worker has received. Never null.
+  // The newest view that this worker has received. Never null. While the
+  // coordinator's process is known to have ended and it is waited for (it has a
+  // log), members whose processes this worker has seen end, on its host, have
+  // departed in it, under an unchanged version.
   std::shared_ptr<const View> view() const;
 
   // Asks the coordinator for the view of this moment: after it has answered,
@@ -82,12 +85,20 @@ class Membership {
   // status(). Threads that call at the same time share requests.
   absl::Status Refresh(absl::Duration timeout);
 
-  // Ok while this worker is in the job; else why it is not, for ever.
+  // Ok while this worker is in the job; else why it is not, for ever. Every
+  // wait of this worker for the job (WaitFor, Refresh, Barrier, AllGather,
+  // Announce, and each operation of store()) ends with it within a second, and
+  // later ones at once.
   //   kAborted             it was declared gone: start it again
   //   kUnavailable         the coordinator is lost
   //   kInternal            it has said what no coordinator says
   //   kFailedPrecondition  it has left
   absl::Status status() const;
+
+  // kUnavailable while the process that hosted the coordinator is known to have
+  // ended, and none has taken its place; else ok: requests that have their time
+  // wait for one all the same.
+  absl::Status coordinator_status() const;
 
   // Waits for a view of which `is_fit` holds, which runs on this thread; of
   // what it throws the Status. kDeadlineExceeded says who is in.
@@ -98,7 +109,7 @@ class Membership {
   // kDeadlineExceeded says who is missing.
   absl::Status AwaitWorld(absl::Duration timeout);
 
-  // Runs `fn` for each newer view, in order and one at a time, beginning with
+  // Runs `fn` for each view(), in order and one at a time, beginning with
   // the present one, until the Subscription ends. Afterwards it does not run.
   // `on_lost` runs once, and last, when this worker is out of the job without
   // having left: `why` is status(). What they throw is logged.
@@ -138,6 +149,8 @@ class Membership {
   // views. Does not go back.
   absl::Status Announce(Phase phase, absl::Duration timeout);
 
+  // Of all members of the job. Errors besides those of store.h: status(), once
+  // that is one.
   Store& store();
 
   // Says good-bye. The others see a departure, not a death. Idempotent.

@@ -223,6 +223,26 @@ class JoinedMember {
       }
     }
   }
+  // This worker itself does not run for so long; the answers that it waited for
+  // are late then.
+  void BeStoppedFor(absl::Duration time) {
+    now_ += time;
+    for (const uint64_t call : std::exchange(open_, {})) {
+      Take(core_.OnEvent(now_, MemberCore::Replied{
+                                   call, absl::DeadlineExceededError("late")}));
+    }
+    Take(core_.OnEvent(now_, MemberCore::Timer{}));
+  }
+  void SeeEndOf(WorkerKey key) {
+    Take(core_.OnEvent(now_, MemberCore::MemberEnded{key}));
+  }
+  void SeeView(const v1::View& view) {
+    v1::WatchReply seen;
+    *seen.mutable_view() = view;
+    Take(core_.OnEvent(now_, MemberCore::Replied{watch_, seen}));
+  }
+  // The last that it has shown.
+  const v1::View& shown() const { return shown_; }
   void SeeHostEnd() { Take(core_.OnEvent(now_, MemberCore::HostEnded{"ps0"})); }
   void WantToLeave() { Take(core_.OnEvent(now_, MemberCore::WantToLeave{})); }
   // The held Watch is answered by the view in which this worker has left.
@@ -249,6 +269,8 @@ class JoinedMember {
         }
       } else if (const auto* end = std::get_if<MemberCore::Ended>(&action)) {
         end_ = end->status;
+      } else if (const auto* now = std::get_if<MemberCore::NewView>(&action)) {
+        shown_ = now->view;
       }
     }
     return sent;
@@ -261,6 +283,7 @@ class JoinedMember {
   MemberCore core_{OptionsOfIt(), now_};
   std::vector<uint64_t> open_;
   uint64_t watch_ = 0;
+  v1::View shown_;
   absl::Status end_ = absl::UnknownError("goes on");
 };
 
@@ -292,6 +315,60 @@ TEST(MemberCore, EndOfTheCoordinatorsProcessIsTheEndUnlessThereIsALog) {
   leaves.WantToLeave();
   leaves.SeeHostEnd();
   EXPECT_THAT(leaves.end(), IsOk());
+}
+
+// Else it would blame the coordinator, which may have declared it gone.
+TEST(MemberCore, StoppedMemberDoesNotTakeItsOwnPauseForTheCoordinatorsSilence) {
+  const absl::Status refused = absl::UnavailableError("connection refused");
+  JoinedMember member(/*is_durable=*/false);
+  member.BeStoppedFor(absl::Seconds(15));
+  EXPECT_EQ(member.state(), MemberCore::State::kIn);
+  // Silence afterwards counts as ever.
+  member.FailFor(absl::Seconds(5), refused);
+  EXPECT_EQ(member.state(), MemberCore::State::kIn);
+  member.FailFor(absl::Seconds(7), refused);
+  EXPECT_THAT(member.end(), StatusIs(absl::StatusCode::kUnavailable,
+                                     "the coordinator has been silent for 1"));
+}
+
+v1::Member MemberOf(const std::string& name, uint32_t id, uint32_t counter) {
+  v1::Member member;
+  member.set_name(name);
+  *member.mutable_key() = ToWire(WorkerKey{id, MakeEpoch(1, counter)});
+  return member;
+}
+
+TEST(MemberCore, MembersSeenToEndWhileTheCoordinatorIsAwayHaveDeparted) {
+  JoinedMember member(/*is_durable=*/true);
+  v1::View view = JoinedMember::Admission().view();
+  view.set_version(MakeEpoch(1, 7));
+  *view.add_members() = MemberOf("ps0", 0, 5);
+  view.mutable_members(1)->set_hosts_coordinator(true);
+  *view.add_members() = MemberOf("trainer2", 2, 6);
+  member.SeeView(view);
+  EXPECT_EQ(member.shown().members_size(), 3);
+  member.SeeHostEnd();
+  member.SeeEndOf({2, MakeEpoch(1, 6)});
+  member.SeeEndOf({2, MakeEpoch(1, 9)});  // no member
+  member.SeeEndOf({1, MakeEpoch(1, 1)});  // itself
+  ASSERT_EQ(member.shown().members_size(), 1);
+  EXPECT_EQ(member.shown().members(0).name(), "trainer1");
+  ASSERT_EQ(member.shown().departed_size(), 2);
+  for (const v1::Departed& gone : member.shown().departed()) {
+    EXPECT_EQ(gone.reason(), "its process has ended");
+    EXPECT_FALSE(gone.left());
+  }
+  EXPECT_EQ(member.state(), MemberCore::State::kIn);
+  // The restarted coordinator has another ps0, and has not seen the other end.
+  view.set_version(MakeEpoch(2, 1));
+  *view.mutable_members(1) = MemberOf("ps0", 0, 0);
+  *view.mutable_members(1)->mutable_key() =
+      ToWire(WorkerKey{0, MakeEpoch(2, 1)});
+  member.SeeView(view);
+  ASSERT_EQ(member.shown().members_size(), 2);
+  EXPECT_EQ(member.shown().members(1).name(), "ps0");
+  ASSERT_EQ(member.shown().departed_size(), 1);
+  EXPECT_EQ(member.shown().departed(0).name(), "trainer2");
 }
 
 // Joins, and is answered by `answers` in turn, one each second, the last for
@@ -1056,6 +1133,57 @@ TEST_F(MembershipTest, MemberDeclaredGoneIsNotifiedOnceWithTheReason) {
   EXPECT_THAT(trainer_->Leave(kLong), IsOk());
   EXPECT_THAT(ps_->Leave(kLong), IsOk());  // which is no loss
   EXPECT_EQ(losses, 1);
+}
+
+// None of them knows of the loss but by the membership: the coordinator would
+// hold the requests on.
+TEST_F(MembershipTest, EveryWaitOfAMemberThatIsOutOfTheJobEndsWithTheReason) {
+  StartCoordinator();
+  JoinBoth();
+  constexpr absl::Duration kFar = absl::Minutes(30);
+  std::vector<std::function<absl::Status()>> waits = {
+      [&] { return trainer_->store().Wait("never", 0, kFar).status(); },
+      [&] {
+        return trainer_->store().WaitAll({"never", "ever"}, kFar);
+      },
+      [&] {
+        return trainer_->Barrier("b", {"ps0", "trainer0"}, kFar);
+      },
+      [&] {
+        return trainer_->AllGather("g", "x", {"ps0", "trainer0"}, kFar)
+            .status();
+      },
+      [&] {
+        return trainer_->WaitFor([](const View&) { return false; }, kFar)
+            .status();
+      },
+  };
+  std::vector<absl::Status> ends(waits.size());
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < waits.size(); ++i) {
+    threads.emplace_back([&, i] { ends[i] = waits[i](); });
+  }
+  v1::ReportExitRequest report;
+  report.set_job("job");
+  report.set_name("trainer0");
+  report.set_incarnation(trainer_->self().incarnation);
+  report.set_reason("killed");
+  coordinator_->Handle({"somebody", ""}, "ReportExit",
+                       report.SerializeAsString(),
+                       [](const absl::StatusOr<std::string>&) {});
+  for (std::thread& thread : threads) thread.join();
+  // And what is begun now.
+  waits.push_back(
+      [&] { return trainer_->store().Set("k", "", kFar).status(); });
+  waits.push_back([&] { return trainer_->store().NumKeys(kFar).status(); });
+  waits.push_back([&] { return trainer_->Refresh(kFar); });
+  waits.push_back([&] { return trainer_->Announce(Phase::kDrained, kFar); });
+  for (const auto& wait : waits) ends.push_back(wait());
+  for (const absl::Status& end : ends) {
+    EXPECT_THAT(end, StatusIs(absl::StatusCode::kAborted,
+                              "trainer0 is out of job \"job\": declared gone: "
+                              "killed; start it again"));
+  }
 }
 
 TEST_F(MembershipTest, SubscriberDuringTheLossOfThisWorkerGetsTheLossLast) {

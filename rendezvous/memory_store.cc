@@ -23,7 +23,6 @@ class MemoryStore::State {
  public:
   absl::StatusOr<v1::StoreReply> Change(const v1::StoreRequest& request)
       ABSL_LOCKS_EXCLUDED(mu_) {
-    WEFT_RETURN_IF_ERROR(CheckKey(request.key()));
     MutexLock lock(mu_);
     WEFT_ASSIGN_OR_RETURN(VersionedMap::Plan plan, map_.Prepare(request, ""));
     if (!plan.change.key().empty()) map_.Apply(plan.change);
@@ -33,6 +32,10 @@ class MemoryStore::State {
   v1::StoreReply Look(absl::string_view key) ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return map_.Look(std::string(key));
+  }
+  int64_t Count(absl::string_view prefix) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(mu_);
+    return map_.CountKeys(std::string(prefix));
   }
   v1::StoreReply Wait(absl::string_view key, uint64_t after,
                       absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_) {
@@ -58,13 +61,15 @@ MemoryStore::~MemoryStore() = default;
 
 absl::StatusOr<uint64_t> MemoryStore::Set(absl::string_view key,
                                           absl::string_view value,
-                                          absl::Duration) {
+                                          absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
   return SetBy([&](const auto& request) { return state_->Change(request); },
                key, value);
 }
 
 absl::StatusOr<StoreEntry> MemoryStore::Get(absl::string_view key,
-                                            absl::Duration) {
+                                            absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
   v1::StoreReply reply = state_->Look(key);
   if (!reply.found()) return NoSuchKey(key);
   return EntryOf(std::move(reply));
@@ -73,13 +78,15 @@ absl::StatusOr<StoreEntry> MemoryStore::Get(absl::string_view key,
 absl::StatusOr<StoreEntry> MemoryStore::Wait(absl::string_view key,
                                              uint64_t after,
                                              absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
   v1::StoreReply reply = state_->Wait(key, after, timeout);
   if (reply.version() <= after) return DidNotChange(key, after, timeout);
   return EntryOf(std::move(reply));
 }
 
 absl::StatusOr<int64_t> MemoryStore::Add(absl::string_view key, int64_t delta,
-                                         absl::Duration) {
+                                         absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
   return AddBy([&](const auto& request) { return state_->Change(request); },
                key, delta);
 }
@@ -87,16 +94,24 @@ absl::StatusOr<int64_t> MemoryStore::Add(absl::string_view key, int64_t delta,
 absl::StatusOr<Store::Swap> MemoryStore::CompareSet(absl::string_view key,
                                                     uint64_t expected_version,
                                                     absl::string_view value,
-                                                    absl::Duration) {
+                                                    absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
   return CompareSetBy(
       [&](const auto& request) { return state_->Change(request); }, key,
       expected_version, value);
 }
 
 absl::StatusOr<bool> MemoryStore::Delete(absl::string_view key,
-                                         absl::Duration) {
+                                         absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
   return DeleteBy([&](const auto& request) { return state_->Change(request); },
                   key);
+}
+
+absl::StatusOr<int64_t> MemoryStore::CountKeys(absl::string_view prefix,
+                                               absl::Duration timeout) {
+  WEFT_RETURN_IF_ERROR(CheckTimeout(prefix, timeout));
+  return state_->Count(prefix);
 }
 
 }  // namespace weft::rendezvous

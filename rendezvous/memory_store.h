@@ -32,6 +32,8 @@ class MemoryStore final : public Store {
                                   absl::Duration timeout) override;
   absl::StatusOr<bool> Delete(absl::string_view key,
                               absl::Duration timeout) override;
+  absl::StatusOr<int64_t> CountKeys(absl::string_view prefix,
+                                    absl::Duration timeout) override;
 
  private:
   class State;

@@ -8,13 +8,18 @@
 //   PrefixStore           a part of another        prefix_store.h
 //
 // Each key has a version, which grows with every change of the map and is 0
-// while the key is absent. Keys hold up to 1 KiB, values up to 1 MiB, all of it
-// up to 64 MiB, and of that 16 MiB what one worker wrote last, 256 bytes being
-// counted for each key besides: kResourceExhausted or kInvalidArgument beyond.
+// while the key is absent. Keys hold 1 byte to 1 KiB, values up to 1 MiB, all
+// of it up to 64 MiB, and of that 16 MiB what one worker wrote last, 256 bytes
+// being counted for each key besides: kInvalidArgument for an empty key or what
+// is too long, kResourceExhausted where there is no room. (etcd has the limits
+// of its own on all of it.)
 //
 // Every call waits for its answer, at most `timeout`, then kDeadlineExceeded
-// names the key. A change is made once, however the network behaves, while the
-// caller's incarnation lives.
+// names the key. A timeout of zero or less is over at once: kDeadlineExceeded,
+// also of what needs no waiting, and nothing is read or changed. A change is
+// made once, however the network behaves, while the caller's incarnation lives.
+//
+// All of this is the same for each of these stores: store_test.cc.
 //
 // Thread-safety: thread-safe.
 
@@ -74,6 +79,15 @@ class Store {
   virtual absl::StatusOr<bool> Delete(absl::string_view key,
                                       absl::Duration timeout) = 0;
 
+  // How many keys there are now. Of a PrefixStore: below its prefix.
+  absl::StatusOr<int64_t> NumKeys(absl::Duration timeout) {
+    return CountKeys("", timeout);
+  }
+  // How many of them begin with `prefix`, which may be empty. kUnimplemented by
+  // a store of a program's own that does not count.
+  virtual absl::StatusOr<int64_t> CountKeys(absl::string_view prefix,
+                                            absl::Duration timeout);
+
   // --- Made of those above; a store may do them in fewer round trips. ---
 
   // Adds `suffix` to the end of the value, "" if absent; returns the version.
@@ -90,6 +104,12 @@ class Store {
   virtual absl::StatusOr<std::vector<StoreEntry>> MultiGet(
       const std::vector<std::string>& keys, absl::Duration timeout);
 };
+
+// For those who make a Store, before anything else is done: kInvalidArgument or
+// kDeadlineExceeded as above.
+absl::Status CheckKey(absl::string_view key);
+absl::Status CheckTimeout(absl::string_view key, absl::Duration timeout);
+absl::Status CheckCall(absl::string_view key, absl::Duration timeout);
 
 }  // namespace weft::rendezvous
 

@@ -22,14 +22,17 @@ namespace {
 class StoreClient final : public Store {
  public:
   StoreClient(TimerSource& timers, std::shared_ptr<CoordinatorLink> link,
-              std::string job, uint64_t client)
+              std::string job, uint64_t client,
+              std::shared_ptr<OpenCalls> calls)
       : timers_(timers),
         link_(std::move(link)),
         job_(std::move(job)),
-        client_(client) {}
+        client_(client),
+        calls_(std::move(calls)) {}
 
   absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
                                absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     v1::StoreRequest request = Request(v1::StoreRequest::SET, key);
     request.set_value(std::string(value));
     WEFT_ASSIGN_OR_RETURN(const v1::StoreReply reply,
@@ -39,6 +42,7 @@ class StoreClient final : public Store {
 
   absl::StatusOr<StoreEntry> Get(absl::string_view key,
                                  absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     WEFT_ASSIGN_OR_RETURN(
         v1::StoreReply reply,
         Ask(Request(v1::StoreRequest::GET, key), Deadline(timeout)));
@@ -51,6 +55,7 @@ class StoreClient final : public Store {
 
   absl::StatusOr<StoreEntry> Wait(absl::string_view key, uint64_t after,
                                   absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     v1::StoreRequest request = Request(v1::StoreRequest::WAIT, key);
     request.set_version(after);
     const Clock& clock = timers_.driver().clock();
@@ -71,6 +76,7 @@ class StoreClient final : public Store {
 
   absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
                               absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     v1::StoreRequest request = Request(v1::StoreRequest::ADD, key);
     request.set_delta(delta);
     WEFT_ASSIGN_OR_RETURN(const v1::StoreReply reply,
@@ -85,6 +91,7 @@ class StoreClient final : public Store {
                                   uint64_t expected_version,
                                   absl::string_view value,
                                   absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     v1::StoreRequest request = Request(v1::StoreRequest::COMPARE_SET, key);
     request.set_version(expected_version);
     request.set_value(std::string(value));
@@ -96,10 +103,20 @@ class StoreClient final : public Store {
 
   absl::StatusOr<bool> Delete(absl::string_view key,
                               absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckCall(key, timeout));
     WEFT_ASSIGN_OR_RETURN(
         const v1::StoreReply reply,
         Change(Request(v1::StoreRequest::DELETE, key), timeout));
     return reply.applied();
+  }
+
+  absl::StatusOr<int64_t> CountKeys(absl::string_view prefix,
+                                    absl::Duration timeout) override {
+    WEFT_RETURN_IF_ERROR(CheckTimeout(prefix, timeout));
+    WEFT_ASSIGN_OR_RETURN(
+        const v1::StoreReply reply,
+        Ask(Request(v1::StoreRequest::COUNT, prefix), Deadline(timeout)));
+    return reply.count();
   }
 
  private:
@@ -123,10 +140,12 @@ class StoreClient final : public Store {
   absl::StatusOr<v1::StoreReply> Ask(v1::StoreRequest request,
                                      Instant deadline) {
     return CallUntil<v1::StoreReply>(
-        *link_, timers_, "Store", deadline, [&](absl::Duration hold) {
+        *link_, timers_, "Store", deadline,
+        [&](absl::Duration hold) {
           request.set_wait_ms(absl::ToInt64Milliseconds(hold));
           return request;
-        });
+        },
+        *calls_);
   }
 
   // The coordinator remembers one change of each client, so this one waits for
@@ -164,6 +183,7 @@ class StoreClient final : public Store {
   const std::shared_ptr<CoordinatorLink> link_;
   const std::string job_;
   const uint64_t client_;
+  const std::shared_ptr<OpenCalls> calls_;
   Mutex mu_;
   Future<void> last_change_ ABSL_GUARDED_BY(mu_) = MakeReady();
   uint64_t last_sequence_ ABSL_GUARDED_BY(mu_) = 0;
@@ -173,9 +193,10 @@ class StoreClient final : public Store {
 
 std::unique_ptr<Store> MakeStoreClient(TimerSource& timers,
                                        std::shared_ptr<CoordinatorLink> link,
-                                       std::string job, uint64_t client) {
+                                       std::string job, uint64_t client,
+                                       std::shared_ptr<OpenCalls> calls) {
   return std::make_unique<StoreClient>(timers, std::move(link), std::move(job),
-                                       client);
+                                       client, std::move(calls));
 }
 
 }  // namespace weft::rendezvous

@@ -8,15 +8,18 @@
 #include <string>
 
 #include "weft/rendezvous/coordinator_link.h"
+#include "weft/rendezvous/open_calls.h"
 #include "weft/rendezvous/store.h"
 
 namespace weft::rendezvous {
 
-// `client` is a member's incarnation; its changes are made once. `timers` must
-// outlive the store.
-std::unique_ptr<Store> MakeStoreClient(TimerSource& timers,
-                                       std::shared_ptr<CoordinatorLink> link,
-                                       std::string job, uint64_t client);
+// `client` is a member's incarnation; its changes are made once. Once `calls`
+// have ended, every operation ends with their status. `timers` must outlive the
+// store.
+std::unique_ptr<Store> MakeStoreClient(
+    TimerSource& timers, std::shared_ptr<CoordinatorLink> link, std::string job,
+    uint64_t client,
+    std::shared_ptr<OpenCalls> calls = std::make_shared<OpenCalls>());
 
 }  // namespace weft::rendezvous
 

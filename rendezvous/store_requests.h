@@ -42,15 +42,6 @@ inline absl::Status DidNotChange(absl::string_view key, uint64_t after,
                    after, " within ", absl::FormatDuration(timeout)));
 }
 
-// kInvalidArgument: longer than a key may be.
-inline absl::Status CheckKey(absl::string_view key) {
-  constexpr size_t kMost = 1 << 10;
-  if (key.size() <= kMost) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("store: key \"", key.substr(0, 64), "...\" has ", key.size(),
-                   " bytes, the limit is ", kMost));
-}
-
 // The operations of a Store in terms of `Change(request) -> reply`, which makes
 // a change.
 template <typename Change>

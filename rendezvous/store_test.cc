@@ -23,6 +23,7 @@
 #include "weft/rendezvous/etcd_store.h"
 #include "weft/rendezvous/file_store.h"
 #include "weft/rendezvous/grpc_coordinator.h"
+#include "weft/rendezvous/meeting_keys.h"
 #include "weft/rendezvous/memory_store.h"
 #include "weft/rendezvous/prefix_store.h"
 #include "weft/rendezvous/store_client.h"
@@ -58,6 +59,55 @@ class MemoryWorld final : public StoreWorld {
   }
 
  private:
+  MemoryStore store_;
+};
+
+class BareMemoryWorld final : public StoreWorld {
+ public:
+  std::unique_ptr<Store> Open() override {
+    return std::make_unique<Handed>(store_);
+  }
+
+ private:
+  // The one store, in the hands of several.
+  class Handed final : public Store {
+   public:
+    explicit Handed(Store& store) : store_(store) {}
+    absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
+                                 absl::Duration timeout) override {
+      return store_.Set(key, value, timeout);
+    }
+    absl::StatusOr<StoreEntry> Get(absl::string_view key,
+                                   absl::Duration timeout) override {
+      return store_.Get(key, timeout);
+    }
+    absl::StatusOr<StoreEntry> Wait(absl::string_view key, uint64_t after,
+                                    absl::Duration timeout) override {
+      return store_.Wait(key, after, timeout);
+    }
+    absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
+                                absl::Duration timeout) override {
+      return store_.Add(key, delta, timeout);
+    }
+    absl::StatusOr<Swap> CompareSet(absl::string_view key,
+                                    uint64_t expected_version,
+                                    absl::string_view value,
+                                    absl::Duration timeout) override {
+      return store_.CompareSet(key, expected_version, value, timeout);
+    }
+    absl::StatusOr<bool> Delete(absl::string_view key,
+                                absl::Duration timeout) override {
+      return store_.Delete(key, timeout);
+    }
+    absl::StatusOr<int64_t> CountKeys(absl::string_view prefix,
+                                      absl::Duration timeout) override {
+      return store_.CountKeys(prefix, timeout);
+    }
+
+   private:
+    Store& store_;
+  };
+
   MemoryStore store_;
 };
 
@@ -153,7 +203,8 @@ class StoreConformance : public ::testing::TestWithParam<StoreKind> {
 
 INSTANTIATE_TEST_SUITE_P(
     Stores, StoreConformance,
-    ::testing::Values(KindOf<MemoryWorld>("memory_and_prefix"),
+    ::testing::Values(KindOf<BareMemoryWorld>("memory"),
+                      KindOf<MemoryWorld>("memory_and_prefix"),
                       KindOf<FileWorld>("file"), KindOf<GrpcWorld>("grpc"),
                       KindOf<EtcdWorld>("etcd")),
     [](const auto& info) { return info.param.name; });
@@ -290,6 +341,88 @@ TEST_P(StoreConformance, KeysAndValuesThatAreTooLongAreRefused) {
   EXPECT_THAT(a_->Set(std::string((1 << 10) + 1, 'k'), "x", kLong),
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(a_->Set("key", std::string(1 << 20, 'x'), kLong), IsOk());
+}
+
+// Each operation of a store, on one key.
+absl::Status Do(int operation, Store& store, const std::string& key,
+                absl::Duration timeout) {
+  switch (operation) {
+    case 0:
+      return store.Set(key, "x", timeout).status();
+    case 1:
+      return store.Get(key, timeout).status();
+    case 2:
+      return store.Wait(key, 0, timeout).status();
+    case 3:
+      return store.Add(key, 1, timeout).status();
+    case 4:
+      return store.CompareSet(key, 0, "x", timeout).status();
+    case 5:
+      return store.Delete(key, timeout).status();
+    case 6:
+      return store.Append(key, "x", timeout).status();
+    case 7:
+      return store.WaitAll({key}, timeout);
+    default:
+      return store.MultiGet({key}, timeout).status();
+  }
+}
+constexpr int kOperations = 9;
+
+TEST_P(StoreConformance, EveryOperationRefusesAnEmptyKeyAndOneThatIsTooLong) {
+  for (const std::string& key : {std::string(), std::string(1025, 'k')}) {
+    for (int operation = 0; operation < kOperations; ++operation) {
+      EXPECT_THAT(Do(operation, *a_, key, kLong),
+                  StatusIs(absl::StatusCode::kInvalidArgument, "1 to 1024"))
+          << operation << " " << key.size();
+    }
+  }
+  EXPECT_THAT(a_->NumKeys(kLong), IsOkAndHolds(0));
+}
+
+TEST_P(StoreConformance, TimeoutOfZeroOrLessIsOverAndNothingIsDone) {
+  ASSERT_THAT(a_->Set("7", "7", kLong), IsOk());
+  for (const absl::Duration none :
+       {absl::ZeroDuration(), absl::Seconds(-1), -absl::InfiniteDuration()}) {
+    for (const char* key : {"7", "absent"}) {
+      for (int operation = 0; operation < kOperations; ++operation) {
+        EXPECT_THAT(Do(operation, *a_, key, none),
+                    StatusIs(absl::StatusCode::kDeadlineExceeded, key))
+            << operation << " " << none;
+      }
+    }
+    EXPECT_THAT(a_->NumKeys(none),
+                StatusIs(absl::StatusCode::kDeadlineExceeded));
+  }
+  EXPECT_EQ(b_->Get("7", kLong)->value, "7");
+  EXPECT_THAT(b_->NumKeys(kLong), IsOkAndHolds(1));
+}
+
+TEST_P(StoreConformance, NumKeysCountsWhatIsThere) {
+  EXPECT_THAT(a_->NumKeys(kLong), IsOkAndHolds(0));
+  for (const char* key : {"a/1", "a/2", "a", "b"}) {
+    ASSERT_THAT(a_->Set(key, "", kLong), IsOk());
+  }
+  ASSERT_THAT(a_->Add("b", 0, kLong),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  ASSERT_THAT(a_->Set("b", "again", kLong), IsOk());
+  EXPECT_THAT(b_->NumKeys(kLong), IsOkAndHolds(4));
+  EXPECT_THAT(b_->CountKeys("a/", kLong), IsOkAndHolds(2));
+  EXPECT_THAT(b_->CountKeys("c", kLong), IsOkAndHolds(0));
+  EXPECT_THAT(PrefixStore("a", *b_).NumKeys(kLong), IsOkAndHolds(2));
+  ASSERT_THAT(b_->Delete("a/1", kLong), IsOkAndHolds(true));
+  EXPECT_THAT(a_->NumKeys(kLong), IsOkAndHolds(3));
+}
+
+TEST_P(StoreConformance, TheLastToLeaveAMeetingRemovesItsKeys) {
+  ASSERT_THAT(a_->Set("other", "", kLong), IsOk());
+  const std::vector<std::string> keys = {"meet/0", "meet/1", "never made"};
+  ASSERT_THAT(a_->Set("meet/0", "", kLong), IsOk());
+  ASSERT_THAT(b_->Set("meet/1", "", kLong), IsOk());
+  EXPECT_THAT(LeaveMeeting(*a_, "meet", 2, keys, kLong), IsOk());
+  EXPECT_THAT(b_->Get("meet/0", kLong), IsOk());
+  EXPECT_THAT(LeaveMeeting(*b_, "meet", 2, keys, kLong), IsOk());
+  EXPECT_THAT(a_->NumKeys(kLong), IsOkAndHolds(1));
 }
 
 // --- FileStore. --------------------------------------------------------------

@@ -725,7 +725,10 @@ void CoordinatorCore::Report(BarrierTable::Result result) {
 absl::Status CoordinatorCore::CheckStore(
     const v1::StoreRequest& request) const {
   const int64_t key_bytes = static_cast<int64_t>(request.key().size());
-  if (key_bytes == 0 || key_bytes > options_.store.max_key_bytes) {
+  const bool may_be_empty =
+      request.operation() == v1::StoreRequest::COUNT;  // of all keys
+  if ((key_bytes == 0 && !may_be_empty) ||
+      key_bytes > options_.store.max_key_bytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("store: the key has ", key_bytes, " bytes, wanted 1 to ",
                      options_.store.max_key_bytes));
@@ -743,6 +746,11 @@ void CoordinatorCore::On(Ticket ticket, const v1::StoreRequest& request) {
   switch (request.operation()) {
     case v1::StoreRequest::GET:
       return Ok(ticket, store_.Look(request.key()));
+    case v1::StoreRequest::COUNT: {
+      v1::StoreReply counted;
+      counted.set_count(store_.CountKeys(request.key()));
+      return Ok(ticket, std::move(counted));
+    }
     case v1::StoreRequest::WAIT: {
       v1::StoreReply now = store_.Look(request.key());
       if (now.version() > request.version()) return Ok(ticket, std::move(now));

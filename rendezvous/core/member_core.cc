@@ -2,6 +2,7 @@
 
 #include "weft/rendezvous/core/member_core.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,6 +11,10 @@
 
 namespace weft::rendezvous {
 namespace {
+
+// A longer pause between two events is this worker's own absence: one that
+// waits for the coordinator has an event at least every `call_timeout`.
+constexpr absl::Duration kLongestAttention = absl::Seconds(3);
 
 // Whether the same request may fare better later.
 bool IsPassing(const absl::Status& status) {
@@ -53,6 +58,7 @@ absl::StatusOr<MemberCore::Reply> MemberCore::ParseReply(
 }
 
 MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
+  attended_ += std::min(now - now_, kLongestAttention);
   now_ = now;
   if (state_ == State::kEnded) return {};
   if (std::holds_alternative<Start>(event)) {
@@ -77,6 +83,8 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
     if (state_ == State::kIn) OnView(refreshed->view);
   } else if (const auto* host = std::get_if<HostEnded>(&event)) {
     OnHostEnded(host->name);
+  } else if (const auto* ended = std::get_if<MemberEnded>(&event)) {
+    OnMemberEnded(ended->key);
   } else {
     OnTimer();
   }
@@ -92,7 +100,7 @@ void MemberCore::OnTimer() {
 }
 
 void MemberCore::OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply) {
-  if (reply.ok()) heard_at_ = now_;
+  if (reply.ok()) heard_at_ = attended_;
   switch (purpose) {
     case Purpose::kJoin:
       return OnJoinReply(reply);
@@ -122,6 +130,12 @@ void MemberCore::OnHostEnded(const std::string& name) {
         ", which hosted the coordinator, has ended; "
         "waiting for it to start again, for ",
         absl::FormatDuration(options_.give_up_after), " at most")});
+    // Where the coordinator starts again, that incarnation is gone.
+    for (const v1::Member& member : view_.members()) {
+      if (member.hosts_coordinator() && member.name() == name) {
+        return OnMemberEnded(FromWire(member.key()));
+      }
+    }
     return;
   }
   Lose(absl::StatusCode::kUnavailable,
@@ -129,6 +143,39 @@ void MemberCore::OnHostEnded(const std::string& name) {
                     ", which hosted the coordinator, "
                     "has ended and, without --coordinator-log, would not know "
                     "its members again"));
+}
+
+void MemberCore::OnMemberEnded(WorkerKey key) {
+  if (state_ != State::kIn || key == key_) return;
+  const bool is_member = std::any_of(
+      view_.members().begin(), view_.members().end(),
+      [&](const v1::Member& member) { return FromWire(member.key()) == key; });
+  if (!is_member || !ended_.insert(key).second) return;
+  actions_.push_back(NewView{ShownView()});
+}
+
+v1::View MemberCore::ShownView() const {
+  if (ended_.empty()) return view_;
+  v1::View shown = view_;
+  shown.clear_members();
+  for (const v1::Member& member : view_.members()) {
+    if (ended_.count(FromWire(member.key())) == 0) {
+      *shown.add_members() = member;
+      continue;
+    }
+    auto* const departed = shown.mutable_departed();
+    const auto earlier = std::find_if(
+        departed->begin(), departed->end(), [&](const v1::Departed& other) {
+          return other.key().id() == member.key().id();
+        });
+    v1::Departed* const gone =
+        earlier != departed->end() ? &*earlier : shown.add_departed();
+    gone->Clear();
+    gone->set_name(member.name());
+    *gone->mutable_key() = member.key();
+    gone->set_reason("its process has ended");
+  }
+  return shown;
 }
 
 void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
@@ -168,11 +215,11 @@ void MemberCore::OnHeartbeatReply(const absl::Status& status) {
     to_repeat_.clear();
   } else if (!IsPassing(status)) {
     return LoseBy(status);
-  } else if (now_ - heard_at_ > (is_durable_
-                                     ? options_.give_up_after
-                                     : options_.give_up_for_good_after)) {
+  } else if (attended_ - heard_at_ > (is_durable_
+                                          ? options_.give_up_after
+                                          : options_.give_up_for_good_after)) {
     const absl::Duration silent =
-        absl::Trunc(now_ - heard_at_, absl::Seconds(1));
+        absl::Trunc(attended_ - heard_at_, absl::Seconds(1));
     return Lose(
         absl::StatusCode::kUnavailable,
         absl::StrCat("the coordinator has been silent for ",
@@ -218,7 +265,13 @@ void MemberCore::TakeView(const v1::View& view) {
     to_repeat_ = {view_.departed().begin(), view_.departed().end()};
   }
   view_ = view;
-  actions_.push_back(NewView{view});
+  std::set<WorkerKey> still_members;
+  for (const v1::Member& member : view.members()) {
+    const WorkerKey key = FromWire(member.key());
+    if (ended_.count(key) != 0) still_members.insert(key);
+  }
+  ended_ = std::move(still_members);
+  actions_.push_back(NewView{ShownView()});
   for (const v1::Departed& departed : view.departed()) {
     const bool is_self =
         departed.key().id() == key_.id && departed.key().epoch() >= key_.epoch;

@@ -1,11 +1,16 @@
 // MemberCore: one worker's side of the membership: joins, repeats, beats,
 // watches, leaves. Pure: OnEvent(event) -> actions.
+//
+// The coordinator's silence is counted in time during which this core was
+// driven: a worker that was itself stopped for a while does not take that for
+// silence, and learns from the coordinator what became of it.
 
 #ifndef WEFT_RENDEZVOUS_CORE_MEMBER_CORE_H_
 #define WEFT_RENDEZVOUS_CORE_MEMBER_CORE_H_
 
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string>
 #include <variant>
 #include <vector>
@@ -72,8 +77,13 @@ class MemberCore {
   struct HostEnded {
     std::string name;
   };
-  using Event =
-      std::variant<Start, Replied, Timer, WantToLeave, Refreshed, HostEnded>;
+  // The process of this member has ended, as somebody of its host has seen
+  // while there is no coordinator to see it.
+  struct MemberEnded {
+    WorkerKey key;
+  };
+  using Event = std::variant<Start, Replied, Timer, WantToLeave, Refreshed,
+                             HostEnded, MemberEnded>;
 
   struct Send {
     uint64_t call;  // named again by its Replied
@@ -86,6 +96,8 @@ class MemberCore {
   struct Joined {
     WorkerKey key;
   };
+  // What the coordinator has told, without those whose process is known to have
+  // ended. Of the same version as the one before if only that has changed.
   struct NewView {
     v1::View view;
   };
@@ -107,7 +119,7 @@ class MemberCore {
   using Actions = std::vector<Action>;
 
   MemberCore(Options options, Instant now)
-      : options_(std::move(options)), heard_at_(now), now_(now) {}
+      : options_(std::move(options)), now_(now) {}
 
   Actions OnEvent(Instant now, const Event& event);
 
@@ -121,6 +133,7 @@ class MemberCore {
   enum class State { kNew, kJoining, kIn, kLeaving, kEnded };
   State state() const { return state_; }
   WorkerKey key() const { return key_; }
+  // As the coordinator has told it.
   const v1::View& view() const { return view_; }
 
  private:
@@ -141,6 +154,8 @@ class MemberCore {
   bool OnView(const v1::View& view);
   void OnLeaveReply(const absl::Status& status);
   void OnHostEnded(const std::string& name);
+  void OnMemberEnded(WorkerKey key);
+  v1::View ShownView() const;
 
   Pending& pending(Purpose purpose) {
     return pending_[static_cast<int>(purpose)];
@@ -160,12 +175,14 @@ class MemberCore {
   WorkerKey key_;
   bool is_durable_ = false;  // the coordinator
   v1::View view_;
+  std::set<WorkerKey> ended_;  // of the members in view_
   PollBackoff watch_backoff_;
   // Members that earlier terms declared gone, until a newer term has them.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];
   uint64_t last_call_ = 0;
-  Instant heard_at_;  // the coordinator
+  absl::Duration attended_;  // how long this core has been driven
+  absl::Duration heard_at_;  // of `attended_`: the coordinator
   // While joining: since when it answers with nothing but a hang-up.
   std::optional<Instant> reset_since_;
   Instant leaving_at_;  // since when

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
@@ -39,6 +40,16 @@ absl::StatusOr<std::string> Sum(const std::string& key,
 const VersionedMap::Entry* VersionedMap::Find(const std::string& key) const {
   const auto found = entries_.find(key);
   return found == entries_.end() ? nullptr : &found->second;
+}
+
+int64_t VersionedMap::CountKeys(const std::string& prefix) const {
+  if (prefix.empty()) return static_cast<int64_t>(entries_.size());
+  int64_t count = 0;
+  for (auto it = entries_.lower_bound(prefix);
+       it != entries_.end() && absl::StartsWith(it->first, prefix); ++it) {
+    ++count;
+  }
+  return count;
 }
 
 v1::StoreReply VersionedMap::Look(const std::string& key) const {

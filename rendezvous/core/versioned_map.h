@@ -37,6 +37,9 @@ class VersionedMap {
   // Null if absent.
   const Entry* Find(const std::string& key) const;
 
+  // Those that begin with `prefix`.
+  int64_t CountKeys(const std::string& prefix) const;
+
   // What a GET or WAIT answers now.
   v1::StoreReply Look(const std::string& key) const;
 

@@ -64,8 +64,8 @@ TEST(InitUrl, RefusesOthersAndNamesTheForms) {
   for (const char* text :
        {"", "7000", "http://a:1", "env://x", "tcp://", "tcp://host",
         "tcp://h:1/x", "tcp://h:1?rank=0", "tcp://[:\1]:7000", "tcp://h:70000",
-        "tcp://unix:", "file://", "file://a", "file:///a/", "etcd://h",
-        "etcd://h:1/a b", "etcd+unix://etcd"}) {
+        "tcp://unix:", "tcp://h:0", "etcd://h:0", "file://", "file://a",
+        "file:///a/", "etcd://h", "etcd://h:1/a b", "etcd+unix://etcd"}) {
     EXPECT_THAT(ParseInitUrl(text), StatusIs(absl::StatusCode::kInvalidArgument,
                                              "wanted env://, tcp://HOST:PORT"))
         << text;
