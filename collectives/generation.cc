@@ -6,6 +6,7 @@
 namespace weft::collectives {
 
 Generation::~Generation() {
+  if (abort_source_ != nullptr) abort_source_->Remove(*backend_);
   if (operations_.is_idle() && transfers_.is_idle()) return;
   backend_->Abort(absl::CancelledError(
       absl::StrCat("group ", name_, " ended on rank ", backend_->rank())));
@@ -65,7 +66,8 @@ absl::Status Generation::Run(Call call, const CallOptions& options) {
   if (InlineScope::IsActive()) {
     return Annotate(
         absl::FailedPreconditionError(
-            "this thread must not block (it is the Loop's, or runs a callback of "
+            "this thread must not block (it is the Loop's, or runs a callback "
+            "of "
             "a group's Future): call the Async form of it, or give Then an "
             "executor"),
         call.preparation.operation());

@@ -12,6 +12,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "weft/base/future.h"
+#include "weft/collectives/abort_source.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/call_options.h"
 #include "weft/collectives/operation_queue.h"
@@ -30,14 +31,18 @@ struct Call {
 // Thread-safety: thread-safe.
 class Generation {
  public:
-  // `recorder`, which may be null, must outlive it.
+  // `recorder`, which may be null, must outlive it. `abort_source` may be null.
   Generation(std::unique_ptr<Backend> backend, std::string name,
-             absl::Duration timeout, telemetry::FlightRecorder* recorder)
+             absl::Duration timeout, telemetry::FlightRecorder* recorder,
+             std::shared_ptr<AbortSource> abort_source)
       : name_(std::move(name)),
         timeout_(timeout),
         recorder_(recorder),
+        abort_source_(std::move(abort_source)),
         backend_(std::move(backend)),
-        transfers_(*backend_) {}
+        transfers_(*backend_) {
+    if (abort_source_ != nullptr) abort_source_->Add(*backend_);
+  }
   // Aborts what goes on.
   ~Generation();
 
@@ -64,6 +69,7 @@ class Generation {
   const std::string name_;
   const absl::Duration timeout_;
   telemetry::FlightRecorder* const recorder_;
+  const std::shared_ptr<AbortSource> abort_source_;
   const std::unique_ptr<Backend> backend_;
   std::atomic<bool> has_told_{false};  // of what has broken the group
   TransferQueue transfers_;

@@ -40,7 +40,8 @@ class ProcessGroup::Core {
  private:
   std::shared_ptr<Generation> Make(std::unique_ptr<Backend> backend) const {
     return std::make_shared<Generation>(std::move(backend), options_.name,
-                                        options_.timeout, options_.recorder);
+                                        options_.timeout, options_.recorder,
+                                        options_.abort_source);
   }
 
   const GroupOptions options_;

@@ -32,7 +32,8 @@
 //   kUnimplemented       "backend X lacks Y": at once, on every rank.
 //   kFailedPrecondition  the ranks called different operations, both call sites
 //                        are named on every rank; or the group is broken.
-//   kUnavailable         a rank has ended; its number is named.
+//   kUnavailable         a rank has ended, or is out of its job; its number is
+//                        named.
 //   kDeadlineExceeded    `timeout` has passed; the ranks waited for are named.
 //                        After DiagnosisOptions::report_after the same is
 //                        reported, and the operation goes on.
@@ -59,6 +60,7 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "weft/base/future.h"
+#include "weft/collectives/abort_source.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/call_options.h"
 #include "weft/collectives/call_site.h"
@@ -78,6 +80,8 @@ struct GroupOptions {
   // status code (end). `weft dump` compares those of all ranks. Null: none.
   // Must outlive the group.
   telemetry::FlightRecorder* recorder = nullptr;
+  // Can end this group and those made from it; null: nothing can.
+  std::shared_ptr<AbortSource> abort_source = nullptr;
 };
 
 // One part of an Exchange.

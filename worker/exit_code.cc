@@ -2,9 +2,11 @@
 
 #include "weft/worker/exit_code.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,7 @@ namespace worker {
 namespace {
 
 constexpr char kPayload[] = "weft.worker/exit_code";
+constexpr char kNoRestart[] = "weft.worker/no_restart";
 constexpr int kSignalBase = 128;  // of a shell's exit codes
 
 }  // namespace
@@ -76,6 +79,27 @@ absl::Status WithExitCode(absl::Status status, ExitCode code) {
   return status;
 }
 
+absl::Status WithoutRestart(absl::Status status) {
+  status.SetPayload(kNoRestart, absl::Cord("1"));
+  return status;
+}
+
+bool IsFinal(const absl::Status& status) {
+  if (status.ok()) return false;
+  if (status.GetPayload(kNoRestart).has_value()) return true;
+  switch (ExitCodeFor(status)) {
+    case ExitCode::kUsage:
+    case ExitCode::kConfig:
+    case ExitCode::kDiverged:
+    case ExitCode::kBadCheckpoint:
+      return true;
+    case ExitCode::kAuth:
+      return !net::WasConnectionReset(status);
+    default:
+      return false;
+  }
+}
+
 absl::Status EndedBySignal(int signal, absl::string_view message) {
   return WithExitCode(absl::CancelledError(message),
                       static_cast<ExitCode>(kSignalBase + signal));
@@ -114,11 +138,24 @@ absl::string_view NameOf(ExitCode code) {
   return "unknown";
 }
 
+namespace {
+
+// A launcher that finds no such file starts again what has ended.
+void TellLauncherOfFinal(const absl::Status& status) {
+  const char* const path = std::getenv(kNoRestartFile);
+  if (path == nullptr || !IsFinal(status)) return;
+  const int file =
+      open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
+  if (file >= 0) close(file);
+}
+
+}  // namespace
 }  // namespace worker
 
 void ExitIfError(const absl::Status& status) {
   if (status.ok()) return;
   const worker::ExitCode code = worker::ExitCodeFor(status);
+  worker::TellLauncherOfFinal(status);
   std::fflush(stdout);
   // A peer's words may be in it, and a terminal obeys control characters.
   std::vector<std::string> lines;

@@ -39,6 +39,18 @@ absl::Status EndedBySignal(int signal, absl::string_view message);
 // The signal of EndedBySignal; nothing for other statuses.
 std::optional<int> SignalOf(const absl::Status& status);
 
+// `status`, which is not ok, made to say that starting the program again cannot
+// help: it would fail in the same way, or has nothing left to do.
+absl::Status WithoutRestart(absl::Status status);
+// Whether starting again cannot help: by WithoutRestart, or by the exit code
+// (usage, configuration, diverged, bad checkpoint; authentication, but for a
+// connection that a peer closed, which it may have done for want of room).
+bool IsFinal(const absl::Status& status);
+
+// The variable in which `weft run` names a file to a rank: a program that ends
+// by ExitIfError with what IsFinal makes it, and nothing is started again.
+inline constexpr char kNoRestartFile[] = "WEFT_NO_RESTART_FILE";
+
 // The same error with `part` before its message; keeps its exit code.
 absl::Status OfPart(absl::string_view part, const absl::Status& status);
 
@@ -49,7 +61,8 @@ absl::string_view NameOf(ExitCode code);
 
 // If `status` is an error, writes "error: <message>" ("stopped: <message>" for
 // EndedBySignal) to standard error and ends the process with its exit code,
-// without running destructors of others' threads.
+// without running destructors of others' threads. `weft run` is told if the
+// error IsFinal.
 void ExitIfError(const absl::Status& status);
 template <typename T>
 void ExitIfError(const absl::StatusOr<T>& result) {

@@ -1,12 +1,19 @@
 #include "weft/worker/join_group.h"
 
+#include <algorithm>
 #include <functional>
-#include <optional>
+#include <map>
+#include <random>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/host_backend.h"
 #include "weft/net/edge/socket_directory.h"
@@ -19,24 +26,111 @@ namespace weft::worker {
 
 namespace {
 
-// Checks against membership that the ranks of a role are alive: the ones that
-// are members now, as a rank that comes back later is not of their group.
-std::function<absl::Status(int)> CheckMembers(rendezvous::Membership& members,
-                                              const std::string& role,
-                                              int size) {
-  std::vector<std::optional<rendezvous::WorkerKey>> keys(size);
-  const auto now = members.view();
-  for (int rank = 0; rank < size; ++rank) {
-    const rendezvous::Member* const member =
-        now->Find(absl::StrCat(role, rank));
-    if (member != nullptr) keys[rank] = member->key;
+// Those who meet: names and, once they have met, incarnations, by rank.
+struct Ranks {
+  std::vector<std::string> names;
+  std::vector<rendezvous::WorkerKey> keys;
+  // Drawn by rank 0: no other meeting has it.
+  std::string nonce;
+  int rank = 0;  // of this worker
+};
+
+absl::StatusOr<Ranks> RanksOf(const Worker& worker,
+                              const JoinGroupOptions& options) {
+  const Options& own = worker.options();
+  Ranks ranks;
+  ranks.names = options.members;
+  if (ranks.names.empty() && own.is_elastic()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "JoinGroup: ", own.name(),
+        " is of an elastic job, in which the number of ranks is not known; "
+        "name the members in JoinGroupOptions::members, or start the job with "
+        "--servers and --trainers"));
   }
+  if (ranks.names.empty()) {
+    const int size = own.role == "ps" ? own.servers : own.trainers;
+    for (int rank = 0; rank < size; ++rank) {
+      ranks.names.push_back(absl::StrCat(own.role, rank));
+    }
+  }
+  std::vector<std::string> sorted = ranks.names;
+  std::sort(sorted.begin(), sorted.end());
+  const auto twice = std::adjacent_find(sorted.begin(), sorted.end());
+  const auto self =
+      std::find(ranks.names.begin(), ranks.names.end(), own.name());
+  if (self == ranks.names.end() || twice != sorted.end()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "JoinGroup ", options.name, ": wanted different members, ", own.name(),
+        " among them, found [", absl::StrJoin(ranks.names, ", "), "]"));
+  }
+  ranks.rank = static_cast<int>(self - ranks.names.begin());
+  return ranks;
+}
+
+// What each brings to the meeting: its incarnation, and a nonce.
+std::string Card(const Worker& worker) {
+  std::random_device random;
+  return absl::StrCat(worker.self().key.id, " ", worker.self().key.epoch, " ",
+                      absl::Hex(uint64_t{random()} << 32 | random()));
+}
+
+absl::Status ReadCards(const std::map<std::string, std::string>& cards,
+                       Ranks* ranks) {
+  for (const std::string& name : ranks->names) {
+    const auto card = cards.find(name);
+    const std::vector<std::string> parts = absl::StrSplit(
+        card == cards.end() ? "" : card->second, absl::MaxSplits(' ', 2));
+    rendezvous::WorkerKey key;
+    if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &key.id) ||
+        !absl::SimpleAtoi(parts[1], &key.epoch) || parts[2].size() > 32) {
+      return absl::InternalError(
+          absl::StrCat("JoinGroup: what ", name,
+                       " has brought to the barrier is not of "
+                       "JoinGroup"));
+    }
+    ranks->keys.push_back(key);
+    if (ranks->nonce.empty()) ranks->nonce = parts[2];
+  }
+  return absl::OkStatus();
+}
+
+// Of a whole role, others may come in the place of those that are gone.
+absl::StatusOr<std::map<std::string, std::string>> MeetAll(
+    rendezvous::Membership& members, const std::string& tag,
+    const std::string& card, const std::vector<std::string>& names,
+    bool may_come_back, Instant deadline) {
+  const auto left = [&] {
+    return std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
+  };
+  for (;;) {
+    auto cards = members.AllGather(tag, card, names, left());
+    const bool may_pass =
+        may_come_back && absl::IsUnavailable(cards.status()) &&
+        members.status().ok() && left() > absl::ZeroDuration();
+    if (!may_pass) return cards;
+    const auto all_there = [&](const rendezvous::View& view) {
+      return std::all_of(
+          names.begin(), names.end(),
+          [&](const std::string& name) { return view.Find(name) != nullptr; });
+    };
+    const absl::Status back = members.WaitFor(all_there, left()).status();
+    if (!members.status().ok()) return members.status();
+    if (!back.ok()) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(cards.status().message(), ", and none came in its place",
+                       " in time"));
+    }
+  }
+}
+
+// Checks against membership that the incarnations of a group are alive.
+std::function<absl::Status(int)> CheckMembers(
+    rendezvous::Membership& members, std::vector<rendezvous::WorkerKey> keys) {
   return [&members, keys = std::move(keys)](int rank) -> absl::Status {
-    if (!keys[rank].has_value()) return absl::OkStatus();
     const auto view = members.view();
-    if (!view->IsGone(*keys[rank])) return absl::OkStatus();
+    if (!view->IsGone(keys[rank])) return absl::OkStatus();
     for (const rendezvous::Departed& departed : view->departed()) {
-      if (departed.key == *keys[rank]) {
+      if (departed.key == keys[rank]) {
         return absl::UnavailableError(departed.reason);
       }
     }
@@ -46,22 +140,44 @@ std::function<absl::Status(int)> CheckMembers(rendezvous::Membership& members,
 
 }  // namespace
 
+absl::StatusOr<std::vector<std::string>> MembersNow(
+    Worker& worker, absl::string_view selector) {
+  const auto view = worker.membership().view();
+  WEFT_ASSIGN_OR_RETURN(std::vector<const rendezvous::Member*> found,
+                        view->Select(selector));
+  std::sort(found.begin(), found.end(), [](const auto* a, const auto* b) {
+    return std::tie(a->role, a->rank, a->name) <
+           std::tie(b->role, b->rank, b->name);
+  });
+  std::vector<std::string> names;
+  for (const rendezvous::Member* member : found) names.push_back(member->name);
+  return names;
+}
+
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
     Worker& worker, const JoinGroupOptions& options) {
   const Options& own = worker.options();
-  if (own.is_elastic()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "JoinGroup: ", own.name(),
-        " is of an elastic job, in which the number of ranks is not known; ",
-        "start the job with --servers and --trainers"));
-  }
+  const absl::Duration timeout = options.join_timeout > absl::ZeroDuration()
+                                     ? options.join_timeout
+                                     : own.join_timeout;
+  const Instant deadline = SteadyClock().Now() + timeout;
+  WEFT_ASSIGN_OR_RETURN(Ranks ranks, RanksOf(worker, options));
+  const bool is_of_role = options.members.empty();
+  const std::string name =
+      is_of_role ? absl::StrCat(own.role, "/", options.name) : options.name;
+  WEFT_ASSIGN_OR_RETURN(
+      const auto cards,
+      MeetAll(worker.membership(), absl::StrCat("join_group/", name),
+              Card(worker), ranks.names, is_of_role, deadline));
+  WEFT_RETURN_IF_ERROR(ReadCards(cards, &ranks));
   collectives::HostOptions host;
   host.store = &worker.membership().store();
-  host.name = absl::StrCat(own.role, "/", options.name);
-  host.rank = own.rank;
-  host.size = own.role == "ps" ? own.servers : own.trainers;
+  host.name = absl::StrCat(name, "#", ranks.nonce);
+  host.rank = ranks.rank;
+  host.size = static_cast<int>(ranks.names.size());
   host.arena_bytes = options.arena_bytes;
-  host.connect_timeout = own.join_timeout;
+  host.connect_timeout =
+      std::max(deadline - SteadyClock().Now(), absl::ZeroDuration());
   host.memory_budget = worker.memory_budget();
   host.streams = &worker.group_streams();
   host.own_stream = {worker.self().name, worker.self().address};
@@ -71,7 +187,7 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
         worker.group_streams().transport().memory_socket();
   }
   host.dead_after = own.limits.dead_after;
-  host.check_member = CheckMembers(worker.membership(), own.role, host.size);
+  host.check_member = CheckMembers(worker.membership(), std::move(ranks.keys));
   host.diagnosis.report = [&worker](absl::string_view report) {
     WEFT_LOG(worker.telemetry().logger(), Warning, report);
   };
@@ -79,9 +195,10 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<collectives::Backend> backend,
                         collectives::ConnectHost(std::move(host)));
   collectives::GroupOptions group;
-  group.name = absl::StrCat(own.role, "/", options.name);
+  group.name = name;
   group.timeout = options.timeout;
   group.recorder = &worker.telemetry().recorder();
+  group.abort_source = worker.group_abort();
   return collectives::ProcessGroup::Create(std::move(backend),
                                            std::move(group));
 }

@@ -1,8 +1,15 @@
-// JoinGroup: the process group of a worker and the others of its role.
+// JoinGroup: the process group of a worker and other members of its job.
 //
-//   auto group = weft::worker::JoinGroup(**worker);
+//   auto group = weft::worker::JoinGroup(**worker);  // all of its role
 //   weft::ExitIfError(group.status());
 //   weft::ExitIfError((*group)->AllReduce(gradient));
+//
+// Of the members that are there now, after some have left and others have come:
+//
+//   WEFT_RETURN_IF_ERROR(worker.membership().Refresh(timeout));
+//   JoinGroupOptions join;
+//   WEFT_ASSIGN_OR_RETURN(join.members, MembersNow(worker, "role=trainer"));
+//   auto group = JoinGroup(worker, join);
 
 #ifndef WEFT_WORKER_JOIN_GROUP_H_
 #define WEFT_WORKER_JOIN_GROUP_H_
@@ -10,8 +17,10 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "weft/collectives/process_group.h"
 #include "weft/worker/worker.h"
@@ -19,8 +28,16 @@
 namespace weft::worker {
 
 struct JoinGroupOptions {
-  // Unique among the groups of the job's role.
+  // By which the members find each other: they are at one group of one name at
+  // a time. It may be used again, by the same or by other members, once
+  // JoinGroup has returned; a group that still lives is not touched by that.
   std::string name = "world";
+  // The names of its members, this worker's among them, of any roles; the rank
+  // of each is its place in this list, which is the same at all of them. Empty:
+  // all workers of this worker's role, by rank.
+  std::vector<std::string> members;
+  // How long to wait for the others; 0: Options::join_timeout.
+  absl::Duration join_timeout;
   // Bytes of shared memory that ProcessGroup::Allocate may hand out on this
   // worker; reserved when the group is made. Holds the buckets of ddp.
   int64_t arena_bytes = int64_t{64} << 20;
@@ -30,14 +47,40 @@ struct JoinGroupOptions {
   std::string host_id;
 };
 
-// Called by every worker of the role; its ranks are those of the workers, on
-// one host or several. Waits for all of them, --join-timeout at most. `worker`
-// must outlive the group. Reports of stuck operations go into the worker's log.
-// A rank of another host that is silent for Limits::dead_after is dead. Errors
-// as those of collectives::ConnectHost; kFailedPrecondition for a worker of an
-// elastic job, which does not know how many ranks there are.
+// Called by every member of the group, on one host or several; waits for all of
+// them. The group is of the incarnations that meet here: once one is gone, its
+// operations end (kUnavailable, on every rank), and a worker that comes back
+// under the same name is in none of the earlier groups. To go on, the members
+// call JoinGroup again: with the same options where the one that was lost comes
+// back, or with `members` that are there now.
+//
+// Without `members`, a worker of the role that is gone is waited for: another
+// may come in its place. With `members`, one that is gone is an error at once.
+//
+// When this worker is out of its job, the operations of the group, and of the
+// groups made from it, end on every rank with kUnavailable and the reason.
+//
+// `worker` must outlive the group. Reports of stuck operations go into the
+// worker's log. A rank of another host that is silent for Limits::dead_after is
+// dead.
+//   kDeadlineExceeded    names the members that did not come
+//   kUnavailable         a member is gone, which is named; or as status()
+//   kAborted             Membership::status(): this worker is out of its job
+//   kFailedPrecondition  members of the same name wait for others than these;
+//                        another thread of this worker is at this name; or it
+//                        is of an elastic job, in which the number of ranks is
+//                        not known, and there are no `members`
+//   kInvalidArgument     `members` without this worker, or with one twice
+// and those of collectives::ConnectHost.
 absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
     Worker& worker, const JoinGroupOptions& options = {});
+
+// For JoinGroupOptions::members: the names of the members that `selector`
+// (View::Select) finds in the newest view, by role and rank. Workers that look
+// at different views find different ones: see Membership::Refresh, and agree on
+// who joins where members come and go meanwhile. kInvalidArgument as Select.
+absl::StatusOr<std::vector<std::string>> MembersNow(Worker& worker,
+                                                    absl::string_view selector);
 
 }  // namespace weft::worker
 

@@ -119,7 +119,8 @@ rendezvous::World Options::world() const {
 }
 
 void Options::AddTo(Flags& flags) {
-  flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS", "WEFT_START"});
+  flags.WarnOfUnknown("WEFT_",
+                      {"WEFT_FAILPOINTS", "WEFT_START", kNoRestartFile});
   flags.Add("job", &job, "the job's name, equal in all its workers",
             {"WEFT_JOB"});
   flags.Add("role", &role, "ps, trainer or admin", {"WEFT_ROLE"});

@@ -340,6 +340,8 @@ absl::Status Worker::OpenReferencesAndPasses() {
 
 void Worker::OutOfJob(const absl::Status& why) {
   endpoint_->SetServing(false);
+  // kAborted would be of one operation, after which the group goes on.
+  group_abort_->Abort(absl::UnavailableError(why.message()));
   agent_->OutOfJob(why);
   if (options_.on_out_of_job) options_.on_out_of_job(why);
   if (options_.exit_if_unreachable) EndProgram(why);

@@ -20,6 +20,7 @@
 #include "absl/time/time.h"
 #include "weft/base/executor.h"
 #include "weft/base/thread_pool.h"
+#include "weft/collectives/abort_source.h"
 #include "weft/collectives/backends/stream/streams.h"
 #include "weft/dist_autograd/contexts.h"
 #include "weft/net/endpoint.h"
@@ -79,6 +80,10 @@ class Worker {
   }
   // Connects process groups to ranks of other hosts (worker/join_group.h).
   collectives::Streams& group_streams() { return *group_streams_; }
+  // Ends the process groups of a worker that is out of its job.
+  const std::shared_ptr<collectives::AbortSource>& group_abort() const {
+    return group_abort_;
+  }
 
   // Writes the flight recorder to a file in --dump-dir and logs its name; and
   // the spans, if they are kept, to --trace. SIGUSR2 does the same for every
@@ -137,6 +142,8 @@ class Worker {
   std::shared_ptr<transport::MemoryBudget> memory_budget_;
   std::unique_ptr<transport::Transport> transport_;
   std::unique_ptr<collectives::Streams> group_streams_;
+  const std::shared_ptr<collectives::AbortSource> group_abort_ =
+      std::make_shared<collectives::AbortSource>();
   std::unique_ptr<rpc::UntypedCallService> untyped_call_service_;
   std::unique_ptr<rendezvous::Membership> membership_;
   telemetry::StatusPage::Registration membership_page_;

@@ -76,6 +76,11 @@ class MemoryStore final : public rendezvous::Store {
     return entries_.erase(std::string(key)) > 0;
   }
 
+  size_t size() const {
+    MutexLock lock(mu_);
+    return entries_.size();
+  }
+
  private:
   uint64_t Put(absl::string_view key, absl::string_view value)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -84,7 +89,7 @@ class MemoryStore final : public rendezvous::Store {
     return version_;
   }
 
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar changed_;
   uint64_t version_ ABSL_GUARDED_BY(mu_) = 0;
   std::map<std::string, rendezvous::StoreEntry> entries_ ABSL_GUARDED_BY(mu_);

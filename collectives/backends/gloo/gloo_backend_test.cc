@@ -29,6 +29,7 @@ namespace weft::collectives {
 namespace {
 
 using ::testing::Each;
+using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
 GlooOptions OptionsOf(int rank, int size, rendezvous::Store* store) {
@@ -209,12 +210,28 @@ TEST(GlooBackend, RankThatDoesNotComeIsNamed) {
                        "ranks 1 and 2 of 3 did not come"));
 }
 
-TEST(GlooBackend, RankThatComesTwiceIsRefused) {
+TEST(GlooBackend, RankThatComesTwiceToAMeetingIsRefused) {
   MemoryStore store;
-  const GlooOptions options = OptionsOf(0, 1, &store);
-  WEFT_EXPECT_OK(ConnectGloo(options).status());
-  EXPECT_THAT(ConnectGloo(options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "given already"));
+  GlooOptions options = OptionsOf(0, 2, &store);
+  options.connect_timeout = absl::Seconds(3);
+  const auto statuses =
+      testing::RunRanks(2, [&](int) { return ConnectGloo(options).status(); });
+  EXPECT_THAT(
+      statuses,
+      ::testing::UnorderedElementsAre(
+          StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"),
+          StatusIs(absl::StatusCode::kInvalidArgument, "given already")));
+}
+
+TEST(GlooBackend, RanksThatHaveMetLeaveNoKeysAndMayMeetAgain) {
+  MemoryStore store;
+  for (int time = 0; time < 2; ++time) {
+    const auto statuses = testing::RunRanks(3, [&](int rank) {
+      return ConnectGloo(OptionsOf(rank, 3, &store)).status();
+    });
+    EXPECT_THAT(statuses, Each(IsOk()));
+    EXPECT_EQ(store.size(), 0u);
+  }
 }
 
 TEST(GlooBackend, AddressThatOtherHostsReachWantsInsecure) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <exception>
 #include <fstream>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -18,9 +19,13 @@
 #include "gloo/transport/tcp/device.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/gloo/sigpipe_scope.h"
+#include "weft/rendezvous/meeting_keys.h"
 
 namespace weft::collectives {
 namespace {
+
+// For removing keys, also where no time is left.
+constexpr absl::Duration kToLeave = absl::Seconds(2);
 
 std::string KeyOf(const GlooOptions& options, absl::string_view key) {
   return absl::StrCat("gloo/", options.name, "/", key);
@@ -43,7 +48,18 @@ class StoreAdapter final : public ::gloo::rendezvous::Store {
   StoreAdapter(rendezvous::Store& store, std::string prefix, Instant deadline)
       : store_(store), prefix_(std::move(prefix)), deadline_(deadline) {}
 
+  // All that were set and read, and the one of each rank that gloo sets and
+  // some ranks alone read.
+  std::vector<std::string> KeysOf(int ranks) const {
+    std::set<std::string> keys = keys_;
+    for (int r = 0; r < ranks; ++r) {
+      keys.insert(absl::StrCat(prefix_, "rank_", r));
+    }
+    return {keys.begin(), keys.end()};
+  }
+
   void set(const std::string& key, const std::vector<char>& data) override {
+    keys_.insert(prefix_ + key);
     ThrowIfError(store_
                      .Set(prefix_ + key,
                           absl::string_view(data.data(), data.size()), Left())
@@ -52,6 +68,7 @@ class StoreAdapter final : public ::gloo::rendezvous::Store {
   std::vector<char> get(const std::string& key) override {
     const auto entry = store_.Wait(prefix_ + key, 0, Left());
     ThrowIfError(entry.status());
+    keys_.insert(prefix_ + key);
     return std::vector<char>(entry->value.begin(), entry->value.end());
   }
   void wait(const std::vector<std::string>& keys) override {
@@ -73,6 +90,7 @@ class StoreAdapter final : public ::gloo::rendezvous::Store {
   rendezvous::Store& store_;
   const std::string prefix_;
   const Instant deadline_;
+  std::set<std::string> keys_;
 };
 
 }  // namespace
@@ -103,7 +121,8 @@ absl::Status MeetForGloo(const GlooOptions& options, Instant deadline) {
   if (!swap.applied) {
     return absl::InvalidArgumentError(absl::StrCat(
         "rank ", options.rank, " of group ", options.name,
-        " was given already: each rank and each name is used once"));
+        " was given already: each rank and each name is used once until all "
+        "ranks have met"));
   }
   std::vector<int> missing;
   std::vector<std::string> places(options.size);
@@ -118,10 +137,16 @@ absl::Status MeetForGloo(const GlooOptions& options, Instant deadline) {
     }
   }
   if (!missing.empty()) {
+    options.store->Delete(key_of(options.rank), kToLeave).IgnoreError();
     return absl::DeadlineExceededError(absl::StrCat(
         "group ", options.name, ": ", RankList(missing), " of ", options.size,
         " did not come in ", absl::FormatDuration(options.connect_timeout)));
   }
+  std::vector<std::string> keys;
+  for (int r = 0; r < options.size; ++r) keys.push_back(key_of(r));
+  rendezvous::LeaveMeeting(*options.store, KeyOf(options, "place"),
+                           options.size, keys, kToLeave)
+      .IgnoreError();
   const auto host_of = [&](int r) {
     return places[r].substr(0, places[r].find('\n'));
   };
@@ -168,6 +193,9 @@ absl::StatusOr<std::shared_ptr<BreakableContext>> ConnectGlooContext(
     context->setTimeout(std::chrono::milliseconds(
         std::max<int64_t>(1, absl::ToInt64Milliseconds(timeout))));
     context->Connect(store, std::move(device));
+    rendezvous::LeaveMeeting(*options.store, KeyOf(options, purpose),
+                             options.size, store.KeysOf(options.size), kToLeave)
+        .IgnoreError();
     return context;
   } catch (const std::exception& error) {
     return absl::UnavailableError(

@@ -289,7 +289,8 @@ absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
 absl::StatusOr<std::unique_ptr<Backend>> ConnectSubgroup(
     HostOptions options, absl::Span<const int> members, absl::string_view name,
     Instant deadline) {
-  options.name = std::string(name);
+  // Below the parent's, for another group of the same name has such children.
+  options.name = absl::StrCat(options.name, "|", name);
   options.rank =
       static_cast<int>(std::find(members.begin(), members.end(), options.rank) -
                        members.begin());

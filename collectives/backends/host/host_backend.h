@@ -49,7 +49,8 @@ struct HostOptions {
   // Through which the ranks find each other. Must outlive the group and the
   // groups made from it.
   rendezvous::Store* store = nullptr;
-  // Of this group alone, among all that the store ever saw.
+  // Of this group alone, until ConnectHost has returned on all ranks: then the
+  // keys by which they met are removed from the store.
   std::string name = "world";
   int rank = 0;
   int size = 1;

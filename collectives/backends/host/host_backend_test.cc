@@ -449,13 +449,47 @@ TEST(HostBackend, RankThatDoesNotComeIsNamed) {
               StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
 }
 
-TEST(HostBackend, RankThatComesTwiceIsRefused) {
+TEST(HostBackend, RankThatComesTwiceToAMeetingIsRefused) {
   testing::TempDir directory;
   MemoryStore store;
-  const HostOptions options = OptionsOf(0, 1, &store, directory.path());
-  WEFT_EXPECT_OK(ConnectHost(options).status());
+  const HostOptions options = OptionsOf(0, 2, &store, directory.path());
+  const auto statuses = testing::RunRanks(3, [&](int n) -> absl::Status {
+    if (n < 2) {
+      absl::Status status = ConnectHost(options).status();
+      if (!status.ok())
+        WEFT_RETURN_IF_ERROR(store.Set("seen", "", {}).status());
+      return status;
+    }
+    // Once one of the two was refused.
+    WEFT_RETURN_IF_ERROR(store.Wait("seen", 0, absl::Minutes(1)).status());
+    return ConnectHost(OptionsOf(1, 2, &store, directory.path())).status();
+  });
+  EXPECT_THAT(statuses, ::testing::UnorderedElementsAre(
+                            IsOk(), IsOk(),
+                            StatusIs(absl::StatusCode::kInvalidArgument,
+                                     "there already")));
+}
+
+TEST(HostBackend, RanksThatHaveMetLeaveNoKeysAndMayMeetAgain) {
+  testing::TempDir directory;
+  MemoryStore store;
+  for (int time = 0; time < 3; ++time) {
+    const auto statuses = testing::RunRanks(3, [&](int rank) {
+      return ConnectHost(OptionsOf(rank, 3, &store, directory.path())).status();
+    });
+    EXPECT_THAT(statuses, Each(IsOk()));
+    EXPECT_EQ(store.size(), 0u);
+  }
+}
+
+TEST(HostBackend, RankThatGivesUpLeavesNoKey) {
+  testing::TempDir directory;
+  MemoryStore store;
+  HostOptions options = OptionsOf(0, 2, &store, directory.path());
+  options.connect_timeout = absl::Milliseconds(50);
   EXPECT_THAT(ConnectHost(options).status(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "there already"));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "rank 1"));
+  EXPECT_EQ(store.size(), 0u);
 }
 
 TEST(HostBackend, RanksThatShareNoDirectoryAreRefusedOnEachRank) {

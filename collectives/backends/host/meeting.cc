@@ -18,6 +18,7 @@
 #include "weft/net/edge/descriptor.h"
 #include "weft/net/edge/local_socket.h"
 #include "weft/proto/coordinator.pb.h"
+#include "weft/rendezvous/meeting_keys.h"
 
 namespace weft::collectives {
 namespace {
@@ -25,6 +26,9 @@ namespace {
 // Values in the store.
 constexpr char kMapped[] = "ok";
 constexpr char kNone[] = "none ";
+
+// For removing keys, also where no time is left.
+constexpr absl::Duration kToLeave = absl::Seconds(2);
 
 // Where a rank is, as it says itself.
 struct Place {
@@ -68,6 +72,8 @@ class Attempt {
   explicit Attempt(const MeetingOptions& options) : options_(options) {}
 
   absl::StatusOr<Meeting> Run();
+  // Once Run has returned: of its keys none stays when all ranks have left.
+  void Leave();
 
  private:
   std::string Key(absl::string_view what, int rank) const {
@@ -115,6 +121,8 @@ class Attempt {
   std::unique_ptr<net::LocalSocket> socket_;
   std::shared_ptr<const void> counted_;
   std::vector<Place> places_;
+  bool has_arrived_ = false;
+  bool has_found_all_ = false;
 };
 
 absl::Status Attempt::Arrive() {
@@ -136,10 +144,12 @@ absl::Status Attempt::Arrive() {
       const rendezvous::Store::Swap swap,
       options_.store->CompareSet(Key("place", options_.rank), 0,
                                  place.Serialize(), left()));
+  has_arrived_ = swap.applied;
   if (swap.applied) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("rank ", options_.rank, " of group ", options_.name,
-                   " is there already: each rank and each name is used once"));
+                   " is there already: each rank and each name is used once "
+                   "until all ranks have met"));
 }
 
 absl::Status Attempt::FindPlaces() {
@@ -156,6 +166,7 @@ absl::Status Attempt::FindPlaces() {
     WEFT_ASSIGN_OR_RETURN(Place place, Place::Parse(*text));
     places_.push_back(std::move(place));
   }
+  has_found_all_ = missing.empty();
   if (missing.empty()) return absl::OkStatus();
   return absl::Status(
       last.code(),
@@ -329,10 +340,36 @@ absl::StatusOr<Meeting> Attempt::Run() {
   return meeting;
 }
 
+void Attempt::Leave() {
+  rendezvous::Store& store = *options_.store;
+  if (!has_arrived_) return;
+  if (!has_found_all_) {  // others may not come, and count
+    store.Delete(Key("place", options_.rank), kToLeave).IgnoreError();
+    return;
+  }
+  std::vector<std::string> keys;
+  for (int r = 0; r < options_.size; ++r) {
+    keys.push_back(Key("place", r));
+    const std::vector<int> there = RanksOnHostOf(r);
+    if (there.size() == 1) continue;
+    if (there[0] != r) {
+      keys.push_back(Key("mapped", r));
+    } else {
+      keys.push_back(Key("segment", r));
+      keys.push_back(Key("agreed", r));
+    }
+  }
+  rendezvous::LeaveMeeting(store, options_.name, options_.size, keys, kToLeave)
+      .IgnoreError();
+}
+
 }  // namespace
 
 absl::StatusOr<Meeting> Meet(const MeetingOptions& options) {
-  return Attempt(options).Run();
+  Attempt attempt(options);
+  absl::StatusOr<Meeting> meeting = attempt.Run();
+  attempt.Leave();
+  return meeting;
 }
 
 }  // namespace weft::collectives

@@ -10,6 +10,8 @@
 //   agreed/<leader>   the ranks that have mapped it, and why others have not;
 //   or
 //                     why there is no segment
+//   left              how many ranks need none of these any more: the last
+//                     removes all
 // The leader alone decides, at half of the time that is left, so all ranks find
 // the same. A rank that has not mapped its host's segment by then (it is in
 // another container, it is stopped) counts as a host of its own.
@@ -38,7 +40,8 @@ namespace weft::collectives {
 struct MeetingOptions {
   // Must outlive the call.
   rendezvous::Store* store = nullptr;
-  // Of this meeting alone: keys of an earlier one would be taken for its own.
+  // Of this meeting alone until it has returned on all ranks: keys of another
+  // would be taken for its own.
   std::string name;
   int rank = 0;
   int size = 1;
