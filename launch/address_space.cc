@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 
 #include "absl/strings/str_cat.h"
+#include "weft/worker/exit_code.h"
 
 namespace weft::launch {
 
@@ -14,11 +15,12 @@ absl::Status CheckAddressSpace(int64_t wanted_bytes) {
       limit.rlim_cur >= static_cast<rlim_t>(wanted_bytes)) {
     return absl::OkStatus();
   }
-  return absl::ResourceExhaustedError(absl::StrCat(
+  // The same limit is there after a restart.
+  return worker::WithoutRestart(absl::ResourceExhaustedError(absl::StrCat(
       "wanted an address space of at least ", wanted_bytes >> 10,
       " KiB for threads, found a limit of ", limit.rlim_cur >> 10,
       " KiB: raise it by `ulimit -v`; to limit memory, use the group's limit "
-      "(cgroup) or --limits"));
+      "(cgroup) or --limits")));
 }
 
 }  // namespace weft::launch

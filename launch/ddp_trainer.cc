@@ -19,6 +19,7 @@
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/input/sharded_sampler.h"
 #include "weft/launch/job_outcome.h"
+#include "weft/launch/last_save.h"
 #include "weft/launch/training_checks.h"
 #include "weft/worker/exit_code.h"
 
@@ -246,6 +247,24 @@ absl::Status DdpTrainer::Save(bool is_last) {
     WEFT_ASSIGN_OR_RETURN(accuracy, Test());  // by all ranks
   }
   if (options_.checkpoint_dir.empty() || !is_first()) return absl::OkStatus();
+  const absl::Status saved = SaveOnce(accuracy, is_last);
+  if (saved.ok()) return saved;
+  if (is_last && !was_stopped_) {
+    return RetryLastSave(
+        saved, [&] { return SaveOnce(accuracy, is_last); },
+        {options_.checkpoint_dir, options_.retry_last_save_for,
+         LastSaveOptions().first_pause, asked_to_stop_},
+        logger_);
+  }
+  WEFT_LOG(logger_, Error,
+           was_stopped_ ? "no checkpoint was saved"
+                        : "no checkpoint was saved; training goes on")
+      .With("why", saved.message());
+  return saved;
+}
+
+absl::Status DdpTrainer::SaveOnce(std::optional<double> accuracy,
+                                  bool is_last) {
   WEFT_RETURN_IF_ERROR(CheckFinite(model_));  // it would push a good one out
   checkpoint::CheckpointDirectory::Options options;
   options.path = options_.checkpoint_dir;
@@ -291,10 +310,6 @@ absl::StatusOr<TrainingResult> DdpTrainer::Train() {
     training += SteadyClock().Now() - epoch_begin;
     // Training goes on without a checkpoint; the last one's error is reported.
     result.saved = Save(was_stopped_ || epoch + 1 == options_.epochs);
-    if (!result.saved.ok()) {
-      WEFT_LOG(logger_, Error, "no checkpoint was saved; training goes on")
-          .With("why", result.saved.message());
-    }
   }
   progress_.Finish();
   WEFT_RETURN_IF_ERROR(ddp_->CheckInSync());

@@ -70,7 +70,9 @@ class DdpTrainer {
   absl::Status TrainEpoch(int epoch);
   absl::StatusOr<std::optional<input::Example>> NextBatch();
   absl::StatusOr<Verdict> Step(const input::Example& batch);
+  // Of rank 0; the other ranks help to test the model.
   absl::Status Save(bool is_last);
+  absl::Status SaveOnce(std::optional<double> accuracy, bool is_last);
   absl::StatusOr<double> Test();
   bool is_first() const { return group_.rank() == 0; }
 

@@ -23,6 +23,7 @@
 #include "weft/input/sharded_sampler.h"
 #include "weft/launch/agree_on_settings.h"
 #include "weft/launch/job_outcome.h"
+#include "weft/launch/last_save.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/launch/training_checks.h"
 #include "weft/rendezvous/store.h"
@@ -572,8 +573,7 @@ absl::Status ImageTrainer::Save() {
             ", earlier ones are as they were: ", name.status().message()));
   }
   checkpoint_ = absl::StrCat(options_.checkpoint_dir, "/", *name);
-  const bool is_last = was_stopped_ || saved_epochs_ >= options_.epochs;
-  return NameCheckpoint(*directory, *name, options_, accuracy, is_last);
+  return NameCheckpoint(*directory, *name, options_, accuracy, is_last_save());
 }
 
 absl::StatusOr<std::string> ImageTrainer::Fill(
@@ -709,10 +709,17 @@ absl::StatusOr<double> ImageTrainer::Accuracy() {
 absl::Status ImageTrainer::SaveIfFirst() {
   if (!is_first()) return absl::OkStatus();
   const absl::Status saved = Save();
-  if (!saved.ok()) {
-    WEFT_LOG(worker_.telemetry().logger(), Error, "training goes on")
-        .With("why", saved.message());
+  if (saved.ok()) return saved;
+  if (is_last_save() && !was_stopped_) {
+    return RetryLastSave(
+        saved, [this] { return Save(); },
+        {options_.checkpoint_dir, options_.retry_last_save_for,
+         LastSaveOptions().first_pause, asked_to_stop_},
+        worker_.telemetry().logger());
   }
+  WEFT_LOG(worker_.telemetry().logger(), Error,
+           was_stopped_ ? "the training ends" : "training goes on")
+      .With("why", saved.message());
   return saved;
 }
 

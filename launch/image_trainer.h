@@ -61,6 +61,8 @@ struct ImageTrainerOptions {
       keep_as;  // the name under which the last checkpoint stays, if any
   // Goes on with a loss that is NaN or infinite, instead of ending with it.
   bool allow_non_finite = false;
+  // How long the last save is tried again, where it may succeed later.
+  absl::Duration retry_last_save_for = absl::Seconds(20);
   telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
   // Called after each step by the first trainer with the number of the step,
   // from 1, across resumes, and its mean loss; null: nobody asks.
@@ -148,6 +150,9 @@ class ImageTrainer {
   absl::StatusOr<bool> IsMissing(const rendezvous::View& view, int rank);
   absl::Status Save();
   absl::Status SaveIfFirst();
+  bool is_last_save() const {
+    return was_stopped_ || saved_epochs_ >= options_.epochs;
+  }
   absl::StatusOr<std::string> Fill(checkpoint::CheckpointDirectory& directory,
                                    const std::string& attempt,
                                    std::optional<double> accuracy);

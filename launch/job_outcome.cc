@@ -23,6 +23,10 @@ using worker::ExitCode;
 
 constexpr absl::Duration kStoreTimeout = absl::Seconds(2);
 
+// Whether worker::IsFinal, in a report.
+constexpr char kFinal[] = "final";
+constexpr char kPassing[] = "passing";
+
 std::string TrainerName(int rank) { return absl::StrCat("trainer", rank); }
 
 std::string KeyOf(absl::string_view trainer) {
@@ -42,21 +46,24 @@ const rendezvous::Departed* FindDeparted(const rendezvous::View& view,
 std::string FormatFailure(const absl::Status& failure) {
   return absl::StrCat(failure.raw_code(), " ",
                       static_cast<int>(worker::ExitCodeFor(failure)), " ",
+                      worker::IsFinal(failure) ? kFinal : kPassing, " ",
                       failure.message());
 }
 
 absl::Status ParseFailure(absl::string_view text) {
   const std::vector<absl::string_view> parts =
-      absl::StrSplit(text, absl::MaxSplits(' ', 2));
+      absl::StrSplit(text, absl::MaxSplits(' ', 3));
   int code = 0;
   int exit_code = 0;
-  if (parts.size() != 3 || !absl::SimpleAtoi(parts[0], &code) || code == 0 ||
-      !absl::SimpleAtoi(parts[1], &exit_code)) {
+  if (parts.size() != 4 || !absl::SimpleAtoi(parts[0], &code) || code == 0 ||
+      !absl::SimpleAtoi(parts[1], &exit_code) ||
+      (parts[2] != kFinal && parts[2] != kPassing)) {
     return absl::InternalError(absl::StrCat("unreadable report: ", text));
   }
-  return worker::WithExitCode(
-      absl::Status(static_cast<absl::StatusCode>(code), parts[2]),
+  const absl::Status failure = worker::WithExitCode(
+      absl::Status(static_cast<absl::StatusCode>(code), parts[3]),
       static_cast<ExitCode>(exit_code));
+  return parts[2] == kFinal ? worker::WithoutRestart(failure) : failure;
 }
 
 bool IsOfPeer(const absl::Status& status) {
@@ -64,8 +71,14 @@ bool IsOfPeer(const absl::Status& status) {
   return code == ExitCode::kPeerLost || code == ExitCode::kTimeout;
 }
 
+bool JobOutcome::CanAsk() const {
+  return membership_.status().ok() && membership_.coordinator_status().ok();
+}
+
 void JobOutcome::Report(const absl::Status& why) {
   if (!membership_.status().ok()) return;
+  // Tried also while the coordinator is away: if it comes back, a trainer that
+  // leaves without a report would count as one that has finished.
   const rendezvous::Member& self = membership_.self();
   (void)membership_.store().Set(
       KeyOf(self.name), absl::StrCat(self.key.epoch, " ", FormatFailure(why)),
@@ -74,7 +87,7 @@ void JobOutcome::Report(const absl::Status& why) {
 
 absl::Status JobOutcome::ReportOf(const std::string& trainer,
                                   rendezvous::Epoch epoch) {
-  if (!membership_.status().ok()) return absl::OkStatus();
+  if (!CanAsk()) return absl::OkStatus();
   const auto entry = membership_.store().Get(KeyOf(trainer), kStoreTimeout);
   if (!entry.ok()) return absl::OkStatus();
   absl::string_view text = entry->value;

@@ -18,7 +18,8 @@
 
 namespace weft::launch {
 
-// One error as text that another worker reads: code, exit code and message.
+// One error as text that another worker reads: code, exit code, whether it
+// IsFinal, and message.
 std::string FormatFailure(const absl::Status& failure);
 // kInternal if `text` is no such text.
 absl::Status ParseFailure(absl::string_view text);
@@ -52,6 +53,8 @@ class JobOutcome {
   absl::Status Of(const rendezvous::View& view);
 
  private:
+  // Whether there is a coordinator that could answer.
+  bool CanAsk() const;
   // The report of that incarnation of the trainer; OK if there is none.
   absl::Status ReportOf(const std::string& trainer, rendezvous::Epoch epoch);
 

@@ -81,7 +81,11 @@ absl::Status Run(int argc, char** argv) {
   good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another
   const absl::Status ended = (*worker)->Shutdown(good_bye).status();
-  const absl::Status status = served.ok() ? ended : served;
+  // Once served, the trainers have completed the training.
+  const absl::Status status = !served.ok() ? served
+                              : !ended.ok()
+                                  ? weft::worker::WithoutRestart(ended)
+                                  : absl::OkStatus();
   if (!status.ok() && !weft::worker::SignalOf(status).has_value()) {
     (*worker)->DumpFlightRecorder();
   }

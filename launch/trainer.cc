@@ -366,10 +366,12 @@ absl::Status Run(int argc, char** argv) {
   if (!result.ok() || !ended.ok()) (*worker)->DumpFlightRecorder();
   if (!result.ok()) return cause;
   const absl::Status printed = Print(*result, options.json);
-  for (const absl::Status& status : {result->saved, printed, ended, cause}) {
-    if (!status.ok()) return status;
+  if (!result->saved.ok()) return result->saved;
+  // The training is complete: once more it would end no better.
+  for (const absl::Status& status : {printed, ended}) {
+    if (!status.ok()) return weft::worker::WithoutRestart(status);
   }
-  return absl::OkStatus();
+  return cause;
 }
 
 }  // namespace

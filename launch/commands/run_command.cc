@@ -271,6 +271,8 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   flags.Add("max-restarts", &torchrun.max_restarts,
             "how often all ranks are started again after one has failed",
             {"PET_MAX_RESTARTS"});
+  flags.Add("allow-trainer-exits", &options.allowed_trainer_exits,
+            "the job goes on after so many trainers of this host have failed");
   flags.Add("standalone", &torchrun.standalone,
             "as torchrun's; jobs of this command always are");
   flags.Add("rdzv-id", &options.job, "torchrun's name for --job",
@@ -305,6 +307,11 @@ absl::StatusOr<Arguments> ParseFlags(int argc, char** argv) {
   WEFT_RETURN_IF_ERROR(flags.Parse(argc, argv));
   WEFT_RETURN_IF_ERROR(ReadTorchrunFlags(torchrun, options));
   WEFT_RETURN_IF_ERROR(CheckMasterPort(options.master_port));
+  if (options.allowed_trainer_exits < 0) {
+    return Usage(
+        absl::StrCat("--allow-trainer-exits=", options.allowed_trainer_exits,
+                     ": wanted a number of at least 0"));
+  }
   WEFT_RETURN_IF_ERROR(worker::CheckTrust(reporting.certs, reporting.insecure));
   WEFT_RETURN_IF_ERROR(AddProgram(torchrun, flags.positional(), options));
   if (!arguments.init.empty() && !options.coordinator.empty()) {
@@ -339,6 +346,7 @@ absl::Status CompleteOptions(Arguments& arguments) {
       net::DefaultSocketDirectory(options.job);
   arguments.directory = directory.value_or("");
   arguments.is_own_job = is_own_job;
+  options.directory = arguments.directory;
   if (arguments.init.empty() && options.coordinator.empty()) {
     WEFT_RETURN_IF_ERROR(directory.status());
     options.coordinator =

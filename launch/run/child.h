@@ -22,6 +22,7 @@ struct ChildSpec {
   std::vector<std::string> argv;  // argv[0] is looked up in PATH
   std::map<std::string, std::string> environment;  // over the launcher's own
   std::string log_file;  // gets all output, at its end; empty: none
+  std::string role;      // ps
 };
 
 // How a process ended.
@@ -51,6 +52,7 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   const std::string& name() const { return spec_.name; }
+  const std::string& role() const { return spec_.role; }
   pid_t pid() const { return pid_; }
   // Becomes readable when the process ends.
   int exit_fd() const { return pid_fd_; }

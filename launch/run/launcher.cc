@@ -31,11 +31,19 @@
 namespace weft::launch {
 namespace {
 
+constexpr char kTrainer[] = "trainer";
 constexpr int kPassedOn[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT};
 
 absl::Status BadRole(absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(
       why, "; wanted ROLE=COUNT:'PROGRAM ARGS', as in ps=2:bin/server"));
+}
+
+// Empty where ranks can leave no word.
+std::string NoRestartFile(const LaunchOptions& options,
+                          const std::string& rank) {
+  if (options.directory.empty()) return "";
+  return absl::StrCat(options.directory, "/", rank, ".no-restart");
 }
 
 // Signals as readable events, from its making to its end.
@@ -91,10 +99,16 @@ class Job {
   void OnExits(const std::vector<Child*>& ended);
   // Writes what `child` has written; returns whether there was any.
   bool Forward(Child& child);
+  // Whether the others go on without `child`, which has failed.
+  bool CanGoOnWithout(const Child& child) const;
+  void GoOnWithout(const Child& child);
   void EndOthers(int signal);
   void KillIfDue();
   void Report() const;
   int ExitCode() const;
+  static bool IsVictim(const Child& child);
+  // Whether starting it again cannot help.
+  bool IsFinal(const Child& child) const;
   int PollTimeout() const;
   Instant Now() const { return SteadyClock().Now(); }
 
@@ -109,7 +123,9 @@ class Job {
   Instant started_at_;
   const Child* culprit_ = nullptr;  // the first that failed by itself
   absl::Duration failed_after_;
-  int signal_ = 0;  // that we were sent
+  std::vector<const Child*> left_out_;  // failed, and the others went on
+  bool is_final_ = false;               // of the culprit, after Run
+  int signal_ = 0;                      // that we were sent
   Instant kill_at_ = Instant::Infinite();
   std::vector<std::string> killed_;
 };
@@ -120,11 +136,18 @@ absl::StatusOr<int> Job::Run() {
   Watch();
   out_.flush();
   if (culprit_ != nullptr) Report();
+  is_final_ = culprit_ != nullptr && IsFinal(*culprit_);
+  for (const auto& child : children_) {
+    const std::string file = NoRestartFile(options_, child->name());
+    if (!file.empty()) unlink(file.c_str());
+  }
   return ExitCode();
 }
 
 absl::Status Job::StartAll() {
   for (ChildSpec& spec : PlanChildren(options_, restart_, launcher_)) {
+    const std::string file = NoRestartFile(options_, spec.name);
+    if (!file.empty()) unlink(file.c_str());  // of an earlier run of the job
     auto child = Child::Start(std::move(spec));
     if (!child.ok()) {
       for (const auto& started : children_) keeper_.Forget(started->pid());
@@ -198,7 +221,7 @@ bool Job::Forward(Child& child) {
 }
 
 void Job::OnExits(const std::vector<Child*>& ended) {
-  const Child* first = nullptr;
+  std::vector<Child*> failed;
   std::vector<std::string> marks;
   for (Child* child : ended) {
     const Exit exit = child->Reap();
@@ -207,23 +230,50 @@ void Job::OnExits(const std::vector<Child*>& ended) {
     if (options_.on_exit) options_.on_exit(*child, exit);
     while (Forward(*child)) {
     }
-    if (!exit.is_failure()) continue;
-    // Of several that ended at once, one that lost a peer is no culprit.
-    const bool is_victim =
-        exit.code == static_cast<int>(worker::ExitCode::kPeerLost) ||
-        exit.code == static_cast<int>(worker::ExitCode::kTimeout);
-    if (first == nullptr || !is_victim) first = child;
+    if (exit.is_failure()) failed.push_back(child);
   }
   // Nothing of a rank outlives it, in whatever group or session it is.
   if (!marks.empty()) KillMarked(marks);
   // A rank that ends after it was asked to has not failed.
-  if (first == nullptr || culprit_ != nullptr || signal_ != 0) return;
+  if (culprit_ != nullptr || signal_ != 0) return;
+  const Child* first = nullptr;
+  for (Child* child : failed) {
+    if (CanGoOnWithout(*child)) {
+      GoOnWithout(*child);
+    } else if (first == nullptr || !IsVictim(*child)) {
+      // Of several that ended at once, one that lost a peer is no culprit.
+      first = child;
+    }
+  }
+  if (first == nullptr) return;
+  if (IsVictim(*first) && !left_out_.empty()) first = left_out_.front();
   culprit_ = first;
   failed_after_ = Now() - started_at_;
   err_ << "weft: " << first->name() << " failed: " << first->exit().ToString()
        << "; ending the others\n";
   err_.flush();
   EndOthers(SIGTERM);
+}
+
+bool Job::CanGoOnWithout(const Child& child) const {
+  if (child.role() != kTrainer || IsFinal(child) ||
+      static_cast<int>(left_out_.size()) >= options_.allowed_trainer_exits) {
+    return false;
+  }
+  return std::any_of(
+      children_.begin(), children_.end(), [&](const auto& other) {
+        return other->role() == kTrainer &&
+               (!other->has_ended() || !other->exit().is_failure());
+      });
+}
+
+void Job::GoOnWithout(const Child& child) {
+  left_out_.push_back(&child);
+  err_ << "weft: " << child.name() << " failed: " << child.exit().ToString()
+       << "; the others go on without it, failure " << left_out_.size()
+       << " of the " << options_.allowed_trainer_exits
+       << " that --allow-trainer-exits allows\n";
+  err_.flush();
 }
 
 void Job::OnSignal(int signal) {
@@ -254,12 +304,24 @@ void Job::KillIfDue() {
 }
 
 bool Job::may_start_again() const {
-  if (culprit_ == nullptr || signal_ != 0) return false;
-  const int code = culprit_->exit().shell_code();
-  return code != static_cast<int>(worker::ExitCode::kUsage) &&
-         code != static_cast<int>(worker::ExitCode::kConfig) &&
-         code != static_cast<int>(worker::ExitCode::kDiverged) &&
-         code != static_cast<int>(worker::ExitCode::kBadCheckpoint);
+  return culprit_ != nullptr && signal_ == 0 && !is_final_;
+}
+
+bool Job::IsVictim(const Child& child) {
+  return child.exit().code == static_cast<int>(worker::ExitCode::kPeerLost) ||
+         child.exit().code == static_cast<int>(worker::ExitCode::kTimeout);
+}
+
+bool Job::IsFinal(const Child& child) const {
+  const int code = child.exit().shell_code();
+  if (code == static_cast<int>(worker::ExitCode::kUsage) ||
+      code == static_cast<int>(worker::ExitCode::kConfig) ||
+      code == static_cast<int>(worker::ExitCode::kDiverged) ||
+      code == static_cast<int>(worker::ExitCode::kBadCheckpoint)) {
+    return true;
+  }
+  const std::string file = NoRestartFile(options_, child.name());
+  return !file.empty() && access(file.c_str(), F_OK) == 0;
 }
 
 int Job::ExitCode() const {
@@ -378,6 +440,7 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
       const std::string size = absl::StrCat(options.nodes * role.count);
       ChildSpec child;
       child.name = absl::StrCat(role.role, rank);
+      child.role = role.role;
       child.argv = role.argv;
       child.environment = {
           {"RANK", rank},
@@ -404,6 +467,10 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
       }
       if (!launcher.empty()) {
         child.environment[kRankMark] = MarkOf(launcher, restart, child.name);
+      }
+      if (const std::string file = NoRestartFile(options, child.name);
+          !file.empty()) {
+        child.environment[worker::kNoRestartFile] = file;
       }
       if (!options.log_dir.empty()) {
         child.log_file = absl::StrCat(options.log_dir, "/", child.name, ".log");

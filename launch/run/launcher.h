@@ -40,6 +40,15 @@ struct LaunchOptions {
   std::function<void(const Child& child, const Exit& exit)> on_exit;
   // How often all ranks are started again after one of them has failed.
   int max_restarts = 0;
+  // After how many failures of trainers of this node the others go on, in each
+  // start. For a job whose trainers can do without another: it is theirs to
+  // know. A failure that would be every trainer's (by its exit code, or as
+  // below), and that of the last trainer, ends the job all the same.
+  int allowed_trainer_exits = 0;
+  // Of this user alone, and there while the ranks run: a rank whose failure
+  // no restart can help leaves a file here (worker::kNoRestartFile). Empty:
+  // exit codes alone say so.
+  std::string directory;
   // Between asking the ranks to end and killing them.
   absl::Duration shutdown_timeout = absl::Seconds(30);
   // Each rank's whole output goes to <log_dir>/<name>.log too, both streams as
@@ -72,10 +81,12 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
 // the others, writes one block that names the first that failed and why, and
 // returns its exit code (128 + signal if one killed it). With `max_restarts` it
 // then starts all of them again instead, unless the exit code says that a
-// restart cannot help (usage, configuration, diverged, checkpoint) or a signal
-// was passed on; the ranks find the number of restarts in
-// TORCHELASTIC_RESTART_COUNT. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed
-// on, and after `shutdown_timeout` or a second SIGINT all are killed; then 128
+// restart cannot help (usage, configuration, diverged, checkpoint), the rank
+// has said so, or a signal was passed on; the ranks find the number of restarts
+// in TORCHELASTIC_RESTART_COUNT. With `allowed_trainer_exits` a trainer that
+// fails may be reported and left out instead. SIGINT, SIGTERM, SIGHUP and
+// SIGQUIT are passed on, and after `shutdown_timeout` or a second SIGINT all
+// are killed; then 128
 // + signal, or what a rank that failed before says. Must be called on a
 // process's only thread; leaves signal handling as it was.
 absl::StatusOr<int> Run(const LaunchOptions& options);

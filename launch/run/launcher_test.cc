@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iterator>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/numbers.h"
@@ -397,6 +398,64 @@ TEST(WeftRun, RanksThatNoRestartCanHelpAreNotStartedAgain) {
       Weft({"run", "--max-restarts=2", Role("trainer", 1, "exit 3")});
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(3)) << run->output();
   EXPECT_THAT(run->output(), Not(HasSubstr("starting all ranks again")));
+}
+
+TEST(WeftRun, RankThatSaysSoIsNotStartedAgainWhateverItsExitCode) {
+  const auto run = Weft({"run", "--max-restarts=2",
+                         Role("trainer", 2,
+                              "[ $RANK = 0 ] && exec sleep 1000; "
+                              ": > $WEFT_NO_RESTART_FILE; exit 1")});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(1)) << run->output();
+  EXPECT_THAT(run->output(), Not(HasSubstr("starting all ranks again")));
+  const auto other =
+      Weft({"run", "--max-restarts=1", Role("trainer", 1, "exit 1")});
+  EXPECT_THAT(other->Wait(kLong), IsOkAndHolds(1)) << other->output();
+  EXPECT_THAT(other->output(), HasSubstr("starting all ranks again"));
+}
+
+TEST(WeftRun, GoesOnWithoutAsManyTrainersAsItMay) {
+  // The others end once both are gone.
+  testing::TempDir dir;
+  const std::string script =
+      absl::StrCat("d=", dir.path(),
+                   "; case $RANK in 1) touch $d/1; kill -9 $$;; "
+                   "2) touch $d/2; exit 10;; esac; "
+                   "while [ ! -e $d/1 ] || [ ! -e $d/2 ]; do sleep 0.05; done; "
+                   "sleep 0.5; echo done");
+  const auto run =
+      Weft({"run", "--allow-trainer-exits=2", Role("trainer", 4, script)});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(),
+              AllOf(HasSubstr("trainer1 failed: killed by SIGKILL; the others "
+                              "go on without it"),
+                    HasSubstr("trainer2 failed: exit code 10"),
+                    HasSubstr("failure 2 of the 2 that --allow-trainer-exits"),
+                    HasSubstr("[trainer0] done"), HasSubstr("[trainer3] done"),
+                    Not(HasSubstr("failed first"))));
+}
+
+TEST(WeftRun, OneTrainerMoreThanMayFailEndsTheJobAndTheFirstIsNamed) {
+  const auto run = Weft({"run", "--allow-trainer-exits=1",
+                         Role("trainer", 3,
+                              "case $RANK in 1) exit 7;; 2) sleep 1; exit 10;; "
+                              "esac; sleep 1000")});
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(7)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("---- trainer1 failed first"));
+}
+
+TEST(WeftRun, EndsWithTheLastTrainerAServerAndWhatEveryTrainerWouldFailBy) {
+  for (const auto& [ps, trainer, code] :
+       std::vector<std::tuple<std::string, std::string, int>>{
+           {"sleep 1000", "exit 7", 7},
+           {"exit 5", "sleep 1000", 5},
+           {"sleep 1000", "[ $RANK = 0 ] || exit 3; sleep 1000", 3}}) {
+    const auto run = Weft({"run", "--allow-trainer-exits=5", Role("ps", 1, ps),
+                           Role("trainer", code == 7 ? 1 : 2, trainer)});
+    EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(code)) << run->output();
+  }
+  const auto refused =
+      Weft({"run", "--allow-trainer-exits=-1", Role("trainer", 1, "true")});
+  EXPECT_THAT(refused->Wait(kLong), IsOkAndHolds(2)) << refused->output();
 }
 
 }  // namespace

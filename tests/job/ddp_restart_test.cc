@@ -40,10 +40,14 @@ constexpr double kTolerance = 1e-5;
 // job.Path("run").
 std::unique_ptr<Process> StartRun(const Job& job, int ranks, int64_t batch,
                                   const std::string& saved, const Flags& run,
-                                  const Flags& trainer) {
+                                  const Flags& trainer,
+                                  const std::string& failpoints = "") {
   std::filesystem::create_directory(job.Path("run"));
   Command command;
   command.env = {"XDG_RUNTIME_DIR=" + job.Path("run")};
+  if (!failpoints.empty()) {
+    command.env.push_back("WEFT_FAILPOINTS=" + failpoints);
+  }
   command.argv = {Program("weft"), "run",
                   absl::StrCat("--nproc-per-node=", ranks)};
   command.argv.insert(command.argv.end(), run.begin(), run.end());
@@ -196,6 +200,41 @@ TEST(DataParallelRestart, RankKilledMoreOftenThanMaxRestartsEndsTheJob) {
   EXPECT_THAT(run->output(), HasSubstr("rank 1"));
   EXPECT_THAT(run->output(), ContainsRegex("trainer0 exit code 10 \\(.*peer"));
   ExpectNothingLeft(job.Path("run"));
+}
+
+std::string WithFailpoint(const std::string& actions) {
+  return "checkpoint/before_rename=" + actions;
+}
+
+TEST(DataParallelRestart, LastSaveIsTriedAgainAloneAndNothingIsTrainedAgain) {
+  const Job job;
+  const std::string saved = job.Path("saved");
+  const auto run =
+      StartRun(job, 2, 16, saved, {"--max-restarts=3"}, {"--epochs=2"},
+               WithFailpoint("1*off->2*error(RESOURCE_EXHAUSTED,full)"));
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(), HasSubstr("was not saved; trying again"));
+  EXPECT_THAT(run->output(),
+              ::testing::Not(HasSubstr("starting all ranks again")));
+  EXPECT_THAT(Checkpoints(saved), SizeIs(2));
+}
+
+// Neither is a passing fault, whatever code says it.
+TEST(DataParallelRestart, LastSaveThatCannotSucceedEndsWithOneAndNoRestart) {
+  const Job job;
+  for (const char* error :
+       {"RESOURCE_EXHAUSTED,disk full", "PERMISSION_DENIED,read-only"}) {
+    const std::string saved =
+        job.Path(absl::StrCat("saved-", std::string(error, 1)));
+    const auto run =
+        StartRun(job, 2, 16, saved, {"--max-restarts=3"}, {"--epochs=1"},
+                 WithFailpoint(absl::StrCat("error(", error, ")")));
+    EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(1)) << run->output();
+    EXPECT_THAT(run->output(),
+                HasSubstr("no checkpoint was saved in " + saved));
+    EXPECT_THAT(run->output(),
+                ::testing::Not(HasSubstr("starting all ranks again")));
+  }
 }
 
 // tests/run.sh --long

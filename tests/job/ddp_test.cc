@@ -152,5 +152,53 @@ TEST(DataParallelJob, DeathOfTheFirstRankLeavesNoOtherWithCodeZero) {
   EXPECT_THAT(trainers[1]->output(), HasSubstr("rank 0"));
 }
 
+// Two trainers that train together, and save as they go.
+class StoppedRank : public ::testing::Test {
+ protected:
+  StoppedRank() {
+    job_.servers = 0;
+    job_.coordinator = "unix:" + job_.Path("trainer0.sock");
+    trainers_ = job_.StartTrainers({"--strategy=ddp", "--epochs=100000",
+                                    "--checkpoint-dir=" + job_.Path("saved")});
+    EXPECT_TRUE(Becomes([&] {
+      return !Checkpoints(job_.Path("saved")).empty();
+    })) << trainers_[0]->output()
+        << trainers_[1]->output();
+  }
+
+  Job job_;
+  Processes trainers_;
+};
+
+// It hosts the coordinator, so nobody declares it gone.
+TEST_F(StoppedRank, ZeroForGoodEndsTheOthersWithTheReason) {
+  trainers_[0]->Signal(SIGSTOP);
+  EXPECT_THAT(trainers_[1]->Wait(kLong), IsOkAndHolds(kPeerLost));
+  EXPECT_THAT(trainers_[1]->output(),
+              ContainsRegex("error: .*AllReduce.* is out of job \"job\": the "
+                            "coordinator has been silent"));
+}
+
+TEST_F(StoppedRank, ZeroThatComesBackAfterTheOthersHaveEndedEndsAtOnce) {
+  trainers_[0]->Signal(SIGSTOP);
+  EXPECT_THAT(trainers_[1]->WaitForOutput("is out of job", kLong), IsOk());
+  trainers_[0]->Signal(SIGCONT);
+  for (const auto& trainer : trainers_) {
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kPeerLost))
+        << trainer->output();
+  }
+  EXPECT_THAT(trainers_[0]->output(), ContainsRegex("error: .*rank 1"));
+}
+
+TEST_F(StoppedRank, OtherThatComesBackAfterItWasDeclaredGoneEndsAtOnce) {
+  trainers_[1]->Signal(SIGSTOP);
+  EXPECT_THAT(trainers_[0]->Wait(kLong), IsOkAndHolds(kPeerLost));
+  EXPECT_THAT(trainers_[0]->output(),
+              ContainsRegex("error: .*rank 1 is gone .silent for 10s"));
+  trainers_[1]->Signal(SIGCONT);
+  EXPECT_THAT(trainers_[1]->Wait(kLong), IsOkAndHolds(kPeerLost))
+      << trainers_[1]->output();
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -339,14 +339,18 @@ TEST(Death, ByASecondInterruptIsAtOnce) {
 std::string MarkOf(const Job& job) { return "WEFT_TEST_JOB=" + job.data; }
 
 // `weft run` of the job.
-std::unique_ptr<Process> RunJob(const Job& job, const std::string& flags) {
-  return StartProcess(
-      {"/usr/bin/env", MarkOf(job), Program("weft"), "run",
-       absl::StrCat("--role=ps=", job.servers, ":",
-                    Program("parameter_server")),
-       absl::StrCat("--role=trainer=", job.trainers, ":", Program("trainer"),
-                    " --data=", job.data, " --batch-size=16 --lr=0.01 --json ",
-                    flags)});
+std::unique_ptr<Process> RunJob(const Job& job, const std::string& flags,
+                                const Flags& run_flags = {},
+                                const std::string& server_flags = "") {
+  Flags command = {"/usr/bin/env", MarkOf(job), Program("weft"), "run"};
+  command.insert(command.end(), run_flags.begin(), run_flags.end());
+  command.push_back(absl::StrCat("--role=ps=", job.servers, ":",
+                                 Program("parameter_server"), " ",
+                                 server_flags));
+  command.push_back(absl::StrCat("--role=trainer=", job.trainers, ":",
+                                 Program("trainer"), " --data=", job.data,
+                                 " --batch-size=16 --lr=0.01 --json ", flags));
+  return StartProcess(std::move(command));
 }
 
 // The ids of the processes of `job`: what `weft run` starts inherits the mark.
@@ -439,6 +443,55 @@ TEST(WeftRun, ReportsAnExitThatItHasSeenWithoutWaitingForSilence) {
   // The coordinator looks itself, too: "killed by SIGKILL" may come too late.
   EXPECT_THAT(run->output(),
               HasSubstr("trainer1 is gone: its process has ended"));
+}
+
+// The process of `job` that has this role and rank.
+pid_t RankOf(const Job& job, const std::string& role, int rank) {
+  pid_t found = 0;
+  for (const std::string& id : RunningFor(job)) {
+    std::ifstream file("/proc/" + id + "/environ");
+    const std::string environment(std::istreambuf_iterator<char>(file), {});
+    if (absl::StrContains(environment, "WEFT_ROLE=" + role) &&
+        absl::StrContains(environment, absl::StrCat("WEFT_RANK=", rank))) {
+      EXPECT_TRUE(absl::SimpleAtoi(id, &found));
+    }
+  }
+  EXPECT_NE(found, 0) << role << rank;
+  return found;
+}
+
+// Its servers know the parts of the others' data, and the job is whole.
+TEST(WeftRun, AJobOfTablesGoesOnWithoutATrainerThatDied) {
+  Job job;
+  job.trainers = 3;
+  const auto run = RunJob(job, "--epochs=300", {"--allow-trainer-exits=1"});
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  ASSERT_EQ(kill(RankOf(job, "trainer", 1), SIGKILL), 0);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_THAT(run->output(),
+              HasSubstr("trainer1 failed: killed by SIGKILL; the others go on "
+                        "without it"));
+  EXPECT_THAT(run->output(), HasSubstr("[trainer0] {\"test_accuracy\":"));
+  EXPECT_THAT(run->output(), HasSubstr("the others take over its part"));
+}
+
+// Where nobody is told that ps0 is gone, for its coordinator went with it, its
+// processes are seen to end.
+TEST(WeftRun, DeathOfTheCoordinatorsServerDelaysNoRestartThoughThereIsALog) {
+  const Job job;
+  const auto run = RunJob(
+      job, kForLong,
+      {"--max-restarts=1", "--job=logged", "--coordinator=" + job.coordinator},
+      "--coordinator-log=" + job.Path("log"));
+  ASSERT_THAT(run->WaitForOutput("[trainer0] training ", kLong), IsOk());
+  ASSERT_EQ(kill(RankOf(job, "ps", 0), SIGKILL), 0);
+  const absl::Time killed_at = absl::Now();
+  ASSERT_THAT(run->WaitForOutput("restart 1 of 1", kLong), IsOk());
+  // It was 24 s: a server waited --grace for trainers that had ended.
+  EXPECT_LT(absl::Now() - killed_at, absl::Seconds(15)) << run->output();
+  EXPECT_THAT(run->output(), Not(HasSubstr("killed, as it did not end")));
+  run->Signal(SIGTERM);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
 }
 
 TEST(WeftRun, ASecondOneOfTheJobHarmsNothing) {
