@@ -30,8 +30,8 @@ constexpr int kProbes = 8;
 // That may append an account at the same time.
 constexpr int kNewcomers = 4096;
 
-// Whatever another process writes, sums stay in range.
-constexpr int64_t kMostUnits = int64_t{1} << 40;
+// What an account can hold: 256 TiB.
+constexpr int64_t kMostUnits = UINT32_MAX;
 
 // Each process that has the file open holds a read lock on this byte, which
 // stands for no memory; whoever removes the file holds a write lock on it.
@@ -151,7 +151,7 @@ absl::StatusOr<std::shared_ptr<const void>> MemoryBudget::Reserve(
   const int64_t units = (bytes + kUnitBytes - 1) / kUnitBytes;
   int64_t used = 0;
   MutexLock lock(mu_);
-  if (TryReserve(units, &used)) {
+  if (units <= kMostUnits - own_ && TryReserve(units, &used)) {
     return std::shared_ptr<const void>(
         nullptr, [self = shared_from_this(), units](const void*) {
           self->Release(units);
@@ -171,17 +171,17 @@ absl::StatusOr<std::shared_ptr<const void>> MemoryBudget::Reserve(
 // be withdrawn, unless its process stopped in the middle.
 bool MemoryBudget::TryReserve(int64_t units, int64_t* used) {
   for (int i = 0; i < kAttempts; ++i) {
-    Write({units, own_ + units});
-    if (ReadOthers().units + own_ + units <= units_) {
+    Write(units);
+    const Others before = ReadOthers();
+    if (before.units + before.trial + own_ + units <= units_) {
       own_ += units;
-      Write({0, own_});
+      Write(0);
       return true;
     }
-    Write({0, own_});
+    Write(0);
     const Others others = ClearAndReadOthers();
     *used = others.units + own_;
-    const bool is_full = *used + units > units_;
-    if (is_full && !others.in_trial) return false;
+    if (*used + units > units_ && others.trial == 0) return false;
     absl::SleepFor(kBetweenTrials * (1 + (getpid() + i) % 4));
   }
   return false;
@@ -190,7 +190,7 @@ bool MemoryBudget::TryReserve(int64_t units, int64_t* used) {
 void MemoryBudget::Release(int64_t units) {
   MutexLock lock(mu_);
   own_ -= units;
-  Write({0, own_});
+  Write(0);
 }
 
 int64_t MemoryBudget::used_bytes() {
@@ -198,7 +198,9 @@ int64_t MemoryBudget::used_bytes() {
   return (ClearAndReadOthers().units + own_) * kUnitBytes;
 }
 
-void MemoryBudget::Write(const Account& account) const {
+void MemoryBudget::Write(int64_t trial) const {
+  const Account account = {static_cast<uint32_t>(trial),
+                           static_cast<uint32_t>(own_)};
   // It lies within the file, in memory: it fails only with the disk, and the
   // bound is then too low or too high for this process alone.
   (void)!pwrite(fd_.get(), &account, sizeof(account), index_ * sizeof(account));
@@ -219,8 +221,8 @@ MemoryBudget::Others MemoryBudget::ReadOthers() const {
   Others others;
   for (int64_t i = 0; i < static_cast<int64_t>(accounts.size()); ++i) {
     if (i == index_) continue;
-    others.units += std::clamp(accounts[i].units, int64_t{0}, kMostUnits);
-    others.in_trial |= accounts[i].trial != 0;
+    others.units += accounts[i].units;
+    others.trial += accounts[i].trial;
   }
   return others;
 }

@@ -8,7 +8,7 @@
 //
 // A reservation is written first and checked afterwards against the sum of all
 // accounts, so nobody waits for another process. Cost: two small writes and one
-// read of 16 bytes for each account.
+// read of 8 bytes for each account.
 
 #ifndef WEFT_TRANSPORT_SHM_MEMORY_BUDGET_H_
 #define WEFT_TRANSPORT_SHM_MEMORY_BUDGET_H_
@@ -59,15 +59,17 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   int64_t used_bytes() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  // As it lies in the file, in units.
+  // As it lies in the file, in units: one word, so that no reader finds half of
+  // a change.
   struct Account {
-    int64_t trial = 0;  // part of `units` that is not checked yet
-    int64_t units = 0;
+    uint32_t trial = 0;  // wanted besides, and not checked yet
+    uint32_t units = 0;
   };
+  static_assert(sizeof(Account) == sizeof(uint64_t));
   // The accounts of the others.
   struct Others {
     int64_t units = 0;
-    bool in_trial = false;
+    int64_t trial = 0;
   };
 
   MemoryBudget(net::Descriptor fd, std::string directory, int64_t bytes,
@@ -82,7 +84,8 @@ class MemoryBudget : public std::enable_shared_from_this<MemoryBudget> {
   bool TryReserve(int64_t units, int64_t* used)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Release(int64_t units) ABSL_LOCKS_EXCLUDED(mu_);
-  void Write(const Account& account) const;
+  // The own account, with so much on trial.
+  void Write(int64_t trial) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Account> ReadAccounts() const;
   Others ReadOthers() const;
   // The same after accounts of processes that have ended are cleared.
