@@ -149,12 +149,15 @@ void TellMembership(size_t method, const Answer& answer) {
     return;
   }
   if (method == 5) {
-    (void)(*joined)->store().Get("key", now);
-    (void)(*joined)->store().Wait("key", 0, now);
-    (void)(*joined)->store().Set("key", "a", now);
-    (void)(*joined)->store().Add("key", 1, now);
-    (void)(*joined)->store().CompareSet("key", 1, "a", now);
-    (void)(*joined)->store().Delete("key", now);
+    // One look: without any time a store asks nobody.
+    const absl::Duration once = absl::Nanoseconds(1);
+    (void)(*joined)->store().Get("key", once);
+    (void)(*joined)->store().Wait("key", 0, once);
+    (void)(*joined)->store().Set("key", "a", once);
+    (void)(*joined)->store().Add("key", 1, once);
+    (void)(*joined)->store().CompareSet("key", 1, "a", once);
+    (void)(*joined)->store().Delete("key", once);
+    (void)(*joined)->store().NumKeys(once);
     return;
   }
   (void)(*joined)->Announce(rendezvous::Phase::kQuiescing, now);
