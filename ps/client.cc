@@ -9,8 +9,10 @@
 #include "weft/base/check.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/copy_row.h"
+#include "weft/ps/pinned_servers.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/rpc/session/failure.h"
@@ -29,9 +31,12 @@ namespace internal {
 // rounds.
 class TableClient {
  public:
-  TableClient(const ClientOptions& options, std::unique_ptr<TableLayout> layout,
-              uint64_t identity, int64_t version)
+  TableClient(const ClientOptions& options,
+              std::shared_ptr<PinnedServers> servers,
+              std::unique_ptr<TableLayout> layout, uint64_t identity,
+              int64_t version)
       : options_(options),
+        servers_(std::move(servers)),
         layout_(std::move(layout)),
         placement_(layout_->spec().name(), layout_->spec().partitions(),
                    static_cast<int>(options.servers.size())),
@@ -46,7 +51,13 @@ class TableClient {
   bool is_sync() const { return layout_->spec().mode() == v1::TableSpec::SYNC; }
 
   rpc::Target To(int server) const {
-    return options_.agent->To(options_.servers[server], options_.timeout);
+    return (*servers_)[server].WithTimeout(options_.timeout);
+  }
+
+  // The result of calls To() servers.
+  template <typename T>
+  Future<T> Watch(Future<T> result) const {
+    return PinnedServers::Watch(servers_, std::move(result));
   }
 
   // The part of this worker's own shard in the round that is its next. A worker
@@ -99,8 +110,16 @@ class TableClient {
                      "has no rounds; use Push"));
   }
 
-  // kFailedPrecondition once a push has failed.
+  // kUnavailable once a server is gone.
+  absl::Status servers_status() const {
+    const absl::Status status = servers_->status();
+    return Reworded(status, absl::StrCat("table '", layout_->spec().name(),
+                                         "': ", status.message()));
+  }
+
+  // As servers_status(); kFailedPrecondition once a push has failed.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_) {
+    WEFT_RETURN_IF_ERROR(servers_status());
     MutexLock lock(mu_);
     if (failure_.ok()) return failure_;
     return absl::FailedPreconditionError(
@@ -115,6 +134,7 @@ class TableClient {
 
  private:
   const ClientOptions options_;
+  const std::shared_ptr<PinnedServers> servers_;
   const std::unique_ptr<TableLayout> layout_;
   const Placement placement_;
   const uint64_t identity_;
@@ -247,7 +267,8 @@ int64_t DenseTable::elements() const {
 int64_t DenseTable::round() const { return table_->round(); }
 
 Future<void> DenseTable::Initialize(const Tensor& values) {
-  const absl::Status fit = CheckFlat(table_->layout(), "first values:", values);
+  absl::Status fit = table_->servers_status();
+  if (fit.ok()) fit = CheckFlat(table_->layout(), "first values:", values);
   if (!fit.ok()) return MakeReady<void>(fit);
   Tensor flat = values.Contiguous();
   std::vector<Future<void>> calls;
@@ -257,7 +278,7 @@ Future<void> DenseTable::Initialize(const Tensor& values) {
         table_->To(server), &ps::Initialize, table_->layout().spec().name(),
         Gather(flat, table_->layout(), (*cut_)[server])));
   }
-  return WhenAllOk(std::move(calls));
+  return table_->Watch(WhenAllOk(std::move(calls)));
 }
 
 absl::Status DenseTable::CheckGradient(const Tensor& gradient) const {
@@ -291,12 +312,11 @@ std::vector<Future<ExchangeReply>> DenseTable::Send(
 Future<Replies> DenseTable::Exchange(std::optional<Tensor> gradient,
                                      bool pull) {
   const bool push = gradient.has_value();
-  if (push) {
-    const absl::Status fit = CheckGradient(*gradient);
-    if (!fit.ok()) return MakeReady<Replies>(fit);
-  }
-  Future<Replies> replies =
-      WhenAllOk(Send(std::move(gradient), pull, table_->OwnPart()));
+  const absl::Status fit =
+      push ? CheckGradient(*gradient) : table_->servers_status();
+  if (!fit.ok()) return MakeReady<Replies>(fit);
+  Future<Replies> replies = table_->Watch(
+      WhenAllOk(Send(std::move(gradient), pull, table_->OwnPart())));
   if (!push) return replies;
   table_->EndRound();
   Watch(replies, table_);
@@ -307,7 +327,8 @@ Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
   absl::Status fit = table_->CheckRounds();
   if (fit.ok()) fit = CheckGradient(gradient);
   if (!fit.ok()) return MakeReady<void>(fit);
-  return WhenAllOk(Send(std::move(gradient), /*pull=*/false, part))
+  return table_
+      ->Watch(WhenAllOk(Send(std::move(gradient), /*pull=*/false, part)))
       .Then([](const Replies&) {});
 }
 
@@ -466,8 +487,8 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
                                      const Tensor* gradients,
                                      const Tensor* pull_keys) {
   const bool push = push_keys != nullptr;
-  absl::Status fit;
-  if (push) fit = CheckPush(*push_keys, *gradients);
+  absl::Status fit =
+      push ? CheckPush(*push_keys, *gradients) : table_->servers_status();
   if (fit.ok() && pull_keys != nullptr) {
     fit = CheckKeys(table_->layout(), *pull_keys);
   }
@@ -479,7 +500,7 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
   Calls calls =
       Send(*table_, pushed.get(), push ? gradients->Contiguous() : Tensor(),
            pulled.get(), table_->OwnPart());
-  Future<Replies> replies = WhenAllOk(std::move(calls.replies));
+  Future<Replies> replies = table_->Watch(WhenAllOk(std::move(calls.replies)));
   if (push) {
     table_->EndRound();
     Watch(replies, table_);
@@ -499,7 +520,8 @@ Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
   if (!fit.ok()) return MakeReady<void>(fit);
   Calls calls = Send(*table_, table_->Cut(keys).get(), gradients.Contiguous(),
                      nullptr, part);
-  return WhenAllOk(std::move(calls.replies)).Then([](const Replies&) {});
+  return table_->Watch(WhenAllOk(std::move(calls.replies)))
+      .Then([](const Replies&) {});
 }
 
 void SparseTable::EndRound() { table_->EndRound(); }
@@ -538,24 +560,31 @@ bool MayBeOfOneServer(const absl::Status& late, const absl::Status& other) {
 
 }  // namespace
 
+std::shared_ptr<PinnedServers> Client::Pin() const {
+  std::vector<rpc::Target> servers;
+  for (const std::string& server : options_.servers) {
+    servers.push_back(options_.agent->To(server, options_.timeout));
+  }
+  return std::make_shared<PinnedServers>(servers);
+}
+
 template <typename T>
 Result<T> Client::OnEach(
+    std::shared_ptr<PinnedServers>& servers,
     absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call) {
   const Instant give_up = SteadyClock().Now() + options_.timeout;
   absl::Status not_serving;
   for (;;) {
     const absl::Duration left =
         std::max(give_up - SteadyClock().Now(), absl::ZeroDuration());
-    std::vector<rpc::Target> servers;
-    for (const std::string& server : options_.servers) {
-      servers.push_back(options_.agent->To(server, left));
-    }
-    Result<T> result = call(servers).Wait(left + absl::Seconds(1));
-    absl::Status status;
-    if constexpr (std::is_void_v<T>) {
-      status = result;
-    } else {
-      status = result.status();
+    const auto pinned = servers != nullptr ? servers : Pin();
+    WEFT_RETURN_IF_ERROR(pinned->status());
+    Result<T> result =
+        call(pinned->WithTimeout(left)).Wait(left + absl::Seconds(1));
+    const absl::Status status = weft::internal::StatusOf(result);
+    if (status.ok()) {
+      servers = pinned;
+      return result;
     }
     // Of a server that does not serve yet that is the reason, also where the
     // time ran out within a later try of it, or within a try that had hardly
@@ -569,7 +598,7 @@ Result<T> Client::OnEach(
     // A worker that is faster than a server that has just joined waits here.
     if (!IsNotServing(status) ||
         SteadyClock().Now() + kServingPause >= give_up) {
-      return result;
+      return pinned->Note(status);
     }
     const BlockingScope blocking;
     absl::SleepFor(kServingPause);
@@ -580,7 +609,7 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
   WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<v1::TableStats> stats,
-      OnEach<std::vector<v1::TableStats>>([&](const auto& servers) {
+      OnEach<std::vector<v1::TableStats>>(servers_, [&](const auto& servers) {
         std::vector<Future<v1::TableStats>> calls;
         for (const rpc::Target& server : servers) {
           calls.push_back(
@@ -594,8 +623,8 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
   }
   // Numbers of pushes begin anew with each opening, and so does the identity.
   const uint64_t identity = Mix64(options_.client ^ Mix64(++opened_));
-  return std::make_unique<TableClient>(options_, std::move(layout), identity,
-                                       version);
+  return std::make_unique<TableClient>(options_, servers_, std::move(layout),
+                                       identity, version);
 }
 
 absl::StatusOr<std::unique_ptr<DenseTable>> Client::Dense(v1::TableSpec spec) {
@@ -619,6 +648,9 @@ absl::StatusOr<std::unique_ptr<SparseTable>> Client::Sparse(
 
 absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
     const std::string& path, const std::string& attempt, int64_t version) {
+  // Of another incarnation's tables a checkpoint would be incomplete.
+  const auto servers = servers_ != nullptr ? servers_ : Pin();
+  WEFT_RETURN_IF_ERROR(servers->status());
   std::vector<Future<v1::SaveReply>> calls;
   for (size_t i = 0; i < options_.servers.size(); ++i) {
     v1::SaveRequest request;
@@ -626,13 +658,13 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
     request.set_attempt(attempt);
     request.set_first_shard(static_cast<int>(i) * kShardsOfServer);
     request.set_version(version);
-    calls.push_back(rpc::CallAsync(
-        options_.agent->To(options_.servers[i], options_.timeout), &ps::Save,
-        request));
+    calls.push_back(
+        rpc::CallAsync((*servers)[static_cast<int>(i)], &ps::Save, request));
   }
   WEFT_ASSIGN_OR_RETURN(
       std::vector<v1::SaveReply> replies,
-      WhenAllOk(std::move(calls)).Wait(options_.timeout + absl::Seconds(1)));
+      PinnedServers::Watch(servers, WhenAllOk(std::move(calls)))
+          .Wait(options_.timeout + absl::Seconds(1)));
   std::vector<checkpoint::FileRecord> records;
   for (const v1::SaveReply& reply : replies) {
     for (const v1::SavedFile& file : reply.files()) {
@@ -649,23 +681,30 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
 }
 
 absl::Status Client::Restore(const std::string& path, const std::string& name) {
-  return OnEach<void>([&](const auto& servers) {
+  // Of the servers that there are now. The tables are opened there: one that
+  // ends before that has lost what was restored.
+  std::shared_ptr<PinnedServers> restored;
+  WEFT_RETURN_IF_ERROR(OnEach<void>(restored, [&](const auto& servers) {
     std::vector<Future<void>> calls;
     for (const rpc::Target& server : servers) {
       calls.push_back(rpc::CallAsync(server, &ps::Restore, path, name));
     }
     return WhenAllOk(std::move(calls));
-  });
+  }));
+  servers_ = std::move(restored);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<v1::ServerStats>> Client::Describe() {
-  return OnEach<std::vector<v1::ServerStats>>([&](const auto& servers) {
-    std::vector<Future<v1::ServerStats>> calls;
-    for (const rpc::Target& server : servers) {
-      calls.push_back(rpc::CallAsync(server, &ps::Describe));
-    }
-    return WhenAllOk(std::move(calls));
-  });
+  std::shared_ptr<PinnedServers> described = servers_;
+  return OnEach<std::vector<v1::ServerStats>>(
+      described, [&](const auto& servers) {
+        std::vector<Future<v1::ServerStats>> calls;
+        for (const rpc::Target& server : servers) {
+          calls.push_back(rpc::CallAsync(server, &ps::Describe));
+        }
+        return WhenAllOk(std::move(calls));
+      });
 }
 
 }  // namespace weft::ps

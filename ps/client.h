@@ -7,9 +7,14 @@
 //
 // Each operation makes one call to each server that holds part of its data, and
 // ends with the first error of any; the message begins with the server's name.
-// A server whose incarnation died has lost all changes since the last
-// checkpoint: operations end with kUnavailable, and the job must be restarted
-// with --resume.
+//
+// A client stays with the incarnations of its servers that it found at its
+// first opening of a table, or by its last Restore. If one of them dies, all
+// changes of its tables since the last checkpoint are lost: from then on every
+// operation of the client and its tables ends with kUnavailable, which names
+// the server and its incarnation, also where a new one has taken its place. To
+// go on, Restore a checkpoint and open the tables again, or start the job again
+// with --resume. A new client takes the servers as they are.
 //
 // After a failed push it is unknown which servers have applied it, so the table
 // refuses further pushes (kFailedPrecondition with the first error); open it
@@ -41,6 +46,8 @@
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
+
+class PinnedServers;
 
 struct ClientOptions {
   rpc::Agent* agent = nullptr;  // must outlive the client and its tables
@@ -178,21 +185,27 @@ class Client {
   absl::StatusOr<std::vector<checkpoint::FileRecord>> Save(
       const std::string& path, const std::string& attempt, int64_t version);
   // Every server replaces its tables by those of that checkpoint; tables that
-  // are open must be opened again.
+  // are open must be opened again. Goes to the servers that there are now, and
+  // the client stays with those.
   absl::Status Restore(const std::string& path, const std::string& name);
 
   absl::StatusOr<std::vector<v1::ServerStats>> Describe();
 
  private:
-  // Makes `call` to all servers, again while one of them does not serve yet.
+  // The incarnations that there are now.
+  std::shared_ptr<PinnedServers> Pin() const;
+  // Makes `call` to all of `servers`, again while one of them does not serve
+  // yet. Null: to those that there are then, which it becomes.
   template <typename T>
   Result<T> OnEach(
+      std::shared_ptr<PinnedServers>& servers,
       absl::FunctionRef<Future<T>(const std::vector<rpc::Target>&)> call);
   absl::StatusOr<std::unique_ptr<internal::TableClient>> Open(
       v1::TableSpec spec);
 
   const ClientOptions options_;
-  uint64_t opened_ = 0;  // tables so far
+  std::shared_ptr<PinnedServers> servers_;  // null: none were found yet
+  uint64_t opened_ = 0;                     // tables so far
 };
 
 }  // namespace weft::ps

@@ -11,6 +11,8 @@
 #include "weft/ps/test_job.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/function.h"
+#include "weft/rpc/session/failure.h"
+#include "weft/rpc/session/outcome.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -209,6 +211,66 @@ TEST(Client, FailedPushClosesItsTableUntilItIsOpenedAgain) {
   table = client->Sparse(spec);
   ASSERT_THAT(table, IsOk());
   EXPECT_THAT((*table)->Push(keys, gradients).Wait(kTimeout), IsOk());
+}
+
+// An ASYNC sparse table would answer with initial values, as if nothing had
+// been learnt, once anybody has opened it at the new incarnation.
+TEST(Client, ServerThatDiedIsUnavailableForGoodAlsoAfterItsRestart) {
+  TestJob job(/*servers=*/2, /*trainers=*/2);
+  const auto client = job.MakeClient(0);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
+  auto table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::Arange(64, DType::kI64);  // of both servers
+  const Tensor gradients = Tensor::Ones({64, 2});
+  ASSERT_THAT((*table)->Push(keys, gradients).Wait(kTimeout), IsOk());
+
+  job.RestartServer(1);
+  const auto is_lost =
+      StatusIs(absl::StatusCode::kUnavailable,
+               "ps1: the server's incarnation 1@0.1 is gone, and with it all "
+               "changes of its tables since the last checkpoint");
+  for (const bool reopened : {false, true}) {
+    if (reopened) {
+      auto other = job.MakeClient(1)->Sparse(spec);
+      ASSERT_THAT(other, IsOk());
+      EXPECT_THAT((*other)->Pull(keys).Wait(kTimeout), IsOk());
+    }
+    const absl::Status pull = (*table)->Pull(keys).Wait(kTimeout).status();
+    EXPECT_THAT(pull, is_lost);
+    EXPECT_EQ(rpc::ReasonOf(pull), rpc::Reason::kPeerGone);
+    EXPECT_FALSE(rpc::OutcomeUnknown(pull));  // it was not sent
+    EXPECT_THAT((*table)->Push(keys, gradients).Wait(kTimeout), is_lost);
+    // Nor are a new table, or a checkpoint that would lack what is lost.
+    EXPECT_THAT(client->Sparse(spec), is_lost);
+    EXPECT_THAT(client->Save("/", "tmp-000001-1-0123456789abcdef", -1),
+                is_lost);
+    EXPECT_THAT(client->Describe(), is_lost);
+  }
+  table = job.MakeClient(0)->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_THAT((*table)->Push(keys, gradients).Wait(kTimeout), IsOk());
+}
+
+TEST(Client, PushThatWaitsAtAServerThatDiesSaysWhatWasLost) {
+  TestJob job(/*servers=*/1, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  auto table = client->Dense(DenseSpec(v1::TableSpec::SYNC, 2, 10));
+  ASSERT_THAT(table, IsOk());
+  ASSERT_THAT((*table)->Initialize(Tensor::Ones({10})).Wait(kTimeout), IsOk());
+  const Future<Tensor> next = (*table)->PushPull(Tensor::Ones({10}));
+  job.RestartServer(0);
+  const absl::Status ended = next.Wait(kTimeout).status();
+  EXPECT_THAT(ended, StatusIs(absl::StatusCode::kUnavailable,
+                              "the server's incarnation 0@0.1 is gone"));
+  EXPECT_TRUE(rpc::OutcomeUnknown(ended));
+  for (const absl::Status& later :
+       {(*table)->Initialize(Tensor::Ones({10})).Wait(kTimeout),
+        (*table)->Pull().Wait(kTimeout).status(),
+        (*table)->PushShard({0, 0}, Tensor::Ones({10})).Wait(kTimeout)}) {
+    EXPECT_THAT(later, StatusIs(absl::StatusCode::kUnavailable,
+                                "table 't': ps0: the server's incarnation"));
+  }
 }
 
 TEST(Client, TensorsOfOtherTypesAreRefusedBeforeACall) {

@@ -8,6 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/optimizer/rules/rule_spec.h"
 #include "weft/ps/placement.h"
@@ -108,8 +109,8 @@ absl::StatusOr<std::unique_ptr<TableLayout>> TableLayout::Create(
   absl::StatusOr<std::unique_ptr<optimizer::UpdateRule>> rule =
       optimizer::MakeRule(spec.rule());
   if (!rule.ok()) {
-    return absl::Status(
-        rule.status().code(),
+    return Reworded(
+        rule.status(),
         absl::StrCat("table '", spec.name(), "': ", rule.status().message()));
   }
   return std::unique_ptr<TableLayout>(

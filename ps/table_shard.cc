@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/check.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::ps {
@@ -369,10 +370,9 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
     const absl::StatusOr<bool> is_new =
         partitions_[partition]->ApplyOnce(spans[i]);
     if (!is_new.ok()) {
-      return absl::Status(
-          is_new.status().code(),
-          absl::StrCat("table '", request.table(), "' partition ", partition,
-                       ": ", is_new.status().message()));
+      return Reworded(is_new.status(),
+                      absl::StrCat("table '", request.table(), "' partition ",
+                                   partition, ": ", is_new.status().message()));
     }
     applied += *is_new ? 1 : 0;
   }

@@ -29,10 +29,11 @@ class TestJob {
   // Servers answer by `functions`, if given, in place of those of service.h.
   TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr) {
     for (int i = 0; i < servers; ++i) {
-      Rank& rank = Add(absl::StrCat("ps", i), functions);
-      rank.server = std::make_unique<Server>(ServerOptions{i, servers});
-      rank.agent->SetLocal(rank.server.get());
-      server_names_.push_back(rank.agent->name());
+      server_names_.push_back(absl::StrCat("ps", i));
+    }
+    for (int i = 0; i < servers; ++i) {
+      Rank& rank = Add(server_names_[i], functions);
+      Serve(i, rank);
     }
     for (int i = 0; i < trainers; ++i) Add(absl::StrCat("trainer", i));
   }
@@ -41,6 +42,21 @@ class TestJob {
   }
 
   Server& server(int i) { return *ranks_[i].server; }
+
+  // As after a crash: server `i` ends, its supervisor starts a new incarnation,
+  // which holds no tables, and then the others learn of the end.
+  void RestartServer(int i) {
+    Rank& rank = ranks_[i];
+    const rpc::WorkerKey ended = rank.agent->key();
+    rank.agent.reset();
+    rank.server.reset();
+    rank.transport.reset();
+    Start(server_names_[i], {ended.id, ended.epoch + 1}, nullptr, rank);
+    Serve(i, rank);
+    for (Rank& other : ranks_) {
+      if (&other != &rank) other.agent->PeerGone(ended, "it was killed");
+    }
+  }
 
   // Whether server `i` answers calls on its tables.
   void SetServing(int i, bool serving) {
@@ -67,8 +83,14 @@ class TestJob {
 
   Rank& Add(const std::string& name, const rpc::Registry* functions = nullptr) {
     const rpc::WorkerKey key{static_cast<uint32_t>(ranks_.size()), 1};
-    directory_.Put({name, key, name});
     Rank& rank = ranks_.emplace_back();
+    Start(name, key, functions, rank);
+    return rank;
+  }
+
+  void Start(const std::string& name, rpc::WorkerKey key,
+             const rpc::Registry* functions, Rank& rank) {
+    directory_.Put({name, key, name});
     rank.transport = network_.MakeTransport(name).value();
     rpc::AgentOptions options;
     options.job = "test";
@@ -78,7 +100,12 @@ class TestJob {
     options.directory = &directory_;
     if (functions != nullptr) options.registry = functions;
     rank.agent = *rpc::Agent::Create(options);
-    return rank;
+  }
+
+  void Serve(int i, Rank& rank) {
+    const int servers = static_cast<int>(server_names_.size());
+    rank.server = std::make_unique<Server>(ServerOptions{i, servers});
+    rank.agent->SetLocal(rank.server.get());
   }
 
   transport::LocalNetwork network_;
