@@ -29,6 +29,6 @@ fi
 mkdir -p "$checkpoints"
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-bin/weft run --role ps=2:bin/parameter_server \
+bin/weft run --role ps=2:"bin/parameter_server --checkpoint-dir=$checkpoints" \
   --role trainer=2:"bin/trainer --data=$data --checkpoint-dir=$checkpoints --json ${flags[*]}" | tee "$log"
 sed -n 's/^\[trainer0\] \({"test_accuracy".*}\)$/\1/p' "$log" | tail -n 1

@@ -486,6 +486,12 @@ absl::Status ImageTrainer::RestoreForAll(const std::string& key) {
 absl::Status ImageTrainer::BeginSaving() {
   if (options_.checkpoint_dir.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  const absl::Status usable =
+      client_.CheckCheckpointDirectory(options_.checkpoint_dir);
+  if (absl::IsPermissionDenied(usable)) {  // a matter of flags, not of who asks
+    return worker::WithExitCode(usable, worker::ExitCode::kConfig);
+  }
+  WEFT_RETURN_IF_ERROR(usable);
   WEFT_ASSIGN_OR_RETURN(const CheckpointRun run,
                         BeginRun(*directory, options_.resume));
   return worker_.membership()

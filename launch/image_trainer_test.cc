@@ -66,7 +66,7 @@ class ImageTrainerTest : public ::testing::Test {
       const std::function<bool()>& asked_to_stop = [] { return false; }) {
     Run run;
     Mutex mu;
-    ps::Server server({.server = 0, .servers = 1});
+    ps::Server server({.checkpoint_dir = dir_.path()});
     worker::TestWorkers::Options job;
     job.servers = 1;
     job.trainers = trainers;

@@ -35,6 +35,10 @@ absl::Status Run(int argc, char** argv) {
   options.AddTo(flags);
   flags.Add("grace", &grace,
             "after SIGTERM, how long trainers may still save what they have");
+  std::string checkpoint_dir;
+  flags.Add("checkpoint-dir", &checkpoint_dir,
+            "where trainers may save and resume, the directory itself and what "
+            "is below; empty: nowhere");
   // The trainers' messages carry these settings. Both programs take the same
   // command line.
   bool ignored = false;
@@ -43,7 +47,7 @@ absl::Status Run(int argc, char** argv) {
     flags.Add(name, &ignored, "of trainers; taken and not used");
   }
   for (const char* name : {"data", "strategy", "epochs", "batch-size", "lr",
-                           "checkpoint-dir", "keep", "keep-as", "loss-every"}) {
+                           "keep", "keep-as", "loss-every"}) {
     flags.Add(name, &of_trainers, "of trainers; taken and not used");
   }
   if (absl::Status s = flags.Parse(argc, argv); !s.ok()) return s;
@@ -70,7 +74,9 @@ absl::Status Run(int argc, char** argv) {
   }
 
   // Outlives the worker, whose handlers use it to their end.
-  weft::ps::Server server({options.rank, options.servers});
+  weft::ps::ServerOptions serving{options.rank, options.servers};
+  serving.checkpoint_dir = checkpoint_dir;
+  weft::ps::Server server(serving);
   auto worker = weft::worker::Worker::Start(options);
   if (!worker.ok()) return worker.status();
   // Until here a signal just ends the program: nobody depends on it yet.

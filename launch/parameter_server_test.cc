@@ -61,6 +61,7 @@ TEST_F(ParameterServerProgramTest, HelpListsItsFlagsAndEndsWithZero) {
   EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(0));
   EXPECT_THAT(server->output(),
               AllOf(HasSubstr("Usage: parameter_server"), HasSubstr("--grace"),
+                    HasSubstr("--checkpoint-dir"),
                     HasSubstr("of trainers; taken and not used")));
 }
 

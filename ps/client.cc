@@ -680,6 +680,18 @@ absl::StatusOr<std::vector<checkpoint::FileRecord>> Client::Save(
   return records;
 }
 
+absl::Status Client::CheckCheckpointDirectory(const std::string& path) {
+  std::shared_ptr<PinnedServers> asked = servers_;
+  return OnEach<void>(asked, [&](const auto& servers) {
+    std::vector<Future<void>> calls;
+    for (const rpc::Target& server : servers) {
+      calls.push_back(
+          rpc::CallAsync(server, &ps::CheckCheckpointDirectory, path));
+    }
+    return WhenAllOk(std::move(calls));
+  });
+}
+
 absl::Status Client::Restore(const std::string& path, const std::string& name) {
   // Of the servers that there are now. The tables are opened there: one that
   // ends before that has lost what was restored.

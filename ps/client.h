@@ -179,9 +179,17 @@ class Client {
   absl::StatusOr<std::unique_ptr<DenseTable>> Dense(v1::TableSpec spec);
   absl::StatusOr<std::unique_ptr<SparseTable>> Sparse(v1::TableSpec spec);
 
+  // The error with which Save and Restore would end at a server that may not
+  // use the directory `path`: to be asked before there is something to save.
+  //   kFailedPrecondition  it was started without --checkpoint-dir
+  //   kPermissionDenied    that is not `path`, nor above it
+  //   kNotFound            its host does not see the directory
+  absl::Status CheckCheckpointDirectory(const std::string& path);
+
   // Every server adds its part to checkpoint `attempt` of the directory `path`,
-  // which all see; then the caller commits them. kFailedPrecondition unless
-  // synchronous tables are at `version` (negative: any).
+  // which all see; then the caller commits them. Errors as
+  // CheckCheckpointDirectory; kFailedPrecondition unless synchronous tables are
+  // at `version` (negative: any).
   absl::StatusOr<std::vector<checkpoint::FileRecord>> Save(
       const std::string& path, const std::string& attempt, int64_t version);
   // Every server replaces its tables by those of that checkpoint; tables that

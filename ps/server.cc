@@ -46,8 +46,9 @@ v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
 
 }  // namespace
 
-Server::Server(ServerOptions options) : options_(options) {
-  WEFT_CHECK(options.server >= 0 && options.server < options.servers);
+Server::Server(ServerOptions options)
+    : options_(std::move(options)), checkpoint_root_(options_.checkpoint_dir) {
+  WEFT_CHECK(options_.server >= 0 && options_.server < options_.servers);
 }
 
 Server::~Server() {
@@ -148,8 +149,13 @@ void Server::Shutdown(const absl::Status& reason) {
 
 absl::StatusOr<v1::SaveReply> Server::Save(
     const v1::SaveRequest& request) const {
-  WEFT_ASSIGN_OR_RETURN(const auto directory,
-                        OpenDirectory(request.directory()));
+  WEFT_ASSIGN_OR_RETURN(const std::string path,
+                        checkpoint_root_.Resolve(request.directory()));
+  // A link in place of the attempt's own directory may lead elsewhere.
+  WEFT_RETURN_IF_ERROR(
+      checkpoint_root_.Resolve(absl::StrCat(path, "/", request.attempt()))
+          .status());
+  WEFT_ASSIGN_OR_RETURN(const auto directory, OpenDirectory(path));
   v1::SaveReply saved;
   int shard_number = request.first_shard();
   for (const auto& [name, shard] : Snapshot()) {
@@ -182,7 +188,11 @@ absl::StatusOr<v1::SaveReply> Server::Save(
 absl::Status Server::Restore(const std::string& directory,
                              const std::string& name) {
   // Everything is read and checked beside what is there, then takes its place.
-  WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(directory));
+  WEFT_ASSIGN_OR_RETURN(const std::string path,
+                        checkpoint_root_.Resolve(directory));
+  WEFT_RETURN_IF_ERROR(
+      checkpoint_root_.Resolve(absl::StrCat(path, "/", name)).status());
+  WEFT_ASSIGN_OR_RETURN(const auto checkpoints, OpenDirectory(path));
   WEFT_ASSIGN_OR_RETURN(const checkpoint::Manifest manifest,
                         checkpoints->ReadManifest(name));
   std::map<std::string, LoadedTable> loaded;
@@ -190,8 +200,8 @@ absl::Status Server::Restore(const std::string& directory,
     WEFT_ASSIGN_OR_RETURN(const checkpoint::Safetensors shard,
                           checkpoints->LoadShard(name, file));
     if (!IsTableShard(shard)) continue;  // a trainer's own
-    WEFT_RETURN_IF_ERROR(AddShard(
-        shard, absl::StrCat(directory, "/", name, "/", file.name), loaded));
+    WEFT_RETURN_IF_ERROR(
+        AddShard(shard, absl::StrCat(path, "/", name, "/", file.name), loaded));
   }
   Tables restored;
   for (auto& [name, table] : loaded) {

@@ -21,6 +21,7 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/checkpoint_root.h"
 #include "weft/ps/table_shard.h"
 #include "weft/telemetry/metrics.h"
 
@@ -30,6 +31,9 @@ struct ServerOptions {
   int server = 0;   // this one's index, in [0, servers)
   int servers = 1;  // all must agree on it
   int max_tables = 1024;
+  // Checkpoints are written and read here and below, and nowhere else. Empty:
+  // Save and Restore are refused.
+  std::string checkpoint_dir = {};
 };
 
 class Server {
@@ -64,14 +68,21 @@ class Server {
   // Ends waiting pulls with `reason`; later requests get it too.
   void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // As CheckpointRoot::Resolve.
+  absl::Status CheckCheckpointDirectory(const std::string& directory) const {
+    return checkpoint_root_.Resolve(directory).status();
+  }
+
   // Writes this server's part of every table as shards of a checkpoint that a
-  // trainer has begun and will commit. kFailedPrecondition if a synchronous
-  // table is not at the version asked for.
+  // trainer has begun and will commit: its directory is there. Errors as
+  // CheckpointRoot::Resolve and CheckpointDirectory::AddShard;
+  // kFailedPrecondition if a synchronous table is not at the version asked for.
   absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Replaces all tables by those of checkpoint `name` in `directory`, written
-  // by any number of servers. On an error nothing has changed.
+  // by any number of servers. On an error nothing has changed: as
+  // CheckpointRoot::Resolve and CheckpointDirectory's, or kDataLoss.
   absl::Status Restore(const std::string& directory, const std::string& name)
       ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -92,6 +103,7 @@ class Server {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const ServerOptions options_;
+  const CheckpointRoot checkpoint_root_;
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);

@@ -141,7 +141,7 @@ TEST(Server, ShutdownEndsWaitingPullsAndLaterRequestsWithItsReason) {
 
 TEST(Server, FailedRestoreLeavesTheTables) {
   const testing::TempDir directory;
-  Server server({.server = 0, .servers = 1});
+  Server server({.checkpoint_dir = directory.path()});
   const auto table = server.CreateTable(Spec("t"));
   ASSERT_THAT(table, IsOk());
   EXPECT_THAT(server.Restore(directory.path(), "ckpt-000001-step-1"),

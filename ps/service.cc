@@ -91,6 +91,13 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context,
 }
 WEFT_RPC(Exchange);
 
+absl::Status CheckCheckpointDirectory(rpc::CallContext& context,
+                                      const std::string& directory) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  return server->CheckCheckpointDirectory(directory);
+}
+WEFT_RPC(CheckCheckpointDirectory);
+
 absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
                                    const v1::SaveRequest& request) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));

@@ -49,7 +49,9 @@ Future<ExchangeReply> Exchange(rpc::CallContext& context,
                                const std::optional<Tensor>& push_values,
                                const std::optional<Tensor>& pull_keys);
 
-// Server::Save and Restore.
+// Server::CheckCheckpointDirectory, Save and Restore.
+absl::Status CheckCheckpointDirectory(rpc::CallContext& context,
+                                      const std::string& directory);
 absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
                                    const v1::SaveRequest& request);
 absl::Status Restore(rpc::CallContext& context, const std::string& directory,

@@ -3,6 +3,7 @@
 #include "weft/ps/service.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -175,7 +176,7 @@ TEST(PsService, CheckpointOfTwoServersLoadsOnThree) {
   std::string name;
   std::vector<float> after_two, after_three;
   {
-    TestJob job(/*servers=*/2, /*trainers=*/1);
+    TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, temp.path());
     const auto client = job.MakeClient(0);
     auto table = client->Sparse(spec);
     ASSERT_THAT(table, IsOk());
@@ -200,7 +201,7 @@ TEST(PsService, CheckpointOfTwoServersLoadsOnThree) {
                       .Wait(kTimeout)
                       ->ToVector<float>();
   }
-  TestJob job(/*servers=*/3, /*trainers=*/1);
+  TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
   ASSERT_THAT(client->Restore(options.path, name), IsOk());
   auto table = client->Sparse(spec);
@@ -223,7 +224,7 @@ TEST(PsService, RestoredTableTakesItsWorkersAndRatesFromTheNewSpec) {
   options.path = absl::StrCat(temp.path(), "/ckpt");
   auto directory = checkpoint::CheckpointDirectory::Open(options);
   ASSERT_THAT(directory, IsOk());
-  TestJob job(/*servers=*/2, /*trainers=*/1);
+  TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
   v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 1, 10);
   spec.mutable_rule()->mutable_adam()->set_lr(0.5);
@@ -281,7 +282,7 @@ TEST(PsService, CheckpointIsSavedThoughAServerHasNoSlice) {
   options.path = absl::StrCat(temp.path(), "/ckpt");
   auto directory = checkpoint::CheckpointDirectory::Open(options);
   ASSERT_THAT(directory, IsOk());
-  TestJob job(/*servers=*/3, /*trainers=*/1);
+  TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
   const auto client = job.MakeClient(0);
   const v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, 1, 10);
   auto table = client->Dense(spec);
@@ -332,6 +333,52 @@ TEST(PsService, FileNameOutsideTheCheckpointIsRefusedAndTheFileKept) {
   std::stringstream kept;
   kept << std::ifstream(elsewhere).rdbuf();
   EXPECT_EQ(kept.str(), "mine");
+}
+
+// Whatever a trainer asks, a server makes directories and files nowhere else.
+TEST(PsService, CheckpointsOutsideTheServersDirectoryAreRefused) {
+  const TempDir temp;
+  const std::string root = temp.Path("root"), other = temp.Path("other");
+  const std::string attempt = "tmp-000001-1-0123456789abcdef";
+  std::filesystem::create_directories(root + "/run");
+  std::filesystem::create_directories(other + "/" + attempt);
+  std::filesystem::create_directory_symlink(other, root + "/link");
+  std::filesystem::create_directory_symlink(other + "/" + attempt,
+                                            root + "/run/" + attempt);
+  TestJob job(/*servers=*/1, /*trainers=*/1, nullptr, root);
+  const auto client = job.MakeClient(0);
+  ASSERT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
+  const auto is_refused = StatusIs(absl::StatusCode::kPermissionDenied,
+                                   "is not in this server's --checkpoint-dir");
+  for (const std::string& path :
+       {other, root + "/link", root + "/../other", temp.Path("new"),
+        std::string("new"), std::string("/")}) {
+    EXPECT_THAT(client->CheckCheckpointDirectory(path), is_refused) << path;
+    EXPECT_THAT(client->Save(path, attempt, -1), is_refused) << path;
+    EXPECT_THAT(client->Restore(path, "ckpt-000001-step-1"), is_refused)
+        << path;
+  }
+  EXPECT_THAT(client->CheckCheckpointDirectory(root + "/run"), IsOk());
+  EXPECT_THAT(client->Save(root + "/run", attempt, -1), is_refused);
+  EXPECT_THAT(client->Save(root + "/run", "../../other/" + attempt, -1),
+              is_refused);
+  EXPECT_THAT(client->Restore(root + "/run", "../../other"), is_refused);
+  EXPECT_THAT(client->Save(root + "/new", attempt, -1),
+              StatusIs(absl::StatusCode::kNotFound));
+  EXPECT_FALSE(std::filesystem::exists(root + "/new"));
+  EXPECT_TRUE(std::filesystem::is_empty(other + "/" + attempt));
+}
+
+TEST(PsService, CheckpointsAreRefusedWithoutADirectoryForThem) {
+  const TempDir temp;
+  TestJob job(/*servers=*/1, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  const auto is_refused =
+      StatusIs(absl::StatusCode::kFailedPrecondition, "--checkpoint-dir=DIR");
+  EXPECT_THAT(client->CheckCheckpointDirectory(temp.path()), is_refused);
+  EXPECT_THAT(client->Save(temp.path(), "tmp-000001-1-0123456789abcdef", -1),
+              is_refused);
+  EXPECT_THAT(client->Restore(temp.path(), "ckpt-000001-step-1"), is_refused);
 }
 
 TEST(PsService, ServersDescribeTheirTables) {

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -27,7 +28,9 @@ inline constexpr absl::Duration kTimeout = absl::Seconds(30);
 class TestJob {
  public:
   // Servers answer by `functions`, if given, in place of those of service.h.
-  TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr) {
+  TestJob(int servers, int trainers, const rpc::Registry* functions = nullptr,
+          std::string checkpoint_dir = "")
+      : checkpoint_dir_(std::move(checkpoint_dir)) {
     for (int i = 0; i < servers; ++i) {
       server_names_.push_back(absl::StrCat("ps", i));
     }
@@ -104,10 +107,13 @@ class TestJob {
 
   void Serve(int i, Rank& rank) {
     const int servers = static_cast<int>(server_names_.size());
-    rank.server = std::make_unique<Server>(ServerOptions{i, servers});
+    ServerOptions options{i, servers};
+    options.checkpoint_dir = checkpoint_dir_;
+    rank.server = std::make_unique<Server>(options);
     rank.agent->SetLocal(rank.server.get());
   }
 
+  const std::string checkpoint_dir_;
   transport::LocalNetwork network_;
   rpc::FixedDirectory directory_;
   std::vector<Rank> ranks_;

@@ -357,6 +357,23 @@ TEST(BadInput, UnwritableOutputIsReportedBeforeTheWork) {
              "wanted a directory to write in: No such file"});
 }
 
+TEST(BadInput, DirectoryThatServersMayNotUseIsReportedBeforeTheWork) {
+  const Job job;
+  for (const std::string& of_servers : {std::string(), job.Path("other")}) {
+    const auto servers = job.StartServers({"--checkpoint-dir=" + of_servers});
+    const auto trainers =
+        job.StartTrainers({"--checkpoint-dir=" + job.Path("saved")});
+    ExpectEnd(*trainers[0], kConfig,
+              {"ps", of_servers.empty() ? "start it with --checkpoint-dir=DIR"
+                                        : "is not in this server's "
+                                          "--checkpoint-dir, "});
+    for (const auto& server : servers) {
+      EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(kConfig))
+          << server->output();
+    }
+  }
+}
+
 TEST(BadInput, ATraceThatCannotBeWrittenLeavesNothingBehind) {
   const Job job;
   const std::string trace = "--trace=" + job.Path("t");

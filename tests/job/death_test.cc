@@ -344,9 +344,9 @@ std::unique_ptr<Process> RunJob(const Job& job, const std::string& flags,
                                 const std::string& server_flags = "") {
   Flags command = {"/usr/bin/env", MarkOf(job), Program("weft"), "run"};
   command.insert(command.end(), run_flags.begin(), run_flags.end());
-  command.push_back(absl::StrCat("--role=ps=", job.servers, ":",
-                                 Program("parameter_server"), " ",
-                                 server_flags));
+  command.push_back(
+      absl::StrCat("--role=ps=", job.servers, ":", Program("parameter_server"),
+                   " --checkpoint-dir=", job.Path(""), " ", server_flags));
   command.push_back(absl::StrCat("--role=trainer=", job.trainers, ":",
                                  Program("trainer"), " --data=", job.data,
                                  " --batch-size=16 --lr=0.01 --json ", flags));

@@ -52,6 +52,7 @@ Flags Job::Command(const std::string& program, int rank) const {
 
 Flags Job::ServerCommand(int rank, const Flags& more) const {
   Flags command = Command("parameter_server", rank);
+  Append({"--checkpoint-dir=" + Path("")}, command);
   Append(more, command);
   return command;
 }
