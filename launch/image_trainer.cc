@@ -119,6 +119,14 @@ int64_t CountTrainers(const rendezvous::View& view) {
       [](const rendezvous::Member& m) { return m.role == "trainer"; });
 }
 
+// Whether all servers may save there: a matter of flags, not of who asks.
+absl::Status CheckServersUse(const std::string& directory, ps::Client& client) {
+  const absl::Status usable = client.CheckCheckpointDirectory(directory);
+  return absl::IsPermissionDenied(usable)
+             ? worker::WithExitCode(usable, worker::ExitCode::kConfig)
+             : usable;
+}
+
 telemetry::Progress::Options ProgressOptions(
     const ImageTrainerOptions& options) {
   telemetry::Progress::Options progress;
@@ -395,6 +403,7 @@ absl::StatusOr<Tensor> ImageTrainer::AwaitRound(Future<Tensor> values,
 
 absl::StatusOr<std::string> ImageTrainer::RestoreNewest() {
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
+  WEFT_RETURN_IF_ERROR(CheckServersUse(options_.checkpoint_dir, client_));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names,
                         directory->List());
   absl::Status damaged;
@@ -486,12 +495,7 @@ absl::Status ImageTrainer::RestoreForAll(const std::string& key) {
 absl::Status ImageTrainer::BeginSaving() {
   if (options_.checkpoint_dir.empty()) return absl::OkStatus();
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenCheckpoints());
-  const absl::Status usable =
-      client_.CheckCheckpointDirectory(options_.checkpoint_dir);
-  if (absl::IsPermissionDenied(usable)) {  // a matter of flags, not of who asks
-    return worker::WithExitCode(usable, worker::ExitCode::kConfig);
-  }
-  WEFT_RETURN_IF_ERROR(usable);
+  WEFT_RETURN_IF_ERROR(CheckServersUse(options_.checkpoint_dir, client_));
   WEFT_ASSIGN_OR_RETURN(const CheckpointRun run,
                         BeginRun(*directory, options_.resume));
   return worker_.membership()

@@ -39,6 +39,10 @@ absl::Status Run(int argc, char** argv) {
   flags.Add("checkpoint-dir", &checkpoint_dir,
             "where trainers may save and resume, the directory itself and what "
             "is below; empty: nowhere");
+  int64_t round_budget = weft::ps::ServerOptions().round_budget;
+  flags.Add("round-budget", &round_budget,
+            "bytes of gradients that may wait for the other parts of their "
+            "round");
   // The trainers' messages carry these settings. Both programs take the same
   // command line.
   bool ignored = false;
@@ -73,9 +77,17 @@ absl::Status Run(int argc, char** argv) {
         weft::worker::ExitCode::kUsage);
   }
 
+  if (round_budget < 1) {
+    return weft::worker::WithExitCode(
+        absl::InvalidArgumentError(absl::StrCat(
+            "wanted --round-budget of at least 1 byte, found ", round_budget)),
+        weft::worker::ExitCode::kUsage);
+  }
+
   // Outlives the worker, whose handlers use it to their end.
   weft::ps::ServerOptions serving{options.rank, options.servers};
   serving.checkpoint_dir = checkpoint_dir;
+  serving.round_budget = round_budget;
   weft::ps::Server server(serving);
   auto worker = weft::worker::Worker::Start(options);
   if (!worker.ok()) return worker.status();

@@ -125,6 +125,8 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
           std::shared_ptr<const rendezvous::View> view) mutable {
         TellServer(*view, trainers, server, known_keys);
       });
+  const auto forget = worker.agent().OnPeerGone(
+      [&server](const rpc::Agent::GonePeer& gone) { server.Forget(gone.key); });
   Instant stop_by = Instant::Infinite();
   Instant show_at;
   for (;;) {

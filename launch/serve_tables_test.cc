@@ -10,7 +10,9 @@
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
 #include "weft/launch/job_outcome.h"
+#include "weft/ps/client.h"
 #include "weft/ps/server.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/test_workers.h"
@@ -78,6 +80,38 @@ TEST_F(ServeTablesTest, JobThatLostAllTrainersNamesThem) {
   workers_->Kill("trainer1");
   EXPECT_THAT(Outcome(), StatusIs(absl::StatusCode::kUnavailable,
                                   "trainers died: trainer0"));
+}
+
+TEST_F(ServeTablesTest, ClientsOfATrainerThatDiedAreForgotten) {
+  const auto windows = [&] {
+    const auto stats = server_.Stats();
+    return stats.tables_size() == 0 ? -1 : stats.tables(0).windows();
+  };
+  {
+    ps::ClientOptions options;
+    options.agent = &workers_->Get("trainer0").agent();
+    options.servers = {"ps0"};
+    ps::Client client(options);
+    ps::v1::TableSpec spec;
+    spec.set_name("t");
+    spec.set_kind(ps::v1::TableSpec::SPARSE);
+    spec.set_dim(1);
+    spec.set_mode(ps::v1::TableSpec::ASYNC);
+    spec.set_partitions(8);
+    spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+    const auto table = client.Sparse(spec);
+    ASSERT_THAT(table, IsOk());
+    ASSERT_THAT(
+        (*table)
+            ->Push(Tensor::Arange(64, DType::kI64), Tensor::Ones({64, 1}))
+            .Wait(absl::Seconds(60)),
+        IsOk());
+    EXPECT_GT(windows(), 0);
+  }
+  workers_->Kill("trainer0");
+  EXPECT_TRUE(testing::Becomes([&] { return windows() == 0; }));
+  Leave("trainer1");
+  EXPECT_THAT(Outcome(), IsOk());
 }
 
 TEST_F(ServeTablesTest, SignalEndsItAfterTheGraceWithTrainersAtWork) {

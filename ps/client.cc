@@ -1,18 +1,19 @@
 #include "weft/ps/client.h"
 
 #include <algorithm>
-#include <type_traits>
+#include <deque>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "weft/base/check.h"
 #include "weft/base/clock.h"
 #include "weft/base/driver.h"
-#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/ps/copy_row.h"
 #include "weft/ps/pinned_servers.h"
+#include "weft/ps/sequence_window.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/tensor_codec.h"
 #include "weft/rpc/session/failure.h"
@@ -47,6 +48,7 @@ class TableClient {
   const TableLayout& layout() const { return *layout_; }
   const Placement& placement() const { return placement_; }
   int servers() const { return placement_.servers(); }
+  uint64_t identity() const { return identity_; }
   int64_t round() const { return round_; }
   bool is_sync() const { return layout_->spec().mode() == v1::TableSpec::SYNC; }
 
@@ -89,6 +91,43 @@ class TableClient {
     if (is_sync()) ++round_;
   }
 
+  // To every server: all must know it.
+  Future<void> SetLearningRateScale(double scale,
+                                    std::optional<int64_t> from_round) const {
+    absl::Status fit = servers_status();
+    if (fit.ok() && from_round.has_value()) fit = CheckRounds("a round");
+    if (!fit.ok()) return MakeReady<void>(fit);
+    v1::LearningRate rate;
+    rate.set_table(layout_->spec().name());
+    rate.set_client(identity_);
+    rate.set_scale(scale);
+    rate.set_from_round(from_round.value_or(round_));
+    std::vector<Future<void>> calls;
+    for (int server = 0; server < servers(); ++server) {
+      calls.push_back(
+          rpc::CallAsync(To(server), &ps::SetLearningRateScale, rate));
+    }
+    return Watch(WhenAllOk(std::move(calls)));
+  }
+
+  // ASYNC: no partition takes a push that is more than SequenceWindow::kWidth
+  // after one that it has not applied. So waits for the oldest push that is
+  // under way, if as many are; its error, which has closed the table.
+  absl::Status AwaitRoom() {
+    while (!under_way_.empty() && under_way_.front().IsReady()) {
+      under_way_.pop_front();
+    }
+    if (under_way_.size() < SequenceWindow::kWidth) return absl::OkStatus();
+    const absl::Status oldest = under_way_.front().Wait(options_.timeout);
+    if (oldest.ok()) under_way_.pop_front();
+    return oldest;
+  }
+  void Sent(const Future<std::vector<ExchangeReply>>& push) {
+    if (is_sync()) return;
+    // Without what it pulls, which nobody else is to hold.
+    under_way_.push_back(push.Then([](const std::vector<ExchangeReply>&) {}));
+  }
+
   // The cut of `keys`, which is kept for the next call: a worker pulls the rows
   // of a batch and then pushes to the same ones.
   std::shared_ptr<const SparseCut> Cut(const Tensor& keys) {
@@ -102,20 +141,15 @@ class TableClient {
   }
 
   // kFailedPrecondition unless it has rounds.
-  absl::Status CheckRounds() const {
+  absl::Status CheckRounds(absl::string_view what) const {
     if (is_sync()) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        absl::StrCat("table '", layout_->spec().name(),
-                     "': wanted a SYNC table for PushShard, found ASYNC, which "
-                     "has no rounds; use Push"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "table '", layout_->spec().name(), "': wanted a SYNC table for ", what,
+        ", found ASYNC, which has no rounds"));
   }
 
   // kUnavailable once a server is gone.
-  absl::Status servers_status() const {
-    const absl::Status status = servers_->status();
-    return Reworded(status, absl::StrCat("table '", layout_->spec().name(),
-                                         "': ", status.message()));
-  }
+  absl::Status servers_status() const { return servers_->status(); }
 
   // As servers_status(); kFailedPrecondition once a push has failed.
   absl::Status status() const ABSL_LOCKS_EXCLUDED(mu_) {
@@ -139,7 +173,9 @@ class TableClient {
   const Placement placement_;
   const uint64_t identity_;
   int64_t round_;
-  std::vector<uint64_t> pushed_;   // by partition: the last number given
+  std::vector<uint64_t> pushed_;  // by partition: the last number given
+  // ASYNC: pushes, in the order in which they were sent.
+  std::deque<Future<void>> under_way_;
   std::vector<int64_t> cut_keys_;  // of cut_
   std::shared_ptr<const SparseCut> cut_;
 
@@ -276,7 +312,7 @@ Future<void> DenseTable::Initialize(const Tensor& values) {
     if ((*cut_)[server].groups.empty()) continue;
     calls.push_back(rpc::CallAsync(
         table_->To(server), &ps::Initialize, table_->layout().spec().name(),
-        Gather(flat, table_->layout(), (*cut_)[server])));
+        table_->identity(), Gather(flat, table_->layout(), (*cut_)[server])));
   }
   return table_->Watch(WhenAllOk(std::move(calls)));
 }
@@ -312,24 +348,30 @@ std::vector<Future<ExchangeReply>> DenseTable::Send(
 Future<Replies> DenseTable::Exchange(std::optional<Tensor> gradient,
                                      bool pull) {
   const bool push = gradient.has_value();
-  const absl::Status fit =
-      push ? CheckGradient(*gradient) : table_->servers_status();
+  absl::Status fit = push ? CheckGradient(*gradient) : table_->servers_status();
+  if (fit.ok() && push) fit = table_->AwaitRoom();
   if (!fit.ok()) return MakeReady<Replies>(fit);
   Future<Replies> replies = table_->Watch(
       WhenAllOk(Send(std::move(gradient), pull, table_->OwnPart())));
   if (!push) return replies;
+  table_->Sent(replies);
   table_->EndRound();
   Watch(replies, table_);
   return replies;
 }
 
 Future<void> DenseTable::PushShard(const RoundPart& part, Tensor gradient) {
-  absl::Status fit = table_->CheckRounds();
+  absl::Status fit = table_->CheckRounds("PushShard");
   if (fit.ok()) fit = CheckGradient(gradient);
   if (!fit.ok()) return MakeReady<void>(fit);
   return table_
       ->Watch(WhenAllOk(Send(std::move(gradient), /*pull=*/false, part)))
       .Then([](const Replies&) {});
+}
+
+Future<void> DenseTable::SetLearningRateScale(
+    double scale, std::optional<int64_t> from_round) {
+  return table_->SetLearningRateScale(scale, from_round);
 }
 
 void DenseTable::EndRound() { table_->EndRound(); }
@@ -492,6 +534,7 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
   if (fit.ok() && pull_keys != nullptr) {
     fit = CheckKeys(table_->layout(), *pull_keys);
   }
+  if (fit.ok() && push) fit = table_->AwaitRoom();
   if (!fit.ok()) return MakeReady<Tensor>(fit);
   std::shared_ptr<const SparseCut> pushed, pulled;
   if (push) pushed = table_->Cut(*push_keys);
@@ -502,6 +545,7 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
            pulled.get(), table_->OwnPart());
   Future<Replies> replies = table_->Watch(WhenAllOk(std::move(calls.replies)));
   if (push) {
+    table_->Sent(replies);
     table_->EndRound();
     Watch(replies, table_);
   }
@@ -515,13 +559,18 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
 
 Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
                                     const Tensor& gradients) {
-  absl::Status fit = table_->CheckRounds();
+  absl::Status fit = table_->CheckRounds("PushShard");
   if (fit.ok()) fit = CheckPush(keys, gradients);
   if (!fit.ok()) return MakeReady<void>(fit);
   Calls calls = Send(*table_, table_->Cut(keys).get(), gradients.Contiguous(),
                      nullptr, part);
   return table_->Watch(WhenAllOk(std::move(calls.replies)))
       .Then([](const Replies&) {});
+}
+
+Future<void> SparseTable::SetLearningRateScale(
+    double scale, std::optional<int64_t> from_round) {
+  return table_->SetLearningRateScale(scale, from_round);
 }
 
 void SparseTable::EndRound() { table_->EndRound(); }
@@ -607,13 +656,15 @@ Result<T> Client::OnEach(
 
 absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
   WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
+  // Numbers of pushes begin anew with each opening, and so does the identity.
+  const uint64_t identity = Mix64(options_.client ^ Mix64(++opened_));
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<v1::TableStats> stats,
       OnEach<std::vector<v1::TableStats>>(servers_, [&](const auto& servers) {
         std::vector<Future<v1::TableStats>> calls;
         for (const rpc::Target& server : servers) {
           calls.push_back(
-              rpc::CallAsync(server, &ps::CreateTable, layout->spec()));
+              rpc::CallAsync(server, &ps::OpenTable, layout->spec(), identity));
         }
         return WhenAllOk(std::move(calls));
       }));
@@ -621,8 +672,6 @@ absl::StatusOr<std::unique_ptr<TableClient>> Client::Open(v1::TableSpec spec) {
   for (const v1::TableStats& s : stats) {
     version = std::max(version, s.version());
   }
-  // Numbers of pushes begin anew with each opening, and so does the identity.
-  const uint64_t identity = Mix64(options_.client ^ Mix64(++opened_));
   return std::make_unique<TableClient>(options_, servers_, std::move(layout),
                                        identity, version);
 }

@@ -53,11 +53,11 @@ struct ClientOptions {
   rpc::Agent* agent = nullptr;  // must outlive the client and its tables
   // The servers' names in the order of their index.
   std::vector<std::string> servers;
-  // Unique among clients, those of earlier incarnations of this worker
-  // included.
+  // Unique among the clients of this worker.
   uint64_t client = 0;
   // For synchronous tables: the rank of this client, and the shard of the data
-  // whose gradients Push and PushPull push.
+  // whose gradients Push and PushPull push. Of a worker with a certificate, its
+  // own rank.
   int rank = 0;
   absl::Duration timeout = absl::Seconds(60);  // of each operation
 };
@@ -94,6 +94,10 @@ class DenseTable {
   // SYNC those after the round, which waits for all workers. A gradient that is
   // moved in, and whose memory nobody else has (Tensor::is_sole_owner), is sent
   // as it is if one server has the whole table; else it is copied.
+  //
+  // ASYNC: with 64 pushes of the table under way a further one waits, within
+  // the time-out, for the oldest; so in an InlineScope (base/driver.h) it may
+  // end with kFailedPrecondition.
   Future<Tensor> PushPull(Tensor gradient);
   Future<void> Push(Tensor gradient);
   // SYNC: after the rounds that this worker has pushed to.
@@ -101,11 +105,29 @@ class DenseTable {
 
   // SYNC, for a worker that serves any number of shards of the data: pushes the
   // gradient of one, and does not end the round. A failure does not close the
-  // table: the same part may be pushed again.
+  // table: the same part may be pushed again, as where it is
+  // kResourceExhausted, for the servers hold as many gradients of open rounds
+  // as they may.
   //   for (int shard : mine) Push shard's part of round();
   //   EndRound();  Pull();
   Future<void> PushShard(const RoundPart& part, Tensor gradient);
   void EndRound();
+
+  // Multiplies the learning rate of the table's rule by `scale`, 1 at first;
+  // kept in checkpoints. Schedules of optimizer/schedule.h:
+  //   table->SetLearningRateScale(schedule(r), r)   for a round r
+  //
+  // SYNC: in round `from_round`, by default round(), and those after it until
+  // the next change: all servers have it before this worker's part of that
+  // round, if that is pushed once this is ready, and so give the bits of a
+  // local optimizer. Every worker may set the same. ASYNC, without a round: for
+  // pushes that are sent once this is ready.
+  //   kInvalidArgument     `scale` is negative or not finite
+  //   kFailedPrecondition  the round is closed, or has another change; ASYNC: a
+  //                        round was given
+  //   kResourceExhausted   thousands of changes are to come
+  Future<void> SetLearningRateScale(
+      double scale, std::optional<int64_t> from_round = std::nullopt);
 
   // SYNC: the round that the next push belongs to. After a restore it is the
   // table's version.
@@ -152,6 +174,8 @@ class SparseTable {
   Future<void> PushShard(const RoundPart& part, const Tensor& keys,
                          const Tensor& gradients);
   void EndRound();
+  Future<void> SetLearningRateScale(
+      double scale, std::optional<int64_t> from_round = std::nullopt);
   int64_t round() const;
 
  private:

@@ -117,7 +117,7 @@ TEST(Client, InvalidSpecsAndTensorsAreRefused) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "ps0"));
 }
 
-// How servers answer CreateTable.
+// How servers answer OpenTable.
 struct Refusals {
   std::atomic<int> count{0};
   std::atomic<Parker*> held_after_one{nullptr};  // until it is woken
@@ -125,7 +125,8 @@ struct Refusals {
 } refusals;
 
 absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
-                                              const v1::TableSpec& spec) {
+                                              const v1::TableSpec& spec,
+                                              uint64_t client) {
   if (context.Local<Server>() == nullptr && refusals.count > 0 &&
       refusals.held_after_one != nullptr) {
     EXPECT_TRUE(IsWoken(*refusals.held_after_one));
@@ -133,7 +134,7 @@ absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
   if (context.agent().name() == "ps0" && refusals.count > 0) {
     EXPECT_TRUE(Becomes([] { return !refusals.holds_ps0; }));
   }
-  auto made = CreateTable(context, spec);
+  auto made = OpenTable(context, spec, client);
   if (!made.ok()) ++refusals.count;
   return made;
 }
@@ -141,7 +142,7 @@ absl::StatusOr<v1::TableStats> RefuseAndCount(rpc::CallContext& context,
 rpc::Registry Counting() {
   rpc::Registry functions;
   functions.Add(rpc::internal::Describe<&RefuseAndCount>(
-      rpc::RunsOn::kExecutor, "weft::ps::CreateTable"));
+      rpc::RunsOn::kExecutor, "weft::ps::OpenTable"));
   return functions;
 }
 
@@ -269,7 +270,7 @@ TEST(Client, PushThatWaitsAtAServerThatDiesSaysWhatWasLost) {
         (*table)->Pull().Wait(kTimeout).status(),
         (*table)->PushShard({0, 0}, Tensor::Ones({10})).Wait(kTimeout)}) {
     EXPECT_THAT(later, StatusIs(absl::StatusCode::kUnavailable,
-                                "table 't': ps0: the server's incarnation"));
+                                "ps0: the server's incarnation 0@0.1 is gone"));
   }
 }
 

@@ -82,12 +82,13 @@ Partition::Partition(const TableLayout* layout)
       dim_(layout->dim()),
       rows_(layout->dim() * (1 + layout->slots()), PlacedBits(*layout)) {}
 
-absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span) {
+absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span,
+                                          double lr_scale) {
   MutexLock lock(mu_);
   SequenceWindow& window = windows_[span.client];
   switch (window.Ask(span.sequence)) {
     case SequenceWindow::Answer::kNew:
-      Update(span.keys, span.values);
+      Update(span.keys, span.values, lr_scale);
       window.Mark(span.sequence);
       return true;
     case SequenceWindow::Answer::kDuplicate:
@@ -101,10 +102,11 @@ absl::StatusOr<bool> Partition::ApplyOnce(const PushSpan& span) {
       SequenceWindow::kWidth, " ahead and none before it missing"));
 }
 
-void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale) {
+void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale,
+                         double lr_scale) {
   MutexLock lock(mu_);
   if (spans.size() == 1 && scale == 1.0f) {
-    return Update(spans[0].keys, spans[0].values);
+    return Update(spans[0].keys, spans[0].values, lr_scale);
   }
   // Sums in the order of the spans, so that the same spans give the same bits
   // whatever the order in which they came over the network.
@@ -129,11 +131,11 @@ void Partition::ApplySum(absl::Span<const PushSpan> spans, float scale) {
   if (scale != 1.0f) {
     for (float& x : sums) x *= scale;
   }
-  Update(touched, sums.data());
+  Update(touched, sums.data(), lr_scale);
 }
 
-void Partition::Update(absl::Span<const uint64_t> keys,
-                       const float* gradients) {
+void Partition::Update(absl::Span<const uint64_t> keys, const float* gradients,
+                       double lr_scale) {
   const bool together =
       !is_dense_ && dim_ <= kTogetherDim && layout_.slots() <= kTogetherSlots;
   std::array<Row, RowStore::kMostKeys> rows;
@@ -144,11 +146,11 @@ void Partition::Update(absl::Span<const uint64_t> keys,
       if (rows[i] == RowStore::kNoRow) rows[i] = Make(keys[i]);
     }
     if (together) {
-      UpdateTogether(absl::MakeConstSpan(rows.data(), n), gradients);
+      UpdateTogether(absl::MakeConstSpan(rows.data(), n), gradients, lr_scale);
       gradients += static_cast<int64_t>(n) * dim_;
     } else {
       for (size_t i = 0; i < n; ++i) {
-        UpdateOne(rows[i], gradients);
+        UpdateOne(rows[i], gradients, lr_scale);
         gradients += layout_.RowLength(keys[i]);
       }
     }
@@ -156,14 +158,14 @@ void Partition::Update(absl::Span<const uint64_t> keys,
   }
 }
 
-void Partition::UpdateOne(Row row, const float* gradient) {
-  layout_.Apply(rows_.NextStep(row), rows_.floats(row), gradient,
+void Partition::UpdateOne(Row row, const float* gradient, double lr_scale) {
+  layout_.Apply({rows_.NextStep(row), lr_scale}, rows_.floats(row), gradient,
                 layout_.RowLength(rows_.key(row)));
 }
 
 // A rule works element by element, so rows of one step may be one row for it.
 void Partition::UpdateTogether(absl::Span<const Row> rows,
-                               const float* gradients) {
+                               const float* gradients, double lr_scale) {
   const int arrays = 1 + layout_.slots();
   const bool uses_step = layout_.uses_step();
   std::array<float, (1 + kTogetherSlots) * kTogether * kTogetherDim> copies;
@@ -185,7 +187,8 @@ void Partition::UpdateTogether(absl::Span<const Row> rows,
         to = CopyRow(places[i] + a * dim_, dim_, to);
       }
     }
-    layout_.ApplyTo(step, copies.data(), elements, gradients, elements);
+    layout_.ApplyTo({step, lr_scale}, copies.data(), elements, gradients,
+                    elements);
     for (int a = 0; a < arrays; ++a) {
       const float* from = copies.data() + a * elements;
       for (size_t i = 0; i < n; ++i, from += dim_) {
@@ -202,6 +205,11 @@ bool Partition::Applied(uint64_t client, uint64_t sequence) const {
   const auto it = windows_.find(client);
   return it != windows_.end() &&
          it->second.Ask(sequence) == SequenceWindow::Answer::kDuplicate;
+}
+
+void Partition::Forget(absl::Span<const uint64_t> clients) {
+  MutexLock lock(mu_);
+  for (uint64_t client : clients) windows_.erase(client);
 }
 
 float* Partition::Read(absl::Span<const uint64_t> keys, float* out) const {
@@ -258,11 +266,6 @@ PartitionImage Partition::Image() const {
       image.slots[s].insert(image.slots[s].end(), slot, slot + length);
     }
   }
-  for (const auto& [client, window] : windows_) {
-    image.windows.push_back({client, window.high(), window.mask()});
-  }
-  std::sort(image.windows.begin(), image.windows.end(),
-            [](const auto& a, const auto& b) { return a.client < b.client; });
   return image;
 }
 
@@ -283,14 +286,16 @@ void Partition::Load(const PartitionImage& image) {
     }
     at += length;
   }
-  for (const PartitionImage::Window& window : image.windows) {
-    windows_[window.client] = SequenceWindow(window.high, window.mask);
-  }
 }
 
 int64_t Partition::rows() const {
   MutexLock lock(mu_);
   return rows_.size();
+}
+
+int64_t Partition::windows() const {
+  MutexLock lock(mu_);
+  return static_cast<int64_t>(windows_.size());
 }
 
 int64_t Partition::memory_bytes() const {

@@ -42,18 +42,14 @@ struct PushSpan {
   const float* values = nullptr;
 };
 
-// All of a partition, copied out. Rows are in ascending order of their keys.
+// All rows of a partition, copied out, in ascending order of their keys. What
+// was applied of which client is not kept: clients open a table that was
+// restored again, and begin anew.
 struct PartitionImage {
-  struct Window {
-    uint64_t client = 0;
-    uint64_t high = 0;
-    uint64_t mask = 0;
-  };
   std::vector<uint64_t> keys;             // [n]
   std::vector<int64_t> steps;             // [n], each below 2^32
   std::vector<float> weights;             // rows one after another
   std::vector<std::vector<float>> slots;  // [slots], each like weights
-  std::vector<Window> windows;
 };
 
 // kInvalidArgument if `image` is not one of partition `partition` of such a
@@ -66,20 +62,24 @@ class Partition {
   // `layout` must outlive it.
   explicit Partition(const TableLayout* layout);
 
-  // One step of the rule on each row of a numbered push. False if it had been
-  // applied before.
+  // One step of the rule, its learning rate times `lr_scale`, on each row of a
+  // numbered push. False if it had been applied before.
   //   kFailedPrecondition  its sequence is beyond its window; nothing was
   //                        changed
-  absl::StatusOr<bool> ApplyOnce(const PushSpan& span) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<bool> ApplyOnce(const PushSpan& span, double lr_scale = 1)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // The sum of `spans`, added up in this order, times `scale`, as one step of
   // the rule on each row that they name. Their sequences do not count.
-  void ApplySum(absl::Span<const PushSpan> spans, float scale)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  void ApplySum(absl::Span<const PushSpan> spans, float scale,
+                double lr_scale = 1) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Whether that push is in what Read returns.
   bool Applied(uint64_t client, uint64_t sequence) const
       ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Drops what is known of pushes of `clients`, of whom none will come.
+  void Forget(absl::Span<const uint64_t> clients) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Writes the rows' weights to `out`, one after another. Returns the end.
   float* Read(absl::Span<const uint64_t> keys, float* out) const
@@ -90,10 +90,11 @@ class Partition {
       ABSL_LOCKS_EXCLUDED(mu_);
 
   PartitionImage Image() const ABSL_LOCKS_EXCLUDED(mu_);
-  // Replaces everything. REQUIRES: CheckImage() is OK.
+  // Replaces all rows, and forgets all clients. REQUIRES: CheckImage() is OK.
   void Load(const PartitionImage& image) ABSL_LOCKS_EXCLUDED(mu_);
 
   int64_t rows() const ABSL_LOCKS_EXCLUDED(mu_);
+  int64_t windows() const ABSL_LOCKS_EXCLUDED(mu_);  // clients known here
   int64_t memory_bytes() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
@@ -101,11 +102,11 @@ class Partition {
 
   Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One step of the rule on each row; their gradients lie one after another.
-  void Update(absl::Span<const uint64_t> keys, const float* gradients)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void UpdateTogether(absl::Span<const Row> rows, const float* gradients)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void UpdateOne(Row row, const float* gradient)
+  void Update(absl::Span<const uint64_t> keys, const float* gradients,
+              double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UpdateTogether(absl::Span<const Row> rows, const float* gradients,
+                      double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void UpdateOne(Row row, const float* gradient, double lr_scale)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   std::vector<Row> InKeyOrder() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 

@@ -106,7 +106,7 @@ TEST_F(PartitionTest, ConcurrentPushesOfOneRowAllCountOnce) {
               ElementsAre(-kClients * kPushes, -2 * kClients * kPushes));
 }
 
-TEST_F(PartitionTest, AnImageRestoresRowsSlotsStepsAndWindows) {
+TEST_F(PartitionTest, AnImageRestoresRowsSlotsAndSteps) {
   v1::TableSpec spec = layout_->spec();
   spec.mutable_rule()->mutable_adam()->set_lr(0.1);
   const auto adam = *TableLayout::Create(spec);
@@ -122,11 +122,31 @@ TEST_F(PartitionTest, AnImageRestoresRowsSlotsStepsAndWindows) {
   const PartitionImage image = first.Image();
   EXPECT_THAT(image.keys, ElementsAre(1, 3));
   second.Load(image);
-  EXPECT_THAT(push(second, 2), IsOkAndHolds(false));  // knows what was applied
-  ASSERT_THAT(push(first, 3), IsOk());
-  ASSERT_THAT(push(second, 3), IsOk());
+  EXPECT_EQ(second.windows(), 0);
+  ASSERT_THAT(push(first, 3), IsOkAndHolds(true));
+  ASSERT_THAT(push(second, 1), IsOkAndHolds(true));  // of an opening of its own
   EXPECT_EQ(first.Image().weights, second.Image().weights);
   EXPECT_EQ(first.Image().slots, second.Image().slots);
+}
+
+TEST_F(PartitionTest, ForgetsTheWindowsOfClientsThatAreGone) {
+  for (uint64_t client = 1; client <= 1000; ++client) {
+    ASSERT_THAT(Push(client, 1, {10}, {1, 1}), IsOkAndHolds(true));
+    if (client > 1) partition_.Forget({client - 1});
+    EXPECT_EQ(partition_.windows(), 1);
+  }
+  EXPECT_THAT(Push(1000, 1, {10}, {1, 1}), IsOkAndHolds(false));
+  EXPECT_THAT(Read({10}), ElementsAre(-1000, -1000));
+}
+
+TEST_F(PartitionTest, LearningRateIsScaled) {
+  const std::vector<uint64_t> keys = {1};
+  const std::vector<float> g = {2, 4};
+  const PushSpan span{9, 1, keys, g.data()};
+  ASSERT_THAT(partition_.ApplyOnce(span, 0.5), IsOkAndHolds(true));
+  EXPECT_THAT(Read({1}), ElementsAre(-1, -2));
+  partition_.ApplySum({span}, 1, 0.25);
+  EXPECT_THAT(Read({1}), ElementsAre(-1.5, -3));
 }
 
 TEST_F(PartitionTest, PutMakesARowButDoesNotOverwriteOne) {

@@ -26,10 +26,6 @@ class SequenceWindow {
     kTooFar,     // beyond the window: an earlier one was never sent
   };
 
-  SequenceWindow() = default;
-  // As saved by high() and mask().
-  SequenceWindow(uint64_t high, uint64_t mask) : high_(high), mask_(mask) {}
-
   // What to do with push `sequence`; 0 is no valid number and is kTooFar.
   Answer Ask(uint64_t sequence) const;
 
@@ -37,11 +33,10 @@ class SequenceWindow {
   void Mark(uint64_t sequence);
 
   uint64_t high() const { return high_; }  // the highest number applied
-  // Bit i: high() - i was applied. Numbers below the mask all were.
-  uint64_t mask() const { return mask_; }
 
  private:
   uint64_t high_ = 0;
+  // Bit i: high_ - i was applied. Numbers below the mask all were.
   uint64_t mask_ = ~uint64_t{0};
 };
 

@@ -51,16 +51,6 @@ TEST(SequenceWindow, RefusesZeroAndTheFarFuture) {
   EXPECT_EQ(window.Ask(~uint64_t{0}), Answer::kTooFar);
 }
 
-TEST(SequenceWindow, ResumesFromSavedState) {
-  SequenceWindow window;
-  for (uint64_t n : {1, 2, 4, 7}) window.Mark(n);
-  SequenceWindow restored(window.high(), window.mask());
-  for (uint64_t n : {1, 2, 4, 7}) {
-    EXPECT_EQ(restored.Ask(n), Answer::kDuplicate);
-  }
-  for (uint64_t n : {3, 5, 6, 8}) EXPECT_EQ(restored.Ask(n), Answer::kNew);
-}
-
 // The window against a set that forgets nothing, under random resends of the
 // client's outstanding numbers.
 TEST(SequenceWindow, AgreesWithASetUnderRandomResends) {

@@ -1,10 +1,12 @@
 #include "weft/ps/server.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "google/protobuf/util/message_differencer.h"
@@ -12,6 +14,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/ps/snapshot.h"
+#include "weft/ps/table_layout.h"
 
 namespace weft::ps {
 namespace {
@@ -44,10 +47,18 @@ v1::TableSpec WithChanges(v1::TableSpec restored, const v1::TableSpec& wanted) {
   return restored;
 }
 
+// How much of a server a table takes by being there.
+int64_t PartsOf(const v1::TableSpec& spec) {
+  const bool is_dense = spec.kind() == v1::TableSpec::DENSE;
+  return spec.partitions() + (is_dense ? SlicesOf(spec.elements()) : 0);
+}
+
 }  // namespace
 
 Server::Server(ServerOptions options)
-    : options_(std::move(options)), checkpoint_root_(options_.checkpoint_dir) {
+    : options_(std::move(options)),
+      checkpoint_root_(options_.checkpoint_dir),
+      budget_(ByteBudget::Of(options_.round_budget)) {
   WEFT_CHECK(options_.server >= 0 && options_.server < options_.servers);
 }
 
@@ -79,23 +90,59 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::CreateTable(
     WEFT_ASSIGN_OR_RETURN(it->second, Changed(*it->second, wanted));
     return it->second;
   }
-  if (static_cast<int>(tables_.size()) >= options_.max_tables) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("table '", wanted.name(), "' would be one more than the ",
-                     options_.max_tables, " that a server may hold"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckRoom(wanted));
   absl::StatusOr<std::unique_ptr<TableShard>> shard =
-      TableShard::Create(wanted, options_.server, options_.servers);
+      TableShard::Create(wanted, options_.server, options_.servers, budget_);
   if (!shard.ok()) return shard.status();
   for (int rank : dead_) (*shard)->DeclareDead(rank);
   return tables_[wanted.name()] = *std::move(shard);
+}
+
+absl::Status Server::CheckRoom(const v1::TableSpec& spec) const {
+  if (static_cast<int>(tables_.size()) >= options_.max_tables) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("table '", spec.name(), "' would be one more than the ",
+                     options_.max_tables, " that a server may hold"));
+  }
+  const int64_t wanted = PartsOf(spec);
+  int64_t parts = 0;
+  for (const auto& [name, shard] : tables_) parts += PartsOf(shard->spec());
+  if (wanted <= options_.max_parts - parts) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("table '", spec.name(), "' has ", wanted,
+                   " partitions and slices, those on server ", options_.server,
+                   " have ", parts, ", and ", options_.max_parts,
+                   " are the most; use fewer partitions, or fewer elements"));
+}
+
+absl::StatusOr<std::shared_ptr<TableShard>> Server::OpenTable(
+    const v1::TableSpec& spec, const Caller& caller, uint64_t client) {
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<TableShard> shard, CreateTable(spec));
+  MutexLock lock(mu_);  // Forget() sees the table, or is seen here
+  const auto gone = gone_.find(caller.key.id);
+  if (gone != gone_.end() && caller.key.epoch <= gone->second) {
+    return absl::UnavailableError(
+        absl::StrCat("table '", spec.name(), "' was not opened: ", caller.name,
+                     " (", caller.key.ToString(), ") is gone"));
+  }
+  shard->Open(caller, client);
+  return shard;
+}
+
+void Server::Forget(WorkerKey worker) {
+  {
+    MutexLock lock(mu_);
+    rendezvous::Epoch& last = gone_[worker.id];
+    last = std::max(last, worker.epoch);
+  }
+  for (const auto& [name, shard] : Snapshot()) shard->Forget(worker);
 }
 
 absl::StatusOr<std::shared_ptr<TableShard>> Server::Changed(
     TableShard& restored, const v1::TableSpec& spec) {
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<TableShard> shard,
-      TableShard::Create(spec, options_.server, options_.servers));
+      TableShard::Create(spec, options_.server, options_.servers, budget_));
   WEFT_RETURN_IF_ERROR(shard->Restore(restored.Save()));
   for (int rank : dead_) shard->DeclareDead(rank);
   return std::shared_ptr<TableShard>(std::move(shard));
@@ -107,11 +154,17 @@ absl::StatusOr<std::shared_ptr<TableShard>> Server::Find(
   if (!shut_down_.ok()) return shut_down_;
   const auto it = tables_.find(name);
   if (it != tables_.end()) return it->second;
-  std::vector<std::string> names;
-  for (const auto& [known, shard] : tables_) names.push_back(known);
+  constexpr size_t kShown = 16;
+  std::vector<absl::string_view> names;
+  for (const auto& [known, shard] : tables_) {
+    if (names.size() < kShown) names.push_back(known);
+  }
+  const size_t more = tables_.size() - names.size();
   return absl::NotFoundError(absl::StrCat(
-      "no table '", name, "' on server ", options_.server, "; it has ",
-      names.empty() ? "none" : absl::StrJoin(names, ", ")));
+      "no table '", absl::CHexEscape(name.substr(0, 256)), "' on server ",
+      options_.server, "; it has ",
+      names.empty() ? "none" : absl::StrJoin(names, ", "),
+      more > 0 ? absl::StrCat(" and ", more, " more") : "", "; open it first"));
 }
 
 Server::Tables Server::Snapshot() const {
@@ -147,8 +200,7 @@ void Server::Shutdown(const absl::Status& reason) {
   for (const auto& [name, shard] : Snapshot()) shard->Shutdown(reason);
 }
 
-absl::StatusOr<v1::SaveReply> Server::Save(
-    const v1::SaveRequest& request) const {
+absl::StatusOr<v1::SaveReply> Server::Save(const v1::SaveRequest& request) {
   WEFT_ASSIGN_OR_RETURN(const std::string path,
                         checkpoint_root_.Resolve(request.directory()));
   // A link in place of the attempt's own directory may lead elsewhere.
@@ -156,6 +208,12 @@ absl::StatusOr<v1::SaveReply> Server::Save(
       checkpoint_root_.Resolve(absl::StrCat(path, "/", request.attempt()))
           .status());
   WEFT_ASSIGN_OR_RETURN(const auto directory, OpenDirectory(path));
+  constexpr int kLastShard = 99999;
+  if (request.first_shard() < 0 || request.first_shard() > kLastShard) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("first_shard is ", request.first_shard(),
+                     ", allowed is [0, ", kLastShard, "]"));
+  }
   v1::SaveReply saved;
   int shard_number = request.first_shard();
   for (const auto& [name, shard] : Snapshot()) {
@@ -204,12 +262,13 @@ absl::Status Server::Restore(const std::string& directory,
         AddShard(shard, absl::StrCat(path, "/", name, "/", file.name), loaded));
   }
   Tables restored;
-  for (auto& [name, table] : loaded) {
-    WEFT_ASSIGN_OR_RETURN(
-        std::unique_ptr<TableShard> shard,
-        TableShard::Create(table.spec, options_.server, options_.servers));
+  for (auto& [table_name, table] : loaded) {
+    WEFT_RETURN_IF_ERROR(CheckWhole(table, absl::StrCat(path, "/", name)));
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<TableShard> shard,
+                          TableShard::Create(table.spec, options_.server,
+                                             options_.servers, budget_));
     WEFT_RETURN_IF_ERROR(shard->Restore(std::move(table.image)));
-    restored[name] = std::move(shard);
+    restored[table_name] = std::move(shard);
   }
   Tables replaced;
   {

@@ -9,6 +9,7 @@
 #define WEFT_PS_SERVER_H_
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -21,8 +22,11 @@
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/byte_budget.h"
 #include "weft/ps/checkpoint_root.h"
+#include "weft/ps/openings.h"
 #include "weft/ps/table_shard.h"
+#include "weft/rendezvous/worker_key.h"
 #include "weft/telemetry/metrics.h"
 
 namespace weft::ps {
@@ -31,6 +35,11 @@ struct ServerOptions {
   int server = 0;   // this one's index, in [0, servers)
   int servers = 1;  // all must agree on it
   int max_tables = 1024;
+  // Of all tables: partitions, and slices of dense ones.
+  int64_t max_parts = int64_t{1} << 22;
+  // Bytes of gradients that wait for the other parts of their round, and of
+  // keys that wait for a version, of all tables: TableShard.
+  int64_t round_budget = int64_t{8} << 30;
   // Checkpoints are written and read here and below, and nowhere else. Empty:
   // Save and Restore are refused.
   std::string checkpoint_dir = {};
@@ -47,13 +56,23 @@ class Server {
   // on another number of workers.
   //   kInvalidArgument     as CheckedSpec
   //   kFailedPrecondition  another table has that name; says where they differ
-  //   kResourceExhausted   max_tables
+  //   kResourceExhausted   max_tables or max_parts
   absl::StatusOr<std::shared_ptr<TableShard>> CreateTable(
       const v1::TableSpec& spec) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // kNotFound names the tables that there are.
+  // The same, for the caller's `client`, which then may push and pull.
+  // kUnavailable if the caller is gone.
+  absl::StatusOr<std::shared_ptr<TableShard>> OpenTable(
+      const v1::TableSpec& spec, const Caller& caller, uint64_t client)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // kNotFound names some of the tables that there are.
   absl::StatusOr<std::shared_ptr<TableShard>> Find(absl::string_view name) const
       ABSL_LOCKS_EXCLUDED(mu_);
+
+  // That incarnation of a worker is gone: its clients, and those of earlier
+  // incarnations, are closed.
+  void Forget(WorkerKey worker) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Membership reports that the worker of that rank has died, or is back:
   // synchronous rounds of all tables, also of tables made later, go on without
@@ -77,7 +96,7 @@ class Server {
   // trainer has begun and will commit: its directory is there. Errors as
   // CheckpointRoot::Resolve and CheckpointDirectory::AddShard;
   // kFailedPrecondition if a synchronous table is not at the version asked for.
-  absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request) const
+  absl::StatusOr<v1::SaveReply> Save(const v1::SaveRequest& request)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Replaces all tables by those of checkpoint `name` in `directory`, written
@@ -97,6 +116,9 @@ class Server {
   using Tables = absl::btree_map<std::string, std::shared_ptr<TableShard>>;
 
   Tables Snapshot() const ABSL_LOCKS_EXCLUDED(mu_);
+  // kResourceExhausted if there is no room for one more like it.
+  absl::Status CheckRoom(const v1::TableSpec& spec) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // A table of that spec with the rows of one that was restored and not used.
   absl::StatusOr<std::shared_ptr<TableShard>> Changed(TableShard& restored,
                                                       const v1::TableSpec& spec)
@@ -104,12 +126,15 @@ class Server {
 
   const ServerOptions options_;
   const CheckpointRoot checkpoint_root_;
+  const std::shared_ptr<ByteBudget> budget_;
 
   mutable Mutex mu_;
   Tables tables_ ABSL_GUARDED_BY(mu_);
   // Tables that were restored and that no client has opened since.
   std::set<std::string> unused_ ABSL_GUARDED_BY(mu_);
   std::set<int> dead_ ABSL_GUARDED_BY(mu_);
+  // By id of a worker: the last epoch that is gone.
+  std::map<uint32_t, rendezvous::Epoch> gone_ ABSL_GUARDED_BY(mu_);
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);
 };
 

@@ -71,6 +71,20 @@ TEST(Server, TableBeyondMaxTablesIsRefused) {
   EXPECT_THAT(server.CreateTable(Spec("first")), IsOk());
 }
 
+TEST(Server, TablesWithTooManyPartsAreRefused) {
+  Server server({.max_parts = 20});
+  ASSERT_THAT(server.CreateTable(Spec("first")), IsOk());  // 8 and a slice
+  ASSERT_THAT(server.CreateTable(Spec("second")), IsOk());
+  EXPECT_THAT(server.CreateTable(Spec("third")),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "'third' has 9 partitions and slices, those on server 0 "
+                       "have 18, and 20 are the most"));
+  v1::TableSpec huge = Spec("huge");
+  huge.set_elements(int64_t{1} << 40);
+  EXPECT_THAT(Server({}).CreateTable(huge),
+              StatusIs(absl::StatusCode::kResourceExhausted, "fewer elements"));
+}
+
 TEST(Server, FindOfAnUnknownTableNamesTheTables) {
   Server server({.server = 0, .servers = 1});
   EXPECT_THAT(server.Find("t"),

@@ -6,6 +6,8 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
@@ -39,6 +41,33 @@ Instant AnswerBy(const rpc::CallContext& context) {
          std::min(remaining / 10, absl::Milliseconds(500));
 }
 
+Caller CallerOf(const rpc::CallContext& context) {
+  return {context.peer().name, context.peer().key};
+}
+
+// The table, as the caller's `client` has it open; it becomes its number there.
+absl::StatusOr<std::shared_ptr<TableShard>> OpenedBy(rpc::CallContext& context,
+                                                     const std::string& table,
+                                                     uint64_t& client) {
+  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
+  WEFT_ASSIGN_OR_RETURN(auto shard, server->Find(table));
+  WEFT_ASSIGN_OR_RETURN(client, shard->NumberOf(CallerOf(context), client));
+  return shard;
+}
+
+// A name that is proven is a role and a rank: trainer1.
+absl::Status CheckRank(const rpc::Worker& peer, int rank) {
+  if (peer.role.empty()) return absl::OkStatus();
+  absl::string_view own = peer.name;
+  if (absl::ConsumePrefix(&own, peer.role) && own == absl::StrCat(rank)) {
+    return absl::OkStatus();
+  }
+  return absl::PermissionDeniedError(
+      absl::StrCat(peer.name, " (", peer.key.ToString(),
+                   ") gives a part of a round as rank ", rank,
+                   ": its certificate allows that of its own rank only"));
+}
+
 Tensor OrUndefined(const std::optional<Tensor>& tensor) {
   return tensor.value_or(Tensor());
 }
@@ -49,32 +78,45 @@ bool IsNotServing(const absl::Status& status) {
   return status.GetPayload(kNotServing).has_value();
 }
 
-absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,
-                                           const v1::TableSpec& spec) {
+absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
+                                         const v1::TableSpec& spec,
+                                         uint64_t client) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
-  WEFT_ASSIGN_OR_RETURN(auto shard, server->CreateTable(spec));
+  WEFT_ASSIGN_OR_RETURN(auto shard,
+                        server->OpenTable(spec, CallerOf(context), client));
   return shard->Stats();
 }
-WEFT_RPC(CreateTable);
+WEFT_RPC(OpenTable);
 
 absl::Status Initialize(rpc::CallContext& context, const std::string& table,
-                        const Tensor& values) {
-  WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));
-  WEFT_ASSIGN_OR_RETURN(auto shard, server->Find(table));
+                        uint64_t client, const Tensor& values) {
+  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, table, client));
   return shard->Initialize(values);
 }
 WEFT_RPC(Initialize);
 
-Future<ExchangeReply> Exchange(rpc::CallContext& context,
-                               const v1::Request& request,
+absl::Status SetLearningRateScale(rpc::CallContext& context,
+                                  const v1::LearningRate& rate) {
+  uint64_t client = rate.client();
+  WEFT_ASSIGN_OR_RETURN(auto shard, OpenedBy(context, rate.table(), client));
+  return shard->SetLearningRateScale(rate.scale(), rate.from_round());
+}
+WEFT_RPC(SetLearningRateScale);
+
+Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_keys,
                                const std::optional<Tensor>& push_values,
                                const std::optional<Tensor>& pull_keys) {
-  absl::StatusOr<Server*> server = ServerOf(context);
-  if (!server.ok()) return MakeReady<ExchangeReply>(server.status());
+  uint64_t client = request.client();
   absl::StatusOr<std::shared_ptr<TableShard>> shard =
-      (*server)->Find(request.table());
+      OpenedBy(context, request.table(), client);
+  if (shard.ok() && request.push() &&
+      (*shard)->spec().mode() == v1::TableSpec::SYNC) {
+    const absl::Status checked = CheckRank(context.peer(), request.rank());
+    if (!checked.ok()) shard = checked;
+  }
   if (!shard.ok()) return MakeReady<ExchangeReply>(shard.status());
+  request.set_client(client);
   telemetry::FlightRecorder& recorder = context.agent().telemetry().recorder();
   recorder.Record(request.push() ? "ps.push" : "ps.pull", request.table(),
                   request.rank(), request.round());
@@ -109,6 +151,7 @@ absl::StatusOr<v1::SaveReply> Save(rpc::CallContext& context,
   return saved;
 }
 WEFT_RPC(Save);
+WEFT_RPC_ROLES(Save, "trainer", "admin");
 
 absl::Status Restore(rpc::CallContext& context, const std::string& directory,
                      const std::string& checkpoint) {
@@ -120,6 +163,7 @@ absl::Status Restore(rpc::CallContext& context, const std::string& directory,
   return restored;
 }
 WEFT_RPC(Restore);
+WEFT_RPC_ROLES(Restore, "trainer", "admin");
 
 absl::StatusOr<v1::ServerStats> Describe(rpc::CallContext& context) {
   WEFT_ASSIGN_OR_RETURN(Server * server, ServerOf(context));

@@ -26,13 +26,22 @@ namespace weft::ps {
 
 bool IsNotServing(const absl::Status& status);
 
-// Server::CreateTable.
-absl::StatusOr<v1::TableStats> CreateTable(rpc::CallContext& context,
-                                           const v1::TableSpec& spec);
+// What is done with a table needs one that the caller has opened, and is done
+// for the caller's own clients only: kPermissionDenied names the caller and
+// whose the client is. Save and Restore are for trainers and admins.
+
+// Server::OpenTable, for the caller's `client`.
+absl::StatusOr<v1::TableStats> OpenTable(rpc::CallContext& context,
+                                         const v1::TableSpec& spec,
+                                         uint64_t client);
 
 // TableShard::Initialize.
 absl::Status Initialize(rpc::CallContext& context, const std::string& table,
-                        const Tensor& values);
+                        uint64_t client, const Tensor& values);
+
+// TableShard::SetLearningRateScale.
+absl::Status SetLearningRateScale(rpc::CallContext& context,
+                                  const v1::LearningRate& rate);
 
 // Pulled values, which nobody writes to any more: so they travel as they lie,
 // also while the Future that brought them holds them too.
@@ -41,10 +50,10 @@ struct Pulled {
 };
 
 // TableShard::Handle: a push, a pull or both. The tensors that proto/ps.proto
-// names, as far as the request has them.
+// names, as far as the request has them. A caller that proves its name, such as
+// trainer1, gives parts of rounds as that rank only: else kPermissionDenied.
 using ExchangeReply = std::tuple<v1::Reply, std::optional<Pulled>>;
-Future<ExchangeReply> Exchange(rpc::CallContext& context,
-                               const v1::Request& request,
+Future<ExchangeReply> Exchange(rpc::CallContext& context, v1::Request request,
                                const std::optional<Tensor>& push_keys,
                                const std::optional<Tensor>& push_values,
                                const std::optional<Tensor>& pull_keys);

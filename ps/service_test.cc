@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -12,9 +13,16 @@
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/autograd/gradient.h"
+#include "weft/autograd/variable.h"
+#include "weft/base/clock.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/optimizer/optimizer.h"
+#include "weft/optimizer/schedule.h"
+#include "weft/ps/openings.h"
 #include "weft/ps/table_layout.h"
 #include "weft/ps/test_job.h"
+#include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rpc/function.h"
 #include "weft/tests/support/status_matchers.h"
@@ -379,6 +387,260 @@ TEST(PsService, CheckpointsAreRefusedWithoutADirectoryForThem) {
   EXPECT_THAT(client->Save(temp.path(), "tmp-000001-1-0123456789abcdef", -1),
               is_refused);
   EXPECT_THAT(client->Restore(temp.path(), "ckpt-000001-step-1"), is_refused);
+}
+
+// Two servers and trainers, a schedule that all trainers follow, and a
+// checkpoint in the middle that three servers load, with a change to come.
+TEST(PsService, LearningRateThatChangesGivesTheBitsOfALocalOptimizer) {
+  constexpr int64_t kElements = 4 * kMinSliceElements + 5;
+  constexpr int kTrainers = 2;
+  const optimizer::Schedule schedule = optimizer::Sequence(
+      {{optimizer::LinearWarmUp(3), 3}}, optimizer::CosineDecay(5));
+  const auto scale_of = [&](int64_t round) {
+    return round == 6 ? 0.125 : schedule(std::min<int64_t>(round, 4));
+  };
+  const auto gradient = [&](int shard, int64_t round) {
+    std::vector<float> values(kElements);
+    for (int64_t i = 0; i < kElements; ++i) {
+      values[i] = 1e-3f * static_cast<float>(i % 97) - 0.3f * (shard + 1) +
+                  0.1f * static_cast<float>(round);
+    }
+    return Tensor::FromVector(values);
+  };
+  v1::TableSpec spec = DenseSpec(v1::TableSpec::SYNC, kTrainers, kElements);
+  spec.set_orphans(v1::TableSpec::WAIT);
+  spec.mutable_rule()->mutable_adam()->set_lr(0.1);
+
+  const Variable local(Tensor::Ones({kElements}), /*requires_grad=*/true);
+  auto optimizer = optimizer::Optimizer::Create(
+      {{optimizer::AdamOptions{0.1}, {{"w", local}}}});
+  ASSERT_THAT(optimizer, IsOk());
+  std::vector<std::vector<float>> wanted;
+  for (int64_t round = 0; round < 8; ++round) {
+    std::vector<float> sum = gradient(0, round).ToVector<float>();
+    const std::vector<float> other = gradient(1, round).ToVector<float>();
+    for (int64_t i = 0; i < kElements; ++i) sum[i] += other[i];
+    ASSERT_THAT((*optimizer)->SetLearningRateScale(scale_of(round)), IsOk());
+    ASSERT_THAT((*optimizer)->Apply([&](const optimizer::Parameter&) {
+      return Gradient(Tensor::FromVector(sum));
+    }),
+                IsOk());
+    wanted.push_back(local.value().ToVector<float>());
+  }
+
+  const TempDir temp;
+  const std::string path = temp.Path("ckpt");
+  auto directory = checkpoint::CheckpointDirectory::Open({path});
+  ASSERT_THAT(directory, IsOk());
+  std::string name;
+  {
+    TestJob job(/*servers=*/2, kTrainers, nullptr, temp.path());
+    OnEach(kTrainers, [&](int trainer) {
+      const auto client = job.MakeClient(trainer);
+      auto table = client->Dense(spec);
+      ASSERT_THAT(table, IsOk());
+      ASSERT_THAT(
+          (*table)->Initialize(Tensor::Ones({kElements})).Wait(kTimeout),
+          IsOk());
+      for (int64_t round = 0; round < 5; ++round) {
+        ASSERT_THAT(
+            (*table)->SetLearningRateScale(scale_of(round)).Wait(kTimeout),
+            IsOk());
+        const auto values =
+            (*table)->PushPull(gradient(trainer, round)).Wait(kTimeout);
+        ASSERT_THAT(values, IsOk());
+        ASSERT_EQ(values->ToVector<float>(), wanted[round]) << round;
+      }
+      if (trainer != 0) return;
+      EXPECT_THAT((*table)->SetLearningRateScale(0.5, 3).Wait(kTimeout),
+                  StatusIs(absl::StatusCode::kFailedPrecondition,
+                           "of round 3 came when round 5 was open"));
+      EXPECT_THAT((*table)->SetLearningRateScale(-1).Wait(kTimeout),
+                  StatusIs(absl::StatusCode::kInvalidArgument, "table 't'"));
+      ASSERT_THAT((*table)->SetLearningRateScale(0.125, 6).Wait(kTimeout),
+                  IsOk());
+      ASSERT_THAT((*table)->SetLearningRateScale(scale_of(7), 7).Wait(kTimeout),
+                  IsOk());
+      const auto attempt = (*directory)->Begin(5);
+      ASSERT_THAT(attempt, IsOk());
+      const auto files = client->Save(path, *attempt, 5);
+      ASSERT_THAT(files, IsOk());
+      const auto committed = (*directory)->Commit(*attempt, *files, {});
+      ASSERT_THAT(committed, IsOk());
+      name = *committed;
+    });
+  }
+  TestJob job(/*servers=*/3, /*trainers=*/1, nullptr, temp.path());
+  const auto client = job.MakeClient(0);
+  ASSERT_THAT(client->Restore(path, name), IsOk());
+  auto table = client->Dense(spec);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_EQ((*client->Describe())[0].tables(0).learning_rate_scale(),
+            scale_of(5));
+  for (int64_t round = 5; round < 8; ++round) {
+    for (const int shard : {0, 1}) {
+      ASSERT_THAT((*table)
+                      ->PushShard({shard, round, /*take_over=*/true},
+                                  gradient(shard, round))
+                      .Wait(kTimeout),
+                  IsOk());
+    }
+    (*table)->EndRound();
+    const auto values = (*table)->Pull().Wait(kTimeout);
+    ASSERT_THAT(values, IsOk());
+    EXPECT_EQ(values->ToVector<float>(), wanted[round]) << round;
+  }
+}
+
+TEST(PsService, AsynchronousLearningRateCountsOnceItIsAcknowledged) {
+  TestJob job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::Arange(20, DType::kI64);  // of both servers
+  float wanted = 0;
+  for (const float scale : {1.0f, 0.5f, 0.0f, 2.0f}) {
+    ASSERT_THAT((*table)->SetLearningRateScale(scale).Wait(kTimeout), IsOk());
+    const auto rows =
+        (*table)->PushPull(keys, Tensor::Ones({20, 2}), keys).Wait(kTimeout);
+    ASSERT_THAT(rows, IsOk());
+    wanted -= scale;
+    EXPECT_THAT(rows->ToVector<float>(), Each(wanted));
+  }
+  EXPECT_THAT((*table)->SetLearningRateScale(1, 3).Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "wanted a SYNC table for a round"));
+}
+
+v1::Request PullAs(uint64_t client) {
+  v1::Request request;
+  request.set_table("t");
+  request.set_client(client);
+  request.set_pull(true);
+  return request;
+}
+
+// Whatever a worker writes into its messages.
+TEST(PsService, WorkerActsAsAClientOfItsOwnOnly) {
+  TestJob job(/*servers=*/1, /*trainers=*/2);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
+  const auto as = [&](int trainer) {
+    return job.trainer(trainer).To("ps0", kTimeout);
+  };
+  const std::optional<Tensor> none, key = Tensor::FromVector<int64_t>({5});
+  ASSERT_THAT(rpc::Call(as(0), &ps::OpenTable, spec, 42), IsOk());
+  EXPECT_THAT(rpc::Call(as(0), &ps::Exchange, PullAs(42), none, none, key),
+              IsOk());
+  const auto is_denied = StatusIs(absl::StatusCode::kPermissionDenied,
+                                  "trainer1 (2@0.1) calls as client 42, which "
+                                  "is trainer0 (1@0.1)");
+  EXPECT_THAT(rpc::Call(as(1), &ps::Exchange, PullAs(42), none, none, key),
+              is_denied);
+  EXPECT_THAT(rpc::Call(as(1), &ps::Initialize, "t", 42, Tensor::Ones({1})),
+              is_denied);
+  v1::LearningRate rate;
+  rate.set_table("t");
+  rate.set_client(42);
+  EXPECT_THAT(rpc::Call(as(1), &ps::SetLearningRateScale, rate), is_denied);
+  EXPECT_THAT(rpc::Call(as(1), &ps::Exchange, PullAs(7), none, none, key),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       "table 't' on server 0: trainer1 (2@0.1) has not opened "
+                       "it as client 7"));
+}
+
+// Its table at the server is another one.
+TEST(PsService, TableThatWasOpenBeforeARestoreMustBeOpenedAgain) {
+  const TempDir temp;
+  auto directory = checkpoint::CheckpointDirectory::Open({temp.Path("ckpt")});
+  ASSERT_THAT(directory, IsOk());
+  TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, temp.path());
+  const auto client = job.MakeClient(0);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
+  auto table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::Arange(20, DType::kI64);
+  ASSERT_THAT((*table)->Push(keys, Tensor::Ones({20, 2})).Wait(kTimeout),
+              IsOk());
+  const auto attempt = (*directory)->Begin(1);
+  const auto files = client->Save(temp.Path("ckpt"), *attempt, -1);
+  ASSERT_THAT(files, IsOk());
+  const auto name = (*directory)->Commit(*attempt, *files, {});
+  ASSERT_THAT(name, IsOk());
+  ASSERT_THAT(client->Restore(temp.Path("ckpt"), *name), IsOk());
+  EXPECT_THAT((*table)->Pull(keys).Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "open it again"));
+  EXPECT_THAT((*table)->Push(keys, Tensor::Ones({20, 2})).Wait(kTimeout),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "open it again"));
+  table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  EXPECT_THAT((*table)->Pull(keys).Wait(kTimeout)->ToVector<float>(),
+              Each(-1.0f));
+}
+
+// A checkpoint that a server without its rows took part in.
+TEST(PsService, CheckpointThatLacksPartitionsIsRefused) {
+  const TempDir temp;
+  auto directory = checkpoint::CheckpointDirectory::Open({temp.Path("ckpt")});
+  ASSERT_THAT(directory, IsOk());
+  TestJob job(/*servers=*/2, /*trainers=*/1, nullptr, temp.path());
+  const auto client = job.MakeClient(0);
+  ASSERT_THAT(client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0)), IsOk());
+  const auto attempt = (*directory)->Begin(1);
+  auto files = client->Save(temp.Path("ckpt"), *attempt, -1);
+  ASSERT_THAT(files, IsOk());
+  ASSERT_EQ(files->size(), 2u);
+  files->pop_back();
+  const auto name = (*directory)->Commit(*attempt, *files, {});
+  ASSERT_THAT(name, IsOk());
+  EXPECT_THAT(client->Restore(temp.Path("ckpt"), *name),
+              StatusIs(absl::StatusCode::kDataLoss,
+                       "table 't' lacks 8 of its 16 partitions"));
+}
+
+// By a worker that lives, and by workers that end.
+TEST(PsService, WindowsDoNotGrowWithClientsThatCameAndWent) {
+  const Tensor keys = Tensor::Arange(64, DType::kI64);
+  const v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
+  TestJob job(/*servers=*/1, /*trainers=*/1);
+  const auto windows = [&] {
+    return job.server(0).Stats().tables(0).windows();
+  };
+  const auto partitions = spec.partitions();
+  const auto client = job.MakeClient(0);
+  for (int i = 0; i < 1000; ++i) {
+    auto table = client->Sparse(spec);
+    ASSERT_THAT(table, IsOk());
+    ASSERT_THAT((*table)->Push(keys, Tensor::Ones({64, 2})).Wait(kTimeout),
+                IsOk());
+    job.server(0).Expire(SteadyClock().Now());
+    ASSERT_LE(windows(), partitions * int64_t{Openings::kMostOfAWorker});
+  }
+  job.server(0).Forget(job.trainer(0).key());
+  job.server(0).Expire(SteadyClock().Now());
+  EXPECT_EQ(windows(), 0);
+  EXPECT_THAT(client->Sparse(spec),
+              StatusIs(absl::StatusCode::kUnavailable, "is gone"));
+  // Learnt from what they pushed.
+  auto shard = job.server(0).Find("t");
+  ASSERT_THAT(shard, IsOk());
+  EXPECT_GT((*shard)->Stats().rows(), 0);
+}
+
+// More than a partition's window of 64, whatever the order of their arrival.
+TEST(PsService, ManyPushesUnderWayAreAllAppliedOnce) {
+  constexpr int kPushes = 1000;
+  TestJob job(/*servers=*/2, /*trainers=*/1);
+  const auto client = job.MakeClient(0);
+  auto table = client->Sparse(SparseSpec(v1::TableSpec::ASYNC, 0));
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::Arange(20, DType::kI64);
+  std::vector<Future<void>> pushes;
+  for (int i = 0; i < kPushes; ++i) {
+    pushes.push_back((*table)->Push(keys, Tensor::Full({20, 2}, -1)));
+  }
+  ASSERT_THAT(WaitAll(std::move(pushes), kTimeout), IsOk());
+  EXPECT_THAT((*table)->Pull(keys).Wait(kTimeout)->ToVector<float>(),
+              Each(float{kPushes}));
 }
 
 TEST(PsService, ServersDescribeTheirTables) {

@@ -40,7 +40,6 @@ struct Columns {
   std::vector<float> weights;
   std::vector<std::vector<float>> slots;
   std::vector<int64_t> partitions;  // [p, 2]
-  std::vector<int64_t> windows;     // [w, 4]
 };
 
 template <typename T>
@@ -57,11 +56,6 @@ Columns Join(const TableShard::Image& image, int slots) {
     Append(all.weights, rows.weights);
     for (int s = 0; s < slots; ++s) Append(all.slots[s], rows.slots[s]);
     Append(all.partitions, {partition, static_cast<int64_t>(rows.keys.size())});
-    for (const PartitionImage::Window& window : rows.windows) {
-      Append(all.windows, {partition, static_cast<int64_t>(window.client),
-                           static_cast<int64_t>(window.high),
-                           static_cast<int64_t>(window.mask)});
-    }
   }
   return all;
 }
@@ -105,8 +99,6 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
                         Find(content, file, "weight", DType::kF32, -1));
   WEFT_ASSIGN_OR_RETURN(const Tensor partitions,
                         Find(content, file, "partition", DType::kI64, 2));
-  WEFT_ASSIGN_OR_RETURN(const Tensor windows,
-                        Find(content, file, "window", DType::kI64, 2));
   std::vector<Tensor> slots;
   for (int s = 0; s < layout.slots(); ++s) {
     WEFT_ASSIGN_OR_RETURN(
@@ -117,8 +109,7 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
       return Damaged(file, "slots and weights differ in length");
     }
   }
-  if (steps.numel() != keys.numel() || partitions.size(1) != 2 ||
-      windows.size(1) != 4) {
+  if (steps.numel() != keys.numel() || partitions.size(1) != 2) {
     return Damaged(file, "its tensors do not fit each other");
   }
 
@@ -163,20 +154,6 @@ absl::StatusOr<TableShard::Image> Cut(const Safetensors& content,
     return Damaged(file, "it has more rows than its partitions");
   }
 
-  std::map<int64_t, PartitionImage*> by_partition;
-  for (auto& [partition, part] : image.partitions) {
-    by_partition[partition] = &part;
-  }
-  for (int64_t w = 0; w < windows.size(0); ++w) {
-    const int64_t* window = windows.data<int64_t>() + 4 * w;
-    const auto it = by_partition.find(window[0]);
-    if (it == by_partition.end()) {
-      return Damaged(file, "a push window of a partition that is not there");
-    }
-    it->second->windows.push_back({static_cast<uint64_t>(window[1]),
-                                   static_cast<uint64_t>(window[2]),
-                                   static_cast<uint64_t>(window[3])});
-  }
   return image;
 }
 
@@ -201,6 +178,9 @@ absl::Status Merge(const std::string& file, LoadedTable part,
                                       part.image.version, ", elsewhere at ",
                                       whole.image.version));
   }
+  // Those of asynchronous servers may differ by a change under way.
+  const absl::Status merged = whole.image.rates.Merge(part.image.rates);
+  if (is_sync && !merged.ok()) return Damaged(file, merged.message());
   std::set<int> present;
   for (const auto& [p, rows] : whole.image.partitions) present.insert(p);
   for (auto& [p, rows] : part.image.partitions) {
@@ -214,6 +194,26 @@ absl::Status Merge(const std::string& file, LoadedTable part,
 }
 
 }  // namespace
+
+absl::Status CheckWhole(const LoadedTable& table, const std::string& where) {
+  WEFT_ASSIGN_OR_RETURN(const auto layout, TableLayout::Create(table.spec));
+  const Placement placement(table.spec.name(), table.spec.partitions(), 1);
+  std::set<int> missing;
+  if (layout->is_dense()) {
+    for (int64_t slice = 0; slice < layout->slices(); ++slice) {
+      missing.insert(placement.PartitionOfSlice(slice));
+    }
+  } else {
+    for (int p = 0; p < table.spec.partitions(); ++p) missing.insert(p);
+  }
+  for (const auto& [p, rows] : table.image.partitions) missing.erase(p);
+  if (missing.empty()) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      "checkpoint ", where, ": table '", table.spec.name(), "' lacks ",
+      missing.size(), " of its ", table.spec.partitions(),
+      " partitions, the first ", *missing.begin(),
+      "; a server that had lost them saved too: use an earlier checkpoint"));
+}
 
 absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
                                     const TableShard::Image& image) {
@@ -233,16 +233,16 @@ absl::StatusOr<Safetensors> ToShard(int server, const v1::TableSpec& spec,
         TensorOf<float>(all.slots[s], values, DType::kF32);
   }
   const int64_t partitions = static_cast<int64_t>(all.partitions.size()) / 2;
-  const int64_t windows = static_cast<int64_t>(all.windows.size()) / 4;
   tensors["partition"] =
       TensorOf<int64_t>(all.partitions, {partitions, 2}, DType::kI64);
-  tensors["window"] = TensorOf<int64_t>(all.windows, {windows, 4}, DType::kI64);
   content.metadata["format"] = kFormat;
   content.metadata["placement"] = std::string(kPlacementName);
   content.metadata["server"] = absl::StrCat(server);
   content.metadata["table"] = absl::Base64Escape(spec.SerializeAsString());
   content.metadata["name"] = spec.name();
   content.metadata["version"] = absl::StrCat(image.version);
+  const std::string rates = image.rates.Format();
+  if (!rates.empty()) content.metadata["learning_rate"] = rates;
   return content;
 }
 
@@ -279,6 +279,12 @@ absl::Status AddShard(const Safetensors& shard, const std::string& where,
   const int64_t at_version = part.image.version;
   WEFT_ASSIGN_OR_RETURN(part.image, Cut(shard, where, *layout));
   part.image.version = at_version;
+  const auto rates = shard.metadata.find("learning_rate");
+  if (rates != shard.metadata.end()) {
+    absl::StatusOr<RateChanges> parsed = RateChanges::Parse(rates->second);
+    if (!parsed.ok()) return Damaged(where, parsed.status().message());
+    part.image.rates = *std::move(parsed);
+  }
   return Merge(where, std::move(part), tables);
 }
 

@@ -7,8 +7,8 @@
 //   weight     f32 [n, dim], or of a dense table [elements of these slices]
 //   slot.NAME  like weight, for each slot of the rule
 //   partition  i64 [p, 2]   each partition held here, and how many rows follow
-//   window     i64 [w, 4]   partition, client, high, mask of each push window
-// Metadata: format, table (the spec), version, server, placement. A reader
+// Metadata: format, table (the spec), version, server, placement, and
+// learning_rate (RateChanges::Format) if that was changed. A reader
 // checks everything against the spec before any of it is used: files come from
 // disks and people.
 
@@ -47,6 +47,10 @@ struct LoadedTable {
 absl::Status AddShard(const checkpoint::Safetensors& shard,
                       const std::string& where,
                       std::map<std::string, LoadedTable>& tables);
+
+// kDataLoss if a partition of `table` was in none of the shards that were
+// added, those of checkpoint `where`: its rows would begin anew.
+absl::Status CheckWhole(const LoadedTable& table, const std::string& where);
 
 }  // namespace weft::ps
 

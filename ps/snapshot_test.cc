@@ -37,18 +37,18 @@ uint64_t KeyOf(int partition) {
 TableShard::Image Rows() {
   TableShard::Image image;
   image.version = 9;
+  EXPECT_THAT(image.rates.Set(9, 0.1, 9), IsOk());
   for (const int partition : {1, 3}) {
     PartitionImage rows;
     rows.keys = {KeyOf(partition)};
     rows.steps = {5 + partition};
     rows.weights = {0.5f * partition, -1.0f};
-    rows.windows = {{77, 12, 0x0f}};
     image.partitions.emplace_back(partition, rows);
   }
   return image;
 }
 
-TEST(Snapshot, RowsStepsAndWindowsComeBack) {
+TEST(Snapshot, RowsStepsAndTheLearningRateComeBack) {
   const auto shard = ToShard(2, Sparse(), Rows());
   ASSERT_THAT(shard.status(), IsOk());
   EXPECT_TRUE(IsTableShard(*shard));
@@ -63,10 +63,8 @@ TEST(Snapshot, RowsStepsAndWindowsComeBack) {
   EXPECT_THAT(rows.keys, ElementsAre(KeyOf(3)));
   EXPECT_THAT(rows.steps, ElementsAre(8));
   EXPECT_THAT(rows.weights, ElementsAre(1.5f, -1.0f));
-  ASSERT_EQ(rows.windows.size(), 1u);
-  EXPECT_EQ(rows.windows[0].client, 77u);
-  EXPECT_EQ(rows.windows[0].high, 12u);
-  EXPECT_EQ(rows.windows[0].mask, 0x0fu);
+  EXPECT_EQ(words.image.rates.At(8), 1);
+  EXPECT_EQ(words.image.rates.At(9), 0.1);
 }
 
 TEST(Snapshot, ShardOfAnotherLibraryIsNoTables) {

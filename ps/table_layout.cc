@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "absl/container/inlined_vector.h"
@@ -56,6 +57,11 @@ double Unit(uint64_t bits) {
 
 }  // namespace
 
+int64_t SlicesOf(int64_t elements) {
+  const int64_t slice = SliceElements(elements);
+  return (elements + slice - 1) / slice;
+}
+
 absl::StatusOr<TableSpec> CheckedSpec(TableSpec spec) {
   if (!IsName(spec.name())) {
     return absl::InvalidArgumentError(
@@ -94,11 +100,22 @@ absl::StatusOr<TableSpec> CheckedSpec(TableSpec spec) {
         absl::StrCat("table '", spec.name(), "': partitions is ",
                      spec.partitions(), ", wanted a power of two"));
   }
-  if (!(spec.initializer().scale() >= 0) ||
-      !std::isfinite(spec.initializer().scale())) {
+  // A value of a later build, or of none.
+  if (!Initializer::Kind_IsValid(spec.initializer().kind()) ||
+      !TableSpec::Reduction_IsValid(spec.reduction()) ||
+      !TableSpec::Orphans_IsValid(spec.orphans())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("table '", spec.name(), "': initializer.kind is ",
+                     spec.initializer().kind(), ", reduction ",
+                     spec.reduction(), ", orphans ", spec.orphans(),
+                     "; this build knows 0 to 2, 0 to 1 and 0 to 1"));
+  }
+  constexpr double kMaxScale = std::numeric_limits<float>::max() / 16;
+  if (!(spec.initializer().scale() >= 0 &&
+        spec.initializer().scale() <= kMaxScale)) {
     return absl::InvalidArgumentError(
         absl::StrCat("table '", spec.name(), "': initializer.scale is ",
-                     spec.initializer().scale(), ", wanted at least 0"));
+                     spec.initializer().scale(), ", wanted 0 to ", kMaxScale));
   }
   return spec;
 }
@@ -126,9 +143,7 @@ TableLayout::TableLayout(TableSpec spec,
       dim_(is_dense() ? SliceElements(spec_.elements()) : spec_.dim()),
       seed_(Mix64(spec_.initializer().seed()) ^ HashName(spec_.name())) {}
 
-int64_t TableLayout::slices() const {
-  return (spec_.elements() + dim_ - 1) / dim_;
-}
+int64_t TableLayout::slices() const { return SlicesOf(spec_.elements()); }
 
 int64_t TableLayout::RowLength(uint64_t key) const {
   if (!is_dense()) return dim_;
@@ -166,15 +181,14 @@ void TableLayout::InitialSlots(float* row, int64_t length) const {
   }
 }
 
-void TableLayout::ApplyTo(int64_t step, float* weights, int64_t stride,
-                          const float* gradient, int64_t length) const {
+void TableLayout::ApplyTo(const optimizer::StepContext& step, float* weights,
+                          int64_t stride, const float* gradient,
+                          int64_t length) const {
   absl::InlinedVector<absl::Span<float>, 4> slots_of_row;
   for (int s = 0; s < slots(); ++s) {
     slots_of_row.push_back(absl::MakeSpan(weights + (s + 1) * stride, length));
   }
-  optimizer::StepContext context;
-  context.step = step;
-  rule_->Apply(context, absl::MakeSpan(weights, length),
+  rule_->Apply(step, absl::MakeSpan(weights, length),
                absl::MakeConstSpan(gradient, length), slots_of_row);
 }
 

@@ -28,6 +28,9 @@ inline constexpr int64_t kMaxSliceElements = 65536;
 inline constexpr int64_t kMaxElements = int64_t{1} << 40;
 inline constexpr int kMaxShards = 65536;
 
+// Of a dense table.
+int64_t SlicesOf(int64_t elements);
+
 // Fills in defaults (partitions). kInvalidArgument names the field, what was
 // found and what is allowed.
 absl::StatusOr<v1::TableSpec> CheckedSpec(v1::TableSpec spec);
@@ -53,13 +56,13 @@ class TableLayout {
   // A row is `dim()` weights, then `dim()` elements of each slot; of these the
   // first `length` count.
   void InitialSlots(float* row, int64_t length) const;
-  void Apply(int64_t step, float* row, const float* gradient,
-             int64_t length) const {
+  void Apply(const optimizer::StepContext& step, float* row,
+             const float* gradient, int64_t length) const {
     ApplyTo(step, row, dim_, gradient, length);
   }
   // As Apply, on weights and slots that lie `stride` floats apart.
-  void ApplyTo(int64_t step, float* weights, int64_t stride,
-               const float* gradient, int64_t length) const;
+  void ApplyTo(const optimizer::StepContext& step, float* weights,
+               int64_t stride, const float* gradient, int64_t length) const;
   // Whether the result of Apply depends on the step.
   bool uses_step() const { return uses_step_; }
 

@@ -1,6 +1,7 @@
 #include "weft/ps/table_layout.h"
 
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <vector>
 
@@ -126,6 +127,37 @@ TEST(TableLayout, UniformStaysWithinItsScale) {
   EXPECT_LE(high, 0.25f);
   EXPECT_LT(low, -0.24f);
   EXPECT_GT(high, 0.24f);
+}
+
+TEST(TableLayout, SettingsThatNoBuildKnowsOrThatOverflowAreRefused) {
+  const auto refuses = [](auto change) {
+    v1::TableSpec spec;
+    spec.set_name("t");
+    spec.set_kind(v1::TableSpec::SPARSE);
+    spec.set_dim(2);
+    spec.set_mode(v1::TableSpec::ASYNC);
+    spec.mutable_rule()->mutable_sgd();
+    EXPECT_TRUE(TableLayout::Create(spec).ok());
+    change(spec);
+    EXPECT_EQ(TableLayout::Create(spec).status().code(),
+              absl::StatusCode::kInvalidArgument)
+        << spec.ShortDebugString();
+  };
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  for (const double scale : {nan, -1.0, 1e300}) {
+    refuses([&](auto& s) { s.mutable_initializer()->set_scale(scale); });
+  }
+  for (const double lr : {nan, -1.0, std::numeric_limits<double>::infinity()}) {
+    refuses([&](auto& s) { s.mutable_rule()->mutable_sgd()->set_lr(lr); });
+  }
+  refuses([](auto& s) {
+    s.mutable_initializer()->set_kind(static_cast<v1::Initializer::Kind>(9));
+  });
+  refuses([](auto& s) {
+    s.set_reduction(static_cast<v1::TableSpec::Reduction>(9));
+  });
+  refuses(
+      [](auto& s) { s.set_orphans(static_cast<v1::TableSpec::Orphans>(9)); });
 }
 
 }  // namespace

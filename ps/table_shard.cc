@@ -6,6 +6,7 @@
 #include <optional>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "weft/base/check.h"
@@ -41,18 +42,20 @@ std::string Found(const Tensor& t) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<TableShard>> TableShard::Create(
-    v1::TableSpec spec, int server, int servers) {
+    v1::TableSpec spec, int server, int servers,
+    std::shared_ptr<ByteBudget> budget) {
   WEFT_CHECK(server >= 0 && server < servers);
   WEFT_ASSIGN_OR_RETURN(auto layout, TableLayout::Create(std::move(spec)));
   return std::unique_ptr<TableShard>(
-      new TableShard(std::move(layout), server, servers));
+      new TableShard(std::move(layout), server, servers, std::move(budget)));
 }
 
 TableShard::TableShard(std::unique_ptr<TableLayout> layout, int server,
-                       int servers)
+                       int servers, std::shared_ptr<ByteBudget> budget)
     : layout_(std::move(layout)),
       server_(server),
       placement_(spec().name(), spec().partitions(), servers),
+      budget_(std::move(budget)),
       dense_(layout_->is_dense() ? CutDense(*layout_, placement_)[server]
                                  : DensePart{}),
       dense_group_(layout_->is_dense() ? spec().partitions() : 0, -1),
@@ -91,6 +94,54 @@ RoundGate<TableShard::Part> TableShard::MakeGate(const v1::TableSpec& spec,
       shards,
       spec.orphans() == v1::TableSpec::WAIT ? Orphans::kWait : Orphans::kRetire,
       open);
+}
+
+void TableShard::Open(const Caller& caller, uint64_t client) {
+  MutexLock lock(mu_);
+  openings_.Open(caller, client);
+}
+
+absl::StatusOr<uint64_t> TableShard::NumberOf(const Caller& caller,
+                                              uint64_t client) const {
+  absl::StatusOr<uint64_t> number;
+  {
+    MutexLock lock(mu_);
+    number = openings_.NumberOf(caller, client);
+  }
+  if (number.ok()) return number;
+  return Reworded(number.status(),
+                  absl::StrCat("table '", spec().name(), "' on server ",
+                               server_, ": ", number.status().message()));
+}
+
+void TableShard::Forget(WorkerKey worker) {
+  MutexLock lock(mu_);
+  openings_.Forget(worker);
+}
+
+absl::Status TableShard::SetLearningRateScale(double scale,
+                                              int64_t from_round) {
+  absl::Status set;
+  {
+    MutexLock lock(mu_);
+    set = is_sync() ? rates_.Set(from_round, scale, gate_.open())
+                    : rates_.SetAlways(scale);
+  }
+  return Reworded(set, absl::StrCat("table '", spec().name(), "' on server ",
+                                    server_, ": ", set.message()));
+}
+
+absl::StatusOr<ByteBudget::Hold> TableShard::Hold(
+    int64_t bytes, int64_t most, absl::string_view what) const {
+  if (budget_ == nullptr) return ByteBudget::Hold();
+  std::optional<ByteBudget::Hold> hold = budget_->Take(bytes, most);
+  if (hold.has_value()) return *std::move(hold);
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "table '", spec().name(), "' on server ", server_, ": ", what, " of ",
+      bytes, " bytes would wait beside ", budget_->held(),
+      " bytes that do already, and ", most,
+      " are the most; pull what was pushed before pushing more, use more "
+      "servers, or raise --round-budget there"));
 }
 
 absl::Status TableShard::Initialize(const Tensor& values) {
@@ -159,6 +210,9 @@ absl::Status TableShard::CheckPush(const v1::Request& request,
     return refuse("wanted rows for each of ", spans,
                   " spans, and sequences in ", "ASYNC only, found ",
                   request.rows_size(), " and ", request.sequences_size());
+  }
+  if (is_sync() && request.rank() < 0) {
+    return refuse("wanted a rank of at least 0, found ", request.rank());
   }
   const absl::Span<const uint64_t> all = KeysOf(keys);
   size_t at = 0;
@@ -292,9 +346,10 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
       ++wanted;
     }
     if (request.pull() && gate_.open() < wanted) {
-      auto [promise, future] = MakePromise<ShardReply>();
-      parked_.push_back({wanted, deadline, pull_keys, std::move(promise)});
-      parked = std::move(future);
+      absl::StatusOr<Future<ShardReply>> waits =
+          Park(wanted, deadline, pull_keys);
+      parked = waits.ok() ? *std::move(waits)
+                          : MakeReady<ShardReply>(waits.status());
     }
   }
   Answer(std::move(released));
@@ -302,17 +357,48 @@ Future<ShardReply> TableShard::HandleInRound(const v1::Request& request,
   return AnswerNow(request, pull_keys, v1::Reply());
 }
 
+absl::StatusOr<Future<ShardReply>> TableShard::Park(int64_t wanted,
+                                                    Instant deadline,
+                                                    const Tensor& keys) {
+  // Whoever has pushed to as many rounds as are kept waits for the last of
+  // them.
+  constexpr int64_t kFarthest = RoundGate<Part>::kLookahead + 1;
+  if (wanted - gate_.open() > kFarthest) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("pull from table '", spec().name(), "' on server ",
+                     server_, ": version ", wanted, " is too far ahead: round ",
+                     gate_.open(), " is open, and at most ", kFarthest,
+                     " rounds are waited for; open the table again"));
+  }
+  if (parked_.size() >= kMostParked) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "pull from table '", spec().name(), "' on server ", server_, ": ",
+        parked_.size(), " pulls wait already for round ", gate_.open(),
+        ", which waits for ", MissingParts(), "; pull again later"));
+  }
+  WEFT_ASSIGN_OR_RETURN(
+      ByteBudget::Hold hold,
+      Hold(BytesOf(keys), budget_ == nullptr ? 0 : budget_->most(),
+           "the keys of a pull"));
+  auto [promise, future] = MakePromise<ShardReply>();
+  parked_.push_back(
+      {wanted, deadline, keys, std::move(promise), std::move(hold)});
+  return std::move(future);
+}
+
 Future<ShardReply> TableShard::HandleAtOnce(const v1::Request& request,
                                             const Part& part,
                                             const Tensor& pull_keys) {
+  double lr_scale = 1;
   {
     MutexLock lock(mu_);
     const absl::Status serving = CheckServing();
     if (!serving.ok()) return MakeReady<ShardReply>(serving);
+    lr_scale = rates_.At(0);
   }
   v1::Reply reply;
   if (request.push()) {
-    const absl::Status pushed = PushNow(request, part, reply);
+    const absl::Status pushed = PushNow(request, part, lr_scale, reply);
     if (!pushed.ok()) return MakeReady<ShardReply>(pushed);
   }
   return AnswerNow(request, pull_keys, std::move(reply));
@@ -362,23 +448,27 @@ std::vector<PushSpan> TableShard::SpansOf(const Part& part) const {
 }
 
 absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
-                                 v1::Reply& reply) {
+                                 double lr_scale, v1::Reply& reply) {
   const std::vector<PushSpan> spans = SpansOf(part);
   int64_t applied = 0;
-  for (size_t i = 0; i < spans.size(); ++i) {
+  absl::Status refused;
+  for (size_t i = 0; i < spans.size() && refused.ok(); ++i) {
     const uint32_t partition = part.spans[i].partition;
     const absl::StatusOr<bool> is_new =
-        partitions_[partition]->ApplyOnce(spans[i]);
-    if (!is_new.ok()) {
-      return Reworded(is_new.status(),
-                      absl::StrCat("table '", request.table(), "' partition ",
-                                   partition, ": ", is_new.status().message()));
+        partitions_[partition]->ApplyOnce(spans[i], lr_scale);
+    if (is_new.ok()) {
+      applied += *is_new ? 1 : 0;
+    } else {
+      refused =
+          Reworded(is_new.status(),
+                   absl::StrCat("table '", request.table(), "' partition ",
+                                partition, ": ", is_new.status().message()));
     }
-    applied += *is_new ? 1 : 0;
   }
   reply.set_duplicates(static_cast<int64_t>(spans.size()) - applied);
-  if (applied == 0) return absl::OkStatus();
   MutexLock lock(mu_);
+  openings_.Use(request.client());
+  if (!refused.ok() || applied == 0) return refused;
   metrics_.PushedAt(request.client(), pushes_);
   ++pushes_;
   return absl::OkStatus();
@@ -391,6 +481,14 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
         "table '", spec().name(), "': part of shard ", request.shard(),
         " by rank ", request.rank(), " in round ", request.round(), why...));
   };
+  // The open round's part is always one that it waits for.
+  const bool is_ahead = request.round() > gate_.open();
+  const int64_t most = budget_ == nullptr ? 0 : budget_->most();
+  WEFT_ASSIGN_OR_RETURN(part.hold,
+                        Hold(BytesOf(part.keys) + BytesOf(part.values),
+                             is_ahead ? most / 2 : most,
+                             is_ahead ? "a part of a round that is ahead"
+                                      : "a part of the open round"));
   switch (gate_.Give(request.shard(), request.rank(), request.round(),
                      std::move(part), request.take_over())) {
     case Answer::kKept:
@@ -427,9 +525,13 @@ absl::Status TableShard::GivePart(const v1::Request& request, Part part) {
 }
 
 std::vector<TableShard::Parked> TableShard::CloseRounds() {
-  for (std::vector<Part> parts = gate_.Close(); !parts.empty();
-       parts = gate_.Close()) {
-    ApplyRound(parts);
+  if (round_holds_ > 0) return {};  // ResumeRounds() does it
+  for (;;) {
+    const int64_t round = gate_.open();
+    const std::vector<Part> parts = gate_.Close();
+    if (parts.empty()) break;
+    ApplyRound(parts, rates_.At(round));
+    rates_.Trim(gate_.open());
   }
   std::vector<Parked> released;
   const auto still_parked = std::partition(
@@ -441,7 +543,17 @@ std::vector<TableShard::Parked> TableShard::CloseRounds() {
   return released;
 }
 
-void TableShard::ApplyRound(const std::vector<Part>& parts) {
+void TableShard::ResumeRounds() {
+  std::vector<Parked> released;
+  {
+    MutexLock lock(mu_);
+    --round_holds_;
+    released = CloseRounds();
+  }
+  Answer(std::move(released));
+}
+
+void TableShard::ApplyRound(const std::vector<Part>& parts, double lr_scale) {
   std::map<uint32_t, std::vector<PushSpan>> by_partition;
   for (const Part& part : parts) {
     const std::vector<PushSpan> spans = SpansOf(part);
@@ -453,7 +565,7 @@ void TableShard::ApplyRound(const std::vector<Part>& parts) {
                           ? 1.0f / static_cast<float>(parts.size())
                           : 1.0f;
   for (const auto& [partition, spans] : by_partition) {
-    partitions_[partition]->ApplySum(spans, scale);
+    partitions_[partition]->ApplySum(spans, scale, lr_scale);
   }
 }
 
@@ -507,14 +619,20 @@ int64_t TableShard::VersionLocked() const {
 }
 
 std::string TableShard::MissingParts() const {
-  return absl::StrJoin(
-      gate_.Missing(), ", ",
+  constexpr size_t kShown = 16;
+  std::vector<int> missing = gate_.Missing();
+  const size_t more = missing.size() - std::min(missing.size(), kShown);
+  missing.resize(missing.size() - more);
+  std::string text = absl::StrJoin(
+      missing, ", ",
       [this](std::string* out, int shard) ABSL_NO_THREAD_SAFETY_ANALYSIS {
         const int owner = gate_.OwnerOf(shard);
         absl::StrAppend(out, "shard ", shard,
                         owner < 0 ? ", which nobody serves"
                                   : absl::StrCat(" of rank ", owner));
       });
+  if (more > 0) absl::StrAppend(&text, " and ", more, " more");
+  return text;
 }
 
 void TableShard::DeclareDead(int rank) {
@@ -534,6 +652,7 @@ void TableShard::Admit(int rank) {
 
 void TableShard::Expire(Instant now) {
   std::vector<Parked> expired;
+  std::vector<uint64_t> closed;
   std::string missing;
   int64_t open = 0;
   {
@@ -543,8 +662,13 @@ void TableShard::Expire(Instant now) {
         [now](const Parked& parked) { return now < parked.deadline; });
     std::move(alive, parked_.end(), std::back_inserter(expired));
     parked_.erase(alive, parked_.end());
-    missing = MissingParts();
+    if (!expired.empty()) missing = MissingParts();
     open = gate_.open();
+    closed = openings_.TakeClosed();
+  }
+  for (const auto& partition : partitions_) {
+    if (closed.empty() || is_sync()) break;  // there are no windows
+    if (partition != nullptr) partition->Forget(closed);
   }
   for (Parked& parked : expired) {
     parked.promise.Set(absl::DeadlineExceededError(
@@ -571,19 +695,26 @@ v1::TableStats TableShard::Stats() const {
     if (partition == nullptr) continue;
     stats.set_rows(stats.rows() + partition->rows());
     stats.set_memory_bytes(stats.memory_bytes() + partition->memory_bytes());
+    stats.set_windows(stats.windows() + partition->windows());
   }
   MutexLock lock(mu_);
   stats.set_version(VersionLocked());
+  stats.set_learning_rate_scale(rates_.At(is_sync() ? gate_.open() : 0));
   stats.set_initialized(initialized_ || !layout_->is_dense());
   return stats;
 }
 
-TableShard::Image TableShard::Save() const {
-  // The lock keeps rounds from closing meanwhile; asynchronous pushes go on,
-  // and each partition is copied at one moment of its own.
-  MutexLock lock(mu_);
+TableShard::Image TableShard::Save() {
   Image image;
-  image.version = VersionLocked();
+  {
+    MutexLock lock(mu_);
+    if (is_sync()) HoldRounds();
+    image.version = VersionLocked();
+    image.rates = rates_;
+  }
+  const absl::Cleanup resume = [this] {
+    if (is_sync()) ResumeRounds();
+  };
   for (size_t p = 0; p < partitions_.size(); ++p) {
     if (partitions_[p] == nullptr) continue;
     image.partitions.emplace_back(static_cast<int>(p), partitions_[p]->Image());
@@ -600,12 +731,20 @@ absl::Status TableShard::Restore(const Image& image) {
     WEFT_RETURN_IF_ERROR(CheckImage(*layout_, placement_, p, partition));
   }
   MutexLock lock(mu_);
+  size_t rows = 0;
   for (const auto& [p, partition] : image.partitions) {
-    if (partitions_[p] != nullptr) partitions_[p]->Load(partition);
+    if (partitions_[p] == nullptr) continue;
+    partitions_[p]->Load(partition);
+    rows += partition.keys.size();
+  }
+  size_t slices = 0;
+  for (const DensePart::Group& group : dense_.groups) {
+    slices += group.slices.size();
   }
   gate_ = MakeGate(spec(), image.version);
+  rates_ = image.rates;
   pushes_ = image.version;
-  initialized_ = true;
+  initialized_ = rows >= slices;  // it may have been saved before it was
   return absl::OkStatus();
 }
 

@@ -9,11 +9,19 @@
 // ASYNC: a push is applied as it comes; each of its spans is known by (client,
 // partition, sequence).
 //
+// Each client opens the table first, and pushes and pulls by the number that it
+// gets (openings.h).
+//
+// Parts of rounds, and keys of parked pulls, count against the server's budget.
+// Those of rounds ahead of the open one may use half of it, so that the open
+// round has room, and can close.
+//
 // Errors:
 //   kInvalidArgument     the message does not fit the table; nothing changed
-//   kFailedPrecondition  a dense table without first values; a sequence or
-//                        round too far ahead; a round closed without this
-//                        shard; another rank serves it
+//   kFailedPrecondition  a dense table without first values; a sequence, a
+//                        round or a version too far ahead; a round closed
+//                        without this shard; another rank serves it
+//   kResourceExhausted   the budget is used up, or kMostParked pulls wait
 //   kDeadlineExceeded    the version was not reached in time; names who is
 //                        missing
 //   kCancelled           the shard was shut down
@@ -31,19 +39,26 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/clock.h"
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/byte_budget.h"
 #include "weft/ps/cut.h"
+#include "weft/ps/openings.h"
 #include "weft/ps/partition.h"
 #include "weft/ps/placement.h"
+#include "weft/ps/rate_changes.h"
 #include "weft/ps/round_gate.h"
 #include "weft/ps/table_layout.h"
 #include "weft/ps/table_metrics.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::ps {
+
+// How many pulls of a table may wait at a server.
+inline constexpr size_t kMostParked = 65536;
 
 struct ShardReply {
   v1::Reply reply;
@@ -52,20 +67,28 @@ struct ShardReply {
 
 class TableShard {
  public:
-  // As TableLayout::Create.
-  static absl::StatusOr<std::unique_ptr<TableShard>> Create(v1::TableSpec spec,
-                                                            int server,
-                                                            int servers);
+  // As TableLayout::Create. `budget` null: nothing bounds what is held.
+  static absl::StatusOr<std::unique_ptr<TableShard>> Create(
+      v1::TableSpec spec, int server, int servers,
+      std::shared_ptr<ByteBudget> budget = nullptr);
   ~TableShard();
 
   const v1::TableSpec& spec() const { return layout_->spec(); }
+
+  // Openings::Open, NumberOf and Forget. What is known of the pushes of clients
+  // that are closed is dropped by Expire.
+  void Open(const Caller& caller, uint64_t client) ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<uint64_t> NumberOf(const Caller& caller, uint64_t client) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  void Forget(WorkerKey worker) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Gives a dense table its first values: this server's slices one after
   // another, in the order of Cut. Ignored if it has them.
   absl::Status Initialize(const Tensor& values) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The tensors are as proto/ps.proto says; those that are not used may be
-  // undefined. `deadline` bounds the wait for a version.
+  // undefined. request.client() is what NumberOf() returns. `deadline` bounds
+  // the wait for a version.
   Future<ShardReply> Handle(const v1::Request& request, Tensor push_keys,
                             Tensor push_values, Tensor pull_keys,
                             Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
@@ -75,7 +98,13 @@ class TableShard {
   void DeclareDead(int rank) ABSL_LOCKS_EXCLUDED(mu_);
   void Admit(int rank) ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Ends parked pulls whose deadline has passed.
+  // SYNC: in round `from_round` and those after it the rule's learning rate is
+  // multiplied by `scale`, until the next change. Errors as RateChanges::Set.
+  // ASYNC: of pushes that come once this has returned. Kept in checkpoints.
+  absl::Status SetLearningRateScale(double scale, int64_t from_round)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
+  // Ends parked pulls whose deadline has passed, and forgets closed clients.
   void Expire(Instant now) ABSL_LOCKS_EXCLUDED(mu_);
   // Ends all parked pulls with `reason`.
   void Shutdown(const absl::Status& reason) ABSL_LOCKS_EXCLUDED(mu_);
@@ -83,12 +112,16 @@ class TableShard {
   v1::TableStats Stats() const ABSL_LOCKS_EXCLUDED(mu_);
   TableMetrics& metrics() { return metrics_; }
 
-  // A copy of every partition at one version, and that version.
+  // A copy of every partition, and the version.
   struct Image {
     int64_t version = 0;
+    RateChanges rates;
     std::vector<std::pair<int, PartitionImage>> partitions;
   };
-  Image Save() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Pushes and pulls go on meanwhile. SYNC: of one version, for no round closes
+  // before all is copied; parts are kept until then. ASYNC: each partition is
+  // copied at a moment of its own.
+  Image Save() ABSL_LOCKS_EXCLUDED(mu_);
   // Takes of `image` what belongs to this server and goes on at its version.
   // kInvalidArgument if rows do not fit the layout.
   absl::Status Restore(const Image& image) ABSL_LOCKS_EXCLUDED(mu_);
@@ -106,15 +139,18 @@ class TableShard {
     std::vector<Span> spans;
     Tensor keys;
     Tensor values;
+    ByteBudget::Hold hold;
   };
   struct Parked {
     int64_t version = 0;
     Instant deadline;
     Tensor keys;
     Promise<ShardReply> promise;
+    ByteBudget::Hold hold;
   };
 
-  TableShard(std::unique_ptr<TableLayout> layout, int server, int servers);
+  TableShard(std::unique_ptr<TableLayout> layout, int server, int servers,
+             std::shared_ptr<ByteBudget> budget);
 
   absl::Status CheckPush(const v1::Request& request, const Tensor& keys,
                          const Tensor& values) const;
@@ -136,13 +172,24 @@ class TableShard {
                                const Tensor& pull_keys, v1::Reply reply)
       ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status PushNow(const v1::Request& request, const Part& part,
-                       v1::Reply& reply) ABSL_LOCKS_EXCLUDED(mu_);
+                       double lr_scale, v1::Reply& reply)
+      ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status GivePart(const v1::Request& request, Part part)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // A pull that waits for version `wanted`.
+  absl::StatusOr<Future<ShardReply>> Park(int64_t wanted, Instant deadline,
+                                          const Tensor& keys)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // `bytes` of the budget, of which `most` may be held with them.
+  absl::StatusOr<ByteBudget::Hold> Hold(int64_t bytes, int64_t most,
+                                        absl::string_view what) const;
+  // While rounds are held, none closes.
+  void HoldRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { ++round_holds_; }
+  void ResumeRounds() ABSL_LOCKS_EXCLUDED(mu_);
   // Applies the rounds that may close and takes out the pulls that they
   // release.
   std::vector<Parked> CloseRounds() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ApplyRound(const std::vector<Part>& parts)
+  void ApplyRound(const std::vector<Part>& parts, double lr_scale)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Answer(std::vector<Parked> released) ABSL_LOCKS_EXCLUDED(mu_);
   absl::StatusOr<ShardReply> Read(const Tensor& keys, int64_t version) const;
@@ -158,6 +205,7 @@ class TableShard {
   const std::unique_ptr<TableLayout> layout_;
   const int server_;
   const Placement placement_;
+  const std::shared_ptr<ByteBudget> budget_;
   const DensePart dense_;         // of this server; empty if sparse
   std::vector<int> dense_group_;  // by partition; negative: none
   // By partition; null where another server holds it.
@@ -168,6 +216,9 @@ class TableShard {
   mutable Mutex mu_;
   RoundGate<Part> gate_ ABSL_GUARDED_BY(mu_);
   std::vector<Parked> parked_ ABSL_GUARDED_BY(mu_);
+  int round_holds_ ABSL_GUARDED_BY(mu_) = 0;
+  Openings openings_ ABSL_GUARDED_BY(mu_);
+  RateChanges rates_ ABSL_GUARDED_BY(mu_);
   int64_t pushes_ ABSL_GUARDED_BY(mu_) = 0;  // ASYNC
   bool initialized_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status shut_down_ ABSL_GUARDED_BY(mu_);

@@ -1,9 +1,11 @@
 #include "weft/ps/table_shard.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -309,6 +311,108 @@ TEST(TableShard, PullIgnoresSpansThatOnlyAPushHas) {
                     .status(),
                 IsOk());
   }
+}
+
+// Pulls of a version that none will reach would wait without end.
+TEST(TableShard, PullOfAVersionTooFarAheadIsRefused) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  const Tensor keys = Tensor::FromVector<int64_t>({1});
+  v1::Request pull;
+  pull.set_pull(true);
+  for (const int64_t version : {int64_t{6}, int64_t{1} << 62}) {
+    pull.set_round(version);
+    EXPECT_THAT(
+        Now(shard->Handle(pull, Tensor(), Tensor(), keys, Instant::Infinite())),
+        StatusIs(absl::StatusCode::kFailedPrecondition,
+                 "is too far ahead: round 0 is open"));
+  }
+  pull.set_round(5);
+  EXPECT_FALSE(
+      shard->Handle(pull, Tensor(), Tensor(), keys, Instant::Infinite())
+          .IsReady());
+}
+
+TEST(TableShard, PartsAheadLeaveRoomForThoseOfTheOpenRound) {
+  // A part of one row has 8 bytes of key and 8 of values.
+  const auto budget = ByteBudget::Of(64);
+  auto shard = *TableShard::Create(
+      Spec(v1::TableSpec::SPARSE, v1::TableSpec::SYNC), 0, 1, budget);
+  Worker a(shard.get(), 0), b(shard.get(), 1);
+  const auto give = [](Worker& worker, int64_t round) {
+    return Now(worker.Sparse(round, {7}, 1.0f, /*pull=*/false));
+  };
+  ASSERT_THAT(give(a, 1), IsOk());
+  ASSERT_THAT(give(a, 2), IsOk());
+  EXPECT_EQ(budget->held(), 32);
+  EXPECT_THAT(give(a, 3),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       "a part of a round that is ahead of 16 bytes would wait "
+                       "beside 32 bytes that do already, and 32 are the most"));
+  EXPECT_EQ(budget->held(), 32);
+  ASSERT_THAT(give(a, 0), IsOk());
+  ASSERT_THAT(give(b, 0), IsOk());
+  EXPECT_EQ(budget->held(), 32);  // round 0 is closed
+  ASSERT_THAT(give(b, 1), IsOk());
+  ASSERT_THAT(give(b, 2), IsOk());
+  EXPECT_EQ(budget->held(), 0);
+  EXPECT_EQ(shard->Stats().version(), 3);
+  ASSERT_THAT(give(a, 3), IsOk());
+  shard.reset();
+  EXPECT_EQ(budget->held(), 0);
+}
+
+// Many large partitions are copied while rounds close, or could.
+TEST(TableShard, SavedImageOfASyncTableIsOneVersionWhileRoundsGoOn) {
+  const auto shard = Shard(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  std::vector<int64_t> keys(2000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = static_cast<int64_t>(i);
+  std::atomic<bool> is_done{false};
+  std::thread rounds([&] {
+    Worker a(shard.get(), 0), b(shard.get(), 1);
+    for (int64_t round = 0; round < 60; ++round) {
+      const auto first = a.Sparse(round, keys, 1.0f);
+      const auto second = b.Sparse(round, keys, 1.0f);
+      // The image that holds the round ends.
+      EXPECT_THAT(first.Wait(absl::Seconds(60)), IsOk());
+      EXPECT_THAT(second.Wait(absl::Seconds(60)), IsOk());
+    }
+    is_done = true;
+  });
+  int images = 0;
+  while (!is_done) {
+    const TableShard::Image image = shard->Save();
+    for (const auto& [partition, rows] : image.partitions) {
+      EXPECT_THAT(rows.weights, Each(-1.0f * image.version));
+    }
+    ++images;
+  }
+  rounds.join();
+  EXPECT_GT(images, 0);
+  EXPECT_EQ(shard->Save().version, 60);
+}
+
+TEST(TableShard, TableSavedBeforeItsFirstValuesIsNotInitializedAfter) {
+  const auto shard = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
+  const auto restored = Shard(v1::TableSpec::DENSE, v1::TableSpec::SYNC);
+  ASSERT_THAT(restored->Restore(shard->Save()), IsOk());
+  EXPECT_FALSE(restored->Stats().initialized());
+  ASSERT_THAT(shard->Initialize(Tensor::Ones({5})), IsOk());
+  ASSERT_THAT(restored->Restore(shard->Save()), IsOk());
+  EXPECT_TRUE(restored->Stats().initialized());
+}
+
+TEST(TableShard, MissingPartsOfManyShardsAreNotAllNamed) {
+  v1::TableSpec spec = Spec(v1::TableSpec::SPARSE, v1::TableSpec::SYNC);
+  spec.set_shards(1000);
+  const auto shard = *TableShard::Create(spec, 0, 1);
+  v1::Request pull;
+  pull.set_pull(true);
+  pull.set_round(1);
+  const Future<ShardReply> waiting = shard->Handle(
+      pull, Tensor(), Tensor(), Tensor::FromVector<int64_t>({1}), Instant());
+  shard->Expire(Instant() + absl::Seconds(1));
+  EXPECT_THAT(Now(waiting), StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                     "shard 15 of rank 15 and 984 more"));
 }
 
 TEST(TableShard, RefusesMismatchedRequests) {

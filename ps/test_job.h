@@ -45,6 +45,7 @@ class TestJob {
   }
 
   Server& server(int i) { return *ranks_[i].server; }
+  rpc::Agent& trainer(int i) { return *ranks_[server_names_.size() + i].agent; }
 
   // As after a crash: server `i` ends, its supervisor starts a new incarnation,
   // which holds no tables, and then the others learn of the end.

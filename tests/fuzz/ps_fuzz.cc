@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "weft/proto/ps.pb.h"
+#include "weft/ps/rate_changes.h"
 #include "weft/ps/table_layout.h"
 #include "weft/ps/table_shard.h"
 #include "weft/rpc/codec/codec.h"
@@ -65,7 +66,9 @@ std::vector<std::string> Seeds() {
           Exchange('\2', numbered_dense, std::nullopt, values, std::nullopt),
           Exchange('\3', dense, std::nullopt, values, std::nullopt),
           '\4' + SpecOf(true, true).SerializeAsString(),
-          '\4' + SpecOf(false, false).SerializeAsString()};
+          '\4' + SpecOf(false, false).SerializeAsString(),
+          "\5"
+          "0:0.5 7:1e-3 9:0.1"};
 }
 
 std::vector<std::string> Words() {
@@ -85,10 +88,19 @@ void RunSpec(absl::string_view bytes) {
   Hold(ps::CheckedSpec(*checked).ok());
 }
 
+// Of a checkpoint.
+void RunRates(absl::string_view text) {
+  const auto rates = ps::RateChanges::Parse(text);
+  if (!rates.ok()) return;
+  const auto again = ps::RateChanges::Parse(rates->Format());
+  Hold(again.ok() && again->Format() == rates->Format());
+}
+
 void Run(absl::string_view input) {
   if (input.empty()) return;
-  const int which = static_cast<uint8_t>(input[0]) % 5;
+  const int which = static_cast<uint8_t>(input[0]) % 6;
   if (which == 4) return RunSpec(input.substr(1));
+  if (which == 5) return RunRates(input.substr(1));
   const rpc::Received received{{Bytes::Copy(input.substr(1))}, false};
   rpc::Decoder decoder(received);
   Request request;

@@ -19,9 +19,12 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/ps/client.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/patience.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/worker/options.h"
+#include "weft/worker/worker.h"
 
 namespace weft::testing {
 namespace {
@@ -248,6 +251,66 @@ TEST(Death, DeathOfAServerEndsTheTrainersWithItsName) {
   // Its trainers have left, and have not completed the training.
   EXPECT_THAT(servers[0]->Wait(kLong), IsOkAndHolds(kPeerLost))
       << servers[0]->output();
+}
+
+// A program of one's own whose server a supervisor starts again: a table of
+// initial values must not pass for the one that was lost.
+TEST(Death, OfAServerIsToldForGoodAlsoAfterItsRestart) {
+  const Job job;
+  Processes servers = job.StartServers();
+  std::unique_ptr<worker::Worker> trainers[2];
+  std::vector<std::thread> starts;
+  for (int rank : {0, 1}) {
+    starts.emplace_back([&, rank] {
+      worker::Options options;
+      options.job = job.name;
+      options.rank = rank;
+      options.servers = 2;
+      options.trainers = 2;
+      options.coordinator = job.coordinator;
+      options.dump_dir = job.Path("");
+      auto started = worker::Worker::Start(options);
+      ASSERT_THAT(started, IsOk());
+      trainers[rank] = *std::move(started);
+    });
+  }
+  for (std::thread& start : starts) start.join();
+  ASSERT_TRUE(trainers[0] != nullptr && trainers[1] != nullptr);
+  const auto client_of = [&](int rank) {
+    ps::ClientOptions options;
+    options.agent = &trainers[rank]->agent();
+    options.servers = {"ps0", "ps1"};
+    options.rank = rank;
+    return std::make_unique<ps::Client>(options);
+  };
+  ps::v1::TableSpec spec;
+  spec.set_name("t");
+  spec.set_kind(ps::v1::TableSpec::SPARSE);
+  spec.set_dim(1);
+  spec.set_mode(ps::v1::TableSpec::ASYNC);
+  spec.set_partitions(16);
+  spec.mutable_rule()->mutable_sgd()->set_lr(1.0);
+
+  const auto client = client_of(0);
+  const auto table = client->Sparse(spec);
+  ASSERT_THAT(table, IsOk());
+  const Tensor keys = Tensor::Arange(64, DType::kI64);  // of both servers
+  ASSERT_THAT((*table)->Push(keys, Tensor::Ones({64, 1})).Wait(kLong), IsOk());
+
+  servers[1]->Signal(SIGKILL);
+  const auto is_lost = StatusIs(absl::StatusCode::kUnavailable,
+                                "is gone, and with it all changes of its "
+                                "tables since the last checkpoint");
+  EXPECT_THAT((*table)->Pull(keys).Wait(kLong), is_lost);
+  EXPECT_THAT(servers[1]->Wait(kLong), IsOk());
+  servers[1] = job.StartServer(1);
+  const auto other = client_of(1);
+  EXPECT_TRUE(Becomes([&] {
+    const auto anew = other->Sparse(spec);
+    return anew.ok() && (*anew)->Pull(keys).Wait(kLong).ok();
+  })) << servers[1]->output();
+  EXPECT_THAT((*table)->Pull(keys).Wait(kLong), is_lost);
+  EXPECT_THAT(client->Sparse(spec), is_lost);
 }
 
 // Any process of its host sees it end, without waiting for its silence.
