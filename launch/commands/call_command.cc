@@ -175,9 +175,8 @@ absl::Status CallFunction(const Question& question,
                         rpc::ParseSignature(function.signature()));
   WEFT_ASSIGN_OR_RETURN(std::string request,
                         RequestFor(function, signature, arguments));
-  WEFT_ASSIGN_OR_RETURN(
-      const std::string bytes,
-      Ask(question, "/weft.rpc.v1.Worker/Call", std::move(request)));
+  WEFT_ASSIGN_OR_RETURN(const std::string bytes,
+                        CallWorker(question, std::move(request)));
   rpc::v1::CallReply reply;
   if (!reply.ParseFromString(bytes)) {
     return absl::InternalError(

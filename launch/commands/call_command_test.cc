@@ -21,11 +21,17 @@ namespace weft::launch {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
 
 int64_t SumOf(int64_t a, int64_t b) { return a + b; }
 WEFT_RPC(SumOf);
+
+absl::StatusOr<int64_t> NotYet(int64_t) {
+  return absl::UnimplementedError("negative numbers come later");
+}
+WEFT_RPC(NotYet);
 
 class CallCommandTest : public ::testing::Test {
  protected:
@@ -76,6 +82,14 @@ TEST_F(CallCommandTest, ResultIsPrintedAsJson) {
   EXPECT_THAT(output_, HasSubstr("3"));
   EXPECT_THAT(RunCall({"ps0", name, "[true, 2]"}).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+TEST_F(CallCommandTest, FunctionThatIsNotImplementedDoesNotBlameTheWorker) {
+  const absl::Status status = RunCall({"ps0", "NotYet", "[-1]"}).status();
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kUnimplemented,
+                               "negative numbers come later"));
+  EXPECT_THAT(std::string(status.message()), Not(HasSubstr("serves gRPC")));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("ps0"));
 }
 
 TEST_F(CallCommandTest, UnknownWorkerAndFunctionAreNamed) {

@@ -85,6 +85,22 @@ absl::StatusOr<DType> DTypeNamed(const Json& json) {
   return Wanted("f32, f64, i64, u8, bool, f16, bf16, i32 or i8 as dtype", json);
 }
 
+// Conversions of numbers wrap, or are undefined, where one is no size.
+absl::StatusOr<Shape> ShapeFromJson(const Json& json) {
+  constexpr absl::string_view kWanted =
+      "an array of whole numbers from 0 as shape";
+  if (!json.is_array()) return Wanted(kWanted, json);
+  Shape shape;
+  for (const Json& size : json) {
+    if (!size.is_number_unsigned() ||
+        size.get<uint64_t>() > std::numeric_limits<int64_t>::max()) {
+      return Wanted(kWanted, json);
+    }
+    shape.push_back(size.get<int64_t>());
+  }
+  return shape;
+}
+
 absl::StatusOr<Tensor> TensorFromJson(const Json& json) {
   DType dtype = DType::kF32;
   const bool is_object = json.is_object();
@@ -98,16 +114,12 @@ absl::StatusOr<Tensor> TensorFromJson(const Json& json) {
   std::vector<double> values;
   WEFT_RETURN_IF_ERROR(
       Flatten(is_object ? json["values"] : json, 0, shape, values));
+  Shape given = shape;
+  if (is_object && json.contains("shape")) {
+    WEFT_ASSIGN_OR_RETURN(given, ShapeFromJson(json["shape"]));
+  }
   return CatchToStatus([&] {
-    Tensor tensor = Tensor::FromVector<double>(values, shape);
-    if (is_object && json.contains("shape")) {
-      Shape given;
-      for (const int64_t size : json["shape"].get<std::vector<int64_t>>()) {
-        given.push_back(size);
-      }
-      tensor = tensor.Reshape(given);
-    }
-    return tensor.To(dtype);
+    return Tensor::FromVector<double>(values, shape).Reshape(given).To(dtype);
   });
 }
 

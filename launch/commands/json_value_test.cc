@@ -10,9 +10,13 @@
 #include "gtest/gtest.h"
 #include "weft/tensor/codec.h"
 #include "weft/tensor/tensor.h"
+#include "weft/tests/support/status_matchers.h"
 
 namespace weft::launch {
 namespace {
+
+using testing::IsOk;
+using testing::StatusIs;
 
 TEST(JsonValue, OfTooManyLevelsIsNone) {
   EXPECT_FALSE(
@@ -36,6 +40,29 @@ TEST(JsonValue, OfAnI64TensorIsExact) {
   rpc::Type type;
   type.kind = rpc::Type::Kind::kTensor;
   EXPECT_EQ(JsonFromValue(value, type)["values"], nlohmann::json(values));
+}
+
+absl::StatusOr<rpc::v1::Value> TensorOf(const std::string& shape) {
+  rpc::Type type;
+  type.kind = rpc::Type::Kind::kTensor;
+  return ValueFromJson(
+      ParseJson(R"({"shape": )" + shape + R"(, "values": [1, 2, 3, 4]})"),
+      type);
+}
+
+TEST(JsonValue, ShapeThatIsNoneIsRefused) {
+  for (const char* shape :
+       {"[-1]", "[-2, -2]", "[-4611686018427387904]", "[1e300]", "[4.5]",
+        "[18446744073709551615]", "[9223372036854775808]", "[true, 4]",
+        "[\"4\"]", "[null]", "[[4]]", "{\"0\": 4}", "4", "null", "[3]", "[]",
+        "[2, 0]", "[4294967296, 4294967296]",
+        "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+        "4]"}) {
+    EXPECT_THAT(TensorOf(shape).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, "shape"))
+        << shape;
+  }
+  EXPECT_THAT(TensorOf("[2, 1, 2]"), IsOk());
 }
 
 }  // namespace

@@ -54,6 +54,32 @@ absl::StatusOr<std::string> Find(const Question& question,
       .Wait(question.timeout);
 }
 
+absl::StatusOr<std::string> UnaryCall(const Question& question,
+                                      absl::string_view method,
+                                      std::string request) {
+  net::LoopOptions options;
+  WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question));
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<net::Loop> loop,
+                        net::Loop::Create(std::move(options)));
+  net::ChannelOptions channel_options;
+  channel_options.name = question.name;
+  auto channel = net::Channel::Create(*loop, question.address, channel_options);
+  if (!channel.ok()) {
+    // TCP without certificates is a matter of rights, the rest of words.
+    return worker::WithExitCode(channel.status(),
+                                absl::IsFailedPrecondition(channel.status())
+                                    ? worker::ExitCode::kAuth
+                                    : worker::ExitCode::kUsage);
+  }
+  const absl::StatusOr<Slices> reply =
+      (*channel)
+          ->UnaryCall(method, {Bytes::Own(std::move(request))},
+                      question.timeout)
+          .Wait(question.timeout + absl::Seconds(1));
+  if (!reply.ok()) return WithWhomToName(question, reply.status());
+  return std::string(Flatten(*reply).view());
+}
+
 }  // namespace
 
 absl::StatusOr<net::Credentials> CredentialsOf(const Question& question) {
@@ -84,36 +110,20 @@ void Question::AddTo(worker::Flags& flags) {
 
 absl::StatusOr<std::string> Ask(const Question& question,
                                 absl::string_view method, std::string request) {
-  net::LoopOptions options;
-  WEFT_ASSIGN_OR_RETURN(options.credentials, CredentialsOf(question));
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<net::Loop> loop,
-                        net::Loop::Create(std::move(options)));
-  net::ChannelOptions channel_options;
-  channel_options.name = question.name;
-  auto channel = net::Channel::Create(*loop, question.address, channel_options);
-  if (!channel.ok()) {
-    // TCP without certificates is a matter of rights, the rest of words.
-    return worker::WithExitCode(channel.status(),
-                                absl::IsFailedPrecondition(channel.status())
-                                    ? worker::ExitCode::kAuth
-                                    : worker::ExitCode::kUsage);
-  }
-  const absl::StatusOr<Slices> reply =
-      (*channel)
-          ->UnaryCall(method, {Bytes::Own(std::move(request))},
-                      question.timeout)
-          .Wait(question.timeout + absl::Seconds(1));
-  if (absl::IsUnimplemented(reply.status())) {
-    return worker::WithExitCode(
-        absl::UnimplementedError(absl::StrCat(
-            question.address, " serves gRPC, but not ", method,
-            ": it is no worker of this version of Weft (", kVersion,
-            "), or not of the kind that serves it; found: ",
-            reply.status().message())),
-        worker::ExitCode::kConfig);
-  }
-  if (!reply.ok()) return WithWhomToName(question, reply.status());
-  return std::string(Flatten(*reply).view());
+  auto reply = UnaryCall(question, method, std::move(request));
+  if (!absl::IsUnimplemented(reply.status())) return reply;
+  return worker::WithExitCode(
+      absl::UnimplementedError(
+          absl::StrCat(question.address, " serves gRPC, but not ", method,
+                       ": it is no worker of this version of Weft (", kVersion,
+                       "), or not of the kind that serves it; found: ",
+                       reply.status().message())),
+      worker::ExitCode::kConfig);
+}
+
+absl::StatusOr<std::string> CallWorker(const Question& question,
+                                       std::string request) {
+  return UnaryCall(question, "/weft.rpc.v1.Worker/Call", std::move(request));
 }
 
 void Meeting::AddTo(worker::Flags& flags) {

@@ -29,9 +29,14 @@ struct Question {
 // --insecure says; kInvalidArgument with both.
 absl::StatusOr<net::Credentials> CredentialsOf(const Question& question);
 
-// One call. kUnavailable if nobody listens there.
+// One call. kUnavailable if nobody listens there; kUnimplemented, as a matter
+// of configuration, if a server without `method` does.
 absl::StatusOr<std::string> Ask(const Question& question,
                                 absl::string_view method, std::string request);
+// weft.rpc.v1.Worker/Call of a worker, which has said what can be called there:
+// kUnimplemented is an answer like others.
+absl::StatusOr<std::string> CallWorker(const Question& question,
+                                       std::string request);
 
 // Where a job meets, by the same flags as its workers.
 struct Meeting {

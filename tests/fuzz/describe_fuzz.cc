@@ -38,7 +38,7 @@ constexpr const char* kTyped[][2] = {
     {"proto:weft.rpc.v1.Function", "\"CgFm\""},
     {"tensor", "[[1, 2.5], [true, \"-inf\"]]"},
     {"tensor",
-     "{\"dtype\": \"i64\", \"shape\": [2, -1], \"values\": [1, 2, 3, 4]}"},
+     "{\"dtype\": \"i64\", \"shape\": [2, 2], \"values\": [1, 2, 3, 4]}"},
     {"vector<f32>", "[0.5, \"inf\"]"},
     {"map<string, vector<optional<i32>>>", "{\"k\": [1, null]}"},
     {"map<i32, bool>", "[[1, true]]"},
@@ -161,8 +161,9 @@ std::vector<std::string> Seeds() {
 }
 
 std::vector<std::string> Words() {
-  return {
-      "[[[[", "{\"", "null", "1e999", "-1", "\\u0000", "\xff\xff\xff\xff\x0f"};
+  return {"[[[[",        "{\"",     "null",
+          "1e999",       "1e300",   "-1",
+          "\"shape\":[", "\\u0000", "\xff\xff\xff\xff\x0f"};
 }
 
 void Run(absl::string_view input) {
