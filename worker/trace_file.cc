@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
+#include <filesystem>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -25,8 +25,10 @@
 namespace weft::worker {
 namespace {
 
-// Of what Spans::WriteChromeTrace writes.
-constexpr char kTraceBegin[] = "{\"displayTimeUnit\"";
+// Of what Spans::WriteChromeTrace writes: so others' traces do not begin.
+constexpr absl::string_view kTraceBegin =
+    "{\"displayTimeUnit\":\"ms\",\"traceEvents\":["
+    "{\"args\":{\"name\":\"";
 
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
@@ -47,13 +49,22 @@ bool IsReplaceable(const std::string& path) {
   return stat(path.c_str(), &file) != 0 || S_ISREG(file.st_mode);
 }
 
-// Whether a file at `path` may be replaced by a trace: it is empty, or a trace.
-bool IsTraceOrEmpty(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::string begin(sizeof kTraceBegin - 1, '\0');
-  file.read(begin.data(), static_cast<std::streamsize>(begin.size()));
-  begin.resize(static_cast<size_t>(file.gcount()));
-  return begin.empty() || begin == kTraceBegin;
+// 0 if nothing but an empty file or a trace would be lost at `path`; EEXIST if
+// something else would; else why that cannot be known.
+int ErrorOfReplacing(const std::string& path) {
+  const net::Descriptor file(
+      open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
+  if (file.get() < 0) return errno == ENOENT ? 0 : errno;
+  std::string begin(kTraceBegin.size(), '\0');
+  size_t size = 0;
+  while (size < begin.size()) {
+    const ssize_t n = read(file.get(), &begin[size], begin.size() - size);
+    if (n == 0) break;
+    if (n < 0 && errno != EINTR) return errno;
+    if (n > 0) size += static_cast<size_t>(n);
+  }
+  begin.resize(size);
+  return begin.empty() || begin == kTraceBegin ? 0 : EEXIST;
 }
 
 // 0, or the error. `fd` may be of a pipe and may not block.
@@ -114,18 +125,11 @@ std::string TraceFile::Spans() const {
 absl::Status TraceFile::Open() {
   if (path_.empty()) return absl::OkStatus();
   MutexLock lock(mu_);
-  if (IsReplaceable(path_)) {
-    if (!IsTraceOrEmpty(path_)) {
-      return Failed(
-          "a file that is no trace, which is not replaced: move it, "
-          "or choose another path");
-    }
-    return Replace(RealPath(path_));
-  }
+  if (IsReplaceable(path_)) return Replace(RealPath(path_));
   // Without waiting for the reader of a pipe, which may never come.
   output_ = net::Descriptor(open(
       path_.c_str(), O_WRONLY | O_APPEND | O_NONBLOCK | O_NOCTTY | O_CLOEXEC));
-  return output_.get() < 0 ? Failed(errno) : absl::OkStatus();
+  return output_.get() < 0 ? Failed(path_, errno) : absl::OkStatus();
 }
 
 absl::Status TraceFile::Write() {
@@ -133,18 +137,29 @@ absl::Status TraceFile::Write() {
   MutexLock lock(mu_);
   if (output_.get() >= 0) return Append();
   // It may have become another since Open().
-  return IsReplaceable(path_) ? Replace(RealPath(path_)) : Failed(EEXIST);
+  return IsReplaceable(path_) ? Replace(RealPath(path_))
+                              : Failed(path_, EEXIST);
 }
 
 absl::Status TraceFile::Append() {
   const WithoutSigpipe guard;
   const int error = WriteAll(output_.get(), Spans());
-  return error == 0 ? absl::OkStatus() : Failed(error);
+  return error == 0 ? absl::OkStatus() : Failed(path_, error);
 }
 
 absl::Status TraceFile::Replace(const std::string& file) {
+  // Each time: another program may have put its own there since.
+  if (const int found = ErrorOfReplacing(file); found != 0) {
+    return Failed(file, found);
+  }
   const std::string part = absl::StrCat(file, ".part");
-  unlink(part.c_str());  // of a worker that was killed
+  // That of a worker that was killed makes way; a link is no file of anybody's.
+  if (!std::filesystem::is_symlink(part)) {
+    if (const int found = ErrorOfReplacing(part); found != 0) {
+      return Failed(part, found);
+    }
+  }
+  unlink(part.c_str());
   const net::Descriptor made(
       open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
            0666));
@@ -154,23 +169,31 @@ absl::Status TraceFile::Replace(const std::string& file) {
   }
   if (error == 0) error = errno;
   if (made.get() >= 0) unlink(part.c_str());
-  return Failed(error);
+  return Failed(path_, error);
 }
 
-absl::Status TraceFile::Failed(absl::string_view why, ExitCode code) const {
-  return WithExitCode(
-      absl::UnavailableError(absl::StrCat("--trace=", option_,
-                                          ": wanted a file to write, found ",
-                                          path_, ": ", why)),
-      code);
-}
-
-absl::Status TraceFile::Failed(int error) const {
+absl::Status TraceFile::Failed(const std::string& file, int error) const {
   const bool is_full = error == ENOSPC || error == EDQUOT || error == EFBIG;
-  absl::string_view why = std::strerror(error);
+  const bool is_forbidden = error == EACCES || error == EPERM;
+  std::string why = std::strerror(error);
   if (error == ENXIO) why = "a pipe that nobody reads, or no such device";
   if (error == ETIMEDOUT) why = "its reader took nothing for ten seconds";
-  return Failed(why, is_full ? ExitCode::kResource : ExitCode::kConfig);
+  if (error == EEXIST) {
+    why =
+        "a file that is no trace, which is not replaced: move it, or choose "
+        "another path";
+  } else if (is_forbidden) {
+    absl::StrAppend(&why,
+                    ": only a file that may be read, and is empty or a trace, "
+                    "is replaced: choose another path");
+  }
+  return WithExitCode(
+      absl::Status(
+          is_forbidden ? absl::StatusCode::kPermissionDenied
+                       : absl::StatusCode::kUnavailable,
+          absl::StrCat("--trace=", option_, ": wanted a file to write, found ",
+                       file, ": ", why)),
+      is_full ? ExitCode::kResource : ExitCode::kConfig);
 }
 
 void TraceFile::WriteOrLog() {

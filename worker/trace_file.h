@@ -28,7 +28,8 @@ class TraceFile {
 
   // Call it once, before the work: writes an empty trace to a file, nothing to
   // another output. kUnavailable, with an exit code, if it cannot be written,
-  // or if a file is there that is no trace.
+  // or if a file is there that is no trace; kPermissionDenied if it may not be
+  // read, so that nobody knows what it is, or may not be written.
   absl::Status Open() ABSL_LOCKS_EXCLUDED(mu_);
   // The spans so far; errors as above.
   absl::Status Write() ABSL_LOCKS_EXCLUDED(mu_);
@@ -38,9 +39,8 @@ class TraceFile {
   absl::Status Replace(const std::string& file)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status Append() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status Failed(int error) const;
-  absl::Status Failed(absl::string_view why,
-                      ExitCode code = ExitCode::kConfig) const;
+  // `file` is path_, or what stands in the way of it.
+  absl::Status Failed(const std::string& file, int error) const;
   std::string Spans() const;
 
   const std::string option_;

@@ -1,11 +1,14 @@
 #include "weft/worker/trace_file.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -64,6 +67,54 @@ TEST_F(TraceFileTest, FileThatIsNoTraceIsNotReplaced) {
   EXPECT_EQ(ExitCodeFor(refused), ExitCode::kConfig);
   EXPECT_EQ(Read(dir_.Path("thesis")), "years of work");
   EXPECT_EQ(CountFiles(), 1);
+}
+
+TEST_F(TraceFileTest, TraceOfAnotherProgramIsNotReplaced) {
+  const std::string other = "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[]}";
+  std::ofstream(dir_.Path("other")) << other;
+  EXPECT_THAT(At(dir_.Path("other")).Open(),
+              StatusIs(absl::StatusCode::kUnavailable, "no trace"));
+  EXPECT_EQ(Read(dir_.Path("other")), other);
+}
+
+// Runs `f` on a thread to which the modes of files apply, also if the test is
+// root's.
+void WithoutRightsOfRoot(const std::function<void()>& f) {
+  std::thread([&] {
+    __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+    __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
+    ASSERT_EQ(syscall(SYS_capset, &header, none), 0);
+    f();
+  }).join();
+}
+
+TEST_F(TraceFileTest, FileThatMayNotBeReadIsNotTakenForEmpty) {
+  std::ofstream(dir_.Path("thesis")) << "years of work";
+  ASSERT_EQ(chmod(dir_.Path("thesis").c_str(), 0200), 0);
+  absl::Status refused;
+  WithoutRightsOfRoot([&] { refused = At(dir_.Path("thesis")).Open(); });
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kPermissionDenied,
+                                dir_.Path("thesis")));
+  EXPECT_EQ(ExitCodeFor(refused), ExitCode::kConfig);
+  ASSERT_EQ(chmod(dir_.Path("thesis").c_str(), 0600), 0);
+  EXPECT_EQ(Read(dir_.Path("thesis")), "years of work");
+  EXPECT_EQ(CountFiles(), 1);
+}
+
+TEST_F(TraceFileTest, FileThatCameAfterOpenIsNotReplaced) {
+  TraceFile trace = At(dir_.Path("trace"));
+  ASSERT_THAT(trace.Open(), IsOk());
+  std::ofstream(dir_.Path("trace")) << "years of work";
+  EXPECT_THAT(trace.Write(),
+              StatusIs(absl::StatusCode::kUnavailable, "no trace"));
+  EXPECT_EQ(Read(dir_.Path("trace")), "years of work");
+}
+
+TEST_F(TraceFileTest, FileInPlaceOfTheTemporaryFileIsKept) {
+  std::ofstream(dir_.Path("t.part")) << "years of work";
+  EXPECT_THAT(At(dir_.Path("t")).Open(),
+              StatusIs(absl::StatusCode::kUnavailable, dir_.Path("t.part")));
+  EXPECT_EQ(Read(dir_.Path("t.part")), "years of work");
 }
 
 TEST_F(TraceFileTest, ReplacesAnEmptyFileAndAFormerTrace) {
