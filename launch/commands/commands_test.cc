@@ -81,6 +81,23 @@ TEST(Commands, CertsInitMakesTheMembersAndLeavesThoseThatAreThere) {
   EXPECT_TRUE(std::filesystem::exists(certs + "/crl.pem"));
 }
 
+TEST(Commands, CertsInitOntoAFileSaysThatItIsOne) {
+  testing::TempDir directory;
+  const auto refused = [&](const std::string& dir) {
+    return RunCommandLine(CertsCommand, {"certs", "init", "--dir=" + dir})
+        .status();
+  };
+  std::ofstream(directory.Path("certs")) << "a file";
+  EXPECT_THAT(refused(directory.Path("certs")),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       directory.Path("certs") + ": it is a file; move"));
+  std::filesystem::create_directory(directory.Path("more"));
+  std::ofstream(directory.Path("more/ps0")) << "a file";
+  EXPECT_THAT(refused(directory.Path("more")),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       directory.Path("more/ps0") + ": it is a file; move"));
+}
+
 TEST(Commands, DumpOfAFileThatIsNotThereNamesIt) {
   EXPECT_THAT(RunCommandLine(DumpCommand, {"dump", "/no/such.flight"}),
               StatusIs(absl::StatusCode::kNotFound, "/no/such.flight"));

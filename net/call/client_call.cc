@@ -28,12 +28,16 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   constexpr absl::string_view kReset =
       "it closed the connection: its log says why; it wants a certificate of "
       "its job that has neither expired nor been revoked";
+  constexpr absl::string_view kForeign =
+      "another program has this address and speaks no gRPC, or the worker "
+      "there is stopped: is this its address?";
   constexpr std::pair<absl::string_view, absl::string_view> kHints[] = {
       {"Connection refused", kNobody},
       {"No such file", kNobody},
       {"wrong version number",
        "it speaks no TLS: another program, or one with --insecure"},
       {"Failed parsing HTTP/2", "another program answers there, no worker"},
+      {"SETTINGS frame", kForeign},
       {"Connection reset", kReset},
       {"Socket closed", kReset},
   };

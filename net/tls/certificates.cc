@@ -198,10 +198,15 @@ absl::Status ReplaceFile(const std::string& path, const std::string& contents,
 }
 
 absl::Status MakeDirectory(const std::string& path) {
-  if (mkdir(path.c_str(), 0700) == 0 || errno == EEXIST)
-    return absl::OkStatus();
+  if (mkdir(path.c_str(), 0700) == 0) return absl::OkStatus();
+  std::string why = strerror(errno);
+  struct stat there;
+  if (errno == EEXIST && stat(path.c_str(), &there) == 0) {
+    if (S_ISDIR(there.st_mode)) return absl::OkStatus();
+    why = "it is a file; move it away, or choose another directory";
+  }
   return absl::FailedPreconditionError(
-      absl::StrCat("cannot make directory ", path, ": ", strerror(errno)));
+      absl::StrCat("cannot make directory ", path, ": ", why));
 }
 
 std::string OrganisationOf(const std::string& job) {
