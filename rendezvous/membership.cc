@@ -634,6 +634,7 @@ absl::Status Membership::State::Await(bool whole_world,
     if (!absl::IsDeadlineExceeded(view.status()) || !status().ok()) {
       return view.status();
     }
+    WEFT_RETURN_IF_ERROR(options_.cancel.status());
     ShowProgress(WhyNotJoined());
     if (left > kLook) continue;
     return absl::DeadlineExceededError(
@@ -960,9 +961,9 @@ absl::Status CheckNobodyIsThere(TimerSource& timers, CoordinatorLink& link,
     return BadAnswer(link.address(), "Watch", view.status().message());
   }
   if (!view->members().empty() && view->world() != world) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        name, " expects the world \"", world.ToString(), "\", job \"", job,
-        "\" at ", link.address(), " has \"", view->world().ToString(), "\""));
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, " ", world.DifferenceFrom(view->world()), "; job \"",
+                     job, "\" is at ", link.address()));
   }
   return absl::AlreadyExistsError(absl::StrCat(
       "worker ", name, " is in job \"", job, "\" already, at ", link.address(),

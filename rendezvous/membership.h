@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/base/executor.h"
 #include "weft/rendezvous/coordinator_link.h"
 #include "weft/rendezvous/member.h"
@@ -39,6 +40,8 @@ struct JoinOptions {
   absl::Duration timeout = absl::Minutes(5);
   // Return as soon as this worker is in, whoever else is.
   bool wait_for_world = true;
+  // Ends Join and AwaitWorld, with its reason, within a second.
+  CancelToken cancel;
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
   // Told "3/4 joined, missing trainer1" while waiting, when it changes and at
   // least every 10 s. Null: the log.

@@ -89,6 +89,7 @@ v1::World ToWire(const World& world) {
   wire.mutable_roles()->insert(world.roles.begin(), world.roles.end());
   wire.set_min(world.min);
   wire.set_max(world.max);
+  wire.set_origin(world.origin);
   return wire;
 }
 
@@ -97,6 +98,7 @@ World FromWire(const v1::World& world) {
   w.roles.insert(world.roles().begin(), world.roles().end());
   w.min = world.min();
   w.max = world.max();
+  w.origin = world.origin();
   return w;
 }
 

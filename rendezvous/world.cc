@@ -81,6 +81,20 @@ std::string World::ToString() const {
   return absl::StrJoin(roles, " ", absl::PairFormatter("="));
 }
 
+std::string World::DifferenceFrom(const World& found) const {
+  const auto quoted = [](const World& world) {
+    return absl::StrCat(
+        "\"", world.ToString(), "\"",
+        world.origin.empty() ? "" : absl::StrCat(" by ", world.origin));
+  };
+  const bool is_by_nodes = !origin.empty() && !found.origin.empty();
+  return absl::StrCat("expects the world ", quoted(*this), ", the job has ",
+                      quoted(found), ": start all workers with the same ",
+                      is_by_nodes        ? "--nnodes and roles on all nodes"
+                      : found.is_fixed() ? "--servers and --trainers"
+                                         : "--workers");
+}
+
 bool operator==(const World& a, const World& b) {
   if (a.is_fixed() != b.is_fixed()) return false;
   return a.is_fixed() ? a.roles == b.roles : a.min == b.min && a.max == b.max;

@@ -20,6 +20,9 @@ struct World {
   std::map<std::string, int> roles;  // empty: elastic
   int min = 1;
   int max = 1;
+  // What these numbers follow from, for messages; not part of a comparison:
+  // "weft run --nnodes=2 on node 0". Empty: their own flags.
+  std::string origin;
 
   static World Fixed(std::map<std::string, int> roles);
   static World Fixed(int servers, int trainers);
@@ -38,6 +41,9 @@ struct World {
 
   // "ps=2 trainer=2", "elastic 1 to 8".
   std::string ToString() const;
+  // What a worker of this world is told of one of world `found` in its job:
+  // "expects the world ..., the job has ...", and what makes them the same.
+  std::string DifferenceFrom(const World& found) const;
 
   friend bool operator==(const World& a, const World& b);
   friend bool operator!=(const World& a, const World& b) { return !(a == b); }

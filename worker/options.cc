@@ -114,13 +114,16 @@ bool Options::hosts_coordinator() const {
 }
 
 rendezvous::World Options::world() const {
-  return is_elastic() ? rendezvous::World::Elastic(min_workers, max_workers)
-                      : rendezvous::World::Fixed(servers, trainers);
+  rendezvous::World world =
+      is_elastic() ? rendezvous::World::Elastic(min_workers, max_workers)
+                   : rendezvous::World::Fixed(servers, trainers);
+  world.origin = world_origin;
+  return world;
 }
 
 void Options::AddTo(Flags& flags) {
-  flags.WarnOfUnknown("WEFT_",
-                      {"WEFT_FAILPOINTS", "WEFT_START", kNoRestartFile});
+  flags.WarnOfUnknown("WEFT_", {"WEFT_FAILPOINTS", "WEFT_START", kNoRestartFile,
+                                "WEFT_WORLD_ORIGIN"});
   flags.Add("job", &job, "the job's name, equal in all its workers",
             {"WEFT_JOB"});
   flags.Add("role", &role, "ps, trainer or admin", {"WEFT_ROLE"});
@@ -225,6 +228,7 @@ absl::Status Options::Resolve() {
     return Config(absl::StrCat("environment WEFT_START = ", number,
                                ": wanted a number from 0 on"));
   }
+  world_origin = Environment("WEFT_WORLD_ORIGIN");
   if (log_format == telemetry::LogFormat::kJson) {
     telemetry::SetStderrFormat(log_format);
   }

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "weft/base/cancel.h"
 #include "weft/net/endpoint.h"
 #include "weft/rendezvous/init_url.h"
 #include "weft/rendezvous/world.h"
@@ -90,6 +91,9 @@ struct Options {
 
   // Timeout until all workers have joined; --join-timeout.
   absl::Duration join_timeout = absl::Minutes(5);
+  // Ends Worker::Start, with its reason, within a second: where nothing of the
+  // worker is left, as of its sockets.
+  CancelToken cancel;
   // Timeout of a remote call that has none of its own; --rpc-timeout.
   absl::Duration rpc_timeout = absl::Seconds(60);
 
@@ -110,6 +114,9 @@ struct Options {
   // At least handler_threads. --max-handler-threads
   int max_handler_threads = 4096;
   int ranks_on_host = 1;  // LOCAL_WORLD_SIZE
+  // What `weft run` made servers and trainers from: rendezvous::World::origin.
+  // WEFT_WORLD_ORIGIN
+  std::string world_origin;
   // The number of the start of all ranks, from 1, if launchers on several hosts
   // restart them: the worker joins no other start. 0: any. WEFT_START
   uint32_t start = 0;

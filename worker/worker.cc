@@ -255,6 +255,7 @@ absl::Status Worker::Join() {
   join.world = options_.world();
   join.start = options_.start;
   join.timeout = options_.join_timeout;
+  join.cancel = options_.cancel;
   // The others will call as soon as they see this rank, so the agent comes
   // before the wait for all.
   join.wait_for_world = false;

@@ -464,6 +464,8 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options, int restart,
       };
       if (options.nodes > 1) {
         child.environment["WEFT_START"] = absl::StrCat(restart + 1);
+        child.environment["WEFT_WORLD_ORIGIN"] = absl::StrCat(
+            "weft run --nnodes=", options.nodes, " on node ", options.node);
       }
       if (!launcher.empty()) {
         child.environment[kRankMark] = MarkOf(launcher, restart, child.name);

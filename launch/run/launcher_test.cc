@@ -151,18 +151,19 @@ TEST(PlanChildren, RanksOfALaterNodeFollowThoseOfTheNodesBefore) {
   EXPECT_EQ(plan[1].name, "trainer4");
   EXPECT_EQ(plan[2].name, "trainer5");
   const auto& env = plan[2].environment;
-  for (const auto& [name, value] :
-       std::map<std::string, std::string>{{"RANK", "5"},
-                                          {"WORLD_SIZE", "6"},
-                                          {"LOCAL_RANK", "1"},
-                                          {"LOCAL_WORLD_SIZE", "2"},
-                                          {"GROUP_RANK", "2"},
-                                          {"GROUP_WORLD_SIZE", "3"},
-                                          {"WEFT_RANK", "5"},
-                                          {"WEFT_SERVERS", "3"},
-                                          {"WEFT_TRAINERS", "6"},
-                                          {"WEFT_RANKS_ON_HOST", "3"},
-                                          {"WEFT_START", "1"}}) {
+  for (const auto& [name, value] : std::map<std::string, std::string>{
+           {"RANK", "5"},
+           {"WORLD_SIZE", "6"},
+           {"LOCAL_RANK", "1"},
+           {"LOCAL_WORLD_SIZE", "2"},
+           {"GROUP_RANK", "2"},
+           {"GROUP_WORLD_SIZE", "3"},
+           {"WEFT_RANK", "5"},
+           {"WEFT_SERVERS", "3"},
+           {"WEFT_TRAINERS", "6"},
+           {"WEFT_RANKS_ON_HOST", "3"},
+           {"WEFT_WORLD_ORIGIN", "weft run --nnodes=3 on node 2"},
+           {"WEFT_START", "1"}}) {
     EXPECT_EQ(env.at(name), value) << name;
   }
 }

@@ -220,12 +220,8 @@ absl::Status CoordinatorCore::CheckJoin(const v1::JoinRequest& request) const {
         absl::StrCat(member.name(), ": its incarnation is 0"));
   }
   if (has_world_ && !is_admin && !IsSame(world_, request.world())) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(member.name(), " expects the world \"", wanted.ToString(),
-                     "\", the job has \"", FromWire(world_).ToString(),
-                     "\": start all workers with the same ",
-                     FromWire(world_).is_fixed() ? "--servers and --trainers"
-                                                 : "--workers"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        member.name(), " ", wanted.DifferenceFrom(FromWire(world_))));
   }
   if (is_admin) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckStart(request));

@@ -350,6 +350,30 @@ TEST(CoordinatorCore, NamesBothJobsWhenTwoUseOneAddress) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "\"other\""));
 }
 
+TEST(CoordinatorCore, WorldsOfOtherNumbersOfNodesNameTheFlagAndTheNodes) {
+  Fixture f;
+  World world = World::Fixed(1, 2);
+  world.origin = "weft run --nnodes=1 on node 0";
+  v1::JoinRequest first = f.JoinOf("ps", 0, 10);
+  *first.mutable_world() = ToWire(world);
+  EXPECT_THAT(f.StatusOf(f.Call(first)), IsOk());
+  v1::JoinRequest other = f.JoinOf("trainer", 3, 11);
+  world = World::Fixed(2, 4);
+  world.origin = "weft run --nnodes=2 on node 1";
+  *other.mutable_world() = ToWire(world);
+  EXPECT_THAT(
+      f.StatusOf(f.Call(other)),
+      StatusIs(
+          absl::StatusCode::kFailedPrecondition,
+          "trainer3 expects the world \"ps=2 trainer=4\" by weft run "
+          "--nnodes=2 on node 1, the job has \"ps=1 trainer=2\" by weft run "
+          "--nnodes=1 on node 0: start all workers with the same --nnodes"));
+  // The same numbers are one world, however they were made.
+  v1::JoinRequest same = f.JoinOf("trainer", 1, 12);
+  *same.mutable_world() = ToWire(World::Fixed(1, 2));
+  EXPECT_THAT(f.StatusOf(f.Call(same)), IsOk());
+}
+
 TEST(CoordinatorCore, RefusesAnotherWorldAndPlacesOutsideIt) {
   Fixture f;
   f.Join("ps", 0, 10);
