@@ -10,6 +10,7 @@
 #include "weft/launch/job_outcome.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/launch/standard_streams.h"
+#include "weft/launch/start_unless_stopped.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/worker/exit_code.h"
@@ -89,10 +90,8 @@ absl::Status Run(int argc, char** argv) {
   serving.checkpoint_dir = checkpoint_dir;
   serving.round_budget = round_budget;
   weft::ps::Server server(serving);
-  auto worker = weft::worker::Worker::Start(options);
+  auto worker = weft::launch::StartUnlessStopped(options);
   if (!worker.ok()) return worker.status();
-  // Until here a signal just ends the program: nobody depends on it yet.
-  weft::launch::AwaitStopSignals();
   const absl::Status served = weft::launch::ServeTables(
       **worker, server, weft::launch::StopSignal, grace);
   weft::worker::ShutdownOptions good_bye;

@@ -3,6 +3,8 @@
 
 #include <signal.h>
 
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -23,6 +25,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
@@ -118,13 +121,39 @@ TEST_F(ParameterServerProgramTest, WithLogJsonEachLineIsOneObject) {
               HasSubstr("wanted an address space"));
 }
 
-// Nobody depends on it before all have joined.
-TEST_F(ParameterServerProgramTest, SignalBeforeTheTrainersJoinEndsItAtOnce) {
-  const auto server = Start(OfAJob({"--join-timeout=5m", "--grace=5m"}));
-  ASSERT_THAT(server->WaitForOutput("ps0 joined", kLong), IsOk());
-  server->Signal(SIGTERM);
-  EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(128 + SIGTERM));
-  EXPECT_THAT(server->output(), Not(HasSubstr("error: ")));
+// Nobody depends on it before all have joined. Of the job's own directory what
+// stays is what later workers of it use.
+TEST_F(ParameterServerProgramTest, SignalBeforeAllJoinLeavesNoSocketBehind) {
+  ASSERT_EQ(setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1), 0);
+  const auto sockets = [&] {
+    std::vector<std::string> found;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(dir_.path())) {
+      if (entry.is_socket()) found.push_back(entry.path());
+    }
+    return found;
+  };
+  const Words wait = {"--join-timeout=5m", "--grace=5m"};
+  struct Case {
+    const char* rank;  // 0 hosts the coordinator, which 1 waits for
+    const char* waits;
+    int signal;
+  };
+  for (const Case& c : {Case{"--rank=0", "ps0 joined", SIGTERM},
+                        Case{"--rank=0", "ps0 joined", SIGINT},
+                        Case{"--rank=1", "no coordinator", SIGTERM}}) {
+    Words flags = {"--servers=2", "--trainers=1", c.rank};
+    flags.insert(flags.end(), wait.begin(), wait.end());
+    const auto server = Start(flags);
+    ASSERT_THAT(server->WaitForOutput(c.waits, kLong), IsOk());
+    EXPECT_THAT(sockets(), Not(IsEmpty()));
+    server->Signal(c.signal);
+    EXPECT_THAT(server->Wait(kLong), IsOkAndHolds(128 + c.signal));
+    EXPECT_THAT(server->output(),
+                AllOf(Not(HasSubstr("error: ")),
+                      HasSubstr("asked to stop before all workers")));
+    EXPECT_THAT(sockets(), IsEmpty());
+  }
 }
 
 }  // namespace

@@ -2,10 +2,14 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <csignal>
+#include <utility>
 
 namespace weft::launch {
 namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{50};
 
 // Global, as a handler is given nothing else.
 volatile std::sig_atomic_t stop_signal = 0;
@@ -32,5 +36,30 @@ void AwaitStopSignals() {
 bool AskedToStop() { return stop_signal != 0; }
 
 int StopSignal() { return stop_signal; }
+
+OnStopSignal::OnStopSignal(std::function<void()> stop)
+    : watcher_([this, stop = std::move(stop)] { Watch(stop); }) {}
+
+OnStopSignal::~OnStopSignal() {
+  {
+    MutexLock lock(mu_);
+    is_over_ = true;
+  }
+  changed_.NotifyAll();
+  watcher_.join();
+}
+
+// It looks, for a handler may notify nobody.
+void OnStopSignal::Watch(const std::function<void()>& stop) {
+  {
+    MutexLock lock(mu_);
+    while (!AskedToStop()) {
+      if (is_over_) return;
+      changed_.WaitUntil(mu_, std::chrono::steady_clock::now() + kLookEvery);
+    }
+    if (is_over_) return;
+  }
+  stop();
+}
 
 }  // namespace weft::launch

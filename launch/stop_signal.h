@@ -3,6 +3,12 @@
 #ifndef WEFT_LAUNCH_STOP_SIGNAL_H_
 #define WEFT_LAUNCH_STOP_SIGNAL_H_
 
+#include <functional>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "weft/base/mutex.h"
+
 namespace weft::launch {
 
 // From here on SIGTERM and SIGINT set AskedToStop(). A SIGINT that comes after
@@ -12,6 +18,24 @@ void AwaitStopSignals();
 bool AskedToStop();
 // The first signal that came; 0 if none.
 int StopSignal();
+
+// While it lives, the first signal runs `stop`, once, on a thread of its own;
+// also one that came before. REQUIRES: AwaitStopSignals() was called.
+class OnStopSignal {
+ public:
+  explicit OnStopSignal(std::function<void()> stop);
+  ~OnStopSignal();  // waits for `stop` if it runs
+  OnStopSignal(const OnStopSignal&) = delete;
+  OnStopSignal& operator=(const OnStopSignal&) = delete;
+
+ private:
+  void Watch(const std::function<void()>& stop);
+
+  Mutex mu_;
+  CondVar changed_;
+  bool is_over_ ABSL_GUARDED_BY(mu_) = false;
+  std::thread watcher_;
+};
 
 // For the words of who was asked.
 inline constexpr char kEndsAtOnce[] = "Ctrl-C again ends it at once";

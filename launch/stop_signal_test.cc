@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include "absl/synchronization/notification.h"
 #include "gtest/gtest.h"
 
 namespace weft::launch {
@@ -21,6 +22,27 @@ TEST(StopSignal, IsHandledOnTheStackThatAThreadHasForIt) {
         const bool before = AskedToStop();
         raise(SIGTERM);
         _exit(!before && AskedToStop() ? 0 : 1);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+TEST(StopSignal, RunsWhatIsToStopOnceAndNothingWithoutASignal) {
+  EXPECT_EXIT(
+      {
+        AwaitStopSignals();
+        int stops = 0;
+        { const OnStopSignal unheard([&] { ++stops; }); }
+        const bool is_quiet = stops == 0;
+        absl::Notification stopped;
+        {
+          const OnStopSignal heard([&] {
+            ++stops;
+            stopped.Notify();
+          });
+          raise(SIGTERM);
+          stopped.WaitForNotification();
+        }
+        _exit(is_quiet && stops == 1 ? 0 : 1);
       },
       ::testing::ExitedWithCode(0), "");
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <system_error>
 
@@ -16,14 +17,17 @@
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/collectives/process_group.h"
 #include "weft/launch/address_space.h"
 #include "weft/launch/agree_on_settings.h"
 #include "weft/launch/ddp_trainer.h"
 #include "weft/launch/image_trainer.h"
 #include "weft/launch/job_outcome.h"
 #include "weft/launch/standard_streams.h"
+#include "weft/launch/start_unless_stopped.h"
 #include "weft/launch/stop_signal.h"
 #include "weft/launch/training_checks.h"
+#include "weft/rendezvous/membership.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
 #include "weft/worker/join_group.h"
@@ -221,13 +225,42 @@ absl::StatusOr<TrainingResult> TrainWithServers(
   return trainer.Run();
 }
 
+// The group of all trainers. A signal ends the wait for the others: this worker
+// leaves the job, by which all its waits end.
+absl::StatusOr<std::unique_ptr<weft::collectives::ProcessGroup>>
+JoinUnlessStopped(weft::worker::Worker& worker,
+                  const ImageTrainerOptions& training,
+                  const weft::launch::ImageData& data) {
+  weft::rendezvous::Membership& membership = worker.membership();
+  absl::Status stopped;
+  absl::StatusOr<std::unique_ptr<weft::collectives::ProcessGroup>> group;
+  {
+    const weft::launch::OnStopSignal leave([&] {
+      stopped = weft::worker::EndedBySignal(
+          weft::launch::StopSignal(),
+          absl::StrCat(worker.self().name,
+                       " was asked to stop while the trainers met"));
+      // One that leaves without a report has completed its training.
+      weft::launch::JobOutcome(membership, worker.options().trainers)
+          .Report(stopped);
+      membership.Leave(kHastyGoodBye).IgnoreError();
+    });
+    group = [&]() -> decltype(group) {
+      WEFT_RETURN_IF_ERROR(weft::launch::AgreeOnSettings(
+          membership, worker.options().rank, worker.options().trainers,
+          weft::launch::SettingsOf(training, data), kAgreement));
+      return weft::worker::JoinGroup(worker);
+    }();
+  }
+  if (!stopped.ok()) return stopped;
+  return group;
+}
+
 absl::StatusOr<TrainingResult> TrainTogether(
     weft::worker::Worker& worker, const weft::launch::ImageData& data,
     const ImageTrainerOptions& training) {
-  WEFT_RETURN_IF_ERROR(weft::launch::AgreeOnSettings(
-      worker.membership(), worker.options().rank, worker.options().trainers,
-      weft::launch::SettingsOf(training, data), kAgreement));
-  WEFT_ASSIGN_OR_RETURN(const auto group, weft::worker::JoinGroup(worker));
+  WEFT_ASSIGN_OR_RETURN(const auto group,
+                        JoinUnlessStopped(worker, training, data));
   weft::launch::DdpTrainer trainer(*group, data, worker.telemetry(), training,
                                    weft::launch::AskedToStop);
   return trainer.Run();
@@ -352,10 +385,9 @@ absl::Status Run(int argc, char** argv) {
     return weft::worker::WithExitCode(data.status(),
                                       weft::worker::ExitCode::kConfig);
   }
-  auto worker = weft::worker::Worker::Start(options);
+  auto worker = weft::launch::StartUnlessStopped(options);
   if (!worker.ok()) return worker.status();
   // From here on a signal ends training after the step, with a checkpoint.
-  weft::launch::AwaitStopSignals();
   const auto result = training.strategy == kDdp
                           ? TrainTogether(**worker, *data, training)
                           : TrainWithServers(**worker, *data, training);

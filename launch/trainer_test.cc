@@ -1,6 +1,9 @@
 // The trainer program as a process: its flags, its output, its exit codes
 // (docs/cli.md). Jobs of several processes are in //tests/job.
 
+#include <signal.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -14,10 +17,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "weft/rendezvous/membership.h"
 #include "weft/tests/support/idx_images.h"
 #include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
+#include "weft/worker/options.h"
+#include "weft/worker/worker.h"
 
 namespace weft::launch {
 namespace {
@@ -210,6 +216,66 @@ TEST_F(TrainerProgramTest, CheckpointDirThatIsAFileIsConfiguration) {
       Start(Alone({"--checkpoint-dir=" + dir_.Path("file/dir")}));
   EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(kConfig));
   EXPECT_THAT(trainer->output(), HasSubstr("wanted a directory to write in"));
+}
+
+std::vector<std::string> SocketsIn(const std::string& directory) {
+  std::vector<std::string> found;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(directory)) {
+    if (entry.is_socket()) found.push_back(entry.path());
+  }
+  return found;
+}
+
+// Trainer 1, of this process, joins the job and then takes its time.
+TEST_F(TrainerProgramTest, SignalWhileTheTrainersMeetLeavesNoSocketBehind) {
+  ASSERT_EQ(setenv("XDG_RUNTIME_DIR", dir_.path().c_str(), 1), 0);
+  for (const bool is_at_group : {false, true}) {
+    const auto trainer =
+        Start({"--strategy=ddp", "--trainers=2", "--rank=0",
+               "--data=" + dir_.Path("images"), "--dump-dir=" + dir_.path()});
+    worker::Options options;
+    options.role = "trainer";
+    options.rank = 1;
+    options.trainers = 2;
+    options.join_timeout = kLong;
+    auto other = worker::Worker::Start(options);
+    ASSERT_THAT(other, IsOk()) << trainer->output();
+    rendezvous::Membership& members = (*other)->membership();
+    const auto settings =
+        members.store().Wait("trainers/settings/trainer0", 0, kLong);
+    ASSERT_THAT(settings, IsOk()) << trainer->output();
+    if (is_at_group) {
+      const std::string same =
+          settings->value.substr(settings->value.find('\n'));
+      ASSERT_THAT(
+          members.store()
+              .Set("trainers/settings/trainer1",
+                   absl::StrCat((*other)->self().incarnation, same), kLong)
+              .status(),
+          IsOk());
+      const auto cards =
+          members.AllGather("join_group/trainer/world",
+                            absl::StrCat((*other)->self().key.id, " ",
+                                         (*other)->self().key.epoch, " nonce"),
+                            {"trainer0", "trainer1"}, kLong);
+      ASSERT_THAT(cards, IsOk()) << trainer->output();
+      const std::string& card = cards->at("trainer0");
+      const std::string nonce = card.substr(card.rfind(' ') + 1);
+      ASSERT_THAT(
+          members.store()
+              .Wait(absl::StrCat("trainer/world#", nonce, "/place/0"), 0, kLong)
+              .status(),
+          IsOk())
+          << trainer->output();
+    }
+    trainer->Signal(SIGTERM);
+    EXPECT_THAT(trainer->Wait(kLong), IsOkAndHolds(128 + SIGTERM));
+    EXPECT_THAT(trainer->output(),
+                HasSubstr("asked to stop while the trainers met"));
+    other->reset();
+    EXPECT_THAT(SocketsIn(dir_.path()), ::testing::IsEmpty());
+  }
 }
 
 }  // namespace
