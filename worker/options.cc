@@ -186,7 +186,7 @@ void Options::AddTo(Flags& flags) {
             "file for spans of calls, for Perfetto; {name} in it: the worker's",
             {"WEFT_TRACE"});
   flags.Add("json", &json, "results as JSON, one object a line");
-  flags.Add("device", &device, "cpu or cuda", {"WEFT_DEVICE"});
+  flags.Add("device", &device, "cpu; cuda is planned", {"WEFT_DEVICE"});
   flags.Add("join-timeout", &join_timeout, "for all workers to join",
             {"WEFT_JOIN_TIMEOUT"});
   flags.Add("rpc-timeout", &rpc_timeout, "of a remote call",

@@ -87,7 +87,7 @@ struct Options {
   // this worker's. Empty: none are kept. --trace
   std::string trace;
   bool json = false;           // --json: results as one JSON object a line
-  std::string device = "cpu";  // --device: cpu or cuda
+  std::string device = "cpu";  // --device: cpu; cuda is planned
 
   // Timeout until all workers have joined; --join-timeout.
   absl::Duration join_timeout = absl::Minutes(5);
