@@ -17,6 +17,7 @@
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/socket_directory.h"
 #include "weft/net/loop/descriptor_limit.h"
+#include "weft/net/tls/identity.h"
 #include "weft/rendezvous/grpc_coordinator.h"
 #include "weft/transport/grpc_transport.h"
 #include "weft/worker/exit_code.h"
@@ -78,6 +79,10 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
 }
 
 absl::Status Worker::StartParts() {
+  // Before any path is made of them: options that were not resolved may hold
+  // anything.
+  WEFT_RETURN_IF_ERROR(
+      net::ValidateIdentity({options_.job, options_.role, options_.rank}));
   telemetry::Telemetry::Options telemetry;
   telemetry.job = options_.job;
   telemetry.role = options_.role;

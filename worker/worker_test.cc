@@ -244,6 +244,19 @@ TEST_F(WorkerTest, AServerThatIsNotThereIsNamedWithTheDeadline) {
   EXPECT_EQ(ExitCodeFor(worker.status()), ExitCode::kTimeout);
 }
 
+TEST_F(WorkerTest, NameThatIsNoneMakesNoPathWithoutResolveEither) {
+  for (const char* role : {"../ps", "a/b", "..", ""}) {
+    Options options = OptionsOf(role, 0);
+    options.listen = absl::StrCat("unix:", dir_.Path("l.sock"));
+    options.trace = dir_.Path("traces/{name}.json");
+    std::filesystem::create_directories(dir_.Path("traces"));
+    EXPECT_THAT(Worker::Start(options),
+                StatusIs(absl::StatusCode::kInvalidArgument, "role"));
+    std::filesystem::remove(dir_.Path("traces"));  // if it is empty
+    EXPECT_TRUE(std::filesystem::is_empty(dir_.path())) << role;
+  }
+}
+
 TEST_F(WorkerTest, AWorldOfOneCallsItself) {
   Options options = OptionsOf("trainer", 0);
   options.servers = 0;
