@@ -10,6 +10,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/error.h"
+#include "weft/base/reworded.h"
 
 namespace weft {
 namespace {
@@ -35,8 +36,7 @@ uint64_t Pack(uint32_t high, uint32_t low) {
 }
 
 absl::Status Prefixed(absl::string_view what, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat(what, ": ", status.message()));
+  return Reworded(status, absl::StrCat(what, ": ", status.message()));
 }
 
 [[noreturn]] void ThrowInUse(const Node& node) {

@@ -11,6 +11,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/edge/socket_directory.h"
 
@@ -91,8 +92,7 @@ absl::StatusOr<std::string> WriteDump(const telemetry::FlightRecorder& recorder,
   const absl::Status written = WriteAll(fd, recorder.DumpText());
   close(fd);
   if (written.ok()) return path;
-  return absl::Status(written.code(),
-                      absl::StrCat(path, ": ", written.message()));
+  return Reworded(written, absl::StrCat(path, ": ", written.message()));
 }
 
 }  // namespace weft::worker

@@ -12,6 +12,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/mutex.h"
+#include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
@@ -27,7 +28,7 @@ class FirstError {
     if (status.ok()) return;
     MutexLock lock(mu_);
     if (!first_.ok()) return;
-    first_ = absl::Status(status.code(), SaidBy(name, status.message()));
+    first_ = Reworded(status, SaidBy(name, status.message()));
   }
   absl::Status Get() ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);

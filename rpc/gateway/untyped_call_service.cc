@@ -11,6 +11,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/base/reworded.h"
 #include "weft/base/said_by.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/tls/roles.h"
@@ -61,7 +62,7 @@ class Served {
           "the result is larger than a protobuf message may be");
     }
     if (ended.ok()) return call_.Reply({Bytes::Own(std::move(bytes))});
-    call_.Reply(absl::Status(ended.code(), SaidBy(worker, ended.message())));
+    call_.Reply(Reworded(ended, SaidBy(worker, ended.message())));
   }
 
  private:
@@ -93,10 +94,9 @@ absl::StatusOr<std::shared_ptr<const Request>> Read(
                         Find(server, plain.function(), signature));
   auto body = EncodeUntyped(plain, *signature);
   if (!body.ok()) {
-    return absl::Status(
-        body.status().code(),
-        absl::StrCat(function->name, ": ", body.status().message(), "; it is ",
-                     function->signature));
+    return Reworded(body.status(),
+                    absl::StrCat(function->name, ": ", body.status().message(),
+                                 "; it is ", function->signature));
   }
   auto request = std::make_shared<Request>();
   request->function = function->name;
@@ -118,9 +118,8 @@ void ServeCall(SessionlessServer& server, net::IncomingCall call) {
   absl::StatusOr<std::shared_ptr<const Request>> read =
       CatchToStatus([&] { return Read(server, call, &signature); });
   if (!read.ok()) {
-    return call.Reply(
-        absl::Status(read.status().code(),
-                     absl::StrCat(name, ": ", read.status().message())));
+    return call.Reply(Reworded(
+        read.status(), absl::StrCat(name, ": ", read.status().message())));
   }
   auto request = std::make_shared<Request>(**read);
   request->deadline = deadline;

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/proto/rpc.pb.h"
 #include "weft/rpc/codec/tensor_codec.h"
@@ -222,8 +223,8 @@ absl::Status EncodeTensorValue(const v1::Value& value, const Type& type,
 }
 
 absl::Status At(size_t index, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat("element ", index, ": ", status.message()));
+  return Reworded(status,
+                  absl::StrCat("element ", index, ": ", status.message()));
 }
 
 // Each of `values`, by `encode`, after how many they are: bytes of a vector of
@@ -608,8 +609,8 @@ absl::StatusOr<Slices> EncodeUntyped(const v1::CallRequest& request,
         EncodeValue(request.arguments(static_cast<int>(i)),
                     signature.parameters[i], encoder);
     if (!status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("argument ", i + 1, ": ",
-                                                      status.message()));
+      return Reworded(status,
+                      absl::StrCat("argument ", i + 1, ": ", status.message()));
     }
   }
   return std::move(encoder).Finish();
