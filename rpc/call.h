@@ -117,7 +117,8 @@ class Target {
   Target AllowingAlias() const;
 
   // The same worker; each call also carries the attachment of `kind` that
-  // `make` makes for it, for its arguments to find by Encoder::Staged.
+  // `make` makes for it, for its arguments to find by Encoder::Staged, beside
+  // those of other kinds. Of one kind the last counts.
   // kFailedPrecondition for calls that have no attachments (attachment.h).
   using MakeAttachment =
       std::function<std::unique_ptr<Attachment>(const CodecContext&)>;

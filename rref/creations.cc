@@ -44,6 +44,17 @@ absl::StatusOr<Bytes> AsBytes(const T&... values) {
   return Bytes::Own(std::move(bytes));
 }
 
+// Only a request makes an object, or waits for one.
+absl::Status CheckOfRequest(const rpc::CodecContext& context,
+                            absl::string_view kind) {
+  if (context.message == rpc::CodecContext::Message::kRequest) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "a reply of ", context.peer.ToString(),
+      " carries an attachment of kind '", kind, "', which only requests do"));
+}
+
 // Of a call that waits for `object`.
 class AwaitStaged final : public rpc::Attachment {
  public:
@@ -259,6 +270,7 @@ bool References::IsMade(const rpc::ObjectId& object,
 
 absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>>
 References::TakeCreation(const rpc::CodecContext& context, const Bytes& bytes) {
+  WEFT_RETURN_IF_ERROR(CheckOfRequest(context, kCreationKind));
   const rpc::Received received{Slices{bytes}};
   rpc::Decoder d(received);
   Token token;
@@ -296,7 +308,7 @@ void References::CreatingCallEnded(const Token& token) {
       Register(token, NameOf(creator));
       Tell(OwnerTable::Event(OwnerTable::Made{token}), &tasks);
       if (!owner_.Holds(token.object, token.fork, creator)) {
-        registered_.erase(token.fork);
+        registered_.erase({token.object, token.fork});
         tasks.push_back([this, object = token.object, creator] {
           agent_.objects().Release(object, creator).IgnoreError();
         });
@@ -343,6 +355,7 @@ std::unique_ptr<rpc::Attachment> References::AwaitObject(
 
 absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::TakeAwait(
     const rpc::CodecContext& context, const Bytes& bytes) {
+  WEFT_RETURN_IF_ERROR(CheckOfRequest(context, kAwaitKind));
   const rpc::Received received{Slices{bytes}};
   rpc::Decoder d(received);
   rpc::ObjectId object;

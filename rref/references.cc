@@ -7,9 +7,11 @@
 #include <tuple>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/agent_parts.h"
 #include "weft/rpc/call.h"
@@ -150,6 +152,7 @@ absl::StatusOr<std::vector<Sent>> FromBytes(const Bytes& bytes) {
     WEFT_RETURN_IF_ERROR(d.Read(sent.registered));
     tokens.push_back(sent);
   }
+  WEFT_RETURN_IF_ERROR(d.AtEnd());
   return tokens;
 }
 
@@ -362,15 +365,15 @@ void References::PeerGone(const rpc::Agent::GonePeer& peer) {
       absl::StrCat("the owner of the object, worker ", peer.key.ToString(),
                    ", is gone: ", peer.why));
   Tasks tasks;
-  std::vector<ForkId> still;
+  std::vector<ForkOf> still;
   {
     MutexLock lock(mu_);
     Tell(UserTable::PeerGone{peer.key, why}, &tasks);
     Tell(OwnerTable::PeerGone{peer.key}, &tasks);
-    absl::flat_hash_map<ForkId, Fork> left;
-    owner_.ForEachFork([&](const rpc::ObjectId&, const ForkId& fork,
-                           WorkerKey) { still.push_back(fork); });
-    for (const ForkId& fork : still) {
+    absl::flat_hash_map<ForkOf, Fork> left;
+    owner_.ForEachFork([&](const rpc::ObjectId& object, const ForkId& fork,
+                           WorkerKey) { still.emplace_back(object, fork); });
+    for (const ForkOf& fork : still) {
       const auto it = registered_.find(fork);
       if (it != registered_.end()) left[fork] = std::move(it->second);
     }
@@ -390,7 +393,8 @@ void References::Register(const Token& token, const std::string& holder) {
     function = std::string(found->function);
     break;
   }
-  registered_[token.fork] = {holder, absl::Now(), std::move(function)};
+  registered_[{token.object, token.fork}] = {holder, absl::Now(),
+                                             std::move(function)};
 }
 
 ForkId References::NewFork() { return {agent_.key(), ++forks_made_}; }
@@ -471,10 +475,9 @@ absl::Status Reference::status() const {
                                   ? *result
                                   : references_->FailureOf(token_.fork);
   if (failed.ok()) return failed;
-  return absl::Status(
-      failed.code(),
-      absl::StrCat("a reference to object ", token_.object.ToString(), " of ",
-                   owner_.name(), ": ", failed.message()));
+  return Reworded(
+      failed, absl::StrCat("a reference to object ", token_.object.ToString(),
+                           " of ", owner_.name(), ": ", failed.message()));
 }
 
 // ------------------------------------------------------------ messages
@@ -488,13 +491,17 @@ void References::Encode(const Reference& reference, rpc::Encoder& encoder) {
     return encoder.Fail(std::move(status));
   }
   Sent sent;
-  sent.token = StageChild(reference, to, &sent.registered);
+  absl::StatusOr<Token> child = StageChild(reference, to, &sent.registered);
+  if (!child.ok()) return encoder.Fail(child.status());
+  sent.token = *child;
   encoder.Varint(static_cast<Staged*>(staged)->Add(sent));
 }
 
-Token References::StageChild(const Reference& parent, WorkerKey to,
-                             bool* registered) {
+absl::StatusOr<Token> References::StageChild(const Reference& parent,
+                                             WorkerKey to, bool* registered) {
   MutexLock lock(mu_);
+  // Close() may have given the parent up since it was looked at.
+  WEFT_RETURN_IF_ERROR(CheckOpen());
   Token child = parent.token();
   child.fork = NewFork();
   Tasks none;  // neither event has consequences
@@ -522,7 +529,7 @@ void References::SettleChild(const Token& child, WorkerKey to,
     const bool owned = child.object.owner == agent_.key();
     if (owned && outcome != rpc::AttachmentOutcome::kDelivered) {
       if (owner_.Holds(child.object, child.fork, to)) {
-        registered_.erase(child.fork);
+        registered_.erase({child.object, child.fork});
         tasks.push_back([this, object = child.object, to] {
           agent_.objects().Release(object, to).IgnoreError();
         });
@@ -533,17 +540,39 @@ void References::SettleChild(const Token& child, WorkerKey to,
   for (const auto& task : tasks) task();
 }
 
-absl::Status References::CheckToken(const Token& token) const {
+absl::Status References::CheckToken(const Token& token) {
   if (token.object.call != 0 && token.fork.number != 0) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("a reference to object ", token.object.ToString(), ", ",
                    token.fork.ToString(), ", cannot exist"));
 }
 
+namespace {
+
+absl::Status CameTwice(const Token& token) {
+  return absl::AlreadyExistsError(absl::StrCat(
+      token.fork.ToString(), " of object ", token.object.ToString(),
+      " came a second time; a reference has one holder"));
+}
+
+}  // namespace
+
 absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::Take(
     const rpc::CodecContext& context, const Bytes& bytes) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<Sent> tokens, FromBytes(bytes));
-  for (const Sent& s : tokens) WEFT_RETURN_IF_ERROR(CheckToken(s.token));
+  absl::flat_hash_set<ForkId> forks;
+  for (const auto& [token, unused] : tokens) {
+    WEFT_RETURN_IF_ERROR(CheckToken(token));
+    // Whoever sends a reference makes a fork of its own for it. One that names
+    // another's might be one that this agent holds, or will make.
+    if (token.fork.parent != context.peer) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          token.fork.ToString(), " of object ", token.object.ToString(),
+          " came from ", context.peer.ToString(),
+          "; a reference is sent by the parent of its fork"));
+    }
+    if (!forks.insert(token.fork).second) return CameTwice(token);
+  }
   std::vector<std::shared_ptr<Reference>> references;
   Tasks tasks;
   {
@@ -554,9 +583,7 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> References::Take(
     }
     for (const auto& [token, unused] : tokens) {
       if (user_.StateOf(token.fork) != UserTable::State::kUnknown) {
-        return absl::AlreadyExistsError(absl::StrCat(
-            token.fork.ToString(), " of object ", token.object.ToString(),
-            " came a second time; a reference has one holder"));
+        return CameTwice(token);
       }
     }
     for (const auto& [token, counted] : tokens) {
@@ -598,6 +625,12 @@ Future<void> References::ServeAdopt(const rpc::Worker& creator,
   Tasks tasks;
   {
     MutexLock lock(mu_);
+    // It asks again, since its last request has no answer.
+    if (owner_.Holds(token.object, token.fork, creator.key)) return MakeReady();
+    if (owner_.Contains(token.object) || owner_.Expects(token.object)) {
+      return MakeReady<void>(absl::AlreadyExistsError(absl::StrCat(
+          "object ", token.object.ToString(), " is shared already")));
+    }
     Register(token, creator.name);
     Tell(OwnerTable::Made{token}, &tasks);
   }
@@ -610,6 +643,12 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
   if (absl::Status bad = CheckToken(token); !bad.ok()) {
     return MakeReady<void>(std::move(bad));
   }
+  if (token.object.owner != key_) {
+    return MakeReady<void>(absl::InvalidArgumentError(
+        absl::StrCat(from.name, " registers a reference to object ",
+                     token.object.ToString(), ", which is not of ", name_)));
+  }
+  const ForkOf fork(token.object, token.fork);
   Tasks tasks;
   rpc::ObjectTable::Object found;
   bool is_unknown = false;
@@ -618,7 +657,7 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
     MutexLock lock(mu_);
     // It asks again, since its last request has no answer.
     if (owner_.Holds(token.object, token.fork, from.key)) return answer;
-    const auto waits = answers_.find(token.fork);
+    const auto waits = answers_.find(fork);
     if (waits != answers_.end() && waits->second.from == from.key) {
       return waits->second.promise.future();
     }
@@ -626,8 +665,8 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
       return MakeReady<void>(absl::AlreadyExistsError(
           absl::StrCat(token.fork.ToString(), " is being registered already")));
     }
-    answers_[token.fork].from = from.key;
-    answer = answers_[token.fork].promise.future();
+    answers_[fork].from = from.key;
+    answer = answers_[fork].promise.future();
     // The call that makes the object, or the message that shares it, may be
     // slower than this one: its creator knows.
     is_unknown = !owner_.Expects(token.object) && !IsMade(token.object, &found);
@@ -641,24 +680,19 @@ Future<void> References::ServeRegister(const rpc::Worker& from,
 absl::Status References::ServeDelete(const rpc::Worker& from,
                                      const rpc::ObjectId& object,
                                      const ForkId& fork) {
-  Tasks tasks;
-  bool held = false;
+  std::vector<OwnerTable::Action> actions;
   bool is_early = false;  // the object will end as soon as it is made
+  absl::Status answer;
   {
     MutexLock lock(mu_);
-    held = owner_.Holds(object, fork, from.key);
-    is_early =
-        owner_.Expects(object, fork) && object.creator == from.key && !held;
-    if (held) registered_.erase(fork);
-    Tell(OwnerTable::DeleteRequested{from.key, object, fork}, &tasks);
+    is_early = owner_.Expects(object, fork);
+    owner_.OnEvent(OwnerTable::DeleteRequested{from.key, object, fork},
+                   &actions);
+    answer = std::get<OwnerTable::Answer>(actions.front()).status;
+    if (answer.ok() && !is_early) registered_.erase({object, fork});
+    changed_.NotifyAll();
   }
-  for (const auto& task : tasks) task();
-  if (is_early) return absl::OkStatus();
-  if (!held) {
-    return absl::NotFoundError(absl::StrCat(fork.ToString(), " of object ",
-                                            object.ToString(), " is not ",
-                                            from.name, "'s"));
-  }
+  if (!answer.ok() || is_early) return answer;
   // The object's destructor is user code, and may run here.
   return agent_.objects().Release(object, from.key);
 }
@@ -806,8 +840,8 @@ void References::Do(const OwnerTable::Action& action, Tasks* tasks) {
 }
 
 void References::SetAnswer(const OwnerTable::Answer& answer, Tasks* tasks) {
-  const auto it = answers_.find(answer.fork);
-  if (it == answers_.end()) return;  // to a delete, which answers itself
+  const auto it = answers_.find({answer.object, answer.fork});
+  if (it == answers_.end()) return;
   absl::Status status = answer.status;
   if (status.ok()) {
     const rpc::Worker holder{NameOf(answer.to), answer.to, ""};
@@ -854,11 +888,11 @@ std::vector<References::Holding> References::Holdings() const {
 std::vector<References::Holding> References::HoldingsLocked() const {
   const absl::Time now = absl::Now();
   std::vector<Holding> holdings;
-  std::vector<ForkId> forks;
+  std::vector<ForkOf> forks;
   owner_.ForEachFork(
       [&](const rpc::ObjectId& object, const ForkId& fork, WorkerKey holder) {
         holdings.push_back({object, "", holder.ToString(), absl::Duration()});
-        forks.push_back(fork);
+        forks.emplace_back(object, fork);
       });
   for (size_t i = 0; i < forks.size(); ++i) {
     const auto it = registered_.find(forks[i]);

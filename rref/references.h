@@ -24,6 +24,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -220,7 +221,8 @@ class References final : public std::enable_shared_from_this<References> {
   // What is to be done once the lock is free.
   using Tasks = std::vector<std::function<void()>>;
 
-  // One event for a table, and what follows from it.
+  // Which fork of which object: a peer may give one number to forks of several.
+  using ForkOf = std::pair<rpc::ObjectId, ForkId>;
   // A holder that asks for a fork, and is not answered yet.
   struct Waiting {
     rpc::WorkerKey from;
@@ -272,6 +274,7 @@ class References final : public std::enable_shared_from_this<References> {
   void DropAwaiting(const rpc::ObjectId& object, uint64_t number)
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // One event for a table, and what follows from it.
   void Tell(const UserTable::Event& event, Tasks* tasks)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Tell(const OwnerTable::Event& event, Tasks* tasks)
@@ -307,12 +310,12 @@ class References final : public std::enable_shared_from_this<References> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Future<void> WhenReady(const ForkId& fork) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // `registered`: this agent is the owner, and has counted it.
-  Token StageChild(const Reference& parent, rpc::WorkerKey to, bool* registered)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::StatusOr<Token> StageChild(const Reference& parent, rpc::WorkerKey to,
+                                   bool* registered) ABSL_LOCKS_EXCLUDED(mu_);
   void SettleChild(const Token& child, rpc::WorkerKey to,
                    rpc::AttachmentOutcome outcome) ABSL_LOCKS_EXCLUDED(mu_);
   void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
-  absl::Status CheckToken(const Token& token) const;
+  static absl::Status CheckToken(const Token& token);
   rpc::Target OwnerOf(const rpc::ObjectId& object);
   std::string NameOf(rpc::WorkerKey key) const;
 
@@ -332,8 +335,8 @@ class References final : public std::enable_shared_from_this<References> {
   uint64_t objects_kept_ ABSL_GUARDED_BY(mu_) = 0;
   // Of forks that are not confirmed, and of requests that wait here.
   absl::flat_hash_map<ForkId, Promise<void>> ready_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<ForkId, Waiting> answers_ ABSL_GUARDED_BY(mu_);
-  absl::flat_hash_map<ForkId, Fork> registered_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkOf, Waiting> answers_ ABSL_GUARDED_BY(mu_);
+  absl::flat_hash_map<ForkOf, Fork> registered_ ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<rpc::WorkerKey, Deletions> deletions_
       ABSL_GUARDED_BY(mu_);
   absl::flat_hash_map<ForkId, OpenCreation> creations_ ABSL_GUARDED_BY(mu_);

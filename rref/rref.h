@@ -34,6 +34,7 @@
 #include "absl/time/time.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/driver.h"
+#include "weft/base/error.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
 #include "weft/rpc/agent.h"
@@ -48,8 +49,9 @@
 
 namespace weft::rref {
 
-// Cheap to copy; copies are one reference. Empty if default constructed, or if
-// such a one was passed on.
+// Cheap to copy; copies are one reference. Empty if default constructed or
+// moved from, or if such a one was passed on: a peer may send one. Whatever
+// wants an object then fails with kInvalidArgument.
 //
 // Thread-safety: as for an int. May outlive its agent and References::Close:
 // then it is invalid, and dropping it does nothing.
@@ -59,25 +61,44 @@ class RRef {
   RRef() = default;
 
   bool has_value() const { return reference_ != nullptr; }
-  // REQUIRES for the rest: has_value().
 
-  // The worker that has the object: its name is owner().name().
-  const rpc::Target& owner() const { return reference_->owner(); }
-  const rpc::ObjectId& id() const { return reference_->token().object; }
-  bool is_owner() const { return id().owner == reference_->references().key(); }
+  // The worker that has the object: its name is owner().name(). This and id()
+  // throw Error kInvalidArgument if empty.
+  const rpc::Target& owner() const {
+    return called_ == nullptr ? CheckedReference().owner() : *called_;
+  }
+  const rpc::ObjectId& id() const { return CheckedReference().token().object; }
+  bool is_owner() const {
+    return has_value() && id().owner == reference_->references().key();
+  }
   // Ready once the owner has registered this reference, or with the error if it
   // never will. One that came in a message is confirmed before user code gets
   // it.
-  const Future<void>& Confirmed() const { return reference_->ready(); }
+  Future<void> Confirmed() const {
+    return has_value() ? reference_->ready() : MakeReady<void>(status());
+  }
   // OK while the reference is valid: kUnavailable once its owner is gone,
-  // kNotFound if the object is.
-  absl::Status status() const { return reference_->status(); }
+  // kNotFound if the object is, kInvalidArgument if empty.
+  absl::Status status() const {
+    if (has_value()) return reference_->status();
+    return absl::InvalidArgumentError(
+        "an empty RRef, which refers to no object: make one, or take one that "
+        "a call has given");
+  }
+
+  // The same reference, through which calls and fetches have this time-out in
+  // place of the agent's default. It does not travel. Throws as owner().
+  RRef WithTimeout(absl::Duration timeout) const {
+    RRef other(reference_);
+    other.called_ =
+        std::make_shared<const rpc::Target>(owner().WithTimeout(timeout));
+    return other;
+  }
 
   // The object itself, at its owner. kFailedPrecondition elsewhere: Fetch() it,
-  // or call a method of it.
+  // or call a method of it. Else as status(); kNotFound until it is made.
   absl::StatusOr<std::shared_ptr<T>> Local() const {
-    if (!has_value()) return absl::FailedPreconditionError("an empty RRef");
-    WEFT_RETURN_IF_ERROR(reference_->references().CheckOpen());
+    WEFT_RETURN_IF_ERROR(status());
     if (!is_owner()) {
       return absl::FailedPreconditionError(
           absl::StrCat("object ", id().ToString(), " is at ", owner().name(),
@@ -99,25 +120,23 @@ class RRef {
   }
 
  private:
+  const Reference& CheckedReference() const {
+    if (!has_value()) throw Error(status());
+    return *reference_;
+  }
+
   std::shared_ptr<Reference> reference_;
+  std::shared_ptr<const rpc::Target> called_;  // null: reference_->owner()
 };
 
 namespace internal {
-
-// The target of calls through it: the owner, or the error if there is none.
-template <typename T>
-absl::Status CheckUse(const RRef<T>& ref) {
-  if (ref.has_value()) return ref.status();
-  return absl::FailedPreconditionError(
-      "an empty RRef was used: make one, or fetch it from a call");
-}
 
 // Keeps the reference until the request through it has ended. If its object is
 // never made, so does the request, and says why.
 template <typename T, typename R>
 Future<R> Through(const RRef<T>& ref, Future<R> request) {
   request.OnReady([kept = ref.reference()](const Result<R>&) {});
-  const Future<void>& made = ref.Confirmed();
+  const Future<void>& made = ref.reference()->ready();
   // If the creation has failed just now, the request may wait for its object at
   // the owner, where the creating call has ended already.
   if (made.IsReady() && made.Wait(absl::ZeroDuration()).ok()) return request;
@@ -147,15 +166,35 @@ Future<R> Through(const RRef<T>& ref, Future<R> request) {
   return waiting->promise.future();
 }
 
-// Where calls through `ref` go. Those that may come before its object is made
-// wait for it there.
-template <typename T>
-rpc::Handle<T> HandleFor(const RRef<T>& ref) {
-  if (ref.Confirmed().IsReady()) return ref.handle(ref.owner());
-  return ref.handle(ref.owner().WithAttachment(
-      References::kAwaitKind, [object = ref.id()](const rpc::CodecContext&) {
-        return References::AwaitObject(object);
-      }));
+// A request through `ref`, which start(handle) sends: the only way from a
+// reference to a Handle of it. `dress(owner)` is the target with what else the
+// request carries. One that may come before the object is made waits for it at
+// the owner.
+template <typename T, typename Dress, typename Start>
+auto StartThrough(const RRef<T>& ref, Dress dress, Start start)
+    -> decltype(start(std::declval<const rpc::Handle<T>&>())) {
+  using Sent = decltype(start(std::declval<const rpc::Handle<T>&>()));
+  if (absl::Status bad = ref.status(); !bad.ok()) {
+    return MakeReady<typename Sent::value_type>(std::move(bad));
+  }
+  rpc::Target target = dress(ref.owner());
+  if (!ref.reference()->ready().IsReady()) {
+    target = target.WithAttachment(
+        References::kAwaitKind, [object = ref.id()](const rpc::CodecContext&) {
+          return References::AwaitObject(object);
+        });
+  }
+  return Through(ref, start(ref.handle(target)));
+}
+
+inline const rpc::Target& AsItIs(const rpc::Target& owner) { return owner; }
+
+// The result of the request through `ref` that start() starts.
+template <typename T, typename Start>
+auto WaitThrough(const RRef<T>& ref, Start start)
+    -> decltype(start().Wait(absl::Duration())) {
+  if (absl::Status bad = ref.status(); !bad.ok()) return bad;
+  return rpc::internal::StartAndWait(ref.owner(), start);
 }
 
 // A creating call that has left: the reference to what it makes, and how it
@@ -354,46 +393,37 @@ absl::StatusOr<RRef<T>> MakeLocal(rpc::Agent& agent, std::shared_ptr<T> value) {
   return RRef<T>(std::move(reference));
 }
 
-// Calls a method, which WEFT_RPC_METHOD names, of the object, with the owner's
-// default time-out or `timeout`. Errors: as rpc::CallAsync, and status().
+// Calls a method, which WEFT_RPC_METHOD names, of the object, with the agent's
+// default time-out or that of WithTimeout(). Errors: as rpc::CallAsync, and
+// status().
 template <typename T, typename Method, typename... A>
 auto CallAsync(const RRef<T>& ref, Method method, A&&... arguments)
-    -> decltype(rpc::CallAsync(ref.handle(ref.owner()), method,
+    -> decltype(rpc::CallAsync(std::declval<const rpc::Handle<T>&>(), method,
                                std::forward<A>(arguments)...)) {
-  using R = typename decltype(rpc::CallAsync(
-      ref.handle(ref.owner()), method,
-      std::forward<A>(arguments)...))::value_type;
-  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) {
-    return MakeReady<R>(std::move(bad));
-  }
-  return internal::Through(ref, rpc::CallAsync(internal::HandleFor(ref), method,
-                                               std::forward<A>(arguments)...));
+  return internal::StartThrough(
+      ref, internal::AsItIs, [&](const rpc::Handle<T>& object) {
+        return rpc::CallAsync(object, method, std::forward<A>(arguments)...);
+      });
 }
 template <typename T, typename Method, typename... A>
 auto Call(const RRef<T>& ref, Method method, A&&... arguments)
     -> decltype(CallAsync(ref, method, std::forward<A>(arguments)...)
                     .Wait(absl::Duration())) {
-  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) return bad;
-  if (InlineScope::IsActive())
-    return rpc::internal::NotHere(ref.owner().name());
-  return CallAsync(ref, method, std::forward<A>(arguments)...)
-      .Wait(ref.owner().timeout() + absl::Seconds(1));
+  return internal::WaitThrough(ref, [&] {
+    return CallAsync(ref, method, std::forward<A>(arguments)...);
+  });
 }
 
 // A copy of the value, as it is then (PyTorch's to_here).
 template <typename T>
 Future<T> FetchAsync(const RRef<T>& ref) {
-  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) {
-    return MakeReady<T>(std::move(bad));
-  }
-  return internal::Through(ref, rpc::FetchAsync(internal::HandleFor(ref)));
+  return internal::StartThrough(
+      ref, internal::AsItIs,
+      [](const rpc::Handle<T>& object) { return rpc::FetchAsync(object); });
 }
 template <typename T>
 Result<T> Fetch(const RRef<T>& ref) {
-  if (absl::Status bad = internal::CheckUse(ref); !bad.ok()) return bad;
-  if (InlineScope::IsActive())
-    return rpc::internal::NotHere(ref.owner().name());
-  return FetchAsync(ref).Wait(ref.owner().timeout() + absl::Seconds(1));
+  return internal::WaitThrough(ref, [&] { return FetchAsync(ref); });
 }
 
 }  // namespace weft::rref

@@ -248,7 +248,7 @@ TEST_F(RRefTest, WorkerPassesReferencesToItself) {
 
 TEST_F(RRefTest, EmptyReferenceIsRefusedAtTheCaller) {
   EXPECT_THAT(Call(RRef<Counter>(), &Counter::Add, 1).status(),
-              StatusIs(absl::StatusCode::kFailedPrecondition, "empty RRef"));
+              StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef"));
 }
 
 TEST(References, AgentWithoutReferencesNamesTheMissingCall) {

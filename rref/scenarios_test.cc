@@ -16,9 +16,12 @@
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/mutex.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/class.h"
+#include "weft/rpc/session/failure.h"
+#include "weft/rpc/session/outcome.h"
 #include "weft/rpc/session/retry_policy.h"
 #include "weft/rpc/testing/agent_fixture.h"
 #include "weft/rref/references.h"
@@ -165,6 +168,12 @@ int64_t UseWithUnfit(const RRef<Cell>& a, const RRef<Cell>& b, const Unfit&) {
   return Use(a) + Use(b);
 }
 WEFT_RPC(UseWithUnfit);
+
+RRef<Cell> GiveNothing(const RRef<Cell>&) { return RRef<Cell>(); }
+WEFT_RPC(GiveNothing);
+// Whatever a function asks of it.
+std::string NameOfOwner(const RRef<Cell>& cell) { return cell.owner().name(); }
+WEFT_RPC(NameOfOwner);
 
 class Scenario : public ::testing::Test {
  protected:
@@ -385,6 +394,24 @@ TEST_F(Scenario, M_WaitersOfACreationThatThrowsGetItsError) {
               StatusIs(absl::StatusCode::kInternal, "w0"));
 }
 
+// Not only the call that made it: the caller must know that it may have run.
+TEST_F(Scenario, LaterUsesOfAFailedCreationKeepWhatItsErrorSays) {
+  const auto number = BeginRemote(From(kA, kO), SlowDouble, 21);
+  ASSERT_THAT(number.status(), IsOk());
+  EXPECT_TRUE(Becomes([] { return waiting == 1; }));
+  ranks_[kA].PeerGone(ranks_[kO].key(), "killed");
+  ranks_[kO].PeerGone(ranks_[kA].key(), "killed");
+  const absl::Status made = number->Confirmed().Wait(kLong);
+  EXPECT_TRUE(rpc::OutcomeUnknown(made)) << made;
+  for (const absl::Status& used :
+       {number->status(), Fetch(*number).status(),
+        rpc::Call(From(kA, kB), FetchIt, *number).status()}) {
+    EXPECT_THAT(used, StatusIs(absl::StatusCode::kUnavailable));
+    EXPECT_TRUE(rpc::OutcomeUnknown(used)) << used;
+  }
+  may_go_on = true;
+}
+
 TEST_F(Scenario, HandleThatIsSharedIsAReference) {
   const auto handle = rpc::Make<Cell>(From(kA, kO), 10);
   ASSERT_THAT(handle.status(), IsOk());
@@ -425,7 +452,7 @@ TEST_F(Scenario, P_DeleteTwiceIsRefused) {
   const Token& token = cell.reference()->token();
   const rpc::Worker stranger{"w2", ranks_[kB].key(), ""};
   EXPECT_THAT(books_[kO]->ServeDelete(stranger, token.object, token.fork),
-              StatusIs(absl::StatusCode::kNotFound, "is not w2's"));
+              StatusIs(absl::StatusCode::kPermissionDenied, "is not held by"));
   EXPECT_THAT(Call(cell, &Cell::Add, 1), IsOkAndHolds(11));
 }
 
@@ -693,6 +720,47 @@ TEST_F(Scenario, FetchOfAFreedValueNamesWorkerAndObject) {
   EXPECT_THAT(status,
               StatusIs(absl::StatusCode::kNotFound, number->id().ToString()));
   EXPECT_THAT(std::string(status.message()), HasSubstr("w0"));
+}
+
+TEST_F(Scenario, EmptyReferencesAreRefusedWhereverAnObjectIsWanted) {
+  RRef<Cell> moved = MakeAt(kO, kA);
+  const RRef<Cell> taken = std::move(moved);
+  const auto refused =
+      StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef");
+  for (const RRef<Cell>& empty :
+       {RRef<Cell>(), moved,
+        rpc::Call(From(kA, kB), GiveNothing, RRef<Cell>()).value()}) {
+    EXPECT_FALSE(empty.has_value());
+    EXPECT_FALSE(empty.is_owner());
+    EXPECT_THAT(empty.status(), refused);
+    EXPECT_THAT(empty.Confirmed().Wait(kLong), refused);
+    EXPECT_THAT(empty.Local().status(), refused);
+    EXPECT_THAT(Call(empty, &Cell::Add, 1).status(), refused);
+    EXPECT_THAT(CallAsync(empty, &Cell::Add, 1).Wait(kLong).status(), refused);
+    EXPECT_THAT(rpc::Call(From(kA, kB), Use, empty).status(),
+                StatusIs(absl::StatusCode::kInternal));
+    // Of what cannot return an error, the function that asked fails.
+    EXPECT_THAT(rpc::Call(From(kA, kB), NameOfOwner, empty).status(), refused);
+    EXPECT_THAT(CatchToStatus([&] { (void)empty.WithTimeout(kLong); }),
+                refused);
+  }
+  EXPECT_THAT(Fetch(RRef<int64_t>()).status(), refused);
+  EXPECT_THAT(FetchAsync(RRef<int64_t>()).Wait(kLong).status(), refused);
+}
+
+TEST_F(Scenario, TimeoutOfAReferenceIsThatOfItsCalls) {
+  const RRef<Cell> cell = MakeAt(kO, kA);
+  const RRef<Cell> hasty = cell.WithTimeout(absl::Milliseconds(30));
+  EXPECT_EQ(hasty.owner().timeout(), absl::Milliseconds(30));
+  EXPECT_THAT(Call(hasty, &Cell::AddLate, 1).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_THAT(CallAsync(hasty, &Cell::AddLate, 1).Wait(kLong).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  const auto number = BeginRemote(From(kA, kO), SlowDouble, 21);
+  EXPECT_THAT(Fetch(number->WithTimeout(absl::Milliseconds(30))).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  EXPECT_EQ(cell.owner().timeout(), From(kA, kO).timeout());
+  may_go_on = true;
 }
 
 TEST_F(Scenario, CallsByWithRetryRefuseReferences) {

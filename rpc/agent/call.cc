@@ -54,17 +54,18 @@ Target Target::AllowingAlias() const {
   return other;
 }
 
-// The arguments of WithAttachment().
+// The arguments of WithAttachment(), and those of the one before.
 struct Target::Attached {
   std::string kind;
   MakeAttachment make;
+  std::shared_ptr<const Attached> earlier;
 };
 
 Target Target::WithAttachment(absl::string_view kind,
                               MakeAttachment make) const {
   Target other = *this;
   other.attached_ = std::make_shared<const Attached>(
-      Attached{std::string(kind), std::move(make)});
+      Attached{std::string(kind), std::move(make), attached_});
   return other;
 }
 
@@ -160,10 +161,11 @@ class CallStarter {
   }
 
   static void StageAttached(const Target& target, Encoder& encoder) {
-    const Target::Attached* const attached = target.attached_.get();
-    if (attached == nullptr) return;
-    encoder.Stage(attached->kind,
-                  [&] { return attached->make(encoder.context()); });
+    for (const Target::Attached* attached = target.attached_.get();
+         attached != nullptr; attached = attached->earlier.get()) {
+      encoder.Stage(attached->kind,
+                    [&] { return attached->make(encoder.context()); });
+    }
   }
 
   static Target Alone(const Target& target) {
