@@ -25,7 +25,7 @@ void AddGradient(Leaf& leaf, Gradient gradient, LeafGradients* gradients) {
   sum.Add(std::move(gradient));
 }
 
-uint64_t Context::AddSend(std::vector<Edge> slots, MessageLabel label) {
+uint64_t Context::AddSend(std::vector<Slot> slots, MessageLabel label) {
   MutexLock lock(mu_);
   Send& send = sends_[++last_send_];
   send.slots = std::move(slots);
@@ -42,14 +42,20 @@ void Context::RemoveSend(uint64_t number) {
   sends_.erase(it);
 }
 
-absl::StatusOr<std::vector<Edge>> Context::SlotsOf(uint64_t number) const {
+namespace {
+
+absl::Status NoSuchMessage(ContextId context, const MessageId& message) {
+  return absl::NotFoundError(absl::StrCat(message.ToString(), " of ",
+                                          context.ToString(),
+                                          " is unknown at its producer"));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<Slot>> Context::SlotsOf(uint64_t number) const {
   MutexLock lock(mu_);
   const auto it = sends_.find(number);
-  if (it == sends_.end()) {
-    return absl::NotFoundError(absl::StrCat(MessageId{self_, number}.ToString(),
-                                            " of ", id_.ToString(),
-                                            " is unknown at its producer"));
-  }
+  if (it == sends_.end()) return NoSuchMessage(id_, {self_, number});
   const Send& send = it->second;
   if (send.consumed_by.empty()) return send.slots;
   return absl::FailedPreconditionError(absl::StrCat(
@@ -69,15 +75,16 @@ std::vector<uint64_t> Context::Sends() const {
   return numbers;
 }
 
-MessageLabel Context::LabelOf(uint64_t number) const {
+absl::StatusOr<MessageLabel> Context::LabelOf(uint64_t number) const {
   MutexLock lock(mu_);
   const auto it = sends_.find(number);
-  return it == sends_.end() ? MessageLabel() : it->second.label;
+  if (it == sends_.end()) return NoSuchMessage(id_, {self_, number});
+  return it->second.label;
 }
 
 void Context::Consume(uint64_t number, const std::vector<bool>& slots,
                       PassId pass) {
-  std::vector<Edge> freed;  // without the lock
+  std::vector<Slot> freed;  // without the lock
   MutexLock lock(mu_);
   const auto it = sends_.find(number);
   if (it == sends_.end() || it->second.slots.size() != slots.size()) return;
@@ -86,7 +93,7 @@ void Context::Consume(uint64_t number, const std::vector<bool>& slots,
   bool is_consumed = true;
   for (size_t i = 0; i < slots.size(); ++i) {
     send.consumed[i] = send.consumed[i] || slots[i];
-    Node* const node = send.slots[i].node.get();
+    Node* const node = send.slots[i].edge.node.get();
     is_consumed = is_consumed && send.consumed[i] && node != nullptr &&
                   node->leaf() == nullptr &&
                   dynamic_cast<ReceiveNode*>(node) == nullptr;
@@ -104,12 +111,6 @@ absl::Status Context::AddPeer(WorkerKey peer) {
   }
   peers_.insert(peer);
   return absl::OkStatus();
-}
-
-bool Context::HasPeerUpTo(WorkerKey last) const {
-  MutexLock lock(mu_);
-  const auto it = peers_.lower_bound(WorkerKey{last.id, 0});
-  return it != peers_.end() && it->id == last.id && it->epoch <= last.epoch;
 }
 
 std::set<WorkerKey> Context::Close() {

@@ -23,6 +23,8 @@
 #include "weft/autograd/node.h"
 #include "weft/base/mutex.h"
 #include "weft/dist_autograd/core/message_set.h"
+#include "weft/tensor/dtype.h"
+#include "weft/tensor/shape.h"
 
 namespace weft::dist_autograd {
 
@@ -67,6 +69,13 @@ struct MessageLabel {
   bool is_reply = false;
 };
 
+// A value in a message: where its gradient goes on, and what that is like.
+struct Slot {
+  Edge edge;
+  Shape shape;
+  DType dtype;
+};
+
 // Thread-safety: thread-safe.
 class Context {
  public:
@@ -77,29 +86,29 @@ class Context {
 
   ContextId id() const { return id_; }
 
-  // Records a message whose slots have these edges; its number.
-  uint64_t AddSend(std::vector<Edge> slots, MessageLabel label)
+  // Records a message with these slots; its number.
+  uint64_t AddSend(std::vector<Slot> slots, MessageLabel label)
       ABSL_LOCKS_EXCLUDED(mu_);
   // The message never arrived, and never will.
   void RemoveSend(uint64_t number) ABSL_LOCKS_EXCLUDED(mu_);
   // The slots of a message. kNotFound; kFailedPrecondition if a pass that did
   // not retain the graph consumed it.
-  absl::StatusOr<std::vector<Edge>> SlotsOf(uint64_t number) const
+  absl::StatusOr<std::vector<Slot>> SlotsOf(uint64_t number) const
       ABSL_LOCKS_EXCLUDED(mu_);
   // The messages through which a pass can still go, ascending.
   std::vector<uint64_t> Sends() const ABSL_LOCKS_EXCLUDED(mu_);
-  MessageLabel LabelOf(uint64_t number) const ABSL_LOCKS_EXCLUDED(mu_);
+  // kNotFound.
+  absl::StatusOr<MessageLabel> LabelOf(uint64_t number) const
+      ABSL_LOCKS_EXCLUDED(mu_);
   // A pass that did not retain the graph brought gradients for these slots of a
   // message. With gradients for all of its slots, and none of them a leaf or a
   // value that came in another message, it is consumed.
   void Consume(uint64_t number, const std::vector<bool>& slots, PassId pass)
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // A worker that has part in the context, so that it is notified of the end.
+  // A worker that has part in the context: its creator notifies it of the end.
   // kFailedPrecondition after Close.
   absl::Status AddPeer(WorkerKey peer) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether `last`, or an earlier incarnation of that worker, is such a peer.
-  bool HasPeerUpTo(WorkerKey last) const ABSL_LOCKS_EXCLUDED(mu_);
   // The context was released. Returns those that must be notified.
   std::set<WorkerKey> Close() ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -116,7 +125,7 @@ class Context {
 
  private:
   struct Send {
-    std::vector<Edge> slots;  // empty once consumed
+    std::vector<Slot> slots;  // empty once consumed
     MessageLabel label;
     std::vector<bool> consumed;  // by slot; empty: none
     std::string consumed_by;     // the pass; "" until it is consumed

@@ -78,11 +78,11 @@ TEST_F(ContextEndTest, DeathOfAWorkerAfterTheReleaseEndsTheContext) {
     ASSERT_THAT(scope.Call(To(1), SquareAtTheEndOf,
                            std::vector<std::string>{"w2"}, Scalar(2.0)),
                 IsOk());
-    // Worker 1 can be reached no more, and did not pass the release on.
+    // Worker 1, through which worker 2 came to it, can be reached no more.
     ranks_[0].PeerGone(KeyOf(1), "killed");
     ranks_[1].PeerGone(KeyOf(0), "killed");
   }
-  EXPECT_EQ(OpenContexts(2), 1);
+  EXPECT_TRUE(Becomes([&] { return OpenContexts(2) == 0; }));
   Kill(1);
   ExpectEmptyTables();
 }
@@ -124,6 +124,51 @@ TEST_F(ContextEndTest, NestedCallAfterTheReleaseIsRefused) {
   gate->open.Notify();
   EXPECT_THAT(call->Wait(testing::kPatience), IsOk());
   EXPECT_EQ(OpenContexts(2), 0);
+}
+
+TEST_F(ContextEndTest, CloseOfAWorkerLeavesTheContextsOfOthers) {
+  const Variable x = Scalar(2.0);
+  const Scope scope(*contexts_[0]);
+  const auto y =
+      scope.Call(To(1), SquareAtTheEndOf, std::vector<std::string>{"w2"}, x);
+  ASSERT_THAT(y, IsOk());
+  // It has part in the context, too, and is not needed for the pass.
+  ASSERT_THAT(scope.Call(To(3), SquareAtTheEndOf,
+                         std::vector<std::string>{"w1"}, Scalar(3.0)),
+              IsOk());
+  contexts_[3]->Close();
+  EXPECT_EQ(OpenContexts(3), 0);
+  EXPECT_THAT(rpc::Call(To(1), SquareHere, Scalar(1.0, false)), IsOk());
+  EXPECT_EQ(OpenContexts(1), 1);
+  EXPECT_EQ(OpenContexts(2), 1);
+  EXPECT_EQ(OpenContexts(0), 1);
+  ASSERT_THAT(scope.Backward(*y), IsOk());
+  EXPECT_EQ(Value(scope.GradientOf(x)), 4.0);
+}
+
+TEST_F(ContextEndTest, OnlyTheCreatorReleasesAContext) {
+  const Scope scope(*contexts_[0]);
+  ASSERT_THAT(scope.Call(To(1), SquareHere, Scalar(2.0)), IsOk());
+  for (const int other : {1, 2}) {
+    for (const char* to : {"w0", "w1"}) {
+      const absl::Status refused =
+          rpc::Call(ranks_[other].To(to), internal::ReleaseContext, scope.id());
+      EXPECT_THAT(refused, StatusIs(absl::StatusCode::kPermissionDenied,
+                                    absl::StrCat("worker w", other, " (")));
+      EXPECT_THAT(refused, StatusIs(absl::StatusCode::kPermissionDenied,
+                                    "only its creator, worker w0"));
+    }
+  }
+  EXPECT_EQ(OpenContexts(0), 1);
+  EXPECT_EQ(OpenContexts(1), 1);
+}
+
+TEST_F(ContextEndTest, ContextIsJoinedAtItsCreatorOnly) {
+  const Scope scope(*contexts_[0]);
+  ASSERT_THAT(scope.Call(To(1), SquareHere, Scalar(2.0)), IsOk());
+  EXPECT_THAT(
+      rpc::Call(ranks_[2].To("w1"), internal::JoinContext, scope.id()),
+      StatusIs(absl::StatusCode::kInvalidArgument, "has not created it"));
 }
 
 TEST_F(ContextEndTest, JoinOfAReleasedContextIsRefusedByItsCreator) {

@@ -57,6 +57,7 @@ absl::StatusOr<Header> FromBytes(const Bytes& bytes) {
   WEFT_RETURN_IF_ERROR(d.Varint(header.slots));
   WEFT_RETURN_IF_ERROR(d.Varint(producers));
   if (header.slots > kMostSlots || producers > kMostIntervals ||
+      header.number >= kLastMessage ||
       (header.number == 0) != (header.slots == 0)) {
     return rpc::Decoder::Malformed("a recorded message that cannot be");
   }
@@ -64,17 +65,20 @@ absl::StatusOr<Header> FromBytes(const Bytes& bytes) {
     WorkerKey producer;
     MessageIntervals intervals;
     WEFT_RETURN_IF_ERROR(d.Read(producer, intervals));
+    // Before they are sorted, which takes longer the more there are.
+    if (intervals.size() > kMostIntervals ||
+        header.lineage.intervals() + intervals.size() > kMostIntervals) {
+      return rpc::Decoder::Malformed("a lineage of too many intervals");
+    }
     for (const MessageInterval& one : intervals) {
       header.lineage.Add(producer, one);
-    }
-    if (header.lineage.intervals() > kMostIntervals) {
-      return rpc::Decoder::Malformed("a lineage of too many intervals");
     }
   }
   WEFT_RETURN_IF_ERROR(d.Read(header.function));
   if (header.function.size() > kMostNameBytes) {
     return rpc::Decoder::Malformed("a function name that is too long");
   }
+  WEFT_RETURN_IF_ERROR(d.AtEnd());
   return header;
 }
 
@@ -95,8 +99,8 @@ class Contexts::Staged final : public rpc::Attachment {
   Staged(std::shared_ptr<Context> context, MessageLabel label)
       : context_(std::move(context)), label_(std::move(label)) {}
 
-  size_t Add(const Edge& edge) {
-    slots_.push_back(edge);
+  size_t Add(const Variable& variable) {
+    slots_.push_back({variable.edge(), variable.shape(), variable.dtype()});
     return slots_.size() - 1;
   }
 
@@ -107,7 +111,9 @@ class Contexts::Staged final : public rpc::Attachment {
     if (!label_.is_reply) header.function = label_.function;
     WEFT_RETURN_IF_ERROR(context_->AddPeer(label_.to));
     if (!slots_.empty()) {
-      WEFT_ASSIGN_OR_RETURN(header.lineage, context_->LineageOf(slots_));
+      std::vector<Edge> edges;
+      for (const Slot& slot : slots_) edges.push_back(slot.edge);
+      WEFT_ASSIGN_OR_RETURN(header.lineage, context_->LineageOf(edges));
       number_ = context_->AddSend(std::move(slots_), std::move(label_));
       header.number = number_;
     }
@@ -122,7 +128,7 @@ class Contexts::Staged final : public rpc::Attachment {
  private:
   const std::shared_ptr<Context> context_;
   MessageLabel label_;
-  std::vector<Edge> slots_;
+  std::vector<Slot> slots_;
   uint64_t number_ = 0;
 };
 
@@ -141,10 +147,11 @@ class Contexts::Receipt final : public rpc::ReceivedAttachment {
 
   const std::shared_ptr<Context>& context() const { return context_; }
   absl::StatusOr<Variable> MakeVariable(Tensor value, uint64_t slot) const {
-    if (slot < slots_) {
+    if (slot < slots_ && value.defined() && IsDifferentiable(value.dtype())) {
       return Variable(std::move(value), node_, static_cast<uint32_t>(slot));
     }
-    return rpc::Decoder::Malformed("a value without its slot");
+    return rpc::Decoder::Malformed(
+        "a recorded value without its slot, or that can have no gradient");
   }
 
  private:
@@ -262,13 +269,15 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::FindLocked(
                    " at worker ", name_));
 }
 
-absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id) {
+absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id,
+                                                             bool* is_new) {
   if (id.number == 0) {
     return rpc::Decoder::Malformed("a context without number");
   }
   MutexLock lock(mu_);
   absl::StatusOr<std::shared_ptr<Context>> found = FindLocked(id);
   if (found.status().code() != absl::StatusCode::kNotFound) return found;
+  if (id.creator == self_) return found;  // it was never created
   if (IsGone(id.creator)) {
     return absl::FailedPreconditionError(
         absl::StrCat(id.ToString(), " ended with worker ",
@@ -276,6 +285,7 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id) {
   }
   auto context = std::make_shared<Context>(id, self_, most_intervals_);
   contexts_[id] = context;
+  *is_new = true;
   return context;
 }
 
@@ -286,12 +296,27 @@ bool Contexts::IsGone(WorkerKey worker) const {
 
 void Contexts::Release(ContextId id) {
   const std::shared_ptr<Context> context = EndHere(id);
-  if (context == nullptr) return;
+  // The others' part in a context of another worker is not this one's to end.
+  if (context == nullptr || id.creator != self_) return;
   for (const WorkerKey peer : context->Close()) {
     if (peer == self_) continue;
     CallUntilAnswered(
         peer, internal::ReleaseContext, [](const absl::Status&) {}, id);
   }
+}
+
+absl::Status Contexts::ServeRelease(const rpc::Worker& from, ContextId id) {
+  if (id.creator != from.key) {
+    return absl::PermissionDeniedError(absl::StrCat(
+        "worker ", from.name, " (", from.key.ToString(),
+        ") asks for the end of ", id.ToString(), "; only its creator, worker ",
+        NameOf(id.creator), ", ends it"));
+  }
+  if (id.number == 0) {
+    return absl::InvalidArgumentError("a context without number");
+  }
+  Release(id);
+  return absl::OkStatus();
 }
 
 std::shared_ptr<Context> Contexts::EndHere(ContextId id) {
@@ -330,7 +355,6 @@ std::shared_ptr<Context> Contexts::EndHere(ContextId id) {
 
 void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
   std::vector<ContextId> orphans;
-  std::vector<ContextId> unsure;
   std::vector<std::shared_ptr<Participation>> parts;
   std::vector<std::shared_ptr<RootPass>> roots;
   {
@@ -338,11 +362,7 @@ void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
     rendezvous::Epoch& last = gone_[peer.key.id];
     last = std::max(last, peer.key.epoch);
     for (const auto& [id, context] : contexts_) {
-      if (IsGone(id.creator)) {
-        orphans.push_back(id);
-      } else if (id.creator != self_ && context->HasPeerUpTo(peer.key)) {
-        unsure.push_back(id);
-      }
+      if (IsGone(id.creator)) orphans.push_back(id);
     }
     for (const auto& [pass, part] : passes_) parts.push_back(part);
     for (const auto& [pass, root] : roots_) roots.push_back(root);
@@ -356,10 +376,9 @@ void Contexts::PeerGone(const rpc::Agent::GonePeer& peer) {
   // The others are notified of the death by themselves: if only this worker
   // takes the creator for dead, the context goes on without this worker.
   for (const ContextId& id : orphans) EndHere(id);
-  for (const ContextId& id : unsure) AskCreator(id);
 }
 
-void Contexts::AskCreator(ContextId id) {
+void Contexts::JoinCreator(ContextId id) {
   CallUntilAnswered(
       id.creator, internal::JoinContext,
       [weak = weak_from_this(), id](const absl::Status& joined) {
@@ -369,9 +388,14 @@ void Contexts::AskCreator(ContextId id) {
       id);
 }
 
-absl::Status Contexts::AddPeer(ContextId context, WorkerKey peer) {
-  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> found, Find(context));
-  return found->AddPeer(peer);
+absl::Status Contexts::ServeJoin(const rpc::Worker& peer, ContextId id) {
+  if (id.creator != self_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("worker ", peer.name, " joins ", id.ToString(),
+                     " at worker ", name_, ", which has not created it"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Context> found, Find(id));
+  return found->AddPeer(peer.key);
 }
 
 std::string Contexts::NameOf(WorkerKey worker) {
@@ -436,9 +460,10 @@ void Contexts::EncodeSlot(const Variable& variable, rpc::Encoder& encoder) {
               "stream, of which nothing is recorded: Detach() it, or send it "
               "by dist_autograd::Scope::Call"
             : "a Variable that requires a gradient travels in recorded calls "
-              "only: use dist_autograd::Scope::Call, or Detach() it"));
+              "only: use dist_autograd::Scope::Call, or Detach() it; the value "
+              "of a remote one is dist_autograd::ValueOf"));
   }
-  encoder.Varint(static_cast<Staged*>(staged)->Add(variable.edge()) + 1);
+  encoder.Varint(static_cast<Staged*>(staged)->Add(variable) + 1);
 }
 
 absl::Status Contexts::DecodeSlot(rpc::Decoder& decoder, Tensor value,
@@ -463,10 +488,11 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
   WEFT_ASSIGN_OR_RETURN(Header header, FromBytes(bytes));
   const bool is_request =
       message.message == rpc::CodecContext::Message::kRequest;
+  bool is_new = false;
   // A reply is of a context that this worker used in the request.
   WEFT_ASSIGN_OR_RETURN(
       const std::shared_ptr<Context> context,
-      is_request ? FindOrAdd(header.context) : Find(header.context));
+      is_request ? FindOrAdd(header.context, &is_new) : Find(header.context));
   WEFT_RETURN_IF_ERROR(context->AddPeer(message.peer));
   NodePtr node;
   if (header.slots > 0) {
@@ -478,23 +504,18 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
                                    std::move(header.lineage)));
   }
   std::function<void()> end;
-  bool is_orphan = false;
-  {
+  if (is_request) {
+    const std::pair<rpc::WorkerKey, uint64_t> call{message.peer, message.call};
     MutexLock lock(mu_);
-    // PeerGone has looked for the contexts of this peer before this one was
-    // there.
-    is_orphan = IsGone(message.peer) && header.context.creator != self_;
-    if (is_request) {
-      const std::pair<rpc::WorkerKey, uint64_t> call{message.peer,
-                                                     message.call};
-      served_[call] = {context, std::move(header.function)};
-      end = [self = shared_from_this(), call] {
-        MutexLock ended(self->mu_);
-        self->served_.erase(call);
-      };
-    }
+    served_[call] = {context, std::move(header.function)};
+    end = [self = shared_from_this(), call] {
+      MutexLock ended(self->mu_);
+      self->served_.erase(call);
+    };
   }
-  if (is_orphan) AskCreator(header.context);
+  if (is_new && header.context.creator != message.peer) {
+    JoinCreator(header.context);
+  }
   return std::make_unique<Receipt>(context, std::move(node), header.slots,
                                    std::move(end));
 }

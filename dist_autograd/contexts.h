@@ -131,9 +131,8 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   // The context, if it has a part here and was not released. kNotFound.
   absl::StatusOr<std::shared_ptr<Context>> Find(ContextId id) const
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Ends the context, here and at all workers that have part in it. A worker
-  // that has part in it only through a worker that died asks the creator, and
-  // ends it if the creator has (docs/dist_autograd.md, the end of a context).
+  // Ends the context here and, if this worker has created it, at all workers
+  // that have part in it (docs/dist_autograd.md, the end of a context).
   void Release(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
   // The context of the call that `context` serves. kFailedPrecondition if it
   // was not recorded.
@@ -165,8 +164,12 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   // Ready once a pass that began here has ended; kNotFound without it.
   Future<void> EndOf(ContextId context, PassId pass) ABSL_LOCKS_EXCLUDED(mu_);
   // `peer` has part in a context of this agent, and is notified of its end.
-  // kFailedPrecondition or kNotFound if it has ended.
-  absl::Status AddPeer(ContextId context, WorkerKey peer)
+  // kFailedPrecondition or kNotFound if it has ended; kInvalidArgument of one
+  // that another worker has created.
+  absl::Status ServeJoin(const rpc::Worker& peer, ContextId id)
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // `from` ends the context here. kPermissionDenied unless it has created it.
+  absl::Status ServeRelease(const rpc::Worker& from, ContextId id)
       ABSL_LOCKS_EXCLUDED(mu_);
 
   // Use Open.
@@ -202,18 +205,19 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
 
   absl::StatusOr<std::shared_ptr<Context>> FindLocked(ContextId id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Makes the context if it is new here. kFailedPrecondition once released, or
-  // once its creator is gone.
-  absl::StatusOr<std::shared_ptr<Context>> FindOrAdd(ContextId id)
+  // Makes the context if it is new here, and then sets `is_new`.
+  // kFailedPrecondition once released, or once its creator is gone; kNotFound
+  // of one of this worker that it has not created.
+  absl::StatusOr<std::shared_ptr<Context>> FindOrAdd(ContextId id, bool* is_new)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets the context here. Null if it has no part here.
   std::shared_ptr<Context> EndHere(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
   void RootEnded(const PassKey& pass) ABSL_LOCKS_EXCLUDED(mu_);
   void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
   bool IsGone(WorkerKey worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Somebody who would have notified this worker of the context's end has
-  // died: from now on its creator does.
-  void AskCreator(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
+  // The context came from another worker than its creator, which does not know
+  // yet that this worker has part in it: it will notify it of the end.
+  void JoinCreator(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
 
   rpc::Agent& agent_;
   const WorkerKey self_;

@@ -17,6 +17,28 @@ namespace {
 // In a report, for each worker.
 constexpr size_t kMostAwaited = 8;
 
+// A gradient of a peer, before a kernel reads it: kernels trust their sizes.
+absl::Status CheckFits(const Slot& slot, uint64_t message, size_t number,
+                       const Gradient& gradient) {
+  if (!gradient.defined()) return absl::OkStatus();
+  if (gradient.shape() != slot.shape || gradient.dtype() != slot.dtype) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("slot ", number, " of message ", message, " is ",
+                     Name(slot.dtype), ShapeText(slot.shape), ", its gradient ",
+                     Name(gradient.dtype()), ShapeText(gradient.shape())));
+  }
+  if (!gradient.is_sparse()) return absl::OkStatus();
+  const Tensor rows = gradient.sparse().indices.Contiguous();
+  for (const int64_t row : rows.span<int64_t>()) {
+    if (row < 0 || row >= slot.shape[0]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("slot ", number, " of message ", message, " has ",
+                       slot.shape[0], " rows, its gradient has row ", row));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 Participation::Participation(std::shared_ptr<Contexts> contexts,
@@ -43,6 +65,7 @@ Future<uint64_t> Participation::Prepare(const PassRequest& request,
   deterministic_ = request.deterministic;
   participants_.insert(request.participants.begin(),
                        request.participants.end());
+  participants_.insert(pass_.root);
   decision_ =
       std::make_unique<Decision>(contexts_->self_, pass_.root, participants_);
   done_.emplace();
@@ -92,12 +115,12 @@ absl::Status Participation::ExpectAll(const MessageIntervals& live,
   }
   for (const MessageInterval& interval : live) {
     for (uint64_t n = interval.first; n <= interval.last; ++n) {
-      WEFT_ASSIGN_OR_RETURN(const std::vector<Edge> slots,
+      WEFT_ASSIGN_OR_RETURN(const std::vector<Slot> slots,
                             context_->SlotsOf(n));
-      for (const Edge& slot : slots) {
-        WEFT_RETURN_IF_ERROR(task_->Expect(slot));
+      for (const Slot& slot : slots) {
+        WEFT_RETURN_IF_ERROR(task_->Expect(slot.edge));
         if (deterministic_) {
-          ++meetings_[{slot.node.get(), slot.output}].expected;
+          ++meetings_[{slot.edge.node.get(), slot.edge.output}].expected;
         }
       }
     }
@@ -105,9 +128,18 @@ absl::Status Participation::ExpectAll(const MessageIntervals& live,
   return absl::OkStatus();
 }
 
-absl::Status Participation::OnGradients(uint64_t message,
+absl::Status Participation::OnGradients(const rpc::Worker& from,
+                                        uint64_t message,
                                         std::vector<Gradient> slots) {
   if (!abandoned_.ok()) return abandoned_;
+  WEFT_ASSIGN_OR_RETURN(const MessageLabel label, context_->LabelOf(message));
+  if (label.to != from.key) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("worker ", from.name, " sends gradients for message ",
+                     message, " of ", context_->id().ToString(),
+                     ", which went to worker ", contexts_->NameOf(label.to)));
+  }
+  if (is_over_) return absl::OkStatus();  // they come late
   switch (part_.OnGradient(message)) {
     case PassPart::Arrival::kStash:
       stash_.push_back({message, std::move(slots)});
@@ -137,21 +169,25 @@ absl::Status Participation::Feed(uint64_t message,
         absl::StrCat("gradients for message ", message, ", which ",
                      pass_.ToString(), " does not go through"));
   }
-  WEFT_ASSIGN_OR_RETURN(const std::vector<Edge> edges,
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Slot> wanted,
                         context_->SlotsOf(message));
-  if (slots.size() != edges.size()) {
+  if (slots.size() != wanted.size()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("message ", message, " has ", edges.size(),
+        absl::StrCat("message ", message, " has ", wanted.size(),
                      " slots, its gradients ", slots.size()));
+  }
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    WEFT_RETURN_IF_ERROR(CheckFits(wanted[i], message, i, slots[i]));
   }
   if (!retain_) {
     std::vector<bool>& used = used_slots_[message];
     for (const Gradient& slot : slots) used.push_back(slot.defined());
   }
-  for (size_t i = 0; i < edges.size(); ++i) {
+  for (size_t i = 0; i < wanted.size(); ++i) {
+    const Edge& edge = wanted[i].edge;
     WEFT_RETURN_IF_ERROR(
-        deterministic_ ? FeedInOrder(message, i, edges[i], std::move(slots[i]))
-                       : task_->Feed(edges[i], std::move(slots[i])));
+        deterministic_ ? FeedInOrder(message, i, edge, std::move(slots[i]))
+                       : task_->Feed(edge, std::move(slots[i])));
   }
   return absl::OkStatus();
 }
@@ -211,16 +247,26 @@ void Participation::OnOutcome(const absl::Status& outcome) {
     if (!outcome.ok()) Refuse(outcome);
     return;
   }
+  if (outcome.ok() && decision_->state() == Decision::State::kWorking) {
+    // A root that commits what is not done breaks the protocol.
+    return Fail(absl::FailedPreconditionError(absl::StrCat(
+        pass_.ToString(), " was committed before all had done their part")));
+  }
   Tell(Decision::OutcomeArrived{outcome});
 }
 
-int64_t Participation::OnAsked(WorkerKey from) {
+Result<int64_t> Participation::OnAsked(const rpc::Worker& from) {
   if (decision_ == nullptr) {
     Refuse(absl::UnavailableError(absl::StrCat(
         "worker ", pass_.root.ToString(), ", which began the pass, is gone")));
     return static_cast<int64_t>(Decision::State::kAborted);
   }
-  Tell(Decision::Asked{from});
+  if (participants_.count(from.key) == 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("worker ", from.name, " asks for the outcome of ",
+                     pass_.ToString(), ", in which it has no part"));
+  }
+  Tell(Decision::Asked{from.key});
   return static_cast<int64_t>(decision_->state());
 }
 
@@ -250,7 +296,8 @@ std::vector<std::string> Participation::AwaitedMessages() const {
                                      " more messages"));
       break;
     }
-    const MessageLabel label = context_->LabelOf(number);
+    const MessageLabel label =
+        context_->LabelOf(number).value_or(MessageLabel());
     awaited.push_back(
         absl::StrCat("the gradients of message ", number, " (the ",
                      label.is_reply ? "result" : "arguments", " of ",
@@ -322,7 +369,11 @@ void Participation::Ask(WorkerKey peer) {
       [self = shared_from_this(), peer](const Result<int64_t>& state) {
         self->Post([peer, state](Participation& part) {
           // Without an answer the peer, or its part of the context, is gone.
-          if (!state.ok()) return part.Tell(Decision::PeerGone{peer});
+          constexpr auto kLast =
+              static_cast<int64_t>(Decision::State::kAborted);
+          if (!state.ok() || *state < 0 || *state > kLast) {
+            return part.Tell(Decision::PeerGone{peer});
+          }
           part.Tell(
               Decision::Answered{peer, static_cast<Decision::State>(*state)});
         });

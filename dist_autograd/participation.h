@@ -55,9 +55,10 @@ class Participation final : public PassStore,
   // worker that began the pass.
   Future<uint64_t> Prepare(const PassRequest& request,
                            const std::vector<Root>& roots);
-  absl::Status OnGradients(uint64_t message, std::vector<Gradient> slots);
+  absl::Status OnGradients(const rpc::Worker& from, uint64_t message,
+                           std::vector<Gradient> slots);
   void OnOutcome(const absl::Status& outcome);
-  int64_t OnAsked(WorkerKey from);
+  Result<int64_t> OnAsked(const rpc::Worker& from);
   // `last` and all earlier incarnations of that worker.
   void OnPeerGone(WorkerKey last);
   // What this part waits for, one line for each message: "the gradients of

@@ -37,6 +37,9 @@ Future<R> OnPart(rpc::CallContext& context, ContextId id, PassId pass,
   return result;
 }
 
+constexpr auto kLastStatusCode =
+    static_cast<int64_t>(absl::StatusCode::kUnauthenticated);
+
 absl::Status CheckIsRoot(const rpc::CallContext& context, const PassId& pass) {
   if (pass.root == context.peer().key) return absl::OkStatus();
   return absl::PermissionDeniedError(
@@ -63,8 +66,9 @@ WEFT_RPC_INLINE(TakePart);
 Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
                            uint64_t message,
                            const std::vector<Gradient>& slots) {
+  const rpc::Worker from = context.peer();
   return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
-    set(part.OnGradients(message, slots));
+    set(part.OnGradients(from, message, slots));
   });
 }
 WEFT_RPC_INLINE(TakeGradients);
@@ -73,6 +77,11 @@ Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
                          int64_t code, const std::string& message) {
   if (absl::Status wrong = CheckIsRoot(context, pass); !wrong.ok()) {
     return MakeReady<void>(wrong);
+  }
+  if (code < 0 || code > kLastStatusCode) {
+    return MakeReady<void>(absl::InvalidArgumentError(
+        absl::StrCat("the outcome of ", pass.ToString(), " has the code ", code,
+                     "; wanted one from 0 to ", kLastStatusCode)));
   }
   const absl::Status outcome(static_cast<absl::StatusCode>(code), message);
   return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {
@@ -92,7 +101,7 @@ WEFT_RPC_IDEMPOTENT(RepeatOutcome);
 
 Future<int64_t> AskOutcome(rpc::CallContext& context, ContextId id,
                            PassId pass) {
-  const WorkerKey from = context.peer().key;
+  const rpc::Worker from = context.peer();
   return OnPart<int64_t>(context, id, pass, [=](Participation& part, auto set) {
     set(part.OnAsked(from));
   });
@@ -101,6 +110,9 @@ WEFT_RPC_IDEMPOTENT(AskOutcome);
 
 Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
                                             ContextId id, PassId pass) {
+  if (absl::Status wrong = CheckIsRoot(context, pass); !wrong.ok()) {
+    return MakeReady<std::vector<std::string>>(wrong);
+  }
   return OnPart<std::vector<std::string>>(
       context, id, pass,
       [](Participation& part, auto set) { set(part.AwaitedMessages()); });
@@ -110,23 +122,27 @@ WEFT_RPC_INLINE(AskAwaited);
 Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass) {
   const auto contexts = Contexts::Of(context.agent());
   if (!contexts.ok()) return MakeReady<void>(contexts.status());
+  if (context.peer().key != context.agent().key()) {
+    return MakeReady<void>(absl::PermissionDeniedError(
+        absl::StrCat(context.peer().name, " waits for the end of ",
+                     pass.ToString(), "; only its root does")));
+  }
   return (*contexts)->EndOf(id, pass);
 }
 WEFT_RPC_INLINE(AwaitEnd);
 
 // The graph's nodes end in it, with what user code kept in them: not inline.
-void ReleaseContext(rpc::CallContext& context, ContextId id) {
-  auto* const contexts = context.Local<Contexts>();
-  // Only its creator ends a context, and notifies the others.
-  if (contexts == nullptr || id.number == 0) return;
-  if (id.creator != contexts->agent().key()) contexts->Release(id);
+absl::Status ReleaseContext(rpc::CallContext& context, ContextId id) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
+                        Contexts::Of(context.agent()));
+  return contexts->ServeRelease(context.peer(), id);
 }
 WEFT_RPC_IDEMPOTENT(ReleaseContext);
 
 absl::Status JoinContext(rpc::CallContext& context, ContextId id) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
                         Contexts::Of(context.agent()));
-  return contexts->AddPeer(id, context.peer().key);
+  return contexts->ServeJoin(context.peer(), id);
 }
 WEFT_RPC_IDEMPOTENT(JoinContext);
 

@@ -39,7 +39,9 @@ Future<uint64_t> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
                           const MessageIntervals& live,
                           const std::vector<WorkerKey>& participants,
                           bool retain, bool deterministic);
-// GRAD: the gradients of the slots of one message; absent ones are undefined.
+// GRAD, from the worker to which the message went: the gradients of its slots;
+// absent ones are undefined. kPermissionDenied from another worker;
+// kInvalidArgument if they are not of the slots' shapes and dtypes.
 Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
                            uint64_t message,
                            const std::vector<Gradient>& slots);
@@ -58,10 +60,12 @@ Future<std::vector<std::string>> AskAwaited(rpc::CallContext& context,
                                             ContextId id, PassId pass);
 // From an agent to itself: ends with the pass. Its time-out is the deadline.
 Future<void> AwaitEnd(rpc::CallContext& context, ContextId id, PassId pass);
-// The context is of no use any more.
-void ReleaseContext(rpc::CallContext& context, ContextId id);
+// From the creator: the context is of no use any more. kPermissionDenied from
+// anybody else.
+absl::Status ReleaseContext(rpc::CallContext& context, ContextId id);
 // To the creator: the caller has part in the context and wants to be notified
-// of its end. kFailedPrecondition or kNotFound if it has ended.
+// of its end. kFailedPrecondition or kNotFound if it has ended;
+// kInvalidArgument at a worker that has not created it.
 absl::Status JoinContext(rpc::CallContext& context, ContextId id);
 
 }  // namespace internal

@@ -102,8 +102,9 @@ class RemoteModule {
     return RemoteModule(std::move(made));
   }
 
+  // The rest fails with kInvalidArgument, and owner() as RRef::owner(), of one
+  // that is empty.
   bool has_value() const { return module_.has_value(); }
-  // REQUIRES for the rest: has_value().
   const rref::RRef<M>& reference() const { return module_; }
   const rpc::Target& owner() const { return module_.owner(); }
 
@@ -120,11 +121,13 @@ class RemoteModule {
   // References to the parameters, each once, in the order of
   // Module::Parameters: what a DistributedOptimizer updates.
   absl::StatusOr<std::vector<rref::RRef<Variable>>> RemoteParameters() const {
+    WEFT_RETURN_IF_ERROR(module_.status());
     return rpc::Call(module_.owner(), internal::ParametersOf<M>, module_);
   }
 
   // As those of Module, at the owner.
   absl::Status Train(bool on = true) const {
+    WEFT_RETURN_IF_ERROR(module_.status());
     return rpc::Call(module_.owner(), internal::SetTraining<M>, module_, on);
   }
   absl::Status Eval() const { return Train(false); }

@@ -110,6 +110,30 @@ TEST_F(RemoteModuleTest, ParametersAreReferencesAtTheOwner) {
   }
 }
 
+TEST_F(RemoteModuleTest, ValuesOfParametersAreFetchedWithoutARecord) {
+  const auto module =
+      RemoteModule<Affine>::Create(ranks_[0].To("w1"), 3.0, 1.0).value();
+  const auto parameters = module.RemoteParameters().value();
+  EXPECT_EQ(ValueOf(parameters[0]).value().item<double>(), 3.0);
+  EXPECT_EQ(ValueOfAsync(parameters[1])
+                .Wait(testing::kPatience)
+                .value()
+                .item<double>(),
+            1.0);
+  EXPECT_EQ(contexts_[1]->counts().contexts, 0);
+  // One of this worker, too; what it gets is a copy.
+  const Variable own = Scalar(5.0);
+  const auto here = LocalParameters(ranks_[0], {own}).value();
+  const Tensor value = ValueOf(here[0]).value();
+  own.value().Fill(6.0);
+  EXPECT_EQ(value.item<double>(), 5.0);
+  EXPECT_THAT(ValueOf(rref::RRef<Variable>()).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef"));
+  // Fetch, which records nothing here, says what to do.
+  EXPECT_THAT(rref::Fetch(parameters[0]).status(),
+              StatusIs(absl::StatusCode::kInternal, "ValueOf"));
+}
+
 TEST_F(RemoteModuleTest, TrainAndEvalReachTheModule) {
   const auto module =
       RemoteModule<Affine>::Create(ranks_[0].To("w1"), 3.0, 1.0).value();
@@ -133,6 +157,24 @@ TEST_F(RemoteModuleTest, TravelsToAnotherWorkerAndIsMadeFromAReference) {
   const RemoteModule<Affine> same(module.reference());
   module = RemoteModule<Affine>();
   EXPECT_EQ(rpc::Call(ranks_[0].To("w2"), ForwardOfTwo, same).value(), 7.0);
+}
+
+TEST_F(RemoteModuleTest, EmptyOneIsRefused) {
+  const RemoteModule<Affine> empty;
+  const auto refused =
+      StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef");
+  const Scope pass(*contexts_[0]);
+  EXPECT_THAT(empty.Forward(pass, Scalar(2.0)).status(), refused);
+  EXPECT_THAT(empty.RemoteParameters().status(), refused);
+  EXPECT_THAT(empty.Eval(), refused);
+  // Also what every owner serves.
+  EXPECT_THAT(rpc::Call(ranks_[0].To("w1"), internal::ParametersOf<Affine>,
+                        rref::RRef<Affine>())
+                  .status(),
+              refused);
+  EXPECT_THAT(rpc::Call(ranks_[0].To("w1"), internal::SetTraining<Affine>,
+                        rref::RRef<Affine>(), true),
+              refused);
 }
 
 TEST_F(RemoteModuleTest, ConstructorThatThrowsIsTheErrorOfCreate) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
+#include "weft/base/reworded.h"
 #include "weft/dist_autograd/contexts_calls.h"
 
 namespace weft::dist_autograd {
@@ -246,10 +247,10 @@ void RootPass::Finish(const Decision::Finished& finished) {
     result_.Set(std::move(report));
   } else {
     result_.Set(
-        absl::Status(finished.outcome.code(),
-                     absl::StrCat("distributed backward (", pass_.ToString(),
-                                  " of ", context_->id().ToString(),
-                                  "): ", finished.outcome.message())));
+        Reworded(finished.outcome,
+                 absl::StrCat("distributed backward (", pass_.ToString(),
+                              " of ", context_->id().ToString(),
+                              "): ", finished.outcome.message())));
   }
   contexts_->RootEnded({context_->id(), pass_});
   end_.Set(absl::OkStatus());

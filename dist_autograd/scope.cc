@@ -4,6 +4,13 @@
 
 #include "weft/autograd/leaf.h"
 #include "weft/base/status_macros.h"
+#include "weft/rpc/class.h"
+
+namespace weft {
+
+WEFT_RPC_METHOD(Variable, Detach);  // for ValueOf
+
+}  // namespace weft
 
 namespace weft::dist_autograd {
 
@@ -28,6 +35,16 @@ rpc::Target Scope::Recorded(const rpc::Target& target,
 Gradient Scope::GradientOf(const Variable& leaf) const {
   if (!leaf.requires_grad() || !leaf.is_leaf()) return Gradient();
   return context_->GradientOf(*leaf.leaf());
+}
+
+Future<Tensor> ValueOfAsync(const rref::RRef<Variable>& variable) {
+  return rref::CallAsync(variable, &Variable::Detach)
+      .Then([](const Variable& value) { return value.value(); });
+}
+
+Result<Tensor> ValueOf(const rref::RRef<Variable>& variable) {
+  return rref::internal::WaitThrough(variable,
+                                     [&] { return ValueOfAsync(variable); });
 }
 
 absl::StatusOr<Gradient> GradientOf(const rpc::CallContext& call, ContextId id,

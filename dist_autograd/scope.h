@@ -42,6 +42,7 @@
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"
 #include "weft/rref/rref.h"
+#include "weft/tensor/tensor.h"
 
 namespace weft::dist_autograd {
 
@@ -86,20 +87,34 @@ class Scope {
   template <typename T, typename Method, typename... A>
   auto CallAsync(const rref::RRef<T>& object, Method method,
                  A&&... arguments) const {
-    return rref::internal::Through(
-        object, rpc::CallAsync(HandleOf(object, method), method,
-                               std::forward<A>(arguments)...));
+    return rref::internal::StartThrough(
+        object,
+        [&](const rpc::Target& owner) {
+          return Recorded(owner, NameOf<T>(owner, method));
+        },
+        [&](const rpc::Handle<T>& handle) {
+          return rpc::CallAsync(handle, method, std::forward<A>(arguments)...);
+        });
   }
   template <typename T, typename Method, typename... A>
   auto Call(const rref::RRef<T>& object, Method method,
             A&&... arguments) const {
-    return rpc::Call(HandleOf(object, method), method,
-                     std::forward<A>(arguments)...);
+    return rref::internal::WaitThrough(object, [&] {
+      return CallAsync(object, method, std::forward<A>(arguments)...);
+    });
   }
   // A copy of a remote value, whose history goes on at its owner.
   template <typename T>
+  Future<T> FetchAsync(const rref::RRef<T>& object) const {
+    return rref::internal::StartThrough(
+        object,
+        [&](const rpc::Target& owner) { return Recorded(owner, "Fetch"); },
+        [](const rpc::Handle<T>& handle) { return rpc::FetchAsync(handle); });
+  }
+  template <typename T>
   Result<T> Fetch(const rref::RRef<T>& object) const {
-    return rpc::Fetch(object.handle(Recorded(object.owner(), "Fetch")));
+    return rref::internal::WaitThrough(object,
+                                       [&] { return FetchAsync(object); });
   }
 
   // The gradients of all leaves behind `roots`, into the contexts of their
@@ -138,11 +153,10 @@ class Scope {
     return found.ok() ? (*found)->name : "";
   }
   template <typename T, typename Method>
-  rpc::Handle<T> HandleOf(const rref::RRef<T>& object, Method method) const {
-    const rpc::Target owner = object.owner();
+  static std::string NameOf(const rpc::Target& owner, Method method) {
     const auto found =
         rpc::internal::FindMethod(owner, rpc::internal::MethodKey<T>(method));
-    return object.handle(Recorded(owner, found.ok() ? (*found)->name : ""));
+    return found.ok() ? (*found)->name : "";
   }
 
   Scope(std::shared_ptr<Contexts> contexts, std::shared_ptr<Context> context)
@@ -154,6 +168,12 @@ class Scope {
   std::shared_ptr<Context> context_;
   bool is_owner_;
 };
+
+// The value of a remote variable, such as a parameter, as it is then, without
+// its history: not recorded. An update at that time may be seen in part. Errors
+// as rref::CallAsync.
+Future<Tensor> ValueOfAsync(const rref::RRef<Variable>& variable);
+Result<Tensor> ValueOf(const rref::RRef<Variable>& variable);
 
 // The gradient that a context holds for a leaf of this worker: for functions
 // that a caller asks to use it. kNotFound without such a context here.

@@ -1,5 +1,6 @@
 #include "weft/dist_autograd/scope.h"
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -176,6 +177,85 @@ TEST_F(DistAutogradTest, RemoteResultIsFetchedWithItsHistory) {
   ASSERT_THAT(scope.Fetch(*kept).status(), IsOk());  // and is not used
   ASSERT_THAT(scope.Backward(y), IsOk());
   EXPECT_EQ(Value(scope.GradientOf(x)), 10.0);
+}
+
+// Made there once the test says so.
+std::atomic<bool> may_be_made{false};
+Variable MakeSlowly(double x) {
+  EXPECT_TRUE(testing::Becomes([] { return may_be_made.load(); }));
+  return Scalar(x);
+}
+WEFT_RPC(MakeSlowly);
+class SlowScaler : public Scaler {
+ public:
+  explicit SlowScaler(double w) : Scaler(w) {
+    EXPECT_TRUE(testing::Becomes([] { return may_be_made.load(); }));
+  }
+  Variable ScaleIt(const Variable& x) { return Scale(x); }
+};
+WEFT_RPC_CLASS(SlowScaler, double);
+WEFT_RPC_METHOD(SlowScaler, ScaleIt);
+
+TEST_F(DistAutogradTest, RecordedCallsOfAnObjectStillBeingMadeWaitForIt) {
+  may_be_made = false;
+  const Variable x = Scalar(2.0);
+  const Scope scope(*contexts_[0]);
+  const auto scaler = rref::BeginMake<SlowScaler>(To(1), 3.0);
+  ASSERT_THAT(scaler.status(), IsOk());
+  const auto scaled = scope.CallAsync(*scaler, &SlowScaler::ScaleIt, x);
+  const auto value = rref::BeginRemote(To(2), MakeSlowly, 5.0);
+  ASSERT_THAT(value.status(), IsOk());
+  const auto fetched = scope.FetchAsync(*value);
+  EXPECT_FALSE(scaled.IsReady());
+  EXPECT_FALSE(fetched.IsReady());
+  may_be_made = true;
+  const auto y = scaled.Wait(testing::kPatience);
+  ASSERT_THAT(y.status(), IsOk());
+  const auto z = fetched.Wait(testing::kPatience);
+  ASSERT_THAT(z.status(), IsOk());
+  EXPECT_THAT(scope.Fetch(*value).status(), IsOk());
+  EXPECT_THAT(scope.Call(*scaler, &SlowScaler::ScaleIt, x).status(), IsOk());
+  // The calls were recorded, too.
+  ASSERT_THAT(scope.Backward(Mul(*y, *z)), IsOk());
+  EXPECT_EQ(Value(scope.GradientOf(x)), 15.0);
+}
+
+TEST_F(DistAutogradTest, RecordedCallsOfAFailedCreationEndWithItsError) {
+  const Scope scope(*contexts_[0]);
+  const auto value = rref::BeginRemote(To(1), Throws, Scalar(1.0, false));
+  ASSERT_THAT(value.status(), IsOk());
+  may_be_made = false;
+  const auto never = rref::BeginRemote(
+      To(1).WithTimeout(absl::Milliseconds(50)), MakeSlowly, 5.0);
+  ASSERT_THAT(never.status(), IsOk());
+  EXPECT_THAT(scope.Fetch(*never).status(),
+              StatusIs(absl::StatusCode::kDeadlineExceeded));
+  may_be_made = true;
+}
+
+// Also one that a peer has sent.
+Variable ScaleByWhatCame(rpc::CallContext& call, const rref::RRef<Scaler>& s,
+                         const Variable& x) {
+  const Scope scope = Scope::Within(call).value();
+  const auto y = scope.Call(s, &Scaler::Scale, x);
+  ThrowIfError(y.status());
+  return *y;
+}
+WEFT_RPC(ScaleByWhatCame);
+
+TEST_F(DistAutogradTest, EmptyReferencesAreRefused) {
+  const Scope scope(*contexts_[0]);
+  const auto refused =
+      StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef");
+  const rref::RRef<Scaler> empty;
+  EXPECT_THAT(scope.Call(empty, &Scaler::Scale, Scalar(1.0)).status(), refused);
+  EXPECT_THAT(scope.CallAsync(empty, &Scaler::Scale, Scalar(1.0))
+                  .Wait(testing::kPatience)
+                  .status(),
+              refused);
+  EXPECT_THAT(scope.Fetch(rref::RRef<Variable>()).status(), refused);
+  EXPECT_THAT(scope.Call(To(1), ScaleByWhatCame, empty, Scalar(1.0)).status(),
+              refused);
 }
 
 TEST_F(DistAutogradTest, TwoPassesWithRetainAddUp) {
