@@ -24,6 +24,8 @@
 #include "weft/autograd/op.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/error.h"
+#include "weft/tensor/intrusive_ptr.h"
+#include "weft/tensor/storage.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft {
@@ -32,20 +34,24 @@ namespace weft {
 // may be undefined.
 class SavedTensor {
  public:
-  explicit SavedTensor(const Tensor& tensor)
-      : tensor_(tensor), version_(tensor.defined() ? tensor.version() : 0) {}
+  explicit SavedTensor(const Tensor& tensor) : tensor_(tensor) {
+    if (tensor.defined()) held_ = tensor.storage()->Hold(&version_);
+  }
 
-  // Throws Error kFailedPrecondition if the tensor was written to since.
-  const Tensor& Get() const {
-    if (tensor_.defined() && tensor_.version() != version_) ThrowModified();
-    return tensor_;
+  // The elements as they were, also if an optimizer has updated them since
+  // (Tensor::BeginUpdate). Throws Error kFailedPrecondition if they were
+  // written to in another way.
+  Tensor Get() const {
+    const bool is_same = !tensor_.defined() || tensor_.version() == version_;
+    return is_same ? tensor_ : BeforeUpdate();
   }
 
  private:
-  [[noreturn]] void ThrowModified() const;
+  Tensor BeforeUpdate() const;
 
   Tensor tensor_;
-  decltype(std::declval<Tensor>().version()) version_;
+  uint64_t version_ = 0;
+  IntrusivePtr<HeldVersion> held_;  // null: its versions are not kept
 };
 
 // A node whose backward is a function object, which holds what was saved.

@@ -5,18 +5,24 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/string_view.h"
 #include "weft/base/future.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/dist_autograd/contexts.h"
 #include "weft/optimizer/rules/rule_spec.h"
+#include "weft/optimizer/rules/update_rule.h"
 #include "weft/rpc/class.h"
 #include "weft/rpc/codec/tensor_codec.h"
+#include "weft/rpc/session/outcome.h"
 #include "weft/tensor/ops/elementwise.h"
 
 namespace weft::optimizer {
 
 WEFT_RPC_CLASS(OptimizerShard, std::vector<v1::RuleSpec>, std::vector<int64_t>,
                std::vector<OptimizerShard::Placed>);
+WEFT_RPC_METHOD(OptimizerShard, status);
 WEFT_RPC_METHOD(OptimizerShard, Check);
 WEFT_RPC_METHOD(OptimizerShard, Apply);
 WEFT_RPC_METHOD(OptimizerShard, SaveState);
@@ -28,10 +34,31 @@ namespace {
 constexpr int64_t kNoNorm = -1;
 constexpr int64_t kLastNorm = static_cast<int64_t>(Norm::kSum);
 
-absl::Status NamingOwner(const absl::Status& status, const std::string& owner) {
-  return absl::Status(status.code(), absl::StrCat("the optimizer at ", owner,
-                                                  ": ", status.message()));
-}
+// The errors of several owners as one, which names each of them.
+//
+// Thread-safety: one thread at a time.
+class OwnerErrors {
+ public:
+  void Note(const std::string& owner, const absl::Status& status) {
+    if (status.ok()) return;
+    texts_.push_back(
+        absl::StrCat("the optimizer at ", owner, ": ", status.message()));
+    // That a call may have run is what the caller must not miss.
+    const bool tells_more =
+        !rpc::OutcomeUnknown(first_) && rpc::OutcomeUnknown(status);
+    if (first_.ok() || tells_more) first_ = status;
+  }
+  bool ok() const { return texts_.empty(); }
+  // `prefix` and each error; the code and payloads of the first one, or of the
+  // first whose outcome is unknown.
+  absl::Status Get(absl::string_view prefix = "") const {
+    return Reworded(first_, absl::StrCat(prefix, absl::StrJoin(texts_, "; ")));
+  }
+
+ private:
+  absl::Status first_;
+  std::vector<std::string> texts_;
+};
 
 std::string NameOf(int64_t group, int64_t place) {
   return absl::StrCat("group", group, ".parameter", place);
@@ -85,6 +112,9 @@ absl::Status OptimizerShard::Begin(const std::vector<v1::RuleSpec>& rules,
                                    const std::vector<Placed>& parameters) {
   if (rules.size() != lazy.size()) {
     return absl::InvalidArgumentError("OptimizerShard: rules without groups");
+  }
+  if (parameters.empty()) {
+    return absl::InvalidArgumentError("OptimizerShard: no parameters");
   }
   std::map<int64_t, ParameterGroup> groups;
   for (const auto& [group, place, ref] : parameters) {
@@ -147,6 +177,11 @@ absl::Status OptimizerShard::ApplyIn(const dist_autograd::Contexts& contexts,
                                      double learning_rate_scale,
                                      double gradient_scale) {
   WEFT_RETURN_IF_ERROR(status_);
+  if (!(gradient_scale >= 0) || !std::isfinite(gradient_scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("OptimizerShard::Apply: gradient_scale is ",
+                     gradient_scale, "; wanted a finite number, at least 0"));
+  }
   const auto context = contexts.Find(id);
   if (absl::IsNotFound(context.status())) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(context.status());
@@ -262,6 +297,8 @@ DistributedOptimizer::Create(rpc::Agent& agent,
       }
       by_owner[parameter.id().owner].emplace_back(number, i, parameter);
     }
+    // Also that of a group without parameters, which no owner sees.
+    WEFT_RETURN_IF_ERROR(MakeRule(group.rule).status());
     rules.push_back(ToSpec(group.rule));
     lazy.push_back(group.lazy);
   }
@@ -270,7 +307,8 @@ DistributedOptimizer::Create(rpc::Agent& agent,
   }
   auto optimizer =
       std::unique_ptr<DistributedOptimizer>(new DistributedOptimizer(agent));
-  std::vector<Future<rref::RRef<OptimizerShard>>> making;
+  OwnerErrors errors;
+  std::vector<std::pair<std::string, Future<void>>> made;  // by owner
   std::vector<std::string> local_names;
   for (const auto& [owner, own] : by_owner) {
     std::vector<std::string> names;
@@ -279,22 +317,26 @@ DistributedOptimizer::Create(rpc::Agent& agent,
     }
     if (owner == agent.key()) {
       optimizer->local_ = std::make_unique<OptimizerShard>(rules, lazy, own);
-      WEFT_RETURN_IF_ERROR(optimizer->local_->status());
+      errors.Note(agent.name(), optimizer->local_->status());
       local_names = std::move(names);
       continue;
     }
     optimizer->names_.push_back(std::move(names));
-    making.push_back(
-        rref::MakeAsync<OptimizerShard>(agent.To(owner), rules, lazy, own));
+    const rpc::Target target = agent.To(owner);
+    auto shard = rref::BeginMake<OptimizerShard>(target, rules, lazy, own);
+    errors.Note(target.name(), shard.status());
+    if (!shard.ok()) continue;
+    made.emplace_back(target.name(),
+                      rref::CallAsync(*shard, &OptimizerShard::status));
+    optimizer->shards_.push_back(*std::move(shard));
   }
   if (optimizer->local_ != nullptr) {
     optimizer->names_.push_back(std::move(local_names));
   }
-  for (Future<rref::RRef<OptimizerShard>>& shard : making) {
-    WEFT_ASSIGN_OR_RETURN(rref::RRef<OptimizerShard> made,
-                          shard.Wait(optimizer->timeout()));
-    optimizer->shards_.push_back(std::move(made));
+  for (const auto& [owner, each] : made) {
+    errors.Note(owner, each.Wait(optimizer->timeout()));
   }
+  if (!errors.ok()) return errors.Get("DistributedOptimizer::Create: ");
   return optimizer;
 }
 
@@ -318,18 +360,18 @@ absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckAll(
     std::get<1>(all) =
         JoinNorms(std::get<1>(all), std::get<1>(found), options.norm);
   };
+  OwnerErrors errors;
   if (local_ != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(const auto found,
-                          local_->CheckIn(pass.contexts(), id, norm));
-    add(found);
+    const auto found = local_->CheckIn(pass.contexts(), id, norm);
+    errors.Note(agent_.name(), found.status());
+    if (found.ok()) add(*found);
   }
   for (size_t i = 0; i < checks.size(); ++i) {
     const Result<OptimizerShard::Found> found = checks[i].Wait(timeout());
-    if (!found.ok()) {
-      return NamingOwner(found.status(), shards_[i].owner().name());
-    }
-    add(*found);
+    errors.Note(shards_[i].owner().name(), found.status());
+    if (found.ok()) add(*found);
   }
+  if (!errors.ok()) return errors.Get();
   return all;
 }
 
@@ -342,21 +384,16 @@ absl::Status DistributedOptimizer::ApplyAll(const dist_autograd::Scope& pass,
     applies.push_back(rref::CallAsync(shard, &OptimizerShard::Apply, id,
                                       rate_scale, gradient_scale));
   }
-  absl::Status first;
+  OwnerErrors errors;
   if (local_ != nullptr) {
-    first = local_->ApplyIn(pass.contexts(), id, rate_scale, gradient_scale);
+    errors.Note(agent_.name(), local_->ApplyIn(pass.contexts(), id, rate_scale,
+                                               gradient_scale));
   }
   for (size_t i = 0; i < applies.size(); ++i) {
-    const absl::Status applied = applies[i].Wait(timeout());
-    if (applied.ok() || !first.ok()) continue;
-    first = absl::Status(
-        applied.code(),
-        absl::StrCat("the optimizer at ", shards_[i].owner().name(),
-                     " failed after all had agreed, so that other owners may "
-                     "have stepped: ",
-                     applied.message()));
+    errors.Note(shards_[i].owner().name(), applies[i].Wait(timeout()));
   }
-  return first;
+  return errors.Get(
+      "after all owners had agreed, so that the others have stepped: ");
 }
 
 absl::StatusOr<StepReport> DistributedOptimizer::Step(
@@ -393,17 +430,16 @@ absl::StatusOr<DistributedOptimizer::State> DistributedOptimizer::SaveState() {
     parts.push_back(rref::CallAsync(shard, &OptimizerShard::SaveState));
   }
   State state;
-  if (local_ != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(const auto own, local_->SaveState());
-    state.insert(own.begin(), own.end());
-  }
+  OwnerErrors errors;
+  const auto add = [&](const std::string& owner, const auto& part) {
+    errors.Note(owner, part.status());
+    if (part.ok()) state.insert(part->begin(), part->end());
+  };
+  if (local_ != nullptr) add(agent_.name(), local_->SaveState());
   for (size_t i = 0; i < parts.size(); ++i) {
-    const Result<OptimizerShard::State> part = parts[i].Wait(timeout());
-    if (!part.ok()) {
-      return NamingOwner(part.status(), shards_[i].owner().name());
-    }
-    state.insert(part->begin(), part->end());
+    add(shards_[i].owner().name(), parts[i].Wait(timeout()));
   }
+  if (!errors.ok()) return errors.Get();
   return state;
 }
 
@@ -428,25 +464,23 @@ absl::Status DistributedOptimizer::LoadState(const State& state) {
     stages.push_back(
         rref::CallAsync(shards_[i], &OptimizerShard::StageState, parts[i]));
   }
-  absl::Status first;
-  if (local_ != nullptr) first = local_->StageState(parts.back());
-  for (size_t i = 0; i < stages.size(); ++i) {
-    const absl::Status staged = stages[i].Wait(timeout());
-    if (staged.ok() || !first.ok()) continue;
-    first = NamingOwner(staged, shards_[i].owner().name());
+  OwnerErrors errors;
+  if (local_ != nullptr) {
+    errors.Note(agent_.name(), local_->StageState(parts.back()));
   }
-  WEFT_RETURN_IF_ERROR(first);
+  for (size_t i = 0; i < stages.size(); ++i) {
+    errors.Note(shards_[i].owner().name(), stages[i].Wait(timeout()));
+  }
+  WEFT_RETURN_IF_ERROR(errors.Get());
   std::vector<Future<void>> loads;
   for (const auto& shard : shards_) {
     loads.push_back(rref::CallAsync(shard, &OptimizerShard::LoadStaged));
   }
-  if (local_ != nullptr) first = local_->LoadStaged();
+  if (local_ != nullptr) errors.Note(agent_.name(), local_->LoadStaged());
   for (size_t i = 0; i < loads.size(); ++i) {
-    const absl::Status loaded = loads[i].Wait(timeout());
-    if (loaded.ok() || !first.ok()) continue;
-    first = NamingOwner(loaded, shards_[i].owner().name());
+    errors.Note(shards_[i].owner().name(), loads[i].Wait(timeout()));
   }
-  return first;
+  return errors.Get();
 }
 
 }  // namespace weft::optimizer

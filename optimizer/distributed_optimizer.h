@@ -24,8 +24,10 @@
 // that of a local Optimizer over them.
 //
 // Several trainers may each have an optimizer of the same parameters (Hogwild):
-// updates at one owner run one at a time, in no order between owners; a forward
-// pass may read a weight while it is updated.
+// updates at one owner run one at a time, in no order between owners. A recorded
+// forward keeps the weights that it saved (optimizer.h), so its backward works
+// through the steps of others. What reads a weight at the very time of an update
+// may see a part of it.
 
 #ifndef WEFT_OPTIMIZER_DISTRIBUTED_OPTIMIZER_H_
 #define WEFT_OPTIMIZER_DISTRIBUTED_OPTIMIZER_H_
@@ -90,8 +92,8 @@ class OptimizerShard {
   using Found = std::tuple<int64_t, double>;
   using State = std::map<std::string, Tensor>;
 
-  // `rules`, `lazy`: of each group. If a parameter cannot be optimized, each
-  // call fails.
+  // `rules`, `lazy`: of each group. If a parameter cannot be optimized,
+  // status() and each call fail.
   OptimizerShard(const std::vector<v1::RuleSpec>& rules,
                  const std::vector<int64_t>& lazy,
                  const std::vector<Placed>& parameters);
@@ -119,7 +121,8 @@ class OptimizerShard {
                        const dist_autograd::ContextId& id,
                        double learning_rate_scale, double gradient_scale)
       ABSL_LOCKS_EXCLUDED(mu_);
-  const absl::Status& status() const { return status_; }
+  // Why there is no optimizer: what Optimizer::Create has refused.
+  absl::Status status() const { return status_; }
 
  private:
   // Of all shards of one worker: they may have parameters in common.
@@ -132,7 +135,7 @@ class OptimizerShard {
                      const std::vector<Placed>& parameters);
   absl::Status Validate(const State& state) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  absl::Status status_;  // why there is no optimizer
+  absl::Status status_;
   std::shared_ptr<WeightsLock> weights_;
   std::vector<Parameter> parameters_;
   Mutex mu_;
@@ -149,7 +152,9 @@ class DistributedOptimizer {
 
   // Groups the parameters by owner and makes an optimizer at each, all at once.
   // kInvalidArgument for no parameters, an empty reference, or what
-  // Optimizer::Create refuses, with the owner's name; else as a call fails.
+  // Optimizer::Create refuses, at any owner; else as a call fails. This and all
+  // other errors of owners name each owner that failed; their code and payloads
+  // are those of the first.
   static absl::StatusOr<std::unique_ptr<DistributedOptimizer>> Create(
       rpc::Agent& agent, const std::vector<DistributedGroup>& groups);
   static absl::StatusOr<std::unique_ptr<DistributedOptimizer>> Create(
@@ -158,8 +163,9 @@ class DistributedOptimizer {
 
   // Updates all parameters by the gradients in the context of `pass`.
   // kFailedPrecondition if no parameter has one (was there a Backward?);
-  // kInvalidArgument names a gradient that is not finite, or an invalid option;
-  // then nothing has changed.
+  // kInvalidArgument names gradients that are not finite, or an invalid option;
+  // then nothing has changed. An error that begins with "after all owners had
+  // agreed" names the owners that did not step, or may not have.
   absl::StatusOr<StepReport> Step(const dist_autograd::Scope& pass,
                                   const StepOptions& options);
   absl::Status Step(const dist_autograd::Scope& pass) {

@@ -116,6 +116,10 @@ TEST_F(DistributedOptimizerTest, NumberThatIsNoNormIsRefusedAtTheOwner) {
                 StatusIs(absl::StatusCode::kInvalidArgument, "wanted a norm"));
   }
   EXPECT_THAT(shard.CheckIn(*contexts_[0], pass.id(), -1), IsOk());
+  for (const double scale : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    EXPECT_THAT(shard.ApplyIn(*contexts_[0], pass.id(), 1.0, scale),
+                StatusIs(absl::StatusCode::kInvalidArgument, "gradient_scale"));
+  }
 }
 
 TEST_F(DistributedOptimizerTest, TrainsAsOneProcessDoesByEveryRule) {
@@ -217,6 +221,67 @@ TEST_F(DistributedOptimizerTest, NoParametersAndEmptyOnesAreRefused) {
   EXPECT_THAT(DistributedOptimizer::Create(ranks_[0], SgdOptions{},
                                            {rref::RRef<Variable>()})
                   .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef"));
+}
+
+// Parameters that Optimizer::Create refuses, at the owner that is called.
+rref::RRef<Variable> UnfitWeight(rpc::CallContext& call, bool is_frozen) {
+  const Tensor value = InitialWeight(3, 5, 1.0);
+  return rref::MakeLocal(call.agent(),
+                         std::make_shared<Variable>(
+                             is_frozen ? Variable(value)
+                                       : Variable(value.Transpose(0, 1), true)))
+      .value();
+}
+WEFT_RPC(UnfitWeight);
+
+TEST_F(DistributedOptimizerTest, WhatAnOptimizerRefusesIsRefusedAtAllOwners) {
+  const auto here = rref::MakeLocal(
+      ranks_[0], std::make_shared<Variable>(InitialWeight(2, 2, 1.0)));
+  const absl::Status refused =
+      DistributedOptimizer::Create(
+          ranks_[0], SgdOptions{0.1},
+          {rpc::Call(To(1), UnfitWeight, true).value(), *here,
+           rpc::Call(To(2), UnfitWeight, false).value()})
+          .status();
+  EXPECT_THAT(refused, StatusIs(absl::StatusCode::kInvalidArgument,
+                                "wanted a contiguous leaf"));
+  for (const char* owner : {"at w0: ", "at w1: ", "at w2: "}) {
+    EXPECT_THAT(std::string(refused.message()), ::testing::HasSubstr(owner));
+  }
+  // One parameter twice, and a rule that cannot be.
+  const auto layer = rref::Make<Layer>(To(1), 3, 5, 0.5).value();
+  const auto weight = rref::Call(layer, &Layer::Weight).value();
+  EXPECT_THAT(DistributedOptimizer::Create(
+                  ranks_[0], SgdOptions{0.1},
+                  {weight, rref::Call(layer, &Layer::Weight).value()})
+                  .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "updated twice"));
+  EXPECT_THAT(DistributedOptimizer::Create(ranks_[0], SgdOptions{-1}, {weight})
+                  .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(DistributedOptimizer::Create(
+                  ranks_[0], {DistributedGroup{SgdOptions{0.1}, {weight}},
+                              DistributedGroup{SgdOptions{-1}, {}}})
+                  .status(),
+              StatusIs(absl::StatusCode::kInvalidArgument));
+}
+
+// A peer makes what no DistributedOptimizer does.
+TEST_F(DistributedOptimizerTest, ShardWithoutParametersServesNothing) {
+  const dist_autograd::Scope pass(*contexts_[0]);
+  const dist_autograd::Contexts& contexts = *contexts_[0];
+  OptimizerShard none({}, {}, {});
+  const auto refused = StatusIs(absl::StatusCode::kInvalidArgument, "no param");
+  EXPECT_THAT(none.status(), refused);
+  EXPECT_THAT(none.SaveState().status(), refused);
+  EXPECT_THAT(none.StageState({}), refused);
+  EXPECT_THAT(none.LoadStaged(), refused);
+  EXPECT_THAT(none.CheckIn(contexts, pass.id(), -1).status(), refused);
+  EXPECT_THAT(none.ApplyIn(contexts, pass.id(), 1.0, 1.0), refused);
+  OptimizerShard empty({ToSpec(SgdOptions{0.1})}, {0},
+                       {{0, 0, rref::RRef<Variable>()}});
+  EXPECT_THAT(empty.SaveState().status(),
               StatusIs(absl::StatusCode::kInvalidArgument, "empty RRef"));
 }
 
@@ -373,6 +438,28 @@ TEST_F(ThreeOwnersTest, ClippedStepEqualsThatOfOneProcess) {
   }
   // The norm is summed in another order.
   ExpectEqual(Values(), local.Values(), 1e-12);
+}
+
+TEST_F(ThreeOwnersTest, StepNamesEachOwnerThatFails) {
+  auto optimizer =
+      DistributedOptimizer::Create(ranks_[0], SgdOptions{1.0}, weights_);
+  ASSERT_THAT(optimizer.status(), IsOk());
+  const std::vector<Tensor> before = Values();
+  const dist_autograd::Scope pass(*contexts_[0]);
+  Variable h(InitialWeight(4, 3, 1.0));
+  for (const auto& layer : layers_) {
+    h = pass.Call(layer, &Layer::Forward, h).value();
+  }
+  dist_autograd::PassOptions options;
+  options.seeds = {Tensor::Full({4, 1}, std::numeric_limits<double>::infinity(),
+                                DType::kF64)};
+  ASSERT_THAT(pass.Backward(MatMul(h, *head_), options), IsOk());
+  const absl::Status failed = (*optimizer)->Step(pass);
+  EXPECT_THAT(failed, StatusIs(absl::StatusCode::kInvalidArgument, "infinite"));
+  for (const char* owner : {"at w0: ", "at w1: ", "at w2: "}) {
+    EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr(owner));
+  }
+  ExpectEqual(Values(), before, 0);
 }
 
 TEST_F(ThreeOwnersTest, GroupsHaveTheirOwnRules) {
@@ -536,6 +623,51 @@ class Net : public nn::Module {
   Variable w_;
 };
 WEFT_RPC_MODULE(Net, double);
+
+// The natural module: it uses its weights as they are.
+TEST_F(DistributedOptimizerTest, BackwardUsesTheWeightsOfItsOwnForward) {
+  const auto layer = rref::Make<Layer>(To(1), 3, 5, 0.5).value();
+  const auto weight = rref::Call(layer, &Layer::Weight).value();
+  // Two trainers, each with its own optimizer of the layer's weight.
+  auto one_trainer =
+      DistributedOptimizer::Create(ranks_[0], SgdOptions{0.1, 0.9}, {weight});
+  auto other =
+      DistributedOptimizer::Create(ranks_[0], SgdOptions{0.2, 0.9}, {weight});
+  ASSERT_THAT(one_trainer.status(), IsOk());
+  ASSERT_THAT(other.status(), IsOk());
+  const Variable local(InitialWeight(3, 5, 0.5), true);
+  auto first = Optimizer::Create({{SgdOptions{0.1, 0.9}, {{"w", local}}}});
+  auto second = Optimizer::Create({{SgdOptions{0.2, 0.9}, {{"w", local}}}});
+  ASSERT_THAT(first.status(), IsOk());
+  ASSERT_THAT(second.status(), IsOk());
+  for (int step = 0; step < 4; ++step) {
+    const Variable a(InitialWeight(4, 3, 1.0 + step));
+    const Variable b(InitialWeight(4, 3, 2.0 + step));
+    const dist_autograd::Scope one(*contexts_[0]);
+    const dist_autograd::Scope two(*contexts_[0]);
+    const Variable y1 = one.Call(layer, &Layer::Forward, a).value();
+    const Variable y2 = two.Call(layer, &Layer::Forward, b).value();
+    ASSERT_THAT(one.Backward(Sum(Mul(y1, y1))), IsOk());
+    ASSERT_THAT((*one_trainer)->Step(one), IsOk());
+    // Through the other's step, with the weights of before.
+    ASSERT_THAT(two.Backward(Sum(Mul(y2, y2))), IsOk());
+    ASSERT_THAT((*other)->Step(two), IsOk());
+
+    const Variable before(local.value().Clone(), true);
+    const auto gradient = [&](const Variable& x) {
+      before.ClearGradient();
+      const Variable y = Tanh(MatMul(x, before));
+      Sum(Mul(y, y)).Backward();
+      return before.gradient();
+    };
+    ASSERT_THAT((*first)->Apply([&](const Parameter&) { return gradient(a); }),
+                IsOk());
+    ASSERT_THAT((*second)->Apply([&](const Parameter&) { return gradient(b); }),
+                IsOk());
+    EXPECT_EQ(dist_autograd::ValueOf(weight).value().ToVector<double>(),
+              local.value().ToVector<double>());
+  }
+}
 
 TEST_F(DistributedOptimizerTest, RemoteModulesTrainAsLocalOnes) {
   using dist_autograd::RemoteModule;

@@ -135,6 +135,7 @@ absl::Status Optimizer::AddGroup(ParameterGroup group) {
       state.slots.push_back(
           Tensor::Full(value.shape(), slot.initial_value, value.dtype()));
     }
+    value.storage()->KeepVersions();
     state.parameter = std::move(parameter);
     made.states.push_back(std::move(state));
   }
@@ -196,6 +197,9 @@ absl::Status Optimizer::Apply(GradientsOf gradients) {
       due.push_back({group.rule.get(), &state, std::move(gradient)});
     }
   }
+  for (const Due& update : due) {
+    update.state->parameter.variable.value().BeginUpdate();
+  }
   for (const Due& update : due) Update(update);
   return absl::OkStatus();
 }
@@ -217,7 +221,6 @@ void Optimizer::Update(const Due& due) const {
                           absl::MakeConstSpan(dense.data<T>(), dense.numel()));
     }
   });
-  value.BumpVersion();
 }
 
 void Optimizer::ZeroGrad() {

@@ -8,7 +8,9 @@
 //
 // A parameter whose gradient is undefined does not change: neither weight decay
 // nor momentum is applied, and its steps are not counted. Weights are changed
-// in place, their version bumped.
+// in place, their version bumped. A graph that has saved them, as that of
+// another trainer whose backward is still to come, keeps them as they were: of
+// a weight that a graph has saved the update makes one copy, of others none.
 //
 // A frozen parameter (Variable::SetRequiresGrad) has no gradient: it stands
 // still until it is unfrozen, and its state is kept and saved.

@@ -8,6 +8,7 @@
 #include "google/protobuf/util/json_util.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "weft/autograd/ops.h"
 #include "weft/checkpoint/checkpoint_directory.h"
 #include "weft/optimizer/rules/rule_spec.h"
 #include "weft/tests/support/status_matchers.h"
@@ -17,6 +18,7 @@ namespace weft::optimizer {
 namespace {
 
 using ::nlohmann::json;
+using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 using ::weft::testing::TempDir;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -386,6 +388,56 @@ TEST(Optimizer, VariableMadeWithoutAGradientIsRefused) {
       {{SgdOptions{1.0}, {{"a", Variable(Tensor::Ones({1}))}}}});
   EXPECT_THAT(optimizer.status(), StatusIs(absl::StatusCode::kInvalidArgument,
                                            "made with requires_grad"));
+}
+
+// ------------------------------------------------------------ open graphs
+
+// Which version of the elements is current: another one after a copy was made.
+const HeldVersion* CurrentOf(const Variable& w) {
+  uint64_t version = 0;
+  return w.value().storage()->Hold(&version).get();
+}
+
+TEST(Optimizer, GraphThatHasSavedAWeightKeepsItThroughSteps) {
+  const Variable w(Tensor::FromVector<double>({1, 2, 3, 4}, {2, 2}), true);
+  auto optimizer = Optimizer::Create({{SgdOptions{1.0}, {{"w", w}}}}).value();
+  const Variable x(Tensor::FromVector<double>({1, 1}, {1, 2}), true);
+  // As it is, and by a view of it.
+  const Variable direct = MatMul(x, w);
+  const Variable view = MatMul(x, Transpose(w, 0, 1));
+  for (int step = 0; step < 3; ++step) {
+    w.SetGradient(Tensor::Ones({2, 2}, DType::kF64));
+    ASSERT_THAT(optimizer->Step(), IsOk());
+  }
+  EXPECT_EQ(w.value().ToVector<double>(), (std::vector<double>{-2, -1, 0, 1}));
+  Sum(direct).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), (std::vector<double>{3, 7}));
+  x.ClearGradient();
+  Sum(view).Backward();
+  EXPECT_EQ(x.grad().ToVector<double>(), (std::vector<double>{4, 6}));
+  // A write that is no step is still found.
+  const Variable later = MatMul(x, w);
+  w.value().Fill(0);
+  ASSERT_THAT(optimizer->Step(), IsOk());
+  EXPECT_THROW(Sum(later).Backward(), Error);
+}
+
+TEST(Optimizer, StepOfATrainingLoopCopiesNoWeight) {
+  const Variable w(Tensor::Ones({3, 3}, DType::kF64), true);
+  auto optimizer = Optimizer::Create({{SgdOptions{0.1}, {{"w", w}}}}).value();
+  const HeldVersion* const first = CurrentOf(w);
+  for (int step = 0; step < 3; ++step) {
+    const Variable y = MatMul(Variable(Tensor::Ones({2, 3}, DType::kF64)), w);
+    const Variable loss = Sum(Mul(y, y));
+    loss.Backward();
+    ASSERT_THAT(optimizer->Step(), IsOk());  // the graph is still there
+    optimizer->ZeroGrad();
+    EXPECT_EQ(CurrentOf(w), first) << "a copy was made in step " << step;
+  }
+  const Variable open = MatMul(Variable(Tensor::Ones({2, 3}, DType::kF64)), w);
+  w.SetGradient(Tensor::Ones({3, 3}, DType::kF64));
+  ASSERT_THAT(optimizer->Step(), IsOk());
+  EXPECT_NE(CurrentOf(w), first) << "the graph was left without a copy";
 }
 
 }  // namespace

@@ -15,6 +15,29 @@
 
 namespace weft {
 
+class Storage;
+
+// The elements of a Storage as they are, for who needs them after an update in
+// place: it holds one from Storage::Hold, and only then is there a copy.
+//
+// Thread-safety: thread-safe.
+class HeldVersion : public RefCounted<HeldVersion> {
+ public:
+  // Null until an update began.
+  IntrusivePtr<Storage> copy() const;
+  // The version of which copy() is. REQUIRES: copy() is not null.
+  uint64_t version() const { return version_; }
+
+  HeldVersion() = default;
+  ~HeldVersion();
+
+ private:
+  friend class Storage;
+  IntrusivePtr<Storage> copy_;  // constant once is_copied_
+  uint64_t version_ = 0;
+  std::atomic<bool> is_copied_{false};
+};
+
 class Storage : public RefCounted<Storage> {
  public:
   // Not initialised. Aligned to 64 bytes, or to 16 if it is at most
@@ -44,8 +67,21 @@ class Storage : public RefCounted<Storage> {
   uint64_t version() const { return version_.load(std::memory_order_relaxed); }
   void BumpVersion() { version_.fetch_add(1, std::memory_order_relaxed); }
 
+  // From now on BeginUpdate disturbs nobody who holds a version. Until then
+  // Hold is free, and returns null.
+  void KeepVersions();
+  // The elements as they are, and their number in `version`.
+  IntrusivePtr<HeldVersion> Hold(uint64_t* version) const;
+  // In place of BumpVersion, before an update in place of what graphs may have
+  // saved, such as weights: who holds the version gets a copy of the bytes,
+  // which is made if anybody does. Throws as Allocate, with nothing changed. A
+  // reader at the very time of the update may see a part of it.
+  void BeginUpdate();
+
  private:
   static constexpr int64_t kInlineBytes = 64;
+
+  struct Versions;
 
   Storage(void* memory, int64_t bytes, std::shared_ptr<const void> owner);
   explicit Storage(int64_t bytes);
@@ -53,7 +89,8 @@ class Storage : public RefCounted<Storage> {
   char* memory_;
   const int64_t bytes_;
   std::atomic<uint64_t> version_{0};
-  const std::shared_ptr<const void> owner_;  // Null: memory_ is ours.
+  std::atomic<Versions*> versions_{nullptr};  // owned; null: none are kept
+  const std::shared_ptr<const void> owner_;   // Null: memory_ is ours.
   alignas(16) char inline_[kInlineBytes];
   alignas(16) char handle_[kHandleBytes];
 };

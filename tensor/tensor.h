@@ -178,6 +178,9 @@ class Tensor {
 
   uint64_t version() const { return body().storage->version(); }
   void BumpVersion() const { body().storage->BumpVersion(); }
+  // In place of it, before a write that graphs which have saved the elements
+  // are not to see: Storage::BeginUpdate.
+  void BeginUpdate() const { body().storage->BeginUpdate(); }
 
   // "f32[2, 3]", for messages.
   std::string Describe() const;
