@@ -11,6 +11,7 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
 #include "weft/base/future.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
 #include "weft/ddp/longest_wait.h"
@@ -295,9 +296,8 @@ class DistributedDataParallel::Sink final : public GradientSink {
     const absl::Status finished = ddp_.reducer_->Finish();
     if (!finished.ok()) {
       ClearGradients();
-      return absl::Status(
-          finished.code(),
-          absl::StrCat("DistributedDataParallel: ", finished.message()));
+      return Reworded(finished, absl::StrCat("DistributedDataParallel: ",
+                                             finished.message()));
     }
     // A pass with a store reduces none of the leaves' own gradients.
     if (pass.store == nullptr) {
@@ -460,8 +460,8 @@ absl::Status DistributedDataParallel::BroadcastAll(
   if (status.ok()) return status;
   // The code of the reason for which the group broke is the same on all ranks.
   const absl::Status health = group_.health();
-  return absl::Status(health.ok() ? status.code() : health.code(),
-                      status.message());
+  return Reworded(status, health.ok() ? status.code() : health.code(),
+                  status.message());
 }
 
 absl::Status DistributedDataParallel::BroadcastBuffers() {
@@ -562,7 +562,7 @@ absl::Status DistributedDataParallel::CheckInSync() {
   const absl::Status agreed =
       CheckAgreement(group_, absl::OkStatus(), lines, options_.reducer.timeout);
   if (!absl::IsInvalidArgument(agreed)) return agreed;
-  return absl::DataLossError(agreed.message());
+  return Reworded(agreed, absl::StatusCode::kDataLoss, agreed.message());
 }
 
 }  // namespace weft::ddp

@@ -10,6 +10,7 @@
 #include "absl/time/clock.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/ddp/agreement.h"
 #include "weft/ddp/census.h"
@@ -188,9 +189,8 @@ absl::Status Reducer::CheckBegin(double weight) const {
   }
   const absl::Status health = group_.health();
   if (health.ok()) return health;
-  return absl::Status(health.code(),
-                      absl::StrCat("Reducer::Begin: group ", group_.name(),
-                                   " is broken: ", health.message()));
+  return Reworded(health, absl::StrCat("Reducer::Begin: group ", group_.name(),
+                                       " is broken: ", health.message()));
 }
 
 absl::Status Reducer::Begin(double weight) {
@@ -407,8 +407,8 @@ absl::Status Reducer::AwaitOne(const Future<void>& reduced,
   // An operation that comes after the group broke only says that it did; the
   // code of the reason says what to do, and is the same on all ranks.
   const absl::Status health = group_.health();
-  return absl::Status(
-      health.ok() ? status.code() : health.code(),
+  return Reworded(
+      status, health.ok() ? status.code() : health.code(),
       absl::StrCat("step ", step_, " of rank ", group_.rank(), ", ", what, " ",
                    number, " of ", buckets_.size(), ": ", status.message()));
 }
@@ -488,10 +488,11 @@ absl::Status Reducer::ReduceAsRows() {
                  CallOptionsOf(buckets_.size() + 1));
   if (!reduced.ok()) {
     const absl::Status health = group_.health();
-    return absl::Status(health.ok() ? reduced.status().code() : health.code(),
-                        absl::StrCat("step ", step_, " of rank ", group_.rank(),
-                                     ", gradients reduced as rows: ",
-                                     reduced.status().message()));
+    return Reworded(
+        reduced.status(), health.ok() ? reduced.status().code() : health.code(),
+        absl::StrCat(
+            "step ", step_, " of rank ", group_.rank(),
+            ", gradients reduced as rows: ", reduced.status().message()));
   }
   for (size_t t = 0; t < parameters.size(); ++t) {
     rows_[parameters[t]] = std::move((*reduced)[t]);
@@ -521,8 +522,8 @@ absl::Status Reducer::Settle() {
       group_.Broadcast(order, census_.first_rank_with_gradients, call);
   if (!given.ok()) {
     const absl::Status health = group_.health();
-    return absl::Status(health.ok() ? given.code() : health.code(),
-                        absl::StrCat("order of buckets: ", given.message()));
+    return Reworded(given, health.ok() ? given.code() : health.code(),
+                    absl::StrCat("order of buckets: ", given.message()));
   }
   for (int i = 0; i < size(); ++i) {
     order_.push_back(static_cast<int>(order.data<int64_t>()[i]));
