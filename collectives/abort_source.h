@@ -11,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
 #include "weft/base/mutex.h"
+#include "weft/base/reworded.h"
 #include "weft/collectives/backend.h"
 
 namespace weft::collectives {
@@ -44,9 +45,8 @@ class AbortSource {
 
  private:
   void AbortOne(Backend& backend) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    backend.Abort(absl::Status(
-        reason_.code(),
-        absl::StrCat("rank ", backend.rank(), ": ", reason_.message())));
+    backend.Abort(Reworded(reason_, absl::StrCat("rank ", backend.rank(), ": ",
+                                                 reason_.message())));
   }
 
   Mutex mu_;

@@ -22,8 +22,11 @@ inline constexpr int64_t kMostUnaskedBytes = int64_t{256} << 20;
 struct DiagnosisOptions {
   // An operation that waits longer is reported, once, and goes on.
   absl::Duration report_after = absl::Seconds(2);
-  // Gets the report, on the thread that waits. By default it is written to
-  // standard error. Must not block.
+  // Gets the report, on the thread that waits; and, where ranks of several
+  // hosts called different operations and this one has left the group before it
+  // could be told, a report of that, on any thread. By default it is written to
+  // standard error. Must not block. What it uses must outlive the group, and
+  // the Streams that it used.
   std::function<void(absl::string_view report)> report;
 };
 

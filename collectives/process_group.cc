@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/mutex.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/generation.h"
 #include "weft/collectives/linked_backends.h"
@@ -39,9 +40,7 @@ class ProcessGroup::Core {
 
  private:
   std::shared_ptr<Generation> Make(std::unique_ptr<Backend> backend) const {
-    return std::make_shared<Generation>(std::move(backend), options_.name,
-                                        options_.timeout, options_.recorder,
-                                        options_.abort_source);
+    return std::make_shared<Generation>(std::move(backend), options_);
   }
 
   const GroupOptions options_;
@@ -501,7 +500,9 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Subgroup(
 
 void ProcessGroup::Revoke(const absl::Status& reason) {
   const std::shared_ptr<Generation> group = core_->now();
-  group->backend().Abort(absl::CancelledError(
+  group->backend().Abort(Reworded(
+      reason.ok() ? absl::CancelledError("no reason is given") : reason,
+      absl::StatusCode::kCancelled,
       absl::StrCat("group ", name(), " was revoked by rank ",
                    group->backend().rank(), ": ", reason.message())));
 }

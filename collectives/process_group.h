@@ -36,12 +36,26 @@
 //                        named.
 //   kDeadlineExceeded    `timeout` has passed; the ranks waited for are named.
 //                        After DiagnosisOptions::report_after the same is
-//                        reported, and the operation goes on.
+//                        reported, and the operation goes on. Where no time is
+//                        left as it is to begin (a timeout of 0 or less, too
+//                        long behind others), it is not begun. (A Send or
+//                        Receive without time moves what can be moved at once.)
 //   kCancelled           Revoke, or the group's end on some rank.
 // The last four break the group: on each rank one operation ends in that error,
 // and later ones in kFailedPrecondition with the first reason, until Shrink or
-// Reconfigure. Ending a Future early
+// Reconfigure. So it is for a rank that is still on its way into the group: it
+// comes into a broken one. Ending a Future early
 // (Future::Cancel) does not withdraw this rank's part.
+//
+// Differences. An operation is OK on a rank once its own part is done, and what
+// it has written is what ranks that call the same give. A rank whose part needs
+// nobody (the root of a Broadcast or a Scatter, the others of a Reduce or a
+// Gather) may be OK, then, although another rank has called something else
+// under that number, or will: however far behind that one is, both find out,
+// and the next operation of each ends in kFailedPrecondition. A Barrier is OK
+// only if all ranks have called the same operations up to it. A difference that
+// is found when a rank has left the group, or leaves it before another
+// operation, is reported there (DiagnosisOptions::report).
 //
 // Thread-safety: thread-safe.
 
@@ -60,29 +74,14 @@
 #include "absl/time/time.h"
 #include "absl/types/span.h"
 #include "weft/base/future.h"
-#include "weft/collectives/abort_source.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/call_options.h"
 #include "weft/collectives/call_site.h"
+#include "weft/collectives/group_options.h"
 #include "weft/collectives/reduction.h"
-#include "weft/telemetry/flight_recorder.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {
-
-struct GroupOptions {
-  // Used in messages, and as the prefix of the names of groups made from it.
-  std::string name = "world";
-  // Timeout of an operation that has none of its own.
-  absl::Duration timeout = absl::Minutes(5);
-  // Gets "collective.start" and "collective.end" of each operation: the group
-  // and the verb, the number of the operation, and its fingerprint (start) or
-  // status code (end). `weft dump` compares those of all ranks. Null: none.
-  // Must outlive the group.
-  telemetry::FlightRecorder* recorder = nullptr;
-  // Can end this group and those made from it; null: nothing can.
-  std::shared_ptr<AbortSource> abort_source = nullptr;
-};
 
 // One part of an Exchange.
 struct PointToPoint {

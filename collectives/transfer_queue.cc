@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/driver.h"
+#include "weft/base/reworded.h"
 #include "weft/base/start_thread.h"
 
 namespace weft::collectives {
@@ -14,8 +15,7 @@ namespace {
 constexpr absl::Duration kLongestWait = absl::Milliseconds(50);
 
 absl::Status Prefixed(const std::string& what, const absl::Status& status) {
-  return absl::Status(status.code(),
-                      absl::StrCat(what, ": ", status.message()));
+  return Reworded(status, absl::StrCat(what, ": ", status.message()));
 }
 
 bool CompeteForOne(const Transfer& a, const Transfer& b) {

@@ -15,6 +15,7 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/accumulate.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
@@ -60,6 +61,7 @@ constexpr char kOtherProcesses[] =
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::weft::testing::Becomes;
 using ::weft::testing::StatusIs;
 
 // Small whole numbers, different for each rank and element: sums are exact.
@@ -597,7 +599,7 @@ TEST_P(ProcessGroupConformance, RevokeEndsAllAndShrinkGoesOn) {
     WEFT_RETURN_IF_ERROR(group.Barrier());
     ++ready;
     if (group.rank() == 1) {
-      while (ready < 3) absl::SleepFor(absl::Milliseconds(1));
+      WANT_EQ(bool(Becomes([&] { return ready == 3; })), true);
       group.Revoke(absl::CancelledError("a rank is slow"));
     } else {
       const absl::Status ended = group.AllReduce(Numbers(group.rank(), 10));
@@ -649,12 +651,12 @@ TEST_P(ProcessGroupConformance, ReconfigureGoesOnWithOtherMembers) {
       ++old_members;
       if (group.rank() == 2) {
         // The others' operation waits for it until they reconfigure.
-        while (group.health().ok()) absl::SleepFor(absl::Milliseconds(1));
+        WANT_EQ(bool(Becomes([&] { return !group.health().ok(); })), true);
         WANT_EQ(group.Barrier().code(), absl::StatusCode::kCancelled);
         return absl::OkStatus();
       }
       Future<void> in_flight = group.BarrierAsync();
-      while (old_members < 3) absl::SleepFor(absl::Milliseconds(1));
+      WANT_EQ(bool(Becomes([&] { return old_members == 3; })), true);
       WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
                             next->Connect(group.rank()));
       WEFT_RETURN_IF_ERROR(group.Reconfigure(std::move(backend)));
@@ -766,6 +768,179 @@ TEST_P(ProcessGroupConformance, DifferentOperationsAreReportedOnAllRanks) {
   }
 }
 
+// Rank 2 calls something else than the first of many broadcasts, all of which
+// the others have called before it comes, where they need not wait for it.
+TEST_P(ProcessGroupConformance, LateRankThatDiffersIsReportedOnAllRanks) {
+  constexpr int kAhead = 200;
+  const auto broadcast = [](ProcessGroup& group, int root, uint64_t label) {
+    CallOptions options;
+    options.label = label;
+    return group.Broadcast(Numbers(group.rank(), 4), root, options);
+  };
+  const std::vector<std::function<absl::Status(ProcessGroup&, int i)>> cases = {
+      [](ProcessGroup& group, int) {
+        return group.Reduce(Tensor::Zeros({4}), 0);
+      },
+      [&](ProcessGroup& group, int i) { return broadcast(group, 2, i); },
+      [&](ProcessGroup& group, int i) {
+        return broadcast(group, 0, i < 2 ? 1 - i : i);
+      }};
+  for (size_t number = 0; number < cases.size(); ++number) {
+    SCOPED_TRACE(absl::StrCat("case ", number));
+    const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(group.Barrier());
+      const bool is_late = group.rank() == 2;
+      const Tensor go = Tensor::Zeros({1});
+      if (is_late && GetParam().ranks_run_ahead) {
+        WEFT_RETURN_IF_ERROR(group.Receive(go, 0));
+      }
+      for (int i = 0; i < kAhead; ++i) {
+        WEFT_RETURN_IF_ERROR(is_late ? cases[number](group, i)
+                                     : broadcast(group, 0, i));
+      }
+      if (group.rank() == 0 && GetParam().ranks_run_ahead) {
+        WEFT_RETURN_IF_ERROR(group.Send(go, 2));
+      }
+      return group.Barrier();
+    });
+    EXPECT_THAT(statuses,
+                Each(AllOf(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    "different operations"),
+                           StatusIs(absl::StatusCode::kFailedPrecondition,
+                                    "rank 2 called"))));
+  }
+}
+
+TEST_P(ProcessGroupConformance, LateRankHearsOfEveryRefusal) {
+  constexpr int kAhead = 200;
+  const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(group.Barrier());
+    const Tensor go = Tensor::Zeros({1});
+    const bool waits = GetParam().ranks_run_ahead;
+    if (group.rank() == 2 && waits) WEFT_RETURN_IF_ERROR(group.Receive(go, 0));
+    for (int i = 0; i < kAhead; ++i) {
+      const absl::Status found =
+          group.AllReduce(Numbers(group.rank(), 4),
+                          group.rank() == 0 ? ReduceOp::kXor : ReduceOp::kSum);
+      WANT_EQ(found.code(), group.rank() == 0
+                                ? absl::StatusCode::kInvalidArgument
+                                : absl::StatusCode::kAborted);
+    }
+    if (group.rank() == 0 && waits) WEFT_RETURN_IF_ERROR(group.Send(go, 2));
+    return group.Barrier();
+  });
+  EXPECT_THAT(statuses, Each(testing::IsOk()));
+}
+
+// The last rank has another root in mind. Ranks that need nobody may have gone
+// on, but no further than a barrier.
+TEST_P(ProcessGroupConformance, BarrierFindsADifferenceInARoot) {
+  const auto parts = [](ProcessGroup& group, int root) {
+    return group.rank() == root
+               ? std::vector<Tensor>(group.size(), Tensor::Zeros({4}))
+               : std::vector<Tensor>();
+  };
+  const std::vector<std::function<absl::Status(ProcessGroup&, int root)>>
+      cases = {[](ProcessGroup& g, int root) {
+                 return g.Broadcast(Tensor::Zeros({4}), root);
+               },
+               [](ProcessGroup& g, int root) {
+                 return g.Reduce(Tensor::Zeros({4}), root);
+               },
+               [&](ProcessGroup& g, int root) {
+                 std::vector<Tensor> outputs;
+                 for (const Tensor& part : parts(g, root)) {
+                   outputs.push_back(Tensor::ZerosLike(part));
+                 }
+                 return g.Gather(Tensor::Zeros({4}), outputs, root);
+               },
+               [&](ProcessGroup& g, int root) {
+                 return g.Scatter(parts(g, root), Tensor::Zeros({4}), root);
+               }};
+  for (size_t number = 0; number < cases.size(); ++number) {
+    for (int round = 0; round < 5; ++round) {
+      for (const int size : {2, 3}) {
+        SCOPED_TRACE(absl::StrCat("case ", number, ", ", size, " ranks"));
+        const auto statuses =
+            Run(size, [&](ProcessGroup& group) -> absl::Status {
+              const int last = group.size() - 1;
+              const bool is_last = group.rank() == last;
+              // Of two ranks, each takes the other for the root, or itself.
+              const int root =
+                  round % 2 == 0 ? (is_last ? 0 : 1) : (is_last ? last : 0);
+              const absl::Status found = cases[number](group, root);
+              return found.ok() ? group.Barrier() : found;
+            });
+        EXPECT_THAT(statuses,
+                    Each(StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  "different operations")));
+      }
+    }
+  }
+}
+
+// Each rank takes another for the root, needs nobody, and ends.
+TEST_P(ProcessGroupConformance, DifferenceInTheLastOperationIsHeard) {
+  if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
+  Mutex mu;
+  std::string heard;
+  diagnosis_.report = [&](absl::string_view report) {
+    MutexLock lock(mu);
+    absl::StrAppend(&heard, report, "\n");
+  };
+  for (const absl::Status& status :
+       Run(2, [](ProcessGroup& group) -> absl::Status {
+         return group.Gather(Tensor::Zeros({4}), {}, 1 - group.rank());
+       })) {
+    MutexLock lock(mu);
+    absl::StrAppend(&heard, status.ToString(), "\n");
+  }
+  MutexLock lock(mu);
+  EXPECT_THAT(heard, HasSubstr("different operations: rank 0 called Gather"));
+}
+
+TEST_P(ProcessGroupConformance, OperationWithoutTimeIsNotBegun) {
+  for (const absl::Duration timeout :
+       {absl::ZeroDuration(), absl::Seconds(-1)}) {
+    std::atomic<int> broken{0};
+    options_.on_broken = [&](const absl::Status& why) {
+      broken += absl::IsDeadlineExceeded(why);
+    };
+    RunSizes([&](ProcessGroup& group) -> absl::Status {
+      CallOptions options;
+      options.timeout = timeout;
+      const auto code = absl::StatusCode::kDeadlineExceeded;
+      // A rank may hear of another's first.
+      WANT_EQ(group.Barrier(options).code(), code);
+      WANT_EQ(group.Barrier(options).code(),
+              absl::StatusCode::kFailedPrecondition);
+      WANT_EQ(group.health().code(), code);
+      return absl::OkStatus();
+    });
+    if (GetParam().ranks_share_memory) {
+      int ranks = 0;
+      for (const int size : GetParam().sizes) ranks += size;
+      EXPECT_EQ(broken, ranks);
+    }
+  }
+}
+
+// A rank that is still on its way into the group has one to leave, too.
+TEST_P(ProcessGroupConformance, RevokeWhileOthersComeLeavesAGroupToShrink) {
+  if (!GetParam().has_subgroups) GTEST_SKIP();
+  for (int round = 0; round < 5; ++round) {
+    const auto statuses = Run(3, [](ProcessGroup& group) -> absl::Status {
+      if (group.rank() == 0) group.Revoke(absl::CancelledError("too early"));
+      WEFT_RETURN_IF_ERROR(group.Shrink({0, 1, 2}));
+      const Tensor sum = Tensor::Ones({4});
+      WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
+      WANT_EQ(sum.ToVector<float>(), std::vector<float>(4, 3.0f));
+      return group.Barrier();
+    });
+    EXPECT_THAT(statuses, Each(testing::IsOk()));
+  }
+}
+
 TEST_P(ProcessGroupConformance, RankThatDoesNotCallIsNamedAtTheDeadline) {
   if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
   // Rank 1 stays until both others have failed: one that has left is named
@@ -774,7 +949,7 @@ TEST_P(ProcessGroupConformance, RankThatDoesNotCallIsNamedAtTheDeadline) {
   const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());
     if (group.rank() == 1) {
-      while (failed < 2) absl::SleepFor(absl::Milliseconds(5));
+      WANT_EQ(bool(Becomes([&] { return failed == 2; })), true);
       return absl::OkStatus();
     }
     CallOptions options;
@@ -818,8 +993,8 @@ TEST_P(ProcessGroupConformance, StuckRankIsReportedAndTheOperationGoesOn) {
   };
   const auto statuses = Run(2, [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());
-    while (group.rank() == 1 && !is_reported) {
-      absl::SleepFor(absl::Milliseconds(1));
+    if (group.rank() == 1) {
+      WANT_EQ(bool(Becomes([&] { return is_reported.load(); })), true);
     }
     return group.AllReduce(Numbers(group.rank(), 10));
   });

@@ -42,6 +42,10 @@ struct TestBackend {
   // Whether the bodies of all ranks run in this process: those tests that pace
   // ranks by shared variables are skipped otherwise.
   bool ranks_share_memory = true;
+  // Whether the root of a broadcast, and a rank that refuses its part, go on
+  // while other ranks have not come: those of 3 ranks that wait for the last
+  // one have false.
+  bool ranks_run_ahead = false;
   // Verbs that this backend lacks; their tests are skipped.
   bool has_point_to_point = true;
   bool has_subgroups = true;

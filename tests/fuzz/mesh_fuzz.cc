@@ -50,19 +50,24 @@ Frame FrameOf(Frame::Kind kind, uint64_t total = 0, std::string content = "",
 std::vector<std::string> Seeds() {
   Frame hello = FrameOf(Frame::kHello);
   hello.code = 1;
+  hello.sequence = 2;
   hello.text = "g";
   Frame announce = FrameOf(Frame::kAnnounce);
   announce.text = "AllReduce";
+  Frame refused = FrameOf(Frame::kStatus);
+  refused.code = 1;
+  refused.text = "no memory";
   Frame stop = FrameOf(Frame::kAbort);
   stop.code = 14;
   stop.text = "why";
   return {SeedOf({hello, announce, FrameOf(Frame::kLeave)}),
-          SeedOf({FrameOf(Frame::kPart, 8, "1234"),
-                  FrameOf(Frame::kPart, 8, "5678", 4), stop}),
-          SeedOf({FrameOf(Frame::kTransfer, 8, "1234"),
-                  FrameOf(Frame::kTransfer, 8, "5678", 4)}),
+          SeedOf({FrameOf(Frame::kPart, 8, "12345678"), stop}),
+          SeedOf({FrameOf(Frame::kTransfer, 8, "12345678"),
+                  FrameOf(Frame::kTransfer, 4, "5678")}),
           SeedOf({FrameOf(Frame::kStatus), FrameOf(Frame::kPartAck),
-                  FrameOf(Frame::kTransferAck)})};
+                  FrameOf(Frame::kTransferAck), announce, refused}),
+          SeedOf({hello, hello}),
+          SeedOf({FrameOf(Frame::kLeaveAck)})};
 }
 
 // Takes what has come of any dtype, into memory of just its size.

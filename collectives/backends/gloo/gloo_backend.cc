@@ -21,6 +21,7 @@
 #include "weft/collectives/backends/library/library_backend.h"
 #include "weft/collectives/backends/stream/mesh.h"
 #include "weft/collectives/linked_backends.h"
+#include "weft/collectives/subgroup_name.h"
 
 void WeftCollectivesHasGloo() {}
 
@@ -101,15 +102,13 @@ class GlooBackend final : public LibraryBackend {
 absl::Status GlooBackend::Start(const std::shared_ptr<::gloo::Context>& control,
                                 Instant deadline) {
   if (control == nullptr) return absl::OkStatus();
-  std::vector<std::string> names;
   for (int r = 0; r < size(); ++r) {
-    names.push_back(absl::StrCat("gloo rank ", r));
     if (r == rank()) continue;
     channels_.push_back(std::make_unique<GlooChannel>(
         control, r, shared_mesh(), [this] { elements_->Break(); }));
     WEFT_RETURN_IF_ERROR(channels_.back()->Start());
   }
-  WEFT_RETURN_IF_ERROR(mesh().AwaitAll(names, deadline, [](int) {}));
+  WEFT_RETURN_IF_ERROR(mesh().AwaitAll(deadline, [](int) {}));
   mesh().OnAbort(
       [elements = elements_](const absl::Status&) { elements->Break(); });
   return absl::OkStatus();
@@ -229,7 +228,7 @@ absl::StatusOr<std::unique_ptr<Backend>> Connect(
 absl::StatusOr<std::unique_ptr<Backend>> GlooBackend::Subgroup(
     absl::Span<const int> members, absl::string_view name, Instant deadline) {
   GlooOptions options = options_;
-  options.name = absl::StrCat(options_.name, "|", name);
+  options.name = SubgroupName(options_.name, name);
   options.size = static_cast<int>(members.size());
   options.rank = static_cast<int>(
       std::find(members.begin(), members.end(), rank()) - members.begin());

@@ -21,6 +21,7 @@
 #include "weft/collectives/testing/conformance.h"
 #include "weft/collectives/testing/directory_store.h"
 #include "weft/collectives/testing/memory_store.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -184,7 +185,7 @@ TEST(GlooBackend, RevokeEndsOperationsOfGloo) {
       std::thread revoker;
       if (rank == 2) {
         revoker = std::thread([&] {
-          while (reduced < 3) absl::SleepFor(absl::Milliseconds(1));
+          EXPECT_TRUE(testing::Becomes([&] { return reduced >= 3; }));
           group->Revoke(absl::CancelledError("enough"));
         });
       }

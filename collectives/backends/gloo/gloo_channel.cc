@@ -23,7 +23,7 @@ namespace {
 // A message is its length, as 8 bytes, and its bytes. The longest of a Mesh is
 // a chunk with its header and text.
 constexpr size_t kLengthBytes = sizeof(uint64_t);
-constexpr size_t kMaxMessageBytes = Mesh::kChunkBytes + (64 << 10);
+constexpr size_t kMaxMessageBytes = Inbox::kChunkBytes + (64 << 10);
 constexpr uint64_t kSlot = 0;
 // Nobody sends there: a receive that is pending fails with the connection,
 // which gloo does not do to a message of which a part has been moved.

@@ -18,6 +18,7 @@
 #include "weft/collectives/backends/host/phases.h"
 #include "weft/collectives/backends/host/shared_run.h"
 #include "weft/collectives/backends/stream/stream_backend.h"
+#include "weft/collectives/subgroup_name.h"
 
 namespace weft::collectives {
 namespace {
@@ -289,8 +290,7 @@ absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
 absl::StatusOr<std::unique_ptr<Backend>> ConnectSubgroup(
     HostOptions options, absl::Span<const int> members, absl::string_view name,
     Instant deadline) {
-  // Below the parent's, for another group of the same name has such children.
-  options.name = absl::StrCat(options.name, "|", name);
+  options.name = SubgroupName(options.name, name);
   options.rank =
       static_cast<int>(std::find(members.begin(), members.end(), options.rank) -
                        members.begin());

@@ -26,6 +26,7 @@
 #include "weft/collectives/testing/conformance.h"
 #include "weft/collectives/testing/directory_store.h"
 #include "weft/collectives/testing/memory_store.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -36,6 +37,7 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
@@ -146,6 +148,8 @@ TestBackend Hosts(std::string name, std::function<int(int rank)> host_of,
   TestBackend backend;
   backend.name = std::move(name);
   backend.sizes = std::move(sizes);
+  backend.ranks_run_ahead =
+      host_of(0) != host_of(2) && host_of(1) != host_of(2);
   backend.make_world = [host_of](int size, const DiagnosisOptions& diagnosis) {
     return std::make_unique<HostsTestWorld>(size, diagnosis, host_of);
   };
@@ -208,7 +212,7 @@ TEST(HostBackend, StoppedRankIsNamedOnAllHostsOnceTheJobCountsItAsGone) {
     WEFT_RETURN_IF_ERROR(group->Barrier());
     if (rank == 3) {
       gone = 3;
-      while (ended < 3) absl::SleepFor(absl::Milliseconds(1));
+      EXPECT_TRUE(Becomes([&] { return ended == 3; }));
       return absl::OkStatus();
     }
     const absl::Status status = group->AllReduce(Tensor::Ones({1000}));
@@ -238,7 +242,7 @@ TEST(HostBackend, RankOfASubgroupIsAskedForByItsNumberInTheWorld) {
     if (rank == 0) return absl::OkStatus();
     if (rank == 2) {  // rank 1 of `half`
       gone = 2;
-      while (!has_ended) absl::SleepFor(absl::Milliseconds(1));
+      EXPECT_TRUE(Becomes([&] { return has_ended.load(); }));
       return absl::OkStatus();
     }
     const absl::Status status = half->AllReduce(Tensor::Ones({10}));

@@ -13,6 +13,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
 #include "weft/base/failpoint.h"
+#include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/net/edge/descriptor.h"
@@ -168,10 +169,9 @@ absl::Status Attempt::FindPlaces() {
   }
   has_found_all_ = missing.empty();
   if (missing.empty()) return absl::OkStatus();
-  return absl::Status(
-      last.code(),
-      absl::StrCat("group ", options_.name, ": ", RankList(missing), " of ",
-                   options_.size, " did not come: ", last.message()));
+  return Reworded(last, absl::StrCat("group ", options_.name, ": ",
+                                     RankList(missing), " of ", options_.size,
+                                     " did not come: ", last.message()));
 }
 
 std::vector<int> Attempt::RanksOnHostOf(int rank) const {

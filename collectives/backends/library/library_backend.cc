@@ -15,7 +15,8 @@
 namespace weft::collectives {
 namespace {
 
-// How long a rank that leaves waits for its last messages to be taken.
+// How long a rank that leaves waits for its last messages to be taken, and for
+// those of the others, which may say that its last operation differs.
 constexpr absl::Duration kLeaveTimeout = absl::Seconds(2);
 // How long a rank whose library call failed waits to learn which rank is why.
 constexpr absl::Duration kCauseTimeout = absl::Seconds(2);
@@ -134,7 +135,7 @@ absl::Status LibraryBackend::RunAllGather(const Operation& operation) {
 void LibraryBackend::Leave() {
   mesh().Leave();
   const Instant until = driver().clock().Now() + kLeaveTimeout;
-  while (!mesh().HasWrittenAll() && driver().clock().Now() < until) {
+  while (!mesh().IsSettled() && driver().clock().Now() < until) {
     absl::SleepFor(absl::Milliseconds(1));
   }
 }

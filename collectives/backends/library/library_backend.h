@@ -60,8 +60,8 @@ class LibraryBackend : public MeshBackend {
   virtual absl::Status AllGather(const Operation& operation, std::byte* memory,
                                  const std::vector<size_t>& counts) = 0;
 
-  // Leaves the group: sends what is still queued, for a bounded time. Called
-  // before the connections end.
+  // Leaves the group: sends what is still queued, and hears what the others
+  // have sent, for a bounded time. Called before the connections end.
   void Leave();
 
   // Why a call of the library failed with `what`: the mesh knows which rank has

@@ -15,6 +15,7 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
+#include "weft/collectives/called_operations.h"
 
 namespace weft::collectives {
 namespace {
@@ -73,7 +74,7 @@ class LocalWorld::Group {
  public:
   explicit Group(absl::Span<const int> world_ranks)
       : members(world_ranks.begin(), world_ranks.end()),
-        announced(members.size()),
+        called(size()),
         left(members.size()),
         wakers(members.size()),
         messages(members.size() * members.size()),
@@ -107,16 +108,8 @@ class LocalWorld::Group {
     WakeAll();
   }
 
-  // What `rank` announced under `sequence`, while it is kept.
-  const Announcement* Find(int rank, uint64_t sequence) const {
-    for (const Announcement& entry : announced[rank]) {
-      if (entry.sequence == sequence) return &entry;
-    }
-    return nullptr;
-  }
-
-  const std::vector<int> members;                   // ranks of the world
-  std::vector<std::deque<Announcement>> announced;  // by rank, newest last
+  const std::vector<int> members;  // ranks of the world
+  CalledOperations called;
   std::vector<bool> left;
   std::vector<std::optional<Promise<void>>> wakers;
   std::map<int, std::vector<Promise<void>>> transfer_waiters;
@@ -132,10 +125,6 @@ namespace {
 using State = LocalWorld::State;
 using Group = LocalWorld::Group;
 
-// The last operations of a rank that are kept for comparison. A rank that is
-// further behind than this has not been waited for: nothing to compare.
-constexpr size_t kAnnouncementsKept = 64;
-
 class LocalBackend final : public Backend {
  public:
   LocalBackend(std::shared_ptr<State> world, std::shared_ptr<Group> group,
@@ -145,6 +134,7 @@ class LocalBackend final : public Backend {
   ~LocalBackend() override {
     MutexLock lock(world_->mu);
     group_->left[rank_] = true;
+    group_->called.End(rank_);
     group_->WakeAll();
   }
 
@@ -192,7 +182,7 @@ class LocalBackend final : public Backend {
     }
     return group_->aborted;
   }
-  absl::Status Begin(const Announcement& mine)
+  absl::Status Begin(Announcement mine)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(world_->mu);
   // Whether the message is there, or why it will not come. Of one that is on
   // its way, also when it is there.
@@ -242,24 +232,13 @@ class LocalLink final : public Link {
 
 // Records what this rank does, and compares it with what the others did under
 // the same number.
-absl::Status LocalBackend::Begin(const Announcement& mine) {
+absl::Status LocalBackend::Begin(Announcement mine) {
   WEFT_RETURN_IF_ERROR(Health());
-  std::deque<Announcement>& kept = group_->announced[rank_];
-  kept.push_back(mine);
-  if (kept.size() > kAnnouncementsKept) kept.pop_front();
-  if (mine.is_refused) {
-    group_->WakeAll();
-    return absl::OkStatus();
-  }
-  for (int r = 0; r < size(); ++r) {
-    const Announcement* theirs = group_->Find(r, mine.sequence);
-    if (theirs == nullptr || theirs->is_refused) continue;
-    if (theirs->fingerprint == mine.fingerprint) continue;
-    group_->Abort(r < rank_ ? Mismatch(r, theirs->text, rank_, mine.text)
-                            : Mismatch(rank_, mine.text, r, theirs->text));
-    return group_->aborted;
-  }
-  return absl::OkStatus();
+  const bool is_refused = mine.is_refused;
+  const absl::Status compared = group_->called.Add(rank_, std::move(mine));
+  if (!compared.ok()) group_->Abort(compared);
+  if (is_refused) group_->WakeAll();
+  return group_->aborted;
 }
 
 absl::Status LocalBackend::Run(const Operation& operation) {
@@ -292,22 +271,15 @@ absl::Status LocalBackend::Send(const Operation& operation, int to,
 }
 
 std::string LocalBackend::CurrentOperationOf(int rank) const {
-  const std::deque<Announcement>& kept = group_->announced[rank];
-  return kept.empty() ? "has called nothing yet"
-                      : absl::StrCat("last called ", kept.back().text);
+  return group_->called.Describe(rank);
 }
 
 // The ranks that are waited for: those that have not called `operation`, or
 // `from`.
 std::string LocalBackend::DescribeWait(const Operation& operation,
                                        int from) const {
-  std::string text;
-  for (int r = 0; r < group_->size(); ++r) {
-    const std::deque<Announcement>& kept = group_->announced[r];
-    if (!kept.empty() && kept.back().sequence >= operation.sequence) continue;
-    absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
-                    " has not called it and ", CurrentOperationOf(r));
-  }
+  const std::string text =
+      group_->called.DescribeRanksBefore(operation.sequence, rank_);
   return text.empty() ? absl::StrCat("rank ", from, " has sent nothing and ",
                                      CurrentOperationOf(from))
                       : text;
@@ -316,12 +288,7 @@ std::string LocalBackend::DescribeWait(const Operation& operation,
 // What says that a message of `from` will not come; true if one may.
 absl::StatusOr<bool> LocalBackend::CheckSender(const Operation& operation,
                                                int from) const {
-  for (int r = 0; r < group_->size(); ++r) {
-    const Announcement* theirs = group_->Find(r, operation.sequence);
-    if (theirs != nullptr && theirs->is_refused) {
-      return Refused(r, theirs->text);
-    }
-  }
+  WEFT_RETURN_IF_ERROR(group_->called.CheckRefusals(operation.sequence));
   if (world_->killed[group_->members[from]]) {
     return absl::UnavailableError(absl::StrCat("rank ", from, " has ended; it ",
                                                CurrentOperationOf(from)));
@@ -549,6 +516,11 @@ std::unique_ptr<Backend> LocalWorld::Connect(int rank) {
 void LocalWorld::Kill(int rank) {
   MutexLock lock(state_->mu);
   state_->killed[rank] = true;
+  for (auto& [name, group] : state_->groups) {
+    for (int r = 0; r < group->size(); ++r) {
+      if (group->members[r] == rank) group->called.End(r);
+    }
+  }
   state_->WakeAll();
 }
 

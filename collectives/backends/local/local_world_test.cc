@@ -37,6 +37,7 @@ class LocalTestWorld final : public TestWorld {
 TestBackend Local(std::string name, LinkCost cost) {
   TestBackend backend;
   backend.name = std::move(name);
+  backend.ranks_run_ahead = true;
   backend.make_world = [cost](int size, const DiagnosisOptions& diagnosis) {
     LocalWorld::Options options;
     options.diagnosis = diagnosis;

@@ -16,6 +16,7 @@
 #include "weft/collectives/backends/mpi/mpi_state.h"
 #include "weft/collectives/backends/stream/mesh.h"
 #include "weft/collectives/linked_backends.h"
+#include "weft/collectives/subgroup_name.h"
 
 void WeftCollectivesHasMpi() {}
 
@@ -101,14 +102,13 @@ class MpiBackend final : public LibraryBackend {
 absl::Status MpiBackend::Start(int tag, Instant deadline) {
   if (size() == 1) return absl::OkStatus();
   MpiSession::State& state = session_.state();
-  std::vector<std::string> names;
-  for (const int rank : options_.ranks) {
-    names.push_back(absl::StrCat("MPI rank ", rank));
-  }
   channels_ =
       std::make_unique<MpiChannels>(state, tag, options_.ranks, shared_mesh());
   WEFT_RETURN_IF_ERROR(channels_->Start());
-  WEFT_RETURN_IF_ERROR(mesh().AwaitAll(names, deadline, [](int) {}));
+  WEFT_RETURN_IF_ERROR(mesh().AwaitAll(deadline, [](int) {}));
+  // The group may be over before all have come: others do not go on to MPI's
+  // meeting then.
+  WEFT_RETURN_IF_ERROR(health());
   // All are there: what follows has no deadline of its own.
   MPI_Group all = MPI_GROUP_NULL, own = MPI_GROUP_NULL;
   MPI_Comm_group(state.parent(), &all);
@@ -236,6 +236,9 @@ absl::StatusOr<std::unique_ptr<Backend>> Connect(MpiSession& session,
   mesh_options.rank = static_cast<int>(
       std::find(options.ranks.begin(), options.ranks.end(), session.rank()) -
       options.ranks.begin());
+  for (const int rank : options.ranks) {
+    mesh_options.names.push_back(absl::StrCat("MPI rank ", rank));
+  }
   mesh_options.max_unasked_bytes = options.max_unasked_bytes;
   mesh_options.dead_after = options.dead_after;
   mesh_options.diagnosis = options.diagnosis;
@@ -249,7 +252,7 @@ absl::StatusOr<std::unique_ptr<Backend>> Connect(MpiSession& session,
 absl::StatusOr<std::unique_ptr<Backend>> MpiBackend::Subgroup(
     absl::Span<const int> members, absl::string_view name, Instant deadline) {
   MpiOptions options = options_;
-  options.name = absl::StrCat(options_.name, "|", name);
+  options.name = SubgroupName(options_.name, name);
   options.ranks.clear();
   for (const int member : members) {
     options.ranks.push_back(options_.ranks[member]);

@@ -5,8 +5,8 @@
 //   kHello        the first in each direction: who speaks, of which group
 //   kAnnounce     what the sender has called; a status is wanted
 //   kStatus       the answer: what its sender has called last
-//   kPart         bytes of an operation's message; the first of an operation
-//                 says what was called
+//   kPart         bytes of an operation's message, with its fingerprint; the
+//                 first of an operation says what was called
 //   kPartAck      so many bytes of parts were taken
 //   kTransfer     bytes of a Send
 //   kTransferAck  so many bytes of Sends were received
@@ -47,6 +47,7 @@ struct Frame {
   uint64_t sequence = 0;
   uint64_t fingerprint = 0;
   // kTransfer: its tag. kPart: counts the operation's messages on this stream.
+  // kAnnounce: a number, which the answer repeats; other kStatus: 0.
   uint64_t tag = 0;
   // Bytes of the whole message, and how many of them came before these. An ack:
   // how many were taken since the last.

@@ -4,14 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft::collectives {
 namespace {
-
-// Of parts that nobody has taken: an operation has at most one message for each
-// step, and few operations are under way.
-constexpr size_t kMostParts = 1 << 16;
 
 // Of the window; acks of less would be many.
 constexpr int64_t kAckBytes = Inbox::kPartWindow / 4;
@@ -33,10 +30,22 @@ int64_t KeptBytes(uint64_t content) {
   return static_cast<int64_t>(content) + 64;
 }
 
-absl::Status Inbox::AddPart(Frame& frame, uint64_t current) {
+absl::Status Inbox::CheckChunk(const Frame& frame) const {
   const uint64_t bytes = SizeOf(frame.content);
+  const uint64_t wanted =
+      std::min(static_cast<uint64_t>(chunk_bytes_), frame.total - frame.offset);
+  if (bytes == wanted) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("a frame has ", bytes, " bytes at ", frame.offset, " of ",
+                   frame.total, ", wanted ", wanted));
+}
+
+absl::Status Inbox::AddPart(Frame& frame, uint64_t current) {
+  WEFT_RETURN_IF_ERROR(CheckChunk(frame));
+  const uint64_t bytes =
+      SizeOf(frame.content) + (frame.offset == 0 ? kMessageBytes : 0);
   parts_held_ += static_cast<int64_t>(bytes);
-  if (parts_held_ > kPartWindow || parts_.size() > kMostParts) {
+  if (parts_held_ > kPartWindow) {
     return absl::InvalidArgumentError(
         absl::StrCat("more arrives than may be under way: ", parts_held_,
                      " bytes in ", parts_.size(), " messages"));
@@ -52,6 +61,7 @@ absl::Status Inbox::AddPart(Frame& frame, uint64_t current) {
   if (!goes_on) {
     Message message;
     message.sequence = frame.sequence;
+    message.fingerprint = frame.fingerprint;
     message.tag = frame.tag;
     message.total = frame.total;
     parts_.push_back(std::move(message));
@@ -66,7 +76,7 @@ absl::Status Inbox::AddPart(Frame& frame, uint64_t current) {
 Message* Inbox::NextPart(uint64_t sequence) {
   // Of operations that somebody refused, messages may be left.
   while (!parts_.empty() && parts_.front().sequence < sequence) {
-    Free(parts_.front().arrived - parts_.front().taken);
+    Free(parts_.front().arrived - parts_.front().taken + kMessageBytes);
     parts_.pop_front();
   }
   if (parts_.empty() || parts_.front().sequence != sequence) return nullptr;
@@ -78,7 +88,7 @@ bool Inbox::TookOfPart(uint64_t bytes) {
   message.taken += bytes;
   const bool is_whole = message.taken == message.total;
   if (is_whole) parts_.pop_front();
-  Free(bytes);
+  Free(bytes + (is_whole ? kMessageBytes : 0));
   return is_whole;
 }
 
@@ -92,6 +102,7 @@ int64_t Inbox::TakeDueAck() {
 }
 
 absl::Status Inbox::AddTransfer(Frame& frame) {
+  WEFT_RETURN_IF_ERROR(CheckChunk(frame));
   const int64_t item =
       frame.code < 64 ? ItemSize(static_cast<DType>(frame.code)) : 0;
   if (item <= 0 || frame.total > static_cast<uint64_t>(kMaxTensorBytes) ||

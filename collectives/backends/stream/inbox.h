@@ -18,6 +18,7 @@ namespace weft::collectives {
 // One message of a peer, as far as it has come.
 struct Message {
   uint64_t sequence = 0;
+  uint64_t fingerprint = 0;  // of the operation, as the sender has called it
   uint64_t tag = 0;
   DType dtype = DType::kU8;  // of a transfer
   uint64_t total = 0;        // bytes
@@ -39,11 +40,17 @@ int64_t KeptBytes(uint64_t content);
 // Thread-safety: one thread at a time.
 class Inbox {
  public:
-  // Bytes of parts that a peer may have under way.
+  // Bytes of parts that a peer may have under way, of which each message takes
+  // kMessageBytes besides its content.
   static constexpr int64_t kPartWindow = 16 << 20;
+  static constexpr int64_t kMessageBytes = 1 << 10;
+  // Each frame of a message but the last has so many bytes of it: what many
+  // small ones would take besides is not counted.
+  static constexpr int64_t kChunkBytes = 512 << 10;
 
   // `most_kept`: bytes of transfers that are whole.
-  explicit Inbox(int64_t most_kept) : most_kept_(most_kept) {}
+  explicit Inbox(int64_t most_kept, int64_t chunk_bytes = kChunkBytes)
+      : most_kept_(most_kept), chunk_bytes_(chunk_bytes) {}
 
   // --- Parts. ---
 
@@ -54,8 +61,8 @@ class Inbox {
   Message* NextPart(uint64_t sequence);
   // `bytes` of NextPart() were taken; true if that was all of it.
   bool TookOfPart(uint64_t bytes);
-  // Bytes that were taken or dropped, once they are many enough for an ack; 0:
-  // no ack is due.
+  // How much of the window was taken or dropped, once they are many enough for
+  // an ack; 0: no ack is due.
   int64_t TakeDueAck();
 
   // --- Transfers. ---
@@ -71,11 +78,13 @@ class Inbox {
   uint64_t oldest_tag() const { return transfers_.front().tag; }
 
  private:
+  absl::Status CheckChunk(const Frame& frame) const;
   void Free(uint64_t bytes);
 
   const int64_t most_kept_;
+  const int64_t chunk_bytes_;
   std::deque<Message> parts_;
-  int64_t parts_held_ = 0;   // bytes that arrived and were not taken
+  int64_t parts_held_ = 0;   // of the window: arrived and not taken
   int64_t parts_freed_ = 0;  // since the last ack
   std::deque<Message> transfers_;
   int64_t kept_bytes_ = 0;  // of transfers that are whole

@@ -16,6 +16,7 @@ using ::weft::testing::StatusIs;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr int64_t kMostKept = 1 << 20;
+constexpr int64_t kChunk = 4;
 
 Frame FrameOf(Frame::Kind kind, uint64_t sequence, uint64_t tag, uint64_t total,
               uint64_t offset, uint64_t bytes) {
@@ -46,7 +47,7 @@ absl::Status AddTransfer(Inbox& inbox, uint64_t sequence, uint64_t tag,
 }
 
 TEST(Inbox, PartsAreTakenInOrderAsTheyCome) {
-  Inbox inbox(kMostKept);
+  Inbox inbox(kMostKept, kChunk);
   EXPECT_EQ(inbox.NextPart(20), nullptr);
   EXPECT_THAT(AddPart(inbox, 20, 0, 8, 0, 4), IsOk());
   ASSERT_NE(inbox.NextPart(20), nullptr);
@@ -62,33 +63,53 @@ TEST(Inbox, PartsAreTakenInOrderAsTheyCome) {
 }
 
 TEST(Inbox, PartsOfEarlierOperationsAreDroppedAndAcknowledged) {
-  Inbox inbox(kMostKept);
   const uint64_t half = Inbox::kPartWindow / 8;
+  Inbox inbox(kMostKept, half);
   EXPECT_THAT(AddPart(inbox, 20, 0, half, 0, half), IsOk());
   EXPECT_THAT(AddPart(inbox, 22, 0, 4, 0, 4), IsOk());
   EXPECT_EQ(inbox.TakeDueAck(), 0);
   EXPECT_EQ(inbox.NextPart(21), nullptr);  // drops those of 20
   EXPECT_THAT(AddPart(inbox, 21, 0, half, 0, half, /*current=*/22), IsOk());
-  EXPECT_EQ(inbox.TakeDueAck(), static_cast<int64_t>(2 * half));
+  EXPECT_EQ(inbox.TakeDueAck(),
+            static_cast<int64_t>(2 * (half + Inbox::kMessageBytes)));
   EXPECT_EQ(inbox.TakeDueAck(), 0);
   EXPECT_NE(inbox.NextPart(22), nullptr);
 }
 
 TEST(Inbox, PartsBeyondTheWindowAreRefused) {
-  Inbox inbox(kMostKept);
-  const uint64_t window = Inbox::kPartWindow;
+  const uint64_t window = Inbox::kPartWindow - Inbox::kMessageBytes;
+  Inbox inbox(kMostKept, window);
   EXPECT_THAT(AddPart(inbox, 20, 0, window, 0, window), IsOk());
   EXPECT_THAT(AddPart(inbox, 20, 1, 1, 0, 1), StatusIs(kInvalid));
 }
 
+// Else each small message, or small piece of one, would take more memory than
+// is counted.
+TEST(Inbox, MessagesTakeMoreOfTheWindowThanTheirContent) {
+  Inbox inbox(kMostKept, kChunk);
+  const int64_t fit = Inbox::kPartWindow / (Inbox::kMessageBytes + 1);
+  for (int64_t i = 0; i < fit; ++i) {
+    ASSERT_THAT(AddPart(inbox, 20, i, 1, 0, 1), IsOk()) << i;
+  }
+  EXPECT_THAT(AddPart(inbox, 20, fit, 1, 0, 1), StatusIs(kInvalid));
+}
+
+TEST(Inbox, PiecesThatAreNotWholeChunksAreRefused) {
+  for (const uint64_t bytes : {0, 1, 3}) {
+    Inbox inbox(kMostKept, kChunk);
+    EXPECT_THAT(AddPart(inbox, 20, 0, 8, 0, bytes), StatusIs(kInvalid));
+    EXPECT_THAT(AddTransfer(inbox, 1, 7, 8, 0, bytes), StatusIs(kInvalid));
+  }
+}
+
 TEST(Inbox, PartThatChangesItsSizeIsRefused) {
-  Inbox inbox(kMostKept);
+  Inbox inbox(kMostKept, kChunk);
   EXPECT_THAT(AddPart(inbox, 20, 0, 8, 0, 4), IsOk());
   EXPECT_THAT(AddPart(inbox, 20, 0, 12, 4, 4), StatusIs(kInvalid));
 }
 
 TEST(Inbox, TransfersAreFoundByTheirTags) {
-  Inbox inbox(kMostKept);
+  Inbox inbox(kMostKept, kChunk);
   EXPECT_TRUE(inbox.LacksTransfer(7));
   EXPECT_THAT(AddTransfer(inbox, 1, 7, 8, 0, 4), IsOk());
   EXPECT_FALSE(inbox.LacksTransfer(7));
@@ -107,8 +128,8 @@ TEST(Inbox, TransfersAreFoundByTheirTags) {
 }
 
 TEST(Inbox, TransfersThatAreNoTensorOrDoNotFitAreRefused) {
-  Inbox inbox(kMostKept);
-  EXPECT_THAT(AddTransfer(inbox, 1, 7, 5, 0, 5), StatusIs(kInvalid));
+  Inbox inbox(kMostKept, kChunk);
+  EXPECT_THAT(AddTransfer(inbox, 1, 7, 5, 0, 4), StatusIs(kInvalid));
   EXPECT_THAT(AddTransfer(inbox, 1, 7, uint64_t{1} << 62, 0, 4),
               StatusIs(kInvalid));
   Frame no_dtype = FrameOf(Frame::kTransfer, 1, 7, 4, 0, 4);
@@ -116,12 +137,12 @@ TEST(Inbox, TransfersThatAreNoTensorOrDoNotFitAreRefused) {
   EXPECT_THAT(inbox.AddTransfer(no_dtype), StatusIs(kInvalid));
   EXPECT_THAT(AddTransfer(inbox, 1, 7, 8, 4, 4), StatusIs(kInvalid));
   EXPECT_THAT(AddTransfer(inbox, 1, 7, 8, 0, 4), IsOk());
-  EXPECT_THAT(AddTransfer(inbox, 2, 7, 8, 0, 8), StatusIs(kInvalid))
+  EXPECT_THAT(AddTransfer(inbox, 2, 7, 8, 0, 4), StatusIs(kInvalid))
       << "the first has not ended";
 }
 
 TEST(Inbox, TransfersBeyondTheBoundAreRefused) {
-  Inbox inbox(kMostKept);
+  Inbox inbox(kMostKept, kMostKept);
   EXPECT_THAT(AddTransfer(inbox, 1, 7, kMostKept, 0, kMostKept), IsOk());
   const absl::Status more = AddTransfer(inbox, 2, 7, 4, 0, 4);
   EXPECT_THAT(more, StatusIs(kInvalid));

@@ -14,10 +14,16 @@ namespace {
 constexpr absl::Duration kAskAfter = absl::Milliseconds(50);
 // ...and then so often, by which it also finds out whether they live.
 constexpr absl::Duration kAskInterval = absl::Seconds(1);
+// After so many operations a rank says to all where it is: what they keep to be
+// compared with its calls they can then forget.
+constexpr int kTellAfter = 256;
 // How often a rank opens a stream that was refused.
 constexpr absl::Duration kOpenInterval = absl::Milliseconds(50);
 // Chunks of Sends that wait to be written, at most, to one rank.
 constexpr size_t kMostQueued = 16;
+// Answers that do. A rank asks a second time after a second.
+constexpr int kMostAnswers = 256;
+constexpr int64_t kChunkBytes = Inbox::kChunkBytes;
 
 // Numbers on the wire: those below 16 are of the backend's own operations,
 // whose sequence counts up to 0 from below.
@@ -43,7 +49,7 @@ Mesh::Mesh(MeshOptions options, Driver& driver)
       driver_(driver),
       peers_(options_.size,
              Peer(std::max(options_.max_unasked_bytes, kMostUnaskedBytes))),
-      called_(options_.rank, options_.size) {}
+      called_(options_.size, options_.rank) {}
 
 // --- The life of a group. ----------------------------------------------------
 
@@ -76,24 +82,33 @@ absl::Status Mesh::OnHello(int peer,
           absl::StrCat("rank ", peer, " does not open streams to rank ", rank(),
                        " of group ", options_.group));
     }
+    const std::string proven = connection->ProvenName();
+    if (!proven.empty() && !options_.names.empty() &&
+        proven != options_.names[peer]) {
+      return absl::PermissionDeniedError(absl::StrCat(
+          "rank ", peer, " of group ", options_.group, " should be ",
+          options_.names[peer], ", and its certificate is of ", proven));
+    }
     Peer& p = peers_[peer];
-    if (p.has_said_hello) {
+    if (p.has_stream) {
       return absl::AlreadyExistsError(absl::StrCat(
           "rank ", peer, " has a stream to rank ", rank(), " already"));
     }
-    p.proven_name = connection->ProvenName();
+    p.has_stream = true;
     p.connection = std::move(connection);
-    p.has_said_hello = true;
     p.heard = driver_.clock().Now();
     Post(peer, OwnHello());
-    WakeLocked();
   }
   Flush();
   return absl::OkStatus();
 }
 
-absl::Status Mesh::AwaitAll(const std::vector<std::string>& names,
-                            Instant deadline,
+std::string Mesh::NameOf(int peer) const {
+  return options_.names.empty() ? absl::StrCat("rank ", peer)
+                                : options_.names[peer];
+}
+
+absl::Status Mesh::AwaitAll(Instant deadline,
                             const std::function<void(int peer)>& open) {
   Instant open_again_at = driver_.clock().Now();
   while (true) {
@@ -103,7 +118,9 @@ absl::Status Mesh::AwaitAll(const std::vector<std::string>& names,
     const Instant now = driver_.clock().Now();
     {
       MutexLock lock(mu_);
-      WEFT_RETURN_IF_ERROR(aborted_);
+      // The caller has a group that can be left for another, as the others have
+      // who were quicker.
+      if (!aborted_.ok()) return absl::OkStatus();
       std::vector<int> missing;
       for (int r = 0; r < size(); ++r) {
         const Peer& p = peers_[r];
@@ -113,16 +130,12 @@ absl::Status Mesh::AwaitAll(const std::vector<std::string>& names,
         if (!p.gone.ok() && !has_come && (was_here || now >= deadline)) {
           return absl::UnavailableError(
               absl::StrCat("group ", options_.group, ": rank ", rank(),
-                           " has no stream to rank ", r, " (", names[r],
+                           " has no stream to rank ", r, " (", NameOf(r),
                            "): ", p.gone.ToString()));
         }
         if (!p.has_said_hello) {
           missing.push_back(r);
           if (!p.gone.ok()) refused.push_back(r);
-        } else if (!p.proven_name.empty() && p.proven_name != names[r]) {
-          return absl::PermissionDeniedError(absl::StrCat(
-              "group ", options_.group, ": rank ", r, " should be ", names[r],
-              ", and its certificate is of ", p.proven_name));
         }
       }
       if (missing.empty()) return absl::OkStatus();
@@ -162,6 +175,7 @@ void Mesh::Leave() {
     MutexLock lock(mu_);
     has_left_ = true;
     abort_hook_ = nullptr;
+    ReportIfUnheard();
     // A peer that receives the leave message first must know the cause.
     if (!aborted_.ok()) PostToAll(AbortFrame());
     Frame leave;
@@ -198,6 +212,7 @@ void Mesh::ReleaseIfOver(int peer) {
   to_release_.push_back(std::move(p.connection));
   p.connection = nullptr;
   p.outbox.clear();
+  p.answers = 0;
 }
 
 bool Mesh::is_over() const {
@@ -214,14 +229,13 @@ bool Mesh::HasLeft(int peer) const {
   return peers_[peer].has_left;
 }
 
-bool Mesh::HasWrittenAll() const {
+bool Mesh::IsSettled() const {
   MutexLock lock(mu_);
-  for (const Peer& p : peers_) {
-    if (p.connection != nullptr && (p.is_writing || !p.outbox.empty())) {
-      return false;
-    }
-  }
-  return true;
+  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) {
+    if (p.connection == nullptr) return true;
+    const bool has_written = !p.is_writing && p.outbox.empty();
+    return has_written && (p.has_left || p.knows_of_leave);
+  });
 }
 
 void Mesh::Drop() {
@@ -251,30 +265,47 @@ void Mesh::AbortLocked(const absl::Status& why, bool tell) {
   if (!aborted_.ok()) return;
   aborted_ = why;
   is_hook_due_ = true;
+  if (has_left_) ReportIfUnheard();
   if (tell) PostToAll(AbortFrame());
   WakeLocked();
+}
+
+void Mesh::ReportIfUnheard() {
+  is_report_due_ = absl::IsFailedPrecondition(aborted_) && !is_heard_;
+  is_heard_ = is_heard_ || is_report_due_;
 }
 
 void Mesh::Abort(const absl::Status& why) {
   {
     MutexLock lock(mu_);
     AbortLocked(why, /*tell=*/true);
+    is_heard_ = true;  // the caller has an error of its own
   }
   Flush();
 }
 
 absl::Status Mesh::health() const {
   MutexLock lock(mu_);
-  return aborted_;
+  return Health();
 }
 
 // --- Writing. ----------------------------------------------------------------
 
-void Mesh::Post(int peer, Frame frame) {
+void Mesh::Post(int peer, Frame frame, bool is_answer) {
   Peer& p = peers_[peer];
   if (p.connection == nullptr) return;
-  p.outbox.push_back(Encode(std::move(frame)));
+  p.outbox.push_back({Encode(std::move(frame)), is_answer});
+  p.answers += is_answer;
   if (!p.is_writing) to_pump_.push_back(peer);
+}
+
+absl::Status Mesh::Answer(int peer, Frame frame) {
+  if (peers_[peer].answers >= kMostAnswers) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("it asks, and does not read ", kMostAnswers, " answers"));
+  }
+  Post(peer, std::move(frame), /*is_answer=*/true);
+  return absl::OkStatus();
 }
 
 void Mesh::PostToAll(const Frame& frame) {
@@ -288,10 +319,16 @@ void Mesh::Flush() {
   std::vector<std::shared_ptr<transport::Connection>> released;
   std::function<void(const absl::Status&)> hook;
   absl::Status why;
+  std::string report;
   {
     MutexLock lock(mu_);
     peers.swap(to_pump_);
     released.swap(to_release_);
+    if (is_report_due_) {
+      is_report_due_ = false;
+      report = absl::StrCat("group ", options_.group, ", which rank ", rank(),
+                            " has left: ", aborted_.message());
+    }
     if (is_hook_due_) {
       is_hook_due_ = false;
       hook = abort_hook_;
@@ -300,6 +337,7 @@ void Mesh::Flush() {
   }
   for (const int peer : peers) Pump(peer);
   if (hook) hook(why);
+  if (!report.empty()) Report(options_.diagnosis, report);
 }
 
 void Mesh::Pump(int peer) {
@@ -312,7 +350,8 @@ void Mesh::Pump(int peer) {
       if (p.is_writing || p.outbox.empty() || p.connection == nullptr) return;
       p.is_writing = true;
       connection = p.connection;
-      message = std::move(p.outbox.front());
+      message = std::move(p.outbox.front().message);
+      p.answers -= p.outbox.front().is_answer;
       p.outbox.pop_front();
     }
     using Written = transport::Connection::Written;
@@ -321,7 +360,10 @@ void Mesh::Pump(int peer) {
     MutexLock lock(mu_);
     Peer& p = peers_[peer];
     p.is_writing = false;
-    if (written == Written::kRefused) p.outbox.clear();  // it is closed
+    if (written == Written::kRefused) {  // it is closed
+      p.outbox.clear();
+      p.answers = 0;
+    }
     if (p.sending != nullptr) WakeLocked();
   }
 }
@@ -347,13 +389,10 @@ void Mesh::WakeLocked() {
 void Mesh::OnClosed(int peer, const absl::Status& status) {
   {
     MutexLock lock(mu_);
-    Peer& p = peers_[peer];
-    if (p.gone.ok()) {
-      p.gone = status.ok() ? absl::UnavailableError("it has closed its stream")
-                           : status;
-    }
-    p.is_writing = false;
-    ReleaseIfOver(peer);
+    peers_[peer].is_writing = false;
+    OnGone(peer, status.ok()
+                     ? absl::UnavailableError("it has closed its stream")
+                     : status);
     WakeLocked();
   }
   Flush();
@@ -364,21 +403,20 @@ void Mesh::OnMessage(int peer, const Slices& message) {
   {
     MutexLock lock(mu_);
     Peer& p = peers_[peer];
+    if (!p.gone.ok()) return;  // its stream ends
     p.heard = driver_.clock().Now();
-    if (!frame.ok()) {
-      p.gone = frame.status();
-      ReleaseIfOver(peer);
-    } else {
-      TakeFrame(peer, *std::move(frame));
-    }
+    const absl::Status taken =
+        frame.ok() ? TakeFrame(peer, *std::move(frame)) : frame.status();
+    if (!taken.ok()) OnGone(peer, taken);
     WakeLocked();
   }
   Flush();
 }
 
-Frame Mesh::FrameOf(Frame::Kind kind, const Announcement& mine) {
+Frame Mesh::FrameOf(Frame::Kind kind, const Announcement& mine, uint64_t tag) {
   Frame frame;
   frame.kind = kind;
+  frame.tag = tag;
   frame.code = mine.is_refused;
   frame.sequence = mine.sequence;
   frame.fingerprint = mine.fingerprint;
@@ -386,46 +424,62 @@ Frame Mesh::FrameOf(Frame::Kind kind, const Announcement& mine) {
   return frame;
 }
 
-void Mesh::TakeFrame(int peer, Frame frame) {
+absl::Status Mesh::TakeHello(int peer, const Frame& hello) {
   Peer& p = peers_[peer];
-  absl::Status status;
+  if (p.has_said_hello) {
+    return absl::InvalidArgumentError("it says who it is a second time");
+  }
+  if (hello.code != static_cast<uint32_t>(peer) ||
+      hello.text != options_.group ||
+      hello.sequence != static_cast<uint64_t>(size())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("wanted rank ", peer, " of the ", size(), " of group ",
+                     options_.group, ", found rank ", hello.code, " of the ",
+                     hello.sequence, " of group ", hello.text));
+  }
+  p.has_said_hello = true;
+  return absl::OkStatus();
+}
+
+absl::Status Mesh::TakeFrame(int peer, Frame frame) {
+  Peer& p = peers_[peer];
   switch (frame.kind) {
     case Frame::kHello:
-      if (static_cast<int>(frame.code) != peer ||
-          frame.text != options_.group) {
-        status = absl::InvalidArgumentError("another rank has answered");
-        break;
-      }
-      p.has_said_hello = true;
-      break;
+      return TakeHello(peer, frame);
     case Frame::kAnnounce:
-      Post(peer, FrameOf(Frame::kStatus, called_.newest_own() == nullptr
-                                             ? Announcement()
-                                             : *called_.newest_own()));
-      [[fallthrough]];
-    case Frame::kStatus:
-      if (frame.text.empty()) break;
-      Record(peer, {frame.sequence, frame.fingerprint, frame.code != 0,
-                    std::move(frame.text)});
-      break;
+    case Frame::kStatus: {
+      // Compared before the answer: if it differs, the asker hears that first.
+      if (!frame.text.empty()) {
+        WEFT_RETURN_IF_ERROR(
+            Record(peer, {frame.sequence, frame.fingerprint, frame.code != 0,
+                          std::move(frame.text)}));
+      }
+      if (frame.kind == Frame::kStatus) {
+        p.answered = std::max(p.answered, std::min(frame.tag, p.asked));
+        return absl::OkStatus();
+      }
+      const Announcement* const newest = called_.Last(rank());
+      return Answer(peer, FrameOf(Frame::kStatus,
+                                  newest == nullptr ? Announcement() : *newest,
+                                  frame.tag));
+    }
     case Frame::kPart: {
       if (!frame.text.empty()) {
-        Record(peer, {frame.sequence, frame.fingerprint, false, frame.text});
+        WEFT_RETURN_IF_ERROR(Record(peer, {frame.sequence, frame.fingerprint,
+                                           false, std::move(frame.text)}));
       }
-      const Announcement* const newest = called_.newest_own();
-      status = p.inbox.AddPart(frame, newest == nullptr ? 0 : newest->sequence);
+      const Announcement* const newest = called_.Last(rank());
+      const absl::Status added =
+          p.inbox.AddPart(frame, newest == nullptr ? 0 : newest->sequence);
       AckParts(peer);
-      break;
+      return added;
     }
     case Frame::kPartAck:
-      status = TakeAck(frame.total, p.parts_under_way);
-      break;
+      return TakeAck(frame.total, p.parts_under_way);
     case Frame::kTransfer:
-      status = p.inbox.AddTransfer(frame);
-      break;
+      return p.inbox.AddTransfer(frame);
     case Frame::kTransferAck:
-      status = TakeAck(frame.total, p.transfers_under_way);
-      break;
+      return TakeAck(frame.total, p.transfers_under_way);
     case Frame::kAbort: {
       const bool is_code = frame.code > 0 && frame.code <= 16;
       AbortLocked(
@@ -433,23 +487,35 @@ void Mesh::TakeFrame(int peer, Frame frame) {
                                : absl::StatusCode::kInternal,
                        frame.text),
           /*tell=*/false);
-      break;
+      return absl::OkStatus();
     }
     case Frame::kLeave: {
+      if (p.has_left) {
+        return absl::InvalidArgumentError("it leaves a second time");
+      }
       p.has_left = true;
+      called_.End(peer);
       Frame ack;
       ack.kind = Frame::kLeaveAck;
       Post(peer, std::move(ack));
       ReleaseIfOver(peer);
-      break;
+      return absl::OkStatus();
     }
     case Frame::kLeaveAck:
+      if (!has_left_) {
+        return absl::InvalidArgumentError(
+            "it has heard that this rank leaves, which has not left");
+      }
       p.knows_of_leave = true;
       ReleaseIfOver(peer);
-      break;
+      return absl::OkStatus();
   }
-  if (status.ok()) return;
-  p.gone = status;
+  return absl::InternalError("no kind of a frame");
+}
+
+void Mesh::OnGone(int peer, const absl::Status& why) {
+  if (peers_[peer].gone.ok()) peers_[peer].gone = why;
+  called_.End(peer);
   ReleaseIfOver(peer);
 }
 
@@ -473,13 +539,16 @@ void Mesh::AckParts(int peer) {
 
 // --- What was called. --------------------------------------------------------
 
-absl::Status Mesh::AbortIfMismatched(const absl::Status& compared) {
-  if (!compared.ok()) AbortLocked(compared, /*tell=*/true);
-  return compared.ok() ? compared : aborted_;
+absl::Status Mesh::Record(int peer, Announcement announcement) {
+  const absl::Status added = called_.Add(peer, std::move(announcement));
+  if (absl::IsResourceExhausted(added)) return added;
+  if (!added.ok()) AbortLocked(added, /*tell=*/true);
+  return absl::OkStatus();
 }
 
-void Mesh::Record(int peer, Announcement announcement) {
-  AbortIfMismatched(called_.Add(peer, std::move(announcement))).IgnoreError();
+const Announcement* Mesh::FindOwn(uint64_t sequence) const {
+  const Announcement* const own = called_.Last(rank());
+  return own != nullptr && own->sequence == sequence ? own : nullptr;
 }
 
 absl::Status Mesh::Begin(const Operation& operation) {
@@ -487,18 +556,56 @@ absl::Status Mesh::Begin(const Operation& operation) {
   absl::Status status;
   {
     MutexLock lock(mu_);
-    WEFT_RETURN_IF_ERROR(aborted_);
-    status = AbortIfMismatched(called_.AddOwn(std::move(mine)));
+    WEFT_RETURN_IF_ERROR(Health());
+    const absl::Status compared = called_.Add(rank(), std::move(mine));
+    if (!compared.ok()) {
+      AbortLocked(compared, /*tell=*/true);
+      status = Health();
+    }
+    if (++untold_ >= std::max(kTellAfter, size())) {
+      untold_ = 0;
+      PostToAll(FrameOf(Frame::kStatus, *called_.Last(rank())));
+    }
   }
   Flush();
   return status;
 }
 
+absl::Status Mesh::AwaitCompared(Progress& progress) {
+  progress.is_waiting = false;
+  {
+    MutexLock lock(mu_);
+    ++asked_;
+    for (int r = 0; r < size(); ++r) {
+      Peer& p = peers_[r];
+      if (!p.has_uncompared || p.connection == nullptr) continue;
+      p.has_uncompared = false;
+      p.asked = asked_;
+      Post(r, FrameOf(Frame::kAnnounce, *called_.Last(rank()), asked_));
+    }
+  }
+  Flush();
+  while (true) {
+    const uint64_t seen = events_.load();
+    int awaited = -1;
+    {
+      MutexLock lock(mu_);
+      WEFT_RETURN_IF_ERROR(Health());
+      for (int r = 0; r < size() && awaited < 0; ++r) {
+        if (peers_[r].answered < peers_[r].asked) awaited = r;
+      }
+      if (awaited < 0) return absl::OkStatus();
+      WEFT_RETURN_IF_ERROR(CheckPeers(progress.operation, awaited));
+    }
+    WEFT_RETURN_IF_ERROR(AwaitProgress(progress, awaited, seen));
+  }
+}
+
 void Mesh::Refuse(const Operation& operation, const absl::Status& why) {
   {
     MutexLock lock(mu_);
-    called_.AddOwn(OnWire(AnnounceRefusal(operation, why))).IgnoreError();
-    PostToAll(FrameOf(Frame::kStatus, *called_.newest_own()));
+    called_.Add(rank(), OnWire(AnnounceRefusal(operation, why))).IgnoreError();
+    PostToAll(FrameOf(Frame::kStatus, *called_.Last(rank())));
   }
   Flush();
 }
@@ -507,23 +614,24 @@ std::string Mesh::AskWhoHasNotCalled(const Operation& operation) {
   std::string text;
   {
     MutexLock lock(mu_);
-    const Announcement* mine = called_.FindOwn(WireSequence(operation));
+    const Announcement* mine = FindOwn(WireSequence(operation));
     if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
-    text = called_.DescribeRanksBefore(WireSequence(operation));
+    text = called_.DescribeRanksBefore(WireSequence(operation), rank());
   }
   Flush();
   return text;
 }
 
 std::string Mesh::DescribeWait(const Operation& operation, int peer) const {
-  const std::string text = called_.DescribeRanksBefore(WireSequence(operation));
+  const std::string text =
+      called_.DescribeRanksBefore(WireSequence(operation), rank());
   return text.empty() ? absl::StrCat("rank ", peer, " has sent nothing and ",
                                      called_.Describe(peer))
                       : text;
 }
 
 absl::Status Mesh::CheckPeers(const Operation& operation, int peer) {
-  WEFT_RETURN_IF_ERROR(aborted_);
+  WEFT_RETURN_IF_ERROR(Health());
   WEFT_RETURN_IF_ERROR(called_.CheckRefusals(WireSequence(operation)));
   const Peer& p = peers_[peer];
   if (p.has_left) {
@@ -548,7 +656,7 @@ absl::Status Mesh::AwaitFailure(const Operation& operation, Instant until) {
       for (int r = 0; r < size(); ++r) {
         if (r != rank()) WEFT_RETURN_IF_ERROR(CheckPeers(operation, r));
       }
-      if (now >= until) return aborted_;
+      if (now >= until) return Health();
       waiters_.push_back(std::move(waker));
     }
     woken.Wait(until - now).IgnoreError();
@@ -560,12 +668,13 @@ absl::Status Mesh::AwaitFailure(const Operation& operation, Instant until) {
 bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
   const int64_t total = static_cast<int64_t>(out.bytes.size());
   const int64_t n = std::min(kChunkBytes, total - sent);
+  const int64_t kept = n + (sent == 0 ? Inbox::kMessageBytes : 0);
   {
     MutexLock lock(mu_);
     Peer& p = peers_[out.to];
     if (p.connection == nullptr) return false;
-    if (p.parts_under_way + n > Inbox::kPartWindow) return false;
-    p.parts_under_way += n;
+    if (p.parts_under_way + kept > Inbox::kPartWindow) return false;
+    p.parts_under_way += kept;
   }
   Frame part;
   part.kind = Frame::kPart;
@@ -576,12 +685,14 @@ bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
   part.content = CopyOf(out.bytes.data() + sent, n);
   {
     MutexLock lock(mu_);
-    if (progress.sent[out.to] == 0 && sent == 0) {
-      const Announcement* mine = called_.FindOwn(part.sequence);
-      if (mine != nullptr) {
-        part.fingerprint = mine->fingerprint;
-        part.text = mine->text;
-      }
+    if (const Announcement* mine = FindOwn(part.sequence); mine != nullptr) {
+      part.fingerprint = mine->fingerprint;
+      const bool is_first = progress.sent[out.to] == 0 && sent == 0;
+      if (is_first) part.text = mine->text;
+    }
+    // Of a barrier, all ranks have called the same if it succeeds.
+    if (progress.operation.verb != Verb::kBarrier) {
+      peers_[out.to].has_uncompared = true;
     }
     Post(out.to, std::move(part));
   }
@@ -598,11 +709,18 @@ absl::StatusOr<Mesh::Took> Mesh::TakeSome(Progress& progress,
   uint64_t at = 0;
   {
     MutexLock lock(mu_);
-    WEFT_RETURN_IF_ERROR(aborted_);
+    WEFT_RETURN_IF_ERROR(Health());
     Message* const next = peers_[in.from].inbox.NextPart(sequence);
     AckParts(in.from);
     if (next == nullptr) return Took::kNothing;
     Message& message = *next;
+    const Announcement* const mine = FindOwn(sequence);
+    if (mine != nullptr && message.fingerprint != mine->fingerprint) {
+      return Mismatch(
+          in.from,
+          absl::StrCat("another one (it ", called_.Describe(in.from), ")"),
+          rank(), mine->text);
+    }
     if (message.total != static_cast<uint64_t>(in.bytes)) {
       return absl::FailedPreconditionError(absl::StrCat(
           "the ranks called different operations: rank ", in.from, " sent ",
@@ -657,14 +775,14 @@ absl::Status Mesh::AwaitProgress(Progress& progress, int peer, uint64_t seen) {
     }
     Peer& p = peers_[peer];
     if (now - std::max(p.heard, progress.waits_since) >= options_.dead_after) {
-      p.gone = absl::UnavailableError(absl::StrCat(
-          "silent for ", absl::FormatDuration(options_.dead_after)));
-      ReleaseIfOver(peer);
+      OnGone(peer,
+             absl::UnavailableError(absl::StrCat(
+                 "silent for ", absl::FormatDuration(options_.dead_after))));
       return absl::OkStatus();
     }
     if (now >= progress.ask_at) {
       progress.ask_at = now + kAskInterval;
-      const Announcement* mine = called_.FindOwn(WireSequence(operation));
+      const Announcement* mine = FindOwn(WireSequence(operation));
       if (mine != nullptr) PostToAll(FrameOf(Frame::kAnnounce, *mine));
     }
     if (now >= progress.report_at) {
@@ -792,7 +910,7 @@ absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
   int from = transfer.peer;
   {
     MutexLock lock(mu_);
-    WEFT_RETURN_IF_ERROR(aborted_);
+    WEFT_RETURN_IF_ERROR(Health());
     // Before the attempt: what a rank sent before its end is still received.
     const absl::Status gone = CheckTransferPeers(transfer);
     if (transfer.is_send) {

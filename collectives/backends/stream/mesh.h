@@ -30,9 +30,9 @@
 #include "weft/base/mutex.h"
 #include "weft/collectives/algorithms/piece_reader.h"
 #include "weft/collectives/backend.h"
-#include "weft/collectives/backends/stream/called_operations.h"
 #include "weft/collectives/backends/stream/frame.h"
 #include "weft/collectives/backends/stream/inbox.h"
+#include "weft/collectives/called_operations.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/collectives/operation.h"
 #include "weft/transport/transport.h"
@@ -43,6 +43,9 @@ struct MeshOptions {
   std::string group;  // its name, unique among those of the transport
   int rank = 0;
   int size = 1;
+  // names[r]: what rank r is called in messages, and what it must prove to be
+  // where connections prove anything. Empty: "rank r".
+  std::vector<std::string> names;
   int64_t max_unasked_bytes = kMostUnaskedBytes;
   // Of a peer that does not even answer: it is taken for dead.
   absl::Duration dead_after = absl::Seconds(10);
@@ -63,8 +66,6 @@ struct Progress {
 // Thread-safety: thread-safe; Begin and Exchange, one thread at a time.
 class Mesh final : public std::enable_shared_from_this<Mesh> {
  public:
-  static constexpr int64_t kChunkBytes = 512 << 10;
-
   // `driver` must outlive it.
   Mesh(MeshOptions options, Driver& driver);
 
@@ -78,24 +79,27 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // This rank has opened a stream to `peer`, a higher rank.
   void OnOpened(int peer, std::shared_ptr<transport::Connection> connection)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Waits until all ranks have said who they are. kDeadlineExceeded and
-  // kUnavailable name those who have not. names[r]: what rank r must prove to
-  // be, where connections prove anything (kPermissionDenied). `open` opens the
-  // stream to a higher rank once more, where it was refused.
-  absl::Status AwaitAll(const std::vector<std::string>& names, Instant deadline,
+  // Waits until all ranks have said who they are, or until the group is
+  // aborted: then it is OK, and health() is not. kDeadlineExceeded and
+  // kUnavailable name those who have not. `open` opens the stream to a higher
+  // rank once more, where it was refused.
+  absl::Status AwaitAll(Instant deadline,
                         const std::function<void(int peer)>& open)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Called once when the group is aborted, on any thread. Must not block.
   void OnAbort(std::function<void(const absl::Status&)> hook)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Notifies the others, and releases streams once they have left too.
+  // Notifies the others, and releases streams once they have left too. A
+  // difference between the ranks that is found from here on, or was and nobody
+  // has heard of it, is reported.
   void Leave() ABSL_LOCKS_EXCLUDED(mu_);
   // After Leave: waits until the others have received all that this rank has
   // sent, or have ended; at most until `deadline`. If streams end before, peers
   // miss what was under way: the last message of a barrier.
   void AwaitDelivery(Instant deadline) ABSL_LOCKS_EXCLUDED(mu_);
-  // Whether all frames have been taken by the connections, or have none.
-  bool HasWrittenAll() const ABSL_LOCKS_EXCLUDED(mu_);
+  // After Leave: whether all frames have been taken by the connections, or have
+  // none, and each other rank has left too or knows that this one has.
+  bool IsSettled() const ABSL_LOCKS_EXCLUDED(mu_);
   void Abort(const absl::Status& why) ABSL_LOCKS_EXCLUDED(mu_);
   // Whether `peer` has said that it leaves.
   bool HasLeft(int peer) const ABSL_LOCKS_EXCLUDED(mu_);
@@ -106,6 +110,10 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   // Says that this rank has called it; kFailedPrecondition if another rank has
   // called another under this number.
   absl::Status Begin(const Operation& operation) ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits until every rank to which this one has sent messages of operations
+  // has compared them with what it has called itself, and has found no
+  // difference: what others have to say against an earlier operation has come.
+  absl::Status AwaitCompared(Progress& progress) ABSL_LOCKS_EXCLUDED(mu_);
   // Says to all that this rank refuses it.
   void Refuse(const Operation& operation, const absl::Status& why)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -145,7 +153,10 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
 
   // --- For the ends of connections. ---
 
-  // A peer has opened a stream and said which rank it is.
+  // A peer has opened a stream, and its first message, which OnMessage gets
+  // next, says that it is this rank. kPermissionDenied: the connection proves
+  // that it is not; kAlreadyExists: that rank has a stream already. The stream
+  // is then the caller's to end, and the group goes on.
   absl::Status OnHello(int peer,
                        std::shared_ptr<transport::Connection> connection)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -163,45 +174,68 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
 
     std::shared_ptr<transport::Connection> connection;
     bool is_writing = false;
-    std::deque<Slices> outbox;
+    struct Outgoing {
+      Slices message;
+      bool is_answer;
+    };
+    std::deque<Outgoing> outbox;
+    int answers = 0;          // of these
+    bool has_stream = false;  // or had one
     bool has_said_hello = false;
-    std::string proven_name;
     bool has_left = false;
     bool knows_of_leave = false;  // it has all that this rank has sent
     absl::Status gone;            // why it says no more
     Instant heard;
     Inbox inbox;
+    bool has_uncompared = false;        // parts were sent since it was asked
+    uint64_t asked = 0, answered = 0;   // of AwaitCompared
     int64_t parts_under_way = 0;        // bytes sent, and no ack has come
     const Transfer* sending = nullptr;  // the one that is half sent
     uint64_t transfers_sent = 0;
     int64_t transfers_under_way = 0;
   };
 
+  // Why the group was aborted, for a caller to hear; OK: it was not.
   absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    is_heard_ = is_heard_ || !aborted_.ok();
     return aborted_;
   }
   // Queues a frame; Flush, which every function calls after it has released the
   // lock, writes what was queued.
-  void Post(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Post(int peer, Frame frame, bool is_answer = false)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // As Post; an error if `peer` asks more than it reads.
+  absl::Status Answer(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void PostToAll(const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
   void Pump(int peer) ABSL_LOCKS_EXCLUDED(mu_);
   Frame AbortFrame() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void AbortLocked(const absl::Status& why, bool tell)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void ReportIfUnheard() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
-  void TakeFrame(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // An error if `peer` must say no more.
+  absl::Status TakeFrame(int peer, Frame frame)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  absl::Status TakeHello(int peer, const Frame& hello)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   static absl::Status TakeAck(uint64_t bytes, int64_t& under_way);
   // Acknowledges what was taken of its parts, if that is due.
   void AckParts(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Record(int peer, Announcement announcement)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Aborts the group with an error.
-  absl::Status AbortIfMismatched(const absl::Status& compared)
+  // Compares it; an error if `peer` must say no more.
+  absl::Status Record(int peer, Announcement announcement)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   Frame OwnHello() const;
-  static Frame FrameOf(Frame::Kind kind, const Announcement& mine);
+  std::string NameOf(int peer) const;
+  static Frame FrameOf(Frame::Kind kind, const Announcement& mine,
+                       uint64_t tag = 0);
+  // What this rank has called, if that is the last.
+  const Announcement* FindOwn(uint64_t sequence) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Nothing more comes from it, for this reason.
+  void OnGone(int peer, const absl::Status& why)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Lets its stream go where nothing more is to be said or heard.
   void ReleaseIfOver(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
@@ -237,8 +271,13 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   std::vector<std::shared_ptr<transport::Connection>> to_release_
       ABSL_GUARDED_BY(mu_);
   CalledOperations called_ ABSL_GUARDED_BY(mu_);
+  int untold_ ABSL_GUARDED_BY(mu_) = 0;  // operations since all were told
+  uint64_t asked_ ABSL_GUARDED_BY(mu_) = 0;
   bool has_left_ ABSL_GUARDED_BY(mu_) = false;
   absl::Status aborted_ ABSL_GUARDED_BY(mu_);
+  mutable bool is_heard_ ABSL_GUARDED_BY(mu_) = false;
+  // A difference between the ranks that no caller here will hear of.
+  bool is_report_due_ ABSL_GUARDED_BY(mu_) = false;
   bool is_hook_due_ ABSL_GUARDED_BY(mu_) = false;
   std::function<void(const absl::Status&)> abort_hook_ ABSL_GUARDED_BY(mu_);
   std::vector<Promise<void>> waiters_ ABSL_GUARDED_BY(mu_);

@@ -11,6 +11,8 @@ class MeshLink final : public Link {
   MeshLink(Mesh& mesh, const Operation& operation)
       : mesh_(mesh), progress_{operation} {}
 
+  absl::Status AwaitCompared() { return mesh_.AwaitCompared(progress_); }
+
   int rank() const override { return mesh_.rank(); }
   int size() const override { return mesh_.size(); }
   absl::Status Send(int to, absl::Span<const std::byte> bytes) override {
@@ -59,7 +61,9 @@ absl::Status MeshBackend::RunWith(
   absl::Status status = mesh_->Begin(operation);
   if (status.ok()) {
     MeshLink link(*mesh_, operation);
-    status = CatchToStatus([&] { return body(link); });
+    // What was sent before a barrier is compared before it ends.
+    if (operation.verb == Verb::kBarrier) status = link.AwaitCompared();
+    if (status.ok()) status = CatchToStatus([&] { return body(link); });
   }
   if (!status.ok() && !absl::IsAborted(status)) mesh_->Abort(status);
   return status;

@@ -1,9 +1,11 @@
 #include "weft/collectives/backends/stream/mesh.h"
 
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -13,8 +15,10 @@
 #include "weft/base/driver.h"
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/backends/stream/inbox.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/transport/transport.h"
 
 namespace weft::collectives {
 namespace {
@@ -43,6 +47,18 @@ class MeshTest : public ::testing::Test {
     frame.content = {Bytes::Copy(content)};
     return frame;
   }
+  static Frame OfKind(Frame::Kind kind) {
+    Frame frame;
+    frame.kind = kind;
+    return frame;
+  }
+  static Frame Hello() {
+    Frame hello = OfKind(Frame::kHello);
+    hello.code = 1;
+    hello.sequence = 2;
+    hello.text = "g";
+    return hello;
+  }
   void Arrive(Frame frame) { mesh_->OnMessage(1, Encode(std::move(frame))); }
   // Of one f32 from rank 1.
   absl::StatusOr<bool> Receive() {
@@ -55,7 +71,7 @@ class MeshTest : public ::testing::Test {
   void ExpectRefused(const char* why) {
     EXPECT_THAT(Receive(),
                 StatusIs(absl::StatusCode::kUnavailable, "rank 1 has ended"));
-    EXPECT_THAT(mesh_->AwaitAll({"r0", "r1"}, SteadyClock().Now(), [](int) {}),
+    EXPECT_THAT(mesh_->AwaitAll(SteadyClock().Now(), [](int) {}),
                 StatusIs(absl::StatusCode::kUnavailable, why));
   }
 
@@ -64,29 +80,30 @@ class MeshTest : public ::testing::Test {
 };
 
 TEST_F(MeshTest, TransferInTwoPartsIsReceived) {
-  const float sent = 2.5f;
-  const std::string bytes(reinterpret_cast<const char*>(&sent), sizeof sent);
-  Arrive(TransferOf(1, bytes.substr(0, 3), 4));
-  EXPECT_THAT(Receive(), IsOkAndHolds(false));
-  Arrive(TransferOf(1, bytes.substr(3), 4, 3));
-  EXPECT_THAT(Receive(), IsOkAndHolds(true));
-  EXPECT_EQ(received_, sent);
+  std::string bytes(Inbox::kChunkBytes + sizeof(float), 0);
+  const float last = 2.5f;
+  memcpy(&bytes[Inbox::kChunkBytes], &last, sizeof last);
+  std::vector<float> received(bytes.size() / sizeof(float));
+  Transfer transfer;
+  transfer.peer = 1;
+  transfer.dtype = DType::kF32;
+  transfer.block = {reinterpret_cast<std::byte*>(received.data()),
+                    static_cast<int64_t>(received.size())};
+  Arrive(TransferOf(1, bytes.substr(0, Inbox::kChunkBytes), bytes.size()));
+  EXPECT_THAT(mesh_->Advance(transfer), IsOkAndHolds(false));
+  Arrive(TransferOf(1, bytes.substr(Inbox::kChunkBytes), bytes.size(),
+                    Inbox::kChunkBytes));
+  EXPECT_THAT(mesh_->Advance(transfer), IsOkAndHolds(true));
+  EXPECT_EQ(received.back(), last);
 }
 
 TEST_F(MeshTest, RankThatCameAndLeftDoesNotFailTheMeeting) {
-  Frame hello;
-  hello.kind = Frame::kHello;
-  hello.code = 1;
-  hello.text = "g";
-  Arrive(hello);
-  Frame leave;
-  leave.kind = Frame::kLeave;
-  Arrive(leave);
+  Arrive(Hello());
+  Arrive(OfKind(Frame::kLeave));
   mesh_->OnClosed(1, absl::OkStatus());
   EXPECT_TRUE(mesh_->HasLeft(1));
-  EXPECT_TRUE(mesh_->HasWrittenAll());
-  WEFT_EXPECT_OK(
-      mesh_->AwaitAll({"r0", "r1"}, SteadyClock().Now(), [](int) {}));
+  EXPECT_TRUE(mesh_->IsSettled());
+  WEFT_EXPECT_OK(mesh_->AwaitAll(SteadyClock().Now(), [](int) {}));
 }
 
 TEST_F(MeshTest, TransferThatIsNoWholeNumberOfElementsIsRefused) {
@@ -95,7 +112,8 @@ TEST_F(MeshTest, TransferThatIsNoWholeNumberOfElementsIsRefused) {
 }
 
 TEST_F(MeshTest, TransferThatBeginsBeforeTheLastHasEndedIsRefused) {
-  Arrive(TransferOf(1, "12", 4));
+  Arrive(TransferOf(1, std::string(Inbox::kChunkBytes, 'x'),
+                    Inbox::kChunkBytes + 4));
   Arrive(TransferOf(2, "1234", 4));
   ExpectRefused("before the last one has ended");
 }
@@ -111,8 +129,8 @@ TEST_F(MeshTest, AckOfMoreThanWasSentIsRefused) {
 }
 
 TEST_F(MeshTest, PartsBeyondTheWindowAreRefused) {
-  const std::string chunk(1 << 20, 'x');
-  for (uint64_t i = 0; i < 17; ++i) {
+  const std::string chunk(Inbox::kChunkBytes, 'x');
+  for (uint64_t i = 0; i < 32; ++i) {
     Frame part;
     part.kind = Frame::kPart;
     part.sequence = 1;
@@ -122,6 +140,95 @@ TEST_F(MeshTest, PartsBeyondTheWindowAreRefused) {
     Arrive(std::move(part));
   }
   ExpectRefused("more arrives than may be under way");
+}
+
+TEST_F(MeshTest, RankThatSaysTwiceWhoItIsIsRefused) {
+  Arrive(Hello());
+  Arrive(Hello());
+  ExpectRefused("a second time");
+}
+
+TEST_F(MeshTest, RankThatLeavesTwiceIsRefused) {
+  Arrive(OfKind(Frame::kLeave));
+  Arrive(OfKind(Frame::kLeave));
+  EXPECT_THAT(mesh_->AwaitAll(SteadyClock().Now(), [](int) {}),
+              StatusIs(absl::StatusCode::kUnavailable, "leaves a second time"));
+}
+
+TEST_F(MeshTest, AnswerToALeaveThatWasNotSaidIsRefused) {
+  Arrive(OfKind(Frame::kLeaveAck));
+  ExpectRefused("has not left");
+}
+
+TEST_F(MeshTest, RankThatHasAnotherGroupInMindIsRefused) {
+  Frame hello = Hello();
+  hello.sequence = 3;
+  Arrive(hello);
+  ExpectRefused("wanted rank 1 of the 2 of group g, found rank 1 of the 3");
+}
+
+// The others leave such a group by Shrink, and so must this rank.
+TEST_F(MeshTest, GroupThatIsAbortedBeforeAllHaveComeIsThereAndBroken) {
+  Frame abort = OfKind(Frame::kAbort);
+  abort.code = static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition);
+  abort.text = "the ranks called different operations";
+  Arrive(abort);
+  WEFT_EXPECT_OK(
+      mesh_->AwaitAll(SteadyClock().Now() + absl::Minutes(1), [](int) {}));
+  EXPECT_THAT(mesh_->health(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "different"));
+}
+
+// A connection that takes one message and never says that it is written.
+class StuckConnection final : public transport::Connection {
+ public:
+  explicit StuckConnection(std::string name) : name_(std::move(name)) {}
+  Written Write(Slices) override { return Written::kUnderWay; }
+  void Close(absl::Status) override {}
+  std::string ProvenName() const override { return name_; }
+
+ private:
+  const std::string name_;
+};
+
+// Rank 1 of 2, to which rank 0 opens a stream.
+class OpenedMeshTest : public MeshTest {
+ protected:
+  OpenedMeshTest() {
+    MeshOptions options;
+    options.group = "g";
+    options.rank = 1;
+    options.size = 2;
+    options.names = {"trainer0", "trainer1"};
+    mesh_ = std::make_shared<Mesh>(std::move(options), ParkingDriver());
+  }
+  absl::Status Open(const std::string& name) {
+    return mesh_->OnHello(0, std::make_shared<StuckConnection>(name));
+  }
+  void ArriveFrom0(Frame frame) {
+    mesh_->OnMessage(0, Encode(std::move(frame)));
+  }
+};
+
+TEST_F(OpenedMeshTest, RankOfAnotherNameIsRefusedAndTheRightOneStillComes) {
+  EXPECT_THAT(Open("admin0"), StatusIs(absl::StatusCode::kPermissionDenied,
+                                       "rank 0 of group g should be trainer0, "
+                                       "and its certificate is of admin0"));
+  WEFT_EXPECT_OK(Open("trainer0"));
+  EXPECT_THAT(Open("trainer0"), StatusIs(absl::StatusCode::kAlreadyExists));
+  Frame hello = Hello();
+  hello.code = 0;
+  ArriveFrom0(hello);
+  WEFT_EXPECT_OK(mesh_->AwaitAll(SteadyClock().Now(), [](int) {}));
+}
+
+TEST_F(OpenedMeshTest, AnswersThatAreNotReadAreBounded) {
+  WEFT_ASSERT_OK(Open("trainer0"));
+  Frame ask = OfKind(Frame::kAnnounce);
+  ask.text = "AllReduce #0";
+  for (int i = 0; i < 10'000; ++i) ArriveFrom0(ask);
+  EXPECT_THAT(mesh_->AwaitAll(SteadyClock().Now(), [](int) {}),
+              StatusIs(absl::StatusCode::kUnavailable, "does not read"));
 }
 
 }  // namespace

@@ -6,8 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/algorithms/tree_broadcast.h"
+#include "weft/collectives/backends/stream/frame.h"
 #include "weft/collectives/backends/stream/mesh.h"
 #include "weft/collectives/backends/stream/streams_state.h"
+#include "weft/collectives/subgroup_name.h"
 
 namespace weft::collectives {
 namespace {
@@ -21,6 +23,12 @@ absl::Status CheckOptions(const StreamOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("StreamBackend: wants a rank from 0 to size - 1, found ",
                      options.rank, " of ", size));
+  }
+  if (options.name.size() > Frame::kMaxTextBytes) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "StreamBackend: wants a name of at most ", Frame::kMaxTextBytes,
+        " bytes, found one of ", options.name.size(), ": ",
+        options.name.substr(0, 100), "..."));
   }
   return absl::OkStatus();
 }
@@ -50,6 +58,9 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
   mesh_options.group = options.name;
   mesh_options.rank = options.rank;
   mesh_options.size = static_cast<int>(options.ranks.size());
+  for (const transport::Destination& one : options.ranks) {
+    mesh_options.names.push_back(one.name);
+  }
   mesh_options.max_unasked_bytes = options.max_unasked_bytes;
   mesh_options.dead_after = options.dead_after;
   mesh_options.diagnosis = options.diagnosis;
@@ -65,14 +76,10 @@ absl::StatusOr<std::unique_ptr<StreamBackend>> StreamBackend::Connect(
     mesh->OnOpened(r, transport.Connect(StreamPurpose(), made.ranks[r],
                                         state->MakeEnd(mesh, r)));
   };
-  std::vector<std::string> names;
-  for (int r = 0; r < mesh->size(); ++r) {
-    names.push_back(made.ranks[r].name);
-    if (r > mesh->rank()) open(r);
-  }
-  WEFT_RETURN_IF_ERROR(mesh->AwaitAll(names, deadline, open));
+  for (int r = mesh->rank() + 1; r < mesh->size(); ++r) open(r);
+  WEFT_RETURN_IF_ERROR(mesh->AwaitAll(deadline, open));
   backend->cost_ = made.cost;
-  if (made.measures_cost) {
+  if (made.measures_cost && backend->health().ok()) {
     WEFT_RETURN_IF_ERROR(backend->MeasureCost(deadline));
   }
   return backend;
@@ -136,7 +143,7 @@ void StreamBackend::OnAbort(std::function<void(const absl::Status&)> hook) {
 absl::StatusOr<std::unique_ptr<Backend>> StreamBackend::Subgroup(
     absl::Span<const int> members, absl::string_view name, Instant deadline) {
   StreamOptions options = options_;
-  options.name = absl::StrCat(options_.name, "|", name);
+  options.name = SubgroupName(options_.name, name);
   options.ranks.clear();
   for (const int member : members) {
     options.ranks.push_back(options_.ranks[member]);

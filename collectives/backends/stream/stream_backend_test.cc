@@ -71,6 +71,7 @@ TestBackend Stream(std::string name, AllReduceScheme scheme,
                    int64_t segment_bytes = LinkCost().segment_bytes) {
   TestBackend backend;
   backend.name = std::move(name);
+  backend.ranks_run_ahead = true;
   LinkCost cost = StreamCost();
   cost.all_reduce = scheme;
   cost.segment_bytes = segment_bytes;

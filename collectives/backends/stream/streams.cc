@@ -1,7 +1,9 @@
 #include "weft/collectives/backends/stream/streams.h"
 
+#include <algorithm>
+#include <deque>
 #include <map>
-#include <set>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,6 +21,10 @@ using transport::Connection;
 // How long the end of a process waits for peers to have what it has sent: many
 // round trips between hosts.
 constexpr absl::Duration kDeliveryPatience = absl::Seconds(2);
+// What a peer may say before this process has made the group that it names: who
+// it is, that it has aborted the group, and that it leaves.
+constexpr size_t kMostEarlyMessages = 4;
+constexpr size_t kMostEarlyBytes = 16 << 10;
 
 // This end of one stream.
 class MeshEnd final : public transport::ConnectionObserver {
@@ -30,7 +36,11 @@ class MeshEnd final : public transport::ConnectionObserver {
   // Of one that a peer has opened.
   MeshEnd(std::weak_ptr<Streams::State> state,
           std::shared_ptr<Connection> connection)
-      : state_(std::move(state)), connection_(std::move(connection)) {}
+      : proven_name(connection->ProvenName()),
+        state_(std::move(state)),
+        connection_(std::move(connection)) {}
+
+  const std::string proven_name;  // "" of one that this rank has opened
 
   void OnMessage(Slices message) override;
   void OnWritten() override {
@@ -43,6 +53,7 @@ class MeshEnd final : public transport::ConnectionObserver {
   void Refuse(const absl::Status& why);
 
  private:
+  void Deliver(const std::shared_ptr<Mesh>& mesh, const Slices& message);
   std::shared_ptr<Mesh> mesh() const ABSL_LOCKS_EXCLUDED(mu_) {
     MutexLock lock(mu_);
     return mesh_;
@@ -56,17 +67,35 @@ class MeshEnd final : public transport::ConnectionObserver {
   mutable Mutex mu_;
   std::shared_ptr<Mesh> mesh_ ABSL_GUARDED_BY(mu_);
   std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mu_);  // until hello
+  // What has come before `mesh_`, or while it gets this.
+  std::deque<Slices> early_ ABSL_GUARDED_BY(mu_);
+  size_t early_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  bool is_joining_ ABSL_GUARDED_BY(mu_) = false;
   int peer_ = -1;  // written before mesh_ is
 };
 
 void MeshEnd::OnMessage(Slices message) {
-  if (const auto mesh = this->mesh(); mesh != nullptr) {
-    mesh->OnMessage(peer_, message);
-    if (const auto state = state_.lock(); state != nullptr) {
-      state->ForgetIfOver(mesh);
+  std::shared_ptr<Mesh> mesh;
+  bool is_first = false;
+  bool is_too_much = false;
+  {
+    MutexLock lock(mu_);
+    if (mesh_ != nullptr && !is_joining_) {
+      mesh = mesh_;
+    } else {
+      is_first = early_bytes_ == 0;
+      for (const Bytes& slice : message) early_bytes_ += slice.size();
+      early_.push_back(message);
+      is_too_much = !is_joining_ && (early_.size() > kMostEarlyMessages ||
+                                     early_bytes_ > kMostEarlyBytes);
     }
-    return;
   }
+  if (mesh != nullptr) return Deliver(mesh, message);
+  if (is_too_much) {
+    return Refuse(absl::ResourceExhaustedError(
+        "it says more before its group is there than who it is"));
+  }
+  if (!is_first) return;
   absl::StatusOr<Frame> frame = Decode(message);
   if (frame.ok() && frame->kind != Frame::kHello) {
     frame = absl::FailedPreconditionError(
@@ -76,6 +105,14 @@ void MeshEnd::OnMessage(Slices message) {
   const auto state = state_.lock();
   if (state == nullptr) return Refuse(absl::CancelledError("shutting down"));
   state->OnHello(this, frame->text, static_cast<int>(frame->code));
+}
+
+void MeshEnd::Deliver(const std::shared_ptr<Mesh>& mesh,
+                      const Slices& message) {
+  mesh->OnMessage(peer_, message);
+  if (const auto state = state_.lock(); state != nullptr) {
+    state->ForgetIfOver(mesh);
+  }
 }
 
 void MeshEnd::OnClosed(absl::Status status) {
@@ -100,18 +137,34 @@ void MeshEnd::Join(const std::shared_ptr<Mesh>& mesh, int peer) {
     MutexLock lock(mu_);
     peer_ = peer;
     mesh_ = mesh;
+    is_joining_ = true;
   }
   const absl::Status status = mesh->OnHello(peer, connection);
-  if (status.ok()) return;
+  while (status.ok()) {
+    Slices message;
+    {
+      MutexLock lock(mu_);
+      is_joining_ = !early_.empty();
+      if (!is_joining_) return;
+      message = std::move(early_.front());
+      early_.pop_front();
+    }
+    Deliver(mesh, message);
+  }
   {
     MutexLock lock(mu_);
     mesh_ = nullptr;
+    early_.clear();
   }
   connection->Close(status);
 }
 
 void MeshEnd::Refuse(const absl::Status& why) {
   const std::shared_ptr<Connection> connection = TakeConnection();
+  {
+    MutexLock lock(mu_);
+    early_.clear();
+  }
   if (connection != nullptr) connection->Close(why);
 }
 
@@ -125,6 +178,16 @@ Streams::State::Accept(std::shared_ptr<Connection> connection) {
   if (ends_.size() >= kMostWithoutGroup) {
     return absl::ResourceExhaustedError(
         absl::StrCat(kMostWithoutGroup, " streams wait for their groups"));
+  }
+  const auto is_of_same = [&](const auto& other) {
+    return other.second->proven_name == end->proven_name;
+  };
+  if (!end->proven_name.empty() &&
+      std::count_if(ends_.begin(), ends_.end(), is_of_same) >=
+          kMostWithoutGroupOfOne) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(kMostWithoutGroupOfOne, " streams of ", end->proven_name,
+                     " wait for their groups"));
   }
   ends_[end.get()] = end;
   return end;

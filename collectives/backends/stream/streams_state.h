@@ -47,6 +47,8 @@ class Streams::State final : public std::enable_shared_from_this<State> {
 
  private:
   static constexpr size_t kMostWithoutGroup = 1024;
+  // Of these, where streams prove who has opened them.
+  static constexpr int kMostWithoutGroupOfOne = 128;
 
   struct Waiting {
     std::shared_ptr<MeshEnd> end;
