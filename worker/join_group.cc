@@ -198,6 +198,9 @@ absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
   group.name = name;
   group.timeout = options.timeout;
   group.recorder = &worker.telemetry().recorder();
+  group.on_broken = [&worker](const absl::Status&) {
+    worker.DumpFlightRecorder();
+  };
   group.abort_source = worker.group_abort();
   return collectives::ProcessGroup::Create(std::move(backend),
                                            std::move(group));
