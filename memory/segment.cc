@@ -127,7 +127,7 @@ absl::StatusOr<Segment> Segment::FromFdInPart(int fd, int64_t bytes,
   return segment;
 }
 
-absl::Status Segment::Allocate(int64_t offset, int64_t bytes) {
+absl::Status Segment::Allocate(int64_t offset, int64_t bytes) const {
   // Asks the system how much there is only where some may be missing.
   if (is_allocated()) return absl::OkStatus();
   return AllocatePages(fd_, offset, bytes);

@@ -43,8 +43,8 @@ class Segment {
   bool is_allocated() const;
   // Gives the bytes from `offset` on their pages; those that have some keep
   // them, with what is in them. kResourceExhausted if there is not as much
-  // memory. REQUIRES: they lie within the segment.
-  absl::Status Allocate(int64_t offset, int64_t bytes);
+  // memory. Thread-safe. REQUIRES: they lie within the segment.
+  absl::Status Allocate(int64_t offset, int64_t bytes) const;
 
   Segment(Segment&& other) noexcept;
   Segment& operator=(Segment&& other) noexcept;

@@ -7,8 +7,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
+#include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/arena_allocator.h"
 #include "weft/collectives/backends/host/hierarchical_backend.h"
@@ -35,14 +37,54 @@ int SpinRounds(int ranks) {
   return ranks <= cores ? 2000 : 0;
 }
 
-// What tensors in the arena keep alive.
-struct Arena {
-  Arena(std::shared_ptr<const HostSegment> shared)
-      : segment(std::move(shared)), allocator(segment->arena_bytes()) {}
+// This rank's part of the segment, which tensors in it keep alive. It has pages
+// up to the end of what was once in use; they stay until the group ends.
+class Arena {
+ public:
+  explicit Arena(std::shared_ptr<HostSegment> segment)
+      : segment_(std::move(segment)), allocator_(segment_->arena_bytes()) {}
 
-  const std::shared_ptr<const HostSegment> segment;
-  ArenaAllocator allocator;
+  absl::StatusOr<int64_t> Allocate(int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  void Free(int64_t offset, int64_t bytes) { allocator_.Free(offset, bytes); }
+  std::byte* At(int64_t offset) const { return segment_->own_arena() + offset; }
+
+ private:
+  // Asked of the system at once: asking costs some 0.1 ms.
+  static constexpr int64_t kStep = int64_t{1} << 20;
+
+  absl::Status GrowTo(int64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+
+  const std::shared_ptr<HostSegment> segment_;
+  ArenaAllocator allocator_;
+  Mutex mu_;
+  int64_t grown_bytes_ ABSL_GUARDED_BY(mu_) = 0;
 };
+
+absl::StatusOr<int64_t> Arena::Allocate(int64_t bytes) {
+  const int64_t offset = allocator_.Allocate(bytes);
+  if (offset < 0) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "Allocate: wants ", bytes, " bytes of shared memory, ",
+        allocator_.free_bytes(), " of ", allocator_.bytes(),
+        " are free (not all in one piece); raise HostOptions::arena_bytes"));
+  }
+  const absl::Status grown = GrowTo(offset + bytes);
+  if (grown.ok()) return offset;
+  allocator_.Free(offset, bytes);
+  return absl::Status(grown.code(), absl::StrCat("Allocate of ", bytes,
+                                                 " bytes: ", grown.message()));
+}
+
+absl::Status Arena::GrowTo(int64_t bytes) {
+  MutexLock lock(mu_);
+  if (bytes <= grown_bytes_) return absl::OkStatus();
+  const int64_t wanted =
+      std::min((bytes + kStep - 1) / kStep * kStep, segment_->arena_bytes());
+  WEFT_RETURN_IF_ERROR(
+      segment_->AllocateArena(grown_bytes_, wanted - grown_bytes_));
+  grown_bytes_ = wanted;
+  return absl::OkStatus();
+}
 
 class HostBackend final : public Backend {
  public:
@@ -53,9 +95,9 @@ class HostBackend final : public Backend {
       : options_(std::move(options)),
         watches_(std::move(meeting.watches)),
         counted_(std::move(meeting.counted)),
-        segment_(std::make_shared<HostSegment>(*std::move(meeting.segment),
-                                               layout, rank,
-                                               std::move(meeting.ranks))),
+        segment_(std::make_shared<HostSegment>(
+            *std::move(meeting.segment), layout, rank, std::move(meeting.ranks),
+            options_.memory_budget)),
         arena_(std::make_shared<Arena>(segment_)),
         peers_(std::move(meeting.peers)),
         phases_(segment_->Controls(), rank, SpinRounds(segment_->size())),
@@ -272,17 +314,11 @@ absl::StatusOr<bool> HostBackend::Advance(Transfer& transfer) {
 
 absl::StatusOr<Tensor> HostBackend::Allocate(const Shape& shape, DType dtype) {
   const int64_t bytes = NumElements(shape, "Allocate") * ItemSize(dtype);
-  const int64_t offset = arena_->allocator.Allocate(bytes);
-  if (offset < 0) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "Allocate: wants ", bytes, " bytes of shared memory, ",
-        arena_->allocator.free_bytes(), " of ", arena_->allocator.bytes(),
-        " are free (not all in one piece); raise HostOptions::arena_bytes"));
-  }
-  std::byte* const memory = segment_->own_arena() + offset;
+  WEFT_ASSIGN_OR_RETURN(const int64_t offset, arena_->Allocate(bytes));
+  std::byte* const memory = arena_->At(offset);
   std::shared_ptr<const void> owner(
       memory, [arena = arena_, offset, bytes](const void*) {
-        arena->allocator.Free(offset, bytes);
+        arena->Free(offset, bytes);
       });
   return Tensor::FromBlob(memory, shape, dtype, std::move(owner));
 }
@@ -341,8 +377,8 @@ absl::StatusOr<std::unique_ptr<Backend>> ConnectHost(HostOptions options) {
   meeting_options.host = options.host;
   meeting_options.memory_budget = options.memory_budget;
   meeting_options.stream = options.own_stream;
-  meeting_options.bytes_for = [&](int ranks) {
-    return SegmentLayout(ranks, options.arena_bytes).bytes();
+  meeting_options.layout_for = [&](int ranks) {
+    return SegmentLayout(ranks, options.arena_bytes);
   };
   const Instant deadline = SteadyClock().Now() + options.connect_timeout;
   meeting_options.deadline = deadline;

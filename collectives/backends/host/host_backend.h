@@ -56,15 +56,16 @@ struct HostOptions {
   int size = 1;
   // For sockets: the job's directory of mode 0700.
   std::string directory;
-  // How much ProcessGroup::Allocate may hand out on each rank. Taken from the
-  // system at once.
+  // How much ProcessGroup::Allocate may hand out on each rank at the same time.
+  // Taken from the system as it is used, and kept until the group ends.
   int64_t arena_bytes = int64_t{64} << 20;
   // Tensors in no arena are read from the memory of their ranks if they have so
   // many bytes on each rank and the kernel permits it to all ranks of the host;
   // else pieces are copied through shared memory, which is faster for less.
   int64_t least_read_bytes = int64_t{2} << 20;
-  // What the segment is counted against, at the rank that makes it; null: no
-  // bound.
+  // What the segment is counted against: its beginning, some 260 KiB for each
+  // rank, at the rank that makes it, the rest at the rank that uses it. Null:
+  // no bound.
   std::shared_ptr<transport::MemoryBudget> memory_budget = nullptr;
   // How much this rank keeps of what one other has sent (ProcessGroup::Send)
   // and nobody has asked for. With more, that one's sends wait, and a Receive

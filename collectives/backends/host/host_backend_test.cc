@@ -507,47 +507,196 @@ TEST(HostBackend, RanksThatShareNoDirectoryAreRefusedOnEachRank) {
                                       "lacks ranks on several hosts")));
 }
 
-TEST(HostBackend, SegmentBeyondTheBudgetIsRefusedOnEachRank) {
+// Counts what is asked of a store.
+class CountingStore final : public rendezvous::Store {
+ public:
+  int64_t calls() const { return calls_.load(); }
+
+  absl::StatusOr<uint64_t> Set(absl::string_view key, absl::string_view value,
+                               absl::Duration timeout) override {
+    return Counted().Set(key, value, timeout);
+  }
+  absl::StatusOr<rendezvous::StoreEntry> Get(absl::string_view key,
+                                             absl::Duration timeout) override {
+    return Counted().Get(key, timeout);
+  }
+  absl::StatusOr<rendezvous::StoreEntry> Wait(absl::string_view key,
+                                              uint64_t after,
+                                              absl::Duration timeout) override {
+    return Counted().Wait(key, after, timeout);
+  }
+  absl::StatusOr<int64_t> Add(absl::string_view key, int64_t delta,
+                              absl::Duration timeout) override {
+    return Counted().Add(key, delta, timeout);
+  }
+  absl::StatusOr<Swap> CompareSet(absl::string_view key,
+                                  uint64_t expected_version,
+                                  absl::string_view value,
+                                  absl::Duration timeout) override {
+    return Counted().CompareSet(key, expected_version, value, timeout);
+  }
+  absl::StatusOr<bool> Delete(absl::string_view key,
+                              absl::Duration timeout) override {
+    return Counted().Delete(key, timeout);
+  }
+
+ private:
+  rendezvous::Store& Counted() {
+    ++calls_;
+    return store_;
+  }
+
+  std::atomic<int64_t> calls_{0};
+  MemoryStore store_;
+};
+
+TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
   testing::TempDir directory;
-  chmod(directory.path().c_str(), 0700);
-  for (const int64_t bytes : {int64_t{1} << 20, int64_t{64} << 20}) {
-    const auto budget =
-        transport::MemoryBudget::Open(directory.path(), bytes).value();
-    MemoryStore store;
-    std::vector<std::unique_ptr<Backend>> backends(3);
-    const auto statuses = testing::RunRanks(3, [&](int rank) {
-      HostOptions options = OptionsOf(rank, 3, &store, directory.path());
-      options.arena_bytes = 4 << 20;
-      // Each process opens its own.
-      options.memory_budget =
-          transport::MemoryBudget::Open(directory.path(), bytes).value();
-      auto backend = ConnectHost(std::move(options));
-      if (backend.ok()) backends[rank] = *std::move(backend);
-      return backend.status();
-    });
-    if (bytes > 12 << 20) {
-      EXPECT_GE(budget->used_bytes(), 12 << 20);
-    }
-    backends.clear();
-    EXPECT_EQ(budget->used_bytes(), 0);
-    if (bytes > 12 << 20) {
-      EXPECT_THAT(statuses, Each(IsOk()));
-    } else {
-      EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kResourceExhausted,
-                                          "--shared-memory-budget")));
+  for (const int ranks_of_a_host : {1, 2, 16, 64}) {
+    for (const int ranks : {16, 64}) {
+      CountingStore store;
+      testing::RunRanks(ranks, [&](int rank) {
+        HostOptions options = OptionsOf(rank, ranks, &store, directory.path());
+        options.host = absl::StrCat(rank / ranks_of_a_host);
+        // Without streams several hosts are refused, but only once they met.
+        return ConnectHost(options).status();
+      });
+      EXPECT_LE(store.calls(), 12 * ranks) << ranks_of_a_host;
+      EXPECT_GE(store.calls(), 4 * ranks) << ranks_of_a_host;
     }
   }
 }
 
-TEST(HostBackend, SegmentForWhichThereIsNoMemoryIsRefusedOnEachRank) {
+TEST(HostBackend, RankThatGivesUpNamesOnlyThoseThatDidNotCome) {
+  testing::TempDir directory;
+  MemoryStore store;
+  const auto statuses = testing::RunRanks(6, [&](int rank) -> absl::Status {
+    if (rank == 2) return absl::OkStatus();
+    HostOptions options = OptionsOf(rank, 6, &store, directory.path());
+    options.connect_timeout = absl::Seconds(2);
+    return ConnectHost(options).status();
+  });
+  for (const int rank : {0, 1, 3, 4, 5}) {
+    EXPECT_THAT(statuses[rank], StatusIs(absl::StatusCode::kDeadlineExceeded,
+                                         "rank 2 of 6 did not come"));
+  }
+  EXPECT_EQ(store.size(), 0u);
+}
+
+TEST(HostBackend, RanksThatWereGivenDifferentSizesAreTold) {
   testing::TempDir directory;
   MemoryStore store;
   const auto statuses = testing::RunRanks(2, [&](int rank) {
-    HostOptions options = OptionsOf(rank, 2, &store, directory.path());
-    options.arena_bytes = int64_t{1} << 44;
-    return ConnectHost(options).status();
+    return ConnectHost(OptionsOf(rank, rank + 2, &store, directory.path()))
+        .status();
   });
-  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kResourceExhausted)));
+  EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kInvalidArgument,
+                                    "rank 1 was given 3 ranks, rank 0 2"));
+}
+
+TEST(HostBackend, SegmentBeyondTheBudgetIsRefusedOnEachRank) {
+  testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  const auto budget =
+      transport::MemoryBudget::Open(directory.path(), 512 << 10).value();
+  MemoryStore store;
+  const auto statuses = testing::RunRanks(3, [&](int rank) {
+    HostOptions options = OptionsOf(rank, 3, &store, directory.path());
+    // Each process opens its own.
+    options.memory_budget =
+        transport::MemoryBudget::Open(directory.path(), 512 << 10).value();
+    return ConnectHost(std::move(options)).status();
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kResourceExhausted,
+                                      "--shared-memory-budget")));
+  EXPECT_EQ(budget->used_bytes(), 0);
+}
+
+TEST(HostBackend, ArenaIsCountedAsItIsUsed) {
+  testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  constexpr int64_t kBudget = 16 * kMiB;
+  const auto budget =
+      transport::MemoryBudget::Open(directory.path(), kBudget).value();
+  MemoryStore store;
+  std::vector<std::unique_ptr<ProcessGroup>> groups(3);
+  const auto statuses = testing::RunRanks(3, [&](int rank) {
+    HostOptions options = OptionsOf(rank, 3, &store, directory.path());
+    options.arena_bytes = 64 * kMiB;
+    options.memory_budget =
+        transport::MemoryBudget::Open(directory.path(), kBudget).value();
+    auto backend = ConnectHost(std::move(options));
+    if (backend.ok()) groups[rank] = ProcessGroup::Create(*std::move(backend));
+    return backend.status();
+  });
+  ASSERT_THAT(statuses, Each(IsOk()));
+  const int64_t empty = budget->used_bytes();
+  EXPECT_LE(empty, kMiB);
+
+  const auto tensor_of = [&](int rank, int64_t bytes) {
+    return groups[rank]->Allocate({bytes / 4}, DType::kF32);
+  };
+  auto first = tensor_of(0, 4 * kMiB);
+  WEFT_ASSERT_OK(first.status());
+  EXPECT_EQ(budget->used_bytes(), empty + 4 * kMiB);
+  auto second = tensor_of(1, 8 * kMiB);
+  WEFT_ASSERT_OK(second.status());
+  EXPECT_THAT(
+      tensor_of(2, 8 * kMiB).status(),
+      StatusIs(absl::StatusCode::kResourceExhausted, "--shared-memory-budget"));
+  WEFT_EXPECT_OK(tensor_of(2, kMiB).status());  // the refused one took nothing
+
+  // What was in use once is used again before more is taken.
+  const int64_t used = budget->used_bytes();
+  first = absl::UnknownError("freed");
+  WEFT_EXPECT_OK(tensor_of(0, 3 * kMiB).status());
+  EXPECT_EQ(budget->used_bytes(), used);
+
+  groups.clear();
+  EXPECT_GE(budget->used_bytes(), 8 * kMiB);  // `second` lives in its arena
+  second = absl::UnknownError("freed");
+  EXPECT_EQ(budget->used_bytes(), 0);
+}
+
+TEST(HostBackend, ArenasOfManyRanksTakeNoMemoryBeforeTheyAreUsed) {
+  testing::TempDir directory;
+  chmod(directory.path().c_str(), 0700);
+  constexpr int kRanks = 64;  // 4 GiB of arenas, 256 MiB of rings
+  constexpr int64_t kBudget = int64_t{32} << 20;
+  MemoryStore store;
+  const auto statuses =
+      testing::RunRanks(kRanks, [&](int rank) -> absl::Status {
+        HostOptions options = OptionsOf(rank, kRanks, &store, directory.path());
+        options.arena_bytes = int64_t{64} << 20;
+        options.memory_budget =
+            transport::MemoryBudget::Open(directory.path(), kBudget).value();
+        WEFT_ASSIGN_OR_RETURN(auto backend, ConnectHost(std::move(options)));
+        const auto group = ProcessGroup::Create(std::move(backend));
+        // Through a ring of its own.
+        Tensor sent = Tensor::Full({1000}, rank);
+        Tensor received = Tensor::Zeros({1000});
+        Future<void> sending = group->SendAsync(sent, (rank + 1) % kRanks);
+        WEFT_RETURN_IF_ERROR(
+            group->Receive(received, (rank + kRanks - 1) % kRanks));
+        WEFT_RETURN_IF_ERROR(sending.Wait(absl::Seconds(30)));
+        EXPECT_EQ(received.data<float>()[999], (rank + kRanks - 1) % kRanks);
+        return group->Barrier();
+      });
+  EXPECT_THAT(statuses, Each(IsOk()));
+}
+
+TEST(HostBackend, MoreThanTheHostHasIsRefusedWhenItIsAskedFor) {
+  testing::TempDir directory;
+  MemoryStore store;
+  HostOptions options = OptionsOf(0, 1, &store, directory.path());
+  options.arena_bytes = int64_t{1} << 43;
+  auto backend = ConnectHost(options);
+  WEFT_ASSERT_OK(backend.status());
+  auto group = ProcessGroup::Create(*std::move(backend));
+  EXPECT_THAT(group->Allocate({int64_t{1} << 39}, DType::kF32).status(),
+              StatusIs(absl::StatusCode::kResourceExhausted, "available"));
+  WEFT_EXPECT_OK(group->Allocate({1000}, DType::kF32).status());
 }
 
 TEST(HostBackend, OptionsThatMakeNoSenseAreRefused) {

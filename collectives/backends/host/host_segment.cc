@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "absl/strings/string_view.h"
+#include "weft/base/status_macros.h"
 
 namespace weft::collectives {
 
@@ -12,6 +13,17 @@ std::vector<RankControl*> HostSegment::Controls() const {
   std::vector<RankControl*> controls;
   for (int r = 0; r < size(); ++r) controls.push_back(&ControlOf(r));
   return controls;
+}
+
+absl::Status HostSegment::AllocatePages(int64_t offset, int64_t bytes) {
+  std::shared_ptr<const void> counted;
+  if (budget_ != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(counted, budget_->Reserve(bytes));
+  }
+  WEFT_RETURN_IF_ERROR(segment_.Allocate(offset, bytes));
+  MutexLock lock(mu_);
+  counted_.push_back(std::move(counted));
+  return absl::OkStatus();
 }
 
 uint64_t HostSegment::PlaceOf(const std::byte* memory, int64_t bytes) const {

@@ -4,26 +4,33 @@
 #define WEFT_COLLECTIVES_BACKENDS_HOST_HOST_SEGMENT_H_
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "weft/base/mutex.h"
 #include "weft/collectives/backends/host/segment_layout.h"
 #include "weft/memory/segment.h"
+#include "weft/transport/shm/memory_budget.h"
 
 namespace weft::collectives {
 
 // Thread-safety: as each part of the segment says.
 class HostSegment {
  public:
-  // REQUIRES: `segment` has layout.bytes() and began as zeros.
-  // numbers[r]: what messages call rank r.
+  // REQUIRES: `segment` has layout.bytes() and began as zeros, and its first
+  // layout.initial_bytes() have pages. numbers[r]: what messages call rank r.
+  // What this rank lets grow is counted against `budget`, which may be null.
   HostSegment(memory::Segment segment, SegmentLayout layout, int rank,
-              std::vector<int> numbers)
+              std::vector<int> numbers,
+              std::shared_ptr<transport::MemoryBudget> budget)
       : segment_(std::move(segment)),
         layout_(layout),
         rank_(rank),
-        numbers_(std::move(numbers)) {}
+        numbers_(std::move(numbers)),
+        budget_(std::move(budget)) {}
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(numbers_.size()); }
@@ -37,11 +44,22 @@ class HostSegment {
   Slot& SlotOf(int rank, uint64_t phase) const {
     return *At<Slot>(layout_.SlotAt(rank, static_cast<int>(phase % 2)));
   }
-  TransferRing& RingOf(int from, int to) const {
-    return *At<TransferRing>(layout_.RingAt(from, to));
+  TransferRing RingOf(int from, int to) const {
+    return {*At<RingHead>(layout_.RingHeadAt(from, to)),
+            At<std::byte>(layout_.RingContentAt(from, to))};
+  }
+  // Gives the content of the ring from this rank to `to` its pages.
+  // kResourceExhausted: the host or the budget has no memory for them.
+  absl::Status AllocateRing(int to) {
+    return AllocatePages(layout_.RingContentAt(rank_, to),
+                         TransferRing::kBytes);
   }
   std::byte* own_arena() const { return At<std::byte>(layout_.ArenaAt(rank_)); }
   int64_t arena_bytes() const { return layout_.arena_bytes(); }
+  // The same for these bytes of this rank's arena.
+  absl::Status AllocateArena(int64_t offset, int64_t bytes) {
+    return AllocatePages(layout_.ArenaAt(rank_) + offset, bytes);
+  }
 
   // 1 + the offset of memory in this rank's arena; 0 for any other.
   uint64_t PlaceOf(const std::byte* memory, int64_t bytes) const;
@@ -60,10 +78,17 @@ class HostSegment {
     return reinterpret_cast<T*>(segment_.data() + offset);
   }
 
+  absl::Status AllocatePages(int64_t offset, int64_t bytes)
+      ABSL_LOCKS_EXCLUDED(mu_);
+
   const memory::Segment segment_;
   const SegmentLayout layout_;
   const int rank_;
   const std::vector<int> numbers_;
+  const std::shared_ptr<transport::MemoryBudget> budget_;
+  Mutex mu_;
+  // Of what this rank has let grow, until its mapping ends.
+  std::vector<std::shared_ptr<const void>> counted_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::collectives

@@ -15,7 +15,7 @@ namespace {
 constexpr uint32_t kMagic = 0x57465431;  // "WFT1"
 
 // Bytes [at, at + bytes) of a ring, which may go around its end.
-void CopyIn(TransferRing& ring, uint64_t at, const std::byte* from,
+void CopyIn(const TransferRing& ring, uint64_t at, const std::byte* from,
             int64_t bytes) {
   const uint64_t begin = at % TransferRing::kBytes;
   const int64_t first = std::min<int64_t>(bytes, TransferRing::kBytes - begin);
@@ -43,8 +43,7 @@ absl::Status Damaged(int from) {
 
 }  // namespace
 
-HostTransfers::HostTransfers(const HostSegment& segment,
-                             int64_t max_unasked_bytes)
+HostTransfers::HostTransfers(HostSegment& segment, int64_t max_unasked_bytes)
     : segment_(segment),
       max_unasked_bytes_(max_unasked_bytes),
       sending_(segment.size()),
@@ -77,40 +76,44 @@ void HostTransfers::AwaitEvent(uint64_t seen, Instant until) const {
   own.transfer_sleepers.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-int64_t HostTransfers::WriteSome(int to, const std::byte* from, int64_t bytes) {
-  TransferRing& ring = segment_.RingOf(segment_.rank(), to);
-  const uint64_t written = ring.written.load(std::memory_order_relaxed);
-  const uint64_t used = written - ring.read.load(std::memory_order_acquire);
+absl::StatusOr<int64_t> HostTransfers::WriteSome(int to, const std::byte* from,
+                                                 int64_t bytes) {
+  const TransferRing ring = segment_.RingOf(segment_.rank(), to);
+  const uint64_t written = ring.head.written.load(std::memory_order_relaxed);
+  const uint64_t used =
+      written - ring.head.read.load(std::memory_order_acquire);
   if (used > TransferRing::kBytes) return 0;  // the receiver is damaged
   const int64_t n = std::min<int64_t>(bytes, TransferRing::kBytes - used);
   if (n == 0) return 0;
+  if (written == 0) WEFT_RETURN_IF_ERROR(segment_.AllocateRing(to));
   CopyIn(ring, written, from, n);
-  ring.written.store(written + n, std::memory_order_release);
+  ring.head.written.store(written + n, std::memory_order_release);
   return n;
 }
 
 absl::StatusOr<int64_t> HostTransfers::ReadSome(int from, std::byte* to,
                                                 int64_t bytes) {
-  TransferRing& ring = segment_.RingOf(from, segment_.rank());
-  const uint64_t read = ring.read.load(std::memory_order_relaxed);
-  const uint64_t there = ring.written.load(std::memory_order_acquire) - read;
+  const TransferRing ring = segment_.RingOf(from, segment_.rank());
+  const uint64_t read = ring.head.read.load(std::memory_order_relaxed);
+  const uint64_t there =
+      ring.head.written.load(std::memory_order_acquire) - read;
   if (there > TransferRing::kBytes) return Damaged(from);
   const int64_t n = std::min<int64_t>(bytes, there);
   if (n == 0) return 0;
   CopyOut(ring, read, to, n);
-  ring.read.store(read + n, std::memory_order_release);
+  ring.head.read.store(read + n, std::memory_order_release);
   return n;
 }
 
 bool HostTransfers::HasBytes(int from) const {
-  const TransferRing& ring = segment_.RingOf(from, segment_.rank());
-  return ring.written.load(std::memory_order_acquire) !=
-         ring.read.load(std::memory_order_relaxed);
+  const RingHead& head = segment_.RingOf(from, segment_.rank()).head;
+  return head.written.load(std::memory_order_acquire) !=
+         head.read.load(std::memory_order_relaxed);
 }
 
 // Messages to one rank go one after the other: another waits until the one that
 // is half sent is whole.
-bool HostTransfers::Send(Transfer& transfer) {
+absl::StatusOr<bool> HostTransfers::Send(Transfer& transfer) {
   const Transfer*& current = sending_[transfer.peer];
   if (current != nullptr && current != &transfer) return false;
   const int64_t content = transfer.block.elements * ItemSize(transfer.dtype);
@@ -120,16 +123,20 @@ bool HostTransfers::Send(Transfer& transfer) {
     const Header header = {transfer.tag,
                            static_cast<uint64_t>(transfer.block.elements),
                            static_cast<uint32_t>(transfer.dtype), kMagic};
-    transfer.moved_bytes += WriteSome(
-        transfer.peer,
-        reinterpret_cast<const std::byte*>(&header) + transfer.moved_bytes,
-        kHeader - transfer.moved_bytes);
+    WEFT_ASSIGN_OR_RETURN(
+        const int64_t n, WriteSome(transfer.peer,
+                                   reinterpret_cast<const std::byte*>(&header) +
+                                       transfer.moved_bytes,
+                                   kHeader - transfer.moved_bytes));
+    transfer.moved_bytes += n;
   }
   if (transfer.moved_bytes >= kHeader &&
       transfer.moved_bytes < kHeader + content) {
     const int64_t sent = transfer.moved_bytes - kHeader;
-    transfer.moved_bytes +=
-        WriteSome(transfer.peer, transfer.block.memory + sent, content - sent);
+    WEFT_ASSIGN_OR_RETURN(
+        const int64_t n,
+        WriteSome(transfer.peer, transfer.block.memory + sent, content - sent));
+    transfer.moved_bytes += n;
   }
   if (transfer.moved_bytes != before) Ring(transfer.peer);
   const bool is_whole = transfer.moved_bytes == kHeader + content;

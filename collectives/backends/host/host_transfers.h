@@ -24,9 +24,10 @@ namespace weft::collectives {
 class HostTransfers {
  public:
   // `segment` must outlive it.
-  HostTransfers(const HostSegment& segment, int64_t max_unasked_bytes);
+  HostTransfers(HostSegment& segment, int64_t max_unasked_bytes);
 
-  // As Backend::Advance, without looking who has ended.
+  // As Backend::Advance, without looking who has ended. kResourceExhausted: no
+  // memory for the first message to a rank.
   absl::StatusOr<bool> Advance(Transfer& transfer);
   // Whether anything of `from` is there to be received.
   bool HasBytes(int from) const;
@@ -57,15 +58,16 @@ class HostTransfers {
     int64_t kept_bytes = 0;  // of complete
   };
 
-  bool Send(Transfer& transfer);
+  absl::StatusOr<bool> Send(Transfer& transfer);
   absl::Status ReceiveAll(int from);
   absl::StatusOr<bool> Take(Transfer& transfer, int from);
   // Moves up to `bytes`; returns how many.
-  int64_t WriteSome(int to, const std::byte* from, int64_t bytes);
+  absl::StatusOr<int64_t> WriteSome(int to, const std::byte* from,
+                                    int64_t bytes);
   absl::StatusOr<int64_t> ReadSome(int from, std::byte* to, int64_t bytes);
   void Ring(int rank) const;
 
-  const HostSegment& segment_;
+  HostSegment& segment_;
   const int64_t max_unasked_bytes_;
   std::vector<const Transfer*> sending_;  // by receiver: the one half sent
   std::vector<Incoming> incoming_;        // by sender

@@ -1,8 +1,11 @@
 #include "weft/collectives/backends/host/meeting.h"
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <random>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -27,6 +30,14 @@ namespace {
 // Values in the store.
 constexpr char kMapped[] = "ok";
 constexpr char kNone[] = "none ";
+
+// What a page of places has: 1 MiB is the most that a value may have.
+constexpr int kRanksOfAPage = 512;
+
+// A rank that waits for others looks who is missing when this part of its time
+// is left, at most kLastLook: later they might have given up, too.
+constexpr int kLastPart = 4;
+constexpr absl::Duration kLastLook = absl::Seconds(1);
 
 // For removing keys, also where no time is left.
 constexpr absl::Duration kToLeave = absl::Seconds(2);
@@ -61,12 +72,32 @@ struct Place {
     place.stream.memory_socket = std::string(parts[5]);
     return place;
   }
-  bool IsOnHostOf(const Place& other) const {
-    return !process.space().empty() &&
-           process.space() == other.process.space() &&
-           directory == other.directory && host == other.host;
-  }
 };
+
+// Texts as one text.
+std::string Pack(const std::vector<std::string>& texts) {
+  std::string packed;
+  for (const std::string& text : texts) {
+    absl::StrAppend(&packed, text.size(), "\n", text);
+  }
+  return packed;
+}
+
+absl::StatusOr<std::vector<std::string>> Unpack(absl::string_view packed) {
+  std::vector<std::string> texts;
+  while (!packed.empty()) {
+    const size_t digits = packed.find('\n');
+    size_t size = 0;
+    if (digits == absl::string_view::npos ||
+        !absl::SimpleAtoi(packed.substr(0, digits), &size) ||
+        size > packed.size() - digits - 1) {
+      return absl::InternalError("a list in the store is damaged");
+    }
+    texts.emplace_back(packed.substr(digits + 1, size));
+    packed.remove_prefix(digits + 1 + size);
+  }
+  return texts;
+}
 
 class Attempt {
  public:
@@ -89,31 +120,48 @@ class Attempt {
         .status();
   }
   absl::StatusOr<std::string> Await(absl::string_view what, int rank) {
-    return AwaitUntil(what, rank, options_.deadline);
+    return AwaitKey(Key(what, rank), options_.deadline);
   }
-  absl::StatusOr<std::string> AwaitUntil(absl::string_view what, int rank,
-                                         Instant deadline) {
+  absl::StatusOr<std::string> AwaitKey(const std::string& key,
+                                       Instant deadline) {
     WEFT_ASSIGN_OR_RETURN(
         rendezvous::StoreEntry entry,
         options_.store->Wait(
-            Key(what, rank), 0,
+            key, 0,
             std::max(deadline - SteadyClock().Now(), absl::ZeroDuration())));
     return std::move(entry.value);
   }
 
+  std::string KeyOfAll(absl::string_view what) const {
+    return absl::StrCat(options_.name, "/", what);
+  }
+  int pages() const {
+    return (options_.size + kRanksOfAPage - 1) / kRanksOfAPage;
+  }
+
   absl::Status Arrive();
+  // Rank 0 from each rank, the others from rank 0.
   absl::Status FindPlaces();
-  // As the ranks' places say, before any has mapped anything.
-  std::vector<std::vector<int>> PossibleHosts() const;
-  std::vector<int> RanksHere() const { return RanksOnHostOf(options_.rank); }
-  std::vector<int> RanksOnHostOf(int rank) const;
+  absl::StatusOr<std::vector<std::string>> CollectPlaces();
+  absl::StatusOr<std::vector<std::string>> ReadPlaces();
+  // Waits for the key, and says who is missing if it does not come.
+  absl::StatusOr<std::string> AwaitFromAll(const std::string& key);
+  std::vector<int> LookWhoIsMissing();
+  // As the ranks' places say, before any has mapped anything: the ranks of each
+  // host in rising order, hosts by their lowest.
+  void FindPossibleHosts();
+  const std::vector<int>& RanksHere() const {
+    return possible_hosts_[host_of_[options_.rank]];
+  }
   absl::StatusOr<memory::Segment> Create(size_t ranks);
   absl::StatusOr<memory::Segment> Lead(const std::vector<int>& here);
   std::string AwaitMapped(const std::vector<int>& here);
   absl::StatusOr<memory::Segment> Follow(int leader);
   absl::StatusOr<memory::Segment> Map(uint64_t token);
-  // What the leaders of all hosts have decided.
-  absl::Status AwaitAgreements(Meeting* meeting);
+  // What the leaders of all hosts have decided; of a host of one rank "".
+  absl::StatusOr<std::vector<std::string>> AwaitAgreements();
+  absl::Status ReadAgreements(const std::vector<std::string>& agreements,
+                              Meeting* meeting) const;
   static absl::Status ReadAgreement(absl::string_view text,
                                     const std::vector<int>& possible,
                                     Meeting* meeting);
@@ -122,6 +170,8 @@ class Attempt {
   std::unique_ptr<net::LocalSocket> socket_;
   std::shared_ptr<const void> counted_;
   std::vector<Place> places_;
+  std::vector<std::vector<int>> possible_hosts_;
+  std::vector<int> host_of_;  // by rank: its place in possible_hosts_
   bool has_arrived_ = false;
   bool has_found_all_ = false;
 };
@@ -153,51 +203,108 @@ absl::Status Attempt::Arrive() {
                    "until all ranks have met"));
 }
 
-absl::Status Attempt::FindPlaces() {
+std::vector<int> Attempt::LookWhoIsMissing() {
   std::vector<int> missing;
-  absl::Status last;
   for (int r = 0; r < options_.size; ++r) {
-    absl::StatusOr<std::string> text = Await("place", r);
-    if (!text.ok()) {
-      missing.push_back(r);
-      last = text.status();
-      places_.emplace_back();
-      continue;
-    }
-    WEFT_ASSIGN_OR_RETURN(Place place, Place::Parse(*text));
+    const auto found = options_.store->Get(Key("place", r), left());
+    if (absl::IsNotFound(found.status())) missing.push_back(r);
+  }
+  return missing;
+}
+
+absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
+  const auto await = [&](absl::Duration at_most) {
+    return options_.store->Wait(key, 0, at_most);
+  };
+  absl::StatusOr<rendezvous::StoreEntry> entry =
+      await(left() - std::min(left() / kLastPart, kLastLook));
+  std::vector<int> missing;
+  if (absl::IsDeadlineExceeded(entry.status())) {
+    missing = LookWhoIsMissing();
+    entry = await(left());
+  }
+  if (entry.ok()) return std::move(entry->value);
+  // All have come: it is rank 0 that has not gone on.
+  if (missing.empty()) missing.push_back(0);
+  return absl::Status(
+      entry.status().code(),
+      absl::StrCat("group ", options_.name, ": ", RankList(missing), " of ",
+                   options_.size, " did not come: ", entry.status().message()));
+}
+
+absl::StatusOr<std::vector<std::string>> Attempt::CollectPlaces() {
+  std::vector<std::string> places;
+  for (int r = 0; r < options_.size; ++r) {
+    WEFT_ASSIGN_OR_RETURN(std::string place, AwaitFromAll(Key("place", r)));
+    places.push_back(std::move(place));
+  }
+  for (int page = 0; page < pages(); ++page) {
+    const auto begin = places.begin() + page * kRanksOfAPage;
+    const auto end =
+        places.begin() + std::min((page + 1) * kRanksOfAPage, options_.size);
+    WEFT_RETURN_IF_ERROR(
+        options_.store->Set(Key("places", page), Pack({begin, end}), left())
+            .status());
+  }
+  return places;
+}
+
+absl::StatusOr<std::vector<std::string>> Attempt::ReadPlaces() {
+  std::vector<std::string> places;
+  for (int page = 0; page < pages(); ++page) {
+    WEFT_ASSIGN_OR_RETURN(const std::string packed,
+                          AwaitFromAll(Key("places", page)));
+    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> some, Unpack(packed));
+    std::move(some.begin(), some.end(), std::back_inserter(places));
+  }
+  return places;
+}
+
+absl::Status Attempt::FindPlaces() {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> places,
+                        options_.rank == 0 ? CollectPlaces() : ReadPlaces());
+  for (const std::string& text : places) {
+    WEFT_ASSIGN_OR_RETURN(Place place, Place::Parse(text));
     places_.push_back(std::move(place));
   }
-  has_found_all_ = missing.empty();
-  if (missing.empty()) return absl::OkStatus();
-  return Reworded(last, absl::StrCat("group ", options_.name, ": ",
-                                     RankList(missing), " of ", options_.size,
-                                     " did not come: ", last.message()));
+  if (static_cast<int>(places_.size()) != options_.size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("group ", options_.name, ": rank ", options_.rank,
+                     " was given ", options_.size, " ranks, rank 0 ",
+                     places_.size(), ": give the same number on each"));
+  }
+  FindPossibleHosts();
+  has_found_all_ = true;
+  return absl::OkStatus();
 }
 
-std::vector<int> Attempt::RanksOnHostOf(int rank) const {
-  std::vector<int> there;
+void Attempt::FindPossibleHosts() {
+  std::map<std::tuple<std::string, std::string, std::string>, int> numbers;
   for (int r = 0; r < options_.size; ++r) {
-    if (r == rank || places_[r].IsOnHostOf(places_[rank])) there.push_back(r);
+    const Place& place = places_[r];
+    const std::string& space = place.process.space();
+    const int next = static_cast<int>(possible_hosts_.size());
+    // A rank that cannot tell where it is shares memory with nobody.
+    const int number =
+        space.empty()
+            ? next
+            : numbers.try_emplace({space, place.directory, place.host}, next)
+                  .first->second;
+    if (number == next) possible_hosts_.emplace_back();
+    possible_hosts_[number].push_back(r);
+    host_of_.push_back(number);
   }
-  return there;
-}
-
-std::vector<std::vector<int>> Attempt::PossibleHosts() const {
-  std::vector<std::vector<int>> hosts;
-  for (int r = 0; r < options_.size; ++r) {
-    std::vector<int> ranks = RanksOnHostOf(r);
-    if (ranks[0] == r) hosts.push_back(std::move(ranks));
-  }
-  return hosts;
 }
 
 // One that so many ranks share.
 absl::StatusOr<memory::Segment> Attempt::Create(size_t ranks) {
-  const int64_t bytes = options_.bytes_for(static_cast<int>(ranks));
+  const SegmentLayout layout = options_.layout_for(static_cast<int>(ranks));
   if (options_.memory_budget != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(counted_, options_.memory_budget->Reserve(bytes));
+    WEFT_ASSIGN_OR_RETURN(
+        counted_, options_.memory_budget->Reserve(layout.initial_bytes()));
   }
-  return memory::Segment::Create(bytes, "weft-collectives");
+  return memory::Segment::CreateInPart(layout.bytes(), layout.initial_bytes(),
+                                       "weft-collectives");
 }
 
 absl::StatusOr<memory::Segment> Attempt::Lead(const std::vector<int>& here) {
@@ -229,7 +336,8 @@ std::string Attempt::AwaitMapped(const std::vector<int>& here) {
   std::string others;
   for (const int r : here) {
     if (r == options_.rank) continue;
-    const absl::StatusOr<std::string> found = AwaitUntil("mapped", r, deadline);
+    const absl::StatusOr<std::string> found =
+        AwaitKey(Key("mapped", r), deadline);
     if (found.ok() && *found == kMapped) {
       absl::StrAppend(&mapped, ",", r);
       continue;
@@ -246,9 +354,10 @@ absl::StatusOr<memory::Segment> Attempt::Map(uint64_t token) {
   WEFT_RETURN_IF_ERROR(WEFT_FAILPOINT("collectives/map_segment"));
   WEFT_ASSIGN_OR_RETURN(std::vector<net::Descriptor> descriptors,
                         socket_->Take(token));
-  return memory::Segment::FromFd(
-      descriptors[0].Release(),
-      options_.bytes_for(static_cast<int>(RanksHere().size())));
+  const SegmentLayout layout =
+      options_.layout_for(static_cast<int>(RanksHere().size()));
+  return memory::Segment::FromFdInPart(descriptors[0].Release(), layout.bytes(),
+                                       layout.initial_bytes());
 }
 
 absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
@@ -264,14 +373,48 @@ absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
   return segment;
 }
 
-absl::Status Attempt::AwaitAgreements(Meeting* meeting) {
-  for (const std::vector<int>& possible : PossibleHosts()) {
+absl::StatusOr<std::vector<std::string>> Attempt::AwaitAgreements() {
+  const auto not_told = [&](int rank, const absl::Status& why) {
+    return absl::Status(
+        why.code(),
+        absl::StrCat(
+            "group ", options_.name, ": rank ", rank,
+            " has not told in time which ranks share a host's memory: ",
+            why.message()));
+  };
+  if (options_.rank != 0) {
+    const absl::StatusOr<std::string> packed =
+        AwaitKey(KeyOfAll("agreed"), options_.deadline);
+    if (!packed.ok()) return not_told(0, packed.status());
+    WEFT_ASSIGN_OR_RETURN(std::vector<std::string> agreements, Unpack(*packed));
+    if (agreements.size() == possible_hosts_.size()) return agreements;
+    return absl::InternalError("the agreements in the store are damaged");
+  }
+  std::vector<std::string> agreements;
+  for (const std::vector<int>& possible : possible_hosts_) {
+    agreements.emplace_back();
+    if (possible.size() == 1) continue;
+    absl::StatusOr<std::string> text = Await("agreed", possible[0]);
+    if (!text.ok()) return not_told(possible[0], text.status());
+    agreements.back() = *std::move(text);
+  }
+  if (options_.size > 1) {
+    WEFT_RETURN_IF_ERROR(
+        options_.store->Set(KeyOfAll("agreed"), Pack(agreements), left())
+            .status());
+  }
+  return agreements;
+}
+
+absl::Status Attempt::ReadAgreements(const std::vector<std::string>& agreements,
+                                     Meeting* meeting) const {
+  for (size_t h = 0; h < possible_hosts_.size(); ++h) {
+    const std::vector<int>& possible = possible_hosts_[h];
     if (possible.size() == 1) {
       meeting->hosts.push_back(possible);
-      continue;
+    } else {
+      WEFT_RETURN_IF_ERROR(ReadAgreement(agreements[h], possible, meeting));
     }
-    WEFT_ASSIGN_OR_RETURN(const std::string text, Await("agreed", possible[0]));
-    WEFT_RETURN_IF_ERROR(ReadAgreement(text, possible, meeting));
   }
   std::sort(meeting->hosts.begin(), meeting->hosts.end());
   for (size_t h = 0; h < meeting->hosts.size(); ++h) {
@@ -319,13 +462,17 @@ absl::Status Attempt::ReadAgreement(absl::string_view text,
 absl::StatusOr<Meeting> Attempt::Run() {
   WEFT_RETURN_IF_ERROR(Arrive());
   WEFT_RETURN_IF_ERROR(FindPlaces());
-  const std::vector<int> here = RanksHere();
+  const std::vector<int>& here = RanksHere();
   const bool leads = here[0] == options_.rank;
   absl::StatusOr<memory::Segment> segment =
       leads ? Lead(here) : Follow(here[0]);
-  if (leads) WEFT_RETURN_IF_ERROR(segment.status());
+  // Rank 0 tells the others what failed here before it gives up.
+  if (leads && options_.rank != 0) WEFT_RETURN_IF_ERROR(segment.status());
   Meeting meeting;
-  WEFT_RETURN_IF_ERROR(AwaitAgreements(&meeting));
+  const absl::StatusOr<std::vector<std::string>> agreements = AwaitAgreements();
+  if (leads) WEFT_RETURN_IF_ERROR(segment.status());
+  WEFT_RETURN_IF_ERROR(agreements.status());
+  WEFT_RETURN_IF_ERROR(ReadAgreements(*agreements, &meeting));
   if (!leads && meeting.ranks.size() == 1) {
     segment = Create(1);
   }
@@ -347,10 +494,13 @@ void Attempt::Leave() {
     store.Delete(Key("place", options_.rank), kToLeave).IgnoreError();
     return;
   }
-  std::vector<std::string> keys;
+  std::vector<std::string> keys = {KeyOfAll("agreed")};
+  for (int page = 0; page < pages(); ++page) {
+    keys.push_back(Key("places", page));
+  }
   for (int r = 0; r < options_.size; ++r) {
     keys.push_back(Key("place", r));
-    const std::vector<int> there = RanksOnHostOf(r);
+    const std::vector<int>& there = possible_hosts_[host_of_[r]];
     if (there.size() == 1) continue;
     if (there[0] != r) {
       keys.push_back(Key("mapped", r));

@@ -3,15 +3,19 @@
 //
 // Messages, as keys of the store, under the meeting's name:
 //   place/<rank>      where the rank is: host, process, socket
+//   places/<page>     rank 0, once all have come: these of kRanksOfAPage ranks
 //   segment/<leader>  the token under which the leader of a host, its lowest
 //                     rank, has sent the segment to the others' sockets; or why
 //                     there is none
 //   mapped/<rank>     "ok", or why the rank could not map it
 //   agreed/<leader>   the ranks that have mapped it, and why others have not;
-//   or
-//                     why there is no segment
+//                     or why there is no segment
+//   agreed            rank 0: these of all hosts
 //   left              how many ranks need none of these any more: the last
 //                     removes all
+// So the store gets a number of requests that is proportional to the number of
+// ranks, on however many hosts they are.
+//
 // The leader alone decides, at half of the time that is left, so all ranks find
 // the same. A rank that has not mapped its host's segment by then (it is in
 // another container, it is stopped) counts as a host of its own.
@@ -29,6 +33,7 @@
 #include "absl/status/statusor.h"
 #include "weft/base/clock.h"
 #include "weft/collectives/backends/host/peer_memory.h"
+#include "weft/collectives/backends/host/segment_layout.h"
 #include "weft/memory/segment.h"
 #include "weft/rendezvous/process_watch.h"
 #include "weft/rendezvous/store.h"
@@ -50,12 +55,13 @@ struct MeetingOptions {
   std::string directory;
   // Ranks of different ones are on different hosts, whatever they share.
   std::string host;
-  // What a segment that this rank makes is counted against; may be null.
+  // What the beginning of a segment that this rank makes is counted against;
+  // may be null.
   std::shared_ptr<transport::MemoryBudget> memory_budget;
   // How other hosts reach this rank; may be empty.
   transport::Destination stream;
-  // The size of a segment that so many ranks share.
-  std::function<int64_t(int ranks)> bytes_for;
+  // Of a segment that so many ranks share.
+  std::function<SegmentLayout(int ranks)> layout_for;
   Instant deadline;
 };
 

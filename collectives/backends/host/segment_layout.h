@@ -1,7 +1,12 @@
 // SegmentLayout: what lies where in the memory that the ranks of a host share.
 //
 //   head | a control block for each rank | slots, two for each rank |
-//   a transfer ring for each ordered pair | an arena for each rank
+//   the head of a transfer ring for each ordered pair |
+//   the content of each of these rings | an arena for each rank
+//
+// What lies before the content of the rings has pages from the beginning. The
+// content of a ring gets them with the first message, an arena as it is used:
+// most pairs of a large group never send, and few ranks use all of an arena.
 //
 // Ranks trust each other no further than needed: a number that another rank
 // wrote is copied, then checked, then used.
@@ -113,13 +118,18 @@ struct alignas(64) Slot {
   alignas(64) std::byte staged[kBytes];
 };
 
-// The bytes on their way from one rank to another.
-struct alignas(64) TransferRing {
-  static constexpr uint64_t kBytes = 64 * 1024;
-
+// How many bytes of one rank's messages to another are on their way.
+struct alignas(64) RingHead {
   alignas(64) std::atomic<uint64_t> written;
   alignas(64) std::atomic<uint64_t> read;
-  alignas(64) std::byte content[kBytes];
+};
+
+// The bytes themselves. `content` has pages once `written` is above 0.
+struct TransferRing {
+  static constexpr uint64_t kBytes = 64 * 1024;
+
+  RingHead& head;
+  std::byte* const content;
 };
 
 // The parts of a segment of `ranks` ranks, each with `arena_bytes`.
@@ -129,6 +139,8 @@ class SegmentLayout {
       : ranks_(ranks), arena_bytes_((arena_bytes + 4095) / 4096 * 4096) {}
 
   int64_t bytes() const { return ArenaAt(ranks_); }
+  // Of its beginning, which has pages at once.
+  int64_t initial_bytes() const { return RingContentAt(0, 0); }
   int64_t arena_bytes() const { return arena_bytes_; }
 
   int64_t HeadAt() const { return 0; }
@@ -138,14 +150,20 @@ class SegmentLayout {
   int64_t SlotAt(int rank, int parity) const {
     return ControlAt(ranks_) + (2 * rank + parity) * sizeof(Slot);
   }
-  int64_t RingAt(int from, int to) const {
-    return SlotAt(ranks_, 0) + (from * ranks_ + to) * sizeof(TransferRing);
+  int64_t RingHeadAt(int from, int to) const {
+    return SlotAt(ranks_, 0) + Pair(from, to) * sizeof(RingHead);
+  }
+  int64_t RingContentAt(int from, int to) const {
+    return (RingHeadAt(ranks_, 0) + 4095) / 4096 * 4096 +
+           Pair(from, to) * TransferRing::kBytes;
   }
   int64_t ArenaAt(int rank) const {
-    return (RingAt(ranks_, 0) + 4095) / 4096 * 4096 + rank * arena_bytes_;
+    return RingContentAt(ranks_, 0) + rank * arena_bytes_;
   }
 
  private:
+  int64_t Pair(int from, int to) const { return int64_t{from} * ranks_ + to; }
+
   const int ranks_;
   const int64_t arena_bytes_;
 };
