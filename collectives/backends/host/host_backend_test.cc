@@ -587,8 +587,9 @@ TEST(HostBackend, RanksThatWereGivenDifferentSizesAreTold) {
   testing::TempDir directory;
   MemoryStore store;
   const auto statuses = testing::RunRanks(2, [&](int rank) {
-    return ConnectHost(OptionsOf(rank, rank + 2, &store, directory.path()))
-        .status();
+    HostOptions options = OptionsOf(rank, rank + 2, &store, directory.path());
+    options.connect_timeout = absl::Seconds(2);
+    return ConnectHost(options).status();
   });
   EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kInvalidArgument,
                                     "rank 1 was given 3 ranks, rank 0 2"));
