@@ -226,8 +226,8 @@ absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
   if (entry.ok()) return std::move(entry->value);
   // All have come: it is rank 0 that has not gone on.
   if (missing.empty()) missing.push_back(0);
-  return absl::Status(
-      entry.status().code(),
+  return Reworded(
+      entry.status(),
       absl::StrCat("group ", options_.name, ": ", RankList(missing), " of ",
                    options_.size, " did not come: ", entry.status().message()));
 }
@@ -375,12 +375,11 @@ absl::StatusOr<memory::Segment> Attempt::Follow(int leader) {
 
 absl::StatusOr<std::vector<std::string>> Attempt::AwaitAgreements() {
   const auto not_told = [&](int rank, const absl::Status& why) {
-    return absl::Status(
-        why.code(),
-        absl::StrCat(
-            "group ", options_.name, ": rank ", rank,
-            " has not told in time which ranks share a host's memory: ",
-            why.message()));
+    return Reworded(
+        why, absl::StrCat(
+                 "group ", options_.name, ": rank ", rank,
+                 " has not told in time which ranks share a host's memory: ",
+                 why.message()));
   };
   if (options_.rank != 0) {
     const absl::StatusOr<std::string> packed =
