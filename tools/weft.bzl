@@ -5,10 +5,11 @@ load("//tools:layers.bzl", "check_rooms", "folder_of", "is_room", "users_of")
 _COPTS = ["-Wall", "-Wextra", "-Werror"]
 
 # The headers of the system that most sources include, read from one file: a third of the compiler's time. Where a
-# target has options of its own the file would not fit them, and its headers be read.
+# target has options of its own the file would not fit them, and its headers be read. gcc then takes the system's
+# headers for ours and warns of them, so that its warnings are left to the builds without.
 def _precompiled_copts(copts):
     return [] if copts else select({
-        "//tools:precompiles": ["-include", "precompiled.h"],
+        "//tools:precompiles": ["-include", "precompiled.h", "-w"],
         "//conditions:default": [],
     })
 
