@@ -1,6 +1,12 @@
 #include "weft/launch/commands/question.h"
 
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <memory>
+#include <string>
+#include <thread>
 
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -38,6 +44,41 @@ TEST(Ask, AddressWithoutAListenerIsUnavailable) {
   question.timeout = absl::Seconds(2);
   EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
               StatusIs(absl::StatusCode::kUnavailable));
+}
+
+// At a unix socket: one that takes no connection, and one that closes each.
+TEST(Ask, ProgramThatSpeaksNoGrpcIsSaidToBeOne) {
+  const testing::TempDir directory;
+  for (const bool closes : {false, true}) {
+    const std::string path = directory.Path(closes ? "closes" : "silent");
+    sockaddr_un name = {};
+    name.sun_family = AF_UNIX;
+    ASSERT_LT(path.size(), sizeof name.sun_path);
+    path.copy(name.sun_path, path.size());
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSERT_GE(listener, 0);
+    ASSERT_EQ(
+        bind(listener, reinterpret_cast<const sockaddr*>(&name), sizeof name),
+        0);
+    ASSERT_EQ(listen(listener, 8), 0);
+    std::thread closer([listener, closes] {
+      if (!closes) return;
+      for (;;) {
+        const int taken = accept(listener, nullptr, nullptr);
+        if (taken < 0) return;
+        close(taken);
+      }
+    });
+    Question question;
+    question.address = "unix:" + path;
+    question.timeout = absl::Seconds(60);
+    EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
+                StatusIs(absl::StatusCode::kUnavailable,
+                         "another program has this address"));
+    shutdown(listener, SHUT_RDWR);
+    closer.join();
+    close(listener);
+  }
 }
 
 TEST(Ask, ServerThatIsNoWeftIsNamedWithWhatItLacks) {

@@ -45,9 +45,15 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   const bool is_unix = absl::StartsWith(target.address, "unix:");
   for (const auto& [words, hint] : kHints) {
     if (!absl::StrContains(message, words)) continue;
+    if (hint == kReset && is_unix) {  // where nobody wants a certificate
+      return absl::UnavailableError(
+          absl::StrCat(text,
+                       "; it closed the connection: another program has this "
+                       "address, or the log of the worker there says why"));
+    }
     const absl::Status why =
         absl::UnavailableError(absl::StrCat(text, "; ", hint));
-    return hint == kReset && !is_unix ? MarkConnectionReset(why) : why;
+    return hint == kReset ? MarkConnectionReset(why) : why;
   }
   return absl::UnavailableError(text);
 }
