@@ -76,6 +76,12 @@ absl::StatusOr<std::string> UnaryCall(const Question& question,
           ->UnaryCall(method, {Bytes::Own(std::move(request))},
                       question.timeout)
           .Wait(question.timeout + absl::Seconds(1));
+  if (absl::IsDeadlineExceeded(reply.status())) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        reply.status().message(),
+        "; is it a worker that listens there, and does it run? --timeout is "
+        "how long it is waited for"));
+  }
   if (!reply.ok()) return WithWhomToName(question, reply.status());
   return std::string(Flatten(*reply).view());
 }

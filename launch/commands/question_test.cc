@@ -75,6 +75,12 @@ TEST(Ask, ProgramThatSpeaksNoGrpcIsSaidToBeOne) {
     EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
                 StatusIs(absl::StatusCode::kUnavailable,
                          "another program has this address"));
+    if (!closes) {
+      question.timeout = absl::Seconds(1);
+      EXPECT_THAT(Ask(question, "/grpc.health.v1.Health/Check", "").status(),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded,
+                           "is it a worker that listens there"));
+    }
     shutdown(listener, SHUT_RDWR);
     closer.join();
     close(listener);
