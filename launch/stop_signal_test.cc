@@ -31,7 +31,9 @@ TEST(StopSignal, RunsWhatIsToStopOnceAndNothingWithoutASignal) {
       {
         AwaitStopSignals();
         int stops = 0;
-        { const OnStopSignal unheard([&] { ++stops; }); }
+        {
+          const OnStopSignal unheard([&] { ++stops; });
+        }
         const bool is_quiet = stops == 0;
         absl::Notification stopped;
         {
