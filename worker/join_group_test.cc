@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <utility>
@@ -14,6 +15,7 @@
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
 #include "weft/net/tls/certificates.h"
+#include "weft/tests/support/patience.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/tests/support/temp_dir.h"
@@ -25,6 +27,8 @@ namespace {
 using ::testing::Contains;
 using ::testing::Each;
 using ::testing::ElementsAre;
+using ::testing::StartsWith;
+using ::testing::UnorderedElementsAre;
 using ::weft::testing::IsOk;
 using ::weft::testing::IsOkAndHolds;
 using ::weft::testing::StatusIs;
@@ -268,6 +272,38 @@ Options ElasticOf(int rank, const std::string& socket) {
   options.coordinator = absl::StrCat("unix:", socket);
   options.log_level = telemetry::Level::kError;
   return options;
+}
+
+// For `weft dump`, which compares what each has called.
+TEST(JoinGroup, GroupThatPassesItsDeadlineLeavesARecordingOfEachWorker) {
+  weft::testing::TempDir dumps;
+  TestWorkers::Options options;
+  options.trainers = 2;
+  options.configure = [&](Options& one) { one.dump_dir = dumps.path(); };
+  auto workers = TestWorkers::Start(options);
+  WEFT_ASSERT_OK(workers.status());
+  const auto statuses = testing::RunRanks(2, [&](int rank) -> absl::Status {
+    JoinGroupOptions join;
+    join.arena_bytes = 1 << 20;
+    WEFT_ASSIGN_OR_RETURN(
+        std::unique_ptr<collectives::ProcessGroup> group,
+        JoinGroup((*workers)->Get(absl::StrCat("trainer", rank)), join));
+    collectives::CallOptions call;
+    if (rank == 0) {
+      call.timeout = absl::Milliseconds(100);
+    } else {
+      EXPECT_TRUE(testing::Becomes([&] { return !group->health().ok(); }));
+    }
+    return group->Barrier(call);
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kDeadlineExceeded)));
+  std::vector<std::string> recorded;
+  for (const auto& entry : std::filesystem::directory_iterator(dumps.path())) {
+    recorded.push_back(entry.path().filename().string());
+  }
+  EXPECT_THAT(recorded, UnorderedElementsAre(StartsWith("test-trainer0-"),
+                                             StartsWith("test-trainer1-")));
+  EXPECT_TRUE((*workers)->Shutdown().ok());
 }
 
 TEST(JoinGroup, WorkersOfAnElasticJobNameTheirMembers) {
