@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 
@@ -67,6 +68,12 @@ class Reader {
 };
 
 }  // namespace
+
+Slices CopyOf(const std::byte* begin, int64_t bytes) {
+  if (bytes == 0) return {};
+  const uint8_t* from = reinterpret_cast<const uint8_t*>(begin);
+  return {Bytes::Own(std::vector<uint8_t>(from, from + bytes))};
+}
 
 Slices Encode(Frame frame) {
   if (frame.text.size() > Frame::kMaxTextBytes) {

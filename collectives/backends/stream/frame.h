@@ -16,6 +16,7 @@
 #ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
 #define WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
@@ -57,6 +58,9 @@ struct Frame {
   std::string text;
   Slices content;
 };
+
+// For Frame::content.
+Slices CopyOf(const std::byte* begin, int64_t bytes);
 
 // Cuts the text at kMaxTextBytes.
 Slices Encode(Frame frame);

@@ -19,9 +19,8 @@ constexpr absl::Duration kAskInterval = absl::Seconds(1);
 constexpr int kTellAfter = 256;
 // How often a rank opens a stream that was refused.
 constexpr absl::Duration kOpenInterval = absl::Milliseconds(50);
-// Chunks of Sends that wait to be written, at most, to one rank.
-constexpr size_t kMostQueued = 16;
-// Answers that do. A rank asks a second time after a second.
+// Answers that wait to be written to one rank. A rank asks a second time after
+// a second.
 constexpr int kMostAnswers = 256;
 constexpr int64_t kChunkBytes = Inbox::kChunkBytes;
 
@@ -34,12 +33,6 @@ uint64_t WireSequence(const Operation& operation) {
 Announcement OnWire(Announcement announcement) {
   announcement.sequence += 16;
   return announcement;
-}
-
-Slices CopyOf(const std::byte* begin, int64_t bytes) {
-  if (bytes == 0) return {};
-  const uint8_t* from = reinterpret_cast<const uint8_t*>(begin);
-  return {Bytes::Own(std::vector<uint8_t>(from, from + bytes))};
 }
 
 }  // namespace
@@ -514,8 +507,10 @@ absl::Status Mesh::TakeFrame(int peer, Frame frame) {
 }
 
 void Mesh::OnGone(int peer, const absl::Status& why) {
-  if (peers_[peer].gone.ok()) peers_[peer].gone = why;
-  called_.End(peer);
+  Peer& p = peers_[peer];
+  if (p.gone.ok()) p.gone = why;
+  // A stream that was refused is opened again.
+  if (p.has_said_hello || p.has_stream) called_.End(peer);
   ReleaseIfOver(peer);
 }
 
@@ -838,121 +833,6 @@ absl::Status Mesh::Exchange(Progress& progress,
     WEFT_RETURN_IF_ERROR(
         AwaitProgress(progress, is_taken ? out->to : in->from, seen));
   }
-}
-
-// --- Sends and receives. -----------------------------------------------------
-
-absl::StatusOr<bool> Mesh::SendTransfer(Transfer& transfer) {
-  Peer& p = peers_[transfer.peer];
-  const int64_t total = transfer.block.elements * ItemSize(transfer.dtype);
-  if (p.sending != nullptr && p.sending != &transfer) return false;
-  if (p.sending == nullptr) {
-    if (p.transfers_under_way >= options_.max_unasked_bytes) return false;
-    p.transfers_under_way += KeptBytes(static_cast<uint64_t>(total));
-    ++p.transfers_sent;
-    p.sending = &transfer;
-  }
-  while (p.outbox.size() < kMostQueued) {
-    const int64_t n = std::min(kChunkBytes, total - transfer.moved_bytes);
-    Frame frame;
-    frame.kind = Frame::kTransfer;
-    frame.code = static_cast<uint32_t>(transfer.dtype);
-    frame.sequence = p.transfers_sent;
-    frame.tag = transfer.tag;
-    frame.total = static_cast<uint64_t>(total);
-    frame.offset = static_cast<uint64_t>(transfer.moved_bytes);
-    frame.content = CopyOf(transfer.block.memory + transfer.moved_bytes, n);
-    Post(transfer.peer, std::move(frame));
-    transfer.moved_bytes += n;
-    if (transfer.moved_bytes < total) continue;
-    p.sending = nullptr;
-    return true;
-  }
-  return false;
-}
-
-absl::StatusOr<std::optional<Message>> Mesh::FindTransfer(
-    const Transfer& transfer, int from) {
-  Inbox& inbox = peers_[from].inbox;
-  std::optional<Message> message = inbox.TakeTransfer(transfer.tag);
-  if (!message.has_value()) {
-    const bool is_full = inbox.kept_bytes() >= options_.max_unasked_bytes;
-    if (is_full && transfer.peer >= 0 && inbox.LacksTransfer(transfer.tag)) {
-      return TooMuchUnasked(from, inbox.kept_bytes(), inbox.oldest_tag());
-    }
-    return message;
-  }
-  Frame ack;
-  ack.kind = Frame::kTransferAck;
-  ack.total = static_cast<uint64_t>(KeptBytes(message->total));
-  Post(from, std::move(ack));
-  return message;
-}
-
-absl::Status Mesh::CheckTransferPeers(const Transfer& transfer) const {
-  int gone = 0;
-  absl::Status why;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank() || (transfer.peer >= 0 && r != transfer.peer)) continue;
-    const Peer& p = peers_[r];
-    if (!p.has_left && p.gone.ok()) continue;
-    ++gone;
-    why = absl::UnavailableError(absl::StrCat(
-        "rank ", r, p.has_left ? " has left the group" : " has ended", "; it ",
-        called_.Describe(r)));
-  }
-  return gone < (transfer.peer < 0 ? size() - 1 : 1) ? absl::OkStatus() : why;
-}
-
-absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
-  absl::StatusOr<bool> result = false;
-  std::optional<Message> message;
-  int from = transfer.peer;
-  {
-    MutexLock lock(mu_);
-    WEFT_RETURN_IF_ERROR(Health());
-    // Before the attempt: what a rank sent before its end is still received.
-    const absl::Status gone = CheckTransferPeers(transfer);
-    if (transfer.is_send) {
-      result = gone.ok() ? SendTransfer(transfer) : gone;
-    } else {
-      const int first = transfer.peer < 0 ? 0 : transfer.peer;
-      const int last = transfer.peer < 0 ? size() - 1 : transfer.peer;
-      for (from = first; from <= last && !message.has_value(); ++from) {
-        if (from == rank()) continue;
-        WEFT_ASSIGN_OR_RETURN(message, FindTransfer(transfer, from));
-      }
-      --from;
-      if (!message.has_value() && !gone.ok()) result = gone;
-    }
-  }
-  Flush();
-  if (!message.has_value()) return result;
-  transfer.peer = from;
-  const int64_t elements =
-      static_cast<int64_t>(message->total) / ItemSize(message->dtype);
-  if (message->dtype != transfer.dtype || elements != transfer.block.elements) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "wants ", Name(transfer.dtype), "[", transfer.block.elements,
-        "], rank ", from, " sent ", Name(message->dtype), "[", elements, "]"));
-  }
-  std::byte* to = transfer.block.memory;
-  for (const Bytes& slice : message->content) {
-    memcpy(to, slice.data(), slice.size());
-    to += slice.size();
-  }
-  return true;
-}
-
-void Mesh::AwaitTransfers(uint64_t seen, Instant until) {
-  Promise<void> waker(driver_);
-  Future<void> woken = waker.future();
-  {
-    MutexLock lock(mu_);
-    if (events_.load() != seen) return;
-    waiters_.push_back(std::move(waker));
-  }
-  woken.Wait(until - driver_.clock().Now()).IgnoreError();
 }
 
 }  // namespace weft::collectives

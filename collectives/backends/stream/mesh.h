@@ -169,6 +169,9 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   bool is_over() const ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // Chunks of Sends that wait to be written, at most, to one rank.
+  static constexpr size_t kMostQueued = 16;
+
   struct Peer {
     explicit Peer(int64_t most_kept) : inbox(most_kept) {}
 

@@ -16,6 +16,7 @@
 #include "weft/collectives/backend.h"
 #include "weft/collectives/backends/stream/frame.h"
 #include "weft/collectives/backends/stream/inbox.h"
+#include "weft/collectives/operation.h"
 #include "weft/tensor/tensor.h"
 #include "weft/tests/support/status_matchers.h"
 #include "weft/transport/transport.h"
@@ -177,6 +178,32 @@ TEST_F(MeshTest, GroupThatIsAbortedBeforeAllHaveComeIsThereAndBroken) {
       mesh_->AwaitAll(SteadyClock().Now() + absl::Minutes(1), [](int) {}));
   EXPECT_THAT(mesh_->health(),
               StatusIs(absl::StatusCode::kFailedPrecondition, "different"));
+}
+
+// Also of one that was not there when its stream was first opened.
+TEST_F(MeshTest, CallOfARankThatIsFarBehindIsCompared) {
+  mesh_->OnClosed(1, absl::UnavailableError("it does not listen yet"));
+  WEFT_ASSERT_OK(mesh_->AwaitAll(SteadyClock().Now() + absl::Minutes(1),
+                                 [&](int) { Arrive(Hello()); }));
+  Operation broadcast;
+  broadcast.verb = Verb::kBroadcast;
+  for (broadcast.sequence = 0; broadcast.sequence < 1000;
+       ++broadcast.sequence) {
+    WEFT_ASSERT_OK(mesh_->Begin(broadcast));
+  }
+  Frame late = OfKind(Frame::kStatus);
+  broadcast.sequence = 0;
+  late.sequence = 16;  // on the wire
+  late.fingerprint = Fingerprint(broadcast);
+  late.text = "Broadcast #0";
+  Arrive(late);
+  WEFT_EXPECT_OK(mesh_->health());
+  late.sequence = 17;
+  late.fingerprint = ~Fingerprint(broadcast);
+  late.text = "Reduce #1";
+  Arrive(late);
+  EXPECT_THAT(mesh_->health(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "Reduce #1"));
 }
 
 // A connection that takes one message and never says that it is written.
