@@ -47,19 +47,19 @@ class TestJob {
   Server& server(int i) { return *ranks_[i].server; }
   rpc::Agent& trainer(int i) { return *ranks_[server_names_.size() + i].agent; }
 
-  // As after a crash: server `i` ends, its supervisor starts a new incarnation,
-  // which holds no tables, and then the others learn of the end.
+  // As after a crash: the others learn that server `i` is gone, and its
+  // supervisor starts a new incarnation, which holds no tables.
   void RestartServer(int i) {
     Rank& rank = ranks_[i];
     const rpc::WorkerKey ended = rank.agent->key();
+    for (Rank& other : ranks_) {
+      if (&other != &rank) other.agent->PeerGone(ended, "it was killed");
+    }
     rank.agent.reset();
     rank.server.reset();
     rank.transport.reset();
     Start(server_names_[i], {ended.id, ended.epoch + 1}, nullptr, rank);
     Serve(i, rank);
-    for (Rank& other : ranks_) {
-      if (&other != &rank) other.agent->PeerGone(ended, "it was killed");
-    }
   }
 
   // Whether server `i` answers calls on its tables.
