@@ -488,6 +488,13 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
   WEFT_ASSIGN_OR_RETURN(Header header, FromBytes(bytes));
   const bool is_request =
       message.message == rpc::CodecContext::Message::kRequest;
+  const WorkerKey creator = header.context.creator;
+  if (creator != message.peer && creator != self_ &&
+      absl::IsNotFound(Find(header.context).status())) {
+    // It could not be joined at one that nobody knows.
+    const absl::Status known = agent_.To(creator).status();
+    if (absl::IsNotFound(known)) return known;
+  }
   bool is_new = false;
   // A reply is of a context that this worker used in the request.
   WEFT_ASSIGN_OR_RETURN(
@@ -513,9 +520,7 @@ absl::StatusOr<std::unique_ptr<rpc::ReceivedAttachment>> Contexts::Take(
       self->served_.erase(call);
     };
   }
-  if (is_new && header.context.creator != message.peer) {
-    JoinCreator(header.context);
-  }
+  if (is_new && creator != message.peer) JoinCreator(header.context);
   return std::make_unique<Receipt>(context, std::move(node), header.slots,
                                    std::move(end));
 }

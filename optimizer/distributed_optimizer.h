@@ -24,10 +24,10 @@
 // that of a local Optimizer over them.
 //
 // Several trainers may each have an optimizer of the same parameters (Hogwild):
-// updates at one owner run one at a time, in no order between owners. A recorded
-// forward keeps the weights that it saved (optimizer.h), so its backward works
-// through the steps of others. What reads a weight at the very time of an update
-// may see a part of it.
+// updates at one owner run one at a time, in no order between owners. A
+// recorded forward keeps the weights that it saved (optimizer.h), so its
+// backward works through the steps of others. What reads a weight at the very
+// time of an update may see a part of it.
 
 #ifndef WEFT_OPTIMIZER_DISTRIBUTED_OPTIMIZER_H_
 #define WEFT_OPTIMIZER_DISTRIBUTED_OPTIMIZER_H_
