@@ -26,10 +26,6 @@ constexpr absl::Duration kTimeout = absl::Minutes(5);
 constexpr char kData[] = "/usr/share/datasets/fashion-mnist/";
 constexpr int64_t kTrainImages = 60000, kTestImages = 5000, kBatch = 64;
 
-// A copy, whose gradient is w's: other trainers may update w between the
-// forward of a step and its backward.
-Variable Copy(const Variable& w) { return w * 1; }
-
 class Net : public weft::nn::Module {
  public:
   explicit Net(uint64_t seed) {
@@ -41,9 +37,10 @@ class Net : public weft::nn::Module {
   // [n, 1, 28, 28] -> [n, 10]
   Variable Forward(const Variable& images) {
     const Variable x = weft::FlattenFrom(images, 1);
-    const Variable h =
-        weft::Relu(weft::Add(weft::MatMul(x, Copy(hidden_)), bias_));
-    return weft::MatMul(h, Copy(output_));
+    // The backward uses the weights of this forward, whoever updates them
+    // since.
+    const Variable h = weft::Relu(weft::Add(weft::MatMul(x, hidden_), bias_));
+    return weft::MatMul(h, output_);
   }
 
  private:
