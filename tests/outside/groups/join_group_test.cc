@@ -167,7 +167,9 @@ TEST(JoinGroup, AnotherThreadAtTheSameNameIsRefused) {
   std::thread other([&] {
     auto group = JoinGroup(second, Small());
     EXPECT_THAT(group.status(), IsOk());
-    if (group.ok()) EXPECT_THAT((*group)->Barrier(), IsOk());
+    if (group.ok()) {
+      EXPECT_THAT((*group)->Barrier(), IsOk());
+    }
   });
   for (std::thread& thread : threads) thread.join();
   other.join();

@@ -5,6 +5,7 @@
 #ifndef WEFT_TESTS_OUTSIDE_GROUPS_WORLDS_H_
 #define WEFT_TESTS_OUTSIDE_GROUPS_WORLDS_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -21,12 +22,16 @@
 #include "weft/collectives/backends/local/local_world.h"
 #include "weft/collectives/backends/stream/stream_backend.h"
 #include "weft/collectives/process_group.h"
-#include "weft/collectives/testing/memory_store.h"
+#include "weft/rendezvous/memory_store.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/temp_dir.h"
 #include "weft/transport/local_transport.h"
 
 namespace weft::outside {
+
+// How much of what nobody asks for a rank keeps of another: so little that a
+// message of some MiB has to wait.
+inline constexpr int64_t kMaxUnaskedBytes = 1 << 20;
 
 // What a rank says of what it hears.
 using DiagnosisOf = std::function<collectives::DiagnosisOptions(int rank)>;
@@ -53,6 +58,7 @@ class Local final : public World {
       collectives::DiagnosisOptions diagnosis) {
     collectives::LocalWorld::Options options;
     options.diagnosis = std::move(diagnosis);
+    options.max_unasked_bytes = kMaxUnaskedBytes;
     return options;
   }
   collectives::LocalWorld world_;
@@ -80,6 +86,7 @@ class Stream final : public World {
     options.ranks = ranks_;
     options.connect_timeout = absl::Seconds(30);
     options.diagnosis = diagnosis_(rank);
+    options.max_unasked_bytes = kMaxUnaskedBytes;
     return collectives::StreamBackend::Connect(options);
   }
 
@@ -115,6 +122,7 @@ class Host final : public World {
     host.arena_bytes = 1 << 20;
     host.connect_timeout = absl::Seconds(30);
     host.diagnosis = diagnosis_(rank);
+    host.max_unasked_bytes = kMaxUnaskedBytes;
     if (ranks_a_host_ > 0) {
       host.streams = streams_[rank].get();
       host.own_stream = {absl::StrCat("r", rank), absl::StrCat("r", rank)};
@@ -128,7 +136,7 @@ class Host final : public World {
   const DiagnosisOf diagnosis_;
   const int ranks_a_host_;
   weft::testing::TempDir directory_;
-  collectives::MemoryStore store_;
+  rendezvous::MemoryStore store_;
   transport::LocalNetwork network_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
   std::vector<std::unique_ptr<collectives::Streams>> streams_;
