@@ -219,7 +219,31 @@ Future<void> WithoutRank(Future<int> future) {
 
 // How long to wait for a Future that ends by its own deadline anyway.
 absl::Duration WaitOf(const GroupOptions& group, const CallOptions& options) {
-  return options.timeout.value_or(group.timeout) + absl::Seconds(30);
+  return std::max(options.timeout.value_or(group.timeout),
+                  absl::ZeroDuration()) +
+         absl::Seconds(30);
+}
+
+// For as many bytes as `rank` says that it sends, which may be any number.
+absl::StatusOr<Tensor> RoomFor(int64_t bytes, int rank) {
+  absl::StatusOr<Tensor> room =
+      CatchToStatus([&] { return Tensor::Empty({bytes}, DType::kU8); });
+  if (room.ok()) return room;
+  return Reworded(room.status(),
+                  absl::StrCat("rank ", rank, " says that it sends ", bytes,
+                               " bytes: ", room.status().message()));
+}
+
+// OK if `ranks` are different ones of `size`.
+absl::Status CheckRanks(std::vector<int> ranks, int size) {
+  const std::string list = absl::StrJoin(ranks, ", ");
+  std::sort(ranks.begin(), ranks.end());
+  if (!ranks.empty() && ranks.front() >= 0 && ranks.back() < size &&
+      std::adjacent_find(ranks.begin(), ranks.end()) == ranks.end()) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "wants different ranks from 0 to ", size - 1, ", found [", list, "]"));
 }
 
 }  // namespace
@@ -419,13 +443,20 @@ absl::StatusOr<std::vector<std::string>> ProcessGroup::AllGatherBytes(
   const Tensor mine = Tensor::Scalar<int64_t>(bytes.size());
   const Tensor sizes = Tensor::Zeros({size()}, DType::kI64);
   WEFT_RETURN_IF_ERROR(AllGather(mine, sizes, options, site));
-  std::vector<Tensor> outputs;
-  for (const int64_t count : sizes.span<int64_t>()) {
-    outputs.push_back(Tensor::Empty({count}, DType::kU8));
-  }
   std::string copy(bytes);
   const Tensor input = Tensor::FromBlob(
       copy.data(), {static_cast<int64_t>(copy.size())}, DType::kU8, nullptr);
+  std::vector<Tensor> outputs;
+  for (const int64_t count : sizes.span<int64_t>()) {
+    absl::StatusOr<Tensor> output =
+        RoomFor(count, static_cast<int>(outputs.size()));
+    if (!output.ok()) {
+      // Refused: the others hear of it, and the group goes on.
+      AllGatherList(input, {}, options, site).IgnoreError();
+      return output.status();
+    }
+    outputs.push_back(*std::move(output));
+  }
   WEFT_RETURN_IF_ERROR(AllGatherList(input, outputs, options, site));
   std::vector<std::string> result;
   for (const Tensor& output : outputs) {
@@ -439,13 +470,17 @@ absl::StatusOr<std::string> ProcessGroup::BroadcastBytes(
     CallSite site) {
   const Tensor count = Tensor::Scalar<int64_t>(bytes.size());
   WEFT_RETURN_IF_ERROR(Broadcast(count, root, options, site));
-  std::string result(bytes);
-  result.resize(count.item<int64_t>());
-  const Tensor content =
-      Tensor::FromBlob(result.data(), {static_cast<int64_t>(result.size())},
-                       DType::kU8, nullptr);
-  WEFT_RETURN_IF_ERROR(Broadcast(content, root, options, site));
-  return result;
+  absl::StatusOr<Tensor> content = RoomFor(count.item<int64_t>(), root);
+  if (!content.ok()) {
+    Broadcast(Tensor(), root, options, site).IgnoreError();  // as above
+    return content.status();
+  }
+  if (rank() == root && !bytes.empty()) {
+    std::copy(bytes.begin(), bytes.end(), static_cast<char*>(content->raw()));
+  }
+  WEFT_RETURN_IF_ERROR(Broadcast(*content, root, options, site));
+  return std::string(static_cast<const char*>(content->raw()),
+                     content->numel());
 }
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Split(
@@ -478,19 +513,10 @@ absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Split(
 
 absl::StatusOr<std::unique_ptr<ProcessGroup>> ProcessGroup::Subgroup(
     const std::vector<int>& ranks, const CallOptions& options, CallSite site) {
-  const std::vector<int> sorted = [&] {
-    std::vector<int> copy = ranks;
-    std::sort(copy.begin(), copy.end());
-    return copy;
-  }();
-  const bool is_wrong =
-      sorted.empty() || sorted.front() < 0 || sorted.back() >= size() ||
-      std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end();
-  if (is_wrong) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("Subgroup at ", site.ToString(), ", rank ", rank(),
-                     " of group ", name(), ": wants different ranks from 0 to ",
-                     size() - 1, ", found [", absl::StrJoin(ranks, ", "), "]"));
+  if (const absl::Status status = CheckRanks(ranks, size()); !status.ok()) {
+    return Reworded(
+        status, absl::StrCat("Subgroup at ", site.ToString(), ", rank ", rank(),
+                             " of group ", name(), ": ", status.message()));
   }
   const auto place = std::find(ranks.begin(), ranks.end(), rank());
   const bool is_member = place != ranks.end();
@@ -511,6 +537,13 @@ absl::Status ProcessGroup::Shrink(const std::vector<int>& members,
                                   const CallOptions& options, CallSite site) {
   const std::shared_ptr<Generation> group = core_->now();
   Backend& backend = group->backend();
+  if (const absl::Status status = CheckRanks(members, backend.size());
+      !status.ok()) {
+    return Reworded(
+        status,
+        absl::StrCat("Shrink at ", site.ToString(), ", rank ", backend.rank(),
+                     " of group ", name(), ": ", status.message()));
+  }
   if (std::find(members.begin(), members.end(), backend.rank()) ==
       members.end()) {
     return absl::InvalidArgumentError(absl::StrCat(

@@ -42,9 +42,10 @@
 //                        Receive without time moves what can be moved at once.)
 //   kCancelled           Revoke, or the group's end on some rank.
 // The last four break the group: on each rank one operation ends in that error,
-// and later ones in kFailedPrecondition with the first reason, until Shrink or
-// Reconfigure. So it is for a rank that is still on its way into the group: it
-// comes into a broken one. Ending a Future early
+// and later ones in kFailedPrecondition with the first reason, or again in
+// kCancelled, until Shrink or Reconfigure. So it is for a rank that is still on
+// its way into the group: it comes into a broken one. But a Send or Receive
+// that passes its deadline leaves the group as it is. Ending a Future early
 // (Future::Cancel) does not withdraw this rank's part.
 //
 // Differences. An operation is OK on a rank once its own part is done, and what
@@ -317,6 +318,8 @@ class ProcessGroup {
   void Revoke(const absl::Status& reason);
   // Called by `members` (current ranks) only, also of a broken group: they
   // become its ranks 0, 1, ... Operations in flight end with kCancelled.
+  // kInvalidArgument, and nothing is done, for `members` that are not different
+  // ranks or do not have this one.
   absl::Status Shrink(const std::vector<int>& members,
                       const CallOptions& options = {},
                       CallSite site = CallSite::Here());
