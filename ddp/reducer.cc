@@ -525,8 +525,17 @@ absl::Status Reducer::Settle() {
     return Reworded(given, health.ok() ? given.code() : health.code(),
                     absl::StrCat("order of buckets: ", given.message()));
   }
-  for (int i = 0; i < size(); ++i) {
-    order_.push_back(static_cast<int>(order.data<int64_t>()[i]));
+  // Another rank says so: each parameter must be there once.
+  std::vector<bool> is_there(size());
+  for (const int64_t i : order.span<int64_t>()) {
+    if (i < 0 || i >= size() || is_there[i]) {
+      order_.clear();
+      return absl::InternalError(absl::StrCat(
+          "order of buckets: rank ", census_.first_rank_with_gradients,
+          " has sent none of ", size(), " parameters"));
+    }
+    is_there[i] = true;
+    order_.push_back(static_cast<int>(i));
   }
   return absl::OkStatus();
 }

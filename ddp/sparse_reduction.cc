@@ -1,7 +1,9 @@
 #include "weft/ddp/sparse_reduction.h"
 
+#include <cstdint>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/future.h"
 #include "weft/base/status_macros.h"
@@ -10,6 +12,9 @@
 
 namespace weft::ddp {
 namespace {
+
+// Of a rank in a step; more are none, and their sum over all ranks is a number.
+constexpr int64_t kMostRows = int64_t{1} << 40;
 
 // `whole` cut into parts of these lengths.
 std::vector<Tensor> Cut(const Tensor& whole,
@@ -37,7 +42,12 @@ absl::StatusOr<std::vector<std::vector<int64_t>>> CountRows(
   std::vector<std::vector<int64_t>> rows(tables.size());
   for (int64_t t = 0; t < size; ++t) {
     for (int rank = 0; rank < group.size(); ++rank) {
-      rows[t].push_back(all.data<int64_t>()[rank * size + t]);
+      const int64_t count = all.data<int64_t>()[rank * size + t];
+      if (count < 0 || count > kMostRows) {
+        return absl::InternalError(absl::StrCat(
+            "rank ", rank, " says that it sends ", count, " rows"));
+      }
+      rows[t].push_back(count);
     }
   }
   return rows;
@@ -56,9 +66,12 @@ absl::StatusOr<std::vector<SparseRows>> ReduceRows(
     for (const int64_t n : rows[t]) total += n;
     SparseRows all;
     all.rows = tables[t].rows;
-    all.indices = Tensor::Empty({total}, DType::kI64);
-    all.values = Tensor::Empty({total, tables[t].values.size(1)},
-                               tables[t].values.dtype());
+    // As many as the other ranks say: there may be no memory for them.
+    WEFT_RETURN_IF_ERROR(CatchToStatus([&] {
+      all.indices = Tensor::Empty({total}, DType::kI64);
+      all.values = Tensor::Empty({total, tables[t].values.size(1)},
+                                 tables[t].values.dtype());
+    }));
     gathers.push_back(group.AllGatherListAsync(
         tables[t].indices, Cut(all.indices, rows[t]), call));
     const Tensor values =
