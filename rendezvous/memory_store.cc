@@ -1,5 +1,6 @@
 #include "weft/rendezvous/memory_store.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "absl/base/thread_annotations.h"
@@ -40,7 +41,8 @@ class MemoryStore::State {
   v1::StoreReply Wait(absl::string_view key, uint64_t after,
                       absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_) {
     const auto deadline =
-        std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+        std::chrono::steady_clock::now() +
+        absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
     MutexLock lock(mu_);
     while (true) {
       v1::StoreReply reply = map_.Look(std::string(key));
