@@ -429,8 +429,11 @@ TEST_F(Clumsy, JsonThatIsNoTensorIsRefusedAndTheServerGoesOn) {
   // What is a tensor is sent, and refused by the function.
   EXPECT_EQ(call("[1, 2]").code, 3);
   EXPECT_EQ(call(R"({"dtype": "f32", "shape": [0], "values": []})").code, 3);
-  for (const std::string& timeout : {"-1s", "nan", "5 parsecs", "1e400", ""}) {
-    EXPECT_EQ(Run({"weft", "call", "ps0", at, "--timeout=" + timeout}).code, 2)
+  for (const char* timeout : {"-1s", "nan", "5 parsecs", "1e400", ""}) {
+    EXPECT_EQ(
+        Run({"weft", "call", "ps0", at, absl::StrCat("--timeout=", timeout)})
+            .code,
+        2)
         << timeout;
   }
   // Arguments from where there is no end, or nothing comes.
@@ -461,7 +464,9 @@ TEST_F(Clumsy, DumpOfWhatIsNoRecordingEndsAndNamesIt) {
         Path("tmp"), std::string("/dev/null"), std::string()}) {
     const Ended ended = Run({"weft", "dump", path});
     EXPECT_THAT(ended.code, AnyOf(2, 3)) << path << "\n" << ended.output;
-    if (!path.empty()) EXPECT_THAT(ended.output, HasSubstr(path));
+    if (!path.empty()) {
+      EXPECT_THAT(ended.output, HasSubstr(path));
+    }
   }
 }
 

@@ -167,7 +167,7 @@ class Passes : public PassFixture {
   rpc::Target From(int from, int to, absl::Duration timeout = kLong) {
     return ranks_[from].To(absl::StrCat("w", to), timeout);
   }
-  rref::RRef<Variable> VariableAt(int owner, double x) {
+  rref::RRef<Variable> VariableAt(int owner) {
     return rref::Remote(From(0, owner), AnyVariable, int64_t{4}).value();
   }
 };
@@ -344,7 +344,9 @@ TEST_F(Passes, UndefinedVariablesTravelOrAreRefused) {
   const auto squared = scope.Call(From(0, 1), Square1, Variable());
   EXPECT_THAT(squared.status(), Not(IsOk()));
   const auto nothing = scope.Call(From(0, 1), AnyVariable, int64_t{0});
-  if (nothing.ok()) EXPECT_FALSE(nothing->defined());
+  if (nothing.ok()) {
+    EXPECT_FALSE(nothing->defined());
+  }
 }
 
 // A scope of one agent and a target of another: who has two agents in a
@@ -354,7 +356,9 @@ TEST_F(Passes, TargetOfAnotherAgentInAScopeIsRefusedOrRecorded) {
   const Variable x = Scalar(3.0);
   const auto y = scope.Call(From(2, 1), Square1, x);
   if (y.ok()) {
-    if (scope.Backward(*y).ok()) EXPECT_EQ(Value(scope.GradientOf(x)), 6.0);
+    if (scope.Backward(*y).ok()) {
+      EXPECT_EQ(Value(scope.GradientOf(x)), 6.0);
+    }
   } else {
     EXPECT_FALSE(y.status().message().empty());
   }
@@ -412,7 +416,9 @@ TEST_F(Passes, ValueOfAnyKindOfVariable) {
     const auto none = rref::Remote(From(0, owner), AnyVariable, int64_t{0});
     ASSERT_THAT(none, IsOk());
     const auto value = ValueOf(*none);
-    if (value.ok()) EXPECT_FALSE(value->defined());
+    if (value.ok()) {
+      EXPECT_FALSE(value->defined());
+    }
   }
   EXPECT_EQ(OpenContexts(1), 0);
 }
@@ -550,13 +556,13 @@ TEST_F(Passes, OptimizerNamesEachOwnerWhoseParameterItRefuses) {
     EXPECT_THAT(std::string(refused.message()), HasSubstr(owner));
   }
   // Nothing of it is left: one of a good parameter can be made.
-  EXPECT_THAT(DistributedOptimizer::Create(ranks_[0], SgdOptions{0.1},
-                                           {VariableAt(1, 1.0)}),
-              IsOk());
+  EXPECT_THAT(
+      DistributedOptimizer::Create(ranks_[0], SgdOptions{0.1}, {VariableAt(1)}),
+      IsOk());
 }
 
 TEST_F(Passes, OptimizerOfEmptyMovedAndFailedReferencesIsRefused) {
-  const auto good = VariableAt(1, 1.0);
+  const auto good = VariableAt(1);
   rref::RRef<Variable> moved = good;
   const rref::RRef<Variable> taken = std::move(moved);
   const auto invalid = StatusIs(absl::StatusCode::kInvalidArgument);
@@ -594,7 +600,7 @@ TEST_F(Passes, OptimizerOfAParameterStillBeingMadeWaitsForItOrSaysSo) {
 
 TEST_F(Passes, StepSaveAndLoadNameAllOwnersThatAreGone) {
   std::vector<rref::RRef<Variable>> weights;
-  for (const int owner : {0, 1, 2, 3}) weights.push_back(VariableAt(owner, 1));
+  for (const int owner : {0, 1, 2, 3}) weights.push_back(VariableAt(owner));
   auto optimizer =
       DistributedOptimizer::Create(ranks_[0], SgdOptions{0.1}, weights);
   ASSERT_THAT(optimizer, IsOk());
@@ -620,7 +626,7 @@ TEST_F(Passes, StepSaveAndLoadNameAllOwnersThatAreGone) {
 }
 
 TEST_F(Passes, StepOptionsThatCannotBeChangeNothing) {
-  const auto weight = VariableAt(0, 1.0);
+  const auto weight = VariableAt(0);
   auto optimizer =
       DistributedOptimizer::Create(ranks_[0], SgdOptions{1.0}, {weight});
   ASSERT_THAT(optimizer, IsOk());
@@ -680,7 +686,9 @@ TEST_F(Passes, LearningRateScaleZeroMovesNoWeightByAnyRule) {
     step(0.0);
     const auto still = w.value().ToVector<double>();
     for (const double x : still) EXPECT_TRUE(std::isfinite(x)) << name;
-    if (name != "ftrl") EXPECT_EQ(still, before) << name;
+    if (name != "ftrl") {
+      EXPECT_EQ(still, before) << name;
+    }
     step(1.0);
     for (const double x : w.value().ToVector<double>()) {
       EXPECT_TRUE(std::isfinite(x)) << name;

@@ -148,7 +148,9 @@ class RRefEdges : public ::testing::Test {
                 c.waiting == 0 && c.creating == 0);
       })) << books->name()
           << ::testing::PrintToString(books->ExplainLeaks());
-      if (!books->is_closed()) EXPECT_THAT(books->Close(kLong), IsOk());
+      if (!books->is_closed()) {
+        EXPECT_THAT(books->Close(kLong), IsOk());
+      }
     }
     EXPECT_TRUE(Becomes([] { return live == 0; })) << live;
   }

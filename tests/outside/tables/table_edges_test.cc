@@ -91,10 +91,16 @@ Future<ExchangeReply> HeldExchange(rpc::CallContext& context,
   }
   const Future<ExchangeReply> reply = ps::Exchange(
       context, std::move(request), push_keys, push_values, pull_keys);
-  return held.opened.Then([reply, is_push] {
+  auto [answer, answered] = MakePromise<ExchangeReply>();
+  // A copy: a call that is given up must not give up the gate of the others.
+  held.opened.OnReady([reply, is_push,
+                       answer = std::make_shared<Promise<ExchangeReply>>(
+                           std::move(answer))](const absl::Status&) {
     if (is_push) --held.under_way;
-    return reply;
+    reply.OnReady(
+        [answer](const Result<ExchangeReply>& result) { answer->Set(result); });
   });
+  return answered;
 }
 
 const rpc::Registry& HeldFunctions() {
@@ -272,11 +278,10 @@ TEST_F(ManyPushes, SixtyFifthInAnInlineScopeIsRefusedAndSaysSo) {
   held.Hold();
   std::vector<Future<void>> pushes;
   for (int i = 0; i < 64; ++i) pushes.push_back(PushOne(**table));
-  Future<void> refused;
-  {
+  const Future<void> refused = [&] {
     const InlineScope scope;
-    refused = PushOne(**table);
-  }
+    return PushOne(**table);
+  }();
   EXPECT_TRUE(refused.IsReady());
   EXPECT_THAT(refused.Wait(kLong),
               StatusIs(absl::StatusCode::kFailedPrecondition));
