@@ -227,6 +227,7 @@ void Contexts::Close() {
   std::vector<ContextId> open;
   {
     MutexLock lock(mu_);
+    is_closed_ = true;
     for (const auto& [id, context] : contexts_) open.push_back(id);
   }
   for (const ContextId& id : open) Release(id);
@@ -248,6 +249,12 @@ std::shared_ptr<Context> Contexts::Create() {
   MutexLock lock(mu_);
   const ContextId id{self_, ++last_context_};
   auto context = std::make_shared<Context>(id, self_, most_intervals_);
+  if (is_closed_) {
+    // As one that was released: no thread would run its passes.
+    context->Close();
+    released_.Add({id.creator, id.number});
+    return context;
+  }
   contexts_[id] = context;
   return context;
 }
@@ -282,6 +289,11 @@ absl::StatusOr<std::shared_ptr<Context>> Contexts::FindOrAdd(ContextId id,
     return absl::FailedPreconditionError(
         absl::StrCat(id.ToString(), " ended with worker ",
                      id.creator.ToString(), ", which is gone"));
+  }
+  if (is_closed_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(id.ToString(), " came to worker ", name_,
+                     " after it had closed its contexts"));
   }
   auto context = std::make_shared<Context>(id, self_, most_intervals_);
   contexts_[id] = context;

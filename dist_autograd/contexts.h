@@ -107,7 +107,8 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
       rpc::Agent& agent, const ContextsOptions& options = {});
   // Those of `agent`; kFailedPrecondition, saying what to do, without any.
   static absl::StatusOr<std::shared_ptr<Contexts>> Of(const rpc::Agent& agent);
-  // Ends all passes and contexts of this agent and its threads.
+  // Ends all passes and contexts of this agent and its threads. A context that
+  // is made later is released already, and those of others are refused.
   void Close() ABSL_LOCKS_EXCLUDED(mu_);
 
   rpc::Agent& agent() const { return agent_; }
@@ -206,8 +207,8 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   absl::StatusOr<std::shared_ptr<Context>> FindLocked(ContextId id) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Makes the context if it is new here, and then sets `is_new`.
-  // kFailedPrecondition once released, or once its creator is gone; kNotFound
-  // of one of this worker that it has not created.
+  // kFailedPrecondition once released, once its creator is gone, or after
+  // Close(); kNotFound of one of this worker that it has not created.
   absl::StatusOr<std::shared_ptr<Context>> FindOrAdd(ContextId id, bool* is_new)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets the context here. Null if it has no part here.
@@ -228,6 +229,7 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
   rpc::Agent::PeerGoneRegistration peer_gone_;
   mutable Mutex mu_;
   CondVar changed_;
+  bool is_closed_ ABSL_GUARDED_BY(mu_) = false;
   bool agent_has_ended_ ABSL_GUARDED_BY(mu_) = false;
   int64_t uses_ ABSL_GUARDED_BY(mu_) = 0;  // of the agent
   uint64_t last_context_ ABSL_GUARDED_BY(mu_) = 0;

@@ -292,19 +292,35 @@ TEST_F(Passes, ModuleStillBeingMadeIsTrainedAtOnce) {
 
 // ---- Ends and wrong uses of a pass.
 
-TEST_F(Passes, ScopeOfClosedContextsFailsInEveryUse) {
+// What comes after the end of this worker's threads ends at once, and does not
+// wait for them until a deadline.
+TEST_F(Passes, ScopeOfClosedContextsFailsAtOnceInEveryUse) {
+  const auto is_refused = StatusIs(absl::StatusCode::kFailedPrecondition);
+  PassOptions options;
+  options.timeout = absl::Hours(1);
+  const auto backward = [&](const Scope& scope, const Variable& root) {
+    const auto pass =
+        scope.BackwardAsync(absl::MakeConstSpan(&root, 1), options);
+    return pass.Wait(kLong).status();
+  };
   const Scope scope(*contexts_[3]);
   const Variable x = Scalar(3.0);
   const auto before = scope.Call(From(3, 1), Square1, x);
   ASSERT_THAT(before, IsOk());
   contexts_[3]->Close();
-  EXPECT_THAT(scope.Call(From(3, 1), Square1, x).status(), Not(IsOk()));
-  EXPECT_THAT(scope.Backward(*before), Not(IsOk()));
+  EXPECT_THAT(scope.Call(From(3, 1), Square1, x).status(), is_refused);
+  EXPECT_THAT(backward(scope, *before), is_refused);
   EXPECT_FALSE(scope.GradientOf(x).defined());
   scope.ClearGradients();
   const Scope later(*contexts_[3]);
-  EXPECT_THAT(later.Call(From(3, 1), Square1, x).status(), Not(IsOk()));
-  EXPECT_THAT(later.Backward(Mul(x, x)), Not(IsOk()));
+  EXPECT_THAT(later.Call(From(3, 1), Square1, x).status(), is_refused);
+  EXPECT_THAT(backward(later, Mul(x, x)), is_refused);
+  // Nor do calls of others stay there, for which no thread would run.
+  const Scope others(*contexts_[0]);
+  EXPECT_THAT(others.Call(From(0, 3), Square1, x).status(), is_refused);
+  EXPECT_THAT(backward(others, others.Call(From(0, 1), Square1, x).value()),
+              IsOk());
+  EXPECT_EQ(OpenContexts(3), 0);
 }
 
 TEST_F(Passes, RootsAndSeedsThatCannotBeAreInvalidArguments) {
