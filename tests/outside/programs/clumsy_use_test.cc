@@ -45,9 +45,9 @@ constexpr absl::Duration kLong = absl::Seconds(60);
 class Clumsy : public ::testing::Test {
  protected:
   Clumsy() {
-    std::filesystem::create_directory(Path("job"));
-    // So that what goes to the default place comes here, too.
-    std::filesystem::create_directory(Path("tmp"));
+    for (const char* own : {"job", "tmp"}) {
+      EXPECT_EQ(mkdir(Path(own).c_str(), 0700), 0);
+    }
   }
   std::string Path(const std::string& name) const { return dir_.Path(name); }
 
