@@ -444,6 +444,7 @@ uint64_t References::NewSecret() {
 absl::StatusOr<std::shared_ptr<Reference>> References::Keep(
     rpc::ObjectTable::Object object) {
   MutexLock lock(mu_);
+  WEFT_RETURN_IF_ERROR(CheckOpen());
   const rpc::ObjectId id{key_, key_, kFirstKept + objects_kept_++};
   const Token token{id, NewFork(), NewSecret()};
   WEFT_RETURN_IF_ERROR(agent_.objects().Add(

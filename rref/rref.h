@@ -319,11 +319,13 @@ absl::StatusOr<RRef<T>> AtOnce(absl::StatusOr<Begun<T>> begun) {
 }  // namespace internal
 
 // Shares an object of rpc::Make or rpc::Remote; the Handle is invalid from now
-// on. kFailedPrecondition if the agent has no References.
+// on. kFailedPrecondition, and the Handle stays valid, if the agent has no
+// References or they are closed.
 template <typename T>
 absl::StatusOr<RRef<T>> Share(rpc::Agent& agent, const rpc::Handle<T>& handle) {
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
                         References::Of(agent));
+  WEFT_RETURN_IF_ERROR(references->CheckOpen());
   return RRef<T>(references->Adopt(handle.target(), handle.id()));
 }
 
@@ -376,9 +378,13 @@ auto BeginRemote(const rpc::Target& target, F* function, A&&... arguments) {
       internal::BeginRemote(target, function, std::forward<A>(arguments)...));
 }
 
-// A reference to `value`, which this agent keeps.
+// A reference to `value`, which this agent keeps. kInvalidArgument if it is
+// null; kFailedPrecondition as Share.
 template <typename T>
 absl::StatusOr<RRef<T>> MakeLocal(rpc::Agent& agent, std::shared_ptr<T> value) {
+  if (value == nullptr) {
+    return absl::InvalidArgumentError("a reference to a null pointer");
+  }
   WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<References> references,
                         References::Of(agent));
   rpc::ObjectTable::Object object;
