@@ -32,7 +32,6 @@
 namespace weft::rref {
 namespace {
 
-using ::testing::Each;
 using ::testing::SizeIs;
 using ::weft::testing::Becomes;
 using ::weft::testing::IsOk;
@@ -438,38 +437,6 @@ TEST_F(RRefEdges, NullIsNoObject) {
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_THAT(MakeLocal(ranks_[0], std::shared_ptr<Box>()).status(),
               StatusIs(absl::StatusCode::kInvalidArgument));
-}
-
-TEST_F(RRefEdges, QuotaOfAHolderLeavesTheOthersTheirs) {
-  rpc::Ranks ranks(3);
-  ReferencesOptions options;
-  options.max_forks_per_holder = 3;
-  std::vector<std::shared_ptr<References>> books;
-  for (int i = 0; i < 3; ++i) {
-    books.push_back(References::Open(ranks[i], options).value());
-  }
-  {
-    std::vector<RRef<Box>> mine;
-    absl::Status refused;
-    for (int i = 0; i < 4 && refused.ok(); ++i) {
-      auto made = rref::Make<Box>(ranks[0].To("w1", kLong), i);
-      if (made.ok()) {
-        mine.push_back(*std::move(made));
-      } else {
-        refused = made.status();
-      }
-    }
-    EXPECT_THAT(mine, SizeIs(3));
-    EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted));
-    EXPECT_THAT(rref::Make<Box>(ranks[2].To("w1", kLong), 1), IsOk());
-    mine.pop_back();
-    EXPECT_TRUE(Becomes([&] {
-      const auto again = rref::Make<Box>(ranks[0].To("w1", kLong), 1);
-      return again.ok();
-    }));
-  }
-  EXPECT_TRUE(Becomes([] { return live == 0; })) << live;
-  for (const auto& one : books) EXPECT_THAT(one->Close(kLong), IsOk());
 }
 
 }  // namespace
