@@ -561,7 +561,7 @@ TEST(HostBackend, MeetingAsksTheStoreAFewTimesForEachRank) {
         // Without streams several hosts are refused, but only once they met.
         return ConnectHost(options).status();
       });
-      EXPECT_LE(store.calls(), 12 * ranks) << ranks_of_a_host;
+      EXPECT_LE(store.calls(), 13 * ranks) << ranks_of_a_host;
       EXPECT_GE(store.calls(), 4 * ranks) << ranks_of_a_host;
     }
   }
@@ -588,11 +588,28 @@ TEST(HostBackend, RanksThatWereGivenDifferentSizesAreTold) {
   MemoryStore store;
   const auto statuses = testing::RunRanks(2, [&](int rank) {
     HostOptions options = OptionsOf(rank, rank + 2, &store, directory.path());
-    options.connect_timeout = absl::Seconds(2);
     return ConnectHost(options).status();
   });
+  EXPECT_THAT(statuses[0], StatusIs(absl::StatusCode::kInvalidArgument,
+                                    "rank 0 was given 2 ranks, rank 1 3"));
   EXPECT_THAT(statuses[1], StatusIs(absl::StatusCode::kInvalidArgument,
                                     "rank 1 was given 3 ranks, rank 0 2"));
+  EXPECT_EQ(store.size(), 0u);
+}
+
+// Rank 0 waits for a rank that nobody else knows.
+TEST(HostBackend, RankThatWasGivenMoreRanksThanTheOthersIsTold) {
+  testing::TempDir directory;
+  MemoryStore store;
+  const auto statuses = testing::RunRanks(3, [&](int rank) {
+    HostOptions options =
+        OptionsOf(rank, rank == 0 ? 4 : 3, &store, directory.path());
+    options.connect_timeout = absl::Seconds(4);
+    return ConnectHost(options).status();
+  });
+  EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
+                                      "give the same number on each")));
+  EXPECT_EQ(store.size(), 0u);
 }
 
 TEST(HostBackend, SegmentBeyondTheBudgetIsRefusedOnEachRank) {

@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "absl/strings/strip.h"
+#include "absl/time/clock.h"
 #include "weft/base/failpoint.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
@@ -34,16 +35,20 @@ constexpr char kNone[] = "none ";
 // What a page of places has: 1 MiB is the most that a value may have.
 constexpr int kRanksOfAPage = 512;
 
-// A rank that waits for others looks who is missing when this part of its time
-// is left, at most kLastLook: later they might have given up, too.
+// A rank that waits for others looks who has come at half of its time, and when
+// this part of it is left, at most kLastLook: later they might have given up.
 constexpr int kLastPart = 4;
 constexpr absl::Duration kLastLook = absl::Seconds(1);
+
+// How long a rank stays that was given another number of ranks.
+constexpr absl::Duration kToBeSeen = absl::Seconds(1);
 
 // For removing keys, also where no time is left.
 constexpr absl::Duration kToLeave = absl::Seconds(2);
 
 // Where a rank is, as it says itself.
 struct Place {
+  int size = 0;  // of the group, as it was told
   std::string directory;
   std::string socket;
   std::string host;
@@ -52,24 +57,26 @@ struct Place {
   rendezvous::v1::Process process;
 
   std::string Serialize() const {
-    return absl::StrCat(directory, "\n", socket, "\n", host, "\n", stream.name,
-                        "\n", stream.address, "\n", stream.memory_socket, "\n",
-                        probe, "\n", process.SerializeAsString());
+    return absl::StrCat(size, "\n", directory, "\n", socket, "\n", host, "\n",
+                        stream.name, "\n", stream.address, "\n",
+                        stream.memory_socket, "\n", probe, "\n",
+                        process.SerializeAsString());
   }
   static absl::StatusOr<Place> Parse(absl::string_view text) {
     const std::vector<absl::string_view> parts =
-        absl::StrSplit(text, absl::MaxSplits('\n', 7));
+        absl::StrSplit(text, absl::MaxSplits('\n', 8));
     Place place;
-    if (parts.size() != 8 || !absl::SimpleAtoi(parts[6], &place.probe) ||
-        !place.process.ParseFromString(std::string(parts[7]))) {
+    if (parts.size() != 9 || !absl::SimpleAtoi(parts[0], &place.size) ||
+        !absl::SimpleAtoi(parts[7], &place.probe) ||
+        !place.process.ParseFromString(std::string(parts[8]))) {
       return absl::InternalError("a rank's place in the store is damaged");
     }
-    place.directory = std::string(parts[0]);
-    place.socket = std::string(parts[1]);
-    place.host = std::string(parts[2]);
-    place.stream.name = std::string(parts[3]);
-    place.stream.address = std::string(parts[4]);
-    place.stream.memory_socket = std::string(parts[5]);
+    place.directory = std::string(parts[1]);
+    place.socket = std::string(parts[2]);
+    place.host = std::string(parts[3]);
+    place.stream.name = std::string(parts[4]);
+    place.stream.address = std::string(parts[5]);
+    place.stream.memory_socket = std::string(parts[6]);
     return place;
   }
 };
@@ -101,7 +108,8 @@ absl::StatusOr<std::vector<std::string>> Unpack(absl::string_view packed) {
 
 class Attempt {
  public:
-  explicit Attempt(const MeetingOptions& options) : options_(options) {}
+  explicit Attempt(const MeetingOptions& options)
+      : options_(options), has_come_(options.size) {}
 
   absl::StatusOr<Meeting> Run();
   // Once Run has returned: of its keys none stays when all ranks have left.
@@ -146,7 +154,9 @@ class Attempt {
   absl::StatusOr<std::vector<std::string>> ReadPlaces();
   // Waits for the key, and says who is missing if it does not come.
   absl::StatusOr<std::string> AwaitFromAll(const std::string& key);
-  std::vector<int> LookWhoIsMissing();
+  void LookWhoHasCome();
+  // That `rank`, which is at `place`, was told of as many ranks as this one.
+  absl::Status CheckSize(const Place& place, int rank) const;
   // As the ranks' places say, before any has mapped anything: the ranks of each
   // host in rising order, hosts by their lowest.
   void FindPossibleHosts();
@@ -169,6 +179,7 @@ class Attempt {
   const MeetingOptions& options_;
   std::unique_ptr<net::LocalSocket> socket_;
   std::shared_ptr<const void> counted_;
+  std::vector<bool> has_come_;  // by rank, as far as this one knows
   std::vector<Place> places_;
   std::vector<std::vector<int>> possible_hosts_;
   std::vector<int> host_of_;  // by rank: its place in possible_hosts_
@@ -178,6 +189,7 @@ class Attempt {
 
 absl::Status Attempt::Arrive() {
   Place place;
+  place.size = options_.size;
   place.directory = options_.directory;
   place.host = options_.host;
   place.stream = options_.stream;
@@ -203,41 +215,61 @@ absl::Status Attempt::Arrive() {
                    "until all ranks have met"));
 }
 
-std::vector<int> Attempt::LookWhoIsMissing() {
-  std::vector<int> missing;
+void Attempt::LookWhoHasCome() {
   for (int r = 0; r < options_.size; ++r) {
-    const auto found = options_.store->Get(Key("place", r), left());
-    if (absl::IsNotFound(found.status())) missing.push_back(r);
+    if (has_come_[r]) continue;
+    has_come_[r] = options_.store->Get(Key("place", r), left()).ok();
   }
-  return missing;
 }
 
 absl::StatusOr<std::string> Attempt::AwaitFromAll(const std::string& key) {
-  const auto await = [&](absl::Duration at_most) {
-    return options_.store->Wait(key, 0, at_most);
-  };
-  absl::StatusOr<rendezvous::StoreEntry> entry =
-      await(left() - std::min(left() / kLastPart, kLastLook));
-  std::vector<int> missing;
-  if (absl::IsDeadlineExceeded(entry.status())) {
-    missing = LookWhoIsMissing();
-    entry = await(left());
+  const Instant half = options_.deadline - left() / 2;
+  const Instant last =
+      options_.deadline - std::min(left() / kLastPart, kLastLook);
+  for (const Instant until : {half, last}) {
+    absl::StatusOr<std::string> value = AwaitKey(key, until);
+    if (value.ok()) return value;
+    if (!absl::IsDeadlineExceeded(value.status())) break;
+    LookWhoHasCome();
   }
-  if (entry.ok()) return std::move(entry->value);
-  // All have come: it is rank 0 that has not gone on.
-  if (missing.empty()) missing.push_back(0);
-  return Reworded(
-      entry.status(),
-      absl::StrCat("group ", options_.name, ": ", RankList(missing), " of ",
-                   options_.size, " did not come: ", entry.status().message()));
+  absl::StatusOr<std::string> value = AwaitKey(key, options_.deadline);
+  if (value.ok()) return value;
+  std::vector<int> missing;
+  for (int r = 0; r < options_.size; ++r) {
+    if (!has_come_[r]) missing.push_back(r);
+  }
+  const std::string who =
+      missing.empty()
+          ? absl::StrCat("all ", options_.size,
+                         " ranks came, but rank 0 did not list them")
+          : absl::StrCat(RankList(missing), " of ", options_.size,
+                         " did not come");
+  return Reworded(value.status(),
+                  absl::StrCat("group ", options_.name, ": ", who, ": ",
+                               value.status().message()));
+}
+
+absl::Status Attempt::CheckSize(const Place& place, int rank) const {
+  if (place.size == options_.size) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("group ", options_.name, ": rank ", options_.rank,
+                   " was given ", options_.size, " ranks, rank ", rank, " ",
+                   place.size, ": give the same number on each"));
 }
 
 absl::StatusOr<std::vector<std::string>> Attempt::CollectPlaces() {
   std::vector<std::string> places;
+  absl::Status sizes;
   for (int r = 0; r < options_.size; ++r) {
-    WEFT_ASSIGN_OR_RETURN(std::string place, AwaitFromAll(Key("place", r)));
-    places.push_back(std::move(place));
+    absl::StatusOr<std::string> text = AwaitFromAll(Key("place", r));
+    // What the others were given says more than that a rank is missing.
+    if (!text.ok()) return sizes.ok() ? text.status() : sizes;
+    WEFT_ASSIGN_OR_RETURN(const Place place, Place::Parse(*text));
+    if (sizes.ok()) sizes = CheckSize(place, r);
+    has_come_[r] = true;
+    places.push_back(*std::move(text));
   }
+  WEFT_RETURN_IF_ERROR(sizes);
   for (int page = 0; page < pages(); ++page) {
     const auto begin = places.begin() + page * kRanksOfAPage;
     const auto end =
@@ -250,6 +282,10 @@ absl::StatusOr<std::vector<std::string>> Attempt::CollectPlaces() {
 }
 
 absl::StatusOr<std::vector<std::string>> Attempt::ReadPlaces() {
+  WEFT_ASSIGN_OR_RETURN(const std::string first, AwaitFromAll(Key("place", 0)));
+  WEFT_ASSIGN_OR_RETURN(const Place place, Place::Parse(first));
+  has_come_[0] = true;
+  WEFT_RETURN_IF_ERROR(CheckSize(place, 0));
   std::vector<std::string> places;
   for (int page = 0; page < pages(); ++page) {
     WEFT_ASSIGN_OR_RETURN(const std::string packed,
@@ -268,10 +304,7 @@ absl::Status Attempt::FindPlaces() {
     places_.push_back(std::move(place));
   }
   if (static_cast<int>(places_.size()) != options_.size) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("group ", options_.name, ": rank ", options_.rank,
-                     " was given ", options_.size, " ranks, rank 0 ",
-                     places_.size(), ": give the same number on each"));
+    return absl::InternalError("the list of ranks in the store is damaged");
   }
   FindPossibleHosts();
   has_found_all_ = true;
@@ -460,7 +493,12 @@ absl::Status Attempt::ReadAgreement(absl::string_view text,
 
 absl::StatusOr<Meeting> Attempt::Run() {
   WEFT_RETURN_IF_ERROR(Arrive());
-  WEFT_RETURN_IF_ERROR(FindPlaces());
+  const absl::Status found = FindPlaces();
+  if (absl::IsInvalidArgument(found)) {
+    // The others find why in this rank's place, which goes when this returns.
+    absl::SleepFor(std::min(left(), kToBeSeen));
+  }
+  WEFT_RETURN_IF_ERROR(found);
   const std::vector<int>& here = RanksHere();
   const bool leads = here[0] == options_.rank;
   absl::StatusOr<memory::Segment> segment =
