@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <memory>
 #include <random>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -22,7 +21,6 @@
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/backends/host/host_backend.h"
-#include "weft/collectives/diagnosis.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/memory_store.h"
 #include "weft/rendezvous/store.h"
@@ -37,7 +35,6 @@ namespace weft::outside {
 namespace {
 
 using ::testing::Each;
-using ::testing::HasSubstr;
 using ::testing::Not;
 using ::weft::collectives::ConnectHost;
 using ::weft::collectives::HostOptions;
@@ -66,42 +63,6 @@ HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
 
 // --- Who is named. -----------------------------------------------------------
 
-// Those that `missing` lists do not come to a meeting of 12.
-void ExpectNamed(const std::vector<int>& missing) {
-  constexpr int kSize = 12;
-  const std::set<int> absent(missing.begin(), missing.end());
-  SCOPED_TRACE(collectives::RankList(missing));
-  weft::testing::TempDir directory;
-  MemoryStore store;
-  const auto statuses = RunRanks(kSize, [&](int rank) -> absl::Status {
-    if (absent.count(rank) > 0) return absl::OkStatus();
-    HostOptions options = OptionsOf(rank, kSize, &store, directory.path());
-    options.connect_timeout = absl::Seconds(3);
-    return ConnectHost(options).status();
-  });
-  for (int r = 0; r < kSize; ++r) {
-    if (absent.count(r) > 0) continue;
-    EXPECT_THAT(statuses[r],
-                StatusIs(kDeadlineExceeded, collectives::RankList(missing)))
-        << "rank " << r;
-  }
-  EXPECT_EQ(store.size(), 0u);
-}
-
-TEST(Meeting, NamesExactlyTheRanksThatDidNotCome) {
-  std::vector<std::thread> threads;
-  for (const std::vector<int>& missing :
-       std::vector<std::vector<int>>{{0},
-                                     {11},
-                                     {3, 7},
-                                     {0, 5},
-                                     {0, 1, 2},
-                                     {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}}) {
-    threads.emplace_back(ExpectNamed, missing);
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
 TEST(Meeting, FailsAndIsHeldAgainUnderTheSameName) {
   weft::testing::TempDir directory;
   MemoryStore store;
@@ -127,24 +88,6 @@ TEST(Meeting, FailsAndIsHeldAgainUnderTheSameName) {
                 Each(IsOk()));
     EXPECT_EQ(store.size(), 0u);
   }
-}
-
-// One that has gone away is another matter than one that did not come.
-TEST(Meeting, RankThatGivesUpEarlyIsNotTakenForTheOneThatIsMissing) {
-  weft::testing::TempDir directory;
-  MemoryStore store;
-  const auto statuses = RunRanks(4, [&](int rank) -> absl::Status {
-    if (rank == 3) return absl::OkStatus();
-    HostOptions options = OptionsOf(rank, 4, &store, directory.path());
-    options.connect_timeout = absl::Seconds(rank == 1 ? 1 : 3);
-    return ConnectHost(options).status();
-  });
-  EXPECT_THAT(statuses[1], StatusIs(kDeadlineExceeded, "rank 3"));
-  for (const int r : {0, 2}) {
-    EXPECT_THAT(statuses[r], StatusIs(kDeadlineExceeded));
-    EXPECT_THAT(std::string(statuses[r].message()), HasSubstr("3"));
-  }
-  EXPECT_EQ(store.size(), 0u);
 }
 
 // Nobody gets a group of ranks that think otherwise.
