@@ -28,7 +28,7 @@ namespace {
 // Of what Spans::WriteChromeTrace writes: so others' traces do not begin.
 constexpr absl::string_view kTraceBegin =
     "{\"displayTimeUnit\":\"ms\",\"traceEvents\":["
-    "{\"args\":{\"name\":\"";
+    "{\"name\":\"process_name\",\"ph\":\"M\",";
 
 constexpr absl::Duration kPatience = absl::Seconds(10);
 
