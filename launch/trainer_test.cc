@@ -262,11 +262,12 @@ TEST_F(TrainerProgramTest, SignalWhileTheTrainersMeetLeavesNoSocketBehind) {
       ASSERT_THAT(cards, IsOk()) << trainer->output();
       const std::string& card = cards->at("trainer0");
       const std::string nonce = card.substr(card.rfind(' ') + 1);
-      ASSERT_THAT(
-          members.store()
-              .Wait(absl::StrCat("trainer/world#", nonce, "/place/0"), 0, kLong)
-              .status(),
-          IsOk())
+      ASSERT_THAT(members.store()
+                      .Wait(absl::StrCat("collectives/trainer/world#", nonce,
+                                         "/place/0"),
+                            0, kLong)
+                      .status(),
+                  IsOk())
           << trainer->output();
     }
     trainer->Signal(SIGTERM);
