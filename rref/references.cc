@@ -24,6 +24,12 @@ namespace weft::rref {
 
 namespace {
 
+// Of a wait, which may be without end.
+std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
+  return std::chrono::steady_clock::now() +
+         absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
+}
+
 // ------------------------------------------------------------ what peers call
 
 // Of an error.
@@ -269,8 +275,7 @@ absl::StatusOr<std::shared_ptr<References>> References::Of(
 }
 
 absl::Status References::Close(absl::Duration timeout) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  const auto deadline = DeadlineAfter(timeout);
   const Use agent(this);
   Tasks tasks;
   {
@@ -337,8 +342,7 @@ void References::AgentEnds() {
 absl::Status References::AwaitNoHolder(
     const std::function<bool(const std::string& holder)>& is_of,
     absl::Duration timeout) {
-  const auto deadline =
-      std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+  const auto deadline = DeadlineAfter(timeout);
   MutexLock lock(mu_);
   for (bool in_time = true;;) {
     std::vector<std::string> left;
