@@ -7,12 +7,15 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -360,7 +363,20 @@ TEST(BadInput, UnwritableOutputIsReportedBeforeTheWork) {
 TEST(BadInput, DirectoryThatServersMayNotUseIsReportedBeforeTheWork) {
   const Job job;
   for (const std::string& of_servers : {std::string(), job.Path("other")}) {
-    const auto servers = job.StartServers({"--checkpoint-dir=" + of_servers});
+    Processes servers;
+    for (int rank = 0; rank < job.servers; ++rank) {
+      Flags command = job.ServerCommand(rank);
+      command.erase(std::remove_if(command.begin(), command.end(),
+                                   [](const std::string& flag) {
+                                     return absl::StartsWith(
+                                         flag, "--checkpoint-dir=");
+                                   }),
+                    command.end());
+      if (!of_servers.empty()) {
+        command.push_back("--checkpoint-dir=" + of_servers);
+      }
+      servers.push_back(StartProcess(std::move(command)));
+    }
     const auto trainers =
         job.StartTrainers({"--checkpoint-dir=" + job.Path("saved")});
     ExpectEnd(*trainers[0], kConfig,
