@@ -43,14 +43,19 @@ absl::Status WhyNotConnected(const Target& target, absl::string_view message) {
   };
   const std::string text = absl::StrCat(target.ToString(), ": ", message);
   const bool is_unix = absl::StartsWith(target.address, "unix:");
+  const auto contains = [&](absl::string_view words) {
+    return absl::StrContains(message, words);
+  };
+  // Where nobody wants a certificate.
+  if (is_unix && (contains("Connection reset") || contains("Socket closed") ||
+                  contains("Broken pipe"))) {
+    return absl::UnavailableError(
+        absl::StrCat(text,
+                     "; it closed the connection: another program has this "
+                     "address, or the log of the worker there says why"));
+  }
   for (const auto& [words, hint] : kHints) {
-    if (!absl::StrContains(message, words)) continue;
-    if (hint == kReset && is_unix) {  // where nobody wants a certificate
-      return absl::UnavailableError(
-          absl::StrCat(text,
-                       "; it closed the connection: another program has this "
-                       "address, or the log of the worker there says why"));
-    }
+    if (!contains(words)) continue;
     const absl::Status why =
         absl::UnavailableError(absl::StrCat(text, "; ", hint));
     return hint == kReset ? MarkConnectionReset(why) : why;
