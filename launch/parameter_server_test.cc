@@ -75,7 +75,7 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
       {{"--trainers=1", "--grace=soon"}, "--grace=soon: wanted a duration"},
       {{"--trainers=1", "--grace=-3s"}, "wanted no negative duration"},
       {{"--trainers=1", "--gracee=3s"}, "did you mean --grace?"},
-      {{"--trainers=1", "--round-budget=0"},
+      {{"--servers=1", "--trainers=1", "--round-budget=0"},
        "wanted --round-budget of at least 1 byte, found 0"},
       {{"--trainers=1", "word"}, "found the word \"word\""},
   };

@@ -774,7 +774,8 @@ TEST_F(WorkerTest, SecondHostGetsTheNameOfTheFirst) {
   second.trainers = 3;
   EXPECT_THAT(Worker::Start(second),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       "\"ps=1 trainer=3\", job \"job\" at"));
+                       "ps0 expects the world \"ps=1 trainer=3\", the job "
+                       "has \"ps=1 trainer=2\""));
   second.job = "other";
   EXPECT_THAT(Worker::Start(second),
               StatusIs(absl::StatusCode::kFailedPrecondition,
