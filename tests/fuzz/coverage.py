@@ -28,7 +28,7 @@ PARSERS = {
     "net/edge/local_socket.cc": "Take|Receive|ReadControl",
     "net/loop/memory_queue.cc": "FromDescriptor",
     "net/reflection.cc": "",
-    "ps/rate_changes.cc": "Parse|Set|Format|Check",
+    "ps/rate_changes.cc": "Parse|Format|Check",
     "ps/table_layout.cc": "Check",
     "rendezvous/coordinator.cc": "Handle|Parse|Read|Answer",
     "rendezvous/coordinator_call.h": "CallUntil",

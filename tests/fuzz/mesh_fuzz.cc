@@ -12,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "weft/base/driver.h"
 #include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/backends/stream/inbox.h"
 #include "weft/collectives/backends/stream/mesh.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
@@ -67,6 +68,18 @@ std::vector<std::string> Seeds() {
           SeedOf({FrameOf(Frame::kStatus), FrameOf(Frame::kPartAck),
                   FrameOf(Frame::kTransferAck), announce, refused}),
           SeedOf({hello, hello}),
+          // In chunks of 4 bytes, as TakeApart wants them.
+          SeedOf({FrameOf(Frame::kPart, 8, "1234"),
+                  FrameOf(Frame::kPart, 8, "5678", 4)}),
+          SeedOf({FrameOf(Frame::kPart, 8, "1234"),
+                  FrameOf(Frame::kPart, 12, "5678", 4)}),
+          SeedOf({FrameOf(Frame::kPart, 8, "5678", 4)}),
+          SeedOf({FrameOf(Frame::kTransfer, 8, "1234"),
+                  FrameOf(Frame::kTransfer, 8, "5678", 4),
+                  FrameOf(Frame::kTransfer, 4, "1234")}),
+          SeedOf({FrameOf(Frame::kTransfer, 8, "1234"),
+                  FrameOf(Frame::kTransfer, 8, "1234")}),
+          SeedOf({FrameOf(Frame::kTransfer, 8, "5678", 4)}),
           SeedOf({FrameOf(Frame::kLeaveAck)})};
 }
 
@@ -85,7 +98,32 @@ void Receive(Mesh& mesh) {
   }
 }
 
+// The same into an inbox whose chunks are so small that an input has several.
+class SmallInbox {
+ public:
+  void TakeApart(Frame frame) {
+    if (is_broken_) return;
+    if (frame.kind == Frame::kTransfer) {
+      is_broken_ = !inbox_.AddTransfer(frame).ok();
+    } else if (frame.kind == Frame::kPart) {
+      is_broken_ = !inbox_.AddPart(frame, 1).ok();
+    }
+    if (is_broken_) return;
+    for (;;) {
+      const collectives::Message* const part = inbox_.NextPart(1);
+      if (part == nullptr || part->arrived < part->total) return;
+      Hold(part->arrived == part->total);
+      Hold(inbox_.TookOfPart(part->total));
+    }
+  }
+
+ private:
+  collectives::Inbox inbox_{64, 4};
+  bool is_broken_ = false;
+};
+
 void Run(absl::string_view input) {
+  SmallInbox small;
   collectives::MeshOptions options;
   options.group = "g";
   options.size = 2;
@@ -101,6 +139,7 @@ void Run(absl::string_view input) {
                             Bytes::Copy(text.substr(text.size() / 3))};
     if (const auto frame = Decode(message); frame.ok()) {
       Hold(Flatten(Encode(*frame)).view() == text);
+      small.TakeApart(*frame);
     }
     mesh->OnMessage(1, message);
     Receive(*mesh);
