@@ -38,10 +38,10 @@
 #include "weft/base/mutex.h"
 #include "weft/checkpoint/manifest.h"
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/cut.h"
-#include "weft/ps/placement.h"
+#include "weft/ps/core/cut.h"
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/table_layout.h"
 #include "weft/ps/service.h"
-#include "weft/ps/table_layout.h"
 #include "weft/rpc/agent.h"
 #include "weft/tensor/tensor.h"
 

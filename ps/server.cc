@@ -13,8 +13,8 @@
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/ps/core/table_layout.h"
 #include "weft/ps/snapshot.h"
-#include "weft/ps/table_layout.h"
 
 namespace weft::ps {
 namespace {

@@ -11,9 +11,9 @@
 #include "google/protobuf/util/message_differencer.h"
 #include "weft/base/status_macros.h"
 #include "weft/checkpoint/safetensors.h"
-#include "weft/ps/partition.h"
-#include "weft/ps/placement.h"
-#include "weft/ps/table_layout.h"
+#include "weft/ps/core/partition.h"
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/table_layout.h"
 
 namespace weft::ps {
 namespace {

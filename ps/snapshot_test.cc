@@ -5,7 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/placement.h"
+#include "weft/ps/core/placement.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {

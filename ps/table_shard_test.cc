@@ -11,7 +11,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/cut.h"
+#include "weft/ps/core/cut.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {

@@ -5,8 +5,8 @@
 #include <optional>
 
 #include "weft/proto/ps.pb.h"
-#include "weft/ps/rate_changes.h"
-#include "weft/ps/table_layout.h"
+#include "weft/ps/core/rate_changes.h"
+#include "weft/ps/core/table_layout.h"
 #include "weft/ps/table_shard.h"
 #include "weft/rpc/codec/codec.h"
 #include "weft/rpc/codec/tensor_codec.h"

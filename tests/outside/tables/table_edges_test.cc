@@ -35,7 +35,6 @@
 #include "weft/ps/client.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
-#include "weft/ps/table_layout.h"
 #include "weft/rpc/agent.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/call_context.h"

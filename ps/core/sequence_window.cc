@@ -1,4 +1,4 @@
-#include "weft/ps/sequence_window.h"
+#include "weft/ps/core/sequence_window.h"
 
 #include "weft/base/check.h"
 

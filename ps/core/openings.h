@@ -7,8 +7,8 @@
 //
 // Pure: no threads, clocks or I/O. Thread-safety: one thread at a time.
 
-#ifndef WEFT_PS_OPENINGS_H_
-#define WEFT_PS_OPENINGS_H_
+#ifndef WEFT_PS_CORE_OPENINGS_H_
+#define WEFT_PS_CORE_OPENINGS_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -75,4 +75,4 @@ class Openings {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_OPENINGS_H_
+#endif  // WEFT_PS_CORE_OPENINGS_H_

@@ -19,8 +19,8 @@
 //
 // Pure: no threads, clocks or I/O. Thread-safety: one thread at a time.
 
-#ifndef WEFT_PS_ROUND_GATE_H_
-#define WEFT_PS_ROUND_GATE_H_
+#ifndef WEFT_PS_CORE_ROUND_GATE_H_
+#define WEFT_PS_CORE_ROUND_GATE_H_
 
 #include <cstdint>
 #include <limits>
@@ -205,4 +205,4 @@ class RoundGate {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_ROUND_GATE_H_
+#endif  // WEFT_PS_CORE_ROUND_GATE_H_

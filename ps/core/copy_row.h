@@ -3,8 +3,8 @@
 //
 // Thread-safety: as memcpy.
 
-#ifndef WEFT_PS_COPY_ROW_H_
-#define WEFT_PS_COPY_ROW_H_
+#ifndef WEFT_PS_CORE_COPY_ROW_H_
+#define WEFT_PS_CORE_COPY_ROW_H_
 
 #include <cstdint>
 #include <cstring>
@@ -37,4 +37,4 @@ inline float* CopyRow(const float* from, int64_t n, float* to) {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_COPY_ROW_H_
+#endif  // WEFT_PS_CORE_COPY_ROW_H_

@@ -1,4 +1,4 @@
-#include "weft/ps/copy_row.h"
+#include "weft/ps/core/copy_row.h"
 
 #include <cstdint>
 #include <vector>

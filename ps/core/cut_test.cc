@@ -1,4 +1,4 @@
-#include "weft/ps/cut.h"
+#include "weft/ps/core/cut.h"
 
 #include <cstdint>
 #include <memory>

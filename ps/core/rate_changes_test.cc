@@ -1,4 +1,4 @@
-#include "weft/ps/rate_changes.h"
+#include "weft/ps/core/rate_changes.h"
 
 #include <limits>
 

@@ -1,4 +1,4 @@
-#include "weft/ps/partition.h"
+#include "weft/ps/core/partition.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "weft/base/check.h"
-#include "weft/ps/copy_row.h"
+#include "weft/ps/core/copy_row.h"
 
 namespace weft::ps {
 namespace {

@@ -2,8 +2,8 @@
 //
 // Thread-safety: thread-safe.
 
-#ifndef WEFT_PS_BYTE_BUDGET_H_
-#define WEFT_PS_BYTE_BUDGET_H_
+#ifndef WEFT_PS_CORE_BYTE_BUDGET_H_
+#define WEFT_PS_CORE_BYTE_BUDGET_H_
 
 #include <atomic>
 #include <cstdint>
@@ -63,4 +63,4 @@ class ByteBudget : public std::enable_shared_from_this<ByteBudget> {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_BYTE_BUDGET_H_
+#endif  // WEFT_PS_CORE_BYTE_BUDGET_H_

@@ -11,8 +11,8 @@
 //
 // Thread-safety: thread-safe.
 
-#ifndef WEFT_PS_PARTITION_H_
-#define WEFT_PS_PARTITION_H_
+#ifndef WEFT_PS_CORE_PARTITION_H_
+#define WEFT_PS_CORE_PARTITION_H_
 
 #include <cstdint>
 #include <vector>
@@ -23,10 +23,10 @@
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
 #include "weft/base/mutex.h"
-#include "weft/ps/placement.h"
-#include "weft/ps/row_store.h"
-#include "weft/ps/sequence_window.h"
-#include "weft/ps/table_layout.h"
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/row_store.h"
+#include "weft/ps/core/sequence_window.h"
+#include "weft/ps/core/table_layout.h"
 
 namespace weft::ps {
 
@@ -121,4 +121,4 @@ class Partition {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_PARTITION_H_
+#endif  // WEFT_PS_CORE_PARTITION_H_

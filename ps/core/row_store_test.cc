@@ -1,4 +1,4 @@
-#include "weft/ps/row_store.h"
+#include "weft/ps/core/row_store.h"
 
 #include <cstdint>
 #include <random>
@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "weft/ps/placement.h"
+#include "weft/ps/core/placement.h"
 
 namespace weft::ps {
 namespace {

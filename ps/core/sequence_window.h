@@ -9,8 +9,8 @@
 //
 // Thread-safety: one thread at a time; the partition's lock guards it.
 
-#ifndef WEFT_PS_SEQUENCE_WINDOW_H_
-#define WEFT_PS_SEQUENCE_WINDOW_H_
+#ifndef WEFT_PS_CORE_SEQUENCE_WINDOW_H_
+#define WEFT_PS_CORE_SEQUENCE_WINDOW_H_
 
 #include <cstdint>
 
@@ -42,4 +42,4 @@ class SequenceWindow {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_SEQUENCE_WINDOW_H_
+#endif  // WEFT_PS_CORE_SEQUENCE_WINDOW_H_

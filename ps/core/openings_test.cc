@@ -1,4 +1,4 @@
-#include "weft/ps/openings.h"
+#include "weft/ps/core/openings.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

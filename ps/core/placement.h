@@ -7,8 +7,8 @@
 //
 // Thread-safety: immutable.
 
-#ifndef WEFT_PS_PLACEMENT_H_
-#define WEFT_PS_PLACEMENT_H_
+#ifndef WEFT_PS_CORE_PLACEMENT_H_
+#define WEFT_PS_CORE_PLACEMENT_H_
 
 #include <cstdint>
 
@@ -70,4 +70,4 @@ class Placement {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_PLACEMENT_H_
+#endif  // WEFT_PS_CORE_PLACEMENT_H_

@@ -13,8 +13,8 @@
 // Thread-safety: one thread at a time, also for what is const; the partition's
 // lock guards it.
 
-#ifndef WEFT_PS_ROW_STORE_H_
-#define WEFT_PS_ROW_STORE_H_
+#ifndef WEFT_PS_CORE_ROW_STORE_H_
+#define WEFT_PS_CORE_ROW_STORE_H_
 
 #include <cstdint>
 #include <cstring>
@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "absl/types/span.h"
-#include "weft/ps/placement.h"
+#include "weft/ps/core/placement.h"
 
 namespace weft::ps {
 
@@ -107,4 +107,4 @@ class RowStore {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_ROW_STORE_H_
+#endif  // WEFT_PS_CORE_ROW_STORE_H_

@@ -2,8 +2,8 @@
 //
 // Pure: no threads, clocks or I/O. Thread-safety: one thread at a time.
 
-#ifndef WEFT_PS_RATE_CHANGES_H_
-#define WEFT_PS_RATE_CHANGES_H_
+#ifndef WEFT_PS_CORE_RATE_CHANGES_H_
+#define WEFT_PS_CORE_RATE_CHANGES_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -49,4 +49,4 @@ class RateChanges {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_RATE_CHANGES_H_
+#endif  // WEFT_PS_CORE_RATE_CHANGES_H_

@@ -3,8 +3,8 @@
 //
 // Thread-safety: immutable.
 
-#ifndef WEFT_PS_TABLE_LAYOUT_H_
-#define WEFT_PS_TABLE_LAYOUT_H_
+#ifndef WEFT_PS_CORE_TABLE_LAYOUT_H_
+#define WEFT_PS_CORE_TABLE_LAYOUT_H_
 
 #include <cstdint>
 #include <memory>
@@ -79,4 +79,4 @@ class TableLayout {
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_TABLE_LAYOUT_H_
+#endif  // WEFT_PS_CORE_TABLE_LAYOUT_H_

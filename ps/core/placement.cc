@@ -1,4 +1,4 @@
-#include "weft/ps/placement.h"
+#include "weft/ps/core/placement.h"
 
 #include "weft/base/check.h"
 

@@ -1,4 +1,4 @@
-#include "weft/ps/round_gate.h"
+#include "weft/ps/core/round_gate.h"
 
 #include <algorithm>
 #include <random>

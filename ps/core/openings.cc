@@ -1,4 +1,4 @@
-#include "weft/ps/openings.h"
+#include "weft/ps/core/openings.h"
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"

@@ -1,4 +1,4 @@
-#include "weft/ps/table_layout.h"
+#include "weft/ps/core/table_layout.h"
 
 #include <cmath>
 #include <limits>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "weft/ps/placement.h"
+#include "weft/ps/core/placement.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::ps {

@@ -1,4 +1,4 @@
-#include "weft/ps/table_layout.h"
+#include "weft/ps/core/table_layout.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,7 +12,7 @@
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
 #include "weft/optimizer/rules/rule_spec.h"
-#include "weft/ps/placement.h"
+#include "weft/ps/core/placement.h"
 
 namespace weft::ps {
 namespace {

@@ -1,4 +1,4 @@
-#include "weft/ps/partition.h"
+#include "weft/ps/core/partition.h"
 
 #include <cstdint>
 #include <memory>

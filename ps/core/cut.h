@@ -11,15 +11,15 @@
 //
 // Thread-safety: immutable.
 
-#ifndef WEFT_PS_CUT_H_
-#define WEFT_PS_CUT_H_
+#ifndef WEFT_PS_CORE_CUT_H_
+#define WEFT_PS_CORE_CUT_H_
 
 #include <cstdint>
 #include <vector>
 
 #include "absl/types/span.h"
-#include "weft/ps/placement.h"
-#include "weft/ps/table_layout.h"
+#include "weft/ps/core/placement.h"
+#include "weft/ps/core/table_layout.h"
 
 namespace weft::ps {
 
@@ -79,4 +79,4 @@ SparseCut CutSparse(absl::Span<const int64_t> keys, const Placement& placement);
 
 }  // namespace weft::ps
 
-#endif  // WEFT_PS_CUT_H_
+#endif  // WEFT_PS_CORE_CUT_H_

@@ -1,4 +1,4 @@
-#include "weft/ps/row_store.h"
+#include "weft/ps/core/row_store.h"
 
 #include <algorithm>
 #include <utility>
