@@ -10,18 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/start_thread.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/steady_deadline.h"
 
 namespace weft {
 namespace {
 
 // The pool whose thread this is; set for a worker's whole life.
 thread_local const ThreadPool* pool_of_thread = nullptr;
-
-std::chrono::steady_clock::time_point After(absl::Duration timeout) {
-  // A year stands for ever: adding the largest duration would overflow.
-  return std::chrono::steady_clock::now() +
-         absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
-}
 
 int64_t NowNs() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -73,7 +68,7 @@ absl::Status ThreadPool::Shutdown(absl::Duration timeout) {
         absl::StrCat("ThreadPool '", options_.name,
                      "': Shutdown on one of its own threads"));
   }
-  if (!AwaitEnd(After(timeout))) {
+  if (!AwaitEnd(SteadyDeadline(timeout))) {
     const Stats left = stats();
     StopNow();
     return absl::DeadlineExceededError(
@@ -215,7 +210,7 @@ bool ThreadPool::SpinnerTakes() {
 bool ThreadPool::AwaitTask(Task* task) {
   MutexLock lock(mu_);
   --looking_;
-  auto until = After(options_.spare_idle_time);
+  auto until = SteadyDeadline(options_.spare_idle_time);
   while (!CanStartTask()) {
     if (stopped_ || (draining_ && queue_.empty() && running_ + blocked_ == 0)) {
       work_.NotifyAll();

@@ -47,8 +47,7 @@ absl::StatusOr<std::string> CheckpointRoot::Resolve(
     return absl::FailedPreconditionError(
         "this server was given no directory for checkpoints: start it with "
         "--checkpoint-dir=DIR (ps::ServerOptions::checkpoint_dir), the "
-        "trainers' "
-        "directory or one above it");
+        "trainers' directory or one above it");
   }
   WEFT_ASSIGN_OR_RETURN(const fs::path root, Follow(path_));
   const absl::StatusOr<fs::path> resolved = Follow(directory);

@@ -1,11 +1,11 @@
 #include "weft/rendezvous/memory_store.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "absl/base/thread_annotations.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/steady_deadline.h"
 #include "weft/rendezvous/core/versioned_map.h"
 #include "weft/rendezvous/store_requests.h"
 
@@ -40,9 +40,7 @@ class MemoryStore::State {
   }
   v1::StoreReply Wait(absl::string_view key, uint64_t after,
                       absl::Duration timeout) ABSL_LOCKS_EXCLUDED(mu_) {
-    const auto deadline =
-        std::chrono::steady_clock::now() +
-        absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
+    const auto deadline = SteadyDeadline(timeout);
     MutexLock lock(mu_);
     while (true) {
       v1::StoreReply reply = map_.Look(std::string(key));

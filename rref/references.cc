@@ -13,6 +13,7 @@
 #include "absl/time/clock.h"
 #include "weft/base/reworded.h"
 #include "weft/base/status_macros.h"
+#include "weft/base/steady_deadline.h"
 #include "weft/rpc/agent_parts.h"
 #include "weft/rpc/call.h"
 #include "weft/rpc/codec/codec.h"
@@ -23,12 +24,6 @@
 namespace weft::rref {
 
 namespace {
-
-// Of a wait, which may be without end.
-std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
-  return std::chrono::steady_clock::now() +
-         absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
-}
 
 // ------------------------------------------------------------ what peers call
 
@@ -275,7 +270,7 @@ absl::StatusOr<std::shared_ptr<References>> References::Of(
 }
 
 absl::Status References::Close(absl::Duration timeout) {
-  const auto deadline = DeadlineAfter(timeout);
+  const auto deadline = SteadyDeadline(timeout);
   const Use agent(this);
   Tasks tasks;
   {
@@ -342,7 +337,7 @@ void References::AgentEnds() {
 absl::Status References::AwaitNoHolder(
     const std::function<bool(const std::string& holder)>& is_of,
     absl::Duration timeout) {
-  const auto deadline = DeadlineAfter(timeout);
+  const auto deadline = SteadyDeadline(timeout);
   MutexLock lock(mu_);
   for (bool in_time = true;;) {
     std::vector<std::string> left;

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/start_thread.h"
+#include "weft/base/steady_deadline.h"
 #include "weft/telemetry/field_json.h"
 
 namespace weft::telemetry {
@@ -110,10 +111,7 @@ StatusPage::Registration StatusPage::Register(std::string name,
 }
 
 std::vector<StatusPage::Answer> StatusPage::Ask(absl::Duration timeout) {
-  // A time_point has no room for more than three centuries.
-  const auto deadline =
-      std::chrono::steady_clock::now() +
-      absl::ToChronoNanoseconds(std::min(timeout, absl::Hours(24 * 365)));
+  const auto deadline = SteadyDeadline(timeout);
   std::vector<std::shared_ptr<Entry>> entries;
   {
     MutexLock lock(mu_);

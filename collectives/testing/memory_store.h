@@ -3,7 +3,6 @@
 #ifndef WEFT_COLLECTIVES_TESTING_MEMORY_STORE_H_
 #define WEFT_COLLECTIVES_TESTING_MEMORY_STORE_H_
 
-#include <chrono>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -13,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "weft/base/mutex.h"
+#include "weft/base/steady_deadline.h"
 #include "weft/rendezvous/store.h"
 
 namespace weft::collectives {
@@ -35,8 +35,7 @@ class MemoryStore final : public rendezvous::Store {
   absl::StatusOr<rendezvous::StoreEntry> Wait(absl::string_view key,
                                               uint64_t after,
                                               absl::Duration timeout) override {
-    const auto deadline =
-        std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(timeout);
+    const auto deadline = SteadyDeadline(timeout);
     MutexLock lock(mu_);
     while (true) {
       const auto it = entries_.find(std::string(key));

@@ -38,8 +38,7 @@ absl::StatusOr<uint64_t> Openings::NumberOf(const Caller& caller,
   return absl::FailedPreconditionError(absl::StrCat(
       caller.name, " (", caller.key.ToString(),
       ") has not opened it as client ", client,
-      ", or a checkpoint was restored since, or it has opened it more "
-      "than ",
+      ", or a checkpoint was restored since, or it has opened it more than ",
       kMostOfAWorker, " times since; open it again"));
 }
 
