@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
+#include "weft/input/read_file.h"
 #include "weft/launch/commands/commands.h"
 #include "weft/launch/commands/flight_report.h"
 #include "weft/worker/exit_code.h"
@@ -71,10 +71,9 @@ absl::StatusOr<int> DumpCommand(int argc, char** argv) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> paths,
                           RecordingsAt(given));
     for (const std::string& path : paths) {
-      std::ifstream in(path, std::ios::binary);
-      if (!in) return NotFound(absl::StrCat("cannot read ", path));
-      files.push_back({WorkerOfFile(path),
-                       std::string(std::istreambuf_iterator<char>(in), {})});
+      absl::StatusOr<std::string> text = input::ReadFile(path);
+      if (!text.ok()) return NotFound(text.status().message());
+      files.push_back({path, *std::move(text)});
     }
   }
   WEFT_ASSIGN_OR_RETURN(const std::string report, FlightReport(files));

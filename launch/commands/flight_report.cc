@@ -162,13 +162,14 @@ absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files) {
   for (const FlightFile& file : files) {
     if (!absl::StartsWith(file.text, "flight recorder: ")) {
       return absl::InvalidArgumentError(
-          absl::StrCat("the file of ", file.worker,
-                       " is no flight recorder's: it does not begin with "
-                       "\"flight recorder\""));
+          absl::StrCat(file.path,
+                       " is no flight recorder's: it does not begin "
+                       "with \"flight recorder\""));
     }
+    const std::string worker = WorkerOfFile(file.path);
     for (const absl::string_view text : absl::StrSplit(file.text, '\n')) {
       Line line;
-      if (ParseLine(text, &line)) Take(file.worker, line, &groups);
+      if (ParseLine(text, &line)) Take(worker, line, &groups);
     }
   }
   if (groups.empty()) return "no collective operations in these files\n";

@@ -13,7 +13,7 @@ namespace weft::launch {
 
 // A file that a worker has written (worker/flight_dump.h).
 struct FlightFile {
-  std::string worker;  // "trainer0", from its name
+  std::string path;  // its name says whose it is: WorkerOfFile()
   std::string text;
 };
 

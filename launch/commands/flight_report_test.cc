@@ -59,8 +59,9 @@ TEST(FlightReport, SaysThatNoWorkerWaitsWhereAllHaveFinished) {
 }
 
 TEST(FlightReport, TextThatIsNoFlightRecordersIsRefused) {
-  EXPECT_THAT(FlightReport({{"trainer0", "hello"}}),
-              StatusIs(absl::StatusCode::kInvalidArgument, "trainer0"));
+  EXPECT_THAT(FlightReport({{"/tmp/x-trainer0-1-0.flight", "hello"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "/tmp/x-trainer0-1-0.flight"));
 }
 
 TEST(FlightReport, WorkerIsFoundInTheNameOfItsFile) {

@@ -101,6 +101,41 @@ absl::StatusOr<Shape> ShapeFromJson(const Json& json) {
   return shape;
 }
 
+// The least and the most that an element may be; of i64 what a double, by which
+// numbers are read, tells from its neighbours.
+std::pair<double, double> RangeOf(DType dtype) {
+  constexpr double kExact = 9007199254740991;  // 2^53 - 1
+  switch (dtype) {
+    case DType::kI64:
+      return {-kExact, kExact};
+    case DType::kI32:
+      return {std::numeric_limits<int32_t>::min(),
+              std::numeric_limits<int32_t>::max()};
+    case DType::kI8:
+      return {std::numeric_limits<int8_t>::min(),
+              std::numeric_limits<int8_t>::max()};
+    case DType::kU8:
+      return {0, std::numeric_limits<uint8_t>::max()};
+    default:
+      return {0, 1};
+  }
+}
+
+// A conversion would cut or wrap such a number, or is undefined.
+absl::Status CheckFit(const std::vector<double>& values, DType dtype) {
+  if (IsFloating(dtype)) return absl::OkStatus();
+  const auto [least, most] = RangeOf(dtype);
+  for (const double value : values) {
+    // Not so of NaN.
+    if (value >= least && value <= most && value == std::trunc(value)) continue;
+    return Wanted(
+        absl::StrCat("whole numbers from ", Json(least).dump(), " to ",
+                     Json(most).dump(), " in values of ", Name(dtype)),
+        JsonFromReal(value));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tensor> TensorFromJson(const Json& json) {
   DType dtype = DType::kF32;
   const bool is_object = json.is_object();
@@ -114,6 +149,7 @@ absl::StatusOr<Tensor> TensorFromJson(const Json& json) {
   std::vector<double> values;
   WEFT_RETURN_IF_ERROR(
       Flatten(is_object ? json["values"] : json, 0, shape, values));
+  WEFT_RETURN_IF_ERROR(CheckFit(values, dtype));
   Shape given = shape;
   if (is_object && json.contains("shape")) {
     WEFT_ASSIGN_OR_RETURN(given, ShapeFromJson(json["shape"]));

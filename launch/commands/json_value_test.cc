@@ -65,5 +65,43 @@ TEST(JsonValue, ShapeThatIsNoneIsRefused) {
   EXPECT_THAT(TensorOf("[2, 1, 2]"), IsOk());
 }
 
+TEST(JsonValue, NumberThatTheDtypeLacksIsRefused) {
+  rpc::Type type;
+  type.kind = rpc::Type::Kind::kTensor;
+  const auto tensor_of = [&](const std::string& dtype,
+                             const std::string& value) {
+    return ValueFromJson(ParseJson(R"({"dtype": ")" + dtype +
+                                   R"(", "values": [0, )" + value + "]}"),
+                         type);
+  };
+  for (const auto& [dtype, value] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"i64", "1.5"},
+           {"i64", "1e300"},
+           {"i64", "\"nan\""},
+           {"i64", "\"inf\""},
+           {"i64", "9007199254740993"},
+           {"i32", "2147483648"},
+           {"i8", "-129"},
+           {"u8", "-1"},
+           {"u8", "256"},
+           {"bool", "2"}}) {
+    EXPECT_THAT(
+        tensor_of(dtype, value).status(),
+        StatusIs(absl::StatusCode::kInvalidArgument, "in values of " + dtype))
+        << value;
+  }
+  for (const auto& [dtype, value] :
+       std::vector<std::pair<std::string, std::string>>{
+           {"i64", "-9007199254740991"},
+           {"i32", "-2147483648"},
+           {"i8", "127"},
+           {"u8", "255"},
+           {"bool", "true"},
+           {"f32", "\"nan\""}}) {
+    EXPECT_THAT(tensor_of(dtype, value), IsOk()) << dtype << value;
+  }
+}
+
 }  // namespace
 }  // namespace weft::launch
