@@ -101,17 +101,20 @@ void OwnerTable::On(const DeleteRequested& event,
 }
 
 absl::Status OwnerTable::CheckDelete(const DeleteRequested& event) const {
+  const auto not_held = [&event] {
+    return absl::PermissionDeniedError(absl::StrCat(
+        event.fork.ToString(), " of object ", event.object.ToString(),
+        " is not held by ", event.from.ToString()));
+  };
+  // Its creator may know already that it is made.
+  if (Expects(event.object, event.fork)) return not_held();
   const auto object = objects_.find(event.object);
   if (object == objects_.end() || object->second.forks.count(event.fork) == 0) {
     return absl::NotFoundError(
         absl::StrCat(event.fork.ToString(), " of object ",
                      event.object.ToString(), " is not registered"));
   }
-  if (object->second.forks.at(event.fork) != event.from) {
-    return absl::PermissionDeniedError(absl::StrCat(
-        event.fork.ToString(), " of object ", event.object.ToString(),
-        " is not held by ", event.from.ToString()));
-  }
+  if (object->second.forks.at(event.fork) != event.from) return not_held();
   return absl::OkStatus();
 }
 

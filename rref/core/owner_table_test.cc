@@ -94,5 +94,19 @@ TEST_F(OwnerTableTest, RequestBeforeTheObjectWaitsForIt) {
   EXPECT_EQ(table_.waiting_requests(), 0u);
 }
 
+// A creator hears that its object is made before the owner's table does.
+TEST_F(OwnerTableTest, ExpectedObjectIsDeletedByItsCreatorAlone) {
+  const Token expected{{kOwner, kMaker, 2}, {kMaker, 8}, 7};
+  Tell(OwnerTable::Expected{expected}).IgnoreError();
+  EXPECT_THAT(
+      Tell(OwnerTable::DeleteRequested{kOther, expected.object, expected.fork}),
+      StatusIs(absl::StatusCode::kPermissionDenied, "is not held by"));
+  EXPECT_THAT(
+      Tell(OwnerTable::DeleteRequested{kMaker, expected.object, expected.fork}),
+      IsOk());
+  Tell(OwnerTable::Made{expected}).IgnoreError();
+  EXPECT_EQ(freed_, 1);
+}
+
 }  // namespace
 }  // namespace weft::rref
