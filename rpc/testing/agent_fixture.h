@@ -16,6 +16,8 @@
 #include "weft/rpc/session/limits.h"
 #include "weft/telemetry/telemetry.h"
 #include "weft/transport/local_transport.h"
+#include "weft/transport/testing/counting_transport.h"
+#include "weft/transport/transport.h"
 
 namespace weft::rpc {
 
@@ -29,6 +31,7 @@ struct RanksOptions {
   std::vector<WorkerKey> keys;              // by rank; none: as below
   telemetry::Telemetry* telemetry = nullptr;
   std::vector<telemetry::Telemetry*> telemetries;  // by rank; none: that one
+  transport::MessageCounts* counts = nullptr;      // of all ranks; null: none
 };
 
 // w0, w1, ... with the keys {0, 1}, {1, 1}, ...
@@ -41,7 +44,7 @@ class Ranks {
                                 ? WorkerKey{static_cast<uint32_t>(i), 1}
                                 : options.keys[i];
       directory_.Put(Worker{name, key, name});
-      transports_.push_back(network_.MakeTransport(name).value());
+      transports_.push_back(MakeTransport(name, options.counts));
       AgentOptions agent;
       agent.job = options.jobs.empty() ? "job" : options.jobs[i];
       agent.name = name;
@@ -67,6 +70,14 @@ class Ranks {
   transport::LocalNetwork& network() { return network_; }
 
  private:
+  std::unique_ptr<transport::Transport> MakeTransport(
+      const std::string& name, transport::MessageCounts* counts) {
+    auto made = network_.MakeTransport(name).value();
+    if (counts == nullptr) return made;
+    return std::make_unique<transport::CountingTransport>(std::move(made),
+                                                          *counts);
+  }
+
   transport::LocalNetwork network_;
   FixedDirectory directory_;
   std::vector<std::unique_ptr<transport::Transport>> transports_;
