@@ -25,6 +25,7 @@ WEFT_RPC_CLASS(OptimizerShard, std::vector<v1::RuleSpec>, std::vector<int64_t>,
 WEFT_RPC_METHOD(OptimizerShard, status);
 WEFT_RPC_METHOD(OptimizerShard, Check);
 WEFT_RPC_METHOD(OptimizerShard, Apply);
+WEFT_RPC_METHOD(OptimizerShard, CheckAndApply);
 WEFT_RPC_METHOD(OptimizerShard, SaveState);
 WEFT_RPC_METHOD(OptimizerShard, StageState);
 WEFT_RPC_METHOD(OptimizerShard, LoadStaged);
@@ -80,6 +81,28 @@ Gradient Scaled(const Gradient& gradient, double factor) {
   rows.values = rows.values.Clone();
   Mul_(rows.values, factor);
   return rows;
+}
+
+int64_t NormOf(const StepOptions& options) {
+  return options.largest_norm.has_value() ? static_cast<int64_t>(options.norm)
+                                          : kNoNorm;
+}
+
+OptimizerShard::Found Join(const OptimizerShard::Found& a,
+                           const OptimizerShard::Found& b, int64_t norm) {
+  return {std::get<0>(a) + std::get<0>(b),
+          norm == kNoNorm ? 0
+                          : JoinNorms(std::get<1>(a), std::get<1>(b),
+                                      static_cast<Norm>(norm))};
+}
+
+// By which all gradients, of norm `found`, are scaled down to `largest`.
+absl::StatusOr<double> ClipFactor(double found, double largest) {
+  if (!std::isfinite(found)) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "DistributedOptimizer::Step: the norm of the gradients is ", found));
+  }
+  return std::min(1.0, largest / (found + 1e-6));
 }
 
 absl::Status CheckOptions(const StepOptions& options) {
@@ -208,6 +231,22 @@ absl::Status OptimizerShard::Apply(rpc::CallContext& call,
   WEFT_ASSIGN_OR_RETURN(const auto contexts,
                         dist_autograd::Contexts::Of(call.agent()));
   return ApplyIn(*contexts, id, learning_rate_scale, gradient_scale);
+}
+
+absl::StatusOr<OptimizerShard::Found> OptimizerShard::CheckAndApply(
+    rpc::CallContext& call, const dist_autograd::ContextId& id, int64_t norm,
+    double largest_norm, double learning_rate_scale, const Found& others) {
+  WEFT_ASSIGN_OR_RETURN(const auto contexts,
+                        dist_autograd::Contexts::Of(call.agent()));
+  WEFT_ASSIGN_OR_RETURN(const Found own, CheckIn(*contexts, id, norm));
+  const Found all = Join(own, others, norm);
+  if (std::get<0>(all) == 0) return all;
+  double factor = 1;
+  if (norm != kNoNorm) {
+    WEFT_ASSIGN_OR_RETURN(factor, ClipFactor(std::get<1>(all), largest_norm));
+  }
+  WEFT_RETURN_IF_ERROR(ApplyIn(*contexts, id, learning_rate_scale, factor));
+  return all;
 }
 
 absl::StatusOr<OptimizerShard::State> OptimizerShard::SaveState() {
@@ -347,29 +386,22 @@ absl::Duration DistributedOptimizer::timeout() const {
 absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::CheckAll(
     const dist_autograd::Scope& pass, const StepOptions& options) {
   const dist_autograd::ContextId id = pass.id();
-  const int64_t norm = options.largest_norm.has_value()
-                           ? static_cast<int64_t>(options.norm)
-                           : kNoNorm;
+  const int64_t norm = NormOf(options);
   std::vector<Future<OptimizerShard::Found>> checks;
   for (const auto& shard : shards_) {
     checks.push_back(rref::CallAsync(shard, &OptimizerShard::Check, id, norm));
   }
   OptimizerShard::Found all(0, 0);
-  const auto add = [&](const OptimizerShard::Found& found) {
-    std::get<0>(all) += std::get<0>(found);
-    std::get<1>(all) =
-        JoinNorms(std::get<1>(all), std::get<1>(found), options.norm);
-  };
   OwnerErrors errors;
   if (local_ != nullptr) {
     const auto found = local_->CheckIn(pass.contexts(), id, norm);
     errors.Note(agent_.name(), found.status());
-    if (found.ok()) add(*found);
+    if (found.ok()) all = *found;
   }
   for (size_t i = 0; i < checks.size(); ++i) {
     const Result<OptimizerShard::Found> found = checks[i].Wait(timeout());
     errors.Note(shards_[i].owner().name(), found.status());
-    if (found.ok()) add(*found);
+    if (found.ok()) all = Join(all, *found, norm);
   }
   if (!errors.ok()) return errors.Get();
   return all;
@@ -396,10 +428,59 @@ absl::Status DistributedOptimizer::ApplyAll(const dist_autograd::Scope& pass,
       "after all owners had agreed, so that the others have stepped: ");
 }
 
+absl::StatusOr<OptimizerShard::Found> DistributedOptimizer::StepByOneCall(
+    const dist_autograd::Scope& pass, const StepOptions& options) {
+  const dist_autograd::ContextId id = pass.id();
+  const int64_t norm = NormOf(options);
+  const std::string owner = shards_[0].owner().name();
+  OptimizerShard::Found own(0, 0);
+  OwnerErrors errors;
+  if (local_ != nullptr) {
+    const auto found = local_->CheckIn(pass.contexts(), id, norm);
+    errors.Note(agent_.name(), found.status());
+    if (found.ok()) own = *found;
+  }
+  if (!errors.ok()) {
+    // The other is asked all the same, so that the error names each.
+    errors.Note(owner,
+                rref::CallAsync(shards_[0], &OptimizerShard::Check, id, norm)
+                    .Wait(timeout())
+                    .status());
+    return errors.Get();
+  }
+  const Result<OptimizerShard::Found> all =
+      rref::CallAsync(shards_[0], &OptimizerShard::CheckAndApply, id, norm,
+                      options.largest_norm.value_or(0),
+                      options.learning_rate_scale, own)
+          .Wait(timeout());
+  if (!all.ok()) {
+    errors.Note(owner, all.status());
+    return errors.Get(rpc::OutcomeUnknown(all.status())
+                          ? "after all owners had agreed, of which none has "
+                            "stepped but perhaps this one: "
+                          : "");
+  }
+  if (local_ == nullptr || std::get<0>(*all) == 0) return *all;
+  double factor = 1;
+  if (norm != kNoNorm) {
+    WEFT_ASSIGN_OR_RETURN(factor,
+                          ClipFactor(std::get<1>(*all), *options.largest_norm));
+  }
+  errors.Note(agent_.name(),
+              local_->ApplyIn(pass.contexts(), id, options.learning_rate_scale,
+                              factor));
+  if (errors.ok()) return *all;
+  return errors.Get(
+      "after all owners had agreed, so that the others have stepped: ");
+}
+
 absl::StatusOr<StepReport> DistributedOptimizer::Step(
     const dist_autograd::Scope& pass, const StepOptions& options) {
   WEFT_RETURN_IF_ERROR(CheckOptions(options));
-  WEFT_ASSIGN_OR_RETURN(const auto found, CheckAll(pass, options));
+  const bool by_one_call = shards_.size() == 1;
+  WEFT_ASSIGN_OR_RETURN(const auto found, by_one_call
+                                              ? StepByOneCall(pass, options)
+                                              : CheckAll(pass, options));
   StepReport report;
   std::tie(report.updated, report.gradient_norm) = found;
   if (report.updated == 0) {
@@ -408,16 +489,11 @@ absl::StatusOr<StepReport> DistributedOptimizer::Step(
                      "in ",
                      pass.id().ToString(), ": call Scope::Backward first"));
   }
+  if (by_one_call) return report;
   double gradient_scale = 1;
   if (options.largest_norm.has_value()) {
-    if (!std::isfinite(report.gradient_norm)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("DistributedOptimizer::Step: the norm of the gradients "
-                       "is ",
-                       report.gradient_norm));
-    }
-    gradient_scale =
-        std::min(1.0, *options.largest_norm / (report.gradient_norm + 1e-6));
+    WEFT_ASSIGN_OR_RETURN(gradient_scale, ClipFactor(report.gradient_norm,
+                                                     *options.largest_norm));
   }
   WEFT_RETURN_IF_ERROR(
       ApplyAll(pass, options.learning_rate_scale, gradient_scale));

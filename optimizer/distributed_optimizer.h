@@ -106,6 +106,15 @@ class OptimizerShard {
                               const dist_autograd::ContextId& id, int64_t norm);
   absl::Status Apply(rpc::CallContext& call, const dist_autograd::ContextId& id,
                      double learning_rate_scale, double gradient_scale);
+  // Check and Apply in one call, where this owner alone has not agreed yet:
+  // `others` is what the others have found together. Returns what all have
+  // found; with an error, or if that is no gradient, nothing has changed here.
+  // `largest_norm` counts if `norm` is one.
+  absl::StatusOr<Found> CheckAndApply(rpc::CallContext& call,
+                                      const dist_autograd::ContextId& id,
+                                      int64_t norm, double largest_norm,
+                                      double learning_rate_scale,
+                                      const Found& others);
 
   // Of this owner: as Optimizer::StateDict, and "<name>/value", the weights.
   absl::StatusOr<State> SaveState() ABSL_LOCKS_EXCLUDED(mu_);
@@ -165,7 +174,8 @@ class DistributedOptimizer {
   // kFailedPrecondition if no parameter has one (was there a Backward?);
   // kInvalidArgument names gradients that are not finite, or an invalid option;
   // then nothing has changed. An error that begins with "after all owners had
-  // agreed" names the owners that did not step, or may not have.
+  // agreed" names the owners that did not step, or may not have. One round of
+  // calls if one other worker has parameters, two if several have.
   absl::StatusOr<StepReport> Step(const dist_autograd::Scope& pass,
                                   const StepOptions& options);
   absl::Status Step(const dist_autograd::Scope& pass) {
@@ -193,6 +203,10 @@ class DistributedOptimizer {
       const dist_autograd::Scope& pass, const StepOptions& options);
   absl::Status ApplyAll(const dist_autograd::Scope& pass, double rate_scale,
                         double gradient_scale);
+  // Where one other worker has parameters: this worker checks, that one checks
+  // and applies, and this one applies.
+  absl::StatusOr<OptimizerShard::Found> StepByOneCall(
+      const dist_autograd::Scope& pass, const StepOptions& options);
   absl::Duration timeout() const;
 
   rpc::Agent& agent_;

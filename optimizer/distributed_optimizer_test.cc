@@ -462,6 +462,86 @@ TEST_F(ThreeOwnersTest, StepNamesEachOwnerThatFails) {
   ExpectEqual(Values(), before, 0);
 }
 
+// The owner that is called checks and applies at once.
+TEST_F(ThreeOwnersTest, StepOverOneOtherOwnerEqualsThatOfOneProcess) {
+  for (const bool has_local : {true, false}) {
+    SCOPED_TRACE(has_local);
+    std::vector<rref::RRef<Variable>> weights = {weights_[0]};
+    if (has_local) weights.push_back(weights_[2]);
+    auto optimizer =
+        DistributedOptimizer::Create(ranks_[0], SgdOptions{0.5, 0.9}, weights);
+    ASSERT_THAT(optimizer.status(), IsOk());
+    const Local local;
+    const std::vector<Tensor> begin = Values();
+    local.w1.value().CopyFrom(begin[0]);
+    local.w3.value().CopyFrom(begin[2]);
+    ParameterGroup group{SgdOptions{0.5, 0.9}, {{"1", local.w1}}, false};
+    std::vector<Variable> clipped = {local.w1};
+    if (has_local) {
+      group.parameters.push_back({"3", local.w3});
+      clipped.push_back(local.w3);
+    }
+    auto own = Optimizer::Create({group});
+    ASSERT_THAT(own.status(), IsOk());
+    for (int step = 0; step < 4; ++step) {
+      const dist_autograd::Scope pass(*contexts_[0]);
+      ASSERT_THAT(Train(pass), IsOk());
+      StepOptions options;
+      options.learning_rate_scale = 1.0 / (1 + step);
+      if (step > 0) options.largest_norm = 0.1;
+      const auto report = (*optimizer)->Step(pass, options);
+      ASSERT_THAT(report.status(), IsOk());
+      EXPECT_EQ(report->updated, has_local ? 2 : 1);
+      local.Train();
+      if (step > 0) {
+        const auto norm = ClipGradNorm(clipped, 0.1);
+        ASSERT_THAT(norm.status(), IsOk());
+        EXPECT_NEAR(report->gradient_norm, *norm, 1e-12);
+      }
+      ASSERT_THAT((*own)->SetLearningRateScale(options.learning_rate_scale),
+                  IsOk());
+      ASSERT_THAT((*own)->Step(), IsOk());
+      for (const Variable& each : local.all()) each.ClearGradient();
+    }
+    ExpectEqual(Values(), {local.w1.value(), begin[1], local.w3.value()},
+                1e-12);
+  }
+}
+
+TEST_F(ThreeOwnersTest, StepOverOneOtherOwnerThatIsRefusedChangesNothing) {
+  auto optimizer = DistributedOptimizer::Create(ranks_[0], SgdOptions{1.0},
+                                                {weights_[0], weights_[2]});
+  ASSERT_THAT(optimizer.status(), IsOk());
+  const std::vector<Tensor> before = Values();
+  {
+    const dist_autograd::Scope pass(*contexts_[0]);
+    EXPECT_THAT((*optimizer)->Step(pass),
+                StatusIs(absl::StatusCode::kFailedPrecondition, "Backward"));
+  }
+  const double infinity = std::numeric_limits<double>::infinity();
+  // Gradients of both, or of one alone, are not finite.
+  for (const bool head_too : {true, false}) {
+    const dist_autograd::Scope pass(*contexts_[0]);
+    const Variable h =
+        pass.Call(layers_[0], &Layer::Forward, Variable(InitialWeight(4, 3, 1)))
+            .value();
+    dist_autograd::PassOptions options;
+    options.seeds = {
+        Tensor::Full({4, head_too ? 1 : 3}, infinity, DType::kF64)};
+    ASSERT_THAT(pass.Backward(head_too ? MatMul(h, *head_) : h, options),
+                IsOk());
+    const absl::Status failed = (*optimizer)->Step(pass);
+    EXPECT_THAT(failed,
+                StatusIs(absl::StatusCode::kInvalidArgument, "infinite"));
+    EXPECT_THAT(std::string(failed.message()), ::testing::HasSubstr("at w1: "));
+    if (head_too) {
+      EXPECT_THAT(std::string(failed.message()),
+                  ::testing::HasSubstr("at w0: "));
+    }
+    ExpectEqual(Values(), before, 0);
+  }
+}
+
 TEST_F(ThreeOwnersTest, GroupsHaveTheirOwnRules) {
   auto optimizer = DistributedOptimizer::Create(
       ranks_[0], {{SgdOptions{0.1}, {weights_[0], weights_[2]}, false},
