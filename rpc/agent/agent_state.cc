@@ -352,6 +352,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   options.peer = *std::move(worker);
   options.transport = options_.transport;
   options.give_up_after = options_.give_up_after;
+  options.progress = connect_progress_;
   options.result_bytes = options_.result_bytes;
   options.traffic = traffic_.Of(options.peer.name);
   options.histograms = histograms_;

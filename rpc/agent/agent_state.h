@@ -301,6 +301,8 @@ class AgentState final : public Dispatcher,
   telemetry::StatusPage::Registration status_page_;
   std::unique_ptr<telemetry::Metrics::Refresher> metrics_;
   TrafficTable traffic_;
+  const std::shared_ptr<ConnectProgress> connect_progress_ =
+      std::make_shared<ConnectProgress>();
   const std::shared_ptr<CallHistograms> histograms_ =
       std::make_shared<CallHistograms>(registry_);
   const std::shared_ptr<SessionlessCalls> sessionless_calls_ =

@@ -487,6 +487,8 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
     if (link_.get() != &link) return absl::OkStatus();
     connecting_ = false;
     welcomed_at_ = clock_.Now();
+    if (!was_welcomed_) options_.progress->Note(welcomed_at_);
+    was_welcomed_ = true;
     has_replied_.store(false, std::memory_order_relaxed);
     TellLocked(CallerSession::Connected{welcome.limits, welcome.functions,
                                         welcome.build});
@@ -534,10 +536,11 @@ void Outbound::OnLinkClosed(Link& link, absl::Status status) {
 }
 
 void Outbound::GiveUpLater(Instant since) {
-  options_.transport->RunAt(since + options_.give_up_after,
-                            [weak = weak_from_this(), since] {
-                              if (auto self = weak.lock()) self->GiveUp(since);
-                            });
+  options_.transport->RunAt(
+      options_.progress->Until(since, options_.give_up_after),
+      [weak = weak_from_this(), since] {
+        if (auto self = weak.lock()) self->GiveUp(since);
+      });
 }
 
 void Outbound::GiveUp(Instant since) {
@@ -545,6 +548,9 @@ void Outbound::GiveUp(Instant since) {
   Due due;
   absl::Status why;
   Instant again = Instant::Infinite();
+  if (options_.progress->Until(since, options_.give_up_after) > clock_.Now()) {
+    return GiveUpLater(since);
+  }
   {
     MutexLock lock(mu_);
     // It has connected meanwhile, or fails for a later reason.
@@ -552,11 +558,13 @@ void Outbound::GiveUp(Instant since) {
     connecting_ = false;
     link = std::move(link_);
     why = internal::MarkFailure(
-        absl::UnavailableError(
-            absl::StrCat(options_.peer.name, " could not be reached at ",
-                         options_.peer.address, " for ",
-                         absl::FormatDuration(options_.give_up_after), ": ",
-                         last_failure_.message())),
+        absl::UnavailableError(absl::StrCat(
+            options_.peer.name, " could not be reached at ",
+            options_.peer.address, " for ",
+            absl::FormatDuration(
+                std::max(options_.give_up_after,
+                         absl::Trunc(clock_.Now() - since, absl::Seconds(1)))),
+            ": ", last_failure_.message())),
         Phase::kNone, Reason::kUnreachable);
     TellLocked(CallerSession::Unreachable{why});
     due = TakeDue();

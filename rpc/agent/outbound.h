@@ -19,6 +19,7 @@
 #include "weft/base/mutex.h"
 #include "weft/rpc/agent/action_queue.h"
 #include "weft/rpc/agent/call_histograms.h"
+#include "weft/rpc/agent/connect_progress.h"
 #include "weft/rpc/agent/session_timer.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/caller.h"
@@ -38,7 +39,8 @@
 namespace weft::rpc {
 
 // Connects when there is something to send, again with growing pauses while it
-// fails, and gives all calls up after `give_up_after` of failing.
+// fails, and gives all calls up after `give_up_after` of failing, or later
+// while other peers answer for the first time (ConnectProgress).
 //
 // Thread-safety: thread-safe.
 class Outbound final : public internal::Caller,
@@ -51,6 +53,7 @@ class Outbound final : public internal::Caller,
     Worker peer;
     transport::Transport* transport = nullptr;
     absl::Duration give_up_after;
+    std::shared_ptr<ConnectProgress> progress;   // of the agent; not null
     int64_t result_bytes = 0;                    // see AgentOptions
     std::shared_ptr<Traffic> traffic;            // counts the calls
     std::shared_ptr<CallHistograms> histograms;  // not null
@@ -165,6 +168,7 @@ class Outbound final : public internal::Caller,
   bool shut_down_ ABSL_GUARDED_BY(mu_) = false;
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
   Instant failing_since_ ABSL_GUARDED_BY(mu_);  // while connecting_
+  bool was_welcomed_ ABSL_GUARDED_BY(mu_) = false;
   Instant welcomed_at_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> has_replied_{false};  // since then
   absl::Status last_failure_ ABSL_GUARDED_BY(mu_);

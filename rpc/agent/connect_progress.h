@@ -1,0 +1,45 @@
+// ConnectProgress: whether an agent still makes first connections, so that a
+// peer which is slow to answer on a busy machine is not taken for a lost one.
+
+#ifndef WEFT_RPC_AGENT_CONNECT_PROGRESS_H_
+#define WEFT_RPC_AGENT_CONNECT_PROGRESS_H_
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+
+#include "absl/time/time.h"
+#include "weft/base/clock.h"
+
+namespace weft::rpc {
+
+// Thread-safety: thread-safe.
+class ConnectProgress {
+ public:
+  // So many times `give_up_after` a peer is waited for, whatever else happens.
+  static constexpr int kLongest = 6;
+
+  // A peer has answered for the first time. Later connections to it do not
+  // count: one that comes and goes says nothing about others.
+  void Note(Instant now) {
+    last_ns_.store(now.nanoseconds(), std::memory_order_relaxed);
+  }
+
+  // Until when a peer is waited for that is tried since `since`.
+  Instant Until(Instant since, absl::Duration give_up_after) const {
+    const int64_t last = last_ns_.load(std::memory_order_relaxed);
+    const Instant first = since + give_up_after;
+    if (last == kNever) return first;
+    const Instant more = Instant::FromNanoseconds(last) + give_up_after;
+    return std::max(first, std::min(more, since + kLongest * give_up_after));
+  }
+
+ private:
+  static constexpr int64_t kNever = std::numeric_limits<int64_t>::min();
+  std::atomic<int64_t> last_ns_{kNever};
+};
+
+}  // namespace weft::rpc
+
+#endif  // WEFT_RPC_AGENT_CONNECT_PROGRESS_H_
