@@ -53,7 +53,8 @@ class Phases {
   void WakeAll();
 
  private:
-  bool IsOver(uint64_t phase) const;
+  // Of the first rank that is missing; null: the phase is over.
+  const RankControl* FirstMissing(uint64_t phase) const;
   std::vector<int> Missing(uint64_t phase) const;
 
   const std::vector<RankControl*> controls_;

@@ -55,6 +55,11 @@ int64_t TotalElements(const Blocks& blocks) {
 
 void NoStage(std::byte*) {}
 
+bool HasFactors(Verb verb) {
+  return verb == Verb::kAllReduce || verb == Verb::kReduce ||
+         verb == Verb::kReduceScatter;
+}
+
 // Whether the others can reach what an all-reduce reads and writes: in an
 // arena, or in the rank's own memory.
 bool IsReached(const OperationRecord::Places& places) {
@@ -120,33 +125,46 @@ absl::Status SharedRun::Announce(
     absl::FunctionRef<void(std::byte* staged)> stage) {
   WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
   const uint64_t phase = phases_.next();
-  slot->record.Write(operation_, Fingerprint(operation_), OwnPlaces());
+  const uint64_t fingerprint = Fingerprint(operation_);
+  slot->record.Write(operation_, fingerprint, OwnPlaces());
+  FingerprintOf(rank(), phase).store(fingerprint, std::memory_order_relaxed);
   stage(slot->staged);
   WEFT_RETURN_IF_ERROR(EndPhase());
   return CompareRecords(phase);
 }
 
+bool SharedRun::AreFingerprintsEqual(uint64_t phase) const {
+  const auto of = [&](int r) {
+    return FingerprintOf(r, phase).load(std::memory_order_relaxed);
+  };
+  const uint64_t own = of(rank());
+  for (int r = 0; r < size(); ++r) {
+    if (of(r) != own) return false;
+  }
+  return own != 0;
+}
+
 // All ranks compare the same records, so all find the same.
 absl::Status SharedRun::CompareRecords(uint64_t phase) {
-  const OperationRecord& first = SlotNow(0, phase).record;
-  int different = -1;
-  for (int r = 0; r < size(); ++r) {
-    const Slot& slot = SlotNow(r, phase);
-    if (slot.record.is_refusal()) {
-      const uint32_t bytes =
-          std::min<uint32_t>(slot.refusal_bytes, sizeof slot.refusal);
-      return Refused(segment_.NumberOf(r),
-                     absl::string_view(slot.refusal, bytes));
-    }
-    if (slot.record.fingerprint() != first.fingerprint() && different < 0) {
-      different = r;
-    }
-  }
-  if (different < 0) {
-    for (int r = 0; r < size(); ++r) {
+  if (AreFingerprintsEqual(phase)) {
+    for (int r = 0; HasFactors(operation_.verb) && r < size(); ++r) {
       factors_.push_back(SlotNow(r, phase).record.factor());
     }
     return absl::OkStatus();
+  }
+  const OperationRecord& first = SlotNow(0, phase).record;
+  for (int r = 0; r < size(); ++r) {
+    const Slot& slot = SlotNow(r, phase);
+    if (!slot.record.is_refusal()) continue;
+    const uint32_t bytes =
+        std::min<uint32_t>(slot.refusal_bytes, sizeof slot.refusal);
+    return Refused(segment_.NumberOf(r),
+                   absl::string_view(slot.refusal, bytes));
+  }
+  int different = 0;
+  for (int r = 0; r < size() && different == 0; ++r) {
+    const OperationRecord& record = SlotNow(r, phase).record;
+    if (record.fingerprint() != first.fingerprint()) different = r;
   }
   return Mismatch(segment_.NumberOf(0), first.ToString(),
                   segment_.NumberOf(different),
@@ -158,6 +176,7 @@ absl::Status SharedRun::Refuse(const absl::Status& why) {
   const std::string text =
       absl::StrCat(Describe(operation_), ": ", why.message());
   slot->record.WriteRefusal(operation_, text);
+  FingerprintOf(rank(), phases_.next()).store(0, std::memory_order_relaxed);
   slot->refusal_bytes =
       static_cast<uint32_t>(std::min(text.size(), sizeof slot->refusal));
   memcpy(slot->refusal, text.data(), slot->refusal_bytes);

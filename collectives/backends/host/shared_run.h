@@ -17,6 +17,7 @@
 #ifndef WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_
 #define WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -95,6 +96,9 @@ class SharedRun {
   Slot& SlotNow(int rank, uint64_t phase) const {
     return segment_.SlotOf(rank, phase);
   }
+  std::atomic<uint64_t>& FingerprintOf(int rank, uint64_t phase) const {
+    return segment_.ControlOf(rank).fingerprints[phase % 2];
+  }
 
   // This rank's slot of the next phase, once it may be written.
   absl::StatusOr<Slot*> BeginPhase();
@@ -102,6 +106,7 @@ class SharedRun {
   absl::Status EndPhase();
   // The first phase, with `staged` bytes written by `stage`.
   absl::Status Announce(absl::FunctionRef<void(std::byte* staged)> stage);
+  bool AreFingerprintsEqual(uint64_t phase) const;
   absl::Status CompareRecords(uint64_t phase);
   OperationRecord::Places OwnPlaces() const;
   // The arena memory of every rank's input or output; empty if some is not in
