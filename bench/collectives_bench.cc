@@ -2,9 +2,12 @@
 // host, in shared memory and as between hosts, over gRPC streams, beside
 // PyTorch's gloo and MPI.
 //
-//   collectives_bench                 figures: min, p50, p99 of microseconds,
-//                                     CPU seconds per gigabyte, and the time
-//                                     until a killed rank is named
+//   collectives_bench                 figures: min, p50, p99 and mean of
+//                                     microseconds, CPU seconds per gigabyte,
+//                                     how often rank 0 lost or gave away its
+//                                     core and faulted a page in an operation,
+//                                     and the time until a killed rank is named
+//   collectives_bench --only=barrier --ranks=4
 //   collectives_bench --goals         rows, as bench/goals.h says: C1 to C7
 //   collectives_bench --goals=C4 --seconds=0.5
 //
@@ -56,6 +59,7 @@ struct Options {
   double seconds = 0.3;  // for each case
   bool through_slots = false;
   std::string only;  // figures of cases whose names contain it
+  std::vector<int> ranks = {2, 4};
 };
 
 // Where tensors lie, and how ranks reach each other.
@@ -93,18 +97,30 @@ struct Figures {
   double min_us = 0;
   double p50_us = 0;
   double p99_us = 0;
+  double mean_us = 0;
   double cpu_seconds_per_gb = 0;
+  // Of one operation, on rank 0.
+  double switches = 0;
+  double page_faults = 0;
 };
 
-double CpuSeconds() {
-  rusage used;
-  getrusage(RUSAGE_SELF, &used);
-  const auto seconds = [](const timeval& t) {
-    return static_cast<double>(t.tv_sec) +
-           1e-6 * static_cast<double>(t.tv_usec);
-  };
-  return seconds(used.ru_utime) + seconds(used.ru_stime);
-}
+// Of this process so far.
+struct Used {
+  Used() {
+    rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    const auto seconds = [](const timeval& t) {
+      return static_cast<double>(t.tv_sec) +
+             1e-6 * static_cast<double>(t.tv_usec);
+    };
+    cpu_seconds = seconds(used.ru_utime) + seconds(used.ru_stime);
+    switches = static_cast<double>(used.ru_nvcsw + used.ru_nivcsw);
+    page_faults = static_cast<double>(used.ru_minflt);
+  }
+  double cpu_seconds;
+  double switches;
+  double page_faults;
+};
 
 // One case on one rank.
 class Runner {
@@ -152,18 +168,29 @@ class Runner {
     const absl::Status told = group_.Broadcast(rounds, 0);
     WEFT_CHECK(told.ok()) << told.ToString();
     std::vector<double> times(rounds.item<int64_t>());
-    const double cpu = CpuSeconds();
+    const Used before_all;
     for (double& time : times) {
       const double begin = Now();
       Call();
       time = (Now() - begin) * 1e6;
     }
-    const double used = CpuSeconds() - cpu;
+    const Used after_all;
+    const double count = static_cast<double>(times.size());
+    Figures figures;
+    for (const double time : times) figures.mean_us += time / count;
     std::sort(times.begin(), times.end());
-    const double gigabytes =
-        1e-9 * static_cast<double>(case_.bytes) * times.size();
-    return {times[0], times[times.size() / 2], times[times.size() * 99 / 100],
-            gigabytes > 0 ? used / gigabytes : 0};
+    figures.min_us = times[0];
+    figures.p50_us = times[times.size() / 2];
+    figures.p99_us = times[times.size() * 99 / 100];
+    const double gigabytes = 1e-9 * static_cast<double>(case_.bytes) * count;
+    if (gigabytes > 0) {
+      figures.cpu_seconds_per_gb =
+          (after_all.cpu_seconds - before_all.cpu_seconds) / gigabytes;
+    }
+    figures.switches = (after_all.switches - before_all.switches) / count;
+    figures.page_faults =
+        (after_all.page_faults - before_all.page_faults) / count;
+    return figures;
   }
 
  private:
@@ -277,8 +304,9 @@ int RunRank(const std::string& directory, int rank, int ranks,
     runner.Check();
     const Figures found = runner.Measure(options.seconds);
     if (rank != 0) continue;
-    fprintf(out, "%s %g %g %g %g\n", one.Name().c_str(), found.min_us,
-            found.p50_us, found.p99_us, found.cpu_seconds_per_gb);
+    fprintf(out, "%s %g %g %g %g %g %g %g\n", one.Name().c_str(), found.min_us,
+            found.p50_us, found.p99_us, found.mean_us, found.cpu_seconds_per_gb,
+            found.switches, found.page_faults);
     fflush(out);
   }
   const absl::Status ended = world.group().Barrier();
@@ -332,9 +360,10 @@ Results RunWeft(int ranks, const std::vector<Case>& cases,
       [&](FILE* in) {
         char name[128];
         Figures figures;
-        while (fscanf(in, "%127s %lg %lg %lg %lg", name, &figures.min_us,
-                      &figures.p50_us, &figures.p99_us,
-                      &figures.cpu_seconds_per_gb) == 5) {
+        while (fscanf(in, "%127s %lg %lg %lg %lg %lg %lg %lg", name,
+                      &figures.min_us, &figures.p50_us, &figures.p99_us,
+                      &figures.mean_us, &figures.cpu_seconds_per_gb,
+                      &figures.switches, &figures.page_faults) == 8) {
           results[name] = figures;
         }
       });
@@ -523,7 +552,7 @@ void AddRow(GoalReport& report, const Goal& goal, const Case& one, int ranks,
 }
 
 void MeasureGoals(GoalReport& report, const Options& options) {
-  for (const int ranks : {2, 4}) {
+  for (const int ranks : options.ranks) {
     for (const Goal& goal : Goals(ranks)) {
       if (!report.Wants(goal.name)) continue;
       std::vector<int64_t> sizes;
@@ -561,16 +590,19 @@ void PrintTable(int ranks, std::vector<Case> cases, const Options& options) {
   const Results results = RunWeft(ranks, cases, options);
   for (const Case& one : cases) {
     const Figures& found = results.at(one.Name());
-    printf("%-40s %6d %10.1f %10.1f %10.1f %10.2f %8.2f\n", one.Name().c_str(),
-           ranks, found.min_us, found.p50_us, found.p99_us,
-           static_cast<double>(one.bytes) / found.p50_us * 1e-3,
-           found.cpu_seconds_per_gb);
+    printf("%-40s %6d %10.2f %10.2f %10.1f %10.2f %10.2f %8.2f %8.2f %8.2f\n",
+           one.Name().c_str(), ranks, found.min_us, found.p50_us, found.p99_us,
+           found.mean_us, static_cast<double>(one.bytes) / found.p50_us * 1e-3,
+           found.cpu_seconds_per_gb, found.switches, found.page_faults);
     fflush(stdout);
   }
 }
 
 void PrintFigures(const Options& options) {
-  std::vector<Case> on_host = {{"barrier", DType::kF32, Path::kPrivate, 0}};
+  std::vector<Case> on_host = {
+      {"barrier", DType::kF32, Path::kPrivate, 0},
+      {"broadcast", DType::kF32, Path::kPrivate, kKiB},
+      {"broadcast", DType::kF32, Path::kPrivate, 16 * kMiB}};
   std::vector<Case> over_streams = {
       {"barrier", DType::kF32, Path::kStreams, 0}};
   for (const int64_t bytes :
@@ -582,9 +614,10 @@ void PrintFigures(const Options& options) {
       over_streams.push_back({"all_reduce", dtype, Path::kStreams, bytes});
     }
   }
-  printf("%-40s %6s %10s %10s %10s %10s %8s\n", "case", "ranks", "min us",
-         "p50 us", "p99 us", "GB/s", "cpu s/GB");
-  for (const int ranks : {2, 4}) {
+  printf("%-40s %6s %10s %10s %10s %10s %10s %8s %8s %8s\n", "case", "ranks",
+         "min us", "p50 us", "p99 us", "mean us", "GB/s", "cpu s/GB",
+         "switches", "faults");
+  for (const int ranks : options.ranks) {
     PrintTable(ranks, on_host, options);
     PrintTable(ranks, over_streams, options);
   }
@@ -615,6 +648,7 @@ int main(int argc, char** argv) {
                "Copy private memory in pieces, as where it cannot be read");
   app.add_option("--only", options.only,
                  "Figures of cases whose names contain this: bf16_streams");
+  app.add_option("--ranks", options.ranks, "How many, several times: 2, 4");
   app.add_flag("--quick", quick, "A fifth of the time");
   CLI11_PARSE(app, argc, argv);
   if (quick) options.seconds /= 5;

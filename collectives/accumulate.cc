@@ -119,6 +119,30 @@ WEFT_VECTORIZE void AddScaledRun(const T* in, A factor, A* acc, int64_t count,
   }
 }
 
+// outputs[k][i] = a[i] op b[i], for each output k, which may be a or b: each
+// line is read and written in one pass, so that it changes its core once. The
+// block in between is what the compiler sees that nothing overlaps with.
+template <typename A, typename Op>
+WEFT_VECTORIZE void CombineRun(const A* a, const A* b,
+                               absl::Span<std::byte* const> outputs,
+                               int64_t count, Op op) {
+  constexpr int64_t kBlock = 256 / sizeof(A);
+  alignas(64) A block[kBlock];
+  int64_t i = 0;
+  for (; i + kBlock <= count; i += kBlock) {
+    for (int64_t j = 0; j < kBlock; ++j) block[j] = op(a[i + j], b[i + j]);
+    for (std::byte* const output : outputs) {
+      memcpy(output + i * sizeof(A), block, sizeof block);
+    }
+  }
+  for (; i < count; ++i) {
+    const A value = op(a[i], b[i]);
+    for (std::byte* const output : outputs) {
+      memcpy(output + i * sizeof(A), &value, sizeof(A));
+    }
+  }
+}
+
 template <typename A, typename T>
 WEFT_VECTORIZE void StoreRun(const A* acc, T* out, int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(acc[i]);
@@ -129,6 +153,14 @@ WEFT_VECTORIZE void StoreAverageRun(const A* acc, A ranks, T* out,
                                     int64_t count) {
   for (int64_t i = 0; i < count; ++i) out[i] = static_cast<T>(acc[i] / ranks);
 }
+
+// The sum of two ranks' elements, divided as StoreAverageRun does.
+template <typename A>
+struct AverageOfTwo {
+  A operator()(A a, A b) const {
+    return static_cast<A>(Add()(a, b) / static_cast<A>(2));
+  }
+};
 
 // Calls run(op) with the function of `op` on accumulators of type A. What
 // CheckReduction refuses does not come here.
@@ -239,9 +271,43 @@ void StoreElements(DType dtype, ReduceOp op, int ranks,
   });
 }
 
+namespace {
+
+// Whether the elements can be reduced without accumulators beside them.
+bool AreTwoAccumulators(DType dtype, ReduceOp op,
+                        absl::Span<const Contribution> contributions) {
+  return contributions.size() == 2 &&
+         ElementsAreAccumulators(dtype,
+                                 Reduction(op, contributions[0].factor)) &&
+         ElementsAreAccumulators(dtype, Reduction(op, contributions[1].factor));
+}
+
+void ReduceTwo(DType dtype, ReduceOp op, const void* a, const void* b,
+               absl::Span<std::byte* const> outputs, int64_t count) {
+  WithTypes(dtype, [&](auto, auto accumulator) {
+    using A = typename decltype(accumulator)::Type;
+    const A* const first = static_cast<const A*>(a);
+    const A* const second = static_cast<const A*>(b);
+    if constexpr (!std::is_same_v<A, bool>) {
+      if (op == ReduceOp::kAverage) {
+        return CombineRun(first, second, outputs, count, AverageOfTwo<A>());
+      }
+    }
+    WithOp<A>(op, [&](auto function) {
+      CombineRun(first, second, outputs, count, function);
+    });
+  });
+}
+
+}  // namespace
+
 void ReduceContributions(DType dtype, ReduceOp op,
                          absl::Span<const Contribution> contributions,
                          absl::Span<std::byte* const> outputs, int64_t count) {
+  if (AreTwoAccumulators(dtype, op, contributions)) {
+    return ReduceTwo(dtype, op, contributions[0].elements,
+                     contributions[1].elements, outputs, count);
+  }
   constexpr int64_t kPiece = 1024;  // At most 8 KiB of accumulators.
   alignas(64) std::byte accumulators[kPiece * sizeof(int64_t)];
   const int64_t item = ItemSize(dtype);

@@ -103,6 +103,51 @@ TEST(ReduceContributions, ManyPiecesAndAnOutputInPlace) {
   }
 }
 
+// Two contributions take another way than three: with one that changes nothing
+// the results must have the same bits.
+template <typename T>
+void ExpectTwoAsThree(ReduceOp op, T neutral, T scale) {
+  constexpr int kCount = 1003;  // not whole blocks
+  std::vector<T> a(kCount), b(kCount), c(kCount, neutral);
+  for (int i = 0; i < kCount; ++i) {
+    a[i] = static_cast<T>((i % 37 - 18) * scale);
+    b[i] = static_cast<T>((i % 23 + 1) * scale);
+  }
+  const std::vector<T> wanted = Reduced<T>(op, {a, b, c});
+  for (const bool is_first : {true, false}) {
+    std::vector<T> in_place = is_first ? a : b;
+    std::vector<T> other(kCount);
+    const Contribution contributions[] = {
+        {reinterpret_cast<const std::byte*>((is_first ? in_place : a).data()),
+         1},
+        {reinterpret_cast<const std::byte*>((is_first ? b : in_place).data()),
+         1}};
+    std::byte* const outputs[] = {
+        reinterpret_cast<std::byte*>(other.data()),
+        reinterpret_cast<std::byte*>(in_place.data())};
+    ReduceContributions(DTypeOf<T>, op, contributions, outputs, kCount);
+    EXPECT_EQ(in_place, wanted) << Name(op);
+    EXPECT_EQ(other, wanted) << Name(op);
+  }
+}
+
+TEST(ReduceContributions, TwoAreReducedAsMoreAre) {
+  ExpectTwoAsThree<float>(ReduceOp::kSum, -0.0f, 0.1f);
+  ExpectTwoAsThree<double>(ReduceOp::kProduct, 1, 0.1);
+  ExpectTwoAsThree<float>(ReduceOp::kMin, 1e9f, 0.1f);
+  ExpectTwoAsThree<float>(ReduceOp::kMax, -1e9f, 0.1f);
+  ExpectTwoAsThree<int64_t>(ReduceOp::kSum, 0, 1 << 20);
+  ExpectTwoAsThree<uint8_t>(ReduceOp::kSum, 0, 11);  // wraps
+  ExpectTwoAsThree<int64_t>(ReduceOp::kXor, 0, 5);
+}
+
+TEST(ReduceContributions, AverageOfTwoRoundsTowardsZero) {
+  EXPECT_EQ(Reduced<int64_t>(ReduceOp::kAverage, {{-4, 7}, {1, -2}}),
+            (std::vector<int64_t>{-1, 2}));
+  EXPECT_EQ(Reduced<float>(ReduceOp::kAverage, {{1, 0.1f}, {2, 0.2f}}),
+            (std::vector<float>{1.5f, (0.1f + 0.2f) / 2}));
+}
+
 TEST(CheckReduction, RefusesOperationsUndefinedForTheDtype) {
   EXPECT_THAT(CheckReduction(ReduceOp::kSum, DType::kBool), IsOk());
   EXPECT_THAT(CheckReduction(ReduceOp::kAverage, DType::kBool),

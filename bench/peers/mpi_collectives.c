@@ -1,6 +1,7 @@
 // mpi_collectives SECONDS BYTES...: MPI between processes of this host.
 //
-// Prints name<TAB>value, as torch_collectives.py does.
+// Prints name<TAB>value, as torch_collectives.py does, and the mean beside each
+// median.
 
 #include <mpi.h>
 #include <stdio.h>
@@ -37,13 +38,17 @@ static void Measure(const char *name, int verb, float *x, float *all, int count,
   if (rounds < 5) rounds = 5;
   if (rounds > 2000) rounds = 2000;
   MPI_Bcast(&rounds, 1, MPI_INT, 0, MPI_COMM_WORLD);
+  double sum = 0;
   for (int i = 0; i < rounds; ++i) {
     begin = MPI_Wtime();
     Call(verb, x, all, count);
     times[i] = MPI_Wtime() - begin;
+    sum += times[i];
   }
   qsort(times, rounds, sizeof *times, Compare);
-  if (rank == 0) printf("%s_us\t%.3f\n", name, times[rounds / 2] * 1e6);
+  if (rank != 0) return;
+  printf("%s_us\t%.3f\n", name, times[rounds / 2] * 1e6);
+  printf("%s_mean_us\t%.3f\n", name, sum / rounds * 1e6);
 }
 
 int main(int argc, char **argv) {

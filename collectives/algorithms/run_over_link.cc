@@ -66,14 +66,19 @@ double SecondsOf(AllReduceScheme scheme, const LinkCost& cost, int ranks,
   const double log = std::floor(std::log2(n));
   const double power = std::exp2(log);
   const double folded = power < n ? 2 : 0;  // steps with all bytes
+  // One of the two steps is a reduction of all bytes.
+  const double reduction =
+      cost.seconds_per_reduced_byte * static_cast<double>(bytes);
   switch (scheme) {
     case AllReduceScheme::kRing:
-      return 2 * (n - 1) * message + 2 * (n - 1) / n * all;
+      return 2 * (n - 1) * message + 2 * (n - 1) / n * all +
+             (n - 1) / n * reduction;
     case AllReduceScheme::kDoubling:
-      return (log + folded) * (message + all);
+      return (log + folded) * (message + all) + (log + folded / 2) * reduction;
     case AllReduceScheme::kHalving:
       return (2 * log + folded) * message +
-             (2 * (power - 1) / power + folded) * all;
+             (2 * (power - 1) / power + folded) * all +
+             ((power - 1) / power + folded / 2) * reduction;
   }
   return 0;
 }
@@ -81,9 +86,10 @@ double SecondsOf(AllReduceScheme scheme, const LinkCost& cost, int ranks,
 AllReduceScheme ChooseAllReduce(const LinkCost& cost, int ranks,
                                 int64_t bytes) {
   AllReduceScheme best = AllReduceScheme::kDoubling;
-  // The ring before halving: of two ranks they do the same.
+  // Halving before the ring: of two ranks they send the same, and halving adds
+  // in place what arrives.
   for (const AllReduceScheme scheme :
-       {AllReduceScheme::kRing, AllReduceScheme::kHalving}) {
+       {AllReduceScheme::kHalving, AllReduceScheme::kRing}) {
     if (SecondsOf(scheme, cost, ranks, bytes) <
         SecondsOf(best, cost, ranks, bytes)) {
       best = scheme;

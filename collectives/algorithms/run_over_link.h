@@ -20,6 +20,9 @@ enum class AllReduceScheme { kRing, kDoubling, kHalving };
 struct LinkCost {
   double seconds_per_message = 20e-6;
   double bytes_per_second = 3e9;
+  // Of a rank's own work for each byte that it reduces: a scheme that takes
+  // fewer messages has each rank reduce more. 0: as where ranks are simulated.
+  double seconds_per_reduced_byte = 0;
   // Takes the place of the choice, in measurements and tests.
   absl::optional<AllReduceScheme> all_reduce = {};
   // An all-reduce that needs accumulators beside its block runs over so many
@@ -28,7 +31,7 @@ struct LinkCost {
   int64_t segment_bytes = 8 << 20;
 };
 
-// By the formula in the algorithm's header.
+// By the formula in the algorithm's header, and what it has a rank reduce.
 double SecondsOf(AllReduceScheme scheme, const LinkCost& cost, int ranks,
                  int64_t bytes);
 // The one of the least cost.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
@@ -164,6 +165,96 @@ INSTANTIATE_TEST_SUITE_P(
         Hosts("two_a_host", [](int rank) { return rank / 2; }, {3, 4}),
         Hosts("interleaved", [](int rank) { return rank % 2; }, {3, 4})),
     [](const auto& info) { return info.param.name; });
+
+// --- Where what is reduced lies. ---------------------------------------------
+
+// Sums of these depend on the order of the additions.
+float ElementOf(int rank, int64_t i) {
+  return static_cast<float>(i % 1013) * 0.1f +
+         static_cast<float>(rank) * 1234.567f;
+}
+
+// On each rank the sum of all ranks' tensors, of `count` elements, of which
+// those of ranks with `in_arena` are in shared memory.
+std::vector<absl::StatusOr<Tensor>> SumsOf(
+    int size, int64_t count, int64_t least_read_bytes,
+    const std::function<bool(int rank)>& in_arena) {
+  HostTestWorld world(size, {}, least_read_bytes);
+  std::vector<std::unique_ptr<ProcessGroup>> groups(size);
+  std::vector<absl::StatusOr<Tensor>> sums(size, Tensor());
+  testing::RunRanks(size, [&](int rank) -> absl::Status {
+    sums[rank] = [&]() -> absl::StatusOr<Tensor> {
+      WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
+                            world.Connect(rank));
+      groups[rank] = ProcessGroup::Create(std::move(backend));
+      Tensor tensor = Tensor::Zeros({count});
+      if (in_arena(rank)) {
+        WEFT_ASSIGN_OR_RETURN(tensor,
+                              groups[rank]->Allocate({count}, DType::kF32));
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        tensor.data<float>()[i] = ElementOf(rank, i);
+      }
+      WEFT_RETURN_IF_ERROR(groups[rank]->AllReduce(tensor));
+      const Tensor copy = Tensor::Empty({count}, DType::kF32);
+      copy.CopyFrom(tensor);
+      return copy;
+    }();
+    return sums[rank].status();
+  });
+  return sums;
+}
+
+void ExpectSums(const std::vector<absl::StatusOr<Tensor>>& sums, int64_t count,
+                const std::string& where) {
+  const int size = static_cast<int>(sums.size());
+  for (const absl::StatusOr<Tensor>& sum : sums) {
+    ASSERT_THAT(sum.status(), IsOk()) << where;
+    for (int64_t i = 0; i < count; ++i) {
+      float wanted = ElementOf(0, i);
+      for (int r = 1; r < size; ++r) wanted += ElementOf(r, i);
+      ASSERT_EQ(sum->data<float>()[i], wanted) << where << " at " << i;
+    }
+  }
+}
+
+// Pieces of slots are 128 KiB for each rank but one: the sizes are of a part of
+// a piece, of a few pieces, and of some that are not whole.
+TEST(HostBackend, AllReduceHasTheSameBitsWhereverItsTensorsLie) {
+  constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
+  const auto all = [](int) { return true; };
+  const auto none = [](int) { return false; };
+  const auto first = [](int rank) { return rank == 0; };
+  for (const int size : {1, 2, 3, 5}) {
+    for (const int64_t count : {2'100, 65'536, 200'003}) {
+      const std::string where = absl::StrCat(size, " ranks, ", count);
+      ExpectSums(SumsOf(size, count, kNever, none), count, where + " slots");
+      ExpectSums(SumsOf(size, count, kReadAll, none), count, where + " read");
+      ExpectSums(SumsOf(size, count, kNever, all), count, where + " arena");
+      ExpectSums(SumsOf(size, count, kNever, first), count, where + " mixed");
+    }
+  }
+}
+
+TEST(HostBackend, MemoryThatCannotBeReadPassesThroughSlots) {
+  const ScopedFailpoint refused("collectives/read_peer",
+                                "error(UNAVAILABLE,not permitted)");
+  ExpectSums(SumsOf(3, 100'000, kReadAll, [](int) { return false; }), 100'000,
+             "refused");
+  // Each rank has tried once, when the group was made.
+  EXPECT_EQ(refused.hits(), 3);
+}
+
+TEST(HostBackend, MemoryThatCanBeReadNoMoreEndsTheOperationOnAllRanks) {
+  // Three tries of three ranks.
+  const ScopedFailpoint refused("collectives/read_peer",
+                                "9*off->1*error(UNAVAILABLE,it has gone)");
+  for (const absl::StatusOr<Tensor>& sum :
+       SumsOf(3, 100'000, kReadAll, [](int) { return false; })) {
+    EXPECT_THAT(sum.status(),
+                StatusIs(absl::StatusCode::kUnavailable, "it has gone"));
+  }
+}
 
 HostOptions OptionsOf(int rank, int size, rendezvous::Store* store,
                       const std::string& directory) {
@@ -439,6 +530,43 @@ TEST(HostBackend, KilledProcessIsNamedByTheOthers) {
   EXPECT_EQ(children.Wait(0), 0);
   EXPECT_EQ(children.Wait(1), 128 + SIGKILL);
   EXPECT_EQ(children.Wait(2), 0);
+}
+
+// Wherever it is in an operation, of which the others do one after the other.
+void ExpectKilledAmidAllReducesIsNamed(int64_t least_read_bytes) {
+  testing::TempDir directory;
+  testing::TempDir keys;
+  Children children(3, [&](int rank) {
+    DirectoryStore store(keys.path());
+    HostOptions options = OptionsOf(rank, 3, &store, directory.path());
+    options.least_read_bytes = least_read_bytes;
+    auto backend = ConnectHost(options);
+    if (!backend.ok()) return 1;
+    auto group = ProcessGroup::Create(*std::move(backend));
+    const Tensor tensor = Tensor::Zeros({300'000});  // several pieces
+    for (int i = 0;; ++i) {
+      if (rank == 0 && i == 20)
+        store.Set("amid", "", absl::Seconds(20)).value();
+      const absl::Status status = group->AllReduce(tensor);
+      if (status.ok()) continue;
+      if (status.code() != absl::StatusCode::kUnavailable) return 2;
+      return absl::StrContains(status.message(), "rank 1") ? 0 : 3;
+    }
+  });
+  DirectoryStore store(keys.path());
+  WEFT_ASSERT_OK(store.Wait("amid", 0, absl::Seconds(20)).status());
+  kill(children.pid(1), SIGKILL);
+  EXPECT_EQ(children.Wait(0), 0);
+  EXPECT_EQ(children.Wait(1), 128 + SIGKILL);
+  EXPECT_EQ(children.Wait(2), 0);
+}
+
+TEST(HostBackend, ProcessKilledAmidAllReducesThroughSlotsIsNamed) {
+  ExpectKilledAmidAllReducesIsNamed(std::numeric_limits<int64_t>::max());
+}
+
+TEST(HostBackend, ProcessKilledAmidAllReducesThatReadItIsNamed) {
+  ExpectKilledAmidAllReducesIsNamed(kReadAll);
 }
 
 // --- Ranks as threads.

@@ -11,6 +11,13 @@ namespace {
 // A sleeper wakes by itself after this long, to call its check.
 constexpr absl::Duration kSlice = absl::Milliseconds(10);
 
+// How long a rank gives its core away by yields before it sleeps: a few times
+// what it takes to wake a core that has halted. A yield that takes longer says
+// that others have work for the core: then it sleeps at once.
+constexpr absl::Duration kYieldFor = absl::Microseconds(150);
+
+constexpr int kUntimedYields = 2;
+
 inline void Pause() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -19,11 +26,13 @@ inline void Pause() {
 
 }  // namespace
 
-bool Phases::IsOver(uint64_t phase) const {
+const RankControl* Phases::FirstMissing(uint64_t phase) const {
   for (const RankControl* control : controls_) {
-    if (control->arrived.load(std::memory_order_acquire) < phase) return false;
+    if (control->arrived.load(std::memory_order_acquire) < phase) {
+      return control;
+    }
   }
-  return true;
+  return nullptr;
 }
 
 std::vector<int> Phases::Missing(uint64_t phase) const {
@@ -39,6 +48,7 @@ std::vector<int> Phases::Missing(uint64_t phase) const {
 // Sequentially consistent: either the sleeper sees the arrival, or this rank
 // sees that it sleeps.
 void Phases::Arrive() {
+  controls_[rank_]->core.store(sched_getcpu(), std::memory_order_relaxed);
   controls_[rank_]->arrived.store(next_++, std::memory_order_seq_cst);
   WakeAll();
 }
@@ -56,13 +66,20 @@ void Phases::WakeAll() {
 absl::Status Phases::Await(
     uint64_t phase,
     absl::FunctionRef<absl::Status(const std::vector<int>& missing)> check) {
+  // Looking helps nobody who waits for this core.
   for (int round = 0; round < spin_rounds_; ++round) {
-    if (IsOver(phase)) return absl::OkStatus();
+    const RankControl* const missing = FirstMissing(phase);
+    if (missing == nullptr) return absl::OkStatus();
+    if (missing->core.load(std::memory_order_relaxed) == sched_getcpu()) break;
     Pause();
   }
-  // With more ranks than cores, whoever is awaited may need this core.
-  for (int round = 0; round < 3; ++round) {
-    if (IsOver(phase)) return absl::OkStatus();
+  // Ranks that share a core take turns by yields. The clock is not read for the
+  // first few.
+  Instant sleep_at;
+  for (int round = 0;; ++round) {
+    if (FirstMissing(phase) == nullptr) return absl::OkStatus();
+    if (round == kUntimedYields) sleep_at = SteadyClock().Now() + kYieldFor;
+    if (round > kUntimedYields && SteadyClock().Now() >= sleep_at) break;
     sched_yield();
   }
   RankControl& own = *controls_[rank_];

@@ -5,7 +5,9 @@
 // slots p mod 2; it writes into its slot p mod 2 after phase p - 1 is over and
 // before it arrives in p. So two slots for each rank are enough: whoever is
 // still reading slot p has not arrived in p + 1, and nobody writes that slot
-// again before p + 1 is over. docs/collectives.md and phases_model_test check
+// again before p + 1 is over. Where all agree to, a rank may in that time also
+// write into the slots p mod 2 of others, who read it between the end of p + 1
+// and their arrival in p + 2. docs/collectives.md and phases_model_test check
 // that for all interleavings, and that no wake-up is lost.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_HOST_PHASES_H_
@@ -28,7 +30,7 @@ namespace weft::collectives {
 class Phases {
  public:
   // `controls` are those of the ranks, in shared memory, and must outlive it.
-  // `spin_rounds`: how often to look before sleeping.
+  // `spin_rounds`: how often to look before giving the core away.
   Phases(std::vector<RankControl*> controls, int rank, int spin_rounds)
       : controls_(std::move(controls)),
         rank_(rank),
@@ -51,7 +53,8 @@ class Phases {
   void WakeAll();
 
  private:
-  bool IsOver(uint64_t phase) const;
+  // Of the first rank that is missing; null: the phase is over.
+  const RankControl* FirstMissing(uint64_t phase) const;
   std::vector<int> Missing(uint64_t phase) const;
 
   const std::vector<RankControl*> controls_;

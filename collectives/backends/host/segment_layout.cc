@@ -16,17 +16,6 @@ const Blocks& DescribedBlocks(const Operation& operation) {
   return operation.inputs.empty() ? operation.outputs : operation.inputs;
 }
 
-int64_t MostElements(const Operation& operation) {
-  int64_t most = 0;
-  for (const Block& block : operation.inputs) {
-    most = std::max(most, block.elements);
-  }
-  for (const Block& block : operation.outputs) {
-    most = std::max(most, block.elements);
-  }
-  return most;
-}
-
 }  // namespace
 
 void OperationRecord::WriteCommon(const Operation& step) {
@@ -63,7 +52,6 @@ void OperationRecord::Write(const Operation& operation, uint64_t fingerprint,
   memcpy(&factor, &operation.reduction.factor, sizeof factor);
   Set(kFingerprint, fingerprint);
   Set(kFactor, factor);
-  Set(kMost, MostElements(operation));
   Set(kInput, places.input);
   Set(kOutput, places.output);
   Set(kInputAddress, places.input_address);

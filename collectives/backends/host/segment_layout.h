@@ -26,7 +26,8 @@
 
 namespace weft::collectives {
 
-// The progress of one rank, in cache lines of its own.
+// The progress of one rank, in cache lines of its own: one for operations, one
+// for transfers.
 struct alignas(64) RankControl {
   // The phase in which this rank arrived last; phases count from 1.
   std::atomic<uint64_t> arrived;
@@ -34,6 +35,11 @@ struct alignas(64) RankControl {
   std::atomic<uint32_t> doorbell;
   std::atomic<uint32_t> is_sleeping;
   std::atomic<uint32_t> has_left;
+  // The core on which this rank was when it arrived, a hint.
+  std::atomic<int32_t> core;
+  // The fingerprint in its slot of each parity, so that whoever finds that this
+  // rank has arrived needs no other cache line to compare it; 0 of a refusal.
+  std::array<std::atomic<uint64_t>, 2> fingerprints;
   // Changes with what this rank can send or receive.
   alignas(64) std::atomic<uint32_t> transfer_bell;
   std::atomic<uint32_t> transfer_sleepers;
@@ -68,8 +74,6 @@ class OperationRecord {
   uint64_t sequence() const { return Word(kSequence); }
   uint64_t fingerprint() const { return Word(kFingerprint); }
   bool is_refusal() const { return Word(kIsRefusal) != 0; }
-  // Largest block, in elements.
-  int64_t most_elements() const { return static_cast<int64_t>(Word(kMost)); }
   double factor() const;
   Places places() const {
     return {Word(kInput), Word(kOutput), Word(kInputAddress),
@@ -80,18 +84,19 @@ class OperationRecord {
 
  private:
   enum Index {
+    // What other ranks read of operations that succeed: one cache line.
     kSequence,
     kFingerprint,
-    kLabel,
-    kKind,  // verb, dtype, reduction, number of blocks
-    kRoot,  // and the line
+    kIsRefusal,
     kFactor,
-    kMost,
     kInput,
     kOutput,
     kInputAddress,
     kOutputAddress,
-    kIsRefusal,
+    // What only messages say.
+    kLabel,
+    kKind,    // verb, dtype, reduction, number of blocks
+    kRoot,    // and the line
     kCounts,  // 4 words
     kFile = kCounts + 4,
     kWords = kFile + 5

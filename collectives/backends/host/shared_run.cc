@@ -16,11 +16,6 @@ namespace {
 
 // Up to this many bytes travel in the first phase.
 constexpr int64_t kSmallBytes = 8 * 1024;
-// To be reduced, other ranks' memory is read in pieces of so many bytes, which
-// stay in a core's cache.
-constexpr int64_t kReadPieceBytes = 128 * 1024;
-// With more ranks than this, each reduces a slice of every piece only.
-constexpr int kMostThatReduceAll = 3;
 
 // Elements [begin, begin + count) of `block`, as far as it has them, from or to
 // `piece`.
@@ -60,7 +55,33 @@ int64_t TotalElements(const Blocks& blocks) {
 
 void NoStage(std::byte*) {}
 
+bool HasFactors(Verb verb) {
+  return verb == Verb::kAllReduce || verb == Verb::kReduce ||
+         verb == Verb::kReduceScatter;
+}
+
+// Whether the others can reach what an all-reduce reads and writes: in an
+// arena, or in the rank's own memory.
+bool IsReached(const OperationRecord::Places& places) {
+  return (places.input != 0 && places.output != 0) ||
+         (places.input_address != 0 && places.output_address != 0);
+}
+
 }  // namespace
+
+SharedRun::SliceCut::SliceCut(int64_t elements, DType dtype, int ranks)
+    : elements_(elements),
+      dtype_(dtype),
+      ranks_(ranks),
+      room_(Slot::kBytes / std::max(ranks - 1, 1) / 64 * 64),
+      piece_(room_ / ItemSize(dtype) * ranks) {}
+
+Range SharedRun::SliceCut::SliceOf(int64_t piece, int rank) const {
+  const int64_t begin = piece * piece_;
+  const Range slice =
+      PartOf(std::min(piece_, elements_ - begin), dtype_, ranks_, rank);
+  return {begin + slice.begin, slice.count};
+}
 
 absl::StatusOr<Slot*> SharedRun::BeginPhase() {
   WEFT_RETURN_IF_ERROR(phases_.Await(phases_.next() - 1, check_));
@@ -104,33 +125,46 @@ absl::Status SharedRun::Announce(
     absl::FunctionRef<void(std::byte* staged)> stage) {
   WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
   const uint64_t phase = phases_.next();
-  slot->record.Write(operation_, Fingerprint(operation_), OwnPlaces());
+  const uint64_t fingerprint = Fingerprint(operation_);
+  slot->record.Write(operation_, fingerprint, OwnPlaces());
+  FingerprintOf(rank(), phase).store(fingerprint, std::memory_order_relaxed);
   stage(slot->staged);
   WEFT_RETURN_IF_ERROR(EndPhase());
   return CompareRecords(phase);
 }
 
+bool SharedRun::AreFingerprintsEqual(uint64_t phase) const {
+  const auto of = [&](int r) {
+    return FingerprintOf(r, phase).load(std::memory_order_relaxed);
+  };
+  const uint64_t own = of(rank());
+  for (int r = 0; r < size(); ++r) {
+    if (of(r) != own) return false;
+  }
+  return own != 0;
+}
+
 // All ranks compare the same records, so all find the same.
 absl::Status SharedRun::CompareRecords(uint64_t phase) {
-  const OperationRecord& first = SlotNow(0, phase).record;
-  int different = -1;
-  for (int r = 0; r < size(); ++r) {
-    const Slot& slot = SlotNow(r, phase);
-    if (slot.record.is_refusal()) {
-      const uint32_t bytes =
-          std::min<uint32_t>(slot.refusal_bytes, sizeof slot.refusal);
-      return Refused(segment_.NumberOf(r),
-                     absl::string_view(slot.refusal, bytes));
-    }
-    if (slot.record.fingerprint() != first.fingerprint() && different < 0) {
-      different = r;
-    }
-  }
-  if (different < 0) {
-    for (int r = 0; r < size(); ++r) {
+  if (AreFingerprintsEqual(phase)) {
+    for (int r = 0; HasFactors(operation_.verb) && r < size(); ++r) {
       factors_.push_back(SlotNow(r, phase).record.factor());
     }
     return absl::OkStatus();
+  }
+  const OperationRecord& first = SlotNow(0, phase).record;
+  for (int r = 0; r < size(); ++r) {
+    const Slot& slot = SlotNow(r, phase);
+    if (!slot.record.is_refusal()) continue;
+    const uint32_t bytes =
+        std::min<uint32_t>(slot.refusal_bytes, sizeof slot.refusal);
+    return Refused(segment_.NumberOf(r),
+                   absl::string_view(slot.refusal, bytes));
+  }
+  int different = 0;
+  for (int r = 0; r < size() && different == 0; ++r) {
+    const OperationRecord& record = SlotNow(r, phase).record;
+    if (record.fingerprint() != first.fingerprint()) different = r;
   }
   return Mismatch(segment_.NumberOf(0), first.ToString(),
                   segment_.NumberOf(different),
@@ -142,6 +176,7 @@ absl::Status SharedRun::Refuse(const absl::Status& why) {
   const std::string text =
       absl::StrCat(Describe(operation_), ": ", why.message());
   slot->record.WriteRefusal(operation_, text);
+  FingerprintOf(rank(), phases_.next()).store(0, std::memory_order_relaxed);
   slot->refusal_bytes =
       static_cast<uint32_t>(std::min(text.size(), sizeof slot->refusal));
   memcpy(slot->refusal, text.data(), slot->refusal_bytes);
@@ -183,20 +218,24 @@ absl::Status SharedRun::ReadFrom(int rank, uint64_t address, int64_t bytes,
       absl::StrCat("rank ", segment_.NumberOf(rank), ": ", read.message()));
 }
 
+// What is read goes through this rank's slots, in pieces that stay in its
+// core's cache: nobody looks into them between the phases of this operation.
 absl::Status SharedRun::ReduceFromPeers(const std::vector<uint64_t>& inputs,
                                         const std::byte* own, int64_t count,
                                         std::byte* output) {
-  const int64_t piece = kReadPieceBytes / item_;
-  std::vector<std::byte> read(size() * kReadPieceBytes);
+  const int64_t room = Slot::kBytes / std::max(size() / 2, 1) / 64 * 64;
+  const int64_t piece = room / item_;
   for (int64_t begin = 0; begin < count; begin += piece) {
     const int64_t n = std::min(piece, count - begin);
     Pieces pieces;
+    int read = 0;
     for (int r = 0; r < size(); ++r) {
       if (r == rank()) {
         pieces.push_back(own + begin * item_);
         continue;
       }
-      std::byte* const to = read.data() + r * kReadPieceBytes;
+      std::byte* const to = SlotNow(rank(), read % 2).staged + read / 2 * room;
+      ++read;
       WEFT_RETURN_IF_ERROR(
           ReadFrom(r, inputs[r] + begin * item_, n * item_, to));
       pieces.push_back(to);
@@ -309,33 +348,70 @@ absl::Status SharedRun::AllReduceInArenas(
   return Meet();
 }
 
-// Two phases a piece: all stage it; each reduces its slice into its slot of the
-// next phase, from where all take it.
-absl::Status SharedRun::AllReduceBySlices() {
+void SharedRun::StagePiece(const SliceCut& cut, int64_t piece,
+                           std::byte* staged) const {
   const Block& in = operation_.inputs[0];
-  const Block& out = operation_.outputs[0];
-  const int64_t piece = Slot::kBytes / item_;
-  for (int64_t begin = 0; begin < in.elements; begin += piece) {
-    const int64_t count = std::min(piece, in.elements - begin);
-    WEFT_ASSIGN_OR_RETURN(Slot * staged, BeginPhase());
-    const uint64_t phase = phases_.next();
-    CopyOut(in, item_, begin, count, staged->staged);
-    WEFT_RETURN_IF_ERROR(EndPhase());
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    const Range slice = cut.SliceOf(piece, r);
+    CopyOut(in, item_, slice.begin, slice.count,
+            staged + cut.PlaceOf(rank(), r));
+  }
+}
 
-    const auto slice = [&](int r) {
-      return PartOf(count, operation_.dtype, size(), r);
-    };
-    Pieces pieces;
-    for (int r = 0; r < size(); ++r) {
-      pieces.push_back(SlotNow(r, phase).staged + slice(rank()).begin * item_);
+// Written to where the others staged it: a line of a slot goes to the core of
+// the rank that reduces it and back, once each, and so is in the cache of its
+// own rank, and writable, when that stages the next piece.
+void SharedRun::ReduceSlice(const SliceCut& cut, int64_t piece,
+                            uint64_t phase) {
+  const Range slice = cut.SliceOf(piece, rank());
+  const int64_t offset = slice.begin * item_;
+  absl::InlinedVector<Contribution, 8> contributions;
+  absl::InlinedVector<std::byte*, 8> outputs = {operation_.outputs[0].memory +
+                                                offset};
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) {
+      contributions.push_back(
+          {operation_.inputs[0].memory + offset, factors_[r]});
+      continue;
     }
-    WEFT_ASSIGN_OR_RETURN(Slot * reduced, BeginPhase());
-    ReducePieces(pieces, slice(rank()).count, reduced->staged);
+    std::byte* const staged = SlotNow(r, phase).staged + cut.PlaceOf(r, rank());
+    contributions.push_back({staged, factors_[r]});
+    outputs.push_back(staged);
+  }
+  ReduceContributions(operation_.dtype, operation_.reduction.op, contributions,
+                      outputs, slice.count);
+}
+
+void SharedRun::TakeSlices(const SliceCut& cut, int64_t piece,
+                           uint64_t phase) const {
+  const Block& out = operation_.outputs[0];
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank()) continue;
+    const Range slice = cut.SliceOf(piece, r);
+    CopyIn(out, item_, slice.begin, slice.count,
+           SlotNow(rank(), phase).staged + cut.PlaceOf(rank(), r));
+  }
+}
+
+// Each rank stages a piece but for its own slice; once all have, each reduces
+// its slice in their slots; once all have, which they say with the next piece,
+// each takes its slot's slices. That slot is written again in the phase after,
+// when nobody but its rank has to do with it.
+absl::Status SharedRun::AllReduceThroughSlots(const SliceCut& cut,
+                                              bool is_staged) {
+  if (!is_staged) {
+    WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
+    StagePiece(cut, 0, slot->staged);
     WEFT_RETURN_IF_ERROR(EndPhase());
-    for (int r = 0; r < size(); ++r) {
-      CopyIn(out, item_, begin + slice(r).begin, slice(r).count,
-             SlotNow(r, phase + 1).staged);
-    }
+  }
+  for (int64_t piece = 0; piece < cut.pieces(); ++piece) {
+    const uint64_t phase = phases_.next() - 1;
+    ReduceSlice(cut, piece, phase);
+    WEFT_ASSIGN_OR_RETURN(Slot * slot, BeginPhase());
+    if (piece + 1 < cut.pieces()) StagePiece(cut, piece + 1, slot->staged);
+    WEFT_RETURN_IF_ERROR(EndPhase());
+    TakeSlices(cut, piece, phase);
   }
   return absl::OkStatus();
 }
@@ -343,15 +419,20 @@ absl::Status SharedRun::AllReduceBySlices() {
 absl::Status SharedRun::AllReduce() {
   const Block& in = operation_.inputs[0];
   const Block& out = operation_.outputs[0];
-  const auto reduce = [&](const Pieces& pieces, int64_t begin, int64_t count) {
-    ReducePieces(pieces, count, out.memory + begin * item_);
-  };
-  if (in.elements * item_ <= kSmallBytes) {
-    return Spread(in, in.elements, reduce);
-  }
-  const uint64_t phase = phases_.next();
-  WEFT_RETURN_IF_ERROR(Announce(NoStage));
   const int64_t bytes = in.elements * item_;
+  if (bytes <= kSmallBytes) {
+    return Spread(in, in.elements,
+                  [&](const Pieces& pieces, int64_t begin, int64_t count) {
+                    ReducePieces(pieces, count, out.memory + begin * item_);
+                  });
+  }
+  // A rank whose memory no other reaches stages its first piece at once.
+  const SliceCut cut(in.elements, operation_.dtype, size());
+  const bool stages = !IsReached(OwnPlaces());
+  const uint64_t phase = phases_.next();
+  WEFT_RETURN_IF_ERROR(Announce([&](std::byte* staged) {
+    if (stages) StagePiece(cut, 0, staged);
+  }));
   const auto inputs = InArenas(&OperationRecord::Places::input, bytes, phase);
   const auto outputs = InArenas(&OperationRecord::Places::output, bytes, phase);
   if (!inputs.empty() && !outputs.empty()) {
@@ -364,8 +445,12 @@ absl::Status SharedRun::AllReduce() {
   if (!read_inputs.empty() && !read_outputs.empty()) {
     return AllReduceFromPeers(read_inputs, read_outputs);
   }
-  if (size() > kMostThatReduceAll) return AllReduceBySlices();
-  return Spread(in, in.elements, reduce);
+  bool have_all_staged = true;
+  for (int r = 0; r < size(); ++r) {
+    const auto places = SlotNow(r, phase).record.places();
+    have_all_staged = have_all_staged && !IsReached(places);
+  }
+  return AllReduceThroughSlots(cut, have_all_staged);
 }
 
 absl::Status SharedRun::Broadcast() {

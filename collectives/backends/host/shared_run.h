@@ -8,8 +8,8 @@
 //
 // Cost of an all-reduce of S bytes on n ranks, in bytes that each rank reads
 // and writes: in the arena 2 S and two phases; by PeerMemory 4 S - 2 S / n and
-// three phases; through the slots (3 + n) S and a phase
-// a piece for up to 3 ranks, 5 S + S / n and two phases a piece for more.
+// three phases; through the slots 6 S - 4 S / n, a phase a piece and one more.
+// Of these bytes 2 S - 2 S / n come from another core's cache on each way.
 // Source: the owner of a slice reads all inputs and writes all outputs, as in
 // Jain et al., "Framework for scalable intra-node collective operations using
 // shared memory", 2018.
@@ -17,6 +17,7 @@
 #ifndef WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_
 #define WEFT_COLLECTIVES_BACKENDS_HOST_SHARED_RUN_H_
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "weft/collectives/algorithms/blocks.h"
 #include "weft/collectives/backends/host/host_segment.h"
 #include "weft/collectives/backends/host/peer_memory.h"
 #include "weft/collectives/backends/host/phases.h"
@@ -38,13 +40,13 @@ class SharedRun {
   using Check =
       absl::FunctionRef<absl::Status(const std::vector<int>& missing)>;
 
-  // All must outlive it. `check`: see Phases::Await.
   // What is read from the memory of other ranks: as HostOptions says.
   struct Reading {
     const PeerMemory& peers;
     int64_t least_bytes;
   };
 
+  // All must outlive it. `check`: see Phases::Await.
   SharedRun(const HostSegment& segment, const Reading& reading, Phases& phases,
             const Operation& operation, Check check)
       : segment_(segment),
@@ -67,10 +69,35 @@ class SharedRun {
   using Consume = absl::FunctionRef<void(const Pieces& pieces, int64_t begin,
                                          int64_t count)>;
 
+  // How an all-reduce through the slots cuts its elements: into pieces, of each
+  // of which each rank reduces a slice. A slot holds the slices of all ranks
+  // but its own.
+  class SliceCut {
+   public:
+    SliceCut(int64_t elements, DType dtype, int ranks);
+    int64_t pieces() const { return (elements_ + piece_ - 1) / piece_; }
+    // The slice of `rank`.
+    Range SliceOf(int64_t piece, int rank) const;
+    // Where that is in the slot of `owner`, in bytes. REQUIRES: another rank.
+    int64_t PlaceOf(int owner, int rank) const {
+      return (rank < owner ? rank : rank - 1) * room_;
+    }
+
+   private:
+    const int64_t elements_;
+    const DType dtype_;
+    const int ranks_;
+    const int64_t room_;   // of a slice, in bytes
+    const int64_t piece_;  // elements
+  };
+
   int rank() const { return segment_.rank(); }
   int size() const { return segment_.size(); }
   Slot& SlotNow(int rank, uint64_t phase) const {
     return segment_.SlotOf(rank, phase);
+  }
+  std::atomic<uint64_t>& FingerprintOf(int rank, uint64_t phase) const {
+    return segment_.ControlOf(rank).fingerprints[phase % 2];
   }
 
   // This rank's slot of the next phase, once it may be written.
@@ -79,6 +106,7 @@ class SharedRun {
   absl::Status EndPhase();
   // The first phase, with `staged` bytes written by `stage`.
   absl::Status Announce(absl::FunctionRef<void(std::byte* staged)> stage);
+  bool AreFingerprintsEqual(uint64_t phase) const;
   absl::Status CompareRecords(uint64_t phase);
   OperationRecord::Places OwnPlaces() const;
   // The arena memory of every rank's input or output; empty if some is not in
@@ -105,7 +133,12 @@ class SharedRun {
   absl::Status AllReduce();
   absl::Status AllReduceInArenas(const std::vector<std::byte*>& inputs,
                                  const std::vector<std::byte*>& outputs);
-  absl::Status AllReduceBySlices();
+  void StagePiece(const SliceCut& cut, int64_t piece, std::byte* staged) const;
+  // Of what is staged in the slots of `phase`.
+  void ReduceSlice(const SliceCut& cut, int64_t piece, uint64_t phase);
+  void TakeSlices(const SliceCut& cut, int64_t piece, uint64_t phase) const;
+  // `is_staged`: all have staged the first piece in the last phase.
+  absl::Status AllReduceThroughSlots(const SliceCut& cut, bool is_staged);
   void ReducePieces(const Pieces& pieces, int64_t count, std::byte* output);
   absl::Status Broadcast();
   absl::Status Reduce();

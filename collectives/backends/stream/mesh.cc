@@ -346,6 +346,7 @@ void Mesh::Pump(int peer) {
       message = std::move(p.outbox.front().message);
       p.answers -= p.outbox.front().is_answer;
       p.outbox.pop_front();
+      WakeIfThereIsRoom(p);
     }
     using Written = transport::Connection::Written;
     const Written written = connection->Write(std::move(message));
@@ -357,7 +358,7 @@ void Mesh::Pump(int peer) {
       p.outbox.clear();
       p.answers = 0;
     }
-    if (p.sending != nullptr) WakeLocked();
+    WakeIfThereIsRoom(p);
   }
 }
 
@@ -366,9 +367,16 @@ void Mesh::OnWritten(int peer) {
     MutexLock lock(mu_);
     Peer& p = peers_[peer];
     p.is_writing = false;
-    if (p.sending != nullptr && p.outbox.size() < kMostQueued) WakeLocked();
+    WakeIfThereIsRoom(p);
   }
   Pump(peer);
+}
+
+void Mesh::WakeIfThereIsRoom(const Peer& p) {
+  const bool is_awaited =
+      (p.sending != nullptr && p.outbox.size() < kMostQueued) ||
+      (p.awaits_room && p.outbox.size() < kMostPartsQueued);
+  if (is_awaited) WakeLocked();
 }
 
 void Mesh::WakeLocked() {
@@ -668,6 +676,8 @@ bool Mesh::SendChunk(Progress& progress, const Outgoing& out, int64_t& sent) {
     MutexLock lock(mu_);
     Peer& p = peers_[out.to];
     if (p.connection == nullptr) return false;
+    p.awaits_room = p.outbox.size() >= kMostPartsQueued;
+    if (p.awaits_room) return false;
     if (p.parts_under_way + kept > Inbox::kPartWindow) return false;
     p.parts_under_way += kept;
   }

@@ -171,6 +171,10 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
  private:
   // Chunks of Sends that wait to be written, at most, to one rank.
   static constexpr size_t kMostQueued = 16;
+  // Chunks of an operation that wait to be written, at most, to one rank: each
+  // is copied when the one before it is written, so that it is in the core's
+  // cache when the socket takes it.
+  static constexpr size_t kMostPartsQueued = 1;
 
   struct Peer {
     explicit Peer(int64_t most_kept) : inbox(most_kept) {}
@@ -193,6 +197,7 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
     bool has_uncompared = false;        // parts were sent since it was asked
     uint64_t asked = 0, answered = 0;   // of AwaitCompared
     int64_t parts_under_way = 0;        // bytes sent, and no ack has come
+    bool awaits_room = false;           // in the outbox, for a part
     const Transfer* sending = nullptr;  // the one that is half sent
     uint64_t transfers_sent = 0;
     int64_t transfers_under_way = 0;
@@ -217,6 +222,8 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void ReportIfUnheard() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Wakes who waits for room in the outbox of `p`.
+  void WakeIfThereIsRoom(const Peer& p) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   // An error if `peer` must say no more.
   absl::Status TakeFrame(int peer, Frame frame)

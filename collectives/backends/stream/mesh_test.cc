@@ -210,12 +210,18 @@ TEST_F(MeshTest, CallOfARankThatIsFarBehindIsCompared) {
 class StuckConnection final : public transport::Connection {
  public:
   explicit StuckConnection(std::string name) : name_(std::move(name)) {}
-  Written Write(Slices) override { return Written::kUnderWay; }
+  Written Write(Slices message) override {
+    const auto frame = Decode(message);
+    parts_ += frame.ok() && frame->kind == Frame::kPart;
+    return Written::kUnderWay;
+  }
+  int parts() const { return parts_; }
   void Close(absl::Status) override {}
   std::string ProvenName() const override { return name_; }
 
  private:
   const std::string name_;
+  int parts_ = 0;
 };
 
 // Rank 1 of 2, to which rank 0 opens a stream.
@@ -256,6 +262,23 @@ TEST_F(OpenedMeshTest, AnswersThatAreNotReadAreBounded) {
   for (int i = 0; i < 10'000; ++i) ArriveFrom0(ask);
   EXPECT_THAT(mesh_->AwaitAll(SteadyClock().Now(), [](int) {}),
               StatusIs(absl::StatusCode::kUnavailable, "does not read"));
+}
+
+// It would lie in memory, copied, until the socket takes it, and be in no cache
+// any more.
+TEST_F(OpenedMeshTest, ChunkIsNotCopiedBeforeTheOneBeforeIsWritten) {
+  const auto connection = std::make_shared<StuckConnection>("trainer0");
+  WEFT_ASSERT_OK(mesh_->OnHello(0, connection));
+  Operation broadcast;
+  broadcast.verb = Verb::kBroadcast;
+  broadcast.deadline = SteadyClock().Now();
+  WEFT_ASSERT_OK(mesh_->Begin(broadcast));
+  Progress progress = {broadcast};
+  const std::vector<std::byte> content(4 * Inbox::kChunkBytes);
+  EXPECT_THAT(mesh_->Exchange(progress, Mesh::Outgoing{0, content}, {}),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, "waited"));
+  for (int i = 0; i < 8; ++i) mesh_->OnWritten(0);  // whatever was queued
+  EXPECT_EQ(connection->parts(), 1);
 }
 
 }  // namespace

@@ -30,11 +30,14 @@
 namespace weft::collectives {
 
 // About what a blocking message and large puts over TCP with mutual TLS cost on
-// one machine (54 us, 1.5 GB/s): "Bursts" in bench/RESULTS.md.
+// one machine (54 us, 1.5 GB/s): "Bursts" in bench/RESULTS.md. And by how much
+// an all-reduce of 1 MiB on two ranks takes longer by doubling, which reduces
+// twice as much, than by halving.
 inline LinkCost StreamCost() {
   LinkCost cost;
   cost.seconds_per_message = 60e-6;
   cost.bytes_per_second = 1.5e9;
+  cost.seconds_per_reduced_byte = 0.8e-9;
   return cost;
 }
 

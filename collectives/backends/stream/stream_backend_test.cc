@@ -110,6 +110,17 @@ TEST(StreamBackend, MeasuredCostIsTheSameOnAllRanks) {
   }
 }
 
+TEST(StreamBackend, LargeTensorsAreReducedByTheSchemeThatAddsLeast) {
+  const auto choice = [](int ranks, int64_t bytes) {
+    return ChooseAllReduce(StreamCost(), ranks, bytes);
+  };
+  EXPECT_EQ(choice(2, 1 << 10), AllReduceScheme::kDoubling);
+  EXPECT_EQ(choice(4, 1 << 10), AllReduceScheme::kDoubling);
+  EXPECT_EQ(choice(2, 1 << 20), AllReduceScheme::kHalving);
+  EXPECT_EQ(choice(4, 1 << 20), AllReduceScheme::kHalving);
+  EXPECT_EQ(choice(3, 16 << 20), AllReduceScheme::kRing);
+}
+
 TEST(StreamBackend, BrokenStreamNamesTheRankOnAllOthers) {
   StreamTestWorld world(3, {});
   const auto statuses = testing::RunRanks(3, [&](int rank) -> absl::Status {
