@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -230,6 +231,35 @@ TEST(Sum, OfEveryOrderOfDimensionsIsExactForWholeNumbers) {
                 wanted.ToVector<int64_t>());
     }
   } while (std::next_permutation(order.begin(), order.end()));
+}
+
+// In f32 against f64, in units in the last place of what the header names.
+TEST(Gelu, ErrorIsAFewUnitsInTheLastPlaceOfX) {
+  std::vector<float> numbers;
+  for (float x = 1e-20f; x < 20; x *= 1.0003f) {
+    numbers.push_back(x);
+    numbers.push_back(-x);
+  }
+  const Tensor x = Tensor::FromVector(numbers);
+  const Tensor ones = Tensor::Ones(x.shape());
+  const Tensor wide = x.To(DType::kF64);
+  const auto worst = [](const Tensor& got, const Tensor& wanted,
+                        const Tensor& scale) {
+    const Tensor error = Abs(Sub(got.To(DType::kF64), wanted));
+    double largest = 0;
+    for (int64_t i = 0; i < error.numel(); ++i) {
+      const float size = std::fabs(scale.data<float>()[i]);
+      const double unit = double{std::nextafter(size, HUGE_VALF)} - size;
+      largest = std::max(largest, error.data<double>()[i] / unit);
+    }
+    return largest;
+  };
+  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh}) {
+    EXPECT_LE(worst(Gelu(x, kind), Gelu(wide, kind), x), 3);
+    EXPECT_LE(worst(GeluBackward(ones, x, kind),
+                    GeluBackward(ones.To(DType::kF64), wide, kind), ones),
+              kind == GeluKind::kExact ? 3 : 6);
+  }
 }
 
 }  // namespace
