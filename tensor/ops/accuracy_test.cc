@@ -262,5 +262,25 @@ TEST(Gelu, ErrorIsAFewUnitsInTheLastPlaceOfX) {
   }
 }
 
+// So that no chain of additions is long over many rows.
+TEST(LayerNorm, GradientsOfParametersOverManyRowsLoseLittle) {
+  const Tensor x = Fractions({20000, 24});
+  const Tensor grad = Add(Mul(Fractions({24, 20000}).Transpose(0, 1), 0.5), 1);
+  const Tensor weight = Fractions({24});
+  const RowNormResult forward = LayerNorm(x, {24}, weight, weight);
+  const NormGradients got =
+      RowNormBackward(grad, x, forward, {24}, weight, true);
+  const Tensor wide = x.To(DType::kF64), wide_weight = weight.To(DType::kF64);
+  const NormGradients wanted = RowNormBackward(
+      grad.To(DType::kF64), wide, LayerNorm(wide, {24}, wide_weight, {}), {24},
+      wide_weight, true);
+  const auto error = [](const Tensor& a, const Tensor& b) {
+    return Largest(Sub(a.To(DType::kF64), b)) / Largest(b);
+  };
+  EXPECT_LT(error(got.bias, wanted.bias), 5e-7);
+  EXPECT_LT(error(got.x, wanted.x), 5e-6);
+  EXPECT_LT(error(got.weight, wanted.weight), 5e-6);
+}
+
 }  // namespace
 }  // namespace weft

@@ -14,6 +14,7 @@
 #include "weft/tensor/ops/conv.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/matmul.h"
+#include "weft/tensor/ops/norm.h"
 #include "weft/tensor/ops/pool.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/reference.h"
@@ -505,6 +506,40 @@ TEST(ExtremumBackward, SharesAmongEquals) {
   const auto grad = Tensor::FromVector<double>({4, 6});
   ExpectValues(ExtremumBackward(grad, x, y, {1}), {2, 3}, {0, 2, 2, 6, 0, 0},
                0);
+}
+
+// Planes that lie side by side have loops of their own.
+TEST(BatchNorm, PlanesAgreeWithOperationsOnWholeTensors) {
+  Generator generator(9);
+  for (const DType dtype : kFloats) {
+    for (const Tensor& weight :
+         {Tensor(), Reals({3}, dtype, generator, Lie::kStrided)}) {
+      const Tensor x = Reals({40, 3, 6, 7}, dtype, generator);
+      const Tensor other = Reals(x.shape(), dtype, generator, Lie::kTransposed);
+      other.CopyFrom(x);
+      const Tensor grad = Reals(x.shape(), dtype, generator, Lie::kSliced);
+      const ChannelMoments moments = MomentsOf(x), wanted = MomentsOf(other);
+      ExpectSame(moments.mean, wanted.mean, Tolerance(dtype));
+      ExpectSame(moments.variance, wanted.variance, Tolerance(dtype));
+      const BatchNormResult y =
+          BatchNorm(x, wanted.mean, wanted.variance, weight, weight);
+      const BatchNormResult z =
+          BatchNorm(other, wanted.mean, wanted.variance, weight, weight);
+      ExpectSame(y.y, z.y, Tolerance(dtype));
+      for (const bool of_batch : {false, true}) {
+        const NormGradients a =
+            BatchNormBackward(grad, x, y, weight, true, of_batch);
+        const NormGradients b =
+            BatchNormBackward(grad, other, z, weight, true, of_batch);
+        ExpectSame(a.x, b.x, Tolerance(dtype));
+        ExpectSame(a.bias, b.bias, 10 * Tolerance(dtype));
+        EXPECT_EQ(a.weight.defined(), weight.defined());
+        if (weight.defined()) {
+          ExpectSame(a.weight, b.weight, 10 * Tolerance(dtype));
+        }
+      }
+    }
+  }
 }
 
 TEST(Norms, SeeAllElements) {
