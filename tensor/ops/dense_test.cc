@@ -151,6 +151,32 @@ TEST(MatMul, ErrorNamesTheMismatch) {
       HasSubstr("dtypes differ"));
 }
 
+// Enough for oneDNN's primitive; exact in f32.
+TEST(Linear, OfManyRowsIsAProductPlusBias) {
+  Generator generator(5);
+  const Tensor x = Integers({70, 64}, DType::kF32, -4, 4, generator);
+  const Tensor weight = Integers({80, 64}, DType::kF32, -4, 4, generator);
+  const Tensor bias = Integers({80}, DType::kF32, -4, 4, generator);
+  const Tensor wanted =
+      Add(MatMul(x.To(DType::kF64), weight.To(DType::kF64).Transpose(0, 1)),
+          bias.To(DType::kF64));
+  ExpectSame(Linear(x, weight, bias), wanted.To(DType::kF32));
+}
+
+TEST(MatMulInto, OverwritesTheOutput) {
+  Generator generator(3);
+  for (const int64_t size : {3, 30, 90}) {  // Own loops, sgemm, primitive.
+    for (const DType dtype : kFloats) {
+      const Tensor a = Integers({size, 40}, dtype, -4, 4, generator);
+      const Tensor b = Integers({40, 80}, dtype, -4, 4, generator);
+      const Tensor out = Tensor::Full({size, 80}, kNan, dtype);
+      MatMulInto(out, a, b);
+      ExpectSame(out, MatMul(a, b));
+      EXPECT_GT(out.version(), 0u);
+    }
+  }
+}
+
 TEST(MatMulAdd, AccumulatesIntoTheOutput) {
   Generator generator(3);
   for (const DType dtype : kFloats) {
