@@ -272,11 +272,20 @@ TEST(Conv2d, AgreesWithLoopsForwardAndBackward) {
         ExpectSame(Conv2d(x, weight, {}, c.options), wanted.To(dtype));
         Add_(wanted, bias.To(DType::kF64).View({c.weight[0], 1, 1}));
         ExpectSame(y, wanted.To(dtype));
-        ExpectSame(Conv2dBackwardInput(grad, weight, c.x, c.options),
-                   grad_x.To(dtype));
-        ExpectSame(Conv2dBackwardWeight(grad, x, c.weight, c.options),
-                   grad_weight.To(dtype));
-        ExpectSame(Conv2dBackwardBias(grad), Sum(grad, {0, 2, 3}));
+        const Tensor to_x = Tensor::Full(c.x, kNan, dtype);
+        const Tensor to_weight = Tensor::Full(c.weight, kNan, dtype);
+        const Tensor to_bias = Tensor::Full({c.weight[0]}, kNan, dtype);
+        Conv2dBackwardInto({to_x, to_weight, to_bias}, grad, x, weight,
+                           c.options);
+        ExpectSame(to_x, grad_x.To(dtype));
+        ExpectSame(to_weight, grad_weight.To(dtype));
+        const Tensor alone = Tensor::Full(c.weight, kNan, dtype);
+        Conv2dBackwardInto({{}, alone, {}}, grad, x, weight, c.options);
+        ExpectSame(alone, to_weight);
+        ExpectSame(to_bias, Sum(grad, {0, 2, 3}));
+        to_bias.Fill(kNan);
+        Conv2dBackwardInto({{}, {}, to_bias}, grad, x, weight, c.options);
+        ExpectSame(to_bias, Sum(grad, {0, 2, 3}));
       }
     }
   }
