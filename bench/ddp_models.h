@@ -1,4 +1,4 @@
-// The models that ddp_bench trains; bench/peers/torch_ddp.py has the same.
+// The models that ddp_bench trains; bench/peers/torch_models.py has the same.
 
 #ifndef WEFT_BENCH_DDP_MODELS_H_
 #define WEFT_BENCH_DDP_MODELS_H_

@@ -1,7 +1,11 @@
 #include "weft/bench/programs.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -51,6 +55,49 @@ Figures RunServerAndClient(
   }
   pclose(pipe);
   return figures;
+}
+
+Dialogue::Dialogue(const std::vector<std::string>& command) {
+  int ends[2];
+  WEFT_CHECK_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
+  std::vector<char*> arguments;
+  for (const std::string& word : command) {
+    arguments.push_back(const_cast<char*>(word.c_str()));
+  }
+  arguments.push_back(nullptr);
+  pid_ = fork();
+  WEFT_CHECK_GE(pid_, 0);
+  if (pid_ == 0) {
+    dup2(ends[1], STDIN_FILENO);
+    dup2(ends[1], STDOUT_FILENO);
+    dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);
+    execv(arguments[0], arguments.data());
+    _exit(127);
+  }
+  close(ends[1]);
+  socket_ = fdopen(ends[0], "r");
+  WEFT_CHECK(socket_ != nullptr);
+}
+
+Dialogue::~Dialogue() {
+  shutdown(fileno(socket_), SHUT_WR);
+  fclose(socket_);
+  waitpid(pid_, nullptr, 0);
+}
+
+std::optional<std::string> Dialogue::Read() {
+  char line[4096];
+  if (fgets(line, sizeof line, socket_) == nullptr) return std::nullopt;
+  return std::string(absl::StripTrailingAsciiWhitespace(line));
+}
+
+std::optional<std::string> Dialogue::Ask(const std::string& line) {
+  const std::string text = line + "\n";
+  const auto size = static_cast<ssize_t>(text.size());
+  if (send(fileno(socket_), text.data(), text.size(), MSG_NOSIGNAL) != size) {
+    return std::nullopt;
+  }
+  return Read();
 }
 
 std::optional<double> Find(const Figures& figures, const std::string& name) {

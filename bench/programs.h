@@ -6,6 +6,7 @@
 #ifndef WEFT_BENCH_PROGRAMS_H_
 #define WEFT_BENCH_PROGRAMS_H_
 
+#include <cstdio>
 #include <functional>
 #include <map>
 #include <optional>
@@ -26,6 +27,29 @@ Figures RunProgram(const std::string& command);
 Figures RunServerAndClient(
     const std::string& server,
     const std::function<std::string(const std::string& address)>& client);
+
+// A program that is asked and answers, one line each.
+//
+// Thread-safety: one thread at a time.
+class Dialogue {
+ public:
+  // Starts `command`, the program's path and its arguments; what it writes to
+  // standard error is dropped.
+  explicit Dialogue(const std::vector<std::string>& command);
+  // Closes its input, and waits until it ends.
+  ~Dialogue();
+  Dialogue(const Dialogue&) = delete;
+  Dialogue& operator=(const Dialogue&) = delete;
+
+  // Its next line, without the line's end; nothing if it has ended.
+  std::optional<std::string> Read();
+  // Read() once it has got `line`.
+  std::optional<std::string> Ask(const std::string& line);
+
+ private:
+  int pid_ = -1;
+  FILE* socket_ = nullptr;  // owned
+};
 
 std::optional<double> Find(const Figures& figures, const std::string& name);
 

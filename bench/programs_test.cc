@@ -23,6 +23,27 @@ TEST(RunProgram, FailedProgramGivesNoFigures) {
   EXPECT_THAT(RunProgram("printf 'a\\t1\\n'; exit 3"), IsEmpty());
 }
 
+TEST(Dialogue, EachQuestionGetsItsAnswerUntilTheProgramEnds) {
+  Dialogue dialogue({"/bin/sh", "-c",
+                     "echo ready; while read a b && test $a != end; do "
+                     "echo $b $a; done"});
+  EXPECT_EQ(dialogue.Read(), "ready");
+  EXPECT_EQ(dialogue.Ask("1 2"), "2 1");
+  EXPECT_EQ(dialogue.Ask("3 4"), "4 3");
+  EXPECT_EQ(dialogue.Ask("end"), std::nullopt);
+  EXPECT_EQ(dialogue.Ask("5 6"), std::nullopt);
+}
+
+TEST(Dialogue, AnAbsentProgramAnswersNothing) {
+  Dialogue dialogue({"/nonexistent/program"});
+  EXPECT_EQ(dialogue.Read(), std::nullopt);
+}
+
+TEST(Dialogue, DestructionEndsAProgramThatWaitsForAQuestion) {
+  Dialogue dialogue({"/bin/cat"});
+  EXPECT_EQ(dialogue.Ask("a"), "a");
+}
+
 TEST(RunServerAndClient, ClientGetsTheAddressAndTheServerIsKilled) {
   ScratchDirectory directory;
   const std::string pid = directory.NewPath();

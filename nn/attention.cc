@@ -31,14 +31,8 @@ Variable MultiheadAttention::Forward(const Variable& x,
     ThrowInvalidArgument("MultiheadAttention: x is ", x.value().Describe(),
                          "; wanted [n, T, dim]");
   }
-  const int64_t n = x.size(0), t = x.size(1), dim = x.size(2);
-  // [3, n, heads, T, dim / heads]
-  const Variable all = Permute(Reshape(weft::Linear(x, in_weight_, in_bias_),
-                                       {n, t, 3, heads_, dim / heads_}),
-                               {2, 0, 3, 1, 4});
-  const Variable mixed = ScaledDotProductAttention(
-      Select(all, 0, 0), Select(all, 0, 1), Select(all, 0, 2), attention);
-  return out_.Forward(Reshape(Permute(mixed, {0, 2, 1, 3}), {n, t, dim}));
+  return out_.Forward(
+      SelfAttention(weft::Linear(x, in_weight_, in_bias_), heads_, attention));
 }
 
 }  // namespace weft::nn

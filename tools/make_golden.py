@@ -51,6 +51,13 @@ def attention(q, k, v, visible=None, scale=None):
     return weights.masked_fill(~visible, 0) @ v
 
 
+# x [n, T, 3 * heads * d] holds queries, keys and values.
+def self_attention(x, heads, visible=None):
+    n, t, width = x.shape
+    q, k, v = x.view(n, t, 3, heads, width // 3 // heads).permute(2, 0, 3, 1, 4)
+    return attention(q, k, v, visible).transpose(1, 2).reshape(n, t, width // 3)
+
+
 def einsum(equation):
     return lambda *operands: torch.einsum(equation, *operands)
 
@@ -205,6 +212,11 @@ def ops():
         "ScaledDotProductAttention/masked": (
             lambda: [real(2, 3, 4), real(2, 5, 4), real(2, 5, 4), mask(3, 5)],
             lambda q, k, v, m: attention(q, k, v, m, 0.75)),
+        "SelfAttention/plain": (lambda: [real(2, 3, 18)], lambda x: self_attention(x, 2)),
+        "SelfAttention/causal": (
+            lambda: [real(2, 4, 12)], lambda x: self_attention(x, 2, torch.ones(4, 4).tril().bool())),
+        "SelfAttention/masked": (
+            lambda: [real(2, 3, 12), mask(2, 1, 3, 3)], lambda x, m: self_attention(x, 2, m)),
         "Einsum/matrices": (lambda: [real(3, 4), real(4, 2)], einsum("ij,jk->ik")),
         "Einsum/heads": (lambda: [real(2, 3, 2, 4), real(2, 5, 2, 4)], einsum("bthd,bshd->bhts")),
         "Einsum/outer": (lambda: [real(3), real(4)], einsum("i,j->ji")),

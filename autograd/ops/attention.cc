@@ -1,17 +1,14 @@
 #include "weft/autograd/ops/attention.h"
 
+#include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "absl/types/span.h"
 #include "weft/autograd/op.h"
 #include "weft/autograd/record.h"
 #include "weft/base/error.h"
-#include "weft/tensor/ops/elementwise.h"
-#include "weft/tensor/ops/index.h"
-#include "weft/tensor/ops/loss.h"
-#include "weft/tensor/ops/matmul.h"
+#include "weft/tensor/ops/attention.h"
 
 namespace weft {
 namespace {
@@ -42,6 +39,25 @@ const Op kAttention(
       {{{2, 3, 4}}, {{2, 5, 4}}, {{2, 5, 4}}, {{3, 5}, 0, 1, Kind::kBool}},
       MaskedCase}});
 
+Variable SelfCase(Inputs in) { return SelfAttention(in[0], 2); }
+Variable SelfCausalCase(Inputs in) {
+  AttentionOptions options;
+  options.is_causal = true;
+  return SelfAttention(in[0], 2, options);
+}
+Variable SelfMaskedCase(Inputs in) {
+  AttentionOptions options;
+  options.mask = in[1].value();
+  return SelfAttention(in[0], 2, options);
+}
+
+const Op kSelfAttention("SelfAttention",
+                        {{"plain", {{{2, 3, 18}}}, SelfCase},
+                         {"causal", {{{2, 4, 12}}}, SelfCausalCase},
+                         {"masked",
+                          {{{2, 3, 12}}, {{2, 1, 3, 3}, 0, 1, Kind::kBool}},
+                          SelfMaskedCase}});
+
 OpCase EinsumCase(const char* name, const char* equation, Shape a, Shape b) {
   return {name, {{std::move(a)}, {std::move(b)}}, [equation](Inputs in) {
             return Einsum(equation, in[0], in[1]);
@@ -59,46 +75,37 @@ const Op kEinsum("Einsum",
                      return Einsum("ijk->ki", in[0]);
                    }}});
 
-Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
-
-void CheckOperands(const Tensor& q, const Tensor& k, const Tensor& v) {
-  bool fits = q.dim() >= 2 && q.dim() == k.dim() && q.dim() == v.dim();
-  for (int d = 0; fits && d + 2 < q.dim(); ++d) {
-    fits = q.shape()[d] == k.shape()[d] && q.shape()[d] == v.shape()[d];
-  }
-  if (!fits || q.size(-1) != k.size(-1) || k.size(-2) != v.size(-2)) {
-    ThrowInvalidArgument("ScaledDotProductAttention: query is ", q.Describe(),
-                         ", key ", k.Describe(), ", value ", v.Describe(),
-                         "; wanted [..., queries, d], [..., keys, d] and [..., "
-                         "keys, e]");
-  }
+// Of a query and a key of `d` elements.
+AttentionScores ScoresOf(const AttentionOptions& options, int64_t d) {
+  AttentionScores scores;
+  scores.scale = options.scale.value_or(
+      1 / std::sqrt(static_cast<double>(std::max<int64_t>(d, 1))));
+  scores.is_causal = options.is_causal;
+  scores.mask = options.mask;
+  return scores;
 }
 
-// Which keys each query sees, or undefined for all.
-Tensor VisibleKeys(const AttentionOptions& options, int64_t queries,
-                   int64_t keys) {
-  Tensor visible = options.mask;
-  if (visible.defined() && visible.dtype() != DType::kBool) {
-    ThrowInvalidArgument("ScaledDotProductAttention: mask is ",
-                         visible.Describe(), "; wanted bool");
-  }
-  if (!options.is_causal) return visible;
-  const Tensor causal = Tril(Tensor::Ones({queries, keys}, DType::kBool));
-  return visible.defined() ? LogicalAnd(visible, causal) : causal;
+Shape ResultShape(const Tensor& q, const Tensor& v) {
+  Shape shape = q.shape();
+  if (!shape.empty() && v.dim() > 0) shape.back() = v.size(-1);
+  return shape;
 }
 
-// softmax(scores), 0 for what is not visible. The hidden scores are made very
-// low and not -infinity, of which a query that sees nothing would become NaN.
-Tensor WeightsOf(const Tensor& scores, const Tensor& visible) {
-  if (!visible.defined()) return Softmax(scores, -1);
-  const Tensor hidden = LogicalNot(visible);
-  const Tensor masked = MaskedFill(scores, hidden, -1e30);
-  if (masked.shape() != scores.shape()) {
-    ThrowInvalidArgument("ScaledDotProductAttention: mask is ",
-                         visible.Describe(), "; wanted one that expands to ",
-                         ShapeText(scores.shape()));
-  }
-  return MaskedFill(Softmax(masked, -1), hidden, 0);
+// The queries, keys and values of rows that hold them one after another: `all`
+// [n, T, 3 * heads * d], contiguous, as three views [n, heads, T, d].
+AttentionGradients PartsOf(const Tensor& all, int64_t heads) {
+  const Tensor parts =
+      all.View({all.size(0), all.size(1), 3, heads, all.size(2) / (3 * heads)});
+  const auto part = [&](int64_t i) {
+    return parts.Select(2, i).Permute({0, 2, 1, 3});
+  };
+  return {part(0), part(1), part(2)};
+}
+
+// x [n, T, heads * d], contiguous, as [n, heads, T, d].
+Tensor HeadsOf(const Tensor& x, int64_t heads) {
+  return x.View({x.size(0), x.size(1), heads, x.size(2) / heads})
+      .Permute({0, 2, 1, 3});
 }
 
 }  // namespace
@@ -107,30 +114,49 @@ Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
                                    const Variable& value,
                                    const AttentionOptions& options) {
   const Tensor &q = query.value(), &k = key.value(), &v = value.value();
-  CheckOperands(q, k, v);
-  const double scale = options.scale.value_or(
-      1 / std::sqrt(static_cast<double>(std::max<int64_t>(q.size(-1), 1))));
-  const Tensor scores = MatMul(q, Transposed(k));
-  Mul_(scores, scale);
-  const Tensor weights =
-      WeightsOf(scores, VisibleKeys(options, q.size(-2), k.size(-2)));
-  return Record(kAttention, MatMul(weights, v), {&query, &key, &value},
+  const AttentionScores scores =
+      ScoresOf(options, q.dim() > 0 ? q.size(-1) : 1);
+  const Tensor result = Tensor::Empty(ResultShape(q, v), q.dtype());
+  const Tensor weights = AttentionInto(result, q, k, v, scores);
+  return Record(kAttention, result, {&query, &key, &value},
                 [q = SavedTensor(q), k = SavedTensor(k), v = SavedTensor(v),
-                 weights = SavedTensor(weights), scale](BackwardCall& call) {
-                  const Tensor grad = call.output();
-                  const Tensor& w = weights.Get();
-                  if (call.needs(2))
-                    call.inputs[2] = MatMul(Transposed(w), grad);
-                  if (!call.needs(0) && !call.needs(1)) return;
-                  const Tensor to_weights = MatMul(grad, Transposed(v.Get()));
-                  // Hidden keys have weight 0, and so no gradient.
-                  const Tensor to_scores = SoftmaxBackward(to_weights, w, -1);
-                  Mul_(to_scores, scale);
-                  if (call.needs(0))
-                    call.inputs[0] = MatMul(to_scores, k.Get());
-                  if (call.needs(1)) {
-                    call.inputs[1] = MatMul(Transposed(to_scores), q.Get());
-                  }
+                 weights = SavedTensor(weights), scores](BackwardCall& call) {
+                  AttentionGradients out;
+                  if (call.needs(0)) out.q = Tensor::EmptyLike(q.Get());
+                  if (call.needs(1)) out.k = Tensor::EmptyLike(k.Get());
+                  if (call.needs(2)) out.v = Tensor::EmptyLike(v.Get());
+                  AttentionBackwardInto(out, call.output(), q.Get(), k.Get(),
+                                        v.Get(), weights.Get(), scores);
+                  call.inputs[0] = std::move(out.q);
+                  call.inputs[1] = std::move(out.k);
+                  call.inputs[2] = std::move(out.v);
+                });
+}
+
+Variable SelfAttention(const Variable& projected, int64_t heads,
+                       const AttentionOptions& options) {
+  const Tensor& x = projected.value();
+  if (x.dim() != 3 || heads < 1 || x.size(2) % (3 * heads) != 0) {
+    ThrowInvalidArgument("SelfAttention: projected is ", x.Describe(), ", of ",
+                         heads, " heads; wanted [n, T, 3 * heads * d]");
+  }
+  const Tensor all = x.Contiguous();
+  const AttentionGradients in = PartsOf(all, heads);
+  const AttentionScores scores = ScoresOf(options, in.q.size(-1));
+  const Tensor result =
+      Tensor::Empty({x.size(0), x.size(1), x.size(2) / 3}, x.dtype());
+  const Tensor weights =
+      AttentionInto(HeadsOf(result, heads), in.q, in.k, in.v, scores);
+  return Record(kSelfAttention, result, {&projected},
+                [all = SavedTensor(all), weights = SavedTensor(weights), scores,
+                 heads](BackwardCall& call) {
+                  const AttentionGradients in = PartsOf(all.Get(), heads);
+                  Tensor grad = Tensor::EmptyLike(all.Get());
+                  AttentionBackwardInto(
+                      PartsOf(grad, heads),
+                      HeadsOf(call.output().Contiguous(), heads), in.q, in.k,
+                      in.v, weights.Get(), scores);
+                  call.inputs[0] = std::move(grad);
                 });
 }
 

@@ -3,6 +3,7 @@
 #ifndef WEFT_AUTOGRAD_OPS_ATTENTION_H_
 #define WEFT_AUTOGRAD_OPS_ATTENTION_H_
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -31,6 +32,16 @@ struct AttentionOptions {
 Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
                                    const Variable& value,
                                    const AttentionOptions& options = {});
+
+// The same of each head, where one product has made all operands: each row of
+// `projected` [n, T, 3 * heads * d] holds its query, its key and its value, of
+// all heads one after another -> [n, T, heads * d], the heads side by side. The
+// mask broadcasts to [n, heads, T, T]. Nothing is copied to bring the heads
+// apart.
+//
+// Throws Error kInvalidArgument for shapes that do not fit.
+Variable SelfAttention(const Variable& projected, int64_t heads,
+                       const AttentionOptions& options = {});
 
 // As that of tensors (weft/tensor/ops/einsum.h).
 Variable Einsum(absl::string_view equation, const Variable& a);

@@ -34,17 +34,30 @@ const Op kAvgPool2d(
         return AvgPool2d(in[0], {{3, 3}, {2, 2}, {1, 1}});
       }}});
 
-// Makes the gradient of `weight`, input 1, in its destination if that can be
-// overwritten.
-void PutWeight(BackwardCall& call, const Tensor& grad, const Tensor& x,
-               const Tensor& weight, const Conv2dOptions& options) {
-  const GradientDestination to = call.destination(1);
-  if (!to.tensor.defined() || to.add || !to.tensor.is_contiguous()) {
-    call.PutInto(to, 1, Conv2dBackwardWeight(grad, x, weight.shape(), options));
-    return;
+// Makes the gradients of x, `weight` and the bias, inputs 0 to 2; the weight's
+// in its destination if that can be overwritten.
+void PutGradients(BackwardCall& call, const Tensor& grad, const Tensor& x,
+                  const Tensor& weight, const Conv2dOptions& options) {
+  const GradientDestination to =
+      call.needs(1) ? call.destination(1) : GradientDestination();
+  const bool is_there =
+      to.tensor.defined() && !to.add && to.tensor.is_contiguous();
+  Conv2dGradients out;
+  if (call.needs(0)) out.x = Tensor::Empty(x.shape(), x.dtype());
+  if (is_there) {
+    out.weight = to.tensor;
+  } else if (call.needs(1)) {
+    out.weight = Tensor::Empty(weight.shape(), weight.dtype());
   }
-  Conv2dBackwardWeightInto(to.tensor, grad, x, options);
-  call.inputs[1] = to.tensor;
+  if (call.needs(2)) out.bias = Tensor::Empty({weight.size(0)}, x.dtype());
+  Conv2dBackwardInto(out, grad, x, weight, options);
+  call.inputs[0] = std::move(out.x);
+  if (is_there) {
+    call.inputs[1] = std::move(out.weight);
+  } else if (call.needs(1)) {
+    call.PutInto(to, 1, out.weight);
+  }
+  if (call.needs(2)) call.Put(2, out.bias);
 }
 
 }  // namespace
@@ -56,13 +69,7 @@ Variable Conv2d(const Variable& x, const Variable& weight, const Variable& bias,
       {&x, &weight, &bias},
       [x = SavedTensor(x.value()), weight = SavedTensor(weight.value()),
        options](BackwardCall& call) {
-        const Tensor grad = call.output();
-        const Tensor &in = x.Get(), &w = weight.Get();
-        if (call.needs(0)) {
-          call.inputs[0] = Conv2dBackwardInput(grad, w, in.shape(), options);
-        }
-        if (call.needs(1)) PutWeight(call, grad, in, w, options);
-        if (call.needs(2)) call.Put(2, Conv2dBackwardBias(grad));
+        PutGradients(call, call.output(), x.Get(), weight.Get(), options);
       });
 }
 

@@ -33,8 +33,11 @@ Tensor Product(const BackwardCall& call, int i, const Tensor& a,
       out.tensor.dtype() != a.dtype()) {
     return MatMul(a, b);
   }
-  if (!out.add) out.tensor.Fill(0);
-  MatMulAdd_(out.tensor, a, b);
+  if (out.add) {
+    MatMulAdd_(out.tensor, a, b);
+  } else {
+    MatMulInto(out.tensor, a, b);
+  }
   return out.tensor;
 }
 

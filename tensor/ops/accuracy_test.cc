@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -230,6 +231,55 @@ TEST(Sum, OfEveryOrderOfDimensionsIsExactForWholeNumbers) {
                 wanted.ToVector<int64_t>());
     }
   } while (std::next_permutation(order.begin(), order.end()));
+}
+
+// In f32 against f64, in units in the last place of what the header names.
+TEST(Gelu, ErrorIsAFewUnitsInTheLastPlaceOfX) {
+  std::vector<float> numbers;
+  for (float x = 1e-20f; x < 20; x *= 1.0003f) {
+    numbers.push_back(x);
+    numbers.push_back(-x);
+  }
+  const Tensor x = Tensor::FromVector(numbers);
+  const Tensor ones = Tensor::Ones(x.shape());
+  const Tensor wide = x.To(DType::kF64);
+  const auto worst = [](const Tensor& got, const Tensor& wanted,
+                        const Tensor& scale) {
+    const Tensor error = Abs(Sub(got.To(DType::kF64), wanted));
+    double largest = 0;
+    for (int64_t i = 0; i < error.numel(); ++i) {
+      const float size = std::fabs(scale.data<float>()[i]);
+      const double unit = double{std::nextafter(size, HUGE_VALF)} - size;
+      largest = std::max(largest, error.data<double>()[i] / unit);
+    }
+    return largest;
+  };
+  for (const GeluKind kind : {GeluKind::kExact, GeluKind::kTanh}) {
+    EXPECT_LE(worst(Gelu(x, kind), Gelu(wide, kind), x), 3);
+    EXPECT_LE(worst(GeluBackward(ones, x, kind),
+                    GeluBackward(ones.To(DType::kF64), wide, kind), ones),
+              kind == GeluKind::kExact ? 3 : 6);
+  }
+}
+
+// So that no chain of additions is long over many rows.
+TEST(LayerNorm, GradientsOfParametersOverManyRowsLoseLittle) {
+  const Tensor x = Fractions({20000, 24});
+  const Tensor grad = Add(Mul(Fractions({24, 20000}).Transpose(0, 1), 0.5), 1);
+  const Tensor weight = Fractions({24});
+  const RowNormResult forward = LayerNorm(x, {24}, weight, weight);
+  const NormGradients got =
+      RowNormBackward(grad, x, forward, {24}, weight, true);
+  const Tensor wide = x.To(DType::kF64), wide_weight = weight.To(DType::kF64);
+  const NormGradients wanted = RowNormBackward(
+      grad.To(DType::kF64), wide, LayerNorm(wide, {24}, wide_weight, {}), {24},
+      wide_weight, true);
+  const auto error = [](const Tensor& a, const Tensor& b) {
+    return Largest(Sub(a.To(DType::kF64), b)) / Largest(b);
+  };
+  EXPECT_LT(error(got.bias, wanted.bias), 5e-7);
+  EXPECT_LT(error(got.x, wanted.x), 5e-6);
+  EXPECT_LT(error(got.weight, wanted.weight), 5e-6);
 }
 
 }  // namespace

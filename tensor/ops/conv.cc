@@ -1,6 +1,8 @@
 #include "weft/tensor/ops/conv.h"
 
 #include <algorithm>
+#include <optional>
+#include <unordered_map>
 
 #include "absl/strings/str_cat.h"
 #include "dnnl.hpp"
@@ -135,10 +137,10 @@ Tensor ForwardByColumns(const Tensor& x, const Tensor& weight,
   return result;
 }
 
-Tensor BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
-                              const Geometry& g, const Conv2dOptions& options) {
-  const Tensor result =
-      Tensor::Zeros({g.batch, g.channels, g.height, g.width}, DType::kF64);
+void BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
+                            const Geometry& g, const Conv2dOptions& options,
+                            const Tensor& result) {
+  result.Fill(0);
   const Tensor filters = weight.FlattenFrom(1).Transpose(0, 1);
   for (int64_t n = 0; n < g.batch; ++n) {
     const Tensor columns = MatMul(filters, grad.Select(0, n).FlattenFrom(1));
@@ -147,7 +149,6 @@ Tensor BackwardInputByColumns(const Tensor& grad, const Tensor& weight,
     ForEachTap(g, options,
                [&](int64_t from, int64_t to) { out[to] += in[from]; });
   }
-  return result;
 }
 
 void BackwardWeightByColumns(const Tensor& grad, const Tensor& x,
@@ -164,7 +165,13 @@ void BackwardWeightByColumns(const Tensor& grad, const Tensor& x,
 
 // --- f32: oneDNN. -----------------------------------------------------------
 
-enum class Pass : int64_t { kForward, kForwardBias, kInput, kWeight };
+enum class Pass : int64_t {
+  kForward,
+  kForwardBias,
+  kInput,
+  kWeight,
+  kWeightBias
+};
 
 // A primitive and how it wants its operands to lie.
 struct ConvEntry {
@@ -227,10 +234,15 @@ ConvEntry MakeEntry(Pass pass, const ConvDims& d, const dnnl::engine& engine) {
     return {convolution_backward_data(pd), pd.diff_src_desc(),
             pd.weights_desc(), pd.diff_dst_desc()};
   }
-  if (pass == Pass::kWeight) {
+  if (pass == Pass::kWeight || pass == Pass::kWeightBias) {
     const convolution_backward_weights::primitive_desc pd(
-        {direct, Any(d.src), Any(d.weights), Any(d.dst), d.strides, d.dilates,
-         d.padding_l, d.padding_r},
+        pass == Pass::kWeightBias
+            ? convolution_backward_weights::desc(
+                  direct, Any(d.src), Any(d.weights), bias, Any(d.dst),
+                  d.strides, d.dilates, d.padding_l, d.padding_r)
+            : convolution_backward_weights::desc(
+                  direct, Any(d.src), Any(d.weights), Any(d.dst), d.strides,
+                  d.dilates, d.padding_l, d.padding_r),
         engine, forward);
     return {convolution_backward_weights(pd), pd.src_desc(),
             pd.diff_weights_desc(), pd.diff_dst_desc()};
@@ -298,48 +310,102 @@ class Operand {
   Tensor copy_;
 };
 
-// Runs `pass` with the operands that it reads and the one that it writes.
-void RunOneDnn(Pass pass, const Geometry& g, const Conv2dOptions& options,
-               const Tensor& src, const Tensor& weights, const Tensor& bias,
-               const Tensor& dst) {
+// Calls run(onednn), whose errors become ours.
+template <typename Run>
+void WithOneDnn(Run&& run) {
   internal::OneDnn& onednn = internal::OneDnn::ForThisThread();
   try {
-    ConvEntry& entry = EntryFor(pass, g, options, onednn.engine);
-    Operand x(src, entry.src, onednn);
-    Operand w(weights, entry.weights, onednn);
-    Operand y(dst, entry.dst, onednn);
-    if (pass == Pass::kInput) {
-      entry.primitive.execute(onednn.stream,
-                              {{DNNL_ARG_DIFF_DST, y.AsInput()},
-                               {DNNL_ARG_WEIGHTS, w.AsInput()},
-                               {DNNL_ARG_DIFF_SRC, x.AsOutput()}});
-      x.FinishOutput();
-    } else if (pass == Pass::kWeight) {
-      entry.primitive.execute(onednn.stream,
-                              {{DNNL_ARG_DIFF_DST, y.AsInput()},
-                               {DNNL_ARG_SRC, x.AsInput()},
-                               {DNNL_ARG_DIFF_WEIGHTS, w.AsOutput()}});
-      w.FinishOutput();
-    } else {
-      std::unordered_map<int, memory> arguments = {
-          {DNNL_ARG_SRC, x.AsInput()},
-          {DNNL_ARG_WEIGHTS, w.AsInput()},
-          {DNNL_ARG_DST, y.AsOutput()}};
-      if (bias.defined()) {
-        arguments.emplace(
-            DNNL_ARG_BIAS,
-            memory({{g.filters}, memory::data_type::f32, memory::format_tag::x},
-                   onednn.engine, bias.raw()));
-      }
-      entry.primitive.execute(onednn.stream, arguments);
-      y.FinishOutput();
-    }
+    run(onednn);
     onednn.stream.wait();
   } catch (const dnnl::error& error) {
     throw Error(absl::InternalError(
         absl::StrCat("Conv2d: oneDNN ended with status ",
                      static_cast<int>(error.status), ": ", error.message)));
   }
+}
+
+memory BiasMemory(const Tensor& bias, internal::OneDnn& onednn) {
+  return memory({{bias.numel()}, memory::data_type::f32, memory::format_tag::x},
+                onednn.engine, bias.raw());
+}
+
+void RunForward(const Geometry& g, const Conv2dOptions& options,
+                const Tensor& x, const Tensor& weight, const Tensor& bias,
+                const Tensor& y) {
+  WithOneDnn([&](internal::OneDnn& onednn) {
+    const Pass pass = bias.defined() ? Pass::kForwardBias : Pass::kForward;
+    ConvEntry& entry = EntryFor(pass, g, options, onednn.engine);
+    Operand src(x, entry.src, onednn);
+    Operand weights(weight, entry.weights, onednn);
+    Operand dst(y, entry.dst, onednn);
+    std::unordered_map<int, memory> arguments = {
+        {DNNL_ARG_SRC, src.AsInput()},
+        {DNNL_ARG_WEIGHTS, weights.AsInput()},
+        {DNNL_ARG_DST, dst.AsOutput()}};
+    if (bias.defined()) {
+      arguments.emplace(DNNL_ARG_BIAS, BiasMemory(bias, onednn));
+    }
+    entry.primitive.execute(onednn.stream, arguments);
+    dst.FinishOutput();
+  });
+}
+
+// Both primitives take dL/dy in one layout, so that it is laid out once.
+void RunBackward(const Geometry& g, const Conv2dOptions& options,
+                 const Conv2dGradients& out, const Tensor& grad,
+                 const Tensor& x, const Tensor& weight) {
+  WithOneDnn([&](internal::OneDnn& onednn) {
+    std::optional<Operand> dst;
+    memory::desc layout;
+    const auto gradient = [&](const memory::desc& wanted) -> memory& {
+      if (!dst.has_value() || layout != wanted) {
+        dst.emplace(grad, wanted, onednn);
+        layout = wanted;
+        return dst->AsInput();
+      }
+      return dst->AsOutput();
+    };
+    if (out.x.defined()) {
+      ConvEntry& entry = EntryFor(Pass::kInput, g, options, onednn.engine);
+      Operand weights(weight, entry.weights, onednn);
+      Operand src(out.x, entry.src, onednn);
+      entry.primitive.execute(onednn.stream,
+                              {{DNNL_ARG_DIFF_DST, gradient(entry.dst)},
+                               {DNNL_ARG_WEIGHTS, weights.AsInput()},
+                               {DNNL_ARG_DIFF_SRC, src.AsOutput()}});
+      src.FinishOutput();
+    }
+    if (out.weight.defined()) {
+      const Pass pass = out.bias.defined() ? Pass::kWeightBias : Pass::kWeight;
+      ConvEntry& entry = EntryFor(pass, g, options, onednn.engine);
+      Operand src(x, entry.src, onednn);
+      Operand weights(out.weight, entry.weights, onednn);
+      std::unordered_map<int, memory> arguments = {
+          {DNNL_ARG_DIFF_DST, gradient(entry.dst)},
+          {DNNL_ARG_SRC, src.AsInput()},
+          {DNNL_ARG_DIFF_WEIGHTS, weights.AsOutput()}};
+      if (out.bias.defined()) {
+        arguments.emplace(DNNL_ARG_DIFF_BIAS, BiasMemory(out.bias, onednn));
+      }
+      entry.primitive.execute(onednn.stream, arguments);
+      weights.FinishOutput();
+    }
+  });
+}
+
+void CheckOutput(const Tensor& out, const Shape& shape, DType dtype,
+                 absl::string_view name, absl::string_view where) {
+  if (!out.defined()) return;
+  if (out.shape() != shape || out.dtype() != dtype || !out.is_contiguous()) {
+    ThrowInvalidArgument(where, ": the gradient of ", name, " is to be in ",
+                         out.Describe(), "; wanted ", Name(dtype),
+                         ShapeText(shape), ", contiguous");
+  }
+}
+
+// Of the bias, where oneDNN does not make it.
+void WriteBias(const Tensor& out, const Tensor& grad) {
+  if (out.defined()) out.CopyFrom(Sum(grad, {0, 2, 3}));
 }
 
 bool IsF32(const Tensor& x, absl::string_view where) {
@@ -373,63 +439,42 @@ Tensor Conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
     if (bias.defined()) result.CopyFrom(addend.View({g.filters, 1, 1}));
     return result;
   }
-  RunOneDnn(bias.defined() ? Pass::kForwardBias : Pass::kForward, g, options,
-            x.Contiguous(), weight.Contiguous(), addend, result);
+  RunForward(g, options, x.Contiguous(), weight.Contiguous(), addend, result);
   return result;
 }
 
-Tensor Conv2dBackwardInput(const Tensor& grad, const Tensor& weight,
-                           const Shape& x_shape, const Conv2dOptions& options) {
-  constexpr absl::string_view kWhere = "Conv2dBackwardInput";
-  const Geometry g = CheckedGeometry(x_shape, weight.shape(), options, kWhere);
-  CheckGrad(grad, g, kWhere);
-  CheckDTypes(grad, weight, kWhere);
-  if (!IsF32(grad, kWhere)) {
-    return BackwardInputByColumns(grad.Contiguous(), weight.Contiguous(), g,
-                                  options);
-  }
-  if (grad.numel() == 0 || g.channels == 0) return Tensor::Zeros(x_shape);
-  Tensor result = Tensor::Empty(x_shape);
-  RunOneDnn(Pass::kInput, g, options, result, weight.Contiguous(), {},
-            grad.Contiguous());
-  return result;
-}
-
-Tensor Conv2dBackwardWeight(const Tensor& grad, const Tensor& x,
-                            const Shape& weight_shape,
-                            const Conv2dOptions& options) {
-  const Tensor result = Tensor::Empty(weight_shape, grad.dtype());
-  Conv2dBackwardWeightInto(result, grad, x, options);
-  return result;
-}
-
-void Conv2dBackwardWeightInto(const Tensor& out, const Tensor& grad,
-                              const Tensor& x, const Conv2dOptions& options) {
-  constexpr absl::string_view kWhere = "Conv2dBackwardWeight";
-  const Geometry g = CheckedGeometry(x.shape(), out.shape(), options, kWhere);
+void Conv2dBackwardInto(const Conv2dGradients& out, const Tensor& grad,
+                        const Tensor& x, const Tensor& weight,
+                        const Conv2dOptions& options) {
+  constexpr absl::string_view kWhere = "Conv2dBackwardInto";
+  const Geometry g =
+      CheckedGeometry(x.shape(), weight.shape(), options, kWhere);
   CheckGrad(grad, g, kWhere);
   CheckDTypes(grad, x, kWhere);
-  CheckDTypes(grad, out, kWhere);
-  if (!out.is_contiguous()) {
-    ThrowInvalidArgument(kWhere, ": out is not contiguous");
-  }
+  CheckDTypes(grad, weight, kWhere);
+  CheckOutput(out.x, x.shape(), x.dtype(), "x", kWhere);
+  CheckOutput(out.weight, weight.shape(), x.dtype(), "weight", kWhere);
+  CheckOutput(out.bias, {g.filters}, x.dtype(), "bias", kWhere);
+  const Tensor dy = grad.Contiguous();
   if (!IsF32(grad, kWhere)) {
-    BackwardWeightByColumns(grad.Contiguous(), x.Contiguous(), g, options, out);
+    if (out.x.defined()) {
+      BackwardInputByColumns(dy, weight.Contiguous(), g, options, out.x);
+    }
+    if (out.weight.defined()) {
+      BackwardWeightByColumns(dy, x.Contiguous(), g, options, out.weight);
+    }
+    WriteBias(out.bias, dy);
   } else if (grad.numel() == 0 || g.channels == 0) {
-    out.Fill(0);
+    if (out.x.defined()) out.x.Fill(0);
+    if (out.weight.defined()) out.weight.Fill(0);
+    WriteBias(out.bias, dy);
   } else {
-    RunOneDnn(Pass::kWeight, g, options, x.Contiguous(), out, {},
-              grad.Contiguous());
-    out.BumpVersion();
+    RunBackward(g, options, out, dy, x.Contiguous(), weight.Contiguous());
+    if (!out.weight.defined()) WriteBias(out.bias, dy);
+    for (const Tensor& written : {out.x, out.weight, out.bias}) {
+      if (written.defined()) written.BumpVersion();
+    }
   }
-}
-
-Tensor Conv2dBackwardBias(const Tensor& grad) {
-  if (grad.dim() != 4) {
-    ThrowInvalidArgument("Conv2dBackwardBias: grad is ", grad.Describe(),
-                         "; wanted [n, filters, oh, ow]");
-  }
-  return Sum(grad, {0, 2, 3});
 }
 
 }  // namespace weft

@@ -28,22 +28,18 @@ struct Conv2dOptions {
 Tensor Conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias,
               const Conv2dOptions& options = {});
 
-// dL/dx [as `x_shape`] from `grad` [n, filters, oh, ow].
-Tensor Conv2dBackwardInput(const Tensor& grad, const Tensor& weight,
-                           const Shape& x_shape,
-                           const Conv2dOptions& options = {});
+// Where gradients are written: tensors of the shapes and dtype of x, weight and
+// bias [filters], contiguous, whose versions are bumped; undefined: not wanted.
+struct Conv2dGradients {
+  Tensor x;
+  Tensor weight;
+  Tensor bias;
+};
 
-// dL/dweight [as `weight_shape`]. The second overwrites `out`, contiguous and
-// of grad's dtype, with it.
-Tensor Conv2dBackwardWeight(const Tensor& grad, const Tensor& x,
-                            const Shape& weight_shape,
-                            const Conv2dOptions& options = {});
-void Conv2dBackwardWeightInto(const Tensor& out, const Tensor& grad,
-                              const Tensor& x,
-                              const Conv2dOptions& options = {});
-
-// dL/dbias [filters].
-Tensor Conv2dBackwardBias(const Tensor& grad);
+// From `grad` [n, filters, oh, ow] = dL/dy.
+void Conv2dBackwardInto(const Conv2dGradients& out, const Tensor& grad,
+                        const Tensor& x, const Tensor& weight,
+                        const Conv2dOptions& options = {});
 
 }  // namespace weft
 

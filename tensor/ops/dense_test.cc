@@ -14,6 +14,7 @@
 #include "weft/tensor/ops/conv.h"
 #include "weft/tensor/ops/elementwise.h"
 #include "weft/tensor/ops/matmul.h"
+#include "weft/tensor/ops/norm.h"
 #include "weft/tensor/ops/pool.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/reference.h"
@@ -150,6 +151,32 @@ TEST(MatMul, ErrorNamesTheMismatch) {
       HasSubstr("dtypes differ"));
 }
 
+// Enough for oneDNN's primitive; exact in f32.
+TEST(Linear, OfManyRowsIsAProductPlusBias) {
+  Generator generator(5);
+  const Tensor x = Integers({70, 64}, DType::kF32, -4, 4, generator);
+  const Tensor weight = Integers({80, 64}, DType::kF32, -4, 4, generator);
+  const Tensor bias = Integers({80}, DType::kF32, -4, 4, generator);
+  const Tensor wanted =
+      Add(MatMul(x.To(DType::kF64), weight.To(DType::kF64).Transpose(0, 1)),
+          bias.To(DType::kF64));
+  ExpectSame(Linear(x, weight, bias), wanted.To(DType::kF32));
+}
+
+TEST(MatMulInto, OverwritesTheOutput) {
+  Generator generator(3);
+  for (const int64_t size : {3, 30, 90}) {  // Own loops, sgemm, primitive.
+    for (const DType dtype : kFloats) {
+      const Tensor a = Integers({size, 40}, dtype, -4, 4, generator);
+      const Tensor b = Integers({40, 80}, dtype, -4, 4, generator);
+      const Tensor out = Tensor::Full({size, 80}, kNan, dtype);
+      MatMulInto(out, a, b);
+      ExpectSame(out, MatMul(a, b));
+      EXPECT_GT(out.version(), 0u);
+    }
+  }
+}
+
 TEST(MatMulAdd, AccumulatesIntoTheOutput) {
   Generator generator(3);
   for (const DType dtype : kFloats) {
@@ -245,11 +272,20 @@ TEST(Conv2d, AgreesWithLoopsForwardAndBackward) {
         ExpectSame(Conv2d(x, weight, {}, c.options), wanted.To(dtype));
         Add_(wanted, bias.To(DType::kF64).View({c.weight[0], 1, 1}));
         ExpectSame(y, wanted.To(dtype));
-        ExpectSame(Conv2dBackwardInput(grad, weight, c.x, c.options),
-                   grad_x.To(dtype));
-        ExpectSame(Conv2dBackwardWeight(grad, x, c.weight, c.options),
-                   grad_weight.To(dtype));
-        ExpectSame(Conv2dBackwardBias(grad), Sum(grad, {0, 2, 3}));
+        const Tensor to_x = Tensor::Full(c.x, kNan, dtype);
+        const Tensor to_weight = Tensor::Full(c.weight, kNan, dtype);
+        const Tensor to_bias = Tensor::Full({c.weight[0]}, kNan, dtype);
+        Conv2dBackwardInto({to_x, to_weight, to_bias}, grad, x, weight,
+                           c.options);
+        ExpectSame(to_x, grad_x.To(dtype));
+        ExpectSame(to_weight, grad_weight.To(dtype));
+        const Tensor alone = Tensor::Full(c.weight, kNan, dtype);
+        Conv2dBackwardInto({{}, alone, {}}, grad, x, weight, c.options);
+        ExpectSame(alone, to_weight);
+        ExpectSame(to_bias, Sum(grad, {0, 2, 3}));
+        to_bias.Fill(kNan);
+        Conv2dBackwardInto({{}, {}, to_bias}, grad, x, weight, c.options);
+        ExpectSame(to_bias, Sum(grad, {0, 2, 3}));
       }
     }
   }
@@ -283,6 +319,10 @@ struct PoolCase {
 
 const PoolCase kPools[] = {
     {{2, 3, 6, 6}, {}},
+    {{2, 2, 7, 9}, {}},
+    {{1, 1, 8, 2100}, {}},
+    {{1, 1, 3, 2101}, {}},
+    {{1, 2, 70, 32}, {}},
     {{1, 2, 7, 9}, {{3, 2}, {2, 1}, {1, 1}}},
     {{2, 1, 5, 5}, {{2, 2}, {3, 3}, {0, 0}}},
     {{1, 1, 4, 4}, {{4, 4}, {0, 0}, {2, 2}}},
@@ -505,6 +545,40 @@ TEST(ExtremumBackward, SharesAmongEquals) {
   const auto grad = Tensor::FromVector<double>({4, 6});
   ExpectValues(ExtremumBackward(grad, x, y, {1}), {2, 3}, {0, 2, 2, 6, 0, 0},
                0);
+}
+
+// Planes that lie side by side have loops of their own.
+TEST(BatchNorm, PlanesAgreeWithOperationsOnWholeTensors) {
+  Generator generator(9);
+  for (const DType dtype : kFloats) {
+    for (const Tensor& weight :
+         {Tensor(), Reals({3}, dtype, generator, Lie::kStrided)}) {
+      const Tensor x = Reals({40, 3, 6, 7}, dtype, generator);
+      const Tensor other = Reals(x.shape(), dtype, generator, Lie::kTransposed);
+      other.CopyFrom(x);
+      const Tensor grad = Reals(x.shape(), dtype, generator, Lie::kSliced);
+      const ChannelMoments moments = MomentsOf(x), wanted = MomentsOf(other);
+      ExpectSame(moments.mean, wanted.mean, Tolerance(dtype));
+      ExpectSame(moments.variance, wanted.variance, Tolerance(dtype));
+      const BatchNormResult y =
+          BatchNorm(x, wanted.mean, wanted.variance, weight, weight);
+      const BatchNormResult z =
+          BatchNorm(other, wanted.mean, wanted.variance, weight, weight);
+      ExpectSame(y.y, z.y, Tolerance(dtype));
+      for (const bool of_batch : {false, true}) {
+        const NormGradients a =
+            BatchNormBackward(grad, x, y, weight, true, of_batch);
+        const NormGradients b =
+            BatchNormBackward(grad, other, z, weight, true, of_batch);
+        ExpectSame(a.x, b.x, Tolerance(dtype));
+        ExpectSame(a.bias, b.bias, 10 * Tolerance(dtype));
+        EXPECT_EQ(a.weight.defined(), weight.defined());
+        if (weight.defined()) {
+          ExpectSame(a.weight, b.weight, 10 * Tolerance(dtype));
+        }
+      }
+    }
+  }
 }
 
 TEST(Norms, SeeAllElements) {

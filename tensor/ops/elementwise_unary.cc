@@ -42,20 +42,13 @@ struct ReluOp {
   }
 };
 
-constexpr double kSqrtHalf = 0.70710678118654752440;
 constexpr double kSqrtTwoOverPi = 0.79788456080286535588;
 constexpr double kGeluCubic = 0.044715;
-
-// Phi(x) = (1 + erf(x / sqrt(2))) / 2, the normal distribution function.
-template <typename T>
-T NormalCdf(T x) {
-  return T(0.5) * (T(1) + internal::Erf(x * T(kSqrtHalf)));
-}
 
 struct ExactGelu {
   template <typename T>
   T operator()(T x) const {
-    return x * NormalCdf(x);
+    return x * internal::NormalDistribution(x).below;
   }
 };
 
@@ -71,9 +64,8 @@ struct TanhGelu {
 struct ExactGeluBackward {
   template <typename T>
   T operator()(T grad, T x) const {
-    constexpr double kDensityAtZero = 0.39894228040143267794;
-    const T density = T(kDensityAtZero) * internal::Exp(T(-0.5) * x * x);
-    return grad * (NormalCdf(x) + x * density);
+    const internal::NormalAt<T> at = internal::NormalDistribution(x);
+    return grad * (at.below + x * at.density);
   }
 };
 

@@ -47,10 +47,27 @@ WEFT_INLINE int LevelsFor(int64_t count) {
   return levels;
 }
 
+// The fold of lanes side by side, each half onto the other. Of known width, so
+// that each step is one of registers; not unrolled, so that it stays a loop
+// until loops are vectorised.
+template <int kWidth, typename T, typename Op>
+WEFT_INLINE T FoldLanes(const T* lanes, Op op) {
+  if constexpr (kWidth == 1) {
+    return lanes[0];
+  } else {
+    T half[kWidth / 2];
+#pragma GCC unroll 1
+    for (int j = 0; j < kWidth / 2; ++j) {
+      half[j] = op(lanes[j], lanes[j + kWidth / 2]);
+    }
+    return FoldLanes<kWidth / 2>(half, op);
+  }
+}
+
 // The fold of term(0) ... term(n - 1); `start` changes nothing under `op`.
 template <typename T, typename Op, typename Term>
 WEFT_INLINE T FoldTerms(int64_t n, T start, Op op, Term term) {
-  constexpr int64_t kLanes = 32;
+  constexpr int kLanes = 32;
   constexpr int64_t kBlock = 128 * kLanes;
   if (n < kLanes) {
     T total = start;
@@ -69,12 +86,7 @@ WEFT_INLINE T FoldTerms(int64_t n, T start, Op op, Term term) {
       for (int64_t j = 0; j < kLanes; ++j) lanes[j] = op(lanes[j], term(i + j));
     }
     for (int64_t j = 0; i + j < end; ++j) lanes[j] = op(lanes[j], term(i + j));
-    for (int64_t width = kLanes / 2; width > 0; width /= 2) {
-      for (int64_t j = 0; j < width; ++j) {
-        lanes[j] = op(lanes[j], lanes[j + width]);
-      }
-    }
-    levels[0] = op(levels[0], lanes[0]);
+    levels[0] = op(levels[0], FoldLanes<kLanes>(lanes, op));
     ForFullLevels(++blocks, [&](int level) {
       levels[level + 1] = op(levels[level + 1], levels[level]);
       levels[level] = start;

@@ -9,6 +9,7 @@
 #include "weft/tensor/ops/fold.h"
 #include "weft/tensor/ops/reduce.h"
 #include "weft/tensor/ops/scalar_math.h"
+#include "weft/tensor/ops/softmax_row.h"
 #include "weft/tensor/strided_loop.h"
 #include "weft/tensor/vectorize.h"
 
@@ -74,6 +75,7 @@ WEFT_VECTORIZE LineStatistics<T> StatisticsOf(const T* in, int64_t n,
 template <typename T>
 WEFT_VECTORIZE void SoftmaxLine(const T* in, T* out, int64_t n, int64_t stride,
                                 bool is_log) {
+  if (!is_log && stride == 1) return internal::SoftmaxRow(in, out, n);
   const LineStatistics<T> line = StatisticsOf(in, n, stride);
   if (is_log) {
     // In this order: next to a large score the logarithm would be lost.
@@ -159,6 +161,15 @@ Tensor SoftmaxBackwardOf(const Tensor& grad, const Tensor& y, int64_t dim,
     });
   });
   return result;
+}
+
+// out = (exp(log_probs) - part) * scale.
+template <typename T>
+WEFT_VECTORIZE void SoftmaxLessPart(const T* log_probs, T part, T scale, T* out,
+                                    int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    out[i] = (internal::Exp(log_probs[i]) - part) * scale;
+  }
 }
 
 Tensor Reduced(const Tensor& losses, Reduction reduction) {
@@ -380,21 +391,25 @@ Tensor CrossEntropyBackward(const Tensor& grad, const Tensor& log_probs,
   const double share = is_mean ? 1 / static_cast<double>(labels.kept()) : 1.0;
   const double spread =
       options.label_smoothing / static_cast<double>(labels.classes());
-  // (softmax - what is wanted) * grad of the row.
-  Tensor result = Exp(log_probs);
+  const Tensor scores = log_probs.Contiguous();
+  Tensor result = Tensor::Empty(log_probs.shape(), log_probs.dtype());
   VisitFloating(grad.dtype(), kWhere, [&](auto type) {
     using T = typename decltype(type)::Type;
-    T* row = result.data<T>();
     const int64_t classes = labels.classes();
-    for (int64_t i = 0; i < labels.count(); ++i, row += classes) {
+    for (int64_t i = 0; i < labels.count(); ++i) {
+      T* const row = result.data<T>() + i * classes;
       if (labels.is_ignored(i)) {
         std::fill_n(row, classes, T(0));
         continue;
       }
       const T scale = each.data<T>()[i] * static_cast<T>(share);
-      row[labels[i]] -= static_cast<T>(1 - options.label_smoothing);
-      const T part = static_cast<T>(spread);
-      for (int64_t j = 0; j < classes; ++j) row[j] = (row[j] - part) * scale;
+      // (softmax - what is wanted) * scale.
+      const T* const from = scores.data<T>() + i * classes;
+      SoftmaxLessPart(from, static_cast<T>(spread), scale, row, classes);
+      row[labels[i]] = (internal::Exp(from[labels[i]]) -
+                        static_cast<T>(1 - options.label_smoothing) -
+                        static_cast<T>(spread)) *
+                       scale;
     }
   });
   return result;

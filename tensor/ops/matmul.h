@@ -15,8 +15,9 @@ namespace weft {
 // [..., m, k] x [..., k, n] -> [..., m, n]; leading dimensions broadcast.
 Tensor MatMul(const Tensor& a, const Tensor& b);
 
-// out += a x b for matrices [m, k], [k, n], `out` [m, n] contiguous: how a
-// gradient is accumulated without a temporary. Bumps out's version.
+// out = a x b, and out += a x b, for matrices [m, k], [k, n], `out` [m, n]
+// contiguous: how a gradient is made in its place. Bump out's version.
+void MatMulInto(const Tensor& out, const Tensor& a, const Tensor& b);
 void MatMulAdd_(const Tensor& out, const Tensor& a, const Tensor& b);
 
 // x [..., in], weight [out, in], bias [out] or undefined -> [..., out]:
