@@ -85,6 +85,20 @@ class Partition {
   float* Read(absl::Span<const uint64_t> keys, float* out) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
+  // `keys` will be pushed to or read soon: fetches what it can of the memory
+  // for that, without the lock. FetchAhead: before that, of the object itself.
+  void Prefetch(absl::Span<const uint64_t> keys) const
+      ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    rows_.Prefetch(keys);
+  }
+  void FetchAhead() const {
+    const char* const begin = reinterpret_cast<const char*>(this);
+    constexpr size_t kLine = 64;
+    for (size_t at = 0; at < sizeof(*this); at += kLine) {
+      __builtin_prefetch(begin + at);
+    }
+  }
+
   // Makes row `key` with these weights unless it exists.
   void Put(uint64_t key, absl::Span<const float> weights)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -101,6 +115,7 @@ class Partition {
   using Row = RowStore::Row;
 
   Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Initialize(uint64_t key, Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One step of the rule on each row; their gradients lie one after another.
   void Update(absl::Span<const uint64_t> keys, const float* gradients,
               double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
