@@ -35,21 +35,6 @@ bool IsFlat(const Tensor& t, DType dtype, int dims) {
          t.is_contiguous();
 }
 
-// Spans of so few keys leave no time to fetch the memory of one before another.
-constexpr int64_t kShortSpan = 64;
-
-// Before span `i` is worked on: fetches memory that those after it will need.
-template <typename PartitionOf, typename KeysOf>
-void PrefetchAfter(size_t i, size_t spans, PartitionOf partition, KeysOf keys) {
-  constexpr size_t kObject = 6, kMemory = 3;
-  if (i + kObject < spans) partition(i + kObject).FetchAhead();
-  if (i + kMemory >= spans) return;
-  const absl::Span<const uint64_t> wanted = keys(i + kMemory);
-  if (static_cast<int64_t>(wanted.size()) <= kShortSpan) {
-    partition(i + kMemory).Prefetch(wanted);
-  }
-}
-
 std::string Found(const Tensor& t) {
   return t.defined() ? t.Describe() : "no tensor";
 }
@@ -468,14 +453,6 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
   int64_t applied = 0;
   absl::Status refused;
   for (size_t i = 0; i < spans.size() && refused.ok(); ++i) {
-    if (!layout_->is_dense()) {
-      PrefetchAfter(
-          i, spans.size(),
-          [&](size_t j) -> const Partition& {
-            return *partitions_[part.spans[j].partition];
-          },
-          [&](size_t j) { return spans[j].keys; });
-    }
     const uint32_t partition = part.spans[i].partition;
     const absl::StatusOr<bool> is_new =
         partitions_[partition]->ApplyOnce(spans[i], lr_scale);
@@ -624,31 +601,16 @@ absl::StatusOr<ShardReply> TableShard::Read(const Tensor& keys,
   result.values =
       Tensor::Empty({static_cast<int64_t>(all.size()), layout_->dim()});
   float* out = result.values.data<float>();
-  // A lock for each run of one partition.
-  struct Run {
-    int partition;
-    absl::Span<const uint64_t> keys;
-  };
-  std::vector<Run> runs;
-  runs.reserve(std::min<size_t>(all.size(), spec().partitions()));
-  for (size_t begin = 0; begin < all.size();) {
+  size_t begin = 0;
+  while (begin < all.size()) {  // a lock for each run of one partition
     const int partition = placement_.PartitionOfKey(all[begin]);
     size_t end = begin + 1;
     while (end < all.size() &&
            placement_.PartitionOfKey(all[end]) == partition) {
       ++end;
     }
-    runs.push_back({partition, all.subspan(begin, end - begin)});
+    out = partitions_[partition]->Read(all.subspan(begin, end - begin), out);
     begin = end;
-  }
-  for (size_t i = 0; i < runs.size(); ++i) {
-    PrefetchAfter(
-        i, runs.size(),
-        [&](size_t j) -> const Partition& {
-          return *partitions_[runs[j].partition];
-        },
-        [&](size_t j) { return runs[j].keys; });
-    out = partitions_[runs[i].partition]->Read(runs[i].keys, out);
   }
   return result;
 }

@@ -85,20 +85,6 @@ class Partition {
   float* Read(absl::Span<const uint64_t> keys, float* out) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
-  // `keys` will be pushed to or read soon: fetches what it can of the memory
-  // for that, without the lock. FetchAhead: before that, of the object itself.
-  void Prefetch(absl::Span<const uint64_t> keys) const
-      ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    rows_.Prefetch(keys);
-  }
-  void FetchAhead() const {
-    const char* const begin = reinterpret_cast<const char*>(this);
-    constexpr size_t kLine = 64;
-    for (size_t at = 0; at < sizeof(*this); at += kLine) {
-      __builtin_prefetch(begin + at);
-    }
-  }
-
   // Makes row `key` with these weights unless it exists.
   void Put(uint64_t key, absl::Span<const float> weights)
       ABSL_LOCKS_EXCLUDED(mu_);

@@ -155,7 +155,6 @@ void RowStore::Grow() {
   room_ += rows - in_last;
   if (in_last == 0) {
     chunks_.push_back(std::move(chunk));
-    ShowMemory();
     return;
   }
   std::copy_n(chunks_.back().get(), in_last * stride_, chunk.get());
@@ -165,7 +164,6 @@ void RowStore::Grow() {
 
 void RowStore::Rehash(size_t groups) {
   std::vector<Group>(groups).swap(index_);
-  ShowMemory();
   for (int64_t row = 0; row < size_; ++row) {
     Insert(static_cast<uint32_t>(row));
   }
@@ -178,13 +176,6 @@ void RowStore::Clear() {
   index_.clear();
   last_keys_.clear();
   last_rows_.clear();
-  ShowMemory();
-}
-
-void RowStore::ShowMemory() {
-  seen_index_.store(index_.data(), std::memory_order_relaxed);
-  seen_groups_.store(index_.size(), std::memory_order_relaxed);
-  seen_chunks_.store(chunks_.data(), std::memory_order_relaxed);
 }
 
 int64_t RowStore::memory_bytes() const {

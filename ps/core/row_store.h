@@ -14,12 +14,11 @@
 // pushes to the rows that it has just pulled.
 //
 // Thread-safety: one thread at a time, also for what is const; the partition's
-// lock guards it. Prefetch may be called at any time.
+// lock guards it.
 
 #ifndef WEFT_PS_CORE_ROW_STORE_H_
 #define WEFT_PS_CORE_ROW_STORE_H_
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -64,16 +63,6 @@ class RowStore {
       if (!rows[i].exists()) make(keys[i], Add(keys[i]));
     }
     return FindAll(keys);  // rows have moved
-  }
-  // `keys` will be looked for: fetches what it can. Reads no memory but the
-  // object's own.
-  void Prefetch(absl::Span<const uint64_t> keys) const {
-    const Group* const index = seen_index_.load(std::memory_order_relaxed);
-    const size_t groups = seen_groups_.load(std::memory_order_relaxed);
-    __builtin_prefetch(seen_chunks_.load(std::memory_order_relaxed));
-    for (uint64_t key : keys) {
-      __builtin_prefetch(index + GroupOf(Mix64(key), groups));
-    }
   }
   // A row of zeros, not updated yet. REQUIRES: Find(key) does not exist().
   Row Add(uint64_t key);
@@ -123,22 +112,18 @@ class RowStore {
     uint32_t group;
     uint32_t tag;
   };
-  uint32_t GroupOf(uint64_t mixed, size_t groups) const {
-    const uint64_t own = mixed << placed_bits_ >> 32;
-    return static_cast<uint32_t>(own * groups >> 32);
-  }
   Place PlaceOf(uint64_t key) const {
     const uint64_t mixed = Mix64(key);
+    const uint64_t own = mixed << placed_bits_ >> 32;
     const uint32_t tag = mixed & 0xff;
-    return {GroupOf(mixed, index_.size()), tag + (tag == 0 ? 1 : 0)};
+    return {static_cast<uint32_t>(own * index_.size() >> 32),
+            tag + (tag == 0 ? 1 : 0)};
   }
   uint32_t GroupAfter(uint32_t group) const {
     return group + 1 < index_.size() ? group + 1 : 0;
   }
   // The places of `group` that have this tag, a bit each.
   static uint32_t Matches(const Group& group, uint32_t tag);
-  // What Prefetch reads is as it is now.
-  void ShowMemory();
   // Whether there is a row of each.
   bool LookUp(absl::Span<const uint64_t> keys, Row* rows) const;
   Row Search(uint64_t key, Place place) const;
@@ -155,11 +140,6 @@ class RowStore {
   int64_t room_ = 0;  // rows in all chunks
   std::vector<std::unique_ptr<float[]>> chunks_;
   std::vector<Group> index_;
-  // For Prefetch, which runs while another thread changes them: where index_
-  // and chunks_ are, or were.
-  std::atomic<const Group*> seen_index_{nullptr};
-  std::atomic<size_t> seen_groups_{0};
-  std::atomic<const void*> seen_chunks_{nullptr};
 
   mutable std::vector<uint64_t> last_keys_;  // empty: not known any more
   mutable std::vector<Row> last_rows_;

@@ -1,9 +1,7 @@
 #include "weft/ps/core/row_store.h"
 
-#include <atomic>
 #include <cstdint>
 #include <random>
-#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -74,21 +72,6 @@ TEST(RowStore, SameKeysAgainAreFoundWhereTheyAre) {
   EXPECT_THAT(found(), Each(0));
   Add(rows, 8, 4);
   EXPECT_THAT(found(), ElementsAre(0, 4));
-}
-
-TEST(RowStore, PrefetchMayBeCalledAtAnyTime) {
-  RowStore rows(1, 0);
-  rows.Prefetch({1, 2});  // there is nothing
-  std::atomic<bool> is_done{false};
-  std::thread other([&] {
-    while (!is_done) rows.Prefetch({1, 2, 3});
-  });
-  for (int i = 0; i < 10; ++i) {
-    for (uint64_t key = 0; key < 3000; ++key) rows.Add(key);
-    rows.Clear();
-  }
-  is_done = true;
-  other.join();
 }
 
 TEST(RowStore, KeyThatRepeatsIsFoundEachTime) {
