@@ -4,6 +4,7 @@
 #include <deque>
 #include <utility>
 
+#include "absl/functional/function_ref.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
@@ -128,16 +129,29 @@ class TableClient {
     under_way_.push_back(push.Then([](const std::vector<ExchangeReply>&) {}));
   }
 
+  // Whether an operation is under way, for which a server works already.
+  bool has_pushes_under_way() const { return !under_way_.empty(); }
+  bool has_pull_under_way() const {
+    return last_pull_.has_value() && !last_pull_->IsReady();
+  }
+  void Pulls(const Future<void>& pull) { last_pull_ = pull; }
+
   // The cut of `keys`, which is kept for the next call: a worker pulls the rows
-  // of a batch and then pushes to the same ones.
-  std::shared_ptr<const SparseCut> Cut(const Tensor& keys) {
+  // of a batch and then pushes to the same ones. `grown` as CutSparse: not
+  // called if the last call had the same keys.
+  std::shared_ptr<const SparseCut> Cut(
+      const Tensor& keys, absl::FunctionRef<void(const SparseCut&)> grown) {
     const Tensor flat = keys.Contiguous();
     const absl::Span<const int64_t> wanted = flat.span<int64_t>();
     if (cut_ == nullptr || absl::MakeConstSpan(cut_keys_) != wanted) {
       cut_keys_.assign(wanted.begin(), wanted.end());
-      cut_ = std::make_shared<const SparseCut>(CutSparse(wanted, placement_));
+      cut_ = std::make_shared<const SparseCut>(
+          CutSparse(wanted, placement_, grown));
     }
     return cut_;
+  }
+  std::shared_ptr<const SparseCut> Cut(const Tensor& keys) {
+    return Cut(keys, [](const SparseCut&) {});
   }
 
   // kFailedPrecondition unless it has rounds.
@@ -176,6 +190,7 @@ class TableClient {
   std::vector<uint64_t> pushed_;  // by partition: the last number given
   // ASYNC: pushes, in the order in which they were sent.
   std::deque<Future<void>> under_way_;
+  std::optional<Future<void>> last_pull_;
   std::vector<int64_t> cut_keys_;  // of cut_
   std::shared_ptr<const SparseCut> cut_;
 
@@ -262,20 +277,32 @@ Tensor KeyTensor(absl::Span<const uint64_t> keys) {
   return out;
 }
 
+// Where in cut.order the keys from unique number `unique` on begin.
+size_t PlaceInOrder(const SparseCut& cut, int64_t unique) {
+  if (cut.unique_of.empty()) return static_cast<size_t>(unique);
+  const auto begin = cut.unique_of.begin();
+  return std::lower_bound(begin, begin + cut.sorted, unique) - begin;
+}
+
 // Row i of the result is the sum of the rows of `gradients` whose key is unique
-// number first + i. `at` is the place in cut.order where they begin, and
-// becomes the one where they end.
+// number first + i.
 Tensor SumByKey(const SparseCut& cut, const Tensor& gradients, int64_t first,
-                int64_t rows, size_t& at) {
+                int64_t rows) {
   const int64_t dim = gradients.size(1);
   Tensor sums = Tensor::Empty({rows, dim});
-  const float* from = gradients.data<float>();
-  float* to = sums.data<float>() - dim;
+  const float* const from = gradients.data<float>();
+  float* to = sums.data<float>();
+  const size_t begin = PlaceInOrder(cut, first);
+  const size_t end = PlaceInOrder(cut, first + rows);
+  if (cut.unique_of.empty() && dim == 1) {
+    for (size_t i = begin; i < end; ++i) *to++ = from[cut.order[i]];
+    return sums;
+  }
+  to -= dim;
   int64_t last = first - 1;
-  for (; at < cut.order.size(); ++at) {
-    const int64_t unique = cut.UniqueOf(at);
-    if (unique >= first + rows) break;
-    const float* row = from + int64_t{cut.order[at]} * dim;
+  for (size_t i = begin; i < end; ++i) {
+    const int64_t unique = cut.UniqueOf(i);
+    const float* row = from + int64_t{cut.order[i]} * dim;
     if (unique != last) {
       last = unique;
       to += dim;
@@ -460,17 +487,18 @@ absl::Status SparseTable::CheckPush(const Tensor& keys,
 
 namespace {
 
-// The calls of one operation, and the server of each.
-struct Calls {
-  std::vector<Future<ExchangeReply>> replies;
-  std::vector<int> servers;
+// A call, and the rows that it pulls: so many from unique number `first` on.
+struct Call {
+  Future<ExchangeReply> reply;
+  int64_t first;
+  int64_t rows;
 };
 
-Calls Send(TableClient& table, const SparseCut* pushed, const Tensor& gradients,
-           const SparseCut* pulled, const RoundPart& of) {
-  Calls calls;
-  int64_t first = 0;  // of the unique keys
-  size_t at = 0;      // in their order
+// One message to each server.
+std::vector<Call> Send(TableClient& table, const SparseCut* pushed,
+                       const Tensor& gradients, const SparseCut* pulled,
+                       const RoundPart& of) {
+  std::vector<Call> calls;
   for (int server = 0; server < table.servers(); ++server) {
     // A synchronous round needs a part of each shard at every server.
     const bool push_here =
@@ -486,41 +514,124 @@ Calls Send(TableClient& table, const SparseCut* pushed, const Tensor& gradients,
       for (const SparsePart::Group& group : part.groups) {
         table.AddSpan(request, group.partition, group.end - group.begin);
       }
-      const int64_t rows = part.size();
       keys = KeyTensor(pushed->KeysOf(server));
-      values = SumByKey(*pushed, gradients, first, rows, at);
-      first += rows;
+      values = SumByKey(*pushed, gradients, part.begin, part.size());
     }
     if (pull_here) wanted = KeyTensor(pulled->KeysOf(server));
-    calls.servers.push_back(server);
-    calls.replies.push_back(
-        rpc::CallAsync(table.To(server), &ps::Exchange, request,
-                       std::move(keys), std::move(values), std::move(wanted)));
+    calls.push_back(
+        {rpc::CallAsync(table.To(server), &ps::Exchange, request,
+                        std::move(keys), std::move(values), std::move(wanted)),
+         pull_here ? pulled->parts[server].begin : 0,
+         pull_here ? pulled->parts[server].size() : 0});
   }
   return calls;
 }
 
-// The pulled rows in the order of the caller's keys.
-absl::StatusOr<Tensor> Scatter(const SparseCut& pulled, int64_t dim,
-                               const std::vector<int>& servers,
-                               const Replies& replies) {
-  Tensor out = Tensor::Empty({static_cast<int64_t>(pulled.order.size()), dim});
-  float* to = out.data<float>();
-  int64_t first = 0;  // of the unique keys of this server
-  size_t at = 0;
-  for (size_t i = 0; i < servers.size(); ++i) {
-    const int64_t rows = pulled.parts[servers[i]].size();
-    if (rows == 0) continue;
-    WEFT_RETURN_IF_ERROR(CheckReply(replies[i], {rows, dim}));
-    const float* from = std::get<1>(replies[i])->values.data<float>();
-    for (; at < pulled.order.size(); ++at) {
-      const int64_t row = int64_t{pulled.UniqueOf(at)} - first;
-      if (row >= rows) break;
-      CopyRow(from + row * dim, dim, to + int64_t{pulled.order[at]} * dim);
-    }
-    first += rows;
+// ASYNC: a push or a pull in pieces, which are whole partitions of one server
+// each, so that a server works on the first while the keys of the next are
+// sorted.
+class Pieces {
+ public:
+  // Of `keys` keys. `gradients`: of a push.
+  Pieces(TableClient& table, int64_t keys, const Tensor* gradients)
+      : table_(table), left_(keys), gradients_(gradients) {
+    const bool serves_already = gradients != nullptr
+                                    ? table.has_pushes_under_way()
+                                    : table.has_pull_under_way();
+    const int64_t pieces =
+        serves_already ? 1 : std::clamp(keys / kLeastRows, 1l, kMostPieces);
+    rows_ = (keys + pieces - 1) / pieces;
   }
-  return out;
+
+  // Sends the pieces that are whole; all: also what is left.
+  void Send(const SparseCut& cut, bool all) {
+    for (; server_ < table_.servers(); ++server_, group_ = 0) {
+      const std::vector<SparsePart::Group>& groups = cut.parts[server_].groups;
+      const bool is_whole = all || HasGroupsAfter(cut, server_);
+      while (group_ < groups.size()) {
+        const int64_t begin = groups[group_].begin;
+        size_t end = group_;
+        while (end < groups.size() &&
+               (groups[end].begin - begin < rows_ ||
+                left_ - (groups[end].begin - begin) < rows_ / 2)) {
+          ++end;
+        }
+        if (end == groups.size() && !is_whole) return;
+        SendGroups(cut, group_, end);
+        group_ = end;
+      }
+      if (!is_whole) return;
+    }
+  }
+
+  std::vector<Call> Take() { return std::move(calls_); }
+
+ private:
+  // A call costs as much as some hundred rows.
+  static constexpr int64_t kLeastRows = 3000;
+  static constexpr int64_t kMostPieces = 12;
+
+  static bool HasGroupsAfter(const SparseCut& cut, int server) {
+    for (size_t s = server + 1; s < cut.parts.size(); ++s) {
+      if (!cut.parts[s].groups.empty()) return true;
+    }
+    return false;
+  }
+
+  void SendGroups(const SparseCut& cut, size_t begin, size_t end) {
+    const SparsePart& part = cut.parts[server_];
+    const bool push = gradients_ != nullptr;
+    v1::Request request = table_.NewRequest(push, !push, table_.OwnPart());
+    request.set_continues(begin > 0);
+    const int64_t first = part.begin + part.groups[begin].begin;
+    const int64_t rows = part.groups[end - 1].end - part.groups[begin].begin;
+    Tensor keys = KeyTensor(absl::MakeConstSpan(cut.keys).subspan(first, rows));
+    std::optional<Tensor> pushed, values, pulled;
+    if (push) {
+      for (size_t g = begin; g < end; ++g) {
+        table_.AddSpan(request, part.groups[g].partition,
+                       part.groups[g].end - part.groups[g].begin);
+      }
+      pushed = std::move(keys);
+      values = SumByKey(cut, *gradients_, first, rows);
+    } else {
+      pulled = std::move(keys);
+    }
+    calls_.push_back({rpc::CallAsync(table_.To(server_), &ps::Exchange, request,
+                                     std::move(pushed), std::move(values),
+                                     std::move(pulled)),
+                      first, push ? 0 : rows});
+    left_ -= rows;
+  }
+
+  TableClient& table_;
+  int64_t left_;  // keys that were not sent, or repeat others
+  const Tensor* const gradients_;
+  int64_t rows_;  // of a piece, but for the last group and the last piece
+  int server_ = 0;
+  size_t group_ = 0;  // the server's next
+  std::vector<Call> calls_;
+};
+
+// Puts pulled rows where the caller's keys are.
+absl::Status Scatter(const SparseCut& cut, int64_t first, int64_t rows,
+                     const ExchangeReply& reply, Tensor& out) {
+  if (rows == 0) return absl::OkStatus();  // it was a push
+  const int64_t dim = out.size(1);
+  WEFT_RETURN_IF_ERROR(CheckReply(reply, {rows, dim}));
+  const float* const from = std::get<1>(reply)->values.data<float>();
+  float* const to = out.data<float>();
+  const size_t begin = PlaceInOrder(cut, first);
+  const size_t end = PlaceInOrder(cut, first + rows);
+  if (cut.unique_of.empty() && dim == 1) {
+    for (size_t i = begin; i < end; ++i) to[cut.order[i]] = from[i - begin];
+    return absl::OkStatus();
+  }
+  for (size_t i = begin; i < end; ++i) {
+    const int64_t row = int64_t{cut.UniqueOf(i)} - first;
+    CopyRow(from + row * dim, dim, to + int64_t{cut.order[i]} * dim);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -529,32 +640,61 @@ Future<Tensor> SparseTable::Exchange(const Tensor* push_keys,
                                      const Tensor* gradients,
                                      const Tensor* pull_keys) {
   const bool push = push_keys != nullptr;
+  const bool pull = pull_keys != nullptr;
   absl::Status fit =
       push ? CheckPush(*push_keys, *gradients) : table_->servers_status();
-  if (fit.ok() && pull_keys != nullptr) {
-    fit = CheckKeys(table_->layout(), *pull_keys);
-  }
+  if (fit.ok() && pull) fit = CheckKeys(table_->layout(), *pull_keys);
   if (fit.ok() && push) fit = table_->AwaitRoom();
   if (!fit.ok()) return MakeReady<Tensor>(fit);
-  std::shared_ptr<const SparseCut> pushed, pulled;
-  if (push) pushed = table_->Cut(*push_keys);
-  if (pull_keys != nullptr) pulled = table_->Cut(*pull_keys);
+  const Tensor rows = push ? gradients->Contiguous() : Tensor();
+  std::shared_ptr<const SparseCut> pulled;
+  std::vector<Call> calls;
+  if (!table_->is_sync() && push != pull) {
+    const Tensor& keys = push ? *push_keys : *pull_keys;
+    Pieces pieces(*table_, keys.numel(), push ? &rows : nullptr);
+    const auto cut = table_->Cut(
+        keys, [&](const SparseCut& grown) { pieces.Send(grown, false); });
+    pieces.Send(*cut, true);
+    calls = pieces.Take();
+    if (pull) pulled = cut;
+  } else {
+    std::shared_ptr<const SparseCut> pushed;
+    if (push) pushed = table_->Cut(*push_keys);
+    if (pull) pulled = table_->Cut(*pull_keys);
+    calls = Send(*table_, pushed.get(), rows, pulled.get(), table_->OwnPart());
+  }
 
-  Calls calls =
-      Send(*table_, pushed.get(), push ? gradients->Contiguous() : Tensor(),
-           pulled.get(), table_->OwnPart());
-  Future<Replies> replies = table_->Watch(WhenAllOk(std::move(calls.replies)));
-  if (push) {
+  const auto after_push = [this](std::vector<Future<ExchangeReply>> calls) {
+    Future<Replies> replies = table_->Watch(WhenAllOk(std::move(calls)));
     table_->Sent(replies);
     table_->EndRound();
     Watch(replies, table_);
+    return replies;
+  };
+  if (!pull) {
+    std::vector<Future<ExchangeReply>> replies;
+    for (Call& call : calls) replies.push_back(std::move(call.reply));
+    return after_push(std::move(replies)).Then([](const Replies&) {
+      return Tensor();
+    });
   }
-  return std::move(replies).Then(
-      [pulled, servers = std::move(calls.servers),
-       dim = dim()](const Replies& replies) -> absl::StatusOr<Tensor> {
-        if (pulled == nullptr) return Tensor();
-        return Scatter(*pulled, dim, servers, replies);
-      });
+  // Rows are put in their places as they come.
+  Tensor out = Tensor::Empty({pull_keys->numel(), dim()});
+  std::vector<Future<ExchangeReply>> replies;
+  std::vector<Future<void>> placed;
+  for (Call& call : calls) {
+    if (push) replies.push_back(call.reply);
+    placed.push_back(
+        std::move(call.reply)
+            .Then([pulled, out, first = call.first,
+                   rows = call.rows](const ExchangeReply& reply) mutable {
+              return Scatter(*pulled, first, rows, reply, out);
+            }));
+  }
+  if (push) (void)after_push(std::move(replies));
+  Future<void> all = table_->Watch(WhenAllOk(std::move(placed)));
+  table_->Pulls(all);
+  return std::move(all).Then([out] { return out; });
 }
 
 Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
@@ -562,10 +702,13 @@ Future<void> SparseTable::PushShard(const RoundPart& part, const Tensor& keys,
   absl::Status fit = table_->CheckRounds("PushShard");
   if (fit.ok()) fit = CheckPush(keys, gradients);
   if (!fit.ok()) return MakeReady<void>(fit);
-  Calls calls = Send(*table_, table_->Cut(keys).get(), gradients.Contiguous(),
-                     nullptr, part);
-  return table_->Watch(WhenAllOk(std::move(calls.replies)))
-      .Then([](const Replies&) {});
+  std::vector<Future<ExchangeReply>> replies;
+  for (Call& call : Send(*table_, table_->Cut(keys).get(),
+                         gradients.Contiguous(), nullptr, part)) {
+    replies.push_back(std::move(call.reply));
+  }
+  return table_->Watch(WhenAllOk(std::move(replies))).Then([](const Replies&) {
+  });
 }
 
 Future<void> SparseTable::SetLearningRateScale(

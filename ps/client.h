@@ -5,8 +5,9 @@
 //   WEFT_RETURN_IF_ERROR(model->Initialize(parameters).Wait(timeout));
 //   Future<Tensor> next = model->PushPull(gradient);   // one step
 //
-// Each operation makes one call to each server that holds part of its data, and
-// ends with the first error of any; the message begins with the server's name.
+// Each operation makes one call to each server that holds part of its data, or
+// several, if it is a push or a pull of many keys to an ASYNC table. It ends
+// with the first error of any; the message begins with the server's name.
 //
 // A client stays with the incarnations of its servers that it found at its
 // first opening of a table, or by its last Restore. If one of them dies, all

@@ -2,6 +2,8 @@
 
 #include <atomic>
 #include <thread>
+#include <unordered_map>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -36,6 +38,55 @@ TEST(Client, DenseVectorIsPulledInItsOrder) {
   const auto pulled = (*table)->Pull().Wait(kTimeout);
   ASSERT_THAT(pulled, IsOk());
   EXPECT_EQ(pulled->ToVector<float>(), values.ToVector<float>());
+}
+
+// Many keys travel in pieces (Pieces of client.cc). Some repeat.
+TEST(Client, PushesAndPullsInPiecesAreOneEach) {
+  constexpr int64_t kKeys = 50000;
+  for (const int servers : {1, 3}) {
+    for (const bool repeat : {false, true}) {
+      TestJob job(servers, /*trainers=*/1);
+      const auto client = job.MakeClient(0);
+      v1::TableSpec spec = SparseSpec(v1::TableSpec::ASYNC, 0);
+      spec.set_partitions(256);
+      auto table = client->Sparse(spec);
+      ASSERT_THAT(table, IsOk());
+      std::vector<int64_t> keys(kKeys);
+      std::vector<float> gradients(2 * kKeys), wanted(2 * kKeys);
+      std::unordered_map<int64_t, float> sums;
+      for (int64_t i = 0; i < kKeys; ++i) {
+        keys[i] = repeat ? i * 31 % 20011 : i;
+        const float gradient = static_cast<float>(i % 7);
+        gradients[2 * i] = gradients[2 * i + 1] = gradient;
+        sums[keys[i]] -= gradient;
+      }
+      for (int64_t i = 0; i < kKeys; ++i) {
+        wanted[2 * i] = wanted[2 * i + 1] = 3 * sums[keys[i]];
+      }
+      const Tensor all = Tensor::FromVector(keys);
+      const Tensor values = Tensor::FromVector(gradients, {kKeys, 2});
+      // Sorted, then known; then one that begins while another is under way.
+      ASSERT_THAT((*table)->Push(all, values).Wait(kTimeout), IsOk());
+      const Future<void> first = (*table)->Push(all, values);
+      ASSERT_THAT((*table)->Push(all, values).Wait(kTimeout), IsOk());
+      ASSERT_THAT(first.Wait(kTimeout), IsOk());
+      const Future<Tensor> pull = (*table)->Pull(all);
+      const auto again = (*table)->Pull(all).Wait(kTimeout);
+      const auto rows = pull.Wait(kTimeout);
+      ASSERT_THAT(rows, IsOk());
+      ASSERT_THAT(again, IsOk());
+      EXPECT_EQ(rows->ToVector<float>(), wanted);
+      EXPECT_EQ(again->ToVector<float>(), wanted);
+      const auto stats = client->Describe();
+      ASSERT_THAT(stats, IsOk());
+      int64_t made = 0;
+      for (const v1::ServerStats& server : *stats) {
+        EXPECT_EQ(server.tables(0).version(), 3);
+        made += server.tables(0).rows();
+      }
+      EXPECT_EQ(made, static_cast<int64_t>(sums.size()));
+    }
+  }
 }
 
 TEST(Client, TrainerPushesAllShardsOfASparseTable) {

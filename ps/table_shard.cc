@@ -469,6 +469,7 @@ absl::Status TableShard::PushNow(const v1::Request& request, const Part& part,
   MutexLock lock(mu_);
   openings_.Use(request.client());
   if (!refused.ok() || applied == 0) return refused;
+  if (request.continues()) return absl::OkStatus();
   metrics_.PushedAt(request.client(), pushes_);
   ++pushes_;
   return absl::OkStatus();

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/types/span.h"
 #include "weft/ps/core/placement.h"
 #include "weft/ps/core/table_layout.h"
@@ -63,6 +64,8 @@ struct SparseCut {
   // For each of `order`, which of `keys` it is. Empty if no key repeats: then
   // it is the place in `order`.
   std::vector<uint32_t> unique_of;
+  // While it is made: how many of `order` belong to keys of groups.
+  size_t sorted = 0;
 
   uint32_t UniqueOf(size_t i) const {
     return unique_of.empty() ? static_cast<uint32_t>(i) : unique_of[i];
@@ -76,6 +79,11 @@ struct SparseCut {
 // Sorts and removes repetitions, in time proportional to the number of keys.
 // REQUIRES: fewer than 2^32 keys.
 SparseCut CutSparse(absl::Span<const int64_t> keys, const Placement& placement);
+
+// The same. Meanwhile calls `grown` with what is there already: groups that
+// are whole, and what belongs to them, to which nothing is added before.
+SparseCut CutSparse(absl::Span<const int64_t> keys, const Placement& placement,
+                    absl::FunctionRef<void(const SparseCut&)> grown);
 
 }  // namespace weft::ps
 

@@ -66,7 +66,7 @@ TEST(CutSparse, AnyKeysAreGroupedByServerAndPartition) {
   for (const int partitions : {1, 2, 16, 1024, 65536}) {
     for (const int servers : {1, 2, 3, 7}) {
       const Placement placement("t", partitions, servers);
-      for (const int n : {0, 1, 2, 21, 300, 5000}) {
+      for (const int n : {0, 1, 2, 21, 300, 2047, 2048, 5000, 20000}) {
         std::vector<int64_t> distinct(n), few(n), same(n, 42), two(n);
         for (int i = 0; i < n; ++i) {
           distinct[i] = static_cast<int64_t>(random());
@@ -81,6 +81,53 @@ TEST(CutSparse, AnyKeysAreGroupedByServerAndPartition) {
           }
         }
       }
+    }
+  }
+}
+
+// What a caller may use of a cut that grows.
+TEST(CutSparse, GrowsByWholeGroupsToWhichNothingIsAdded) {
+  std::mt19937_64 random(2);
+  for (const int servers : {1, 3}) {
+    for (const bool repeat : {false, true}) {
+      const Placement placement("t", 1024, servers);
+      std::vector<int64_t> keys(20000);
+      for (int64_t& key : keys) {
+        key = static_cast<int64_t>(repeat ? random() % 9000 : random());
+      }
+      const SparseCut whole = CutSparse(keys, placement);
+      ASSERT_EQ(whole.sorted, keys.size());
+      int steps = 0;
+      const SparseCut cut =
+          CutSparse(keys, placement, [&](const SparseCut& grown) {
+            ++steps;
+            int64_t ended = 0;
+            for (int s = 0; s < servers; ++s) {
+              const SparsePart& part = grown.parts[s];
+              ASSERT_LE(part.groups.size(), whole.parts[s].groups.size());
+              if (part.groups.empty()) continue;
+              ASSERT_EQ(part.begin, whole.parts[s].begin);
+              ended = part.end;
+              for (size_t g = 0; g < part.groups.size(); ++g) {
+                const SparsePart::Group& of_whole = whole.parts[s].groups[g];
+                ASSERT_EQ(part.groups[g].partition, of_whole.partition);
+                ASSERT_EQ(part.groups[g].begin, of_whole.begin);
+                ASSERT_EQ(part.groups[g].end, of_whole.end);
+              }
+            }
+            for (int64_t i = 0; i < ended; ++i) {
+              ASSERT_EQ(grown.keys[i], whole.keys[i]);
+            }
+            for (size_t i = 0; i < grown.sorted; ++i) {
+              ASSERT_EQ(grown.order[i], whole.order[i]);
+              ASSERT_EQ(grown.UniqueOf(i), whole.UniqueOf(i));
+            }
+            const size_t last = grown.sorted;
+            ASSERT_EQ(ended, last == 0 ? 0 : grown.UniqueOf(last - 1) + 1);
+          });
+      EXPECT_GT(steps, 3);
+      EXPECT_EQ(cut.keys, whole.keys);
+      EXPECT_EQ(cut.order, whole.order);
     }
   }
 }

@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <numeric>
 #include <string>
 #include <utility>
 
-#include "absl/algorithm/container.h"
 #include "absl/numeric/bits.h"
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -29,12 +27,11 @@ int PlacedBits(const TableLayout& layout) {
 
 // A function of its own: clang does not see in a lambda which lock is held.
 std::vector<RowStore::Row> SortedByKey(const RowStore& rows) {
-  std::vector<RowStore::Row> order(rows.size());
-  std::iota(order.begin(), order.end(), RowStore::Row{0});
-  std::sort(order.begin(), order.end(),
-            [&rows](RowStore::Row a, RowStore::Row b) {
-              return rows.key(a) < rows.key(b);
-            });
+  std::vector<RowStore::Row> order;
+  for (int64_t i = 0; i < rows.size(); ++i) order.push_back(rows.At(i));
+  std::sort(order.begin(), order.end(), [](RowStore::Row a, RowStore::Row b) {
+    return RowStore::key(a) < RowStore::key(b);
+  });
   return order;
 }
 
@@ -138,15 +135,14 @@ void Partition::Update(absl::Span<const uint64_t> keys, const float* gradients,
                        double lr_scale) {
   const bool together =
       !is_dense_ && dim_ <= kTogetherDim && layout_.slots() <= kTogetherSlots;
-  std::array<Row, RowStore::kMostKeys> rows;
   while (!keys.empty()) {
-    const size_t n = std::min(keys.size(), rows.size());
-    absl::c_copy(rows_.FindAll(keys.first(n)), rows.begin());
-    for (size_t i = 0; i < n; ++i) {
-      if (rows[i] == RowStore::kNoRow) rows[i] = Make(keys[i]);
-    }
+    const size_t n = std::min(keys.size(), RowStore::kMostKeys);
+    const absl::Span<const Row> rows = rows_.FindOrAddAll(
+        keys.first(n),
+        [this](uint64_t key, Row row)
+            ABSL_NO_THREAD_SAFETY_ANALYSIS { Initialize(key, row); });
     if (together) {
-      UpdateTogether(absl::MakeConstSpan(rows.data(), n), gradients, lr_scale);
+      UpdateTogether(rows, gradients, lr_scale);
       gradients += static_cast<int64_t>(n) * dim_;
     } else {
       for (size_t i = 0; i < n; ++i) {
@@ -163,38 +159,70 @@ void Partition::UpdateOne(Row row, const float* gradient, double lr_scale) {
                 layout_.RowLength(rows_.key(row)));
 }
 
+namespace {
+
+// Array number a of `n` rows of one float each: floats[i][a], for i in [0, n).
+template <int kArrays>
+void Gather(float* const* floats, size_t n, float* arrays) {
+  for (size_t i = 0; i < n; ++i) {
+    for (int a = 0; a < kArrays; ++a) arrays[a * n + i] = floats[i][a];
+  }
+}
+template <int kArrays>
+void Scatter(const float* arrays, size_t n, float* const* floats) {
+  for (size_t i = 0; i < n; ++i) {
+    for (int a = 0; a < kArrays; ++a) floats[i][a] = arrays[a * n + i];
+  }
+}
+
+// The same for rows of any length; the arrays of one row follow each other.
+void GatherRows(float* const* floats, size_t n, int64_t dim, int count,
+                float* arrays) {
+  if (dim == 1 && count == 1) return Gather<1>(floats, n, arrays);
+  if (dim == 1 && count == 2) return Gather<2>(floats, n, arrays);
+  if (dim == 1 && count == 3) return Gather<3>(floats, n, arrays);
+  for (int a = 0; a < count; ++a) {
+    for (size_t i = 0; i < n; ++i) {
+      arrays = CopyRow(floats[i] + a * dim, dim, arrays);
+    }
+  }
+}
+void ScatterRows(const float* arrays, size_t n, int64_t dim, int count,
+                 float* const* floats) {
+  if (dim == 1 && count == 1) return Scatter<1>(arrays, n, floats);
+  if (dim == 1 && count == 2) return Scatter<2>(arrays, n, floats);
+  if (dim == 1 && count == 3) return Scatter<3>(arrays, n, floats);
+  for (int a = 0; a < count; ++a) {
+    for (size_t i = 0; i < n; ++i, arrays += dim) {
+      CopyRow(arrays, dim, floats[i] + a * dim);
+    }
+  }
+}
+
+}  // namespace
+
 // A rule works element by element, so rows of one step may be one row for it.
 void Partition::UpdateTogether(absl::Span<const Row> rows,
                                const float* gradients, double lr_scale) {
   const int arrays = 1 + layout_.slots();
   const bool uses_step = layout_.uses_step();
   std::array<float, (1 + kTogetherSlots) * kTogether * kTogetherDim> copies;
-  std::array<float*, kTogether> places;
+  std::array<float*, kTogether> floats;
   while (!rows.empty()) {
-    const int64_t step = rows_.NextStep(rows[0]);
+    const int64_t step = RowStore::NextStep(rows[0]);
     const size_t most = std::min(rows.size(), kTogether);
-    places[0] = rows_.floats(rows[0]);
+    floats[0] = rows_.floats(rows[0]);
     size_t n = 1;
     for (; n < most; ++n) {
-      if (uses_step && rows_.step(rows[n]) + int64_t{1} != step) break;
-      rows_.NextStep(rows[n]);
-      places[n] = rows_.floats(rows[n]);
+      if (uses_step && RowStore::step(rows[n]) + int64_t{1} != step) break;
+      RowStore::NextStep(rows[n]);
+      floats[n] = rows_.floats(rows[n]);
     }
     const int64_t elements = static_cast<int64_t>(n) * dim_;
-    for (int a = 0; a < arrays; ++a) {
-      float* to = copies.data() + a * elements;
-      for (size_t i = 0; i < n; ++i) {
-        to = CopyRow(places[i] + a * dim_, dim_, to);
-      }
-    }
+    GatherRows(floats.data(), n, dim_, arrays, copies.data());
     layout_.ApplyTo({step, lr_scale}, copies.data(), elements, gradients,
                     elements);
-    for (int a = 0; a < arrays; ++a) {
-      const float* from = copies.data() + a * elements;
-      for (size_t i = 0; i < n; ++i, from += dim_) {
-        CopyRow(from, dim_, places[i] + a * dim_);
-      }
-    }
+    ScatterRows(copies.data(), n, dim_, arrays, floats.data());
     gradients += elements;
     rows.remove_prefix(n);
   }
@@ -219,7 +247,7 @@ float* Partition::Read(absl::Span<const uint64_t> keys, float* out) const {
     const absl::Span<const Row> rows = rows_.FindAll(keys.first(n));
     for (size_t i = 0; i < n; ++i) {
       const int64_t length = is_dense_ ? layout_.RowLength(keys[i]) : dim_;
-      if (rows[i] == RowStore::kNoRow) {
+      if (!rows[i].exists()) {
         layout_.InitialWeights(keys[i], absl::MakeSpan(out, length));
       } else {
         CopyRow(rows_.floats(rows[i]), length, out);
@@ -233,17 +261,21 @@ float* Partition::Read(absl::Span<const uint64_t> keys, float* out) const {
 
 void Partition::Put(uint64_t key, absl::Span<const float> weights) {
   MutexLock lock(mu_);
-  if (rows_.Find(key) != RowStore::kNoRow) return;
+  if (rows_.Find(key).exists()) return;
   WEFT_CHECK_EQ(static_cast<int64_t>(weights.size()), layout_.RowLength(key));
   std::copy(weights.begin(), weights.end(), rows_.floats(Make(key)));
 }
 
 Partition::Row Partition::Make(uint64_t key) {
   const Row row = rows_.Add(key);
+  Initialize(key, row);
+  return row;
+}
+
+void Partition::Initialize(uint64_t key, Row row) {
   const int64_t length = layout_.RowLength(key);
   layout_.InitialWeights(key, absl::MakeSpan(rows_.floats(row), length));
   layout_.InitialSlots(rows_.floats(row), length);
-  return row;
 }
 
 std::vector<Partition::Row> Partition::InKeyOrder() const {

@@ -101,6 +101,7 @@ class Partition {
   using Row = RowStore::Row;
 
   Row Make(uint64_t key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Initialize(uint64_t key, Row row) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // One step of the rule on each row; their gradients lie one after another.
   void Update(absl::Span<const uint64_t> keys, const float* gradients,
               double lr_scale) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

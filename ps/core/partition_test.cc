@@ -165,5 +165,55 @@ TEST_F(PartitionTest, ManyRowsAcrossManyChunks) {
   EXPECT_GT(partition_.memory_bytes(), 50000 * 8);
 }
 
+// Rules of no, one and two slots, of which some look at a row's step.
+std::vector<optimizer::v1::RuleSpec> Rules() {
+  std::vector<optimizer::v1::RuleSpec> rules(5);
+  rules[0].mutable_sgd()->set_lr(0.1);
+  rules[1].mutable_sgd()->set_momentum(0.9);
+  rules[2].mutable_adam()->set_lr(0.1);
+  rules[3].mutable_adagrad()->set_lr_decay(0.1);
+  rules[4].mutable_ftrl()->set_lr(0.1);
+  return rules;
+}
+
+TEST(Partition, RowsOfOnePushHaveTheBitsOfRowsPushedAlone) {
+  for (const optimizer::v1::RuleSpec& rule : Rules()) {
+    for (const int64_t dim : {1, 2, 5, 16, 17}) {
+      v1::TableSpec spec = SgdLayout()->spec();
+      spec.set_dim(dim);
+      *spec.mutable_rule() = rule;
+      const auto layout = *TableLayout::Create(spec);
+      Partition together(layout.get()), alone(layout.get());
+      uint64_t sequence = 0;
+      // Of other rows each time, so that their steps differ; the last rows are
+      // new, and other rows move while they are made.
+      for (uint64_t first : {0, 100, 50, 0, 300, 20}) {
+        std::vector<uint64_t> keys;
+        std::vector<float> values;
+        for (uint64_t k = 0; k < 400; ++k) {
+          keys.push_back(first + k);
+          for (int64_t d = 0; d < dim; ++d) {
+            values.push_back(static_cast<float>((k * 7 + d * 3) % 11) - 5);
+          }
+        }
+        ++sequence;
+        ASSERT_THAT(together.ApplyOnce({1, sequence, keys, values.data()}),
+                    IsOkAndHolds(true));
+        for (size_t i = 0; i < keys.size(); ++i) {
+          const PushSpan one{2, sequence * 1000 + i,
+                             absl::MakeConstSpan(keys).subspan(i, 1),
+                             values.data() + i * dim};
+          alone.ApplySum({one}, 1);
+        }
+      }
+      const PartitionImage image = together.Image(), wanted = alone.Image();
+      EXPECT_EQ(image.keys, wanted.keys);
+      EXPECT_EQ(image.steps, wanted.steps);
+      EXPECT_EQ(image.weights, wanted.weights) << dim;
+      EXPECT_EQ(image.slots, wanted.slots) << dim;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace weft::ps

@@ -1,5 +1,9 @@
 #include "weft/ps/core/row_store.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <utility>
 
@@ -11,11 +15,15 @@ namespace {
 
 constexpr int64_t kChunkBytes = 16384;
 constexpr int64_t kFirstRows = 4;
-constexpr size_t kFirstIndex = 8;
+// Rows to a group, on average, at most: 3 in 100 lie in another group than
+// their own then.
+constexpr int64_t kMostInGroup = 9;
 // Lengths up to which a row's own floats need not begin at a multiple of 16
 // bytes.
 constexpr int64_t kShortRow = 16;
-constexpr size_t kAhead = 32;
+// Keys whose memory is fetched before the first of them is compared. Of the
+// second-level cache's misses so many are under way as the core can have.
+constexpr size_t kAhead = 128;
 
 }  // namespace
 
@@ -27,7 +35,7 @@ RowStore::RowStore(int64_t floats, int placed_bits)
       1, kChunkBytes / (stride_ * static_cast<int64_t>(sizeof(float))));
   chunk_bits_ =
       static_cast<int>(absl::bit_width(static_cast<uint64_t>(rows))) - 1;
-  chunk_mask_ = (Row{1} << chunk_bits_) - 1;
+  chunk_mask_ = (int64_t{1} << chunk_bits_) - 1;
 }
 
 RowStore::Row RowStore::Find(uint64_t key) const {
@@ -45,56 +53,95 @@ absl::Span<const RowStore::Row> RowStore::FindAll(
   return last_rows_;
 }
 
+inline uint32_t RowStore::Matches(const Group& group, uint32_t tag) {
+  constexpr uint32_t kAll = (1u << kPlaces) - 1;
+#ifdef __SSE2__
+  const __m128i tags =
+      _mm_load_si128(reinterpret_cast<const __m128i*>(group.tags));
+  const __m128i equal =
+      _mm_cmpeq_epi8(tags, _mm_set1_epi8(static_cast<char>(tag)));
+  return static_cast<uint32_t>(_mm_movemask_epi8(equal)) & kAll;
+#else
+  uint32_t matches = 0;
+  for (int i = 0; i < kPlaces; ++i) {
+    matches |= static_cast<uint32_t>(group.tags[i] == tag) << i;
+  }
+  return matches;
+#endif
+}
+
 bool RowStore::LookUp(absl::Span<const uint64_t> keys, Row* rows) const {
   if (index_.empty()) {
-    std::fill_n(rows, keys.size(), kNoRow);
+    std::fill_n(rows, keys.size(), Row{});
     return keys.empty();
   }
-  const Row* const index = index_.data();
-  const size_t mask = index_.size() - 1;
-  size_t slots[kAhead];
+  const Group* const index = index_.data();
+  Place places[kAhead];
   bool all = true;
   for (size_t begin = 0; begin < keys.size(); begin += kAhead) {
     const size_t n = std::min(kAhead, keys.size() - begin);
     const uint64_t* const wanted = keys.data() + begin;
+    Row* const found = rows + begin;
     for (size_t i = 0; i < n; ++i) {
-      slots[i] = SlotOf(wanted[i]);
-      __builtin_prefetch(index + slots[i]);
+      places[i] = PlaceOf(wanted[i]);
+      __builtin_prefetch(index + places[i].group);
+    }
+    // The row that it is most likely. If no tag matches, any: a free place
+    // names the first row.
+    constexpr uint32_t kLastPlace = 1u << (kPlaces - 1);
+    for (size_t i = 0; i < n; ++i) {
+      const Group& group = index[places[i].group];
+      const uint32_t matches = Matches(group, places[i].tag) | kLastPlace;
+      found[i] = At(group.rows[absl::countr_zero(matches)]);
+      __builtin_prefetch(found[i].block);
     }
     for (size_t i = 0; i < n; ++i) {
-      const Row row = index[slots[i]];
-      __builtin_prefetch(Block(row == kNoRow ? 0 : row));
-    }
-    for (size_t i = 0; i < n; ++i) {
-      size_t slot = slots[i];
-      Row row = index[slot];
-      while (row != kNoRow && key(row) != wanted[i]) {
-        slot = (slot + 1) & mask;
-        row = index[slot];
-      }
-      rows[begin + i] = row;
-      all &= row != kNoRow;
+      if (key(found[i]) == wanted[i]) continue;
+      found[i] = Search(wanted[i], places[i]);
+      all &= found[i].exists();
     }
   }
   return all;
 }
 
+RowStore::Row RowStore::Search(uint64_t wanted, Place place) const {
+  for (size_t tried = 0; tried < index_.size(); ++tried) {
+    const Group& group = index_[place.group];
+    for (uint32_t matches = Matches(group, place.tag); matches != 0;
+         matches &= matches - 1) {
+      const Row row = At(group.rows[absl::countr_zero(matches)]);
+      if (key(row) == wanted) return row;
+    }
+    if (Matches(group, 0) != 0) break;  // it would be there
+    place.group = GroupAfter(place.group);
+  }
+  return Row{};
+}
+
 RowStore::Row RowStore::Add(uint64_t key) {
-  const Row row = static_cast<Row>(size_);
-  WEFT_CHECK(row != kNoRow);
+  const uint32_t number = static_cast<uint32_t>(size_);
+  WEFT_CHECK(number != ~uint32_t{0});
+  if (last_missed_) last_keys_.clear();
   if (size_ == room_) Grow();
   ++size_;
-  if (last_missed_) last_keys_.clear();
-  std::memcpy(Block(row), &key, sizeof(key));
-  // At most half of the index is taken.
-  if (static_cast<size_t>(size_) * 2 > index_.size()) {
-    Rehash(std::max(kFirstIndex, index_.size() * 2));
-    return row;
+  const Row row = At(number);
+  std::memcpy(row.block, &key, sizeof(key));
+  if (size_ > static_cast<int64_t>(index_.size()) * kMostInGroup) {
+    Rehash(index_.size() + index_.size() / 2 + 1);
+  } else {
+    Insert(number);
   }
-  size_t slot = SlotOf(key);
-  while (index_[slot] != kNoRow) slot = (slot + 1) & (index_.size() - 1);
-  index_[slot] = row;
   return row;
+}
+
+void RowStore::Insert(uint32_t row) {
+  const Place place = PlaceOf(key(At(row)));
+  uint32_t at = place.group;
+  uint32_t free = 0;
+  while ((free = Matches(index_[at], 0)) == 0) at = GroupAfter(at);
+  const int first = absl::countr_zero(free);
+  index_[at].tags[first] = static_cast<uint8_t>(place.tag);
+  index_[at].rows[first] = row;
 }
 
 void RowStore::Grow() {
@@ -111,16 +158,14 @@ void RowStore::Grow() {
     return;
   }
   std::copy_n(chunks_.back().get(), in_last * stride_, chunk.get());
+  last_keys_.clear();
   chunks_.back() = std::move(chunk);
 }
 
-void RowStore::Rehash(size_t capacity) {
-  index_.assign(capacity, kNoRow);
-  slot_shift_ = 65 - static_cast<int>(absl::bit_width(capacity));
-  for (Row row = 0; row < size_; ++row) {
-    size_t slot = SlotOf(key(row));
-    while (index_[slot] != kNoRow) slot = (slot + 1) & (capacity - 1);
-    index_[slot] = row;
+void RowStore::Rehash(size_t groups) {
+  std::vector<Group>(groups).swap(index_);
+  for (int64_t row = 0; row < size_; ++row) {
+    Insert(static_cast<uint32_t>(row));
   }
 }
 
@@ -137,7 +182,7 @@ int64_t RowStore::memory_bytes() const {
   return static_cast<int64_t>(
       room_ * stride_ * static_cast<int64_t>(sizeof(float)) +
       static_cast<int64_t>(chunks_.capacity() * sizeof(chunks_[0]) +
-                           index_.capacity() * sizeof(Row) +
+                           index_.capacity() * sizeof(Group) +
                            last_keys_.capacity() * sizeof(uint64_t) +
                            last_rows_.capacity() * sizeof(Row)));
 }

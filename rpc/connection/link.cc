@@ -270,9 +270,14 @@ void Link::TakeMessage(Leaving* leaving) {
   size_t room =
       memory_state_ == MemoryState::kOpen ? kMemoryChunkBytes : kChunkBytes;
   while (!bulk_.empty() && room > 0 && batch.size() < kBatchBytes) {
-    const size_t taken = AddChunk(room, &batch, leaving);
+    const size_t most = memory_state_ == MemoryState::kOpen
+                            ? std::min(room, bulk_.front().memory_chunk)
+                            : room;
+    const bool is_last = bulk_.front().left <= most;
+    const size_t taken = AddChunk(most, &batch, leaving);
     if (taken == 0) break;  // until the peer has consumed some
     room -= std::min(room, taken);
+    if (!is_last) break;  // the peer copies it out meanwhile
   }
   AddConsumed(&batch);
   leaving->message = std::move(batch).Finish();
@@ -303,7 +308,10 @@ bool Link::AddBody(uint64_t id, const Slices& body, Leaving* leaving) {
   if (size < (memory_state_ == MemoryState::kOpen ? kInMemory : kInChunks)) {
     return false;
   }
-  bulk_.push_back(Bulk{id, body, size, 0, 0});
+  const size_t chunk = size < 2 * kMemoryChunkBytes
+                           ? std::max(kLeastMemoryChunkBytes, size / 4)
+                           : kMemoryChunkBytes;
+  bulk_.push_back(Bulk{id, body, size, 0, 0, chunk});
   return true;
 }
 

@@ -71,9 +71,12 @@ class Link final : public transport::ConnectionObserver,
   // One message gathers about so much.
   static constexpr size_t kBatchBytes = size_t{32} << 10;
   // Bodies from this size on pass through shared memory, in chunks of at most
-  // kMemoryChunkBytes; of it each direction has kPayloadRingBytes.
+  // kMemoryChunkBytes; of it each direction has kPayloadRingBytes. What is
+  // shorter than two such chunks goes in smaller ones, so that it is copied
+  // out while it is copied in.
   static constexpr size_t kInMemory = size_t{32} << 10;
   static constexpr size_t kMemoryChunkBytes = size_t{512} << 10;
+  static constexpr size_t kLeastMemoryChunkBytes = size_t{64} << 10;
   static constexpr size_t kPayloadRingBytes = transport::BodyMemory::kBytes;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
@@ -143,6 +146,7 @@ class Link final : public transport::ConnectionObserver,
     size_t left = 0;
     size_t slice = 0;
     size_t offset = 0;
+    size_t memory_chunk = kMemoryChunkBytes;  // of shared memory, at most
 
     // The next bytes. REQUIRES: bytes <= left.
     Slices Take(size_t bytes);

@@ -139,6 +139,20 @@ TEST_F(SharedMemoryTest, LargeBodiesPassThroughItBothWays) {
   EXPECT_LT(depot_->written_bytes - before, 32 << 10);
 }
 
+// So that the receiver copies out while the sender copies in.
+TEST_F(SharedMemoryTest, BodyOfSomeHundredKilobytesLeavesInSeveralChunks) {
+  Start();
+  WarmUp();
+  const auto messages_of = [&](size_t elements) {
+    const int64_t before = depot_->written_messages;
+    EXPECT_EQ(*Call(agents_[0]->To("w1"), Size, Body(elements, 3)),
+              static_cast<int64_t>(elements));
+    return depot_->written_messages - before;
+  };
+  EXPECT_GE(messages_of(100000), 5);  // four chunks, and the reply
+  EXPECT_LE(messages_of(16000), 3);   // 62.5 KiB: one chunk
+}
+
 TEST_F(SharedMemoryTest, CalleeMayUseItFirst) {
   Start();
   const Target w1 = agents_[0]->To("w1");

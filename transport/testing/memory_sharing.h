@@ -34,6 +34,7 @@ class MemoryDepot {
 
   std::atomic<bool> has_none{false};      // from now on
   std::atomic<int64_t> written_bytes{0};  // by connections
+  std::atomic<int64_t> written_messages{0};
   std::atomic<int> asked{0};
   std::atomic<int> ends{0};  // that have some
 
@@ -125,6 +126,7 @@ class SharingTransport final : public Transport {
 
     Written Write(Slices message) override {
       depot_->written_bytes += static_cast<int64_t>(TotalSize(message));
+      ++depot_->written_messages;
       return inner_->Write(std::move(message));
     }
     void Close(absl::Status status) override {
