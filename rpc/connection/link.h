@@ -76,7 +76,7 @@ class Link final : public transport::ConnectionObserver,
   // out while it is copied in.
   static constexpr size_t kInMemory = size_t{32} << 10;
   static constexpr size_t kMemoryChunkBytes = size_t{512} << 10;
-  static constexpr size_t kLeastMemoryChunkBytes = size_t{64} << 10;
+  static constexpr size_t kLeastMemoryChunkBytes = size_t{128} << 10;
   static constexpr size_t kPayloadRingBytes = transport::BodyMemory::kBytes;
   // An honest peer, which reads, never makes more frames wait. Beyond it the
   // link ends.
