@@ -329,7 +329,7 @@ void Coordinator::State::Tell(Core::Actions actions) {
       if (!answer->status.ok()) {
         Answer(answer->ticket, std::move(answer->status));
       } else {
-        Answer(answer->ticket, Serialize(answer->reply));
+        Answer(answer->ticket, answer->Encode());
       }
     } else if (auto* note = std::get_if<Core::Note>(&action)) {
       WEFT_LOG(telemetry_.logger(), Info, note->text);

@@ -55,6 +55,16 @@ Executor& Inline() {
   return executor;
 }
 
+// "trainer1, trainer2 and 5 more"; empty if none is named.
+std::string MissingIn(const v1::BarrierReply& reply) {
+  std::string text = absl::StrJoin(reply.missing(), ", ");
+  const auto named = static_cast<uint32_t>(reply.missing_size());
+  if (reply.missing_count() > named) {
+    absl::StrAppend(&text, " and ", reply.missing_count() - named, " more");
+  }
+  return text;
+}
+
 // The callbacks of one OnChange. Thread-safety: thread-safe.
 class Listener {
  public:
@@ -162,6 +172,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
     MutexLock lock(mu_);
     return coordinator_status_;
   }
+  bool KnowsEveryone() const {
+    MutexLock lock(mu_);
+    return knows_everyone_;
+  }
   const Member& self() const { return self_; }
   const JoinOptions& options() const { return options_; }
   Instant now() const { return timers_.driver().clock().Now(); }
@@ -200,7 +214,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   std::vector<Promise<void>> TakeNews() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   void Begin(const std::shared_ptr<Listener>& listener);  // on its strand
   // For Refresh.
-  void AskForView();
+  void AskForView();                                             // on strand_
   void ViewAnswered(const absl::StatusOr<std::string>& answer);  // on strand_
 
   // The members that a barrier waits for: `members`, or all of a fixed world.
@@ -210,11 +224,10 @@ class Membership::State : public std::enable_shared_from_this<State> {
   absl::Status Arrive(v1::BarrierRequest& request);
   // Of its arrivals so far, those whose answers it has not had.
   void SaySettled(v1::BarrierRequest& request);
-  // Asks until the barrier opens or the deadline has passed; the reply names
-  // the members that are missing.
+  // Asks until the barrier opens or the deadline has passed; then `missing` has
+  // the members that are missing, for people.
   absl::StatusOr<v1::BarrierReply> Meet(v1::BarrierRequest& request,
-                                        Instant deadline,
-                                        std::vector<std::string>* missing);
+                                        Instant deadline, std::string* missing);
   void ShowProgress(const std::string& text);
   std::string WhyNotJoined();
 
@@ -240,6 +253,7 @@ class Membership::State : public std::enable_shared_from_this<State> {
   mutable Mutex mu_;
   bool is_stopped_ ABSL_GUARDED_BY(mu_) = false;
   bool is_in_ ABSL_GUARDED_BY(mu_) = false;
+  bool knows_everyone_ ABSL_GUARDED_BY(mu_) = false;  // the coordinator
   absl::Status status_ ABSL_GUARDED_BY(mu_);
   absl::Status coordinator_status_ ABSL_GUARDED_BY(mu_);
   bool is_lost_ ABSL_GUARDED_BY(mu_) = false;  // was in, and has not left
@@ -327,11 +341,12 @@ void Membership::State::Do(const MemberCore::Joined& joined) {
   self_.key = joined.key;
   MutexLock lock(mu_);
   is_in_ = true;
+  knows_everyone_ = joined.knows_everyone;
 }
 
 void Membership::State::Do(const MemberCore::NewView& changed) {
-  WatchHost(changed.view);
-  const auto view = std::make_shared<const View>(FromWire(changed.view));
+  WatchHost(*changed.view);
+  const auto view = std::make_shared<const View>(FromWire(*changed.view));
   std::vector<Promise<void>> news;
   std::vector<std::shared_ptr<Listener>> listeners;
   std::shared_ptr<const View> before;
@@ -550,13 +565,17 @@ absl::Status Membership::State::Refresh(absl::Duration timeout) {
     if (must_ask) asked_at_ = now();
     (must_ask ? asked_ : ask_next_).push_back(std::move(promise));
   }
-  if (must_ask) AskForView();
+  if (must_ask) {
+    strand_.Schedule([self = shared_from_this()] { self->AskForView(); });
+  }
   return answered.Wait(timeout);
 }
 
 void Membership::State::AskForView() {
-  v1::WatchRequest request;  // known_version is 0, so it is answered at once
+  v1::WatchRequest request;  // wait_ms is 0, so it is answered at once
   request.set_job(options_.job);
+  request.set_known_version(core_.view().version());
+  request.set_takes_changes(true);
   link_->Call("Watch", request.SerializeAsString(), kRefreshTimeout)
       .OnReady([weak = weak_from_this()](
                    const absl::StatusOr<std::string>& answer) {
@@ -573,7 +592,14 @@ void Membership::State::ViewAnswered(
   if (status.ok() && !reply.ParseFromString(*answer)) {
     status = BadAnswer(link_->address(), "Watch", "it cannot be read");
   }
-  if (status.ok()) Run(MemberCore::Refreshed{std::move(*reply.mutable_view())});
+  if (status.ok()) {
+    const uint64_t version = reply.view().version();
+    Run(MemberCore::Refreshed{std::move(*reply.mutable_view())});
+    if (core_.state() == MemberCore::State::kIn &&
+        core_.view().version() < version) {
+      status = absl::UnavailableError("the whole view is asked for");
+    }
+  }
   std::vector<Promise<void>> waiters;
   bool again = false;
   {
@@ -770,8 +796,7 @@ void Membership::State::SaySettled(v1::BarrierRequest& request) {
 }
 
 absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
-    v1::BarrierRequest& request, Instant deadline,
-    std::vector<std::string>* missing) {
+    v1::BarrierRequest& request, Instant deadline, std::string* missing) {
   PollBackoff backoff;
   for (;;) {
     const Instant asked = now();
@@ -788,7 +813,7 @@ absl::StatusOr<v1::BarrierReply> Membership::State::Meet(
             },
             *calls_));
     if (reply.released()) return reply;
-    *missing = {reply.missing().begin(), reply.missing().end()};
+    *missing = MissingIn(reply);
     const Instant answered = now();
     if (answered >= deadline || !status().ok()) return reply;
     PauseFor(timers_,
@@ -800,15 +825,19 @@ absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
     absl::string_view tag, absl::string_view payload,
     std::vector<std::string> members, absl::Duration timeout) {
   const Instant deadline = now() + timeout;
+  const bool is_everyone = members.empty();
   WEFT_ASSIGN_OR_RETURN(members, MembersOf(tag, std::move(members)));
   v1::BarrierRequest request;
   request.set_job(options_.job);
   *request.mutable_key() = ToWire(self_.key);
   request.set_tag(std::string(tag));
   request.set_payload(std::string(payload));
-  *request.mutable_members() = {members.begin(), members.end()};
+  request.set_everyone(is_everyone && KnowsEveryone());
+  if (!request.everyone()) {
+    *request.mutable_members() = {members.begin(), members.end()};
+  }
   WEFT_RETURN_IF_ERROR(Arrive(request));
-  std::vector<std::string> missing;
+  std::string missing;
   absl::StatusOr<v1::BarrierReply> reply = Meet(request, deadline, &missing);
   {
     MutexLock lock(mu_);
@@ -838,8 +867,7 @@ absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
   }
   return absl::DeadlineExceededError(absl::StrCat(
       "Barrier ", tag, ": after ", absl::FormatDuration(timeout), " missing ",
-      missing.empty() ? "the coordinator's answer"
-                      : absl::StrJoin(missing, ", ")));
+      missing.empty() ? "the coordinator's answer" : missing));
 }
 
 absl::Status Membership::State::Announce(Phase phase, absl::Duration timeout) {

@@ -241,8 +241,15 @@ class JoinedMember {
     *seen.mutable_view() = view;
     Take(core_.OnEvent(now_, MemberCore::Replied{watch_, seen}));
   }
+  void PassTime(absl::Duration time) {
+    now_ += time;
+    Take(core_.OnEvent(now_, MemberCore::Timer{}));
+  }
   // The last that it has shown.
   const v1::View& shown() const { return shown_; }
+  // The last that it has sent.
+  const v1::WatchRequest& watching() const { return watching_; }
+  const v1::HeartbeatRequest& beating() const { return beating_; }
   void SeeHostEnd() { Take(core_.OnEvent(now_, MemberCore::HostEnded{"ps0"})); }
   void WantToLeave() { Take(core_.OnEvent(now_, MemberCore::WantToLeave{})); }
   // The held Watch is answered by the view in which this worker has left.
@@ -264,13 +271,17 @@ class JoinedMember {
     for (const auto& action : actions) {
       if (const auto* send = std::get_if<MemberCore::Send>(&action)) {
         sent.push_back(send->call);
-        if (std::holds_alternative<v1::WatchRequest>(send->request)) {
+        if (auto* watch = std::get_if<v1::WatchRequest>(&send->request)) {
           watch_ = send->call;
+          watching_ = *watch;
+        } else if (auto* beat =
+                       std::get_if<v1::HeartbeatRequest>(&send->request)) {
+          beating_ = *beat;
         }
       } else if (const auto* end = std::get_if<MemberCore::Ended>(&action)) {
         end_ = end->status;
       } else if (const auto* now = std::get_if<MemberCore::NewView>(&action)) {
-        shown_ = now->view;
+        shown_ = *now->view;
       }
     }
     return sent;
@@ -283,6 +294,8 @@ class JoinedMember {
   MemberCore core_{OptionsOfIt(), now_};
   std::vector<uint64_t> open_;
   uint64_t watch_ = 0;
+  v1::WatchRequest watching_;
+  v1::HeartbeatRequest beating_;
   v1::View shown_;
   absl::Status end_ = absl::UnknownError("goes on");
 };
@@ -336,6 +349,15 @@ v1::Member MemberOf(const std::string& name, uint32_t id, uint32_t counter) {
   member.set_name(name);
   *member.mutable_key() = ToWire(WorkerKey{id, MakeEpoch(1, counter)});
   return member;
+}
+
+v1::Departed GoneOf(const std::string& name, uint32_t id, uint32_t counter) {
+  v1::Departed departed;
+  departed.set_name(name);
+  departed.mutable_key()->set_id(id);
+  departed.mutable_key()->set_epoch(MakeEpoch(1, counter));
+  departed.set_reason("silent");
+  return departed;
 }
 
 TEST(MemberCore, MembersSeenToEndWhileTheCoordinatorIsAwayHaveDeparted) {
@@ -396,6 +418,71 @@ absl::Status JoinFor(int seconds, const std::vector<absl::Status>& answers) {
     take(core.OnEvent(now, MemberCore::Timer{}));
   }
   return end;
+}
+
+TEST(MemberCore, AppliesChangesAndAsksForAWholeViewWhereTheyDoNotFit) {
+  JoinedMember member(/*is_durable=*/true);
+  EXPECT_TRUE(member.watching().takes_changes());
+  const v1::View before = JoinedMember::Admission().view();
+  v1::View changes;
+  changes.set_version(MakeEpoch(1, 3));
+  changes.set_since(before.version());
+  *changes.add_members() = MemberOf("ps0", 0, 3);
+  changes.set_digest(DigestOf(before) + DigestOf(changes.members(0)));
+  member.SeeView(changes);
+  EXPECT_EQ(member.shown().members_size(), 2);
+  EXPECT_EQ(member.watching().known_version(), changes.version());
+  EXPECT_TRUE(member.watching().takes_changes());
+
+  v1::View other;
+  other.set_version(MakeEpoch(1, 5));
+  other.set_since(changes.version());
+  *other.add_departed() = GoneOf("trainer2", 2, 4);
+  other.set_digest(1);
+  member.SeeView(other);
+  EXPECT_EQ(member.state(), MemberCore::State::kIn);
+  EXPECT_EQ(member.shown().version(), changes.version());
+  EXPECT_EQ(member.watching().known_version(), changes.version());
+  EXPECT_FALSE(member.watching().takes_changes());
+
+  v1::View whole = member.shown();
+  whole.set_version(other.version());
+  *whole.add_departed() = other.departed(0);
+  member.SeeView(whole);
+  EXPECT_EQ(member.shown().departed_size(), 1);
+  EXPECT_TRUE(member.watching().takes_changes());
+}
+
+TEST(MemberCore, SeesItselfGoneInChanges) {
+  JoinedMember member(/*is_durable=*/true);
+  const v1::View before = JoinedMember::Admission().view();
+  v1::View changes;
+  changes.set_version(MakeEpoch(1, 3));
+  changes.set_since(before.version());
+  *changes.add_departed() = GoneOf("trainer1", 1, 1);
+  changes.set_digest(DigestOf(changes.departed(0)));
+  member.SeeView(changes);
+  EXPECT_THAT(member.end(),
+              StatusIs(absl::StatusCode::kAborted, "declared gone: silent"));
+}
+
+TEST(MemberCore, RepeatsToALaterTermTheDeadThatItHasAsMembers) {
+  JoinedMember member(/*is_durable=*/true);
+  v1::View view = JoinedMember::Admission().view();
+  view.set_version(MakeEpoch(1, 7));
+  *view.add_departed() = GoneOf("ps0", 0, 5);
+  *view.add_departed() = GoneOf("trainer2", 2, 6);
+  *view.add_departed() = GoneOf("trainer3", 3, 6);
+  member.SeeView(view);
+  v1::View later = JoinedMember::Admission().view();
+  later.set_version(MakeEpoch(2, 1));
+  *later.add_departed() = GoneOf("ps0", 0, 5);
+  *later.add_members() = MemberOf("trainer2", 2, 6);
+  *later.add_members() = MemberOf("trainer3", 3, 8);  // a later incarnation
+  member.SeeView(later);
+  member.PassTime(absl::Seconds(1));
+  ASSERT_EQ(member.beating().departed_size(), 1);
+  EXPECT_EQ(member.beating().departed(0).name(), "trainer2");
 }
 
 TEST(MemberCore, RepeatedConnectionResetsFailTheJoinEarly) {

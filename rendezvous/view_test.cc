@@ -107,21 +107,125 @@ TEST(View, IsRefusedAsNoCoordinatorSendsIt) {
 }
 
 TEST(View, ContainsAdmittedMembers) {
-  v1::JoinReply reply;
-  *reply.mutable_view() = ViewOfOne();
-  *reply.mutable_key() = reply.view().members(0).key();
-  EXPECT_THAT(CheckJoined(reply, "ps0"), IsOk());
+  v1::View view = ViewOfOne();
+  v1::WorkerKey key = view.members(0).key();
+  EXPECT_THAT(CheckHas(view, "ps0", key), IsOk());
   EXPECT_THAT(
-      CheckJoined(reply, "ps1"),
+      CheckHas(view, "ps1", key),
       StatusIs(absl::StatusCode::kInvalidArgument, "let ps1 in as 0@1.1"));
-  reply.mutable_key()->set_id(1);
+  key.set_id(1);
   EXPECT_THAT(
-      CheckJoined(reply, "ps0"),
+      CheckHas(view, "ps0", key),
       StatusIs(absl::StatusCode::kInvalidArgument, "let ps0 in as 1@1.1"));
-  *reply.mutable_view()->mutable_members(0)->mutable_key() = {};
-  *reply.mutable_key() = {};
-  EXPECT_THAT(CheckJoined(reply, "ps0"),
+  *view.mutable_members(0)->mutable_key() = {};
+  key = {};
+  EXPECT_THAT(CheckHas(view, "ps0", key),
               StatusIs(absl::StatusCode::kInvalidArgument, "as 0@0.0"));
+}
+
+// Of `size` members, some of them suspect and some names gone.
+v1::View SomeView(uint32_t size, Epoch version) {
+  v1::View view;
+  view.set_version(version);
+  *view.mutable_world() = ToWire(World::Fixed(0, static_cast<int>(size)));
+  for (uint32_t id = 0; id < size; ++id) {
+    v1::Departed departed;
+    departed.set_name(absl::StrCat("trainer", id));
+    departed.mutable_key()->set_id(id);
+    departed.mutable_key()->set_epoch(MakeEpoch(1, id + 1));
+    if (id % 3 == 0) *view.add_departed() = departed;
+    if (id % 5 == 0) continue;
+    v1::Member& member = *view.add_members();
+    member.set_name(departed.name());
+    member.set_role("trainer");
+    member.set_rank(static_cast<int>(id));
+    *member.mutable_key() = departed.key();
+    member.mutable_key()->set_epoch(MakeEpoch(1, 100 + id));
+    member.set_suspect(id % 7 == 0);
+  }
+  view.set_digest(DigestOf(view));
+  return view;
+}
+
+// Member 1 has left, 5 has joined, 2 is drained.
+v1::View ChangesOf(const v1::View& view, Epoch version) {
+  v1::View changes;
+  changes.set_version(version);
+  changes.set_since(view.version());
+  uint64_t digest = view.digest();
+  for (const v1::Member& member : view.members()) {
+    if (member.key().id() == 1) {
+      digest -= DigestOf(member);
+      v1::Departed& left = *changes.add_departed();
+      left.set_name(member.name());
+      *left.mutable_key() = member.key();
+      digest += DigestOf(left);
+    } else if (member.key().id() == 2) {
+      digest -= DigestOf(member);
+      v1::Member& drained = *changes.add_members() = member;
+      drained.set_phase(v1::DRAINED);
+      digest += DigestOf(drained);
+    } else if (member.suspect() && TermOf(version) > TermOf(view.version())) {
+      v1::Member heard = member;
+      heard.set_suspect(false);
+      digest += DigestOf(heard) - DigestOf(member);
+    }
+  }
+  v1::Member& joined = *changes.add_members();
+  joined.set_name("trainer5");
+  joined.set_role("trainer");
+  joined.set_rank(5);
+  joined.mutable_key()->set_id(5);
+  joined.mutable_key()->set_epoch(version);
+  changes.set_digest(digest + DigestOf(joined));
+  return changes;
+}
+
+TEST(View, IsMadeOfAnEarlierOneAndItsChanges) {
+  const v1::View before = SomeView(30, MakeEpoch(1, 200));
+  const v1::View changes = ChangesOf(before, MakeEpoch(1, 203));
+  const auto merged = Merge(before, changes);
+  ASSERT_THAT(merged, IsOk());
+  EXPECT_THAT(CheckView(*merged), IsOk());
+  const View view = FromWire(*merged);
+  EXPECT_EQ(view.version(), MakeEpoch(1, 203));
+  EXPECT_EQ(view.world(), World::Fixed(0, 30));
+  EXPECT_EQ(view.members().size(), FromWire(before).members().size());
+  EXPECT_EQ(view.Find("trainer1"), nullptr);
+  EXPECT_TRUE(view.IsGone({1, MakeEpoch(1, 101)}));
+  EXPECT_EQ(view.Find("trainer2")->phase, Phase::kDrained);
+  EXPECT_NE(view.Find("trainer5"), nullptr);
+  EXPECT_TRUE(view.Find("trainer7")->suspect);
+  EXPECT_FALSE(FromWire(before).Find("trainer7") == nullptr);
+
+  // What a later view has already is no harm; a gap is.
+  v1::View later = *merged;
+  later.set_version(MakeEpoch(1, 202));
+  EXPECT_THAT(Merge(later, changes), IsOk());
+  later.set_version(MakeEpoch(1, 199));
+  EXPECT_THAT(Merge(later, changes),
+              StatusIs(absl::StatusCode::kDataLoss, "do not fit the view"));
+}
+
+TEST(View, SuspicionEndsWithTheTermOfItsCoordinator) {
+  const v1::View before = SomeView(30, MakeEpoch(1, 200));
+  const auto merged = Merge(before, ChangesOf(before, MakeEpoch(2, 1)));
+  ASSERT_THAT(merged, IsOk());
+  EXPECT_FALSE(FromWire(*merged).Find("trainer7")->suspect);
+}
+
+TEST(View, ChangesOfAnotherViewAreRefused) {
+  const v1::View changes =
+      ChangesOf(SomeView(30, MakeEpoch(1, 200)), MakeEpoch(1, 203));
+  for (const int other : {0, 1, 2, 3}) {
+    v1::View before = SomeView(30, MakeEpoch(1, 200));
+    if (other == 0) before.mutable_members()->RemoveLast();
+    if (other == 1) before.mutable_departed()->RemoveLast();
+    if (other == 2) before.mutable_members(9)->set_phase(v1::QUIESCING);
+    if (other == 3) before.mutable_members(9)->mutable_key()->set_epoch(1);
+    EXPECT_THAT(Merge(before, changes), StatusIs(absl::StatusCode::kDataLoss))
+        << other;
+  }
 }
 
 TEST(View, TakesAnUnknownPhaseForTheNearest) {

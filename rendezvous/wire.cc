@@ -33,7 +33,64 @@ absl::Status CheckPlace(const v1::Member& member, const World& world) {
       world.ToString(), "\""));
 }
 
+// Source: the finalizer of SplitMix64, see sim/random.h.
+uint64_t Mixed(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EB;
+  return z ^ (z >> 31);
+}
+
+uint64_t DigestOf(const v1::WorkerKey& key, uint64_t state) {
+  return Mixed(Mixed(Mixed(key.id() + 1) + key.epoch()) + state);
+}
+
 }  // namespace
+
+uint64_t DigestOf(const v1::Member& member) {
+  return DigestOf(member.key(),
+                  uint64_t{4} * member.phase() + (member.suspect() ? 2 : 0));
+}
+
+uint64_t DigestOf(const v1::Departed& departed) {
+  return DigestOf(departed.key(), 1);
+}
+
+uint64_t DigestOf(const v1::View& view) {
+  uint64_t digest = 0;
+  for (const v1::Member& member : view.members()) digest += DigestOf(member);
+  for (const v1::Departed& gone : view.departed()) digest += DigestOf(gone);
+  return digest;
+}
+
+absl::StatusOr<v1::View> Merge(const v1::View& view, const v1::View& changes) {
+  std::set<uint32_t> changed;
+  for (const v1::Member& m : changes.members()) changed.insert(m.key().id());
+  for (const v1::Departed& d : changes.departed()) changed.insert(d.key().id());
+  const bool is_new_term = TermOf(changes.version()) > TermOf(view.version());
+  v1::View merged;
+  merged.set_version(changes.version());
+  merged.set_digest(changes.digest());
+  *merged.mutable_world() =
+      changes.has_world() ? changes.world() : view.world();
+  for (const v1::Member& member : view.members()) {
+    if (changed.count(member.key().id()) > 0) continue;
+    v1::Member& kept = *merged.add_members() = member;
+    if (is_new_term) kept.set_suspect(false);
+  }
+  for (const v1::Departed& departed : view.departed()) {
+    if (changed.count(departed.key().id()) > 0) continue;
+    *merged.add_departed() = departed;
+  }
+  merged.mutable_members()->MergeFrom(changes.members());
+  merged.mutable_departed()->MergeFrom(changes.departed());
+  const bool is_whole = changes.since() <= view.version() &&
+                        view.version() <= changes.version() &&
+                        DigestOf(merged) == changes.digest();
+  if (is_whole) return merged;
+  return absl::DataLossError(absl::StrCat(
+      "the changes from version ", changes.since(), " to ", changes.version(),
+      " do not fit the view of version ", view.version()));
+}
 
 v1::WorkerKey ToWire(WorkerKey key) {
   v1::WorkerKey wire;
@@ -140,15 +197,15 @@ absl::Status CheckView(const v1::View& view) {
   return absl::OkStatus();
 }
 
-absl::Status CheckJoined(const v1::JoinReply& reply, absl::string_view name) {
-  WEFT_RETURN_IF_ERROR(CheckView(reply.view()));
-  const WorkerKey key = FromWire(reply.key());
-  for (const v1::Member& member : reply.view().members()) {
-    const bool is_it = member.name() == name && FromWire(member.key()) == key;
-    if (is_it && key.epoch != 0) return absl::OkStatus();
+absl::Status CheckHas(const v1::View& view, absl::string_view name,
+                      const v1::WorkerKey& key) {
+  for (const v1::Member& member : view.members()) {
+    const bool is_it = member.key().epoch() == key.epoch() &&
+                       member.key().id() == key.id() && member.name() == name;
+    if (is_it && key.epoch() != 0) return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("let ", name, " in as ", key.ToString(),
+      absl::StrCat("let ", name, " in as ", FromWire(key).ToString(),
                    " with a view that does not have it"));
 }
 

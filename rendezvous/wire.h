@@ -33,13 +33,25 @@ View FromWire(const v1::View& view);  // of a view that CheckView takes
 // The most names of a view: members and departed together.
 inline constexpr int kMaxNames = 2 * kMaxWorkers;
 
+// Of who is in and in which state, and who is gone: the sum over all members
+// and departed, so that it can be kept up to date change by change.
+uint64_t DigestOf(const v1::Member& member);
+uint64_t DigestOf(const v1::Departed& departed);
+uint64_t DigestOf(const v1::View& view);
+
+// `view` with `changes`, see v1::View.since. kDataLoss: they do not lead to
+// the view of which they are, so `view` was none of that coordinator's.
+absl::StatusOr<v1::View> Merge(const v1::View& view, const v1::View& changes);
+
 // What each coordinator keeps to: a world that Validate() takes, or none yet;
 // up to kMaxNames names that ValidateName() takes; no two members of one name
 // or id; in a fixed world each but an admin at its place, <role><rank>.
 // kInvalidArgument says what is wrong.
 absl::Status CheckView(const v1::View& view);
-// Also: the view has `name` under the key that was given to it.
-absl::Status CheckJoined(const v1::JoinReply& reply, absl::string_view name);
+// Of one that CheckView takes: it has `name` under the key that was given to it
+// by the coordinator.
+absl::Status CheckHas(const v1::View& view, absl::string_view name,
+                      const v1::WorkerKey& key);
 
 // The View of one that may come from anybody; as CheckView.
 absl::StatusOr<View> ReadView(const v1::View& view);

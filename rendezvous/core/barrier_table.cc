@@ -20,16 +20,7 @@ constexpr int64_t kArrivalBytes = 512;
 constexpr int64_t kNameBytes = 96;
 constexpr size_t kShown = 32;  // of a barrier's members, in an error
 
-std::vector<std::string> MissingAmong(
-    const std::map<std::string, BarrierTable::Arrival>& waiting) {
-  std::vector<std::string> missing;
-  for (const std::string& name : waiting.begin()->second.members) {
-    if (waiting.count(name) == 0) missing.push_back(name);
-  }
-  return missing;
-}
-
-std::string Names(const std::set<std::string>& members) {
+std::string TextOf(const std::set<std::string>& members) {
   const size_t shown = std::min(members.size(), kShown);
   std::string text =
       absl::StrJoin(members.begin(), std::next(members.begin(), shown), ", ");
@@ -41,13 +32,22 @@ std::string Names(const std::set<std::string>& members) {
 
 absl::Status Disagreement(const BarrierTable::Arrival& there,
                           const BarrierTable::Arrival& here) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("Barrier ", here.tag, ": ", there.name, " waits for {",
-                   Names(there.members), "}, ", here.name, " for {",
-                   Names(here.members), "}: name the same members everywhere"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "Barrier ", here.tag, ": ", there.name, " waits for {",
+      TextOf(there.members->all), "}, ", here.name, " for {",
+      TextOf(here.members->all), "}: name the same members everywhere"));
 }
 
 }  // namespace
+
+BarrierTable::Names BarrierTable::NamesOf(std::set<std::string> all) {
+  auto names = std::make_shared<NameSet>();
+  for (const std::string& name : all) {
+    names->bytes += kNameBytes + static_cast<int64_t>(name.size());
+  }
+  names->all = std::move(all);
+  return names;
+}
 
 BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
   Result result;
@@ -72,35 +72,70 @@ BarrierTable::Result BarrierTable::Arrive(Arrival arrival) {
   }
 
   const Arrival* before = nullptr;
-  if (const auto barrier = barriers_.find(arrival.tag);
-      barrier != barriers_.end()) {
-    const Arrival& there = barrier->second.begin()->second;
-    if (there.members != arrival.members) {
+  const auto barrier = barriers_.find(arrival.tag);
+  if (barrier != barriers_.end()) {
+    const Arrival& there = barrier->second.waiting.begin()->second;
+    if (there.members != arrival.members &&
+        there.members->all != arrival.members->all) {
       result.outcomes.push_back(
           {arrival.ticket, Disagreement(there, arrival), {}});
       return result;
     }
-    const auto same = barrier->second.find(arrival.name);
-    if (same != barrier->second.end()) before = &same->second;
+    arrival.members = there.members;
+    const auto same = barrier->second.waiting.find(arrival.name);
+    if (same != barrier->second.waiting.end()) before = &same->second;
   }
   if (absl::Status room = CheckRoom(arrival, before); !room.ok()) {
     result.outcomes.push_back({arrival.ticket, std::move(room), {}});
     return result;
   }
+  result.is_first = barrier == barriers_.end();
   if (before != nullptr) {
-    Discharge(*before);
+    Exit(*before);
     if (before->ticket != kNobody) {
       // The member asks again, so it has given up the earlier call.
       result.outcomes.push_back(
           {before->ticket, absl::CancelledError("repeated by its caller"), {}});
     }
   }
-  Charge(arrival.key, 1, BytesOf(arrival));
+  Enter(arrival);
   const std::string tag = arrival.tag;
   const std::string name = arrival.name;
-  barriers_[tag].insert_or_assign(name, std::move(arrival));
+  Barrier& here = barriers_[tag];
+  if (before == nullptr) here.not_yet = nullptr;
+  here.waiting.insert_or_assign(name, std::move(arrival));
   OpenIfComplete(tag, result);
   return result;
+}
+
+Instant BarrierTable::DueOf(const Arrival& arrival) {
+  return arrival.ticket == kNobody
+             ? arrival.stands_until
+             : std::min(arrival.answer_by, arrival.stands_until);
+}
+
+void BarrierTable::Enter(const Arrival& arrival) {
+  Charge(arrival.key, 1, BytesOf(arrival));
+  dues_.emplace(DueOf(arrival), Place(arrival.tag, arrival.name));
+  if (arrival.ticket != kNobody) {
+    tickets_[arrival.ticket] = {arrival.tag, arrival.name};
+  }
+  ++waiting_;
+}
+
+void BarrierTable::Exit(const Arrival& arrival) {
+  Charge(arrival.key, -1, -BytesOf(arrival));
+  dues_.erase({DueOf(arrival), Place(arrival.tag, arrival.name)});
+  tickets_.erase(arrival.ticket);
+  --waiting_;
+}
+
+void BarrierTable::Hang(Arrival& arrival) {
+  Place place(arrival.tag, arrival.name);
+  dues_.erase({DueOf(arrival), place});
+  tickets_.erase(arrival.ticket);
+  arrival.ticket = kNobody;
+  dues_.emplace(DueOf(arrival), std::move(place));
 }
 
 void BarrierTable::Settle(const Arrival& arrival) {
@@ -155,7 +190,7 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
   const auto found = barriers_.find(tag);
   const Barrier& barrier = found->second;
   // Each is among the members, who are the same for all.
-  if (barrier.size() < barrier.begin()->second.members.size()) return;
+  if (barrier.waiting.size() < barrier.members().all.size()) return;
   const Gathered gathered = Gather(barrier);
   const Answer open = {absl::OkStatus(), gathered};
   if (absl::Status room = CheckRoomFor(barrier, open); !room.ok()) {
@@ -166,8 +201,8 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
     *result.released.mutable_brought() = {gathered->brought.begin(),
                                           gathered->brought.end()};
   }
-  for (const auto& [name, arrival] : barrier) {
-    Discharge(arrival);
+  for (const auto& [name, arrival] : barrier.waiting) {
+    Exit(arrival);
     Keep(arrival.key, arrival.number, open);
     auto* record = result.released.add_arrivals();
     *record->mutable_key() = ToWire(arrival.key);
@@ -183,7 +218,7 @@ void BarrierTable::OpenIfComplete(const std::string& tag, Result& result) {
 // much for it: without confirmations that is many times what a barrier gathers.
 absl::Status BarrierTable::CheckRoomFor(const Barrier& barrier,
                                         const Answer& open) const {
-  for (const auto& [name, arrival] : barrier) {
+  for (const auto& [name, arrival] : barrier.waiting) {
     const int64_t owed = loads_.at(arrival.key).bytes - BytesOf(arrival);
     if (owed + BytesOf(open) <= limits_.bytes) continue;
     return absl::ResourceExhaustedError(absl::StrCat(
@@ -196,11 +231,11 @@ absl::Status BarrierTable::CheckRoomFor(const Barrier& barrier,
   return absl::OkStatus();
 }
 
-std::map<std::string, BarrierTable::Barrier>::iterator BarrierTable::Fail(
-    std::map<std::string, Barrier>::iterator barrier, const absl::Status& why,
+BarrierTable::Barriers::iterator BarrierTable::Fail(
+    Barriers::iterator barrier, const absl::Status& why,
     std::optional<WorkerKey> gone, Result& result) {
-  for (const auto& [waiter, arrival] : barrier->second) {
-    Discharge(arrival);
+  for (const auto& [waiter, arrival] : barrier->second.waiting) {
+    Exit(arrival);
     if (arrival.key != gone) Keep(arrival.key, arrival.number, {why, {}});
     if (arrival.ticket == kNobody) continue;
     result.outcomes.push_back({arrival.ticket, why, {}});
@@ -216,10 +251,6 @@ void BarrierTable::Keep(WorkerKey key, uint64_t number, Answer answer) {
   place->second = std::move(answer);
 }
 
-void BarrierTable::Discharge(const Arrival& arrival) {
-  Charge(arrival.key, -1, -BytesOf(arrival));
-}
-
 void BarrierTable::Charge(WorkerKey key, int64_t arrivals, int64_t bytes) {
   Load& load = loads_[key];
   load.arrivals += arrivals;
@@ -228,11 +259,8 @@ void BarrierTable::Charge(WorkerKey key, int64_t arrivals, int64_t bytes) {
 }
 
 int64_t BarrierTable::BytesOf(const Arrival& arrival) {
-  int64_t bytes = kArrivalBytes + arrival.tag.size() + arrival.payload.size();
-  for (const std::string& name : arrival.members) {
-    bytes += kNameBytes + name.size();
-  }
-  return bytes;
+  return kArrivalBytes + static_cast<int64_t>(arrival.tag.size()) +
+         static_cast<int64_t>(arrival.payload.size()) + arrival.members->bytes;
 }
 
 int64_t BarrierTable::BytesOf(const Answer& answer) {
@@ -242,7 +270,7 @@ int64_t BarrierTable::BytesOf(const Answer& answer) {
 
 BarrierTable::Gathered BarrierTable::Gather(const Barrier& barrier) {
   std::vector<v1::Brought> all;
-  for (const auto& [name, arrival] : barrier) {
+  for (const auto& [name, arrival] : barrier.waiting) {
     if (arrival.payload.empty()) continue;
     v1::Brought& brought = all.emplace_back();
     brought.set_name(name);
@@ -282,8 +310,7 @@ BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
     answers_.erase(found);
   }
   for (auto it = barriers_.begin(); it != barriers_.end();) {
-    const Barrier& barrier = it->second;
-    if (barrier.begin()->second.members.count(name) == 0) {
+    if (it->second.members().all.count(name) == 0) {
       ++it;
       continue;
     }
@@ -294,57 +321,58 @@ BarrierTable::Result BarrierTable::Gone(const std::string& name, WorkerKey key,
   return result;
 }
 
-v1::BarrierReply BarrierTable::NotYet(const Barrier& barrier) {
-  v1::BarrierReply reply;
-  for (std::string& name : MissingAmong(barrier)) {
-    reply.add_missing(std::move(name));
+const v1::BarrierReply& BarrierTable::NotYet(Barrier& barrier) {
+  if (barrier.not_yet != nullptr) return *barrier.not_yet;
+  auto reply = std::make_shared<v1::BarrierReply>();
+  const std::set<std::string>& all = barrier.members().all;
+  const size_t missing = all.size() - barrier.waiting.size();
+  auto waiting = barrier.waiting.begin();
+  for (const std::string& name : all) {  // both in order
+    if (waiting != barrier.waiting.end() && waiting->first == name) {
+      ++waiting;
+      continue;
+    }
+    reply->add_missing(name);
+    const auto named = static_cast<size_t>(reply->missing_size());
+    if (named == std::min(missing, kShown)) break;
   }
-  return reply;
+  reply->set_missing_count(static_cast<uint32_t>(missing));
+  barrier.not_yet = std::move(reply);
+  return *barrier.not_yet;
 }
 
 BarrierTable::Result BarrierTable::Expire(Instant now) {
   Result result;
-  for (auto it = barriers_.begin(); it != barriers_.end();) {
-    Barrier& barrier = it->second;
-    std::optional<v1::BarrierReply> not_yet;  // may be long, and seldom wanted
-    for (auto member = barrier.begin(); member != barrier.end();) {
-      Arrival& arrival = member->second;
-      if (arrival.ticket != kNobody &&
-          std::min(arrival.answer_by, arrival.stands_until) <= now) {
-        if (!not_yet.has_value()) not_yet = NotYet(barrier);
-        result.outcomes.push_back({arrival.ticket, absl::OkStatus(), *not_yet});
-        arrival.ticket = kNobody;
-      }
-      if (arrival.stands_until > now) {
-        ++member;
-        continue;
-      }
-      Discharge(arrival);
-      heard_[arrival.key].open.erase(arrival.number);
-      member = barrier.erase(member);
+  while (!dues_.empty() && dues_.begin()->first <= now) {
+    const Place place = dues_.begin()->second;
+    const auto barrier = barriers_.find(place.first);
+    std::map<std::string, Arrival>& waiting = barrier->second.waiting;
+    const auto member = waiting.find(place.second);
+    Arrival& arrival = member->second;
+    if (arrival.ticket != kNobody) {
+      result.outcomes.push_back(
+          {arrival.ticket, absl::OkStatus(), NotYet(barrier->second)});
+      Hang(arrival);
     }
-    it = barrier.empty() ? barriers_.erase(it) : std::next(it);
+    if (arrival.stands_until > now) continue;
+    Exit(arrival);
+    heard_[arrival.key].open.erase(arrival.number);
+    waiting.erase(member);
+    barrier->second.not_yet = nullptr;
+    if (waiting.empty()) barriers_.erase(barrier);
   }
   return result;
 }
 
 Instant BarrierTable::NextExpiry() const {
-  Instant next = Instant::Infinite();
-  for (const auto& [tag, barrier] : barriers_) {
-    for (const auto& [name, arrival] : barrier) {
-      next = std::min(next, arrival.stands_until);
-      if (arrival.ticket != kNobody) next = std::min(next, arrival.answer_by);
-    }
-  }
-  return next;
+  return dues_.empty() ? Instant::Infinite() : dues_.begin()->first;
 }
 
 void BarrierTable::CallerGone(Ticket ticket) {
-  for (auto& [tag, barrier] : barriers_) {
-    for (auto& [name, arrival] : barrier) {
-      if (arrival.ticket == ticket) arrival.ticket = kNobody;
-    }
-  }
+  const auto found = tickets_.find(ticket);
+  if (found == tickets_.end()) return;
+  const Place place = found->second;
+  Hang(barriers_.at(place.first).waiting.at(place.second));
 }
 
 void BarrierTable::Replay(const v1::LogRecord::Released& released) {
@@ -379,12 +407,6 @@ std::vector<v1::LogRecord::Released> BarrierTable::Snapshot() const {
     }
   }
   return all;
-}
-
-int BarrierTable::held() const {
-  int held = 0;
-  for (const auto& [tag, barrier] : barriers_) held += barrier.size();
-  return held;
 }
 
 }  // namespace weft::rendezvous

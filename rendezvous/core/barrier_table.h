@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -32,13 +33,21 @@ class BarrierTable {
   };
   explicit BarrierTable(Limits limits) : limits_(limits) {}
 
+  // Whom a barrier waits for. All who are there share one.
+  struct NameSet {
+    std::set<std::string> all;
+    int64_t bytes = 0;  // that each of them is charged for
+  };
+  using Names = std::shared_ptr<const NameSet>;
+  static Names NamesOf(std::set<std::string> all);
+
   struct Arrival {
     WorkerKey key;
     std::string name;
     std::string tag;
-    std::set<std::string> members;  // `name` among them
-    std::string payload;            // for all others there
-    uint64_t number = 0;            // of this member's arrivals; grows
+    Names members;        // `name` among them
+    std::string payload;  // for all others there
+    uint64_t number = 0;  // of this member's arrivals; grows
     // Answers that the member has had: to those below, and to those up to
     // `arrivals` that are not among the unsettled.
     uint64_t settled_below = 0;
@@ -57,6 +66,7 @@ class BarrierTable {
     std::vector<Outcome> outcomes;
     // To be persisted before the outcomes are sent; empty if none opened.
     v1::LogRecord::Released released;
+    bool is_first = false;  // the arrival: nobody waits for these there before
   };
 
   // A repetition replaces the call it repeats. kCancelled: a late copy of an
@@ -80,10 +90,16 @@ class BarrierTable {
   void Replay(const v1::LogRecord::Released& released);
   std::vector<v1::LogRecord::Released> Snapshot() const;
 
-  int held() const;
+  int64_t held() const { return waiting_; }
 
  private:
-  using Barrier = std::map<std::string, Arrival>;  // who waits, by name
+  struct Barrier {
+    std::map<std::string, Arrival> waiting;  // by name; not empty
+    // For those who ask again; null: it has changed since.
+    std::shared_ptr<const v1::BarrierReply> not_yet;
+    const NameSet& members() const { return *waiting.begin()->second.members; }
+  };
+  using Barriers = std::map<std::string, Barrier>;  // by tag
   // What was brought to a barrier that opened; null if nothing.
   struct Gathering {
     std::vector<v1::Brought> brought;
@@ -117,14 +133,17 @@ class BarrierTable {
   absl::Status CheckRoomFor(const Barrier& barrier, const Answer& open) const;
   // Ends a barrier for all who wait there; returns the next. `gone` does not
   // ask again.
-  std::map<std::string, Barrier>::iterator Fail(
-      std::map<std::string, Barrier>::iterator barrier, const absl::Status& why,
-      std::optional<WorkerKey> gone, Result& result);
+  Barriers::iterator Fail(Barriers::iterator barrier, const absl::Status& why,
+                          std::optional<WorkerKey> gone, Result& result);
+  // For an arrival that waits from now on, or until now: what is looked up.
+  void Enter(const Arrival& arrival);
+  void Exit(const Arrival& arrival);
+  // Nobody waits for the answer to its call any more.
+  void Hang(Arrival& arrival);
+  static Instant DueOf(const Arrival& arrival);
   void Keep(WorkerKey key, uint64_t number, Answer answer);
-  // For an arrival that does not wait any more.
-  void Discharge(const Arrival& arrival);
   void Charge(WorkerKey key, int64_t arrivals, int64_t bytes);
-  static v1::BarrierReply NotYet(const Barrier& barrier);
+  static const v1::BarrierReply& NotYet(Barrier& barrier);
   static int64_t BytesOf(const Arrival& arrival);
   static int64_t BytesOf(const Answer& answer);
   static Gathered Gather(const Barrier& barrier);
@@ -132,7 +151,12 @@ class BarrierTable {
   static v1::BarrierReply ReplyOf(const Gathered& gathered);
 
   Limits limits_;
-  std::map<std::string, Barrier> barriers_;  // by tag; none is empty
+  Barriers barriers_;
+  // Of those who wait, by tag and name.
+  using Place = std::pair<std::string, std::string>;
+  std::set<std::pair<Instant, Place>> dues_;
+  std::map<Ticket, Place> tickets_;
+  int64_t waiting_ = 0;
   std::map<WorkerKey, std::map<uint64_t, Answer>> answers_;  // by arrival
   std::map<WorkerKey, Heard> heard_;
   std::map<WorkerKey, Load> loads_;  // none has no arrivals

@@ -7,6 +7,8 @@
 
 #include "absl/algorithm/container.h"
 #include "absl/strings/str_cat.h"
+#include "google/protobuf/io/coded_stream.h"
+#include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "weft/base/status_macros.h"
 #include "weft/rendezvous/member.h"
 #include "weft/rendezvous/view.h"
@@ -26,6 +28,9 @@ constexpr int kIncarnations = 256;
 
 // A reason is in every view.
 constexpr size_t kMaxReasonBytes = 256;
+
+// Of how many versions the changes since are kept for others that ask.
+constexpr size_t kMostTold = 16;
 
 // `text`, or its beginning, which ends where a character does.
 std::string Shortened(const std::string& text) {
@@ -117,6 +122,28 @@ absl::Status CheckSizeOf(const CoordinatorCore::Options& options,
   return absl::OkStatus();
 }
 
+BarrierTable::Names EveryoneIn(const World& world) {
+  auto everyone = std::make_shared<BarrierTable::NameSet>();
+  for (const auto& [role, count] : world.roles) {
+    for (int rank = 0; rank < count; ++rank) {
+      everyone->all.insert(absl::StrCat(role, rank));
+    }
+  }
+  return everyone;
+}
+
+// `bytes` as field `number` of a message.
+std::string AsField(int number, const std::string& bytes) {
+  std::string field;
+  {
+    google::protobuf::io::StringOutputStream stream(&field);
+    google::protobuf::io::CodedOutputStream out(&stream);
+    out.WriteTag(static_cast<uint32_t>(number) << 3 | 2);
+    out.WriteVarint32(static_cast<uint32_t>(bytes.size()));
+  }
+  return field + bytes;
+}
+
 // Others are as long as what bounds a request.
 template <typename T>
 absl::Status CheckSizeOf(const CoordinatorCore::Options&, const T&) {
@@ -131,6 +158,18 @@ absl::Status CoordinatorCore::CheckSize(const Options& options,
                     request);
 }
 
+std::string CoordinatorCore::Answer::Encode() const {
+  std::string bytes =
+      std::visit([](const auto& m) { return m.SerializeAsString(); }, reply);
+  if (told == nullptr) return bytes;
+  // In the bytes of a message its fields may come in any order.
+  int number = v1::WatchReply::kViewFieldNumber;
+  if (std::holds_alternative<v1::JoinReply>(reply)) {
+    number = v1::JoinReply::kViewFieldNumber;
+  }
+  return bytes + AsField(number, told->bytes);
+}
+
 CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
                                  const std::vector<v1::LogRecord>& history,
                                  Instant now)
@@ -141,8 +180,84 @@ CoordinatorCore::CoordinatorCore(Options options, uint32_t term,
       now_(now) {
   for (const v1::LogRecord& record : history) Replay(record);
   ForgetMisnumbered();
-  ViewChanged();
+  Index();
   BuryEarlierHosts();
+}
+
+void CoordinatorCore::Index() {
+  version_ = NextEpoch();
+  // What members of earlier terms were told is in the history, with its
+  // version; of another history they know nothing.
+  if (slots_.empty() || changes_from_ != 0) changes_from_ = version_;
+  if (has_world_ && world_at_ == 0) world_at_ = version_;
+  for (auto& [name, slot] : slots_) {
+    names_[slot.id()] = name;
+    // Logs of earlier versions do not say when.
+    const bool is_known =
+        slot.changed_at != 0 && changes_.count(slot.changed_at) == 0;
+    if (!is_known) slot.changed_at = version_ = NextEpoch();
+    changes_[slot.changed_at] = name;
+    slot.digest = DigestOf(slot);
+    digest_ += slot.digest;
+    if (slot.is_in) {
+      Enter(slot);
+    } else {
+      gone_.insert(name);
+    }
+  }
+  published_ = version_;
+}
+
+void CoordinatorCore::Enter(const Slot& slot) {
+  names_[slot.id()] = slot.name();
+  gone_.erase(slot.name());
+  incarnations_.emplace(slot.member.incarnation(), slot.name());
+  if (slot.member.role() != kAdminRole) ++present_;
+  Listen(slot);
+}
+
+void CoordinatorCore::Exit(const Slot& slot) {
+  gone_.insert(slot.name());
+  incarnations_.erase({slot.member.incarnation(), slot.name()});
+  if (slot.member.role() != kAdminRole) --present_;
+  StopListening(slot);
+}
+
+uint64_t CoordinatorCore::DigestOf(const Slot& slot) {
+  return (slot.is_in ? rendezvous::DigestOf(slot.member) : 0) +
+         (slot.departed.has_key() ? rendezvous::DigestOf(slot.departed) : 0);
+}
+
+void CoordinatorCore::Touch(Slot& slot) {
+  changes_.erase(slot.changed_at);
+  slot.changed_at = version_ = NextEpoch();
+  changes_[slot.changed_at] = slot.name();
+  digest_ -= slot.digest;
+  slot.digest = DigestOf(slot);
+  digest_ += slot.digest;
+  whole_ = nullptr;
+  told_.clear();
+}
+
+void CoordinatorCore::Listen(const Slot& slot) {
+  (slot.member.suspect() ? suspects_ : heard_)
+      .emplace(slot.heard_at, slot.id());
+}
+
+void CoordinatorCore::StopListening(const Slot& slot) {
+  (slot.member.suspect() ? suspects_ : heard_)
+      .erase({slot.heard_at, slot.id()});
+}
+
+void CoordinatorCore::Hear(Slot& slot) {
+  StopListening(slot);
+  slot.heard_at = attended_;
+  if (slot.member.suspect()) {
+    slot.member.set_suspect(false);
+    Touch(slot);
+    Say(absl::StrCat(slot.name(), " is heard again"));
+  }
+  Listen(slot);
 }
 
 void CoordinatorCore::BuryEarlierHosts() {
@@ -171,7 +286,9 @@ void CoordinatorCore::ForgetMisnumbered() {
                                            : slot->second.departed.key().id();
     const auto place = places.find(slot->first);
     const bool is_its_own = place != places.end() && place->second == id;
-    if (id < end && !is_its_own) slots_.erase(slot);
+    if (id >= end || is_its_own) continue;
+    slots_.erase(slot);
+    changes_from_ = 1;  // which Index() makes a version
   }
 }
 
@@ -192,6 +309,7 @@ CoordinatorCore::Actions CoordinatorCore::OnEvent(Instant now, Event event) {
   } else {
     OnTick();
   }
+  Publish();
   return std::exchange(actions_, {});
 }
 
@@ -225,6 +343,12 @@ absl::Status CoordinatorCore::CheckJoin(const v1::JoinRequest& request) const {
   }
   if (is_admin) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckStart(request));
+  if (wanted.size() > options_.max_names) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        member.name(), " expects the world \"", wanted.ToString(), "\" of ",
+        wanted.size(), " workers; a coordinator takes at most ",
+        options_.max_names));
+  }
   if (wanted.is_fixed()) {
     if (!wanted.Place(member.role(), member.rank()).has_value()) {
       return absl::InvalidArgumentError(absl::StrCat(
@@ -238,13 +362,9 @@ absl::Status CoordinatorCore::CheckJoin(const v1::JoinRequest& request) const {
     }
   } else if (slots_.count(member.name()) == 0 ||
              !slots_.at(member.name()).is_in) {
-    const int present =
-        std::count_if(slots_.begin(), slots_.end(), [](const auto& slot) {
-          return slot.second.is_in && slot.second.member.role() != kAdminRole;
-        });
-    if (present >= wanted.max) {
+    if (present_ >= wanted.max) {
       return absl::ResourceExhaustedError(
-          absl::StrCat(member.name(), ": the job is full, it has ", present,
+          absl::StrCat(member.name(), ": the job is full, it has ", present_,
                        " of at most ", wanted.max, " workers"));
     }
   }
@@ -289,12 +409,9 @@ void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {
     return Admit(ticket, request);
   }
   if (slot->second.member.incarnation() == request.member().incarnation()) {
-    slot->second.heard_at = attended_;
-    v1::JoinReply reply;
-    *reply.mutable_key() = slot->second.member.key();
-    *reply.mutable_view() = view_;
-    reply.set_is_durable(options_.is_durable);
-    return Ok(ticket, std::move(reply));
+    Hear(slot->second);
+    admitted_.emplace(ticket, slot->second.member);
+    return;
   }
   if (held() >= options_.max_held_calls) {
     return Fail(ticket, absl::ResourceExhaustedError(
@@ -302,7 +419,8 @@ void CoordinatorCore::On(Ticket ticket, const v1::JoinRequest& request) {
   }
   // The holder may be dead without our knowing: its next heartbeat, or the lack
   // of one, decides.
-  held_joins_.push_back({ticket, request, Until(request.wait_ms())});
+  held_joins_.Hold(ticket, request.member().name(), Until(request.wait_ms()),
+                   request);
 }
 
 uint32_t CoordinatorCore::IdFor(const v1::JoinRequest& request) const {
@@ -317,12 +435,10 @@ uint32_t CoordinatorCore::IdFor(const v1::JoinRequest& request) const {
     return *place;
   }
   // Before the world is known, only admins come here: places are not for them.
-  uint32_t id = !has_world_ ? kMaxWorkers : world.is_fixed() ? world.size() : 0;
-  for (const auto& [name, other] : slots_) {
-    id = std::max(
-        {id, other.member.key().id() + 1, other.departed.key().id() + 1});
-  }
-  return id;
+  const uint32_t id = !has_world_        ? kMaxWorkers
+                      : world.is_fixed() ? world.size()
+                                         : 0;
+  return names_.empty() ? id : std::max(id, names_.rbegin()->first + 1);
 }
 
 void CoordinatorCore::Admit(Ticket ticket, const v1::JoinRequest& request) {
@@ -333,57 +449,69 @@ void CoordinatorCore::Admit(Ticket ticket, const v1::JoinRequest& request) {
     record.mutable_opened()->set_term(term_);
     actions_.push_back(Persist{std::move(record)});
   }
-  if (!has_world_ && request.member().role() != kAdminRole) {
-    world_ = request.world();
-    has_world_ = true;
-    v1::LogRecord record;
-    *record.mutable_world() = world_;
-    actions_.push_back(Persist{std::move(record)});
-  }
   v1::Member member = request.member();
   member.set_suspect(false);
   member.set_phase(v1::ACTIVE);
+  const bool sets_world = !has_world_ && member.role() != kAdminRole;
+  if (sets_world) {
+    world_ = request.world();
+    has_world_ = true;
+  }
   member.mutable_key()->set_id(IdFor(request));
   member.mutable_key()->set_epoch(NextEpoch());
-  v1::LogRecord record;
-  *record.mutable_joined() = member;
-  actions_.push_back(Persist{std::move(record)});
 
   Slot& slot = slots_[member.name()];
   slot.member = std::move(member);
   slot.is_in = true;
   slot.heard_at = attended_;
-  ViewChanged();
+  Touch(slot);
+  Enter(slot);
+  if (sets_world) {
+    world_at_ = version_;
+    v1::LogRecord record;
+    *record.mutable_world() = world_;
+    record.set_version(version_);
+    actions_.push_back(Persist{std::move(record)});
+  }
+  PersistJoined(slot);
   Say(absl::StrCat(slot.member.name(), " joined from ", slot.member.address(),
                    " as ", FromWire(slot.member.key()).ToString()));
+  admitted_.emplace(ticket, slot.member);
+}
+
+void CoordinatorCore::PersistJoined(const Slot& slot) {
+  v1::LogRecord record;
+  *record.mutable_joined() = slot.member;
+  record.set_version(slot.changed_at);
+  actions_.push_back(Persist{std::move(record)});
+}
+
+void CoordinatorCore::AnswerJoin(Ticket ticket, const v1::Member& admitted) {
+  const Slot& slot = slots_.at(admitted.name());
+  if (!slot.is_in || slot.member.key().epoch() != admitted.key().epoch()) {
+    return Fail(ticket,
+                absl::AbortedError(absl::StrCat("this incarnation is gone: ",
+                                                slot.departed.reason())));
+  }
   v1::JoinReply reply;
-  *reply.mutable_key() = slot.member.key();
-  *reply.mutable_view() = view_;
+  *reply.mutable_key() = admitted.key();
   reply.set_is_durable(options_.is_durable);
-  Ok(ticket, std::move(reply));
+  reply.set_knows_everyone(true);
+  actions_.push_back(
+      Answer{ticket, absl::OkStatus(), std::move(reply), Whole()});
 }
 
 void CoordinatorCore::SettleHeldJoins(const std::string& name,
                                       bool holder_lives) {
-  std::vector<HeldJoin> settled;
-  for (auto it = held_joins_.begin(); it != held_joins_.end();) {
-    if (it->request.member().name() != name) {
-      ++it;
-      continue;
-    }
-    settled.push_back(std::move(*it));
-    it = held_joins_.erase(it);
-  }
-  for (const HeldJoin& join : settled) {
+  for (const auto& [ticket, request] : held_joins_.TakeFor(name)) {
     if (holder_lives) {
-      Fail(join.ticket,
-           absl::AlreadyExistsError(absl::StrCat(
-               "worker ", name, " is in job \"", options_.job,
-               "\" already, at ", slots_.at(name).member.address(),
-               ": give the one at ", join.request.member().address(),
-               " another --rank, or end that one first")));
+      Fail(ticket, absl::AlreadyExistsError(absl::StrCat(
+                       "worker ", name, " is in job \"", options_.job,
+                       "\" already, at ", slots_.at(name).member.address(),
+                       ": give the one at ", request.member().address(),
+                       " another --rank, or end that one first")));
     } else {
-      On(join.ticket, join.request);
+      On(ticket, request);
     }
   }
 }
@@ -391,12 +519,8 @@ void CoordinatorCore::SettleHeldJoins(const std::string& name,
 // Staying and going.
 
 CoordinatorCore::Slot* CoordinatorCore::FindSlot(uint32_t id) {
-  for (auto& [name, slot] : slots_) {
-    const bool has_id = slot.is_in ? slot.member.key().id() == id
-                                   : slot.departed.key().id() == id;
-    if (has_id) return &slot;
-  }
-  return nullptr;
+  const auto name = names_.find(id);
+  return name == names_.end() ? nullptr : &slots_.at(name->second);
 }
 
 absl::StatusOr<CoordinatorCore::Slot*> CoordinatorCore::FindLive(
@@ -425,20 +549,15 @@ void CoordinatorCore::On(Ticket ticket, const v1::HeartbeatRequest& request) {
       FindLive(request.key(), request.incarnation());
   if (!slot.ok()) return Fail(ticket, slot.status());
   const std::string name = (*slot)->member.name();
-  (*slot)->heard_at = attended_;
+  Hear(**slot);
   for (const v1::Departed& departed : request.departed()) Adopt(departed, name);
   if (!(*slot)->is_in) {
     return Fail(ticket,
                 FindLive(request.key(), request.incarnation()).status());
   }
-  if ((*slot)->member.suspect()) {
-    (*slot)->member.set_suspect(false);
-    ViewChanged();
-    Say(absl::StrCat(name, " is heard again"));
-  }
   SettleHeldJoins(name, /*holder_lives=*/true);
   v1::HeartbeatReply reply;
-  reply.set_view_version(view_.version());
+  reply.set_view_version(version_);
   Ok(ticket, std::move(reply));
 }
 
@@ -471,10 +590,8 @@ void CoordinatorCore::On(Ticket ticket, const v1::AnnounceRequest& request) {
   }
   if (request.phase() > member.phase()) {
     member.set_phase(request.phase());
-    v1::LogRecord record;
-    *record.mutable_joined() = member;
-    actions_.push_back(Persist{std::move(record)});
-    ViewChanged();
+    Touch(**slot);
+    PersistJoined(**slot);
   }
   Ok(ticket, v1::AnnounceReply());
 }
@@ -497,6 +614,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::ReportExitRequest& request) {
 
 void CoordinatorCore::Remove(Slot& slot, const std::string& reason, bool left) {
   const std::string name = slot.member.name();
+  Exit(slot);
   slot.is_in = false;
   slot.departed.set_name(name);
   *slot.departed.mutable_key() = slot.member.key();
@@ -508,64 +626,130 @@ void CoordinatorCore::Remove(Slot& slot, const std::string& reason, bool left) {
     incarnations.erase(incarnations.begin(),
                        incarnations.end() - kIncarnations);
   }
+  Touch(slot);
   v1::LogRecord record;
   *record.mutable_departed() = slot.departed;
+  record.set_version(slot.changed_at);
   actions_.push_back(Persist{std::move(record)});
   last_changes_.erase(slot.member.incarnation());
-  ViewChanged();
   Say(absl::StrCat(name, left ? " left" : " is gone: ", left ? "" : reason));
   Report(barriers_.Gone(name, FromWire(slot.departed.key()), reason));
   SettleHeldJoins(name, /*holder_lives=*/false);
 }
 
-void CoordinatorCore::ViewChanged() {
-  view_.Clear();
-  view_.set_version(NextEpoch());
-  *view_.mutable_world() = world_;
-  for (const auto& [name, slot] : slots_) {
-    if (slot.is_in) *view_.add_members() = slot.member;
-    if (!slot.departed.has_key()) continue;
-    *view_.add_departed() = slot.departed;
-    view_.mutable_departed()->rbegin()->clear_incarnations();
+// The view.
+
+std::shared_ptr<const CoordinatorCore::Told> CoordinatorCore::Whole() const {
+  if (whole_ != nullptr) return whole_;
+  v1::View view;
+  view.set_version(version_);
+  view.set_digest(digest_);
+  *view.mutable_world() = world_;
+  for (const auto& [name, slot] : slots_) AddTo(view, slot);
+  whole_ = std::make_shared<const Told>(std::move(view));
+  return whole_;
+}
+
+void CoordinatorCore::AddTo(v1::View& view, const Slot& slot) {
+  if (slot.is_in) *view.add_members() = slot.member;
+  if (!slot.departed.has_key()) return;
+  v1::Departed& departed = *view.add_departed();
+  departed.set_name(slot.departed.name());
+  *departed.mutable_key() = slot.departed.key();
+  departed.set_reason(slot.departed.reason());
+  departed.set_left(slot.departed.left());
+}
+
+v1::View CoordinatorCore::ChangesSince(Epoch version) const {
+  v1::View view;
+  view.set_version(version_);
+  view.set_digest(digest_);
+  view.set_since(version);
+  if (world_at_ > version) *view.mutable_world() = world_;
+  for (auto it = changes_.upper_bound(version); it != changes_.end(); ++it) {
+    AddTo(view, slots_.at(it->second));
   }
-  for (const HeldWatch& watch : std::exchange(held_watches_, {})) {
-    v1::WatchReply reply;
-    *reply.mutable_view() = view_;
-    Ok(watch.ticket, std::move(reply));
+  return view;
+}
+
+std::shared_ptr<const CoordinatorCore::Told> CoordinatorCore::TellTo(
+    const Watcher& watcher) {
+  const Epoch known = watcher.known_version;
+  const bool is_new = known != version_;  // else nothing has changed
+  if (is_new && (!watcher.takes_changes || known == 0 ||
+                 known < changes_from_ || known > version_)) {
+    return Whole();
   }
+  const auto made = told_.find(known);
+  if (made != told_.end()) return made->second;
+  if (told_.size() >= kMostTold) told_.clear();
+  auto told = std::make_shared<const Told>(ChangesSince(known));
+  told_.emplace(known, told);
+  return told;
+}
+
+void CoordinatorCore::AnswerWatch(Ticket ticket, const Watcher& watcher) {
+  actions_.push_back(
+      Answer{ticket, absl::OkStatus(), v1::WatchReply(), TellTo(watcher)});
+}
+
+void CoordinatorCore::Publish() {
+  const bool has_news = version_ != published_;
+  if (now_ < next_publishing_ || (!has_news && admitted_.empty())) return;
+  auto answers = static_cast<int64_t>(admitted_.size());
+  for (const auto& [ticket, member] : std::exchange(admitted_, {})) {
+    AnswerJoin(ticket, member);
+  }
+  if (has_news) {
+    const auto watches = held_watches_.TakeFor("");
+    for (const auto& [ticket, watcher] : watches) AnswerWatch(ticket, watcher);
+    answers += static_cast<int64_t>(watches.size());
+    published_ = version_;
+  }
+  if (answers <= options_.unpaced_answers) return;
+  next_publishing_ = now_ + std::max(options_.publish_interval,
+                                     answers * options_.answer_time);
 }
 
 void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
-  if (request.known_version() < view_.version()) {
-    v1::WatchReply reply;
-    *reply.mutable_view() = view_;
-    return Ok(ticket, std::move(reply));
+  const Watcher watcher = {request.known_version(), request.takes_changes()};
+  // Who knows what was published last waits for what is published next.
+  if (watcher.known_version < published_ || request.wait_ms() == 0) {
+    return AnswerWatch(ticket, watcher);
   }
   if (held() >= options_.max_held_calls) {
     return Fail(ticket, absl::ResourceExhaustedError(
                             "coordinator: too many calls are waiting"));
   }
-  held_watches_.push_back({ticket, Until(request.wait_ms())});
+  held_watches_.Hold(ticket, "", Until(request.wait_ms()), watcher);
 }
 
 // Time.
 
 void CoordinatorCore::JudgeSilence() {
-  std::vector<std::string> dead;
-  bool changed = false;
-  for (auto& [name, slot] : slots_) {
-    if (!slot.is_in) continue;
+  const auto silent_for = [&](const Hearing& hearing, absl::Duration limit) {
+    std::vector<std::string> silent;
+    for (const auto& [heard_at, id] : hearing) {
+      if (attended_ - heard_at < limit) break;
+      silent.push_back(names_.at(id));
+    }
+    return silent;
+  };
+  std::vector<std::string> dead = silent_for(suspects_, options_.dead_after);
+  for (const std::string& name : silent_for(heard_, options_.suspect_after)) {
+    Slot& slot = slots_.at(name);
     const absl::Duration silence = attended_ - slot.heard_at;
     if (silence >= options_.dead_after) {
       dead.push_back(name);
-    } else if (silence >= options_.suspect_after && !slot.member.suspect()) {
-      slot.member.set_suspect(true);
-      changed = true;
-      Say(absl::StrCat(name, " has been silent for ",
-                       absl::FormatDuration(silence)));
+      continue;
     }
+    StopListening(slot);
+    slot.member.set_suspect(true);
+    Listen(slot);
+    Touch(slot);
+    Say(absl::StrCat(name, " has been silent for ",
+                     absl::FormatDuration(silence)));
   }
-  if (changed) ViewChanged();
   for (const std::string& name : dead) {
     Remove(
         slots_.at(name),
@@ -581,85 +765,65 @@ void CoordinatorCore::OnTick() {
 }
 
 void CoordinatorCore::AnswerExpired() {
-  const auto take = [&](auto& held) {
-    const auto late = std::stable_partition(
-        held.begin(), held.end(),
-        [&](const auto& call) { return call.deadline > now_; });
-    std::decay_t<decltype(held)> expired(std::make_move_iterator(late),
-                                         std::make_move_iterator(held.end()));
-    held.erase(late, held.end());
-    return expired;
-  };
-  for (const HeldJoin& join : take(held_joins_)) {
-    const std::string& name = join.request.member().name();
-    Fail(join.ticket,
-         absl::UnavailableError(absl::StrCat(
-             name,
-             ": its name is held by a worker that is silent; ask again "
-             "until that one is declared gone")));
+  for (const auto& [ticket, join] : held_joins_.TakeExpired(now_)) {
+    Fail(ticket, absl::UnavailableError(absl::StrCat(
+                     join.member().name(),
+                     ": its name is held by a worker that is silent; ask again "
+                     "until that one is declared gone")));
   }
-  for (const HeldWatch& watch : take(held_watches_)) {
-    v1::WatchReply reply;
-    *reply.mutable_view() = view_;
-    Ok(watch.ticket, std::move(reply));
+  for (const auto& [ticket, watcher] : held_watches_.TakeExpired(now_)) {
+    AnswerWatch(ticket, watcher);
   }
-  for (const HeldWait& wait : take(held_waits_)) {
-    Ok(wait.ticket, store_.Look(wait.key));
+  for (const auto& [ticket, wait] : held_waits_.TakeExpired(now_)) {
+    Ok(ticket, store_.Look(wait.key));
   }
 }
 
 Instant CoordinatorCore::NextTick() const {
-  Instant next = barriers_.NextExpiry();
-  for (const HeldJoin& join : held_joins_) next = std::min(next, join.deadline);
-  for (const HeldWatch& w : held_watches_) next = std::min(next, w.deadline);
-  for (const HeldWait& wait : held_waits_) next = std::min(next, wait.deadline);
-  for (const auto& [name, slot] : slots_) {
-    if (!slot.is_in) continue;
-    const absl::Duration limit =
-        slot.member.suspect() ? options_.dead_after : options_.suspect_after;
-    const absl::Duration left = slot.heard_at + limit - attended_;
+  Instant next =
+      std::min({barriers_.NextExpiry(), held_joins_.NextDeadline(),
+                held_watches_.NextDeadline(), held_waits_.NextDeadline()});
+  if (version_ != published_ || !admitted_.empty()) {
+    next = std::min(next, next_publishing_);
+  }
+  const auto listen = [&](const Hearing& hearing, absl::Duration limit) {
+    if (hearing.empty()) return;
+    const absl::Duration left = hearing.begin()->first + limit - attended_;
     // Attention lapses if nothing happens for long.
     next = std::min(next, now_ + std::min(left, kLongestAttention));
-  }
+  };
+  listen(heard_, options_.suspect_after);
+  listen(suspects_, options_.dead_after);
   return next;
 }
 
 void CoordinatorCore::OnCallerGone(Ticket ticket) {
-  const auto drop = [&](auto& held) {
-    held.erase(
-        std::remove_if(held.begin(), held.end(),
-                       [&](const auto& call) { return call.ticket == ticket; }),
-        held.end());
-  };
-  drop(held_joins_);
-  drop(held_watches_);
-  drop(held_waits_);
+  admitted_.erase(ticket);
+  held_joins_.Drop(ticket);
+  held_watches_.Drop(ticket);
+  held_waits_.Drop(ticket);
   barriers_.CallerGone(ticket);
 }
 
 // Barriers and the store.
 
 void CoordinatorCore::On(Ticket ticket, const v1::BarrierRequest& request) {
-  const auto found =
-      std::find_if(slots_.begin(), slots_.end(), [&](const auto& slot) {
-        return slot.second.is_in &&
-               slot.second.member.key().id() == request.key().id() &&
-               slot.second.member.key().epoch() == request.key().epoch();
-      });
-  if (found == slots_.end()) {
+  const Slot* slot = FindSlot(request.key().id());
+  if (slot == nullptr || !slot->is_in ||
+      slot->member.key().epoch() != request.key().epoch()) {
     return Fail(ticket,
                 absl::FailedPreconditionError(absl::StrCat(
                     "Barrier ", request.tag(), ": worker ",
                     FromWire(request.key()).ToString(), " is not in the job")));
   }
-  if (absl::Status status = CheckBarrier(request, found->first); !status.ok()) {
-    return Fail(ticket, std::move(status));
-  }
+  absl::StatusOr<BarrierTable::Names> members =
+      CheckBarrier(request, slot->name());
+  if (!members.ok()) return Fail(ticket, members.status());
   BarrierTable::Arrival arrival;
   arrival.key = FromWire(request.key());
-  arrival.name = found->first;
+  arrival.name = slot->name();
   arrival.tag = request.tag();
-  arrival.members = {request.members().begin(), request.members().end()};
+  arrival.members = *members;
   arrival.payload = request.payload();
   arrival.number = request.arrival();
   arrival.settled_below = request.settled_below();
@@ -673,34 +837,54 @@ void CoordinatorCore::On(Ticket ticket, const v1::BarrierRequest& request) {
                             "coordinator: too many calls are waiting"));
   }
   BarrierTable::Result result = barriers_.Arrive(std::move(arrival));
-  const bool waits =
-      result.outcomes.empty() || result.outcomes.front().ticket != ticket;
+  const bool is_first = result.is_first;
   Report(std::move(result));
-  if (!waits) return;
-  // One of the others may be gone already; it will not arrive.
-  for (const std::string& name : request.members()) {
-    const auto slot = slots_.find(name);
-    if (slot == slots_.end() || slot->second.is_in) continue;
-    Report(barriers_.Gone(name, FromWire(slot->second.departed.key()),
-                          slot->second.departed.reason()));
+  // One of the others may be gone already; it will not arrive. The barriers
+  // that there are when it goes are failed then.
+  if (is_first) FailIfGone(*members);
+}
+
+void CoordinatorCore::FailIfGone(const BarrierTable::Names& members) {
+  const std::set<std::string>& all = members->all;
+  const bool few_are_gone = gone_.size() < all.size();
+  for (const std::string& name : few_are_gone ? gone_ : all) {
+    if ((few_are_gone ? all : gone_).count(name) == 0) continue;
+    const v1::Departed& departed = slots_.at(name).departed;
+    // One is enough: nobody waits any more.
+    return Report(
+        barriers_.Gone(name, FromWire(departed.key()), departed.reason()));
   }
 }
 
-absl::Status CoordinatorCore::CheckBarrier(const v1::BarrierRequest& request,
-                                           const std::string& caller) const {
-  if (!absl::c_linear_search(request.members(), caller)) {
+absl::StatusOr<BarrierTable::Names> CoordinatorCore::CheckBarrier(
+    const v1::BarrierRequest& request, const std::string& caller) {
+  BarrierTable::Names members;
+  if (request.everyone()) {
+    const World world = FromWire(world_);
+    if (!world.is_fixed()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("Barrier ", request.tag(),
+                       ": an elastic world wants the members named"));
+    }
+    if (everyone_ == nullptr) everyone_ = EveryoneIn(world);
+    members = everyone_;
+  } else {
+    members = BarrierTable::NamesOf(
+        {request.members().begin(), request.members().end()});
+  }
+  if (members->all.count(caller) == 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("Barrier ", request.tag(), ": ", caller,
                      " is not among the members it names"));
   }
+  const auto count = static_cast<int64_t>(members->all.size());
   const int64_t bytes = request.payload().size();
   const int64_t room =
-      std::min(options_.max_payload_bytes,
-               options_.max_gathered_bytes / request.members_size());
-  if (bytes <= room) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "Barrier ", request.tag(), ": ", caller, " brings ", bytes,
-      " bytes; each of ", request.members_size(), " members may bring ", room));
+      std::min(options_.max_payload_bytes, options_.max_gathered_bytes / count);
+  if (bytes <= room) return members;
+  return absl::ResourceExhaustedError(
+      absl::StrCat("Barrier ", request.tag(), ": ", caller, " brings ", bytes,
+                   " bytes; each of ", count, " members may bring ", room));
 }
 
 void CoordinatorCore::Report(BarrierTable::Result result) {
@@ -754,8 +938,8 @@ void CoordinatorCore::On(Ticket ticket, const v1::StoreRequest& request) {
         return Fail(ticket, absl::ResourceExhaustedError(
                                 "coordinator: too many calls are waiting"));
       }
-      held_waits_.push_back(
-          {ticket, request.key(), request.version(), Until(request.wait_ms())});
+      held_waits_.Hold(ticket, request.key(), Until(request.wait_ms()),
+                       {request.key(), request.version()});
       return;
     }
     default:
@@ -767,22 +951,18 @@ void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
   const uint64_t client = request.client();
   std::string owner = request.owner();
   if (client != 0) {
-    const auto caller =
-        std::find_if(slots_.begin(), slots_.end(), [&](const auto& slot) {
-          return slot.second.is_in &&
-                 slot.second.member.incarnation() == client;
-        });
-    if (caller == slots_.end()) {
+    const auto caller = incarnations_.lower_bound({client, ""});
+    if (caller == incarnations_.end() || caller->first != client) {
       return Fail(ticket, absl::FailedPreconditionError(absl::StrCat(
                               "store: key \"", request.key(),
                               "\": the caller is not in the job any more")));
     }
-    if (owner.empty()) owner = caller->first;
-    if (owner != caller->first) {
+    if (owner.empty()) owner = caller->second;
+    if (owner != caller->second) {
       return Fail(ticket, absl::PermissionDeniedError(absl::StrCat(
                               "store: key \"", request.key(),
                               "\": the caller has the certificate of ", owner,
-                              " and speaks as ", caller->first)));
+                              " and speaks as ", caller->second)));
     }
     const auto last = last_changes_.find(client);
     if (last != last_changes_.end() &&
@@ -820,15 +1000,13 @@ void CoordinatorCore::Change(Ticket ticket, const v1::StoreRequest& request) {
   }
   Ok(ticket, std::move(plan->reply));
   if (plan->change.key().empty()) return;
-  const auto woken = std::stable_partition(
-      held_waits_.begin(), held_waits_.end(), [&](const HeldWait& wait) {
-        return wait.key != request.key() ||
-               store_.Look(wait.key).version() <= wait.version;
-      });
-  for (auto wait = woken; wait != held_waits_.end(); ++wait) {
-    Ok(wait->ticket, store_.Look(wait->key));
+  const v1::StoreReply now = store_.Look(request.key());
+  for (const auto& [woken, wait] :
+       held_waits_.TakeIf(request.key(), [&](const StoreWait& held) {
+         return now.version() > held.version;
+       })) {
+    Ok(woken, now);
   }
-  held_waits_.erase(woken, held_waits_.end());
 }
 
 void CoordinatorCore::AnswerChange(Ticket ticket,
@@ -847,17 +1025,21 @@ void CoordinatorCore::Replay(const v1::LogRecord& record) {
     case v1::LogRecord::kWorld:
       world_ = record.world();
       has_world_ = true;
+      world_at_ = record.version();
       break;
     case v1::LogRecord::kJoined: {
       Slot& slot = slots_[record.joined().name()];
       slot.member = record.joined();
+      slot.member.set_suspect(false);
       slot.is_in = true;
       slot.heard_at = attended_;
+      slot.changed_at = record.version();
       break;
     }
     case v1::LogRecord::kDeparted: {
       Slot& slot = slots_[record.departed().name()];
       slot.departed = record.departed();
+      slot.changed_at = record.version();
       slot.is_in =
           slot.is_in && slot.member.key().epoch() > slot.departed.key().epoch();
       if (slot.is_in) break;
@@ -884,12 +1066,18 @@ std::vector<v1::LogRecord> CoordinatorCore::Snapshot() const {
   std::vector<v1::LogRecord> records(1);
   records.back().mutable_opened()->set_job(options_.job);
   records.back().mutable_opened()->set_term(term_);
-  if (has_world_) *records.emplace_back().mutable_world() = world_;
+  if (has_world_) {
+    *records.emplace_back().mutable_world() = world_;
+    records.back().set_version(world_at_);
+  }
   for (const auto& [name, slot] : slots_) {
     if (slot.departed.has_key()) {
       *records.emplace_back().mutable_departed() = slot.departed;
+      records.back().set_version(slot.changed_at);
     }
-    if (slot.is_in) *records.emplace_back().mutable_joined() = slot.member;
+    if (!slot.is_in) continue;
+    *records.emplace_back().mutable_joined() = slot.member;
+    records.back().set_version(slot.changed_at);
   }
   for (const auto& [key, entry] : store_.entries()) {
     auto* change = records.emplace_back().mutable_stored()->mutable_change();
@@ -927,9 +1115,8 @@ Instant CoordinatorCore::Until(uint32_t wait_ms) const {
   return now_ + std::min(absl::Milliseconds(wait_ms), options_.max_wait);
 }
 
-int CoordinatorCore::held() const {
-  return static_cast<int>(held_joins_.size() + held_watches_.size() +
-                          held_waits_.size()) +
+int64_t CoordinatorCore::held() const {
+  return held_joins_.size() + held_watches_.size() + held_waits_.size() +
          barriers_.held();
 }
 

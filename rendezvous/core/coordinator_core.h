@@ -8,12 +8,19 @@
 //
 // Silence is counted in time during which the core was ticked: a coordinator
 // that was itself stopped for a while accuses nobody of it.
+//
+// Who watches gets what has changed since it looked, so that a change of one
+// costs each member a few bytes. A few members are answered at once; where many
+// are, the changes of the next `publish_interval` are in one answer. No event
+// costs more than the logarithm of the members, besides its answers.
 
 #ifndef WEFT_RENDEZVOUS_CORE_COORDINATOR_CORE_H_
 #define WEFT_RENDEZVOUS_CORE_COORDINATOR_CORE_H_
 
 #include <cstdint>
 #include <map>
+#include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -25,6 +32,7 @@
 #include "weft/base/clock.h"
 #include "weft/proto/coordinator.pb.h"
 #include "weft/rendezvous/core/barrier_table.h"
+#include "weft/rendezvous/core/held_calls.h"
 #include "weft/rendezvous/core/versioned_map.h"
 #include "weft/rendezvous/worker_key.h"
 
@@ -57,6 +65,12 @@ class CoordinatorCore {
     uint32_t start = 0;
     // A successor will find this one's records; members are notified.
     bool is_durable = false;
+    // After an answer about the view to more than `unpaced_answers` at once the
+    // next of them goes out no sooner than after `publish_interval`, and after
+    // `answer_time` for each: 100,000 answers a second at most.
+    int unpaced_answers = 64;
+    absl::Duration publish_interval = absl::Milliseconds(100);
+    absl::Duration answer_time = absl::Microseconds(10);
   };
 
   // Names one call among those that are held; chosen by the driver.
@@ -80,10 +94,22 @@ class CoordinatorCore {
   };
   using Event = std::variant<Call, Tick, CallerGone>;
 
+  // A view, or what has changed in it, that many are sent: encoded once.
+  struct Told {
+    explicit Told(v1::View told)
+        : view(std::move(told)), bytes(view.SerializeAsString()) {}
+    const v1::View view;
+    const std::string bytes;  // of `view`
+  };
   struct Answer {
     Ticket ticket;
     absl::Status status;
     Reply reply;  // if status is ok
+    // The view of a JoinReply or a WatchReply, which `reply` is without.
+    std::shared_ptr<const Told> told = nullptr;
+
+    // The bytes of the whole reply. REQUIRES: status is ok.
+    std::string Encode() const;
   };
   struct Persist {
     v1::LogRecord record;
@@ -116,7 +142,10 @@ class CoordinatorCore {
 
   uint32_t term() const { return term_; }
   const std::string& job() const { return options_.job; }
-  const v1::View& view() const { return view_; }
+  // Whole. The reference holds until the next event.
+  const v1::View& view() const { return Whole()->view; }
+  Epoch version() const { return version_; }  // of the view
+  int members() const { return static_cast<int>(incarnations_.size()); }
 
  private:
   struct Slot {         // a name that has been in the job
@@ -124,22 +153,25 @@ class CoordinatorCore {
     bool is_in = false;
     v1::Departed departed;    // the last incarnation that is gone, if any
     absl::Duration heard_at;  // of `attended_`
+    Epoch changed_at = 0;     // the first view that has it as it is
+    uint64_t digest = 0;      // its part of `digest_`
+    uint32_t id() const {
+      return is_in ? member.key().id() : departed.key().id();
+    }
+    const std::string& name() const {
+      return is_in ? member.name() : departed.name();
+    }
   };
-  struct HeldJoin {
-    Ticket ticket;
-    v1::JoinRequest request;
-    Instant deadline;
+  struct Watcher {
+    uint64_t known_version = 0;
+    bool takes_changes = false;
   };
-  struct HeldWatch {
-    Ticket ticket;
-    Instant deadline;
-  };
-  struct HeldWait {
-    Ticket ticket;
+  struct StoreWait {
     std::string key;
-    uint64_t version;
-    Instant deadline;
+    uint64_t version;  // that is known
   };
+  // Of members: when each was heard, and its id.
+  using Hearing = std::set<std::pair<absl::Duration, uint32_t>>;
   struct LastChange {  // of one client of the store, applied or not
     uint64_t sequence = 0;
     absl::StatusOr<v1::StoreReply> reply;
@@ -169,22 +201,45 @@ class CoordinatorCore {
   void Admit(Ticket ticket, const v1::JoinRequest& request);
   void BuryEarlierHosts();
   void ForgetMisnumbered();
-  absl::Status CheckBarrier(const v1::BarrierRequest& request,
-                            const std::string& caller) const;
+  // Whom it waits for; an error says what is wrong with it.
+  absl::StatusOr<BarrierTable::Names> CheckBarrier(
+      const v1::BarrierRequest& request, const std::string& caller);
+  // Fails the barriers that name one who has gone.
+  void FailIfGone(const BarrierTable::Names& members);
   void Remove(Slot& slot, const std::string& reason, bool left);
+  void PersistJoined(const Slot& slot);
+  // What is looked up follows from the slots: of all after a replay, and of one
+  // that is in from now on, or until now.
+  void Index();
+  void Enter(const Slot& slot);
+  void Exit(const Slot& slot);
+  static uint64_t DigestOf(const Slot& slot);
+  // `slot` has changed: a new version.
+  void Touch(Slot& slot);
+  // Whose silence is judged.
+  void Listen(const Slot& slot);
+  void StopListening(const Slot& slot);
+  void Hear(Slot& slot);  // and it is suspect no more
   void Adopt(const v1::Departed& departed, const std::string& reporter);
   uint32_t IdFor(const v1::JoinRequest& request) const;
   // Decides the joins that waited to know whether `name` is alive.
   void SettleHeldJoins(const std::string& name, bool holder_lives);
   void JudgeSilence();
   void AnswerExpired();
-  void ViewChanged();
+  // Answers those who wait for the view, if it is time.
+  void Publish();
+  void AnswerWatch(Ticket ticket, const Watcher& watcher);
+  void AnswerJoin(Ticket ticket, const v1::Member& admitted);
+  std::shared_ptr<const Told> Whole() const;
+  std::shared_ptr<const Told> TellTo(const Watcher& watcher);
+  v1::View ChangesSince(Epoch version) const;
+  static void AddTo(v1::View& view, const Slot& slot);
   void Report(BarrierTable::Result result);
   void Change(Ticket ticket, const v1::StoreRequest& request);
   void AnswerChange(Ticket ticket, absl::StatusOr<v1::StoreReply> reply);
 
   Instant Until(uint32_t wait_ms) const;
-  int held() const;
+  int64_t held() const;
   void Ok(Ticket ticket, Reply reply);
   void Fail(Ticket ticket, absl::Status status);
   void Say(std::string text);
@@ -195,14 +250,35 @@ class CoordinatorCore {
   uint32_t counter_ = 0;
   v1::World world_;
   bool has_world_ = false;
+  Epoch world_at_ = 0;            // the first view that has the world
+  BarrierTable::Names everyone_;  // of a fixed world; null: not wanted so far
   std::map<std::string, Slot> slots_;  // by name
-  v1::View view_;
+  // Of `slots_`, see Index().
+  std::map<uint32_t, std::string> names_;                    // by id
+  std::set<std::pair<uint64_t, std::string>> incarnations_;  // of those in
+  std::set<std::string> gone_;            // who was in, and is not
+  int present_ = 0;                       // who is in, but for admins
+  std::map<Epoch, std::string> changes_;  // by changed_at
+  Hearing heard_;                         // of those who are not suspect
+  Hearing suspects_;
+
+  Epoch version_ = 0;
+  uint64_t digest_ = 0;  // of the view
+  // Who knows an earlier version gets a whole view.
+  Epoch changes_from_ = 0;
+  mutable std::shared_ptr<const Told> whole_;  // of version_, once made
+  // Of version_, by what the watcher knows.
+  std::map<Epoch, std::shared_ptr<const Told>> told_;
+  Epoch published_ = 0;      // the version that those who waited were told
+  Instant next_publishing_;  // the earliest
+  std::map<Ticket, v1::Member> admitted_;  // whose joins are to be answered
+
   VersionedMap store_;
   BarrierTable barriers_;
   std::map<uint64_t, LastChange> last_changes_;  // by client
-  std::vector<HeldJoin> held_joins_;
-  std::vector<HeldWatch> held_watches_;
-  std::vector<HeldWait> held_waits_;
+  HeldCalls<v1::JoinRequest> held_joins_;        // for the worker's name
+  HeldCalls<Watcher> held_watches_;
+  HeldCalls<StoreWait> held_waits_;  // for the key
   Instant now_;
   absl::Duration attended_;  // how long this core has been watching
   Actions actions_;          // of the event in progress

@@ -26,6 +26,30 @@ using ::testing::IsEmpty;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
+// As its caller reads it.
+CoordinatorCore::Answer Received(CoordinatorCore::Answer answer) {
+  if (!answer.status.ok()) return answer;
+  std::visit(
+      [&](auto& reply) { EXPECT_TRUE(reply.ParseFromString(answer.Encode())); },
+      answer.reply);
+  answer.told = nullptr;
+  return answer;
+}
+
+// Who is in a view, and who is gone, in an order that does not depend on how it
+// came about.
+std::string ContentsOf(v1::View view) {
+  view.clear_since();
+  const auto by_id = [](const auto& a, const auto& b) {
+    return a.key().id() < b.key().id();
+  };
+  std::sort(view.mutable_members()->begin(), view.mutable_members()->end(),
+            by_id);
+  std::sort(view.mutable_departed()->begin(), view.mutable_departed()->end(),
+            by_id);
+  return view.DebugString();
+}
+
 // A core, its clock, its log and its answers.
 class Fixture {
  public:
@@ -127,6 +151,19 @@ class Fixture {
     report.set_reason("killed by SIGKILL");
     return Call(report);
   }
+  // A Watch of one that takes changes, or of one that does not.
+  uint64_t Watch(Epoch known, bool takes_changes = true,
+                 uint32_t wait_ms = 5000) {
+    v1::WatchRequest watch;
+    watch.set_job("job");
+    watch.set_known_version(known);
+    watch.set_takes_changes(takes_changes);
+    watch.set_wait_ms(wait_ms);
+    return Call(watch);
+  }
+  v1::View Seen(uint64_t ticket) const {
+    return ReplyTo<v1::WatchReply>(ticket).view();
+  }
   uint64_t Announce(WorkerKey key, uint64_t incarnation, int phase) {
     v1::AnnounceRequest announce;
     announce.set_job("job");
@@ -190,7 +227,8 @@ class Fixture {
       if (auto* persist = std::get_if<CoordinatorCore::Persist>(&action)) {
         log_.push_back(persist->record);
       } else if (auto* answer = std::get_if<CoordinatorCore::Answer>(&action)) {
-        const bool is_first = answers_.emplace(answer->ticket, *answer).second;
+        const bool is_first =
+            answers_.emplace(answer->ticket, Received(*answer)).second;
         EXPECT_TRUE(is_first)
             << "call " << answer->ticket << " was answered twice";
       }
@@ -677,6 +715,242 @@ TEST(CoordinatorCore, AWatchIsAnsweredByAChangeOrByItsTime) {
   f.Tick(absl::Seconds(2));
   EXPECT_EQ(f.ReplyTo<v1::WatchReply>(quiet).view().version(),
             watch.known_version());
+}
+
+TEST(CoordinatorCore, AWatcherGetsWhatHasChangedSinceItLooked) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const WorkerKey trainer = f.Join("trainer", 0, 11);
+  const v1::View before = f.core().view();
+  const uint64_t held = f.Watch(before.version());
+  f.Join("trainer", 1, 12);
+  const v1::View joined = f.Seen(held);
+  EXPECT_EQ(joined.since(), before.version());
+  ASSERT_EQ(joined.members_size(), 1);
+  EXPECT_EQ(joined.members(0).name(), "trainer1");
+  EXPECT_FALSE(joined.has_world());
+
+  // Who is behind gets all of it at once, and others as much as they lack.
+  f.Leave(trainer, 11);
+  f.Announce(FromWire(before.members(0).key()), 10, v1::QUIESCING);
+  const v1::View all = f.Seen(f.Watch(before.version()));
+  EXPECT_EQ(all.members_size(), 2);
+  EXPECT_EQ(all.departed_size(), 1);
+  const auto merged = Merge(before, all);
+  ASSERT_THAT(merged, IsOk());
+  EXPECT_EQ(ContentsOf(*merged), ContentsOf(f.core().view()));
+  const v1::View later = f.Seen(f.Watch(joined.version()));
+  EXPECT_EQ(later.members_size(), 1);
+  EXPECT_THAT(Merge(*Merge(before, joined), later), IsOk());
+
+  // Who takes no changes, or knows nothing, gets whole views.
+  EXPECT_EQ(ContentsOf(f.Seen(f.Watch(before.version(), false))),
+            ContentsOf(f.core().view()));
+  EXPECT_EQ(ContentsOf(f.Seen(f.Watch(0))), ContentsOf(f.core().view()));
+}
+
+TEST(CoordinatorCore, AWatchWithoutNewsIsAnsweredInAFewBytes) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  for (const bool takes_changes : {true, false}) {
+    const Epoch version = f.view().version();
+    const uint64_t quiet = f.Watch(version, takes_changes, 1000);
+    f.Tick(absl::Seconds(1));
+    EXPECT_EQ(f.Seen(quiet).version(), version);
+    EXPECT_LT(f.Seen(quiet).ByteSizeLong(), 40u);
+    EXPECT_FALSE(f.IsHeld(f.Watch(version, takes_changes, 0)));
+  }
+}
+
+// Of a core that lets two be answered at once.
+CoordinatorCore::Options Crowded() {
+  CoordinatorCore::Options options;
+  options.unpaced_answers = 2;
+  return options;
+}
+
+TEST(CoordinatorCore, ChangesThatComeCloseTogetherAreInOneAnswerForMany) {
+  Fixture f({}, 1, Crowded());
+  const WorkerKey ps = f.Join("ps", 0, 10);
+  const WorkerKey trainer = f.Join("trainer", 0, 11);
+  const auto watch = [&](Epoch known) {
+    std::vector<uint64_t> watches;
+    for (int i = 0; i < 3; ++i) watches.push_back(f.Watch(known));
+    return watches;
+  };
+  const auto first = watch(f.view().version());
+  f.Announce(ps, 10, v1::QUIESCING);
+  for (const uint64_t ticket : first) EXPECT_FALSE(f.IsHeld(ticket));
+  const Epoch published = f.view().version();
+  // They ask again, and do not get each of the next changes by itself...
+  const auto second = watch(published);
+  f.Announce(ps, 10, v1::DRAINED);
+  f.Announce(trainer, 11, v1::QUIESCING);
+  const auto third = watch(published);
+  for (const uint64_t ticket : second) EXPECT_TRUE(f.IsHeld(ticket));
+  for (const uint64_t ticket : third) EXPECT_TRUE(f.IsHeld(ticket));
+  // ...while who does not want to wait, or is further behind, does not.
+  EXPECT_EQ(f.Seen(f.Watch(published, true, 0)).version(), f.view().version());
+  EXPECT_FALSE(f.IsHeld(f.Watch(published - 1)));
+  f.Tick(absl::Milliseconds(101));
+  for (const uint64_t ticket : second) {
+    EXPECT_EQ(f.Seen(ticket).version(), f.view().version());
+    EXPECT_EQ(f.Seen(ticket).members_size(), 2);
+  }
+  // After a while the next is told at once again.
+  const auto fourth = watch(f.view().version());
+  f.Tick(absl::Milliseconds(101));
+  f.Leave(trainer, 11);
+  for (const uint64_t ticket : fourth) EXPECT_FALSE(f.IsHeld(ticket));
+}
+
+TEST(CoordinatorCore, JoinsThatComeCloseTogetherAreAnsweredWithOneView) {
+  Fixture f({}, 1, Crowded());
+  f.Join("ps", 0, 10);
+  for (int i = 0; i < 3; ++i) f.Watch(f.view().version());
+  f.Join("trainer", 0, 11);
+  v1::JoinRequest join = f.JoinOf("trainer", 1, 12);
+  const uint64_t held = f.Call(join);
+  const uint64_t again = f.Call(join);
+  const uint64_t given_up = f.Call(join);
+  f.CallerGone(given_up);
+  EXPECT_TRUE(f.IsHeld(held));
+  EXPECT_NE(f.view().Find("trainer1"), nullptr);  // it is decided, and logged
+  EXPECT_TRUE(f.log().back().has_joined());
+  f.Tick(absl::Milliseconds(101));
+  const auto reply = f.ReplyTo<v1::JoinReply>(held);
+  EXPECT_THAT(CheckHas(reply.view(), "trainer1", reply.key()), IsOk());
+  EXPECT_EQ(FromWire(f.ReplyTo<v1::JoinReply>(again).key()),
+            FromWire(reply.key()));
+  EXPECT_TRUE(f.IsHeld(given_up));
+}
+
+TEST(CoordinatorCore, AJoinOfOneThatEndsBeforeItsAnswerIsRefused) {
+  Fixture f({}, 1, Crowded());
+  f.Join("ps", 0, 10);
+  for (int i = 0; i < 3; ++i) f.Watch(f.view().version());
+  f.Join("trainer", 0, 11);
+  const uint64_t held = f.Call(f.JoinOf("trainer", 1, 12));
+  f.ReportExit("trainer1");
+  f.Tick(absl::Milliseconds(101));
+  EXPECT_THAT(f.StatusOf(held),
+              StatusIs(absl::StatusCode::kAborted, "killed by SIGKILL"));
+}
+
+TEST(CoordinatorCore, ChangesReachAcrossARestart) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const WorkerKey trainer = f.Join("trainer", 0, 11);
+  f.Join("trainer", 1, 12);
+  f.Tick(absl::Seconds(4));
+  const v1::View before = f.core().view();
+  EXPECT_TRUE(before.members(0).suspect());
+  f.Leave(trainer, 11);
+  f.Restart();
+  const v1::View changes = f.Seen(f.Watch(before.version()));
+  EXPECT_EQ(changes.members_size(), 0);
+  EXPECT_EQ(changes.departed_size(), 1);
+  const auto merged = Merge(before, changes);
+  ASSERT_THAT(merged, IsOk());
+  EXPECT_EQ(ContentsOf(*merged), ContentsOf(f.core().view()));
+
+  // Of a log that was shortened, too.
+  Fixture other(f.core().Snapshot(), 3);
+  const v1::View same = other.Seen(other.Watch(before.version()));
+  EXPECT_EQ(same.departed_size(), 1);
+  EXPECT_THAT(Merge(before, same), IsOk());
+}
+
+TEST(CoordinatorCore, LogsWithoutVersionsAreToldWhole) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const v1::View before = f.core().view();
+  const WorkerKey trainer = f.Join("trainer", 0, 11);
+  f.Leave(trainer, 11);
+  std::vector<v1::LogRecord> old = f.log();
+  for (v1::LogRecord& record : old) record.clear_version();
+  Fixture other(old, 2);
+  const v1::View changes = other.Seen(other.Watch(before.version()));
+  EXPECT_EQ(changes.members_size() + changes.departed_size(), 2);
+  const auto merged = Merge(before, changes);
+  ASSERT_THAT(merged, IsOk());
+  EXPECT_EQ(ContentsOf(*merged), ContentsOf(other.core().view()));
+}
+
+TEST(CoordinatorCore, ALostRecordShowsInTheChanges) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  const WorkerKey trainer = f.Join("trainer", 0, 11);
+  f.Leave(trainer, 11);
+  std::vector<v1::LogRecord> log = f.log();
+  ASSERT_TRUE(log.back().has_departed());
+  log.pop_back();
+  Fixture other(log, 2);
+  const v1::View before = f.core().view();
+  EXPECT_THAT(Merge(before, other.Seen(other.Watch(before.version()))),
+              StatusIs(absl::StatusCode::kDataLoss));
+}
+
+TEST(CoordinatorCore, RefusesAWorldOfMoreWorkersThanItTakes) {
+  Fixture f;
+  v1::JoinRequest join = f.JoinOf("trainer", 0, 11);
+  *join.mutable_world() = ToWire(World::Fixed(1, 16384));
+  EXPECT_THAT(f.StatusOf(f.Call(join)),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       "of 16385 workers; a coordinator takes at most 16384"));
+  *join.mutable_world() = ToWire(World::Fixed(1, 16383));
+  EXPECT_THAT(f.StatusOf(f.Call(join)), IsOk());
+}
+
+TEST(CoordinatorCore, ABarrierOfEveryoneNamesNobody) {
+  Fixture f;
+  const std::vector<std::string> names = {"ps0", "trainer0", "trainer1"};
+  const std::vector<WorkerKey> keys = {
+      f.Join("ps", 0, 10), f.Join("trainer", 0, 11), f.Join("trainer", 1, 12)};
+  const auto arrive = [&](int who, uint64_t arrival) {
+    v1::BarrierRequest at = f.AtBarrier(keys[who], arrival, {});
+    at.set_everyone(true);
+    return f.Call(at);
+  };
+  const uint64_t first = arrive(0, 1);
+  const uint64_t second = f.Arrive(keys[1], 1, names);  // who means the same
+  EXPECT_TRUE(f.IsHeld(first));
+  EXPECT_THAT(f.StatusOf(f.Arrive(keys[2], 1, {"ps0", "trainer1"})),
+              StatusIs(absl::StatusCode::kFailedPrecondition, "same members"));
+  const uint64_t third = arrive(2, 2);
+  for (const uint64_t ticket : {first, second, third}) {
+    EXPECT_TRUE(f.ReplyTo<v1::BarrierReply>(ticket).released());
+  }
+  f.Leave(keys[2], 12);
+  EXPECT_THAT(f.StatusOf(arrive(0, 2)),
+              StatusIs(absl::StatusCode::kAborted, "trainer1 is gone (left)"));
+
+  Fixture elastic;
+  v1::JoinRequest join = elastic.JoinOf("trainer", 0, 1);
+  *join.mutable_world() = ToWire(World::Elastic(1, 2));
+  const auto joined = elastic.ReplyTo<v1::JoinReply>(elastic.Call(join));
+  v1::BarrierRequest at = elastic.AtBarrier(FromWire(joined.key()), 1, {});
+  at.set_everyone(true);
+  EXPECT_THAT(
+      elastic.StatusOf(elastic.Call(at)),
+      StatusIs(absl::StatusCode::kInvalidArgument, "wants the members named"));
+}
+
+TEST(CoordinatorCore, ABarrierNamesTheFirstOfManyThatAreMissing) {
+  Fixture f;
+  v1::JoinRequest join = f.JoinOf("trainer", 0, 1);
+  *join.mutable_world() = ToWire(World::Fixed(0, 100));
+  const auto joined = f.ReplyTo<v1::JoinReply>(f.Call(join));
+  v1::BarrierRequest at = f.AtBarrier(FromWire(joined.key()), 1, {});
+  at.set_everyone(true);
+  at.set_wait_ms(1000);
+  const uint64_t ticket = f.Call(at);
+  f.Tick(absl::Seconds(1));
+  const auto reply = f.ReplyTo<v1::BarrierReply>(ticket);
+  EXPECT_FALSE(reply.released());
+  EXPECT_EQ(reply.missing_size(), 32);
+  EXPECT_EQ(reply.missing(0), "trainer1");
+  EXPECT_EQ(reply.missing_count(), 99u);
 }
 
 TEST(CoordinatorCore, ABarrierOpensOnceAllAreThere) {
@@ -1459,6 +1733,24 @@ class Exploration {
     const View was = FromWire(before.core->view());
     const View is = FromWire(after.core->view());
     EXPECT_GE(is.version(), was.version());
+    // Who knew the earlier view gets what has changed, also of a successor.
+    CoordinatorCore copy = *after.core;
+    v1::WatchRequest watch;
+    watch.set_job("job");
+    watch.set_known_version(was.version());
+    watch.set_takes_changes(true);
+    for (const auto& action :
+         copy.OnEvent(after.now, CoordinatorCore::Call{1000, watch})) {
+      const auto* answer = std::get_if<CoordinatorCore::Answer>(&action);
+      if (answer == nullptr || answer->ticket != 1000) continue;
+      const v1::View& told = answer->told->view;
+      ++hits_[told.since() == 0 ? "told whole" : "told changes"];
+      const auto merged =
+          told.since() == 0 ? told : Merge(before.core->view(), told);
+      EXPECT_THAT(merged, IsOk());
+      if (!merged.ok()) continue;
+      EXPECT_EQ(ContentsOf(*merged), ContentsOf(after.core->view()));
+    }
     if (is.version() == was.version()) {
       EXPECT_EQ(before.core->view().DebugString(),
                 after.core->view().DebugString());
@@ -1488,7 +1780,8 @@ TEST(CoordinatorCore, KeepsItsInvariantsInEveryOrderOfFiveEvents) {
   Exploration exploration;
   exploration.Run(5);
   EXPECT_GT(exploration.states(), 10000);
-  for (const char* what : {"admitted", "heard", "refused"}) {
+  for (const char* what :
+       {"admitted", "heard", "refused", "told whole", "told changes"}) {
     EXPECT_GT(exploration.hits().count(what), 0u) << what << " never happened";
   }
   RecordProperty("states", std::to_string(exploration.states()));

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
 #include "weft/net/call/connection_reset.h"
 #include "weft/rendezvous/wire.h"
 
@@ -76,7 +77,7 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
     for (int i = 0; i < 4; ++i) {
       if (pending_[i].call != replied->call) continue;
       pending_[i].call = 0;
-      OnReply(static_cast<Purpose>(i), replied->reply);
+      OnReply(static_cast<Purpose>(i), *replied);
       break;
     }
   } else if (const auto* refreshed = std::get_if<Refreshed>(&event)) {
@@ -99,17 +100,17 @@ void MemberCore::OnTimer() {
   }
 }
 
-void MemberCore::OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply) {
-  if (reply.ok()) heard_at_ = attended_;
+void MemberCore::OnReply(Purpose purpose, const Replied& replied) {
+  if (replied.reply.ok()) heard_at_ = attended_;
   switch (purpose) {
     case Purpose::kJoin:
-      return OnJoinReply(reply);
+      return OnJoinReply(replied);
     case Purpose::kHeartbeat:
-      return OnHeartbeatReply(reply.status());
+      return OnHeartbeatReply(replied.reply.status());
     case Purpose::kWatch:
-      return OnWatchReply(reply);
+      return OnWatchReply(replied);
     case Purpose::kLeave:
-      return OnLeaveReply(reply.status());
+      return OnLeaveReply(replied.reply.status());
   }
 }
 
@@ -131,7 +132,7 @@ void MemberCore::OnHostEnded(const std::string& name) {
         "waiting for it to start again, for ",
         absl::FormatDuration(options_.give_up_after), " at most")});
     // Where the coordinator starts again, that incarnation is gone.
-    for (const v1::Member& member : view_.members()) {
+    for (const v1::Member& member : view_->members()) {
       if (member.hosts_coordinator() && member.name() == name) {
         return OnMemberEnded(FromWire(member.key()));
       }
@@ -148,17 +149,17 @@ void MemberCore::OnHostEnded(const std::string& name) {
 void MemberCore::OnMemberEnded(WorkerKey key) {
   if (state_ != State::kIn || key == key_) return;
   const bool is_member = std::any_of(
-      view_.members().begin(), view_.members().end(),
+      view_->members().begin(), view_->members().end(),
       [&](const v1::Member& member) { return FromWire(member.key()) == key; });
   if (!is_member || !ended_.insert(key).second) return;
   actions_.push_back(NewView{ShownView()});
 }
 
-v1::View MemberCore::ShownView() const {
+MemberCore::ViewPtr MemberCore::ShownView() const {
   if (ended_.empty()) return view_;
-  v1::View shown = view_;
+  v1::View shown = *view_;
   shown.clear_members();
-  for (const v1::Member& member : view_.members()) {
+  for (const v1::Member& member : view_->members()) {
     if (ended_.count(FromWire(member.key())) == 0) {
       *shown.add_members() = member;
       continue;
@@ -175,10 +176,11 @@ v1::View MemberCore::ShownView() const {
     *gone->mutable_key() = member.key();
     gone->set_reason("its process has ended");
   }
-  return shown;
+  return std::make_shared<const v1::View>(std::move(shown));
 }
 
-void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
+void MemberCore::OnJoinReply(const Replied& replied) {
+  const absl::StatusOr<Reply>& reply = replied.reply;
   if (!reply.ok()) {
     if (absl::IsAborted(reply.status())) {  // it was let in, and is gone since
       return Lose(absl::StatusCode::kAborted, reply.status().message());
@@ -196,15 +198,20 @@ void MemberCore::OnJoinReply(const absl::StatusOr<Reply>& reply) {
     return SendAfter(Purpose::kJoin, options_.retry_pause);
   }
   const auto& joined = std::get<v1::JoinReply>(*reply);
-  if (const absl::Status fit = CheckJoined(joined, options_.self.name());
-      !fit.ok()) {
+  const v1::View& told =
+      replied.told != nullptr ? *replied.told : joined.view();
+  const absl::StatusOr<ViewPtr> view = WholeOf(told);
+  const absl::Status fit =
+      view.ok() ? CheckHas(**view, options_.self.name(), joined.key())
+                : view.status();
+  if (!fit.ok()) {
     return End(BadAnswer(options_.coordinator, "Join", fit.message()));
   }
   key_ = FromWire(joined.key());
   is_durable_ = joined.is_durable();
   state_ = State::kIn;
-  actions_.push_back(Joined{key_});
-  TakeView(joined.view());
+  actions_.push_back(Joined{key_, joined.knows_everyone()});
+  TakeView(*view, told);
   if (state_ != State::kIn) return;
   SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
   SendNow(Purpose::kWatch);
@@ -232,12 +239,17 @@ void MemberCore::OnHeartbeatReply(const absl::Status& status) {
   SendAfter(Purpose::kHeartbeat, options_.heartbeat_interval);
 }
 
-void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
+void MemberCore::OnWatchReply(const Replied& replied) {
+  const absl::StatusOr<Reply>& reply = replied.reply;
   if (!reply.ok()) {
     if (!IsPassing(reply.status())) return LoseBy(reply.status());
     return SendAfter(Purpose::kWatch, options_.retry_pause);
   }
-  if (OnView(std::get<v1::WatchReply>(*reply).view())) {
+  const bool wanted_whole = wants_whole_;
+  if (OnView(replied.told != nullptr
+                 ? *replied.told
+                 : std::get<v1::WatchReply>(*reply).view()) ||
+      (wants_whole_ && !wanted_whole)) {
     watch_backoff_.Reset();
     return SendNow(Purpose::kWatch);
   }
@@ -249,30 +261,57 @@ void MemberCore::OnWatchReply(const absl::StatusOr<Reply>& reply) {
 }
 
 // A member that leaves may see it in the view, should the answer be lost.
-bool MemberCore::OnView(const v1::View& view) {
-  if (view.version() <= view_.version()) return false;
-  if (const absl::Status fit = CheckView(view); !fit.ok()) {
-    LoseBy(BadAnswer(options_.coordinator, "Watch", fit.message()));
+bool MemberCore::OnView(const v1::View& told) {
+  if (told.version() <= view_->version()) return false;
+  absl::StatusOr<ViewPtr> view = WholeOf(told);
+  if (absl::IsDataLoss(view.status())) {  // records of it may have been lost
+    wants_whole_ = true;
     return false;
   }
-  TakeView(view);
+  if (!view.ok()) {
+    LoseBy(BadAnswer(options_.coordinator, "Watch", view.status().message()));
+    return false;
+  }
+  TakeView(*std::move(view), told);
   return state_ != State::kEnded;
 }
 
-void MemberCore::TakeView(const v1::View& view) {
-  if (view.version() <= view_.version()) return;
-  if (TermOf(view.version()) > TermOf(view_.version())) {
-    to_repeat_ = {view_.departed().begin(), view_.departed().end()};
+absl::StatusOr<MemberCore::ViewPtr> MemberCore::WholeOf(
+    const v1::View& told) const {
+  if (options_.views != nullptr) {
+    if (ViewPtr known = options_.views->Find(told.version())) return known;
   }
-  view_ = view;
-  std::set<WorkerKey> still_members;
-  for (const v1::Member& member : view.members()) {
-    const WorkerKey key = FromWire(member.key());
-    if (ended_.count(key) != 0) still_members.insert(key);
+  if (told.since() == 0) return Checked(told);
+  WEFT_ASSIGN_OR_RETURN(v1::View merged, Merge(*view_, told));
+  return Checked(std::move(merged));
+}
+
+absl::StatusOr<MemberCore::ViewPtr> MemberCore::Checked(v1::View view) const {
+  WEFT_RETURN_IF_ERROR(CheckView(view));
+  auto checked = std::make_shared<const v1::View>(std::move(view));
+  if (options_.views != nullptr) options_.views->Keep(checked);
+  return checked;
+}
+
+void MemberCore::TakeView(ViewPtr view, const v1::View& told) {
+  if (view->version() <= view_->version()) return;
+  // Where changes fit the earlier view both have the same departed.
+  if (TermOf(view->version()) > TermOf(view_->version())) {
+    to_repeat_ =
+        told.since() == 0 ? GoneButIn(*view) : std::vector<v1::Departed>();
   }
-  ended_ = std::move(still_members);
+  wants_whole_ = false;
+  view_ = std::move(view);
+  if (!ended_.empty()) {
+    std::set<WorkerKey> still_members;
+    for (const v1::Member& member : view_->members()) {
+      const WorkerKey key = FromWire(member.key());
+      if (ended_.count(key) != 0) still_members.insert(key);
+    }
+    ended_ = std::move(still_members);
+  }
   actions_.push_back(NewView{ShownView()});
-  for (const v1::Departed& departed : view.departed()) {
+  for (const v1::Departed& departed : told.departed()) {
     const bool is_self =
         departed.key().id() == key_.id && departed.key().epoch() >= key_.epoch;
     if (is_self && state_ == State::kLeaving) return End(absl::OkStatus());
@@ -281,6 +320,22 @@ void MemberCore::TakeView(const v1::View& view) {
                   absl::StrCat("declared gone: ", departed.reason()));
     }
   }
+}
+
+std::vector<v1::Departed> MemberCore::GoneButIn(const v1::View& view) const {
+  std::map<uint32_t, uint64_t> epochs;
+  if (view_->departed_size() == 0) return {};
+  for (const v1::Member& member : view.members()) {
+    epochs[member.key().id()] = member.key().epoch();
+  }
+  std::vector<v1::Departed> gone;
+  for (const v1::Departed& departed : view_->departed()) {
+    const auto in = epochs.find(departed.key().id());
+    if (in != epochs.end() && in->second <= departed.key().epoch()) {
+      gone.push_back(departed);
+    }
+  }
+  return gone;
 }
 
 void MemberCore::SendNow(Purpose purpose) {
@@ -325,8 +380,9 @@ MemberCore::Request MemberCore::MakeRequest(Purpose purpose) const {
     case Purpose::kWatch: {
       v1::WatchRequest watch;
       watch.set_job(options_.job);
-      watch.set_known_version(view_.version());
+      watch.set_known_version(view_->version());
       watch.set_wait_ms(hold_ms);
+      watch.set_takes_changes(!wants_whole_);
       return watch;
     }
     case Purpose::kLeave:

@@ -9,6 +9,8 @@
 #define WEFT_RENDEZVOUS_CORE_MEMBER_CORE_H_
 
 #include <cstdint>
+#include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -25,6 +27,23 @@
 #include "weft/rendezvous/worker_key.h"
 
 namespace weft::rendezvous {
+
+// The views of one job, by version, where many of its members are in one
+// process: a simulation. Thread-safety: one thread at a time.
+class SharedViews {
+ public:
+  // Null if none has it.
+  std::shared_ptr<const v1::View> Find(uint64_t version) const {
+    const auto found = views_.find(version);
+    return found == views_.end() ? nullptr : found->second.lock();
+  }
+  void Keep(const std::shared_ptr<const v1::View>& view) {
+    views_[view->version()] = view;
+  }
+
+ private:
+  std::map<uint64_t, std::weak_ptr<const v1::View>> views_;
+};
 
 // Thread-safety: one thread at a time. Copyable.
 class MemberCore {
@@ -54,6 +73,9 @@ class MemberCore {
     // certificate that is refused. A coordinator that starts, or is crowded,
     // closes connections too.
     absl::Duration give_up_after_resets_for = absl::Seconds(5);
+    // Null: it shares with nobody. Must outlive the core. What is in there is
+    // taken for the coordinator's, and not checked.
+    SharedViews* views = nullptr;
   };
 
   using Request = std::variant<v1::JoinRequest, v1::HeartbeatRequest,
@@ -65,10 +87,14 @@ class MemberCore {
   struct Replied {
     uint64_t call;
     absl::StatusOr<Reply> reply;
+    // The view of `reply`, if it is without: whoever shares views shares what
+    // is told, too.
+    std::shared_ptr<const v1::View> told = nullptr;
   };
   struct Timer {};
   struct WantToLeave {};
-  // The coordinator has told this view, which was asked for beside the watch.
+  // The coordinator has told this view, which was asked for beside the watch;
+  // or the changes since the view() of then.
   struct Refreshed {
     v1::View view;
   };
@@ -95,11 +121,12 @@ class MemberCore {
   };
   struct Joined {
     WorkerKey key;
+    bool knows_everyone = false;  // the coordinator: BarrierRequest.everyone
   };
   // What the coordinator has told, without those whose process is known to have
   // ended. Of the same version as the one before if only that has changed.
   struct NewView {
-    v1::View view;
+    std::shared_ptr<const v1::View> view;
   };
   // The end: joining failed, or it was left (ok), or the membership is lost:
   // kAborted, kUnavailable by the coordinator's silence, or kInternal by an
@@ -134,7 +161,7 @@ class MemberCore {
   State state() const { return state_; }
   WorkerKey key() const { return key_; }
   // As the coordinator has told it.
-  const v1::View& view() const { return view_; }
+  const v1::View& view() const { return *view_; }
 
  private:
   enum class Purpose { kJoin, kHeartbeat, kWatch, kLeave };
@@ -145,17 +172,22 @@ class MemberCore {
   };
 
   void OnTimer();
-  void OnReply(Purpose purpose, const absl::StatusOr<Reply>& reply);
-  void OnJoinReply(const absl::StatusOr<Reply>& reply);
+  using ViewPtr = std::shared_ptr<const v1::View>;  // not null
+
+  void OnReply(Purpose purpose, const Replied& replied);
+  void OnJoinReply(const Replied& replied);
   void OnHeartbeatReply(const absl::Status& status);
-  void OnWatchReply(const absl::StatusOr<Reply>& reply);
-  // Takes a view if it is newer. False: it is not, or this worker is out of the
-  // job by it.
-  bool OnView(const v1::View& view);
+  void OnWatchReply(const Replied& replied);
+  // Takes a view, or changes, if they are newer. False: they are not, or this
+  // worker is out of the job by them.
+  bool OnView(const v1::View& told);
+  // The whole view of what was told, checked; an error if it is none.
+  absl::StatusOr<ViewPtr> WholeOf(const v1::View& told) const;
+  absl::StatusOr<ViewPtr> Checked(v1::View view) const;
   void OnLeaveReply(const absl::Status& status);
   void OnHostEnded(const std::string& name);
   void OnMemberEnded(WorkerKey key);
-  v1::View ShownView() const;
+  ViewPtr ShownView() const;
 
   Pending& pending(Purpose purpose) {
     return pending_[static_cast<int>(purpose)];
@@ -164,7 +196,10 @@ class MemberCore {
   void SendAfter(Purpose purpose, absl::Duration pause);
   Request MakeRequest(Purpose purpose) const;
   absl::Duration TimeoutOf(Purpose purpose) const;
-  void TakeView(const v1::View& view);
+  // Which is as it was told, or `told` leads to it.
+  void TakeView(ViewPtr view, const v1::View& told);
+  // Of those that are gone in the present view, who is in in `view`.
+  std::vector<v1::Departed> GoneButIn(const v1::View& view) const;
   // What it says follows "out of the job".
   void Lose(absl::StatusCode code, absl::string_view why);
   void LoseBy(const absl::Status& answer);
@@ -174,10 +209,12 @@ class MemberCore {
   State state_ = State::kNew;
   WorkerKey key_;
   bool is_durable_ = false;  // the coordinator
-  v1::View view_;
+  ViewPtr view_ = std::make_shared<const v1::View>();
+  bool wants_whole_ = false;   // the changes did not fit view_
   std::set<WorkerKey> ended_;  // of the members in view_
   PollBackoff watch_backoff_;
-  // Members that earlier terms declared gone, until a newer term has them.
+  // Those that earlier terms declared gone and this one has as members, until
+  // it has been told.
   std::vector<v1::Departed> to_repeat_;
   Pending pending_[4];
   uint64_t last_call_ = 0;

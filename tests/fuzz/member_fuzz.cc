@@ -98,7 +98,7 @@ void TellCore(size_t method, const Answer& answer) {
     int sent = 0;
     for (const auto& action : actions) {
       if (const auto* view = std::get_if<MemberCore::NewView>(&action)) {
-        Use(rendezvous::FromWire(view->view));
+        Use(rendezvous::FromWire(*view->view));
       }
       sent += std::holds_alternative<MemberCore::Send>(action);
     }
