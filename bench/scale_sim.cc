@@ -1,8 +1,8 @@
 // What joining, meeting, failing and leaving costs a coordinator and its
 // members as their number grows: in a simulation with a virtual clock, so that
 // it can be 10,000 of them on one machine. Counts of messages and bytes, and
-// virtual time, are those of the real cores; the real time of the coordinator's
-// core is of this machine.
+// virtual time, are those of the real cores; the processor time of the
+// coordinator's core is of this machine.
 
 #include <cmath>
 #include <cstdint>

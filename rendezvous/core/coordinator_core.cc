@@ -694,7 +694,7 @@ void CoordinatorCore::AnswerWatch(Ticket ticket, const Watcher& watcher) {
 }
 
 void CoordinatorCore::Publish() {
-  const bool has_news = version_ != published_;
+  const bool has_news = version_ != published_ || is_behind_;
   if (now_ < next_publishing_ || (!has_news && admitted_.empty())) return;
   auto answers = static_cast<int64_t>(admitted_.size());
   for (const auto& [ticket, member] : std::exchange(admitted_, {})) {
@@ -705,6 +705,7 @@ void CoordinatorCore::Publish() {
     for (const auto& [ticket, watcher] : watches) AnswerWatch(ticket, watcher);
     answers += static_cast<int64_t>(watches.size());
     published_ = version_;
+    is_behind_ = false;
   }
   if (answers <= options_.unpaced_answers) return;
   next_publishing_ = now_ + std::max(options_.publish_interval,
@@ -713,8 +714,10 @@ void CoordinatorCore::Publish() {
 
 void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
   const Watcher watcher = {request.known_version(), request.takes_changes()};
-  // Who knows what was published last waits for what is published next.
-  if (watcher.known_version < published_ || request.wait_ms() == 0) {
+  const bool is_behind = watcher.known_version < published_;
+  const bool is_pause = now_ < next_publishing_;
+  // In a pause all wait for its end, so that they get the same.
+  if (request.wait_ms() == 0 || (is_behind && !is_pause)) {
     return AnswerWatch(ticket, watcher);
   }
   if (held() >= options_.max_held_calls) {
@@ -722,6 +725,7 @@ void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
                             "coordinator: too many calls are waiting"));
   }
   held_watches_.Hold(ticket, "", Until(request.wait_ms()), watcher);
+  is_behind_ = is_behind_ || is_behind;
 }
 
 // Time.
@@ -771,8 +775,10 @@ void CoordinatorCore::AnswerExpired() {
                      ": its name is held by a worker that is silent; ask again "
                      "until that one is declared gone")));
   }
-  for (const auto& [ticket, watcher] : held_watches_.TakeExpired(now_)) {
-    AnswerWatch(ticket, watcher);
+  if (now_ >= next_publishing_) {
+    for (const auto& [ticket, watcher] : held_watches_.TakeExpired(now_)) {
+      AnswerWatch(ticket, watcher);
+    }
   }
   for (const auto& [ticket, wait] : held_waits_.TakeExpired(now_)) {
     Ok(ticket, store_.Look(wait.key));
@@ -782,8 +788,9 @@ void CoordinatorCore::AnswerExpired() {
 Instant CoordinatorCore::NextTick() const {
   Instant next =
       std::min({barriers_.NextExpiry(), held_joins_.NextDeadline(),
-                held_watches_.NextDeadline(), held_waits_.NextDeadline()});
-  if (version_ != published_ || !admitted_.empty()) {
+                std::max(held_watches_.NextDeadline(), next_publishing_),
+                held_waits_.NextDeadline()});
+  if (version_ != published_ || is_behind_ || !admitted_.empty()) {
     next = std::min(next, next_publishing_);
   }
   const auto listen = [&](const Hearing& hearing, absl::Duration limit) {

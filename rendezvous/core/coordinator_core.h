@@ -65,9 +65,10 @@ class CoordinatorCore {
     uint32_t start = 0;
     // A successor will find this one's records; members are notified.
     bool is_durable = false;
-    // After an answer about the view to more than `unpaced_answers` at once the
-    // next of them goes out no sooner than after `publish_interval`, and after
-    // `answer_time` for each: 100,000 answers a second at most.
+    // After an answer about the view to more than `unpaced_answers` at once
+    // there is a pause, of `publish_interval`, or of `answer_time` for each if
+    // that is more. Whose call may be held waits for its end, if need be a
+    // little longer than he allows.
     int unpaced_answers = 64;
     absl::Duration publish_interval = absl::Milliseconds(100);
     absl::Duration answer_time = absl::Microseconds(10);
@@ -270,7 +271,8 @@ class CoordinatorCore {
   // Of version_, by what the watcher knows.
   std::map<Epoch, std::shared_ptr<const Told>> told_;
   Epoch published_ = 0;      // the version that those who waited were told
-  Instant next_publishing_;  // the earliest
+  bool is_behind_ = false;   // one of those who wait, of published_
+  Instant next_publishing_;  // the earliest; until then it is a pause
   std::map<Ticket, v1::Member> admitted_;  // whose joins are to be answered
 
   VersionedMap store_;

@@ -789,14 +789,26 @@ TEST(CoordinatorCore, ChangesThatComeCloseTogetherAreInOneAnswerForMany) {
   const auto third = watch(published);
   for (const uint64_t ticket : second) EXPECT_TRUE(f.IsHeld(ticket));
   for (const uint64_t ticket : third) EXPECT_TRUE(f.IsHeld(ticket));
-  // ...while who does not want to wait, or is further behind, does not.
+  // ...while who does not want to wait does not.
   EXPECT_EQ(f.Seen(f.Watch(published, true, 0)).version(), f.view().version());
-  EXPECT_FALSE(f.IsHeld(f.Watch(published - 1)));
-  f.Tick(absl::Milliseconds(101));
+  const uint64_t behind = f.Watch(published - 1);
+  const uint64_t brief = f.Watch(published, true, 10);
+  f.Tick(absl::Milliseconds(50));
+  EXPECT_TRUE(f.IsHeld(behind));
+  EXPECT_TRUE(f.IsHeld(brief));
+  f.Tick(absl::Milliseconds(51));
+  EXPECT_EQ(f.Seen(behind).version(), f.view().version());
+  EXPECT_EQ(f.Seen(brief).version(), f.view().version());
   for (const uint64_t ticket : second) {
     EXPECT_EQ(f.Seen(ticket).version(), f.view().version());
     EXPECT_EQ(f.Seen(ticket).members_size(), 2);
   }
+  // Who is behind gets what it lacks though nothing has changed since.
+  const uint64_t late = f.Watch(published);
+  EXPECT_TRUE(f.IsHeld(late));
+  f.Tick(absl::Milliseconds(101));
+  EXPECT_EQ(f.Seen(late).version(), f.view().version());
+  EXPECT_FALSE(f.IsHeld(f.Watch(published)));
   // After a while the next is told at once again.
   const auto fourth = watch(f.view().version());
   f.Tick(absl::Milliseconds(101));
@@ -839,26 +851,32 @@ TEST(CoordinatorCore, AJoinOfOneThatEndsBeforeItsAnswerIsRefused) {
 
 TEST(CoordinatorCore, ChangesReachAcrossARestart) {
   Fixture f;
-  f.Join("ps", 0, 10);
+  const WorkerKey ps = f.Join("ps", 0, 10);
   const WorkerKey trainer = f.Join("trainer", 0, 11);
-  f.Join("trainer", 1, 12);
   f.Tick(absl::Seconds(4));
-  const v1::View before = f.core().view();
-  EXPECT_TRUE(before.members(0).suspect());
+  const v1::View first = f.core().view();
+  EXPECT_TRUE(FromWire(first).Find("ps0")->suspect);
+  f.Join("trainer", 1, 12);
+  const v1::View second = f.core().view();
+  f.Announce(ps, 10, v1::QUIESCING);
+  const v1::View third = f.core().view();
   f.Leave(trainer, 11);
+  const v1::View fourth = f.core().view();
   f.Restart();
-  const v1::View changes = f.Seen(f.Watch(before.version()));
-  EXPECT_EQ(changes.members_size(), 0);
-  EXPECT_EQ(changes.departed_size(), 1);
-  const auto merged = Merge(before, changes);
-  ASSERT_THAT(merged, IsOk());
-  EXPECT_EQ(ContentsOf(*merged), ContentsOf(f.core().view()));
-
-  // Of a log that was shortened, too.
+  EXPECT_FALSE(f.view().Find("ps0")->suspect);
+  // A successor of a log that was shortened knows as much.
   Fixture other(f.core().Snapshot(), 3);
-  const v1::View same = other.Seen(other.Watch(before.version()));
-  EXPECT_EQ(same.departed_size(), 1);
-  EXPECT_THAT(Merge(before, same), IsOk());
+  for (Fixture* successor : {&f, &other}) {
+    int entries = 3;
+    for (const v1::View& before : {first, second, third, fourth}) {
+      const v1::View changes =
+          successor->Seen(successor->Watch(before.version()));
+      EXPECT_EQ(changes.members_size() + changes.departed_size(), entries--);
+      const auto merged = Merge(before, changes);
+      ASSERT_THAT(merged, IsOk());
+      EXPECT_EQ(ContentsOf(*merged), ContentsOf(successor->core().view()));
+    }
+  }
 }
 
 TEST(CoordinatorCore, LogsWithoutVersionsAreToldWhole) {
@@ -944,13 +962,26 @@ TEST(CoordinatorCore, ABarrierNamesTheFirstOfManyThatAreMissing) {
   v1::BarrierRequest at = f.AtBarrier(FromWire(joined.key()), 1, {});
   at.set_everyone(true);
   at.set_wait_ms(1000);
-  const uint64_t ticket = f.Call(at);
-  f.Tick(absl::Seconds(1));
-  const auto reply = f.ReplyTo<v1::BarrierReply>(ticket);
-  EXPECT_FALSE(reply.released());
-  EXPECT_EQ(reply.missing_size(), 32);
-  EXPECT_EQ(reply.missing(0), "trainer1");
-  EXPECT_EQ(reply.missing_count(), 99u);
+  const auto missing = [&] {
+    const uint64_t ticket = f.Call(at);
+    f.Tick(absl::Seconds(1));
+    return f.ReplyTo<v1::BarrierReply>(ticket);
+  };
+  EXPECT_FALSE(missing().released());
+  EXPECT_EQ(missing().missing_size(), 32);
+  EXPECT_EQ(missing().missing(0), "trainer1");
+  EXPECT_EQ(missing().missing_count(), 99u);
+  // One more is there, and does not wait for long.
+  join.mutable_member()->set_name("trainer1");
+  join.mutable_member()->set_rank(1);
+  join.mutable_member()->set_incarnation(2);
+  const auto other = f.ReplyTo<v1::JoinReply>(f.Call(join));
+  v1::BarrierRequest briefly = f.AtBarrier(FromWire(other.key()), 1, {});
+  briefly.set_everyone(true);
+  briefly.set_remaining_ms(1500);
+  f.Call(briefly);
+  EXPECT_EQ(missing().missing(0), "trainer10");  // names are in their order
+  EXPECT_EQ(missing().missing_count(), 99u);
 }
 
 TEST(CoordinatorCore, ABarrierOpensOnceAllAreThere) {

@@ -25,7 +25,7 @@ struct PhaseCosts {
   int64_t member_messages = 0;
   int64_t member_bytes = 0;
   Traffic log;
-  // Real, of the coordinator's core: informative.
+  // Processor time of the coordinator's core: informative, not simulated.
   absl::Duration cpu;
   int64_t events = 0;
 };

@@ -2,8 +2,9 @@
 
 #include "weft/rendezvous/testing/simulated_job.h"
 
+#include <time.h>
+
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -44,6 +45,12 @@ CoordinatorCore::Request ParseRequest(size_t method, const std::string& body) {
     default:
       return Parse<v1::BarrierRequest>(body);
   }
+}
+
+absl::Duration CpuTime() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return absl::DurationFromTimespec(time);
 }
 
 // From the index in MemberCore::Request to that in CoordinatorCore's, and back.
@@ -187,11 +194,10 @@ void SimulatedJob::Coordinator::Arm() {
 }
 
 void SimulatedJob::Coordinator::Do(CoordinatorCore::Event event) {
-  const auto began = std::chrono::steady_clock::now();
+  const absl::Duration began = CpuTime();
   const CoordinatorCore::Actions actions =
       core_->OnEvent(job_.simulator_.Now(), std::move(event));
-  job_.counts_.coordinator_time +=
-      absl::FromChrono(std::chrono::steady_clock::now() - began);
+  job_.counts_.coordinator_time += CpuTime() - began;
   ++job_.counts_.coordinator_events;
   for (const auto& action : actions) {
     if (const auto* persist = std::get_if<CoordinatorCore::Persist>(&action)) {

@@ -54,7 +54,7 @@ struct JobCounts {
   // By rank: both of each member, but for heartbeats.
   std::vector<Traffic> members;
   Traffic log;  // records
-  // Real time of the coordinator's core: informative, not simulated.
+  // Processor time of the coordinator's core: informative, not simulated.
   absl::Duration coordinator_time;
   int64_t coordinator_events = 0;
 };
