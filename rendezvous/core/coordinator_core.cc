@@ -712,13 +712,28 @@ void CoordinatorCore::Publish() {
                                      answers * options_.answer_time);
 }
 
+// Many who ask one by one, as after a restart, are told together, too.
+void CoordinatorCore::CountAnswer() {
+  if (now_ - counted_since_ >= options_.publish_interval) {
+    counted_since_ = now_;
+    counted_ = 0;
+  }
+  if (++counted_ <= options_.unpaced_answers) return;
+  counted_ = 0;
+  Publish();  // what waits is not put off again and again
+  next_publishing_ =
+      std::max(next_publishing_, now_ + options_.publish_interval);
+}
+
 void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
   const Watcher watcher = {request.known_version(), request.takes_changes()};
   const bool is_behind = watcher.known_version < published_;
   const bool is_pause = now_ < next_publishing_;
   // In a pause all wait for its end, so that they get the same.
-  if (request.wait_ms() == 0 || (is_behind && !is_pause)) {
-    return AnswerWatch(ticket, watcher);
+  if (request.wait_ms() == 0) return AnswerWatch(ticket, watcher);
+  if (is_behind && !is_pause) {
+    AnswerWatch(ticket, watcher);
+    return CountAnswer();
   }
   if (held() >= options_.max_held_calls) {
     return Fail(ticket, absl::ResourceExhaustedError(

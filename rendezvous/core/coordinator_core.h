@@ -65,10 +65,11 @@ class CoordinatorCore {
     uint32_t start = 0;
     // A successor will find this one's records; members are notified.
     bool is_durable = false;
-    // After an answer about the view to more than `unpaced_answers` at once
-    // there is a pause, of `publish_interval`, or of `answer_time` for each if
-    // that is more. Whose call may be held waits for its end, if need be a
-    // little longer than he allows.
+    // After an answer about the view to more than `unpaced_answers` at once, or
+    // to as many who asked within `publish_interval`, there is a pause, of
+    // `publish_interval`, or of `answer_time` for each if that is more. Whose
+    // call may be held waits for its end, if need be a little longer than he
+    // allows.
     int unpaced_answers = 64;
     absl::Duration publish_interval = absl::Milliseconds(100);
     absl::Duration answer_time = absl::Microseconds(10);
@@ -230,6 +231,7 @@ class CoordinatorCore {
   // Answers those who wait for the view, if it is time.
   void Publish();
   void AnswerWatch(Ticket ticket, const Watcher& watcher);
+  void CountAnswer();  // to a Watch that was not held
   void AnswerJoin(Ticket ticket, const v1::Member& admitted);
   std::shared_ptr<const Told> Whole() const;
   std::shared_ptr<const Told> TellTo(const Watcher& watcher);
@@ -273,6 +275,8 @@ class CoordinatorCore {
   Epoch published_ = 0;      // the version that those who waited were told
   bool is_behind_ = false;   // one of those who wait, of published_
   Instant next_publishing_;  // the earliest; until then it is a pause
+  int counted_ = 0;          // answers to calls that were not held...
+  Instant counted_since_;    // ...in this publish_interval
   std::map<Ticket, v1::Member> admitted_;  // whose joins are to be answered
 
   VersionedMap store_;

@@ -816,6 +816,22 @@ TEST(CoordinatorCore, ChangesThatComeCloseTogetherAreInOneAnswerForMany) {
   for (const uint64_t ticket : fourth) EXPECT_FALSE(f.IsHeld(ticket));
 }
 
+TEST(CoordinatorCore, ManyWhoAreBehindAreAnsweredTogether) {
+  Fixture f({}, 1, Crowded());
+  f.Join("ps", 0, 10);
+  const Epoch before = f.view().version();
+  f.Join("trainer", 0, 11);
+  for (int i = 0; i < 3; ++i) EXPECT_FALSE(f.IsHeld(f.Watch(before)));
+  const uint64_t fourth = f.Watch(before);
+  EXPECT_TRUE(f.IsHeld(fourth));
+  f.Tick(absl::Milliseconds(101));
+  EXPECT_EQ(f.Seen(fourth).version(), f.view().version());
+  for (int i = 0; i < 4; ++i) {  // not close together
+    EXPECT_FALSE(f.IsHeld(f.Watch(before)));
+    f.Tick(absl::Milliseconds(60));
+  }
+}
+
 TEST(CoordinatorCore, JoinsThatComeCloseTogetherAreAnsweredWithOneView) {
   Fixture f({}, 1, Crowded());
   f.Join("ps", 0, 10);
