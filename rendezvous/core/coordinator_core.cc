@@ -633,6 +633,7 @@ void CoordinatorCore::Remove(Slot& slot, const std::string& reason, bool left) {
   actions_.push_back(Persist{std::move(record)});
   last_changes_.erase(slot.member.incarnation());
   Say(absl::StrCat(name, left ? " left" : " is gone: ", left ? "" : reason));
+  Publish();  // before its barriers fail: it learns first that it is out
   Report(barriers_.Gone(name, FromWire(slot.departed.key()), reason));
   SettleHeldJoins(name, /*holder_lives=*/false);
 }
