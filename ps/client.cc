@@ -539,7 +539,8 @@ class Pieces {
                                     ? table.has_pushes_under_way()
                                     : table.has_pull_under_way();
     const int64_t pieces =
-        serves_already ? 1 : std::clamp(keys / kLeastRows, 1l, kMostPieces);
+        serves_already ? 1
+                       : std::clamp(keys / kLeastRows, int64_t{1}, kMostPieces);
     rows_ = (keys + pieces - 1) / pieces;
   }
 

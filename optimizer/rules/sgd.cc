@@ -2,23 +2,12 @@
 
 #include <vector>
 
-#include "weft/tensor/vectorize.h"
-
 namespace weft::optimizer {
 namespace {
 
 std::vector<Slot> SlotsFor(const SgdOptions& options) {
   if (options.momentum == 0.0) return {};
   return {{"momentum", 0.0}};
-}
-
-// Bound by memory, of which wider vectors ask for more at once.
-template <typename T>
-WEFT_VECTORIZE void StepPlainly(int64_t n, T lr, T decay, T* __restrict weights,
-                                const T* __restrict gradient) {
-  for (int64_t i = 0; i < n; ++i) {
-    weights[i] -= lr * (gradient[i] + decay * weights[i]);
-  }
 }
 
 }  // namespace
@@ -32,7 +21,12 @@ void Sgd::Update(const StepContext& context, int64_t n, T* __restrict weights,
                  absl::Span<const absl::Span<T>> slots) const {
   const T lr = static_cast<T>(options_.lr * context.lr_scale);
   const T decay = static_cast<T>(options_.weight_decay);
-  if (slots.empty()) return StepPlainly(n, lr, decay, weights, gradient);
+  if (slots.empty()) {
+    for (int64_t i = 0; i < n; ++i) {
+      weights[i] -= lr * (gradient[i] + decay * weights[i]);
+    }
+    return;
+  }
   // The first gradient enters the momentum whole, without dampening.
   const bool first = context.step == 1;
   const T momentum = static_cast<T>(options_.momentum);

@@ -21,9 +21,9 @@ using Entry = uint64_t;
 
 // Entries are first dealt out to buckets by their upper bits, so that what is
 // sorted then lies in the first-level cache.
-constexpr int kBucketBits = 11;   // a bucket has about so many bits of entries
+constexpr int kBucketBits = 11;  // a bucket has about so many bits of entries
 constexpr int kMostBuckets = 8;  // bits
-constexpr int kMostBits = 11;     // of one counting pass
+constexpr int kMostBits = 11;    // of one counting pass
 constexpr int kMostPasses = 3;
 constexpr size_t kFew = 32;  // entries that are sorted by insertion alone
 // Moves an entry that a sort by insertion may need where entries are nearly

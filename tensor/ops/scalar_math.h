@@ -93,7 +93,7 @@ inline float Exp(float x) {
 }
 inline double Exp(double x) { return std::exp(x); }
 
-// 1 / (1 + e^-x); f32 within 3 units in the last place, and 0 below -88.
+// 1 / (1 + e^-x); f32 within 3 units in the last place, and 0 below -88.8.
 template <typename T>
 T Sigmoid(T x) {
   return T(1) / (T(1) + Exp(-x));
