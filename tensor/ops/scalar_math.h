@@ -53,14 +53,14 @@ struct DivOp {
 struct MaximumOp {
   template <typename T>
   T operator()(T a, T b) const {
-    return (a > b) | (a != a) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;
   }
 };
 
 struct MinimumOp {
   template <typename T>
   T operator()(T a, T b) const {
-    return (a < b) | (a != a) ? a : b;
+    return ((a < b) | (a != a)) ? a : b;
   }
 };
 
