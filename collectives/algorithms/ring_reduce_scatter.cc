@@ -24,6 +24,7 @@ class Step {
   // Into accumulators.
   void AddTo(std::byte* accumulators, int64_t offset,
              absl::Span<const std::byte> piece) const {
+    if (piece.empty()) return;  // of a block without elements
     memcpy(accumulators + offset, piece.data(), piece.size());
     AddOwn(accumulators + offset, offset, piece.size());
   }
