@@ -574,14 +574,16 @@ void Outbound::GiveUp(Instant since) {
     if (session_.awaits_answers()) {
       connecting_ = true;
       pause_ = kLongestPause;
-      again = failing_since_ = clock_.Now();
+      // From the next attempt on, which would otherwise have no time where
+      // give_up_after is not longer than the pause.
+      again = failing_since_ = clock_.Now() + kLongestPause;
     }
   }
   Do(due);
   if (link != nullptr) link->End(why);
   if (again.is_infinite()) return;
   GiveUpLater(again);
-  options_.transport->RunAt(again + kLongestPause, [weak = weak_from_this()] {
+  options_.transport->RunAt(again, [weak = weak_from_this()] {
     if (auto self = weak.lock()) self->Connect();
   });
 }

@@ -567,32 +567,42 @@ void Stay(CallContext& context) {
 }
 WEFT_RPC(Stay);
 
-TEST(SimulatedFaults, CallThatIsGivenUpInAPartitionIsCancelledOnceThatHeals) {
-  SimulatedAgents::Options options = Quiet(2);
-  options.give_up_after = absl::Milliseconds(200);
-  SimulatedAgents agents(4, options);
-  Ledger ledger;
-  ledger.agents = &agents;
-  agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
-  const auto statuses = agents.Run(1, [&](int) -> absl::Status {
-    const Target w1 = agents[0].To("w1", absl::Seconds(600));
-    const Future<void> call = CallAsync(w1, Stay);
-    agents.Sleep(absl::Seconds(1));
-    agents.Cut(0, 1);
-    const Future<int64_t> lost = CallAsync(w1, Post, 1, "");
-    EXPECT_THAT(call.Wait(absl::Seconds(60)),
-                StatusIs(absl::StatusCode::kUnavailable, "w1"));
-    EXPECT_THAT(lost.Wait(absl::Seconds(1)).status(),
-                StatusIs(absl::StatusCode::kUnavailable, "w1"));
-    agents.Sleep(absl::Seconds(20));
-    EXPECT_EQ(ledger.cancelled, 0);
-    // Nothing else is called there.
-    agents.Heal(0, 1);
-    agents.Sleep(absl::Seconds(20));
-    EXPECT_EQ(ledger.cancelled, 1);
-    return absl::OkStatus();
-  });
-  EXPECT_THAT(statuses, ElementsAre(IsOk()));
+class GiveUpAfter : public ::testing::TestWithParam<int> {};
+
+// Longer and shorter than the pause between attempts, which is a second.
+INSTANTIATE_TEST_SUITE_P(Milliseconds, GiveUpAfter,
+                         ::testing::Values(50, 100, 200, 300, 1000, 3000));
+
+TEST_P(GiveUpAfter, CallThatIsGivenUpInAPartitionIsCancelledOnceThatHeals) {
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SimulatedAgents::Options options = Quiet(2);
+    options.give_up_after = absl::Milliseconds(GetParam());
+    // So that timers of one worker meet in either order.
+    options.faults = sim::FaultPlan::Options::Of({sim::Fault::kClockSkew}, 1);
+    SimulatedAgents agents(seed, options);
+    Ledger ledger;
+    ledger.agents = &agents;
+    agents.OnStart([&](int, Agent& agent) { agent.SetLocal(&ledger); });
+    const auto statuses = agents.Run(1, [&](int) -> absl::Status {
+      const Target w1 = agents[0].To("w1", absl::Seconds(600));
+      const Future<void> call = CallAsync(w1, Stay);
+      agents.Sleep(absl::Seconds(1));
+      agents.Cut(0, 1);
+      const Future<int64_t> lost = CallAsync(w1, Post, 1, "");
+      EXPECT_THAT(call.Wait(absl::Seconds(60)),
+                  StatusIs(absl::StatusCode::kUnavailable, "w1"));
+      EXPECT_THAT(lost.Wait(absl::Seconds(1)).status(),
+                  StatusIs(absl::StatusCode::kUnavailable, "w1"));
+      agents.Sleep(absl::Seconds(20));
+      EXPECT_EQ(ledger.cancelled, 0);
+      // Nothing else is called there.
+      agents.Heal(0, 1);
+      agents.Sleep(absl::Seconds(20));
+      EXPECT_EQ(ledger.cancelled, 1);
+      return absl::OkStatus();
+    });
+    EXPECT_THAT(statuses, ElementsAre(IsOk())) << "seed " << seed;
+  }
 }
 
 // PROBE-P9: a call that is out, and one whose loss shows that the connection
