@@ -557,12 +557,33 @@ absl::StatusOr<std::shared_ptr<Participation>> Contexts::Join(ContextId context,
   return part;
 }
 
-Future<void> Contexts::EndOf(ContextId context, PassId pass) {
+absl::StatusOr<std::shared_ptr<RootPass>> Contexts::FindRoot(
+    const PassKey& key) const {
   MutexLock lock(mu_);
-  const auto it = roots_.find({context, pass});
-  if (it != roots_.end()) return it->second->end();
-  return MakeReady<void>(absl::NotFoundError(
-      absl::StrCat(pass.ToString(), " is not open at worker ", name_)));
+  const auto it = roots_.find(key);
+  if (it != roots_.end()) return it->second;
+  return absl::NotFoundError(
+      absl::StrCat(key.second.ToString(), " is not open at worker ", name_));
+}
+
+Future<void> Contexts::EndOf(ContextId context, PassId pass) {
+  const auto root = FindRoot({context, pass});
+  if (!root.ok()) return MakeReady<void>(root.status());
+  return (*root)->end();
+}
+
+absl::Status Contexts::ServeFailure(const rpc::Worker& from, ContextId context,
+                                    PassId pass, const absl::Status& why) {
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<RootPass> root,
+                        FindRoot({context, pass}));
+  if (!root->HasParticipant(from.key)) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("worker ", from.name, " reports a failure of ",
+                     pass.ToString(), ", in which it has no part"));
+  }
+  root->Post(
+      [key = from.key, why](RootPass& pass) { pass.OnFailed(key, why); });
+  return absl::OkStatus();
 }
 
 void Contexts::RootEnded(const PassKey& pass) {

@@ -164,6 +164,12 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Ready once a pass that began here has ended; kNotFound without it.
   Future<void> EndOf(ContextId context, PassId pass) ABSL_LOCKS_EXCLUDED(mu_);
+  // `from` has sent a gradient that was not taken: the pass, which began here,
+  // is aborted if it is not decided. kPermissionDenied unless `from` takes part
+  // in it; kNotFound once it has ended.
+  absl::Status ServeFailure(const rpc::Worker& from, ContextId context,
+                            PassId pass, const absl::Status& why)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // `peer` has part in a context of this agent, and is notified of its end.
   // kFailedPrecondition or kNotFound if it has ended; kInvalidArgument of one
   // that another worker has created.
@@ -213,6 +219,9 @@ class Contexts final : public std::enable_shared_from_this<Contexts> {
       ABSL_LOCKS_EXCLUDED(mu_);
   // Forgets the context here. Null if it has no part here.
   std::shared_ptr<Context> EndHere(ContextId id) ABSL_LOCKS_EXCLUDED(mu_);
+  // The pass, if it began here and is open. kNotFound.
+  absl::StatusOr<std::shared_ptr<RootPass>> FindRoot(const PassKey& key) const
+      ABSL_LOCKS_EXCLUDED(mu_);
   void RootEnded(const PassKey& pass) ABSL_LOCKS_EXCLUDED(mu_);
   void PeerGone(const rpc::Agent::GonePeer& peer) ABSL_LOCKS_EXCLUDED(mu_);
   bool IsGone(WorkerKey worker) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);

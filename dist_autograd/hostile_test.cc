@@ -178,6 +178,38 @@ TEST_F(HostileTest, PassOfAnotherRootIsNotItsOwn) {
   ASSERT_THAT(scope.Backward(Sum(y)), IsOk());
 }
 
+TEST_F(HostileTest, OnlyAParticipantFailsAPass) {
+  const Scope scope(*contexts_[kRoot]);
+  const Variable x(Tensor::Ones({2, 3}), true);
+  const PassId pass{KeyOf(kRoot), 1};
+  const auto fail = [&](int from, int64_t code) {
+    return rpc::CallAsync(From(from, kRoot), internal::FailPass, scope.id(),
+                          pass, code, std::string("no"))
+        .Wait(kPatience);
+  };
+  EXPECT_THAT(fail(kOwner, 14), StatusIs(absl::StatusCode::kNotFound, "open"));
+  int calls = 0;
+  x.AddHook([&](const weft::Gradient& g) {
+    if (++calls > 1) return g;
+    EXPECT_THAT(fail(kHostile, 14),
+                StatusIs(absl::StatusCode::kPermissionDenied, "worker w2"));
+    for (const int64_t code : {int64_t{-1}, int64_t{0}, int64_t{17}}) {
+      EXPECT_THAT(fail(kOwner, code),
+                  StatusIs(absl::StatusCode::kInvalidArgument, "has the code"));
+    }
+    EXPECT_THAT(fail(kOwner, 14), IsOk());
+    return g;
+  });
+  const Variable y = scope.Call(To(kOwner), ReluHere, x).value();
+  PassOptions options;
+  options.retain_graph = true;
+  EXPECT_THAT(scope.Backward(Sum(y), options),
+              StatusIs(absl::StatusCode::kUnavailable, "no"));
+  EXPECT_FALSE(scope.GradientOf(x).defined());
+  EXPECT_THAT(fail(kOwner, 14), StatusIs(absl::StatusCode::kNotFound, "open"));
+  ASSERT_THAT(scope.Backward(Sum(y), options), IsOk());
+}
+
 TEST_F(HostileTest, OutcomesThatCannotBeAreRefused) {
   const Scope scope(*contexts_[kRoot]);
   const Variable y = CallOwner(scope);

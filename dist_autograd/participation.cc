@@ -231,8 +231,7 @@ void Participation::SendGradients(ContextId context, const MessageId& message,
       .OnReady([self = shared_from_this()](const absl::Status& taken) {
         self->Post([taken](Participation& part) {
           part.part_.OnTaken();
-          if (!taken.ok()) return part.Fail(taken);
-          part.RunReady();
+          if (!taken.ok()) part.OnNotTaken(taken);
         });
       });
 }
@@ -341,6 +340,16 @@ void Participation::Refuse(const absl::Status& why) {
 
 void Participation::Fail(const absl::Status& why) {
   if (decision_ != nullptr) Tell(Decision::WorkFailed{why});
+}
+
+void Participation::OnNotTaken(const absl::Status& why) {
+  if (decision_->state() != Decision::State::kDone) return Fail(why);
+  // The reply that this part is done has left, so that it must not abort alone.
+  // The root can: whoever waits for the gradient is not done.
+  contexts_->CallUntilAnswered(
+      pass_.root, internal::FailPass, [](const absl::Status&) {},
+      context_->id(), pass_, static_cast<int64_t>(why.code()),
+      std::string(why.message()));
 }
 
 void Participation::Tell(const Decision::Event& event) {

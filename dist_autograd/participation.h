@@ -97,6 +97,8 @@ class Participation final : public PassStore,
   // The part never begins, if it has not.
   void Refuse(const absl::Status& why);
   void Fail(const absl::Status& why);
+  // A gradient that this part has sent was not taken.
+  void OnNotTaken(const absl::Status& why);
   void Tell(const Decision::Event& event);
   void Do(const Decision::Action& action);
   void Ask(WorkerKey peer);

@@ -46,6 +46,13 @@ absl::Status CheckIsRoot(const rpc::CallContext& context, const PassId& pass) {
       absl::StrCat(pass.ToString(), " is not ", context.peer().name, "'s"));
 }
 
+absl::Status CheckCode(const PassId& pass, int64_t code, int64_t first) {
+  if (code >= first && code <= kLastStatusCode) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the outcome of ", pass.ToString(), " has the code ", code,
+                   "; wanted one from ", first, " to ", kLastStatusCode));
+}
+
 }  // namespace
 
 Future<uint64_t> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
@@ -73,15 +80,24 @@ Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
 }
 WEFT_RPC_INLINE(TakeGradients);
 
+absl::Status FailPass(rpc::CallContext& context, ContextId id, PassId pass,
+                      int64_t code, const std::string& message) {
+  WEFT_RETURN_IF_ERROR(CheckCode(pass, code, /*first=*/1));
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<Contexts> contexts,
+                        Contexts::Of(context.agent()));
+  return contexts->ServeFailure(
+      context.peer(), id, pass,
+      absl::Status(static_cast<absl::StatusCode>(code), message));
+}
+WEFT_RPC_IDEMPOTENT(FailPass);
+
 Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
                          int64_t code, const std::string& message) {
   if (absl::Status wrong = CheckIsRoot(context, pass); !wrong.ok()) {
     return MakeReady<void>(wrong);
   }
-  if (code < 0 || code > kLastStatusCode) {
-    return MakeReady<void>(absl::InvalidArgumentError(
-        absl::StrCat("the outcome of ", pass.ToString(), " has the code ", code,
-                     "; wanted one from 0 to ", kLastStatusCode)));
+  if (absl::Status wrong = CheckCode(pass, code, /*first=*/0); !wrong.ok()) {
+    return MakeReady<void>(wrong);
   }
   const absl::Status outcome(static_cast<absl::StatusCode>(code), message);
   return OnPart<void>(context, id, pass, [=](Participation& part, auto set) {

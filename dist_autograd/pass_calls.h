@@ -45,6 +45,12 @@ Future<uint64_t> TakePart(rpc::CallContext& context, ContextId id, PassId pass,
 Future<void> TakeGradients(rpc::CallContext& context, ContextId id, PassId pass,
                            uint64_t message,
                            const std::vector<Gradient>& slots);
+// To the root, from a participant that is done: a gradient that it sent was not
+// taken, so that the pass must not be committed. `code` is not OK's.
+// kPermissionDenied from a worker that has no part in the pass; kNotFound once
+// it has ended.
+absl::Status FailPass(rpc::CallContext& context, ContextId id, PassId pass,
+                      int64_t code, const std::string& message);
 // COMMIT or ABORT: ends once it is applied.
 Future<void> TakeOutcome(rpc::CallContext& context, ContextId id, PassId pass,
                          int64_t code, const std::string& message);

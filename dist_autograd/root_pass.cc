@@ -1,5 +1,6 @@
 #include "weft/dist_autograd/root_pass.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -111,6 +112,15 @@ void RootPass::OnDone(WorkerKey worker, const Result<uint64_t>& messages) {
   if (!messages.ok()) return Tell(Decision::Failed{worker, messages.status()});
   live_messages_ += *messages;
   Tell(Decision::Done{worker});
+}
+
+bool RootPass::HasParticipant(WorkerKey worker) const {
+  return std::find(participants_.begin(), participants_.end(), worker) !=
+         participants_.end();
+}
+
+void RootPass::OnFailed(WorkerKey worker, const absl::Status& why) {
+  Tell(Decision::Failed{worker, why});
 }
 
 void RootPass::OnPeerGone(WorkerKey last) {

@@ -26,8 +26,8 @@
 
 namespace weft::dist_autograd {
 
-// Thread-safety: Post and end are thread-safe; the rest runs in what was
-// posted.
+// Thread-safety: Post, end and HasParticipant are thread-safe; the rest runs in
+// what was posted.
 class RootPass final : public std::enable_shared_from_this<RootPass> {
  public:
   using Decision = rendezvous::DecisionCoordinator;
@@ -44,7 +44,10 @@ class RootPass final : public std::enable_shared_from_this<RootPass> {
                            std::vector<Participation::Root> roots);
   // Ready once the pass has ended, however.
   Future<void> end() const { return end_.future(); }
+  bool HasParticipant(WorkerKey worker) const;
   void Post(std::function<void(RootPass&)> task);
+  // `worker` has said that it is done; a gradient that it sent was not taken.
+  void OnFailed(WorkerKey worker, const absl::Status& why);
   void OnPeerGone(WorkerKey last);
   void Abandon(const absl::Status& why);
 

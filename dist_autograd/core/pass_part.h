@@ -1,10 +1,10 @@
 // PassPart: how far one worker's part of a distributed backward pass has come.
 //
 // The part is done once it was prepared, each live message of this worker has
-// brought its gradient, all nodes have run, and each gradient that was sent was
-// taken. Every participant being so, nothing is on its way: each knows from the
-// start how many messages it gets, so no further round is needed to find the
-// end.
+// brought its gradient, and all nodes have run. It does not wait until what it
+// sent was taken: whoever gets that knows from the start how many gradients
+// come, and is not done without them. So once every participant is done,
+// nothing is on its way, and no further round is needed to find the end.
 //
 // No threads or I/O.
 
@@ -46,7 +46,7 @@ class PassPart {
   bool IsLive(uint64_t number) const { return live_.Contains({self_, number}); }
   // `all_nodes_ran`: GraphTask::done().
   bool IsDone(bool all_nodes_ran) const {
-    return is_prepared_ && all_nodes_ran && in_flight_ == 0 &&
+    return is_prepared_ && all_nodes_ran &&
            arrived_.size() == live_.CountOf(self_);
   }
   uint64_t num_live() const { return live_.CountOf(self_); }
