@@ -117,8 +117,10 @@ TEST_F(ParameterServerProgramTest, WithLogJsonEachLineIsOneObject) {
   };
   EXPECT_THAT(run({"/usr/bin/env", "GRPC_VERBOSITY=debug"}),
               HasSubstr("\"library\":\"gRPC\""));
+#if !defined(__SANITIZE_ADDRESS__)  // which does not begin with so little
   EXPECT_THAT(run({"/bin/sh", "-c", "ulimit -v 300000; exec \"$0\" \"$@\""}),
               HasSubstr("wanted an address space"));
+#endif
 }
 
 // Nobody depends on it before all have joined. Of the job's own directory what
