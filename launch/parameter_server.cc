@@ -63,6 +63,14 @@ absl::Status Run(int argc, char** argv) {
     return s;
   }
   if (absl::Status s = options.Resolve(); !s.ok()) return s;
+  if (options.role != "ps") {
+    return weft::worker::WithExitCode(absl::InvalidArgumentError(absl::StrCat(
+                                          "--role=", options.role,
+                                          " (or WEFT_ROLE): this program is a "
+                                          "parameter server; wanted --role=ps, "
+                                          "or bin/trainer for a trainer")),
+                                      weft::worker::ExitCode::kUsage);
+  }
   if (options.is_elastic()) {
     return weft::worker::WithExitCode(
         absl::InvalidArgumentError(absl::StrCat(

@@ -72,6 +72,8 @@ TEST_F(ParameterServerProgramTest, InvalidFlagsAreUsageErrors) {
   const std::vector<std::pair<Words, std::string>> cases = {
       {{"--servers=1", "--trainers=0"}, "wanted --trainers=N of at least 1"},
       {{"--workers=1:2"}, "--workers=1:2 (or WEFT_WORKERS)"},
+      {{"--servers=1", "--trainers=1", "--role=trainer"},
+       "--role=trainer (or WEFT_ROLE): this program is a parameter server"},
       {{"--trainers=1", "--grace=soon"}, "--grace=soon: wanted a duration"},
       {{"--trainers=1", "--grace=-3s"}, "wanted no negative duration"},
       {{"--trainers=1", "--gracee=3s"}, "did you mean --grace?"},

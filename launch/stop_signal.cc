@@ -31,6 +31,12 @@ void AwaitStopSignals() {
   action.sa_flags = SA_RESTART | SA_ONSTACK;
   sigaction(SIGTERM, &action, nullptr);
   sigaction(SIGINT, &action, nullptr);
+  // The terminal has gone. Who started the program by nohup wants it to go on.
+  struct sigaction before;
+  if (sigaction(SIGHUP, nullptr, &before) == 0 &&
+      before.sa_handler != SIG_IGN) {
+    sigaction(SIGHUP, &action, nullptr);
+  }
 }
 
 bool AskedToStop() { return stop_signal != 0; }

@@ -1,4 +1,5 @@
-// StopSignal: SIGTERM and SIGINT as a wish that a program ends in good order.
+// StopSignal: SIGTERM, SIGINT and SIGHUP as a wish that a program ends in good
+// order.
 
 #ifndef WEFT_LAUNCH_STOP_SIGNAL_H_
 #define WEFT_LAUNCH_STOP_SIGNAL_H_
@@ -11,8 +12,9 @@
 
 namespace weft::launch {
 
-// From here on SIGTERM and SIGINT set AskedToStop(). A SIGINT that comes after
-// either ends the process at once, as it would without this.
+// From here on SIGTERM, SIGINT and SIGHUP set AskedToStop(); not a SIGHUP that
+// was ignored before, as nohup does. A SIGINT that comes after one of them ends
+// the process at once, as it would without this.
 void AwaitStopSignals();
 
 bool AskedToStop();

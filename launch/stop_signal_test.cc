@@ -26,6 +26,19 @@ TEST(StopSignal, IsHandledOnTheStackThatAThreadHasForIt) {
       ::testing::ExitedWithCode(0), "");
 }
 
+TEST(StopSignal, AHangUpCountsUnlessItWasIgnored) {
+  for (const bool ignored : {false, true}) {
+    EXPECT_EXIT(
+        {
+          signal(SIGHUP, ignored ? SIG_IGN : SIG_DFL);
+          AwaitStopSignals();
+          raise(SIGHUP);
+          _exit(AskedToStop() == !ignored ? 0 : 1);
+        },
+        ::testing::ExitedWithCode(0), "");
+  }
+}
+
 TEST(StopSignal, RunsWhatIsToStopOnceAndNothingWithoutASignal) {
   EXPECT_EXIT(
       {

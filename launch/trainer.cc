@@ -68,6 +68,12 @@ absl::Status CheckDdpOptions(const weft::worker::Options& worker,
 absl::Status CheckOptions(const weft::worker::Options& worker,
                           const ImageTrainerOptions& training) {
   const std::string& strategy = training.strategy;
+  if (worker.role != "trainer") {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--role=", worker.role,
+        " (or WEFT_ROLE): this program is a trainer; "
+        "wanted --role=trainer, or bin/parameter_server for a server"));
+  }
   if (worker.is_elastic()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "--workers=", worker.min_workers, ":", worker.max_workers,
@@ -83,7 +89,9 @@ absl::Status CheckOptions(const weft::worker::Options& worker,
   } else if (worker.servers < 1 || worker.trainers < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
         "wanted --servers=N and --trainers=N of at least 1, found ",
-        worker.servers, " and ", worker.trainers));
+        worker.servers, " and ", worker.trainers,
+        "; start servers too (weft run --role ps=1:bin/parameter_server --role "
+        "trainer=2:bin/trainer), or train without any by --strategy=ddp"));
   }
   if (training.epochs < 0 || training.batch_size < 1) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -328,11 +336,16 @@ absl::Status ParseFlags(int argc, char** argv, weft::worker::Options& options,
   WEFT_RETURN_IF_ERROR(
       weft::launch::CheckAddressSpace(weft::launch::kWorkerAddressSpace));
   if (sync && async) return Usage("wanted --sync or --async, found both");
+  const bool no_sync = flags.Origin("sync") != "default" && !sync;
+  const bool no_async = flags.Origin("async") != "default" && !async;
+  if (no_sync && no_async) {
+    return Usage("wanted --sync or --async, found --no-sync and --no-async");
+  }
   if (loss_every < 0) {
     return Usage(absl::StrCat("--loss-every=", loss_every,
                               ": wanted a number of at least 0"));
   }
-  training.is_sync = !async;
+  training.is_sync = !async && !no_sync;
   if (restart_count > 0 && !training.checkpoint_dir.empty()) {
     training.resume = true;
   }

@@ -136,6 +136,12 @@ TEST_F(TrainerProgramTest, FlagsThatContradictEachOtherAreUsageErrors) {
       {with(ps, {"--keep-as=best", "--keep-best", "--checkpoint-dir=c"}),
        "--keep-as=best is the name that --keep-best gives"},
       {{"--workers=1:2"}, "--workers=1:2 (or WEFT_WORKERS)"},
+      {with(ps, {"--role=ps"}),
+       "--role=ps (or WEFT_ROLE): this program is a trainer"},
+      {{"--trainers=2"}, "or train without any by --strategy=ddp"},
+      {with(ps, {"--no-sync", "--no-async"}), "found --no-sync and --no-async"},
+      {{"--strategy=ddp", "--trainers=1", "--no-sync"},
+       "--async needs --strategy=ps"},
   };
   for (const auto& [flags, message] : cases) ExpectUsageError(flags, message);
 }

@@ -75,7 +75,9 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 std::string NearestName(const std::string& name,
                         const std::vector<std::string>& known) {
   std::string nearest;
-  size_t best = std::max<size_t>(2, name.size() / 3) + 1;
+  // Of a shorter name little is left after two changes.
+  size_t best =
+      (name.size() < 4 ? 1 : std::max<size_t>(2, name.size() / 3)) + 1;
   for (const std::string& candidate : known) {
     const size_t distance = EditDistance(name, candidate);
     if (distance >= best) continue;
@@ -258,7 +260,8 @@ class CommandLine {
       std::cout.flush();
       if (!std::cout || std::fflush(stdout) != 0) {
         return WithExitCode(
-            absl::ResourceExhaustedError("the help cannot be written to standard output"),
+            absl::ResourceExhaustedError(
+                "the help cannot be written to standard output"),
             ExitCode::kResource);
       }
       std::exit(code);

@@ -2,6 +2,7 @@
 
 #include "weft/worker/limits.h"
 
+#include <cmath>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -32,6 +33,7 @@ Setter To(absl::Duration* target) {
   return [target](absl::string_view text) {
     double seconds = 0;
     if (absl::SimpleAtod(text, &seconds)) {
+      if (std::isnan(seconds)) return false;
       *target = absl::Seconds(seconds);
     } else if (!absl::ParseDuration(text, target)) {
       return false;

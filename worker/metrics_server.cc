@@ -118,6 +118,7 @@ class MetricsServer::Daemon {
 
   const std::string& address() const { return address_text_; }
   int port() const { return port_; }
+  bool has_tls() const { return has_tls_; }
 
   absl::Status Start() {
     if (has_tls_) {
@@ -284,6 +285,10 @@ MetricsServer::MetricsServer(std::unique_ptr<Daemon> daemon)
 MetricsServer::~MetricsServer() = default;
 
 const std::string& MetricsServer::address() const { return daemon_->address(); }
+std::string MetricsServer::url() const {
+  return absl::StrCat(daemon_->has_tls() ? "https://" : "http://", address(),
+                      "/metrics");
+}
 int MetricsServer::port() const { return daemon_->port(); }
 
 absl::StatusOr<std::unique_ptr<MetricsServer>> MetricsServer::Start(

@@ -42,6 +42,8 @@ class MetricsServer {
 
   // Where it listens: "127.0.0.1:9100".
   const std::string& address() const;
+  // "http://127.0.0.1:9100/metrics"; https where it demands certificates.
+  std::string url() const;
   int port() const;
 
  private:

@@ -274,6 +274,7 @@ TEST(Options, ALimitThatIsNoneIsNamed) {
            {"max_calls=many", "found \"many\""},
            {"max_connections=4294967297", "max_connections: wanted"},
            {"rpc_calls=9,dead_after=-3s", "dead_after: wanted"},
+           {"dead_after=nan", "dead_after: wanted"},
            {"", "no limit \"\""}}) {
     Limits limits;
     EXPECT_THAT(SetLimits(text, &limits),

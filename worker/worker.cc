@@ -73,8 +73,11 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Start(Options options) {
   std::unique_ptr<Worker> worker(new Worker(std::move(options)));
   const absl::Status status = worker->StartParts();
   if (status.ok()) return worker;
-  // The recording of a worker that was not admitted adds nothing to the error.
-  if (worker->membership_ != nullptr) worker->DumpFlightRecorder();
+  // The recording of a worker that was not admitted adds nothing to the error,
+  // and one that was asked to stop has none.
+  if (worker->membership_ != nullptr && !SignalOf(status).has_value()) {
+    worker->DumpFlightRecorder();
+  }
   return OfPart(worker->options_.name(), status);
 }
 
@@ -138,7 +141,7 @@ absl::Status Worker::ServeMetrics(const net::Credentials& credentials) {
   if (!server.ok()) return WithExitCode(server.status(), ExitCode::kConfig);
   metrics_server_ = *std::move(server);
   WEFT_LOG(telemetry_->logger(), Info, "metrics are at ")
-      << metrics_server_->address() << "/metrics";
+      << metrics_server_->url();
   return absl::OkStatus();
 }
 

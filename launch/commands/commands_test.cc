@@ -111,9 +111,18 @@ TEST(Commands, DumpOfADirectoryReadsItsRecordingsOrSaysWhatItWanted) {
                              "no file *.flight is in " + directory.path()));
   EXPECT_EQ(worker::ExitCodeFor(none), worker::ExitCode::kConfig);
   std::ofstream(directory.Path("demo-trainer0-1-0.flight")) << "x";
-  const absl::Status read =
+  const absl::Status broken =
       RunCommandLine(DumpCommand, {"dump", directory.path()}).status();
-  EXPECT_THAT(std::string(read.message()), Not(HasSubstr("no file")));
+  EXPECT_THAT(broken, StatusIs(absl::StatusCode::kNotFound,
+                               "no file there is a recording"));
+  // One that is none does not hide the others, unless it was named.
+  std::ofstream(directory.Path("demo-trainer1-1-0.flight"))
+      << "flight recorder: 0 events\n";
+  EXPECT_THAT(RunCommandLine(DumpCommand, {"dump", directory.path()}), IsOk());
+  EXPECT_THAT(
+      RunCommandLine(DumpCommand,
+                     {"dump", directory.Path("demo-trainer0-1-0.flight")}),
+      StatusIs(absl::StatusCode::kInvalidArgument, "is no flight recorder's"));
 }
 
 TEST(Question, CertificatesAndInsecureExcludeEachOther) {

@@ -73,9 +73,17 @@ absl::StatusOr<int> DumpCommand(int argc, char** argv) {
     for (const std::string& path : paths) {
       absl::StatusOr<std::string> text = input::ReadFile(path);
       if (!text.ok()) return NotFound(text.status().message());
+      // What was named must be one; in a directory there may be the rest of
+      // what was killed while it wrote.
+      if (path != given && !IsRecording(*text)) {
+        std::fprintf(stderr, "weft dump: %s is no recording: left out\n",
+                     path.c_str());
+        continue;
+      }
       files.push_back({path, *std::move(text)});
     }
   }
+  if (files.empty()) return NotFound("no file there is a recording");
   WEFT_ASSIGN_OR_RETURN(const std::string report, FlightReport(files));
   std::fputs(report.c_str(), stdout);
   return static_cast<int>(worker::ExitCode::kOk);

@@ -27,6 +27,8 @@ struct Member {
   std::map<int64_t, Call> calls;  // by number
   int64_t finished = -1;
   int64_t finished_code = 0;
+  int64_t failed = -1;  // the first that did; later ones may be refused for it
+  int64_t failed_code = 0;
 
   int64_t called() const {
     return calls.empty() ? finished : calls.rbegin()->first;
@@ -76,7 +78,15 @@ void Take(const std::string& worker, const Line& line,
   } else {
     member.finished = line.a;
     member.finished_code = line.b;
+    if (line.b != 0 && member.failed < 0) {
+      member.failed = line.a;
+      member.failed_code = line.b;
+    }
   }
+}
+
+std::string CodeText(int64_t code) {
+  return absl::StatusCodeToString(static_cast<absl::StatusCode>(code));
 }
 
 // The state of a worker, relative to the one that is furthest.
@@ -94,10 +104,13 @@ std::string Describe(const std::string& worker, const Member& member,
     absl::StrAppend(&text, "has finished ", member.VerbOf(member.finished),
                     " #", member.finished);
     if (member.finished_code != 0) {
-      absl::StrAppend(&text, " with status ",
-                      absl::StatusCodeToString(
-                          static_cast<absl::StatusCode>(member.finished_code)));
+      absl::StrAppend(&text, " with status ", CodeText(member.finished_code));
     }
+  }
+  if (member.failed >= 0 && member.failed < member.finished) {
+    absl::StrAppend(&text, "; the first to fail was ",
+                    member.VerbOf(member.failed), " #", member.failed,
+                    " with status ", CodeText(member.failed_code));
   }
   if (called < front)
     absl::StrAppend(&text, "; BEHIND: has not called #", called + 1);
@@ -152,15 +165,28 @@ std::string ReportOf(const std::string& name, const Group& group) {
   } else {
     absl::StrAppend(&text, "  nobody waits\n");
   }
+  std::map<int64_t, std::vector<std::string>> failed;
+  for (const auto& [worker, member] : group) {
+    if (member.failed >= 0) failed[member.failed].push_back(worker);
+  }
+  if (!failed.empty()) {
+    absl::StrAppend(&text, "  the group has failed: first #",
+                    failed.begin()->first, ", on ",
+                    absl::StrJoin(failed.begin()->second, ", "), "\n");
+  }
   return text;
 }
 
 }  // namespace
 
+bool IsRecording(absl::string_view text) {
+  return absl::StartsWith(text, "flight recorder: ");
+}
+
 absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files) {
   std::map<std::string, Group> groups;
   for (const FlightFile& file : files) {
-    if (!absl::StartsWith(file.text, "flight recorder: ")) {
+    if (!IsRecording(file.text)) {
       return absl::InvalidArgumentError(
           absl::StrCat(file.path,
                        " is no flight recorder's: it does not begin "

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 
 namespace weft::launch {
 
@@ -17,8 +18,12 @@ struct FlightFile {
   std::string text;
 };
 
+// Whether a text begins as a flight recorder's does.
+bool IsRecording(absl::string_view text);
+
 // For each process group: the operation that each worker is in, or has finished
-// last; who is behind; and calls that differ under one number. Ends with "\n".
+// last; who is behind; calls that differ under one number; and the first that
+// failed. Ends with "\n".
 // kInvalidArgument: a text is no flight recorder's.
 absl::StatusOr<std::string> FlightReport(const std::vector<FlightFile>& files);
 

@@ -58,6 +58,27 @@ TEST(FlightReport, SaysThatNoWorkerWaitsWhereAllHaveFinished) {
   EXPECT_THAT(*report, Not(HasSubstr("BEHIND")));
 }
 
+// Once a group is broken each later operation is refused.
+TEST(FlightReport, NamesTheFirstFailureBeforeWhatWasRefusedForIt) {
+  telemetry::FlightRecorder recorder;
+  const int64_t codes[] = {0, 14, 9, 9};
+  for (int i = 0; i < 4; ++i) {
+    recorder.RecordFor("collective.start", "trainer/the world", "AllReduce", i,
+                       7);
+    recorder.RecordFor("collective.end", "trainer/the world", "AllReduce", i,
+                       codes[i]);
+  }
+  const auto report = FlightReport(
+      {{"trainer0", recorder.DumpText()}, {"trainer1", TextOf(0, 0)}});
+  ASSERT_THAT(report, IsOk());
+  EXPECT_THAT(*report,
+              HasSubstr("trainer0: has finished AllReduce #3 with status "
+                        "FAILED_PRECONDITION; the first to fail was AllReduce "
+                        "#1 with status UNAVAILABLE\n"));
+  EXPECT_THAT(*report,
+              HasSubstr("the group has failed: first #1, on trainer0\n"));
+}
+
 TEST(FlightReport, TextThatIsNoFlightRecordersIsRefused) {
   EXPECT_THAT(FlightReport({{"/tmp/x-trainer0-1-0.flight", "hello"}}),
               StatusIs(absl::StatusCode::kInvalidArgument,

@@ -46,13 +46,22 @@ std::string NoRestartFile(const LaunchOptions& options,
   return absl::StrCat(options.directory, "/", rank, ".no-restart");
 }
 
+bool IsIgnored(int signal) {
+  struct sigaction now;
+  return sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN;
+}
+
 // Signals as readable events, from its making to its end.
 class SignalScope {
  public:
   SignalScope() {
     sigset_t set;
     sigemptyset(&set);
-    for (int signal : kPassedOn) sigaddset(&set, signal);
+    for (int signal : kPassedOn) {
+      if (signal == SIGHUP && IsIgnored(signal)) continue;  // by nohup
+      sigaddset(&set, signal);
+    }
+    sigaddset(&set, SIGUSR2);
     sigprocmask(SIG_BLOCK, &set, &before_);
     fd_ = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
   }
@@ -210,7 +219,10 @@ bool Job::Forward(Child& child) {
   for (int stream : {0, 1}) {
     std::ostream& to = stream == 0 ? out_ : err_;
     const std::vector<std::string> lines = child.ReadLines(stream);
-    for (const std::string& line : lines) to << prefix << line << "\n";
+    // In one write each: other processes may write to the same pipe.
+    for (const std::string& line : lines) {
+      to << absl::StrCat(prefix, line, "\n");
+    }
     if (!lines.empty()) to.flush();
     found = found || !lines.empty();
   }
@@ -277,6 +289,10 @@ void Job::GoOnWithout(const Child& child) {
 }
 
 void Job::OnSignal(int signal) {
+  if (signal == SIGUSR2) {  // workers write their flight recorders and go on
+    for (const auto& child : children_) child->Signal(signal);
+    return;
+  }
   if (signal_ != 0 && signal == SIGINT) {
     kill_at_ = Now();  // the user means it
     return;
@@ -340,8 +356,10 @@ void Job::Report() const {
   if (culprit_->tail().empty()) {
     err_ << "  it wrote nothing\n";
   } else {
-    err_ << "  the last " << culprit_->tail().size()
-         << " lines of its output:\n";
+    const size_t lines = culprit_->tail().size();
+    err_ << (lines == 1 ? std::string("  the last line")
+                        : absl::StrCat("  the last ", lines, " lines"))
+         << " of its output:\n";
     for (const std::string& line : culprit_->tail()) {
       err_ << "    | " << telemetry::Printable(line) << "\n";
     }

@@ -84,11 +84,12 @@ std::vector<ChildSpec> PlanChildren(const LaunchOptions& options,
 // restart cannot help (usage, configuration, diverged, checkpoint), the rank
 // has said so, or a signal was passed on; the ranks find the number of restarts
 // in TORCHELASTIC_RESTART_COUNT. With `allowed_trainer_exits` a trainer that
-// fails may be reported and left out instead. SIGINT, SIGTERM, SIGHUP and
-// SIGQUIT are passed on, and after `shutdown_timeout` or a second SIGINT all
-// are killed; then 128
-// + signal, or what a rank that failed before says. Must be called on a
-// process's only thread; leaves signal handling as it was.
+// fails may be reported and left out instead. SIGINT, SIGTERM, SIGHUP (unless
+// it is ignored, as nohup does) and SIGQUIT are passed on, and after
+// `shutdown_timeout` or a second SIGINT all are killed; then 128 + signal, or
+// what a rank that failed before says. SIGUSR2 is passed on and ends nothing
+// here. Must be called on a process's only thread; leaves signal handling as it
+// was.
 absl::StatusOr<int> Run(const LaunchOptions& options);
 
 }  // namespace weft::launch

@@ -245,6 +245,36 @@ TEST(WeftRun, ASecondInterruptKillsAtOnce) {
   EXPECT_THAT(run->Wait(absl::Seconds(20)), IsOkAndHolds(128 + SIGINT));
 }
 
+// By which workers write their flight recorders.
+TEST(WeftRun, PassesSigusr2OnAndGoesOn) {
+  auto run = Weft({"run", Role("ps", 1,
+                               "trap \"echo written\" USR2; echo ready; "
+                               "while :; do sleep 0.05; done")});
+  ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
+  run->Signal(SIGUSR2);
+  EXPECT_THAT(run->WaitForOutput("[ps0] written", kLong), IsOk());
+  run->Signal(SIGTERM);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
+}
+
+TEST(WeftRun, AHangUpEndsAllUnlessItIsIgnored) {
+  const std::string role =
+      Role("ps", 1, "echo ready; while :; do sleep 0.05; done");
+  auto run = Weft({"run", role});
+  ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
+  run->Signal(SIGHUP);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGHUP)) << run->output();
+
+  const auto before = signal(SIGHUP, SIG_IGN);  // as nohup does
+  run = Weft({"run", role});
+  signal(SIGHUP, before);
+  ASSERT_THAT(run->WaitForOutput("[ps0] ready", kLong), IsOk());
+  run->Signal(SIGHUP);
+  EXPECT_FALSE(run->Wait(absl::Seconds(1)).ok());
+  run->Signal(SIGTERM);
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(128 + SIGTERM)) << run->output();
+}
+
 TEST(WeftRun, LeavesNoOrphanWhenItIsKilled) {
   // sleep is a child of the rank's shell: nobody but the keeper knows it.
   auto run =
