@@ -1,12 +1,14 @@
 #include "weft/autograd/record.h"
 
-#include <atomic>
+#include <cstdint>
 
 namespace weft {
 
 Tensor SavedTensor::BeforeUpdate() const {
-  // With the new version that Get has seen comes the copy.
-  std::atomic_thread_fence(std::memory_order_acquire);
+  // The version that Get has seen was written under the lock that Hold takes,
+  // and the copy before it.
+  uint64_t now = 0;
+  (void)tensor_.storage()->Hold(&now);
   const IntrusivePtr<Storage> copy =
       held_ ? held_->copy() : IntrusivePtr<Storage>();
   if (copy && held_->version() == version_) {
