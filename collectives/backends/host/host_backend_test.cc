@@ -17,6 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/synchronization/blocking_counter.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -436,11 +437,19 @@ TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
         .Wait("collectives/world/place/1", 0, absl::Seconds(20))
         .status();
   };
+  absl::BlockingCounter both_seen(2);
   const auto statuses = testing::RunRanks(4, [&](int i) -> absl::Status {
     const int job = i / 2, rank = i % 2;
-    // Job 1 arrives while job 0 is still meeting.
-    if (job == 1) WEFT_RETURN_IF_ERROR(await_last_rank_of(0));
-    if (rank == 0) WEFT_RETURN_IF_ERROR(await_last_rank_of(1));
+    // Job 1 arrives while job 0 is still meeting. Ranks that have met remove
+    // the keys, so neither rank 0 comes before the other has seen them.
+    absl::Status seen;
+    if (job == 1) seen = await_last_rank_of(0);
+    if (rank == 0) {
+      seen.Update(await_last_rank_of(1));
+      both_seen.DecrementCount();
+      both_seen.Wait();
+    }
+    WEFT_RETURN_IF_ERROR(seen);
     HostOptions options = OptionsOf(rank, 2, &stores[job], directory.path());
     options.connect_timeout = absl::Seconds(20);
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Backend> backend,
