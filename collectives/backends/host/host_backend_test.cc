@@ -17,7 +17,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/barrier.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "gmock/gmock.h"
@@ -437,7 +437,7 @@ TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
         .Wait("collectives/world/place/1", 0, absl::Seconds(20))
         .status();
   };
-  absl::BlockingCounter both_seen(2);
+  auto* const both_seen = new absl::Barrier(2);
   const auto statuses = testing::RunRanks(4, [&](int i) -> absl::Status {
     const int job = i / 2, rank = i % 2;
     // Job 1 arrives while job 0 is still meeting. Ranks that have met remove
@@ -446,8 +446,7 @@ TEST(HostBackend, TwoJobsWithTheSameNamesAndDirectoryDoNotMixTheirRanks) {
     if (job == 1) seen = await_last_rank_of(0);
     if (rank == 0) {
       seen.Update(await_last_rank_of(1));
-      both_seen.DecrementCount();
-      both_seen.Wait();
+      if (both_seen->Block()) delete both_seen;
     }
     WEFT_RETURN_IF_ERROR(seen);
     HostOptions options = OptionsOf(rank, 2, &stores[job], directory.path());
