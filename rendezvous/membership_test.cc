@@ -223,6 +223,52 @@ class JoinedMember {
       }
     }
   }
+  // Each heartbeat is answered `delay` after it was sent, or given up before.
+  // Timers fire when they are due and no earlier. Returns how many were sent.
+  int AnswerHeartbeatsLate(absl::Duration delay, absl::Duration time) {
+    int sent = 0;
+    const Instant until = now_ + time;
+    Instant given_up;
+    uint64_t call = 0;
+    // The first was set as it joined.
+    std::vector<Instant> timers = {now_ + OptionsOfIt().heartbeat_interval};
+    Instant answered;
+    const auto take = [&](const MemberCore::Actions& actions) {
+      Take(actions);
+      for (const auto& action : actions) {
+        if (const auto* timer = std::get_if<MemberCore::SetTimer>(&action)) {
+          timers.push_back(now_ + timer->after);
+        }
+        const auto* send = std::get_if<MemberCore::Send>(&action);
+        if (send == nullptr ||
+            !std::holds_alternative<v1::HeartbeatRequest>(send->request)) {
+          continue;
+        }
+        ++sent;
+        call = send->call;
+        answered = now_ + delay;
+        given_up = now_ + send->timeout;
+      }
+    };
+    for (; now_ < until && state() != MemberCore::State::kEnded;
+         now_ += absl::Milliseconds(10)) {
+      for (size_t i = 0; i < timers.size();) {
+        if (timers[i] > now_) {
+          ++i;
+          continue;
+        }
+        timers.erase(timers.begin() + i);
+        take(core_.OnEvent(now_, MemberCore::Timer{}));
+      }
+      if (call != 0 && now_ >= std::min(answered, given_up)) {
+        absl::StatusOr<MemberCore::Reply> reply = v1::HeartbeatReply();
+        if (given_up < answered) reply = absl::DeadlineExceededError("late");
+        take(core_.OnEvent(now_,
+                           MemberCore::Replied{std::exchange(call, 0), reply}));
+      }
+    }
+    return sent;
+  }
   // This worker itself does not run for so long; the answers that it waited for
   // are late then.
   void BeStoppedFor(absl::Duration time) {
@@ -312,6 +358,29 @@ TEST(MemberCore,
                 StatusIs(absl::StatusCode::kUnavailable, "connection refused"));
     EXPECT_EQ(absl::StrContains(member.end().message(), "--coordinator-log"),
               !is_durable);
+  }
+}
+
+TEST(MemberCore, CoordinatorThatAnswersLateIsHeard) {
+  for (const bool is_durable : {true, false}) {
+    JoinedMember member(is_durable);
+    EXPECT_GE(member.AnswerHeartbeatsLate(absl::Seconds(5), absl::Minutes(3)),
+              20);
+    EXPECT_EQ(member.state(), MemberCore::State::kIn) << member.end();
+  }
+}
+
+TEST(MemberCore, CoordinatorThatDoesNotAnswerIsSilentAsLongAsOneThatRefuses) {
+  for (const bool is_durable : {true, false}) {
+    JoinedMember member(is_durable);
+    member.AnswerHeartbeatsLate(absl::Hours(1),
+                                absl::Seconds(is_durable ? 59 : 9));
+    EXPECT_EQ(member.state(), MemberCore::State::kIn);
+    JoinedMember other(is_durable);
+    other.AnswerHeartbeatsLate(absl::Hours(1),
+                               absl::Seconds(is_durable ? 64 : 14));
+    EXPECT_THAT(other.end(), StatusIs(absl::StatusCode::kUnavailable,
+                                      "the coordinator has been silent for "));
   }
 }
 

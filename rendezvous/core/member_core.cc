@@ -14,7 +14,7 @@ namespace weft::rendezvous {
 namespace {
 
 // A longer pause between two events is this worker's own absence: one that
-// waits for the coordinator has an event at least every `call_timeout`.
+// waits for the coordinator has an event at least every `call_timeout` (Tick).
 constexpr absl::Duration kLongestAttention = absl::Seconds(3);
 
 // Whether the same request may fare better later.
@@ -93,6 +93,8 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
 }
 
 void MemberCore::OnTimer() {
+  if (tick_at_.has_value() && *tick_at_ <= now_) tick_at_.reset();
+  if (pending(Purpose::kHeartbeat).call != 0) Tick();
   for (int i = 0; i < 4 && state_ != State::kEnded; ++i) {
     Pending& pending = pending_[i];
     if (!pending.due.has_value() || *pending.due > now_) continue;
@@ -218,13 +220,13 @@ void MemberCore::OnJoinReply(const Replied& replied) {
 }
 
 void MemberCore::OnHeartbeatReply(const absl::Status& status) {
+  late_heartbeats_ =
+      absl::IsDeadlineExceeded(status) ? late_heartbeats_ + 1 : 0;
   if (status.ok()) {
     to_repeat_.clear();
   } else if (!IsPassing(status)) {
     return LoseBy(status);
-  } else if (attended_ - heard_at_ > (is_durable_
-                                          ? options_.give_up_after
-                                          : options_.give_up_for_good_after)) {
+  } else if (attended_ - heard_at_ >= LongestSilence()) {
     const absl::Duration silent =
         absl::Trunc(attended_ - heard_at_, absl::Seconds(1));
     return Lose(
@@ -344,6 +346,13 @@ void MemberCore::SendNow(Purpose purpose) {
   due.sent_at = now_;
   due.due.reset();
   actions_.push_back(Send{due.call, MakeRequest(purpose), TimeoutOf(purpose)});
+  if (purpose == Purpose::kHeartbeat) Tick();
+}
+
+void MemberCore::Tick() {
+  if (tick_at_.has_value()) return;
+  tick_at_ = now_ + options_.call_timeout;
+  actions_.push_back(SetTimer{options_.call_timeout});
 }
 
 void MemberCore::SendAfter(Purpose purpose, absl::Duration pause) {
@@ -352,7 +361,17 @@ void MemberCore::SendAfter(Purpose purpose, absl::Duration pause) {
   actions_.push_back(SetTimer{pause});
 }
 
+absl::Duration MemberCore::LongestSilence() const {
+  return is_durable_ ? options_.give_up_after : options_.give_up_for_good_after;
+}
+
 absl::Duration MemberCore::TimeoutOf(Purpose purpose) const {
+  if (purpose == Purpose::kHeartbeat) {
+    const absl::Duration longer =
+        options_.call_timeout * (1 << std::min(2 * late_heartbeats_, 20));
+    const absl::Duration left = LongestSilence() - (attended_ - heard_at_);
+    return std::max(options_.call_timeout, std::min(longer, left));
+  }
   const bool is_held = purpose == Purpose::kJoin || purpose == Purpose::kWatch;
   return options_.call_timeout + (is_held ? options_.hold : absl::Duration());
 }

@@ -56,7 +56,9 @@ class MemberCore {
     uint32_t start = 0;  // of the job's ranks, from 1; 0: unknown
     absl::Duration heartbeat_interval = absl::Milliseconds(500);
     // An unanswered request is given up and repeated after this, besides what
-    // the coordinator may hold it.
+    // the coordinator may hold it. A heartbeat after one that was not answered
+    // waits four times as long, within the limit of silence below, so that a
+    // coordinator on a crowded host, which answers late, is heard.
     absl::Duration call_timeout = absl::Seconds(2);
     absl::Duration hold = absl::Seconds(5);  // the longest held call
     // The pause before a request is repeated.
@@ -196,6 +198,10 @@ class MemberCore {
   void SendAfter(Purpose purpose, absl::Duration pause);
   Request MakeRequest(Purpose purpose) const;
   absl::Duration TimeoutOf(Purpose purpose) const;
+  // Of the coordinator's silence.
+  absl::Duration LongestSilence() const;
+  // Sets a timer, so that the time until then is attended to.
+  void Tick();
   // Which is as it was told, or `told` leads to it.
   void TakeView(ViewPtr view, const v1::View& told);
   // Of those that are gone in the present view, who is in in `view`.
@@ -220,6 +226,8 @@ class MemberCore {
   uint64_t last_call_ = 0;
   absl::Duration attended_;  // how long this core has been driven
   absl::Duration heard_at_;  // of `attended_`: the coordinator
+  int late_heartbeats_ = 0;  // the last ones, not answered within their time
+  std::optional<Instant> tick_at_;
   // While joining: since when it answers with nothing but a hang-up.
   std::optional<Instant> reset_since_;
   Instant leaving_at_;  // since when
