@@ -8,11 +8,14 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <fstream>
+#include <limits>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "weft/base/clock.h"
 #include "weft/base/status_macros.h"
 
 namespace weft::memory {
@@ -51,14 +54,33 @@ int64_t AvailableBytes() {
   return static_cast<int64_t>(system.freeram) * system.mem_unit;
 }
 
+// Whether the system has so many bytes. It is asked anew where they are more
+// than a small part of what it had, and ten times a second: its answer costs as
+// much as the pages of a small segment, and a worker that meets many others
+// makes one for each.
+absl::Status CheckAvailable(int64_t bytes) {
+  constexpr int64_t kSmallPart = 1024;
+  constexpr int64_t kValidNs = 100'000'000;
+  static std::atomic<int64_t> available{0};
+  static std::atomic<int64_t> asked_at{std::numeric_limits<int64_t>::min() / 2};
+  const int64_t now = SteadyClock().Now().nanoseconds();
+  if (now - asked_at.load() < kValidNs &&
+      bytes < available.load() / kSmallPart) {
+    return absl::OkStatus();
+  }
+  const int64_t found = AvailableBytes();
+  available = found;
+  asked_at = now;
+  if (bytes <= found) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("Segment: wants ", bytes, " bytes of shared memory, has ",
+                   found, " available"));
+}
+
 // Gives these bytes of `fd` their pages. A memfd has no limit of its own: asked
 // for more than there is, the kernel would kill processes until it could.
 absl::Status AllocatePages(int fd, int64_t offset, int64_t bytes) {
-  if (const int64_t available = AvailableBytes(); bytes > available) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("Segment: wants ", bytes, " bytes of shared memory, has ",
-                     available, " available"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckAvailable(bytes));
   if (Fallocate(fd, offset, bytes) != 0)
     return Failed("fallocate", bytes, errno);
   return absl::OkStatus();
@@ -79,7 +101,8 @@ absl::Status CheckSealed(int fd, int64_t bytes, int64_t allocated) {
     return absl::InvalidArgumentError(absl::StrCat(
         "Segment::FromFd: wants ", bytes, " bytes, found ", found.st_size));
   }
-  // Holes would be filled at first touch, or fail to be, with SIGBUS.
+  // Holes would be filled at first touch, or fail to be, with SIGBUS. Pages
+  // that are there cost nothing to allocate again.
   if (int64_t{found.st_blocks} * 512 >= bytes) return absl::OkStatus();
   return AllocatePages(fd, 0, allocated);
 }
