@@ -550,8 +550,13 @@ absl::Status ProcessGroup::Shrink(const std::vector<int>& members,
         "Shrink at ", site.ToString(), ": rank ", backend.rank(),
         " is not among the members [", absl::StrJoin(members, ", "), "]"));
   }
-  backend.Abort(absl::CancelledError(absl::StrCat(
-      "group ", name(), " shrinks to ", members.size(), " ranks")));
+  // A rank that has not yet heard why the group is broken hears it from this
+  // one, not that it shrinks.
+  const absl::Status broken = health();
+  backend.Abort(broken.ok() ? absl::CancelledError(
+                                  absl::StrCat("group ", name(), " shrinks to ",
+                                               members.size(), " ranks"))
+                            : broken);
   WEFT_ASSIGN_OR_RETURN(
       std::unique_ptr<Backend> next,
       backend.Subgroup(

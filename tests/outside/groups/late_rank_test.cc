@@ -27,7 +27,6 @@
 namespace weft::outside {
 namespace {
 
-using ::testing::AnyOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using ::weft::collectives::CallOptions;
@@ -420,11 +419,9 @@ TEST_P(Groups, RanksThatDifferWhileOthersComeLeaveAGroupToShrink) {
           const int rank = group.rank();
           absl::Status found = group.Broadcast(Tensor::Ones({4}), rank % 2);
           if (found.ok()) found = group.Barrier();
-          // Or another has heard of it first and shrinks already.
-          EXPECT_THAT(
-              found,
-              AnyOf(StatusIs(kFailedPrecondition, "different operations"),
-                    StatusIs(absl::StatusCode::kCancelled, "shrinks to 5")));
+          // Also from a rank that has heard of it first and shrinks already.
+          EXPECT_THAT(found,
+                      StatusIs(kFailedPrecondition, "different operations"));
           WEFT_RETURN_IF_ERROR(group.Shrink({4, 2, 0, 1, 3}));
           const Tensor sum = Tensor::Full({1}, rank);
           WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
