@@ -3,6 +3,7 @@
 #ifndef WEFT_WEFT_H_
 #define WEFT_WEFT_H_
 
+#include "weft/autograd/checkpoint.h"
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/ops/conv.h"
 #include "weft/autograd/ops/elementwise.h"

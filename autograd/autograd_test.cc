@@ -456,5 +456,47 @@ TEST(FrozenLeaf, MustBeALeafMadeWithAGradient) {
   EXPECT_THROW(Variable(Tensor::Ones({2})).SetRequiresGrad(true), Error);
 }
 
+TEST(Leaf, GraphUsesTheMemoryThatALeafWasMovedTo) {
+  const Variable w(Tensor::FromVector<float>({2, 3}), /*requires_grad=*/true);
+  const Variable x(Tensor::FromVector<float>({5, 7}));
+  const Variable y = Sum(Mul(Mul(w, w), x));
+  const IntrusivePtr<Storage> former = w.value().storage();
+  // Without its elements, in little memory; nothing else keeps the former.
+  w.leaf()->MoveTo(Tensor::Zeros({1}).Expand({2}));
+  EXPECT_TRUE(former->is_unique());
+  w.leaf()->MoveTo(Tensor::FromVector<float>({2, 3}));
+  y.Backward();
+  EXPECT_THAT(w.grad().ToVector<float>(), ElementsAre(20, 42));
+}
+
+TEST(Leaf, WriteAfterAMoveIsFoundAndOneBeforeIsNot) {
+  const Variable w(Tensor::FromVector<float>({2, 3}), /*requires_grad=*/true);
+  const Variable y = Sum(Mul(w, w));
+  const Tensor other = Tensor::Zeros({2});
+  other.CopyFrom(w.value());
+  w.leaf()->MoveTo(other);
+  BackwardOptions retain;
+  retain.retain_graph = true;
+  y.Backward(retain);
+  EXPECT_THAT(w.grad().ToVector<float>(), ElementsAre(4, 6));
+  other.Fill(1);
+  EXPECT_THAT(
+      StatusOf([&] { y.Backward(); }),
+      StatusIs(absl::StatusCode::kFailedPrecondition, "was written to since"));
+}
+
+TEST(Leaf, ReplacedValueStaysInTheGraphAndMovesNeedTheSameShape) {
+  const Variable w(Tensor::FromVector<float>({2, 3}), /*requires_grad=*/true);
+  const Variable y = Sum(Mul(w, w));
+  w.SetValue(Tensor::FromVector<float>({10, 10}));
+  w.leaf()->MoveTo(Tensor::FromVector<float>({20, 20}));
+  y.Backward();
+  EXPECT_THAT(w.grad().ToVector<float>(), ElementsAre(4, 6));
+  EXPECT_THAT(StatusOf([&] { w.leaf()->MoveTo(Tensor::Zeros({3})); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, "Leaf::MoveTo"));
+  EXPECT_THAT(StatusOf([&] { w.leaf()->MoveTo(Tensor()); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, "undefined"));
+}
+
 }  // namespace
 }  // namespace weft

@@ -17,14 +17,29 @@ void Leaf::SetGradient(Gradient gradient) {
   gradient_ = std::move(gradient);
 }
 
-void Leaf::SetValue(Tensor value) {
-  if (!value.defined() || value.shape() != value_.shape() ||
-      value.dtype() != value_.dtype() || value.device() != value_.device()) {
-    ThrowInvalidArgument("Leaf::SetValue: wanted ", value_.Describe(),
-                         " on the same device, found ",
-                         value.defined() ? value.Describe() : "undefined");
+void Leaf::CheckReplaces(const Tensor& value, const char* function) const {
+  if (value.defined() && value.shape() == this->value().shape() &&
+      value.dtype() == this->value().dtype() &&
+      value.device() == this->value().device()) {
+    return;
   }
-  value_ = std::move(value);
+  ThrowInvalidArgument("Leaf::", function, ": wanted ",
+                       this->value().Describe(), " on the same device, found ",
+                       value.defined() ? value.Describe() : "undefined");
+}
+
+void Leaf::SetValue(Tensor value) {
+  CheckReplaces(value, "SetValue");
+  IntrusivePtr<LeafValue> other(new LeafValue);
+  other->tensor = std::move(value);
+  value_ = std::move(other);
+}
+
+void Leaf::MoveTo(Tensor value) {
+  CheckReplaces(value, "MoveTo");
+  value_->version_at_move = value.version();
+  value_->tensor = std::move(value);
+  ++value_->moves;
 }
 
 void Leaf::SetRequiresGrad(bool on) {
@@ -44,13 +59,13 @@ void Leaf::Accept(const BackwardPass&, Leaf&, Gradient gradient) {
 }
 
 void Leaf::CheckFits(const Gradient& gradient) const {
-  if (gradient.dtype() == value_.dtype() &&
-      gradient.shape() == value_.shape()) {
+  if (gradient.dtype() == value().dtype() &&
+      gradient.shape() == value().shape()) {
     return;
   }
   ThrowInvalidArgument("gradient of shape ", ShapeText(gradient.shape()),
                        " and dtype ", Name(gradient.dtype()),
-                       " for a variable, ", value_.Describe());
+                       " for a variable, ", value().Describe());
 }
 
 }  // namespace weft

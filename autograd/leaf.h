@@ -4,31 +4,53 @@
 #ifndef WEFT_AUTOGRAD_LEAF_H_
 #define WEFT_AUTOGRAD_LEAF_H_
 
+#include <cstdint>
+#include <utility>
+
 #include "absl/base/thread_annotations.h"
 #include "absl/strings/string_view.h"
 #include "weft/autograd/gradient.h"
 #include "weft/autograd/gradient_sink.h"
 #include "weft/autograd/node.h"
 #include "weft/base/mutex.h"
+#include "weft/tensor/intrusive_ptr.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft {
 
-// Thread-safety: thread-safe, but for SetValue, SetSink and SetRequiresGrad,
-// during which nobody else uses the leaf.
+// The value of a leaf, as its graphs see it (SavedTensor).
+struct LeafValue : public RefCounted<LeafValue> {
+  Tensor tensor;
+  // How often MoveTo has moved it, and its version when it was moved last.
+  uint64_t moves = 0;
+  uint64_t version_at_move = 0;
+};
+
+// Thread-safety: thread-safe, but for SetValue, MoveTo, SetSink and
+// SetRequiresGrad, during which nobody else uses the leaf.
 class Leaf final : public Node, public GradientSink {
  public:
-  explicit Leaf(Tensor value)
-      : Node(1, Kind::kLeaf), value_(std::move(value)) {}
+  explicit Leaf(Tensor value) : Node(1, Kind::kLeaf), value_(new LeafValue) {
+    value_->tensor = std::move(value);
+  }
 
   // The value of each Variable that is this leaf.
-  const Tensor& value() const { return value_; }
+  const Tensor& value() const { return value_->tensor; }
+  // Of the same elements, for who keeps them.
+  const IntrusivePtr<LeafValue>& shared_value() const { return value_; }
 
   // Gives the leaf other memory: a part of an arena, the result of an operation
   // that was not done in place. It stays the same leaf, with its gradient,
   // sink and hooks. A graph recorded before keeps the old value. Throws Error
   // kInvalidArgument unless `value` is of the same shape, dtype and device.
   void SetValue(Tensor value);
+
+  // Gives the leaf other memory with the same elements, or one that will have
+  // them when a graph uses it next. A graph recorded before keeps nothing of
+  // the former memory and uses what is here then: so a parameter can be
+  // released between forward and backward pass (a tensor of one element that is
+  // expanded takes its place) and be brought back. Throws as SetValue.
+  void MoveTo(Tensor value);
 
   // False: frozen. No operation records it, and what a graph that was recorded
   // before gives it is dropped here. A change clears the gradient.
@@ -58,7 +80,9 @@ class Leaf final : public Node, public GradientSink {
   void ReleaseSaved() override {}
 
  private:
-  Tensor value_;
+  void CheckReplaces(const Tensor& value, const char* function) const;
+
+  IntrusivePtr<LeafValue> value_;  // another after SetValue
   GradientSink* sink_ = nullptr;
   bool requires_grad_ = true;
   mutable Mutex mu_;

@@ -13,7 +13,6 @@
 #ifndef WEFT_AUTOGRAD_RECORD_H_
 #define WEFT_AUTOGRAD_RECORD_H_
 
-#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -22,37 +21,11 @@
 #include "weft/autograd/grad_mode.h"
 #include "weft/autograd/node.h"
 #include "weft/autograd/op.h"
+#include "weft/autograd/saved_tensor.h"
 #include "weft/autograd/variable.h"
-#include "weft/base/error.h"
-#include "weft/tensor/intrusive_ptr.h"
-#include "weft/tensor/storage.h"
 #include "weft/tensor/tensor.h"
 
 namespace weft {
-
-// A tensor kept for the backward pass, with proof that it is still the same. It
-// may be undefined.
-class SavedTensor {
- public:
-  explicit SavedTensor(const Tensor& tensor) : tensor_(tensor) {
-    if (tensor.defined()) held_ = tensor.storage()->Hold(&version_);
-  }
-
-  // The elements as they were, also if an optimizer has updated them since
-  // (Tensor::BeginUpdate). Throws Error kFailedPrecondition if they were
-  // written to in another way.
-  Tensor Get() const {
-    const bool is_same = !tensor_.defined() || tensor_.version() == version_;
-    return is_same ? tensor_ : BeforeUpdate();
-  }
-
- private:
-  Tensor BeforeUpdate() const;
-
-  Tensor tensor_;
-  uint64_t version_ = 0;
-  IntrusivePtr<HeldVersion> held_;  // null: its versions are not kept
-};
 
 // A node whose backward is a function object, which holds what was saved.
 template <typename Backward>
@@ -77,6 +50,9 @@ class Function final : public Node {
 template <typename Backward>
 Variable Record(const Op& op, Tensor result,
                 absl::Span<const Variable* const> inputs, Backward backward) {
+  if (internal::current_checkpoint_run != nullptr) {
+    internal::UseInCheckpoint(inputs);
+  }
   bool wanted = false;
   for (const Variable* input : inputs) wanted |= input->requires_grad();
   if (!wanted || NoGradScope::IsOpen()) return Variable(std::move(result));

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "weft/autograd/checkpoint.h"
 #include "weft/autograd/op.h"
 #include "weft/autograd/ops/norm.h"
 #include "weft/autograd/record.h"
@@ -33,8 +34,8 @@ struct Saved {
   SavedTensor x, weight;
   BatchNormResult forward;
   bool has_bias;
-  double count;      // elements of a channel on all ranks
-  double samples;    // what this rank weighs; 0: no data
+  double count;    // elements of a channel on all ranks
+  double samples;  // what this rank weighs; 0: no data
   collectives::ProcessGroup* group;
 };
 
@@ -72,9 +73,8 @@ void Backward(const Saved& saved, BackwardCall& call) {
       Mul_(z, AlongChannels(saved.forward.inverse, x));
       Mul_(z, AlongChannels(means.Slice(0, 1, 2).View({channels}), x));
       Add_(z, AlongChannels(means.Slice(0, 0, 1).View({channels}), x));
-      const Tensor scale = weight.defined()
-                               ? Mul(saved.forward.inverse, weight)
-                               : saved.forward.inverse;
+      const Tensor scale = weight.defined() ? Mul(saved.forward.inverse, weight)
+                                            : saved.forward.inverse;
       Mul_(z, AlongChannels(scale, x));
       own.x = Sub(own.x, z);
     }
@@ -109,15 +109,19 @@ SyncBatchNorm::SyncBatchNorm(int64_t channels, collectives::ProcessGroup& group,
 SyncBatchNorm::Moments SyncBatchNorm::MomentsOfAll(const Tensor& x) const {
   // Of each rank: count, means, variances.
   const int64_t entries = 1 + 2 * channels_;
-  const Tensor own = Tensor::Zeros({entries}, DType::kF64);
-  if (x.numel() > 0) {
-    const ChannelMoments moments = weft::MomentsOf(x);
-    own.data<double>()[0] = static_cast<double>(moments.count);
-    own.Slice(0, 1, 1 + channels_).CopyFrom(moments.mean);
-    own.Slice(0, 1 + channels_, entries).CopyFrom(moments.variance);
-  }
-  const Tensor all = Tensor::Empty({group_.size(), entries}, DType::kF64);
-  ThrowIfError(group_.AllGather(own, all));
+  // Once: another rank may be elsewhere when this one computes it again.
+  const Tensor all = OnceInCheckpoint([&] {
+    const Tensor own = Tensor::Zeros({entries}, DType::kF64);
+    if (x.numel() > 0) {
+      const ChannelMoments moments = weft::MomentsOf(x);
+      own.data<double>()[0] = static_cast<double>(moments.count);
+      own.Slice(0, 1, 1 + channels_).CopyFrom(moments.mean);
+      own.Slice(0, 1 + channels_, entries).CopyFrom(moments.variance);
+    }
+    Tensor gathered = Tensor::Empty({group_.size(), entries}, DType::kF64);
+    ThrowIfError(group_.AllGather(own, gathered));
+    return gathered;
+  });
   const double* ranks = all.data<double>();
   Moments result;
   for (int r = 0; r < group_.size(); ++r) result.count += ranks[r * entries];
@@ -157,7 +161,7 @@ void SyncBatchNorm::MoveRunning(const Moments& moments) const {
   Add_(batches_, 1);
 }
 
-Variable SyncBatchNorm::Forward(const Variable& x) {
+Variable SyncBatchNorm::Compute(const Variable& x) {
   CheckShape(x.value(), channels_);
   const double epsilon = options_.layer.norm.epsilon;
   if (!is_training() && running_mean_.defined()) {
@@ -168,14 +172,13 @@ Variable SyncBatchNorm::Forward(const Variable& x) {
                      evaluating);
   }
   const Moments moments = MomentsOfAll(x.value());
-  BatchNormResult forward =
-      BatchNorm(x.value(), moments.mean, moments.variance, weight_.value(),
-                bias_.value(), epsilon);
-  if (is_training()) MoveRunning(moments);
+  BatchNormResult forward = BatchNorm(x.value(), moments.mean, moments.variance,
+                                      weight_.value(), bias_.value(), epsilon);
+  if (is_training() && !IsRecomputing()) MoveRunning(moments);
   Tensor y = std::move(forward.y);
   const bool is_weighted = options_.divisor == Divisor::kTotalWeight;
-  Saved saved{SavedTensor(x.value()),
-              SavedTensor(weight_.value()),
+  Saved saved{SavedTensor(x),
+              SavedTensor(weight_),
               std::move(forward),
               bias_.defined(),
               moments.count,

@@ -44,13 +44,16 @@ class SyncBatchNorm final : public nn::Layer {
   SyncBatchNorm(int64_t channels, collectives::ProcessGroup& group,
                 const SyncBatchNormOptions& options = {});
 
-  // x [n, channels, ...] -> the same; f32 or f64. Throws Error:
+  // Forward: x [n, channels, ...] -> the same; f32 or f64. Throws Error:
   // kInvalidArgument for a shape that does not fit or a channel of one element
   // on all ranks together; else as ProcessGroup::AllGather. The backward pass
   // throws Errors of ProcessGroup::AllReduce.
-  Variable Forward(const Variable& x) override;
+  //
+  // Within Checkpoint the moments are agreed on once.
 
  private:
+  Variable Compute(const Variable& x) override;
+
   struct Moments {
     Tensor mean, variance;  // [channels] of all ranks
     double count = 0;       // elements of a channel on all ranks

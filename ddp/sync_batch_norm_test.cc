@@ -7,6 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "weft/autograd/checkpoint.h"
 #include "weft/autograd/ops.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/catch_to_status.h"
@@ -48,11 +49,16 @@ class Net : public nn::Module {
     AddModule("norm", *norm_);
     AddModule("output", output_);
   }
+  bool is_checkpointed = false;
+
   Variable Forward(const Variable& x) {
-    const int64_t n = x.value().size(0);
-    const Variable h = Reshape(hidden_.Forward(x), {n, kChannels, 2});
-    return output_.Forward(
-        Reshape(Relu(norm_->Forward(h)), {n, 2 * kChannels}));
+    const auto layers = [this](absl::Span<const Variable> in) {
+      const int64_t n = in[0].size(0);
+      const Variable h = Reshape(hidden_.Forward(in[0]), {n, kChannels, 2});
+      return output_.Forward(
+          Reshape(Relu(norm_->Forward(h)), {n, 2 * kChannels}));
+    };
+    return is_checkpointed ? Checkpoint(layers, {x}) : layers({x});
   }
   // Samples [begin, end) of step `step`.
   void Backward(int step, int64_t begin, int64_t end) {
@@ -127,8 +133,8 @@ absl::Status TrainRank(int rank, collectives::ProcessGroup& group,
                         DistributedDataParallel::Create(net, group, reducing));
   for (int step = 0; step < kSteps; ++step) {
     if (divisor == Divisor::kTotalWeight) {
-      WEFT_RETURN_IF_ERROR(ddp->SetWeight(
-          static_cast<double>(begins[rank + 1] - begins[rank])));
+      WEFT_RETURN_IF_ERROR(
+          ddp->SetWeight(static_cast<double>(begins[rank + 1] - begins[rank])));
     }
     net.Backward(step, begins[rank], begins[rank + 1]);
     net.StepAndClear();
@@ -165,6 +171,35 @@ TEST(SyncBatchNorm, UnevenBatchesByWeightEqualOneProcess) {
   }
 }
 
+// The reducer sees one pass, in which the layers are computed again.
+TEST(SyncBatchNorm, CheckpointedModelBelowDdpGivesTheSameBits) {
+  constexpr int kRanks = 3;
+  std::vector<std::vector<float>> values(2);
+  for (const bool is_checkpointed : {false, true}) {
+    EXPECT_THAT(
+        RunGroups(
+            kRanks,
+            [&](int rank, collectives::ProcessGroup& group) -> absl::Status {
+              WEFT_ASSIGN_OR_RETURN(const auto own, group.Split(0));
+              Net net(std::make_unique<SyncBatchNorm>(kChannels, *own));
+              net.is_checkpointed = is_checkpointed;
+              ReducerOptions reducing;
+              reducing.first_bucket_bytes = reducing.bucket_bytes = 1;
+              WEFT_ASSIGN_OR_RETURN(auto ddp, DistributedDataParallel::Create(
+                                                  net, group, reducing));
+              constexpr int64_t kPart = kBatch / kRanks;
+              for (int step = 0; step < kSteps; ++step) {
+                net.Backward(step, rank * kPart, (rank + 1) * kPart);
+                net.StepAndClear();
+              }
+              if (rank == 0) values[is_checkpointed] = net.Values();
+              return ddp->CheckInSync();
+            }),
+        Each(IsOk()));
+  }
+  EXPECT_EQ(values[1], values[0]);
+}
+
 TEST(SyncBatchNorm, RankWithAnEmptyBatchTakesPart) {
   // x on rank 0 only: what it gets is what BatchNorm makes of it.
   Generator random(5);
@@ -174,52 +209,53 @@ TEST(SyncBatchNorm, RankWithAnEmptyBatchTakesPart) {
   Variable x(whole.Clone(), /*requires_grad=*/true);
   const Variable wanted = plain.Forward(x);
   Sum(Mul(wanted, Variable(seed))).Backward();
-  EXPECT_THAT(RunGroups(2,
-                        [&](int rank, collectives::ProcessGroup& group) {
-                          SyncBatchNorm norm(kChannels, group);
-                          const int64_t n = rank == 0 ? 6 : 0;
-                          Variable part(whole.Slice(0, 0, n).Clone(), true);
-                          const Variable y = norm.Forward(part);
-                          Sum(Mul(y, Variable(seed.Slice(0, 0, n).Clone())))
-                              .Backward();
-                          if (rank != 0) return absl::OkStatus();
-                          EXPECT_THAT(y.value().ToVector<float>(),
-                                      Pointwise(FloatNear(kTolerance),
-                                                wanted.value().ToVector<float>()));
-                          EXPECT_THAT(part.grad().ToVector<float>(),
-                                      Pointwise(FloatNear(kTolerance),
-                                                x.grad().ToVector<float>()));
-                          return absl::OkStatus();
-                        }),
-              Each(IsOk()));
+  EXPECT_THAT(
+      RunGroups(2,
+                [&](int rank, collectives::ProcessGroup& group) {
+                  SyncBatchNorm norm(kChannels, group);
+                  const int64_t n = rank == 0 ? 6 : 0;
+                  Variable part(whole.Slice(0, 0, n).Clone(), true);
+                  const Variable y = norm.Forward(part);
+                  Sum(Mul(y, Variable(seed.Slice(0, 0, n).Clone()))).Backward();
+                  if (rank != 0) return absl::OkStatus();
+                  EXPECT_THAT(y.value().ToVector<float>(),
+                              Pointwise(FloatNear(kTolerance),
+                                        wanted.value().ToVector<float>()));
+                  EXPECT_THAT(part.grad().ToVector<float>(),
+                              Pointwise(FloatNear(kTolerance),
+                                        x.grad().ToVector<float>()));
+                  return absl::OkStatus();
+                }),
+      Each(IsOk()));
 }
 
 TEST(SyncBatchNorm, EvaluationUsesRunningStatisticsWithoutCommunication) {
-  EXPECT_THAT(RunGroups(2,
-                        [&](int rank, collectives::ProcessGroup& group) {
-                          SyncBatchNorm norm(1, group);
-                          norm.Eval();
-                          if (rank == 1) return absl::OkStatus();
-                          const Variable y =
-                              norm.Forward(Variable(Tensor::Full({2, 1}, 3)));
-                          EXPECT_THAT(y.value().ToVector<float>(),
-                                      Each(FloatNear(3, 1e-4f)));
-                          return absl::OkStatus();
-                        }),
-              Each(IsOk()));
+  EXPECT_THAT(
+      RunGroups(
+          2,
+          [&](int rank, collectives::ProcessGroup& group) {
+            SyncBatchNorm norm(1, group);
+            norm.Eval();
+            if (rank == 1) return absl::OkStatus();
+            const Variable y = norm.Forward(Variable(Tensor::Full({2, 1}, 3)));
+            EXPECT_THAT(y.value().ToVector<float>(), Each(FloatNear(3, 1e-4f)));
+            return absl::OkStatus();
+          }),
+      Each(IsOk()));
 }
 
 TEST(SyncBatchNorm, BadInputIsRefusedWithWhatWasWanted) {
-  const auto statuses = RunGroups(
-      2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
+  const auto statuses =
+      RunGroups(2, [&](int, collectives::ProcessGroup& group) -> absl::Status {
         SyncBatchNorm norm(3, group);
-        EXPECT_THAT(CatchToStatus([&] {
-                      (void)norm.Forward(Variable(Tensor::Zeros({2, 4})));
-                    }),
-                    StatusIs(absl::StatusCode::kInvalidArgument,
-                             "wanted [n, 3, ...]"));
-        return CatchToStatus(
-            [&] { (void)norm.Forward(Variable(Tensor::Zeros({0, 3}))); });
+        EXPECT_THAT(
+            CatchToStatus([&] {
+              (void)norm.Forward(Variable(Tensor::Zeros({2, 4})));
+            }),
+            StatusIs(absl::StatusCode::kInvalidArgument, "wanted [n, 3, ...]"));
+        return CatchToStatus([&] {
+          (void)norm.Forward(Variable(Tensor::Zeros({0, 3})));
+        });
       });
   EXPECT_THAT(statuses, Each(StatusIs(absl::StatusCode::kInvalidArgument,
                                       "have no variance; wanted 2 or more")));

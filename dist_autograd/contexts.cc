@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "weft/autograd/checkpoint.h"
 #include "weft/base/status_macros.h"
 #include "weft/dist_autograd/contexts_calls.h"
 #include "weft/dist_autograd/participation.h"
@@ -445,6 +446,11 @@ std::unique_ptr<rpc::Attachment> Contexts::StageRequest(
 
 void Contexts::EncodeSlot(const Variable& variable, rpc::Encoder& encoder) {
   if (!variable.requires_grad()) return encoder.Varint(0);
+  if (IsCheckpointing()) {
+    return encoder.Fail(absl::UnimplementedError(
+        "a recorded call within Checkpoint would be made again by the backward "
+        "pass: make it outside, or let the callee checkpoint its part"));
+  }
   rpc::Attachment* staged = encoder.Staged(kKind);
   const rpc::CodecContext& message = encoder.context();
   if (staged == nullptr &&

@@ -31,8 +31,10 @@ Variable MultiheadAttention::Forward(const Variable& x,
     ThrowInvalidArgument("MultiheadAttention: x is ", x.value().Describe(),
                          "; wanted [n, T, dim]");
   }
-  return out_.Forward(
-      SelfAttention(weft::Linear(x, in_weight_, in_bias_), heads_, attention));
+  return Call({x}, [&](absl::Span<const Variable> inputs) {
+    const Variable all = weft::Linear(inputs[0], in_weight_, in_bias_);
+    return out_.Forward(SelfAttention(all, heads_, attention));
+  });
 }
 
 }  // namespace weft::nn

@@ -49,7 +49,7 @@ Linear::Linear(const Variable& weight, Generator& random, bool bias) {
   }
 }
 
-Variable Linear::Forward(const Variable& x) {
+Variable Linear::Compute(const Variable& x) {
   return weft::Linear(x, weight_, bias_);
 }
 
@@ -70,7 +70,7 @@ Conv2d::Conv2d(int64_t channels, int64_t filters, int64_t kernel,
   }
 }
 
-Variable Conv2d::Forward(const Variable& x) {
+Variable Conv2d::Compute(const Variable& x) {
   return weft::Conv2d(x, weight_, bias_, convolution_);
 }
 
@@ -89,7 +89,10 @@ Embedding::Embedding(int64_t rows, int64_t dim, Generator& random,
 }
 
 Variable Embedding::Forward(const Tensor& indices) {
-  return weft::Embedding(weight_, indices, options_.gradient, options_.padding);
+  return Call({Variable(indices)}, [&](absl::Span<const Variable> inputs) {
+    return weft::Embedding(weight_, inputs[0].value(), options_.gradient,
+                           options_.padding);
+  });
 }
 
 EmbeddingBag::EmbeddingBag(int64_t rows, int64_t dim, BagMode mode,
@@ -100,7 +103,11 @@ EmbeddingBag::EmbeddingBag(int64_t rows, int64_t dim, BagMode mode,
 }
 
 Variable EmbeddingBag::Forward(const Tensor& indices, const Tensor& offsets) {
-  return weft::EmbeddingBag(weight_, indices, offsets, mode_, gradient_);
+  return Call({Variable(indices), Variable(offsets)},
+              [&](absl::Span<const Variable> inputs) {
+                return weft::EmbeddingBag(weight_, inputs[0].value(),
+                                          inputs[1].value(), mode_, gradient_);
+              });
 }
 
 Variable EmbeddingBag::Forward(const Tensor& indices) {
@@ -113,21 +120,21 @@ Variable EmbeddingBag::Forward(const Tensor& indices) {
   return Forward(indices.Reshape({-1}), offsets);
 }
 
-Variable MaxPool2d::Forward(const Variable& x) {
+Variable MaxPool2d::Compute(const Variable& x) {
   return weft::MaxPool2d(x, options_);
 }
 
-Variable AvgPool2d::Forward(const Variable& x) {
+Variable AvgPool2d::Compute(const Variable& x) {
   return weft::AvgPool2d(x, options_);
 }
 
-Variable Relu::Forward(const Variable& x) { return weft::Relu(x); }
+Variable Relu::Compute(const Variable& x) { return weft::Relu(x); }
 
-Variable Sigmoid::Forward(const Variable& x) { return weft::Sigmoid(x); }
+Variable Sigmoid::Compute(const Variable& x) { return weft::Sigmoid(x); }
 
-Variable Tanh::Forward(const Variable& x) { return weft::Tanh(x); }
+Variable Tanh::Compute(const Variable& x) { return weft::Tanh(x); }
 
-Variable Flatten::Forward(const Variable& x) { return FlattenFrom(x, 1); }
+Variable Flatten::Compute(const Variable& x) { return FlattenFrom(x, 1); }
 
 Dropout::Dropout(double probability, Generator& random)
     : probability_(probability), random_(random) {
@@ -137,7 +144,7 @@ Dropout::Dropout(double probability, Generator& random)
   }
 }
 
-Variable Dropout::Forward(const Variable& x) {
+Variable Dropout::Compute(const Variable& x) {
   if (!is_training() || probability_ == 0) return x;
   const double kept = 1 - probability_;
   const Tensor mask = Bernoulli(x.shape(), kept, random_).To(x.dtype());
@@ -149,7 +156,7 @@ void Sequential::Append(std::unique_ptr<Layer> layer) {
   layers_.push_back(std::move(layer));
 }
 
-Variable Sequential::Forward(const Variable& x) {
+Variable Sequential::Compute(const Variable& x) {
   Variable y = x;
   for (const std::unique_ptr<Layer>& layer : layers_) y = layer->Forward(y);
   return y;

@@ -36,11 +36,12 @@ class Linear final : public Layer {
   // With a weight [out, in] that another module has too, such as an Embedding.
   // Throws Error kInvalidArgument unless it is a leaf that requires a gradient.
   Linear(const Variable& weight, Generator& random, bool bias = true);
-  Variable Forward(const Variable& x) override;
 
   const Variable& weight() const { return weight_; }
 
  private:
+  Variable Compute(const Variable& x) override;
+
   Variable weight_;
   Variable bias_;
 };
@@ -52,9 +53,10 @@ class Conv2d final : public Layer {
   Conv2d(int64_t channels, int64_t filters, int64_t kernel, Generator& random,
          const Conv2dOptions& convolution = {},
          const LayerOptions& options = {});
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const Conv2dOptions convolution_;
   Variable weight_;
   Variable bias_;
@@ -100,40 +102,42 @@ class EmbeddingBag final : public Module {
 class MaxPool2d final : public Layer {
  public:
   explicit MaxPool2d(const Pool2dOptions& options = {}) : options_(options) {}
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const Pool2dOptions options_;
 };
 
 class AvgPool2d final : public Layer {
  public:
   explicit AvgPool2d(const Pool2dOptions& options = {}) : options_(options) {}
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const Pool2dOptions options_;
 };
 
 class Relu final : public Layer {
- public:
-  Variable Forward(const Variable& x) override;
+ private:
+  Variable Compute(const Variable& x) override;
 };
 
 class Sigmoid final : public Layer {
- public:
-  Variable Forward(const Variable& x) override;
+ private:
+  Variable Compute(const Variable& x) override;
 };
 
 class Tanh final : public Layer {
- public:
-  Variable Forward(const Variable& x) override;
+ private:
+  Variable Compute(const Variable& x) override;
 };
 
 // [n, ...] -> [n, the rest].
 class Flatten final : public Layer {
- public:
-  Variable Forward(const Variable& x) override;
+ private:
+  Variable Compute(const Variable& x) override;
 };
 
 // In training, zeroes each element with `probability` and scales the others so
@@ -143,9 +147,10 @@ class Dropout final : public Layer {
   // `random` is borrowed. Throws Error kInvalidArgument unless 0 <=
   // probability < 1.
   Dropout(double probability, Generator& random);
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const double probability_;
   Generator& random_;
 };
@@ -165,9 +170,9 @@ class Sequential final : public Layer {
   }
   void Append(std::unique_ptr<Layer> layer);
 
-  Variable Forward(const Variable& x) override;
-
  private:
+  Variable Compute(const Variable& x) override;
+
   std::vector<std::unique_ptr<Layer>> layers_;
 };
 

@@ -29,6 +29,69 @@ const void* IdentityOf(const NamedParameter& named) {
 
 }  // namespace
 
+HookId Module::AddHook(Hook hook) {
+  auto hooks = hooks_ == nullptr ? std::make_shared<Hooks>()
+                                 : std::make_shared<Hooks>(*hooks_);
+  hook.id = ++last_hook_;
+  hooks->push_back(std::move(hook));
+  hooks_ = std::move(hooks);
+  return last_hook_;
+}
+
+HookId Module::AddForwardPreHook(ForwardPreHook hook) {
+  if (hook == nullptr) ThrowInvalidArgument("AddForwardPreHook: no function");
+  return AddHook({0, std::move(hook), nullptr});
+}
+
+HookId Module::AddForwardHook(ForwardHook hook) {
+  if (hook == nullptr) ThrowInvalidArgument("AddForwardHook: no function");
+  return AddHook({0, nullptr, std::move(hook)});
+}
+
+bool Module::RemoveHook(HookId id) {
+  if (hooks_ == nullptr) return false;
+  auto left = std::make_shared<Hooks>();
+  for (const Hook& hook : *hooks_) {
+    if (hook.id != id) left->push_back(hook);
+  }
+  const bool is_known = left->size() < hooks_->size();
+  hooks_ = left->empty() ? nullptr : std::move(left);
+  return is_known;
+}
+
+std::vector<Variable> Module::Call(
+    absl::Span<const Variable> inputs,
+    absl::FunctionRef<std::vector<Variable>(absl::Span<const Variable>)>
+        compute) {
+  const std::shared_ptr<const Hooks> hooks = hooks_;
+  if (hooks == nullptr) return compute(inputs);
+  std::vector<Variable> used(inputs.begin(), inputs.end());
+  for (const Hook& hook : *hooks) {
+    if (hook.before != nullptr) hook.before(*this, absl::MakeSpan(used));
+  }
+  std::vector<Variable> outputs = compute(used);
+  for (const Hook& hook : *hooks) {
+    if (hook.after != nullptr) hook.after(*this, used, absl::MakeSpan(outputs));
+  }
+  return outputs;
+}
+
+Variable Module::Call(
+    absl::Span<const Variable> inputs,
+    absl::FunctionRef<Variable(absl::Span<const Variable> inputs)> compute) {
+  if (hooks_ == nullptr) return compute(inputs);
+  const auto as_list = [compute](absl::Span<const Variable> used) {
+    return std::vector<Variable>{compute(used)};
+  };
+  return Call(inputs, as_list)[0];
+}
+
+Variable Layer::Forward(const Variable& x) {
+  if (!has_hooks()) return Compute(x);
+  return Call({x},
+              [this](absl::Span<const Variable> in) { return Compute(in[0]); });
+}
+
 void Module::Visit(const std::string& prefix, Visitor visit) const {
   visit(prefix, *this);
   for (const auto& [name, child] : children_) {

@@ -9,13 +9,17 @@
 //       AddModule("output", output_);
 //     }
 //     Variable Forward(const Variable& x) {
-//       return output_.Forward(Relu(hidden_.Forward(x)));
+//       return Call({x}, [&](absl::Span<const Variable> in) {
+//         return output_.Forward(Relu(hidden_.Forward(in[0])));
+//       });
 //     }
 //    private:
 //     nn::Linear hidden_, output_;
 //   };
 //
 // Names join with dots ("hidden.weight") and are PyTorch's for the same model.
+// Call runs the hooks of the module (AddForwardHook) around what it computes; a
+// module that computes without it has no use of hooks.
 //
 // Two modules may have one parameter (a language model whose output layer is
 // its embedding): the leaf is the same, under a name in each. Parameters() has
@@ -24,6 +28,9 @@
 #ifndef WEFT_NN_MODULE_H_
 #define WEFT_NN_MODULE_H_
 
+#include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +39,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "absl/types/span.h"
 #include "weft/autograd/variable.h"
 #include "weft/tensor/tensor.h"
 
@@ -47,6 +55,21 @@ struct NamedBuffer {
   Tensor tensor;
   bool is_saved = true;
 };
+
+class Module;
+
+// Runs before a forward pass of `module`, and may put other variables in the
+// place of its inputs. Inputs that are tensors, such as indices, are variables
+// without a gradient.
+using ForwardPreHook =
+    std::function<void(Module& module, absl::Span<Variable> inputs)>;
+// Runs after it, with the inputs that it had, and may put other variables in
+// the place of its outputs, or add hooks of gradients to them
+// (Variable::AddHook).
+using ForwardHook =
+    std::function<void(Module& module, absl::Span<const Variable> inputs,
+                       absl::Span<Variable> outputs)>;
+using HookId = uint64_t;  // of one module
 
 // All parameters and all buffers that are saved, by name. The tensors share the
 // module's storage.
@@ -84,6 +107,15 @@ class Module {
 
   void ClearGradients() const;
 
+  // Hooks around each forward pass, in the order in which they were added; they
+  // run again where it is computed again (Checkpoint). What a hook throws ends
+  // the forward pass. A hook may add and remove hooks: that counts from the
+  // next pass on.
+  HookId AddForwardPreHook(ForwardPreHook hook);
+  HookId AddForwardHook(ForwardHook hook);
+  // False if there is none.
+  bool RemoveHook(HookId id);
+
   // Freezes all parameters, of children too: they are used, saved and loaded,
   // but have no gradient, and an optimizer that has them leaves them as they
   // are. A change clears the gradient. A parameter of a DistributedDataParallel
@@ -96,6 +128,16 @@ class Module {
   void Unfreeze() const { SetRequiresGrad(true); }
 
  protected:
+  bool has_hooks() const { return hooks_ != nullptr; }
+  // The forward pass: `compute` of `inputs`, between the hooks.
+  Variable Call(
+      absl::Span<const Variable> inputs,
+      absl::FunctionRef<Variable(absl::Span<const Variable> inputs)> compute);
+  std::vector<Variable> Call(
+      absl::Span<const Variable> inputs,
+      absl::FunctionRef<std::vector<Variable>(absl::Span<const Variable>)>
+          compute);
+
   // A name must be new here and hold no dot; else Error kInvalidArgument.
 
   // Returns the leaf made from `value`; keep it to use it.
@@ -121,6 +163,18 @@ class Module {
   std::vector<std::string> TiedFaults(const nn::StateDict& state) const;
   void CheckName(absl::string_view name) const;
 
+  struct Hook {
+    HookId id;
+    ForwardPreHook before;  // null: `after` is one
+    ForwardHook after;
+  };
+  using Hooks = std::vector<Hook>;
+
+  HookId AddHook(Hook hook);
+
+  // Null: none. Replaced as a whole, since a pass may be under way.
+  std::shared_ptr<const Hooks> hooks_;
+  HookId last_hook_ = 0;
   std::vector<NamedParameter> parameters_;
   std::vector<NamedBuffer> buffers_;
   std::vector<std::pair<std::string, Module*>> children_;
@@ -130,7 +184,11 @@ class Module {
 // A module that makes one variable from one: what Sequential is made of.
 class Layer : public Module {
  public:
-  virtual Variable Forward(const Variable& x) = 0;
+  // Compute, between the hooks.
+  Variable Forward(const Variable& x);
+
+ private:
+  virtual Variable Compute(const Variable& x) = 0;
 };
 
 }  // namespace weft::nn

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "weft/autograd/checkpoint.h"
 #include "weft/autograd/ops.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/base/error.h"
@@ -502,6 +503,101 @@ TEST(Module, BufferThatIsNotSavedIsInNoStateDict) {
 
 // ---- layers
 
+TEST(Module, HooksRunAroundTheForwardPassUntilTheyAreRemoved) {
+  Generator random(1);
+  Sequential net;
+  Relu& relu = net.Add<Relu>();
+  std::vector<std::string> log;
+  const auto before = [&](const std::string& name) {
+    return [&log, name](Module&, absl::Span<Variable>) {
+      log.push_back("before " + name);
+    };
+  };
+  const auto after = [&](const std::string& name) {
+    return
+        [&log, name](Module&, absl::Span<const Variable>,
+                     absl::Span<Variable>) { log.push_back("after " + name); };
+  };
+  const HookId first = net.AddForwardPreHook(before("net"));
+  const HookId last = net.AddForwardHook(after("net"));
+  relu.AddForwardHook(after("relu"));
+  relu.AddForwardPreHook(before("relu"));
+  relu.AddForwardPreHook(before("relu, 2"));
+  EXPECT_NE(first, last);
+  const Variable x(Tensor::FromVector<float>({-1, 2}), true);
+  (void)net.Forward(x);
+  EXPECT_THAT(log, ElementsAre("before net", "before relu", "before relu, 2",
+                               "after relu", "after net"));
+  EXPECT_TRUE(net.RemoveHook(first));
+  EXPECT_FALSE(net.RemoveHook(first));
+  EXPECT_TRUE(net.RemoveHook(last));
+  EXPECT_FALSE(net.RemoveHook(17));
+  log.clear();
+  // They run again where the pass is computed again.
+  Sum(Checkpoint(
+          [&](absl::Span<const Variable> in) { return net.Forward(in[0]); },
+          {x}))
+      .Backward();
+  EXPECT_THAT(log, ElementsAre("before relu", "before relu, 2", "after relu",
+                               "before relu", "before relu, 2", "after relu"));
+}
+
+TEST(Module, HooksMayReplaceInputsAndOutputsAndSeeGradients) {
+  Generator random(1);
+  Linear layer(2, 1, random);
+  Embedding table(3, 2, random);
+  layer.AddForwardPreHook([](Module&, absl::Span<Variable> inputs) {
+    ASSERT_EQ(inputs.size(), 1);
+    inputs[0] = inputs[0] * 2;
+  });
+  std::vector<float> gradient;
+  layer.AddForwardHook([&](Module& module, absl::Span<const Variable> inputs,
+                           absl::Span<Variable> outputs) {
+    EXPECT_EQ(&module, &layer);
+    EXPECT_EQ(inputs[0].value().ToVector<float>(), (std::vector<float>{2, 4}));
+    outputs[0] = outputs[0] * 3;
+    outputs[0].AddHook([&](Gradient g) {
+      gradient = g.ToDense().ToVector<float>();
+      return g;
+    });
+  });
+  table.AddForwardPreHook([](Module&, absl::Span<Variable> inputs) {
+    inputs[0] = Variable(Tensor::FromVector<int64_t>({2}));
+  });
+  const Variable x(Tensor::FromVector<float>({1, 2}, {1, 2}));
+  const Variable y = layer.Forward(x);
+  const StateDict state = layer.StateDict();
+  const std::vector<float> w = state.at("weight").ToVector<float>();
+  const float b = state.at("bias").item<float>();
+  EXPECT_FLOAT_EQ(y.value().item<float>(), 3 * (2 * w[0] + 4 * w[1] + b));
+  y.Backward(Tensor::Full({1, 1}, 5));
+  EXPECT_THAT(gradient, ElementsAre(5));
+  EXPECT_EQ(
+      table.Forward(Tensor::Zeros({1}, DType::kI64)).value().ToVector<float>(),
+      table.weight().value()(2).ToVector<float>());
+}
+
+TEST(Module, HookThatThrowsEndsThePassAndHooksMayChangeWithinOne) {
+  Relu layer;
+  int runs = 0;
+  HookId id = 0;
+  id = layer.AddForwardPreHook([&](Module& module, absl::Span<Variable>) {
+    ++runs;
+    EXPECT_TRUE(module.RemoveHook(id));
+    module.AddForwardHook(
+        [](Module&, absl::Span<const Variable>, absl::Span<Variable>) {
+          ThrowInvalidArgument("enough");
+        });
+  });
+  const Variable x(Tensor::Ones({1}));
+  (void)layer.Forward(x);
+  EXPECT_THAT(CatchToStatus([&] { (void)layer.Forward(x); }),
+              StatusIs(absl::StatusCode::kInvalidArgument, "enough"));
+  EXPECT_EQ(runs, 1);
+  EXPECT_THROW(layer.AddForwardHook(nullptr), Error);
+  EXPECT_THROW(layer.AddForwardPreHook(nullptr), Error);
+}
+
 TEST(Sequential, RunsItsLayersInOrderUnderTheirNumbers) {
   Generator random(kSeed);
   Sequential net;
@@ -595,6 +691,32 @@ TEST(BatchNorm, WithoutRunningStatisticsUsesEachBatch) {
   const std::vector<float> y = norm.Forward(x).value().ToVector<float>();
   EXPECT_NEAR(y[0], -1, 1e-5);
   EXPECT_NEAR(y[1], 1, 1e-5);
+}
+
+TEST(BatchNorm, StatisticsOfACheckpointedLayerMoveOnce) {
+  const auto train = [](bool is_checkpointed) {
+    BatchNorm norm(2);
+    for (int step = 0; step < 3; ++step) {
+      const Variable x(Tensor::FromVector<float>(
+                           {1.0f * step, 2, 3, 5.0f * step, 7, 11}, {3, 2}),
+                       /*requires_grad=*/true);
+      const auto layer = [&](absl::Span<const Variable> in) {
+        return weft::Tanh(norm.Forward(in[0]));
+      };
+      Sum(is_checkpointed ? Checkpoint(layer, {x}) : layer({x})).Backward();
+    }
+    std::vector<double> all;
+    for (const auto& [name, tensor] : norm.StateDict()) {
+      for (const double v : tensor.To(DType::kF64).ToVector<double>()) {
+        all.push_back(v);
+      }
+    }
+    for (const Variable& parameter : norm.Parameters()) {
+      for (const float v : parameter.grad().ToVector<float>()) all.push_back(v);
+    }
+    return all;
+  };
+  EXPECT_EQ(train(true), train(false));
 }
 
 TEST(NormLayers, RefuseSizesThatAreNotPositive) {

@@ -1,5 +1,6 @@
 #include "weft/nn/norm.h"
 
+#include "weft/autograd/checkpoint.h"
 #include "weft/autograd/ops/norm.h"
 #include "weft/base/error.h"
 #include "weft/tensor/ops/elementwise.h"
@@ -29,7 +30,7 @@ LayerNorm::LayerNorm(const Shape& normalized, const NormOptions& options)
   bias_ = AddParameter("bias", Tensor::Zeros(normalized, options.dtype));
 }
 
-Variable LayerNorm::Forward(const Variable& x) {
+Variable LayerNorm::Compute(const Variable& x) {
   return weft::LayerNorm(x, normalized_, weight_, bias_, epsilon_);
 }
 
@@ -40,7 +41,7 @@ RmsNorm::RmsNorm(const Shape& normalized, const NormOptions& options)
   weight_ = AddParameter("weight", Tensor::Ones(normalized, options.dtype));
 }
 
-Variable RmsNorm::Forward(const Variable& x) {
+Variable RmsNorm::Compute(const Variable& x) {
   return weft::RmsNorm(x, normalized_, weight_, epsilon_);
 }
 
@@ -60,11 +61,14 @@ BatchNorm::BatchNorm(int64_t channels, const BatchNormLayerOptions& options)
   }
 }
 
-Variable BatchNorm::Forward(const Variable& x) {
+Variable BatchNorm::Compute(const Variable& x) {
   weft::BatchNormOptions options;
   options.is_training = is_training();
   options.momentum = options_.momentum;
   options.epsilon = options_.norm.epsilon;
+  if (is_training() && IsRecomputing()) {  // the statistics have moved
+    return weft::BatchNorm(x, weight_, bias_, Tensor(), Tensor(), options);
+  }
   const Variable y = weft::BatchNorm(x, weight_, bias_, running_mean_,
                                      running_variance_, options);
   // Counted after what may throw.

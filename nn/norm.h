@@ -27,9 +27,10 @@ struct NormOptions {
 class LayerNorm final : public Layer {
  public:
   explicit LayerNorm(const Shape& normalized, const NormOptions& options = {});
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const Shape normalized_;
   const double epsilon_;
   Variable weight_;
@@ -41,9 +42,10 @@ class LayerNorm final : public Layer {
 class RmsNorm final : public Layer {
  public:
   explicit RmsNorm(const Shape& normalized, const NormOptions& options = {});
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const Shape normalized_;
   const double epsilon_;
   Variable weight_;
@@ -66,9 +68,10 @@ class BatchNorm final : public Layer {
  public:
   explicit BatchNorm(int64_t channels,
                      const BatchNormLayerOptions& options = {});
-  Variable Forward(const Variable& x) override;
 
  private:
+  Variable Compute(const Variable& x) override;
+
   const BatchNormLayerOptions options_;
   Variable weight_;
   Variable bias_;

@@ -27,6 +27,9 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
 }
 
 uint32_t Generator::NextU32() {
+  if (GeneratorObserver::current_ != nullptr) {
+    GeneratorObserver::current_->OnDraw(*this);
+  }
   const uint64_t index = position_ / 4;
   if (index != block_index_) {
     block_ = Philox4x32(

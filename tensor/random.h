@@ -14,6 +14,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "weft/tensor/tensor.h"
 
@@ -23,12 +24,40 @@ namespace weft {
 std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
                                    std::array<uint32_t, 2> key);
 
+class Generator;
+
+// Sees which generators are used on a thread, to repeat what they gave.
+class GeneratorObserver {
+ public:
+  virtual ~GeneratorObserver() = default;
+  // Before a number is drawn from `generator`.
+  virtual void OnDraw(Generator& generator) = 0;
+  // `generator` ends.
+  virtual void OnEnd(const Generator& generator) = 0;
+
+  // Of this thread; null: none. Borrowed. Returns the one before.
+  static GeneratorObserver* Set(GeneratorObserver* observer) {
+    return std::exchange(current_, observer);
+  }
+
+ private:
+  friend class Generator;
+  static inline thread_local GeneratorObserver* current_ = nullptr;
+};
+
 // Thread-safety: one thread at a time. Copy to repeat, Fork to share out.
 class Generator {
  public:
   // Streams of one seed are independent.
   explicit Generator(uint64_t seed, uint64_t stream = 0)
       : seed_(seed), stream_(stream) {}
+  Generator(const Generator&) = default;
+  Generator& operator=(const Generator&) = default;
+  ~Generator() {
+    if (GeneratorObserver::current_ != nullptr) {
+      GeneratorObserver::current_->OnEnd(*this);
+    }
+  }
 
   uint32_t NextU32();
   uint64_t NextU64();

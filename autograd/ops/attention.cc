@@ -118,19 +118,20 @@ Variable ScaledDotProductAttention(const Variable& query, const Variable& key,
       ScoresOf(options, q.dim() > 0 ? q.size(-1) : 1);
   const Tensor result = Tensor::Empty(ResultShape(q, v), q.dtype());
   const Tensor weights = AttentionInto(result, q, k, v, scores);
-  return Record(kAttention, result, {&query, &key, &value},
-                [q = SavedTensor(q), k = SavedTensor(k), v = SavedTensor(v),
-                 weights = SavedTensor(weights), scores](BackwardCall& call) {
-                  AttentionGradients out;
-                  if (call.needs(0)) out.q = Tensor::EmptyLike(q.Get());
-                  if (call.needs(1)) out.k = Tensor::EmptyLike(k.Get());
-                  if (call.needs(2)) out.v = Tensor::EmptyLike(v.Get());
-                  AttentionBackwardInto(out, call.output(), q.Get(), k.Get(),
-                                        v.Get(), weights.Get(), scores);
-                  call.inputs[0] = std::move(out.q);
-                  call.inputs[1] = std::move(out.k);
-                  call.inputs[2] = std::move(out.v);
-                });
+  return Record(
+      kAttention, result, {&query, &key, &value},
+      [q = SavedTensor(query), k = SavedTensor(key), v = SavedTensor(value),
+       weights = SavedTensor(weights), scores](BackwardCall& call) {
+        AttentionGradients out;
+        if (call.needs(0)) out.q = Tensor::EmptyLike(q.Get());
+        if (call.needs(1)) out.k = Tensor::EmptyLike(k.Get());
+        if (call.needs(2)) out.v = Tensor::EmptyLike(v.Get());
+        AttentionBackwardInto(out, call.output(), q.Get(), k.Get(), v.Get(),
+                              weights.Get(), scores);
+        call.inputs[0] = std::move(out.q);
+        call.inputs[1] = std::move(out.k);
+        call.inputs[2] = std::move(out.v);
+      });
 }
 
 Variable SelfAttention(const Variable& projected, int64_t heads,
@@ -173,8 +174,8 @@ Variable Einsum(absl::string_view equation, const Variable& a,
                 const Variable& b) {
   return Record(
       kEinsum, Einsum(equation, a.value(), b.value()), {&a, &b},
-      [equation = std::string(equation), a = SavedTensor(a.value()),
-       b = SavedTensor(b.value())](BackwardCall& call) {
+      [equation = std::string(equation), a = SavedTensor(a),
+       b = SavedTensor(b)](BackwardCall& call) {
         const Tensor grad = call.output();
         const Tensor &x = a.Get(), &y = b.Get();
         if (call.needs(0)) {

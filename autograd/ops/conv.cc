@@ -67,7 +67,7 @@ Variable Conv2d(const Variable& x, const Variable& weight, const Variable& bias,
   return Record(
       kConv2d, Conv2d(x.value(), weight.value(), bias.value(), options),
       {&x, &weight, &bias},
-      [x = SavedTensor(x.value()), weight = SavedTensor(weight.value()),
+      [x = SavedTensor(x), weight = SavedTensor(weight),
        options](BackwardCall& call) {
         PutGradients(call, call.output(), x.Get(), weight.Get(), options);
       });

@@ -30,7 +30,7 @@ std::vector<OpCase> BinaryCases(Variable (*function)(const Variable&,
 // The gradients of an operation on two operands that broadcast: `da` and `db`
 // make them in the result's shape, from (call, a, b).
 template <typename Da, typename Db>
-auto BroadcastBackward(const Tensor& a, const Tensor& b, Da da, Db db) {
+auto BroadcastBackward(const Variable& a, const Variable& b, Da da, Db db) {
   return [a = SavedTensor(a), b = SavedTensor(b), da, db](BackwardCall& call) {
     const Tensor grad = call.output();
     const Tensor &x = a.Get(), &y = b.Get();
@@ -111,7 +111,7 @@ template <typename Backward>
 Variable RecordUnary(const Op& op, Tensor y, const Variable& x,
                      Backward backward) {
   return Record(op, std::move(y), {&x},
-                [x = SavedTensor(x.value()), backward](BackwardCall& call) {
+                [x = SavedTensor(x), backward](BackwardCall& call) {
                   call.inputs[0] = backward(call.output(), x.Get());
                 });
 }
@@ -146,7 +146,7 @@ Variable Sub(const Variable& a, const Variable& b) {
 Variable Mul(const Variable& a, const Variable& b) {
   return Record(kMul, Mul(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
-                    a.value(), b.value(),
+                    a, b,
                     [](const Tensor& grad, const Tensor&, const Tensor& y) {
                       return Mul(grad, y);
                     },
@@ -158,7 +158,7 @@ Variable Mul(const Variable& a, const Variable& b) {
 Variable Div(const Variable& a, const Variable& b) {
   return Record(kDiv, Div(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
-                    a.value(), b.value(),
+                    a, b,
                     [](const Tensor& grad, const Tensor&, const Tensor& y) {
                       return Div(grad, y);
                     },
@@ -197,7 +197,7 @@ Variable Neg(const Variable& x) {
 Variable Maximum(const Variable& a, const Variable& b) {
   return Record(kMaximum, Maximum(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
-                    a.value(), b.value(), ShareOfLarger,
+                    a, b, ShareOfLarger,
                     [](const Tensor& grad, const Tensor& x, const Tensor& y) {
                       return ShareOfLarger(grad, y, x);
                     }));
@@ -206,7 +206,7 @@ Variable Maximum(const Variable& a, const Variable& b) {
 Variable Minimum(const Variable& a, const Variable& b) {
   return Record(kMinimum, Minimum(a.value(), b.value()), {&a, &b},
                 BroadcastBackward(
-                    a.value(), b.value(),
+                    a, b,
                     [](const Tensor& grad, const Tensor& x, const Tensor& y) {
                       return ShareOfLarger(grad, Neg(x), Neg(y));
                     },
@@ -240,7 +240,7 @@ Variable Exp(const Variable& x) {
 
 Variable Log(const Variable& x) {
   return Record(kLog, Log(x.value()), {&x},
-                [x = SavedTensor(x.value())](BackwardCall& call) {
+                [x = SavedTensor(x)](BackwardCall& call) {
                   call.inputs[0] = Div(call.output(), x.Get());
                 });
 }

@@ -113,20 +113,19 @@ Variable CrossEntropy(const Variable& logits, const Tensor& targets,
 
 Variable BceWithLogits(const Variable& logits, const Tensor& targets,
                        Reduction reduction) {
-  return Record(
-      kBceWithLogits, BceWithLogits(logits.value(), targets, reduction),
-      {&logits},
-      [logits = SavedTensor(logits.value()), targets = SavedTensor(targets),
-       reduction](BackwardCall& call) {
-        call.inputs[0] = BceWithLogitsBackward(call.output(), logits.Get(),
-                                               targets.Get(), reduction);
-      });
+  return Record(kBceWithLogits,
+                BceWithLogits(logits.value(), targets, reduction), {&logits},
+                [logits = SavedTensor(logits), targets = SavedTensor(targets),
+                 reduction](BackwardCall& call) {
+                  call.inputs[0] = BceWithLogitsBackward(
+                      call.output(), logits.Get(), targets.Get(), reduction);
+                });
 }
 
 Variable MseLoss(const Variable& x, const Tensor& targets,
                  Reduction reduction) {
   return Record(kMseLoss, MseLoss(x.value(), targets, reduction), {&x},
-                [x = SavedTensor(x.value()), targets = SavedTensor(targets),
+                [x = SavedTensor(x), targets = SavedTensor(targets),
                  reduction](BackwardCall& call) {
                   call.inputs[0] = MseLossBackward(call.output(), x.Get(),
                                                    targets.Get(), reduction);
@@ -137,8 +136,8 @@ Variable HuberLoss(const Variable& x, const Tensor& targets, double delta,
                    Reduction reduction) {
   return Record(kHuberLoss, HuberLoss(x.value(), targets, delta, reduction),
                 {&x},
-                [x = SavedTensor(x.value()), targets = SavedTensor(targets),
-                 delta, reduction](BackwardCall& call) {
+                [x = SavedTensor(x), targets = SavedTensor(targets), delta,
+                 reduction](BackwardCall& call) {
                   call.inputs[0] = HuberLossBackward(
                       call.output(), x.Get(), targets.Get(), delta, reduction);
                 });

@@ -55,8 +55,7 @@ Tensor Transposed(const Tensor& x) { return x.Transpose(-2, -1); }
 Variable MatMul(const Variable& a, const Variable& b) {
   return Record(
       kMatMul, MatMul(a.value(), b.value()), {&a, &b},
-      [a = SavedTensor(a.value()),
-       b = SavedTensor(b.value())](BackwardCall& call) {
+      [a = SavedTensor(a), b = SavedTensor(b)](BackwardCall& call) {
         const Tensor grad = call.output();
         const Tensor &x = a.Get(), &y = b.Get();
         if (call.needs(0)) {
@@ -70,24 +69,24 @@ Variable MatMul(const Variable& a, const Variable& b) {
 
 Variable Linear(const Variable& x, const Variable& weight,
                 const Variable& bias) {
-  return Record(kLinear, Linear(x.value(), weight.value(), bias.value()),
-                {&x, &weight, &bias},
-                [x = SavedTensor(x.value()),
-                 weight = SavedTensor(weight.value())](BackwardCall& call) {
-                  const Tensor grad = call.output();
-                  const Tensor &in = x.Get(), &w = weight.Get();
-                  // Not -1: there may be 0 inputs or outputs.
-                  const int64_t n = NumRows(in);
-                  const Tensor rows = grad.Reshape({n, w.size(0)});
-                  if (call.needs(0)) {
-                    call.inputs[0] = MatMul(rows, w).Reshape(in.shape());
-                  }
-                  if (call.needs(1)) {
-                    call.inputs[1] = Product(call, 1, Transposed(rows),
-                                             in.Reshape({n, w.size(1)}));
-                  }
-                  if (call.needs(2)) call.Put(2, Sum(rows, {0}));
-                });
+  return Record(
+      kLinear, Linear(x.value(), weight.value(), bias.value()),
+      {&x, &weight, &bias},
+      [x = SavedTensor(x), weight = SavedTensor(weight)](BackwardCall& call) {
+        const Tensor grad = call.output();
+        const Tensor &in = x.Get(), &w = weight.Get();
+        // Not -1: there may be 0 inputs or outputs.
+        const int64_t n = NumRows(in);
+        const Tensor rows = grad.Reshape({n, w.size(0)});
+        if (call.needs(0)) {
+          call.inputs[0] = MatMul(rows, w).Reshape(in.shape());
+        }
+        if (call.needs(1)) {
+          call.inputs[1] =
+              Product(call, 1, Transposed(rows), in.Reshape({n, w.size(1)}));
+        }
+        if (call.needs(2)) call.Put(2, Sum(rows, {0}));
+      });
 }
 
 }  // namespace weft

@@ -77,18 +77,17 @@ Variable RecordRows(const Op& op, RowNormResult forward, const Variable& x,
   Tensor y = forward.y;
   // Their gradient needs the moments, not the result.
   forward.y = Tensor();
-  return Record(
-      op, std::move(y), {&x, &weight, &bias},
-      [x = SavedTensor(x.value()), weight = SavedTensor(weight.value()),
-       has_bias = bias.defined(), forward = std::move(forward),
-       normalized](BackwardCall& call) {
-        NormGradients grads =
-            RowNormBackward(call.output(), x.Get(), forward, normalized,
-                            weight.Get(), has_bias && call.needs(2));
-        if (call.needs(0)) call.inputs[0] = std::move(grads.x);
-        if (call.needs(1)) call.Put(1, grads.weight);
-        if (call.needs(2)) call.Put(2, grads.bias);
-      });
+  return Record(op, std::move(y), {&x, &weight, &bias},
+                [x = SavedTensor(x), weight = SavedTensor(weight),
+                 has_bias = bias.defined(), forward = std::move(forward),
+                 normalized](BackwardCall& call) {
+                  NormGradients grads = RowNormBackward(
+                      call.output(), x.Get(), forward, normalized, weight.Get(),
+                      has_bias && call.needs(2));
+                  if (call.needs(0)) call.inputs[0] = std::move(grads.x);
+                  if (call.needs(1)) call.Put(1, grads.weight);
+                  if (call.needs(2)) call.Put(2, grads.bias);
+                });
 }
 
 // running += momentum * (now - running).
@@ -148,18 +147,17 @@ Variable BatchNorm(const Variable& x, const Variable& weight,
                 options.momentum);
   }
   Tensor y = std::move(forward.y);
-  return Record(
-      kBatchNorm, std::move(y), {&x, &weight, &bias},
-      [x = SavedTensor(x.value()), weight = SavedTensor(weight.value()),
-       forward = std::move(forward), has_bias = bias.defined(),
-       of_batch](BackwardCall& call) {
-        NormGradients grads =
-            BatchNormBackward(call.output(), x.Get(), forward, weight.Get(),
-                              has_bias && call.needs(2), of_batch);
-        if (call.needs(0)) call.inputs[0] = std::move(grads.x);
-        if (call.needs(1)) call.Put(1, grads.weight);
-        if (call.needs(2)) call.Put(2, grads.bias);
-      });
+  return Record(kBatchNorm, std::move(y), {&x, &weight, &bias},
+                [x = SavedTensor(x), weight = SavedTensor(weight),
+                 forward = std::move(forward), has_bias = bias.defined(),
+                 of_batch](BackwardCall& call) {
+                  NormGradients grads = BatchNormBackward(
+                      call.output(), x.Get(), forward, weight.Get(),
+                      has_bias && call.needs(2), of_batch);
+                  if (call.needs(0)) call.inputs[0] = std::move(grads.x);
+                  if (call.needs(1)) call.Put(1, grads.weight);
+                  if (call.needs(2)) call.Put(2, grads.bias);
+                });
 }
 
 }  // namespace weft

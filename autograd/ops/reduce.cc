@@ -81,7 +81,7 @@ Variable RecordExtremum(const Op& op, const Tensor& kept, const Variable& x,
     y = kept.View(shape);
   }
   return Record(op, std::move(y), {&x},
-                [x = SavedTensor(x.value()), kept = SavedTensor(kept),
+                [x = SavedTensor(x), kept = SavedTensor(kept),
                  dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
                   const Tensor grad = call.output().Reshape(kept.Get().shape());
                   call.inputs[0] =
@@ -137,7 +137,7 @@ Variable Var(const Variable& x, absl::Span<const int64_t> dims,
              int64_t correction, bool keep_dims) {
   Tensor variance = Var(x.value(), dims, correction, keep_dims);
   return Record(kVar, std::move(variance), {&x},
-                [x = SavedTensor(x.value()), correction,
+                [x = SavedTensor(x), correction,
                  dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
                   call.inputs[0] =
                       VarBackward(call.output(), x.Get(), dims, correction);
@@ -148,7 +148,7 @@ Variable Std(const Variable& x, absl::Span<const int64_t> dims,
              int64_t correction, bool keep_dims) {
   const Tensor y = Std(x.value(), dims, correction, keep_dims);
   return Record(kStd, y, {&x},
-                [x = SavedTensor(x.value()), y = SavedTensor(y), correction,
+                [x = SavedTensor(x), y = SavedTensor(y), correction,
                  dims = Shape(dims.begin(), dims.end())](BackwardCall& call) {
                   const Tensor& deviation = y.Get();
                   const Tensor slope = Div(call.output(), Mul(deviation, 2));
