@@ -509,8 +509,14 @@ void Coordinator::State::LookLater() {
 void Coordinator::State::LookAtProcesses() {
   is_looking_ = false;
   std::vector<v1::ReportExitRequest> ended;
+  std::vector<Core::Ran> ran;
   for (auto& [who, watched] : watched_) {
-    if (!watched.process.HasEnded()) continue;
+    if (!watched.process.HasEnded()) {
+      if (core_->is_suspect(who.first) && watched.process.HasRun()) {
+        ran.push_back(Core::Ran{who.first, who.second});
+      }
+      continue;
+    }
     if (!std::exchange(watched.has_ended, true)) continue;
     v1::ReportExitRequest& exit = ended.emplace_back();
     exit.set_job(core_->job());
@@ -518,6 +524,7 @@ void Coordinator::State::LookAtProcesses() {
     exit.set_incarnation(who.second);
     exit.set_reason("its process has ended");
   }
+  for (Core::Ran& event : ran) Run(std::move(event));
   for (v1::ReportExitRequest& exit : ended) {
     Run(Core::Call{kNobody, std::move(exit)});
   }

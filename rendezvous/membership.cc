@@ -395,7 +395,12 @@ void Membership::State::LookAtHost() {
     if (is_stopped_ || has_ended_) return;
   }
   if (!host_.process.has_value()) return;
-  if (!host_.process->HasEnded()) return LookAtHostLater();
+  if (!host_.process->HasEnded()) {
+    if (core_.hears_nothing() && host_.process->HasRun()) {
+      Run(MemberCore::HostRan{});
+    }
+    return LookAtHostLater();
+  }
   host_.process.reset();
   {
     MutexLock lock(mu_);
@@ -858,6 +863,8 @@ absl::StatusOr<std::map<std::string, std::string>> Membership::State::AllGather(
     }
     return gathered;
   }
+  // The coordinator may know before this worker that it is gone.
+  if (absl::IsFailedPrecondition(reply.status())) (void)Refresh(kSilentAfter);
   WEFT_RETURN_IF_ERROR(status());
   if (absl::IsAborted(reply.status())) {
     return absl::UnavailableError(reply.status().message());

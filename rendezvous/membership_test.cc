@@ -296,6 +296,7 @@ class JoinedMember {
   // The last that it has sent.
   const v1::WatchRequest& watching() const { return watching_; }
   const v1::HeartbeatRequest& beating() const { return beating_; }
+  void SeeHostRun() { Take(core_.OnEvent(now_, MemberCore::HostRan{})); }
   void SeeHostEnd() { Take(core_.OnEvent(now_, MemberCore::HostEnded{"ps0"})); }
   void WantToLeave() { Take(core_.OnEvent(now_, MemberCore::WantToLeave{})); }
   // The held Watch is answered by the view in which this worker has left.
@@ -382,6 +383,35 @@ TEST(MemberCore, CoordinatorThatDoesNotAnswerIsSilentAsLongAsOneThatRefuses) {
     EXPECT_THAT(other.end(), StatusIs(absl::StatusCode::kUnavailable,
                                       "the coordinator has been silent for "));
   }
+}
+
+// Without a log; with one it is waited for as long anyway.
+TEST(MemberCore, CoordinatorWhoseProcessRunsIsWaitedForAMinute) {
+  const absl::Status late = absl::DeadlineExceededError("late");
+  JoinedMember member(/*is_durable=*/false);
+  for (int i = 0; i < 11; ++i) {
+    member.SeeHostRun();
+    member.FailFor(absl::Seconds(5), late);
+  }
+  EXPECT_EQ(member.state(), MemberCore::State::kIn);
+  for (int i = 0; i < 2; ++i) {
+    member.SeeHostRun();
+    member.FailFor(absl::Seconds(5), late);
+  }
+  EXPECT_THAT(member.end(), StatusIs(absl::StatusCode::kUnavailable,
+                                     "the coordinator has been silent for 1m"));
+}
+
+TEST(MemberCore, CoordinatorWhoseProcessRunsNoMoreIsGivenUpTenSecondsLater) {
+  const absl::Status late = absl::DeadlineExceededError("late");
+  JoinedMember member(/*is_durable=*/false);
+  member.FailFor(absl::Seconds(8), late);
+  member.SeeHostRun();
+  member.FailFor(absl::Seconds(9), late);
+  EXPECT_EQ(member.state(), MemberCore::State::kIn);
+  member.FailFor(absl::Seconds(2), late);
+  EXPECT_THAT(member.end(), StatusIs(absl::StatusCode::kUnavailable,
+                                     "the coordinator has been silent for 1"));
 }
 
 TEST(MemberCore, EndOfTheCoordinatorsProcessIsTheEndUnlessThereIsALog) {

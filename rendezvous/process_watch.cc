@@ -11,6 +11,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -24,20 +25,32 @@ std::optional<std::string> Link(const char* path) {
   return std::string(target, size);
 }
 
-// Field 22 of its stat file (proc(5)), counted from behind the name, which may
-// hold anything.
-std::optional<uint64_t> StartOf(uint32_t pid) {
+struct Stat {
+  uint64_t run_ticks = 0;  // in user and kernel mode, all threads
+  uint64_t started = 0;
+};
+
+// Fields 14, 15 and 22 of its stat file (proc(5)), counted from behind the
+// name, which may hold anything.
+std::optional<Stat> StatOf(uint32_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string line;
   std::getline(file, line);
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
   std::istringstream fields(line.substr(name_end + 1));
-  std::string skipped;
-  for (int field = 3; field < 22; ++field) fields >> skipped;
-  uint64_t started;
-  if (!(fields >> started)) return std::nullopt;
-  return started;
+  const auto skip = [&](int count) {
+    std::string skipped;
+    for (int i = 0; i < count; ++i) fields >> skipped;
+  };
+  Stat stat;
+  uint64_t user = 0, kernel = 0;
+  skip(14 - 3);
+  fields >> user >> kernel;
+  skip(22 - 16);
+  if (!(fields >> stat.started)) return std::nullopt;
+  stat.run_ticks = user + kernel;
+  return stat;
 }
 
 }  // namespace
@@ -47,14 +60,14 @@ std::optional<v1::Process> ThisProcess() {
   self.set_pid(static_cast<uint32_t>(getpid()));
   // Otherwise /proc is of another namespace, and tells of others.
   if (Link("/proc/self") != absl::StrCat(self.pid())) return std::nullopt;
-  const auto started = StartOf(self.pid());
+  const auto stat = StatOf(self.pid());
   const auto space = Link("/proc/self/ns/pid");
   std::ifstream boot_file("/proc/sys/kernel/random/boot_id");
   std::string boot;
-  if (!(boot_file >> boot) || !started.has_value() || !space.has_value()) {
+  if (!(boot_file >> boot) || !stat.has_value() || !space.has_value()) {
     return std::nullopt;
   }
-  self.set_started(*started);
+  self.set_started(stat->started);
   self.set_group(static_cast<uint32_t>(getpgrp()));
   self.set_space(absl::StrCat(boot, " ", *space));
   return self;
@@ -71,13 +84,22 @@ std::optional<ProcessWatch> ProcessWatch::Of(const v1::Process& process) {
   net::Descriptor pidfd(static_cast<int>(
       syscall(SYS_pidfd_open, static_cast<pid_t>(process.pid()), 0)));
   if (pidfd.get() < 0) {
-    if (errno == ESRCH) return ProcessWatch(net::Descriptor());
+    if (errno == ESRCH) return ProcessWatch(net::Descriptor(), 0, 0);
     return std::nullopt;
   }
-  const auto started = StartOf(process.pid());
-  if (!started.has_value()) return std::nullopt;
-  if (*started != process.started()) return ProcessWatch(net::Descriptor());
-  return ProcessWatch(std::move(pidfd));
+  const auto stat = StatOf(process.pid());
+  if (!stat.has_value()) return std::nullopt;
+  if (stat->started != process.started()) {
+    return ProcessWatch(net::Descriptor(), 0, 0);
+  }
+  return ProcessWatch(std::move(pidfd), process.pid(), stat->run_ticks);
+}
+
+// Its pid is no other's as long as it has not ended.
+bool ProcessWatch::HasRun() {
+  const std::optional<Stat> stat = HasEnded() ? std::nullopt : StatOf(pid_);
+  if (!stat.has_value()) return false;
+  return std::exchange(run_ticks_, stat->run_ticks) < stat->run_ticks;
 }
 
 bool ProcessWatch::HasEnded() const {

@@ -1,9 +1,10 @@
-// ProcessWatch: sees that a process of this host has ended, without a word from
-// it or from whoever started it.
+// ProcessWatch: sees that a process of this host has ended, or that it runs,
+// without a word from it or from whoever started it.
 
 #ifndef WEFT_RENDEZVOUS_PROCESS_WATCH_H_
 #define WEFT_RENDEZVOUS_PROCESS_WATCH_H_
 
+#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -24,11 +25,18 @@ class ProcessWatch {
 
   // Never waits. Also if it had ended before the watch began.
   bool HasEnded() const;
+  // Whether it has used the processor since the last call (at first: since the
+  // watch began), to the 10 ms that the kernel counts by. One that is stopped
+  // has not. False where that cannot be told.
+  bool HasRun();
 
  private:
-  explicit ProcessWatch(net::Descriptor pidfd) : pidfd_(std::move(pidfd)) {}
+  ProcessWatch(net::Descriptor pidfd, uint32_t pid, uint64_t run_ticks)
+      : pidfd_(std::move(pidfd)), pid_(pid), run_ticks_(run_ticks) {}
 
   net::Descriptor pidfd_;  // -1: it has ended
+  uint32_t pid_ = 0;
+  uint64_t run_ticks_ = 0;  // when HasRun was called last
 };
 
 }  // namespace weft::rendezvous

@@ -14,10 +14,10 @@ namespace {
 
 using ::weft::testing::Becomes;
 
-// A child that waits to be killed, and says who it is.
+// A child that waits to be killed, or runs until then, and says who it is.
 class Child {
  public:
-  Child() {
+  explicit Child(bool is_busy = false) {
     int pipe_fds[2];
     EXPECT_EQ(pipe(pipe_fds), 0);
     pid_ = fork();
@@ -25,7 +25,9 @@ class Child {
       const auto self = ThisProcess();
       const std::string bytes = self ? self->SerializeAsString() : "";
       (void)!write(pipe_fds[1], bytes.data(), bytes.size());
-      for (;;) pause();
+      for (;;) {
+        if (!is_busy) pause();
+      }
     }
     close(pipe_fds[1]);
     char bytes[4096];
@@ -38,6 +40,7 @@ class Child {
     Reap();
   }
   void Kill() const { kill(pid_, SIGKILL); }
+  void Stop() const { kill(pid_, SIGSTOP); }
   void Reap() {
     if (!is_reaped_) waitpid(pid_, nullptr, 0);
     is_reaped_ = true;
@@ -75,6 +78,21 @@ TEST(ProcessWatch, IsNotMisledByAPidThatIsUsedAgain) {
   const auto watch = ProcessWatch::Of(earlier);
   ASSERT_TRUE(watch.has_value());
   EXPECT_TRUE(watch->HasEnded());
+}
+
+TEST(ProcessWatch, SeesWhetherAProcessRuns) {
+  const Child child(/*is_busy=*/true);
+  auto watch = ProcessWatch::Of(child.process());
+  ASSERT_TRUE(watch.has_value());
+  EXPECT_TRUE(Becomes([&] { return watch->HasRun(); }));
+  EXPECT_TRUE(Becomes([&] { return watch->HasRun(); }));
+  child.Stop();
+  // What it used before it stopped is seen once at most.
+  EXPECT_TRUE(Becomes([&] { return !watch->HasRun(); }));
+  for (int i = 0; i < 20; ++i) EXPECT_FALSE(watch->HasRun());
+  child.Kill();
+  EXPECT_TRUE(Becomes([&] { return watch->HasEnded(); }));
+  EXPECT_FALSE(watch->HasRun());
 }
 
 TEST(ProcessWatch, LooksAtNoOtherHostNorAtItselfNorAtNonsense) {

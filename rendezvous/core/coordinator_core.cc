@@ -241,17 +241,17 @@ void CoordinatorCore::Touch(Slot& slot) {
 
 void CoordinatorCore::Listen(const Slot& slot) {
   (slot.member.suspect() ? suspects_ : heard_)
-      .emplace(slot.heard_at, slot.id());
+      .emplace(slot.silent_from, slot.id());
 }
 
 void CoordinatorCore::StopListening(const Slot& slot) {
   (slot.member.suspect() ? suspects_ : heard_)
-      .erase({slot.heard_at, slot.id()});
+      .erase({slot.silent_from, slot.id()});
 }
 
 void CoordinatorCore::Hear(Slot& slot) {
   StopListening(slot);
-  slot.heard_at = attended_;
+  slot.heard_at = slot.silent_from = attended_;
   if (slot.member.suspect()) {
     slot.member.set_suspect(false);
     Touch(slot);
@@ -306,6 +306,8 @@ CoordinatorCore::Actions CoordinatorCore::OnEvent(Instant now, Event event) {
         call->request);
   } else if (auto* gone = std::get_if<CallerGone>(&event)) {
     OnCallerGone(gone->ticket);
+  } else if (auto* ran = std::get_if<Ran>(&event)) {
+    OnRan(*ran);
   } else {
     OnTick();
   }
@@ -463,7 +465,7 @@ void CoordinatorCore::Admit(Ticket ticket, const v1::JoinRequest& request) {
   Slot& slot = slots_[member.name()];
   slot.member = std::move(member);
   slot.is_in = true;
-  slot.heard_at = attended_;
+  slot.heard_at = slot.silent_from = attended_;
   Touch(slot);
   Enter(slot);
   if (sets_world) {
@@ -749,8 +751,8 @@ void CoordinatorCore::On(Ticket ticket, const v1::WatchRequest& request) {
 void CoordinatorCore::JudgeSilence() {
   const auto silent_for = [&](const Hearing& hearing, absl::Duration limit) {
     std::vector<std::string> silent;
-    for (const auto& [heard_at, id] : hearing) {
-      if (attended_ - heard_at < limit) break;
+    for (const auto& [silent_from, id] : hearing) {
+      if (attended_ - silent_from < limit) break;
       silent.push_back(names_.at(id));
     }
     return silent;
@@ -758,7 +760,7 @@ void CoordinatorCore::JudgeSilence() {
   std::vector<std::string> dead = silent_for(suspects_, options_.dead_after);
   for (const std::string& name : silent_for(heard_, options_.suspect_after)) {
     Slot& slot = slots_.at(name);
-    const absl::Duration silence = attended_ - slot.heard_at;
+    const absl::Duration silence = attended_ - slot.silent_from;
     if (silence >= options_.dead_after) {
       dead.push_back(name);
       continue;
@@ -771,11 +773,36 @@ void CoordinatorCore::JudgeSilence() {
                      absl::FormatDuration(silence)));
   }
   for (const std::string& name : dead) {
-    Remove(
-        slots_.at(name),
-        absl::StrCat("silent for ", absl::FormatDuration(options_.dead_after)),
-        /*left=*/false);
+    Slot& slot = slots_.at(name);
+    const absl::Duration silence =
+        absl::Trunc(attended_ - slot.heard_at, absl::Seconds(1));
+    Remove(slot,
+           absl::StrCat("silent for ", absl::FormatDuration(std::max(
+                                           silence, options_.dead_after))),
+           /*left=*/false);
   }
+}
+
+// As if it had been heard just long enough ago to be suspect.
+void CoordinatorCore::OnRan(const Ran& ran) {
+  const auto found = slots_.find(ran.name);
+  if (found == slots_.end()) return;
+  Slot& slot = found->second;
+  const bool is_silent = slot.is_in && slot.member.suspect() &&
+                         slot.member.incarnation() == ran.incarnation;
+  if (!is_silent || attended_ - slot.heard_at >= options_.busy_dead_after) {
+    return;
+  }
+  StopListening(slot);
+  slot.silent_from =
+      std::max(slot.silent_from, attended_ - options_.suspect_after);
+  Listen(slot);
+}
+
+bool CoordinatorCore::is_suspect(const std::string& name) const {
+  const auto found = slots_.find(name);
+  return found != slots_.end() && found->second.is_in &&
+         found->second.member.suspect();
 }
 
 void CoordinatorCore::OnTick() {
@@ -1055,7 +1082,7 @@ void CoordinatorCore::Replay(const v1::LogRecord& record) {
       slot.member = record.joined();
       slot.member.set_suspect(false);
       slot.is_in = true;
-      slot.heard_at = attended_;
+      slot.heard_at = slot.silent_from = attended_;
       slot.changed_at = record.version();
       break;
     }

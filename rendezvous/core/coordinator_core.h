@@ -46,6 +46,8 @@ class CoordinatorCore {
     std::string job;  // empty: that of the first to join
     absl::Duration suspect_after = absl::Seconds(3);
     absl::Duration dead_after = absl::Seconds(10);
+    // Of one whose process is seen to run (Ran): it is busy.
+    absl::Duration busy_dead_after = absl::Minutes(1);
     // A held call is answered after this long at the latest.
     absl::Duration max_wait = absl::Seconds(10);
     int max_names = 16384;  // that were ever in the job
@@ -94,7 +96,13 @@ class CoordinatorCore {
   struct CallerGone {  // the caller of a held call is no longer there
     Ticket ticket;
   };
-  using Event = std::variant<Call, Tick, CallerGone>;
+  // The process of this member has used the processor, as somebody of its host
+  // has seen: it is not gone, however late it is heard.
+  struct Ran {
+    std::string name;
+    uint64_t incarnation;
+  };
+  using Event = std::variant<Call, Tick, CallerGone, Ran>;
 
   // A view, or what has changed in it, that many are sent: encoded once.
   struct Told {
@@ -142,6 +150,8 @@ class CoordinatorCore {
   // need not be kept until the core's turn comes: OnEvent refuses it too.
   static absl::Status CheckSize(const Options& options, const Request& request);
 
+  // Whether it is a member that is silent.
+  bool is_suspect(const std::string& name) const;
   uint32_t term() const { return term_; }
   const std::string& job() const { return options_.job; }
   // Whole. The reference holds until the next event.
@@ -153,10 +163,12 @@ class CoordinatorCore {
   struct Slot {         // a name that has been in the job
     v1::Member member;  // the present incarnation, if is_in
     bool is_in = false;
-    v1::Departed departed;    // the last incarnation that is gone, if any
-    absl::Duration heard_at;  // of `attended_`
-    Epoch changed_at = 0;     // the first view that has it as it is
-    uint64_t digest = 0;      // its part of `digest_`
+    v1::Departed departed;  // the last incarnation that is gone, if any
+    // Both of `attended_`: when it was heard, and from when its silence counts.
+    absl::Duration heard_at;
+    absl::Duration silent_from;
+    Epoch changed_at = 0;  // the first view that has it as it is
+    uint64_t digest = 0;   // its part of `digest_`
     uint32_t id() const {
       return is_in ? member.key().id() : departed.key().id();
     }
@@ -222,6 +234,7 @@ class CoordinatorCore {
   void Listen(const Slot& slot);
   void StopListening(const Slot& slot);
   void Hear(Slot& slot);  // and it is suspect no more
+  void OnRan(const Ran& ran);
   void Adopt(const v1::Departed& departed, const std::string& reporter);
   uint32_t IdFor(const v1::JoinRequest& request) const;
   // Decides the joins that waited to know whether `name` is alive.

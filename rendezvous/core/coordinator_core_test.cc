@@ -79,6 +79,9 @@ class Fixture {
       Do(CoordinatorCore::Tick{});
     }
   }
+  void Ran(const std::string& name, uint64_t incarnation) {
+    Do(CoordinatorCore::Ran{name, incarnation});
+  }
   void CallerGone(uint64_t ticket) { Do(CoordinatorCore::CallerGone{ticket}); }
   // The process was stopped for so long.
   void Sleep(absl::Duration d) {
@@ -644,6 +647,40 @@ TEST(CoordinatorCore, SuspectsAfterThreeSecondsAndDeclaresGoneAfterTen) {
   EXPECT_EQ(f.view().Find("ps0"), nullptr);
   EXPECT_TRUE(f.view().IsGone(silent));
   EXPECT_NE(f.view().Find("trainer0"), nullptr);
+}
+
+TEST(CoordinatorCore, SilentMemberWhoseProcessRunsIsGoneAfterAMinute) {
+  Fixture f;
+  f.Join("ps", 0, 10);
+  f.Join("trainer", 0, 11);
+  const auto run_for = [&](int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      f.Ran("ps0", 10);
+      f.Ran("trainer0", 12);  // another incarnation
+      f.Ran("trainer7", 1);   // nobody
+      f.Tick(absl::Seconds(1));
+    }
+  };
+  run_for(59);
+  ASSERT_NE(f.view().Find("ps0"), nullptr);
+  EXPECT_TRUE(f.view().Find("ps0")->suspect);
+  EXPECT_EQ(f.view().Find("trainer0"), nullptr);
+  run_for(10);
+  EXPECT_EQ(f.view().Find("ps0"), nullptr);
+  EXPECT_THAT(f.view().departed().front().reason,
+              ::testing::HasSubstr("silent for 1m"));
+}
+
+TEST(CoordinatorCore, MemberThatRanAndRunsNoMoreIsGoneTenSecondsLater) {
+  Fixture f;
+  const WorkerKey key = f.Join("ps", 0, 10);
+  f.Tick(absl::Seconds(8));
+  f.Ran("ps0", 10);  // counts as 3 s of silence
+  f.Tick(absl::Seconds(6));
+  ASSERT_NE(f.view().Find("ps0"), nullptr);
+  f.Tick(absl::Seconds(2));
+  EXPECT_EQ(f.view().Find("ps0"), nullptr);
+  EXPECT_TRUE(f.view().IsGone(key));
 }
 
 TEST(CoordinatorCore, ASuspectThatIsHeardIsSuspectNoMore) {

@@ -84,6 +84,8 @@ MemberCore::Actions MemberCore::OnEvent(Instant now, const Event& event) {
     if (state_ == State::kIn) OnView(refreshed->view);
   } else if (const auto* host = std::get_if<HostEnded>(&event)) {
     OnHostEnded(host->name);
+  } else if (std::holds_alternative<HostRan>(event)) {
+    host_ran_at_ = attended_;
   } else if (const auto* ended = std::get_if<MemberEnded>(&event)) {
     OnMemberEnded(ended->key);
   } else {
@@ -362,7 +364,11 @@ void MemberCore::SendAfter(Purpose purpose, absl::Duration pause) {
 }
 
 absl::Duration MemberCore::LongestSilence() const {
-  return is_durable_ ? options_.give_up_after : options_.give_up_for_good_after;
+  const bool is_busy =
+      host_ran_at_.has_value() &&
+      attended_ - *host_ran_at_ < options_.give_up_for_good_after;
+  return is_durable_ || is_busy ? options_.give_up_after
+                                : options_.give_up_for_good_after;
 }
 
 absl::Duration MemberCore::TimeoutOf(Purpose purpose) const {

@@ -67,6 +67,8 @@ class MemberCore {
     // that will know its members when it is started again; and from one that
     // will not.
     absl::Duration give_up_after = absl::Minutes(1);
+    // (Where its process is of this host and is seen to run within that time,
+    // it is busy, and counts as one that will.)
     absl::Duration give_up_for_good_after = absl::Seconds(10);
     // Of a coordinator that will not, nobody is left to say good-bye to when it
     // cannot be reached for so long.
@@ -105,13 +107,16 @@ class MemberCore {
   struct HostEnded {
     std::string name;
   };
+  // The process that hosts the coordinator has used the processor, as somebody
+  // of its host has seen: it lives, however late it answers.
+  struct HostRan {};
   // The process of this member has ended, as somebody of its host has seen
   // while there is no coordinator to see it.
   struct MemberEnded {
     WorkerKey key;
   };
   using Event = std::variant<Start, Replied, Timer, WantToLeave, Refreshed,
-                             HostEnded, MemberEnded>;
+                             HostEnded, HostRan, MemberEnded>;
 
   struct Send {
     uint64_t call;  // named again by its Replied
@@ -161,6 +166,10 @@ class MemberCore {
 
   enum class State { kNew, kJoining, kIn, kLeaving, kEnded };
   State state() const { return state_; }
+  // Whether the coordinator has not been heard for longer than an answer takes.
+  bool hears_nothing() const {
+    return attended_ - heard_at_ >= options_.call_timeout;
+  }
   WorkerKey key() const { return key_; }
   // As the coordinator has told it.
   const v1::View& view() const { return *view_; }
@@ -226,6 +235,7 @@ class MemberCore {
   uint64_t last_call_ = 0;
   absl::Duration attended_;  // how long this core has been driven
   absl::Duration heard_at_;  // of `attended_`: the coordinator
+  std::optional<absl::Duration> host_ran_at_;  // of `attended_`
   int late_heartbeats_ = 0;  // the last ones, not answered within their time
   std::optional<Instant> tick_at_;
   // While joining: since when it answers with nothing but a hang-up.
