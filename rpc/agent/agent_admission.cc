@@ -250,6 +250,8 @@ Welcome AgentState::Judge(const Hello& hello, const Proof& proof,
     if (known != nullptr) {
       ended->push_back(known);
       inbounds_.erase(it);  // it makes room
+    } else {
+      connect_progress_->Note(transport().clock().Now());
     }
     ForgetIdle(hello.name, ended);
     known = std::make_shared<Inbound>(

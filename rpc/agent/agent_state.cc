@@ -353,6 +353,7 @@ absl::StatusOr<std::shared_ptr<internal::Caller>> AgentState::CallerFor(
   options.transport = options_.transport;
   options.give_up_after = options_.give_up_after;
   options.progress = connect_progress_;
+  options.connects = connect_queue_;
   options.result_bytes = options_.result_bytes;
   options.traffic = traffic_.Of(options.peer.name);
   options.histograms = histograms_;

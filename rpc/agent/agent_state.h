@@ -303,6 +303,14 @@ class AgentState final : public Dispatcher,
   TrafficTable traffic_;
   const std::shared_ptr<ConnectProgress> connect_progress_ =
       std::make_shared<ConnectProgress>();
+  const std::shared_ptr<ConnectQueue> connect_queue_ =
+      std::make_shared<ConnectQueue>(
+          transport().clock(),
+          [transport = options_.transport](Instant when,
+                                           std::function<void()> fn) {
+            transport->RunAt(when, std::move(fn));
+          },
+          options_.key.id);
   const std::shared_ptr<CallHistograms> histograms_ =
       std::make_shared<CallHistograms>(registry_);
   const std::shared_ptr<SessionlessCalls> sessionless_calls_ =

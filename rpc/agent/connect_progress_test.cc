@@ -39,6 +39,18 @@ TEST(ConnectProgress, LastsFromTheLastAnswerWithinABound) {
   EXPECT_EQ(progress.Until(At(100), kGiveUp), At(160));
 }
 
+TEST(ConnectProgress, LastsLongerAfterOthersThatTookLong) {
+  constexpr absl::Duration kGiveUp = absl::Seconds(10);
+  ConnectProgress progress;
+  progress.Note(At(104), absl::Seconds(3));
+  progress.Note(At(105), absl::Seconds(1));
+  EXPECT_EQ(progress.Until(At(100), kGiveUp), At(129));
+  // Not once all of that is long ago.
+  EXPECT_EQ(progress.Until(At(130), kGiveUp), At(140));
+  progress.Note(At(106), absl::Seconds(50));
+  EXPECT_EQ(progress.Until(At(100), kGiveUp), At(160));
+}
+
 // What a busy machine looks like: first connections come about one by one.
 TEST(ConnectProgress, PeerIsWaitedForWhileOthersAnswerForTheFirstTime) {
   SimulatedRanks ranks(6, {});
@@ -66,6 +78,29 @@ TEST(ConnectProgress, PeerIsWaitedForWhileOthersAnswerForTheFirstTime) {
               StatusIs(absl::StatusCode::kUnavailable, "could not be reached"));
   EXPECT_GE(seconds(), 33);
   EXPECT_LE(seconds(), 36);
+}
+
+TEST(ConnectProgress, PeerIsWaitedForWhileOthersCallForTheFirstTime) {
+  SimulatedRanks ranks(6, {});
+  ranks.network().Cut("w0", "w1");
+  const Instant began = ranks.simulator().Now();
+  const Future<int64_t> waits =
+      CallAsync(ranks[0].To("w1", absl::Minutes(5)), Next, int64_t{1});
+  for (int peer = 2; peer < 6; ++peer) {
+    EXPECT_THAT(waits.Wait(absl::Seconds(6)).status(),
+                StatusIs(absl::StatusCode::kDeadlineExceeded));
+    EXPECT_THAT(Call(ranks[peer].To("w0"), Next, int64_t{1}), IsOkAndHolds(2));
+  }
+  for (int i = 0; i < 3; ++i) {  // not for the first time
+    EXPECT_THAT(waits.Wait(absl::Seconds(2)).status(),
+                StatusIs(absl::StatusCode::kDeadlineExceeded));
+    EXPECT_THAT(Call(ranks[2].To("w0"), Next, int64_t{1}), IsOkAndHolds(2));
+  }
+  EXPECT_THAT(waits.Wait(absl::Minutes(5)).status(),
+              StatusIs(absl::StatusCode::kUnavailable, "could not be reached"));
+  const absl::Duration took = ranks.simulator().Now() - began;
+  EXPECT_GE(took, absl::Seconds(33));
+  EXPECT_LE(took, absl::Seconds(36));
 }
 
 }  // namespace

@@ -57,9 +57,11 @@ absl::Status Outbound::AbandonCall(uint64_t id, const absl::Status& why) {
 
 void Outbound::PeerGone(const absl::Status& why) {
   std::shared_ptr<Link> link;
+  ConnectQueue::Place place;
   Due due;
   {
     MutexLock lock(mu_);
+    place = std::move(place_);
     options_.recorder->RecordFor("rpc.gone", options_.peer.name, why.message(),
                                  session_.pending_calls());
     TellLocked(CallerSession::PeerGone{why});
@@ -358,7 +360,7 @@ void Outbound::SetTimer(Instant when) {
 // ------------------------------------------------------------- the connection
 
 void Outbound::ConnectIfNeeded() {
-  Instant since;
+  bool is_first = false;
   {
     MutexLock lock(mu_);
     if (connecting_ || link_ != nullptr || shut_down_ || session_.is_gone() ||
@@ -367,8 +369,25 @@ void Outbound::ConnectIfNeeded() {
     }
     connecting_ = true;
     pause_ = kFirstPause;
-    since = failing_since_ = clock_.Now();
     last_failure_ = absl::UnavailableError("no answer yet");
+    is_first = !was_welcomed_;
+  }
+  if (!is_first) return BeginToConnect(nullptr);
+  options_.connects->Enter(
+      options_.peer.key.id,
+      [weak = weak_from_this()](ConnectQueue::Place place) {
+        if (auto self = weak.lock()) self->BeginToConnect(std::move(place));
+      });
+}
+
+void Outbound::BeginToConnect(ConnectQueue::Place place) {
+  Instant since;
+  {
+    MutexLock lock(mu_);
+    // While it waited for its turn its calls may have ended, and others begun.
+    if (!connecting_ || shut_down_ || link_ != nullptr) return;
+    since = failing_since_ = clock_.Now();
+    std::swap(place_, place);
   }
   GiveUpLater(since);
   Connect();
@@ -481,13 +500,18 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
         internal::MarkFailure(welcome.status, Phase::kNone, reason)});
     return welcome.status;
   }
+  ConnectQueue::Place place;
   Due due;
   {
     MutexLock lock(mu_);
     if (link_.get() != &link) return absl::OkStatus();
+    place = std::move(place_);
+    if (place != nullptr) place->Succeeded();
     connecting_ = false;
     welcomed_at_ = clock_.Now();
-    if (!was_welcomed_) options_.progress->Note(welcomed_at_);
+    if (!was_welcomed_) {
+      options_.progress->Note(welcomed_at_, welcomed_at_ - failing_since_);
+    }
     was_welcomed_ = true;
     has_replied_.store(false, std::memory_order_relaxed);
     TellLocked(CallerSession::Connected{welcome.limits, welcome.functions,
@@ -502,9 +526,11 @@ absl::Status Outbound::OnWelcome(Link& link, const Welcome& welcome) {
 void Outbound::OnLinkClosed(Link& link, absl::Status status) {
   Instant since = Instant::Infinite();
   absl::Duration pause;
+  ConnectQueue::Place place;
   {
     MutexLock lock(mu_);
     if (link_.get() != &link) return;
+    place = std::move(place_);
     link_ = nullptr;
     options_.recorder->RecordFor("rpc.lost", options_.peer.name,
                                  status.message(), session_.pending_calls(),
@@ -545,6 +571,7 @@ void Outbound::GiveUpLater(Instant since) {
 
 void Outbound::GiveUp(Instant since) {
   std::shared_ptr<Link> link;
+  ConnectQueue::Place place;
   Due due;
   absl::Status why;
   Instant again = Instant::Infinite();
@@ -556,6 +583,7 @@ void Outbound::GiveUp(Instant since) {
     // It has connected meanwhile, or fails for a later reason.
     if (!connecting_ || failing_since_ != since) return;
     connecting_ = false;
+    place = std::move(place_);
     link = std::move(link_);
     why = internal::MarkFailure(
         absl::UnavailableError(absl::StrCat(

@@ -20,6 +20,7 @@
 #include "weft/rpc/agent/action_queue.h"
 #include "weft/rpc/agent/call_histograms.h"
 #include "weft/rpc/agent/connect_progress.h"
+#include "weft/rpc/agent/connect_queue.h"
 #include "weft/rpc/agent/session_timer.h"
 #include "weft/rpc/attachment.h"
 #include "weft/rpc/caller.h"
@@ -38,7 +39,8 @@
 
 namespace weft::rpc {
 
-// Connects when there is something to send, again with growing pauses while it
+// Connects when there is something to send (the first time in turn with other
+// peers: ConnectQueue), again with growing pauses while it
 // fails, and gives all calls up after `give_up_after` of failing, or later
 // while other peers answer for the first time (ConnectProgress).
 //
@@ -54,6 +56,7 @@ class Outbound final : public internal::Caller,
     transport::Transport* transport = nullptr;
     absl::Duration give_up_after;
     std::shared_ptr<ConnectProgress> progress;   // of the agent; not null
+    std::shared_ptr<ConnectQueue> connects;      // likewise
     int64_t result_bytes = 0;                    // see AgentOptions
     std::shared_ptr<Traffic> traffic;            // counts the calls
     std::shared_ptr<CallHistograms> histograms;  // not null
@@ -144,6 +147,7 @@ class Outbound final : public internal::Caller,
 
   // Connects if there is a reason to and nothing under way.
   void ConnectIfNeeded() ABSL_LOCKS_EXCLUDED(mu_);
+  void BeginToConnect(ConnectQueue::Place place) ABSL_LOCKS_EXCLUDED(mu_);
   void Connect() ABSL_LOCKS_EXCLUDED(mu_);
   absl::Status OnlyCallersSend() const;
   absl::Status OnWelcome(Link& link, const Welcome& welcome)
@@ -167,7 +171,10 @@ class Outbound final : public internal::Caller,
   bool connecting_ ABSL_GUARDED_BY(mu_) = false;     // or waiting to try again
   bool shut_down_ ABSL_GUARDED_BY(mu_) = false;
   absl::Duration pause_ ABSL_GUARDED_BY(mu_);
-  Instant failing_since_ ABSL_GUARDED_BY(mu_);  // while connecting_
+  // While connecting_, once the first attempt has begun.
+  Instant failing_since_ ABSL_GUARDED_BY(mu_);
+  // Of the first attempt. Let go of outside of the lock: others begin then.
+  ConnectQueue::Place place_ ABSL_GUARDED_BY(mu_);
   bool was_welcomed_ ABSL_GUARDED_BY(mu_) = false;
   Instant welcomed_at_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> has_replied_{false};  // since then
