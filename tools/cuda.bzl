@@ -1,15 +1,17 @@
 """Finds the CUDA toolkit at $CUDA_HOME (default /usr/local/cuda) as the repository @local_cuda.
 
 BUILD files ask `HAVE_CUDA` of @local_cuda//:defs.bzl and choose x_cuda.cc or no_cuda.cc by it, so that code has no #if.
+Kernels are compiled by weft_cuda_library of tools/cuda_library.bzl, with the nvcc of `CUDA_HOME` there.
 """
 
 def _cuda_repository_impl(ctx):
     home = ctx.os.environ.get("CUDA_HOME", "/usr/local/cuda")
     header = ctx.path(home + "/include/cuda_runtime.h")
     lib = ctx.path(home + "/lib64/libcudart_static.a")
-    found = header.exists and lib.exists and ctx.os.environ.get("WEFT_CUDA", "1") != "0"
+    nvcc = ctx.path(home + "/bin/nvcc")
+    found = header.exists and lib.exists and nvcc.exists and ctx.os.environ.get("WEFT_CUDA", "1") != "0"
     ctx.file("WORKSPACE", 'workspace(name = "%s")\n' % ctx.name)
-    ctx.file("defs.bzl", "HAVE_CUDA = %s\n" % found)
+    ctx.file("defs.bzl", "HAVE_CUDA = %s\nCUDA_HOME = %s\n" % (found, repr(home)))
     if not found:
         ctx.file("BUILD", 'package(default_visibility = ["//visibility:public"])\n\ncc_library(name = "cudart")\n')
         return
