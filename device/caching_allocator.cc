@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kMiB = int64_t{1} << 20;
 constexpr int64_t kUnit = FreeBlocks::kUnitBytes;
-constexpr int64_t kSmallBytes = kMiB;           // the largest small request
+constexpr int64_t kSmallBytes = kMiB;  // the largest small request
 constexpr int64_t kSmallSegmentBytes = 2 * kMiB;
 constexpr int64_t kLargeSegmentBytes = 20 * kMiB;
 constexpr int64_t kOwnSegmentBytes = 10 * kMiB;  // from here on, one for each
@@ -284,9 +284,9 @@ absl::StatusOr<CachingAllocator::Block*> CachingAllocator::TakeSegment(
     // Counted before it is taken, so that two threads keep to the budget.
     MutexLock lock(mu_);
     if (segment_bytes > options_.budget_bytes - statistics_.reserved_bytes) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "a segment of ", segment_bytes, " bytes passes the budget of ",
-          options_.budget_bytes));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("a segment of ", segment_bytes,
+                       " bytes passes the budget of ", options_.budget_bytes));
     }
     statistics_.reserved_bytes += segment_bytes;
   }
@@ -314,8 +314,8 @@ absl::Status CachingAllocator::OutOfMemory(int64_t bytes,
                                            const absl::Status& released) {
   std::string message =
       absl::StrCat(Name(device_), ": Allocate(", bytes, " bytes) for ",
-                   OwnerScope::Current(), ": ", cause.message(), "; held: ",
-                   Describe(holders()));
+                   OwnerScope::Current(), ": ", cause.message(),
+                   "; held: ", Describe(holders()));
   MutexLock lock(mu_);
   Statistics& s = statistics_;
   ++s.failures;

@@ -85,11 +85,11 @@ class CachingAllocator {
     int64_t peak_reserved_bytes = 0;
     int64_t allocations = 0;  // since the start, as all below
     int64_t frees = 0;
-    int64_t cache_hits = 0;       // allocations served without the device
-    int64_t segments_taken = 0;   // from the device
+    int64_t cache_hits = 0;      // allocations served without the device
+    int64_t segments_taken = 0;  // from the device
     int64_t segments_returned = 0;
-    int64_t releases = 0;   // times that memory was short and the cache went
-    int64_t failures = 0;   // that ended in kResourceExhausted
+    int64_t releases = 0;  // times that memory was short and the cache went
+    int64_t failures = 0;  // that ended in kResourceExhausted
     int64_t awaited_blocks = 0;  // now: given back, in use by another stream
 
     int64_t cached_bytes() const { return reserved_bytes - active_bytes; }
@@ -216,7 +216,7 @@ class CachingAllocator {
   std::vector<std::unique_ptr<Pools>> pools_ ABSL_GUARDED_BY(mu_);  // by stream
   absl::flat_hash_map<const void*, Block*> handed_out_ ABSL_GUARDED_BY(mu_);
   std::deque<Awaited> awaited_ ABSL_GUARDED_BY(mu_);
-  std::deque<Block> blocks_ ABSL_GUARDED_BY(mu_);       // all that were made
+  std::deque<Block> blocks_ ABSL_GUARDED_BY(mu_);          // all that were made
   std::vector<Block*> spare_blocks_ ABSL_GUARDED_BY(mu_);  // of them, unused
   absl::flat_hash_map<std::string, int> owner_ids_ ABSL_GUARDED_BY(mu_);
   std::vector<Holder> owners_ ABSL_GUARDED_BY(mu_);  // by id

@@ -15,9 +15,9 @@
 namespace weft::device {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Add;
 using testing::Fill;
+using ::testing::HasSubstr;
 using testing::kPatience;
 using testing::MakeSimulated;
 using weft::testing::IsOk;
@@ -203,12 +203,9 @@ TEST(CachingAllocator, TakesSegmentsAsPyTorchDoes) {
   const struct {
     int64_t bytes;
     int64_t reserved_bytes;
-  } cases[] = {{0, 2 * kMiB},
-               {kMiB, 2 * kMiB},
-               {kMiB + 1, 20 * kMiB},
-               {10 * kMiB - 512, 20 * kMiB},
-               {10 * kMiB, 10 * kMiB},
-               {10 * kMiB + 1, 12 * kMiB},
+  } cases[] = {{0, 2 * kMiB},          {kMiB, 2 * kMiB},
+               {kMiB + 1, 20 * kMiB},  {10 * kMiB - 512, 20 * kMiB},
+               {10 * kMiB, 10 * kMiB}, {10 * kMiB + 1, 12 * kMiB},
                {33 * kMiB, 34 * kMiB}};
   for (const auto& c : cases) {
     OnSimulated on;
@@ -366,9 +363,9 @@ TEST(CachingAllocator, RefusesTheStreamOfAnotherDevice) {
 
 TEST(CachingAllocator, RefusesMoreBytesThanAnyDeviceHas) {
   OnSimulated on;
-  EXPECT_THAT(on.allocator.Allocate(std::numeric_limits<int64_t>::max(),
-                                    on.stream),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+  EXPECT_THAT(
+      on.allocator.Allocate(std::numeric_limits<int64_t>::max(), on.stream),
+      StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
 TEST(CachingAllocatorDeathTest, EndsTheProcessAtADoubleFree) {

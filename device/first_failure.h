@@ -42,10 +42,9 @@ class FirstFailure {
   absl::Status Refuse(absl::string_view operation) const
       ABSL_LOCKS_EXCLUDED(mu_) {
     const absl::Status first = Get();
-    return absl::Status(
-        first.code(),
-        absl::StrCat(operation, ": the device failed before: ",
-                     first.message()));
+    return absl::Status(first.code(),
+                        absl::StrCat(operation, ": the device failed before: ",
+                                     first.message()));
   }
 
  private:

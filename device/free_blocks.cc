@@ -73,9 +73,9 @@ FreeBlock* FreeBlocks::Find(int64_t bytes, bool in_full) const {
   // In its own class a block may be too small; in each later one all fit.
   FreeBlock* const found = Smallest(head(own), bytes, in_full ? -1 : kCompared);
   if (found != nullptr) return found;
-  const Class next = NextFilled(own.column + 1 < kColumns
-                                    ? Class{own.row, own.column + 1}
-                                    : Class{own.row + 1, 0});
+  const Class next =
+      NextFilled(own.column + 1 < kColumns ? Class{own.row, own.column + 1}
+                                           : Class{own.row + 1, 0});
   return next.row < 0 ? nullptr : Smallest(head(next), bytes, kCompared);
 }
 

@@ -52,7 +52,8 @@ TEST(FreeBlocks, FindsWhatIsAtMostASixteenthLargerThanTheBestFit) {
       }
       block.bytes = 0;
     }
-    const int64_t wanted = 512 * (1 + static_cast<int64_t>(random() % (1 << 20)));
+    const int64_t wanted =
+        512 * (1 + static_cast<int64_t>(random() % (1 << 20)));
     const auto best = model.lower_bound(wanted);
     const FreeBlock* const in_full = blocks.Find(wanted, true);
     ASSERT_EQ(in_full == nullptr, best == model.end());

@@ -80,7 +80,7 @@ class Stream {
   // REQUIRES: is_valid().
   Runtime& runtime() const { return *runtime_; }
   Device device() const { return device_; }
-  int id() const { return id_; }          // unique in its Runtime; counts from 0
+  int id() const { return id_; }  // unique in its Runtime; counts from 0
   void* native() const { return native_; }  // cudaStream_t; null if simulated
 
   friend bool operator==(Stream a, Stream b) {

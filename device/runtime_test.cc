@@ -18,9 +18,9 @@
 namespace weft::device {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Add;
 using testing::Fill;
+using ::testing::HasSubstr;
 using testing::kPatience;
 using weft::testing::IsOk;
 using weft::testing::IsOkAndHolds;
@@ -219,9 +219,9 @@ TEST_P(RuntimeTest, EndsAWaitAtItsDeadline) {
     simulated->SetHangs(stream, false);
   } else {
     WEFT_ASSERT_OK(testing::Spin(stream, absl::Milliseconds(500)));
-    EXPECT_THAT(runtime_->Synchronize(stream, absl::Milliseconds(20)),
-                StatusIs(absl::StatusCode::kDeadlineExceeded,
-                         "Synchronize(stream "));
+    EXPECT_THAT(
+        runtime_->Synchronize(stream, absl::Milliseconds(20)),
+        StatusIs(absl::StatusCode::kDeadlineExceeded, "Synchronize(stream "));
     EXPECT_THAT(runtime_->Synchronize(device_, absl::Milliseconds(20)),
                 StatusIs(absl::StatusCode::kDeadlineExceeded));
   }

@@ -247,9 +247,9 @@ absl::StatusOr<Properties> CudaRuntime::GetProperties(Device device) {
 absl::StatusOr<MemoryUse> CudaRuntime::GetMemoryUse(Device device) {
   size_t free_bytes = 0;
   size_t total_bytes = 0;
-  WEFT_RETURN_IF_ERROR(
-      On(device, [] { return "GetMemoryUse"; },
-         [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); }));
+  WEFT_RETURN_IF_ERROR(On(
+      device, [] { return "GetMemoryUse"; },
+      [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); }));
   return MemoryUse{static_cast<int64_t>(free_bytes),
                    static_cast<int64_t>(total_bytes)};
 }
@@ -281,7 +281,8 @@ absl::StatusOr<void*> CudaRuntime::Allocate(Device device, int64_t bytes) {
 }
 
 absl::Status CudaRuntime::Free(Device device, void* memory) {
-  return On(device, [] { return "Free"; }, [=] { return cudaFree(memory); });
+  return On(
+      device, [] { return "Free"; }, [=] { return cudaFree(memory); });
 }
 
 absl::StatusOr<void*> CudaRuntime::AllocatePinned(int64_t bytes) {
@@ -408,13 +409,12 @@ absl::Status CudaRuntime::RecordEvent(Event& event, Stream stream) {
   WEFT_RETURN_IF_ERROR(Admit(event, what));
   WEFT_RETURN_IF_ERROR(Admit(stream, what));
   if (event.device() != stream.device()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("RecordEvent: an event of ", Name(event.device()), " on ",
-                     Name(stream)));
+    return absl::InvalidArgumentError(absl::StrCat("RecordEvent: an event of ",
+                                                   Name(event.device()), " on ",
+                                                   Name(stream)));
   }
-  return On(stream.device(), what, [&] {
-    return cudaEventRecord(NativeOf(event), Native(stream));
-  });
+  return On(stream.device(), what,
+            [&] { return cudaEventRecord(NativeOf(event), Native(stream)); });
 }
 
 absl::Status CudaRuntime::StreamWaitEvent(Stream stream, const Event& event) {

@@ -17,8 +17,8 @@
 namespace weft::device {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::Fill;
+using ::testing::HasSubstr;
 using testing::Trap;
 using weft::testing::StatusIs;
 

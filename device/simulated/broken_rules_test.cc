@@ -44,9 +44,7 @@ class Program {
     ASSERT_TRUE(status.ok()) << status;
   }
 
-  Stream NewStream() {
-    return *runtime_->CreateStream(Device::Simulated(0));
-  }
+  Stream NewStream() { return *runtime_->CreateStream(Device::Simulated(0)); }
   float* NewFloats() {
     return static_cast<float*>(
         *runtime_->Allocate(Device::Simulated(0), kBytes));
@@ -103,8 +101,7 @@ int CountRight(float right, const std::function<float(uint64_t seed)>& run) {
 
 // `run(keeps_rule, seed)` is right under all seeds if the rule is kept, and
 // wrong under some if it is broken.
-void ExpectShown(float right,
-                 const std::function<float(bool, uint64_t)>& run) {
+void ExpectShown(float right, const std::function<float(bool, uint64_t)>& run) {
   EXPECT_EQ(CountRight(right, [&](uint64_t seed) { return run(true, seed); }),
             kSeeds)
       << "wrong though the rule is kept";
@@ -347,8 +344,8 @@ TEST(BrokenRule, AKernelWritesBeyondItsMemory) {
 TEST(BrokenRule, AKernelReadsTheMemoryOfAnotherDevice) {
   ExpectIllegal("memory of simulated:1, which simulated:0 cannot reach",
                 [](Stream stream, float* x, float*) {
-                  const auto other = stream.runtime().Allocate(
-                      Device::Simulated(1), kBytes);
+                  const auto other =
+                      stream.runtime().Allocate(Device::Simulated(1), kBytes);
                   (void)Add(stream, x, static_cast<float*>(*other), kElements);
                 });
 }

@@ -21,9 +21,9 @@ int64_t RoundUp(int64_t bytes) {
 }
 
 absl::Status HostError(absl::string_view what, int64_t bytes) {
-  return absl::ResourceExhaustedError(
-      absl::StrCat("simulated memory of ", bytes, " bytes: ", what, ": ",
-                   std::strerror(errno)));
+  return absl::ResourceExhaustedError(absl::StrCat("simulated memory of ",
+                                                   bytes, " bytes: ", what,
+                                                   ": ", std::strerror(errno)));
 }
 
 }  // namespace
@@ -49,9 +49,8 @@ absl::StatusOr<std::unique_ptr<SimulatedMemory>> SimulatedMemory::Create(
     close(fd);
     return status;
   }
-  return std::unique_ptr<SimulatedMemory>(
-      new SimulatedMemory(fd, static_cast<char*>(visible),
-                          static_cast<char*>(backing), bytes));
+  return std::unique_ptr<SimulatedMemory>(new SimulatedMemory(
+      fd, static_cast<char*>(visible), static_cast<char*>(backing), bytes));
 }
 
 SimulatedMemory::SimulatedMemory(int fd, char* visible, char* backing,
@@ -87,10 +86,9 @@ absl::StatusOr<void*> SimulatedMemory::Allocate(int64_t bytes) {
   int64_t offset = FindFree(next_, mapped);
   if (offset < 0) offset = FindFree(0, mapped);
   if (offset < 0) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("out of memory: wanted ", bytes, " bytes, ",
-                     total_bytes_ - used_bytes_, " of ", total_bytes_,
-                     " are free, not all in one piece"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "out of memory: wanted ", bytes, " bytes, ", total_bytes_ - used_bytes_,
+        " of ", total_bytes_, " are free, not all in one piece"));
   }
   ranges_[offset] = {bytes, mapped, ++allocations_};
   used_bytes_ += mapped;

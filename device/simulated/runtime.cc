@@ -51,7 +51,7 @@ struct SimulatedRuntime::Simulated {
 struct SimulatedRuntime::End {
   char* address = nullptr;
   Location location;
-  int64_t allocation = 0;                // of kDevice
+  int64_t allocation = 0;               // of kDevice
   std::shared_ptr<PinnedBlock> pinned;  // of kPinned
 };
 
@@ -249,9 +249,9 @@ absl::StatusOr<void*> SimulatedRuntime::Allocate(Device device, int64_t bytes) {
   }
   absl::StatusOr<void*> memory = simulated.memory->Allocate(bytes);
   if (memory.ok()) return memory;
-  return absl::Status(memory.status().code(),
-                      absl::StrCat(Name(device), ": ", what, ": ",
-                                   memory.status().message()));
+  return absl::Status(
+      memory.status().code(),
+      absl::StrCat(Name(device), ": ", what, ": ", memory.status().message()));
 }
 
 absl::Status SimulatedRuntime::Free(Device device, void* memory) {
@@ -261,8 +261,8 @@ absl::Status SimulatedRuntime::Free(Device device, void* memory) {
   MutexLock lock(mu_);
   const absl::Status freed = devices_[device.index]->memory->Free(memory);
   if (!admitted.ok() || freed.ok()) return admitted;
-  return absl::Status(freed.code(), absl::StrCat(Name(device), ": Free: ",
-                                                 freed.message()));
+  return absl::Status(freed.code(),
+                      absl::StrCat(Name(device), ": Free: ", freed.message()));
 }
 
 absl::StatusOr<void*> SimulatedRuntime::AllocatePinned(int64_t bytes) {
@@ -311,7 +311,7 @@ std::shared_ptr<SimulatedRuntime::PinnedBlock> SimulatedRuntime::FindPinned(
   if (it == pinned_.begin()) return nullptr;
   --it;
   return std::less<>()(at, it->first + it->second->bytes) ? it->second
-                                                           : nullptr;
+                                                          : nullptr;
 }
 
 absl::StatusOr<Location> SimulatedRuntime::Locate(const void* address) {
@@ -362,9 +362,9 @@ absl::Status SimulatedRuntime::RecordEvent(Event& event, Stream stream) {
   WEFT_RETURN_IF_ERROR(Admit(event, "RecordEvent"));
   WEFT_RETURN_IF_ERROR(Admit(stream, "RecordEvent"));
   if (event.device() != stream.device()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("RecordEvent: an event of ", Name(event.device()), " on ",
-                     Name(stream)));
+    return absl::InvalidArgumentError(absl::StrCat("RecordEvent: an event of ",
+                                                   Name(event.device()), " on ",
+                                                   Name(stream)));
   }
   MutexLock lock(mu_);
   events_[HandleOf(event)] = schedule_.MarkOf(stream.id());
@@ -485,10 +485,9 @@ absl::Status SimulatedRuntime::RunUntil(
     const std::vector<Schedule::Mark>& marks, Device device,
     absl::Duration timeout, absl::string_view what) {
   const Deadline deadline = SteadyDeadline(timeout);
-  const auto is_done = [this](Schedule::Mark mark)
-                           ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-                             return schedule_.IsDone(mark);
-                           };
+  const auto is_done =
+      [this](Schedule::Mark mark)
+          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return schedule_.IsDone(mark); };
   const auto timed_out = [&](absl::string_view why) {
     return absl::DeadlineExceededError(
         absl::StrCat(Name(device), ": ", what, ": not done after ",
@@ -524,9 +523,9 @@ absl::StatusOr<SimulatedRuntime::End> SimulatedRuntime::FindEnd(
   if (end.pinned == nullptr) return end;
   end.location.place = Location::Place::kPinned;
   if (end.pinned->memory + end.pinned->bytes - end.address < bytes) {
-    return absl::InternalError(absl::StrFormat(
-        "%d bytes at %p leave their pinned block of %d bytes", bytes, address,
-        end.pinned->bytes));
+    return absl::InternalError(
+        absl::StrFormat("%d bytes at %p leave their pinned block of %d bytes",
+                        bytes, address, end.pinned->bytes));
   }
   return end;
 }
@@ -542,8 +541,7 @@ absl::StatusOr<char*> SimulatedRuntime::ReachEnd(const End& end,
     return end.address;
   }
   if (end.location.place == Location::Place::kPageable) return end.address;
-  const SimulatedMemory& memory =
-      *devices_[end.location.device.index]->memory;
+  const SimulatedMemory& memory = *devices_[end.location.device.index]->memory;
   if (memory.AllocationOf(end.address) != end.allocation) {
     return absl::InternalError(absl::StrFormat(
         "the device memory at %p was given back before the copy ran",
@@ -639,11 +637,11 @@ absl::Status SimulatedRuntime::EnqueueHost(Stream stream,
                                            HostKernel kernel) {
   WEFT_RETURN_IF_ERROR(Admit(stream, name));
   MutexLock lock(mu_);
-  Enqueue({stream, std::string(name), true,
-           [this, device = stream.device(),
-            kernel = std::move(kernel)]() mutable {
-             return kernel(KernelMemory(*this, device));
-           }});
+  Enqueue(
+      {stream, std::string(name), true,
+       [this, device = stream.device(), kernel = std::move(kernel)]() mutable {
+         return kernel(KernelMemory(*this, device));
+       }});
   return absl::OkStatus();
 }
 

@@ -173,9 +173,8 @@ class SimulatedRuntime final : public Runtime {
   // whether it ran.
   bool RunNext() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Runs tasks until all of `marks` are done.
-  absl::Status RunUntil(const std::vector<Schedule::Mark>& marks,
-                        Device device, absl::Duration timeout,
-                        absl::string_view what)
+  absl::Status RunUntil(const std::vector<Schedule::Mark>& marks, Device device,
+                        absl::Duration timeout, absl::string_view what)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<bool> QueryMark(Schedule::Mark mark, Device device,
                                  absl::string_view what)

@@ -16,10 +16,10 @@
 namespace weft::device {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::HasSubstr;
 using testing::Add;
+using ::testing::ElementsAre;
 using testing::Fill;
+using ::testing::HasSubstr;
 using testing::kPatience;
 using testing::MakeSimulated;
 using weft::testing::IsOk;
