@@ -26,11 +26,12 @@ def weft_cuda_library(name, srcs, hdrs, testonly = False):
         testonly = testonly,
         srcs = srcs + hdrs,
         outs = [name + ".o"],
-        # The folder that Bazel runs in is named as the workspace, weft, so that its parent has "weft/...".
+        # The folder that Bazel runs in is named as the workspace, weft, so that its parent has "weft/..."; of a
+        # workspace that uses Weft, "external" has.
         cmd = " ".join(
             [CUDA_HOME + "/bin/nvcc", "-std=c++17", "-O2", "-Werror=all-warnings", "-Xcompiler=-Wall,-fPIC"] +
             _ARCHITECTURES +
-            ["-I$$PWD/..", "-c", "$(location %s)" % srcs[0], "-o", "$@"],
+            ["-I$$PWD/..", "-Iexternal", "-c", "$(location %s)" % srcs[0], "-o", "$@"],
         ),
         message = "Compiling kernels of",
     )
