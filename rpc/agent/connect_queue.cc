@@ -6,18 +6,17 @@
 namespace weft::rpc {
 
 void ConnectQueue::Enter(uint32_t peer, Begin begin) {
-  std::vector<Begin> next;
-  uint64_t round = 0;
-  bool looks = false;
   {
     MutexLock lock(mu_);
     waiting_.emplace(peer - first_, std::move(begin));
     if (under_way_ == 0) left_at_ = clock_.Now();
-    next = Next();
-    round = round_;
+  }
+  BeginNext();
+  bool looks = false;
+  {
+    MutexLock lock(mu_);
     if (!waiting_.empty()) looks = !std::exchange(is_looking_, true);
   }
-  Run(std::move(next), round);
   if (looks) LookAroundLater();
 }
 
@@ -31,9 +30,22 @@ std::vector<ConnectQueue::Begin> ConnectQueue::Next() {
   return next;
 }
 
-void ConnectQueue::Run(std::vector<Begin> next, uint64_t round) {
-  for (Begin& begin : next) {
-    begin(std::make_unique<Attempt>(weak_from_this(), round, clock_.Now()));
+void ConnectQueue::BeginNext() {
+  for (bool is_first = true;; is_first = false) {
+    std::vector<Begin> next;
+    uint64_t round = 0;
+    {
+      MutexLock lock(mu_);
+      // Whoever begins others looks once more when that is done.
+      if (is_first && is_beginning_) return;
+      next = Next();
+      round = round_;
+      is_beginning_ = !next.empty();
+    }
+    if (next.empty()) return;
+    for (Begin& begin : next) {
+      begin(std::make_unique<Attempt>(weak_from_this(), round, clock_.Now()));
+    }
   }
 }
 
@@ -45,8 +57,6 @@ ConnectQueue::Attempt::~Attempt() {
 
 void ConnectQueue::Left(uint64_t round, absl::Duration took,
                         bool has_succeeded) {
-  std::vector<Begin> next;
-  uint64_t now = 0;
   {
     MutexLock lock(mu_);
     if (has_succeeded && took > kSlow) {
@@ -56,10 +66,8 @@ void ConnectQueue::Left(uint64_t round, absl::Duration took,
     }
     if (has_succeeded) left_at_ = clock_.Now();
     if (round == round_) --under_way_;
-    now = round_;
-    next = Next();
   }
-  Run(std::move(next), now);
+  BeginNext();
 }
 
 void ConnectQueue::LookAroundLater() {
@@ -69,8 +77,6 @@ void ConnectQueue::LookAroundLater() {
 }
 
 void ConnectQueue::LookAround() {
-  std::vector<Begin> next;
-  uint64_t round = 0;
   {
     MutexLock lock(mu_);
     if (waiting_.empty()) {
@@ -82,11 +88,9 @@ void ConnectQueue::LookAround() {
       under_way_ = 0;
       at_once_ = std::min(kMost, 2 * at_once_);
       left_at_ = clock_.Now();
-      next = Next();
     }
-    round = round_;
   }
-  Run(std::move(next), round);
+  BeginNext();
   LookAroundLater();
 }
 

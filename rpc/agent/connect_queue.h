@@ -76,7 +76,9 @@ class ConnectQueue : public std::enable_shared_from_this<ConnectQueue> {
   void LookAround() ABSL_LOCKS_EXCLUDED(mu_);
   // Takes those whose turn it is.
   std::vector<Begin> Next() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void Run(std::vector<Begin> next, uint64_t round) ABSL_LOCKS_EXCLUDED(mu_);
+  // Begins them. An attempt may end as it begins, many in a row: so one caller
+  // at a time begins all, on a flat stack.
+  void BeginNext() ABSL_LOCKS_EXCLUDED(mu_);
   void LookAroundLater();
 
   const Clock& clock_;
@@ -90,6 +92,7 @@ class ConnectQueue : public std::enable_shared_from_this<ConnectQueue> {
   uint64_t round_ ABSL_GUARDED_BY(mu_) = 0;
   Instant left_at_ ABSL_GUARDED_BY(mu_);  // the last that has succeeded
   bool is_looking_ ABSL_GUARDED_BY(mu_) = false;
+  bool is_beginning_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace weft::rpc

@@ -21,6 +21,7 @@
 namespace weft::rpc {
 namespace {
 
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::weft::testing::IsOkAndHolds;
@@ -127,6 +128,21 @@ TEST_F(ConnectQueueTest, WhileConnectionsAreQuickMoreAreMadeAtOnce) {
     for (size_t i = 0; i < under_way; ++i) Succeed(peer++);
     EXPECT_EQ(places_.size(), std::min<size_t>(64, 2 * under_way));
   }
+}
+
+// Of agents that end, or whose calls have ended while they waited.
+TEST_F(ConnectQueueTest, ManyThatEndAsTheyBeginNeedNoDeepStack) {
+  constexpr int kMany = 200000;
+  for (uint32_t peer = 20; peer < 28; ++peer) Enter(peer);
+  int begun = 0;
+  for (int i = 0; i < kMany; ++i) {
+    queue_->Enter(100, [&begun](ConnectQueue::Place) { ++begun; });
+  }
+  EXPECT_EQ(begun, 0);
+  Fail(20);
+  EXPECT_EQ(begun, kMany);
+  Enter(30);  // and there is a place
+  EXPECT_THAT(Begun(), Contains(30));
 }
 
 TEST_F(ConnectQueueTest, PlaceMayBeLeftAtOnceAndAfterTheQueue) {
