@@ -6,10 +6,12 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <thread>
 #include <utility>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "weft/autograd/grad_mode.h"
@@ -41,6 +43,22 @@ class InputNode final : public Node {
       "Checkpoint: the function used ", first, " at first and ", again,
       " in its place when it ran again; it must be a function of its inputs");
 }
+
+// Where a generator is: which number it gives next.
+struct GeneratorPlace {
+  uint64_t seed = 0;
+  uint64_t stream = 0;
+  uint64_t position = 0;
+
+  explicit GeneratorPlace(const Generator& generator)
+      : seed(generator.seed()),
+        stream(generator.stream()),
+        position(generator.position()) {}
+  bool operator==(const GeneratorPlace& other) const {
+    return seed == other.seed && stream == other.stream &&
+           position == other.position;
+  }
+};
 
 // What the runs of one checkpointed function share. Held by its slots, so it
 // ends with the graph.
@@ -106,8 +124,10 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   const CheckpointedFunction f_;
   std::vector<Input> inputs_;
   // Constant after the first run: the generators that it drew from, in this
-  // order, as they were; and what OnceInCheckpoint returned.
+  // order, as they were, and where each was at the end; and what
+  // OnceInCheckpoint returned.
   std::vector<Generator> generators_;
+  std::vector<GeneratorPlace> ends_;
   std::vector<Tensor> once_;
 
   Mutex recompute_mu_;  // held while the function runs again
@@ -130,13 +150,14 @@ class CheckpointRun final : public GeneratorObserver {
         suspended_observer_(GeneratorObserver::Set(this)) {}
   ~CheckpointRun() override {
     current_checkpoint_run = suspended_;
-    GeneratorObserver::Set(suspended_observer_);
     // Without an observer: what is restored is not drawn.
+    GeneratorObserver::Set(nullptr);
     for (const Drawn& drawn : generators_) {
       if (drawn.generator != nullptr && drawn.before.has_value()) {
         *drawn.generator = *drawn.before;
       }
     }
+    GeneratorObserver::Set(suspended_observer_);
   }
   CheckpointRun(const CheckpointRun&) = delete;
   CheckpointRun& operator=(const CheckpointRun&) = delete;
@@ -164,9 +185,27 @@ class CheckpointRun final : public GeneratorObserver {
       }
       return frame_.once_[once_++];
     }
-    const Tensor result = parent_ == nullptr ? make() : parent_->Once(make);
+    const Tensor result =
+        parent_ == nullptr ? MakeOnce(make) : parent_->Once(make);
     frame_.once_.push_back(result);
     return result;
+  }
+
+  // The run is over: of the first one it is kept where its generators are; one
+  // that runs again must have drawn as many numbers. Throws Error.
+  void EndGenerators() {
+    std::vector<GeneratorPlace> ends;
+    for (const Drawn& drawn : generators_) {
+      ends.push_back(drawn.end.has_value() ? *drawn.end
+                                           : GeneratorPlace(*drawn.generator));
+    }
+    if (!is_again_) {
+      frame_.ends_ = std::move(ends);
+    } else if (!(ends == frame_.ends_)) {
+      ThrowFailedPrecondition(
+          "Checkpoint: the function drew other numbers when it ran again than "
+          "at first; it must be a function of its inputs");
+    }
   }
 
   bool is_again() const {
@@ -176,12 +215,16 @@ class CheckpointRun final : public GeneratorObserver {
 
   // The parent first: it may bring back the generator's state of its first run.
   void OnDraw(Generator& generator) override {
+    if (makes_once_) {
+      drawn_in_once_.insert(&generator);
+      return;
+    }
     if (parent_ != nullptr) parent_->OnDraw(generator);
     for (const Drawn& drawn : generators_) {
       if (drawn.generator == &generator) return;
     }
     const size_t index = generators_.size();
-    generators_.push_back({&generator, std::nullopt});
+    generators_.push_back({&generator, std::nullopt, std::nullopt});
     if (!is_again_) {
       frame_.generators_.push_back(generator);
     } else if (index < frame_.generators_.size()) {
@@ -191,16 +234,40 @@ class CheckpointRun final : public GeneratorObserver {
   }
   void OnEnd(const Generator& generator) override {
     if (parent_ != nullptr) parent_->OnEnd(generator);
+    drawn_in_once_.erase(&generator);
     for (Drawn& drawn : generators_) {
-      if (drawn.generator == &generator) drawn.generator = nullptr;
+      if (drawn.generator != &generator) continue;
+      drawn.end.emplace(generator);
+      drawn.generator = nullptr;
     }
   }
 
  private:
   struct Drawn {
-    Generator* generator;             // null: it has ended
-    std::optional<Generator> before;  // what it goes on with after this run
+    Generator* generator;               // null: it has ended
+    std::optional<Generator> before;    // what it goes on with after this run
+    std::optional<GeneratorPlace> end;  // where it was when it ended
   };
+
+  // Operations of it would be saved now, and not when the function runs again.
+  Tensor MakeOnce(absl::FunctionRef<Tensor()> make) {
+    const NoGradScope no_grad;
+    CheckpointRun* const run = std::exchange(current_checkpoint_run, nullptr);
+    makes_once_ = true;
+    const absl::Cleanup restore = [&] {
+      makes_once_ = false;
+      drawn_in_once_.clear();
+      current_checkpoint_run = run;
+    };
+    const Tensor result = make();
+    // One that `make` has made for itself has ended.
+    if (!drawn_in_once_.empty()) {
+      ThrowFailedPrecondition(
+          "OnceInCheckpoint: what is made once may not draw random numbers, "
+          "which would not be drawn when the function runs again; draw before");
+    }
+    return result;
+  }
 
   CheckpointFrame& frame_;
   const bool is_again_;
@@ -209,6 +276,8 @@ class CheckpointRun final : public GeneratorObserver {
   GeneratorObserver* const suspended_observer_;
   size_t saved_ = 0;
   size_t once_ = 0;
+  bool makes_once_ = false;
+  std::set<const Generator*> drawn_in_once_;
   std::deque<Drawn> generators_;  // which does not move them
 };
 
@@ -217,6 +286,7 @@ std::vector<Variable> CheckpointFrame::Run(absl::Span<const Variable> inputs) {
   {
     CheckpointRun run(*this, /*is_again=*/false);
     results = f_(inputs);
+    run.EndGenerators();
   }
   MutexLock lock(mu_);
   is_recorded_ = true;
@@ -360,6 +430,7 @@ void CheckpointFrame::Recompute() {
     const EnableGradScope enable;
     CheckpointRun run(*this, /*is_again=*/true);
     f_(inputs);
+    run.EndGenerators();
     CheckAllFilled(run.saved());
   } catch (...) {
     recomputing_ = std::thread::id();

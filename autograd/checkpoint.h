@@ -47,7 +47,8 @@ namespace weft {
 // The backward pass ends with
 //   kFailedPrecondition  if an input was written to since, a leaf that `f`
 //                        uses was updated or replaced since, or `f` computed
-//                        tensors of other shapes, dtypes or number
+//                        tensors of other shapes, dtypes or number, or drew
+//                        other numbers
 //   what `f` throws      when it runs again
 // each under the name of the operation that wanted the tensor; a graph that was
 // retained can be run again. `f` must not run a backward pass through what it
@@ -67,6 +68,8 @@ bool IsCheckpointing();
 bool IsRecomputing();
 // What `make` returns; when a function that is checkpointed runs again, what
 // `make` returned at first. The tensor is kept, and must not be written to.
+// Within Checkpoint `make` runs under a NoGradScope, and may draw from no
+// generator but its own (Error kFailedPrecondition): draw before.
 Tensor OnceInCheckpoint(absl::FunctionRef<Tensor()> make);
 
 }  // namespace weft

@@ -37,6 +37,11 @@ void Leaf::SetValue(Tensor value) {
 
 void Leaf::MoveTo(Tensor value) {
   CheckReplaces(value, "MoveTo");
+  const uint64_t version = value_->tensor.version();
+  if (value_->moves == 0 || version != value_->version_at_move) {
+    value_->same_moves = value_->moves;
+    value_->same_version = version;
+  }
   value_->version_at_move = value.version();
   value_->tensor = std::move(value);
   ++value_->moves;

@@ -24,6 +24,18 @@ struct LeafValue : public RefCounted<LeafValue> {
   // How often MoveTo has moved it, and its version when it was moved last.
   uint64_t moves = 0;
   uint64_t version_at_move = 0;
+  // Since when nobody has written to it but by MoveTo, as of the last MoveTo:
+  // since it had this version after so many moves.
+  uint64_t same_moves = 0;
+  uint64_t same_version = 0;
+
+  // Whether its elements are those that it had at `version` after `then` moves.
+  bool IsSame(uint64_t then, uint64_t version) const {
+    if (then == moves) return tensor.version() == version;
+    const bool was_same_at_move =
+        then > same_moves || (then == same_moves && version == same_version);
+    return was_same_at_move && tensor.version() == version_at_move;
+  }
 };
 
 // Thread-safety: thread-safe, but for SetValue, MoveTo, SetSink and
@@ -45,11 +57,15 @@ class Leaf final : public Node, public GradientSink {
   // kInvalidArgument unless `value` is of the same shape, dtype and device.
   void SetValue(Tensor value);
 
-  // Gives the leaf other memory with the same elements, or one that will have
-  // them when a graph uses it next. A graph recorded before keeps nothing of
-  // the former memory and uses what is here then: so a parameter can be
-  // released between forward and backward pass (a tensor of one element that is
-  // expanded takes its place) and be brought back. Throws as SetValue.
+  // Gives the leaf other memory with the same elements, or a stand-in that no
+  // graph uses until the leaf is moved again: so a parameter can be released
+  // between forward and backward pass (a tensor of one element that is expanded
+  // takes its place) and be brought back. A graph recorded before uses what is
+  // here then, and keeps nothing of the former memory but what operations saved
+  // as views of it (Transpose of a weight). Fill `value` before: a write to the
+  // leaf after this is a write, as ever, and a graph that was recorded before a
+  // write or an update, and a move, is refused (kFailedPrecondition). Throws as
+  // SetValue.
   void MoveTo(Tensor value);
 
   // False: frozen. No operation records it, and what a graph that was recorded

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "absl/strings/str_cat.h"
 #include "weft/base/error.h"
 
 namespace weft::internal {
@@ -21,9 +22,11 @@ Tensor KeptTensor::BeforeUpdate() const {
   }
   ThrowFailedPrecondition(
       "a tensor saved in the forward pass, ", tensor.Describe(),
-      ", was written to since (version ", tensor.version(), ", saved at ",
-      is_moved ? leaf_->version_at_move : version_,
-      "); write to a Clone() of it, or after the backward pass");
+      ", was written to since",
+      is_moved ? absl::StrCat(", and moved ", leaf_->moves - moves_, " times")
+               : absl::StrCat(" (version ", tensor.version(), ", saved at ",
+                              version_, ")"),
+      "; write to a Clone() of it, or after the backward pass");
 }
 
 }  // namespace weft::internal

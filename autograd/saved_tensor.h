@@ -44,10 +44,8 @@ class KeptTensor {
 
   // Whether nobody has written to it since.
   bool is_same() const {
-    if (!now().defined()) return true;
-    return now().version() == (leaf_ && leaf_->moves != moves_
-                                   ? leaf_->version_at_move
-                                   : version_);
+    if (leaf_) return leaf_->IsSame(moves_, version_);
+    return !tensor_.defined() || tensor_.version() == version_;
   }
   uint64_t version() const { return version_; }
   const LeafValue* leaf() const { return leaf_.get(); }
@@ -108,7 +106,7 @@ class SavedTensor {
 
   // The elements as they were, also if an optimizer has updated them since
   // (Tensor::BeginUpdate). Throws Error kFailedPrecondition if they were
-  // written to in another way, and what Checkpoint says.
+  // written to in another way, or updated and moved, and what Checkpoint says.
   Tensor Get() const { return slot_ ? slot_->Get() : kept_.Get(); }
 
  private:

@@ -13,7 +13,7 @@
 //
 // Requests are rounded up to 512 bytes. Those up to 1 MiB are cut from segments
 // of 2 MiB, those below 10 MiB from segments of 20 MiB, and larger ones have a
-// segment of whole 2 MiB each. A free block is joined with its free neighbours.
+// segment of whole 2 MiB each, or of what is left of the budget. A free block is joined with its free neighbours.
 // Source: PyTorch's c10/cuda/CUDACachingAllocator, which these figures are
 // from; free blocks are found as in device/free_blocks.h, in O(1).
 //

@@ -40,6 +40,10 @@ Scope::~Scope() {
 
 }  // namespace internal
 
+StreamScope::StreamScope(Stream stream) : Scope(stream.device(), stream) {
+  WEFT_CHECK(stream.is_valid()) << "StreamScope of a stream that names none";
+}
+
 Device CurrentDevice() { return internal::ScopeAccess::CurrentDevice(); }
 
 absl::StatusOr<Stream> CurrentStream(Runtime& runtime, Device device) {

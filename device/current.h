@@ -49,7 +49,7 @@ class DeviceScope : internal::Scope {
 // Thread-safety: as DeviceScope.
 class StreamScope : internal::Scope {
  public:
-  explicit StreamScope(Stream stream) : Scope(stream.device(), stream) {}
+  explicit StreamScope(Stream stream);
 };
 
 // That of the innermost scope of this thread; the CPU where there is none.

@@ -30,7 +30,9 @@
 #ifndef WEFT_DEVICE_RUNTIME_H_
 #define WEFT_DEVICE_RUNTIME_H_
 
+#include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <string>
 
 #include "absl/functional/any_invocable.h"
@@ -135,8 +137,13 @@ class DeviceMemory {
   // not all in one allocation that is alive and that this device can reach.
   template <typename T>
   absl::StatusOr<T*> At(T* address, int64_t elements) const {
-    const absl::StatusOr<void*> found =
-        Reach(address, elements * static_cast<int64_t>(sizeof(T)));
+    constexpr auto kItem = static_cast<int64_t>(sizeof(T));
+    constexpr int64_t kMost = std::numeric_limits<int64_t>::max() / kItem;
+    // More than that, or less than none, is in no allocation.
+    const int64_t bytes = elements > kMost
+                              ? std::numeric_limits<int64_t>::max()
+                              : std::max(elements, int64_t{-1}) * kItem;
+    const absl::StatusOr<void*> found = Reach(address, bytes);
     if (!found.ok()) return found.status();
     return static_cast<T*>(*found);
   }

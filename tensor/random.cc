@@ -27,9 +27,7 @@ std::array<uint32_t, 4> Philox4x32(std::array<uint32_t, 4> counter,
 }
 
 uint32_t Generator::NextU32() {
-  if (GeneratorObserver::current_ != nullptr) {
-    GeneratorObserver::current_->OnDraw(*this);
-  }
+  Observe();
   const uint64_t index = position_ / 4;
   if (index != block_index_) {
     block_ = Philox4x32(
@@ -82,7 +80,10 @@ Generator Generator::Fork(uint64_t index) const {
   return Generator(seed_, static_cast<uint64_t>(block[1]) << 32 | block[0]);
 }
 
-void Generator::Seek(uint64_t position) { position_ = position; }
+void Generator::Seek(uint64_t position) {
+  Observe();
+  position_ = position;
+}
 
 Tensor Uniform(const Shape& shape, double low, double high,
                Generator& generator, DType dtype) {

@@ -30,7 +30,8 @@ class Generator;
 class GeneratorObserver {
  public:
   virtual ~GeneratorObserver() = default;
-  // Before a number is drawn from `generator`.
+  // Before a number is drawn from `generator`, or another place sought in it or
+  // assigned to it.
   virtual void OnDraw(Generator& generator) = 0;
   // `generator` ends.
   virtual void OnEnd(const Generator& generator) = 0;
@@ -52,7 +53,15 @@ class Generator {
   explicit Generator(uint64_t seed, uint64_t stream = 0)
       : seed_(seed), stream_(stream) {}
   Generator(const Generator&) = default;
-  Generator& operator=(const Generator&) = default;
+  Generator& operator=(const Generator& other) {
+    Observe();
+    seed_ = other.seed_;
+    stream_ = other.stream_;
+    position_ = other.position_;
+    block_index_ = other.block_index_;
+    block_ = other.block_;
+    return *this;
+  }
   ~Generator() {
     if (GeneratorObserver::current_ != nullptr) {
       GeneratorObserver::current_->OnEnd(*this);
@@ -76,6 +85,12 @@ class Generator {
   void Seek(uint64_t position);
 
  private:
+  void Observe() {
+    if (GeneratorObserver::current_ != nullptr) {
+      GeneratorObserver::current_->OnDraw(*this);
+    }
+  }
+
   uint64_t seed_;
   uint64_t stream_;
   uint64_t position_ = 0;

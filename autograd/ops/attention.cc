@@ -148,8 +148,11 @@ Variable SelfAttention(const Variable& projected, int64_t heads,
       Tensor::Empty({x.size(0), x.size(1), x.size(2) / 3}, x.dtype());
   const Tensor weights =
       AttentionInto(HeadsOf(result, heads), in.q, in.k, in.v, scores);
+  // Of a leaf that is contiguous the leaf, not its memory.
+  const SavedTensor saved =
+      all.storage() == x.storage() ? SavedTensor(projected) : SavedTensor(all);
   return Record(kSelfAttention, result, {&projected},
-                [all = SavedTensor(all), weights = SavedTensor(weights), scores,
+                [all = saved, weights = SavedTensor(weights), scores,
                  heads](BackwardCall& call) {
                   const AttentionGradients in = PartsOf(all.Get(), heads);
                   Tensor grad = Tensor::EmptyLike(all.Get());

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "weft/base/catch_to_status.h"
 #include "weft/base/check.h"
 #include "weft/base/status_macros.h"
 #include "weft/base/steady_deadline.h"
@@ -100,11 +101,14 @@ class SimulatedRuntime::KernelMemory final : public DeviceMemory {
 absl::StatusOr<std::unique_ptr<SimulatedRuntime>> SimulatedRuntime::Create(
     Options options) {
   if (options.devices < 1 || options.memory_bytes < 1 ||
-      options.max_pending_tasks < 0) {
+      options.max_pending_tasks < 0 ||
+      options.pageable_copy_timeout < absl::ZeroDuration()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "SimulatedRuntime: ", options.devices, " devices of ",
         options.memory_bytes, " bytes, at most ", options.max_pending_tasks,
-        " pending tasks: wanted at least 1, 1 and 0"));
+        " pending tasks, a pageable_copy_timeout of ",
+        absl::FormatDuration(options.pageable_copy_timeout),
+        ": wanted at least 1, 1, 0 and 0"));
   }
   std::unique_ptr<SimulatedRuntime> runtime(new SimulatedRuntime(options));
   for (int i = 0; i < options.devices; ++i) {
@@ -640,7 +644,8 @@ absl::Status SimulatedRuntime::EnqueueHost(Stream stream,
   Enqueue(
       {stream, std::string(name), true,
        [this, device = stream.device(), kernel = std::move(kernel)]() mutable {
-         return kernel(KernelMemory(*this, device));
+         return CatchToStatus(
+             [&] { return kernel(KernelMemory(*this, device)); });
        }});
   return absl::OkStatus();
 }
