@@ -43,10 +43,6 @@ class Backend {
   // How those who wait for its operations wait, and by which clock.
   virtual Driver& driver() { return ParkingDriver(); }
 
-  // kUnimplemented, "backend X lacks Y", if it cannot run `operation`. Every
-  // rank finds the same.
-  virtual absl::Status CheckSupport(const Operation& operation) const = 0;
-
   // Takes part in `operation` and returns once this rank's part is done and its
   // blocks are no longer used. Errors:
   //   kAborted             another rank refused its arguments; the group goes

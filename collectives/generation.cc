@@ -62,7 +62,6 @@ absl::Status Generation::RunNow(Call& call, uint64_t number, Instant deadline,
     backend_->Refuse(operation, call.refusal);
     status = call.refusal;
   }
-  if (status.ok()) status = backend_->CheckSupport(operation);
   bool is_broken = false;
   if (status.ok() && is_late) {
     status = absl::DeadlineExceededError(

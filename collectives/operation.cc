@@ -1,25 +1,13 @@
 #include "weft/collectives/operation.h"
 
+#include <xxhash.h>
+
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
 
 namespace weft::collectives {
 namespace {
-
-// FNV-1a over whole words: equal on all machines, which a hash of Abseil's is
-// not. Source: Fowler, Noll, Vo, "The FNV Non-Cryptographic Hash Algorithm".
-class Hash {
- public:
-  void Add(uint64_t word) {
-    value_ = (value_ ^ word) * 0x100000001b3;
-    value_ ^= value_ >> 32;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 0xcbf29ce484222325;
-};
 
 bool IsReducing(Verb verb) {
   return verb == Verb::kAllReduce || verb == Verb::kReduce ||
@@ -116,19 +104,22 @@ std::string Describe(const Operation& operation) {
 }
 
 uint64_t Fingerprint(const Operation& operation) {
-  Hash hash;
-  if (operation.whole != nullptr) hash.Add(Fingerprint(*operation.whole));
-  hash.Add(static_cast<uint64_t>(operation.verb));
-  hash.Add(static_cast<uint64_t>(operation.dtype));
-  hash.Add(operation.label);
+  absl::InlinedVector<uint64_t, 16> words;
+  if (operation.whole != nullptr) {
+    words.push_back(Fingerprint(*operation.whole));
+  }
+  words.push_back(static_cast<uint64_t>(operation.verb));
+  words.push_back(static_cast<uint64_t>(operation.dtype));
+  words.push_back(operation.label);
   if (IsReducing(operation.verb)) {
-    hash.Add(static_cast<uint64_t>(operation.reduction.op));
+    words.push_back(static_cast<uint64_t>(operation.reduction.op));
   }
-  if (HasRoot(operation.verb)) hash.Add(operation.root);
+  if (HasRoot(operation.verb)) words.push_back(operation.root);
   if (const Blocks* blocks = CommonBlocks(operation); blocks != nullptr) {
-    for (const Block& block : *blocks) hash.Add(block.elements);
+    for (const Block& block : *blocks) words.push_back(block.elements);
   }
-  return hash.value();
+  // Equal on all machines, which a hash of Abseil's is not.
+  return XXH3_64bits(words.data(), words.size() * sizeof(uint64_t));
 }
 
 }  // namespace weft::collectives

@@ -1,5 +1,7 @@
 #include "weft/ddp/distributed_data_parallel.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -66,15 +68,10 @@ std::vector<nn::NamedParameter> FrozenLeaves(
   return frozen;
 }
 
-// FNV-1a of the elements.
+// Of the elements.
 uint64_t HashOf(const Tensor& tensor) {
   const Tensor flat = tensor.Contiguous();
-  const auto* bytes = static_cast<const unsigned char*>(flat.raw());
-  uint64_t hash = 14695981039346656037u;
-  for (int64_t i = 0; i < flat.bytes(); ++i) {
-    hash = (hash ^ bytes[i]) * 1099511628211u;
-  }
-  return hash;
+  return XXH3_64bits(flat.raw(), static_cast<size_t>(flat.bytes()));
 }
 
 }  // namespace

@@ -12,16 +12,13 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/memory/allocator.h"
-#include "weft/memory/arena.h"
 #include "weft/memory/segment.h"
-#include "weft/tests/support/allocation_count.h"
 #include "weft/tests/support/run_ranks.h"
 #include "weft/tests/support/status_matchers.h"
 
 namespace weft::memory {
 namespace {
 
-using testing::AllocationCount;
 using testing::IsOk;
 using testing::RunRanks;
 using testing::StatusIs;
@@ -116,52 +113,6 @@ TEST(Segment, MovesWithItsMapping) {
   Segment third = std::move(second);
   EXPECT_EQ(third.data()[0], std::byte{1});
   EXPECT_EQ(second.data(), nullptr);
-}
-
-TEST(Arena, AlignsAndDoesNotOverlap) {
-  Arena arena(1024);
-  std::vector<std::pair<char*, int64_t>> pieces;
-  for (int64_t bytes : {1, 3, 100, 5000, 17, 1024}) {
-    const int64_t alignment = bytes % 2 == 1 ? 64 : 8;
-    auto* piece = static_cast<char*>(arena.Allocate(bytes, alignment));
-    ASSERT_TRUE(IsAligned(piece, alignment)) << bytes;
-    std::memset(piece, static_cast<int>(bytes % 251), bytes);
-    pieces.emplace_back(piece, bytes);
-  }
-  for (auto [piece, bytes] : pieces) {
-    for (int64_t i = 0; i < bytes; ++i) {
-      ASSERT_EQ(static_cast<unsigned char>(piece[i]), bytes % 251);
-    }
-  }
-  EXPECT_GE(arena.used_bytes(), 1 + 3 + 100 + 5000 + 17 + 1024);
-}
-
-TEST(Arena, TakesNothingFromTheHeapAfterReset) {
-  Arena arena(64);
-  auto use = [&] {
-    for (int i = 0; i < 10; ++i) arena.AllocateArray<double>(10);
-  };
-  for (int i = 0; i < 8; ++i) {
-    arena.AllocateArray<char>(2000);
-    arena.Reset();
-  }
-  EXPECT_EQ(arena.used_bytes(), 0);
-  const int64_t before = AllocationCount();
-  use();
-  const int64_t after = AllocationCount();
-  EXPECT_EQ(after, before);
-  EXPECT_EQ(arena.used_bytes(), 800);
-}
-
-TEST(Arena, EndsWithThePieceItWasGiven) {
-  WEFT_ASSERT_OK_AND_ASSIGN(Segment segment, Segment::Create(kPage));
-  Arena arena(segment.span());
-  EXPECT_EQ(arena.Allocate(kPage), segment.data());
-  EXPECT_EQ(arena.Allocate(1), nullptr);
-  arena.Reset();
-  EXPECT_EQ(arena.Allocate(1), segment.data());
-  EXPECT_EQ(arena.Allocate(kPage), nullptr);
-  EXPECT_EQ(arena.AllocateArray<int64_t>(INT64_MAX / 4), nullptr);
 }
 
 TEST(CachingAllocator, AlignsEverySizeAndWastesAtMostAQuarter) {

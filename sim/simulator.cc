@@ -1,5 +1,7 @@
 #include "weft/sim/simulator.h"
 
+#include <xxhash.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -63,12 +65,8 @@ void Simulator::AdvanceTo(Instant at) {
 
 void Simulator::Note(absl::string_view what) {
   std::string line = absl::StrCat(Now().nanoseconds(), " ", what);
-  // FNV-1a, over the line and a separator.
-  line.push_back('\n');
-  for (const char c : line) {
-    trace_hash_ = (trace_hash_ ^ static_cast<unsigned char>(c)) * 0x100000001B3;
-  }
-  line.pop_back();
+  trace_hash_ =
+      XXH3_64bits_withSeed(line.data(), line.size(), /*seed=*/trace_hash_);
   if (trace_.size() == kTraceLines) trace_.pop_front();
   trace_.push_back(std::move(line));
 }

@@ -1,5 +1,7 @@
 #include "weft/telemetry/spans.h"
 
+#include <xxhash.h>
+
 #include <cstdint>
 #include <random>
 #include <string>
@@ -34,12 +36,9 @@ Json Metadata(const char* kind, int rank, int track, const std::string& name) {
 
 // Of the events of a rank: files of several ranks may be joined in one view.
 int ProcessOf(const Spans::Options& options) {
-  uint32_t hash = 2166136261u;  // FNV-1a
-  for (const char c :
-       absl::StrCat(options.job, "/", options.role, "/", options.rank)) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
-  }
-  return static_cast<int>(hash & 0x7FFFFFFF);
+  const std::string rank =
+      absl::StrCat(options.job, "/", options.role, "/", options.rank);
+  return static_cast<int>(XXH3_64bits(rank.data(), rank.size()) & 0x7FFFFFFF);
 }
 
 std::string KindOf(const Fields& fields) {

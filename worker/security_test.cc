@@ -199,7 +199,7 @@ const std::map<std::string, std::vector<std::string>>& AccessTable() {
           {"/grpc.health.v1.Health/Watch", all},
           {"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
            {"admin"}},
-          // Of no proto: its messages are those of stream/frame.h.
+          // Of no proto: its messages are those of collectives/core/frame.h.
           {"/weft.collectives.v1.Group/Connect", members},
           {"/weft.rendezvous.v1.Coordinator/Announce", members},
           {"/weft.rendezvous.v1.Coordinator/Barrier", members},

@@ -402,7 +402,6 @@ TEST_P(ProcessGroupConformance, BytesOfAnyLength) {
 // --- Point to point. ---------------------------------------------------------
 
 TEST_P(ProcessGroupConformance, MessagesAreMatchedByTagAndKeepTheirOrder) {
-  if (!GetParam().has_point_to_point) GTEST_SKIP();
   const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
     if (group.rank() == 0) {
       for (const int i : {1, 2, 3}) {
@@ -428,7 +427,6 @@ TEST_P(ProcessGroupConformance, MessagesAreMatchedByTagAndKeepTheirOrder) {
 }
 
 TEST_P(ProcessGroupConformance, ReceivesPostedBeforeSendsOnAllRanks) {
-  if (!GetParam().has_point_to_point) GTEST_SKIP();
   RunSizes([](ProcessGroup& group) -> absl::Status {
     const int n = group.size();
     if (n == 1) return absl::OkStatus();
@@ -449,7 +447,6 @@ TEST_P(ProcessGroupConformance, ReceivesPostedBeforeSendsOnAllRanks) {
 }
 
 TEST_P(ProcessGroupConformance, ReceiveAnyReturnsTheSender) {
-  if (!GetParam().has_point_to_point) GTEST_SKIP();
   RunSizes([](ProcessGroup& group) -> absl::Status {
     if (group.rank() != 0) return group.Send(Numbers(group.rank(), 8), 0, 4);
     std::map<int, std::string> found;
@@ -467,7 +464,6 @@ TEST_P(ProcessGroupConformance, ReceiveAnyReturnsTheSender) {
 }
 
 TEST_P(ProcessGroupConformance, MessageOfAnotherKindIsAnErrorAndIsDropped) {
-  if (!GetParam().has_point_to_point) GTEST_SKIP();
   const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
     if (group.rank() == 0) {
       WEFT_RETURN_IF_ERROR(group.Send(Tensor::Zeros({3}), 1));
@@ -488,7 +484,6 @@ TEST_P(ProcessGroupConformance, MessageOfAnotherKindIsAnErrorAndIsDropped) {
 }
 
 TEST_P(ProcessGroupConformance, UnrequestedMessagesAreBounded) {
-  if (!GetParam().has_point_to_point) GTEST_SKIP();
   const auto statuses = Run(2, [](ProcessGroup& group) -> absl::Status {
     constexpr int kMessages = 12;  // of 1 MiB: three times what is kept
     std::vector<Future<void>> sent;
@@ -516,7 +511,6 @@ TEST_P(ProcessGroupConformance, UnrequestedMessagesAreBounded) {
 // -----------------------------------------------------------
 
 TEST_P(ProcessGroupConformance, SplitMakesOneGroupForEachColor) {
-  if (!GetParam().has_subgroups) GTEST_SKIP();
   const auto statuses = Run(4, [](ProcessGroup& group) -> absl::Status {
     // Ranks 0 and 2 in reverse order; rank 1 alone; rank 3 in none.
     const int color = group.rank() == 3 ? -1 : group.rank() % 2;
@@ -544,7 +538,6 @@ TEST_P(ProcessGroupConformance, SplitMakesOneGroupForEachColor) {
 
 TEST_P(ProcessGroupConformance, RevokeEndsAllAndShrinkGoesOn) {
   if (!GetParam().ranks_share_memory) GTEST_SKIP() << kOtherProcesses;
-  if (!GetParam().has_subgroups) GTEST_SKIP();
   std::atomic<int> ready{0};
   const auto statuses = Run(3, [&](ProcessGroup& group) -> absl::Status {
     WEFT_RETURN_IF_ERROR(group.Barrier());

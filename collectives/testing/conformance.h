@@ -46,9 +46,6 @@ struct TestBackend {
   // while other ranks have not come: those of 3 ranks that wait for the last
   // one have false.
   bool ranks_run_ahead = false;
-  // Verbs that this backend lacks; their tests are skipped.
-  bool has_point_to_point = true;
-  bool has_subgroups = true;
   // What its worlds set as max_unasked_bytes.
   static constexpr int64_t kMaxUnaskedBytes = 4 << 20;
   std::vector<int> sizes = {1, 2, 3, 4};

@@ -11,9 +11,9 @@ LEAST = 80.0
 PARSERS = {
     "checkpoint/manifest.cc": "Parse|Read|Check|Take",
     "checkpoint/safetensors_header.cc": "",
-    "collectives/backends/stream/frame.cc": "",
-    "collectives/backends/stream/inbox.cc": "Add",
-    "collectives/backends/stream/mesh.cc": "OnMessage|TakeFrame|TakeAck|Record",
+    "collectives/core/frame.cc": "",
+    "collectives/core/group_core.cc": "Receive|4TakeE|TakeAnnouncement|TakeLeave|TakeAck|Record",
+    "collectives/core/inbox.cc": "Add",
     "input/csv.cc": "^(?!.*Dataset)",
     "input/idx.cc": "^(?!.*(Dataset|ReadIdx|CheckPair))",
     "input/libsvm.cc": "^(?!.*Dataset)",

@@ -11,9 +11,9 @@
 
 #include "absl/strings/string_view.h"
 #include "weft/base/driver.h"
-#include "weft/collectives/backends/stream/frame.h"
-#include "weft/collectives/backends/stream/inbox.h"
 #include "weft/collectives/backends/stream/mesh.h"
+#include "weft/collectives/core/frame.h"
+#include "weft/collectives/core/inbox.h"
 #include "weft/tests/fuzz/fuzz_target.h"
 
 namespace weft::testing {

@@ -85,9 +85,6 @@ class HierarchicalBackend final : public Backend {
   int rank() const override { return between_->rank(); }
   int size() const override { return between_->size(); }
   Driver& driver() override { return between_->driver(); }
-  absl::Status CheckSupport(const Operation&) const override {
-    return absl::OkStatus();
-  }
 
   absl::Status Run(const Operation& operation) override {
     return between_->RunWith(

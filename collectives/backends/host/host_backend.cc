@@ -118,9 +118,6 @@ class HostBackend final : public Backend {
   absl::string_view name() const override { return "host"; }
   int rank() const override { return segment_->rank(); }
   int size() const override { return segment_->size(); }
-  absl::Status CheckSupport(const Operation&) const override {
-    return absl::OkStatus();
-  }
 
   absl::Status Run(const Operation& operation) override;
   void Refuse(const Operation& operation, const absl::Status& why) override;

@@ -15,7 +15,7 @@
 #include "weft/base/future.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/called_operations.h"
+#include "weft/collectives/core/called_operations.h"
 
 namespace weft::collectives {
 namespace {
@@ -143,9 +143,6 @@ class LocalBackend final : public Backend {
   int size() const override { return group_->size(); }
   Driver& driver() override { return *world_->options.driver; }
 
-  absl::Status CheckSupport(const Operation&) const override {
-    return absl::OkStatus();
-  }
   absl::Status Run(const Operation& operation) override;
   void Refuse(const Operation& operation, const absl::Status& why) override;
   void Abort(const absl::Status& why) override {

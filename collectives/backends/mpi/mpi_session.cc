@@ -1,5 +1,7 @@
 #include "weft/collectives/backends/mpi/mpi_session.h"
 
+#include <xxhash.h>
+
 #include <array>
 #include <iterator>
 #include <utility>
@@ -120,12 +122,7 @@ absl::StatusOr<int> MpiSession::State::TagOf(const std::string& name) {
   MPI_Comm_get_attr(messages_, MPI_TAG_UB, &most, &is_set);
   const uint64_t tags =
       is_set != 0 ? static_cast<uint64_t>(*static_cast<int*>(most)) : 32767;
-  // FNV-1a: the same on all ranks.
-  uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<uint8_t>(c)) * 0x100000001b3;
-  }
-  return static_cast<int>(hash % tags);
+  return static_cast<int>(XXH3_64bits(name.data(), name.size()) % tags);
 }
 
 absl::StatusOr<MPI_Op> MpiSession::State::ReductionOf(DType dtype,

@@ -1,10 +1,9 @@
-// Mesh: the streams between the ranks of one group, one for each pair.
+// Mesh: the streams between the ranks of one group, one for each pair, which
+// the lower rank opens.
 //
-// The lower rank of a pair opens it; each end first says who it is, of which
-// group. A rank keeps what has come and was not asked for yet; how much it may
-// be is bounded by acks: of an operation's messages Inbox::kPartWindow bytes,
-// of Sends `max_unasked_bytes` are on their way to a rank that does not take
-// them.
+// What is said over them, and what a rank may believe, is GroupCore's: this
+// class has the lock, the streams and what waits to be written to them, and the
+// waits of callers.
 
 #ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_
 #define WEFT_COLLECTIVES_BACKENDS_STREAM_MESH_H_
@@ -30,25 +29,14 @@
 #include "weft/base/mutex.h"
 #include "weft/collectives/algorithms/piece_reader.h"
 #include "weft/collectives/backend.h"
-#include "weft/collectives/backends/stream/frame.h"
-#include "weft/collectives/backends/stream/inbox.h"
-#include "weft/collectives/called_operations.h"
+#include "weft/collectives/core/group_core.h"
 #include "weft/collectives/diagnosis.h"
 #include "weft/collectives/operation.h"
 #include "weft/transport/transport.h"
 
 namespace weft::collectives {
 
-struct MeshOptions {
-  std::string group;  // its name, unique among those of the transport
-  int rank = 0;
-  int size = 1;
-  // names[r]: what rank r is called in messages, and what it must prove to be
-  // where connections prove anything. Empty: "rank r".
-  std::vector<std::string> names;
-  int64_t max_unasked_bytes = kMostUnaskedBytes;
-  // Of a peer that does not even answer: it is taken for dead.
-  absl::Duration dead_after = absl::Seconds(10);
+struct MeshOptions : GroupCoreOptions {
   DiagnosisOptions diagnosis;
 };
 
@@ -177,8 +165,6 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   static constexpr size_t kMostPartsQueued = 1;
 
   struct Peer {
-    explicit Peer(int64_t most_kept) : inbox(most_kept) {}
-
     std::shared_ptr<transport::Connection> connection;
     bool is_writing = false;
     struct Outgoing {
@@ -186,69 +172,22 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
       bool is_answer;
     };
     std::deque<Outgoing> outbox;
-    int answers = 0;          // of these
-    bool has_stream = false;  // or had one
-    bool has_said_hello = false;
-    bool has_left = false;
-    bool knows_of_leave = false;  // it has all that this rank has sent
-    absl::Status gone;            // why it says no more
-    Instant heard;
-    Inbox inbox;
-    bool has_uncompared = false;        // parts were sent since it was asked
-    uint64_t asked = 0, answered = 0;   // of AwaitCompared
-    int64_t parts_under_way = 0;        // bytes sent, and no ack has come
+    int answers = 0;                    // of these
     bool awaits_room = false;           // in the outbox, for a part
     const Transfer* sending = nullptr;  // the one that is half sent
-    uint64_t transfers_sent = 0;
-    int64_t transfers_under_way = 0;
   };
 
-  // Why the group was aborted, for a caller to hear; OK: it was not.
-  absl::Status Health() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-    is_heard_ = is_heard_ || !aborted_.ok();
-    return aborted_;
-  }
-  // Queues a frame; Flush, which every function calls after it has released the
-  // lock, writes what was queued.
-  void Post(int peer, Frame frame, bool is_answer = false)
+  // Does what the core asks for, as far as that may be done under the lock.
+  void Act() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Post(int peer, Slices message, bool is_answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // As Post; an error if `peer` asks more than it reads.
-  absl::Status Answer(int peer, Frame frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void PostToAll(const Frame& frame) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Release(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The rest, without it: every function calls it last.
   void Flush() ABSL_LOCKS_EXCLUDED(mu_);
   void Pump(int peer) ABSL_LOCKS_EXCLUDED(mu_);
-  Frame AbortFrame() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void AbortLocked(const absl::Status& why, bool tell)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void ReportIfUnheard() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  void WakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  void Wake() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Wakes who waits for room in the outbox of `p`.
   void WakeIfThereIsRoom(const Peer& p) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
-  // An error if `peer` must say no more.
-  absl::Status TakeFrame(int peer, Frame frame)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status TakeHello(int peer, const Frame& hello)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  static absl::Status TakeAck(uint64_t bytes, int64_t& under_way);
-  // Acknowledges what was taken of its parts, if that is due.
-  void AckParts(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Compares it; an error if `peer` must say no more.
-  absl::Status Record(int peer, Announcement announcement)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  Frame OwnHello() const;
-  std::string NameOf(int peer) const;
-  static Frame FrameOf(Frame::Kind kind, const Announcement& mine,
-                       uint64_t tag = 0);
-  // What this rank has called, if that is the last.
-  const Announcement* FindOwn(uint64_t sequence) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Nothing more comes from it, for this reason.
-  void OnGone(int peer, const absl::Status& why)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Lets its stream go where nothing more is to be said or heard.
-  void ReleaseIfOver(int peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-
   // The next chunk of a message, if the window has room for it.
   bool SendChunk(Progress& progress, const Outgoing& out, int64_t& sent)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -256,40 +195,24 @@ class Mesh final : public std::enable_shared_from_this<Mesh> {
   enum class Took { kNothing, kSome, kAll };
   absl::StatusOr<Took> TakeSome(Progress& progress, const Incoming& in)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Why nothing more will come from `peer`, or OK.
-  absl::Status CheckPeers(const Operation& operation, int peer)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::Status AwaitProgress(Progress& progress, int peer, uint64_t seen)
       ABSL_LOCKS_EXCLUDED(mu_);
-  std::string DescribeWait(const Operation& operation, int peer) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::StatusOr<bool> SendTransfer(Transfer& transfer)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // The first message of `from` with that tag, if it is whole.
-  absl::StatusOr<std::optional<Message>> FindTransfer(const Transfer& transfer,
-                                                      int from)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  absl::Status CheckTransferPeers(const Transfer& transfer) const
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  bool SendTransfer(Transfer& transfer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
 
   const MeshOptions options_;
   Driver& driver_;
   mutable Mutex mu_;
+  mutable GroupCore core_ ABSL_GUARDED_BY(mu_);
+  GroupCore::Actions actions_ ABSL_GUARDED_BY(mu_);  // Act's, for its memory
   std::vector<Peer> peers_ ABSL_GUARDED_BY(mu_);
   std::vector<int> to_pump_ ABSL_GUARDED_BY(mu_);
   // Released by Flush, without the lock.
   std::vector<std::shared_ptr<transport::Connection>> to_release_
       ABSL_GUARDED_BY(mu_);
-  CalledOperations called_ ABSL_GUARDED_BY(mu_);
-  int untold_ ABSL_GUARDED_BY(mu_) = 0;  // operations since all were told
-  uint64_t asked_ ABSL_GUARDED_BY(mu_) = 0;
-  bool has_left_ ABSL_GUARDED_BY(mu_) = false;
-  absl::Status aborted_ ABSL_GUARDED_BY(mu_);
-  mutable bool is_heard_ ABSL_GUARDED_BY(mu_) = false;
-  // A difference between the ranks that no caller here will hear of.
-  bool is_report_due_ ABSL_GUARDED_BY(mu_) = false;
-  bool is_hook_due_ ABSL_GUARDED_BY(mu_) = false;
   std::function<void(const absl::Status&)> abort_hook_ ABSL_GUARDED_BY(mu_);
+  // What the hook and the user are still to hear.
+  std::optional<absl::Status> hook_due_ ABSL_GUARDED_BY(mu_);
+  std::string report_due_ ABSL_GUARDED_BY(mu_);
   std::vector<Promise<void>> waiters_ ABSL_GUARDED_BY(mu_);
   std::atomic<uint64_t> events_{0};
 };

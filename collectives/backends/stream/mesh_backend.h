@@ -26,9 +26,6 @@ class MeshBackend : public Backend {
   int rank() const override;
   int size() const override;
   Driver& driver() override;
-  absl::Status CheckSupport(const Operation&) const override {
-    return absl::OkStatus();
-  }
   void Refuse(const Operation& operation, const absl::Status& why) override;
   void Abort(const absl::Status& why) override;
   absl::Status health() const override;

@@ -1,5 +1,6 @@
 // Sends and receives over a mesh.
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -14,27 +15,24 @@ constexpr int64_t kChunkBytes = Inbox::kChunkBytes;
 
 }  // namespace
 
-absl::StatusOr<bool> Mesh::SendTransfer(Transfer& transfer) {
+bool Mesh::SendTransfer(Transfer& transfer) {
   Peer& p = peers_[transfer.peer];
   const int64_t total = transfer.block.elements * ItemSize(transfer.dtype);
   if (p.sending != nullptr && p.sending != &transfer) return false;
   if (p.sending == nullptr) {
-    if (p.transfers_under_way >= options_.max_unasked_bytes) return false;
-    p.transfers_under_way += KeptBytes(static_cast<uint64_t>(total));
-    ++p.transfers_sent;
+    if (!core_.TakeTransferRoom(transfer.peer, total)) return false;
     p.sending = &transfer;
   }
   while (p.outbox.size() < kMostQueued) {
     const int64_t n = std::min(kChunkBytes, total - transfer.moved_bytes);
     Frame frame;
-    frame.kind = Frame::kTransfer;
     frame.code = static_cast<uint32_t>(transfer.dtype);
-    frame.sequence = p.transfers_sent;
     frame.tag = transfer.tag;
     frame.total = static_cast<uint64_t>(total);
     frame.offset = static_cast<uint64_t>(transfer.moved_bytes);
     frame.content = CopyOf(transfer.block.memory + transfer.moved_bytes, n);
-    Post(transfer.peer, std::move(frame));
+    core_.SendTransfer(transfer.peer, std::move(frame));
+    Act();
     transfer.moved_bytes += n;
     if (transfer.moved_bytes < total) continue;
     p.sending = nullptr;
@@ -43,59 +41,29 @@ absl::StatusOr<bool> Mesh::SendTransfer(Transfer& transfer) {
   return false;
 }
 
-absl::StatusOr<std::optional<Message>> Mesh::FindTransfer(
-    const Transfer& transfer, int from) {
-  Inbox& inbox = peers_[from].inbox;
-  std::optional<Message> message = inbox.TakeTransfer(transfer.tag);
-  if (!message.has_value()) {
-    const bool is_full = inbox.kept_bytes() >= options_.max_unasked_bytes;
-    if (is_full && transfer.peer >= 0 && inbox.LacksTransfer(transfer.tag)) {
-      return TooMuchUnasked(from, inbox.kept_bytes(), inbox.oldest_tag());
-    }
-    return message;
-  }
-  Frame ack;
-  ack.kind = Frame::kTransferAck;
-  ack.total = static_cast<uint64_t>(KeptBytes(message->total));
-  Post(from, std::move(ack));
-  return message;
-}
-
-absl::Status Mesh::CheckTransferPeers(const Transfer& transfer) const {
-  int gone = 0;
-  absl::Status why;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank() || (transfer.peer >= 0 && r != transfer.peer)) continue;
-    const Peer& p = peers_[r];
-    if (!p.has_left && p.gone.ok()) continue;
-    ++gone;
-    why = absl::UnavailableError(absl::StrCat(
-        "rank ", r, p.has_left ? " has left the group" : " has ended", "; it ",
-        called_.Describe(r)));
-  }
-  return gone < (transfer.peer < 0 ? size() - 1 : 1) ? absl::OkStatus() : why;
-}
-
 absl::StatusOr<bool> Mesh::Advance(Transfer& transfer) {
   absl::StatusOr<bool> result = false;
   std::optional<Message> message;
   int from = transfer.peer;
   {
     MutexLock lock(mu_);
-    WEFT_RETURN_IF_ERROR(Health());
+    WEFT_RETURN_IF_ERROR(core_.Health());
     // Before the attempt: what a rank sent before its end is still received.
-    const absl::Status gone = CheckTransferPeers(transfer);
+    const absl::Status gone = core_.CheckTransferPeer(transfer.peer);
     if (transfer.is_send) {
-      result = gone.ok() ? SendTransfer(transfer) : gone;
+      result = gone.ok() ? absl::StatusOr<bool>(SendTransfer(transfer)) : gone;
     } else {
       const int first = transfer.peer < 0 ? 0 : transfer.peer;
       const int last = transfer.peer < 0 ? size() - 1 : transfer.peer;
       for (from = first; from <= last && !message.has_value(); ++from) {
         if (from == rank()) continue;
-        WEFT_ASSIGN_OR_RETURN(message, FindTransfer(transfer, from));
+        WEFT_ASSIGN_OR_RETURN(
+            message, core_.TakeTransfer(from, transfer.tag,
+                                        /*is_only_source=*/transfer.peer >= 0));
       }
       --from;
       if (!message.has_value() && !gone.ok()) result = gone;
+      Act();
     }
   }
   Flush();

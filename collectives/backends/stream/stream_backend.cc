@@ -6,9 +6,9 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/status_macros.h"
 #include "weft/collectives/algorithms/tree_broadcast.h"
-#include "weft/collectives/backends/stream/frame.h"
 #include "weft/collectives/backends/stream/mesh.h"
 #include "weft/collectives/backends/stream/streams_state.h"
+#include "weft/collectives/core/frame.h"
 #include "weft/collectives/subgroup_name.h"
 
 namespace weft::collectives {

@@ -9,7 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/core/frame.h"
 #include "weft/collectives/process_group.h"
 #include "weft/collectives/testing/conformance.h"
 #include "weft/tests/support/run_ranks.h"

@@ -11,9 +11,9 @@
 #include "absl/strings/str_cat.h"
 #include "weft/base/mutex.h"
 #include "weft/base/status_macros.h"
-#include "weft/collectives/backends/stream/frame.h"
 #include "weft/collectives/backends/stream/mesh.h"
 #include "weft/collectives/backends/stream/streams_state.h"
+#include "weft/collectives/core/frame.h"
 
 namespace weft::collectives {
 using transport::Connection;

@@ -480,10 +480,6 @@ class LyingBackend final : public collectives::Backend {
   int rank() const override { return backend_->rank(); }
   int size() const override { return backend_->size(); }
   Driver& driver() override { return backend_->driver(); }
-  absl::Status CheckSupport(
-      const collectives::Operation& operation) const override {
-    return backend_->CheckSupport(operation);
-  }
   absl::Status Run(const collectives::Operation& operation) override {
     lie_(operation);
     return backend_->Run(operation);

@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/stream/inbox.h"
+#include "weft/collectives/core/inbox.h"
 
 #include <algorithm>
 #include <utility>
@@ -150,6 +150,20 @@ bool Inbox::LacksTransfer(uint64_t tag) const {
   return std::none_of(
       transfers_.begin(), transfers_.end(),
       [&](const Message& message) { return message.tag == tag; });
+}
+
+std::string Inbox::Snapshot() const {
+  std::string text =
+      absl::StrCat(parts_held_, " ", parts_freed_, " ", kept_bytes_);
+  for (const auto* messages : {&parts_, &transfers_}) {
+    absl::StrAppend(&text, messages == &parts_ ? " parts" : " transfers");
+    for (const Message& message : *messages) {
+      absl::StrAppend(&text, " (", message.sequence, " ", message.fingerprint,
+                      " ", message.tag, " ", message.total, " ",
+                      message.arrived, " ", message.taken, ")");
+    }
+  }
+  return text;
 }
 
 }  // namespace weft::collectives

@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/core/frame.h"
 
 #include <algorithm>
 #include <cstring>

@@ -13,8 +13,8 @@
 //   kAbort        the group is broken, and why
 //   kLeave        the sender has left the group
 
-#ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
-#define WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
+#ifndef WEFT_COLLECTIVES_CORE_FRAME_H_
+#define WEFT_COLLECTIVES_CORE_FRAME_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -70,4 +70,4 @@ absl::StatusOr<Frame> Decode(const Slices& message);
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_BACKENDS_STREAM_FRAME_H_
+#endif  // WEFT_COLLECTIVES_CORE_FRAME_H_

@@ -1,16 +1,17 @@
 // Inbox: the messages that one peer of a group has sent and this rank has not
 // taken yet, within the bounds of what may be under way.
 
-#ifndef WEFT_COLLECTIVES_BACKENDS_STREAM_INBOX_H_
-#define WEFT_COLLECTIVES_BACKENDS_STREAM_INBOX_H_
+#ifndef WEFT_COLLECTIVES_CORE_INBOX_H_
+#define WEFT_COLLECTIVES_CORE_INBOX_H_
 
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "weft/base/bytes.h"
-#include "weft/collectives/backends/stream/frame.h"
+#include "weft/collectives/core/frame.h"
 #include "weft/tensor/dtype.h"
 
 namespace weft::collectives {
@@ -77,6 +78,9 @@ class Inbox {
   // REQUIRES: kept_bytes() > 0.
   uint64_t oldest_tag() const { return transfers_.front().tag; }
 
+  // See GroupCore::Snapshot.
+  std::string Snapshot() const;
+
  private:
   absl::Status CheckChunk(const Frame& frame) const;
   void Free(uint64_t bytes);
@@ -92,4 +96,4 @@ class Inbox {
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_BACKENDS_STREAM_INBOX_H_
+#endif  // WEFT_COLLECTIVES_CORE_INBOX_H_

@@ -1,4 +1,4 @@
-#include "weft/collectives/called_operations.h"
+#include "weft/collectives/core/called_operations.h"
 
 #include <algorithm>
 #include <random>

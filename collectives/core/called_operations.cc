@@ -1,4 +1,4 @@
-#include "weft/collectives/called_operations.h"
+#include "weft/collectives/core/called_operations.h"
 
 #include <algorithm>
 #include <utility>
@@ -136,6 +136,20 @@ std::string CalledOperations::DescribeRanksBefore(uint64_t sequence,
     }
     absl::StrAppend(&text, text.empty() ? "" : "; ", "rank ", r,
                     " has not called it and ", Describe(r));
+  }
+  return text;
+}
+
+std::string CalledOperations::Snapshot() const {
+  std::string text = absl::StrCat("before ", forgotten_before_);
+  for (const Rank& rank : ranks_) {
+    absl::StrAppend(&text, " [", rank.has_called, rank.has_ended, " ",
+                    rank.last.sequence, " ", rank.last.fingerprint, " ",
+                    rank.last.is_refused, " ", rank.ahead_bytes, "]");
+  }
+  for (const Call& call : calls_) {
+    absl::StrAppend(&text, " (", call.sequence, " ", call.fingerprint, " ",
+                    call.caller, " ", call.refuser, " ", call.ahead, ")");
   }
   return text;
 }

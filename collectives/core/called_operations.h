@@ -1,8 +1,8 @@
 // CalledOperations: what the ranks of a group have called, as far as it is
 // known, so that ranks that call different operations find out.
 
-#ifndef WEFT_COLLECTIVES_CALLED_OPERATIONS_H_
-#define WEFT_COLLECTIVES_CALLED_OPERATIONS_H_
+#ifndef WEFT_COLLECTIVES_CORE_CALLED_OPERATIONS_H_
+#define WEFT_COLLECTIVES_CORE_CALLED_OPERATIONS_H_
 
 #include <cstdint>
 #include <deque>
@@ -54,6 +54,8 @@ class CalledOperations {
   std::string DescribeRanksBefore(uint64_t sequence, int asking) const;
 
   size_t kept() const { return calls_.size(); }
+  // See GroupCore::Snapshot.
+  std::string Snapshot() const;
 
  private:
   static constexpr int kNobody = -1;
@@ -94,4 +96,4 @@ class CalledOperations {
 
 }  // namespace weft::collectives
 
-#endif  // WEFT_COLLECTIVES_CALLED_OPERATIONS_H_
+#endif  // WEFT_COLLECTIVES_CORE_CALLED_OPERATIONS_H_

@@ -1,4 +1,4 @@
-#include "weft/collectives/backends/stream/inbox.h"
+#include "weft/collectives/core/inbox.h"
 
 #include <string>
 #include <vector>
