@@ -7,11 +7,11 @@
 #include "weft/base/catch_to_status.h"
 #include "weft/base/reworded.h"
 #include "weft/launch/address_space.h"
-#include "weft/launch/job_outcome.h"
+#include "weft/train/job_outcome.h"
 #include "weft/launch/serve_tables.h"
 #include "weft/launch/standard_streams.h"
-#include "weft/launch/start_unless_stopped.h"
-#include "weft/launch/stop_signal.h"
+#include "weft/train/start_unless_stopped.h"
+#include "weft/train/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/worker/exit_code.h"
 #include "weft/worker/flags.h"
@@ -98,10 +98,10 @@ absl::Status Run(int argc, char** argv) {
   serving.checkpoint_dir = checkpoint_dir;
   serving.round_budget = round_budget;
   weft::ps::Server server(serving);
-  auto worker = weft::launch::StartUnlessStopped(options);
+  auto worker = weft::train::StartUnlessStopped(options);
   if (!worker.ok()) return worker.status();
   const absl::Status served = weft::launch::ServeTables(
-      **worker, server, weft::launch::StopSignal, grace);
+      **worker, server, weft::train::StopSignal, grace);
   weft::worker::ShutdownOptions good_bye;
   good_bye.deadline = served.ok() ? kGoodBye : kHastyGoodBye;
   good_bye.together = "name=" + options.name();  // none calls another
@@ -114,7 +114,7 @@ absl::Status Run(int argc, char** argv) {
   if (!status.ok() && !weft::worker::SignalOf(status).has_value()) {
     (*worker)->DumpFlightRecorder();
   }
-  if (!weft::launch::IsOfPeer(status)) return status;
+  if (!weft::train::IsOfPeer(status)) return status;
   return weft::Reworded(
       status, absl::StrCat(status.message(),
                            "; start the job again: its trainers go on from a "

@@ -6,8 +6,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "weft/base/clock.h"
-#include "weft/launch/job_outcome.h"
-#include "weft/launch/stop_signal.h"
+#include "weft/train/job_outcome.h"
+#include "weft/train/stop_signal.h"
 #include "weft/ps/server.h"
 #include "weft/ps/service.h"
 #include "weft/rendezvous/view.h"
@@ -141,7 +141,7 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
     }
     if (gone.ok()) {
       const absl::Status outcome =
-          JobOutcome(worker.membership(), trainers).Of(**gone);
+          train::JobOutcome(worker.membership(), trainers).Of(**gone);
       if (outcome.ok()) WarnOfDead(**gone, trainers, worker.telemetry());
       return outcome;
     }
@@ -150,7 +150,7 @@ absl::Status Serve(worker::Worker& worker, ps::Server& server,
       WEFT_LOG(worker.telemetry().logger(), Info,
                "asked to stop; serving until the trainers have left, for ")
           << absl::FormatDuration(grace) << " (--grace) at most; "
-          << kEndsAtOnce;
+          << train::kEndsAtOnce;
       stop_by = now + grace;
     }
     if (now >= stop_by) {

@@ -9,7 +9,7 @@
 
 #include "absl/time/time.h"
 #include "gtest/gtest.h"
-#include "weft/launch/job_outcome.h"
+#include "weft/train/job_outcome.h"
 #include "weft/ps/client.h"
 #include "weft/ps/server.h"
 #include "weft/tests/support/patience.h"
@@ -120,7 +120,7 @@ TEST_F(ServeTablesTest, SignalEndsItAfterTheGraceWithTrainersAtWork) {
 }
 
 TEST_F(ServeTablesTest, ReportOfATrainerIsTheOutcome) {
-  JobOutcome(workers_->Get("trainer0").membership(), 2)
+  train::JobOutcome(workers_->Get("trainer0").membership(), 2)
       .Report(absl::ResourceExhaustedError("no room"));
   Leave("trainer0");
   Leave("trainer1");

@@ -148,8 +148,8 @@ TEST_F(TrainerProgramTest, FlagsThatContradictEachOtherAreUsageErrors) {
 
 TEST_F(TrainerProgramTest, ValuesOutOfRangeAreUsageErrors) {
   const std::vector<std::pair<Words, std::string>> cases = {
-      {{"--epochs=-1"}, "--epochs of at least 0"},
-      {{"--batch-size=0"}, "--batch-size of at least 1, found 3 and 0"},
+      {{"--epochs=-1"}, "--epochs=-1: wanted a number of at least 0"},
+      {{"--batch-size=0"}, "--batch-size=0: wanted at least 1"},
       {{"--lr=1001"}, "--lr=1001: wanted a number above 0 and at most 1000"},
       {{"--lr=nan"}, "--lr=nan: wanted a number above 0"},
       {{"--keep=0"}, "--keep=0: wanted at least 1 checkpoint"},

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the examples of examples/ddp on two ranks; each must learn.
+# Runs the examples of examples/ddp and examples/train on two ranks; each must learn.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-bazel build --noshow_progress //launch:weft //examples/ddp:all >/dev/null 2>&1
+bazel build --noshow_progress //launch:weft //examples/ddp:all //examples/train:all >/dev/null 2>&1
 bin=bazel-bin/examples/ddp
 
 # check NAME CONDITION ARGS...: runs `weft run ARGS`; the JSON line that a rank prints must fulfil CONDITION on `result`.
@@ -27,7 +27,7 @@ check remote_embeddings 'result["last_loss"] < result["first_loss"] / 4' \
   --role ps=1:$bin/remote_embeddings --role trainer=2:$bin/remote_embeddings
 checkpoints=$(mktemp -d)
 trap 'rm -rf "$checkpoints"' EXIT
-check resumable 'result["first_epoch"] == 0' \
-  --nproc-per-node=2 $bin/resumable --checkpoints="$checkpoints" --epochs=3
-check resumable 'result["first_epoch"] == 3 and result["loss"] < 0.3' \
-  --nproc-per-node=3 $bin/resumable --checkpoints="$checkpoints" --epochs=60
+circle=bazel-bin/examples/train/circle
+check circle 'result["loss"] < 0.68' --nproc-per-node=2 $circle --checkpoint-dir="$checkpoints" --epochs=3
+check circle 'result["loss"] < 0.2' \
+  --nproc-per-node=3 $circle --checkpoint-dir="$checkpoints" --resume --epochs=60

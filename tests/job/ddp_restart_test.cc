@@ -22,7 +22,9 @@
 #include "weft/tests/job/aftermath.h"
 #include "weft/tests/job/job.h"
 #include "weft/tests/support/patience.h"
+#include "weft/tests/support/spawn.h"
 #include "weft/tests/support/status_matchers.h"
+#include "weft/tests/support/temp_dir.h"
 
 namespace weft::testing {
 namespace {
@@ -235,6 +237,88 @@ TEST(DataParallelRestart, LastSaveThatCannotSucceedEndsWithOneAndNoRestart) {
     EXPECT_THAT(run->output(),
                 ::testing::Not(HasSubstr("starting all ranks again")));
   }
+}
+
+// `weft run` of two ranks of examples/train/circle.
+std::unique_ptr<Process> StartCircle(const TempDir& dir,
+                                     const std::string& saved, const Flags& run,
+                                     const Flags& circle) {
+  std::filesystem::create_directory(dir.Path("run"));
+  Command command;
+  command.env = {"XDG_RUNTIME_DIR=" + dir.Path("run")};
+  command.argv = {Program("weft"), "run", "--nproc-per-node=2"};
+  command.argv.insert(command.argv.end(), run.begin(), run.end());
+  command.argv.push_back(RunfilePath("examples/train/circle"));
+  command.argv.push_back("--checkpoint-dir=" + saved);
+  command.argv.push_back("--dump-dir=" + dir.path());
+  command.argv.insert(command.argv.end(), circle.begin(), circle.end());
+  auto process = Process::Start(std::move(command));
+  EXPECT_THAT(process, IsOk());
+  return *std::move(process);
+}
+
+// The last line {"loss":...}.
+std::string LossOf(const Process& run) {
+  const std::string output = run.output();
+  const size_t begin = output.rfind("{\"loss\":");
+  if (begin == std::string::npos) return "none in " + output;
+  return output.substr(begin, output.find('}', begin) - begin);
+}
+
+TEST(DataParallelRestart, TrainingOfOnesOwnThatIsKilledEndsWithTheSameLoss) {
+  const TempDir dir;
+  const Flags epochs = {"--epochs=120"};
+  const auto whole = StartCircle(dir, dir.Path("whole"), {}, epochs);
+  EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
+  const std::string saved = dir.Path("saved");
+  const auto run = StartCircle(
+      dir, saved, {"--max-restarts=2", "--shutdown-timeout=20s"}, epochs);
+  std::set<pid_t> seen;
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::string before = NewestName(saved);
+    std::vector<pid_t> pids;
+    ASSERT_TRUE(Becomes([&] {
+      pids = TrainersOf(*run, 2);
+      return pids[0] > 0 && pids[1] > 0 && seen.count(pids[rank]) == 0 &&
+             NewestName(saved) > before;
+    })) << run->output();
+    for (const pid_t pid : pids) seen.insert(pid);
+    ASSERT_EQ(kill(pids[rank], SIGKILL), 0);
+    ASSERT_THAT(
+        run->WaitForOutput(absl::StrCat("restart ", rank + 1, " of "), kLong),
+        IsOk());
+  }
+  EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
+  EXPECT_EQ(LossOf(*run), LossOf(*whole));
+  ExpectNothingLeft(dir.Path("run"));
+}
+
+TEST(DataParallelRestart, TrainingOfOnesOwnThatIsStoppedSavesAndIsResumed) {
+  const TempDir dir;
+  const std::string saved = dir.Path("saved");
+  const auto stopped = StartCircle(dir, saved, {}, {"--epochs=100000"});
+  ASSERT_TRUE(Becomes([&] { return !NewestName(saved).empty(); }))
+      << stopped->output();
+  stopped->Signal(SIGTERM);
+  EXPECT_THAT(stopped->Wait(kLong), IsOkAndHolds(128 + SIGTERM))
+      << stopped->output();
+  const std::string former = NewestName(saved);
+  // Without --resume it would push the former run's checkpoints out.
+  const auto refused = StartCircle(dir, saved, {}, {"--epochs=1"});
+  EXPECT_THAT(refused->Wait(kLong), IsOkAndHolds(3));
+  EXPECT_THAT(refused->output(), HasSubstr("give --resume to go on from it"));
+  const auto manifest =
+      checkpoint::CheckpointDirectory::Open({saved}).value()->ReadManifest(
+          former);
+  ASSERT_THAT(manifest, IsOk());
+  const int64_t epochs = manifest->step / 15 + 2;
+  const auto resumed = StartCircle(
+      dir, saved, {}, {absl::StrCat("--epochs=", epochs), "--resume"});
+  EXPECT_THAT(resumed->Wait(kLong), IsOkAndHolds(0)) << resumed->output();
+  const auto again = StartCircle(dir, dir.Path("again"), {},
+                                 {absl::StrCat("--epochs=", epochs)});
+  EXPECT_THAT(again->Wait(kLong), IsOkAndHolds(0)) << again->output();
+  EXPECT_EQ(LossOf(*resumed), LossOf(*again));
 }
 
 // tests/run.sh --long

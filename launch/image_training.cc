@@ -1,0 +1,203 @@
+#include "weft/launch/image_training.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/autograd/grad_mode.h"
+#include "weft/autograd/ops/loss.h"
+#include "weft/base/status_macros.h"
+#include "weft/checkpoint/file_system.h"
+#include "weft/input/data_loader.h"
+#include "weft/input/sharded_sampler.h"
+#include "weft/optimizer/optimizer.h"
+#include "weft/tensor/ops/reduce.h"
+#include "weft/tensor/random.h"
+#include "weft/train/data_parallel_training.h"
+#include "weft/train/server_training.h"
+
+namespace weft::launch {
+namespace {
+
+constexpr int64_t kTestBatch = 500;
+
+std::string Either(const std::string& directory, const std::string& name) {
+  const std::string path = absl::StrCat(directory, "/", name);
+  const bool is_plain = checkpoint::LocalFiles().Size(path).ok();
+  return is_plain ? path : absl::StrCat(path, ".gz");
+}
+
+absl::StatusOr<std::unique_ptr<input::IdxDataset>> Open(
+    const ImageTrainingOptions& options, const std::string& set) {
+  input::IdxDataset::Options idx;
+  idx.images = Either(options.data, absl::StrCat(set, "-images-idx3-ubyte"));
+  idx.labels = Either(options.data, absl::StrCat(set, "-labels-idx1-ubyte"));
+  idx.classes = options.classes;
+  idx.mean = 0.5f;
+  idx.deviation = 0.5f;
+  absl::StatusOr<input::IdxDataset> opened = input::IdxDataset::Open(idx);
+  if (!opened.ok()) {
+    return absl::Status(
+        opened.status().code(),
+        absl::StrCat(opened.status().message(), "; wanted --data=DIR with ",
+                     "whole IDX files of MNIST's names, .gz or not"));
+  }
+  input::IdxDataset dataset = *std::move(opened);
+  if (dataset.size() == 0 || dataset.height() < 4 || dataset.width() < 4) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        idx.images, ": wanted images of at least 4x4, found ", dataset.size(),
+        " of ", dataset.height(), "x", dataset.width()));
+  }
+  return std::make_unique<input::IdxDataset>(std::move(dataset));
+}
+
+ImageModel MakeModel(const ImageData& data, const ImageTrainingOptions& options,
+                     Generator& generator) {
+  return ImageModel(data.train->height(), data.train->width(), options.classes,
+                    generator);
+}
+
+}  // namespace
+
+absl::StatusOr<ImageData> LoadImageData(const ImageTrainingOptions& options) {
+  ImageData data;
+  WEFT_ASSIGN_OR_RETURN(data.train, Open(options, "train"));
+  WEFT_ASSIGN_OR_RETURN(data.test, Open(options, "t10k"));
+  if (data.train->height() != data.test->height() ||
+      data.train->width() != data.test->width()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        options.data, ": images to train on are ", data.train->height(), "x",
+        data.train->width(), ", those to test on ", data.test->height(), "x",
+        data.test->width()));
+  }
+  return data;
+}
+
+absl::StatusOr<int64_t> CountRight(ImageModel& model,
+                                   const input::IdxDataset& images,
+                                   int64_t begin, int64_t end) {
+  const NoGradScope no_grad;
+  int64_t right = 0;
+  for (int64_t at = begin; at < end; at += kTestBatch) {
+    std::vector<int64_t> indices;
+    for (int64_t i = at; i < std::min(at + kTestBatch, end); ++i) {
+      indices.push_back(i);
+    }
+    WEFT_ASSIGN_OR_RETURN(const input::Example batch, images.GetBatch(indices));
+    const Tensor guesses = ArgMax(model.Forward(Variable(batch[0])).value(), 1);
+    const int64_t* guess = guesses.data<int64_t>();
+    const int64_t* label = batch[1].data<int64_t>();
+    for (size_t i = 0; i < indices.size(); ++i) right += guess[i] == label[i];
+  }
+  return right;
+}
+
+train::Settings SettingsOf(const ImageTrainingOptions& options,
+                           const ImageData& data) {
+  train::Settings settings;
+  settings.fixed = {
+      {"--strategy", options.strategy},
+      {"--seed", absl::StrCat(options.seed)},
+      {"--sync or --async", options.is_sync ? "--sync" : "--async"},
+      {"images of --data",
+       absl::StrCat(data.train->size(), " of ", data.train->height(), "x",
+                    data.train->width())},
+      {"checksum of --data",
+       absl::StrCat(absl::Hex(data.train->Checksum(), absl::kZeroPad16))},
+  };
+  settings.common = {
+      {"--allow-non-finite", options.allow_non_finite ? "on" : "off"},
+      {"--keep-best", options.keep_best ? "on" : "off"},
+      {"--batch-size", absl::StrCat(options.batch_size)},
+      {"--epochs", absl::StrCat(options.epochs)},
+      {"--lr", absl::StrCat(options.learning_rate)},
+  };
+  if (options.strategy == "ddp") return settings;  // rank 0 alone saves
+  // Any trainer may get the duty to save.
+  const auto or_none = [](const std::string& value) {
+    return value.empty() ? std::string("none") : value;
+  };
+  settings.common["--checkpoint-dir"] = or_none(options.checkpoint_dir);
+  settings.common["--keep"] = absl::StrCat(options.keep);
+  settings.common["--keep-as"] = or_none(options.keep_as);
+  return settings;
+}
+
+absl::StatusOr<train::Result> TrainWithServers(
+    worker::Worker& worker, const ImageData& data,
+    const ImageTrainingOptions& options) {
+  Generator generator(options.seed);
+  ImageModel model = MakeModel(data, options, generator);
+  train::ServerTraining::Task task;
+  task.model = &model;
+  task.data = data.train.get();
+  task.batch_size = options.batch_size;
+  task.seed = options.seed;
+  task.is_sync = options.is_sync;
+  task.rule.mutable_adam()->set_lr(options.learning_rate);
+  task.loss = [&](const input::Example& batch) {
+    return CrossEntropy(model.Forward(Variable(batch[0])), batch[1]);
+  };
+  task.score = [&]() -> absl::StatusOr<double> {
+    const int64_t size = data.test->size();
+    WEFT_ASSIGN_OR_RETURN(const int64_t right,
+                          CountRight(model, *data.test, 0, size));
+    return static_cast<double>(right) / static_cast<double>(size);
+  };
+  WEFT_ASSIGN_OR_RETURN(
+      const auto training,
+      train::ServerTraining::Create(worker, std::move(task), options));
+  return training->Run();
+}
+
+absl::StatusOr<train::Result> TrainTogether(
+    collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
+    const ImageData& data, const ImageTrainingOptions& options) {
+  Generator generator(options.seed);
+  ImageModel model = MakeModel(data, options, generator);
+  optimizer::AdamOptions adam;
+  adam.lr = options.learning_rate;
+  WEFT_ASSIGN_OR_RETURN(
+      const auto optimizer,
+      optimizer::Optimizer::Create({{adam, model.NamedParameters()}}));
+  input::ShardedSampler::Options order;
+  order.size = data.train->size();
+  order.shard = group.rank();
+  order.shards = group.size();
+  order.seed = options.seed;
+  WEFT_ASSIGN_OR_RETURN(const input::ShardedSampler sampler,
+                        input::ShardedSampler::Create(order));
+  input::DataLoader::Options loading;
+  loading.batch_size = options.batch_size;
+  WEFT_ASSIGN_OR_RETURN(const auto loader, input::DataLoader::Create(
+                                               *data.train, sampler, loading));
+  train::DataParallelTraining::Parts parts;
+  parts.model = &model;
+  parts.optimizer = optimizer.get();
+  parts.loader = loader.get();
+  // Each rank tests its part, so that none waits for another.
+  parts.score = [&]() -> absl::StatusOr<double> {
+    const int64_t size = data.test->size();
+    WEFT_ASSIGN_OR_RETURN(
+        const int64_t right,
+        CountRight(model, *data.test, size * group.rank() / group.size(),
+                   size * (group.rank() + 1) / group.size()));
+    const Tensor sum = Tensor::Scalar<int64_t>(right);
+    WEFT_RETURN_IF_ERROR(group.AllReduce(sum));
+    return static_cast<double>(sum.item<int64_t>()) / static_cast<double>(size);
+  };
+  WEFT_ASSIGN_OR_RETURN(const auto training,
+                        train::DataParallelTraining::Create(
+                            group, telemetry, std::move(parts), options));
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(const auto batch, training->Next());
+    if (!batch.has_value()) break;
+    const Variable loss =
+        CrossEntropy(model.Forward(Variable((*batch)[0])), (*batch)[1]);
+    WEFT_RETURN_IF_ERROR(training->Step(loss));
+  }
+  return training->Finish();
+}
+
+}  // namespace weft::launch

@@ -1,0 +1,64 @@
+// The training of the trainer program: an image classifier, with parameter
+// servers or with the other trainers only (train/).
+
+#ifndef WEFT_LAUNCH_IMAGE_TRAINING_H_
+#define WEFT_LAUNCH_IMAGE_TRAINING_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "weft/collectives/process_group.h"
+#include "weft/input/idx.h"
+#include "weft/launch/image_model.h"
+#include "weft/telemetry/telemetry.h"
+#include "weft/train/options.h"
+#include "weft/train/settings.h"
+#include "weft/worker/worker.h"
+
+namespace weft::launch {
+
+struct ImageTrainingOptions : train::Options {
+  // Holds IDX files, gzipped or not, by MNIST's names:
+  // train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-...
+  std::string data = "/usr/share/datasets/fashion-mnist";
+  int64_t classes = 10;
+  std::string strategy = "ps";  // or ddp
+  bool is_sync = true;
+  int64_t batch_size = 64;      // of each trainer
+  double learning_rate = 2e-3;  // of Adam
+  uint64_t seed = 1;            // of first parameters and of the data's order
+};
+
+struct ImageData {
+  std::unique_ptr<input::IdxDataset> train;
+  std::unique_ptr<input::IdxDataset> test;
+};
+
+// Reads both sets. The error names the file, what was wanted and what found.
+absl::StatusOr<ImageData> LoadImageData(const ImageTrainingOptions& options);
+
+// How many of images [begin, end) the model gives their class.
+absl::StatusOr<int64_t> CountRight(ImageModel& model,
+                                   const input::IdxDataset& images,
+                                   int64_t begin, int64_t end);
+
+// For train::Options::settings. Others than the fixed ones may change when a
+// job goes on from a checkpoint: --lr, --batch-size, --epochs.
+train::Settings SettingsOf(const ImageTrainingOptions& options,
+                           const ImageData& data);
+
+// Each trains to the end; the score is the share of test images whose class is
+// right. The errors are those of train::ServerTraining and
+// train::DataParallelTraining.
+absl::StatusOr<train::Result> TrainWithServers(
+    worker::Worker& worker, const ImageData& data,
+    const ImageTrainingOptions& options);
+absl::StatusOr<train::Result> TrainTogether(
+    collectives::ProcessGroup& group, telemetry::Telemetry& telemetry,
+    const ImageData& data, const ImageTrainingOptions& options);
+
+}  // namespace weft::launch
+
+#endif  // WEFT_LAUNCH_IMAGE_TRAINING_H_

@@ -1,0 +1,67 @@
+// JobOutcome: how the trainers of a job ended, as its workers learn it from the
+// store of the job.
+//
+// A trainer that fails, or is stopped by a signal, reports that before it
+// leaves. A worker that would end because its peers have gone reads the reports
+// and ends with their cause. A trainer that leaves without a report has
+// completed its training.
+
+#ifndef WEFT_TRAIN_JOB_OUTCOME_H_
+#define WEFT_TRAIN_JOB_OUTCOME_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "weft/rendezvous/membership.h"
+#include "weft/rendezvous/view.h"
+
+namespace weft::train {
+
+// One error as text that another worker reads: code, exit code, whether it
+// IsFinal, and message.
+std::string FormatFailure(const absl::Status& failure);
+// kInternal if `text` is no such text.
+absl::Status ParseFailure(absl::string_view text);
+
+// Whether `status` says only that a peer is lost or a deadline has passed, as a
+// worker says that is not itself the cause.
+bool IsOfPeer(const absl::Status& status);
+
+// Thread-safety: thread-safe.
+class JobOutcome {
+ public:
+  // `membership` must outlive it; `trainers` is their number in the job.
+  JobOutcome(rendezvous::Membership& membership, int trainers)
+      : membership_(membership), trainers_(trainers) {}
+
+  // Tells the others why this trainer ends: an error, or EndedBySignal. Waits 2
+  // s at most; without a coordinator the report is lost.
+  void Report(const absl::Status& why);
+
+  // `own`, unless that IsOfPeer and a trainer has reported what is not: then
+  // the report, which begins with the name of the trainer.
+  absl::Status CauseOf(const absl::Status& own);
+
+  // Of a job all of whose trainers have gone, as `view` has it. The first of:
+  //   what a trainer reported that is not IsOfPeer
+  //   OK if a trainer has left without a report: it has completed the training,
+  //   in place of others that died
+  //   kUnavailable, which names the trainers that died without leaving
+  //   what another trainer that failed reported
+  //   the report of a trainer that was stopped by a signal
+  absl::Status Of(const rendezvous::View& view);
+
+ private:
+  // Whether there is a coordinator that could answer.
+  bool CanAsk() const;
+  // The report of that incarnation of the trainer; OK if there is none.
+  absl::Status ReportOf(const std::string& trainer, rendezvous::Epoch epoch);
+
+  rendezvous::Membership& membership_;
+  const int trainers_;
+};
+
+}  // namespace weft::train
+
+#endif  // WEFT_TRAIN_JOB_OUTCOME_H_

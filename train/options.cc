@@ -1,0 +1,121 @@
+#include "weft/train/options.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "weft/base/status_macros.h"
+#include "weft/checkpoint/checkpoint_directory.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::train {
+namespace {
+
+constexpr char kBest[] = "best";
+
+absl::Status CheckValues(const Options& options) {
+  if (options.epochs < 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--epochs=", options.epochs, ": wanted a number of at least 0"));
+  }
+  if (options.keep < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "--keep=", options.keep, ": wanted at least 1 checkpoint"));
+  }
+  const bool is_named = options.keep_best || !options.keep_as.empty();
+  if (is_named && options.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--keep-best and --keep-as need --checkpoint-dir=DIR to keep it in");
+  }
+  if (options.keep_as == kBest && options.keep_best) {
+    return absl::InvalidArgumentError(
+        "--keep-as=best is the name that --keep-best gives; choose another");
+  }
+  if (options.keep_as.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyz0123456789-") != std::string::npos ||
+      options.keep_as.size() > 63) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--keep-as=", options.keep_as,
+                     ": wanted a name of at most 63 of [a-z0-9-]"));
+  }
+  if (options.resume && options.checkpoint_dir.empty()) {
+    return absl::InvalidArgumentError(
+        "--resume needs --checkpoint-dir=DIR to resume from");
+  }
+  return absl::OkStatus();
+}
+
+// Whether a checkpoint can be begun there, which would else be known after an
+// epoch, and, without --resume, whether no former run left its own there.
+absl::Status CheckDirectory(const std::string& path, bool resume) {
+  checkpoint::CheckpointDirectory::Options options;
+  options.path = path;
+  const auto unusable = [](const absl::Status& status) {
+    return absl::Status(
+        status.code(),
+        absl::StrCat("wanted a directory to write in: ", status.message()));
+  };
+  const auto directory = checkpoint::CheckpointDirectory::Open(options);
+  if (!directory.ok()) return unusable(directory.status());
+  const auto names = (*directory)->List();
+  if (!names.ok()) return unusable(names.status());
+  if (!resume && !names->empty()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "wanted a directory without checkpoints, found ", names->size(),
+        " of a former run, the newest ", names->back(),
+        "; give --resume to go on from it, or another directory"));
+  }
+  const auto attempt = (*directory)->Begin(0);
+  if (!attempt.ok()) return unusable(attempt.status());
+  (*directory)->Abandon(*attempt);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+void Options::AddTo(worker::Flags& flags) {
+  flags.Add("epochs", &epochs, "passes over the data");
+  flags.Add("checkpoint-dir", &checkpoint_dir,
+            "where to save after each epoch; must be seen by all servers");
+  flags.Add("resume", &resume, "go on from the newest checkpoint");
+  flags.Add("keep", &keep, "so many of the last checkpoints stay");
+  flags.Add("keep-best", &keep_best,
+            "test after each epoch, and keep the best checkpoint besides");
+  flags.Add("keep-as", &keep_as,
+            "keep the last checkpoint of this run under this name");
+  flags.Add(
+      "allow-non-finite", &allow_non_finite,
+      "go on when the loss is NaN or infinite; such models are not saved");
+  flags.Add("restart-count", &restart_count_,
+            "set by `weft run --max-restarts`: above 0 with --checkpoint-dir, "
+            "--resume",
+            {"TORCHELASTIC_RESTART_COUNT"});
+}
+
+absl::Status Options::Resolve(const worker::Options& worker) {
+  if (restart_count_ > 0 && !checkpoint_dir.empty()) resume = true;
+  if (const absl::Status fit = CheckValues(*this); !fit.ok()) {
+    return worker::WithExitCode(fit, worker::ExitCode::kUsage);
+  }
+  if (checkpoint_dir.empty()) return absl::OkStatus();
+  std::error_code unknown;
+  const auto path = std::filesystem::absolute(checkpoint_dir, unknown);
+  if (unknown) {
+    return absl::NotFoundError(absl::StrCat(
+        "--checkpoint-dir=", checkpoint_dir,
+        ": the current directory is not there: ", unknown.message(),
+        "; give an absolute path"));
+  }
+  checkpoint_dir = path.lexically_normal();
+  if (worker.rank != 0) return absl::OkStatus();
+  const absl::Status fit = CheckDirectory(checkpoint_dir, resume);
+  if (fit.ok()) return fit;
+  return worker::WithExitCode(
+      absl::Status(fit.code(), absl::StrCat("--checkpoint-dir=", checkpoint_dir,
+                                            ": ", fit.message())),
+      worker::ExitCode::kConfig);
+}
+
+}  // namespace weft::train

@@ -1,0 +1,80 @@
+// Options: what a training has, whatever its model and data: how long, where
+// its checkpoints are, how it ends; and its Result.
+
+#ifndef WEFT_TRAIN_OPTIONS_H_
+#define WEFT_TRAIN_OPTIONS_H_
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "weft/telemetry/progress.h"
+#include "weft/train/settings.h"
+#include "weft/train/stop_signal.h"
+#include "weft/worker/flags.h"
+#include "weft/worker/options.h"
+
+namespace weft::train {
+
+struct Options {
+  int epochs = 3;
+  std::string checkpoint_dir;  // empty: nothing is saved
+  // From the newest checkpoint there, unless other trainers of the job are at
+  // work with parameter servers: then this one joins them where they are, with
+  // or without it.
+  bool resume = false;
+  int keep = 3;  // so many of the last checkpoints stay
+  // Computes the score after each epoch; the checkpoint with the highest stays,
+  // under the name "best".
+  bool keep_best = false;
+  // The name under which the last checkpoint stays, if any.
+  std::string keep_as;
+  // Goes on with a loss that is NaN or infinite, instead of ending with it.
+  bool allow_non_finite = false;
+  // How long the last save is tried again, where it may succeed later.
+  absl::Duration retry_last_save_for = absl::Seconds(20);
+  telemetry::Progress::Style progress = telemetry::Progress::Style::kAuto;
+  Settings settings;
+  // Called after each step by the first trainer with the number of the step,
+  // from 1, across resumes, and its mean loss; null: nobody asks.
+  std::function<void(int64_t step, double loss)> on_loss = nullptr;
+  // Asked after each step: once true, training ends as if that had been the
+  // last one. Null: AskedToStop (stop_signal.h).
+  std::function<bool()> asked_to_stop = nullptr;
+
+  // Adds flags that set these options: --epochs, --checkpoint-dir, --resume,
+  // --keep, --keep-best, --keep-as, --allow-non-finite. Programs may add their
+  // own.
+  void AddTo(worker::Flags& flags);
+  // Checks them, makes checkpoint_dir absolute, and resumes a job that
+  // `weft run --max-restarts` has started again. On rank 0 it also looks
+  // whether checkpoints can be written there, and, without `resume`, that no
+  // former run has left its own, which new ones would push out. After
+  // Flags::Parse and worker::Options::Resolve. With ExitCode kUsage if a value
+  // is invalid, with kConfig if the directory is.
+  absl::Status Resolve(const worker::Options& worker);
+
+  bool IsAskedToStop() const {
+    return asked_to_stop == nullptr ? AskedToStop() : asked_to_stop();
+  }
+
+ private:
+  int restart_count_ = 0;  // set by `weft run --max-restarts`
+};
+
+struct Result {
+  // Of the first trainer, where there is a score; else absent.
+  std::optional<double> score;
+  double samples_per_s = 0;  // of all trainers that were there
+  std::string checkpoint;    // empty if none was saved
+  bool was_stopped = false;
+  // Of the last checkpoint: an error leaves the one before as the newest.
+  absl::Status saved;
+};
+
+}  // namespace weft::train
+
+#endif  // WEFT_TRAIN_OPTIONS_H_

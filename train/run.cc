@@ -1,0 +1,147 @@
+#include "weft/train/run.h"
+
+#include <signal.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/time.h"
+#include "weft/base/catch_to_status.h"
+#include "weft/base/reworded.h"
+#include "weft/base/status_macros.h"
+#include "weft/rendezvous/membership.h"
+#include "weft/train/job_outcome.h"
+#include "weft/train/settings.h"
+#include "weft/train/start_unless_stopped.h"
+#include "weft/train/stop_signal.h"
+#include "weft/worker/exit_code.h"
+
+namespace weft::train {
+namespace {
+
+constexpr absl::Duration kGoodBye = absl::Seconds(30);
+// After a failure: the host of the coordinator still lets the others leave.
+constexpr absl::Duration kHastyGoodBye = absl::Seconds(3);
+constexpr absl::Duration kAgreement = absl::Minutes(2);
+
+absl::Status CheckWorker(const worker::Options& worker) {
+  const auto usage = [](const std::string& message) {
+    return worker::WithExitCode(absl::InvalidArgumentError(message),
+                                worker::ExitCode::kUsage);
+  };
+  if (worker.role != "trainer") {
+    return usage(absl::StrCat("--role=", worker.role,
+                              " (or WEFT_ROLE): this program is a trainer; "
+                              "wanted --role=trainer"));
+  }
+  if (worker.is_elastic()) {
+    return usage(absl::StrCat("--workers=", worker.min_workers, ":",
+                              worker.max_workers,
+                              " (or WEFT_WORKERS): this program is of no "
+                              "elastic job; wanted --trainers=N"));
+  }
+  return absl::OkStatus();
+}
+
+// `error` with what to do next, where starting again is a way on.
+absl::Status WithWayOn(const absl::Status& error, const Options& options) {
+  const bool is_lost = IsOfPeer(error) || worker::SignalOf(error).has_value();
+  if (!is_lost) return error;
+  const std::string way_on =
+      options.checkpoint_dir.empty()
+          ? "start the job again; with --checkpoint-dir it would go on from a "
+            "checkpoint by --resume"
+          : absl::StrCat("start the job again with --resume to go on from ",
+                         options.checkpoint_dir);
+  return Reworded(error, absl::StrCat(error.message(), "; ", way_on));
+}
+
+// Reports to the other workers why this trainer has not completed its training,
+// and returns with what it is to end: the cause, which another may have
+// reported.
+absl::Status Conclude(worker::Worker& worker, const Options& options,
+                      const absl::StatusOr<Result>& result) {
+  absl::Status why = result.status();
+  if (result.ok() && result->was_stopped) {
+    const int signal = StopSignal();
+    why = worker::EndedBySignal(
+        signal != 0 ? signal : SIGTERM,  // that another rank was sent
+        absl::StrCat(worker.self().name,
+                     " was asked to stop before the training was complete"));
+  }
+  if (why.ok()) return why;
+  JobOutcome outcome(worker.membership(), worker.options().trainers);
+  outcome.Report(why);
+  return WithWayOn(outcome.CauseOf(why), options);
+}
+
+worker::ShutdownOptions GoodBye(const worker::Options& options,
+                                bool has_completed) {
+  worker::ShutdownOptions good_bye;
+  good_bye.deadline = has_completed ? kGoodBye : kHastyGoodBye;
+  // With servers no trainer calls another: each ends when it is done. Without,
+  // trainer 0 hosts what the others need to leave, and to learn why it failed.
+  if (options.servers > 0 || !has_completed) {
+    good_bye.together = "name=" + options.name();
+  }
+  good_bye.graceful = has_completed || options.hosts_coordinator();
+  return good_bye;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> Job::JoinGroup(
+    const worker::JoinGroupOptions& options) {
+  rendezvous::Membership& membership = worker_.membership();
+  const worker::Options& self = worker_.options();
+  absl::Status stopped;
+  absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> group;
+  {
+    const OnStopSignal leave([&] {
+      stopped = worker::EndedBySignal(
+          StopSignal(), absl::StrCat(worker_.self().name,
+                                     " was asked to stop while the trainers "
+                                     "met"));
+      // One that leaves without a report has completed its training.
+      JobOutcome(membership, self.trainers).Report(stopped);
+      membership.Leave(kHastyGoodBye).IgnoreError();
+    });
+    group = [&]() -> decltype(group) {
+      WEFT_RETURN_IF_ERROR(AgreeOnSettings(membership, self.rank, self.trainers,
+                                           options_.settings.All(),
+                                           kAgreement));
+      return worker::JoinGroup(worker_, options);
+    }();
+  }
+  if (!stopped.ok()) return stopped;
+  return group;
+}
+
+absl::Status Run(worker::Options worker_options, const Options& options,
+                 absl::FunctionRef<absl::StatusOr<Result>(Job& job)> train,
+                 absl::FunctionRef<absl::Status(const Result& result)> print) {
+  WEFT_RETURN_IF_ERROR(CheckWorker(worker_options));
+  WEFT_ASSIGN_OR_RETURN(const auto worker,
+                        StartUnlessStopped(std::move(worker_options)));
+  // From here on a signal ends training after the step, with a checkpoint.
+  Job job(*worker, options);
+  const absl::StatusOr<Result> result =
+      CatchToStatus([&] { return train(job); });
+  // Before this worker leaves: the others end by it.
+  const absl::Status cause = Conclude(*worker, options, result);
+  const absl::Status ended =
+      worker->Shutdown(GoodBye(worker->options(), result.ok())).status();
+  if (!result.ok() || !ended.ok()) worker->DumpFlightRecorder();
+  if (!result.ok()) return cause;
+  const absl::Status printed = print(*result);
+  if (!result->saved.ok()) return result->saved;
+  // The training is complete: once more it would end no better.
+  for (const absl::Status& status : {printed, ended}) {
+    if (!status.ok()) return worker::WithoutRestart(status);
+  }
+  return cause;
+}
+
+}  // namespace weft::train

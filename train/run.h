@@ -1,0 +1,74 @@
+// Run: the life of a trainer program around its training.
+//
+//   int main(int argc, char** argv) {
+//     weft::worker::Options worker;
+//     weft::train::Options training;
+//     weft::worker::Flags flags("points", "Learns a circle.");
+//     worker.AddTo(flags);
+//     training.AddTo(flags);
+//     weft::ExitIfError(flags.Parse(argc, argv));
+//     weft::ExitIfError(worker.Resolve());
+//     weft::ExitIfError(training.Resolve(worker));
+//     weft::ExitIfError(weft::train::Run(worker, training, Train));
+//   }
+
+#ifndef WEFT_TRAIN_RUN_H_
+#define WEFT_TRAIN_RUN_H_
+
+#include <memory>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "weft/collectives/process_group.h"
+#include "weft/telemetry/telemetry.h"
+#include "weft/train/options.h"
+#include "weft/worker/join_group.h"
+#include "weft/worker/options.h"
+#include "weft/worker/worker.h"
+
+namespace weft::train {
+
+// A trainer that has joined its job. Thread-safety: one thread at a time.
+class Job {
+ public:
+  // Both must outlive it.
+  Job(worker::Worker& worker, const Options& options)
+      : worker_(worker), options_(options) {}
+
+  worker::Worker& worker() { return worker_; }
+  telemetry::Telemetry& telemetry() { return worker_.telemetry(); }
+  const Options& options() const { return options_; }
+
+  // worker::JoinGroup, once all trainers have agreed on `settings`: what must
+  // be the same for all (kFailedPrecondition, with ExitCode kConfig, names what
+  // differs). A signal ends the wait for the others (EndedBySignal), and this
+  // worker leaves the job.
+  absl::StatusOr<std::unique_ptr<collectives::ProcessGroup>> JoinGroup(
+      const worker::JoinGroupOptions& options = {});
+
+ private:
+  worker::Worker& worker_;
+  const Options& options_;
+};
+
+// Joins the job as a trainer, runs `train`, and leaves the job. From the start
+// on SIGTERM, SIGINT and SIGHUP ask the training to stop (stop_signal.h).
+// Returns with what the program is to end by ExitIfError: an error, or
+// EndedBySignal, of `train`, whose exceptions become one; of another trainer,
+// where that is why this one failed; of the last save; or of `print`, which
+// runs after a training that ended in good order, once this worker has left.
+// The other workers learn how this one ended.
+//
+// Both options are resolved. kInvalidArgument, with ExitCode kUsage, if the
+// worker is no trainer, or its job is elastic. `train` must end what uses the
+// worker, a group among it, before it returns.
+absl::Status Run(
+    worker::Options worker, const Options& options,
+    absl::FunctionRef<absl::StatusOr<Result>(Job& job)> train,
+    absl::FunctionRef<absl::Status(const Result& result)> print =
+        [](const Result&) { return absl::OkStatus(); });
+
+}  // namespace weft::train
+
+#endif  // WEFT_TRAIN_RUN_H_
