@@ -138,6 +138,28 @@ class CheckpointFrame : public std::enable_shared_from_this<CheckpointFrame> {
   std::vector<Entry> entries_ ABSL_GUARDED_BY(mu_);
 };
 
+// While it lives, in place of the runs around it: which generators were drawn
+// from and have not ended, which those have that `make` made for itself.
+class DrawsOfOnce final : public GeneratorObserver {
+ public:
+  DrawsOfOnce() : suspended_(GeneratorObserver::Set(this)) {}
+  ~DrawsOfOnce() override { GeneratorObserver::Set(suspended_); }
+  DrawsOfOnce(const DrawsOfOnce&) = delete;
+  DrawsOfOnce& operator=(const DrawsOfOnce&) = delete;
+
+  bool empty() const { return drawn_.empty(); }
+
+  void OnDraw(Generator& generator) override { drawn_.insert(&generator); }
+  void OnEnd(const Generator& generator) override {
+    drawn_.erase(&generator);
+    if (suspended_ != nullptr) suspended_->OnEnd(generator);
+  }
+
+ private:
+  GeneratorObserver* const suspended_;
+  std::set<const Generator*> drawn_;
+};
+
 // One run of the function: what is saved and drawn on this thread goes here.
 class CheckpointRun final : public GeneratorObserver {
  public:
@@ -215,10 +237,6 @@ class CheckpointRun final : public GeneratorObserver {
 
   // The parent first: it may bring back the generator's state of its first run.
   void OnDraw(Generator& generator) override {
-    if (makes_once_) {
-      drawn_in_once_.insert(&generator);
-      return;
-    }
     if (parent_ != nullptr) parent_->OnDraw(generator);
     for (const Drawn& drawn : generators_) {
       if (drawn.generator == &generator) return;
@@ -234,7 +252,6 @@ class CheckpointRun final : public GeneratorObserver {
   }
   void OnEnd(const Generator& generator) override {
     if (parent_ != nullptr) parent_->OnEnd(generator);
-    drawn_in_once_.erase(&generator);
     for (Drawn& drawn : generators_) {
       if (drawn.generator != &generator) continue;
       drawn.end.emplace(generator);
@@ -252,16 +269,11 @@ class CheckpointRun final : public GeneratorObserver {
   // Operations of it would be saved now, and not when the function runs again.
   Tensor MakeOnce(absl::FunctionRef<Tensor()> make) {
     const NoGradScope no_grad;
+    const DrawsOfOnce draws;
     CheckpointRun* const run = std::exchange(current_checkpoint_run, nullptr);
-    makes_once_ = true;
-    const absl::Cleanup restore = [&] {
-      makes_once_ = false;
-      drawn_in_once_.clear();
-      current_checkpoint_run = run;
-    };
+    const absl::Cleanup restore = [run] { current_checkpoint_run = run; };
     const Tensor result = make();
-    // One that `make` has made for itself has ended.
-    if (!drawn_in_once_.empty()) {
+    if (!draws.empty()) {
       ThrowFailedPrecondition(
           "OnceInCheckpoint: what is made once may not draw random numbers, "
           "which would not be drawn when the function runs again; draw before");
@@ -276,8 +288,6 @@ class CheckpointRun final : public GeneratorObserver {
   GeneratorObserver* const suspended_observer_;
   size_t saved_ = 0;
   size_t once_ = 0;
-  bool makes_once_ = false;
-  std::set<const Generator*> drawn_in_once_;
   std::deque<Drawn> generators_;  // which does not move them
 };
 

@@ -18,6 +18,7 @@
 #include "absl/types/span.h"
 #include "gtest/gtest.h"
 #include "weft/autograd/checkpoint.h"
+#include "weft/autograd/ops.h"
 #include "weft/autograd/variable.h"
 #include "weft/base/catch_to_status.h"
 #include "weft/tensor/random.h"
@@ -78,6 +79,19 @@ inline void ExpectSameWithAndWithout(
 template <typename Fn>
 absl::Status StatusOf(Fn&& fn) {
   return CatchToStatus([&] { std::forward<Fn>(fn)(); });
+}
+
+inline constexpr absl::StatusCode kFailedPrecondition =
+    absl::StatusCode::kFailedPrecondition;
+
+// A part whose operations save what they are given and what they made.
+inline Variable Twist(const Variable& x) { return Tanh(Exp(x) * Sin(x)); }
+inline Variable TwistIn(In in) { return Twist(in[0]); }
+
+inline BackwardOptions Retained() {
+  BackwardOptions options;
+  options.retain_graph = true;
+  return options;
 }
 
 // Leaves and constants of reproducible numbers.

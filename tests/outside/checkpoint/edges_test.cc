@@ -29,18 +29,6 @@ namespace {
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-constexpr absl::StatusCode kFailedPrecondition =
-    absl::StatusCode::kFailedPrecondition;
-
-Variable Twist(const Variable& x) { return Tanh(Exp(x) * Sin(x)); }
-Variable TwistIn(In in) { return Twist(in[0]); }
-
-BackwardOptions Retained() {
-  BackwardOptions options;
-  options.retain_graph = true;
-  return options;
-}
-
 // --- Inputs. -----------------------------------------------------------------
 
 TEST(CheckpointInputs, LeafAsInput) {

@@ -29,12 +29,6 @@ namespace {
 
 using ::weft::testing::IsOk;
 
-BackwardOptions Retained() {
-  BackwardOptions options;
-  options.retain_graph = true;
-  return options;
-}
-
 Tensors StateOf(const nn::Module& module) {
   Tensors all;
   for (const auto& [name, tensor] : module.StateDict()) {

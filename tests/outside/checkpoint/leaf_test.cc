@@ -27,8 +27,6 @@ namespace {
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-constexpr absl::StatusCode kFailedPrecondition =
-    absl::StatusCode::kFailedPrecondition;
 constexpr absl::StatusCode kInvalidArgument =
     absl::StatusCode::kInvalidArgument;
 

@@ -29,12 +29,11 @@ using outside::In;
 using outside::Maybe;
 using outside::Numbers;
 using outside::SameBits;
+using outside::Twist;
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
 constexpr absl::Duration kLong = absl::Seconds(60);
-
-Variable Twist(const Variable& x) { return Tanh(Exp(x) * Sin(x)); }
 
 Variable PlainTwist(const Variable& x) { return Twist(Twist(x)); }
 WEFT_RPC(PlainTwist);

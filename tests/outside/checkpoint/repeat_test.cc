@@ -32,18 +32,6 @@ namespace {
 using ::weft::testing::IsOk;
 using ::weft::testing::StatusIs;
 
-constexpr absl::StatusCode kFailedPrecondition =
-    absl::StatusCode::kFailedPrecondition;
-
-Variable Twist(const Variable& x) { return Tanh(Exp(x) * Sin(x)); }
-Variable TwistIn(In in) { return Twist(in[0]); }
-
-BackwardOptions Retained() {
-  BackwardOptions options;
-  options.retain_graph = true;
-  return options;
-}
-
 Variable Noise(Generator& random, const Variable& like) {
   return Variable(Uniform(like.shape(), 0, 1, random));
 }
@@ -540,6 +528,27 @@ TEST(CheckpointEffects, OnceThatDrawsIsRefused) {
   EXPECT_TRUE(
       Checkpoint([&](In in) { return in[0] * Noise(random, in[0]); }, {x})
           .defined());
+}
+
+// A generator that is made there takes no number from anybody else.
+TEST(CheckpointEffects, OnceThatDrawsFromAGeneratorOfItsOwnIsTheSame) {
+  ExpectSameWithAndWithout([](bool on) {
+    Generator random(5);
+    const Variable x = LeafOf({4}, 1);
+    const OneFn masked = [&](In in) {
+      const Tensor mask = OnceInCheckpoint([] {
+        Generator own(9);
+        return Uniform({4}, 0, 1, own);
+      });
+      return Twist(in[0] * Variable(mask)) * Noise(random, in[0]);
+    };
+    const Variable loss = Sum(Maybe(
+        on,
+        [&](In in) { return Maybe(on, masked, {in[0]}) + Noise(random, x); },
+        {x}));
+    loss.Backward();
+    return Tensors{loss.value(), x.grad(), NextOf(random)};
+  });
 }
 
 // A user who draws only where the effect is had: other numbers follow in the
