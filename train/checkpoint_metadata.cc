@@ -15,7 +15,6 @@ namespace {
 // In a checkpoint's metadata.
 constexpr char kSettings[] = "settings";
 constexpr char kScore[] = "score";
-constexpr char kBest[] = "best";  // the name of the best one
 
 std::string MayChange(const Settings& settings) {
   std::vector<std::string> names;

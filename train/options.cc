@@ -13,8 +13,6 @@
 namespace weft::train {
 namespace {
 
-constexpr char kBest[] = "best";
-
 absl::Status CheckValues(const Options& options) {
   if (options.epochs < 0) {
     return absl::InvalidArgumentError(absl::StrCat(

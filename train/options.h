@@ -19,6 +19,9 @@
 
 namespace weft::train {
 
+// The name of the checkpoint of the highest score: see Options::keep_best.
+inline constexpr char kBest[] = "best";
+
 struct Options {
   int epochs = 3;
   std::string checkpoint_dir;  // empty: nothing is saved

@@ -97,6 +97,40 @@ absl::Status SetLabels(const std::string& text,
   return absl::OkStatus();
 }
 
+absl::Status CheckLimits(const Options& options) {
+  if (options.ranks_on_host < 1) {
+    return Usage(absl::StrCat("--ranks-on-host=", options.ranks_on_host,
+                              ": wanted at least 1, this one"));
+  }
+  if (options.limits.dead_after <= options.limits.suspect_after) {
+    return Config(absl::StrCat(
+        "--limits: dead_after=",
+        absl::FormatDuration(options.limits.dead_after), " and suspect_after=",
+        absl::FormatDuration(options.limits.suspect_after),
+        ": wanted a member to be suspect before it is dead"));
+  }
+  if (options.shared_memory_budget < 0) {
+    return Usage(
+        absl::StrCat("--shared-memory-budget=", options.shared_memory_budget,
+                     ": wanted bytes, or 0 for half of the memory"));
+  }
+  if (options.shared_memories < 0) {
+    return Usage(absl::StrCat("--shared-memories=", options.shared_memories,
+                              ": wanted a number from 0 on"));
+  }
+  if (options.handler_threads < 0) {
+    return Usage(absl::StrCat("--handler-threads=", options.handler_threads,
+                              ": wanted a number from 0 on"));
+  }
+  if (options.max_handler_threads < std::max(options.handler_threads, 1)) {
+    return Usage(
+        absl::StrCat("--max-handler-threads=", options.max_handler_threads,
+                     ": wanted no fewer than --handler-threads, ",
+                     std::max(options.handler_threads, 1)));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckTrust(const std::string& certs, bool insecure) {
@@ -291,33 +325,7 @@ absl::Status Options::Resolve() {
     }
     metrics_listen = absl::StrCat("127.0.0.1:", metrics_port);
   }
-  if (ranks_on_host < 1) {
-    return Usage(absl::StrCat("--ranks-on-host=", ranks_on_host,
-                              ": wanted at least 1, this one"));
-  }
-  if (limits.dead_after <= limits.suspect_after) {
-    return Config(absl::StrCat(
-        "--limits: dead_after=", absl::FormatDuration(limits.dead_after),
-        " and suspect_after=", absl::FormatDuration(limits.suspect_after),
-        ": wanted a member to be suspect before it is dead"));
-  }
-  if (shared_memory_budget < 0) {
-    return Usage(absl::StrCat("--shared-memory-budget=", shared_memory_budget,
-                              ": wanted bytes, or 0 for half of the memory"));
-  }
-  if (shared_memories < 0) {
-    return Usage(absl::StrCat("--shared-memories=", shared_memories,
-                              ": wanted a number from 0 on"));
-  }
-  if (handler_threads < 0) {
-    return Usage(absl::StrCat("--handler-threads=", handler_threads,
-                              ": wanted a number from 0 on"));
-  }
-  if (max_handler_threads < std::max(handler_threads, 1)) {
-    return Usage(absl::StrCat("--max-handler-threads=", max_handler_threads,
-                              ": wanted no fewer than --handler-threads, ",
-                              std::max(handler_threads, 1)));
-  }
+  WEFT_RETURN_IF_ERROR(CheckLimits(*this));
   WEFT_RETURN_IF_ERROR(CheckTrust(certs, insecure));
   WEFT_RETURN_IF_ERROR(ResolveInit());
   WEFT_RETURN_IF_ERROR(ResolveCoordinator());

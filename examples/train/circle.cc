@@ -3,7 +3,6 @@
 // signal, shows its progress and its metrics.
 //
 //   weft run --nproc-per-node=2 --max-restarts=3 circle --checkpoint-dir=saved
-//
 // Rank 0 prints the loss of the last step: {"loss":...}.
 
 #include <cmath>

@@ -141,8 +141,31 @@ TEST(DataParallelRestart, ResumeFromDamagedCheckpointsFailsOnEveryRank) {
   ExpectNothingLeft(job.Path("run"));
 }
 
-// kill -9 of one rank after another, each time after another checkpoint of the
-// restarted job; then what is left must be what a job without any has.
+// kill -9 of one rank of `run` after another, each time after another
+// checkpoint of the restarted job.
+void KillRanks(Process& run, const std::string& saved, int rounds) {
+  std::set<pid_t> seen;
+  for (int round = 0; round < rounds; ++round) {
+    const int rank = round % 2;
+    const std::string before = NewestName(saved);
+    std::vector<pid_t> pids;
+    ASSERT_TRUE(Becomes([&] {
+      pids = TrainersOf(run, 2);
+      return pids[0] > 0 && pids[1] > 0 && seen.count(pids[rank]) == 0 &&
+             NewestName(saved) > before;
+    })) << run.output();
+    for (const pid_t pid : pids) seen.insert(pid);
+    ASSERT_EQ(kill(pids[rank], SIGKILL), 0);
+    ASSERT_THAT(
+        run.WaitForOutput(absl::StrCat("restart ", round + 1, " of "), kLong),
+        IsOk());
+    EXPECT_THAT(
+        run.output(),
+        HasSubstr(absl::StrCat("trainer", rank, " failed: killed by SIGKILL")));
+  }
+}
+
+// Then what is left must be what a job without any has.
 void KillInALoop(int rounds) {
   const Job job;
   const std::string saved = job.Path("saved");
@@ -152,25 +175,8 @@ void KillInALoop(int rounds) {
       job, 2, 16, saved,
       {absl::StrCat("--max-restarts=", rounds), "--shutdown-timeout=20s"},
       {epochs});
-  std::set<pid_t> seen;
-  for (int round = 0; round < rounds; ++round) {
-    const int rank = round % 2;
-    const std::string before = NewestName(saved);
-    std::vector<pid_t> pids;
-    ASSERT_TRUE(Becomes([&] {
-      pids = TrainersOf(*run, 2);
-      return pids[0] > 0 && pids[1] > 0 && seen.count(pids[rank]) == 0 &&
-             NewestName(saved) > before;
-    })) << run->output();
-    for (const pid_t pid : pids) seen.insert(pid);
-    ASSERT_EQ(kill(pids[rank], SIGKILL), 0);
-    ASSERT_THAT(
-        run->WaitForOutput(absl::StrCat("restart ", round + 1, " of "), kLong),
-        IsOk());
-    EXPECT_THAT(
-        run->output(),
-        HasSubstr(absl::StrCat("trainer", rank, " failed: killed by SIGKILL")));
-  }
+  KillRanks(*run, saved, rounds);
+  if (::testing::Test::HasFatalFailure()) return;
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
   EXPECT_THAT(run->output(), HasSubstr("resuming"));
   EXPECT_THAT(whole->Wait(kLong), IsOkAndHolds(0)) << whole->output();
@@ -273,21 +279,8 @@ TEST(DataParallelRestart, TrainingOfOnesOwnThatIsKilledEndsWithTheSameLoss) {
   const std::string saved = dir.Path("saved");
   const auto run = StartCircle(
       dir, saved, {"--max-restarts=2", "--shutdown-timeout=20s"}, epochs);
-  std::set<pid_t> seen;
-  for (int rank = 0; rank < 2; ++rank) {
-    const std::string before = NewestName(saved);
-    std::vector<pid_t> pids;
-    ASSERT_TRUE(Becomes([&] {
-      pids = TrainersOf(*run, 2);
-      return pids[0] > 0 && pids[1] > 0 && seen.count(pids[rank]) == 0 &&
-             NewestName(saved) > before;
-    })) << run->output();
-    for (const pid_t pid : pids) seen.insert(pid);
-    ASSERT_EQ(kill(pids[rank], SIGKILL), 0);
-    ASSERT_THAT(
-        run->WaitForOutput(absl::StrCat("restart ", rank + 1, " of "), kLong),
-        IsOk());
-  }
+  KillRanks(*run, saved, 2);
+  if (HasFatalFailure()) return;
   EXPECT_THAT(run->Wait(kLong), IsOkAndHolds(0)) << run->output();
   EXPECT_EQ(LossOf(*run), LossOf(*whole));
   ExpectNothingLeft(dir.Path("run"));
